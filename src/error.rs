@@ -4,7 +4,7 @@
 use core::error::Error;
 
 /// Writes an error with all its causes in one line.
-pub fn chain(error: &dyn Error) -> String {
+pub fn error_chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -34,6 +34,9 @@ mod tests {
     fn each_cause_is_told_once() {
         let cause = "x".parse::<u8>().expect_err("no number");
         let text = format!("cannot start: no room: {cause}");
-        assert_eq!(chain(&Failed::Start(Box::new(Failed::Room(cause)))), text);
+        assert_eq!(
+            error_chain(&Failed::Start(Box::new(Failed::Room(cause)))),
+            text
+        );
     }
 }

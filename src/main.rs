@@ -23,12 +23,12 @@ mod entry {
     #[unsafe(no_mangle)]
     unsafe extern "C" fn main(argc: c_int, argv: *const *const c_char) -> c_int {
         // SAFETY: these are the C library's.
-        let mut args = unsafe { start::args(argc, argv) }.skip(1);
+        let mut args = unsafe { start::process_args(argc, argv) }.skip(1);
         if args.clone().next() == Some(c"shim") {
             args.next();
             return picolet::shim::process::main(args);
         }
-        start::as_runtime();
+        start::set_up_like_runtime();
         let code = picolet::cli::main();
         // `ExitCode` does not show its number, but it can be compared.
         let number = (0..=u8::MAX).find(|n| ExitCode::from(*n) == code);

@@ -58,13 +58,13 @@ fn lab(name: &str, test: impl AsyncFnOnce(&mut Lab)) {
     let groups = lab.cgroup_root();
     drop(lab);
     if let Ok(cgroups) = Cgroups::detect() {
-        smol::block_on(cgroups.destroy(&groups)).expect("cgroups");
+        smol::block_on(cgroups.destroy_group(&groups)).expect("cgroups");
     }
 }
 
 fn pod_groups(driver: CgroupDriver, root: &str, uid: &PodUid) -> [String; 3] {
     let root = root.to_owned();
-    CgroupTree { root, driver }.pod_in_any_tier(uid)
+    CgroupTree { root, driver }.pod_paths_of_tiers(uid)
 }
 
 impl Lab {
@@ -94,7 +94,7 @@ impl Lab {
     async fn connect(&self) -> Result<Rc<dyn EndpointRuntime>, RuntimeError> {
         let cgroups = Cgroups::detect().expect("cgroups");
         let disk = Lane::start("disk").expect("lane");
-        parts::endpoint_client()?(self.settings(), &self.executor, disk, cgroups).await
+        parts::find_endpoint_client()?(self.settings(), &self.executor, disk, cgroups).await
     }
 
     async fn open(&self) -> Rc<dyn EndpointRuntime> {
@@ -202,7 +202,7 @@ fn keeps_the_contract() {
             cannot_start: vec!["/no/such/program".into()],
             echoes: ["/bin/echo", "heard"].map(Into::into).into(),
         };
-        contract::contract(&*runtime, &fixture, &pause)
+        contract::run_contract(&*runtime, &fixture, &pause)
             .await
             .expect("contract");
     });
@@ -272,11 +272,14 @@ fn containers_have_what_they_are_given() {
             interfaces.iter().any(|i| i.name == "eth0"),
             "{interfaces:?}"
         );
-        let layer = runtime.writable_layer(&id).await;
+        let layer = runtime.writable_layer_usage(&id).await;
         assert!(layer.is_ok(), "{layer:?}");
         let fs = runtime.image_fs_info().await.expect("a file system");
         assert!(fs.capacity_bytes > 0);
-        let (kept, places) = (lab.containerd.dir.join("root"), runtime.places());
+        let (kept, places) = (
+            lab.containerd.dir.join("root"),
+            runtime.runtime_directories(),
+        );
         assert!(
             places.images.starts_with(&kept) && places.layers.starts_with(&kept),
             "{places:?}"
@@ -419,7 +422,7 @@ fn a_sandbox_that_is_stopped_takes_all_along() {
         };
         daemon::until("it writes", || lines(&log) > 0);
         std::fs::rename(&log, &rotated).expect("renamed");
-        assert_eq!(runtime.reopen_log(&id).await, Ok(()));
+        assert_eq!(runtime.reopen_container_log(&id).await, Ok(()));
         daemon::until("it writes there", || lines(&log) > 0);
         assert!(lines(&rotated) > 0);
 
@@ -448,7 +451,10 @@ fn a_sandbox_that_is_stopped_takes_all_along() {
         runtime.stop_pod_sandbox(&made.id).await.expect("stopped");
         let end = ended(&*runtime, &of.uid, &id).await;
         assert_eq!(end.exit_code, 137);
-        let told = runtime.reopen_log(&id).await.expect_err("it has ended");
+        let told = runtime
+            .reopen_container_log(&id)
+            .await
+            .expect_err("it has ended");
         assert!(told.to_string().contains("not running"), "{told}");
         runtime.remove_pod_sandbox(&made.id).await.expect("removed");
         assert!(runtime.list_pods().await.expect("a list").is_empty());

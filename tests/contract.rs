@@ -25,7 +25,7 @@ use picolet::{
     runtime::{
         AttachOptions, ExecOptions, ImageService, LogRetention, PortConnector, RuntimeCall,
         RuntimeError, RuntimeService, SessionStart, StreamRoute,
-        contract::{ContractFixture, contract},
+        contract::{ContractFixture, run_contract},
     },
 };
 
@@ -168,7 +168,7 @@ impl RuntimeService for Memory {
         RuntimeCapabilities::default()
     }
 
-    fn status(&self) -> RuntimeCall<'_, RuntimeStatus> {
+    fn runtime_status(&self) -> RuntimeCall<'_, RuntimeStatus> {
         let condition = RuntimeCondition {
             ok: true,
             reason: String::new(),
@@ -194,7 +194,7 @@ impl RuntimeService for Memory {
         done(Ok(self.pod(uid)))
     }
 
-    fn doorbell(&self) -> Pin<Box<dyn Future<Output = ()> + '_>> {
+    fn wait_for_doorbell(&self) -> Pin<Box<dyn Future<Output = ()> + '_>> {
         Box::pin(pending())
     }
 
@@ -312,7 +312,7 @@ impl RuntimeService for Memory {
         done(Ok(()))
     }
 
-    fn reopen_log<'a>(&'a self, _: &'a ContainerId) -> RuntimeCall<'a, ()> {
+    fn reopen_container_log<'a>(&'a self, _: &'a ContainerId) -> RuntimeCall<'a, ()> {
         done(Ok(()))
     }
 
@@ -377,7 +377,10 @@ impl RuntimeService for Memory {
         done(Ok(Vec::new()))
     }
 
-    fn writable_layer<'a>(&'a self, _: &'a ContainerId) -> RuntimeCall<'a, Option<DiskUsage>> {
+    fn writable_layer_usage<'a>(
+        &'a self,
+        _: &'a ContainerId,
+    ) -> RuntimeCall<'a, Option<DiskUsage>> {
         done(Ok(None))
     }
 }
@@ -401,6 +404,6 @@ fn whoever_implements_the_traits_keeps_the_contract() {
         echoes: words("echo"),
     };
     let pause = || -> Pin<Box<dyn Future<Output = ()>>> { Box::pin(ready(())) };
-    let kept = smol::block_on(contract(&Memory::default(), &fixture, &pause));
+    let kept = smol::block_on(run_contract(&Memory::default(), &fixture, &pause));
     assert_eq!(kept, Ok(()));
 }

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
-use picolet::error::chain;
+use picolet::error::error_chain;
 use picolet::image::{ImageRecord, ImageStore, ImportOptions};
 use picolet::sys::xattr;
 
@@ -123,13 +123,13 @@ fn import(store: &ImageStore, archive: &Path, names: &[&str]) -> Vec<std::sync::
     };
     store
         .import_archive(archive, &options, &mut |_| ControlFlow::Continue(()))
-        .unwrap_or_else(|e| panic!("{}: {}", archive.display(), chain(&e)))
+        .unwrap_or_else(|e| panic!("{}: {}", archive.display(), error_chain(&e)))
 }
 
 fn set_xattr(path: &Path, name: &str, value: &[u8]) {
     let file = File::open(path).expect("file");
     let name = CString::new(name).expect("name");
-    xattr::set(file.as_fd(), &name, value).expect("xattr");
+    xattr::set_attribute(file.as_fd(), &name, value).expect("xattr");
 }
 
 /// Capability set of `ping`, with a newline byte in it on purpose: PAX records are not lines.
@@ -235,7 +235,7 @@ fn describe(root: &Path) -> BTreeMap<String, String> {
                 todo.push(path.clone());
             } else if kind.is_file() {
                 let data = fs::read(&path).expect("file");
-                let digest = picolet::image::Digest::of(&data);
+                let digest = picolet::image::Digest::compute(&data);
                 text.push_str(&format!(" {} {digest} n{}", stat.size(), stat.nlink()));
                 inodes
                     .entry(stat.ino())
@@ -251,13 +251,13 @@ fn describe(root: &Path) -> BTreeMap<String, String> {
             }
             if kind.is_dir() || kind.is_file() {
                 let file = File::open(&path).expect("open");
-                let names = xattr::names(file.as_fd()).expect("xattrs");
+                let names = xattr::list_attribute_names(file.as_fd()).expect("xattrs");
                 for name in names.split(|&b| b == 0).filter(|n| !n.is_empty()) {
                     let name = CString::new(name).expect("name");
                     // What overlayfs and umoci keep for themselves.
                     let skip = [&b"trusted.overlay."[..], b"user.rootlesscontainers"];
                     if !skip.iter().any(|s| name.to_bytes().starts_with(s)) {
-                        let value = xattr::read(file.as_fd(), &name).expect("xattr");
+                        let value = xattr::read_attribute(file.as_fd(), &name).expect("xattr");
                         text.push_str(&format!(" {name:?}={value:?}"));
                     }
                 }
@@ -515,7 +515,7 @@ fn sparse_files_of_gnu_tar_keep_their_content() {
             "aarch64" => "arm64",
             other => other,
         };
-        let diff_id = picolet::image::Digest::of(&data);
+        let diff_id = picolet::image::Digest::compute(&data);
         let config = format!(
             r#"{{"architecture":"{arch}","os":"linux","rootfs":{{"type":"layers","diff_ids":["{diff_id}"]}}}}"#
         );
@@ -591,9 +591,9 @@ fn memory_does_not_grow_with_the_archive() {
         ("docker-archive, gzip around it", "docker.tar.gz"),
     ] {
         let store = ImageStore::open(&base.join(format!("store-{archive}"))).expect("store");
-        let (start, before) = (picolet::sys::clock::mono(), peak_kib());
+        let (start, before) = (picolet::sys::clock::mono_now(), peak_kib());
         let image = import(&store, &base.join(archive), &["big"]).remove(0);
-        let took = picolet::sys::clock::mono().since_ms(start);
+        let took = picolet::sys::clock::mono_now().since_ms(start);
         println!(
             "{what}: {} MiB in {took} ms, peak {before} -> {} KiB",
             image.size_bytes >> 20,

@@ -95,7 +95,7 @@ impl OneImage {
 }
 
 impl BackendImageStore for OneImage {
-    fn resolve(&self, reference: &str) -> Result<Option<ResolvedImage>, ImageError> {
+    fn resolve_image(&self, reference: &str) -> Result<Option<ResolvedImage>, ImageError> {
         let (id, layers) = match reference {
             IMAGE | "busybox:test" => (IMAGE, &["layer"][..]),
             FLAT => (FLAT, &["flat"][..]),
@@ -112,16 +112,16 @@ impl BackendImageStore for OneImage {
             layers: layers.iter().map(|name| self.dir.join(name)).collect(),
         }))
     }
-    fn status(&self, reference: &str) -> Result<Option<StoredImage>, ImageError> {
-        Ok(self.resolve(reference)?.map(|_| Self::image()))
+    fn describe_image(&self, reference: &str) -> Result<Option<StoredImage>, ImageError> {
+        Ok(self.resolve_image(reference)?.map(|_| Self::image()))
     }
-    fn hold(&self, _: &str) -> Option<BackendImageHold> {
+    fn hold_image(&self, _: &str) -> Option<BackendImageHold> {
         Some(Box::new(()))
     }
-    fn list(&self) -> Vec<StoredImage> {
+    fn list_stored_images(&self) -> Vec<StoredImage> {
         vec![Self::image()]
     }
-    fn pull<'a>(&'a self, _: &'a str, _: Option<AuthConfig>) -> RuntimeCall<'a, String> {
+    fn pull_to_store<'a>(&'a self, _: &'a str, _: Option<AuthConfig>) -> RuntimeCall<'a, String> {
         Box::pin(async { Err(RuntimeError::Failed("no registry".into())) })
     }
     fn pull_progress(&self, _: &str) -> Option<ImageProgress> {
@@ -130,7 +130,7 @@ impl BackendImageStore for OneImage {
     fn is_pulling(&self, _: &str) -> bool {
         false
     }
-    fn remove<'a>(&'a self, id: &'a str, in_use: Vec<String>) -> RuntimeCall<'a, ()> {
+    fn remove_stored_image<'a>(&'a self, id: &'a str, in_use: Vec<String>) -> RuntimeCall<'a, ()> {
         Box::pin(async move {
             if in_use.iter().any(|used| used == id) {
                 return Err(RuntimeError::Failed("in use".into()));
@@ -138,7 +138,7 @@ impl BackendImageStore for OneImage {
             Ok(())
         })
     }
-    fn fs_info(&self) -> RuntimeCall<'_, FsInfo> {
+    fn store_fs_info(&self) -> RuntimeCall<'_, FsInfo> {
         Box::pin(async { Ok(FsInfo::default()) })
     }
 }
@@ -220,7 +220,7 @@ fn lab(name: &str, test: impl AsyncFnOnce(&Lab)) {
     smol::block_on(async {
         lab.boot().await;
         test(&lab).await;
-        lab.runtime().reset().await.expect("reset");
+        lab.runtime().reset_backend().await.expect("reset");
         lab.nothing_is_left();
     });
     fs::remove_dir_all(&lab.dir).expect("clean");
@@ -281,10 +281,10 @@ impl Lab {
             log_limit: None,
             log_memory: None,
             exe: Self::exe(),
-            host: host::facts(&cgroups),
+            host: host::read_host_facts(&cgroups),
             spec: logic::oci::container_spec,
             resolve_user: logic::user::resolve_user,
-            same_label: logic::security::is_same_label,
+            same_label: logic::security::is_same_selinux_label,
             devices: None,
             process: None,
             parallel: None,
@@ -361,14 +361,14 @@ impl Lab {
 
     async fn ended(&self, sandbox: &SandboxConfig, id: &ContainerId) -> ContainerStatus {
         let runtime = self.runtime();
-        let deadline = clock::mono() + PATIENCE;
+        let deadline = clock::mono_now() + PATIENCE;
         loop {
             let status = self.instance(sandbox, id).await;
             if status.state == ContainerState::Exited {
                 return status;
             }
-            assert!(clock::mono() < deadline, "container {id} does not end");
-            smol::future::or(runtime.doorbell(), async {
+            assert!(clock::mono_now() < deadline, "container {id} does not end");
+            smol::future::or(runtime.wait_for_doorbell(), async {
                 async_io::Timer::after(Duration::from_secs(1)).await;
             })
             .await;
@@ -382,8 +382,8 @@ impl Lab {
 
     fn nothing_is_left(&self) {
         let cgroups = Self::cgroups();
-        smol::block_on(cgroups.destroy(&self.kubepods())).expect("cgroups");
-        assert!(!cgroups.exists(&self.kubepods()));
+        smol::block_on(cgroups.destroy_group(&self.kubepods())).expect("cgroups");
+        assert!(!cgroups.has_group(&self.kubepods()));
         assert_eq!(
             mount::mounts_below(&self.dir).expect("mounts"),
             Vec::<PathBuf>::new()
@@ -415,9 +415,9 @@ impl Lab {
 }
 
 async fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = clock::mono() + PATIENCE;
+    let deadline = clock::mono_now() + PATIENCE;
     while !holds() {
-        assert!(clock::mono() < deadline, "{what}");
+        assert!(clock::mono_now() < deadline, "{what}");
         async_io::Timer::after(Duration::from_millis(10)).await;
     }
 }
@@ -453,7 +453,7 @@ fn keeps_the_contract() {
                 async_io::Timer::after(Duration::from_millis(10)).await;
             })
         };
-        contract::contract(&*runtime, &fixture, &pause)
+        contract::run_contract(&*runtime, &fixture, &pause)
             .await
             .expect("contract");
     });
@@ -463,7 +463,7 @@ fn keeps_the_contract() {
 fn conditions_are_true() {
     // RTM-19
     lab("conditions", async |lab| {
-        let status = lab.runtime().status().await.expect("status");
+        let status = lab.runtime().runtime_status().await.expect("status");
         assert!(status.runtime_ready.ok, "{:?}", status.runtime_ready);
         assert!(status.network_ready.ok, "{:?}", status.network_ready);
         let version = lab.runtime().version();
@@ -472,7 +472,7 @@ fn conditions_are_true() {
             "{version:?}"
         );
         fs::write(lab.dir.join("conf/1.conf"), "{").expect("broken");
-        let status = lab.runtime().status().await.expect("status");
+        let status = lab.runtime().runtime_status().await.expect("status");
         assert_eq!(status.network_ready.reason, "NetworkConfigInvalid");
         fs::remove_file(lab.dir.join("conf/1.conf")).expect("repair");
     });
@@ -795,7 +795,7 @@ fn an_abandoned_start_is_no_end() {
         lab.runtime.replace(None);
         fs::write(&record, value.to_string()).expect("write");
         lab.boot().await;
-        assert!(lab.pod(&config).await.newest("once").is_none());
+        assert!(lab.pod(&config).await.newest_instance("once").is_none());
         assert!(!lab.dir.join("root/containers").join(&*id).exists());
         let again = lab
             .start(&sandbox, &lab.container(&config, "once", "exit 0"))
@@ -848,18 +848,18 @@ fn read_only_root_and_shared_pids() {
             .stop_container(&first, Duration::from_secs(1))
             .await
             .expect("stop");
-        let pids = Lab::cgroups().pids(&format!("{}/{first}", config.cgroup_parent));
+        let pids = Lab::cgroups().list_pids(&format!("{}/{first}", config.cgroup_parent));
         assert_eq!(pids, Vec::<i32>::new());
         // Killing the namespace's init makes the sandbox unusable, and it is seen.
         let pod = lab.pod(&config).await;
         assert_eq!(pod.sandboxes[0].state, SandboxState::Ready);
         // Without hostPorts: CHECK of portmap 1.1 fails on IPv4 alone.
         runtime.check_network(&sandbox.id).await.expect("CNI CHECK");
-        for pid in Lab::cgroups().pids(&config.cgroup_parent) {
+        for pid in Lab::cgroups().list_pids(&config.cgroup_parent) {
             nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::SIGKILL)
                 .expect("kill");
         }
-        runtime.doorbell().await;
+        runtime.wait_for_doorbell().await;
         assert_eq!(
             lab.pod(&config).await.sandboxes[0].state,
             SandboxState::NotReady
@@ -879,7 +879,7 @@ fn an_init_has_nothing_of_the_host() {
         config.namespaces.pid = NamespaceMode::Pod;
         let sandbox = lab.runtime().run_pod_sandbox(&config).await.expect("run");
         let group = format!("{}/{}", config.cgroup_parent, sandbox.id);
-        let [pid] = Lab::cgroups().pids(&group)[..] else {
+        let [pid] = Lab::cgroups().list_pids(&group)[..] else {
             panic!("one process in {group}");
         };
         let path = |name: &str| PathBuf::from(format!("/proc/{pid}/{name}"));
@@ -928,7 +928,7 @@ fn an_init_has_nothing_of_the_host() {
             nix::sys::signal::Signal::SIGTERM,
         )
         .expect("signal");
-        lab.runtime().doorbell().await;
+        lab.runtime().wait_for_doorbell().await;
         let state = lab.pod(&config).await.sandboxes[0].state;
         assert_eq!(state, SandboxState::NotReady);
     });
@@ -1150,7 +1150,7 @@ fn exec_with_and_without_terminal() {
         assert!(matches!(error, RuntimeError::Timeout { .. }), "{error}");
         let cgroup = format!("{}/{id}", config.cgroup_parent);
         until("the late command is killed", || {
-            Lab::cgroups().pids(&cgroup).len() == 1
+            Lab::cgroups().list_pids(&cgroup).len() == 1
         })
         .await;
 
@@ -1169,7 +1169,7 @@ fn exec_with_and_without_terminal() {
 
         let options = with("read x; stty size; exit 6", true, true);
         let mut session = local(runtime.exec(&id, &options)).await.expect("session");
-        session.streams.resize(123, 45);
+        session.streams.resize_terminal(123, 45);
         say(&mut session, b"go\n").await;
         let (text, end) = finish(session).await;
         assert_eq!(end, Ok(6));
@@ -1196,7 +1196,7 @@ fn commands_whose_clients_go() {
         };
         let cgroup = format!("{}/{id}", config.cgroup_parent);
         let running = |word: &str| {
-            let pids = Lab::cgroups().pids(&cgroup);
+            let pids = Lab::cgroups().list_pids(&cgroup);
             let lines = pids
                 .iter()
                 .filter_map(|pid| fs::read_to_string(format!("/proc/{pid}/cmdline")).ok());
@@ -1227,7 +1227,11 @@ fn commands_whose_clients_go() {
             drop(session);
         }
         until("the helpers end", || helpers() == 0).await;
-        assert_eq!(Lab::cgroups().pids(&cgroup).len(), 1, "a command is left");
+        assert_eq!(
+            Lab::cgroups().list_pids(&cgroup).len(),
+            1,
+            "a command is left"
+        );
         // Who has nothing to say runs on; but only so many do.
         let mut sessions = Vec::new();
         for _ in 0..70 {
@@ -1238,7 +1242,7 @@ fn commands_whose_clients_go() {
         drop(sessions);
         until("some are ended", || running("888") == 64 && helpers() == 64).await;
         let kill_all = || {
-            for pid in Lab::cgroups().pids(&cgroup) {
+            for pid in Lab::cgroups().list_pids(&cgroup) {
                 let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
                 if !line.contains("1000") {
                     let pid = nix::unistd::Pid::from_raw(pid);
@@ -1376,7 +1380,7 @@ fn attached_to_a_container() {
             if ended(&status) {
                 break;
             }
-            runtime.doorbell().await;
+            runtime.wait_for_doorbell().await;
         }
 
         let mut shell = lab.container(&config, "shell", "while read x; do stty size; done");
@@ -1392,7 +1396,7 @@ fn attached_to_a_container() {
             let mut session = local(runtime.attach(&shell, options))
                 .await
                 .expect("attach");
-            session.streams.resize(columns, 30);
+            session.streams.resize_terminal(columns, 30);
             // What was asked for earlier may be answered first; the size is sent when output is waited for.
             let mut text = String::new();
             while !text.contains(expected) {
@@ -1470,9 +1474,9 @@ fn ports_of_pods() {
             Ok::<_, RuntimeError>(())
         };
         // Until the server listens.
-        let begun = clock::mono();
+        let begun = clock::mono_now();
         while let Err(e) = ask().await {
-            assert!(clock::mono() - begun < PATIENCE, "{e}");
+            assert!(clock::mono_now() - begun < PATIENCE, "{e}");
         }
         for _ in 0..50 {
             ask().await.expect("answer");
@@ -1553,15 +1557,15 @@ fn an_agent_restart_changes_nothing() {
         assert_eq!(after.sandboxes, before.sandboxes);
         assert_eq!(after.ips, before.ips);
         let (old, new) = (
-            before.newest("stays").expect("stays"),
-            after.newest("stays").expect("stays"),
+            before.newest_instance("stays").expect("stays"),
+            after.newest_instance("stays").expect("stays"),
         );
         assert_eq!(
             (new.pid, new.state, new.created_at),
             (old.pid, old.state, old.created_at)
         );
         // It never ran: the next try is its first, and nothing of this one is in the way.
-        assert!(after.newest("created").is_none());
+        assert!(after.newest_instance("created").is_none());
         assert!(!layer.exists());
         let again = lab
             .start(&sandbox, &lab.container(&config, "created", "exit 0"))
@@ -1782,9 +1786,12 @@ fn what_a_crash_leaves_is_found() {
             (137, "ContainerStatusUnknown")
         );
         let pod = lab.pod(&config).await;
-        assert!(pod.newest("half").is_none(), "nothing of it had run");
+        assert!(
+            pod.newest_instance("half").is_none(),
+            "nothing of it had run"
+        );
         assert_eq!(
-            pod.newest("started").expect("started").state,
+            pod.newest_instance("started").expect("started").state,
             ContainerState::Running
         );
         assert!(
@@ -2094,12 +2101,12 @@ fn a_relist_at_rest_is_cheap() {
         let runtime = lab.runtime();
         let fds = || fs::read_dir("/proc/self/fd").expect("fds").count();
         let before = fds();
-        let start = clock::mono();
+        let start = clock::mono_now();
         const TIMES: u64 = 1000;
         for _ in 0..TIMES {
             runtime.list_pods().await.expect("list");
         }
-        let spent = clock::mono().since_ms(start);
+        let spent = clock::mono_now().since_ms(start);
         eprintln!("{TIMES} relists of 4 containers: {spent} ms");
         // Two orders of magnitude above what is measured: a file read per container would go over it.
         assert!(spent < 1000, "{spent} ms");
@@ -2131,21 +2138,21 @@ fn cost_of_a_pod() {
         let id = lab
             .start(&sandbox, &lab.container(&sample, "main", "exec sleep 1000"))
             .await;
-        let (start, cpu) = (clock::mono(), cpu_ms());
+        let (start, cpu) = (clock::mono_now(), cpu_ms());
         let mut started_ms = 0;
         for n in 0..TIMES {
             let config = lab.sandbox(&format!("cost{n}"));
-            let began = clock::mono();
+            let began = clock::mono_now();
             let sandbox = runtime.run_pod_sandbox(&config).await.expect("sandbox");
             lab.start(&sandbox, &lab.container(&config, "main", "exec sleep 1000"))
                 .await;
-            started_ms += clock::mono().since_ms(began);
+            started_ms += clock::mono_now().since_ms(began);
             runtime
                 .remove_pod_sandbox(&sandbox.id)
                 .await
                 .expect("remove");
         }
-        let own = (clock::mono().since_ms(start), cpu_ms() - cpu);
+        let own = (clock::mono_now().since_ms(start), cpu_ms() - cpu);
         let bundle = lab.dir.join("run/containers").join(&*id);
         let config = fs::read_to_string(bundle.join("config.json")).expect("config.json");
         let pin = |kind: &str| {
@@ -2192,7 +2199,7 @@ for n in $(seq $times); do
 done
 ip link del $bridge
 "#;
-        let (start, cpu) = (clock::mono(), cpu_ms());
+        let (start, cpu) = (clock::mono_now(), cpu_ms());
         let bridge = format!("{}b", lab.bridge());
         let bare = Command::new("/bin/bash")
             .args(["-c", script, "bare"])
@@ -2202,7 +2209,7 @@ ip link del $bridge
             .status()
             .expect("bash");
         assert!(bare.success());
-        let bare = (clock::mono().since_ms(start), cpu_ms() - cpu);
+        let bare = (clock::mono_now().since_ms(start), cpu_ms() - cpu);
         let each = |total: u64| total / u64::from(TIMES);
         eprintln!(
             "a pod, start to gone: wall {} ms, cpu {} ms (started after {} ms); bare: wall {} ms, cpu {} ms",

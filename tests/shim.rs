@@ -64,12 +64,16 @@ fn wait<T>(what: &str, work: impl Future<Output = T>) -> T {
 }
 
 fn create(launch: &ShimLaunch) -> LiveShim {
-    wait("create", shim::launch(launch)).expect("launch")
+    wait("create", shim::launch_shim(launch)).expect("launch")
 }
 
 fn ended(shim: &LiveShim, bundle: &Bundle) -> ContainerExitRecord {
-    wait("the shim's end", pidfd::ended(shim.pidfd.as_fd())).expect("poll");
-    assert!(!shim::is_alive(&bundle.dir).expect("lock"));
+    wait(
+        "the shim's end",
+        pidfd::wait_until_ended(shim.pidfd.as_fd()),
+    )
+    .expect("poll");
+    assert!(!shim::is_shim_alive(&bundle.dir).expect("lock"));
     shim::read_exit(&bundle.dir)
         .expect("readable")
         .expect("exit record")
@@ -116,8 +120,8 @@ fn the_end_of_a_log_is_held_in_memory() {
     for name in ["a", "b", "c"] {
         nix::unistd::mkfifo(&fifo(name), nix::sys::stat::Mode::S_IRWXU).expect("fifo");
     }
-    let held = shim::held_log(&top, "held");
-    fs::create_dir_all(shim::held_logs(&top)).expect("directory");
+    let held = shim::held_log_path(&top, "held");
+    fs::create_dir_all(shim::held_logs_dir(&top)).expect("directory");
     let launch = ShimLaunch {
         log_memory: Some(held.clone()),
         ..launch_of(&bundle)
@@ -160,7 +164,9 @@ fn the_end_of_a_log_is_held_in_memory() {
     // It is killed: the next one saves what it held.
     assert!(held.exists());
     pidfd::send_signal(first.pidfd.as_fd(), libc::SIGKILL).expect("kill the shim");
-    until("the lock", || !shim::is_alive(&bundle.dir).expect("lock"));
+    until("the lock", || {
+        !shim::is_shim_alive(&bundle.dir).expect("lock")
+    });
     let log_only = LogShimLaunch {
         exe: exe(),
         dir: bundle.dir.clone(),
@@ -195,7 +201,7 @@ fn exit_codes_and_signals() {
             (code, signal, true, true),
             "{script}"
         );
-        assert!(!exit.oom_killed() && exit.log_lost == 0, "{script}");
+        assert!(!exit.was_oom_killed() && exit.log_lost == 0, "{script}");
         let state = shim::read_state(&bundle.dir)
             .expect("readable")
             .expect("state");
@@ -233,7 +239,7 @@ fn out_of_memory() {
     bundle.start();
     let exit = ended(&shim, &bundle);
     assert_eq!((exit.code, exit.signal), (137, 9));
-    assert!(exit.oom_killed(), "{exit:?}");
+    assert!(exit.was_oom_killed(), "{exit:?}");
     // A child of init, which goes on without it.
     let bundle = Bundle::new(
         "(x=0123456789abcdef; while :; do x=$x$x; done); exit 0",
@@ -242,14 +248,14 @@ fn out_of_memory() {
     let shim = create(&launch_of(&bundle));
     bundle.start();
     let exit = ended(&shim, &bundle);
-    assert_eq!((exit.code, exit.oom_killed()), (0, true), "{exit:?}");
+    assert_eq!((exit.code, exit.was_oom_killed()), (0, true), "{exit:?}");
     // Killed for another reason, with the same limit.
     let bundle = Bundle::new("sleep 1000", limit);
     let shim = create(&launch_of(&bundle));
     bundle.start();
     bundle.kill("KILL");
     let exit = ended(&shim, &bundle);
-    assert_eq!((exit.code, exit.oom_killed()), (137, false), "{exit:?}");
+    assert_eq!((exit.code, exit.was_oom_killed()), (137, false), "{exit:?}");
 }
 
 #[test]
@@ -323,7 +329,7 @@ fn full_disk_neither_blocks_nor_kills() {
     real!();
     let bundle = Bundle::new("seq 1 100000; exit 3", |_| ());
     let logs = bundle.log.parent().expect("directory");
-    mount::tmpfs(logs, Some(64 * 1024), 0o755, nix::mount::MsFlags::empty()).expect("tmpfs");
+    mount::mount_tmpfs(logs, Some(64 * 1024), 0o755, nix::mount::MsFlags::empty()).expect("tmpfs");
     let shim = create(&launch_of(&bundle));
     bundle.start();
     let exit = ended(&shim, &bundle);
@@ -401,7 +407,7 @@ fn shim_with_runtime(bundle: &Bundle, script: &str, create_ms: &str) -> std::io:
     for name in [file::STDIN, file::STDOUT, file::STDERR] {
         nix::unistd::mkfifo(&bundle.dir.join(name), nix::sys::stat::Mode::S_IRWXU).expect("fifo");
     }
-    let command = Command::opened(exe(), "picolet")
+    let command = Command::from_opened(exe(), "picolet")
         .args([
             "shim",
             "--id",
@@ -453,10 +459,14 @@ fn runtime_ends_with_its_shim() {
         .split_whitespace()
         .map(|p| p.parse().expect("pid"))
         .collect();
-    let runtime = pidfd::open(pids[0]).expect("runtime");
-    let shim = pidfd::open(pids[1]).expect("shim");
+    let runtime = pidfd::open_pidfd(pids[0]).expect("runtime");
+    let shim = pidfd::open_pidfd(pids[1]).expect("shim");
     pidfd::send_signal(shim.as_fd(), libc::SIGKILL).expect("kill");
-    wait("the runtime's end", pidfd::ended(runtime.as_fd())).expect("poll");
+    wait(
+        "the runtime's end",
+        pidfd::wait_until_ended(runtime.as_fd()),
+    )
+    .expect("poll");
     let mut answer = String::new();
     std::io::Read::read_to_string(&mut reader, &mut answer).expect("answer");
     assert_eq!(answer, "");
@@ -469,7 +479,7 @@ fn failing_create() {
     let bundle = Bundle::new("true", |c| {
         c["process"]["args"] = serde_json::json!(["/no/such/program"])
     });
-    let error = wait("create", shim::launch(&launch_of(&bundle))).expect_err("no program");
+    let error = wait("create", shim::launch_shim(&launch_of(&bundle))).expect_err("no program");
     match &error {
         ShimLaunchError::Runtime { code, message } => {
             assert_eq!(*code, 1);
@@ -478,7 +488,7 @@ fn failing_create() {
         other => panic!("{other}"),
     }
     until("the shim's end", || {
-        !shim::is_alive(&bundle.dir).expect("lock")
+        !shim::is_shim_alive(&bundle.dir).expect("lock")
     });
     let exit = shim::read_exit(&bundle.dir)
         .expect("readable")
@@ -487,7 +497,7 @@ fn failing_create() {
     // The runtime itself is missing.
     let mut launch = launch_of(&bundle);
     launch.runtime = "/no/runtime".into();
-    match wait("create", shim::launch(&launch)).expect_err("no runtime") {
+    match wait("create", shim::launch_shim(&launch)).expect_err("no runtime") {
         ShimLaunchError::Runtime { code: 127, message } => {
             assert_eq!(message, "cannot execute the runtime: errno 002");
         }
@@ -496,9 +506,9 @@ fn failing_create() {
     // The shim cannot write its log.
     launch.log = "/no/such/dir/0.log".into();
     until("the shim's end", || {
-        !shim::is_alive(&bundle.dir).expect("lock")
+        !shim::is_shim_alive(&bundle.dir).expect("lock")
     });
-    let error = wait("create", shim::launch(&launch)).expect_err("no log");
+    let error = wait("create", shim::launch_shim(&launch)).expect_err("no log");
     assert!(
         matches!(&error, ShimLaunchError::Shim(e) if e.to_string().contains("No such file")),
         "{error}"
@@ -508,7 +518,7 @@ fn failing_create() {
         .expect("lock")
         .expect("free");
     assert!(matches!(
-        wait("create", shim::launch(&launch)),
+        wait("create", shim::launch_shim(&launch)),
         Err(ShimLaunchError::Busy(_))
     ));
     drop(held);
@@ -531,27 +541,31 @@ fn input_and_attach() {
         ..AttachStreams::default()
     };
     let (watcher, talker) = wait("attach", async {
-        let watcher = shim::attach(&bundle.dir, watcher).await.expect("attach");
+        let watcher = shim::attach_streams(&bundle.dir, watcher)
+            .await
+            .expect("attach");
         let talker = AttachStreams {
             stdin: true,
             ..AttachStreams::default()
         };
         (
             watcher,
-            shim::attach(&bundle.dir, talker).await.expect("attach"),
+            shim::attach_streams(&bundle.dir, talker)
+                .await
+                .expect("attach"),
         )
     });
     // More than pipes and sockets hold: the talker waits for the container, the log for nobody.
     let sent: String = (0..60_000).map(|n| format!("line {n}\n")).collect();
     let seen = wait("echo", async {
         let send = async {
-            talker.input(sent.as_bytes()).await.expect("input");
+            talker.send_input(sent.as_bytes()).await.expect("input");
             drop(talker);
         };
         let receive = async {
             let (mut out, mut err) = (Vec::new(), Vec::new());
             loop {
-                match watcher.event().await.expect("event") {
+                match watcher.next_event().await.expect("event") {
                     AttachEvent::Stdout(bytes) => out.extend(bytes),
                     AttachEvent::Stderr(bytes) => err.extend(bytes),
                     AttachEvent::End => return (out, err),
@@ -581,14 +595,14 @@ fn slow_client_is_dropped() {
         stdout: true,
         ..AttachStreams::default()
     };
-    let client = wait("attach", shim::attach(&bundle.dir, streams)).expect("attach");
+    let client = wait("attach", shim::attach_streams(&bundle.dir, streams)).expect("attach");
     bundle.start();
     // Nobody reads from `client`.
     let exit = ended(&shim, &bundle);
     assert_eq!((exit.code, exit.log_lost), (0, 0));
     let end = wait("the end of the stream", async {
         loop {
-            match client.event().await {
+            match client.next_event().await {
                 Ok(AttachEvent::Stdout(_)) => {}
                 other => return other,
             }
@@ -614,13 +628,17 @@ fn clients_are_few_and_commands_checked() {
         };
         let mut clients = Vec::new();
         for _ in 0..shim::control::MAX_CLIENTS {
-            clients.push(shim::attach(&bundle.dir, streams).await.expect("attach"));
+            clients.push(
+                shim::attach_streams(&bundle.dir, streams)
+                    .await
+                    .expect("attach"),
+            );
         }
-        let error = shim::attach(&bundle.dir, streams)
+        let error = shim::attach_streams(&bundle.dir, streams)
             .await
             .expect_err("one too many");
         assert!(error.to_string().contains("too many"), "{error}");
-        let error = shim::resize(&bundle.dir, 80, 25)
+        let error = shim::resize_terminal(&bundle.dir, 80, 25)
             .await
             .expect_err("no terminal");
         assert!(error.to_string().contains("no terminal"), "{error}");
@@ -639,7 +657,7 @@ fn clients_are_few_and_commands_checked() {
         drop(clients);
         // The shim notices that they left when its loop comes round.
         let mut tries = 0;
-        while let Err(e) = shim::attach(&bundle.dir, streams).await {
+        while let Err(e) = shim::attach_streams(&bundle.dir, streams).await {
             tries += 1;
             assert!(tries < 2000, "no room again: {e}");
             Timer::after(Duration::from_millis(5)).await;
@@ -672,26 +690,32 @@ fn terminal() {
     let shim = create(&launch);
     assert!(!bundle.dir.join(file::CONSOLE).exists());
     wait("terminal", async {
-        shim::resize(&bundle.dir, 100, 30).await.expect("resize");
+        shim::resize_terminal(&bundle.dir, 100, 30)
+            .await
+            .expect("resize");
         let streams = AttachStreams {
             stdin: true,
             stdout: true,
             stderr: true,
         };
-        let client = shim::attach(&bundle.dir, streams).await.expect("attach");
+        let client = shim::attach_streams(&bundle.dir, streams)
+            .await
+            .expect("attach");
         bundle.start();
         let mut text = String::new();
         let mut asked = false;
         loop {
-            match client.event().await.expect("event") {
+            match client.next_event().await.expect("event") {
                 AttachEvent::Stdout(bytes) => text += &String::from_utf8_lossy(&bytes),
                 AttachEvent::Stderr(_) => panic!("a terminal has no standard error"),
                 AttachEvent::End => break,
             }
             if !asked && text.contains("30 100") {
                 asked = true;
-                shim::resize(&bundle.dir, 120, 40).await.expect("resize");
-                client.input(b"hello\n").await.expect("input");
+                shim::resize_terminal(&bundle.dir, 120, 40)
+                    .await
+                    .expect("resize");
+                client.send_input(b"hello\n").await.expect("input");
             }
         }
         assert!(
@@ -731,14 +755,14 @@ fn a_closed_terminal_can_be_opened_again() {
         stdout: true,
         stderr: false,
     };
-    let client = wait("attach", shim::attach(&bundle.dir, streams)).expect("attach");
+    let client = wait("attach", shim::attach_streams(&bundle.dir, streams)).expect("attach");
     bundle.start();
     until("it is closed", || tmp.join("closed").exists());
     // The shim has looked at the terminal when it has answered.
     wait("an answer", shim::reopen_log(&bundle.dir)).expect("reopen");
     fs::write(tmp.join("go"), "x\n").expect("go");
     until("output", || bundle.log().contains("again"));
-    wait("input", client.input(b"hello\n")).expect("input");
+    wait("input", client.send_input(b"hello\n")).expect("input");
     assert_eq!(ended(&shim, &bundle).code, 0);
     assert!(bundle.output("stdout").ends_with("got hello\r\n"));
 }
@@ -774,7 +798,7 @@ fn clients_are_let_in_after_a_want_of_descriptors() {
                 stderr: true,
                 ..AttachStreams::default()
             };
-            let client = shim::attach(&bundle.dir, streams).await;
+            let client = shim::attach_streams(&bundle.dir, streams).await;
             clients.push(client.expect("attach"));
         }
         let open = format!("/proc/{}/fd", shim.shim_pid);
@@ -852,7 +876,7 @@ fn a_log_has_its_limit_at_every_instant() {
             seen.extend(text);
         }
     };
-    while shim::is_alive(&wild.dir).expect("lock") {
+    while shim::is_shim_alive(&wild.dir).expect("lock") {
         let (bytes, files) = log_use(&wild);
         most = most.max(bytes);
         most_files = most_files.max(files);
@@ -958,7 +982,9 @@ fn agent_death() {
         std::os::unix::process::ExitStatusExt::signal(&status),
         Some(9)
     );
-    let shim = shim::open(&bundle.dir).expect("open").expect("it lives on");
+    let shim = shim::find_live_shim(&bundle.dir)
+        .expect("open")
+        .expect("it lives on");
     bundle.start();
     until("output", || bundle.log().contains("before"));
     // What would end other processes does not end a shim.
@@ -975,7 +1001,7 @@ fn agent_death() {
     let exit = ended(&shim, &bundle);
     assert_eq!(exit.code, 7);
     assert_eq!(bundle.output("stdout"), "before\nafter\n");
-    assert!(shim::open(&bundle.dir).expect("open").is_none());
+    assert!(shim::find_live_shim(&bundle.dir).expect("open").is_none());
 }
 
 #[test]
@@ -1016,7 +1042,9 @@ fn dead_shim_is_replaced_for_the_log() {
     bundle.start();
     until("output", || bundle.log().contains("one"));
     pidfd::send_signal(dead.pidfd.as_fd(), libc::SIGKILL).expect("kill the shim");
-    until("the lock", || !shim::is_alive(&bundle.dir).expect("lock"));
+    until("the lock", || {
+        !shim::is_shim_alive(&bundle.dir).expect("lock")
+    });
     assert!(shim::read_exit(&bundle.dir).expect("readable").is_none());
     // Written while nobody reads: the container lives on and its FIFO keeps this.
     fs::write(&go, "x\n").expect("go");
@@ -1036,7 +1064,7 @@ fn dead_shim_is_replaced_for_the_log() {
     assert_eq!(shim.pid, dead.pid);
     until("late output", || bundle.log().contains("three"));
     assert_eq!(
-        shim::open(&bundle.dir)
+        shim::find_live_shim(&bundle.dir)
             .expect("open")
             .expect("lives")
             .shim_pid,
@@ -1061,7 +1089,7 @@ fn full_run_directory_still_gets_an_exit_record() {
     let go = bundle.dir.parent().expect("top").join("rootfs/tmp/go");
     nix::unistd::mkfifo(&go, nix::sys::stat::Mode::S_IRWXU).expect("fifo");
     let config = fs::read(bundle.dir.join("config.json")).expect("configuration");
-    mount::tmpfs(
+    mount::mount_tmpfs(
         &bundle.dir,
         Some(64 * 1024),
         0o700,

@@ -57,7 +57,7 @@ fn a_hundred_idle_shims() {
             oom_score_adj: Some(-999),
             create_limit: shim::CREATE_TIMEOUT,
         };
-        let shim = smol::block_on(shim::launch(&launch)).expect("launch");
+        let shim = smol::block_on(shim::launch_shim(&launch)).expect("launch");
         bundle.start();
         running.push((bundle, shim));
     }
@@ -74,7 +74,7 @@ fn a_hundred_idle_shims() {
     let costs: Vec<_> = running.iter().map(|(_, s)| cost(s.shim_pid)).collect();
     for (bundle, shim) in &running {
         bundle.kill("KILL");
-        smol::block_on(pidfd::ended(shim.pidfd.as_fd())).expect("end");
+        smol::block_on(pidfd::wait_until_ended(shim.pidfd.as_fd())).expect("end");
     }
     let private = costs.iter().map(|c| c.0).max().expect("shims");
     let pss = costs.iter().map(|c| c.1).max().expect("shims");

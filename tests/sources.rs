@@ -9,10 +9,10 @@ use picolet::logic::{object_fields, static_pod, validation};
 use picolet::source::{ManifestDir, Rules, SourceReading, Trigger};
 
 const RULES: Rules = Rules {
-    pod: static_pod::prepare,
-    config_map: validation::config_map,
-    secret: validation::secret,
-    keys: object_fields::misspelt,
+    pod: static_pod::prepare_static_pod,
+    config_map: validation::validate_config_map,
+    secret: validation::validate_secret,
+    keys: object_fields::misspelt_keys,
 };
 
 /// A manifest directory of its own, and what stands behind it.
@@ -46,13 +46,15 @@ impl Bench {
 
     /// Reads as the interval does, and merges.
     fn poll(&mut self) -> (Vec<String>, Vec<String>) {
-        match self.source.read(Trigger::Poll) {
+        match self.source.read_source(Trigger::Poll) {
             SourceReading::Unchanged => (vec![], vec![]),
             SourceReading::Failed(problem) => panic!("{problem:?}"),
             SourceReading::Snapshot(snapshot) => {
-                let merged = self
-                    .mux
-                    .merge(PodSource::File, snapshot.pods, WallTime::from_secs(1));
+                let merged = self.mux.merge_snapshot(
+                    PodSource::File,
+                    snapshot.pods,
+                    WallTime::from_unix_seconds(1),
+                );
                 assert!(merged.unknown.is_empty() && merged.dropped.is_empty());
                 let added = merged.ops.iter().flat_map(|op| match op {
                     SourceOperation::Add(pods) => pods.as_slice(),
@@ -137,7 +139,7 @@ fn from_file_to_operation() {
     );
     fs::remove_file(bench.dir.join("a.yaml")).expect("remove");
     assert_eq!(bench.poll().0, ["remove 1"]);
-    bench.source.forget();
+    bench.source.forget_reads();
     assert_eq!(
         bench.poll().0,
         Vec::<String>::new(),

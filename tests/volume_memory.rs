@@ -64,7 +64,7 @@ fn walks(names: usize) {
     // Peaks count from here.
     fs::write("/proc/self/clear_refs", "5").expect("clear_refs");
     let before = kib("VmRSS:");
-    volumes.set_up(&pod).into_result().expect("set up");
+    volumes.set_up_volumes(&pod).into_result().expect("set up");
     let peak = kib("VmHWM:");
     println!("{names} names: {before} KiB before, at most {peak} KiB");
     assert!(
@@ -74,7 +74,7 @@ fn walks(names: usize) {
     let group =
         |path: &Path| std::os::unix::fs::MetadataExt::gid(&fs::metadata(path).expect("stat"));
     assert_eq!((group(&first), group(&disk)), (GROUP, GROUP));
-    volumes.tear_down(&pod.uid).expect("torn down");
+    volumes.tear_down_pod(&pod.uid).expect("torn down");
 }
 
 /// A number of `/proc/self/status`, KiB.

@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Facts of this node for admission: those of the Node that it would register (NODE-06).
-pub(super) fn facts(
+pub(super) fn gather_admission_facts(
     cfg: &crate::config::AgentConfig,
     node: &super::node::MachineFacts,
     kernel: (u32, u32),
@@ -27,7 +27,7 @@ pub(super) fn facts(
     ]);
     Ok(AdmissionNodeFacts {
         name: node.name.clone(),
-        labels: rules::new_labels(&node.settings, &node.identity.architecture),
+        labels: rules::new_node_labels(&node.settings, &node.identity.architecture),
         taints: node.settings.taints.clone(),
         unread: false,
         allocatable,

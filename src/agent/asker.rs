@@ -27,21 +27,24 @@ impl AgentHandle {
     }
 
     /// Asks the loop, and returns its answer. The answer never comes once the loop has ended: the agent ends then, too.
-    pub(super) async fn ask<T: 'static>(&self, look: impl FnOnce(&Agent) -> T + 'static) -> T {
+    pub(super) async fn ask_agent<T: 'static>(
+        &self,
+        look: impl FnOnce(&Agent) -> T + 'static,
+    ) -> T {
         let look: AgentLookup = Box::new(|agent| Box::new(look(agent)));
-        let answer = self.answer(look).await;
+        let answer = self.fetch_answer(look).await;
         *answer.downcast().expect("it is what was asked for")
     }
 
-    /// Asks a question of any kind. Kept apart from [`AgentHandle::ask`] so that it is in the program once, and not once for
+    /// Asks a question of any kind. Kept apart from [`AgentHandle::ask_agent`] so that it is in the program once, and not once for
     /// each type of answer.
-    async fn answer(&self, look: AgentLookup) -> Box<dyn Any> {
+    async fn fetch_answer(&self, look: AgentLookup) -> Box<dyn Any> {
         let (answer, answered) = bounded(1);
         let question: AgentQuestion = Box::new(move |agent| {
             // The asker may be gone.
             let _ = answer.try_send(look(agent));
         });
-        self.send(AgentEvent::Ask(question)).await;
+        self.send_event(AgentEvent::Ask(question)).await;
         match answered.recv().await {
             Ok(answer) => answer,
             Err(_) => core::future::pending().await,
@@ -49,7 +52,7 @@ impl AgentHandle {
     }
 
     /// Hands an event to the loop. The event is lost once the loop has ended: the agent ends then, too.
-    pub(super) async fn send(&self, event: AgentEvent) {
+    pub(super) async fn send_event(&self, event: AgentEvent) {
         let _ = self.events.send(event).await;
     }
 
@@ -58,17 +61,20 @@ impl AgentHandle {
         &self,
         look: impl FnOnce(&T, &PodsView<'_>) -> R + 'static,
     ) -> Option<R> {
-        self.ask(move |agent| agent.ask_resources(look)).await
+        self.ask_agent(move |agent| agent.ask_resources(look)).await
     }
 
     /// Hands news of extended resources to the loop.
-    pub(crate) async fn tell_resources(&self, news: ResourceNews) -> Result<(), LoopEnded> {
+    pub(crate) async fn send_resource_news(&self, news: ResourceNews) -> Result<(), LoopEnded> {
         let told = self.events.send(AgentEvent::Resources(news)).await;
         told.map_err(|_| LoopEnded)
     }
 
     /// Hands news of a source to the loop; returns when the loop has acted upon them.
-    pub(super) async fn deliver(&self, news: SourceNews) -> Result<DeliveryResult, LoopEnded> {
+    pub(super) async fn deliver_source_news(
+        &self,
+        news: SourceNews,
+    ) -> Result<DeliveryResult, LoopEnded> {
         let (answer, taken) = bounded(1);
         let delivery = SourceDelivery { news, answer };
         let told = self.events.send(AgentEvent::Delivered(delivery)).await;

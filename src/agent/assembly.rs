@@ -23,14 +23,14 @@ use super::{
     log_rotation::LogRotation,
     manifests::{ManifestPoller, ManifestUrlPoller, RULES},
     metrics::{self, Metrics},
-    node::{self, follow::follow},
+    node::{self, follow::follow_addresses},
     node_resources::{NoResources, NodeResources},
     parts::AgentParts,
     pods, probes,
     records::PodRecordWriter,
     serving::{self, ApiserverReviews},
     start_error::AgentStartError,
-    tasks::{AgentTask, boxed},
+    tasks::{AgentTask, box_task},
     write_watch::WriteWatch,
 };
 use crate::{
@@ -50,7 +50,7 @@ use crate::{
 const URL_COPY: &str = "manifest-url";
 
 /// Makes the runner of effects; `driver` runs pods. `events`: to the loop. `relist`: to the relister.
-pub(super) fn hands(
+pub(super) fn make_effect_runner(
     parts: &AgentParts,
     driver: &Rc<dyn PodDriver>,
     executor: &Rc<LocalExecutor<'static>>,
@@ -84,8 +84,8 @@ pub(super) fn hands(
         asker: asker.clone(),
         complaints: Rc::clone(&tools.complaints),
     };
-    let garbage = Rc::new(garbage(parts, asker.clone()));
-    let evictor = evictor(parts, Rc::clone(&garbage));
+    let garbage = Rc::new(make_garbage_collector(parts, asker.clone()));
+    let evictor = make_evictor(parts, Rc::clone(&garbage));
     let housekeeper = Housekeeper {
         volumes: machine.volumes.clone(),
         store: machine.store.clone(),
@@ -114,7 +114,7 @@ pub(super) fn hands(
 }
 
 /// Makes the remover of what is left of pods.
-pub(super) fn garbage(parts: &AgentParts, asker: AgentHandle) -> GarbageCollector {
+pub(super) fn make_garbage_collector(parts: &AgentParts, asker: AgentHandle) -> GarbageCollector {
     let AgentParts {
         cfg,
         tools,
@@ -132,14 +132,14 @@ pub(super) fn garbage(parts: &AgentParts, asker: AgentHandle) -> GarbageCollecto
         recorder: Rc::clone(&tools.recorder),
         complaints: Rc::clone(&tools.complaints),
         images: Rc::clone(&owners.images),
-        policy: gc::policy(&cfg.garbage),
+        policy: gc::container_gc_policy(&cfg.garbage),
         pod_logs: cfg.dirs.pod_logs.clone(),
         log_links: cfg.dirs.container_logs.clone(),
     }
 }
 
 /// Makes the worker of evictions.
-pub(super) fn evictor(parts: &AgentParts, garbage: Rc<GarbageCollector>) -> Evictor {
+pub(super) fn make_evictor(parts: &AgentParts, garbage: Rc<GarbageCollector>) -> Evictor {
     let AgentParts { tools, machine, .. } = parts;
     Evictor {
         gauge: Rc::clone(&machine.gauge),
@@ -147,7 +147,7 @@ pub(super) fn evictor(parts: &AgentParts, garbage: Rc<GarbageCollector>) -> Evic
         clock: Rc::clone(&tools.clock),
         complaints: Rc::clone(&tools.complaints),
         store: machine.store.clone(),
-        files: pod_files(parts),
+        files: make_pod_file_counter(parts),
         garbage,
         unused_images: machine.unused_images.clone(),
         limits: LimitCheckSchedule::default(),
@@ -156,7 +156,10 @@ pub(super) fn evictor(parts: &AgentParts, garbage: Rc<GarbageCollector>) -> Evic
 }
 
 /// Makes the task that hears the machine go down, if pods are to end in groups then.
-pub(super) fn shutdown_watch(parts: &AgentParts, events: &Sender<AgentEvent>) -> Option<AgentTask> {
+pub(super) fn shutdown_watch_task(
+    parts: &AgentParts,
+    events: &Sender<AgentEvent>,
+) -> Option<AgentTask> {
     let groups = &parts.cfg.shutdown;
     if groups.is_empty() {
         return None;
@@ -165,26 +168,30 @@ pub(super) fn shutdown_watch(parts: &AgentParts, events: &Sender<AgentEvent>) ->
     let telling = cluster.map_or(Duration::ZERO, |_| TELLING);
     let watch = inhibitor::ShutdownWatch {
         places: LogindPaths::default(),
-        needed: shutdown::whole(groups) + telling,
+        needed: shutdown::total_shutdown_time(groups) + telling,
         clock: Rc::clone(&parts.tools.clock),
         events: events.clone(),
     };
-    Some(boxed(watch.run()))
+    Some(box_task(watch.watch_shutdown()))
 }
 
 /// Makes the task that waits for the kernel's notice of short memory, if a threshold of memory is set and doorbells are
 /// wanted.
-pub(super) fn memory_bell(parts: &AgentParts, events: &Sender<AgentEvent>) -> Option<AgentTask> {
+pub(super) fn memory_notice_task(
+    parts: &AgentParts,
+    events: &Sender<AgentEvent>,
+) -> Option<AgentTask> {
     let cfg = &parts.cfg;
     let thresholds = &cfg.eviction.settings.thresholds;
     let is_wanted = cfg.doorbells
         && thresholds
             .iter()
-            .any(|t| t.signal.starved() == StarvedResource::Memory);
-    let bell =
-        is_wanted.then(|| MemoryDoorbell::lay(&parts.machine.cgroups, &cfg.cgroup.tree.kubepods()));
+            .any(|t| t.signal.starved_resource() == StarvedResource::Memory);
+    let bell = is_wanted.then(|| {
+        MemoryDoorbell::install_triggers(&parts.machine.cgroups, &cfg.cgroup.tree.kubepods_path())
+    });
     match bell? {
-        Ok(bell) => Some(boxed(eviction::listen(
+        Ok(bell) => Some(box_task(eviction::forward_rings(
             bell,
             Rc::clone(&parts.tools.clock),
             events.clone(),
@@ -199,7 +206,7 @@ pub(super) fn memory_bell(parts: &AgentParts, events: &Sender<AgentEvent>) -> Op
 }
 
 /// Makes the counter of pods' files.
-fn pod_files(parts: &AgentParts) -> PodFileCounter {
+fn make_pod_file_counter(parts: &AgentParts) -> PodFileCounter {
     let machine = &parts.machine;
     PodFileCounter {
         runtime: Rc::clone(&machine.runtime),
@@ -210,7 +217,7 @@ fn pod_files(parts: &AgentParts) -> PodFileCounter {
 }
 
 /// Makes the driver of pods.
-pub(super) fn driver(parts: &AgentParts) -> Rc<dyn PodDriver> {
+pub(super) fn make_pod_driver(parts: &AgentParts) -> Rc<dyn PodDriver> {
     let AgentParts {
         cfg,
         tools,
@@ -303,18 +310,18 @@ pub(super) fn driver(parts: &AgentParts) -> Rc<dyn PodDriver> {
     let containers: Rc<dyn PodDriver> = Rc::new(containers);
     match &machine.external {
         None => containers,
-        Some(external) => Rc::clone(external).driver(containers, preparer),
+        Some(external) => Rc::clone(external).make_pod_driver(containers, preparer),
     }
 }
 
 /// Makes the reader of figures.
-pub(super) fn metrics(parts: &AgentParts, agent: AgentHandle) -> Metrics {
+pub(super) fn make_metrics_reader(parts: &AgentParts, agent: AgentHandle) -> Metrics {
     Metrics::new(metrics::MetricsTools {
         clock: Rc::clone(&parts.tools.clock),
         runtime: Rc::clone(&parts.machine.runtime),
         disk: parts.machine.disk.clone(),
         volumes: parts.machine.volumes.clone(),
-        files: pod_files(parts),
+        files: make_pod_file_counter(parts),
         cgroups: Arc::clone(&parts.machine.cgroups),
         facts: Rc::clone(parts.owners.node.facts()),
         counters: parts.tools.counters.clone(),
@@ -331,14 +338,14 @@ pub(super) fn metrics(parts: &AgentParts, agent: AgentHandle) -> Metrics {
             root_dir: parts.cfg.dirs.root.clone(),
             tree: parts.cfg.cgroup.tree.clone(),
             volume_stats: parts.cfg.times.volume_stats,
-            slots: pods::slots(&parts.cfg).slots(),
+            slots: pods::table_capacity(&parts.cfg).slots(),
             started_at: parts.started_at,
         },
     })
 }
 
 /// Gathers the parts of the node's server.
-pub(super) fn served_parts(
+pub(super) fn gather_served_parts(
     parts: &AgentParts,
     backend: Rc<dyn ServerBackend>,
 ) -> serving::ServingInputs<'_> {
@@ -364,28 +371,31 @@ pub(super) fn served_parts(
                 lanes: cluster.lanes.clone(),
                 is_away: Box::new({
                     let link = Rc::clone(&cluster.link);
-                    move || link.trouble().is_some()
+                    move || link.outage_reason().is_some()
                 }),
                 node: parts.owners.node.name.clone(),
             }),
         // Only a member of a cluster has somebody to ask.
         issued: Box::new(move |shown| match &cluster {
-            Some(cluster) => cluster.serving_certificate(name, &cert_dir, tools, own, shown),
-            None => boxed(core::future::ready(())),
+            Some(cluster) => cluster.keep_serving_certificate(name, &cert_dir, tools, own, shown),
+            None => box_task(core::future::ready(())),
         }),
         backend,
     }
 }
 
 /// Makes the task that keeps the budget of the link, if there is one.
-pub(super) fn link_budget(parts: &AgentParts) -> Option<AgentTask> {
+pub(super) fn link_budget_task(parts: &AgentParts) -> Option<AgentTask> {
     let limits = parts.owners.link_limits.as_ref()?;
     let complaints = Rc::clone(&parts.tools.complaints);
-    limits.keep(parts.machine.disk.clone(), complaints)
+    limits.budget_task(parts.machine.disk.clone(), complaints)
 }
 
 /// Makes the task that reads the manifest directory, if there is one.
-pub(super) fn manifests(parts: &AgentParts, events: &Sender<AgentEvent>) -> Option<AgentTask> {
+pub(super) fn manifest_dir_task(
+    parts: &AgentParts,
+    events: &Sender<AgentEvent>,
+) -> Option<AgentTask> {
     let path = parts.cfg.dirs.manifests.clone()?;
     let dir = ManifestDir::new(path, parts.owners.node.name.clone(), RULES);
     let manifests = ManifestPoller {
@@ -394,11 +404,11 @@ pub(super) fn manifests(parts: &AgentParts, events: &Sender<AgentEvent>) -> Opti
         disk: parts.machine.disk.clone(),
         events: events.clone(),
     };
-    Some(boxed(manifests.run()))
+    Some(box_task(manifests.poll_manifest_dir()))
 }
 
 /// Makes the task that reads manifests at a URL, if there is one. `lane`: its own, started only then.
-pub(super) fn url_manifests(
+pub(super) fn manifest_url_task(
     parts: &AgentParts,
     proxies: ProxyVariables,
     events: &Sender<AgentEvent>,
@@ -417,7 +427,7 @@ pub(super) fn url_manifests(
     let source = ManifestUrl::new(
         place,
         parts.owners.node.name.clone(),
-        (static_pod::prepare_from_url, object_fields::misspelt),
+        (static_pod::prepare_from_url, object_fields::misspelt_keys),
         parts.cfg.dirs.root.join(URL_COPY),
     );
     let manifests = ManifestUrlPoller {
@@ -428,7 +438,7 @@ pub(super) fn url_manifests(
         lane: lane()?,
         events: events.clone(),
     };
-    Ok(Some(boxed(manifests.run())))
+    Ok(Some(box_task(manifests.poll_manifest_url())))
 }
 
 /// Starts the parts that are configured. Returns their tasks.
@@ -449,7 +459,7 @@ pub(super) fn start_parts(
         disk: &parts.machine.disk,
         node: &parts.owners.node,
         serve: network.map(|network| -> ServeConnection {
-            Rc::new(move |stream, source| network.take_in(stream, source, &on))
+            Rc::new(move |stream, source| network.accept_pipe(stream, source, &on))
         }),
         executor,
     };
@@ -458,7 +468,7 @@ pub(super) fn start_parts(
 }
 
 /// Makes the rotation of container logs, if the agent does that.
-pub(super) fn log_rotation(parts: &AgentParts, asker: AgentHandle) -> Option<LogRotation> {
+pub(super) fn make_log_rotation(parts: &AgentParts, asker: AgentHandle) -> Option<LogRotation> {
     let logs = &parts.cfg.logs;
     Some(LogRotation {
         asker,
@@ -475,11 +485,11 @@ pub(super) fn log_rotation(parts: &AgentParts, asker: AgentHandle) -> Option<Log
 }
 
 /// Makes the task that reports pods which write much to the disk of the root directory, if the kernel counts that.
-pub(super) fn write_watch(parts: &AgentParts, asker: AgentHandle) -> Option<AgentTask> {
+pub(super) fn write_watch_task(parts: &AgentParts, asker: AgentHandle) -> Option<AgentTask> {
     let machine = &parts.machine;
-    let counts =
-        machine.cgroups.version() == CgroupVersion::V2 && machine.cgroups.has_controller("io");
-    let disk = counts.then(|| node::machine::disk(&parts.cfg.dirs.root));
+    let counts = machine.cgroups.cgroup_version() == CgroupVersion::V2
+        && machine.cgroups.has_controller("io");
+    let disk = counts.then(|| node::machine::disk_with_number(&parts.cfg.dirs.root));
     let (disk, number) = disk.flatten()?;
     let watch = WriteWatch {
         cgroups: Arc::clone(&machine.cgroups),
@@ -492,11 +502,14 @@ pub(super) fn write_watch(parts: &AgentParts, asker: AgentHandle) -> Option<Agen
         boot_id: parts.owners.node.identity.boot_id.clone(),
         on: (disk.name, number),
     };
-    Some(boxed(watch.run()))
+    Some(box_task(watch.watch_writes()))
 }
 
 /// Makes the tasks that follow external pods.
-pub(super) fn external_pods(parts: &AgentParts, events: &Sender<AgentEvent>) -> Vec<AgentTask> {
+pub(super) fn external_pod_tasks(
+    parts: &AgentParts,
+    events: &Sender<AgentEvent>,
+) -> Vec<AgentTask> {
     let Some(external) = &parts.machine.external else {
         return Vec::new();
     };
@@ -511,15 +524,15 @@ pub(super) fn external_pods(parts: &AgentParts, events: &Sender<AgentEvent>) -> 
         })
     });
     let tools = &parts.tools;
-    external.tasks(&resync, &tools.recorder, &tools.complaints)
+    external.external_pod_tasks(&resync, &tools.recorder, &tools.complaints)
 }
 
 /// Finds the extended resources of the node before the first pod is admitted. Records of an agent before this one are on
 /// the disk by then. Blocking.
-pub(super) fn resources(parts: &AgentParts) -> Box<dyn NodeResources> {
-    parts.machine.store.sync_names();
+pub(super) fn find_node_resources(parts: &AgentParts) -> Box<dyn NodeResources> {
+    parts.machine.store.sync_dir_entries();
     match parts.machine.resources.clone() {
-        Some(giver) => giver.begin(parts.tools.clock.now()),
+        Some(giver) => giver.make_node_resources(parts.tools.clock.now()),
         None => Box::new(NoResources),
     }
 }
@@ -528,7 +541,7 @@ pub(super) fn resources(parts: &AgentParts) -> Box<dyn NodeResources> {
 pub(super) fn resource_tasks(parts: &AgentParts, events: &Sender<AgentEvent>) -> Vec<AgentTask> {
     let giver = parts.machine.resources.clone();
     giver.map_or_else(Vec::new, |giver| {
-        giver.tasks(AgentHandle::new(events.clone()))
+        giver.resource_giver_tasks(AgentHandle::new(events.clone()))
     })
 }
 
@@ -539,25 +552,25 @@ pub(super) fn resource_servers(
     events: &Sender<AgentEvent>,
 ) -> std::io::Result<Vec<AgentTask>> {
     match parts.machine.resources.clone() {
-        Some(giver) => giver.listen(AgentHandle::new(events.clone()), executor),
+        Some(giver) => giver.open_resource_servers(AgentHandle::new(events.clone()), executor),
         None => Ok(Vec::new()),
     }
 }
 
 /// Makes the task that follows the addresses of the node, unless a cluster's Node object does.
-pub(super) fn addresses(parts: &AgentParts) -> Option<AgentTask> {
+pub(super) fn node_address_task(parts: &AgentParts) -> Option<AgentTask> {
     let alone = parts.owners.cluster.is_none();
     let follow = || {
         let (own, clock) = (&parts.owners.node, &parts.tools.clock);
         let asked = parts.cfg.node_ips.clone();
         let disk = parts.machine.disk.clone();
-        follow(Rc::clone(own), asked, disk, Rc::clone(clock))
+        follow_addresses(Rc::clone(own), asked, disk, Rc::clone(clock))
     };
-    alone.then(|| boxed(follow()))
+    alone.then(|| box_task(follow()))
 }
 
 /// Makes the driver of probes.
-pub(super) fn probe_driver(
+pub(super) fn make_probe_driver(
     parts: &AgentParts,
     agent: AgentHandle,
     events: Sender<AgentEvent>,

@@ -51,7 +51,7 @@ use crate::{
         http::Refusal,
         log_reader::LogOptions,
     },
-    shim::held_log,
+    shim::held_log_path,
     sys::lane::Lane,
 };
 
@@ -123,42 +123,45 @@ pub(super) struct LocalBackend {
 }
 
 /// Returns the time so long ago, in whole seconds.
-fn earlier(wall: WallTime, ago: Duration) -> WallTime {
+fn wall_time_before(wall: WallTime, ago: Duration) -> WallTime {
     let ago = i64::try_from(ago.as_nanos()).unwrap_or(i64::MAX);
-    WallTime(wall.0.saturating_sub(ago)).truncated()
+    WallTime(wall.0.saturating_sub(ago)).truncated_to_second()
 }
 
 impl LocalBackend {
     /// Reads the pod as it was received; `None`: its record cannot be read.
-    async fn record(&self, uid: &PodUid) -> Option<Value> {
+    async fn read_pod_record(&self, uid: &PodUid) -> Option<Value> {
         let (store, uid) = (self.store.clone(), uid.clone());
-        let read = self.disk.run(move || store.read::<Value>(&uid)).await;
+        let read = self
+            .disk
+            .run_job(move || store.read_record::<Value>(&uid))
+            .await;
         read.ok().map(|(_, raw)| raw)
     }
 
     /// Reads the namespace and name of a pod that has no worker.
     async fn recorded_name(&self, uid: &PodUid) -> Option<(Box<str>, Box<str>)> {
-        let raw = self.record(uid).await?;
+        let raw = self.read_pod_record(uid).await?;
         let text = |key: &str| raw["metadata"][key].as_str().unwrap_or("").into();
         Some((text("namespace"), text("name")))
     }
 
     /// Makes the pod as a Kubernetes object: the object that was received, defaults filled in, and the local status.
-    async fn object(&self, uid: &PodUid) -> Option<Value> {
-        let raw = self.record(uid).await?;
-        let mut pod = static_pod::decode(&raw).ok()?;
+    async fn make_pod_object(&self, uid: &PodUid) -> Option<Value> {
+        let raw = self.read_pod_record(uid).await?;
+        let mut pod = static_pod::decode_recorded_pod(&raw).ok()?;
         let of = uid.clone();
-        let shown = self.agent.ask(move |agent| agent.shown_status(&of));
+        let shown = self.agent.ask_agent(move |agent| agent.shown_status(&of));
         let (status, is_configured) = shown.await;
         if let Some(status) = status {
             pod.status = status;
         }
         let mut object = strict::to_value(&pod).ok()?;
-        overlay(&mut object, raw);
+        overlay_json(&mut object, raw);
         object["apiVersion"] = "v1".into();
         object["kind"] = "Pod".into();
         object["status"] = strict::to_value(&pod.status).ok()?;
-        self.tell_progress(&pod, &mut object["status"]);
+        self.add_pull_progress(&pod, &mut object["status"]);
         let seen = pod
             .metadata
             .annotations
@@ -171,11 +174,14 @@ impl LocalBackend {
             meta["creationTimestamp"] = seen.to_string().into();
         }
         if is_configured {
-            self.removed.is_back(uid);
+            self.removed.note_returned(uid);
         } else if pod.metadata.deletion_timestamp.is_none() {
             // The pod's manifest is gone and the pod still ends: kubectl shows `Terminating` if this field is set.
             let now = self.clock.now();
-            let at = earlier(self.clock.wall(), now - self.removed.since(uid, now));
+            let at = wall_time_before(
+                self.clock.wall_time(),
+                now - self.removed.shown_since(uid, now),
+            );
             meta["deletionTimestamp"] = at.to_string().into();
         }
         Some(object)
@@ -183,7 +189,7 @@ impl LocalBackend {
 
     /// Adds the progress of a pull to containers that wait for an image, their own or a volume's. It is only shown
     /// here: no status is written for it.
-    fn tell_progress(&self, pod: &Pod, status: &mut Value) {
+    fn add_pull_progress(&self, pod: &Pod, status: &mut Value) {
         for list in ["initContainerStatuses", "containerStatuses"] {
             let Some(containers) = status.get_mut(list).and_then(Value::as_array_mut) else {
                 continue;
@@ -192,7 +198,7 @@ impl LocalBackend {
                 let named = |c: &&Container| container["name"] == *c.name;
                 let mut all = pod.spec.all_containers();
                 let waits = all.find(named);
-                let under_way = waits.and_then(|c| self.images.images.progress(pod, c));
+                let under_way = waits.and_then(|c| self.images.images.pull_progress(pod, c));
                 let Some((image, progress)) = under_way else {
                     continue;
                 };
@@ -210,26 +216,26 @@ impl LocalBackend {
     }
 
     /// Finds the pod of that name, with its local status.
-    pub(super) async fn find(&self, namespace: &str, name: &str) -> Result<Pod, Refusal> {
+    pub(super) async fn find_pod(&self, namespace: &str, name: &str) -> Result<Pod, Refusal> {
         let mut found: Option<Pod> = None;
         let (space, named) = (namespace.to_owned(), name.to_owned());
-        let candidates = self.agent.ask(move |agent| {
+        let candidates = self.agent.ask_agent(move |agent| {
             let mut uids = agent.shown_pods();
             // A worker knows its pod's name; only for pods without a worker the record must be read.
-            uids.retain(|uid| agent.is_named(uid, &space, &named) != Some(false));
+            uids.retain(|uid| agent.is_pod_named(uid, &space, &named) != Some(false));
             uids
         });
         for uid in candidates.await {
-            let Some(raw) = self.record(&uid).await else {
+            let Some(raw) = self.read_pod_record(&uid).await else {
                 continue;
             };
-            let Ok(mut pod) = static_pod::decode(&raw) else {
+            let Ok(mut pod) = static_pod::decode_recorded_pod(&raw) else {
                 continue;
             };
             if pod.metadata.namespace != namespace || pod.metadata.name != name {
                 continue;
             }
-            let shown = self.agent.ask(move |agent| agent.shown_status(&uid));
+            let shown = self.agent.ask_agent(move |agent| agent.shown_status(&uid));
             let (status, is_configured) = shown.await;
             pod.status = status.unwrap_or_default();
             // A successor of the same name counts before the pod that still ends.
@@ -245,18 +251,18 @@ impl LocalBackend {
     pub(super) async fn runtime_status(&self, pod: &Pod) -> Result<Rc<PodRuntimeStatus>, Refusal> {
         let uid = pod.metadata.uid.clone();
         self.agent
-            .ask(move |agent| agent.runtime_status(&uid))
+            .ask_agent(move |agent| agent.pod_runtime_status(&uid))
             .await
             .map_err(|e| Refusal::new(500, format!("error determining status: {e}")))
     }
 
     /// Returns the container asked for, or the default one.
-    pub(super) fn container_name(pod: &Pod, asked: &str) -> Result<String, Refusal> {
+    pub(super) fn resolve_container_name(pod: &Pod, asked: &str) -> Result<String, Refusal> {
         if !asked.is_empty() {
             if pod.spec.all_containers().any(|c| c.name == asked) {
                 return Ok(asked.to_owned());
             }
-            return Err(Refusal::bad(format!(
+            return Err(Refusal::bad_request(format!(
                 "container {asked} is not valid for pod {}",
                 pod.metadata.name
             )));
@@ -267,28 +273,28 @@ impl LocalBackend {
         named
             .or(first)
             .cloned()
-            .ok_or_else(|| Refusal::bad("the pod has no containers"))
+            .ok_or_else(|| Refusal::bad_request("the pod has no containers"))
     }
 }
 
 /// Lays `over` onto `base`: objects key by key, lists of one length item by item, everything else is replaced.
-fn overlay(base: &mut Value, over: Value) {
+fn overlay_json(base: &mut Value, over: Value) {
     match (base, over) {
         (Value::Object(base), Value::Object(over)) => {
             for (key, value) in over {
-                overlay(base.entry(key).or_insert(Value::Null), value);
+                overlay_json(base.entry(key).or_insert(Value::Null), value);
             }
         }
         (Value::Array(base), Value::Array(over)) if base.len() == over.len() => {
             for (base, over) in base.iter_mut().zip(over) {
-                overlay(base, over);
+                overlay_json(base, over);
             }
         }
         (base, over) => *base = over,
     }
 }
 
-fn status_of<'a>(pod: &'a Pod, container: &str) -> Option<&'a ContainerStatus> {
+fn find_container_status<'a>(pod: &'a Pod, container: &str) -> Option<&'a ContainerStatus> {
     let status = &pod.status;
     status
         .container_statuses
@@ -299,7 +305,7 @@ fn status_of<'a>(pod: &'a Pod, container: &str) -> Option<&'a ContainerStatus> {
 }
 
 /// Chooses the container instance whose log is meant (LOG-05).
-fn instance_for_log(
+fn choose_log_instance(
     status: &ContainerStatus,
     pod: &str,
     previous: bool,
@@ -313,7 +319,7 @@ fn instance_for_log(
         .filter(|t| !t.container_id.is_empty());
     if previous {
         return last.map(|t| bare(&t.container_id)).ok_or_else(|| {
-            Refusal::bad(format!(
+            Refusal::bad_request(format!(
                 "previous terminated container \"{name}\" in pod \"{pod}\" not found"
             ))
         });
@@ -325,7 +331,7 @@ fn instance_for_log(
         let own = Some(&ended.container_id).filter(|id| !id.is_empty());
         let id = own.or_else(|| last.map(|t| &t.container_id));
         return id.map(|id| bare(id)).ok_or_else(|| {
-            Refusal::bad(format!(
+            Refusal::bad_request(format!(
                 "container \"{name}\" in pod \"{pod}\" is terminated"
             ))
         });
@@ -335,7 +341,7 @@ fn instance_for_log(
     }
     let waiting = status.state.waiting.as_ref();
     let reason = waiting.map_or("ContainerCreating", |w| w.reason.as_str());
-    Err(Refusal::bad(match reason {
+    Err(Refusal::bad_request(match reason {
         "ErrImagePull" => {
             format!(
                 "container \"{name}\" in pod \"{pod}\" is waiting to start: image can't be pulled"
@@ -355,11 +361,11 @@ impl ServerBackend for LocalBackend {
         &self.disk
     }
 
-    fn pods<'a>(&'a self, namespace: Option<&'a str>) -> BackendReply<'a, Vec<PodUid>> {
+    fn pod_uids<'a>(&'a self, namespace: Option<&'a str>) -> BackendReply<'a, Vec<PodUid>> {
         Box::pin(async move {
-            self.heap.note();
-            let named = self.agent.ask(|agent| {
-                let named = |uid: PodUid| (agent.name_of(&uid), uid);
+            self.heap.note_heap_use();
+            let named = self.agent.ask_agent(|agent| {
+                let named = |uid: PodUid| (agent.pod_name(&uid), uid);
                 agent
                     .shown_pods()
                     .into_iter()
@@ -368,7 +374,7 @@ impl ServerBackend for LocalBackend {
             });
             let named = named.await;
             self.removed
-                .keep(|uid| named.iter().any(|(_, shown)| shown == uid));
+                .retain_shown(|uid| named.iter().any(|(_, shown)| shown == uid));
             let mut pods = Vec::new();
             for (name, uid) in named {
                 // The name of a pod without a worker is in its record.
@@ -381,13 +387,13 @@ impl ServerBackend for LocalBackend {
                     pods.push((space, name, uid));
                 }
             }
-            pods.order();
+            pods.stable_sort();
             Ok(pods.into_iter().map(|(_, _, uid)| uid).collect())
         })
     }
 
-    fn pod<'a>(&'a self, uid: &'a PodUid) -> BackendReply<'a, Option<Value>> {
-        Box::pin(async { Ok(self.object(uid).await) })
+    fn pod_object<'a>(&'a self, uid: &'a PodUid) -> BackendReply<'a, Option<Value>> {
+        Box::pin(async { Ok(self.make_pod_object(uid).await) })
     }
 
     fn uptime(&self) -> Uptime {
@@ -400,7 +406,7 @@ impl ServerBackend for LocalBackend {
 
     fn running_pods(&self) -> BackendReply<'_, Vec<RunningPod>> {
         Box::pin(async {
-            let pods = self.agent.ask(Agent::runtime_statuses).await;
+            let pods = self.agent.ask_agent(Agent::runtime_statuses).await;
             let running = pods.iter().map(|pod| {
                 let containers = pod.containers.iter();
                 let running = containers.filter(|c| c.state == ContainerState::Running);
@@ -421,7 +427,7 @@ impl ServerBackend for LocalBackend {
         pod: &'a str,
     ) -> BackendReply<'a, Vec<String>> {
         Box::pin(async move {
-            let pod = self.find(namespace, pod).await?;
+            let pod = self.find_pod(namespace, pod).await?;
             Ok(pod.spec.all_containers().map(|c| c.name.clone()).collect())
         })
     }
@@ -430,7 +436,7 @@ impl ServerBackend for LocalBackend {
         &self.settings.document
     }
 
-    fn checks(&self) -> Vec<AgentCheck> {
+    fn run_health_checks(&self) -> Vec<AgentCheck> {
         let moves = self.settings.loop_watch.is_healthy(self.clock.now());
         let well = |name| AgentCheck {
             name,
@@ -445,22 +451,22 @@ impl ServerBackend for LocalBackend {
             },
         ];
         let resources = self.settings.resources.iter();
-        checks.extend(resources.flat_map(|giver| giver.checks()));
+        checks.extend(resources.flat_map(|giver| giver.health_checks()));
         checks
     }
 
     fn events(&self, namespace: Option<&str>, limit: usize) -> Vec<Event> {
-        let newest = self.recorder.newest(namespace, limit).into_iter();
-        newest.map(|e| e.object(&self.node.name)).collect()
+        let newest = self.recorder.newest_events(namespace, limit).into_iter();
+        newest.map(|e| e.into_api_event(&self.node.name)).collect()
     }
 
     fn config_maps(&self, namespace: Option<&str>) -> BackendReply<'_, Vec<Value>> {
         // The data of ConfigMaps may be megabytes.
-        self.heap.note();
+        self.heap.note_heap_use();
         let namespace = namespace.map(str::to_owned);
         let shown = self
             .agent
-            .ask(move |agent| agent.config_maps(namespace.as_deref()));
+            .ask_agent(move |agent| agent.config_maps(namespace.as_deref()));
         Box::pin(async { Ok(shown.await) })
     }
 
@@ -468,40 +474,40 @@ impl ServerBackend for LocalBackend {
         let namespace = namespace.map(str::to_owned);
         let shown = self
             .agent
-            .ask(move |agent| agent.secrets(namespace.as_deref()));
+            .ask_agent(move |agent| agent.secrets(namespace.as_deref()));
         Box::pin(async { Ok(shown.await) })
     }
 
-    fn dump(&self) -> BackendReply<'_, String> {
-        self.heap.note();
-        Box::pin(async { Ok(self.agent.ask(Agent::dump).await) })
+    fn dump_recorded_events(&self) -> BackendReply<'_, String> {
+        self.heap.note_heap_use();
+        Box::pin(async { Ok(self.agent.ask_agent(Agent::dump_history).await) })
     }
 
-    fn health(&self) -> BackendReply<'_, AgentHealth> {
-        Box::pin(async { Ok(self.agent.ask(Agent::health).await) })
+    fn agent_health(&self) -> BackendReply<'_, AgentHealth> {
+        Box::pin(async { Ok(self.agent.ask_agent(Agent::compute_health).await) })
     }
 
-    fn figures(&self, which: MetricsEndpoint) -> BackendReply<'_, TextPieces> {
-        Box::pin(self.metrics.page(which))
+    fn metrics_page(&self, which: MetricsEndpoint) -> BackendReply<'_, TextPieces> {
+        Box::pin(self.metrics.metrics_page(which))
     }
 
-    fn link(&self) -> LinkReport {
+    fn link_report(&self) -> LinkReport {
         let link = &self.settings.link_policy;
-        let state = link.state();
+        let state = link.link_state();
         LinkReport {
-            bytes: meter::counted(),
+            bytes: meter::counted_bytes(),
             budget: state.budget,
             is_metered: link.is_metered(),
             cost: state.cost,
         }
     }
 
-    fn node(&self) -> BackendReply<'_, api::Node> {
+    fn node_object(&self) -> BackendReply<'_, api::Node> {
         Box::pin(async {
             let (runtime, clock) = (&*self.runtime, &*self.clock);
             let made = self.settings.started_at;
-            let standing = self.agent.ask(Agent::standing).await;
-            let shown = self.node.show(
+            let standing = self.agent.ask_agent(Agent::node_standing).await;
+            let shown = self.node.show_node(
                 runtime,
                 standing,
                 (clock, &self.settings.times),
@@ -511,23 +517,23 @@ impl ServerBackend for LocalBackend {
             let mut shown = shown.await;
             let conditions = &mut shown.status.conditions;
             let limits = self.settings.link_limits.iter();
-            conditions.extend(limits.flat_map(|limits| limits.conditions(clock.wall())));
+            conditions.extend(limits.flat_map(|limits| limits.link_conditions(clock.wall_time())));
             let parts = self.settings.parts.iter();
-            conditions.extend(parts.flat_map(|part| part.conditions(clock.wall())));
-            node::put_right(conditions, &self.settings.times);
+            conditions.extend(parts.flat_map(|part| part.conditions(clock.wall_time())));
+            node::correct_condition_times(conditions, &self.settings.times);
             Ok(shown)
         })
     }
 
-    fn pressure(&self, order: bool) -> BackendReply<'_, PressureReport> {
+    fn pressure_report(&self, order: bool) -> BackendReply<'_, PressureReport> {
         Box::pin(async move {
-            let view = self.agent.ask(Agent::pressure).await;
-            let (now, wall) = (self.clock.now(), self.clock.wall());
+            let view = self.agent.ask_agent(Agent::pressure_view).await;
+            let (now, wall) = (self.clock.now(), self.clock.wall_time());
             let shown = |short: &MetThreshold| PressureSignalReport {
                 signal: short.signal.name().into(),
                 available: short.available.to_string(),
                 limit: short.limit.to_string(),
-                since: earlier(wall, now - short.since),
+                since: wall_time_before(wall, now - short.since),
                 soft: short.soft,
             };
             let mut answer = PressureReport {
@@ -542,15 +548,15 @@ impl ServerBackend for LocalBackend {
                 first.unwrap_or(EvictionSignal::MemoryAvailable),
                 view.layout,
             );
-            let what = MeasureScope::of(signal.starved());
-            let mut pods = self.evictor.measure(what, view.candidates).await;
-            eviction::rank(&mut pods, signal, layout);
+            let what = MeasureScope::for_starved(signal.starved_resource());
+            let mut pods = self.evictor.measure_candidates(what, view.candidates).await;
+            eviction::rank_candidates(&mut pods, signal, layout);
             answer.by = signal.name().into();
             answer.order = pods
                 .iter()
                 .filter_map(|pod| {
                     let name = view.names.get(&pod.uid)?;
-                    let (used, request) = pod.shown(signal, layout);
+                    let (used, request) = pod.used_and_requested(signal, layout);
                     Some(EvictionCandidateReport {
                         namespace: name.namespace.clone(),
                         name: name.name.clone(),
@@ -564,7 +570,7 @@ impl ServerBackend for LocalBackend {
         })
     }
 
-    fn log_target<'a>(
+    fn find_log_target<'a>(
         &'a self,
         namespace: &'a str,
         pod: &'a str,
@@ -572,14 +578,14 @@ impl ServerBackend for LocalBackend {
         previous: bool,
     ) -> BackendReply<'a, LogTarget> {
         Box::pin(async move {
-            let found = self.find(namespace, pod).await?;
-            let name = Self::container_name(&found, container)?;
-            let status = status_of(&found, &name).ok_or_else(|| {
-                Refusal::bad(format!(
+            let found = self.find_pod(namespace, pod).await?;
+            let name = Self::resolve_container_name(&found, container)?;
+            let status = find_container_status(&found, &name).ok_or_else(|| {
+                Refusal::bad_request(format!(
                     "container \"{name}\" in pod \"{pod}\" is not available"
                 ))
             })?;
-            let id = instance_for_log(status, pod, previous)?;
+            let id = choose_log_instance(status, pod, previous)?;
             let runtime = self.runtime_status(&found).await?;
             let instance = runtime.containers.iter().find(|c| c.id == id);
             let path = instance
@@ -590,33 +596,38 @@ impl ServerBackend for LocalBackend {
                         status.container_id
                     ))
                 })?;
-            let memory = held_log(&self.settings.run_dir, &id);
+            let memory = held_log_path(&self.settings.run_dir, &id);
             Ok(LogTarget { path, memory, id })
         })
     }
 
-    fn provided_log<'a>(
+    fn open_provided_log<'a>(
         &'a self,
         id: &'a ContainerId,
         options: &'a LogOptions,
     ) -> BackendReply<'a, Box<dyn IncomingText>> {
         match &self.settings.external {
-            Some(external) => external.log(id, options),
+            Some(external) => external.read_container_log(id, options),
             None => Box::pin(async { Err(Refusal::not_found("the log has no file")) }),
         }
     }
 
-    fn is_running<'a>(&'a self, id: &'a ContainerId) -> BackendReply<'a, bool> {
+    fn is_instance_running<'a>(&'a self, id: &'a ContainerId) -> BackendReply<'a, bool> {
         let id = id.clone();
-        Box::pin(async { Ok(self.agent.ask(move |agent| agent.may_run(&id)).await) })
+        Box::pin(async {
+            Ok(self
+                .agent
+                .ask_agent(move |agent| agent.may_container_run(&id))
+                .await)
+        })
     }
 
-    fn devices(&self) -> BackendReply<'_, Vec<DeviceReport>> {
-        Box::pin(async { Ok(self.agent.ask(Agent::shown_resources).await) })
+    fn device_reports(&self) -> BackendReply<'_, Vec<DeviceReport>> {
+        Box::pin(async { Ok(self.agent.ask_agent(Agent::shown_resources).await) })
     }
 
-    fn images(&self) -> BackendReply<'_, Vec<StoredImage>> {
-        Box::pin(self.images.list())
+    fn list_images(&self) -> BackendReply<'_, Vec<StoredImage>> {
+        Box::pin(self.images.list_images())
     }
 
     fn import_image(
@@ -626,7 +637,7 @@ impl ServerBackend for LocalBackend {
         steps: Option<smol::channel::Sender<ImageProgress>>,
     ) -> BackendReply<'_, Vec<String>> {
         Box::pin(async move {
-            let names = self.images.import(path, name, steps).await?;
+            let names = self.images.import_archive(path, name, steps).await?;
             // The loop's end is no reason to call the import failed.
             let _ = self.commands.send(AgentCommand::ImagesArrived).await;
             Ok(names)
@@ -635,7 +646,7 @@ impl ServerBackend for LocalBackend {
 
     fn pull_image<'a>(&'a self, reference: &'a str, now: bool) -> BackendReply<'a, String> {
         Box::pin(async move {
-            let id = self.images.pull(reference, now).await?;
+            let id = self.images.pull_image(reference, now).await?;
             // The loop's end is no reason to call the pull failed.
             let _ = self.commands.send(AgentCommand::ImagesArrived).await;
             Ok(id)
@@ -643,15 +654,15 @@ impl ServerBackend for LocalBackend {
     }
 
     fn pull_progress(&self, reference: &str) -> Option<ImageProgress> {
-        self.images.progress(reference)
+        self.images.pull_progress(reference)
     }
 
     fn remove_image<'a>(&'a self, reference: &'a str) -> BackendReply<'a, Vec<String>> {
-        Box::pin(self.images.remove(reference))
+        Box::pin(self.images.remove_image(reference))
     }
 
     fn prune_images(&self) -> BackendReply<'_, (Vec<String>, u64)> {
-        Box::pin(self.images.prune())
+        Box::pin(self.images.prune_images())
     }
 
     fn verify_images(
@@ -659,12 +670,12 @@ impl ServerBackend for LocalBackend {
         repair: bool,
         steps: smol::channel::Sender<ImageProgress>,
     ) -> BackendReply<'_, StoreVerification> {
-        Box::pin(self.images.verify(repair, steps))
+        Box::pin(self.images.verify_images(repair, steps))
     }
 
     fn restart_pod<'a>(&'a self, namespace: &'a str, pod: &'a str) -> BackendReply<'a, ()> {
         Box::pin(async move {
-            let found = self.find(namespace, pod).await?;
+            let found = self.find_pod(namespace, pod).await?;
             pod_kind::may_start_anew(&found)
                 .map_err(|why| Refusal::new(409, format!("pod \"{pod}\" {why}")))?;
             let uid = found.metadata.uid;
@@ -674,18 +685,18 @@ impl ServerBackend for LocalBackend {
         })
     }
 
-    fn stop(&self, all: bool) -> BackendReply<'_, ()> {
-        self.end(move |done| AgentCommand::Stop { all, done })
+    fn stop_agent(&self, all: bool) -> BackendReply<'_, ()> {
+        self.send_end_command(move |done| AgentCommand::Stop { all, done })
     }
 
-    fn shut_down(&self) -> BackendReply<'_, ()> {
-        self.end(|done| AgentCommand::Shutdown { done })
+    fn shut_down_machine(&self) -> BackendReply<'_, ()> {
+        self.send_end_command(|done| AgentCommand::Shutdown { done })
     }
 }
 
 impl LocalBackend {
     /// Sends a command that ends something, and waits until that has ended.
-    fn end(
+    fn send_end_command(
         &self,
         what: impl FnOnce(smol::channel::Sender<String>) -> AgentCommand + 'static,
     ) -> BackendReply<'_, ()> {
@@ -711,7 +722,7 @@ mod tests {
     #[test]
     fn overlay_keeps_what_is_not_modelled() {
         let mut base = json!({"spec": {"restartPolicy": "Always", "containers": [{"name": "a", "imagePullPolicy": "Always"}]}});
-        overlay(
+        overlay_json(
             &mut base,
             json!({"spec": {"futureField": 1, "containers": [{"name": "a", "x": 2}]}}),
         );
@@ -766,7 +777,7 @@ mod tests {
                 None,
             ),
         ] {
-            let found = instance_for_log(&status(&text), "p", previous);
+            let found = choose_log_instance(&status(&text), "p", previous);
             assert_eq!(
                 found.ok().as_ref().map(ContainerId::as_str),
                 expected,
@@ -779,7 +790,7 @@ mod tests {
             ("ImagePullBackOff", "trying and failing to pull image"),
         ] {
             let text = format!(r#"{{"name":"c","state":{{"waiting":{{"reason":"{reason}"}}}}}}"#);
-            let refused = instance_for_log(&status(&text), "p", false).expect_err(reason);
+            let refused = choose_log_instance(&status(&text), "p", false).expect_err(reason);
             assert_eq!(
                 refused.message,
                 format!("container \"c\" in pod \"p\" is waiting to start: {told}")

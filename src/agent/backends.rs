@@ -8,13 +8,13 @@ use smol::LocalExecutor;
 use super::{
     cluster,
     images::{ImageStock, NodeKeyring, RuntimeKeyring},
-    start_error::{AgentStartError, fatal, lane},
+    start_error::{AgentStartError, fatal_error, start_lane},
 };
 use crate::{
     api::{PodUid, cri::CgroupDriver, oci::HostFacts},
     cgroup::Cgroups,
     config::{AgentConfig, RuntimeEndpoints},
-    error::chain,
+    error::error_chain,
     image::pull::{NodeCredentialLookup, PullSettings},
     logic::{cgroup::CgroupTree, oci},
     parts,
@@ -51,7 +51,7 @@ pub(super) struct RuntimeBackend {
 }
 
 /// The backend that is configured. `pulls` say how images are pulled, as far as this agent does it.
-pub(super) async fn open(
+pub(super) async fn open_backend(
     cfg: &AgentConfig,
     pulls: PullSettings,
     tools: BackendTools<'_>,
@@ -60,7 +60,7 @@ pub(super) async fn open(
         let opened = open_endpoint(cfg, endpoints, &tools).await;
         let runtime = opened.map_err(|e| {
             let socket = endpoints.runtime.display();
-            fatal(format!("containerRuntimeEndpoint {socket}: {e}"))
+            fatal_error(format!("containerRuntimeEndpoint {socket}: {e}"))
         })?;
         let own = &cfg.dirs.image_drop_in;
         if fs::read_dir(own).is_ok_and(|mut entries| entries.next().is_some()) {
@@ -71,38 +71,38 @@ pub(super) async fn open(
         }
         return Ok(RuntimeBackend {
             driver: runtime.cgroup_driver(),
-            images: runtime.places().images.clone(),
-            layers: runtime.places().layers.clone(),
+            images: runtime.runtime_directories().images.clone(),
+            layers: runtime.runtime_directories().layers.clone(),
             runtime,
             keyring: Rc::new(RuntimeKeyring(Arc::new(NodeCredentialLookup::new(pulls)))),
             stock: ImageStock::Runtime,
         });
     }
     let store = StoreImages::open(
-        cfg.dirs.images(),
+        cfg.dirs.images_dir(),
         pulls,
         tools.disk.clone(),
-        lane("unpack")?,
+        start_lane("unpack")?,
     )
     .await
-    .map_err(|e| fatal(format!("image store: {}", chain(&e))))?;
+    .map_err(|e| fatal_error(format!("image store: {}", error_chain(&e))))?;
     if cfg.runtime.process.is_some() {
         fs::read_link("/proc/self/exe")
-            .and_then(|exe| process::install(&cfg.dirs.run, &exe))
-            .map_err(|e| fatal(format!("cannot install the handler of processes: {e}")))?;
+            .and_then(|exe| process::install_runtime_name(&cfg.dirs.run, &exe))
+            .map_err(|e| fatal_error(format!("cannot install the handler of processes: {e}")))?;
     }
     let exe = fs::File::open("/proc/self/exe")
-        .map_err(|e| fatal(format!("cannot open this program: {e}")))?;
+        .map_err(|e| fatal_error(format!("cannot open this program: {e}")))?;
     let settings = runc_settings(cfg, tools.host, Arc::new(OwnedFd::from(exe)));
     let images = Box::new(store.clone());
     let runtime = Runc::open(settings, images, tools.disk, tools.cgroups)
         .await
-        .map_err(|e| fatal(e.to_string()))?;
+        .map_err(|e| fatal_error(e.to_string()))?;
     Ok(RuntimeBackend {
         runtime: Rc::new(runtime),
         keyring: Rc::new(store.clone()),
         stock: ImageStock::Own(store),
-        images: cfg.dirs.images(),
+        images: cfg.dirs.images_dir(),
         layers: cfg.dirs.root.join("containers"),
         driver: CgroupDriver::Cgroupfs,
     })
@@ -115,7 +115,7 @@ pub(super) async fn open_endpoint(
     tools: &BackendTools<'_>,
 ) -> Result<Rc<dyn EndpointRuntime>, RuntimeError> {
     let fixed = oci::MASKED_PATHS.iter().map(|&path| path.to_owned());
-    let open = parts::endpoint_client()?;
+    let open = parts::find_endpoint_client()?;
     let settings = endpoint::EndpointSettings {
         endpoint: endpoints.runtime.clone(),
         image_endpoint: endpoints.images.clone(),
@@ -124,7 +124,7 @@ pub(super) async fn open_endpoint(
         root_dir: cfg.dirs.root.clone(),
         cgroup_root: cfg.cgroup.tree.root.clone(),
         cgroup_driver: cfg.cgroup.tree.driver,
-        pod_groups: Some(pod_groups),
+        pod_groups: Some(pod_cgroup_paths),
         masked_paths: fixed
             .chain(tools.host.thermal_throttle.iter().cloned())
             .collect(),
@@ -138,7 +138,7 @@ pub(super) async fn open_endpoint(
 }
 
 /// OCI runtimes by handler, the built-in one among them if there are programs for it.
-fn handlers(cfg: &AgentConfig) -> BTreeMap<String, String> {
+fn oci_runtime_handlers(cfg: &AgentConfig) -> BTreeMap<String, String> {
     let mut all = cfg.runtime.handlers.clone();
     if cfg.runtime.process.is_some() {
         let path = cfg.dirs.run.join(process::PROGRAM);
@@ -148,9 +148,9 @@ fn handlers(cfg: &AgentConfig) -> BTreeMap<String, String> {
 }
 
 /// Paths at which the cgroup of a pod may be: one for each QoS class.
-fn pod_groups(driver: CgroupDriver, root: &str, uid: &PodUid) -> [String; 3] {
+fn pod_cgroup_paths(driver: CgroupDriver, root: &str, uid: &PodUid) -> [String; 3] {
     let root = root.to_owned();
-    CgroupTree { root, driver }.pod_in_any_tier(uid)
+    CgroupTree { root, driver }.pod_paths_of_tiers(uid)
 }
 
 pub(super) fn runc_settings(
@@ -163,13 +163,13 @@ pub(super) fn runc_settings(
         root_dir: cfg.dirs.root.clone(),
         run_dir: cfg.dirs.run.clone(),
         runtime: cfg.runtime.program.display().to_string(),
-        handlers: handlers(cfg),
+        handlers: oci_runtime_handlers(cfg),
         process: cfg.runtime.process.clone(),
         cni_conf_dir: cfg.network.cni_conf.clone(),
         cni_bin_dir: cfg.network.cni_bin.clone(),
         built_in_network: runc::BuiltInNetwork {
             bridge: cfg.network.builtin_bridge.clone(),
-            subnets: cluster::pod_cidr::subnets(cfg),
+            subnets: cluster::pod_cidr::network_subnets(cfg),
             mtu: 0,
         },
         kubepods: format!("{root}/kubepods"),
@@ -184,7 +184,7 @@ pub(super) fn runc_settings(
         host,
         spec: oci::container_spec,
         resolve_user: crate::logic::user::resolve_user,
-        same_label: crate::logic::security::is_same_label,
+        same_label: crate::logic::security::is_same_selinux_label,
         devices: cfg.parts.iter().find_map(|part| part.container_devices()),
         parallel: None,
     }

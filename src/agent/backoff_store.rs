@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::record::{BootRecord, boot_id};
+use super::record::{BootRecord, read_boot_id};
 use crate::logic::backoff::BackoffRecord;
 
 /// The delays: ten times what the largest table of pods can fill.
@@ -23,14 +23,14 @@ struct BackoffFile {
 }
 
 /// Writes the delays down. Failing costs no more than a restart that comes too early, so it is only told. Blocking.
-pub(super) fn save(run: &Path, records: Vec<BackoffRecord>) {
-    if let Err(e) = RECORD.write(run, &boot_id(), &BackoffFile { records }) {
+pub(super) fn save_backoffs(run: &Path, records: Vec<BackoffRecord>) {
+    if let Err(e) = RECORD.write_boot_record(run, &read_boot_id(), &BackoffFile { records }) {
         log::warn!("cannot store crash-loop delays: {e}");
     }
 }
 
 /// Reads the delays that an earlier agent of this boot stored. A file that cannot be read is reported and dropped.
-pub(super) fn restore(run: &Path) -> Vec<BackoffRecord> {
-    let stored: Option<BackoffFile> = RECORD.recall(run, &boot_id());
+pub(super) fn restore_backoffs(run: &Path) -> Vec<BackoffRecord> {
+    let stored: Option<BackoffFile> = RECORD.recall_boot_record(run, &read_boot_id());
     stored.unwrap_or_default().records
 }

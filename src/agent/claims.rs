@@ -35,26 +35,26 @@ pub(super) struct PodWorkClaim<'a> {
 
 impl PodWorkClaims {
     /// A turn at the runtime with this pod, if nobody has it.
-    pub(super) fn try_operate(&self, uid: &PodUid) -> Option<PodWorkClaim<'_>> {
-        self.try_turn(uid, PodWorkKind::Operation)
+    pub(super) fn try_claim_operation(&self, uid: &PodUid) -> Option<PodWorkClaim<'_>> {
+        self.try_claim(uid, PodWorkKind::Operation)
     }
 
     /// A turn at the runtime with this pod, as soon as nobody else has it.
-    pub(super) async fn operate(&self, uid: &PodUid) -> PodWorkClaim<'_> {
-        self.turn(uid, PodWorkKind::Operation).await
+    pub(super) async fn claim_operation(&self, uid: &PodUid) -> PodWorkClaim<'_> {
+        self.wait_for_claim(uid, PodWorkKind::Operation).await
     }
 
     /// A turn at this pod's record, if nobody has it.
-    pub(super) fn try_record(&self, uid: &PodUid) -> Option<PodWorkClaim<'_>> {
-        self.try_turn(uid, PodWorkKind::Record)
+    pub(super) fn try_claim_record(&self, uid: &PodUid) -> Option<PodWorkClaim<'_>> {
+        self.try_claim(uid, PodWorkKind::Record)
     }
 
     /// A turn at this pod's record, as soon as nobody else has it.
-    pub(super) async fn record(&self, uid: &PodUid) -> PodWorkClaim<'_> {
-        self.turn(uid, PodWorkKind::Record).await
+    pub(super) async fn claim_record(&self, uid: &PodUid) -> PodWorkClaim<'_> {
+        self.wait_for_claim(uid, PodWorkKind::Record).await
     }
 
-    fn try_turn(&self, uid: &PodUid, work: PodWorkKind) -> Option<PodWorkClaim<'_>> {
+    fn try_claim(&self, uid: &PodUid, work: PodWorkKind) -> Option<PodWorkClaim<'_>> {
         let claim = (uid.clone(), work);
         let is_free = self.taken.borrow_mut().insert(claim.clone());
         is_free.then(|| PodWorkClaim {
@@ -63,8 +63,8 @@ impl PodWorkClaims {
         })
     }
 
-    async fn turn(&self, uid: &PodUid, work: PodWorkKind) -> PodWorkClaim<'_> {
-        self.ended.until(|| self.try_turn(uid, work)).await
+    async fn wait_for_claim(&self, uid: &PodUid, work: PodWorkKind) -> PodWorkClaim<'_> {
+        self.ended.wait_until(|| self.try_claim(uid, work)).await
     }
 }
 
@@ -98,12 +98,18 @@ mod tests {
     fn one_turn_a_pod() {
         let claims = PodWorkClaims::default();
         let (a, b) = (PodUid::from("a"), PodUid::from("b"));
-        let first = claims.try_operate(&a).expect("free");
-        assert!(claims.try_operate(&a).is_none());
-        assert!(claims.try_operate(&b).is_some(), "pods are independent");
-        assert!(claims.try_record(&a).is_some(), "so are kinds of work");
-        let mut second = pin!(claims.operate(&a));
-        let mut third = pin!(claims.operate(&a));
+        let first = claims.try_claim_operation(&a).expect("free");
+        assert!(claims.try_claim_operation(&a).is_none());
+        assert!(
+            claims.try_claim_operation(&b).is_some(),
+            "pods are independent"
+        );
+        assert!(
+            claims.try_claim_record(&a).is_some(),
+            "so are kinds of work"
+        );
+        let mut second = pin!(claims.claim_operation(&a));
+        let mut third = pin!(claims.claim_operation(&a));
         assert!(block_on(poll_once(&mut second)).is_none());
         assert!(block_on(poll_once(&mut third)).is_none());
         drop(first);

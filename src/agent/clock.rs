@@ -23,11 +23,11 @@ pub(crate) trait Clock {
     /// For deadlines.
     fn now(&self) -> MonoTime;
     /// For API timestamps.
-    fn wall(&self) -> WallTime;
-    /// Returns true if `wall()` is kept right, by NTP for example.
-    fn is_right(&self) -> bool;
+    fn wall_time(&self) -> WallTime;
+    /// Returns true if `wall_time()` is kept right, by NTP for example.
+    fn is_synchronized(&self) -> bool;
     /// Resolves once `now()` is at least `deadline`; may be late.
-    fn until(&self, deadline: MonoTime) -> TimerFuture;
+    fn sleep_until(&self, deadline: MonoTime) -> TimerFuture;
 }
 
 /// The agent's clock in the form that gRPC asks for.
@@ -39,7 +39,7 @@ impl ConnectionClock for GrpcClock {
     }
 
     fn sleep(&self, time: Duration) -> SleepFuture {
-        self.0.until(self.0.now() + time)
+        self.0.sleep_until(self.0.now() + time)
     }
 }
 
@@ -65,34 +65,34 @@ impl SystemClock {
     pub(crate) async fn drive(self) {
         let waits = self.0;
         loop {
-            if let Err(e) = waits.timer.expired().await {
+            if let Err(e) = waits.timer.wait_until_expired().await {
                 // Descriptors of this kind do not fail.
                 log::error!("the timer of all waits: {e}");
             }
             waits.set_to.set(MonoTime(0));
-            waits.end_due(sys::clock::mono());
+            waits.end_due_waits(sys::clock::mono_now());
             // Who was woken waits for something else now, as a rule: the timer is set once for all of them.
             smol::future::yield_now().await;
-            waits.set_to.set(waits.first());
-            waits.set();
+            waits.set_to.set(waits.earliest_deadline());
+            waits.set_timer();
         }
     }
 }
 
 impl Clock for SystemClock {
     fn now(&self) -> MonoTime {
-        sys::clock::mono()
+        sys::clock::mono_now()
     }
 
-    fn wall(&self) -> WallTime {
-        sys::clock::wall()
+    fn wall_time(&self) -> WallTime {
+        sys::clock::wall_now()
     }
 
-    fn is_right(&self) -> bool {
-        sys::clock::synchronized() == Some(true)
+    fn is_synchronized(&self) -> bool {
+        sys::clock::is_synchronized() == Some(true)
     }
 
-    fn until(&self, deadline: MonoTime) -> TimerFuture {
+    fn sleep_until(&self, deadline: MonoTime) -> TimerFuture {
         Box::pin(TimerWait {
             deadline,
             place: None,
@@ -115,29 +115,29 @@ struct TimerWaits {
 }
 
 impl TimerWaits {
-    fn set(&self) {
+    fn set_timer(&self) {
         let deadline = self.set_to.get();
         let deadline = (deadline < NEVER).then_some(deadline);
-        if let Err(e) = self.timer.set(deadline) {
+        if let Err(e) = self.timer.set_deadline(deadline) {
             log::error!("the timer of all waits: {e}");
         }
     }
 
     /// Has the timer expire at `deadline`, if it would not before.
-    fn expect(&self, deadline: MonoTime) {
+    fn expire_by(&self, deadline: MonoTime) {
         if deadline < self.set_to.get() {
             self.set_to.set(deadline);
-            self.set();
+            self.set_timer();
         }
     }
 
-    fn first(&self) -> MonoTime {
+    fn earliest_deadline(&self) -> MonoTime {
         let open = self.open.borrow();
         let deadlines = open.iter().flatten().map(|(deadline, _)| *deadline);
         deadlines.min().unwrap_or(NEVER)
     }
 
-    fn end_due(&self, now: MonoTime) {
+    fn end_due_waits(&self, now: MonoTime) {
         for (deadline, waker) in self.open.borrow_mut().iter_mut().flatten() {
             if *deadline <= now {
                 // It is told once, whenever its task may look.
@@ -161,7 +161,7 @@ impl Future for TimerWait {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        if sys::clock::mono() >= self.deadline {
+        if sys::clock::mono_now() >= self.deadline {
             return Poll::Ready(());
         }
         let place = {
@@ -179,7 +179,7 @@ impl Future for TimerWait {
             place
         };
         if self.place.replace(place).is_none() {
-            self.waits.expect(self.deadline);
+            self.waits.expire_by(self.deadline);
         }
         Poll::Pending
     }
@@ -196,7 +196,7 @@ impl Drop for TimerWait {
 
 /// The whole second nearest to `due`: what happens at intervals happens together, so that an agent at rest wakes up once a
 /// second and not once for each. What is due within less than a second stays: rounded, it could be due at once, again and again.
-pub(crate) fn in_step(due: MonoTime, now: MonoTime) -> MonoTime {
+pub(crate) fn align_to_second(due: MonoTime, now: MonoTime) -> MonoTime {
     const STEP_MS: u64 = 1000;
     if due - now < Duration::from_millis(STEP_MS) {
         return due;
@@ -223,8 +223,8 @@ mod tests {
             const LATER_MS: u64 = 3_600_000;
             let open = || clock.0.open.borrow().iter().flatten().count();
             let start = clock.now();
-            let after = |ms| clock.until(start + Duration::from_millis(ms));
-            let (mut never, mut late) = (clock.until(NEVER), after(LATER_MS));
+            let after = |ms| clock.sleep_until(start + Duration::from_millis(ms));
+            let (mut never, mut late) = (clock.sleep_until(NEVER), after(LATER_MS));
             assert!(poll_once(&mut never).await.is_none());
             assert!(poll_once(&mut late).await.is_none());
             // One that is given up, and two for the same time, which is before what the timer is set to.
@@ -235,7 +235,7 @@ mod tests {
             assert_eq!(open(), 2);
             // The timer is set again once it has expired.
             let soon = clock.now() + Duration::from_millis(20);
-            clock.until(soon).or(never).await;
+            clock.sleep_until(soon).or(never).await;
             assert!(clock.now() >= soon);
             drop(late);
             assert_eq!(open(), 0);
@@ -259,7 +259,7 @@ mod tests {
             (2000, 1400, 1400),
         ] {
             assert_eq!(
-                in_step(MonoTime(due), MonoTime(now)),
+                align_to_second(MonoTime(due), MonoTime(now)),
                 MonoTime(want),
                 "{due} at {now}"
             );

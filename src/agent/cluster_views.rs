@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// Makes everything that speaks with the apiserver, if there is one.
-pub(super) fn tasks(
+pub(super) fn cluster_tasks(
     parts: &AgentParts,
     executor: &Rc<LocalExecutor<'static>>,
     events: &Sender<AgentEvent>,
@@ -49,12 +49,12 @@ pub(super) fn tasks(
         recorder: Rc::clone(&tools.recorder),
         runtime: Rc::clone(&machine.runtime),
         store: machine.store.clone(),
-        outcome: outcome::recall,
+        outcome: outcome::recall_outcome,
         boot_id: owners.node.identity.boot_id.clone(),
         node: OwnNode::new(parts, asker.clone()),
         asker,
     };
-    cluster.tasks(&parts.cfg, around)
+    cluster.cluster_tasks(&parts.cfg, around)
 }
 
 /// The agent's own state, as the truth for statuses of the pods of the API.
@@ -68,25 +68,25 @@ impl KnownPodStatuses<'_> {
     /// what the manifest said before stands for none: it is about to be replaced, and what another pod does may be against
     /// its own spec.
     fn own_uid<'b>(&'b self, uid: &'b PodUid) -> Option<&'b PodUid> {
-        let Some(name) = self.mirrors.name_of(uid) else {
+        let Some(name) = self.mirrors.static_pod_name(uid) else {
             return Some(uid);
         };
-        let hash = &self.mirrors.get(name)?.hash;
+        let hash = &self.mirrors.find_mirror(name)?.hash;
         self.pods
-            .find(|pod| pod.is_static && pod.id.name == *name && pod.id.hash == *hash)
+            .find_configured(|pod| pod.is_static && pod.id.name == *name && pod.id.hash == *hash)
     }
 }
 
 impl LocalPodStates for KnownPodStatuses<'_> {
-    fn truth(&self, uid: &PodUid) -> Option<LocalPodState<'_>> {
-        self.pods.truth(self.own_uid(uid)?)
+    fn local_state(&self, uid: &PodUid) -> Option<LocalPodState<'_>> {
+        self.pods.pod_truth(self.own_uid(uid)?)
     }
 }
 
 /// Questions of the apiserver's side about pods.
 impl Agent {
     /// Configuration of a pod; `None` if it is not configured.
-    pub(super) fn configured(&self, uid: &PodUid) -> Option<ConfiguredPod> {
+    pub(super) fn configured_pod(&self, uid: &PodUid) -> Option<ConfiguredPod> {
         self.pods().config(uid).map(|pod| ConfiguredPod {
             is_static: pod.is_static,
             has_ended: pod.api_phase_terminal,
@@ -94,23 +94,23 @@ impl Agent {
     }
 
     /// Returns true if all pods of the API that have not ended are `known`, and none is on its way in.
-    pub(super) fn every_api_pod(&self, known: &BTreeSet<PodUid>) -> bool {
+    pub(super) fn knows_all_api_pods(&self, known: &BTreeSet<PodUid>) -> bool {
         let mut of_api = self.pods().configs().filter(|(_, pod)| !pod.is_static);
         // What this agent has seen end is not configured anew for it.
-        let status = |uid| self.pods().status(uid);
+        let status = |uid| self.pods().stored_status(uid);
         let has_ended = |uid| status(uid).is_some_and(|s| s.phase.is_terminal());
         let is_known = |uid| known.contains(uid) || has_ended(uid);
         let all = of_api.all(|(uid, pod)| pod.api_phase_terminal || is_known(uid));
-        all && !self.pods().some_arrive()
+        all && !self.pods().has_arriving_pods()
     }
 
     /// Shows the agent's own statuses by the uids of the API, given the mirrors there.
-    pub(super) fn with_truths<T>(
+    pub(super) fn with_local_statuses<T>(
         &self,
         mirrors: &MirrorPods,
         look: impl FnOnce(&dyn LocalPodStates) -> T,
     ) -> T {
-        let pods = &self.pods().known();
+        let pods = &self.pods().writer_view();
         look(&KnownPodStatuses { pods, mirrors })
     }
 
@@ -121,14 +121,14 @@ impl Agent {
             uid,
             name: &pod.id.name,
             hash: &pod.id.hash,
-            ends: self.pods().is_to_end(uid),
+            ends: self.pods().is_termination_requested(uid),
         })
     }
 
     /// Returns true if a static pod of that name is on its way out.
     pub(super) fn is_static_ending(&self, name: &PodFullName) -> bool {
         let PodFullName { name, namespace } = name;
-        let table = self.pods().table();
+        let table = self.pods().worker_table();
         table.is_pod_for_mirror_pod_terminating(name, namespace)
     }
 }
@@ -155,30 +155,31 @@ impl OwnNode {
     }
 
     /// Reads what a Node says: a few small files, and the list of images.
-    pub(super) async fn gather(&self) -> CurrentNodeFacts {
-        let standing = self.asker.ask(Agent::standing).await;
+    pub(super) async fn gather_node_facts(&self) -> CurrentNodeFacts {
+        let standing = self.asker.ask_agent(Agent::node_standing).await;
         let now = self.clock.now();
-        self.node.gather(&*self.runtime, &standing, now).await
+        self.node.gather_facts(&*self.runtime, &standing, now).await
     }
 
     /// Returns true if the node is ready. Cheap.
     pub(super) async fn is_ready(&self) -> bool {
-        let is_ready = |agent: &Agent| agent.standing().not_ready.is_empty();
-        self.asker.ask(is_ready).await
+        let is_ready = |agent: &Agent| agent.node_standing().not_ready.is_empty();
+        self.asker.ask_agent(is_ready).await
     }
 
     /// The Node to create, and what there is to tell of its first conditions.
-    pub(super) fn initial(&self, gathered: &CurrentNodeFacts) -> (Node, Vec<NodeEvent>) {
-        self.node.initial(gathered, self.clock.wall())
+    pub(super) fn make_initial_node(&self, gathered: &CurrentNodeFacts) -> (Node, Vec<NodeEvent>) {
+        self.node.initial_node(gathered, self.clock.wall_time())
     }
 
     /// Puts what was gathered into a Node as last seen in the API.
-    pub(super) fn bring_up_to_date(
+    pub(super) fn update_node(
         &self,
         node: &mut Node,
         gathered: &CurrentNodeFacts,
     ) -> AppliedStatus {
-        let now = self.clock.wall();
-        self.node.bring_up_to_date(node, gathered, &self.times, now)
+        let now = self.clock.wall_time();
+        self.node
+            .apply_current_facts(node, gathered, &self.times, now)
     }
 }

@@ -42,7 +42,10 @@ impl Complaints {
 
     /// Warns of the same `what` at most once a minute, whatever the text is: a stranger has written of it.
     pub(crate) fn complain_of(&self, what: &str, text: &str) {
-        let told = self.lately.borrow_mut().tell(what, self.clock.now());
+        let told = self
+            .lately
+            .borrow_mut()
+            .take_held_count(what, self.clock.now());
         match told {
             Some(0) => log::warn!("{text}"),
             Some(more) => log::warn!("{text} ({more} times more since it was told)"),
@@ -57,9 +60,9 @@ struct RecentComplaints(Vec<RecentComplaint>);
 
 impl RecentComplaints {
     /// Returns how often `text` was held back, if it is to be logged now.
-    fn tell(&mut self, text: &str, now: MonoTime) -> Option<u32> {
+    fn take_held_count(&mut self, text: &str, now: MonoTime) -> Option<u32> {
         let mut fnv = FnvHasher::default();
-        fnv.text(text);
+        fnv.write_text(text);
         let digest = fnv.finish();
         if let Some(known) = self.0.iter_mut().find(|c| c.text == digest) {
             if now < known.told + PAUSE {
@@ -90,15 +93,15 @@ mod tests {
     fn repeats_are_held_back_and_counted() {
         let mut complaints = RecentComplaints::default();
         let at = |s: u64| MonoTime(s * 1000);
-        assert_eq!(complaints.tell("a", at(0)), Some(0));
-        assert_eq!(complaints.tell("b", at(1)), Some(0));
+        assert_eq!(complaints.take_held_count("a", at(0)), Some(0));
+        assert_eq!(complaints.take_held_count("b", at(1)), Some(0));
         for s in 1..60 {
-            assert_eq!(complaints.tell("a", at(s)), None);
+            assert_eq!(complaints.take_held_count("a", at(s)), None);
         }
-        assert_eq!(complaints.tell("a", at(60)), Some(59));
-        assert_eq!(complaints.tell("a", at(61)), None);
+        assert_eq!(complaints.take_held_count("a", at(60)), Some(59));
+        assert_eq!(complaints.take_held_count("a", at(61)), None);
         for n in 0..1000 {
-            assert_eq!(complaints.tell(&n.to_string(), at(62)), Some(0));
+            assert_eq!(complaints.take_held_count(&n.to_string(), at(62)), Some(0));
         }
         assert_eq!(complaints.0.len(), REMEMBERED);
     }

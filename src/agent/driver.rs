@@ -20,7 +20,7 @@ use crate::{
         PodUid,
         cri::{PodItem, PodRuntimeStatus},
     },
-    error::chain,
+    error::error_chain,
     logic::pod_worker::CallOutcome,
     runtime::{LogRetention, RuntimeCall, RuntimeService},
 };
@@ -40,24 +40,24 @@ pub(crate) enum PodStopMode {
 /// See the module's words.
 pub(crate) trait PodDriver {
     /// Brings the pod closer to its spec.
-    fn sync<'a>(&'a self, plan: &'a CallPlan) -> DriverFuture<'a, CallOutcome>;
+    fn sync_pod<'a>(&'a self, plan: &'a CallPlan) -> DriverFuture<'a, CallOutcome>;
     /// Stops what runs of it; done when nothing does.
-    fn terminate<'a>(
+    fn terminate_pod<'a>(
         &'a self,
         plan: &'a CallPlan,
         stop: PodStopMode,
     ) -> DriverFuture<'a, CallOutcome>;
     /// Takes down what was made for it: volumes, cgroup.
-    fn clean_up<'a>(&'a self, plan: &'a CallPlan) -> DriverFuture<'a, CallOutcome>;
+    fn clean_up_pod<'a>(&'a self, plan: &'a CallPlan) -> DriverFuture<'a, CallOutcome>;
     /// Removes everything that is left of a pod that is nobody's. What cannot be removed is found again.
-    fn remove<'a>(&'a self, uid: &'a PodUid) -> DriverFuture<'a, ()>;
+    fn remove_pod_remains<'a>(&'a self, uid: &'a PodUid) -> DriverFuture<'a, ()>;
 
     /// All pods with everything that there is of them, sorted by UID.
-    fn list(&self) -> RuntimeCall<'_, Vec<PodItem>>;
+    fn list_pods(&self) -> RuntimeCall<'_, Vec<PodItem>>;
     /// Reads the status of one pod anew. Unknown UID: an empty status carrying it.
-    fn status<'a>(&'a self, uid: &'a PodUid) -> RuntimeCall<'a, PodRuntimeStatus>;
+    fn read_pod_status<'a>(&'a self, uid: &'a PodUid) -> RuntimeCall<'a, PodRuntimeStatus>;
     /// Resolves when something may have changed. May be late or lost.
-    fn doorbell(&self) -> DriverFuture<'_, ()>;
+    fn wait_for_change(&self) -> DriverFuture<'_, ()>;
 }
 
 /// Runs pods as containers of a runtime.
@@ -69,35 +69,35 @@ pub(super) struct ContainerDriver {
 }
 
 impl PodDriver for ContainerDriver {
-    fn sync<'a>(&'a self, plan: &'a CallPlan) -> DriverFuture<'a, CallOutcome> {
-        Box::pin(self.syncer.run(plan))
+    fn sync_pod<'a>(&'a self, plan: &'a CallPlan) -> DriverFuture<'a, CallOutcome> {
+        Box::pin(self.syncer.run_sync(plan))
     }
 
-    fn terminate<'a>(
+    fn terminate_pod<'a>(
         &'a self,
         plan: &'a CallPlan,
         stop: PodStopMode,
     ) -> DriverFuture<'a, CallOutcome> {
         match stop {
             PodStopMode::AsSpecified(grace_s) => {
-                Box::pin(self.terminator.terminating(plan, grace_s))
+                Box::pin(self.terminator.sync_terminating_pod(plan, grace_s))
             }
-            PodStopMode::Unknown => Box::pin(self.terminator.terminating_runtime(plan)),
+            PodStopMode::Unknown => Box::pin(self.terminator.sync_terminating_runtime_pod(plan)),
         }
     }
 
-    fn clean_up<'a>(&'a self, plan: &'a CallPlan) -> DriverFuture<'a, CallOutcome> {
-        Box::pin(self.terminator.terminated(plan))
+    fn clean_up_pod<'a>(&'a self, plan: &'a CallPlan) -> DriverFuture<'a, CallOutcome> {
+        Box::pin(self.terminator.sync_terminated_pod(plan))
     }
 
-    fn remove<'a>(&'a self, uid: &'a PodUid) -> DriverFuture<'a, ()> {
+    fn remove_pod_remains<'a>(&'a self, uid: &'a PodUid) -> DriverFuture<'a, ()> {
         Box::pin(async move {
             let status = match self.runtime.pod_status(uid).await {
                 Ok(status) => status,
                 Err(e) => {
                     return self
                         .complaints
-                        .complain(&format!("uid={uid} {}", chain(&e)));
+                        .complain(&format!("uid={uid} {}", error_chain(&e)));
                 }
             };
             for container in &status.containers {
@@ -119,15 +119,15 @@ impl PodDriver for ContainerDriver {
         })
     }
 
-    fn list(&self) -> RuntimeCall<'_, Vec<PodItem>> {
+    fn list_pods(&self) -> RuntimeCall<'_, Vec<PodItem>> {
         self.runtime.list_pods()
     }
 
-    fn status<'a>(&'a self, uid: &'a PodUid) -> RuntimeCall<'a, PodRuntimeStatus> {
+    fn read_pod_status<'a>(&'a self, uid: &'a PodUid) -> RuntimeCall<'a, PodRuntimeStatus> {
         self.runtime.pod_status(uid)
     }
 
-    fn doorbell(&self) -> DriverFuture<'_, ()> {
-        self.runtime.doorbell()
+    fn wait_for_change(&self) -> DriverFuture<'_, ()> {
+        self.runtime.wait_for_doorbell()
     }
 }

@@ -42,51 +42,51 @@ pub(super) const EVENT_QUEUE: usize = 256;
 /// Holder of the agent between turns of the loop.
 pub(super) trait AgentCell {
     /// A turn with it.
-    fn with<T>(&mut self, turn: impl FnOnce(&mut Agent) -> T) -> T;
+    fn with_agent<T>(&mut self, turn: impl FnOnce(&mut Agent) -> T) -> T;
 }
 
 impl AgentCell for Agent {
-    fn with<T>(&mut self, turn: impl FnOnce(&mut Self) -> T) -> T {
+    fn with_agent<T>(&mut self, turn: impl FnOnce(&mut Self) -> T) -> T {
         turn(self)
     }
 }
 
 /// Runs until the agent is to end. Calls that run then are left to the executor.
-pub(super) async fn run(
+pub(super) async fn run_event_loop(
     mut agent: impl AgentCell,
     hands: EffectRunner,
     loop_watch: LoopWatch,
     events: Receiver<AgentEvent>,
 ) {
     let clock = Rc::clone(&hands.clock);
-    while !agent.with(|agent| agent.is_finished()) {
-        let due = agent.with(|agent| agent.next_timeout());
+    while !agent.with_agent(|agent| agent.is_finished()) {
+        let due = agent.with_agent(|agent| agent.next_timeout());
         let next = async { events.recv().await.ok() };
         let late = async {
-            clock.until(due.unwrap_or(MonoTime(u64::MAX))).await;
+            clock.sleep_until(due.unwrap_or(MonoTime(u64::MAX))).await;
             None
         };
         let event = next.or(late).await;
         let now = clock.now();
-        loop_watch.moved(now);
+        loop_watch.note_loop_turn(now);
         if event.is_none() && events.is_closed() {
             return;
         }
-        agent.with(|agent| {
+        agent.with_agent(|agent| {
             if let Some(event) = event {
-                agent.handle(event, now);
+                agent.handle_event(event, now);
                 // Events of one burst are handled before effects are started: calls then see the newest state.
                 while let Ok(event) = events.try_recv() {
-                    agent.handle(event, now);
+                    agent.handle_event(event, now);
                 }
             }
             agent.handle_timeout(now);
             while let Some(effect) = agent.poll_effect(now) {
-                hands.carry_out(effect);
+                hands.carry_out_effect(effect);
             }
-            agent.show_calls();
+            agent.refresh_calls();
         });
-        loop_watch.moved(clock.now());
+        loop_watch.note_loop_turn(clock.now());
     }
 }
 
@@ -110,7 +110,7 @@ pub(super) struct EffectRunner {
 }
 
 impl EffectRunner {
-    fn carry_out(&self, effect: AgentEffect) {
+    fn carry_out_effect(&self, effect: AgentEffect) {
         let events = self.events.clone();
         match effect {
             AgentEffect::Relist => {
@@ -127,7 +127,7 @@ impl EffectRunner {
                     let pod = match purpose {
                         LoadPurpose::Create => store.load_next(&disk, &uid).await,
                         LoadPurpose::Show(..) | LoadPurpose::Image | LoadPurpose::Evict => {
-                            store.load(&disk, &uid).await
+                            store.load_pod(&disk, &uid).await
                         }
                     };
                     let _ = events.send(AgentEvent::Loaded(uid, purpose, pod)).await;
@@ -136,21 +136,21 @@ impl EffectRunner {
             AgentEffect::Search => {
                 let housekeeper = Rc::clone(&self.housekeeper);
                 self.spawn(async move {
-                    let found = housekeeper.search().await;
+                    let found = housekeeper.search_remains().await;
                     let _ = events.send(AgentEvent::Searched(found)).await;
                 });
             }
             AgentEffect::Record(recording) => {
                 let records = Rc::clone(&self.records);
                 self.spawn(async move {
-                    let recorded = records.record(*recording).await;
+                    let recorded = records.record_pods(*recording).await;
                     let _ = events.send(AgentEvent::Recorded(Box::new(recorded))).await;
                 });
             }
             AgentEffect::SettleRecords => {
                 let records = Rc::clone(&self.records);
                 self.spawn(async move {
-                    let waiting = records.settle().await;
+                    let waiting = records.settle_waiting_records().await;
                     let _ = events.send(AgentEvent::Settled(waiting)).await;
                 });
             }
@@ -160,21 +160,24 @@ impl EffectRunner {
             }
             AgentEffect::KeepTimes(stored) => {
                 let (disk, run) = (self.disk.clone(), self.run_dir.clone());
-                self.spawn(async move { disk.run(move || stored.save(&run)).await });
+                self.spawn(async move { disk.run_job(move || stored.save_history(&run)).await });
             }
             AgentEffect::ForgetOutcomes(uids) => {
                 let (disk, store) = (self.disk.clone(), self.store.clone());
-                let forget = move || uids.iter().for_each(|uid| outcome::forget(&store, uid));
-                self.spawn(async move { disk.run(forget).await });
+                let forget = move || {
+                    uids.iter()
+                        .for_each(|uid| outcome::forget_outcome(&store, uid))
+                };
+                self.spawn(async move { disk.run_job(forget).await });
             }
             AgentEffect::TidyDead(uid, id) => {
                 let garbage = Rc::clone(&self.garbage);
-                self.spawn(async move { garbage.after_death(&uid, &id).await });
+                self.spawn(async move { garbage.collect_after_death(&uid, &id).await });
             }
             AgentEffect::Housekeeping(chores) => {
                 let housekeeper = Rc::clone(&self.housekeeper);
                 self.spawn(async move {
-                    housekeeper.carry_out(*chores).await;
+                    housekeeper.carry_out_chores(*chores).await;
                     let _ = events.send(AgentEvent::Cleaned).await;
                 });
             }
@@ -193,7 +196,7 @@ impl EffectRunner {
             AgentEffect::Start(start, uid, cancel) => {
                 let caller = Rc::clone(&self.caller);
                 self.spawn(async move {
-                    let outcome = caller.call(start, uid, cancel).await;
+                    let outcome = caller.run_worker_call(start, uid, cancel).await;
                     let _ = events.send(AgentEvent::Done(start.handle, outcome)).await;
                 });
             }
@@ -218,34 +221,40 @@ pub(super) struct WorkerCallRunner {
 
 impl WorkerCallRunner {
     /// Runs one call to its end.
-    async fn call(&self, start: CallStart, uid: PodUid, cancel: Rc<CallCancel>) -> CallOutcome {
+    async fn run_worker_call(
+        &self,
+        start: CallStart,
+        uid: PodUid,
+        cancel: Rc<CallCancel>,
+    ) -> CallOutcome {
         // Garbage collection may be removing an instance of this pod.
-        let turn = self.claims.operate(&uid).await;
+        let turn = self.claims.claim_operation(&uid).await;
         let begun = self.clock.now();
         let (of, tell) = (uid.clone(), Rc::clone(&self.tell));
         let plan = self
             .asker
-            .ask(move |agent| agent.plan(start.handle, of, cancel, tell));
+            .ask_agent(move |agent| agent.make_call_plan(start.handle, of, cancel, tell));
         let Some(plan) = plan.await else {
             return CallOutcome::Failed(RetryCause::Error);
         };
         let driver = &self.driver;
         let (done, work) = match start.call {
-            WorkerCall::Sync => (driver.sync(&plan), WorkerCallKind::Sync),
+            WorkerCall::Sync => (driver.sync_pod(&plan), WorkerCallKind::Sync),
             WorkerCall::Terminating { grace_s } => {
                 let stop = PodStopMode::AsSpecified(grace_s);
-                (driver.terminate(&plan, stop), WorkerCallKind::Kill)
+                (driver.terminate_pod(&plan, stop), WorkerCallKind::Kill)
             }
             WorkerCall::TerminatingRuntime => (
-                driver.terminate(&plan, PodStopMode::Unknown),
+                driver.terminate_pod(&plan, PodStopMode::Unknown),
                 WorkerCallKind::Kill,
             ),
-            WorkerCall::Terminated => (driver.clean_up(&plan), WorkerCallKind::Kill),
+            WorkerCall::Terminated => (driver.clean_up_pod(&plan), WorkerCallKind::Kill),
         };
         let outcome = done.await;
         drop(turn);
         let took = self.clock.now() - begun;
-        self.counters.count(|c| c.worked(work, took));
+        self.counters
+            .count_work(|c| c.count_worker_call(work, took));
         log::debug!("uid={uid} {:?} ended: {outcome:?}", start.call);
         outcome
     }

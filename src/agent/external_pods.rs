@@ -32,17 +32,17 @@ pub(crate) type PodResync = Rc<dyn Fn(Vec<PodUid>) -> Pin<Box<dyn Future<Output 
 /// Pods that no container runtime runs.
 pub(crate) trait ExternalPods {
     /// Handlers of the RuntimeClasses whose pods these are.
-    fn handlers(&self) -> Vec<String>;
+    fn runtime_handlers(&self) -> Vec<String>;
     /// Condition of what runs these pods: it answers, or why not.
-    fn condition(&self) -> RuntimeCondition;
+    fn provider_condition(&self) -> RuntimeCondition;
     /// Makes the driver of all pods; it hands those that are not external to `containers`.
-    fn driver(
+    fn make_pod_driver(
         self: Rc<Self>,
         containers: Rc<dyn PodDriver>,
         preparer: Rc<PodPreparer>,
     ) -> Rc<dyn PodDriver>;
     /// Makes the tasks that follow these pods.
-    fn tasks(
+    fn external_pod_tasks(
         &self,
         resync: &PodResync,
         recorder: &Rc<EventRecorder>,
@@ -50,22 +50,26 @@ pub(crate) trait ExternalPods {
     ) -> Vec<AgentTask>;
 
     /// All external pods, given those that the runtime has. From memory.
-    fn list(&self, of_runtime: &[PodItem]) -> Vec<PodItem>;
+    fn list_external_pods(&self, of_runtime: &[PodItem]) -> Vec<PodItem>;
     /// Status of a pod. From memory.
-    fn status(&self, uid: &PodUid) -> Option<PodRuntimeStatus>;
+    fn external_pod_status(&self, uid: &PodUid) -> Option<PodRuntimeStatus>;
     /// Resolves when something may have changed. May be late or lost.
-    fn doorbell(&self) -> DriverFuture<'_, ()>;
+    fn wait_for_external_change(&self) -> DriverFuture<'_, ()>;
     /// Usage of the pods for which there are figures.
-    fn usage(&self) -> DriverFuture<'_, Vec<PodUsage>>;
+    fn read_external_usage(&self) -> DriverFuture<'_, Vec<PodUsage>>;
 
     /// Returns true if the container is one of an external pod.
     fn has_container(&self, id: &ContainerId) -> bool;
     /// Returns true if the sandbox is that of an external pod.
     fn has_sandbox(&self, id: &SandboxId) -> bool;
     /// Stops the pod of a container: its containers are not stopped one by one.
-    fn stop(&self, id: &ContainerId, grace: Duration) -> Option<RuntimeCall<'_, ()>>;
+    fn stop_pod_of_container(
+        &self,
+        id: &ContainerId,
+        grace: Duration,
+    ) -> Option<RuntimeCall<'_, ()>>;
     /// Removes the pod of a sandbox.
-    fn remove(&self, id: &SandboxId) -> Option<RuntimeCall<'_, ()>>;
+    fn remove_pod_of_sandbox(&self, id: &SandboxId) -> Option<RuntimeCall<'_, ()>>;
     /// Runs a command; see [`exec_sync`](crate::runtime::RuntimeService::exec_sync).
     fn exec_sync<'a>(
         &'a self,
@@ -81,7 +85,7 @@ pub(crate) trait ExternalPods {
     /// Opens ports of a pod.
     fn port_forward(&self, id: &SandboxId) -> Option<PortConnector<'_>>;
     /// Reads the log of a container, which has no file here.
-    fn log<'a>(
+    fn read_container_log<'a>(
         &'a self,
         id: &'a ContainerId,
         options: &'a LogOptions,

@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// Number of dead instances that the configuration keeps.
-pub(super) fn policy(garbage: &GarbageConfig) -> ContainerGcPolicy {
+pub(super) fn container_gc_policy(garbage: &GarbageConfig) -> ContainerGcPolicy {
     let count = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
     ContainerGcPolicy {
         min_age: garbage.min_age,
@@ -61,7 +61,7 @@ struct GcDecisions {
 }
 
 impl GcDecisions {
-    fn of(&self, uid: &PodUid) -> PodGcState {
+    fn decide_pod_fate(&self, uid: &PodUid) -> PodGcState {
         match self.removable.binary_search(uid) {
             Ok(_) => PodGcState::ContentRemovable,
             Err(_) => PodGcState::Kept,
@@ -81,17 +81,18 @@ enum DeadContainerScope {
 impl GarbageCollector {
     /// Runs one pass over everything (GC-01 to GC-06). A failure is tried again in the next pass; an event of the node
     /// tells it (GC-13).
-    pub(super) async fn pass(&self) {
-        self.pass_over(DeadContainerScope::OfPodsThatAreGone).await;
-    }
-
-    /// Runs one pass while the disk is short: of ended pods only that stays which their status still needs.
-    pub(super) async fn reclaim(&self) {
-        self.pass_over(DeadContainerScope::OfPodsThatHaveEnded)
+    pub(super) async fn collect_garbage(&self) {
+        self.collect_in_scope(DeadContainerScope::OfPodsThatAreGone)
             .await;
     }
 
-    async fn pass_over(&self, dead: DeadContainerScope) {
+    /// Runs one pass while the disk is short: of ended pods only that stays which their status still needs.
+    pub(super) async fn reclaim_disk_space(&self) {
+        self.collect_in_scope(DeadContainerScope::OfPodsThatHaveEnded)
+            .await;
+    }
+
+    async fn collect_in_scope(&self, dead: DeadContainerScope) {
         let mut failed = Vec::new();
         if let Err(e) = self.try_pass(dead, &mut failed).await {
             failed.push(e.to_string());
@@ -99,32 +100,32 @@ impl GarbageCollector {
         if !failed.is_empty() {
             let message = failed.join("; ");
             let recorder = &self.recorder;
-            recorder.node(EventSeverity::Warning, "ContainerGCFailed", &message);
+            recorder.record_node_event(EventSeverity::Warning, "ContainerGCFailed", &message);
         }
-        self.images.sweep();
-        crate::sys::memory::trim();
+        self.images.sweep_pull_delays();
+        crate::sys::memory::trim_memory();
     }
 
     /// Asks the loop about pods.
-    async fn fates(
+    async fn ask_gc_decisions(
         &self,
         dead: DeadContainerScope,
         uids: impl IntoIterator<Item = PodUid>,
     ) -> GcDecisions {
         let mut uids: Vec<PodUid> = uids.into_iter().collect();
-        uids.order();
+        uids.stable_sort();
         uids.dedup();
         let look = move |agent: &Agent| {
             uids.retain(|uid| match dead {
-                DeadContainerScope::OfPodsThatAreGone => agent.may_content_go(uid),
-                DeadContainerScope::OfPodsThatHaveEnded => agent.may_containers_go(uid),
+                DeadContainerScope::OfPodsThatAreGone => agent.may_remove_content(uid),
+                DeadContainerScope::OfPodsThatHaveEnded => agent.may_remove_containers(uid),
             });
             GcDecisions {
                 sources_ready: agent.sources_ready(),
                 removable: uids,
             }
         };
-        self.asker.ask(look).await
+        self.asker.ask_agent(look).await
     }
 
     async fn try_pass(
@@ -134,9 +135,12 @@ impl GarbageCollector {
     ) -> Result<(), RuntimeError> {
         let listed = self.runtime.list_pods().await?;
         let uids = listed.iter().map(|pod| pod.uid.clone());
-        let fates = self.fates(dead, uids).await;
-        let (fate, ready) = (|uid: &PodUid| fates.of(uid), fates.sources_ready);
-        let age = |at| self.times.since(at);
+        let fates = self.ask_gc_decisions(dead, uids).await;
+        let (fate, ready) = (
+            |uid: &PodUid| fates.decide_pod_fate(uid),
+            fates.sources_ready,
+        );
+        let age = |at| self.times.time_elapsed_since(at);
         let surplus = gc::removable_containers(&listed, &fate, ready, &self.policy, &age);
         let any = !surplus.is_empty();
         for removal in surplus {
@@ -148,11 +152,11 @@ impl GarbageCollector {
                 continue;
             };
             // A pod that is being worked on is left to the next pass.
-            let Some(_turn) = self.claims.try_operate(owner) else {
+            let Some(_turn) = self.claims.try_claim_operation(owner) else {
                 continue;
             };
             if !self
-                .still(owner, |pod| pod.containers.contains(container))
+                .is_part_unchanged(owner, |pod| pod.containers.contains(container))
                 .await
             {
                 continue;
@@ -185,14 +189,14 @@ impl GarbageCollector {
         };
         // Much may have happened while containers went.
         let uids = listed.iter().map(|pod| pod.uid.clone());
-        let fates = self.fates(dead, uids).await;
-        let fate = |uid: &PodUid| fates.of(uid);
+        let fates = self.ask_gc_decisions(dead, uids).await;
+        let fate = |uid: &PodUid| fates.decide_pod_fate(uid);
         let sandboxes = gc::removable_sandboxes(&listed, &fate, fates.sources_ready);
         let any = any || !sandboxes.is_empty();
         self.remove_sandboxes(&listed, sandboxes, failed).await;
         if any {
             // What is known of the runtime is not to show them any longer.
-            self.relist().await;
+            self.request_relist().await;
         }
         self.remove_forgotten_logs(failed).await;
         self.remove_log_dirs(failed).await;
@@ -200,18 +204,18 @@ impl GarbageCollector {
     }
 
     /// Asks for a relist.
-    async fn relist(&self) {
-        self.asker.ask(|agent| agent.request_relist()).await;
+    async fn request_relist(&self) {
+        self.asker.ask_agent(|agent| agent.request_relist()).await;
     }
 
     /// Returns true if the listed part of a pod is unchanged. Earlier removals may have taken long, and a pod that came
     /// back meanwhile may have given the same id to a running container.
-    async fn still(&self, pod: &PodUid, is_there: impl Fn(&PodItem) -> bool) -> bool {
+    async fn is_part_unchanged(&self, pod: &PodUid, is_there: impl Fn(&PodItem) -> bool) -> bool {
         let now = self.runtime.pod_status(pod).await;
         now.is_ok_and(|pod| is_there(&PodItem::from(&pod)))
     }
 
-    async fn remove(&self, id: &ContainerId) {
+    async fn remove_container(&self, id: &ContainerId) {
         if let Err(e) = self.runtime.remove_container(id, LogRetention::Go).await {
             self.complaints
                 .complain(&format!("container={id} cannot remove: {e}"));
@@ -232,11 +236,11 @@ impl GarbageCollector {
             let Some((owner, sandbox)) = found else {
                 continue;
             };
-            let Some(_turn) = self.claims.try_operate(owner) else {
+            let Some(_turn) = self.claims.try_claim_operation(owner) else {
                 continue;
             };
             if !self
-                .still(owner, |pod| pod.sandboxes.contains(sandbox))
+                .is_part_unchanged(owner, |pod| pod.sandboxes.contains(sandbox))
                 .await
             {
                 continue;
@@ -254,17 +258,20 @@ impl GarbageCollector {
     async fn remove_log_dirs(&self, failed: &mut Vec<String>) {
         let root = self.pod_logs.clone();
         let listing = root.clone();
-        let names = self.disk.run(move || names(&listing)).await;
+        let names = self.disk.run_job(move || names(&listing)).await;
         let uids = names.iter().filter_map(|name| gc::log_dir_uid(name));
         let fates = self
-            .fates(DeadContainerScope::OfPodsThatAreGone, uids)
+            .ask_gc_decisions(DeadContainerScope::OfPodsThatAreGone, uids)
             .await;
-        let (fate, ready) = (|uid: &PodUid| fates.of(uid), fates.sources_ready);
+        let (fate, ready) = (
+            |uid: &PodUid| fates.decide_pod_fate(uid),
+            fates.sources_ready,
+        );
         // A pod that comes back under its uid waits for its record, and with it for its logs, until the old ones are gone.
         let (mut claimed, mut turns) = (Vec::new(), Vec::new());
         for name in gc::removable_log_dirs(names.iter().map(String::as_str), &fate, ready) {
             if let Some(uid) = gc::log_dir_uid(name)
-                && let Some(turn) = self.claims.try_record(&uid)
+                && let Some(turn) = self.claims.try_claim_record(&uid)
             {
                 turns.push(turn);
                 claimed.push((uid, root.join(name)));
@@ -277,10 +284,10 @@ impl GarbageCollector {
             claimed.retain(|(uid, _)| !agent.pods().is_arriving(uid));
             claimed
         };
-        let gone = self.asker.ask(look).await;
-        let removed = self.disk.run(move || {
+        let gone = self.asker.ask_agent(look).await;
+        let removed = self.disk.run_job(move || {
             gone.into_iter()
-                .filter_map(|(_, path)| remove::path(&path).err().map(|e| (path, e)))
+                .filter_map(|(_, path)| remove::remove_path(&path).err().map(|e| (path, e)))
                 .collect::<Vec<_>>()
         });
         let removed = removed.await.into_iter();
@@ -291,7 +298,7 @@ impl GarbageCollector {
     /// Removes logs of instances of earlier boots, of which the runtime knows nothing, as those of dead instances.
     async fn remove_forgotten_logs(&self, failed: &mut Vec<String>) {
         let mut containers: BTreeMap<PathBuf, Vec<OsString>> = BTreeMap::new();
-        let known = self.asker.ask(Agent::runtime_statuses).await;
+        let known = self.asker.ask_agent(Agent::runtime_statuses).await;
         let all = known.iter().flat_map(|pod| &pod.containers);
         for path in all.map(|c| Path::new(&c.log_path)) {
             if let (Some(dir), Some(name)) = (path.parent(), path.file_name()) {
@@ -302,11 +309,11 @@ impl GarbageCollector {
             }
         }
         let keep = self.policy.max_per_container;
-        let removed = self.disk.run(move || {
+        let removed = self.disk.run_job(move || {
             let each = containers.into_iter().map(|(dir, known)| {
                 // Any name stands for the directory.
                 let live = dir.join("0.log");
-                let removed = log_rotation::remove_forgotten(&live, &known, keep);
+                let removed = log_rotation::remove_forgotten_logs(&live, &known, keep);
                 (dir, removed)
             });
             each.filter_map(|(dir, removed)| Some((dir, removed.err()?)))
@@ -321,7 +328,7 @@ impl GarbageCollector {
     async fn remove_dangling_links(&self, failed: &mut Vec<String>) -> Result<(), RuntimeError> {
         let (links, logs) = (self.log_links.clone(), self.pod_logs.clone());
         let dir = links.clone();
-        let dangling = self.disk.run(move || -> io::Result<Vec<String>> {
+        let dangling = self.disk.run_job(move || -> io::Result<Vec<String>> {
             let links = match LogLinks::open(&dir) {
                 // No link there is ours. Whoever starts a container tells of it.
                 Err(e) if e.kind() == io::ErrorKind::NotADirectory => None,
@@ -330,7 +337,7 @@ impl GarbageCollector {
             let Some(links) = links else {
                 return Ok(Vec::new());
             };
-            let dir = links.path();
+            let dir = links.fd_path();
             let is_dangling = |name: &String| {
                 let target = fs::read_link(dir.join(name));
                 target.is_ok_and(|to| {
@@ -353,11 +360,11 @@ impl GarbageCollector {
         let listed = self.runtime.list_pods().await?;
         let removable = gc::removable_links(dangling.iter().map(String::as_str), &listed);
         let removable: Vec<String> = removable.into_iter().map(str::to_owned).collect();
-        let removed = self.disk.run(move || -> io::Result<Vec<String>> {
+        let removed = self.disk.run_job(move || -> io::Result<Vec<String>> {
             let Some(links) = LogLinks::open(&links)? else {
                 return Ok(Vec::new());
             };
-            let dir = links.path();
+            let dir = links.fd_path();
             let each = removable.into_iter().map(|name| {
                 let removed = fs::remove_file(dir.join(&name));
                 (name, removed)
@@ -372,19 +379,23 @@ impl GarbageCollector {
     }
 
     /// Removes surplus dead instances of a container that died, or all of a pod whose content may go (CLEAN-14).
-    pub(super) async fn after_death(&self, uid: &PodUid, died: &ContainerId) {
+    pub(super) async fn collect_after_death(&self, uid: &PodUid, died: &ContainerId) {
         // Before the status is looked at: a call that runs now may change it.
-        let _turn = self.claims.operate(uid).await;
+        let _turn = self.claims.claim_operation(uid).await;
         let fates = self
-            .fates(DeadContainerScope::OfPodsThatAreGone, [uid.clone()])
+            .ask_gc_decisions(DeadContainerScope::OfPodsThatAreGone, [uid.clone()])
             .await;
         let of = uid.clone();
-        let Ok(status) = self.asker.ask(move |agent| agent.runtime_status(&of)).await else {
+        let Ok(status) = self
+            .asker
+            .ask_agent(move |agent| agent.pod_runtime_status(&of))
+            .await
+        else {
             return;
         };
         let keep = self.policy.max_per_container;
-        for id in gc::removable_after_death(&status, died, keep, fates.of(uid)) {
-            self.remove(&id).await;
+        for id in gc::removable_after_death(&status, died, keep, fates.decide_pod_fate(uid)) {
+            self.remove_container(&id).await;
         }
     }
 }

@@ -19,8 +19,8 @@ use crate::{
         BusError,
         logind::{LogindPaths, ShutdownInhibitor},
     },
-    error::chain,
-    sys::lane::on_fresh_thread,
+    error::error_chain,
+    sys::lane::run_on_fresh_thread,
 };
 
 /// After the connection broke.
@@ -50,14 +50,14 @@ enum InhibitorError {
 
 impl ShutdownWatch {
     /// Goes on for as long as the agent.
-    pub(super) async fn run(self) {
+    pub(super) async fn watch_shutdown(self) {
         let mut pause = FIRST_RETRY;
         let mut told = String::new();
         loop {
-            match self.attend(&mut pause).await {
+            match self.hold_inhibitor(&mut pause).await {
                 Err(InhibitorError::Ended) => return,
                 Err(e) => {
-                    let why = chain(&e);
+                    let why = error_chain(&e);
                     // Once, not once a minute.
                     if why != told {
                         log::warn!(
@@ -67,17 +67,19 @@ impl ShutdownWatch {
                     }
                 }
             }
-            self.clock.until(self.clock.now() + pause).await;
+            self.clock.sleep_until(self.clock.now() + pause).await;
             pause = (pause * 2).min(LONGEST_RETRY);
         }
     }
 
-    async fn attend(&self, pause: &mut Duration) -> Result<Infallible, InhibitorError> {
+    async fn hold_inhibitor(&self, pause: &mut Duration) -> Result<Infallible, InhibitorError> {
         let (places, needed) = (self.places.clone(), self.needed);
-        let taken = on_fresh_thread("logind", move || ShutdownInhibitor::take(&places, needed));
+        let taken = run_on_fresh_thread("logind", move || {
+            ShutdownInhibitor::acquire(&places, needed)
+        });
         let mut inhibitor = taken.await??;
         *pause = FIRST_RETRY;
-        let delay = inhibitor.delay();
+        let delay = inhibitor.max_delay();
         if delay < needed {
             log::warn!(
                 "logind waits {} s for pods when the machine goes down, not {} s: set InhibitDelayMaxSec in logind.conf",
@@ -85,13 +87,13 @@ impl ShutdownWatch {
                 needed.as_secs()
             );
         }
-        let ear = Async::new_nonblocking(inhibitor.ear().try_clone_to_owned()?)?;
+        let ear = Async::new_nonblocking(inhibitor.signal_descriptor().try_clone_to_owned()?)?;
         loop {
             ear.readable().await?;
             // More than one word may have come.
             loop {
-                let heard = on_fresh_thread("logind", move || {
-                    let heard = inhibitor.hear();
+                let heard = run_on_fresh_thread("logind", move || {
+                    let heard = inhibitor.read_shutdown_signal();
                     (inhibitor, heard)
                 });
                 let heard = heard.await?;
@@ -100,14 +102,14 @@ impl ShutdownWatch {
                     None => break,
                     Some(true) => {
                         let (done, ended) = channel::bounded(1);
-                        self.tell(AgentCommand::Shutdown { done }).await?;
+                        self.send_command(AgentCommand::Shutdown { done }).await?;
                         // Closed once the pods have ended.
                         let _ = ended.recv().await;
-                        inhibitor.let_go();
+                        inhibitor.release_lock();
                     }
                     Some(false) => {
-                        self.tell(AgentCommand::ShutdownCancelled).await?;
-                        let again = on_fresh_thread("logind", move || {
+                        self.send_command(AgentCommand::ShutdownCancelled).await?;
+                        let again = run_on_fresh_thread("logind", move || {
                             let taken = inhibitor.take_lock();
                             (inhibitor, taken)
                         });
@@ -120,7 +122,7 @@ impl ShutdownWatch {
         }
     }
 
-    async fn tell(&self, command: AgentCommand) -> Result<(), InhibitorError> {
+    async fn send_command(&self, command: AgentCommand) -> Result<(), InhibitorError> {
         let sent = self.events.send(AgentEvent::Command(command)).await;
         sent.map_err(|_| InhibitorError::Ended)
     }
@@ -167,7 +169,7 @@ mod tests {
             clock: Rc::new(clock),
             events: sender,
         };
-        let watching = executor.spawn(watch.run());
+        let watching = executor.spawn(watch.watch_shutdown());
         let told = async {
             // Taken on a thread of its own.
             let held = lock(&double).await;

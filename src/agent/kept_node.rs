@@ -34,10 +34,10 @@ struct NodeLabelsFile {
 
 /// Reads what an agent before this one has kept of that Node of that cluster; `None` if there is no usable record; a
 /// bad one is logged. Blocking.
-pub(super) fn recall(root: &Path, node: &str, cluster: &str) -> Option<KeptNode> {
+pub(super) fn recall_kept_node(root: &Path, node: &str, cluster: &str) -> Option<KeptNode> {
     let path = root.join(FILE);
-    let record: NodeLabelsFile = record::recall(&path, MAX_BYTES)?;
-    if record.node != node || !authority::is_same(&record.cluster, cluster) {
+    let record: NodeLabelsFile = record::recall_record(&path, MAX_BYTES)?;
+    if record.node != node || !authority::is_same_authority(&record.cluster, cluster) {
         let path = path.display();
         log::warn!("{path}: it is of another node, or another cluster");
         return None;
@@ -77,7 +77,10 @@ impl NodeLabelsStore {
     ///
     /// # Errors
     /// The disk cannot be written, or it is too much. Only an agent that starts without an apiserver is worse off.
-    pub(super) async fn keep(&self, KeptNode { labels, taints }: KeptNode) -> io::Result<()> {
+    pub(super) async fn keep_node_labels(
+        &self,
+        KeptNode { labels, taints }: KeptNode,
+    ) -> io::Result<()> {
         let path = self.path.clone();
         let record = NodeLabelsFile {
             node: self.node.clone(),
@@ -85,13 +88,16 @@ impl NodeLabelsStore {
             labels,
             taints,
         };
-        let kept = self.disk.run(move || keep(&path, &record)).await;
+        let kept = self
+            .disk
+            .run_job(move || write_labels_file(&path, &record))
+            .await;
         self.is_kept.set(kept.is_ok());
         kept
     }
 }
 
-fn keep(path: &Path, record: &NodeLabelsFile) -> io::Result<()> {
+fn write_labels_file(path: &Path, record: &NodeLabelsFile) -> io::Result<()> {
     let bytes = serde_json::to_vec(record)?.len();
     if bytes as u64 >= MAX_BYTES {
         // By an older one, pods would be refused that fit.
@@ -102,7 +108,7 @@ fn keep(path: &Path, record: &NodeLabelsFile) -> io::Result<()> {
             ))),
         };
     }
-    record::keep(path, record, MAX_BYTES)
+    record::keep_record(path, record, MAX_BYTES)
 }
 
 #[cfg(test)]
@@ -126,14 +132,26 @@ mod tests {
         let root = crate::testing::unused_path("kept-node");
         fs::create_dir_all(&root).expect("directory");
         let path = root.join(FILE);
-        let of =
-            |cluster: &str| NodeLabelsStore::new(&root, "n".into(), cluster.into(), Lane::inline());
-        let keep = |kept: KeptNode| smol::future::block_on(of("old").keep(kept));
-        assert_eq!(recall(&root, "n", "old"), None, "no agent was here");
+        let of = |cluster: &str| {
+            NodeLabelsStore::new(&root, "n".into(), cluster.into(), Lane::without_thread())
+        };
+        let keep = |kept: KeptNode| smol::future::block_on(of("old").keep_node_labels(kept));
+        assert_eq!(
+            recall_kept_node(&root, "n", "old"),
+            None,
+            "no agent was here"
+        );
         keep(labelled("ssd")).expect("kept");
-        assert_eq!(recall(&root, "n", "new,old"), Some(labelled("ssd")));
-        assert_eq!(recall(&root, "n", "other"), None, "of another cluster");
-        assert_eq!(recall(&root, "m", "old"), None, "of another node");
+        assert_eq!(
+            recall_kept_node(&root, "n", "new,old"),
+            Some(labelled("ssd"))
+        );
+        assert_eq!(
+            recall_kept_node(&root, "n", "other"),
+            None,
+            "of another cluster"
+        );
+        assert_eq!(recall_kept_node(&root, "m", "old"), None, "of another node");
         let written = || {
             fs::metadata(&path)
                 .expect("there")
@@ -145,17 +163,17 @@ mod tests {
         keep(labelled("ssd")).expect("kept");
         assert_eq!((written(), inode()), before, "flash is spared");
         keep(labelled("hdd")).expect("kept");
-        assert_eq!(recall(&root, "n", "old"), Some(labelled("hdd")));
+        assert_eq!(recall_kept_node(&root, "n", "old"), Some(labelled("hdd")));
         assert!(keep(labelled(&"x".repeat(70_000))).is_err());
         assert_eq!(
-            recall(&root, "n", "old"),
+            recall_kept_node(&root, "n", "old"),
             None,
             "nothing is better than what was"
         );
         fs::write(&path, "torn").expect("written");
-        assert_eq!(recall(&root, "n", "old"), None);
+        assert_eq!(recall_kept_node(&root, "n", "old"), None);
         keep(labelled("ssd")).expect("kept");
-        assert_eq!(recall(&root, "n", "old"), Some(labelled("ssd")));
+        assert_eq!(recall_kept_node(&root, "n", "old"), Some(labelled("ssd")));
         fs::remove_dir_all(root).expect("clean");
     }
 }

@@ -12,7 +12,7 @@ use async_io::Async;
 use nix::errno::Errno;
 
 use super::recorder::{EventRecorder, EventSeverity};
-use crate::{logic::kernel_log::system_oom, sys::turn};
+use crate::{logic::kernel_log::parse_system_oom, sys::turn};
 
 /// The kernel's log.
 const KERNEL_LOG: &str = "/dev/kmsg";
@@ -20,11 +20,13 @@ const KERNEL_LOG: &str = "/dev/kmsg";
 const RECORD_BYTES: usize = 8192;
 
 /// Tells until the log cannot be read any more.
-pub(super) async fn watch(recorder: Rc<EventRecorder>) {
-    let followed = match open(Path::new(KERNEL_LOG)) {
+pub(super) async fn watch_kernel_log(recorder: Rc<EventRecorder>) {
+    let followed = match open_kernel_log(Path::new(KERNEL_LOG)) {
         Ok(log) => {
-            let tell = |message: &str| recorder.node(EventSeverity::Warning, "SystemOOM", message);
-            follow(&log, tell).await
+            let tell = |message: &str| {
+                recorder.record_node_event(EventSeverity::Warning, "SystemOOM", message)
+            };
+            follow_kernel_log(&log, tell).await
         }
         Err(e) => Err(e),
     };
@@ -34,7 +36,7 @@ pub(super) async fn watch(recorder: Rc<EventRecorder>) {
 }
 
 /// Opens the log behind its last record: what was before an agent was told by the one before.
-fn open(path: &Path) -> io::Result<Async<OwnedFd>> {
+fn open_kernel_log(path: &Path) -> io::Result<Async<OwnedFd>> {
     let mut options = OpenOptions::new();
     let mut log = options
         .read(true)
@@ -44,7 +46,7 @@ fn open(path: &Path) -> io::Result<Async<OwnedFd>> {
     Async::new_nonblocking(log.into())
 }
 
-async fn follow(log: &Async<OwnedFd>, tell: impl Fn(&str)) -> io::Result<()> {
+async fn follow_kernel_log(log: &Async<OwnedFd>, tell: impl Fn(&str)) -> io::Result<()> {
     loop {
         log.readable().await?;
         // Only while there is something to read.
@@ -54,14 +56,14 @@ async fn follow(log: &Async<OwnedFd>, tell: impl Fn(&str)) -> io::Result<()> {
             Ok(n) => {
                 let text = String::from_utf8_lossy(&record[..n]);
                 text.lines()
-                    .filter_map(system_oom)
+                    .filter_map(parse_system_oom)
                     .for_each(|message| tell(&message));
             }
             // Records were overwritten before they were read.
             Err(Errno::EPIPE | Errno::EAGAIN | Errno::EINTR) => {}
             Err(e) => return Err(e.into()),
         }
-        turn::give().await;
+        turn::yield_to_others().await;
     }
 }
 
@@ -84,7 +86,8 @@ mod tests {
         drop(write);
         let told = RefCell::new(Vec::new());
         let log = Async::new(OwnedFd::from(read)).expect("readable");
-        let followed = follow(&log, |message| told.borrow_mut().push(message.to_owned()));
+        let followed =
+            follow_kernel_log(&log, |message| told.borrow_mut().push(message.to_owned()));
         smol::block_on(followed).expect("to its end");
         assert_eq!(
             *told.borrow(),

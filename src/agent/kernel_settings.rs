@@ -24,7 +24,7 @@ pub(crate) struct ProtectedSettings(Vec<String>);
 /// Sets those that have another value. With `protect` none is set, and all that differ are one error.
 ///
 /// A setting that this kernel does not have, or that may not be written here, is logged: pods run all the same.
-pub(crate) fn apply(dir: &Path, protect: bool) -> Result<(), ProtectedSettings> {
+pub(crate) fn apply_kernel_settings(dir: &Path, protect: bool) -> Result<(), ProtectedSettings> {
     let mut wrong = Vec::new();
     for (file, expected) in SETTINGS {
         let path = dir.join(file);
@@ -80,7 +80,7 @@ mod tests {
         write("vm/panic_on_oom", "2\n");
         // A kernel without keys.
         fs::remove_dir_all(dir.join("kernel/keys")).expect("remove");
-        let error = apply(&dir, true).expect_err("protected");
+        let error = apply_kernel_settings(&dir, true).expect_err("protected");
         assert_eq!(
             error.to_string(),
             "protectKernelDefaults: invalid kernel flag: vm.panic_on_oom, expected value: 0, actual value: 2; \
@@ -90,13 +90,13 @@ mod tests {
             (read("kernel/panic"), read("vm/panic_on_oom")),
             ("0\n".into(), "2\n".into())
         );
-        assert_eq!(apply(&dir, false), Ok(()));
+        assert_eq!(apply_kernel_settings(&dir, false), Ok(()));
         assert_eq!(
             (read("kernel/panic"), read("vm/panic_on_oom")),
             ("10".into(), "0".into())
         );
         assert_eq!(read("kernel/panic_on_oops"), "1\n", "not written again");
-        assert_eq!(apply(&dir, true), Ok(()));
+        assert_eq!(apply_kernel_settings(&dir, true), Ok(()));
         fs::remove_dir_all(&dir).expect("remove");
     }
 }

@@ -29,7 +29,8 @@ use crate::{
         pull::{FetchGate, LinkBudgetRefusal},
     },
     logic::link_budget::{
-        BudgetMoment, DeferralEnd, DownloadBudget, KeptBudget, LinkBudgetSettings, is_dated,
+        BudgetMoment, DeferralEnd, DownloadBudget, KeptBudget, LinkBudgetSettings,
+        is_wall_clock_usable,
     },
     net::meter,
     sys::{clock, file, lane::Lane},
@@ -85,12 +86,12 @@ struct LinkBudgetState {
 }
 
 impl LinkBudgetState {
-    fn urgency(&self, key: &str) -> PullUrgency {
+    fn pull_urgency(&self, key: &str) -> PullUrgency {
         let asked = self.urgent.iter().find(|(known, ..)| known == key);
         asked.map_or_else(PullUrgency::default, |(_, urgency, _)| *urgency)
     }
 
-    fn needs(&self, key: &str, now: MonoTime) -> Option<u64> {
+    fn missing_bytes(&self, key: &str, now: MonoTime) -> Option<u64> {
         let mut known = self.needs.iter();
         let known = known.find(|(known, _, until)| known == key && *until > now);
         known.map(|(_, needs, _)| *needs)
@@ -106,24 +107,24 @@ pub(super) struct LinkBudget {
 }
 
 /// Reads the machine's clocks. `synchronized`: the kernel's word on the wall clock, if there is one.
-fn now(certainty: &ClockCertainty, synchronized: Option<bool>) -> BudgetMoment {
+fn read_budget_clocks(certainty: &ClockCertainty, synchronized: Option<bool>) -> BudgetMoment {
     BudgetMoment {
-        wall: is_dated(certainty.is_certain(), synchronized).then(clock::wall),
-        up: clock::mono(),
-        counted: meter::counted().all(),
+        wall: is_wall_clock_usable(certainty.is_certain(), synchronized).then(clock::wall_now),
+        up: clock::mono_now(),
+        counted: meter::counted_bytes().total_bytes(),
     }
 }
 
 impl LinkBudget {
     /// Goes on where the record in `root` ends. Blocking, and brief.
     pub(super) fn open(settings: LinkBudgetSettings, root: &Path) -> Self {
-        let record = read(&root.join(FILE)).unwrap_or_else(|e| {
+        let record = read_budget_file(&root.join(FILE)).unwrap_or_else(|e| {
             log::warn!("what was used of the link's budget is not known: {e}");
             None
         });
         let kept = record.map_or_else(KeptBudget::default, |record| {
             for (class, bytes) in LinkClass::ALL.into_iter().zip(record.bytes.0) {
-                meter::add(class, bytes);
+                meter::add_bytes(class, bytes);
             }
             KeptBudget {
                 day: record.day,
@@ -133,14 +134,14 @@ impl LinkBudget {
         });
         let certainty = ClockCertainty::default();
         let known = certainty.clone();
-        let now = move || now(&known, clock::synchronized());
+        let now = move || read_budget_clocks(&known, clock::is_synchronized());
         Self {
             certainty,
-            ..Self::with(settings, kept, Box::new(now))
+            ..Self::from_record(settings, kept, Box::new(now))
         }
     }
 
-    pub(super) fn with(
+    pub(super) fn from_record(
         settings: LinkBudgetSettings,
         kept: KeptBudget,
         now: Box<dyn Fn() -> BudgetMoment + Send + Sync>,
@@ -157,23 +158,23 @@ impl LinkBudget {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, LinkBudgetState> {
+    fn lock_state(&self) -> MutexGuard<'_, LinkBudgetState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns true if the bytes of the day are used up.
     pub(super) fn is_spent(&self) -> bool {
-        self.lock().budget.is_spent((self.now)())
+        self.lock_state().budget.is_spent((self.now)())
     }
 
     /// State of the budget, for people; true if images wait.
-    pub(super) fn says(&self) -> (String, bool) {
-        self.lock().budget.says((self.now)())
+    pub(super) fn describe_budget(&self) -> (String, bool) {
+        self.lock_state().budget.describe_budget((self.now)())
     }
 
     /// Condition of `get node` for the budget.
-    pub(super) fn condition(&self, now: WallTime) -> NodeCondition {
-        let (says, waits) = self.says();
+    pub(super) fn budget_condition(&self, now: WallTime) -> NodeCondition {
+        let (says, waits) = self.describe_budget();
         let (status, reason) = match (waits, self.is_spent()) {
             (false, _) => ("True", "BytesLeft"),
             (true, false) => ("False", "ImagesWait"),
@@ -182,7 +183,7 @@ impl LinkBudget {
         NodeCondition {
             kind: CONDITION.into(),
             status: status.into(),
-            last_heartbeat_time: Some(now.truncated()),
+            last_heartbeat_time: Some(now.truncated_to_second()),
             last_transition_time: None,
             reason: reason.into(),
             message: says,
@@ -190,21 +191,22 @@ impl LinkBudget {
     }
 
     /// Writes the record. Blocking.
-    pub(super) fn save(&self, root: &Path) -> io::Result<()> {
-        let KeptBudget { day, used, elapsed } = self.lock().budget.kept((self.now)());
+    pub(super) fn save_budget(&self, root: &Path) -> io::Result<()> {
+        let KeptBudget { day, used, elapsed } =
+            self.lock_state().budget.state_to_keep((self.now)());
         let record = LinkBudgetFile {
             v: VERSION,
             day,
             used,
             elapsed_s: elapsed.as_secs(),
-            bytes: meter::counted(),
+            bytes: meter::counted_bytes(),
         };
         let text = serde_json::to_vec(&record)?;
         file::write_atomic(&root.join(FILE), &text, 0o600, true)
     }
 
     /// Writes it now and then, for the agent's life.
-    pub(super) async fn keep(
+    pub(super) async fn save_periodically(
         self: Arc<Self>,
         root: PathBuf,
         clock: Rc<dyn Clock>,
@@ -212,9 +214,9 @@ impl LinkBudget {
         complaints: Rc<Complaints>,
     ) {
         loop {
-            clock.until(clock.now() + WRITTEN_EVERY).await;
+            clock.sleep_until(clock.now() + WRITTEN_EVERY).await;
             let (this, at) = (Arc::clone(&self), root.clone());
-            if let Err(e) = disk.run(move || this.save(&at)).await {
+            if let Err(e) = disk.run_job(move || this.save_budget(&at)).await {
                 complaints.complain(&format!("the link's budget cannot be noted: {e}"));
             }
         }
@@ -222,12 +224,12 @@ impl LinkBudget {
 }
 
 impl FetchGate for LinkBudget {
-    fn admit(&self, reference: &ImageReference, needs: u64) -> Result<(), LinkBudgetRefusal> {
+    fn admit_fetch(&self, reference: &ImageReference, needs: u64) -> Result<(), LinkBudgetRefusal> {
         let now = (self.now)();
-        let mut state = self.lock();
+        let mut state = self.lock_state();
         let key = reference.to_string();
-        let urgency = state.urgency(&key);
-        let admitted = state.budget.admit(Some(needs), urgency, now);
+        let urgency = state.pull_urgency(&key);
+        let admitted = state.budget.admit_download(Some(needs), urgency, now);
         let old = |(known, _, until): &(String, u64, MonoTime)| *known == key || *until <= now.up;
         state.needs.retain(|known| !old(known));
         if let Err(deferral) = &admitted {
@@ -240,21 +242,23 @@ impl FetchGate for LinkBudget {
         admitted.map_err(|deferral| LinkBudgetRefusal(deferral.to_string()))
     }
 
-    fn go_on(&self, reference: &ImageReference) -> Result<(), LinkBudgetRefusal> {
+    fn may_continue_fetch(&self, reference: &ImageReference) -> Result<(), LinkBudgetRefusal> {
         let now = (self.now)();
-        let mut state = self.lock();
-        let urgency = state.urgency(&reference.to_string());
-        let goes_on = state.budget.go_on(urgency, now);
+        let mut state = self.lock_state();
+        let urgency = state.pull_urgency(&reference.to_string());
+        let goes_on = state.budget.check_continue(urgency, now);
         goes_on.map_err(|deferral| LinkBudgetRefusal(deferral.to_string()))
     }
 
-    fn ended(&self, needs: u64) {
-        self.lock().budget.fetched(needs, (self.now)());
+    fn record_fetch_end(&self, needs: u64) {
+        self.lock_state()
+            .budget
+            .finish_download(needs, (self.now)());
     }
 }
 
 impl PullBudget for LinkBudget {
-    fn may_begin(
+    fn may_begin_pull(
         &self,
         uid: &PodUid,
         reference: &str,
@@ -262,12 +266,12 @@ impl PullBudget for LinkBudget {
         urgency: PullUrgency,
     ) -> Result<(), DeferredPull> {
         let now = (self.now)();
-        let mut state = self.lock();
-        let needs = state.needs(&key(reference), now.up);
+        let mut state = self.lock_state();
+        let needs = state.missing_bytes(&image_key(reference), now.up);
         let needs = if is_here { needs.or(Some(0)) } else { needs };
         let is_it = |w: &WaitingPull| w.uid == *uid && w.reference == reference;
         // Only asked: the pull itself is admitted when it knows what is missing.
-        match state.budget.may(needs, urgency, now) {
+        match state.budget.check_download(needs, urgency, now) {
             Ok(()) => {
                 state.waiting.retain(|waiting| !is_it(waiting));
                 Ok(())
@@ -307,8 +311,8 @@ impl PullBudget for LinkBudget {
     }
 
     fn begin_urgent(&self, reference: &str, urgency: PullUrgency) {
-        let key = key(reference);
-        let mut state = self.lock();
+        let key = image_key(reference);
+        let mut state = self.lock_state();
         let mut known = state.urgent.iter_mut();
         match known.find(|(known, ..)| *known == key) {
             Some((_, highest, count)) => {
@@ -320,8 +324,8 @@ impl PullBudget for LinkBudget {
     }
 
     fn end_urgent(&self, reference: &str) {
-        let key = key(reference);
-        let mut state = self.lock();
+        let key = image_key(reference);
+        let mut state = self.lock_state();
         if let Some(at) = state.urgent.iter().position(|(known, ..)| *known == key) {
             state.urgent[at].2 -= 1;
             if state.urgent[at].2 == 0 {
@@ -332,13 +336,13 @@ impl PullBudget for LinkBudget {
 }
 
 /// Short names and whole ones are the same image.
-fn key(reference: &str) -> String {
+fn image_key(reference: &str) -> String {
     ImageReference::parse(reference)
         .map_or_else(|_| reference.to_owned(), |parsed| parsed.to_string())
 }
 
-fn read(path: &Path) -> io::Result<Option<LinkBudgetFile>> {
-    match record::read::<LinkBudgetFile>(path, MAX_BYTES)? {
+fn read_budget_file(path: &Path) -> io::Result<Option<LinkBudgetFile>> {
+    match record::read_record::<LinkBudgetFile>(path, MAX_BYTES)? {
         Some(record) if record.v != VERSION => {
             Err(io::Error::other(format!("its version is {}", record.v)))
         }
@@ -380,12 +384,15 @@ mod tests {
         let now = move || {
             let second = read.second.load(Ordering::Relaxed);
             BudgetMoment {
-                wall: Some(WallTime::from_secs(MIDNIGHT + second)),
+                wall: Some(WallTime::from_unix_seconds(MIDNIGHT + second)),
                 up: MonoTime(u64::try_from(second).expect("later") * 1000),
                 counted: read.counted.load(Ordering::Relaxed),
             }
         };
-        (moment, LinkBudget::with(settings, kept, Box::new(now)))
+        (
+            moment,
+            LinkBudget::from_record(settings, kept, Box::new(now)),
+        )
     }
 
     #[test]
@@ -394,11 +401,11 @@ mod tests {
         let (moment, budget) = budget(1000, KeptBudget::default());
         let (uid, image) = (PodUid::from("u"), "reg.example/a:1");
         let parsed = ImageReference::parse(image).expect("a reference");
-        let begins = || budget.may_begin(&uid, image, false, PullUrgency::Normal);
+        let begins = || budget.may_begin_pull(&uid, image, false, PullUrgency::Normal);
         moment.counted.store(300, Ordering::Relaxed);
         // Its size is known only after its manifest was read.
         assert_eq!(begins(), Ok(()));
-        let why = budget.admit(&parsed, 600).expect_err("too much").0;
+        let why = budget.admit_fetch(&parsed, 600).expect_err("too much").0;
         assert!(why.contains("needs 600B, 500B of 800B are left"), "{why}");
         let told = begins().expect_err("it waits");
         assert_eq!((told.says, told.is_news), (why.clone(), true));
@@ -408,17 +415,17 @@ mod tests {
         assert_eq!((again.says, again.is_news), (why, false));
         // A critical pod has the whole day.
         assert_eq!(
-            budget.may_begin(&uid, image, false, PullUrgency::Critical),
+            budget.may_begin_pull(&uid, image, false, PullUrgency::Critical),
             Ok(())
         );
         let wants = UrgentPull::begin(&budget, "reg.example/a:1", PullUrgency::Critical);
-        assert_eq!(budget.admit(&parsed, 600), Ok(()));
-        budget.ended(600);
+        assert_eq!(budget.admit_fetch(&parsed, 600), Ok(()));
+        budget.record_fetch_end(600);
         drop(wants);
-        assert!(budget.admit(&parsed, 600).is_err());
+        assert!(budget.admit_fetch(&parsed, 600).is_err());
         moment.second.store(24 * 3600, Ordering::Relaxed);
         assert_eq!(begins(), Ok(()));
-        assert_eq!(budget.admit(&parsed, 600), Ok(()));
+        assert_eq!(budget.admit_fetch(&parsed, 600), Ok(()));
     }
 
     #[test]
@@ -427,15 +434,15 @@ mod tests {
         let (moment, budget) = budget(1000, KeptBudget::default());
         let (uid, image) = (PodUid::from("u"), "reg.example/a:1");
         let parsed = ImageReference::parse(image).expect("a reference");
-        let begins = || budget.may_begin(&uid, image, false, PullUrgency::Normal);
+        let begins = || budget.may_begin_pull(&uid, image, false, PullUrgency::Normal);
         moment.second.store(3600, Ordering::Relaxed);
-        assert!(budget.admit(&parsed, 5000).is_err());
+        assert!(budget.admit_fetch(&parsed, 5000).is_err());
         moment.second.store(24 * 3600 - 1, Ordering::Relaxed);
         assert!(begins().is_err());
         // The tag may name a smaller one by now.
         moment.second.store(24 * 3600, Ordering::Relaxed);
         assert_eq!(begins(), Ok(()));
-        assert!(budget.admit(&parsed, 5000).is_err());
+        assert!(budget.admit_fetch(&parsed, 5000).is_err());
         assert!(begins().is_err());
     }
 
@@ -445,15 +452,15 @@ mod tests {
         let (moment, budget) = budget(1000, KeptBudget::default());
         moment.counted.store(2000, Ordering::Relaxed);
         let image = ImageReference::parse("a:1").expect("a reference");
-        assert!(budget.go_on(&image).is_err() && budget.is_spent());
+        assert!(budget.may_continue_fetch(&image).is_err() && budget.is_spent());
         let wants = UrgentPull::begin(&budget, "a:1", PullUrgency::Now);
         let others = UrgentPull::begin(&budget, "a:1", PullUrgency::Critical);
-        assert_eq!(budget.admit(&image, 5000), Ok(()));
-        assert_eq!(budget.go_on(&image), Ok(()));
+        assert_eq!(budget.admit_fetch(&image, 5000), Ok(()));
+        assert_eq!(budget.may_continue_fetch(&image), Ok(()));
         drop(wants);
         drop(others);
-        assert!(budget.go_on(&image).is_err());
-        let shown = budget.condition(WallTime::from_secs(MIDNIGHT));
+        assert!(budget.may_continue_fetch(&image).is_err());
+        let shown = budget.budget_condition(WallTime::from_unix_seconds(MIDNIGHT));
         assert_eq!((&*shown.status, &*shown.reason), ("False", "Spent"));
     }
 
@@ -467,23 +474,24 @@ mod tests {
             let clock = Rc::new(TestClock(Rc::new(world)));
             DateCorrector::restore(clock, &scratch.0, "boot", certainty.clone())
         };
-        let is_dated =
-            |certainty: &ClockCertainty, says: Option<bool>| now(certainty, says).wall.is_some();
+        let is_dated = |certainty: &ClockCertainty, says: Option<bool>| {
+            read_budget_clocks(certainty, says).wall.is_some()
+        };
         // Nobody keeps it right yet.
         world.set_wrong(true);
         let before = times(world, &certainty);
-        assert_eq!(before.look(MonoTime(1000)), ClockObservation::Set);
+        assert_eq!(before.observe_clocks(MonoTime(1000)), ClockObservation::Set);
         assert!(!is_dated(&certainty, Some(false)));
         assert!(is_dated(&certainty, Some(true)) && is_dated(&certainty, None));
         // Somebody did, once.
         world = Hands::default();
         let once = times(world, &certainty);
-        assert_eq!(once.look(MonoTime(2000)), ClockObservation::Right);
+        assert_eq!(once.observe_clocks(MonoTime(2000)), ClockObservation::Right);
         for says in [Some(false), Some(true), None] {
             assert!(is_dated(&certainty, says), "{says:?}");
         }
         // The next agent of this boot knows it, one of the next boot does not.
-        once.stored().save(&scratch.0);
+        once.make_history_file().save_history(&scratch.0);
         let next = ClockCertainty::default();
         let lost = Hands::default();
         lost.set_wrong(true);
@@ -500,7 +508,11 @@ mod tests {
         // METER-01
         let scratch = Scratch::new();
         let root = scratch.join("");
-        assert!(read(&root.join(FILE)).expect("none yet").is_none());
+        assert!(
+            read_budget_file(&root.join(FILE))
+                .expect("none yet")
+                .is_none()
+        );
         let (moment, budget) = budget(
             1000,
             KeptBudget {
@@ -511,8 +523,10 @@ mod tests {
         );
         moment.counted.store(50, Ordering::Relaxed);
         moment.second.store(7, Ordering::Relaxed);
-        budget.save(&root).expect("written");
-        let record = read(&root.join(FILE)).expect("read").expect("a record");
+        budget.save_budget(&root).expect("written");
+        let record = read_budget_file(&root.join(FILE))
+            .expect("read")
+            .expect("a record");
         assert_eq!((record.day, record.used), (Some(MIDNIGHT / 86_400), 750));
         assert_eq!(record.elapsed_s, 67);
         for (text, is_read) in [
@@ -521,7 +535,11 @@ mod tests {
             (r#"{"v":2,"used":0,"bytes":[]}"#, false),
         ] {
             std::fs::write(root.join(FILE), text).expect("written");
-            assert_eq!(read(&root.join(FILE)).is_ok(), is_read, "{text}");
+            assert_eq!(
+                read_budget_file(&root.join(FILE)).is_ok(),
+                is_read,
+                "{text}"
+            );
         }
     }
 }

@@ -33,27 +33,27 @@ impl LinkCost {
     }
 
     /// Time that the cost goes by.
-    pub(super) fn clock(&self) -> Rc<dyn Clock> {
+    pub(super) fn cost_clock(&self) -> Rc<dyn Clock> {
         Rc::clone(&self.clock)
     }
 
     /// Looks for the way, if it is time.
-    fn look(&self) {
+    fn check_api_route(&self) {
         let now = self.clock.now();
-        if !self.cost.borrow().is_due(now) {
+        if !self.cost.borrow().is_lookup_due(now) {
             return;
         }
         let found = (self.way)();
         if let Err(e) = &found {
             log::debug!("no way to the apiserver: {e}");
         }
-        if self.cost.borrow_mut().found(found.ok(), now) {
-            self.since.set(Some(self.clock.wall()));
-            log::info!("{}", self.words());
+        if self.cost.borrow_mut().record_interface(found.ok(), now) {
+            self.since.set(Some(self.clock.wall_time()));
+            log::info!("{}", self.describe_interface());
         }
     }
 
-    fn words(&self) -> String {
+    fn describe_interface(&self) -> String {
         let cost = self.cost.borrow();
         let word = if cost.is_metered() { "" } else { "not " };
         match cost.interface() {
@@ -64,25 +64,25 @@ impl LinkCost {
 
     /// Returns true if bytes cost money now.
     pub(super) fn is_metered(&self) -> bool {
-        self.look();
+        self.check_api_route();
         self.cost.borrow().is_metered()
     }
 
     /// After how many bytes a session of somebody who is not on this machine ends now.
-    pub(super) fn stream_bytes(&self) -> Option<u64> {
-        self.look();
-        self.cost.borrow().stream_bytes()
+    pub(super) fn session_limit_bytes(&self) -> Option<u64> {
+        self.check_api_route();
+        self.cost.borrow().stream_limit_bytes()
     }
 
     /// State of the cost, for people; `None` if bytes cost nothing on any interface.
-    pub(super) fn says(&self) -> Option<String> {
+    pub(super) fn describe_cost(&self) -> Option<String> {
         let is_metered = self.is_metered();
-        let is_told = is_metered || self.cost.borrow().depends();
-        is_told.then(|| self.words())
+        let is_told = is_metered || self.cost.borrow().depends_on_interface();
+        is_told.then(|| self.describe_interface())
     }
 
     /// Condition of `get node` for the cost, where it depends on the interface.
-    pub(super) fn condition(&self, now: WallTime) -> Option<NodeCondition> {
+    pub(super) fn cost_condition(&self, now: WallTime) -> Option<NodeCondition> {
         let is_metered = self.is_metered();
         let cost = self.cost.borrow();
         let (status, reason) = match (is_metered, cost.interface()) {
@@ -90,13 +90,13 @@ impl LinkCost {
             (false, Some(_)) => ("False", "OtherInterface"),
             (false, None) => ("Unknown", "NoWay"),
         };
-        cost.depends().then(|| NodeCondition {
+        cost.depends_on_interface().then(|| NodeCondition {
             kind: CONDITION.into(),
             status: status.into(),
-            last_heartbeat_time: Some(now.truncated()),
-            last_transition_time: self.since.get().map(WallTime::truncated),
+            last_heartbeat_time: Some(now.truncated_to_second()),
+            last_transition_time: self.since.get().map(WallTime::truncated_to_second),
             reason: reason.into(),
-            message: self.words(),
+            message: self.describe_interface(),
         })
     }
 }

@@ -8,7 +8,7 @@ use super::{
     link_budget::LinkBudget,
     link_cost::LinkCost,
     link_policy::{LinkPolicy, LinkState, LinkTools, PullBudget},
-    tasks::{AgentTask, boxed},
+    tasks::{AgentTask, box_task},
     times::ClockCertainty,
 };
 use crate::{
@@ -40,22 +40,27 @@ impl LinkLimits {
     }
 
     /// Conditions of `get node` for the limits.
-    pub(super) fn conditions(&self, now: WallTime) -> Vec<NodeCondition> {
-        let budget = self.budget.iter().map(|budget| budget.condition(now));
-        budget.chain(self.cost.condition(now)).collect()
+    pub(super) fn link_conditions(&self, now: WallTime) -> Vec<NodeCondition> {
+        let budget = self
+            .budget
+            .iter()
+            .map(|budget| budget.budget_condition(now));
+        budget.chain(self.cost.cost_condition(now)).collect()
     }
 
     /// Makes the task that keeps the budget, if there is one.
-    pub(super) fn keep(&self, disk: Lane, complaints: Rc<Complaints>) -> Option<AgentTask> {
+    pub(super) fn budget_task(&self, disk: Lane, complaints: Rc<Complaints>) -> Option<AgentTask> {
         let budget = Arc::clone(self.budget.as_ref()?);
-        let (root, clock) = (self.root.clone(), self.cost.clock());
-        Some(boxed(budget.keep(root, clock, disk, complaints)))
+        let (root, clock) = (self.root.clone(), self.cost.cost_clock());
+        Some(box_task(
+            budget.save_periodically(root, clock, disk, complaints),
+        ))
     }
 
     /// Writes what was used of the budget. Blocking.
-    pub(super) fn save(&self) -> io::Result<()> {
+    pub(super) fn save_budget(&self) -> io::Result<()> {
         let budget = self.budget.as_ref();
-        budget.map_or(Ok(()), |budget| budget.save(&self.root))
+        budget.map_or(Ok(()), |budget| budget.save_budget(&self.root))
     }
 }
 
@@ -69,8 +74,8 @@ impl LinkPolicy for LinkLimits {
         budget.is_some_and(|budget| budget.is_spent())
     }
 
-    fn stream_bytes(&self) -> Option<u64> {
-        self.cost.stream_bytes()
+    fn session_limit_bytes(&self) -> Option<u64> {
+        self.cost.session_limit_bytes()
     }
 
     fn pull_budget(&self) -> Option<Arc<dyn PullBudget>> {
@@ -78,17 +83,17 @@ impl LinkPolicy for LinkLimits {
         Some(budget)
     }
 
-    fn state(&self) -> LinkState {
-        let budget = self.budget.as_ref().map(|budget| budget.says());
+    fn link_state(&self) -> LinkState {
+        let budget = self.budget.as_ref().map(|budget| budget.describe_budget());
         let images_wait = budget.as_ref().is_some_and(|(_, waits)| *waits);
         LinkState {
             budget: budget.map(|(says, _)| says),
             images_wait,
-            cost: self.cost.says(),
+            cost: self.cost.describe_cost(),
         }
     }
 
-    fn certainty(&self) -> ClockCertainty {
+    fn clock_certainty(&self) -> ClockCertainty {
         let budget = self.budget.as_ref();
         budget.map_or_else(ClockCertainty::default, |budget| budget.certainty.clone())
     }

@@ -24,7 +24,7 @@ pub(crate) trait LinkPolicy {
     }
 
     /// Bytes after which a session of somebody who is not on this machine ends now; `None`: there is no such limit.
-    fn stream_bytes(&self) -> Option<u64> {
+    fn session_limit_bytes(&self) -> Option<u64> {
         None
     }
 
@@ -34,12 +34,12 @@ pub(crate) trait LinkPolicy {
     }
 
     /// State of the link, for people.
-    fn state(&self) -> LinkState {
+    fn link_state(&self) -> LinkState {
         LinkState::default()
     }
 
     /// Flag that the agent sets once the wall clock was right in this boot.
-    fn certainty(&self) -> ClockCertainty {
+    fn clock_certainty(&self) -> ClockCertainty {
         ClockCertainty::default()
     }
 }
@@ -75,7 +75,7 @@ pub(crate) struct LinkState {
 pub(crate) trait PullBudget: FetchGate {
     /// Decides if the registry may be asked. For an image that is here this costs only the question, unless the last
     /// answer was that more bytes are missing than the day has.
-    fn may_begin(
+    fn may_begin_pull(
         &self,
         uid: &PodUid,
         reference: &str,

@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     asker::AgentHandle,
-    clock::{Clock, in_step},
+    clock::{Clock, align_to_second},
     complaints::Complaints,
 };
 use crate::{
@@ -52,18 +52,18 @@ struct LoggedContainer {
 
 impl LogRotation {
     /// For as long as the agent runs.
-    pub(super) async fn run(mut self) {
+    pub(super) async fn run_log_rotation(mut self) {
         loop {
             let now = self.clock.now();
-            let next = in_step(now + self.interval, now);
-            self.clock.until(next).await;
-            self.pass().await;
+            let next = align_to_second(now + self.interval, now);
+            self.clock.sleep_until(next).await;
+            self.rotate_large_logs().await;
         }
     }
 
     /// Looks at every running container's log once and rotates what is too large.
-    async fn pass(&mut self) {
-        let all = self.asker.ask(|agent| {
+    async fn rotate_large_logs(&mut self) {
+        let all = self.asker.ask_agent(|agent| {
             let mut all = Vec::new();
             for pod in agent.runtime_statuses() {
                 let logged = pod.containers.iter().filter(|c| !c.log_path.is_empty());
@@ -79,18 +79,18 @@ impl LogRotation {
         let running = all.iter().filter(|logged| logged.runs);
         let running: Vec<_> = running.map(|l| (l.id.clone(), l.path.clone())).collect();
         let lives: Vec<PathBuf> = running.iter().map(|(_, path)| path.clone()).collect();
-        let due = self.disk.run(move || {
+        let due = self.disk.run_job(move || {
             let due = |(_, path): &(ContainerId, PathBuf)| {
-                log_rotation::is_due(path, limit).unwrap_or(false)
+                log_rotation::is_rotation_due(path, limit).unwrap_or(false)
             };
             running.into_iter().filter(due).collect::<Vec<_>>()
         });
         for (id, path) in due.await {
-            self.rotate(&id, path).await;
+            self.rotate_log(&id, path).await;
         }
         let (looked, max_files) = (core::mem::take(&mut self.looked), self.max_files);
         let compress = move || log_rotation::compress_rotated(lives, looked, limit, max_files);
-        let (looked, failed) = self.disk.run(compress).await;
+        let (looked, failed) = self.disk.run_job(compress).await;
         self.looked = looked;
         for (live, e) in failed {
             let text = format!("cannot compress rotated files of {}: {e}", live.display());
@@ -117,22 +117,22 @@ impl LogRotation {
         let places = newest.values().map(|l| (l.path.clone(), l.runs));
         let places: Vec<_> = places.collect();
         let measure = move || {
-            let measure = |(path, runs)| log_trim::measure(path, runs);
+            let measure = |(path, runs)| log_trim::measure_log(path, runs);
             places.into_iter().map(measure).collect::<Vec<_>>()
         };
-        let found = self.disk.run(measure).await;
+        let found = self.disk.run_job(measure).await;
         let logs: Vec<_> = found.iter().map(|files| files.log.clone()).collect();
-        let trims = log_budget::trims(&logs, budget);
+        let trims = log_budget::plan_log_trims(&logs, budget);
         let ids = newest.into_values().map(|logged| logged.id);
         let mut found: Vec<_> = found.into_iter().zip(ids).map(Some).collect();
         for trim in trims {
             if let Some((files, id)) = found[trim.log].take() {
-                self.trim(trim, files, &id).await;
+                self.trim_log_files(trim, files, &id).await;
             }
         }
     }
 
-    async fn trim(&self, trim: LogTrim, files: LogFiles, id: &ContainerId) {
+    async fn trim_log_files(&self, trim: LogTrim, files: LogFiles, id: &ContainerId) {
         let LogFiles {
             path, mut names, ..
         } = files;
@@ -141,18 +141,21 @@ impl LogRotation {
             path.parent().unwrap_or(&path).display()
         ));
         names.truncate(trim.files - usize::from(trim.rotate));
-        self.remove(&path, names).await;
+        self.remove_log_files(&path, names).await;
         if trim.rotate
-            && let Some(rotated) = self.rotate(id, path.clone()).await
+            && let Some(rotated) = self.rotate_log(id, path.clone()).await
         {
             let name = rotated.file_name().unwrap_or_default().to_owned();
-            self.remove(&path, vec![name]).await;
+            self.remove_log_files(&path, vec![name]).await;
         }
     }
 
-    async fn remove(&self, path: &Path, names: Vec<OsString>) {
+    async fn remove_log_files(&self, path: &Path, names: Vec<OsString>) {
         let log = path.to_owned();
-        let removed = self.disk.run(move || log_trim::remove(&log, &names)).await;
+        let removed = self
+            .disk
+            .run_job(move || log_trim::remove_log_files(&log, &names))
+            .await;
         if let Err(e) = removed {
             let text = format!("cannot remove old files of {}: {e}", path.display());
             self.complaints.complain(&text);
@@ -160,25 +163,25 @@ impl LogRotation {
     }
 
     /// Returns what the log is called now.
-    async fn rotate(&self, id: &ContainerId, path: PathBuf) -> Option<PathBuf> {
+    async fn rotate_log(&self, id: &ContainerId, path: PathBuf) -> Option<PathBuf> {
         let complain = |what: &str, e: &dyn core::fmt::Display| {
             let text = format!("container={id} cannot {what} {}: {e}", path.display());
             self.complaints.complain(&text);
         };
-        let (live, max_files, now) = (path.clone(), self.max_files, self.clock.wall());
-        let rotate = move || log_rotation::rotate(&live, max_files, now);
-        let rotated = match self.disk.run(rotate).await {
+        let (live, max_files, now) = (path.clone(), self.max_files, self.clock.wall_time());
+        let rotate = move || log_rotation::rotate_log(&live, max_files, now);
+        let rotated = match self.disk.run_job(rotate).await {
             Ok(rotated) => rotated,
             Err(e) => {
                 complain("rotate", &e);
                 return None;
             }
         };
-        if let Err(e) = self.runtime.reopen_log(id).await {
+        if let Err(e) = self.runtime.reopen_container_log(id).await {
             complain("reopen", &e);
             if let Some(rotated) = rotated {
-                let undo = move || log_rotation::undo(&path, &rotated);
-                let _ = self.disk.run(undo).await;
+                let undo = move || log_rotation::undo_rotation(&path, &rotated);
+                let _ = self.disk.run_job(undo).await;
             }
             return None;
         }

@@ -9,7 +9,7 @@ use smol::{channel::Sender, future::FutureExt as _};
 
 use super::{
     asker::AgentHandle,
-    clock::{Clock, in_step},
+    clock::{Clock, align_to_second},
     core::{AgentEvent, SourceNews},
     link_policy::LinkPolicy,
     pod_store::RETRY,
@@ -24,10 +24,10 @@ use crate::{
 
 /// Rules for objects of a manifest.
 pub(super) const RULES: Rules = Rules {
-    pod: static_pod::prepare,
-    config_map: validation::config_map,
-    secret: validation::secret,
-    keys: object_fields::misspelt,
+    pod: static_pod::prepare_static_pod,
+    config_map: validation::validate_config_map,
+    secret: validation::validate_secret,
+    keys: object_fields::misspelt_keys,
 };
 
 /// Polls the manifest directory.
@@ -40,18 +40,18 @@ pub(super) struct ManifestPoller {
 
 impl ManifestPoller {
     /// Until the loop is gone.
-    pub(super) async fn run(mut self) {
+    pub(super) async fn poll_manifest_dir(mut self) {
         // Only the loop's end ends it.
-        let _ = self.poll().await;
+        let _ = self.read_manifest_dir().await;
     }
 
-    async fn poll(&mut self) -> Result<(), LoopEnded> {
+    async fn read_manifest_dir(&mut self) -> Result<(), LoopEnded> {
         // When pods that could not be recorded are read again.
         let mut retry = MonoTime(u64::MAX);
         loop {
-            let read = async { Some(self.poller.next(&self.disk).await) };
+            let read = async { Some(self.poller.next_reading(&self.disk).await) };
             let again = async {
-                self.clock.until(retry).await;
+                self.clock.sleep_until(retry).await;
                 None
             };
             match read.or(again).await {
@@ -60,20 +60,20 @@ impl ManifestPoller {
                     told.map_err(|_| LoopEnded)?;
                 }
                 Some(SourceReading::Snapshot(snapshot)) => {
-                    let taken = deliver(snapshot, &self.events).await?;
+                    let taken = deliver_snapshot(snapshot, &self.events).await?;
                     if !taken.unknown.is_empty() {
-                        self.poller.forget();
+                        self.poller.forget_reads();
                     }
                     if !taken.unrecorded.is_empty() {
                         retry = self.clock.now() + RETRY;
                     }
                     // Pods of a burst stood in memory whole; they live on disk from here on.
-                    crate::sys::memory::trim();
+                    crate::sys::memory::trim_memory();
                 }
                 // No snapshot is no news: what runs goes on.
-                Some(SourceReading::Failed(problem)) => tell(&problem),
+                Some(SourceReading::Failed(problem)) => log_manifest_problem(&problem),
                 None => {
-                    self.poller.forget();
+                    self.poller.forget_reads();
                     retry = MonoTime(u64::MAX);
                 }
             }
@@ -99,9 +99,9 @@ pub(super) struct ManifestUrlPoller {
 
 impl ManifestUrlPoller {
     /// Until the loop is gone.
-    pub(super) async fn run(self) {
+    pub(super) async fn poll_manifest_url(self) {
         // Only the loop's end ends it.
-        let _ = self.poll().await;
+        let _ = self.read_manifest_url().await;
     }
 
     fn interval(&self) -> Duration {
@@ -113,34 +113,43 @@ impl ManifestUrlPoller {
         }
     }
 
-    async fn poll(&self) -> Result<(), LoopEnded> {
+    async fn read_manifest_url(&self) -> Result<(), LoopEnded> {
         // Bounded: by its pauses.
         loop {
             let source = Arc::clone(&self.source);
-            let look = move || source.lock().unwrap_or_else(PoisonError::into_inner).read();
-            let pause = match self.lane.run(look).await {
+            let look = move || {
+                source
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .read_source()
+            };
+            let pause = match self.lane.run_job(look).await {
                 SourceReading::Unchanged => self.interval(),
                 SourceReading::Failed(problem) => {
-                    tell(&problem);
+                    log_manifest_problem(&problem);
                     self.interval().min(URL_RETRY)
                 }
-                SourceReading::Snapshot(snapshot) => self.deliver(snapshot).await?,
+                SourceReading::Snapshot(snapshot) => self.deliver_url_snapshot(snapshot).await?,
             };
             let now = self.clock.now();
-            self.clock.until(in_step(now + pause, now)).await;
+            self.clock
+                .sleep_until(align_to_second(now + pause, now))
+                .await;
         }
     }
 
     /// Hands a snapshot to the loop. Returns the time until the next look.
-    async fn deliver(&self, snapshot: SourceSnapshot) -> Result<Duration, LoopEnded> {
-        snapshot.problems.iter().for_each(tell);
+    async fn deliver_url_snapshot(&self, snapshot: SourceSnapshot) -> Result<Duration, LoopEnded> {
+        snapshot.problems.iter().for_each(log_manifest_problem);
         let failed = snapshot.problems.iter().any(|problem| problem.fatal);
         let news = SourceNews::Url(snapshot.pods);
-        let taken = AgentHandle::new(self.events.clone()).deliver(news).await?;
-        crate::sys::memory::trim();
+        let taken = AgentHandle::new(self.events.clone())
+            .deliver_source_news(news)
+            .await?;
+        crate::sys::memory::trim_memory();
         if !taken.unrecorded.is_empty() || !taken.unknown.is_empty() {
             let mut source = self.source.lock().unwrap_or_else(PoisonError::into_inner);
-            source.forget();
+            source.forget_reads();
             return Ok(self.interval().min(RETRY));
         }
         Ok(if failed {
@@ -151,7 +160,7 @@ impl ManifestUrlPoller {
     }
 }
 
-fn tell(problem: &SourceProblem) {
+fn log_manifest_problem(problem: &SourceProblem) {
     if problem.new && problem.fatal {
         log::error!("{}: {}", problem.path.display(), problem.message);
     } else if problem.new {
@@ -160,11 +169,13 @@ fn tell(problem: &SourceProblem) {
 }
 
 /// Hands a snapshot to the loop; comes back when it is acted upon.
-pub(super) async fn deliver(
+pub(super) async fn deliver_snapshot(
     snapshot: SourceSnapshot,
     events: &Sender<AgentEvent>,
 ) -> Result<DeliveryResult, LoopEnded> {
-    snapshot.problems.iter().for_each(tell);
+    snapshot.problems.iter().for_each(log_manifest_problem);
     let news = SourceNews::Manifests(Box::new(snapshot));
-    AgentHandle::new(events.clone()).deliver(news).await
+    AgentHandle::new(events.clone())
+        .deliver_source_news(news)
+        .await
 }

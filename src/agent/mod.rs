@@ -106,4 +106,4 @@ pub use pod_store::RECORD_VERSION as POD_RECORD_VERSION;
 #[cfg(any(test, fuzzing))]
 pub(crate) use pod_store::fuzz;
 pub use reset::{LockedReset, ResetError, ResetOptions, ResetPlan};
-pub use run::{ProgramName, ServiceManagerEnv, main};
+pub use run::{ProgramName, ServiceManagerEnv, agent_main};

@@ -51,20 +51,20 @@ pub(super) enum NeighbourError {
 }
 
 /// Claims what this agent must have for itself. The locks are held as long as the files are open.
-pub(super) fn claim(cfg: &AgentConfig) -> Result<Vec<File>, NeighbourError> {
-    if let Some(pid) = kubelet_beside(cfg) {
+pub(super) fn claim_exclusive_resources(cfg: &AgentConfig) -> Result<Vec<File>, NeighbourError> {
+    if let Some(pid) = find_conflicting_kubelet(cfg) {
         return Err(NeighbourError::Kubelet(pid));
     }
     // Of agents that are gone. Who takes one at this moment holds it, or finds that it is no longer there.
-    if let Err(e) = lock::sweep(Path::new(LOCKS_DIR))
+    if let Err(e) = lock::sweep_free_locks(Path::new(LOCKS_DIR))
         && e.kind() != io::ErrorKind::NotFound
     {
         log::debug!("{LOCKS_DIR}: {e}");
     }
-    let wanted = wanted(cfg);
+    let wanted = exclusive_resources(cfg);
     let mut held = Vec::with_capacity(wanted.len());
     for (what, flag, value) in wanted {
-        match take(Path::new(LOCKS_DIR), what, &value, lock::try_lock_patiently) {
+        match take_file_lock(Path::new(LOCKS_DIR), what, &value, lock::try_lock_patiently) {
             Ok(Some(file)) => held.push(file),
             Ok(None) => return Err(NeighbourError::Agent { what, flag, value }),
             // A guard against a mistake is no reason to leave a node without its agent.
@@ -75,22 +75,22 @@ pub(super) fn claim(cfg: &AgentConfig) -> Result<Vec<File>, NeighbourError> {
 }
 
 /// Removes the files of the locks (reset), whose holder is the caller.
-pub(super) fn forget(cfg: &AgentConfig) {
-    for (what, _, value) in wanted(cfg) {
+pub(super) fn remove_lock_files(cfg: &AgentConfig) {
+    for (what, _, value) in exclusive_resources(cfg) {
         // What is left is an empty file in memory.
-        let _ = fs::remove_file(Path::new(LOCKS_DIR).join(name_of(what, &value)));
+        let _ = fs::remove_file(Path::new(LOCKS_DIR).join(lock_file_name(what, &value)));
     }
     let _ = fs::remove_dir(LOCKS_DIR);
 }
 
 /// Things that an agent must have for itself: the thing, the flag that gives it another, its value.
-fn wanted(cfg: &AgentConfig) -> Vec<(&'static str, &'static str, String)> {
-    let logs = real(&cfg.dirs.pod_logs);
+fn exclusive_resources(cfg: &AgentConfig) -> Vec<(&'static str, &'static str, String)> {
+    let logs = resolve_links(&cfg.dirs.pod_logs);
     let mut wanted = vec![
         (
             "cgroup root",
             "--cgroup-root",
-            cgroup_root(&cfg.cgroup.tree.root),
+            normalize_cgroup_root(&cfg.cgroup.tree.root),
         ),
         (
             "log directory",
@@ -99,10 +99,10 @@ fn wanted(cfg: &AgentConfig) -> Vec<(&'static str, &'static str, String)> {
         ),
     ];
     if let Some(endpoints) = &cfg.runtime.endpoints {
-        let socket = real(&endpoints.runtime);
+        let socket = resolve_links(&endpoints.runtime);
         let flag = "--container-runtime-endpoint";
         wanted.push(("container runtime", flag, socket.display().to_string()));
-    } else if uses_bridge(&cfg.network.cni_conf) {
+    } else if uses_builtin_bridge(&cfg.network.cni_conf) {
         let bridge = cfg.network.builtin_bridge.clone();
         wanted.push(("bridge", "--bridge", bridge));
     }
@@ -113,7 +113,7 @@ fn wanted(cfg: &AgentConfig) -> Vec<(&'static str, &'static str, String)> {
 }
 
 /// Takes a lock by `how`.
-fn take(
+fn take_file_lock(
     dir: &Path,
     what: &str,
     value: &str,
@@ -123,27 +123,27 @@ fn take(
         .recursive(true)
         .mode(0o700)
         .create(dir)?;
-    how(&dir.join(name_of(what, value)))
+    how(&dir.join(lock_file_name(what, value)))
 }
 
-fn name_of(what: &str, value: &str) -> String {
+fn lock_file_name(what: &str, value: &str) -> String {
     let mut fnv = FnvHasher::default();
-    fnv.text(value);
+    fnv.write_text(value);
     format!("{}-{:032x}", what.replace(' ', "-"), fnv.finish())
 }
 
 /// Without a network configuration of the machine's the built-in one is used, and its bridge.
-fn uses_bridge(conf: &Path) -> bool {
-    NetworkConfig::first_in(conf).is_ok_and(|first| first.is_none())
+fn uses_builtin_bridge(conf: &Path) -> bool {
+    NetworkConfig::read_first_in(conf).is_ok_and(|first| first.is_none())
 }
 
 /// `/` and the empty text are the same root, and a slash at the end means nothing.
-fn cgroup_root(text: &str) -> String {
+fn normalize_cgroup_root(text: &str) -> String {
     format!("/{}", text.trim_matches('/'))
 }
 
 /// A kubelet that sees the same files as we do and shares a cgroup root, log directory or runtime with us.
-fn kubelet_beside(cfg: &AgentConfig) -> Option<u32> {
+fn find_conflicting_kubelet(cfg: &AgentConfig) -> Option<u32> {
     let own = fs::read_link("/proc/self/ns/mnt").ok()?;
     let logs = cfg.dirs.pod_logs == Path::new(KUBELET_LOGS);
     for entry in fs::read_dir("/proc").ok()?.flatten() {
@@ -151,16 +151,17 @@ fn kubelet_beside(cfg: &AgentConfig) -> Option<u32> {
             continue;
         };
         let dir = entry.path();
-        if read(&dir.join("comm")).trim() != "kubelet"
+        if read_or_empty(&dir.join("comm")).trim() != "kubelet"
             || fs::read_link(dir.join("ns/mnt")).ok().as_ref() != Some(&own)
         {
             continue;
         }
-        let kubelet = KubeletPaths::of(&read(&dir.join("cmdline")), &dir.join("cwd"));
+        let kubelet =
+            KubeletPaths::from_command_line(&read_or_empty(&dir.join("cmdline")), &dir.join("cwd"));
         let endpoints = cfg.runtime.endpoints.as_ref();
         if logs
-            || kubelet.root == cgroup_root(&cfg.cgroup.tree.root)
-            || endpoints.is_some_and(|own| real(&own.runtime) == kubelet.runtime)
+            || kubelet.root == normalize_cgroup_root(&cfg.cgroup.tree.root)
+            || endpoints.is_some_and(|own| resolve_links(&own.runtime) == kubelet.runtime)
         {
             return Some(pid);
         }
@@ -177,14 +178,14 @@ struct KubeletPaths {
 impl KubeletPaths {
     /// Reads them from its flags, else from its configuration, else takes a kubelet's defaults. `cwd`: its working
     /// directory.
-    fn of(cmdline: &str, cwd: &Path) -> Self {
-        let config = match flag_of(cmdline, "--config") {
+    fn from_command_line(cmdline: &str, cwd: &Path) -> Self {
+        let config = match flag_value(cmdline, "--config") {
             path if path.is_empty() => String::new(),
-            path => read(&cwd.join(path)),
+            path => read_or_empty(&cwd.join(path)),
         };
-        let config = decode::parse(config.as_bytes()).map(|document| document.value);
+        let config = decode::parse_document(config.as_bytes()).map(|document| document.value);
         let config = config.unwrap_or_default();
-        let said = |flag: &str, field: &str| match flag_of(cmdline, flag) {
+        let said = |flag: &str, field: &str| match flag_value(cmdline, flag) {
             text if text.is_empty() => config[field].as_str().unwrap_or_default().to_owned(),
             text => text,
         };
@@ -194,14 +195,14 @@ impl KubeletPaths {
         };
         let socket = runtime.strip_prefix("unix://").unwrap_or(&runtime);
         Self {
-            root: cgroup_root(&said("--cgroup-root", "cgroupRoot")),
-            runtime: real(Path::new(socket)),
+            root: normalize_cgroup_root(&said("--cgroup-root", "cgroupRoot")),
+            runtime: resolve_links(Path::new(socket)),
         }
     }
 }
 
 /// A path without links, if it is there.
-fn real(path: &Path) -> PathBuf {
+fn resolve_links(path: &Path) -> PathBuf {
     fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }
 
@@ -215,12 +216,12 @@ pub(super) fn check_backend(cfg: &AgentConfig, cgroups: &Cgroups) -> Result<(), 
             root: cfg.cgroup.tree.root.clone(),
             driver,
         });
-        let runs = |tree: &CgroupTree| !cgroups.pids(&tree.kubepods()).is_empty();
+        let runs = |tree: &CgroupTree| !cgroups.list_pids(&tree.kubepods_path()).is_empty();
         trees.iter().any(runs)
     };
     match last_backend(&cfg.dirs.run) {
-        Some(last) if last != backend(cfg) && runs() => {
-            let next = backend(cfg);
+        Some(last) if last != configured_backend(cfg) && runs() => {
+            let next = configured_backend(cfg);
             Err(NeighbourError::Left { last, next })
         }
         Some(_) | None => Ok(()),
@@ -228,10 +229,10 @@ pub(super) fn check_backend(cfg: &AgentConfig, cgroups: &Cgroups) -> Result<(), 
 }
 
 /// Keeps who runs pods from now on, until a reboot ends them.
-pub(super) fn keep_backend(cfg: &AgentConfig) -> io::Result<()> {
+pub(super) fn record_backend(cfg: &AgentConfig) -> io::Result<()> {
     let path = cfg.dirs.run.join(BACKEND_FILE);
     if cfg.runtime.endpoints.is_some() {
-        return file::write_atomic(&path, backend(cfg).as_bytes(), 0o600, false);
+        return file::write_atomic(&path, configured_backend(cfg).as_bytes(), 0o600, false);
     }
     match fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
@@ -241,7 +242,7 @@ pub(super) fn keep_backend(cfg: &AgentConfig) -> io::Result<()> {
 
 /// Name of the runtime that ran the pods of the last agent in this boot.
 fn last_backend(run: &Path) -> Option<String> {
-    let runtime = read(&run.join(BACKEND_FILE));
+    let runtime = read_or_empty(&run.join(BACKEND_FILE));
     if !runtime.is_empty() {
         return Some(runtime);
     }
@@ -251,22 +252,22 @@ fn last_backend(run: &Path) -> Option<String> {
 }
 
 /// Name of the runtime that this configuration selects.
-fn backend(cfg: &AgentConfig) -> String {
+fn configured_backend(cfg: &AgentConfig) -> String {
     let endpoints = cfg.runtime.endpoints.as_ref();
     endpoints.map_or_else(
         || OWN.to_owned(),
-        |own| real(&own.runtime).display().to_string(),
+        |own| resolve_links(&own.runtime).display().to_string(),
     )
 }
 
-fn read(path: &Path) -> String {
+fn read_or_empty(path: &Path) -> String {
     // A process may end while it is looked at.
     let text = file::read_start(path, MAX_PROC_BYTES).unwrap_or_default();
     String::from_utf8_lossy(&text).into_owned()
 }
 
 /// Value of a flag in `/proc/<pid>/cmdline`, in either of its forms; empty if it is not there.
-fn flag_of(cmdline: &str, flag: &str) -> String {
+fn flag_value(cmdline: &str, flag: &str) -> String {
     let mut words = cmdline.split('\0');
     while let Some(word) = words.next() {
         if word == flag {
@@ -286,27 +287,27 @@ mod tests {
     #[test]
     fn one_holder_each() {
         let dir = crate::testing::unused_path("locks");
-        let first = take(&dir, "cgroup root", "/a", lock::try_lock)
+        let first = take_file_lock(&dir, "cgroup root", "/a", lock::try_lock)
             .expect("lock")
             .expect("free");
         assert!(
-            take(&dir, "cgroup root", "/a", lock::try_lock)
+            take_file_lock(&dir, "cgroup root", "/a", lock::try_lock)
                 .expect("lock")
                 .is_none()
         );
         assert!(
-            take(&dir, "cgroup root", "/b", lock::try_lock)
+            take_file_lock(&dir, "cgroup root", "/b", lock::try_lock)
                 .expect("lock")
                 .is_some()
         );
         assert!(
-            take(&dir, "bridge", "/a", lock::try_lock)
+            take_file_lock(&dir, "bridge", "/a", lock::try_lock)
                 .expect("lock")
                 .is_some()
         );
         drop(first);
         assert!(
-            take(&dir, "cgroup root", "/a", lock::try_lock)
+            take_file_lock(&dir, "cgroup root", "/a", lock::try_lock)
                 .expect("lock")
                 .is_some()
         );
@@ -316,16 +317,16 @@ mod tests {
     #[test]
     fn whose_bridge_pods_use() {
         let dir = crate::testing::unused_path("bridges");
-        assert!(uses_bridge(&dir), "there is no directory");
+        assert!(uses_builtin_bridge(&dir), "there is no directory");
         fs::create_dir_all(&dir).expect("directory");
         // As `picolet check` advises to put a configuration aside.
         for name in ["README", "10-a.conflist.off"] {
             fs::write(dir.join(name), "{}").expect("file");
         }
-        assert!(uses_bridge(&dir), "none is a configuration");
+        assert!(uses_builtin_bridge(&dir), "none is a configuration");
         let text = r#"{"cniVersion": "1.0.0", "name": "a", "plugins": [{"type": "ptp"}]}"#;
         fs::write(dir.join("10-a.conflist"), text).expect("file");
-        assert!(!uses_bridge(&dir), "pods use another network");
+        assert!(!uses_builtin_bridge(&dir), "pods use another network");
         fs::remove_dir_all(&dir).expect("clean up");
     }
 
@@ -338,7 +339,7 @@ mod tests {
             ("kubelet\0--cgroup-root\0", "/"),
             ("", "/"),
         ] {
-            let found = cgroup_root(&flag_of(cmdline, "--cgroup-root"));
+            let found = normalize_cgroup_root(&flag_value(cmdline, "--cgroup-root"));
             assert_eq!(found, root, "{cmdline:?}");
         }
     }
@@ -369,9 +370,9 @@ mod tests {
                 "/run/containerd/containerd.sock",
             ),
         ] {
-            let kubelet = KubeletPaths::of(&format!("kubelet\0{words}\0"), &dir);
+            let kubelet = KubeletPaths::from_command_line(&format!("kubelet\0{words}\0"), &dir);
             assert_eq!(kubelet.root, root, "{words:?}");
-            let wanted = real(Path::new(runtime));
+            let wanted = resolve_links(Path::new(runtime));
             assert_eq!(kubelet.runtime, wanted, "{words:?}");
         }
         fs::remove_dir_all(&dir).expect("clean up");

@@ -64,24 +64,29 @@ pub(crate) enum LateResourceGrant {
 /// Extended resources of the Node, and the pods that hold some. Every method has a default for a Node that offers none.
 pub(crate) trait NodeResources: Any {
     /// Amount of each resource that is offered, by name.
-    fn amounts(&self) -> Vec<ResourceUnits> {
+    fn resource_amounts(&self) -> Vec<ResourceUnits> {
         Vec::new()
     }
 
     /// Units that the pod holds.
-    fn held_by(&self, pod: &PodUid) -> Option<PodDevices> {
+    fn held_devices(&self, pod: &PodUid) -> Option<PodDevices> {
         _ = pod;
         None
     }
 
     /// Gives an admitted pod what it asks for.
-    fn admit(&mut self, pod: &Pod, pods: &mut PodLoop<'_>, now: MonoTime) -> ResourceAdmission {
+    fn admit_pod(&mut self, pod: &Pod, pods: &mut PodLoop<'_>, now: MonoTime) -> ResourceAdmission {
         _ = (pod, pods, now);
         ResourceAdmission::Given
     }
 
     /// Replaces what a pod holds and cannot begin with. Returns why it is refused, if it is.
-    fn replace(&mut self, pod: &Pod, pods: &mut PodLoop<'_>, now: MonoTime) -> Option<Rejection> {
+    fn replace_held(
+        &mut self,
+        pod: &Pod,
+        pods: &mut PodLoop<'_>,
+        now: MonoTime,
+    ) -> Option<Rejection> {
         _ = (pod, pods, now);
         None
     }
@@ -116,12 +121,12 @@ pub(crate) trait NodeResources: Any {
     }
 
     /// Takes back what pods had that are no longer active.
-    fn release(&mut self, pods: &PodLoop<'_>) {
+    fn release_inactive(&mut self, pods: &PodLoop<'_>) {
         _ = pods;
     }
 
     /// Takes in news of the other half.
-    fn take_news(&mut self, news: ResourceNews, pods: &mut PodLoop<'_>, now: MonoTime) {
+    fn take_resource_news(&mut self, news: ResourceNews, pods: &mut PodLoop<'_>, now: MonoTime) {
         _ = (news, pods, now);
     }
 
@@ -163,7 +168,7 @@ pub(crate) trait NodeResources: Any {
     }
 
     /// Every unit, for people.
-    fn shown(&self, pods: &PodsView<'_>) -> Vec<DeviceReport> {
+    fn shown_devices(&self, pods: &PodsView<'_>) -> Vec<DeviceReport> {
         _ = pods;
         Vec::new()
     }
@@ -221,15 +226,15 @@ pub(crate) struct ResourceTools<'a> {
 /// Gives containers what they get for the resources of their pods.
 pub(crate) trait ResourceGiver: Any {
     /// Makes the half for the loop, with what is there before the first pod is admitted. Blocking.
-    fn begin(self: Rc<Self>, now: MonoTime) -> Box<dyn NodeResources>;
+    fn make_node_resources(self: Rc<Self>, now: MonoTime) -> Box<dyn NodeResources>;
 
     /// Tasks that run as long as the agent.
-    fn tasks(self: Rc<Self>, agent: AgentHandle) -> Vec<AgentTask>;
+    fn resource_giver_tasks(self: Rc<Self>, agent: AgentHandle) -> Vec<AgentTask>;
 
     /// Opens what others connect to, and returns the tasks that serve them.
     ///
     /// - Errors: it cannot be opened; the agent does not start then.
-    fn listen(
+    fn open_resource_servers(
         self: Rc<Self>,
         agent: AgentHandle,
         executor: &Rc<LocalExecutor<'static>>,
@@ -238,14 +243,14 @@ pub(crate) trait ResourceGiver: Any {
     /// Keeps what a pod holds before anything of it starts.
     ///
     /// - Errors: it cannot be kept, or somebody does not answer. It is tried again.
-    fn settle<'a>(
+    fn settle_held_devices<'a>(
         &'a self,
         pod: &'a PodUid,
         held: &'a [HeldUnits],
     ) -> ResourceFuture<'a, Result<(), ResourcesNotReady>>;
 
     /// Gathers what a container that is about to start gets.
-    fn give<'a>(
+    fn gather_allocation<'a>(
         &'a self,
         pod: &'a PodUid,
         held: &'a [HeldUnits],
@@ -253,5 +258,5 @@ pub(crate) trait ResourceGiver: Any {
     ) -> ResourceFuture<'a, Result<ContainerAllocation, AllocationError>>;
 
     /// Checks for `/healthz`.
-    fn checks(&self) -> Vec<AgentCheck>;
+    fn health_checks(&self) -> Vec<AgentCheck>;
 }

@@ -53,7 +53,7 @@ macro_rules! operations {
 impl NodeRuntime {
     /// Counts a stream. A local stream counts each time it begins; another one when the runtime has answered with its
     /// address.
-    fn stream<'a, T: 'a>(
+    fn count_stream<'a, T: 'a>(
         &'a self,
         operation: RuntimeOperation,
         call: RuntimeCall<'a, StreamRoute<T>>,
@@ -65,14 +65,15 @@ impl NodeRuntime {
                 Ok(StreamRoute::Local(stream)) => return Ok(StreamRoute::Local(local(stream))),
                 result => result,
             };
-            self.counted(operation, begun, result.is_ok());
+            self.record_operation(operation, begun, result.is_ok());
             result
         })
     }
 
-    fn counted(&self, operation: RuntimeOperation, begun: MonoTime, is_ok: bool) {
+    fn record_operation(&self, operation: RuntimeOperation, begun: MonoTime, is_ok: bool) {
         let took = self.clock.now() - begun;
-        self.counters.count(|c| c.called(operation, took, is_ok));
+        self.counters
+            .count_work(|c| c.count_runtime_call(operation, took, is_ok));
     }
 
     /// Counts a call at its end. A call that is dropped before is not counted.
@@ -84,14 +85,14 @@ impl NodeRuntime {
         Box::pin(async move {
             let begun = self.clock.now();
             let result = call.await;
-            self.counted(operation, begun, result.is_ok());
+            self.record_operation(operation, begun, result.is_ok());
             result
         })
     }
 }
 
 /// An answer that is there.
-fn now<'a, T: 'a>(answer: T) -> RuntimeCall<'a, T> {
+fn answered_call<'a, T: 'a>(answer: T) -> RuntimeCall<'a, T> {
     Box::pin(ready(Ok(answer)))
 }
 
@@ -117,35 +118,35 @@ impl ImageService for NodeRuntime {
 impl RuntimeService for NodeRuntime {
     operations! {
         fn update_pod_cidrs<'a>(cidrs: &'a [String]) -> () as UpdatePodCidrs;
-        fn status<'a>() -> RuntimeStatus as Status;
-        fn pod_status<'a>(uid: &PodUid) -> PodRuntimeStatus as PodStatus or |external| external.status(uid).map(now);
+        fn runtime_status<'a>() -> RuntimeStatus as Status;
+        fn pod_status<'a>(uid: &PodUid) -> PodRuntimeStatus as PodStatus or |external| external.external_pod_status(uid).map(answered_call);
         fn run_pod_sandbox<'a>(config: &'a SandboxConfig) -> SandboxStatus as RunPodSandbox;
         // It goes with its removal.
-        fn stop_pod_sandbox<'a>(id: &'a SandboxId) -> () as StopPodSandbox or |external| external.has_sandbox(id).then(|| now(()));
-        fn remove_pod_sandbox<'a>(id: &'a SandboxId) -> () as RemovePodSandbox or |external| external.remove(id);
+        fn stop_pod_sandbox<'a>(id: &'a SandboxId) -> () as StopPodSandbox or |external| external.has_sandbox(id).then(|| answered_call(()));
+        fn remove_pod_sandbox<'a>(id: &'a SandboxId) -> () as RemovePodSandbox or |external| external.remove_pod_of_sandbox(id);
         fn create_container<'a>(sandbox: &'a SandboxId, config: &'a ContainerConfig, made: Option<&'a SandboxConfig>) -> ContainerId
             as CreateContainer;
         fn start_container<'a>(id: &'a ContainerId) -> () as StartContainer;
-        fn stop_container<'a>(id: &'a ContainerId, grace: Duration) -> () as StopContainer or |external| external.stop(id, grace);
+        fn stop_container<'a>(id: &'a ContainerId, grace: Duration) -> () as StopContainer or |external| external.stop_pod_of_container(id, grace);
         fn remove_container<'a>(id: &'a ContainerId, logs: LogRetention) -> () as RemoveContainer
-            or |external| external.has_container(id).then(|| now(()));
-        fn reopen_log<'a>(id: &'a ContainerId) -> () as ReopenLog;
+            or |external| external.has_container(id).then(|| answered_call(()));
+        fn reopen_container_log<'a>(id: &'a ContainerId) -> () as ReopenLog;
         fn exec_sync<'a>(id: &'a ContainerId, command: &'a [String], timeout: Option<Duration>, limit: usize) -> ExecOutput
             as ExecSync or |external| external.exec_sync(id, command, timeout, limit);
         // Its driver tells of the pod as it is now.
         fn update_container_resources<'a>(id: &'a ContainerId, resources: &'a LinuxResources) -> () as UpdateContainer
-            or |external| external.has_container(id).then(|| now(()));
-        fn writable_layer<'a>(id: &'a ContainerId) -> Option<DiskUsage> as WritableLayer
-            or |external| external.has_container(id).then(|| now(None));
+            or |external| external.has_container(id).then(|| answered_call(()));
+        fn writable_layer_usage<'a>(id: &'a ContainerId) -> Option<DiskUsage> as WritableLayer
+            or |external| external.has_container(id).then(|| answered_call(None));
     }
 
     fn list_pods(&self) -> RuntimeCall<'_, Vec<PodItem>> {
         let all = async {
             let mut all = self.inner.list_pods().await?;
             if let Some(external) = &self.external {
-                let mut own = external.list(&all);
+                let mut own = external.list_external_pods(&all);
                 all.append(&mut own);
-                all.order_by(|a, b| a.uid.cmp(&b.uid));
+                all.stable_sort_by(|a, b| a.uid.cmp(&b.uid));
             }
             Ok(all)
         };
@@ -156,8 +157,8 @@ impl RuntimeService for NodeRuntime {
         let all = async move {
             let mut all = self.inner.list_pod_usage(detail).await?;
             if let Some(external) = &self.external {
-                all.append(&mut external.usage().await);
-                all.order_by(|a, b| a.uid.cmp(&b.uid));
+                all.append(&mut external.read_external_usage().await);
+                all.stable_sort_by(|a, b| a.uid.cmp(&b.uid));
             }
             Ok(all)
         };
@@ -182,19 +183,23 @@ impl RuntimeService for NodeRuntime {
             ..HandlerCapabilities::default()
         };
         all.handlers
-            .extend(external.handlers().into_iter().map(named));
-        all.handlers.order_by(|a, b| a.name.cmp(&b.name));
+            .extend(external.runtime_handlers().into_iter().map(named));
+        all.handlers.stable_sort_by(|a, b| a.name.cmp(&b.name));
         all
     }
 
-    fn external_pods(&self) -> Option<RuntimeCondition> {
-        Some(self.external.as_ref()?.condition())
+    fn external_pods_condition(&self) -> Option<RuntimeCondition> {
+        Some(self.external.as_ref()?.provider_condition())
     }
 
-    fn doorbell(&self) -> Pin<Box<dyn Future<Output = ()> + '_>> {
+    fn wait_for_doorbell(&self) -> Pin<Box<dyn Future<Output = ()> + '_>> {
         match &self.external {
-            None => self.inner.doorbell(),
-            Some(external) => Box::pin(self.inner.doorbell().or(external.doorbell())),
+            None => self.inner.wait_for_doorbell(),
+            Some(external) => Box::pin(
+                self.inner
+                    .wait_for_doorbell()
+                    .or(external.wait_for_external_change()),
+            ),
         }
     }
 
@@ -205,11 +210,11 @@ impl RuntimeService for NodeRuntime {
     ) -> RuntimeCall<'a, StreamRoute<SessionStart<'a>>> {
         let own = self.external.as_ref().and_then(|e| e.exec(id, options));
         let opened = match own {
-            Some(start) => now(StreamRoute::Local(start)),
+            Some(start) => answered_call(StreamRoute::Local(start)),
             None => self.inner.exec(id, options),
         };
         let start = move |start| self.count(RuntimeOperation::Exec, start);
-        self.stream(RuntimeOperation::Exec, opened, start)
+        self.count_stream(RuntimeOperation::Exec, opened, start)
     }
 
     fn attach<'a>(
@@ -219,11 +224,11 @@ impl RuntimeService for NodeRuntime {
     ) -> RuntimeCall<'a, StreamRoute<SessionStart<'a>>> {
         let own = self.external.as_ref().and_then(|e| e.attach(id, options));
         let opened = match own {
-            Some(start) => now(StreamRoute::Local(start)),
+            Some(start) => answered_call(StreamRoute::Local(start)),
             None => self.inner.attach(id, options),
         };
         let start = move |start| self.count(RuntimeOperation::Attach, start);
-        self.stream(RuntimeOperation::Attach, opened, start)
+        self.count_stream(RuntimeOperation::Attach, opened, start)
     }
 
     fn port_forward<'a>(
@@ -236,9 +241,9 @@ impl RuntimeService for NodeRuntime {
         };
         let own = self.external.as_ref().and_then(|e| e.port_forward(id));
         let opened = match own {
-            Some(ports) => now(StreamRoute::Local(ports)),
+            Some(ports) => answered_call(StreamRoute::Local(ports)),
             None => self.inner.port_forward(id, ports),
         };
-        self.stream(RuntimeOperation::PortForward, opened, connect)
+        self.count_stream(RuntimeOperation::PortForward, opened, connect)
     }
 }

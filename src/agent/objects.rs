@@ -49,7 +49,7 @@ impl ManifestObjects {
 
     /// ConfigMaps as Kubernetes objects, sorted by namespace and name; all of them, or those of one namespace.
     pub(super) fn config_maps_shown(&self, namespace: Option<&str>) -> Vec<Value> {
-        let maps = of_namespace(&self.config_maps, namespace);
+        let maps = objects_in_namespace(&self.config_maps, namespace);
         maps.map(|map| typed(strict::to_value(map), "ConfigMap"))
             .collect()
     }
@@ -57,7 +57,7 @@ impl ManifestObjects {
     /// Secrets as Kubernetes objects without what they hold: in place of `data` stands `dataBytes`, the size of each value.
     /// Sorted like [`ManifestObjects::config_maps_shown`].
     pub(super) fn secrets_shown(&self, namespace: Option<&str>) -> Vec<Value> {
-        let secrets = of_namespace(&self.secrets, namespace);
+        let secrets = objects_in_namespace(&self.secrets, namespace);
         secrets
             .map(|secret| {
                 let mut metadata = secret.metadata.clone();
@@ -73,7 +73,7 @@ impl ManifestObjects {
                 let sizes = secret.data.iter().map(|(key, v)| (key.clone(), v.0.len()));
                 if let Some(fields) = shown.as_object_mut() {
                     fields.remove("data");
-                    let sizes = sizes.map(|(key, len)| (key, len.into())).gather();
+                    let sizes = sizes.map(|(key, len)| (key, len.into())).gather_items();
                     fields.insert("dataBytes".into(), Value::Object(sizes));
                 }
                 shown
@@ -82,7 +82,7 @@ impl ManifestObjects {
     }
 }
 
-fn of_namespace<'a, T>(
+fn objects_in_namespace<'a, T>(
     all: &'a BTreeMap<ObjectKey, Arc<T>>,
     namespace: Option<&'a str>,
 ) -> impl Iterator<Item = &'a T> {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::pod_store::{PROVIDER, PodRecordHeader, PodStore, PodStoreError};
 use crate::{
     api::{PodStatus, PodUid, cri::ContainerStatus, strict::from_json},
-    error::chain,
+    error::error_chain,
     logic::{mux::PodSource, outcome},
 };
 
@@ -71,7 +71,7 @@ impl PodOutcomeFile {
     /// noted once.
     fn covers(&self, outcome: &PodOutcome) -> bool {
         if self.status.phase.is_terminal() {
-            return !outcome::tells_of_another_end(&self.status, &outcome.status);
+            return !outcome::has_new_container_end(&self.status, &outcome.status);
         }
         // Times are kept in whole seconds: an instance is told by its id.
         let same = self
@@ -79,13 +79,13 @@ impl PodOutcomeFile {
             .iter()
             .map(|c| &c.id)
             .eq(outcome.succeeded.iter().map(|c| &c.id));
-        let same = same && self.v == version(outcome);
+        let same = same && self.v == outcome_version(outcome);
         !outcome.status.phase.is_terminal() && same
     }
 }
 
-fn read(store: &PodStore, uid: &PodUid) -> Option<PodOutcomeFile> {
-    let bytes = store.outcome(uid, MAX_BYTES)?;
+fn read_outcome_file(store: &PodStore, uid: &PodUid) -> Option<PodOutcomeFile> {
+    let bytes = store.read_outcome(uid, MAX_BYTES)?;
     // A damaged one counts as none: the pod runs once more.
     let kept: PodOutcomeFile = from_json(&bytes).ok()?;
     [VERSION, VERSION_GOES_ON].contains(&kept.v).then_some(kept)
@@ -93,20 +93,24 @@ fn read(store: &PodStore, uid: &PodUid) -> Option<PodOutcomeFile> {
 
 /// Keeps what is the pod's outcome, or shows that it began. Durable: it is for after a power cut, and for a boot that
 /// finds no apiserver to ask. A pod without a record has nothing to be kept for. Returns whether it waits for the disk. Blocking.
-pub(super) fn keep(store: &PodStore, uid: &PodUid, outcome: PodOutcome) -> io::Result<bool> {
-    let header = match store.header(uid) {
+pub(super) fn keep_outcome(
+    store: &PodStore,
+    uid: &PodUid,
+    outcome: PodOutcome,
+) -> io::Result<bool> {
+    let header = match store.read_record_header(uid) {
         Err(PodStoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
             return Ok(false);
         }
         read => read.map_err(io::Error::other)?,
     };
-    let digest = identity(&header);
-    let known = read(store, uid).filter(|kept| kept.digest == digest);
+    let digest = pod_identity(&header);
+    let known = read_outcome_file(store, uid).filter(|kept| kept.digest == digest);
     if known.is_some_and(|kept| kept.covers(&outcome)) {
         return Ok(false);
     }
     let kept = PodOutcomeFile {
-        v: version(&outcome),
+        v: outcome_version(&outcome),
         boot_id: store.boot_id().into(),
         digest,
         status: outcome.status,
@@ -118,31 +122,31 @@ pub(super) fn keep(store: &PodStore, uid: &PodUid, outcome: PodOutcome) -> io::R
 /// Recalls the state from which the pod with this record starts: a terminal status if the pod ended in an earlier boot,
 /// or began and must not begin again; or the containers that it does without. Within one boot the runtime knows better,
 /// except for what has ended: that stays as it was, see [`outcome::stays_ended`]. Blocking.
-pub(super) fn recall(
+pub(super) fn recall_outcome(
     store: &PodStore,
     uid: &PodUid,
     header: &PodRecordHeader,
 ) -> Option<EarlierOutcome> {
-    let kept = read(store, uid)?;
+    let kept = read_outcome_file(store, uid)?;
     let of_the_api = header.source == PodSource::Api.as_str();
     let ended = outcome::stays_ended(&kept.status, of_the_api);
     let booted = store.boot_id() != kept.boot_id;
     // Providers forget what has ended, and a boot of this machine ends nothing of theirs.
-    let provided = store.dir(uid).join(PROVIDER).exists();
+    let provided = store.pod_dir(uid).join(PROVIDER).exists();
     let counts = match provided {
         true => kept.status.phase.is_terminal(),
         false => ended || booted,
     };
-    if kept.digest != identity(header) || !counts {
+    if kept.digest != pod_identity(header) || !counts {
         return None;
     }
     Some(match kept.v {
-        VERSION => EarlierOutcome::Ended(Box::new(outcome::after_reboot(kept.status))),
+        VERSION => EarlierOutcome::Ended(Box::new(outcome::status_after_reboot(kept.status))),
         _ => EarlierOutcome::GoesOn(kept.succeeded),
     })
 }
 
-const fn version(outcome: &PodOutcome) -> u32 {
+const fn outcome_version(outcome: &PodOutcome) -> u32 {
     match outcome.goes_on {
         false => VERSION,
         true => VERSION_GOES_ON,
@@ -151,7 +155,7 @@ const fn version(outcome: &PodOutcome) -> u32 {
 
 /// Identity that tells a pod from another of the same UID. A pod of the apiserver is told by its UID alone: new labels
 /// do not make it run again.
-fn identity(header: &PodRecordHeader) -> u64 {
+fn pod_identity(header: &PodRecordHeader) -> u64 {
     if header.source == PodSource::Api.as_str() {
         0
     } else {
@@ -160,9 +164,9 @@ fn identity(header: &PodRecordHeader) -> u64 {
 }
 
 /// Forgets it, for good: the pod is no longer configured. If it comes back it runs.
-pub(super) fn forget(store: &PodStore, uid: &PodUid) {
+pub(super) fn forget_outcome(store: &PodStore, uid: &PodUid) {
     if let Err(e) = store.forget_outcome(uid) {
-        log::warn!("uid={uid} outcome: {}", chain(&e));
+        log::warn!("uid={uid} outcome: {}", error_chain(&e));
     }
 }
 
@@ -210,23 +214,26 @@ mod tests {
             succeeded: ids.iter().map(|id| succeeded(id)).collect(),
         };
         let inode = || {
-            fs::metadata(first.dir(&uid).join("outcome.json"))
+            fs::metadata(first.pod_dir(&uid).join("outcome.json"))
                 .expect("there")
                 .ino()
         };
-        let recalled = |store: &PodStore, digest| match recall(store, &uid, &header(digest)) {
+        let recalled = |store: &PodStore, digest| match recall_outcome(store, &uid, &header(digest))
+        {
             Some(EarlierOutcome::GoesOn(containers)) => {
                 containers.into_iter().map(|c| c.name).collect()
             }
             Some(EarlierOutcome::Ended(status)) => panic!("{status:?}"),
             None => Vec::new(),
         };
-        first.write(&uid, &header(7), &json!({})).expect("record");
-        keep(&first, &uid, has(&["a"])).expect("kept");
+        first
+            .write_record(&uid, &header(7), &json!({}))
+            .expect("record");
+        keep_outcome(&first, &uid, has(&["a"])).expect("kept");
         let one = inode();
-        keep(&first, &uid, has(&["a"])).expect("kept");
+        keep_outcome(&first, &uid, has(&["a"])).expect("kept");
         assert_eq!(inode(), one, "nothing is new");
-        keep(&first, &uid, has(&["a", "b"])).expect("kept");
+        keep_outcome(&first, &uid, has(&["a", "b"])).expect("kept");
         assert_ne!(inode(), one);
         assert_eq!(
             recalled(&first, 7),
@@ -237,13 +244,15 @@ mod tests {
         assert_eq!(recalled(&second, 8), Vec::<String>::new(), "another pod");
 
         // It has another manifest now: what was kept is of the one before.
-        first.write(&uid, &header(8), &json!({})).expect("record");
-        keep(&first, &uid, has(&["b"])).expect("kept");
+        first
+            .write_record(&uid, &header(8), &json!({}))
+            .expect("record");
+        keep_outcome(&first, &uid, has(&["b"])).expect("kept");
         assert_eq!(recalled(&second, 8), ["b"]);
         // All of it starts over.
-        keep(&first, &uid, has(&[])).expect("kept");
+        keep_outcome(&first, &uid, has(&[])).expect("kept");
         assert_eq!(recalled(&second, 8), Vec::<String>::new());
-        forget(&first, &uid);
+        forget_outcome(&first, &uid);
         assert_eq!(recalled(&second, 8), Vec::<String>::new());
 
         // One that ended stays so in the same boot, though its containers are removed; one that was refused is tried again.
@@ -253,17 +262,20 @@ mod tests {
             PodOutcome::ended(serde_json::from_value(text).expect("status"))
         };
         let refused = ended(json!({"waiting": {"reason": "ContainerCreating"}}));
-        keep(&first, &uid, refused).expect("kept");
-        assert!(recall(&first, &uid, &header(8)).is_none());
-        forget(&first, &uid);
+        keep_outcome(&first, &uid, refused).expect("kept");
+        assert!(recall_outcome(&first, &uid, &header(8)).is_none());
+        forget_outcome(&first, &uid);
         let ran = ended(json!({"terminated": {"exitCode": 3}}));
-        keep(&first, &uid, ran).expect("kept");
-        let recalled = recall(&first, &uid, &header(8));
+        keep_outcome(&first, &uid, ran).expect("kept");
+        let recalled = recall_outcome(&first, &uid, &header(8));
         assert!(
             matches!(recalled, Some(EarlierOutcome::Ended(_))),
             "{recalled:?}"
         );
-        assert!(recall(&first, &uid, &header(9)).is_none(), "another pod");
+        assert!(
+            recall_outcome(&first, &uid, &header(9)).is_none(),
+            "another pod"
+        );
         fs::remove_dir_all(&root).expect("clean up");
     }
 
@@ -278,29 +290,34 @@ mod tests {
             source: PodSource::Api.as_str().into(),
             ..PodRecordHeader::default()
         };
-        store.write(&uid, &header, &json!({})).expect("record");
+        store
+            .write_record(&uid, &header, &json!({}))
+            .expect("record");
         let failed = || {
             let text = json!({"phase": "Failed", "reason": "Evicted"});
             PodOutcome::ended(serde_json::from_value(text).expect("status"))
         };
-        let reason = || match recall(&store, &uid, &header) {
+        let reason = || match recall_outcome(&store, &uid, &header) {
             Some(EarlierOutcome::Ended(status)) => status.reason.to_string(),
             other => format!("{other:?}"),
         };
         let disk = root.join("pods");
-        file::watched::watch(Some(Rc::new(move |path: &Path, _| {
+        file::watched::set_watcher(Some(Rc::new(move |path: &Path, _| {
             let full = path.starts_with(&disk);
             let no_room = || io::Error::from_raw_os_error(libc::ENOSPC);
             if full { Err(no_room()) } else { Ok(()) }
         })));
-        assert!(keep(&store, &uid, failed()).expect("kept"), "it waits");
+        assert!(
+            keep_outcome(&store, &uid, failed()).expect("kept"),
+            "it waits"
+        );
         assert_eq!(reason(), "Evicted", "for an agent of this boot");
         assert_eq!(store.waiting_pods(), core::slice::from_ref(&uid));
-        file::watched::watch(None);
-        store.settle(&uid).expect("moved");
+        file::watched::set_watcher(None);
+        store.settle_waiting_records(&uid).expect("moved");
         assert_eq!(store.waiting_pods(), []);
         assert_eq!(reason(), "Evicted");
-        forget(&store, &uid);
+        forget_outcome(&store, &uid);
         assert_eq!(reason(), "None");
         fs::remove_dir_all(&root).expect("clean up");
     }

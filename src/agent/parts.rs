@@ -139,7 +139,7 @@ impl AgentParts {
     /// Makes the parts of an agent that knows of no pod yet.
     pub(super) fn new(given: AssemblyInputs) -> Self {
         let cfg = given.cfg;
-        let slots = pods::slots(&cfg).slots();
+        let slots = pods::table_capacity(&cfg).slots();
         let entries = slots * pods::BACKOFF_ENTRIES_PER_POD;
         let clock: Rc<dyn Clock> = Rc::from(given.clock);
         let link_policy: Rc<dyn LinkPolicy> = match &given.link {
@@ -147,9 +147,9 @@ impl AgentParts {
             None => Rc::new(FreeLink),
         };
         let run = &cfg.dirs.run;
-        let certainty = link_policy.certainty();
+        let certainty = link_policy.clock_certainty();
         let times = DateCorrector::restore(Rc::clone(&clock), run, &given.boot_id, certainty);
-        let volumes = given.volumes.of_boot(&given.boot_id);
+        let volumes = given.volumes.with_boot_id(&given.boot_id);
         let counters = WorkCounters::default();
         let complaints = Rc::new(Complaints::new(Rc::clone(&clock)));
         let runtime: Rc<dyn RuntimeService> = Rc::new(NodeRuntime {
@@ -171,8 +171,8 @@ impl AgentParts {
         let joined = given.joined.as_ref();
         let authority = joined.map_or_else(String::new, |joined| joined.authority.clone());
         let cluster = given.joined.map(|joined| {
-            let kept = kept_node::recall(&cfg.dirs.root, &cfg.node_name, &authority);
-            given.node.recall(kept);
+            let kept = kept_node::recall_kept_node(&cfg.dirs.root, &cfg.node_name, &authority);
+            given.node.restore_admission(kept);
             let labels = given.node.with_admission(|node| node.labels.clone());
             let tools = cluster::ClusterTools {
                 clock: Rc::clone(&clock),
@@ -192,7 +192,7 @@ impl AgentParts {
             given.disk.clone(),
         );
         let store = PodStore::new(&cfg.dirs.root, &cfg.dirs.run, &given.boot_id);
-        let store = store.of_cluster(&authority);
+        let store = store.with_cluster(&authority);
         let tools = ResourceTools {
             dirs: &cfg.dirs,
             clock: &clock,
@@ -203,14 +203,17 @@ impl AgentParts {
             disk: &given.disk,
             doorbells: cfg.doorbells,
         };
-        let resources = cfg.parts.iter().find_map(|part| part.resources(&tools));
+        let resources = cfg
+            .parts
+            .iter()
+            .find_map(|part| part.resource_giver(&tools));
         Self {
-            started_at: clock.wall(),
+            started_at: clock.wall_time(),
             started: clock.now(),
             owners: StateOwners {
                 node: given.node,
                 images: Rc::new(images),
-                probes: Rc::new(NodeProbes::new(clock.now(), clock.wall())),
+                probes: Rc::new(NodeProbes::new(clock.now(), clock.wall_time())),
                 cluster,
                 claims: Rc::default(),
                 parts: cfg.parts.clone(),

@@ -7,7 +7,7 @@
 //!
 //! Written once a change, by rename, mode 0600. While the disk cannot be written (full, read-only, broken) records wait in the
 //! run directory, `<run>/pod-records/<uid>/`, up to [`MAX_WAITING_BYTES`]; one that waits is newer than the one on disk, and
-//! moves there as soon as it can ([`PodStore::settle`]). What a record holds is never trusted to be whole: an unreadable one is
+//! moves there as soon as it can ([`PodStore::settle_waiting_records`]). What a record holds is never trusted to be whole: an unreadable one is
 //! an error of that pod alone.
 
 use alloc::{rc::Rc, sync::Arc};
@@ -100,7 +100,7 @@ impl PodStoreError {
     }
 
     /// Returns true if another try may succeed: there is a record, and the disk does not give it now.
-    pub(super) fn may_pass(&self) -> bool {
+    pub(super) fn may_succeed_later(&self) -> bool {
         matches!(self, Self::Io { .. }) && !self.is_absent()
     }
 }
@@ -128,7 +128,7 @@ impl PodStore {
 
     /// Makes the store of a member of the cluster with this identity.
     #[must_use]
-    pub(super) fn of_cluster(self, cluster: &str) -> Self {
+    pub(super) fn with_cluster(self, cluster: &str) -> Self {
         Self {
             cluster: cluster.into(),
             ..self
@@ -136,7 +136,7 @@ impl PodStore {
     }
 
     /// Identity of the cluster; empty without one.
-    pub(super) fn cluster(&self) -> &str {
+    pub(super) fn cluster_identity(&self) -> &str {
         &self.cluster
     }
 
@@ -147,7 +147,7 @@ impl PodStore {
 
     /// Makes the directories of one pod (SYNC-08).
     pub(crate) fn make_dirs(&self, uid: &PodUid) -> io::Result<()> {
-        let dir = self.dir(uid);
+        let dir = self.pod_dir(uid);
         ["volumes", "plugins", "containers"]
             .iter()
             .try_for_each(|name| {
@@ -160,12 +160,12 @@ impl PodStore {
 
     /// Directory of one pod.
     #[must_use]
-    pub(crate) fn dir(&self, uid: &PodUid) -> PathBuf {
+    pub(crate) fn pod_dir(&self, uid: &PodUid) -> PathBuf {
         self.pods.join(uid.as_str())
     }
 
     /// Writes the record of one pod.
-    pub(super) fn write(
+    pub(super) fn write_record(
         &self,
         uid: &PodUid,
         header: &PodRecordHeader,
@@ -173,26 +173,26 @@ impl PodStore {
     ) -> Result<(), PodStoreError> {
         self.write_as(RECORD, uid, header, object)?;
         // What was kept for after an incarnation before this one is older than this.
-        let path = self.dir(uid).join(NEXT);
-        remove(&self.waiting.join(uid.as_str()).join(NEXT))?;
-        match remove(&path) {
+        let path = self.pod_dir(uid).join(NEXT);
+        remove_record(&self.waiting.join(uid.as_str()).join(NEXT))?;
+        match remove_record(&path) {
             // It cannot go, so it is outdone.
-            Err(_) if path.exists() => self.wait(NEXT, uid, header, object, &path),
+            Err(_) if path.exists() => self.write_waiting_record(NEXT, uid, header, object, &path),
             _ => Ok(()),
         }
     }
 
     /// Writes a record with the same object again, to the disk or not at all: what waits has little room.
-    pub(super) fn rewrite(
+    pub(super) fn rewrite_record(
         &self,
         uid: &PodUid,
         header: &PodRecordHeader,
         object: &serde_json::Value,
     ) -> Result<(), PodStoreError> {
-        if self.path(uid).starts_with(&self.waiting) {
+        if self.record_path(uid).starts_with(&self.waiting) {
             return Ok(());
         }
-        write_in(&self.dir(uid), RECORD, header, object)
+        write_in(&self.pod_dir(uid), RECORD, header, object)
     }
 
     fn write_as(
@@ -202,18 +202,18 @@ impl PodStore {
         header: &PodRecordHeader,
         object: &serde_json::Value,
     ) -> Result<(), PodStoreError> {
-        match write_in(&self.dir(uid), name, header, object) {
-            Ok(()) => self.waits_no_more(name, uid),
+        match write_in(&self.pod_dir(uid), name, header, object) {
+            Ok(()) => self.remove_waiting_file(name, uid),
             Err(PodStoreError::Io { path, source }) if is_unwritable(&source) => {
                 log::debug!("{}: {source}; kept in the run directory", path.display());
-                self.wait(name, uid, header, object, &path)
+                self.write_waiting_record(name, uid, header, object, &path)
             }
             Err(e) => Err(e),
         }
     }
 
     /// Writes a record where it waits for the disk, unless too many do.
-    fn wait(
+    fn write_waiting_record(
         &self,
         name: &str,
         uid: &PodUid,
@@ -223,7 +223,7 @@ impl PodStore {
     ) -> Result<(), PodStoreError> {
         let dir = self.waiting.join(uid.as_str());
         write_in(&dir, name, header, object)?;
-        self.hold_limit(name, uid)
+        self.enforce_waiting_limit(name, uid)
             .map_err(|source| PodStoreError::Io {
                 path: path.into(),
                 source,
@@ -231,11 +231,12 @@ impl PodStore {
     }
 
     /// Takes back what was written last if too much waits for the disk.
-    fn hold_limit(&self, name: &str, uid: &PodUid) -> io::Result<()> {
+    fn enforce_waiting_limit(&self, name: &str, uid: &PodUid) -> io::Result<()> {
         if self.waiting_bytes() <= MAX_WAITING_BYTES {
             return Ok(());
         }
-        self.waits_no_more(name, uid).map_err(io::Error::other)?;
+        self.remove_waiting_file(name, uid)
+            .map_err(io::Error::other)?;
         Err(io::Error::other(format!(
             "the disk cannot be written, and no more than {MAX_WAITING_BYTES} bytes of records wait for it"
         )))
@@ -246,19 +247,20 @@ impl PodStore {
     pub(super) fn keep_outcome(&self, uid: &PodUid, text: &[u8]) -> io::Result<bool> {
         // The pod's directory is as young as its record, and a name like any other.
         crash::point("outcome.due");
-        let kept = file::write_atomic(&self.dir(uid).join(OUTCOME), text, 0o600, true)
+        let kept = file::write_atomic(&self.pod_dir(uid).join(OUTCOME), text, 0o600, true)
             .and_then(|()| file::sync_dir(&self.pods));
         match kept {
             Ok(()) => {
                 crash::point("outcome.kept");
-                self.waits_no_more(OUTCOME, uid).map_err(io::Error::other)?;
+                self.remove_waiting_file(OUTCOME, uid)
+                    .map_err(io::Error::other)?;
                 Ok(false)
             }
             Err(e) if is_unwritable(&e) => {
                 let dir = self.waiting.join(uid.as_str());
                 make_dir(&dir)?;
                 file::write_atomic(&dir.join(OUTCOME), text, 0o600, false)?;
-                self.hold_limit(OUTCOME, uid)?;
+                self.enforce_waiting_limit(OUTCOME, uid)?;
                 Ok(true)
             }
             Err(e) => Err(e),
@@ -266,16 +268,16 @@ impl PodStore {
     }
 
     /// Reads the kept outcome of a pod: a file of at most `limit` bytes, or the begin of a longer one.
-    pub(super) fn outcome(&self, uid: &PodUid, limit: u64) -> Option<Vec<u8>> {
-        self.beside(OUTCOME, uid, limit)
+    pub(super) fn read_outcome(&self, uid: &PodUid, limit: u64) -> Option<Vec<u8>> {
+        self.read_side_file(OUTCOME, uid, limit)
     }
 
     /// Makes the names of what was kept beside records survive a power cut. The agent that wrote it may have been killed before
     /// it did. On a disk that cannot be written nothing can be done about it, and no power cut makes it worse. Blocking.
-    pub(super) fn sync_names(&self) {
+    pub(super) fn sync_dir_entries(&self) {
         let mut any = false;
-        for uid in self.recorded() {
-            let dir = self.dir(&uid);
+        for uid in self.recorded_pods() {
+            let dir = self.pod_dir(&uid);
             if [OUTCOME, DEVICES]
                 .iter()
                 .any(|name| dir.join(name).exists())
@@ -293,39 +295,41 @@ impl PodStore {
 
     /// Forgets what came of a pod.
     pub(super) fn forget_outcome(&self, uid: &PodUid) -> Result<(), PodStoreError> {
-        let dir = self.dir(uid);
-        self.waits_no_more(OUTCOME, uid)?;
+        let dir = self.pod_dir(uid);
+        self.remove_waiting_file(OUTCOME, uid)?;
         let path = dir.join(OUTCOME);
         if !path.exists() {
             return Ok(());
         }
-        remove(&path)?;
+        remove_record(&path)?;
         file::sync_dir(&dir).map_err(|source| PodStoreError::Io { path, source })
     }
 
     /// Keeps what a pod holds of the machine beside its record, durable, or in the run directory while the disk cannot be
     /// written: until the next boot nobody else gets it.
     pub(crate) fn keep_devices(&self, uid: &PodUid, text: &[u8]) -> io::Result<()> {
-        let kept = file::write_atomic(&self.dir(uid).join(DEVICES), text, 0o600, true)
+        let kept = file::write_atomic(&self.pod_dir(uid).join(DEVICES), text, 0o600, true)
             .and_then(|()| file::sync_dir(&self.pods));
         match kept {
-            Ok(()) => self.waits_no_more(DEVICES, uid).map_err(io::Error::other),
+            Ok(()) => self
+                .remove_waiting_file(DEVICES, uid)
+                .map_err(io::Error::other),
             Err(e) if is_unwritable(&e) => {
                 let dir = self.waiting.join(uid.as_str());
                 make_dir(&dir)?;
                 file::write_atomic(&dir.join(DEVICES), text, 0o600, false)?;
-                self.hold_limit(DEVICES, uid)
+                self.enforce_waiting_limit(DEVICES, uid)
             }
             Err(e) => Err(e),
         }
     }
 
     /// Reads the kept devices of a pod: a file of at most `limit` bytes, or the begin of a longer one.
-    pub(crate) fn devices(&self, uid: &PodUid, limit: u64) -> Option<Vec<u8>> {
-        self.beside(DEVICES, uid, limit)
+    pub(crate) fn read_devices(&self, uid: &PodUid, limit: u64) -> Option<Vec<u8>> {
+        self.read_side_file(DEVICES, uid, limit)
     }
 
-    fn beside(&self, name: &str, uid: &PodUid, limit: u64) -> Option<Vec<u8>> {
+    fn read_side_file(&self, name: &str, uid: &PodUid, limit: u64) -> Option<Vec<u8>> {
         let open = |dir: &Path| fs::File::open(dir.join(uid.as_str()).join(name));
         let file = open(&self.waiting).or_else(|_| open(&self.pods)).ok()?;
         let mut text = Vec::new();
@@ -333,9 +337,9 @@ impl PodStore {
         Some(text)
     }
 
-    fn waits_no_more(&self, name: &str, uid: &PodUid) -> Result<(), PodStoreError> {
+    fn remove_waiting_file(&self, name: &str, uid: &PodUid) -> Result<(), PodStoreError> {
         let dir = self.waiting.join(uid.as_str());
-        remove(&dir.join(name))?;
+        remove_record(&dir.join(name))?;
         // Still there while the other record waits; absent as a rule.
         let _ = fs::remove_dir(&dir);
         Ok(())
@@ -352,15 +356,15 @@ impl PodStore {
     }
 
     /// Pods with a directory, in no order.
-    pub(crate) fn recorded(&self) -> Vec<PodUid> {
-        names_in(&self.pods)
+    pub(crate) fn recorded_pods(&self) -> Vec<PodUid> {
+        pod_uids_in(&self.pods)
     }
 
     /// Pods with a directory, or with records that wait for the disk.
     ///
     /// # Errors
     /// They cannot be read, so it is not known which ones there are.
-    pub(crate) fn all_recorded(&self) -> io::Result<Vec<PodUid>> {
+    pub(crate) fn all_recorded_pods(&self) -> io::Result<Vec<PodUid>> {
         let mut all = Vec::new();
         for dir in [&self.pods, &self.waiting] {
             match fs::read_dir(dir) {
@@ -377,22 +381,22 @@ impl PodStore {
 
     /// Pods with records that wait for the disk, in no order. Empty as a rule.
     pub(super) fn waiting_pods(&self) -> Vec<PodUid> {
-        names_in(&self.waiting)
+        pod_uids_in(&self.waiting)
     }
 
     /// Moves the waiting records of a pod to the disk, if it can be written again.
-    pub(super) fn settle(&self, uid: &PodUid) -> Result<(), PodStoreError> {
+    pub(super) fn settle_waiting_records(&self, uid: &PodUid) -> Result<(), PodStoreError> {
         for name in [RECORD, NEXT] {
             let path = self.waiting.join(uid.as_str()).join(name);
             if path.exists() {
-                let (header, object) = self.read_at::<serde_json::Value>(&path)?;
-                write_in(&self.dir(uid), name, &header, &object)?;
-                self.waits_no_more(name, uid)?;
+                let (header, object) = self.read_record_at::<serde_json::Value>(&path)?;
+                write_in(&self.pod_dir(uid), name, &header, &object)?;
+                self.remove_waiting_file(name, uid)?;
             }
         }
         let path = self.waiting.join(uid.as_str()).join(DEVICES);
         if path.exists()
-            && let Some(text) = self.devices(uid, MAX_WAITING_BYTES)
+            && let Some(text) = self.read_devices(uid, MAX_WAITING_BYTES)
         {
             self.keep_devices(uid, &text)
                 .map_err(|source| PodStoreError::Io { path, source })?;
@@ -402,7 +406,7 @@ impl PodStore {
             return Ok(());
         }
         // The one that waits goes before that on disk, and no more than this ever waits.
-        let Some(text) = self.outcome(uid, MAX_WAITING_BYTES) else {
+        let Some(text) = self.read_outcome(uid, MAX_WAITING_BYTES) else {
             return Ok(());
         };
         let kept = self.keep_outcome(uid, &text);
@@ -411,24 +415,27 @@ impl PodStore {
     }
 
     /// Removes what waits of a pod that is gone.
-    pub(super) fn forget(&self, uid: &PodUid) -> Result<(), PodStoreError> {
-        self.waits_no_more(RECORD, uid)?;
-        self.waits_no_more(NEXT, uid)?;
-        self.waits_no_more(DEVICES, uid)?;
-        self.waits_no_more(OUTCOME, uid)
+    pub(super) fn forget_waiting_records(&self, uid: &PodUid) -> Result<(), PodStoreError> {
+        self.remove_waiting_file(RECORD, uid)?;
+        self.remove_waiting_file(NEXT, uid)?;
+        self.remove_waiting_file(DEVICES, uid)?;
+        self.remove_waiting_file(OUTCOME, uid)
     }
 
     /// Reads header and object of one pod.
-    pub(super) fn read<T: serde::de::DeserializeOwned>(
+    pub(super) fn read_record<T: serde::de::DeserializeOwned>(
         &self,
         uid: &PodUid,
     ) -> Result<(PodRecordHeader, T), PodStoreError> {
-        self.read_at(&self.path(uid))
+        self.read_record_at(&self.record_path(uid))
     }
 
     /// Reads the header of one pod's record.
-    pub(super) fn header(&self, uid: &PodUid) -> Result<PodRecordHeader, PodStoreError> {
-        let path = self.path(uid);
+    pub(super) fn read_record_header(
+        &self,
+        uid: &PodUid,
+    ) -> Result<PodRecordHeader, PodStoreError> {
+        let path = self.record_path(uid);
         let mut line = Vec::new();
         let read = fs::File::open(&path).and_then(|file| {
             let mut file =
@@ -445,15 +452,21 @@ impl PodStore {
     }
 
     /// The pod as recorded, with defaults applied. Blocking; read anew each time: specs do not live in memory.
-    pub(super) fn pod(&self, uid: &PodUid) -> Result<Pod, PodStoreError> {
-        let (_, raw) = self.read(uid)?;
-        self.decoded(uid, static_pod::decode(&raw))
+    pub(super) fn read_pod(&self, uid: &PodUid) -> Result<Pod, PodStoreError> {
+        let (_, raw) = self.read_record(uid)?;
+        self.check_decoded(uid, static_pod::decode_recorded_pod(&raw))
     }
 
     /// Reads the pod of a record on the disk lane.
-    pub(crate) async fn load(&self, disk: &Lane, uid: &PodUid) -> Result<Rc<Pod>, PodStoreError> {
+    pub(crate) async fn load_pod(
+        &self,
+        disk: &Lane,
+        uid: &PodUid,
+    ) -> Result<Rc<Pod>, PodStoreError> {
         let (store, uid) = (self.clone(), uid.clone());
-        disk.run(move || store.pod(&uid)).await.map(Rc::new)
+        disk.run_job(move || store.read_pod(&uid))
+            .await
+            .map(Rc::new)
     }
 
     /// Reads on the disk lane the pod of the incarnation that begins: its waiting record becomes the pod's record.
@@ -463,21 +476,21 @@ impl PodStore {
         uid: &PodUid,
     ) -> Result<Rc<Pod>, PodStoreError> {
         let (store, uid) = (self.clone(), uid.clone());
-        let read = move || store.adopt_next(&uid).and_then(|()| store.pod(&uid));
-        disk.run(read).await.map(Rc::new)
+        let read = move || store.adopt_next(&uid).and_then(|()| store.read_pod(&uid));
+        disk.run_job(read).await.map(Rc::new)
     }
 
     /// The record in force: the one that waits is newer.
-    fn path(&self, uid: &PodUid) -> PathBuf {
+    fn record_path(&self, uid: &PodUid) -> PathBuf {
         let waiting = self.waiting.join(uid.as_str()).join(RECORD);
         if waiting.exists() {
             waiting
         } else {
-            self.dir(uid).join(RECORD)
+            self.pod_dir(uid).join(RECORD)
         }
     }
 
-    fn read_at<T: serde::de::DeserializeOwned>(
+    fn read_record_at<T: serde::de::DeserializeOwned>(
         &self,
         path: &Path,
     ) -> Result<(PodRecordHeader, T), PodStoreError> {
@@ -493,17 +506,17 @@ impl PodStore {
         if text.len() as u64 > MAX_RECORD_BYTES {
             return Err(damaged(format!("over {MAX_RECORD_BYTES} bytes")));
         }
-        parse(&text).map_err(|e| damaged(e.to_string()))
+        parse_record(&text).map_err(|e| damaged(e.to_string()))
     }
 
     /// The result of decoding a record's object, with the record named if that failed.
-    pub(super) fn decoded<T>(
+    pub(super) fn check_decoded<T>(
         &self,
         uid: &PodUid,
         decoded: Result<T, impl Display>,
     ) -> Result<T, PodStoreError> {
         decoded.map_err(|why| PodStoreError::Damaged {
-            path: self.path(uid),
+            path: self.record_path(uid),
             why: why.to_string(),
         })
     }
@@ -520,34 +533,34 @@ impl PodStore {
 
     /// Makes the object kept by [`PodStore::write_next`] the pod's record. None kept is success.
     pub(super) fn adopt_next(&self, uid: &PodUid) -> Result<(), PodStoreError> {
-        let dir = self.dir(uid);
+        let dir = self.pod_dir(uid);
         let waiting = self.waiting.join(uid.as_str());
         let newest = waiting.join(NEXT);
         if newest.exists() {
             // What the disk keeps is older, and must not be found when this is asked for again.
             let older = dir.join(NEXT);
-            return match remove(&older) {
+            return match remove_record(&older) {
                 // It cannot go, so it stays outdone.
                 Err(_) if older.exists() => {
-                    let (header, object) = self.read_at::<serde_json::Value>(&newest)?;
-                    self.wait(RECORD, uid, &header, &object, &older)
+                    let (header, object) = self.read_record_at::<serde_json::Value>(&newest)?;
+                    self.write_waiting_record(RECORD, uid, &header, &object, &older)
                 }
-                _ => rename(&newest, &waiting.join(RECORD)),
+                _ => rename_record(&newest, &waiting.join(RECORD)),
             };
         }
-        match rename(&dir.join(NEXT), &dir.join(RECORD)) {
-            Ok(()) => self.waits_no_more(RECORD, uid),
+        match rename_record(&dir.join(NEXT), &dir.join(RECORD)) {
+            Ok(()) => self.remove_waiting_file(RECORD, uid),
             Err(_) if !dir.join(NEXT).exists() => Ok(()),
             Err(PodStoreError::Io { path, source }) if is_unwritable(&source) => {
-                let (header, object) = self.read_at::<serde_json::Value>(&dir.join(NEXT))?;
-                self.wait(RECORD, uid, &header, &object, &path)
+                let (header, object) = self.read_record_at::<serde_json::Value>(&dir.join(NEXT))?;
+                self.write_waiting_record(RECORD, uid, &header, &object, &path)
             }
             Err(e) => Err(e),
         }
     }
 }
 
-fn names_in(dir: &Path) -> Vec<PodUid> {
+fn pod_uids_in(dir: &Path) -> Vec<PodUid> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries
         .filter_map(|entry| entry.file_name().to_str().map(PodUid::new))
@@ -555,7 +568,7 @@ fn names_in(dir: &Path) -> Vec<PodUid> {
 }
 
 /// Header and object of a record, or what is wrong with it.
-fn parse<T: serde::de::DeserializeOwned>(
+fn parse_record<T: serde::de::DeserializeOwned>(
     text: &[u8],
 ) -> Result<(PodRecordHeader, T), JsonTextError> {
     let at = text.iter().position(|&b| b == b'\n').unwrap_or(text.len());
@@ -583,15 +596,16 @@ pub(crate) mod fuzz {
     /// For [`crate::fuzz`].
     pub(crate) fn run(data: &[u8]) -> String {
         use crate::logic::static_pod;
-        let read = parse::<serde_json::Value>(data);
-        let pod =
-            read.and_then(|(_, object)| static_pod::decode(&object).map_err(JsonTextError::Value));
+        let read = parse_record::<serde_json::Value>(data);
+        let pod = read.and_then(|(_, object)| {
+            static_pod::decode_recorded_pod(&object).map_err(JsonTextError::Value)
+        });
         pod.map_or_else(|e| e.to_string(), |_| "ok".into())
     }
 }
 
 fn make_dir(dir: &Path) -> io::Result<()> {
-    file::change(dir)?;
+    file::mark_change(dir)?;
     fs::DirBuilder::new()
         .recursive(true)
         .mode(POD_DIR_MODE)
@@ -609,7 +623,7 @@ fn write_in(
     let attempt = || -> io::Result<()> {
         make_dir(dir)?;
         crash::point("pod.directory");
-        file::change(&staged)?;
+        file::mark_change(&staged)?;
         let file = fs::File::options()
             .write(true)
             .create(true)
@@ -623,7 +637,7 @@ fn write_in(
         out.write_all(b"\n")?;
         out.into_inner().map_err(io::IntoInnerError::into_error)?;
         crash::point("pod.staged");
-        file::change(&path)?;
+        file::mark_change(&path)?;
         fs::rename(&staged, &path)?;
         crash::point("pod.recorded");
         Ok(())
@@ -646,8 +660,8 @@ fn is_unwritable(e: &io::Error) -> bool {
 }
 
 /// Removes a record. None there is success.
-fn remove(path: &Path) -> Result<(), PodStoreError> {
-    match file::change(path).and_then(|()| fs::remove_file(path)) {
+fn remove_record(path: &Path) -> Result<(), PodStoreError> {
+    match file::mark_change(path).and_then(|()| fs::remove_file(path)) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => Err(PodStoreError::Io {
             path: path.into(),
             source,
@@ -656,8 +670,8 @@ fn remove(path: &Path) -> Result<(), PodStoreError> {
     }
 }
 
-fn rename(from: &Path, to: &Path) -> Result<(), PodStoreError> {
-    let renamed = file::change(from).and_then(|()| fs::rename(from, to));
+fn rename_record(from: &Path, to: &Path) -> Result<(), PodStoreError> {
+    let renamed = file::mark_change(from).and_then(|()| fs::rename(from, to));
     renamed.map_err(|source| PodStoreError::Io {
         path: from.into(),
         source,
@@ -679,15 +693,26 @@ mod tests {
             ..PodRecordHeader::default()
         };
         let named = |name: &str| serde_json::json!({"metadata": {"name": name}});
-        let name = || store.read::<Pod>(&uid).expect("read").1.metadata.name;
-        store.write(&uid, &header, &named("a")).expect("write");
+        let name = || {
+            store
+                .read_record::<Pod>(&uid)
+                .expect("read")
+                .1
+                .metadata
+                .name
+        };
+        store
+            .write_record(&uid, &header, &named("a"))
+            .expect("write");
         store.write_next(&uid, &header, &named("b")).expect("next");
         assert_eq!(name(), "a", "the stop still needs the old object");
         store.adopt_next(&uid).expect("adopt");
         assert_eq!(name(), "b");
         store.adopt_next(&uid).expect("nothing kept is success");
         store.write_next(&uid, &header, &named("c")).expect("next");
-        store.write(&uid, &header, &named("d")).expect("write");
+        store
+            .write_record(&uid, &header, &named("d"))
+            .expect("write");
         store.adopt_next(&uid).expect("adopt");
         assert_eq!(name(), "d", "an old one kept for later is not adopted");
         fs::remove_dir_all(&root).expect("clean up");
@@ -703,7 +728,8 @@ mod tests {
         let (disk, run) = (root.join("disk"), root.join("run"));
         fs::create_dir_all(&disk).expect("dir");
         fs::create_dir_all(&run).expect("dir");
-        crate::sys::mount::tmpfs(&disk, None, 0o755, nix::mount::MsFlags::empty()).expect("tmpfs");
+        crate::sys::mount::mount_tmpfs(&disk, None, 0o755, nix::mount::MsFlags::empty())
+            .expect("tmpfs");
         let read_only = |on: bool| {
             let how = if on { "remount,ro" } else { "remount,rw" };
             let mount = std::process::Command::new("mount")
@@ -718,20 +744,26 @@ mod tests {
             ..PodRecordHeader::default()
         };
         let named = |name: &str| serde_json::json!({"metadata": {"name": name}});
-        let name = |uid: &PodUid| store.read::<Pod>(uid).expect("read").1.metadata.name;
+        let name = |uid: &PodUid| store.read_record::<Pod>(uid).expect("read").1.metadata.name;
         let (old, new, big) = (
             PodUid::from("old"),
             PodUid::from("new"),
             PodUid::from("big"),
         );
-        store.write(&old, &header, &named("a")).expect("write");
+        store
+            .write_record(&old, &header, &named("a"))
+            .expect("write");
         store.write_next(&old, &header, &named("b")).expect("write");
         read_only(true);
-        store.write(&new, &header, &named("n")).expect("waits");
+        store
+            .write_record(&new, &header, &named("n"))
+            .expect("waits");
         assert_eq!(name(&new), "n");
         store.adopt_next(&old).expect("adopt");
         assert_eq!(name(&old), "b", "from the disk that cannot be changed");
-        store.write(&old, &header, &named("c")).expect("waits");
+        store
+            .write_record(&old, &header, &named("c"))
+            .expect("waits");
         for _ in 0..2 {
             store.adopt_next(&old).expect("adopt");
             assert_eq!(name(&old), "c", "what the disk keeps for later is outdone");
@@ -741,18 +773,18 @@ mod tests {
         assert_eq!(name(&new), "m");
         let much = "x".repeat(usize::try_from(MAX_WAITING_BYTES).expect("fits"));
         let refused = store
-            .write(&big, &header, &named(&much))
+            .write_record(&big, &header, &named(&much))
             .expect_err("too much");
         assert!(
-            crate::error::chain(&refused).contains("cannot be written"),
+            crate::error::error_chain(&refused).contains("cannot be written"),
             "{refused:?}"
         );
         assert_eq!(store.waiting_pods().len(), 2);
-        assert!(store.settle(&new).is_err());
+        assert!(store.settle_waiting_records(&new).is_err());
         assert_eq!(name(&new), "m");
         read_only(false);
         for uid in [&old, &new] {
-            store.settle(uid).expect("the disk is back");
+            store.settle_waiting_records(uid).expect("the disk is back");
         }
         assert!(store.waiting_pods().is_empty());
         store.adopt_next(&old).expect("adopt");
@@ -766,12 +798,16 @@ mod tests {
             store.adopt_next(&old).expect("adopt");
             assert_eq!(name(&old), "e");
         }
-        store.settle(&old).expect("the disk is back");
+        store
+            .settle_waiting_records(&old)
+            .expect("the disk is back");
         assert!(store.waiting_pods().is_empty());
-        assert!(store.dir(&new).join(RECORD).exists());
+        assert!(store.pod_dir(&new).join(RECORD).exists());
         read_only(true);
-        store.write(&new, &header, &named("o")).expect("waits");
-        store.forget(&new).expect("forget");
+        store
+            .write_record(&new, &header, &named("o"))
+            .expect("waits");
+        store.forget_waiting_records(&new).expect("forget");
         assert!(store.waiting_pods().is_empty());
         crate::sys::mount::unmount(&disk).expect("unmount");
         fs::remove_dir_all(root).expect("clean");
@@ -789,15 +825,18 @@ mod tests {
             ..PodRecordHeader::default()
         };
         let object = serde_json::json!({"metadata": {"name": "p", "uid": "abc"}, "spec": {"unknownField": 1}});
-        store.write(&uid, &header, &object).expect("write");
-        let (back, value) = store.read::<serde_json::Value>(&uid).expect("read");
+        store.write_record(&uid, &header, &object).expect("write");
+        let (back, value) = store.read_record::<serde_json::Value>(&uid).expect("read");
         assert_eq!(
             (back, &value),
             (header.clone(), &object),
             "fields that are not modelled are kept"
         );
-        assert_eq!(store.read::<Pod>(&uid).expect("pod").1.metadata.name, "p");
-        let path = store.dir(&uid).join("pod.json");
+        assert_eq!(
+            store.read_record::<Pod>(&uid).expect("pod").1.metadata.name,
+            "p"
+        );
+        let path = store.pod_dir(&uid).join("pod.json");
         for (name, text) in [
             ("empty", ""),
             ("no object", "{\"v\":1,\"source\":\"file\"}\n"),
@@ -805,12 +844,12 @@ mod tests {
             ("other version", "{\"v\":9,\"source\":\"file\"}\n{}\n"),
         ] {
             fs::write(&path, text).expect("write");
-            let error = store.read::<Pod>(&uid).expect_err(name).to_string();
+            let error = store.read_record::<Pod>(&uid).expect_err(name).to_string();
             assert!(error.contains("pod.json is unusable"), "{name}: {error}");
         }
         fs::remove_dir_all(&root).expect("clean up");
         assert!(matches!(
-            store.read::<Pod>(&uid),
+            store.read_record::<Pod>(&uid),
             Err(PodStoreError::Io { .. })
         ));
     }

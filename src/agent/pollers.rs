@@ -9,13 +9,13 @@ use smol::channel::{Receiver, Sender};
 use super::{
     asker::AgentHandle,
     assembly,
-    clock::{Clock, in_step},
+    clock::{Clock, align_to_second},
     core::AgentEvent,
     driver::PodDriver,
     gc::GarbageCollector,
     parts::AgentParts,
     relister::{Relister, RuntimeConditionReader},
-    tasks::{AgentTask, boxed},
+    tasks::{AgentTask, box_task},
 };
 use crate::api::MonoTime;
 
@@ -25,7 +25,7 @@ pub(super) const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(2);
 pub(super) const CONTAINER_GC_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Makes the tasks that look at the runtime for the loop. `asked`: the loop's requests for relists.
-pub(super) fn tasks(
+pub(super) fn poller_tasks(
     parts: &AgentParts,
     driver: Rc<dyn PodDriver>,
     asked: Receiver<MonoTime>,
@@ -47,21 +47,21 @@ pub(super) fn tasks(
         asked,
         events: events.clone(),
     };
-    let garbage = assembly::garbage(parts, AgentHandle::new(events.clone()));
+    let garbage = assembly::make_garbage_collector(parts, AgentHandle::new(events.clone()));
     vec![
-        boxed(conditions.run()),
-        boxed(relister.run()),
-        boxed(housekeeping(Rc::clone(&tools.clock), events.clone())),
-        boxed(container_gc(garbage, events.clone())),
+        box_task(conditions.poll_conditions()),
+        box_task(relister.run_relists()),
+        box_task(tick_housekeeping(Rc::clone(&tools.clock), events.clone())),
+        box_task(run_container_gc(garbage, events.clone())),
     ]
 }
 
 /// Tells the loop at an interval that housekeeping is due.
-async fn housekeeping(clock: Rc<dyn Clock>, events: Sender<AgentEvent>) {
+async fn tick_housekeeping(clock: Rc<dyn Clock>, events: Sender<AgentEvent>) {
     loop {
         let now = clock.now();
-        let next = in_step(now + HOUSEKEEPING_INTERVAL, now);
-        clock.until(next).await;
+        let next = align_to_second(now + HOUSEKEEPING_INTERVAL, now);
+        clock.sleep_until(next).await;
         if events.send(AgentEvent::Housekeeping).await.is_err() {
             return;
         }
@@ -69,13 +69,13 @@ async fn housekeeping(clock: Rc<dyn Clock>, events: Sender<AgentEvent>) {
 }
 
 /// Collects garbage of containers, sandboxes and logs.
-async fn container_gc(garbage: GarbageCollector, events: Sender<AgentEvent>) {
+async fn run_container_gc(garbage: GarbageCollector, events: Sender<AgentEvent>) {
     let clock = Rc::clone(&garbage.clock);
     loop {
         let now = clock.now();
-        let next = in_step(now + CONTAINER_GC_INTERVAL, now);
-        clock.until(next).await;
-        garbage.pass().await;
+        let next = align_to_second(now + CONTAINER_GC_INTERVAL, now);
+        clock.sleep_until(next).await;
+        garbage.collect_garbage().await;
         if events.send(AgentEvent::Collected).await.is_err() {
             return;
         }

@@ -2,7 +2,7 @@
 //! or longer than its limit.
 //!
 //! A [`BootRecord`] lies in the run dir and holds for one boot. The run dir is on tmpfs as a rule: records cost no
-//! flash, and a power cut takes all of them. Files in the root directory ([`keep`], [`recall`]) are durable.
+//! flash, and a power cut takes all of them. Files in the root directory ([`keep_record`], [`recall`]) are durable.
 
 use std::{
     fs::{self, File},
@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Identity of this boot; empty if the kernel does not tell.
-pub(crate) fn boot_id() -> String {
+pub(crate) fn read_boot_id() -> String {
     let mut text = String::new();
     let file = File::open("/proc/sys/kernel/random/boot_id");
     // Without an id, records are told apart by their times alone.
@@ -49,7 +49,7 @@ struct BootHeader {
 
 impl BootRecord {
     /// Replaces the file. `content` has at least one field. Blocking.
-    pub(crate) fn write(
+    pub(crate) fn write_boot_record(
         &self,
         run: &Path,
         boot_id: &str,
@@ -60,7 +60,7 @@ impl BootRecord {
             boot_id: boot_id.to_owned(),
         };
         let staged = run.join(format!(".{}.new", self.name));
-        file::change(&staged)?;
+        file::mark_change(&staged)?;
         let mut file = File::options()
             .write(true)
             .create(true)
@@ -75,20 +75,28 @@ impl BootRecord {
         text.extend_from_slice(content.strip_prefix(b"{").unwrap_or(&content));
         file.write_all(&text)?;
         crash::point("boot-file.staged");
-        file::change(&run.join(self.name))?;
+        file::mark_change(&run.join(self.name))?;
         fs::rename(&staged, run.join(self.name))
     }
 
     /// Reads the record that an earlier agent of this boot wrote. No file is the usual case; a file that cannot be read
     /// is logged. Blocking.
-    pub(crate) fn recall<T: DeserializeOwned>(&self, run: &Path, boot_id: &str) -> Option<T> {
-        self.read(run, boot_id).unwrap_or_else(|e| {
+    pub(crate) fn recall_boot_record<T: DeserializeOwned>(
+        &self,
+        run: &Path,
+        boot_id: &str,
+    ) -> Option<T> {
+        self.read_boot_record(run, boot_id).unwrap_or_else(|e| {
             log::warn!("{}: {e}", self.lost);
             None
         })
     }
 
-    fn read<T: DeserializeOwned>(&self, run: &Path, boot_id: &str) -> io::Result<Option<T>> {
+    fn read_boot_record<T: DeserializeOwned>(
+        &self,
+        run: &Path,
+        boot_id: &str,
+    ) -> io::Result<Option<T>> {
         let Some(text) = read_text(&run.join(self.name), self.max_bytes)? else {
             return Ok(None);
         };
@@ -108,33 +116,36 @@ fn read_text(path: &Path, max_bytes: u64) -> io::Result<Option<Vec<u8>>> {
 }
 
 /// Reads a record; `None`: there is no file. Blocking.
-pub(crate) fn read<T: DeserializeOwned>(path: &Path, max_bytes: u64) -> io::Result<Option<T>> {
+pub(crate) fn read_record<T: DeserializeOwned>(
+    path: &Path,
+    max_bytes: u64,
+) -> io::Result<Option<T>> {
     let text = read_text(path, max_bytes)?;
     Ok(text.map(|text| from_json(&text)).transpose()?)
 }
 
 /// Reads a record; `None`: there is no file, or none that can be used, which is logged. Blocking.
-pub(crate) fn recall<T: DeserializeOwned>(path: &Path, max_bytes: u64) -> Option<T> {
-    read(path, max_bytes).unwrap_or_else(|e| {
+pub(crate) fn recall_record<T: DeserializeOwned>(path: &Path, max_bytes: u64) -> Option<T> {
+    read_record(path, max_bytes).unwrap_or_else(|e| {
         log::warn!("{}: {e}", path.display());
         None
     })
 }
 
 /// Keeps a record durably. The file is written only if its content changes. Blocking.
-pub(crate) fn keep<T>(path: &Path, content: &T, max_bytes: u64) -> io::Result<()>
+pub(crate) fn keep_record<T>(path: &Path, content: &T, max_bytes: u64) -> io::Result<()>
 where
     T: Serialize + DeserializeOwned + PartialEq,
 {
-    if read(path, max_bytes).is_ok_and(|known| known.as_ref() == Some(content)) {
+    if read_record(path, max_bytes).is_ok_and(|known| known.as_ref() == Some(content)) {
         return Ok(());
     }
-    write(path, content)
+    write_record(path, content)
 }
 
 /// Writes a record durably, also if its content is the same: a write that failed at its end may have left it in place without its
 /// name being safe. Blocking.
-pub(crate) fn write(path: &Path, content: &impl Serialize) -> io::Result<()> {
+pub(crate) fn write_record(path: &Path, content: &impl Serialize) -> io::Result<()> {
     let text = serde_json::to_vec(content)?;
     file::write_atomic(path, &text, 0o600, true)
 }
@@ -158,12 +169,14 @@ mod tests {
             max_bytes: 1000,
             lost: "all is lost",
         };
-        let read = |boot: &str| record.read::<Content>(&run, boot).map_err(drop);
+        let read = |boot: &str| record.read_boot_record::<Content>(&run, boot).map_err(drop);
         assert_eq!(read("b"), Ok(None), "there is none");
         let content = Content {
             records: vec![5, u64::MAX],
         };
-        record.write(&run, "b", &content).expect("written");
+        record
+            .write_boot_record(&run, "b", &content)
+            .expect("written");
         let path = run.join("a.json");
         let text = fs::read_to_string(&path).expect("there");
         assert_eq!(
@@ -177,7 +190,7 @@ mod tests {
         for damaged in ["{\"v\":1", "", r#"{"v":1,"bootId":"b"}"#] {
             fs::write(&path, damaged).expect("written");
             assert_eq!(read("b"), Err(()), "{damaged}");
-            assert!(record.recall::<Content>(&run, "b").is_none());
+            assert!(record.recall_boot_record::<Content>(&run, "b").is_none());
         }
         fs::remove_dir_all(&run).expect("clean up");
     }

@@ -72,12 +72,18 @@ impl EventRecorder {
     }
 
     /// Records an event of a pod.
-    pub(crate) fn pod(&self, pod: &Pod, severity: EventSeverity, reason: &str, message: &str) {
-        self.about(EventSubject::pod(pod, ""), severity, reason, message);
+    pub(crate) fn record_pod_event(
+        &self,
+        pod: &Pod,
+        severity: EventSeverity,
+        reason: &str,
+        message: &str,
+    ) {
+        self.record_event(EventSubject::pod_field(pod, ""), severity, reason, message);
     }
 
     /// Records an event of a container.
-    pub(crate) fn container(
+    pub(crate) fn record_container_event(
         &self,
         pod: &Pod,
         container: &str,
@@ -94,8 +100,8 @@ impl EventRecorder {
             "containers"
         };
         let field_path = format!("spec.{field}{{{container}}}");
-        self.about(
-            EventSubject::pod(pod, &field_path),
+        self.record_event(
+            EventSubject::pod_field(pod, &field_path),
             severity,
             reason,
             message,
@@ -103,30 +109,30 @@ impl EventRecorder {
     }
 
     /// Records an event of the node, which has no namespace; its name stands for its UID, as in the events of a kubelet.
-    pub(crate) fn node(&self, severity: EventSeverity, reason: &str, message: &str) {
+    pub(crate) fn record_node_event(&self, severity: EventSeverity, reason: &str, message: &str) {
         let uid = PodUid::new(self.node.clone());
-        let about = EventSubject::whole(&uid, "", &self.node);
-        self.about(about, severity, reason, message);
+        let about = EventSubject::whole_object(&uid, "", &self.node);
+        self.record_event(about, severity, reason, message);
     }
 
     /// Records an event of something of which there may be no object at hand.
-    pub(crate) fn about(
+    pub(crate) fn record_event(
         &self,
         about: EventSubject<'_>,
         severity: EventSeverity,
         reason: &str,
         message: &str,
     ) {
-        let now = self.clock.wall();
+        let now = self.clock.wall_time();
         self.kept
             .borrow_mut()
-            .record(about, severity, reason, message, now);
-        self.recorded.wake();
+            .push_event(about, severity, reason, message, now);
+        self.recorded.wake_waiters();
     }
 
     /// Waits until something was recorded since the last wait.
-    pub(crate) async fn wait(&self) {
-        self.recorded.woken().await;
+    pub(crate) async fn wait_for_event(&self) {
+        self.recorded.wait_for_wake().await;
     }
 
     /// The oldest event that was not handed over yet, with all its repeats since. What the ring drops before is lost.
@@ -135,20 +141,20 @@ impl EventRecorder {
     }
 
     /// Notes that so many events were handed over and given up.
-    pub(crate) fn note_lost(&self, given_up: u64) {
+    pub(crate) fn note_lost_events(&self, given_up: u64) {
         self.kept.borrow_mut().given_up = given_up;
     }
 
     /// Events that nobody at the apiserver will hear of: given up, or dropped before they were handed over. Counted also
     /// where there is no apiserver.
-    pub(crate) fn lost(&self) -> u64 {
+    pub(crate) fn lost_event_count(&self) -> u64 {
         let kept = self.kept.borrow();
         kept.given_up + kept.dropped
     }
 
     /// The events that were seen last, at most `limit`, oldest first; of pods of one namespace, if one is named.
-    pub(crate) fn newest(&self, namespace: Option<&str>, limit: usize) -> Vec<EventRecord> {
-        self.kept.borrow().newest(namespace, limit)
+    pub(crate) fn newest_events(&self, namespace: Option<&str>, limit: usize) -> Vec<EventRecord> {
+        self.kept.borrow().newest_events(namespace, limit)
     }
 }
 
@@ -182,7 +188,7 @@ pub(crate) struct EventSubject<'a> {
 
 impl<'a> EventSubject<'a> {
     /// A pod of that name as a whole, or the node.
-    pub(crate) const fn whole(uid: &'a PodUid, namespace: &'a str, name: &'a str) -> Self {
+    pub(crate) const fn whole_object(uid: &'a PodUid, namespace: &'a str, name: &'a str) -> Self {
         Self {
             uid,
             namespace,
@@ -192,7 +198,7 @@ impl<'a> EventSubject<'a> {
         }
     }
 
-    fn pod(pod: &'a Pod, field_path: &'a str) -> Self {
+    fn pod_field(pod: &'a Pod, field_path: &'a str) -> Self {
         let meta = &pod.metadata;
         Self {
             uid: &meta.uid,
@@ -215,7 +221,7 @@ impl core::fmt::Display for EventSubject<'_> {
 
 impl KeptEvents {
     /// Records an event. An event equal to a kept one but for its times only grows that one's count.
-    fn record(
+    fn push_event(
         &mut self,
         about: EventSubject<'_>,
         severity: EventSeverity,
@@ -223,7 +229,7 @@ impl KeptEvents {
         message: &str,
         now: WallTime,
     ) {
-        let message = cut(message, MAX_MESSAGE_BYTES);
+        let message = truncate_text(message, MAX_MESSAGE_BYTES);
         let pod = format!("{}/{}", about.namespace, about.name);
         // Half an object is none.
         let fits = about.annotations.len() <= MAX_MESSAGE_BYTES;
@@ -236,7 +242,7 @@ impl KeptEvents {
             message,
             annotations,
         ];
-        let texts = texts.map(|text| cut(text, MAX_MESSAGE_BYTES));
+        let texts = texts.map(|text| truncate_text(text, MAX_MESSAGE_BYTES));
         let lengths = texts.map(|text| u16::try_from(text.len()).unwrap_or(u16::MAX));
         let bytes = || texts.iter().flat_map(|text| text.bytes());
         let mut end = self.texts.len();
@@ -292,7 +298,7 @@ impl KeptEvents {
         let (namespace, name) = pod.split_once('/').unwrap_or(("", &pod));
         Some(EventOccurrence {
             subject: InvolvedObject {
-                kind: kind_of(namespace),
+                kind: involved_kind(namespace),
                 namespace: namespace.into(),
                 name: name.into(),
                 uid: uid.as_str().into(),
@@ -319,22 +325,24 @@ impl KeptEvents {
         })
     }
 
-    /// See [`EventRecorder::newest`]. Of the others nothing is kept while it looks.
-    fn newest(&self, namespace: Option<&str>, limit: usize) -> Vec<EventRecord> {
+    /// See [`EventRecorder::newest_events`]. Of the others nothing is kept while it looks.
+    fn newest_events(&self, namespace: Option<&str>, limit: usize) -> Vec<EventRecord> {
         let is_meant = |e: &EventRecord| namespace.is_none_or(|n| e.namespace() == n);
-        let meant = self.events().filter(is_meant);
+        let meant = self.all_events().filter(is_meant);
         let mut times: Vec<WallTime> = meant.map(|e| e.last).collect();
-        times.order();
+        times.stable_sort();
         let since = times.get(times.len().saturating_sub(limit)).copied();
         let late = |e: &EventRecord| since.is_some_and(|since| e.last >= since);
-        let mut events: Vec<EventRecord> =
-            self.events().filter(|e| is_meant(e) && late(e)).collect();
-        events.order_by_key(|e| e.last);
+        let mut events: Vec<EventRecord> = self
+            .all_events()
+            .filter(|e| is_meant(e) && late(e))
+            .collect();
+        events.stable_sort_by_key(|e| e.last);
         events.split_off(events.len().saturating_sub(limit))
     }
 
     /// All kept events, oldest first.
-    fn events(&self) -> impl Iterator<Item = EventRecord> {
+    fn all_events(&self) -> impl Iterator<Item = EventRecord> {
         let mut at = 0;
         self.ring.iter().map(move |event| {
             let [uid, pod, field_path, reason, message, annotations] = self.texts_of(event, at);
@@ -381,7 +389,7 @@ impl EventRecord {
     }
 
     /// The Event object; `node` is its source's host.
-    pub(crate) fn object(self, node: &str) -> event::Event {
+    pub(crate) fn into_api_event(self, node: &str) -> event::Event {
         let (namespace, name) = self.pod.split_once('/').unwrap_or(("", &self.pod));
         event::Event {
             api_version: "v1".into(),
@@ -395,7 +403,7 @@ impl EventRecord {
             },
             involved_object: ObjectReference {
                 api_version: "v1".into(),
-                kind: kind_of(namespace).into(),
+                kind: involved_kind(namespace).into(),
                 namespace: namespace.into(),
                 name: name.into(),
                 uid: self.uid.into(),
@@ -419,12 +427,12 @@ impl EventRecord {
 }
 
 /// Kind of what has this namespace: the node has none.
-const fn kind_of(namespace: &str) -> &'static str {
+const fn involved_kind(namespace: &str) -> &'static str {
     if namespace.is_empty() { "Node" } else { "Pod" }
 }
 
 /// The head of `text`, at most `limit` bytes, cut at a character.
-fn cut(text: &str, limit: usize) -> &str {
+fn truncate_text(text: &str, limit: usize) -> &str {
     let mut end = text.len().min(limit);
     while !text.is_char_boundary(end) {
         end -= 1;
@@ -450,12 +458,12 @@ mod tests {
                 field_path: "",
                 annotations: "",
             };
-            recorder.record(
+            recorder.push_event(
                 about,
                 EventSeverity::Normal,
                 reason,
                 "",
-                WallTime::from_secs(second),
+                WallTime::from_unix_seconds(second),
             );
         };
         record("a", "Old", 1);
@@ -463,7 +471,7 @@ mod tests {
         record("b", "Other", 5);
         record("a", "Same", 9);
         let shown = |namespace, limit| {
-            let newest = recorder.newest(namespace, limit).into_iter();
+            let newest = recorder.newest_events(namespace, limit).into_iter();
             newest.map(|e| e.reason).collect::<Vec<_>>()
         };
         assert_eq!(shown(None, 9), ["Old", "Other", "Late", "Same"]);
@@ -487,17 +495,17 @@ mod tests {
             annotations: "",
         };
         for n in 0..3 {
-            recorder.record(
+            recorder.push_event(
                 about,
                 EventSeverity::Warning,
                 "BackOff",
                 "again",
-                WallTime::from_secs(n),
+                WallTime::from_unix_seconds(n),
             );
         }
-        let first = recorder.events().next().expect("one event");
+        let first = recorder.all_events().next().expect("one event");
         assert_eq!(
-            serde_json::to_value(first.object("n")).expect("event"),
+            serde_json::to_value(first.into_api_event("n")).expect("event"),
             json!({
                 "apiVersion": "v1",
                 "kind": "Event",
@@ -530,11 +538,15 @@ mod tests {
             field_path: "",
             annotations: "",
         };
-        recorder.record(node, EventSeverity::Normal, "Starting", "", WallTime(0));
-        let told = recorder.events().last().expect("an event").object("n");
+        recorder.push_event(node, EventSeverity::Normal, "Starting", "", WallTime(0));
+        let told = recorder
+            .all_events()
+            .last()
+            .expect("an event")
+            .into_api_event("n");
         assert_eq!(told.involved_object.kind, "Node");
         for n in 0..2 * EVENTS_KEPT {
-            recorder.record(
+            recorder.push_event(
                 about,
                 EventSeverity::Normal,
                 "Pulled",
@@ -542,14 +554,14 @@ mod tests {
                 WallTime(0),
             );
         }
-        assert_eq!(recorder.events().count(), EVENTS_KEPT);
+        assert_eq!(recorder.all_events().count(), EVENTS_KEPT);
         let texts: usize = recorder.ring.iter().map(KeptEvent::len).sum();
         assert_eq!(texts, recorder.texts.len(), "texts go with their events");
     }
 
     #[test]
     fn messages_are_cut_at_a_character() {
-        assert_eq!(cut("aäb", 2), "a");
-        assert_eq!(cut("aäb", 3), "aä");
+        assert_eq!(truncate_text("aäb", 2), "a");
+        assert_eq!(truncate_text("aäb", 3), "aä");
     }
 }

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     api::{Pod, PodUid, WallTime, pod::CONFIG_SEEN, received::ReceivedPod, strict},
-    error::chain,
+    error::error_chain,
     logic::{
         digest,
         mux::{PodSource, SourceOperation},
@@ -33,7 +33,7 @@ pub(super) struct PodRecordWriter {
 
 impl PodRecordWriter {
     /// Records what changed.
-    pub(super) async fn record(&self, recording: PodRecording) -> RecordingResult {
+    pub(super) async fn record_pods(&self, recording: PodRecording) -> RecordingResult {
         let PodRecording { source, ops, rest } = recording;
         let mut recorded = RecordingResult {
             source,
@@ -47,9 +47,12 @@ impl PodRecordWriter {
             let (pods, into): (_, fn(Vec<Pod>) -> ConfigOp) = match op {
                 SourceOperation::Remove(uids) => {
                     let (store, removed) = (self.store.clone(), uids.clone());
-                    let forget =
-                        move || removed.iter().for_each(|uid| outcome::forget(&store, uid));
-                    self.disk.run(forget).await;
+                    let forget = move || {
+                        removed
+                            .iter()
+                            .for_each(|uid| outcome::forget_outcome(&store, uid))
+                    };
+                    self.disk.run_job(forget).await;
                     recorded.told.push(ConfigOp::Remove(uids));
                     continue;
                 }
@@ -59,12 +62,12 @@ impl PodRecordWriter {
                 }
                 SourceOperation::Reconcile(pods) => (pods, ConfigOp::Reconcile),
             };
-            let pods = self.write_all(pods, &mut recorded).await;
+            let pods = self.write_records(pods, &mut recorded).await;
             recorded.told.push(into(pods));
         }
         let store = self.store.clone();
         let some_wait = move || !store.waiting_pods().is_empty();
-        recorded.waiting = self.disk.run(some_wait).await;
+        recorded.waiting = self.disk.run_job(some_wait).await;
         recorded
     }
 
@@ -73,7 +76,7 @@ impl PodRecordWriter {
         clippy::vec_box,
         reason = "the mux hands them over so: a received pod is large"
     )]
-    async fn write_all(
+    async fn write_records(
         &self,
         pods: Vec<Box<ReceivedPod>>,
         recorded: &mut RecordingResult,
@@ -87,9 +90,9 @@ impl PodRecordWriter {
                 v: RECORD_VERSION,
                 source: source.as_str().into(),
                 resource_version: pod.metadata.resource_version.clone(),
-                digest: digest::semantic(&raw),
+                digest: digest::semantic_digest(&raw),
                 cluster: if source == PodSource::Api {
-                    self.store.cluster().into()
+                    self.store.cluster_identity().into()
                 } else {
                     String::new()
                 },
@@ -105,14 +108,15 @@ impl PodRecordWriter {
         let mut turns = Vec::with_capacity(jobs.len());
         for job in &jobs {
             // What is left of an earlier incarnation may be on its way out at this moment, its record included.
-            turns.push(self.claims.record(&job.uid).await);
+            turns.push(self.claims.claim_record(&job.uid).await);
         }
         let uids: Vec<PodUid> = jobs.iter().map(|job| job.uid.clone()).collect();
         let look = move |agent: &Agent| -> Vec<bool> {
             let all = uids.iter();
-            all.map(|uid| agent.pods().is_to_end(uid)).collect()
+            all.map(|uid| agent.pods().is_termination_requested(uid))
+                .collect()
         };
-        let ending = self.asker.ask(look).await;
+        let ending = self.asker.ask_agent(look).await;
         for (job, ends) in jobs.iter_mut().zip(ending) {
             // A uid of the apiserver never comes back: what changes while the pod ends is news of that very pod.
             job.returns = source != PodSource::Api && ends;
@@ -120,9 +124,9 @@ impl PodRecordWriter {
         let store = self.store.clone();
         let results = self
             .disk
-            .run(move || {
+            .run_job(move || {
                 jobs.iter_mut()
-                    .map(|job| write(&store, job))
+                    .map(|job| write_pod_record(&store, job))
                     .collect::<Vec<_>>()
             })
             .await;
@@ -137,7 +141,7 @@ impl PodRecordWriter {
                     written.push(pod);
                 }
                 Err(e) => {
-                    let message = format!("cannot record the pod: {}", chain(&e));
+                    let message = format!("cannot record the pod: {}", error_chain(&e));
                     recorded.failed.push((pod, message));
                 }
             }
@@ -146,17 +150,21 @@ impl PodRecordWriter {
     }
 
     /// Moves records that wait to the disk, as far as it can be written. Returns whether some still wait.
-    pub(super) async fn settle(&self) -> bool {
+    pub(super) async fn settle_waiting_records(&self) -> bool {
         let store = self.store.clone();
-        let waiting = self.disk.run(move || store.waiting_pods()).await;
+        let waiting = self.disk.run_job(move || store.waiting_pods()).await;
         let mut left = false;
         for uid in waiting {
-            let turn = self.claims.record(&uid).await;
+            let turn = self.claims.claim_record(&uid).await;
             let (store, moved) = (self.store.clone(), uid.clone());
-            if let Err(e) = self.disk.run(move || store.settle(&moved)).await {
+            if let Err(e) = self
+                .disk
+                .run_job(move || store.settle_waiting_records(&moved))
+                .await
+            {
                 self.complaints.complain(&format!(
                     "uid={uid} its record waits for the disk: {}",
-                    chain(&e)
+                    error_chain(&e)
                 ));
                 left = true;
             }
@@ -167,20 +175,22 @@ impl PodRecordWriter {
 
     /// Keeps what the API shows of a pod in its record, for the next agent.
     pub(super) async fn keep_shown(&self, uid: &PodUid, shown: Value) {
-        let turn = self.claims.record(uid).await;
+        let turn = self.claims.claim_record(uid).await;
         let of = uid.clone();
         if !self
             .asker
-            .ask(move |agent| agent.pods().is_configured(&of))
+            .ask_agent(move |agent| agent.pods().is_configured(&of))
             .await
         {
             return;
         }
         let (store, of) = (self.store.clone(), uid.clone());
-        let kept = self.disk.run(move || refresh(&store, &of, &shown));
+        let kept = self
+            .disk
+            .run_job(move || refresh_recorded_status(&store, &of, &shown));
         if let Err(e) = kept.await {
             self.complaints
-                .complain(&format!("uid={uid} {}", chain(&e)));
+                .complain(&format!("uid={uid} {}", error_chain(&e)));
         }
         drop(turn);
     }
@@ -197,17 +207,20 @@ struct PodRecordJob {
 
 /// Writes a record. Returns the pod's outcome if it has one: if it has ended, that is the status it has from now on. Beside
 /// it, the start of a static pod.
-fn write(
+fn write_pod_record(
     store: &PodStore,
     job: &mut PodRecordJob,
 ) -> Result<(Option<EarlierOutcome>, Option<WallTime>), PodStoreError> {
     let PodRecordJob {
         uid, header, raw, ..
     } = job;
-    let outcome = outcome::recall(store, uid, header);
+    let outcome = outcome::recall_outcome(store, uid, header);
     let start = match header.source == PodSource::Api.as_str() {
         true => None,
-        false => keep_age(raw, before(store, uid, header).filter(|_| !job.returns)),
+        false => keep_pod_age(
+            raw,
+            earlier_start_time(store, uid, header).filter(|_| !job.returns),
+        ),
     };
     if header.source != PodSource::Api.as_str()
         && let Some(EarlierOutcome::Ended(status)) = &outcome
@@ -218,20 +231,20 @@ fn write(
     if job.returns {
         store.write_next(uid, header, raw)?;
     } else {
-        store.write(uid, header, raw)?;
+        store.write_record(uid, header, raw)?;
     }
     Ok((outcome, start))
 }
 
 /// Time at which an agent before this one first saw the static pod, by its record.
-fn before(store: &PodStore, uid: &PodUid, header: &PodRecordHeader) -> Option<String> {
-    let (old, raw) = store.read::<Value>(uid).ok()?;
+fn earlier_start_time(store: &PodStore, uid: &PodUid, header: &PodRecordHeader) -> Option<String> {
+    let (old, raw) = store.read_record::<Value>(uid).ok()?;
     let seen = raw["metadata"]["annotations"][CONFIG_SEEN].as_str()?;
     (old.source == header.source).then(|| seen.to_owned())
 }
 
 /// A static pod is as old as the first agent that saw it says (STAT-33): nobody else remembers. Returns its start.
-fn keep_age(raw: &mut Value, before: Option<String>) -> Option<WallTime> {
+fn keep_pod_age(raw: &mut Value, before: Option<String>) -> Option<WallTime> {
     let seen = &mut raw["metadata"]["annotations"][CONFIG_SEEN];
     let now = WallTime::parse(seen.as_str()?)?;
     // A clock that was ahead is no age.
@@ -239,7 +252,7 @@ fn keep_age(raw: &mut Value, before: Option<String>) -> Option<WallTime> {
     if let Some(before) = before.filter(is_age) {
         *seen = before.into();
     }
-    let start = WallTime::parse(seen.as_str()?)?.truncated();
+    let start = WallTime::parse(seen.as_str()?)?.truncated_to_second();
     if !raw["status"].is_object() {
         raw["status"] = Value::Object(serde_json::Map::new());
     }
@@ -249,8 +262,12 @@ fn keep_age(raw: &mut Value, before: Option<String>) -> Option<WallTime> {
 
 /// Brings the status in the record of a pod of the apiserver up to date with what that shows after a write of ours: the
 /// next agent begins with it. Blocking; no record is success.
-fn refresh(store: &PodStore, uid: &PodUid, shown: &Value) -> Result<(), PodStoreError> {
-    let Ok((mut header, mut raw)) = store.read::<Value>(uid) else {
+fn refresh_recorded_status(
+    store: &PodStore,
+    uid: &PodUid,
+    shown: &Value,
+) -> Result<(), PodStoreError> {
+    let Ok((mut header, mut raw)) = store.read_record::<Value>(uid) else {
         return Ok(());
     };
     let version = &shown["metadata"]["resourceVersion"];
@@ -260,7 +277,7 @@ fn refresh(store: &PodStore, uid: &PodUid, shown: &Value) -> Result<(), PodStore
     header.resource_version = version.as_str().unwrap_or("").into();
     raw["metadata"]["resourceVersion"] = version.clone();
     raw["status"] = shown["status"].clone();
-    store.write(uid, &header, &raw)
+    store.write_record(uid, &header, &raw)
 }
 
 #[cfg(test)]
@@ -280,7 +297,7 @@ mod tests {
             (Some("rubbish"), later, later),
         ] {
             let mut raw = pod(later);
-            let kept = keep_age(&mut raw, before.map(str::to_owned));
+            let kept = keep_pod_age(&mut raw, before.map(str::to_owned));
             assert_eq!(raw["metadata"]["annotations"][CONFIG_SEEN], seen);
             assert_eq!(raw["status"]["startTime"], start);
             assert_eq!(kept, WallTime::parse(start));

@@ -9,7 +9,7 @@ use smol::{
 };
 
 use super::{
-    clock::{Clock, in_step},
+    clock::{Clock, align_to_second},
     complaints::Complaints,
     core::{AgentEvent, RuntimeInspection, RuntimeListing},
     driver::PodDriver,
@@ -39,20 +39,20 @@ pub(super) struct Relister {
 
 impl Relister {
     /// Until the loop is gone.
-    pub(super) async fn run(self) {
+    pub(super) async fn run_relists(self) {
         let mut last = None;
-        while self.relist(&mut last).await.is_some() {
+        while self.relist_once(&mut last).await.is_some() {
             let ended = self.clock.now();
             let tick = async {
-                let due = in_step(ended + RELIST_INTERVAL, ended);
-                self.clock.until(due).await;
+                let due = align_to_second(ended + RELIST_INTERVAL, ended);
+                self.clock.sleep_until(due).await;
                 MonoTime(0)
             };
             let ring = async {
                 if !self.doorbells {
                     core::future::pending::<()>().await;
                 }
-                self.driver.doorbell().await;
+                self.driver.wait_for_change().await;
                 MonoTime(0)
             };
             let ask = async { self.asked.recv().await.unwrap_or(MonoTime(0)) };
@@ -60,7 +60,7 @@ impl Relister {
             // A doorbell goes on ringing and a question stays in its channel: neither is lost by waiting here.
             let gap = ended + RELIST_MIN_GAP;
             if self.clock.now() < gap {
-                self.clock.until(gap).await;
+                self.clock.sleep_until(gap).await;
             }
             // Whoever asked meanwhile is served by the relist that begins now.
             while let Ok(more) = self.asked.try_recv() {
@@ -69,16 +69,16 @@ impl Relister {
             // A listing of the same millisecond would not count as newer.
             let begin = after + Duration::from_millis(1);
             if self.clock.now() < begin {
-                self.clock.until(begin).await;
+                self.clock.sleep_until(begin).await;
             }
         }
     }
 
     /// Runs one relist; `None` if the loop is gone. `last`: begin of the last successful one.
-    async fn relist(&self, last: &mut Option<MonoTime>) -> Option<()> {
+    async fn relist_once(&self, last: &mut Option<MonoTime>) -> Option<()> {
         // 0 is the time of what was never listed.
-        let (begun, wall) = (self.clock.now().max(MonoTime(1)), self.clock.wall());
-        let pods = match self.driver.list().await {
+        let (begun, wall) = (self.clock.now().max(MonoTime(1)), self.clock.wall_time());
+        let pods = match self.driver.list_pods().await {
             Ok(pods) => pods,
             Err(e) => {
                 // No listing is no news: whoever waits goes on waiting.
@@ -96,7 +96,7 @@ impl Relister {
         if let Ok(uids) = differing.recv().await {
             let mut statuses = Vec::with_capacity(uids.len());
             for uid in uids {
-                let status = self.driver.status(&uid).await;
+                let status = self.driver.read_pod_status(&uid).await;
                 statuses.push((
                     uid,
                     status.map_err(|e| RuntimeStatusError(e.to_string().into())),
@@ -113,7 +113,8 @@ impl Relister {
                 .ok()?;
         }
         let (took, gap) = (self.clock.now() - begun, last.map(|last| begun - last));
-        self.counters.count(|c| c.relisted(took, gap, wall));
+        self.counters
+            .count_work(|c| c.count_relist(took, gap, wall));
         *last = Some(begun);
         Some(())
     }
@@ -129,9 +130,9 @@ pub(super) struct RuntimeConditionReader {
 
 impl RuntimeConditionReader {
     /// Until the loop is gone.
-    pub(super) async fn run(self) {
+    pub(super) async fn poll_conditions(self) {
         loop {
-            match self.runtime.status().await {
+            match self.runtime.runtime_status().await {
                 Ok(status) => {
                     let read = AgentEvent::Conditions(Box::new(status));
                     if self.events.send(read).await.is_err() {
@@ -144,8 +145,8 @@ impl RuntimeConditionReader {
                 }
             }
             let now = self.clock.now();
-            let next = in_step(now + CONDITIONS_INTERVAL, now);
-            self.clock.until(next).await;
+            let next = align_to_second(now + CONDITIONS_INTERVAL, now);
+            self.clock.sleep_until(next).await;
         }
     }
 }

@@ -12,17 +12,17 @@ pub(super) struct RemovedPods(RefCell<BTreeMap<PodUid, MonoTime>>);
 
 impl RemovedPods {
     /// Instant at which the pod was first shown without a manifest; now, if it never was.
-    pub(super) fn since(&self, uid: &PodUid, now: MonoTime) -> MonoTime {
+    pub(super) fn shown_since(&self, uid: &PodUid, now: MonoTime) -> MonoTime {
         *self.0.borrow_mut().entry(uid.clone()).or_insert(now)
     }
 
     /// Notes that the pod has a manifest again.
-    pub(super) fn is_back(&self, uid: &PodUid) {
+    pub(super) fn note_returned(&self, uid: &PodUid) {
         self.0.borrow_mut().remove(uid);
     }
 
     /// Forgets all pods that are not shown.
-    pub(super) fn keep(&self, is_shown: impl Fn(&PodUid) -> bool) {
+    pub(super) fn retain_shown(&self, is_shown: impl Fn(&PodUid) -> bool) {
         self.0.borrow_mut().retain(|uid, _| is_shown(uid));
     }
 }
@@ -39,17 +39,17 @@ mod tests {
         let at = |s: u64| MonoTime::default() + Duration::from_secs(s);
         let removed = RemovedPods::default();
         let (a, b) = (PodUid::from("a"), PodUid::from("b"));
-        assert_eq!(removed.since(&a, at(5)), at(5));
-        assert_eq!(removed.since(&b, at(6)), at(6));
-        assert_eq!(removed.since(&a, at(700)), at(5));
-        removed.is_back(&a);
-        assert_eq!(removed.since(&a, at(800)), at(800));
-        removed.keep(|uid| *uid == b);
+        assert_eq!(removed.shown_since(&a, at(5)), at(5));
+        assert_eq!(removed.shown_since(&b, at(6)), at(6));
+        assert_eq!(removed.shown_since(&a, at(700)), at(5));
+        removed.note_returned(&a);
+        assert_eq!(removed.shown_since(&a, at(800)), at(800));
+        removed.retain_shown(|uid| *uid == b);
         assert_eq!(
             removed.0.borrow().len(),
             1,
             "of those that are gone nothing stays"
         );
-        assert_eq!(removed.since(&b, at(900)), at(6));
+        assert_eq!(removed.shown_since(&b, at(900)), at(6));
     }
 }

@@ -54,7 +54,7 @@ use alloc::collections::VecDeque;
 use serde::{Deserialize, Serialize};
 
 pub(super) use line::{
-    RecordedEffect, RecordedEvent, RecordedLine, RecordedPod, RecordedStep, cut,
+    RecordedEffect, RecordedEvent, RecordedLine, RecordedPod, RecordedStep, cut_text,
 };
 
 use crate::api::{MonoTime, WallTime};
@@ -96,8 +96,8 @@ pub(super) struct LoopHistory {
 
 impl LoopHistory {
     /// Adds an input of the loop.
-    pub(super) fn heard(&mut self, now: MonoTime, heard: RecordedEvent) {
-        self.push(&RecordedLine {
+    pub(super) fn record_event(&mut self, now: MonoTime, heard: RecordedEvent) {
+        self.push_line(&RecordedLine {
             t: now.0,
             heard: Some(heard),
             done: None,
@@ -105,15 +105,15 @@ impl LoopHistory {
     }
 
     /// Adds an output of the loop.
-    pub(super) fn made(&mut self, now: MonoTime, done: RecordedEffect) {
-        self.push(&RecordedLine {
+    pub(super) fn record_effect(&mut self, now: MonoTime, done: RecordedEffect) {
+        self.push_line(&RecordedLine {
             t: now.0,
             heard: None,
             done: Some(done),
         });
     }
 
-    fn push(&mut self, line: &RecordedLine) {
+    fn push_line(&mut self, line: &RecordedLine) {
         // A line consists of numbers and texts, so it can always be serialized.
         let Ok(mut text) = serde_json::to_vec(line) else {
             return;
@@ -138,7 +138,7 @@ impl LoopHistory {
     }
 
     /// Writes the whole dump.
-    pub(super) fn dump(&self, now: MonoTime, wall: WallTime) -> String {
+    pub(super) fn write_dump(&self, now: MonoTime, wall: WallTime) -> String {
         let header = LoopHistoryHeader {
             v: VERSION,
             picolet: crate::VERSION.into(),
@@ -164,7 +164,7 @@ pub(super) mod tests {
     /// Reads a dump.
     ///
     /// Errors: the number, from 1, of the line that cannot be read.
-    pub(in crate::agent) fn parse(
+    pub(in crate::agent) fn parse_dump(
         dump: &str,
     ) -> Result<(LoopHistoryHeader, Vec<RecordedLine>), usize> {
         let mut lines = dump.lines();
@@ -189,19 +189,19 @@ pub(super) mod tests {
     #[test]
     fn a_dump_is_read_back() {
         let mut ring = LoopHistory::default();
-        let empty = ring.dump(MonoTime(1), WallTime(0));
-        ring.heard(MonoTime(5), pleg(1));
-        ring.heard(MonoTime(6), RecordedEvent::Objects);
-        ring.heard(
+        let empty = ring.write_dump(MonoTime(1), WallTime(0));
+        ring.record_event(MonoTime(5), pleg(1));
+        ring.record_event(MonoTime(6), RecordedEvent::Objects);
+        ring.record_event(
             MonoTime(7),
-            RecordedEvent::done("p", CallOutcome::Failed(RetryCause::BackOff(MonoTime(99)))),
+            RecordedEvent::call_done("p", CallOutcome::Failed(RetryCause::BackOff(MonoTime(99)))),
         );
-        ring.made(MonoTime(8), RecordedEffect::Relist { pod: "p".into() });
-        ring.heard(MonoTime(9), RecordedEvent::Stop { all: true });
-        let dump = ring.dump(MonoTime(10), WallTime(0));
-        let (header, lines) = parse(&dump).expect("dump");
+        ring.record_effect(MonoTime(8), RecordedEffect::Relist { pod: "p".into() });
+        ring.record_event(MonoTime(9), RecordedEvent::Stop { all: true });
+        let dump = ring.write_dump(MonoTime(10), WallTime(0));
+        let (header, lines) = parse_dump(&dump).expect("dump");
         assert_eq!((header.v, header.lost, header.now_ms), (VERSION, 0, 10));
-        assert_eq!(header.state, parse(&empty).expect("empty").0.state);
+        assert_eq!(header.state, parse_dump(&empty).expect("empty").0.state);
         assert_eq!(lines.len(), 5);
         assert_eq!(lines[0].heard, Some(pleg(1)));
         assert_eq!(
@@ -213,8 +213,8 @@ pub(super) mod tests {
             dump.contains(r#"{"t":7,"in":{"done":{"pod":"p","outcome":"backOff","untilMs":99}}}"#),
             "{dump}"
         );
-        assert_eq!(parse(&format!("{dump}x\n")), Err(7));
-        let of_version = |v: &str| parse(&dump.replacen("\"v\":2", v, 1)).is_ok();
+        assert_eq!(parse_dump(&format!("{dump}x\n")), Err(7));
+        let of_version = |v: &str| parse_dump(&dump.replacen("\"v\":2", v, 1)).is_ok();
         assert!(of_version("\"v\":1") && !of_version("\"v\":3") && !of_version("\"v\":0"));
     }
 
@@ -247,7 +247,7 @@ pub(super) mod tests {
             "spec": {"containers": [{"env": [{"name": "A", "value": "hidden"}]}]},
             "status": {"phase": "Running", "message": "hidden"},
         });
-        let told = serde_json::to_string(&RecordedEvent::shown("u", &object)).expect("a form");
+        let told = serde_json::to_string(&RecordedEvent::shown_pod("u", &object)).expect("a form");
         assert_eq!(
             told,
             r#"{"shown":{"pod":"u","version":"7","phase":"Running"}}"#
@@ -258,11 +258,11 @@ pub(super) mod tests {
     fn bounded_and_loses_whole_lines_only() {
         let mut ring = LoopHistory::default();
         for n in 0..5000 {
-            ring.heard(MonoTime(n), pleg(n));
+            ring.record_event(MonoTime(n), pleg(n));
             assert!(ring.lines.len() <= RING_BYTES && ring.lines.capacity() <= RING_BYTES);
         }
-        let dump = ring.dump(MonoTime(5000), WallTime(0));
-        let (header, lines) = parse(&dump).expect("dump");
+        let dump = ring.write_dump(MonoTime(5000), WallTime(0));
+        let (header, lines) = parse_dump(&dump).expect("dump");
         assert_eq!(header.lost + u64::try_from(lines.len()).expect("few"), 5000);
         assert_eq!(lines.first().map(|l| l.t), Some(header.lost));
         assert_eq!(lines.last().map(|l| l.t), Some(4999));
@@ -271,7 +271,7 @@ pub(super) mod tests {
         let mut digest = FnvHasher::default();
         for n in 0..header.lost {
             other.lines.clear();
-            other.heard(MonoTime(n), pleg(n));
+            other.record_event(MonoTime(n), pleg(n));
             digest.write(other.lines.make_contiguous());
         }
         assert_eq!(header.state, format!("{:032x}", digest.finish()));
@@ -279,6 +279,6 @@ pub(super) mod tests {
 
     #[test]
     fn texts_are_cut() {
-        assert_eq!(cut(&"ä".repeat(1000)).len(), line::MAX_TEXT_BYTES);
+        assert_eq!(cut_text(&"ä".repeat(1000)).len(), line::MAX_TEXT_BYTES);
     }
 }

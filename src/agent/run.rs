@@ -45,15 +45,15 @@ use super::{
     recorder::EventSeverity,
     removed::RemovedPods,
     serving,
-    start_error::{AgentExitCode, AgentStartError, fatal, lane, usage},
-    tasks::boxed,
+    start_error::{AgentExitCode, AgentStartError, fatal_error, start_lane, usage_error},
+    tasks::box_task,
     vitals::LoopWatch,
 };
 use crate::{
     api::cri::CgroupDriver,
     cgroup::{CgroupVersion, Cgroups, SYSTEMD_SOCKET, Slices},
     config::{self, AgentConfig},
-    error::chain,
+    error::error_chain,
     image::pull::FetchGate,
     kube::join::staged::{self, StageError},
     logic::{node_resources, pod_writes},
@@ -69,8 +69,8 @@ use crate::{
 const LAST_TURNS: usize = 8;
 
 /// Makes the error of a mistake that the operator has to mend.
-fn wrong(error: &dyn Error) -> AgentStartError {
-    usage(chain(error))
+fn operator_error(error: &dyn Error) -> AgentStartError {
+    usage_error(error_chain(error))
 }
 
 /// Environment that a service manager gives its service. Source: sd_notify(3), sd_watchdog_enabled(3).
@@ -91,7 +91,7 @@ const MIN_WATCHDOG: Duration = Duration::from_secs(1);
 
 impl ServiceManagerEnv {
     /// Interval in which the manager wants to hear from the agent, if at all.
-    fn watchdog(&self) -> Result<Option<Duration>, AgentStartError> {
+    fn watchdog_interval(&self) -> Result<Option<Duration>, AgentStartError> {
         let number = |word: &Option<OsString>| -> Option<u64> {
             word.as_ref().and_then(|w| w.to_str())?.parse().ok()
         };
@@ -105,7 +105,7 @@ impl ServiceManagerEnv {
         let interval = number(&self.watchdog_usec).map(Duration::from_micros);
         match interval.filter(|i| *i > MIN_WATCHDOG) {
             Some(interval) => Ok(Some(interval)),
-            None => Err(usage(format!(
+            None => Err(usage_error(format!(
                 "WATCHDOG_USEC={} is not more than a second: set WatchdogSec= to more",
                 asked.display()
             ))),
@@ -125,10 +125,10 @@ pub enum ProgramName {
 /// `picolet run`, or the same as `kubelet`.
 #[must_use]
 #[inline(never)]
-pub fn main(words: Vec<OsString>, name: ProgramName, manager: ServiceManagerEnv) -> ExitCode {
+pub fn agent_main(words: Vec<OsString>, name: ProgramName, manager: ServiceManagerEnv) -> ExitCode {
     memory::start_over_without_thread_caches();
     memory::use_one_arena();
-    match start(words, name, manager) {
+    match start_agent(words, name, manager) {
         Ok(exit) => exit.into(),
         Err(e) => {
             // Nobody may be there to read it.
@@ -142,12 +142,12 @@ pub fn main(words: Vec<OsString>, name: ProgramName, manager: ServiceManagerEnv)
     }
 }
 
-fn start(
+fn start_agent(
     words: Vec<OsString>,
     name: ProgramName,
     manager: ServiceManagerEnv,
 ) -> Result<AgentExitCode, AgentStartError> {
-    let Some(loaded) = configure(words, name)? else {
+    let Some(loaded) = load_configuration(words, name)? else {
         return Ok(AgentExitCode::Done);
     };
     start_logging(loaded.config.verbosity);
@@ -155,21 +155,22 @@ fn start(
         log::warn!("configuration: {warning}");
     }
     let cfg = loaded.config;
-    check_ground()?;
+    check_prerequisites()?;
     check_swap(&cfg)?;
     make_dirs(&cfg)?;
-    let watchdog = manager.watchdog()?;
+    let watchdog = manager.watchdog_interval()?;
     let _locks = lock_dirs(&cfg)?;
     // The power failed in the middle of a join.
     if let Some(file) = &loaded.file
         && let Err(e) = finish_join(file, &cfg, loaded.drop_ins.as_deref())
     {
-        log::warn!("what a join has left to do: {}", chain(&e));
+        log::warn!("what a join has left to do: {}", error_chain(&e));
     }
-    let _neighbours = neighbours::claim(&cfg).map_err(|e| fatal(e.to_string()))?;
+    let _neighbours =
+        neighbours::claim_exclusive_resources(&cfg).map_err(|e| fatal_error(e.to_string()))?;
     settle_oom_score(cfg.cgroup.oom_score_adj);
     // Before any thread is started: signals are taken by one descriptor.
-    let signals = take_signals().map_err(|e| fatal(format!("cannot take signals: {e}")))?;
+    let signals = take_signals().map_err(|e| fatal_error(format!("cannot take signals: {e}")))?;
     let proxies = manager.proxies;
     let notify = manager.socket.and_then(|address| {
         ServiceNotifier::connect(&address)
@@ -180,7 +181,7 @@ fn start(
     let executor = Rc::new(LocalExecutor::new());
     // Not the reactor's own `block_on`: with it two threads take turns at waiting for the kernel, and each tick of an agent
     // at rest wakes the other a dozen times (measured: 17 wake-ups a second instead of 5).
-    smol::future::block_on(executor.run(serve(
+    smol::future::block_on(executor.run(run_until_stopped(
         cfg,
         Rc::clone(&executor),
         signals,
@@ -190,18 +191,18 @@ fn start(
 }
 
 fn finish_join(file: &Path, cfg: &AgentConfig, drop_ins: Option<&Path>) -> Result<(), StageError> {
-    let alone = staged::lock(file);
+    let alone = staged::lock_join(file);
     let drop_ins = drop_ins.filter(|_| alone.is_ok());
-    staged::finish_left(file, &staged::places(cfg), drop_ins).map(drop)
+    staged::finish_interrupted_join(file, &staged::join_file_paths(cfg), drop_ins).map(drop)
 }
 
-pub(super) fn configure(
+pub(super) fn load_configuration(
     words: Vec<OsString>,
     name: ProgramName,
 ) -> Result<Option<config::LoadedConfig>, AgentStartError> {
     let cwd = std::env::current_dir()
-        .map_err(|e| fatal(format!("cannot read the working directory: {e}")))?;
-    let mut flags = config::flags::parse(words, &cwd).map_err(|e| wrong(&e))?;
+        .map_err(|e| fatal_error(format!("cannot read the working directory: {e}")))?;
+    let mut flags = config::flags::parse_flags(words, &cwd).map_err(|e| operator_error(&e))?;
     let is_kubelet = name == ProgramName::Kubelet;
     let shown = match (flags.help, flags.version, is_kubelet) {
         (false, false, _) => None,
@@ -210,7 +211,7 @@ pub(super) fn configure(
         (_, true, false) => Some(format!("picolet {}\n", crate::VERSION)),
         (true, _, is_kubelet) => {
             let usage = if is_kubelet { "kubelet" } else { "picolet run" };
-            let all = config::flags::help();
+            let all = config::flags::help_text();
             Some(format!("Usage: {usage} [FLAGS]\n\n{all}"))
         }
     };
@@ -220,12 +221,14 @@ pub(super) fn configure(
         return Ok(None);
     }
     flags.as_kubelet = is_kubelet;
-    let hostname =
-        nix::unistd::gethostname().map_err(|e| fatal(format!("cannot read the host name: {e}")))?;
+    let hostname = nix::unistd::gethostname()
+        .map_err(|e| fatal_error(format!("cannot read the host name: {e}")))?;
     let host = config::HostIdentity {
         hostname: hostname.to_string_lossy().into_owned(),
     };
-    config::load(flags, &host).map(Some).map_err(|e| wrong(&e))
+    config::load_config(flags, &host)
+        .map(Some)
+        .map_err(|e| operator_error(&e))
 }
 
 pub(super) fn start_logging(verbosity: u8) {
@@ -246,15 +249,15 @@ pub(super) fn start_logging(verbosity: u8) {
 }
 
 /// Checks what must hold before anything is made.
-pub(super) fn check_ground() -> Result<(), AgentStartError> {
+pub(super) fn check_prerequisites() -> Result<(), AgentStartError> {
     if !nix::unistd::geteuid().is_root() {
-        return Err(fatal(
+        return Err(fatal_error(
             "must run as root: it makes namespaces, mounts and cgroups",
         ));
     }
     match namespaces::in_host_mount_namespace() {
         Ok(true) => Ok(()),
-        Ok(false) => Err(fatal(
+        Ok(false) => Err(fatal_error(
             "runs in a mount namespace of its own, where what it mounts is invisible to the host; \
              start it without PrivateMounts=, PrivateTmp=, ProtectSystem= and the like",
         )),
@@ -265,7 +268,7 @@ pub(super) fn check_ground() -> Result<(), AgentStartError> {
             );
             Ok(())
         }
-        Err(e) => Err(fatal(format!("cannot compare mount namespaces: {e}"))),
+        Err(e) => Err(fatal_error(format!("cannot compare mount namespaces: {e}"))),
     }
 }
 
@@ -281,7 +284,7 @@ fn check_swap(cfg: &AgentConfig) -> Result<(), AgentStartError> {
 fn refuse_swap(swaps: &str, is_asked: bool) -> Result<(), AgentStartError> {
     match swaps.lines().nth(1).filter(|_| is_asked) {
         None => Ok(()),
-        Some(first) => Err(fatal(format!(
+        Some(first) => Err(fatal_error(format!(
             "swap is on ({}) and failSwapOn is true: swapoff -a, or set it to false",
             first.split_whitespace().next().unwrap_or("")
         ))),
@@ -292,8 +295,10 @@ fn refuse_swap(swaps: &str, is_asked: bool) -> Result<(), AgentStartError> {
 fn limit_reserved(cfg: &AgentConfig, cgroups: &Cgroups) -> Result<(), AgentStartError> {
     for group in &cfg.cgroup.reserved_groups {
         let (field, path) = (group.field, &group.path);
-        if !cgroups.exists(path) {
-            return Err(fatal(format!("{field}: there is no control group {path}")));
+        if !cgroups.has_group(path) {
+            return Err(fatal_error(format!(
+                "{field}: there is no control group {path}"
+            )));
         }
         let reserved = if group.is_system {
             &cfg.reserved.system
@@ -302,19 +307,19 @@ fn limit_reserved(cfg: &AgentConfig, cgroups: &Cgroups) -> Result<(), AgentStart
         };
         let values = node_resources::reserved_group(reserved, group.compressible);
         cgroups
-            .update(path, &values)
-            .map_err(|e| fatal(format!("{field}: {}", chain(&e))))?;
+            .update_limits(path, &values)
+            .map_err(|e| fatal_error(format!("{field}: {}", error_chain(&e))))?;
     }
     Ok(())
 }
 
 /// Checks `picolet.podWriteLimit`.
 fn check_write_limit(cfg: &AgentConfig, cgroups: &Cgroups) -> Result<(), AgentStartError> {
-    let can = || executor::limited_disk(cgroups, &cfg.dirs.root).is_some();
+    let can = || executor::find_limitable_disk(cgroups, &cfg.dirs.root).is_some();
     if cfg.cgroup.pod_write_limit.is_none() || can() {
         return Ok(());
     }
-    Err(usage(format!(
+    Err(usage_error(format!(
         "picolet.podWriteLimit: {}",
         pod_writes::CANNOT_LIMIT
     )))
@@ -327,7 +332,7 @@ fn make_dirs(cfg: &AgentConfig) -> Result<(), AgentStartError> {
             .recursive(true)
             .mode(mode)
             .create(path)
-            .map_err(|e| fatal(format!("cannot make {}: {e}", path.display())))
+            .map_err(|e| fatal_error(format!("cannot make {}: {e}", path.display())))
     };
     make(&dirs.root, 0o750)?;
     make(&dirs.run, 0o755)?;
@@ -342,11 +347,11 @@ pub(super) fn lock_dirs(cfg: &AgentConfig) -> Result<[fs::File; 2], AgentStartEr
         let path = dir.join("picolet.lock");
         match lock::try_lock_patiently(&path) {
             Ok(Some(file)) => Ok(file),
-            Ok(None) => Err(fatal(format!(
+            Ok(None) => Err(fatal_error(format!(
                 "another picolet uses {}: end it, or give this one a directory of its own",
                 dir.display()
             ))),
-            Err(e) => Err(fatal(format!("cannot lock {}: {e}", path.display()))),
+            Err(e) => Err(fatal_error(format!("cannot lock {}: {e}", path.display()))),
         }
     };
     Ok([take(&cfg.dirs.root)?, take(&cfg.dirs.run)?])
@@ -372,7 +377,7 @@ fn take_signals() -> nix::Result<SignalFd> {
     SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
 }
 
-async fn serve(
+async fn run_until_stopped(
     cfg: AgentConfig,
     executor: Rc<LocalExecutor<'static>>,
     signals: SignalFd,
@@ -383,10 +388,16 @@ async fn serve(
     let (relist, relist_asked) = smol::channel::bounded(1);
     let asker = AgentHandle::new(sender.clone());
     let (unused_images, images_asked) = smol::channel::bounded(1);
-    let (parts, stock) = Box::pin(assemble(cfg, proxies.clone(), &executor, unused_images)).await?;
+    let (parts, stock) = Box::pin(assemble_agent(
+        cfg,
+        proxies.clone(),
+        &executor,
+        unused_images,
+    ))
+    .await?;
     // The local socket comes last but one: whoever reaches it reaches a whole agent.
     let listener = LocalListener::bind(&parts.cfg.dirs.socket).map_err(|e| {
-        fatal(format!(
+        fatal_error(format!(
             "cannot listen at {}: {e}",
             parts.cfg.dirs.socket.display()
         ))
@@ -396,7 +407,7 @@ async fn serve(
         agent: asker.clone(),
         recorder: Rc::clone(&parts.tools.recorder),
         node: Rc::clone(&parts.owners.node),
-        metrics: assembly::metrics(&parts, asker.clone()),
+        metrics: assembly::make_metrics_reader(&parts, asker.clone()),
         store: parts.machine.store.clone(),
         clock: Rc::clone(&parts.tools.clock),
         runtime: Rc::clone(&parts.machine.runtime),
@@ -406,7 +417,10 @@ async fn serve(
             stock: stock.clone(),
             runtime: Rc::clone(&parts.machine.runtime),
         },
-        evictor: assembly::evictor(&parts, Rc::new(assembly::garbage(&parts, asker.clone()))),
+        evictor: assembly::make_evictor(
+            &parts,
+            Rc::new(assembly::make_garbage_collector(&parts, asker.clone())),
+        ),
         heap: parts.tools.heap.clone(),
         removed: RemovedPods::default(),
         complaints: Rc::clone(&parts.tools.complaints),
@@ -427,27 +441,29 @@ async fn serve(
             resources: parts.machine.resources.clone(),
         },
     });
-    let served = assembly::served_parts(&parts, Rc::clone(&backend));
-    let served = serving::prepare(served, &executor).map_err(|e| wrong(&e))?;
+    let served = assembly::gather_served_parts(&parts, Rc::clone(&backend));
+    let served = serving::prepare_serving(served, &executor).map_err(|e| operator_error(&e))?;
     let spawn = |task| executor.spawn(task).detach();
     // First, so that it is done when the first pod is read.
     let tiers = parts.machine.pod_cgroups.clone();
-    spawn(boxed(tiers.enforce_allocatable(
+    spawn(box_task(tiers.enforce_allocatable(
         Rc::clone(&parts.tools.clock),
         Rc::clone(&parts.tools.recorder),
     )));
-    let driver = assembly::driver(&parts);
-    assembly::external_pods(&parts, &sender)
+    let driver = assembly::make_pod_driver(&parts);
+    assembly::external_pod_tasks(&parts, &sender)
         .into_iter()
         .for_each(spawn);
-    let read = pollers::tasks(&parts, Rc::clone(&driver), relist_asked, &sender);
+    let read = pollers::poller_tasks(&parts, Rc::clone(&driver), relist_asked, &sender);
     read.into_iter().for_each(spawn);
-    assembly::manifests(&parts, &sender)
+    assembly::manifest_dir_task(&parts, &sender)
         .into_iter()
         .for_each(spawn);
-    assembly::url_manifests(&parts, proxies.clone(), &sender, || lane("manifest-url"))?
-        .into_iter()
-        .for_each(spawn);
+    assembly::manifest_url_task(&parts, proxies.clone(), &sender, || {
+        start_lane("manifest-url")
+    })?
+    .into_iter()
+    .for_each(spawn);
     // Behind all that can refuse the start: the note of an undone upgrade is told once.
     assembly::start_parts(&parts, &proxies, served.network, &executor)
         .into_iter()
@@ -460,7 +476,7 @@ async fn serve(
             doorbells: parts.cfg.doorbells,
         };
         let arrived = sender.clone();
-        spawn(boxed(directory.run(async move || {
+        spawn(box_task(directory.watch_directory(async move || {
             arrived.send(AgentEvent::ImagesArrived).await.is_ok()
         })));
     }
@@ -471,33 +487,37 @@ async fn serve(
         Rc::clone(&parts.machine.runtime),
         Box::new({
             let recorder = Rc::clone(&parts.tools.recorder);
-            move |reason, message| recorder.node(EventSeverity::Warning, reason, message)
+            move |reason, message| {
+                recorder.record_node_event(EventSeverity::Warning, reason, message)
+            }
         }),
     );
-    spawn(boxed(garbage.run(images_asked)));
-    assembly::memory_bell(&parts, &sender)
+    spawn(box_task(garbage.run_collector(images_asked)));
+    assembly::memory_notice_task(&parts, &sender)
         .into_iter()
         .for_each(spawn);
-    assembly::shutdown_watch(&parts, &sender)
+    assembly::shutdown_watch_task(&parts, &sender)
         .into_iter()
         .for_each(spawn);
-    if let Some(rotation) = assembly::log_rotation(&parts, asker.clone()) {
-        spawn(boxed(rotation.run()));
+    if let Some(rotation) = assembly::make_log_rotation(&parts, asker.clone()) {
+        spawn(box_task(rotation.run_log_rotation()));
     }
-    assembly::write_watch(&parts, asker.clone())
+    assembly::write_watch_task(&parts, asker.clone())
         .into_iter()
         .for_each(spawn);
-    let probes = assembly::probe_driver(&parts, asker, sender.clone());
-    probes.recall();
-    spawn(boxed(probes.run(Rc::clone(&executor))));
-    spawn(boxed(listener.serve(backend, Rc::clone(&executor))));
+    let probes = assembly::make_probe_driver(&parts, asker, sender.clone());
+    probes.restore_passed_probes();
+    spawn(box_task(probes.drive_probes(Rc::clone(&executor))));
+    spawn(box_task(
+        listener.serve_local(backend, Rc::clone(&executor)),
+    ));
     served.tasks.into_iter().for_each(spawn);
-    spawn(boxed(forward_commands(asked, sender.clone())));
-    spawn(boxed(wait_for_signal(signals, sender.clone())));
+    spawn(box_task(forward_commands(asked, sender.clone())));
+    spawn(box_task(wait_for_signal(signals, sender.clone())));
     let notify = manager.as_ref().map(|(notify, _)| &**notify);
-    tell(notify, ServiceNotifier::ready);
+    notify_manager(notify, ServiceNotifier::send_ready);
     if let Some((notify, Some(interval))) = &manager {
-        spawn(boxed(watchdog(
+        spawn(box_task(feed_watchdog(
             Rc::clone(&parts.tools.clock),
             parts.tools.loop_watch.clone(),
             Rc::clone(notify),
@@ -515,27 +535,33 @@ async fn serve(
         resolver.and_then(|it| executor::resolver_warning(it, &network.cluster_domain))
     {
         let recorder = &parts.tools.recorder;
-        recorder.node(EventSeverity::Warning, "CheckLimitsForResolvConf", &why);
+        recorder.record_node_event(EventSeverity::Warning, "CheckLimitsForResolvConf", &why);
     }
-    spawn(boxed(kernel_log::watch(Rc::clone(&parts.tools.recorder))));
-    cluster_views::tasks(&parts, &executor, &sender)
+    spawn(box_task(kernel_log::watch_kernel_log(Rc::clone(
+        &parts.tools.recorder,
+    ))));
+    cluster_views::cluster_tasks(&parts, &executor, &sender)
         .into_iter()
         .for_each(spawn);
-    assembly::link_budget(&parts).into_iter().for_each(spawn);
-    assembly::addresses(&parts).into_iter().for_each(spawn);
-    let delays = backoff_store::restore(&parts.cfg.dirs.run);
-    let resources = assembly::resources(&parts);
+    assembly::link_budget_task(&parts)
+        .into_iter()
+        .for_each(spawn);
+    assembly::node_address_task(&parts)
+        .into_iter()
+        .for_each(spawn);
+    let delays = backoff_store::restore_backoffs(&parts.cfg.dirs.run);
+    let resources = assembly::find_node_resources(&parts);
     let agent = Agent::new(&parts, relist.clone(), delays, resources);
     assembly::resource_tasks(&parts, &sender)
         .into_iter()
         .for_each(spawn);
     assembly::resource_servers(&parts, &executor, &sender)
-        .map_err(|e| fatal(e.to_string()))?
+        .map_err(|e| fatal_error(e.to_string()))?
         .into_iter()
         .for_each(spawn);
-    let hands = assembly::hands(&parts, &driver, &executor, &sender, relist);
-    event_loop::run(agent, hands, parts.tools.loop_watch.clone(), events).await;
-    tell(notify, ServiceNotifier::stopping);
+    let hands = assembly::make_effect_runner(&parts, &driver, &executor, &sender, relist);
+    event_loop::run_event_loop(agent, hands, parts.tools.loop_watch.clone(), events).await;
+    notify_manager(notify, ServiceNotifier::send_stopping);
     for part in &parts.owners.parts {
         part.stop().await;
     }
@@ -545,17 +571,22 @@ async fn serve(
     }
     let _ = fs::remove_file(&parts.cfg.dirs.socket);
     if let Some(limits) = &parts.owners.link_limits {
-        let saved = limits.save();
+        let saved = limits.save_budget();
         saved.unwrap_or_else(|e| log::warn!("the link's budget cannot be noted: {e}"));
     }
-    if let Some(why) = parts.owners.cluster.as_ref().and_then(|c| c.ended()) {
-        return Err(fatal(why));
+    if let Some(why) = parts
+        .owners
+        .cluster
+        .as_ref()
+        .and_then(|c| c.agent_end_reason())
+    {
+        return Err(fatal_error(why));
     }
     log::info!("picolet ends; pods go on");
     Ok(AgentExitCode::Done)
 }
 
-fn tell(notify: Option<&ServiceNotifier>, what: fn(&ServiceNotifier) -> io::Result<()>) {
+fn notify_manager(notify: Option<&ServiceNotifier>, what: fn(&ServiceNotifier) -> io::Result<()>) {
     if let Some(Err(e)) = notify.map(what) {
         log::warn!("cannot notify the service manager: {e}");
     }
@@ -566,7 +597,7 @@ const NOTIFY_RETRY: Duration = Duration::from_secs(1);
 
 /// Tells the service manager that the agent is alive, twice an interval, as long as the loop moves (SHUT-08). This task
 /// runs on the loop's thread: when that is stuck, nothing is told either.
-async fn watchdog(
+async fn feed_watchdog(
     clock: Rc<dyn Clock>,
     loop_watch: LoopWatch,
     notify: Rc<ServiceNotifier>,
@@ -575,35 +606,35 @@ async fn watchdog(
     loop {
         let next = clock.now() + interval / 2;
         if loop_watch.is_healthy(clock.now()) {
-            if notify.watchdog().is_err() {
-                clock.until(clock.now() + NOTIFY_RETRY).await;
-                tell(Some(&notify), ServiceNotifier::watchdog);
+            if notify.send_watchdog().is_err() {
+                clock.sleep_until(clock.now() + NOTIFY_RETRY).await;
+                notify_manager(Some(&notify), ServiceNotifier::send_watchdog);
             }
         } else {
             log::error!("the loop does not move: the service manager is not told otherwise");
         }
-        clock.until(next).await;
+        clock.sleep_until(next).await;
     }
 }
 
 /// Makes what the agent is put together from.
-async fn assemble(
+async fn assemble_agent(
     mut cfg: AgentConfig,
     proxies: ProxyVariables,
     executor: &Rc<LocalExecutor<'static>>,
     unused_images: UnusedImageRequests,
 ) -> Result<(AgentParts, ImageStock), AgentStartError> {
-    let mut cgroups = Cgroups::detect().map_err(|e| fatal(chain(&e)))?;
-    if cfg.cgroup.fail_cgroup_v1 && cgroups.version() != CgroupVersion::V2 {
-        return Err(fatal(
+    let mut cgroups = Cgroups::detect().map_err(|e| fatal_error(error_chain(&e)))?;
+    if cfg.cgroup.fail_cgroup_v1 && cgroups.cgroup_version() != CgroupVersion::V2 {
+        return Err(fatal_error(
             "this machine uses cgroup v1 and failCgroupV1 is true: boot with cgroup v2, or set it to false",
         ));
     }
-    kernel_settings::apply(
+    kernel_settings::apply_kernel_settings(
         Path::new(kernel_settings::DIR),
         cfg.cgroup.protect_kernel_defaults,
     )
-    .map_err(|e| fatal(e.to_string()))?;
+    .map_err(|e| fatal_error(e.to_string()))?;
     limit_reserved(&cfg, &cgroups)?;
     check_write_limit(&cfg, &cgroups)?;
     let missing = cgroups.missing_controllers();
@@ -613,24 +644,24 @@ async fn assemble(
             missing.join(", ")
         );
     }
-    neighbours::check_backend(&cfg, &cgroups).map_err(|e| fatal(e.to_string()))?;
-    let joined = cluster::join(&cfg, proxies.clone()).map_err(|e| match e {
-        NodeJoinError::Usage(why) => usage(why),
-        NodeJoinError::Failed(why) => fatal(why),
+    neighbours::check_backend(&cfg, &cgroups).map_err(|e| fatal_error(e.to_string()))?;
+    let joined = cluster::join_cluster(&cfg, proxies.clone()).map_err(|e| match e {
+        NodeJoinError::Usage(why) => usage_error(why),
+        NodeJoinError::Failed(why) => fatal_error(why),
     })?;
-    let clock = SystemClock::new().map_err(|e| fatal(format!("timer: {e}")))?;
-    executor.spawn(boxed(clock.clone().drive())).detach();
-    let disk = lane("disk")?;
-    let host = runc::host::facts(&cgroups);
+    let clock = SystemClock::new().map_err(|e| fatal_error(format!("timer: {e}")))?;
+    executor.spawn(box_task(clock.clone().drive())).detach();
+    let disk = start_lane("disk")?;
+    let host = runc::host::read_host_facts(&cgroups);
     let (kernel, apparmor) = (host.kernel, host.apparmor);
-    let pulls = images::settings(&cfg.images, &cfg.dirs, proxies);
-    let mut pulls = pulls.map_err(|e| wrong(&e))?;
+    let pulls = images::read_pull_settings(&cfg.images, &cfg.dirs, proxies);
+    let mut pulls = pulls.map_err(|e| operator_error(&e))?;
     let shared: Rc<dyn Clock> = Rc::new(clock.clone());
     let peer = joined.as_ref().map(|joined| Arc::clone(&joined.peer));
     let peer = peer.unwrap_or_default();
     let tools = LinkTools {
         clock: Rc::clone(&shared),
-        way: Box::new(move || peer.interface()),
+        way: Box::new(move || peer.outgoing_interface()),
         root: cfg.dirs.root.clone(),
     };
     let link = LinkLimits::open(&cfg.link, tools);
@@ -649,27 +680,28 @@ async fn assemble(
         images,
         layers,
         driver,
-    } = backends::open(&cfg, pulls, tools).await?;
+    } = backends::open_backend(&cfg, pulls, tools).await?;
     cfg.use_cgroup_driver(driver);
     if driver == CgroupDriver::Systemd {
-        cgroups = by_systemd(cgroups)?;
+        cgroups = use_systemd_slices(cgroups)?;
     }
-    if let Err(e) = neighbours::keep_backend(&cfg) {
+    if let Err(e) = neighbours::record_backend(&cfg) {
         log::warn!("cannot keep who runs pods: {e}");
     }
     let mut parts = cfg.parts.iter();
     let external = parts.find_map(|part| part.external_pods(&cfg.node_name, &shared));
-    let facts = node::facts(&cfg).map_err(|e| wrong(&e))?;
+    let facts = node::read_machine_facts(&cfg).map_err(|e| operator_error(&e))?;
     let volumes =
-        Volumes::new(&cfg.dirs.root).map_err(|e| fatal(format!("pod directories: {e}")))?;
-    let context = executor::node_context(
+        Volumes::new(&cfg.dirs.root).map_err(|e| fatal_error(format!("pod directories: {e}")))?;
+    let context = executor::gather_node_context(
         &cfg,
         &facts,
         executor::cgroup_settings(&cfg, &facts, &cgroups),
     );
-    let admission = admission::facts(&cfg, &facts, kernel, apparmor, &runtime.capabilities());
-    let admission = admission.map_err(|e| wrong(&e))?;
-    let kubepods = cfg.cgroup.tree.kubepods();
+    let admission =
+        admission::gather_admission_facts(&cfg, &facts, kernel, apparmor, &runtime.capabilities());
+    let admission = admission.map_err(|e| operator_error(&e))?;
+    let kubepods = cfg.cgroup.tree.kubepods_path();
     let places = GaugePaths::new(
         &cfg.dirs.root,
         images,
@@ -697,7 +729,7 @@ async fn assemble(
             keyring,
             unused: Some(unused_images),
         },
-        boot_id: proc::boot_id().map_err(|e| fatal(format!("boot id: {e}")))?,
+        boot_id: proc::boot_id().map_err(|e| fatal_error(format!("boot id: {e}")))?,
         volumes,
         cgroups,
         disk,
@@ -707,21 +739,21 @@ async fn assemble(
 }
 
 /// Groups of pods are slices from now on.
-fn by_systemd(cgroups: Cgroups) -> Result<Cgroups, AgentStartError> {
+fn use_systemd_slices(cgroups: Cgroups) -> Result<Cgroups, AgentStartError> {
     const HINT: &str = "set SystemdCgroup = false (containerd), or cgroup_manager = \"cgroupfs\" and \
                         conmon_cgroup = \"pod\" (CRI-O), and cgroupDriver: cgroupfs";
-    let slices = Slices::at(SYSTEMD_SOCKET, lane("systemd")?);
-    if cgroups.version() != CgroupVersion::V2 {
-        return Err(fatal(format!(
+    let slices = Slices::at_socket(SYSTEMD_SOCKET, start_lane("systemd")?);
+    if cgroups.cgroup_version() != CgroupVersion::V2 {
+        return Err(fatal_error(format!(
             "cgroup driver systemd: this machine uses cgroup v1: boot with cgroup v2, or {HINT}"
         )));
     }
-    if !slices.are_there() {
-        return Err(fatal(format!(
+    if !slices.has_systemd() {
+        return Err(fatal_error(format!(
             "cgroup driver systemd: no systemd listens at {SYSTEMD_SOCKET}: {HINT}"
         )));
     }
-    Ok(cgroups.by_systemd(slices))
+    Ok(cgroups.with_systemd_slices(slices))
 }
 
 async fn forward_commands(

@@ -30,7 +30,7 @@ pub(super) struct AgentStartError {
 }
 
 /// Makes the error of an agent that cannot go on.
-pub(super) fn fatal(message: impl Into<String>) -> AgentStartError {
+pub(super) fn fatal_error(message: impl Into<String>) -> AgentStartError {
     AgentStartError {
         message: message.into(),
         exit: AgentExitCode::Failed,
@@ -38,7 +38,7 @@ pub(super) fn fatal(message: impl Into<String>) -> AgentStartError {
 }
 
 /// The command line or the configuration is wrong.
-pub(super) fn usage(message: impl Into<String>) -> AgentStartError {
+pub(super) fn usage_error(message: impl Into<String>) -> AgentStartError {
     AgentStartError {
         message: message.into(),
         exit: AgentExitCode::Usage,
@@ -46,6 +46,6 @@ pub(super) fn usage(message: impl Into<String>) -> AgentStartError {
 }
 
 /// A thread for what blocks.
-pub(super) fn lane(name: &str) -> Result<Lane, AgentStartError> {
-    Lane::start(name).map_err(|e| fatal(format!("cannot start a thread: {e}")))
+pub(super) fn start_lane(name: &str) -> Result<Lane, AgentStartError> {
+    Lane::start(name).map_err(|e| fatal_error(format!("cannot start a thread: {e}")))
 }

@@ -14,8 +14,8 @@ use crate::server::streaming::OTHER_UID;
 
 impl LocalBackend {
     /// A pod by its name, and by its UID if it is told.
-    async fn named(&self, pod: PodName<'_>) -> Result<Pod, Refusal> {
-        let found = self.find(pod.namespace, pod.name).await?;
+    async fn find_named_pod(&self, pod: PodName<'_>) -> Result<Pod, Refusal> {
+        let found = self.find_pod(pod.namespace, pod.name).await?;
         let is_meant = pod.uid.is_none_or(|uid| found.metadata.uid.as_str() == uid);
         is_meant
             .then_some(found)
@@ -25,23 +25,23 @@ impl LocalBackend {
 
 impl StreamingBackend for LocalBackend {
     // SRV-17
-    fn running<'a>(
+    fn running_container<'a>(
         &'a self,
         pod: PodName<'a>,
         container: &'a str,
     ) -> BackendReply<'a, RunningContainer> {
         Box::pin(async move {
-            let pod = self.named(pod).await?;
+            let pod = self.find_named_pod(pod).await?;
             let missing =
                 |name: &str| Refusal::new(500, format!("container not found (\"{name}\")"));
-            let name = match Self::container_name(&pod, container) {
+            let name = match Self::resolve_container_name(&pod, container) {
                 Ok(name) => name,
                 Err(_) if !container.is_empty() => return Err(missing(container)),
                 Err(refusal) => return Err(refusal),
             };
             let runtime = self.runtime_status(&pod).await?;
             let running = runtime
-                .instances(&name)
+                .container_instances(&name)
                 .find(|c| c.state == ContainerState::Running)
                 .ok_or_else(|| missing(&name))?;
             let spec = pod.spec.all_containers().find(|c| c.name == name);
@@ -55,7 +55,7 @@ impl StreamingBackend for LocalBackend {
 
     fn ready_sandbox<'a>(&'a self, pod: PodName<'a>) -> BackendReply<'a, SandboxId> {
         Box::pin(async move {
-            let found = self.named(pod).await?;
+            let found = self.find_named_pod(pod).await?;
             let runtime = self.runtime_status(&found).await?;
             let ready = runtime
                 .sandboxes
@@ -76,7 +76,7 @@ impl StreamingBackend for LocalBackend {
         self.runtime.exec(id, options)
     }
 
-    fn run<'a>(
+    fn run_command<'a>(
         &'a self,
         id: &'a ContainerId,
         command: &'a [String],
@@ -105,11 +105,11 @@ impl StreamingBackend for LocalBackend {
         self.settings.streaming_idle
     }
 
-    fn stream_bytes(&self) -> Option<u64> {
-        self.settings.link_policy.stream_bytes()
+    fn session_limit_bytes(&self) -> Option<u64> {
+        self.settings.link_policy.session_limit_bytes()
     }
 
-    fn stream_ended(&self) {
-        self.heap.note();
+    fn release_stream_memory(&self) {
+        self.heap.note_heap_use();
     }
 }

@@ -9,7 +9,7 @@ use smol::LocalExecutor;
 pub(crate) type AgentTask = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Boxes a task, so that the executor is compiled once for all of them.
-pub(crate) fn boxed(task: impl Future<Output = ()> + 'static) -> AgentTask {
+pub(crate) fn box_task(task: impl Future<Output = ()> + 'static) -> AgentTask {
     Box::pin(task)
 }
 

@@ -36,8 +36,8 @@ pub(crate) struct ClockHistoryFile {
 impl ClockHistoryFile {
     /// Writes it down. Failing costs dates that stay wrong if the agent ends before the clock is right, so it is only told.
     /// Blocking.
-    pub(crate) fn save(&self, run: &Path) {
-        if let Err(e) = RECORD.write(run, &self.boot_id, self) {
+    pub(crate) fn save_history(&self, run: &Path) {
+        if let Err(e) = RECORD.write_boot_record(run, &self.boot_id, self) {
             log::warn!("cannot store what the clock has said: {e}");
         }
     }
@@ -72,34 +72,34 @@ impl DateCorrector {
         boot_id: &str,
         certainty: ClockCertainty,
     ) -> Self {
-        let stored: Option<ClockHistoryFile> = RECORD.recall(run, boot_id);
+        let stored: Option<ClockHistoryFile> = RECORD.recall_boot_record(run, boot_id);
         let times = Self {
             clock,
             boot_id: boot_id.to_owned(),
             history: RefCell::new(stored.map_or_else(ClockHistory::new, |stored| stored.history)),
             certainty,
         };
-        times.tell();
+        times.tell_certainty();
         times
     }
 
     /// Looks at both clocks.
-    pub(crate) fn look(&self, now: MonoTime) -> ClockObservation {
+    pub(crate) fn observe_clocks(&self, now: MonoTime) -> ClockObservation {
         let clock = &*self.clock;
         let mut history = self.history.borrow_mut();
-        let seen = history.look(now, clock.wall(), || clock.is_right());
+        let seen = history.observe_clocks(now, clock.wall_time(), || clock.is_synchronized());
         drop(history);
-        self.tell();
+        self.tell_certainty();
         seen
     }
 
-    fn tell(&self) {
+    fn tell_certainty(&self) {
         let is_certain = self.is_certain();
         self.certainty.0.store(is_certain, Ordering::Relaxed);
     }
 
     /// Record for the agents after this one.
-    pub(crate) fn stored(&self) -> ClockHistoryFile {
+    pub(crate) fn make_history_file(&self) -> ClockHistoryFile {
         ClockHistoryFile {
             boot_id: self.boot_id.clone(),
             history: self.history.borrow().clone(),
@@ -107,27 +107,31 @@ impl DateCorrector {
     }
 
     /// Hands the history to `read`, which must not ask this owner for anything.
-    pub(crate) fn with<T>(&self, read: impl FnOnce(&ClockHistory) -> T) -> T {
+    pub(crate) fn with_history<T>(&self, read: impl FnOnce(&ClockHistory) -> T) -> T {
         read(&self.history.borrow())
     }
 
     /// Returns true if the wall clock was right once in this boot.
     pub(crate) fn is_certain(&self) -> bool {
-        self.with(ClockHistory::is_certain)
+        self.with_history(ClockHistory::is_certain)
     }
 
     /// Corrects a date of a clock that was wrong.
-    pub(crate) fn believed(&self, at: WallTime) -> WallTime {
-        self.with(|history| history.believed(at, self.clock.now()))
+    pub(crate) fn correct_date(&self, at: WallTime) -> WallTime {
+        self.with_history(|history| history.correct_impossible_time(at, self.clock.now()))
     }
 
     /// Converts `at` to the time since boot.
-    pub(crate) fn moment(&self, at: WallTime) -> MonoTime {
-        self.with(|history| history.moment(at, self.clock.now(), self.clock.wall()))
+    pub(crate) fn time_since_boot(&self, at: WallTime) -> MonoTime {
+        self.with_history(|history| {
+            history.time_since_boot(at, self.clock.now(), self.clock.wall_time())
+        })
     }
 
     /// Time since `at`.
-    pub(crate) fn since(&self, at: WallTime) -> Duration {
-        self.with(|history| history.since(at, self.clock.now(), self.clock.wall()))
+    pub(crate) fn time_elapsed_since(&self, at: WallTime) -> Duration {
+        self.with_history(|history| {
+            history.elapsed_since(at, self.clock.now(), self.clock.wall_time())
+        })
     }
 }

@@ -18,12 +18,12 @@ pub(crate) struct WorkCounters(Rc<RefCell<AgentCounters>>);
 
 impl WorkCounters {
     /// Counts something.
-    pub(crate) fn count(&self, count: impl FnOnce(&mut AgentCounters)) {
+    pub(crate) fn count_work(&self, count: impl FnOnce(&mut AgentCounters)) {
         count(&mut self.0.borrow_mut());
     }
 
     /// Hands the counts to `look`, which must count nothing.
-    pub(super) fn with<T>(&self, look: impl FnOnce(&AgentCounters) -> T) -> T {
+    pub(super) fn with_counters<T>(&self, look: impl FnOnce(&AgentCounters) -> T) -> T {
         look(&self.0.borrow())
     }
 }
@@ -46,9 +46,9 @@ impl LoopWatch {
     }
 
     /// The loop moves.
-    pub(super) fn moved(&self, now: MonoTime) {
+    pub(super) fn note_loop_turn(&self, now: MonoTime) {
         let mut health = self.health.get();
-        health.beat(now);
+        health.record_beat(now);
         self.health.set(health);
     }
 
@@ -69,12 +69,12 @@ impl HeapUse {
     }
 
     /// Notes such use.
-    pub(super) fn note(&self) {
+    pub(super) fn note_heap_use(&self) {
         self.0.set(true);
     }
 
     /// Returns true if there was such use, and begins anew.
-    pub(super) fn take(&self) -> bool {
+    pub(super) fn take_heap_use(&self) -> bool {
         self.0.take()
     }
 }

@@ -13,15 +13,15 @@ pub(crate) struct WakeFlag {
 
 impl WakeFlag {
     /// There is something to look at.
-    pub(crate) fn wake(&self) {
+    pub(crate) fn wake_waiters(&self) {
         self.is_set.set(true);
         self.waiters.wake_all();
     }
 
     /// Waits for that. Dropping the future loses nothing.
-    pub(crate) async fn woken(&self) {
+    pub(crate) async fn wait_for_wake(&self) {
         self.waiters
-            .until(|| self.is_set.take().then_some(()))
+            .wait_until(|| self.is_set.take().then_some(()))
             .await;
     }
 }

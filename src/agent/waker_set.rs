@@ -20,7 +20,10 @@ impl WakerSet {
     }
 
     /// Waits until `ready` has an answer; asked at once, and again after every [`WakerSet::wake_all`].
-    pub(crate) fn until<T>(&self, mut ready: impl FnMut() -> Option<T>) -> impl Future<Output = T> {
+    pub(crate) fn wait_until<T>(
+        &self,
+        mut ready: impl FnMut() -> Option<T>,
+    ) -> impl Future<Output = T> {
         poll_fn(move |cx| {
             if let Some(answer) = ready() {
                 return Poll::Ready(answer);

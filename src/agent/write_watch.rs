@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     asker::AgentHandle,
-    clock::{Clock, in_step},
+    clock::{Clock, align_to_second},
     executor::PodCgroups,
     record::BootRecord,
     recorder::{EventRecorder, EventSeverity, EventSubject},
@@ -51,53 +51,57 @@ pub(super) struct WriteWatch {
 
 impl WriteWatch {
     /// As long as the agent.
-    pub(super) async fn run(self) {
+    pub(super) async fn watch_writes(self) {
         let mut writers = self.restore().await;
         // Bounded: by its pauses.
         loop {
-            writers = self.look(writers).await;
+            writers = self.check_writers(writers).await;
             let now = self.clock.now();
-            self.clock.until(in_step(now + INTERVAL, now)).await;
+            self.clock
+                .sleep_until(align_to_second(now + INTERVAL, now))
+                .await;
         }
     }
 
     async fn restore(&self) -> PodWriters {
         let (run, boot_id) = (self.run_dir.clone(), self.boot_id.clone());
-        let stored = self.disk.run(move || RECORD.recall(&run, &boot_id));
+        let stored = self
+            .disk
+            .run_job(move || RECORD.recall_boot_record(&run, &boot_id));
         let stored: Option<DiskWritersFile> = stored.await;
         stored.map_or_else(PodWriters::default, |stored| stored.writers)
     }
 
-    async fn look(&self, mut writers: PodWriters) -> PodWriters {
-        let groups = self.pod_cgroups.list().await;
+    async fn check_writers(&self, mut writers: PodWriters) -> PodWriters {
+        let groups = self.pod_cgroups.list_pod_cgroups().await;
         let (cgroups, run) = (Arc::clone(&self.cgroups), self.run_dir.clone());
         let (number, boot_id) = (self.on.1.clone(), self.boot_id.clone());
         let look = move || {
             let seen = groups.into_iter().filter_map(|(uid, path)| {
-                let bytes = cgroups.written(&path, &number)?;
+                let bytes = cgroups.read_written_bytes(&path, &number)?;
                 Some((uid, bytes))
             });
             let seen: Vec<_> = seen.collect();
             let (much, is_new) = proc::uptime_s()
-                .map(|up| writers.look(up, &seen))
+                .map(|up| writers.observe_writes(up, &seen))
                 .unwrap_or_default();
             let stored = DiskWritersFile { writers };
-            if is_new && let Err(e) = RECORD.write(&run, &boot_id, &stored) {
+            if is_new && let Err(e) = RECORD.write_boot_record(&run, &boot_id, &stored) {
                 log::warn!("cannot store what pods have written: {e}");
             }
             (stored.writers, much)
         };
-        let (writers, much) = self.disk.run(look).await;
+        let (writers, much) = self.disk.run_job(look).await;
         for uid in much {
             let of = uid.clone();
-            let named = self.asker.ask(move |agent| agent.name_of(&of));
+            let named = self.asker.ask_agent(move |agent| agent.pod_name(&of));
             let Some((namespace, name)) = named.await else {
                 continue;
             };
-            let about = EventSubject::whole(&uid, &namespace, &name);
-            let message = pod_writes::writes_much(&self.on.0);
+            let about = EventSubject::whole_object(&uid, &namespace, &name);
+            let message = pod_writes::heavy_writes_message(&self.on.0);
             self.recorder
-                .about(about, EventSeverity::Warning, WRITES_MUCH, &message);
+                .record_event(about, EventSeverity::Warning, WRITES_MUCH, &message);
         }
         writers
     }

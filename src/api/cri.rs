@@ -177,7 +177,7 @@ pub enum CgroupDriver {
 impl CgroupDriver {
     /// As `cgroupDriver` has it.
     #[must_use]
-    pub const fn word(self) -> &'static str {
+    pub const fn config_word(self) -> &'static str {
         match self {
             Self::Cgroupfs => "cgroupfs",
             Self::Systemd => "systemd",
@@ -305,14 +305,14 @@ pub struct LiveDevices {
 impl LiveDevices {
     /// Returns true if a path in the container is this directory, or below it. Others cannot make such a path.
     #[must_use]
-    pub fn covers(&self, path: &str) -> bool {
-        lies_in(path, &self.container_path)
+    pub fn covers_path(&self, path: &str) -> bool {
+        is_path_within(path, &self.container_path)
     }
 }
 
 /// Returns true if `path` is `dir`, or below it. Both without slashes at their ends.
 #[must_use]
-pub fn lies_in(path: &str, dir: &str) -> bool {
+pub fn is_path_within(path: &str, dir: &str) -> bool {
     let rest = path.strip_prefix(dir);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
@@ -320,7 +320,7 @@ pub fn lies_in(path: &str, dir: &str) -> bool {
 /// Owner of a node in a container (DEV-43): user and group of the container's process if they are not root's, else
 /// those of the node on the machine. `gid`: the configured group.
 #[must_use]
-pub fn node_owner(user: (u32, u32), node: (u32, u32), gid: Option<u32>) -> (u32, u32) {
+pub fn device_node_owner(user: (u32, u32), node: (u32, u32), gid: Option<u32>) -> (u32, u32) {
     let not_root = |id: u32| Some(id).filter(|id| *id > 0);
     let uid = not_root(user.0).unwrap_or(node.0);
     (uid, gid.or_else(|| not_root(user.1)).unwrap_or(node.1))
@@ -445,7 +445,7 @@ impl ContainerConfig {
     pub fn volume_images(&self) -> Vec<String> {
         let images = self.mounts.iter().filter_map(|m| m.image.as_ref());
         let mut ids: Vec<String> = images.map(|spec| spec.image.clone()).collect();
-        ids.order();
+        ids.stable_sort();
         ids.dedup();
         ids
     }
@@ -637,12 +637,15 @@ pub struct PodRuntimeStatus {
 impl PodRuntimeStatus {
     /// The newest instance of container `name`.
     #[must_use]
-    pub fn newest(&self, name: &str) -> Option<&ContainerStatus> {
+    pub fn newest_instance(&self, name: &str) -> Option<&ContainerStatus> {
         self.containers.iter().find(|c| c.name == name)
     }
 
     /// Instances of container `name`, newest first.
-    pub fn instances<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a ContainerStatus> {
+    pub fn container_instances<'a>(
+        &'a self,
+        name: &'a str,
+    ) -> impl Iterator<Item = &'a ContainerStatus> {
         self.containers.iter().filter(move |c| c.name == name)
     }
 
@@ -878,7 +881,7 @@ pub struct RuntimeCapabilities {
 impl RuntimeCapabilities {
     /// Returns true if the handler of this name can make mounts read-only with all mounts below them.
     #[must_use]
-    pub fn recursive_read_only_mounts(&self, handler: &str) -> bool {
+    pub fn supports_recursive_read_only(&self, handler: &str) -> bool {
         let mut all = self.handlers.iter();
         all.any(|h| h.name == handler && h.recursive_read_only_mounts)
     }

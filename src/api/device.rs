@@ -20,7 +20,7 @@ pub struct MachineDevices {
     pub nodes: Vec<HostDeviceNode>,
     /// Devices on the USB.
     pub usb: Vec<UsbDevice>,
-    /// Nodes of which [`DeviceFilter::udev`] gave this number.
+    /// Nodes of which [`DeviceFilter::matching_udev_rules`] gave this number.
     pub udev: Vec<(u16, HostDeviceNode)>,
     /// Qualified names of CDI devices, each once for each file that has it, with the number of that one's directory.
     pub cdi: Vec<(String, usize)>,
@@ -157,50 +157,50 @@ pub struct DeviceHoldings {
 /// Filter for a search of devices.
 pub trait DeviceFilter: Send + Sync {
     /// Returns true if a node of this name is wanted.
-    fn node(&self, name: &str) -> bool;
+    fn wants_node(&self, name: &str) -> bool;
 
     /// Returns true if a wanted node may lie in this directory, or below it.
-    fn directory(&self, path: &str) -> bool;
+    fn wants_directory(&self, path: &str) -> bool;
 
     /// Returns true if the device on the USB is wanted.
-    fn usb(&self, place: &UsbPlace) -> bool;
+    fn wants_usb_device(&self, place: &UsbPlace) -> bool;
 
     /// Returns true if any device on the USB is wanted.
-    fn any_usb(&self) -> bool;
+    fn wants_any_usb(&self) -> bool;
 
     /// Returns true if any device is wanted by facts that udev knows.
-    fn any_udev(&self) -> bool;
+    fn wants_any_udev(&self) -> bool;
 
     /// Returns true if such a device may be of this subsystem.
-    fn subsystem(&self, name: &str) -> bool;
+    fn wants_subsystem(&self, name: &str) -> bool;
 
     /// The numbers of what this device is wanted for.
-    fn udev(&self, subsystem: &str, device: &dyn NodeDeviceFacts) -> Vec<u16>;
+    fn matching_udev_rules(&self, subsystem: &str, device: &dyn NodeDeviceFacts) -> Vec<u16>;
 
     /// Returns true if any CDI device is wanted.
-    fn any_cdi(&self) -> bool;
+    fn wants_any_cdi(&self) -> bool;
 
     /// The qualified names of the devices of a CDI file that are wanted.
     ///
     /// # Errors
     /// The file is not valid.
-    fn cdi(&self, file: Value) -> Result<Vec<String>, WrongValue>;
+    fn wanted_cdi_devices(&self, file: Value) -> Result<Vec<String>, WrongValue>;
 }
 
 /// Facts of a device that has a node, read on demand. A fact that cannot be read is missing.
 pub trait NodeDeviceFacts {
     /// Number of levels: level 0 is the device itself, the next is the device that it is a part of, and so on.
-    fn levels(&self) -> usize;
+    fn level_count(&self) -> usize;
 
     /// The driver of one of these.
-    fn driver(&self, level: usize) -> Option<String>;
+    fn driver_at_level(&self, level: usize) -> Option<String>;
 
     /// Content of a file of one of these, without the end of its line.
-    fn attr(&self, level: usize, name: &str) -> Option<String>;
+    fn attribute_at_level(&self, level: usize, name: &str) -> Option<String>;
 
     /// Entry of level 0 in udev's database: lines such as `E:NAME=value` and `G:tag`.
-    fn database(&self) -> String;
+    fn udev_database(&self) -> String;
 
     /// The kernel's `uevent` of level 0: lines such as `NAME=value`.
-    fn event(&self) -> String;
+    fn kernel_uevent(&self) -> String;
 }

@@ -49,7 +49,7 @@ pub mod time;
 pub use certificates::CertificateSigningRequest;
 pub use config_map::{ConfigMap, Secret};
 pub use event::Event;
-pub use hex::hex;
+pub use hex::encode_hex;
 pub use ids::{ContainerId, PodUid, SandboxId};
 pub use lease::Lease;
 pub use meta::ObjectMeta;

@@ -53,7 +53,7 @@ pub struct LinkBytes(pub [[u64; 2]; LinkClass::COUNT]);
 impl LinkBytes {
     /// All of it.
     #[must_use]
-    pub fn all(&self) -> u64 {
+    pub fn total_bytes(&self) -> u64 {
         self.0.as_flattened().iter().sum()
     }
 }

@@ -59,7 +59,7 @@ impl LogMemoryHeader {
 
     /// Place in these records of the byte that will be at `at` in `file`; `None` if they do not have it.
     #[must_use]
-    pub fn offset(&self, file: (u64, u64), at: u64) -> Option<u64> {
+    pub fn record_offset(&self, file: (u64, u64), at: u64) -> Option<u64> {
         let at = i64::try_from(at).ok()?;
         let offset = at.checked_sub(self.begins)?;
         u64::try_from(offset).ok().filter(|_| self.file == file)
@@ -80,13 +80,17 @@ mod tests {
         };
         let mut bytes = header.encode();
         assert_eq!(LogMemoryHeader::decode(&bytes), Some(header));
-        assert_eq!(header.offset((1, u64::MAX), 0), Some(9));
-        assert_eq!(header.offset((1, 2), 0), None, "of another file");
+        assert_eq!(header.record_offset((1, u64::MAX), 0), Some(9));
+        assert_eq!(header.record_offset((1, 2), 0), None, "of another file");
         let later = LogMemoryHeader {
             begins: 5,
             ..header
         };
-        assert_eq!(later.offset((1, u64::MAX), 4), None, "it is in the file");
+        assert_eq!(
+            later.record_offset((1, u64::MAX), 4),
+            None,
+            "it is in the file"
+        );
         bytes[7] = 2;
         assert_eq!(LogMemoryHeader::decode(&bytes), None, "of a later version");
     }

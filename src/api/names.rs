@@ -7,27 +7,29 @@ const MAX_LABEL_BYTES: usize = 63;
 /// Bytes of a DNS subdomain.
 const MAX_SUBDOMAIN_BYTES: usize = 253;
 
-fn alnum(c: u8) -> bool {
+fn is_lower_alphanumeric(c: u8) -> bool {
     c.is_ascii_lowercase() || c.is_ascii_digit()
 }
 
-fn part(text: &str) -> bool {
+fn is_dns_part(text: &str) -> bool {
     let bytes = text.as_bytes();
-    bytes.iter().all(|c| alnum(*c) || *c == b'-')
-        && bytes.first().is_some_and(|c| alnum(*c))
-        && bytes.last().is_some_and(|c| alnum(*c))
+    bytes
+        .iter()
+        .all(|c| is_lower_alphanumeric(*c) || *c == b'-')
+        && bytes.first().is_some_and(|c| is_lower_alphanumeric(*c))
+        && bytes.last().is_some_and(|c| is_lower_alphanumeric(*c))
 }
 
 /// RFC 1123 label, at most 63 bytes.
 #[must_use]
 pub fn is_dns_label(text: &str) -> bool {
-    text.len() <= MAX_LABEL_BYTES && part(text)
+    text.len() <= MAX_LABEL_BYTES && is_dns_part(text)
 }
 
 /// RFC 1123 subdomain, at most 253 bytes.
 #[must_use]
 pub fn is_dns_subdomain(text: &str) -> bool {
-    text.len() <= MAX_SUBDOMAIN_BYTES && text.split('.').all(part)
+    text.len() <= MAX_SUBDOMAIN_BYTES && text.split('.').all(is_dns_part)
 }
 
 /// The part of a qualified name after the slash, and label values: at most 63 bytes.
@@ -60,7 +62,7 @@ pub fn is_label_value(text: &str) -> bool {
 /// Returns true if `text` matches `pattern`, in which `*` stands for any bytes and `?` for one. Takes at most the
 /// product of their lengths.
 #[must_use]
-pub fn glob(pattern: &str, text: &str) -> bool {
+pub fn matches_glob(pattern: &str, text: &str) -> bool {
     let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
     // Where to go on if what follows the last star does not fit.
     let (mut p, mut t, mut star) = (0, 0, None);

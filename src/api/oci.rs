@@ -477,7 +477,7 @@ pub fn may_mount_at(path: &str) -> bool {
     }
 }
 
-/// Compares SELinux labels (`logic::security::is_same_label`): the one asked for, and the one that a process has.
+/// Compares SELinux labels (`logic::security::is_same_selinux_label`): the one asked for, and the one that a process has.
 pub type SameLabelFn = fn(&str, &str) -> bool;
 
 /// Decides the ids of a container (`logic::oci::resolve_user`) from: its security settings, `config.User` of the image,

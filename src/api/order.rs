@@ -9,24 +9,24 @@ use core::cmp::Ordering;
 /// Sorting, equal items staying as they were.
 pub trait OrderExt<T> {
     /// Sorts by `compare`.
-    fn order_by(&mut self, compare: impl Fn(&T, &T) -> Ordering);
+    fn stable_sort_by(&mut self, compare: impl Fn(&T, &T) -> Ordering);
 
     /// Sorts by the items' own order.
-    fn order(&mut self)
+    fn stable_sort(&mut self)
     where
         T: Ord,
     {
-        self.order_by(T::cmp);
+        self.stable_sort_by(T::cmp);
     }
 
     /// Sorts by a key of each item.
-    fn order_by_key<K: Ord>(&mut self, key: impl Fn(&T) -> K) {
-        self.order_by(|a, b| key(a).cmp(&key(b)));
+    fn stable_sort_by_key<K: Ord>(&mut self, key: impl Fn(&T) -> K) {
+        self.stable_sort_by(|a, b| key(a).cmp(&key(b)));
     }
 }
 
 impl<T> OrderExt<T> for [T] {
-    fn order_by(&mut self, compare: impl Fn(&T, &T) -> Ordering) {
+    fn stable_sort_by(&mut self, compare: impl Fn(&T, &T) -> Ordering) {
         for (a, b) in exchanges(self.len(), &|a, b| compare(&self[a], &self[b])) {
             self.swap(a, b);
         }
@@ -58,7 +58,7 @@ fn exchanges(len: usize, compare: &dyn Fn(usize, usize) -> Ordering) -> Vec<(usi
 /// Collecting into ordered maps and sets, item by item.
 pub trait GatherExt: Iterator + Sized {
     /// The collection of all items; of equal keys the last one stays.
-    fn gather<C: Default + Extend<Self::Item>>(self) -> C {
+    fn gather_items<C: Default + Extend<Self::Item>>(self) -> C {
         let mut all = C::default();
         all.extend(self);
         all
@@ -86,22 +86,28 @@ mod tests {
                 let mut expected = list.clone();
                 expected.sort_by_key(|item| item.0);
                 let mut found = list.clone();
-                found.order_by_key(|item| item.0);
+                found.stable_sort_by_key(|item| item.0);
                 assert_eq!(found, expected, "{list:?}");
-                list.order_by(|a, b| b.cmp(a));
+                list.stable_sort_by(|a, b| b.cmp(a));
                 expected.sort_by(|a, b| b.cmp(a));
                 assert_eq!(list, expected);
             }
         }
         let mut words = ["b", "c", "a"];
-        words.order();
+        words.stable_sort();
         assert_eq!(words, ["a", "b", "c"]);
     }
 
     #[test]
     fn collections() {
-        assert_eq!([3, 1, 3].into_iter().gather::<BTreeSet<_>>(), [1, 3].into());
+        assert_eq!(
+            [3, 1, 3].into_iter().gather_items::<BTreeSet<_>>(),
+            [1, 3].into()
+        );
         let map = [("a", 1), ("b", 2), ("a", 3)].into_iter();
-        assert_eq!(map.gather::<BTreeMap<_, _>>(), [("a", 3), ("b", 2)].into());
+        assert_eq!(
+            map.gather_items::<BTreeMap<_, _>>(),
+            [("a", 3), ("b", 2)].into()
+        );
     }
 }

@@ -175,7 +175,7 @@ impl Container {
 
     /// Returns true if the container mounts volume `name`.
     #[must_use]
-    pub fn mounts(&self, name: &str) -> bool {
+    pub fn mounts_volume(&self, name: &str) -> bool {
         self.volume_mounts.iter().any(|m| m.name == name)
     }
 }

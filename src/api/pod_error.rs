@@ -23,23 +23,23 @@ pub enum PodError {
 }
 
 impl PodError {
-    const fn text(&mut self) -> &mut String {
+    const fn text_mut(&mut self) -> &mut String {
         let (Self::Spec(text) | Self::Object(text) | Self::Image(text) | Self::Node(text)) = self;
         text
     }
 
     /// Puts the thing that the error is about in front of its text.
     #[must_use]
-    pub fn of(mut self, what: impl Display) -> Self {
-        let text = self.text();
+    pub fn with_subject(mut self, what: impl Display) -> Self {
+        let text = self.text_mut();
         *text = format!("{what}: {text}");
         self
     }
 
     /// Both, as the fault of whose was first.
     #[must_use]
-    pub fn and(mut self, other: &Self) -> Self {
-        self.text().push_str(&format!("; {other}"));
+    pub fn with_second_error(mut self, other: &Self) -> Self {
+        self.text_mut().push_str(&format!("; {other}"));
         self
     }
 }

@@ -20,7 +20,7 @@ pub struct QuantityError(Box<str>);
 impl Quantity {
     /// Checks `text`. Fails on anything that upstream's parser refuses, and on values over 2^63 units.
     pub fn parse(text: &str) -> Result<Self, QuantityError> {
-        match nanos(text) {
+        match parse_nanos(text) {
             Some(_) => Ok(Self(text.into())),
             None => Err(QuantityError(text.into())),
         }
@@ -28,19 +28,19 @@ impl Quantity {
 
     /// `value` in whole units, with the largest of `Ki`, `Mi`, … that loses nothing: as upstream writes memory.
     #[must_use]
-    pub fn binary(value: i64) -> Self {
+    pub fn from_binary_units(value: i64) -> Self {
         Self::scaled_text(value, 1024, &["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"])
     }
 
     /// `value` in whole units, with the largest of `k`, `M`, … that loses nothing: as upstream writes counts.
     #[must_use]
-    pub fn decimal(value: i64) -> Self {
+    pub fn from_decimal_units(value: i64) -> Self {
         Self::scaled_text(value, 1000, &["", "k", "M", "G", "T", "P", "E"])
     }
 
     /// `value` in thousandths, likewise: as upstream writes processors.
     #[must_use]
-    pub fn decimal_milli(value: i64) -> Self {
+    pub fn from_decimal_milli(value: i64) -> Self {
         Self::scaled_text(value, 1000, &["m", "", "k", "M", "G", "T", "P"])
     }
 
@@ -62,19 +62,19 @@ impl Quantity {
     /// Returns true if both are equal amounts, however they are written.
     #[must_use]
     pub fn same_amount(&self, other: &Self) -> bool {
-        nanos(&self.0) == nanos(&other.0)
+        parse_nanos(&self.0) == parse_nanos(&other.0)
     }
 
     /// Whole units, rounded away from zero as upstream's `Value()` does.
     #[must_use]
     pub fn value(&self) -> i64 {
-        self.scaled(1_000_000_000)
+        self.value_in_units(1_000_000_000)
     }
 
     /// Thousandths, rounded away from zero as upstream's `MilliValue()` does.
     #[must_use]
-    pub fn milli(&self) -> i64 {
-        self.scaled(1_000_000)
+    pub fn milli_value(&self) -> i64 {
+        self.value_in_units(1_000_000)
     }
 
     /// As written.
@@ -83,8 +83,8 @@ impl Quantity {
         &self.0
     }
 
-    fn scaled(&self, unit_nanos: i128) -> i64 {
-        let n = nanos(&self.0).unwrap_or(0);
+    fn value_in_units(&self, unit_nanos: i128) -> i64 {
+        let n = parse_nanos(&self.0).unwrap_or(0);
         let up = if n >= 0 {
             (n + unit_nanos - 1) / unit_nanos
         } else {
@@ -101,7 +101,7 @@ impl fmt::Display for Quantity {
 }
 
 /// Value in billionths; digits beyond that are rounded up. `None` if malformed or out of range.
-fn nanos(text: &str) -> Option<i128> {
+fn parse_nanos(text: &str) -> Option<i128> {
     let (negative, rest) = match text.as_bytes().first()? {
         b'-' => (true, &text[1..]),
         b'+' => (false, &text[1..]),
@@ -210,15 +210,15 @@ mod tests {
     fn as_upstream_writes_them() {
         // NODE-09
         for (quantity, text) in [
-            (Quantity::binary(948_092 << 10), "948092Ki"),
-            (Quantity::binary(1 << 30), "1Gi"),
-            (Quantity::binary(1_000_001), "1000001"),
-            (Quantity::binary(0), "0"),
-            (Quantity::decimal(110), "110"),
-            (Quantity::decimal(2000), "2k"),
-            (Quantity::decimal_milli(4000), "4"),
-            (Quantity::decimal_milli(3900), "3900m"),
-            (Quantity::decimal_milli(0), "0"),
+            (Quantity::from_binary_units(948_092 << 10), "948092Ki"),
+            (Quantity::from_binary_units(1 << 30), "1Gi"),
+            (Quantity::from_binary_units(1_000_001), "1000001"),
+            (Quantity::from_binary_units(0), "0"),
+            (Quantity::from_decimal_units(110), "110"),
+            (Quantity::from_decimal_units(2000), "2k"),
+            (Quantity::from_decimal_milli(4000), "4"),
+            (Quantity::from_decimal_milli(3900), "3900m"),
+            (Quantity::from_decimal_milli(0), "0"),
         ] {
             assert_eq!(quantity.as_str(), text);
             assert_eq!(Quantity::parse(text), Ok(quantity));
@@ -247,7 +247,7 @@ mod tests {
             ("1E", 1_000_000_000_000_000_000, i64::MAX),
         ] {
             let q = Quantity::parse(text).expect(text);
-            assert_eq!((q.value(), q.milli()), (value, milli), "{text}");
+            assert_eq!((q.value(), q.milli_value()), (value, milli), "{text}");
         }
         for bad in [
             "",

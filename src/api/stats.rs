@@ -180,7 +180,7 @@ pub struct DiskUsage {
 impl DiskUsage {
     /// Makes the use of a whole file system, whoever used it.
     #[must_use]
-    pub const fn of_all(fs: &FsInfo) -> Self {
+    pub const fn of_filesystem(fs: &FsInfo) -> Self {
         Self {
             used_bytes: fs.capacity_bytes.saturating_sub(fs.free_bytes),
             inodes_used: fs.inodes.saturating_sub(fs.inodes_free),

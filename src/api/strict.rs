@@ -36,7 +36,7 @@ impl fmt::Display for WrongValue {
 }
 
 /// Turns `value` into `T`; the first wrong value is named with its path.
-pub fn typed<T: DeserializeOwned>(value: &Value) -> Result<T, WrongValue> {
+pub fn typed_from_value<T: DeserializeOwned>(value: &Value) -> Result<T, WrongValue> {
     T::deserialize(StrictDeserializer(value)).map_err(Located::into_wrong)
 }
 
@@ -102,14 +102,14 @@ impl From<JsonTextError> for io::Error {
 
 /// Reads one JSON text as a `T`.
 pub fn from_json<T: DeserializeOwned>(text: &[u8]) -> Result<T, JsonTextError> {
-    let value = json_value(text).map_err(|e| JsonTextError::Syntax(e.to_string()))?;
-    typed(&value).map_err(JsonTextError::Value)
+    let value = parse_json_value(text).map_err(|e| JsonTextError::Syntax(e.to_string()))?;
+    typed_from_value(&value).map_err(JsonTextError::Value)
 }
 
 /// [`from_json`] for text of a stranger (a registry, an image, a pod's author): refuses what would take more memory than
 /// [`MAX_FOREIGN_BYTES`].
 pub fn from_foreign_json<T: DeserializeOwned>(text: &[u8]) -> Result<T, JsonTextError> {
-    if estimate(text) > MAX_FOREIGN_BYTES {
+    if estimate_memory_bytes(text) > MAX_FOREIGN_BYTES {
         let most = MAX_FOREIGN_BYTES >> 20;
         return Err(JsonTextError::Syntax(format!(
             "it would take more than {most} MiB of memory"
@@ -119,7 +119,7 @@ pub fn from_foreign_json<T: DeserializeOwned>(text: &[u8]) -> Result<T, JsonText
 }
 
 /// About how many bytes the values of a JSON text take: at least half of them, whatever it is made of.
-fn estimate(text: &[u8]) -> usize {
+fn estimate_memory_bytes(text: &[u8]) -> usize {
     /// Size of a map's first node, which holds [`FIELDS`]. Later nodes are half full, so each field counts more there.
     const MAP_BYTES: usize = 640;
     const FIELDS: usize = 6;
@@ -164,7 +164,7 @@ pub fn to_value<T: Serialize>(value: &T) -> Result<Value, serde_json::Error> {
 
 /// Reads one JSON text.
 #[inline(never)]
-fn json_value(text: &[u8]) -> serde_json::Result<Value> {
+fn parse_json_value(text: &[u8]) -> serde_json::Result<Value> {
     serde_json::from_slice(text)
 }
 
@@ -482,7 +482,7 @@ impl<'de> StrictMapAccess<'de> {
     }
 
     #[inline(never)]
-    fn advance(&mut self) -> Option<&'de str> {
+    fn next_field(&mut self) -> Option<&'de str> {
         let (name, value) = self.rest.next()?;
         self.field = Some((name, value));
         Some(name)
@@ -496,7 +496,7 @@ impl<'de> MapAccess<'de> for StrictMapAccess<'de> {
         &mut self,
         seed: K,
     ) -> Result<Option<K::Value>, Located> {
-        match self.advance() {
+        match self.next_field() {
             None => Ok(None),
             Some(name) => match seed.deserialize(BorrowedStrDeserializer::new(name)) {
                 Ok(key) => Ok(Some(key)),
@@ -662,7 +662,7 @@ mod tests {
             ),
         ] {
             let raw = json!({"metadata": {"name": "a"}, "spec": spec});
-            let error = typed::<Pod>(&raw).expect_err(says).to_string();
+            let error = typed_from_value::<Pod>(&raw).expect_err(says).to_string();
             assert!(error.starts_with(says), "{error}");
         }
     }
@@ -675,12 +675,12 @@ mod tests {
                 "livenessProbe": {"httpGet": {"port": "http"}}, "ports": [{"containerPort": 80}]}], "unknown": [[{}]]},
         });
         assert_eq!(
-            typed::<Pod>(&raw),
+            typed_from_value::<Pod>(&raw),
             Ok(serde_json::from_value(raw.clone()).expect("pod"))
         );
         let raw = json!({"metadata": {"name": "a"}, "data": {"a": "aGk="}});
         assert_eq!(
-            typed::<Secret>(&raw),
+            typed_from_value::<Secret>(&raw),
             Ok(serde_json::from_value(raw.clone()).expect("secret"))
         );
     }

@@ -50,20 +50,20 @@ pub struct WallTime(pub i64);
 impl WallTime {
     /// `seconds` since 1970.
     #[must_use]
-    pub const fn from_secs(seconds: i64) -> Self {
+    pub const fn from_unix_seconds(seconds: i64) -> Self {
         Self(seconds.saturating_mul(1_000_000_000))
     }
 
     /// Whole seconds since 1970, rounded down.
     #[must_use]
-    pub const fn secs(self) -> i64 {
+    pub const fn unix_seconds(self) -> i64 {
         self.0.div_euclid(1_000_000_000)
     }
 
     /// Cuts the instant to whole seconds, the precision of API timestamps.
     #[must_use]
-    pub const fn truncated(self) -> Self {
-        Self::from_secs(self.secs())
+    pub const fn truncated_to_second(self) -> Self {
+        Self::from_unix_seconds(self.unix_seconds())
     }
 
     /// Parses RFC 3339 with any offset and fraction. `None` if malformed or outside 1678–2262.
@@ -76,7 +76,7 @@ impl WallTime {
     /// RFC 3339 in UTC with exactly nine fractional digits, as CRI log lines and `config.seen` carry it.
     #[must_use]
     pub fn rfc3339_nanos(self) -> String {
-        let mut text = self.truncated().to_string();
+        let mut text = self.truncated_to_second().to_string();
         text.pop(); // the `Z`
         let nanos = self.0.rem_euclid(1_000_000_000);
         text + &format!(".{nanos:09}Z")
@@ -101,7 +101,7 @@ impl WallTime {
 impl fmt::Display for WallTime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = self
-            .truncated()
+            .truncated_to_second()
             .date_time()
             .format(&Rfc3339)
             .map_err(|_| fmt::Error)?;
@@ -178,7 +178,7 @@ mod tests {
         }
         assert_eq!(
             WallTime::parse("2023-11-14T23:13:20+01:00"),
-            Some(WallTime::from_secs(1_700_000_000))
+            Some(WallTime::from_unix_seconds(1_700_000_000))
         );
         assert_eq!(WallTime::parse("yesterday"), None);
     }

@@ -16,7 +16,7 @@ use super::{
     BusConnection, BusError,
     wire::{BusMessage, CallArguments, MethodAddress},
 };
-use crate::{error::chain, sys::file};
+use crate::{error::error_chain, sys::file};
 
 /// Time limit of logind's answers, and of a message that has begun to come.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -81,23 +81,23 @@ pub struct ShutdownInhibitor {
 }
 
 impl ShutdownInhibitor {
-    /// Takes the lock. Has logind wait `needed`, if it would wait less; [`Self::delay`] tells the time that it then
+    /// Takes the lock. Has logind wait `needed`, if it would wait less; [`Self::max_delay`] tells the time that it then
     /// waits. Blocks.
     ///
     /// # Errors
     /// See [`BusError`]: there is no bus, no logind, or it does not let us.
-    pub fn take(places: &LogindPaths, needed: Duration) -> Result<Self, BusError> {
+    pub fn acquire(places: &LogindPaths, needed: Duration) -> Result<Self, BusError> {
         let mut bus = BusConnection::open(&places.bus, WORD, PATIENCE)?;
-        bus.call(DAEMON, "Hello", CallArguments::default())?;
+        bus.call_method(DAEMON, "Hello", CallArguments::default())?;
         let rule = "type='signal',sender='org.freedesktop.login1',\
                     interface='org.freedesktop.login1.Manager',member='PrepareForShutdown'";
-        bus.call(DAEMON, "AddMatch", CallArguments::default().text(rule))?;
-        let mut delay = read_delay(&mut bus)?;
+        bus.call_method(DAEMON, "AddMatch", CallArguments::default().with_text(rule))?;
+        let mut delay = read_inhibit_delay(&mut bus)?;
         if delay < needed {
-            match lengthen(&mut bus, &places.drop_ins, needed) {
+            match lengthen_inhibit_delay(&mut bus, &places.drop_ins, needed) {
                 Ok(lengthened) => delay = lengthened,
                 // A shorter wait is better than none. If the bus is gone, taking the lock fails, too.
-                Err(e) => log::warn!("logind is not told to wait longer: {}", chain(&e)),
+                Err(e) => log::warn!("logind is not told to wait longer: {}", error_chain(&e)),
             }
         }
         let mut inhibitor = Self {
@@ -111,7 +111,7 @@ impl ShutdownInhibitor {
 
     /// Longest time that logind waits.
     #[must_use]
-    pub const fn delay(&self) -> Duration {
+    pub const fn max_delay(&self) -> Duration {
         self.delay
     }
 
@@ -120,12 +120,14 @@ impl ShutdownInhibitor {
     /// # Errors
     /// See [`BusError`].
     pub fn take_lock(&mut self) -> Result<(), BusError> {
-        self.bus.within(Some(PATIENCE));
-        let body = CallArguments::default().text("shutdown").text("kubelet");
+        self.bus.set_time_limit(Some(PATIENCE));
+        let body = CallArguments::default()
+            .with_text("shutdown")
+            .with_text("kubelet");
         let body = body
-            .text("Kubelet needs time to handle node shutdown")
-            .text("delay");
-        self.bus.call(LOGIND, "Inhibit", body)?;
+            .with_text("Kubelet needs time to handle node shutdown")
+            .with_text("delay");
+        self.bus.call_method(LOGIND, "Inhibit", body)?;
         self.lock = self.bus.take_fd();
         match self.lock {
             Some(_) => Ok(()),
@@ -134,13 +136,13 @@ impl ShutdownInhibitor {
     }
 
     /// Releases the lock: the machine may go down.
-    pub fn let_go(&mut self) {
+    pub fn release_lock(&mut self) {
         self.lock = None;
     }
 
     /// Descriptor that can be read when there is something to hear.
     #[must_use]
-    pub fn ear(&self) -> BorrowedFd<'_> {
+    pub fn signal_descriptor(&self) -> BorrowedFd<'_> {
         self.bus.as_fd()
     }
 
@@ -149,17 +151,17 @@ impl ShutdownInhibitor {
     ///
     /// # Errors
     /// See [`BusError`]: nothing will be heard on this connection any more.
-    pub fn hear(&mut self) -> Result<Option<bool>, BusError> {
+    pub fn read_shutdown_signal(&mut self) -> Result<Option<bool>, BusError> {
         // Bounded: by the messages that come.
         loop {
-            self.bus.within(Some(LOOK_PAUSE));
-            let signal = match self.bus.signal(WORD) {
+            self.bus.set_time_limit(Some(LOOK_PAUSE));
+            let signal = match self.bus.next_signal(WORD) {
                 Ok(signal) => signal,
                 Err(BusError::Late { .. }) => return Ok(None),
                 Err(e) => return Err(e),
             };
             if self.is_from_logind(&signal)? {
-                return Ok(Some(signal.arguments("b")?.number()? != 0));
+                return Ok(Some(signal.arguments("b")?.read_u32()? != 0));
             }
         }
     }
@@ -167,30 +169,30 @@ impl ShutdownInhibitor {
     /// Returns true if the signal is logind's. Any client of the bus may send a signal of this name; the bus writes its
     /// sender.
     fn is_from_logind(&mut self, signal: &BusMessage) -> Result<bool, BusError> {
-        self.bus.within(Some(PATIENCE));
-        let name = CallArguments::default().text(LOGIND.destination);
-        match self.bus.call(DAEMON, "GetNameOwner", name) {
-            Ok(owner) => Ok(owner.arguments("s")?.text()? == signal.sender),
-            Err(e) if e.is(NO_OWNER) => Ok(false),
+        self.bus.set_time_limit(Some(PATIENCE));
+        let name = CallArguments::default().with_text(LOGIND.destination);
+        match self.bus.call_method(DAEMON, "GetNameOwner", name) {
+            Ok(owner) => Ok(owner.arguments("s")?.read_text()? == signal.sender),
+            Err(e) if e.is_error_named(NO_OWNER) => Ok(false),
             Err(e) => Err(e),
         }
     }
 }
 
-fn read_delay(bus: &mut BusConnection) -> Result<Duration, BusError> {
+fn read_inhibit_delay(bus: &mut BusConnection) -> Result<Duration, BusError> {
     let body = CallArguments::default()
-        .text(LOGIND.interface)
-        .text("InhibitDelayMaxUSec");
-    let answer = bus.call(PROPERTIES, "Get", body)?;
+        .with_text(LOGIND.interface)
+        .with_text("InhibitDelayMaxUSec");
+    let answer = bus.call_method(PROPERTIES, "Get", body)?;
     let mut value = answer.arguments("v")?;
-    match value.signature()? {
-        "t" => Ok(Duration::from_micros(value.long()?)),
+    match value.read_signature()? {
+        "t" => Ok(Duration::from_micros(value.read_u64()?)),
         _ => Err(BusError::Nonsense("an answer of another type")),
     }
 }
 
 /// Has logind wait longer (SHUT-02). Returns the time that it then waits.
-fn lengthen(
+fn lengthen_inhibit_delay(
     bus: &mut BusConnection,
     drop_ins: &Path,
     needed: Duration,
@@ -208,17 +210,17 @@ fn lengthen(
         .and_then(|()| file::write_atomic(&path, text.as_bytes(), 0o644, true))
         .map_err(|source| BusError::Io { path, source })?;
     let body = CallArguments::default()
-        .text("systemd-logind.service")
-        .text("all");
-    bus.call(SYSTEMD, "KillUnit", body.signed(SIGHUP))?;
-    let mut delay = read_delay(bus)?;
+        .with_text("systemd-logind.service")
+        .with_text("all");
+    bus.call_method(SYSTEMD, "KillUnit", body.with_signed(SIGHUP))?;
+    let mut delay = read_inhibit_delay(bus)?;
     let mut looks = 0;
     while delay < needed && looks < LOOKS {
-        bus.within(Some(LOOK_PAUSE));
+        bus.set_time_limit(Some(LOOK_PAUSE));
         // A pause; messages that come are kept for later.
-        bus.wait("logind's configuration");
-        bus.within(Some(PATIENCE));
-        delay = read_delay(bus)?;
+        bus.wait_until_limit("logind's configuration");
+        bus.set_time_limit(Some(PATIENCE));
+        delay = read_inhibit_delay(bus)?;
         looks += 1;
     }
     Ok(delay)

@@ -97,7 +97,7 @@ pub enum BusError {
 impl BusError {
     /// Returns true if the answer is the error of this name.
     #[must_use]
-    pub fn is(&self, wanted: &str) -> bool {
+    pub fn is_error_named(&self, wanted: &str) -> bool {
         matches!(self, Self::Said { name, .. } if name == wanted)
     }
 }
@@ -125,16 +125,17 @@ impl BusConnection {
     ///
     /// Source: D-Bus specification, "Authentication Protocol".
     pub fn open(path: &Path, wanted: &'static str, patience: Duration) -> Result<Self, BusError> {
-        let stream = connect(path, patience).map_err(|source| match source.kind() {
-            io::ErrorKind::WouldBlock => BusError::Late {
-                what: "the connection",
-                after: patience,
-            },
-            _ => BusError::Io {
-                path: path.into(),
-                source,
-            },
-        })?;
+        let stream =
+            connect_with_timeout(path, patience).map_err(|source| match source.kind() {
+                io::ErrorKind::WouldBlock => BusError::Late {
+                    what: "the connection",
+                    after: patience,
+                },
+                _ => BusError::Io {
+                    path: path.into(),
+                    source,
+                },
+            })?;
         let mut bus = Self {
             stream,
             path: path.into(),
@@ -145,42 +146,44 @@ impl BusConnection {
             signals: VecDeque::new(),
             until: None,
         };
-        bus.within(Some(patience));
+        bus.set_time_limit(Some(patience));
         let uid = nix::unistd::geteuid().to_string();
         let digits: String = uid.bytes().map(|b| format!("{b:02x}")).collect();
-        bus.send(format!("\0AUTH EXTERNAL {digits}\r\nNEGOTIATE_UNIX_FD\r\nBEGIN\r\n").as_bytes())?;
-        let line = bus.line()?;
+        bus.send_bytes(
+            format!("\0AUTH EXTERNAL {digits}\r\nNEGOTIATE_UNIX_FD\r\nBEGIN\r\n").as_bytes(),
+        )?;
+        let line = bus.read_greeting_line()?;
         if !line.starts_with("OK ") {
             return Err(BusError::Refused(line));
         }
         // If the bus does not pass descriptors on, a caller that needs one notices its absence.
-        bus.line()?;
+        bus.read_greeting_line()?;
         Ok(bus)
     }
 
     /// Sets the limit of waiting from now on; `None`: no limit.
-    pub fn within(&mut self, patience: Option<Duration>) {
-        self.until = patience.map(|patience| (clock::mono() + patience, patience));
+    pub fn set_time_limit(&mut self, patience: Option<Duration>) {
+        self.until = patience.map(|patience| (clock::mono_now() + patience, patience));
     }
 
     /// Calls a method and waits for its answer.
-    pub fn call(
+    pub fn call_method(
         &mut self,
         to: MethodAddress,
         member: &'static str,
         body: CallArguments,
     ) -> Result<BusMessage, BusError> {
         self.serial += 1;
-        self.send(&body.into_call(self.serial, to, member))?;
+        self.send_bytes(&body.into_call(self.serial, to, member))?;
         loop {
-            let message = self.read(member)?;
+            let message = self.read_message(member)?;
             if message.kind == wire::SIGNAL {
-                self.keep(message);
+                self.queue_signal(message);
             } else if message.answers != self.serial {
             } else if message.kind == wire::RETURN {
                 return Ok(message);
             } else if message.kind == wire::ERROR {
-                let text = message.arguments("s").and_then(|mut body| body.text());
+                let text = message.arguments("s").and_then(|mut body| body.read_text());
                 let text = text.unwrap_or_default();
                 return Err(BusError::Said {
                     what: member,
@@ -193,20 +196,20 @@ impl BusConnection {
 
     /// Waits for the next wanted signal; signals that came meanwhile are returned first. `what`: name of the wait, for
     /// errors.
-    pub fn signal(&mut self, what: &'static str) -> Result<BusMessage, BusError> {
+    pub fn next_signal(&mut self, what: &'static str) -> Result<BusMessage, BusError> {
         loop {
             if let Some(signal) = self.signals.pop_front() {
                 return Ok(signal);
             }
-            let message = self.read(what)?;
-            self.keep(message);
+            let message = self.read_message(what)?;
+            self.queue_signal(message);
         }
     }
 
     /// Waits until time is up, and keeps the messages that come meanwhile.
-    pub fn wait(&mut self, what: &'static str) {
-        while let Ok(message) = self.read(what) {
-            self.keep(message);
+    pub fn wait_until_limit(&mut self, what: &'static str) {
+        while let Ok(message) = self.read_message(what) {
+            self.queue_signal(message);
         }
     }
 
@@ -215,7 +218,7 @@ impl BusConnection {
         self.fd.take()
     }
 
-    fn keep(&mut self, message: BusMessage) {
+    fn queue_signal(&mut self, message: BusMessage) {
         if message.kind == wire::SIGNAL
             && message.member == self.wanted
             && message.body.len() <= MAX_SIGNAL
@@ -227,19 +230,19 @@ impl BusConnection {
         }
     }
 
-    fn read(&mut self, what: &'static str) -> Result<BusMessage, BusError> {
-        self.fill(wire::FIXED, what)?;
+    fn read_message(&mut self, what: &'static str) -> Result<BusMessage, BusError> {
+        self.fill_input(wire::FIXED, what)?;
         let fixed = core::array::from_fn(|n| self.input[n]);
-        let (header, whole) = wire::lengths(&fixed)?;
-        self.fill(whole, what)?;
-        let message = BusMessage::read(&self.input[..whole], header);
+        let (header, whole) = wire::read_message_lengths(&fixed)?;
+        self.fill_input(whole, what)?;
+        let message = BusMessage::parse_message(&self.input[..whole], header);
         self.input.drain(..whole);
         self.input.shrink_to(PIECE);
         message
     }
 
     /// Reads a line of the greeting, without its end.
-    fn line(&mut self) -> Result<String, BusError> {
+    fn read_greeting_line(&mut self) -> Result<String, BusError> {
         loop {
             if let Some(at) = self.input.windows(2).position(|pair| pair == b"\r\n") {
                 let line: Vec<u8> = self.input.drain(..at + 2).take(at).collect();
@@ -248,17 +251,17 @@ impl BusConnection {
             if self.input.len() > MAX_LINE {
                 return Err(BusError::Nonsense("a greeting that does not end"));
             }
-            self.fill(self.input.len() + 1, "the greeting")?;
+            self.fill_input(self.input.len() + 1, "the greeting")?;
         }
     }
 
     /// Waits until `count` bytes of input are there.
-    fn fill(&mut self, count: usize, what: &'static str) -> Result<(), BusError> {
+    fn fill_input(&mut self, count: usize, what: &'static str) -> Result<(), BusError> {
         let mut piece = [0; PIECE];
         while self.input.len() < count {
             let left = match self.until {
                 None => None,
-                Some((until, after)) => match until - clock::mono() {
+                Some((until, after)) => match until - clock::mono_now() {
                     Duration::ZERO => return Err(BusError::Late { what, after }),
                     left => Some(left),
                 },
@@ -266,9 +269,9 @@ impl BusConnection {
             let came = self
                 .stream
                 .set_read_timeout(left)
-                .and_then(|()| socket::receive(&self.stream, &mut piece));
+                .and_then(|()| socket::receive_with_fd(&self.stream, &mut piece));
             match came {
-                Ok((0, _)) => return Err(self.broken(io::ErrorKind::UnexpectedEof.into())),
+                Ok((0, _)) => return Err(self.io_error(io::ErrorKind::UnexpectedEof.into())),
                 Ok((count, fd)) => {
                     self.input.extend(&piece[..count]);
                     if fd.is_some() {
@@ -278,22 +281,22 @@ impl BusConnection {
                 // The time is looked at above.
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(self.broken(e)),
+                Err(e) => return Err(self.io_error(e)),
             }
         }
         Ok(())
     }
 
     /// Sends bytes. They are few, so this waits only for a peer that has stopped reading.
-    fn send(&mut self, bytes: &[u8]) -> Result<(), BusError> {
+    fn send_bytes(&mut self, bytes: &[u8]) -> Result<(), BusError> {
         let patience = self.until.map(|(_, after)| after);
         self.stream
             .set_write_timeout(patience)
             .and_then(|()| self.stream.write_all(bytes))
-            .map_err(|e| self.broken(e))
+            .map_err(|e| self.io_error(e))
     }
 
-    fn broken(&self, source: io::Error) -> BusError {
+    fn io_error(&self, source: io::Error) -> BusError {
         BusError::Io {
             path: self.path.clone(),
             source,
@@ -303,7 +306,7 @@ impl BusConnection {
 
 /// Connects to a peer, which has this time to make room for one more connection. `WouldBlock`: it has made none.
 /// Source: socket(7), `SO_SNDTIMEO`.
-fn connect(path: &Path, patience: Duration) -> io::Result<UnixStream> {
+fn connect_with_timeout(path: &Path, patience: Duration) -> io::Result<UnixStream> {
     let flags = SockFlag::SOCK_CLOEXEC;
     let socket = nix_socket::socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
     let stream = UnixStream::from(socket);

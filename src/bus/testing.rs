@@ -135,11 +135,13 @@ fn read_call(stream: &mut UnixStream) -> Option<(Call, u32)> {
     let mut bytes = vec![0; wire::FIXED];
     stream.read_exact(&mut bytes).ok()?;
     let fixed = core::array::from_fn(|n| bytes[n]);
-    let (header, whole) = wire::lengths(&fixed).expect("a header");
+    let (header, whole) = wire::read_message_lengths(&fixed).expect("a header");
     bytes.resize(whole, 0);
     stream.read_exact(&mut bytes[wire::FIXED..]).ok()?;
     let serial = u32::from_le_bytes(core::array::from_fn(|n| bytes[8 + n]));
-    let member = BusMessage::read(&bytes, header).expect("a message").member;
+    let member = BusMessage::parse_message(&bytes, header)
+        .expect("a message")
+        .member;
     Some((Call { member, bytes }, serial))
 }
 
@@ -235,7 +237,7 @@ impl Double {
     }
 
     pub(crate) fn slices(&self) -> Slices {
-        Slices::at(&self.path, Lane::inline())
+        Slices::at_socket(&self.path, Lane::without_thread())
     }
 
     pub(crate) fn members(&self) -> Vec<String> {

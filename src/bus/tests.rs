@@ -28,9 +28,9 @@ fn a_slice_is_made_and_stopped() {
     // CRI-12 SVC-31
     let double = Double::new(|_| Reply::Job("done"));
     let slices = double.slices();
-    assert!(slices.are_there());
+    assert!(slices.has_systemd());
     slices
-        .make("kubepods-burstable.slice", &limits())
+        .start_slice("kubepods-burstable.slice", &limits())
         .expect("made");
     let call = double.call("StartTransientUnit");
     for text in [
@@ -45,7 +45,9 @@ fn a_slice_is_made_and_stopped() {
         assert!(call.has(text), "{text}");
     }
     assert!(!call.has("TasksMax") && !call.has("PIDs"));
-    slices.stop("kubepods-burstable.slice").expect("stopped");
+    slices
+        .stop_slice("kubepods-burstable.slice")
+        .expect("stopped");
     assert_eq!(double.members(), ["StartTransientUnit", "StopUnit"]);
 }
 
@@ -59,11 +61,14 @@ fn what_is_there_gets_limits_and_what_is_gone_is_stopped() {
     });
     double
         .slices()
-        .make("kubepods.slice", &limits())
+        .start_slice("kubepods.slice", &limits())
         .expect("made");
     let call = double.call("SetUnitProperties");
     assert!(call.has("MemoryMax") && call.has("sba(sv)") && !call.has("Wants"));
-    double.slices().stop("kubepods.slice").expect("stopped");
+    double
+        .slices()
+        .stop_slice("kubepods.slice")
+        .expect("stopped");
 }
 
 #[test]
@@ -116,7 +121,7 @@ fn what_systemd_does_not_do_is_told() {
         let double = Double::new(move |_| reply.clone());
         let e = double
             .slices()
-            .make("kubepods.slice", &limits())
+            .start_slice("kubepods.slice", &limits())
             .expect_err(said);
         assert!(e.to_string().contains(said), "{e}");
         assert_eq!(double.members(), ["StartTransientUnit"], "{said}");
@@ -137,29 +142,29 @@ fn a_connection_that_breaks_off_is_made_again() {
     });
     double
         .slices()
-        .make("kubepods.slice", &limits())
+        .start_slice("kubepods.slice", &limits())
         .expect("made");
     assert_eq!(double.members().len(), 3);
     let double = Double::new(|_| Reply::Close);
-    let e = double.slices().make("kubepods.slice", &limits());
+    let e = double.slices().start_slice("kubepods.slice", &limits());
     assert!(matches!(e, Err(BusError::Io { .. })), "{e:?}");
     assert_eq!(double.members().len(), 3);
-    let nobody = Slices::at("/nowhere/bus", Lane::inline());
-    assert!(!nobody.are_there());
-    assert!(nobody.stop("kubepods.slice").is_err());
+    let nobody = Slices::at_socket("/nowhere/bus", Lane::without_thread());
+    assert!(!nobody.has_systemd());
+    assert!(nobody.stop_slice("kubepods.slice").is_err());
 }
 
 #[test]
 fn one_that_says_nothing_is_not_waited_for() {
     let double = Double::new(|_| Reply::Hang);
     let mut bus = BusConnection::open(&double.path, "x", PATIENCE).expect("a bus");
-    bus.within(Some(Duration::from_millis(50)));
+    bus.set_time_limit(Some(Duration::from_millis(50)));
     let to = MethodAddress {
         destination: "",
         path: "/",
         interface: "a.b",
     };
-    let e = bus.call(to, "M", CallArguments::default());
+    let e = bus.call_method(to, "M", CallArguments::default());
     assert!(matches!(e, Err(BusError::Late { what: "M", .. })), "{e:?}");
 }
 
@@ -172,7 +177,7 @@ fn one_that_takes_nobody_in_is_not_waited_for() {
     let patience = Duration::from_millis(50);
     let mut waiting = Vec::new();
     let full = loop {
-        match connect(&path, patience) {
+        match connect_with_timeout(&path, patience) {
             Ok(stream) if waiting.len() < 8 => waiting.push(stream),
             other => break other,
         }
@@ -190,8 +195,8 @@ fn the_end_of_the_machine_is_delayed() {
     let double = Double::new(logind(5_000_000));
     let places = places(&double);
     let mut inhibitor =
-        ShutdownInhibitor::take(&places, Duration::from_millis(29_500)).expect("a lock");
-    assert_eq!(inhibitor.delay(), Duration::from_secs(60));
+        ShutdownInhibitor::acquire(&places, Duration::from_millis(29_500)).expect("a lock");
+    assert_eq!(inhibitor.max_delay(), Duration::from_secs(60));
     let written =
         std::fs::read_to_string(places.drop_ins.join("99-kubelet.conf")).expect("drop-in");
     assert!(
@@ -209,7 +214,7 @@ fn the_end_of_the_machine_is_delayed() {
     }
     let mut held = double.locks.recv().expect("a lock");
 
-    assert_eq!(inhibitor.hear().expect("nothing"), None);
+    assert_eq!(inhibitor.read_shutdown_signal().expect("nothing"), None);
     double.tell(&signal(
         "org.freedesktop.DBus",
         "NameAcquired",
@@ -226,18 +231,24 @@ fn the_end_of_the_machine_is_delayed() {
     ] {
         double.tell(&signal(sender, "PrepareForShutdown", signature, body));
     }
-    assert_eq!(inhibitor.hear().expect("nothing"), None);
+    assert_eq!(inhibitor.read_shutdown_signal().expect("nothing"), None);
     let asked = double.members();
     let asked = asked.iter().filter(|member| *member == "GetNameOwner");
     assert_eq!(asked.count(), 3, "what is too long is not looked at");
     double.tell(&shutdown(true));
-    assert_eq!(inhibitor.hear().expect("a word"), Some(true));
-    inhibitor.let_go();
+    assert_eq!(
+        inhibitor.read_shutdown_signal().expect("a word"),
+        Some(true)
+    );
+    inhibitor.release_lock();
     // Nobody else holds the lock.
     assert_eq!(held.read(&mut [0]).expect("the end"), 0);
 
     double.tell(&shutdown(false));
-    assert_eq!(inhibitor.hear().expect("a word"), Some(false));
+    assert_eq!(
+        inhibitor.read_shutdown_signal().expect("a word"),
+        Some(false)
+    );
     inhibitor.take_lock().expect("a lock");
     double.locks.recv().expect("another lock");
 
@@ -249,7 +260,7 @@ fn the_end_of_the_machine_is_delayed() {
         .expect("a peer")
         .shutdown(std::net::Shutdown::Both)
         .expect("cut");
-    assert!(inhibitor.hear().is_err());
+    assert!(inhibitor.read_shutdown_signal().is_err());
 }
 
 #[test]
@@ -257,8 +268,8 @@ fn a_delay_that_is_long_enough_stays() {
     // SHUT-02
     let double = Double::new(logind(30_000_000));
     let places = places(&double);
-    let inhibitor = ShutdownInhibitor::take(&places, Duration::from_secs(30)).expect("a lock");
-    assert_eq!(inhibitor.delay(), Duration::from_secs(30));
+    let inhibitor = ShutdownInhibitor::acquire(&places, Duration::from_secs(30)).expect("a lock");
+    assert_eq!(inhibitor.max_delay(), Duration::from_secs(30));
     assert!(!places.drop_ins.exists());
     assert_eq!(double.members(), ["Hello", "AddMatch", "Get", "Inhibit"]);
 }
@@ -270,9 +281,9 @@ fn a_lock_is_taken_although_the_delay_cannot_be_set() {
     let places = places(&double);
     // No directory can be made there, whoever tries.
     std::fs::write(&places.drop_ins, "").expect("a file");
-    let taken = ShutdownInhibitor::take(&places, Duration::from_secs(30));
+    let taken = ShutdownInhibitor::acquire(&places, Duration::from_secs(30));
     std::fs::remove_file(&places.drop_ins).expect("clean up");
-    assert_eq!(taken.expect("a lock").delay(), Duration::from_secs(5));
+    assert_eq!(taken.expect("a lock").max_delay(), Duration::from_secs(5));
     assert_eq!(double.members(), ["Hello", "AddMatch", "Get", "Inhibit"]);
 }
 
@@ -335,28 +346,33 @@ fn the_real_daemon_understands_us() {
         interface: "org.freedesktop.DBus",
     };
     let hello = bus
-        .call(to, "Hello", CallArguments::default())
+        .call_method(to, "Hello", CallArguments::default())
         .expect("a name");
     let own = hello
         .arguments("s")
         .expect("a text")
-        .text()
+        .read_text()
         .expect("a name")
         .to_owned();
-    let told = bus.signal("its name").expect("a signal");
+    let told = bus.next_signal("its name").expect("a signal");
     assert_eq!(told.sender, to.destination);
     let told = told
         .arguments("s")
         .expect("a text")
-        .text()
+        .read_text()
         .expect("a name")
         .to_owned();
     assert_eq!(told, own);
-    let owner = CallArguments::default().text("no.such.name");
-    let e = bus.call(to, "GetNameOwner", owner).expect_err("nobody");
-    assert!(e.is("org.freedesktop.DBus.Error.NameHasNoOwner"), "{e}");
-    let rule = CallArguments::default().text("type='signal',member='X'");
-    bus.call(to, "AddMatch", rule).expect("a rule");
+    let owner = CallArguments::default().with_text("no.such.name");
+    let e = bus
+        .call_method(to, "GetNameOwner", owner)
+        .expect_err("nobody");
+    assert!(
+        e.is_error_named("org.freedesktop.DBus.Error.NameHasNoOwner"),
+        "{e}"
+    );
+    let rule = CallArguments::default().with_text("type='signal',member='X'");
+    bus.call_method(to, "AddMatch", rule).expect("a rule");
     // The daemon checks a message in full before it passes it on; no client here has the method.
     let to = MethodAddress {
         destination: "org.freedesktop.systemd1",
@@ -371,10 +387,16 @@ fn the_real_daemon_understands_us() {
             wire::PropertyValue::Texts(vec!["d".into(), "e".into()]),
         ),
     ];
-    let body = CallArguments::default().text("x").flag(true).signed(-1);
-    let body = body.properties(&properties).no_auxiliaries();
+    let body = CallArguments::default()
+        .with_text("x")
+        .with_bool(true)
+        .with_signed(-1);
+    let body = body.with_properties(&properties).with_no_auxiliaries();
     let e = bus
-        .call(to, "StartTransientUnit", body)
+        .call_method(to, "StartTransientUnit", body)
         .expect_err("nobody");
-    assert!(e.is("org.freedesktop.DBus.Error.ServiceUnknown"), "{e}");
+    assert!(
+        e.is_error_named("org.freedesktop.DBus.Error.ServiceUnknown"),
+        "{e}"
+    );
 }

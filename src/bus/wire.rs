@@ -62,7 +62,7 @@ pub struct CallArguments {
 impl CallArguments {
     /// `s`
     #[must_use]
-    pub fn text(mut self, text: &str) -> Self {
+    pub fn with_text(mut self, text: &str) -> Self {
         self.signature.push('s');
         put_text(&mut self.bytes, text);
         self
@@ -70,7 +70,7 @@ impl CallArguments {
 
     /// `b`
     #[must_use]
-    pub fn flag(mut self, flag: bool) -> Self {
+    pub fn with_bool(mut self, flag: bool) -> Self {
         self.signature.push('b');
         put_number(&mut self.bytes, u32::from(flag));
         self
@@ -78,7 +78,7 @@ impl CallArguments {
 
     /// `i`
     #[must_use]
-    pub fn signed(mut self, number: i32) -> Self {
+    pub fn with_signed(mut self, number: i32) -> Self {
         self.signature.push('i');
         put_number(&mut self.bytes, number.cast_unsigned());
         self
@@ -86,11 +86,11 @@ impl CallArguments {
 
     /// `a(sv)`
     #[must_use]
-    pub fn properties(mut self, properties: &[BusProperty]) -> Self {
+    pub fn with_properties(mut self, properties: &[BusProperty]) -> Self {
         self.signature.push_str("a(sv)");
         put_array(&mut self.bytes, 8, |bytes| {
             for (name, value) in properties {
-                align(bytes, 8);
+                pad_to_multiple(bytes, 8);
                 put_text(bytes, name);
                 put_variant(bytes, value);
             }
@@ -100,7 +100,7 @@ impl CallArguments {
 
     /// `a(sa(sv))`, empty.
     #[must_use]
-    pub fn no_auxiliaries(mut self) -> Self {
+    pub fn with_no_auxiliaries(mut self) -> Self {
         self.signature.push_str("a(sa(sv))");
         put_array(&mut self.bytes, 8, |_| {});
         self
@@ -117,10 +117,10 @@ impl CallArguments {
         let mut fields = HeaderFieldsWriter::default();
         for (code, kind, text) in words {
             if !text.is_empty() {
-                fields.text(code, kind, text);
+                fields.put_text_field(code, kind, text);
             }
         }
-        fields.message(CALL, serial, self)
+        fields.into_message(CALL, serial, self)
     }
 }
 
@@ -129,50 +129,50 @@ impl CallArguments {
 struct HeaderFieldsWriter(Vec<u8>);
 
 impl HeaderFieldsWriter {
-    fn begin(&mut self, code: u8, kind: char) {
-        align(&mut self.0, 8);
+    fn begin_field(&mut self, code: u8, kind: char) {
+        pad_to_multiple(&mut self.0, 8);
         self.0.push(code);
         put_signature(&mut self.0, kind.encode_utf8(&mut [0; 4]));
     }
 
-    fn text(&mut self, code: u8, kind: char, text: &str) {
-        self.begin(code, kind);
+    fn put_text_field(&mut self, code: u8, kind: char, text: &str) {
+        self.begin_field(code, kind);
         put_text(&mut self.0, text);
     }
 
     /// The fields begin at a multiple of 8, so what is aligned in them is aligned in the message.
-    fn message(mut self, kind: u8, serial: u32, body: CallArguments) -> Vec<u8> {
+    fn into_message(mut self, kind: u8, serial: u32, body: CallArguments) -> Vec<u8> {
         if !body.signature.is_empty() {
-            self.begin(SIGNATURE, 'g');
+            self.begin_field(SIGNATURE, 'g');
             put_signature(&mut self.0, &body.signature);
         }
         let mut message = vec![b'l', kind, 0, 1];
-        put_number(&mut message, length(&body.bytes));
+        put_number(&mut message, length_u32(&body.bytes));
         put_number(&mut message, serial);
-        put_number(&mut message, length(&self.0));
+        put_number(&mut message, length_u32(&self.0));
         message.append(&mut self.0);
-        align(&mut message, 8);
+        pad_to_multiple(&mut message, 8);
         message.extend(body.bytes);
         message
     }
 }
 
 /// Length of a part. Parts that are written are short.
-fn length(bytes: &[u8]) -> u32 {
+fn length_u32(bytes: &[u8]) -> u32 {
     u32::try_from(bytes.len()).unwrap_or(u32::MAX)
 }
 
-fn align(bytes: &mut Vec<u8>, to: usize) {
+fn pad_to_multiple(bytes: &mut Vec<u8>, to: usize) {
     bytes.resize(bytes.len().next_multiple_of(to), 0);
 }
 
 fn put_number(bytes: &mut Vec<u8>, number: u32) {
-    align(bytes, 4);
+    pad_to_multiple(bytes, 4);
     bytes.extend(number.to_le_bytes());
 }
 
 fn put_text(bytes: &mut Vec<u8>, text: &str) {
-    put_number(bytes, length(text.as_bytes()));
+    put_number(bytes, length_u32(text.as_bytes()));
     bytes.extend(text.as_bytes());
     bytes.push(0);
 }
@@ -191,7 +191,7 @@ fn put_variant(bytes: &mut Vec<u8>, value: &PropertyValue) {
         }
         PropertyValue::Number(number) => {
             put_signature(bytes, "t");
-            align(bytes, 8);
+            pad_to_multiple(bytes, 8);
             bytes.extend(number.to_le_bytes());
         }
         PropertyValue::Text(text) => {
@@ -213,15 +213,15 @@ fn put_variant(bytes: &mut Vec<u8>, value: &PropertyValue) {
 fn put_array(bytes: &mut Vec<u8>, to: usize, put: impl FnOnce(&mut Vec<u8>)) {
     put_number(bytes, 0);
     let at = bytes.len() - 4;
-    align(bytes, to);
+    pad_to_multiple(bytes, to);
     let start = bytes.len();
     put(bytes);
-    let len = length(&bytes[start..]);
+    let len = length_u32(&bytes[start..]);
     bytes[at..at + 4].copy_from_slice(&len.to_le_bytes());
 }
 
 /// Returns the lengths of a message's header and of the whole message. `fixed` is its first part.
-pub(super) fn lengths(fixed: &[u8; FIXED]) -> Result<(usize, usize), BusError> {
+pub(super) fn read_message_lengths(fixed: &[u8; FIXED]) -> Result<(usize, usize), BusError> {
     let number = |at: usize| {
         let bytes: [u8; 4] = core::array::from_fn(|n| fixed[at + n]);
         usize::try_from(u32::from_le_bytes(bytes)).unwrap_or(usize::MAX)
@@ -256,7 +256,7 @@ pub struct BusMessage {
 
 impl BusMessage {
     /// Reads a message from all its bytes. `header` is the length of its header.
-    pub(super) fn read(bytes: &[u8], header: usize) -> Result<Self, BusError> {
+    pub(super) fn parse_message(bytes: &[u8], header: usize) -> Result<Self, BusError> {
         let mut message = Self {
             kind: bytes[1],
             body: bytes[header..].into(),
@@ -266,19 +266,19 @@ impl BusMessage {
             bytes: &bytes[..header],
             at: 12,
         };
-        let end = FIXED + usize::try_from(fields.number()?).unwrap_or(usize::MAX);
+        let end = FIXED + usize::try_from(fields.read_u32()?).unwrap_or(usize::MAX);
         while fields.at < end {
-            fields.align(8)?;
-            let code = fields.byte()?;
-            match (code, fields.signature()?) {
-                (MEMBER, "s") => message.member = fields.text()?.into(),
-                (SENDER, "s") => message.sender = fields.text()?.into(),
-                (ERROR_NAME, "s") => message.error = fields.text()?.into(),
-                (SIGNATURE, "g") => message.signature = fields.signature()?.into(),
-                (REPLY_SERIAL, "u") => message.answers = fields.number()?,
-                (_, "s" | "o") => drop(fields.text()?),
-                (_, "u") => drop(fields.number()?),
-                (_, "g") => drop(fields.signature()?),
+            fields.skip_padding(8)?;
+            let code = fields.read_byte()?;
+            match (code, fields.read_signature()?) {
+                (MEMBER, "s") => message.member = fields.read_text()?.into(),
+                (SENDER, "s") => message.sender = fields.read_text()?.into(),
+                (ERROR_NAME, "s") => message.error = fields.read_text()?.into(),
+                (SIGNATURE, "g") => message.signature = fields.read_signature()?.into(),
+                (REPLY_SERIAL, "u") => message.answers = fields.read_u32()?,
+                (_, "s" | "o") => drop(fields.read_text()?),
+                (_, "u") => drop(fields.read_u32()?),
+                (_, "g") => drop(fields.read_signature()?),
                 _ => return Err(BusError::Nonsense("an unknown kind of header field")),
             }
         }
@@ -304,51 +304,51 @@ pub struct BusMessageReader<'a> {
 }
 
 impl<'a> BusMessageReader<'a> {
-    fn take(&mut self, count: usize) -> Result<&'a [u8], BusError> {
+    fn take_bytes(&mut self, count: usize) -> Result<&'a [u8], BusError> {
         let taken = self.bytes.get(self.at..).and_then(|left| left.get(..count));
         self.at = self.at.saturating_add(count);
         taken.ok_or(BusError::Nonsense("a message that ends too soon"))
     }
 
-    fn align(&mut self, to: usize) -> Result<(), BusError> {
+    fn skip_padding(&mut self, to: usize) -> Result<(), BusError> {
         let padding = self.at.next_multiple_of(to) - self.at;
-        self.take(padding).map(drop)
+        self.take_bytes(padding).map(drop)
     }
 
-    fn byte(&mut self) -> Result<u8, BusError> {
-        Ok(self.take(1)?[0])
+    fn read_byte(&mut self) -> Result<u8, BusError> {
+        Ok(self.take_bytes(1)?[0])
     }
 
     /// `u`, `b`, and the place of a descriptor, `h`
-    pub fn number(&mut self) -> Result<u32, BusError> {
-        self.align(4)?;
-        let bytes = self.take(4)?;
+    pub fn read_u32(&mut self) -> Result<u32, BusError> {
+        self.skip_padding(4)?;
+        let bytes = self.take_bytes(4)?;
         Ok(u32::from_le_bytes(core::array::from_fn(|n| bytes[n])))
     }
 
     /// `t`
-    pub fn long(&mut self) -> Result<u64, BusError> {
-        self.align(8)?;
-        let bytes = self.take(8)?;
+    pub fn read_u64(&mut self) -> Result<u64, BusError> {
+        self.skip_padding(8)?;
+        let bytes = self.take_bytes(8)?;
         Ok(u64::from_le_bytes(core::array::from_fn(|n| bytes[n])))
     }
 
     /// `s`, `o`
-    pub fn text(&mut self) -> Result<&'a str, BusError> {
-        let count = usize::try_from(self.number()?).unwrap_or(usize::MAX);
-        self.ended(count)
+    pub fn read_text(&mut self) -> Result<&'a str, BusError> {
+        let count = usize::try_from(self.read_u32()?).unwrap_or(usize::MAX);
+        self.read_terminated(count)
     }
 
     /// `g`
-    pub fn signature(&mut self) -> Result<&'a str, BusError> {
-        let count = self.byte()?.into();
-        self.ended(count)
+    pub fn read_signature(&mut self) -> Result<&'a str, BusError> {
+        let count = self.read_byte()?.into();
+        self.read_terminated(count)
     }
 
     /// Text and the zero behind it.
-    fn ended(&mut self, count: usize) -> Result<&'a str, BusError> {
-        let text = self.take(count)?;
-        self.take(1)?;
+    fn read_terminated(&mut self, count: usize) -> Result<&'a str, BusError> {
+        let text = self.take_bytes(count)?;
+        self.take_bytes(1)?;
         core::str::from_utf8(text).map_err(|_| BusError::Nonsense("a text that is not UTF-8"))
     }
 }

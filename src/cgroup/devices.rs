@@ -26,17 +26,21 @@ impl Cgroups {
         rules: &LiveDeviceRules,
         before: &[DeviceAccess],
     ) -> io::Result<()> {
-        let Some(dir) = self.hierarchy.dir("devices", &rules.cgroup) else {
+        let Some(dir) = self.hierarchy.controller_dir("devices", &rules.cgroup) else {
             return Err(io::Error::other("there is no cgroup of devices"));
         };
-        match self.hierarchy.version() {
-            CgroupVersion::V1 => write_rules(&dir, rules, before),
-            CgroupVersion::V2 => filter(&dir, rules),
+        match self.hierarchy.cgroup_version() {
+            CgroupVersion::V1 => write_device_rules(&dir, rules, before),
+            CgroupVersion::V2 => replace_device_filter(&dir, rules),
         }
     }
 }
 
-fn write_rules(dir: &Path, rules: &LiveDeviceRules, before: &[DeviceAccess]) -> io::Result<()> {
+fn write_device_rules(
+    dir: &Path,
+    rules: &LiveDeviceRules,
+    before: &[DeviceAccess],
+) -> io::Result<()> {
     let write = |file: &str, allowed: &DeviceAccess| {
         let DeviceAccess {
             number: (block, major, minor),
@@ -59,17 +63,18 @@ fn write_rules(dir: &Path, rules: &LiveDeviceRules, before: &[DeviceAccess]) -> 
         .try_for_each(|allowed| write("devices.allow", allowed))
 }
 
-fn filter(dir: &Path, rules: &LiveDeviceRules) -> io::Result<()> {
+fn replace_device_filter(dir: &Path, rules: &LiveDeviceRules) -> io::Result<()> {
     let group = fs::File::open(dir)?;
-    let old = bpf::attached(&group, PROGRAM)?;
-    let program = bpf::load(&instructions(rules)?, PROGRAM)?;
+    let old = bpf::attached_programs(&group, PROGRAM)?;
+    let program = bpf::load_program(&build_filter_program(rules)?, PROGRAM)?;
     // For a moment both programs are asked: no device is open that should be closed.
-    bpf::attach(&group, &program)?;
-    old.iter().try_for_each(|old| bpf::detach(&group, old))
+    bpf::attach_program(&group, &program)?;
+    old.iter()
+        .try_for_each(|old| bpf::detach_program(&group, old))
 }
 
 /// `code`, registers, jump, and number, as in `struct bpf_insn`.
-const fn instruction(code: u8, to: u8, from: u8, jump: i16, number: u32) -> BpfInstruction {
+const fn encode_instruction(code: u8, to: u8, from: u8, jump: i16, number: u32) -> BpfInstruction {
     let [j0, j1] = jump.to_ne_bytes();
     let [n0, n1, n2, n3] = number.to_ne_bytes();
     let registers = match cfg!(target_endian = "little") {
@@ -79,12 +84,12 @@ const fn instruction(code: u8, to: u8, from: u8, jump: i16, number: u32) -> BpfI
     BpfInstruction::from_ne_bytes([code, registers, j0, j1, n0, n1, n2, n3])
 }
 
-const fn answer(yes: bool) -> [BpfInstruction; 2] {
+const fn answer_instructions(yes: bool) -> [BpfInstruction; 2] {
     const SET: u8 = 0xb7;
     const EXIT: u8 = 0x95;
     [
-        instruction(SET, ANSWER, 0, 0, if yes { 1 } else { 0 }),
-        instruction(EXIT, 0, 0, 0, 0),
+        encode_instruction(SET, ANSWER, 0, 0, if yes { 1 } else { 0 }),
+        encode_instruction(EXIT, 0, 0, 0, 0),
     ]
 }
 
@@ -98,7 +103,7 @@ const MINOR: u8 = 5;
 const WAYS: u8 = 6;
 
 /// Access to each device number. Rules for the same number add up.
-fn ways(rules: &LiveDeviceRules) -> BTreeMap<DeviceNumber, u32> {
+fn access_by_device(rules: &LiveDeviceRules) -> BTreeMap<DeviceNumber, u32> {
     let others = rules.others.iter().map(|number| (*number, READS | WRITES));
     let each = rules.allowed.iter().chain(&rules.limited).map(|allowed| {
         let bit = |letter, bit| {
@@ -125,7 +130,7 @@ const WRITES: u32 = 4;
 /// Making a node is no use of a device, and stays allowed.
 ///
 /// - Errors: there are too many.
-fn instructions(rules: &LiveDeviceRules) -> io::Result<Vec<BpfInstruction>> {
+fn build_filter_program(rules: &LiveDeviceRules) -> io::Result<Vec<BpfInstruction>> {
     const LOAD: u8 = 0x61;
     const COPY: u8 = 0xbc;
     const AND: u8 = 0x54;
@@ -134,47 +139,50 @@ fn instructions(rules: &LiveDeviceRules) -> io::Result<Vec<BpfInstruction>> {
     const MAKES_NODE: u32 = 1;
     const BLOCK: u32 = 1;
     const CHAR: u32 = 2;
-    let ways = ways(rules);
+    let ways = access_by_device(rules);
     if ways.len() > MAX_NUMBERS {
         let text = format!("a container with more than {MAX_NUMBERS} device nodes");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
     let mut program = vec![
-        instruction(LOAD, TYPE, ASKED, 0, 0),
-        instruction(COPY, ACCESS, TYPE, 0, 0),
-        instruction(SHIFT_RIGHT, ACCESS, 0, 0, 16),
-        unless(ACCESS, MAKES_NODE, 2),
+        encode_instruction(LOAD, TYPE, ASKED, 0, 0),
+        encode_instruction(COPY, ACCESS, TYPE, 0, 0),
+        encode_instruction(SHIFT_RIGHT, ACCESS, 0, 0, 16),
+        skip_unless_equal(ACCESS, MAKES_NODE, 2),
     ];
-    program.extend(answer(true));
+    program.extend(answer_instructions(true));
     program.extend([
-        instruction(AND, TYPE, 0, 0, 0xffff),
-        instruction(LOAD, MAJOR, ASKED, 4, 0),
-        instruction(LOAD, MINOR, ASKED, 8, 0),
+        encode_instruction(AND, TYPE, 0, 0, 0xffff),
+        encode_instruction(LOAD, MAJOR, ASKED, 4, 0),
+        encode_instruction(LOAD, MINOR, ASKED, 8, 0),
     ]);
     for (block, major) in &rules.majors {
         let mut of_major = Vec::new();
         for (&(_, _, minor), bits) in ways.iter().filter(|(n, _)| (n.0, n.1) == (*block, *major)) {
             let closed = (READS | WRITES) & !bits;
-            of_major.push(unless(MINOR, minor, 5));
-            of_major.push(instruction(COPY, WAYS, ACCESS, 0, 0));
-            of_major.push(instruction(AND, WAYS, 0, 0, closed));
-            of_major.push(unless(WAYS, 0, 2));
-            of_major.extend(answer(true));
+            of_major.push(skip_unless_equal(MINOR, minor, 5));
+            of_major.push(encode_instruction(COPY, WAYS, ACCESS, 0, 0));
+            of_major.push(encode_instruction(AND, WAYS, 0, 0, closed));
+            of_major.push(skip_unless_equal(WAYS, 0, 2));
+            of_major.extend(answer_instructions(true));
         }
-        of_major.extend(answer(false));
+        of_major.extend(answer_instructions(false));
         let past = i16::try_from(of_major.len()).map_err(io::Error::other)?;
         let kind = if *block { BLOCK } else { CHAR };
-        program.extend([unless(TYPE, kind, past + 1), unless(MAJOR, *major, past)]);
+        program.extend([
+            skip_unless_equal(TYPE, kind, past + 1),
+            skip_unless_equal(MAJOR, *major, past),
+        ]);
         program.extend(of_major);
     }
-    program.extend(answer(true));
+    program.extend(answer_instructions(true));
     Ok(program)
 }
 
 /// Jumps over so many instructions if the register is something else.
-const fn unless(register: u8, number: u32, past: i16) -> BpfInstruction {
+const fn skip_unless_equal(register: u8, number: u32, past: i16) -> BpfInstruction {
     const IF_OTHER: u8 = 0x55;
-    instruction(IF_OTHER, register, 0, past, number)
+    encode_instruction(IF_OTHER, register, 0, past, number)
 }
 
 #[cfg(test)]
@@ -226,7 +234,7 @@ mod tests {
         let dir = tree.join(&name);
         fs::create_dir(&dir).expect("group");
         let hierarchy = format!("1 1 0:1 / {} rw - cgroup2 cgroup2 rw", tree.display());
-        let cgroups = Cgroups::with(Hierarchy::parse(&hierarchy).expect("version 2"));
+        let cgroups = Cgroups::with_hierarchy(Hierarchy::parse(&hierarchy).expect("version 2"));
         // Null, zero and full are 1:3, 1:5 and 1:7.
         let inside = |script: &str| -> String {
             let script = format!("echo $$ > {}/cgroup.procs; {script}", dir.display());
@@ -257,7 +265,7 @@ mod tests {
         ] {
             let rules = rules(&name, &major, minors, others);
             cgroups.allow_devices(&rules, &before).expect("taken");
-            let own = bpf::attached(fs::File::open(&dir).expect("group"), PROGRAM);
+            let own = bpf::attached_programs(fs::File::open(&dir).expect("group"), PROGRAM);
             assert_eq!(own.expect("programs").len(), 1, "one after the other");
             let seen = usable();
             let seen = seen.replace(" tty", "");
@@ -303,7 +311,7 @@ mod tests {
             "1 1 0:1 / {} rw - cgroup cgroup rw,devices\n1 1 0:1 / /m rw - cgroup cgroup rw,memory",
             top.display()
         );
-        let cgroups = Cgroups::with(Hierarchy::parse(&text).expect("version 1"));
+        let cgroups = Cgroups::with_hierarchy(Hierarchy::parse(&text).expect("version 1"));
         let file = |name: &str| fs::read_to_string(top.join("a").join(name)).unwrap_or_default();
         let now = rules("/a", &[(false, 1)], &[3], &[5]);
         let old = rules("/a", &[], &[7, 5, 3], &[]).allowed;

@@ -40,14 +40,14 @@ impl MemoryDoorbell {
     ///
     /// - Errors: there is nothing that could ring.
     /// - Source: kernel documentation `accounting/psi.rst`, `admin-guide/cgroup-v2.rst` (`memory.events.local`).
-    pub fn lay(cgroups: &Cgroups, kubepods: &str) -> io::Result<Self> {
+    pub fn install_triggers(cgroups: &Cgroups, kubepods: &str) -> io::Result<Self> {
         let events = cgroups
             .memory_dir(kubepods)
             .map(|d| d.join("memory.events.local"));
-        Self::over(Path::new("/proc/pressure/memory"), events)
+        Self::watch_files(Path::new("/proc/pressure/memory"), events)
     }
 
-    fn over(stalls: &Path, events: Option<PathBuf>) -> io::Result<Self> {
+    fn watch_files(stalls: &Path, events: Option<PathBuf>) -> io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let add = |file: &File| epoll.add(file, EpollEvent::new(EpollFlags::EPOLLPRI, 0));
         let stalls = File::options()
@@ -80,8 +80,8 @@ impl MemoryDoorbell {
     /// Waits until it rings. An earlier sign of PSI is not heard: PSI repeats it as long as tasks stall.
     ///
     /// - Errors: it will never ring again.
-    pub async fn rung(&mut self) -> io::Result<()> {
-        readiness::first(&self.ready).await?;
+    pub async fn wait_for_ring(&mut self) -> io::Result<()> {
+        readiness::wait_first_readable(&self.ready).await?;
         // The wait itself may have taken the event: the end of the wait is enough.
         if let Some(events) = &self.events {
             // The file repeats its event until it is read. After the group has gone it cannot be read.
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn what_rings() {
-        MemoryDoorbell::over(Path::new("/none"), None).expect_err("nothing could ring");
+        MemoryDoorbell::watch_files(Path::new("/none"), None).expect_err("nothing could ring");
         if !nix::unistd::geteuid().is_root() {
             skipped!("doorbell of memory: needs root");
             return;
@@ -111,22 +111,23 @@ mod tests {
         let stalls = Path::new("/proc/pressure/memory");
         // A pressure file that can be read takes a trigger of root.
         if std::fs::read(stalls).is_ok() {
-            drop(MemoryDoorbell::over(stalls, None).expect("laid"));
+            drop(MemoryDoorbell::watch_files(stalls, None).expect("laid"));
         }
         // The mount table tells a change in the same way: by EPOLLPRI, and is readable at all times.
         let mounts = Path::new("/proc/self/mounts");
-        let mut bell = MemoryDoorbell::over(Path::new("/none"), Some(mounts.into())).expect("laid");
+        let mut bell =
+            MemoryDoorbell::watch_files(Path::new("/none"), Some(mounts.into())).expect("laid");
         let dir = crate::testing::unused_path("bell");
         std::fs::create_dir_all(&dir).expect("directory");
         // A look takes the event, and so does a wait: the act comes after the wait has begun.
         let ring = |bell: &mut MemoryDoorbell, act: &dyn Fn() -> nix::Result<()>| {
             smol::block_on(async {
-                let mut rung = Box::pin(bell.rung());
+                let mut rung = Box::pin(bell.wait_for_ring());
                 // Other tests mount, too.
                 while let Some(early) = smol::future::poll_once(&mut rung).await {
                     early.expect("it rang");
                     drop(rung);
-                    rung = Box::pin(bell.rung());
+                    rung = Box::pin(bell.wait_for_ring());
                 }
                 act().expect("done");
                 rung.await.expect("it rang");

@@ -3,7 +3,7 @@
 use core::time::Duration;
 use std::{fs, io, path::PathBuf};
 
-use super::{CgroupError, CgroupVersion, Hierarchy, read_file};
+use super::{CgroupError, CgroupVersion, Hierarchy, read_control_file};
 
 /// Longest wait until all stand still, and pause between two looks: a process that waits for a dead share never does.
 const WAIT: Duration = Duration::from_secs(10);
@@ -18,10 +18,10 @@ struct FreezerFiles {
     stopped: &'static str,
 }
 
-fn files(hierarchy: &Hierarchy, path: &str) -> Result<FreezerFiles, CgroupError> {
-    let dir = hierarchy.dir("freezer", path);
+fn find_freezer_files(hierarchy: &Hierarchy, path: &str) -> Result<FreezerFiles, CgroupError> {
+    let dir = hierarchy.controller_dir("freezer", path);
     let dir = dir.ok_or(CgroupError::NoController("freezer"))?;
-    Ok(match hierarchy.version() {
+    Ok(match hierarchy.cgroup_version() {
         CgroupVersion::V1 => FreezerFiles {
             dir,
             write: "freezer.state",
@@ -40,7 +40,7 @@ fn files(hierarchy: &Hierarchy, path: &str) -> Result<FreezerFiles, CgroupError>
 }
 
 pub(super) async fn freeze(hierarchy: &Hierarchy, path: &str) -> Result<(), CgroupError> {
-    let files = files(hierarchy, path)?;
+    let files = find_freezer_files(hierarchy, path)?;
     let write = files.dir.join(files.write);
     if let Err(e) = fs::write(&write, files.words[0]) {
         // A group that is being removed takes no word any more, and its directory is still there for a moment.
@@ -48,7 +48,7 @@ pub(super) async fn freeze(hierarchy: &Hierarchy, path: &str) -> Result<(), Cgro
             async_io::Timer::after(LOOK).await;
         }
         return if files.dir.is_dir() {
-            Err(CgroupError::io(&write, e))
+            Err(CgroupError::at_path(&write, e))
         } else {
             Ok(())
         };
@@ -56,22 +56,22 @@ pub(super) async fn freeze(hierarchy: &Hierarchy, path: &str) -> Result<(), Cgro
     let look = files.dir.join(files.look);
     let rounds = WAIT.as_millis() / LOOK.as_millis();
     for _ in 0..rounds {
-        match read_file(&look) {
+        match read_control_file(&look) {
             Ok(text) if text.lines().any(|line| line == files.stopped) => return Ok(()),
             Ok(_) => {}
             Err(_) if !files.dir.is_dir() => return Ok(()),
-            Err(e) => return Err(CgroupError::io(&look, e)),
+            Err(e) => return Err(CgroupError::at_path(&look, e)),
         }
         async_io::Timer::after(LOOK).await;
     }
-    Err(CgroupError::io(&look, io::ErrorKind::TimedOut.into()))
+    Err(CgroupError::at_path(&look, io::ErrorKind::TimedOut.into()))
 }
 
 pub(super) fn thaw(hierarchy: &Hierarchy, path: &str) -> Result<(), CgroupError> {
-    let files = files(hierarchy, path)?;
+    let files = find_freezer_files(hierarchy, path)?;
     let write = files.dir.join(files.write);
     match fs::write(&write, files.words[1]) {
-        Err(e) if files.dir.is_dir() => Err(CgroupError::io(&write, e)),
+        Err(e) if files.dir.is_dir() => Err(CgroupError::at_path(&write, e)),
         _ => Ok(()),
     }
 }

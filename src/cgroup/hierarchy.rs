@@ -79,17 +79,17 @@ impl Hierarchy {
 
     /// The layout.
     #[must_use]
-    pub const fn version(&self) -> CgroupVersion {
+    pub const fn cgroup_version(&self) -> CgroupVersion {
         self.version
     }
 
     /// Returns true if the controller can be used. On version 2 the root's list decides.
     #[must_use]
-    pub fn has(&self, controller: &str) -> bool {
+    pub fn has_controller(&self, controller: &str) -> bool {
         match self.version {
             CgroupVersion::V1 => self.controllers.contains_key(controller),
             CgroupVersion::V2 => self.unified.as_ref().is_some_and(|root| {
-                super::read_file(&root.join("cgroup.controllers"))
+                super::read_control_file(&root.join("cgroup.controllers"))
                     .is_ok_and(|list| list.split_whitespace().any(|c| c == controller))
             }),
         }
@@ -97,17 +97,17 @@ impl Hierarchy {
 
     /// Directory of `path` where `controller` keeps its files.
     #[must_use]
-    pub fn dir(&self, controller: &str, path: &str) -> Option<PathBuf> {
+    pub fn controller_dir(&self, controller: &str, path: &str) -> Option<PathBuf> {
         let mount = match self.version {
             CgroupVersion::V1 => self.controllers.get(controller),
             CgroupVersion::V2 => self.unified.as_ref(),
         }?;
-        Some(below(mount, path))
+        Some(join_below(mount, path))
     }
 
     /// The version 2 root. Only on version 2.
     #[must_use]
-    pub fn tree(&self) -> Option<&Path> {
+    pub fn unified_root(&self) -> Option<&Path> {
         match self.version {
             CgroupVersion::V1 => None,
             CgroupVersion::V2 => self.unified.as_deref(),
@@ -116,12 +116,12 @@ impl Hierarchy {
 
     /// Directories that `path` may have, one for each mount.
     #[must_use]
-    pub fn dirs(&self, path: &str) -> Vec<PathBuf> {
+    pub fn mounted_dirs(&self, path: &str) -> Vec<PathBuf> {
         let mut mounts: Vec<&PathBuf> = self.controllers.values().collect();
         mounts.extend(self.unified.as_ref());
-        mounts.order();
+        mounts.stable_sort();
         mounts.dedup();
-        mounts.into_iter().map(|m| below(m, path)).collect()
+        mounts.into_iter().map(|m| join_below(m, path)).collect()
     }
 
     /// Directories of `path` for processes of our own: where they would else be counted to the agent's unit. A cpuset
@@ -137,10 +137,10 @@ impl Hierarchy {
             "name=systemd",
         ]
         .iter()
-        .filter_map(|c| self.dir(c, path))
-        .chain(self.unified.as_deref().map(|m| below(m, path)))
+        .filter_map(|c| self.controller_dir(c, path))
+        .chain(self.unified.as_deref().map(|m| join_below(m, path)))
         .collect();
-        dirs.order();
+        dirs.stable_sort();
         dirs.dedup();
         dirs
     }
@@ -148,14 +148,17 @@ impl Hierarchy {
     /// Directories of `path` in the hierarchies that hold limits.
     #[must_use]
     pub fn limit_dirs(&self, path: &str) -> Vec<PathBuf> {
-        let mut dirs: Vec<PathBuf> = LIMITING.iter().filter_map(|c| self.dir(c, path)).collect();
-        dirs.order();
+        let mut dirs: Vec<PathBuf> = LIMITING
+            .iter()
+            .filter_map(|c| self.controller_dir(c, path))
+            .collect();
+        dirs.stable_sort();
         dirs.dedup();
         dirs
     }
 }
 
-fn below(mount: &Path, path: &str) -> PathBuf {
+fn join_below(mount: &Path, path: &str) -> PathBuf {
     mount.join(path.trim_start_matches('/'))
 }
 
@@ -175,15 +178,15 @@ mod tests {
     #[test]
     fn finds_mounts() {
         let v1 = Hierarchy::parse(HYBRID).expect("mounted");
-        assert_eq!(v1.version(), CgroupVersion::V1);
+        assert_eq!(v1.cgroup_version(), CgroupVersion::V1);
         assert_eq!(
-            v1.dir("cpu", "/kubepods/podx"),
+            v1.controller_dir("cpu", "/kubepods/podx"),
             Some("/sys/fs/cgroup/cpu,cpuacct/kubepods/podx".into())
         );
-        assert_eq!(v1.dir("pids", "/kubepods"), None);
-        assert!(v1.has("memory") && !v1.has("pids"));
+        assert_eq!(v1.controller_dir("pids", "/kubepods"), None);
+        assert!(v1.has_controller("memory") && !v1.has_controller("pids"));
         assert_eq!(
-            v1.dirs("/a"),
+            v1.mounted_dirs("/a"),
             [
                 "/sys/fs/cgroup/cpu,cpuacct/a",
                 "/sys/fs/cgroup/memory/a",
@@ -198,12 +201,12 @@ mod tests {
             "30 23 0:27 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n",
         )
         .expect("mounted");
-        assert_eq!(v2.version(), CgroupVersion::V2);
+        assert_eq!(v2.cgroup_version(), CgroupVersion::V2);
         assert_eq!(
-            v2.dir("memory", "/kubepods"),
+            v2.controller_dir("memory", "/kubepods"),
             Some("/sys/fs/cgroup/kubepods".into())
         );
-        assert_eq!(v2.dirs("/a").len(), 1);
+        assert_eq!(v2.mounted_dirs("/a").len(), 1);
 
         assert_eq!(
             Hierarchy::parse("22 27 0:21 / /proc rw - proc proc rw\n"),

@@ -11,7 +11,7 @@ use nix::{
     unistd::Pid,
 };
 
-use super::{CgroupError, CgroupVersion, Hierarchy, read_file};
+use super::{CgroupError, CgroupVersion, Hierarchy, read_control_file};
 use crate::api::order::OrderExt;
 
 /// Rounds of "kill all, try to remove" before giving up (RES-16).
@@ -22,11 +22,11 @@ const FIRST_WAIT: Duration = Duration::from_millis(2);
 const MAX_DEPTH: usize = 16;
 
 /// Processes of `path` and below in any hierarchy, sorted, each once.
-pub(super) fn pids(hierarchy: &Hierarchy, path: &str) -> Vec<i32> {
+pub(super) fn list_pids(hierarchy: &Hierarchy, path: &str) -> Vec<i32> {
     let mut all = Vec::new();
-    for dir in hierarchy.dirs(path) {
+    for dir in hierarchy.mounted_dirs(path) {
         for group in subtree(&dir) {
-            let Ok(text) = read_file(&group.join("cgroup.procs")) else {
+            let Ok(text) = read_control_file(&group.join("cgroup.procs")) else {
                 continue;
             };
             // 0 stands for a process of a foreign PID namespace: not ours to signal.
@@ -37,19 +37,19 @@ pub(super) fn pids(hierarchy: &Hierarchy, path: &str) -> Vec<i32> {
             );
         }
     }
-    all.order();
+    all.stable_sort();
     all.dedup();
     all
 }
 
-pub(super) fn once(hierarchy: &Hierarchy, path: &str) -> usize {
-    let found = pids(hierarchy, path);
+pub(super) fn kill_once(hierarchy: &Hierarchy, path: &str) -> usize {
+    let found = list_pids(hierarchy, path);
     if found.is_empty() {
         return 0;
     }
     // Since Linux 5.14 one write kills all, faster than any fork.
-    if hierarchy.version() == CgroupVersion::V2
-        && let Some(dir) = hierarchy.dir("", path)
+    if hierarchy.cgroup_version() == CgroupVersion::V2
+        && let Some(dir) = hierarchy.controller_dir("", path)
         && fs::write(dir.join("cgroup.kill"), "1").is_ok()
     {
         return found.len();
@@ -58,14 +58,14 @@ pub(super) fn once(hierarchy: &Hierarchy, path: &str) -> usize {
         // The process may have ended meanwhile.
         let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
     }
-    let_frozen_die(hierarchy, path);
+    thaw_v1_groups(hierarchy, path);
     found.len()
 }
 
 /// Thaws all groups in version 1, where a frozen process takes no signal.
-fn let_frozen_die(hierarchy: &Hierarchy, path: &str) {
-    if hierarchy.version() == CgroupVersion::V1
-        && let Some(dir) = hierarchy.dir("freezer", path)
+fn thaw_v1_groups(hierarchy: &Hierarchy, path: &str) {
+    if hierarchy.cgroup_version() == CgroupVersion::V1
+        && let Some(dir) = hierarchy.controller_dir("freezer", path)
     {
         for group in subtree(&dir) {
             // Without the file nothing was frozen.
@@ -77,7 +77,7 @@ fn let_frozen_die(hierarchy: &Hierarchy, path: &str) {
 /// Stops all forks in the group, so that processes cannot multiply faster than they are killed. For groups that are
 /// about to be removed; without the controller nothing is done.
 fn stop_forks(hierarchy: &Hierarchy, path: &str) {
-    if let Some(dir) = hierarchy.dir("pids", path) {
+    if let Some(dir) = hierarchy.controller_dir("pids", path) {
         let _ = fs::write(dir.join("pids.max"), "0");
     }
 }
@@ -85,14 +85,14 @@ fn stop_forks(hierarchy: &Hierarchy, path: &str) {
 pub(super) async fn drain(hierarchy: &Hierarchy, path: &str) -> Result<(), CgroupError> {
     let mut wait = FIRST_WAIT;
     for _ in 0..ROUNDS {
-        if once(hierarchy, path) == 0 {
+        if kill_once(hierarchy, path) == 0 {
             return Ok(());
         }
         stop_forks(hierarchy, path);
         async_io::Timer::after(wait).await;
         wait *= 4;
     }
-    match pids(hierarchy, path).len() {
+    match list_pids(hierarchy, path).len() {
         0 => Ok(()),
         left => Err(CgroupError::Busy {
             path: path.to_owned(),
@@ -105,40 +105,40 @@ pub(super) async fn destroy(hierarchy: &Hierarchy, path: &str) -> Result<(), Cgr
     let mut wait = FIRST_WAIT;
     let mut last = Ok(());
     for _ in 0..ROUNDS {
-        if once(hierarchy, path) > 0 {
+        if kill_once(hierarchy, path) > 0 {
             stop_forks(hierarchy, path);
         }
         last = remove(hierarchy, path);
         match &last {
             Ok(()) => return Ok(()),
-            Err(CgroupError::Io { source, .. }) if is_busy(source) => {}
+            Err(CgroupError::Io { source, .. }) if is_busy_error(source) => {}
             Err(_) => return last,
         }
         async_io::Timer::after(wait).await;
         wait *= 4;
     }
     match last {
-        Err(CgroupError::Io { source, .. }) if is_busy(&source) => Err(CgroupError::Busy {
+        Err(CgroupError::Io { source, .. }) if is_busy_error(&source) => Err(CgroupError::Busy {
             path: path.to_owned(),
-            left: pids(hierarchy, path).len(),
+            left: list_pids(hierarchy, path).len(),
         }),
         other => other,
     }
 }
 
-fn is_busy(e: &io::Error) -> bool {
+fn is_busy_error(e: &io::Error) -> bool {
     e.kind() == io::ErrorKind::ResourceBusy || e.kind() == io::ErrorKind::DirectoryNotEmpty
 }
 
 fn remove(hierarchy: &Hierarchy, path: &str) -> Result<(), CgroupError> {
-    for dir in hierarchy.dirs(path) {
+    for dir in hierarchy.mounted_dirs(path) {
         let mut groups = subtree(&dir);
         groups.reverse(); // children before parents
         for group in groups {
             match fs::remove_dir(&group) {
                 Ok(()) => {}
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-                Err(e) => return Err(CgroupError::io(&group, e)),
+                Err(e) => return Err(CgroupError::at_path(&group, e)),
             }
         }
     }
@@ -189,7 +189,7 @@ mod tests {
     /// The machine's groups, with one for a pod; where that cannot be made the test says so.
     fn groups_with(path: &str, test: &str) -> Option<Cgroups> {
         let made = Cgroups::detect().and_then(|groups| {
-            groups.create(path, &LinuxResources::default())?;
+            groups.create_group(path, &LinuxResources::default())?;
             Ok(groups)
         });
         match made {
@@ -208,7 +208,7 @@ mod tests {
         let Some(groups) = groups_with(&path, "what_multiplies_is_stopped_first") else {
             return;
         };
-        if groups.hierarchy.dir("pids", &path).is_none() {
+        if groups.hierarchy.controller_dir("pids", &path).is_none() {
             skipped!("what_multiplies_is_stopped_first: there is no pids controller");
             return;
         }
@@ -219,7 +219,7 @@ mod tests {
         let pid = i32::try_from(child.id()).expect("pid");
         let leaf = format!("{path}/c");
         groups.create_leaf(&leaf).expect("leaf");
-        groups.join(&leaf, pid).expect("joined");
+        groups.move_process(&leaf, pid).expect("joined");
         let mut said = std::io::BufReader::new(child.stdout.take().expect("pipe"));
         let mut stdin = child.stdin.take().expect("pipe");
         let mut go = || {
@@ -234,8 +234,8 @@ mod tests {
         assert_eq!(go(), "");
         child.wait().expect("ended");
         let (parent, _) = path.rsplit_once('/').expect("a parent");
-        smol::future::block_on(groups.destroy(&path)).expect("destroyed");
-        groups.remove_empty(parent);
+        smol::future::block_on(groups.destroy_group(&path)).expect("destroyed");
+        groups.remove_empty_group(parent);
     }
 
     #[test]
@@ -257,7 +257,7 @@ mod tests {
             for _ in 0..2 {
                 let child = stubborn();
                 let pid = i32::try_from(child.id()).expect("pid");
-                groups.join(leaf, pid).expect("joined");
+                groups.move_process(leaf, pid).expect("joined");
                 children.push(child);
             }
         }
@@ -266,12 +266,12 @@ mod tests {
             .map(|child| i32::try_from(child.id()).expect("pid"))
             .collect();
         inside.sort_unstable();
-        let found = groups.pids(&path);
+        let found = groups.list_pids(&path);
         assert!(inside.iter().all(|pid| found.contains(pid)), "{found:?}");
 
         // While its volumes are there, it only has next to no processor.
         groups.reduce_cpu(&path).expect("reduced");
-        if let Some(dir) = groups.hierarchy.dir("cpu", &path) {
+        if let Some(dir) = groups.hierarchy.controller_dir("cpu", &path) {
             let read = |file: &str| std::fs::read_to_string(dir.join(file)).ok();
             let least = [("cpu.shares", "2\n"), ("cpu.weight", "1\n")];
             assert!(
@@ -282,11 +282,11 @@ mod tests {
                 dir.display()
             );
         }
-        assert_eq!(groups.pids(&path), found, "and all goes on");
+        assert_eq!(groups.list_pids(&path), found, "and all goes on");
 
         // A machine that is short of processors takes longer to end them than one call waits.
         const CALLS: usize = 100;
-        let destroy = || smol::future::block_on(groups.destroy(&path));
+        let destroy = || smol::future::block_on(groups.destroy_group(&path));
         let done = core::iter::repeat_with(destroy)
             .take(CALLS)
             .find(|done| !matches!(done, Err(crate::cgroup::CgroupError::Busy { .. })));
@@ -296,14 +296,20 @@ mod tests {
             let end = child.wait().expect("ended");
             assert_eq!(end.signal(), Some(9));
         }
-        assert!(groups.hierarchy.dirs(&path).iter().all(|dir| !dir.exists()));
-        smol::future::block_on(groups.destroy(&path)).expect("again is success");
-        groups.reduce_cpu(&path).expect("nothing is needed");
-        groups.remove_empty(parent);
         assert!(
             groups
                 .hierarchy
-                .dirs(parent)
+                .mounted_dirs(&path)
+                .iter()
+                .all(|dir| !dir.exists())
+        );
+        smol::future::block_on(groups.destroy_group(&path)).expect("again is success");
+        groups.reduce_cpu(&path).expect("nothing is needed");
+        groups.remove_empty_group(parent);
+        assert!(
+            groups
+                .hierarchy
+                .mounted_dirs(parent)
                 .iter()
                 .all(|dir| !dir.exists())
         );

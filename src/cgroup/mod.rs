@@ -80,7 +80,7 @@ pub enum CgroupError {
 }
 
 impl CgroupError {
-    fn io(path: &Path, source: io::Error) -> Self {
+    fn at_path(path: &Path, source: io::Error) -> Self {
         Self::Io {
             path: path.to_owned(),
             source,
@@ -103,7 +103,7 @@ impl Cgroups {
     /// [`CgroupError::NotMounted`], or the mount table cannot be read.
     pub fn detect() -> Result<Self, CgroupError> {
         let path = Path::new("/proc/self/mountinfo");
-        let text = fs::read_to_string(path).map_err(|e| CgroupError::io(path, e))?;
+        let text = fs::read_to_string(path).map_err(|e| CgroupError::at_path(path, e))?;
         Ok(Self {
             hierarchy: Hierarchy::parse(&text).ok_or(CgroupError::NotMounted)?,
             slices: None,
@@ -112,7 +112,7 @@ impl Cgroups {
 
     /// Uses a hierarchy found elsewhere (tests).
     #[must_use]
-    pub const fn with(hierarchy: Hierarchy) -> Self {
+    pub const fn with_hierarchy(hierarchy: Hierarchy) -> Self {
         Self {
             hierarchy,
             slices: None,
@@ -121,7 +121,7 @@ impl Cgroups {
 
     /// Slices are made by systemd from now on.
     #[must_use]
-    pub fn by_systemd(self, slices: Slices) -> Self {
+    pub fn with_systemd_slices(self, slices: Slices) -> Self {
         Self {
             slices: Some(slices),
             ..self
@@ -130,19 +130,19 @@ impl Cgroups {
 
     /// Lane for calls that make groups; `None` if they never wait for systemd.
     #[must_use]
-    pub fn lane(&self) -> Option<&Lane> {
+    pub fn slice_lane(&self) -> Option<&Lane> {
         self.slices.as_ref().map(Slices::lane)
     }
 
     /// The slice that systemd has at this path.
-    fn slice<'a>(&self, path: &'a str) -> Option<(&Slices, &'a str)> {
-        self.slices.as_ref().zip(slices::unit(path))
+    fn systemd_slice<'a>(&self, path: &'a str) -> Option<(&Slices, &'a str)> {
+        self.slices.as_ref().zip(slices::unit_at_path(path))
     }
 
     /// The machine's layout of control groups.
     #[must_use]
-    pub const fn version(&self) -> CgroupVersion {
-        self.hierarchy.version()
+    pub const fn cgroup_version(&self) -> CgroupVersion {
+        self.hierarchy.cgroup_version()
     }
 
     /// Controllers that pods need (`cpu`, `memory`, `pids`) and this machine lacks.
@@ -150,14 +150,14 @@ impl Cgroups {
     pub fn missing_controllers(&self) -> Vec<&'static str> {
         ["cpu", "memory", "pids"]
             .into_iter()
-            .filter(|c| !self.hierarchy.has(c))
+            .filter(|c| !self.hierarchy.has_controller(c))
             .collect()
     }
 
     /// Returns true if containers can be limited by `controller`.
     #[must_use]
     pub fn has_controller(&self, controller: &str) -> bool {
-        self.hierarchy.has(controller)
+        self.hierarchy.has_controller(controller)
     }
 
     /// Directories of `path` that a process of ours is moved into, one for each hierarchy that counts or limits.
@@ -170,12 +170,12 @@ impl Cgroups {
     ///
     /// # Errors
     /// See [`CgroupError`]; a half-made group is left and made whole by the next call.
-    pub fn create(&self, path: &str, values: &LinuxResources) -> Result<(), CgroupError> {
-        plain(path)?;
+    pub fn create_group(&self, path: &str, values: &LinuxResources) -> Result<(), CgroupError> {
+        check_plain_path(path)?;
         self.make_slice(path, values)?;
         self.make(path)?;
         crash::point("cgroup.made");
-        values::write(&self.hierarchy, path, values)
+        values::write_limits(&self.hierarchy, path, values)
     }
 
     /// Makes a group for processes that this program moves into it itself, with all its parents, and writes its limits. On version
@@ -188,22 +188,22 @@ impl Cgroups {
         path: &str,
         values: &LinuxResources,
     ) -> Result<(), CgroupError> {
-        plain(path)?;
+        check_plain_path(path)?;
         match path.rsplit_once('/') {
-            Some((above, _)) if self.version() == CgroupVersion::V2 => self.make(above)?,
+            Some((above, _)) if self.cgroup_version() == CgroupVersion::V2 => self.make(above)?,
             _ => self.make(path)?,
         }
         self.create_leaf(path)?;
-        values::write(&self.hierarchy, path, values)
+        values::write_limits(&self.hierarchy, path, values)
     }
 
     /// Writes the limits of an existing group. Fields that are `None` keep what they have.
     ///
     /// # Errors
     /// See [`CgroupError`].
-    pub fn update(&self, path: &str, values: &LinuxResources) -> Result<(), CgroupError> {
-        plain(path)?;
-        values::write(&self.hierarchy, path, values)
+    pub fn update_limits(&self, path: &str, values: &LinuxResources) -> Result<(), CgroupError> {
+        check_plain_path(path)?;
+        values::write_limits(&self.hierarchy, path, values)
     }
 
     /// Makes a group for processes of our own, without limits (the leaf that shims live in).
@@ -211,47 +211,50 @@ impl Cgroups {
     /// # Errors
     /// See [`CgroupError`].
     pub fn create_leaf(&self, path: &str) -> Result<(), CgroupError> {
-        plain(path)?;
+        check_plain_path(path)?;
         self.make_slice(path, &LinuxResources::default())?;
         for dir in self.hierarchy.process_dirs(path) {
-            fs::create_dir_all(&dir).map_err(|e| CgroupError::io(&dir, e))?;
+            fs::create_dir_all(&dir).map_err(|e| CgroupError::at_path(&dir, e))?;
         }
         Ok(())
     }
 
     /// Returns true if the group exists in a hierarchy that holds limits (memory or cpu).
     #[must_use]
-    pub fn exists(&self, path: &str) -> bool {
+    pub fn has_group(&self, path: &str) -> bool {
         self.hierarchy
-            .dir("memory", path)
+            .controller_dir("memory", path)
             .is_some_and(|d| d.is_dir())
-            || self.hierarchy.dir("cpu", path).is_some_and(|d| d.is_dir())
+            || self
+                .hierarchy
+                .controller_dir("cpu", path)
+                .is_some_and(|d| d.is_dir())
     }
 
     /// The directory whose files count memory and OOM kills of the group.
     #[must_use]
     pub fn memory_dir(&self, path: &str) -> Option<PathBuf> {
-        self.hierarchy.dir("memory", path)
+        self.hierarchy.controller_dir("memory", path)
     }
 
     /// Reads the usage of the group and all groups below it; `None` if it is gone. A few small files are read.
     #[must_use]
-    pub fn usage(&self, path: &str, detail: StatsDetail) -> Option<CgroupUsage> {
-        plain(path).ok()?;
-        usage::read(&self.hierarchy, path, detail)
+    pub fn read_usage(&self, path: &str, detail: StatsDetail) -> Option<CgroupUsage> {
+        check_plain_path(path).ok()?;
+        usage::read_group_usage(&self.hierarchy, path, detail)
     }
 
     /// Bytes that the group and all groups below it had written to a disk (`179:0`); `None` if unknown, as on version
     /// 1, which counts no writes that wait in memory.
     #[must_use]
-    pub fn written(&self, path: &str, disk: &str) -> Option<u64> {
-        plain(path).ok()?;
-        usage::written(self.hierarchy.tree()?, path, disk)
+    pub fn read_written_bytes(&self, path: &str, disk: &str) -> Option<u64> {
+        check_plain_path(path).ok()?;
+        usage::read_written_bytes(self.hierarchy.unified_root()?, path, disk)
     }
 
     /// Reads the usage of the whole machine.
     #[must_use]
-    pub fn machine_usage(&self, detail: StatsDetail) -> CgroupUsage {
+    pub fn read_machine_usage(&self, detail: StatsDetail) -> CgroupUsage {
         usage::read_machine(&self.hierarchy, Path::new("/proc"), detail)
     }
 
@@ -259,33 +262,33 @@ impl Cgroups {
     ///
     /// # Errors
     /// [`CgroupError::Io`].
-    pub fn join(&self, path: &str, pid: i32) -> Result<(), CgroupError> {
-        plain(path)?;
+    pub fn move_process(&self, path: &str, pid: i32) -> Result<(), CgroupError> {
+        check_plain_path(path)?;
         for dir in self.hierarchy.process_dirs(path) {
             let procs = dir.join("cgroup.procs");
-            fs::write(&procs, pid.to_string()).map_err(|e| CgroupError::io(&procs, e))?;
+            fs::write(&procs, pid.to_string()).map_err(|e| CgroupError::at_path(&procs, e))?;
         }
         Ok(())
     }
 
     /// Processes of the group and everything below it, sorted.
     #[must_use]
-    pub fn pids(&self, path: &str) -> Vec<i32> {
-        kill::pids(&self.hierarchy, path)
+    pub fn list_pids(&self, path: &str) -> Vec<i32> {
+        kill::list_pids(&self.hierarchy, path)
     }
 
     /// Sends SIGKILL to every process of the group and below, once, and returns how many there were.
     /// A group that does not exist counts as empty.
-    pub fn kill(&self, path: &str) -> usize {
-        kill::once(&self.hierarchy, path)
+    pub fn kill_processes(&self, path: &str) -> usize {
+        kill::kill_once(&self.hierarchy, path)
     }
 
     /// Stops all processes of the group and below, and waits until they stand still. Absent counts as done.
     ///
     /// # Errors
-    /// The kernel has no freezer, or they do not stand still within ten seconds: call [`Self::thaw`] all the same.
-    pub async fn freeze(&self, path: &str) -> Result<(), CgroupError> {
-        plain(path)?;
+    /// The kernel has no freezer, or they do not stand still within ten seconds: call [`Self::thaw_group`] all the same.
+    pub async fn freeze_group(&self, path: &str) -> Result<(), CgroupError> {
+        check_plain_path(path)?;
         freeze::freeze(&self.hierarchy, path).await
     }
 
@@ -293,8 +296,8 @@ impl Cgroups {
     ///
     /// # Errors
     /// See [`CgroupError`].
-    pub fn thaw(&self, path: &str) -> Result<(), CgroupError> {
-        plain(path)?;
+    pub fn thaw_group(&self, path: &str) -> Result<(), CgroupError> {
+        check_plain_path(path)?;
         freeze::thaw(&self.hierarchy, path)
     }
 
@@ -302,8 +305,8 @@ impl Cgroups {
     ///
     /// # Errors
     /// [`CgroupError::Busy`] after five rounds; the caller tries again later.
-    pub async fn drain(&self, path: &str) -> Result<(), CgroupError> {
-        plain(path)?;
+    pub async fn drain_group(&self, path: &str) -> Result<(), CgroupError> {
+        check_plain_path(path)?;
         kill::drain(&self.hierarchy, path).await
     }
 
@@ -311,14 +314,15 @@ impl Cgroups {
     ///
     /// # Errors
     /// [`CgroupError::Busy`] after five rounds; the caller tries again later.
-    pub async fn destroy(&self, path: &str) -> Result<(), CgroupError> {
-        plain(path)?;
-        if let Some((slices, unit)) = self.slice(path) {
+    pub async fn destroy_group(&self, path: &str) -> Result<(), CgroupError> {
+        check_plain_path(path)?;
+        if let Some((slices, unit)) = self.systemd_slice(path) {
             // Its last processes are killed first: systemd would give them a grace of its own.
             kill::drain(&self.hierarchy, path).await?;
             let (slices, unit) = (slices.clone(), unit.to_owned());
             let lane = slices.lane().clone();
-            let stopped = lane.run(move || slices.stop(&unit).map_err(|source| (unit, source)));
+            let stopped =
+                lane.run_job(move || slices.stop_slice(&unit).map_err(|source| (unit, source)));
             stopped
                 .await
                 .map_err(|(unit, source)| CgroupError::Unit { unit, source })?;
@@ -327,8 +331,8 @@ impl Cgroups {
     }
 
     /// Removes a group that is empty, wherever it is; one that is not stays.
-    pub fn remove_empty(&self, path: &str) {
-        for dir in self.hierarchy.dirs(path) {
+    pub fn remove_empty_group(&self, path: &str) {
+        for dir in self.hierarchy.mounted_dirs(path) {
             let _ = fs::remove_dir(dir);
         }
     }
@@ -345,7 +349,7 @@ impl Cgroups {
             cpu_shares: Some(MINIMUM_SHARES),
             ..LinuxResources::default()
         };
-        match self.update(path, &reduced) {
+        match self.update_limits(path, &reduced) {
             Err(CgroupError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
                 Ok(())
             }
@@ -355,14 +359,14 @@ impl Cgroups {
 
     /// Names of the groups in this one, sorted, each once.
     #[must_use]
-    pub fn names_in(&self, path: &str) -> Vec<String> {
+    pub fn list_child_groups(&self, path: &str) -> Vec<String> {
         let mut found = Vec::new();
-        for dir in self.hierarchy.dirs(path) {
+        for dir in self.hierarchy.mounted_dirs(path) {
             let entries = fs::read_dir(dir).into_iter().flatten().flatten();
             let groups = entries.filter(|entry| entry.file_type().is_ok_and(|t| t.is_dir()));
             found.extend(groups.filter_map(|entry| entry.file_name().into_string().ok()));
         }
-        found.order();
+        found.stable_sort();
         found.dedup();
         found
     }
@@ -372,19 +376,19 @@ impl Cgroups {
     /// # Errors
     /// [`CgroupError::Io`] with the reason.
     pub fn probe_writable(&self, parent: &str) -> Result<(), CgroupError> {
-        plain(parent)?;
+        check_plain_path(parent)?;
         for dir in self.hierarchy.limit_dirs(parent) {
-            fs::create_dir_all(&dir).map_err(|e| CgroupError::io(&dir, e))?;
+            fs::create_dir_all(&dir).map_err(|e| CgroupError::at_path(&dir, e))?;
         }
         Ok(())
     }
 
     fn make_slice(&self, path: &str, limits: &LinuxResources) -> Result<(), CgroupError> {
-        let Some((slices, unit)) = self.slice(path) else {
+        let Some((slices, unit)) = self.systemd_slice(path) else {
             return Ok(());
         };
         slices
-            .make(unit, limits)
+            .start_slice(unit, limits)
             .map_err(|source| CgroupError::Unit {
                 unit: unit.into(),
                 source,
@@ -392,10 +396,10 @@ impl Cgroups {
     }
 
     fn make(&self, path: &str) -> Result<(), CgroupError> {
-        match self.version() {
+        match self.cgroup_version() {
             CgroupVersion::V1 => {
                 for dir in self.hierarchy.limit_dirs(path) {
-                    fs::create_dir_all(&dir).map_err(|e| CgroupError::io(&dir, e))?;
+                    fs::create_dir_all(&dir).map_err(|e| CgroupError::at_path(&dir, e))?;
                 }
                 Ok(())
             }
@@ -405,7 +409,7 @@ impl Cgroups {
 }
 
 /// Refuses paths that would leave the hierarchy.
-fn plain(path: &str) -> Result<(), CgroupError> {
+fn check_plain_path(path: &str) -> Result<(), CgroupError> {
     let ok = path.len() > 1
         && path.starts_with('/')
         && !path.contains('\0')
@@ -420,7 +424,7 @@ fn plain(path: &str) -> Result<(), CgroupError> {
 }
 
 /// Reads a small control file.
-fn read_file(path: &Path) -> io::Result<String> {
+fn read_control_file(path: &Path) -> io::Result<String> {
     use std::io::Read;
     let mut text = String::new();
     fs::File::open(path)?
@@ -445,7 +449,7 @@ mod tests {
             ("/kubepods/./x", false),
             ("", false),
         ] {
-            assert_eq!(plain(path).is_ok(), ok, "{path}");
+            assert_eq!(check_plain_path(path).is_ok(), ok, "{path}");
         }
     }
 
@@ -458,7 +462,7 @@ mod tests {
             eprintln!("SKIPPED a_limited_leaf_takes_a_process: no cgroup2 is mounted");
             return;
         };
-        let cgroups = Cgroups::with(hierarchy);
+        let cgroups = Cgroups::with_hierarchy(hierarchy);
         let top = format!("/picolet-leaf-{}", std::process::id());
         let (pod, leaf) = (format!("{top}/pod"), format!("{top}/pod/leaf"));
         let values = LinuxResources::default();
@@ -466,23 +470,23 @@ mod tests {
             eprintln!("SKIPPED a_limited_leaf_takes_a_process: needs root");
             return;
         }
-        cgroups.create(&pod, &values).expect("made");
+        cgroups.create_group(&pod, &values).expect("made");
         cgroups.create_limited_leaf(&leaf, &values).expect("made");
         let mut sleeper = std::process::Command::new("sleep")
             .arg("1000")
             .spawn()
             .expect("sleep");
         let pid = i32::try_from(sleeper.id()).expect("a pid");
-        let joined = cgroups.join(&leaf, pid);
-        let pids = cgroups.pids(&leaf);
+        let joined = cgroups.move_process(&leaf, pid);
+        let pids = cgroups.list_pids(&leaf);
         sleeper.kill().expect("it lives");
         sleeper.wait().expect("it ends");
         for path in [leaf, pod, top] {
-            cgroups.remove_empty(&path);
+            cgroups.remove_empty_group(&path);
             assert!(
                 cgroups
                     .hierarchy
-                    .dirs(&path)
+                    .mounted_dirs(&path)
                     .iter()
                     .all(|dir| !dir.exists()),
                 "{path} is left"

@@ -8,7 +8,7 @@
 use core::time::Duration;
 use std::path::PathBuf;
 
-use super::values::weight;
+use super::values::weight_from_shares;
 use crate::{
     api::cri::LinuxResources,
     bus::{
@@ -44,7 +44,7 @@ pub struct Slices {
 impl Slices {
     /// Slices of the systemd that listens at `socket`.
     #[must_use]
-    pub fn at(socket: impl Into<PathBuf>, lane: Lane) -> Self {
+    pub fn at_socket(socket: impl Into<PathBuf>, lane: Lane) -> Self {
         Self {
             socket: socket.into(),
             lane,
@@ -59,7 +59,7 @@ impl Slices {
 
     /// Returns true if there is a systemd to call.
     #[must_use]
-    pub fn are_there(&self) -> bool {
+    pub fn has_systemd(&self) -> bool {
         self.socket.exists()
     }
 
@@ -67,16 +67,19 @@ impl Slices {
     ///
     /// # Errors
     /// See [`BusError`]; it may be called again.
-    pub fn make(&self, unit: &str, limits: &LinuxResources) -> Result<(), BusError> {
-        let limits = properties(limits);
-        self.ask(|bus| {
+    pub fn start_slice(&self, unit: &str, limits: &LinuxResources) -> Result<(), BusError> {
+        let limits = limit_properties(limits);
+        self.call_systemd(|bus| {
             let mut all = vec![
                 (
                     "Description",
                     PropertyValue::Text(format!("Pods of picolet: {unit}")),
                 ),
                 // The slice above stays as long as this one.
-                ("Wants", PropertyValue::Texts(vec![parent(unit).into()])),
+                (
+                    "Wants",
+                    PropertyValue::Texts(vec![parent_slice(unit).into()]),
+                ),
                 // Each of these hands its controller down.
                 ("CPUAccounting", PropertyValue::Bool(true)),
                 ("IOAccounting", PropertyValue::Bool(true)),
@@ -86,17 +89,20 @@ impl Slices {
                 ("DefaultDependencies", PropertyValue::Bool(false)),
             ];
             all.extend(limits.iter().cloned());
-            let body = CallArguments::default().text(unit).text("replace");
-            let body = body.properties(&all).no_auxiliaries();
-            match job(bus, "StartTransientUnit", unit, body) {
-                Err(e) if e.is(UNIT_EXISTS) => {
+            let body = CallArguments::default()
+                .with_text(unit)
+                .with_text("replace");
+            let body = body.with_properties(&all).with_no_auxiliaries();
+            match run_systemd_job(bus, "StartTransientUnit", unit, body) {
+                Err(e) if e.is_error_named(UNIT_EXISTS) => {
                     // Until the machine goes down, as everything of a transient unit.
                     let runtime = true;
                     let body = CallArguments::default()
-                        .text(unit)
-                        .flag(runtime)
-                        .properties(&limits);
-                    bus.call(MANAGER, "SetUnitProperties", body).map(drop)
+                        .with_text(unit)
+                        .with_bool(runtime)
+                        .with_properties(&limits);
+                    bus.call_method(MANAGER, "SetUnitProperties", body)
+                        .map(drop)
                 }
                 made => made,
             }
@@ -107,11 +113,13 @@ impl Slices {
     ///
     /// # Errors
     /// See [`BusError`]; it may be called again.
-    pub fn stop(&self, unit: &str) -> Result<(), BusError> {
-        self.ask(|bus| {
-            let body = CallArguments::default().text(unit).text("replace");
-            match job(bus, "StopUnit", unit, body) {
-                Err(e) if e.is(NO_SUCH_UNIT) => Ok(()),
+    pub fn stop_slice(&self, unit: &str) -> Result<(), BusError> {
+        self.call_systemd(|bus| {
+            let body = CallArguments::default()
+                .with_text(unit)
+                .with_text("replace");
+            match run_systemd_job(bus, "StopUnit", unit, body) {
+                Err(e) if e.is_error_named(NO_SUCH_UNIT) => Ok(()),
                 stopped => stopped,
             }
         })
@@ -119,7 +127,7 @@ impl Slices {
 
     /// Opens a connection and makes a call on it. A connection that breaks is opened again: `call` may run several
     /// times.
-    fn ask(
+    fn call_systemd(
         &self,
         call: impl Fn(&mut BusConnection) -> Result<(), BusError>,
     ) -> Result<(), BusError> {
@@ -136,25 +144,25 @@ impl Slices {
 }
 
 /// The slice that is at this path.
-pub(super) fn unit(path: &str) -> Option<&str> {
+pub(super) fn unit_at_path(path: &str) -> Option<&str> {
     let name = path.rsplit('/').next();
     name.filter(|name| name.ends_with(".slice"))
 }
 
 /// Calls a method that begins a job, and waits for the end of that.
-fn job(
+fn run_systemd_job(
     bus: &mut BusConnection,
     method: &'static str,
     unit: &str,
     body: CallArguments,
 ) -> Result<(), BusError> {
-    let answer = bus.call(MANAGER, method, body)?;
-    let begun = answer.arguments("o")?.text()?;
+    let answer = bus.call_method(MANAGER, method, body)?;
+    let begun = answer.arguments("o")?.read_text()?;
     loop {
-        let signal = bus.signal("a job of systemd")?;
+        let signal = bus.next_signal("a job of systemd")?;
         let mut told = signal.arguments("uoss")?;
-        told.number()?;
-        let (ended, _, result) = (told.text()?, told.text()?, told.text()?);
+        told.read_u32()?;
+        let (ended, _, result) = (told.read_text()?, told.read_text()?, told.read_text()?);
         if ended == begun {
             return match result {
                 "done" => Ok(()),
@@ -168,7 +176,7 @@ fn job(
 }
 
 /// The slice above, by the name of the unit.
-fn parent(unit: &str) -> String {
+fn parent_slice(unit: &str) -> String {
     match unit.rsplit_once('-') {
         Some((above, _)) => format!("{above}.slice"),
         None => "-.slice".into(),
@@ -176,7 +184,7 @@ fn parent(unit: &str) -> String {
 }
 
 /// Translates limits into properties of systemd. Limits that it does not know (huge pages) are only written to files.
-fn properties(limits: &LinuxResources) -> Vec<BusProperty> {
+fn limit_properties(limits: &LinuxResources) -> Vec<BusProperty> {
     /// "infinity"
     const NONE: u64 = u64::MAX;
     /// Unit to which systemd rounds, microseconds of a second: a hundredth of a processor. The quota is rounded up, so
@@ -191,7 +199,7 @@ fn properties(limits: &LinuxResources) -> Vec<BusProperty> {
             all.push((name, PropertyValue::Number(value)));
         }
     };
-    put("CPUWeight", limits.cpu_shares.map(weight));
+    put("CPUWeight", limits.cpu_shares.map(weight_from_shares));
     put("CPUQuotaPeriodUSec", limits.cpu_period_us);
     let quota = limits.cpu_quota_us.map(limit);
     put(
@@ -233,7 +241,7 @@ mod tests {
             ..LinuxResources::default()
         };
         assert_eq!(
-            properties(&limits),
+            limit_properties(&limits),
             [
                 number("CPUWeight", 39),
                 number("CPUQuotaPeriodUSec", 100_000),
@@ -245,7 +253,7 @@ mod tests {
                 number("MemoryLow", 0),
             ]
         );
-        assert_eq!(properties(&LinuxResources::default()), []);
+        assert_eq!(limit_properties(&LinuxResources::default()), []);
         let without = LinuxResources {
             cpu_quota_us: Some(-1),
             memory_limit_bytes: Some(0),
@@ -253,7 +261,7 @@ mod tests {
             ..LinuxResources::default()
         };
         assert_eq!(
-            properties(&without),
+            limit_properties(&without),
             [
                 number("CPUQuotaPerSecUSec", u64::MAX),
                 number("MemoryMax", u64::MAX),
@@ -273,7 +281,7 @@ mod tests {
                 "kubepods-burstable.slice",
             ),
         ] {
-            assert_eq!(parent(unit), above);
+            assert_eq!(parent_slice(unit), above);
         }
     }
 }

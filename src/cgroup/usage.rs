@@ -28,20 +28,24 @@ const NS_PER_US: u64 = 1000;
 const NS_PER_S: u64 = 1_000_000_000;
 
 /// Reads the figures of one group; `None` if it is gone.
-pub(super) fn read(hierarchy: &Hierarchy, path: &str, detail: StatsDetail) -> Option<CgroupUsage> {
+pub(super) fn read_group_usage(
+    hierarchy: &Hierarchy,
+    path: &str,
+    detail: StatsDetail,
+) -> Option<CgroupUsage> {
     let mut files = UsageFileReader::new();
-    let usage = match hierarchy.version() {
+    let usage = match hierarchy.cgroup_version() {
         CgroupVersion::V1 => read_v1(&mut files, hierarchy, path, detail),
-        CgroupVersion::V2 => read_v2(&mut files, &hierarchy.dir("", path)?, detail),
+        CgroupVersion::V2 => read_v2(&mut files, &hierarchy.controller_dir("", path)?, detail),
     };
     (usage.cpu.is_some() || usage.memory.is_some()).then_some(usage)
 }
 
 /// Bytes written to `disk`, `MAJOR:MINOR`, by a group of version 2 and those below it; `None`: its writes are not counted.
 /// A disk that it never used has no line.
-pub(super) fn written(root: &Path, path: &str, disk: &str) -> Option<u64> {
+pub(super) fn read_written_bytes(root: &Path, path: &str, disk: &str) -> Option<u64> {
     let mut files = UsageFileReader::new();
-    let stat = files.read(&root.join(path.trim_start_matches('/')), "io.stat")?;
+    let stat = files.read_text(&root.join(path.trim_start_matches('/')), "io.stat")?;
     let line = stat
         .lines()
         .find_map(|line| line.strip_prefix(disk)?.strip_prefix(' '));
@@ -55,20 +59,20 @@ pub(super) fn written(root: &Path, path: &str, disk: &str) -> Option<u64> {
 /// Reads the figures of the whole machine.
 pub(super) fn read_machine(hierarchy: &Hierarchy, proc: &Path, detail: StatsDetail) -> CgroupUsage {
     let mut files = UsageFileReader::new();
-    let mut usage = read(hierarchy, "/", detail).unwrap_or_default();
-    usage.at = clock::wall();
+    let mut usage = read_group_usage(hierarchy, "/", detail).unwrap_or_default();
+    usage.at = clock::wall_now();
     // The root of a tree has neither limits nor, with version 2, a sum of its memory.
     if usage.memory.is_none() {
-        usage.memory = files.read(proc, "meminfo").map(memory_of_machine);
+        usage.memory = files.read_text(proc, "meminfo").map(parse_machine_memory);
     }
     if let Some(memory) = &mut usage.memory {
         memory.limit_bytes = None;
     }
     if usage.cpu.is_none() {
-        usage.cpu = files.read(proc, "stat").and_then(cpu_of_machine);
+        usage.cpu = files.read_text(proc, "stat").and_then(parse_machine_cpu);
     }
-    let meminfo = files.read(proc, "meminfo").unwrap_or("");
-    let kib = |name: &str| keyed(meminfo, name).map(|kib| kib.saturating_mul(1024));
+    let meminfo = files.read_text(proc, "meminfo").unwrap_or("");
+    let kib = |name: &str| parse_keyed_number(meminfo, name).map(|kib| kib.saturating_mul(1024));
     usage.swap = kib("SwapTotal:")
         .zip(kib("SwapFree:"))
         .map(|(total, free)| SwapUsage {
@@ -76,19 +80,19 @@ pub(super) fn read_machine(hierarchy: &Hierarchy, proc: &Path, detail: StatsDeta
             limit_bytes: Some(total),
         });
     if detail == StatsDetail::Full {
-        usage.pressure = pressures(&mut files, &proc.join("pressure"), "");
+        usage.pressure = read_pressures(&mut files, &proc.join("pressure"), "");
     }
     usage
 }
 
 fn read_v2(files: &mut UsageFileReader, dir: &Path, detail: StatsDetail) -> CgroupUsage {
     let mut usage = CgroupUsage {
-        at: clock::wall(),
+        at: clock::wall_now(),
         ..CgroupUsage::default()
     };
     let full = detail == StatsDetail::Full;
-    if let Some(stat) = files.read(dir, "cpu.stat") {
-        let ns = |name| keyed(stat, name).map(|us| us.saturating_mul(NS_PER_US));
+    if let Some(stat) = files.read_text(dir, "cpu.stat") {
+        let ns = |name| parse_keyed_number(stat, name).map(|us| us.saturating_mul(NS_PER_US));
         usage.cpu = ns("usage_usec").map(|total_ns| CpuUsage {
             total_ns,
             user_system_ns: ns("user_usec").zip(ns("system_usec")),
@@ -97,38 +101,41 @@ fn read_v2(files: &mut UsageFileReader, dir: &Path, detail: StatsDetail) -> Cgro
                 .flatten(),
         });
     }
-    let current = files.number(dir, "memory.current");
-    if let Some(stat) = files.read(dir, "memory.stat") {
-        let (anon, file) = (keyed(stat, "anon"), keyed(stat, "file"));
+    let current = files.read_number(dir, "memory.current");
+    if let Some(stat) = files.read_text(dir, "memory.stat") {
+        let (anon, file) = (
+            parse_keyed_number(stat, "anon"),
+            parse_keyed_number(stat, "file"),
+        );
         // The root has no sum of its own.
         let sum = || anon.zip(file).map(|(a, f)| a.saturating_add(f));
         usage.memory = current.or_else(sum).map(|usage_bytes| MemoryUsage {
             usage_bytes,
             working_set_bytes: usage_bytes
-                .saturating_sub(keyed(stat, "inactive_file").unwrap_or(0)),
+                .saturating_sub(parse_keyed_number(stat, "inactive_file").unwrap_or(0)),
             rss_bytes: anon,
             cache_bytes: file,
-            mapped_file_bytes: keyed(stat, "file_mapped"),
-            faults: keyed(stat, "pgfault").zip(keyed(stat, "pgmajfault")),
+            mapped_file_bytes: parse_keyed_number(stat, "file_mapped"),
+            faults: parse_keyed_number(stat, "pgfault").zip(parse_keyed_number(stat, "pgmajfault")),
             limit_bytes: None,
         });
     }
     if let Some(memory) = &mut usage.memory {
-        memory.limit_bytes = files.number(dir, "memory.max");
+        memory.limit_bytes = files.read_number(dir, "memory.max");
     }
     usage.swap = files
-        .number(dir, "memory.swap.current")
+        .read_number(dir, "memory.swap.current")
         .map(|used| SwapUsage {
             usage_bytes: used,
-            limit_bytes: files.number(dir, "memory.swap.max"),
+            limit_bytes: files.read_number(dir, "memory.swap.max"),
         });
     if full {
-        usage.pids = files.number(dir, "pids.current");
-        let events = files.read(dir, "memory.events");
-        usage.oom_kills = events.and_then(|text| keyed(text, "oom_kill"));
-        usage.pressure = pressures(files, dir, ".pressure");
-        usage.cpu_shares = files.number(dir, "cpu.weight").map(shares);
-        usage.cpu_quota = files.read(dir, "cpu.max").and_then(quota);
+        usage.pids = files.read_number(dir, "pids.current");
+        let events = files.read_text(dir, "memory.events");
+        usage.oom_kills = events.and_then(|text| parse_keyed_number(text, "oom_kill"));
+        usage.pressure = read_pressures(files, dir, ".pressure");
+        usage.cpu_shares = files.read_number(dir, "cpu.weight").map(shares_from_weight);
+        usage.cpu_quota = files.read_text(dir, "cpu.max").and_then(parse_quota);
     }
     usage
 }
@@ -140,65 +147,72 @@ fn read_v1(
     detail: StatsDetail,
 ) -> CgroupUsage {
     let mut usage = CgroupUsage {
-        at: clock::wall(),
+        at: clock::wall_now(),
         ..CgroupUsage::default()
     };
     let full = detail == StatsDetail::Full;
-    let dir = |controller: &str| hierarchy.dir(controller, path);
+    let dir = |controller: &str| hierarchy.controller_dir(controller, path);
     if let Some(dir) = dir("cpuacct") {
         usage.cpu = files
-            .number(&dir, "cpuacct.usage")
+            .read_number(&dir, "cpuacct.usage")
             .map(|total_ns| CpuUsage {
                 total_ns,
                 ..CpuUsage::default()
             });
-        if full && let (Some(cpu), Some(stat)) = (&mut usage.cpu, files.read(&dir, "cpuacct.stat"))
+        if full
+            && let (Some(cpu), Some(stat)) = (&mut usage.cpu, files.read_text(&dir, "cpuacct.stat"))
         {
-            let ns = |name| keyed(stat, name).map(|ticks| ticks.saturating_mul(NS_PER_S / TICKS));
+            let ns = |name| {
+                parse_keyed_number(stat, name).map(|ticks| ticks.saturating_mul(NS_PER_S / TICKS))
+            };
             cpu.user_system_ns = ns("user").zip(ns("system"));
         }
     }
     if full && let Some(dir) = dir("cpu") {
-        if let (Some(cpu), Some(stat)) = (&mut usage.cpu, files.read(&dir, "cpu.stat")) {
-            cpu.throttled = throttled(stat, keyed(stat, "throttled_time"));
+        if let (Some(cpu), Some(stat)) = (&mut usage.cpu, files.read_text(&dir, "cpu.stat")) {
+            cpu.throttled = throttled(stat, parse_keyed_number(stat, "throttled_time"));
         }
-        usage.cpu_shares = files.number(&dir, "cpu.shares");
-        let quota = files.number(&dir, "cpu.cfs_quota_us");
-        usage.cpu_quota = quota.zip(files.number(&dir, "cpu.cfs_period_us"));
+        usage.cpu_shares = files.read_number(&dir, "cpu.shares");
+        let quota = files.read_number(&dir, "cpu.cfs_quota_us");
+        usage.cpu_quota = quota.zip(files.read_number(&dir, "cpu.cfs_period_us"));
     }
     if let Some(dir) = dir("memory") {
-        memory_v1(files, &dir, &mut usage);
+        read_v1_memory(files, &dir, &mut usage);
         if full {
-            let control = files.read(&dir, "memory.oom_control");
-            usage.oom_kills = control.and_then(|text| keyed(text, "oom_kill"));
+            let control = files.read_text(&dir, "memory.oom_control");
+            usage.oom_kills = control.and_then(|text| parse_keyed_number(text, "oom_kill"));
         }
     }
     if full && let Some(dir) = dir("pids") {
-        usage.pids = files.number(&dir, "pids.current");
+        usage.pids = files.read_number(&dir, "pids.current");
     }
     usage
 }
 
-fn memory_v1(files: &mut UsageFileReader, dir: &Path, usage: &mut CgroupUsage) {
-    let Some(used) = files.number(dir, "memory.usage_in_bytes") else {
+fn read_v1_memory(files: &mut UsageFileReader, dir: &Path, usage: &mut CgroupUsage) {
+    let Some(used) = files.read_number(dir, "memory.usage_in_bytes") else {
         return;
     };
     let limited = |limit: &u64| *limit < UNLIMITED_V1;
-    let limit = files.number(dir, "memory.limit_in_bytes").filter(limited);
-    let both = files
-        .number(dir, "memory.memsw.limit_in_bytes")
+    let limit = files
+        .read_number(dir, "memory.limit_in_bytes")
         .filter(limited);
-    let stat = files.read(dir, "memory.stat").unwrap_or("");
+    let both = files
+        .read_number(dir, "memory.memsw.limit_in_bytes")
+        .filter(limited);
+    let stat = files.read_text(dir, "memory.stat").unwrap_or("");
     usage.memory = Some(MemoryUsage {
         usage_bytes: used,
-        working_set_bytes: used.saturating_sub(keyed(stat, "total_inactive_file").unwrap_or(0)),
-        rss_bytes: keyed(stat, "total_rss"),
-        cache_bytes: keyed(stat, "total_cache"),
-        mapped_file_bytes: keyed(stat, "total_mapped_file"),
-        faults: keyed(stat, "total_pgfault").zip(keyed(stat, "total_pgmajfault")),
+        working_set_bytes: used
+            .saturating_sub(parse_keyed_number(stat, "total_inactive_file").unwrap_or(0)),
+        rss_bytes: parse_keyed_number(stat, "total_rss"),
+        cache_bytes: parse_keyed_number(stat, "total_cache"),
+        mapped_file_bytes: parse_keyed_number(stat, "total_mapped_file"),
+        faults: parse_keyed_number(stat, "total_pgfault")
+            .zip(parse_keyed_number(stat, "total_pgmajfault")),
         limit_bytes: limit,
     });
-    usage.swap = keyed(stat, "total_swap").map(|usage_bytes| SwapUsage {
+    usage.swap = parse_keyed_number(stat, "total_swap").map(|usage_bytes| SwapUsage {
         usage_bytes,
         limit_bytes: both
             .zip(limit)
@@ -207,8 +221,12 @@ fn memory_v1(files: &mut UsageFileReader, dir: &Path, usage: &mut CgroupUsage) {
 }
 
 /// Reads the memory of the machine from `/proc/meminfo`, counted as in a root group of version 1.
-fn memory_of_machine(meminfo: &str) -> MemoryUsage {
-    let bytes = |name: &str| keyed(meminfo, name).unwrap_or(0).saturating_mul(1024);
+fn parse_machine_memory(meminfo: &str) -> MemoryUsage {
+    let bytes = |name: &str| {
+        parse_keyed_number(meminfo, name)
+            .unwrap_or(0)
+            .saturating_mul(1024)
+    };
     let (anon, file) = (
         bytes("AnonPages:"),
         bytes("Cached:").saturating_add(bytes("Buffers:")),
@@ -227,7 +245,7 @@ fn memory_of_machine(meminfo: &str) -> MemoryUsage {
 
 /// Reads the processor time of the machine from the first line of `/proc/stat`: all but idle, waiting for disks, and
 /// the time of guests, which is in `user` already.
-fn cpu_of_machine(stat: &str) -> Option<CpuUsage> {
+fn parse_machine_cpu(stat: &str) -> Option<CpuUsage> {
     let ticks: Vec<u64> = stat
         .lines()
         .next()?
@@ -251,43 +269,43 @@ fn cpu_of_machine(stat: &str) -> Option<CpuUsage> {
 
 fn throttled(stat: &str, throttled_ns: Option<u64>) -> Option<CpuThrottling> {
     Some(CpuThrottling {
-        periods: keyed(stat, "nr_periods")?,
-        throttled_periods: keyed(stat, "nr_throttled")?,
+        periods: parse_keyed_number(stat, "nr_periods")?,
+        throttled_periods: parse_keyed_number(stat, "nr_throttled")?,
         throttled_ns: throttled_ns?,
     })
 }
 
 /// `max 100000` or `50000 100000`.
-fn quota(text: &str) -> Option<(u64, u64)> {
+fn parse_quota(text: &str) -> Option<(u64, u64)> {
     let (quota, period) = text.trim().split_once(' ')?;
     Some((quota.parse().ok()?, period.parse().ok()?))
 }
 
 /// Version 1 shares that a weight stands for.
-fn shares(weight: u64) -> u64 {
+fn shares_from_weight(weight: u64) -> u64 {
     // 1..10000 back to 2..262144.
     weight.saturating_sub(1).saturating_mul(262_142) / 9999 + 2
 }
 
 /// Pressure on processor, memory and disks; `None` on a kernel without it.
-fn pressures(
+fn read_pressures(
     files: &mut UsageFileReader,
     dir: &Path,
     suffix: &str,
 ) -> Option<Box<[Option<ResourcePressure>; 3]>> {
     let all = ["cpu", "memory", "io"].map(|name| {
-        let text = files.read(dir, &format!("{name}{suffix}"))?;
+        let text = files.read_text(dir, &format!("{name}{suffix}"))?;
         Some(ResourcePressure {
-            some: stall(text, "some ")?,
+            some: parse_stall(text, "some ")?,
             // Of the processor older kernels have no such line.
-            full: stall(text, "full ").unwrap_or_default(),
+            full: parse_stall(text, "full ").unwrap_or_default(),
         })
     });
     all.iter().any(Option::is_some).then(|| Box::new(all))
 }
 
 /// `some avg10=0.00 avg60=1.25 avg300=0.00 total=4711`.
-fn stall(text: &str, kind: &str) -> Option<PressureStall> {
+fn parse_stall(text: &str, kind: &str) -> Option<PressureStall> {
     let line = text.lines().find_map(|l| l.strip_prefix(kind))?;
     let mut fields = line
         .split(' ')
@@ -305,7 +323,7 @@ fn stall(text: &str, kind: &str) -> Option<PressureStall> {
 }
 
 /// The number behind `name` in lines of a name and a number.
-fn keyed(text: &str, name: &str) -> Option<u64> {
+fn parse_keyed_number(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let rest = line.strip_prefix(name)?;
         if !rest.starts_with([' ', '\t']) {
@@ -330,7 +348,7 @@ impl UsageFileReader {
     }
 
     /// Reads a file's text; `None` if it is not there, or cannot be read. A text longer than the buffer is cut.
-    fn read(&mut self, dir: &Path, name: &str) -> Option<&str> {
+    fn read_text(&mut self, dir: &Path, name: &str) -> Option<&str> {
         self.path.clear();
         self.path.push(dir);
         self.path.push(name);
@@ -346,8 +364,8 @@ impl UsageFileReader {
     }
 
     /// Reads a file that holds one number; `max`, -1 and any other text are `None`.
-    fn number(&mut self, dir: &Path, name: &str) -> Option<u64> {
-        self.read(dir, name)?.trim().parse().ok()
+    fn read_number(&mut self, dir: &Path, name: &str) -> Option<u64> {
+        self.read_text(dir, name)?.trim().parse().ok()
     }
 }
 
@@ -428,7 +446,7 @@ mod tests {
                 ("pods/a/memory.pressure", PSI),
             ],
         );
-        let full = read(&tree.v2(), "/pods/a", StatsDetail::Full).expect("there");
+        let full = read_group_usage(&tree.v2(), "/pods/a", StatsDetail::Full).expect("there");
         assert_eq!(
             full.cpu,
             Some(CpuUsage {
@@ -464,10 +482,13 @@ mod tests {
         let some = cpu.expect("cpu").some;
         assert_eq!((some.averages, some.total_us), ([150, 25, 0], 4711));
 
-        let basic = read(&tree.v2(), "/pods/a", StatsDetail::Basic).expect("there");
+        let basic = read_group_usage(&tree.v2(), "/pods/a", StatsDetail::Basic).expect("there");
         assert_eq!((basic.pids, basic.pressure), (None, None));
         assert_eq!(basic.memory, full.memory);
-        assert_eq!(read(&tree.v2(), "/pods/gone", StatsDetail::Full), None);
+        assert_eq!(
+            read_group_usage(&tree.v2(), "/pods/gone", StatsDetail::Full),
+            None
+        );
     }
 
     #[test]
@@ -500,7 +521,7 @@ mod tests {
                 ("memory/b/memory.limit_in_bytes", "9223372036854771712\n"),
             ],
         );
-        let usage = read(&tree.v1(), "/a", StatsDetail::Full).expect("there");
+        let usage = read_group_usage(&tree.v1(), "/a", StatsDetail::Full).expect("there");
         let cpu = usage.cpu.expect("cpu");
         assert_eq!(cpu.total_ns, 1_234_567_890);
         assert_eq!(cpu.user_system_ns, Some((1_000_000_000, 230_000_000)));
@@ -522,7 +543,7 @@ mod tests {
         assert_eq!((usage.cpu_shares, usage.cpu_quota), (Some(512), None));
         assert_eq!(usage.pressure, None);
         // Without `cpuacct`, without a limit, without swap accounting.
-        let bare = read(&tree.v1(), "/b", StatsDetail::Full).expect("there");
+        let bare = read_group_usage(&tree.v1(), "/b", StatsDetail::Full).expect("there");
         assert_eq!((bare.cpu, bare.swap), (None, None));
         assert_eq!(bare.memory.expect("memory").limit_bytes, None);
     }
@@ -541,9 +562,17 @@ mod tests {
             ],
         );
         let root = tree.0.as_path();
-        assert_eq!(written(root, "/pods", "179:0"), Some(8192));
-        assert_eq!(written(root, "/pods", "8:1"), Some(0), "not that of 8:16");
-        assert_eq!(written(root, "/none", "179:0"), None, "not counted");
+        assert_eq!(read_written_bytes(root, "/pods", "179:0"), Some(8192));
+        assert_eq!(
+            read_written_bytes(root, "/pods", "8:1"),
+            Some(0),
+            "not that of 8:16"
+        );
+        assert_eq!(
+            read_written_bytes(root, "/none", "179:0"),
+            None,
+            "not counted"
+        );
     }
 
     #[test]
@@ -587,14 +616,20 @@ mod tests {
 
     #[test]
     fn texts_of_the_kernel() {
-        assert_eq!(keyed("oom 2\noom_kill 1\n", "oom_kill"), Some(1));
-        assert_eq!(keyed("oom_kill 1\n", "oom"), None);
-        assert_eq!(keyed("a x\n", "a"), None);
-        assert_eq!(quota("max 100000\n"), None);
+        assert_eq!(
+            parse_keyed_number("oom 2\noom_kill 1\n", "oom_kill"),
+            Some(1)
+        );
+        assert_eq!(parse_keyed_number("oom_kill 1\n", "oom"), None);
+        assert_eq!(parse_keyed_number("a x\n", "a"), None);
+        assert_eq!(parse_quota("max 100000\n"), None);
         for bad in ["", "some", "some avg10=x", "some avg10=1.0 avg60=1.0"] {
-            assert_eq!(stall(bad, "some "), None, "{bad}");
+            assert_eq!(parse_stall(bad, "some "), None, "{bad}");
         }
-        assert_eq!((shares(1), shares(10_000)), (2, 262_144));
-        assert_eq!(cpu_of_machine("intr 1"), None);
+        assert_eq!(
+            (shares_from_weight(1), shares_from_weight(10_000)),
+            (2, 262_144)
+        );
+        assert_eq!(parse_machine_cpu("intr 1"), None);
     }
 }

@@ -2,16 +2,16 @@
 
 use std::{fs, io, path::Path};
 
-use super::{CgroupError, CgroupVersion, Hierarchy, read_file};
+use super::{CgroupError, CgroupVersion, Hierarchy, read_control_file};
 use crate::api::cri::LinuxResources;
 
 /// Writes the fields that are set. Memory first: a lowered memory limit is the write that can be refused.
-pub(super) fn write(
+pub(super) fn write_limits(
     hierarchy: &Hierarchy,
     path: &str,
     values: &LinuxResources,
 ) -> Result<(), CgroupError> {
-    match hierarchy.version() {
+    match hierarchy.cgroup_version() {
         CgroupVersion::V1 => write_v1(hierarchy, path, values),
         CgroupVersion::V2 => write_v2(hierarchy, path, values),
     }
@@ -21,23 +21,23 @@ pub(super) fn write(
 fn write_v1(hierarchy: &Hierarchy, path: &str, values: &LinuxResources) -> Result<(), CgroupError> {
     let put = |controller: &'static str, file: &str, value: String| {
         let dir = hierarchy
-            .dir(controller, path)
+            .controller_dir(controller, path)
             .ok_or(CgroupError::NoController(controller))?;
-        put_file(&dir.join(file), &value)
+        write_control_file(&dir.join(file), &value)
     };
     if let Some(bytes) = values.memory_limit_bytes {
-        put("memory", "memory.limit_in_bytes", unlimited(bytes, "-1"))?;
+        put("memory", "memory.limit_in_bytes", format_limit(bytes, "-1"))?;
     }
     if let Some(bytes) = values.memory_swap_bytes
         // Absent when the kernel does not account swap.
         && hierarchy
-            .dir("memory", path)
+            .controller_dir("memory", path)
             .is_some_and(|d| d.join("memory.memsw.limit_in_bytes").exists())
     {
         put(
             "memory",
             "memory.memsw.limit_in_bytes",
-            unlimited(bytes, "-1"),
+            format_limit(bytes, "-1"),
         )?;
     }
     if let Some(shares) = values.cpu_shares {
@@ -48,24 +48,29 @@ fn write_v1(hierarchy: &Hierarchy, path: &str, values: &LinuxResources) -> Resul
     }
     if let Some(quota) = values.cpu_quota_us {
         // 0 is "unset" above this layer; the kernel's word is -1.
-        put("cpu", "cpu.cfs_quota_us", unlimited(quota, "-1"))?;
+        put("cpu", "cpu.cfs_quota_us", format_limit(quota, "-1"))?;
     }
     if let Some(limit) = values.pids_limit {
-        put("pids", "pids.max", unlimited(limit, "max"))?;
+        put("pids", "pids.max", format_limit(limit, "max"))?;
     }
     for (size, bytes) in &values.hugepage_limits {
         let file = format!("hugetlb.{size}.limit_in_bytes");
-        put_if_present(hierarchy.dir("hugetlb", path).map(|d| d.join(file)), bytes)?;
+        write_huge_page_limit(
+            hierarchy
+                .controller_dir("hugetlb", path)
+                .map(|d| d.join(file)),
+            bytes,
+        )?;
     }
     Ok(())
 }
 
 /// Source: kernel documentation `admin-guide/cgroup-v2.rst`.
 fn write_v2(hierarchy: &Hierarchy, path: &str, values: &LinuxResources) -> Result<(), CgroupError> {
-    let Some(dir) = hierarchy.dir("", path) else {
+    let Some(dir) = hierarchy.controller_dir("", path) else {
         return Err(CgroupError::NotMounted);
     };
-    let put = |controller: &'static str, file: &str, value: String| match put_file(
+    let put = |controller: &'static str, file: &str, value: String| match write_control_file(
         &dir.join(file),
         &value,
     ) {
@@ -78,40 +83,40 @@ fn write_v2(hierarchy: &Hierarchy, path: &str, values: &LinuxResources) -> Resul
         other => other,
     };
     if let Some(bytes) = values.memory_limit_bytes {
-        put("memory", "memory.max", unlimited(bytes, "max"))?;
+        put("memory", "memory.max", format_limit(bytes, "max"))?;
     }
     if let Some(shares) = values.cpu_shares {
-        put("cpu", "cpu.weight", weight(shares).to_string())?;
+        put("cpu", "cpu.weight", weight_from_shares(shares).to_string())?;
     }
     if values.cpu_quota_us.is_some() || values.cpu_period_us.is_some() {
         /// The kernel's own default, microseconds.
         const DEFAULT_PERIOD_US: u64 = 100_000;
-        let quota = unlimited(values.cpu_quota_us.unwrap_or(-1), "max");
+        let quota = format_limit(values.cpu_quota_us.unwrap_or(-1), "max");
         let period = values.cpu_period_us.unwrap_or(DEFAULT_PERIOD_US);
         put("cpu", "cpu.max", format!("{quota} {period}"))?;
     }
     if let Some(limit) = values.pids_limit {
-        put("pids", "pids.max", unlimited(limit, "max"))?;
+        put("pids", "pids.max", format_limit(limit, "max"))?;
     }
     for (size, bytes) in &values.hugepage_limits {
-        put_if_present(Some(dir.join(format!("hugetlb.{size}.max"))), bytes)?;
+        write_huge_page_limit(Some(dir.join(format!("hugetlb.{size}.max"))), bytes)?;
     }
     for (file, value) in &values.unified {
         if file.contains('/') {
             return Err(CgroupError::BadPath(file.clone()));
         }
-        put_file(&dir.join(file), value)?;
+        write_control_file(&dir.join(file), value)?;
     }
     Ok(())
 }
 
 /// Converts shares (2..=262144) into a weight (1..=10000), as a kubelet does for pod and tier groups (RES-14).
-pub(super) fn weight(shares: u64) -> u64 {
+pub(super) fn weight_from_shares(shares: u64) -> u64 {
     1 + shares.clamp(2, 262_144).saturating_sub(2) * 9999 / 262_142
 }
 
 /// Zero or below means no limit.
-fn unlimited(value: i64, word: &str) -> String {
+fn format_limit(value: i64, word: &str) -> String {
     if value > 0 {
         value.to_string()
     } else {
@@ -123,14 +128,14 @@ fn unlimited(value: i64, word: &str) -> String {
 ///
 /// A parent with processes of its own cannot hand down (EBUSY); the root can.
 pub(super) fn make_v2(hierarchy: &Hierarchy, path: &str) -> Result<(), CgroupError> {
-    let root = hierarchy.tree().ok_or(CgroupError::NotMounted)?;
+    let root = hierarchy.unified_root().ok_or(CgroupError::NotMounted)?;
     let mut dir = root.to_owned();
     enable_controllers(&dir)?;
     for part in path.split('/').filter(|p| !p.is_empty()) {
         dir.push(part);
         match fs::create_dir(&dir) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
-                return Err(CgroupError::io(&dir, e));
+                return Err(CgroupError::at_path(&dir, e));
             }
             Ok(()) | Err(_) => enable_controllers(&dir)?,
         }
@@ -143,7 +148,7 @@ fn enable_controllers(dir: &Path) -> Result<(), CgroupError> {
     const WANTED: [&str; 6] = ["cpu", "cpuset", "memory", "pids", "io", "hugetlb"];
     let read = |file: &str| {
         let path = dir.join(file);
-        read_file(&path).map_err(|e| CgroupError::io(&path, e))
+        read_control_file(&path).map_err(|e| CgroupError::at_path(&path, e))
     };
     let available = read("cgroup.controllers")?;
     let enabled = read("cgroup.subtree_control")?;
@@ -151,24 +156,24 @@ fn enable_controllers(dir: &Path) -> Result<(), CgroupError> {
     for name in WANTED {
         if has(&available, name) && !has(&enabled, name) {
             // One write for each: a controller that cannot be handed down must not stop the others.
-            put_file(&dir.join("cgroup.subtree_control"), &format!("+{name}"))?;
+            write_control_file(&dir.join("cgroup.subtree_control"), &format!("+{name}"))?;
         }
     }
     Ok(())
 }
 
-fn put_file(path: &Path, value: &str) -> Result<(), CgroupError> {
+fn write_control_file(path: &Path, value: &str) -> Result<(), CgroupError> {
     fs::OpenOptions::new()
         .write(true)
         .open(path)
         .and_then(|mut f| io::Write::write_all(&mut f, value.as_bytes()))
-        .map_err(|e| CgroupError::io(path, e))
+        .map_err(|e| CgroupError::at_path(path, e))
 }
 
 /// Writes a huge page limit. A machine without the controller or the page size has nothing to limit.
-fn put_if_present(path: Option<std::path::PathBuf>, bytes: &u64) -> Result<(), CgroupError> {
+fn write_huge_page_limit(path: Option<std::path::PathBuf>, bytes: &u64) -> Result<(), CgroupError> {
     match path {
-        Some(path) if path.exists() => put_file(&path, &bytes.to_string()),
+        Some(path) if path.exists() => write_control_file(&path, &bytes.to_string()),
         Some(_) | None => Ok(()),
     }
 }
@@ -187,7 +192,7 @@ mod tests {
             (262_144, 10_000),
             (u64::MAX, 10_000),
         ] {
-            assert_eq!(weight(shares), want, "{shares}");
+            assert_eq!(weight_from_shares(shares), want, "{shares}");
         }
     }
 
@@ -201,9 +206,9 @@ mod tests {
             cpu_shares: Some(2),
             ..LinuxResources::default()
         };
-        let there = write(&hierarchy, "/there", &limits);
+        let there = write_limits(&hierarchy, "/there", &limits);
         assert!(matches!(there, Err(CgroupError::NoController("cpu"))));
-        let gone = write(&hierarchy, "/gone", &limits);
+        let gone = write_limits(&hierarchy, "/gone", &limits);
         assert!(matches!(gone, Err(CgroupError::Io { .. })), "{gone:?}");
         fs::remove_dir_all(&root).expect("clean up");
     }
@@ -223,7 +228,7 @@ mod tests {
         let line = format!("1 1 0:1 / {} rw - cgroup2 none rw", root.display());
         let hierarchy = Hierarchy::parse(&line).expect("a tree");
         // The controllers are read from the tree alone.
-        assert!(hierarchy.has("memory") && !hierarchy.has("hugetlb"));
+        assert!(hierarchy.has_controller("memory") && !hierarchy.has_controller("hugetlb"));
         for enabled in ["memory pids", "cpuset cpu io memory pids"] {
             for group in groups {
                 fs::write(tree(group).join("cgroup.subtree_control"), enabled).expect("file");
@@ -245,8 +250,8 @@ mod tests {
 
     #[test]
     fn no_limit_has_a_word() {
-        assert_eq!(unlimited(0, "max"), "max");
-        assert_eq!(unlimited(-1, "-1"), "-1");
-        assert_eq!(unlimited(4096, "max"), "4096");
+        assert_eq!(format_limit(0, "max"), "max");
+        assert_eq!(format_limit(-1, "-1"), "-1");
+        assert_eq!(format_limit(4096, "max"), "4096");
     }
 }

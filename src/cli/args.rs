@@ -38,21 +38,21 @@ impl CliWords {
     }
 
     /// Reads the next word that is not a flag of all commands.
-    pub(crate) fn next(&mut self) -> Result<Option<CliWord>, CliError> {
+    pub(crate) fn next_word(&mut self) -> Result<Option<CliWord>, CliError> {
         loop {
             let word = self.parser.next()?;
             self.is_letter = matches!(word, Some(Arg::Short(_)));
             let long = match word {
                 None => return Ok(None),
-                Some(Arg::Value(value)) => return Ok(Some(CliWord::Value(text(value)?))),
-                Some(Arg::Short('h') | Arg::Long("help")) => return Err(self.help()),
+                Some(Arg::Value(value)) => return Ok(Some(CliWord::Value(word_to_text(value)?))),
+                Some(Arg::Short('h') | Arg::Long("help")) => return Err(self.help_as_error()),
                 Some(Arg::Long("socket")) => {
                     self.socket = PathBuf::from(self.parser.value()?);
                     continue;
                 }
                 Some(Arg::Short(letter)) => self
                     .command
-                    .long_of(letter)
+                    .long_flag_name(letter)
                     .ok_or_else(|| CliError::new(format!("unknown shorthand flag: -{letter}")))?,
                 Some(Arg::Long(name)) => {
                     let own = self.command.flags.iter().find(|f| f.name == name);
@@ -65,18 +65,18 @@ impl CliWords {
     }
 
     /// Reads the value of the flag just read.
-    pub(crate) fn value(&mut self) -> Result<String, CliError> {
-        text(self.parser.value()?)
+    pub(crate) fn flag_value(&mut self) -> Result<String, CliError> {
+        word_to_text(self.parser.value()?)
     }
 
     /// Reads the value of the switch just read: `--all`, `--all=false`, `-a`.
-    pub(crate) fn switch(&mut self) -> Result<bool, CliError> {
+    pub(crate) fn switch_value(&mut self) -> Result<bool, CliError> {
         if self.is_letter {
             return Ok(true);
         }
         match self.parser.optional_value() {
             None => Ok(true),
-            Some(value) => match text(value)?.as_str() {
+            Some(value) => match word_to_text(value)?.as_str() {
                 "true" | "1" => Ok(true),
                 "false" | "0" => Ok(false),
                 other => Err(CliError::new(format!("invalid boolean value {other:?}"))),
@@ -85,8 +85,11 @@ impl CliWords {
     }
 
     /// Reads the value of the flag just read, as a number.
-    pub(crate) fn number<T: core::str::FromStr>(&mut self, flag: &str) -> Result<T, CliError> {
-        let value = self.value()?;
+    pub(crate) fn number_value<T: core::str::FromStr>(
+        &mut self,
+        flag: &str,
+    ) -> Result<T, CliError> {
+        let value = self.flag_value()?;
         value.parse().map_err(|_| {
             CliError::new(format!(
                 "invalid argument {value:?} for \"{flag}\": not a valid number"
@@ -95,24 +98,24 @@ impl CliWords {
     }
 
     /// Returns all words that are left, untouched (the command after `--`).
-    pub(crate) fn rest(&mut self) -> Result<Vec<String>, CliError> {
-        self.parser.raw_args()?.map(text).collect()
+    pub(crate) fn remaining_words(&mut self) -> Result<Vec<String>, CliError> {
+        self.parser.raw_args()?.map(word_to_text).collect()
     }
 
-    fn help(&self) -> CliError {
+    fn help_as_error(&self) -> CliError {
         CliError {
-            message: self.command.help().trim_end().to_owned(),
+            message: self.command.help_text().trim_end().to_owned(),
             code: 0,
         }
     }
 
     /// Returns true if a socket was named, by a flag or the environment.
-    pub(crate) fn names_socket(&self) -> bool {
+    pub(crate) fn has_named_socket(&self) -> bool {
         self.socket != Path::new(super::DEFAULT_SOCKET)
     }
 
     /// Makes the client for the socket that was named.
-    pub(crate) fn client(&self) -> AgentClient {
+    pub(crate) fn agent_client(&self) -> AgentClient {
         AgentClient::new(&self.socket)
     }
 }
@@ -121,7 +124,7 @@ impl CliWords {
 pub(crate) type SplitCommandLine = (Vec<(&'static str, String)>, Vec<OsString>);
 
 /// Separates the flags of a command from those of the agent. Values of switches are `true` unless given.
-pub(crate) fn split(
+pub(crate) fn split_flags(
     command: &'static CliCommand,
     words: Vec<OsString>,
 ) -> Result<SplitCommandLine, CliError> {
@@ -131,7 +134,7 @@ pub(crate) fn split(
         let shown = word.to_string_lossy().into_owned();
         if matches!(shown.as_str(), "-h" | "--help") {
             return Err(CliError {
-                message: command.help().trim_end().to_owned(),
+                message: command.help_text().trim_end().to_owned(),
                 code: 0,
             });
         }
@@ -157,7 +160,7 @@ pub(crate) fn split(
         let value = match attached {
             Some(value) => value.to_owned(),
             None if flag.value.is_empty() => "true".to_owned(),
-            None => text(words.next().ok_or_else(|| {
+            None => word_to_text(words.next().ok_or_else(|| {
                 CliError::new(format!("flag needs an argument: --{}", flag.name))
             })?)?,
         };
@@ -167,20 +170,20 @@ pub(crate) fn split(
 }
 
 /// Makes the error of a word that the command does not take at this place.
-pub(crate) fn unexpected(word: CliWord) -> CliError {
+pub(crate) fn unexpected_word(word: CliWord) -> CliError {
     CliError::new(match word {
         CliWord::Flag(name) => format!("flag --{name} is of no use here"),
         CliWord::Value(value) => format!("unexpected argument {value:?}"),
     })
 }
 
-fn text(word: OsString) -> Result<String, CliError> {
+fn word_to_text(word: OsString) -> Result<String, CliError> {
     word.into_string()
         .map_err(|word| CliError::new(format!("argument {word:?} is not UTF-8")))
 }
 
 /// Parses a duration as Go writes it: `90s`, `1h30m`, `1.5m`. In milliseconds; `None` if malformed.
-pub(crate) fn duration_ms(text: &str) -> Option<u64> {
+pub(crate) fn parse_duration_ms(text: &str) -> Option<u64> {
     let mut rest = text;
     let mut total = 0f64;
     while !rest.is_empty() {
@@ -220,17 +223,17 @@ mod tests {
             ("1.5m", 90_000),
             ("250ms", 250),
         ] {
-            assert_eq!(duration_ms(text), Some(ms), "{text}");
+            assert_eq!(parse_duration_ms(text), Some(ms), "{text}");
         }
         for bad in ["", "5", "s", "1d", "-1s", "1..5s"] {
-            assert_eq!(duration_ms(bad), None, "{bad}");
+            assert_eq!(parse_duration_ms(bad), None, "{bad}");
         }
     }
 
     #[test]
     fn flags_of_two_tables() {
-        let (check, _) = CliCommand::find("check", None).expect("check");
-        let parted = |all: &[&str]| split(check, all.iter().map(OsString::from).collect());
+        let (check, _) = CliCommand::find_command("check", None).expect("check");
+        let parted = |all: &[&str]| split_flags(check, all.iter().map(OsString::from).collect());
         for (words, own, rest) in [
             (
                 &["-o", "json", "--root-dir", "/x"][..],
@@ -272,25 +275,31 @@ mod tests {
 
     #[test]
     fn words() {
-        let (exec, _) = CliCommand::find("exec", None).expect("exec");
+        let (exec, _) = CliCommand::find_command("exec", None).expect("exec");
         let words = |all: &[&str]| CliWords::new(exec, all.iter().map(OsString::from).collect());
         let mut some = words(&["-n", "x", "--tty=false", "pod", "--", "-c"]);
-        assert_eq!(some.next().ok().flatten(), Some(CliWord::Flag("namespace")));
-        assert_eq!(some.value().ok().as_deref(), Some("x"));
-        assert_eq!(some.next().ok().flatten(), Some(CliWord::Flag("tty")));
-        assert_eq!(some.switch().ok(), Some(false));
         assert_eq!(
-            some.next().ok().flatten(),
+            some.next_word().ok().flatten(),
+            Some(CliWord::Flag("namespace"))
+        );
+        assert_eq!(some.flag_value().ok().as_deref(), Some("x"));
+        assert_eq!(some.next_word().ok().flatten(), Some(CliWord::Flag("tty")));
+        assert_eq!(some.switch_value().ok(), Some(false));
+        assert_eq!(
+            some.next_word().ok().flatten(),
             Some(CliWord::Value("pod".into()))
         );
-        assert_eq!(some.rest().ok(), Some(vec!["--".into(), "-c".into()]));
+        assert_eq!(
+            some.remaining_words().ok(),
+            Some(vec!["--".into(), "-c".into()])
+        );
         let mut both = words(&["-it", "pod"]);
         for name in ["stdin", "tty"] {
-            assert_eq!(both.next().ok().flatten(), Some(CliWord::Flag(name)));
-            assert_eq!(both.switch().ok(), Some(true));
+            assert_eq!(both.next_word().ok().flatten(), Some(CliWord::Flag(name)));
+            assert_eq!(both.switch_value().ok(), Some(true));
         }
         assert_eq!(
-            both.next().ok().flatten(),
+            both.next_word().ok().flatten(),
             Some(CliWord::Value("pod".into()))
         );
         for (wrong, says) in [
@@ -298,7 +307,7 @@ mod tests {
             ("--follow", "unknown flag: --follow"),
             ("--help", "Usage: picolet exec POD"),
         ] {
-            let error = words(&[wrong]).next().expect_err(wrong).to_string();
+            let error = words(&[wrong]).next_word().expect_err(wrong).to_string();
             assert!(error.contains(says), "{wrong}: {error}");
         }
     }

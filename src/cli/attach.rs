@@ -7,54 +7,57 @@ use serde_json::Value;
 
 use super::{
     CliError,
-    args::{CliWord, CliWords, unexpected},
-    exec::pod_name,
+    args::{CliWord, CliWords, unexpected_word},
+    exec::parse_pod_name,
     get::DEFAULT_NAMESPACE,
-    logs::or_default,
+    logs::container_or_default,
     remote::{self, TerminalStreams},
 };
-use crate::server::http::encode;
+use crate::server::http::percent_encode;
 
-pub(super) fn run(mut words: CliWords) -> Result<ExitCode, CliError> {
+pub(super) fn run_attach(mut words: CliWords) -> Result<ExitCode, CliError> {
     let mut namespace = DEFAULT_NAMESPACE.to_owned();
     let mut container = String::new();
     let mut pod = String::new();
     let mut streams = TerminalStreams::default();
-    while let Some(word) = words.next()? {
+    while let Some(word) = words.next_word()? {
         match word {
-            CliWord::Flag("namespace") => namespace = words.value()?,
-            CliWord::Flag("container") => container = words.value()?,
-            CliWord::Flag("stdin") => streams.stdin = words.switch()?,
-            CliWord::Flag("tty") => streams.tty = words.switch()?,
-            CliWord::Value(value) if pod.is_empty() => pod = pod_name(value),
-            other => return Err(unexpected(other)),
+            CliWord::Flag("namespace") => namespace = words.flag_value()?,
+            CliWord::Flag("container") => container = words.flag_value()?,
+            CliWord::Flag("stdin") => streams.stdin = words.switch_value()?,
+            CliWord::Flag("tty") => streams.tty = words.switch_value()?,
+            CliWord::Value(value) if pod.is_empty() => pod = parse_pod_name(value),
+            other => return Err(unexpected_word(other)),
         }
     }
     if pod.is_empty() {
         return Err(CliError::new("pod or type/name must be specified"));
     }
-    let client = words.client();
-    let pods = client.json("GET", &format!("/pods?namespace={}", encode(&namespace)))?;
+    let client = words.agent_client();
+    let pods = client.request_json(
+        "GET",
+        &format!("/pods?namespace={}", percent_encode(&namespace)),
+    )?;
     let items = pods["items"].as_array();
     let object = items.and_then(|all| all.iter().find(|p| p["metadata"]["name"] == *pod));
-    settle(&mut streams, object, &container);
-    streams.settle();
+    drop_missing_streams(&mut streams, object, &container);
+    streams.drop_absent_terminal();
     if streams.tty {
         let text = "If you don't see a command prompt, try pressing enter.";
         let _ = writeln!(io::stderr(), "{text}");
     }
     let target = format!(
         "/attach/{}/{}/{}?{}",
-        encode(&namespace),
-        encode(&pod),
-        encode(or_default(&container)),
-        streams.query()
+        percent_encode(&namespace),
+        percent_encode(&pod),
+        percent_encode(container_or_default(&container)),
+        streams.query_parameters()
     );
-    remote::run(&client, &target, streams)
+    remote::run_remote_streams(&client, &target, streams)
 }
 
 /// Switches off the streams that the container has not, with kubectl's messages.
-fn settle(streams: &mut TerminalStreams, pod: Option<&Value>, container: &str) {
+fn drop_missing_streams(streams: &mut TerminalStreams, pod: Option<&Value>, container: &str) {
     let lists = ["containers", "initContainers", "ephemeralContainers"];
     let all = |pod: &Value| {
         let lists = lists
@@ -101,7 +104,7 @@ mod tests {
             ("unknown", all),
         ] {
             let mut streams = all;
-            settle(&mut streams, Some(&pod), name);
+            drop_missing_streams(&mut streams, Some(&pod), name);
             assert_eq!(streams, expected, "{name}");
         }
     }

@@ -30,7 +30,7 @@ pub(crate) struct AgentClient {
 /// An answer: its status and the connection, placed at the body.
 pub(crate) struct AgentAnswer {
     pub(crate) status: u16,
-    /// Set if the body comes in chunks; only [`AgentAnswer::copy_to`] reads these.
+    /// Set if the body comes in chunks; only [`AgentAnswer::copy_body_to`] reads these.
     is_chunked: bool,
     pub(crate) body: BufReader<UnixStream>,
 }
@@ -49,28 +49,28 @@ impl AgentClient {
         self
     }
 
-    pub(crate) fn socket(&self) -> &Path {
+    pub(crate) fn socket_path(&self) -> &Path {
         &self.socket
     }
 
     /// Sends a request without a body and reads the head of the answer. An answer of 400 or more is an error
     /// carrying the agent's text.
-    pub(crate) fn send(
+    pub(crate) fn send_request(
         &self,
         method: &str,
         target: &str,
         headers: &str,
     ) -> Result<AgentAnswer, CliError> {
-        Self::answer(self.ask(method, target, headers)?)
+        Self::read_answer_head(self.start_request(method, target, headers)?)
     }
 
-    /// Sends a request for an answer to copy as it comes; see [`AgentAnswer::copy_to`].
-    pub(super) fn stream(&self, target: &str) -> Result<AgentAnswer, CliError> {
-        self.send("GET", target, "TE: chunked\r\n")
+    /// Sends a request for an answer to copy as it comes; see [`AgentAnswer::copy_body_to`].
+    pub(super) fn request_stream(&self, target: &str) -> Result<AgentAnswer, CliError> {
+        self.send_request("GET", target, "TE: chunked\r\n")
     }
 
     /// Sends a request without a body. Its connection can be read once the agent answers.
-    pub(crate) fn ask(
+    pub(crate) fn start_request(
         &self,
         method: &str,
         target: &str,
@@ -92,13 +92,15 @@ impl AgentClient {
         let head = format!("{method} {target} HTTP/1.1\r\nHost: picolet\r\n{headers}\r\n");
         stream
             .set_read_timeout(self.patience)
-            .map_err(|e| lost(&e))?;
-        stream.write_all(head.as_bytes()).map_err(|e| lost(&e))?;
+            .map_err(|e| connection_error(&e))?;
+        stream
+            .write_all(head.as_bytes())
+            .map_err(|e| connection_error(&e))?;
         Ok(stream)
     }
 
     /// Reads the head of the answer to a request that was sent.
-    pub(crate) fn answer(stream: UnixStream) -> Result<AgentAnswer, CliError> {
+    pub(crate) fn read_answer_head(stream: UnixStream) -> Result<AgentAnswer, CliError> {
         let mut answer = AgentAnswer {
             status: 0,
             is_chunked: false,
@@ -112,7 +114,7 @@ impl AgentClient {
             let n = (&mut answer.body)
                 .take(limit)
                 .read_line(&mut line)
-                .map_err(|e| lost(&e))?;
+                .map_err(|e| connection_error(&e))?;
             left -= n;
             let text = line.trim_end();
             if n == 0 || left == 0 {
@@ -132,24 +134,28 @@ impl AgentClient {
             }
         }
         if answer.status >= 400 {
-            let text = answer.text()?;
+            let text = answer.read_text()?;
             return Err(CliError::from_server(answer.status, text.trim_end()));
         }
         Ok(answer)
     }
 
     /// Sends a request and reads the whole answer as JSON.
-    pub(crate) fn json(&self, method: &str, target: &str) -> Result<serde_json::Value, CliError> {
-        self.send(method, target, "")?.read()
+    pub(crate) fn request_json(
+        &self,
+        method: &str,
+        target: &str,
+    ) -> Result<serde_json::Value, CliError> {
+        self.send_request(method, target, "")?.parse_json()
     }
 
     /// Reads the agent's answer to a `GET` of `target`.
-    pub(crate) fn read<T: DeserializeOwned>(&self, target: &str) -> Result<T, CliError> {
-        self.send("GET", target, "")?.read()
+    pub(crate) fn fetch_typed<T: DeserializeOwned>(&self, target: &str) -> Result<T, CliError> {
+        self.send_request("GET", target, "")?.parse_json()
     }
 }
 
-fn lost(e: &io::Error) -> CliError {
+fn connection_error(e: &io::Error) -> CliError {
     // The kernel's error when the time of `patience` is over.
     if e.kind() == io::ErrorKind::WouldBlock {
         return CliError::new("the agent does not answer");
@@ -157,41 +163,45 @@ fn lost(e: &io::Error) -> CliError {
     CliError::new(format!("connection to the agent failed: {e}"))
 }
 
-fn cut() -> CliError {
+fn incomplete_answer() -> CliError {
     CliError::new("the answer broke off before its end: the agent has ended, or could not read on")
 }
 
 impl AgentAnswer {
-    fn read<T: DeserializeOwned>(&mut self) -> Result<T, CliError> {
-        from_json(self.text()?.as_bytes())
+    fn parse_json<T: DeserializeOwned>(&mut self) -> Result<T, CliError> {
+        from_json(self.read_text()?.as_bytes())
             .map_err(|e| CliError::new(format!("the agent's answer is not understood: {e}")))
     }
 
     /// Reads the whole body as text, at most [`MAX_BODY_BYTES`].
-    pub(crate) fn text(&mut self) -> Result<String, CliError> {
+    pub(crate) fn read_text(&mut self) -> Result<String, CliError> {
         let mut text = String::new();
         (&mut self.body)
             .take(MAX_BODY_BYTES)
             .read_to_string(&mut text)
-            .map_err(|e| lost(&e))?;
+            .map_err(|e| connection_error(&e))?;
         Ok(text)
     }
 
-    /// Copies the body to `out` as it comes. In chunks ([`AgentClient::stream`]) it has an end of its own: without that the agent
+    /// Copies the body to `out` as it comes. In chunks ([`AgentClient::request_stream`]) it has an end of its own: without that the agent
     /// has ended, which is an error.
-    pub(crate) fn copy_to(&mut self, out: &mut impl io::Write) -> Result<(), CliError> {
+    pub(crate) fn copy_body_to(&mut self, out: &mut impl io::Write) -> Result<(), CliError> {
         // Bytes until the end of the chunk.
         let mut left = if self.is_chunked { 0 } else { usize::MAX };
         loop {
             if left == 0 {
-                left = self.chunk_size()?;
+                left = self.read_chunk_size()?;
                 if left == 0 {
                     return Ok(());
                 }
             }
-            let piece = self.body.fill_buf().map_err(|e| lost(&e))?;
+            let piece = self.body.fill_buf().map_err(|e| connection_error(&e))?;
             if piece.is_empty() {
-                return if self.is_chunked { Err(cut()) } else { Ok(()) };
+                return if self.is_chunked {
+                    Err(incomplete_answer())
+                } else {
+                    Ok(())
+                };
             }
             let n = piece.len().min(left);
             match out.write_all(&piece[..n]).and_then(|()| out.flush()) {
@@ -207,16 +217,16 @@ impl AgentAnswer {
     }
 
     /// Reads how long the next chunk is, in bytes; 0 for the end.
-    fn chunk_size(&mut self) -> Result<usize, CliError> {
+    fn read_chunk_size(&mut self) -> Result<usize, CliError> {
         let mut line = String::new();
         // The end of the chunk before leaves an empty line.
         for _ in 0..2 {
             line.clear();
             let limit = u64::try_from(MAX_CHUNK_LINE_BYTES).unwrap_or(0);
             let read = (&mut self.body).take(limit).read_line(&mut line);
-            read.map_err(|e| lost(&e))?;
+            read.map_err(|e| connection_error(&e))?;
             if !line.ends_with('\n') {
-                return Err(cut());
+                return Err(incomplete_answer());
             }
             if !line.trim_end().is_empty() {
                 break;
@@ -276,9 +286,9 @@ mod tests {
                 .write_all(format!("{head}{rest}").as_bytes())
                 .expect("write");
             drop(agent);
-            let mut answer = AgentClient::answer(client).expect(name);
+            let mut answer = AgentClient::read_answer_head(client).expect(name);
             let mut out = Vec::new();
-            let end = answer.copy_to(&mut out).map_err(|e| e.message);
+            let end = answer.copy_body_to(&mut out).map_err(|e| e.message);
             assert_eq!(String::from_utf8_lossy(&out), copied, "{name}");
             match says {
                 None => assert_eq!(end, Ok(()), "{name}"),

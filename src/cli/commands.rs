@@ -56,15 +56,15 @@ pub(crate) struct CliCommand {
     pub(crate) takes: CompletionKind,
 }
 
-pub(crate) const fn switch(
+pub(crate) const fn switch_flag(
     name: &'static str,
     short: Option<char>,
     help: &'static str,
 ) -> CommandFlag {
-    value(name, short, "", help)
+    value_flag(name, short, "", help)
 }
 
-pub(crate) const fn value(
+pub(crate) const fn value_flag(
     name: &'static str,
     short: Option<char>,
     value: &'static str,
@@ -93,30 +93,30 @@ pub(crate) const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 
 /// Flags of every command that talks to the agent.
 pub(crate) const COMMON: [CommandFlag; 2] = [
-    value(
+    value_flag(
         "socket",
         None,
         "PATH",
         "where the agent listens (PICOLET_SOCKET, default /run/picolet/picolet.sock)",
     ),
-    switch("help", Some('h'), "print help"),
+    switch_flag("help", Some('h'), "print help"),
 ];
 
-const NAMESPACE: CommandFlag = value(
+const NAMESPACE: CommandFlag = value_flag(
     "namespace",
     Some('n'),
     "NAME",
     "namespace of the pod (default \"default\")",
 );
-const ALL_NAMESPACES: CommandFlag = switch("all-namespaces", Some('A'), "of all namespaces");
-const NO_HEADERS: CommandFlag = switch("no-headers", None, "without the header line");
-const WATCH: CommandFlag = switch(
+const ALL_NAMESPACES: CommandFlag = switch_flag("all-namespaces", Some('A'), "of all namespaces");
+const NO_HEADERS: CommandFlag = switch_flag("no-headers", None, "without the header line");
+const WATCH: CommandFlag = switch_flag(
     "watch",
     Some('w'),
     "go on: live on a terminal, elsewhere a line for each change",
 );
-pub(crate) const QUIET: CommandFlag = switch("quiet", Some('q'), "show no progress");
-const CONTAINER: CommandFlag = value(
+pub(crate) const QUIET: CommandFlag = switch_flag("quiet", Some('q'), "show no progress");
+const CONTAINER: CommandFlag = value_flag(
     "container",
     Some('c'),
     "NAME",
@@ -137,95 +137,95 @@ const GROUPS: [&str; 5] = [AGENT, PODS, IMAGES, MACHINE, OTHER];
 const COMMANDS: &[CliCommand] = &[
     CliCommand { name: "run", args: "", group: AGENT, help: "Run the node agent", flags: &[], agent_flags: true, takes: CompletionKind::Nothing },
     CliCommand { name: "stop", args: "", group: AGENT, help: "Stop the agent; pods go on unless --all is given", flags: &[
-        switch("all", None, "end all pods first; the next agent starts them again"),
-        switch("shutdown", None, "the machine goes down: end the pods as shutdownGracePeriod says, or as --all does"),
+        switch_flag("all", None, "end all pods first; the next agent starts them again"),
+        switch_flag("shutdown", None, "the machine goes down: end the pods as shutdownGracePeriod says, or as --all does"),
         QUIET,
     ], agent_flags: false, takes: CompletionKind::Nothing },
 
     CliCommand { name: "get", args: "KIND [NAME...]", group: PODS, help: "Show pods, images, node, devices, events, configmaps or secrets", flags: &[
         NAMESPACE,
         ALL_NAMESPACES,
-        value("output", Some('o'), "wide|json|yaml|name", "form of the answer (default: a table)"),
+        value_flag("output", Some('o'), "wide|json|yaml|name", "form of the answer (default: a table)"),
         WATCH,
         NO_HEADERS,
     ], agent_flags: false, takes: CompletionKind::Kinds },
     CliCommand { name: "describe", args: "KIND [NAME]", group: PODS, help: "Show everything about a pod, configmap, secret or the node", flags: &[
         NAMESPACE,
-        switch("eviction-order", None, "of the node: also which pods would be evicted first"),
+        switch_flag("eviction-order", None, "of the node: also which pods would be evicted first"),
     ], agent_flags: false, takes: CompletionKind::Kinds },
     CliCommand { name: "top", args: "pods|node|disk|net [NAME]", group: PODS, help: "Show what pods or the node use, who writes to the disk, or bytes of the link", flags: &[
         NAMESPACE,
         ALL_NAMESPACES,
-        switch("containers", None, "each container of the pods"),
-        value("sort-by", None, "cpu|memory|name", "order of the lines (default: name, with --watch cpu)"),
+        switch_flag("containers", None, "each container of the pods"),
+        value_flag("sort-by", None, "cpu|memory|name", "order of the lines (default: name, with --watch cpu)"),
         WATCH,
         NO_HEADERS,
     ], agent_flags: false, takes: CompletionKind::Nothing },
     CliCommand { name: "logs", args: "POD", group: PODS, help: "Print a container's log", flags: &[
         NAMESPACE,
         CONTAINER,
-        switch("follow", Some('f'), "print new lines as they come"),
-        switch("previous", Some('p'), "the instance before the last restart"),
-        value("tail", None, "N", "only the last N lines"),
-        value("since", None, "DURATION", "only lines younger than this (90s, 5m, 1h30m)"),
-        value("since-time", None, "TIME", "only lines after this time (RFC 3339)"),
-        switch("timestamps", None, "each line with its time"),
-        value("limit-bytes", None, "N", "at most N bytes"),
+        switch_flag("follow", Some('f'), "print new lines as they come"),
+        switch_flag("previous", Some('p'), "the instance before the last restart"),
+        value_flag("tail", None, "N", "only the last N lines"),
+        value_flag("since", None, "DURATION", "only lines younger than this (90s, 5m, 1h30m)"),
+        value_flag("since-time", None, "TIME", "only lines after this time (RFC 3339)"),
+        switch_flag("timestamps", None, "each line with its time"),
+        value_flag("limit-bytes", None, "N", "at most N bytes"),
     ], agent_flags: false, takes: CompletionKind::Pods },
     CliCommand { name: "exec", args: "POD -- COMMAND [ARG...]", group: PODS, help: "Run a command in a container", flags: &[
         NAMESPACE,
         CONTAINER,
-        switch("stdin", Some('i'), "pass standard input on"),
-        switch("tty", Some('t'), "give the command a terminal"),
+        switch_flag("stdin", Some('i'), "pass standard input on"),
+        switch_flag("tty", Some('t'), "give the command a terminal"),
     ], agent_flags: false, takes: CompletionKind::Pods },
     CliCommand { name: "attach", args: "POD", group: PODS, help: "Attach to a container's own streams", flags: &[
         NAMESPACE,
         CONTAINER,
-        switch("stdin", Some('i'), "pass standard input on"),
-        switch("tty", Some('t'), "standard input is the container's terminal"),
+        switch_flag("stdin", Some('i'), "pass standard input on"),
+        switch_flag("tty", Some('t'), "standard input is the container's terminal"),
     ], agent_flags: false, takes: CompletionKind::Pods },
     CliCommand { name: "port-forward", args: "POD [LOCAL:]REMOTE...", group: PODS, help: "Forward local ports to a pod", flags: &[
         NAMESPACE,
-        value("address", None, "IP,...", "where to listen (default localhost)"),
+        value_flag("address", None, "IP,...", "where to listen (default localhost)"),
     ], agent_flags: false, takes: CompletionKind::Pods },
 
     CliCommand { name: "image import", args: "FILE...", group: IMAGES, help: "Import docker and OCI archives", flags: &[
-        value("name", None, "REFERENCE", "name of an image that has none in its archive"),
+        value_flag("name", None, "REFERENCE", "name of an image that has none in its archive"),
         QUIET,
     ], agent_flags: false, takes: CompletionKind::Files },
     CliCommand { name: "image pull", args: "REFERENCE...", group: IMAGES, help: "Pull images from their registries", flags: &[
-        switch("now", None, "also if the link has no bytes left for it today"),
+        switch_flag("now", None, "also if the link has no bytes left for it today"),
         QUIET,
     ], agent_flags: false, takes: CompletionKind::Images },
     CliCommand { name: "image ls", args: "", group: IMAGES, help: "List images", flags: &[
-        value("output", Some('o'), "wide", "whole identifiers"),
+        value_flag("output", Some('o'), "wide", "whole identifiers"),
         NO_HEADERS,
     ], agent_flags: false, takes: CompletionKind::Nothing },
     CliCommand { name: "image rm", args: "IMAGE...", group: IMAGES, help: "Remove images", flags: &[], agent_flags: false, takes: CompletionKind::Images },
     CliCommand { name: "image verify", args: "", group: IMAGES, help: "Check that images have not changed since they were unpacked", flags: &[
-        switch("repair", None, "remove damaged images that no container uses; they are fetched again"),
-        value("root-dir", None, "DIR", "look at the images of this root directory without an agent; none may be running with it"),
+        switch_flag("repair", None, "remove damaged images that no container uses; they are fetched again"),
+        value_flag("root-dir", None, "DIR", "look at the images of this root directory without an agent; none may be running with it"),
         QUIET,
     ], agent_flags: false, takes: CompletionKind::Nothing },
     CliCommand { name: "image prune", args: "", group: IMAGES, help: "Remove images that no container uses", flags: &[], agent_flags: false, takes: CompletionKind::Nothing },
 
     CliCommand { name: "check", args: "[FILE...]", group: MACHINE, help: "Say what is wrong with this machine, or with manifests, and the exact fix", flags: &[
-        value("output", Some('o'), "json", "form of the answer (default: lines)"),
-        switch("quiet", Some('q'), "only what is wrong"),
-        switch("strict", None, "exit code 1 for warnings too"),
-        switch("kubeadm", None, "what kubeadm join would say of it, by its own names"),
-        switch("kubelet", None, "the flags are those of the program that is called kubelet"),
+        value_flag("output", Some('o'), "json", "form of the answer (default: lines)"),
+        switch_flag("quiet", Some('q'), "only what is wrong"),
+        switch_flag("strict", None, "exit code 1 for warnings too"),
+        switch_flag("kubeadm", None, "what kubeadm join would say of it, by its own names"),
+        switch_flag("kubelet", None, "the flags are those of the program that is called kubelet"),
     ], agent_flags: true, takes: CompletionKind::Files },
     CliCommand { name: "reset", args: "", group: MACHINE, help: "Remove everything the agent made; manifests and configuration stay", flags: &[
-        switch("yes", Some('y'), "do not ask"),
-        switch("force", Some('f'), "the same, as kubeadm has it"),
-        switch("dry-run", None, "only list what would be removed"),
-        switch("stop", None, "if the agent runs, end it and its pods first, and run their hooks"),
-        switch("keep-images", None, "leave the images"),
-        value("grace-period", None, "SECONDS", "longest time that a pod gets to end, if no agent runs (default: what its manifest says)"),
+        switch_flag("yes", Some('y'), "do not ask"),
+        switch_flag("force", Some('f'), "the same, as kubeadm has it"),
+        switch_flag("dry-run", None, "only list what would be removed"),
+        switch_flag("stop", None, "if the agent runs, end it and its pods first, and run their hooks"),
+        switch_flag("keep-images", None, "leave the images"),
+        value_flag("grace-period", None, "SECONDS", "longest time that a pod gets to end, if no agent runs (default: what its manifest says)"),
     ], agent_flags: true, takes: CompletionKind::Nothing },
     CliCommand { name: "health", args: "", group: MACHINE, help: "Say whether the agent does its work; exit code 1 if not", flags: &[
-        value("wait", None, "SECONDS", "wait so long for it (default 0, at most 3600)"),
+        value_flag("wait", None, "SECONDS", "wait so long for it (default 0, at most 3600)"),
     ], agent_flags: false, takes: CompletionKind::Nothing },
     CliCommand { name: "debug dump", args: "", group: MACHINE, help: "Print what the agent's loop lately heard and did", flags: &[], agent_flags: false, takes: CompletionKind::Nothing },
 
@@ -236,9 +236,9 @@ const COMMANDS: &[CliCommand] = &[
 ];
 
 /// Lists all commands, those of parts too, in the order of the help.
-pub(crate) fn all() -> impl Iterator<Item = &'static CliCommand> {
+pub(crate) fn all_commands() -> impl Iterator<Item = &'static CliCommand> {
     GROUPS.iter().flat_map(|group| {
-        let of_parts = parts::commands().map(|part| &part.command);
+        let of_parts = parts::part_commands().map(|part| &part.command);
         let commands = COMMANDS.iter().chain(of_parts);
         commands.filter(move |command| command.group == *group)
     })
@@ -246,8 +246,11 @@ pub(crate) fn all() -> impl Iterator<Item = &'static CliCommand> {
 
 impl CliCommand {
     /// Finds a command by its words. Returns also the number of words of its name.
-    pub(crate) fn find(first: &str, second: Option<&str>) -> Option<(&'static Self, usize)> {
-        let named = |name: &str| all().find(|c| c.name == name);
+    pub(crate) fn find_command(
+        first: &str,
+        second: Option<&str>,
+    ) -> Option<(&'static Self, usize)> {
+        let named = |name: &str| all_commands().find(|c| c.name == name);
         named(first).map(|c| (c, 1)).or_else(|| {
             let both = format!("{first} {}", second?);
             named(&both).map(|c| (c, 2))
@@ -255,8 +258,8 @@ impl CliCommand {
     }
 
     /// Returns true if some command's name begins with this word and has another.
-    pub(crate) fn is_family(first: &str) -> bool {
-        all().any(|c| c.name.split_once(' ').is_some_and(|(f, _)| f == first))
+    pub(crate) fn is_command_family(first: &str) -> bool {
+        all_commands().any(|c| c.name.split_once(' ').is_some_and(|(f, _)| f == first))
     }
 
     /// Flags of this command and those that every command takes; not the agent's.
@@ -268,13 +271,13 @@ impl CliCommand {
     }
 
     /// Finds the name of a flag that was typed as one letter.
-    pub(crate) fn long_of(&self, short: char) -> Option<&'static str> {
+    pub(crate) fn long_flag_name(&self, short: char) -> Option<&'static str> {
         let own = self.flags.iter().find(|f| f.short == Some(short));
         own.map(|f| f.name)
     }
 
     /// Makes the help for this command alone.
-    pub(crate) fn help(&self) -> String {
+    pub(crate) fn help_text(&self) -> String {
         let mut out = format!("{}.\n\nUsage: picolet {}", self.help, self.name);
         for part in [self.args, "[FLAGS]"] {
             if !part.is_empty() {
@@ -286,14 +289,14 @@ impl CliCommand {
             let short = f
                 .short
                 .map_or_else(|| "    ".to_owned(), |c| format!("-{c}, "));
-            format!("{short}--{}{}", f.name, spaced(f.value))
+            format!("{short}--{}{}", f.name, with_leading_space(f.value))
         };
         let rows: Vec<_> = self.all_flags().map(|f| (left(f), f.help)).collect();
         out += &two_columns(rows.iter().map(|(left, right)| (&**left, *right)));
         match (self.agent_flags, self.name) {
             (true, "run") => {
                 out += "\nEach flag stands for the key of the configuration behind it:\n";
-                out += &config::flags::help();
+                out += &config::flags::help_text();
             }
             (true, _) => {
                 out += "\nIt also takes the flags of the agent: see 'picolet run --help'.\n"
@@ -304,7 +307,7 @@ impl CliCommand {
     }
 }
 
-fn spaced(value: &str) -> String {
+fn with_leading_space(value: &str) -> String {
     if value.is_empty() {
         String::new()
     } else {
@@ -313,13 +316,13 @@ fn spaced(value: &str) -> String {
 }
 
 /// Makes the help for all commands.
-pub(crate) fn overview() -> String {
+pub(crate) fn overview_text() -> String {
     let mut out =
         "picolet: a kubelet for very small machines\n\nUsage: picolet COMMAND [FLAGS]\n".to_owned();
-    let left = |c: &CliCommand| format!("{}{}", c.name, spaced(c.args));
+    let left = |c: &CliCommand| format!("{}{}", c.name, with_leading_space(c.args));
     for group in GROUPS {
         let _ = write!(out, "\n{group}:\n");
-        let of_group = all().filter(|command| command.group == group);
+        let of_group = all_commands().filter(|command| command.group == group);
         let rows: Vec<_> = of_group
             .map(|command| (left(command), command.help))
             .collect();
@@ -337,7 +340,7 @@ mod tests {
 
     #[test]
     fn the_table_is_sound() {
-        for command in all() {
+        for command in all_commands() {
             let mut names: Vec<&str> = command.all_flags().map(|f| f.name).collect();
             let mut letters: Vec<char> = command.all_flags().filter_map(|f| f.short).collect();
             names.sort_unstable();
@@ -349,14 +352,14 @@ mod tests {
                 assert!(!text.is_empty() && !text.ends_with('.'), "{text:?}");
             }
         }
-        let mut groups: Vec<&str> = all().map(|c| c.group).collect();
+        let mut groups: Vec<&str> = all_commands().map(|c| c.group).collect();
         groups.dedup();
         assert_eq!(
             groups, GROUPS,
             "no command has a group that is not in the help"
         );
         assert_eq!(
-            all()
+            all_commands()
                 .filter(|c| COMMANDS.iter().any(|own| own.name == c.name))
                 .count(),
             COMMANDS.len()
@@ -373,22 +376,22 @@ mod tests {
             ("image", None, None),
             ("shim", None, None),
         ] {
-            let got = CliCommand::find(first, second).map(|(c, n)| (c.name, n));
+            let got = CliCommand::find_command(first, second).map(|(c, n)| (c.name, n));
             assert_eq!(got, found, "{first} {second:?}");
         }
-        assert!(CliCommand::is_family("image") && !CliCommand::is_family("get"));
+        assert!(CliCommand::is_command_family("image") && !CliCommand::is_command_family("get"));
     }
 
     #[test]
     fn help_names_every_command_and_flag() {
-        let overview = overview();
-        for command in all() {
+        let overview = overview_text();
+        for command in all_commands() {
             assert!(
                 overview.contains(&format!("  {}", command.name)),
                 "{}",
                 command.name
             );
-            let one = command.help();
+            let one = command.help_text();
             for flag in command.all_flags() {
                 assert!(
                     one.contains(&format!("--{}", flag.name)),
@@ -398,11 +401,14 @@ mod tests {
                 );
             }
         }
-        let (check, _) = CliCommand::find("check", None).expect("check");
-        assert!(!check.help().contains("--socket "), "it is the agent's own");
-        let (run, _) = CliCommand::find("run", None).expect("run");
-        assert_eq!(run.help().matches("--socket ").count(), 1);
-        for text in all().map(CliCommand::help).chain([overview]) {
+        let (check, _) = CliCommand::find_command("check", None).expect("check");
+        assert!(
+            !check.help_text().contains("--socket "),
+            "it is the agent's own"
+        );
+        let (run, _) = CliCommand::find_command("run", None).expect("run");
+        assert_eq!(run.help_text().matches("--socket ").count(), 1);
+        for text in all_commands().map(CliCommand::help_text).chain([overview]) {
             let widest = text.lines().max_by_key(|line| line.chars().count());
             let widest = widest.unwrap_or("");
             assert!(widest.chars().count() <= HELP_COLUMNS, "{widest}");

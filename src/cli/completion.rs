@@ -5,29 +5,29 @@ use core::fmt::Write as _;
 
 use super::{
     CliError,
-    args::{CliWord, CliWords, unexpected},
+    args::{CliWord, CliWords, unexpected_word},
     commands::{self, CliCommand, CommandFlag, CompletionKind, KINDS, SHELLS},
-    print,
+    print_text,
 };
-use crate::config::flags::described;
+use crate::config::flags::flag_descriptions;
 
 /// Shell command that prints the names of pods, one a line.
 const POD_NAMES: &str = "picolet get pods -o name 2>/dev/null | sed s,pod/,,";
 /// Shell command that prints the references of images, one a line.
 const IMAGE_NAMES: &str = "picolet image ls --no-headers 2>/dev/null | awk '{print ($2 == \"<none>\") ? $3 : $1 \":\" $2}'";
 
-pub(super) fn run(mut words: CliWords) -> Result<(), CliError> {
+pub(super) fn run_completion(mut words: CliWords) -> Result<(), CliError> {
     let mut shell = None;
-    while let Some(word) = words.next()? {
+    while let Some(word) = words.next_word()? {
         match word {
             CliWord::Value(name) if shell.is_none() => shell = Some(name),
-            other => return Err(unexpected(other)),
+            other => return Err(unexpected_word(other)),
         }
     }
-    print(&match shell.as_deref() {
-        Some("bash") => bash(),
-        Some("zsh") => zsh(),
-        Some("fish") => fish(),
+    print_text(&match shell.as_deref() {
+        Some("bash") => bash_script(),
+        Some("zsh") => zsh_script(),
+        Some("fish") => fish_script(),
         _ => {
             return Err(CliError::new(format!(
                 "expected 'picolet completion {}'",
@@ -57,7 +57,7 @@ enum FlagCompletion<'a> {
     OneOf(Vec<&'a str>),
 }
 
-fn own<'a>(flag: &'a CommandFlag) -> CompletionFlag<'a> {
+fn completion_flag<'a>(flag: &'a CommandFlag) -> CompletionFlag<'a> {
     CompletionFlag {
         name: flag.name,
         short: flag.short,
@@ -73,10 +73,10 @@ fn own<'a>(flag: &'a CommandFlag) -> CompletionFlag<'a> {
     }
 }
 
-fn flags_of(command: &CliCommand) -> Vec<CompletionFlag<'_>> {
-    let mut all: Vec<CompletionFlag<'_>> = command.all_flags().map(own).collect();
+fn completion_flags(command: &CliCommand) -> Vec<CompletionFlag<'_>> {
+    let mut all: Vec<CompletionFlag<'_>> = command.all_flags().map(completion_flag).collect();
     if command.agent_flags {
-        all.extend(described().map(|f| CompletionFlag {
+        all.extend(flag_descriptions().map(|f| CompletionFlag {
             name: f.name,
             short: None,
             help: f.help,
@@ -92,7 +92,7 @@ fn flags_of(command: &CliCommand) -> Vec<CompletionFlag<'_>> {
 
 /// Lists the words of the first place.
 fn first_words() -> Vec<&'static str> {
-    let mut words: Vec<&str> = commands::all()
+    let mut words: Vec<&str> = commands::all_commands()
         .map(|c| c.name.split(' ').next().unwrap_or(c.name))
         .collect();
     words.dedup();
@@ -100,9 +100,9 @@ fn first_words() -> Vec<&'static str> {
 }
 
 /// Lists the families of commands with their second words.
-fn families() -> Vec<(&'static str, Vec<&'static str>)> {
+fn command_families() -> Vec<(&'static str, Vec<&'static str>)> {
     let mut families: Vec<(&str, Vec<&str>)> = Vec::new();
-    for (family, verb) in commands::all().filter_map(|c| c.name.split_once(' ')) {
+    for (family, verb) in commands::all_commands().filter_map(|c| c.name.split_once(' ')) {
         match families.last_mut() {
             Some((last, verbs)) if *last == family => verbs.push(verb),
             _ => families.push((family, vec![verb])),
@@ -112,7 +112,7 @@ fn families() -> Vec<(&'static str, Vec<&'static str>)> {
 }
 
 /// Makes a shell command that prints the words that may stand behind `command`. True: files may stand there, too.
-fn behind(command: &CliCommand) -> (String, bool) {
+fn argument_words_command(command: &CliCommand) -> (String, bool) {
     match command.takes {
         CompletionKind::Nothing => (String::new(), false),
         CompletionKind::Files => (String::new(), true),
@@ -124,7 +124,7 @@ fn behind(command: &CliCommand) -> (String, bool) {
     }
 }
 
-fn bash() -> String {
+fn bash_script() -> String {
     let mut out = String::from(
         "# bash completion of picolet: put it into /etc/bash_completion.d/ or source it.\n\
          _picolet() {\n\
@@ -135,7 +135,7 @@ fn bash() -> String {
          \x20       --socket) ((i++)) ;;\n\
          \x20       -*) ;;\n",
     );
-    let families = families();
+    let families = command_families();
     for (family, _) in &families {
         let _ = writeln!(
             out,
@@ -149,8 +149,8 @@ fn bash() -> String {
          \x20   COMPREPLY=()\n\
          \x20   case \"$command $prev\" in\n",
     );
-    for command in commands::all() {
-        for flag in flags_of(command) {
+    for command in commands::all_commands() {
+        for flag in completion_flags(command) {
             let reply = match &flag.takes {
                 FlagCompletion::None => continue,
                 FlagCompletion::Anything => String::new(),
@@ -183,12 +183,12 @@ fn bash() -> String {
             verbs.join(" ")
         );
     }
-    for command in commands::all() {
-        let flags: Vec<String> = flags_of(command)
+    for command in commands::all_commands() {
+        let flags: Vec<String> = completion_flags(command)
             .iter()
             .map(|f| format!("--{}", f.name))
             .collect();
-        let (words, files) = behind(command);
+        let (words, files) = argument_words_command(command);
         let rest = if files {
             "compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- \"$cur\"))".to_owned()
         } else if words.is_empty() {
@@ -208,7 +208,7 @@ fn bash() -> String {
 }
 
 /// Escapes text for single quotes and brackets of `_arguments`.
-fn zsh_text(text: &str) -> String {
+fn escape_zsh(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
         match c {
@@ -223,7 +223,7 @@ fn zsh_text(text: &str) -> String {
     out
 }
 
-fn zsh() -> String {
+fn zsh_script() -> String {
     let mut out = String::from(
         "#compdef picolet\n\
          # zsh completion of picolet: put it into a directory of $fpath as _picolet.\n\
@@ -242,14 +242,14 @@ fn zsh() -> String {
          \x20       commands=(\n",
     );
     for word in first_words() {
-        let help = commands::all()
+        let help = commands::all_commands()
             .find(|c| c.name.split(' ').next() == Some(word))
             .filter(|c| c.name == word)
             .map_or("", |c| c.help);
-        let _ = writeln!(out, "            '{word}:{}'", zsh_text(help));
+        let _ = writeln!(out, "            '{word}:{}'", escape_zsh(help));
     }
     out.push_str("        )\n        _describe command commands\n        return\n    fi\n    local command=${words[2]}\n");
-    for (family, verbs) in families() {
+    for (family, verbs) in command_families() {
         let _ = write!(
             out,
             "    if [[ $command == {family} ]]; then\n        if (( CURRENT == 3 )); then compadd {}; return; fi\n        command=\"{family} ${{words[3]}}\"\n        shift words; (( CURRENT-- ))\n    fi\n",
@@ -257,16 +257,16 @@ fn zsh() -> String {
         );
     }
     out.push_str("    shift words; (( CURRENT-- ))\n    case $command in\n");
-    for command in commands::all() {
+    for command in commands::all_commands() {
         let _ = write!(out, "    '{}')\n        _arguments -s", command.name);
-        for flag in flags_of(command) {
+        for flag in completion_flags(command) {
             let value = match &flag.takes {
                 FlagCompletion::None => String::new(),
                 FlagCompletion::Anything => format!(":{}: ", flag.name),
                 FlagCompletion::Path => format!(":{}:_files", flag.name),
                 FlagCompletion::OneOf(words) => format!(":{}:({})", flag.name, words.join(" ")),
             };
-            let help = zsh_text(flag.help);
+            let help = escape_zsh(flag.help);
             let _ = write!(out, " \\\n            '--{}[{help}]{value}'", flag.name);
             if let Some(short) = flag.short {
                 let _ = write!(out, " \\\n            '-{short}[{help}]{value}'");
@@ -294,11 +294,11 @@ fn zsh() -> String {
 }
 
 /// Escapes text for single quotes of fish.
-fn fish_text(text: &str) -> String {
+fn escape_fish(text: &str) -> String {
     text.replace('\\', "\\\\").replace('\'', "\\'")
 }
 
-fn fish() -> String {
+fn fish_script() -> String {
     let mut out = String::from(
         "# fish completion of picolet: put it into ~/.config/fish/completions/picolet.fish.\n\
          function __picolet_at\n\
@@ -321,25 +321,25 @@ fn fish() -> String {
          complete -c picolet -f\n",
     );
     for word in first_words() {
-        let help = commands::all()
+        let help = commands::all_commands()
             .find(|c| c.name == word)
             .map_or("", |c| c.help);
         let _ = writeln!(
             out,
             "complete -c picolet -n '__picolet_at \"\"' -a {word} -d '{}'",
-            fish_text(help)
+            escape_fish(help)
         );
     }
-    for (family, verbs) in families() {
+    for (family, verbs) in command_families() {
         let _ = writeln!(
             out,
             "complete -c picolet -n '__picolet_at {family} only' -a '{}'",
             verbs.join(" ")
         );
     }
-    for command in commands::all() {
+    for command in commands::all_commands() {
         let at = format!("-n '__picolet_at \"{}\"'", command.name);
-        for flag in flags_of(command) {
+        for flag in completion_flags(command) {
             let value = match &flag.takes {
                 FlagCompletion::None => String::new(),
                 FlagCompletion::Anything => " -x".into(),
@@ -351,15 +351,19 @@ fn fish() -> String {
                 out,
                 "complete -c picolet {at} -l {}{short}{value} -d '{}'",
                 flag.name,
-                fish_text(flag.help)
+                escape_fish(flag.help)
             );
         }
-        let (words, files) = behind(command);
+        let (words, files) = argument_words_command(command);
         if files {
             let _ = writeln!(out, "complete -c picolet {at} -F");
         } else if !words.is_empty() {
             let words = words.replace("echo ", "string split ' ' ");
-            let _ = writeln!(out, "complete -c picolet {at} -a '({})'", fish_text(&words));
+            let _ = writeln!(
+                out,
+                "complete -c picolet {at} -a '({})'",
+                escape_fish(&words)
+            );
         }
     }
     out
@@ -391,7 +395,11 @@ mod tests {
 
     #[test]
     fn shells_can_read_the_scripts() {
-        for (shell, script) in [("bash", bash()), ("zsh", zsh()), ("fish", fish())] {
+        for (shell, script) in [
+            ("bash", bash_script()),
+            ("zsh", zsh_script()),
+            ("fish", fish_script()),
+        ] {
             match fed(shell, &["-n"], &script) {
                 Some((ok, said)) => assert!(ok && said.is_empty(), "{shell}: {said}"),
                 // bash is part of every machine that tests run on.
@@ -402,10 +410,14 @@ mod tests {
 
     #[test]
     fn every_command_and_flag_is_in_each() {
-        for (shell, script) in [("bash", bash()), ("zsh", zsh()), ("fish", fish())] {
-            for command in commands::all() {
+        for (shell, script) in [
+            ("bash", bash_script()),
+            ("zsh", zsh_script()),
+            ("fish", fish_script()),
+        ] {
+            for command in commands::all_commands() {
                 assert!(script.contains(command.name), "{shell}: {}", command.name);
-                for flag in flags_of(command) {
+                for flag in completion_flags(command) {
                     let dashed = if shell == "fish" { "-l " } else { "--" };
                     let word = format!("{dashed}{}", flag.name);
                     assert!(script.contains(&word), "{shell}: {word}");
@@ -427,7 +439,7 @@ mod tests {
         ] {
             let ask = format!(
                 "{}\nCOMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _picolet; echo \"${{COMPREPLY[@]}}\"\n",
-                bash()
+                bash_script()
             );
             let (ok, said) = fed("bash", &[], &ask).expect("bash");
             let words: Vec<&str> = said.split_whitespace().collect();

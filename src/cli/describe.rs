@@ -11,25 +11,25 @@ use serde_json::Value;
 
 use super::{
     AgentClient, CliError,
-    args::{CliWord, CliWords, unexpected},
+    args::{CliWord, CliWords, unexpected_word},
     elastic,
     get::DEFAULT_NAMESPACE,
-    print, table,
+    print_text, table,
 };
 use crate::{
     api::{Event, Quantity, WallTime},
-    server::{backend::ObjectList, http::encode},
+    server::{backend::ObjectList, http::percent_encode},
     sys::clock,
 };
 
-pub(super) fn run(mut words: CliWords) -> Result<(), CliError> {
+pub(super) fn run_describe(mut words: CliWords) -> Result<(), CliError> {
     let mut namespace = DEFAULT_NAMESPACE.to_owned();
     let (mut kind, mut names) = (String::new(), Vec::new());
     let mut order = false;
-    while let Some(word) = words.next()? {
+    while let Some(word) = words.next_word()? {
         match word {
-            CliWord::Flag("namespace") => namespace = words.value()?,
-            CliWord::Flag("eviction-order") => order = words.switch()?,
+            CliWord::Flag("namespace") => namespace = words.flag_value()?,
+            CliWord::Flag("eviction-order") => order = words.switch_value()?,
             CliWord::Value(value) if kind.is_empty() => match value.split_once('/') {
                 Some((of, name)) => {
                     kind = of.to_owned();
@@ -38,17 +38,17 @@ pub(super) fn run(mut words: CliWords) -> Result<(), CliError> {
                 None => kind = value,
             },
             CliWord::Value(value) => names.push(value),
-            other @ CliWord::Flag(_) => return Err(unexpected(other)),
+            other @ CliWord::Flag(_) => return Err(unexpected_word(other)),
         }
     }
-    let client = words.client();
+    let client = words.agent_client();
     match kind.as_str() {
-        "pod" | "pods" | "po" => pods(&client, &namespace, &names),
-        "node" | "nodes" | "no" => node(&client, &names, order),
+        "pod" | "pods" | "po" => describe_pods(&client, &namespace, &names),
+        "node" | "nodes" | "no" => describe_node(&client, &names, order),
         "configmap" | "configmaps" | "cm" => {
-            objects::run(&client, "configmaps", &namespace, &names)
+            objects::describe_objects(&client, "configmaps", &namespace, &names)
         }
-        "secret" | "secrets" => objects::run(&client, "secrets", &namespace, &names),
+        "secret" | "secrets" => objects::describe_objects(&client, "secrets", &namespace, &names),
         "" => Err(CliError::new(
             "you must say what to describe: pod, node, configmap or secret",
         )),
@@ -58,18 +58,20 @@ pub(super) fn run(mut words: CliWords) -> Result<(), CliError> {
     }
 }
 
-fn items(mut list: Value) -> Vec<Value> {
+fn take_items(mut list: Value) -> Vec<Value> {
     list["items"]
         .as_array_mut()
         .map(core::mem::take)
         .unwrap_or_default()
 }
 
-fn pods(client: &AgentClient, namespace: &str, names: &[String]) -> Result<(), CliError> {
-    let of_namespace = |what: &str| format!("/{what}?namespace={}", encode(namespace));
-    let mut pods = client.json("GET", &of_namespace("pods")).map(items)?;
-    let events: ObjectList<Event> = client.read(&of_namespace("events"))?;
-    let name_of = |pod: &Value| text(pod, "/metadata/name").to_owned();
+fn describe_pods(client: &AgentClient, namespace: &str, names: &[String]) -> Result<(), CliError> {
+    let of_namespace = |what: &str| format!("/{what}?namespace={}", percent_encode(namespace));
+    let mut pods = client
+        .request_json("GET", &of_namespace("pods"))
+        .map(take_items)?;
+    let events: ObjectList<Event> = client.fetch_typed(&of_namespace("events"))?;
+    let name_of = |pod: &Value| text_at(pod, "/metadata/name").to_owned();
     for name in names {
         if !pods.iter().any(|p| name_of(p) == *name) {
             return Err(CliError {
@@ -79,46 +81,49 @@ fn pods(client: &AgentClient, namespace: &str, names: &[String]) -> Result<(), C
         }
     }
     pods.retain(|p| names.is_empty() || names.contains(&name_of(p)));
-    let now = clock::wall();
+    let now = clock::wall_now();
     let texts: Vec<String> = pods
         .iter()
-        .map(|pod| elastic::align(&pod_text(pod, &events.items, now)))
+        .map(|pod| elastic::align_columns(&pod_text(pod, &events.items, now)))
         .collect();
-    print(&texts.join("\n\n"))
+    print_text(&texts.join("\n\n"))
 }
 
-fn node(client: &AgentClient, names: &[String], order: bool) -> Result<(), CliError> {
-    let node = client.json("GET", "/node")?;
-    if let Some(other) = names.iter().find(|n| *n != text(&node, "/metadata/name")) {
+fn describe_node(client: &AgentClient, names: &[String], order: bool) -> Result<(), CliError> {
+    let node = client.request_json("GET", "/node")?;
+    if let Some(other) = names
+        .iter()
+        .find(|n| *n != text_at(&node, "/metadata/name"))
+    {
         return Err(CliError {
             message: format!("Error from server (NotFound): nodes \"{other}\" not found"),
             code: 1,
         });
     }
-    let pods = client.json("GET", "/pods").map(items)?;
-    let pressure = client.json("GET", &format!("/pressure?order={order}"))?;
-    let text = node_text(&node, &pods, &pressure, clock::wall());
-    print(&elastic::align(&text))
+    let pods = client.request_json("GET", "/pods").map(take_items)?;
+    let pressure = client.request_json("GET", &format!("/pressure?order={order}"))?;
+    let text = node_text(&node, &pods, &pressure, clock::wall_now());
+    print_text(&elastic::align_columns(&text))
 }
 
 /// Returns a text of the object; empty if there is none.
-fn text<'a>(object: &'a Value, path: &str) -> &'a str {
+fn text_at<'a>(object: &'a Value, path: &str) -> &'a str {
     object.pointer(path).and_then(Value::as_str).unwrap_or("")
 }
 
-fn list<'a>(object: &'a Value, path: &str) -> &'a [Value] {
+fn list_at<'a>(object: &'a Value, path: &str) -> &'a [Value] {
     object
         .pointer(path)
         .and_then(Value::as_array)
         .map_or(&[], Vec::as_slice)
 }
 
-fn or<'a>(text: &'a str, otherwise: &'a str) -> &'a str {
+fn text_or<'a>(text: &'a str, otherwise: &'a str) -> &'a str {
     if text.is_empty() { otherwise } else { text }
 }
 
 /// Formats a text, number or truth value for people.
-fn plain(value: &Value) -> String {
+fn plain_text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Null => String::new(),
@@ -127,7 +132,7 @@ fn plain(value: &Value) -> String {
 }
 
 /// Formats a time as `Mon, 02 Jan 2006 15:04:05 +0000`: Go's RFC 1123 with a numeric zone, in UTC.
-fn time(rfc3339: &str) -> String {
+fn format_time(rfc3339: &str) -> String {
     let Some(at) = WallTime::parse(rfc3339) else {
         return rfc3339.to_owned();
     };
@@ -146,12 +151,12 @@ fn time(rfc3339: &str) -> String {
 }
 
 /// Writes `MetricLabels:` and the like: the first pair beside the title, the others below it.
-fn pairs(out: &mut String, title: &str, object: Option<&Value>, between: &str) {
+fn write_pairs(out: &mut String, title: &str, object: Option<&Value>, between: &str) {
     let pairs: Vec<String> = object
         .and_then(Value::as_object)
         .into_iter()
         .flatten()
-        .map(|(k, v)| format!("{k}{between}{}", plain(v)))
+        .map(|(k, v)| format!("{k}{between}{}", plain_text(v)))
         .collect();
     if pairs.is_empty() {
         let _ = writeln!(out, "{title}:\t<none>");
@@ -168,7 +173,7 @@ fn pairs(out: &mut String, title: &str, object: Option<&Value>, between: &str) {
 
 fn pod_text(pod: &Value, events: &[Event], now: WallTime) -> String {
     let mut out = String::new();
-    let t = |path: &str| text(pod, path);
+    let t = |path: &str| text_at(pod, path);
     let _ = writeln!(out, "Name:\t{}", t("/metadata/name"));
     let _ = writeln!(out, "Namespace:\t{}", t("/metadata/namespace"));
     let priority = pod.pointer("/spec/priority").and_then(Value::as_i64);
@@ -184,18 +189,18 @@ fn pod_text(pod: &Value, events: &[Event], now: WallTime) -> String {
     let _ = writeln!(
         out,
         "Service Account:\t{}",
-        or(t("/spec/serviceAccountName"), "default")
+        text_or(t("/spec/serviceAccountName"), "default")
     );
-    let node = or(t("/spec/nodeName"), "<none>");
+    let node = text_or(t("/spec/nodeName"), "<none>");
     let _ = match t("/status/hostIP") {
         "" => writeln!(out, "Node:\t{node}"),
         ip => writeln!(out, "Node:\t{node}/{ip}"),
     };
     if !t("/status/startTime").is_empty() {
-        let _ = writeln!(out, "Start Time:\t{}", time(t("/status/startTime")));
+        let _ = writeln!(out, "Start Time:\t{}", format_time(t("/status/startTime")));
     }
-    pairs(&mut out, "Labels", pod.pointer("/metadata/labels"), "=");
-    pairs(
+    write_pairs(&mut out, "Labels", pod.pointer("/metadata/labels"), "=");
+    write_pairs(
         &mut out,
         "Annotations",
         pod.pointer("/metadata/annotations"),
@@ -206,7 +211,7 @@ fn pod_text(pod: &Value, events: &[Event], now: WallTime) -> String {
             let _ = writeln!(out, "Status:\t{}", t("/status/phase"));
         }
         at => {
-            let since = table::age(WallTime::parse(at), now);
+            let since = table::human_age(WallTime::parse(at), now);
             let _ = writeln!(out, "Status:\tTerminating (lasts {since})");
             if let Some(grace) = pod.pointer("/metadata/deletionGracePeriodSeconds") {
                 let _ = writeln!(out, "Termination Grace Period:\t{grace}s");
@@ -223,21 +228,21 @@ fn pod_text(pod: &Value, events: &[Event], now: WallTime) -> String {
         let _ = writeln!(out, "SeccompProfile:\t{seccomp}");
     }
     let _ = writeln!(out, "IP:\t{}", t("/status/podIP"));
-    let ips = list(pod, "/status/podIPs");
+    let ips = list_at(pod, "/status/podIPs");
     if ips.is_empty() {
         out.push_str("IPs:\t<none>\n");
     } else {
         out.push_str("IPs:\n");
         for ip in ips {
-            let _ = writeln!(out, "  IP:\t{}", text(ip, "/ip"));
+            let _ = writeln!(out, "  IP:\t{}", text_at(ip, "/ip"));
         }
     }
-    if let Some(owner) = list(pod, "/metadata/ownerReferences").first() {
+    if let Some(owner) = list_at(pod, "/metadata/ownerReferences").first() {
         let _ = writeln!(
             out,
             "Controlled By:\t{}/{}",
-            text(owner, "/kind"),
-            text(owner, "/name")
+            text_at(owner, "/kind"),
+            text_at(owner, "/name")
         );
     }
     for (title, spec, status) in [
@@ -257,78 +262,80 @@ fn pod_text(pod: &Value, events: &[Event], now: WallTime) -> String {
             "/status/ephemeralContainerStatuses",
         ),
     ] {
-        let containers = list(pod, spec);
+        let containers = list_at(pod, spec);
         if !containers.is_empty() {
             let _ = writeln!(out, "{title}:");
         }
         for container in containers {
-            let name = text(container, "/name");
-            let status = list(pod, status).iter().find(|s| text(s, "/name") == name);
-            container_text(&mut out, container, status.unwrap_or(&Value::Null));
+            let name = text_at(container, "/name");
+            let status = list_at(pod, status)
+                .iter()
+                .find(|s| text_at(s, "/name") == name);
+            write_container(&mut out, container, status.unwrap_or(&Value::Null));
         }
     }
-    let conditions = list(pod, "/status/conditions");
+    let conditions = list_at(pod, "/status/conditions");
     if !conditions.is_empty() {
         out.push_str("Conditions:\n  Type\tStatus\n");
         for condition in conditions {
             let _ = writeln!(
                 out,
                 "  {}\t{} ",
-                text(condition, "/type"),
-                text(condition, "/status")
+                text_at(condition, "/type"),
+                text_at(condition, "/status")
             );
         }
     }
-    volumes(&mut out, list(pod, "/spec/volumes"));
+    write_volumes(&mut out, list_at(pod, "/spec/volumes"));
     let _ = writeln!(out, "QoS Class:\t{}", t("/status/qosClass"));
-    pairs(
+    write_pairs(
         &mut out,
         "Node-Selectors",
         pod.pointer("/spec/nodeSelector"),
         "=",
     );
-    tolerations(&mut out, list(pod, "/spec/tolerations"));
+    write_tolerations(&mut out, list_at(pod, "/spec/tolerations"));
     let uid = t("/metadata/uid");
     let own: Vec<&Event> = events
         .iter()
         .filter(|e| *e.involved_object.uid == *uid)
         .collect();
-    events_text(&mut out, &own, now);
+    write_events(&mut out, &own, now);
     out
 }
 
-fn container_text(out: &mut String, container: &Value, status: &Value) {
-    let t = |path: &str| text(container, path);
-    let s = |path: &str| text(status, path);
+fn write_container(out: &mut String, container: &Value, status: &Value) {
+    let t = |path: &str| text_at(container, path);
+    let s = |path: &str| text_at(status, path);
     let _ = writeln!(out, "  {}:", t("/name"));
     let _ = writeln!(out, "    Container ID:\t{}", s("/containerID"));
     let _ = writeln!(out, "    Image:\t{}", t("/image"));
     let _ = writeln!(out, "    Image ID:\t{}", s("/imageID"));
-    let ports = list(container, "/ports");
+    let ports = list_at(container, "/ports");
     let all = |key: &str| -> String {
         let shown: Vec<String> = ports
             .iter()
             .map(|p| {
                 let number = p[key].as_u64().unwrap_or(0);
-                let protocol = or(text(p, "/protocol"), "TCP");
-                match text(p, "/name") {
+                let protocol = text_or(text_at(p, "/protocol"), "TCP");
+                match text_at(p, "/name") {
                     "" => format!("{number}/{protocol}"),
                     name => format!("{number}/{protocol} ({name})"),
                 }
             })
             .collect();
-        or(&shown.join(", "), "<none>").to_owned()
+        text_or(&shown.join(", "), "<none>").to_owned()
     };
     let plural = if ports.len() > 1 { "s" } else { "" };
     let _ = writeln!(out, "    Port{plural}:\t{}", all("containerPort"));
     let _ = writeln!(out, "    Host Port{plural}:\t{}", all("hostPort"));
     for (title, path) in [("Command", "/command"), ("Args", "/args")] {
-        let words = list(container, path);
+        let words = list_at(container, path);
         if !words.is_empty() {
             let _ = writeln!(out, "    {title}:");
         }
         for word in words {
-            for line in plain(word).lines() {
+            for line in plain_text(word).lines() {
                 let _ = writeln!(out, "      {}", line.replace('\t', "    "));
             }
         }
@@ -336,10 +343,10 @@ fn container_text(out: &mut String, container: &Value, status: &Value) {
     if status.is_null() {
         out.push_str("    State:\tWaiting\n");
     } else {
-        state(out, "State", &status["state"]);
+        write_container_state(out, "State", &status["state"]);
         let last = &status["lastState"];
         if last["terminated"].is_object() {
-            state(out, "Last State", last);
+            write_container_state(out, "Last State", last);
         }
         let ready = status["ready"].as_bool() == Some(true);
         let _ = writeln!(out, "    Ready:\t{}", if ready { "True" } else { "False" });
@@ -355,7 +362,7 @@ fn container_text(out: &mut String, container: &Value, status: &Value) {
             let _ = writeln!(out, "    {title}:");
         }
         for (name, amount) in amounts.into_iter().flatten() {
-            let _ = writeln!(out, "      {name}:\t{}", plain(amount));
+            let _ = writeln!(out, "      {name}:\t{}", plain_text(amount));
         }
     }
     for (title, key) in [
@@ -367,8 +374,8 @@ fn container_text(out: &mut String, container: &Value, status: &Value) {
             let _ = writeln!(out, "    {title}:\tnot run by this version");
         }
     }
-    environment(out, container);
-    let mounts = list(container, "/volumeMounts");
+    write_environment(out, container);
+    let mounts = list_at(container, "/volumeMounts");
     if mounts.is_empty() {
         out.push_str("    Mounts:\t<none>\n");
     } else {
@@ -377,16 +384,16 @@ fn container_text(out: &mut String, container: &Value, status: &Value) {
     for mount in mounts {
         let read_only = mount["readOnly"].as_bool() == Some(true);
         let mut flags = vec![if read_only { "ro" } else { "rw" }.to_owned()];
-        let path = or(text(mount, "/subPath"), text(mount, "/subPathExpr"));
+        let path = text_or(text_at(mount, "/subPath"), text_at(mount, "/subPathExpr"));
         if !path.is_empty() {
             flags.push(format!("path=\"{path}\""));
         }
-        let (at, from) = (text(mount, "/mountPath"), text(mount, "/name"));
+        let (at, from) = (text_at(mount, "/mountPath"), text_at(mount, "/name"));
         let _ = writeln!(out, "      {at} from {from} ({})", flags.join(","));
     }
 }
 
-fn state(out: &mut String, title: &str, state: &Value) {
+fn write_container_state(out: &mut String, title: &str, state: &Value) {
     let (kind, word) = [
         ("running", "Running"),
         ("waiting", "Waiting"),
@@ -403,14 +410,14 @@ fn state(out: &mut String, title: &str, state: &Value) {
         }
     };
     match kind {
-        "running" => line("Started", &time(text(details, "/startedAt"))),
+        "running" => line("Started", &format_time(text_at(details, "/startedAt"))),
         "waiting" => {
-            line("Reason", text(details, "/reason"));
-            line("Message", text(details, "/message"));
+            line("Reason", text_at(details, "/reason"));
+            line("Message", text_at(details, "/message"));
         }
         _ => {
-            line("Reason", text(details, "/reason"));
-            line("Message", text(details, "/message"));
+            line("Reason", text_at(details, "/reason"));
+            line("Message", text_at(details, "/message"));
             line(
                 "Exit Code",
                 &details["exitCode"].as_i64().unwrap_or(0).to_string(),
@@ -419,15 +426,15 @@ fn state(out: &mut String, title: &str, state: &Value) {
             if signal > 0 {
                 line("Signal", &signal.to_string());
             }
-            line("Started", &time(text(details, "/startedAt")));
-            line("Finished", &time(text(details, "/finishedAt")));
+            line("Started", &format_time(text_at(details, "/startedAt")));
+            line("Finished", &format_time(text_at(details, "/finishedAt")));
         }
     }
 }
 
-fn environment(out: &mut String, container: &Value) {
+fn write_environment(out: &mut String, container: &Value) {
     let optional = |of: &Value| of["optional"].as_bool() == Some(true);
-    let sources = list(container, "/envFrom");
+    let sources = list_at(container, "/envFrom");
     if !sources.is_empty() {
         out.push_str("    Environment Variables from:\n");
     }
@@ -437,60 +444,60 @@ fn environment(out: &mut String, container: &Value) {
         } else {
             ("ConfigMap", &source["configMapRef"])
         };
-        let prefix = match text(source, "/prefix") {
+        let prefix = match text_at(source, "/prefix") {
             "" => String::new(),
             prefix => format!(" with prefix '{prefix}'"),
         };
         let _ = writeln!(
             out,
             "      {}\t{kind}{prefix}\tOptional: {}",
-            text(of, "/name"),
+            text_at(of, "/name"),
             optional(of)
         );
     }
-    let variables = list(container, "/env");
+    let variables = list_at(container, "/env");
     if variables.is_empty() {
         out.push_str("    Environment:\t<none>\n");
     } else {
         out.push_str("    Environment:\n");
     }
     for variable in variables {
-        let name = text(variable, "/name");
+        let name = text_at(variable, "/name");
         let from = &variable["valueFrom"];
         let value = if from["fieldRef"].is_object() {
-            let version = or(text(from, "/fieldRef/apiVersion"), "v1");
-            format!(" ({version}:{})", text(from, "/fieldRef/fieldPath"))
+            let version = text_or(text_at(from, "/fieldRef/apiVersion"), "v1");
+            format!(" ({version}:{})", text_at(from, "/fieldRef/fieldPath"))
         } else if from["resourceFieldRef"].is_object() {
-            format!(" ({})", text(from, "/resourceFieldRef/resource"))
+            format!(" ({})", text_at(from, "/resourceFieldRef/resource"))
         } else if let (of @ Value::Object(_), what) = (&from["secretKeyRef"], "secret") {
-            reference(of, what, optional(of))
+            key_reference_text(of, what, optional(of))
         } else if let (of @ Value::Object(_), what) = (&from["configMapKeyRef"], "config map") {
-            reference(of, what, optional(of))
+            key_reference_text(of, what, optional(of))
         } else {
             // Further lines of a value stand below the first one.
-            text(variable, "/value").replace('\n', "\n      \t")
+            text_at(variable, "/value").replace('\n', "\n      \t")
         };
         let _ = writeln!(out, "      {name}:\t{value}");
     }
 }
 
-fn reference(of: &Value, what: &str, optional: bool) -> String {
+fn key_reference_text(of: &Value, what: &str, optional: bool) -> String {
     format!(
         "<set to the key '{}' {} {what} '{}'>\tOptional: {optional}",
-        text(of, "/key"),
+        text_at(of, "/key"),
         if what == "secret" { "in" } else { "of" },
-        text(of, "/name")
+        text_at(of, "/name")
     )
 }
 
-fn volumes(out: &mut String, volumes: &[Value]) {
+fn write_volumes(out: &mut String, volumes: &[Value]) {
     if volumes.is_empty() {
         out.push_str("Volumes:\t<none>\n");
         return;
     }
     out.push_str("Volumes:\n");
     for volume in volumes {
-        let _ = writeln!(out, "  {}:", text(volume, "/name"));
+        let _ = writeln!(out, "  {}:", text_at(volume, "/name"));
         let mut line = |title: &str, value: &str| {
             let _ = writeln!(out, "    {title}:\t{value}");
         };
@@ -500,42 +507,45 @@ fn volumes(out: &mut String, volumes: &[Value]) {
                 "Type",
                 "EmptyDir (a temporary directory that shares a pod's lifetime)",
             );
-            line("Medium", text(of, "/medium"));
-            line("SizeLimit", or(&plain(&of["sizeLimit"]), "<unset>"));
+            line("Medium", text_at(of, "/medium"));
+            line(
+                "SizeLimit",
+                text_or(&plain_text(&of["sizeLimit"]), "<unset>"),
+            );
         } else if let of @ Value::Object(_) = &volume["hostPath"] {
             line("Type", "HostPath (bare host directory volume)");
-            line("Path", text(of, "/path"));
-            line("HostPathType", text(of, "/type"));
+            line("Path", text_at(of, "/path"));
+            line("HostPathType", text_at(of, "/type"));
         } else if let of @ Value::Object(_) = &volume["configMap"] {
             line("Type", "ConfigMap (a volume populated by a ConfigMap)");
-            line("Name", text(of, "/name"));
+            line("Name", text_at(of, "/name"));
             line("Optional", &optional(of));
         } else if let of @ Value::Object(_) = &volume["secret"] {
             line("Type", "Secret (a volume populated by a Secret)");
-            line("SecretName", text(of, "/secretName"));
+            line("SecretName", text_at(of, "/secretName"));
             line("Optional", &optional(of));
         } else if let of @ Value::Object(_) = &volume["image"] {
             line("Type", "Image (a container image or OCI artifact)");
-            line("Reference", text(of, "/reference"));
-            line("PullPolicy", text(of, "/pullPolicy"));
+            line("Reference", text_at(of, "/reference"));
+            line("PullPolicy", text_at(of, "/pullPolicy"));
         } else if volume["downwardAPI"].is_object() {
             line(
                 "Type",
                 "DownwardAPI (a volume populated by information about the pod)",
             );
             out.push_str("    Items:\n");
-            downward(out, list(volume, "/downwardAPI/items"));
+            write_downward_items(out, list_at(volume, "/downwardAPI/items"));
         } else if volume["projected"].is_object() {
             line(
                 "Type",
                 "Projected (a volume that contains injected data from multiple sources)",
             );
-            for source in list(volume, "/projected/sources") {
+            for source in list_at(volume, "/projected/sources") {
                 if let of @ Value::Object(_) = &source["secret"] {
-                    let _ = writeln!(out, "    SecretName:\t{}", text(of, "/name"));
+                    let _ = writeln!(out, "    SecretName:\t{}", text_at(of, "/name"));
                     let _ = writeln!(out, "    Optional:\t{}", optional(of));
                 } else if let of @ Value::Object(_) = &source["configMap"] {
-                    let _ = writeln!(out, "    ConfigMapName:\t{}", text(of, "/name"));
+                    let _ = writeln!(out, "    ConfigMapName:\t{}", text_at(of, "/name"));
                     let _ = writeln!(out, "    Optional:\t{}", optional(of));
                 } else if source["downwardAPI"].is_object() {
                     out.push_str("    DownwardAPI:\ttrue\n");
@@ -550,27 +560,27 @@ fn volumes(out: &mut String, volumes: &[Value]) {
     }
 }
 
-fn downward(out: &mut String, items: &[Value]) {
+fn write_downward_items(out: &mut String, items: &[Value]) {
     for item in items {
-        let field = text(item, "/fieldRef/fieldPath");
-        let of = or(field, text(item, "/resourceFieldRef/resource"));
-        let _ = writeln!(out, "      {of} -> {}", text(item, "/path"));
+        let field = text_at(item, "/fieldRef/fieldPath");
+        let of = text_or(field, text_at(item, "/resourceFieldRef/resource"));
+        let _ = writeln!(out, "      {of} -> {}", text_at(item, "/path"));
     }
 }
 
-fn tolerations(out: &mut String, all: &[Value]) {
+fn write_tolerations(out: &mut String, all: &[Value]) {
     if all.is_empty() {
         out.push_str("Tolerations:\t<none>\n");
     }
     for (n, one) in all.iter().enumerate() {
-        let mut word = text(one, "/key").to_owned();
-        if !text(one, "/value").is_empty() {
-            let _ = write!(word, "={}", text(one, "/value"));
+        let mut word = text_at(one, "/key").to_owned();
+        if !text_at(one, "/value").is_empty() {
+            let _ = write!(word, "={}", text_at(one, "/value"));
         }
-        if !text(one, "/effect").is_empty() {
-            let _ = write!(word, ":{}", text(one, "/effect"));
+        if !text_at(one, "/effect").is_empty() {
+            let _ = write!(word, ":{}", text_at(one, "/effect"));
         }
-        if text(one, "/operator") == "Exists" {
+        if text_at(one, "/operator") == "Exists" {
             word.push_str(" op=Exists");
         }
         if let Some(seconds) = one["tolerationSeconds"].as_i64() {
@@ -581,7 +591,7 @@ fn tolerations(out: &mut String, all: &[Value]) {
     }
 }
 
-fn events_text(out: &mut String, events: &[&Event], now: WallTime) {
+fn write_events(out: &mut String, events: &[&Event], now: WallTime) {
     if events.is_empty() {
         out.push_str("Events:\t<none>\n");
         return;
@@ -590,10 +600,10 @@ fn events_text(out: &mut String, events: &[&Event], now: WallTime) {
         "Events:\n  Type\tReason\tAge\tFrom\tMessage\n  ----\t------\t----\t----\t-------\n",
     );
     for event in events {
-        let last = table::age(event.last_timestamp, now);
+        let last = table::human_age(event.last_timestamp, now);
         let count = event.count;
         let age = if count > 1 {
-            let first = table::age(event.first_timestamp, now);
+            let first = table::human_age(event.first_timestamp, now);
             format!("{last} (x{count} over {first})")
         } else {
             last
@@ -611,11 +621,11 @@ fn events_text(out: &mut String, events: &[&Event], now: WallTime) {
 
 fn node_text(node: &Value, pods: &[Value], pressure: &Value, now: WallTime) -> String {
     let mut out = String::new();
-    let t = |path: &str| text(node, path);
+    let t = |path: &str| text_at(node, path);
     let _ = writeln!(out, "Name:\t{}", t("/metadata/name"));
     out.push_str("Roles:\t<none>\n");
-    pairs(&mut out, "Labels", node.pointer("/metadata/labels"), "=");
-    pairs(
+    write_pairs(&mut out, "Labels", node.pointer("/metadata/labels"), "=");
+    write_pairs(
         &mut out,
         "Annotations",
         node.pointer("/metadata/annotations"),
@@ -624,30 +634,30 @@ fn node_text(node: &Value, pods: &[Value], pressure: &Value, now: WallTime) -> S
     let _ = writeln!(
         out,
         "CreationTimestamp:\t{}",
-        time(t("/metadata/creationTimestamp"))
+        format_time(t("/metadata/creationTimestamp"))
     );
     out.push_str("Taints:\t<none>\nUnschedulable:\tfalse\n");
     out.push_str("Conditions:\n  Type\tStatus\tLastHeartbeatTime\tReason\tMessage\n  ----\t------\t-----------------\t------\t-------\n");
-    for condition in list(node, "/status/conditions") {
-        let c = |path: &str| text(condition, path);
+    for condition in list_at(node, "/status/conditions") {
+        let c = |path: &str| text_at(condition, path);
         let _ = writeln!(
             out,
             "  {}\t{}\t{}\t{}\t{}",
             c("/type"),
             c("/status"),
-            time(c("/lastHeartbeatTime")),
+            format_time(c("/lastHeartbeatTime")),
             c("/reason"),
             c("/message")
         );
     }
-    pressure::write(&mut out, pressure, now);
+    pressure::write_pressure(&mut out, pressure, now);
     out.push_str("Addresses:\n");
-    for address in list(node, "/status/addresses") {
+    for address in list_at(node, "/status/addresses") {
         let _ = writeln!(
             out,
             "  {}:\t{}",
-            text(address, "/type"),
-            text(address, "/address")
+            text_at(address, "/type"),
+            text_at(address, "/address")
         );
     }
     for (title, path) in [
@@ -661,7 +671,7 @@ fn node_text(node: &Value, pods: &[Value], pressure: &Value, now: WallTime) -> S
             .into_iter()
             .flatten()
         {
-            let _ = writeln!(out, "  {name}:\t{}", plain(amount));
+            let _ = writeln!(out, "  {name}:\t{}", plain_text(amount));
         }
     }
     out.push_str("System Info:\n");
@@ -679,12 +689,12 @@ fn node_text(node: &Value, pods: &[Value], pressure: &Value, now: WallTime) -> S
         let _ = writeln!(
             out,
             "  {title}:\t{}",
-            text(&node["status"]["nodeInfo"], &format!("/{key}"))
+            text_at(&node["status"]["nodeInfo"], &format!("/{key}"))
         );
     }
     let running: Vec<&Value> = pods
         .iter()
-        .filter(|p| !matches!(text(p, "/status/phase"), "Succeeded" | "Failed"))
+        .filter(|p| !matches!(text_at(p, "/status/phase"), "Succeeded" | "Failed"))
         .collect();
     let _ = writeln!(out, "Non-terminated Pods:\t({} in total)", running.len());
     out.push_str("  Namespace\tName\tCPU Requests\tCPU Limits\tMemory Requests\tMemory Limits\tAge\n  ---------\t----\t------------\t----------\t---------------\t-------------\t---\n");
@@ -696,19 +706,19 @@ fn node_text(node: &Value, pods: &[Value], pressure: &Value, now: WallTime) -> S
         ("limits", "memory"),
     ];
     let part = |(_, resource): (&str, &str), amount: i64| {
-        let whole = amount_of(
+        let whole = parse_amount(
             node.pointer(&format!("/status/allocatable/{resource}")),
             resource,
         );
         let percent = i128::from(amount) * 100 / i128::from(whole.max(1));
-        format!("{} ({percent}%)", shown(amount, resource))
+        format!("{} ({percent}%)", format_amount(amount, resource))
     };
     for pod in &running {
         let amounts = columns.map(|(kind, resource)| {
-            list(pod, "/spec/containers")
+            list_at(pod, "/spec/containers")
                 .iter()
                 .map(|c| {
-                    amount_of(
+                    parse_amount(
                         c.pointer(&format!("/resources/{kind}/{resource}")),
                         resource,
                     )
@@ -718,15 +728,15 @@ fn node_text(node: &Value, pods: &[Value], pressure: &Value, now: WallTime) -> S
         let _ = write!(
             out,
             "  {}\t{}",
-            text(pod, "/metadata/namespace"),
-            text(pod, "/metadata/name")
+            text_at(pod, "/metadata/namespace"),
+            text_at(pod, "/metadata/name")
         );
         for ((sum, amount), column) in sums.iter_mut().zip(amounts).zip(columns) {
             *sum += amount;
             let _ = write!(out, "\t{}", part(column, amount));
         }
-        let age = table::age(
-            WallTime::parse(text(pod, "/metadata/creationTimestamp")),
+        let age = table::human_age(
+            WallTime::parse(text_at(pod, "/metadata/creationTimestamp")),
             now,
         );
         let _ = writeln!(out, "\t{age}");
@@ -746,18 +756,18 @@ fn node_text(node: &Value, pods: &[Value], pressure: &Value, now: WallTime) -> S
 }
 
 /// Reads an amount: thousandths of processors, or bytes.
-fn amount_of(amount: Option<&Value>, resource: &str) -> i64 {
-    let parsed = amount.and_then(|a| Quantity::parse(&plain(a)).ok());
+fn parse_amount(amount: Option<&Value>, resource: &str) -> i64 {
+    let parsed = amount.and_then(|a| Quantity::parse(&plain_text(a)).ok());
     parsed.map_or(0, |q| {
         if resource == "cpu" {
-            q.milli()
+            q.milli_value()
         } else {
             q.value()
         }
     })
 }
 
-fn shown(amount: i64, resource: &str) -> String {
+fn format_amount(amount: i64, resource: &str) -> String {
     match (resource, amount) {
         (_, 0) => "0".into(),
         ("cpu", milli) if milli % 1000 == 0 => (milli / 1000).to_string(),
@@ -932,7 +942,7 @@ Events:
             ),
         ];
         let now = WallTime::parse("2024-01-01T00:01:00Z").expect("time");
-        let shown = elastic::align(&pod_text(&pod(), &events, now));
+        let shown = elastic::align_columns(&pod_text(&pod(), &events, now));
         let mut lines = shown.lines().zip(EXPECTED.lines());
         assert!(lines.all(|(a, b)| {
             assert_eq!(a, b);
@@ -943,9 +953,9 @@ Events:
 
     #[test]
     fn a_pod_of_which_little_is_known() {
-        let now = WallTime::from_secs(0);
+        let now = WallTime::from_unix_seconds(0);
         let new = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c"}]}});
-        let shown = elastic::align(&pod_text(&new, &[], now));
+        let shown = elastic::align_columns(&pod_text(&new, &[], now));
         assert!(
             shown.contains("    State:         Waiting\n    Environment:   <none>\n"),
             "{shown}"
@@ -954,7 +964,7 @@ Events:
         let mut ending = pod();
         ending["metadata"]["deletionTimestamp"] = "1970-01-01T00:00:00Z".into();
         ending["metadata"]["deletionGracePeriodSeconds"] = 30.into();
-        let shown = elastic::align(&pod_text(&ending, &[], WallTime::from_secs(5)));
+        let shown = elastic::align_columns(&pod_text(&ending, &[], WallTime::from_unix_seconds(5)));
         assert!(
             shown.contains("Terminating (lasts 5s)\nTermination Grace Period:  30s\n"),
             "{shown}"
@@ -978,7 +988,7 @@ Events:
         done["status"]["phase"] = "Succeeded".into();
         let now = WallTime::parse("2024-01-01T00:01:00Z").expect("time");
         let none = json!({"short": [], "by": "", "order": []});
-        let shown = elastic::align(&node_text(&node, &[pod(), done], &none, now));
+        let shown = elastic::align_columns(&node_text(&node, &[pod(), done], &none, now));
         for line in [
             "Name:               node",
             "  Ready  True    Mon, 01 Jan 2024 00:00:00 +0000  KubeletReady  fine",

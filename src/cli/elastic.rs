@@ -9,7 +9,7 @@ const PADDING: usize = 2;
 /// Replaces the tabs of `text` by blanks.
 ///
 /// - Shape: the last cell of a line is not padded and widens no column.
-pub(super) fn align(text: &str) -> String {
+pub(super) fn align_columns(text: &str) -> String {
     let lines: Vec<Vec<&str>> = text.lines().map(|l| l.split('\t').collect()).collect();
     let mut widths: Vec<Vec<usize>> = lines.iter().map(|l| vec![0; l.len() - 1]).collect();
     let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
@@ -72,7 +72,7 @@ mod tests {
             ("no tabs\n", "no tabs\n"),
             ("", ""),
         ] {
-            assert_eq!(align(text), aligned);
+            assert_eq!(align_columns(text), aligned);
         }
     }
 }

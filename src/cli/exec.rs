@@ -4,12 +4,12 @@ use std::process::ExitCode;
 
 use super::{
     CliError,
-    args::{CliWord, CliWords, unexpected},
+    args::{CliWord, CliWords, unexpected_word},
     get::DEFAULT_NAMESPACE,
-    logs::or_default,
+    logs::container_or_default,
     remote::{self, TerminalStreams},
 };
-use crate::server::http::encode;
+use crate::server::http::percent_encode;
 
 #[derive(Default)]
 struct ExecCommand {
@@ -20,23 +20,23 @@ struct ExecCommand {
     command: Vec<String>,
 }
 
-pub(super) fn run(mut words: CliWords) -> Result<ExitCode, CliError> {
+pub(super) fn run_exec(mut words: CliWords) -> Result<ExitCode, CliError> {
     let mut exec = ExecCommand {
         namespace: DEFAULT_NAMESPACE.into(),
         ..ExecCommand::default()
     };
-    while let Some(word) = words.next()? {
+    while let Some(word) = words.next_word()? {
         match word {
-            CliWord::Flag("namespace") => exec.namespace = words.value()?,
-            CliWord::Flag("container") => exec.container = words.value()?,
-            CliWord::Flag("stdin") => exec.streams.stdin = words.switch()?,
-            CliWord::Flag("tty") => exec.streams.tty = words.switch()?,
-            CliWord::Value(value) if exec.pod.is_empty() => exec.pod = pod_name(value),
+            CliWord::Flag("namespace") => exec.namespace = words.flag_value()?,
+            CliWord::Flag("container") => exec.container = words.flag_value()?,
+            CliWord::Flag("stdin") => exec.streams.stdin = words.switch_value()?,
+            CliWord::Flag("tty") => exec.streams.tty = words.switch_value()?,
+            CliWord::Value(value) if exec.pod.is_empty() => exec.pod = parse_pod_name(value),
             CliWord::Value(first) => {
                 exec.command.push(first);
-                exec.command.extend(words.rest()?);
+                exec.command.extend(words.remaining_words()?);
             }
-            other @ CliWord::Flag(_) => return Err(unexpected(other)),
+            other @ CliWord::Flag(_) => return Err(unexpected_word(other)),
         }
     }
     if exec.pod.is_empty() {
@@ -47,12 +47,12 @@ pub(super) fn run(mut words: CliWords) -> Result<ExitCode, CliError> {
             "you must specify at least one command for the container",
         ));
     }
-    exec.streams.settle();
-    remote::run(&words.client(), &exec.target(), exec.streams)
+    exec.streams.drop_absent_terminal();
+    remote::run_remote_streams(&words.agent_client(), &exec.request_target(), exec.streams)
 }
 
 /// Reads the name of a pod: `NAME` or `pod/NAME`.
-pub(super) fn pod_name(word: String) -> String {
+pub(super) fn parse_pod_name(word: String) -> String {
     let bare = word
         .strip_prefix("pod/")
         .or_else(|| word.strip_prefix("pods/"));
@@ -60,17 +60,17 @@ pub(super) fn pod_name(word: String) -> String {
 }
 
 impl ExecCommand {
-    fn target(&self) -> String {
+    fn request_target(&self) -> String {
         let mut target = format!(
             "/exec/{}/{}/{}?{}",
-            encode(&self.namespace),
-            encode(&self.pod),
-            encode(or_default(&self.container)),
-            self.streams.query()
+            percent_encode(&self.namespace),
+            percent_encode(&self.pod),
+            percent_encode(container_or_default(&self.container)),
+            self.streams.query_parameters()
         );
         for word in &self.command {
             target.push_str("&command=");
-            target.push_str(&encode(word));
+            target.push_str(&percent_encode(word));
         }
         target
     }

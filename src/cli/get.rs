@@ -7,16 +7,16 @@ use serde_json::Value;
 
 use super::{
     AgentClient, CliError,
-    args::{CliWord, CliWords, unexpected},
+    args::{CliWord, CliWords, unexpected_word},
     commands::KINDS,
     live::{self, LiveRow, LiveTable},
-    print, table,
+    print_text, table,
 };
 use crate::{
     api::{Event, Pod, WallTime, cri::StoredImage, order::OrderExt as _, strict},
     server::{
         backend::{DeviceReport, ObjectList},
-        http::encode,
+        http::percent_encode,
     },
     sys::clock,
 };
@@ -48,15 +48,15 @@ struct GetCommand {
     watch: bool,
 }
 
-pub(crate) fn run(mut words: CliWords) -> Result<(), CliError> {
+pub(crate) fn run_get(mut words: CliWords) -> Result<(), CliError> {
     let mut get = GetCommand::default();
-    while let Some(word) = words.next()? {
+    while let Some(word) = words.next_word()? {
         match word {
-            CliWord::Flag("namespace") => get.namespace = Some(words.value()?),
-            CliWord::Flag("all-namespaces") => get.all_namespaces = words.switch()?,
-            CliWord::Flag("output") => get.output = output(&words.value()?)?,
-            CliWord::Flag("no-headers") => get.no_headers = words.switch()?,
-            CliWord::Flag("watch") => get.watch = words.switch()?,
+            CliWord::Flag("namespace") => get.namespace = Some(words.flag_value()?),
+            CliWord::Flag("all-namespaces") => get.all_namespaces = words.switch_value()?,
+            CliWord::Flag("output") => get.output = parse_output_format(&words.flag_value()?)?,
+            CliWord::Flag("no-headers") => get.no_headers = words.switch_value()?,
+            CliWord::Flag("watch") => get.watch = words.switch_value()?,
             CliWord::Value(value) if get.kind.is_empty() => match value.split_once('/') {
                 Some((kind, name)) => {
                     get.kind = kind.to_owned();
@@ -65,22 +65,22 @@ pub(crate) fn run(mut words: CliWords) -> Result<(), CliError> {
                 None => get.kind = value,
             },
             CliWord::Value(value) => get.names.push(value),
-            other @ CliWord::Flag(_) => return Err(unexpected(other)),
+            other @ CliWord::Flag(_) => return Err(unexpected_word(other)),
         }
     }
     let client = match get.watch {
-        true => words.client().with_patience(live::PATIENCE),
-        false => words.client(),
+        true => words.agent_client().with_patience(live::PATIENCE),
+        false => words.agent_client(),
     };
     if get.watch {
-        return watch(client, get);
+        return watch_objects(client, get);
     }
-    match named(&get.kind)? {
-        RequestedKind::Objects(kind) => objects(&client, &get, kind),
-        RequestedKind::Images => images(&client, &get),
-        RequestedKind::Devices => devices(&client, &get),
-        RequestedKind::Node => node(&client, &get),
-        RequestedKind::Events => events(&client, &get),
+    match parse_kind(&get.kind)? {
+        RequestedKind::Objects(kind) => run_get_objects(&client, &get, kind),
+        RequestedKind::Images => run_get_images(&client, &get),
+        RequestedKind::Devices => run_get_devices(&client, &get),
+        RequestedKind::Node => run_get_node(&client, &get),
+        RequestedKind::Events => run_get_events(&client, &get),
     }
 }
 
@@ -94,7 +94,7 @@ enum RequestedKind {
     Events,
 }
 
-fn named(kind: &str) -> Result<RequestedKind, CliError> {
+fn parse_kind(kind: &str) -> Result<RequestedKind, CliError> {
     Ok(match kind {
         "pod" | "pods" | "po" => RequestedKind::Objects(&PODS),
         "image" | "images" => RequestedKind::Images,
@@ -117,7 +117,7 @@ fn named(kind: &str) -> Result<RequestedKind, CliError> {
     })
 }
 
-fn output(text: &str) -> Result<OutputFormat, CliError> {
+fn parse_output_format(text: &str) -> Result<OutputFormat, CliError> {
     Ok(match text {
         "" => OutputFormat::Table,
         "wide" => OutputFormat::Wide,
@@ -143,7 +143,7 @@ fn print_object(value: &Value, output: &OutputFormat) -> Option<Result<(), CliEr
     };
     Some(
         text.map_err(|e| CliError::new(format!("cannot print: {e}")))
-            .and_then(|t| print(&t)),
+            .and_then(|t| print_text(&t)),
     )
 }
 
@@ -165,7 +165,7 @@ static PODS: ObjectKind = ObjectKind {
     header: table::pod_header,
     row: |item, now, all_namespaces, wide| {
         let malformed = |e| CliError::new(format!("malformed pod: {e}"));
-        let pod = strict::typed::<Pod>(item).map_err(malformed)?;
+        let pod = strict::typed_from_value::<Pod>(item).map_err(malformed)?;
         Ok(table::pod_row(&pod, now, all_namespaces, wide))
     },
 };
@@ -182,12 +182,16 @@ static SECRETS: ObjectKind = ObjectKind {
     row: |item, now, all_namespaces, _| Ok(table::object_row(item, now, all_namespaces, true)),
 };
 
-fn name_of(item: &Value) -> &str {
+fn object_name(item: &Value) -> &str {
     item["metadata"]["name"].as_str().unwrap_or("")
 }
 
-fn objects(client: &AgentClient, get: &GetCommand, kind: &ObjectKind) -> Result<(), CliError> {
-    let (list, items, missing) = found(client, get, kind)?;
+fn run_get_objects(
+    client: &AgentClient,
+    get: &GetCommand,
+    kind: &ObjectKind,
+) -> Result<(), CliError> {
+    let (list, items, missing) = fetch_objects(client, get, kind)?;
     show_objects(items, list, get, kind, missing.is_some())?;
     missing.map_or(Ok(()), Err)
 }
@@ -195,7 +199,7 @@ fn objects(client: &AgentClient, get: &GetCommand, kind: &ObjectKind) -> Result<
 /// The list without its items, the items that were asked for, and the error of a name that is missing.
 type FoundObjects = (Value, Vec<Value>, Option<CliError>);
 
-fn found(
+fn fetch_objects(
     client: &AgentClient,
     get: &GetCommand,
     kind: &ObjectKind,
@@ -205,9 +209,9 @@ fn found(
     let target = if get.all_namespaces {
         format!("/{route}")
     } else {
-        format!("/{route}?namespace={}", encode(namespace))
+        format!("/{route}?namespace={}", percent_encode(namespace))
     };
-    let mut list = client.json("GET", &target)?;
+    let mut list = client.request_json("GET", &target)?;
     let mut items = list
         .get_mut("items")
         .and_then(|i| i.as_array_mut())
@@ -216,12 +220,12 @@ fn found(
     let mut missing = None;
     if !get.names.is_empty() {
         for name in &get.names {
-            if !items.iter().any(|i| name_of(i) == name) {
+            if !items.iter().any(|i| object_name(i) == name) {
                 let message = format!("Error from server (NotFound): {route} \"{name}\" not found");
                 missing.get_or_insert(CliError { message, code: 1 });
             }
         }
-        items.retain(|i| get.names.iter().any(|name| name == name_of(i)));
+        items.retain(|i| get.names.iter().any(|name| name == object_name(i)));
     }
     Ok((list, items, missing))
 }
@@ -237,15 +241,15 @@ fn show_objects(
         // One name, one object; otherwise a list, as kubectl prints it.
         let value = match <[_; 1]>::try_from(items) {
             Ok([one]) if get.names.len() == 1 => one,
-            Ok(one) => with_items(&mut list, one.into()),
+            Ok(one) => list_with_items(&mut list, one.into()),
             Err(_) if get.names.len() == 1 && missing => return Ok(()),
-            Err(items) => with_items(&mut list, items),
+            Err(items) => list_with_items(&mut list, items),
         };
         return print_object(&value, &get.output).unwrap_or(Ok(()));
     }
     if get.output == OutputFormat::Name {
-        let lines = items.iter().map(name_of);
-        return print(
+        let lines = items.iter().map(object_name);
+        return print_text(
             &lines
                 .map(|name| format!("{}/{name}\n", kind.singular))
                 .collect::<String>(),
@@ -253,18 +257,18 @@ fn show_objects(
     }
     if items.is_empty() {
         if !missing {
-            nothing_found(get);
+            report_nothing_found(get);
         }
         return Ok(());
     }
-    let (now, wide) = (clock::wall(), get.output == OutputFormat::Wide);
+    let (now, wide) = (clock::wall_now(), get.output == OutputFormat::Wide);
     let rows = items
         .iter()
         .map(|item| (kind.row)(item, now, get.all_namespaces, wide))
         .collect::<Result<Vec<_>, _>>()?;
     let header = (kind.header)(get.all_namespaces, wide);
     show_table(&header, &rows, get.no_headers)?;
-    for line in items.iter().flat_map(pulls) {
+    for line in items.iter().flat_map(pull_progress_lines) {
         // If standard error is closed, nobody can be told.
         let _ = writeln!(std::io::stderr(), "{line}");
     }
@@ -273,14 +277,14 @@ fn show_objects(
 
 /// Lines with the progress of the images that a pod waits for. They stand beside the table, which has kubectl's columns
 /// and is read by programs.
-pub(crate) fn pulls(pod: &Value) -> Vec<String> {
+pub(crate) fn pull_progress_lines(pod: &Value) -> Vec<String> {
     let mut lines = Vec::new();
     for list in ["initContainerStatuses", "containerStatuses"] {
         for container in pod["status"][list].as_array().into_iter().flatten() {
             let message = container.pointer("/state/waiting/message");
             let message = message.and_then(Value::as_str).unwrap_or("");
             if let Some(at) = message.find(PULLING) {
-                let line = format!("pod/{}: {}", name_of(pod), &message[at..]);
+                let line = format!("pod/{}: {}", object_name(pod), &message[at..]);
                 if !lines.contains(&line) {
                     lines.push(line);
                 }
@@ -290,12 +294,12 @@ pub(crate) fn pulls(pod: &Value) -> Vec<String> {
     lines
 }
 
-fn nothing_found(get: &GetCommand) {
+fn report_nothing_found(get: &GetCommand) {
     // If standard error is closed, nobody can be told.
-    let _ = writeln!(std::io::stderr(), "{}", nothing(get));
+    let _ = writeln!(std::io::stderr(), "{}", nothing_found_text(get));
 }
 
-fn nothing(get: &GetCommand) -> String {
+fn nothing_found_text(get: &GetCommand) -> String {
     let place = if get.all_namespaces {
         String::new()
     } else {
@@ -305,7 +309,7 @@ fn nothing(get: &GetCommand) -> String {
     format!("No resources found{place}.")
 }
 
-fn with_items(list: &mut Value, items: Vec<Value>) -> Value {
+fn list_with_items(list: &mut Value, items: Vec<Value>) -> Value {
     // kubectl's word for whatever it has put together.
     list["kind"] = "List".into();
     list["items"] = items.into();
@@ -313,8 +317,8 @@ fn with_items(list: &mut Value, items: Vec<Value>) -> Value {
 }
 
 fn show_table(header: &[&str], rows: &[Vec<String>], no_headers: bool) -> Result<(), CliError> {
-    let text = table::render(header, rows);
-    print(if no_headers {
+    let text = table::render_table(header, rows);
+    print_text(if no_headers {
         text.split_once('\n').map_or("", |(_, rest)| rest)
     } else {
         &text
@@ -327,57 +331,57 @@ pub(crate) fn show_images(
     wide: bool,
     no_headers: bool,
 ) -> Result<(), CliError> {
-    let rows = image_rows(client, wide)?;
+    let rows = fetch_image_rows(client, wide)?;
     show_table(&table::IMAGE_HEADER, &rows, no_headers)
 }
 
-fn image_rows(client: &AgentClient, wide: bool) -> Result<Vec<Vec<String>>, CliError> {
-    let images: ObjectList<StoredImage> = client.read("/images")?;
+fn fetch_image_rows(client: &AgentClient, wide: bool) -> Result<Vec<Vec<String>>, CliError> {
+    let images: ObjectList<StoredImage> = client.fetch_typed("/images")?;
     let rows = images.items.iter();
     Ok(rows.flat_map(|i| table::image_rows(i, wide)).collect())
 }
 
-fn images(client: &AgentClient, get: &GetCommand) -> Result<(), CliError> {
+fn run_get_images(client: &AgentClient, get: &GetCommand) -> Result<(), CliError> {
     if matches!(get.output, OutputFormat::Json | OutputFormat::Yaml) {
-        let list = client.json("GET", "/images")?;
+        let list = client.request_json("GET", "/images")?;
         return print_object(&list, &get.output).unwrap_or(Ok(()));
     }
     show_images(client, get.output == OutputFormat::Wide, get.no_headers)
 }
 
-fn devices(client: &AgentClient, get: &GetCommand) -> Result<(), CliError> {
+fn run_get_devices(client: &AgentClient, get: &GetCommand) -> Result<(), CliError> {
     if matches!(get.output, OutputFormat::Json | OutputFormat::Yaml) {
-        let list = client.json("GET", "/devices")?;
+        let list = client.request_json("GET", "/devices")?;
         return print_object(&list, &get.output).unwrap_or(Ok(()));
     }
-    let rows = device_rows(client)?;
+    let rows = fetch_device_rows(client)?;
     if rows.is_empty() {
-        nothing_found(get);
+        report_nothing_found(get);
         return Ok(());
     }
     show_table(&table::DEVICE_HEADER, &rows, get.no_headers)
 }
 
-fn device_rows(client: &AgentClient) -> Result<Vec<Vec<String>>, CliError> {
-    let list: ObjectList<DeviceReport> = client.read("/devices")?;
+fn fetch_device_rows(client: &AgentClient) -> Result<Vec<Vec<String>>, CliError> {
+    let list: ObjectList<DeviceReport> = client.fetch_typed("/devices")?;
     Ok(list.items.iter().map(table::device_row).collect())
 }
 
-fn events(client: &AgentClient, get: &GetCommand) -> Result<(), CliError> {
+fn run_get_events(client: &AgentClient, get: &GetCommand) -> Result<(), CliError> {
     let target = events_target(get);
     if matches!(get.output, OutputFormat::Json | OutputFormat::Yaml) {
-        let list = client.json("GET", &target)?;
+        let list = client.request_json("GET", &target)?;
         return print_object(&list, &get.output).unwrap_or(Ok(()));
     }
-    let list: ObjectList<Event> = client.read(&target)?;
-    let now = clock::wall();
+    let list: ObjectList<Event> = client.fetch_typed(&target)?;
+    let now = clock::wall_now();
     let rows: Vec<Vec<String>> = list
         .items
         .iter()
         .map(|event| table::event_row(event, now, get.all_namespaces))
         .collect();
     if rows.is_empty() {
-        nothing_found(get);
+        report_nothing_found(get);
         return Ok(());
     }
     show_table(&event_header(get), &rows, get.no_headers)
@@ -387,7 +391,7 @@ fn events_target(get: &GetCommand) -> String {
     let namespace = get.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
     match get.all_namespaces {
         true => "/events".into(),
-        false => format!("/events?namespace={}", encode(namespace)),
+        false => format!("/events?namespace={}", percent_encode(namespace)),
     }
 }
 
@@ -399,23 +403,23 @@ fn event_header(get: &GetCommand) -> Vec<&'static str> {
     header
 }
 
-fn node(client: &AgentClient, get: &GetCommand) -> Result<(), CliError> {
-    let node = own_node(client, get)?;
+fn run_get_node(client: &AgentClient, get: &GetCommand) -> Result<(), CliError> {
+    let node = fetch_own_node(client, get)?;
     if let Some(done) = print_object(&node, &get.output) {
         return done;
     }
     if get.output == OutputFormat::Name {
-        return print(&format!("node/{}\n", name_of(&node)));
+        return print_text(&format!("node/{}\n", object_name(&node)));
     }
     let wide = get.output == OutputFormat::Wide;
-    let row = node_row(&node, clock::wall(), wide);
+    let row = node_row(&node, clock::wall_now(), wide);
     show_table(&node_header(wide), &[row], get.no_headers)
 }
 
 /// The node; an error if another was asked for.
-fn own_node(client: &AgentClient, get: &GetCommand) -> Result<Value, CliError> {
-    let node = client.json("GET", "/node")?;
-    match get.names.iter().find(|name| **name != name_of(&node)) {
+fn fetch_own_node(client: &AgentClient, get: &GetCommand) -> Result<Value, CliError> {
+    let node = client.request_json("GET", "/node")?;
+    match get.names.iter().find(|name| **name != object_name(&node)) {
         None => Ok(node),
         Some(other) => Err(CliError {
             message: format!("Error from server (NotFound): nodes \"{other}\" not found"),
@@ -455,7 +459,7 @@ fn node_row(node: &Value, now: WallTime, wide: bool) -> Vec<String> {
         text("/metadata/name"),
         status.into(),
         "<none>".into(),
-        table::age(created, now),
+        table::human_age(created, now),
         text("/status/nodeInfo/kubeletVersion"),
     ];
     if wide {
@@ -478,37 +482,37 @@ fn node_row(node: &Value, now: WallTime, wide: bool) -> Vec<String> {
 /// Time between two looks of `get -w`.
 const EVERY: Duration = Duration::from_secs(1);
 
-fn watch(client: AgentClient, get: GetCommand) -> Result<(), CliError> {
+fn watch_objects(client: AgentClient, get: GetCommand) -> Result<(), CliError> {
     if !matches!(get.output, OutputFormat::Table | OutputFormat::Wide) {
         return Err(CliError::new(
             "--watch shows a table: leave --output out, or give it wide",
         ));
     }
-    let kind = named(&get.kind)?;
-    let (since, no_headers) = (clock::wall(), get.no_headers);
+    let kind = parse_kind(&get.kind)?;
+    let (since, no_headers) = (clock::wall_now(), get.no_headers);
     let mut first = true;
     let look = move || {
-        let seen = look(&client, &get, kind, since, first);
+        let seen = read_live_table(&client, &get, kind, since, first);
         first = false;
         seen
     };
-    live::watch(EVERY, no_headers, Box::new(look))
+    live::watch_table(EVERY, no_headers, Box::new(look))
 }
 
 /// Reads the present objects. Ages count from `since` where lines are compared, so that time alone is no change.
 /// `first`: missing names are an error; later they have ended.
-fn look(
+fn read_live_table(
     client: &AgentClient,
     get: &GetCommand,
     kind: RequestedKind,
     since: WallTime,
     first: bool,
 ) -> Result<LiveTable, CliError> {
-    let (now, wide) = (clock::wall(), get.output == OutputFormat::Wide);
+    let (now, wide) = (clock::wall_now(), get.output == OutputFormat::Wide);
     let mut seen = LiveTable::default();
     match kind {
         RequestedKind::Objects(kind) => {
-            let (_, items, missing) = found(client, get, kind)?;
+            let (_, items, missing) = fetch_objects(client, get, kind)?;
             if let Some(missing) = missing.filter(|_| first) {
                 return Err(missing);
             }
@@ -517,25 +521,27 @@ fn look(
                 let namespace = item["metadata"]["namespace"].as_str().unwrap_or("");
                 let row = |at: WallTime| (kind.row)(item, at, get.all_namespaces, wide);
                 seen.rows.push(LiveRow {
-                    id: format!("{namespace}/{}", name_of(item)),
+                    id: format!("{namespace}/{}", object_name(item)),
                     said: row(since)?,
                     cells: row(now)?,
                 });
             }
-            seen.rows.order_by(|a, b| a.id.cmp(&b.id));
-            seen.notes = items.iter().flat_map(pulls).collect();
+            seen.rows.stable_sort_by(|a, b| a.id.cmp(&b.id));
+            seen.notes = items.iter().flat_map(pull_progress_lines).collect();
         }
         RequestedKind::Images => {
             seen.header = table::IMAGE_HEADER.to_vec();
-            let rows = image_rows(client, wide)?;
+            let rows = fetch_image_rows(client, wide)?;
             let rows = rows.into_iter();
             // A name may move to another image, and an image may have none.
-            seen.rows = rows.map(|cells| LiveRow::named(cells, 3)).collect();
-            seen.rows.order_by(|a, b| a.id.cmp(&b.id));
+            seen.rows = rows
+                .map(|cells| LiveRow::with_name_cells(cells, 3))
+                .collect();
+            seen.rows.stable_sort_by(|a, b| a.id.cmp(&b.id));
         }
         RequestedKind::Devices => {
             seen.header = table::DEVICE_HEADER.to_vec();
-            let rows = device_rows(client)?.into_iter();
+            let rows = fetch_device_rows(client)?.into_iter();
             // A unit may be of two resources.
             let id = |cells: &[String]| format!("{} {}", cells[0], cells[1]);
             seen.rows = rows
@@ -547,16 +553,16 @@ fn look(
                 .collect();
         }
         RequestedKind::Node => {
-            let node = own_node(client, get)?;
+            let node = fetch_own_node(client, get)?;
             seen.header = node_header(wide);
             seen.rows = vec![LiveRow {
-                id: name_of(&node).to_owned(),
+                id: object_name(&node).to_owned(),
                 said: node_row(&node, since, wide),
                 cells: node_row(&node, now, wide),
             }];
         }
         RequestedKind::Events => {
-            let list: ObjectList<Event> = client.read(&events_target(get))?;
+            let list: ObjectList<Event> = client.fetch_typed(&events_target(get))?;
             seen.header = event_header(get);
             let rows = list.items.iter().map(|event| LiveRow {
                 id: format!("{}/{}", event.metadata.namespace, event.metadata.name),
@@ -571,7 +577,7 @@ fn look(
         }
     }
     if seen.rows.is_empty() {
-        seen.notes.push(nothing(get));
+        seen.notes.push(nothing_found_text(get));
     }
     Ok(seen)
 }
@@ -594,7 +600,10 @@ mod tests {
                 "containerStatuses": [status(&after), status("no such thing"), {"state": {}}],
             },
         });
-        assert_eq!(pulls(&pod), [format!("pod/p: {pulling}")]);
-        assert_eq!(pulls(&json!({"metadata": {"name": "p"}})), [""; 0]);
+        assert_eq!(pull_progress_lines(&pod), [format!("pod/p: {pulling}")]);
+        assert_eq!(
+            pull_progress_lines(&json!({"metadata": {"name": "p"}})),
+            [""; 0]
+        );
     }
 }

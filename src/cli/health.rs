@@ -4,9 +4,9 @@ use core::time::Duration;
 
 use super::{
     CliError,
-    args::{CliWord, CliWords, unexpected},
+    args::{CliWord, CliWords, unexpected_word},
     client::AgentClient,
-    print,
+    print_text,
 };
 use crate::{
     logic::check,
@@ -19,37 +19,37 @@ const MAX_WAIT_S: u64 = 3600;
 /// Time between two looks, milliseconds.
 pub(crate) const LOOK_MS: i32 = 500;
 
-pub(crate) fn run(mut words: CliWords) -> Result<(), CliError> {
+pub(crate) fn run_health(mut words: CliWords) -> Result<(), CliError> {
     let mut wait_s: u64 = 0;
-    while let Some(word) = words.next()? {
+    while let Some(word) = words.next_word()? {
         match word {
-            CliWord::Flag("wait") => wait_s = words.number("wait")?,
-            other => return Err(unexpected(other)),
+            CliWord::Flag("wait") => wait_s = words.number_value("wait")?,
+            other => return Err(unexpected_word(other)),
         }
     }
-    let client = words.client();
-    let deadline = clock::mono() + Duration::from_secs(wait_s.min(MAX_WAIT_S));
+    let client = words.agent_client();
+    let deadline = clock::mono_now() + Duration::from_secs(wait_s.min(MAX_WAIT_S));
     // Bounded: by the deadline.
     loop {
-        match look(&client) {
-            Ok(_) => return print("ok\n"),
-            Err(e) if clock::mono() >= deadline => return Err(e),
-            Err(_) => pause(),
+        match check_health(&client) {
+            Ok(_) => return print_text("ok\n"),
+            Err(e) if clock::mono_now() >= deadline => return Err(e),
+            Err(_) => wait_for_next_look(),
         }
     }
 }
 
 /// Reads the agent's health. An agent that is not well is an error; a silent apiserver is not its fault.
-pub(crate) fn look(client: &AgentClient) -> Result<AgentHealth, CliError> {
-    let health: AgentHealth = client.read("/health")?;
-    match check::trouble(&facts(health.clone())) {
+pub(crate) fn check_health(client: &AgentClient) -> Result<AgentHealth, CliError> {
+    let health: AgentHealth = client.fetch_typed("/health")?;
+    match check::agent_trouble(&agent_facts(health.clone())) {
         None => Ok(health),
         Some(why) => Err(CliError::new(format!("the agent {why}"))),
     }
 }
 
 /// Translates health into the facts of the checks.
-pub(crate) fn facts(health: AgentHealth) -> check::AgentFacts {
+pub(crate) fn agent_facts(health: AgentHealth) -> check::AgentFacts {
     check::AgentFacts {
         version: health.version.into_owned(),
         relist_age_ms: health.relist_age_ms,
@@ -64,7 +64,7 @@ pub(crate) fn facts(health: AgentHealth) -> check::AgentFacts {
 }
 
 /// Passes the time until the next look.
-pub(crate) fn pause() {
+pub(crate) fn wait_for_next_look() {
     // Cut short, the next look comes sooner.
-    let _ = start::poll(&mut [], LOOK_MS);
+    let _ = start::poll_fds(&mut [], LOOK_MS);
 }

@@ -4,34 +4,34 @@ use std::io::{BufRead as _, Read as _};
 
 use super::{
     CliError,
-    args::{CliWord, CliWords, unexpected},
+    args::{CliWord, CliWords, unexpected_word},
     client::AgentAnswer,
-    get, print,
+    get, print_text,
     progress::ProgressDisplay,
     verify,
 };
 use crate::api::strict::from_json;
-use crate::server::{backend::ProgressLine, http::encode};
+use crate::server::{backend::ProgressLine, http::percent_encode};
 
-pub(super) fn run(verb: &str, mut words: CliWords) -> Result<(), CliError> {
+pub(super) fn run_image_command(verb: &str, mut words: CliWords) -> Result<(), CliError> {
     if verb == "verify" {
-        return verify::run(words);
+        return verify::run_image_verify(words);
     }
     let mut values = Vec::new();
     let mut name = String::new();
     let (mut wide, mut no_headers, mut quiet, mut now) = (false, false, false, false);
-    while let Some(word) = words.next()? {
+    while let Some(word) = words.next_word()? {
         match word {
-            CliWord::Flag("name") => name = words.value()?,
-            CliWord::Flag("quiet") => quiet = words.switch()?,
-            CliWord::Flag("now") => now = words.switch()?,
-            CliWord::Flag("no-headers") => no_headers = words.switch()?,
-            CliWord::Flag("output") => wide = words.value()? == "wide",
+            CliWord::Flag("name") => name = words.flag_value()?,
+            CliWord::Flag("quiet") => quiet = words.switch_value()?,
+            CliWord::Flag("now") => now = words.switch_value()?,
+            CliWord::Flag("no-headers") => no_headers = words.switch_value()?,
+            CliWord::Flag("output") => wide = words.flag_value()? == "wide",
             CliWord::Value(value) => values.push(value),
-            other @ CliWord::Flag(_) => return Err(unexpected(other)),
+            other @ CliWord::Flag(_) => return Err(unexpected_word(other)),
         }
     }
-    let client = words.client();
+    let client = words.agent_client();
     match verb {
         "import" => {
             if values.is_empty() {
@@ -46,12 +46,12 @@ pub(super) fn run(verb: &str, mut words: CliWords) -> Result<(), CliError> {
                     .ok_or_else(|| CliError::new(format!("{file}: path is not UTF-8")))?;
                 let target = format!(
                     "/images/import?progress=true&path={}&name={}",
-                    encode(path),
-                    encode(&name)
+                    percent_encode(path),
+                    percent_encode(&name)
                 );
-                let answer = client.send("POST", &target, "")?;
-                for name in follow(answer, &mut ProgressDisplay::new(&file, quiet))? {
-                    print(&format!("Imported: {name}\n"))?;
+                let answer = client.send_request("POST", &target, "")?;
+                for name in follow_transfer(answer, &mut ProgressDisplay::new(&file, quiet))? {
+                    print_text(&format!("Imported: {name}\n"))?;
                 }
             }
             Ok(())
@@ -62,10 +62,10 @@ pub(super) fn run(verb: &str, mut words: CliWords) -> Result<(), CliError> {
             }
             for image in values {
                 let more = if now { "&now=true" } else { "" };
-                let target = format!("/images/pull?reference={}{more}", encode(&image));
-                let answer = client.send("POST", &target, "")?;
-                for id in follow(answer, &mut ProgressDisplay::new(&image, quiet))? {
-                    print(&format!("Pulled: {image} {id}\n"))?;
+                let target = format!("/images/pull?reference={}{more}", percent_encode(&image));
+                let answer = client.send_request("POST", &target, "")?;
+                for id in follow_transfer(answer, &mut ProgressDisplay::new(&image, quiet))? {
+                    print_text(&format!("Pulled: {image} {id}\n"))?;
                 }
             }
             Ok(())
@@ -76,16 +76,16 @@ pub(super) fn run(verb: &str, mut words: CliWords) -> Result<(), CliError> {
                 return Err(CliError::new("expected 'image rm IMAGE...'"));
             }
             for image in values {
-                let target = format!("/images?reference={}", encode(&image));
+                let target = format!("/images?reference={}", percent_encode(&image));
                 client
-                    .send("DELETE", &target, "")?
-                    .copy_to(&mut std::io::stdout())?;
+                    .send_request("DELETE", &target, "")?
+                    .copy_body_to(&mut std::io::stdout())?;
             }
             Ok(())
         }
         "prune" => client
-            .send("POST", "/images/prune", "")?
-            .copy_to(&mut std::io::stdout()),
+            .send_request("POST", "/images/prune", "")?
+            .copy_body_to(&mut std::io::stdout()),
         other => Err(CliError::new(format!("unknown command \"image {other}\""))),
     }
 }
@@ -94,15 +94,18 @@ pub(super) fn run(verb: &str, mut words: CliWords) -> Result<(), CliError> {
 const MAX_LINE_BYTES: u64 = 1 << 20;
 
 /// Shows the steps of a transfer until it has ended. Returns the references that it brought.
-fn follow(answer: AgentAnswer, progress: &mut ProgressDisplay) -> Result<Vec<String>, CliError> {
-    match outcome(answer, progress)? {
+fn follow_transfer(
+    answer: AgentAnswer,
+    progress: &mut ProgressDisplay,
+) -> Result<Vec<String>, CliError> {
+    match follow_operation(answer, progress)? {
         ProgressLine::Imported(names) => Ok(names),
-        other => Err(unforeseen(&other)),
+        other => Err(unexpected_answer(&other)),
     }
 }
 
 /// Shows the steps of an operation until it has ended. Returns its last line, which is no failure.
-pub(super) fn outcome(
+pub(super) fn follow_operation(
     mut answer: AgentAnswer,
     progress: &mut ProgressDisplay,
 ) -> Result<ProgressLine, CliError> {
@@ -114,7 +117,7 @@ pub(super) fn outcome(
             return Err(lost("it ended before the work was done"));
         }
         match from_json(line.as_bytes()).map_err(|e| lost(&e.to_string()))? {
-            ProgressLine::Step(step) => progress.show(step),
+            ProgressLine::Step(step) => progress.show_step(step),
             ProgressLine::Failed { status, error } => {
                 return Err(CliError::from_server(status, &error));
             }
@@ -124,6 +127,6 @@ pub(super) fn outcome(
 }
 
 /// Makes the error of an answer that does not fit the request.
-pub(super) fn unforeseen(line: &ProgressLine) -> CliError {
+pub(super) fn unexpected_answer(line: &ProgressLine) -> CliError {
     CliError::new(format!("the agent's answer is not understood: {line:?}"))
 }

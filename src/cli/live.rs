@@ -40,7 +40,7 @@ pub(crate) struct LiveRow {
 
 impl LiveRow {
     /// Makes a line whose first `names` cells name it.
-    pub(crate) fn named(cells: Vec<String>, names: usize) -> Self {
+    pub(crate) fn with_name_cells(cells: Vec<String>, names: usize) -> Self {
         let id: Vec<&str> = cells.iter().take(names).map(String::as_str).collect();
         Self {
             id: id.join("/"),
@@ -68,15 +68,15 @@ pub(crate) type ReadTableFn = Box<dyn FnMut() -> Result<LiveTable, CliError> + S
 
 /// Looks at intervals of `every`, and shows the table until the reader leaves. The first look has to succeed. Later a
 /// terminal shows the error, and goes on.
-pub(crate) fn watch(
+pub(crate) fn watch_table(
     every: Duration,
     no_headers: bool,
     mut look: ReadTableFn,
 ) -> Result<(), CliError> {
     let first = look()?;
     let done = match io::stdout().is_terminal() {
-        true => on_terminal(every, no_headers, first, look),
-        false => as_lines(every, no_headers, first, look),
+        true => watch_on_terminal(every, no_headers, first, look),
+        false => watch_as_lines(every, no_headers, first, look),
     };
     match done {
         // The reader left (`| head`, a terminal that was closed): that is the end, not an error.
@@ -98,7 +98,7 @@ impl From<Errno> for LiveTableError {
     }
 }
 
-fn write(text: &str) -> Result<(), Errno> {
+fn write_stdout(text: &str) -> Result<(), Errno> {
     let stdout = io::stdout();
     let mut rest = text.as_bytes();
     while !rest.is_empty() {
@@ -111,11 +111,11 @@ fn write(text: &str) -> Result<(), Errno> {
     Ok(())
 }
 
-fn millis(time: Duration) -> i32 {
+fn poll_millis(time: Duration) -> i32 {
     i32::try_from(time.as_millis()).unwrap_or(i32::MAX)
 }
 
-fn as_lines(
+fn watch_as_lines(
     every: Duration,
     no_headers: bool,
     mut seen: LiveTable,
@@ -128,13 +128,13 @@ fn as_lines(
     let stdout = io::stdout();
     // Bounded: by the reader, whose end is seen at once even if nothing changes.
     loop {
-        write(&lines.tell(seen))?;
+        write_stdout(&lines.changed_lines(seen))?;
         let mut reader = [libc::pollfd {
             fd: stdout.as_fd().as_raw_fd(),
             events: 0,
             revents: 0,
         }];
-        if start::poll(&mut reader, millis(every)).is_ok_and(|left| left > 0) {
+        if start::poll_fds(&mut reader, poll_millis(every)).is_ok_and(|left| left > 0) {
             return Ok(());
         }
         seen = look().map_err(LiveTableError::Look)?;
@@ -152,7 +152,7 @@ struct WrittenLines {
 impl WrittenLines {
     /// Returns the lines that are new, changed or gone since the look before. The last state of a line that is gone is
     /// told once more, as kubectl does.
-    fn tell(&mut self, seen: LiveTable) -> String {
+    fn changed_lines(&mut self, seen: LiveTable) -> String {
         let mut before = core::mem::take(&mut self.last);
         let mut told = Vec::new();
         for row in seen.rows {
@@ -172,14 +172,14 @@ impl WrittenLines {
         if core::mem::take(&mut self.wants_header) {
             told.insert(0, header);
         } else {
-            table::widen(&mut self.widths, &header);
+            table::widen_columns(&mut self.widths, &header);
         }
         for row in &told {
-            table::widen(&mut self.widths, row);
+            table::widen_columns(&mut self.widths, row);
         }
         let mut out = String::new();
         for row in &told {
-            table::line(&mut out, &self.widths, row);
+            table::write_row(&mut out, &self.widths, row);
             out.push('\n');
         }
         out
@@ -191,7 +191,7 @@ struct AlternateScreen;
 
 impl AlternateScreen {
     fn enter() -> Result<Self, Errno> {
-        write(ENTER)?;
+        write_stdout(ENTER)?;
         Ok(Self)
     }
 }
@@ -199,11 +199,11 @@ impl AlternateScreen {
 impl Drop for AlternateScreen {
     fn drop(&mut self) {
         // Nobody is left to see it.
-        let _ = write(LEAVE);
+        let _ = write_stdout(LEAVE);
     }
 }
 
-fn on_terminal(
+fn watch_on_terminal(
     every: Duration,
     no_headers: bool,
     mut seen: LiveTable,
@@ -216,7 +216,7 @@ fn on_terminal(
     let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
     let signals = SignalFd::with_flags(&signals, flags)?;
     // An agent that hangs must not block the terminal: another thread looks, which ends with the process.
-    let (bell, other) = UnixStream::pair().map_err(|e| errno(&e))?;
+    let (bell, other) = UnixStream::pair().map_err(|e| raw_errno(&e))?;
     let looked = Arc::new(Mutex::new(None));
     let slot = Arc::clone(&looked);
     thread::spawn(move || {
@@ -232,12 +232,17 @@ fn on_terminal(
     let stdout = io::stdout();
     let mut screen = Some(AlternateScreen::enter()?);
     let (mut shown, mut trouble) = (String::new(), None);
-    let mut next = Some(clock::mono() + every);
+    let mut next = Some(clock::mono_now() + every);
     // Bounded: until a signal ends it.
     loop {
-        let frame = frame(&seen, no_headers, trouble.as_deref(), progress::size());
+        let frame = draw_frame(
+            &seen,
+            no_headers,
+            trouble.as_deref(),
+            progress::terminal_size(),
+        );
         if frame != shown {
-            write(&frame)?;
+            write_stdout(&frame)?;
             shown = frame;
         }
         let waits = [
@@ -250,8 +255,8 @@ fn on_terminal(
             events,
             revents: 0,
         });
-        let wait = next.map_or(-1, |next| millis(next - clock::mono()));
-        let _ = start::poll(&mut fds, wait);
+        let wait = next.map_or(-1, |next| poll_millis(next - clock::mono_now()));
+        let _ = start::poll_fds(&mut fds, wait);
         if fds[2].revents != 0 {
             // The terminal is closed.
             return Ok(());
@@ -278,21 +283,21 @@ fn on_terminal(
                 Ok(now) => (seen, trouble) = (now, None),
                 Err(e) => trouble = Some(e.to_string()),
             }
-            next = Some(clock::mono() + every);
-        } else if next.is_some_and(|next| clock::mono() >= next) {
+            next = Some(clock::mono_now() + every);
+        } else if next.is_some_and(|next| clock::mono_now() >= next) {
             next = None;
-            (&bell).write_all(&[0]).map_err(|e| errno(&e))?;
+            (&bell).write_all(&[0]).map_err(|e| raw_errno(&e))?;
         }
     }
 }
 
-fn errno(e: &io::Error) -> Errno {
+fn raw_errno(e: &io::Error) -> Errno {
     Errno::from_raw(e.raw_os_error().unwrap_or(0))
 }
 
 /// Draws a whole picture of the terminal: never more lines than it has, each cut at its edge, the rest of each line
 /// cleared.
-fn frame(
+fn draw_frame(
     seen: &LiveTable,
     no_headers: bool,
     trouble: Option<&str>,
@@ -307,7 +312,7 @@ fn frame(
         .collect();
     let mut widths = Vec::new();
     for row in &all {
-        table::widen(&mut widths, row);
+        table::widen_columns(&mut widths, row);
     }
     let below: Vec<&str> = trouble
         .into_iter()
@@ -320,7 +325,7 @@ fn frame(
     let mut lines = Vec::new();
     for row in &all[..table_rows] {
         let mut text = String::new();
-        table::line(&mut text, &widths, row);
+        table::write_row(&mut text, &widths, row);
         lines.push(text);
     }
     if !fits {
@@ -369,26 +374,26 @@ mod tests {
         };
         let two = [row("a", "Pending", "0s"), row("b", "Running", "9s")];
         assert_eq!(
-            lines.tell(seen(&two)),
+            lines.changed_lines(seen(&two)),
             "NAME   STATUS    AGE\na      Pending   0s\nb      Running   9s\n"
         );
         let older = [row("a", "Pending", "1s"), row("b", "Running", "10s")];
-        assert_eq!(lines.tell(seen(&older)), "", "time is no change");
+        assert_eq!(lines.changed_lines(seen(&older)), "", "time is no change");
         let one = [
             row("a", "CrashLoopBackOff", "2s"),
             row("b", "Running", "11s"),
         ];
         assert_eq!(
-            lines.tell(seen(&one)),
+            lines.changed_lines(seen(&one)),
             "a      CrashLoopBackOff   2s\n",
             "columns only grow"
         );
         assert_eq!(
-            lines.tell(seen(&[row("c", "Running", "0s")])),
+            lines.changed_lines(seen(&[row("c", "Running", "0s")])),
             "c      Running            0s\na      CrashLoopBackOff   2s\nb      Running            11s\n",
             "who has gone is said once more"
         );
-        assert_eq!(lines.tell(seen(&[row("c", "Running", "1s")])), "");
+        assert_eq!(lines.changed_lines(seen(&[row("c", "Running", "1s")])), "");
     }
 
     #[test]
@@ -415,7 +420,7 @@ mod tests {
             ((9, 10), None, 10, "p8     Ru"),
             ((0, 0), None, 1, ""),
         ] {
-            let found = lines(&frame(&all, false, trouble, size));
+            let found = lines(&draw_frame(&all, false, trouble, size));
             assert_eq!(found.len(), count, "{size:?}: {found:?}");
             assert_eq!(found[count - 1], last, "{size:?}");
             assert!(
@@ -424,9 +429,9 @@ mod tests {
             );
             assert!(found.iter().all(|l| !l.contains('\x1b')), "{found:?}");
         }
-        let bare = lines(&frame(&all, true, None, (80, 24)));
+        let bare = lines(&draw_frame(&all, true, None, (80, 24)));
         assert_eq!(bare[0], "p0   Running   1s");
-        let empty = frame(&seen(&[]), false, None, (80, 24));
+        let empty = draw_frame(&seen(&[]), false, None, (80, 24));
         assert_eq!(empty, "\x1b[H\x1b[J");
     }
 }

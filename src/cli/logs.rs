@@ -4,41 +4,41 @@ use core::fmt::Write as _;
 
 use super::{
     CliError,
-    args::{CliWord, CliWords, duration_ms, unexpected},
+    args::{CliWord, CliWords, parse_duration_ms, unexpected_word},
     get::DEFAULT_NAMESPACE,
 };
-use crate::server::http::encode;
+use crate::server::http::percent_encode;
 
-pub(crate) fn run(mut words: CliWords) -> Result<(), CliError> {
+pub(crate) fn run_logs(mut words: CliWords) -> Result<(), CliError> {
     let mut namespace = DEFAULT_NAMESPACE.to_owned();
     let mut container = String::new();
     let mut names: Vec<String> = Vec::new();
     let mut query = String::new();
     let mut ask = |name: &str, value: &str| {
-        let _ = write!(query, "&{name}={}", encode(value));
+        let _ = write!(query, "&{name}={}", percent_encode(value));
     };
     let mut since = None;
-    while let Some(word) = words.next()? {
+    while let Some(word) = words.next_word()? {
         match word {
             CliWord::Flag(name) => match name {
-                "namespace" => namespace = words.value()?,
-                "container" => container = words.value()?,
-                "follow" => ask("follow", &words.switch()?.to_string()),
-                "previous" => ask("previous", &words.switch()?.to_string()),
-                "timestamps" => ask("timestamps", &words.switch()?.to_string()),
+                "namespace" => namespace = words.flag_value()?,
+                "container" => container = words.flag_value()?,
+                "follow" => ask("follow", &words.switch_value()?.to_string()),
+                "previous" => ask("previous", &words.switch_value()?.to_string()),
+                "timestamps" => ask("timestamps", &words.switch_value()?.to_string()),
                 "tail" => {
-                    let lines: i64 = words.number("--tail")?;
+                    let lines: i64 = words.number_value("--tail")?;
                     if lines >= 0 {
                         ask("tailLines", &lines.to_string());
                     }
                 }
                 "limit-bytes" => ask(
                     "limitBytes",
-                    &words.number::<u64>("--limit-bytes")?.to_string(),
+                    &words.number_value::<u64>("--limit-bytes")?.to_string(),
                 ),
                 "since" => {
-                    let text = words.value()?;
-                    let ms = duration_ms(&text).ok_or_else(|| {
+                    let text = words.flag_value()?;
+                    let ms = parse_duration_ms(&text).ok_or_else(|| {
                         CliError::new(format!("invalid argument {text:?} for \"--since\""))
                     })?;
                     since = Some("--since");
@@ -49,8 +49,8 @@ pub(crate) fn run(mut words: CliWords) -> Result<(), CliError> {
                         "only one of --since-time / --since may be used",
                     ));
                 }
-                "since-time" => ask("sinceTime", &words.value()?),
-                _ => return Err(unexpected(CliWord::Flag(name))),
+                "since-time" => ask("sinceTime", &words.flag_value()?),
+                _ => return Err(unexpected_word(CliWord::Flag(name))),
             },
             CliWord::Value(value) => names.push(value),
         }
@@ -68,15 +68,15 @@ pub(crate) fn run(mut words: CliWords) -> Result<(), CliError> {
     }
     let target = format!(
         "/containerLogs/{}/{}/{}?{query}",
-        encode(&namespace),
-        encode(pod),
-        encode(or_default(&container))
+        percent_encode(&namespace),
+        percent_encode(pod),
+        percent_encode(container_or_default(&container))
     );
-    let mut answer = words.client().stream(&target)?;
-    answer.copy_to(&mut std::io::stdout())
+    let mut answer = words.agent_client().request_stream(&target)?;
+    answer.copy_body_to(&mut std::io::stdout())
 }
 
 /// Returns the path segment of a container; empty means the one that the agent would choose.
-pub(crate) fn or_default(container: &str) -> &str {
+pub(crate) fn container_or_default(container: &str) -> &str {
     if container.is_empty() { "-" } else { container }
 }

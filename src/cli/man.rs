@@ -5,16 +5,16 @@
 use core::fmt::Write as _;
 
 use super::commands::{self, CliCommand};
-use crate::config::flags::described;
+use crate::config::flags::flag_descriptions;
 
 /// Makes the whole page.
-pub(super) fn page() -> String {
+pub(super) fn manual_page() -> String {
     let mut out = format!(
         ".TH PICOLET 8 \"\" \"picolet {}\" \"System administration\"\n.SH NAME\npicolet \\- a kubelet for very small machines\n.SH SYNOPSIS\n",
-        text(crate::VERSION)
+        escape_roff(crate::VERSION)
     );
     out.push_str(".B picolet\n.I COMMAND\n.RI [ FLAGS ]\n");
-    paragraph(
+    write_section(
         &mut out,
         "DESCRIPTION",
         &[
@@ -23,19 +23,19 @@ pub(super) fn page() -> String {
         ],
     );
     out.push_str(".SH COMMANDS\n");
-    for command in commands::all() {
-        one(&mut out, command);
+    for command in commands::all_commands() {
+        write_command(&mut out, command);
     }
     out.push_str(".SH FLAGS OF THE AGENT\n");
-    let takers = commands::all().filter(|c| c.agent_flags);
+    let takers = commands::all_commands().filter(|c| c.agent_flags);
     let takers: Vec<&str> = takers.map(|c| c.name).collect();
     if let Some((last, others)) = takers.split_last() {
-        let others = text(&others.join(", "));
-        let _ = writeln!(out, ".B {others}\nand\n.B {}", text(last));
+        let others = escape_roff(&others.join(", "));
+        let _ = writeln!(out, ".B {others}\nand\n.B {}", escape_roff(last));
     }
     out.push_str("take these. Each stands for the key of the configuration in brackets; a flag wins over the file.\n");
-    for flag in described() {
-        tag(
+    for flag in flag_descriptions() {
+        write_tag(
             &mut out,
             &format!("--{}", flag.name),
             flag.hint.trim_start(),
@@ -45,7 +45,11 @@ pub(super) fn page() -> String {
         } else {
             format!(" [{}]", flag.field)
         };
-        let _ = writeln!(out, "{}", line(&format!("{}{field}", flag.help)));
+        let _ = writeln!(
+            out,
+            "{}",
+            escape_roff_line(&format!("{}{field}", flag.help))
+        );
     }
     out.push_str(".SH EXIT STATUS\n");
     for (code, what) in [
@@ -59,12 +63,12 @@ pub(super) fn page() -> String {
             "of run: the command line or the configuration is wrong",
         ),
     ] {
-        tag(&mut out, code, "");
+        write_tag(&mut out, code, "");
         let _ = writeln!(out, "{what}");
     }
     out.push_str(".PP\n.B exec\nends with the exit status of the command that it ran.\n");
     out.push_str(".SH ENVIRONMENT\n");
-    tag(&mut out, super::SOCKET_VARIABLE, "");
+    write_tag(&mut out, super::SOCKET_VARIABLE, "");
     out.push_str("where the agent listens, for commands without --socket\n");
     out.push_str(".SH FILES\n");
     for (path, what) in [
@@ -86,52 +90,57 @@ pub(super) fn page() -> String {
         ),
         ("/var/log/pods", "logs of containers"),
     ] {
-        tag(&mut out, path, "");
-        let _ = writeln!(out, "{}", line(what));
+        write_tag(&mut out, path, "");
+        let _ = writeln!(out, "{}", escape_roff_line(what));
     }
     out.push_str(".SH SEE ALSO\n.BR runc (8),\n.BR iptables (8),\n.BR systemctl (1)\n");
     out
 }
 
-fn one(out: &mut String, command: &CliCommand) {
+fn write_command(out: &mut String, command: &CliCommand) {
     let _ = writeln!(
         out,
         ".SS \"{}{}{}\"",
-        text(command.name),
+        escape_roff(command.name),
         if command.args.is_empty() { "" } else { " " },
-        text(command.args)
+        escape_roff(command.args)
     );
-    let _ = writeln!(out, "{}.", line(command.help));
+    let _ = writeln!(out, "{}.", escape_roff_line(command.help));
     // Flags of all commands are described once, with the environment.
     for flag in command.flags {
         let short = flag.short.map_or_else(String::new, |c| format!("-{c}, "));
-        tag(out, &format!("{short}--{}", flag.name), flag.value);
-        let _ = writeln!(out, "{}", line(flag.help));
+        write_tag(out, &format!("{short}--{}", flag.name), flag.value);
+        let _ = writeln!(out, "{}", escape_roff_line(flag.help));
     }
 }
 
-fn paragraph(out: &mut String, heading: &str, texts: &[&str]) {
+fn write_section(out: &mut String, heading: &str, texts: &[&str]) {
     let _ = writeln!(out, ".SH {heading}");
     for (n, one) in texts.iter().enumerate() {
         if n > 0 {
             out.push_str(".PP\n");
         }
-        let _ = writeln!(out, "{}", line(one));
+        let _ = writeln!(out, "{}", escape_roff_line(one));
     }
 }
 
 /// Writes a hanging tag: bold, its value in italics.
-fn tag(out: &mut String, bold: &str, italic: &str) {
+fn write_tag(out: &mut String, bold: &str, italic: &str) {
     out.push_str(".TP\n");
     if italic.is_empty() {
-        let _ = writeln!(out, ".B {}", text(bold));
+        let _ = writeln!(out, ".B {}", escape_roff(bold));
     } else {
-        let _ = writeln!(out, ".BI \"{} \" \"{}\"", text(bold), text(italic));
+        let _ = writeln!(
+            out,
+            ".BI \"{} \" \"{}\"",
+            escape_roff(bold),
+            escape_roff(italic)
+        );
     }
 }
 
 /// Escapes text for roff: dashes that can be typed, no escapes, and nothing outside of ASCII.
-fn text(plain: &str) -> String {
+fn escape_roff(plain: &str) -> String {
     let mut out = String::with_capacity(plain.len());
     for c in plain.chars() {
         match c {
@@ -147,8 +156,8 @@ fn text(plain: &str) -> String {
 }
 
 /// Escapes text at the start of a line, where a dot or an apostrophe would be a request.
-fn line(plain: &str) -> String {
-    let text = text(plain);
+fn escape_roff_line(plain: &str) -> String {
+    let text = escape_roff(plain);
     if text.starts_with('.') {
         format!("\\&{text}")
     } else {
@@ -165,7 +174,7 @@ mod tests {
 
     #[test]
     fn roff_is_clean() {
-        let page = page();
+        let page = manual_page();
         assert!(page.is_ascii());
         // Not part of every machine; where it is, it finds nothing to complain about.
         let Ok(mut groff) = Process::new("groff")
@@ -186,24 +195,24 @@ mod tests {
 
     #[test]
     fn every_command_and_flag_is_there() {
-        let page = page();
-        for command in commands::all() {
+        let page = manual_page();
+        for command in commands::all_commands() {
             assert!(
-                page.contains(&format!(".SS \"{}", text(command.name))),
+                page.contains(&format!(".SS \"{}", escape_roff(command.name))),
                 "{}",
                 command.name
             );
             for flag in command.flags {
                 assert!(
-                    page.contains(&text(&format!("--{}", flag.name))),
+                    page.contains(&escape_roff(&format!("--{}", flag.name))),
                     "{}",
                     flag.name
                 );
             }
         }
-        for flag in described() {
+        for flag in flag_descriptions() {
             assert!(
-                page.contains(&text(&format!("--{}", flag.name))),
+                page.contains(&escape_roff(&format!("--{}", flag.name))),
                 "{}",
                 flag.name
             );
@@ -213,11 +222,11 @@ mod tests {
 
     #[test]
     fn who_takes_the_flags_of_the_agent() {
-        let page = page();
+        let page = manual_page();
         let parts = page.split_once(".SH FLAGS OF THE AGENT\n");
         let (_, rest) = parts.expect("a heading");
         let (takers, _) = rest.split_once("take these").expect("takers");
-        for command in commands::all() {
+        for command in commands::all_commands() {
             let is_named = takers.contains(command.name);
             assert_eq!(is_named, command.agent_flags, "{}", command.name);
         }
@@ -226,9 +235,9 @@ mod tests {
     #[test]
     fn what_roff_would_take_for_itself() {
         assert_eq!(
-            text("a-b \"c\" \\n 'd' A,B,…"),
+            escape_roff("a-b \"c\" \\n 'd' A,B,…"),
             "a\\-b \\(dqc\\(dq \\en \\(aqd\\(aq A,B,..."
         );
-        assert_eq!(line(".x"), "\\&.x");
+        assert_eq!(escape_roff_line(".x"), "\\&.x");
     }
 }

@@ -66,7 +66,7 @@ impl CliError {
     }
 
     /// Message as a part of another sentence.
-    pub(crate) fn bare(&self) -> &str {
+    pub(crate) fn bare_message(&self) -> &str {
         self.message.trim_start_matches("error: ")
     }
 
@@ -94,7 +94,7 @@ impl From<lexopt::Error> for CliError {
 
 /// Entry point of the program, but for `picolet shim`.
 ///
-/// Not inlined, like [`carry_out`] and [`crate::agent::main`]: the frames of commands would be part of the stack of the process that
+/// Not inlined, like [`execute_command`] and [`crate::agent::main`]: the frames of commands would be part of the stack of the process that
 /// stays, the shim's (80 KiB, once).
 #[must_use]
 #[inline(never)]
@@ -108,10 +108,10 @@ pub fn main() -> ExitCode {
             .is_some_and(|path| Path::new(path).file_name() == Some(name.as_ref()))
     };
     if called_as(KUBELET) {
-        return crate::agent::main(words, ProgramName::Kubelet, manager());
+        return crate::agent::agent_main(words, ProgramName::Kubelet, read_service_manager());
     }
     if called_as(process::PROGRAM) {
-        return process::main(&words);
+        return process::run_process_runtime(&words);
     }
     // Flags of all commands may stand before the command, as kubectl takes them.
     let at = match words.first().and_then(|w| w.to_str()) {
@@ -124,11 +124,11 @@ pub fn main() -> ExitCode {
     } else {
         "help".into()
     };
-    match run(&command.to_string_lossy(), words) {
+    match run_command(&command.to_string_lossy(), words) {
         Ok(code) => code,
         Err(e) => {
             if e.code == 0 {
-                let _ = print(&format!("{e}\n"));
+                let _ = print_text(&format!("{e}\n"));
             } else if !e.message.is_empty() {
                 // If standard error is closed, nobody can be told.
                 let _ = writeln!(std::io::stderr(), "{e}");
@@ -138,23 +138,29 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn run(command: &str, words: Vec<OsString>) -> Result<ExitCode, CliError> {
+fn run_command(command: &str, words: Vec<OsString>) -> Result<ExitCode, CliError> {
     match command {
         "run" => {
             #[cfg(feature = "crash-points")]
             if let Some(text) = std::env::var_os(crate::sys::crash::VARIABLE) {
                 crate::sys::crash::arm(&text.to_string_lossy());
             }
-            return Ok(crate::agent::main(words, ProgramName::Picolet, manager()));
+            return Ok(crate::agent::agent_main(
+                words,
+                ProgramName::Picolet,
+                read_service_manager(),
+            ));
         }
-        pod_init::COMMAND => return Ok(pod_init::main(words)),
-        exec_wait::COMMAND => return Ok(exec_wait::main(&words)),
-        "--version" | "-V" => return version().map(|()| ExitCode::SUCCESS),
-        "--help" | "-h" => return print(&commands::overview()).map(|()| ExitCode::SUCCESS),
+        pod_init::COMMAND => return Ok(pod_init::run_pod_init(words)),
+        exec_wait::COMMAND => return Ok(exec_wait::run_exec_wait(&words)),
+        "--version" | "-V" => return print_version().map(|()| ExitCode::SUCCESS),
+        "--help" | "-h" => {
+            return print_text(&commands::overview_text()).map(|()| ExitCode::SUCCESS);
+        }
         _ => {}
     }
-    let (known, words) = find(command, words)?;
-    carry_out(known, words)
+    let (known, words) = find_command_of_words(command, words)?;
+    execute_command(known, words)
 }
 
 /// Counts the sockets that the service manager has handed over to this process. Source: sd_listen_fds(3).
@@ -170,22 +176,22 @@ pub(crate) fn handed_sockets() -> usize {
 }
 
 /// Reads the environment variables of a service manager.
-fn manager() -> ServiceManagerEnv {
+fn read_service_manager() -> ServiceManagerEnv {
     ServiceManagerEnv {
         socket: std::env::var_os("NOTIFY_SOCKET"),
         watchdog_usec: std::env::var_os("WATCHDOG_USEC"),
         watchdog_pid: std::env::var_os("WATCHDOG_PID"),
-        proxies: proxies(),
+        proxies: read_proxies(),
     }
 }
 
 /// Finds a command. Takes the second word of a command of two out of the words behind the first.
-fn find(
+fn find_command_of_words(
     first: &str,
     mut words: Vec<OsString>,
 ) -> Result<(&'static CliCommand, Vec<OsString>), CliError> {
-    let second = |word: &OsString| CliCommand::find(first, word.to_str());
-    if let Some((command, _)) = CliCommand::find(first, None) {
+    let second = |word: &OsString| CliCommand::find_command(first, word.to_str());
+    if let Some((command, _)) = CliCommand::find_command(first, None) {
         return Ok((command, words));
     }
     // Flags may stand before the second word.
@@ -197,8 +203,8 @@ fn find(
         words.remove(at);
         return Ok((command, words));
     }
-    if CliCommand::is_family(first) {
-        let verbs: Vec<&str> = commands::all()
+    if CliCommand::is_command_family(first) {
+        let verbs: Vec<&str> = commands::all_commands()
             .filter_map(|c| c.name.split_once(' '))
             .filter(|(family, _)| *family == first)
             .map(|(_, verb)| verb)
@@ -214,37 +220,42 @@ fn find(
 }
 
 #[inline(never)]
-fn carry_out(command: &'static CliCommand, words: Vec<OsString>) -> Result<ExitCode, CliError> {
+fn execute_command(
+    command: &'static CliCommand,
+    words: Vec<OsString>,
+) -> Result<ExitCode, CliError> {
     let done = |()| ExitCode::SUCCESS;
     if command.name == "check" {
-        return check::run(command, words);
+        return check::run_check(command, words);
     }
-    if let Some(part) = parts::commands().find(|part| part.command.name == command.name) {
+    if let Some(part) = parts::part_commands().find(|part| part.command.name == command.name) {
         return (part.run)(command, words);
     }
     if command.name == "reset" {
-        return reset::run(command, words).map(done);
+        return reset::run_reset(command, words).map(done);
     }
     let words = CliWords::new(command, words);
     match command.name {
-        "get" => get::run(words).map(done),
-        "describe" => describe::run(words).map(done),
-        "logs" => logs::run(words).map(done),
-        "top" => top::run(words).map(done),
-        "exec" => exec::run(words),
-        "attach" => attach::run(words),
-        "port-forward" => port_forward::run(words).map(done),
-        "stop" => stop::run(words).map(done),
-        "completion" => completion::run(words).map(done),
-        "man" => nothing_else(words)
-            .and_then(|()| print(&man::page()))
+        "get" => get::run_get(words).map(done),
+        "describe" => describe::run_describe(words).map(done),
+        "logs" => logs::run_logs(words).map(done),
+        "top" => top::run_top(words).map(done),
+        "exec" => exec::run_exec(words),
+        "attach" => attach::run_attach(words),
+        "port-forward" => port_forward::run_port_forward(words).map(done),
+        "stop" => stop::run_stop(words).map(done),
+        "completion" => completion::run_completion(words).map(done),
+        "man" => expect_no_words(words)
+            .and_then(|()| print_text(&man::manual_page()))
             .map(done),
-        "help" => help(words).map(done),
-        "health" => health::run(words).map(done),
-        "debug dump" => dump(words).map(done),
-        "version" => nothing_else(words).and_then(|()| version()).map(done),
+        "help" => print_help(words).map(done),
+        "health" => health::run_health(words).map(done),
+        "debug dump" => print_debug_dump(words).map(done),
+        "version" => expect_no_words(words)
+            .and_then(|()| print_version())
+            .map(done),
         other => match other.split_once(' ') {
-            Some(("image", verb)) => image::run(verb, words).map(done),
+            Some(("image", verb)) => image::run_image_command(verb, words).map(done),
             // Not reached: a test checks that every command of the table is carried out.
             _ => Err(CliError::new(format!(
                 "command {other:?} is not carried out"
@@ -253,41 +264,43 @@ fn carry_out(command: &'static CliCommand, words: Vec<OsString>) -> Result<ExitC
     }
 }
 
-fn version() -> Result<(), CliError> {
-    print(&format!("picolet {}\n", crate::VERSION))
+fn print_version() -> Result<(), CliError> {
+    print_text(&format!("picolet {}\n", crate::VERSION))
 }
 
-fn dump(mut words: CliWords) -> Result<(), CliError> {
-    if let Some(word) = words.next()? {
-        return Err(args::unexpected(word));
+fn print_debug_dump(mut words: CliWords) -> Result<(), CliError> {
+    if let Some(word) = words.next_word()? {
+        return Err(args::unexpected_word(word));
     }
-    let mut answer = words.client().stream("/debug/dump")?;
-    answer.copy_to(&mut std::io::stdout())
+    let mut answer = words.agent_client().request_stream("/debug/dump")?;
+    answer.copy_body_to(&mut std::io::stdout())
 }
 
 /// Checks that a command has no arguments.
-fn nothing_else(mut words: CliWords) -> Result<(), CliError> {
-    words.next()?.map_or(Ok(()), |w| Err(args::unexpected(w)))
+fn expect_no_words(mut words: CliWords) -> Result<(), CliError> {
+    words
+        .next_word()?
+        .map_or(Ok(()), |w| Err(args::unexpected_word(w)))
 }
 
 /// Runs `help`, `help logs`, `help image import`.
-fn help(mut words: CliWords) -> Result<(), CliError> {
+fn print_help(mut words: CliWords) -> Result<(), CliError> {
     let mut names = Vec::new();
-    while let Some(word) = words.next()? {
+    while let Some(word) = words.next_word()? {
         match word {
             CliWord::Value(name) => names.push(name),
-            other @ CliWord::Flag(_) => return Err(args::unexpected(other)),
+            other @ CliWord::Flag(_) => return Err(args::unexpected_word(other)),
         }
     }
     let Some((first, rest)) = names.split_first() else {
-        return print(&commands::overview());
+        return print_text(&commands::overview_text());
     };
-    let (command, _) = find(first, rest.iter().map(OsString::from).collect())?;
-    print(&command.help())
+    let (command, _) = find_command_of_words(first, rest.iter().map(OsString::from).collect())?;
+    print_text(&command.help_text())
 }
 
 /// Writes to standard output; a reader that left is no error.
-pub(crate) fn print(text: &str) -> Result<(), CliError> {
+pub(crate) fn print_text(text: &str) -> Result<(), CliError> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
             Err(CliError::new(format!("cannot write: {e}")))
@@ -298,7 +311,7 @@ pub(crate) fn print(text: &str) -> Result<(), CliError> {
 
 /// Finds the socket's path: environment, else the default.
 fn default_socket() -> PathBuf {
-    named_socket().unwrap_or_else(|| DEFAULT_SOCKET.into())
+    socket_from_environment().unwrap_or_else(|| DEFAULT_SOCKET.into())
 }
 
 /// Reads the proxies from the environment. A client of a CGI program can set `HTTP_PROXY` by a header, but this is no
@@ -307,13 +320,13 @@ fn default_socket() -> PathBuf {
     clippy::disallowed_methods,
     reason = "the one place where the environment is read"
 )]
-pub(crate) fn proxies() -> ProxyVariables {
-    ProxyVariables::of(|name| std::env::var(name).ok())
+pub(crate) fn read_proxies() -> ProxyVariables {
+    ProxyVariables::from_environment(|name| std::env::var(name).ok())
 }
 
 /// Socket of an agent with these flags. `configured`: where it listens by its flags and its configuration.
-fn socket_of(flags: &[OsString], configured: &Path) -> PathBuf {
-    chosen_socket(flags, named_socket(), configured)
+fn agent_socket(flags: &[OsString], configured: &Path) -> PathBuf {
+    chosen_socket(flags, socket_from_environment(), configured)
 }
 
 /// Chooses a socket: `--socket` wins over the environment (`named`), and this over the file.
@@ -330,7 +343,7 @@ fn chosen_socket(flags: &[OsString], named: Option<PathBuf>, configured: &Path) 
     clippy::disallowed_methods,
     reason = "the one place where the environment is read"
 )]
-fn named_socket() -> Option<PathBuf> {
+fn socket_from_environment() -> Option<PathBuf> {
     std::env::var(SOCKET_VARIABLE).ok().map(PathBuf::from)
 }
 
@@ -340,12 +353,12 @@ mod tests {
 
     #[test]
     fn every_command_is_carried_out() {
-        for command in commands::all() {
+        for command in commands::all_commands() {
             if command.name == "run" {
                 // Carried out before the table is asked: the agent has a table of its own.
                 continue;
             }
-            let said = carry_out(command, vec!["--help".into()]).expect_err(command.name);
+            let said = execute_command(command, vec!["--help".into()]).expect_err(command.name);
             assert_eq!(said.code, 0, "{}: {said}", command.name);
             assert!(said.message.starts_with(command.help), "{said}");
         }
@@ -370,7 +383,7 @@ mod tests {
     #[test]
     fn words_of_a_command() {
         let found = |first: &str, rest: &[&str]| {
-            find(first, rest.iter().map(OsString::from).collect())
+            find_command_of_words(first, rest.iter().map(OsString::from).collect())
                 .map(|(command, rest)| (command.name, rest.len()))
                 .map_err(|e| e.to_string())
         };

@@ -9,12 +9,12 @@ use std::{
 
 use super::{
     CliError,
-    args::{CliWord, CliWords, unexpected},
+    args::{CliWord, CliWords, unexpected_word},
     client::AgentClient,
-    exec::pod_name,
+    exec::parse_pod_name,
     get::DEFAULT_NAMESPACE,
 };
-use crate::server::{http::encode, streaming::PROTOCOL};
+use crate::server::{http::percent_encode, streaming::PROTOCOL};
 
 /// Most ports of one call.
 const MAX_PORTS: usize = 64;
@@ -27,20 +27,20 @@ struct ForwardedPort {
     remote: u16,
 }
 
-pub(super) fn run(mut words: CliWords) -> Result<(), CliError> {
+pub(super) fn run_port_forward(mut words: CliWords) -> Result<(), CliError> {
     let mut namespace = DEFAULT_NAMESPACE.to_owned();
     let mut addresses = vec!["localhost".to_owned()];
     let mut pod = String::new();
     let mut forwards = Vec::new();
-    while let Some(word) = words.next()? {
+    while let Some(word) = words.next_word()? {
         match word {
-            CliWord::Flag("namespace") => namespace = words.value()?,
+            CliWord::Flag("namespace") => namespace = words.flag_value()?,
             CliWord::Flag("address") => {
-                addresses = words.value()?.split(',').map(str::to_owned).collect();
+                addresses = words.flag_value()?.split(',').map(str::to_owned).collect();
             }
-            CliWord::Value(value) if pod.is_empty() => pod = pod_name(value),
-            CliWord::Value(value) => forwards.push(forward(&value)?),
-            other @ CliWord::Flag(_) => return Err(unexpected(other)),
+            CliWord::Value(value) if pod.is_empty() => pod = parse_pod_name(value),
+            CliWord::Value(value) => forwards.push(parse_forwarded_port(&value)?),
+            other @ CliWord::Flag(_) => return Err(unexpected_word(other)),
         }
     }
     if pod.is_empty() || forwards.is_empty() {
@@ -51,16 +51,20 @@ pub(super) fn run(mut words: CliWords) -> Result<(), CliError> {
     if forwards.len() > MAX_PORTS {
         return Err(CliError::new(format!("more than {MAX_PORTS} ports")));
     }
-    let client = words.client();
-    check_runs(&client, &namespace, &pod)?;
-    let target = format!("/portForward/{}/{}", encode(&namespace), encode(&pod));
+    let client = words.agent_client();
+    check_pod_runs(&client, &namespace, &pod)?;
+    let target = format!(
+        "/portForward/{}/{}",
+        percent_encode(&namespace),
+        percent_encode(&pod)
+    );
     let mut listening = Vec::new();
     for forward in forwards {
-        for listener in listen(&addresses, forward)? {
+        for listener in listen_on_addresses(&addresses, forward)? {
             let (client, target) = (client.clone(), target.clone());
             let remote = forward.remote;
             listening.push(thread::spawn(move || {
-                accept(&listener, &client, &target, remote)
+                accept_connections(&listener, &client, &target, remote)
             }));
         }
     }
@@ -72,7 +76,7 @@ pub(super) fn run(mut words: CliWords) -> Result<(), CliError> {
 }
 
 /// Reads `[LOCAL:]REMOTE`.
-fn forward(text: &str) -> Result<ForwardedPort, CliError> {
+fn parse_forwarded_port(text: &str) -> Result<ForwardedPort, CliError> {
     let (local, remote) = text.split_once(':').unwrap_or((text, text));
     let number = |part: &str| part.parse().ok().filter(|n: &u16| *n > 0);
     let local = if local.is_empty() {
@@ -86,8 +90,11 @@ fn forward(text: &str) -> Result<ForwardedPort, CliError> {
     }
 }
 
-fn check_runs(client: &AgentClient, namespace: &str, pod: &str) -> Result<(), CliError> {
-    let pods = client.json("GET", &format!("/pods?namespace={}", encode(namespace)))?;
+fn check_pod_runs(client: &AgentClient, namespace: &str, pod: &str) -> Result<(), CliError> {
+    let pods = client.request_json(
+        "GET",
+        &format!("/pods?namespace={}", percent_encode(namespace)),
+    )?;
     let items = pods["items"].as_array();
     let found = items.and_then(|all| all.iter().find(|p| p["metadata"]["name"] == *pod));
     let Some(found) = found else {
@@ -104,7 +111,10 @@ fn check_runs(client: &AgentClient, namespace: &str, pod: &str) -> Result<(), Cl
 }
 
 /// Listens on every address that is possible; an error if none is.
-fn listen(addresses: &[String], forward: ForwardedPort) -> Result<Vec<TcpListener>, CliError> {
+fn listen_on_addresses(
+    addresses: &[String],
+    forward: ForwardedPort,
+) -> Result<Vec<TcpListener>, CliError> {
     let mut listeners: Vec<TcpListener> = Vec::new();
     let mut failed = None;
     let mut local = forward.local;
@@ -146,7 +156,7 @@ fn listen(addresses: &[String], forward: ForwardedPort) -> Result<Vec<TcpListene
     }
 }
 
-fn accept(listener: &TcpListener, client: &AgentClient, target: &str, remote: u16) {
+fn accept_connections(listener: &TcpListener, client: &AgentClient, target: &str, remote: u16) {
     let local = listener.local_addr().map_or(0, |address| address.port());
     for stream in listener.incoming() {
         let stream = match stream {
@@ -159,7 +169,7 @@ fn accept(listener: &TcpListener, client: &AgentClient, target: &str, remote: u1
         let _ = writeln!(io::stdout(), "Handling connection for {local}");
         let (client, target) = (client.clone(), format!("{target}?port={remote}"));
         thread::spawn(move || {
-            if let Err(e) = carry(&client, &target, stream) {
+            if let Err(e) = forward_connection(&client, &target, stream) {
                 let _ = writeln!(io::stderr(), "error: {}", e.message);
             }
         });
@@ -167,9 +177,13 @@ fn accept(listener: &TcpListener, client: &AgentClient, target: &str, remote: u1
 }
 
 /// Forwards one connection to its end.
-fn carry(client: &AgentClient, target: &str, mut local: TcpStream) -> Result<(), CliError> {
+fn forward_connection(
+    client: &AgentClient,
+    target: &str,
+    mut local: TcpStream,
+) -> Result<(), CliError> {
     let headers = format!("Connection: Upgrade\r\nUpgrade: {PROTOCOL}\r\n");
-    let mut answer = client.send("POST", target, &headers)?;
+    let mut answer = client.send_request("POST", target, &headers)?;
     let lost = |e: io::Error| CliError::new(format!("connection to the agent failed: {e}"));
     let mut to_agent = answer.body.get_ref().try_clone().map_err(lost)?;
     let mut from_local = local.try_clone().map_err(lost)?;
@@ -199,7 +213,7 @@ mod tests {
             ("80:65536", None),
             ("1:2:3", None),
         ] {
-            let got = forward(text).ok().map(|f| (f.local, f.remote));
+            let got = parse_forwarded_port(text).ok().map(|f| (f.local, f.remote));
             assert_eq!(got, expected, "{text}");
         }
     }

@@ -35,7 +35,7 @@ impl From<Step> for TransferProgress {
     fn from(step: Step) -> Self {
         let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
         Self {
-            stage: step.stage.word(),
+            stage: step.stage.stage_name(),
             done: count(step.layers_done),
             all: count(step.layers),
             parts: "layers",
@@ -45,7 +45,7 @@ impl From<Step> for TransferProgress {
 }
 
 /// Number of the `cells` of a bar that are filled: by bytes if their total is known, else by parts.
-fn filled(shown: &TransferProgress, cells: usize) -> usize {
+fn filled_cells(shown: &TransferProgress, cells: usize) -> usize {
     let all = u64::try_from(cells).unwrap_or(0);
     let by_parts = || shown.done.saturating_mul(all).checked_div(shown.all);
     let of_bytes = |(bytes, total): (u64, u64)| bytes.saturating_mul(all).checked_div(total);
@@ -56,7 +56,7 @@ fn filled(shown: &TransferProgress, cells: usize) -> usize {
 }
 
 /// Formats the bytes, behind a gap.
-fn amount(shown: &TransferProgress, gap: &str) -> String {
+fn bytes_text(shown: &TransferProgress, gap: &str) -> String {
     match shown.bytes {
         None => String::new(),
         Some((bytes, 0)) => format!("{gap}{}", human_bytes(bytes)),
@@ -65,19 +65,19 @@ fn amount(shown: &TransferProgress, gap: &str) -> String {
 }
 
 /// Returns true if a step is worth a line of its own behind `before`: another stage, a layer more, or a tenth.
-fn is_news(shown: &TransferProgress, before: &TransferProgress) -> bool {
+fn is_worth_a_line(shown: &TransferProgress, before: &TransferProgress) -> bool {
     // Layers are few, and each is news. Other parts are many.
     let parts = |shown: &TransferProgress| shown.bytes.map(|_| shown.done);
-    let of = |shown: &TransferProgress| (shown.stage, parts(shown), filled(shown, 10));
+    let of = |shown: &TransferProgress| (shown.stage, parts(shown), filled_cells(shown, 10));
     of(shown) != of(before)
 }
 
 /// Columns and rows of the terminal behind standard output.
-pub(crate) fn size() -> (usize, usize) {
-    of_terminal(io::stdout().as_fd())
+pub(crate) fn terminal_size() -> (usize, usize) {
+    terminal_size_of(io::stdout().as_fd())
 }
 
-fn of_terminal(fd: BorrowedFd<'_>) -> (usize, usize) {
+fn terminal_size_of(fd: BorrowedFd<'_>) -> (usize, usize) {
     let (columns, rows) = tty::window_size(fd).unwrap_or_default();
     let or = |n: u16, default: usize| Some(n.into()).filter(|n| *n > 0).unwrap_or(default);
     (or(columns, DEFAULT_COLUMNS), or(rows, DEFAULT_ROWS))
@@ -95,7 +95,9 @@ pub(crate) struct ProgressDisplay {
 impl ProgressDisplay {
     pub(crate) fn new(label: &str, quiet: bool) -> Self {
         let stderr = io::stderr();
-        let columns = stderr.is_terminal().then(|| of_terminal(stderr.as_fd()).0);
+        let columns = stderr
+            .is_terminal()
+            .then(|| terminal_size_of(stderr.as_fd()).0);
         Self {
             // Names come from the command line: characters that would move the cursor are left out.
             label: label.chars().filter(|c| !c.is_control()).collect(),
@@ -105,23 +107,27 @@ impl ProgressDisplay {
         }
     }
 
-    pub(crate) fn show(&mut self, step: impl Into<TransferProgress>) {
-        self.draw(step.into());
+    pub(crate) fn show_step(&mut self, step: impl Into<TransferProgress>) {
+        self.draw_step(step.into());
     }
 
-    fn draw(&mut self, step: TransferProgress) {
+    fn draw_step(&mut self, step: TransferProgress) {
         if self.quiet {
             return;
         }
         // A closed standard error is no reason to stop.
         let _ = match self.columns {
-            Some(columns) => write!(io::stderr(), "\r\x1b[K{}", bar(&self.label, &step, columns)),
+            Some(columns) => write!(
+                io::stderr(),
+                "\r\x1b[K{}",
+                progress_bar(&self.label, &step, columns)
+            ),
             None if self
                 .shown
                 .as_ref()
-                .is_none_or(|before| is_news(&step, before)) =>
+                .is_none_or(|before| is_worth_a_line(&step, before)) =>
             {
-                writeln!(io::stderr(), "{}", words(&self.label, &step))
+                writeln!(io::stderr(), "{}", progress_line(&self.label, &step))
             }
             None => Ok(()),
         };
@@ -138,7 +144,7 @@ impl Drop for ProgressDisplay {
     }
 }
 
-fn words(label: &str, shown: &TransferProgress) -> String {
+fn progress_line(label: &str, shown: &TransferProgress) -> String {
     let TransferProgress {
         stage,
         done,
@@ -150,14 +156,14 @@ fn words(label: &str, shown: &TransferProgress) -> String {
         0 => format!("{label}: {stage}"),
         _ => format!(
             "{label}: {stage}, {done} of {all} {parts}{}",
-            amount(shown, ", ")
+            bytes_text(shown, ", ")
         ),
     }
 }
 
 /// Makes a bar of one line, never wider than the terminal.
-fn bar(label: &str, shown: &TransferProgress, columns: usize) -> String {
-    let filled = filled(shown, BAR_CELLS);
+fn progress_bar(label: &str, shown: &TransferProgress, columns: usize) -> String {
+    let filled = filled_cells(shown, BAR_CELLS);
     let TransferProgress {
         stage,
         done,
@@ -169,7 +175,7 @@ fn bar(label: &str, shown: &TransferProgress, columns: usize) -> String {
         " [{}{}] {stage} {done}/{all} {parts}{}",
         "#".repeat(filled),
         ".".repeat(BAR_CELLS - filled),
-        amount(shown, " ")
+        bytes_text(shown, " ")
     );
     // The last column stays free: some terminals go on to the next line there.
     let room = columns.saturating_sub(1);
@@ -218,27 +224,27 @@ mod tests {
                 "[#####...............] unpacking 1/4 layers 12.3MB",
             ),
         ] {
-            assert_eq!(words("a", step), format!("a: {text}"));
-            assert_eq!(bar("a", step, 80), format!("a {drawn}"));
+            assert_eq!(progress_line("a", step), format!("a: {text}"));
+            assert_eq!(progress_bar("a", step, 80), format!("a {drawn}"));
             for columns in 0..90 {
-                let line = bar("/a/long/path/a.tar", step, columns);
+                let line = progress_bar("/a/long/path/a.tar", step, columns);
                 assert!(line.chars().count() < columns.max(1), "{columns}: {line}");
             }
         }
         let none = TransferProgress::from(Step::default());
         assert!(
-            bar("x", &none, 80).contains(&"#".repeat(BAR_CELLS)),
+            progress_bar("x", &none, 80).contains(&"#".repeat(BAR_CELLS)),
             "nothing to do is all done"
         );
         let resolving = Step {
             stage: ImageStage::Resolving,
             ..Step::default()
         };
-        assert_eq!(words("a", &resolving.into()), "a: resolving");
+        assert_eq!(progress_line("a", &resolving.into()), "a: resolving");
         let pods = ending(3);
-        assert_eq!(words("stop", &pods), "stop: ending, 3 of 40 pods");
+        assert_eq!(progress_line("stop", &pods), "stop: ending, 3 of 40 pods");
         assert_eq!(
-            bar("stop", &pods, 80),
+            progress_bar("stop", &pods, 80),
             "stop [#...................] ending 3/40 pods"
         );
     }
@@ -262,9 +268,9 @@ mod tests {
             (step(ImageStage::Fetching, 2, 150, 1000), true),
             (step(ImageStage::Unpacking, 1, 150, 1000), true),
         ] {
-            assert_eq!(is_news(&after, &before), news, "{after:?}");
+            assert_eq!(is_worth_a_line(&after, &before), news, "{after:?}");
         }
-        assert!(!is_news(&ending(1), &ending(3)), "many parts");
-        assert!(is_news(&ending(4), &ending(3)), "a tenth of them");
+        assert!(!is_worth_a_line(&ending(1), &ending(3)), "many parts");
+        assert!(is_worth_a_line(&ending(4), &ending(3)), "a tenth of them");
     }
 }

@@ -59,7 +59,7 @@ pub(super) struct TerminalStreams {
 
 impl TerminalStreams {
     /// Switches the other terminal off if there is none here.
-    pub(super) fn settle(&mut self) {
+    pub(super) fn drop_absent_terminal(&mut self) {
         if self.tty && !is_terminal(io::stdin().as_fd()) {
             let text = "Unable to use a TTY - input is not a terminal or the right kind of file";
             let _ = writeln!(io::stderr(), "{text}");
@@ -68,7 +68,7 @@ impl TerminalStreams {
     }
 
     /// Makes the parameters of a request.
-    pub(super) fn query(self) -> String {
+    pub(super) fn query_parameters(self) -> String {
         let bit = |on: bool| u8::from(on);
         format!(
             "input={}&output=1&error={}&tty={}",
@@ -80,7 +80,7 @@ impl TerminalStreams {
 }
 
 /// Opens streams at `target` and passes them on to the end.
-pub(super) fn run(
+pub(super) fn run_remote_streams(
     client: &AgentClient,
     target: &str,
     streams: TerminalStreams,
@@ -88,17 +88,17 @@ pub(super) fn run(
     let headers = format!(
         "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {KEY}\r\n\
          Sec-WebSocket-Protocol: {}\r\n",
-        ChannelProtocol::V5.name()
+        ChannelProtocol::V5.protocol_name()
     );
-    let answer = client.send("GET", target, &headers)?;
+    let answer = client.send_request("GET", target, &headers)?;
     let raw = if streams.tty {
         RawTerminal::enter()
     } else {
         None
     };
-    let end = talk(answer, streams);
+    let end = copy_streams(answer, streams);
     drop(raw);
-    finish(end?)
+    exit_code_of_status(end?)
 }
 
 fn is_terminal(fd: BorrowedFd<'_>) -> bool {
@@ -126,7 +126,10 @@ impl Drop for RawTerminal {
 }
 
 /// Copies both ways until the agent sends the end of the command; returns its status object.
-fn talk(mut answer: AgentAnswer, streams: TerminalStreams) -> Result<serde_json::Value, CliError> {
+fn copy_streams(
+    mut answer: AgentAnswer,
+    streams: TerminalStreams,
+) -> Result<serde_json::Value, CliError> {
     let lost = |e: io::Error| CliError::new(format!("connection to the agent failed: {e}"));
     let sender = answer.body.get_ref().try_clone().map_err(lost)?;
     if streams.tty {
@@ -198,7 +201,7 @@ fn read_message(from: &mut impl io::Read, message: &mut Vec<u8>) -> io::Result<(
 }
 
 /// Makes the frame of a message. `bytes` is at most [`INPUT_BYTES`] long.
-fn frame(channel: u8, bytes: &[u8]) -> Vec<u8> {
+fn encode_frame(channel: u8, bytes: &[u8]) -> Vec<u8> {
     let mut frame = vec![BINARY];
     let length = u16::try_from(bytes.len() + 1).unwrap_or(u16::MAX);
     match u8::try_from(length) {
@@ -214,10 +217,10 @@ fn frame(channel: u8, bytes: &[u8]) -> Vec<u8> {
     frame
 }
 
-fn send(to: &UnixStream, channel: u8, bytes: &[u8]) -> io::Result<()> {
+fn send_frame(to: &UnixStream, channel: u8, bytes: &[u8]) -> io::Result<()> {
     // One write a frame: window sizes come from another thread.
     let mut to = to;
-    to.write_all(&frame(channel, bytes))
+    to.write_all(&encode_frame(channel, bytes))
 }
 
 fn send_stdin(to: UnixStream) {
@@ -225,11 +228,11 @@ fn send_stdin(to: UnixStream) {
     loop {
         match io::stdin().read(&mut buffer) {
             Ok(0) | Err(_) => {
-                let _ = send(&to, CLOSE, &[STDIN]);
+                let _ = send_frame(&to, CLOSE, &[STDIN]);
                 return;
             }
             Ok(n) => {
-                if send(&to, STDIN, &buffer[..n]).is_err() {
+                if send_frame(&to, STDIN, &buffer[..n]).is_err() {
                     return;
                 }
             }
@@ -251,7 +254,7 @@ fn send_window_sizes(to: UnixStream) {
                 return;
             };
             let size = format!("{{\"Width\":{columns},\"Height\":{rows}}}");
-            if send(&to, RESIZE, size.as_bytes()).is_err() {
+            if send_frame(&to, RESIZE, size.as_bytes()).is_err() {
                 return;
             }
             match changes.as_ref().map(SignalFd::read_signal) {
@@ -263,7 +266,7 @@ fn send_window_sizes(to: UnixStream) {
 }
 
 /// Finds the exit code as kubectl does: the command's own.
-fn finish(status: serde_json::Value) -> Result<ExitCode, CliError> {
+fn exit_code_of_status(status: serde_json::Value) -> Result<ExitCode, CliError> {
     if status["status"] == "Success" {
         return Ok(ExitCode::SUCCESS);
     }
@@ -294,8 +297,8 @@ mod tests {
 
     #[test]
     fn frames() {
-        assert_eq!(frame(0, b"ab"), b"\x82\x83\0\0\0\0\0ab");
-        let long = frame(STDIN, &[7; 300]);
+        assert_eq!(encode_frame(0, b"ab"), b"\x82\x83\0\0\0\0\0ab");
+        let long = encode_frame(STDIN, &[7; 300]);
         assert_eq!(long[..4], [0x82, 0xfe, 1, 45]);
         assert_eq!(long.len(), 8 + 301);
         let mut from: &[u8] = b"\x89\0\x82\x03\x01hi\x82\x7e\0\x02\x03x\x88\0";

@@ -5,10 +5,10 @@ use std::{
     io::{self, BufRead as _, IsTerminal as _, Read as _, Write as _},
 };
 
-use super::{CliError, args, client::AgentClient, commands::CliCommand, print, stop};
+use super::{CliError, args, client::AgentClient, commands::CliCommand, print_text, stop};
 use crate::{
     agent::{ResetError, ResetOptions, ResetPlan},
-    error::chain,
+    error::error_chain,
 };
 
 /// Most bytes of an answer.
@@ -23,15 +23,18 @@ struct ResetFlags {
     stop: bool,
 }
 
-pub(super) fn run(command: &'static CliCommand, words: Vec<OsString>) -> Result<(), CliError> {
-    let (own, agent) = args::split(command, words)?;
-    let flags = flags(&own)?;
-    let refused = |e: ResetError| CliError::new(chain(&e));
+pub(super) fn run_reset(
+    command: &'static CliCommand,
+    words: Vec<OsString>,
+) -> Result<(), CliError> {
+    let (own, agent) = args::split_flags(command, words)?;
+    let flags = parse_reset_flags(&own)?;
+    let refused = |e: ResetError| CliError::new(error_chain(&e));
     let reset = ResetPlan::new(agent, flags.choice).map_err(refused)?;
-    let survey = reset.survey();
-    let agent_runs = reset.agent_runs();
+    let survey = reset.list_removals();
+    let agent_runs = reset.is_agent_running();
     if flags.dry_run {
-        return print(&told(&survey, agent_runs));
+        return print_text(&survey_text(&survey, agent_runs));
     }
     if agent_runs && !flags.stop {
         return Err(CliError::new(
@@ -39,34 +42,36 @@ pub(super) fn run(command: &'static CliCommand, words: Vec<OsString>) -> Result<
         ));
     }
     if survey.is_empty() && !agent_runs {
-        return print("There is nothing to remove.\n");
+        return print_text("There is nothing to remove.\n");
     }
     if !flags.yes {
-        print(&told(&survey, agent_runs))?;
-        if !confirmed()? {
+        print_text(&survey_text(&survey, agent_runs))?;
+        if !ask_confirmation()? {
             return Err(CliError::new("nothing was removed"));
         }
     }
     if agent_runs {
         // The agent of the directories that are removed, even if the environment names another socket.
-        let client = AgentClient::new(reset.socket());
-        let service = stop::supervised(&client);
-        client.send("POST", "/stop?all=true", "")?.text()?;
+        let client = AgentClient::new(reset.agent_socket());
+        let service = stop::find_supervised_service(&client);
+        client
+            .send_request("POST", "/stop?all=true", "")?
+            .read_text()?;
         if let Some(name) = service {
-            stop::stay_ended(name);
+            stop::stop_supervisor(name);
         }
     }
-    let locked = reset.lock(agent_runs).map_err(refused)?;
+    let locked = reset.lock_dirs(agent_runs).map_err(refused)?;
     match locked.carry_out() {
-        Ok(()) => print("Everything was removed.\n"),
+        Ok(()) => print_text("Everything was removed.\n"),
         Err(left) => Err(CliError::new(format!(
             "not everything could be removed; run it again after looking at:\n{}",
-            indented(&left)
+            indent_lines(&left)
         ))),
     }
 }
 
-fn flags(own: &[(&'static str, String)]) -> Result<ResetFlags, CliError> {
+fn parse_reset_flags(own: &[(&'static str, String)]) -> Result<ResetFlags, CliError> {
     let mut flags = ResetFlags::default();
     for (name, value) in own {
         let on = || match value.as_str() {
@@ -94,7 +99,7 @@ fn flags(own: &[(&'static str, String)]) -> Result<ResetFlags, CliError> {
     Ok(flags)
 }
 
-fn told(survey: &[String], agent_runs: bool) -> String {
+fn survey_text(survey: &[String], agent_runs: bool) -> String {
     let mut lines = survey.to_vec();
     if agent_runs {
         lines.insert(0, "the running agent, ended first (with --stop)".into());
@@ -102,15 +107,15 @@ fn told(survey: &[String], agent_runs: bool) -> String {
     if lines.is_empty() {
         return "There is nothing to remove.\n".into();
     }
-    format!("This would be removed:\n{}\n", indented(&lines))
+    format!("This would be removed:\n{}\n", indent_lines(&lines))
 }
 
-fn indented(lines: &[String]) -> String {
+fn indent_lines(lines: &[String]) -> String {
     let lines: Vec<String> = lines.iter().map(|l| format!("  {l}")).collect();
     lines.join("\n")
 }
 
-fn confirmed() -> Result<bool, CliError> {
+fn ask_confirmation() -> Result<bool, CliError> {
     if !io::stdin().is_terminal() {
         return Err(CliError::new(
             "standard input is no terminal to ask at: --yes answers beforehand",
@@ -133,7 +138,7 @@ mod tests {
     fn what_was_typed() {
         let parsed = |words: &[(&'static str, &str)]| {
             let own: Vec<_> = words.iter().map(|(n, v)| (*n, (*v).to_owned())).collect();
-            flags(&own).map_err(|e| e.to_string())
+            parse_reset_flags(&own).map_err(|e| e.to_string())
         };
         let all =
             parsed(&[("force", "true"), ("stop", "1"), ("grace-period", "0")]).expect("flags");
@@ -152,8 +157,8 @@ mod tests {
 
     #[test]
     fn the_agent_counts_as_something_to_remove() {
-        assert_eq!(told(&[], false), "There is nothing to remove.\n");
-        let text = told(&["pod a/b".into()], true);
+        assert_eq!(survey_text(&[], false), "There is nothing to remove.\n");
+        let text = survey_text(&["pod a/b".into()], true);
         assert!(text.contains("running agent") && text.contains("\n  pod a/b\n"));
     }
 }

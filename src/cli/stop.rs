@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::{
     CliError, KUBELET,
-    args::{CliWord, CliWords, unexpected},
+    args::{CliWord, CliWords, unexpected_word},
     check,
     client::{AgentAnswer, AgentClient},
     health::LOOK_MS,
@@ -28,14 +28,14 @@ const STARTED: &str = "/run/openrc/started";
 /// name.
 const SUPERVISOR: &str = "supervise-daemo";
 
-pub(super) fn run(mut words: CliWords) -> Result<(), CliError> {
+pub(super) fn run_stop(mut words: CliWords) -> Result<(), CliError> {
     let (mut all, mut shutdown, mut quiet) = (false, false, false);
-    while let Some(word) = words.next()? {
+    while let Some(word) = words.next_word()? {
         match word {
-            CliWord::Flag("all") => all = words.switch()?,
-            CliWord::Flag("shutdown") => shutdown = words.switch()?,
-            CliWord::Flag("quiet") => quiet = words.switch()?,
-            other => return Err(unexpected(other)),
+            CliWord::Flag("all") => all = words.switch_value()?,
+            CliWord::Flag("shutdown") => shutdown = words.switch_value()?,
+            CliWord::Flag("quiet") => quiet = words.switch_value()?,
+            other => return Err(unexpected_word(other)),
         }
     }
     let path = match (shutdown, all) {
@@ -44,38 +44,42 @@ pub(super) fn run(mut words: CliWords) -> Result<(), CliError> {
         (false, false) => "/stop",
     };
     // Units that call `stop --shutdown` name no socket: the configured one counts.
-    let configured = || check::AgentPaths::of(Vec::new()).ok();
-    let place = (shutdown && !words.names_socket()).then(configured);
+    let configured = || check::AgentPaths::from_flags(Vec::new()).ok();
+    let place = (shutdown && !words.has_named_socket()).then(configured);
     let client = match place.flatten() {
         Some(place) => AgentClient::new(&place.socket),
-        None => words.client(),
+        None => words.agent_client(),
     };
     // OpenRC itself asks for a shutdown: it is stopping services then.
-    let service = if shutdown { None } else { supervised(&client) };
-    let mut answer = match (all || shutdown) && !quiet {
-        true => with_progress(&client, path)?,
-        false => client.send("POST", path, "")?,
+    let service = if shutdown {
+        None
+    } else {
+        find_supervised_service(&client)
     };
-    let told = answer.copy_to(&mut io::stdout());
+    let mut answer = match (all || shutdown) && !quiet {
+        true => stop_with_progress(&client, path)?,
+        false => client.send_request("POST", path, "")?,
+    };
+    let told = answer.copy_body_to(&mut io::stdout());
     if let Some(name) = service {
-        stay_ended(name);
+        stop_supervisor(name);
     }
     told
 }
 
 /// Finds the service of OpenRC whose supervisor would start this agent again, if there is one.
-pub(super) fn supervised(client: &AgentClient) -> Option<&'static str> {
+pub(super) fn find_supervised_service(client: &AgentClient) -> Option<&'static str> {
     let started = Path::new(STARTED);
     if !started.is_dir() {
         return None;
     }
     let look = client.clone().with_patience(PATIENCE);
-    let health: AgentHealth = look.read("/health").ok()?;
-    service_of(health.pid, Path::new("/proc"), started)
+    let health: AgentHealth = look.fetch_typed("/health").ok()?;
+    service_of_process(health.pid, Path::new("/proc"), started)
 }
 
 /// Finds the service whose agent a process is. Source: proc_pid_status(5).
-fn service_of(pid: u32, proc: &Path, started: &Path) -> Option<&'static str> {
+fn service_of_process(pid: u32, proc: &Path, started: &Path) -> Option<&'static str> {
     let status = fs::read_to_string(proc.join(format!("{pid}/status"))).ok()?;
     let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
     let parent = fs::read_to_string(proc.join(parent.trim()).join("comm")).ok()?;
@@ -85,8 +89,11 @@ fn service_of(pid: u32, proc: &Path, started: &Path) -> Option<&'static str> {
 }
 
 /// Ends the supervisor too, before it starts the agent again, which takes it some seconds.
-pub(super) fn stay_ended(name: &str) {
-    if !matches!(check::ask("rc-service", &[name, "stop"]), Some(Ok(_))) {
+pub(super) fn stop_supervisor(name: &str) {
+    if !matches!(
+        check::run_program("rc-service", &[name, "stop"]),
+        Some(Ok(_))
+    ) {
         let _ = writeln!(
             io::stderr(),
             "warning: OpenRC will start the agent again: rc-service {name} stop"
@@ -95,11 +102,11 @@ pub(super) fn stay_ended(name: &str) {
 }
 
 /// Asks, and shows how many pods have ended until the answer comes.
-fn with_progress(client: &AgentClient, path: &str) -> Result<AgentAnswer, CliError> {
+fn stop_with_progress(client: &AgentClient, path: &str) -> Result<AgentAnswer, CliError> {
     // A failure of the display does not prevent the stop.
     let look = client.clone().with_patience(PATIENCE);
-    let pods = running(&look).unwrap_or(0);
-    let asked = client.ask("POST", path, "")?;
+    let pods = count_running_pods(&look).unwrap_or(0);
+    let asked = client.start_request("POST", path, "")?;
     let mut progress = ProgressDisplay::new("stop", false);
     // Bounded: by the agent's answer, or its end.
     loop {
@@ -108,15 +115,15 @@ fn with_progress(client: &AgentClient, path: &str) -> Result<AgentAnswer, CliErr
             events: libc::POLLIN,
             revents: 0,
         }];
-        if start::poll(&mut answer, LOOK_MS).map_or(true, |ready| ready > 0) {
+        if start::poll_fds(&mut answer, LOOK_MS).map_or(true, |ready| ready > 0) {
             drop(progress);
-            return AgentClient::answer(asked);
+            return AgentClient::read_answer_head(asked);
         }
         // The agent may have ended already; then its answer is on its way.
         if pods > 0
-            && let Ok(left) = running(&look)
+            && let Ok(left) = count_running_pods(&look)
         {
-            progress.show(TransferProgress {
+            progress.show_step(TransferProgress {
                 stage: "ending",
                 done: pods.saturating_sub(left),
                 all: pods,
@@ -128,8 +135,8 @@ fn with_progress(client: &AgentClient, path: &str) -> Result<AgentAnswer, CliErr
 }
 
 /// Counts the pods with a container that runs.
-fn running(client: &AgentClient) -> Result<u64, CliError> {
-    let pods = client.json("GET", "/pods")?;
+fn count_running_pods(client: &AgentClient) -> Result<u64, CliError> {
+    let pods = client.request_json("GET", "/pods")?;
     let runs = |pod: &&Value| {
         ["initContainerStatuses", "containerStatuses"]
             .iter()
@@ -157,7 +164,7 @@ mod tests {
         put("proc/9/status", "Name:\tpicolet\nPid:\t9\nPPid:\t7\n");
         put("proc/7/comm", "supervise-daemo\n");
         put("started/sshd", "");
-        let service = || service_of(9, &dir.join("proc"), &dir.join("started"));
+        let service = || service_of_process(9, &dir.join("proc"), &dir.join("started"));
         assert_eq!(service(), None, "neither of its services");
         put("started/kubelet", "");
         assert_eq!(service(), Some("kubelet"));
@@ -168,7 +175,10 @@ mod tests {
         assert_eq!(service(), None);
         put("proc/9/status", "Name:\tpicolet\n");
         assert_eq!(service(), None);
-        assert_eq!(service_of(8, &dir.join("proc"), &dir.join("started")), None);
+        assert_eq!(
+            service_of_process(8, &dir.join("proc"), &dir.join("started")),
+            None
+        );
         fs::remove_dir_all(dir).expect("removed");
     }
 }

@@ -13,22 +13,22 @@ use crate::{
 };
 
 /// Writes rows as kubectl does: columns padded to the widest cell plus three spaces, no padding at the end.
-pub(crate) fn render(header: &[&str], rows: &[Vec<String>]) -> String {
+pub(crate) fn render_table(header: &[&str], rows: &[Vec<String>]) -> String {
     let header: Vec<String> = header.iter().map(|h| (*h).to_owned()).collect();
     let mut widths = Vec::new();
     for row in core::iter::once(&header).chain(rows) {
-        widen(&mut widths, row);
+        widen_columns(&mut widths, row);
     }
     let mut out = String::new();
     for row in core::iter::once(&header).chain(rows) {
-        line(&mut out, &widths, row);
+        write_row(&mut out, &widths, row);
         out.push('\n');
     }
     out
 }
 
 /// Makes room for a row.
-pub(crate) fn widen(widths: &mut Vec<usize>, row: &[String]) {
+pub(crate) fn widen_columns(widths: &mut Vec<usize>, row: &[String]) {
     widths.resize(widths.len().max(row.len()), 0);
     for (width, cell) in widths.iter_mut().zip(row) {
         *width = (*width).max(cell.chars().count());
@@ -36,7 +36,7 @@ pub(crate) fn widen(widths: &mut Vec<usize>, row: &[String]) {
 }
 
 /// Writes one row, without the end of its line.
-pub(crate) fn line(out: &mut String, widths: &[usize], row: &[String]) {
+pub(crate) fn write_row(out: &mut String, widths: &[usize], row: &[String]) {
     for (i, cell) in row.iter().enumerate() {
         // Messages come from outside: a character that would move the cursor, or begin a line, becomes a space.
         let shown = |c: char| if c.is_control() { ' ' } else { c };
@@ -71,10 +71,10 @@ pub(crate) fn human_duration(seconds: i64) -> String {
 }
 
 /// Formats the time since `since` in short form.
-pub(crate) fn age(since: Option<WallTime>, now: WallTime) -> String {
+pub(crate) fn human_age(since: Option<WallTime>, now: WallTime) -> String {
     since.map_or_else(
         || "<unknown>".into(),
-        |at| human_duration(now.secs() - at.secs()),
+        |at| human_duration(now.unix_seconds() - at.unix_seconds()),
     )
 }
 
@@ -92,13 +92,13 @@ pub(crate) fn pod_header(all_namespaces: bool, wide: bool) -> Vec<&'static str> 
 
 /// Makes a row of `get pods`.
 pub(crate) fn pod_row(pod: &Pod, now: WallTime, all_namespaces: bool, wide: bool) -> Vec<String> {
-    let summary = summarise(pod);
+    let summary = summarise_pod(pod);
     let restarts = match summary.last_restart {
         Some(at) if summary.restarts > 0 => {
             format!(
                 "{} ({} ago)",
                 summary.restarts,
-                human_duration(now.secs() - at.secs())
+                human_duration(now.unix_seconds() - at.unix_seconds())
             )
         }
         _ => summary.restarts.to_string(),
@@ -108,7 +108,7 @@ pub(crate) fn pod_row(pod: &Pod, now: WallTime, all_namespaces: bool, wide: bool
         format!("{}/{}", summary.ready, summary.total),
         summary.reason,
         restarts,
-        age(pod.metadata.creation_timestamp, now),
+        human_age(pod.metadata.creation_timestamp, now),
     ];
     if all_namespaces {
         row.insert(0, pod.metadata.namespace.clone());
@@ -162,7 +162,7 @@ pub(crate) fn object_row(
     let mut row = vec![
         text("/metadata/name"),
         keys.sum::<usize>().to_string(),
-        age(created, now),
+        human_age(created, now),
     ];
     if typed {
         row.insert(1, text("/type"));
@@ -177,7 +177,7 @@ pub(crate) fn object_row(
 pub(crate) fn event_row(event: &Event, now: WallTime, all_namespaces: bool) -> Vec<String> {
     let about = &event.involved_object;
     let mut row = vec![
-        age(event.last_timestamp, now),
+        human_age(event.last_timestamp, now),
         event.severity.clone(),
         event.reason.clone(),
         format!("{}/{}", about.kind.to_ascii_lowercase(), about.name),
@@ -199,7 +199,7 @@ pub(crate) struct PodSummary {
     pub(crate) reason: String,
 }
 
-fn finished(state: &ContainerState) -> Option<WallTime> {
+fn end_time(state: &ContainerState) -> Option<WallTime> {
     state.terminated.as_ref().and_then(|t| t.finished_at)
 }
 
@@ -213,7 +213,7 @@ fn exit_word(prefix: &str, state: &ContainerState) -> Option<String> {
 }
 
 /// Makes the words of the STATUS column and the counts beside it.
-pub(crate) fn summarise(pod: &Pod) -> PodSummary {
+pub(crate) fn summarise_pod(pod: &Pod) -> PodSummary {
     let status = &pod.status;
     let spec = &pod.spec;
     let is_sidecar = |name: &str| {
@@ -243,10 +243,10 @@ pub(crate) fn summarise(pod: &Pod) -> PodSummary {
     for (i, c) in status.init_container_statuses.iter().enumerate() {
         let sidecar = is_sidecar(&c.name);
         init_restarts += c.restart_count;
-        init_last = init_last.max(finished(&c.last_state));
+        init_last = init_last.max(end_time(&c.last_state));
         if sidecar {
             sidecar_restarts += c.restart_count;
-            sidecar_last = sidecar_last.max(finished(&c.last_state));
+            sidecar_last = sidecar_last.max(end_time(&c.last_state));
         }
         let end = c.state.terminated.as_ref();
         let done = end.is_some_and(|t| t.exit_code == 0 && (c.ready || t.reason != OOM_KILLED));
@@ -278,7 +278,7 @@ pub(crate) fn summarise(pod: &Pod) -> PodSummary {
         let mut running = false;
         for c in status.container_statuses.iter().rev() {
             s.restarts += c.restart_count;
-            s.last_restart = s.last_restart.max(finished(&c.last_state));
+            s.last_restart = s.last_restart.max(end_time(&c.last_state));
             let waiting = c.state.waiting.as_ref().filter(|w| !w.reason.is_empty());
             if let Some(w) = waiting {
                 s.reason.clone_from(&w.reason);
@@ -407,9 +407,9 @@ mod tests {
     fn a_line_stays_one() {
         let row = ["a\nb\u{1b}[2J", "c"].map(str::to_owned);
         let mut widths = Vec::new();
-        widen(&mut widths, &row);
+        widen_columns(&mut widths, &row);
         let mut out = String::new();
-        line(&mut out, &widths, &row);
+        write_row(&mut out, &widths, &row);
         assert_eq!(out, "a b [2J   c");
     }
 
@@ -569,7 +569,7 @@ mod tests {
             vec!["longer-name".to_owned(), "0/1".to_owned()],
         ];
         assert_eq!(
-            render(&["NAME", "READY"], &rows),
+            render_table(&["NAME", "READY"], &rows),
             "NAME          READY\na             1/1\nlonger-name   0/1\n"
         );
     }

@@ -9,10 +9,10 @@ use serde::Deserialize;
 
 use super::{
     AgentClient, CliError,
-    args::{CliWord, CliWords, unexpected},
+    args::{CliWord, CliWords, unexpected_word},
     get::DEFAULT_NAMESPACE,
     live::{self, LiveRow, LiveTable},
-    print, table,
+    print_text, table,
 };
 use crate::{
     api::{Node, Quantity, link::LinkClass, order::OrderExt as _, quantity::human_bytes},
@@ -88,30 +88,30 @@ enum SortBy {
 /// Time between two looks of `top -w`.
 const EVERY: Duration = Duration::from_secs(2);
 
-pub(super) fn run(mut words: CliWords) -> Result<(), CliError> {
+pub(super) fn run_top(mut words: CliWords) -> Result<(), CliError> {
     let mut top = TopCommand::default();
-    while let Some(word) = words.next()? {
+    while let Some(word) = words.next_word()? {
         match word {
-            CliWord::Flag("namespace") => top.namespace = Some(words.value()?),
-            CliWord::Flag("all-namespaces") => top.all_namespaces = words.switch()?,
-            CliWord::Flag("containers") => top.containers = words.switch()?,
-            CliWord::Flag("no-headers") => top.no_headers = words.switch()?,
-            CliWord::Flag("watch") => top.watch = words.switch()?,
-            CliWord::Flag("sort-by") => top.sort_by = Some(sort_by(&words.value()?)?),
+            CliWord::Flag("namespace") => top.namespace = Some(words.flag_value()?),
+            CliWord::Flag("all-namespaces") => top.all_namespaces = words.switch_value()?,
+            CliWord::Flag("containers") => top.containers = words.switch_value()?,
+            CliWord::Flag("no-headers") => top.no_headers = words.switch_value()?,
+            CliWord::Flag("watch") => top.watch = words.switch_value()?,
+            CliWord::Flag("sort-by") => top.sort_by = Some(parse_sort_by(&words.flag_value()?)?),
             CliWord::Value(value) if top.kind.is_empty() => top.kind = value,
             CliWord::Value(value) if top.name.is_none() => top.name = Some(value),
-            other => return Err(unexpected(other)),
+            other => return Err(unexpected_word(other)),
         }
     }
     let client = match top.watch {
-        true => words.client().with_patience(live::PATIENCE),
-        false => words.client(),
+        true => words.agent_client().with_patience(live::PATIENCE),
+        false => words.agent_client(),
     };
     let look = match top.kind.as_str() {
-        "pod" | "pods" | "po" => pods,
-        "node" | "nodes" | "no" => node,
-        "disk" => disk,
-        "net" => net,
+        "pod" | "pods" | "po" => read_pod_usage,
+        "node" | "nodes" | "no" => read_node_usage,
+        "disk" => read_disk_usage,
+        "net" => read_link_usage,
         "" => {
             return Err(CliError::new(
                 "you must say what to show: pods, node, disk or net",
@@ -125,7 +125,7 @@ pub(super) fn run(mut words: CliWords) -> Result<(), CliError> {
     };
     if top.watch {
         let no_headers = top.no_headers;
-        return live::watch(EVERY, no_headers, Box::new(move || look(&client, &top)));
+        return live::watch_table(EVERY, no_headers, Box::new(move || look(&client, &top)));
     }
     let seen = look(&client, &top)?;
     let mut notes = seen.notes.into_iter();
@@ -135,15 +135,15 @@ pub(super) fn run(mut words: CliWords) -> Result<(), CliError> {
         return Err(CliError::new(nothing));
     }
     let rows: Vec<_> = seen.rows.into_iter().map(|row| row.cells).collect();
-    let text = table::render(&seen.header, &rows);
-    print(match top.no_headers {
+    let text = table::render_table(&seen.header, &rows);
+    print_text(match top.no_headers {
         true => text.split_once('\n').map_or("", |(_, rows)| rows),
         false => &text,
     })?;
-    notes.try_for_each(|note| print(&format!("{note}\n")))
+    notes.try_for_each(|note| print_text(&format!("{note}\n")))
 }
 
-fn sort_by(text: &str) -> Result<SortBy, CliError> {
+fn parse_sort_by(text: &str) -> Result<SortBy, CliError> {
     match text {
         "name" => Ok(SortBy::Name),
         "cpu" => Ok(SortBy::Cpu),
@@ -155,14 +155,14 @@ fn sort_by(text: &str) -> Result<SortBy, CliError> {
 }
 
 /// Reads the summary with rates. A container that started a moment ago may have none.
-fn summary(client: &AgentClient) -> Result<UsageSummary, CliError> {
-    let read = || client.read("/stats/summary?only_cpu_and_memory=true");
+fn read_summary(client: &AgentClient) -> Result<UsageSummary, CliError> {
+    let read = || client.fetch_typed("/stats/summary?only_cpu_and_memory=true");
     let first = read()?;
     if has_rates(&first) {
         return Ok(first);
     }
     // Signals go to the thread that has the terminal. If one cuts this wait short, the rate is of less time.
-    let _ = start::poll(&mut [], BETWEEN_MS);
+    let _ = start::poll_fds(&mut [], BETWEEN_MS);
     read()
 }
 
@@ -176,19 +176,19 @@ fn has_rates(summary: &UsageSummary) -> bool {
 
 impl SummaryUsage {
     /// Returns thousandths of processors, rounded up as kubectl does, and bytes; `None`: not both are known.
-    fn figures(&self) -> Option<(u64, u64)> {
+    fn cpu_and_memory(&self) -> Option<(u64, u64)> {
         let nano = self.cpu.as_ref()?.usage_nano_cores?;
         let bytes = self.memory.working_set_bytes?;
         Some((nano.div_ceil(1_000_000), bytes))
     }
 }
 
-fn cells((milli, bytes): (u64, u64)) -> [String; 2] {
+fn usage_cells((milli, bytes): (u64, u64)) -> [String; 2] {
     [format!("{milli}m"), format!("{}Mi", bytes >> 20)]
 }
 
-fn pods(client: &AgentClient, top: &TopCommand) -> Result<LiveTable, CliError> {
-    let (header, rows) = pod_rows(&summary(client)?, top);
+fn read_pod_usage(client: &AgentClient, top: &TopCommand) -> Result<LiveTable, CliError> {
+    let (header, rows) = pod_usage_rows(&read_summary(client)?, top);
     let nothing = || match &top.name {
         None => "no figures of pods".into(),
         Some(name) => format!("no figures of pod \"{name}\": does it run?"),
@@ -200,7 +200,7 @@ fn pods(client: &AgentClient, top: &TopCommand) -> Result<LiveTable, CliError> {
     })
 }
 
-fn pod_rows(summary: &UsageSummary, top: &TopCommand) -> (Vec<&'static str>, Vec<LiveRow>) {
+fn pod_usage_rows(summary: &UsageSummary, top: &TopCommand) -> (Vec<&'static str>, Vec<LiveRow>) {
     let namespace = top.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
     let mut header = Vec::new();
     if top.all_namespaces {
@@ -229,7 +229,7 @@ fn pod_rows(summary: &UsageSummary, top: &TopCommand) -> (Vec<&'static str>, Vec
             false => core::slice::from_ref(pod),
         };
         for part in parts {
-            let Some(figures) = part.figures() else {
+            let Some(figures) = part.cpu_and_memory() else {
                 continue;
             };
             let mut row = Vec::new();
@@ -240,8 +240,8 @@ fn pod_rows(summary: &UsageSummary, top: &TopCommand) -> (Vec<&'static str>, Vec
             if top.containers {
                 row.push(part.name.clone());
             }
-            row.extend(cells(figures));
-            rows.push((figures, LiveRow::named(row, names)));
+            row.extend(usage_cells(figures));
+            rows.push((figures, LiveRow::with_name_cells(row, names)));
         }
     }
     let default = if top.watch { SortBy::Cpu } else { SortBy::Name };
@@ -251,40 +251,40 @@ fn pod_rows(summary: &UsageSummary, top: &TopCommand) -> (Vec<&'static str>, Vec
         SortBy::Cpu => cpu,
         SortBy::Memory => memory,
     };
-    rows.order_by(|(a, left), (b, right)| {
+    rows.stable_sort_by(|(a, left), (b, right)| {
         let most = most(*b).cmp(&most(*a));
         most.then_with(|| left.cells.cmp(&right.cells))
     });
     (header, rows.into_iter().map(|(_, row)| row).collect())
 }
 
-fn node(client: &AgentClient, _: &TopCommand) -> Result<LiveTable, CliError> {
-    let summary = summary(client)?;
-    let node = client.read("/node")?;
-    let row =
-        node_row(&summary.node, &node).ok_or_else(|| CliError::new("no figures of the node"))?;
+fn read_node_usage(client: &AgentClient, _: &TopCommand) -> Result<LiveTable, CliError> {
+    let summary = read_summary(client)?;
+    let node = client.fetch_typed("/node")?;
+    let row = node_usage_row(&summary.node, &node)
+        .ok_or_else(|| CliError::new("no figures of the node"))?;
     Ok(LiveTable {
         header: ["NAME", "CPU(cores)", "CPU(%)", "MEMORY(bytes)", "MEMORY(%)"].to_vec(),
-        rows: vec![LiveRow::named(row, 1)],
+        rows: vec![LiveRow::with_name_cells(row, 1)],
         notes: Vec::new(),
     })
 }
 
-fn net(client: &AgentClient, _: &TopCommand) -> Result<LiveTable, CliError> {
-    let link = client.read("/link")?;
+fn read_link_usage(client: &AgentClient, _: &TopCommand) -> Result<LiveTable, CliError> {
+    let link = client.fetch_typed("/link")?;
     Ok(LiveTable {
         header: ["CLASS", "RECEIVED", "SENT"].to_vec(),
-        rows: net_rows(&link),
+        rows: link_usage_rows(&link),
         notes: link.cost.into_iter().chain(link.budget).collect(),
     })
 }
 
 /// Makes a line for each class with traffic, and one for all.
-fn net_rows(link: &LinkReport) -> Vec<LiveRow> {
+fn link_usage_rows(link: &LinkReport) -> Vec<LiveRow> {
     let of = |name: &str, both: [u64; 2]| {
         let mut cells = vec![name.to_owned()];
         cells.extend(both.map(human_bytes));
-        LiveRow::named(cells, 1)
+        LiveRow::with_name_cells(cells, 1)
     };
     let classes = LinkClass::NAMES.iter().zip(link.bytes.0);
     let sum = |way: usize| link.bytes.0.iter().map(|both| both[way]).sum();
@@ -293,8 +293,8 @@ fn net_rows(link: &LinkReport) -> Vec<LiveRow> {
     rows.chain([of("all", [sum(0), sum(1)])]).collect()
 }
 
-fn node_row(stats: &SummaryUsage, node: &Node) -> Option<Vec<String>> {
-    let (milli, bytes) = stats.figures()?;
+fn node_usage_row(stats: &SummaryUsage, node: &Node) -> Option<Vec<String>> {
+    let (milli, bytes) = stats.cpu_and_memory()?;
     let allocatable = |name: &str, amount: fn(&Quantity) -> i64| {
         let quantity = node.status.allocatable.get(name)?;
         u64::try_from(amount(quantity)).ok().filter(|n| *n > 0)
@@ -305,11 +305,11 @@ fn node_row(stats: &SummaryUsage, node: &Node) -> Option<Vec<String>> {
             |of| format!("{}%", u128::from(used) * 100 / u128::from(of)),
         )
     };
-    let [cpu, memory] = cells((milli, bytes));
+    let [cpu, memory] = usage_cells((milli, bytes));
     Some(vec![
         stats.node_name.clone(),
         cpu,
-        percent(milli, allocatable("cpu", Quantity::milli)),
+        percent(milli, allocatable("cpu", Quantity::milli_value)),
         memory,
         percent(bytes, allocatable("memory", Quantity::value)),
     ])
@@ -326,13 +326,13 @@ struct DiskWriter {
     used_life_percent: Option<u8>,
 }
 
-fn disk(client: &AgentClient, _: &TopCommand) -> Result<LiveTable, CliError> {
-    let writers: Vec<DiskWriter> = client.read("/stats/disk")?;
+fn read_disk_usage(client: &AgentClient, _: &TopCommand) -> Result<LiveTable, CliError> {
+    let writers: Vec<DiskWriter> = client.fetch_typed("/stats/disk")?;
     Ok(LiveTable {
         header: ["NAME", "WRITTEN(bytes)", "IN", "A-DAY(bytes)", "LIFE(%)"].to_vec(),
         rows: writers
             .iter()
-            .map(|w| LiveRow::named(writer_row(w), 1))
+            .map(|w| LiveRow::with_name_cells(writer_row(w), 1))
             .collect(),
         notes: Vec::new(),
     })
@@ -359,7 +359,7 @@ mod tests {
     use serde_json::json;
 
     fn read<T: serde::de::DeserializeOwned>(value: serde_json::Value) -> T {
-        crate::api::strict::typed(&value).expect("an answer")
+        crate::api::strict::typed_from_value(&value).expect("an answer")
     }
 
     #[test]
@@ -387,7 +387,7 @@ mod tests {
         other["podRef"] = json!({"name": "dns", "namespace": "kube-system"});
         let summary: UsageSummary = read(json!({"pods": [pod, other]}));
         let rows = |top: &TopCommand| -> Vec<Vec<String>> {
-            let (_, rows) = pod_rows(&summary, top);
+            let (_, rows) = pod_usage_rows(&summary, top);
             rows.into_iter().map(|row| row.cells).collect()
         };
         let mut top = TopCommand::default();
@@ -419,7 +419,10 @@ mod tests {
         let mut link = LinkReport::default();
         link.bytes.0[LinkClass::Heartbeat as usize] = [1500, 700];
         link.bytes.0[LinkClass::Image as usize] = [4_500_000, 0];
-        let rows: Vec<_> = net_rows(&link).into_iter().map(|row| row.cells).collect();
+        let rows: Vec<_> = link_usage_rows(&link)
+            .into_iter()
+            .map(|row| row.cells)
+            .collect();
         assert_eq!(
             rows,
             [
@@ -428,7 +431,7 @@ mod tests {
                 ["all", "4.5MB", "700B"]
             ]
         );
-        let row = node_row(&read(node), &read(object)).expect("figures");
+        let row = node_usage_row(&read(node), &read(object)).expect("figures");
         assert_eq!(row, ["pi", "1500m", "37%", "512Mi", "50%"]);
     }
 }

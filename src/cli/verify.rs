@@ -4,12 +4,12 @@ use std::path::Path;
 
 use super::{
     CliError,
-    args::{CliWord, CliWords, unexpected},
-    image::{outcome, unforeseen},
-    print,
+    args::{CliWord, CliWords, unexpected_word},
+    image::{follow_operation, unexpected_answer},
+    print_text,
     progress::ProgressDisplay,
 };
-use crate::error::chain;
+use crate::error::error_chain;
 use crate::image::{
     DamagedImage, ImageError, ImageProgress as Step, ImageStore, ImageVerifier, RepairResult,
     StoreVerification, progress::ImageStage,
@@ -20,33 +20,33 @@ use crate::server::backend::ProgressLine;
 const IMAGES: &str = "images";
 
 /// Runs the command. Fails with code 1 and no further message if an image is damaged.
-pub(super) fn run(mut words: CliWords) -> Result<(), CliError> {
+pub(super) fn run_image_verify(mut words: CliWords) -> Result<(), CliError> {
     let (mut repair, mut quiet, mut dir) = (false, false, String::new());
-    while let Some(word) = words.next()? {
+    while let Some(word) = words.next_word()? {
         match word {
-            CliWord::Flag("repair") => repair = words.switch()?,
-            CliWord::Flag("quiet") => quiet = words.switch()?,
-            CliWord::Flag("root-dir") => dir = words.value()?,
-            other => return Err(unexpected(other)),
+            CliWord::Flag("repair") => repair = words.switch_value()?,
+            CliWord::Flag("quiet") => quiet = words.switch_value()?,
+            CliWord::Flag("root-dir") => dir = words.flag_value()?,
+            other => return Err(unexpected_word(other)),
         }
     }
     let mut progress = ProgressDisplay::new("images", quiet);
     let found = if dir.is_empty() {
         let target = format!("/images/verify?repair={repair}");
-        let answer = words.client().send("POST", &target, "")?;
-        match outcome(answer, &mut progress)? {
+        let answer = words.agent_client().send_request("POST", &target, "")?;
+        match follow_operation(answer, &mut progress)? {
             ProgressLine::Verified(found) => found,
-            other => return Err(unforeseen(&other)),
+            other => return Err(unexpected_answer(&other)),
         }
     } else if repair {
         return Err(CliError::new(
             "--repair needs the agent, which knows what containers use: leave --root-dir out",
         ));
     } else {
-        by_itself(&Path::new(&dir).join(IMAGES), &mut progress)?
+        verify_without_agent(&Path::new(&dir).join(IMAGES), &mut progress)?
     };
     drop(progress);
-    print(&told(&found))?;
+    print_text(&verification_text(&found))?;
     if found.found.damaged.is_empty() {
         return Ok(());
     }
@@ -57,7 +57,10 @@ pub(super) fn run(mut words: CliWords) -> Result<(), CliError> {
 }
 
 /// Verifies the store without an agent, and does what the agent would do at its start.
-fn by_itself(dir: &Path, progress: &mut ProgressDisplay) -> Result<StoreVerification, CliError> {
+fn verify_without_agent(
+    dir: &Path,
+    progress: &mut ProgressDisplay,
+) -> Result<StoreVerification, CliError> {
     if !dir.join("records").is_dir() {
         let text = format!("{} is not an image store", dir.display());
         return Err(CliError::new(text));
@@ -67,12 +70,12 @@ fn by_itself(dir: &Path, progress: &mut ProgressDisplay) -> Result<StoreVerifica
             "{} belongs to an agent that runs: leave --root-dir out",
             dir.display()
         )),
-        other => CliError::new(chain(&other)),
+        other => CliError::new(error_chain(&other)),
     })?;
     let mut verifying = ImageVerifier::new(store);
-    while verifying.step() {
-        let (layers_done, layers, bytes) = verifying.progress();
-        progress.show(Step {
+    while verifying.check_next_layer() {
+        let (layers_done, layers, bytes) = verifying.progress_counts();
+        progress.show_step(Step {
             stage: ImageStage::Verifying,
             layers_done,
             layers,
@@ -81,13 +84,13 @@ fn by_itself(dir: &Path, progress: &mut ProgressDisplay) -> Result<StoreVerifica
         });
     }
     Ok(StoreVerification {
-        found: verifying.found(),
+        found: verifying.collect_findings(),
         repairs: Vec::new(),
     })
 }
 
 /// Makes a line for each problem with its remedy, and a line for all.
-fn told(verification: &StoreVerification) -> String {
+fn verification_text(verification: &StoreVerification) -> String {
     let StoreVerification { found, repairs } = verification;
     let mut text = String::new();
     let repairs = repairs.iter().map(Option::as_ref);
@@ -101,7 +104,7 @@ fn told(verification: &StoreVerification) -> String {
             text.push_str(&format!("{name}: {problem}\n"));
         }
         if let Some(repair) = repair {
-            text.push_str(&repaired(repair, image, &name));
+            text.push_str(&repair_line(repair, image, &name));
         }
     }
     text.push_str(&format!(
@@ -119,7 +122,7 @@ fn told(verification: &StoreVerification) -> String {
     text
 }
 
-fn repaired(repair: &RepairResult, image: &DamagedImage, name: &str) -> String {
+fn repair_line(repair: &RepairResult, image: &DamagedImage, name: &str) -> String {
     let why = match repair {
         RepairResult::Removed => return format!("Deleted: {name}\n"),
         RepairResult::Rewritten => return format!("Written again: the record of {name}\n"),
@@ -171,7 +174,7 @@ mod tests {
         let read = crate::api::strict::from_json(line.to_string().as_bytes()).expect("the same");
         assert_eq!(ProgressLine::Verified(found.clone()), read);
         assert_eq!(
-            told(&found),
+            verification_text(&found),
             "a:1, a:2: layer x: gone\na:1, a:2: layer y: gone\nDeleted: a:1, a:2\n\
              sha256:bb: layer z: cut\nKept: sha256:bb: a container uses it\n\
              c:1: its record: half\n\
@@ -182,7 +185,10 @@ mod tests {
             found: VerifyFindings::default(),
             repairs: Vec::new(),
         };
-        assert_eq!(told(&fine), "0 images with 0 layers checked, 0 damaged\n");
+        assert_eq!(
+            verification_text(&fine),
+            "0 images with 0 layers checked, 0 damaged\n"
+        );
     }
 
     #[test]
@@ -190,7 +196,7 @@ mod tests {
         let dir = crate::testing::unused_path("verify");
         std::fs::create_dir_all(&dir).expect("dir");
         let mut progress = ProgressDisplay::new("x", true);
-        let error = by_itself(&dir, &mut progress).expect_err("no store");
+        let error = verify_without_agent(&dir, &mut progress).expect_err("no store");
         assert!(error.to_string().contains("is not an image store"));
         assert_eq!(std::fs::read_dir(&dir).expect("dir").count(), 0);
         std::fs::remove_dir(&dir).expect("dir");

@@ -10,7 +10,7 @@ const KUBELET_CERT_DIR: &str = "/var/lib/kubelet/pki";
 ///
 /// `as_kubelet`: the program was called as `kubelet`. Then other defaults hold than for `picolet run`, unless the
 /// document has values: certificates are kept where a kubelet keeps them, and the agent runs containers itself.
-pub(super) fn adapt(document: &mut Value, as_kubelet: bool, warnings: &mut Vec<String>) {
+pub(super) fn adapt_document(document: &mut Value, as_kubelet: bool, warnings: &mut Vec<String>) {
     if document.is_null() {
         *document = json!({});
     }
@@ -68,7 +68,7 @@ mod tests {
 
     fn adapted(mut document: Value, as_kubelet: bool) -> (Value, Vec<String>) {
         let mut warnings = Vec::new();
-        adapt(&mut document, as_kubelet, &mut warnings);
+        adapt_document(&mut document, as_kubelet, &mut warnings);
         (document, warnings)
     }
 

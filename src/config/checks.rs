@@ -14,7 +14,7 @@ pub(crate) struct InvalidField {
     pub(crate) message: String,
 }
 
-pub(crate) fn invalid<T>(field: &str, message: impl Into<String>) -> Result<T, InvalidField> {
+pub(crate) fn invalid_field<T>(field: &str, message: impl Into<String>) -> Result<T, InvalidField> {
     Err(InvalidField {
         field: field.into(),
         message: message.into(),
@@ -22,34 +22,34 @@ pub(crate) fn invalid<T>(field: &str, message: impl Into<String>) -> Result<T, I
 }
 
 /// Reads an absolute path, or its default when absent or empty.
-pub(crate) fn absolute(
+pub(crate) fn read_absolute_path(
     field: &str,
     path: Option<&str>,
     default: &str,
 ) -> Result<PathBuf, InvalidField> {
     let path = PathBuf::from(path.filter(|p| !p.is_empty()).unwrap_or(default));
     if !path.is_absolute() {
-        return invalid(field, format!("is {path:?}, must be an absolute path"));
+        return invalid_field(field, format!("is {path:?}, must be an absolute path"));
     }
     if path.components().any(|c| c == Component::ParentDir) {
-        return invalid(field, format!("is {path:?}, must not contain '..'"));
+        return invalid_field(field, format!("is {path:?}, must not contain '..'"));
     }
     Ok(path)
 }
 
 /// Converts a number whose range was checked; the default when absent.
-pub(crate) fn count(value: Option<i64>, default: u32) -> u32 {
+pub(crate) fn count_or_default(value: Option<i64>, default: u32) -> u32 {
     value.map_or(default, |n| u32::try_from(n).unwrap_or(u32::MAX))
 }
 
 /// Reads a duration whose zero means unset (CONF-05).
-pub(crate) fn unset_if_zero(time: Option<GoDuration>, default: Duration) -> Duration {
+pub(crate) fn nonzero_duration_or_default(time: Option<GoDuration>, default: Duration) -> Duration {
     time.map(|t| t.0)
         .filter(|t| !t.is_zero())
         .unwrap_or(default)
 }
 
 /// Reads a duration whose zero means zero (CONF-05).
-pub(crate) fn kept(time: Option<GoDuration>, default: Duration) -> Duration {
+pub(crate) fn duration_or_default(time: Option<GoDuration>, default: Duration) -> Duration {
     time.map_or(default, |t| t.0)
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::checks::{InvalidField, absolute, count, invalid};
+use super::checks::{InvalidField, count_or_default, invalid_field, read_absolute_path};
 use super::file::KubeletConfiguration;
 use super::values::{ClusterConfig, OfflineSecrets};
 use crate::net::Url;
@@ -14,14 +14,14 @@ const MAX_SERVERS: usize = 16;
 pub const K3S_PASSWORD_FILE: &str = "/etc/rancher/node/password";
 
 /// Resolves the fields of [`ClusterConfig`].
-pub(super) fn resolve(
+pub(super) fn resolve_cluster(
     fields: &KubeletConfiguration,
     root: &Path,
 ) -> Result<ClusterConfig, InvalidField> {
     let own = &fields.picolet;
     let file = |field: &str, path: Option<&str>| -> Result<Option<PathBuf>, InvalidField> {
         path.filter(|path| !path.is_empty())
-            .map(|path| absolute(field, Some(path), ""))
+            .map(|path| read_absolute_path(field, Some(path), ""))
             .transpose()
     };
     let kubeconfig = file("picolet.kubeconfig", own.kubeconfig.as_deref())?;
@@ -30,7 +30,7 @@ pub(super) fn resolve(
         own.bootstrap_kubeconfig.as_deref(),
     )?;
     if bootstrap_kubeconfig.is_some() && kubeconfig.is_none() {
-        return invalid(
+        return invalid_field(
             "picolet.bootstrapKubeconfig",
             "needs picolet.kubeconfig: where the kubeconfig is to be written",
         );
@@ -40,18 +40,18 @@ pub(super) fn resolve(
         Some(text) => {
             let field = "picolet.k3sServer";
             let Some(url) = Url::parse(text).ok().filter(|url| url.https) else {
-                return invalid(field, format!("is {text:?}, must be an https URL"));
+                return invalid_field(field, format!("is {text:?}, must be an https URL"));
             };
             if kubeconfig.is_none() {
-                return invalid(field, "needs picolet.kubeconfig");
+                return invalid_field(field, "needs picolet.kubeconfig");
             }
             let file = own.k3s_password_file.as_deref();
-            let file = absolute("picolet.k3sPasswordFile", file, K3S_PASSWORD_FILE)?;
+            let file = read_absolute_path("picolet.k3sPasswordFile", file, K3S_PASSWORD_FILE)?;
             Some((url, file))
         }
     };
     if own.api_servers.len() > MAX_SERVERS {
-        return invalid(
+        return invalid_field(
             "picolet.apiServers",
             format!("has more than {MAX_SERVERS} items"),
         );
@@ -62,7 +62,7 @@ pub(super) fn resolve(
             .unwrap_or_else(|| bootstrap_kubeconfig.is_some()),
         kubeconfig,
         bootstrap_kubeconfig,
-        cert_dir: absolute(
+        cert_dir: read_absolute_path(
             "picolet.certDir",
             own.cert_dir.as_deref(),
             &root.join("pki").to_string_lossy(),
@@ -70,18 +70,18 @@ pub(super) fn resolve(
         servers: own.api_servers.clone(),
         k3s,
         qps: (
-            count(fields.kube_api_qps, 50),
-            count(fields.kube_api_burst, 100),
+            count_or_default(fields.kube_api_qps, 50),
+            count_or_default(fields.kube_api_burst, 100),
         ),
         event_qps: (
-            count(fields.event_record_qps, 50),
-            count(fields.event_burst, 100),
+            count_or_default(fields.event_record_qps, 50),
+            count_or_default(fields.event_burst, 100),
         ),
         offline_secrets: match own.offline_secrets.as_deref() {
             None | Some("disk") => OfflineSecrets::Disk,
             Some("memory") => OfflineSecrets::Memory,
             Some(other) => {
-                return invalid(
+                return invalid_field(
                     "picolet.offlineSecrets",
                     format!("is {other:?}, must be disk or memory"),
                 );

@@ -5,18 +5,18 @@ use serde_json::{Map, Value};
 
 use super::{
     file::{API_VERSION, KIND},
-    flags::place,
+    flags::overlay_entry,
     keys,
 };
 use crate::api::cri::CgroupDriver;
 
 /// Makes the document as JSON text.
-pub(super) fn shown(document: &Value, member: bool) -> String {
-    let mut all = defaults(member);
+pub(super) fn render_configz(document: &Value, member: bool) -> String {
+    let mut all = default_document(member);
     if let Some(said) = document.as_object() {
-        lay_over(&mut all, said);
+        overlay_fields(&mut all, said);
     }
-    for field in keys::secrets() {
+    for field in keys::secret_keys() {
         if all.contains_key(field) {
             all.insert(field.into(), "<masked>".into());
         }
@@ -27,15 +27,15 @@ pub(super) fn shown(document: &Value, member: bool) -> String {
 /// Changes the cgroup driver of the document.
 pub(super) fn with_cgroup_driver(document: &str, driver: CgroupDriver) -> String {
     let mut all: Value = serde_json::from_str(document).unwrap_or_default();
-    all["cgroupDriver"] = driver.word().into();
+    all["cgroupDriver"] = driver.config_word().into();
     all.to_string()
 }
 
-fn lay_over(base: &mut Map<String, Value>, over: &Map<String, Value>) {
+fn overlay_fields(base: &mut Map<String, Value>, over: &Map<String, Value>) {
     for (name, value) in over {
         match (base.get_mut(name), value) {
             (Some(Value::Object(base)), Value::Object(over)) if !MAPS.contains(&&**name) => {
-                lay_over(base, over);
+                overlay_fields(base, over);
             }
             _ => {
                 base.insert(name.clone(), value.clone());
@@ -48,7 +48,7 @@ fn lay_over(base: &mut Map<String, Value>, over: &Map<String, Value>) {
 const MAPS: [&str; 3] = ["evictionHard", "systemReserved", "kubeReserved"];
 
 /// Makes the document of the defaults: those of the table, and what depends on whether there is an apiserver.
-fn defaults(member: bool) -> Map<String, Value> {
+fn default_document(member: bool) -> Map<String, Value> {
     let mut all = Map::new();
     for (name, value) in [
         ("apiVersion", API_VERSION.into()),
@@ -56,15 +56,15 @@ fn defaults(member: bool) -> Map<String, Value> {
         ("authentication.x509", Value::Object(Map::new())),
         ("memorySwap", Value::Object(Map::new())),
     ] {
-        *place(&mut all, name) = value;
+        *overlay_entry(&mut all, name) = value;
     }
-    for key in keys::all() {
+    for key in keys::all_keys() {
         if let Some(value) = key.default_value() {
-            *place(&mut all, key.name) = value;
+            *overlay_entry(&mut all, key.name) = value;
         }
     }
     for name in ["enableServer", "authentication.webhook.enabled"] {
-        *place(&mut all, name) = member.into();
+        *overlay_entry(&mut all, name) = member.into();
     }
     all
 }
@@ -85,7 +85,7 @@ mod tests {
             "staticPodURLHeader": { "Authorization": ["secret"] },
             "picolet": { "metered": true },
         });
-        let text = shown(&said, true);
+        let text = render_configz(&said, true);
         assert!(!text.contains("secret"));
         let all: Value = serde_json::from_str(&text).expect("json");
         assert_eq!(all["maxPods"], 7);

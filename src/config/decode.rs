@@ -71,13 +71,13 @@ pub enum DecodeError {
 /// Reads one YAML or JSON document.
 ///
 /// Leading and trailing empty documents (`---` alone) count as nothing; a second document with content is an error.
-pub fn parse(bytes: &[u8]) -> Result<DecodedDocument, DecodeError> {
-    read(bytes, NullTreatment::Dropped)
+pub fn parse_document(bytes: &[u8]) -> Result<DecodedDocument, DecodeError> {
+    decode_document(bytes, NullTreatment::Dropped)
 }
 
-/// Reads one merge patch, as [`parse`] does, but keeps `null` fields, for there they mean something.
+/// Reads one merge patch, as [`parse_document`] does, but keeps `null` fields, for there they mean something.
 pub fn parse_patch(bytes: &[u8]) -> Result<DecodedDocument, DecodeError> {
-    read(bytes, NullTreatment::Kept)
+    decode_document(bytes, NullTreatment::Kept)
 }
 
 /// Treatment of fields that are `null`.
@@ -88,7 +88,7 @@ enum NullTreatment {
     Kept,
 }
 
-fn read(bytes: &[u8], nulls: NullTreatment) -> Result<DecodedDocument, DecodeError> {
+fn decode_document(bytes: &[u8], nulls: NullTreatment) -> Result<DecodedDocument, DecodeError> {
     if bytes.len() >= MAX_DOCUMENT_BYTES {
         return Err(DecodeError::TooLarge);
     }
@@ -103,8 +103,8 @@ fn read(bytes: &[u8], nulls: NullTreatment) -> Result<DecodedDocument, DecodeErr
 }
 
 /// Turns a JSON value into `T`; a wrong value is named with its path.
-pub fn typed<T: DeserializeOwned>(value: &Value) -> Result<T, DecodeError> {
-    strict::typed(value).map_err(|e| DecodeError::Value {
+pub fn deserialize_value<T: DeserializeOwned>(value: &Value) -> Result<T, DecodeError> {
+    strict::typed_from_value(value).map_err(|e| DecodeError::Value {
         path: e.path,
         message: e.message,
     })
@@ -118,7 +118,7 @@ fn parse_json(text: &str, nulls: NullTreatment) -> Result<DecodedDocument, serde
     }
     .deserialize(&mut reader)?;
     reader.end()?;
-    Ok(budget.document(value))
+    Ok(budget.into_document(value))
 }
 
 fn parse_yaml(text: &str, nulls: NullTreatment) -> Result<DecodedDocument, DecodeError> {
@@ -137,7 +137,7 @@ fn parse_yaml(text: &str, nulls: NullTreatment) -> Result<DecodedDocument, Decod
         if found.is_some() {
             return Err(DecodeError::Several);
         }
-        found = Some(budget.document(value));
+        found = Some(budget.into_document(value));
     }
     found.ok_or(DecodeError::Empty)
 }
@@ -199,7 +199,7 @@ impl DecodeBudget {
         }
     }
 
-    fn value<E: de::Error>(&mut self) -> Result<(), E> {
+    fn count_value<E: de::Error>(&mut self) -> Result<(), E> {
         self.values += 1;
         if self.values > MAX_VALUES {
             return Err(E::custom(format_args!(
@@ -209,7 +209,7 @@ impl DecodeBudget {
         Ok(())
     }
 
-    fn text<E: de::Error>(&mut self, bytes: usize) -> Result<(), E> {
+    fn count_text<E: de::Error>(&mut self, bytes: usize) -> Result<(), E> {
         self.text = self.text.saturating_add(bytes);
         if self.text > MAX_TEXT_BYTES {
             return Err(E::custom(format_args!(
@@ -230,13 +230,13 @@ impl DecodeBudget {
     }
 
     /// Notes a field of the map at hand.
-    fn duplicate(&mut self, name: &str) {
+    fn note_duplicate(&mut self, name: &str) {
         if self.duplicates.len() < MAX_DUPLICATES {
-            self.duplicates.push(join(&self.path, name));
+            self.duplicates.push(join_path(&self.path, name));
         }
     }
 
-    fn document(self, value: Value) -> DecodedDocument {
+    fn into_document(self, value: Value) -> DecodedDocument {
         DecodedDocument {
             value,
             duplicates: self.duplicates,
@@ -245,7 +245,7 @@ impl DecodeBudget {
 }
 
 /// `a.b[0].c` from steps that carry their own brackets, as much of it as [`MAX_PATH_BYTES`] hold.
-fn join(path: &[String], last: &str) -> String {
+fn join_path(path: &[String], last: &str) -> String {
     let mut text = String::new();
     for step in path.iter().map(String::as_str).chain([last]) {
         if !text.is_empty() && !step.starts_with('[') {
@@ -268,7 +268,7 @@ struct ValueSeed<'a> {
 impl<'de> DeserializeSeed<'de> for ValueSeed<'_> {
     type Value = Value;
     fn deserialize<D: de::Deserializer<'de>>(self, reader: D) -> Result<Value, D::Error> {
-        self.budget.value()?;
+        self.budget.count_value()?;
         reader.deserialize_any(self)
     }
 }
@@ -303,11 +303,11 @@ impl<'de> Visitor<'de> for ValueSeed<'_> {
             .ok_or_else(|| E::custom("infinite numbers have no JSON form"))
     }
     fn visit_str<E: de::Error>(self, value: &str) -> Result<Value, E> {
-        self.budget.text(value.len())?;
+        self.budget.count_text(value.len())?;
         Ok(value.into())
     }
     fn visit_string<E: de::Error>(self, value: String) -> Result<Value, E> {
-        self.budget.text(value.len())?;
+        self.budget.count_text(value.len())?;
         Ok(value.into())
     }
 
@@ -331,7 +331,7 @@ impl<'de> Visitor<'de> for ValueSeed<'_> {
         let mut seen_null = BTreeSet::new();
         let mut merged = Vec::new();
         while let Some(FieldKey(name)) = fields.next_key()? {
-            self.budget.text(name.len())?;
+            self.budget.count_text(name.len())?;
             self.budget.enter(name.clone())?;
             let value = fields.next_value_seed(ValueSeed {
                 budget: self.budget,
@@ -342,7 +342,7 @@ impl<'de> Visitor<'de> for ValueSeed<'_> {
                 continue;
             }
             if map.contains_key(&name) || seen_null.contains(&name) {
-                self.budget.duplicate(&name);
+                self.budget.note_duplicate(&name);
             }
             if value.is_null() && self.budget.nulls == NullTreatment::Dropped {
                 map.remove(&name);
@@ -352,14 +352,14 @@ impl<'de> Visitor<'de> for ValueSeed<'_> {
             }
         }
         for value in merged {
-            merge(&mut map, value, &seen_null).map_err(de::Error::custom)?;
+            apply_merge_key(&mut map, value, &seen_null).map_err(de::Error::custom)?;
         }
         Ok(Value::Object(map))
     }
 }
 
 /// YAML 1.1 merge key: fields of `value` that `map` does not have itself.
-fn merge(
+fn apply_merge_key(
     map: &mut Map<String, Value>,
     value: Value,
     own_nulls: &BTreeSet<String>,
@@ -374,7 +374,7 @@ fn merge(
             Ok(())
         }
         Value::Array(items) => items.into_iter().try_for_each(|item| match item {
-            Value::Object(_) => merge(map, item, own_nulls),
+            Value::Object(_) => apply_merge_key(map, item, own_nulls),
             _ => Err("a merge key (<<) takes a map or a list of maps"),
         }),
         _ => Err("a merge key (<<) takes a map or a list of maps"),
@@ -419,7 +419,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<DecodedDocument, DecodeError> {
-        parse(text.as_bytes())
+        parse_document(text.as_bytes())
     }
 
     #[test]
@@ -483,9 +483,9 @@ mod tests {
         let time = |value: &str| {
             let fields: Vec<_> = (0..FIELDS).map(|n| format!("f{n}: {value}")).collect();
             let text = fields.join("\n");
-            let begun = crate::sys::clock::mono();
+            let begun = crate::sys::clock::mono_now();
             read(&text).expect("a document");
-            (crate::sys::clock::mono() - begun).as_millis().max(1)
+            (crate::sys::clock::mono_now() - begun).as_millis().max(1)
         };
         let (ones, nulls) = (time("1"), time("null"));
         assert!(nulls < ones * 5, "{nulls} ms, {ones} ms with numbers");
@@ -501,7 +501,8 @@ mod tests {
     #[test]
     fn wrong_values_have_a_path() {
         let document = read("spec:\n  containers:\n  - name: a\n    image: [1]\n").expect("yaml");
-        let error = typed::<crate::api::Pod>(&document.value).expect_err("image is a list");
+        let error =
+            deserialize_value::<crate::api::Pod>(&document.value).expect_err("image is a list");
         assert_eq!(
             error.to_string(),
             "spec.containers[0].image: invalid type: sequence, expected a string"
@@ -549,6 +550,9 @@ mod tests {
             let error = read(&text).expect_err(name).to_string();
             assert!(error.contains(says), "{name}: {error}");
         }
-        assert!(matches!(parse(b"a: \xff"), Err(DecodeError::NotText(3))));
+        assert!(matches!(
+            parse_document(b"a: \xff"),
+            Err(DecodeError::NotText(3))
+        ));
     }
 }

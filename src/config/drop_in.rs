@@ -23,12 +23,12 @@ const MAX_DIRS: usize = 16;
 ///   change that key by key (CONF-10).
 /// - Errors: the directory or a file cannot be read, or a file is not a drop-in; the error names the file.
 /// - Source: kubelet `cmd/kubelet/app/server.go`, `mergeKubeletConfigurations`.
-pub(super) fn lay_over(
+pub(super) fn apply_drop_ins(
     document: &mut ConfigDocument,
     dir: &Path,
     from_file: bool,
 ) -> Result<(), ConfigError> {
-    for path in paths(dir)? {
+    for path in list_drop_ins(dir)? {
         let of_file = |source: DecodeError| ConfigError::Decode {
             path: path.display().to_string(),
             source,
@@ -45,24 +45,29 @@ pub(super) fn lay_over(
                     .or_insert_with(|| Value::Object(defaults.into_iter().collect()));
             }
         }
-        merge(&mut document.value, drop_in.value);
+        apply_merge_patch(&mut document.value, drop_in.value);
         let warnings = drop_in.warnings.into_iter();
         let named = warnings.map(|warning| format!("{}: {warning}", path.display()));
         document.warnings.extend(named);
         // Checked now, while it is known which file the value comes from.
-        super::decode::typed::<file::KubeletConfiguration>(&document.value).map_err(of_file)?;
+        super::decode::deserialize_value::<file::KubeletConfiguration>(&document.value)
+            .map_err(of_file)?;
     }
     Ok(())
 }
 
 /// Lists the paths of all drop-ins below `dir`, at most [`MAX_DROP_INS`], in lexical order: a later one wins.
-pub(crate) fn paths(dir: &Path) -> Result<Vec<PathBuf>, ConfigError> {
+pub(crate) fn list_drop_ins(dir: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     let mut paths = Vec::new();
-    collect(dir, MAX_DIRS, &mut paths)?;
+    collect_paths(dir, MAX_DIRS, &mut paths)?;
     Ok(paths)
 }
 
-fn collect(dir: &Path, dirs_left: usize, paths: &mut Vec<PathBuf>) -> Result<(), ConfigError> {
+fn collect_paths(
+    dir: &Path,
+    dirs_left: usize,
+    paths: &mut Vec<PathBuf>,
+) -> Result<(), ConfigError> {
     let of_dir = |source| ConfigError::Read {
         path: dir.into(),
         source,
@@ -79,12 +84,12 @@ fn collect(dir: &Path, dirs_left: usize, paths: &mut Vec<PathBuf>) -> Result<(),
     }
     let entries = fs::read_dir(dir).map_err(of_dir)?;
     let mut entries = entries.collect::<Result<Vec<_>, _>>().map_err(of_dir)?;
-    entries.order_by_key(fs::DirEntry::file_name);
+    entries.stable_sort_by_key(fs::DirEntry::file_name);
     for entry in entries {
         let path = entry.path();
         // A symbolic link counts as a file, never as a directory, even if it leads to one.
         if entry.file_type().map_err(of_dir)?.is_dir() {
-            collect(&path, dirs_left - 1, paths)?;
+            collect_paths(&path, dirs_left - 1, paths)?;
         } else if path.extension().is_some_and(|e| e == SUFFIX) {
             if paths.len() == MAX_DROP_INS {
                 return Err(too(format!("has more than {MAX_DROP_INS} drop-ins")));
@@ -98,7 +103,7 @@ fn collect(dir: &Path, dirs_left: usize, paths: &mut Vec<PathBuf>) -> Result<(),
 /// Applies a JSON merge patch: maps are merged key by key, `null` deletes, everything else is replaced whole.
 ///
 /// - Source: RFC 7386, section 2. The decoder bounds the depth.
-fn merge(base: &mut Value, patch: Value) {
+fn apply_merge_patch(base: &mut Value, patch: Value) {
     let Value::Object(patch) = patch else {
         *base = patch;
         return;
@@ -113,7 +118,7 @@ fn merge(base: &mut Value, patch: Value) {
         if value.is_null() {
             base.remove(&name);
         } else {
-            merge(base.entry(name).or_insert(Value::Null), value);
+            apply_merge_patch(base.entry(name).or_insert(Value::Null), value);
         }
     }
 }
@@ -172,7 +177,7 @@ mod tests {
             ),
         ] {
             let mut got = base;
-            merge(&mut got, patch);
+            apply_merge_patch(&mut got, patch);
             assert_eq!(got, merged, "{name}");
         }
     }

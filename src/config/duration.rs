@@ -12,7 +12,7 @@ pub struct GoDuration(pub Duration);
 ///
 /// Source: Go `time.ParseDuration`.
 #[must_use]
-pub fn parse(text: &str) -> Option<Duration> {
+pub fn parse_go_duration(text: &str) -> Option<Duration> {
     let mut rest = text.strip_prefix('+').unwrap_or(text);
     if rest == "0" {
         return Some(Duration::ZERO);
@@ -60,7 +60,7 @@ pub fn parse(text: &str) -> Option<Duration> {
 impl<'de> Deserialize<'de> for GoDuration {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        parse(&text).map(Self).ok_or_else(|| {
+        parse_go_duration(&text).map(Self).ok_or_else(|| {
             de::Error::custom(format_args!(
                 "{text:?} is not a duration (such as 10s, 1m30s, 100ms)"
             ))
@@ -87,7 +87,11 @@ mod tests {
             ("4h", 14_400_000_000_000),
             ("0.0000000019s", 1),
         ] {
-            assert_eq!(parse(text), Some(Duration::from_nanos(nanos)), "{text}");
+            assert_eq!(
+                parse_go_duration(text),
+                Some(Duration::from_nanos(nanos)),
+                "{text}"
+            );
         }
         for bad in [
             "",
@@ -101,7 +105,7 @@ mod tests {
             "99999999999999h",
             "1 s",
         ] {
-            assert_eq!(parse(bad), None, "{bad}");
+            assert_eq!(parse_go_duration(bad), None, "{bad}");
         }
     }
 }

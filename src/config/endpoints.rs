@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::{
-    checks::{InvalidField, invalid},
+    checks::{InvalidField, invalid_field},
     file::KubeletConfiguration,
     values::RuntimeEndpoints,
 };
@@ -19,7 +19,7 @@ const MAX_PROCESS_DIRECTORIES: usize = 16;
 const MAX_PROCESS_VARIABLES: usize = 64;
 
 /// Reads which directories hold programs that run as plain processes; `None`: no program does.
-pub(super) fn process(
+pub(super) fn read_process_directories(
     fields: &KubeletConfiguration,
 ) -> Result<Option<ProcessPermissions>, InvalidField> {
     let own = &fields.picolet;
@@ -28,18 +28,18 @@ pub(super) fn process(
     if directories.is_empty() {
         return match (own.process.allow_root, own.process.variables.as_slice()) {
             (None, []) => Ok(None),
-            _ => invalid(field, "must be set for picolet.process"),
+            _ => invalid_field(field, "must be set for picolet.process"),
         };
     }
     if directories.len() > MAX_PROCESS_DIRECTORIES {
-        return invalid(
+        return invalid_field(
             field,
             format!("must have at most {MAX_PROCESS_DIRECTORIES} entries"),
         );
     }
     let plain = |text: &&String| !text.starts_with('/') || text.trim_end_matches('/').is_empty();
     if let Some(wrong) = directories.iter().find(plain) {
-        return invalid(
+        return invalid_field(
             field,
             format!("has {wrong:?}, must have absolute paths below the root directory"),
         );
@@ -49,27 +49,27 @@ pub(super) fn process(
         .as_deref()
         .is_some_and(|e| !e.is_empty())
     {
-        return invalid(
+        return invalid_field(
             field,
             "cannot be kept with containerRuntimeEndpoint: only the agent's own runtime runs processes",
         );
     }
     let variables = &own.process.variables;
     if variables.len() > MAX_PROCESS_VARIABLES {
-        return invalid(
+        return invalid_field(
             "picolet.process.variables",
             format!("must have at most {MAX_PROCESS_VARIABLES} entries"),
         );
     }
     let odd = |text: &&String| text.is_empty() || text.contains(['=', '\0']);
     if let Some(wrong) = variables.iter().find(odd) {
-        return invalid(
+        return invalid_field(
             "picolet.process.variables",
             format!("has {wrong:?}, must have names, or beginnings of names with a * behind them"),
         );
     }
     if own.handlers.contains_key(HANDLER) {
-        return invalid(
+        return invalid_field(
             "picolet.process",
             format!("the handler {HANDLER:?} is in picolet.handlers too: one of them must go"),
         );
@@ -83,16 +83,16 @@ pub(super) fn process(
 
 /// Reads the runtime's sockets. Settings that only the agent's own backend fulfils are refused beside them: no program
 /// would fulfil them.
-pub(super) fn resolve(
+pub(super) fn resolve_endpoints(
     fields: &KubeletConfiguration,
 ) -> Result<Option<RuntimeEndpoints>, InvalidField> {
     let field = "containerRuntimeEndpoint";
-    let runtime = endpoint(
+    let runtime = read_endpoint(
         field,
         "runtime",
         fields.container_runtime_endpoint.as_deref(),
     )?;
-    let images = endpoint(
+    let images = read_endpoint(
         "imageServiceEndpoint",
         "runtime",
         fields.image_service_endpoint.as_deref(),
@@ -100,7 +100,7 @@ pub(super) fn resolve(
     let Some(runtime) = runtime else {
         return match images {
             None => Ok(None),
-            Some(_) => invalid(
+            Some(_) => invalid_field(
                 "imageServiceEndpoint",
                 format!("must not be set without {field}"),
             ),
@@ -123,7 +123,7 @@ pub(super) fn resolve(
         ),
     ] {
         if is_set {
-            return invalid(
+            return invalid_field(
                 &format!("picolet.{name}"),
                 format!(
                     "cannot be kept with {field}: the runtime pulls images; set it there, and remove it here"
@@ -132,13 +132,13 @@ pub(super) fn resolve(
         }
     }
     if own.log_memory.is_some() {
-        return invalid(
+        return invalid_field(
             "picolet.logMemory",
             format!("cannot be kept with {field}: the runtime writes logs as it likes"),
         );
     }
     if !own.handlers.is_empty() {
-        return invalid(
+        return invalid_field(
             "picolet.handlers",
             format!(
                 "cannot be kept with {field}: the runtime has handlers of its own; set them there"
@@ -152,7 +152,7 @@ pub(super) fn resolve(
 }
 
 /// Reads `unix:///path` or `/path` (CRI-01).
-pub(crate) fn endpoint(
+pub(crate) fn read_endpoint(
     field: &str,
     server: &str,
     text: Option<&str>,
@@ -163,7 +163,7 @@ pub(crate) fn endpoint(
         return Ok(None);
     }
     if !path.starts_with('/') || path.len() > MAX_PATH_BYTES {
-        return invalid(
+        return invalid_field(
             field,
             format!(
                 "is {text:?}, must be the socket of a {server}: unix:///path, up to {MAX_PATH_BYTES} bytes"

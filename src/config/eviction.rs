@@ -3,7 +3,7 @@
 use alloc::collections::BTreeMap;
 
 use super::{
-    checks::{InvalidField, invalid, unset_if_zero},
+    checks::{InvalidField, invalid_field, nonzero_duration_or_default},
     file::KubeletConfiguration,
     values::EvictionConfig,
 };
@@ -33,7 +33,7 @@ const BOARD_HARD: [(&str, &str); 6] = [
 const DEFAULT_TRANSITION: Duration = Duration::from_secs(5 * 60);
 
 /// Checks the thresholds. `from_file`: a document was loaded. `enforce_pods`: all pods together have a limit.
-pub(super) fn resolve(
+pub(super) fn resolve_eviction(
     fields: &KubeletConfiguration,
     from_file: bool,
     enforce_pods: bool,
@@ -45,7 +45,7 @@ pub(super) fn resolve(
         Some("board") => &BOARD_HARD,
         Some(other) => {
             let message = format!("is {other:?}, must be empty or \"board\"");
-            return invalid("picolet.profile", message);
+            return invalid_field("picolet.profile", message);
         }
     };
     let mut hard = BTreeMap::new();
@@ -58,11 +58,13 @@ pub(super) fn resolve(
     let written = ThresholdMaps {
         hard: &hard,
         soft: &fields.eviction_soft,
-        grace: &grace.map(|(name, time)| (name.clone(), time.0)).gather(),
+        grace: &grace
+            .map(|(name, time)| (name.clone(), time.0))
+            .gather_items(),
         min_reclaim: &fields.eviction_minimum_reclaim,
         enforce_pods,
     };
-    let thresholds = eviction::thresholds(&written).map_err(|e| InvalidField {
+    let thresholds = eviction::parse_thresholds(&written).map_err(|e| InvalidField {
         field: format!("{}[{}]", e.field, e.signal),
         message: e.why,
     })?;
@@ -70,7 +72,7 @@ pub(super) fn resolve(
     Ok(EvictionConfig {
         settings: eviction::EvictionSettings {
             thresholds,
-            transition: unset_if_zero(period, DEFAULT_TRANSITION),
+            transition: nonzero_duration_or_default(period, DEFAULT_TRANSITION),
             max_grace_s: fields.eviction_max_pod_grace_period.unwrap_or(0),
         },
         counts_kernel: fields.picolet.profile.as_deref() == Some("board"),

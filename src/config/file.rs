@@ -34,9 +34,9 @@ pub struct ConfigDocument {
 /// Reads a document, strictly first. If only unknown or duplicate fields are wrong, they become warnings (CONF-01).
 ///
 /// `dir` is the directory of the file, against which relative paths are resolved; it should be absolute.
-pub fn read(bytes: &[u8], dir: &Path) -> Result<ConfigDocument, DecodeError> {
-    let mut document = checked(decode::parse(bytes)?)?;
-    for key in keys::all().filter(|key| key.is_path) {
+pub fn read_config_document(bytes: &[u8], dir: &Path) -> Result<ConfigDocument, DecodeError> {
+    let mut document = check_document(decode::parse_document(bytes)?)?;
+    for key in keys::all_keys().filter(|key| key.is_path) {
         let pointer = format!("/{}", key.name.replace('.', "/"));
         if let Some(Value::String(path)) = document.value.pointer_mut(&pointer)
             && !path.is_empty()
@@ -50,10 +50,10 @@ pub fn read(bytes: &[u8], dir: &Path) -> Result<ConfigDocument, DecodeError> {
 
 /// Reads a drop-in: `null` fields stay, and relative paths as they are (CONF-02).
 pub(super) fn read_drop_in(bytes: &[u8]) -> Result<ConfigDocument, DecodeError> {
-    checked(decode::parse_patch(bytes)?)
+    check_document(decode::parse_patch(bytes)?)
 }
 
-fn checked(read: decode::DecodedDocument) -> Result<ConfigDocument, DecodeError> {
+fn check_document(read: decode::DecodedDocument) -> Result<ConfigDocument, DecodeError> {
     let decode::DecodedDocument { value, duplicates } = read;
     for (field, want) in [("apiVersion", API_VERSION), ("kind", KIND)] {
         if value[field].as_str() != Some(want) {
@@ -68,10 +68,10 @@ fn checked(read: decode::DecodedDocument) -> Result<ConfigDocument, DecodeError>
         .map(|path| format!("field {path} occurs twice, the last one counts"))
         .collect();
     let mut unknown = Vec::new();
-    unknown_fields(&value, "", "", &mut unknown);
+    collect_unknown_fields(&value, "", "", &mut unknown);
     let unknown = unknown.into_iter().map(|path| {
         let section = path.strip_prefix("picolet.").unwrap_or("");
-        match parts::left_out(section.split('.').next().unwrap_or("")) {
+        match parts::find_left_out_part(section.split('.').next().unwrap_or("")) {
             Some(part) => {
                 format!("{path} is ignored: this program was built without the part {part}")
             }
@@ -82,7 +82,7 @@ fn checked(read: decode::DecodedDocument) -> Result<ConfigDocument, DecodeError>
     Ok(ConfigDocument { value, warnings })
 }
 
-fn unknown_fields(value: &Value, shown: &str, pattern: &str, unknown: &mut Vec<String>) {
+fn collect_unknown_fields(value: &Value, shown: &str, pattern: &str, unknown: &mut Vec<String>) {
     match value {
         Value::Object(fields) => {
             for (name, field) in fields {
@@ -91,16 +91,16 @@ fn unknown_fields(value: &Value, shown: &str, pattern: &str, unknown: &mut Vec<S
                 } else {
                     (format!("{shown}.{name}"), format!("{pattern}.{name}"))
                 };
-                match keys::known(&pattern) {
+                match keys::find_key_place(&pattern) {
                     KeyPlace::Leaf => {}
-                    KeyPlace::Branch => unknown_fields(field, &shown, &pattern, unknown),
+                    KeyPlace::Branch => collect_unknown_fields(field, &shown, &pattern, unknown),
                     KeyPlace::No => unknown.push(shown),
                 }
             }
         }
         Value::Array(items) => {
             for (n, item) in items.iter().enumerate() {
-                unknown_fields(item, &format!("{shown}[{n}]"), pattern, unknown);
+                collect_unknown_fields(item, &format!("{shown}[{n}]"), pattern, unknown);
             }
         }
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
@@ -404,13 +404,13 @@ pub(super) mod tests {
     const HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
 
     fn load(text: &str) -> Result<ConfigDocument, DecodeError> {
-        read(format!("{HEAD}{text}").as_bytes(), Path::new("/etc/x"))
+        read_config_document(format!("{HEAD}{text}").as_bytes(), Path::new("/etc/x"))
     }
 
     /// Returns true if the document has this field, or fields below it where the table is finer.
     pub(in crate::config) fn is_known(field: &str) -> bool {
         // `logging` is one entry: fields below it are not checked.
-        field.starts_with("logging.") || !matches!(keys::known(field), KeyPlace::No)
+        field.starts_with("logging.") || !matches!(keys::find_key_place(field), KeyPlace::No)
     }
 
     #[test]
@@ -452,7 +452,7 @@ pub(super) mod tests {
             ("- a\n", "apiVersion: is null"),
             ("a: [", "line"),
         ] {
-            let error = read(text.as_bytes(), Path::new("/"))
+            let error = read_config_document(text.as_bytes(), Path::new("/"))
                 .expect_err(text)
                 .to_string();
             assert!(error.contains(says), "{text:?}: {error}");
@@ -492,7 +492,7 @@ pub(super) mod tests {
     #[test]
     fn relative_paths_of_parts() {
         // CONF-01
-        for key in parts::keys() {
+        for key in parts::part_keys() {
             let pointer = format!("/{}", key.name.replace('.', "/"));
             let mut names: Vec<&str> = key.name.split('.').collect();
             let last = names.pop().expect("a name");
@@ -509,7 +509,7 @@ pub(super) mod tests {
     fn json_is_read_too() {
         // CONF-01
         let text = format!(r#"{{"apiVersion": "{API_VERSION}", "kind": "{KIND}", "maxPods": 3}}"#);
-        let document = read(text.as_bytes(), Path::new("/")).expect("json");
+        let document = read_config_document(text.as_bytes(), Path::new("/")).expect("json");
         assert_eq!(
             (document.value["maxPods"].as_i64(), document.warnings.len()),
             (Some(3), 0)

@@ -38,7 +38,7 @@ pub(super) enum FlagValueKind {
 }
 
 impl FlagValueKind {
-    fn hint(self) -> &'static str {
+    fn value_hint(self) -> &'static str {
         match self {
             Self::Switch => "",
             Self::Number => " N",
@@ -67,7 +67,7 @@ const VERSION: &str = "version";
 const KUBELET_VERSION: &str = "picolet.kubeletVersion";
 
 /// Lists all flags in the order of the help, each with the key that it stands for; empty: none.
-fn all() -> impl Iterator<Item = (&'static str, &'static ConfigFlag)> {
+fn all_flags() -> impl Iterator<Item = (&'static str, &'static ConfigFlag)> {
     let of_files = [("", &CONFIG), ("", &CONFIG_DIR)];
     let of_keys = KEYS.iter().filter_map(|key| Some((key.name, key.flag?)));
     of_files.into_iter().chain(of_keys)
@@ -89,10 +89,10 @@ pub struct FlagDescription {
 }
 
 /// All flags, in the order of the table.
-pub fn described() -> impl Iterator<Item = FlagDescription> {
-    all().map(|(key, flag)| FlagDescription {
+pub fn flag_descriptions() -> impl Iterator<Item = FlagDescription> {
+    all_flags().map(|(key, flag)| FlagDescription {
         name: flag.name,
-        hint: flag.kind.hint(),
+        hint: flag.kind.value_hint(),
         help: flag.help,
         field: key,
         path: flag.kind == FlagValueKind::Path,
@@ -170,7 +170,7 @@ pub enum FlagValueError {
 }
 
 /// Reads flags. `arguments` come without program and command name; `cwd` is absolute.
-pub fn parse(
+pub fn parse_flags(
     arguments: impl IntoIterator<Item = OsString>,
     cwd: &Path,
 ) -> Result<CommandLineFlags, FlagError> {
@@ -204,8 +204,8 @@ pub fn parse(
             }
             continue;
         }
-        let known = all().find(|(_, flag)| flag.name == name);
-        let ignored = without_effect::find(&name);
+        let known = all_flags().find(|(_, flag)| flag.name == name);
+        let ignored = without_effect::find_ignored_flag(&name);
         let kind = known
             .map(|(_, flag)| flag.kind)
             .or_else(|| ignored.map(|(_, kind)| *kind));
@@ -218,7 +218,7 @@ pub fn parse(
                 .map_err(|_| wrong(FlagValueError::Missing))?,
         };
         let Some((key, flag)) = known else {
-            set(&mut Value::Null, kind, &text, cwd).map_err(wrong)?;
+            set_flag_value(&mut Value::Null, kind, &text, cwd).map_err(wrong)?;
             let name = ignored.map(|(name, _)| *name);
             if name.is_some_and(|name| !flags.without_effect.contains(&name)) {
                 flags.without_effect.extend(name);
@@ -234,8 +234,8 @@ pub fn parse(
             flags.config_dir = Some(cwd.join(&text)).filter(|_| !text.is_empty());
             continue;
         }
-        let place = place(&mut flags.overlay, key);
-        set(place, flag.kind, &text, cwd).map_err(wrong)?;
+        let place = overlay_entry(&mut flags.overlay, key);
+        set_flag_value(place, flag.kind, &text, cwd).map_err(wrong)?;
     }
 }
 
@@ -254,12 +254,12 @@ fn set_version(
         }
         // The version that is told to the cluster.
         Some(told) if told.starts_with('v') => {
-            *place(&mut flags.overlay, KUBELET_VERSION) = told.into();
+            *overlay_entry(&mut flags.overlay, KUBELET_VERSION) = told.into();
             Ok(false)
         }
         Some(text) => {
             let mut asked = Value::Null;
-            set(&mut asked, FlagValueKind::Switch, text, Path::new(""))?;
+            set_flag_value(&mut asked, FlagValueKind::Switch, text, Path::new(""))?;
             flags.version = asked == true;
             Ok(flags.version)
         }
@@ -268,14 +268,14 @@ fn set_version(
 
 /// The help text: all flags in the order of the table.
 #[must_use]
-pub fn help() -> String {
-    let rows = all().map(|(key, flag)| {
+pub fn help_text() -> String {
+    let rows = all_flags().map(|(key, flag)| {
         let key = match key {
             "" => String::new(),
             key => format!(" [{key}]"),
         };
         (
-            format!("--{}{}", flag.name, flag.kind.hint()),
+            format!("--{}{}", flag.name, flag.kind.value_hint()),
             format!("{}{key}", flag.help),
         )
     });
@@ -297,7 +297,7 @@ const MERGED: [&str; 9] = [
 ];
 
 /// Lays the typed flags over the file's document. Of maps with keys of their own only `featureGates` is merged.
-pub fn lay_over(document: &mut Value, overlay: Map<String, Value>) {
+pub fn overlay_flags(document: &mut Value, overlay: Map<String, Value>) {
     if !document.is_object() {
         *document = Value::Object(Map::new());
     }
@@ -308,7 +308,7 @@ pub fn lay_over(document: &mut Value, overlay: Map<String, Value>) {
         let merged = MERGED.contains(&name.as_str());
         match (base.get_mut(&name), value) {
             (Some(old @ Value::Object(_)), Value::Object(fields)) if merged => {
-                lay_over(old, fields)
+                overlay_flags(old, fields)
             }
             (_, value) => {
                 base.insert(name, value);
@@ -317,14 +317,14 @@ pub fn lay_over(document: &mut Value, overlay: Map<String, Value>) {
     }
 }
 
-pub(super) fn place<'a>(overlay: &'a mut Map<String, Value>, field: &str) -> &'a mut Value {
+pub(super) fn overlay_entry<'a>(overlay: &'a mut Map<String, Value>, field: &str) -> &'a mut Value {
     match field.split_once('.') {
         None => overlay.entry(field).or_insert(Value::Null),
         Some((parent, rest)) => {
             let parent = overlay
                 .entry(parent)
                 .or_insert_with(|| Value::Object(Map::new()));
-            place(
+            overlay_entry(
                 parent
                     .as_object_mut()
                     .expect("the table has no field both above and below another"),
@@ -334,7 +334,7 @@ pub(super) fn place<'a>(overlay: &'a mut Map<String, Value>, field: &str) -> &'a
     }
 }
 
-fn set(
+fn set_flag_value(
     place: &mut Value,
     kind: FlagValueKind,
     text: &str,
@@ -363,7 +363,7 @@ fn set(
             *place = path.into_string().map_err(|_| FlagValueError::Path)?.into();
         }
         FlagValueKind::Time => {
-            duration::parse(text).ok_or_else(|| FlagValueError::Time(text.into()))?;
+            duration::parse_go_duration(text).ok_or_else(|| FlagValueError::Time(text.into()))?;
             *place = text.into();
         }
         FlagValueKind::Size => {
@@ -421,7 +421,7 @@ fn set(
                     .ok_or_else(|| FlagValueError::Pair(part.into(), separator))?;
                 let mut field = Value::from(value.trim());
                 if kind == FlagValueKind::Gates {
-                    set(&mut field, FlagValueKind::Switch, value.trim(), cwd)?;
+                    set_flag_value(&mut field, FlagValueKind::Switch, value.trim(), cwd)?;
                 }
                 map.insert(key.trim().into(), field);
             }
@@ -435,7 +435,7 @@ mod tests {
     use super::*;
 
     fn read(line: &str) -> Result<CommandLineFlags, FlagError> {
-        parse(
+        parse_flags(
             line.split_whitespace().map(OsString::from),
             Path::new("/cwd"),
         )
@@ -573,8 +573,8 @@ mod tests {
         for (name, _) in without_effect::FLAGS {
             assert!(before < *name, "{name}");
             before = name;
-            assert!(without_effect::find(name).is_some(), "{name}");
-            assert!(all().all(|(_, flag)| flag.name != *name), "{name}");
+            assert!(without_effect::find_ignored_flag(name).is_some(), "{name}");
+            assert!(all_flags().all(|(_, flag)| flag.name != *name), "{name}");
         }
     }
 
@@ -623,7 +623,7 @@ mod tests {
         });
         let line =
             "--max-pods 2 --feature-gates B=false --eviction-hard nodefs.available<1% --run-dir /c";
-        lay_over(&mut document, read(line).expect("flags").overlay);
+        overlay_flags(&mut document, read(line).expect("flags").overlay);
         assert_eq!(
             document,
             json!({
@@ -635,9 +635,9 @@ mod tests {
 
     #[test]
     fn the_table_is_whole() {
-        let text = help();
-        for (_, flag) in all() {
-            let same = all().filter(|(_, other)| other.name == flag.name);
+        let text = help_text();
+        for (_, flag) in all_flags() {
+            let same = all_flags().filter(|(_, other)| other.name == flag.name);
             assert_eq!(same.count(), 1, "{}", flag.name);
             assert!(text.contains(&format!("--{}", flag.name)), "{}", flag.name);
         }

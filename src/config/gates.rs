@@ -4,7 +4,7 @@
 pub(super) const MEMORY_QOS: &str = "MemoryQoS";
 
 /// Returns true if a Kubernetes has a gate of this name.
-pub(super) fn is_known(name: &str) -> bool {
+pub(super) fn is_known_gate(name: &str) -> bool {
     KNOWN.contains(&hash(name))
 }
 
@@ -161,10 +161,10 @@ mod tests {
         hashes.dedup();
         assert_eq!(hashes.len(), NAMES.len(), "no two names share a hash");
         for name in [MEMORY_QOS, "AllAlpha", "SidecarContainers", "NodeSwap"] {
-            assert!(is_known(name), "{name}");
+            assert!(is_known_gate(name), "{name}");
         }
         for name in ["", "MemoryQOS", "memoryQoS", "NodeSwaps", "A"] {
-            assert!(!is_known(name), "{name}");
+            assert!(!is_known_gate(name), "{name}");
         }
     }
 }

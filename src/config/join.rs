@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::{ConfigError, file, read_bounded};
 
-/// Name of the drop-in that the operator's file becomes, in [`drop_in_dir`]. It sorts before the operator's drop-ins,
+/// Name of the drop-in that the operator's file becomes, in [`default_drop_in_dir`]. It sorts before the operator's drop-ins,
 /// for the file had a lower rank than all of them.
 pub const OWN_DROP_IN: &str = "00-before-join.conf";
 /// Name of that drop-in on a machine that joined with an earlier version.
@@ -22,7 +22,7 @@ pub enum ExistingNodeConfig {
 }
 
 /// Looks at the configuration file at `path`.
-pub fn before(path: &Path) -> Result<ExistingNodeConfig, ConfigError> {
+pub fn read_existing_config(path: &Path) -> Result<ExistingNodeConfig, ConfigError> {
     let bytes = match read_bounded(path) {
         Ok(bytes) => bytes,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
@@ -36,7 +36,7 @@ pub fn before(path: &Path) -> Result<ExistingNodeConfig, ConfigError> {
         }
     };
     let dir = path.parent().unwrap_or_else(|| Path::new("/"));
-    let read = file::read(&bytes, dir).map_err(|source| ConfigError::Decode {
+    let read = file::read_config_document(&bytes, dir).map_err(|source| ConfigError::Decode {
         path: path.display().to_string(),
         source,
     })?;
@@ -48,7 +48,7 @@ pub fn before(path: &Path) -> Result<ExistingNodeConfig, ConfigError> {
 
 /// Directory of drop-ins that is read beside the file at `path` without `--config-dir`.
 #[must_use]
-pub fn drop_in_dir(path: &Path) -> PathBuf {
+pub fn default_drop_in_dir(path: &Path) -> PathBuf {
     path.with_file_name("config.d")
 }
 
@@ -61,7 +61,10 @@ mod tests {
         let dir = crate::testing::unused_path("before");
         std::fs::create_dir_all(&dir).expect("directory");
         let path = dir.join("config.yaml");
-        assert_eq!(before(&path).expect("absent"), ExistingNodeConfig::Nothing);
+        assert_eq!(
+            read_existing_config(&path).expect("absent"),
+            ExistingNodeConfig::Nothing
+        );
         let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
         for (rest, member) in [
             ("", false),
@@ -75,10 +78,10 @@ mod tests {
             } else {
                 ExistingNodeConfig::Own(text.into_bytes())
             };
-            assert_eq!(before(&path).expect(rest), expected);
+            assert_eq!(read_existing_config(&path).expect(rest), expected);
         }
         std::fs::write(&path, "kind: [").expect("file");
-        assert!(before(&path).is_err());
+        assert!(read_existing_config(&path).is_err());
         let _ = std::fs::remove_dir_all(&dir);
     }
 }

@@ -8,7 +8,7 @@ use core::{fmt, time::Duration};
 use serde_json::Value;
 
 use super::{
-    checks::{InvalidField, invalid},
+    checks::{InvalidField, invalid_field},
     duration,
     flags::FlagValueKind,
 };
@@ -277,16 +277,16 @@ pub(super) enum KeyPlace {
 }
 
 /// Finds a field by its dotted path without indices.
-pub(super) fn known(pattern: &str) -> KeyPlace {
+pub(super) fn find_key_place(pattern: &str) -> KeyPlace {
     let is_above = |name: &str| {
         let rest = name.strip_prefix(pattern);
         rest.is_some_and(|rest| rest.starts_with('.'))
     };
     if PLAIN.contains(&pattern) {
         KeyPlace::Leaf
-    } else if names().any(is_above) {
+    } else if key_names().any(is_above) {
         KeyPlace::Branch
-    } else if all().any(|key| key.name == pattern) {
+    } else if all_keys().any(|key| key.name == pattern) {
         KeyPlace::Leaf
     } else {
         KeyPlace::No
@@ -294,24 +294,24 @@ pub(super) fn known(pattern: &str) -> KeyPlace {
 }
 
 /// Lists the rows of this table and of parts.
-pub(super) fn all() -> impl Iterator<Item = &'static TableKey> {
-    KEYS.iter().chain(parts::keys())
+pub(super) fn all_keys() -> impl Iterator<Item = &'static TableKey> {
+    KEYS.iter().chain(parts::part_keys())
 }
 
 /// Lists the names of all keys.
-pub(super) fn names() -> impl Iterator<Item = &'static str> {
-    PLAIN.iter().copied().chain(all().map(|key| key.name))
+pub(super) fn key_names() -> impl Iterator<Item = &'static str> {
+    PLAIN.iter().copied().chain(all_keys().map(|key| key.name))
 }
 
 /// Lists the keys whose values only the operator may see.
-pub(crate) fn secrets() -> impl Iterator<Item = &'static str> {
-    let secret = all().filter(|key| key.is_secret);
+pub(crate) fn secret_keys() -> impl Iterator<Item = &'static str> {
+    let secret = all_keys().filter(|key| key.is_secret);
     secret.map(|key| key.name)
 }
 
 /// Checks that the values of a document are in their ranges. Values of the wrong kind have been refused before.
 pub(super) fn check_ranges(document: &Value) -> Result<(), InvalidField> {
-    for key in all() {
+    for key in all_keys() {
         let names = key.name.split('.');
         let value = names.fold(document, |value, name| &value[name]);
         match key.range {
@@ -321,14 +321,14 @@ pub(super) fn check_ranges(document: &Value) -> Result<(), InvalidField> {
             {
                 let high = (high < I32).then_some(high);
                 let message = format!("is {value}, must be a whole number, {}", bounds(low, high));
-                return invalid(key.name, message);
+                return invalid_field(key.name, message);
             }
             Some(&Time(low, high)) => {
-                let time = value.as_str().and_then(duration::parse);
+                let time = value.as_str().and_then(duration::parse_go_duration);
                 if let Some(time) = time.filter(|time| !(low..=high).contains(time)) {
                     let high = (high < Duration::MAX).then_some(high);
                     let message = format!("is {time:?}, must be {}", bounds(low, high));
-                    return invalid(key.name, message);
+                    return invalid_field(key.name, message);
                 }
             }
             Some(Number(..)) | None => {}
@@ -354,17 +354,17 @@ mod tests {
     #[test]
     fn the_table_is_sound() {
         let mut names = BTreeSet::new();
-        for name in super::names() {
+        for name in key_names() {
             assert!(names.insert(name), "{name}");
         }
-        let dotted = secrets().find(|name| name.contains('.'));
+        let dotted = secret_keys().find(|name| name.contains('.'));
         assert_eq!(dotted, None);
-        assert!(secrets().eq(["staticPodURLHeader"]));
+        assert!(secret_keys().eq(["staticPodURLHeader"]));
     }
 
     #[test]
     fn defaults_are_in_their_ranges() {
-        for key in all() {
+        for key in all_keys() {
             let value = key.default_value().unwrap_or_default();
             let document = key.name.rsplit('.').fold(value, |value, part| {
                 let mut above = Value::Null;

@@ -117,14 +117,14 @@ pub enum ConfigError {
 /// Reads the file, lays drop-ins and then the flags over it and checks the whole.
 ///
 /// Blocks on reading a few small files; meant for the start of the program.
-pub fn load(
+pub fn load_config(
     flags: flags::CommandLineFlags,
     host: &HostIdentity,
 ) -> Result<LoadedConfig, ConfigError> {
-    load_from(flags, host, Path::new(DEFAULT_CONFIG_FILE))
+    load_config_from(flags, host, Path::new(DEFAULT_CONFIG_FILE))
 }
 
-fn load_from(
+fn load_config_from(
     flags: flags::CommandLineFlags,
     host: &HostIdentity,
     default_file: &Path,
@@ -134,10 +134,11 @@ fn load_from(
     let (file, mut document) = match read_bounded(&path) {
         Ok(bytes) => {
             let dir = path.parent().unwrap_or_else(|| Path::new("/"));
-            let document = file::read(&bytes, dir).map_err(|source| ConfigError::Decode {
-                path: path.display().to_string(),
-                source,
-            })?;
+            let document =
+                file::read_config_document(&bytes, dir).map_err(|source| ConfigError::Decode {
+                    path: path.display().to_string(),
+                    source,
+                })?;
             (Some(path), document)
         }
         Err(e) if e.kind() == io::ErrorKind::NotFound && !named => {
@@ -145,17 +146,18 @@ fn load_from(
         }
         Err(source) => return Err(ConfigError::Read { path, source }),
     };
-    let usual = (!named && default_file.is_absolute()).then(|| join::drop_in_dir(default_file));
+    let usual =
+        (!named && default_file.is_absolute()).then(|| join::default_drop_in_dir(default_file));
     let usual = usual.filter(|dir| dir.is_dir());
     let drop_ins = flags.config_dir.or(usual);
     if let Some(dir) = &drop_ins {
-        drop_in::lay_over(&mut document, dir, file.is_some())?;
+        drop_in::apply_drop_ins(&mut document, dir, file.is_some())?;
     }
-    flags::lay_over(&mut document.value, flags.overlay);
+    flags::overlay_flags(&mut document.value, flags.overlay);
     let ignored = flags.without_effect.into_iter();
     let ignored = ignored.map(|name| format!("--{name} is without effect here"));
     document.warnings.extend(ignored);
-    adapt::adapt(
+    adapt::adapt_document(
         &mut document.value,
         flags.as_kubelet,
         &mut document.warnings,
@@ -164,7 +166,7 @@ fn load_from(
         .as_ref()
         .map_or_else(|| "command line".into(), |p| p.display().to_string());
     let fields: file::KubeletConfiguration =
-        decode::typed(&document.value).map_err(|source| ConfigError::Decode {
+        decode::deserialize_value(&document.value).map_err(|source| ConfigError::Decode {
             path: from.clone(),
             source,
         })?;
@@ -172,7 +174,7 @@ fn load_from(
         value,
         mut warnings,
     } = document;
-    let resolved = resolve::resolve(fields, value, file.is_some(), host, &mut warnings);
+    let resolved = resolve::resolve_config(fields, value, file.is_some(), host, &mut warnings);
     let config = resolved.map_err(|e| ConfigError::Invalid {
         path: from,
         field: e.field,
@@ -192,7 +194,10 @@ impl AgentConfig {
         if driver == self.cgroup.tree.driver {
             return;
         }
-        log::info!("cgroup driver {}, as the runtime says", driver.word());
+        log::info!(
+            "cgroup driver {}, as the runtime says",
+            driver.config_word()
+        );
         self.cgroup.tree.driver = driver;
         self.document = configz::with_cgroup_driver(&self.document, driver);
     }
@@ -201,9 +206,9 @@ impl AgentConfig {
 /// Makes the configuration without file and flags.
 ///
 /// Errors: the host's name cannot be a node's.
-pub fn defaults(host: &HostIdentity) -> Result<AgentConfig, ConfigError> {
+pub fn default_config(host: &HostIdentity) -> Result<AgentConfig, ConfigError> {
     let none = Path::new("");
-    load_from(flags::CommandLineFlags::default(), host, none).map(|loaded| loaded.config)
+    load_config_from(flags::CommandLineFlags::default(), host, none).map(|loaded| loaded.config)
 }
 
 /// Reads at most one byte more than a document may have: the decoder then says that it is too large.

@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::net::IpAddr;
 
 use super::HostIdentity;
-use super::checks::{InvalidField, count, invalid, unset_if_zero};
+use super::checks::{InvalidField, count_or_default, invalid_field, nonzero_duration_or_default};
 use super::file::KubeletConfiguration;
 use super::values::NodeConfig;
 use crate::api::{names, node::Taint};
@@ -34,18 +34,18 @@ const OWN_LABELS: [&str; 11] = [
 const OWN_DOMAINS: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.io"];
 
 /// Resolves the fields of [`NodeConfig`].
-pub(super) fn resolve(fields: &KubeletConfiguration) -> Result<NodeConfig, InvalidField> {
+pub(super) fn resolve_node(fields: &KubeletConfiguration) -> Result<NodeConfig, InvalidField> {
     let own = &fields.picolet;
     for (key, value) in &own.node_labels {
         let field = format!("picolet.nodeLabels[{key}]");
         if !names::is_qualified_name(key) {
-            return invalid(&field, "the key is no label");
+            return invalid_field(&field, "the key is no label");
         }
         if !names::is_label_value(value) {
-            return invalid(&field, format!("{value:?} is no value of a label"));
+            return invalid_field(&field, format!("{value:?} is no value of a label"));
         }
         if !may_label(key) {
-            return invalid(
+            return invalid_field(
                 &field,
                 format!(
                     "a node may not give itself this label: use another domain, or one of {}",
@@ -54,12 +54,12 @@ pub(super) fn resolve(fields: &KubeletConfiguration) -> Result<NodeConfig, Inval
             );
         }
     }
-    taints(&fields.register_with_taints)?;
+    check_taints(&fields.register_with_taints)?;
     let external_cloud = match own.cloud_provider.as_deref() {
         None | Some("") => false,
         Some("external") => true,
         Some(other) => {
-            return invalid(
+            return invalid_field(
                 "picolet.cloudProvider",
                 format!("is {other:?}, must be empty or \"external\""),
             );
@@ -67,7 +67,8 @@ pub(super) fn resolve(fields: &KubeletConfiguration) -> Result<NodeConfig, Inval
     };
     let ten_seconds = Duration::from_secs(10);
     let five_minutes = Duration::from_secs(300);
-    let status_update = unset_if_zero(fields.node_status_update_frequency, ten_seconds);
+    let status_update =
+        nonzero_duration_or_default(fields.node_status_update_frequency, ten_seconds);
     let updates_are_set = fields
         .node_status_update_frequency
         .is_some_and(|t| !t.0.is_zero());
@@ -87,11 +88,11 @@ pub(super) fn resolve(fields: &KubeletConfiguration) -> Result<NodeConfig, Inval
         controller_attach_detach: fields.enable_controller_attach_detach.unwrap_or(true),
         port: port.unwrap_or(DEFAULT_PORT),
         status_update,
-        status_report: unset_if_zero(fields.node_status_report_frequency, reports),
+        status_report: nonzero_duration_or_default(fields.node_status_report_frequency, reports),
         // -1 stands for all.
         max_images: u32::try_from(images).ok(),
-        lease_duration_s: count(fields.node_lease_duration_seconds, DEFAULT_LEASE_S),
-        kubelet_version: version(own.kubelet_version.as_deref())?,
+        lease_duration_s: count_or_default(fields.node_lease_duration_seconds, DEFAULT_LEASE_S),
+        kubelet_version: read_kubelet_version(own.kubelet_version.as_deref())?,
     })
 }
 
@@ -99,7 +100,7 @@ pub(super) fn resolve(fields: &KubeletConfiguration) -> Result<NodeConfig, Inval
 const MAX_VERSION_BYTES: usize = 63;
 
 /// Reads the version told to the cluster, which Kubernetes has to be able to parse (KADM-01, KADM-13).
-fn version(text: Option<&str>) -> Result<String, InvalidField> {
+fn read_kubelet_version(text: Option<&str>) -> Result<String, InvalidField> {
     let text = match text {
         None | Some("") => return Ok(super::KUBELET_VERSION.into()),
         Some(text) => text,
@@ -116,7 +117,7 @@ fn version(text: Option<&str>) -> Result<String, InvalidField> {
     if is_version {
         return Ok(text.into());
     }
-    invalid(
+    invalid_field(
         "picolet.kubeletVersion",
         format!(
             "is {text:?}, must be a version such as {}",
@@ -140,51 +141,54 @@ fn may_label(key: &str) -> bool {
 }
 
 /// Checks the taints (CONF-11).
-fn taints(taints: &[Taint]) -> Result<(), InvalidField> {
+fn check_taints(taints: &[Taint]) -> Result<(), InvalidField> {
     for (n, taint) in taints.iter().enumerate() {
         let field = |name: &str| format!("registerWithTaints[{n}]{name}");
         let Taint {
             key, value, effect, ..
         } = taint;
         if !names::is_qualified_name(key) {
-            return invalid(&field(".key"), format!("is {key:?}, must be as a label's"));
+            return invalid_field(&field(".key"), format!("is {key:?}, must be as a label's"));
         }
         if !names::is_label_value(value) {
-            return invalid(
+            return invalid_field(
                 &field(".value"),
                 format!("is {value:?}, must be as a label's"),
             );
         }
         if !["NoSchedule", "PreferNoSchedule", "NoExecute"].contains(&effect.as_str()) {
-            return invalid(
+            return invalid_field(
                 &field(".effect"),
                 format!("is {effect:?}, must be NoSchedule, PreferNoSchedule or NoExecute"),
             );
         }
         if taint.time_added.is_some() {
-            return invalid(&field(".timeAdded"), "must not be set");
+            return invalid_field(&field(".timeAdded"), "must not be set");
         }
         let same = |other: &Taint| other.key == *key && other.effect == *effect;
         if taints[..n].iter().any(same) {
-            return invalid(&field(""), "has the key and effect of another");
+            return invalid_field(&field(""), "has the key and effect of another");
         }
     }
     Ok(())
 }
 
 /// Finds the node's name: the override or the host's name, trimmed and lower case (CONF-16).
-pub(super) fn name(over: Option<&str>, host: &HostIdentity) -> Result<String, InvalidField> {
+pub(super) fn resolve_node_name(
+    over: Option<&str>,
+    host: &HostIdentity,
+) -> Result<String, InvalidField> {
     let name = over.filter(|n| !n.is_empty()).unwrap_or(&host.hostname);
     let name = name.trim().to_lowercase();
     if name.is_empty() {
-        return invalid(
+        return invalid_field(
             "picolet.hostnameOverride",
             "the host has no name: set one, or --hostname-override",
         );
     }
     // Names of static pods end in the node's name.
     if !names::is_dns_subdomain(&name) {
-        return invalid(
+        return invalid_field(
             "picolet.hostnameOverride",
             format!(
                 "node name is {name:?}, must be a DNS name in lower case letters, digits, '-' and '.'"
@@ -195,7 +199,7 @@ pub(super) fn name(over: Option<&str>, host: &HostIdentity) -> Result<String, In
 }
 
 /// Reads one address, or one of each family (CONF-17). Entries that do not parse are ignored, as a kubelet does.
-pub(super) fn ips(text: &str) -> Result<Vec<IpAddr>, InvalidField> {
+pub(super) fn read_node_ips(text: &str) -> Result<Vec<IpAddr>, InvalidField> {
     let ips: Vec<IpAddr> = text
         .split(',')
         .filter_map(|part| part.trim().parse().ok())
@@ -208,7 +212,7 @@ pub(super) fn ips(text: &str) -> Result<Vec<IpAddr>, InvalidField> {
     if ok {
         return Ok(ips);
     }
-    invalid(
+    invalid_field(
         "picolet.nodeIP",
         format!(
             "is {text:?}, must be one address, or one of each family and neither of them all zeros"

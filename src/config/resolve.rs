@@ -8,7 +8,10 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::HostIdentity;
-use super::checks::{InvalidField, absolute, count, invalid, kept, unset_if_zero};
+use super::checks::{
+    InvalidField, count_or_default, duration_or_default, invalid_field,
+    nonzero_duration_or_default, read_absolute_path,
+};
 use super::file::{KubeletConfiguration, PicoletSection};
 use super::values::{
     AgentConfig, AgentDirs, CgroupConfig, DEFAULT_BRIDGE, DEFAULT_SUBNET, GarbageConfig,
@@ -34,7 +37,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 /// Applies defaults and checks every rule. `from_file` says whether a document was loaded: only then has
 /// `evictionHard` a default (CONF-10). Adds a warning for each setting without effect.
-pub(super) fn resolve(
+pub(super) fn resolve_config(
     fields: KubeletConfiguration,
     mut document: Value,
     from_file: bool,
@@ -43,33 +46,37 @@ pub(super) fn resolve(
 ) -> Result<AgentConfig, InvalidField> {
     keys::check_ranges(&document)?;
     check_ids_per_pod(&document)?;
-    refuse(&fields)?;
-    warnings.extend(without_effect::remove(&mut document));
+    refuse_unsupported(&fields)?;
+    warnings.extend(without_effect::remove_ignored_keys(&mut document));
     let own = &fields.picolet;
-    let root = absolute(
+    let root = read_absolute_path(
         "picolet.rootDir",
         own.root_dir.as_deref(),
         "/var/lib/picolet",
     )?;
-    let run = absolute("picolet.runDir", own.run_dir.as_deref(), "/run/picolet")?;
+    let run = read_absolute_path("picolet.runDir", own.run_dir.as_deref(), "/run/picolet")?;
     let under = |dir: &Path, name: &str| dir.join(name).to_string_lossy().into_owned();
     let dirs = AgentDirs {
         manifests: match fields.static_pod_path.as_deref() {
             Some("") => None,
-            path => Some(absolute("staticPodPath", path, "/etc/picolet/manifests")?),
+            path => Some(read_absolute_path(
+                "staticPodPath",
+                path,
+                "/etc/picolet/manifests",
+            )?),
         },
-        image_drop_in: absolute(
+        image_drop_in: read_absolute_path(
             "picolet.imageDir",
             own.image_dir.as_deref(),
             &under(&root, "import"),
         )?,
         pod_logs: pod_logs_dir(fields.pod_logs_dir.as_deref())?,
-        container_logs: absolute(
+        container_logs: read_absolute_path(
             "picolet.containerLogDir",
             own.container_log_dir.as_deref(),
             "/var/log/containers",
         )?,
-        socket: absolute(
+        socket: read_absolute_path(
             "picolet.socket",
             own.socket.as_deref(),
             &under(&run, "picolet.sock"),
@@ -77,27 +84,27 @@ pub(super) fn resolve(
         root,
         run,
     };
-    let node = node::resolve(&fields)?;
-    let endpoints = endpoints::resolve(&fields)?;
-    let cgroup = cgroup(&fields)?;
-    let cluster = cluster::resolve(&fields, &dirs.root)?;
-    let manifest_url = manifest_url::resolve(&fields)?;
-    let server = server::resolve(&fields, cluster.is_member(), node.port)?;
+    let node = node::resolve_node(&fields)?;
+    let endpoints = endpoints::resolve_endpoints(&fields)?;
+    let cgroup = resolve_cgroups(&fields)?;
+    let cluster = cluster::resolve_cluster(&fields, &dirs.root)?;
+    let manifest_url = manifest_url::resolve_manifest_url(&fields)?;
+    let server = server::resolve_server(&fields, cluster.is_member(), node.port)?;
     let mut config = AgentConfig {
         parts: Vec::new(),
-        link: link::resolve(own)?,
+        link: link::resolve_link(own)?,
         server,
-        document: configz::shown(&document, cluster.is_member()),
-        node_name: node::name(own.hostname_override.as_deref(), host)?,
-        node_ips: node::ips(own.node_ip.as_deref().unwrap_or(""))?,
+        document: configz::render_configz(&document, cluster.is_member()),
+        node_name: node::resolve_node_name(own.hostname_override.as_deref(), host)?,
+        node_ips: node::read_node_ips(own.node_ip.as_deref().unwrap_or(""))?,
         node,
         cluster,
         manifest_url,
         verbosity: u8::try_from(fields.logging.verbosity.unwrap_or(0)).unwrap_or(u8::MAX),
         doorbells: own.doorbells.unwrap_or(true),
-        times: times(&fields),
-        max_pods: count(fields.max_pods, 110),
-        pods_per_core: count(fields.pods_per_core, 0),
+        times: resolve_times(&fields),
+        max_pods: count_or_default(fields.max_pods, 110),
+        pods_per_core: count_or_default(fields.pods_per_core, 0),
         runtime: RuntimeConfig {
             endpoints,
             program: own
@@ -106,35 +113,35 @@ pub(super) fn resolve(
                 .filter(|p| !p.is_empty())
                 .unwrap_or("runc")
                 .into(),
-            process: endpoints::process(&fields)?,
-            handlers: handlers(&own.handlers)?,
-            root: absolute(
+            process: endpoints::read_process_directories(&fields)?,
+            handlers: read_handlers(&own.handlers)?,
+            root: read_absolute_path(
                 "picolet.ociRuntimeRoot",
                 own.oci_runtime_root.as_deref(),
                 &under(&dirs.run, "oci"),
             )?,
         },
-        eviction: eviction::resolve(&fields, from_file, cgroup.enforce_pods)?,
+        eviction: eviction::resolve_eviction(&fields, from_file, cgroup.enforce_pods)?,
         cgroup,
-        reserved: reserved(&fields)?,
-        shutdown: shutdown(&fields)?,
-        logs: logs(&fields)?,
-        images: images(&fields)?,
-        garbage: garbage(&fields),
-        network: network(&fields)?,
+        reserved: read_reserved_resources(&fields)?,
+        shutdown: read_shutdown_groups(&fields)?,
+        logs: resolve_logs(&fields)?,
+        images: resolve_images(&fields)?,
+        garbage: resolve_garbage(&fields),
+        network: resolve_pod_network(&fields)?,
         seccomp_default: fields.seccomp_default.unwrap_or(false),
         allowed_unsafe_sysctls: fields.allowed_unsafe_sysctls,
         dirs,
     };
-    config.parts = parts::configure(&document["picolet"], &config)?;
+    config.parts = parts::configure_parts(&document["picolet"], &config)?;
     Ok(config)
 }
 
 /// Reads the other OCI runtimes, by handler.
-fn handlers(all: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>, InvalidField> {
+fn read_handlers(all: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>, InvalidField> {
     let field = "picolet.handlers";
     if all.len() > MAX_HANDLERS {
-        return invalid(
+        return invalid_field(
             field,
             format!(
                 "has {} entries, must have at most {MAX_HANDLERS}",
@@ -144,13 +151,13 @@ fn handlers(all: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>, 
     }
     for (name, path) in all {
         if !names::is_dns_label(name) {
-            return invalid(
+            return invalid_field(
                 field,
                 format!("{name:?} is no name of a handler: lower-case letters, digits and '-'"),
             );
         }
         if !path.starts_with('/') {
-            return invalid(
+            return invalid_field(
                 &format!("{field}.{name}"),
                 format!("is {path:?}, must be the absolute path of an OCI runtime"),
             );
@@ -163,7 +170,7 @@ fn handlers(all: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>, 
 fn check_ids_per_pod(document: &Value) -> Result<(), InvalidField> {
     let ids = &document["userNamespaces"]["idsPerPod"];
     if !ids.is_null() && !ids.as_i64().is_some_and(|n| n >= 65536 && n % 65536 == 0) {
-        return invalid(
+        return invalid_field(
             "userNamespaces.idsPerPod",
             format!("is {ids}, must be a multiple of 65536"),
         );
@@ -172,13 +179,13 @@ fn check_ids_per_pod(document: &Value) -> Result<(), InvalidField> {
 }
 
 /// Refuses settings that a kubelet has and this version has not: to do something else in silence would be worse.
-fn refuse(fields: &KubeletConfiguration) -> Result<(), InvalidField> {
+fn refuse_unsupported(fields: &KubeletConfiguration) -> Result<(), InvalidField> {
     if fields.run_once == Some(true) {
-        return invalid("runOnce", "must be false");
+        return invalid_field("runOnce", "must be false");
     }
     let mut gates = fields.feature_gates.keys();
-    if let Some(name) = gates.find(|name| !gates::is_known(name)) {
-        return invalid(
+    if let Some(name) = gates.find(|name| !gates::is_known_gate(name)) {
+        return invalid_field(
             &format!("featureGates.{name}"),
             "no Kubernetes has this feature gate; only MemoryQoS has an effect here",
         );
@@ -186,35 +193,40 @@ fn refuse(fields: &KubeletConfiguration) -> Result<(), InvalidField> {
     Ok(())
 }
 
-fn times(fields: &KubeletConfiguration) -> TimeConfig {
-    let backoff = kept(
+fn resolve_times(fields: &KubeletConfiguration) -> TimeConfig {
+    let backoff = duration_or_default(
         fields.crash_loop_back_off.max_container_restart_period,
         300 * SECOND,
     );
     TimeConfig {
-        sync: unset_if_zero(fields.sync_frequency, MINUTE),
-        file_check: unset_if_zero(fields.file_check_frequency, 20 * SECOND),
-        runtime_request: unset_if_zero(fields.runtime_request_timeout, 2 * MINUTE),
+        sync: nonzero_duration_or_default(fields.sync_frequency, MINUTE),
+        file_check: nonzero_duration_or_default(fields.file_check_frequency, 20 * SECOND),
+        runtime_request: nonzero_duration_or_default(fields.runtime_request_timeout, 2 * MINUTE),
         max_restart_backoff: backoff,
-        streaming_idle: unset_if_zero(fields.streaming_connection_idle_timeout, 4 * 60 * MINUTE),
-        volume_stats: unset_if_zero(fields.volume_stats_agg_period, MINUTE),
+        streaming_idle: nonzero_duration_or_default(
+            fields.streaming_connection_idle_timeout,
+            4 * 60 * MINUTE,
+        ),
+        volume_stats: nonzero_duration_or_default(fields.volume_stats_agg_period, MINUTE),
     }
 }
 
 /// Reads the groups of pods that end one after the other with the machine (CONF-12, SHUT-01).
-fn shutdown(fields: &KubeletConfiguration) -> Result<Vec<shutdown::PriorityGroup>, InvalidField> {
-    let grace = kept(fields.shutdown_grace_period, Duration::ZERO);
-    let critical = kept(fields.shutdown_grace_period_critical_pods, Duration::ZERO);
+fn read_shutdown_groups(
+    fields: &KubeletConfiguration,
+) -> Result<Vec<shutdown::PriorityGroup>, InvalidField> {
+    let grace = duration_or_default(fields.shutdown_grace_period, Duration::ZERO);
+    let critical = duration_or_default(fields.shutdown_grace_period_critical_pods, Duration::ZERO);
     for (field, time) in [
         ("shutdownGracePeriod", grace),
         ("shutdownGracePeriodCriticalPods", critical),
     ] {
         if !time.is_zero() && time < SECOND {
-            return invalid(field, format!("is {time:?}, must be 0 or at least 1s"));
+            return invalid_field(field, format!("is {time:?}, must be 0 or at least 1s"));
         }
     }
     if critical > grace {
-        return invalid(
+        return invalid_field(
             "shutdownGracePeriodCriticalPods",
             format!("is {critical:?}, must not be longer than shutdownGracePeriod, {grace:?}"),
         );
@@ -223,22 +235,22 @@ fn shutdown(fields: &KubeletConfiguration) -> Result<Vec<shutdown::PriorityGroup
     let field = "shutdownGracePeriodByPodPriority";
     if by_priority.is_empty() {
         let seconds = |time: Duration| u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
-        return Ok(shutdown::groups(seconds(grace), seconds(critical)));
+        return Ok(shutdown::shutdown_groups(seconds(grace), seconds(critical)));
     }
     if !grace.is_zero() || !critical.is_zero() {
-        return invalid(
+        return invalid_field(
             field,
             "excludes shutdownGracePeriod and shutdownGracePeriodCriticalPods",
         );
     }
     if by_priority.len() > MAX_SHUTDOWN_GROUPS {
-        return invalid(field, format!("has more than {MAX_SHUTDOWN_GROUPS} items"));
+        return invalid_field(field, format!("has more than {MAX_SHUTDOWN_GROUPS} items"));
     }
     let mut groups = Vec::new();
     for (n, item) in by_priority.iter().enumerate() {
         let Ok(seconds) = u32::try_from(item.shutdown_grace_period_seconds) else {
             let why = "must be a number of seconds, 0 or more";
-            return invalid(&format!("{field}[{n}].shutdownGracePeriodSeconds"), why);
+            return invalid_field(&format!("{field}[{n}].shutdownGracePeriodSeconds"), why);
         };
         groups.push(shutdown::PriorityGroup {
             priority: item.priority,
@@ -249,39 +261,39 @@ fn shutdown(fields: &KubeletConfiguration) -> Result<Vec<shutdown::PriorityGroup
 }
 
 /// Reads the cgroup driver. `adapt` has left `systemd` only where a CRI runtime is configured.
-fn driver(fields: &KubeletConfiguration) -> Result<CgroupDriver, InvalidField> {
+fn read_cgroup_driver(fields: &KubeletConfiguration) -> Result<CgroupDriver, InvalidField> {
     match fields.cgroup_driver.as_deref() {
         None | Some("" | "cgroupfs") => Ok(CgroupDriver::Cgroupfs),
         Some("systemd") => Ok(CgroupDriver::Systemd),
-        Some(other) => invalid(
+        Some(other) => invalid_field(
             "cgroupDriver",
             format!("is {other:?}, must be \"cgroupfs\" or \"systemd\""),
         ),
     }
 }
 
-fn cgroup(fields: &KubeletConfiguration) -> Result<CgroupConfig, InvalidField> {
+fn resolve_cgroups(fields: &KubeletConfiguration) -> Result<CgroupConfig, InvalidField> {
     let root = match fields.cgroup_root.as_deref() {
         None | Some("") => "/",
         Some(path) => path,
     };
     if !is_clean(root) {
-        return invalid("cgroupRoot", format!("is {root:?}, {CLEAN}"));
+        return invalid_field("cgroupRoot", format!("is {root:?}, {CLEAN}"));
     }
-    let period = kept(fields.cpu_cfs_quota_period, Duration::from_millis(100));
+    let period = duration_or_default(fields.cpu_cfs_quota_period, Duration::from_millis(100));
     let factor = fields.memory_throttling_factor.unwrap_or(0.9);
     if !(factor > 0.0 && factor <= 1.0) {
-        return invalid(
+        return invalid_field(
             "memoryThrottlingFactor",
             format!("is {factor}, must be greater than 0 and at most 1"),
         );
     }
     let per_qos = fields.cgroups_per_qos.unwrap_or(true);
-    let (enforce_pods, reserved_groups) = enforce(fields, per_qos)?;
+    let (enforce_pods, reserved_groups) = read_enforced_limits(fields, per_qos)?;
     Ok(CgroupConfig {
         tree: CgroupTree {
             root: root.into(),
-            driver: driver(fields)?,
+            driver: read_cgroup_driver(fields)?,
         },
         per_qos,
         enforce_pods,
@@ -299,7 +311,7 @@ fn cgroup(fields: &KubeletConfiguration) -> Result<CgroupConfig, InvalidField> {
             "" | "NoSwap" => SwapBehavior::NoSwap,
             "LimitedSwap" => SwapBehavior::LimitedSwap,
             other => {
-                return invalid(
+                return invalid_field(
                     "memorySwap.swapBehavior",
                     format!("is {other:?}, must be \"NoSwap\" or \"LimitedSwap\""),
                 );
@@ -320,11 +332,11 @@ fn pod_write_limit(
         return Ok(None);
     };
     if !per_qos {
-        return invalid(field, "needs cgroupsPerQOS: pods have no cgroup without it");
+        return invalid_field(field, "needs cgroupsPerQOS: pods have no cgroup without it");
     }
-    match pod_writes::rate(limit) {
+    match pod_writes::parse_write_rate(limit) {
         Ok(rate) => Ok(Some(rate)),
-        Err(why) => invalid(field, format!("is {limit}, {why}")),
+        Err(why) => invalid_field(field, format!("is {limit}, {why}")),
     }
 }
 
@@ -340,11 +352,11 @@ fn memory_qos(
         Some("TieredReservation") if is_on => true,
         Some(policy @ "TieredReservation") => {
             let message = format!("is {policy:?}, which needs featureGates: {{MemoryQoS: true}}");
-            return invalid(field, message);
+            return invalid_field(field, message);
         }
         Some(other) => {
             let message = format!("is {other:?}, must be \"None\" or \"TieredReservation\"");
-            return invalid(field, message);
+            return invalid_field(field, message);
         }
     };
     Ok(is_on.then_some(MemoryQosConfig {
@@ -354,7 +366,7 @@ fn memory_qos(
 }
 
 /// Reads the limits to hold: true if all pods together are limited, and the limited groups of the operator (CONF-12).
-fn enforce(
+fn read_enforced_limits(
     fields: &KubeletConfiguration,
     per_qos: bool,
 ) -> Result<(bool, Vec<ReservedGroup>), InvalidField> {
@@ -364,7 +376,7 @@ fn enforce(
     let mut groups: Vec<ReservedGroup> = Vec::new();
     for (n, tier) in tiers.iter().enumerate() {
         if tiers[..n].contains(tier) {
-            return invalid(field, format!("has {tier} twice"));
+            return invalid_field(field, format!("has {tier} twice"));
         }
         let (name, compressible) = match tier.strip_suffix("-compressible") {
             Some(name) => (name, true),
@@ -377,17 +389,17 @@ fn enforce(
             _ => {
                 let known =
                     "none, pods, system-reserved, kube-reserved and their -compressible forms";
-                return invalid(field, format!("has {tier:?}, known are {known}"));
+                return invalid_field(field, format!("has {tier:?}, known are {known}"));
             }
         };
         let Some(path) = path.as_deref().filter(|path| !path.is_empty()) else {
-            return invalid(key, format!("is missing, which {tier} in {field} needs"));
+            return invalid_field(key, format!("is missing, which {tier} in {field} needs"));
         };
         if path == "/" || !is_clean(path) {
-            return invalid(key, format!("is {path:?}, {CLEAN}"));
+            return invalid_field(key, format!("is {path:?}, {CLEAN}"));
         }
         if groups.iter().any(|group| group.field == key) {
-            return invalid(field, format!("has {name} and {name}-compressible"));
+            return invalid_field(field, format!("has {name} and {name}-compressible"));
         }
         groups.push(ReservedGroup {
             field: key,
@@ -398,10 +410,10 @@ fn enforce(
     }
     let has = |name: &str| tiers.iter().any(|tier| tier == name);
     if has("none") && tiers.len() > 1 {
-        return invalid(field, "none excludes all others");
+        return invalid_field(field, "none excludes all others");
     }
     if !(has("none") || tiers.is_empty() || per_qos) {
-        return invalid(field, "must be [none] when cgroupsPerQOS is false");
+        return invalid_field(field, "must be [none] when cgroupsPerQOS is false");
     }
     Ok((has("pods"), groups))
 }
@@ -415,20 +427,22 @@ fn is_clean(path: &str) -> bool {
         || rest.is_some_and(|rest| rest.split('/').all(|part| !matches!(part, "" | "." | "..")))
 }
 
-fn reserved(fields: &KubeletConfiguration) -> Result<ReservedResources, InvalidField> {
+fn read_reserved_resources(
+    fields: &KubeletConfiguration,
+) -> Result<ReservedResources, InvalidField> {
     for (field, map) in [
         ("systemReserved", &fields.system_reserved),
         ("kubeReserved", &fields.kube_reserved),
     ] {
         for (name, quantity) in map {
             if !["cpu", "memory", "ephemeral-storage", "pid"].contains(&name.as_str()) {
-                return invalid(
+                return invalid_field(
                     &format!("{field}[{name}]"),
                     "must be one of cpu, memory, ephemeral-storage, pid",
                 );
             }
-            if quantity.milli() < 0 {
-                return invalid(&format!("{field}[{name}]"), "must not be negative");
+            if quantity.milli_value() < 0 {
+                return invalid_field(&format!("{field}[{name}]"), "must not be negative");
             }
         }
     }
@@ -439,8 +453,8 @@ fn reserved(fields: &KubeletConfiguration) -> Result<ReservedResources, InvalidF
         .as_deref()
         .filter(|l| !l.is_empty())
     {
-        let Some(cpus) = cpu_list(list) else {
-            return invalid(
+        let Some(cpus) = count_listed_cpus(list) else {
+            return invalid_field(
                 "reservedSystemCPUs",
                 format!("is {list:?}, must be a list of processors such as 0-1,3"),
             );
@@ -468,7 +482,7 @@ fn permille(part: f64) -> u32 {
 }
 
 /// Counts the processors in a list such as `0-1,3`.
-fn cpu_list(text: &str) -> Option<usize> {
+fn count_listed_cpus(text: &str) -> Option<usize> {
     /// Highest processor number a list may name: the kernel's own build-time limit.
     const MAX_CPU: u32 = 8191;
     let mut cpus = alloc::collections::BTreeSet::new();
@@ -483,49 +497,49 @@ fn cpu_list(text: &str) -> Option<usize> {
     Some(cpus.len())
 }
 
-fn logs(fields: &KubeletConfiguration) -> Result<LogConfig, InvalidField> {
+fn resolve_logs(fields: &KubeletConfiguration) -> Result<LogConfig, InvalidField> {
     let size = fields
         .container_log_max_size
         .as_ref()
         .map_or(10 << 20, Quantity::value);
     if size == 0 {
-        return invalid(
+        return invalid_field(
             "containerLogMaxSize",
             "must not be 0; a negative size means that no log is rotated",
         );
     }
-    let interval = kept(fields.container_log_monitor_interval, 10 * SECOND);
+    let interval = duration_or_default(fields.container_log_monitor_interval, 10 * SECOND);
     let max_size_bytes = u64::try_from(size).ok();
     let field = "picolet.maxLogBytes";
     let all = fields.picolet.max_log_bytes.as_ref();
     let max_all_bytes = all.map(|all| u64::try_from(all.value()).unwrap_or(0));
     match (max_all_bytes, max_size_bytes) {
         (Some(_), None) => {
-            return invalid(field, "needs a containerLogMaxSize that is not negative");
+            return invalid_field(field, "needs a containerLogMaxSize that is not negative");
         }
         (Some(all), Some(one)) if all < one => {
             let message = format!("is {all}, must be at least containerLogMaxSize, {one}");
-            return invalid(field, message);
+            return invalid_field(field, message);
         }
         (Some(_) | None, _) => {}
     }
     Ok(LogConfig {
         max_size_bytes,
         max_all_bytes,
-        memory_bytes: log_memory(&fields.picolet)?,
-        max_files: count(fields.container_log_max_files, 5),
-        workers: count(fields.container_log_max_workers, 1),
+        memory_bytes: read_log_memory_bytes(&fields.picolet)?,
+        max_files: count_or_default(fields.container_log_max_files, 5),
+        workers: count_or_default(fields.container_log_max_workers, 1),
         monitor_interval: interval,
     })
 }
 
 /// Reads the limit of logs in memory, bytes (WEAR-05).
-fn log_memory(own: &PicoletSection) -> Result<Option<u64>, InvalidField> {
+fn read_log_memory_bytes(own: &PicoletSection) -> Result<Option<u64>, InvalidField> {
     /// Least limit: a hundred shims have a few pages each.
     const MIN_BYTES: u64 = 1 << 20;
     let bytes = own.log_memory.as_ref();
     match bytes.map(|bytes| u64::try_from(bytes.value()).unwrap_or(0)) {
-        Some(bytes) if bytes < MIN_BYTES => invalid(
+        Some(bytes) if bytes < MIN_BYTES => invalid_field(
             "picolet.logMemory",
             format!("is {bytes}, must be at least {MIN_BYTES}"),
         ),
@@ -533,18 +547,18 @@ fn log_memory(own: &PicoletSection) -> Result<Option<u64>, InvalidField> {
     }
 }
 
-fn images(fields: &KubeletConfiguration) -> Result<ImageConfig, InvalidField> {
+fn resolve_images(fields: &KubeletConfiguration) -> Result<ImageConfig, InvalidField> {
     let own = &fields.picolet;
     let percent = |n: Option<i64>, default| n.and_then(|n| u8::try_from(n).ok()).unwrap_or(default);
     let high = percent(fields.image_gc_high_threshold_percent, 85);
     let low = percent(fields.image_gc_low_threshold_percent, 80);
     if low >= high {
-        return invalid(
+        return invalid_field(
             "imageGCLowThresholdPercent",
             format!("is {low}, must be lower than imageGCHighThresholdPercent, {high}"),
         );
     }
-    let min_age = unset_if_zero(fields.image_minimum_gc_age, 2 * MINUTE);
+    let min_age = nonzero_duration_or_default(fields.image_minimum_gc_age, 2 * MINUTE);
     let max_age = fields
         .image_maximum_gc_age
         .map(|age| age.0)
@@ -552,7 +566,7 @@ fn images(fields: &KubeletConfiguration) -> Result<ImageConfig, InvalidField> {
     if let Some(max_age) = max_age
         && max_age <= min_age
     {
-        return invalid(
+        return invalid_field(
             "imageMaximumGCAge",
             format!("is {max_age:?}, must be 0 or longer than imageMinimumGCAge, {min_age:?}"),
         );
@@ -562,7 +576,7 @@ fn images(fields: &KubeletConfiguration) -> Result<ImageConfig, InvalidField> {
         .serialize_image_pulls
         .unwrap_or_else(|| parallel.is_none_or(|n| n < 2));
     if serialize && parallel.is_some_and(|n| n > 1) {
-        return invalid(
+        return invalid_field(
             "maxParallelImagePulls",
             "must be 1 when serializeImagePulls is true",
         );
@@ -577,15 +591,15 @@ fn images(fields: &KubeletConfiguration) -> Result<ImageConfig, InvalidField> {
         max_age,
         high_percent: high,
         low_percent: low,
-        pull_qps: count(fields.registry_pull_qps, 5),
-        pull_burst: count(fields.registry_burst, 10),
+        pull_qps: count_or_default(fields.registry_pull_qps, 5),
+        pull_burst: count_or_default(fields.registry_burst, 10),
         bytes_per_second: own
             .image_pull_bandwidth
             .as_ref()
             .map(bytes_per_second)
             .transpose()?
             .filter(|rate| *rate > 0),
-        registries: absolute(
+        registries: read_absolute_path(
             "picolet.registriesFile",
             own.registries_file.as_deref(),
             "/etc/picolet/registries.yaml",
@@ -593,11 +607,13 @@ fn images(fields: &KubeletConfiguration) -> Result<ImageConfig, InvalidField> {
         credential_providers: credential_providers(own)?,
         allowed_registries: own.image_policy.allowed_registries.clone(),
         require_digest: own.image_policy.require_digest.unwrap_or(false),
-        verification: verification(fields)?,
+        verification: read_image_verification(fields)?,
     })
 }
 
-fn verification(fields: &KubeletConfiguration) -> Result<VerificationPolicy, InvalidField> {
+fn read_image_verification(
+    fields: &KubeletConfiguration,
+) -> Result<VerificationPolicy, InvalidField> {
     let policy_field = "imagePullCredentialsVerificationPolicy";
     let list_field = "preloadedImagesVerificationAllowlist";
     let list = &fields.preloaded_images_verification_allowlist;
@@ -608,13 +624,13 @@ fn verification(fields: &KubeletConfiguration) -> Result<VerificationPolicy, Inv
         "NeverVerifyAllowlistedImages" => {
             let patterns = list.iter().enumerate();
             let patterns =
-                patterns.map(|(n, one)| allowed_images(&format!("{list_field}[{n}]"), one));
+                patterns.map(|(n, one)| read_image_pattern(&format!("{list_field}[{n}]"), one));
             let patterns: Result<_, InvalidField> = patterns.collect();
             return patterns.map(VerificationPolicy::NotAllowed);
         }
         "AlwaysVerify" => VerificationPolicy::Always,
         other => {
-            return invalid(
+            return invalid_field(
                 policy_field,
                 format!(
                     "is {other:?}, must be NeverVerify, NeverVerifyPreloadedImages, \
@@ -625,7 +641,7 @@ fn verification(fields: &KubeletConfiguration) -> Result<VerificationPolicy, Inv
     };
     if !list.is_empty() {
         let why = format!("must be set only with {policy_field} NeverVerifyAllowlistedImages");
-        return invalid(list_field, why);
+        return invalid_field(list_field, why);
     }
     Ok(policy)
 }
@@ -633,8 +649,8 @@ fn verification(fields: &KubeletConfiguration) -> Result<VerificationPolicy, Inv
 /// A pattern of the list, as [`VerificationPolicy::NotAllowed`] has it.
 ///
 /// - Source: kubelet `pkg/kubelet/images/pullmanager/image_pull_policies.go`, `getAllowlistImagePattern`.
-fn allowed_images(field: &str, pattern: &str) -> Result<String, InvalidField> {
-    let wrong = |why: &str| invalid(field, format!("is {pattern:?}, {why}"));
+fn read_image_pattern(field: &str, pattern: &str) -> Result<String, InvalidField> {
+    let wrong = |why: &str| invalid_field(field, format!("is {pattern:?}, {why}"));
     if pattern.trim() != pattern {
         return wrong("must not begin or end with a space");
     }
@@ -653,7 +669,7 @@ fn allowed_images(field: &str, pattern: &str) -> Result<String, InvalidField> {
     };
     let parsed = match ImageReference::parse(&probe) {
         Ok(parsed) => parsed,
-        Err(e) => return invalid(field, e.to_string()),
+        Err(e) => return invalid_field(field, e.to_string()),
     };
     let last = name.rsplit('/').next().unwrap_or(name);
     if name.contains('@') || (!is_prefix && last.contains(':')) {
@@ -672,7 +688,7 @@ fn bytes_per_second(rate: &Quantity) -> Result<u64, InvalidField> {
     let field = "picolet.imagePullBandwidth";
     match u64::try_from(rate.value()) {
         Ok(rate) => Ok(rate),
-        Err(_) => invalid(field, format!("is {rate}, must not be negative")),
+        Err(_) => invalid_field(field, format!("is {rate}, must not be negative")),
     }
 }
 
@@ -688,33 +704,33 @@ fn credential_providers(own: &PicoletSection) -> Result<Option<(PathBuf, PathBuf
     ) {
         (false, false) => Ok(None),
         (true, true) => Ok(Some((
-            absolute(config, own.image_credential_provider_config.as_deref(), "")?,
-            absolute(dir, own.image_credential_provider_bin_dir.as_deref(), "")?,
+            read_absolute_path(config, own.image_credential_provider_config.as_deref(), "")?,
+            read_absolute_path(dir, own.image_credential_provider_bin_dir.as_deref(), "")?,
         ))),
-        (true, false) => invalid(dir, format!("must be set beside {config}")),
-        (false, true) => invalid(config, format!("must be set beside {dir}")),
+        (true, false) => invalid_field(dir, format!("must be set beside {config}")),
+        (false, true) => invalid_field(config, format!("must be set beside {dir}")),
     }
 }
 
-fn garbage(fields: &KubeletConfiguration) -> GarbageConfig {
+fn resolve_garbage(fields: &KubeletConfiguration) -> GarbageConfig {
     let own = &fields.picolet;
     // Negative means no limit.
     let limit = |n: i64| u32::try_from(n).ok();
     GarbageConfig {
-        min_age: kept(own.minimum_container_ttl_duration, Duration::ZERO),
+        min_age: duration_or_default(own.minimum_container_ttl_duration, Duration::ZERO),
         max_per_container: limit(own.maximum_dead_containers_per_container.unwrap_or(1)),
         max_total: limit(own.maximum_dead_containers.unwrap_or(-1)),
     }
 }
 
-fn network(fields: &KubeletConfiguration) -> Result<PodNetworkConfig, InvalidField> {
+fn resolve_pod_network(fields: &KubeletConfiguration) -> Result<PodNetworkConfig, InvalidField> {
     let own = &fields.picolet;
     let mut cluster_dns = Vec::new();
     for (n, text) in fields.cluster_dns.iter().enumerate() {
         match text.parse() {
             Ok(ip) => cluster_dns.push(ip),
             Err(_) => {
-                return invalid(
+                return invalid_field(
                     &format!("clusterDNS[{n}]"),
                     format!("is {text:?}, must be an IP address"),
                 );
@@ -731,10 +747,10 @@ fn network(fields: &KubeletConfiguration) -> Result<PodNetworkConfig, InvalidFie
     };
     let builtin_subnet = match subnet {
         (_, "") => DEFAULT_SUBNET,
-        (field, text) => match self::subnet(text) {
+        (field, text) => match parse_ipv4_subnet(text) {
             Some(subnet) => subnet,
             None => {
-                return invalid(
+                return invalid_field(
                     field,
                     format!(
                         "is {text:?}, must be an IPv4 network with a prefix of 8 to 29 bits, such as {DEFAULT_SUBNET}"
@@ -755,18 +771,18 @@ fn network(fields: &KubeletConfiguration) -> Result<PodNetworkConfig, InvalidFie
             .all(|c| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.'))
         && !bridge.starts_with(['.', '-']);
     if !named {
-        return invalid(
+        return invalid_field(
             "picolet.builtinNetwork.bridge",
             format!("is {bridge:?}, must be an interface name of 1 to 15 characters"),
         );
     }
     Ok(PodNetworkConfig {
-        cni_conf: absolute(
+        cni_conf: read_absolute_path(
             "picolet.cniConfDir",
             own.cni_conf_dir.as_deref(),
             "/etc/cni/net.d",
         )?,
-        cni_bin: absolute(
+        cni_bin: read_absolute_path(
             "picolet.cniBinDir",
             own.cni_bin_dir.as_deref(),
             "/opt/cni/bin",
@@ -776,14 +792,14 @@ fn network(fields: &KubeletConfiguration) -> Result<PodNetworkConfig, InvalidFie
         builtin_bridge: bridge.into(),
         resolv_conf: match fields.resolv_conf.as_deref() {
             Some("") => None,
-            path => Some(absolute("resolvConf", path, "/etc/resolv.conf")?),
+            path => Some(read_absolute_path("resolvConf", path, "/etc/resolv.conf")?),
         },
         cluster_dns,
         cluster_domain: fields.cluster_domain.clone().unwrap_or_default(),
     })
 }
 
-fn subnet(text: &str) -> Option<Ipv4Subnet> {
+fn parse_ipv4_subnet(text: &str) -> Option<Ipv4Subnet> {
     let (address, prefix) = text.split_once('/')?;
     let address: Ipv4Addr = address.parse().ok()?;
     let prefix: u8 = prefix.parse().ok()?;
@@ -798,7 +814,7 @@ fn subnet(text: &str) -> Option<Ipv4Subnet> {
 }
 
 fn pod_logs_dir(path: Option<&str>) -> Result<PathBuf, InvalidField> {
-    let path = absolute("podLogsDir", path, "/var/log/pods")?;
+    let path = read_absolute_path("podLogsDir", path, "/var/log/pods")?;
     let text = path.to_string_lossy();
     let clean = text.is_ascii()
         && !text.ends_with('/')
@@ -806,7 +822,7 @@ fn pod_logs_dir(path: Option<&str>) -> Result<PathBuf, InvalidField> {
     if clean {
         return Ok(path);
     }
-    invalid(
+    invalid_field(
         "podLogsDir",
         format!("is {path:?}, must be a clean path in ASCII"),
     )

@@ -3,16 +3,16 @@
 use core::time::Duration;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use super::checks::{InvalidField, absolute, invalid, unset_if_zero};
+use super::checks::{InvalidField, invalid_field, nonzero_duration_or_default, read_absolute_path};
 use super::file::KubeletConfiguration;
 use super::values::{ServerConfig, ServingCertificateSource};
-use crate::net::serving::is_suite;
+use crate::net::serving::is_cipher_suite;
 
 /// Port of `/healthz`.
 const HEALTHZ_PORT: u16 = 10248;
 
 /// Resolves the fields of [`ServerConfig`]. `member`: there is an apiserver to ask.
-pub(super) fn resolve(
+pub(super) fn resolve_server(
     fields: &KubeletConfiguration,
     member: bool,
     port: u16,
@@ -20,7 +20,7 @@ pub(super) fn resolve(
     let client_ca = fields.authentication.x509.client_ca_file.as_deref();
     let client_ca = client_ca
         .filter(|path| !path.is_empty())
-        .map(|path| absolute("authentication.x509.clientCAFile", Some(path), ""))
+        .map(|path| read_absolute_path("authentication.x509.clientCAFile", Some(path), ""))
         .transpose()?;
     let anonymous = fields.authentication.anonymous.enabled.unwrap_or(false);
     let webhook = &fields.authentication.webhook;
@@ -29,7 +29,7 @@ pub(super) fn resolve(
         None | Some("" | "Webhook") => true,
         Some("AlwaysAllow") => false,
         Some(other) => {
-            return invalid(
+            return invalid_field(
                 "authorization.mode",
                 format!("is {other:?}, must be AlwaysAllow or Webhook"),
             );
@@ -38,50 +38,50 @@ pub(super) fn resolve(
     // A node that stands alone has no clients, unless some are configured who need no permission of an apiserver.
     let serves = member || !asks && (client_ca.is_some() || anonymous);
     let enabled = fields.enable_server.unwrap_or(serves);
-    let certificate = certificate(fields, member, enabled)?;
+    let certificate = resolve_serving_certificate(fields, member, enabled)?;
     if enabled {
         if tokens && !member {
-            return invalid(
+            return invalid_field(
                 "authentication.webhook.enabled",
                 "asks an apiserver whose a token is, and there is none: set false, or picolet.kubeconfig",
             );
         }
         if !tokens && client_ca.is_none() && !anonymous {
-            return invalid(
+            return invalid_field(
                 "authentication",
                 "leaves nobody who could be known: set x509.clientCAFile, or webhook.enabled with an apiserver, or \
                  enableServer: false",
             );
         }
         if asks && !member {
-            return invalid(
+            return invalid_field(
                 "authorization.mode",
                 "is Webhook, which asks an apiserver, and there is none: set AlwaysAllow, or enableServer: false",
             );
         }
     }
     if fields.read_only_port.unwrap_or(0) != 0 {
-        return invalid(
+        return invalid_field(
             "readOnlyPort",
             "this version serves nothing without authentication: remove the field, or set 0",
         );
     }
     let authorization = &fields.authorization.webhook;
     let minutes = |n: u64| Duration::from_secs(60 * n);
-    let address = address("address", fields.address.as_deref(), Ipv4Addr::UNSPECIFIED)?;
-    let healthz = healthz(fields)?;
-    suites(&fields.tls_cipher_suites)?;
+    let address = read_bind_address("address", fields.address.as_deref(), Ipv4Addr::UNSPECIFIED)?;
+    let healthz = resolve_healthz_address(fields)?;
+    check_cipher_suites(&fields.tls_cipher_suites)?;
     Ok(ServerConfig {
         listen: enabled.then(|| SocketAddr::new(address, port)),
         healthz,
         certificate,
         client_ca,
         anonymous,
-        tokens: tokens.then(|| unset_if_zero(webhook.cache_ttl, minutes(2))),
+        tokens: tokens.then(|| nonzero_duration_or_default(webhook.cache_ttl, minutes(2))),
         authorization: asks.then(|| {
             (
-                unset_if_zero(authorization.cache_authorized_ttl, minutes(5)),
-                unset_if_zero(
+                nonzero_duration_or_default(authorization.cache_authorized_ttl, minutes(5)),
+                nonzero_duration_or_default(
                     authorization.cache_unauthorized_ttl,
                     Duration::from_secs(30),
                 ),
@@ -89,59 +89,66 @@ pub(super) fn resolve(
         }),
         cipher_suites: fields.tls_cipher_suites.clone(),
         curves: fields.tls_curve_preferences.clone(),
-        only_1_3: only_1_3(fields.tls_min_version.as_deref())?,
+        only_1_3: is_tls_1_3_only(fields.tls_min_version.as_deref())?,
         debugging: fields.enable_debugging_handlers.unwrap_or(true),
     })
 }
 
-fn certificate(
+fn resolve_serving_certificate(
     fields: &KubeletConfiguration,
     member: bool,
     enabled: bool,
 ) -> Result<ServingCertificateSource, InvalidField> {
     let file = |field: &str, path: &Option<String>| {
         let path = path.as_deref().filter(|path| !path.is_empty());
-        path.map(|path| absolute(field, Some(path), "")).transpose()
+        path.map(|path| read_absolute_path(field, Some(path), ""))
+            .transpose()
     };
     let certificate = file("tlsCertFile", &fields.tls_cert_file)?;
     let key = file("tlsPrivateKeyFile", &fields.tls_private_key_file)?;
     let bootstrap = fields.server_tls_bootstrap.unwrap_or(false);
     match (certificate, key) {
         _ if bootstrap && member => Ok(ServingCertificateSource::Requested),
-        _ if bootstrap && enabled => invalid(
+        _ if bootstrap && enabled => invalid_field(
             "serverTLSBootstrap",
             "asks an apiserver for a certificate, and there is none: set false, or picolet.kubeconfig",
         ),
         (Some(certificate), Some(key)) => Ok(ServingCertificateSource::Files(certificate, key)),
         (None, None) => Ok(ServingCertificateSource::SelfSigned),
-        (Some(_), None) => invalid("tlsPrivateKeyFile", "is missing: tlsCertFile needs it"),
-        (None, Some(_)) => invalid("tlsCertFile", "is missing: tlsPrivateKeyFile needs it"),
+        (Some(_), None) => invalid_field("tlsPrivateKeyFile", "is missing: tlsCertFile needs it"),
+        (None, Some(_)) => invalid_field("tlsCertFile", "is missing: tlsPrivateKeyFile needs it"),
     }
 }
 
-fn address(field: &str, text: Option<&str>, default: Ipv4Addr) -> Result<IpAddr, InvalidField> {
+fn read_bind_address(
+    field: &str,
+    text: Option<&str>,
+    default: Ipv4Addr,
+) -> Result<IpAddr, InvalidField> {
     match text.filter(|text| !text.is_empty()) {
         None => Ok(default.into()),
         Some(text) => match text.parse() {
             Ok(ip) => Ok(ip),
-            Err(_) => invalid(field, format!("is {text:?}, must be an IP address")),
+            Err(_) => invalid_field(field, format!("is {text:?}, must be an IP address")),
         },
     }
 }
 
-fn healthz(fields: &KubeletConfiguration) -> Result<Option<SocketAddr>, InvalidField> {
+fn resolve_healthz_address(
+    fields: &KubeletConfiguration,
+) -> Result<Option<SocketAddr>, InvalidField> {
     let bind = fields.healthz_bind_address.as_deref();
-    let address = address("healthzBindAddress", bind, Ipv4Addr::LOCALHOST)?;
+    let address = read_bind_address("healthzBindAddress", bind, Ipv4Addr::LOCALHOST)?;
     let port = fields.healthz_port.map(u16::try_from);
     // Its range is checked.
     let port = port.map_or(HEALTHZ_PORT, |port| port.unwrap_or(0));
     Ok((port != 0).then(|| SocketAddr::new(address, port)))
 }
 
-fn suites(names: &[String]) -> Result<(), InvalidField> {
+fn check_cipher_suites(names: &[String]) -> Result<(), InvalidField> {
     for (n, name) in names.iter().enumerate() {
-        if !is_suite(name) {
-            return invalid(
+        if !is_cipher_suite(name) {
+            return invalid_field(
                 &format!("tlsCipherSuites[{n}]"),
                 format!("is {name:?}, which is no cipher suite"),
             );
@@ -152,11 +159,11 @@ fn suites(names: &[String]) -> Result<(), InvalidField> {
 
 /// Returns true if only TLS 1.3 is allowed. Versions before 1.2 are not spoken: a setting that allows them means 1.2
 /// and 1.3.
-fn only_1_3(name: Option<&str>) -> Result<bool, InvalidField> {
+fn is_tls_1_3_only(name: Option<&str>) -> Result<bool, InvalidField> {
     match name {
         None | Some("" | "VersionTLS10" | "VersionTLS11" | "VersionTLS12") => Ok(false),
         Some("VersionTLS13") => Ok(true),
-        Some(other) => invalid(
+        Some(other) => invalid_field(
             "tlsMinVersion",
             format!(
                 "is {other:?}, must be VersionTLS10, VersionTLS11, VersionTLS12 or VersionTLS13"

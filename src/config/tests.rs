@@ -31,7 +31,7 @@ fn host() -> HostIdentity {
 }
 
 fn flags(line: &str) -> flags::CommandLineFlags {
-    flags::parse(
+    flags::parse_flags(
         line.split_whitespace().map(OsString::from),
         Path::new("/cwd"),
     )
@@ -47,7 +47,7 @@ fn load(name: &str, text: &str, line: &str) -> Result<AgentConfig, String> {
         fs::write(&path, format!("{head}{text}\n")).expect("write");
     }
     let show = |e: ConfigError| e.to_string().replace(&path.display().to_string(), "FILE");
-    load_from(flags(line), &host(), &path)
+    load_config_from(flags(line), &host(), &path)
         .map(|l| l.config)
         .map_err(show)
 }
@@ -61,7 +61,7 @@ fn load_as_kubelet(name: &str, text: &str, line: &str) -> Result<LoadedConfig, S
     let mut flags = flags(line);
     flags.config = Some(path);
     flags.as_kubelet = true;
-    super::load(flags, &host()).map_err(|e| e.to_string())
+    load_config(flags, &host()).map_err(|e| e.to_string())
 }
 
 /// Loads drop-ins of these names and texts over `text`, with the flags in `line`.
@@ -87,7 +87,8 @@ fn load_dir(
     }
     let line = format!("--config-dir={} {line}", dir.display());
     let show = |text: String| text.replace(&scratch.0.display().to_string(), "DIR");
-    let mut loaded = load_from(flags(&line), &host(), &path).map_err(|e| show(e.to_string()))?;
+    let mut loaded =
+        load_config_from(flags(&line), &host(), &path).map_err(|e| show(e.to_string()))?;
     loaded.warnings = loaded.warnings.drain(..).map(show).collect();
     Ok(loaded)
 }
@@ -250,7 +251,7 @@ fn what_is_wrong_with_a_drop_in_is_told_with_its_name() {
         loaded.warnings,
         ["DIR/dir/a.conf: unknown field maxpods is ignored"]
     );
-    let missing = load_from(flags("--config-dir=/nowhere"), &host(), Path::new(""));
+    let missing = load_config_from(flags("--config-dir=/nowhere"), &host(), Path::new(""));
     assert_eq!(missing.expect_err("none").to_string(), "read /nowhere");
     let many: Vec<String> = (0..101).map(|n| format!("{n}.conf")).collect();
     let many: Vec<(&str, &str)> = many.iter().map(|name| (&**name, "maxPods: 5")).collect();
@@ -442,7 +443,9 @@ fn eviction_defaults() {
         let config = load("eviction", text, "").expect(text);
         let thresholds = config.eviction.settings.thresholds.iter();
         // Of a capacity of 1000.
-        let shown = |t: &EvictionThreshold| format!("{} {}", t.signal.name(), t.limit.of(1000));
+        let shown = |t: &EvictionThreshold| {
+            format!("{} {}", t.signal.name(), t.limit.amount_of_capacity(1000))
+        };
         thresholds.map(shown).collect::<Vec<_>>()
     };
     assert_eq!(signals(""), Vec::<String>::new(), "no file, no default");
@@ -684,7 +687,7 @@ fn node_identity() {
     .expect("flags");
     assert_eq!(config.node_name, "node.x");
     assert_eq!(config.node_ips.len(), 2);
-    let nameless = load_from(
+    let nameless = load_config_from(
         flags(""),
         &HostIdentity::default(),
         Path::new("/nonexistent/c"),
@@ -1246,12 +1249,12 @@ fn files() {
     // CONF-01
     let scratch = Scratch::new("files");
     let missing = flags(&format!("--config {}/none.yaml", scratch.0.display()));
-    let error =
-        load_from(missing, &host(), Path::new("/nonexistent")).expect_err("named file must exist");
+    let error = load_config_from(missing, &host(), Path::new("/nonexistent"))
+        .expect_err("named file must exist");
     assert!(matches!(error, ConfigError::Read { .. }));
     let path = scratch.0.join("own.yaml");
     fs::write(&path, "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPod: 3\nstaticPodPath: m\n").expect("write");
-    let loaded = load_from(
+    let loaded = load_config_from(
         flags(&format!("--config {}", path.display())),
         &host(),
         Path::new("/nonexistent"),

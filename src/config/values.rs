@@ -187,7 +187,7 @@ impl ClusterConfig {
     /// Directory of the client certificate that the node renews; `None`: the node shows that of the kubeconfig as it
     /// is.
     #[must_use]
-    pub fn renewed_in(&self) -> Option<&Path> {
+    pub fn renewed_certificate_dir(&self) -> Option<&Path> {
         let is_renewed = self.rotate_certificates || self.bootstrap_kubeconfig.is_some();
         is_renewed.then_some(&*self.cert_dir)
     }
@@ -247,12 +247,12 @@ pub struct AgentDirs {
 impl AgentDirs {
     /// `<root>/pods`: one directory per pod uid.
     #[must_use]
-    pub fn pods(&self) -> PathBuf {
+    pub fn pods_dir(&self) -> PathBuf {
         self.root.join("pods")
     }
     /// `<root>/images`: the image store.
     #[must_use]
-    pub fn images(&self) -> PathBuf {
+    pub fn images_dir(&self) -> PathBuf {
         self.root.join("images")
     }
     /// `<root>/seccomp`: profiles of type `Localhost`.

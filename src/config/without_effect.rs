@@ -69,7 +69,7 @@ pub(super) const FLAGS: &[(&str, FlagValueKind)] = &[
 ];
 
 /// Finds the flag of this name, with the kind of its value.
-pub(super) fn find(name: &str) -> Option<&'static (&'static str, FlagValueKind)> {
+pub(super) fn find_ignored_flag(name: &str) -> Option<&'static (&'static str, FlagValueKind)> {
     let at = FLAGS.binary_search_by_key(&name, |(name, _)| name).ok()?;
     FLAGS.get(at)
 }
@@ -113,7 +113,7 @@ const KEYS: &[(&str, &str)] = &[
 /// Removes what is without effect from a document, and returns one sentence for each.
 ///
 /// A key stays if its value asks for nothing: kubeadm writes many of those.
-pub(super) fn remove(document: &mut Value) -> Vec<String> {
+pub(super) fn remove_ignored_keys(document: &mut Value) -> Vec<String> {
     let mut said = Vec::new();
     for (key, so) in KEYS {
         let (parent, name) = match key.split_once('.') {
@@ -167,13 +167,13 @@ mod tests {
             let mut names = key.rsplit('.');
             let last = names.next().unwrap_or("");
             let document = names.fold(json!({last: [[]]}), |inner, name| json!({name: inner}));
-            decode::typed::<file::KubeletConfiguration>(&document).is_err()
+            decode::deserialize_value::<file::KubeletConfiguration>(&document).is_err()
         };
         let of_kubelet = |key: &&str| {
-            let is_leaf = matches!(keys::known(key), keys::KeyPlace::Leaf);
+            let is_leaf = matches!(keys::find_key_place(key), keys::KeyPlace::Leaf);
             is_leaf && !key.starts_with("picolet.")
         };
-        for key in keys::names().filter(of_kubelet) {
+        for key in keys::key_names().filter(of_kubelet) {
             let top = key.split('.').next().unwrap_or(key);
             let is_listed = KEYS.iter().any(|(listed, _)| *listed == top);
             let of_every_object = matches!(key, "apiVersion" | "kind");
@@ -200,7 +200,7 @@ mod tests {
             "logging": {"format": "json", "verbosity": 2},
             "featureGates": {"MemoryQoS": true, "NodeSwap": false},
         });
-        let said = remove(&mut document);
+        let said = remove_ignored_keys(&mut document);
         let named: Vec<&str> = said
             .iter()
             .filter_map(|one| one.strip_suffix(" is without effect here"))
@@ -240,7 +240,7 @@ mod tests {
             "rotateCertificates": true, "staticPodPath": "/etc/kubernetes/manifests", "volumeStatsAggPeriod": "0s",
         });
         let before = document.clone();
-        assert_eq!(remove(&mut document), [""; 0]);
+        assert_eq!(remove_ignored_keys(&mut document), [""; 0]);
         assert_eq!(document, before);
     }
 }

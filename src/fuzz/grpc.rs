@@ -43,9 +43,9 @@ fn converse(role: ConnectionRole, bytes: &[u8], size: usize) -> (Vec<String>, Ve
     let mut connection = Http2Connection::new(role);
     if role == ConnectionRole::Client {
         for _ in 0..3 {
-            let id = connection.open(REQUEST).expect("room");
-            connection.send(id, vec![b'x'; 70_000]);
-            connection.end(id, Vec::new());
+            let id = connection.open_stream(REQUEST).expect("room");
+            connection.send_payload(id, vec![b'x'; 70_000]);
+            connection.end_stream(id, Vec::new());
         }
     }
     let (mut said, mut held) = (Vec::new(), Vec::new());
@@ -53,7 +53,7 @@ fn converse(role: ConnectionRole, bytes: &[u8], size: usize) -> (Vec<String>, Ve
         held.extend_from_slice(piece);
         let mut at = 0;
         loop {
-            match connection.receive(&held[at..], NOW) {
+            match connection.receive_frame(&held[at..], NOW) {
                 Ok(step) => {
                     if let Some(event) = &step.event {
                         said.push(kind(event));
@@ -93,18 +93,18 @@ fn kind(event: &Http2Event<'_>) -> String {
 fn react(event: &Http2Event<'_>) -> Box<dyn FnOnce(&mut Http2Connection)> {
     match *event {
         Http2Event::Headers { id, .. } if id % 8 == 7 => {
-            Box::new(move |c| c.reset(id, Http2ErrorCode::CANCEL))
+            Box::new(move |c| c.reset_stream(id, Http2ErrorCode::CANCEL))
         }
         Http2Event::Headers { id, .. } => Box::new(move |c| {
             c.send_headers(id, ANSWER);
-            c.send(id, vec![b'y'; 1000]);
+            c.send_payload(id, vec![b'y'; 1000]);
         }),
         Http2Event::Data { id, bytes, is_end } => {
             let len = bytes.len();
             Box::new(move |c| {
-                c.release(id, len);
+                c.release_payload(id, len);
                 if is_end {
-                    c.end(id, vec![(b"grpc-status".to_vec(), b"0".to_vec())]);
+                    c.end_stream(id, vec![(b"grpc-status".to_vec(), b"0".to_vec())]);
                 }
             })
         }
@@ -116,16 +116,16 @@ fn react(event: &Http2Event<'_>) -> Box<dyn FnOnce(&mut Http2Connection)> {
 fn drain(connection: &mut Http2Connection) -> Vec<u8> {
     let mut all = Vec::new();
     loop {
-        let out = connection.output(NOW).to_vec();
+        let out = connection.next_output(NOW).to_vec();
         assert!(out.len() < OUTPUT_BYTES, "{} bytes", out.len());
         if out.is_empty() {
             break;
         }
-        connection.wrote(out.len());
+        connection.record_written(out.len());
         all.extend(out);
     }
     while connection
-        .stalled(NOW + Duration::from_secs(3600))
+        .reset_stalled_stream(NOW + Duration::from_secs(3600))
         .is_some()
     {}
     all
@@ -231,25 +231,25 @@ pub(super) mod tests {
     pub(in crate::fuzz) fn seeds(target: &str) -> Vec<Vec<u8>> {
         let trailers = || vec![(b"grpc-status".to_vec(), b"0".to_vec())];
         let send = |of: &mut Http2Connection| {
-            let bytes = of.output(NOW).to_vec();
-            of.wrote(bytes.len());
+            let bytes = of.next_output(NOW).to_vec();
+            of.record_written(bytes.len());
             bytes
         };
         let mut client = Http2Connection::new(ConnectionRole::Client);
         let mut server = Http2Connection::new(ConnectionRole::Server);
-        let id = client.open(REQUEST).expect("room");
-        client.send(id, vec![0, 0, 0, 0, 1, 9]);
-        client.end(id, Vec::new());
+        let id = client.open_stream(REQUEST).expect("room");
+        client.send_payload(id, vec![0, 0, 0, 0, 1, 9]);
+        client.end_stream(id, Vec::new());
         let asked = send(&mut client);
         let mut rest = &asked[..];
-        while let Ok(step) = server.receive(rest, NOW)
+        while let Ok(step) = server.receive_frame(rest, NOW)
             && step.taken > 0
         {
             rest = &rest[step.taken..];
         }
         server.send_headers(id, ANSWER);
-        server.send(id, vec![0, 0, 0, 0, 1, 9]);
-        server.end(id, trailers());
+        server.send_payload(id, vec![0, 0, 0, 0, 1, 9]);
+        server.end_stream(id, trailers());
         let answered = send(&mut server);
         match target {
             "http2" => vec![[&[1][..], &asked].concat(), [&[0][..], &answered].concat()],

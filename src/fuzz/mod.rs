@@ -122,27 +122,28 @@ fn outcome<T, E: ToString>(result: Result<T, E>) -> String {
 }
 
 fn manifest(data: &[u8]) -> String {
-    let value = match decode::parse(data) {
+    let value = match decode::parse_document(data) {
         Ok(document) => document.value,
         Err(e) => return e.to_string(),
     };
     match value["kind"].as_str() {
-        Some("ConfigMap") => match decode::typed::<ConfigMap>(&value) {
-            Ok(object) => outcome(validation::config_map(&object)),
+        Some("ConfigMap") => match decode::deserialize_value::<ConfigMap>(&value) {
+            Ok(object) => outcome(validation::validate_config_map(&object)),
             Err(e) => e.to_string(),
         },
-        Some("Secret") => match decode::typed::<Secret>(&value) {
-            Ok(object) => outcome(validation::secret(&object)),
+        Some("Secret") => match decode::deserialize_value::<Secret>(&value) {
+            Ok(object) => outcome(validation::validate_secret(&object)),
             Err(e) => e.to_string(),
         },
-        _ => match static_pod::prepare(value, "node", "/manifests/a.yaml") {
+        _ => match static_pod::prepare_static_pod(value, "node", "/manifests/a.yaml") {
             Ok(received) => {
                 let uid = received.pod.metadata.uid.as_str();
                 assert!(!uid.is_empty() && !uid.contains('/') && !uid.starts_with('.'));
                 let name = &received.pod.metadata.name;
                 assert!(!name.contains('/') && name.len() <= 253, "{name}");
                 // The manifest is recorded, and read after a restart.
-                let again = static_pod::decode(&received.raw).expect("a record can be read");
+                let again =
+                    static_pod::decode_recorded_pod(&received.raw).expect("a record can be read");
                 assert_eq!(again.spec, received.pod.spec);
                 let text = serde_json::to_vec(&received.raw).expect("json");
                 let read: serde_json::Value = strict::from_json(&text).expect("json");
@@ -159,7 +160,10 @@ fn manifest(data: &[u8]) -> String {
 }
 
 fn config_document(data: &[u8]) -> String {
-    outcome(config::file::read(data, Path::new("/etc/picolet")))
+    outcome(config::file::read_config_document(
+        data,
+        Path::new("/etc/picolet"),
+    ))
 }
 
 /// Reads the file of an update channel. The file is signed; even so, no name in it may lead to another directory.
@@ -167,7 +171,7 @@ fn config_document(data: &[u8]) -> String {
 fn channel(data: &[u8]) -> String {
     match UpdateOffer::parse(data) {
         Ok(offer) => {
-            let base = offer.base();
+            let base = offer.tarball_directory();
             assert!(!base.contains('/') && base.len() < 256, "{base:?}");
             assert!(offer.size <= MAX_RELEASE_BYTES && offer.share <= 100);
             "ok".into()
@@ -181,8 +185,8 @@ fn quantity(data: &[u8]) -> String {
         Ok(quantity) => {
             let again = Quantity::parse(quantity.as_str()).expect("as it was written");
             assert_eq!(
-                (again.value(), again.milli()),
-                (quantity.value(), quantity.milli())
+                (again.value(), again.milli_value()),
+                (quantity.value(), quantity.milli_value())
             );
             "ok".into()
         }
@@ -204,7 +208,7 @@ fn image_json(data: &[u8]) -> String {
 }
 
 fn registries(data: &[u8]) -> String {
-    match decode::parse(data) {
+    match decode::parse_document(data) {
         Ok(document) => image::registry::fuzz::registries(&document.value),
         Err(e) => e.to_string(),
     }
@@ -212,12 +216,12 @@ fn registries(data: &[u8]) -> String {
 
 /// Reads a CDI file of a vendor, and applies its devices to a container.
 fn cdi_file(data: &[u8]) -> String {
-    let value = match decode::parse(data) {
+    let value = match decode::parse_document(data) {
         Ok(document) => document.value,
         Err(e) => return e.to_string(),
     };
     let names = ["v.com/c=0", "v.com/c=one"].map(String::from);
-    let file = match cdi::read_named(value, &names) {
+    let file = match cdi::read_named_devices(value, &names) {
         Ok(file) => file,
         Err(e) => return e.message,
     };
@@ -226,18 +230,20 @@ fn cdi_file(data: &[u8]) -> String {
         .iter()
         .map(|(name, _)| name.clone())
         .collect::<Vec<_>>();
-    let edits = match cdi::resolve(vec![file], &there, &[], true) {
+    let edits = match cdi::resolve_edits(vec![file], &there, &[], true) {
         Ok(edits) => edits,
         Err(e) => return e.to_string(),
     };
     let mut spec = oci::Spec::default();
-    let done = cdi::apply(&mut spec, edits);
+    let done = cdi::apply_edits(&mut spec, edits);
     assert!(done.is_err() || serde_json::to_string(&spec).is_ok());
     outcome(done)
 }
 
 fn credentials(data: &[u8]) -> String {
-    let document = decode::parse(data).ok().map(|document| document.value);
+    let document = decode::parse_document(data)
+        .ok()
+        .map(|document| document.value);
     image::registry::fuzz::credentials(data, document.as_ref())
 }
 
@@ -245,7 +251,7 @@ fn runtime_message(data: &[u8]) -> String {
     let log = text(data);
     let message = shim::runtime_message(&log);
     assert!(message.len() <= log.len().max(64) * 2);
-    format!("{}", runtime::runc::program::is_gone(&message))
+    format!("{}", runtime::runc::program::is_container_gone(&message))
 }
 
 fn records(data: &[u8]) -> String {
@@ -267,7 +273,8 @@ fn log_lines(data: &[u8]) -> String {
 fn expand(data: &[u8]) -> String {
     let source = text(data);
     let value = source.clone();
-    match expansion::expand(&source, |name| (name.len() % 2 == 1).then(|| value.clone())) {
+    match expansion::expand_references(&source, |name| (name.len() % 2 == 1).then(|| value.clone()))
+    {
         Ok(text) => {
             assert!(text.len() <= expansion::MAX_WORD_BYTES);
             "ok".into()
@@ -298,7 +305,7 @@ fn texts(data: &[u8]) -> String {
     if let Some(time) = WallTime::parse(&source) {
         assert!(WallTime::parse(&time.rfc3339_nanos()).is_some());
     }
-    let duration = duration::parse(&source).is_some();
+    let duration = duration::parse_go_duration(&source).is_some();
     let resolver = outcome(dns::parse_resolv_conf(&source));
     let profile = outcome(strict::from_json::<oci::SeccompFilter>(data));
     let asked = dashboard::DashboardRequester {
@@ -307,7 +314,7 @@ fn texts(data: &[u8]) -> String {
         authorization: None,
         local: core::net::IpAddr::from([127, 0, 0, 1]),
     };
-    let host = dashboard::may_ask(
+    let host = dashboard::check_request(
         &asked,
         dashboard::DashboardRequestKind::Page,
         "token",
@@ -318,7 +325,8 @@ fn texts(data: &[u8]) -> String {
     }
     // Without a token no data is shown, whatever else the request has.
     assert!(
-        dashboard::may_ask(&asked, dashboard::DashboardRequestKind::Data, "token", true).is_err()
+        dashboard::check_request(&asked, dashboard::DashboardRequestKind::Data, "token", true)
+            .is_err()
     );
     format!("{duration} {resolver} {profile} {}", host.is_ok())
 }

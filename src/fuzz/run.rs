@@ -36,12 +36,14 @@ fn hunt(target: &'static Target, seed: u64, until: Until) -> (u64, usize) {
             for input in &kept {
                 seen.insert(kind(&feed(target, input)));
             }
-            let begun = clock::mono();
+            let begun = clock::mono_now();
             let mut runs = 0;
             loop {
                 let enough = match until {
                     Until::Runs(n) => runs >= n,
-                    Until::Milliseconds(n) => (clock::mono() - begun).as_millis() >= u128::from(n),
+                    Until::Milliseconds(n) => {
+                        (clock::mono_now() - begun).as_millis() >= u128::from(n)
+                    }
                 };
                 if enough {
                     break;

@@ -10,7 +10,7 @@ const FIRST_BYTES: usize = 64 * 1024;
 
 /// Puts a message into its envelope.
 #[must_use]
-pub fn wrap(message: &[u8]) -> Vec<u8> {
+pub fn wrap_message(message: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEAD_BYTES + message.len());
     out.push(0);
     out.extend(
@@ -34,14 +34,14 @@ pub struct EnvelopeReader {
 
 impl Default for EnvelopeReader {
     fn default() -> Self {
-        Self::limited(MAX_MESSAGE_BYTES)
+        Self::with_max_bytes(MAX_MESSAGE_BYTES)
     }
 }
 
 impl EnvelopeReader {
     /// Makes a reader of messages of so many bytes at most.
     #[must_use]
-    pub const fn limited(max: usize) -> Self {
+    pub const fn with_max_bytes(max: usize) -> Self {
         Self {
             head: Vec::new(),
             message: None,
@@ -50,7 +50,7 @@ impl EnvelopeReader {
     }
 
     /// Takes the bytes of the next message off `bytes`. Errors: there is no message, and nothing after it counts.
-    pub fn take(&mut self, bytes: &mut &[u8]) -> Result<Option<Vec<u8>>, GrpcStatus> {
+    pub fn take_message(&mut self, bytes: &mut &[u8]) -> Result<Option<Vec<u8>>, GrpcStatus> {
         if self.message.is_none() {
             let (head, rest) = bytes.split_at(bytes.len().min(HEAD_BYTES - self.head.len()));
             self.head.extend_from_slice(head);
@@ -93,7 +93,7 @@ impl EnvelopeReader {
 
     /// Returns true if the last message was whole.
     #[must_use]
-    pub const fn is_between(&self) -> bool {
+    pub const fn is_between_messages(&self) -> bool {
         self.head.is_empty() && self.message.is_none()
     }
 }
@@ -105,15 +105,15 @@ mod tests {
     #[test]
     fn messages_in_any_pieces() {
         let messages = [&b"one"[..], b"", &[7; 100_000], b"x"];
-        let bytes = messages.map(wrap).concat();
+        let bytes = messages.map(wrap_message).concat();
         for size in [1, 4, 5, 6, 1000, bytes.len()] {
             let (mut envelopes, mut all) = (EnvelopeReader::default(), Vec::new());
             for mut piece in bytes.chunks(size) {
                 while !piece.is_empty() {
-                    all.extend(envelopes.take(&mut piece).expect("messages"));
+                    all.extend(envelopes.take_message(&mut piece).expect("messages"));
                 }
             }
-            assert!(envelopes.is_between() && envelopes.held_bytes() == 0);
+            assert!(envelopes.is_between_messages() && envelopes.held_bytes() == 0);
             assert_eq!(all, messages, "{size}");
         }
     }
@@ -123,23 +123,26 @@ mod tests {
         // CRI-98
         let code = |mut bytes: &[u8]| {
             EnvelopeReader::default()
-                .take(&mut bytes)
+                .take_message(&mut bytes)
                 .map_err(|e| e.code)
         };
         assert_eq!(code(&[1, 0, 0, 0, 0]), Err(GrpcCode::INTERNAL));
         assert_eq!(code(&[0, 1, 0, 0, 1]), Err(GrpcCode::RESOURCE_EXHAUSTED));
         assert_eq!(code(&[0, 1, 0, 0, 0]), Ok(None));
-        let mut small = EnvelopeReader::limited(3);
-        assert_eq!(small.take(&mut &[0, 0, 0, 0, 3][..]), Ok(None));
-        let mut small = EnvelopeReader::limited(3);
-        let refused = small.take(&mut &[0, 0, 0, 0, 4][..]);
+        let mut small = EnvelopeReader::with_max_bytes(3);
+        assert_eq!(small.take_message(&mut &[0, 0, 0, 0, 3][..]), Ok(None));
+        let mut small = EnvelopeReader::with_max_bytes(3);
+        let refused = small.take_message(&mut &[0, 0, 0, 0, 4][..]);
         assert_eq!(
             refused.map_err(|e| e.code),
             Err(GrpcCode::RESOURCE_EXHAUSTED)
         );
         // A length alone takes no such room.
         let mut envelopes = EnvelopeReader::default();
-        assert_eq!(envelopes.take(&mut &[0, 1, 0, 0, 0, 9][..]), Ok(None));
-        assert!(envelopes.held_bytes() <= FIRST_BYTES && !envelopes.is_between());
+        assert_eq!(
+            envelopes.take_message(&mut &[0, 1, 0, 0, 0, 9][..]),
+            Ok(None)
+        );
+        assert!(envelopes.held_bytes() <= FIRST_BYTES && !envelopes.is_between_messages());
     }
 }

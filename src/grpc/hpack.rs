@@ -61,8 +61,8 @@ impl DynamicTable {
     }
 
     /// Section 4.4. An entry larger than the table empties it, and that is no error.
-    fn add(&mut self, name: Arc<[u8]>, value: Vec<u8>) {
-        let bytes = size(&name, &value);
+    fn add_entry(&mut self, name: Arc<[u8]>, value: Vec<u8>) {
+        let bytes = entry_bytes(&name, &value);
         self.make_room(bytes);
         if bytes <= self.max_bytes {
             self.bytes += bytes;
@@ -74,13 +74,13 @@ impl DynamicTable {
         while self.bytes + bytes > self.max_bytes
             && let Some((name, value)) = self.entries.pop_back()
         {
-            self.bytes -= size(&name, &value);
+            self.bytes -= entry_bytes(&name, &value);
         }
     }
 }
 
 /// Bytes that a field counts for: in a table, and in a list of headers.
-const fn size(name: &[u8], value: &[u8]) -> usize {
+const fn entry_bytes(name: &[u8], value: &[u8]) -> usize {
     name.len() + value.len() + ENTRY_BYTES
 }
 
@@ -111,13 +111,13 @@ impl HpackDecoder {
         while let Some(&first) = input.bytes.first() {
             // Nothing that an entry of a table says is copied before the limit has let it: a byte may stand for a whole table.
             if first & 0x80 != 0 {
-                let (name, value) = self.entry(input.integer(7)?)?;
-                bytes += size(name, value);
+                let (name, value) = self.table_entry(input.read_integer(7)?)?;
+                bytes += entry_bytes(name, value);
                 if bytes <= max_bytes {
                     fields.push((name.to_vec(), value.to_vec()));
                 }
             } else if first & 0x60 == 0x20 {
-                let size = usize::try_from(input.integer(5)?).unwrap_or(usize::MAX);
+                let size = usize::try_from(input.read_integer(5)?).unwrap_or(usize::MAX);
                 resizes += 1;
                 if size > TABLE_BYTES || bytes > 0 || resizes > MAX_RESIZES {
                     return Err(HpackError::Resize);
@@ -125,47 +125,47 @@ impl HpackDecoder {
                 self.table.resize(size);
             } else {
                 let is_kept = first & 0x40 != 0;
-                let (name, value) = self.literal(&mut input, if is_kept { 6 } else { 4 })?;
-                bytes += size(&name, &value);
+                let (name, value) = self.read_literal(&mut input, if is_kept { 6 } else { 4 })?;
+                bytes += entry_bytes(&name, &value);
                 if bytes <= max_bytes {
                     fields.push((name.to_vec(), value.clone()));
                 }
                 if is_kept {
-                    self.table.add(name, value);
+                    self.table.add_entry(name, value);
                 }
             }
         }
         Ok((bytes <= max_bytes).then_some(fields))
     }
 
-    fn entry(&self, index: u64) -> Result<(&[u8], &[u8]), HpackError> {
+    fn table_entry(&self, index: u64) -> Result<(&[u8], &[u8]), HpackError> {
         let place = usize::try_from(index).map_err(|_| HpackError::Number)?;
         let place = place.checked_sub(1).ok_or(HpackError::Reference)?;
         if let Some((name, value)) = STATIC.get(place) {
             return Ok((name.as_bytes(), value.as_bytes()));
         }
-        let (name, value) = self.added(index).ok_or(HpackError::Reference)?;
+        let (name, value) = self.dynamic_entry(index).ok_or(HpackError::Reference)?;
         Ok((name, value))
     }
 
     /// The entry of the dynamic table that is meant by this number, if it is one of these.
-    fn added(&self, index: u64) -> Option<&(Arc<[u8]>, Vec<u8>)> {
+    fn dynamic_entry(&self, index: u64) -> Option<&(Arc<[u8]>, Vec<u8>)> {
         let place = usize::try_from(index).ok()?.checked_sub(1 + STATIC.len())?;
         self.table.entries.get(place)
     }
 
-    fn literal(
+    fn read_literal(
         &self,
         input: &mut HpackInput<'_>,
         prefix_bits: u32,
     ) -> Result<(Arc<[u8]>, Vec<u8>), HpackError> {
-        let index = input.integer(prefix_bits)?;
-        let name = match self.added(index) {
+        let index = input.read_integer(prefix_bits)?;
+        let name = match self.dynamic_entry(index) {
             Some((name, _)) => Arc::clone(name),
-            None if index == 0 => input.text()?.into(),
-            None => self.entry(index)?.0.into(),
+            None if index == 0 => input.read_text()?.into(),
+            None => self.table_entry(index)?.0.into(),
         };
-        Ok((name, input.text()?))
+        Ok((name, input.read_text()?))
     }
 }
 
@@ -174,21 +174,21 @@ struct HpackInput<'a> {
 }
 
 impl HpackInput<'_> {
-    fn byte(&mut self) -> Result<u8, HpackError> {
+    fn read_byte(&mut self) -> Result<u8, HpackError> {
         let (first, rest) = self.bytes.split_first().ok_or(HpackError::Cut)?;
         self.bytes = rest;
         Ok(*first)
     }
 
     /// Section 5.1.
-    fn integer(&mut self, prefix_bits: u32) -> Result<u64, HpackError> {
+    fn read_integer(&mut self, prefix_bits: u32) -> Result<u64, HpackError> {
         let mask = (1_u8 << prefix_bits) - 1;
-        let mut value = u64::from(self.byte()? & mask);
+        let mut value = u64::from(self.read_byte()? & mask);
         if value < u64::from(mask) {
             return Ok(value);
         }
         for shift in (0..35).step_by(7) {
-            let byte = self.byte()?;
+            let byte = self.read_byte()?;
             value += u64::from(byte & 0x7f) << shift;
             if byte & 0x80 == 0 {
                 return Ok(value);
@@ -198,13 +198,13 @@ impl HpackInput<'_> {
     }
 
     /// Section 5.2.
-    fn text(&mut self) -> Result<Vec<u8>, HpackError> {
+    fn read_text(&mut self) -> Result<Vec<u8>, HpackError> {
         let coded = self.bytes.first().is_some_and(|b| b & 0x80 != 0);
-        let len = usize::try_from(self.integer(7)?).unwrap_or(usize::MAX);
+        let len = usize::try_from(self.read_integer(7)?).unwrap_or(usize::MAX);
         let (text, rest) = self.bytes.split_at_checked(len).ok_or(HpackError::Cut)?;
         self.bytes = rest;
         if coded {
-            unpack(text)
+            decode_huffman(text)
         } else {
             Ok(text.to_vec())
         }
@@ -252,11 +252,11 @@ impl HpackEncoder {
             put_integer(out, 0x20, 5, self.table.max_bytes);
         }
         for (name, value) in fields {
-            self.put(name, value, out);
+            self.put_field(name, value, out);
         }
     }
 
-    fn put(&mut self, name: &[u8], value: &[u8], out: &mut Vec<u8>) {
+    fn put_field(&mut self, name: &[u8], value: &[u8], out: &mut Vec<u8>) {
         let fixed = STATIC.iter().map(|(n, v)| (n.as_bytes(), v.as_bytes()));
         let added = self.table.entries.iter();
         let known = fixed.chain(added.map(|(n, v)| (&**n, v.as_slice())));
@@ -271,7 +271,7 @@ impl HpackEncoder {
         }
         let is_secret = name == b"authorization";
         // Half the table for one entry would drive the useful ones out.
-        let is_kept = !is_secret && size(name, value) <= self.table.max_bytes / 2;
+        let is_kept = !is_secret && entry_bytes(name, value) <= self.table.max_bytes / 2;
         if is_kept {
             put_integer(out, 0x40, 6, named);
         } else {
@@ -282,7 +282,7 @@ impl HpackEncoder {
         }
         put_text(out, value);
         if is_kept {
-            self.table.add(name.into(), value.to_vec());
+            self.table.add_entry(name.into(), value.to_vec());
         }
     }
 }
@@ -468,7 +468,7 @@ const CODE: [u32; 256] = {
 
 /// Undoes the Huffman code of appendix B. It is canonical: codes of one length follow each other, so that a code is found by
 /// counting.
-fn unpack(bytes: &[u8]) -> Result<Vec<u8>, HpackError> {
+fn decode_huffman(bytes: &[u8]) -> Result<Vec<u8>, HpackError> {
     let mut out = Vec::new();
     let (mut code, mut bits) = (0_u32, 0_u8);
     // First code of the current length, as far as it is known, and the place of its byte.
@@ -766,7 +766,7 @@ mod tests {
         for value in [0, 30, 31, 127, 128, 1337, 1 << 20] {
             let mut out = Vec::new();
             put_integer(&mut out, 0, 5, value);
-            let read = HpackInput { bytes: &out }.integer(5);
+            let read = HpackInput { bytes: &out }.read_integer(5);
             assert_eq!(read.ok(), u64::try_from(value).ok());
         }
     }

@@ -13,8 +13,8 @@ use crate::{
     hpack::HeaderField,
     http2::{ConnectionRole, Http2StreamId},
     proto::{self, Limits, Message},
-    session::{BytePipe, ConnectionClock, GrpcSession, SharedSession, drive},
-    status::{GrpcCode, GrpcStatus, timeout, trailers},
+    session::{BytePipe, ConnectionClock, GrpcSession, SharedSession, drive_session},
+    status::{GrpcCode, GrpcStatus, parse_timeout, status_trailers},
     table::StreamTable,
 };
 
@@ -24,27 +24,27 @@ pub type CallHandler = Rc<dyn Fn(ServerCall) -> CallFuture>;
 pub type CallFuture = Pin<Box<dyn Future<Output = Result<(), GrpcStatus>>>>;
 
 /// Answers a client until its connection ends, and says why it did.
-pub async fn serve(
+pub async fn serve_calls(
     pipe: impl BytePipe + 'static,
     handler: CallHandler,
     time: Rc<dyn ConnectionClock>,
 ) -> GrpcStatus {
     let session = Rc::new(RefCell::new(GrpcSession::new(ConnectionRole::Server)));
     let executor = LocalExecutor::new();
-    let driver = drive(Box::pin(pipe), session.clone(), time.clone());
+    let driver = drive_session(Box::pin(pipe), session.clone(), time.clone());
     let mut calls: StreamTable<Task<()>> = StreamTable::new();
     let accept = async {
         // Bounded: each turn waits for what the driver brings, which gives others theirs.
         loop {
-            let changes = poll_fn(|cx| session.borrow_mut().poll_changes(cx));
+            let changes = poll_fn(|cx| session.borrow_mut().poll_stream_changes(cx));
             let (opened, cancelled) = changes.await;
             for id in opened {
-                let call = answer(id, session.clone(), handler.clone(), time.clone());
+                let call = answer_call(id, session.clone(), handler.clone(), time.clone());
                 calls.insert(id, executor.spawn(call));
             }
             for id in cancelled {
                 calls.remove(id);
-                session.borrow_mut().close(id);
+                session.borrow_mut().close_stream(id);
             }
             calls.retain(|_, call| !call.is_finished());
         }
@@ -53,13 +53,13 @@ pub async fn serve(
 }
 
 /// Answers one call.
-async fn answer(
+async fn answer_call(
     id: Http2StreamId,
     session: SharedSession,
     handler: CallHandler,
     time: Rc<dyn ConnectionClock>,
 ) {
-    let asked = CallHeaders::read(session.borrow().fields(id).0);
+    let asked = CallHeaders::from_fields(session.borrow().stream_fields(id).0);
     let end = match asked {
         Ok(asked) => {
             let late = asked.timeout.map(|timeout| time.sleep(timeout));
@@ -77,22 +77,22 @@ async fn answer(
                 let text = "context deadline exceeded";
                 Err(GrpcStatus::new(GrpcCode::DEADLINE_EXCEEDED, text))
             };
-            let end = trailers(&or(work, late).await);
+            let end = status_trailers(&or(work, late).await);
             // Without an answer, headers and trailers are one.
-            if session.borrow().is_begun(id) {
+            if session.borrow().has_sent_headers(id) {
                 end
             } else {
-                [head(), end].concat()
+                [answer_headers(), end].concat()
             }
         }
         Err(refusal) => refusal,
     };
     let mut session = session.borrow_mut();
-    session.end(id, end);
-    session.close(id);
+    session.end_stream(id, end);
+    session.close_stream(id);
 }
 
-fn head() -> Vec<HeaderField> {
+fn answer_headers() -> Vec<HeaderField> {
     vec![
         (b":status".to_vec(), b"200".to_vec()),
         (b"content-type".to_vec(), b"application/grpc".to_vec()),
@@ -108,7 +108,7 @@ struct CallHeaders {
 
 impl CallHeaders {
     /// Reads the headers of a call. Errors: they are no call's; the fields are the answer.
-    fn read(fields: &[HeaderField]) -> Result<Self, Vec<HeaderField>> {
+    fn from_fields(fields: &[HeaderField]) -> Result<Self, Vec<HeaderField>> {
         let value = |wanted: &str| {
             let found = fields.iter().find(|(name, _)| name == wanted.as_bytes());
             found.map(|(_, value)| value.as_slice())
@@ -123,9 +123,9 @@ impl CallHeaders {
         }
         let malformed = || {
             let status = GrpcStatus::new(GrpcCode::INTERNAL, "malformed grpc-timeout");
-            [head(), trailers(&Err(status))].concat()
+            [answer_headers(), status_trailers(&Err(status))].concat()
         };
-        let limit = value("grpc-timeout").map(|text| timeout(text).ok_or_else(malformed));
+        let limit = value("grpc-timeout").map(|text| parse_timeout(text).ok_or_else(malformed));
         Ok(Self {
             path: String::from_utf8_lossy(value(":path").unwrap_or_default()).into_owned(),
             timeout: limit.transpose()?,
@@ -144,7 +144,7 @@ pub struct ServerCall {
 impl ServerCall {
     /// `/package.Service/Method`.
     #[must_use]
-    pub fn path(&self) -> &str {
+    pub fn method_path(&self) -> &str {
         &self.asked.path
     }
 
@@ -155,16 +155,16 @@ impl ServerCall {
     }
 
     /// The next message that is asked; `None` after the last.
-    pub async fn next(&mut self) -> Result<Option<Vec<u8>>, GrpcStatus> {
-        poll_fn(|cx| self.session.borrow_mut().poll_next(self.id, cx)).await
+    pub async fn next_message(&mut self) -> Result<Option<Vec<u8>>, GrpcStatus> {
+        poll_fn(|cx| self.session.borrow_mut().poll_next_message(self.id, cx)).await
     }
 
     /// The only message that is asked.
-    pub async fn request<Q: Message + Default>(&mut self) -> Result<Q, GrpcStatus> {
+    pub async fn single_request<Q: Message + Default>(&mut self) -> Result<Q, GrpcStatus> {
         let odd = |text: String| GrpcStatus::new(GrpcCode::INTERNAL, text);
-        let bytes = self.next().await?;
+        let bytes = self.next_message().await?;
         let bytes = bytes.ok_or_else(|| odd("the call asks nothing".into()))?;
-        if self.next().await?.is_some() {
+        if self.next_message().await?.is_some() {
             return Err(odd("the call asks more than once".into()));
         }
         let mut request = Q::default();
@@ -174,17 +174,19 @@ impl ServerCall {
     }
 
     /// Sends an answer, once little of those before it waits to be sent.
-    pub async fn answer(&mut self, answer: &mut dyn Message) -> Result<(), GrpcStatus> {
-        self.send(&proto::encode(answer)).await
+    pub async fn send_answer(&mut self, answer: &mut dyn Message) -> Result<(), GrpcStatus> {
+        self.send_message(&proto::encode(answer)).await
     }
 
     /// Sends the bytes of an answer, once little of those before it waits to be sent.
-    pub async fn send(&mut self, message: &[u8]) -> Result<(), GrpcStatus> {
-        let mut bytes = envelope::wrap(message);
-        self.session.borrow_mut().begin(self.id, &head());
+    pub async fn send_message(&mut self, message: &[u8]) -> Result<(), GrpcStatus> {
+        let mut bytes = envelope::wrap_message(message);
+        self.session
+            .borrow_mut()
+            .send_headers_once(self.id, &answer_headers());
         poll_fn(|cx| {
             let mut session = self.session.borrow_mut();
-            session.poll_send(self.id, &mut bytes, cx)
+            session.poll_send_message(self.id, &mut bytes, cx)
         })
         .await
     }

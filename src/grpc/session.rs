@@ -1,6 +1,6 @@
 //! The part of a connection that client and server share.
 //!
-//! The task that runs [`drive`] reads and writes. It always reads, even while others wait: a message waits in its
+//! The task that runs [`drive_session`] reads and writes. It always reads, even while others wait: a message waits in its
 //! stream's queue. A full queue shuts the window of its stream only, and its reader loses the stream if it does not
 //! read soon: until one of them reads, a peer may hold up all others. Callers and handlers hold the session, too, and
 //! wake that task when there is something to send.
@@ -73,7 +73,7 @@ pub(crate) struct GrpcSession {
     /// The last opened stream: trailers of one that was answered already open no other.
     newest: Http2StreamId,
     cancelled: BTreeSet<Http2StreamId>,
-    /// Tasks to wake: the one that looks at the opened and the cancelled streams, and the one that runs [`drive`].
+    /// Tasks to wake: the one that looks at the opened and the cancelled streams, and the one that runs [`drive_session`].
     server: Option<Waker>,
     driver: Option<Waker>,
     /// Tasks that wait for room for a stream.
@@ -106,31 +106,31 @@ struct IncomingStream {
 }
 
 impl IncomingStream {
-    fn bytes(&self) -> usize {
+    fn held_bytes(&self) -> usize {
         self.unread_bytes + self.envelopes.held_bytes()
     }
 
-    fn wake(&mut self) {
-        wake(&mut self.reader);
-        wake(&mut self.writer);
+    fn wake_tasks(&mut self) {
+        wake_task(&mut self.reader);
+        wake_task(&mut self.writer);
     }
 
     /// The first end counts.
-    fn end(&mut self, end: Result<Vec<HeaderField>, GrpcStatus>) {
+    fn set_end(&mut self, end: Result<Vec<HeaderField>, GrpcStatus>) {
         self.end.get_or_insert(end);
-        self.wake();
+        self.wake_tasks();
     }
 }
 
 const UNREAD: &str = "messages came faster than they were read";
 
-fn wake(waker: &mut Option<Waker>) {
+fn wake_task(waker: &mut Option<Waker>) {
     if let Some(waker) = waker.take() {
         waker.wake();
     }
 }
 
-fn pairs(fields: &[HeaderField]) -> impl Iterator<Item = (&[u8], &[u8])> {
+fn field_slices(fields: &[HeaderField]) -> impl Iterator<Item = (&[u8], &[u8])> {
     fields.iter().map(|(n, v)| (n.as_slice(), v.as_slice()))
 }
 
@@ -158,7 +158,7 @@ impl GrpcSession {
     }
 
     /// Opens a stream as soon as there is room.
-    pub(crate) fn poll_open(
+    pub(crate) fn poll_open_stream(
         &mut self,
         fields: &[HeaderField],
         cx: &Context<'_>,
@@ -166,9 +166,9 @@ impl GrpcSession {
         if let Some(status) = &self.over {
             return Poll::Ready(Err(status.clone()));
         }
-        if let Ok(id) = self.http.open(pairs(fields)) {
+        if let Ok(id) = self.http.open_stream(field_slices(fields)) {
             self.streams.insert(id, IncomingStream::default());
-            wake(&mut self.driver);
+            wake_task(&mut self.driver);
             return Poll::Ready(Ok(id));
         }
         if self.is_leaving() {
@@ -184,31 +184,31 @@ impl GrpcSession {
     }
 
     /// Sends headers of an answer, unless that has been done.
-    pub(crate) fn begin(&mut self, id: Http2StreamId, fields: &[HeaderField]) {
+    pub(crate) fn send_headers_once(&mut self, id: Http2StreamId, fields: &[HeaderField]) {
         if let Some(stream) = self.streams.get_mut(id)
             && !stream.is_answered
         {
             stream.is_answered = true;
-            self.http.send_headers(id, pairs(fields));
+            self.http.send_headers(id, field_slices(fields));
         }
     }
 
-    /// Returns true if [`Self::begin`] has been called.
-    pub(crate) fn is_begun(&self, id: Http2StreamId) -> bool {
+    /// Returns true if [`Self::send_headers_once`] has been called.
+    pub(crate) fn has_sent_headers(&self, id: Http2StreamId) -> bool {
         self.streams
             .get(id)
             .is_some_and(|stream| stream.is_answered)
     }
 
     /// Sends a message, once few of the bytes before it still wait. Errors: the stream is over.
-    pub(crate) fn poll_send(
+    pub(crate) fn poll_send_message(
         &mut self,
         id: Http2StreamId,
         bytes: &mut Vec<u8>,
         cx: &Context<'_>,
     ) -> Poll<Result<(), GrpcStatus>> {
         let Some(stream) = self.streams.get_mut(id) else {
-            return Poll::Ready(Err(self.gone()));
+            return Poll::Ready(Err(self.ended_status()));
         };
         if let Some(Err(status)) = &stream.end {
             return Poll::Ready(Err(status.clone()));
@@ -217,36 +217,36 @@ impl GrpcSession {
             stream.writer = Some(cx.waker().clone());
             return Poll::Pending;
         }
-        self.http.send(id, core::mem::take(bytes));
-        wake(&mut self.driver);
+        self.http.send_payload(id, core::mem::take(bytes));
+        wake_task(&mut self.driver);
         Poll::Ready(Ok(()))
     }
 
     /// Sends it, however much waits before it. Nothing if the stream is over.
-    pub(crate) fn push(&mut self, id: Http2StreamId, bytes: Vec<u8>) {
-        self.http.send(id, bytes);
-        wake(&mut self.driver);
+    pub(crate) fn push_bytes(&mut self, id: Http2StreamId, bytes: Vec<u8>) {
+        self.http.send_payload(id, bytes);
+        wake_task(&mut self.driver);
     }
 
-    fn gone(&self) -> GrpcStatus {
+    fn ended_status(&self) -> GrpcStatus {
         let gone = || GrpcStatus::new(GrpcCode::CANCELED, "the call is over");
         self.over.clone().unwrap_or_else(gone)
     }
 
     /// Ends this side of the stream: only these trailers are still sent.
-    pub(crate) fn end(&mut self, id: Http2StreamId, trailers: Vec<HeaderField>) {
-        self.http.end(id, trailers);
-        wake(&mut self.driver);
+    pub(crate) fn end_stream(&mut self, id: Http2StreamId, trailers: Vec<HeaderField>) {
+        self.http.end_stream(id, trailers);
+        wake_task(&mut self.driver);
     }
 
     /// The next message; `None` at the end, and then the trailers are there.
-    pub(crate) fn poll_next(
+    pub(crate) fn poll_next_message(
         &mut self,
         id: Http2StreamId,
         cx: &Context<'_>,
     ) -> Poll<Result<Option<Vec<u8>>, GrpcStatus>> {
         let Some(stream) = self.streams.get_mut(id) else {
-            return Poll::Ready(Err(self.gone()));
+            return Poll::Ready(Err(self.ended_status()));
         };
         if let Some(message) = stream.messages.pop_front() {
             stream.unread_bytes -= message.len() + MESSAGE_BYTES;
@@ -256,8 +256,8 @@ impl GrpcSession {
             if stream.unread.is_some() && stream.unread_bytes <= MAX_UNREAD_BYTES {
                 stream.unread = None;
                 let bytes = core::mem::take(&mut stream.held_back);
-                self.http.release(id, bytes);
-                wake(&mut self.driver);
+                self.http.release_payload(id, bytes);
+                wake_task(&mut self.driver);
             }
             return Poll::Ready(Ok(Some(message)));
         }
@@ -272,10 +272,10 @@ impl GrpcSession {
     }
 
     /// Lets the stream take messages of so many bytes at most from now on, and wait for its reader without end.
-    pub(crate) fn settle(&mut self, id: Http2StreamId, max_message: usize) {
+    pub(crate) fn make_stream_lasting(&mut self, id: Http2StreamId, max_message: usize) {
         if let Some(stream) = self.streams.get_mut(id) {
             stream.is_patient = true;
-            stream.envelopes = EnvelopeReader::limited(max_message);
+            stream.envelopes = EnvelopeReader::with_max_bytes(max_message);
         }
     }
 
@@ -286,7 +286,7 @@ impl GrpcSession {
         cx: &Context<'_>,
     ) -> Poll<Result<Vec<HeaderField>, GrpcStatus>> {
         let Some(stream) = self.streams.get_mut(id) else {
-            return Poll::Ready(Err(self.gone()));
+            return Poll::Ready(Err(self.ended_status()));
         };
         if let Some(Err(status)) = &stream.end {
             return Poll::Ready(Err(status.clone()));
@@ -299,14 +299,14 @@ impl GrpcSession {
     }
 
     /// Time at which bytes last came.
-    pub(crate) const fn heard(&self) -> Duration {
+    pub(crate) const fn last_heard(&self) -> Duration {
         self.heard
     }
 
     /// Asks whether the peer is still there.
-    pub(crate) fn ping(&mut self) {
-        self.http.ping();
-        wake(&mut self.driver);
+    pub(crate) fn send_ping(&mut self) {
+        self.http.send_ping();
+        wake_task(&mut self.driver);
     }
 
     /// Returns true while a ping waits for its answer.
@@ -315,7 +315,7 @@ impl GrpcSession {
     }
 
     /// Ready if more can be sent without waiting; if not, the task is woken when it can.
-    pub(crate) fn poll_room(&mut self, id: Http2StreamId, cx: &Context<'_>) -> Poll<()> {
+    pub(crate) fn poll_send_room(&mut self, id: Http2StreamId, cx: &Context<'_>) -> Poll<()> {
         match self.streams.get_mut(id) {
             Some(stream) if self.http.waiting_bytes(id) > MAX_UNSENT_BYTES => {
                 stream.writer = Some(cx.waker().clone());
@@ -337,7 +337,7 @@ impl GrpcSession {
     }
 
     /// Headers and trailers of a stream, as far as they are there.
-    pub(crate) fn fields(&self, id: Http2StreamId) -> (&[HeaderField], &[HeaderField]) {
+    pub(crate) fn stream_fields(&self, id: Http2StreamId) -> (&[HeaderField], &[HeaderField]) {
         let stream = self.streams.get(id);
         let head = stream.and_then(|stream| stream.head.as_deref());
         let end = stream.and_then(|stream| stream.end.as_ref()?.as_deref().ok());
@@ -345,26 +345,26 @@ impl GrpcSession {
     }
 
     /// Drops a stream that is no longer wanted. If it is not over, the peer is told.
-    pub(crate) fn forget(&mut self, id: Http2StreamId, reason: Http2ErrorCode) {
+    pub(crate) fn drop_stream(&mut self, id: Http2StreamId, reason: Http2ErrorCode) {
         self.streams.remove(id);
-        self.http.reset(id, reason);
+        self.http.reset_stream(id, reason);
         self.wake_waiting();
-        wake(&mut self.driver);
+        wake_task(&mut self.driver);
     }
 
     /// Forgets a stream that the server has answered; its bytes still go out.
-    pub(crate) fn close(&mut self, id: Http2StreamId) {
+    pub(crate) fn close_stream(&mut self, id: Http2StreamId) {
         self.streams.remove(id);
     }
 
     /// Says that no more streams will be opened.
-    pub(crate) fn abandon(&mut self) {
+    pub(crate) fn stop_opening(&mut self) {
         self.is_abandoned = true;
-        wake(&mut self.driver);
+        wake_task(&mut self.driver);
     }
 
     /// Waits until streams were opened or are over before they were answered: those, and those.
-    pub(crate) fn poll_changes(
+    pub(crate) fn poll_stream_changes(
         &mut self,
         cx: &Context<'_>,
     ) -> Poll<(Vec<Http2StreamId>, BTreeSet<Http2StreamId>)> {
@@ -382,14 +382,14 @@ impl GrpcSession {
         }
     }
 
-    fn fail(&mut self, id: Http2StreamId, status: GrpcStatus) {
-        self.http.reset(id, Http2ErrorCode::CANCEL);
+    fn fail_stream(&mut self, id: Http2StreamId, status: GrpcStatus) {
+        self.http.reset_stream(id, Http2ErrorCode::CANCEL);
         if let Some(stream) = self.streams.get_mut(id) {
             stream.messages = VecDeque::new();
             stream.unread_bytes = 0;
             stream.unread = None;
             stream.envelopes = EnvelopeReader::default();
-            stream.end(Err(status));
+            stream.set_end(Err(status));
         }
         if self.role == ConnectionRole::Server {
             self.cancelled.insert(id);
@@ -397,21 +397,21 @@ impl GrpcSession {
     }
 
     /// The connection is over, for the first reason that there is.
-    fn finish(&mut self, status: GrpcStatus) {
+    fn end_connection(&mut self, status: GrpcStatus) {
         let status = self.over.get_or_insert(status).clone();
         for (_, stream) in self.streams.iter_mut() {
-            stream.end(Err(status.clone()));
+            stream.set_end(Err(status.clone()));
         }
         self.wake_waiting();
     }
 
-    fn event(&mut self, event: Http2Event<'_>, now: Duration) {
+    fn handle_event(&mut self, event: Http2Event<'_>, now: Duration) {
         match event {
-            Http2Event::Headers { id, fields, is_end } => self.headers(id, fields, is_end),
-            Http2Event::Data { id, bytes, is_end } => self.data(id, bytes, is_end, now),
+            Http2Event::Headers { id, fields, is_end } => self.handle_headers(id, fields, is_end),
+            Http2Event::Data { id, bytes, is_end } => self.handle_data(id, bytes, is_end, now),
             Http2Event::Reset { id, reason } => {
                 if let Some(stream) = self.streams.get_mut(id) {
-                    stream.end(Err(GrpcStatus::of_reset(reason)));
+                    stream.set_end(Err(GrpcStatus::of_reset(reason)));
                 }
                 if self.role == ConnectionRole::Server {
                     self.cancelled.insert(id);
@@ -422,17 +422,22 @@ impl GrpcSession {
                 if self.role == ConnectionRole::Client {
                     for (id, stream) in self.streams.iter_mut() {
                         if id > last {
-                            stream.end(Err(status.clone()));
+                            stream.set_end(Err(status.clone()));
                         }
                         // The caller of a call that lasts looks for another connection.
-                        wake(&mut stream.reader);
+                        wake_task(&mut stream.reader);
                     }
                 }
             }
         }
     }
 
-    fn headers(&mut self, id: Http2StreamId, fields: Option<Vec<HeaderField>>, is_end: bool) {
+    fn handle_headers(
+        &mut self,
+        id: Http2StreamId,
+        fields: Option<Vec<HeaderField>>,
+        is_end: bool,
+    ) {
         if self.role == ConnectionRole::Server && id > self.newest {
             self.newest = id;
             self.streams.insert(id, IncomingStream::default());
@@ -443,25 +448,25 @@ impl GrpcSession {
         };
         let Some(fields) = fields else {
             let status = GrpcStatus::new(GrpcCode::RESOURCE_EXHAUSTED, "headers that are too long");
-            return self.fail(id, status);
+            return self.fail_stream(id, status);
         };
         if stream.head.is_none() {
             stream.head = Some(fields);
-            wake(&mut stream.reader);
+            wake_task(&mut stream.reader);
             if is_end {
-                stream.end(Ok(Vec::new()));
+                stream.set_end(Ok(Vec::new()));
             }
         } else {
-            self.end_of_messages(id, fields);
+            self.end_messages(id, fields);
         }
     }
 
-    fn end_of_messages(&mut self, id: Http2StreamId, trailers: Vec<HeaderField>) {
+    fn end_messages(&mut self, id: Http2StreamId, trailers: Vec<HeaderField>) {
         if let Some(stream) = self.streams.get_mut(id) {
-            if stream.envelopes.is_between() {
-                stream.end(Ok(trailers));
+            if stream.envelopes.is_between_messages() {
+                stream.set_end(Ok(trailers));
             } else {
-                stream.end(Err(GrpcStatus::new(
+                stream.set_end(Err(GrpcStatus::new(
                     GrpcCode::INTERNAL,
                     "a message that is cut",
                 )));
@@ -469,22 +474,22 @@ impl GrpcSession {
         }
     }
 
-    fn data(&mut self, id: Http2StreamId, mut bytes: &[u8], is_end: bool, now: Duration) {
+    fn handle_data(&mut self, id: Http2StreamId, mut bytes: &[u8], is_end: bool, now: Duration) {
         let Some(stream) = self.streams.get_mut(id) else {
             return;
         };
         if stream.end.is_some() {
             // A server's answer says why, once the handler has it.
-            return self.http.release(id, bytes.len());
+            return self.http.release_payload(id, bytes.len());
         }
         if stream.unread_bytes <= MAX_UNREAD_BYTES {
-            self.http.release(id, bytes.len());
+            self.http.release_payload(id, bytes.len());
         } else {
             stream.held_back += bytes.len();
             stream.unread.get_or_insert(now);
         }
         while !bytes.is_empty() {
-            match stream.envelopes.take(&mut bytes) {
+            match stream.envelopes.take_message(&mut bytes) {
                 Ok(Some(message)) => {
                     stream.unread_bytes += message.len() + MESSAGE_BYTES;
                     stream.messages.push_back(message);
@@ -492,23 +497,32 @@ impl GrpcSession {
                 Ok(None) => {}
                 Err(status) if self.role == ConnectionRole::Server => {
                     stream.envelopes = EnvelopeReader::default();
-                    return stream.end(Err(status));
+                    return stream.set_end(Err(status));
                 }
-                Err(status) => return self.fail(id, status),
+                Err(status) => return self.fail_stream(id, status),
             }
         }
-        wake(&mut stream.reader);
-        let all: usize = self.streams.iter().map(|(_, stream)| stream.bytes()).sum();
+        wake_task(&mut stream.reader);
+        let all: usize = self
+            .streams
+            .iter()
+            .map(|(_, stream)| stream.held_bytes())
+            .sum();
         if all > MAX_WAITING_BYTES {
-            return self.fail(id, GrpcStatus::new(GrpcCode::RESOURCE_EXHAUSTED, UNREAD));
+            return self.fail_stream(id, GrpcStatus::new(GrpcCode::RESOURCE_EXHAUSTED, UNREAD));
         }
         if is_end {
-            self.end_of_messages(id, Vec::new());
+            self.end_messages(id, Vec::new());
         }
     }
 
     /// Takes the bytes that came, behind those that were left before.
-    fn take(&mut self, held: &mut Vec<u8>, piece: &[u8], now: Duration) -> Result<(), GrpcStatus> {
+    fn receive_bytes(
+        &mut self,
+        held: &mut Vec<u8>,
+        piece: &[u8],
+        now: Duration,
+    ) -> Result<(), GrpcStatus> {
         // The bytes of an unfinished frame are kept; mostly there are none.
         let joined = (!held.is_empty()).then(|| {
             held.extend_from_slice(piece);
@@ -516,7 +530,7 @@ impl GrpcSession {
         });
         let mut rest = joined.as_deref().unwrap_or(piece);
         loop {
-            let step = self.http.receive(rest, now);
+            let step = self.http.receive_frame(rest, now);
             let step = step.map_err(|fault| {
                 GrpcStatus::new(GrpcCode::UNAVAILABLE, format!("connection error: {fault}"))
             })?;
@@ -527,13 +541,13 @@ impl GrpcSession {
             }
             rest = &rest[step.taken..];
             if let Some(event) = step.event {
-                self.event(event, now);
+                self.handle_event(event, now);
             }
         }
     }
 
     /// Reads the bytes that are there. Returns true if there may be more.
-    fn read(
+    fn read_pipe(
         &mut self,
         pipe: &mut Pin<Box<dyn BytePipe>>,
         held: &mut Vec<u8>,
@@ -543,13 +557,13 @@ impl GrpcSession {
         let mut piece = [0; PIECE_BYTES];
         for _ in 0..PIECES_A_TURN {
             match pipe.as_mut().poll_read(cx, &mut piece) {
-                Poll::Ready(Ok(0)) => return Err(broken("closed by the peer")),
+                Poll::Ready(Ok(0)) => return Err(connection_error("closed by the peer")),
                 Poll::Ready(Ok(len)) => {
                     self.heard = now;
-                    self.take(held, &piece[..len], now)?;
+                    self.receive_bytes(held, &piece[..len], now)?;
                 }
                 Poll::Ready(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {}
-                Poll::Ready(Err(e)) => return Err(broken(&e.to_string())),
+                Poll::Ready(Err(e)) => return Err(connection_error(&e.to_string())),
                 Poll::Pending => return Ok(false),
             }
         }
@@ -557,25 +571,25 @@ impl GrpcSession {
     }
 
     /// Writes the bytes that are there. Returns true if there may be more.
-    fn write(
+    fn write_pipe(
         &mut self,
         pipe: &mut Pin<Box<dyn BytePipe>>,
         now: Duration,
         cx: &mut Context<'_>,
     ) -> Result<bool, GrpcStatus> {
         for _ in 0..PIECES_A_TURN {
-            let out = self.http.output(now);
+            let out = self.http.next_output(now);
             if out.is_empty() {
                 return match pipe.as_mut().poll_flush(cx) {
-                    Poll::Ready(Err(e)) => Err(broken(&e.to_string())),
+                    Poll::Ready(Err(e)) => Err(connection_error(&e.to_string())),
                     Poll::Ready(Ok(())) | Poll::Pending => Ok(false),
                 };
             }
             match pipe.as_mut().poll_write(cx, out) {
-                Poll::Ready(Ok(0)) => return Err(broken("closed by the peer")),
-                Poll::Ready(Ok(len)) => self.http.wrote(len),
+                Poll::Ready(Ok(0)) => return Err(connection_error("closed by the peer")),
+                Poll::Ready(Ok(len)) => self.http.record_written(len),
                 Poll::Ready(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {}
-                Poll::Ready(Err(e)) => return Err(broken(&e.to_string())),
+                Poll::Ready(Err(e)) => return Err(connection_error(&e.to_string())),
                 Poll::Pending => return Ok(false),
             }
         }
@@ -583,10 +597,10 @@ impl GrpcSession {
     }
 
     /// Gives up streams of which either side has let the other wait for too long. Returns when to look again.
-    fn end_waits(&mut self, now: Duration) -> Option<Duration> {
+    fn end_overdue_waits(&mut self, now: Duration) -> Option<Duration> {
         // Bounded: by the streams that there are.
-        while let Some(id) = self.http.stalled(now) {
-            self.fail(
+        while let Some(id) = self.http.reset_stalled_stream(now) {
+            self.fail_stream(
                 id,
                 GrpcStatus::new(GrpcCode::UNAVAILABLE, "the peer does not read"),
             );
@@ -597,35 +611,35 @@ impl GrpcSession {
         });
         let (late, soon): (Vec<_>, Vec<_>) = unread.partition(|(_, due)| *due <= now);
         for (id, _) in late {
-            self.fail(id, GrpcStatus::new(GrpcCode::RESOURCE_EXHAUSTED, UNREAD));
+            self.fail_stream(id, GrpcStatus::new(GrpcCode::RESOURCE_EXHAUSTED, UNREAD));
         }
         let soon = soon.into_iter().map(|(_, due)| due);
-        soon.chain(self.http.timeout()).min()
+        soon.chain(self.http.next_stall_check()).min()
     }
 
     /// Wakes all tasks that can go on now.
-    fn wake_all(&mut self) {
+    fn wake_ready_tasks(&mut self) {
         let http = &self.http;
         for (id, stream) in self.streams.iter_mut() {
             if stream.writer.is_some() && http.waiting_bytes(id) <= MAX_UNSENT_BYTES {
-                wake(&mut stream.writer);
+                wake_task(&mut stream.writer);
             }
         }
         if !self.opened.is_empty() || !self.cancelled.is_empty() {
-            wake(&mut self.server);
+            wake_task(&mut self.server);
         }
-        if self.http.has_room() || self.is_leaving() {
+        if self.http.has_stream_room() || self.is_leaving() {
             self.wake_waiting();
         }
     }
 }
 
-fn broken(why: &str) -> GrpcStatus {
+fn connection_error(why: &str) -> GrpcStatus {
     GrpcStatus::new(GrpcCode::UNAVAILABLE, format!("connection error: {why}"))
 }
 
 /// Reads and writes until the connection ends, and says why it did. Dropped before, it ends the connection.
-pub(crate) async fn drive(
+pub(crate) async fn drive_session(
     mut pipe: Pin<Box<dyn BytePipe>>,
     session: SharedSession,
     time: Rc<dyn ConnectionClock>,
@@ -633,7 +647,9 @@ pub(crate) async fn drive(
     struct SessionGuard(SharedSession);
     impl Drop for SessionGuard {
         fn drop(&mut self) {
-            self.0.borrow_mut().finish(broken("given up"));
+            self.0
+                .borrow_mut()
+                .end_connection(connection_error("given up"));
         }
     }
     let guard = SessionGuard(session.clone());
@@ -644,11 +660,11 @@ pub(crate) async fn drive(
         let session = &mut *session;
         session.driver = Some(cx.waker().clone());
         let now = time.now();
-        let read = session.read(&mut pipe, &mut held, now, cx);
-        let due = session.end_waits(now);
+        let read = session.read_pipe(&mut pipe, &mut held, now, cx);
+        let due = session.end_overdue_waits(now);
         // Also what is wrong is told, as far as that is possible at once.
-        let written = session.write(&mut pipe, now, cx);
-        session.wake_all();
+        let written = session.write_pipe(&mut pipe, now, cx);
+        session.wake_ready_tasks();
         let more = match (read, written) {
             (Ok(read), Ok(written)) => read || written,
             (Err(status), _) | (_, Err(status)) => return Poll::Ready(status),
@@ -657,7 +673,7 @@ pub(crate) async fn drive(
             cx.waker().wake_by_ref();
         }
         if session.is_abandoned && session.streams.is_empty() {
-            return Poll::Ready(broken("nobody needs it any more"));
+            return Poll::Ready(connection_error("nobody needs it any more"));
         }
         // A timer that is too early does no harm.
         timer = timer
@@ -676,22 +692,22 @@ pub(crate) async fn drive(
         Poll::Pending
     })
     .await;
-    guard.0.borrow_mut().finish(status.clone());
+    guard.0.borrow_mut().end_connection(status.clone());
     status
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::envelope::wrap;
+    use crate::envelope::wrap_message;
 
     const NOW: Duration = Duration::from_secs(1);
 
     fn carry(from: &mut GrpcSession, to: &mut GrpcSession, held: &mut Vec<u8>) {
-        let out = from.http.output(NOW).to_vec();
-        from.http.wrote(out.len());
+        let out = from.http.next_output(NOW).to_vec();
+        from.http.record_written(out.len());
         for piece in out.chunks(PIECE_BYTES) {
-            to.take(held, piece, NOW).expect("frames");
+            to.receive_bytes(held, piece, NOW).expect("frames");
         }
     }
 
@@ -704,7 +720,7 @@ mod tests {
         );
         let field = |name: &str, value: &str| (name.as_bytes().to_vec(), value.as_bytes().to_vec());
         let fields = [field(":method", "POST"), field(":path", "/a.B/C")];
-        let Poll::Ready(Ok(id)) = client.poll_open(&fields, &cx) else {
+        let Poll::Ready(Ok(id)) = client.poll_open_stream(&fields, &cx) else {
             panic!("there is room");
         };
         carry(&mut client, &mut server, &mut Vec::new());
@@ -730,12 +746,14 @@ mod tests {
         let cx = Context::from_waker(&waker);
         let (mut client, mut server, id) = opened();
         carry(&mut server, &mut client, &mut Vec::new());
-        assert!(client.poll_next(id, &cx).is_pending());
-        client.take(&mut Vec::new(), &GOAWAY, NOW).expect("frames");
+        assert!(client.poll_next_message(id, &cx).is_pending());
+        client
+            .receive_bytes(&mut Vec::new(), &GOAWAY, NOW)
+            .expect("frames");
         assert!(client.is_leaving());
         assert_eq!(bell.0.load(core::sync::atomic::Ordering::Relaxed), 1);
         // The calls under way go on.
-        assert!(client.poll_next(id, &cx).is_pending());
+        assert!(client.poll_next_message(id, &cx).is_pending());
     }
 
     #[test]
@@ -744,9 +762,9 @@ mod tests {
         const LATER: Duration = Duration::from_secs(3600);
         let cx = Context::from_waker(Waker::noop());
         let (mut client, mut server, id) = opened();
-        client.settle(id, 100_000);
+        client.make_stream_lasting(id, 100_000);
         assert!(client.poll_head(id, &cx).is_pending());
-        server.begin(id, &[(b":status".to_vec(), b"200".to_vec())]);
+        server.send_headers_once(id, &[(b":status".to_vec(), b"200".to_vec())]);
         let mut held = Vec::new();
         carry(&mut server, &mut client, &mut held);
         let Poll::Ready(Ok(head)) = client.poll_head(id, &cx) else {
@@ -755,19 +773,19 @@ mod tests {
         assert_eq!(head.len(), 1);
         // Messages that are not read stay, and hold the server back.
         for _ in 0..5 {
-            server.push(id, wrap(&[7; 100_000]));
+            server.push_bytes(id, wrap_message(&[7; 100_000]));
             carry(&mut server, &mut client, &mut held);
         }
-        let unread = client.streams.get(id).map_or(0, IncomingStream::bytes);
+        let unread = client.streams.get(id).map_or(0, IncomingStream::held_bytes);
         assert!(unread > MAX_UNREAD_BYTES && unread < 500_000, "{unread}");
-        client.end_waits(LATER);
+        client.end_overdue_waits(LATER);
         assert!(server.poll_sent(id, &cx).is_pending());
         let mut back = Vec::new();
         let mut next = |client: &mut GrpcSession, server: &mut GrpcSession| {
             let mut turns = (0..100).map(|_| {
                 carry(server, client, &mut held);
                 carry(client, server, &mut back);
-                client.poll_next(id, &cx)
+                client.poll_next_message(id, &cx)
             });
             turns.find(Poll::is_ready).expect("something comes")
         };
@@ -778,14 +796,14 @@ mod tests {
             assert_eq!(message.len(), 100_000);
         }
         assert!(server.poll_sent(id, &cx).is_ready());
-        server.push(id, wrap(&[7; 100_001]));
+        server.push_bytes(id, wrap_message(&[7; 100_001]));
         let Poll::Ready(Err(status)) = next(&mut client, &mut server) else {
             panic!("too long");
         };
         assert_eq!(status.code, GrpcCode::RESOURCE_EXHAUSTED);
         // The call is over: there is nothing to wait for.
-        client.push(id, wrap(b"x"));
-        assert!(client.poll_room(id, &cx).is_ready() && client.poll_head(id, &cx).is_ready());
+        client.push_bytes(id, wrap_message(b"x"));
+        assert!(client.poll_send_room(id, &cx).is_ready() && client.poll_head(id, &cx).is_ready());
     }
 
     #[test]
@@ -798,21 +816,24 @@ mod tests {
         );
         let field = |name: &str, value: &str| (name.as_bytes().to_vec(), value.as_bytes().to_vec());
         let fields = [field(":method", "POST"), field(":path", "/a.B/C")];
-        let Poll::Ready(Ok(id)) = client.poll_open(&fields, &cx) else {
+        let Poll::Ready(Ok(id)) = client.poll_open_stream(&fields, &cx) else {
             panic!("there is room");
         };
-        let sent = client.poll_send(id, &mut wrap(&[7; BYTES]), &cx);
+        let sent = client.poll_send_message(id, &mut wrap_message(&[7; BYTES]), &cx);
         assert_eq!(sent, Poll::Ready(Ok(())));
         let (mut to_server, mut to_client) = (Vec::new(), Vec::new());
         let message = loop {
             carry(&mut client, &mut server, &mut to_server);
             carry(&mut server, &mut client, &mut to_client);
-            if let Poll::Ready(message) = server.poll_next(id, &cx) {
+            if let Poll::Ready(message) = server.poll_next_message(id, &cx) {
                 break message;
             }
         };
         assert_eq!(message.expect("well").expect("a message").len(), BYTES);
-        assert_eq!(server.streams.get(id).map(IncomingStream::bytes), Some(0));
+        assert_eq!(
+            server.streams.get(id).map(IncomingStream::held_bytes),
+            Some(0)
+        );
         assert!(to_server.capacity() <= KEPT_BYTES && to_client.capacity() <= KEPT_BYTES);
     }
 }

@@ -102,7 +102,7 @@ impl GrpcStatus {
     }
 
     /// Status of an answer that is complete: from its headers, and from its trailers, which it may lack.
-    pub fn of_answer(head: &[HeaderField], trailers: &[HeaderField]) -> Result<(), Self> {
+    pub fn check_answer(head: &[HeaderField], trailers: &[HeaderField]) -> Result<(), Self> {
         let value = |wanted: &str| {
             let mut all = trailers.iter().chain(head);
             let found = all.find(|(name, _)| name == wanted.as_bytes());
@@ -110,7 +110,7 @@ impl GrpcStatus {
         };
         let number = |wanted| core::str::from_utf8(value(wanted)?).ok()?.parse().ok();
         if let Some(code) = number("grpc-status") {
-            let message = || unescaped(value("grpc-message").unwrap_or_default());
+            let message = || percent_decode(value("grpc-message").unwrap_or_default());
             return match GrpcCode(code) {
                 GrpcCode::OK => Ok(()),
                 code => Err(Self::new(code, message())),
@@ -140,19 +140,19 @@ impl GrpcStatus {
 }
 
 /// Trailers that end an answer.
-pub(crate) fn trailers(end: &Result<(), GrpcStatus>) -> Vec<HeaderField> {
+pub(crate) fn status_trailers(end: &Result<(), GrpcStatus>) -> Vec<HeaderField> {
     let field = |name: &str, value: String| (name.as_bytes().to_vec(), value.into_bytes());
     match end {
         Ok(()) => vec![field("grpc-status", "0".into())],
         Err(status) => vec![
             field("grpc-status", status.code.0.to_string()),
-            field("grpc-message", escaped(&status.message)),
+            field("grpc-message", percent_encode(&status.message)),
         ],
     }
 }
 
 /// Percent-encoding of `grpc-message`: all but printable ASCII, and the sign itself.
-fn escaped(message: &str) -> String {
+fn percent_encode(message: &str) -> String {
     let mut out = String::new();
     for byte in message.bytes().take(MAX_MESSAGE_BYTES) {
         match byte {
@@ -164,7 +164,7 @@ fn escaped(message: &str) -> String {
 }
 
 /// Undoes the percent-encoding. Sequences that are not encoded right stay as they are.
-fn unescaped(value: &[u8]) -> String {
+fn percent_decode(value: &[u8]) -> String {
     let mut out = Vec::new();
     let mut rest = value;
     while let Some((&first, after)) = rest.split_first() {
@@ -189,7 +189,7 @@ const UNITS: [(char, Duration); 6] = [
 ];
 
 /// A `grpc-timeout`, in the finest unit that has room for it, rounded up.
-pub(crate) fn timeout_text(timeout: Duration) -> String {
+pub(crate) fn format_timeout(timeout: Duration) -> String {
     let nanos = timeout.as_nanos();
     let texts = UNITS
         .iter()
@@ -199,7 +199,7 @@ pub(crate) fn timeout_text(timeout: Duration) -> String {
 }
 
 /// Reads one. `None`: it is none.
-pub(crate) fn timeout(text: &[u8]) -> Option<Duration> {
+pub(crate) fn parse_timeout(text: &[u8]) -> Option<Duration> {
     let text = core::str::from_utf8(text).ok()?;
     let unit = text.chars().next_back()?;
     let digits = text.strip_suffix(unit)?;
@@ -262,17 +262,20 @@ mod tests {
         ] {
             let want = want.map_err(|(code, text)| GrpcStatus::new(GrpcCode(code), text));
             assert_eq!(
-                GrpcStatus::of_answer(&fields(head), &fields(trailers)),
+                GrpcStatus::check_answer(&fields(head), &fields(trailers)),
                 want
             );
         }
         let status = GrpcStatus::new(GrpcCode::NOT_FOUND, "a 100 % Ä\n");
-        let end = trailers(&Err(status.clone()));
+        let end = status_trailers(&Err(status.clone()));
         assert_eq!(end[1].1, b"a 100 %25 %C3%84%0A");
-        assert_eq!(GrpcStatus::of_answer(&[], &end), Err(status));
-        assert_eq!(GrpcStatus::of_answer(&[], &trailers(&Ok(()))), Ok(()));
+        assert_eq!(GrpcStatus::check_answer(&[], &end), Err(status));
+        assert_eq!(
+            GrpcStatus::check_answer(&[], &status_trailers(&Ok(()))),
+            Ok(())
+        );
         let long = GrpcStatus::new(GrpcCode(2), "ä".repeat(10_000));
-        assert!(trailers(&Err(long))[1].1.len() <= 3 * MAX_MESSAGE_BYTES);
+        assert!(status_trailers(&Err(long))[1].1.len() <= 3 * MAX_MESSAGE_BYTES);
         assert_eq!(GrpcCode(17).to_string(), "Code(17)");
         let reset = GrpcStatus::of_reset(Http2ErrorCode::CANCEL).to_string();
         assert_eq!(
@@ -290,15 +293,15 @@ mod tests {
             (Duration::from_secs(120), "120000m"),
             (Duration::from_secs(100_000), "100000S"),
         ] {
-            assert_eq!(timeout_text(time), text);
-            assert_eq!(timeout(text.as_bytes()), Some(time));
+            assert_eq!(format_timeout(time), text);
+            assert_eq!(parse_timeout(text.as_bytes()), Some(time));
         }
         let odd = Duration::new(1, 1);
-        assert_eq!(timeout_text(odd), "1000001u", "never shorter");
-        assert_eq!(timeout_text(Duration::MAX), "99999999H");
-        assert_eq!(timeout(b"3H"), Some(Duration::from_secs(10_800)));
+        assert_eq!(format_timeout(odd), "1000001u", "never shorter");
+        assert_eq!(format_timeout(Duration::MAX), "99999999H");
+        assert_eq!(parse_timeout(b"3H"), Some(Duration::from_secs(10_800)));
         for wrong in ["", "1", "H", "-1S", "1s", "123456789n", "1 S", "+1S"] {
-            let read = timeout(wrong.as_bytes());
+            let read = parse_timeout(wrong.as_bytes());
             assert!(read.is_none(), "{wrong}: {read:?}");
         }
     }

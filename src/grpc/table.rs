@@ -11,34 +11,34 @@ impl<T> StreamTable<T> {
         Self(Vec::new())
     }
 
-    fn place(&self, id: Http2StreamId) -> Result<usize, usize> {
+    fn find_place(&self, id: Http2StreamId) -> Result<usize, usize> {
         self.0.binary_search_by_key(&id, |(id, _)| *id)
     }
 
     pub(crate) fn get(&self, id: Http2StreamId) -> Option<&T> {
-        let place = self.place(id).ok()?;
+        let place = self.find_place(id).ok()?;
         self.0.get(place).map(|(_, of)| of)
     }
 
     pub(crate) fn get_mut(&mut self, id: Http2StreamId) -> Option<&mut T> {
-        let place = self.place(id).ok()?;
+        let place = self.find_place(id).ok()?;
         self.0.get_mut(place).map(|(_, of)| of)
     }
 
     pub(crate) fn contains(&self, id: Http2StreamId) -> bool {
-        self.place(id).is_ok()
+        self.find_place(id).is_ok()
     }
 
     /// A number that was not there before.
     pub(crate) fn insert(&mut self, id: Http2StreamId, of: T) {
-        if let Err(place) = self.place(id) {
+        if let Err(place) = self.find_place(id) {
             self.0.insert(place, (id, of));
         }
     }
 
     /// Removes a stream; returns true if it was there. An empty table gives its memory back.
     pub(crate) fn remove(&mut self, id: Http2StreamId) -> bool {
-        let place = self.place(id);
+        let place = self.find_place(id);
         if let Ok(place) = place {
             self.0.remove(place);
         }
@@ -63,7 +63,7 @@ impl<T> StreamTable<T> {
     }
 
     /// The number whose turn it is after this one.
-    pub(crate) fn after(&self, id: Http2StreamId) -> Option<Http2StreamId> {
+    pub(crate) fn next_id_after(&self, id: Http2StreamId) -> Option<Http2StreamId> {
         let next = self.0.partition_point(|(of, _)| *of <= id);
         let found = self.0.get(next).or_else(|| self.0.first());
         found.map(|(id, _)| *id)
@@ -90,7 +90,7 @@ mod tests {
         }
         assert_eq!((table.get(3), table.get(5)), (Some(&30), None));
         assert!(table.contains(7) && !table.contains(9));
-        let turns: Vec<_> = [0, 1, 3, 7, 9].map(|id| table.after(id)).into();
+        let turns: Vec<_> = [0, 1, 3, 7, 9].map(|id| table.next_id_after(id)).into();
         assert_eq!(turns, [Some(1), Some(3), Some(7), Some(1), Some(1)]);
         if let Some(of) = table.get_mut(1) {
             *of = 11;
@@ -100,6 +100,6 @@ mod tests {
         table.retain(|id, of| id == 1 && *of == 11);
         assert_eq!(table.len(), 1);
         assert!(table.remove(1) && table.is_empty());
-        assert_eq!((table.after(1), table.0.capacity()), (None, 0));
+        assert_eq!((table.next_id_after(1), table.0.capacity()), (None, 0));
     }
 }

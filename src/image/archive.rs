@@ -65,7 +65,7 @@ impl Archive {
     }
 
     /// Opens certain members of an OCI layout directory. Its other files are not looked at.
-    pub(super) const fn of_members(layout: PathBuf, members: Vec<String>) -> Self {
+    pub(super) const fn open_members(layout: PathBuf, members: Vec<String>) -> Self {
         Self {
             path: layout,
             form: ArchiveForm::Some(members),
@@ -73,17 +73,17 @@ impl Archive {
     }
 
     /// Goes through all members once. A plain archive's unread data is passed over by seeking.
-    pub(super) fn each(&self, visit: MemberVisitor<'_>) -> Result<(), ImageProblem> {
+    pub(super) fn visit_members(&self, visit: MemberVisitor<'_>) -> Result<(), ImageProblem> {
         match &self.form {
-            ArchiveForm::Directory => self.each_file(visit),
+            ArchiveForm::Directory => self.visit_layout_files(visit),
             ArchiveForm::Some(members) => members
                 .iter()
-                .try_for_each(|member| self.one_file(member, visit)),
-            ArchiveForm::Tar => self.each_entry(visit),
+                .try_for_each(|member| self.visit_layout_file(member, visit)),
+            ArchiveForm::Tar => self.visit_tar_archive(visit),
         }
     }
 
-    fn each_entry(&self, visit: MemberVisitor<'_>) -> Result<(), ImageProblem> {
+    fn visit_tar_archive(&self, visit: MemberVisitor<'_>) -> Result<(), ImageProblem> {
         let mut file = File::open(&self.path).map_err(ImageProblem::Read)?;
         let mut head = [0; BLOCK_BYTES];
         let n = compress::read_up_to(&mut file, &mut head).map_err(ImageProblem::Read)?;
@@ -91,14 +91,14 @@ impl Archive {
         if n == 0 {
             return Err(ImageProblem::Truncated);
         }
-        match compress::detect(&head[..n]).map_err(ImageProblem::from_read)? {
+        match compress::detect_compression(&head[..n]).map_err(ImageProblem::from_read_error)? {
             // A header has zero bytes behind the name, if only a part of it is there.
             StreamCompression::Plain if n < BLOCK_BYTES && !head[..n].contains(&0) => {
-                Err(no_archive())
+                Err(not_an_archive())
             }
             StreamCompression::Plain => {
                 let length = file.metadata().map_err(ImageProblem::Read)?.len();
-                each_of_tar(
+                visit_tar_entries(
                     &mut PlainFileInput {
                         file,
                         at: 0,
@@ -108,16 +108,17 @@ impl Archive {
                 )
             }
             StreamCompression::Gzip | StreamCompression::Zstd => {
-                let (_, mut input) = compress::decoder(file).map_err(ImageProblem::from_read)?;
-                each_of_tar(&mut DecodedInput(&mut *input), visit)
+                let (_, mut input) =
+                    compress::open_decoder(file).map_err(ImageProblem::from_read_error)?;
+                visit_tar_entries(&mut DecodedInput(&mut *input), visit)
             }
         }
     }
 
     /// An OCI layout: two documents and the blobs.
-    fn each_file(&self, visit: MemberVisitor<'_>) -> Result<(), ImageProblem> {
+    fn visit_layout_files(&self, visit: MemberVisitor<'_>) -> Result<(), ImageProblem> {
         for name in ["oci-layout", "index.json"] {
-            self.one_file(name, visit)?;
+            self.visit_layout_file(name, visit)?;
         }
         let blobs = "blobs/sha256";
         let mut names = Vec::new();
@@ -132,14 +133,14 @@ impl Archive {
             }
             check_count(names.len() as u64)?;
         }
-        names.order();
+        names.stable_sort();
         for name in names {
-            self.one_file(&format!("{blobs}/{name}"), visit)?;
+            self.visit_layout_file(&format!("{blobs}/{name}"), visit)?;
         }
         Ok(())
     }
 
-    fn one_file(&self, name: &str, visit: MemberVisitor<'_>) -> Result<(), ImageProblem> {
+    fn visit_layout_file(&self, name: &str, visit: MemberVisitor<'_>) -> Result<(), ImageProblem> {
         let path = self.path.join(name);
         match fs::metadata(&path) {
             Ok(stat) if stat.is_file() => {
@@ -163,10 +164,16 @@ fn check_count(members: u64) -> Result<(), ImageProblem> {
     Ok(())
 }
 
-fn each_of_tar(input: &mut dyn TarInput, visit: MemberVisitor<'_>) -> Result<(), ImageProblem> {
+fn visit_tar_entries(
+    input: &mut dyn TarInput,
+    visit: MemberVisitor<'_>,
+) -> Result<(), ImageProblem> {
     let mut tar = TarReader::new(input);
     let mut members = 0;
-    while let Some(entry) = tar.next().map_err(|error| first_entry(members, error))? {
+    while let Some(entry) = tar
+        .next_entry()
+        .map_err(|error| classify_tar_error(members, error))?
+    {
         members += 1;
         check_count(members)?;
         let Some(name) = member_name("", &entry.path) else {
@@ -194,14 +201,14 @@ fn each_of_tar(input: &mut dyn TarInput, visit: MemberVisitor<'_>) -> Result<(),
 }
 
 /// Problem of an archive that cannot be read. If the very first block is no tar header, the file is no archive at all.
-fn first_entry(members: u64, error: io::Error) -> ImageProblem {
+fn classify_tar_error(members: u64, error: io::Error) -> ImageProblem {
     if members == 0 && error.kind() == io::ErrorKind::InvalidData {
-        return no_archive();
+        return not_an_archive();
     }
-    ImageProblem::from_read(error)
+    ImageProblem::from_read_error(error)
 }
 
-fn no_archive() -> ImageProblem {
+fn not_an_archive() -> ImageProblem {
     ImageProblem::Unsupported(
         "it is not an image archive (docker-archive or OCI layout as tar, gzip or zstd)".into(),
     )
@@ -244,7 +251,7 @@ impl Read for PlainFileInput {
 }
 
 impl TarInput for PlainFileInput {
-    fn skip(&mut self, n: u64) -> io::Result<()> {
+    fn skip_bytes(&mut self, n: u64) -> io::Result<()> {
         // Seeking past the end would succeed.
         let to = self.at.checked_add(n).filter(|&to| to <= self.length);
         let to = to.ok_or(io::ErrorKind::UnexpectedEof)?;
@@ -281,9 +288,9 @@ mod tests {
             fs::write(dir.join(name), name).expect("blob");
         }
         let members = ["b", "absent"].map(|n| format!("blobs/sha256/{n}"));
-        let archive = Archive::of_members(scratch.0.clone(), members.into());
+        let archive = Archive::open_members(scratch.0.clone(), members.into());
         let mut seen = Vec::new();
-        let walked = archive.each(&mut |name, kind, _| {
+        let walked = archive.visit_members(&mut |name, kind, _| {
             seen.push((name.to_owned(), kind.clone()));
             Ok(())
         });

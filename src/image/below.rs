@@ -1,7 +1,7 @@
 //! View of the layers below a layer: it takes over the metadata of their directories, writes through their links, and
 //! links to their files.
 //!
-//! A layer is unpacked alone as a rule, and [`settle`] afterwards copies metadata to directories that it used without
+//! A layer is unpacked alone as a rule, and [`settle_implied_dirs`] afterwards copies metadata to directories that it used without
 //! declaring them. Where that is not enough it is unpacked with a view of the layers below ([`LowerLayers`]), which shows them
 //! as overlayfs would: nearest first, removed names and opaque directories heeded. Everything is looked up name by name
 //! from opened layer roots, links resolved with the image's root as `/`, so that nothing of an image can lead out of it.
@@ -56,7 +56,7 @@ impl LowerLayers {
 
     /// Looks up `name` in the directory `path` of the layers below. `path` has no links on the way. `upper` is the root
     /// of the layer above: its opaque directories hide the layers below.
-    pub(super) fn find(
+    pub(super) fn find_entry(
         &mut self,
         upper: BorrowedFd<'_>,
         path: &[PathComponent],
@@ -66,9 +66,9 @@ impl LowerLayers {
         // As long as the layer above has the directory itself.
         let mut above = true;
         for (at, part) in path.iter().enumerate() {
-            dirs = self.descend(&dirs, part)?;
+            dirs = self.descend_merged(&dirs, part)?;
             if above {
-                match tree::beneath(upper, &path[..=at]) {
+                match tree::open_beneath(upper, &path[..=at]) {
                     Ok(dir) if is_opaque(dir.as_fd())? => dirs.clear(),
                     Ok(_) => {}
                     Err(Errno::ENOENT) => above = false,
@@ -80,13 +80,13 @@ impl LowerLayers {
             }
         }
         for dir in dirs {
-            self.count()?;
-            return match tree::entry(dir.as_fd(), name) {
+            self.count_lookup()?;
+            return match tree::stat_entry(dir.as_fd(), name) {
                 Err(Errno::ENOENT) => continue,
                 Err(errno) => Err(errno.into()),
                 Ok(stat) if tree::is_whiteout(&stat) => Ok(LowerEntry::Nothing),
-                Ok(stat) if tree::kind(&stat) == SFlag::S_IFDIR => {
-                    let found = tree::beneath(dir.as_fd(), &[name.into()])?;
+                Ok(stat) if tree::file_type(&stat) == SFlag::S_IFDIR => {
+                    let found = tree::open_beneath(dir.as_fd(), &[name.into()])?;
                     Ok(LowerEntry::Directory(found, stat))
                 }
                 Ok(stat) => Ok(LowerEntry::Other(dir, stat)),
@@ -96,15 +96,15 @@ impl LowerLayers {
     }
 
     /// The directories that are merged at `name` in the merged directories `dirs`.
-    fn descend(
+    fn descend_merged(
         &mut self,
         dirs: &[Rc<OwnedFd>],
         name: &PathComponent,
     ) -> Result<Vec<Rc<OwnedFd>>, TreePathError> {
         let mut found = Vec::new();
         for dir in dirs {
-            self.count()?;
-            match tree::beneath(dir.as_fd(), core::slice::from_ref(name)) {
+            self.count_lookup()?;
+            match tree::open_beneath(dir.as_fd(), core::slice::from_ref(name)) {
                 Ok(inner) => {
                     let last = is_opaque(inner.as_fd())?;
                     found.push(Rc::new(inner));
@@ -121,7 +121,7 @@ impl LowerLayers {
         Ok(found)
     }
 
-    fn count(&mut self) -> Result<(), TreePathError> {
+    fn count_lookup(&mut self) -> Result<(), TreePathError> {
         self.lookups_left = self
             .lookups_left
             .checked_sub(1)
@@ -130,7 +130,7 @@ impl LowerLayers {
     }
 }
 
-/// Result of [`settle`].
+/// Result of [`settle_implied_dirs`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ImpliedDirsResult {
     Yes,
@@ -140,14 +140,14 @@ pub(super) enum ImpliedDirsResult {
 }
 
 /// Gives directories that a layer implies the metadata of those below. `below` has the layers under it, nearest first.
-pub(super) fn settle(
+pub(super) fn settle_implied_dirs(
     layer: BorrowedFd<'_>,
     implied: &BTreeSet<Vec<u8>>,
     below: &mut LowerLayers,
 ) -> Result<ImpliedDirsResult, LayerError> {
     for path in implied {
-        let settled = settle_one(layer, path, below).map_err(|problem| LayerError {
-            entry: Some(tree::display(path)),
+        let settled = settle_implied_dir(layer, path, below).map_err(|problem| LayerError {
+            entry: Some(tree::display_path(path)),
             problem,
         })?;
         if settled == ImpliedDirsResult::Link {
@@ -157,25 +157,25 @@ pub(super) fn settle(
     Ok(ImpliedDirsResult::Yes)
 }
 
-fn settle_one(
+fn settle_implied_dir(
     layer: BorrowedFd<'_>,
     path: &[u8],
     below: &mut LowerLayers,
 ) -> Result<ImpliedDirsResult, ImageProblem> {
-    let names = tree::split(path).map_err(ImageProblem::from)?;
+    let names = tree::split_path(path).map_err(ImageProblem::from)?;
     let Some((last, parents)) = names.split_last() else {
         return Ok(ImpliedDirsResult::Yes);
     };
     match below
-        .find(layer, parents, last)
+        .find_entry(layer, parents, last)
         .map_err(ImageProblem::from)?
     {
         LowerEntry::Directory(from, stat) => {
-            let to =
-                tree::beneath(layer, &names).map_err(ImageProblem::write("open the directory"))?;
+            let to = tree::open_beneath(layer, &names)
+                .map_err(ImageProblem::write_error("open the directory"))?;
             copy_metadata(from.as_fd(), &stat, to.as_fd())?;
         }
-        LowerEntry::Other(_, stat) if tree::kind(&stat) == SFlag::S_IFLNK => {
+        LowerEntry::Other(_, stat) if tree::file_type(&stat) == SFlag::S_IFLNK => {
             return Ok(ImpliedDirsResult::Link);
         }
         // A removed name, or a file that becomes a directory here: nothing to copy.
@@ -186,7 +186,7 @@ fn settle_one(
 
 /// Returns true if overlayfs shows nothing of the layers below this directory.
 pub(super) fn is_opaque(dir: BorrowedFd<'_>) -> Result<bool, TreePathError> {
-    xattr::read(dir, tree::OPAQUE)
+    xattr::read_attribute(dir, tree::OPAQUE)
         .map(|value| value.as_deref() == Some(b"y"))
         .map_err(TreePathError::Io)
 }
@@ -202,19 +202,20 @@ pub(super) fn copy_metadata(
         Some(Uid::from_raw(stat.st_uid)),
         Some(Gid::from_raw(stat.st_gid)),
     )
-    .map_err(ImageProblem::write("set the owner"))?;
-    let names = xattr::names(from).map_err(ImageProblem::write("read extended attributes"))?;
+    .map_err(ImageProblem::write_error("set the owner"))?;
+    let names = xattr::list_attribute_names(from)
+        .map_err(ImageProblem::write_error("read extended attributes"))?;
     for name in names.split_inclusive(|&b| b == 0) {
         if let Ok(name) = CStr::from_bytes_with_nul(name)
             && !name.to_bytes().starts_with(b"trusted.overlay.")
-            && let Ok(Some(value)) = xattr::read(from, name)
+            && let Ok(Some(value)) = xattr::read_attribute(from, name)
         {
-            ImageProblem::unless_unsupported(xattr::set(to, name, &value))?;
+            ImageProblem::ignore_unsupported(xattr::set_attribute(to, name, &value))?;
         }
     }
     fchmod(to, Mode::from_bits_truncate(stat.st_mode & 0o7777))
-        .map_err(ImageProblem::write("set the mode"))?;
-    tree::restore_mtime(to, stat).map_err(ImageProblem::write("set the time"))
+        .map_err(ImageProblem::write_error("set the mode"))?;
+    tree::restore_mtime(to, stat).map_err(ImageProblem::write_error("set the time"))
 }
 
 #[cfg(test)]
@@ -347,7 +348,8 @@ mod tests {
             let on_bytes = &mut |_| Ok(());
             let unpacked =
                 unpack(&mut &layer.bytes()[..], root(), None, &mut budget, on_bytes).expect(name);
-            let done = settle(root().as_fd(), &unpacked.implied, &mut pile.below()).expect(name);
+            let done = settle_implied_dirs(root().as_fd(), &unpacked.implied, &mut pile.below())
+                .expect(name);
             assert_eq!(done, settled, "{name}");
         }
         let mode = |path: &str| {
@@ -608,7 +610,7 @@ mod tests {
         let upper = pile.open(0);
         let mut looks = 0;
         let end = loop {
-            match below.find(upper.as_fd(), &[], b"none") {
+            match below.find_entry(upper.as_fd(), &[], b"none") {
                 Ok(found) => assert!(matches!(found, LowerEntry::Nothing)),
                 Err(end) => break end,
             }

@@ -25,7 +25,7 @@ pub(super) enum StreamCompression {
 }
 
 /// Tells the coding from the first bytes. Errors: a coding that is known by sight and not supported.
-pub(super) fn detect(head: &[u8]) -> io::Result<StreamCompression> {
+pub(super) fn detect_compression(head: &[u8]) -> io::Result<StreamCompression> {
     let unsupported = |what: &str| {
         Err(io::Error::new(
             io::ErrorKind::Unsupported,
@@ -44,12 +44,12 @@ pub(super) fn detect(head: &[u8]) -> io::Result<StreamCompression> {
 }
 
 /// Wraps `input` in the decoder it needs.
-pub(super) fn decoder<'a>(
+pub(super) fn open_decoder<'a>(
     mut input: impl Read + 'a,
 ) -> io::Result<(StreamCompression, Box<dyn Read + 'a>)> {
     let mut head = [0; MAGIC_BYTES];
     let n = read_up_to(&mut input, &mut head)?;
-    let coding = detect(&head[..n])?;
+    let coding = detect_compression(&head[..n])?;
     let input = BufReader::with_capacity(
         BUFFER_BYTES,
         io::Cursor::new(head).take(n as u64).chain(input),
@@ -175,7 +175,7 @@ mod tests {
 
     fn decode(data: &[u8]) -> io::Result<Vec<u8>> {
         let mut out = Vec::new();
-        decoder(data)?.1.read_to_end(&mut out)?;
+        open_decoder(data)?.1.read_to_end(&mut out)?;
         Ok(out)
     }
 

@@ -5,7 +5,7 @@ use std::io::{self, Read};
 
 use sha2::{Digest as _, Sha256};
 
-use crate::api::hex;
+use crate::api::encode_hex;
 
 /// Reason why a text is no digest. Each has the text, or its algorithm.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -53,20 +53,20 @@ impl Digest {
 
     /// Digest of `data`.
     #[must_use]
-    pub fn of(data: &[u8]) -> Self {
+    pub fn compute(data: &[u8]) -> Self {
         Self(Sha256::digest(data).into())
     }
 
     /// The digest that these bytes are.
     #[must_use]
-    pub(super) const fn from_bytes(bytes: [u8; 32]) -> Self {
+    pub(super) const fn from_sha256_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
     /// The 64 hex digits without the algorithm.
     #[must_use]
     pub fn hex(&self) -> String {
-        hex(&self.0)
+        encode_hex(&self.0)
     }
 }
 
@@ -127,8 +127,8 @@ mod tests {
     #[test]
     fn parse() {
         let empty = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
-        assert_eq!(Digest::parse(empty), Ok(Digest::of(b"")));
-        assert_eq!(Digest::of(b"").to_string(), empty);
+        assert_eq!(Digest::parse(empty), Ok(Digest::compute(b"")));
+        assert_eq!(Digest::compute(b"").to_string(), empty);
         for (name, text) in [
             ("no algorithm", &empty[7..]),
             ("other algorithm", "sha512:00"),
@@ -150,6 +150,6 @@ mod tests {
     fn hashing() {
         let mut reader = HashingReader::new(&b"abc"[..], true);
         io::copy(&mut reader, &mut io::sink()).expect("memory");
-        assert_eq!(reader.finish(), Some(Digest::of(b"abc")));
+        assert_eq!(reader.finish(), Some(Digest::compute(b"abc")));
     }
 }

@@ -6,10 +6,10 @@
 //! remembered on disk, so that a restart imports nothing again. Hidden files (`.name`, as copying tools write them) are
 //! passed over. A directory is told of once: nobody can say when all of it is there, so it has to be packed.
 //!
-//! An archive that does not say what its image is called gives it the name of its file ([`name_of_file`]).
+//! An archive that does not say what its image is called gives it the name of its file ([`image_name_from_file`]).
 //!
 //! A list has one reference a line; `#` begins a comment. Pulling is not done here, for it takes as long as the link
-//! takes: [`DropInPoller::next_pull`] gives the next reference, [`DropInPoller::pulled`] hears how its pull ended. When a list
+//! takes: [`DropInPoller::next_due_pull`] gives the next reference, [`DropInPoller::record_pull_result`] hears how its pull ended. When a list
 //! changes, its new references are pulled, and images that were removed from the store since.
 //!
 //! Images from here are pinned while their file lies here: a board without a registry could not get them back.
@@ -37,7 +37,7 @@ use super::store::ImageStore;
 use crate::api::MonoTime;
 use crate::api::order::GatherExt;
 use crate::api::strict::from_json;
-use crate::error::chain;
+use crate::error::error_chain;
 
 /// Time that a file must stay unchanged before it is read.
 pub const SETTLE: Duration = Duration::from_secs(1);
@@ -90,7 +90,7 @@ struct HandledFile {
 
 impl HandledFile {
     /// Ids of the images that are there because of it.
-    fn ids(&self) -> impl Iterator<Item = &String> {
+    fn image_ids(&self) -> impl Iterator<Item = &String> {
         let pulled = self.pulls.values().filter(|id| !id.is_empty());
         self.images.iter().chain(pulled)
     }
@@ -202,9 +202,9 @@ impl DropInPoller {
 
     /// Looks at the directory and imports files that have settled. `tick` may cancel, which counts as an error that
     /// passes.
-    pub fn look(&mut self, now: MonoTime, tick: ProgressCallback<'_>) -> DropInScan {
+    pub fn scan_directory(&mut self, now: MonoTime, tick: ProgressCallback<'_>) -> DropInScan {
         let mut look = DropInScan::default();
-        let (files, no_files) = match self.list() {
+        let (files, no_files) = match self.list_files() {
             Ok(found) => found,
             // Not made yet, or its disk is away: nothing is forgotten for that.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return look,
@@ -227,9 +227,9 @@ impl DropInPoller {
         }
         self.no_files = no_files;
         self.forget_absent(&files, &mut look);
-        self.forget_lost();
+        self.forget_lost_images();
         for (name, stamp) in files.into_iter().take(MAX_FILES) {
-            if let Some(report) = self.look_at(&name, stamp, now, tick) {
+            if let Some(report) = self.scan_file(&name, stamp, now, tick) {
                 look.reports.push(report);
             }
         }
@@ -242,9 +242,9 @@ impl DropInPoller {
     }
 
     /// The next reference to pull now, if any, in order of files and references. A failed one comes back when its wait
-    /// is over. Tell [`DropInPoller::pulled`] of its end before asking again.
+    /// is over. Tell [`DropInPoller::record_pull_result`] of its end before asking again.
     #[must_use]
-    pub fn next_pull(&self, now: MonoTime) -> Option<ListedReference> {
+    pub fn next_due_pull(&self, now: MonoTime) -> Option<ListedReference> {
         for (file, done) in &self.state.files {
             for (reference, id) in &done.pulls {
                 let wanted = ListedReference {
@@ -261,12 +261,12 @@ impl DropInPoller {
     }
 
     /// A pull has to wait until then, which is no failure.
-    pub fn postpone(&mut self, wanted: ListedReference, until: MonoTime) {
+    pub fn postpone_pull(&mut self, wanted: ListedReference, until: MonoTime) {
         self.failed.insert(wanted, (until, Duration::ZERO));
     }
 
     /// Notes the end of a pull: the image's id, or why there is none; then it is tried again after a while.
-    pub fn pulled(
+    pub fn record_pull_result(
         &mut self,
         wanted: ListedReference,
         result: Result<String, impl Error>,
@@ -275,16 +275,16 @@ impl DropInPoller {
         let file = self.state.files.get_mut(&wanted.file);
         // Taken off the list meanwhile: the result is not wanted any more.
         let entry = file.and_then(|done| done.pulls.get_mut(&wanted.reference))?;
-        let result = result.map_err(|e| chain(&e));
+        let result = result.map_err(|e| error_chain(&e));
         let result = result.and_then(|id| match self.store.set_pinned(&id, true) {
             Ok(()) => Ok(id),
-            Err(e) => Err(chain(&e)),
+            Err(e) => Err(error_chain(&e)),
         });
         match result {
             Ok(id) => {
                 entry.clone_from(&id);
                 self.failed.remove(&wanted);
-                self.save();
+                self.save_state();
                 Some(DropInReport::Pulled { wanted, id })
             }
             Err(error) => {
@@ -301,7 +301,7 @@ impl DropInPoller {
         }
     }
 
-    fn look_at(
+    fn scan_file(
         &mut self,
         name: &str,
         stamp: DropInFileStamp,
@@ -339,7 +339,7 @@ impl DropInPoller {
         }
         if name.ends_with(LIST) {
             self.waiting.remove(name);
-            return self.take_list(name, stamp);
+            return self.take_reference_list(name, stamp);
         }
         let mut options = ImportOptions {
             names: Vec::new(),
@@ -349,7 +349,7 @@ impl DropInPoller {
         let mut imported = self.store.import_archive(&path, &options, tick);
         if let Err(ImageError::Import { source, .. }) = &imported
             && matches!(**source, ImageProblem::Unnamed)
-            && let Some(named) = name_of_file(name)
+            && let Some(named) = image_name_from_file(name)
         {
             options.names.push(named);
             imported = self.store.import_archive(&path, &options, tick);
@@ -358,7 +358,7 @@ impl DropInPoller {
             Ok(images) => {
                 self.waiting.remove(name);
                 let ids = images.iter().map(|image| image.id.clone()).collect();
-                self.remember(
+                self.remember_file(
                     name,
                     HandledFile {
                         stamp,
@@ -388,24 +388,24 @@ impl DropInPoller {
                 );
                 first.then(|| DropInReport::Failed {
                     file: name.to_owned(),
-                    error: chain(&error),
+                    error: error_chain(&error),
                     retried: true,
                 })
             }
             Err(error) => {
                 self.waiting.remove(name);
                 self.reported.insert(name.to_owned());
-                self.remember(
+                self.remember_file(
                     name,
                     HandledFile {
                         stamp,
-                        error: chain(&error),
+                        error: error_chain(&error),
                         ..HandledFile::default()
                     },
                 );
                 Some(DropInReport::Failed {
                     file: name.to_owned(),
-                    error: chain(&error),
+                    error: error_chain(&error),
                     retried: false,
                 })
             }
@@ -413,26 +413,26 @@ impl DropInPoller {
     }
 
     /// Replaces the memory of a file. Images that only the file's former version had are no longer pinned.
-    fn remember(&mut self, name: &str, done: HandledFile) {
+    fn remember_file(&mut self, name: &str, done: HandledFile) {
         let old = self.state.files.insert(name.to_owned(), done);
         // Before it is forgotten that they were pinned.
-        self.unpin(old.into_iter().collect());
-        self.save();
+        self.unpin_images(old.into_iter().collect());
+        self.save_state();
     }
 
     /// Takes up a list that is new or has changed. An image that it brought before is not pulled again while the store
     /// has it.
-    fn take_list(&mut self, name: &str, stamp: DropInFileStamp) -> Option<DropInReport> {
+    fn take_reference_list(&mut self, name: &str, stamp: DropInFileStamp) -> Option<DropInReport> {
         let mut done = HandledFile {
             stamp,
             ..HandledFile::default()
         };
-        match read_list(&self.dir.join(name)) {
+        match read_reference_list(&self.dir.join(name)) {
             Ok((references, error)) => {
                 let before = self.state.files.get(name).map(|old| &old.pulls);
                 for reference in references {
                     let id = before.and_then(|pulls| pulls.get(&reference));
-                    let id = id.filter(|id| self.store.get(id).is_some());
+                    let id = id.filter(|id| self.store.image_by_id(id).is_some());
                     let id = id.cloned().unwrap_or_default();
                     done.pulls.insert(reference, id);
                 }
@@ -442,7 +442,7 @@ impl DropInPoller {
         }
         let error = done.error.clone();
         self.failed.retain(|wanted, _| wanted.file != name);
-        self.remember(name, done);
+        self.remember_file(name, done);
         if error.is_empty() {
             return None;
         }
@@ -478,16 +478,16 @@ impl DropInPoller {
             .collect();
         self.failed
             .retain(|wanted, _| files.contains_key(&wanted.file));
-        if let Some(error) = self.unpin(gone) {
+        if let Some(error) = self.unpin_images(gone) {
             self.report_dir(error, look);
         }
-        self.save();
+        self.save_state();
     }
 
     /// Has images that were damaged and removed come again: their archives count as new, and references in lists are
     /// pulled anew. The notes on lost images go once that is on disk.
-    fn forget_lost(&mut self) {
-        let lost = self.store.lost();
+    fn forget_lost_images(&mut self) {
+        let lost = self.store.lost_images();
         if lost.is_empty() {
             return;
         }
@@ -501,27 +501,27 @@ impl DropInPoller {
                 changed = true;
             }
         }
-        if changed && !self.save() {
+        if changed && !self.save_state() {
             return;
         }
         for id in &lost {
-            self.store.found(id);
+            self.store.clear_lost_image(id);
         }
     }
 
-    fn unpin(&self, gone: Vec<HandledFile>) -> Option<String> {
+    fn unpin_images(&self, gone: Vec<HandledFile>) -> Option<String> {
         let kept: BTreeSet<&String> = self
             .state
             .files
             .values()
-            .flat_map(HandledFile::ids)
-            .gather();
+            .flat_map(HandledFile::image_ids)
+            .gather_items();
         let mut failed = None;
-        for id in gone.iter().flat_map(HandledFile::ids) {
+        for id in gone.iter().flat_map(HandledFile::image_ids) {
             if !kept.contains(id)
                 && let Err(error) = self.store.set_pinned(id, false)
             {
-                failed = Some(chain(&error));
+                failed = Some(error_chain(&error));
             }
         }
         failed
@@ -539,7 +539,7 @@ impl DropInPoller {
     }
 
     /// The files of the directory, and the names of its other entries.
-    fn list(&self) -> io::Result<(BTreeMap<String, DropInFileStamp>, BTreeSet<String>)> {
+    fn list_files(&self) -> io::Result<(BTreeMap<String, DropInFileStamp>, BTreeSet<String>)> {
         let (mut files, mut no_files) = (BTreeMap::new(), BTreeSet::new());
         for entry in fs::read_dir(&self.dir)? {
             let Ok(name) = entry?.file_name().into_string() else {
@@ -574,15 +574,15 @@ impl DropInPoller {
 
     /// Writes the memory file. Returns false if the disk did not take it, which is logged and costs only imports at the
     /// next start.
-    fn save(&mut self) -> bool {
+    fn save_state(&mut self) -> bool {
         self.state.v = STATE_VERSION;
         let path = self.store.root().join("dropin.json");
         let written = serde_json::to_vec(&self.state)
             .map_err(io::Error::from)
             .and_then(|bytes| crate::sys::file::write_atomic(&path, &bytes, 0o600, true))
-            .map_err(ImageError::store("write", path));
+            .map_err(ImageError::store_error("write", path));
         if let Err(error) = &written {
-            log::warn!("{}", chain(&error));
+            log::warn!("{}", error_chain(&error));
         }
         written.is_ok()
     }
@@ -590,7 +590,7 @@ impl DropInPoller {
 
 /// The name of an image whose archive has none: that of the file without the endings of archives. `%2F` and `%3A` stand
 /// for the `/` and `:` that names of files cannot have: `quay.io%2Fteam%2Fapp%3A1.tar`. `None`: it is no reference.
-fn name_of_file(file: &str) -> Option<String> {
+fn image_name_from_file(file: &str) -> Option<String> {
     let mut stem = file;
     while let Some(rest) = ARCHIVES.iter().find_map(|end| stem.strip_suffix(end)) {
         stem = rest;
@@ -600,7 +600,7 @@ fn name_of_file(file: &str) -> Option<String> {
 }
 
 /// The references of a list, and the faults of its other lines.
-fn read_list(path: &Path) -> io::Result<(BTreeSet<String>, String)> {
+fn read_reference_list(path: &Path) -> io::Result<(BTreeSet<String>, String)> {
     let mut bytes = Vec::new();
     File::open(path)?
         .take(MAX_LIST_BYTES + 1)
@@ -678,7 +678,7 @@ impl DropInDoorbell {
     }
 
     /// Resolves when something happened. Errors: the watch is dead; open a new one after a while.
-    pub async fn ring(&self) -> io::Result<()> {
+    pub async fn wait_for_change(&self) -> io::Result<()> {
         self.inotify.readable().await?;
         loop {
             match self.inotify.get_ref().read_events() {
@@ -745,7 +745,7 @@ mod tests {
 
         /// Takes one look now and returns its reports as short texts.
         fn look(&mut self) -> Vec<String> {
-            let look = self.dropin.look(self.now, &mut go);
+            let look = self.dropin.scan_directory(self.now, &mut go);
             look.reports
                 .iter()
                 .map(|report| match report {
@@ -782,13 +782,13 @@ mod tests {
         bench.put("a.tar", &archive("a:22"));
         assert_eq!(bench.look(), NOTHING);
         assert_eq!(bench.later(SETTLE), ["+a.tar 1"], "changed");
-        assert_eq!(bench.store.list().len(), 2);
+        assert_eq!(bench.store.list_images().len(), 2);
     }
 
     /// Pulls what is wanted now: those that `there` has bring an image of that name, the others fail.
     fn pull_all(bench: &mut Bench, there: &[&str]) -> Vec<String> {
         let mut said = Vec::new();
-        while let Some(wanted) = bench.dropin.next_pull(bench.now) {
+        while let Some(wanted) = bench.dropin.next_due_pull(bench.now) {
             let result = if there.contains(&&*wanted.reference) {
                 let path = bench.scratch.join("pulled.tar");
                 fs::write(&path, archive(&wanted.reference)).expect("scratch");
@@ -800,7 +800,10 @@ mod tests {
             };
             let name = wanted.reference.clone();
             let sign = if result.is_ok() { '+' } else { '-' };
-            let told = bench.dropin.pulled(wanted, result, bench.now).is_some();
+            let told = bench
+                .dropin
+                .record_pull_result(wanted, result, bench.now)
+                .is_some();
             said.push(format!("{sign}{name}{}", if told { " told" } else { "" }));
         }
         said
@@ -812,7 +815,7 @@ mod tests {
         bench.put("a.txt", b"# ours\nb:1 # later\n\na:1\nb:1\n");
         assert_eq!(bench.look(), NOTHING);
         assert_eq!(
-            bench.dropin.next_pull(bench.now),
+            bench.dropin.next_due_pull(bench.now),
             None,
             "it may still be written"
         );
@@ -820,7 +823,7 @@ mod tests {
         assert_eq!(pull_all(&mut bench, &["a:1"]), ["+a:1 told", "-b:1 told"]);
         assert_eq!(bench.look(), NOTHING);
         assert_eq!(
-            bench.dropin.look(bench.now, &mut go).again,
+            bench.dropin.scan_directory(bench.now, &mut go).again,
             Some(RETRY_FIRST)
         );
         bench.later(RETRY_FIRST);
@@ -835,16 +838,19 @@ mod tests {
         bench.look();
         bench.later(SETTLE);
         assert_eq!(pull_all(&mut bench, &[]), NOTHING);
-        assert!(bench.store.list().iter().all(|image| image.pinned));
+        assert!(bench.store.list_images().iter().all(|image| image.pinned));
         // Changed: what is new, and what was removed from the store.
         let id = bench
             .store
-            .resolve("b:1")
+            .resolve_reference("b:1")
             .expect("valid")
             .expect("there")
             .id
             .clone();
-        bench.store.remove(&id, &BTreeSet::new()).expect("removed");
+        bench
+            .store
+            .remove_image(&id, &BTreeSet::new())
+            .expect("removed");
         bench.put("a.txt", b"a:1\nb:1\nc:1\n");
         bench.look();
         bench.later(SETTLE);
@@ -860,9 +866,9 @@ mod tests {
         bench.put("a.txt", b"a:1\n");
         bench.look();
         bench.later(SETTLE);
-        let wanted = bench.dropin.next_pull(bench.now).expect("a");
+        let wanted = bench.dropin.next_due_pull(bench.now).expect("a");
         let gone = Ok::<_, io::Error>("sha256:0".into());
-        let told = bench.dropin.pulled(wanted, gone, bench.now);
+        let told = bench.dropin.record_pull_result(wanted, gone, bench.now);
         assert!(
             matches!(&told, Some(DropInReport::Failed { error, retried: true, .. })
                 if error.contains("a:1") && error.contains("sha256:0")),
@@ -871,7 +877,7 @@ mod tests {
         assert_eq!(pull_all(&mut bench, &["a:1"]), NOTHING, "not at once");
         bench.now = bench.now + RETRY_FIRST;
         assert_eq!(pull_all(&mut bench, &["a:1"]), ["+a:1 told"]);
-        assert!(bench.store.list()[0].pinned);
+        assert!(bench.store.list_images()[0].pinned);
     }
 
     #[test]
@@ -881,18 +887,21 @@ mod tests {
         bench.look();
         bench.later(SETTLE);
         pull_all(&mut bench, &["a:1", "b:1"]);
-        let id = bench.store.list()[0].id.clone();
-        bench.store.lose(&id).expect("noted");
-        bench.store.remove(&id, &BTreeSet::new()).expect("removed");
+        let id = bench.store.list_images()[0].id.clone();
+        bench.store.record_lost_image(&id).expect("noted");
+        bench
+            .store
+            .remove_image(&id, &BTreeSet::new())
+            .expect("removed");
         // As after a repair without an agent.
         bench.restart();
         bench.look();
-        assert_eq!(bench.store.lost(), BTreeSet::new(), "dealt with");
+        assert_eq!(bench.store.lost_images(), BTreeSet::new(), "dealt with");
         bench.restart();
         bench.look();
         let both = ["a:1", "b:1"];
         assert_eq!(pull_all(&mut bench, &both).len(), 1, "that one only");
-        assert_eq!(bench.store.list().len(), 2);
+        assert_eq!(bench.store.list_images().len(), 2);
     }
 
     #[test]
@@ -903,7 +912,7 @@ mod tests {
         bench.later(SETTLE);
         pull_all(&mut bench, &["a:1", "b:1"]);
         let pinned = |bench: &Bench| {
-            let images = bench.store.list();
+            let images = bench.store.list_images();
             let pinned = images.iter().filter(|i| i.pinned);
             pinned.map(|i| i.names.join(",")).collect::<Vec<_>>()
         };
@@ -916,13 +925,13 @@ mod tests {
         bench.put("a.txt", b"b:1\nc:1\n");
         bench.look();
         bench.later(SETTLE);
-        let wanted = bench.dropin.next_pull(bench.now).expect("c");
+        let wanted = bench.dropin.next_due_pull(bench.now).expect("c");
         fs::remove_file(bench.scratch.join("drop").join("a.txt")).expect("scratch");
         bench.look();
         assert!(
             bench
                 .dropin
-                .pulled(wanted, Ok::<_, io::Error>("sha256:0".into()), bench.now)
+                .record_pull_result(wanted, Ok::<_, io::Error>("sha256:0".into()), bench.now)
                 .is_none()
         );
         assert_eq!(pinned(&bench), [""; 0]);
@@ -934,7 +943,7 @@ mod tests {
         bench.put("a.txt", b"a:1\nUPPER\n??\n");
         bench.look();
         bench.now = bench.now + SETTLE;
-        let look = bench.dropin.look(bench.now, &mut go);
+        let look = bench.dropin.scan_directory(bench.now, &mut go);
         assert!(
             matches!(&look.reports[..], [DropInReport::Failed { error, retried: false, .. }]
                 if error.starts_with("line 2: ") && error.contains("line 3: ")),
@@ -955,7 +964,7 @@ mod tests {
             bench.put("a.txt", &bad);
             bench.look();
             bench.now = bench.now + SETTLE;
-            let look = bench.dropin.look(bench.now, &mut go);
+            let look = bench.dropin.scan_directory(bench.now, &mut go);
             assert!(
                 matches!(&look.reports[..], [DropInReport::Failed { error, .. }] if error.contains(says)),
                 "{says}: {look:?}"
@@ -1029,10 +1038,10 @@ mod tests {
         assert_eq!(told.len(), 4, "{told:?}");
         assert!(told.contains(&"!No Name.tar false".to_owned()), "{told:?}");
         let mut names: Vec<String> = Vec::new();
-        for image in bench.store.list() {
+        for image in bench.store.list_images() {
             names.extend(image.names.clone());
         }
-        names.order();
+        names.stable_sort();
         let want = ["docker.io/library/named:1", "docker.io/library/tool:2"];
         assert_eq!(names, [&want[..], &["quay.io/team/app:1"]].concat());
     }
@@ -1064,7 +1073,7 @@ mod tests {
         bench.look();
         assert_eq!(bench.later(SETTLE), ["!a.tar true"]);
         assert_eq!(
-            bench.dropin.look(bench.now, &mut go).again,
+            bench.dropin.scan_directory(bench.now, &mut go).again,
             Some(RETRY_FIRST)
         );
         assert_eq!(bench.later(RETRY_FIRST), NOTHING, "said already");
@@ -1081,20 +1090,30 @@ mod tests {
         bench.put("b.tar", &archive("a:1"));
         bench.look();
         bench.later(SETTLE);
-        let pinned = |bench: &Bench| bench.store.list()[0].pinned;
+        let pinned = |bench: &Bench| bench.store.list_images()[0].pinned;
         assert!(pinned(&bench));
         fs::remove_file(bench.scratch.join("drop").join("a.tar")).expect("scratch");
         bench.look();
         assert!(pinned(&bench), "the other file has it too");
         assert_eq!(
-            bench.store.prune(&BTreeSet::new()).expect("prune").0.len(),
+            bench
+                .store
+                .prune_images(&BTreeSet::new())
+                .expect("prune")
+                .0
+                .len(),
             0
         );
         fs::remove_file(bench.scratch.join("drop").join("b.tar")).expect("scratch");
         bench.look();
         assert!(!pinned(&bench));
         assert_eq!(
-            bench.store.prune(&BTreeSet::new()).expect("prune").0.len(),
+            bench
+                .store
+                .prune_images(&BTreeSet::new())
+                .expect("prune")
+                .0
+                .len(),
             1
         );
     }
@@ -1109,7 +1128,7 @@ mod tests {
         assert_eq!(bench.look(), NOTHING);
         fs::rename(bench.scratch.join("away"), bench.scratch.join("drop")).expect("scratch");
         assert_eq!(bench.later(SETTLE), NOTHING);
-        assert!(bench.store.list()[0].pinned);
+        assert!(bench.store.list_images()[0].pinned);
     }
 
     #[test]
@@ -1118,9 +1137,9 @@ mod tests {
         let dir = bench.scratch.join("drop");
         let doorbell = DropInDoorbell::open(&dir).expect("inotify");
         bench.put("x", b"1");
-        smol::block_on(doorbell.ring()).expect("written");
+        smol::block_on(doorbell.wait_for_change()).expect("written");
         fs::write(bench.scratch.join("y"), b"1").expect("scratch");
         fs::rename(bench.scratch.join("y"), dir.join("y")).expect("scratch");
-        smol::block_on(doorbell.ring()).expect("moved");
+        smol::block_on(doorbell.wait_for_change()).expect("moved");
     }
 }

@@ -129,7 +129,7 @@ pub enum ImageProblem {
 
 impl ImageProblem {
     /// A reader's error: decoders and the tar reader speak through [`io::Error`].
-    pub(super) fn from_read(error: io::Error) -> Self {
+    pub(super) fn from_read_error(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::UnexpectedEof => Self::Truncated,
             io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => {
@@ -144,7 +144,7 @@ impl ImageProblem {
     }
 
     /// Returns true if the disk had no room for the unpacked files.
-    pub(super) fn is_full(&self) -> bool {
+    pub(super) fn is_disk_full(&self) -> bool {
         match self {
             Self::NoSpace { .. } | Self::NoInodes { .. } => true,
             Self::Write { source, .. } => matches!(
@@ -156,7 +156,7 @@ impl ImageProblem {
     }
 
     /// Makes the error of a failed write, with its verb; for `map_err`.
-    pub(super) fn write<E: Into<io::Error>>(action: &'static str) -> impl FnOnce(E) -> Self {
+    pub(super) fn write_error<E: Into<io::Error>>(action: &'static str) -> impl FnOnce(E) -> Self {
         move |source| Self::Write {
             action,
             source: source.into(),
@@ -165,13 +165,13 @@ impl ImageProblem {
 
     /// Passes over the error of a file system without `user.*` attributes (older tmpfs) or ACLs, or of an entry that
     /// cannot have them: the file is good without. A lost capability stays an error.
-    pub(super) fn unless_unsupported(done: io::Result<()>) -> Result<(), Self> {
+    pub(super) fn ignore_unsupported(done: io::Result<()>) -> Result<(), Self> {
         match done {
             Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EPERM)) => {
                 log::debug!("an extended attribute was left out: {e}");
                 Ok(())
             }
-            done => done.map_err(Self::write("set an extended attribute")),
+            done => done.map_err(Self::write_error("set an extended attribute")),
         }
     }
 }
@@ -200,7 +200,7 @@ impl From<DigestError> for ImageProblem {
 
 impl ImageError {
     /// Makes the error of a file of the store; for `map_err`.
-    pub(super) fn store<E: Into<io::Error>>(
+    pub(super) fn store_error<E: Into<io::Error>>(
         action: &'static str,
         path: impl Into<PathBuf>,
     ) -> impl FnOnce(E) -> Self {

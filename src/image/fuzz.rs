@@ -14,7 +14,7 @@ use super::platform::MachinePlatform;
 use super::reference::ImageReference;
 use super::tarball::{TarInput, TarReader};
 use super::tree;
-use crate::error::chain;
+use crate::error::error_chain;
 
 /// Bytes that one input may unpack to, and entries.
 const BUDGET: SpaceBudget = SpaceBudget {
@@ -43,7 +43,7 @@ pub(crate) fn tar(data: &[u8]) -> String {
     let mut tar = TarReader::new(&mut input);
     let mut seen = String::new();
     loop {
-        match tar.next() {
+        match tar.next_entry() {
             Ok(Some(entry)) => {
                 assert!(entry.path.len() <= 4096 && entry.link.len() <= 4096);
                 if seen.len() < 200 {
@@ -85,7 +85,7 @@ pub(crate) fn layer(data: &[u8], scratch: &Path) -> String {
         &mut budget,
         &mut |_| Ok(()),
     );
-    tree::remove(open(scratch).as_fd(), b"upper").expect("what was unpacked can be removed");
+    tree::remove_tree(open(scratch).as_fd(), b"upper").expect("what was unpacked can be removed");
     assert_eq!(fs::read(&secret).expect("the file beside it"), b"secret");
     assert_eq!(
         fs::read_dir(scratch).expect("scratch").count(),
@@ -104,7 +104,7 @@ pub(crate) fn documents(data: &[u8], scratch: &Path) -> String {
     fs::write(&path, with_checksums(data)).expect("scratch");
     let planned = Archive::open(&path)
         .map_err(|problem| (None, problem))
-        .and_then(|archive| plan::plan(&archive, &[], MachinePlatform::this()));
+        .and_then(|archive| plan::plan_archive(&archive, &[], MachinePlatform::detect_current()));
     match planned {
         Ok(images) => {
             for image in &images {
@@ -123,7 +123,7 @@ pub(crate) fn documents(data: &[u8], scratch: &Path) -> String {
 /// The decoders: gzip and zstd.
 pub(crate) fn compressed(data: &[u8]) -> String {
     let mut input = data;
-    let decoded = compress::decoder(&mut input).and_then(|(coding, stream)| {
+    let decoded = compress::open_decoder(&mut input).and_then(|(coding, stream)| {
         let n = io::copy(&mut stream.take(DECODED_BYTES), &mut io::sink())?;
         Ok(format!("{coding:?} {}", n.min(1)))
     });
@@ -137,13 +137,13 @@ pub(crate) fn reference(data: &[u8]) -> String {
     };
     match ImageReference::parse(text) {
         Ok(reference) => {
-            if let Some(name) = reference.tagged() {
+            if let Some(name) = reference.tagged_name() {
                 let again = ImageReference::parse(&name).expect("a normalised name is a name");
-                assert_eq!(again.tagged(), Some(name));
+                assert_eq!(again.tagged_name(), Some(name));
             }
             "ok".into()
         }
-        Err(e) => chain(&e),
+        Err(e) => error_chain(&e),
     }
 }
 

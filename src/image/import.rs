@@ -64,7 +64,7 @@ pub(super) struct ImportLimits {
 impl Default for ImportLimits {
     fn default() -> Self {
         Self {
-            machine: MachinePlatform::this(),
+            machine: MachinePlatform::detect_current(),
             reserve_bytes: RESERVE_BYTES,
             max_bytes: u64::MAX,
             max_inodes: u64::MAX,
@@ -81,19 +81,19 @@ enum ImportOrigin<'a> {
 
 impl ImportOrigin<'_> {
     /// Notes the holders that a layer has gained.
-    fn note(self, layer: &mut LayerRecord, planned: &PlannedLayer) {
+    fn record_holder(self, layer: &mut LayerRecord, planned: &PlannedLayer) {
         match self {
             Self::Archive { .. } => {
                 layer.open = true;
                 layer.holders.clear();
             }
-            Self::Registry(way) => way.led_to(layer, planned.blob.map(|(digest, _)| digest)),
+            Self::Registry(way) => way.record_holder(layer, planned.blob.map(|(digest, _)| digest)),
         }
     }
 }
 
 /// The import itself; the caller holds the store's change lock and empties `staging` afterwards.
-pub(super) fn run(
+pub(super) fn import_archive(
     store: &ImageStore,
     path: &Path,
     options: &ImportOptions,
@@ -111,38 +111,41 @@ pub(super) fn run(
         .map(|name| ImageReference::parse(name))
         .collect::<Result<Vec<_>, _>>()?;
     let archive = Archive::open(path).map_err(|problem| located((None, problem)))?;
-    let planned = plan::plan(&archive, &names, store.limits().machine).map_err(located)?;
+    let planned =
+        plan::plan_archive(&archive, &names, store.import_limits().machine).map_err(located)?;
     let origin = ImportOrigin::Archive {
         pinned: options.pinned,
     };
-    carry_out(store, path, &archive, planned, origin, tick)
+    import_images(store, path, &archive, planned, origin, tick)
 }
 
-/// Imports an image that was planned from a registry; the blobs that [`missing`] names lie in `layout` as its members.
+/// Imports an image that was planned from a registry; the blobs that [`find_missing_layers`] names lie in `layout` as its members.
 /// The caller holds the store's change lock and empties `staging` afterwards.
-pub(super) fn run_planned(
+pub(super) fn import_planned_image(
     store: &ImageStore,
     layout: &Path,
     planned: PlannedImage,
     shares: &LayerSharing<'_>,
     tick: ProgressCallback<'_>,
 ) -> Result<Arc<ImageRecord>, ImageError> {
-    let limit = budget(store)?.bytes;
-    let known = store.layers();
-    for (layer, record) in with_known(&known, &planned) {
-        if record.is_some_and(|record| !may_have(shares, record, layer)) {
-            prove(layout, layer, limit, tick).map_err(|problem| ImageError::Import {
-                archive: layout.into(),
-                blob: Some(layer.member.clone()),
-                entry: None,
-                source: Box::new(problem),
+    let limit = compute_space_budget(store)?.bytes;
+    let known = store.layer_records();
+    for (layer, record) in pair_with_known_layers(&known, &planned) {
+        if record.is_some_and(|record| !may_reuse_layer(shares, record, layer)) {
+            verify_fetched_layer(layout, layer, limit, tick).map_err(|problem| {
+                ImageError::Import {
+                    archive: layout.into(),
+                    blob: Some(layer.member.clone()),
+                    entry: None,
+                    source: Box::new(problem),
+                }
             })?;
         }
     }
     // Files of other pulls lie beside them, in any number.
     let members: BTreeSet<String> = planned.layers.iter().map(|l| l.member.clone()).collect();
-    let archive = Archive::of_members(layout.into(), members.into_iter().collect());
-    let mut images = carry_out(
+    let archive = Archive::open_members(layout.into(), members.into_iter().collect());
+    let mut images = import_images(
         store,
         layout,
         &archive,
@@ -154,15 +157,15 @@ pub(super) fn run_planned(
 }
 
 /// The layers of an image that the store does not have for this pull, lowest first, each member once.
-pub(super) fn missing(
+pub(super) fn find_missing_layers(
     store: &ImageStore,
     image: &PlannedImage,
     shares: &LayerSharing<'_>,
 ) -> Vec<PlannedLayer> {
-    let known = store.layers();
+    let known = store.layer_records();
     let mut missing: Vec<PlannedLayer> = Vec::new();
-    for (layer, record) in with_known(&known, image) {
-        if !record.is_some_and(|record| may_have(shares, record, layer))
+    for (layer, record) in pair_with_known_layers(&known, image) {
+        if !record.is_some_and(|record| may_reuse_layer(shares, record, layer))
             && !missing.iter().any(|m| m.member == layer.member)
         {
             missing.push(layer.clone());
@@ -172,26 +175,26 @@ pub(super) fn missing(
 }
 
 /// Blobs of layers that the store has, and that the image may have if its registry says so.
-pub(super) fn to_confirm(
+pub(super) fn find_blobs_to_confirm(
     store: &ImageStore,
     image: &PlannedImage,
     shares: &LayerSharing<'_>,
 ) -> BTreeSet<Digest> {
-    let known = store.layers();
-    with_known(&known, image)
+    let known = store.layer_records();
+    pair_with_known_layers(&known, image)
         .filter_map(|(layer, record)| {
             let blob = layer.blob.map(|(digest, _)| digest);
-            (shares.judge(record?, blob) == SharePermission::Ask).then_some(blob?)
+            (shares.judge_layer(record?, blob) == SharePermission::Ask).then_some(blob?)
         })
-        .gather()
+        .gather_items()
 }
 
-fn may_have(shares: &LayerSharing<'_>, record: &LayerRecord, layer: &PlannedLayer) -> bool {
-    shares.judge(record, layer.blob.map(|(digest, _)| digest)) == SharePermission::Yes
+fn may_reuse_layer(shares: &LayerSharing<'_>, record: &LayerRecord, layer: &PlannedLayer) -> bool {
+    shares.judge_layer(record, layer.blob.map(|(digest, _)| digest)) == SharePermission::Yes
 }
 
 /// Each layer of an image with its record in the store, if there is one.
-fn with_known<'a>(
+fn pair_with_known_layers<'a>(
     known: &'a BTreeMap<String, LayerRecord>,
     image: &'a PlannedImage,
 ) -> impl Iterator<Item = (&'a PlannedLayer, Option<&'a LayerRecord>)> {
@@ -199,29 +202,30 @@ fn with_known<'a>(
     image.layers.iter().enumerate().map(move |(at, layer)| {
         let key = chain_id(chain, layer.diff_id);
         chain = Some(key);
-        (layer, shared(known, key, layer.diff_id, at))
+        (layer, find_reusable_layer(known, key, layer.diff_id, at))
     })
 }
 
 /// Reads a layer that was fetched although the store has it: its bytes are the proof that this pull may have it.
 /// `limit`: most bytes of it, unpacked.
-fn prove(
+fn verify_fetched_layer(
     layout: &Path,
     layer: &PlannedLayer,
     limit: u64,
     tick: &mut dyn FnMut(ImageProgress) -> ControlFlow<()>,
 ) -> Result<(), ImageProblem> {
     let read = |e: LayerError| e.problem;
-    let file = fs::File::open(layout.join(&layer.member)).map_err(ImageProblem::from_read)?;
+    let file = fs::File::open(layout.join(&layer.member)).map_err(ImageProblem::from_read_error)?;
     let mut file = io::BufReader::new(file);
     let mut blob = HashingReader::new(&mut file, true);
     let diff_id = {
-        let (_, mut stream) = compress::decoder(&mut blob).map_err(ImageProblem::from_read)?;
+        let (_, mut stream) =
+            compress::open_decoder(&mut blob).map_err(ImageProblem::from_read_error)?;
         let mut plain = HashingReader::new(&mut *stream, true);
         let mut bytes = 0;
         loop {
             let piece = io::copy(&mut (&mut plain).take(TICK_BYTES), &mut io::sink());
-            let piece = piece.map_err(ImageProblem::from_read)?;
+            let piece = piece.map_err(ImageProblem::from_read_error)?;
             bytes += piece;
             if bytes > limit {
                 let what = "bytes of a layer";
@@ -239,14 +243,14 @@ fn prove(
             }
         }
     };
-    io::copy(&mut blob, &mut io::sink()).map_err(ImageProblem::from_read)?;
+    io::copy(&mut blob, &mut io::sink()).map_err(ImageProblem::from_read_error)?;
     if let Some((expected, _)) = layer.blob {
-        check(expected, blob.finish().expect("it is hashed")).map_err(read)?;
+        check_digest(expected, blob.finish().expect("it is hashed")).map_err(read)?;
     }
-    check(layer.diff_id, diff_id).map_err(read)
+    check_digest(layer.diff_id, diff_id).map_err(read)
 }
 
-fn carry_out(
+fn import_images(
     store: &ImageStore,
     path: &Path,
     archive: &Archive,
@@ -258,8 +262,8 @@ fn carry_out(
         store,
         path,
         origin,
-        budget: budget(store)?,
-        known: store.layers(),
+        budget: compute_space_budget(store)?,
+        known: store.layer_records(),
         staged: Vec::new(),
         unpacked: BTreeMap::new(),
         viewed: BTreeMap::new(),
@@ -276,12 +280,12 @@ fn carry_out(
     // Once around as a rule. A layer that leans on different layers in two images is unpacked for each; one that needs a
     // view of those below waits for them. Each time around at least the lowest layer that is missing is unpacked.
     while !waiting.is_empty() {
-        import.unpack_missing(archive, &waiting)?;
+        import.unpack_missing_layers(archive, &waiting)?;
         let mut again = Vec::new();
         for image in waiting {
-            match import.assemble(&image)? {
+            match import.assemble_layers(&image)? {
                 Some(layers) => {
-                    let record = record_of(&image, layers, origin);
+                    let record = build_image_record(&image, layers, origin);
                     records.insert(image.order, record);
                 }
                 None => again.push(image),
@@ -289,12 +293,12 @@ fn carry_out(
         }
         waiting = again;
     }
-    store.commit(&import.staged, records.into_values().collect())
+    store.commit_images(&import.staged, records.into_values().collect())
 }
 
-fn budget(store: &ImageStore) -> Result<SpaceBudget, ImageError> {
-    let fs = store.fs_info()?;
-    let limits = store.limits();
+fn compute_space_budget(store: &ImageStore) -> Result<SpaceBudget, ImageError> {
+    let fs = store.filesystem_info()?;
+    let limits = store.import_limits();
     let bytes = fs
         .available_bytes
         .saturating_sub(limits.reserve_bytes)
@@ -324,7 +328,7 @@ struct FreeSpaceRecheck {
 
 impl FreeSpaceRecheck {
     /// Counts a step; `bytes` are written in all. Returns true if it is time for a look.
-    const fn is_due(&mut self, bytes: u64) -> bool {
+    const fn is_recheck_due(&mut self, bytes: u64) -> bool {
         self.steps += 1;
         let is_due = self.steps >= LOOK_STEPS || bytes - self.bytes >= LOOK_BYTES;
         if is_due {
@@ -336,12 +340,12 @@ impl FreeSpaceRecheck {
 
 /// Checks that the disk has more left than has to stay free, whoever has written to it. `budget`: the space at the
 /// start, for the error.
-fn room(store: &ImageStore, budget: SpaceBudget) -> Result<(), ImageProblem> {
+fn check_free_space(store: &ImageStore, budget: SpaceBudget) -> Result<(), ImageProblem> {
     // A disk that cannot be asked now is no reason to stop.
-    let Ok(fs) = store.fs_info() else {
+    let Ok(fs) = store.filesystem_info() else {
         return Ok(());
     };
-    if fs.available_bytes < store.limits().reserve_bytes {
+    if fs.available_bytes < store.import_limits().reserve_bytes {
         return Err(ImageProblem::NoSpace {
             available: budget.bytes,
         });
@@ -354,7 +358,7 @@ fn room(store: &ImageStore, budget: SpaceBudget) -> Result<(), ImageProblem> {
     Ok(())
 }
 
-fn record_of(
+fn build_image_record(
     image: &PlannedImage,
     layers: Vec<LayerRecord>,
     origin: ImportOrigin<'_>,
@@ -421,7 +425,7 @@ struct MemberLayers {
 impl ImportRun<'_> {
     /// Goes over the archive once and unpacks each layer that is neither in the store nor unpacked yet. The order of
     /// members does not matter.
-    fn unpack_missing(
+    fn unpack_missing_layers(
         &mut self,
         archive: &Archive,
         images: &[PlannedImage],
@@ -434,7 +438,7 @@ impl ImportRun<'_> {
             for (at, layer) in image.layers.iter().enumerate() {
                 let key = chain_id(chain, layer.diff_id);
                 chain = Some(key);
-                if let Some(known) = self.shared(key, layer.diff_id, at) {
+                if let Some(known) = self.find_reusable_layer(key, layer.diff_id, at) {
                     if let Some(below) = &mut below {
                         below.push(known.clone());
                     }
@@ -465,11 +469,11 @@ impl ImportRun<'_> {
         }
         // The visitor can say what is wrong only as a problem; the place is kept beside it.
         let mut place = None;
-        let walked = archive.each(&mut |name, kind, data| {
+        let walked = archive.visit_members(&mut |name, kind, data| {
             let (MemberKind::File(_), Some(wanted)) = (kind, missing.remove(name)) else {
                 return Ok(());
             };
-            self.unpack_one(name, wanted, data).map_err(|error| {
+            self.unpack_member(name, wanted, data).map_err(|error| {
                 place = Some((name.to_owned(), error.entry));
                 error.problem
             })
@@ -478,9 +482,9 @@ impl ImportRun<'_> {
         match (walked, missed) {
             (Err(source), _) => {
                 let (blob, entry) = place.map_or((None, None), |(b, e)| (Some(b), e));
-                Err(self.error(blob, entry, source))
+                Err(self.import_error(blob, entry, source))
             }
-            (Ok(()), Some(name)) => Err(self.error(
+            (Ok(()), Some(name)) => Err(self.import_error(
                 Some(name),
                 None,
                 ImageProblem::Damaged("it vanished from the archive".into()),
@@ -490,7 +494,7 @@ impl ImportRun<'_> {
     }
 
     /// Unpacks a member. If it is wanted alone and with a view, the view waits for the next time around.
-    fn unpack_one(
+    fn unpack_member(
         &mut self,
         member: &str,
         wish: MemberLayers,
@@ -498,7 +502,7 @@ impl ImportRun<'_> {
     ) -> Result<(), LayerError> {
         let view = wish.viewed.filter(|_| wish.alone.is_empty());
         let (below, chain) = match &view {
-            Some((_, chain, below)) => (Some(self.below(below)?), Some(*chain)),
+            Some((_, chain, below)) => (Some(self.open_lower_layers(below)?), Some(*chain)),
             None => (None, None),
         };
         let wanted = view.map_or(wish.alone, |(layer, ..)| vec![layer]);
@@ -507,7 +511,8 @@ impl ImportRun<'_> {
         self.next_staged += 1;
         let dir = self.store.root().join("staging").join(&name);
         log::debug!("unpacking {member} into {}", dir.display());
-        let root = make_root(&dir).map_err(ImageProblem::write("make the layer's directory"))?;
+        let root =
+            make_root(&dir).map_err(ImageProblem::write_error("make the layer's directory"))?;
         let before = self.budget;
         let now = self.progress;
         let start = now.bytes;
@@ -516,8 +521,8 @@ impl ImportRun<'_> {
         let store = self.store;
         let mut looks = FreeSpaceRecheck::default();
         let mut on_bytes = |bytes: u64| {
-            if looks.is_due(bytes) {
-                room(store, before)?;
+            if looks.is_recheck_due(bytes) {
+                check_free_space(store, before)?;
             }
             if bytes < next_tick {
                 return Ok(());
@@ -535,7 +540,7 @@ impl ImportRun<'_> {
         let mut blob = HashingReader::new(data, layer.blob.is_some());
         let unpacked = {
             let (coding, mut stream) =
-                compress::decoder(&mut blob).map_err(ImageProblem::from_read)?;
+                compress::open_decoder(&mut blob).map_err(ImageProblem::from_read_error)?;
             let unpacked =
                 layer::unpack(&mut *stream, root, below, &mut self.budget, &mut on_bytes)?;
             if coding != StreamCompression::Plain {
@@ -544,13 +549,13 @@ impl ImportRun<'_> {
             unpacked
         };
         // A decoder stops at the end of its format; the blob's digest covers what follows.
-        io::copy(&mut blob, &mut io::sink()).map_err(ImageProblem::from_read)?;
+        io::copy(&mut blob, &mut io::sink()).map_err(ImageProblem::from_read_error)?;
         if let Some((expected, _)) = layer.blob {
             let found = blob.finish().expect("the blob is hashed");
-            check(expected, found)?;
+            check_digest(expected, found)?;
         }
         for layer in &wanted {
-            check(layer.diff_id, unpacked.diff_id)?;
+            check_digest(layer.diff_id, unpacked.diff_id)?;
         }
         self.progress.layers_done += 1;
         self.progress.bytes = start + unpacked.size_bytes;
@@ -565,7 +570,7 @@ impl ImportRun<'_> {
         };
         match chain {
             Some(chain) => drop(self.viewed.insert(chain, staged)),
-            None if staged.unpacked.needs_below => self.unpack_again(diff_id, &staged)?,
+            None if staged.unpacked.needs_below => self.discard_unpacked_layer(diff_id, &staged)?,
             None => drop(self.unpacked.insert(diff_id, staged)),
         }
         match (self.tick)(self.progress) {
@@ -576,36 +581,48 @@ impl ImportRun<'_> {
 
     /// Throws away a layer that was unpacked alone and needs a view of the layers below; `id` is its diff id or chain
     /// id.
-    fn unpack_again(&mut self, id: Digest, staged: &StagingEntry) -> Result<(), LayerError> {
+    fn discard_unpacked_layer(
+        &mut self,
+        id: Digest,
+        staged: &StagingEntry,
+    ) -> Result<(), LayerError> {
         let staging = self.store.root().join("staging");
         fs::File::open(&staging)
-            .and_then(|dir| tree::remove(dir.as_fd(), staged.name.as_bytes()))
-            .map_err(ImageProblem::write("remove what was unpacked"))?;
+            .and_then(|dir| tree::remove_tree(dir.as_fd(), staged.name.as_bytes()))
+            .map_err(ImageProblem::write_error("remove what was unpacked"))?;
         self.budget.bytes_left += staged.cost.0;
         self.budget.inodes_left += staged.cost.1;
         self.not_alone.insert(id);
         Ok(())
     }
 
-    fn shared(&self, chain: Digest, diff_id: Digest, at: usize) -> Option<&LayerRecord> {
-        shared(&self.known, chain, diff_id, at)
+    fn find_reusable_layer(
+        &self,
+        chain: Digest,
+        diff_id: Digest,
+        at: usize,
+    ) -> Option<&LayerRecord> {
+        find_reusable_layer(&self.known, chain, diff_id, at)
     }
 
     /// Puts together the layers of an image from known and unpacked ones. `None` if one must be unpacked once more.
-    fn assemble(&mut self, image: &PlannedImage) -> Result<Option<Vec<LayerRecord>>, ImageError> {
+    fn assemble_layers(
+        &mut self,
+        image: &PlannedImage,
+    ) -> Result<Option<Vec<LayerRecord>>, ImageError> {
         let mut layers: Vec<LayerRecord> = Vec::new();
         let mut chain = None;
         for (at, planned) in image.layers.iter().enumerate() {
             let key = chain_id(chain, planned.diff_id);
             chain = Some(key);
-            if let Some(layer) = self.shared(key, planned.diff_id, at) {
+            if let Some(layer) = self.find_reusable_layer(key, planned.diff_id, at) {
                 let mut layer = layer.clone();
-                self.origin.note(&mut layer, planned);
+                self.origin.record_holder(&mut layer, planned);
                 layers.push(layer);
                 continue;
             }
             let located = |this: &Self, e: LayerError| {
-                this.error(Some(planned.member.clone()), e.entry, e.problem)
+                this.import_error(Some(planned.member.clone()), e.entry, e.problem)
             };
             let viewed = self.viewed.remove(&key);
             let settled = viewed.is_some();
@@ -616,27 +633,29 @@ impl ImportRun<'_> {
             let leans = settled || !unpacked.implied.is_empty();
             if leans && !settled && at > 0 {
                 let done = self
-                    .settle(&staged, &layers)
+                    .settle_staged_layer(&staged, &layers)
                     .map_err(|e| located(self, e))?;
                 if done == ImpliedDirsResult::Link {
-                    self.unpack_again(key, &staged)
+                    self.discard_unpacked_layer(key, &staged)
                         .map_err(|e| located(self, e))?;
                     return Ok(None);
                 }
             }
-            let sum = self.sum(&staged).map_err(|e| located(self, e))?;
+            let sum = self
+                .sum_staged_layer(&staged)
+                .map_err(|e| located(self, e))?;
             let key = if leans { key } else { planned.diff_id };
             let mut record = LayerRecord {
                 key: key.to_string(),
                 diff_id: planned.diff_id.to_string(),
-                dir: self.free_name(key),
+                dir: self.choose_layer_dir(key),
                 size_bytes: unpacked.size_bytes,
                 leans,
                 opaque: unpacked.opaque,
                 sum: Some(sum),
                 ..LayerRecord::default()
             };
-            self.origin.note(&mut record, planned);
+            self.origin.record_holder(&mut record, planned);
             self.known.insert(record.key.clone(), record.clone());
             self.staged.push(StagedLayer {
                 staged: staged.name,
@@ -648,24 +667,24 @@ impl ImportRun<'_> {
     }
 
     /// Sums up a settled layer in `staging`.
-    fn sum(&self, staged: &StagingEntry) -> Result<LayerSum, LayerError> {
+    fn sum_staged_layer(&self, staged: &StagingEntry) -> Result<LayerSum, LayerError> {
         let path = self.store.root().join("staging").join(&staged.name);
-        sum::of_layer(open_layer(&path)?, staged.unpacked.content)
+        sum::compute_layer_sum(open_layer(&path)?, staged.unpacked.content)
     }
 
-    fn settle(
+    fn settle_staged_layer(
         &self,
         staged: &StagingEntry,
         layers: &[LayerRecord],
     ) -> Result<ImpliedDirsResult, LayerError> {
-        let mut below = self.below(layers)?;
+        let mut below = self.open_lower_layers(layers)?;
         let path = self.store.root().join("staging").join(&staged.name);
         let layer = open_layer(&path)?;
-        below::settle(layer.as_fd(), &staged.unpacked.implied, &mut below)
+        below::settle_implied_dirs(layer.as_fd(), &staged.unpacked.implied, &mut below)
     }
 
     /// A view of `layers`, which come lowest first.
-    fn below(&self, layers: &[LayerRecord]) -> Result<LowerLayers, LayerError> {
+    fn open_lower_layers(&self, layers: &[LayerRecord]) -> Result<LowerLayers, LayerError> {
         let staging = self.store.root().join("staging");
         let mut below = Vec::new();
         for layer in layers.iter().rev() {
@@ -683,7 +702,7 @@ impl ImportRun<'_> {
     }
 
     /// Directory name for a key: its first 16 digits, or the next ones if another layer starts alike.
-    fn free_name(&self, key: Digest) -> String {
+    fn choose_layer_dir(&self, key: Digest) -> String {
         let hex = key.hex();
         let taken = |name: &str| self.known.values().any(|layer| layer.dir == name);
         (0..=hex.len() - 16)
@@ -693,7 +712,7 @@ impl ImportRun<'_> {
             .to_owned()
     }
 
-    fn error(
+    fn import_error(
         &self,
         blob: Option<String>,
         entry: Option<String>,
@@ -709,7 +728,7 @@ impl ImportRun<'_> {
 }
 
 /// Finds a layer that can be used as it is: settled for this very chain, or independent of the layers below.
-fn shared(
+fn find_reusable_layer(
     known: &BTreeMap<String, LayerRecord>,
     chain: Digest,
     diff_id: Digest,
@@ -725,10 +744,10 @@ fn shared(
 fn open_layer(path: &Path) -> Result<OwnedFd, LayerError> {
     fs::File::open(path)
         .map(OwnedFd::from)
-        .map_err(|e| ImageProblem::write("open a layer")(e).into())
+        .map_err(|e| ImageProblem::write_error("open a layer")(e).into())
 }
 
-fn check(expected: Digest, found: Digest) -> Result<(), LayerError> {
+fn check_digest(expected: Digest, found: Digest) -> Result<(), LayerError> {
     if expected == found {
         Ok(())
     } else {
@@ -747,13 +766,13 @@ fn make_root(path: &Path) -> io::Result<OwnedFd> {
 fn chain_id(below: Option<Digest>, diff_id: Digest) -> Digest {
     match below {
         None => diff_id,
-        Some(below) => Digest::of(format!("{below} {diff_id}").as_bytes()),
+        Some(below) => Digest::compute(format!("{below} {diff_id}").as_bytes()),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::error::chain;
+    use crate::error::error_chain;
     use std::path::PathBuf;
 
     use super::super::testing::{
@@ -804,11 +823,11 @@ mod tests {
 
         fn ok(&self, archive: &[u8]) -> Vec<Arc<ImageRecord>> {
             self.import(archive)
-                .unwrap_or_else(|e| panic!("{}", chain(&e)))
+                .unwrap_or_else(|e| panic!("{}", error_chain(&e)))
         }
 
         fn error(&self, archive: &[u8]) -> String {
-            let error = chain(&self.import(archive).expect_err("must fail"));
+            let error = error_chain(&self.import(archive).expect_err("must fail"));
             self.is_clean();
             error
         }
@@ -821,11 +840,15 @@ mod tests {
                     .collect::<BTreeSet<String>>()
             };
             assert_eq!(names("staging"), BTreeSet::new());
-            let mut want: BTreeSet<String> =
-                self.store.layers().into_values().map(|l| l.dir).collect();
+            let mut want: BTreeSet<String> = self
+                .store
+                .layer_records()
+                .into_values()
+                .map(|l| l.dir)
+                .collect();
             want.insert("empty".into());
             assert_eq!(names("layers"), want);
-            assert_eq!(names("records").len(), self.store.list().len());
+            assert_eq!(names("records").len(), self.store.list_images().len());
         }
 
         fn reopen(&mut self) {
@@ -863,7 +886,7 @@ mod tests {
             layout.name(image, "lazy:1");
             let image = bench
                 .import(&layout.tar())
-                .unwrap_or_else(|e| panic!("{name}: {}", chain(&e)))
+                .unwrap_or_else(|e| panic!("{name}: {}", error_chain(&e)))
                 .remove(0);
             let dir = &bench.store.layer_dirs(&image.id).expect("layers")[0];
             for (file, data) in files {
@@ -891,7 +914,7 @@ mod tests {
                     matches!(&error, ImageError::Import { source, .. }
                         if matches!(**source, ImageProblem::Truncated | ImageProblem::WrongDigest { .. })),
                     "{name} cut at {cut}: {}",
-                    chain(&error)
+                    error_chain(&error)
                 );
             }
         }
@@ -926,7 +949,7 @@ mod tests {
             let bench = Bench::new();
             let images = bench
                 .import(&archive)
-                .unwrap_or_else(|e| panic!("{name}: {}", chain(&e)));
+                .unwrap_or_else(|e| panic!("{name}: {}", error_chain(&e)));
             assert_eq!(images.len(), 1, "{name}");
             assert_eq!(images[0].names, ["quay.io/a/b:1"], "{name}");
             assert_eq!(bench.text(&images[0], "a"), "base", "{name}");
@@ -942,7 +965,7 @@ mod tests {
             .import_archive(&dir, &ImportOptions::default(), &mut |_| {
                 ControlFlow::Continue(())
             })
-            .unwrap_or_else(|e| panic!("{}", chain(&e)));
+            .unwrap_or_else(|e| panic!("{}", error_chain(&e)));
         assert_eq!(bench.text(&images[0], "b"), "top");
     }
 
@@ -995,7 +1018,11 @@ mod tests {
         assert_eq!(bench.text(&images[0], "a"), "mine");
         let by_digest = format!("a@{top_digest}");
         assert_eq!(
-            bench.store.resolve(&by_digest).expect("valid").as_ref(),
+            bench
+                .store
+                .resolve_reference(&by_digest)
+                .expect("valid")
+                .as_ref(),
             Some(&images[0]),
             "the digest that a registry would show finds it"
         );
@@ -1094,7 +1121,7 @@ mod tests {
         );
         let images = bench
             .import_as(&with_name("latest"), &["mine", "quay.io/other:2"])
-            .unwrap_or_else(|e| panic!("{}", chain(&e)));
+            .unwrap_or_else(|e| panic!("{}", error_chain(&e)));
         assert_eq!(
             images[0].names,
             ["docker.io/library/mine:latest", "quay.io/other:2"]
@@ -1108,7 +1135,7 @@ mod tests {
         assert!(matches!(error, ImageError::InvalidReference { .. }));
         let error = bench.error(&with_name("UPPER:1"));
         assert!(error.contains("lower case"), "{error}");
-        let wrong = format!("a@{}", Digest::of(b"other"));
+        let wrong = format!("a@{}", Digest::compute(b"other"));
         let error = bench.error(&with_name(&wrong));
         assert!(
             error.contains("no manifest of it has that digest"),
@@ -1123,9 +1150,9 @@ mod tests {
         assert_eq!(bench.ok(&two.tar()).len(), 2);
         let error = bench.import_as(&two.tar(), &["z"]).expect_err("two");
         assert!(
-            chain(&error).contains("holds 2 images"),
+            error_chain(&error).contains("holds 2 images"),
             "{}",
-            chain(&error)
+            error_chain(&error)
         );
     }
 
@@ -1290,7 +1317,7 @@ mod tests {
             for want in wants {
                 assert!(error.contains(want), "{name}: {error}");
             }
-            assert!(bench.store.list().is_empty(), "{name}");
+            assert!(bench.store.list_images().is_empty(), "{name}");
         }
     }
 
@@ -1304,7 +1331,7 @@ mod tests {
         }
         let bench = Bench::new();
         bench.error(&layout.tar());
-        assert!(bench.store.list().is_empty());
+        assert!(bench.store.list_images().is_empty());
     }
 
     #[test]
@@ -1326,11 +1353,14 @@ mod tests {
         assert_eq!(first.layers[0], second.layers[0]);
         let in_use = BTreeSet::from([first.id.clone()]);
         assert!(matches!(
-            bench.store.remove(&first.id, &in_use),
+            bench.store.remove_image(&first.id, &in_use),
             Err(ImageError::InUse(_))
         ));
         assert_eq!(
-            bench.store.remove(&first.id, &BTreeSet::new()).expect("rm"),
+            bench
+                .store
+                .remove_image(&first.id, &BTreeSet::new())
+                .expect("rm"),
             1
         );
         assert_eq!(bench.text(&second, "a"), "base");
@@ -1338,11 +1368,11 @@ mod tests {
         assert_eq!(
             bench
                 .store
-                .remove(&first.id, &BTreeSet::new())
+                .remove_image(&first.id, &BTreeSet::new())
                 .expect("again"),
             0
         );
-        let (removed, freed) = bench.store.prune(&BTreeSet::new()).expect("prune");
+        let (removed, freed) = bench.store.prune_images(&BTreeSet::new()).expect("prune");
         assert_eq!((removed.len(), freed), (1, 6));
         bench.is_clean();
     }
@@ -1355,19 +1385,19 @@ mod tests {
             .ok(&docker_archive("a:1", &[&layer("a", "1")]))
             .remove(0);
         let (store, nobody) = (&bench.store, BTreeSet::new());
-        assert!(store.hold("sha256:absent").is_none());
-        let first = store.hold(&image.id).expect("there");
-        let second = store.hold(&image.id).expect("there");
+        assert!(store.hold_image("sha256:absent").is_none());
+        let first = store.hold_image(&image.id).expect("there");
+        let second = store.hold_image(&image.id).expect("there");
         drop(first);
         for _ in 0..2 {
-            let refused = store.remove(&image.id, &nobody);
+            let refused = store.remove_image(&image.id, &nobody);
             assert!(matches!(refused, Err(ImageError::InUse(_))), "{refused:?}");
-            assert_eq!(store.prune(&nobody).expect("prune"), (Vec::new(), 0));
+            assert_eq!(store.prune_images(&nobody).expect("prune"), (Vec::new(), 0));
         }
         assert_eq!(bench.text(&image, "a"), "1");
         drop(second);
-        assert_eq!(store.prune(&nobody).expect("prune").0.len(), 1);
-        assert!(store.hold(&image.id).is_none(), "gone");
+        assert_eq!(store.prune_images(&nobody).expect("prune").0.len(), 1);
+        assert!(store.hold_image(&image.id).is_none(), "gone");
     }
 
     #[test]
@@ -1380,11 +1410,18 @@ mod tests {
             .ok(&docker_archive("a:1", &[&layer("a", "2")]))
             .remove(0);
         let holder = |bench: &Bench| {
-            let image = bench.store.resolve("a:1").expect("valid");
+            let image = bench.store.resolve_reference("a:1").expect("valid");
             image.expect("named").id.clone()
         };
         assert_eq!(holder(&bench), second.id);
-        assert!(bench.store.get(&first.id).expect("kept").names.is_empty());
+        assert!(
+            bench
+                .store
+                .image_by_id(&first.id)
+                .expect("kept")
+                .names
+                .is_empty()
+        );
         // A crash between the two records leaves the name in both: the later has it.
         let old = bench
             .store
@@ -1394,7 +1431,7 @@ mod tests {
         fs::write(&old, serde_json::to_vec(&*first).expect("json")).expect("record");
         bench.reopen();
         assert_eq!(holder(&bench), second.id);
-        bench.store.tag(&first.id, "a:1").expect("tag");
+        bench.store.tag_image(&first.id, "a:1").expect("tag");
         assert_eq!(holder(&bench), first.id);
         bench.reopen();
         assert_eq!(holder(&bench), first.id);
@@ -1428,7 +1465,7 @@ mod tests {
         let path = format!("records/{}.json", "2".repeat(64));
         fs::write(root.join(path), serde_json::to_vec(&evil).expect("json")).expect("scratch");
         bench.reopen();
-        assert_eq!(bench.store.list(), [Arc::clone(&kept)]);
+        assert_eq!(bench.store.list_images(), [Arc::clone(&kept)]);
         assert_eq!(bench.text(&kept, "a"), "1");
         bench.is_clean();
         assert!(matches!(
@@ -1484,11 +1521,11 @@ mod tests {
     #[test]
     fn what_is_free_is_looked_at_again_every_few_mebibytes_and_entries() {
         let mut looks = FreeSpaceRecheck::default();
-        assert!(!looks.is_due(0) && !looks.is_due(LOOK_BYTES - 1));
-        assert!(looks.is_due(LOOK_BYTES) && !looks.is_due(2 * LOOK_BYTES - 1));
-        assert!(looks.is_due(2 * LOOK_BYTES));
+        assert!(!looks.is_recheck_due(0) && !looks.is_recheck_due(LOOK_BYTES - 1));
+        assert!(looks.is_recheck_due(LOOK_BYTES) && !looks.is_recheck_due(2 * LOOK_BYTES - 1));
+        assert!(looks.is_recheck_due(2 * LOOK_BYTES));
         // Without any data.
-        let due = (1..=3 * LOOK_STEPS).filter(|_| looks.is_due(2 * LOOK_BYTES));
+        let due = (1..=3 * LOOK_STEPS).filter(|_| looks.is_recheck_due(2 * LOOK_BYTES));
         assert_eq!(due.count(), 3);
     }
 
@@ -1497,7 +1534,7 @@ mod tests {
         let of_platform = |n: usize| {
             serde_json::json!({
                 "mediaType": "application/vnd.oci.image.manifest.v1+json",
-                "digest": Digest::of(&n.to_be_bytes()).to_string(),
+                "digest": Digest::compute(&n.to_be_bytes()).to_string(),
                 "size": 1,
                 "platform": {"os": "linux", "architecture": format!("a{n}")},
             })
@@ -1550,9 +1587,9 @@ mod tests {
         });
         let error = bench.import(&archive).expect_err("too large");
         assert!(
-            error.is_transient() && chain(&error).contains("100 bytes"),
+            error.is_transient() && error_chain(&error).contains("100 bytes"),
             "{}",
-            chain(&error)
+            error_chain(&error)
         );
         bench.is_clean();
     }

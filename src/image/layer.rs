@@ -166,13 +166,13 @@ pub(super) fn unpack(
     let mut entries = 0;
     let mut last: Option<Vec<u8>> = None;
     loop {
-        let entry = match tar.next() {
+        let entry = match tar.next_entry() {
             Ok(Some(entry)) => entry,
             Ok(None) => break,
             Err(error) => {
                 return Err(LayerError {
-                    entry: last.map(|path| format!("after {}", tree::display(&path))),
-                    problem: ImageProblem::from_read(error),
+                    entry: last.map(|path| format!("after {}", tree::display_path(&path))),
+                    problem: ImageProblem::from_read_error(error),
                 });
             }
         };
@@ -183,10 +183,10 @@ pub(super) fn unpack(
                 limit: MAX_ENTRIES,
             })
         } else {
-            target.apply(&entry, &mut tar)
+            target.apply_entry(&entry, &mut tar)
         };
         done.map_err(|problem| LayerError {
-            entry: Some(tree::display(&entry.path)),
+            entry: Some(tree::display_path(&entry.path)),
             problem,
         })?;
         last = Some(entry.path);
@@ -199,7 +199,7 @@ pub(super) fn unpack(
         &mut (&mut stream).take(MAX_TRAILER_BYTES + 1),
         &mut io::sink(),
     )
-    .map_err(ImageProblem::from_read)?;
+    .map_err(ImageProblem::from_read_error)?;
     if trailer > MAX_TRAILER_BYTES {
         return Err(LayerError::from(ImageProblem::Limit {
             what: "bytes after the end of a layer",
@@ -252,8 +252,12 @@ struct LayerTarget<'a> {
 }
 
 impl LayerTarget<'_> {
-    fn apply(&mut self, entry: &TarEntry, data: &mut TarReader<'_>) -> Result<(), ImageProblem> {
-        let mut path = tree::split(&entry.path).map_err(ImageProblem::from)?;
+    fn apply_entry(
+        &mut self,
+        entry: &TarEntry,
+        data: &mut TarReader<'_>,
+    ) -> Result<(), ImageProblem> {
+        let mut path = tree::split_path(&entry.path).map_err(ImageProblem::from)?;
         let Some(name) = path.pop() else {
             // The root itself: a container's root directory is the upper one, so this one's metadata is never seen.
             return match entry.kind {
@@ -265,46 +269,46 @@ impl LayerTarget<'_> {
         };
         if name.starts_with(WHITEOUT) {
             // Where this layer has a file, or removes the directory, nothing below can be seen anyway.
-            return match self.enter(path, MissingDirAction::MakeForWhiteout)? {
-                EnterResult::Yes => self.whiteout(&name),
+            return match self.enter_directory(path, MissingDirAction::MakeForWhiteout)? {
+                EnterResult::Yes => self.apply_whiteout(&name),
                 EnterResult::NotDirectory => Ok(()),
             };
         }
-        if self.enter(path, MissingDirAction::Make)? == EnterResult::NotDirectory {
+        if self.enter_directory(path, MissingDirAction::Make)? == EnterResult::NotDirectory {
             return Err(TreePathError::NotDirectory.into());
         }
         let parent = self.parent();
-        let present = match tree::entry(parent, &name) {
+        let present = match tree::stat_entry(parent, &name) {
             Ok(stat) => Some(stat),
             Err(Errno::ENOENT) => None,
-            Err(errno) => return Err(ImageProblem::write("examine it")(errno)),
+            Err(errno) => return Err(ImageProblem::write_error("examine it")(errno)),
         };
         let mut opaque = false;
         match &present {
-            Some(stat) if entry.kind == TarEntryKind::Dir && tree::kind(stat) == SFlag::S_IFDIR => {
-            }
+            Some(stat)
+                if entry.kind == TarEntryKind::Dir && tree::file_type(stat) == SFlag::S_IFDIR => {}
             Some(stat) => {
                 opaque = tree::is_whiteout(stat);
                 if entry.kind == TarEntryKind::HardLink && self.is_own_target(entry, stat)? {
                     if !self.copied.is_empty() {
                         let real = self.real_path(&name);
                         self.copied
-                            .remove(&real.map_err(ImageProblem::write("name it"))?);
+                            .remove(&real.map_err(ImageProblem::write_error("name it"))?);
                     }
                     return Ok(());
                 }
-                self.remove(&name)?;
+                self.remove_earlier_entry(&name)?;
             }
             None => {}
         }
         (self.on_bytes)(self.size_bytes)?;
         match entry.kind {
-            TarEntryKind::Dir => self.directory(entry, &name, opaque),
-            TarEntryKind::File => self.file(entry, &name, data),
-            TarEntryKind::HardLink => self.hard_link(entry, &name),
-            TarEntryKind::Symlink => self.symlink(entry, &name),
+            TarEntryKind::Dir => self.apply_directory(entry, &name, opaque),
+            TarEntryKind::File => self.apply_file(entry, &name, data),
+            TarEntryKind::HardLink => self.apply_hard_link(entry, &name),
+            TarEntryKind::Symlink => self.apply_symlink(entry, &name),
             TarEntryKind::Char | TarEntryKind::Block | TarEntryKind::Fifo => {
-                self.node(entry, &name)
+                self.apply_special_file(entry, &name)
             }
         }
     }
@@ -316,7 +320,7 @@ impl LayerTarget<'_> {
     }
 
     /// Makes `path` the directory that entries go into.
-    fn enter(
+    fn enter_directory(
         &mut self,
         path: Vec<PathComponent>,
         absent: MissingDirAction,
@@ -325,13 +329,15 @@ impl LayerTarget<'_> {
             return Ok(EnterResult::Yes);
         }
         self.leave_parent()?;
-        let reached = match tree::reach(self.root.as_fd(), &path, absent, self.below.as_mut()) {
-            Ok(reached) => reached,
-            Err(TreePathError::NotDirectory) => return Ok(EnterResult::NotDirectory),
-            Err(why) => return Err(why.into()),
-        };
-        self.note_made(reached.made)?;
-        let before = fstat(&reached.dir).map_err(ImageProblem::write("examine its directory"))?;
+        let reached =
+            match tree::reach_directory(self.root.as_fd(), &path, absent, self.below.as_mut()) {
+                Ok(reached) => reached,
+                Err(TreePathError::NotDirectory) => return Ok(EnterResult::NotDirectory),
+                Err(why) => return Err(why.into()),
+            };
+        self.record_implied_dirs(reached.made)?;
+        let before =
+            fstat(&reached.dir).map_err(ImageProblem::write_error("examine its directory"))?;
         self.parent = Some(CurrentParent {
             path,
             dir: reached.dir,
@@ -341,7 +347,7 @@ impl LayerTarget<'_> {
     }
 
     /// Counts directories that no entry declared.
-    fn note_made(&mut self, made: Vec<Vec<u8>>) -> Result<(), ImageProblem> {
+    fn record_implied_dirs(&mut self, made: Vec<Vec<u8>>) -> Result<(), ImageProblem> {
         for path in made {
             self.budget.take_directory()?;
             self.implied.insert(path);
@@ -358,20 +364,21 @@ impl LayerTarget<'_> {
     fn leave_parent(&mut self) -> Result<(), ImageProblem> {
         match self.parent.take() {
             Some(parent) => tree::restore_mtime(parent.dir.as_fd(), &parent.before)
-                .map_err(ImageProblem::write("set the time of its directory")),
+                .map_err(ImageProblem::write_error("set the time of its directory")),
             None => Ok(()),
         }
     }
 
     /// Removes the file or directory that an earlier entry of the same layer put here.
-    fn remove(&mut self, name: &[u8]) -> Result<(), ImageProblem> {
-        tree::remove(self.parent(), name).map_err(ImageProblem::write("replace what was there"))?;
+    fn remove_earlier_entry(&mut self, name: &[u8]) -> Result<(), ImageProblem> {
+        tree::remove_tree(self.parent(), name)
+            .map_err(ImageProblem::write_error("replace what was there"))?;
         // What was in it is not known any more.
         self.content = None;
         // It may have been a directory, and what was implied in it is gone.
         if let Ok(real) = self.real_path(name) {
             for paths in [&mut self.implied, &mut self.copied, &mut self.marks] {
-                for path in within(paths, &real) {
+                for path in paths_within(paths, &real) {
                     paths.remove(&path);
                 }
             }
@@ -388,36 +395,40 @@ impl LayerTarget<'_> {
         }
         let real = self
             .real_path(hidden)
-            .map_err(ImageProblem::write("name it"))?;
+            .map_err(ImageProblem::write_error("name it"))?;
         let real = real.strip_suffix(b"/").unwrap_or(&real);
-        let files = within(&self.copied, real);
+        let files = paths_within(&self.copied, real);
         let was_copied = files.iter().any(|path| path == real);
         // Nothing was copied into others.
         let mut dirs = match files.is_empty() {
             true => Vec::new(),
-            false => within(&self.implied, real),
+            false => paths_within(&self.implied, real),
         };
         dirs.retain(|path| path != real);
         // Children before their parents.
         dirs.reverse();
         for path in files.iter().chain(&dirs) {
-            let names = tree::split(path).map_err(ImageProblem::from)?;
+            let names = tree::split_path(path).map_err(ImageProblem::from)?;
             let Some((name, parents)) = names.split_last() else {
                 continue;
             };
-            let parent = tree::beneath(self.root.as_fd(), parents)
-                .map_err(ImageProblem::write("reach its directory"))?;
+            let parent = tree::open_beneath(self.root.as_fd(), parents)
+                .map_err(ImageProblem::write_error("reach its directory"))?;
             if self.implied.contains(path) {
-                let dir = tree::beneath(self.root.as_fd(), &names)
-                    .map_err(ImageProblem::write("reach its directory"))?;
-                if !tree::only_whiteouts(dir).map_err(ImageProblem::write("list the directory"))? {
+                let dir = tree::open_beneath(self.root.as_fd(), &names)
+                    .map_err(ImageProblem::write_error("reach its directory"))?;
+                if !tree::only_whiteouts(dir)
+                    .map_err(ImageProblem::write_error("list the directory"))?
+                {
                     continue;
                 }
             }
-            let before = fstat(&parent).map_err(ImageProblem::write("reach its directory"))?;
-            tree::remove(parent.as_fd(), name).map_err(ImageProblem::write("remove it"))?;
+            let before =
+                fstat(&parent).map_err(ImageProblem::write_error("reach its directory"))?;
+            tree::remove_tree(parent.as_fd(), name)
+                .map_err(ImageProblem::write_error("remove it"))?;
             tree::restore_mtime(parent.as_fd(), &before)
-                .map_err(ImageProblem::write("set the time"))?;
+                .map_err(ImageProblem::write_error("set the time"))?;
             self.implied.remove(path);
             self.copied.remove(path);
             // What was in it is not known any more.
@@ -448,7 +459,7 @@ impl LayerTarget<'_> {
         Ok(path)
     }
 
-    fn whiteout(&mut self, name: &[u8]) -> Result<(), ImageProblem> {
+    fn apply_whiteout(&mut self, name: &[u8]) -> Result<(), ImageProblem> {
         if name == OPAQUE_MARK {
             self.remove_copied(b"")?;
             let at_root = self.parent.as_ref().is_none_or(|p| p.path.is_empty());
@@ -460,8 +471,8 @@ impl LayerTarget<'_> {
                 }
                 return Ok(());
             }
-            return xattr::set(self.parent(), tree::OPAQUE, b"y")
-                .map_err(ImageProblem::write("mark the directory opaque"));
+            return xattr::set_attribute(self.parent(), tree::OPAQUE, b"y")
+                .map_err(ImageProblem::write_error("mark the directory opaque"));
         }
         if name.starts_with(AUFS) {
             return Ok(());
@@ -471,12 +482,12 @@ impl LayerTarget<'_> {
             return Err(ImageProblem::Damaged("the whiteout names nothing".into()));
         }
         let was_copied = self.remove_copied(hidden)?;
-        match tree::entry(self.parent(), hidden) {
+        match tree::stat_entry(self.parent(), hidden) {
             // A whiteout hides entries of the layers below, never those of its own layer. A file hides the entry below
             // anyway.
-            Ok(stat) if tree::kind(&stat) == SFlag::S_IFDIR => {
-                let dir = tree::beneath(self.parent(), &[hidden.into()])
-                    .map_err(ImageProblem::write("open the directory"))?;
+            Ok(stat) if tree::file_type(&stat) == SFlag::S_IFDIR => {
+                let dir = tree::open_beneath(self.parent(), &[hidden.into()])
+                    .map_err(ImageProblem::write_error("open the directory"))?;
                 let implied = !self.implied.is_empty()
                     && self
                         .real_path(hidden)
@@ -485,17 +496,17 @@ impl LayerTarget<'_> {
                     // Made for whiteouts in it, and now it is removed itself.
                     let copy = dir
                         .try_clone()
-                        .map_err(ImageProblem::write("list the directory"))?;
+                        .map_err(ImageProblem::write_error("list the directory"))?;
                     if tree::only_whiteouts(copy)
-                        .map_err(ImageProblem::write("list the directory"))?
+                        .map_err(ImageProblem::write_error("list the directory"))?
                     {
-                        self.remove(hidden)?;
+                        self.remove_earlier_entry(hidden)?;
                         return tree::make_whiteout(self.parent(), hidden)
-                            .map_err(ImageProblem::write("make the whiteout"));
+                            .map_err(ImageProblem::write_error("make the whiteout"));
                     }
                 }
-                xattr::set(dir.as_fd(), tree::OPAQUE, b"y")
-                    .map_err(ImageProblem::write("mark the directory opaque"))
+                xattr::set_attribute(dir.as_fd(), tree::OPAQUE, b"y")
+                    .map_err(ImageProblem::write_error("mark the directory opaque"))
             }
             Ok(_) => Ok(()),
             Err(Errno::ENOENT) => {
@@ -503,13 +514,13 @@ impl LayerTarget<'_> {
                     self.budget.take_inode()?;
                 }
                 tree::make_whiteout(self.parent(), hidden)
-                    .map_err(ImageProblem::write("make the whiteout"))
+                    .map_err(ImageProblem::write_error("make the whiteout"))
             }
-            Err(errno) => Err(ImageProblem::write("examine it")(errno)),
+            Err(errno) => Err(ImageProblem::write_error("examine it")(errno)),
         }
     }
 
-    fn directory(
+    fn apply_directory(
         &mut self,
         entry: &TarEntry,
         name: &[u8],
@@ -518,47 +529,47 @@ impl LayerTarget<'_> {
         match mkdirat(self.parent(), name, Mode::from_bits_truncate(0o700)) {
             Ok(()) => self.budget.take_directory()?,
             Err(Errno::EEXIST) => {}
-            Err(errno) => return Err(ImageProblem::write("make the directory")(errno)),
+            Err(errno) => return Err(ImageProblem::write_error("make the directory")(errno)),
         }
-        let dir = tree::beneath(self.parent(), &[name.into()])
-            .map_err(ImageProblem::write("open the directory"))?;
+        let dir = tree::open_beneath(self.parent(), &[name.into()])
+            .map_err(ImageProblem::write_error("open the directory"))?;
         if !self.implied.is_empty()
             && let Ok(real) = self.real_path(name)
         {
             self.implied.remove(&real);
         }
         if opaque {
-            xattr::set(dir.as_fd(), tree::OPAQUE, b"y")
-                .map_err(ImageProblem::write("mark the directory opaque"))?;
+            xattr::set_attribute(dir.as_fd(), tree::OPAQUE, b"y")
+                .map_err(ImageProblem::write_error("mark the directory opaque"))?;
         }
         apply_metadata(dir.as_fd(), entry)
     }
 
-    fn file(
+    fn apply_file(
         &mut self,
         entry: &TarEntry,
         name: &[u8],
         data: &mut TarReader<'_>,
     ) -> Result<(), ImageProblem> {
         self.budget.take_inode()?;
-        let mut file = create(self.parent(), name)?;
+        let mut file = create_new_file(self.parent(), name)?;
         match &entry.sparse {
-            None => self.copy(entry.size, data, &mut file)?,
+            None => self.copy_file_data(entry.size, data, &mut file)?,
             Some(sparse) => {
                 self.content = None;
                 for &(offset, length) in &sparse.extents {
                     file.seek(SeekFrom::Start(offset))
-                        .map_err(ImageProblem::write("write the file"))?;
-                    self.copy(length, data, &mut file)?;
+                        .map_err(ImageProblem::write_error("write the file"))?;
+                    self.copy_file_data(length, data, &mut file)?;
                 }
                 file.set_len(sparse.size)
-                    .map_err(ImageProblem::write("write the file"))?;
+                    .map_err(ImageProblem::write_error("write the file"))?;
             }
         }
         apply_metadata(file.as_fd(), entry)
     }
 
-    fn copy(
+    fn copy_file_data(
         &mut self,
         length: u64,
         data: &mut dyn Read,
@@ -571,16 +582,17 @@ impl LayerTarget<'_> {
             }
             let want = usize::try_from(left).unwrap_or(usize::MAX).min(COPY_BYTES);
             // Whole pieces: they are what is summed.
-            let n = read_up_to(data, &mut self.buffer[..want]).map_err(ImageProblem::from_read)?;
+            let n = read_up_to(data, &mut self.buffer[..want])
+                .map_err(ImageProblem::from_read_error)?;
             if n < want {
                 return Err(ImageProblem::Truncated);
             }
             if let Some(content) = &mut self.content {
-                content.piece(index, &self.buffer[..n]);
+                content.add_piece(index, &self.buffer[..n]);
             }
             self.budget.take_data(n as u64)?;
             file.write_all(&self.buffer[..n])
-                .map_err(ImageProblem::write("write the file"))?;
+                .map_err(ImageProblem::write_error("write the file"))?;
             super::count_written(n);
             left -= n as u64;
             self.size_bytes += n as u64;
@@ -591,33 +603,33 @@ impl LayerTarget<'_> {
 
     /// Opens the directory of a hard link's target and tells the target's name; `None` if the layer itself has no such
     /// directory.
-    fn link_target(
+    fn open_link_target(
         &self,
         entry: &TarEntry,
     ) -> Result<Option<(OwnedFd, PathComponent)>, ImageProblem> {
         let (path, name) = split_link(entry)?;
-        match tree::reach(self.root.as_fd(), &path, MissingDirAction::Fail, None) {
+        match tree::reach_directory(self.root.as_fd(), &path, MissingDirAction::Fail, None) {
             Ok(reached) => Ok(Some((reached.dir, name))),
             Err(TreePathError::Missing) => Ok(None),
-            Err(why) => Err(no_target(entry, why)),
+            Err(why) => Err(link_target_problem(entry, why)),
         }
     }
 
     /// Returns true if a hard link entry names the very file that is there under its own name (`present`).
     fn is_own_target(&self, entry: &TarEntry, present: &FileStat) -> Result<bool, ImageProblem> {
-        let Some((dir, name)) = self.link_target(entry)? else {
+        let Some((dir, name)) = self.open_link_target(entry)? else {
             return Ok(false);
         };
-        Ok(tree::entry(dir.as_fd(), &name)
+        Ok(tree::stat_entry(dir.as_fd(), &name)
             .is_ok_and(|stat| stat.st_ino == present.st_ino && stat.st_dev == present.st_dev))
     }
 
-    fn hard_link(&mut self, entry: &TarEntry, name: &[u8]) -> Result<(), ImageProblem> {
-        let own = match self.link_target(entry)? {
-            Some((dir, target)) => match tree::entry(dir.as_fd(), &target) {
+    fn apply_hard_link(&mut self, entry: &TarEntry, name: &[u8]) -> Result<(), ImageProblem> {
+        let own = match self.open_link_target(entry)? {
+            Some((dir, target)) => match tree::stat_entry(dir.as_fd(), &target) {
                 Ok(stat) => Some((dir, target, stat)),
                 Err(Errno::ENOENT) => None,
-                Err(errno) => return Err(no_target(entry, errno.into())),
+                Err(errno) => return Err(link_target_problem(entry, errno.into())),
             },
             None => None,
         };
@@ -634,28 +646,28 @@ impl LayerTarget<'_> {
             let real = self.real_path_in(dir.as_fd(), &target);
             return match self
                 .marks
-                .contains(&real.map_err(ImageProblem::write("name it"))?)
+                .contains(&real.map_err(ImageProblem::write_error("name it"))?)
             {
-                true => self.mark(name),
-                false => Err(no_target(entry, TreePathError::Missing)),
+                true => self.add_whiteout(name),
+                false => Err(link_target_problem(entry, TreePathError::Missing)),
             };
         }
-        if tree::kind(&stat) == SFlag::S_IFDIR {
+        if tree::file_type(&stat) == SFlag::S_IFDIR {
             return Err(ImageProblem::Damaged(format!(
                 "hard link to {:?}, which is no file",
-                tree::display(&entry.link)
+                tree::display_path(&entry.link)
             )));
         }
         linkat(&dir, &*target, self.parent(), name, AtFlags::empty())
-            .map_err(ImageProblem::write("make the hard link"))
+            .map_err(ImageProblem::write_error("make the hard link"))
     }
 
     /// Makes a whiteout that more names may follow.
-    fn mark(&mut self, name: &[u8]) -> Result<(), ImageProblem> {
-        self.whiteout(&[WHITEOUT, name].concat())?;
+    fn add_whiteout(&mut self, name: &[u8]) -> Result<(), ImageProblem> {
+        self.apply_whiteout(&[WHITEOUT, name].concat())?;
         let real = self
             .real_path(name)
-            .map_err(ImageProblem::write("name it"))?;
+            .map_err(ImageProblem::write_error("name it"))?;
         if self.marks.len() < MAX_LINKED {
             self.marks.insert(real);
         }
@@ -668,56 +680,57 @@ impl LayerTarget<'_> {
         entry: &TarEntry,
     ) -> Result<(OwnedFd, PathComponent, FileStat), ImageProblem> {
         let (path, name) = split_link(entry)?;
-        let reached = tree::reach(
+        let reached = tree::reach_directory(
             self.root.as_fd(),
             &path,
             MissingDirAction::Make,
             self.below.as_mut(),
         )
-        .map_err(|why| no_target(entry, why))?;
-        self.note_made(reached.made)?;
+        .map_err(|why| link_target_problem(entry, why))?;
+        self.record_implied_dirs(reached.made)?;
         let (dir, real) = (reached.dir, reached.real);
-        match tree::entry(dir.as_fd(), &name) {
+        match tree::stat_entry(dir.as_fd(), &name) {
             // It is here, but was named by a way through a link below.
             Ok(stat) => return Ok((dir, name, stat)),
             Err(Errno::ENOENT) => {}
-            Err(errno) => return Err(no_target(entry, errno.into())),
+            Err(errno) => return Err(link_target_problem(entry, errno.into())),
         }
         let below = self.below.as_mut().ok_or(ImageProblem::Escape)?;
         let (lower, stat) = match below
-            .find(self.root.as_fd(), &real, &name)
-            .map_err(|why| no_target(entry, why))?
+            .find_entry(self.root.as_fd(), &real, &name)
+            .map_err(|why| link_target_problem(entry, why))?
         {
             LowerEntry::Other(lower, stat) => (lower, stat),
             LowerEntry::Nothing | LowerEntry::Directory(..) => {
-                return Err(no_target(entry, TreePathError::Missing));
+                return Err(link_target_problem(entry, TreePathError::Missing));
             }
         };
-        let before = fstat(&dir).map_err(ImageProblem::write("examine its directory"))?;
+        let before = fstat(&dir).map_err(ImageProblem::write_error("examine its directory"))?;
         self.budget.take_inode()?;
-        match tree::kind(&stat) {
-            SFlag::S_IFREG => self.copy_file(lower.as_fd(), &name, dir.as_fd())?,
+        match tree::file_type(&stat) {
+            SFlag::S_IFREG => self.copy_lower_file(lower.as_fd(), &name, dir.as_fd())?,
             SFlag::S_IFLNK => {
                 let to = readlinkat(&*lower, &*name)
-                    .map_err(ImageProblem::write("look into the layers below"))?;
+                    .map_err(ImageProblem::write_error("look into the layers below"))?;
                 symlinkat(to.as_os_str(), &dir, &*name)
-                    .map_err(ImageProblem::write("make the symbolic link"))?;
+                    .map_err(ImageProblem::write_error("make the symbolic link"))?;
                 let (uid, gid) = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
                 let flags = AtFlags::AT_SYMLINK_NOFOLLOW;
                 fchownat(&dir, &*name, Some(uid), Some(gid), flags)
-                    .map_err(ImageProblem::write("set the owner"))?;
+                    .map_err(ImageProblem::write_error("set the owner"))?;
                 let mtime = TimeSpec::new(stat.st_mtime, stat.st_mtime_nsec);
                 tree::set_mtime(dir.as_fd(), &name, mtime)
-                    .map_err(ImageProblem::write("set the time"))?;
+                    .map_err(ImageProblem::write_error("set the time"))?;
             }
             _ => {
                 return Err(ImageProblem::Unsupported(format!(
                     "hard link to {:?}, a device or pipe of a layer below",
-                    tree::display(&entry.link)
+                    tree::display_path(&entry.link)
                 )));
             }
         }
-        tree::restore_mtime(dir.as_fd(), &before).map_err(ImageProblem::write("set the time"))?;
+        tree::restore_mtime(dir.as_fd(), &before)
+            .map_err(ImageProblem::write_error("set the time"))?;
         if self.copied.len() >= MAX_LINKED {
             return Err(ImageProblem::Limit {
                 what: "files of the layers below that a layer links to",
@@ -726,12 +739,13 @@ impl LayerTarget<'_> {
         }
         let path = self.real_path_in(dir.as_fd(), &name);
         self.copied
-            .insert(path.map_err(ImageProblem::write("name it"))?);
-        let stat = tree::entry(dir.as_fd(), &name).map_err(ImageProblem::write("examine it"))?;
+            .insert(path.map_err(ImageProblem::write_error("name it"))?);
+        let stat = tree::stat_entry(dir.as_fd(), &name)
+            .map_err(ImageProblem::write_error("examine it"))?;
         Ok((dir, name, stat))
     }
 
-    fn copy_file(
+    fn copy_lower_file(
         &mut self,
         from: BorrowedFd<'_>,
         name: &[u8],
@@ -741,25 +755,25 @@ impl LayerTarget<'_> {
         let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
         let mut source = openat(from, name, flags, Mode::empty())
             .map(File::from)
-            .map_err(ImageProblem::write(look))?;
-        let stat = fstat(&source).map_err(ImageProblem::write(look))?;
-        let mut file = create(to, name)?;
+            .map_err(ImageProblem::write_error(look))?;
+        let stat = fstat(&source).map_err(ImageProblem::write_error(look))?;
+        let mut file = create_new_file(to, name)?;
         let length = u64::try_from(stat.st_size).unwrap_or(0);
-        self.copy(length, &mut source, &mut file)?;
+        self.copy_file_data(length, &mut source, &mut file)?;
         copy_metadata(source.as_fd(), &stat, file.as_fd())
     }
 
-    fn symlink(&mut self, entry: &TarEntry, name: &[u8]) -> Result<(), ImageProblem> {
+    fn apply_symlink(&mut self, entry: &TarEntry, name: &[u8]) -> Result<(), ImageProblem> {
         self.budget.take_inode()?;
         // The text is the container's business: nothing of ours ever follows it out of the layer.
         symlinkat(entry.link.as_slice(), self.parent(), name)
-            .map_err(ImageProblem::write("make the symbolic link"))?;
-        self.own(entry, name)
+            .map_err(ImageProblem::write_error("make the symbolic link"))?;
+        self.set_entry_metadata(entry, name)
     }
 
-    fn node(&mut self, entry: &TarEntry, name: &[u8]) -> Result<(), ImageProblem> {
+    fn apply_special_file(&mut self, entry: &TarEntry, name: &[u8]) -> Result<(), ImageProblem> {
         if entry.kind == TarEntryKind::Char && entry.device == (0, 0) {
-            return self.mark(name);
+            return self.add_whiteout(name);
         }
         self.budget.take_inode()?;
         let (kind, device) = match entry.kind {
@@ -780,12 +794,12 @@ impl LayerTarget<'_> {
             }
         };
         mknodat(self.parent(), name, kind, Mode::empty(), device)
-            .map_err(ImageProblem::write("make the device node"))?;
-        self.own(entry, name)
+            .map_err(ImageProblem::write_error("make the device node"))?;
+        self.set_entry_metadata(entry, name)
     }
 
     /// Sets owner, attributes, mode and time of an entry that cannot be opened.
-    fn own(&self, entry: &TarEntry, name: &[u8]) -> Result<(), ImageProblem> {
+    fn set_entry_metadata(&self, entry: &TarEntry, name: &[u8]) -> Result<(), ImageProblem> {
         let parent = self.parent();
         let (uid, gid) = owner(entry)?;
         fchownat(
@@ -795,10 +809,11 @@ impl LayerTarget<'_> {
             Some(gid),
             AtFlags::AT_SYMLINK_NOFOLLOW,
         )
-        .map_err(ImageProblem::write("set the owner"))?;
-        let path = tree::through(parent, name).map_err(ImageProblem::write("name it"))?;
+        .map_err(ImageProblem::write_error("set the owner"))?;
+        let path =
+            tree::path_through_fd(parent, name).map_err(ImageProblem::write_error("name it"))?;
         for (key, value) in wanted_xattrs(entry)? {
-            ImageProblem::unless_unsupported(xattr::set_on_link(&path, &key, value))?;
+            ImageProblem::ignore_unsupported(xattr::set_on_link(&path, &key, value))?;
         }
         if entry.kind != TarEntryKind::Symlink {
             nix::sys::stat::fchmodat(
@@ -808,14 +823,15 @@ impl LayerTarget<'_> {
                 // It was made just now and is no link.
                 nix::sys::stat::FchmodatFlags::FollowSymlink,
             )
-            .map_err(ImageProblem::write("set the mode"))?;
+            .map_err(ImageProblem::write_error("set the mode"))?;
         }
-        tree::set_mtime(parent, name, mtime(entry)).map_err(ImageProblem::write("set the time"))
+        tree::set_mtime(parent, name, mtime(entry))
+            .map_err(ImageProblem::write_error("set the time"))
     }
 }
 
 /// The paths that are `dir` or in it, sorted. The empty one is the root.
-fn within(paths: &BTreeSet<Vec<u8>>, dir: &[u8]) -> Vec<Vec<u8>> {
+fn paths_within(paths: &BTreeSet<Vec<u8>>, dir: &[u8]) -> Vec<Vec<u8>> {
     if dir.is_empty() {
         return paths.iter().cloned().collect();
     }
@@ -826,17 +842,17 @@ fn within(paths: &BTreeSet<Vec<u8>>, dir: &[u8]) -> Vec<Vec<u8>> {
 }
 
 /// Makes a file that was not there.
-fn create(parent: BorrowedFd<'_>, name: &[u8]) -> Result<File, ImageProblem> {
+fn create_new_file(parent: BorrowedFd<'_>, name: &[u8]) -> Result<File, ImageProblem> {
     let flags =
         OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     openat(parent, name, flags, Mode::from_bits_truncate(0o600))
         .map(File::from)
-        .map_err(ImageProblem::write("make the file"))
+        .map_err(ImageProblem::write_error("make the file"))
 }
 
 /// A hard link's target: the names of its directory, and its own.
 fn split_link(entry: &TarEntry) -> Result<(Vec<PathComponent>, PathComponent), ImageProblem> {
-    let mut path = tree::split(&entry.link).map_err(ImageProblem::from)?;
+    let mut path = tree::split_path(&entry.link).map_err(ImageProblem::from)?;
     let name = path
         .pop()
         .ok_or_else(|| ImageProblem::Damaged("hard link to the layer's root".into()))?;
@@ -846,14 +862,14 @@ fn split_link(entry: &TarEntry) -> Result<(Vec<PathComponent>, PathComponent), I
 /// Owner first: changing it clears set-id bits and capabilities. Time last.
 fn apply_metadata(file: BorrowedFd<'_>, entry: &TarEntry) -> Result<(), ImageProblem> {
     let (uid, gid) = owner(entry)?;
-    fchown(file, Some(uid), Some(gid)).map_err(ImageProblem::write("set the owner"))?;
+    fchown(file, Some(uid), Some(gid)).map_err(ImageProblem::write_error("set the owner"))?;
     for (key, value) in wanted_xattrs(entry)? {
-        ImageProblem::unless_unsupported(xattr::set(file, &key, value))?;
+        ImageProblem::ignore_unsupported(xattr::set_attribute(file, &key, value))?;
     }
     fchmod(file, Mode::from_bits_truncate(entry.mode))
-        .map_err(ImageProblem::write("set the mode"))?;
+        .map_err(ImageProblem::write_error("set the mode"))?;
     let mtime = mtime(entry);
-    futimens(file, &mtime, &mtime).map_err(ImageProblem::write("set the time"))
+    futimens(file, &mtime, &mtime).map_err(ImageProblem::write_error("set the time"))
 }
 
 fn owner(entry: &TarEntry) -> Result<(Uid, Gid), ImageProblem> {
@@ -896,11 +912,11 @@ fn wanted_xattrs(entry: &TarEntry) -> Result<Vec<(CString, &[u8])>, ImageProblem
     Ok(wanted)
 }
 
-fn no_target(entry: &TarEntry, why: TreePathError) -> ImageProblem {
+fn link_target_problem(entry: &TarEntry, why: TreePathError) -> ImageProblem {
     match why {
         TreePathError::Missing | TreePathError::NotDirectory => ImageProblem::Damaged(format!(
             "hard link to {:?}, which neither the layer nor those below have",
-            tree::display(&entry.link)
+            tree::display_path(&entry.link)
         )),
         why => why.into(),
     }
@@ -1219,7 +1235,7 @@ mod tests {
             (stat.st_mtime, stat.st_mtime_nsec),
             (4_102_444_800, 250_000_000)
         );
-        let value = |name: &CStr| xattr::read(file.as_fd(), name).expect("xattr");
+        let value = |name: &CStr| xattr::read_attribute(file.as_fd(), name).expect("xattr");
         assert_eq!(
             value(c"security.capability").as_deref(),
             Some(&capability[..])
@@ -1716,7 +1732,7 @@ mod tests {
             .stack_size(64 * 1024)
             .spawn(move || {
                 let parent = File::open(root.parent().expect("parent")).expect("root");
-                tree::remove(parent.as_fd(), b"d").expect("removed");
+                tree::remove_tree(parent.as_fd(), b"d").expect("removed");
             })
             .expect("thread")
             .join()

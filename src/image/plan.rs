@@ -77,16 +77,16 @@ pub(super) struct PlannedLayer {
 /// First pass: reads the documents, follows them, checks them.
 ///
 /// `names`, if not empty, replace the archive's own and need it to hold exactly one image.
-pub(super) fn plan(
+pub(super) fn plan_archive(
     archive: &Archive,
     names: &[ImageReference],
     machine: MachinePlatform,
 ) -> Result<Vec<PlannedImage>, LocatedProblem> {
-    let members = Members::read(archive).map_err(|problem| (None, problem))?;
-    let mut images = if members.document("oci-layout").is_some() {
-        from_layout(&members, machine, names)?
-    } else if members.document("manifest.json").is_some() {
-        from_docker(&members, machine)?
+    let members = Members::read_archive(archive).map_err(|problem| (None, problem))?;
+    let mut images = if members.find_document("oci-layout").is_some() {
+        plan_oci_layout(&members, machine, names)?
+    } else if members.find_document("manifest.json").is_some() {
+        plan_docker_archive(&members, machine)?
     } else if members.all.contains_key("repositories") {
         return Err((
             None,
@@ -110,7 +110,7 @@ pub(super) fn plan(
                 )),
             ));
         };
-        name_as_asked(image, names).map_err(|problem| (None, problem))?;
+        apply_requested_names(image, names).map_err(|problem| (None, problem))?;
     }
     for image in &images {
         if image.names.is_empty() && image.digests.is_empty() {
@@ -121,7 +121,10 @@ pub(super) fn plan(
 }
 
 /// Gives an image the caller's names instead of the archive's. Names by digest keep the digests of the manifest.
-fn name_as_asked(image: &mut PlannedImage, names: &[ImageReference]) -> Result<(), ImageProblem> {
+fn apply_requested_names(
+    image: &mut PlannedImage,
+    names: &[ImageReference],
+) -> Result<(), ImageProblem> {
     let led_by = core::mem::take(&mut image.led_by);
     let manifests: Vec<Digest> = core::iter::once(&led_by)
         .chain(&image.digests)
@@ -148,7 +151,7 @@ fn add_name(
             "it is called {name}, but no manifest of it has that digest"
         )));
     }
-    if let Some(tagged) = name.tagged() {
+    if let Some(tagged) = name.tagged_name() {
         insert_sorted(&mut image.names, tagged);
     }
     for digest in manifests {
@@ -182,14 +185,14 @@ enum ArchiveMember {
 }
 
 impl Members {
-    fn read(archive: &Archive) -> Result<Self, ImageProblem> {
+    fn read_archive(archive: &Archive) -> Result<Self, ImageProblem> {
         let mut members = BTreeMap::new();
         let mut kept: u64 = 0;
-        archive.each(&mut |name, kind, data| {
+        archive.visit_members(&mut |name, kind, data| {
             let member = match kind {
                 MemberKind::Link(target) => ArchiveMember::Link(target.clone()),
                 MemberKind::File(size) => {
-                    let document = read_document(name, *size, data, kept)?;
+                    let document = read_json_member(name, *size, data, kept)?;
                     kept += document.as_ref().map_or(0, |d| d.len() as u64);
                     ArchiveMember::File {
                         size: *size,
@@ -207,7 +210,7 @@ impl Members {
     }
 
     /// Follows links to a file.
-    fn file(&self, name: &str) -> Option<(&str, u64)> {
+    fn find_file(&self, name: &str) -> Option<(&str, u64)> {
         let mut name = name;
         for _ in 0..MAX_LINKS {
             match self.all.get_key_value(name)? {
@@ -218,8 +221,8 @@ impl Members {
         None
     }
 
-    fn document(&self, name: &str) -> Option<&[u8]> {
-        let (name, _) = self.file(name)?;
+    fn find_document(&self, name: &str) -> Option<&[u8]> {
+        let (name, _) = self.find_file(name)?;
         match self.all.get(name)? {
             ArchiveMember::File { document, .. } => document.as_deref(),
             ArchiveMember::Link(_) => None,
@@ -228,7 +231,7 @@ impl Members {
 
     /// Counts a followed document of `bytes`. An archive may lead to one document again and again, and each time it is
     /// read as a whole.
-    fn follow(&self, bytes: usize) -> Result<(), ImageProblem> {
+    fn count_followed_document(&self, bytes: usize) -> Result<(), ImageProblem> {
         let limit = |what, limit| Err(ImageProblem::Limit { what, limit });
         let (documents, total) = self.followed.get();
         let (documents, total) = (documents + 1, total + bytes as u64);
@@ -249,24 +252,28 @@ impl Members {
 /// Source of the documents that a descriptor leads to.
 pub(super) trait DocumentSource {
     /// The document that `descriptor` names, at most [`MAX_JSON_BYTES`], its digest checked.
-    fn blob(&self, descriptor: &Descriptor) -> Result<(Digest, Cow<'_, [u8]>), LocatedProblem>;
+    fn read_blob(&self, descriptor: &Descriptor)
+    -> Result<(Digest, Cow<'_, [u8]>), LocatedProblem>;
 }
 
 impl DocumentSource for Members {
     /// A blob of an OCI layout that must be a document.
-    fn blob(&self, descriptor: &Descriptor) -> Result<(Digest, Cow<'_, [u8]>), LocatedProblem> {
+    fn read_blob(
+        &self,
+        descriptor: &Descriptor,
+    ) -> Result<(Digest, Cow<'_, [u8]>), LocatedProblem> {
         let (digest, name) = blob_name(descriptor)?;
         let at = |problem| (Some(name.clone()), problem);
-        if self.file(&name).is_none() {
+        if self.find_file(&name).is_none() {
             return Err(at(ImageProblem::Damaged("it is not in the archive".into())));
         }
-        let data = self.document(&name).ok_or_else(|| {
+        let data = self.find_document(&name).ok_or_else(|| {
             at(ImageProblem::Damaged(format!(
                 "it is not a JSON document of at most {MAX_JSON_BYTES} bytes"
             )))
         })?;
-        self.follow(data.len()).map_err(at)?;
-        let found = Digest::of(data);
+        self.count_followed_document(data.len()).map_err(at)?;
+        let found = Digest::compute(data);
         if found != digest {
             return Err(at(ImageProblem::WrongDigest {
                 expected: digest,
@@ -286,10 +293,10 @@ pub(super) fn plan_remote(
     machine: MachinePlatform,
 ) -> Result<PlannedImage, LocatedProblem> {
     let (manifest_digest, manifest, id, config) =
-        match choose(documents, top, machine, MAX_NESTING)? {
+        match choose_image(documents, top, machine, MAX_NESTING)? {
             ManifestChoice::Image(found) => *found,
             ManifestChoice::OtherMachines(others) => {
-                return Err((None, nothing_for(machine, others)));
+                return Err((None, no_image_problem(machine, others)));
             }
         };
     let mut manifests =
@@ -300,7 +307,7 @@ pub(super) fn plan_remote(
     let mut image = PlannedImage {
         order: 0,
         id,
-        layers: layout_layers(&manifest, &config)?,
+        layers: plan_manifest_layers(&manifest, &config)?,
         config,
         names: Vec::new(),
         digests: Vec::new(),
@@ -321,7 +328,7 @@ fn blob_name(descriptor: &Descriptor) -> Result<(Digest, String), LocatedProblem
 }
 
 /// Keeps a member if it looks like JSON: blobs carry no type in their names.
-fn read_document(
+fn read_json_member(
     name: &str,
     size: u64,
     data: &mut dyn Read,
@@ -336,7 +343,7 @@ fn read_document(
     }
     let mut head = [0; 1];
     data.read_exact(&mut head)
-        .map_err(ImageProblem::from_read)?;
+        .map_err(ImageProblem::from_read_error)?;
     if !matches!(head[0], b'{' | b'[' | b' ' | b'\n' | b'\t' | b'\r') {
         return Ok(None);
     }
@@ -350,21 +357,21 @@ fn read_document(
     text.push(head[0]);
     data.take(size - 1)
         .read_to_end(&mut text)
-        .map_err(ImageProblem::from_read)?;
+        .map_err(ImageProblem::from_read_error)?;
     if text.len() as u64 != size {
         return Err(ImageProblem::Truncated);
     }
     Ok(Some(text))
 }
 
-fn json<T: DeserializeOwned>(name: &str, data: &[u8]) -> Result<T, LocatedProblem> {
+fn parse_member_json<T: DeserializeOwned>(name: &str, data: &[u8]) -> Result<T, LocatedProblem> {
     from_foreign_json(data)
         .map_err(|e| (Some(name.to_owned()), ImageProblem::Damaged(e.to_string())))
 }
 
 // --- OCI layout ---
 
-fn from_layout(
+fn plan_oci_layout(
     members: &Members,
     machine: MachinePlatform,
     names: &[ImageReference],
@@ -374,27 +381,30 @@ fn from_layout(
     struct OciLayoutFile {
         image_layout_version: String,
     }
-    let layout: OciLayoutFile = json("oci-layout", members.document("oci-layout").unwrap_or(b""))?;
+    let layout: OciLayoutFile = parse_member_json(
+        "oci-layout",
+        members.find_document("oci-layout").unwrap_or(b""),
+    )?;
     if !layout.image_layout_version.starts_with("1.") {
         return Err((
             Some("oci-layout".into()),
             ImageProblem::Unsupported(format!("version {:?}", layout.image_layout_version)),
         ));
     }
-    let Some(index) = members.document("index.json") else {
+    let Some(index) = members.find_document("index.json") else {
         return Err((
             Some("index.json".into()),
             ImageProblem::Damaged("it is not in the archive".into()),
         ));
     };
-    let index: Index = json("index.json", index)?;
+    let index: Index = parse_member_json("index.json", index)?;
     let mut images: Vec<PlannedImage> = Vec::new();
     let mut wrong_machine = OtherPlatforms::default();
     for descriptor in &index.manifests {
         if is_not_an_image(descriptor) {
             continue;
         }
-        let choice = choose(members, descriptor, machine, MAX_NESTING)?;
+        let choice = choose_image(members, descriptor, machine, MAX_NESTING)?;
         let (manifest_digest, manifest, config_digest, config) = match choice {
             ManifestChoice::Image(found) => *found,
             ManifestChoice::OtherMachines(what) => {
@@ -406,7 +416,7 @@ fn from_layout(
         let at = match at {
             Some(at) => at,
             None => {
-                let layers = layout_layers(&manifest, &config)?;
+                let layers = plan_manifest_layers(&manifest, &config)?;
                 images.push(PlannedImage {
                     order: images.len(),
                     id: config_digest,
@@ -433,13 +443,13 @@ fn from_layout(
         if manifest_digest != top {
             manifests.push(manifest_digest);
         }
-        name_from_annotations(&mut images[at], descriptor, &manifests, names)
+        add_annotated_name(&mut images[at], descriptor, &manifests, names)
             .map_err(|problem| (Some("index.json".into()), problem))?;
     }
     if images.is_empty() {
-        return Err((None, nothing_for(machine, wrong_machine)));
+        return Err((None, no_image_problem(machine, wrong_machine)));
     }
-    prefer_own(&mut images, machine);
+    prefer_own_architecture(&mut images, machine);
     for image in &images {
         for layer in &image.layers {
             check_blob_present(members, layer)?;
@@ -450,8 +460,8 @@ fn from_layout(
 
 /// Drops 32-bit images that are listed beside the machine's own ones, unless they have names of their own: without,
 /// they are most often the same image for another board, and would take its name.
-fn prefer_own(images: &mut Vec<PlannedImage>, machine: MachinePlatform) {
-    let is_own = |image: &PlannedImage| is_own(&image.config, machine);
+fn prefer_own_architecture(images: &mut Vec<PlannedImage>, machine: MachinePlatform) {
+    let is_own = |image: &PlannedImage| is_own_architecture(&image.config, machine);
     if !images.iter().any(is_own) {
         return;
     }
@@ -465,13 +475,13 @@ fn prefer_own(images: &mut Vec<PlannedImage>, machine: MachinePlatform) {
 
 /// Returns true if the image is of the machine's own architecture, not a 32-bit one that it runs as well. An image
 /// without an architecture is trusted.
-fn is_own(config: &ImageConfig, machine: MachinePlatform) -> bool {
-    config.architecture.is_empty() || machine.is_own(&config.architecture)
+fn is_own_architecture(config: &ImageConfig, machine: MachinePlatform) -> bool {
+    config.architecture.is_empty() || machine.is_own_architecture(&config.architecture)
 }
 
 fn check_blob_present(members: &Members, layer: &PlannedLayer) -> Result<(), LocatedProblem> {
     let at = |problem| Err((Some(layer.member.clone()), problem));
-    match (members.file(&layer.member), layer.blob) {
+    match (members.find_file(&layer.member), layer.blob) {
         (None, _) => at(ImageProblem::Damaged("it is not in the archive".into())),
         (Some((_, found)), Some((_, size))) if found != size => at(ImageProblem::Damaged(format!(
             "it has {found} bytes, its manifest says {size}"
@@ -505,7 +515,7 @@ impl OtherPlatforms {
     }
 }
 
-fn nothing_for(machine: MachinePlatform, others: OtherPlatforms) -> ImageProblem {
+fn no_image_problem(machine: MachinePlatform, others: OtherPlatforms) -> ImageProblem {
     let mut what = others.0;
     if what.is_empty() {
         return ImageProblem::Damaged("it holds no image".into());
@@ -538,13 +548,13 @@ enum ManifestChoice {
 }
 
 /// Follows a descriptor to the image for this machine.
-fn choose(
+fn choose_image(
     members: &dyn DocumentSource,
     descriptor: &Descriptor,
     machine: MachinePlatform,
     nesting: usize,
 ) -> Result<ManifestChoice, LocatedProblem> {
-    let (digest, data) = members.blob(descriptor)?;
+    let (digest, data) = members.read_blob(descriptor)?;
     let data = &*data;
     let name = digest.to_string();
     // Some writers leave the type out; only an index has `manifests`.
@@ -558,7 +568,9 @@ fn choose(
         | "application/vnd.docker.distribution.manifest.list.v2+json" => true,
         "application/vnd.oci.image.manifest.v1+json"
         | "application/vnd.docker.distribution.manifest.v2+json" => false,
-        "" => json::<IndexProbe>(&name, data)?.manifests.is_some(),
+        "" => parse_member_json::<IndexProbe>(&name, data)?
+            .manifests
+            .is_some(),
         other => {
             return Err((
                 Some(name),
@@ -567,7 +579,7 @@ fn choose(
         }
     };
     if !is_index {
-        return image_of(members, digest, json(&name, data)?, machine);
+        return choose_manifest_image(members, digest, parse_member_json(&name, data)?, machine);
     }
     if nesting == 0 {
         return Err((
@@ -578,22 +590,24 @@ fn choose(
             },
         ));
     }
-    let index: Index = json(&name, data)?;
+    let index: Index = parse_member_json(&name, data)?;
     // Best first; of equals the first listed.
     let mut ranked: Vec<(u8, &Descriptor)> = Vec::new();
     let mut others = OtherPlatforms::default();
     for inner in index.manifests.iter().filter(|d| !is_not_an_image(d)) {
         match &inner.platform {
-            Some(platform) if !platform.architecture.is_empty() => match machine.rank(platform) {
-                Some(rank) => ranked.push((rank, inner)),
-                None if others.is_full() => {}
-                None => others.add(&platform_name(platform)),
-            },
+            Some(platform) if !platform.architecture.is_empty() => {
+                match machine.rank_platform(platform) {
+                    Some(rank) => ranked.push((rank, inner)),
+                    None if others.is_full() => {}
+                    None => others.add(&platform_name(platform)),
+                }
+            }
             // The configuration will tell.
             _ => ranked.push((0, inner)),
         }
     }
-    ranked.order_by_key(|(rank, _)| core::cmp::Reverse(*rank));
+    ranked.stable_sort_by_key(|(rank, _)| core::cmp::Reverse(*rank));
     let mut narrow = None;
     for (_, inner) in ranked {
         let is_told = inner.platform.as_ref();
@@ -602,9 +616,9 @@ fn choose(
         if narrow.is_some() && is_told {
             continue;
         }
-        match choose(members, inner, machine, nesting - 1)? {
+        match choose_image(members, inner, machine, nesting - 1)? {
             ManifestChoice::OtherMachines(more) => others.extend(more.0),
-            ManifestChoice::Image(found) if is_own(&found.3, machine) => {
+            ManifestChoice::Image(found) if is_own_architecture(&found.3, machine) => {
                 return Ok(ManifestChoice::Image(found));
             }
             image @ ManifestChoice::Image(_) => _ = narrow.get_or_insert(image),
@@ -613,15 +627,15 @@ fn choose(
     Ok(narrow.unwrap_or(ManifestChoice::OtherMachines(others)))
 }
 
-fn image_of(
+fn choose_manifest_image(
     members: &dyn DocumentSource,
     manifest_digest: Digest,
     manifest: Manifest,
     machine: MachinePlatform,
 ) -> Result<ManifestChoice, LocatedProblem> {
-    let (config_digest, data) = members.blob(&manifest.config)?;
-    let config: ImageConfig = json(&config_digest.to_string(), &data)?;
-    if let Some(other) = unsuitable(&config, machine) {
+    let (config_digest, data) = members.read_blob(&manifest.config)?;
+    let config: ImageConfig = parse_member_json(&config_digest.to_string(), &data)?;
+    if let Some(other) = unsuitable_platform(&config, machine) {
         let mut others = OtherPlatforms::default();
         others.add(&other);
         return Ok(ManifestChoice::OtherMachines(others));
@@ -635,7 +649,7 @@ fn image_of(
 }
 
 /// The platform of a configuration that this machine cannot run. One that says nothing is trusted.
-fn unsuitable(config: &ImageConfig, machine: MachinePlatform) -> Option<String> {
+fn unsuitable_platform(config: &ImageConfig, machine: MachinePlatform) -> Option<String> {
     if config.architecture.is_empty() {
         return None;
     }
@@ -658,7 +672,7 @@ fn unsuitable(config: &ImageConfig, machine: MachinePlatform) -> Option<String> 
         ..platform.clone()
     };
     machine
-        .rank(&lenient)
+        .rank_platform(&lenient)
         .is_none()
         .then(|| platform_name(&platform))
 }
@@ -672,11 +686,11 @@ fn platform_name(platform: &Platform) -> String {
     name
 }
 
-fn layout_layers(
+fn plan_manifest_layers(
     manifest: &Manifest,
     config: &ImageConfig,
 ) -> Result<Vec<PlannedLayer>, LocatedProblem> {
-    let diff_ids = diff_ids(config, manifest.layers.len())?;
+    let diff_ids = parse_diff_ids(config, manifest.layers.len())?;
     manifest
         .layers
         .iter()
@@ -727,7 +741,7 @@ fn is_layer_type(media_type: &str) -> bool {
         })
 }
 
-fn diff_ids(config: &ImageConfig, layers: usize) -> Result<Vec<Digest>, LocatedProblem> {
+fn parse_diff_ids(config: &ImageConfig, layers: usize) -> Result<Vec<Digest>, LocatedProblem> {
     let wrong = |problem| Err((Some("configuration".to_owned()), problem));
     if layers > MAX_LAYERS {
         return wrong(ImageProblem::Limit {
@@ -747,7 +761,7 @@ fn diff_ids(config: &ImageConfig, layers: usize) -> Result<Vec<Digest>, LocatedP
         .collect()
 }
 
-fn name_from_annotations(
+fn add_annotated_name(
     image: &mut PlannedImage,
     descriptor: &Descriptor,
     manifests: &[Digest],
@@ -785,12 +799,12 @@ struct DockerImage {
     layers: Option<Vec<String>>,
 }
 
-fn from_docker(
+fn plan_docker_archive(
     members: &Members,
     machine: MachinePlatform,
 ) -> Result<Vec<PlannedImage>, LocatedProblem> {
-    let document = members.document("manifest.json").unwrap_or(b"");
-    let listed: Vec<DockerImage> = json("manifest.json", document)?;
+    let document = members.find_document("manifest.json").unwrap_or(b"");
+    let listed: Vec<DockerImage> = parse_member_json("manifest.json", document)?;
     if listed.len() > MAX_ARCHIVE_IMAGES {
         return Err((
             None,
@@ -805,13 +819,17 @@ fn from_docker(
     for listed in listed {
         let config_name = member_name("", listed.config.as_bytes()).unwrap_or_default();
         let at = |problem| (Some(config_name.clone()), problem);
-        let data = members.document(&config_name).ok_or_else(|| {
-            at(ImageProblem::Damaged(match members.file(&config_name) {
-                Some(_) => format!("it is not a JSON document of at most {MAX_JSON_BYTES} bytes"),
-                None => "the configuration is not in the archive".into(),
-            }))
+        let data = members.find_document(&config_name).ok_or_else(|| {
+            at(ImageProblem::Damaged(
+                match members.find_file(&config_name) {
+                    Some(_) => {
+                        format!("it is not a JSON document of at most {MAX_JSON_BYTES} bytes")
+                    }
+                    None => "the configuration is not in the archive".into(),
+                },
+            ))
         })?;
-        let id = Digest::of(data);
+        let id = Digest::compute(data);
         // Named after its digest: then it must have it.
         let stem = config_name.rsplit('/').next().unwrap_or(&config_name);
         let stem = stem.strip_suffix(".json").unwrap_or(stem);
@@ -821,9 +839,9 @@ fn from_docker(
                 found: id,
             }));
         }
-        members.follow(data.len()).map_err(at)?;
-        let config: ImageConfig = json(&config_name, data)?;
-        if let Some(other) = unsuitable(&config, machine) {
+        members.count_followed_document(data.len()).map_err(at)?;
+        let config: ImageConfig = parse_member_json(&config_name, data)?;
+        if let Some(other) = unsuitable_platform(&config, machine) {
             others.add(&other);
             continue;
         }
@@ -831,10 +849,10 @@ fn from_docker(
         let listed_layers = listed.layers.unwrap_or_default();
         for (layer, diff_id) in listed_layers
             .iter()
-            .zip(diff_ids(&config, listed_layers.len())?)
+            .zip(parse_diff_ids(&config, listed_layers.len())?)
         {
             let member = member_name("", layer.as_bytes())
-                .and_then(|name| members.file(&name).map(|(name, _)| name.to_owned()))
+                .and_then(|name| members.find_file(&name).map(|(name, _)| name.to_owned()))
                 .ok_or_else(|| {
                     (
                         Some(layer.clone()),
@@ -867,15 +885,15 @@ fn from_docker(
                     ImageProblem::Damaged(e.to_string()),
                 )
             })?;
-            if let Some(tagged) = name.tagged() {
+            if let Some(tagged) = name.tagged_name() {
                 insert_sorted(&mut images[at].names, tagged);
             }
         }
     }
     if images.is_empty() {
-        return Err((None, nothing_for(machine, others)));
+        return Err((None, no_image_problem(machine, others)));
     }
-    prefer_own(&mut images, machine);
+    prefer_own_architecture(&mut images, machine);
     Ok(images)
 }
 
@@ -889,7 +907,7 @@ mod tests {
         let platform = |n: usize, architecture: String| {
             serde_json::json!({
                 "mediaType": "application/vnd.oci.image.manifest.v1+json",
-                "digest": Digest::of(&n.to_be_bytes()).to_string(),
+                "digest": Digest::compute(&n.to_be_bytes()).to_string(),
                 "size": 1,
                 "platform": {"os": "linux", "architecture": architecture},
             })
@@ -907,18 +925,18 @@ mod tests {
         let path = scratch.join("archive");
         std::fs::write(&path, layout.tar()).expect("scratch");
         let archive = Archive::open(&path).expect("an archive");
-        let members = Members::read(&archive).expect("members");
+        let members = Members::read_archive(&archive).expect("members");
         let top: Descriptor = serde_json::from_value(outer).expect("a descriptor");
-        let machine = MachinePlatform::this();
+        let machine = MachinePlatform::detect_current();
         let Ok(ManifestChoice::OtherMachines(others)) =
-            choose(&members, &top, machine, MAX_NESTING)
+            choose_image(&members, &top, machine, MAX_NESTING)
         else {
             panic!("nothing is for this machine");
         };
         assert_eq!(others.0.len(), MAX_PLATFORMS_TOLD + 1);
         let longest = others.0.iter().map(|name| name.chars().count()).max();
         assert_eq!(longest, Some(MAX_PLATFORM_CHARS));
-        let told = nothing_for(machine, others).to_string();
+        let told = no_image_problem(machine, others).to_string();
         assert!(told.ends_with(", …)"), "{told}");
         assert_eq!(told.matches("linux/a4").count(), 15, "each once: {told}");
     }

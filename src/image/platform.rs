@@ -20,7 +20,7 @@ pub struct MachinePlatform {
 impl MachinePlatform {
     /// The machine this program was built for, with the variant that the processor has.
     #[must_use]
-    pub fn this() -> Self {
+    pub fn detect_current() -> Self {
         let architecture = match std::env::consts::ARCH {
             "x86_64" => "amd64",
             "x86" => "386",
@@ -37,14 +37,14 @@ impl MachinePlatform {
 
     /// Returns true if images of this architecture are the machine's own, not 32-bit ones that it runs as well.
     #[must_use]
-    pub fn is_own(&self, architecture: &str) -> bool {
+    pub fn is_own_architecture(&self, architecture: &str) -> bool {
         architecture == self.architecture
     }
 
     /// Ranks an image for `platform`: `None` if it cannot run, else the higher the better. A 32-bit image ranks below
     /// every 64-bit one. Some processors cannot run it: then its program does not start.
     #[must_use]
-    pub fn rank(&self, platform: &Platform) -> Option<u8> {
+    pub fn rank_platform(&self, platform: &Platform) -> Option<u8> {
         if platform.os != "linux" {
             return None;
         }
@@ -109,7 +109,7 @@ mod tests {
                     architecture: architecture.into(),
                     variant: variant.into(),
                 };
-                machine.rank(&platform).map(|rank| (rank, at))
+                machine.rank_platform(&platform).map(|rank| (rank, at))
             })
             .max()
             .map(|(_, at)| at)
@@ -197,7 +197,7 @@ mod tests {
             architecture: "arm".into(),
             variant: String::new(),
         };
-        let rank = |variant| machine("arm", variant).rank(&platform);
+        let rank = |variant| machine("arm", variant).rank_platform(&platform);
         assert_eq!((rank(6), rank(7)), (None, Some(7)));
     }
 }

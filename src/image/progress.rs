@@ -25,7 +25,7 @@ pub enum ImageStage {
 impl ImageStage {
     /// The stage as one word.
     #[must_use]
-    pub const fn word(self) -> &'static str {
+    pub const fn stage_name(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
             Self::Resolving => "resolving",
@@ -60,7 +60,7 @@ impl fmt::Display for ImageProgress {
             stage @ (ImageStage::Resolving
             | ImageStage::Fetching
             | ImageStage::Unpacking
-            | ImageStage::Verifying) => stage.word(),
+            | ImageStage::Verifying) => stage.stage_name(),
         })?;
         if matches!(self.stage, ImageStage::Waiting | ImageStage::Resolving) {
             return Ok(());
@@ -83,23 +83,23 @@ impl fmt::Display for ImageProgress {
 pub(super) struct Tracker(Mutex<ImageProgress>);
 
 impl Tracker {
-    pub(super) fn now(&self) -> ImageProgress {
+    pub(super) fn current_progress(&self) -> ImageProgress {
         *self.lock()
     }
 
-    pub(super) fn set(&self, now: ImageProgress) {
+    pub(super) fn set_progress(&self, now: ImageProgress) {
         *self.lock() = now;
     }
 
-    pub(super) fn stage(&self, stage: ImageStage) {
-        self.set(ImageProgress {
+    pub(super) fn begin_stage(&self, stage: ImageStage) {
+        self.set_progress(ImageProgress {
             stage,
             ..ImageProgress::default()
         });
     }
 
-    pub(super) fn fetching(&self, layers: usize, bytes_total: u64) {
-        self.set(ImageProgress {
+    pub(super) fn begin_fetching(&self, layers: usize, bytes_total: u64) {
+        self.set_progress(ImageProgress {
             stage: ImageStage::Fetching,
             layers,
             bytes_total,
@@ -107,12 +107,12 @@ impl Tracker {
         });
     }
 
-    pub(super) fn arrived(&self, bytes: i64) {
+    pub(super) fn add_fetched_bytes(&self, bytes: i64) {
         let mut now = self.lock();
         now.bytes = now.bytes.saturating_add_signed(bytes);
     }
 
-    pub(super) fn layer_fetched(&self) {
+    pub(super) fn count_fetched_layer(&self) {
         self.lock().layers_done += 1;
     }
 
@@ -128,16 +128,16 @@ mod tests {
     #[test]
     fn said_in_words() {
         let tracker = Tracker::default();
-        let words = |want: &str| assert_eq!(tracker.now().to_string(), want);
+        let words = |want: &str| assert_eq!(tracker.current_progress().to_string(), want);
         words("waiting for other pulls");
-        tracker.stage(ImageStage::Resolving);
+        tracker.begin_stage(ImageStage::Resolving);
         words("resolving");
-        tracker.fetching(3, 10 << 20);
-        tracker.arrived(5 << 20);
-        tracker.arrived(-(1 << 20));
-        tracker.layer_fetched();
+        tracker.begin_fetching(3, 10 << 20);
+        tracker.add_fetched_bytes(5 << 20);
+        tracker.add_fetched_bytes(-(1 << 20));
+        tracker.count_fetched_layer();
         words("fetching 4 of 10 MiB (40%), 1 of 3 layers");
-        tracker.set(ImageProgress {
+        tracker.set_progress(ImageProgress {
             stage: ImageStage::Unpacking,
             layers_done: 2,
             layers: 3,
@@ -145,9 +145,9 @@ mod tests {
             bytes_total: 0,
         });
         words("unpacking 7 MiB, 2 of 3 layers");
-        tracker.stage(ImageStage::Unpacking);
+        tracker.begin_stage(ImageStage::Unpacking);
         words("unpacking, 0 of 0 layers");
-        tracker.fetching(0, 0);
+        tracker.begin_fetching(0, 0);
         words("fetching, 0 of 0 layers");
     }
 }

@@ -75,12 +75,12 @@ pub struct LayerRecord {
 impl ImageRecord {
     /// The image in CRI's words.
     #[must_use]
-    pub fn to_cri(&self) -> cri::StoredImage {
+    pub fn to_cri_image(&self) -> cri::StoredImage {
         let user = self.config.config.user.split(':').next().unwrap_or("");
         let uid = user.parse::<u32>().ok().map(i64::from);
         let mut repo_digests = self.digests.clone();
         // Where one is shown it is the first.
-        if let Some(at) = self.led_at() {
+        if let Some(at) = self.pulled_digest_index() {
             repo_digests[..=at].rotate_right(1);
         }
         cri::StoredImage {
@@ -102,11 +102,11 @@ impl ImageRecord {
     /// The `imageID` of the API: the name by digest that the image was pulled by, else the id.
     #[must_use]
     pub fn image_id(&self) -> &str {
-        let led = self.led_at().unwrap_or(0);
+        let led = self.pulled_digest_index().unwrap_or(0);
         self.digests.get(led).unwrap_or(&self.id)
     }
 
-    fn led_at(&self) -> Option<usize> {
+    fn pulled_digest_index(&self) -> Option<usize> {
         self.digests.iter().position(|name| *name == self.led_by)
     }
 
@@ -182,7 +182,7 @@ mod tests {
                 led_by: led_by.into(),
                 ..ImageRecord::default()
             };
-            assert_eq!(record.to_cri().repo_digests, want, "{led_by}");
+            assert_eq!(record.to_cri_image().repo_digests, want, "{led_by}");
             assert_eq!(record.image_id(), want[0], "{led_by}");
         }
     }
@@ -198,7 +198,7 @@ mod tests {
         ] {
             let mut record = ImageRecord::default();
             record.config.config.user = user.into();
-            let image = record.to_cri();
+            let image = record.to_cri_image();
             assert_eq!(
                 (image.uid, image.username.as_str()),
                 (uid, name),

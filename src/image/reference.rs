@@ -64,7 +64,7 @@ impl ImageReference {
     ///
     /// Errors: [`ImageError::InvalidReference`], for which the API's word is `InvalidImageName`.
     pub fn parse(text: &str) -> Result<Self, ImageError> {
-        parse(text).map_err(|reason| ImageError::InvalidReference {
+        parse_reference(text).map_err(|reason| ImageError::InvalidReference {
             reference: text.chars().take(MAX_REPOSITORY_BYTES).collect(),
             reason,
         })
@@ -100,7 +100,7 @@ impl ImageReference {
 
     /// `repository:tag`; `None` for a reference by digest alone.
     #[must_use]
-    pub fn tagged(&self) -> Option<String> {
+    pub fn tagged_name(&self) -> Option<String> {
         self.tag
             .as_ref()
             .map(|tag| format!("{}:{tag}", self.repository))
@@ -120,7 +120,7 @@ impl fmt::Display for ImageReference {
     }
 }
 
-fn parse(text: &str) -> Result<ImageReference, ReferenceError> {
+fn parse_reference(text: &str) -> Result<ImageReference, ReferenceError> {
     if text.is_empty() {
         return Err(ReferenceError::Empty);
     }

@@ -39,7 +39,7 @@ use super::whose::{self, LayerSharing};
 use crate::api::cri::FsInfo;
 use crate::api::order::{GatherExt, OrderExt};
 use crate::api::strict::{JsonTextError, from_json};
-use crate::error::chain;
+use crate::error::error_chain;
 use crate::sys::{crash, disk_usage, file, lock};
 
 /// Reason why a record on disk is of no use. Whatever wrote it, the image is removed and brought again.
@@ -115,7 +115,7 @@ pub struct StoredImageHold {
 
 impl Drop for StoredImageHold {
     fn drop(&mut self) {
-        let mut index = self.store.index();
+        let mut index = self.store.lock_index();
         if let Some(count) = index.held.get_mut(&self.id) {
             *count -= 1;
             if *count == 0 {
@@ -142,17 +142,17 @@ impl ImageStore {
     }
 
     pub(super) fn open_with(root: &Path, limits: ImportLimits) -> Result<Self, ImageError> {
-        let above = first_above(root);
+        let above = first_existing_ancestor(root);
         make_dir(root, 0o700)?;
         let lock_path = root.join("lock");
         let lock = lock::try_lock_patiently(&lock_path)
-            .map_err(ImageError::store("lock", &lock_path))?
+            .map_err(ImageError::store_error("lock", &lock_path))?
             .ok_or_else(|| ImageError::Locked(root.into()))?;
         for (name, mode) in [("records", 0o700), ("layers", 0o755), ("staging", 0o700)] {
             make_dir(&root.join(name), mode)?;
         }
         // A store of an earlier version has none, and may be on a disk that cannot be written any more.
-        unless_read_only(make_dir(&root.join("lost"), 0o700))?;
+        ignore_read_only(make_dir(&root.join("lost"), 0o700))?;
         make_dir(&root.join("layers").join(EMPTY), 0o755)?;
         // An entry of a directory is on disk only if the directory is, and the names that lead to it.
         let named = |dir: &&Path| !dir.as_os_str().is_empty();
@@ -171,11 +171,11 @@ impl ImageStore {
                 _lock: lock,
             }),
         };
-        unless_read_only(store.clear_staging())?;
-        unless_read_only(store.remove_temporary())?;
-        let index = store.load()?;
-        unless_read_only(store.remove_orphan_layers(&index))?;
-        *store.index() = index;
+        ignore_read_only(store.clear_staging())?;
+        ignore_read_only(store.remove_temporary())?;
+        let index = store.load_records()?;
+        ignore_read_only(store.remove_orphan_layers(&index))?;
+        *store.lock_index() = index;
         Ok(store)
     }
 
@@ -193,8 +193,8 @@ impl ImageStore {
         options: &ImportOptions,
         tick: ProgressCallback<'_>,
     ) -> Result<Vec<Arc<ImageRecord>>, ImageError> {
-        let _change = self.change();
-        let result = import::run(self, archive, options, tick);
+        let _change = self.lock_changes();
+        let result = import::import_archive(self, archive, options, tick);
         // Layers of a failed import, or a layer that two members held alike. The import's own error comes first.
         let cleared = self.clear_staging();
         let images = result?;
@@ -202,7 +202,7 @@ impl ImageStore {
         Ok(images)
     }
 
-    /// Imports a planned image from the blobs in `layout`; see [`import::run_planned`].
+    /// Imports a planned image from the blobs in `layout`; see [`import::import_planned_image`].
     pub(super) fn import_planned(
         &self,
         layout: &Path,
@@ -210,8 +210,8 @@ impl ImageStore {
         shares: &LayerSharing<'_>,
         tick: ProgressCallback<'_>,
     ) -> Result<Arc<ImageRecord>, ImageError> {
-        let _change = self.change();
-        let result = import::run_planned(self, layout, planned, shares, tick);
+        let _change = self.lock_changes();
+        let result = import::import_planned_image(self, layout, planned, shares, tick);
         let cleared = self.clear_staging();
         let image = result?;
         cleared?;
@@ -222,8 +222,11 @@ impl ImageStore {
     /// With tag and digest the digest decides.
     ///
     /// Errors: [`ImageError::InvalidReference`] (waiting reason `InvalidImageName`).
-    pub fn resolve(&self, reference: &str) -> Result<Option<Arc<ImageRecord>>, ImageError> {
-        let index = self.index();
+    pub fn resolve_reference(
+        &self,
+        reference: &str,
+    ) -> Result<Option<Arc<ImageRecord>>, ImageError> {
+        let index = self.lock_index();
         if Digest::parse(reference).is_ok() {
             return Ok(index.images.get(reference).cloned());
         }
@@ -231,22 +234,22 @@ impl ImageStore {
             return Ok(index.images.get(&format!("sha256:{reference}")).cloned());
         }
         let reference = ImageReference::parse(reference)?;
-        Ok(index.by_reference(&reference))
+        Ok(index.find_by_reference(&reference))
     }
 
     /// The image with this id (`sha256:…`).
     #[must_use]
-    pub fn get(&self, id: &str) -> Option<Arc<ImageRecord>> {
-        self.index().images.get(id).cloned()
+    pub fn image_by_id(&self, id: &str) -> Option<Arc<ImageRecord>> {
+        self.lock_index().images.get(id).cloned()
     }
 
     /// Keeps the image with this id from being removed; `None` if it is not there.
     ///
-    /// A caller of [`ImageStore::remove`] or [`ImageStore::prune`] knows the images in use as of its request. A container may
+    /// A caller of [`ImageStore::remove_image`] or [`ImageStore::prune_images`] knows the images in use as of its request. A container may
     /// have been made since, for a removal waits its turn behind imports.
     #[must_use]
-    pub fn hold(&self, id: &str) -> Option<StoredImageHold> {
-        let mut index = self.index();
+    pub fn hold_image(&self, id: &str) -> Option<StoredImageHold> {
+        let mut index = self.lock_index();
         if !index.images.contains_key(id) || index.going.as_deref() == Some(id) {
             return None;
         }
@@ -259,49 +262,53 @@ impl ImageStore {
 
     /// All images, sorted by id.
     #[must_use]
-    pub fn list(&self) -> Vec<Arc<ImageRecord>> {
-        self.index().images.values().cloned().collect()
+    pub fn list_images(&self) -> Vec<Arc<ImageRecord>> {
+        self.lock_index().images.values().cloned().collect()
     }
 
     /// Gives an image a further name. The name moves from the image that had it.
-    pub fn tag(&self, id: &str, name: &str) -> Result<Arc<ImageRecord>, ImageError> {
-        let _change = self.change();
+    pub fn tag_image(&self, id: &str, name: &str) -> Result<Arc<ImageRecord>, ImageError> {
+        let _change = self.lock_changes();
         let reference = ImageReference::parse(name)?;
-        let Some(name) = reference.tagged() else {
+        let Some(name) = reference.tagged_name() else {
             return Err(ImageError::InvalidReference {
                 reference: name.into(),
                 reason: ReferenceError::ByDigest,
             });
         };
         let image = self
-            .get(id)
+            .image_by_id(id)
             .ok_or_else(|| ImageError::NotFound(id.into()))?;
         let mut record = (*image).clone();
         insert_sorted(&mut record.names, name.clone());
-        make_room(&mut record.names, &[name]);
-        self.put(record)
+        trim_former_names(&mut record.names, &[name]);
+        self.put_record(record)
     }
 
     /// Notes by which of its names by digest an image was pulled.
-    pub fn lead(&self, id: &str, name: &str) -> Result<Arc<ImageRecord>, ImageError> {
-        let _change = self.change();
+    pub fn record_pulled_digest(
+        &self,
+        id: &str,
+        name: &str,
+    ) -> Result<Arc<ImageRecord>, ImageError> {
+        let _change = self.lock_changes();
         let image = self
-            .get(id)
+            .image_by_id(id)
             .ok_or_else(|| ImageError::NotFound(id.into()))?;
         let mut record = (*image).clone();
         record.led_by = name.into();
-        self.put(record)
+        self.put_record(record)
     }
 
     /// Takes a name from an image that has others. Returns false, and takes nothing, if it has no other.
-    pub fn untag(&self, id: &str, name: &str) -> Result<bool, ImageError> {
-        let _change = self.change();
-        let Some(image) = self.get(id).filter(|image| image.names.len() > 1) else {
+    pub fn untag_image(&self, id: &str, name: &str) -> Result<bool, ImageError> {
+        let _change = self.lock_changes();
+        let Some(image) = self.image_by_id(id).filter(|image| image.names.len() > 1) else {
             return Ok(false);
         };
         let mut record = (*image).clone();
         record.names.retain(|other| other != name);
-        self.put(record)?;
+        self.put_record(record)?;
         Ok(true)
     }
 
@@ -309,13 +316,13 @@ impl ImageStore {
     ///
     /// Errors: [`ImageError::NotFound`] if it is to be kept and is not there; [`ImageError::Store`].
     pub fn set_pinned(&self, id: &str, pinned: bool) -> Result<(), ImageError> {
-        let _change = self.change();
-        match self.get(id) {
+        let _change = self.lock_changes();
+        match self.image_by_id(id) {
             None if pinned => Err(ImageError::NotFound(id.into())),
             Some(image) if image.pinned != pinned => {
                 let mut record = (*image).clone();
                 record.pinned = pinned;
-                self.put(record).map(drop)
+                self.put_record(record).map(drop)
             }
             _ => Ok(()),
         }
@@ -325,20 +332,20 @@ impl ImageStore {
     /// Returns the bytes freed; an image that is not there is a success.
     ///
     /// Errors: [`ImageError::InUse`] if `in_use` (ids of images that containers use) has it, or a [`StoredImageHold`] keeps it.
-    pub fn remove(&self, id: &str, in_use: &BTreeSet<String>) -> Result<u64, ImageError> {
-        let _change = self.change();
+    pub fn remove_image(&self, id: &str, in_use: &BTreeSet<String>) -> Result<u64, ImageError> {
+        let _change = self.lock_changes();
         self.remove_locked(id, in_use)
     }
 
     /// Removes every image that is neither pinned nor held nor in `in_use`. Returns the removed images and the bytes freed.
-    pub fn prune(
+    pub fn prune_images(
         &self,
         in_use: &BTreeSet<String>,
     ) -> Result<(Vec<Arc<ImageRecord>>, u64), ImageError> {
-        let _change = self.change();
+        let _change = self.lock_changes();
         let mut removed = Vec::new();
         let mut freed = 0;
-        for image in self.list() {
+        for image in self.list_images() {
             if image.pinned {
                 continue;
             }
@@ -365,7 +372,7 @@ impl ImageStore {
     /// 16 bytes each.
     #[must_use]
     pub fn layer_names(&self, id: &str) -> Option<Vec<String>> {
-        let image = self.get(id)?;
+        let image = self.image_by_id(id)?;
         let mut names: Vec<String> = image.lower_dirs().into_iter().map(String::from).collect();
         if names.is_empty() {
             names.push(EMPTY.into());
@@ -380,27 +387,27 @@ impl ImageStore {
     }
 
     /// The file system that holds the store.
-    pub fn fs_info(&self) -> Result<FsInfo, ImageError> {
+    pub fn filesystem_info(&self) -> Result<FsInfo, ImageError> {
         let root = &self.inner.root;
-        disk_usage::file_system(root).map_err(ImageError::store("examine", root))
+        disk_usage::read_file_system(root).map_err(ImageError::store_error("examine", root))
     }
 
     pub(super) fn root(&self) -> &Path {
         &self.inner.root
     }
 
-    pub(super) fn limits(&self) -> &ImportLimits {
+    pub(super) fn import_limits(&self) -> &ImportLimits {
         &self.inner.limits
     }
 
     /// Every layer of the store by its key.
-    pub(super) fn layers(&self) -> BTreeMap<String, LayerRecord> {
-        self.index().layers()
+    pub(super) fn layer_records(&self) -> BTreeMap<String, LayerRecord> {
+        self.lock_index().layer_records()
     }
 
     /// Makes staged layers and then images durable and visible, in that order. The caller holds the change lock.
     /// The images get sequence numbers here; one that is there already gains the new names.
-    pub(super) fn commit(
+    pub(super) fn commit_images(
         &self,
         staged: &[StagedLayer],
         images: Vec<ImageRecord>,
@@ -409,9 +416,9 @@ impl ImageStore {
         let layers = self.layers_root();
         let new = images
             .iter()
-            .filter(|image| self.get(&image.id).is_none())
+            .filter(|image| self.image_by_id(&image.id).is_none())
             .count();
-        if self.index().images.len() + new > MAX_IMAGES {
+        if self.lock_index().images.len() + new > MAX_IMAGES {
             return Err(ImageError::Store {
                 action: "add to",
                 path: root.clone(),
@@ -421,23 +428,24 @@ impl ImageStore {
         if !staged.is_empty() {
             let dir = open_dir(root)?;
             crash::point("image.unpacked");
-            nix::unistd::syncfs(&dir).map_err(ImageError::store("sync", root))?;
+            nix::unistd::syncfs(&dir).map_err(ImageError::store_error("sync", root))?;
             for layer in staged {
                 let target = layers.join(&layer.record.dir);
                 if target.exists() {
                     // Left by a commit that failed after its renames: no record has it.
                     let trash = root.join("staging").join(&layer.record.dir);
-                    fs::rename(&target, trash).map_err(ImageError::store("replace", &target))?;
+                    fs::rename(&target, trash)
+                        .map_err(ImageError::store_error("replace", &target))?;
                 }
                 fs::rename(root.join("staging").join(&layer.staged), &target)
-                    .map_err(ImageError::store("rename a layer to", target))?;
+                    .map_err(ImageError::store_error("rename a layer to", target))?;
             }
             sync_dir(&layers)?;
             crash::point("image.renamed");
         }
         let mut done = Vec::with_capacity(images.len());
         for mut image in images {
-            if let Some(old) = self.get(&image.id) {
+            if let Some(old) = self.image_by_id(&image.id) {
                 for (list, before) in [
                     (&mut image.names, &old.names),
                     (&mut image.digests, &old.digests),
@@ -446,7 +454,7 @@ impl ImageStore {
                     for name in before {
                         insert_sorted(list, name.clone());
                     }
-                    make_room(list, &fresh);
+                    trim_former_names(list, &fresh);
                 }
                 if image.led_by.is_empty() {
                     image.led_by.clone_from(&old.led_by);
@@ -454,17 +462,17 @@ impl ImageStore {
                 image.pinned |= old.pinned;
                 image.pulled |= old.pulled;
             }
-            done.push(self.put(image)?);
+            done.push(self.put_record(image)?);
         }
         Ok(done)
     }
 
     /// Writes a record and moves its names to it. A record that is equal to the present one is not written.
-    fn put(&self, mut record: ImageRecord) -> Result<Arc<ImageRecord>, ImageError> {
+    fn put_record(&self, mut record: ImageRecord) -> Result<Arc<ImageRecord>, ImageError> {
         record.names.truncate(MAX_NAMES);
         record.digests.truncate(MAX_NAMES);
         let losers: Vec<ImageRecord> = {
-            let mut index = self.index();
+            let mut index = self.lock_index();
             if let Some(old) = index.images.get(&record.id) {
                 record.sequence = old.sequence;
                 if **old == record {
@@ -486,10 +494,10 @@ impl ImageStore {
         };
         self.write_record(&record)?;
         crash::point("image.recorded");
-        self.found(&record.id);
+        self.clear_lost_image(&record.id);
         let record = Arc::new(record);
         {
-            let mut index = self.index();
+            let mut index = self.lock_index();
             index.images.insert(record.id.clone(), Arc::clone(&record));
             for loser in &losers {
                 index
@@ -509,11 +517,11 @@ impl ImageStore {
         id: &str,
         in_use: &BTreeSet<String>,
     ) -> Result<u64, ImageError> {
-        let Some(image) = self.get(id) else {
+        let Some(image) = self.image_by_id(id) else {
             return Ok(0);
         };
         {
-            let mut index = self.index();
+            let mut index = self.lock_index();
             if in_use.contains(id) || index.held.contains_key(id) {
                 return Err(ImageError::InUse(id.into()));
             }
@@ -521,11 +529,11 @@ impl ImageStore {
         }
         let unrecorded = self.remove_record(id);
         let left = {
-            let mut index = self.index();
+            let mut index = self.lock_index();
             index.going = None;
             unrecorded?;
             index.images.remove(id);
-            index.layers()
+            index.layer_records()
         };
         let mut freed = 0;
         let mut gone = BTreeSet::new();
@@ -537,7 +545,7 @@ impl ImageStore {
                 match fs::rename(&path, trash) {
                     Ok(()) => freed += layer.size_bytes,
                     Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-                    Err(e) => return Err(ImageError::store("remove", path)(e)),
+                    Err(e) => return Err(ImageError::store_error("remove", path)(e)),
                 }
             }
         }
@@ -549,7 +557,7 @@ impl ImageStore {
         let path = self.record_path(id);
         match fs::remove_file(&path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                return Err(ImageError::store("remove", path)(e));
+                return Err(ImageError::store_error("remove", path)(e));
             }
             _ => sync_dir(&self.inner.root.join("records"))?,
         }
@@ -563,23 +571,23 @@ impl ImageStore {
     }
 
     /// Takes note, on disk, of an image that is about to be removed because it is damaged.
-    pub(super) fn lose(&self, id: &str) -> Result<(), ImageError> {
+    pub(super) fn record_lost_image(&self, id: &str) -> Result<(), ImageError> {
         let dir = self.inner.root.join("lost");
         let path = dir.join(id.strip_prefix("sha256:").unwrap_or(id));
-        File::create(&path).map_err(ImageError::store("write", path))?;
+        File::create(&path).map_err(ImageError::store_error("write", path))?;
         sync_dir(&dir)?;
-        self.index().lost.insert(id.into());
+        self.lock_index().lost.insert(id.into());
         Ok(())
     }
 
     /// Ids of images that were damaged and removed, and are to come again.
-    pub(super) fn lost(&self) -> BTreeSet<String> {
-        self.index().lost.clone()
+    pub(super) fn lost_images(&self) -> BTreeSet<String> {
+        self.lock_index().lost.clone()
     }
 
     /// Removes the note that an image is lost: it need not be brought again. A note that stays costs one more import.
-    pub(super) fn found(&self, id: &str) {
-        if self.index().lost.remove(id) {
+    pub(super) fn clear_lost_image(&self, id: &str) {
+        if self.lock_index().lost.remove(id) {
             let hex = id.strip_prefix("sha256:").unwrap_or(id);
             let path = self.inner.root.join("lost").join(hex);
             if let Err(e) = fs::remove_file(&path) {
@@ -592,18 +600,19 @@ impl ImageStore {
         let path = self.record_path(&record.id);
         let bytes = serde_json::to_vec(record)
             .map_err(io::Error::from)
-            .map_err(ImageError::store("write", &path))?;
-        file::write_atomic(&path, &bytes, 0o600, true).map_err(ImageError::store("write", path))
+            .map_err(ImageError::store_error("write", &path))?;
+        file::write_atomic(&path, &bytes, 0o600, true)
+            .map_err(ImageError::store_error("write", path))
     }
 
     /// Removes temporary files that a power cut left while a file was being replaced.
     fn remove_temporary(&self) -> Result<(), ImageError> {
         let root = &self.inner.root;
-        for entry in fs::read_dir(root).map_err(ImageError::store("list", root))? {
-            let path = entry.map_err(ImageError::store("list", root))?.path();
+        for entry in fs::read_dir(root).map_err(ImageError::store_error("list", root))? {
+            let path = entry.map_err(ImageError::store_error("list", root))?.path();
             let name = path.file_name().and_then(|n| n.to_str()).unwrap_or("");
             if name.starts_with('.') && name.ends_with(".tmp") {
-                fs::remove_file(&path).map_err(ImageError::store("remove", path))?;
+                fs::remove_file(&path).map_err(ImageError::store_error("remove", path))?;
             }
         }
         Ok(())
@@ -612,16 +621,16 @@ impl ImageStore {
     fn clear_staging(&self) -> Result<(), ImageError> {
         let path = self.inner.root.join("staging");
         let dir = open_dir(&path)?;
-        tree::clear(dir).map_err(ImageError::store("empty", path))
+        tree::clear_directory(dir).map_err(ImageError::store_error("empty", path))
     }
 
     /// Reads all records. A half, foreign or stale one is removed with a warning: an image is there whole or not at all.
-    fn load(&self) -> Result<StoreIndex, ImageError> {
+    fn load_records(&self) -> Result<StoreIndex, ImageError> {
         let dir = self.inner.root.join("records");
         let mut records: Vec<ImageRecord> = Vec::new();
-        for entry in fs::read_dir(&dir).map_err(ImageError::store("list", &dir))? {
-            let path = entry.map_err(ImageError::store("list", &dir))?.path();
-            match self.load_one(&path) {
+        for entry in fs::read_dir(&dir).map_err(ImageError::store_error("list", &dir))? {
+            let path = entry.map_err(ImageError::store_error("list", &dir))?.path();
+            match self.load_record(&path) {
                 Ok(record) => records.push(record),
                 Err(reason) => {
                     log::warn!("image record {} is dropped: {reason}", path.display());
@@ -630,16 +639,16 @@ impl ImageStore {
                         .file_name()
                         .and_then(|n| n.to_str()?.strip_suffix(".json"));
                     if let Some(id) = hex.and_then(Digest::from_hex)
-                        && let Err(e) = self.lose(&id.to_string())
+                        && let Err(e) = self.record_lost_image(&id.to_string())
                     {
-                        log::warn!("{}", chain(&e));
+                        log::warn!("{}", error_chain(&e));
                     }
                     let removed = fs::remove_file(&path);
-                    unless_read_only(removed.map_err(ImageError::store("remove", &path)))?;
+                    ignore_read_only(removed.map_err(ImageError::store_error("remove", &path)))?;
                 }
             }
         }
-        records.order_by_key(|record| core::cmp::Reverse(record.sequence));
+        records.stable_sort_by_key(|record| core::cmp::Reverse(record.sequence));
         let mut index = StoreIndex {
             sequence: records.first().map_or(0, |record| record.sequence),
             ..StoreIndex::default()
@@ -651,9 +660,9 @@ impl ImageStore {
             record.names.retain(|name| claimed.insert(name.clone()));
             if record.names.len() < before {
                 // Else it has the name again once the record goes that the name has moved to.
-                let written = unless_read_only(self.write_record(&record));
+                let written = ignore_read_only(self.write_record(&record));
                 if let Err(e) = written {
-                    log::warn!("{}", chain(&e));
+                    log::warn!("{}", error_chain(&e));
                 }
             }
             index.images.insert(record.id.clone(), Arc::new(record));
@@ -666,19 +675,19 @@ impl ImageStore {
         let list = match fs::read_dir(&dir) {
             // A store of an earlier version on a disk that cannot be written.
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
-            list => list.map_err(ImageError::store("list", &dir))?,
+            list => list.map_err(ImageError::store_error("list", &dir))?,
         };
         let names = list.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
         Ok(names
             .filter_map(|hex| Digest::from_hex(&hex))
             .map(|id| id.to_string())
             .take(MAX_IMAGES)
-            .gather())
+            .gather_items())
     }
 
     /// Compares the record on disk with the one in memory, but for the names.
     pub(super) fn check_record(&self, image: &ImageRecord) -> Result<(), ImageRecordError> {
-        let found = self.load_one(&self.record_path(&image.id))?;
+        let found = self.load_record(&self.record_path(&image.id))?;
         // A name that moved to another image may still stand in this one's record.
         let same = found.layers == image.layers && found.config == image.config;
         if same {
@@ -688,7 +697,7 @@ impl ImageStore {
         }
     }
 
-    fn load_one(&self, path: &Path) -> Result<ImageRecord, ImageRecordError> {
+    fn load_record(&self, path: &Path) -> Result<ImageRecord, ImageRecordError> {
         let record: ImageRecord = from_json(&file::read_start(path, MAX_RECORD_BYTES)?)?;
         if record.v != RECORD_VERSION {
             return Err(ImageRecordError::Version(record.v));
@@ -708,11 +717,15 @@ impl ImageStore {
     }
 
     fn remove_orphan_layers(&self, index: &StoreIndex) -> Result<(), ImageError> {
-        let known: BTreeSet<String> = index.layers().into_values().map(|l| l.dir).gather();
+        let known: BTreeSet<String> = index
+            .layer_records()
+            .into_values()
+            .map(|l| l.dir)
+            .gather_items();
         let dir = self.layers_root();
         let mut orphans = 0;
-        for entry in fs::read_dir(&dir).map_err(ImageError::store("list", &dir))? {
-            let entry = entry.map_err(ImageError::store("list", &dir))?;
+        for entry in fs::read_dir(&dir).map_err(ImageError::store_error("list", &dir))? {
+            let entry = entry.map_err(ImageError::store_error("list", &dir))?;
             let name = entry.file_name();
             let kept = name
                 .to_str()
@@ -720,7 +733,7 @@ impl ImageStore {
             if !kept {
                 let trash = self.inner.root.join("staging").join(&name);
                 fs::rename(entry.path(), trash)
-                    .map_err(ImageError::store("remove", entry.path()))?;
+                    .map_err(ImageError::store_error("remove", entry.path()))?;
                 orphans += 1;
             }
         }
@@ -731,14 +744,14 @@ impl ImageStore {
         Ok(())
     }
 
-    fn index(&self) -> MutexGuard<'_, StoreIndex> {
+    fn lock_index(&self) -> MutexGuard<'_, StoreIndex> {
         self.inner
             .index
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn change(&self) -> MutexGuard<'_, ()> {
+    pub(super) fn lock_changes(&self) -> MutexGuard<'_, ()> {
         self.inner
             .change
             .lock()
@@ -747,11 +760,11 @@ impl ImageStore {
 }
 
 impl StoreIndex {
-    fn by_reference(&self, reference: &ImageReference) -> Option<Arc<ImageRecord>> {
+    fn find_by_reference(&self, reference: &ImageReference) -> Option<Arc<ImageRecord>> {
         let digest = reference
             .digest()
             .map(|digest| format!("{}@{digest}", reference.repository()));
-        let tagged = reference.tagged();
+        let tagged = reference.tagged_name();
         self.images
             .values()
             .find(|image| match (&digest, &tagged) {
@@ -762,14 +775,14 @@ impl StoreIndex {
             .cloned()
     }
 
-    fn layers(&self) -> BTreeMap<String, LayerRecord> {
+    fn layer_records(&self) -> BTreeMap<String, LayerRecord> {
         let mut all: BTreeMap<String, LayerRecord> = BTreeMap::new();
         for image in self.images.values() {
             for layer in &image.layers {
                 let known = all
                     .entry(layer.key.clone())
                     .or_insert_with(|| layer.clone());
-                whose::join(known, layer);
+                whose::merge_holders(known, layer);
                 // A layer from a file of the operator's is open to every pod.
                 known.open |= !image.pulled;
             }
@@ -787,7 +800,7 @@ pub(super) fn insert_sorted(list: &mut Vec<String>, item: String) {
 
 /// Removes former names until there are at most [`MAX_NAMES`]: an image must be found under the name just asked for.
 /// `fresh`: the names that stay, sorted.
-fn make_room(list: &mut Vec<String>, fresh: &[String]) {
+fn trim_former_names(list: &mut Vec<String>, fresh: &[String]) {
     let mut over = list.len().saturating_sub(MAX_NAMES);
     list.retain(|name| {
         let stays = over == 0 || fresh.binary_search(name).is_ok();
@@ -808,7 +821,7 @@ fn is_layer_name(name: &str) -> bool {
 const MODE_BITS: u32 = 0o7777;
 
 /// Passes over the error of a disk that can only be read: its images can still be run. Leftovers stay there.
-fn unless_read_only(result: Result<(), ImageError>) -> Result<(), ImageError> {
+fn ignore_read_only(result: Result<(), ImageError>) -> Result<(), ImageError> {
     match result {
         Err(ImageError::Store { source, .. })
             if source.kind() == io::ErrorKind::ReadOnlyFilesystem =>
@@ -820,7 +833,7 @@ fn unless_read_only(result: Result<(), ImageError>) -> Result<(), ImageError> {
 }
 
 /// The lowest directory above `path` that is there.
-fn first_above(path: &Path) -> &Path {
+fn first_existing_ancestor(path: &Path) -> &Path {
     let mut above = path.ancestors().skip(1);
     above
         .find(|dir| dir.is_dir())
@@ -839,17 +852,17 @@ fn make_dir(path: &Path, mode: u32) -> Result<(), ImageError> {
         fs::set_permissions(path, wanted)
     };
     made.and_then(|()| settled())
-        .map_err(ImageError::store("make", path))
+        .map_err(ImageError::store_error("make", path))
 }
 
 fn open_dir(path: &Path) -> Result<OwnedFd, ImageError> {
     File::open(path)
         .map(OwnedFd::from)
-        .map_err(ImageError::store("open", path))
+        .map_err(ImageError::store_error("open", path))
 }
 
 fn sync_dir(path: &Path) -> Result<(), ImageError> {
-    file::sync_dir(path).map_err(ImageError::store("sync", path))
+    file::sync_dir(path).map_err(ImageError::store_error("sync", path))
 }
 
 #[cfg(test)]
@@ -868,7 +881,7 @@ mod tests {
         fs::write(&path, archive).expect("scratch");
         store
             .import_archive(&path, &ImportOptions::default(), &mut go)
-            .unwrap_or_else(|e| panic!("{}", chain(&e)))
+            .unwrap_or_else(|e| panic!("{}", error_chain(&e)))
     }
 
     #[test]
@@ -888,12 +901,12 @@ mod tests {
             &image.id[7..],
         ] {
             assert_eq!(
-                store.resolve(name).expect(name).as_ref(),
+                store.resolve_reference(name).expect(name).as_ref(),
                 Some(&image),
                 "{name}"
             );
         }
-        assert_eq!(store.resolve("busybox").expect("valid"), None);
+        assert_eq!(store.resolve_reference("busybox").expect("valid"), None);
         let dirs = store.layer_dirs(&image.id).expect("layers");
         assert_eq!(fs::read(dirs[0].join("a")).expect("file"), b"1");
     }
@@ -915,14 +928,21 @@ mod tests {
         drop(store);
         fs::write(&record, before).expect("record");
         let store = open();
-        let found = |store: &ImageStore| store.resolve(name).expect("valid").map(|i| i.id.clone());
+        let found = |store: &ImageStore| {
+            store
+                .resolve_reference(name)
+                .expect("valid")
+                .map(|i| i.id.clone())
+        };
         assert_eq!(found(&store), Some(winner.clone()));
-        store.remove(&winner, &BTreeSet::new()).expect("removed");
+        store
+            .remove_image(&winner, &BTreeSet::new())
+            .expect("removed");
         assert_eq!(found(&store), None);
         drop(store);
         let store = open();
         assert_eq!(found(&store), None);
-        let left = store.get(&loser).expect("it is there");
+        let left = store.image_by_id(&loser).expect("it is there");
         assert_eq!(left.names, [""; 0]);
     }
 
@@ -934,25 +954,32 @@ mod tests {
         let id = import(&store, &scratch, &docker_archive("x:a", &[&layer]))[0]
             .id
             .clone();
-        store.tag(&id, "x:b").expect("tag");
+        store.tag_image(&id, "x:b").expect("tag");
         let name = "docker.io/library/x:a";
-        assert!(store.untag(&id, name).expect("taken"));
-        assert_eq!(store.resolve("x:a").expect("valid"), None);
-        let left = store.resolve("x:b").expect("valid").expect("there");
+        assert!(store.untag_image(&id, name).expect("taken"));
+        assert_eq!(store.resolve_reference("x:a").expect("valid"), None);
+        let left = store
+            .resolve_reference("x:b")
+            .expect("valid")
+            .expect("there");
         assert_eq!(left.id, id);
-        assert!(!store.untag(&id, "docker.io/library/x:b").expect("kept"));
         assert!(
-            store.resolve("x:b").expect("valid").is_some(),
+            !store
+                .untag_image(&id, "docker.io/library/x:b")
+                .expect("kept")
+        );
+        assert!(
+            store.resolve_reference("x:b").expect("valid").is_some(),
             "the last one"
         );
-        assert!(!store.untag("sha256:absent", name).expect("absent"));
+        assert!(!store.untag_image("sha256:absent", name).expect("absent"));
     }
 
     #[test]
     fn what_is_not_there_cannot_be_kept() {
         let scratch = Scratch::new();
         let store = ImageStore::open(&scratch.join("images")).expect("store");
-        let absent = Digest::of(b"absent").to_string();
+        let absent = Digest::compute(b"absent").to_string();
         let kept = store.set_pinned(&absent, true);
         assert!(matches!(kept, Err(ImageError::NotFound(id)) if id == absent));
         store.set_pinned(&absent, false).expect("nothing to do");
@@ -971,15 +998,15 @@ mod tests {
             layout.tar()
         };
         let id = import(&store, &scratch, &archive("m:000"))[0].id.clone();
-        let found = |name: &str| store.resolve(name).expect(name).is_some();
+        let found = |name: &str| store.resolve_reference(name).expect(name).is_some();
         for n in 1..MAX_NAMES {
-            store.tag(&id, &format!("m:{n:03}")).expect("tag");
+            store.tag_image(&id, &format!("m:{n:03}")).expect("tag");
         }
         assert!(found("m:000") && found("m:255"));
         // After all of them, and before.
-        store.tag(&id, "z:1").expect("tag");
+        store.tag_image(&id, "z:1").expect("tag");
         assert!(found("z:1") && !found("m:000") && found("m:001"));
-        store.tag(&id, "a:1").expect("tag");
+        store.tag_image(&id, "a:1").expect("tag");
         assert!(found("a:1") && !found("m:001") && found("m:002"));
         // The same by import, and by digest: with the digest of an index around it each time.
         import(&store, &scratch, &archive("z:2"));
@@ -995,7 +1022,7 @@ mod tests {
             import(&store, &scratch, &layout.tar());
             assert!(found("z:3") && found(&format!("z@{digest}")), "{n}");
         }
-        let image = store.get(&id).expect("image");
+        let image = store.image_by_id(&id).expect("image");
         assert_eq!(
             (image.names.len(), image.digests.len()),
             (MAX_NAMES, MAX_NAMES)

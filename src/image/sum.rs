@@ -43,7 +43,7 @@ pub struct LayerSum {
 impl LayerSum {
     /// Returns the first difference, in words; `None` if there is none.
     #[must_use]
-    pub fn differs(&self, found: &Self) -> Option<String> {
+    pub fn first_difference(&self, found: &Self) -> Option<String> {
         if self.entries != found.entries {
             return Some(format!(
                 "it has {} files and directories, {} were unpacked",
@@ -68,7 +68,7 @@ pub(super) struct ContentSum(u64);
 impl ContentSum {
     /// Adds the piece of a file that begins at `index` times [`PIECE_BYTES`]. Zeros add nothing, so that holes need not
     /// be read.
-    pub(super) fn piece(&mut self, index: u64, data: &[u8]) {
+    pub(super) fn add_piece(&mut self, index: u64, data: &[u8]) {
         if data.iter().all(|&b| b == 0) {
             return;
         }
@@ -86,7 +86,10 @@ impl ContentSum {
 /// Sums up the layer whose root is `root`. Its files are read only if they were not summed while they were written.
 ///
 /// Errors: an entry that cannot be read, with its path.
-pub(super) fn of_layer(root: OwnedFd, content: Option<ContentSum>) -> Result<LayerSum, LayerError> {
+pub(super) fn compute_layer_sum(
+    root: OwnedFd,
+    content: Option<ContentSum>,
+) -> Result<LayerSum, LayerError> {
     let mut walk = LayerWalk {
         entries: 0,
         tree: 0,
@@ -94,7 +97,7 @@ pub(super) fn of_layer(root: OwnedFd, content: Option<ContentSum>) -> Result<Lay
         buffer: vec![0; if content.is_none() { PIECE_BYTES } else { 0 }],
         linked: BTreeSet::new(),
     };
-    walk.all(root)?;
+    walk.sum_tree(root)?;
     Ok(LayerSum {
         entries: walk.entries,
         tree: format!("{:032x}", walk.tree),
@@ -122,13 +125,13 @@ struct WalkLevel {
 
 impl LayerWalk {
     /// No recursion: a lane's stack is small. Follows no link.
-    fn all(&mut self, root: OwnedFd) -> Result<(), LayerError> {
+    fn sum_tree(&mut self, root: OwnedFd) -> Result<(), LayerError> {
         let mut path = Vec::new();
         let at = |path: &[u8], error: io::Error| LayerError {
-            entry: Some(tree::display(path)),
+            entry: Some(tree::display_path(path)),
             problem: ImageProblem::Read(error),
         };
-        let mut levels = vec![level(root, 0).map_err(|e| at(b"", e))?];
+        let mut levels = vec![open_level(root, 0).map_err(|e| at(b"", e))?];
         while let Some(top) = levels.last_mut() {
             path.truncate(top.path);
             let Some(entry) = top.list.next() else {
@@ -145,24 +148,24 @@ impl LayerWalk {
             }
             path.extend_from_slice(name);
             let inner = self
-                .entry(top.dir.as_fd(), name, &path)
+                .add_entry(top.dir.as_fd(), name, &path)
                 .map_err(|e| at(&path, e))?;
             if let Some(inner) = inner {
-                levels.push(level(inner, path.len()).map_err(|e| at(&path, e))?);
+                levels.push(open_level(inner, path.len()).map_err(|e| at(&path, e))?);
             }
         }
         Ok(())
     }
 
     /// Adds one entry; a directory is returned.
-    fn entry(
+    fn add_entry(
         &mut self,
         dir: BorrowedFd<'_>,
         name: &[u8],
         path: &[u8],
     ) -> io::Result<Option<OwnedFd>> {
-        let stat = tree::entry(dir, name)?;
-        let kind = tree::kind(&stat);
+        let stat = tree::stat_entry(dir, name)?;
+        let kind = tree::file_type(&stat);
         let mut hash = Sha256::new();
         let mut add = |bytes: &[u8]| {
             hash.update((bytes.len() as u64).to_le_bytes());
@@ -189,7 +192,7 @@ impl LayerWalk {
             }
             _ => {}
         }
-        for (name, value) in xattrs(dir, name)? {
+        for (name, value) in read_sorted_xattrs(dir, name)? {
             add(&name);
             add(&value);
         }
@@ -198,13 +201,18 @@ impl LayerWalk {
         self.tree = self.tree.wrapping_add(u128::from_le_bytes(*half));
         self.entries += 1;
         match kind {
-            SFlag::S_IFDIR => Ok(Some(tree::beneath(dir, &[name.into()])?)),
-            SFlag::S_IFREG => self.file(dir, name, &stat).map(|()| None),
+            SFlag::S_IFDIR => Ok(Some(tree::open_beneath(dir, &[name.into()])?)),
+            SFlag::S_IFREG => self.add_file_content(dir, name, &stat).map(|()| None),
             _ => Ok(None),
         }
     }
 
-    fn file(&mut self, dir: BorrowedFd<'_>, name: &[u8], stat: &FileStat) -> io::Result<()> {
+    fn add_file_content(
+        &mut self,
+        dir: BorrowedFd<'_>,
+        name: &[u8],
+        stat: &FileStat,
+    ) -> io::Result<()> {
         if self.buffer.is_empty() || stat.st_size == 0 {
             return Ok(());
         }
@@ -223,7 +231,7 @@ impl LayerWalk {
             let index = data / PIECE_BYTES as u64;
             file.seek(SeekFrom::Start(index * PIECE_BYTES as u64))?;
             let n = read_up_to(&mut file, &mut self.buffer)?;
-            self.content.piece(index, &self.buffer[..n]);
+            self.content.add_piece(index, &self.buffer[..n]);
             at = (index + 1) * PIECE_BYTES as u64;
         }
         forget(&file);
@@ -245,8 +253,8 @@ fn next_data(file: &File, at: u64) -> io::Result<Option<u64>> {
 }
 
 /// Attributes of an entry, sorted, without those of the machine.
-fn xattrs(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
-    let path: CString = tree::through(dir, name)?;
+fn read_sorted_xattrs(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+    let path: CString = tree::path_through_fd(dir, name)?;
     let mut found = Vec::new();
     for name in xattr::names_on_link(&path)?.split_inclusive(|&b| b == 0) {
         let name = core::ffi::CStr::from_bytes_with_nul(name).map_err(io::Error::other)?;
@@ -256,11 +264,11 @@ fn xattrs(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<Vec<(Vec<u8>, Vec<u8>)
             found.push((name.to_bytes().to_vec(), value));
         }
     }
-    found.order();
+    found.stable_sort();
     Ok(found)
 }
 
-fn level(dir: OwnedFd, path: usize) -> io::Result<WalkLevel> {
+fn open_level(dir: OwnedFd, path: usize) -> io::Result<WalkLevel> {
     let list = Dir::from_fd(dir.try_clone()?)?.into_iter();
     Ok(WalkLevel { dir, list, path })
 }

@@ -23,7 +23,7 @@ pub const MAX_EXTENTS: usize = 65_536;
 /// Source of tar bytes.
 pub(super) trait TarInput: Read {
     /// Passes over `n` bytes. An input that ends before is an [`io::ErrorKind::UnexpectedEof`].
-    fn skip(&mut self, n: u64) -> io::Result<()> {
+    fn skip_bytes(&mut self, n: u64) -> io::Result<()> {
         let skipped = io::copy(&mut self.take(n), &mut io::sink())?;
         if skipped < n {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -131,11 +131,11 @@ impl<'a> TarReader<'a> {
     /// Passes to the next entry. `None` at the end mark, or where the input ends between entries.
     ///
     /// Errors: `UnexpectedEof` for a cut stream, `InvalidData` for a damaged one, `Unsupported` for an unknown type.
-    pub(super) fn next(&mut self) -> io::Result<Option<TarEntry>> {
+    pub(super) fn next_entry(&mut self) -> io::Result<Option<TarEntry>> {
         let mut extension = TarExtension::default();
         let mut extended: u64 = 0;
         loop {
-            self.input.skip(self.left)?;
+            self.input.skip_bytes(self.left)?;
             self.left = 0;
             let mut block = [0; BLOCK];
             // Writers that were not closed leave out the last padding as well as the end mark; Go's reader takes that.
@@ -159,8 +159,8 @@ impl<'a> TarReader<'a> {
                 };
             }
             let header = TarHeader(&block);
-            header.check()?;
-            let size = header.number(124..136)?;
+            header.check_checksum()?;
+            let size = header.read_unsigned(124..136)?;
             self.set_data(size);
             let kind = header.0[156];
             if matches!(kind, b'x' | b'g' | b'L' | b'K' | b'V') {
@@ -182,7 +182,7 @@ impl<'a> TarReader<'a> {
                 }
                 continue;
             }
-            let entry = self.entry(&header, extension)?;
+            let entry = self.build_entry(&header, extension)?;
             return Ok(Some(entry));
         }
     }
@@ -193,8 +193,12 @@ impl<'a> TarReader<'a> {
         self.padding = (BLOCK - over) % BLOCK;
     }
 
-    fn entry(&mut self, header: &TarHeader<'_>, extension: TarExtension) -> io::Result<TarEntry> {
-        let mut path = extension.path.unwrap_or_else(|| header.path());
+    fn build_entry(
+        &mut self,
+        header: &TarHeader<'_>,
+        extension: TarExtension,
+    ) -> io::Result<TarEntry> {
+        let mut path = extension.path.unwrap_or_else(|| header.entry_path());
         let kind = match header.0[156] {
             // Before POSIX a directory was a file with a slash.
             b'0' | 0 | b'7' if path.last() == Some(&b'/') => TarEntryKind::Dir,
@@ -214,7 +218,7 @@ impl<'a> TarReader<'a> {
         };
         let mut size = match extension.size {
             Some(size) => size,
-            None => header.number(124..136)?,
+            None => header.read_unsigned(124..136)?,
         };
         if kind != TarEntryKind::File {
             // Some writers leave the target's size in a link's header; no data follows it.
@@ -223,14 +227,14 @@ impl<'a> TarReader<'a> {
         self.set_data(size);
         let mut sparse = None;
         if header.0[156] == b'S' {
-            sparse = Some(self.gnu_sparse(header)?);
+            sparse = Some(self.read_gnu_sparse(header)?);
         } else if extension.sparse.major == 1 {
             sparse = Some(SparseLayout {
                 size: extension
                     .sparse
                     .size
                     .ok_or_else(|| damaged("sparse file has no size"))?,
-                extents: self.sparse_map()?,
+                extents: self.read_pax_sparse_map()?,
             });
         } else if let (Some(size), Some(extents)) =
             (extension.sparse.size, extension.sparse.extents)
@@ -241,7 +245,7 @@ impl<'a> TarReader<'a> {
             path = name;
         }
         if let Some(sparse) = &sparse {
-            sparse.check(self.left)?;
+            sparse.check_extents(self.left)?;
         }
         let link = extension
             .link
@@ -255,22 +259,25 @@ impl<'a> TarReader<'a> {
             path,
             link,
             kind,
-            mode: u32::try_from(header.number(100..108)? & 0o7777).unwrap_or(0),
+            mode: u32::try_from(header.read_unsigned(100..108)? & 0o7777).unwrap_or(0),
             uid: match extension.uid {
                 Some(uid) => uid,
-                None => header.number(108..116)?,
+                None => header.read_unsigned(108..116)?,
             },
             gid: match extension.gid {
                 Some(gid) => gid,
-                None => header.number(116..124)?,
+                None => header.read_unsigned(116..124)?,
             },
             mtime: match extension.mtime {
                 Some(mtime) => mtime,
-                None => (header.signed(136..148)?, 0),
+                None => (header.read_signed(136..148)?, 0),
             },
             size: self.left,
             device: if matches!(kind, TarEntryKind::Char | TarEntryKind::Block) {
-                (header.number(329..337)?, header.number(337..345)?)
+                (
+                    header.read_unsigned(329..337)?,
+                    header.read_unsigned(337..345)?,
+                )
             } else {
                 (0, 0)
             },
@@ -280,7 +287,7 @@ impl<'a> TarReader<'a> {
     }
 
     /// GNU's own form: extents in the header and in blocks after it.
-    fn gnu_sparse(&mut self, header: &TarHeader<'_>) -> io::Result<SparseLayout> {
+    fn read_gnu_sparse(&mut self, header: &TarHeader<'_>) -> io::Result<SparseLayout> {
         let mut extents = Vec::new();
         let mut add = |header: &TarHeader<'_>, from: usize, n: usize| -> io::Result<()> {
             for at in (from..from + n * 24).step_by(24) {
@@ -288,8 +295,8 @@ impl<'a> TarReader<'a> {
                     break;
                 }
                 extents.push((
-                    header.number(at..at + 12)?,
-                    header.number(at + 12..at + 24)?,
+                    header.read_unsigned(at..at + 12)?,
+                    header.read_unsigned(at + 12..at + 24)?,
                 ));
                 if extents.len() > MAX_EXTENTS {
                     return Err(damaged("sparse file has too many extents"));
@@ -308,13 +315,13 @@ impl<'a> TarReader<'a> {
             more = before[504] != 0;
         }
         Ok(SparseLayout {
-            size: header.number(483..495)?,
+            size: header.read_unsigned(483..495)?,
             extents,
         })
     }
 
     /// PAX form 1.0: decimal lines at the start of the data, padded to a block.
-    fn sparse_map(&mut self) -> io::Result<Vec<(u64, u64)>> {
+    fn read_pax_sparse_map(&mut self) -> io::Result<Vec<(u64, u64)>> {
         let mut read: usize = 0;
         let mut buffer = [0; BLOCK];
         let mut number = || -> io::Result<u64> {
@@ -371,7 +378,7 @@ impl Read for TarReader<'_> {
 
 impl SparseLayout {
     /// Extents must be few, ordered, inside the file, and hold exactly the data there is.
-    fn check(&self, data: u64) -> io::Result<()> {
+    fn check_extents(&self, data: u64) -> io::Result<()> {
         if self.extents.len() > MAX_EXTENTS {
             return Err(damaged("sparse file has too many extents"));
         }
@@ -403,7 +410,7 @@ impl TarExtension {
             }
             let bad = || damaged("a PAX record is damaged");
             let space = data.iter().position(|&b| b == b' ').ok_or_else(bad)?;
-            let length = decimal(&data[..space]).ok_or_else(bad)?;
+            let length = parse_decimal(&data[..space]).ok_or_else(bad)?;
             let length = usize::try_from(length).map_err(|_| bad())?;
             if length <= space + 1 || length > data.len() || data[length - 1] != b'\n' {
                 return Err(bad());
@@ -411,14 +418,14 @@ impl TarExtension {
             let record = &data[space + 1..length - 1];
             data = &data[length..];
             let equals = record.iter().position(|&b| b == b'=').ok_or_else(bad)?;
-            self.set(&record[..equals], &record[equals + 1..])?;
+            self.set_pax_value(&record[..equals], &record[equals + 1..])?;
         }
         Ok(())
     }
 
-    fn set(&mut self, key: &[u8], value: &[u8]) -> io::Result<()> {
+    fn set_pax_value(&mut self, key: &[u8], value: &[u8]) -> io::Result<()> {
         let number = || {
-            decimal(value).ok_or_else(|| {
+            parse_decimal(value).ok_or_else(|| {
                 damaged(&format!(
                     "PAX record {} is not a number",
                     String::from_utf8_lossy(key)
@@ -431,7 +438,7 @@ impl TarExtension {
             b"size" => self.size = Some(number()?),
             b"uid" => self.uid = Some(number()?),
             b"gid" => self.gid = Some(number()?),
-            b"mtime" => self.mtime = Some(time(value)?),
+            b"mtime" => self.mtime = Some(parse_pax_time(value)?),
             b"GNU.sparse.major" => self.sparse.major = number()?,
             b"GNU.sparse.name" => self.sparse.name = Some(value.to_vec()),
             b"GNU.sparse.size" | b"GNU.sparse.realsize" => self.sparse.size = Some(number()?),
@@ -444,7 +451,8 @@ impl TarExtension {
                 extents.push((offset, length));
             }
             b"GNU.sparse.map" => {
-                let numbers: Option<Vec<u64>> = value.split(|&b| b == b',').map(decimal).collect();
+                let numbers: Option<Vec<u64>> =
+                    value.split(|&b| b == b',').map(parse_decimal).collect();
                 let numbers = numbers.filter(|n| n.len().is_multiple_of(2));
                 let numbers = numbers.ok_or_else(|| damaged("sparse map is damaged"))?;
                 self.sparse.extents = Some(numbers.chunks_exact(2).map(|p| (p[0], p[1])).collect());
@@ -469,8 +477,8 @@ struct TarHeader<'b>(&'b [u8; BLOCK]);
 
 impl TarHeader<'_> {
     /// Compares the checksum: the sum of all bytes with its own field as spaces; old writers summed signed bytes.
-    fn check(&self) -> io::Result<()> {
-        let stored = self.number(148..156)?;
+    fn check_checksum(&self) -> io::Result<()> {
+        let stored = self.read_unsigned(148..156)?;
         let mut unsigned: u64 = 0;
         let mut signed: i64 = 0;
         for (at, &byte) in self.0.iter().enumerate() {
@@ -485,7 +493,7 @@ impl TarHeader<'_> {
         }
     }
 
-    fn path(&self) -> Vec<u8> {
+    fn entry_path(&self) -> Vec<u8> {
         let name = until_nul(&self.0[..100]);
         // The prefix field is ustar's; GNU keeps times there.
         if &self.0[257..263] == b"ustar\0" && self.0[345] != 0 {
@@ -495,13 +503,13 @@ impl TarHeader<'_> {
         }
     }
 
-    fn number(&self, field: core::ops::Range<usize>) -> io::Result<u64> {
-        u64::try_from(self.signed(field)?)
+    fn read_unsigned(&self, field: core::ops::Range<usize>) -> io::Result<u64> {
+        u64::try_from(self.read_signed(field)?)
             .map_err(|_| damaged("a tar header has a negative number"))
     }
 
     /// Octal text, or with the high bit set big-endian two's complement.
-    fn signed(&self, field: core::ops::Range<usize>) -> io::Result<i64> {
+    fn read_signed(&self, field: core::ops::Range<usize>) -> io::Result<i64> {
         let bytes = &self.0[field];
         let bad = || damaged("a number in a tar header is damaged");
         if bytes[0] & 0x80 != 0 {
@@ -531,12 +539,12 @@ fn until_nul(bytes: &[u8]) -> &[u8] {
     bytes.split(|&b| b == 0).next().unwrap_or(bytes)
 }
 
-fn decimal(text: &[u8]) -> Option<u64> {
+fn parse_decimal(text: &[u8]) -> Option<u64> {
     core::str::from_utf8(text).ok()?.parse().ok()
 }
 
 /// `[-]seconds[.fraction]`.
-fn time(text: &[u8]) -> io::Result<(i64, u32)> {
+fn parse_pax_time(text: &[u8]) -> io::Result<(i64, u32)> {
     let parse = || {
         let text = core::str::from_utf8(text).ok()?;
         let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));

@@ -131,7 +131,7 @@ fn pieces(
 ) -> (Vec<u8>, Vec<u8>, serde_json::Value) {
     let (mut packed, mut plain, mut entries) = (Vec::new(), Vec::new(), Vec::new());
     for (name, data) in files {
-        let digest = Digest::of(data).to_string();
+        let digest = Digest::compute(data).to_string();
         entries.push(serde_json::json!({
             "name": name, "type": "reg", "size": data.len(), "mode": 0o644, "offset": packed.len(),
             "digest": digest, "chunkDigest": digest,
@@ -192,12 +192,15 @@ pub(crate) fn zstd_chunked(files: &[(&str, &[u8])]) -> (Vec<u8>, Vec<u8>) {
 
 /// Go's name of the architecture of this machine.
 pub(crate) fn architecture() -> &'static str {
-    super::platform::MachinePlatform::this().architecture
+    super::platform::MachinePlatform::detect_current().architecture
 }
 
 /// A configuration with these layers; `mark` makes it differ from others.
 pub(crate) fn config(layers: &[&[u8]], mark: &str) -> Vec<u8> {
-    let diff_ids: Vec<String> = layers.iter().map(|l| Digest::of(l).to_string()).collect();
+    let diff_ids: Vec<String> = layers
+        .iter()
+        .map(|l| Digest::compute(l).to_string())
+        .collect();
     serde_json::json!({
         "architecture": architecture(), "os": "linux",
         "config": {"Env": [format!("MARK={mark}")], "Cmd": ["/bin/sh"], "User": "1000:100"},
@@ -210,7 +213,7 @@ pub(crate) fn config(layers: &[&[u8]], mark: &str) -> Vec<u8> {
 /// A docker-archive with one image of uncompressed layers.
 pub(crate) fn docker_archive(tag: &str, layers: &[&[u8]]) -> Vec<u8> {
     let config = config(layers, tag);
-    let config_name = format!("{}.json", Digest::of(&config).hex());
+    let config_name = format!("{}.json", Digest::compute(&config).hex());
     let mut stream = Stream::new();
     let mut names = Vec::new();
     for (at, layer) in layers.iter().enumerate() {
@@ -242,7 +245,7 @@ impl Layout {
 
     /// Adds a blob and returns its descriptor.
     pub(crate) fn blob(&mut self, media_type: &str, data: &[u8]) -> serde_json::Value {
-        let digest = Digest::of(data);
+        let digest = Digest::compute(data);
         let name = format!("blobs/sha256/{}", digest.hex());
         if !self.blobs.iter().any(|(n, _)| *n == name) {
             self.blobs.push((name, data.to_vec()));

@@ -76,7 +76,7 @@ impl From<TreePathError> for ImageProblem {
                 what: "look-ups in the layers below",
                 limit: below::MAX_LOOKUPS,
             },
-            TreePathError::Io(error) => Self::write("reach its directory")(error),
+            TreePathError::Io(error) => Self::write_error("reach its directory")(error),
         }
     }
 }
@@ -98,7 +98,7 @@ impl From<Errno> for TreePathError {
 /// before it away, whatever that is: above the root is the root.
 ///
 /// Source: containerd `pkg/archive/tar.go`, which cleans the names of entries like this.
-pub(super) fn split(path: &[u8]) -> Result<Vec<PathComponent>, TreePathError> {
+pub(super) fn split_path(path: &[u8]) -> Result<Vec<PathComponent>, TreePathError> {
     let mut names: Vec<PathComponent> = Vec::new();
     for part in path.split(|&b| b == b'/') {
         match part {
@@ -140,26 +140,28 @@ pub(super) struct ReachedDirectory {
 
 /// Opens the directory `path` below `root`, following links with `root` as `/`. Where directories may be made, links and
 /// directories of the layers `below` count: those are followed, these made with their metadata.
-pub(super) fn reach(
+pub(super) fn reach_directory(
     root: BorrowedFd<'_>,
     path: &[PathComponent],
     absent: MissingDirAction,
     below: Option<&mut LowerLayers>,
 ) -> Result<ReachedDirectory, TreePathError> {
-    match beneath(root, path) {
+    match open_beneath(root, path) {
         Ok(dir) => Ok(ReachedDirectory {
             dir,
             real: path.to_vec(),
             made: Vec::new(),
         }),
-        Err(Errno::ELOOP | Errno::ENOTDIR) => walk(root, path, absent, below),
-        Err(Errno::ENOENT) if absent != MissingDirAction::Fail => walk(root, path, absent, below),
+        Err(Errno::ELOOP | Errno::ENOTDIR) => walk_path(root, path, absent, below),
+        Err(Errno::ENOENT) if absent != MissingDirAction::Fail => {
+            walk_path(root, path, absent, below)
+        }
         Err(errno) => Err(errno.into()),
     }
 }
 
 /// Opens a directory by a path without links.
-pub(super) fn beneath(root: BorrowedFd<'_>, path: &[PathComponent]) -> Result<OwnedFd, Errno> {
+pub(super) fn open_beneath(root: BorrowedFd<'_>, path: &[PathComponent]) -> Result<OwnedFd, Errno> {
     let joined = if path.is_empty() {
         b".".to_vec()
     } else {
@@ -183,7 +185,7 @@ pub(super) fn beneath(root: BorrowedFd<'_>, path: &[PathComponent]) -> Result<Ow
 }
 
 /// The slow way: name by name.
-fn walk(
+fn walk_path(
     root: BorrowedFd<'_>,
     path: &[PathComponent],
     absent: MissingDirAction,
@@ -192,37 +194,37 @@ fn walk(
     let mut todo: VecDeque<PathComponent> = path.iter().cloned().collect();
     // Real directories only: the way that `beneath` can open.
     let mut real: Vec<PathComponent> = Vec::new();
-    let mut dir = beneath(root, &real)?;
+    let mut dir = open_beneath(root, &real)?;
     let mut links = 0;
     let mut made = Vec::new();
     while let Some(name) = todo.pop_front() {
         if &*name == b".." {
             // Above the root is the root.
             real.pop();
-            dir = beneath(root, &real)?;
+            dir = open_beneath(root, &real)?;
             continue;
         }
         // Where a link was found: in the layer itself or in one below.
         let mut lower = None;
-        let kind = match entry(dir.as_fd(), &name) {
+        let kind = match stat_entry(dir.as_fd(), &name) {
             Ok(stat) if is_whiteout(&stat) && absent == MissingDirAction::Make => {
                 // Removed from the layers below, and now there is something in it: a new, opaque directory.
                 unlinkat(&dir, &*name, UnlinkatFlags::NoRemoveDir)?;
                 let fresh = make_dir(dir.as_fd(), &name)?;
-                xattr::set(fresh.as_fd(), OPAQUE, b"y").map_err(TreePathError::Io)?;
+                xattr::set_attribute(fresh.as_fd(), OPAQUE, b"y").map_err(TreePathError::Io)?;
                 SFlag::S_IFDIR
             }
-            Ok(stat) => kind(&stat),
+            Ok(stat) => file_type(&stat),
             Err(Errno::ENOENT) if absent != MissingDirAction::Fail => {
                 if real.len() >= MAX_DEPTH {
                     return Err(TreePathError::TooDeep);
                 }
                 let found = match &mut below {
-                    Some(below) => below.find(root, &real, &name)?,
+                    Some(below) => below.find_entry(root, &real, &name)?,
                     None => LowerEntry::Nothing,
                 };
                 match found {
-                    LowerEntry::Other(from, stat) if kind(&stat) == SFlag::S_IFLNK => {
+                    LowerEntry::Other(from, stat) if file_type(&stat) == SFlag::S_IFLNK => {
                         lower = Some(from);
                         SFlag::S_IFLNK
                     }
@@ -249,7 +251,7 @@ fn walk(
             if real.len() > MAX_DEPTH {
                 return Err(TreePathError::TooDeep);
             }
-            dir = beneath(root, &real)?;
+            dir = open_beneath(root, &real)?;
         } else if kind == SFlag::S_IFLNK {
             links += 1;
             if links > MAX_LINKS {
@@ -261,7 +263,7 @@ fn walk(
             let target = readlinkat(holder, &*name)?.into_vec();
             if target.first() == Some(&b'/') {
                 real.clear();
-                dir = beneath(root, &real)?;
+                dir = open_beneath(root, &real)?;
             }
             for part in target.split(|&b| b == b'/').rev() {
                 if !matches!(part, b"" | b".") {
@@ -282,7 +284,7 @@ fn walk(
 fn make_dir(parent: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, TreePathError> {
     let before = fstat(parent)?;
     mkdirat(parent, name, Mode::from_bits_truncate(0o755))?;
-    let dir = beneath(parent, &[name.into()])?;
+    let dir = open_beneath(parent, &[name.into()])?;
     fchmod(&dir, Mode::from_bits_truncate(0o755))?;
     restore_mtime(parent, &before)?;
     Ok(dir)
@@ -309,18 +311,18 @@ pub(super) fn set_mtime(parent: BorrowedFd<'_>, name: &[u8], mtime: TimeSpec) ->
 }
 
 /// Looks at an entry itself, never through it.
-pub(super) fn entry(parent: BorrowedFd<'_>, name: &[u8]) -> Result<FileStat, Errno> {
+pub(super) fn stat_entry(parent: BorrowedFd<'_>, name: &[u8]) -> Result<FileStat, Errno> {
     fstatat(parent, name, AtFlags::AT_SYMLINK_NOFOLLOW)
 }
 
 /// The file type of a stat.
-pub(super) fn kind(stat: &FileStat) -> SFlag {
+pub(super) fn file_type(stat: &FileStat) -> SFlag {
     SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits())
 }
 
 /// Returns true for overlayfs's mark of a removed name: a character device 0:0.
 pub(super) fn is_whiteout(stat: &FileStat) -> bool {
-    kind(stat) == SFlag::S_IFCHR && stat.st_rdev == 0
+    file_type(stat) == SFlag::S_IFCHR && stat.st_rdev == 0
 }
 
 /// Makes overlayfs's mark of a removed name.
@@ -329,7 +331,7 @@ pub(super) fn make_whiteout(parent: BorrowedFd<'_>, name: &[u8]) -> Result<(), E
 }
 
 /// Path of an entry through its parent's descriptor, for calls that take paths only.
-pub(super) fn through(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<CString> {
+pub(super) fn path_through_fd(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<CString> {
     use std::os::fd::AsRawFd;
     let mut path = format!("/proc/self/fd/{}/", parent.as_raw_fd()).into_bytes();
     path.extend_from_slice(name);
@@ -337,11 +339,11 @@ pub(super) fn through(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<CString
 }
 
 /// Removes an entry, and everything in it if it is a directory.
-pub(super) fn remove(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
+pub(super) fn remove_tree(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
     match unlinkat(parent, name, UnlinkatFlags::NoRemoveDir) {
         Ok(()) => Ok(()),
         Err(Errno::EISDIR | Errno::EPERM) => {
-            clear(beneath(parent, &[name.into()])?)?;
+            clear_directory(open_beneath(parent, &[name.into()])?)?;
             Ok(unlinkat(parent, name, UnlinkatFlags::RemoveDir)?)
         }
         Err(errno) => Err(errno.into()),
@@ -349,7 +351,7 @@ pub(super) fn remove(parent: BorrowedFd<'_>, name: &[u8]) -> io::Result<()> {
 }
 
 /// Removes everything in a directory. No recursion: a lane's stack is small. Follows no link.
-pub(super) fn clear(dir: OwnedFd) -> io::Result<()> {
+pub(super) fn clear_directory(dir: OwnedFd) -> io::Result<()> {
     /// A directory that is being emptied.
     struct RemovalLevel {
         dir: OwnedFd,
@@ -357,17 +359,17 @@ pub(super) fn clear(dir: OwnedFd) -> io::Result<()> {
         /// Name of the directory in the level above.
         name: CString,
     }
-    fn level(dir: OwnedFd, name: CString) -> io::Result<RemovalLevel> {
+    fn open_level(dir: OwnedFd, name: CString) -> io::Result<RemovalLevel> {
         let list = Dir::from_fd(dir.try_clone()?)?.into_iter();
         Ok(RemovalLevel { dir, list, name })
     }
-    let mut stack = vec![level(dir, CString::default())?];
+    let mut stack = vec![open_level(dir, CString::default())?];
     while let Some(top) = stack.last_mut() {
         let Some(entry) = top.list.next() else {
             if let Some(done) = stack.pop()
                 && let Some(above) = stack.last()
             {
-                gone(unlinkat(
+                ignore_missing(unlinkat(
                     &above.dir,
                     done.name.as_c_str(),
                     UnlinkatFlags::RemoveDir,
@@ -381,7 +383,7 @@ pub(super) fn clear(dir: OwnedFd) -> io::Result<()> {
             continue;
         }
         if entry.file_type() != Some(Type::Directory) {
-            match gone(unlinkat(&top.dir, name, UnlinkatFlags::NoRemoveDir)) {
+            match ignore_missing(unlinkat(&top.dir, name, UnlinkatFlags::NoRemoveDir)) {
                 // A file system that does not tell types.
                 Err(Errno::EISDIR | Errno::EPERM) => {}
                 result => {
@@ -390,10 +392,10 @@ pub(super) fn clear(dir: OwnedFd) -> io::Result<()> {
                 }
             }
         }
-        match gone(unlinkat(&top.dir, name, UnlinkatFlags::RemoveDir)) {
+        match ignore_missing(unlinkat(&top.dir, name, UnlinkatFlags::RemoveDir)) {
             Err(Errno::ENOTEMPTY | Errno::EEXIST) => {
-                let inner = beneath(top.dir.as_fd(), &[name.to_bytes().into()])?;
-                let inner = level(inner, name.to_owned())?;
+                let inner = open_beneath(top.dir.as_fd(), &[name.to_bytes().into()])?;
+                let inner = open_level(inner, name.to_owned())?;
                 stack.push(inner);
             }
             result => result?,
@@ -403,7 +405,7 @@ pub(super) fn clear(dir: OwnedFd) -> io::Result<()> {
 }
 
 /// Takes a missing entry for a removed one.
-fn gone(result: Result<(), Errno>) -> Result<(), Errno> {
+fn ignore_missing(result: Result<(), Errno>) -> Result<(), Errno> {
     match result {
         Err(Errno::ENOENT) => Ok(()),
         result => result,
@@ -415,7 +417,7 @@ pub(super) fn only_whiteouts(dir: OwnedFd) -> io::Result<bool> {
     for entry in Dir::from_fd(dir.try_clone()?)? {
         let entry = entry?;
         let name = entry.file_name().to_bytes();
-        if !matches!(name, b"." | b"..") && !is_whiteout(&self::entry(dir.as_fd(), name)?) {
+        if !matches!(name, b"." | b"..") && !is_whiteout(&stat_entry(dir.as_fd(), name)?) {
             return Ok(false);
         }
     }
@@ -423,6 +425,6 @@ pub(super) fn only_whiteouts(dir: OwnedFd) -> io::Result<bool> {
 }
 
 /// A path of a layer as text, for messages.
-pub(super) fn display(path: &[u8]) -> String {
+pub(super) fn display_path(path: &[u8]) -> String {
     OsStr::from_bytes(path).to_string_lossy().into_owned()
 }

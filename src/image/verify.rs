@@ -1,7 +1,7 @@
 //! Check of a store's images: is each layer still what was unpacked? Damaged images can be repaired.
 //!
 //! Everything is read, from the disk rather than from the kernel's cache, one layer after the other: other work on the
-//! same lane comes in between. Only [`ImageVerifier::repair`] changes anything.
+//! same lane comes in between. Only [`ImageVerifier::repair_image`] changes anything.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -15,7 +15,7 @@ use super::record::LayerRecord;
 use super::store::ImageStore;
 use super::sum;
 use crate::api::order::GatherExt as _;
-use crate::error::chain;
+use crate::error::error_chain;
 
 /// A store that is being checked.
 pub struct ImageVerifier {
@@ -89,10 +89,10 @@ impl ImageVerifier {
     pub fn new(store: ImageStore) -> Self {
         // By directory, for two layers never share one.
         let layers: BTreeMap<String, LayerRecord> = store
-            .layers()
+            .layer_records()
             .into_values()
             .map(|layer| (layer.dir.clone(), layer))
-            .gather();
+            .gather_items();
         let todo: Vec<LayerRecord> = layers.into_values().rev().collect();
         Self {
             layers: todo.len(),
@@ -106,24 +106,24 @@ impl ImageVerifier {
 
     /// Layers done, all of them, and the bytes in those that are done.
     #[must_use]
-    pub const fn progress(&self) -> (usize, usize, u64) {
+    pub const fn progress_counts(&self) -> (usize, usize, u64) {
         (self.layers - self.todo.len(), self.layers, self.bytes)
     }
 
     /// Checks the next layer; `false`: there is none. Blocks on the disk.
-    pub fn step(&mut self) -> bool {
+    pub fn check_next_layer(&mut self) -> bool {
         let Some(layer) = self.todo.pop() else {
             return false;
         };
-        let mut problem = self.check(&layer);
+        let mut problem = self.check_layer(&layer);
         self.bytes += layer.size_bytes;
         if problem.is_some() {
             // It may have been removed meanwhile, and another one been unpacked in its place.
-            let change = self.store.change();
-            let known = self.store.layers().remove(&layer.key);
+            let change = self.store.lock_changes();
+            let known = self.store.layer_records().remove(&layer.key);
             problem = known
                 .filter(|known| known.dir == layer.dir)
-                .and_then(|known| self.check(&known));
+                .and_then(|known| self.check_layer(&known));
             drop(change);
         }
         if let Some(problem) = problem {
@@ -137,7 +137,7 @@ impl ImageVerifier {
     }
 
     /// Checks a layer and returns its damage in words, if it has any.
-    fn check(&self, layer: &LayerRecord) -> Option<String> {
+    fn check_layer(&self, layer: &LayerRecord) -> Option<String> {
         let path = self.store.layers_root().join(&layer.dir);
         let root = match File::open(&path) {
             Ok(root) => OwnedFd::from(root),
@@ -146,8 +146,8 @@ impl ImageVerifier {
             }
             Err(e) => return Some(format!("cannot open {}: {e}", layer.dir)),
         };
-        match (sum::of_layer(root, None), &layer.sum) {
-            (Ok(found), Some(recorded)) => recorded.differs(&found),
+        match (sum::compute_layer_sum(root, None), &layer.sum) {
+            (Ok(found), Some(recorded)) => recorded.first_difference(&found),
             // All of it can be read: that is all that can be said.
             (Ok(_), None) => None,
             (Err(e), _) => {
@@ -161,8 +161,8 @@ impl ImageVerifier {
 
     /// Findings so far. Reads the records.
     #[must_use]
-    pub fn found(&self) -> VerifyFindings {
-        let images = self.store.list();
+    pub fn collect_findings(&self) -> VerifyFindings {
+        let images = self.store.list_images();
         let mut verified = VerifyFindings {
             images: images.len(),
             layers: self.layers - self.todo.len(),
@@ -199,9 +199,9 @@ impl ImageVerifier {
     /// Removes a damaged image, so that it comes again from its source; `in_use` has the ids of images that containers
     /// were made from. An image in use is kept, and so is one that shares the damaged layer with it: coming again, it
     /// would find that layer.
-    pub fn repair(&self, image: &DamagedImage, in_use: &BTreeSet<String>) -> RepairResult {
+    pub fn repair_image(&self, image: &DamagedImage, in_use: &BTreeSet<String>) -> RepairResult {
         let done = self.try_repair(image, in_use);
-        done.unwrap_or_else(|e| RepairResult::Failed(chain(&e)))
+        done.unwrap_or_else(|e| RepairResult::Failed(error_chain(&e)))
     }
 
     fn try_repair(
@@ -209,8 +209,8 @@ impl ImageVerifier {
         image: &DamagedImage,
         in_use: &BTreeSet<String>,
     ) -> Result<RepairResult, ImageError> {
-        let _change = self.store.change();
-        let Some(record) = self.store.get(&image.id) else {
+        let _change = self.store.lock_changes();
+        let Some(record) = self.store.image_by_id(&image.id) else {
             return Ok(RepairResult::Removed);
         };
         if image.record_only {
@@ -219,19 +219,19 @@ impl ImageVerifier {
         }
         // A directory is named by its content: a layer that was removed meanwhile and came again has the same name.
         let again = |layer: &LayerRecord| {
-            self.damaged.contains_key(&layer.dir) && self.check(layer).is_some()
+            self.damaged.contains_key(&layer.dir) && self.check_layer(layer).is_some()
         };
         let damaged: BTreeSet<&String> = record
             .layers
             .iter()
             .filter(|layer| again(layer))
             .map(|layer| &layer.dir)
-            .gather();
+            .gather_items();
         if damaged.is_empty() {
             return Ok(RepairResult::Whole);
         }
         let bad = |dir: &String| damaged.contains(dir);
-        let user = self.store.list().into_iter().find(|other| {
+        let user = self.store.list_images().into_iter().find(|other| {
             let shares = |dir: &String| bad(dir) && other.layers.iter().any(|l| l.dir == *dir);
             in_use.contains(&other.id) && record.layers.iter().any(|l| shares(&l.dir))
         });
@@ -239,7 +239,7 @@ impl ImageVerifier {
             return Ok(RepairResult::InUse(user.id.clone()));
         }
         // The note that brings the image again comes first, then the removal.
-        self.store.lose(&image.id)?;
+        self.store.record_lost_image(&image.id)?;
         self.store.remove_locked(&image.id, in_use)?;
         Ok(RepairResult::Removed)
     }
@@ -280,15 +280,15 @@ mod tests {
             let options = ImportOptions::default();
             let go = &mut |_| ControlFlow::Continue(());
             let images = self.store.import_archive(&path, &options, go);
-            images.unwrap_or_else(|e| panic!("{}", chain(&e)))[0]
+            images.unwrap_or_else(|e| panic!("{}", error_chain(&e)))[0]
                 .id
                 .clone()
         }
 
         fn verify(&self) -> (ImageVerifier, VerifyFindings) {
             let mut verifying = ImageVerifier::new(self.store.clone());
-            while verifying.step() {}
-            let found = verifying.found();
+            while verifying.check_next_layer() {}
+            let found = verifying.collect_findings();
             (verifying, found)
         }
 
@@ -385,12 +385,12 @@ mod tests {
                 &|| {
                     let marked = File::open(file("marked")).expect("file");
                     let marked = std::os::fd::AsFd::as_fd(&marked);
-                    crate::sys::xattr::set(marked, c"user.mark", b"y").expect("harmed");
+                    crate::sys::xattr::set_attribute(marked, c"user.mark", b"y").expect("harmed");
                 },
                 &|| {
                     let marked = File::open(file("marked")).expect("file");
                     let marked = std::os::fd::AsFd::as_fd(&marked);
-                    crate::sys::xattr::set(marked, c"user.mark", b"x").expect("mended");
+                    crate::sys::xattr::set_attribute(marked, c"user.mark", b"x").expect("mended");
                 },
             ),
             (
@@ -409,7 +409,7 @@ mod tests {
             mend();
             assert_eq!(bench.verify().1.damaged, [], "{name}, mended");
         }
-        assert!(bench.store.get(&other).is_some());
+        assert!(bench.store.image_by_id(&other).is_some());
     }
 
     #[test]
@@ -431,7 +431,10 @@ mod tests {
             let in_use: BTreeSet<String> = in_use.iter().map(|&id| id.clone()).collect();
             let mut done: Vec<(String, RepairResult)> = Vec::new();
             for image in &found.damaged {
-                done.push((image.names[0].clone(), verifying.repair(image, &in_use)));
+                done.push((
+                    image.names[0].clone(),
+                    verifying.repair_image(image, &in_use),
+                ));
             }
             done.sort_by(|a, b| a.0.cmp(&b.0));
             done.into_iter()
@@ -441,7 +444,7 @@ mod tests {
         // b alone would only find the damaged layer again.
         let kept = RepairResult::InUse(a.clone());
         assert_eq!(repair(&[&a]), [kept.clone(), kept, RepairResult::Rewritten]);
-        assert_eq!(bench.store.list().len(), 3);
+        assert_eq!(bench.store.list_images().len(), 3);
         assert_eq!(
             repair(&[&c]),
             [
@@ -453,7 +456,7 @@ mod tests {
         let (_, found) = bench.verify();
         assert_eq!((found.images, found.damaged), (1, Vec::new()));
         assert_eq!(
-            bench.store.lost(),
+            bench.store.lost_images(),
             BTreeSet::from([a.clone(), b.clone()]),
             "somebody may have them"
         );
@@ -462,7 +465,7 @@ mod tests {
         let Bench { scratch, store } = bench;
         drop((store, verifying));
         let store = ImageStore::open(&scratch.join("images")).expect("store");
-        assert_eq!(store.lost(), BTreeSet::from([b]));
+        assert_eq!(store.lost_images(), BTreeSet::from([b]));
     }
 
     #[test]
@@ -473,13 +476,13 @@ mod tests {
         fs::write(bench.file(&id, "f"), "harm").expect("harmed");
         let (verifying, found) = bench.verify();
         let nobody = BTreeSet::new();
-        bench.store.remove(&id, &nobody).expect("removed");
+        bench.store.remove_image(&id, &nobody).expect("removed");
         assert_eq!(bench.import("a:1", &[&layer]), id);
         assert_eq!(
-            verifying.repair(&found.damaged[0], &nobody),
+            verifying.repair_image(&found.damaged[0], &nobody),
             RepairResult::Whole
         );
-        assert!(bench.store.get(&id).is_some());
+        assert!(bench.store.image_by_id(&id).is_some());
     }
 
     #[test]
@@ -495,7 +498,9 @@ mod tests {
             let mut imported = 0;
             for _ in 0..2 {
                 now = now + SETTLE;
-                let reports = dropin.look(now, &mut |_| ControlFlow::Continue(())).reports;
+                let reports = dropin
+                    .scan_directory(now, &mut |_| ControlFlow::Continue(()))
+                    .reports;
                 imported += reports
                     .iter()
                     .filter(|r| matches!(r, DropInReport::Imported { .. }))
@@ -504,17 +509,20 @@ mod tests {
             imported
         };
         assert_eq!(look(&mut dropin), 1);
-        let id = bench.store.list()[0].id.clone();
+        let id = bench.store.list_images()[0].id.clone();
         let (verifying, _) = bench.verify();
         fs::write(bench.file(&id, "f"), "harm").expect("harmed");
         let (damaged, found) = bench.verify();
-        let repaired = damaged.repair(&found.damaged[0], &BTreeSet::new());
+        let repaired = damaged.repair_image(&found.damaged[0], &BTreeSet::new());
         assert_eq!(repaired, RepairResult::Removed);
         assert_eq!(look(&mut dropin), 1, "again");
         assert_eq!(bench.verify().1.damaged, []);
         assert_eq!(look(&mut dropin), 0);
         // An image that is removed on purpose does not come back by itself.
-        bench.store.remove(&id, &BTreeSet::new()).expect("removed");
+        bench
+            .store
+            .remove_image(&id, &BTreeSet::new())
+            .expect("removed");
         assert_eq!(look(&mut dropin), 0);
         // An image that a start finds damaged comes again too.
         fs::remove_file(files.join("a.tar")).expect("scratch");
@@ -527,9 +535,9 @@ mod tests {
         fs::write(record, "{").expect("harmed");
         let store =
             ImageStore::open_with(&scratch.join("images"), ImportLimits::default()).expect("store");
-        assert!(store.list().is_empty());
+        assert!(store.list_images().is_empty());
         let mut dropin = DropInPoller::open(store.clone(), files);
         assert_eq!(look(&mut dropin), 1, "after the start");
-        assert_eq!(store.list()[0].id, id);
+        assert_eq!(store.list_images()[0].id, id);
     }
 }

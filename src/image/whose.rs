@@ -48,33 +48,33 @@ impl RegistryAccess {
     pub(super) fn new(registry: &str, own: Option<&RegistryCredential>) -> Self {
         Self {
             registry: registry.into(),
-            by: own.map(|credential| hash(&[registry, &credential.digest()])),
+            by: own.map(|credential| hash_words(&[registry, &credential.credential_digest()])),
         }
     }
 
     /// The domain of the image's name.
-    pub(super) fn registry(&self) -> &str {
+    pub(super) fn registry_domain(&self) -> &str {
         &self.registry
     }
 
     /// Hash that tells this way from other ways into the registry; `None`: it is open to every pod.
-    pub(super) fn by(&self) -> Option<&str> {
+    pub(super) fn credential_hash(&self) -> Option<&str> {
         self.by.as_deref()
     }
 
-    fn blob(&self, blob: Digest) -> String {
-        hash(&[&self.registry, &blob.to_string()])
+    fn blob_hash(&self, blob: Digest) -> String {
+        hash_words(&[&self.registry, &blob.to_string()])
     }
 
     /// Returns true if every pod that goes this way had this layer, or if its holders are not known (a record of an
     /// earlier version).
-    pub(super) fn knows(&self, layer: &LayerRecord) -> bool {
-        let had = |holder: &LayerHolder| Some(holder.by.as_str()) == self.by();
+    pub(super) fn holds_layer(&self, layer: &LayerRecord) -> bool {
+        let had = |holder: &LayerHolder| Some(holder.by.as_str()) == self.credential_hash();
         layer.open || layer.holders.is_empty() || layer.holders.iter().any(had)
     }
 
     /// Notes that this way led to the layer, there called `blob`.
-    pub(super) fn led_to(&self, layer: &mut LayerRecord, blob: Option<Digest>) {
+    pub(super) fn record_holder(&self, layer: &mut LayerRecord, blob: Option<Digest>) {
         let Some(by) = &self.by else {
             layer.open = true;
             layer.holders.clear();
@@ -85,7 +85,7 @@ impl RegistryAccess {
         }
         let holder = LayerHolder {
             by: by.clone(),
-            blob: blob.map(|blob| self.blob(blob)).unwrap_or_default(),
+            blob: blob.map(|blob| self.blob_hash(blob)).unwrap_or_default(),
         };
         // A pod that has the layer already was not asked for this blob: another layer may be behind its digest.
         let has = layer.holders.iter().any(|h| h.by == holder.by);
@@ -117,15 +117,15 @@ pub(super) enum SharePermission {
 
 impl LayerSharing<'_> {
     /// Judges a layer. `blob`: its digest in the image's manifest.
-    pub(super) fn judge(&self, layer: &LayerRecord, blob: Option<Digest>) -> SharePermission {
-        let had = |holder: &LayerHolder| Some(holder.by.as_str()) == self.way.by();
+    pub(super) fn judge_layer(&self, layer: &LayerRecord, blob: Option<Digest>) -> SharePermission {
+        let had = |holder: &LayerHolder| Some(holder.by.as_str()) == self.way.credential_hash();
         if layer.open || layer.holders.iter().any(had) {
             return SharePermission::Yes;
         }
         let Some(blob) = blob else {
             return SharePermission::No;
         };
-        let here = self.way.blob(blob);
+        let here = self.way.blob_hash(blob);
         if !layer.holders.iter().any(|holder| holder.blob == here) {
             return SharePermission::No;
         }
@@ -137,7 +137,7 @@ impl LayerSharing<'_> {
 }
 
 /// Adds the holders of another copy of the record.
-pub(super) fn join(layer: &mut LayerRecord, other: &LayerRecord) {
+pub(super) fn merge_holders(layer: &mut LayerRecord, other: &LayerRecord) {
     layer.open |= other.open;
     if layer.open {
         layer.holders.clear();
@@ -149,9 +149,9 @@ pub(super) fn join(layer: &mut LayerRecord, other: &LayerRecord) {
     }
 }
 
-fn hash(words: &[&str]) -> String {
+fn hash_words(words: &[&str]) -> String {
     // None of them has a line feed.
-    let mut hex = Digest::of(words.join("\n").as_bytes()).hex();
+    let mut hex = Digest::compute(words.join("\n").as_bytes()).hex();
     hex.truncate(HEX_DIGITS);
     hex
 }
@@ -171,12 +171,12 @@ mod tests {
     #[test]
     fn who_may_have_what() {
         let (secret, other) = (credential("secret"), credential("other"));
-        let [blob, wrong] = [b"blob", b"else"].map(|data| Digest::of(data));
+        let [blob, wrong] = [b"blob", b"else"].map(|data| Digest::compute(data));
         let at = |registry: &str, own| RegistryAccess::new(registry, own);
         let layer = |ways: &[RegistryAccess]| {
             let mut layer = LayerRecord::default();
             ways.iter()
-                .for_each(|way| way.led_to(&mut layer, Some(blob)));
+                .for_each(|way| way.record_holder(&mut layer, Some(blob)));
             layer
         };
         let (yes, ask, no) = (
@@ -220,27 +220,31 @@ mod tests {
                 confirmed: BTreeSet::new(),
             };
             let layer = layer(had);
-            assert_eq!(shares.judge(&layer, Some(named)), want, "{name}");
+            assert_eq!(shares.judge_layer(&layer, Some(named)), want, "{name}");
             shares.confirmed.insert(named);
             let then = if want == ask { yes } else { want };
-            assert_eq!(shares.judge(&layer, Some(named)), then, "{name}, confirmed");
+            assert_eq!(
+                shares.judge_layer(&layer, Some(named)),
+                then,
+                "{name}, confirmed"
+            );
         }
         // A manifest that the holder pulled named a blob that nobody looked at.
         let mut named = layer(held);
-        own.led_to(&mut named, Some(wrong));
+        own.record_holder(&mut named, Some(wrong));
         let stranger = at("r", None);
         let shares = LayerSharing {
             way: &stranger,
             confirmed: [wrong].into(),
         };
-        assert_eq!(shares.judge(&named, Some(wrong)), no);
+        assert_eq!(shares.judge_layer(&named, Some(wrong)), no);
         let many = (0..20).map(|n| RegistryAccess::new("r", Some(&credential(&n.to_string()))));
         let many = layer(&many.collect::<Vec<_>>());
         assert_eq!(many.holders.len(), MAX_HOLDERS);
         let mut joined = layer(held);
-        join(&mut joined, &many);
+        merge_holders(&mut joined, &many);
         assert_eq!(joined.holders.len(), MAX_HOLDERS);
-        join(&mut joined, &layer(&[at("r", None)]));
+        merge_holders(&mut joined, &layer(&[at("r", None)]));
         assert!(joined.open && joined.holders.is_empty());
     }
 }

@@ -76,7 +76,7 @@ pub trait KubeApi: Send + Sync {
         each: &mut dyn FnMut(WatchEvent),
     ) -> ApiResult<WatchEnd>;
     /// Reads a pod of `node`. Status 404: there is no such pod. Status 403: this node has no such pod.
-    fn pod(&self, node: &str, namespace: &str, name: &str) -> ApiResult<Value>;
+    fn read_pod(&self, node: &str, namespace: &str, name: &str) -> ApiResult<Value>;
     /// Patches a pod's status; a UID precondition is `metadata.uid` in `body`. Returns the pod as it is now.
     fn patch_pod_status(
         &self,
@@ -91,14 +91,14 @@ pub trait KubeApi: Send + Sync {
     fn delete_pod(&self, namespace: &str, name: &str, uid: &PodUid) -> ApiResult<Option<Value>>;
 
     /// Reads a node.
-    fn node(&self, name: &str) -> ApiResult<Value>;
+    fn read_node(&self, name: &str) -> ApiResult<Value>;
     /// Creates this node's object. Returns it.
     fn create_node(&self, body: &[u8]) -> ApiResult<Value>;
     /// Patches this node's status. Returns the node.
     fn patch_node_status(&self, name: &str, kind: PatchFormat, body: &[u8]) -> ApiResult<Value>;
 
     /// Reads this node's lease.
-    fn lease(&self, name: &str) -> ApiResult<Value>;
+    fn read_lease(&self, name: &str) -> ApiResult<Value>;
     /// Creates this node's lease.
     fn create_lease(&self, body: &[u8]) -> ApiResult<Value>;
     /// Patches this node's lease (RFC 7386): the smallest renewal. Returns its metadata only.
@@ -112,15 +112,15 @@ pub trait KubeApi: Send + Sync {
     /// Asks for a token of a service account (`TokenRequest`).
     fn create_token(&self, namespace: &str, account: &str, body: &[u8]) -> ApiResult<Value>;
     /// Reads a ConfigMap. A 403 may only mean that the apiserver does not know yet that a pod here needs it (AUTHZ-08).
-    fn config_map(&self, namespace: &str, name: &str) -> ApiResult<Value>;
-    /// Reads a Secret. A 403 may pass, as with [`KubeApi::config_map`].
-    fn secret(&self, namespace: &str, name: &str) -> ApiResult<Value>;
-    /// Reads a claim. A 403 may pass, as with [`KubeApi::config_map`].
-    fn persistent_volume_claim(&self, namespace: &str, name: &str) -> ApiResult<Value>;
-    /// Reads a volume. A 403 may pass, as with [`KubeApi::config_map`].
-    fn persistent_volume(&self, name: &str) -> ApiResult<Value>;
+    fn read_config_map(&self, namespace: &str, name: &str) -> ApiResult<Value>;
+    /// Reads a Secret. A 403 may pass, as with [`KubeApi::read_config_map`].
+    fn read_secret(&self, namespace: &str, name: &str) -> ApiResult<Value>;
+    /// Reads a claim. A 403 may pass, as with [`KubeApi::read_config_map`].
+    fn read_persistent_volume_claim(&self, namespace: &str, name: &str) -> ApiResult<Value>;
+    /// Reads a volume. A 403 may pass, as with [`KubeApi::read_config_map`].
+    fn read_persistent_volume(&self, name: &str) -> ApiResult<Value>;
     /// Reads a RuntimeClass.
-    fn runtime_class(&self, name: &str) -> ApiResult<Value>;
+    fn read_runtime_class(&self, name: &str) -> ApiResult<Value>;
     /// Lists all Services of a namespace, for environment variables.
     fn list_services(
         &self,
@@ -128,12 +128,12 @@ pub trait KubeApi: Send + Sync {
         each: &mut dyn FnMut(Value),
     ) -> ApiResult<CompleteList>;
     /// Reads a Service.
-    fn service(&self, namespace: &str, name: &str) -> ApiResult<Value>;
+    fn read_service(&self, namespace: &str, name: &str) -> ApiResult<Value>;
 
     /// Creates a request for a certificate. Returns it.
     fn create_csr(&self, body: &[u8]) -> ApiResult<Value>;
     /// Reads a request for a certificate.
-    fn csr(&self, name: &str) -> ApiResult<Value>;
+    fn read_csr(&self, name: &str) -> ApiResult<Value>;
 
     /// Asks whose a token is (`TokenReview`). Returns the review.
     fn review_token(&self, body: &[u8]) -> ApiResult<Value>;

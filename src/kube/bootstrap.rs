@@ -19,8 +19,8 @@ use super::kubeconfig::{Kubeconfig, KubeconfigError, KubeconfigMaterial, Kubecon
 use super::store::CertificateStore;
 use super::x509::{self, Certificate, CertificateError};
 use crate::api::CertificateSigningRequest;
-use crate::api::strict::typed;
-use crate::error::chain;
+use crate::api::strict::typed_from_value;
+use crate::error::error_chain;
 use crate::sys::file;
 
 /// Signer of certificates that nodes show to the apiserver.
@@ -98,7 +98,7 @@ pub fn kubeconfig_in_use(
         .map(CertificateStore::current_path)
         .filter(|pem| pem.exists());
     if let Some(pem) = renewed.filter(|_| config.user.certificate.is_some()) {
-        config.show(&pem);
+        config.use_pair_file(&pem);
     }
     Ok(config)
 }
@@ -112,8 +112,8 @@ pub fn client_certificate(
     let Some((certificate, key)) = &config.user.certificate else {
         return Ok(None);
     };
-    let chain = x509::read_chain(&read(certificate)?)?;
-    let key = read(key)?;
+    let chain = x509::read_chain(&read_material(certificate)?)?;
+    let key = read_material(key)?;
     let is_key = rustls::pki_types::pem::PemObject::from_pem_slice(&key)
         .map(|_: rustls::pki_types::PrivateKeyDer<'_>| ());
     is_key.map_err(CertificatePairError::Key)?;
@@ -127,12 +127,15 @@ pub fn client_pair(config: &Kubeconfig) -> Result<(String, String), CertificateP
     let Some((certificate, key)) = &config.user.certificate else {
         return Err(CertificatePairError::Unnamed);
     };
-    let text =
-        |material| String::from_utf8(read(material)?).map_err(|_| CertificatePairError::NoText);
+    let text = |material| {
+        String::from_utf8(read_material(material)?).map_err(|_| CertificatePairError::NoText)
+    };
     Ok((text(certificate)?, text(key)?))
 }
 
-pub(super) fn read(material: &KubeconfigMaterial) -> Result<Vec<u8>, CertificatePairError> {
+pub(super) fn read_material(
+    material: &KubeconfigMaterial,
+) -> Result<Vec<u8>, CertificatePairError> {
     match material {
         KubeconfigMaterial::Inline(bytes) => Ok(bytes.clone()),
         KubeconfigMaterial::File(path) => {
@@ -168,12 +171,12 @@ pub fn write_kubeconfig(
 }
 
 /// Asks for a certificate with a fresh key (BOOT-03).
-pub fn request(
+pub fn post_certificate_request(
     api: &dyn KubeApi,
     signer: &str,
     subject: &CertificateSubject,
 ) -> ApiResult<PostedCertificateRequest> {
-    let made = csr::request(subject).map_err(|e| KubeError::Local(e.to_string()))?;
+    let made = csr::make_key_and_request(subject).map_err(|e| KubeError::Local(e.to_string()))?;
     let usage = if signer == SERVING_SIGNER {
         "server auth"
     } else {
@@ -189,7 +192,7 @@ pub fn request(
             "usages": ["digital signature", usage],
         },
     });
-    let created = decode(&api.create_csr(body.to_string().as_bytes())?)?;
+    let created = decode_certificate_request(&api.create_csr(body.to_string().as_bytes())?)?;
     Ok(PostedCertificateRequest {
         name: created.metadata.name,
         uid: created.metadata.uid.to_string(),
@@ -198,15 +201,15 @@ pub fn request(
 }
 
 /// Reads what became of a request.
-pub fn look(
+pub fn read_certificate_request(
     api: &dyn KubeApi,
     requested: &PostedCertificateRequest,
 ) -> ApiResult<CertificateSigningRequest> {
-    decode(&api.csr(&requested.name)?)
+    decode_certificate_request(&api.read_csr(&requested.name)?)
 }
 
-fn decode(value: &Value) -> ApiResult<CertificateSigningRequest> {
-    let csr: CertificateSigningRequest = typed(value).map_err(|e| KubeError::Wrong {
+fn decode_certificate_request(value: &Value) -> ApiResult<CertificateSigningRequest> {
+    let csr: CertificateSigningRequest = typed_from_value(value).map_err(|e| KubeError::Wrong {
         url: "certificatesigningrequests".into(),
         why: e.to_string(),
     })?;
@@ -224,10 +227,10 @@ impl PostedCertificateRequest {
     /// another key.
     ///
     /// `certificate`: `status.certificate`
-    pub fn pair(&self, certificate: &str) -> Result<(String, &str), CertificatePairError> {
-        let text = STANDARD.decode(certificate).map_err(issued)?;
-        x509::read_chain(&text).map_err(issued)?;
-        let text = String::from_utf8(text).map_err(issued)?;
+    pub fn checked_pair(&self, certificate: &str) -> Result<(String, &str), CertificatePairError> {
+        let text = STANDARD.decode(certificate).map_err(issued_pair_error)?;
+        x509::read_chain(&text).map_err(issued_pair_error)?;
+        let text = String::from_utf8(text).map_err(issued_pair_error)?;
         check_pair(&text, &self.key)?;
         Ok((text, &self.key))
     }
@@ -241,14 +244,14 @@ pub(super) fn check_pair(certificate: &str, key: &str) -> Result<(), Certificate
         chain: pem(certificate.as_bytes()),
         key: pem(key.as_bytes()),
     };
-    crate::net::tls::config(
+    crate::net::tls::client_config(
         crate::net::tls::ServerRoots::Any(crate::net::any_peer::PeerProof::Key),
         Some(identity),
     )
-    .map_err(|e| CertificatePairError::Issued(chain(&e)))?;
+    .map_err(|e| CertificatePairError::Issued(error_chain(&e)))?;
     Ok(())
 }
 
-fn issued(error: impl core::error::Error) -> CertificatePairError {
-    CertificatePairError::Issued(chain(&error))
+fn issued_pair_error(error: impl core::error::Error) -> CertificatePairError {
+    CertificatePairError::Issued(error_chain(&error))
 }

@@ -49,7 +49,7 @@ impl WatchCancel {
     }
 
     /// Sets the connections to cut. False if it is too late to begin.
-    pub(super) fn set(&self, agent: Agent) -> bool {
+    pub(super) fn set_connections(&self, agent: Agent) -> bool {
         let mut state = self.lock();
         if !state.cancelled {
             state.agent = Some(agent);
@@ -58,7 +58,7 @@ impl WatchCancel {
     }
 
     /// Forgets the connections: none is open any more.
-    pub(super) fn clear(&self) {
+    pub(super) fn clear_connections(&self) {
         self.lock().agent = None;
     }
 

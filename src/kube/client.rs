@@ -24,7 +24,7 @@ use ureq::{Agent, Proxy};
 
 use super::body::UnpackedBody;
 use super::cancel::WatchCancel;
-use super::connect::{MarkedConnector, MarkedResolver, shown, transport};
+use super::connect::{MarkedConnector, MarkedResolver, transport_error, url_without_query};
 use super::credentials::ApiCredentials;
 use super::date;
 use super::error::{ApiError, KubeError, MAX_STATUS_BYTES};
@@ -141,8 +141,8 @@ impl SharedApiserver {
     }
 
     /// Looks at the files of certificates with the next request: there may be a new pair (BOOT-08).
-    pub fn look_at_credentials(&self) {
-        self.credentials.look_again();
+    pub fn reread_credentials(&self) {
+        self.credentials.reread_files();
     }
 
     /// Address at which the apiserver was last reached, by whichever client.
@@ -151,7 +151,7 @@ impl SharedApiserver {
         Arc::clone(&self.peer)
     }
 
-    fn server(&self) -> (usize, &Url) {
+    fn current_server(&self) -> (usize, &Url) {
         let at = self.server.load(Ordering::Relaxed) % self.config.servers.len();
         (at, &self.config.servers[at])
     }
@@ -165,7 +165,7 @@ impl SharedApiserver {
     }
 
     /// Registers a watch, which has to end when the credentials change.
-    pub(super) fn register(&self, cancel: &Arc<WatchCancel>) {
+    pub(super) fn register_watch(&self, cancel: &Arc<WatchCancel>) {
         let mut watches = self.lock_watches();
         watches.retain(|w| w.strong_count() > 0);
         let is_known = watches.iter().any(|w| w.as_ptr() == Arc::as_ptr(cancel));
@@ -222,7 +222,12 @@ impl<'a> ApiRequest<'a> {
         }
     }
 
-    pub(super) const fn send(method: Method, path: &'a str, kind: &'a str, body: &'a [u8]) -> Self {
+    pub(super) const fn with_body(
+        method: Method,
+        path: &'a str,
+        kind: &'a str,
+        body: &'a [u8],
+    ) -> Self {
         Self {
             method,
             path,
@@ -278,10 +283,10 @@ impl KubeClient {
     }
 
     /// Sends a request. A refusal is an error.
-    pub(super) fn send(&self, ask: &ApiRequest<'_>) -> Result<ApiResponse, KubeError> {
+    pub(super) fn send_request(&self, ask: &ApiRequest<'_>) -> Result<ApiResponse, KubeError> {
         if let Some(rate) = &self.rate
             && ask.paced
-            && !rate.wait()
+            && !rate.wait_for_turn()
         {
             return Err(KubeError::Local("too many requests wait to be sent".into()));
         }
@@ -289,29 +294,33 @@ impl KubeClient {
         // The server may have closed a kept connection at this very moment.
         let mut again = ask.method == Method::GET;
         let mut renew = true;
-        let begun = clock::mono();
+        let begun = clock::mono_now();
         loop {
-            let (at, server) = self.cluster.server();
+            let (at, server) = self.cluster.current_server();
             let url = format!("{server}{}", ask.path);
             let result = self
-                .connections(None)
-                .and_then(|connections| self.once(&connections.agent, &url, ask));
+                .current_connections(None)
+                .and_then(|connections| self.send_once(&connections.agent, &url, ask));
             match result {
                 Ok(answer) if answer.status() == 401 && renew => {
                     renew = false;
-                    if !self.cluster.credentials.refused(&self.cluster.config) {
-                        return Err(answer.refusal());
+                    if !self
+                        .cluster
+                        .credentials
+                        .forget_refused_token(&self.cluster.config)
+                    {
+                        return Err(answer.into_api_error());
                     }
-                    answer.pass_over();
+                    answer.discard_body();
                 }
                 Ok(answer) if answer.response.status().is_success() => return Ok(answer),
-                Ok(answer) => return Err(answer.refusal()),
+                Ok(answer) => return Err(answer.into_api_error()),
                 Err(KubeError::Unreachable { sent: false, .. }) if untried > 0 => {
                     untried -= 1;
                     self.cluster.next_server(at);
                 }
                 Err(KubeError::Unreachable { sent: true, .. })
-                    if again && clock::mono() - begun < STALE_WITHIN =>
+                    if again && clock::mono_now() - begun < STALE_WITHIN =>
                 {
                     again = false;
                     self.close_connections();
@@ -327,26 +336,28 @@ impl KubeClient {
     }
 
     /// Sends a request whose answer may never end to the present server, over a connection that `cancel` can cut.
-    pub(super) fn open(
+    pub(super) fn open_stream(
         &self,
         ask: &ApiRequest<'_>,
         stall: Duration,
         cancel: &Arc<WatchCancel>,
     ) -> Result<ApiResponse, KubeError> {
-        let (at, server) = self.cluster.server();
+        let (at, server) = self.cluster.current_server();
         let url = format!("{server}{}", ask.path);
-        let connections = self.connections(Some(stall))?;
-        if !cancel.set(connections.agent.clone()) {
+        let connections = self.current_connections(Some(stall))?;
+        if !cancel.set_connections(connections.agent.clone()) {
             return Err(KubeError::Cancelled);
         }
-        self.cluster.register(cancel);
-        match self.once(&connections.agent, &url, ask) {
+        self.cluster.register_watch(cancel);
+        match self.send_once(&connections.agent, &url, ask) {
             Ok(answer) if answer.response.status().is_success() => Ok(answer),
             Ok(answer) => {
                 if answer.status() == 401 {
-                    self.cluster.credentials.refused(&self.cluster.config);
+                    self.cluster
+                        .credentials
+                        .forget_refused_token(&self.cluster.config);
                 }
-                Err(answer.refusal())
+                Err(answer.into_api_error())
             }
             Err(_) if cancel.is_cancelled() => Err(KubeError::Cancelled),
             Err(e) => {
@@ -358,14 +369,14 @@ impl KubeClient {
         }
     }
 
-    fn once(
+    fn send_once(
         &self,
         agent: &Agent,
         url: &str,
         ask: &ApiRequest<'_>,
     ) -> Result<ApiResponse, KubeError> {
         let cluster = &self.cluster;
-        let token = cluster.credentials.token(&cluster.config)?;
+        let token = cluster.credentials.current_token(&cluster.config)?;
         let mut request = Request::builder()
             .method(ask.method.clone())
             .uri(url)
@@ -379,7 +390,8 @@ impl KubeClient {
         if let Some(token) = token {
             request = request.header("authorization", format!("Bearer {token}"));
         }
-        let wrong = |e: ureq::http::Error| KubeError::Local(format!("{}: {e}", shown(url)));
+        let wrong =
+            |e: ureq::http::Error| KubeError::Local(format!("{}: {e}", url_without_query(url)));
         let sent = match ask.body {
             Some((kind, body)) => {
                 let request = request.header("content-type", kind).body(body);
@@ -387,31 +399,31 @@ impl KubeClient {
             }
             None => agent.run(request.body(()).map_err(wrong)?),
         };
-        let response = sent.map_err(|e| transport(url, e))?;
+        let response = sent.map_err(|e| transport_error(url, e))?;
         if url.starts_with("https:")
-            && let Some(theirs) = header(&response, "date").and_then(date::parse)
+            && let Some(theirs) = header_text(&response, "date").and_then(date::parse_http_date)
         {
             if !matches!(cluster.config.trust, ServerTrust::Any) {
-                cluster.known_time.told(theirs);
+                cluster.known_time.set_trusted_time(theirs);
             }
             if let Some(on_date) = &cluster.on_date {
-                on_date(theirs, clock::wall());
+                on_date(theirs, clock::wall_now());
             }
         }
         Ok(ApiResponse {
-            url: shown(url).into(),
+            url: url_without_query(url).into(),
             response,
         })
     }
 
     /// Returns the connections to use now. With `stall`: fresh ones, for a watch.
-    fn connections(&self, stall: Option<Duration>) -> Result<ServerConnections, KubeError> {
+    fn current_connections(&self, stall: Option<Duration>) -> Result<ServerConnections, KubeError> {
         let cluster = &self.cluster;
-        let (server, url) = cluster.server();
+        let (server, url) = cluster.current_server();
         let (tls, generation) = if url.https {
             let (tls, generation) = cluster
                 .credentials
-                .tls(&cluster.config, cluster.known_time)?;
+                .current_tls(&cluster.config, cluster.known_time)?;
             (Some(tls), generation)
         } else {
             (None, 0)
@@ -444,7 +456,7 @@ impl KubeClient {
             .timeout_per_read(Some(stall.unwrap_or(limits.stall)))
             .timeout_per_write(Some(limits.stall))
             .timeout_global(limits.whole.filter(|_| !is_watch))
-            .proxy(self.proxy(url)?);
+            .proxy(self.find_proxy(url)?);
         let server_name = cluster.config.tls_server_name.clone();
         let connector = ()
             .chain(ConnectProxyConnector::default())
@@ -460,7 +472,7 @@ impl KubeClient {
             agent: Agent::with_parts(
                 config.build(),
                 MarkedConnector(connector),
-                MarkedResolver(NameResolver::system()),
+                MarkedResolver(NameResolver::system_default()),
             ),
             server,
             generation,
@@ -471,7 +483,7 @@ impl KubeClient {
         Ok(fresh)
     }
 
-    fn proxy(&self, url: &Url) -> Result<Option<Proxy>, KubeError> {
+    fn find_proxy(&self, url: &Url) -> Result<Option<Proxy>, KubeError> {
         let cluster = &self.cluster;
         let named = cluster.config.proxy_url.as_deref();
         let Some(text) = named.or_else(|| cluster.proxies.proxy_for(url)) else {
@@ -505,7 +517,7 @@ impl ApiResponse {
     pub(super) fn into_reader(
         self,
     ) -> Result<(Box<str>, UnpackedBody<impl Read + 'static>), KubeError> {
-        let encoding = header(&self.response, "content-encoding").map(ToOwned::to_owned);
+        let encoding = header_text(&self.response, "content-encoding").map(ToOwned::to_owned);
         let bytes = self
             .response
             .into_body()
@@ -522,13 +534,13 @@ impl ApiResponse {
     }
 
     /// The body as one object.
-    pub(super) fn document(self) -> Result<Value, KubeError> {
+    pub(super) fn read_document(self) -> Result<Value, KubeError> {
         let (url, body) = self.into_reader()?;
-        stream::document(Box::new(body)).map_err(|e| unread(&url, e))
+        stream::read_document(Box::new(body)).map_err(|e| body_read_error(&url, e))
     }
 
     /// The body as it is, at most `most` bytes.
-    pub(super) fn bytes(self, most: usize) -> Result<Vec<u8>, KubeError> {
+    pub(super) fn read_bytes(self, most: usize) -> Result<Vec<u8>, KubeError> {
         let (url, body) = self.into_reader()?;
         let mut bytes = Vec::new();
         let read = body.take(most as u64 + 1).read_to_end(&mut bytes);
@@ -539,39 +551,39 @@ impl ApiResponse {
                 "it has more than {most} bytes"
             ))),
         });
-        fits.map_err(|e| unread(&url, e))
+        fits.map_err(|e| body_read_error(&url, e))
     }
 
     /// The body as a list, or one page of it. See [`stream::list`].
-    pub(super) fn list(
+    pub(super) fn read_list(
         self,
         most: usize,
         each: &mut dyn FnMut(Value) -> Result<(), ListItemError>,
     ) -> Result<(ListMeta, usize), KubeError> {
         let (url, body) = self.into_reader()?;
-        stream::list(Box::new(body), most, each).map_err(|e| unread(&url, e))
+        stream::read_list_items(Box::new(body), most, each).map_err(|e| body_read_error(&url, e))
     }
 
     /// Reads a body that nobody needs, so that the connection can be used again.
-    pub(super) fn pass_over(self) {
+    pub(super) fn discard_body(self) {
         if let Ok((_, body)) = self.into_reader() {
             let _ = std::io::copy(&mut body.take(MAX_UNUSED_BYTES), &mut std::io::sink());
         }
     }
 
-    fn refusal(self) -> KubeError {
+    fn into_api_error(self) -> KubeError {
         let status = self.status();
-        let retry_after = header(&self.response, "retry-after").map(ToOwned::to_owned);
+        let retry_after = header_text(&self.response, "retry-after").map(ToOwned::to_owned);
         let mut bytes = Vec::new();
         if let Ok((_, body)) = self.into_reader() {
             // A part of it will do: it is only a message.
             let _ = body.take(MAX_STATUS_BYTES).read_to_end(&mut bytes);
         }
-        KubeError::Api(ApiError::read(status, retry_after.as_deref(), &bytes))
+        KubeError::Api(ApiError::from_body(status, retry_after.as_deref(), &bytes))
     }
 }
 
-pub(super) fn unread(url: &str, error: DocumentReadError) -> KubeError {
+pub(super) fn body_read_error(url: &str, error: DocumentReadError) -> KubeError {
     match error {
         DocumentReadError::Cut(why) => KubeError::Unreachable {
             url: url.into(),
@@ -585,7 +597,7 @@ pub(super) fn unread(url: &str, error: DocumentReadError) -> KubeError {
     }
 }
 
-fn header<'r>(answer: &'r Response<ureq::Body>, name: &str) -> Option<&'r str> {
+fn header_text<'r>(answer: &'r Response<ureq::Body>, name: &str) -> Option<&'r str> {
     answer.headers().get(name).and_then(|v| v.to_str().ok())
 }
 

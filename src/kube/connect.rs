@@ -11,7 +11,7 @@ use crate::net::NameResolver;
 #[error("{0}")]
 struct ConnectError(ureq::Error);
 
-fn not_connected(error: ureq::Error) -> ureq::Error {
+fn connect_error(error: ureq::Error) -> ureq::Error {
     ureq::Error::Other(Box::new(ConnectError(error)))
 }
 
@@ -27,7 +27,7 @@ impl<In: Transport, C: Connector<In>> Connector<In> for MarkedConnector<C> {
         details: &ConnectionDetails<'_>,
         chained: Option<In>,
     ) -> Result<Option<Self::Out>, ureq::Error> {
-        self.0.connect(details, chained).map_err(not_connected)
+        self.0.connect(details, chained).map_err(connect_error)
     }
 }
 
@@ -42,12 +42,12 @@ impl Resolver for MarkedResolver {
         config: &ureq::config::Config,
         timeout: NextTimeout,
     ) -> Result<ResolvedSocketAddrs, ureq::Error> {
-        self.0.resolve(uri, config, timeout).map_err(not_connected)
+        self.0.resolve(uri, config, timeout).map_err(connect_error)
     }
 }
 
 /// Translates an error of the transport for the caller.
-pub(super) fn transport(url: &str, error: ureq::Error) -> KubeError {
+pub(super) fn transport_error(url: &str, error: ureq::Error) -> KubeError {
     let (mut error, mut sent) = (error, true);
     while let ureq::Error::Other(inner) = error {
         match inner.downcast::<ConnectError>() {
@@ -76,19 +76,19 @@ pub(super) fn transport(url: &str, error: ureq::Error) -> KubeError {
             )
         );
         return KubeError::Tls {
-            url: shown(url).into(),
+            url: url_without_query(url).into(),
             why: e.to_string(),
             clock,
         };
     }
     KubeError::Unreachable {
-        url: shown(url).into(),
+        url: url_without_query(url).into(),
         why: error.to_string(),
         sent,
     }
 }
 
 /// URL without its query.
-pub(super) fn shown(url: &str) -> &str {
+pub(super) fn url_without_query(url: &str) -> &str {
     url.split('?').next().unwrap_or("")
 }

@@ -21,7 +21,7 @@ use super::kubeconfig::{
 };
 use super::x509;
 use crate::api::MonoTime;
-use crate::error::chain;
+use crate::error::error_chain;
 use crate::net::any_peer::PeerProof;
 use crate::net::known_time::SharedKnownTime;
 use crate::net::tls::{self, ClientIdentity, PemSource, ServerRoots, TlsError};
@@ -71,8 +71,8 @@ impl ApiCredentials {
     }
 
     /// Returns the token to present, if there is one. Blocks on a plugin.
-    pub(super) fn token(&self, config: &Kubeconfig) -> Result<Option<String>, KubeError> {
-        let now = clock::mono();
+    pub(super) fn current_token(&self, config: &Kubeconfig) -> Result<Option<String>, KubeError> {
+        let now = clock::mono_now();
         let mut state = self.lock();
         if let Some(path) = &config.user.token_file {
             if let Some((token, read)) = &state.token
@@ -98,12 +98,14 @@ impl ApiCredentials {
         if config.user.token.is_some() {
             return Ok(config.user.token.clone());
         }
-        Ok(state.plugin(config, now)?.and_then(|a| a.token.clone()))
+        Ok(state
+            .plugin_credentials(config, now)?
+            .and_then(|a| a.token.clone()))
     }
 
     /// Forgets the token and the plugin's answer: the apiserver does not know us. Returns true if asking again makes
     /// sense.
-    pub(super) fn refused(&self, config: &Kubeconfig) -> bool {
+    pub(super) fn forget_refused_token(&self, config: &Kubeconfig) -> bool {
         let mut state = self.lock();
         state.token = None;
         state.plugin = None;
@@ -111,14 +113,14 @@ impl ApiCredentials {
     }
 
     /// Returns the TLS configuration in force and its number, which changes with the configuration.
-    pub(super) fn tls(
+    pub(super) fn current_tls(
         &self,
         config: &Kubeconfig,
         known_time: &SharedKnownTime,
     ) -> Result<(Arc<ClientConfig>, u64), KubeError> {
-        let now = clock::mono();
+        let now = clock::mono_now();
         let mut state = self.lock();
-        let plugin = match state.plugin(config, now)? {
+        let plugin = match state.plugin_credentials(config, now)? {
             Some(answer) => answer.number,
             None => 0,
         };
@@ -128,7 +130,7 @@ impl ApiCredentials {
                 return Ok((Arc::clone(&tls.config), tls.generation));
             }
             tls.checked = now;
-            if tls.plugin == plugin && tls.stamps == stamps(config) {
+            if tls.plugin == plugin && tls.stamps == tls_file_stamps(config) {
                 return Ok((Arc::clone(&tls.config), tls.generation));
             }
         } else if let Some((at, why)) = &state.failed
@@ -137,9 +139,9 @@ impl ApiCredentials {
             return Err(KubeError::Local(why.clone()));
         }
         // Stamps first: a file that changes while it is read is seen the next time.
-        let stamps = stamps(config);
+        let stamps = tls_file_stamps(config);
         let generation = state.tls.as_ref().map_or(0, |tls| tls.generation);
-        match build(config, state.plugin.as_ref(), known_time) {
+        match build_tls_config(config, state.plugin.as_ref(), known_time) {
             Ok(built) => {
                 if generation > 0 {
                     log::info!("the credentials for the apiserver have changed");
@@ -155,7 +157,7 @@ impl ApiCredentials {
                 });
                 Ok((built, generation))
             }
-            Err(why) => match (chain(&why), &state.tls) {
+            Err(why) => match (error_chain(&why), &state.tls) {
                 (why, Some(tls)) => {
                     log::warn!("new credentials for the apiserver are of no use: {why}");
                     Ok((Arc::clone(&tls.config), tls.generation))
@@ -169,7 +171,7 @@ impl ApiCredentials {
     }
 
     /// Looks at the files again with the next request, whatever the time.
-    pub(super) fn look_again(&self) {
+    pub(super) fn reread_files(&self) {
         let mut state = self.lock();
         state.failed = None;
         if let Some(tls) = &mut state.tls {
@@ -184,7 +186,7 @@ impl ApiCredentials {
 
 impl ApiCredentialsState {
     /// Returns the plugin's answer. Asks the plugin anew if the last answer has expired.
-    fn plugin(
+    fn plugin_credentials(
         &mut self,
         config: &Kubeconfig,
         now: MonoTime,
@@ -192,9 +194,9 @@ impl ApiCredentialsState {
         let Some(plugin) = &config.user.exec else {
             return Ok(None);
         };
-        let holds = self.plugin.as_ref().is_some_and(|a| a.holds(now));
+        let holds = self.plugin.as_ref().is_some_and(|a| a.is_valid_at(now));
         if !holds {
-            let answer = exec::ask(plugin, config).map_err(|why| {
+            let answer = exec::run_plugin(plugin, config).map_err(|why| {
                 let command = plugin.command.display();
                 KubeError::Local(format!("exec plugin {command}: {why}"))
             })?;
@@ -204,7 +206,7 @@ impl ApiCredentialsState {
     }
 }
 
-fn build(
+fn build_tls_config(
     config: &Kubeconfig,
     plugin: Option<&exec::PluginCredentials>,
     known_time: &SharedKnownTime,
@@ -212,13 +214,15 @@ fn build(
     let roots = match &config.trust {
         ServerTrust::System => ServerRoots::SystemAnd(None),
         ServerTrust::Any => ServerRoots::Any(PeerProof::Key),
-        ServerTrust::Ca(material) => ServerRoots::Only(pem("certificate-authority-data", material)),
+        ServerTrust::Ca(material) => {
+            ServerRoots::Only(pem_source("certificate-authority-data", material))
+        }
     };
     let from_plugin = plugin.and_then(|answer| answer.pair.as_ref());
     let identity = match (&config.user.certificate, from_plugin) {
         (Some((chain, key)), _) => Some(ClientIdentity {
-            chain: pem("client-certificate-data", chain),
-            key: pem("client-key-data", key),
+            chain: pem_source("client-certificate-data", chain),
+            key: pem_source("client-key-data", key),
         }),
         (None, Some((chain, key))) => Some(ClientIdentity {
             chain: PemSource::Text("the plugin's certificate", chain),
@@ -226,32 +230,35 @@ fn build(
         }),
         (None, None) => None,
     };
-    let built = tls::config(roots, identity)?;
+    let built = tls::client_config(roots, identity)?;
     let authority = match roots {
         ServerRoots::Only(pem) => Some(pem),
         ServerRoots::SystemAnd(_) | ServerRoots::Any(_) => None,
     };
     for pem in identity.map(|own| own.chain).into_iter().chain(authority) {
-        let chain = x509::read_chain(&pem.read()?).unwrap_or_default();
+        let chain = x509::read_chain(&pem.read_pem()?).unwrap_or_default();
         for one in chain {
-            known_time.passed(one.not_before);
+            known_time.note_passed_time(one.not_before);
         }
     }
     Ok(built)
 }
 
-pub(crate) fn pem<'a>(name: &'static str, material: &'a KubeconfigMaterial) -> PemSource<'a> {
+pub(crate) fn pem_source<'a>(
+    name: &'static str,
+    material: &'a KubeconfigMaterial,
+) -> PemSource<'a> {
     match material {
         KubeconfigMaterial::File(path) => PemSource::File(path),
         KubeconfigMaterial::Inline(bytes) => PemSource::Text(name, bytes),
     }
 }
 
-fn stamps(config: &Kubeconfig) -> Vec<CredentialFileStamp> {
-    config.tls_files().map(stamp).collect()
+fn tls_file_stamps(config: &Kubeconfig) -> Vec<CredentialFileStamp> {
+    config.tls_files().map(file_stamp).collect()
 }
 
-fn stamp(path: &Path) -> CredentialFileStamp {
+fn file_stamp(path: &Path) -> CredentialFileStamp {
     let found = std::fs::metadata(path).ok()?;
     Some((
         found.dev(),

@@ -65,11 +65,14 @@ pub struct NewCertificateRequest {
 }
 
 /// Makes an ECDSA P-256 key and a request. Errors: the system gives no random numbers.
-pub fn request(subject: &CertificateSubject) -> Result<NewCertificateRequest, KeyError> {
-    let (key, request) = signed(|key| yasna::construct_der(|w| info(w, subject, key)))?;
+pub fn make_key_and_request(
+    subject: &CertificateSubject,
+) -> Result<NewCertificateRequest, KeyError> {
+    let (key, request) =
+        sign_with_new_key(|key| yasna::construct_der(|w| write_request_info(w, subject, key)))?;
     Ok(NewCertificateRequest {
-        key: pem("PRIVATE KEY", &key),
-        request: pem("CERTIFICATE REQUEST", &request),
+        key: encode_pem("PRIVATE KEY", &key),
+        request: encode_pem("CERTIFICATE REQUEST", &request),
     })
 }
 
@@ -78,15 +81,19 @@ pub fn request(subject: &CertificateSubject) -> Result<NewCertificateRequest, Ke
 ///
 /// - Errors: the system gives no random numbers.
 /// - Source: RFC 5280 section 4.1; 4.1.2.5 for the end.
-pub fn self_signed(subject: &CertificateSubject) -> Result<(String, String), KeyError> {
+pub fn make_self_signed(subject: &CertificateSubject) -> Result<(String, String), KeyError> {
     let mut serial = [0; SERIAL_BYTES];
     let random = SystemRandom::new();
     random.fill(&mut serial).map_err(no_random)?;
     // A number that is not negative and not zero.
     serial[0] = serial[0] & 0x7f | 0x40;
-    let (key, certificate) =
-        signed(|key| yasna::construct_der(|writer| certificate(writer, subject, key, &serial)))?;
-    Ok((pem("CERTIFICATE", &certificate), pem("PRIVATE KEY", &key)))
+    let (key, certificate) = sign_with_new_key(|key| {
+        yasna::construct_der(|writer| write_certificate_body(writer, subject, key, &serial))
+    })?;
+    Ok((
+        encode_pem("CERTIFICATE", &certificate),
+        encode_pem("PRIVATE KEY", &key),
+    ))
 }
 
 fn no_random(_: ring::error::Unspecified) -> KeyError {
@@ -94,7 +101,7 @@ fn no_random(_: ring::error::Unspecified) -> KeyError {
 }
 
 /// Makes a fresh key, PKCS#8, and has it sign the text that `body` makes of its public half.
-fn signed(body: impl FnOnce(&[u8]) -> Vec<u8>) -> Result<(Vec<u8>, Vec<u8>), KeyError> {
+fn sign_with_new_key(body: impl FnOnce(&[u8]) -> Vec<u8>) -> Result<(Vec<u8>, Vec<u8>), KeyError> {
     let random = SystemRandom::new();
     let algorithm = &ECDSA_P256_SHA256_ASN1_SIGNING;
     let key = EcdsaKeyPair::generate_pkcs8(algorithm, &random).map_err(no_random)?;
@@ -105,18 +112,18 @@ fn signed(body: impl FnOnce(&[u8]) -> Vec<u8>) -> Result<(Vec<u8>, Vec<u8>), Key
     let signed = yasna::construct_der(|writer| {
         writer.write_sequence(|writer| {
             writer.next().write_der(&body);
-            signature_algorithm(writer.next());
-            bits(writer.next(), signature.as_ref());
+            write_signature_algorithm(writer.next());
+            write_bits(writer.next(), signature.as_ref());
         });
     });
     Ok((key.as_ref().to_vec(), signed))
 }
 
-fn signature_algorithm(writer: DERWriter<'_>) {
-    writer.write_sequence(|writer| oid(writer.next(), ECDSA_WITH_SHA256));
+fn write_signature_algorithm(writer: DERWriter<'_>) {
+    writer.write_sequence(|writer| write_oid(writer.next(), ECDSA_WITH_SHA256));
 }
 
-fn certificate(
+fn write_certificate_body(
     writer: DERWriter<'_>,
     subject: &CertificateSubject,
     public_key: &[u8],
@@ -129,8 +136,8 @@ fn certificate(
         writer
             .next()
             .write_tagged_implicit(TAG_INTEGER, |writer| writer.write_bytes(serial));
-        signature_algorithm(writer.next());
-        name(writer.next(), subject);
+        write_signature_algorithm(writer.next());
+        write_subject_name(writer.next(), subject);
         writer.next().write_sequence(|writer| {
             let mut time = |tag, text: &str| {
                 writer
@@ -140,33 +147,33 @@ fn certificate(
             time(TAG_UTCTIME, FROM);
             time(TAG_GENERALIZEDTIME, FOR_EVER);
         });
-        name(writer.next(), subject);
-        key_info(writer.next(), public_key);
+        write_subject_name(writer.next(), subject);
+        write_key_info(writer.next(), public_key);
         writer.next().write_tagged(Tag::context(3), |writer| {
             writer.write_sequence(|writer| {
-                extension(writer.next(), KEY_USAGE, &DIGITAL_SIGNATURE);
+                write_extension(writer.next(), KEY_USAGE, &DIGITAL_SIGNATURE);
                 let server = yasna::construct_der(|writer| {
-                    writer.write_sequence(|writer| oid(writer.next(), SERVER_AUTH));
+                    writer.write_sequence(|writer| write_oid(writer.next(), SERVER_AUTH));
                 });
-                extension(writer.next(), EXTENDED_KEY_USAGE, &server);
-                extension(
+                write_extension(writer.next(), EXTENDED_KEY_USAGE, &server);
+                write_extension(
                     writer.next(),
                     ALTERNATIVE_NAMES,
-                    &alternative_names(subject),
+                    &encode_alternative_names(subject),
                 );
             });
         });
     });
 }
 
-fn extension(writer: DERWriter<'_>, kind: &[u64], value: &[u8]) {
+fn write_extension(writer: DERWriter<'_>, kind: &[u64], value: &[u8]) {
     writer.write_sequence(|writer| {
-        oid(writer.next(), kind);
+        write_oid(writer.next(), kind);
         writer.next().write_bytes(value);
     });
 }
 
-fn name(writer: DERWriter<'_>, subject: &CertificateSubject) {
+fn write_subject_name(writer: DERWriter<'_>, subject: &CertificateSubject) {
     writer.write_sequence(|writer| {
         for (kind, text) in [
             (ORGANIZATION, &subject.organization),
@@ -177,7 +184,7 @@ fn name(writer: DERWriter<'_>, subject: &CertificateSubject) {
             }
             writer.next().write_set(|writer| {
                 writer.next().write_sequence(|writer| {
-                    oid(writer.next(), kind);
+                    write_oid(writer.next(), kind);
                     writer.next().write_utf8_string(text);
                 });
             });
@@ -185,49 +192,49 @@ fn name(writer: DERWriter<'_>, subject: &CertificateSubject) {
     });
 }
 
-fn key_info(writer: DERWriter<'_>, public_key: &[u8]) {
+fn write_key_info(writer: DERWriter<'_>, public_key: &[u8]) {
     writer.write_sequence(|writer| {
         writer.next().write_sequence(|writer| {
-            oid(writer.next(), EC_PUBLIC_KEY);
-            oid(writer.next(), P256);
+            write_oid(writer.next(), EC_PUBLIC_KEY);
+            write_oid(writer.next(), P256);
         });
-        bits(writer.next(), public_key);
+        write_bits(writer.next(), public_key);
     });
 }
 
-fn info(writer: DERWriter<'_>, subject: &CertificateSubject, public_key: &[u8]) {
+fn write_request_info(writer: DERWriter<'_>, subject: &CertificateSubject, public_key: &[u8]) {
     writer.write_sequence(|writer| {
         writer.next().write_u8(0);
-        name(writer.next(), subject);
-        key_info(writer.next(), public_key);
+        write_subject_name(writer.next(), subject);
+        write_key_info(writer.next(), public_key);
         writer
             .next()
             .write_tagged_implicit(Tag::context(0), |writer| {
                 writer.write_set(|writer| {
                     if !subject.dns_names.is_empty() || !subject.ips.is_empty() {
-                        extensions(writer.next(), subject);
+                        write_requested_extensions(writer.next(), subject);
                     }
                 });
             });
     });
 }
 
-fn extensions(writer: DERWriter<'_>, subject: &CertificateSubject) {
+fn write_requested_extensions(writer: DERWriter<'_>, subject: &CertificateSubject) {
     writer.write_sequence(|writer| {
-        oid(writer.next(), EXTENSION_REQUEST);
+        write_oid(writer.next(), EXTENSION_REQUEST);
         writer.next().write_set(|writer| {
             writer.next().write_sequence(|writer| {
-                extension(
+                write_extension(
                     writer.next(),
                     ALTERNATIVE_NAMES,
-                    &alternative_names(subject),
+                    &encode_alternative_names(subject),
                 );
             });
         });
     });
 }
 
-fn alternative_names(subject: &CertificateSubject) -> Vec<u8> {
+fn encode_alternative_names(subject: &CertificateSubject) -> Vec<u8> {
     yasna::construct_der(|writer| {
         writer.write_sequence(|writer| {
             for name in &subject.dns_names {
@@ -248,15 +255,15 @@ fn alternative_names(subject: &CertificateSubject) -> Vec<u8> {
     })
 }
 
-fn oid(writer: DERWriter<'_>, id: &[u64]) {
+fn write_oid(writer: DERWriter<'_>, id: &[u64]) {
     writer.write_oid(&ObjectIdentifier::from_slice(id));
 }
 
-fn bits(writer: DERWriter<'_>, bytes: &[u8]) {
+fn write_bits(writer: DERWriter<'_>, bytes: &[u8]) {
     writer.write_bitvec_bytes(bytes, bytes.len() * 8);
 }
 
-pub(super) fn pem(kind: &str, der: &[u8]) -> String {
+pub(super) fn encode_pem(kind: &str, der: &[u8]) -> String {
     let text = STANDARD.encode(der);
     let mut out = format!("-----BEGIN {kind}-----\n");
     let mut rest = text.as_str();
@@ -285,10 +292,10 @@ mod tests {
             organization: "system:nodes".into(),
             ..CertificateSubject::default()
         };
-        let one = request(&subject).expect("request");
+        let one = make_key_and_request(&subject).expect("request");
         assert_ne!(
             one.key,
-            request(&subject).expect("request").key,
+            make_key_and_request(&subject).expect("request").key,
             "a key is used once"
         );
         // Reading it checks the signature.
@@ -314,20 +321,20 @@ mod tests {
             ips: vec!["10.0.0.1".parse().expect("ip")],
             ..CertificateSubject::default()
         };
-        let (certificate, key) = self_signed(&subject).expect("certificate");
+        let (certificate, key) = make_self_signed(&subject).expect("certificate");
         let found = &x509::read_chain(certificate.as_bytes()).expect("chain")[0];
         assert_eq!(found.common_name, "node-a");
         assert_eq!(
             (&found.dns_names, &found.ips),
             (&subject.dns_names, &subject.ips)
         );
-        assert!(found.not_before.secs() < 1_000_000_000 && found.not_after.0 == i64::MAX);
+        assert!(found.not_before.unix_seconds() < 1_000_000_000 && found.not_after.0 == i64::MAX);
         let shown = crate::net::serving::ServingCertificateSlot::default();
         shown
-            .show(certificate.as_bytes(), key.as_bytes())
+            .set_certificate(certificate.as_bytes(), key.as_bytes())
             .expect("the key is its key");
         // Whoever trusts it, and nothing else, believes it.
-        let root = &crate::net::tls::certificates(certificate.as_bytes())[0];
+        let root = &crate::net::tls::parse_certificates(certificate.as_bytes())[0];
         let mut roots = rustls::RootCertStore::empty();
         roots.add(root.clone()).expect("well-formed");
     }
@@ -341,7 +348,7 @@ mod tests {
             dns_names: vec!["node-a".into()],
             ips: ["10.0.0.1", "::1"].map(|ip| ip.parse().expect("ip")).into(),
         };
-        let request = request(&subject).expect("request");
+        let request = make_key_and_request(&subject).expect("request");
         let read = rcgen::CertificateSigningRequestParams::from_pem(&request.request).expect("CSR");
         assert_eq!(
             read.params.subject_alt_names,

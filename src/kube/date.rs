@@ -20,7 +20,7 @@ const MONTHS: [(&str, Month); 12] = [
 ];
 
 /// Reads `Sun, 06 Nov 1994 08:49:37 GMT`, the only form that servers send. Source: RFC 9110 section 5.6.7.
-pub(super) fn parse(text: &str) -> Option<WallTime> {
+pub(super) fn parse_http_date(text: &str) -> Option<WallTime> {
     let (_, rest) = text.split_once(", ")?;
     let mut words = rest.split(' ');
     let day = words.next()?.parse().ok()?;
@@ -35,7 +35,7 @@ pub(super) fn parse(text: &str) -> Option<WallTime> {
     }
     let date = Date::from_calendar_date(year, *month, day).ok()?;
     let at = PrimitiveDateTime::new(date, time).assume_utc();
-    Some(WallTime::from_secs(at.unix_timestamp()))
+    Some(WallTime::from_unix_seconds(at.unix_timestamp()))
 }
 
 #[cfg(test)]
@@ -54,7 +54,11 @@ mod tests {
             ("Sunday, 06-Nov-94 08:49:37 GMT", None),
             ("", None),
         ] {
-            assert_eq!(parse(text), want.map(WallTime::from_secs), "{text}");
+            assert_eq!(
+                parse_http_date(text),
+                want.map(WallTime::from_unix_seconds),
+                "{text}"
+            );
         }
     }
 }

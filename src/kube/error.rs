@@ -67,7 +67,7 @@ const fn clock_hint(clock: bool) -> &'static str {
 impl KubeError {
     /// The HTTP status, if there is one.
     #[must_use]
-    pub const fn status(&self) -> Option<u16> {
+    pub const fn http_status(&self) -> Option<u16> {
         match self {
             Self::Api(e) => Some(e.status),
             _ => None,
@@ -77,14 +77,14 @@ impl KubeError {
     /// Returns true if the object does not exist (404).
     #[must_use]
     pub const fn is_not_found(&self) -> bool {
-        matches!(self.status(), Some(404))
+        matches!(self.http_status(), Some(404))
     }
 
     /// Returns true on a conflict (409): a precondition failed, another writer was faster, or the object already
     /// exists.
     #[must_use]
     pub const fn is_conflict(&self) -> bool {
-        matches!(self.status(), Some(409))
+        matches!(self.http_status(), Some(409))
     }
 
     /// Returns true if the apiserver is there at all, whatever it answers (BOOT-09).
@@ -175,7 +175,7 @@ struct StatusCause {
 impl ApiError {
     /// Reads the body of an answer with `status`; `retry_after` is the header.
     #[must_use]
-    pub fn read(status: u16, retry_after: Option<&str>, body: &[u8]) -> Self {
+    pub fn from_body(status: u16, retry_after: Option<&str>, body: &[u8]) -> Self {
         let found = strict::from_json::<StatusDocument>(body)
             .ok()
             .filter(|s| s.kind == "Status");
@@ -281,7 +281,7 @@ mod tests {
                 ("", r#"{"kind":"Pod"}"#, None, 0),
             ),
         ] {
-            let error = ApiError::read(status, header, body);
+            let error = ApiError::from_body(status, header, body);
             let found = (
                 error.reason.as_str(),
                 error.message.as_str(),
@@ -290,7 +290,7 @@ mod tests {
             );
             assert_eq!((error.status, found), (status, want), "{name}");
         }
-        let long = ApiError::read(500, None, &[b'x'; 10_000]);
+        let long = ApiError::from_body(500, None, &[b'x'; 10_000]);
         assert_eq!(long.message.len(), MAX_MESSAGE_CHARS);
     }
 

@@ -79,43 +79,47 @@ pub(super) struct PluginCredentials {
 }
 
 impl PluginCredentials {
-    pub(super) fn holds(&self, now: MonoTime) -> bool {
+    pub(super) fn is_valid_at(&self, now: MonoTime) -> bool {
         self.until.is_none_or(|until| now < until)
     }
 }
 
 /// Runs a plugin. Errors: it failed, or its output cannot be used.
-pub(super) fn ask(
+pub(super) fn run_plugin(
     plugin: &ExecPlugin,
     config: &Kubeconfig,
 ) -> Result<PluginCredentials, ExecError> {
-    let program = find(&plugin.command).ok_or_else(|| match plugin.install_hint.as_str() {
-        "" => ExecError::Missing,
-        hint => ExecError::Install(hint.into()),
-    })?;
+    let program =
+        find_program(&plugin.command).ok_or_else(|| match plugin.install_hint.as_str() {
+            "" => ExecError::Missing,
+            hint => ExecError::Install(hint.into()),
+        })?;
     let mut command = child::Command::new(program)
         .args(&plugin.args)
         .env("PATH", PATH)
         .env("HOME", "/root")
-        .env("KUBERNETES_EXEC_INFO", info(plugin, config).to_string());
+        .env(
+            "KUBERNETES_EXEC_INFO",
+            exec_info(plugin, config).to_string(),
+        );
     for (name, value) in &plugin.env {
         command = command.env(name, value);
     }
-    let command = command.capture(MAX_EXEC_BYTES);
-    let output = async_io::block_on(child::run(command, Some(EXEC_TIMEOUT)))
+    let command = command.capture_output(MAX_EXEC_BYTES);
+    let output = async_io::block_on(child::run_command(command, Some(EXEC_TIMEOUT)))
         .map_err(|e| ExecError::Run(e.kind()))?;
-    if output.code() != 0 {
-        return Err(ExecError::Code(output.code()));
+    if output.exit_code() != 0 {
+        return Err(ExecError::Code(output.exit_code()));
     }
-    answer(
+    parse_plugin_output(
         &output.stdout,
         &plugin.api_version,
-        clock::mono(),
-        clock::wall(),
+        clock::mono_now(),
+        clock::wall_now(),
     )
 }
 
-fn find(command: &Path) -> Option<PathBuf> {
+fn find_program(command: &Path) -> Option<PathBuf> {
     if command.is_absolute() {
         return command.exists().then(|| command.into());
     }
@@ -125,7 +129,7 @@ fn find(command: &Path) -> Option<PathBuf> {
 }
 
 /// Makes the `KUBERNETES_EXEC_INFO` that a plugin reads.
-fn info(plugin: &ExecPlugin, config: &Kubeconfig) -> Value {
+fn exec_info(plugin: &ExecPlugin, config: &Kubeconfig) -> Value {
     let mut spec = json!({"interactive": false});
     if plugin.cluster_info {
         let mut cluster = json!({"server": config.servers.first().map(ToString::to_string)});
@@ -173,7 +177,7 @@ struct ExecCredentialStatus {
 }
 
 /// Reads a plugin's output.
-pub(super) fn answer(
+pub(super) fn parse_plugin_output(
     bytes: &[u8],
     version: &str,
     now: MonoTime,
@@ -230,11 +234,11 @@ mod tests {
 
     fn read(status: &str) -> Result<PluginCredentials, ExecError> {
         let text = format!(r#"{{"apiVersion":"{V1}","kind":"ExecCredential","status":{status}}}"#);
-        answer(
+        parse_plugin_output(
             text.as_bytes(),
             V1,
             MonoTime(1000),
-            WallTime::from_secs(100),
+            WallTime::from_unix_seconds(100),
         )
     }
 
@@ -242,7 +246,7 @@ mod tests {
     fn what_a_plugin_says() {
         let token = read(r#"{"token":"t"}"#).expect("token");
         assert_eq!(token.token.as_deref(), Some("t"));
-        assert!(token.holds(MonoTime(u64::MAX)), "without end");
+        assert!(token.is_valid_at(MonoTime(u64::MAX)), "without end");
         let pair = read(r#"{"clientCertificateData":"C","clientKeyData":"K"}"#);
         assert_eq!(pair.expect("pair").pair, Some((vec![b'C'], vec![b'K'])));
         // 1970-01-01T00:01:40Z is now.
@@ -255,8 +259,8 @@ mod tests {
             let Ok(found) = found else {
                 continue; // beyond what a time can be
             };
-            assert!(found.holds(MonoTime(1000 + holds_ms - 1)), "{end}");
-            assert!(!found.holds(MonoTime(1000 + holds_ms)), "{end}");
+            assert!(found.is_valid_at(MonoTime(1000 + holds_ms - 1)), "{end}");
+            assert!(!found.is_valid_at(MonoTime(1000 + holds_ms)), "{end}");
         }
         for (status, want) in [
             ("null", "no status"),
@@ -274,7 +278,7 @@ mod tests {
             r#"{"apiVersion":"v2","kind":"ExecCredential","status":{"token":"t"}}"#,
         ] {
             assert!(
-                answer(text.as_bytes(), V1, MonoTime(0), WallTime(0)).is_err(),
+                parse_plugin_output(text.as_bytes(), V1, MonoTime(0), WallTime(0)).is_err(),
                 "{text}"
             );
         }
@@ -299,7 +303,7 @@ mod tests {
             cluster_info: true,
             install_hint: "install it".into(),
         };
-        let why = ask(&plugin, &config).err().expect("missing");
+        let why = run_plugin(&plugin, &config).err().expect("missing");
         assert_eq!(why.to_string(), "there is no such program; install it");
         let good = format!(
             r#"case "$KUBERNETES_EXEC_INFO$1$NAME" in *https://x*getvalue) echo '{{"apiVersion":"{V1}","kind":"ExecCredential","status":{{"token":"t"}}}}';; esac"#
@@ -312,7 +316,7 @@ mod tests {
         ] {
             fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("script");
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("script");
-            match (ask(&plugin, &config), want) {
+            match (run_plugin(&plugin, &config), want) {
                 (Ok(answer), None) => assert_eq!(answer.token.as_deref(), Some("t")),
                 (Err(why), Some(want)) => {
                     let why = why.to_string();
@@ -323,6 +327,6 @@ mod tests {
             }
         }
         plugin.command = "picolet-no-such-plugin".into();
-        assert!(ask(&plugin, &config).is_err());
+        assert!(run_plugin(&plugin, &config).is_err());
     }
 }

@@ -35,15 +35,17 @@ pub(crate) fn kubeconfig(data: &[u8]) -> String {
         Err(why) => why.to_string(),
     };
     let version = "client.authentication.k8s.io/v1";
-    let answer = match exec::answer(data, version, MonoTime(5), WallTime::from_secs(5)) {
-        Ok(answer) => {
-            assert!(answer.holds(MonoTime(5)), "for a moment at least");
-            assert!(answer.token.is_some() || answer.pair.is_some());
-            "ok".into()
-        }
-        Err(why) => why.to_string(),
-    };
-    let certificate = match x509::read(data) {
+    let answer =
+        match exec::parse_plugin_output(data, version, MonoTime(5), WallTime::from_unix_seconds(5))
+        {
+            Ok(answer) => {
+                assert!(answer.is_valid_at(MonoTime(5)), "for a moment at least");
+                assert!(answer.token.is_some() || answer.pair.is_some());
+                "ok".into()
+            }
+            Err(why) => why.to_string(),
+        };
+    let certificate = match x509::read_certificate(data) {
         Ok(found) => {
             let key = x509::public_key(data).expect("what was read has a key");
             assert!(key.len() < data.len() && key[0] == 0x30);
@@ -62,7 +64,7 @@ pub(crate) fn kubeconfig(data: &[u8]) -> String {
 pub(crate) fn pod_list(data: &[u8]) -> String {
     let read = |bytes: &[u8]| -> String {
         let mut items = 0;
-        let result = stream::list(Box::new(bytes), MOST, &mut |item| {
+        let result = stream::read_list_items(Box::new(bytes), MOST, &mut |item| {
             items += 1;
             assert!(item["metadata"].get("managedFields").is_none());
             Ok(())
@@ -73,14 +75,14 @@ pub(crate) fn pod_list(data: &[u8]) -> String {
                 assert_eq!(count, items);
                 assert!(!meta.resource_version.is_empty());
                 let last = bytes.trim_ascii_end().len() - 1;
-                let cut = stream::list(Box::new(&bytes[..last]), MOST, &mut |_| Ok(()));
+                let cut = stream::read_list_items(Box::new(&bytes[..last]), MOST, &mut |_| Ok(()));
                 assert!(cut.is_err(), "a list that was cut");
                 format!("list {} {}", count.min(2), meta.continues.is_empty())
             }
             Err(e) => outcome(e),
         }
     };
-    let document = match stream::document(Box::new(data)) {
+    let document = match stream::read_document(Box::new(data)) {
         Ok(value) => {
             assert!(value.is_object() && !value.to_string().is_empty());
             "object".into()
@@ -99,7 +101,7 @@ pub(crate) fn pod_list(data: &[u8]) -> String {
 /// The doorbell's stream.
 pub(crate) fn watch(data: &[u8]) -> String {
     let (mut rings, mut known) = (0_usize, 0_usize);
-    let end = watch::events(Box::new(data), &mut |ring| {
+    let end = watch::read_events(Box::new(data), &mut |ring| {
         rings += 1;
         for field in [
             &ring.uid,
@@ -136,7 +138,7 @@ pub(crate) mod tests {
     pub(crate) fn certificate() -> Vec<u8> {
         use super::super::testing::{Authority, NOW};
         let pair = Authority::new().server(&["node", "10.0.0.1"], NOW);
-        crate::net::tls::certificates(pair.certificate.as_bytes())[0].to_vec()
+        crate::net::tls::parse_certificates(pair.certificate.as_bytes())[0].to_vec()
     }
 
     /// Requests are our own; that they can be made from any names is not given.
@@ -150,7 +152,7 @@ pub(crate) mod tests {
                 dns_names: vec![name.into()],
                 ..csr::CertificateSubject::default()
             };
-            assert!(csr::request(&subject).is_ok());
+            assert!(csr::make_key_and_request(&subject).is_ok());
         }
     }
 }

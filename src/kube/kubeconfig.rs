@@ -167,7 +167,7 @@ pub struct KubeconfigUser {
     pub certificate: Option<(KubeconfigMaterial, KubeconfigMaterial)>,
     /// A bearer token.
     pub token: Option<String>,
-    /// A file that holds a token; goes before [`KubeconfigUser::token`].
+    /// A file that holds a token; goes before [`KubeconfigUser::current_token`].
     pub token_file: Option<PathBuf>,
     /// A program that gives a token or a certificate.
     pub exec: Option<ExecPlugin>,
@@ -218,15 +218,21 @@ impl Kubeconfig {
 
     /// Resolves the current context of the text `bytes` of the file at `path`. Errors: the field and what is wrong.
     pub fn parse(path: &Path, bytes: &[u8], more: &[String]) -> Result<Self, KubeconfigFault> {
-        let document = decode::parse(bytes)?;
-        let config: KubeconfigDocument = decode::typed(&document.value)?;
+        let document = decode::parse_document(bytes)?;
+        let config: KubeconfigDocument = decode::deserialize_value(&document.value)?;
         if !matches!(config.kind.as_str(), "" | "Config") {
             let found = config.kind;
-            return Err(wrong("kind", format!("is {found:?}, must be \"Config\"")));
+            return Err(wrong_field(
+                "kind",
+                format!("is {found:?}, must be \"Config\""),
+            ));
         }
         if !matches!(config.api_version.as_str(), "" | "v1") {
             let found = config.api_version;
-            return Err(wrong("apiVersion", format!("is {found:?}, must be \"v1\"")));
+            return Err(wrong_field(
+                "apiVersion",
+                format!("is {found:?}, must be \"v1\""),
+            ));
         }
         for (field, count) in [
             ("clusters", config.clusters.len()),
@@ -281,7 +287,7 @@ impl Kubeconfig {
     }
 
     /// Takes certificate and key from `pem`, whatever the file names.
-    pub fn show(&mut self, pem: &Path) {
+    pub fn use_pair_file(&mut self, pem: &Path) {
         let file = || KubeconfigMaterial::File(pem.to_path_buf());
         self.user.certificate = Some((file(), file()));
     }
@@ -306,7 +312,7 @@ impl Kubeconfig {
             ServerTrust::System => {}
             ServerTrust::Any => cluster["insecure-skip-tls-verify"] = true.into(),
             ServerTrust::Ca(KubeconfigMaterial::File(path)) => {
-                cluster["certificate-authority"] = text(path)?.into();
+                cluster["certificate-authority"] = path_text(path)?.into();
             }
             ServerTrust::Ca(KubeconfigMaterial::Inline(bytes)) => {
                 cluster["certificate-authority-data"] = STANDARD.encode(bytes).into();
@@ -318,7 +324,7 @@ impl Kubeconfig {
         if let Some(proxy) = &self.proxy_url {
             cluster["proxy-url"] = proxy.as_str().into();
         }
-        let pem = text(pem)?;
+        let pem = path_text(pem)?;
         let config = json!({
             "apiVersion": "v1",
             "kind": "Config",
@@ -340,7 +346,7 @@ fn server_text(url: &Url) -> String {
     url.to_string().trim_end_matches('/').to_owned()
 }
 
-fn text(path: &Path) -> Result<&str, KubeconfigTextError> {
+fn path_text(path: &Path) -> Result<&str, KubeconfigTextError> {
     path.to_str()
         .ok_or_else(|| KubeconfigTextError::Path(path.into()))
 }
@@ -449,7 +455,7 @@ impl ClusterDocument {
         at: &str,
     ) -> Result<Kubeconfig, KubeconfigFault> {
         if self.server.is_empty() {
-            return Err(required(at, "server"));
+            return Err(missing_field(at, "server"));
         }
         let mut servers: Vec<Url> = Vec::new();
         let named = [(format!("{at}.server"), &self.server)];
@@ -457,7 +463,7 @@ impl ClusterDocument {
             .iter()
             .map(|url| ("the list of apiservers".into(), url));
         for (field, text) in named.into_iter().chain(more) {
-            let url = server(&field, text)?;
+            let url = parse_server_url(&field, text)?;
             if !servers.contains(&url) {
                 servers.push(url);
             }
@@ -468,7 +474,7 @@ impl ClusterDocument {
                 MAX_SERVERS,
             ));
         }
-        let ca = material(
+        let ca = resolve_material(
             dir,
             self.certificate_authority,
             &self.certificate_authority_data,
@@ -477,7 +483,7 @@ impl ClusterDocument {
         let trust = match (ca, self.insecure_skip_tls_verify) {
             (Some(_), true) => {
                 let why = "cannot be combined with a certificate-authority";
-                return Err(wrong(format!("{at}.insecure-skip-tls-verify"), why));
+                return Err(wrong_field(format!("{at}.insecure-skip-tls-verify"), why));
             }
             (Some(ca), false) => ServerTrust::Ca(ca),
             (None, true) => ServerTrust::Any,
@@ -487,7 +493,7 @@ impl ClusterDocument {
             let scheme = self.proxy_url.split("://").next().unwrap_or("");
             if !matches!(scheme, "http" | "https") || ureq::Proxy::new(&self.proxy_url).is_err() {
                 let why = "must be an http:// or https:// URL";
-                return Err(wrong(format!("{at}.proxy-url"), why));
+                return Err(wrong_field(format!("{at}.proxy-url"), why));
             }
         }
         let extension = self
@@ -498,8 +504,8 @@ impl ClusterDocument {
             path: path.into(),
             servers,
             trust,
-            tls_server_name: some(self.tls_server_name),
-            proxy_url: some(self.proxy_url),
+            tls_server_name: non_empty(self.tls_server_name),
+            proxy_url: non_empty(self.proxy_url),
             user: KubeconfigUser::default(),
             exec_config: extension.map(|e| e.extension),
         })
@@ -507,7 +513,7 @@ impl ClusterDocument {
 }
 
 /// Reads the URL of an apiserver; without a scheme it is `https`. It may have a path, as gateways do.
-fn server(at: &str, text: &str) -> Result<Url, KubeconfigFault> {
+fn parse_server_url(at: &str, text: &str) -> Result<Url, KubeconfigFault> {
     let url = if text.contains("://") {
         Url::parse(text)
     } else {
@@ -532,13 +538,13 @@ impl UserDocument {
                 return Err(KubeconfigFault::Unsupported(format!("{at}.{field}")));
             }
         }
-        let certificate = material(
+        let certificate = resolve_material(
             dir,
             self.client_certificate,
             &self.client_certificate_data,
             &format!("{at}.client-certificate"),
         )?;
-        let key = material(
+        let key = resolve_material(
             dir,
             self.client_key,
             &self.client_key_data,
@@ -547,8 +553,8 @@ impl UserDocument {
         let certificate = match (certificate, key) {
             (Some(certificate), Some(key)) => Some((certificate, key)),
             (None, None) => None,
-            (Some(_), None) => return Err(required(at, "client-key")),
-            (None, Some(_)) => return Err(required(at, "client-certificate")),
+            (Some(_), None) => return Err(missing_field(at, "client-key")),
+            (None, Some(_)) => return Err(missing_field(at, "client-certificate")),
         };
         if !self.token.is_empty() {
             let at = || format!("{at}.token");
@@ -560,8 +566,8 @@ impl UserDocument {
             .transpose()?;
         Ok(KubeconfigUser {
             certificate,
-            token: some(self.token),
-            token_file: some(self.token_file).map(|file| dir.join(file)),
+            token: non_empty(self.token),
+            token_file: non_empty(self.token_file).map(|file| dir.join(file)),
             exec,
         })
     }
@@ -569,7 +575,7 @@ impl UserDocument {
 
 impl ExecDocument {
     fn resolve(self, dir: &Path, at: &str) -> Result<ExecPlugin, KubeconfigFault> {
-        let wrong = |field: &str, why: String| Err(wrong(format!("{at}.{field}"), why));
+        let wrong = |field: &str, why: String| Err(wrong_field(format!("{at}.{field}"), why));
         let version = self
             .api_version
             .strip_prefix("client.authentication.k8s.io/");
@@ -579,12 +585,12 @@ impl ExecDocument {
             return wrong("apiVersion", format!("is {found:?}, must be {want}"));
         }
         if self.command.is_empty() {
-            return Err(required(at, "command"));
+            return Err(missing_field(at, "command"));
         }
         match self.interactive_mode.as_str() {
             "Never" | "IfAvailable" => {}
             "" if version == Some("v1beta1") => {}
-            "" => return Err(required(at, "interactiveMode")),
+            "" => return Err(missing_field(at, "interactiveMode")),
             "Always" => return wrong("interactiveMode", "a node has no terminal".into()),
             other => return wrong("interactiveMode", format!("{other:?} is unknown")),
         }
@@ -627,7 +633,7 @@ pub(super) fn check_token(token: &str) -> Result<(), TokenError> {
 }
 
 /// Inline data goes before a file.
-fn material(
+fn resolve_material(
     dir: &Path,
     file: String,
     data: &str,
@@ -640,18 +646,18 @@ fn material(
             Err(e) => Err(KubeconfigFault::Base64(format!("{at}-data"), e)),
         };
     }
-    Ok(some(file).map(|file| KubeconfigMaterial::File(dir.join(file))))
+    Ok(non_empty(file).map(|file| KubeconfigMaterial::File(dir.join(file))))
 }
 
-fn required(at: &str, field: &str) -> KubeconfigFault {
+fn missing_field(at: &str, field: &str) -> KubeconfigFault {
     KubeconfigFault::Required(format!("{at}.{field}"))
 }
 
-fn wrong(at: impl Into<String>, why: impl Into<String>) -> KubeconfigFault {
+fn wrong_field(at: impl Into<String>, why: impl Into<String>) -> KubeconfigFault {
     KubeconfigFault::Value(at.into(), why.into())
 }
 
-fn some(text: String) -> Option<String> {
+fn non_empty(text: String) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 

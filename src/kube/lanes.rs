@@ -48,7 +48,7 @@ pub trait KubeTransport {
     ///
     /// # Errors
     /// The system refuses a thread.
-    fn doorbell(&self, api: &Arc<dyn KubeApi>, rope: WatchThread) -> io::Result<()>;
+    fn start_watch_thread(&self, api: &Arc<dyn KubeApi>, rope: WatchThread) -> io::Result<()>;
 }
 
 /// See [`KubeTransport::travel`].
@@ -62,12 +62,12 @@ impl KubeTransport for ThreadTransport {
         Box::pin(ready(()))
     }
 
-    fn doorbell(&self, api: &Arc<dyn KubeApi>, rope: WatchThread) -> io::Result<()> {
+    fn start_watch_thread(&self, api: &Arc<dyn KubeApi>, rope: WatchThread) -> io::Result<()> {
         let api = Arc::clone(api);
         let thread = thread::Builder::new()
             .name("kube-doorbell".into())
             .stack_size(STACK_BYTES);
-        thread.spawn(move || rope.pull(&*api)).map(drop)
+        thread.spawn(move || rope.run_watches(&*api)).map(drop)
     }
 }
 
@@ -76,11 +76,19 @@ impl KubeLanes {
     pub fn start(api: Arc<dyn KubeApi>) -> io::Result<Self> {
         let heartbeat = Lane::start_threads("kube-heartbeat", 1, STACK_BYTES)?;
         let work = Lane::start_threads("kube", WORK_THREADS, STACK_BYTES)?;
-        Ok(Self::by(api, [heartbeat, work], Rc::new(ThreadTransport)))
+        Ok(Self::from_lanes(
+            api,
+            [heartbeat, work],
+            Rc::new(ThreadTransport),
+        ))
     }
 
     /// Makes an apiserver that is asked on these lanes: one for the heartbeat, one for all other requests.
-    pub(crate) fn by(api: Arc<dyn KubeApi>, lanes: [Lane; 2], way: Rc<dyn KubeTransport>) -> Self {
+    pub(crate) fn from_lanes(
+        api: Arc<dyn KubeApi>,
+        lanes: [Lane; 2],
+        way: Rc<dyn KubeTransport>,
+    ) -> Self {
         let [heartbeat, work] = lanes;
         Self {
             api,
@@ -91,40 +99,40 @@ impl KubeLanes {
     }
 
     /// Runs a job of the heartbeat: lease or node status. Dropping the future does not stop it.
-    pub async fn heartbeat<T: Send + 'static>(
+    pub async fn run_heartbeat<T: Send + 'static>(
         &self,
         job: impl FnOnce(&dyn KubeApi) -> T + Send + 'static,
     ) -> T {
-        self.run(&self.heartbeat, job).await
+        self.run_on_lane(&self.heartbeat, job).await
     }
 
     /// Runs any other job. Dropping the future does not stop it.
-    pub async fn work<T: Send + 'static>(
+    pub async fn run_request<T: Send + 'static>(
         &self,
         job: impl FnOnce(&dyn KubeApi) -> T + Send + 'static,
     ) -> T {
-        self.run(&self.work, job).await
+        self.run_on_lane(&self.work, job).await
     }
 
-    async fn run<T: Send + 'static>(
+    async fn run_on_lane<T: Send + 'static>(
         &self,
         lane: &Lane,
         job: impl FnOnce(&dyn KubeApi) -> T + Send + 'static,
     ) -> T {
         let api = Arc::clone(&self.api);
         self.way.travel().await;
-        let done = lane.run(move || job(&*api)).await;
+        let done = lane.run_job(move || job(&*api)).await;
         self.way.travel().await;
         done
     }
 
-    /// Hangs a doorbell; nothing is watched before [`WatchDoorbell::watch`].
+    /// Hangs a doorbell; nothing is watched before [`WatchDoorbell::start_watch`].
     ///
     /// # Errors
     /// The system refuses its thread.
-    pub fn doorbell(&self) -> io::Result<WatchDoorbell> {
+    pub fn open_doorbell(&self) -> io::Result<WatchDoorbell> {
         let (bell, rope) = WatchDoorbell::new();
-        self.way.doorbell(&self.api, rope)?;
+        self.way.start_watch_thread(&self.api, rope)?;
         Ok(bell)
     }
 }
@@ -162,7 +170,7 @@ pub struct WatchThread {
 
 impl WatchThread {
     /// Runs the watches that are asked for, until the bell is gone. Blocks.
-    fn pull(&self, api: &dyn KubeApi) {
+    fn run_watches(&self, api: &dyn KubeApi) {
         while let Ok(options) = self.watches.recv_blocking() {
             let end = api.watch_pods(&options, &self.cancel, &mut |ring| {
                 if self.rungs.len() >= RING_QUEUE {
@@ -203,13 +211,13 @@ impl WatchDoorbell {
     }
 
     /// Begins a watch. The one before has to have ended; otherwise this one begins when it has.
-    pub async fn watch(&self, options: WatchOptions) {
+    pub async fn start_watch(&self, options: WatchOptions) {
         // The thread ends only with this value.
         let _ = self.watches.send(options).await;
     }
 
     /// Waits for the doorbell's next news. Dropping the future loses nothing.
-    pub async fn next(&self) -> DoorbellNews {
+    pub async fn next_news(&self) -> DoorbellNews {
         if self.overrun.swap(false, Ordering::SeqCst) {
             return DoorbellNews::Overrun;
         }
@@ -289,28 +297,28 @@ mod tests {
             },
         });
         let lanes = KubeLanes::start(api(&server.url(), "")).expect("threads");
-        let bell = lanes.doorbell().expect("thread");
+        let bell = lanes.open_doorbell().expect("thread");
         smol::block_on(async {
-            bell.watch(options()).await;
+            bell.start_watch(options()).await;
             for n in 1..=2 {
-                let rung = bell.next().await;
+                let rung = bell.next_news().await;
                 assert!(
                     matches!(&rung, DoorbellNews::Ring(r) if r.uid == format!("u{n}")),
                     "{rung:?}"
                 );
             }
             assert!(matches!(
-                bell.next().await,
+                bell.next_news().await,
                 DoorbellNews::Ended(Ok(WatchEnd::Clean))
             ));
             // More rings than fit while nobody takes them: the overrun is told, and the end.
-            bell.watch(options()).await;
+            bell.start_watch(options()).await;
             let (mut rings, mut overrun) = (0, false);
             while bell.rungs.len() <= RING_QUEUE {
                 smol::future::yield_now().await;
             }
             loop {
-                match bell.next().await {
+                match bell.next_news().await {
                     DoorbellNews::Ring(_) => rings += 1,
                     DoorbellNews::Overrun => overrun = true,
                     DoorbellNews::Ended(end) => {
@@ -320,15 +328,18 @@ mod tests {
                 }
             }
             assert_eq!((rings, overrun), (RING_QUEUE, true));
-            bell.watch(options()).await;
+            bell.start_watch(options()).await;
             assert!(
-                matches!(bell.next().await, DoorbellNews::Ring(r) if r.kind == WatchEventKind::Modified)
+                matches!(bell.next_news().await, DoorbellNews::Ring(r) if r.kind == WatchEventKind::Modified)
             );
             bell.cancel.interrupt();
-            assert!(matches!(bell.next().await, DoorbellNews::Ended(Err(_))));
+            assert!(matches!(
+                bell.next_news().await,
+                DoorbellNews::Ended(Err(_))
+            ));
             // Dropped while it watches.
-            bell.watch(options()).await;
-            assert!(matches!(bell.next().await, DoorbellNews::Ring(_)));
+            bell.start_watch(options()).await;
+            assert!(matches!(bell.next_news().await, DoorbellNews::Ring(_)));
         });
         drop(bell);
     }
@@ -356,15 +367,15 @@ mod tests {
                     let (lanes, told) = (lanes.clone(), told.clone());
                     executor.spawn(async move {
                         lanes
-                            .work(move |api| {
+                            .run_request(move |api| {
                                 let _ = told.send(());
-                                api.config_map("a", "b").is_err()
+                                api.read_config_map("a", "b").is_err()
                             })
                             .await
                     })
                 })
                 .collect();
-            let beat = lanes.heartbeat(|api| api.lease("n").is_ok());
+            let beat = lanes.run_heartbeat(|api| api.read_lease("n").is_ok());
             assert!(executor.run(beat).await);
             for _ in 0..WORK_THREADS {
                 while begun.try_recv().is_err() {
@@ -414,7 +425,7 @@ mod tests {
             .spawn(move || {
                 let listed = api.list_pods("n", &mut |_| {}).expect("list");
                 assert_eq!(listed.items, 500);
-                api.config_map("a", "b").expect("pod");
+                api.read_config_map("a", "b").expect("pod");
                 let end =
                     api.watch_pods(&options(), &Arc::new(WatchCancel::default()), &mut |_| {});
                 assert_eq!(end.expect("end"), WatchEnd::Clean);

@@ -8,7 +8,7 @@ use super::error::KubeError;
 const MAX_NAME_BYTES: usize = 253;
 
 /// Encodes a name as one step of a path. Errors: it is not a name.
-pub(crate) fn segment(name: &str) -> Result<String, KubeError> {
+pub(crate) fn encode_segment(name: &str) -> Result<String, KubeError> {
     let is_name = !name.is_empty()
         && name.len() <= MAX_NAME_BYTES
         && !matches!(name, "." | "..")
@@ -17,11 +17,11 @@ pub(crate) fn segment(name: &str) -> Result<String, KubeError> {
         let cut: String = name.chars().take(80).collect();
         return Err(KubeError::Local(format!("{cut:?} is no name of an object")));
     }
-    Ok(query(name))
+    Ok(encode_query(name))
 }
 
 /// Encodes a text as a value of a query.
-pub(super) fn query(text: &str) -> String {
+pub(super) fn encode_query(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
@@ -35,7 +35,7 @@ pub(super) fn query(text: &str) -> String {
 
 /// Makes the selector of the pods that this node may list (AUTHZ-03), without those that have run to their end.
 pub(super) fn pod_selector(node: &str) -> Result<String, KubeError> {
-    let node = segment(node)?;
+    let node = encode_segment(node)?;
     Ok(format!(
         "fieldSelector=spec.nodeName%3D{node}%2Cstatus.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed"
     ))
@@ -43,12 +43,15 @@ pub(super) fn pod_selector(node: &str) -> Result<String, KubeError> {
 
 /// Makes the selector of all pods of this node.
 pub(super) fn node_selector(node: &str) -> Result<String, KubeError> {
-    Ok(format!("fieldSelector=spec.nodeName%3D{}", segment(node)?))
+    Ok(format!(
+        "fieldSelector=spec.nodeName%3D{}",
+        encode_segment(node)?
+    ))
 }
 
 /// The pod of this node that has a name.
 pub(super) fn one_selector(node: &str, name: &str) -> Result<String, KubeError> {
-    let name = segment(name)?;
+    let name = encode_segment(name)?;
     Ok(format!("{}%2Cmetadata.name%3D{name}", node_selector(node)?))
 }
 
@@ -67,9 +70,9 @@ mod tests {
             ("a/b", None),
             ("a%2fb", None),
         ] {
-            assert_eq!(segment(name).ok().as_deref(), want, "{name}");
+            assert_eq!(encode_segment(name).ok().as_deref(), want, "{name}");
         }
-        assert!(segment(&"a".repeat(254)).is_err());
-        assert_eq!(query("a+/=&"), "a%2B%2F%3D%26");
+        assert!(encode_segment(&"a".repeat(254)).is_err());
+        assert_eq!(encode_query("a+/=&"), "a%2B%2F%3D%26");
     }
 }

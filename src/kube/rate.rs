@@ -39,7 +39,7 @@ impl RequestRate {
 
     /// Takes a turn and returns the time until then. `None`: it is longer than [`MAX_TURN_TIME`], and no turn was
     /// taken.
-    fn take(&self, now: MonoTime) -> Option<Duration> {
+    fn take_turn(&self, now: MonoTime) -> Option<Duration> {
         let now = now.0.saturating_mul(SCALE);
         let mut paid = self.paid.lock().unwrap_or_else(PoisonError::into_inner);
         let free = now.saturating_sub((self.burst - 1) * self.cost);
@@ -53,12 +53,12 @@ impl RequestRate {
     }
 
     /// Waits for a turn; false if there will be none soon.
-    pub(super) fn wait(&self) -> bool {
-        match self.take(clock::mono()) {
+    pub(super) fn wait_for_turn(&self) -> bool {
+        match self.take_turn(clock::mono_now()) {
             None => false,
             Some(time) => {
                 if !time.is_zero() {
-                    let _ = StopFlag::default().wait(time);
+                    let _ = StopFlag::default().wait_unless_stopped(time);
                 }
                 true
             }
@@ -74,7 +74,10 @@ mod tests {
     fn a_burst_and_then_the_rate() {
         // CONF-07
         let rate = RequestRate::new(50, 100);
-        let at = |ms: u64| rate.take(MonoTime(1_000_000 + ms)).map(|d| d.as_millis());
+        let at = |ms: u64| {
+            rate.take_turn(MonoTime(1_000_000 + ms))
+                .map(|d| d.as_millis())
+        };
         for _ in 0..100 {
             assert_eq!(at(0), Some(0));
         }
@@ -82,10 +85,10 @@ mod tests {
         assert_eq!(at(1000), Some(0), "they come back");
         let off = RequestRate::new(0, 0);
         for _ in 0..10_000 {
-            assert_eq!(off.take(MonoTime(5)), Some(Duration::ZERO));
+            assert_eq!(off.take_turn(MonoTime(5)), Some(Duration::ZERO));
         }
         let slow = RequestRate::new(1, 1);
-        let turns = (0..1000).filter(|_| slow.take(MonoTime(9_000_000)).is_some());
+        let turns = (0..1000).filter(|_| slow.take_turn(MonoTime(9_000_000)).is_some());
         assert_eq!(turns.count(), 61, "nobody waits for ever");
     }
 }

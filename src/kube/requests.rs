@@ -13,12 +13,12 @@ use super::client::{
     ApiRequest, ClientTimeouts, HEARTBEAT_TIMEOUT, JSON, KubeClient, SharedApiserver,
 };
 use super::error::KubeError;
-use super::path::{node_selector, one_selector, pod_selector, query, segment};
+use super::path::{encode_query, encode_segment, node_selector, one_selector, pod_selector};
 use super::rate::RequestRate;
 use super::stream::ListItemError;
 use super::watch::{self, WatchEnd, WatchEvent, WatchOptions};
 use crate::api::link::LinkClass;
-use crate::api::strict::typed;
+use crate::api::strict::typed_from_value;
 use crate::api::{ObjectMeta, PodUid};
 
 /// Media type of the metadata of an object.
@@ -86,8 +86,10 @@ impl HttpApi {
         }
     }
 
-    fn get(&self, path: &str) -> ApiResult<Value> {
-        self.main.send(&ApiRequest::get(path))?.document()
+    fn get_object(&self, path: &str) -> ApiResult<Value> {
+        self.main
+            .send_request(&ApiRequest::get(path))?
+            .read_document()
     }
 
     /// Reads an object that may be large, and lets the apiserver compress it.
@@ -95,21 +97,21 @@ impl HttpApi {
     /// An apiserver compresses answers of more than 128 KiB. For smaller ones the header would only cost bytes. Request
     /// bodies are sent plain, for it takes no compressed ones. Source: apiserver
     /// `endpoints/handlers/responsewriters/writers.go`, `defaultGzipThresholdBytes`.
-    fn get_packed(&self, path: &str) -> ApiResult<Value> {
+    fn get_compressed(&self, path: &str) -> ApiResult<Value> {
         let ask = ApiRequest {
             packed: true,
             ..ApiRequest::get(path)
         };
-        self.main.send(&ask)?.document()
+        self.main.send_request(&ask)?.read_document()
     }
 
-    fn post(&self, path: &str, body: &[u8]) -> ApiResult<Value> {
-        let ask = ApiRequest::send(Method::POST, path, JSON, body);
-        self.main.send(&ask)?.document()
+    fn post_object(&self, path: &str, body: &[u8]) -> ApiResult<Value> {
+        let ask = ApiRequest::with_body(Method::POST, path, JSON, body);
+        self.main.send_request(&ask)?.read_document()
     }
 
     /// All pages of a list.
-    fn list(
+    fn list_pages(
         &self,
         path: &str,
         accept: &str,
@@ -122,7 +124,10 @@ impl HttpApi {
             let page = if continues.is_empty() {
                 format!("{path}limit={PAGE_ITEMS}")
             } else {
-                format!("{path}limit={PAGE_ITEMS}&continue={}", query(&continues))
+                format!(
+                    "{path}limit={PAGE_ITEMS}&continue={}",
+                    encode_query(&continues)
+                )
             };
             let ask = ApiRequest {
                 accept,
@@ -130,8 +135,8 @@ impl HttpApi {
                 paced: false,
                 ..ApiRequest::get(&page)
             };
-            let answer = self.main.send(&ask)?;
-            let (meta, count) = answer.list(most - listed.items, each)?;
+            let answer = self.main.send_request(&ask)?;
+            let (meta, count) = answer.read_list(most - listed.items, each)?;
             listed.items += count;
             // All pages are of the version of the first.
             listed.resource_version = meta.resource_version;
@@ -147,18 +152,21 @@ impl HttpApi {
     }
 }
 
-fn namespaced(kind: &str, namespace: &str, name: &str) -> ApiResult<String> {
-    let (namespace, name) = (segment(namespace)?, segment(name)?);
+fn object_path(kind: &str, namespace: &str, name: &str) -> ApiResult<String> {
+    let (namespace, name) = (encode_segment(namespace)?, encode_segment(name)?);
     Ok(format!("/api/v1/namespaces/{namespace}/{kind}/{name}"))
 }
 
-fn collection(kind: &str, namespace: &str) -> ApiResult<String> {
-    Ok(format!("/api/v1/namespaces/{}/{kind}", segment(namespace)?))
+fn collection_path(kind: &str, namespace: &str) -> ApiResult<String> {
+    Ok(format!(
+        "/api/v1/namespaces/{}/{kind}",
+        encode_segment(namespace)?
+    ))
 }
 
 /// Reads the metadata of an item. An item without identity makes the whole list invalid.
-fn meta(item: &Value) -> Result<ObjectMeta, ListItemError> {
-    let meta: ObjectMeta = typed(&item["metadata"])?;
+fn parse_item_metadata(item: &Value) -> Result<ObjectMeta, ListItemError> {
+    let meta: ObjectMeta = typed_from_value(&item["metadata"])?;
     if meta.uid.is_empty() || meta.name.is_empty() || meta.resource_version.is_empty() {
         return Err(ListItemError::Nameless);
     }
@@ -168,8 +176,8 @@ fn meta(item: &Value) -> Result<ObjectMeta, ListItemError> {
 impl KubeApi for HttpApi {
     fn list_pods(&self, node: &str, each: &mut dyn FnMut(ObjectMeta)) -> ApiResult<CompleteList> {
         let path = format!("/api/v1/pods?{}&", pod_selector(node)?);
-        self.list(&path, META_LIST, MAX_NODE_PODS, &mut |item| {
-            each(meta(&item)?);
+        self.list_pages(&path, META_LIST, MAX_NODE_PODS, &mut |item| {
+            each(parse_item_metadata(&item)?);
             Ok(())
         })
     }
@@ -180,16 +188,16 @@ impl KubeApi for HttpApi {
         each: &mut dyn FnMut(ObjectMeta),
     ) -> ApiResult<CompleteList> {
         let path = format!("/api/v1/pods?{}&", node_selector(node)?);
-        self.list(&path, META_LIST, MAX_NODE_PODS, &mut |item| {
-            each(meta(&item)?);
+        self.list_pages(&path, META_LIST, MAX_NODE_PODS, &mut |item| {
+            each(parse_item_metadata(&item)?);
             Ok(())
         })
     }
 
     fn list_whole_pods(&self, node: &str, each: &mut dyn FnMut(Value)) -> ApiResult<CompleteList> {
         let path = format!("/api/v1/pods?{}&", pod_selector(node)?);
-        self.list(&path, JSON, MAX_NODE_PODS, &mut |item| {
-            meta(&item)?;
+        self.list_pages(&path, JSON, MAX_NODE_PODS, &mut |item| {
+            parse_item_metadata(&item)?;
             each(item);
             Ok(())
         })
@@ -201,23 +209,26 @@ impl KubeApi for HttpApi {
         cancel: &Arc<WatchCancel>,
         each: &mut dyn FnMut(WatchEvent),
     ) -> ApiResult<WatchEnd> {
-        watch::watch(&self.main, options, cancel, each)
+        watch::watch_pods(&self.main, options, cancel, each)
     }
 
     /// Reads a pod by a list of one. The Node authorizer lets a node list its pods at any time. It lets it get one only
     /// when its graph knows of the binding, some milliseconds after the watch has told of it (AUTHZ-03, AUTHZ-08). Only
     /// a get proves that a pod is gone, for lists may be stale.
-    fn pod(&self, node: &str, namespace: &str, name: &str) -> ApiResult<Value> {
-        let (path, selector) = (collection("pods", namespace)?, one_selector(node, name)?);
+    fn read_pod(&self, node: &str, namespace: &str, name: &str) -> ApiResult<Value> {
+        let (path, selector) = (
+            collection_path("pods", namespace)?,
+            one_selector(node, name)?,
+        );
         let mut found = None;
-        self.list(&format!("{path}?{selector}&"), JSON, 1, &mut |item| {
-            meta(&item)?;
+        self.list_pages(&format!("{path}?{selector}&"), JSON, 1, &mut |item| {
+            parse_item_metadata(&item)?;
             found = Some(item);
             Ok(())
         })?;
         match found {
             Some(pod) => Ok(pod),
-            None => self.get(&namespaced("pods", namespace, name)?),
+            None => self.get_object(&object_path("pods", namespace, name)?),
         }
     }
 
@@ -228,17 +239,17 @@ impl KubeApi for HttpApi {
         kind: PatchFormat,
         body: &[u8],
     ) -> ApiResult<Value> {
-        let path = format!("{}/status", namespaced("pods", namespace, name)?);
-        let ask = ApiRequest::send(Method::PATCH, &path, kind.content_type(), body);
-        self.main.send(&ask)?.document()
+        let path = format!("{}/status", object_path("pods", namespace, name)?);
+        let ask = ApiRequest::with_body(Method::PATCH, &path, kind.content_type(), body);
+        self.main.send_request(&ask)?.read_document()
     }
 
     fn create_pod(&self, namespace: &str, body: &[u8]) -> ApiResult<Value> {
-        self.post(&collection("pods", namespace)?, body)
+        self.post_object(&collection_path("pods", namespace)?, body)
     }
 
     fn delete_pod(&self, namespace: &str, name: &str, uid: &PodUid) -> ApiResult<Option<Value>> {
-        let path = namespaced("pods", namespace, name)?;
+        let path = object_path("pods", namespace, name)?;
         let body = json!({
             "apiVersion": "v1",
             "kind": "DeleteOptions",
@@ -246,101 +257,108 @@ impl KubeApi for HttpApi {
             "preconditions": {"uid": uid},
         });
         let body = body.to_string();
-        let ask = ApiRequest::send(Method::DELETE, &path, JSON, body.as_bytes());
-        let left = self.main.send(&ask)?.document()?;
+        let ask = ApiRequest::with_body(Method::DELETE, &path, JSON, body.as_bytes());
+        let left = self.main.send_request(&ask)?.read_document()?;
         let finalizers = left["metadata"]["finalizers"].as_array();
         let kept = finalizers.is_some_and(|all| !all.is_empty());
         Ok(kept.then_some(left))
     }
 
-    fn node(&self, name: &str) -> ApiResult<Value> {
-        let path = format!("/api/v1/nodes/{}", segment(name)?);
-        self.heartbeat.send(&ApiRequest::get(&path))?.document()
+    fn read_node(&self, name: &str) -> ApiResult<Value> {
+        let path = format!("/api/v1/nodes/{}", encode_segment(name)?);
+        self.heartbeat
+            .send_request(&ApiRequest::get(&path))?
+            .read_document()
     }
 
     fn create_node(&self, body: &[u8]) -> ApiResult<Value> {
-        let ask = ApiRequest::send(Method::POST, "/api/v1/nodes", JSON, body);
-        self.heartbeat.send(&ask)?.document()
+        let ask = ApiRequest::with_body(Method::POST, "/api/v1/nodes", JSON, body);
+        self.heartbeat.send_request(&ask)?.read_document()
     }
 
     fn patch_node_status(&self, name: &str, kind: PatchFormat, body: &[u8]) -> ApiResult<Value> {
-        let path = format!("/api/v1/nodes/{}/status", segment(name)?);
-        let ask = ApiRequest::send(Method::PATCH, &path, kind.content_type(), body);
-        self.heartbeat.send(&ask)?.document()
+        let path = format!("/api/v1/nodes/{}/status", encode_segment(name)?);
+        let ask = ApiRequest::with_body(Method::PATCH, &path, kind.content_type(), body);
+        self.heartbeat.send_request(&ask)?.read_document()
     }
 
-    fn lease(&self, name: &str) -> ApiResult<Value> {
-        let path = format!("{LEASES}/{}", segment(name)?);
-        self.heartbeat.send(&ApiRequest::get(&path))?.document()
+    fn read_lease(&self, name: &str) -> ApiResult<Value> {
+        let path = format!("{LEASES}/{}", encode_segment(name)?);
+        self.heartbeat
+            .send_request(&ApiRequest::get(&path))?
+            .read_document()
     }
 
     fn create_lease(&self, body: &[u8]) -> ApiResult<Value> {
-        let ask = ApiRequest::send(Method::POST, LEASES, JSON, body);
-        self.heartbeat.send(&ask)?.document()
+        let ask = ApiRequest::with_body(Method::POST, LEASES, JSON, body);
+        self.heartbeat.send_request(&ask)?.read_document()
     }
 
     fn patch_lease(&self, name: &str, body: &[u8]) -> ApiResult<Value> {
-        let path = format!("{LEASES}/{}", segment(name)?);
+        let path = format!("{LEASES}/{}", encode_segment(name)?);
         let ask = ApiRequest {
             accept: META,
-            ..ApiRequest::send(
+            ..ApiRequest::with_body(
                 Method::PATCH,
                 &path,
                 PatchFormat::Merge.content_type(),
                 body,
             )
         };
-        self.heartbeat.send(&ask)?.document()
+        self.heartbeat.send_request(&ask)?.read_document()
     }
 
     fn create_event(&self, namespace: &str, body: &[u8]) -> ApiResult<Value> {
-        let path = collection("events", namespace)?;
+        let path = collection_path("events", namespace)?;
         let ask = ApiRequest {
             accept: META,
-            ..ApiRequest::send(Method::POST, &path, JSON, body)
+            ..ApiRequest::with_body(Method::POST, &path, JSON, body)
         };
-        self.events.send(&ask)?.document()
+        self.events.send_request(&ask)?.read_document()
     }
 
     fn patch_event(&self, namespace: &str, name: &str, body: &[u8]) -> ApiResult<Value> {
-        let path = namespaced("events", namespace, name)?;
+        let path = object_path("events", namespace, name)?;
         let ask = ApiRequest {
             accept: META,
-            ..ApiRequest::send(
+            ..ApiRequest::with_body(
                 Method::PATCH,
                 &path,
                 PatchFormat::Strategic.content_type(),
                 body,
             )
         };
-        self.events.send(&ask)?.document()
+        self.events.send_request(&ask)?.read_document()
     }
 
     fn create_token(&self, namespace: &str, account: &str, body: &[u8]) -> ApiResult<Value> {
-        let path = namespaced("serviceaccounts", namespace, account)?;
-        self.post(&format!("{path}/token"), body)
+        let path = object_path("serviceaccounts", namespace, account)?;
+        self.post_object(&format!("{path}/token"), body)
     }
 
-    fn config_map(&self, namespace: &str, name: &str) -> ApiResult<Value> {
-        self.get_packed(&namespaced("configmaps", namespace, name)?)
+    fn read_config_map(&self, namespace: &str, name: &str) -> ApiResult<Value> {
+        self.get_compressed(&object_path("configmaps", namespace, name)?)
     }
 
-    fn secret(&self, namespace: &str, name: &str) -> ApiResult<Value> {
-        self.get_packed(&namespaced("secrets", namespace, name)?)
+    fn read_secret(&self, namespace: &str, name: &str) -> ApiResult<Value> {
+        self.get_compressed(&object_path("secrets", namespace, name)?)
     }
 
-    fn persistent_volume_claim(&self, namespace: &str, name: &str) -> ApiResult<Value> {
-        self.get(&namespaced("persistentvolumeclaims", namespace, name)?)
+    fn read_persistent_volume_claim(&self, namespace: &str, name: &str) -> ApiResult<Value> {
+        self.get_object(&object_path("persistentvolumeclaims", namespace, name)?)
     }
 
-    fn persistent_volume(&self, name: &str) -> ApiResult<Value> {
-        self.get(&format!("/api/v1/persistentvolumes/{}", segment(name)?))
+    fn read_persistent_volume(&self, name: &str) -> ApiResult<Value> {
+        self.get_object(&format!(
+            "/api/v1/persistentvolumes/{}",
+            encode_segment(name)?
+        ))
     }
 
-    fn runtime_class(&self, name: &str) -> ApiResult<Value> {
-        self.get(&format!(
+    fn read_runtime_class(&self, name: &str) -> ApiResult<Value> {
+        self.get_object(&format!(
             "/apis/node.k8s.io/v1/runtimeclasses/{}",
-            segment(name)?
+            encode_segment(name)?
         ))
     }
 
@@ -349,31 +367,31 @@ impl KubeApi for HttpApi {
         namespace: &str,
         each: &mut dyn FnMut(Value),
     ) -> ApiResult<CompleteList> {
-        let path = format!("{}?", collection("services", namespace)?);
-        self.list(&path, JSON, MAX_SERVICES, &mut |item| {
+        let path = format!("{}?", collection_path("services", namespace)?);
+        self.list_pages(&path, JSON, MAX_SERVICES, &mut |item| {
             each(item);
             Ok(())
         })
     }
 
-    fn service(&self, namespace: &str, name: &str) -> ApiResult<Value> {
-        self.get(&namespaced("services", namespace, name)?)
+    fn read_service(&self, namespace: &str, name: &str) -> ApiResult<Value> {
+        self.get_object(&object_path("services", namespace, name)?)
     }
 
     fn create_csr(&self, body: &[u8]) -> ApiResult<Value> {
-        self.post(CSRS, body)
+        self.post_object(CSRS, body)
     }
 
-    fn csr(&self, name: &str) -> ApiResult<Value> {
-        self.get(&format!("{CSRS}/{}", segment(name)?))
+    fn read_csr(&self, name: &str) -> ApiResult<Value> {
+        self.get_object(&format!("{CSRS}/{}", encode_segment(name)?))
     }
 
     fn review_token(&self, body: &[u8]) -> ApiResult<Value> {
-        self.post("/apis/authentication.k8s.io/v1/tokenreviews", body)
+        self.post_object("/apis/authentication.k8s.io/v1/tokenreviews", body)
     }
 
     fn review_access(&self, body: &[u8]) -> ApiResult<Value> {
-        self.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", body)
+        self.post_object("/apis/authorization.k8s.io/v1/subjectaccessreviews", body)
     }
 
     fn close_heartbeat_connections(&self) {

@@ -102,24 +102,24 @@ impl CertificateStore {
             .recursive(true)
             .mode(0o755)
             .create(&self.dir)
-            .map_err(failed("make", &self.dir))?;
+            .map_err(file_error("make", &self.dir))?;
         let (updated, current) = (self.updated_path(), self.current_path());
-        if !is_there(&updated)? {
+        if !path_exists(&updated)? {
             return Ok(());
         }
-        if is_there(&current)? {
+        if path_exists(&current)? {
             // The switch did not happen: the pair that the link leads to is not in use.
-            fs::remove_file(&updated).map_err(failed("remove", &updated))?;
+            fs::remove_file(&updated).map_err(file_error("remove", &updated))?;
         } else {
-            fs::rename(&updated, &current).map_err(failed("rename", &updated))?;
+            fs::rename(&updated, &current).map_err(file_error("rename", &updated))?;
         }
-        file::sync_dir(&self.dir).map_err(failed("sync", &self.dir))
+        file::sync_dir(&self.dir).map_err(file_error("sync", &self.dir))
     }
 
     /// Reads the pair in use: behind the link, or `<prefix>.crt` and `<prefix>.key`. `None` if there is none.
-    pub fn current(&self) -> Result<Option<StoredCertificate>, CertificateStoreError> {
+    pub fn read_current(&self) -> Result<Option<StoredCertificate>, CertificateStoreError> {
         let current = self.current_path();
-        if let Some((text, since)) = read(&current)? {
+        if let Some((text, since)) = read_with_time(&current)? {
             return Ok(Some(StoredCertificate {
                 path: current,
                 chain: text.clone(),
@@ -129,7 +129,7 @@ impl CertificateStore {
         }
         let certificate = self.dir.join(format!("{}.crt", self.prefix));
         let key = self.dir.join(format!("{}.key", self.prefix));
-        match (read(&certificate)?, read(&key)?) {
+        match (read_with_time(&certificate)?, read_with_time(&key)?) {
             (Some((chain, since)), Some((key, _))) => Ok(Some(StoredCertificate {
                 path: certificate,
                 chain,
@@ -143,27 +143,27 @@ impl CertificateStore {
     /// Keeps a pair and makes it the current one. Both are on disk when this returns.
     ///
     /// - Errors: the old one is still the current one.
-    pub fn store(
+    pub fn store_pair(
         &self,
         chain: &str,
         key: &str,
         now: WallTime,
     ) -> Result<PathBuf, CertificateStoreError> {
         let (updated, current) = (self.updated_path(), self.current_path());
-        let path = self.keep(chain, key, now)?;
+        let path = self.keep_pair(chain, key, now)?;
         crash::point("certificate.written");
         match fs::remove_file(&updated) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                return Err(failed("remove", &updated)(e));
+                return Err(file_error("remove", &updated)(e));
             }
             _ => {}
         }
-        symlink(&path, &updated).map_err(failed("make", &updated))?;
+        symlink(&path, &updated).map_err(file_error("make", &updated))?;
         crash::point("certificate.linked");
         let replaced = fs::read_link(&current).ok();
-        fs::rename(&updated, &current).map_err(failed("rename", &updated))?;
+        fs::rename(&updated, &current).map_err(file_error("rename", &updated))?;
         crash::point("certificate.switched");
-        file::sync_dir(&self.dir).map_err(failed("sync", &self.dir))?;
+        file::sync_dir(&self.dir).map_err(file_error("sync", &self.dir))?;
         self.remove_old(replaced.as_deref());
         Ok(path)
     }
@@ -171,7 +171,7 @@ impl CertificateStore {
     /// Keeps a pair beside the current one, on disk. Nothing leads to it yet.
     ///
     /// - Errors: among others [`CertificateStoreError::NotALink`]: no link could lead to it.
-    pub fn keep(
+    pub fn keep_pair(
         &self,
         chain: &str,
         key: &str,
@@ -183,26 +183,29 @@ impl CertificateStore {
                 return Err(CertificateStoreError::NotALink(current));
             }
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                return Err(failed("look at", &current)(e));
+                return Err(file_error("look at", &current)(e));
             }
             _ => {}
         }
-        let dir = fs::canonicalize(&self.dir).map_err(failed("find", &self.dir))?;
-        let mut path = dir.join(self.name(now));
+        let dir = fs::canonicalize(&self.dir).map_err(file_error("find", &self.dir))?;
+        let mut path = dir.join(self.pair_file_name(now));
         // A pair that is in use is never written over.
         for more in 1..MAX_IN_ONE_SECOND {
-            if !is_there(&path)? {
+            if !path_exists(&path)? {
                 break;
             }
-            path = dir.join(self.name(WallTime::from_secs(now.secs().saturating_add(more))));
+            path = dir.join(self.pair_file_name(WallTime::from_unix_seconds(
+                now.unix_seconds().saturating_add(more),
+            )));
         }
         let newline = if chain.ends_with('\n') { "" } else { "\n" };
         let text = format!("{chain}{newline}{key}");
-        file::write_atomic(&path, text.as_bytes(), 0o600, true).map_err(failed("write", &path))?;
+        file::write_atomic(&path, text.as_bytes(), 0o600, true)
+            .map_err(file_error("write", &path))?;
         Ok(path)
     }
 
-    fn name(&self, time: WallTime) -> String {
+    fn pair_file_name(&self, time: WallTime) -> String {
         let at = time.date_time();
         format!(
             "{}-{:04}-{:02}-{:02}-{:02}-{:02}-{:02}.pem",
@@ -242,7 +245,7 @@ impl CertificateStore {
         }
     }
 
-    /// Returns true if `path` is named as [`CertificateStore::keep`] names a pair.
+    /// Returns true if `path` is named as [`CertificateStore::keep_pair`] names a pair.
     fn is_dated(&self, path: &Path) -> bool {
         let name = path.file_name().and_then(|name| name.to_str());
         let date = name
@@ -256,7 +259,10 @@ impl CertificateStore {
     }
 }
 
-fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CertificateStoreError {
+fn file_error(
+    action: &'static str,
+    path: &Path,
+) -> impl FnOnce(io::Error) -> CertificateStoreError {
     let path = path.to_path_buf();
     move |source| CertificateStoreError::File {
         action,
@@ -265,26 +271,26 @@ fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Certif
     }
 }
 
-fn is_there(path: &Path) -> Result<bool, CertificateStoreError> {
+fn path_exists(path: &Path) -> Result<bool, CertificateStoreError> {
     match fs::symlink_metadata(path) {
         Ok(_) => Ok(true),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(e) => Err(failed("look at", path)(e)),
+        Err(e) => Err(file_error("look at", path)(e)),
     }
 }
 
 /// Reads a file and the time at which it was written. `None`: there is no file.
-fn read(path: &Path) -> Result<Option<(Vec<u8>, WallTime)>, CertificateStoreError> {
+fn read_with_time(path: &Path) -> Result<Option<(Vec<u8>, WallTime)>, CertificateStoreError> {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| {
         let since = fstat(&file)?.st_mtime;
         file.take(MAX_PAIR_BYTES).read_to_end(&mut bytes)?;
-        Ok(WallTime::from_secs(since))
+        Ok(WallTime::from_unix_seconds(since))
     });
     match read {
         Ok(since) => Ok(Some((bytes, since))),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(failed("read", path)(e)),
+        Err(e) => Err(file_error("read", path)(e)),
     }
 }
 
@@ -306,7 +312,7 @@ mod tests {
     }
 
     fn chain(store: &CertificateStore) -> Option<String> {
-        let found = store.current().expect("current")?;
+        let found = store.read_current().expect("current")?;
         Some(String::from_utf8(found.chain).expect("text"))
     }
 
@@ -323,7 +329,7 @@ mod tests {
         );
         assert_eq!(chain(&store), None);
         let first = store
-            .store("chain one", "key one\n", WallTime::from_secs(0))
+            .store_pair("chain one", "key one\n", WallTime::from_unix_seconds(0))
             .expect("store");
         assert_eq!(chain(&store).expect("pair"), "chain one\nkey one\n");
         assert_eq!(
@@ -336,10 +342,10 @@ mod tests {
                 .is_absolute()
         );
         store
-            .store(
+            .store_pair(
                 "chain two\n",
                 "key two\n",
-                WallTime::from_secs(1_700_000_000),
+                WallTime::from_unix_seconds(1_700_000_000),
             )
             .expect("store");
         assert_eq!(chain(&store).expect("pair"), "chain two\nkey two\n");
@@ -368,14 +374,16 @@ mod tests {
             fs::write(scratch.join(name), "other").expect("write");
         }
         // A pair that a join has made and that does not count yet.
-        let waits = store.keep("w", "k", WallTime::from_secs(5)).expect("kept");
+        let waits = store
+            .keep_pair("w", "k", WallTime::from_unix_seconds(5))
+            .expect("kept");
         symlink(&waits, scratch.join("kubelet-client-current.pem.joining")).expect("link");
         // The clock goes back: names say nothing about which one is older.
         for seconds in [30, 20, 40, 10, 10, 10] {
             store
-                .store("c", "k", WallTime::from_secs(seconds))
+                .store_pair("c", "k", WallTime::from_unix_seconds(seconds))
                 .expect("store");
-            assert!(is_there(&store.current_path()).expect("look"));
+            assert!(path_exists(&store.current_path()).expect("look"));
             assert_eq!(chain(&store).expect("pair"), "c\nk");
         }
         let mut expected: Vec<String> = others.map(String::from).into();
@@ -391,8 +399,8 @@ mod tests {
         );
         expected.sort();
         assert_eq!(names(&scratch.0), expected);
-        let found = store.current().expect("current").expect("pair");
-        let age = clock::wall().secs() - found.since.secs();
+        let found = store.read_current().expect("current").expect("pair");
+        let age = clock::wall_now().unix_seconds() - found.since.unix_seconds();
         assert!((0..600).contains(&age), "since when it is here: {age} s");
     }
 
@@ -402,7 +410,7 @@ mod tests {
         let scratch = Scratch::new();
         let store = CertificateStore::server(&scratch.0);
         let path = store
-            .store("chain", "key", WallTime::from_secs(0))
+            .store_pair("chain", "key", WallTime::from_unix_seconds(0))
             .expect("store");
         // Between the two steps of a first switch.
         fs::rename(store.current_path(), store.updated_path()).expect("rename");
@@ -412,10 +420,10 @@ mod tests {
         // Between the two steps of a later one.
         symlink(&path, store.updated_path()).expect("link");
         store.recover().expect("recover");
-        assert!(!is_there(&store.updated_path()).expect("look"));
+        assert!(!path_exists(&store.updated_path()).expect("look"));
         symlink(&path, store.updated_path()).expect("link");
         store
-            .store("two", "key", WallTime::from_secs(9))
+            .store_pair("two", "key", WallTime::from_unix_seconds(9))
             .expect("store");
         assert_eq!(chain(&store).expect("pair"), "two\nkey");
     }
@@ -428,12 +436,12 @@ mod tests {
         fs::write(scratch.join("kubelet-client.crt"), "c").expect("write");
         assert_eq!(chain(&store), None, "without its key");
         fs::write(scratch.join("kubelet-client.key"), "k").expect("write");
-        let found = store.current().expect("current").expect("pair");
+        let found = store.read_current().expect("current").expect("pair");
         assert_eq!((found.chain, found.key), (b"c".to_vec(), b"k".to_vec()));
         fs::write(store.current_path(), "plain").expect("write");
         assert_eq!(chain(&store).expect("pair"), "plain");
         let error = store
-            .store("x", "y", WallTime::from_secs(0))
+            .store_pair("x", "y", WallTime::from_unix_seconds(0))
             .expect_err("a file");
         assert!(matches!(error, CertificateStoreError::NotALink(_)));
         assert_eq!(chain(&store).expect("pair"), "plain");

@@ -117,7 +117,7 @@ pub(super) fn is_over_budget(error: &io::Error) -> bool {
 }
 
 /// Reads one document of at most [`MAX_ITEM_BYTES`], and the end of the body.
-pub(super) fn document(input: Box<dyn Read + '_>) -> Result<Value, DocumentReadError> {
+pub(super) fn read_document(input: Box<dyn Read + '_>) -> Result<Value, DocumentReadError> {
     let budget = Cell::new(MAX_ITEM_BYTES);
     let mut stream = BudgetReader::new(input, &budget);
     let mut reader = Deserializer::from_reader(&mut stream);
@@ -146,7 +146,7 @@ pub struct ListMeta {
 /// of its items.
 ///
 /// - Errors: also after items were handed out. Those are then worth nothing.
-pub(super) fn list(
+pub(super) fn read_list_items(
     input: Box<dyn Read + '_>,
     most: usize,
     each: &mut dyn FnMut(Value) -> Result<(), ListItemError>,
@@ -203,7 +203,7 @@ impl<'de> Visitor<'de> for ListPage<'_> {
                 }
                 "metadata" => {
                     let value = fields.next_value_seed(PrunedValue::new(&Cell::new(0)))?;
-                    let read = strict::typed::<ListMeta>(&value);
+                    let read = strict::typed_from_value::<ListMeta>(&value);
                     meta = Some(read.map_err(|e| A::Error::custom(format_args!("metadata.{e}")))?);
                 }
                 _ => {
@@ -276,7 +276,7 @@ impl<'a> PrunedValue<'a> {
         }
     }
 
-    fn below<E: de::Error>(self, is_metadata: bool) -> Result<Self, E> {
+    fn enter_level<E: de::Error>(self, is_metadata: bool) -> Result<Self, E> {
         if self.depth >= MAX_DEPTH {
             return Err(E::custom(format_args!(
                 "more than {MAX_DEPTH} maps and lists within each other"
@@ -331,7 +331,7 @@ impl<'de> Visitor<'de> for PrunedValue<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
-        let below = self.below(false)?;
+        let below = self.enter_level(false)?;
         let mut list = Vec::new();
         while let Some(item) = items.next_element_seed(below)? {
             list.push(item);
@@ -346,7 +346,7 @@ impl<'de> Visitor<'de> for PrunedValue<'_> {
                 fields.next_value::<IgnoredAny>()?;
                 continue;
             }
-            let below = self.below(self.depth == 0 && name == "metadata")?;
+            let below = self.enter_level(self.depth == 0 && name == "metadata")?;
             let value = fields.next_value_seed(below)?;
             if !value.is_null() {
                 map.insert(name, value);
@@ -363,12 +363,12 @@ mod tests {
     use super::*;
 
     fn read(text: &[u8]) -> Result<Value, DocumentReadError> {
-        document(Box::new(text))
+        read_document(Box::new(text))
     }
 
     fn read_list(text: &[u8]) -> (Result<(ListMeta, usize), DocumentReadError>, Vec<Value>) {
         let mut items = Vec::new();
-        let result = list(Box::new(text), 3, &mut |item| {
+        let result = read_list_items(Box::new(text), 3, &mut |item| {
             items.push(item);
             Ok(())
         });

@@ -45,7 +45,7 @@ pub(crate) type Validity = (i64, i64);
 pub(crate) const NOW: Validity = (-3600, 3600);
 
 pub(crate) fn at(seconds: i64) -> OffsetDateTime {
-    crate::sys::clock::wall().date_time() + time::Duration::seconds(seconds)
+    crate::sys::clock::wall_now().date_time() + time::Duration::seconds(seconds)
 }
 
 impl Authority {
@@ -228,7 +228,7 @@ impl Server {
             None => builder.with_no_client_auth(),
             Some(ca) => {
                 let mut roots = RootCertStore::empty();
-                for certificate in crate::net::tls::certificates(ca.pem.as_bytes()) {
+                for certificate in crate::net::tls::parse_certificates(ca.pem.as_bytes()) {
                     roots.add(certificate).expect("ca");
                 }
                 let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider)

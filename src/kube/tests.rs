@@ -15,7 +15,7 @@ use super::testing::{Authority, NOW, Say, Seen, Server, Then, chunks, ok, say};
 use super::watch::{WatchEnd, WatchEvent, WatchEventKind, WatchOptions};
 use super::*;
 use crate::api::{PodUid, WallTime};
-use crate::error::chain;
+use crate::error::error_chain;
 use crate::image::testing::{Scratch, gzip};
 use crate::net::ProxyVariables;
 use crate::net::known_time::SharedKnownTime;
@@ -96,7 +96,7 @@ fn what_is_asked() {
     let api = api(&server);
     names(&api).expect("list");
     api.list_whole_pods("n", &mut |_| {}).expect("list");
-    let found = api.pod("n", "shop", "web").expect("pod");
+    let found = api.read_pod("n", "shop", "web").expect("pod");
     assert_eq!(found["metadata"]["uid"], "u-web");
     api.patch_pod_status("shop", "web", PatchFormat::Strategic, b"{1}")
         .expect("patch");
@@ -109,16 +109,16 @@ fn what_is_asked() {
     api.create_event("shop", b"{}").expect("event");
     api.patch_event("shop", "e", b"{}").expect("event");
     api.create_token("shop", "default", b"{}").expect("token");
-    api.config_map("shop", "c").expect("config map");
+    api.read_config_map("shop", "c").expect("config map");
     api.create_csr(b"{}").expect("csr");
-    api.csr("csr-1").expect("csr");
+    api.read_csr("csr-1").expect("csr");
     api.list_services("shop", &mut |_| {}).expect("services");
-    api.service("default", "kubernetes").expect("service");
+    api.read_service("default", "kubernetes").expect("service");
     assert!(matches!(
-        api.pod("n", "shop/..", "web"),
+        api.read_pod("n", "shop/..", "web"),
         Err(KubeError::Local(_))
     ));
-    let gone = api.pod("n", "shop", "gone").expect_err("none");
+    let gone = api.read_pod("n", "shop", "gone").expect_err("none");
     assert!(gone.is_not_found(), "{gone}");
     let selector =
         "fieldSelector=spec.nodeName%3Dn%2Cstatus.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed";
@@ -225,7 +225,11 @@ fn pages_make_one_list_or_none() {
             }
         });
         let error = names(&api(&server)).expect_err(name);
-        assert_eq!(error.status() == Some(410), name == "expired", "{error}");
+        assert_eq!(
+            error.http_status() == Some(410),
+            name == "expired",
+            "{error}"
+        );
     }
     // A server that never comes to the end.
     let server = Server::plain(|_| ok(&page("9", "x", &[item("one")])));
@@ -259,13 +263,13 @@ fn one_session_of_tls_and_its_address() {
         format!("{:?}", PeerAddress::default())
     );
     let api = HttpApi::new(&cluster, quick(), RequestRates::default(), None);
-    api.config_map("a", "b").expect("the first connection");
+    api.read_config_map("a", "b").expect("the first connection");
     assert!(format!("{:?}", cluster.peer()).contains("127.0.0.1"));
     // Another client has a connection of its own, and so has each after an outage.
     for _ in 0..2 {
         api.patch_lease("n", b"{}").expect("the heartbeat's");
         server.close_connections();
-        api.config_map("a", "b").expect("again");
+        api.read_config_map("a", "b").expect("again");
     }
     let seen = server.seen();
     let kinds: BTreeMap<usize, bool> = seen.iter().map(|s| (s.connection, s.resumed)).collect();
@@ -286,7 +290,7 @@ fn no_body_is_repeated_that_was_answered() {
         });
         let api = api(&server);
         let error = api.create_event("a", b"{}").expect_err("refused");
-        assert_eq!(error.status(), Some(code));
+        assert_eq!(error.http_status(), Some(code));
         assert_eq!(server.seen().len(), 1, "{code}");
     }
     // Nor one whose answer broke off: the server has acted upon it.
@@ -319,13 +323,13 @@ fn large_objects_come_packed_and_bounded() {
         say(200, "content-encoding: gzip\r\n", body)
     });
     let api = api(&server);
-    for found in [api.config_map("n", "c"), api.secret("n", "s")] {
+    for found in [api.read_config_map("n", "c"), api.read_secret("n", "s")] {
         let found = found.expect("an object");
         let length = found["data"]["a"].as_str().map(str::len);
         assert_eq!(length, Some(900_000));
     }
     assert!(on_the_way * 100 < 900_000, "{on_the_way}");
-    let error = api.config_map("n", "bomb").expect_err("too large");
+    let error = api.read_config_map("n", "bomb").expect_err("too large");
     assert!(matches!(error, KubeError::Wrong { .. }), "{error}");
     assert!(
         server
@@ -385,7 +389,7 @@ fn bodies_that_are_too_large() {
     });
     let api = api(&server);
     assert!(matches!(names(&api), Err(KubeError::Wrong { .. })));
-    let error = api.config_map("a", "b").expect_err("too large");
+    let error = api.read_config_map("a", "b").expect_err("too large");
     assert!(error.to_string().contains("3145728 bytes"), "{error}");
 }
 
@@ -399,22 +403,28 @@ fn refusals_carry_what_the_caller_needs() {
         _ => say(409, "", &[b'x'; 200_000]),
     });
     let api = api(&server);
-    let busy = api.config_map("a", "b").expect_err("429");
+    let busy = api.read_config_map("a", "b").expect_err("429");
     assert_eq!(busy.retry_after(), Some(Duration::from_secs(7)));
     assert!(busy.may_pass());
-    let down = api.config_map("a", "b").expect_err("503");
+    let down = api.read_config_map("a", "b").expect_err("503");
     assert!(
         down.to_string().ends_with("503: upstream is down"),
         "{down}"
     );
-    let gone = api.config_map("a", "b").expect_err("404");
+    let gone = api.read_config_map("a", "b").expect_err("404");
     assert!(gone.is_not_found() && !gone.may_pass());
     assert_eq!(gone.to_string(), "the apiserver answers 404 NotFound: m");
     assert_eq!(
-        api.config_map("a", "b").expect_err("302").status(),
+        api.read_config_map("a", "b")
+            .expect_err("302")
+            .http_status(),
         Some(302)
     );
-    assert!(api.config_map("a", "b").expect_err("409").is_conflict());
+    assert!(
+        api.read_config_map("a", "b")
+            .expect_err("409")
+            .is_conflict()
+    );
     assert_eq!(server.seen().len(), 5, "nothing is repeated here");
 }
 
@@ -432,7 +442,7 @@ fn answers_that_stop() {
         ..quick()
     };
     let api = api_of(kubeconfig(&server.url(), "", "", &[]), timeouts);
-    let error = api.config_map("a", "b").expect_err("it stops");
+    let error = api.read_config_map("a", "b").expect_err("it stops");
     assert!(
         matches!(error, KubeError::Unreachable { sent: true, .. }),
         "{error}"
@@ -441,9 +451,9 @@ fn answers_that_stop() {
     let cluster = Arc::clone(&api.main.cluster);
     let heartbeat = Duration::from_millis(50);
     let api = HttpApi::new(&cluster, quick(), RequestRates::default(), Some(heartbeat));
-    let begun = clock::mono();
-    assert!(api.lease("n").is_err());
-    assert!(clock::mono() - begun < Duration::from_secs(5));
+    let begun = clock::mono_now();
+    assert!(api.read_lease("n").is_err());
+    assert!(clock::mono_now() - begun < Duration::from_secs(5));
 }
 
 #[test]
@@ -451,13 +461,13 @@ fn a_connection_that_was_closed_meanwhile() {
     let server = Server::plain(|_| ok("{}"));
     let api = api(&server);
     for _ in 0..3 {
-        api.config_map("a", "b").expect("pod");
+        api.read_config_map("a", "b").expect("pod");
         server.close_connections();
     }
     // CONF-21
-    api.lease("n").expect("lease");
+    api.read_lease("n").expect("lease");
     api.close_heartbeat_connections();
-    api.lease("n").expect("lease");
+    api.read_lease("n").expect("lease");
     let seen = server.seen();
     assert_ne!(seen[3].connection, seen[4].connection);
 }
@@ -475,7 +485,9 @@ fn servers_in_turn() {
     // An answer is an answer, however bad: only a connection that fails leads on.
     let api = api_of(kubeconfig(&second.url(), "", "", &[first.url()]), quick());
     assert_eq!(
-        api.config_map("a", "b").expect_err("500").status(),
+        api.read_config_map("a", "b")
+            .expect_err("500")
+            .http_status(),
         Some(500)
     );
     assert_eq!((first.seen().len(), second.seen().len()), (2, 1));
@@ -484,7 +496,7 @@ fn servers_in_turn() {
         kubeconfig(&closed, "", "", &["http://127.0.0.1:2".into()]),
         quick(),
     );
-    let error = api.config_map("a", "b").expect_err("none");
+    let error = api.read_config_map("a", "b").expect_err("none");
     assert!(
         matches!(error, KubeError::Unreachable { sent: false, .. }),
         "{error}"
@@ -506,12 +518,12 @@ fn tokens_change() {
     });
     let user = format!("token: static, tokenFile: '{}'", file.display());
     let api = api_of(kubeconfig(&server.url(), "", &user, &[]), quick());
-    api.config_map("a", "b").expect("the first token");
+    api.read_config_map("a", "b").expect("the first token");
     fs::write(&file, "two").expect("token");
     // Refused, read again, sent again: at once.
-    api.config_map("a", "b").expect("the second token");
+    api.read_config_map("a", "b").expect("the second token");
     fs::write(&file, "a b").expect("token");
-    api.config_map("a", "b")
+    api.read_config_map("a", "b")
         .expect("what was read is good for a while");
     let tokens: Vec<_> = server
         .seen()
@@ -526,12 +538,17 @@ fn tokens_change() {
     fs::write(&file, "one").expect("token");
     let api = api_of(kubeconfig(&server.url(), "", &user, &[]), quick());
     assert_eq!(
-        api.config_map("a", "b").expect_err("refused").status(),
+        api.read_config_map("a", "b")
+            .expect_err("refused")
+            .http_status(),
         Some(401)
     );
     fs::remove_file(&file).expect("token");
     let api = api_of(kubeconfig(&server.url(), "", &user, &[]), quick());
-    let error = api.config_map("a", "b").expect_err("no token").to_string();
+    let error = api
+        .read_config_map("a", "b")
+        .expect_err("no token")
+        .to_string();
     assert!(
         error.starts_with(&format!("token {}: ", file.display())),
         "{error}"
@@ -540,7 +557,9 @@ fn tokens_change() {
     let api = api_of(kubeconfig(&server.url(), "", "token: one", &[]), quick());
     let before = server.seen().len();
     assert_eq!(
-        api.config_map("a", "b").expect_err("refused").status(),
+        api.read_config_map("a", "b")
+            .expect_err("refused")
+            .http_status(),
         Some(401)
     );
     assert_eq!(server.seen().len(), before + 1);
@@ -597,7 +616,7 @@ fn trust() {
     ] {
         let server = Server::tls(&pair, None, |_| ok("{}"));
         let api = api_of(kubeconfig(&server.url(), &cluster, "", &[]), quick());
-        match (api.config_map("a", "b"), want) {
+        match (api.read_config_map("a", "b"), want) {
             (Ok(_), None) => {}
             (Err(KubeError::Tls { why, clock, .. }), Some((text, is_clock))) => {
                 assert!(why.contains(text), "{name}: {why}");
@@ -610,13 +629,19 @@ fn trust() {
     let server = Server::tls(&good, None, |_| ok("{}"));
     let cluster = "certificate-authority-data: Y2VydA==";
     let api = api_of(kubeconfig(&server.url(), cluster, "", &[]), quick());
-    let error = api.config_map("a", "b").expect_err("no CA").to_string();
+    let error = api
+        .read_config_map("a", "b")
+        .expect_err("no CA")
+        .to_string();
     assert_eq!(error, "certificate-authority-data holds no CA certificate");
     let api = api_of(
         kubeconfig(&server.url(), "certificate-authority: /none", "", &[]),
         quick(),
     );
-    let error = api.config_map("a", "b").expect_err("no CA").to_string();
+    let error = api
+        .read_config_map("a", "b")
+        .expect_err("no CA")
+        .to_string();
     assert!(
         error.starts_with("cannot read /none: No such file"),
         "{error}"
@@ -633,12 +658,12 @@ fn the_servers_time_is_told() {
     let teller = Arc::clone(&told);
     let on_date = move |theirs: WallTime, ours: WallTime| {
         assert!(ours > theirs);
-        teller.store(theirs.secs(), Ordering::SeqCst);
+        teller.store(theirs.unix_seconds(), Ordering::SeqCst);
     };
     let config = kubeconfig(&server.url(), "insecure-skip-tls-verify: true", "", &[]);
     let cluster = SharedApiserver::new(config, ProxyVariables::default(), Some(Box::new(on_date)));
     let api = HttpApi::new(&Arc::new(cluster), quick(), RequestRates::default(), None);
-    api.config_map("a", "b").expect("pod");
+    api.read_config_map("a", "b").expect("pod");
     assert_eq!(told.load(Ordering::SeqCst), 784_111_777);
 }
 
@@ -649,7 +674,7 @@ fn what_time_it_is_is_learned_from_those_who_are_trusted() {
     let server = Server::tls(&ca.server(&["127.0.0.1"], NOW), None, |_| {
         say(200, "date: Sun, 06 Nov 2095 08:49:37 GMT\r\n", b"{}")
     });
-    let date = WallTime::from_secs(3_971_407_777);
+    let date = WallTime::from_unix_seconds(3_971_407_777);
     let own = ca.client("system:nodes", "system:node:a", NOW);
     let data = |text: &str| {
         use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -670,9 +695,9 @@ fn what_time_it_is_is_learned_from_those_who_are_trusted() {
         let config = kubeconfig(&server.url(), cluster, &user, &[]);
         let cluster = SharedApiserver::new(config, ProxyVariables::default(), None).knowing(known);
         let api = HttpApi::new(&Arc::new(cluster), quick(), RequestRates::default(), None);
-        api.config_map("a", "b").expect("answer");
-        let early = WallTime::from_secs(60);
-        let learned = known.at(early, clock::mono());
+        api.read_config_map("a", "b").expect("answer");
+        let early = WallTime::from_unix_seconds(60);
+        let learned = known.at(early, clock::mono_now());
         assert_eq!(learned.is_sure, is_told, "{name}");
         if is_told {
             // And what has passed since.
@@ -699,20 +724,20 @@ fn new_certificates_are_taken_without_a_restart() {
     let api = api_of(config, quick());
     let cluster = Arc::clone(&api.main.cluster);
     assert!(
-        matches!(api.config_map("a", "b"), Err(KubeError::Local(_))),
+        matches!(api.read_config_map("a", "b"), Err(KubeError::Local(_))),
         "none yet"
     );
     let replace = |text: &str| {
         crate::sys::file::write_atomic(&pem, text.as_bytes(), 0o600, false).expect("pem");
-        cluster.look_at_credentials();
+        cluster.reread_credentials();
     };
     replace(&ca.client("system:nodes", "system:node:a", NOW).both());
-    api.config_map("a", "b").expect("the first");
-    api.config_map("a", "b").expect("the same");
+    api.read_config_map("a", "b").expect("the first");
+    api.read_config_map("a", "b").expect("the same");
     replace(&ca.client("system:nodes", "system:node:a", NOW).both());
-    api.config_map("a", "b").expect("the second");
+    api.read_config_map("a", "b").expect("the second");
     replace("half a fi");
-    api.config_map("a", "b")
+    api.read_config_map("a", "b")
         .expect("what is of no use is not used");
     let seen = server.seen();
     let peers: Vec<_> = seen
@@ -750,10 +775,10 @@ fn a_plugin_knows_a_certificate() {
     );
     let config = kubeconfig(&server.url(), "insecure-skip-tls-verify: true", &user, &[]);
     let api = api_of(config, quick());
-    api.config_map("a", "b").expect("pod");
+    api.read_config_map("a", "b").expect("pod");
     assert!(server.seen()[0].peer.is_some());
     fs::write(&plugin, "#!/bin/sh\nexit 1\n").expect("plugin");
-    api.config_map("a", "b").expect("its answer holds");
+    api.read_config_map("a", "b").expect("its answer holds");
 }
 
 fn options() -> WatchOptions {
@@ -799,7 +824,7 @@ fn the_doorbell_rings() {
         assert!(matches!(end, Err(KubeError::Unreachable { .. })), "{end:?}");
         assert_eq!(rings, ["u-one"]);
     }
-    assert_eq!(watch().0.expect_err("expired").status(), Some(410));
+    assert_eq!(watch().0.expect_err("expired").http_status(), Some(410));
     let (end, _) = watch();
     assert!(matches!(end, Ok(WatchEnd::Error(e)) if e.status == 410));
     let seen = server.seen();
@@ -884,7 +909,7 @@ fn new_certificates_end_the_doorbell() {
     );
     let config = kubeconfig(&server.url(), "insecure-skip-tls-verify: true", &user, &[]);
     let api = Arc::new(api_of(config, quick()));
-    api.lease("n").expect("lease");
+    api.read_lease("n").expect("lease");
     let (told, rung) = std::sync::mpsc::channel();
     let watching = {
         let api = Arc::clone(&api);
@@ -897,9 +922,9 @@ fn new_certificates_end_the_doorbell() {
     };
     rung.recv().expect("a ring");
     replace();
-    api.main.cluster.look_at_credentials();
+    api.main.cluster.reread_credentials();
     // Whichever client sees it first.
-    api.lease("n").expect("lease");
+    api.read_lease("n").expect("lease");
     let end = watching.join().expect("thread");
     assert!(matches!(end, Err(KubeError::Unreachable { .. })), "{end:?}");
 }
@@ -952,31 +977,37 @@ fn from_a_token_to_a_certificate() {
     bootstrap::write_kubeconfig(&first, &path, &store.current_path()).expect("kubeconfig");
     let own = Kubeconfig::load(&path, &[]).expect("kubeconfig");
     let why = bootstrap::client_certificate(&own).expect_err("not yet");
-    let why = chain(&why);
+    let why = error_chain(&why);
     assert!(why.starts_with("cannot read "), "{why}");
 
     let api = api_of(first, quick());
     let subject = bootstrap::node_subject("a");
-    let requested = bootstrap::request(&api, bootstrap::CLIENT_SIGNER, &subject).expect("request");
-    let csr = bootstrap::look(&api, &requested).expect("CSR");
+    let requested = bootstrap::post_certificate_request(&api, bootstrap::CLIENT_SIGNER, &subject)
+        .expect("request");
+    let csr = bootstrap::read_certificate_request(&api, &requested).expect("CSR");
     assert_eq!(csr.status.certificate, "");
-    let csr = bootstrap::look(&api, &requested).expect("CSR");
+    let csr = bootstrap::read_certificate_request(&api, &requested).expect("CSR");
     assert_eq!(csr.status.conditions[0].kind, "Approved");
-    let (chain, key) = requested.pair(&csr.status.certificate).expect("pair");
-    store.store(&chain, key, clock::wall()).expect("store");
+    let (chain, key) = requested
+        .checked_pair(&csr.status.certificate)
+        .expect("pair");
+    store
+        .store_pair(&chain, key, clock::wall_now())
+        .expect("store");
 
     let chain = bootstrap::client_certificate(&own)
         .expect("read")
         .expect("pair");
     assert_eq!(chain[0].common_name, "system:node:a");
     api_of(own, quick())
-        .node("a")
+        .read_node("a")
         .expect("known by its certificate");
     // What is for another key is of no use.
-    let other = bootstrap::request(&api, bootstrap::CLIENT_SIGNER, &subject).expect("request");
-    assert!(other.pair(&csr.status.certificate).is_err());
+    let other = bootstrap::post_certificate_request(&api, bootstrap::CLIENT_SIGNER, &subject)
+        .expect("request");
+    assert!(other.checked_pair(&csr.status.certificate).is_err());
     for text in ["", "?", "eA=="] {
-        assert!(other.pair(text).is_err(), "{text}");
+        assert!(other.checked_pair(text).is_err(), "{text}");
     }
 }
 
@@ -997,7 +1028,7 @@ fn through_a_proxy() {
         kubeconfig("https://api.example:6443", &cluster, "", &[]),
         quick(),
     );
-    let error = api.config_map("a", "b").expect_err("refused");
+    let error = api.read_config_map("a", "b").expect_err("refused");
     assert!(
         matches!(error, KubeError::Unreachable { sent: false, .. }),
         "{error}"

@@ -13,9 +13,9 @@ use serde::de::{self, DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use serde_json::Deserializer;
 
 use super::cancel::WatchCancel;
-use super::client::{ApiRequest, ApiResponse, KubeClient, unread};
+use super::client::{ApiRequest, ApiResponse, KubeClient, body_read_error};
 use super::error::{ApiError, KubeError};
-use super::path::{node_selector, query};
+use super::path::{encode_query, node_selector};
 use super::requests::META;
 use super::stream::{BudgetReader, DocumentReadError, PrunedValue};
 
@@ -79,7 +79,7 @@ pub enum WatchEnd {
     Error(ApiError),
 }
 
-pub(super) fn watch(
+pub(super) fn watch_pods(
     client: &KubeClient,
     options: &WatchOptions,
     cancel: &Arc<WatchCancel>,
@@ -88,7 +88,7 @@ pub(super) fn watch(
     let path = format!(
         "/api/v1/pods?watch=1&{}&resourceVersion={}&timeoutSeconds={}&allowWatchBookmarks={}",
         node_selector(&options.node)?,
-        query(&options.resource_version),
+        encode_query(&options.resource_version),
         options.timeout.as_secs(),
         options.bookmarks,
     );
@@ -97,9 +97,9 @@ pub(super) fn watch(
         ..ApiRequest::get(&path)
     };
     let ended = client
-        .open(&ask, options.timeout + STALL_SLACK, cancel)
-        .and_then(|answer| drain(answer, each));
-    cancel.clear();
+        .open_stream(&ask, options.timeout + STALL_SLACK, cancel)
+        .and_then(|answer| read_watch_answer(answer, each));
+    cancel.clear_connections();
     match ended {
         // A cancelled watch may end with any error.
         _ if cancel.is_cancelled() => Err(KubeError::Cancelled),
@@ -107,13 +107,16 @@ pub(super) fn watch(
     }
 }
 
-fn drain(answer: ApiResponse, each: &mut dyn FnMut(WatchEvent)) -> Result<WatchEnd, KubeError> {
+fn read_watch_answer(
+    answer: ApiResponse,
+    each: &mut dyn FnMut(WatchEvent),
+) -> Result<WatchEnd, KubeError> {
     let (url, body) = answer.into_reader()?;
-    events(Box::new(body), each).map_err(|e| unread(&url, e))
+    read_events(Box::new(body), each).map_err(|e| body_read_error(&url, e))
 }
 
 /// Reads events, one a line, until their end.
-pub(super) fn events(
+pub(super) fn read_events(
     input: Box<dyn std::io::Read + '_>,
     each: &mut dyn FnMut(WatchEvent),
 ) -> Result<WatchEnd, DocumentReadError> {
@@ -196,7 +199,7 @@ impl<'de> Visitor<'de> for WatchEventDocument<'_> {
                     // A `Status` is small, so it is read whole.
                     let status = fields.next_value_seed(PrunedValue::new(&Cell::new(0)))?;
                     let text = status.to_string();
-                    self.0.error = Some(ApiError::read(200, None, text.as_bytes()));
+                    self.0.error = Some(ApiError::from_body(200, None, text.as_bytes()));
                 }
                 "object" => fields.next_value_seed(WatchedObject(&mut self.0.ring))?,
                 _ => {
@@ -312,7 +315,7 @@ mod tests {
 
     fn read(text: &[u8]) -> (Result<WatchEnd, DocumentReadError>, Vec<WatchEvent>) {
         let mut rings = Vec::new();
-        let end = events(Box::new(text), &mut |ring| rings.push(ring));
+        let end = read_events(Box::new(text), &mut |ring| rings.push(ring));
         (end, rings)
     }
 

@@ -86,11 +86,11 @@ pub struct Certificate {
 
 /// Reads all certificates in PEM text, the holder's first. Of the others, which vouch for it, only the times are read.
 pub fn read_chain(pem: &[u8]) -> CertificateResult<Vec<Certificate>> {
-    let chain: Result<Vec<_>, _> = tls::certificates(pem)
+    let chain: Result<Vec<_>, _> = tls::parse_certificates(pem)
         .iter()
         .take(MAX_CHAIN)
         .enumerate()
-        .map(|(n, der)| read_as(der, n == 0))
+        .map(|(n, der)| read_with_names(der, n == 0))
         .collect();
     match chain {
         Ok(chain) if chain.is_empty() => Err(CertificateError::Absent),
@@ -99,8 +99,8 @@ pub fn read_chain(pem: &[u8]) -> CertificateResult<Vec<Certificate>> {
 }
 
 /// Reads one certificate in DER.
-pub fn read(der: &[u8]) -> CertificateResult<Certificate> {
-    read_as(der, true)
+pub fn read_certificate(der: &[u8]) -> CertificateResult<Certificate> {
+    read_with_names(der, true)
 }
 
 /// Returns the public key of a certificate in DER with its type (`SubjectPublicKeyInfo`), which digests are made of.
@@ -108,92 +108,99 @@ pub fn public_key(der: &[u8]) -> CertificateResult<&[u8]> {
     if der.len() > MAX_CERTIFICATE_BYTES {
         return Err(CertificateError::TooLarge);
     }
-    let mut content = DerValues(DerValues::only_first(der)?);
-    let _version = content.optional(VERSION)?;
-    let _serial_number = content.expect(INTEGER)?;
+    let mut content = DerValues(DerValues::first_of_single(der)?);
+    let _version = content.take_optional(VERSION)?;
+    let _serial_number = content.expect_tag(INTEGER)?;
     // Bounded: algorithm, issuer, validity, subject.
     for _ in 0..4 {
-        content.expect(SEQUENCE)?;
+        content.expect_tag(SEQUENCE)?;
     }
-    let (from, _) = (content.0, content.expect(SEQUENCE)?);
+    let (from, _) = (content.0, content.expect_tag(SEQUENCE)?);
     Ok(&from[..from.len() - content.0.len()])
 }
 
-fn read_as(der: &[u8], names: bool) -> CertificateResult<Certificate> {
+fn read_with_names(der: &[u8], names: bool) -> CertificateResult<Certificate> {
     if der.len() > MAX_CERTIFICATE_BYTES {
         return Err(CertificateError::TooLarge);
     }
-    certificate(der, names)
+    parse_certificate(der, names)
 }
 
-fn certificate(der: &[u8], names: bool) -> CertificateResult<Certificate> {
-    let mut parts = DerValues::only(der, SEQUENCE)?;
-    let mut content = DerValues(parts.expect(SEQUENCE)?);
-    let _algorithm = parts.expect(SEQUENCE)?;
-    let _signature = parts.expect(BIT_STRING)?;
-    parts.end()?;
+fn parse_certificate(der: &[u8], names: bool) -> CertificateResult<Certificate> {
+    let mut parts = DerValues::single_value(der, SEQUENCE)?;
+    let mut content = DerValues(parts.expect_tag(SEQUENCE)?);
+    let _algorithm = parts.expect_tag(SEQUENCE)?;
+    let _signature = parts.expect_tag(BIT_STRING)?;
+    parts.expect_end()?;
 
     let mut found = Certificate::default();
-    let _version = content.optional(VERSION)?;
-    let _serial_number = content.expect(INTEGER)?;
-    let _algorithm = content.expect(SEQUENCE)?;
-    let _issuer = content.expect(SEQUENCE)?;
-    let mut validity = DerValues(content.expect(SEQUENCE)?);
-    found.not_before = instant(validity.next()?).ok_or(CertificateError::Malformed)?;
-    found.not_after = instant(validity.next()?).ok_or(CertificateError::Malformed)?;
-    validity.end()?;
-    let subject = DerValues(content.expect(SEQUENCE)?);
-    let _key = content.expect(SEQUENCE)?;
-    let _ids = [content.optional(ISSUER_ID)?, content.optional(SUBJECT_ID)?];
-    let extensions = content.optional(EXTENSIONS)?;
-    content.end()?;
+    let _version = content.take_optional(VERSION)?;
+    let _serial_number = content.expect_tag(INTEGER)?;
+    let _algorithm = content.expect_tag(SEQUENCE)?;
+    let _issuer = content.expect_tag(SEQUENCE)?;
+    let mut validity = DerValues(content.expect_tag(SEQUENCE)?);
+    found.not_before = parse_time(validity.next_value()?).ok_or(CertificateError::Malformed)?;
+    found.not_after = parse_time(validity.next_value()?).ok_or(CertificateError::Malformed)?;
+    validity.expect_end()?;
+    let subject = DerValues(content.expect_tag(SEQUENCE)?);
+    let _key = content.expect_tag(SEQUENCE)?;
+    let _ids = [
+        content.take_optional(ISSUER_ID)?,
+        content.take_optional(SUBJECT_ID)?,
+    ];
+    let extensions = content.take_optional(EXTENSIONS)?;
+    content.expect_end()?;
     if names {
-        subject_names(subject, &mut found)?;
+        parse_subject_names(subject, &mut found)?;
         if let Some(extensions) = extensions {
-            alternative_names(extensions, &mut found)?;
+            parse_alternative_names(extensions, &mut found)?;
         }
     }
     Ok(found)
 }
 
-fn subject_names(mut subject: DerValues<'_>, found: &mut Certificate) -> CertificateResult<()> {
-    while subject.more() {
-        let mut set = DerValues(subject.expect(SET)?);
-        while set.more() {
-            let mut attribute = DerValues(set.expect(SEQUENCE)?);
-            let kind = attribute.expect(OID)?;
-            let value = attribute.next()?;
-            attribute.end()?;
+fn parse_subject_names(
+    mut subject: DerValues<'_>,
+    found: &mut Certificate,
+) -> CertificateResult<()> {
+    while subject.has_more() {
+        let mut set = DerValues(subject.expect_tag(SET)?);
+        while set.has_more() {
+            let mut attribute = DerValues(set.expect_tag(SEQUENCE)?);
+            let kind = attribute.expect_tag(OID)?;
+            let value = attribute.next_value()?;
+            attribute.expect_end()?;
             if kind == COMMON_NAME {
-                found.common_name = text(value)?;
+                found.common_name = decode_text(value)?;
             } else if kind == ORGANIZATION {
-                let group = Some(text(value)?).filter(|group| !group.is_empty());
-                add(&mut found.organizations, group)?;
+                let group = Some(decode_text(value)?).filter(|group| !group.is_empty());
+                add_name(&mut found.organizations, group)?;
             }
         }
     }
     Ok(())
 }
 
-fn alternative_names(extensions: &[u8], found: &mut Certificate) -> CertificateResult<()> {
-    let mut extensions = DerValues::only(extensions, SEQUENCE)?;
-    while extensions.more() {
-        let mut extension = DerValues(extensions.expect(SEQUENCE)?);
-        let kind = extension.expect(OID)?;
-        let _critical = extension.optional(BOOLEAN)?;
-        let value = extension.expect(OCTET_STRING)?;
-        extension.end()?;
+fn parse_alternative_names(extensions: &[u8], found: &mut Certificate) -> CertificateResult<()> {
+    let mut extensions = DerValues::single_value(extensions, SEQUENCE)?;
+    while extensions.has_more() {
+        let mut extension = DerValues(extensions.expect_tag(SEQUENCE)?);
+        let kind = extension.expect_tag(OID)?;
+        let _critical = extension.take_optional(BOOLEAN)?;
+        let value = extension.expect_tag(OCTET_STRING)?;
+        extension.expect_end()?;
         if kind != ALTERNATIVE_NAMES {
             continue;
         }
-        let mut names = DerValues::only(value, SEQUENCE)?;
-        while names.more() {
-            match names.next()? {
+        let mut names = DerValues::single_value(value, SEQUENCE)?;
+        while names.has_more() {
+            match names.next_value()? {
                 (DNS_NAME, name) => {
-                    let name = Some(text((IA5_STRING, name))?).filter(|name| !name.is_empty());
-                    add(&mut found.dns_names, name)?;
+                    let name =
+                        Some(decode_text((IA5_STRING, name))?).filter(|name| !name.is_empty());
+                    add_name(&mut found.dns_names, name)?;
                 }
-                (IP_ADDRESS, ip) => add(&mut found.ips, address(ip))?,
+                (IP_ADDRESS, ip) => add_name(&mut found.ips, parse_address(ip))?,
                 _ => {}
             }
         }
@@ -202,7 +209,7 @@ fn alternative_names(extensions: &[u8], found: &mut Certificate) -> CertificateR
 }
 
 /// Adds a name to `names`. `None` is a name that could not be read.
-fn add<T>(names: &mut Vec<T>, name: Option<T>) -> CertificateResult<()> {
+fn add_name<T>(names: &mut Vec<T>, name: Option<T>) -> CertificateResult<()> {
     if names.len() >= MAX_NAMES {
         return Err(CertificateError::ManyNames);
     }
@@ -210,7 +217,7 @@ fn add<T>(names: &mut Vec<T>, name: Option<T>) -> CertificateResult<()> {
     Ok(())
 }
 
-fn text((tag, value): Value<'_>) -> CertificateResult<String> {
+fn decode_text((tag, value): Value<'_>) -> CertificateResult<String> {
     let fits = match tag {
         UTF8_STRING => true,
         PRINTABLE_STRING => value
@@ -225,7 +232,7 @@ fn text((tag, value): Value<'_>) -> CertificateResult<String> {
     }
 }
 
-fn address(bytes: &[u8]) -> Option<IpAddr> {
+fn parse_address(bytes: &[u8]) -> Option<IpAddr> {
     match bytes.len() {
         4 => <[u8; 4]>::try_from(bytes)
             .ok()
@@ -244,45 +251,45 @@ struct DerValues<'a>(&'a [u8]);
 
 impl<'a> DerValues<'a> {
     /// Returns the content of the single value in `der`.
-    fn only(der: &'a [u8], tag: u8) -> CertificateResult<Self> {
+    fn single_value(der: &'a [u8], tag: u8) -> CertificateResult<Self> {
         let mut one = Self(der);
-        let content = one.expect(tag)?;
-        one.end()?;
+        let content = one.expect_tag(tag)?;
+        one.expect_end()?;
         Ok(Self(content))
     }
 
     /// Returns the content of the first sequence within the single sequence in `der`: a certificate's
     /// `tbsCertificate`.
-    fn only_first(der: &'a [u8]) -> CertificateResult<&'a [u8]> {
-        Self::only(der, SEQUENCE)?.expect(SEQUENCE)
+    fn first_of_single(der: &'a [u8]) -> CertificateResult<&'a [u8]> {
+        Self::single_value(der, SEQUENCE)?.expect_tag(SEQUENCE)
     }
 
-    fn next(&mut self) -> CertificateResult<Value<'a>> {
-        let (value, rest) = split(self.0).ok_or(CertificateError::Malformed)?;
+    fn next_value(&mut self) -> CertificateResult<Value<'a>> {
+        let (value, rest) = split_first_value(self.0).ok_or(CertificateError::Malformed)?;
         self.0 = rest;
         Ok(value)
     }
 
-    fn expect(&mut self, tag: u8) -> CertificateResult<&'a [u8]> {
-        match self.next()? {
+    fn expect_tag(&mut self, tag: u8) -> CertificateResult<&'a [u8]> {
+        match self.next_value()? {
             (found, content) if found == tag => Ok(content),
             _ => Err(CertificateError::Malformed),
         }
     }
 
-    fn optional(&mut self, tag: u8) -> CertificateResult<Option<&'a [u8]>> {
+    fn take_optional(&mut self, tag: u8) -> CertificateResult<Option<&'a [u8]>> {
         match self.0.first() {
-            Some(found) if *found == tag => self.expect(tag).map(Some),
+            Some(found) if *found == tag => self.expect_tag(tag).map(Some),
             _ => Ok(None),
         }
     }
 
-    const fn more(&self) -> bool {
+    const fn has_more(&self) -> bool {
         !self.0.is_empty()
     }
 
-    fn end(&self) -> CertificateResult<()> {
-        if self.more() {
+    fn expect_end(&self) -> CertificateResult<()> {
+        if self.has_more() {
             Err(CertificateError::Malformed)
         } else {
             Ok(())
@@ -291,7 +298,7 @@ impl<'a> DerValues<'a> {
 }
 
 /// Splits off the first value. No tag and no length in a certificate has more bytes than are read here.
-fn split(der: &[u8]) -> Option<(Value<'_>, &[u8])> {
+fn split_first_value(der: &[u8]) -> Option<(Value<'_>, &[u8])> {
     let ([tag, length], rest) = der.split_first_chunk()?;
     if tag & 0x1f == 0x1f {
         return None;
@@ -314,7 +321,7 @@ fn split(der: &[u8]) -> Option<(Value<'_>, &[u8])> {
 }
 
 /// `YYMMDDHHMMSSZ`, or with four digits of the year.
-fn instant((tag, value): Value<'_>) -> Option<WallTime> {
+fn parse_time((tag, value): Value<'_>) -> Option<WallTime> {
     let text = core::str::from_utf8(value).ok()?;
     let digits = match tag {
         UTC_TIME => 2,
@@ -331,10 +338,10 @@ fn instant((tag, value): Value<'_>) -> Option<WallTime> {
         UTC_TIME => 1900,
         _ => 0,
     };
-    parse(century + year, rest)
+    parse_time_digits(century + year, rest)
 }
 
-fn parse(year: i32, rest: &str) -> Option<WallTime> {
+fn parse_time_digits(year: i32, rest: &str) -> Option<WallTime> {
     let rest = rest.strip_suffix('Z')?;
     if rest.len() != 10 || !rest.bytes().all(|b| b.is_ascii_digit()) {
         return None;
@@ -345,7 +352,7 @@ fn parse(year: i32, rest: &str) -> Option<WallTime> {
     let time = Time::from_hms(part(2)?, part(3)?, part(4)?).ok()?;
     let at = PrimitiveDateTime::new(date, time).assume_utc();
     // 9999 is how "for ever" is written; it saturates.
-    Some(WallTime::from_secs(at.unix_timestamp()))
+    Some(WallTime::from_unix_seconds(at.unix_timestamp()))
 }
 
 #[cfg(test)]
@@ -364,8 +371,9 @@ mod tests {
         assert_eq!(found.common_name, "system:node:a");
         assert_eq!(found.organizations, ["system:nodes"]);
         assert!(found.dns_names.is_empty() && found.ips.is_empty());
-        let near =
-            |wall: WallTime, seconds: i64| (wall.secs() - at(seconds).unix_timestamp()).abs() < 60;
+        let near = |wall: WallTime, seconds: i64| {
+            (wall.unix_seconds() - at(seconds).unix_timestamp()).abs() < 60
+        };
         assert!(near(found.not_before, -100) && near(found.not_after, 1000));
         let found = &read_chain(server.certificate.as_bytes()).expect("chain")[0];
         assert_eq!(found.dns_names, ["node-a"]);
@@ -376,11 +384,11 @@ mod tests {
         for text in ["", "x", ca.client("o", "n", NOW).key.as_str()] {
             assert_eq!(read_chain(text.as_bytes()), Err(CertificateError::Absent));
         }
-        let der = &tls::certificates(client.certificate.as_bytes())[0];
+        let der = &tls::parse_certificates(client.certificate.as_bytes())[0];
         for end in 0..der.len() {
-            assert!(read(&der[..end]).is_err(), "{end}");
+            assert!(read_certificate(&der[..end]).is_err(), "{end}");
         }
-        assert!(read(&[0x30; 70_000]).is_err());
+        assert!(read_certificate(&[0x30; 70_000]).is_err());
     }
 
     const UTF8: u8 = 12;
@@ -441,8 +449,9 @@ mod tests {
     fn names_are_read_by_their_type() {
         // SRV-05
         let wide = |text: &str| text.bytes().flat_map(|b| [0, b]).collect::<Vec<u8>>();
-        let read =
-            |kind, text: &[u8]| read(&certificate(&[(O, kind, text), (CN, UTF8, b"n")], &[]));
+        let read = |kind, text: &[u8]| {
+            read_certificate(&certificate(&[(O, kind, text), (CN, UTF8, b"n")], &[]))
+        };
         for (kind, text) in [
             (UTF8, "système:*&_@"),
             (PRINTABLE, "system:masters A-Z (0+9)',./=?"),
@@ -475,7 +484,7 @@ mod tests {
     #[test]
     fn what_makes_it_bad() {
         let bad = |subject: &[(u8, u8, &[u8])], names: &[(u8, &[u8])]| {
-            read(&certificate(subject, names)).is_err()
+            read_certificate(&certificate(subject, names)).is_err()
         };
         assert!(!bad(&[], &[]), "nobody's, but one");
         assert!(!bad(&[(UNIT, T61, b"\xff")], &[]), "what is not asked for");
@@ -508,11 +517,14 @@ mod tests {
             let mut changed = one.clone();
             let at = at.expect("the name");
             changed[at..at + name.len()].copy_from_slice(&name);
-            assert!(read(&changed).is_err(), "{length:?}");
+            assert!(read_certificate(&changed).is_err(), "{length:?}");
             // And where nothing says what it should be: the serial number.
             let value = [&[0x02][..], length, &oid].concat();
             let content = der(0x30, &value);
-            assert!(read(&der(0x30, &content)).is_err(), "{length:?}");
+            assert!(
+                read_certificate(&der(0x30, &content)).is_err(),
+                "{length:?}"
+            );
         }
     }
 
@@ -547,12 +559,15 @@ mod tests {
             (2024, "0229120000+0100", None),
         ] {
             assert_eq!(
-                parse(year, rest),
-                want.map(WallTime::from_secs),
+                parse_time_digits(year, rest),
+                want.map(WallTime::from_unix_seconds),
                 "{year} {rest}"
             );
         }
-        assert_eq!(parse(9999, "1231235959Z"), Some(WallTime(i64::MAX)));
+        assert_eq!(
+            parse_time_digits(9999, "1231235959Z"),
+            Some(WallTime(i64::MAX))
+        );
         for (tag, text, want) in [
             (UTC_TIME, "700101000000Z", Some(0)),
             (GENERALIZED_TIME, "19700101000000Z", Some(0)),
@@ -563,8 +578,8 @@ mod tests {
             (UTC_TIME, "é", None),
             (UTC_TIME, "", None),
         ] {
-            let found = instant((tag, text.as_bytes()));
-            assert_eq!(found, want.map(WallTime::from_secs), "{text}");
+            let found = parse_time((tag, text.as_bytes()));
+            assert_eq!(found, want.map(WallTime::from_unix_seconds), "{text}");
         }
     }
 }

@@ -8,12 +8,12 @@ use core::time::Duration;
 
 use crate::api::MonoTime;
 
-/// The verb that a request needs: that of its method, which may be empty. `path`: as for [`subresources`].
+/// The verb that a request needs: that of its method, which may be empty. `path`: as for [`node_subresources`].
 ///
 /// A path that acts in a pod needs `create` with any method, unlike upstream: a WebSocket begins as GET, and a user who
 /// may only read must not run commands.
 #[must_use]
-pub fn verb(method: &str, path: &[String]) -> &'static str {
+pub fn required_verb(method: &str, path: &[String]) -> &'static str {
     match (path.first().map_or("", String::as_str), method) {
         ("exec" | "attach" | "run" | "portForward", _) | (_, "POST") => "create",
         (_, "GET") => "get",
@@ -28,7 +28,7 @@ pub fn verb(method: &str, path: &[String]) -> &'static str {
 ///
 /// `path`: decoded segments, as they are routed. Compared whole and by case.
 #[must_use]
-pub fn subresources(path: &[String]) -> &'static [&'static str] {
+pub fn node_subresources(path: &[String]) -> &'static [&'static str] {
     match path.first().map_or("", String::as_str) {
         "stats" => &["stats"],
         "metrics" => &["metrics"],
@@ -45,7 +45,7 @@ pub fn subresources(path: &[String]) -> &'static [&'static str] {
 
 /// Text of a refusal, for the user who asked.
 #[must_use]
-pub fn forbidden(user: &str, verb: &str, subresources: &[&str]) -> String {
+pub fn forbidden_message(user: &str, verb: &str, subresources: &[&str]) -> String {
     format!(
         "Forbidden (user={user}, verb={verb}, resource=nodes, subresource(s)=[{}])\n",
         subresources.join(" ")
@@ -71,13 +71,13 @@ impl<K: Ord + Clone, V: Clone> AnswerCache<K, V> {
 
     /// The answer to a question, if it still counts.
     #[must_use]
-    pub fn answer(&self, question: &K, now: MonoTime) -> Option<V> {
+    pub fn cached_answer(&self, question: &K, now: MonoTime) -> Option<V> {
         let (until, answer) = self.kept.get(question)?;
         (now < *until).then(|| answer.clone())
     }
 
     /// Keeps an answer for `lifetime`; for none at all if that is zero.
-    pub fn keep(&mut self, question: K, answer: V, lifetime: Duration, now: MonoTime) {
+    pub fn keep_answer(&mut self, question: K, answer: V, lifetime: Duration, now: MonoTime) {
         if lifetime.is_zero() {
             self.kept.remove(&question);
             return;
@@ -116,7 +116,7 @@ pub fn review_pause(tried: u32, random: u32) -> Option<Duration> {
 /// Splits a list of sub-protocols (`Sec-WebSocket-Protocol`) into a bearer token that hides among them, still encoded, and the
 /// others (SRV-07).
 #[must_use]
-pub fn token_protocol(list: &str) -> (Option<&str>, Vec<&str>) {
+pub fn split_token_protocol(list: &str) -> (Option<&str>, Vec<&str>) {
     const PREFIX: &str = "base64url.bearer.authorization.k8s.io.";
     let mut token = None;
     let mut others = Vec::new();
@@ -170,7 +170,7 @@ mod tests {
             ("/", &["proxy"]),
             ("/..", &["proxy"]),
         ] {
-            assert_eq!(subresources(&path(text)), asked, "{text}");
+            assert_eq!(node_subresources(&path(text)), asked, "{text}");
         }
         for (method, asked) in [
             ("GET", "get"),
@@ -189,7 +189,7 @@ mod tests {
                 "/execute",
                 "/x/exec",
             ] {
-                assert_eq!(verb(method, &path(text)), asked, "{method} {text}");
+                assert_eq!(required_verb(method, &path(text)), asked, "{method} {text}");
             }
             for text in [
                 "/exec/a/b/c",
@@ -199,7 +199,11 @@ mod tests {
                 "/run/a/b/c",
                 "/portForward/a/b",
             ] {
-                assert_eq!(verb(method, &path(text)), "create", "{method} {text}");
+                assert_eq!(
+                    required_verb(method, &path(text)),
+                    "create",
+                    "{method} {text}"
+                );
             }
         }
     }
@@ -208,7 +212,7 @@ mod tests {
     fn refusals_name_what_was_asked() {
         // SRV-10
         assert_eq!(
-            forbidden("eve", "get", &["pods", "proxy"]),
+            forbidden_message("eve", "get", &["pods", "proxy"]),
             "Forbidden (user=eve, verb=get, resource=nodes, subresource(s)=[pods proxy])\n"
         );
     }
@@ -218,23 +222,23 @@ mod tests {
         // SRV-06 SRV-10
         let mut answers = AnswerCache::new(2);
         let s = Duration::from_secs;
-        answers.keep("a", 1, s(10), MonoTime(0));
-        answers.keep("b", 2, s(5), MonoTime(0));
-        answers.keep("never", 0, s(0), MonoTime(0));
-        assert_eq!(answers.answer(&"a", MonoTime(9_999)), Some(1));
-        assert_eq!(answers.answer(&"a", MonoTime(10_000)), None);
-        assert_eq!(answers.answer(&"never", MonoTime(0)), None);
-        answers.keep("c", 3, s(10), MonoTime(1_000));
+        answers.keep_answer("a", 1, s(10), MonoTime(0));
+        answers.keep_answer("b", 2, s(5), MonoTime(0));
+        answers.keep_answer("never", 0, s(0), MonoTime(0));
+        assert_eq!(answers.cached_answer(&"a", MonoTime(9_999)), Some(1));
+        assert_eq!(answers.cached_answer(&"a", MonoTime(10_000)), None);
+        assert_eq!(answers.cached_answer(&"never", MonoTime(0)), None);
+        answers.keep_answer("c", 3, s(10), MonoTime(1_000));
         assert_eq!(answers.kept.len(), 2);
         assert_eq!(
-            answers.answer(&"b", MonoTime(1_000)),
+            answers.cached_answer(&"b", MonoTime(1_000)),
             None,
             "it ended first"
         );
-        assert_eq!(answers.answer(&"a", MonoTime(1_000)), Some(1));
-        answers.keep("a", 4, s(1), MonoTime(1_000));
+        assert_eq!(answers.cached_answer(&"a", MonoTime(1_000)), Some(1));
+        answers.keep_answer("a", 4, s(1), MonoTime(1_000));
         assert_eq!(
-            answers.answer(&"c", MonoTime(1_000)),
+            answers.cached_answer(&"c", MonoTime(1_000)),
             Some(3),
             "nothing made room"
         );
@@ -254,10 +258,11 @@ mod tests {
     #[test]
     fn a_token_among_protocols() {
         // SRV-07
-        let (token, others) =
-            token_protocol("v5.channel.k8s.io, base64url.bearer.authorization.k8s.io.YWJj,, x");
+        let (token, others) = split_token_protocol(
+            "v5.channel.k8s.io, base64url.bearer.authorization.k8s.io.YWJj,, x",
+        );
         assert_eq!(token, Some("YWJj"));
         assert_eq!(others, ["v5.channel.k8s.io", "x"]);
-        assert_eq!(token_protocol("v4").0, None);
+        assert_eq!(split_token_protocol("v4").0, None);
     }
 }

@@ -20,11 +20,12 @@ use crate::api::{
 
 use super::kill::{KillCause, single_kill_grace_s};
 pub use super::probe::{ProbeResult, ProbeResults};
-pub use super::restart::restartable;
+pub use super::restart::should_restart;
 use super::restart::{
-    effective_policy, failed_init_restarts, init_failed, restart_all_pending, triggers_restart_all,
+    effective_restart_policy, failed_init_restarts, init_failed, restart_all_pending,
+    triggers_restart_all,
 };
-use super::spec_hash::is_current;
+use super::spec_hash::is_spec_hash_current;
 
 /// Single container to kill; its sandbox and the other containers are untouched.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +46,7 @@ pub struct ContainerToKill {
 /// list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodActions {
-    /// Kill everything that runs and stop every sandbox ([`super::kill::pod_kill`]).
+    /// Kill everything that runs and stop every sandbox ([`super::kill::plan_pod_kill`]).
     pub kill_pod: bool,
     /// Then make a new sandbox.
     pub create_sandbox: bool,
@@ -118,11 +119,13 @@ pub fn sandbox_changed(pod: &Pod, status: &PodRuntimeStatus) -> (bool, u32, Opti
 pub fn is_initialized(pod: &Pod, status: &PodRuntimeStatus) -> bool {
     let latest = latest_sandbox(status).map(|s| &s.id);
     pod.spec.containers.iter().any(|c| {
-        status.newest(&c.name).is_some_and(|s| match s.state {
-            ContainerState::Running => true,
-            ContainerState::Created => Some(&s.sandbox) == latest,
-            ContainerState::Exited | ContainerState::Unknown => false,
-        })
+        status
+            .newest_instance(&c.name)
+            .is_some_and(|s| match s.state {
+                ContainerState::Running => true,
+                ContainerState::Created => Some(&s.sandbox) == latest,
+                ContainerState::Exited | ContainerState::Unknown => false,
+            })
     })
 }
 
@@ -137,7 +140,7 @@ pub(super) fn latest_sandbox(status: &PodRuntimeStatus) -> Option<&SandboxStatus
 pub fn any_regular_created(pod: &Pod, status: &PodRuntimeStatus) -> bool {
     pod.spec.containers.iter().any(|c| {
         status
-            .newest(&c.name)
+            .newest_instance(&c.name)
             .is_some_and(|s| s.state != ContainerState::Unknown)
     })
 }
@@ -165,7 +168,7 @@ pub fn compute_pod_actions(
         actions.create_sandbox = false;
         let keeps = |c: &Container| {
             status
-                .newest(&c.name)
+                .newest_instance(&c.name)
                 .is_some_and(|s| s.state == ContainerState::Running)
         };
         let plain = |c: &&Container| !c.is_sidecar();
@@ -174,15 +177,15 @@ pub fn compute_pod_actions(
         return actions;
     }
     if create_sandbox {
-        recreate(pod, status, &mut actions);
+        recreate_sandbox(pod, status, &mut actions);
         return actions;
     }
     if restart_all_pending(pod, status) {
         restart_all(pod, status, &mut actions);
         return actions;
     }
-    actions.ephemeral_to_start = indexes(&pod.spec.ephemeral_containers, |c| {
-        status.newest(&c.name).is_none()
+    actions.ephemeral_to_start = matching_indexes(&pod.spec.ephemeral_containers, |c| {
+        status.newest_instance(&c.name).is_none()
     });
     let initialized = init_actions(pod, status, probes, &mut actions);
     if !actions.kill_pod && initialized {
@@ -202,7 +205,7 @@ pub fn compute_pod_actions(
 
 /// Takes back the start of ephemeral containers that have begun before, as the pod's status says: the runtime forgets them
 /// with the machine's boot, and each runs once (ACT-70).
-pub fn begin_once(actions: &mut PodActions, pod: &Pod, status: &PodStatus) {
+pub fn drop_begun_ephemeral(actions: &mut PodActions, pod: &Pod, status: &PodStatus) {
     let has_begun = |name: &str| {
         let mut known = status.ephemeral_container_statuses.iter();
         known.find(|c| c.name == name).is_some_and(|c| {
@@ -217,7 +220,7 @@ pub fn begin_once(actions: &mut PodActions, pod: &Pod, status: &PodStatus) {
 
 /// Restarts instances that hold a device which came back as another one (DEV-40), unless the pod or the instance ends
 /// anyway. A container that is not to be restarted is left alone.
-pub fn restart_holders(
+pub fn restart_device_holders(
     actions: &mut PodActions,
     pod: &Pod,
     status: &PodRuntimeStatus,
@@ -230,23 +233,24 @@ pub fn restart_holders(
     let regular = regular.map(|(index, c)| (c, Some(index)));
     let sidecars = pod.spec.init_containers.iter().filter(|c| c.is_sidecar());
     for (container, place) in regular.chain(sidecars.map(|c| (c, None))) {
-        let newest = status.newest(&container.name);
+        let newest = status.newest_instance(&container.name);
         let Some(instance) = newest.filter(|s| s.state == ContainerState::Running) else {
             continue;
         };
         let ends = actions.to_kill.iter().any(|kill| kill.id == instance.id);
-        let once = place.is_some() && effective_policy(pod, container) == RestartPolicy::Never;
+        let once =
+            place.is_some() && effective_restart_policy(pod, container) == RestartPolicy::Never;
         if ends || once || !holders.contains(&instance.id) {
             continue;
         }
         let name = &container.name;
         let message = format!("Container {name} has a device that came back, will be restarted");
         let cause = KillCause::Changed;
-        kill(actions, pod, container, instance, cause, message);
+        add_container_kill(actions, pod, container, instance, cause, message);
         // The next sync starts a sidecar that ended.
         actions.to_start.extend(place);
     }
-    actions.to_start.order();
+    actions.to_start.stable_sort();
 }
 
 /// Kills containers that an edit took out of the pod: only a manifest with a uid of its own can be edited so.
@@ -266,21 +270,21 @@ fn kill_removed(pod: &Pod, status: &PodRuntimeStatus, actions: &mut PodActions) 
 }
 
 /// Starts over a pod that needs a new sandbox, or ends it (ACT-16..ACT-18).
-fn recreate(pod: &Pod, status: &PodRuntimeStatus, actions: &mut PodActions) {
+fn recreate_sandbox(pod: &Pod, status: &PodRuntimeStatus, actions: &mut PodActions) {
     // With `Never` each container runs once. When the agent or the power failed, that run may not have begun: an
     // instance that was only created does not count, nor does one with another name, of an earlier spec of the same
     // uid.
     let has_run = |c: &Container| {
-        let mut instances = status.instances(&c.name);
+        let mut instances = status.container_instances(&c.name);
         instances.any(|s| s.state != ContainerState::Created)
     };
     let once = pod.spec.restart_policy == RestartPolicy::Never && actions.attempt > 0;
-    let candidates = indexes(&pod.spec.containers, |c| match once {
+    let candidates = matching_indexes(&pod.spec.containers, |c| match once {
         true => !has_run(c),
         false => {
-            effective_policy(pod, c) != RestartPolicy::OnFailure
+            effective_restart_policy(pod, c) != RestartPolicy::OnFailure
                 || !status
-                    .newest(&c.name)
+                    .newest_instance(&c.name)
                     .is_some_and(|s| s.state == ContainerState::Exited && s.exit_code == 0)
         }
     });
@@ -305,7 +309,7 @@ fn recreate(pod: &Pod, status: &PodRuntimeStatus, actions: &mut PodActions) {
 /// Kills and removes all instances, and keeps the sandbox. The containers that asked for it go last, so that a pass
 /// that is cut short decides the same again (ACT-72).
 fn restart_all(pod: &Pod, status: &PodRuntimeStatus, actions: &mut PodActions) {
-    let source = |c: &Container| triggers_restart_all(c, status.newest(&c.name));
+    let source = |c: &Container| triggers_restart_all(c, status.newest_instance(&c.name));
     let mut order: Vec<&Container> = Vec::new();
     for wanted in [false, true] {
         order.extend(pod.spec.containers.iter().filter(|c| source(c) == wanted));
@@ -317,13 +321,13 @@ fn restart_all(pod: &Pod, status: &PodRuntimeStatus, actions: &mut PodActions) {
         );
     }
     for container in order {
-        for instance in status.instances(&container.name) {
+        for instance in status.container_instances(&container.name) {
             if instance.state != ContainerState::Exited {
                 let message = format!(
                     "Container {} will be restarted with its pod",
                     container.name
                 );
-                kill(
+                add_container_kill(
                     actions,
                     pod,
                     container,
@@ -356,7 +360,7 @@ fn init_actions(
     // True after the frontier was found: the containers that follow in this loop were passed before it.
     let mut passed = initialized;
     for (index, container) in inits.iter().enumerate().rev() {
-        let newest = status.newest(&container.name);
+        let newest = status.newest_instance(&container.name);
         let sidecar = container.is_sidecar();
         let counts = |i: &&ContainerStatus| match i.state {
             ContainerState::Running | ContainerState::Unknown => true,
@@ -401,7 +405,7 @@ fn init_actions(
     if !passed {
         actions.init_to_start.push(0);
     }
-    actions.init_to_start.order();
+    actions.init_to_start.stable_sort();
     initialized
 }
 
@@ -437,7 +441,9 @@ fn plain_step(
         ContainerState::Exited if failed_init_restarts(pod, container, instance.exit_code) => {
             InitStep::Start
         }
-        ContainerState::Unknown if effective_policy(pod, container) != RestartPolicy::Never => {
+        ContainerState::Unknown
+            if effective_restart_policy(pod, container) != RestartPolicy::Never =>
+        {
             kill_unknown(actions, pod, container, instance);
             InitStep::Start
         }
@@ -468,7 +474,7 @@ fn sidecar_step(
             Some(ProbeResult::Failure) => {
                 let message =
                     format!("Init container {name} failed startup probe, will be restarted");
-                kill(
+                add_container_kill(
                     actions,
                     pod,
                     container,
@@ -481,7 +487,7 @@ fn sidecar_step(
             Some(ProbeResult::Unknown) | None => return InitStep::Wait,
         }
     }
-    let (cause, what) = if !is_current(container, instance.hash) {
+    let (cause, what) = if !is_spec_hash_current(container, instance.hash) {
         (KillCause::Changed, "definition changed")
     } else if container.liveness_probe.is_some()
         && probes.liveness(&instance.id) == Some(ProbeResult::Failure)
@@ -491,7 +497,7 @@ fn sidecar_step(
         return InitStep::Done { restart: false };
     };
     let message = format!("Init container {name} {what}, will be restarted");
-    kill(actions, pod, container, instance, cause, message);
+    add_container_kill(actions, pod, container, instance, cause, message);
     InitStep::Done { restart: true }
 }
 
@@ -504,9 +510,9 @@ fn regular_actions(
 ) {
     let mut kept = 0;
     for (index, container) in pod.spec.containers.iter().enumerate() {
-        let newest = status.newest(&container.name);
+        let newest = status.newest_instance(&container.name);
         let Some(instance) = newest.filter(|s| s.state == ContainerState::Running) else {
-            if restartable(pod, container, newest) {
+            if should_restart(pod, container, newest) {
                 actions.to_start.push(index);
                 if let Some(lost) = newest.filter(|s| s.state == ContainerState::Unknown) {
                     // It may still run: two instances at once would be worse than one kill too many.
@@ -516,10 +522,10 @@ fn regular_actions(
             continue;
         };
         let failed = |result| result == Some(ProbeResult::Failure);
-        let (cause, what, restart) = if !is_current(container, instance.hash) {
+        let (cause, what, restart) = if !is_spec_hash_current(container, instance.hash) {
             (KillCause::Changed, "definition changed", true)
         } else {
-            let restart = effective_policy(pod, container) != RestartPolicy::Never;
+            let restart = effective_restart_policy(pod, container) != RestartPolicy::Never;
             if failed(probes.liveness(&instance.id)) {
                 (KillCause::Liveness, "failed liveness probe", restart)
             } else if failed(probes.startup(&instance.id)) {
@@ -532,7 +538,7 @@ fn regular_actions(
         let name = &container.name;
         let after = if restart { ", will be restarted" } else { "" };
         let message = format!("Container {name} {what}{after}");
-        kill(actions, pod, container, instance, cause, message);
+        add_container_kill(actions, pod, container, instance, cause, message);
         if restart {
             actions.to_start.push(index);
         }
@@ -542,7 +548,7 @@ fn regular_actions(
     }
 }
 
-fn kill(
+fn add_container_kill(
     actions: &mut PodActions,
     pod: &Pod,
     container: &Container,
@@ -569,7 +575,7 @@ fn kill_unknown(
         "Container {} is in \"unknown\" state, try killing it before restart",
         container.name
     );
-    kill(
+    add_container_kill(
         actions,
         pod,
         container,
@@ -586,7 +592,7 @@ fn surplus_inits(pod: &Pod, status: &PodRuntimeStatus) -> Vec<ContainerId> {
         .iter()
         .flat_map(|c| {
             status
-                .instances(&c.name)
+                .container_instances(&c.name)
                 .filter(|s| matches!(s.state, ContainerState::Exited | ContainerState::Unknown))
                 .skip(1)
                 .map(|s| s.id.clone())
@@ -594,7 +600,7 @@ fn surplus_inits(pod: &Pod, status: &PodRuntimeStatus) -> Vec<ContainerId> {
         .collect()
 }
 
-fn indexes(containers: &[Container], wanted: impl Fn(&Container) -> bool) -> Vec<usize> {
+fn matching_indexes(containers: &[Container], wanted: impl Fn(&Container) -> bool) -> Vec<usize> {
     containers
         .iter()
         .enumerate()

@@ -14,11 +14,14 @@ use crate::api::{
 
 use super::{
     node::renew_labels,
-    node_resources::is_extended,
+    node_resources::is_extended_resource,
     node_selector::{fits_node, tolerates},
     pod_kind::{is_critical, is_static},
-    preemption::{PodRank, Shortfall, victims},
-    qos::{CPU, EPHEMERAL_STORAGE, MEMORY, ResourceAmounts, add, amounts, pod_requests, qos_class},
+    preemption::{PodRank, Shortfall, choose_victims},
+    qos::{
+        CPU, EPHEMERAL_STORAGE, MEMORY, ResourceAmounts, add_amounts, parse_amounts,
+        pod_request_amounts, qos_class,
+    },
     sysctl::SysctlAllowlist,
 };
 
@@ -119,21 +122,23 @@ pub struct AdmissionNodeFacts {
 impl AdmissionNodeFacts {
     /// Takes labels and taints from the Node in the API. Of its allocatable resources takes those that this agent does
     /// not measure itself: extended resources that others have put into the Node's status (NODE-06, NODE-11).
-    pub fn learn(&mut self, node: &Node) {
+    pub fn learn_from_node(&mut self, node: &Node) {
         self.unread = false;
         self.labels.clone_from(&node.metadata.labels);
         self.taints.clone_from(&node.spec.taints);
-        self.allocatable.retain(|name, _| !is_extended(name));
-        let others = amounts(&node.status.allocatable).into_iter();
+        self.allocatable
+            .retain(|name, _| !is_extended_resource(name));
+        let others = parse_amounts(&node.status.allocatable).into_iter();
         let devices = &self.devices;
-        let is_other = |name: &str| is_extended(name) && !devices.iter().any(|d| **d == *name);
+        let is_other =
+            |name: &str| is_extended_resource(name) && !devices.iter().any(|d| **d == *name);
         self.allocatable
             .extend(others.filter(|(name, _)| is_other(name)));
     }
 
     /// Begins as a member of a cluster, with labels and taints of the Node when it was last read, if they were kept.
     /// Usual labels are this agent's, as when it registers (NODE-03).
-    pub fn recall(&mut self, kept: Option<KeptNode>) {
+    pub fn restore_kept_node(&mut self, kept: Option<KeptNode>) {
         let Some(KeptNode { mut labels, taints }) = kept else {
             self.unread = true;
             return;
@@ -156,7 +161,7 @@ pub struct KeptNode {
 impl KeptNode {
     /// Takes from `node` the part to keep. Only a change that matters to a later admission changes the result.
     #[must_use]
-    pub fn of(node: &Node) -> Self {
+    pub fn from_node(node: &Node) -> Self {
         let counts = |taint: &&Taint| {
             taint.effect == NO_EXECUTE && !PASSING_TAINTS.contains(&taint.key.as_str())
         };
@@ -210,11 +215,11 @@ pub struct ActivePod {
 impl ActivePod {
     /// Computes the share of `pod`.
     #[must_use]
-    pub fn of(pod: &Pod) -> Self {
+    pub fn from_pod(pod: &Pod) -> Self {
         Self {
-            requests: pod_requests(pod),
+            requests: pod_request_amounts(pod),
             host_ports: host_ports(pod),
-            rank: PodRank::of(pod),
+            rank: PodRank::from_pod(pod),
         }
     }
 }
@@ -273,11 +278,15 @@ pub enum AdmissionVerdict {
 /// Decides about `pod` (ADM-02: eviction, sysctls, predicates, AppArmor).
 ///
 /// `active`: the other active pods, as ADM-07 words it; a terminating pod keeps its share until its containers are gone.
-/// A pod that is judged a second time after its victims are gone can be refused by [`admit`].
+/// A pod that is judged a second time after its victims are gone can be refused by [`admit_pod`].
 #[must_use]
-pub fn judge(pod: &Pod, node: &AdmissionNodeFacts, active: &[ActivePod]) -> AdmissionVerdict {
+pub fn judge_admission(
+    pod: &Pod,
+    node: &AdmissionNodeFacts,
+    active: &[ActivePod],
+) -> AdmissionVerdict {
     let failures = match before_predicates(pod, node) {
-        Ok(()) => predicates(pod, node, active),
+        Ok(()) => failed_predicates(pod, node, active),
         Err(rejection) => return AdmissionVerdict::Refuse(rejection),
     };
     let apparmor = check_apparmor(pod, node);
@@ -290,7 +299,7 @@ pub fn judge(pod: &Pod, node: &AdmissionNodeFacts, active: &[ActivePod]) -> Admi
         let other = failures.into_iter().find(|f| f.shortfall().is_none());
         return match (other.map(PredicateFailure::rejection), apparmor) {
             (Some(rejection), _) | (None, Err(rejection)) => AdmissionVerdict::Refuse(rejection),
-            (None, Ok(())) => match victims(&PodRank::of(pod), &lacking, active) {
+            (None, Ok(())) => match choose_victims(&PodRank::from_pod(pod), &lacking, active) {
                 Ok(victims) => AdmissionVerdict::Preempt {
                     victims,
                     resource: lacking[0].resource.clone(),
@@ -315,13 +324,17 @@ pub fn judge(pod: &Pod, node: &AdmissionNodeFacts, active: &[ActivePod]) -> Admi
     }
 }
 
-/// Decides as [`judge`], where neither the Node can be read nor other pods be killed.
+/// Decides as [`judge_admission`], where neither the Node can be read nor other pods be killed.
 ///
 /// # Errors
 /// The first refusal.
-pub fn admit(pod: &Pod, node: &AdmissionNodeFacts, active: &[ActivePod]) -> Result<(), Rejection> {
+pub fn admit_pod(
+    pod: &Pod,
+    node: &AdmissionNodeFacts,
+    active: &[ActivePod],
+) -> Result<(), Rejection> {
     before_predicates(pod, node)?;
-    match predicates(pod, node, active).into_iter().next() {
+    match failed_predicates(pod, node, active).into_iter().next() {
         Some(failure) => Err(failure.rejection()),
         None => check_apparmor(pod, node),
     }
@@ -384,7 +397,11 @@ impl PredicateFailure {
 }
 
 /// All predicates that fail, in the order of ADM-05.
-fn predicates(pod: &Pod, node: &AdmissionNodeFacts, active: &[ActivePod]) -> Vec<PredicateFailure> {
+fn failed_predicates(
+    pod: &Pod,
+    node: &AdmissionNodeFacts,
+    active: &[ActivePod],
+) -> Vec<PredicateFailure> {
     let mut failures = lacking_resources(pod, node, active);
     let others = [
         check_affinity(pod, node).map_err(PredicateFailure::OfNode),
@@ -450,7 +467,7 @@ fn check_sysctls(pod: &Pod, node: &AdmissionNodeFacts) -> Result<(), Rejection> 
     let sysctls = pod.spec.security_context.iter().flat_map(|c| &c.sysctls);
     for sysctl in sysctls {
         node.sysctls
-            .check(&sysctl.name, pod.spec.host_network, pod.spec.host_ipc)
+            .check_sysctl(&sysctl.name, pod.spec.host_network, pod.spec.host_ipc)
             .map_err(|why| Rejection::new("SysctlForbidden", format!("forbidden sysctl: {why}")))?;
     }
     Ok(())
@@ -507,10 +524,10 @@ fn lacking_resources(
     if pods >= capacity(PODS) {
         refuse(PODS, 1, pods, capacity(PODS));
     }
-    let requests = pod_requests(pod);
+    let requests = pod_request_amounts(pod);
     let mut used = ResourceAmounts::new();
     for other in active {
-        add(&mut used, &other.requests);
+        add_amounts(&mut used, &other.requests);
     }
     let first = [CPU, MEMORY, EPHEMERAL_STORAGE];
     let others = requests
@@ -519,7 +536,9 @@ fn lacking_resources(
         .filter(|name| !first.contains(name));
     for resource in first.into_iter().chain(others) {
         let requested = requests.get(resource).copied().unwrap_or(0);
-        if requested <= 0 || (is_extended(resource) && !node.allocatable.contains_key(resource)) {
+        if requested <= 0
+            || (is_extended_resource(resource) && !node.allocatable.contains_key(resource))
+        {
             continue;
         }
         let used = used.get(resource).copied().unwrap_or(0);

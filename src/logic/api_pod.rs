@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 
 use serde_json::Value;
 
-use super::static_pod::{decode, is_plain_uid};
+use super::static_pod::{decode_recorded_pod, is_plain_uid};
 use crate::api::received::ReceivedPod;
 use crate::api::strict::WrongValue;
 
@@ -13,18 +13,18 @@ use crate::api::strict::WrongValue;
 ///
 /// - `raw`: the whole object. `metadata.managedFields` is dropped: it is large, and is not read here.
 /// - Errors: the fault of the object, which must not be used then.
-pub fn receive(mut raw: Value, node: &str) -> Result<Box<ReceivedPod>, WrongValue> {
+pub fn decode_api_pod(mut raw: Value, node: &str) -> Result<Box<ReceivedPod>, WrongValue> {
     if let Some(metadata) = raw["metadata"].as_object_mut() {
         metadata.remove("managedFields");
     }
-    let pod = decode(&raw)?;
+    let pod = decode_recorded_pod(&raw)?;
     let metadata = &pod.metadata;
     if !is_plain_uid(&metadata.uid) {
-        return invalid("metadata.uid", &metadata.uid);
+        return invalid_field("metadata.uid", &metadata.uid);
     }
     for (field, name) in [("name", &metadata.name), ("namespace", &metadata.namespace)] {
         if !is_plain_name(name) {
-            return invalid(&format!("metadata.{field}"), name);
+            return invalid_field(&format!("metadata.{field}"), name);
         }
     }
     if metadata.resource_version.is_empty() {
@@ -43,7 +43,7 @@ pub fn receive(mut raw: Value, node: &str) -> Result<Box<ReceivedPod>, WrongValu
     }))
 }
 
-fn invalid<T>(field: &str, value: &str) -> Result<T, WrongValue> {
+fn invalid_field<T>(field: &str, value: &str) -> Result<T, WrongValue> {
     Err(WrongValue::new(field, format!("Invalid value: {value:?}")))
 }
 
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn what_is_kept() {
-        let received = receive(raw(), "n").expect("a pod");
+        let received = decode_api_pod(raw(), "n").expect("a pod");
         assert_eq!(received.raw["metadata"]["managedFields"], Value::Null);
         assert_eq!(
             received.raw["spec"]["someday"], 1,
@@ -96,7 +96,7 @@ mod tests {
         ] {
             let mut raw = raw();
             *raw.pointer_mut(pointer).expect("there") = value;
-            let error = receive(raw, "n").expect_err(pointer);
+            let error = decode_api_pod(raw, "n").expect_err(pointer);
             assert!(format!("{error}").contains(says), "{error}");
         }
     }

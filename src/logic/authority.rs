@@ -6,7 +6,7 @@
 /// An authority is renewed by a bundle of the old and the new certificate, so one in common is enough. An empty list
 /// matches every cluster: records of older agents have none.
 #[must_use]
-pub fn is_same(recorded: &str, now: &str) -> bool {
+pub fn is_same_authority(recorded: &str, now: &str) -> bool {
     let of_now = |id: &str| now.split(',').any(|other| other == id);
     recorded.is_empty() || now.is_empty() || recorded.split(',').any(of_now)
 }
@@ -29,7 +29,11 @@ mod tests {
             ("a,b", "c,d", false),
             ("aa", "a", false),
         ] {
-            assert_eq!(is_same(recorded, now), same, "{recorded:?} {now:?}");
+            assert_eq!(
+                is_same_authority(recorded, now),
+                same,
+                "{recorded:?} {now:?}"
+            );
         }
     }
 }

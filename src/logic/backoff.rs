@@ -110,7 +110,12 @@ impl Backoff {
 
     /// Returns the wait of `key` if it is not over at `now`. The delay counts from `event`.
     #[must_use]
-    pub fn waiting(&self, key: BackoffKey, event: MonoTime, now: MonoTime) -> Option<BackoffWait> {
+    pub fn remaining_wait(
+        &self,
+        key: BackoffKey,
+        event: MonoTime,
+        now: MonoTime,
+    ) -> Option<BackoffWait> {
         let record = self.find(key).ok().map(|at| self.records[at])?;
         let delay = Duration::from_millis(u64::from(record.delay_ms));
         let until = event + delay;
@@ -120,7 +125,7 @@ impl Backoff {
 
     /// Notes a restart that was granted, or a pull that failed, for an event at `event`: the delay doubles, or starts
     /// at the first one if the last grant is too long before the event (BACK-03).
-    pub fn advance(&mut self, key: BackoffKey, event: MonoTime, now: MonoTime) {
+    pub fn record_failure(&mut self, key: BackoffKey, event: MonoTime, now: MonoTime) {
         match self.find(key) {
             Ok(at) => {
                 let record = &mut self.records[at];
@@ -140,14 +145,14 @@ impl Backoff {
     }
 
     /// Forgets `key`.
-    pub fn forget(&mut self, key: BackoffKey) {
+    pub fn forget_key(&mut self, key: BackoffKey) {
         if let Ok(at) = self.find(key) {
             self.records.remove(at);
         }
     }
 
     /// Forgets what can no longer delay anything.
-    pub fn sweep(&mut self, now: MonoTime) {
+    pub fn forget_expired(&mut self, now: MonoTime) {
         let useful_ms = RESET_MS + u64::from(self.max_ms);
         self.records
             .retain(|record| now.since_ms(record.last) <= useful_ms);
@@ -160,7 +165,11 @@ impl Backoff {
     }
 
     /// Takes stored delays back. Those of another boot, visible by a grant after `now`, are dropped.
-    pub fn restore(&mut self, records: impl IntoIterator<Item = BackoffRecord>, now: MonoTime) {
+    pub fn restore_records(
+        &mut self,
+        records: impl IntoIterator<Item = BackoffRecord>,
+        now: MonoTime,
+    ) {
         for mut record in records {
             if record.last <= now && self.find(record.key).is_err() {
                 record.delay_ms = record.delay_ms.clamp(self.initial_ms, self.max_ms);
@@ -218,7 +227,7 @@ pub fn grant_start(
         return Ok(());
     };
     let key = crash_loop_key(pod, container);
-    if let Some(wait) = backoff.waiting(key, event, now) {
+    if let Some(wait) = backoff.remaining_wait(key, event, now) {
         let message = format!(
             "back-off {} restarting failed container={} pod={}",
             duration_text(wait.delay),
@@ -230,7 +239,7 @@ pub fn grant_start(
             message,
         });
     }
-    backoff.advance(key, event, now);
+    backoff.record_failure(key, event, now);
     Ok(())
 }
 
@@ -273,7 +282,7 @@ impl ImageBackoff {
 
     /// The waiting message if `image` must not be pulled yet (reason `ImagePullBackOff`, IMG-10).
     #[must_use]
-    pub fn waiting(&self, uid: &PodUid, image: &str, now: MonoTime) -> Option<String> {
+    pub fn waiting_message(&self, uid: &PodUid, image: &str, now: MonoTime) -> Option<String> {
         let key = image_key(uid, image);
         let record = self
             .delays
@@ -296,17 +305,17 @@ impl ImageBackoff {
     }
 
     /// Forgets the delay of `image` for one pod: it may be tried at once.
-    pub fn forget(&mut self, uid: &PodUid, image: &str) {
+    pub fn forget_image(&mut self, uid: &PodUid, image: &str) {
         let key = image_key(uid, image);
-        self.delays.forget(key);
+        self.delays.forget_key(key);
         self.errors.retain(|e| e.0 != key);
     }
 
     /// Notes a failed pull.
-    pub fn failed(&mut self, uid: &PodUid, image: &str, error: &str, now: MonoTime) {
+    pub fn record_pull_failure(&mut self, uid: &PodUid, image: &str, error: &str, now: MonoTime) {
         let key = image_key(uid, image);
-        self.delays.advance(key, now, now);
-        let error: Box<str> = super::text::cut(error, MAX_PULL_ERROR_BYTES).into();
+        self.delays.record_failure(key, now, now);
+        let error: Box<str> = super::text::truncate_text(error, MAX_PULL_ERROR_BYTES).into();
         match self.errors.binary_search_by_key(&key, |e| e.0) {
             Ok(at) => self.errors[at].1 = error,
             Err(at) => self.errors.insert(at, (key, error)),
@@ -316,8 +325,8 @@ impl ImageBackoff {
     }
 
     /// Forgets what can no longer delay anything.
-    pub fn sweep(&mut self, now: MonoTime) {
-        self.delays.sweep(now);
+    pub fn forget_expired(&mut self, now: MonoTime) {
+        self.delays.forget_expired(now);
         let delays = &self.delays;
         self.errors.retain(|(key, _)| delays.find(*key).is_ok());
     }
@@ -487,7 +496,7 @@ mod tests {
     fn bounded_stored_and_swept() {
         let mut backoff = Backoff::new(Duration::from_secs(300), 3);
         for n in 0..10 {
-            backoff.advance(BackoffKey(n), secs(n), secs(n));
+            backoff.record_failure(BackoffKey(n), secs(n), secs(n));
             assert!(backoff.records().len() <= 3);
         }
         let keys: Vec<_> = backoff.records().iter().map(|r| r.key.0).collect();
@@ -496,17 +505,17 @@ mod tests {
         let text = serde_json::to_string(backoff.records()).expect("json");
         let stored: Vec<BackoffRecord> = serde_json::from_str(&text).expect("json");
         let mut next = Backoff::new(Duration::from_secs(300), 3);
-        next.restore(stored.clone(), secs(9));
+        next.restore_records(stored.clone(), secs(9));
         assert_eq!(next.records(), backoff.records());
         let mut other_boot = Backoff::new(Duration::from_secs(300), 3);
-        other_boot.restore(stored, secs(8));
+        other_boot.restore_records(stored, secs(8));
         assert_eq!(other_boot.records().len(), 2);
 
-        next.sweep(secs(9 + 900));
+        next.forget_expired(secs(9 + 900));
         assert_eq!(next.records().len(), 1);
-        next.sweep(secs(9 + 901));
+        next.forget_expired(secs(9 + 901));
         assert!(next.records().is_empty());
-        backoff.forget(BackoffKey(7));
+        backoff.forget_key(BackoffKey(7));
         assert_eq!(backoff.records().len(), 2);
     }
 
@@ -517,23 +526,32 @@ mod tests {
         let mut pulls = ImageBackoff::new(2);
         let mut now = 0;
         for wait_s in [10, 20, 40, 80, 160, 300, 300] {
-            assert_eq!(pulls.waiting(&uid, "i", secs(now)), None);
-            pulls.failed(&uid, "i", "no route", secs(now));
+            assert_eq!(pulls.waiting_message(&uid, "i", secs(now)), None);
+            pulls.record_pull_failure(&uid, "i", "no route", secs(now));
             assert_eq!(
-                pulls.waiting(&uid, "i", secs(now + wait_s - 1)).as_deref(),
+                pulls
+                    .waiting_message(&uid, "i", secs(now + wait_s - 1))
+                    .as_deref(),
                 Some("Back-off pulling image \"i\": no route")
             );
             now += wait_s;
         }
-        assert_eq!(pulls.waiting(&"other".into(), "i", secs(now - 1)), None);
-        pulls.failed(&uid, "i", "again", secs(now + 601));
-        assert!(pulls.waiting(&uid, "i", secs(now + 601 + 9)).is_some());
-        assert_eq!(pulls.waiting(&uid, "i", secs(now + 601 + 10)), None);
+        assert_eq!(
+            pulls.waiting_message(&"other".into(), "i", secs(now - 1)),
+            None
+        );
+        pulls.record_pull_failure(&uid, "i", "again", secs(now + 601));
+        assert!(
+            pulls
+                .waiting_message(&uid, "i", secs(now + 601 + 9))
+                .is_some()
+        );
+        assert_eq!(pulls.waiting_message(&uid, "i", secs(now + 601 + 10)), None);
         for image in ["j", "k", "l"] {
-            pulls.failed(&uid, image, "x", secs(now + 700));
+            pulls.record_pull_failure(&uid, image, "x", secs(now + 700));
         }
         assert_eq!(pulls.errors.len(), 2);
-        pulls.sweep(secs(now + 10_000));
+        pulls.forget_expired(secs(now + 10_000));
         assert!(pulls.errors.is_empty());
     }
 }

@@ -48,7 +48,7 @@ pub struct BoundVolume {
 
 /// Name of the claim that a volume uses; `None`: it uses none.
 #[must_use]
-pub fn claim_of(pod: &Pod, volume: &Volume) -> Option<String> {
+pub fn claim_name_of_volume(pod: &Pod, volume: &Volume) -> Option<String> {
     if let Some(claim) = &volume.persistent_volume_claim {
         return Some(claim.claim_name.clone());
     }
@@ -59,7 +59,7 @@ pub fn claim_of(pod: &Pod, volume: &Volume) -> Option<String> {
 /// Checks a claim that `volume` of `pod` uses; returns the name of the volume that it is bound to.
 ///
 /// Errors: the reason why the claim cannot be used now; to be tried again.
-pub fn bound_to(
+pub fn bound_volume_name(
     pod: &Pod,
     volume: &Volume,
     claim: &PersistentVolumeClaim,
@@ -89,7 +89,7 @@ pub fn bound_to(
             claim.status.phase
         )));
     }
-    check_mode(pod, volume, &claim.spec.volume_mode)?;
+    check_volume_mode(pod, volume, &claim.spec.volume_mode)?;
     if volume_name.len() > MAX_NAME_BYTES
         || volume_name.contains('/')
         || volume_name.starts_with('.')
@@ -102,14 +102,14 @@ pub fn bound_to(
 }
 
 /// Checks that containers use a volume by its mode: mounted as a file system, or as a device.
-fn check_mode(pod: &Pod, volume: &Volume, mode: &str) -> Result<(), PodError> {
+fn check_volume_mode(pod: &Pod, volume: &Volume, mode: &str) -> Result<(), PodError> {
     let name = &volume.name;
     let mut containers = pod.spec.all_containers();
     let as_device = pod
         .spec
         .all_containers()
         .any(|c| c.volume_devices.iter().any(|d| d.name == *name));
-    let as_files = containers.any(|c| c.mounts(name));
+    let as_files = containers.any(|c| c.mounts_volume(name));
     match mode {
         "" | "Filesystem" if as_device => Err(PodError::Spec(format!(
             "volume {name} has volumeMode Filesystem, but is specified in volumeDevices"
@@ -127,7 +127,7 @@ fn check_mode(pod: &Pod, volume: &Volume, mode: &str) -> Result<(), PodError> {
 /// Finds the volume that a claim is bound to; `labels` are the node's.
 ///
 /// Errors: the reason why the volume cannot be mounted.
-pub fn resolve(
+pub fn resolve_bound_volume(
     volume: &Volume,
     claim: &PersistentVolumeClaim,
     bound: &PersistentVolume,
@@ -200,13 +200,13 @@ pub fn resolve(
 }
 
 /// Reads a claim as the apiserver gives it.
-pub fn claim(object: &Value) -> Result<PersistentVolumeClaim, WrongValue> {
-    strict::typed(object)
+pub fn parse_claim(object: &Value) -> Result<PersistentVolumeClaim, WrongValue> {
+    strict::typed_from_value(object)
 }
 
 /// Reads a volume as the apiserver gives it.
-pub fn volume(object: &Value) -> Result<PersistentVolume, WrongValue> {
-    strict::typed(object)
+pub fn parse_volume(object: &Value) -> Result<PersistentVolume, WrongValue> {
+    strict::typed_from_value(object)
 }
 
 #[cfg(test)]
@@ -234,7 +234,7 @@ mod tests {
             let (parent, field) = pointer.rsplit_once('/').expect("pointer");
             object.pointer_mut(parent).expect("there")[field] = value.clone();
         }
-        claim(&object).expect("claim")
+        parse_claim(&object).expect("claim")
     }
 
     #[test]
@@ -316,7 +316,7 @@ mod tests {
             ),
         ] {
             let pod = pod(volume.clone(), container);
-            let found = bound_to(&pod, &pod.spec.volumes[0], &a_claim(change));
+            let found = bound_volume_name(&pod, &pod.spec.volumes[0], &a_claim(change));
             assert_eq!(
                 found.unwrap_or_else(|e| format!("error: {e}")),
                 want,
@@ -325,7 +325,7 @@ mod tests {
         }
         let names = [plain, own, json!({"name": "v", "emptyDir": {}})].map(|volume| {
             let pod = pod(volume, mounted());
-            claim_of(&pod, &pod.spec.volumes[0])
+            claim_name_of_volume(&pod, &pod.spec.volumes[0])
         });
         assert_eq!(names, [Some("data".into()), Some("p-v".into()), None]);
     }
@@ -393,8 +393,9 @@ mod tests {
                 json!({"metadata": {"name": "pv-1", "annotations": {GROUP: "44"}}, "spec": spec});
             let claimed = json!({"name": "v", "persistentVolumeClaim": {"claimName": "data", "readOnly": reads}});
             let pod = pod(claimed, mounted());
-            let pv = volume(&object).expect("volume");
-            let found = resolve(&pod.spec.volumes[0], &a_claim(&[]), &pv, "n", &labels);
+            let pv = parse_volume(&object).expect("volume");
+            let found =
+                resolve_bound_volume(&pod.spec.volumes[0], &a_claim(&[]), &pv, "n", &labels);
             let shown = found.map_or_else(
                 |e| format!("error: {e}"),
                 |v| {

@@ -75,8 +75,11 @@ pub const DEFAULT: [&str; 14] = [
 /// cut to what is held; a capability added by name is kept, so that a lack of it is an error of the runtime and not silent.
 ///
 /// Errors: a name that is no capability.
-pub fn effective_set(security: &LinuxSecurity, held: &[String]) -> Result<Vec<String>, PodError> {
-    let everything = || -> BTreeSet<&str> { ALL.into_iter().gather() };
+pub fn effective_capabilities(
+    security: &LinuxSecurity,
+    held: &[String],
+) -> Result<Vec<String>, PodError> {
+    let everything = || -> BTreeSet<&str> { ALL.into_iter().gather_items() };
     let is_held = |name: &&str| held.is_empty() || held.iter().any(|h| h == *name);
     if security.privileged {
         return Ok(everything()
@@ -85,9 +88,9 @@ pub fn effective_set(security: &LinuxSecurity, held: &[String]) -> Result<Vec<St
             .map(Into::into)
             .collect());
     }
-    let add = names(&security.add_capabilities)?;
-    let drop = names(&security.drop_capabilities)?;
-    let mut set: BTreeSet<&str> = DEFAULT.into_iter().gather();
+    let add = parse_capability_names(&security.add_capabilities)?;
+    let drop = parse_capability_names(&security.drop_capabilities)?;
+    let mut set: BTreeSet<&str> = DEFAULT.into_iter().gather_items();
     if add.contains(&None) {
         set = everything();
     }
@@ -103,7 +106,7 @@ pub fn effective_set(security: &LinuxSecurity, held: &[String]) -> Result<Vec<St
 }
 
 /// Each as listed in [`ALL`]; `None` stands for the word `ALL`.
-fn names(written: &[String]) -> Result<Vec<Option<&'static str>>, PodError> {
+fn parse_capability_names(written: &[String]) -> Result<Vec<Option<&'static str>>, PodError> {
     written
         .iter()
         .map(|text| {
@@ -168,7 +171,11 @@ mod tests {
                 drop_capabilities: drop.into_iter().map(Into::into).collect(),
                 ..LinuxSecurity::default()
             };
-            assert_eq!(effective_set(&security, &[]).expect(name), want, "{name}");
+            assert_eq!(
+                effective_capabilities(&security, &[]).expect(name),
+                want,
+                "{name}"
+            );
         }
     }
 
@@ -177,17 +184,17 @@ mod tests {
         let held = ["CAP_CHOWN".to_owned(), "CAP_KILL".to_owned()];
         let mut security = LinuxSecurity::default();
         assert_eq!(
-            effective_set(&security, &held).expect("default"),
+            effective_capabilities(&security, &held).expect("default"),
             ["CAP_CHOWN", "CAP_KILL"]
         );
         security.add_capabilities = vec!["NET_ADMIN".into()];
         assert_eq!(
-            effective_set(&security, &held).expect("add"),
+            effective_capabilities(&security, &held).expect("add"),
             ["CAP_CHOWN", "CAP_KILL", "CAP_NET_ADMIN"]
         );
         security.privileged = true;
         assert_eq!(
-            effective_set(&security, &held).expect("privileged"),
+            effective_capabilities(&security, &held).expect("privileged"),
             ["CAP_CHOWN", "CAP_KILL"]
         );
     }
@@ -199,7 +206,7 @@ mod tests {
             ..LinuxSecurity::default()
         };
         assert_eq!(
-            effective_set(&security, &[]),
+            effective_capabilities(&security, &[]),
             Err(PodError::Spec("unknown capability \"CAP_FLY\"".into()))
         );
     }

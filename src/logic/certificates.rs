@@ -46,7 +46,7 @@ impl KubeconfigFacts {
     /// Returns true if the kubeconfig can be used when there is no better one, even with an expired certificate: an
     /// apiserver that no longer knows the node ends no pod, but an agent that does not start does.
     #[must_use]
-    pub const fn is_whole(self) -> bool {
+    pub const fn is_usable(self) -> bool {
         matches!(self, Self::Until(_) | Self::WithoutCertificate)
     }
 }
@@ -65,7 +65,7 @@ pub enum CredentialChoice {
 /// Chooses the credentials (BOOT-01). `trusted`: the clock is known to be right. A clock that may stand in 1970, or far
 /// ahead, cannot tell that a certificate has expired; then the certificate is tried.
 #[must_use]
-pub fn choose(
+pub fn choose_credentials(
     kubeconfig: KubeconfigFacts,
     bootstrap: bool,
     now: WallTime,
@@ -106,7 +106,7 @@ pub struct CertificateCandidate<'a> {
 /// The later `not_before` does not always tell the newer certificate: kubeadm and others date a certificate back to the
 /// beginning of their CA. So an expired certificate is replaced by one that ends later.
 #[must_use]
-pub fn is_replaced(
+pub fn is_certificate_replaced(
     kept: Option<CertificateCandidate<'_>>,
     brought: Option<CertificateCandidate<'_>>,
     own: &str,
@@ -159,14 +159,14 @@ pub struct WantedCertificate<'a> {
 /// of the bootstrap, or it lacks something that it must have. Otherwise the time is 70 to 90 % into its life. `random`:
 /// 0 to 999, drawn once for each certificate; `ours`: this machine's clock.
 #[must_use]
-pub fn rotate_at(
+pub fn rotation_time(
     held: Option<HeldCertificate<'_>>,
     wanted: WantedCertificate<'_>,
     random: u32,
     ours: WallTime,
 ) -> Option<WallTime> {
-    let held = held.filter(|held| covers(held, &wanted))?;
-    let begins = begins(&held, ours);
+    let held = held.filter(|held| has_wanted_contents(held, &wanted))?;
+    let begins = certificate_begin(&held, ours);
     let life = held.not_after.0.saturating_sub(begins.0).max(0);
     let share = ROTATE_FROM + ROTATE_SPAN * random.min(999) / 999;
     let after = life / 1000 * i64::from(share);
@@ -177,14 +177,14 @@ pub fn rotate_at(
 /// certificates back to the beginning of their CA; counted from `not_before`, a new certificate would have to be
 /// renewed at once. An impossible time of arrival is ignored: the clock was wrong then, as on a board without a
 /// battery.
-fn begins(held: &HeldCertificate<'_>, ours: WallTime) -> WallTime {
+fn certificate_begin(held: &HeldCertificate<'_>, ours: WallTime) -> WallTime {
     let can_be =
         |since: &WallTime| (held.not_before..=held.not_after).contains(since) && *since <= ours;
     held.since.filter(can_be).unwrap_or(held.not_before)
 }
 
 /// Returns true if a certificate has all contents that it must have. More does not matter.
-fn covers(held: &HeldCertificate<'_>, wanted: &WantedCertificate<'_>) -> bool {
+fn has_wanted_contents(held: &HeldCertificate<'_>, wanted: &WantedCertificate<'_>) -> bool {
     held.common_name == wanted.common_name
         && (wanted.organization.is_empty()
             || held.organizations.iter().any(|o| o == wanted.organization))
@@ -205,7 +205,7 @@ pub enum CsrVerdict {
 
 /// Judges a request as it was read (BOOT-05). `uid`: that of the object created.
 #[must_use]
-pub fn judge(csr: &CertificateSigningRequest, uid: &str) -> CsrVerdict {
+pub fn judge_csr(csr: &CertificateSigningRequest, uid: &str) -> CsrVerdict {
     let has = |kind: &str| csr.status.conditions.iter().find(|c| c.kind == kind);
     if csr.metadata.uid.as_str() != uid {
         return CsrVerdict::Over("another request has its name".into());
@@ -228,7 +228,7 @@ pub fn judge(csr: &CertificateSigningRequest, uid: &str) -> CsrVerdict {
 /// Time until a request that could not be sent is sent again (BOOT-05). `failures`: in a row, 1 after the first;
 /// `random`: 0 to 999.
 #[must_use]
-pub fn retry_delay(failures: u32, random: u32) -> Duration {
+pub fn csr_retry_delay(failures: u32, random: u32) -> Duration {
     let step = failures.saturating_sub(1);
     let delay = if step < DELAY_STEPS {
         FIRST_DELAY * (1 << step)
@@ -249,14 +249,14 @@ pub struct CertificateRequests {
 
 impl CertificateRequests {
     /// Counts a request without a result. Returns the number of failures in a row.
-    pub fn failed(&mut self) -> u32 {
+    pub fn record_failure(&mut self) -> u32 {
         self.failures = self.failures.saturating_add(1);
         self.failures
     }
 
     /// Counts a request that brought a certificate. A signer whose certificates must be renewed at once is not asked
-    /// without end: see [`may_ask`](Self::may_ask).
-    pub fn obtained(&mut self, now: MonoTime) {
+    /// without end: see [`may_request`](Self::may_ask).
+    pub fn record_obtained(&mut self, now: MonoTime) {
         self.obtained = self.obtained.saturating_add(1);
         if self.obtained == 1 {
             self.failures = 0;
@@ -267,7 +267,7 @@ impl CertificateRequests {
 
     /// Returns true if another request may be made.
     #[must_use]
-    pub fn may_ask(&self, now: MonoTime) -> bool {
+    pub fn may_request(&self, now: MonoTime) -> bool {
         now >= self.earliest
     }
 }
@@ -278,7 +278,7 @@ impl CertificateRequests {
 /// - `without_since`: time since when there is no valid certificate; `None` while there is one.
 /// - `answers`: the apiserver answered the last request, with whatever.
 #[must_use]
-pub fn is_stuck(
+pub fn must_restart_agent(
     without_since: Option<MonoTime>,
     expired: bool,
     answers: bool,
@@ -301,20 +301,23 @@ mod tests {
         // BOOT-05 BOOT-09
         let now = MonoTime(1000);
         let mut requests = CertificateRequests::default();
-        assert_eq!([requests.failed(), requests.failed()], [1, 2]);
-        requests.obtained(now);
-        assert!(requests.may_ask(now), "the link has come up");
-        assert_eq!(requests.failed(), 1, "the next is another one");
+        assert_eq!(
+            [requests.record_failure(), requests.record_failure()],
+            [1, 2]
+        );
+        requests.record_obtained(now);
+        assert!(requests.may_request(now), "the link has come up");
+        assert_eq!(requests.record_failure(), 1, "the next is another one");
         let mut then = now;
         for _ in 0..3 {
-            requests.obtained(then);
-            assert!(!requests.may_ask(then), "a signer of useless ones");
+            requests.record_obtained(then);
+            assert!(!requests.may_request(then), "a signer of useless ones");
             let next = then + USELESS_PAUSE;
-            assert!(!requests.may_ask(MonoTime(next.0 - 1)) && requests.may_ask(next));
+            assert!(!requests.may_request(MonoTime(next.0 - 1)) && requests.may_request(next));
             then = next;
         }
-        assert_eq!(requests.failed(), 2);
-        assert!(CertificateRequests::default().may_ask(MonoTime(0)));
+        assert_eq!(requests.record_failure(), 2);
+        assert!(CertificateRequests::default().may_request(MonoTime(0)));
     }
 
     #[test]
@@ -322,10 +325,10 @@ mod tests {
         // BOOT-01 SVC-15
         use CredentialChoice::{Bootstrap, Kubeconfig, Neither};
         use KubeconfigFacts::{BadCertificate, Missing, Until, WithoutCertificate, Wrong};
-        let now = WallTime::from_secs(100 * DAY);
+        let now = WallTime::from_unix_seconds(100 * DAY);
         let (past, future) = (
-            Until(WallTime::from_secs(DAY)),
-            Until(WallTime::from_secs(200 * DAY)),
+            Until(WallTime::from_unix_seconds(DAY)),
+            Until(WallTime::from_unix_seconds(200 * DAY)),
         );
         for (name, facts, bootstrap, trusted, want) in [
             ("as it is", future, true, true, Kubeconfig),
@@ -353,7 +356,11 @@ mod tests {
                 Neither,
             ),
         ] {
-            assert_eq!(choose(facts, bootstrap, now, trusted), want, "{name}");
+            assert_eq!(
+                choose_credentials(facts, bootstrap, now, trusted),
+                want,
+                "{name}"
+            );
         }
         for (facts, is_whole) in [
             (past, true),
@@ -363,7 +370,7 @@ mod tests {
             (Wrong, false),
             (BadCertificate, false),
         ] {
-            assert_eq!(facts.is_whole(), is_whole, "{facts:?}");
+            assert_eq!(facts.is_usable(), is_whole, "{facts:?}");
         }
     }
 
@@ -376,8 +383,8 @@ mod tests {
         let (nodes, names, more) = (text(&["system:nodes"]), text(&["a"]), text(&["a", "b"]));
         let (one, two) = (ips(&["10.0.0.1"]), ips(&["10.0.0.2", "10.0.0.1"]));
         let held = HeldCertificate {
-            not_before: WallTime::from_secs(1000 * DAY),
-            not_after: WallTime::from_secs(1010 * DAY),
+            not_before: WallTime::from_unix_seconds(1000 * DAY),
+            not_after: WallTime::from_unix_seconds(1010 * DAY),
             since: None,
             common_name: "n",
             organizations: &nodes,
@@ -390,8 +397,10 @@ mod tests {
             dns_names: &names,
             ips: &one,
         };
-        let now = WallTime::from_secs(1001 * DAY);
-        let days = |random| rotate_at(Some(held), wanted, random, now).map(|at| at.secs() / DAY);
+        let now = WallTime::from_unix_seconds(1001 * DAY);
+        let days = |random| {
+            rotation_time(Some(held), wanted, random, now).map(|at| at.unix_seconds() / DAY)
+        };
         assert_eq!(
             (days(0), days(500), days(999)),
             (Some(1007), Some(1008), Some(1009))
@@ -431,7 +440,7 @@ mod tests {
                 },
             ),
         ] {
-            assert_eq!(rotate_at(held, wanted, 0, now), None, "{name}");
+            assert_eq!(rotation_time(held, wanted, 0, now), None, "{name}");
         }
         let odd = HeldCertificate {
             not_after: WallTime(i64::MIN),
@@ -439,7 +448,7 @@ mod tests {
             ..held
         };
         assert_eq!(
-            rotate_at(Some(odd), wanted, 999, now),
+            rotation_time(Some(odd), wanted, 999, now),
             Some(WallTime(i64::MAX))
         );
     }
@@ -447,7 +456,7 @@ mod tests {
     #[test]
     fn a_life_begins_here() {
         // BOOT-07: a certificate that is dated back to the beginning of its CA, years ago.
-        let day = |day: i64| WallTime::from_secs(day * DAY);
+        let day = |day: i64| WallTime::from_unix_seconds(day * DAY);
         let wanted = WantedCertificate {
             common_name: "n",
             organization: "",
@@ -476,7 +485,7 @@ mod tests {
                 since: since.map(day),
                 ..held
             };
-            let found = rotate_at(Some(held), wanted, 0, day(ours));
+            let found = rotation_time(Some(held), wanted, 0, day(ours));
             assert_eq!(found, Some(day(due)), "{name}");
         }
     }
@@ -487,8 +496,8 @@ mod tests {
         let of = |common_name: &'static str, from: i64, to: i64| {
             Some(CertificateCandidate {
                 common_name,
-                not_before: WallTime::from_secs(from * DAY),
-                end: WallTime::from_secs(to * DAY),
+                not_before: WallTime::from_unix_seconds(from * DAY),
+                end: WallTime::from_unix_seconds(to * DAY),
             })
         };
         for (name, kept, brought, want) in [
@@ -521,8 +530,12 @@ mod tests {
             ),
             ("both for another name", of("m", 2, 9), of("m", 1, 9), false),
         ] {
-            let now = WallTime::from_secs(5 * DAY);
-            assert_eq!(is_replaced(kept, brought, "n", now), want, "{name}");
+            let now = WallTime::from_unix_seconds(5 * DAY);
+            assert_eq!(
+                is_certificate_replaced(kept, brought, "n", now),
+                want,
+                "{name}"
+            );
         }
     }
 
@@ -576,16 +589,16 @@ mod tests {
                 over("another request has its name"),
             ),
         ] {
-            assert_eq!(judge(&csr, "u"), want, "{name}");
+            assert_eq!(judge_csr(&csr, "u"), want, "{name}");
         }
     }
 
     #[test]
     fn delays_and_the_end() {
         // BOOT-05 BOOT-09
-        let seconds: Vec<_> = (1..=7).map(|n| retry_delay(n, 0).as_secs()).collect();
+        let seconds: Vec<_> = (1..=7).map(|n| csr_retry_delay(n, 0).as_secs()).collect();
         assert_eq!(seconds, [2, 4, 8, 16, 32, 32, 32]);
-        assert_eq!(retry_delay(1, 999), Duration::from_micros(2_199_800));
+        assert_eq!(csr_retry_delay(1, 999), Duration::from_micros(2_199_800));
         let now = MonoTime(1_000_000);
         let since = |seconds: u64| Some(MonoTime(1_000_000 - seconds * 1000));
         for (name, without, expired, answers, want) in [
@@ -596,7 +609,11 @@ mod tests {
             ("expired", None, true, true, true),
             ("expired, nobody answers", None, true, false, false),
         ] {
-            assert_eq!(is_stuck(without, expired, answers, now), want, "{name}");
+            assert_eq!(
+                must_restart_agent(without, expired, answers, now),
+                want,
+                "{name}"
+            );
         }
     }
 }

@@ -15,7 +15,8 @@ use crate::api::pod_status::QosClass;
 use crate::api::{Container, Pod, PodError, Quantity};
 use crate::pod_kind;
 use crate::pod_resources::{
-    AmountKind, amount, container_amount, containers_sum, names, own_sum, pod_level, pod_sum,
+    AmountKind, amount_in_base_unit, container_amount, containers_sum, pod_level_amount, pod_sum,
+    pod_sum_without_overhead, stated_resource_names,
 };
 use crate::pod_writes::WriteLimits;
 
@@ -111,14 +112,14 @@ pub struct PodRequestTotals {
 
 /// cpu.shares for a CPU request in thousandths (RES-01).
 #[must_use]
-pub fn shares(cpu_milli: i64) -> u64 {
+pub fn cpu_shares(cpu_milli: i64) -> u64 {
     let milli = u64::try_from(cpu_milli).unwrap_or(0);
     (milli.saturating_mul(1024) / 1000).clamp(MIN_SHARES, MAX_SHARES)
 }
 
 /// CFS quota in microseconds for a CPU limit in thousandths (RES-02); 0 for no limit.
 #[must_use]
-pub fn quota(cpu_milli: i64, period_us: u64) -> i64 {
+pub fn cfs_quota_us(cpu_milli: i64, period_us: u64) -> i64 {
     if cpu_milli <= 0 {
         return 0;
     }
@@ -143,50 +144,50 @@ const POD: &str = "pod";
 impl CgroupTree {
     /// Absolute path of the group above all pods: `/kubepods` below `cgroupRoot`.
     #[must_use]
-    pub fn kubepods(&self) -> String {
-        self.path(&[])
+    pub fn kubepods_path(&self) -> String {
+        self.join_path(&[])
     }
 
     /// Absolute path of a tier; Guaranteed pods have none and stand directly below `kubepods`.
     #[must_use]
-    pub fn tier(&self, qos: QosClass) -> String {
-        self.path(tier_name(qos))
+    pub fn tier_path(&self, qos: QosClass) -> String {
+        self.join_path(tier_name(qos))
     }
 
-    /// Absolute path of a pod's group (RES-10, SVC-31). A UID that [`CgroupTree::names`] refuses has no group of its
+    /// Absolute path of a pod's group (RES-10, SVC-31). A UID that [`CgroupTree::is_unambiguous_uid`] refuses has no group of its
     /// own.
     #[must_use]
-    pub fn pod(&self, qos: QosClass, uid: &str) -> String {
+    pub fn pod_path(&self, qos: QosClass, uid: &str) -> String {
         let name = format!("{POD}{uid}");
-        self.path(&[tier_name(qos), &[&name]].concat())
+        self.join_path(&[tier_name(qos), &[&name]].concat())
     }
 
     /// Returns true if a group's name tells this UID from all others: in a slice's name `_` stands for `-`.
     #[must_use]
-    pub fn names(&self, uid: &str) -> bool {
+    pub fn is_unambiguous_uid(&self, uid: &str) -> bool {
         self.driver == CgroupDriver::Cgroupfs || !uid.contains('_')
     }
 
     /// Returns the paths where the group of a pod may be, one for each tier.
     #[must_use]
-    pub fn pod_in_any_tier(&self, uid: &str) -> [String; 3] {
-        TIERS.map(|qos| self.pod(qos, uid))
+    pub fn pod_paths_of_tiers(&self, uid: &str) -> [String; 3] {
+        TIERS.map(|qos| self.pod_path(qos, uid))
     }
 
     /// The pod whose group in this tier is called `name`.
     #[must_use]
-    pub fn pod_of(&self, qos: QosClass, name: &str) -> Option<String> {
+    pub fn pod_uid_of(&self, qos: QosClass, name: &str) -> Option<String> {
         if self.driver == CgroupDriver::Cgroupfs {
             return name.strip_prefix(POD).map(Into::into);
         }
-        let tier = self.tier(qos);
+        let tier = self.tier_path(qos);
         let tier = tier.rsplit('/').next()?.strip_suffix(SLICE)?;
         let own = name.strip_prefix(tier)?.strip_prefix('-')?;
         let uid = own.strip_prefix(POD)?.strip_suffix(SLICE)?;
         (!uid.contains('-')).then(|| uid.replace('_', "-"))
     }
 
-    fn path(&self, below: &[&str]) -> String {
+    fn join_path(&self, below: &[&str]) -> String {
         let root = self.root.split('/').filter(|part| !part.is_empty());
         let parts = root.chain([KUBEPODS]).chain(below.iter().copied());
         let mut path = String::new();
@@ -242,30 +243,30 @@ pub fn pod_cgroup(pod: &Pod, qos: QosClass, settings: &CgroupSettings) -> PodCgr
         ..LinuxResources::default()
     };
     if qos != QosClass::BestEffort {
-        values.cpu_shares = Some(shares(
+        values.cpu_shares = Some(cpu_shares(
             pod_sum(pod, AmountKind::Requests, "cpu").unwrap_or(0),
         ));
         if every_container_is_limited(pod, "cpu") {
             let limit = pod_sum(pod, AmountKind::Limits, "cpu").unwrap_or(0);
             values.cpu_quota_us = Some(match (settings.cfs_quota, limit) {
-                (true, 1..) => quota(limit, settings.cfs_period_us),
+                (true, 1..) => cfs_quota_us(limit, settings.cfs_period_us),
                 (_, _) => -1,
             });
             values.cpu_period_us = Some(settings.cfs_period_us);
         }
-        values.memory_limit_bytes = memory_limit(pod);
+        values.memory_limit_bytes = memory_limit_bytes(pod);
     }
     let asked = pod_sum(pod, AmountKind::Requests, "memory").unwrap_or(0);
-    protect(&mut values, qos, asked, settings);
+    set_memory_protection(&mut values, qos, asked, settings);
     PodCgroup {
-        path: settings.tree.pod(qos, &pod.metadata.uid),
+        path: settings.tree.pod_path(qos, &pod.metadata.uid),
         values,
     }
 }
 
 /// Bytes of memory that a pod may use as a whole; `None`: there is no such limit.
 #[must_use]
-pub fn memory_limit(pod: &Pod) -> Option<i64> {
+pub fn memory_limit_bytes(pod: &Pod) -> Option<i64> {
     let limit = pod_sum(pod, AmountKind::Limits, "memory").filter(|&limit| limit > 0);
     limit.filter(|_| every_container_is_limited(pod, "memory"))
 }
@@ -275,31 +276,40 @@ pub fn memory_limit(pod: &Pod) -> Option<i64> {
 fn every_container_is_limited(pod: &Pod, name: &str) -> bool {
     let limited = |limit: Option<i64>| limit.is_some_and(|limit| limit > 0);
     let mut containers = pod.spec.init_containers.iter().chain(&pod.spec.containers);
-    limited(pod_level(pod, AmountKind::Limits, name))
+    limited(pod_level_amount(pod, AmountKind::Limits, name))
         || containers
             .all(|container| limited(container_amount(container, AmountKind::Limits, name)))
 }
 
 /// Protects so much memory of a group: the kernel takes it last (`memory.low`, Burstable) or never (`memory.min`,
 /// Guaranteed).
-fn protect(values: &mut LinuxResources, qos: QosClass, bytes: i64, settings: &CgroupSettings) {
+fn set_memory_protection(
+    values: &mut LinuxResources,
+    qos: QosClass,
+    bytes: i64,
+    settings: &CgroupSettings,
+) {
     let file = match qos {
         QosClass::Guaranteed => "memory.min",
         QosClass::Burstable => "memory.low",
         QosClass::BestEffort => return,
     };
-    if reserves(settings) {
+    if reserves_memory(settings) {
         values.unified.insert(file.into(), bytes.to_string());
     }
 }
 
-fn reserves(settings: &CgroupSettings) -> bool {
+fn reserves_memory(settings: &CgroupSettings) -> bool {
     settings.v2 && settings.memory_qos.is_some_and(|memory| memory.reserves)
 }
 
 /// Takes back the memory protection that an earlier policy may have given a tier. BestEffort never had one.
-pub fn unprotect(values: &mut LinuxResources, qos: QosClass, settings: &CgroupSettings) {
-    if qos != QosClass::BestEffort && !reserves(settings) {
+pub fn clear_memory_protection(
+    values: &mut LinuxResources,
+    qos: QosClass,
+    settings: &CgroupSettings,
+) {
+    if qos != QosClass::BestEffort && !reserves_memory(settings) {
         for file in ["memory.min", "memory.low"] {
             values.unified.insert(file.into(), "0".into());
         }
@@ -314,13 +324,13 @@ pub fn kubepods_protection(
     settings: &CgroupSettings,
 ) -> Option<LinuxResources> {
     let mut values = LinuxResources::default();
-    protect(
+    set_memory_protection(
         &mut values,
         QosClass::Guaranteed,
         asked.guaranteed_bytes,
         settings,
     );
-    protect(
+    set_memory_protection(
         &mut values,
         QosClass::Burstable,
         asked.burstable_bytes,
@@ -340,16 +350,16 @@ pub fn tier_values(
     let mut values = LinuxResources {
         cpu_shares: match qos {
             QosClass::Guaranteed => None,
-            QosClass::Burstable => Some(shares(asked.burstable_milli)),
+            QosClass::Burstable => Some(cpu_shares(asked.burstable_milli)),
             QosClass::BestEffort => Some(MIN_SHARES),
         },
         hugepage_limits: sizes
             .map(|&size| (page_size_name(size), HUGETLB_UNLIMITED))
-            .gather(),
+            .gather_items(),
         ..LinuxResources::default()
     };
     if qos == QosClass::Burstable {
-        protect(&mut values, qos, asked.burstable_bytes, settings);
+        set_memory_protection(&mut values, qos, asked.burstable_bytes, settings);
     }
     values
 }
@@ -358,7 +368,7 @@ pub fn tier_values(
 #[must_use]
 pub fn kubepods_values(cpu_milli: i64, memory_bytes: i64, pids: Option<i64>) -> LinuxResources {
     LinuxResources {
-        cpu_shares: Some(shares(cpu_milli)),
+        cpu_shares: Some(cpu_shares(cpu_milli)),
         memory_limit_bytes: Some(memory_bytes),
         pids_limit: pids,
         ..LinuxResources::default()
@@ -375,7 +385,7 @@ pub fn container_resources(
 ) -> LinuxResources {
     let limit = |name| {
         let own = container_amount(container, AmountKind::Limits, name).filter(|&limit| limit > 0);
-        own.or_else(|| pod_level(pod, AmountKind::Limits, name))
+        own.or_else(|| pod_level_amount(pod, AmountKind::Limits, name))
             .filter(|&limit| limit > 0)
     };
     let cpu_limit = limit("cpu");
@@ -383,18 +393,20 @@ pub fn container_resources(
     let memory_limit = limit("memory");
     let quota = cpu_limit
         .filter(|_| settings.cfs_quota)
-        .map(|limit| quota(limit, settings.cfs_period_us));
+        .map(|limit| cfs_quota_us(limit, settings.cfs_period_us));
     let mut values = LinuxResources {
-        cpu_shares: Some(shares(cpu_request.unwrap_or(0))),
+        cpu_shares: Some(cpu_shares(cpu_request.unwrap_or(0))),
         cpu_quota_us: quota,
         cpu_period_us: quota.map(|_| settings.cfs_period_us),
         memory_limit_bytes: memory_limit,
         oom_score_adj: oom_score_adj(pod, container, qos, settings.node_memory_bytes),
         hugepage_limits: hugepages(settings, |size| {
-            let own = hugepage_amount(AmountKind::Limits.of(&container.resources), size);
+            let own = hugepage_amount(AmountKind::Limits.quantities_of(&container.resources), size);
             let whole = pod.spec.resources.as_ref();
-            own.or_else(|| whole.and_then(|r| hugepage_amount(AmountKind::Limits.of(r), size)))
-                .unwrap_or(0)
+            own.or_else(|| {
+                whole.and_then(|r| hugepage_amount(AmountKind::Limits.quantities_of(r), size))
+            })
+            .unwrap_or(0)
         }),
         ..LinuxResources::default()
     };
@@ -405,12 +417,12 @@ pub fn container_resources(
         && let Some(qos_memory) = settings.memory_qos
     {
         let request = container_amount(container, AmountKind::Requests, "memory").unwrap_or(0);
-        if let Some(high) = throttled_from(request, memory_limit, qos_memory) {
+        if let Some(high) = memory_high_bytes(request, memory_limit, qos_memory) {
             values
                 .unified
                 .insert("memory.high".into(), high.to_string());
         }
-        protect(&mut values, qos, request, settings);
+        set_memory_protection(&mut values, qos, request, settings);
     }
     if settings.swap_controller {
         if settings.v2 {
@@ -427,7 +439,7 @@ pub fn container_resources(
 
 /// Use of memory from which on a container is slowed down (`memory.high`), bytes, whole pages. `None`: no such mark.
 /// The container's limit is a hard end.
-fn throttled_from(request: i64, limit: Option<i64>, memory: MemoryQos) -> Option<i64> {
+fn memory_high_bytes(request: i64, limit: Option<i64>, memory: MemoryQos) -> Option<i64> {
     let most = limit.unwrap_or(memory.allocatable_bytes);
     let spare = i128::from(most.saturating_sub(request)) * i128::from(memory.throttling_permille);
     let bytes = request.saturating_add(i64::try_from(spare / 1000).ok()?);
@@ -442,9 +454,9 @@ pub fn sandbox_resources(pod: &Pod, settings: &CgroupSettings) -> (LinuxResource
     let values = |request: Option<i64>, cpu: i64, memory: i64| {
         let quota = Some(cpu)
             .filter(|&cpu| settings.cfs_quota && cpu > 0)
-            .map(|cpu| quota(cpu, settings.cfs_period_us));
+            .map(|cpu| cfs_quota_us(cpu, settings.cfs_period_us));
         let mut values = LinuxResources {
-            cpu_shares: Some(shares(request.unwrap_or(cpu))),
+            cpu_shares: Some(cpu_shares(request.unwrap_or(cpu))),
             cpu_quota_us: quota,
             cpu_period_us: quota.map(|_| settings.cfs_period_us),
             memory_limit_bytes: Some(memory).filter(|&memory| memory > 0),
@@ -455,16 +467,21 @@ pub fn sandbox_resources(pod: &Pod, settings: &CgroupSettings) -> (LinuxResource
         }
         values
     };
-    let limit = |name| own_sum(pod, AmountKind::Limits, name).unwrap_or(0);
+    let limit = |name| pod_sum_without_overhead(pod, AmountKind::Limits, name).unwrap_or(0);
     let own = values(
-        own_sum(pod, AmountKind::Requests, "cpu"),
+        pod_sum_without_overhead(pod, AmountKind::Requests, "cpu"),
         limit("cpu"),
         limit("memory"),
     );
     if pod.spec.overhead.is_empty() {
         return (own, LinuxResources::default());
     }
-    let overhead = |name| pod.spec.overhead.get(name).map_or(0, |q| amount(name, q));
+    let overhead = |name| {
+        pod.spec
+            .overhead
+            .get(name)
+            .map_or(0, |q| amount_in_base_unit(name, q))
+    };
     let beside = values(None, overhead("cpu"), overhead("memory"));
     (own, beside)
 }
@@ -532,7 +549,8 @@ fn burstable_oom(pod: &Pod, container: &Container, node_memory_bytes: i64) -> i6
 
 /// Each container's share of the memory that the pod requests beyond its containers' requests.
 fn unallocated_share(pod: &Pod) -> i64 {
-    let Some(whole) = pod_level(pod, AmountKind::Requests, "memory").filter(|&whole| whole > 0)
+    let Some(whole) =
+        pod_level_amount(pod, AmountKind::Requests, "memory").filter(|&whole| whole > 0)
     else {
         return 0;
     };
@@ -550,12 +568,12 @@ fn hugepages(settings: &CgroupSettings, bytes: impl Fn(u64) -> i64) -> BTreeMap<
             let limit = u64::try_from(bytes(size)).unwrap_or(0);
             (page_size_name(size), limit)
         })
-        .gather()
+        .gather_items()
 }
 
 /// The pod's sum for one page size, however its name is written.
 fn hugepage_sum(pod: &Pod, which: AmountKind, size: u64) -> Option<i64> {
-    let name = names(pod, which)
+    let name = stated_resource_names(pod, which)
         .into_iter()
         .find(|name| is_page_size(name, size))?;
     pod_sum(pod, which, name)
@@ -569,11 +587,14 @@ fn hugepage_amount(map: &BTreeMap<String, Quantity>, size: u64) -> Option<i64> {
 
 /// Returns true if a resource such as `hugepages-2Mi` names pages of `size` bytes.
 fn is_page_size(resource: &str, size: u64) -> bool {
-    resource.strip_prefix("hugepages-").and_then(page_size) == Some(size)
+    resource
+        .strip_prefix("hugepages-")
+        .and_then(parse_page_size)
+        == Some(size)
 }
 
 /// `2Mi` in bytes.
-fn page_size(text: &str) -> Option<u64> {
+fn parse_page_size(text: &str) -> Option<u64> {
     let quantity = Quantity::parse(text).ok()?;
     u64::try_from(quantity.value())
         .ok()
@@ -587,11 +608,11 @@ fn page_size(text: &str) -> Option<u64> {
 #[must_use]
 pub fn medium_page_size(pod: &Pod, medium: &str) -> Option<Result<u64, PodError>> {
     let size = medium.strip_prefix("HugePages")?;
-    let mut asked = names(pod, AmountKind::Requests)
+    let mut asked = stated_resource_names(pod, AmountKind::Requests)
         .into_iter()
-        .filter_map(|name| page_size(name.strip_prefix("hugepages-")?));
+        .filter_map(|name| parse_page_size(name.strip_prefix("hugepages-")?));
     Some(match size.strip_prefix('-') {
-        Some(size) => match page_size(size) {
+        Some(size) => match parse_page_size(size) {
             Some(size) if asked.any(|other| other == size) => Ok(size),
             Some(_) => Err(PodError::Spec(format!(
                 "no container requests hugepages-{size}"
@@ -650,7 +671,7 @@ mod tests {
             (256_000, 262_144),
             (i64::MAX, 262_144),
         ] {
-            assert_eq!(shares(milli), want_shares, "{milli}");
+            assert_eq!(cpu_shares(milli), want_shares, "{milli}");
         }
         // RES-02
         for (milli, period, want) in [
@@ -662,7 +683,7 @@ mod tests {
             (1500, 10_000, 15_000),
             (i64::MAX, 1_000_000, i64::MAX),
         ] {
-            assert_eq!(quota(milli, period), want, "{milli} {period}");
+            assert_eq!(cfs_quota_us(milli, period), want, "{milli} {period}");
         }
     }
 
@@ -678,11 +699,11 @@ mod tests {
                 root: root.into(),
                 driver: CgroupDriver::Cgroupfs,
             };
-            let path = tree.pod(qos, "u-1");
+            let path = tree.pod_path(qos, "u-1");
             assert_eq!(path, want);
             let name = path.rsplit('/').next().expect("a name");
-            assert_eq!(tree.pod_of(qos, name).as_deref(), Some("u-1"));
-            assert_eq!(tree.pod_of(qos, "burstable"), None);
+            assert_eq!(tree.pod_uid_of(qos, name).as_deref(), Some("u-1"));
+            assert_eq!(tree.pod_uid_of(qos, "burstable"), None);
         }
     }
 
@@ -707,27 +728,27 @@ mod tests {
                 root: root.into(),
                 driver: CgroupDriver::Systemd,
             };
-            let path = tree.pod(qos, "u-1");
+            let path = tree.pod_path(qos, "u-1");
             assert_eq!(path, want);
-            assert!(tree.pod_in_any_tier("u-1").contains(&path));
+            assert!(tree.pod_paths_of_tiers("u-1").contains(&path));
             let name = path.rsplit('/').next().expect("a name");
             for tier in TIERS {
                 let wanted = (tier == qos).then_some("u-1");
                 assert_eq!(
-                    tree.pod_of(tier, name).as_deref(),
+                    tree.pod_uid_of(tier, name).as_deref(),
                     wanted,
                     "{name} {tier:?}"
                 );
             }
-            assert!(tree.names("u-1") && !tree.names("u_1"));
+            assert!(tree.is_unambiguous_uid("u-1") && !tree.is_unambiguous_uid("u_1"));
             for other in [
-                &tree.tier(qos),
+                &tree.tier_path(qos),
                 "kubepods-podx.scope",
                 "podu_1.slice",
                 "x-podu_1.slice",
             ] {
                 let name = other.rsplit('/').next().expect("a name");
-                assert_eq!(tree.pod_of(qos, name), None, "{other}");
+                assert_eq!(tree.pod_uid_of(qos, name), None, "{other}");
             }
         }
     }
@@ -813,7 +834,7 @@ mod tests {
             assert_eq!(got.pids_limit, None, "{name}");
             if qos != BestEffort {
                 // VOL-10
-                assert_eq!(memory_limit(&pod(spec)), memory, "{name}");
+                assert_eq!(memory_limit_bytes(&pod(spec)), memory, "{name}");
             }
             assert_eq!(got.hugepage_limits["2MB"], 0, "{name}");
         }
@@ -954,8 +975,8 @@ mod tests {
             throttling_permille: 333,
             ..settings.memory_qos.expect("on")
         };
-        assert_eq!(throttled_from(1, Some(10_000), odd), None, "no page");
-        assert_eq!(throttled_from(1, Some(20_000), odd), Some(4096));
+        assert_eq!(memory_high_bytes(1, Some(10_000), odd), None, "no page");
+        assert_eq!(memory_high_bytes(1, Some(20_000), odd), Some(4096));
         assert_eq!(
             kubepods_protection(PodRequestTotals::default(), &settings),
             None

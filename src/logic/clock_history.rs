@@ -44,7 +44,7 @@ struct ClockStretch {
 
 impl ClockStretch {
     /// Returns true if a clock of this stretch may have shown `at`.
-    fn said(&self, at: WallTime) -> bool {
+    fn may_have_shown(&self, at: WallTime) -> bool {
         let at = at.0.div_euclid(NS_PER_MS);
         let begin = wall_ms(self.first_ms.min(self.last_ms), self.from);
         let end = wall_ms(self.first_ms.max(self.last_ms), self.to);
@@ -74,7 +74,7 @@ pub enum ClockObservation {
     /// The wall clock was set.
     Set,
     /// The wall clock is right for the first time in this boot. Earlier times of this boot are to move: see
-    /// [`ClockHistory::corrected`].
+    /// [`ClockHistory::correct_time`].
     Right,
 }
 
@@ -99,7 +99,7 @@ impl ClockHistory {
 
     /// Looks at both clocks. `is_right` tells whether somebody keeps the wall clock right; it is not called after it
     /// was true.
-    pub fn look(
+    pub fn observe_clocks(
         &mut self,
         now: MonoTime,
         wall: WallTime,
@@ -118,12 +118,12 @@ impl ClockHistory {
             Some(last) => {
                 let from = last.to;
                 last.to = last.to.max(now);
-                self.begin(offset_ms, from, now);
+                self.begin_stretch(offset_ms, from, now);
                 true
             }
             // This is the first look, so the clock may have been like this since the boot.
             None => {
-                self.begin(offset_ms, MonoTime(0), now);
+                self.begin_stretch(offset_ms, MonoTime(0), now);
                 true
             }
         };
@@ -138,7 +138,7 @@ impl ClockHistory {
         }
     }
 
-    fn begin(&mut self, offset_ms: i64, from: MonoTime, to: MonoTime) {
+    fn begin_stretch(&mut self, offset_ms: i64, from: MonoTime, to: MonoTime) {
         if self.stretches.len() >= MAX_STRETCHES {
             let lengths = self
                 .stretches
@@ -168,15 +168,15 @@ impl ClockHistory {
     ///
     /// To be asked once for each time: the result may look like a time of another stretch.
     #[must_use]
-    pub fn corrected(&self, at: WallTime) -> WallTime {
+    pub fn correct_time(&self, at: WallTime) -> WallTime {
         let Some(certain) = &self.certain else {
             return at;
         };
         // Stretches that began later had a clock that was right.
         let before = self.stretches.iter().rev().filter(|s| s.from < certain.at);
         let mut before = before.filter(|s| s.last_ms.abs_diff(certain.offset_ms) > JUMP_MS);
-        match before.find(|s| s.said(at)) {
-            Some(stretch) => moved(at, certain.offset_ms.saturating_sub(stretch.last_ms)),
+        match before.find(|s| s.may_have_shown(at)) {
+            Some(stretch) => shift_time(at, certain.offset_ms.saturating_sub(stretch.last_ms)),
             None => at,
         }
     }
@@ -184,20 +184,24 @@ impl ClockHistory {
     /// Corrects `at`, which may have been corrected already: only an impossible time is moved. Such a time lies before
     /// this boot or in the future, and the clock of this boot has shown it.
     #[must_use]
-    pub fn believed(&self, at: WallTime, now: MonoTime) -> WallTime {
+    pub fn correct_impossible_time(&self, at: WallTime, now: MonoTime) -> WallTime {
         let is_possible = self.certain.is_none_or(|certain| {
             let ms = at.0.div_euclid(NS_PER_MS);
             let end = wall_ms(certain.offset_ms, now);
             ms >= certain.offset_ms.saturating_sub(CUT_MS) && ms <= end
         });
-        if is_possible { at } else { self.corrected(at) }
+        if is_possible {
+            at
+        } else {
+            self.correct_time(at)
+        }
     }
 
     /// Converts `at` to the time since boot; `at` is corrected as far as it can be. `now`, `wall`: both clocks at
     /// present. A time before this boot becomes its begin; a time that is still to come by the wall clock may be later
     /// than `now`.
     #[must_use]
-    pub fn moment(&self, at: WallTime, now: MonoTime, wall: WallTime) -> MonoTime {
+    pub fn time_since_boot(&self, at: WallTime, now: MonoTime, wall: WallTime) -> MonoTime {
         let ms = at.0.div_euclid(NS_PER_MS);
         let of = |offset_ms: i64| MonoTime(ms.saturating_sub(offset_ms).max(0).unsigned_abs());
         let certain = self.certain.map(|certain| certain.offset_ms);
@@ -206,7 +210,7 @@ impl ClockHistory {
         if let Some(offset) = certain.filter(is_possible) {
             return of(offset);
         }
-        match self.stretches.iter().rev().find(|s| s.said(at)) {
+        match self.stretches.iter().rev().find(|s| s.may_have_shown(at)) {
             Some(stretch) => of(stretch.last_ms),
             None => {
                 let later_ms = at.0.saturating_sub(wall.0) / NS_PER_MS;
@@ -218,8 +222,8 @@ impl ClockHistory {
     /// Returns the time that has passed since `at`. For a time before this boot the difference of two wall clocks is
     /// the best that is known.
     #[must_use]
-    pub fn since(&self, at: WallTime, now: MonoTime, wall: WallTime) -> Duration {
-        let then = self.moment(at, now, wall);
+    pub fn elapsed_since(&self, at: WallTime, now: MonoTime, wall: WallTime) -> Duration {
+        let then = self.time_since_boot(at, now, wall);
         if then > MonoTime(0) {
             return now - then;
         }
@@ -233,7 +237,7 @@ fn wall_ms(offset_ms: i64, at: MonoTime) -> i64 {
     offset_ms.saturating_add_unsigned(at.0)
 }
 
-fn moved(at: WallTime, by_ms: i64) -> WallTime {
+fn shift_time(at: WallTime, by_ms: i64) -> WallTime {
     WallTime(at.0.saturating_add(by_ms.saturating_mul(NS_PER_MS)))
 }
 
@@ -255,12 +259,14 @@ mod tests {
 
     impl Boot {
         fn wall(&self) -> WallTime {
-            WallTime::from_secs(self.offset_s + i64::try_from(self.now.0 / 1000).expect("small"))
+            WallTime::from_unix_seconds(
+                self.offset_s + i64::try_from(self.now.0 / 1000).expect("small"),
+            )
         }
 
         fn look(&mut self) -> ClockObservation {
             let (wall, is_right) = (self.wall(), self.is_right);
-            self.history.look(self.now, wall, || is_right)
+            self.history.observe_clocks(self.now, wall, || is_right)
         }
 
         fn pass(&mut self, seconds: u64) -> ClockObservation {
@@ -269,11 +275,13 @@ mod tests {
         }
 
         fn age(&self, at: WallTime) -> u64 {
-            self.history.since(at, self.now, self.wall()).as_secs()
+            self.history
+                .elapsed_since(at, self.now, self.wall())
+                .as_secs()
         }
 
         fn at(&self, second: i64) -> WallTime {
-            WallTime::from_secs(NOW_S + second)
+            WallTime::from_unix_seconds(NOW_S + second)
         }
     }
 
@@ -287,7 +295,7 @@ mod tests {
         assert_eq!(boot.pass(40), ClockObservation::Same);
         let second = boot.wall();
         assert_eq!(
-            boot.history.corrected(first),
+            boot.history.correct_time(first),
             first,
             "nothing better is known"
         );
@@ -295,16 +303,16 @@ mod tests {
         boot.offset_s = NOW_S;
         assert_eq!(boot.pass(2), ClockObservation::Set);
         let third = boot.wall();
-        assert_eq!(boot.history.corrected(first), first);
+        assert_eq!(boot.history.correct_time(first), first);
         boot.is_right = true;
         assert_eq!(boot.pass(2), ClockObservation::Right);
-        assert_eq!(boot.history.corrected(first), boot.at(20));
-        assert_eq!(boot.history.corrected(second), boot.at(60));
-        assert_eq!(boot.history.corrected(third), third);
-        assert_eq!(boot.history.corrected(boot.wall()), boot.wall());
+        assert_eq!(boot.history.correct_time(first), boot.at(20));
+        assert_eq!(boot.history.correct_time(second), boot.at(60));
+        assert_eq!(boot.history.correct_time(third), third);
+        assert_eq!(boot.history.correct_time(boot.wall()), boot.wall());
         // A boot before this one knew better.
-        let before = WallTime::from_secs(NOW_S - 86_400);
-        assert_eq!(boot.history.corrected(before), before);
+        let before = WallTime::from_unix_seconds(NOW_S - 86_400);
+        assert_eq!(boot.history.correct_time(before), before);
         // It is told once.
         assert_eq!(boot.pass(2), ClockObservation::Same);
         boot.is_right = false;
@@ -312,7 +320,7 @@ mod tests {
         assert_eq!(boot.pass(2), ClockObservation::Set);
         boot.is_right = true;
         assert_eq!(boot.pass(2), ClockObservation::Same);
-        assert_eq!(boot.history.corrected(first), boot.at(20));
+        assert_eq!(boot.history.correct_time(first), boot.at(20));
         let text = serde_json::to_string(&boot.history).expect("text");
         let back: ClockHistory = serde_json::from_str(&text).expect("history");
         assert_eq!(back, boot.history);
@@ -333,7 +341,10 @@ mod tests {
         (boot.offset_s, boot.is_right) = (NOW_S, true);
         assert_eq!(boot.pass(2), ClockObservation::Right);
         dated.push(boot.wall());
-        let right: Vec<WallTime> = dated.iter().map(|at| boot.history.corrected(*at)).collect();
+        let right: Vec<WallTime> = dated
+            .iter()
+            .map(|at| boot.history.correct_time(*at))
+            .collect();
         assert!(right.is_sorted(), "{right:?}");
         assert_eq!(right[0], boot.at(3600));
         assert_eq!(right[99], boot.at(360_000));
@@ -346,7 +357,7 @@ mod tests {
         let early = boot.wall();
         (boot.offset_s, boot.is_right) = (NOW_S, true);
         assert_eq!(boot.pass(2), ClockObservation::Right);
-        assert_eq!(boot.history.corrected(early), boot.at(30));
+        assert_eq!(boot.history.correct_time(early), boot.at(30));
     }
 
     #[test]
@@ -357,15 +368,15 @@ mod tests {
         let dated = boot.wall();
         (boot.offset_s, boot.is_right) = (NOW_S, true);
         let _ = boot.pass(2);
-        let once = boot.history.believed(dated, boot.now);
+        let once = boot.history.correct_impossible_time(dated, boot.now);
         assert_eq!(once, boot.at(20));
-        assert_eq!(boot.history.believed(once, boot.now), once);
+        assert_eq!(boot.history.correct_impossible_time(once, boot.now), once);
         // A time before this boot, and one of a day when the clock was far ahead: no clock of this boot has shown them.
         for other in [
-            WallTime::from_secs(NOW_S - 5000),
-            WallTime::from_secs(NOW_S + 5000),
+            WallTime::from_unix_seconds(NOW_S - 5000),
+            WallTime::from_unix_seconds(NOW_S + 5000),
         ] {
-            assert_eq!(boot.history.believed(other, boot.now), other);
+            assert_eq!(boot.history.correct_impossible_time(other, boot.now), other);
         }
     }
 
@@ -394,7 +405,7 @@ mod tests {
         assert_eq!(boot.pass(1), ClockObservation::Right);
         let mut own_ages = Vec::new();
         for (at, then) in &dated {
-            let at = boot.history.corrected(*at);
+            let at = boot.history.correct_time(*at);
             assert_eq!(boot.age(at), (boot.now - *then).as_secs(), "{at}");
             own_ages.push((at, boot.age(at)));
         }
@@ -425,7 +436,7 @@ mod tests {
             boot.now = boot.now + Duration::from_secs(HOUR_S);
             let wall = WallTime(boot.wall().0 + hour * 500 * NS_PER_MS);
             assert_eq!(
-                boot.history.look(boot.now, wall, || false),
+                boot.history.observe_clocks(boot.now, wall, || false),
                 ClockObservation::Same
             );
         }

@@ -47,23 +47,23 @@ pub const OWNED: [&str; 8] = [
 
 /// Returns true if the agent alone writes conditions of this type (STAT-40).
 #[must_use]
-pub fn is_owned(kind: &str) -> bool {
+pub fn is_owned_by_agent(kind: &str) -> bool {
     OWNED.contains(&kind)
 }
 
 /// The condition of that type.
 #[must_use]
-pub fn find<'a>(conditions: &'a [PodCondition], kind: &str) -> Option<&'a PodCondition> {
+pub fn find_condition<'a>(conditions: &'a [PodCondition], kind: &str) -> Option<&'a PodCondition> {
     conditions.iter().find(|c| c.kind == kind)
 }
 
 /// Returns true if the condition of that type is there and `True`.
 #[must_use]
-pub fn is_true(conditions: &[PodCondition], kind: &str) -> bool {
-    find(conditions, kind).is_some_and(|c| c.status == "True")
+pub fn is_condition_true(conditions: &[PodCondition], kind: &str) -> bool {
+    find_condition(conditions, kind).is_some_and(|c| c.status == "True")
 }
 
-fn condition(kind: &str, status: bool, reason: &str, message: String) -> PodCondition {
+fn make_condition(kind: &str, status: bool, reason: &str, message: String) -> PodCondition {
     PodCondition {
         kind: kind.into(),
         status: if status { "True" } else { "False" }.into(),
@@ -75,30 +75,34 @@ fn condition(kind: &str, status: bool, reason: &str, message: String) -> PodCond
 
 /// `DisruptionTarget`: the node itself ends the pod (EVICT-13, ADM-15).
 #[must_use]
-pub fn disruption(message: &str) -> PodCondition {
+pub fn disruption_condition(message: &str) -> PodCondition {
     let reason = super::eviction::TERMINATION_BY_KUBELET;
-    condition(DISRUPTION_TARGET, true, reason, message.into())
+    make_condition(DISRUPTION_TARGET, true, reason, message.into())
 }
 
 /// `PodReadyToStartContainers`: no new sandbox is needed (STAT-42).
 #[must_use]
-pub fn ready_to_start(pod: &Pod, status: &PodRuntimeStatus) -> PodCondition {
+pub fn compute_ready_to_start(pod: &Pod, status: &PodRuntimeStatus) -> PodCondition {
     let (changed, _, _) = sandbox_changed(pod, status);
-    condition(READY_TO_START, !changed, "", String::new())
+    make_condition(READY_TO_START, !changed, "", String::new())
 }
 
 /// The one condition that may be published before the next sync (ACT-24, SYNC-16).
 #[must_use]
-pub fn sandbox_is_up() -> PodCondition {
-    condition(READY_TO_START, true, "", String::new())
+pub fn sandbox_up_condition() -> PodCondition {
+    make_condition(READY_TO_START, true, "", String::new())
 }
 
 /// `Initialized` (STAT-43). `old` is the condition reported before.
 #[must_use]
-pub fn initialized(spec: &PodSpec, status: &PodStatus, old: Option<&PodCondition>) -> PodCondition {
+pub fn compute_initialized(
+    spec: &PodSpec,
+    status: &PodStatus,
+    old: Option<&PodCondition>,
+) -> PodCondition {
     let (mut unknown, mut incomplete) = (Vec::new(), Vec::new());
     for container in &spec.init_containers {
-        match by_name(&status.init_container_statuses, &container.name) {
+        match find_by_name(&status.init_container_statuses, &container.name) {
             None => unknown.push(container.name.as_str()),
             Some(s) if container.is_sidecar() && s.started == Some(true) => {}
             Some(s) if !container.is_sidecar() && s.ready => {}
@@ -106,25 +110,25 @@ pub fn initialized(spec: &PodSpec, status: &PodStatus, old: Option<&PodCondition
         }
     }
     if status.phase == PodPhase::Succeeded && unknown.is_empty() {
-        return condition(INITIALIZED, true, "PodCompleted", String::new());
+        return make_condition(INITIALIZED, true, "PodCompleted", String::new());
     }
     let started = status
         .container_statuses
         .iter()
         .any(|s| s.state.running.is_some() || s.state.terminated.is_some());
     if started || old.is_some_and(|c| c.status == "True") {
-        return condition(INITIALIZED, true, "", String::new());
+        return make_condition(INITIALIZED, true, "", String::new());
     }
-    match lists(("unknown", &unknown), ("incomplete", &incomplete)) {
-        Some(message) => condition(INITIALIZED, false, "ContainersNotInitialized", message),
-        None => condition(INITIALIZED, true, "", String::new()),
+    match join_name_lists(("unknown", &unknown), ("incomplete", &incomplete)) {
+        Some(message) => make_condition(INITIALIZED, false, "ContainersNotInitialized", message),
+        None => make_condition(INITIALIZED, true, "", String::new()),
     }
 }
 
 /// `ContainersReady` (STAT-44).
 #[must_use]
-pub fn containers_ready(spec: &PodSpec, status: &PodStatus) -> PodCondition {
-    let no = |reason, message| condition(CONTAINERS_READY, false, reason, message);
+pub fn compute_containers_ready(spec: &PodSpec, status: &PodStatus) -> PodCondition {
+    let no = |reason, message| make_condition(CONTAINERS_READY, false, reason, message);
     if status.container_statuses.is_empty()
         && status.init_container_statuses.is_empty()
         && !spec.containers.is_empty()
@@ -146,7 +150,7 @@ pub fn containers_ready(spec: &PodSpec, status: &PodStatus) -> PodCondition {
                 .map(|c| (c, &status.container_statuses)),
         );
     for (container, statuses) in all {
-        match by_name(statuses, &container.name) {
+        match find_by_name(statuses, &container.name) {
             None => unknown.push(container.name.as_str()),
             Some(s) if !s.ready => unready.push(container.name.as_str()),
             Some(_) => {}
@@ -157,15 +161,15 @@ pub fn containers_ready(spec: &PodSpec, status: &PodStatus) -> PodCondition {
         PodPhase::Failed => return no("PodFailed", String::new()),
         PodPhase::Succeeded | PodPhase::Pending | PodPhase::Running | PodPhase::Unknown => {}
     }
-    match lists(("unknown", &unknown), ("unready", &unready)) {
+    match join_name_lists(("unknown", &unknown), ("unready", &unready)) {
         Some(message) => no("ContainersNotReady", message),
-        None => condition(CONTAINERS_READY, true, "", String::new()),
+        None => make_condition(CONTAINERS_READY, true, "", String::new()),
     }
 }
 
 /// `Ready` (STAT-45): `ContainersReady`, then every readiness gate among `api`, the conditions in the API.
 #[must_use]
-pub fn ready(
+pub fn compute_ready(
     spec: &PodSpec,
     containers_ready: &PodCondition,
     api: &[PodCondition],
@@ -181,7 +185,7 @@ pub fn ready(
         .iter()
         .filter_map(|gate| {
             let kind = &gate.condition_type;
-            match find(api, kind) {
+            match find_condition(api, kind) {
                 None => Some(format!(
                     "corresponding condition of pod readiness gate \"{kind}\" does not exist."
                 )),
@@ -194,9 +198,9 @@ pub fn ready(
         })
         .collect();
     if missing.is_empty() {
-        condition(READY, true, "", String::new())
+        make_condition(READY, true, "", String::new())
     } else {
-        condition(READY, false, "ReadinessGatesNotReady", missing.join(", "))
+        make_condition(READY, false, "ReadinessGatesNotReady", missing.join(", "))
     }
 }
 
@@ -205,18 +209,19 @@ pub fn ready(
 #[must_use]
 pub fn gates_changed(pod: &Pod, cached: &PodStatus) -> bool {
     let api = &pod.status.conditions;
-    let Some(shown) = find(api, READY).filter(|_| !pod.spec.readiness_gates.is_empty()) else {
+    let Some(shown) = find_condition(api, READY).filter(|_| !pod.spec.readiness_gates.is_empty())
+    else {
         return false;
     };
-    let now = ready(&pod.spec, &containers_ready(&pod.spec, cached), api);
+    let now = compute_ready(&pod.spec, &compute_containers_ready(&pod.spec, cached), api);
     shown.status != now.status || shown.message != now.message
 }
 
 /// `AllContainersRestarting`, only for pods that have such a rule (ACT-72).
 #[must_use]
-pub fn all_restarting(pod: &Pod, status: &PodRuntimeStatus) -> Option<PodCondition> {
+pub fn compute_all_restarting(pod: &Pod, status: &PodRuntimeStatus) -> Option<PodCondition> {
     has_restart_all_rule(pod).then(|| {
-        condition(
+        make_condition(
             ALL_RESTARTING,
             restart_all_pending(pod, status),
             "",
@@ -227,23 +232,23 @@ pub fn all_restarting(pod: &Pod, status: &PodRuntimeStatus) -> Option<PodConditi
 
 /// `PodScheduled`.
 #[must_use]
-pub fn scheduled() -> PodCondition {
-    condition(POD_SCHEDULED, true, "", String::new())
+pub fn scheduled_condition() -> PodCondition {
+    make_condition(POD_SCHEDULED, true, "", String::new())
 }
 
 /// `Ready` and `ContainersReady` of a pod in a terminal phase, forced (SM-08). `None` if the phase is not terminal.
 #[must_use]
-pub fn terminal_readiness(phase: PodPhase) -> Option<[PodCondition; 2]> {
+pub fn compute_terminal_readiness(phase: PodPhase) -> Option<[PodCondition; 2]> {
     let reason = match phase {
         PodPhase::Succeeded => "PodCompleted",
         PodPhase::Failed => "PodFailed",
         PodPhase::Pending | PodPhase::Running | PodPhase::Unknown => return None,
     };
-    Some([READY, CONTAINERS_READY].map(|kind| condition(kind, false, reason, String::new())))
+    Some([READY, CONTAINERS_READY].map(|kind| make_condition(kind, false, reason, String::new())))
 }
 
 /// Puts `new` in the place of the condition of its type, or at the end.
-pub fn replace_or_append(conditions: &mut Vec<PodCondition>, new: PodCondition) {
+pub fn put_condition(conditions: &mut Vec<PodCondition>, new: PodCondition) {
     match conditions.iter_mut().find(|c| c.kind == new.kind) {
         Some(old) => *old = new,
         None => conditions.push(new),
@@ -252,7 +257,7 @@ pub fn replace_or_append(conditions: &mut Vec<PodCondition>, new: PodCondition) 
 
 /// Transition times and generations: a time moves only with the status value, a generation never goes back
 /// (STAT-33, STAT-47). Only the agent's own conditions are touched.
-pub fn stamp(
+pub fn stamp_conditions(
     conditions: &mut [PodCondition],
     old: &[PodCondition],
     generation: i64,
@@ -260,14 +265,14 @@ pub fn stamp(
 ) {
     for new in conditions
         .iter_mut()
-        .filter(|c| is_owned(&c.kind) || c.kind == DISRUPTION_TARGET)
+        .filter(|c| is_owned_by_agent(&c.kind) || c.kind == DISRUPTION_TARGET)
     {
-        let before = find(old, &new.kind);
+        let before = find_condition(old, &new.kind);
         let kept = before
             .filter(|o| o.status == new.status)
             .and_then(|o| o.last_transition_time);
-        new.last_transition_time = Some(kept.unwrap_or(now).truncated());
-        if is_owned(&new.kind) {
+        new.last_transition_time = Some(kept.unwrap_or(now).truncated_to_second());
+        if is_owned_by_agent(&new.kind) {
             let seen = before.and_then(|o| o.observed_generation);
             new.observed_generation = newest_generation(seen, generation);
         }
@@ -279,12 +284,12 @@ pub(super) fn newest_generation(seen: Option<i64>, generation: i64) -> Option<i6
     seen.max((generation > 0).then_some(generation))
 }
 
-fn by_name<'a>(statuses: &'a [ContainerStatus], name: &str) -> Option<&'a ContainerStatus> {
+fn find_by_name<'a>(statuses: &'a [ContainerStatus], name: &str) -> Option<&'a ContainerStatus> {
     statuses.iter().find(|s| s.name == name)
 }
 
 /// `containers with unknown status: [a b], containers with unready status: [c]`, or `None` if both are empty.
-fn lists(first: (&str, &[&str]), second: (&str, &[&str])) -> Option<String> {
+fn join_name_lists(first: (&str, &[&str]), second: (&str, &[&str])) -> Option<String> {
     let parts: Vec<String> = [first, second]
         .into_iter()
         .filter(|(_, names)| !names.is_empty())

@@ -18,7 +18,7 @@ use super::{
     conditions::{self, ALL_RESTARTING, READY},
     generate::container_path,
     probe::ProbeResult,
-    restart::{failed_init_restarts, init_lacked_memory, restart_all_pending, restartable},
+    restart::{failed_init_restarts, init_lacked_memory, restart_all_pending, should_restart},
     status::{StatusInput, regular_in_ready_sandbox},
 };
 
@@ -55,7 +55,7 @@ pub fn container_statuses(
     kind: ContainerListKind,
 ) -> Vec<ContainerStatus> {
     let spec = &input.pod.spec;
-    let previous = input.previous();
+    let previous = input.previous_status();
     let (containers, old) = match kind {
         ContainerListKind::Init => (&spec.init_containers, &previous.init_container_statuses),
         ContainerListKind::Regular => (&spec.containers, &previous.container_statuses),
@@ -72,7 +72,7 @@ pub fn container_statuses(
         })
         .collect();
     if kind != ContainerListKind::Init {
-        statuses.order_by(|a, b| a.name.cmp(&b.name));
+        statuses.stable_sort_by(|a, b| a.name.cmp(&b.name));
     }
     statuses
 }
@@ -83,18 +83,18 @@ fn container_status(
     container: &Container,
     old: Option<&ContainerStatus>,
 ) -> ContainerStatus {
-    let mut instances = input.runtime.instances(&container.name);
+    let mut instances = input.runtime.container_instances(&container.name);
     let newest = instances
         .next()
         .filter(|instance| !is_passed_over(input, kind, container, instance));
     let mut status = match newest {
-        Some(instance) => from_instance(input, instance, instances.next(), old),
-        None => without_instance(input, kind, container, old),
+        Some(instance) => status_from_instance(input, instance, instances.next(), old),
+        None => status_without_instance(input, kind, container, old),
     };
     show_start_failure(input, kind, container, newest, &mut status);
     status.name.clone_from(&container.name);
-    readiness(input, kind, container, newest, old, &mut status);
-    describe(input, container, newest, &mut status);
+    set_readiness(input, kind, container, newest, old, &mut status);
+    describe_container(input, container, newest, &mut status);
     status
 }
 
@@ -110,11 +110,11 @@ fn is_passed_over(
         && !container.is_sidecar()
         && instance.state == State::Created
         && regular_in_ready_sandbox(input.pod, input.runtime)
-        && !restarting_all(input)
+        && !is_restarting_all(input)
 }
 
 /// Newest instance → state and count, second newest → last state (STAT-20, STAT-22).
-fn from_instance(
+fn status_from_instance(
     input: &StatusInput<'_>,
     instance: &cri::ContainerStatus,
     second: Option<&cri::ContainerStatus>,
@@ -122,13 +122,13 @@ fn from_instance(
 ) -> ContainerStatus {
     let container_id = container_id(input, instance);
     let same = old.filter(|o| o.container_id == container_id);
-    let mut state = state_of(input, instance);
+    let mut state = state_of_instance(input, instance);
     let mut restart_count = instance
         .restart_count
         .max(old.map_or(0, |o| o.restart_count));
     match (instance.state, old) {
         (State::Unknown, Some(o)) if o.state.running.is_some() => {
-            state = lost(instance.message.clone(), instance, container_id.clone());
+            state = lost_state(instance.message.clone(), instance, container_id.clone());
             restart_count = restart_count.max(o.restart_count.saturating_add(1));
         }
         // Reported as lost before: it stays so until it is replaced.
@@ -145,7 +145,7 @@ fn from_instance(
         (State::Created | State::Running | State::Exited | State::Unknown, _) => {}
     }
     let last_state = match (second, old) {
-        (Some(second), _) => state_of(input, second),
+        (Some(second), _) => state_of_instance(input, second),
         (None, Some(o)) if same.is_none() && o.state.terminated.is_some() => o.state.clone(),
         (None, Some(o)) => o.last_state.clone(),
         (None, None) => ContainerState::default(),
@@ -163,13 +163,13 @@ fn from_instance(
 
 /// Status of a container of which the runtime knows no instance: the last report, and what can be inferred (STAT-24,
 /// STAT-25, WAIT-25).
-fn without_instance(
+fn status_without_instance(
     input: &StatusInput<'_>,
     kind: ContainerListKind,
     container: &Container,
     old: Option<&ContainerStatus>,
 ) -> ContainerStatus {
-    let restarting = restarting_all(input);
+    let restarting = is_restarting_all(input);
     let old_state = old.map(|o| &o.state);
     if let (Some(o), false) = (old, restarting)
         && o.state.terminated.is_some()
@@ -186,7 +186,7 @@ fn without_instance(
         };
     }
     let mut status = ContainerStatus {
-        state: waiting(default_reason(input), String::new()),
+        state: waiting_state(default_reason(input), String::new()),
         image: container.image.clone(),
         restart_count: old.map_or(0, |o| o.restart_count),
         last_state: old.map(|o| o.last_state.clone()).unwrap_or_default(),
@@ -198,10 +198,10 @@ fn without_instance(
             .and_then(|s| s.waiting.as_ref())
             .is_some_and(|w| w.reason == RESTARTING_ALL);
         if ran || removed {
-            status.state = waiting(RESTARTING_ALL, String::new());
+            status.state = waiting_state(RESTARTING_ALL, String::new());
         }
         if ran {
-            status.last_state = terminated(LOST_EXIT_CODE, RESTARTING_ALL, "");
+            status.last_state = unobserved_terminated_state(LOST_EXIT_CODE, RESTARTING_ALL, "");
             status.restart_count = status.restart_count.saturating_add(1);
         }
         return status;
@@ -212,7 +212,7 @@ fn without_instance(
         && !recorded
         && any_regular_created(input.pod, input.runtime)
     {
-        status.state = terminated(
+        status.state = unobserved_terminated_state(
             0,
             "Completed",
             "The runtime knows no run of the init container; the pod had been initialized, so it has succeeded",
@@ -220,7 +220,8 @@ fn without_instance(
         return status;
     }
     if old_state.is_some_and(|s| s.running.is_some()) && !recorded {
-        status.last_state = terminated(LOST_EXIT_CODE, STATUS_UNKNOWN, VANISHED_MESSAGE);
+        status.last_state =
+            unobserved_terminated_state(LOST_EXIT_CODE, STATUS_UNKNOWN, VANISHED_MESSAGE);
         if input.pod.metadata.deletion_timestamp.is_none() {
             status.restart_count = status.restart_count.saturating_add(1);
         }
@@ -232,20 +233,24 @@ fn without_instance(
 /// ephemeral container runs once (ACT-70), so a state that others show as their last one is its own.
 fn end_of_ephemeral(old: &ContainerStatus) -> Option<ContainerState> {
     if old.state.running.is_some() {
-        return Some(terminated(LOST_EXIT_CODE, STATUS_UNKNOWN, VANISHED_MESSAGE));
+        return Some(unobserved_terminated_state(
+            LOST_EXIT_CODE,
+            STATUS_UNKNOWN,
+            VANISHED_MESSAGE,
+        ));
     }
     let mut states = [&old.state, &old.last_state].into_iter();
     states.find(|state| state.terminated.is_some()).cloned()
 }
 
 /// Returns true if the restart of all containers is under way: decided now, or reported and not yet over.
-fn restarting_all(input: &StatusInput<'_>) -> bool {
-    conditions::is_true(&input.previous().conditions, ALL_RESTARTING)
+fn is_restarting_all(input: &StatusInput<'_>) -> bool {
+    conditions::is_condition_true(&input.previous_status().conditions, ALL_RESTARTING)
         || input
-            .previous()
+            .previous_status()
             .container_statuses
             .iter()
-            .chain(&input.previous().init_container_statuses)
+            .chain(&input.previous_status().init_container_statuses)
             .any(|s| {
                 s.state
                     .waiting
@@ -266,7 +271,7 @@ fn show_start_failure(
     let due = match kind {
         ContainerListKind::Init => {
             match newest.filter(|n| n.state == State::Exited && n.exit_code == 0) {
-                None => restartable(input.pod, container, newest),
+                None => should_restart(input.pod, container, newest),
                 Some(ended) => {
                     !container.is_sidecar()
                         && init_lacked_memory(input.pod, input.runtime, ended)
@@ -275,26 +280,29 @@ fn show_start_failure(
                 }
             }
         }
-        ContainerListKind::Regular => restartable(input.pod, container, newest),
+        ContainerListKind::Regular => should_restart(input.pod, container, newest),
         ContainerListKind::Ephemeral => {
             let has_begun = newest.is_some() || status.state.terminated.is_some();
-            !has_begun && restartable(input.pod, container, None)
+            !has_begun && should_restart(input.pod, container, None)
         }
     };
     if !due {
         return;
     }
-    let Some(failure) = input.reasons.get(&input.pod.metadata.uid, &container.name) else {
+    let Some(failure) = input
+        .reasons
+        .start_failure(&input.pod.metadata.uid, &container.name)
+    else {
         return;
     };
     if status.state.terminated.is_some() {
         status.last_state = core::mem::take(&mut status.state);
     }
-    status.state = waiting(&failure.reason, failure.message.clone().into_string());
+    status.state = waiting_state(&failure.reason, failure.message.clone().into_string());
 }
 
 /// `started` and `ready` (PROBE-15, PROBE-40, PROBE-41).
-fn readiness(
+fn set_readiness(
     input: &StatusInput<'_>,
     kind: ContainerListKind,
     container: &Container,
@@ -335,7 +343,10 @@ fn readiness(
                                 && input
                                     .probes
                                     .is_adopted(instance.started_at.map(input.moment))
-                                && conditions::is_true(&input.pod.status.conditions, READY)
+                                && conditions::is_condition_true(
+                                    &input.pod.status.conditions,
+                                    READY,
+                                )
                         }
                     }
             })
@@ -343,7 +354,7 @@ fn readiness(
 }
 
 /// Fills in what the spec and the runtime tell besides the state: volume mounts, stop signal, user (STAT-28).
-fn describe(
+fn describe_container(
     input: &StatusInput<'_>,
     container: &Container,
     newest: Option<&cri::ContainerStatus>,
@@ -407,7 +418,7 @@ fn container_id(input: &StatusInput<'_>, instance: &cri::ContainerStatus) -> Str
 }
 
 /// The instance's own state (WAIT-02, WAIT-20).
-fn state_of(input: &StatusInput<'_>, instance: &cri::ContainerStatus) -> ContainerState {
+fn state_of_instance(input: &StatusInput<'_>, instance: &cri::ContainerStatus) -> ContainerState {
     match instance.state {
         State::Running => ContainerState {
             running: Some(Running {
@@ -427,11 +438,15 @@ fn state_of(input: &StatusInput<'_>, instance: &cri::ContainerStatus) -> Contain
             })),
             ..ContainerState::default()
         },
-        State::Created | State::Unknown => waiting("", String::new()),
+        State::Created | State::Unknown => waiting_state("", String::new()),
     }
 }
 
-fn lost(message: String, instance: &cri::ContainerStatus, container_id: String) -> ContainerState {
+fn lost_state(
+    message: String,
+    instance: &cri::ContainerStatus,
+    container_id: String,
+) -> ContainerState {
     let message = if message.is_empty() {
         LOST_MESSAGE.into()
     } else {
@@ -456,7 +471,11 @@ pub(super) const LOST_MESSAGE: &str =
     "The container could not be located when the pod was terminated";
 
 /// Terminated state that was not observed: no times, no id.
-pub(super) fn terminated(exit_code: i32, reason: &str, message: &str) -> ContainerState {
+pub(super) fn unobserved_terminated_state(
+    exit_code: i32,
+    reason: &str,
+    message: &str,
+) -> ContainerState {
     ContainerState {
         terminated: Some(Box::new(Terminated {
             exit_code,
@@ -468,7 +487,7 @@ pub(super) fn terminated(exit_code: i32, reason: &str, message: &str) -> Contain
     }
 }
 
-fn waiting(reason: &str, message: String) -> ContainerState {
+fn waiting_state(reason: &str, message: String) -> ContainerState {
     ContainerState {
         waiting: Some(Waiting {
             reason: reason.into(),

@@ -20,16 +20,16 @@ pub const FILE_MODE: i32 = 0o644;
 pub const GRACE_S: i64 = 30;
 
 /// Fills in the fields that the object leaves open.
-pub fn pod(pod: &mut Pod) {
+pub fn set_pod_defaults(pod: &mut Pod) {
     let spec = &mut pod.spec;
-    text(&mut spec.dns_policy, "ClusterFirst");
-    text(&mut spec.scheduler_name, "default-scheduler");
+    default_text(&mut spec.dns_policy, "ClusterFirst");
+    default_text(&mut spec.scheduler_name, "default-scheduler");
     spec.enable_service_links.get_or_insert(true);
     spec.termination_grace_period_seconds.get_or_insert(GRACE_S);
     spec.security_context
         .get_or_insert_with(PodSecurityContext::default);
     for volume in &mut spec.volumes {
-        self::volume(volume);
+        set_volume_defaults(volume);
     }
     let host_network = spec.host_network;
     for container in spec
@@ -38,14 +38,14 @@ pub fn pod(pod: &mut Pod) {
         .chain(&mut spec.containers)
         .chain(&mut spec.ephemeral_containers)
     {
-        self::container(container, host_network);
+        set_container_defaults(container, host_network);
     }
-    pod_requests(spec);
+    set_pod_request_defaults(spec);
 }
 
 /// Gives every volume that names no source at all an emptyDir. Reads the raw object: a source that is not modelled must not
 /// turn into one, and is known by its name.
-pub fn volume_sources(pod: &mut Pod, raw: &Value) {
+pub fn default_volume_sources(pod: &mut Pod, raw: &Value) {
     let unmodelled = |object: &Value, known: &[&str]| {
         let mut names = object
             .as_object()
@@ -72,36 +72,36 @@ pub fn volume_sources(pod: &mut Pod, raw: &Value) {
 
 /// Rewrites octal texts in file modes of volumes to numbers: `defaultMode: 0644` is a number in YAML 1.1, which
 /// manifests are written in, and a text in YAML 1.2, which the reader knows.
-pub fn octal_modes(raw: &mut Value) {
-    fn walk(value: &mut Value) {
+pub fn convert_octal_modes(raw: &mut Value) {
+    fn convert_octal_fields(value: &mut Value) {
         match value {
-            Value::Array(items) => items.iter_mut().for_each(walk),
+            Value::Array(items) => items.iter_mut().for_each(convert_octal_fields),
             Value::Object(fields) => {
                 for (name, field) in fields {
                     let octal = (name == "mode" || name == "defaultMode")
-                        .then(|| field.as_str().and_then(octal))
+                        .then(|| field.as_str().and_then(parse_octal))
                         .flatten();
                     match octal {
                         Some(mode) => *field = mode.into(),
-                        None => walk(field),
+                        None => convert_octal_fields(field),
                     }
                 }
             }
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
         }
     }
-    fn octal(text: &str) -> Option<i32> {
+    fn parse_octal(text: &str) -> Option<i32> {
         let digits = text.strip_prefix("0o").or_else(|| text.strip_prefix('0'))?;
         i32::from_str_radix(digits, 8).ok()
     }
     if let Some(volumes) = raw.pointer_mut("/spec/volumes") {
-        walk(volumes);
+        convert_octal_fields(volumes);
     }
 }
 
 /// The default `imagePullPolicy` of an image reference (IMG-03).
 #[must_use]
-pub fn pull_policy(image: &str) -> &'static str {
+pub fn default_pull_policy(image: &str) -> &'static str {
     let (name, digest) = image
         .split_once('@')
         .map_or((image, None), |(name, digest)| (name, Some(digest)));
@@ -112,19 +112,19 @@ pub fn pull_policy(image: &str) -> &'static str {
     }
 }
 
-fn text(field: &mut String, default: &str) {
+fn default_text(field: &mut String, default: &str) {
     if field.is_empty() {
         field.push_str(default);
     }
 }
 
-fn number(field: &mut i32, default: i32) {
+fn default_number(field: &mut i32, default: i32) {
     if *field == 0 {
         *field = default;
     }
 }
 
-fn volume(volume: &mut Volume) {
+fn set_volume_defaults(volume: &mut Volume) {
     if let Some(source) = &mut volume.config_map {
         source.default_mode.get_or_insert(FILE_MODE);
     }
@@ -133,13 +133,13 @@ fn volume(volume: &mut Volume) {
     }
     if let Some(source) = &mut volume.downward_api {
         source.default_mode.get_or_insert(FILE_MODE);
-        field_refs(source);
+        set_field_refs_defaults(source);
     }
     if let Some(source) = &mut volume.projected {
         source.default_mode.get_or_insert(FILE_MODE);
         for source in &mut source.sources {
             if let Some(downward) = &mut source.downward_api {
-                field_refs(downward);
+                set_field_refs_defaults(downward);
             }
             if let Some(token) = &mut source.service_account_token {
                 token.expiration_seconds.get_or_insert(3600);
@@ -150,44 +150,47 @@ fn volume(volume: &mut Volume) {
         source.kind.get_or_insert_with(String::new);
     }
     if let Some(source) = &mut volume.image {
-        text(&mut source.pull_policy, pull_policy(&source.reference));
+        default_text(
+            &mut source.pull_policy,
+            default_pull_policy(&source.reference),
+        );
     }
 }
 
-fn field_refs(source: &mut DownwardApiVolume) {
+fn set_field_refs_defaults(source: &mut DownwardApiVolume) {
     for item in &mut source.items {
-        field_ref(item.field_ref.as_mut());
+        set_field_ref_defaults(item.field_ref.as_mut());
     }
 }
 
-fn field_ref(field: Option<&mut FieldRef>) {
+fn set_field_ref_defaults(field: Option<&mut FieldRef>) {
     if let Some(field) = field {
-        text(&mut field.api_version, "v1");
+        default_text(&mut field.api_version, "v1");
     }
 }
 
-fn container(container: &mut Container, host_network: bool) {
-    text(
+fn set_container_defaults(container: &mut Container, host_network: bool) {
+    default_text(
         &mut container.image_pull_policy,
-        pull_policy(&container.image),
+        default_pull_policy(&container.image),
     );
-    text(&mut container.termination_message_policy, "File");
+    default_text(&mut container.termination_message_policy, "File");
     let path = &mut container.termination_message_path;
     if path.as_ref().is_none_or(String::is_empty) {
         *path = Some("/dev/termination-log".into());
     }
     for port in &mut container.ports {
-        text(&mut port.protocol, "TCP");
+        default_text(&mut port.protocol, "TCP");
         if host_network && port.host_port == 0 {
             port.host_port = port.container_port;
         }
     }
     for env in &mut container.env {
         if let Some(source) = &mut env.value_from {
-            field_ref(source.field_ref.as_mut());
+            set_field_ref_defaults(source.field_ref.as_mut());
         }
     }
-    requests(&mut container.resources);
+    default_requests_to_limits(&mut container.resources);
     for probe in [
         &mut container.liveness_probe,
         &mut container.readiness_probe,
@@ -196,7 +199,7 @@ fn container(container: &mut Container, host_network: bool) {
     .into_iter()
     .flatten()
     {
-        self::probe(probe);
+        set_probe_defaults(probe);
     }
     if let Some(lifecycle) = &mut container.lifecycle {
         for LifecycleHandler { http_get, .. } in
@@ -204,31 +207,31 @@ fn container(container: &mut Container, host_network: bool) {
                 .into_iter()
                 .flatten()
         {
-            self::http_get(http_get.as_mut());
+            set_http_get_defaults(http_get.as_mut());
         }
     }
 }
 
-fn probe(probe: &mut Probe) {
-    number(&mut probe.timeout_seconds, 1);
-    number(&mut probe.period_seconds, 10);
-    number(&mut probe.success_threshold, 1);
-    number(&mut probe.failure_threshold, 3);
-    http_get(probe.http_get.as_mut());
+fn set_probe_defaults(probe: &mut Probe) {
+    default_number(&mut probe.timeout_seconds, 1);
+    default_number(&mut probe.period_seconds, 10);
+    default_number(&mut probe.success_threshold, 1);
+    default_number(&mut probe.failure_threshold, 3);
+    set_http_get_defaults(probe.http_get.as_mut());
     if let Some(grpc) = &mut probe.grpc {
         grpc.service.get_or_insert_with(String::new);
     }
 }
 
-fn http_get(action: Option<&mut HttpGetAction>) {
+fn set_http_get_defaults(action: Option<&mut HttpGetAction>) {
     if let Some(action) = action {
-        text(&mut action.path, "/");
-        text(&mut action.scheme, "HTTP");
+        default_text(&mut action.path, "/");
+        default_text(&mut action.scheme, "HTTP");
     }
 }
 
 /// A request that is not set equals the limit.
-fn requests(resources: &mut Resources) {
+fn default_requests_to_limits(resources: &mut Resources) {
     for (name, limit) in &resources.limits {
         if !resources.requests.contains_key(name) {
             resources.requests.insert(name.clone(), limit.clone());
@@ -238,7 +241,7 @@ fn requests(resources: &mut Resources) {
 
 /// Sets requests of the pod as a whole, where the pod sets limits or requests itself: for each resource the containers'
 /// requests, else the pod's limit.
-fn pod_requests(spec: &mut PodSpec) {
+fn set_pod_request_defaults(spec: &mut PodSpec) {
     let Some(mut own) = spec.resources.take() else {
         return;
     };
@@ -251,7 +254,7 @@ fn pod_requests(spec: &mut PodSpec) {
         .chain(own.limits.keys())
         .filter(|name| whole(name) && !own.requests.contains_key(*name))
         .cloned()
-        .gather();
+        .gather_items();
     for name in names {
         let sum = containers_request(spec, &name).or_else(|| own.limits.get(&name).cloned());
         if let Some(sum) = sum {
@@ -268,7 +271,7 @@ fn pod_requests(spec: &mut PodSpec) {
 /// Request of all containers together for `name` (ADM-07): the most that run at the same time. `None` if no container
 /// asks for it.
 pub(crate) fn containers_request(spec: &PodSpec, name: &str) -> Option<Quantity> {
-    let milli = |c: &Container| c.resources.requests.get(name).map(Quantity::milli);
+    let milli = |c: &Container| c.resources.requests.get(name).map(Quantity::milli_value);
     let asked = spec
         .containers
         .iter()
@@ -308,10 +311,10 @@ mod tests {
 
     fn defaulted(spec: Value) -> Value {
         let mut raw = json!({"metadata": {"name": "a"}, "spec": spec});
-        octal_modes(&mut raw);
-        let decoded = super::super::static_pod::decode(&raw).expect("pod");
+        convert_octal_modes(&mut raw);
+        let decoded = super::super::static_pod::decode_recorded_pod(&raw).expect("pod");
         let mut twice = decoded.clone();
-        pod(&mut twice);
+        set_pod_defaults(&mut twice);
         assert_eq!(decoded, twice, "defaulting is idempotent");
         serde_json::to_value(decoded).expect("json")["spec"].clone()
     }
@@ -328,7 +331,7 @@ mod tests {
             ("busybox@sha256:0123", "IfNotPresent"),
             ("busybox:latest@sha256:0123", "Always"),
         ] {
-            assert_eq!(pull_policy(image), policy, "{image}");
+            assert_eq!(default_pull_policy(image), policy, "{image}");
             // IMG-21: of a volume as of a container.
             let spec = defaulted(json!({"volumes": [
                 {"name": "v", "image": {"reference": image}},

@@ -33,29 +33,29 @@ impl FnvHasher {
     }
 
     /// Adds `text` with its length, so that neighbouring texts cannot be shifted into each other.
-    pub fn text(&mut self, text: &str) {
+    pub fn write_text(&mut self, text: &str) {
         self.write(&u64::try_from(text.len()).unwrap_or(u64::MAX).to_le_bytes());
         self.write(text.as_bytes());
     }
 
     /// Adds `value` in canonical form.
-    pub fn value(&mut self, value: &Value) {
+    pub fn write_value(&mut self, value: &Value) {
         match value {
             Value::Null => self.write(b"n"),
             Value::Bool(false) => self.write(b"f"),
             Value::Bool(true) => self.write(b"t"),
             Value::Number(number) => {
                 self.write(b"#");
-                self.text(&number.to_string());
+                self.write_text(&number.to_string());
             }
             Value::String(text) => {
                 self.write(b"s");
-                self.text(text);
+                self.write_text(text);
             }
             Value::Array(items) => {
                 self.write(b"[");
                 for item in items {
-                    self.value(item);
+                    self.write_value(item);
                 }
                 self.write(b"]");
             }
@@ -63,8 +63,8 @@ impl FnvHasher {
                 self.write(b"{");
                 // serde_json keeps fields sorted by name unless a feature of its is on: a test holds that.
                 for (name, field) in fields {
-                    self.text(name);
-                    self.value(field);
+                    self.write_text(name);
+                    self.write_value(field);
                 }
                 self.write(b"}");
             }
@@ -89,9 +89,9 @@ impl FnvHasher {
 /// annotations other than those the agent itself keeps. A poller may miss an edit that was undone since, but the status
 /// must still tell its generation.
 #[must_use]
-pub fn semantic(raw: &Value) -> u64 {
+pub fn semantic_digest(raw: &Value) -> u64 {
     let mut fnv = FnvHasher::default();
-    fnv.value(&raw["spec"]);
+    fnv.write_value(&raw["spec"]);
     let metadata = &raw["metadata"];
     for field in [
         "generation",
@@ -99,13 +99,13 @@ pub fn semantic(raw: &Value) -> u64 {
         "deletionTimestamp",
         "deletionGracePeriodSeconds",
     ] {
-        fnv.value(&metadata[field]);
+        fnv.write_value(&metadata[field]);
     }
     if let Some(annotations) = metadata["annotations"].as_object() {
         for (name, value) in annotations {
             if ![CONFIG_SOURCE, CONFIG_MIRROR, CONFIG_SEEN].contains(&name.as_str()) {
-                fnv.text(name);
-                fnv.value(value);
+                fnv.write_text(name);
+                fnv.write_value(value);
             }
         }
     }
@@ -114,9 +114,9 @@ pub fn semantic(raw: &Value) -> u64 {
 
 /// Digest of a pod's `status`.
 #[must_use]
-pub fn status(raw: &Value) -> u64 {
+pub fn status_digest(raw: &Value) -> u64 {
     let mut fnv = FnvHasher::default();
-    fnv.value(&raw["status"]);
+    fnv.write_value(&raw["status"]);
     fnv.finish64()
 }
 
@@ -139,7 +139,7 @@ const OWN_STATUS: [&str; 13] = [
 
 /// Digest of what others write into a pod's `status`: conditions that are not the agent's own, claims, nominations.
 #[must_use]
-pub fn foreign_status(raw: &Value) -> u64 {
+pub fn foreign_status_digest(raw: &Value) -> u64 {
     let mut fnv = FnvHasher::default();
     let Some(status) = raw["status"].as_object() else {
         return fnv.finish64();
@@ -147,13 +147,19 @@ pub fn foreign_status(raw: &Value) -> u64 {
     for (name, field) in status {
         match (name.as_str(), field.as_array()) {
             ("conditions", Some(all)) => {
-                let owned = |c: &Value| c["type"].as_str().is_some_and(conditions::is_owned);
-                all.iter().filter(|c| !owned(c)).for_each(|c| fnv.value(c));
+                let owned = |c: &Value| {
+                    c["type"]
+                        .as_str()
+                        .is_some_and(conditions::is_owned_by_agent)
+                };
+                all.iter()
+                    .filter(|c| !owned(c))
+                    .for_each(|c| fnv.write_value(c));
             }
             (name, _) if OWN_STATUS.contains(&name) => {}
             (name, _) => {
-                fnv.text(name);
-                fnv.value(field);
+                fnv.write_text(name);
+                fnv.write_value(field);
             }
         }
     }
@@ -162,10 +168,10 @@ pub fn foreign_status(raw: &Value) -> u64 {
 
 /// Digest of a pod's full name (name and namespace).
 #[must_use]
-pub fn full_name(namespace: &str, name: &str) -> u64 {
+pub fn full_name_digest(namespace: &str, name: &str) -> u64 {
     let mut fnv = FnvHasher::default();
-    fnv.text(namespace);
-    fnv.text(name);
+    fnv.write_text(namespace);
+    fnv.write_text(name);
     fnv.finish64()
 }
 
@@ -193,7 +199,7 @@ mod tests {
     fn canonical() {
         let digest = |text: &str| {
             let mut fnv = FnvHasher::default();
-            fnv.value(&serde_json::from_str(text).expect("json"));
+            fnv.write_value(&serde_json::from_str(text).expect("json"));
             fnv.finish()
         };
         assert_eq!(
@@ -242,7 +248,7 @@ mod tests {
             let mut new = base.clone();
             let (parent, field) = pointer.rsplit_once('/').expect("pointer");
             new.pointer_mut(parent).expect("parent")[field] = value;
-            let differs = foreign_status(&base) != foreign_status(&new);
+            let differs = foreign_status_digest(&base) != foreign_status_digest(&new);
             assert_eq!(differs, changes, "{name}");
         }
     }
@@ -315,8 +321,16 @@ mod tests {
             let mut new = base.clone();
             let (parent, field) = pointer.rsplit_once('/').expect("pointer");
             new.pointer_mut(parent).expect("parent")[field.replace("~1", "/")] = value;
-            assert_eq!(semantic(&base) != semantic(&new), changes, "{name}");
-            assert_eq!(status(&base) != status(&new), name == "status", "{name}");
+            assert_eq!(
+                semantic_digest(&base) != semantic_digest(&new),
+                changes,
+                "{name}"
+            );
+            assert_eq!(
+                status_digest(&base) != status_digest(&new),
+                name == "status",
+                "{name}"
+            );
         }
     }
 }

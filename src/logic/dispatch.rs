@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn additions() {
         // LOOP-07 LOOP-12
-        let at = |s| Some(WallTime::from_secs(s));
+        let at = |s| Some(WallTime::from_unix_seconds(s));
         let mut pods = [
             ("refused before", true, at(1)),
             ("c", false, at(9)),
@@ -168,7 +168,7 @@ mod tests {
             ("a", false, None),
             ("d", false, at(5)),
         ];
-        pods.order_by_key(|(_, idle, created)| addition_order(*idle, *created));
+        pods.stable_sort_by_key(|(_, idle, created)| addition_order(*idle, *created));
         let names = pods.map(|(name, ..)| name);
         assert_eq!(names, ["a", "b", "d", "c", "refused before"]);
         // LOOP-08 LOOP-09

@@ -71,7 +71,7 @@ pub fn parse_resolv_conf(text: &str) -> Result<DnsConfig, PodError> {
             }
             Some("options") => {
                 for word in words {
-                    put_option(&mut config.options, word.into());
+                    set_dns_option(&mut config.options, word.into());
                 }
             }
             // Comments, and lines that musl and glibc ignore as well.
@@ -125,17 +125,17 @@ pub fn pod_dns(pod: &Pod, settings: &DnsSettings) -> PodDns {
     let mut config = if spec.dns_policy == "None" {
         DnsConfig::default()
     } else if wants_cluster && !settings.cluster_dns.is_empty() {
-        cluster(&pod.metadata.namespace, settings)
+        cluster_dns_config(&pod.metadata.namespace, settings)
     } else {
         if wants_cluster {
             warnings.push(("MissingClusterDNS", missing_dns(pod)));
         }
-        node(settings)
+        node_dns_config(settings)
     };
     if let Some(own) = &spec.dns_config {
-        merge(&mut config, own);
+        merge_dns_config(&mut config, own);
     }
-    limit(&mut config, &mut warnings);
+    apply_dns_limits(&mut config, &mut warnings);
     PodDns { config, warnings }
 }
 
@@ -149,7 +149,7 @@ fn missing_dns(pod: &Pod) -> String {
     )
 }
 
-fn cluster(namespace: &str, settings: &DnsSettings) -> DnsConfig {
+fn cluster_dns_config(namespace: &str, settings: &DnsSettings) -> DnsConfig {
     let domain = settings.cluster_domain.as_str();
     let mut searches = Vec::new();
     if !domain.is_empty() {
@@ -167,7 +167,7 @@ fn cluster(namespace: &str, settings: &DnsSettings) -> DnsConfig {
     }
 }
 
-fn node(settings: &DnsSettings) -> DnsConfig {
+fn node_dns_config(settings: &DnsSettings) -> DnsConfig {
     if settings.has_resolv_conf {
         return settings.node.clone();
     }
@@ -190,7 +190,7 @@ fn node(settings: &DnsSettings) -> DnsConfig {
     }
 }
 
-fn merge(config: &mut DnsConfig, own: &PodDnsConfig) {
+fn merge_dns_config(config: &mut DnsConfig, own: &PodDnsConfig) {
     add_new(&mut config.servers, &own.nameservers);
     add_new(&mut config.searches, &own.searches);
     for option in &own.options {
@@ -198,7 +198,7 @@ fn merge(config: &mut DnsConfig, own: &PodDnsConfig) {
             Some(value) if !value.is_empty() => format!("{}:{value}", option.name),
             Some(_) | None => option.name.clone(),
         };
-        put_option(&mut config.options, word);
+        set_dns_option(&mut config.options, word);
     }
 }
 
@@ -211,7 +211,7 @@ fn add_new(list: &mut Vec<String>, more: &[String]) {
 }
 
 /// Sets `name` or `name:value`; an option of the same name is replaced where it stands.
-fn put_option(options: &mut Vec<String>, word: String) {
+fn set_dns_option(options: &mut Vec<String>, word: String) {
     let name = |word: &str| word.split(':').next().unwrap_or_default().to_owned();
     let new = name(&word);
     match options.iter_mut().find(|have| name(have) == new) {
@@ -220,7 +220,7 @@ fn put_option(options: &mut Vec<String>, word: String) {
     }
 }
 
-fn limit(config: &mut DnsConfig, warnings: &mut Vec<(&'static str, String)>) {
+fn apply_dns_limits(config: &mut DnsConfig, warnings: &mut Vec<(&'static str, String)>) {
     if config.servers.len() > MAX_NAMESERVERS {
         config.servers.truncate(MAX_NAMESERVERS);
         let applied = config.servers.join(" ");
@@ -427,7 +427,7 @@ mod tests {
                 options: vec![],
             };
             let mut seen = Vec::new();
-            limit(&mut config, &mut seen);
+            apply_dns_limits(&mut config, &mut seen);
             assert_eq!(
                 (config.servers.len(), config.searches.len(), seen.len()),
                 (want_servers, want_searches, warnings),

@@ -98,13 +98,13 @@ fn one_per_family(ips: &[IpAddr]) -> Vec<IpAddr> {
 fn format_map(map: &BTreeMap<String, String>) -> String {
     let lines: Vec<String> = map
         .iter()
-        .map(|(key, value)| format!("{key}={}", quote(value)))
+        .map(|(key, value)| format!("{key}={}", quote_like_go(value)))
         .collect();
     lines.join("\n")
 }
 
 /// Quotes a string as Go's `%q` does: scripts that read these files know its escapes.
-fn quote(text: &str) -> String {
+fn quote_like_go(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
     for c in text.chars() {
@@ -185,7 +185,7 @@ pub fn resource_field(
     let read = |map: &BTreeMap<String, Quantity>| {
         let amount = map
             .get(name)
-            .map_or(0, |q| if is_cpu { q.milli() } else { q.value() });
+            .map_or(0, |q| if is_cpu { q.milli_value() } else { q.value() });
         (amount != 0).then_some(amount)
     };
     let pod_limit = |resources: &Resources| match unset {
@@ -201,7 +201,7 @@ pub fn resource_field(
     };
     let divisor = field.divisor.as_ref().map_or(0, |divisor| {
         if is_cpu {
-            divisor.milli()
+            divisor.milli_value()
         } else {
             divisor.value()
         }

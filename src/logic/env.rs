@@ -5,7 +5,7 @@ use alloc::{borrow::ToOwned, collections::BTreeMap, string::String, vec::Vec};
 use crate::api::pod::{CONFIG_SOURCE, Container, EnvVarSource, FileKeyRef, KeyRef};
 use crate::api::{ConfigMap, Pod, PodError, Secret};
 use crate::downward::{Allocatable, PodPlacement, UnsetLimit, env_field, resource_field};
-use crate::expansion::{MAX_WORDS_BYTES, expand};
+use crate::expansion::{MAX_WORDS_BYTES, expand_references};
 use crate::service_env::{EnvService, service_variables};
 
 /// Objects a pod may refer to. `Ok(None)` is "not found", the only failure that `optional` forgives.
@@ -66,7 +66,7 @@ impl EnvVariables {
     /// Sets `name`; a later value takes the earlier one's place.
     ///
     /// Errors: more than [`MAX_WORDS_BYTES`] were set. One ConfigMap may come in under many prefixes.
-    pub fn set(&mut self, name: &str, value: String) -> Result<(), PodError> {
+    pub fn set_variable(&mut self, name: &str, value: String) -> Result<(), PodError> {
         self.bytes = self.bytes.saturating_add(name.len() + value.len() + 2);
         if self.bytes > MAX_WORDS_BYTES {
             return Err(PodError::Spec(format!(
@@ -90,30 +90,30 @@ impl EnvVariables {
 ///
 /// Errors: a required object or key that is missing, an object that cannot be read, an unknown field. All are retried by
 /// the caller (`CreateContainerConfigError`).
-pub fn environment(input: &EnvInput<'_>) -> Result<EnvVariables, PodError> {
+pub fn build_environment(input: &EnvInput<'_>) -> Result<EnvVariables, PodError> {
     let services = service_env(input)?;
     let mut env = EnvVariables::default();
     env_from(input, &mut env)?;
     for var in &input.container.env {
         let value = if !var.value.is_empty() {
-            expand(&var.value, |name| {
+            expand_references(&var.value, |name| {
                 let known = env.get(name).map(str::to_owned);
                 known.or_else(|| services.get(name).cloned())
             })
             .map_err(|why| PodError::Spec(format!("environment variable {:?}: {why}", var.name)))?
         } else if let Some(source) = &var.value_from {
-            match value_from(input, source)? {
+            match resolve_value_from(input, source)? {
                 Some(value) => value,
                 None => continue,
             }
         } else {
             String::new()
         };
-        env.set(&var.name, value)?;
+        env.set_variable(&var.name, value)?;
     }
     for (name, value) in services {
         if env.get(&name).is_none() {
-            env.set(&name, value)?;
+            env.set_variable(&name, value)?;
         }
     }
     Ok(env)
@@ -145,22 +145,25 @@ fn env_from(input: &EnvInput<'_>, env: &mut EnvVariables) -> Result<(), PodError
             match input.objects.config_map(namespace, &reference.name)? {
                 Some(map) => {
                     for (key, value) in &map.data {
-                        env.set(&format!("{}{key}", source.prefix), value.clone())?;
+                        env.set_variable(&format!("{}{key}", source.prefix), value.clone())?;
                     }
                 }
                 None if reference.optional == Some(true) => {}
-                None => return Err(not_found("configmap", &reference.name)),
+                None => return Err(object_not_found("configmap", &reference.name)),
             }
         }
         if let Some(reference) = &source.secret_ref {
             match input.objects.secret(namespace, &reference.name)? {
                 Some(secret) => {
                     for (key, value) in &secret.data {
-                        env.set(&format!("{}{key}", source.prefix), text(&value.0))?;
+                        env.set_variable(
+                            &format!("{}{key}", source.prefix),
+                            text_of_bytes(&value.0),
+                        )?;
                     }
                 }
                 None if reference.optional == Some(true) => {}
-                None => return Err(not_found("secret", &reference.name)),
+                None => return Err(object_not_found("secret", &reference.name)),
             }
         }
     }
@@ -168,7 +171,10 @@ fn env_from(input: &EnvInput<'_>, env: &mut EnvVariables) -> Result<(), PodError
 }
 
 /// `Ok(None)`: optional and missing, the variable is left out.
-fn value_from(input: &EnvInput<'_>, source: &EnvVarSource) -> Result<Option<String>, PodError> {
+fn resolve_value_from(
+    input: &EnvInput<'_>,
+    source: &EnvVarSource,
+) -> Result<Option<String>, PodError> {
     let namespace = input.pod.metadata.namespace.as_str();
     if let Some(field) = &source.field_ref {
         return env_field(input.pod, field, input.place).map(Some);
@@ -186,21 +192,25 @@ fn value_from(input: &EnvInput<'_>, source: &EnvVarSource) -> Result<Option<Stri
     if let Some(reference) = &source.config_map_key_ref {
         let map = input.objects.config_map(namespace, &reference.name)?;
         let value = map.map(|map| map.data.get(&reference.key).cloned());
-        return key_value("configmap", namespace, reference, value);
+        return resolve_key_ref("configmap", namespace, reference, value);
     }
     if let Some(reference) = &source.secret_key_ref {
         let secret = input.objects.secret(namespace, &reference.name)?;
-        let value =
-            secret.map(|secret| secret.data.get(&reference.key).map(|value| text(&value.0)));
-        return key_value("secret", namespace, reference, value);
+        let value = secret.map(|secret| {
+            secret
+                .data
+                .get(&reference.key)
+                .map(|value| text_of_bytes(&value.0))
+        });
+        return resolve_key_ref("secret", namespace, reference, value);
     }
     if let Some(reference) = &source.file_key_ref {
-        return file_key(input, reference);
+        return resolve_file_key(input, reference);
     }
     Ok(Some(String::new()))
 }
 
-fn key_value(
+fn resolve_key_ref(
     kind: &str,
     namespace: &str,
     reference: &KeyRef,
@@ -213,21 +223,24 @@ fn key_value(
             "couldn't find key {} in {kind} {namespace}/{}",
             reference.key, reference.name
         ))),
-        None => Err(not_found(kind, &reference.name)),
+        None => Err(object_not_found(kind, &reference.name)),
     }
 }
 
 /// "Not found" in the API server's words, which people search for.
-pub(super) fn not_found(kind: &str, name: &str) -> PodError {
+pub(super) fn object_not_found(kind: &str, name: &str) -> PodError {
     PodError::Object(format!("{kind} {name:?} not found"))
 }
 
 /// Environment blocks are bytes to the kernel but text in every format on the way there.
-fn text(bytes: &[u8]) -> String {
+fn text_of_bytes(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-fn file_key(input: &EnvInput<'_>, reference: &FileKeyRef) -> Result<Option<String>, PodError> {
+fn resolve_file_key(
+    input: &EnvInput<'_>,
+    reference: &FileKeyRef,
+) -> Result<Option<String>, PodError> {
     let FileKeyRef {
         volume_name,
         path,
@@ -343,7 +356,7 @@ mod tests {
             },
             allocatable: Allocatable::default(),
         };
-        environment(&input).map(EnvVariables::into_vec)
+        build_environment(&input).map(EnvVariables::into_vec)
     }
 
     fn joined(env: Result<Vec<(String, String)>, PodError>) -> String {
@@ -480,7 +493,10 @@ mod tests {
             },
             allocatable: Allocatable::default(),
         };
-        assert!(environment(&input).is_err(), "pods of the API server do");
+        assert!(
+            build_environment(&input).is_err(),
+            "pods of the API server do"
+        );
     }
 
     #[test]

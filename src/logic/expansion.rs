@@ -15,14 +15,14 @@ pub const MAX_WORDS_BYTES: usize = 6 * 1024 * 1024;
 /// - `$(NAME)`: what `lookup` answers; left as written if it answers nothing. No recursion into the answer.
 /// - `$$`: one dollar, so that `$$(NAME)` stays a literal. Any other dollar stays.
 /// - Source: Kubernetes `third_party/forked/golang/expansion`.
-pub fn expand(
+pub fn expand_references(
     text: &str,
     mut lookup: impl FnMut(&str) -> Option<String>,
 ) -> Result<String, PodError> {
     let mut out = String::new();
     let mut rest = text;
     while let Some(at) = rest.find('$') {
-        check(out.len() + at)?;
+        check_length(out.len() + at)?;
         out.push_str(&rest[..at]);
         let after = &rest[at + 1..];
         if let Some(tail) = after.strip_prefix('$') {
@@ -34,7 +34,7 @@ pub fn expand(
         {
             match lookup(name) {
                 Some(value) => {
-                    check(out.len() + value.len())?;
+                    check_length(out.len() + value.len())?;
                     out.push_str(&value);
                 }
                 None => out.extend(["$(", name, ")"]),
@@ -45,12 +45,12 @@ pub fn expand(
             rest = after;
         }
     }
-    check(out.len() + rest.len())?;
+    check_length(out.len() + rest.len())?;
     out.push_str(rest);
     Ok(out)
 }
 
-fn check(bytes: usize) -> Result<(), PodError> {
+fn check_length(bytes: usize) -> Result<(), PodError> {
     if bytes <= MAX_WORD_BYTES {
         return Ok(());
     }
@@ -87,7 +87,7 @@ mod tests {
             ("$( A)", "$( A)"),
             ("))$(A)((", "))1(("),
         ] {
-            let got = expand(text, |name| match name {
+            let got = expand_references(text, |name| match name {
                 "A" => Some("1".into()),
                 "B" => Some("2".into()),
                 "REF" => Some("$(A)".into()),
@@ -103,7 +103,7 @@ mod tests {
         let mut rounds = 0;
         let error = loop {
             rounds += 1;
-            match expand(&"$(A)".repeat(10), |_| Some(value.clone())) {
+            match expand_references(&"$(A)".repeat(10), |_| Some(value.clone())) {
                 Ok(longer) => value = longer,
                 Err(error) => break error,
             }
@@ -111,13 +111,16 @@ mod tests {
         assert_eq!((rounds, value.len()), (3, 100_000));
         assert!(format!("{error}").contains("131071 bytes"));
         let longest = "y".repeat(MAX_WORD_BYTES);
-        assert_eq!(expand(&longest, |_| None).as_deref(), Ok(longest.as_str()));
+        assert_eq!(
+            expand_references(&longest, |_| None).as_deref(),
+            Ok(longest.as_str())
+        );
         for long in [
             format!("{longest}y"),
             format!("{longest}$(A)"),
             format!("$$$(A){longest}"),
         ] {
-            assert!(expand(&long, |_| Some("z".into())).is_err());
+            assert!(expand_references(&long, |_| Some("z".into())).is_err());
         }
     }
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     api::{Container, Pod},
-    node_resources::is_extended,
+    node_resources::is_extended_resource,
 };
 
 /// Amounts of a resource.
@@ -57,18 +57,21 @@ pub type PodDevices = Rc<Vec<HeldUnits>>;
 
 /// Lists the requests of the pod's containers: init containers first; those of one container by names of resources.
 #[must_use]
-pub fn demands(pod: &Pod) -> Vec<ResourceDemand> {
+pub fn extended_resource_demands(pod: &Pod) -> Vec<ResourceDemand> {
     let spec = &pod.spec;
     let init = spec.init_containers.iter().map(|c| (c, !c.is_sidecar()));
     let regular = spec.containers.iter().map(|c| (c, false));
     let all = init.chain(regular);
-    all.flat_map(|(container, plain_init)| of(container, plain_init))
+    all.flat_map(|(container, plain_init)| container_demands(container, plain_init))
         .collect()
 }
 
-fn of(container: &Container, plain_init: bool) -> impl Iterator<Item = ResourceDemand> {
+fn container_demands(
+    container: &Container,
+    plain_init: bool,
+) -> impl Iterator<Item = ResourceDemand> {
     let limits = container.resources.limits.iter();
-    let extended = limits.filter(|(name, _)| is_extended(name));
+    let extended = limits.filter(|(name, _)| is_extended_resource(name));
     extended.filter_map(move |(name, amount)| {
         let count = u32::try_from(amount.value()).unwrap_or(u32::MAX);
         (count > 0).then(|| ResourceDemand {
@@ -99,7 +102,7 @@ mod tests {
             ],
         }}))
         .expect("a pod");
-        let found: Vec<_> = demands(&pod)
+        let found: Vec<_> = extended_resource_demands(&pod)
             .into_iter()
             .map(|d| {
                 format!(

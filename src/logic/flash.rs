@@ -19,13 +19,13 @@ const DAY_SECONDS: u64 = 24 * 3600;
 
 /// Returns true if the disk reports that it is near the end of its life.
 #[must_use]
-pub fn is_worn(disk: &DiskWearFacts) -> bool {
+pub fn is_disk_worn(disk: &DiskWearFacts) -> bool {
     disk.at_its_end || disk.used_life.is_some_and(|used| used >= WORN_PERCENT)
 }
 
 /// Used part of the disk's life, as text for people.
 #[must_use]
-pub fn life(disk: &DiskWearFacts) -> String {
+pub fn used_life_text(disk: &DiskWearFacts) -> String {
     match disk.used_life {
         Some(percent) => format!("{}: up to {percent} % of its life is used", disk.name),
         None => format!("{}: it does not tell of its wear", disk.name),
@@ -34,11 +34,11 @@ pub fn life(disk: &DiskWearFacts) -> String {
 
 /// `StorageWorn` of the node, [`RuntimeCondition::ok`] while it is not; `None`: the disk does not tell.
 #[must_use]
-pub fn condition(disk: &DiskWearFacts) -> Option<RuntimeCondition> {
+pub fn storage_worn_condition(disk: &DiskWearFacts) -> Option<RuntimeCondition> {
     if disk.used_life.is_none() && !disk.at_its_end {
         return None;
     }
-    let ok = !is_worn(disk);
+    let ok = !is_disk_worn(disk);
     let spare = match disk.at_its_end {
         true => "; its spare blocks come to an end",
         false => "",
@@ -51,7 +51,7 @@ pub fn condition(disk: &DiskWearFacts) -> Option<RuntimeCondition> {
             "StorageIsWorn"
         }
         .into(),
-        message: format!("{}{spare}", life(disk)),
+        message: format!("{}{spare}", used_life_text(disk)),
     })
 }
 
@@ -91,41 +91,41 @@ struct WriterLine {
 /// `/stats/disk`: a JSON list of who writes: `name`, `writtenBytes` in `seconds`, `dayBytes` at that rate,
 /// `usedLifePercent`. What is not known is left out.
 #[must_use]
-pub fn page(facts: &FlashWrites) -> String {
+pub fn render_disk_page(facts: &FlashWrites) -> String {
     let agent = facts.agent;
     let own = agent.map(|(bytes, seconds)| (bytes.saturating_sub(facts.images_bytes), seconds));
     let mut lines = Vec::from([
-        line("agent", own),
-        line(
+        writer_line("agent", own),
+        writer_line(
             "images",
             agent.map(|(_, seconds)| (facts.images_bytes, seconds)),
         ),
         facts
             .shims
             .as_deref()
-            .map_or_else(|| line("logs", None), logs),
-        line("pods", facts.pods),
+            .map_or_else(|| writer_line("logs", None), sum_shim_logs),
+        writer_line("pods", facts.pods),
     ]);
     if let Some((disk, seconds)) = &facts.disk {
-        let mut line = line(&disk.name, Some((disk.written, *seconds)));
+        let mut line = writer_line(&disk.name, Some((disk.written, *seconds)));
         line.used_life_percent = disk.used_life;
         lines.push(line);
     }
     serde_json::to_value(lines).unwrap_or_default().to_string() + "\n"
 }
 
-fn line(name: &str, wrote: Option<WrittenBytes>) -> WriterLine {
+fn writer_line(name: &str, wrote: Option<WrittenBytes>) -> WriterLine {
     WriterLine {
         name: name.into(),
         written_bytes: wrote.map(|(bytes, _)| bytes),
         seconds: wrote.map(|(_, seconds)| seconds),
-        day_bytes: wrote.map(a_day),
+        day_bytes: wrote.map(bytes_per_day),
         used_life_percent: None,
     }
 }
 
 /// Adds up the rates of the shims that run now, each over its own time: shims come and go with their containers.
-fn logs(shims: &[WrittenBytes]) -> WriterLine {
+fn sum_shim_logs(shims: &[WrittenBytes]) -> WriterLine {
     let sum = |of: fn(WrittenBytes) -> u64| {
         shims
             .iter()
@@ -134,15 +134,15 @@ fn logs(shims: &[WrittenBytes]) -> WriterLine {
     };
     let longest = shims.iter().map(|(_, seconds)| *seconds).max();
     WriterLine {
-        day_bytes: Some(sum(a_day)),
-        ..line(
+        day_bytes: Some(sum(bytes_per_day)),
+        ..writer_line(
             "logs",
             Some((sum(|(bytes, _)| bytes), longest.unwrap_or(0))),
         )
     }
 }
 
-fn a_day((bytes, seconds): WrittenBytes) -> u64 {
+fn bytes_per_day((bytes, seconds): WrittenBytes) -> u64 {
     let day = u128::from(bytes) * u128::from(DAY_SECONDS) / u128::from(seconds.max(LEAST_SECONDS));
     u64::try_from(day).unwrap_or(u64::MAX)
 }
@@ -166,7 +166,7 @@ mod tests {
     fn from_when_on_a_disk_is_worn() {
         // WEAR-06
         let seen = |used_life, at_its_end| {
-            let condition = condition(&disk(used_life, at_its_end))?;
+            let condition = storage_worn_condition(&disk(used_life, at_its_end))?;
             Some((condition.ok, condition.reason, condition.message))
         };
         assert_eq!(seen(None, false), None, "it does not tell");
@@ -205,7 +205,7 @@ mod tests {
                 seen(used, at_its_end),
                 Some((ok, reason.into(), message.into()))
             );
-            assert_eq!(is_worn(&disk(used, at_its_end)), !ok);
+            assert_eq!(is_disk_worn(&disk(used, at_its_end)), !ok);
         }
     }
 
@@ -221,8 +221,9 @@ mod tests {
             pods: Some((4 << 30, 4 * day)),
             disk: Some((disk(Some(30), false), 2 * day)),
         };
-        let read =
-            |facts: &FlashWrites| -> Value { serde_json::from_str(&page(facts)).expect("JSON") };
+        let read = |facts: &FlashWrites| -> Value {
+            serde_json::from_str(&render_disk_page(facts)).expect("JSON")
+        };
         let line = |name: &str, bytes: u64, seconds: u64, a_day: u64| json!({"name": name, "writtenBytes": bytes, "seconds": seconds, "dayBytes": a_day});
         let mut of_disk = line("mmcblk0", 2 << 30, 2 * day, 1 << 30);
         of_disk["usedLifePercent"] = 30.into();

@@ -73,7 +73,7 @@ pub fn removable_containers(
         let gone = sources_ready && fate(&pod.uid) == PodGcState::ContentRemovable;
         for unit in dead_units(pod, gone, policy.min_age, age) {
             if gone {
-                out.extend(unit.iter().rev().map(|c| removal(c)));
+                out.extend(unit.iter().rev().map(|c| removal_of(c)));
             } else {
                 units.push(unit);
             }
@@ -87,9 +87,9 @@ pub fn removable_containers(
             keep_newest(&mut units, each, &mut out);
         }
         let mut rest: Vec<_> = units.iter().flatten().copied().collect();
-        rest.order_by_key(|c| c.created_at);
+        rest.stable_sort_by_key(|c| c.created_at);
         let surplus = rest.len().saturating_sub(max);
-        out.extend(rest[..surplus].iter().map(|c| removal(c)));
+        out.extend(rest[..surplus].iter().map(|c| removal_of(c)));
     }
     out
 }
@@ -102,13 +102,13 @@ fn dead_units<'a>(
     age: &dyn Fn(WallTime) -> Duration,
 ) -> Vec<Vec<&'a ContainerItem>> {
     let mut names: Vec<&str> = pod.containers.iter().map(|c| c.name.as_str()).collect();
-    names.order();
+    names.stable_sort();
     names.dedup();
     names
         .into_iter()
         .map(|name| {
             let mut unit: Vec<_> = pod.containers.iter().filter(|c| c.name == name).collect();
-            unit.order_by_key(|c| Reverse((c.attempt, c.created_at)));
+            unit.stable_sort_by_key(|c| Reverse((c.attempt, c.created_at)));
             let starting = unit
                 .first()
                 .filter(|c| !gone && c.state == ContainerState::Created)
@@ -127,11 +127,11 @@ fn dead_units<'a>(
 fn keep_newest(units: &mut [Vec<&ContainerItem>], keep: usize, out: &mut Vec<InstanceRemoval>) {
     for unit in units {
         let surplus = unit.split_off(keep.min(unit.len()));
-        out.extend(surplus.into_iter().rev().map(removal));
+        out.extend(surplus.into_iter().rev().map(removal_of));
     }
 }
 
-fn removal(status: &ContainerItem) -> InstanceRemoval {
+fn removal_of(status: &ContainerItem) -> InstanceRemoval {
     InstanceRemoval {
         id: status.id.clone(),
         stop_first: status.state == ContainerState::Unknown,
@@ -160,8 +160,8 @@ pub fn removable_after_death(
     let Some(dead) = pod.containers.iter().find(|c| c.id == *died) else {
         return Vec::new();
     };
-    let mut unit: Vec<_> = pod.instances(&dead.name).filter(exited).collect();
-    unit.order_by_key(|c| Reverse((c.restart_count, c.created_at)));
+    let mut unit: Vec<_> = pod.container_instances(&dead.name).filter(exited).collect();
+    unit.stable_sort_by_key(|c| Reverse((c.restart_count, c.created_at)));
     unit.into_iter()
         .skip(keep.max(1))
         .map(|c| c.id.clone())

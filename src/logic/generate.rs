@@ -1,6 +1,6 @@
 //! Configuration of sandboxes and containers, as it crosses the runtime seam (CFG).
 //!
-//! Order of use for one container: [`env::environment`](super::env::environment), [`sub_paths`], then the effects that pin
+//! Order of use for one container: [`env::build_environment`](super::env::environment), [`resolve_sub_paths`], then the effects that pin
 //! subPaths and make the hosts file and the termination log, then [`container_config`].
 
 use alloc::{
@@ -26,7 +26,7 @@ use crate::cgroup::{CgroupSettings, container_resources, sandbox_resources};
 use crate::dns::{DnsSettings, pod_dns};
 use crate::downward::Allocatable;
 use crate::env::EnvVariables;
-use crate::expansion::{MAX_WORDS_BYTES, expand};
+use crate::expansion::{MAX_WORDS_BYTES, expand_references};
 use crate::hosts::pod_names;
 use crate::security::{
     SecuritySettings, is_privileged, linux_security, namespace_options, sandbox_user,
@@ -135,11 +135,16 @@ pub fn sandbox_config(
         port_mappings: port_mappings(pod),
         labels,
         annotations: meta.annotations.clone(),
-        cgroup_parent: node.cgroups.tree.pod(qos, &meta.uid),
+        cgroup_parent: node.cgroups.tree.pod_path(qos, &meta.uid),
         sysctls: sysctls
             .iter()
-            .map(|sysctl| (sysctl::dotted(&sysctl.name), sysctl.value.clone()))
-            .gather(),
+            .map(|sysctl| {
+                (
+                    sysctl::dotted_sysctl_name(&sysctl.name),
+                    sysctl.value.clone(),
+                )
+            })
+            .gather_items(),
         namespaces: namespace_options(pod),
         privileged: is_privileged(pod),
         runtime_handler,
@@ -202,7 +207,7 @@ fn port_mappings(pod: &Pod) -> Vec<PortMapping> {
 /// The subPath of each volumeMount that has one, by its place in the list, with the env of the instance put in.
 ///
 /// Errors: a variable that is missing or empty (CFG-36), a path that could leave the volume (CFG-35).
-pub fn sub_paths(
+pub fn resolve_sub_paths(
     container: &Container,
     env: &EnvVariables,
 ) -> Result<Vec<(usize, String)>, PodError> {
@@ -232,7 +237,7 @@ pub fn sub_paths(
 
 fn expand_sub_path(text: &str, env: &EnvVariables) -> Result<String, PodError> {
     let mut missing = None;
-    let path = expand(text, |name| {
+    let path = expand_references(text, |name| {
         let value = env.get(name).filter(|value| !value.is_empty());
         if value.is_none() {
             missing.get_or_insert_with(|| name.to_owned());
@@ -272,12 +277,12 @@ pub struct ContainerInput<'a> {
     pub restart_count: u32,
     /// The image as the runtime has it.
     pub image: &'a StoredImage,
-    /// Result of `env::environment`.
+    /// Result of `env::build_environment`.
     pub env: &'a EnvVariables,
     /// Mounted volumes, by name.
     pub volumes: &'a BTreeMap<String, MountableVolume>,
     /// Pinned subPaths: place of the volumeMount to absolute path on the host; for an image volume the relative path as
-    /// [`sub_paths`] gave it, which the runtime resolves in the image.
+    /// [`resolve_sub_paths`] gave it, which the runtime resolves in the image.
     pub sub_paths: &'a BTreeMap<usize, String>,
     /// Managed hosts file on the host; `None` if `hosts::manages_hosts` says no.
     pub hosts_file: Option<&'a str>,
@@ -320,7 +325,7 @@ pub fn container_config(input: &ContainerInput<'_>) -> Result<ContainerConfig, P
         let mut all = Vec::with_capacity(words.len());
         for (at, word) in words.iter().enumerate() {
             let wrong = |why: &str| PodError::Spec(format!("{what}[{at}] {why}"));
-            let word = expand(word, lookup).map_err(|why| wrong(&why.to_string()))?;
+            let word = expand_references(word, lookup).map_err(|why| wrong(&why.to_string()))?;
             left = left
                 .checked_sub(word.len() + 1)
                 .ok_or_else(|| wrong("is beyond what the kernel passes to a program"))?;
@@ -342,7 +347,7 @@ pub fn container_config(input: &ContainerInput<'_>) -> Result<ContainerConfig, P
         security.target = Some(target.clone());
     }
     let stop_signal = container.lifecycle.as_ref();
-    let mut labels: BTreeMap<String, String> = pod_labels(pod).into_iter().gather();
+    let mut labels: BTreeMap<String, String> = pod_labels(pod).into_iter().gather_items();
     labels.insert(LABEL_CONTAINER_NAME.into(), container.name.clone());
     Ok(ContainerConfig {
         name: container.name.clone(),
@@ -353,13 +358,13 @@ pub fn container_config(input: &ContainerInput<'_>) -> Result<ContainerConfig, P
         args: expanded("args", &container.args)?,
         working_dir: container.working_dir.clone(),
         env: env.clone().into_vec(),
-        mounts: mounts(input)?,
+        mounts: generate_mounts(input)?,
         // Only the machine knows these devices as they are now.
         devices: Vec::new(),
         cdi_devices: Vec::new(),
         live_devices: Vec::new(),
         labels,
-        annotations: annotations(pod, container, restart_count)?,
+        annotations: kill_annotations(pod, container, restart_count)?,
         log_path: format!("{}/{restart_count}.log", container.name),
         stdin: container.stdin,
         stdin_once: container.stdin_once,
@@ -373,7 +378,7 @@ pub fn container_config(input: &ContainerInput<'_>) -> Result<ContainerConfig, P
 }
 
 /// Annotations with all that is needed to kill the container correctly when its pod is no longer known (CFG-04).
-fn annotations(
+fn kill_annotations(
     pod: &Pod,
     container: &Container,
     restart_count: u32,
@@ -412,7 +417,7 @@ fn annotations(
 }
 
 /// volumeMounts in spec order, the hosts file, the termination log (CFG-30).
-fn mounts(input: &ContainerInput<'_>) -> Result<Vec<ContainerMount>, PodError> {
+fn generate_mounts(input: &ContainerInput<'_>) -> Result<Vec<ContainerMount>, PodError> {
     let container = input.container;
     if let Some(device) = container.volume_devices.first() {
         return Err(PodError::Spec(format!(
@@ -533,7 +538,7 @@ fn recursive_read_only(
 mod tests {
     use super::*;
     use crate::api::cri::{DnsConfig, LinuxResources, SecurityProfile};
-    use crate::env::{EnvInput, environment};
+    use crate::env::{EnvInput, build_environment};
     use crate::testing::NoObjects;
 
     fn node() -> NodeContext {
@@ -796,7 +801,7 @@ mod tests {
     }
 
     fn env_of(pod: &Pod) -> EnvVariables {
-        environment(&EnvInput {
+        build_environment(&EnvInput {
             pod,
             container: &pod.spec.containers[0],
             objects: &NoObjects,
@@ -1098,11 +1103,11 @@ mod tests {
         ] {
             let mut env = EnvVariables::default();
             for (name, value) in [("A", "one"), ("UP", ".."), ("E", "")] {
-                env.set(name, value.into()).expect("small");
+                env.set_variable(name, value.into()).expect("small");
             }
             let container: Container =
                 serde_json::from_str(&format!(r#"{{"volumeMounts":[{mount}]}}"#)).expect("json");
-            let got = sub_paths(&container, &env);
+            let got = resolve_sub_paths(&container, &env);
             let want = want
                 .map(|list: Vec<(usize, &str)>| {
                     list.into_iter().map(|(n, p)| (n, p.to_owned())).collect()

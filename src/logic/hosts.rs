@@ -62,7 +62,7 @@ pub fn pod_names(pod: &Pod, cluster_domain: &str) -> Result<PodNames, PodError> 
                 )));
             }
         };
-        (truncated(name)?, domain)
+        (truncate_hostname(name)?, domain)
     };
     let kernel = if spec.host_network {
         String::new()
@@ -83,7 +83,7 @@ pub fn pod_names(pod: &Pod, cluster_domain: &str) -> Result<PodNames, PodError> 
     })
 }
 
-fn truncated(name: &str) -> Result<String, PodError> {
+fn truncate_hostname(name: &str) -> Result<String, PodError> {
     // Pod names are ASCII; a cut elsewhere would not be at a character's boundary.
     let cut = name.get(..MAX_LABEL.min(name.len())).unwrap_or("");
     match if name.len() > MAX_LABEL {

@@ -13,7 +13,7 @@ use super::runtime_cache::RunningPod;
 
 /// Returns true if a pass may run: only after every source has delivered is it known that a pod is not wanted.
 #[must_use]
-pub const fn may_run(all_sources_ready: bool) -> bool {
+pub const fn may_run_housekeeping(all_sources_ready: bool) -> bool {
     all_sources_ready
 }
 
@@ -75,19 +75,19 @@ impl<'a> HousekeepingPass<'a> {
         at.ok().map(|at| &self.config[at])
     }
 
-    fn known(&self, uid: &PodUid) -> Option<&'a KnownPod> {
+    fn find_known_pod(&self, uid: &PodUid) -> Option<&'a KnownPod> {
         let at = self.known.binary_search_by(|known| known.uid.cmp(uid));
         at.ok().map(|at| &self.known[at])
     }
 
-    fn runs(&self, uid: &PodUid) -> bool {
+    fn is_pod_running(&self, uid: &PodUid) -> bool {
         let at = self.running.binary_search_by(|pod| pod.uid.cmp(uid));
         at.is_ok()
     }
 
     fn may_have_containers(&self, uid: &PodUid) -> bool {
         let ends = |known: &KnownPod| known.state == WorkState::Terminated;
-        self.known(uid).is_some_and(|known| !ends(known))
+        self.find_known_pod(uid).is_some_and(|known| !ends(known))
     }
 
     /// Returns true if the pod's probes go on.
@@ -106,21 +106,22 @@ impl<'a> HousekeepingPass<'a> {
     /// mounted.
     #[must_use]
     pub fn is_orphan_directory(&self, uid: &PodUid) -> bool {
-        self.config_pod(uid).is_none() && !self.runs(uid)
+        self.config_pod(uid).is_none() && !self.is_pod_running(uid)
     }
 
     /// Pods to create: those that are wanted, and those that have ended and wait for their deletion. A kubelet creates
     /// them without admission. Here they are admitted again, because another pod may have taken their share by now.
-    pub fn restarts(&self) -> impl Iterator<Item = PodRestart<'a>> + use<'a> {
+    pub fn pods_to_restart(&self) -> impl Iterator<Item = PodRestart<'a>> + use<'a> {
         let pass = *self;
         pass.config
             .iter()
-            .filter(move |pod| pass.known(pod.uid).is_none())
+            .filter(move |pod| pass.find_known_pod(pod.uid).is_none())
             .filter_map(move |pod| {
                 // A worker has to find that no container is left. The API's own word of the pod's end may be on its
                 // way.
                 let over = pod.api_phase_terminal || !(pod.active || pod.restart_requested);
-                let deleted = pod.deletion_requested && !pod.is_static && !pass.runs(pod.uid);
+                let deleted =
+                    pod.deletion_requested && !pod.is_static && !pass.is_pod_running(pod.uid);
                 (!over || deleted).then_some(PodRestart {
                     uid: pod.uid,
                     is_static: pod.is_static,
@@ -130,14 +131,17 @@ impl<'a> HousekeepingPass<'a> {
             })
     }
 
-    /// Pods that run and have no worker: to be killed with `Update::runtime_only`. Those of [`HousekeepingPass::restarts`] have
+    /// Pods that run and have no worker: to be killed with `Update::runtime_only`. Those of [`HousekeepingPass::pods_to_restart`] have
     /// one by now.
     pub fn runtime_orphans(&self) -> impl Iterator<Item = &'a RunningPod> + use<'a> {
-        let restarted: BTreeSet<&PodUid> = self.restarts().map(|restart| restart.uid).gather();
+        let restarted: BTreeSet<&PodUid> = self
+            .pods_to_restart()
+            .map(|restart| restart.uid)
+            .gather_items();
         let pass = *self;
-        pass.running
-            .iter()
-            .filter(move |pod| pass.known(&pod.uid).is_none() && !restarted.contains(&pod.uid))
+        pass.running.iter().filter(move |pod| {
+            pass.find_known_pod(&pod.uid).is_none() && !restarted.contains(&pod.uid)
+        })
     }
 
     /// Decides about a pod cgroup that was listed when the pass began; `None` to leave it.
@@ -145,9 +149,9 @@ impl<'a> HousekeepingPass<'a> {
     /// A kubelet removes cgroups even of pods that were restarted or found running in this very pass. Here a runtime
     /// orphan gets its grace, and a restarted pod keeps the cgroup it is about to use.
     #[must_use]
-    pub fn cgroup(&self, uid: &PodUid, volumes_present: bool) -> Option<CgroupAction> {
-        let wanted = self.restarts().any(|restart| restart.uid == uid);
-        if self.may_have_containers(uid) || self.runs(uid) || wanted {
+    pub fn cgroup_action(&self, uid: &PodUid, volumes_present: bool) -> Option<CgroupAction> {
+        let wanted = self.pods_to_restart().any(|restart| restart.uid == uid);
+        if self.may_have_containers(uid) || self.is_pod_running(uid) || wanted {
             return None;
         }
         Some(match volumes_present {
@@ -158,7 +162,7 @@ impl<'a> HousekeepingPass<'a> {
 
     /// The gauges of this pass.
     #[must_use]
-    pub fn gauges(&self) -> PodGauges {
+    pub fn count_pods(&self) -> PodGauges {
         let mut gauges = PodGauges {
             mirrors: self.mirrors.len(),
             ..PodGauges::default()
@@ -237,7 +241,7 @@ pub struct PodTotals {
 }
 
 impl PodTotals {
-    /// Counts a pod created by [`HousekeepingPass::restarts`].
+    /// Counts a pod created by [`HousekeepingPass::pods_to_restart`].
     pub const fn count_restart(&mut self, is_static: bool) {
         self.restarted[is_static as usize] += 1;
     }
@@ -290,7 +294,7 @@ mod tests {
     #[test]
     fn only_when_all_sources_are_ready() {
         // LOOP-20 SRC-14
-        assert!(may_run(true) && !may_run(false));
+        assert!(may_run_housekeeping(true) && !may_run_housekeeping(false));
     }
 
     #[test]
@@ -400,7 +404,7 @@ mod tests {
                 drop_status: pod.restart_requested,
                 ended: pod.deletion_requested,
             });
-            assert_eq!(pass.restarts().next(), expected, "{name}");
+            assert_eq!(pass.pods_to_restart().next(), expected, "{name}");
         }
         let pass = HousekeepingPass {
             config: &[deleted],
@@ -408,7 +412,7 @@ mod tests {
             known: &[],
             running: &[running("a")],
         };
-        assert_eq!(pass.restarts().next(), None, "it is ended first");
+        assert_eq!(pass.pods_to_restart().next(), None, "it is ended first");
     }
 
     #[test]
@@ -437,7 +441,7 @@ mod tests {
             ("r", false, None),
             ("a", false, None),
         ] {
-            assert_eq!(pass.cgroup(&uid(pod), volumes), action, "{pod}");
+            assert_eq!(pass.cgroup_action(&uid(pod), volumes), action, "{pod}");
         }
     }
 
@@ -475,7 +479,7 @@ mod tests {
             running: &[],
         };
         assert_eq!(
-            pass.gauges(),
+            pass.count_pods(),
             PodGauges {
                 desired: [1, 1],
                 active: [0, 1],

@@ -68,7 +68,7 @@ pub struct PullSecret {
 
 impl PullSecret {
     /// Returns true if both name the same Secret, whatever its content by now.
-    fn is(&self, other: &Self) -> bool {
+    fn is_same_secret(&self, other: &Self) -> bool {
         (&self.uid, &self.namespace, &self.name) == (&other.uid, &other.namespace, &other.name)
     }
 }
@@ -122,14 +122,14 @@ impl PulledRecord {
 
     /// Returns true if every pod has the right, whatever credentials it brings.
     #[must_use]
-    pub fn everybody_may(&self, repository: &str) -> bool {
+    pub fn is_open_to_all(&self, repository: &str) -> bool {
         let access = self.repositories.get(repository);
         access.is_some_and(|access| access.everybody)
     }
 
     /// Decides the right of a pod that brings these credentials for `repository`.
     #[must_use]
-    pub fn standing(&self, repository: &str, brought: &[PullSecret]) -> ImageRight {
+    pub fn right_of_pod(&self, repository: &str, brought: &[PullSecret]) -> ImageRight {
         let Some(access) = self.repositories.get(repository) else {
             return ImageRight::Ask;
         };
@@ -138,7 +138,8 @@ impl PulledRecord {
         }
         let is_good = |own: &PullSecret| {
             access.secrets.iter().any(|known| {
-                known.is(own) || (!known.digest.is_empty() && known.digest == own.digest)
+                known.is_same_secret(own)
+                    || (!known.digest.is_empty() && known.digest == own.digest)
             })
         };
         if brought.iter().any(is_good) {
@@ -149,7 +150,7 @@ impl PulledRecord {
     }
 
     /// Notes the credentials that the image was pulled with; none: it needs none. Returns true if that is news.
-    pub fn note(&mut self, repository: &str, with: &[PullSecret]) -> bool {
+    pub fn record_pull_secrets(&mut self, repository: &str, with: &[PullSecret]) -> bool {
         if !self.repositories.contains_key(repository)
             && self.repositories.len() >= MAX_REPOSITORIES
         {
@@ -171,7 +172,7 @@ impl PulledRecord {
             if access.secrets.contains(secret) {
                 continue;
             }
-            access.secrets.retain(|known| !known.is(secret));
+            access.secrets.retain(|known| !known.is_same_secret(secret));
             if access.secrets.len() < MAX_SECRETS {
                 access.secrets.push(secret.clone());
                 is_news = true;
@@ -256,30 +257,36 @@ mod tests {
         ] {
             let mut record = PulledRecord::new("i");
             if let Some(noted) = noted {
-                record.note("r/x", noted);
+                record.record_pull_secrets("r/x", noted);
             }
-            assert_eq!(record.standing(repository, &brought), want, "{name}");
+            assert_eq!(record.right_of_pod(repository, &brought), want, "{name}");
         }
     }
 
     #[test]
     fn what_is_noted() {
         let mut record = PulledRecord::new("i");
-        assert!(record.note("r", &[secret("a", "1")]));
-        assert!(!record.note("r", &[secret("a", "1")]));
-        assert!(record.note("r", &[secret("a", "2")]), "it was changed");
+        assert!(record.record_pull_secrets("r", &[secret("a", "1")]));
+        assert!(!record.record_pull_secrets("r", &[secret("a", "1")]));
+        assert!(
+            record.record_pull_secrets("r", &[secret("a", "2")]),
+            "it was changed"
+        );
         assert_eq!(record.repositories["r"].secrets, [secret("a", "2")]);
         for n in 0..MAX_SECRETS + 5 {
-            record.note("r", &[secret(&n.to_string(), "x")]);
+            record.record_pull_secrets("r", &[secret(&n.to_string(), "x")]);
         }
         assert_eq!(record.repositories["r"].secrets.len(), MAX_SECRETS);
-        assert!(record.note("r", &[]) && !record.note("r", &[secret("z", "1")]));
-        assert!(record.everybody_may("r") && record.repositories["r"].secrets.is_empty());
+        assert!(
+            record.record_pull_secrets("r", &[])
+                && !record.record_pull_secrets("r", &[secret("z", "1")])
+        );
+        assert!(record.is_open_to_all("r") && record.repositories["r"].secrets.is_empty());
         for n in 0..MAX_REPOSITORIES + 5 {
-            record.note(&n.to_string(), &[]);
+            record.record_pull_secrets(&n.to_string(), &[]);
         }
         assert_eq!(record.repositories.len(), MAX_REPOSITORIES);
-        assert_eq!(record.standing("none", &[]), ImageRight::Ask);
+        assert_eq!(record.right_of_pod("none", &[]), ImageRight::Ask);
     }
 
     #[test]
@@ -317,7 +324,7 @@ mod tests {
             "secrets":[{"uid":"a","namespace":"ns","name":"pull","digest":"1"}]}}}"#;
         let record: PulledRecord = serde_json::from_str(text).expect("record");
         assert_eq!(
-            record.standing("r/x", &[secret("a", "1")]),
+            record.right_of_pod("r/x", &[secret("a", "1")]),
             ImageRight::Known
         );
     }

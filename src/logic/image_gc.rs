@@ -94,9 +94,9 @@ pub struct ImageUseHistory {
 
 impl ImageUseHistory {
     /// Takes note of all images of the store. Call it at start, every few minutes, and before each choice.
-    pub fn observe(&mut self, images: &[ImageUse<'_>], now: MonoTime) {
+    pub fn observe_images(&mut self, images: &[ImageUse<'_>], now: MonoTime) {
         self.since.get_or_insert(now);
-        let present: BTreeSet<&str> = images.iter().map(|i| i.id).gather();
+        let present: BTreeSet<&str> = images.iter().map(|i| i.id).gather_items();
         self.seen.retain(|id, _| present.contains(&**id));
         for image in images {
             let seen = match self.seen.get_mut(image.id) {
@@ -116,7 +116,7 @@ impl ImageUseHistory {
     ///
     /// None before the agent has itself run that long. An image never seen in use counts from its first sighting.
     #[must_use]
-    pub fn too_old<'a>(
+    pub fn images_over_max_age<'a>(
         &self,
         images: &[ImageUse<'a>],
         policy: &ImageGcPolicy,
@@ -126,7 +126,7 @@ impl ImageUseHistory {
         if policy.max_age.is_zero() || up <= policy.max_age {
             return Vec::new();
         }
-        self.candidates(images)
+        self.removal_candidates(images)
             .into_iter()
             .filter(|(seen, _)| now - seen.used.unwrap_or(seen.first) > policy.max_age)
             .map(|(_, image)| image.id)
@@ -136,7 +136,7 @@ impl ImageUseHistory {
     /// Images to delete, in this order, to free `bytes`: least recently used, then longest seen. What they free
     /// together may be less.
     #[must_use]
-    pub fn to_free<'a>(
+    pub fn images_to_free<'a>(
         &self,
         images: &[ImageUse<'a>],
         bytes: u64,
@@ -145,7 +145,7 @@ impl ImageUseHistory {
     ) -> Vec<&'a str> {
         let mut freed = 0_u64;
         let mut out = Vec::new();
-        for (seen, image) in self.candidates(images) {
+        for (seen, image) in self.removal_candidates(images) {
             if freed >= bytes {
                 break;
             }
@@ -158,13 +158,16 @@ impl ImageUseHistory {
     }
 
     /// Unused, unpinned images that were seen, in the order of choice.
-    fn candidates<'a>(&self, images: &[ImageUse<'a>]) -> Vec<(ImageSighting, ImageUse<'a>)> {
+    fn removal_candidates<'a>(
+        &self,
+        images: &[ImageUse<'a>],
+    ) -> Vec<(ImageSighting, ImageUse<'a>)> {
         let mut list: Vec<_> = images
             .iter()
             .filter(|image| !image.in_use && !image.pinned)
             .filter_map(|image| Some((*self.seen.get(image.id)?, *image)))
             .collect();
-        list.order_by_key(|(seen, image)| (seen.used, seen.first, image.id));
+        list.stable_sort_by_key(|(seen, image)| (seen.used, seen.first, image.id));
         list
     }
 }
@@ -231,7 +234,7 @@ mod tests {
         // IGC-02 GC-10 GC-11
         let policy = ImageGcPolicy::default();
         let mut gc = ImageUseHistory::default();
-        gc.observe(
+        gc.observe_images(
             &[
                 used("busy"),
                 used("late"),
@@ -240,7 +243,7 @@ mod tests {
             ],
             min(0),
         );
-        gc.observe(
+        gc.observe_images(
             &[
                 used("busy"),
                 used("late"),
@@ -259,7 +262,7 @@ mod tests {
             pinned,
             image("new", 10),
         ];
-        gc.observe(&now, min(9));
+        gc.observe_images(&now, min(9));
         for (name, bytes, at, expected) in [
             ("nothing to free", 0, 10, &[][..]),
             ("least recently used first", 10, 10, &["never"]),
@@ -278,18 +281,20 @@ mod tests {
             ),
         ] {
             assert_eq!(
-                gc.to_free(&now, bytes, &policy, min(at)),
+                gc.images_to_free(&now, bytes, &policy, min(at)),
                 expected,
                 "{name}"
             );
         }
         let mut restarted = ImageUseHistory::default();
-        restarted.observe(&now, min(20));
+        restarted.observe_images(&now, min(20));
         assert!(
-            restarted.to_free(&now, 1000, &policy, min(21)).is_empty(),
+            restarted
+                .images_to_free(&now, 1000, &policy, min(21))
+                .is_empty(),
             "after a restart every image is new"
         );
-        gc.observe(&[], min(30));
+        gc.observe_images(&[], min(30));
         assert!(gc.seen.is_empty(), "forgotten with the image");
     }
 
@@ -302,8 +307,8 @@ mod tests {
             ..off
         };
         let mut gc = ImageUseHistory::default();
-        gc.observe(&[used("a"), used("b"), image("c", 1)], min(0));
-        gc.observe(&[image("a", 1), used("b"), image("c", 1)], min(8));
+        gc.observe_images(&[used("a"), used("b"), image("c", 1)], min(0));
+        gc.observe_images(&[image("a", 1), used("b"), image("c", 1)], min(8));
         let now = [image("a", 1), image("b", 1), image("c", 1)];
         for (name, policy, at, expected) in [
             ("off", &off, 1000, &[][..]),
@@ -311,7 +316,11 @@ mod tests {
             ("unused for longer", &on, 11, &["c", "a"]),
             ("used later", &on, 19, &["c", "a", "b"]),
         ] {
-            assert_eq!(gc.too_old(&now, policy, min(at)), expected, "{name}");
+            assert_eq!(
+                gc.images_over_max_age(&now, policy, min(at)),
+                expected,
+                "{name}"
+            );
         }
     }
 }

@@ -8,7 +8,7 @@ use alloc::{format, string::String};
 ///
 /// Source: Linux `mm/oom_kill.c`, `dump_oom_summary` (5.0); `Documentation/ABI/testing/dev-kmsg`.
 #[must_use]
-pub fn system_oom(line: &str) -> Option<String> {
+pub fn parse_system_oom(line: &str) -> Option<String> {
     let (prefix, text) = line.split_once(';')?;
     let priority: u32 = prefix.split(',').next()?.parse().ok()?;
     // The kernel is facility 0. Programs cannot write as it.
@@ -52,7 +52,7 @@ mod tests {
             ("cut off", "6,1,2,-;oom-kill:constraint=CONSTRAINT_NONE,task=a,pid=".into(), None),
             ("empty", String::new(), None),
         ] {
-            assert_eq!(system_oom(&line).as_deref(), says, "{name}");
+            assert_eq!(parse_system_oom(&line).as_deref(), says, "{name}");
         }
     }
 }

@@ -84,7 +84,7 @@ pub fn runs_pre_stop(container: &Container, grace_s: i64) -> bool {
 
 /// Text of the `Killing` event of a container (EVT-16).
 #[must_use]
-pub fn default_message(name: &str) -> String {
+pub fn killing_message(name: &str) -> String {
     format!("Stopping container {name}")
 }
 
@@ -139,7 +139,7 @@ impl PodKill {
 /// - An instance whose container is no longer in the spec is stopped in the first wave.
 /// - An instance in state Unknown may still run and is stopped too.
 #[must_use]
-pub fn pod_kill(pod: &Pod, status: &PodRuntimeStatus, override_s: Option<i64>) -> PodKill {
+pub fn plan_pod_kill(pod: &Pod, status: &PodRuntimeStatus, override_s: Option<i64>) -> PodKill {
     let stoppable =
         |s: ContainerState| matches!(s, ContainerState::Running | ContainerState::Unknown);
     let sidecars = || {
@@ -168,11 +168,11 @@ pub fn pod_kill(pod: &Pod, status: &PodRuntimeStatus, override_s: Option<i64>) -
                 wave: rank.unwrap_or(0),
                 gates: rank.is_some()
                     || pod.spec.containers.iter().any(|c| c.name == instance.name),
-                message: default_message(&instance.name),
+                message: killing_message(&instance.name),
             }
         })
         .collect();
-    containers.order_by_key(|target| target.wave);
+    containers.stable_sort_by_key(|target| target.wave);
     PodKill {
         containers,
         sandboxes: status.sandboxes.iter().map(|s| s.id.clone()).collect(),
@@ -182,8 +182,8 @@ pub fn pod_kill(pod: &Pod, status: &PodRuntimeStatus, override_s: Option<i64>) -
 /// Plans the kill, within `grace_s`, of a pod whose spec is not known: no hooks, no order. A pod that only the runtime
 /// knows gets [`RUNTIME_ONLY_GRACE_S`] (thus 2; KILL-16, SYNC-28).
 #[must_use]
-pub fn runtime_pod_kill(status: &PodRuntimeStatus, grace_s: i64) -> PodKill {
-    pod_kill(&Pod::default(), status, Some(grace_s))
+pub fn plan_runtime_pod_kill(status: &PodRuntimeStatus, grace_s: i64) -> PodKill {
+    plan_pod_kill(&Pod::default(), status, Some(grace_s))
 }
 
 /// Wait of a pod's stop for a record that cannot be read: at most [`MAX_RECORD_WAIT`], and half of the grace.
@@ -337,7 +337,7 @@ mod tests {
             sandbox(1, SandboxState::Ready),
             sandbox(0, SandboxState::NotReady),
         ];
-        let kill = pod_kill(&pod, &status, Some(9));
+        let kill = plan_pod_kill(&pod, &status, Some(9));
         assert_eq!(kill.sandboxes.len(), 2, "every sandbox, ready or not");
         let rows: Vec<_> = kill
             .containers
@@ -368,7 +368,7 @@ mod tests {
         let mut status = PodRuntimeStatus::default();
         status.containers.push(instance("x", Running));
         status.containers.push(instance("y", Running));
-        let kill = runtime_pod_kill(&status, RUNTIME_ONLY_GRACE_S);
+        let kill = plan_runtime_pod_kill(&status, RUNTIME_ONLY_GRACE_S);
         assert!(
             kill.containers
                 .iter()

@@ -129,9 +129,9 @@ impl LeaseKeeper {
         self.is_metered = is_metered;
     }
 
-    /// Time of the next request of [`LeaseKeeper::poll`].
+    /// Time of the next request of [`LeaseKeeper::poll_request`].
     #[must_use]
-    pub const fn due(&self) -> MonoTime {
+    pub const fn next_request_time(&self) -> MonoTime {
         match self.step {
             LeaseStep::Wait { until } | LeaseStep::Ensure { until, .. } => until,
             LeaseStep::Renew { .. } | LeaseStep::Create { .. } => MonoTime(0),
@@ -139,13 +139,13 @@ impl LeaseKeeper {
     }
 
     /// The request to send now; each is followed by one [`LeaseKeeper::on_answer`].
-    pub fn poll(&mut self, now: MonoTime, wall: WallTime) -> Option<LeaseRequest> {
-        if now < self.due() {
+    pub fn poll_request(&mut self, now: MonoTime, wall: WallTime) -> Option<LeaseRequest> {
+        if now < self.next_request_time() {
             return None;
         }
         if matches!(self.step, LeaseStep::Wait { .. }) {
             self.step = if self.seen.is_some() {
-                Self::renew(0, false)
+                Self::renew_step(0, false)
             } else {
                 LeaseStep::Ensure {
                     until: now,
@@ -159,12 +159,12 @@ impl LeaseKeeper {
                 if seen.metadata.owner_references.is_empty() && owner.is_none() {
                     LeaseRequest::ReadNode
                 } else {
-                    LeaseRequest::Renew(self.renewal(seen, owner.as_deref(), time))
+                    LeaseRequest::Renew(self.renewal_patch(seen, owner.as_deref(), time))
                 }
             }
             (LeaseStep::Create { owner: None }, _) => LeaseRequest::ReadNode,
             (LeaseStep::Create { owner: Some(uid) }, _) => {
-                LeaseRequest::Create(self.lease(uid, time))
+                LeaseRequest::Create(self.new_lease_object(uid, time))
             }
             (LeaseStep::Renew { .. } | LeaseStep::Wait { .. } | LeaseStep::Ensure { .. }, _) => {
                 LeaseRequest::ReadLease
@@ -182,7 +182,7 @@ impl LeaseKeeper {
         wall.max(self.latest.map_or(wall, later))
     }
 
-    const fn renew(tries: u32, ensured: bool) -> LeaseStep {
+    const fn renew_step(tries: u32, ensured: bool) -> LeaseStep {
         LeaseStep::Renew {
             tries,
             ensured,
@@ -214,7 +214,7 @@ impl LeaseKeeper {
             ) => {
                 self.cleared = matches!(self.step, LeaseStep::Renew { .. });
                 self.seen = Some(lease);
-                self.wait(now, random);
+                self.wait_for_renewal(now, random);
                 false
             }
             // The lease was deleted: it is made anew at once. (The 404 may also be the Node's.)
@@ -233,7 +233,7 @@ impl LeaseKeeper {
                 false
             }
             (LeaseStep::Renew { tries, ensured, .. }, _) => {
-                self.failed_renewal(tries + 1, ensured, now, random);
+                self.record_failed_renewal(tries + 1, ensured, now, random);
                 tries > 0
             }
             (LeaseStep::Ensure { tries, .. }, LeaseAnswer::Lease(lease)) => {
@@ -243,9 +243,9 @@ impl LeaseKeeper {
                 self.seen = Some(lease);
                 self.pause_ms = 0;
                 if tries < MAX_TRIES {
-                    self.step = Self::renew(tries, true);
+                    self.step = Self::renew_step(tries, true);
                 } else {
-                    self.wait(now, random);
+                    self.wait_for_renewal(now, random);
                 }
                 false
             }
@@ -256,7 +256,7 @@ impl LeaseKeeper {
             }
             // Without the Node's uid there is no lease: not now, and not before the next round (LEASE-03).
             (LeaseStep::Create { owner: None }, _) => {
-                self.wait(now, random);
+                self.wait_for_renewal(now, random);
                 false
             }
             (
@@ -281,11 +281,11 @@ impl LeaseKeeper {
         owners.is_some_and(|owners| !owners.is_empty())
     }
 
-    fn failed_renewal(&mut self, tries: u32, ensured: bool, now: MonoTime, random: u64) {
+    fn record_failed_renewal(&mut self, tries: u32, ensured: bool, now: MonoTime, random: u64) {
         if tries < MAX_TRIES {
-            self.step = Self::renew(tries, ensured);
+            self.step = Self::renew_step(tries, ensured);
         } else if ensured {
-            self.wait(now, random);
+            self.wait_for_renewal(now, random);
         } else {
             self.step = LeaseStep::Ensure {
                 until: now,
@@ -303,7 +303,7 @@ impl LeaseKeeper {
         }
     }
 
-    fn wait(&mut self, now: MonoTime, random: u64) {
+    fn wait_for_renewal(&mut self, now: MonoTime, random: u64) {
         self.pause_ms = 0;
         let interval_ms = self.interval_ms();
         let jitter_ms = interval_ms * JITTER_PERMILLE / 1000;
@@ -314,7 +314,7 @@ impl LeaseKeeper {
     }
 
     /// The lease to create.
-    fn lease(&self, node_uid: &str, time: WallTime) -> Value {
+    fn new_lease_object(&self, node_uid: &str, time: WallTime) -> Value {
         let mut lease = Lease::default();
         lease.metadata.name.clone_from(&self.node);
         lease.metadata.namespace = NAMESPACE.into();
@@ -329,7 +329,7 @@ impl LeaseKeeper {
     }
 
     /// The smallest merge patch that renews `seen`, and takes it over if it is another's.
-    fn renewal(&self, seen: &Lease, node_uid: Option<&str>, time: WallTime) -> Value {
+    fn renewal_patch(&self, seen: &Lease, node_uid: Option<&str>, time: WallTime) -> Value {
         let mut body = json!({"spec": {"renewTime": MicroTime(time)}});
         if seen.spec.holder_identity != self.node {
             body["spec"]["holderIdentity"] = json!(self.node);
@@ -372,7 +372,7 @@ mod tests {
 
     /// Sends the next request, answers it with `answer`, and returns the request in one word.
     fn ask(keeper: &mut LeaseKeeper, now: u64, answer: LeaseAnswer) -> &'static str {
-        let asked = match keeper.poll(MonoTime(now), AT) {
+        let asked = match keeper.poll_request(MonoTime(now), AT) {
             None => return "nothing",
             Some(LeaseRequest::ReadNode) => "node",
             Some(LeaseRequest::ReadLease) => "read",
@@ -389,7 +389,7 @@ mod tests {
         let mut keeper = keeper();
         assert_eq!(ask(&mut keeper, 0, LeaseAnswer::NotFound), "read");
         assert_eq!(ask(&mut keeper, 0, LeaseAnswer::Node("nu".into())), "node");
-        let Some(LeaseRequest::Create(body)) = keeper.poll(MonoTime(0), AT) else {
+        let Some(LeaseRequest::Create(body)) = keeper.poll_request(MonoTime(0), AT) else {
             panic!("create")
         };
         assert_eq!(
@@ -441,19 +441,20 @@ mod tests {
                     "{name}"
                 );
             }
-            let renewal = keeper.poll(MonoTime(0), AT);
+            let renewal = keeper.poll_request(MonoTime(0), AT);
             assert_eq!(renewal, Some(LeaseRequest::Renew(body)), "{name}");
         }
         let mut other = LeaseKeeper::new("pi".into(), 80);
         assert_eq!(ask(&mut other, 0, lease("pi", true)), "read");
-        let Some(LeaseRequest::Renew(body)) = other.poll(MonoTime(0), AT) else {
+        let Some(LeaseRequest::Renew(body)) = other.poll_request(MonoTime(0), AT) else {
             panic!("renew")
         };
         assert_eq!(body["spec"]["leaseDurationSeconds"], 80);
         assert!(body.to_string().len() < 120, "{body}");
         // Clearing once is enough, until the lease is made anew.
         assert!(!other.on_answer(lease("pi", true), MonoTime(0), 0));
-        let Some(LeaseRequest::Renew(body)) = other.poll(other.due(), AT) else {
+        let Some(LeaseRequest::Renew(body)) = other.poll_request(other.next_request_time(), AT)
+        else {
             panic!("renew")
         };
         assert!(
@@ -482,7 +483,7 @@ mod tests {
             keeper.on_answer(lease("pi", true), MonoTime(0), 0);
             keeper.on_answer(lease("pi", true), MonoTime(0), random);
             assert_eq!(
-                keeper.due(),
+                keeper.next_request_time(),
                 MonoTime(next_ms),
                 "{is_metered} {duration_s} {random}"
             );
@@ -494,7 +495,7 @@ mod tests {
         let mut now = 0;
         let mut course = Vec::new();
         for answer in answers {
-            now = now.max(keeper.due().0);
+            now = now.max(keeper.next_request_time().0);
             course.push((now, ask(keeper, now, answer.clone())));
         }
         course
@@ -620,7 +621,10 @@ mod tests {
             LeaseAnswer::Lease(lease)
         };
         let sent = |keeper: &mut LeaseKeeper, wall: WallTime| loop {
-            match keeper.poll(keeper.due(), wall).expect("a request") {
+            match keeper
+                .poll_request(keeper.next_request_time(), wall)
+                .expect("a request")
+            {
                 LeaseRequest::Renew(body) | LeaseRequest::Create(body) => {
                     return body["spec"]["renewTime"].as_str().unwrap_or("").to_string();
                 }
@@ -691,8 +695,8 @@ mod tests {
             let mut keeper = keeper();
             keeper.on_answer(found(before), MonoTime(0), 0);
             for answer in answers {
-                keeper.poll(keeper.due(), set_back);
-                keeper.on_answer(answer, keeper.due(), 0);
+                keeper.poll_request(keeper.next_request_time(), set_back);
+                keeper.on_answer(answer, keeper.next_request_time(), 0);
             }
             assert_eq!(sent(&mut keeper, wall), want, "{name}");
         }
@@ -743,7 +747,7 @@ mod tests {
         let now = MonoTime(10_000);
         let closes: Vec<bool> = (0..3)
             .map(|_| {
-                keeper.poll(now, AT).expect("renewal");
+                keeper.poll_request(now, AT).expect("renewal");
                 keeper.on_answer(LeaseAnswer::Failed, now, 0)
             })
             .collect();

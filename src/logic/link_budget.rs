@@ -42,12 +42,12 @@ impl DailyWindow {
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (from, to) = text.split_once('-')?;
-        let (from, to) = (minutes(from)?, minutes(to)?);
+        let (from, to) = (parse_minutes(from)?, parse_minutes(to)?);
         (from != to).then_some(Self { from, to })
     }
 
     fn contains(self, now: WallTime) -> bool {
-        let minute = now.secs().rem_euclid(DAY_S) / MINUTE_S;
+        let minute = now.unix_seconds().rem_euclid(DAY_S) / MINUTE_S;
         match self.from < self.to {
             true => (self.from..self.to).contains(&minute),
             false => minute >= self.from || minute < self.to,
@@ -55,9 +55,9 @@ impl DailyWindow {
     }
 
     /// Returns the next start of the window.
-    fn next(self, now: WallTime) -> WallTime {
-        let begin = |day: i64| WallTime::from_secs(day * DAY_S + self.from * MINUTE_S);
-        let today = now.secs().div_euclid(DAY_S);
+    fn next_start(self, now: WallTime) -> WallTime {
+        let begin = |day: i64| WallTime::from_unix_seconds(day * DAY_S + self.from * MINUTE_S);
+        let today = now.unix_seconds().div_euclid(DAY_S);
         if begin(today) > now {
             begin(today)
         } else {
@@ -66,7 +66,7 @@ impl DailyWindow {
     }
 }
 
-fn minutes(text: &str) -> Option<i64> {
+fn parse_minutes(text: &str) -> Option<i64> {
     let number = |text: &str, most: i64| -> Option<i64> {
         let is_number = text.len() == 2 && text.bytes().all(|b| b.is_ascii_digit());
         let number = text.parse().ok().filter(|_| is_number)?;
@@ -79,7 +79,7 @@ fn minutes(text: &str) -> Option<i64> {
 /// A moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BudgetMoment {
-    /// Wall clock; `None`: it is not known to be right, see [`is_dated`].
+    /// Wall clock; `None`: it is not known to be right, see [`is_wall_clock_usable`].
     pub wall: Option<WallTime>,
     /// Time since boot, for measuring.
     pub up: MonoTime,
@@ -92,7 +92,7 @@ pub struct BudgetMoment {
 /// - `certain`: the clock was right once in this boot. A clock that is not kept right any more stays near the truth.
 /// - `synchronized`: the kernel's present word on the clock. Without one, the clock is taken to be kept right.
 #[must_use]
-pub const fn is_dated(certain: bool, synchronized: Option<bool>) -> bool {
+pub const fn is_wall_clock_usable(certain: bool, synchronized: Option<bool>) -> bool {
     certain || !matches!(synchronized, Some(false))
 }
 
@@ -168,7 +168,7 @@ pub struct DownloadBudget {
     /// Bytes that may come for admitted downloads, and the part of them that has come.
     granted: u64,
     come: u64,
-    /// Counter at the last call of [`DownloadBudget::used`].
+    /// Counter at the last call of [`DownloadBudget::used_bytes`].
     seen: u64,
 }
 
@@ -190,8 +190,8 @@ impl DownloadBudget {
     }
 
     /// Begins a day if there is a new one.
-    fn roll(&mut self, now: BudgetMoment) {
-        let today = now.wall.map(|wall| wall.secs().div_euclid(DAY_S));
+    fn begin_day_if_new(&mut self, now: BudgetMoment) {
+        let today = now.wall.map(|wall| wall.unix_seconds().div_euclid(DAY_S));
         let is_new = match (today, self.day) {
             (Some(today), Some(day)) => today != day,
             // The clock has become right: the bytes so far count as used today.
@@ -199,7 +199,7 @@ impl DownloadBudget {
                 self.day = today;
                 false
             }
-            (None, _) => self.elapsed(now) >= DAY,
+            (None, _) => self.elapsed_today(now) >= DAY,
         };
         if is_new {
             self.day = today;
@@ -210,13 +210,13 @@ impl DownloadBudget {
         }
     }
 
-    fn elapsed(&self, now: BudgetMoment) -> Duration {
+    fn elapsed_today(&self, now: BudgetMoment) -> Duration {
         self.elapsed.saturating_add(now.up - self.began)
     }
 
     /// Bytes used today.
-    pub fn used(&mut self, now: BudgetMoment) -> u64 {
-        self.roll(now);
+    pub fn used_bytes(&mut self, now: BudgetMoment) -> u64 {
+        self.begin_day_if_new(now);
         // All counted bytes are taken for the download's; if others came too, a little more is admitted.
         let come = self.come + now.counted.saturating_sub(self.seen);
         self.come = come.min(self.granted);
@@ -225,39 +225,39 @@ impl DownloadBudget {
     }
 
     /// State to keep for the next agent.
-    pub fn kept(&mut self, now: BudgetMoment) -> KeptBudget {
-        let used = self.used(now);
+    pub fn state_to_keep(&mut self, now: BudgetMoment) -> KeptBudget {
+        let used = self.used_bytes(now);
         KeptBudget {
             day: self.day,
             used,
-            elapsed: self.elapsed(now),
+            elapsed: self.elapsed_today(now),
         }
     }
 
     /// All bytes of the day are used: nothing new comes through the tunnel, and polls are slowest.
     pub fn is_spent(&mut self, now: BudgetMoment) -> bool {
-        self.used(now) >= self.settings.daily_bytes
+        self.used_bytes(now) >= self.settings.daily_bytes
     }
 
     /// Admits a download of `needs` bytes now; `None`: its size is not known. Admitted bytes count as used until
-    /// [`DownloadBudget::fetched`].
+    /// [`DownloadBudget::finish_download`].
     ///
     /// # Errors
     /// The download has to wait.
-    pub fn admit(
+    pub fn admit_download(
         &mut self,
         needs: Option<u64>,
         urgency: PullUrgency,
         now: BudgetMoment,
     ) -> Result<(), DownloadDeferral> {
-        self.may(needs, urgency, now)?;
+        self.check_download(needs, urgency, now)?;
         self.granted += needs.unwrap_or(0);
         Ok(())
     }
 
     /// Takes in the end of an admitted download: its bytes have come, or will not.
-    pub fn fetched(&mut self, needs: u64, now: BudgetMoment) {
-        self.used(now);
+    pub fn finish_download(&mut self, needs: u64, now: BudgetMoment) {
+        self.used_bytes(now);
         self.granted = self.granted.saturating_sub(needs);
         self.come = self.come.saturating_sub(needs);
     }
@@ -266,34 +266,34 @@ impl DownloadBudget {
     ///
     /// # Errors
     /// The download has to wait.
-    pub fn go_on(
+    pub fn check_continue(
         &mut self,
         urgency: PullUrgency,
         now: BudgetMoment,
     ) -> Result<(), DownloadDeferral> {
         let is_over = self.is_spent(now) && urgency < PullUrgency::Now && !self.is_in_window(now);
         match is_over {
-            true => Err(self.deferral(None, 0, self.settings.daily_bytes, now)),
+            true => Err(self.make_deferral(None, 0, self.settings.daily_bytes, now)),
             false => Ok(()),
         }
     }
 
-    /// Checks if [`DownloadBudget::admit`] would admit the download; admits nothing.
+    /// Checks if [`DownloadBudget::admit_download`] would admit the download; admits nothing.
     ///
     /// # Errors
     /// The download would have to wait.
-    pub fn may(
+    pub fn check_download(
         &mut self,
         needs: Option<u64>,
         urgency: PullUrgency,
         now: BudgetMoment,
     ) -> Result<(), DownloadDeferral> {
-        let used = self.used(now);
+        let used = self.used_bytes(now);
         let daily = self.settings.daily_bytes;
         let of = match urgency {
             PullUrgency::Now => return Ok(()),
             PullUrgency::Critical => daily,
-            PullUrgency::Normal => percent(daily, SAVING_PERCENT),
+            PullUrgency::Normal => percent_of(daily, SAVING_PERCENT),
         };
         let under_way = self.granted - self.come;
         let left = of.saturating_sub(used).saturating_sub(under_way);
@@ -303,7 +303,7 @@ impl DownloadBudget {
         };
         match fits || self.is_in_window(now) {
             true => Ok(()),
-            false => Err(self.deferral(needs, left, of, now)),
+            false => Err(self.make_deferral(needs, left, of, now)),
         }
     }
 
@@ -312,7 +312,7 @@ impl DownloadBudget {
         window.is_some_and(|(window, wall)| window.contains(wall))
     }
 
-    fn deferral(
+    fn make_deferral(
         &self,
         needs: Option<u64>,
         left: u64,
@@ -320,12 +320,12 @@ impl DownloadBudget {
         now: BudgetMoment,
     ) -> DownloadDeferral {
         let window = self.settings.pull_window.zip(now.wall);
-        let window = window.map(|(window, wall)| window.next(wall));
+        let window = window.map(|(window, wall)| window.next_start(wall));
         let is_larger = needs.is_some_and(|needs| needs > of);
         let until = match now.wall {
             Some(wall) => {
-                let today = wall.secs().div_euclid(DAY_S);
-                let midnight = WallTime::from_secs((today + 1) * DAY_S);
+                let today = wall.unix_seconds().div_euclid(DAY_S);
+                let midnight = WallTime::from_unix_seconds((today + 1) * DAY_S);
                 DeferralEnd::At(match window {
                     // The next day's bytes are not enough either.
                     Some(begin) if is_larger => begin,
@@ -341,7 +341,9 @@ impl DownloadBudget {
             until,
             after: match until {
                 DeferralEnd::At(at) => {
-                    let wait = now.wall.map_or(0, |wall| at.secs() - wall.secs());
+                    let wait = now
+                        .wall
+                        .map_or(0, |wall| at.unix_seconds() - wall.unix_seconds());
                     Duration::from_secs(wait.unsigned_abs())
                 }
                 DeferralEnd::Up(at) => at - now.up,
@@ -352,11 +354,11 @@ impl DownloadBudget {
     }
 
     /// Describes the budget for people; true if images wait.
-    pub fn says(&mut self, now: BudgetMoment) -> (String, bool) {
-        let used = self.used(now);
+    pub fn describe_budget(&mut self, now: BudgetMoment) -> (String, bool) {
+        let used = self.used_bytes(now);
         let daily = self.settings.daily_bytes;
         let text = format!("{} of {} used today", human_bytes(used), human_bytes(daily));
-        match self.may(None, PullUrgency::Normal, now) {
+        match self.check_download(None, PullUrgency::Normal, now) {
             Ok(()) => (text, false),
             Err(deferral) => {
                 let what = match used >= daily {
@@ -374,7 +376,7 @@ impl DownloadBudget {
 }
 
 /// Part of a whole; exact also for small ones.
-fn percent(whole: u64, percent: u64) -> u64 {
+fn percent_of(whole: u64, percent: u64) -> u64 {
     let part = u128::from(whole) * u128::from(percent) / 100;
     u64::try_from(part).unwrap_or(u64::MAX)
 }
@@ -395,7 +397,7 @@ mod tests {
     fn at(second: i64, counted: u64) -> BudgetMoment {
         let up = Duration::from_secs(u64::try_from(second).expect("later"));
         BudgetMoment {
-            wall: Some(WallTime::from_secs(MIDNIGHT + second)),
+            wall: Some(WallTime::from_unix_seconds(MIDNIGHT + second)),
             up: MonoTime(0) + up,
             counted,
         }
@@ -431,7 +433,7 @@ mod tests {
             (9999, Some(0), Normal, true),
             (9999, Some(0), Critical, true),
         ] {
-            let admitted = budget().admit(needs, urgency, at(60, used));
+            let admitted = budget().admit_download(needs, urgency, at(60, used));
             assert_eq!(admitted.is_ok(), may, "{used} {needs:?} {urgency:?}");
         }
         for (used, urgency, goes_on, is_spent) in [
@@ -442,7 +444,7 @@ mod tests {
         ] {
             let mut budget = budget();
             assert_eq!(
-                budget.go_on(urgency, at(60, used)).is_ok(),
+                budget.check_continue(urgency, at(60, used)).is_ok(),
                 goes_on,
                 "{used}"
             );
@@ -454,40 +456,40 @@ mod tests {
     fn what_is_on_its_way_counts() {
         let mut budget = budget();
         budget
-            .admit(Some(500), PullUrgency::Normal, at(0, 0))
+            .admit_download(Some(500), PullUrgency::Normal, at(0, 0))
             .expect("room");
-        let other = budget.admit(Some(301), PullUrgency::Normal, at(0, 0));
+        let other = budget.admit_download(Some(301), PullUrgency::Normal, at(0, 0));
         assert_eq!(other.expect_err("none").left, 300);
         // Bytes that have come count as used, and not a second time as admitted.
         for counted in [100, 400, 500] {
-            let other = budget.admit(Some(301), PullUrgency::Normal, at(1, counted));
+            let other = budget.admit_download(Some(301), PullUrgency::Normal, at(1, counted));
             assert_eq!(other.expect_err("none").left, 300, "{counted}");
         }
-        budget.fetched(500, at(1, 500));
-        let other = budget.admit(Some(301), PullUrgency::Normal, at(1, 500));
+        budget.finish_download(500, at(1, 500));
+        let other = budget.admit_download(Some(301), PullUrgency::Normal, at(1, 500));
         assert_eq!(other.expect_err("none").left, 300);
         assert!(
             budget
-                .admit(Some(300), PullUrgency::Normal, at(1, 500))
+                .admit_download(Some(300), PullUrgency::Normal, at(1, 500))
                 .is_ok()
         );
         // The download fails halfway: the rest is free.
-        budget.fetched(300, at(2, 600));
-        let other = budget.admit(Some(201), PullUrgency::Normal, at(2, 600));
+        budget.finish_download(300, at(2, 600));
+        let other = budget.admit_download(Some(201), PullUrgency::Normal, at(2, 600));
         assert_eq!(other.expect_err("none").left, 200);
         // One of two downloads ends.
         assert!(
             budget
-                .admit(Some(50), PullUrgency::Normal, at(2, 600))
+                .admit_download(Some(50), PullUrgency::Normal, at(2, 600))
                 .is_ok()
         );
         assert!(
             budget
-                .admit(Some(100), PullUrgency::Normal, at(2, 600))
+                .admit_download(Some(100), PullUrgency::Normal, at(2, 600))
                 .is_ok()
         );
-        budget.fetched(100, at(3, 700));
-        let other = budget.admit(Some(51), PullUrgency::Normal, at(3, 700));
+        budget.finish_download(100, at(3, 700));
+        let other = budget.admit_download(Some(51), PullUrgency::Normal, at(3, 700));
         assert_eq!(other.expect_err("none").left, 50);
     }
 
@@ -495,30 +497,30 @@ mod tests {
     fn days() {
         // METER-02
         let mut budget = budget();
-        assert_eq!(budget.used(at(DAY_S - 1, 900)), 900);
-        let kept = budget.kept(at(DAY_S - 1, 900));
-        assert_eq!(budget.used(at(DAY_S, 950)), 0);
-        assert_eq!(budget.used(at(DAY_S + 1, 960)), 10);
+        assert_eq!(budget.used_bytes(at(DAY_S - 1, 900)), 900);
+        let kept = budget.state_to_keep(at(DAY_S - 1, 900));
+        assert_eq!(budget.used_bytes(at(DAY_S, 950)), 0);
+        assert_eq!(budget.used_bytes(at(DAY_S + 1, 960)), 10);
         // The counter of a new agent begins at 0.
         let mut next = DownloadBudget::new(SETTINGS, kept, at(DAY_S - 1, 0));
-        assert_eq!(next.used(at(DAY_S - 1, 5)), 905);
-        assert_eq!(next.used(at(DAY_S, 6)), 0);
+        assert_eq!(next.used_bytes(at(DAY_S - 1, 5)), 905);
+        assert_eq!(next.used_bytes(at(DAY_S, 6)), 0);
         // A clock that is set back shows another day, too.
-        assert_eq!(next.used(at(DAY_S - 5, 7)), 0);
+        assert_eq!(next.used_bytes(at(DAY_S - 5, 7)), 0);
         // After a boot the clock is not right for a while: no day has ended because of that.
         let kept = KeptBudget {
             elapsed: Duration::ZERO,
             ..kept
         };
         let mut booted = DownloadBudget::new(SETTINGS, kept, unset(0, 0));
-        assert_eq!(booted.used(unset(60, 5)), 905);
-        assert_eq!(booted.used(at(DAY_S - 2, 6)), 906);
+        assert_eq!(booted.used_bytes(unset(60, 5)), 905);
+        assert_eq!(booted.used_bytes(at(DAY_S - 2, 6)), 906);
         // The clock never becomes right: a day is 24 hours of uptime.
         let mut never = DownloadBudget::new(SETTINGS, kept, unset(10, 0));
-        assert_eq!(never.used(unset(DAY_S + 9, 5)), 905);
-        assert_eq!(never.used(unset(DAY_S + 10, 6)), 0);
+        assert_eq!(never.used_bytes(unset(DAY_S + 9, 5)), 905);
+        assert_eq!(never.used_bytes(unset(DAY_S + 10, 6)), 0);
         assert_eq!(
-            never.kept(unset(DAY_S + 20, 8)),
+            never.state_to_keep(unset(DAY_S + 20, 8)),
             KeptBudget {
                 day: None,
                 used: 2,
@@ -528,15 +530,15 @@ mod tests {
         // A restart begins no new day: the day ends when agents were up for 24 hours.
         let hour = 3600;
         let mut before = DownloadBudget::new(SETTINGS, KeptBudget::default(), unset(10, 0));
-        let kept = before.kept(unset(23 * hour + 10, 900));
+        let kept = before.state_to_keep(unset(23 * hour + 10, 900));
         let mut after = DownloadBudget::new(SETTINGS, kept, unset(20, 0));
-        assert_eq!(after.used(unset(hour + 19, 5)), 905);
-        let refused = after.admit(None, PullUrgency::Normal, unset(30, 5));
+        assert_eq!(after.used_bytes(unset(hour + 19, 5)), 905);
+        let refused = after.admit_download(None, PullUrgency::Normal, unset(30, 5));
         let until = refused.expect_err("used").until;
         assert_eq!(until, DeferralEnd::Up(unset(hour + 20, 0).up));
-        assert_eq!(after.used(unset(hour + 20, 6)), 0);
+        assert_eq!(after.used_bytes(unset(hour + 20, 6)), 0);
         // The clock becomes right: the bytes count as used today.
-        assert_eq!(never.used(at(DAY_S + 30, 9)), 3);
+        assert_eq!(never.used_bytes(at(DAY_S + 30, 9)), 3);
     }
 
     #[test]
@@ -572,10 +574,13 @@ mod tests {
             ("23:00-01:00", hour, None),
             ("23:00-01:00", 23 * hour, Some(())),
         ] {
-            let admitted = of(text).admit(Some(5000), PullUrgency::Normal, at(second, 1200));
+            let admitted =
+                of(text).admit_download(Some(5000), PullUrgency::Normal, at(second, 1200));
             assert_eq!(admitted.ok(), opens, "{text} {second}");
             assert_eq!(
-                of(text).go_on(PullUrgency::Normal, at(second, 1200)).ok(),
+                of(text)
+                    .check_continue(PullUrgency::Normal, at(second, 1200))
+                    .ok(),
                 opens
             );
         }
@@ -587,16 +592,17 @@ mod tests {
             (900, 8 * hour, 30 * hour),
         ] {
             let refused =
-                of("06:00-07:00").admit(Some(needs), PullUrgency::Normal, at(second, 200));
+                of("06:00-07:00").admit_download(Some(needs), PullUrgency::Normal, at(second, 200));
             let refused = refused.expect_err("too much");
-            let goes_on = WallTime::from_secs(MIDNIGHT + goes_on);
+            let goes_on = WallTime::from_unix_seconds(MIDNIGHT + goes_on);
             assert_eq!(refused.until, DeferralEnd::At(goes_on), "{needs} {second}");
             let says =
                 format!("needs {needs}B, 600B of 800B are left for it today; goes on at {goes_on}");
             assert_eq!(refused.to_string(), says);
         }
         // Without a right clock there is no window.
-        let refused = of("06:00-07:00").admit(Some(900), PullUrgency::Normal, unset(hour, 0));
+        let refused =
+            of("06:00-07:00").admit_download(Some(900), PullUrgency::Normal, unset(hour, 0));
         let says = refused.expect_err("too much").to_string();
         assert!(says.ends_with("--now"), "{says}");
     }
@@ -610,7 +616,7 @@ mod tests {
         };
         let why = |needs: Option<u64>, now: BudgetMoment| {
             let mut budget = DownloadBudget::new(big, KeptBudget::default(), at(0, 0));
-            let refused = budget.admit(needs, PullUrgency::Normal, now);
+            let refused = budget.admit_download(needs, PullUrgency::Normal, now);
             refused.expect_err("too much").to_string()
         };
         assert_eq!(
@@ -639,7 +645,10 @@ mod tests {
                 true,
             ),
         ] {
-            assert_eq!(budget.says(at(60, used)), (says.to_owned(), waits));
+            assert_eq!(
+                budget.describe_budget(at(60, used)),
+                (says.to_owned(), waits)
+            );
         }
     }
 }

@@ -6,7 +6,7 @@
 use alloc::{string::String, vec::Vec};
 use core::time::Duration;
 
-use crate::api::{MonoTime, names::glob};
+use crate::api::{MonoTime, names::matches_glob};
 
 /// Names of interfaces at most.
 pub const MAX_INTERFACES: usize = 16;
@@ -29,7 +29,7 @@ pub struct LinkSettings {
 /// Returns the reason why `name` is neither the name of an interface nor a pattern of names. Source: Linux,
 /// `dev_valid_name`.
 #[must_use]
-pub fn wrong_name(name: &str) -> Option<&'static str> {
+pub fn interface_name_fault(name: &str) -> Option<&'static str> {
     if name.is_empty() {
         return Some("is empty, must be the name of an interface");
     }
@@ -65,26 +65,27 @@ impl LinkMetering {
 
     /// Returns true if the cost depends on the way.
     #[must_use]
-    pub const fn depends(&self) -> bool {
+    pub const fn depends_on_interface(&self) -> bool {
         !self.settings.interfaces.is_empty()
     }
 
     /// Returns true if the way must be looked up before [`LinkMetering::is_metered`] is asked.
     #[must_use]
-    pub fn is_due(&self, now: MonoTime) -> bool {
-        self.depends() && self.looked.is_none_or(|at| now >= at + LOOK)
+    pub fn is_lookup_due(&self, now: MonoTime) -> bool {
+        self.depends_on_interface() && self.looked.is_none_or(|at| now >= at + LOOK)
     }
 
     /// Takes in the interface by which the way leaves; `None`: there is no way now, and the last known one stays.
     /// Returns true if the interface has changed.
-    pub fn found(&mut self, interface: Option<String>, now: MonoTime) -> bool {
+    pub fn record_interface(&mut self, interface: Option<String>, now: MonoTime) -> bool {
         self.looked = Some(now);
         if interface.is_none() || interface == self.interface {
             return false;
         }
         let name = interface.as_deref().unwrap_or_default();
         let mut patterns = self.settings.interfaces.iter();
-        self.is_metered = self.settings.always || patterns.any(|pattern| glob(pattern, name));
+        self.is_metered =
+            self.settings.always || patterns.any(|pattern| matches_glob(pattern, name));
         self.interface = interface;
         true
     }
@@ -104,8 +105,8 @@ impl LinkMetering {
     /// Bytes after which a session ends now. Where the cost depends on the way, a session ends only while bytes cost
     /// money.
     #[must_use]
-    pub const fn stream_bytes(&self) -> Option<u64> {
-        match self.depends() && !self.is_metered {
+    pub const fn stream_limit_bytes(&self) -> Option<u64> {
+        match self.depends_on_interface() && !self.is_metered {
             true => None,
             false => self.settings.stream_bytes,
         }
@@ -131,8 +132,8 @@ mod tests {
         // METER-05 METER-06
         let by = |interfaces: &[&str], always, name: Option<&str>| {
             let mut cost = cost(always, interfaces);
-            cost.found(name.map(ToOwned::to_owned), MonoTime(1));
-            (cost.is_metered(), cost.stream_bytes())
+            cost.record_interface(name.map(ToOwned::to_owned), MonoTime(1));
+            (cost.is_metered(), cost.stream_limit_bytes())
         };
         for (interfaces, always, name, is_metered, stream_bytes) in [
             (&["wwan0"][..], false, Some("wwan0"), true, Some(9)),
@@ -158,10 +159,10 @@ mod tests {
     fn a_change_is_seen_and_no_way_changes_nothing() {
         // METER-06
         let mut fixed = cost(false, &[]);
-        assert!(!fixed.is_due(MonoTime(0)) && !fixed.depends());
+        assert!(!fixed.is_lookup_due(MonoTime(0)) && !fixed.depends_on_interface());
         assert!(!fixed.is_metered());
         let mut cost = cost(false, &["wwan0"]);
-        assert!(cost.is_due(MonoTime(0)));
+        assert!(cost.is_lookup_due(MonoTime(0)));
         let on = |name: &str| Some(name.to_owned());
         for (ms, interface, is_news, is_metered) in [
             (1000, on("eth0"), true, false),
@@ -172,13 +173,17 @@ mod tests {
             (6000, on("eth0"), true, false),
             (7000, None, false, false),
         ] {
-            assert!(cost.is_due(MonoTime(ms)), "{ms}");
-            assert_eq!(cost.found(interface, MonoTime(ms)), is_news, "{ms}");
-            assert!(!cost.is_due(MonoTime(ms + 999)), "{ms}");
+            assert!(cost.is_lookup_due(MonoTime(ms)), "{ms}");
+            assert_eq!(
+                cost.record_interface(interface, MonoTime(ms)),
+                is_news,
+                "{ms}"
+            );
+            assert!(!cost.is_lookup_due(MonoTime(ms + 999)), "{ms}");
             assert_eq!(cost.is_metered(), is_metered, "{ms}");
         }
         assert_eq!(cost.interface(), Some("eth0"));
-        fixed.found(None, MonoTime(0));
+        fixed.record_interface(None, MonoTime(0));
         assert_eq!(fixed.interface(), None);
     }
 
@@ -186,7 +191,7 @@ mod tests {
     fn names() {
         // METER-06
         for good in ["wwan0", "ppp*", "?", "eth0.100", "0123456789abcde"] {
-            assert_eq!(wrong_name(good), None, "{good}");
+            assert_eq!(interface_name_fault(good), None, "{good}");
         }
         for bad in [
             "",
@@ -198,7 +203,7 @@ mod tests {
             "eth0:1",
             "a\0",
         ] {
-            assert!(wrong_name(bad).is_some(), "{bad:?}");
+            assert!(interface_name_fault(bad).is_some(), "{bad:?}");
         }
     }
 }

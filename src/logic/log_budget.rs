@@ -28,11 +28,11 @@ pub struct LogTrim {
 ///
 /// - Shape: sorted by index; a log that loses nothing is not named.
 #[must_use]
-pub fn trims(logs: &[ContainerLogFiles], budget: u64) -> Vec<LogTrim> {
-    let mut left: Vec<u64> = logs.iter().map(|log| sum(&log.files)).collect();
+pub fn plan_log_trims(logs: &[ContainerLogFiles], budget: u64) -> Vec<LogTrim> {
+    let mut left: Vec<u64> = logs.iter().map(|log| sum_sizes(&log.files)).collect();
     let mut gone: Vec<usize> = logs.iter().map(|_| 0).collect();
     // Bounded: each round removes one file.
-    while sum(&left) > budget {
+    while sum_sizes(&left) > budget {
         let largest = left
             .iter()
             .enumerate()
@@ -53,7 +53,7 @@ pub fn trims(logs: &[ContainerLogFiles], budget: u64) -> Vec<LogTrim> {
     .collect()
 }
 
-fn sum(sizes: &[u64]) -> u64 {
+fn sum_sizes(sizes: &[u64]) -> u64 {
     sizes.iter().fold(0, |sum, size| sum.saturating_add(*size))
 }
 
@@ -82,12 +82,15 @@ mod tests {
                 vec![trim(0, 3, true), trim(1, 2, true)],
             ),
         ] {
-            assert_eq!(trims(&large, budget), want, "{name}");
+            assert_eq!(plan_log_trims(&large, budget), want, "{name}");
         }
         let others = [log(&[10, 1]), log(&[9])];
-        assert_eq!(trims(&others, 5), [trim(0, 1, false), trim(1, 1, true)]);
         assert_eq!(
-            trims(&[log(&[5]), log(&[5])], 5),
+            plan_log_trims(&others, 5),
+            [trim(0, 1, false), trim(1, 1, true)]
+        );
+        assert_eq!(
+            plan_log_trims(&[log(&[5]), log(&[5])], 5),
             [trim(0, 1, true)],
             "the first of equals"
         );
@@ -95,8 +98,8 @@ mod tests {
             is_written: false,
             ..large[0].clone()
         };
-        assert_eq!(trims(&[ended], 0), [trim(0, 3, false)]);
+        assert_eq!(plan_log_trims(&[ended], 0), [trim(0, 3, false)]);
         let huge = [log(&[u64::MAX, 1]), log(&[u64::MAX])];
-        assert_eq!(trims(&huge, 1).len(), 2);
+        assert_eq!(plan_log_trims(&huge, 1).len(), 2);
     }
 }

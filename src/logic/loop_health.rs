@@ -52,13 +52,13 @@ impl RuntimeGate {
 
     /// Last status of the runtime, of any age.
     #[must_use]
-    pub fn status(&self) -> Option<&RuntimeStatus> {
+    pub fn last_status(&self) -> Option<&RuntimeStatus> {
         self.last.as_ref().map(|(_, status)| status)
     }
 
     /// Last status of the runtime, if it is younger than [`STATUS_THRESHOLD`].
     #[must_use]
-    pub fn fresh(&self, now: MonoTime) -> Option<&RuntimeStatus> {
+    pub fn fresh_status(&self, now: MonoTime) -> Option<&RuntimeStatus> {
         let (at, status) = self.last.as_ref()?;
         (now - *at < STATUS_THRESHOLD).then_some(status)
     }
@@ -101,8 +101,12 @@ impl RuntimeGate {
     /// Checks that pods may be handled.
     ///
     /// - Errors: the first cause; the loop consumes nothing.
-    pub fn check(&self, pleg: Result<(), PlegUnhealthy>, now: MonoTime) -> Result<(), RuntimeDown> {
-        let status = self.fresh(now).ok_or(RuntimeDown::Silent)?;
+    pub fn check_runtime_ready(
+        &self,
+        pleg: Result<(), PlegUnhealthy>,
+        now: MonoTime,
+    ) -> Result<(), RuntimeDown> {
+        let status = self.fresh_status(now).ok_or(RuntimeDown::Silent)?;
         let ready = &status.runtime_ready;
         if !ready.ok {
             return Err(RuntimeDown::NotReady {
@@ -113,16 +117,16 @@ impl RuntimeGate {
         pleg.map_err(RuntimeDown::Pleg)
     }
 
-    /// Checks that pods may be handled at all. As [`RuntimeGate::check`], but a runtime that is not ready and can still
+    /// Checks that pods may be handled at all. As [`RuntimeGate::check_runtime_ready`], but a runtime that is not ready and can still
     /// stop containers holds up no pod; [`RuntimeGate::start_error`] then says that nothing may start.
     ///
     /// - Errors: the first cause.
-    pub fn check_hold(
+    pub fn check_loop_may_run(
         &self,
         pleg: Result<(), PlegUnhealthy>,
         now: MonoTime,
     ) -> Result<(), RuntimeDown> {
-        match self.check(pleg, now) {
+        match self.check_runtime_ready(pleg, now) {
             Err(RuntimeDown::NotReady { .. }) if self.can_stop_containers() => {
                 pleg.map_err(RuntimeDown::Pleg)
             }
@@ -161,7 +165,7 @@ pub struct LoopHealth(Option<MonoTime>);
 
 impl LoopHealth {
     /// Notes that the loop moves. Call it before and after each iteration, not while iterations are held up.
-    pub const fn beat(&mut self, now: MonoTime) {
+    pub const fn record_beat(&mut self, now: MonoTime) {
         self.0 = Some(now);
     }
 
@@ -219,7 +223,11 @@ mod tests {
             if let Some(ready) = said {
                 gate.on_status(status(ready, false), MonoTime(0));
             }
-            assert_eq!(gate.check(pleg, MonoTime(now_ms)), expected, "{name}");
+            assert_eq!(
+                gate.check_runtime_ready(pleg, MonoTime(now_ms)),
+                expected,
+                "{name}"
+            );
         }
     }
 
@@ -238,8 +246,15 @@ mod tests {
             };
             gate.on_status(said, MonoTime(0));
             let now = MonoTime(now_ms);
-            assert_eq!(gate.check_hold(pleg, now).is_ok(), passes, "{now_ms}");
-            assert!(gate.check(pleg, now).is_err(), "the node is not ready");
+            assert_eq!(
+                gate.check_loop_may_run(pleg, now).is_ok(),
+                passes,
+                "{now_ms}"
+            );
+            assert!(
+                gate.check_runtime_ready(pleg, now).is_err(),
+                "the node is not ready"
+            );
             assert_eq!(gate.start_error(), Some("because"));
         }
         gate.on_status(status(true, true), MonoTime(0));
@@ -313,7 +328,11 @@ mod tests {
         assert_eq!(gate.network_error(), Some("network state unknown"));
         gate.on_status(status(true, false), MonoTime(0));
         assert_eq!(gate.network_error(), Some("no network"));
-        assert_eq!(gate.check(Ok(()), MonoTime(1)), Ok(()), "does not block");
+        assert_eq!(
+            gate.check_runtime_ready(Ok(()), MonoTime(1)),
+            Ok(()),
+            "does not block"
+        );
         gate.on_status(status(true, true), MonoTime(0));
         assert_eq!(gate.network_error(), None);
     }
@@ -324,7 +343,7 @@ mod tests {
         let minute = Duration::from_secs(60);
         let mut health = LoopHealth::default();
         assert!(health.is_healthy(minute, MonoTime(u64::MAX)), "no beat yet");
-        health.beat(MonoTime(1000));
+        health.record_beat(MonoTime(1000));
         for (sync_frequency, age_ms, healthy) in [
             (minute, 300_000, true),
             (minute, 300_001, false),

@@ -49,7 +49,7 @@ pub struct PodFullName {
 impl PodFullName {
     /// Full name of an object.
     #[must_use]
-    pub fn of(metadata: &ObjectMeta) -> Self {
+    pub fn from_metadata(metadata: &ObjectMeta) -> Self {
         Self {
             namespace: metadata.namespace.clone(),
             name: metadata.name.clone(),
@@ -71,7 +71,7 @@ pub struct MirrorPod {
 impl MirrorPod {
     /// Reads a mirror from the metadata of a pod in the apiserver; `None` if the pod is no mirror.
     #[must_use]
-    pub fn of(metadata: &ObjectMeta) -> Option<Self> {
+    pub fn from_metadata(metadata: &ObjectMeta) -> Option<Self> {
         Some(Self {
             uid: metadata.uid.clone(),
             hash: metadata.annotations.get(CONFIG_MIRROR)?.clone(),
@@ -93,7 +93,7 @@ pub enum MirrorAction {
 
 /// Decides the action on the mirror of `pod`, a static pod (MIR-04, MIR-05).
 #[must_use]
-pub fn reconcile(pod: &ObjectMeta, mirror: Option<&MirrorPod>) -> MirrorAction {
+pub fn decide_mirror_action(pod: &ObjectMeta, mirror: Option<&MirrorPod>) -> MirrorAction {
     let hash = pod.annotations.get(CONFIG_HASH);
     match mirror {
         Some(mirror) if !mirror.terminating && Some(&mirror.hash) == hash => MirrorAction::Nothing,
@@ -138,7 +138,7 @@ pub fn mirror_pod(
         return Err(MirrorError::NoNodeUid);
     }
     // Refused when the manifest was read; a record of an older version may still have them.
-    if !super::validation::static_references(pod).is_empty() {
+    if !super::validation::find_static_references(pod).is_empty() {
         return Err(MirrorError::References(name()));
     }
     let mut metadata = raw["metadata"].as_object().cloned().unwrap_or_default();
@@ -166,7 +166,7 @@ pub fn mirror_pod(
 pub enum MirrorConflict {
     /// The mirror itself: it counts as created.
     Same(MirrorPod),
-    /// A mirror, of an older version: [`reconcile`] deletes it.
+    /// A mirror, of an older version: [`decide_mirror_action`] deletes it.
     Older(MirrorPod),
     /// No mirror: another party made a pod of this name. Logged, and tried again later.
     Stranger,
@@ -174,8 +174,8 @@ pub enum MirrorConflict {
 
 /// Judges the pod that "already exists", as it was then read.
 #[must_use]
-pub fn in_the_way(existing: &ObjectMeta, pod: &ObjectMeta) -> MirrorConflict {
-    match MirrorPod::of(existing) {
+pub fn judge_existing_pod(existing: &ObjectMeta, pod: &ObjectMeta) -> MirrorConflict {
+    match MirrorPod::from_metadata(existing) {
         Some(mirror) if Some(&mirror.hash) == pod.annotations.get(CONFIG_HASH) => {
             MirrorConflict::Same(mirror)
         }
@@ -200,14 +200,14 @@ pub struct MirrorPods {
 
 impl MirrorPods {
     /// Takes a mirror as it was created or read.
-    pub fn put(&mut self, name: PodFullName, mirror: MirrorPod) {
+    pub fn record_mirror(&mut self, name: PodFullName, mirror: MirrorPod) {
         if self.known.len() < MAX_MIRRORS || self.known.contains_key(&name) {
             self.known.insert(name, mirror);
         }
     }
 
     /// Forgets the mirror with this uid. A mirror of the same name with another uid stays.
-    pub fn remove(&mut self, name: &PodFullName, uid: &PodUid) {
+    pub fn forget_mirror(&mut self, name: &PodFullName, uid: &PodUid) {
         if self.known.get(name).is_some_and(|m| m.uid == *uid) {
             self.known.remove(name);
         }
@@ -215,7 +215,7 @@ impl MirrorPods {
 
     /// The mirror of that name.
     #[must_use]
-    pub fn get(&self, name: &PodFullName) -> Option<&MirrorPod> {
+    pub fn find_mirror(&self, name: &PodFullName) -> Option<&MirrorPod> {
         self.known.get(name)
     }
 
@@ -223,13 +223,13 @@ impl MirrorPods {
     #[must_use]
     pub fn uids(&self) -> Vec<PodUid> {
         let mut uids: Vec<PodUid> = self.known.values().map(|m| m.uid.clone()).collect();
-        uids.order();
+        uids.stable_sort();
         uids
     }
 
     /// The name of the pod that a mirror's uid stands for; `None`: it is no mirror's, and stands for itself (MIR-01).
     #[must_use]
-    pub fn name_of(&self, uid: &PodUid) -> Option<&PodFullName> {
+    pub fn static_pod_name(&self, uid: &PodUid) -> Option<&PodFullName> {
         let mut known = self.known.iter();
         known.find_map(|(name, mirror)| (mirror.uid == *uid).then_some(name))
     }
@@ -238,7 +238,7 @@ impl MirrorPods {
     ///
     /// - `is_configured`: a pod of that full name is configured that is no mirror.
     /// - `still_ends`: `PodTable::is_pod_for_mirror_pod_terminating`.
-    pub fn orphans(
+    pub fn orphaned_mirrors(
         &self,
         is_configured: impl Fn(&PodFullName) -> bool,
         still_ends: impl Fn(&PodFullName) -> bool,
@@ -252,7 +252,7 @@ impl MirrorPods {
 
     /// Earliest time of a request for that mirror: at once, unless one failed lately.
     #[must_use]
-    pub fn tries_at(&self, name: &PodFullName) -> MonoTime {
+    pub fn next_try_at(&self, name: &PodFullName) -> MonoTime {
         self.pauses
             .get(name)
             .map_or(MonoTime(0), |pause| pause.until)
@@ -261,7 +261,7 @@ impl MirrorPods {
     /// A request failed: the next one comes after 1 s, doubling to 60 s.
     ///
     /// - Returns when that is.
-    pub fn failed(&mut self, name: &PodFullName, now: MonoTime) -> MonoTime {
+    pub fn record_failure(&mut self, name: &PodFullName, now: MonoTime) -> MonoTime {
         let last = self.pauses.get(name).map_or(0, |pause| pause.ms);
         let ms = last
             .saturating_mul(2)
@@ -274,7 +274,7 @@ impl MirrorPods {
     }
 
     /// A request succeeded, or there is nothing to ask for any more.
-    pub fn succeeded(&mut self, name: &PodFullName) {
+    pub fn clear_failure(&mut self, name: &PodFullName) {
         self.pauses.remove(name);
     }
 }
@@ -299,7 +299,7 @@ mod tests {
                 "resourceVersion": "7", "finalizers": ["a/b"]},
             "spec": {"containers": [{"name": "c", "image": "i", "someday": 1}]},
         });
-        let received = *static_pod::prepare(raw, "pi", "/m/web.yaml").expect("valid");
+        let received = *static_pod::prepare_static_pod(raw, "pi", "/m/web.yaml").expect("valid");
         (received.raw, received.pod)
     }
 
@@ -324,8 +324,8 @@ mod tests {
 
     fn take(mirrors: &mut MirrorPods, pods: &[ObjectMeta]) {
         for pod in pods {
-            if let Some(mirror) = MirrorPod::of(pod) {
-                mirrors.put(PodFullName::of(pod), mirror);
+            if let Some(mirror) = MirrorPod::from_metadata(pod) {
+                mirrors.record_mirror(PodFullName::from_metadata(pod), mirror);
             }
         }
     }
@@ -412,10 +412,13 @@ mod tests {
             ),
             ("none", None, MirrorAction::Create),
         ] {
-            assert_eq!(reconcile(&pod, found.as_ref()), want, "{name}");
+            assert_eq!(decide_mirror_action(&pod, found.as_ref()), want, "{name}");
         }
         pod.annotations.clear();
-        assert_eq!(reconcile(&pod, Some(&mirror("m", "", false))), delete());
+        assert_eq!(
+            decide_mirror_action(&pod, Some(&mirror("m", "", false))),
+            delete()
+        );
     }
 
     #[test]
@@ -428,7 +431,7 @@ mod tests {
             (Some("h2"), MirrorConflict::Older(mirror("m", "h2", false))),
             (None, MirrorConflict::Stranger),
         ] {
-            assert_eq!(in_the_way(&meta("p", "m", hash), &pod), want);
+            assert_eq!(judge_existing_pod(&meta("p", "m", hash), &pod), want);
         }
     }
 
@@ -441,17 +444,23 @@ mod tests {
         let list = [meta("a", "ma", Some("ha")), dying, meta("c", "uc", None)];
         take(&mut mirrors, &list);
         assert_eq!(mirrors.known.len(), 2);
-        assert_eq!(mirrors.get(&name("a")), Some(&mirror("ma", "ha", false)));
-        assert_eq!(mirrors.get(&name("b")), Some(&mirror("mb", "hb", true)));
-        assert_eq!(mirrors.get(&name("c")), None);
+        assert_eq!(
+            mirrors.find_mirror(&name("a")),
+            Some(&mirror("ma", "ha", false))
+        );
+        assert_eq!(
+            mirrors.find_mirror(&name("b")),
+            Some(&mirror("mb", "hb", true))
+        );
+        assert_eq!(mirrors.find_mirror(&name("c")), None);
         let uid = |text: &str| PodUid::from(text);
-        assert_eq!(mirrors.name_of(&uid("mb")), Some(&name("b")));
-        assert_eq!(mirrors.name_of(&uid("uc")), None);
+        assert_eq!(mirrors.static_pod_name(&uid("mb")), Some(&name("b")));
+        assert_eq!(mirrors.static_pod_name(&uid("uc")), None);
         // MIR-09: gone by its own uid only.
-        mirrors.remove(&name("a"), &uid("other"));
-        assert!(mirrors.get(&name("a")).is_some());
-        mirrors.remove(&name("a"), &uid("ma"));
-        assert!(mirrors.get(&name("a")).is_none());
+        mirrors.forget_mirror(&name("a"), &uid("other"));
+        assert!(mirrors.find_mirror(&name("a")).is_some());
+        mirrors.forget_mirror(&name("a"), &uid("ma"));
+        assert!(mirrors.find_mirror(&name("a")).is_none());
     }
 
     #[test]
@@ -461,7 +470,7 @@ mod tests {
         let list = ["kept", "orphan", "ends"].map(|n| meta(n, &["m", n].concat(), Some("h")));
         take(&mut mirrors, &list);
         assert_eq!(
-            mirrors.orphans(|n| n.name == "kept", |n| n.name == "ends"),
+            mirrors.orphaned_mirrors(|n| n.name == "kept", |n| n.name == "ends"),
             [(name("orphan"), "morphan".into())]
         );
     }
@@ -475,17 +484,17 @@ mod tests {
         take(&mut mirrors, &many);
         assert_eq!(mirrors.known.len(), MAX_MIRRORS);
         let p = name("p0");
-        assert_eq!(mirrors.tries_at(&p), MonoTime(0));
+        assert_eq!(mirrors.next_try_at(&p), MonoTime(0));
         let mut now = MonoTime(0);
         let mut pauses = vec![];
         for _ in 0..8 {
-            let next = mirrors.failed(&p, now);
-            assert_eq!(mirrors.tries_at(&p), next);
+            let next = mirrors.record_failure(&p, now);
+            assert_eq!(mirrors.next_try_at(&p), next);
             pauses.push(next.since_ms(now) / 1000);
             now = next;
         }
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
-        mirrors.succeeded(&p);
-        assert_eq!(mirrors.tries_at(&p), MonoTime(0));
+        mirrors.clear_failure(&p);
+        assert_eq!(mirrors.next_try_at(&p), MonoTime(0));
     }
 }

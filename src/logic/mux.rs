@@ -1,12 +1,12 @@
 //! Merges the snapshots of all sources into operations on pods. Names follow kubelet `config/config.go`.
 //!
-//! A source sends full snapshots ([`SourceMux::merge`]). The mux compares each with that source's previous one by uid and
+//! A source sends full snapshots ([`SourceMux::merge_snapshot`]). The mux compares each with that source's previous one by uid and
 //! says what changed. Of a pod it keeps four digests and the time it was first seen, never the pod.
 //!
-//! The apiserver's poller knows single pods sooner than the whole: [`SourceMux::amend`] takes what is certain of some pods
+//! The apiserver's poller knows single pods sooner than the whole: [`SourceMux::merge_partial`] takes what is certain of some pods
 //! without calling it a snapshot. It removes nothing that is not named, and it never makes the source ready: before the
 //! first complete list nobody may conclude that a pod is not there (SRC-13, SRC-30). What an agent finds on its own
-//! disk at a start comes in the same way ([`SourceMux::restore`]), so that pods start with no apiserver in reach.
+//! disk at a start comes in the same way ([`SourceMux::restore_recorded`]), so that pods start with no apiserver in reach.
 
 use alloc::{boxed::Box, collections::BTreeMap, vec::Vec};
 
@@ -98,7 +98,10 @@ impl SourceMux {
     #[must_use]
     pub fn new(sources: &[PodSource]) -> Self {
         Self {
-            feeds: sources.iter().map(|s| (*s, SourceFeed::default())).gather(),
+            feeds: sources
+                .iter()
+                .map(|s| (*s, SourceFeed::default()))
+                .gather_items(),
         }
     }
 
@@ -106,7 +109,7 @@ impl SourceMux {
     ///
     /// `now` stamps pods seen for the first time. Annotations `config.source` and `config.seen` are set in both forms
     /// of each emitted pod.
-    pub fn merge(
+    pub fn merge_snapshot(
         &mut self,
         source: PodSource,
         snapshot: Vec<SnapshotEntry>,
@@ -136,28 +139,31 @@ impl SourceMux {
                 SnapshotEntry::Read(received) => received,
             };
             let uid = received.pod.metadata.uid.clone();
-            let full_name = full_name(&received);
+            let full_name = digest_full_name(&received);
             if present.contains_key(&uid) || !names.insert(full_name) {
                 merged.dropped.push(received);
                 continue;
             }
             let old = previous.remove(&uid);
-            present.insert(uid, classes.take(received, old, full_name, source, now));
+            present.insert(
+                uid,
+                classes.classify_pod(received, old, full_name, source, now),
+            );
         }
         feed.pods = present;
 
         let first = !core::mem::replace(&mut feed.merged, true);
         let removed: Vec<PodUid> = previous.into_keys().collect();
-        merged.ops = classes.ops(removed, first);
+        merged.ops = classes.into_operations(removed, first);
         merged
     }
 
     /// Takes certain knowledge of some pods of `source`: the present state of `pods`, and the end of `gone`. Nothing
     /// follows for any other pod, and the source is no readier than before.
     ///
-    /// A pod is left out as [`MergeResult::dropped`], like in a snapshot, if another held pod has its full name and is not
+    /// A pod is left out as [`MergeResult::note_abandoned_pull`], like in a snapshot, if another held pod has its full name and is not
     /// in `gone`.
-    pub fn amend(
+    pub fn merge_partial(
         &mut self,
         source: PodSource,
         pods: Vec<Box<ReceivedPod>>,
@@ -176,7 +182,7 @@ impl SourceMux {
             .collect();
         for received in pods {
             let uid = received.pod.metadata.uid.clone();
-            let full_name = full_name(&received);
+            let full_name = digest_full_name(&received);
             let taken = |(other, held): (&PodUid, &PodDigests)| {
                 held.full_name == full_name && *other != uid
             };
@@ -185,17 +191,17 @@ impl SourceMux {
                 continue;
             }
             let old = feed.pods.remove(&uid);
-            let held = classes.take(received, old, full_name, source, now);
+            let held = classes.classify_pod(received, old, full_name, source, now);
             feed.pods.insert(uid, held);
         }
-        merged.ops = classes.ops(removed, false);
+        merged.ops = classes.into_operations(removed, false);
         merged
     }
 
     /// Takes the pods that an earlier agent has recorded: the last known state of `source`, until its first report.
     /// Pods that the source does not confirm go with its first full snapshot. `now` stamps records that do not
     /// say when their pod was first seen.
-    pub fn restore(
+    pub fn restore_recorded(
         &mut self,
         source: PodSource,
         pods: Vec<Box<ReceivedPod>>,
@@ -209,7 +215,7 @@ impl SourceMux {
                 Some((metadata.uid.clone(), seen))
             })
             .collect();
-        let mut merged = self.amend(source, pods, &[], now);
+        let mut merged = self.merge_partial(source, pods, &[], now);
         let held = self.feeds.get_mut(&source).map(|feed| &mut feed.pods);
         let Some(held) = held else { return merged };
         for (uid, seen) in seen {
@@ -221,7 +227,7 @@ impl SourceMux {
             if let SourceOperation::Add(pods) = op {
                 for received in pods {
                     if let Some(held) = held.get(&received.pod.metadata.uid) {
-                        annotate(received, CONFIG_SEEN, &held.seen.rfc3339_nanos());
+                        set_annotation(received, CONFIG_SEEN, &held.seen.rfc3339_nanos());
                     }
                 }
             }
@@ -231,7 +237,7 @@ impl SourceMux {
 
     /// Forgets a pod that was emitted and could not be taken in: the next snapshot that has it emits it again. One that
     /// only names it as [`SnapshotEntry::Known`] leads to [`MergeResult::unknown`].
-    pub fn forget(&mut self, source: PodSource, uid: &PodUid) {
+    pub fn forget_pod(&mut self, source: PodSource, uid: &PodUid) {
         if let Some(feed) = self.feeds.get_mut(&source) {
             feed.pods.remove(uid);
         }
@@ -260,9 +266,9 @@ impl SourceMux {
     }
 }
 
-fn full_name(received: &ReceivedPod) -> u64 {
+fn digest_full_name(received: &ReceivedPod) -> u64 {
     let metadata = &received.pod.metadata;
-    digest::full_name(&metadata.namespace, &metadata.name)
+    digest::full_name_digest(&metadata.namespace, &metadata.name)
 }
 
 /// Changed pods, sorted into the classes of SRC-03.
@@ -280,7 +286,7 @@ struct ChangeClasses {
 
 impl ChangeClasses {
     /// Puts a pod into its class and returns its new digests.
-    fn take(
+    fn classify_pod(
         &mut self,
         mut received: Box<ReceivedPod>,
         old: Option<PodDigests>,
@@ -290,8 +296,8 @@ impl ChangeClasses {
     ) -> PodDigests {
         let held = PodDigests {
             full_name,
-            semantic: digest::semantic(&received.raw),
-            status: digest::status(&received.raw),
+            semantic: digest::semantic_digest(&received.raw),
+            status: digest::status_digest(&received.raw),
             seen: old.map_or(now, |old| old.seen),
         };
         let into = match old {
@@ -306,14 +312,14 @@ impl ChangeClasses {
             Some(old) if old.status != held.status => &mut self.reconciles,
             Some(_) => return held,
         };
-        annotate(&mut received, CONFIG_SOURCE, source.as_str());
-        annotate(&mut received, CONFIG_SEEN, &held.seen.rfc3339_nanos());
+        set_annotation(&mut received, CONFIG_SOURCE, source.as_str());
+        set_annotation(&mut received, CONFIG_SEEN, &held.seen.rfc3339_nanos());
         into.push(received);
         held
     }
 
     /// The operations in their order (SRC-05). `first`: without usable pods there is an empty `Add` (SRC-06).
-    fn ops(self, removed: Vec<PodUid>, first: bool) -> Vec<SourceOperation> {
+    fn into_operations(self, removed: Vec<PodUid>, first: bool) -> Vec<SourceOperation> {
         let usable = !self.adds.is_empty() || !self.updates.is_empty() || !self.deletes.is_empty();
         let ops = [
             (!removed.is_empty()).then_some(SourceOperation::Remove(removed)),
@@ -328,7 +334,7 @@ impl ChangeClasses {
 }
 
 /// Sets an annotation in both forms of a pod.
-pub(super) fn annotate(received: &mut ReceivedPod, name: &str, value: &str) {
+pub(super) fn set_annotation(received: &mut ReceivedPod, name: &str, value: &str) {
     received
         .pod
         .metadata

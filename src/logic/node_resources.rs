@@ -49,7 +49,10 @@ pub struct OverReserved(String);
 /// Checks that every reservation can be kept.
 ///
 /// - Errors: all reservations that cannot be kept; the agent must not start.
-pub fn check(capacity: MachineCapacity, kept: NodeReservations) -> Result<(), OverReserved> {
+pub fn check_reservations(
+    capacity: MachineCapacity,
+    kept: NodeReservations,
+) -> Result<(), OverReserved> {
     let too_much: Vec<String> = [
         ("cpu", "m", kept.cpu_milli, capacity.cpu_milli),
         ("memory", "", kept.memory_bytes, capacity.memory_bytes),
@@ -75,7 +78,7 @@ pub fn check(capacity: MachineCapacity, kept: NodeReservations) -> Result<(), Ov
 
 /// Resources that pods may ask for together (NODE-10).
 #[must_use]
-pub fn allocatable(capacity: MachineCapacity, kept: NodeReservations) -> Allocatable {
+pub fn compute_allocatable(capacity: MachineCapacity, kept: NodeReservations) -> Allocatable {
     let left = |has: i64, kept: i64| has.saturating_sub(kept).max(0);
     let memory = left(
         capacity.memory_bytes,
@@ -97,14 +100,14 @@ pub fn allocatable(capacity: MachineCapacity, kept: NodeReservations) -> Allocat
 ///
 /// - Source: `pkg/apis/core/v1/helper`, `IsExtendedResourceName`.
 #[must_use]
-pub fn is_extended(resource: &str) -> bool {
+pub fn is_extended_resource(resource: &str) -> bool {
     resource.contains('/') && !resource.contains("kubernetes.io/")
 }
 
 /// Values of the cgroup `kubepods` (CG-12). `enforce`: `pods` is in `enforceNodeAllocatable`; otherwise pods can take
 /// all that there is.
 #[must_use]
-pub fn kubepods(
+pub fn kubepods_resources(
     capacity: MachineCapacity,
     kept: NodeReservations,
     enforce: bool,
@@ -131,7 +134,7 @@ pub fn reserved_group(reserved: &BTreeMap<String, Quantity>, compressible: bool)
     let get = |name: &str| reserved.get(name);
     let rest = |name: &str| get(name).filter(|_| !compressible).map(Quantity::value);
     LinuxResources {
-        cpu_shares: get("cpu").map(|cpu| cgroup::shares(cpu.milli())),
+        cpu_shares: get("cpu").map(|cpu| cgroup::cpu_shares(cpu.milli_value())),
         memory_limit_bytes: rest("memory"),
         pids_limit: rest("pid"),
         ..LinuxResources::default()
@@ -210,7 +213,7 @@ mod tests {
                 memory_bytes: memory * MIB,
                 ephemeral_storage_bytes: storage * MIB,
             };
-            assert_eq!(allocatable(capacity, kept), want, "{name}");
+            assert_eq!(compute_allocatable(capacity, kept), want, "{name}");
         }
     }
 
@@ -223,7 +226,7 @@ mod tests {
             ("not enforced", BOARD, false, (4096, 512, Some(4000))),
             ("processes not known", unknown, true, (3584, 448, None)),
         ] {
-            let got = kubepods(capacity, KEPT, enforce);
+            let got = kubepods_resources(capacity, KEPT, enforce);
             assert_eq!(
                 (got.cpu_shares, got.memory_limit_bytes, got.pids_limit),
                 (Some(want.0), Some(want.1 * MIB), want.2),
@@ -235,18 +238,22 @@ mod tests {
     #[test]
     fn what_cannot_be_kept() {
         // NODE-11
-        assert_eq!(check(BOARD, KEPT), Ok(()));
+        assert_eq!(check_reservations(BOARD, KEPT), Ok(()));
         let kept = NodeReservations {
             cpu_milli: 4001,
             pids: 5000,
             ..KEPT
         };
         assert_eq!(
-            format!("{}", check(BOARD, kept).expect_err("too much")),
+            format!("{}", check_reservations(BOARD, kept).expect_err("too much")),
             "systemReserved and kubeReserved together keep 4001m of cpu, of which there is 4000m, and 5000 of pid, of which \
              there is 4000 from pods"
         );
         let unknown = MachineCapacity { pids: 0, ..BOARD };
-        assert_eq!(check(unknown, KEPT), Ok(()), "cannot be judged");
+        assert_eq!(
+            check_reservations(unknown, KEPT),
+            Ok(()),
+            "cannot be judged"
+        );
     }
 }

@@ -147,9 +147,9 @@ fn fields_of(name: &str) -> impl Iterator<Item = KnownField<'static>> {
 ///
 /// - Shape: paths such as `spec.volumes[0].emptyDir.mode`, at most [`MAX_FINDINGS`].
 #[must_use]
-pub fn unsupported(pod: &Value) -> Vec<String> {
+pub fn unsupported_fields(pod: &Value) -> Vec<String> {
     let mut found = Vec::new();
-    walk(pod, "Pod", "", &mut |path, field| {
+    visit_fields(pod, "Pod", "", &mut |path, field| {
         // Values that mean what this node does in any case.
         let is_default = matches!(
             (field.owner, field.key, field.value.as_str()),
@@ -168,12 +168,15 @@ pub fn unsupported(pod: &Value) -> Vec<String> {
 ///
 /// - Shape: at most [`MAX_FINDINGS`]; none for an object of another kind.
 #[must_use]
-pub fn misspelt(object: &Value) -> Vec<String> {
+pub fn misspelt_keys(object: &Value) -> Vec<String> {
     let mut found = Vec::new();
     let kind = object["kind"].as_str().unwrap_or("");
-    walk(object, kind, "", &mut |path, field| {
+    visit_fields(object, kind, "", &mut |path, field| {
         if field.known.is_none() && found.len() < MAX_FINDINGS {
-            let hint = match (nearest(field.key, field.owner), home_of(field.key)) {
+            let hint = match (
+                nearest_known_key(field.key, field.owner),
+                find_other_owner(field.key),
+            ) {
                 (Some(near), _) => format!(", did you mean {near}?"),
                 (None, Some(home)) => format!(", it is a field of {home}"),
                 (None, None) => String::new(),
@@ -197,14 +200,14 @@ struct ObjectField<'a> {
 type FieldVisitor<'a> = dyn FnMut(&str, &ObjectField<'_>) + 'a;
 
 /// Shows `visit` each field below `value`, which is a `holds` or a list of them.
-fn walk(value: &Value, holds: &str, path: &str, visit: &mut FieldVisitor<'_>) {
+fn visit_fields(value: &Value, holds: &str, path: &str, visit: &mut FieldVisitor<'_>) {
     let all: Vec<KnownField<'_>> = fields_of(holds).collect();
     if !all.is_empty() {
-        walk_fields(value, (holds, &all), path, visit);
+        visit_type_fields(value, (holds, &all), path, visit);
     }
 }
 
-fn walk_fields(
+fn visit_type_fields(
     value: &Value,
     of: (&str, &[KnownField<'static>]),
     path: &str,
@@ -214,7 +217,7 @@ fn walk_fields(
     match value {
         Value::Array(items) => {
             for (n, item) in items.iter().enumerate() {
-                walk_fields(item, of, &format!("{path}[{n}]"), visit);
+                visit_type_fields(item, of, &format!("{path}[{n}]"), visit);
             }
         }
         Value::Object(fields) => {
@@ -231,7 +234,7 @@ fn walk_fields(
                 };
                 visit(&path, &field);
                 if let Some(known) = known {
-                    walk(value, known.holds, &path, visit);
+                    visit_fields(value, known.holds, &path, visit);
                 }
             }
         }
@@ -250,21 +253,21 @@ fn is_unset(value: &Value) -> bool {
 }
 
 /// Finds the place of a field that is known elsewhere.
-fn home_of(key: &str) -> Option<&'static str> {
+fn find_other_owner(key: &str) -> Option<&'static str> {
     let has = |(_, owner): &&(&str, &str)| fields_of(owner).any(|known| known.name == key);
     HOMES.iter().find(has).map(|(home, _)| *home)
 }
 
 /// Finds the field of type `owner` that `key` was meant to be: the one in which the fewest letters differ, if these are not
 /// more than a third.
-fn nearest(key: &str, owner: &str) -> Option<&'static str> {
-    let of = |known: KnownField<'static>| (distance(key, known.name), known.name);
+fn nearest_known_key(key: &str, owner: &str) -> Option<&'static str> {
+    let of = |known: KnownField<'static>| (edit_distance(key, known.name), known.name);
     let (letters, name) = fields_of(owner).map(of).min()?;
     (letters <= (key.len() / 3).max(1)).then_some(name)
 }
 
 /// Number of letters to insert, remove, replace or swap with their neighbour that make `b` of `a`. Case does not count.
-fn distance(a: &str, b: &str) -> usize {
+fn edit_distance(a: &str, b: &str) -> usize {
     let (a, b) = (a.as_bytes(), b.as_bytes());
     let mut before: Vec<usize> = Vec::new();
     let mut above: Vec<usize> = (0..=b.len()).collect();

@@ -1,7 +1,7 @@
 //! Table of the ConfigMaps, Secrets and other objects that pods refer to: the time of the last read, its result, and
 //! the pods that need the object. Not the contents: they lie on disk.
 //!
-//! A driver asks [`ObjectTable::step`] before it uses an object, reads it from the apiserver if told so, and reports
+//! A driver asks [`ObjectTable::next_step`] before it uses an object, reads it from the apiserver if told so, and reports
 //! the result. Objects are read by name, since a node may list none (AUTHZ-08). Every read costs a request, so that
 //!
 //! - an object is read at most once per time to live, by the caller that needs it first (OBJ-03);
@@ -47,7 +47,7 @@ pub enum ObjectStep {
     Missing,
     /// Wait: another caller reads it now.
     Wait,
-    /// Read it, then tell [`ObjectTable::read`] or [`ObjectTable::failed`]. Until then others wait.
+    /// Read it, then tell [`ObjectTable::record_read`] or [`ObjectTable::record_read_failure`]. Until then others wait.
     Read,
 }
 
@@ -118,7 +118,7 @@ impl ObjectTable {
         self.asked_ttl = asked.map_or(TTL, Duration::from_secs);
     }
 
-    /// Sets if bytes cost money; counts from the next [`ObjectTable::step`] on.
+    /// Sets if bytes cost money; counts from the next [`ObjectTable::next_step`] on.
     pub const fn set_metered(&mut self, is_metered: bool) {
         self.is_metered = is_metered;
     }
@@ -134,7 +134,7 @@ impl ObjectTable {
     /// Notes the objects that a pod refers to (OBJ-02). May be called again.
     ///
     /// Errors: no room; nothing was noted then.
-    pub fn register(
+    pub fn register_pod(
         &mut self,
         uid: &PodUid,
         keys: &BTreeSet<PodObjectKey>,
@@ -168,12 +168,12 @@ impl ObjectTable {
     }
 
     /// Pods that were registered.
-    pub fn pods(&self) -> impl Iterator<Item = &PodUid> {
+    pub fn registered_pods(&self) -> impl Iterator<Item = &PodUid> {
         self.pods.keys()
     }
 
     /// Forgets a pod; returns the objects that no other pod refers to, forgotten too (OBJ-02).
-    pub fn forget(&mut self, uid: &PodUid) -> Vec<PodObjectKey> {
+    pub fn forget_pod(&mut self, uid: &PodUid) -> Vec<PodObjectKey> {
         let Some(interest) = self.pods.remove(uid) else {
             return Vec::new();
         };
@@ -190,12 +190,12 @@ impl ObjectTable {
     }
 
     /// Objects that a pod refers to.
-    pub fn keys(&self) -> impl Iterator<Item = &PodObjectKey> {
+    pub fn referenced_keys(&self) -> impl Iterator<Item = &PodObjectKey> {
         self.entries.keys()
     }
 
     /// Decides the next step for an object that a registered pod needs now.
-    pub fn step(&mut self, uid: &PodUid, key: &PodObjectKey, now: MonoTime) -> ObjectStep {
+    pub fn next_step(&mut self, uid: &PodUid, key: &PodObjectKey, now: MonoTime) -> ObjectStep {
         let ttl = self.ttl();
         let since = self.pods.get(uid).map_or(now, |interest| interest.since);
         let Some(entry) = self.entries.get_mut(key) else {
@@ -232,12 +232,12 @@ impl ObjectTable {
 
     /// Returns true if a caller reads the object now.
     #[must_use]
-    pub fn is_busy(&self, key: &PodObjectKey) -> bool {
+    pub fn is_being_read(&self, key: &PodObjectKey) -> bool {
         self.entries.get(key).is_some_and(|entry| entry.busy)
     }
 
     /// Takes in the result of a read that began at `begun`.
-    pub fn read(&mut self, key: &PodObjectKey, found: ObjectReadResult, begun: MonoTime) {
+    pub fn record_read(&mut self, key: &PodObjectKey, found: ObjectReadResult, begun: MonoTime) {
         let Some(entry) = self.entries.get_mut(key) else {
             return;
         };
@@ -249,14 +249,14 @@ impl ObjectTable {
 
     /// Takes in that a read failed or was given up: what is known of the object stays, and the next caller reads it
     /// again (OBJ-04).
-    pub fn failed(&mut self, key: &PodObjectKey) {
+    pub fn record_read_failure(&mut self, key: &PodObjectKey) {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.busy = false;
         }
     }
 
     /// Notes that the copy on disk cannot be used: the next caller reads the object again.
-    pub fn damaged(&mut self, key: &PodObjectKey) {
+    pub fn mark_copy_damaged(&mut self, key: &PodObjectKey) {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.read = None;
         }
@@ -264,7 +264,7 @@ impl ObjectTable {
 
     /// Returns true if the pod was registered less than `span` ago: the authorizer may not know of it yet (AUTHZ-08).
     #[must_use]
-    pub fn is_new(&self, uid: &PodUid, span: Duration, now: MonoTime) -> bool {
+    pub fn is_recently_registered(&self, uid: &PodUid, span: Duration, now: MonoTime) -> bool {
         let interest = self.pods.get(uid);
         interest.is_some_and(|interest| now - interest.since < span)
     }
@@ -280,7 +280,7 @@ pub struct ApiserverReach {
 impl ApiserverReach {
     /// Returns true if a question may be asked now. While the apiserver is away, one question in [`PROBE_INTERVAL`] is
     /// let through for all callers.
-    pub fn may_ask(&mut self, now: MonoTime) -> bool {
+    pub fn may_ask_now(&mut self, now: MonoTime) -> bool {
         match self.again {
             None => true,
             Some(again) if now >= again => {
@@ -292,12 +292,12 @@ impl ApiserverReach {
     }
 
     /// Notes that the apiserver answered, even if with an error.
-    pub fn answered(&mut self) {
+    pub fn record_answer(&mut self) {
         self.again = None;
     }
 
     /// Notes that the apiserver did not answer.
-    pub fn silent(&mut self, now: MonoTime) {
+    pub fn record_silence(&mut self, now: MonoTime) {
         self.again = Some(now + PROBE_INTERVAL);
     }
 }
@@ -368,12 +368,20 @@ mod tests {
             ),
         ] {
             let mut table = ObjectTable::new(TTL);
-            table.register(&a, &keys(&["x"]), at(1)).expect("room");
-            assert_eq!(table.step(&a, &key("x"), at(1)), ObjectStep::Read, "{name}");
-            assert_eq!(table.step(&a, &key("x"), at(1)), ObjectStep::Wait, "{name}");
-            table.read(&key("x"), found, at(1));
-            table.register(&b, &keys(&["x"]), at(10)).expect("room");
-            assert_eq!(table.step(who, &key("x"), at(now)), step, "{name}");
+            table.register_pod(&a, &keys(&["x"]), at(1)).expect("room");
+            assert_eq!(
+                table.next_step(&a, &key("x"), at(1)),
+                ObjectStep::Read,
+                "{name}"
+            );
+            assert_eq!(
+                table.next_step(&a, &key("x"), at(1)),
+                ObjectStep::Wait,
+                "{name}"
+            );
+            table.record_read(&key("x"), found, at(1));
+            table.register_pod(&b, &keys(&["x"]), at(10)).expect("room");
+            assert_eq!(table.next_step(who, &key("x"), at(now)), step, "{name}");
         }
     }
 
@@ -382,17 +390,20 @@ mod tests {
         let mut table = ObjectTable::new(TTL);
         let pods: Vec<PodUid> = (0..100).map(|n| PodUid::new(n.to_string())).collect();
         for uid in &pods {
-            table.register(uid, &keys(&["x"]), at(5)).expect("room");
+            table.register_pod(uid, &keys(&["x"]), at(5)).expect("room");
         }
-        assert_eq!(table.step(&pods[0], &key("x"), at(5)), ObjectStep::Read);
-        assert!(
-            pods.iter()
-                .all(|uid| table.step(uid, &key("x"), at(5)) == ObjectStep::Wait)
+        assert_eq!(
+            table.next_step(&pods[0], &key("x"), at(5)),
+            ObjectStep::Read
         );
-        table.read(&key("x"), HELD, at(5));
         assert!(
             pods.iter()
-                .all(|uid| table.step(uid, &key("x"), at(6)) == ObjectStep::UseHeld)
+                .all(|uid| table.next_step(uid, &key("x"), at(5)) == ObjectStep::Wait)
+        );
+        table.record_read(&key("x"), HELD, at(5));
+        assert!(
+            pods.iter()
+                .all(|uid| table.next_step(uid, &key("x"), at(6)) == ObjectStep::UseHeld)
         );
     }
 
@@ -401,19 +412,19 @@ mod tests {
         // OBJ-04
         let mut table = ObjectTable::new(TTL);
         let a = PodUid::from("a");
-        table.register(&a, &keys(&["x"]), at(0)).expect("room");
-        table.step(&a, &key("x"), at(0));
-        table.read(&key("x"), HELD, at(0));
-        assert_eq!(table.step(&a, &key("x"), at(100)), ObjectStep::Read);
-        table.failed(&key("x"));
+        table.register_pod(&a, &keys(&["x"]), at(0)).expect("room");
+        table.next_step(&a, &key("x"), at(0));
+        table.record_read(&key("x"), HELD, at(0));
+        assert_eq!(table.next_step(&a, &key("x"), at(100)), ObjectStep::Read);
+        table.record_read_failure(&key("x"));
         assert_eq!(
-            table.step(&a, &key("x"), at(100)),
+            table.next_step(&a, &key("x"), at(100)),
             ObjectStep::Read,
             "due still"
         );
-        table.read(&key("x"), HELD, at(100));
-        table.damaged(&key("x"));
-        assert_eq!(table.step(&a, &key("x"), at(101)), ObjectStep::Read);
+        table.record_read(&key("x"), HELD, at(100));
+        table.mark_copy_damaged(&key("x"));
+        assert_eq!(table.next_step(&a, &key("x"), at(101)), ObjectStep::Read);
     }
 
     #[test]
@@ -421,22 +432,26 @@ mod tests {
         // OBJ-02
         let mut table = ObjectTable::new(TTL);
         let (a, b) = (PodUid::from("a"), PodUid::from("b"));
-        table.register(&a, &keys(&["x", "y"]), at(0)).expect("room");
-        table.register(&a, &keys(&["x", "z"]), at(1)).expect("room");
-        table.register(&b, &keys(&["y"]), at(1)).expect("room");
-        assert_eq!(table.forget(&a), [key("x"), key("z")]);
-        assert!(table.pods().eq([&b]));
-        assert_eq!(table.forget(&a), []);
-        assert_eq!(table.forget(&b), [key("y")]);
-        assert_eq!(table.keys().count(), 0);
+        table
+            .register_pod(&a, &keys(&["x", "y"]), at(0))
+            .expect("room");
+        table
+            .register_pod(&a, &keys(&["x", "z"]), at(1))
+            .expect("room");
+        table.register_pod(&b, &keys(&["y"]), at(1)).expect("room");
+        assert_eq!(table.forget_pod(&a), [key("x"), key("z")]);
+        assert!(table.registered_pods().eq([&b]));
+        assert_eq!(table.forget_pod(&a), []);
+        assert_eq!(table.forget_pod(&b), [key("y")]);
+        assert_eq!(table.referenced_keys().count(), 0);
         let many: Vec<String> = (0..MAX_OBJECTS).map(|n| n.to_string()).collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
-        table.register(&a, &keys(&many), at(0)).expect("room");
+        table.register_pod(&a, &keys(&many), at(0)).expect("room");
         assert_eq!(
-            table.register(&b, &keys(&["x"]), at(0)),
+            table.register_pod(&b, &keys(&["x"]), at(0)),
             Err(ObjectTableFull)
         );
-        assert_eq!(table.register(&b, &keys(&["7"]), at(0)), Ok(()));
+        assert_eq!(table.register_pod(&b, &keys(&["7"]), at(0)), Ok(()));
     }
 
     #[test]
@@ -446,12 +461,12 @@ mod tests {
         let a = PodUid::from("a");
         let claim = PodObjectKey::new(PodObjectKind::Claim, "ns", "a/c");
         let all: BTreeSet<PodObjectKey> = [claim.clone()].into_iter().collect();
-        table.register(&a, &all, at(0)).expect("room");
-        assert_eq!(table.step(&a, &claim, at(0)), ObjectStep::Read);
-        table.failed(&claim);
-        assert_eq!(table.step(&a, &claim, at(9)), ObjectStep::Read);
-        table.read(&claim, HELD, at(9));
-        assert_eq!(table.step(&a, &claim, at(9999)), ObjectStep::UseHeld);
+        table.register_pod(&a, &all, at(0)).expect("room");
+        assert_eq!(table.next_step(&a, &claim, at(0)), ObjectStep::Read);
+        table.record_read_failure(&claim);
+        assert_eq!(table.next_step(&a, &claim, at(9)), ObjectStep::Read);
+        table.record_read(&claim, HELD, at(9));
+        assert_eq!(table.next_step(&a, &claim, at(9999)), ObjectStep::UseHeld);
     }
 
     #[test]
@@ -484,12 +499,12 @@ mod tests {
     #[test]
     fn one_asks_for_all_while_the_apiserver_is_away() {
         let mut reach = ApiserverReach::default();
-        assert!(reach.may_ask(at(0)) && reach.may_ask(at(0)));
-        reach.silent(at(0));
-        assert!(!reach.may_ask(at(9)));
-        assert!(reach.may_ask(at(10)), "the probe");
-        assert!(!reach.may_ask(at(10)), "and nobody beside it");
-        reach.answered();
-        assert!(reach.may_ask(at(10)));
+        assert!(reach.may_ask_now(at(0)) && reach.may_ask_now(at(0)));
+        reach.record_silence(at(0));
+        assert!(!reach.may_ask_now(at(9)));
+        assert!(reach.may_ask_now(at(10)), "the probe");
+        assert!(!reach.may_ask_now(at(10)), "and nobody beside it");
+        reach.record_answer();
+        assert!(reach.may_ask_now(at(10)));
     }
 }

@@ -15,7 +15,7 @@ use alloc::{
 use crate::api::PodError;
 use crate::api::cri::{
     ContainerMount as BindMount, LinuxResources, MountPropagation, NamespaceMode, SecurityProfile,
-    node_owner,
+    device_node_owner,
 };
 use crate::api::oci::{
     Capabilities, Cpu, DeviceRule, HostFacts, HugepageLimit, ImageProcess, Linux, Memory, Mount,
@@ -80,25 +80,25 @@ pub fn container_spec(input: &SpecInput<'_>) -> Result<Spec, PodError> {
             "a privileged container needs a sandbox that was made privileged".into(),
         ));
     }
-    let capabilities = capabilities::effective_set(security, &input.host.capabilities)?;
+    let capabilities = capabilities::effective_capabilities(security, &input.host.capabilities)?;
     let seccomp = seccomp_filter(input, &capabilities)?;
     let unmasked = security.privileged || security.unmasked_proc;
-    let mounts = mounts(input)?;
+    let mounts = oci_mounts(input)?;
     Ok(Spec {
         oci_version: SPEC_VERSION.into(),
-        process: process(input, capabilities)?,
+        process: oci_process(input, capabilities)?,
         root: Root {
             path: input.rootfs.into(),
             readonly: security.readonly_rootfs,
         },
         mounts,
-        annotations: annotations(input),
+        annotations: oci_annotations(input),
         hooks: BTreeMap::new(),
         linux: Linux {
-            namespaces: namespaces(input)?,
+            namespaces: oci_namespaces(input)?,
             devices: device_nodes(input),
             cgroups_path: input.cgroups_path.into(),
-            resources: resources(input)?,
+            resources: oci_resources(input)?,
             rootfs_propagation: rootfs_propagation(&input.container.mounts).into(),
             seccomp,
             masked_paths: if unmasked {
@@ -119,7 +119,7 @@ pub fn container_spec(input: &SpecInput<'_>) -> Result<Spec, PodError> {
     })
 }
 
-fn process(input: &SpecInput<'_>, capabilities: Vec<String>) -> Result<Process, PodError> {
+fn oci_process(input: &SpecInput<'_>, capabilities: Vec<String>) -> Result<Process, PodError> {
     let container = input.container;
     let security = &container.security;
     let cwd = [&container.working_dir, &input.image.working_dir]
@@ -139,7 +139,7 @@ fn process(input: &SpecInput<'_>, capabilities: Vec<String>) -> Result<Process, 
             additional_gids: input.user.additional_gids.clone(),
         },
         args: process_args(&container.command, &container.args, input.image)?,
-        env: environment(input),
+        env: oci_environment(input),
         cwd: cwd.into(),
         capabilities: Some(Capabilities {
             bounding: capabilities.clone(),
@@ -195,7 +195,7 @@ pub fn process_args(
 }
 
 /// `NAME=value` of the defaults, the image and the container, in this order; a later value takes the earlier's place.
-fn environment(input: &SpecInput<'_>) -> Vec<String> {
+fn oci_environment(input: &SpecInput<'_>) -> Vec<String> {
     let hostname = match input.sandbox.hostname.as_str() {
         "" => &input.host.hostname,
         name => name,
@@ -282,7 +282,7 @@ fn seccomp_filter(
     }
 }
 
-fn namespaces(input: &SpecInput<'_>) -> Result<Vec<Namespace>, PodError> {
+fn oci_namespaces(input: &SpecInput<'_>) -> Result<Vec<Namespace>, PodError> {
     let security = &input.container.security;
     let modes = security.namespaces;
     let new = |kind: &str| Namespace {
@@ -366,13 +366,13 @@ fn default_mounts(privileged: bool) -> Vec<Mount> {
 
 /// Default mounts, then the sandbox's files, image volumes and the container's mounts by depth, so that none hides
 /// another. A path that the container mounts itself replaces a default one; `/dev` replaces all below it.
-fn mounts(input: &SpecInput<'_>) -> Result<Vec<Mount>, PodError> {
+fn oci_mounts(input: &SpecInput<'_>) -> Result<Vec<Mount>, PodError> {
     let container = input.container;
     let own: BTreeSet<&str> = container
         .mounts
         .iter()
-        .map(|mount| clean(&mount.container_path))
-        .gather();
+        .map(|mount| trim_trailing_slashes(&mount.container_path))
+        .gather_items();
     if let Some(bad) = container
         .mounts
         .iter()
@@ -404,7 +404,7 @@ fn mounts(input: &SpecInput<'_>) -> Result<Vec<Mount>, PodError> {
         ("/dev/shm", &input.paths.shm, false),
     ] {
         if !source.is_empty() && !own.contains(path) {
-            binds.push(bind(&BindMount {
+            binds.push(bind_to_mount(&BindMount {
                 host_path: source.clone(),
                 container_path: path.into(),
                 read_only,
@@ -415,38 +415,38 @@ fn mounts(input: &SpecInput<'_>) -> Result<Vec<Mount>, PodError> {
     let volumes = input.image_volumes.iter();
     binds.extend(
         volumes
-            .filter(|mount| !own.contains(clean(&mount.container_path)))
+            .filter(|mount| !own.contains(trim_trailing_slashes(&mount.container_path)))
             .chain(&container.mounts)
-            .map(bind),
+            .map(bind_to_mount),
     );
-    by_depth(&mut binds);
+    sort_by_depth(&mut binds);
     all.extend(binds);
     Ok(all)
 }
 
 /// Sorts mounts so that none hides another; equally deep ones keep their order.
-pub(crate) fn by_depth(mounts: &mut [Mount]) {
-    mounts.order_by_key(|mount| {
+pub(crate) fn sort_by_depth(mounts: &mut [Mount]) {
+    mounts.stable_sort_by_key(|mount| {
         let parts = mount.destination.split('/');
         parts.filter(|part| !part.is_empty()).count()
     });
 }
 
 /// Removes trailing slashes, so that `/dev/` counts as `/dev`.
-pub(crate) fn clean(path: &str) -> &str {
+pub(crate) fn trim_trailing_slashes(path: &str) -> &str {
     match path.trim_end_matches('/') {
         "" => "/",
         path => path,
     }
 }
 
-fn bind(mount: &BindMount) -> Mount {
+fn bind_to_mount(mount: &BindMount) -> Mount {
     let access = match (mount.read_only, mount.recursive_read_only) {
         (_, true) => "rro",
         (true, false) => "ro",
         (false, false) => "rw",
     };
-    let mut options = vec!["rbind", propagation(mount.propagation), access];
+    let mut options = vec!["rbind", propagation_option(mount.propagation), access];
     if mount.image.is_some() {
         // Programs of the image can run, but its set-user-ID bits and device nodes have no effect.
         options.extend(["nosuid", "nodev"]);
@@ -459,7 +459,7 @@ fn bind(mount: &BindMount) -> Mount {
     }
 }
 
-const fn propagation(mode: MountPropagation) -> &'static str {
+const fn propagation_option(mode: MountPropagation) -> &'static str {
     match mode {
         MountPropagation::Private => "rprivate",
         MountPropagation::HostToContainer => "rslave",
@@ -479,7 +479,7 @@ fn rootfs_propagation(mounts: &[BindMount]) -> &'static str {
     }
 }
 
-fn resources(input: &SpecInput<'_>) -> Result<Resources, PodError> {
+fn oci_resources(input: &SpecInput<'_>) -> Result<Resources, PodError> {
     let limits = &input.container.resources;
     check_controllers(limits, input.host)?;
     let has = |controller| has_controller(input.host, controller);
@@ -511,7 +511,7 @@ fn resources(input: &SpecInput<'_>) -> Result<Resources, PodError> {
             .collect(),
         unified: unified
             .map(|(file, value)| (file.clone(), value.clone()))
-            .gather(),
+            .gather_items(),
     })
 }
 
@@ -554,7 +554,7 @@ fn device_nodes(input: &SpecInput<'_>) -> Vec<OciDevice> {
     let all = container.devices.iter().zip(input.devices);
     let given = all.map(|(wanted, node)| {
         let own = (node.uid.unwrap_or(0), node.gid.unwrap_or(0));
-        let (uid, gid) = node_owner((user.uid, user.gid), own, wanted.gid);
+        let (uid, gid) = device_node_owner((user.uid, user.gid), own, wanted.gid);
         OciDevice {
             uid: Some(uid),
             gid: Some(gid),
@@ -569,7 +569,7 @@ fn device_nodes(input: &SpecInput<'_>) -> Vec<OciDevice> {
         // The runtime cannot make nodes in directories of devices that come and go.
         let is_live = |path: &str| {
             let mut all = container.live_devices.iter();
-            all.any(|live| live.covers(path))
+            all.any(|live| live.covers_path(path))
         };
         let others = others.filter(|other| !is_live(&other.path));
         let others: Vec<OciDevice> = others.cloned().collect();
@@ -609,7 +609,7 @@ fn device_rules(input: &SpecInput<'_>) -> Vec<DeviceRule> {
 }
 
 /// Annotations that pod-aware runtimes (kata, crun's handlers) look for.
-fn annotations(input: &SpecInput<'_>) -> BTreeMap<String, String> {
+fn oci_annotations(input: &SpecInput<'_>) -> BTreeMap<String, String> {
     [
         ("container-type", "container"),
         ("container-id", input.container_id),
@@ -622,7 +622,7 @@ fn annotations(input: &SpecInput<'_>) -> BTreeMap<String, String> {
     ]
     .into_iter()
     .map(|(key, value)| (format!("io.kubernetes.cri.{key}"), value.into()))
-    .gather()
+    .gather_items()
 }
 
 #[cfg(test)]

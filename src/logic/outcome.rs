@@ -6,7 +6,7 @@ use alloc::{boxed::Box, vec::Vec};
 
 use super::{
     container_status::{LOST_EXIT_CODE, LOST_MESSAGE, STATUS_UNKNOWN},
-    restart::effective_policy,
+    restart::effective_restart_policy,
 };
 use crate::api::{
     Pod,
@@ -39,10 +39,10 @@ pub fn stays_ended(kept: &PodStatus, of_the_api: bool) -> bool {
 
 fn has_begun(status: &PodStatus) -> bool {
     let begun = |s: &ContainerState| s.running.is_some() || s.terminated.is_some();
-    all(status).any(|c| begun(&c.state) || begun(&c.last_state))
+    all_container_statuses(status).any(|c| begun(&c.state) || begun(&c.last_state))
 }
 
-fn all(status: &PodStatus) -> impl Iterator<Item = &ContainerStatus> {
+fn all_container_statuses(status: &PodStatus) -> impl Iterator<Item = &ContainerStatus> {
     status
         .init_container_statuses
         .iter()
@@ -53,19 +53,26 @@ fn all(status: &PodStatus) -> impl Iterator<Item = &ContainerStatus> {
 /// Returns true if `newer` has the end of a container that `kept`, the status of the ended pod, does not have. A pod
 /// ends before its containers if it is refused, evicted, or failed by another party.
 #[must_use]
-pub fn tells_of_another_end(kept: &PodStatus, newer: &PodStatus) -> bool {
-    let known = |name: &str| all(kept).any(|c| c.name == name && c.state.terminated.is_some());
-    let mut ended = all(newer).filter(|c| c.state.terminated.is_some());
+pub fn has_new_container_end(kept: &PodStatus, newer: &PodStatus) -> bool {
+    let known = |name: &str| {
+        all_container_statuses(kept).any(|c| c.name == name && c.state.terminated.is_some())
+    };
+    let mut ended = all_container_statuses(newer).filter(|c| c.state.terminated.is_some());
     newer.phase.is_terminal() && ended.any(|c| !known(&c.name))
 }
 
 /// Containers of the pod that have succeeded and do not run again, in the pod's order: neither a new sandbox (ACT-16)
 /// nor the next boot starts them.
 #[must_use]
-pub fn succeeded(pod: &Pod, runtime: &PodRuntimeStatus) -> Vec<cri::ContainerStatus> {
-    let newest = |name: &str| runtime.newest(name).filter(|c| has_succeeded(c)).cloned();
+pub fn succeeded_containers(pod: &Pod, runtime: &PodRuntimeStatus) -> Vec<cri::ContainerStatus> {
+    let newest = |name: &str| {
+        runtime
+            .newest_instance(name)
+            .filter(|c| has_succeeded(c))
+            .cloned()
+    };
     let once = pod.spec.containers.iter();
-    once.filter(|c| effective_policy(pod, c) == RestartPolicy::OnFailure)
+    once.filter(|c| effective_restart_policy(pod, c) == RestartPolicy::OnFailure)
         .filter_map(|c| newest(&c.name))
         .collect()
 }
@@ -82,7 +89,7 @@ pub fn with_succeeded(
     succeeded: &[cri::ContainerStatus],
 ) -> PodRuntimeStatus {
     for container in succeeded {
-        if runtime.newest(&container.name).is_none() {
+        if runtime.newest_instance(&container.name).is_none() {
             runtime.containers.push(container.clone());
         }
     }
@@ -92,7 +99,7 @@ pub fn with_succeeded(
 /// Returns the status after a reboot of a pod that ran when the status was kept: the reboot has ended all containers,
 /// and their exit codes are not known. A terminal status stays as it is.
 #[must_use]
-pub fn after_reboot(mut status: PodStatus) -> PodStatus {
+pub fn status_after_reboot(mut status: PodStatus) -> PodStatus {
     if status.phase.is_terminal() {
         return status;
     }
@@ -163,9 +170,9 @@ mod tests {
                 .map(|c| alloc::string::String::from(c.id.as_str()))
                 .collect()
         };
-        let kept = succeeded(&pod("OnFailure"), &runtime);
+        let kept = succeeded_containers(&pod("OnFailure"), &runtime);
         assert_eq!(names(&kept), ["a-0"], "the newest instance counts");
-        assert_eq!(succeeded(&pod("Always"), &runtime), []);
+        assert_eq!(succeeded_containers(&pod("Always"), &runtime), []);
 
         let empty = with_succeeded(PodRuntimeStatus::default(), &kept);
         assert_eq!(names(&empty.containers), ["a-0"]);
@@ -214,13 +221,13 @@ mod tests {
         let waiting = || json!({"waiting": {"reason": "ContainerCreating"}});
         let one = || status("Failed", &[("a", ended()), ("b", waiting())]);
         let all = status("Failed", &[("a", ended()), ("b", ended())]);
-        assert!(tells_of_another_end(&status("Failed", &[]), &all));
-        assert!(tells_of_another_end(&one(), &all));
-        assert!(!tells_of_another_end(&all, &all), "nothing is new");
-        assert!(!tells_of_another_end(&all, &one()), "it is older");
+        assert!(has_new_container_end(&status("Failed", &[]), &all));
+        assert!(has_new_container_end(&one(), &all));
+        assert!(!has_new_container_end(&all, &all), "nothing is new");
+        assert!(!has_new_container_end(&all, &one()), "it is older");
         let runs = status("Running", &[("a", ended()), ("b", ended())]);
         assert!(
-            !tells_of_another_end(&one(), &runs),
+            !has_new_container_end(&one(), &runs),
             "what has ended does not go on"
         );
     }
@@ -237,7 +244,7 @@ mod tests {
                 ("b", json!({"terminated": {"exitCode": 0}})),
             ],
         );
-        let after = after_reboot(kept);
+        let after = status_after_reboot(kept);
         assert_eq!(after.phase, PodPhase::Failed);
         let [a, b] = &*after.container_statuses else {
             panic!("{after:?}")
@@ -253,15 +260,15 @@ mod tests {
 
         let ended = [("a", json!({"terminated": {"exitCode": 0}}))];
         assert_eq!(
-            after_reboot(status("Running", &ended)).phase,
+            status_after_reboot(status("Running", &ended)).phase,
             PodPhase::Succeeded
         );
         let waits = [("a", json!({"waiting": {}}))];
         assert_eq!(
-            after_reboot(status("Pending", &waits)).phase,
+            status_after_reboot(status("Pending", &waits)).phase,
             PodPhase::Failed
         );
         let terminal = status("Succeeded", &ended);
-        assert_eq!(after_reboot(terminal.clone()), terminal);
+        assert_eq!(status_after_reboot(terminal.clone()), terminal);
     }
 }

@@ -21,7 +21,7 @@ const START_TIME: Duration = Duration::from_secs(2);
 
 /// Text for people about a container that ended as programs built for smaller pages do; `None`: it did not.
 #[must_use]
-pub fn misfit(page_bytes: u64, container: &ContainerStatus) -> Option<String> {
+pub fn page_size_misfit(page_bytes: u64, container: &ContainerStatus) -> Option<String> {
     let (began, ended) = (container.started_at?, container.finished_at?);
     let lived_ns = ended.0.saturating_sub(began.0);
     let is_short = u128::try_from(lived_ns).is_ok_and(|ns| ns <= START_TIME.as_nanos());
@@ -51,8 +51,10 @@ mod tests {
     fn who_is_meant() {
         // SVC-17
         let ended = |code: i32, lived_ms: i64| ContainerStatus {
-            started_at: Some(WallTime::from_secs(100)),
-            finished_at: Some(WallTime(WallTime::from_secs(100).0 + lived_ms * 1_000_000)),
+            started_at: Some(WallTime::from_unix_seconds(100)),
+            finished_at: Some(WallTime(
+                WallTime::from_unix_seconds(100).0 + lived_ms * 1_000_000,
+            )),
             ..exited("c", code)
         };
         for (name, page_bytes, container, told) in [
@@ -82,7 +84,7 @@ mod tests {
                 None,
             ),
         ] {
-            let said = misfit(page_bytes, &container);
+            let said = page_size_misfit(page_bytes, &container);
             match told {
                 None => assert_eq!(said, None, "{name}"),
                 Some(part) => assert!(said.is_some_and(|s| s.contains(part)), "{name}"),

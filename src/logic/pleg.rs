@@ -1,8 +1,8 @@
 //! Pod lifecycle event generator: what changed at the runtime between two relists.
 //!
 //! A relist is four steps of the caller, which alone talks to the runtime: take the time, list all pods,
-//! hand the list to [`Pleg::listed`], read each pod that it names and hand that to [`Pleg::inspected`], then close
-//! with [`RuntimeCache::set_time`]. Relists never overlap. A listing that fails is simply not handed over. Afterwards
+//! hand the list to [`Pleg::record_listing`], read each pod that it names and hand that to [`Pleg::record_inspection`], then close
+//! with [`RuntimeCache::set_relist_time`]. Relists never overlap. A listing that fails is simply not handed over. Afterwards
 //! [`Pleg::poll_event`] yields what happened; the cache is by then at least as new as the event.
 //!
 //! A container that is created and removed between two relists is invisible: exited containers must be kept for a
@@ -121,14 +121,15 @@ impl Pleg {
     ///
     /// - Shape: `pods` in any order; the answer is sorted by UID.
     /// - Source: kubelet `pleg/generic.go`, `Relist`.
-    pub fn listed(
+    pub fn record_listing(
         &mut self,
         pods: &[PodItem],
         cache: &mut RuntimeCache,
         stamp: MonoTime,
     ) -> Vec<PodUid> {
         self.relist_began = Some(stamp);
-        let listed: BTreeMap<&PodUid, &PodItem> = pods.iter().map(|pod| (&pod.uid, pod)).gather();
+        let listed: BTreeMap<&PodUid, &PodItem> =
+            pods.iter().map(|pod| (&pod.uid, pod)).gather_items();
         let gone: Vec<PodUid> = self
             .records
             .keys()
@@ -137,20 +138,20 @@ impl Pleg {
             .collect();
         for uid in gone {
             let record = self.records.remove(&uid).unwrap_or_default();
-            cache.delete(&uid);
-            self.deliver(&uid, &record.old, &[]);
+            cache.forget_pod(&uid);
+            self.push_changes(&uid, &record.old, &[]);
         }
         let mut inspect = Vec::new();
         for (uid, pod) in listed {
-            if self.note(uid, pod) {
+            if self.note_listed_state(uid, pod) {
                 inspect.push(uid.clone());
             }
         }
         inspect
     }
 
-    /// Takes the runtime's status of a pod that [`Pleg::listed`] named.
-    pub fn inspected(
+    /// Takes the runtime's status of a pod that [`Pleg::record_listing`] named.
+    pub fn record_inspection(
         &mut self,
         uid: &PodUid,
         status: Result<PodRuntimeStatus, RuntimeStatusError>,
@@ -163,19 +164,19 @@ impl Pleg {
         if status.is_err() {
             // The same differences come up again in the next relist.
             record.reinspect = true;
-            cache.set(uid, status, seen);
+            cache.set_pod_status(uid, status, seen);
             return;
         }
-        cache.set(uid, status, seen);
+        cache.set_pod_status(uid, status, seen);
         let reinspected = core::mem::take(&mut record.reinspect);
         let Some(current) = record.current.take() else {
             if reinspected {
-                self.push(uid, PlegEventKind::PodSync, "");
+                self.push_event(uid, PlegEventKind::PodSync, "");
             }
             return;
         };
         let old = core::mem::replace(&mut record.old, current.clone());
-        self.deliver(uid, &old, &current);
+        self.push_changes(uid, &old, &current);
     }
 
     /// The next event.
@@ -189,14 +190,14 @@ impl Pleg {
 
     /// Events dropped because the list was full.
     #[must_use]
-    pub const fn discarded(&self) -> u64 {
+    pub const fn discarded_events(&self) -> u64 {
         self.discarded
     }
 
     /// Checks that relists succeed.
     ///
     /// - Errors: [`PlegUnhealthy`]; no pod is handled meanwhile.
-    pub fn healthy(&self, now: MonoTime) -> Result<(), PlegUnhealthy> {
+    pub fn check_health(&self, now: MonoTime) -> Result<(), PlegUnhealthy> {
         let began = self.relist_began.ok_or(PlegUnhealthy::Never)?;
         let age = now - began;
         if age > RELIST_THRESHOLD {
@@ -207,13 +208,13 @@ impl Pleg {
 
     /// Start of the last successful listing.
     #[must_use]
-    pub const fn last_relist(&self) -> Option<MonoTime> {
+    pub const fn last_relist_start(&self) -> Option<MonoTime> {
         self.relist_began
     }
 
     /// Counts of the last relist.
     #[must_use]
-    pub fn counts(&self) -> RunningCounts {
+    pub fn running_counts(&self) -> RunningCounts {
         let mut counts = RunningCounts::default();
         for record in self.records.values() {
             let items = record.current.as_ref().unwrap_or(&record.old);
@@ -231,29 +232,29 @@ impl Pleg {
     }
 
     /// Notes the listed state of a pod. Returns whether the pod must be read.
-    fn note(&mut self, uid: &PodUid, pod: &PodItem) -> bool {
+    fn note_listed_state(&mut self, uid: &PodUid, pod: &PodItem) -> bool {
         if !self.records.contains_key(uid) {
             self.records.insert(uid.clone(), PlegRecord::default());
         }
         let Some(record) = self.records.get_mut(uid) else {
             return false;
         };
-        let items = items(pod);
+        let items = pleg_items(pod);
         record.current = (items != record.old).then_some(items);
         record.reinspect || record.current.is_some()
     }
 
-    fn deliver(&mut self, uid: &PodUid, old: &[PlegItem], new: &[PlegItem]) {
+    fn push_changes(&mut self, uid: &PodUid, old: &[PlegItem], new: &[PlegItem]) {
         let mut happened = Vec::new();
-        diff(old, new, |id, kind| {
+        diff_items(old, new, |id, kind| {
             happened.push((Box::<str>::from(id), kind))
         });
         for (id, kind) in happened {
-            self.push(uid, kind, &id);
+            self.push_event(uid, kind, &id);
         }
     }
 
-    fn push(&mut self, uid: &PodUid, kind: PlegEventKind, id: &str) {
+    fn push_event(&mut self, uid: &PodUid, kind: PlegEventKind, id: &str) {
         if kind == PlegEventKind::ContainerChanged {
             return;
         }
@@ -269,7 +270,7 @@ impl Pleg {
     }
 }
 
-fn items(pod: &PodItem) -> Vec<PlegItem> {
+fn pleg_items(pod: &PodItem) -> Vec<PlegItem> {
     let containers = pod.containers.iter().map(|container| PlegItem {
         id: container.id.as_str().into(),
         is_sandbox: false,
@@ -288,12 +289,12 @@ fn items(pod: &PodItem) -> Vec<PlegItem> {
         },
     });
     let mut items: Vec<PlegItem> = containers.chain(sandboxes).collect();
-    items.order();
+    items.stable_sort();
     items
 }
 
 /// Walks two sorted lists of items and says what happened to each.
-fn diff(old: &[PlegItem], new: &[PlegItem], mut tell: impl FnMut(&str, PlegEventKind)) {
+fn diff_items(old: &[PlegItem], new: &[PlegItem], mut tell: impl FnMut(&str, PlegEventKind)) {
     let (mut left, mut right) = (old.iter().peekable(), new.iter().peekable());
     loop {
         let order = match (left.peek(), right.peek()) {
@@ -307,7 +308,7 @@ fn diff(old: &[PlegItem], new: &[PlegItem], mut tell: impl FnMut(&str, PlegEvent
         let state =
             |item: Option<&PlegItem>| item.map_or(PlegState::NonExistent, |item| item.state);
         if let Some(item) = before.or(after) {
-            for kind in what_happened(state(before), state(after)) {
+            for kind in events_of_change(state(before), state(after)) {
                 tell(&item.id, *kind);
             }
         }
@@ -315,7 +316,7 @@ fn diff(old: &[PlegItem], new: &[PlegItem], mut tell: impl FnMut(&str, PlegEvent
 }
 
 /// Events of one container or sandbox whose state went from `old` to `new`.
-const fn what_happened(old: PlegState, new: PlegState) -> &'static [PlegEventKind] {
+const fn events_of_change(old: PlegState, new: PlegState) -> &'static [PlegEventKind] {
     use PlegEventKind::{
         ContainerChanged as Changed, ContainerDied as Died, ContainerRemoved as Removed,
         ContainerStarted as Started,
@@ -425,7 +426,9 @@ mod tests {
         fn relist(&mut self, pods: &[PodRuntimeStatus], fail: bool) -> usize {
             self.now += 1000;
             let stamp = MonoTime(self.now);
-            let inspect = self.pleg.listed(&items_of(pods), &mut self.cache, stamp);
+            let inspect = self
+                .pleg
+                .record_listing(&items_of(pods), &mut self.cache, stamp);
             for uid in &inspect {
                 let listed = pods.iter().find(|pod| pod.uid == *uid).cloned();
                 let status = match fail {
@@ -433,9 +436,9 @@ mod tests {
                     false => Ok(listed.expect("only listed pods are read")),
                 };
                 self.pleg
-                    .inspected(uid, status, &mut self.cache, seen(stamp));
+                    .record_inspection(uid, status, &mut self.cache, seen(stamp));
             }
-            self.cache.set_time(stamp);
+            self.cache.set_relist_time(stamp);
             inspect.len()
         }
 
@@ -516,11 +519,13 @@ mod tests {
         let mut bench = Bench::default();
         let pods = [pod(&[("x", Running)])];
         let stamp = MonoTime(100);
-        let inspect = bench.pleg.listed(&items_of(&pods), &mut bench.cache, stamp);
+        let inspect = bench
+            .pleg
+            .record_listing(&items_of(&pods), &mut bench.cache, stamp);
         assert_eq!(bench.pleg.relist_began, Some(MonoTime(100)));
         let unknown: PodUid = "b".into();
         assert_eq!(
-            bench.cache.newer_than(&unknown, MonoTime(0)),
+            bench.cache.compare_status_age(&unknown, MonoTime(0)),
             StatusFreshness::Stale,
             "not before all pods are done"
         );
@@ -528,15 +533,15 @@ mod tests {
             let failed = Err(RuntimeStatusError("no answer".into()));
             bench
                 .pleg
-                .inspected(&uid, failed, &mut bench.cache, seen(stamp));
+                .record_inspection(&uid, failed, &mut bench.cache, seen(stamp));
         }
-        bench.cache.set_time(stamp);
+        bench.cache.set_relist_time(stamp);
         assert_eq!(
-            bench.cache.newer_than(&unknown, MonoTime(99)),
+            bench.cache.compare_status_age(&unknown, MonoTime(99)),
             StatusFreshness::Fresh
         );
         assert_eq!(
-            bench.cache.newer_than(&unknown, MonoTime(100)),
+            bench.cache.compare_status_age(&unknown, MonoTime(100)),
             StatusFreshness::Stale
         );
     }
@@ -559,15 +564,17 @@ mod tests {
         let pods = [pod(&[("x", Exited)]), other];
         let stamp = MonoTime(9000);
         assert_eq!(
-            bench.pleg.listed(&items_of(&pods), &mut bench.cache, stamp),
+            bench
+                .pleg
+                .record_listing(&items_of(&pods), &mut bench.cache, stamp),
             ["a".into()]
         );
         assert_eq!(bench.events(), [], "not before the pod was read");
         let read = Ok(pods[0].clone());
         bench
             .pleg
-            .inspected(&"a".into(), read, &mut bench.cache, seen(stamp));
-        let cached = bench.cache.get(&"a".into()).expect("status");
+            .record_inspection(&"a".into(), read, &mut bench.cache, seen(stamp));
+        let cached = bench.cache.pod_status(&"a".into()).expect("status");
         assert_eq!(cached.containers[0].state, Exited);
         assert_eq!(bench.events(), [(ContainerDied, "x".into())]);
     }
@@ -582,7 +589,7 @@ mod tests {
         assert_eq!(bench.relist(slice::from_ref(&down), true), 1);
         assert_eq!(bench.events(), [], "withheld");
         assert!(
-            bench.cache.get(&"a".into()).is_err(),
+            bench.cache.pod_status(&"a".into()).is_err(),
             "waiters get the error"
         );
         assert_eq!(bench.relist(&[down], false), 1);
@@ -620,7 +627,7 @@ mod tests {
         let ids: Vec<String> = (0..MAX_EVENTS + 5).map(|n| format!("c{n:05}")).collect();
         let all: Vec<_> = ids.iter().map(|id| (id.as_str(), Running)).collect();
         bench.relist(&[pod(&all)], false);
-        assert_eq!(bench.pleg.discarded(), 5);
+        assert_eq!(bench.pleg.discarded_events(), 5);
         assert_eq!(bench.events().len(), MAX_EVENTS);
         assert_eq!(bench.relist(&[pod(&all)], false), 0, "relists go on");
         assert!(bench.pleg.events.capacity() <= KEPT_EVENTS * 2);
@@ -639,11 +646,14 @@ mod tests {
     fn health() {
         // PLEG-14
         let mut bench = Bench::default();
-        assert_eq!(bench.pleg.healthy(MonoTime(1)), Err(PlegUnhealthy::Never));
+        assert_eq!(
+            bench.pleg.check_health(MonoTime(1)),
+            Err(PlegUnhealthy::Never)
+        );
         bench.relist(&[], false);
-        assert_eq!(bench.pleg.healthy(MonoTime(181_000)), Ok(()));
+        assert_eq!(bench.pleg.check_health(MonoTime(181_000)), Ok(()));
         let late = PlegUnhealthy::Late(Duration::from_millis(180_001));
-        assert_eq!(bench.pleg.healthy(MonoTime(181_001)), Err(late));
+        assert_eq!(bench.pleg.check_health(MonoTime(181_001)), Err(late));
         assert_eq!(
             late.to_string(),
             "pleg was last seen active 180 s ago, threshold is 180 s"
@@ -658,7 +668,7 @@ mod tests {
         one.sandboxes = vec![sandbox("s", SandboxState::Ready)];
         bench.relist(&[one], false);
         assert_eq!(
-            bench.pleg.counts(),
+            bench.pleg.running_counts(),
             RunningCounts {
                 pods: 1,
                 running: 1,

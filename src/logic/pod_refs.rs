@@ -115,27 +115,27 @@ pub struct TokenLocation<'a> {
 pub fn used_volumes(pod: &Pod) -> impl Iterator<Item = &Volume> {
     pod.spec.volumes.iter().filter(|volume| {
         pod.spec.all_containers().any(|c| {
-            c.mounts(&volume.name) || c.volume_devices.iter().any(|d| d.name == volume.name)
+            c.mounts_volume(&volume.name) || c.volume_devices.iter().any(|d| d.name == volume.name)
         })
     })
 }
 
 /// Objects that the pod's volumes hold.
-pub fn of_volumes(pod: &Pod) -> Result<BTreeSet<PodObjectKey>, PodError> {
-    let mut refs = ReferenceCollector::of(pod);
+pub fn refs_of_volumes(pod: &Pod) -> Result<BTreeSet<PodObjectKey>, PodError> {
+    let mut refs = ReferenceCollector::for_pod(pod);
     for volume in used_volumes(pod) {
         if let Some(source) = &volume.config_map {
-            refs.add(PodObjectKind::ConfigMap, &source.name)?;
+            refs.add_reference(PodObjectKind::ConfigMap, &source.name)?;
         }
         if let Some(source) = &volume.secret {
-            refs.add(PodObjectKind::Secret, &source.secret_name)?;
+            refs.add_reference(PodObjectKind::Secret, &source.secret_name)?;
         }
         for source in volume.projected.iter().flat_map(|p| &p.sources) {
             if let Some(source) = &source.config_map {
-                refs.add(PodObjectKind::ConfigMap, &source.name)?;
+                refs.add_reference(PodObjectKind::ConfigMap, &source.name)?;
             }
             if let Some(source) = &source.secret {
-                refs.add(PodObjectKind::Secret, &source.name)?;
+                refs.add_reference(PodObjectKind::Secret, &source.name)?;
             }
         }
     }
@@ -143,36 +143,36 @@ pub fn of_volumes(pod: &Pod) -> Result<BTreeSet<PodObjectKey>, PodError> {
 }
 
 /// Objects that the environment of `container` is made of, services among them (ENV-07).
-pub fn of_environment(
+pub fn refs_of_environment(
     pod: &Pod,
     container: &Container,
 ) -> Result<BTreeSet<PodObjectKey>, PodError> {
-    let mut refs = ReferenceCollector::of(pod);
+    let mut refs = ReferenceCollector::for_pod(pod);
     for source in &container.env_from {
         if let Some(source) = &source.config_map_ref {
-            refs.add(PodObjectKind::ConfigMap, &source.name)?;
+            refs.add_reference(PodObjectKind::ConfigMap, &source.name)?;
         }
         if let Some(source) = &source.secret_ref {
-            refs.add(PodObjectKind::Secret, &source.name)?;
+            refs.add_reference(PodObjectKind::Secret, &source.name)?;
         }
     }
     // A given value wins over `valueFrom`.
     let unset = container.env.iter().filter(|var| var.value.is_empty());
     for source in unset.filter_map(|var| var.value_from.as_ref()) {
         if let Some(source) = &source.config_map_key_ref {
-            refs.add(PodObjectKind::ConfigMap, &source.name)?;
+            refs.add_reference(PodObjectKind::ConfigMap, &source.name)?;
         }
         if let Some(source) = &source.secret_key_ref {
-            refs.add(PodObjectKind::Secret, &source.name)?;
+            refs.add_reference(PodObjectKind::Secret, &source.name)?;
         }
     }
-    refs.found.extend(of_services(pod));
+    refs.found.extend(refs_of_services(pod));
     Ok(refs.found)
 }
 
 /// Services that the pod's containers are told of.
 #[must_use]
-pub fn of_services(pod: &Pod) -> BTreeSet<PodObjectKey> {
+pub fn refs_of_services(pod: &Pod) -> BTreeSet<PodObjectKey> {
     let mut found = BTreeSet::new();
     found.insert(PodObjectKey::new(
         PodObjectKind::Services,
@@ -190,18 +190,18 @@ pub fn of_services(pod: &Pod) -> BTreeSet<PodObjectKey> {
 }
 
 /// Secrets that the pod's images are pulled with (IMG-13). Empty names are ignored silently.
-pub fn of_pulls(pod: &Pod) -> Result<BTreeSet<PodObjectKey>, PodError> {
-    let mut refs = ReferenceCollector::of(pod);
+pub fn refs_of_pull_secrets(pod: &Pod) -> Result<BTreeSet<PodObjectKey>, PodError> {
+    let mut refs = ReferenceCollector::for_pod(pod);
     for reference in &pod.spec.image_pull_secrets {
         if !reference.name.is_empty() {
-            refs.add(PodObjectKind::Secret, &reference.name)?;
+            refs.add_reference(PodObjectKind::Secret, &reference.name)?;
         }
     }
     Ok(refs.found)
 }
 
 /// Tokens of the pod's volumes, in the order of the volumes.
-pub fn tokens(pod: &Pod) -> impl Iterator<Item = TokenLocation<'_>> {
+pub fn token_locations(pod: &Pod) -> impl Iterator<Item = TokenLocation<'_>> {
     used_volumes(pod).flat_map(|volume| {
         let sources = volume.projected.iter().flat_map(|p| &p.sources);
         sources.filter_map(|source| {
@@ -224,14 +224,14 @@ struct ReferenceCollector<'a> {
 }
 
 impl<'a> ReferenceCollector<'a> {
-    const fn of(pod: &'a Pod) -> Self {
+    const fn for_pod(pod: &'a Pod) -> Self {
         Self {
             namespace: pod.metadata.namespace.as_str(),
             found: BTreeSet::new(),
         }
     }
 
-    fn add(&mut self, kind: PodObjectKind, name: &str) -> Result<(), PodError> {
+    fn add_reference(&mut self, kind: PodObjectKind, name: &str) -> Result<(), PodError> {
         if name.is_empty() || name.len() > MAX_NAME_BYTES {
             return Err(PodError::Spec(format!(
                 "{name:?} is not the name of a {}",
@@ -322,10 +322,10 @@ mod tests {
             ),
         ] {
             let pod = pod(spec);
-            assert_eq!(shown(of_volumes(&pod)), volumes, "{name}: volumes");
-            let found = of_environment(&pod, &pod.spec.containers[0]);
+            assert_eq!(shown(refs_of_volumes(&pod)), volumes, "{name}: volumes");
+            let found = refs_of_environment(&pod, &pod.spec.containers[0]);
             assert_eq!(shown(found), env, "{name}: env");
-            assert_eq!(shown(of_pulls(&pod)), pulls, "{name}: pulls");
+            assert_eq!(shown(refs_of_pull_secrets(&pod)), pulls, "{name}: pulls");
         }
     }
 
@@ -337,7 +337,7 @@ mod tests {
         };
         for (count, fits) in [(MAX_POD_OBJECTS, true), (MAX_POD_OBJECTS + 1, false)] {
             let pod = pod(json!({"containers": [{"name": "c", "envFrom": many(count)}]}));
-            let found = of_environment(&pod, &pod.spec.containers[0]);
+            let found = refs_of_environment(&pod, &pod.spec.containers[0]);
             assert_eq!(found.is_ok(), fits, "{count}");
         }
     }
@@ -350,7 +350,7 @@ mod tests {
                 {"serviceAccountToken": {"path": "vault", "audience": "vault"}}]}},
                 {"name": "unused", "projected": {"sources": [{"serviceAccountToken": {"path": "x"}}]}}],
             "containers": [{"name": "c", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}]}));
-        let found: Vec<_> = tokens(&pod)
+        let found: Vec<_> = token_locations(&pod)
             .map(|p| (p.volume, p.path, p.token.audience, p.token.expiration_s))
             .collect();
         assert_eq!(

@@ -21,7 +21,7 @@ pub enum AmountKind {
 impl AmountKind {
     /// The map of `resources`.
     #[must_use]
-    pub const fn of(self, resources: &Resources) -> &BTreeMap<String, Quantity> {
+    pub const fn quantities_of(self, resources: &Resources) -> &BTreeMap<String, Quantity> {
         match self {
             Self::Requests => &resources.requests,
             Self::Limits => &resources.limits,
@@ -31,9 +31,9 @@ impl AmountKind {
 
 /// A quantity in the unit decisions are made in: thousandths for `cpu`, whole units for the rest.
 #[must_use]
-pub fn amount(name: &str, quantity: &Quantity) -> i64 {
+pub fn amount_in_base_unit(name: &str, quantity: &Quantity) -> i64 {
     if name == "cpu" {
-        quantity.milli()
+        quantity.milli_value()
     } else {
         quantity.value()
     }
@@ -42,15 +42,17 @@ pub fn amount(name: &str, quantity: &Quantity) -> i64 {
 /// Amount of the resource `name` that a container states, if it does.
 #[must_use]
 pub fn container_amount(container: &Container, which: AmountKind, name: &str) -> Option<i64> {
-    let map = which.of(&container.resources);
-    map.get(name).map(|quantity| amount(name, quantity))
+    let map = which.quantities_of(&container.resources);
+    map.get(name)
+        .map(|quantity| amount_in_base_unit(name, quantity))
 }
 
 /// Amount of the resource `name` that the pod itself states (pod-level resources), if it does.
 #[must_use]
-pub fn pod_level(pod: &Pod, which: AmountKind, name: &str) -> Option<i64> {
-    let map = which.of(pod.spec.resources.as_ref()?);
-    map.get(name).map(|quantity| amount(name, quantity))
+pub fn pod_level_amount(pod: &Pod, which: AmountKind, name: &str) -> Option<i64> {
+    let map = which.quantities_of(pod.spec.resources.as_ref()?);
+    map.get(name)
+        .map(|quantity| amount_in_base_unit(name, quantity))
 }
 
 /// Sum of the containers of a pod: the larger of all regular containers and sidecars together, and the largest need
@@ -81,16 +83,20 @@ pub fn containers_sum(pod: &Pod, which: AmountKind, name: &str) -> Option<i64> {
 
 /// Amount for a pod without its overhead: its own, or the sum of its containers. `None` if neither is stated.
 #[must_use]
-pub fn own_sum(pod: &Pod, which: AmountKind, name: &str) -> Option<i64> {
-    pod_level(pod, which, name).or_else(|| containers_sum(pod, which, name))
+pub fn pod_sum_without_overhead(pod: &Pod, which: AmountKind, name: &str) -> Option<i64> {
+    pod_level_amount(pod, which, name).or_else(|| containers_sum(pod, which, name))
 }
 
 /// Amount for a pod: its own, or else the sum of its containers, with overhead added last. Limits get the overhead only
 /// if one is stated. `None` if there is no amount.
 #[must_use]
 pub fn pod_sum(pod: &Pod, which: AmountKind, name: &str) -> Option<i64> {
-    let sum = own_sum(pod, which, name);
-    let overhead = pod.spec.overhead.get(name).map(|q| amount(name, q));
+    let sum = pod_sum_without_overhead(pod, which, name);
+    let overhead = pod
+        .spec
+        .overhead
+        .get(name)
+        .map(|q| amount_in_base_unit(name, q));
     match (sum, overhead) {
         (None, Some(overhead)) if which == AmountKind::Requests => Some(overhead),
         (sum, None) | (sum @ None, Some(_)) => sum,
@@ -101,12 +107,12 @@ pub fn pod_sum(pod: &Pod, which: AmountKind, name: &str) -> Option<i64> {
 
 /// Names of all resources that the pod or a container of it states, sorted.
 #[must_use]
-pub fn names(pod: &Pod, which: AmountKind) -> BTreeSet<&str> {
+pub fn stated_resource_names(pod: &Pod, which: AmountKind) -> BTreeSet<&str> {
     let containers = pod.spec.init_containers.iter().chain(&pod.spec.containers);
     let own = containers.map(|container| &container.resources);
     own.chain(&pod.spec.resources)
-        .flat_map(|resources| which.of(resources).keys().map(String::as_str))
-        .gather()
+        .flat_map(|resources| which.quantities_of(resources).keys().map(String::as_str))
+        .gather_items()
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! All pods of the node: one boxed array of slots, and the rules between pods.
 //!
-//! Updates go in ([`PodTable::update`]), effects come out ([`PodTable::poll_effect`]), ends of calls come back
-//! ([`PodTable::on_done`]). The table never grows: when no slot is free the caller is told. A [`PodHandle`] names a slot
+//! Updates go in ([`PodTable::update_pod`]), effects come out ([`PodTable::poll_effect`]), ends of calls come back
+//! ([`PodTable::on_call_done`]). The table never grows: when no slot is free the caller is told. A [`PodHandle`] names a slot
 //! and the pod that lived in it, so a late answer for a pod that is gone finds nobody.
 //!
 //! Invariants, held by the exploration test below: one call per pod at a time; no [`WorkerCall::Sync`] once termination is
@@ -73,7 +73,7 @@ pub struct PodUpdateAnswer {
 /// Work for the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodTableEffect {
-    /// Run this call and report its end with [`PodTable::on_done`]. Its future is never dropped.
+    /// Run this call and report its end with [`PodTable::on_call_done`]. Its future is never dropped.
     Start(CallStart),
     /// Set the cancellation flag of the pod's running call. It ends soon; the next call of a pod that terminates brings
     /// the shorter grace ([`WorkerCall::Terminating`]).
@@ -130,7 +130,7 @@ pub enum StatusFreshness {
 /// The runtime cache, as far as the table needs it.
 pub trait StatusAge {
     /// Compares the cached status of `uid` with `after`; `Mono(0)` asks for any status at all.
-    fn newer_than(&self, uid: &PodUid, after: MonoTime) -> StatusFreshness;
+    fn compare_status_age(&self, uid: &PodUid, after: MonoTime) -> StatusFreshness;
 }
 
 /// State of a worker as housekeeping sees it.
@@ -213,7 +213,7 @@ impl PodSlot {
         self.is_used()
             && self.turn != 0
             && !self.worker.started
-            && !self.worker.stage.is_requested()
+            && !self.worker.stage.is_termination_requested()
     }
 
     /// Owns its full name.
@@ -274,14 +274,14 @@ impl PodTable {
     ///
     /// - Errors: [`PodTableFull`] for a UID that is not in the table; nothing has changed then.
     /// - Source: kubelet `pod_workers.go`, `UpdatePod`.
-    pub fn update(
+    pub fn update_pod(
         &mut self,
         update: PodUpdate<'_>,
         now: MonoTime,
     ) -> Result<PodUpdateAnswer, PodTableFull> {
         let (uid, name, namespace) = update.subject.identity();
         let runtime_only = matches!(update.subject, PodUpdateSubject::Runtime { .. });
-        let (index, first_time) = match self.find(uid) {
+        let (index, first_time) = match self.find_slot(uid) {
             Some(index) => (index, false),
             None => {
                 let is_static =
@@ -301,7 +301,9 @@ impl PodTable {
                 (index, true)
             }
         };
-        let (taken, signal_now) = self.slots[index].worker.update(first_time, update, now);
+        let (taken, signal_now) = self.slots[index]
+            .worker
+            .take_update(first_time, update, now);
         Ok(PodUpdateAnswer {
             handle: self.handle_at(index),
             taken,
@@ -311,9 +313,9 @@ impl PodTable {
 
     /// Takes in a `sync` update with the facts delivered last. `None` if the UID is unknown or only the runtime knows
     /// the pod.
-    pub fn resync(&mut self, uid: &PodUid, now: MonoTime) -> Option<PodUpdateAnswer> {
-        let index = self.find(uid)?;
-        self.resync_at(index, now)
+    pub fn resync_pod(&mut self, uid: &PodUid, now: MonoTime) -> Option<PodUpdateAnswer> {
+        let index = self.find_slot(uid)?;
+        self.resync_slot(index, now)
     }
 
     /// The next thing to do, `None` when there is nothing (until the next input). Drain it after every input.
@@ -369,23 +371,23 @@ impl PodTable {
 
         // A pod that was terminal at first sight (PW-06) does not queue for its name.
         if !worker.started && slot.turn != 0 && worker.stage != WorkerStage::Terminated {
-            if worker.stage.is_requested() && worker.observed_runtime {
+            if worker.stage.is_termination_requested() && worker.observed_runtime {
                 // An earlier agent started the pod: it is stopped like any other, whichever pod has its name now.
-            } else if worker.stage.is_requested() {
-                self.finish(index);
+            } else if worker.stage.is_termination_requested() {
+                self.finish_pod(index);
                 let told = core::mem::take(&mut self.slots[index].worker.signal_due);
                 return told.then_some(PodTableEffect::Stopped(handle));
             } else if !self.may_start(index) {
-                let delay = self.jitter.stretch(RETRY);
+                let delay = self.jitter.stretch_delay(RETRY);
                 let worker = &mut self.slots[index].worker;
                 worker.woken = false;
-                worker.timers.set(SlotTimer::Requeue, now + delay);
+                worker.timers.set_timer(SlotTimer::Requeue, now + delay);
                 return None;
             }
         }
 
         if pending.has_spec {
-            match status.newer_than(&slot.uid, worker.last_end) {
+            match status.compare_status_age(&slot.uid, worker.last_end) {
                 StatusFreshness::Fresh => {}
                 StatusFreshness::Stale => {
                     let worker = &mut self.slots[index].worker;
@@ -394,11 +396,11 @@ impl PodTable {
                     return (!asked).then_some(PodTableEffect::NeedStatus { handle, after });
                 }
                 StatusFreshness::Failed => {
-                    let delay = self.delay(CallEnd::Failed(RetryCause::Error), now);
+                    let delay = self.next_call_delay(CallEnd::Failed(RetryCause::Error), now);
                     let worker = &mut self.slots[index].worker;
                     worker.woken = false;
                     worker.status_asked = false;
-                    worker.timers.set(SlotTimer::Requeue, now + delay);
+                    worker.timers.set_timer(SlotTimer::Requeue, now + delay);
                     return Some(PodTableEffect::StatusFailed(handle));
                 }
             }
@@ -406,7 +408,7 @@ impl PodTable {
 
         let worker = &mut self.slots[index].worker;
         let first = !worker.started;
-        let (call, PodWork { kind, since, .. }) = worker.pick_up()?;
+        let (call, PodWork { kind, since, .. }) = worker.start_pending_work()?;
         Some(PodTableEffect::Start(CallStart {
             handle,
             call,
@@ -419,7 +421,7 @@ impl PodTable {
     /// Takes in that a call has ended. Returns false, and does nothing, if the pod is gone or ran no call.
     ///
     /// Source: kubelet `pod_workers.go`, `podWorkerLoop`, `completeWork`.
-    pub fn on_done(&mut self, handle: PodHandle, outcome: CallOutcome, now: MonoTime) -> bool {
+    pub fn on_call_done(&mut self, handle: PodHandle, outcome: CallOutcome, now: MonoTime) -> bool {
         let Some(index) = self.index_of(handle) else {
             return false;
         };
@@ -434,7 +436,7 @@ impl PodTable {
             (CallOutcome::Canceled, _) => CallEnd::Failed(RetryCause::Error),
             (CallOutcome::Failed(retry), _) => CallEnd::Failed(retry),
             (CallOutcome::Done | CallOutcome::Terminal, WorkerCall::Terminated) => {
-                self.finish(index);
+                self.finish_pod(index);
                 return true;
             }
             (CallOutcome::Done | CallOutcome::Terminal, WorkerCall::TerminatingRuntime) => {
@@ -445,24 +447,24 @@ impl PodTable {
             (CallOutcome::Done | CallOutcome::Terminal, WorkerCall::Terminating { .. }) => {
                 worker.stage = WorkerStage::Terminated;
                 worker.announce_stop();
-                worker.replay();
+                worker.replay_last_update();
                 CallEnd::Transition
             }
             (CallOutcome::Terminal, WorkerCall::Sync) => {
                 worker.stage = WorkerStage::Terminating;
-                worker.replay();
+                worker.replay_last_update();
                 CallEnd::Transition
             }
             (CallOutcome::Done, WorkerCall::Sync) => CallEnd::Well,
         };
-        let delay = self.delay(ended, now);
+        let delay = self.next_call_delay(ended, now);
         let worker = &mut self.slots[index].worker;
         worker.woken = worker.pending.is_some();
         if worker.woken {
             // The next call follows at once, which is what a delay of zero means as well.
-            worker.timers.clear(SlotTimer::Requeue);
+            worker.timers.clear_timer(SlotTimer::Requeue);
         } else {
-            worker.timers.set(SlotTimer::Requeue, now + delay);
+            worker.timers.set_timer(SlotTimer::Requeue, now + delay);
         }
         true
     }
@@ -493,12 +495,12 @@ impl PodTable {
             if !due || slot.worker.stage.is_finished() {
                 continue;
             }
-            if is_config(&slot.uid) && self.resync_at(index, now).is_some() {
+            if is_config(&slot.uid) && self.resync_slot(index, now).is_some() {
                 continue;
             }
             let worker = &mut self.slots[index].worker;
-            if worker.stage.is_requested() {
-                worker.replay();
+            if worker.stage.is_termination_requested() {
+                worker.replay_last_update();
             } else if worker.pending.is_some() {
                 worker.woken = true;
             }
@@ -531,7 +533,7 @@ impl PodTable {
                     self.purge(index);
                     continue;
                 }
-                worker.orphan();
+                worker.begin_orphan_end();
             }
             let slot = &self.slots[index];
             let worker = &slot.worker;
@@ -551,7 +553,7 @@ impl PodTable {
                 is_static: has_config && worker.is_static,
             });
         }
-        known.order_by(|a, b| a.uid.cmp(&b.uid));
+        known.stable_sort_by(|a, b| a.uid.cmp(&b.uid));
         known
     }
 
@@ -559,7 +561,7 @@ impl PodTable {
     /// which forgets such a pod once it is finished.
     #[must_use]
     pub fn is_restart_requested(&self, uid: &PodUid) -> bool {
-        self.ask(uid, false, |worker| worker.restart_requested)
+        self.ask_worker(uid, false, |worker| worker.restart_requested)
     }
 
     /// Sets or clears the instant at which the pod's active deadline passes.
@@ -567,21 +569,21 @@ impl PodTable {
         if let Some(index) = self.index_of(handle) {
             let timers = &mut self.slots[index].worker.timers;
             match at {
-                Some(at) => timers.set(SlotTimer::ActiveDeadline, at),
-                None => timers.clear(SlotTimer::ActiveDeadline),
+                Some(at) => timers.set_timer(SlotTimer::ActiveDeadline, at),
+                None => timers.clear_timer(SlotTimer::ActiveDeadline),
             }
         }
     }
 
     /// The slot of `uid`.
     #[must_use]
-    pub fn handle(&self, uid: &PodUid) -> Option<PodHandle> {
-        self.find(uid).map(|index| self.handle_at(index))
+    pub fn find_handle(&self, uid: &PodUid) -> Option<PodHandle> {
+        self.find_slot(uid).map(|index| self.handle_at(index))
     }
 
     /// Identity of the pod in the slot, until [`PodTableEffect::Gone`] was fetched.
     #[must_use]
-    pub fn identity(&self, handle: PodHandle) -> Option<PodIdentity<'_>> {
+    pub fn pod_identity(&self, handle: PodHandle) -> Option<PodIdentity<'_>> {
         let slot = self.slots.get(usize::try_from(handle.index).ok()?)?;
         let there = slot.generation == handle.generation;
         (there && !matches!(slot.occupancy, Occupancy::Free)).then_some(PodIdentity {
@@ -593,7 +595,7 @@ impl PodTable {
 
     /// Stage of the pod.
     #[must_use]
-    pub fn stage(&self, handle: PodHandle) -> Option<WorkerStage> {
+    pub fn pod_stage(&self, handle: PodHandle) -> Option<WorkerStage> {
         Some(self.slots[self.index_of(handle)?].worker.stage)
     }
 
@@ -639,31 +641,31 @@ impl PodTable {
     /// Returns true if the pod is known and none of its containers runs any more.
     #[must_use]
     pub fn is_pod_known_terminated(&self, uid: &PodUid) -> bool {
-        self.ask(uid, false, |worker| worker.stage.is_terminated())
+        self.ask_worker(uid, false, |worker| worker.stage.is_terminated())
     }
 
     /// Returns true if a container of the pod may run.
     #[must_use]
     pub fn could_have_running_containers(&self, uid: &PodUid) -> bool {
-        self.ask(uid, !self.synced, |worker| !worker.stage.is_terminated())
+        self.ask_worker(uid, !self.synced, |worker| !worker.stage.is_terminated())
     }
 
     /// Returns true if all of the pod is cleaned up.
     #[must_use]
     pub fn should_pod_be_finished(&self, uid: &PodUid) -> bool {
-        self.ask(uid, self.synced, |worker| worker.stage.is_finished())
+        self.ask_worker(uid, self.synced, |worker| worker.stage.is_finished())
     }
 
     /// Returns true if the pod was told to end.
     #[must_use]
     pub fn is_pod_termination_requested(&self, uid: &PodUid) -> bool {
-        self.ask(uid, false, |worker| worker.stage.is_requested())
+        self.ask_worker(uid, false, |worker| worker.stage.is_termination_requested())
     }
 
     /// Returns true if containers, sandboxes and logs of the pod may be removed.
     #[must_use]
     pub fn should_pod_content_be_removed(&self, uid: &PodUid) -> bool {
-        self.ask(uid, self.synced, |worker| {
+        self.ask_worker(uid, self.synced, |worker| {
             worker.evicted || (worker.deleted && worker.stage.is_terminated())
         })
     }
@@ -682,11 +684,13 @@ impl PodTable {
         self.slots
             .iter()
             .filter(|slot| slot.holds_name() && slot.has_name(name, namespace))
-            .any(|slot| slot.worker.stage.is_requested() && !slot.worker.stage.is_terminated())
+            .any(|slot| {
+                slot.worker.stage.is_termination_requested() && !slot.worker.stage.is_terminated()
+            })
     }
 
-    fn ask(&self, uid: &PodUid, unknown: bool, known: impl Fn(&PodWorker) -> bool) -> bool {
-        self.find(uid)
+    fn ask_worker(&self, uid: &PodUid, unknown: bool, known: impl Fn(&PodWorker) -> bool) -> bool {
+        self.find_slot(uid)
             .map_or(unknown, |index| known(&self.slots[index].worker))
     }
 
@@ -694,7 +698,7 @@ impl PodTable {
         self.slots.iter().filter(|slot| slot.is_used())
     }
 
-    fn find(&self, uid: &PodUid) -> Option<usize> {
+    fn find_slot(&self, uid: &PodUid) -> Option<usize> {
         let hash = fnv1a(uid.bytes());
         self.slots
             .iter()
@@ -720,7 +724,7 @@ impl PodTable {
             slots: self.slots.len(),
         };
         let served = |slot: &&PodSlot| {
-            let runtime_only = slot.worker.newest().is_some_and(|work| !work.has_spec);
+            let runtime_only = slot.worker.newest_work().is_some_and(|work| !work.has_spec);
             slot.worker.is_static || runtime_only
         };
         let taken = self.used_slots().filter(served).count();
@@ -741,9 +745,9 @@ impl PodTable {
         })
     }
 
-    fn resync_at(&mut self, index: usize, now: MonoTime) -> Option<PodUpdateAnswer> {
+    fn resync_slot(&mut self, index: usize, now: MonoTime) -> Option<PodUpdateAnswer> {
         let slot = &mut self.slots[index];
-        let work = slot.worker.newest().filter(|work| work.has_spec)?;
+        let work = slot.worker.newest_work().filter(|work| work.has_spec)?;
         let facts = PodFacts {
             uid: &slot.uid,
             name: &slot.name,
@@ -755,8 +759,8 @@ impl PodTable {
             deletion_grace_s: work.deletion_grace_s.map(i64::from),
             spec_grace_s: work.spec_grace_s.map(i64::from),
         };
-        let update = PodUpdate::of(UpdateKind::Sync, facts);
-        let (taken, signal_now) = slot.worker.update(false, update, now);
+        let update = PodUpdate::new(UpdateKind::Sync, facts);
+        let (taken, signal_now) = slot.worker.take_update(false, update, now);
         Some(PodUpdateAnswer {
             handle: self.handle_at(index),
             taken,
@@ -764,11 +768,11 @@ impl PodTable {
         })
     }
 
-    fn delay(&mut self, ended: CallEnd, now: MonoTime) -> Duration {
+    fn next_call_delay(&mut self, ended: CallEnd, now: MonoTime) -> Duration {
         requeue_delay(ended, now, self.sync_frequency, &mut self.jitter)
     }
 
-    fn finish(&mut self, index: usize) {
+    fn finish_pod(&mut self, index: usize) {
         let worker = &mut self.slots[index].worker;
         worker.stage = if worker.stage.termination_started() {
             WorkerStage::Finished

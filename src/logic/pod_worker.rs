@@ -67,7 +67,7 @@ pub struct PodFacts<'a> {
 impl<'a> PodFacts<'a> {
     /// The facts of `pod`.
     #[must_use]
-    pub fn of(pod: &'a Pod) -> Self {
+    pub fn from_pod(pod: &'a Pod) -> Self {
         let meta = &pod.metadata;
         Self {
             uid: &meta.uid,
@@ -145,7 +145,7 @@ pub struct PodUpdate<'a> {
 impl<'a> PodUpdate<'a> {
     /// An update of `kind` with the object's facts and no kill options.
     #[must_use]
-    pub const fn of(kind: UpdateKind, facts: PodFacts<'a>) -> Self {
+    pub const fn new(kind: UpdateKind, facts: PodFacts<'a>) -> Self {
         Self {
             kind,
             subject: PodUpdateSubject::Pod(facts),
@@ -156,10 +156,10 @@ impl<'a> PodUpdate<'a> {
 
     /// The kill of a pod whose object is known.
     #[must_use]
-    pub fn kill(facts: PodFacts<'a>, options: KillOptions) -> Self {
+    pub fn new_kill(facts: PodFacts<'a>, options: KillOptions) -> Self {
         Self {
             kill: Some(options),
-            ..Self::of(UpdateKind::Kill, facts)
+            ..Self::new(UpdateKind::Kill, facts)
         }
     }
 
@@ -213,7 +213,7 @@ pub enum WorkerStage {
 impl WorkerStage {
     /// Returns true if termination was requested or is past.
     #[must_use]
-    pub const fn is_requested(self) -> bool {
+    pub const fn is_termination_requested(self) -> bool {
         !matches!(self, Self::Sync)
     }
 
@@ -283,7 +283,7 @@ pub(super) struct PodWork {
 }
 
 /// The grace in force after an update, from the stored one (0 = unset). Seconds, at least 1.
-fn effective_grace(
+fn effective_grace_s(
     stored_s: u32,
     deletion_s: Option<i32>,
     wanted_s: Option<i32>,
@@ -303,7 +303,7 @@ fn effective_grace(
     u32::try_from(grace).unwrap_or(0).max(1)
 }
 
-fn narrow(seconds: Option<i64>) -> Option<i32> {
+fn clamp_to_i32(seconds: Option<i64>) -> Option<i32> {
     seconds.map(|s| i32::try_from(s).unwrap_or(if s < 0 { i32::MIN } else { i32::MAX }))
 }
 
@@ -393,7 +393,7 @@ impl PodWorker {
     }
 
     /// Takes an update in. Returns the result, and true if its killer need not wait.
-    pub(super) fn update(
+    pub(super) fn take_update(
         &mut self,
         first_time: bool,
         update: PodUpdate<'_>,
@@ -413,8 +413,8 @@ impl PodWorker {
         let runtime_only = match update.subject {
             PodUpdateSubject::Pod(facts) => {
                 work.has_spec = true;
-                work.deletion_grace_s = narrow(facts.deletion_grace_s);
-                work.spec_grace_s = narrow(facts.spec_grace_s);
+                work.deletion_grace_s = clamp_to_i32(facts.deletion_grace_s);
+                work.spec_grace_s = clamp_to_i32(facts.spec_grace_s);
                 deletion_requested = facts.deletion_requested;
                 phase_terminal = facts.phase_terminal;
                 self.is_static = facts.is_static;
@@ -433,7 +433,8 @@ impl PodWorker {
             }
         };
 
-        if !first_time && self.stage.is_requested() && update.kind == UpdateKind::Create {
+        if !first_time && self.stage.is_termination_requested() && update.kind == UpdateKind::Create
+        {
             self.restart_requested = true;
             return (PodUpdateResult::RestartNoted, false);
         }
@@ -443,7 +444,7 @@ impl PodWorker {
 
         let kill = update.kill;
         let mut hasten = false;
-        if !self.stage.is_requested() {
+        if !self.stage.is_termination_requested() {
             let why = if runtime_only || deletion_requested {
                 self.deleted = true;
                 true
@@ -474,10 +475,10 @@ impl PodWorker {
                     self.stop_status = kill.status;
                 }
                 let before = self.grace_s;
-                self.grace_s = effective_grace(
+                self.grace_s = effective_grace_s(
                     before,
                     work.deletion_grace_s,
-                    narrow(kill.grace_s),
+                    clamp_to_i32(kill.grace_s),
                     work.spec_grace_s,
                 );
                 hasten |= before != 0 && self.grace_s < before;
@@ -503,7 +504,7 @@ impl PodWorker {
     }
 
     /// Lets the last active update run again, unless a newer one waits.
-    pub(super) fn replay(&mut self) {
+    pub(super) fn replay_last_update(&mut self) {
         if self.pending.is_none() {
             self.pending = self.active;
         }
@@ -511,12 +512,12 @@ impl PodWorker {
     }
 
     /// The pending facts, or else the active ones.
-    pub(super) fn newest(&self) -> Option<PodWork> {
+    pub(super) fn newest_work(&self) -> Option<PodWork> {
         self.pending.or(self.active)
     }
 
     /// Makes the pending update the active one and returns the call to make with it.
-    pub(super) fn pick_up(&mut self) -> Option<(WorkerCall, PodWork)> {
+    pub(super) fn start_pending_work(&mut self) -> Option<(WorkerCall, PodWork)> {
         let work = self.pending.take()?;
         self.started = true;
         self.status_asked = false;
@@ -548,12 +549,12 @@ impl PodWorker {
     }
 
     /// Begins the end of a pod that vanished from its source without a deletion. Cancels nothing.
-    pub(super) fn orphan(&mut self) {
+    pub(super) fn begin_orphan_end(&mut self) {
         self.deleted = true;
         if self.stage == WorkerStage::Sync {
             self.stage = WorkerStage::Requested;
             self.grace_s = match self.active {
-                Some(active) if active.has_spec => effective_grace(
+                Some(active) if active.has_spec => effective_grace_s(
                     self.grace_s,
                     active.deletion_grace_s,
                     active.kill_grace_s,
@@ -562,7 +563,7 @@ impl PodWorker {
                 Some(_) | None => 1,
             };
         }
-        self.replay();
+        self.replay_last_update();
     }
 
     /// Notes that the pod has stopped: a killer that waits is told.
@@ -636,13 +637,13 @@ mod tests {
             ("huge", 0, Some(BIG), None, Some(30), BIG.unsigned_abs()),
         ] {
             assert_eq!(
-                effective_grace(stored, deletion, wanted, spec),
+                effective_grace_s(stored, deletion, wanted, spec),
                 grace,
                 "{name}"
             );
         }
         assert_eq!(
-            narrow(Some(i64::MAX)).zip(narrow(Some(i64::MIN))),
+            clamp_to_i32(Some(i64::MAX)).zip(clamp_to_i32(Some(i64::MIN))),
             Some((i32::MAX, i32::MIN))
         );
     }
@@ -652,14 +653,14 @@ mod tests {
         let mut pod = Pod::default();
         pod.metadata.uid = "u".into();
         pod.spec.termination_grace_period_seconds = Some(7);
-        assert!(!PodFacts::of(&pod).is_static, "no source annotation");
+        assert!(!PodFacts::from_pod(&pod).is_static, "no source annotation");
         // SRC-12
         for (source, is_static) in [("api", false), ("file", true), ("http", true)] {
             pod.metadata
                 .annotations
                 .insert(CONFIG_SOURCE.into(), source.into());
-            assert_eq!(PodFacts::of(&pod).is_static, is_static, "{source}");
+            assert_eq!(PodFacts::from_pod(&pod).is_static, is_static, "{source}");
         }
-        assert_eq!(PodFacts::of(&pod).spec_grace_s, Some(7));
+        assert_eq!(PodFacts::from_pod(&pod).spec_grace_s, Some(7));
     }
 }

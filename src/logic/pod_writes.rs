@@ -39,7 +39,7 @@ pub const CANNOT_LIMIT: &str = "this machine cannot limit what a pod writes: tha
 /// Reads the value of `picolet.podWriteLimit` or of the annotation, bytes a second.
 ///
 /// - Errors: the rule that the value breaks, in words that follow it.
-pub fn rate(limit: &Quantity) -> Result<u64, &'static str> {
+pub fn parse_write_rate(limit: &Quantity) -> Result<u64, &'static str> {
     let bytes = u64::try_from(limit.value()).unwrap_or(0);
     if bytes < MIN_BYTES_PER_SECOND {
         return Err("must be at least 64Ki");
@@ -51,12 +51,12 @@ pub fn rate(limit: &Quantity) -> Result<u64, &'static str> {
 /// node's limit and the pod's own counts.
 ///
 /// - Errors: the annotation is no limit, or cannot be held here.
-pub fn limit(pod: &Pod, limits: &WriteLimits) -> Result<Option<String>, PodError> {
+pub fn effective_write_limit(pod: &Pod, limits: &WriteLimits) -> Result<Option<String>, PodError> {
     let own = pod.metadata.annotations.get(ANNOTATION);
     let own = own.map(|text| {
         let rate = Quantity::parse(text)
             .map_err(|e| e.to_string())
-            .and_then(|limit| rate(&limit).map_err(String::from));
+            .and_then(|limit| parse_write_rate(&limit).map_err(String::from));
         rate.map_err(|why| PodError::Spec(format!("annotation {ANNOTATION}: {text:?}: {why}")))
     });
     let own = own.transpose()?;
@@ -65,20 +65,20 @@ pub fn limit(pod: &Pod, limits: &WriteLimits) -> Result<Option<String>, PodError
     };
     let Some(disk) = &limits.disk else {
         let why = PodError::Node(CANNOT_LIMIT.into());
-        return Err(why.of(format_args!("annotation {ANNOTATION}")));
+        return Err(why.with_subject(format_args!("annotation {ANNOTATION}")));
     };
     Ok(Some(format!("{disk} wbps={least}")))
 }
 
 /// Value that takes the limit of `disk` from a group that had one.
 #[must_use]
-pub fn no_limit(disk: &str) -> String {
+pub fn unlimited_writes(disk: &str) -> String {
     format!("{disk} wbps=max")
 }
 
 /// Text of the event of a pod that writes much. The same each day, so that it is one event.
 #[must_use]
-pub fn writes_much(disk: &str) -> String {
+pub fn heavy_writes_message(disk: &str) -> String {
     format!(
         "wrote more than {} GiB to {disk} in a day, which wears out flash: picolet.podWriteLimit or the annotation {ANNOTATION} slows it down",
         MUCH_BYTES >> 30
@@ -107,7 +107,7 @@ impl PodWriters {
     /// Takes in what each pod has written since its control group was made, bytes; `up`: seconds since boot.
     ///
     /// - Shape: pods to tell of, sorted, each once in its day; whether there is something new to keep.
-    pub fn look(&mut self, up: u64, seen: &[(PodUid, u64)]) -> (Vec<PodUid>, bool) {
+    pub fn observe_writes(&mut self, up: u64, seen: &[(PodUid, u64)]) -> (Vec<PodUid>, bool) {
         let mut pods = BTreeMap::new();
         let mut much = Vec::new();
         for (uid, bytes) in seen {
@@ -180,7 +180,7 @@ mod tests {
                     .annotations
                     .insert(ANNOTATION.into(), text.into());
             }
-            let got = limit(&pod, &limits(node, disk));
+            let got = effective_write_limit(&pod, &limits(node, disk));
             match (want, got) {
                 (Ok(want), Ok(got)) => assert_eq!(got.as_deref(), want, "{annotation:?}"),
                 (Err(want), Err(got)) => {
@@ -196,7 +196,7 @@ mod tests {
             .iter()
             .map(|(uid, bytes)| (PodUid::new(*uid), *bytes))
             .collect();
-        let (much, _) = writers.look(up, &seen);
+        let (much, _) = writers.observe_writes(up, &seen);
         much.iter().map(|uid| uid.to_string()).collect()
     }
 
@@ -230,9 +230,9 @@ mod tests {
         // WEAR-07
         let mut writers = PodWriters::default();
         looked(&mut writers, 0, &[]);
-        let (much, is_new) = writers.look(HOUR, &[(PodUid::new("a"), GIB / 2)]);
+        let (much, is_new) = writers.observe_writes(HOUR, &[(PodUid::new("a"), GIB / 2)]);
         assert_eq!((much.len(), is_new), (0, true));
-        let (_, is_new) = writers.look(HOUR + 9, &[(PodUid::new("a"), GIB)]);
+        let (_, is_new) = writers.observe_writes(HOUR + 9, &[(PodUid::new("a"), GIB)]);
         assert!(!is_new, "nothing is written for a figure alone");
         let kept = serde_json::to_string(&writers).expect("JSON");
         let mut next: PodWriters = serde_json::from_str(&kept).expect("kept");

@@ -22,7 +22,7 @@ const MIN_WAIT: Duration = Duration::from_secs(10);
 
 /// Status of a pod that makes room (ADM-15).
 #[must_use]
-pub fn stop_status() -> StopStatus {
+pub fn preemption_stop_status() -> StopStatus {
     StopStatus {
         reason: PREEMPTING.into(),
         message: MESSAGE.into(),
@@ -45,7 +45,7 @@ struct RoomWait {
 
 impl PodsWaitingForRoom {
     /// Lets the pod wait for its victims. `grace_s`: the longest grace of the victims, seconds.
-    pub fn begin(&mut self, uid: PodUid, victims: Vec<PodUid>, grace_s: i64, now: MonoTime) {
+    pub fn begin_wait(&mut self, uid: PodUid, victims: Vec<PodUid>, grace_s: i64, now: MonoTime) {
         let grace = Duration::from_secs(u64::try_from(grace_s).unwrap_or(0));
         self.0.retain(|wait| wait.uid != uid);
         self.0.push(RoomWait {
@@ -64,7 +64,7 @@ impl PodsWaitingForRoom {
 
     /// Returns true if the pod waits, or is about to be judged.
     #[must_use]
-    pub fn holds(&self, uid: &PodUid) -> bool {
+    pub fn is_waiting_or_granted(&self, uid: &PodUid) -> bool {
         self.0.iter().any(|wait| wait.uid == *uid)
     }
 
@@ -79,7 +79,7 @@ impl PodsWaitingForRoom {
     }
 
     /// Removes the row of a pod that is judged now, and returns its victims. `None`: it has none.
-    pub fn take(&mut self, uid: &PodUid) -> Option<Vec<PodUid>> {
+    pub fn take_victims(&mut self, uid: &PodUid) -> Option<Vec<PodUid>> {
         let at = self.0.iter().position(|wait| wait.uid == *uid)?;
         Some(self.0.swap_remove(at).victims)
     }
@@ -106,7 +106,7 @@ pub struct PodRank {
 impl PodRank {
     /// Rank of `pod`.
     #[must_use]
-    pub fn of(pod: &Pod) -> Self {
+    pub fn from_pod(pod: &Pod) -> Self {
         Self {
             class: qos_class(pod),
             critical: is_critical(pod),
@@ -141,7 +141,7 @@ pub struct Shortfall {
 /// requests come nearest to `lacking`; of two that come equally near, the smaller one.
 ///
 /// - Errors: all pods that may be killed would not be enough.
-pub fn victims(
+pub fn choose_victims(
     preemptor: &PodRank,
     lacking: &[Shortfall],
     active: &[ActivePod],
@@ -159,29 +159,29 @@ pub fn victims(
     let [best_effort, burstable, guaranteed] = &lists;
     let without = |gone: &[&[usize]]| {
         let gone = gone.iter().flat_map(|list| list.iter());
-        less(lacking, gone.map(|n| &active[*n]))
+        remaining_shortfalls(lacking, gone.map(|n| &active[*n]))
     };
     let never = without(&[best_effort, burstable, guaranteed]);
     if !never.is_empty() {
         return Err(PreemptionError(never));
     }
-    let first = nearest(guaranteed, without(&[best_effort, burstable]), active)?;
-    let second = nearest(burstable, without(&[best_effort, &first]), active)?;
-    let third = nearest(best_effort, without(&[&second, &first]), active)?;
+    let first = choose_nearest_pods(guaranteed, without(&[best_effort, burstable]), active)?;
+    let second = choose_nearest_pods(burstable, without(&[best_effort, &first]), active)?;
+    let third = choose_nearest_pods(best_effort, without(&[&second, &first]), active)?;
     Ok([third, second, first].concat())
 }
 
 /// Resources that would still be lacking. Source of the words: kubelet `preemption/preemption.go`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no set of running pods found to reclaim resources: [{list}]", list = listed(.0))]
+#[error("no set of running pods found to reclaim resources: [{list}]", list = list_shortfalls(.0))]
 pub struct PreemptionError(Vec<Shortfall>);
 
-fn listed(lacking: &[Shortfall]) -> String {
+fn list_shortfalls(lacking: &[Shortfall]) -> String {
     let one = |s: &Shortfall| format!("(res: {}, q: {}), ", s.resource, s.amount);
     lacking.iter().map(one).collect()
 }
 
-fn request(pod: &ActivePod, resource: &str) -> i64 {
+fn pod_request(pod: &ActivePod, resource: &str) -> i64 {
     match resource {
         PODS => 1,
         _ => pod.requests.get(resource).copied().unwrap_or(0),
@@ -189,7 +189,7 @@ fn request(pod: &ActivePod, resource: &str) -> i64 {
 }
 
 /// Returns the resources that are still lacking without these pods.
-fn less<'a>(
+fn remaining_shortfalls<'a>(
     lacking: &[Shortfall],
     gone: impl Iterator<Item = &'a ActivePod> + Clone,
 ) -> Vec<Shortfall> {
@@ -198,7 +198,7 @@ fn less<'a>(
         .filter_map(|s| {
             let freed = gone
                 .clone()
-                .map(|pod| request(pod, &s.resource))
+                .map(|pod| pod_request(pod, &s.resource))
                 .fold(0, i64::saturating_add);
             let amount = s.amount.saturating_sub(freed);
             (amount > 0).then(|| Shortfall {
@@ -210,7 +210,7 @@ fn less<'a>(
 }
 
 /// Takes the pod nearest to `lacking`, again and again, until no resource is lacking.
-fn nearest(
+fn choose_nearest_pods(
     pods: &[usize],
     mut lacking: Vec<Shortfall>,
     active: &[ActivePod],
@@ -221,9 +221,9 @@ fn nearest(
         let key = |n: &usize| {
             let pod = &active[*n];
             (
-                distance(pod, &lacking),
-                request(pod, MEMORY),
-                request(pod, CPU),
+                squared_distance(pod, &lacking),
+                pod_request(pod, MEMORY),
+                pod_request(pod, CPU),
             )
         };
         let best = (0..left.len()).min_by_key(|&at| key(&left[at]));
@@ -231,20 +231,23 @@ fn nearest(
             return Err(PreemptionError(lacking));
         };
         let pod = left.swap_remove(best);
-        lacking = less(&lacking, core::iter::once(&active[pod]));
+        lacking = remaining_shortfalls(&lacking, core::iter::once(&active[pod]));
         taken.push(pod);
     }
     Ok(taken)
 }
 
 /// Sum of the squares of the parts that would still be lacking: every resource weighs the same.
-fn distance(pod: &ActivePod, lacking: &[Shortfall]) -> u128 {
+fn squared_distance(pod: &ActivePod, lacking: &[Shortfall]) -> u128 {
     /// Parts of one: 20 bits, squared 40.
     const ONE: u128 = 1 << 20;
     lacking
         .iter()
         .map(|s| {
-            let rest = s.amount.saturating_sub(request(pod, &s.resource)).max(0);
+            let rest = s
+                .amount
+                .saturating_sub(pod_request(pod, &s.resource))
+                .max(0);
             let part =
                 u128::from(rest.unsigned_abs()) * ONE / u128::from(s.amount.unsigned_abs().max(1));
             part * part
@@ -277,7 +280,7 @@ mod tests {
         let at = |s: u64| MonoTime(s * 1000);
         let uid = |name: &str| PodUid::from(name);
         let mut waiting = PodsWaitingForRoom::default();
-        waiting.begin(uid("critical"), vec![uid("a"), uid("b")], 30, at(0));
+        waiting.begin_wait(uid("critical"), vec![uid("a"), uid("b")], 30, at(0));
         assert!(waiting.is_waiting(&uid("critical")) && !waiting.is_waiting(&uid("a")));
         assert_eq!(waiting.next_timeout(), Some(at(45)));
         let runs_b = |uid: &PodUid| uid.as_str() == "b";
@@ -286,15 +289,15 @@ mod tests {
         assert_eq!(waiting.poll_ready(|_| false, at(44)), None, "once");
         assert!(!waiting.is_waiting(&uid("critical")));
         assert_eq!(
-            waiting.take(&uid("critical")),
+            waiting.take_victims(&uid("critical")),
             Some(vec![uid("a"), uid("b")])
         );
         assert_eq!(waiting, PodsWaitingForRoom::default());
-        waiting.begin(uid("late"), vec![uid("b")], 1, at(0));
+        waiting.begin_wait(uid("late"), vec![uid("b")], 1, at(0));
         assert_eq!(waiting.poll_ready(runs_b, at(9)), None);
         assert_eq!(waiting.poll_ready(runs_b, at(10)), Some(uid("late")));
         assert_eq!(waiting.next_timeout(), None);
-        assert_eq!(waiting.take(&uid("a")), None);
+        assert_eq!(waiting.take_victims(&uid("a")), None);
     }
 
     fn critical(mut pod: ActivePod) -> ActivePod {
@@ -416,7 +419,7 @@ mod tests {
                 ),
             ),
         ] {
-            let got = victims(&STATIC, &need, &active);
+            let got = choose_victims(&STATIC, &need, &active);
             assert_eq!(
                 got.map_err(|e| format!("{e}")),
                 want.map_err(String::from),
@@ -429,10 +432,10 @@ mod tests {
             pod(Burstable, 9, 8),
         ];
         assert_eq!(
-            victims(&STATIC, &lacking(&[(PODS, 1)]), &equal),
+            choose_victims(&STATIC, &lacking(&[(PODS, 1)]), &equal),
             Ok(vec![2]),
             "the smaller one"
         );
-        assert_eq!(victims(&STATIC, &[], &equal), Ok(vec![]));
+        assert_eq!(choose_victims(&STATIC, &[], &equal), Ok(vec![]));
     }
 }

@@ -6,7 +6,7 @@ use crate::api::order::GatherExt;
 use crate::api::pod::{DownwardApiVolume, KeyToPath, ProjectedSource, Volume};
 use crate::api::{Pod, PodError, ProjectedFile};
 use crate::downward::{Allocatable, UnsetLimit, metadata_field, resource_field};
-use crate::env::{ReferencedObjects, not_found};
+use crate::env::{ReferencedObjects, object_not_found};
 
 /// Longest path component, bytes.
 const MAX_COMPONENT: usize = 255;
@@ -26,7 +26,7 @@ pub type ProjectionResult = Result<Vec<ProjectedFile>, PodError>;
 /// Contents of every volume of the pod that is made of objects, by volume name.
 ///
 /// An error never means "empty": a volume that is mounted keeps what it holds.
-pub fn pod_files(
+pub fn project_pod_files(
     pod: &Pod,
     objects: &dyn ReferencedObjects,
     node: Allocatable,
@@ -38,7 +38,7 @@ pub fn pod_files(
             volume_files(pod, volume, objects, node, &mut left)
                 .map(|files| (volume.name.clone(), files))
         })
-        .gather()
+        .gather_items()
 }
 
 /// Contents of one volume; `None` if it is of another kind. `left`: bytes that the pod's files may still have.
@@ -55,7 +55,7 @@ fn volume_files(
         volume.downward_api.as_ref().map(|v| v.default_mode),
         volume.projected.as_ref().map(|v| v.default_mode),
     ];
-    let default_mode = match mode.into_iter().flatten().next()?.map(file_mode) {
+    let default_mode = match mode.into_iter().flatten().next()?.map(check_file_mode) {
         None => return Some(Err(PodError::Spec("no defaultMode is given".into()))),
         Some(Err(error)) => return Some(Err(error)),
         Some(Ok(mode)) => mode,
@@ -68,11 +68,16 @@ fn volume_files(
         files: BTreeMap::new(),
         left,
     };
-    let errors = payload.volume(volume);
-    Some(match errors.into_iter().reduce(|all, e| all.and(&e)) {
-        None => Ok(payload.files.into_values().collect()),
-        Some(error) => Err(error),
-    })
+    let errors = payload.add_volume(volume);
+    Some(
+        match errors
+            .into_iter()
+            .reduce(|all, e| all.with_second_error(&e))
+        {
+            None => Ok(payload.files.into_values().collect()),
+            Some(error) => Err(error),
+        },
+    )
 }
 
 struct ProjectionBuilder<'a> {
@@ -87,29 +92,29 @@ struct ProjectionBuilder<'a> {
 
 impl ProjectionBuilder<'_> {
     /// Adds all files; returns what went wrong, one entry for each source.
-    fn volume(&mut self, volume: &Volume) -> Vec<PodError> {
+    fn add_volume(&mut self, volume: &Volume) -> Vec<PodError> {
         let made = if let Some(v) = &volume.config_map {
-            self.config_map(&v.name, &v.items, v.optional)
+            self.add_config_map(&v.name, &v.items, v.optional)
         } else if let Some(v) = &volume.secret {
-            self.secret(&v.secret_name, &v.items, v.optional)
+            self.add_secret(&v.secret_name, &v.items, v.optional)
         } else if let Some(v) = &volume.downward_api {
-            self.downward_api(v)
+            self.add_downward_api(v)
         } else if let Some(v) = &volume.projected {
             let sources = v.sources.iter();
-            return sources.filter_map(|s| self.source(s).err()).collect();
+            return sources.filter_map(|s| self.add_source(s).err()).collect();
         } else {
             Ok(())
         };
         made.err().into_iter().collect()
     }
 
-    fn source(&mut self, source: &ProjectedSource) -> Result<(), PodError> {
+    fn add_source(&mut self, source: &ProjectedSource) -> Result<(), PodError> {
         if let Some(v) = &source.config_map {
-            self.config_map(&v.name, &v.items, v.optional)
+            self.add_config_map(&v.name, &v.items, v.optional)
         } else if let Some(v) = &source.secret {
-            self.secret(&v.name, &v.items, v.optional)
+            self.add_secret(&v.name, &v.items, v.optional)
         } else if let Some(v) = &source.downward_api {
-            self.downward_api(v)
+            self.add_downward_api(v)
         } else if let Some(v) = &source.service_account_token {
             let token = self
                 .objects
@@ -122,7 +127,7 @@ impl ProjectionBuilder<'_> {
             } else {
                 self.default_mode
             };
-            self.put(&v.path, &token, mode, owner)
+            self.add_file(&v.path, &token, mode, owner)
         } else {
             let kind = match source.unmodelled.as_str() {
                 "" => "unknown",
@@ -134,7 +139,7 @@ impl ProjectionBuilder<'_> {
         }
     }
 
-    fn config_map(
+    fn add_config_map(
         &mut self,
         name: &str,
         items: &[KeyToPath],
@@ -147,10 +152,10 @@ impl ProjectionBuilder<'_> {
         let text = map.data.iter().map(|(key, text)| (key, text.as_bytes()));
         let binary = map.binary_data.iter().map(|(key, b)| (key, b.0.as_slice()));
         let data = text.chain(binary);
-        self.keys("configmap", name, &data.gather(), items, optional)
+        self.add_keys("configmap", name, &data.gather_items(), items, optional)
     }
 
-    fn secret(
+    fn add_secret(
         &mut self,
         name: &str,
         items: &[KeyToPath],
@@ -161,10 +166,10 @@ impl ProjectionBuilder<'_> {
             return missing_object("secret", name, optional);
         };
         let data = secret.data.iter().map(|(key, b)| (key, b.0.as_slice()));
-        self.keys("secret", name, &data.gather(), items, optional)
+        self.add_keys("secret", name, &data.gather_items(), items, optional)
     }
 
-    fn keys(
+    fn add_keys(
         &mut self,
         kind: &str,
         name: &str,
@@ -174,15 +179,15 @@ impl ProjectionBuilder<'_> {
     ) -> Result<(), PodError> {
         if items.is_empty() {
             for (key, bytes) in data {
-                self.put(key, bytes, self.default_mode, None)?;
+                self.add_file(key, bytes, self.default_mode, None)?;
             }
             return Ok(());
         }
         for item in items {
             match data.get(&item.key) {
                 Some(bytes) => {
-                    let mode = self.mode(item.mode)?;
-                    self.put(&item.path, bytes, mode, None)?;
+                    let mode = self.effective_mode(item.mode)?;
+                    self.add_file(&item.path, bytes, mode, None)?;
                 }
                 None if optional == Some(true) => {}
                 None => {
@@ -196,7 +201,7 @@ impl ProjectionBuilder<'_> {
         Ok(())
     }
 
-    fn downward_api(&mut self, volume: &DownwardApiVolume) -> Result<(), PodError> {
+    fn add_downward_api(&mut self, volume: &DownwardApiVolume) -> Result<(), PodError> {
         for item in &volume.items {
             let value = if let Some(field) = &item.field_ref {
                 metadata_field(self.pod, &field.field_path)?
@@ -208,17 +213,17 @@ impl ProjectionBuilder<'_> {
                     item.path
                 )));
             };
-            let mode = self.mode(item.mode)?;
-            self.put(&item.path, value.as_bytes(), mode, None)?;
+            let mode = self.effective_mode(item.mode)?;
+            self.add_file(&item.path, value.as_bytes(), mode, None)?;
         }
         Ok(())
     }
 
-    fn mode(&self, item: Option<i32>) -> Result<u32, PodError> {
-        item.map_or(Ok(self.default_mode), file_mode)
+    fn effective_mode(&self, item: Option<i32>) -> Result<u32, PodError> {
+        item.map_or(Ok(self.default_mode), check_file_mode)
     }
 
-    fn put(
+    fn add_file(
         &mut self,
         path: &str,
         data: &[u8],
@@ -246,12 +251,12 @@ impl ProjectionBuilder<'_> {
 fn missing_object(kind: &str, name: &str, optional: Option<bool>) -> Result<(), PodError> {
     match optional {
         Some(true) => Ok(()),
-        Some(false) | None => Err(not_found(kind, name)),
+        Some(false) | None => Err(object_not_found(kind, name)),
     }
 }
 
 /// The API allows 0 to 0777.
-fn file_mode(mode: i32) -> Result<u32, PodError> {
+fn check_file_mode(mode: i32) -> Result<u32, PodError> {
     u32::try_from(mode)
         .ok()
         .filter(|mode| *mode <= 0o777)
@@ -344,7 +349,7 @@ mod tests {
         let volume = |name: &str| serde_json::json!({"name": name, "configMap": {"name": "cm", "defaultMode": 420, "items": items}});
         let pod = serde_json::json!({"spec": {"volumes": [volume("a"), volume("b")]}});
         let pod: Pod = serde_json::from_value(pod).expect("pod");
-        let files = pod_files(&pod, &objects, Allocatable::default());
+        let files = project_pod_files(&pod, &objects, Allocatable::default());
         assert_eq!(
             files["a"].as_ref().map(Vec::len),
             Ok(20),
@@ -369,7 +374,7 @@ mod tests {
                 "containers":[{{"name":"app","resources":{{"limits":{{"memory":"1Mi"}}}}}}]{spec}}}}}"#
         ))
         .expect(volume);
-        match pod_files(&pod, &objects, Allocatable::default()).remove("v") {
+        match project_pod_files(&pod, &objects, Allocatable::default()).remove("v") {
             None => "none".into(),
             Some(Err(error)) => format!("error: {error}"),
             Some(Ok(files)) => {

@@ -29,7 +29,7 @@ impl PullRate {
     }
 
     /// Returns true if a pull may begin now, and counts it then.
-    pub fn allows(&mut self, now: MonoTime) -> bool {
+    pub fn try_take_pull(&mut self, now: MonoTime) -> bool {
         if self.per_second == 0 {
             return true;
         }
@@ -58,7 +58,9 @@ mod tests {
     fn rate_and_burst() {
         // IMG-16
         let allowed = |rate: &mut PullRate, at_ms, tries: usize| {
-            (0..tries).filter(|_| rate.allows(MonoTime(at_ms))).count()
+            (0..tries)
+                .filter(|_| rate.try_take_pull(MonoTime(at_ms)))
+                .count()
         };
         let mut rate = PullRate::new(5, 10, MonoTime(0));
         assert_eq!(allowed(&mut rate, 0, 20), 10, "the burst");

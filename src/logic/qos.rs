@@ -7,7 +7,7 @@ use alloc::{collections::BTreeMap, string::String};
 use crate::api::order::GatherExt;
 use crate::api::{Pod, Quantity, pod::Resources, pod_status::QosClass};
 
-use super::pod_resources::{AmountKind, amount, names, pod_sum};
+use super::pod_resources::{AmountKind, amount_in_base_unit, pod_sum, stated_resource_names};
 
 /// Resource `cpu`.
 pub const CPU: &str = "cpu";
@@ -19,10 +19,10 @@ pub const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
 /// Amounts by resource name: cpu in thousandths, everything else in its own unit (bytes, pieces).
 pub type ResourceAmounts = BTreeMap<String, i64>;
 
-pub(super) fn amounts(list: &BTreeMap<String, Quantity>) -> ResourceAmounts {
+pub(super) fn parse_amounts(list: &BTreeMap<String, Quantity>) -> ResourceAmounts {
     list.iter()
-        .map(|(name, quantity)| (name.clone(), amount(name, quantity)))
-        .gather()
+        .map(|(name, quantity)| (name.clone(), amount_in_base_unit(name, quantity)))
+        .gather_items()
 }
 
 /// Class recorded in the status, or else the computed one (CG-01).
@@ -42,13 +42,13 @@ pub fn compute_qos_class(pod: &Pod) -> QosClass {
     let positive = |list: ResourceAmounts| {
         list.into_iter()
             .filter(|(name, n)| *n > 0 && (name == CPU || name == MEMORY))
-            .gather::<ResourceAmounts>()
+            .gather_items::<ResourceAmounts>()
     };
     let mut take = |resources: &Resources| {
-        let own_limits = positive(amounts(&resources.limits));
+        let own_limits = positive(parse_amounts(&resources.limits));
         guaranteed &= own_limits.len() == 2;
-        add(&mut requests, &positive(amounts(&resources.requests)));
-        add(&mut limits, &own_limits);
+        add_amounts(&mut requests, &positive(parse_amounts(&resources.requests)));
+        add_amounts(&mut limits, &own_limits);
     };
     match &pod.spec.resources {
         Some(resources) => take(resources),
@@ -69,17 +69,17 @@ pub fn compute_qos_class(pod: &Pod) -> QosClass {
 
 /// Requests of the pod for each resource that it names (ADM-07): of its containers, or pod-level ones, plus overhead.
 #[must_use]
-pub fn pod_requests(pod: &Pod) -> ResourceAmounts {
+pub fn pod_request_amounts(pod: &Pod) -> ResourceAmounts {
     let overhead = pod.spec.overhead.keys().map(String::as_str);
-    names(pod, AmountKind::Requests)
+    stated_resource_names(pod, AmountKind::Requests)
         .into_iter()
         .chain(overhead)
         .filter_map(|name| Some((name.into(), pod_sum(pod, AmountKind::Requests, name)?)))
-        .gather()
+        .gather_items()
 }
 
 /// Adds `other` to `sum`.
-pub fn add(sum: &mut ResourceAmounts, other: &ResourceAmounts) {
+pub fn add_amounts(sum: &mut ResourceAmounts, other: &ResourceAmounts) {
     for (name, n) in other {
         match sum.get_mut(name) {
             Some(have) => *have = have.saturating_add(*n),
@@ -220,7 +220,7 @@ mod tests {
         pod.spec.containers = vec![with(container("a"), "cpu=300m x.io/y=2", "memory=5Mi")];
         pod.spec.resources = Some(res("memory=1Mi", ""));
         pod.spec.overhead = list("memory=1Mi ephemeral-storage=1");
-        let sum = pod_requests(&pod);
+        let sum = pod_request_amounts(&pod);
         let rows: Vec<_> = sum.iter().map(|(name, n)| (name.as_str(), *n)).collect();
         assert_eq!(
             rows,

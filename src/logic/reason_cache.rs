@@ -38,15 +38,21 @@ pub struct ReasonCache {
 
 impl ReasonCache {
     /// Remembers that `container` failed to start.
-    pub fn failed(&mut self, uid: &PodUid, container: &str, reason: &str, message: &str) {
-        self.started(uid, container);
+    pub fn record_start_failure(
+        &mut self,
+        uid: &PodUid,
+        container: &str,
+        reason: &str,
+        message: &str,
+    ) {
+        self.clear_start_failure(uid, container);
         if self.len >= CAPACITY {
             self.drop_oldest();
         }
         let entry = StartFailureEntry {
             failure: StartFailure {
                 reason: reason.into(),
-                message: super::text::cut(message, MAX_MESSAGE_BYTES).into(),
+                message: super::text::truncate_text(message, MAX_MESSAGE_BYTES).into(),
             },
             used: Cell::new(self.tick()),
         };
@@ -58,7 +64,7 @@ impl ReasonCache {
     }
 
     /// Forgets the failure: `container` started.
-    pub fn started(&mut self, uid: &PodUid, container: &str) {
+    pub fn clear_start_failure(&mut self, uid: &PodUid, container: &str) {
         if let Some(pod) = self.entries.get_mut(uid) {
             self.len -= usize::from(pod.remove(container).is_some());
             if pod.is_empty() {
@@ -74,7 +80,7 @@ impl ReasonCache {
 
     /// The last failure of `container`, if it has not started since.
     #[must_use]
-    pub fn get(&self, uid: &PodUid, container: &str) -> Option<&StartFailure> {
+    pub fn start_failure(&self, uid: &PodUid, container: &str) -> Option<&StartFailure> {
         let entry = self.entries.get(uid)?.get(container)?;
         entry.used.set(self.tick());
         Some(&entry.failure)
@@ -93,7 +99,7 @@ impl ReasonCache {
             .min();
         if let Some((_, uid, name)) = oldest {
             let (uid, name) = (uid.clone(), name.clone());
-            self.started(&uid, &name);
+            self.clear_start_failure(&uid, &name);
         }
     }
 }
@@ -107,17 +113,20 @@ mod tests {
         // CLEAN-17 WAIT-01
         let (uid, other) = (PodUid::from("u"), PodUid::from("v"));
         let mut cache = ReasonCache::default();
-        cache.failed(&uid, "a", "ErrImagePull", "first");
-        cache.failed(&uid, "a", "ImagePullBackOff", "second");
+        cache.record_start_failure(&uid, "a", "ErrImagePull", "first");
+        cache.record_start_failure(&uid, "a", "ImagePullBackOff", "second");
         assert_eq!(cache.len, 1);
-        assert_eq!(&*cache.get(&uid, "a").expect("entry").message, "second");
-        assert_eq!(cache.get(&uid, "b"), None);
-        assert_eq!(cache.get(&other, "a"), None);
-        cache.started(&other, "a");
-        cache.started(&uid, "a");
-        assert!(cache.get(&uid, "a").is_none() && cache.len == 0);
-        cache.failed(&uid, "a", "x", "");
-        cache.failed(&uid, "b", "x", "");
+        assert_eq!(
+            &*cache.start_failure(&uid, "a").expect("entry").message,
+            "second"
+        );
+        assert_eq!(cache.start_failure(&uid, "b"), None);
+        assert_eq!(cache.start_failure(&other, "a"), None);
+        cache.clear_start_failure(&other, "a");
+        cache.clear_start_failure(&uid, "a");
+        assert!(cache.start_failure(&uid, "a").is_none() && cache.len == 0);
+        cache.record_start_failure(&uid, "a", "x", "");
+        cache.record_start_failure(&uid, "b", "x", "");
         cache.forget_pod(&uid);
         assert!(cache.len == 0);
     }
@@ -128,14 +137,17 @@ mod tests {
         let uid = PodUid::from("u");
         let mut cache = ReasonCache::default();
         for n in 0..CAPACITY {
-            cache.failed(&uid, &format!("c{n}"), "r", "");
+            cache.record_start_failure(&uid, &format!("c{n}"), "r", "");
         }
-        assert!(cache.get(&uid, "c0").is_some(), "read, hence recent");
-        cache.failed(&uid, "new", "r", &"x".repeat(MAX_MESSAGE_BYTES + 1));
+        assert!(
+            cache.start_failure(&uid, "c0").is_some(),
+            "read, hence recent"
+        );
+        cache.record_start_failure(&uid, "new", "r", &"x".repeat(MAX_MESSAGE_BYTES + 1));
         assert_eq!(cache.len, CAPACITY);
-        assert!(cache.get(&uid, "c0").is_some());
-        assert!(cache.get(&uid, "c1").is_none());
-        let message = &cache.get(&uid, "new").expect("entry").message;
+        assert!(cache.start_failure(&uid, "c0").is_some());
+        assert!(cache.start_failure(&uid, "c1").is_none());
+        let message = &cache.start_failure(&uid, "new").expect("entry").message;
         assert_eq!(message.len(), MAX_MESSAGE_BYTES);
     }
 }

@@ -15,7 +15,7 @@ const ACTION_RESTART_ALL: &str = "RestartAllContainers";
 
 /// The container's own policy, else the pod's. Exit-code rules are not looked at (ACT-41).
 #[must_use]
-pub fn effective_policy(pod: &Pod, container: &Container) -> RestartPolicy {
+pub fn effective_restart_policy(pod: &Pod, container: &Container) -> RestartPolicy {
     container.restart_policy.unwrap_or(pod.spec.restart_policy)
 }
 
@@ -44,7 +44,7 @@ pub fn restarts_after_exit(pod: &Pod, container: &Container, exit_code: i32) -> 
     if let Some(ACTION_RESTART | ACTION_RESTART_ALL) = rule_action(container, exit_code) {
         return true;
     }
-    match effective_policy(pod, container) {
+    match effective_restart_policy(pod, container) {
         RestartPolicy::Always => true,
         RestartPolicy::OnFailure => exit_code != 0,
         RestartPolicy::Never => false,
@@ -55,7 +55,7 @@ pub fn restarts_after_exit(pod: &Pod, container: &Container, exit_code: i32) -> 
 ///
 /// No instance starts once the pod has a deletionTimestamp. A running instance is left as it is.
 #[must_use]
-pub fn restartable(pod: &Pod, container: &Container, newest: Option<&ContainerStatus>) -> bool {
+pub fn should_restart(pod: &Pod, container: &Container, newest: Option<&ContainerStatus>) -> bool {
     if pod.metadata.deletion_timestamp.is_some() {
         return false;
     }
@@ -98,7 +98,7 @@ pub fn restart_all_sources<'a>(
     status: &'a PodRuntimeStatus,
 ) -> impl Iterator<Item = &'a Container> {
     let all = pod.spec.init_containers.iter().chain(&pod.spec.containers);
-    all.filter(|c| triggers_restart_all(c, status.newest(&c.name)))
+    all.filter(|c| triggers_restart_all(c, status.newest_instance(&c.name)))
 }
 
 /// Returns true if a container's end restarts the whole pod and the pod is not being deleted.
@@ -130,7 +130,7 @@ pub fn init_lacked_memory(
         let later = inits.skip_while(|c| c.name != instance.name).skip(1);
         let mut later = later.chain(&pod.spec.containers);
         later.any(|c| {
-            let mut instances = runtime.instances(&c.name);
+            let mut instances = runtime.container_instances(&c.name);
             instances.any(|i| i.sandbox == instance.sandbox)
         })
     };
@@ -145,7 +145,7 @@ pub fn init_lacked_memory(
 #[must_use]
 pub fn failed_init_restarts(pod: &Pod, container: &Container, exit_code: i32) -> bool {
     restarts_after_exit(pod, container, exit_code)
-        || (exit_code == 0 && effective_policy(pod, container) != RestartPolicy::Never)
+        || (exit_code == 0 && effective_restart_policy(pod, container) != RestartPolicy::Never)
 }
 
 /// Restart count, thus attempt, of a new instance (CFG-06): one more than the newest instance's; if the runtime knows

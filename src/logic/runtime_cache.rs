@@ -44,7 +44,7 @@ pub struct RuntimeReadTime<'a> {
 #[derive(Clone, Debug)]
 struct RuntimeCacheEntry {
     status: PodStatusResult,
-    /// Ends of ended instances, as [`RuntimeCache::last_end`] returns them. At most as many as there are in `status`.
+    /// Ends of ended instances, as [`RuntimeCache::last_container_end`] returns them. At most as many as there are in `status`.
     ends: Vec<(ContainerId, MonoTime)>,
     /// Start of the listing that led to `status`.
     modified: MonoTime,
@@ -59,12 +59,12 @@ pub struct RuntimeCache {
 }
 
 /// Corrects the times of a status.
-fn redate(status: &mut PodRuntimeStatus, clock: &ClockHistory) {
+fn correct_status_times(status: &mut PodRuntimeStatus, clock: &ClockHistory) {
     for sandbox in &mut status.sandboxes {
-        sandbox.created_at = clock.corrected(sandbox.created_at);
+        sandbox.created_at = clock.correct_time(sandbox.created_at);
     }
     for container in &mut status.containers {
-        let right = |at: &mut WallTime| *at = clock.corrected(*at);
+        let right = |at: &mut WallTime| *at = clock.correct_time(*at);
         right(&mut container.created_at);
         container.started_at.iter_mut().for_each(right);
         container.finished_at.iter_mut().for_each(right);
@@ -73,7 +73,7 @@ fn redate(status: &mut PodRuntimeStatus, clock: &ClockHistory) {
 
 impl RuntimeCache {
     /// The newest answer about `uid`. A pod the runtime does not know has an empty status.
-    pub fn get(&self, uid: &PodUid) -> PodStatusResult {
+    pub fn pod_status(&self, uid: &PodUid) -> PodStatusResult {
         self.entries.get(uid).map_or_else(
             || {
                 Ok(Rc::new(PodRuntimeStatus {
@@ -86,7 +86,7 @@ impl RuntimeCache {
     }
 
     /// Replaces the answer about `uid` by the one of this look.
-    pub fn set(
+    pub fn set_pod_status(
         &mut self,
         uid: &PodUid,
         status: Result<PodRuntimeStatus, RuntimeStatusError>,
@@ -94,9 +94,9 @@ impl RuntimeCache {
     ) {
         let (status, ends) = match status {
             Ok(mut status) => {
-                redate(&mut status, seen.clock);
+                correct_status_times(&mut status, seen.clock);
                 self.keep_ips(uid, &mut status);
-                let ends = self.ends(uid, &status, seen);
+                let ends = self.ends_of_instances(uid, &status, seen);
                 (Ok(Rc::new(status)), ends)
             }
             Err(why) => {
@@ -115,7 +115,7 @@ impl RuntimeCache {
 
     /// Returns the ends of the ended instances of `status`. Known ends stay as they are, whatever happens to the wall
     /// clock.
-    fn ends(
+    fn ends_of_instances(
         &self,
         uid: &PodUid,
         status: &PodRuntimeStatus,
@@ -126,7 +126,10 @@ impl RuntimeCache {
         let ended = status.containers.iter().filter(exited).map(|container| {
             let id = &container.id;
             let known = before.and_then(|entry| entry.ends.iter().find(|(known, _)| known == id));
-            let at = known.map_or_else(|| self.first_seen(before, container, seen), |(_, at)| *at);
+            let at = known.map_or_else(
+                || self.first_seen_end(before, container, seen),
+                |(_, at)| *at,
+            );
             (id.clone(), at)
         });
         ended.collect()
@@ -134,7 +137,7 @@ impl RuntimeCache {
 
     /// Returns the end of an instance whose end is seen for the first time. Not before the instance was last seen
     /// otherwise; and not after the read, if the instance ended during it.
-    fn first_seen(
+    fn first_seen_end(
         &self,
         before: Option<&RuntimeCacheEntry>,
         container: &ContainerStatus,
@@ -147,14 +150,18 @@ impl RuntimeCache {
         });
         let earliest = alive.map_or(MonoTime(0), |entry| self.time.max(entry.modified));
         let finished = container.finished_at.unwrap_or(seen.wall);
-        let at = seen.clock.moment(finished, seen.at, seen.wall);
+        let at = seen.clock.time_since_boot(finished, seen.at, seen.wall);
         at.min(seen.until).max(earliest.min(seen.at))
     }
 
     /// End of the newest ended instance of `container`, for its back-off. `None`: none has ended.
     #[must_use]
-    pub fn last_end(&self, status: &PodRuntimeStatus, container: &str) -> Option<MonoTime> {
-        let mut instances = status.instances(container);
+    pub fn last_container_end(
+        &self,
+        status: &PodRuntimeStatus,
+        container: &str,
+    ) -> Option<MonoTime> {
+        let mut instances = status.container_instances(container);
         let ended = instances.find(|c| c.state == ContainerState::Exited)?;
         let known = self.entries.get(&status.uid).and_then(|entry| {
             let end = entry.ends.iter().find(|(id, _)| *id == ended.id);
@@ -164,10 +171,10 @@ impl RuntimeCache {
     }
 
     /// Corrects earlier times, when the clock is right for the first time.
-    pub fn redate(&mut self, clock: &ClockHistory) {
+    pub fn correct_times(&mut self, clock: &ClockHistory) {
         for entry in self.entries.values_mut() {
             if let Ok(status) = &mut entry.status {
-                redate(Rc::make_mut(status), clock);
+                correct_status_times(Rc::make_mut(status), clock);
             }
         }
     }
@@ -184,13 +191,13 @@ impl RuntimeCache {
         }
     }
 
-    /// Forgets `uid`, as the runtime has. A call that waits for a newer status waits for [`RuntimeCache::set_time`].
-    pub fn delete(&mut self, uid: &PodUid) {
+    /// Forgets `uid`, as the runtime has. A call that waits for a newer status waits for [`RuntimeCache::set_relist_time`].
+    pub fn forget_pod(&mut self, uid: &PodUid) {
         self.entries.remove(uid);
     }
 
     /// Notes that a complete relist that began at `at` has been taken in.
-    pub fn set_time(&mut self, at: MonoTime) {
+    pub fn set_relist_time(&mut self, at: MonoTime) {
         self.time = self.time.max(at);
     }
 
@@ -219,7 +226,7 @@ impl RuntimeCache {
 }
 
 impl StatusAge for RuntimeCache {
-    fn newer_than(&self, uid: &PodUid, after: MonoTime) -> StatusFreshness {
+    fn compare_status_age(&self, uid: &PodUid, after: MonoTime) -> StatusFreshness {
         let entry = self.entries.get(uid);
         let newest = entry.map_or(self.time, |entry| self.time.max(entry.modified));
         match entry {
@@ -251,7 +258,7 @@ pub struct RunningPods {
 
 impl RunningPods {
     /// Takes the listing of all pods that began at `at`.
-    pub fn set(&mut self, listed: &[PodItem], at: MonoTime) {
+    pub fn set_listing(&mut self, listed: &[PodItem], at: MonoTime) {
         let running = listed.iter().filter(|pod| pod.is_running());
         self.pods = running
             .map(|pod| RunningPod {
@@ -260,19 +267,19 @@ impl RunningPods {
                 namespace: pod.namespace.as_str().into(),
             })
             .collect();
-        self.pods.order_by(|a, b| a.uid.cmp(&b.uid));
+        self.pods.stable_sort_by(|a, b| a.uid.cmp(&b.uid));
         self.at = Some(at);
     }
 
     /// The list, of any age.
     #[must_use]
-    pub fn last(&self) -> &[RunningPod] {
+    pub fn last_listing(&self) -> &[RunningPod] {
         &self.pods
     }
 
     /// The list, unless it is too old at `now`.
     #[must_use]
-    pub fn fresh(&self, now: MonoTime) -> Option<&[RunningPod]> {
+    pub fn fresh_listing(&self, now: MonoTime) -> Option<&[RunningPod]> {
         let young = |at| now - at <= RUNNING_PODS_TTL;
         self.at.is_some_and(young).then_some(&self.pods[..])
     }
@@ -335,7 +342,7 @@ mod tests {
     #[test]
     fn when_an_instance_ended() {
         // BACK-02 BACK-07
-        let wall = |s| WallTime::from_secs(1_000_000 + s);
+        let wall = |s| WallTime::from_unix_seconds(1_000_000 + s);
         let at = |s: u64, wall_s| RuntimeReadTime {
             at: MonoTime(s * 1000),
             wall: wall(wall_s),
@@ -385,35 +392,44 @@ mod tests {
             let mut cache = RuntimeCache::default();
             let pod = |instance| running_pod(vec![instance]);
             if let Some(before) = before {
-                cache.set(&uid("uid"), Ok(pod(with(0, None))), before);
-                cache.set_time(before.at);
+                cache.set_pod_status(&uid("uid"), Ok(pod(with(0, None))), before);
+                cache.set_relist_time(before.at);
             }
             let status = pod(with(0, Some(ended)));
-            cache.set(&uid("uid"), Ok(status.clone()), seen);
+            cache.set_pod_status(&uid("uid"), Ok(status.clone()), seen);
             let end = Some(MonoTime(expected * 1000));
-            assert_eq!(cache.last_end(&status, "a"), end, "{name}");
+            assert_eq!(cache.last_container_end(&status, "a"), end, "{name}");
             // Neither a failed look nor a clock that is set changes the end.
-            cache.set(
+            cache.set_pod_status(
                 &uid("uid"),
                 Err(RuntimeStatusError("no answer".into())),
                 at(600, 0),
             );
-            cache.set(&uid("uid"), Ok(status.clone()), at(601, 1_000_000));
-            assert_eq!(cache.last_end(&status, "a"), end, "{name}");
-            assert_eq!(cache.last_end(&status, "b"), None);
+            cache.set_pod_status(&uid("uid"), Ok(status.clone()), at(601, 1_000_000));
+            assert_eq!(cache.last_container_end(&status, "a"), end, "{name}");
+            assert_eq!(cache.last_container_end(&status, "b"), None);
         }
         let mut cache = RuntimeCache::default();
         let status = running_pod(vec![with(2, None), with(1, Some(30)), with(0, Some(20))]);
-        cache.set(&uid("uid"), Ok(status.clone()), at(40, 40));
-        assert_eq!(cache.last_end(&status, "a"), Some(MonoTime(30_000)));
+        cache.set_pod_status(&uid("uid"), Ok(status.clone()), at(40, 40));
+        assert_eq!(
+            cache.last_container_end(&status, "a"),
+            Some(MonoTime(30_000))
+        );
         let first = running_pod(vec![with(0, None)]);
-        assert_eq!(cache.last_end(&first, "a"), None, "nothing has ended");
+        assert_eq!(
+            cache.last_container_end(&first, "a"),
+            None,
+            "nothing has ended"
+        );
     }
 
     #[test]
     fn unknown_pods_are_empty() {
         // CACHE-01
-        let status = RuntimeCache::default().get(&uid("x")).expect("no error");
+        let status = RuntimeCache::default()
+            .pod_status(&uid("x"))
+            .expect("no error");
         assert_eq!(status.uid, uid("x"));
         assert!(status.sandboxes.is_empty() && status.containers.is_empty());
     }
@@ -438,24 +454,24 @@ mod tests {
             ("an old error is not", 0, Some((no(), 7)), 7, Stale),
         ] {
             let mut cache = RuntimeCache::default();
-            cache.set_time(MonoTime(time));
+            cache.set_relist_time(MonoTime(time));
             if let Some((status, at)) = set {
-                cache.set(&uid("a"), status, seen(at));
+                cache.set_pod_status(&uid("a"), status, seen(at));
             }
             assert_eq!(
-                cache.newer_than(&uid("a"), MonoTime(after)),
+                cache.compare_status_age(&uid("a"), MonoTime(after)),
                 expected,
                 "{name}"
             );
         }
         // A deletion alone makes no status fresh; the time of the relist that saw it does.
         let mut cache = RuntimeCache::default();
-        cache.set_time(MonoTime(3));
-        cache.set(&uid("a"), ok(), seen(5));
-        cache.delete(&uid("a"));
-        assert_eq!(cache.newer_than(&uid("a"), MonoTime(4)), Stale);
-        cache.set_time(MonoTime(5));
-        assert_eq!(cache.newer_than(&uid("a"), MonoTime(4)), Fresh);
+        cache.set_relist_time(MonoTime(3));
+        cache.set_pod_status(&uid("a"), ok(), seen(5));
+        cache.forget_pod(&uid("a"));
+        assert_eq!(cache.compare_status_age(&uid("a"), MonoTime(4)), Stale);
+        cache.set_relist_time(MonoTime(5));
+        assert_eq!(cache.compare_status_age(&uid("a"), MonoTime(4)), Fresh);
     }
 
     #[test]
@@ -476,13 +492,13 @@ mod tests {
             ("never had one", None, Some(NotReady), None, None),
         ] {
             let mut cache = RuntimeCache::default();
-            cache.set(
+            cache.set_pod_status(
                 &uid("a"),
                 Ok(status(before.as_slice(), Some(Ready))),
                 seen(1),
             );
-            cache.set(&uid("a"), Ok(status(after.as_slice(), sandbox)), seen(2));
-            let ips = cache.get(&uid("a")).expect("status").ips.clone();
+            cache.set_pod_status(&uid("a"), Ok(status(after.as_slice(), sandbox)), seen(2));
+            let ips = cache.pod_status(&uid("a")).expect("status").ips.clone();
             assert_eq!(ips, expected.as_slice(), "{name}");
         }
     }
@@ -492,14 +508,14 @@ mod tests {
         // PW-06
         let mut cache = RuntimeCache::default();
         assert!(!cache.is_idle(&uid("a")), "not before the first relist");
-        cache.set_time(MonoTime(1));
+        cache.set_relist_time(MonoTime(1));
         assert!(cache.is_idle(&uid("a")), "an empty entry counts");
         for (status, idle) in [
             (Ok(status(&[], Some(SandboxState::NotReady))), true),
             (Ok(status(&[], Some(SandboxState::Ready))), false),
             (Err(RuntimeStatusError("unreadable".into())), false),
         ] {
-            cache.set(&uid("a"), status, seen(1));
+            cache.set_pod_status(&uid("a"), status, seen(1));
             assert_eq!(cache.is_idle(&uid("a")), idle);
         }
     }
@@ -508,16 +524,16 @@ mod tests {
     fn running_pods() {
         // CACHE-04
         let mut running = RunningPods::default();
-        assert_eq!(running.fresh(MonoTime(0)), None);
+        assert_eq!(running.fresh_listing(MonoTime(0)), None);
         let mut other = status(&[], Some(SandboxState::NotReady));
         other.uid = uid("b");
         let ready = status(&[], Some(SandboxState::Ready));
-        running.set(&[&other, &ready].map(PodItem::from), MonoTime(10_000));
+        running.set_listing(&[&other, &ready].map(PodItem::from), MonoTime(10_000));
         let uids = |pods: &[RunningPod]| pods.iter().map(|p| p.uid.clone()).collect::<Vec<_>>();
         assert_eq!(
-            running.fresh(MonoTime(13_000)).map(uids),
+            running.fresh_listing(MonoTime(13_000)).map(uids),
             Some(vec![uid("a")])
         );
-        assert_eq!(running.fresh(MonoTime(13_001)), None, "expired");
+        assert_eq!(running.fresh_listing(MonoTime(13_001)), None, "expired");
     }
 }

@@ -137,7 +137,7 @@ pub fn runtime_default(arch: &str, kernel: (u32, u32), capabilities: &[String]) 
     let machine = MACHINES.into_iter().find(|(name, ..)| *name == arch);
     let (architectures, arch_calls) =
         machine.map_or(("", ""), |(_, architectures, calls)| (architectures, calls));
-    let mut allowed: BTreeSet<&str> = ALLOWED.split_whitespace().gather();
+    let mut allowed: BTreeSet<&str> = ALLOWED.split_whitespace().gather_items();
     allowed.extend(arch_calls.split_whitespace());
     for (_, calls) in BY_CAPABILITY.into_iter().filter(|(name, _)| holds(name)) {
         allowed.extend(calls.split_whitespace());

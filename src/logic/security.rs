@@ -106,13 +106,13 @@ pub fn linux_security(
         readonly_rootfs: own.read_only_root_filesystem == Some(true),
         no_new_privs: own.allow_privilege_escalation == Some(false),
         unmasked_proc: own.proc_mount.as_deref() == Some("Unmasked"),
-        seccomp: seccomp(
+        seccomp: seccomp_profile_of(
             own.seccomp_profile
                 .as_ref()
                 .or_else(|| whole.and_then(|pod| pod.seccomp_profile.as_ref())),
             settings,
         )?,
-        apparmor: apparmor(pod, container)?,
+        apparmor: apparmor_profile_of(pod, container)?,
         selinux_label: selinux.map(selinux_label).unwrap_or_default(),
     })
 }
@@ -166,7 +166,7 @@ fn verify_non_root(
     }
 }
 
-fn seccomp(
+fn seccomp_profile_of(
     profile: Option<&SeccompProfile>,
     settings: &SecuritySettings,
 ) -> Result<SecurityProfile, PodError> {
@@ -201,7 +201,7 @@ fn seccomp(
 }
 
 /// AppArmor profile of a container (SEC-07): its own field, else the annotation, else the pod's field.
-fn apparmor(pod: &Pod, container: &Container) -> Result<SecurityProfile, PodError> {
+fn apparmor_profile_of(pod: &Pod, container: &Container) -> Result<SecurityProfile, PodError> {
     let own = container.security_context.as_ref();
     let whole = pod.spec.security_context.as_ref();
     if let Some(profile) = own.and_then(|own| own.app_armor_profile.as_ref()) {
@@ -261,7 +261,7 @@ fn selinux_label(options: &SeLinuxOptions) -> String {
 ///
 /// Source: kernel `security/selinux/ss/mls.c`, `mls_context_to_sid` and `mls_sid_to_context`.
 #[must_use]
-pub fn is_same_label(asked: &str, found: &str) -> bool {
+pub fn is_same_selinux_label(asked: &str, found: &str) -> bool {
     asked == found || selinux_parts(asked).is_some_and(|asked| selinux_parts(found) == Some(asked))
 }
 
@@ -317,7 +317,7 @@ mod tests {
             ("u:r:t:s0", "u:r:t:s0-s0:c1", false),
             ("u:r:t:s0:all", "u:r:t:s0:each", false),
         ] {
-            assert_eq!(is_same_label(asked, found), same, "{asked} {found}");
+            assert_eq!(is_same_selinux_label(asked, found), same, "{asked} {found}");
         }
     }
 
@@ -526,10 +526,13 @@ mod tests {
         }
         assert!(security("{}", r#"{"seccompProfile":{"type":"Odd"}}"#, &image).is_err());
         let mut settings = settings();
-        assert_eq!(seccomp(None, &settings), Ok(SecurityProfile::Unconfined));
+        assert_eq!(
+            seccomp_profile_of(None, &settings),
+            Ok(SecurityProfile::Unconfined)
+        );
         settings.seccomp_default = true;
         assert_eq!(
-            seccomp(None, &settings),
+            seccomp_profile_of(None, &settings),
             Ok(SecurityProfile::RuntimeDefault)
         );
     }
@@ -575,7 +578,7 @@ mod tests {
                     .annotations
                     .insert(key.into(), annotation.into());
             }
-            let got = apparmor(&pod, &pod.spec.containers[0]).map_err(|_| ());
+            let got = apparmor_profile_of(&pod, &pod.spec.containers[0]).map_err(|_| ());
             assert_eq!(got, want, "{name}");
         }
     }

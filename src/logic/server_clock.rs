@@ -20,7 +20,7 @@ pub struct ServerClock {
 impl ServerClock {
     /// Reads the clock from an answer. `theirs`: its date. `now`: time of its arrival.
     #[must_use]
-    pub fn of_answer(theirs: WallTime, now: MonoTime) -> Self {
+    pub fn from_answer(theirs: WallTime, now: MonoTime) -> Self {
         let theirs_ms = theirs.0.div_euclid(NS_PER_MS);
         Self {
             offset_ms: theirs_ms.saturating_sub_unsigned(now.0),
@@ -29,7 +29,7 @@ impl ServerClock {
 
     /// Present time of the server's clock.
     #[must_use]
-    pub const fn time(self, now: MonoTime) -> WallTime {
+    pub const fn server_time(self, now: MonoTime) -> WallTime {
         let ms = self.offset_ms.saturating_add_unsigned(now.0);
         WallTime(ms.saturating_mul(NS_PER_MS))
     }
@@ -37,14 +37,14 @@ impl ServerClock {
     /// Seconds by which the wall clock `ours` is ahead of the server's.
     #[must_use]
     pub const fn ahead_s(self, now: MonoTime, ours: WallTime) -> i64 {
-        let ahead = ours.0.saturating_sub(self.time(now).0);
+        let ahead = ours.0.saturating_sub(self.server_time(now).0);
         ahead / (NS_PER_MS * MS_PER_S)
     }
 }
 
 /// Returns true if a clock that is ahead by so many seconds is wrong.
 #[must_use]
-pub const fn is_wrong(ahead_s: i64) -> bool {
+pub const fn is_clock_wrong(ahead_s: i64) -> bool {
     ahead_s.unsigned_abs() >= MAX_SKEW_S
 }
 
@@ -57,18 +57,18 @@ mod tests {
     #[test]
     fn a_clock_that_is_set_changes_nothing() {
         // TIME-03 TIME-04
-        let known = ServerClock::of_answer(WallTime::from_secs(NOW_S), MonoTime(7_000));
+        let known = ServerClock::from_answer(WallTime::from_unix_seconds(NOW_S), MonoTime(7_000));
         // A day later; the machine slept for a part of it. Its clock said 1970 at boot, and was set since.
         let now = MonoTime(7_000 + 86_400_000);
-        let theirs = WallTime::from_secs(NOW_S + 86_400);
-        assert_eq!(known.time(now), theirs);
+        let theirs = WallTime::from_unix_seconds(NOW_S + 86_400);
+        assert_eq!(known.server_time(now), theirs);
         for (ours, ahead_s) in [
-            (WallTime::from_secs(86_407), 86_407 - NOW_S - 86_400),
+            (WallTime::from_unix_seconds(86_407), 86_407 - NOW_S - 86_400),
             (theirs, 0),
             (WallTime(theirs.0 + 999_999_999), 0),
             (WallTime(theirs.0 - 59_999_999_999), -59),
             (
-                WallTime::from_secs(theirs.secs() + 630_000_000),
+                WallTime::from_unix_seconds(theirs.unix_seconds() + 630_000_000),
                 630_000_000,
             ),
         ] {
@@ -80,8 +80,8 @@ mod tests {
     fn what_no_clock_says() {
         for theirs in [WallTime(i64::MIN), WallTime(i64::MAX)] {
             for now in [MonoTime(0), MonoTime(u64::MAX)] {
-                let known = ServerClock::of_answer(theirs, now);
-                let _ = known.time(MonoTime(u64::MAX));
+                let known = ServerClock::from_answer(theirs, now);
+                let _ = known.server_time(MonoTime(u64::MAX));
                 let _ = known.ahead_s(MonoTime(0), WallTime(i64::MIN));
             }
         }
@@ -97,7 +97,7 @@ mod tests {
             (-60, true),
             (i64::MIN, true),
         ] {
-            assert_eq!(is_wrong(ahead_s), wrong, "{ahead_s}");
+            assert_eq!(is_clock_wrong(ahead_s), wrong, "{ahead_s}");
         }
     }
 }

@@ -74,12 +74,12 @@ pub fn service_variables(
     }
     let mut out = BTreeMap::new();
     for service in chosen.into_values() {
-        variables(service, &mut out);
+        add_service_variables(service, &mut out);
     }
     out
 }
 
-fn variables(service: &EnvService, out: &mut BTreeMap<String, String>) {
+fn add_service_variables(service: &EnvService, out: &mut BTreeMap<String, String>) {
     let name = env_name(&service.name);
     let ip = &service.cluster_ip;
     out.insert(format!("{name}_SERVICE_HOST"), ip.clone());

@@ -35,7 +35,7 @@ pub struct PriorityGroup {
 
 /// The groups of `shutdownGracePeriod` and `shutdownGracePeriodCriticalPods`; none if there is no such period.
 #[must_use]
-pub fn groups(grace_s: u32, critical_s: u32) -> Vec<PriorityGroup> {
+pub fn shutdown_groups(grace_s: u32, critical_s: u32) -> Vec<PriorityGroup> {
     if grace_s == 0 {
         return Vec::new();
     }
@@ -53,7 +53,7 @@ pub fn groups(grace_s: u32, critical_s: u32) -> Vec<PriorityGroup> {
 
 /// Time for all groups, one after the other.
 #[must_use]
-pub fn whole(groups: &[PriorityGroup]) -> Duration {
+pub fn total_shutdown_time(groups: &[PriorityGroup]) -> Duration {
     Duration::from_secs(groups.iter().map(|group| u64::from(group.seconds)).sum())
 }
 
@@ -107,7 +107,7 @@ impl NodeShutdown {
     /// Makes a shutdown that is not under way. Without `groups` it never is.
     #[must_use]
     pub fn new(mut groups: Vec<PriorityGroup>) -> Self {
-        groups.order_by(|a, b| a.priority.cmp(&b.priority));
+        groups.stable_sort_by(|a, b| a.priority.cmp(&b.priority));
         Self {
             groups,
             ..Self::default()
@@ -120,7 +120,7 @@ impl NodeShutdown {
         !self.groups.is_empty()
     }
 
-    /// Returns true if the node goes down. Stays true until [`NodeShutdown::cancel`].
+    /// Returns true if the node goes down. Stays true until [`NodeShutdown::cancel_shutdown`].
     #[must_use]
     pub fn is_under_way(&self) -> bool {
         self.state != ShutdownState::Off
@@ -133,7 +133,7 @@ impl NodeShutdown {
     }
 
     /// Begins the shutdown with these pods. Does nothing if it is under way.
-    pub fn begin(&mut self, pods: Vec<EndingPod>, telling: Duration) {
+    pub fn begin_shutdown(&mut self, pods: Vec<EndingPod>, telling: Duration) {
         if self.is_under_way() {
             return;
         }
@@ -147,7 +147,7 @@ impl NodeShutdown {
     }
 
     /// Calls the shutdown off. Pods that were told to end do so. Returns true if it was under way.
-    pub fn cancel(&mut self) -> bool {
+    pub fn cancel_shutdown(&mut self) -> bool {
         let was = self.is_under_way();
         self.pods.clear();
         self.state = ShutdownState::Off;
@@ -156,7 +156,11 @@ impl NodeShutdown {
 
     /// Moves on, after time has passed or pods have changed; returns the pods to kill now. `is_gone`: the pod has
     /// stopped and its volumes are unmounted.
-    pub fn step(&mut self, is_gone: impl Fn(&PodUid) -> bool, now: MonoTime) -> Vec<ShutdownKill> {
+    pub fn next_kills(
+        &mut self,
+        is_gone: impl Fn(&PodUid) -> bool,
+        now: MonoTime,
+    ) -> Vec<ShutdownKill> {
         loop {
             let (at, until) = match self.state {
                 ShutdownState::Off | ShutdownState::Over => return Vec::new(),
@@ -201,7 +205,7 @@ impl NodeShutdown {
         }
     }
 
-    /// Time at which [`NodeShutdown::step`] has work to do.
+    /// Time at which [`NodeShutdown::next_kills`] has work to do.
     #[must_use]
     pub const fn next_timeout(&self) -> Option<MonoTime> {
         match self.state {
@@ -214,7 +218,7 @@ impl NodeShutdown {
 
 /// Status of a pod that ends by the shutdown (SHUT-05).
 #[must_use]
-pub fn stop_status() -> StopStatus {
+pub fn shutdown_stop_status() -> StopStatus {
     StopStatus {
         reason: REASON.into(),
         message: MESSAGE.into(),
@@ -255,7 +259,7 @@ mod tests {
     ) -> (Vec<Killed>, u64) {
         const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
         let mut shutdown = NodeShutdown::new(groups);
-        shutdown.begin(pods.to_vec(), Duration::from_secs(2));
+        shutdown.begin_shutdown(pods.to_vec(), Duration::from_secs(2));
         let mut log = Vec::new();
         for s in 0..1000 {
             let gone: BTreeSet<&str> = ends
@@ -263,7 +267,7 @@ mod tests {
                 .filter(|(_, end)| *end <= s)
                 .map(|(uid, _)| *uid)
                 .collect();
-            let kills = shutdown.step(|uid| gone.contains(uid.as_str()), at(s));
+            let kills = shutdown.next_kills(|uid| gone.contains(uid.as_str()), at(s));
             if !kills.is_empty() {
                 let name = |k: &ShutdownKill| {
                     *NAMES
@@ -287,13 +291,14 @@ mod tests {
     #[test]
     fn groups_in_their_order() {
         // SHUT-01 SHUT-04
-        assert_eq!(groups(0, 0), []);
+        assert_eq!(shutdown_groups(0, 0), []);
         assert_eq!(
-            groups(30, 10),
+            shutdown_groups(30, 10),
             [group(0, 20), group(SYSTEM_CRITICAL_PRIORITY, 10)]
         );
         assert!(
-            !NodeShutdown::new(groups(0, 0)).is_on() && NodeShutdown::new(groups(1, 0)).is_on()
+            !NodeShutdown::new(shutdown_groups(0, 0)).is_on()
+                && NodeShutdown::new(shutdown_groups(1, 0)).is_on()
         );
         let pods = [
             pod("a", SYSTEM_CRITICAL_PRIORITY, None),
@@ -301,11 +306,15 @@ mod tests {
             pod("c", 100, Some(600)),
         ];
         // When all pods of a group have ended in time, the next group has its turn.
-        let (log, over) = run(groups(30, 10), &pods, &[("b", 2), ("c", 7), ("a", 9)]);
+        let (log, over) = run(
+            shutdown_groups(30, 10),
+            &pods,
+            &[("b", 2), ("c", 7), ("a", 9)],
+        );
         assert_eq!(log, [(0, vec![("b", 3), ("c", 20)]), (7, vec![("a", 10)])]);
         assert_eq!(over, 11);
         // A group whose pods do not end has its seconds, and no more.
-        let (log, over) = run(groups(30, 10), &pods, &[]);
+        let (log, over) = run(shutdown_groups(30, 10), &pods, &[]);
         assert_eq!(log, [(0, vec![("b", 3), ("c", 20)]), (20, vec![("a", 10)])]);
         assert_eq!(over, 32);
     }
@@ -336,14 +345,14 @@ mod tests {
 
     #[test]
     fn it_is_begun_once() {
-        let mut shutdown = NodeShutdown::new(groups(10, 0));
+        let mut shutdown = NodeShutdown::new(shutdown_groups(10, 0));
         assert!(!shutdown.is_under_way());
-        assert_eq!(shutdown.step(|_| false, at(0)), []);
-        shutdown.begin(vec![pod("a", 0, None)], Duration::ZERO);
-        assert_eq!(shutdown.step(|_| false, at(1)).len(), 1);
-        shutdown.begin(vec![pod("b", 0, None)], Duration::ZERO);
-        assert_eq!(shutdown.step(|_| false, at(2)), []);
-        shutdown.step(|_| true, at(3));
+        assert_eq!(shutdown.next_kills(|_| false, at(0)), []);
+        shutdown.begin_shutdown(vec![pod("a", 0, None)], Duration::ZERO);
+        assert_eq!(shutdown.next_kills(|_| false, at(1)).len(), 1);
+        shutdown.begin_shutdown(vec![pod("b", 0, None)], Duration::ZERO);
+        assert_eq!(shutdown.next_kills(|_| false, at(2)), []);
+        shutdown.next_kills(|_| true, at(3));
         assert!(shutdown.is_over() && shutdown.is_under_way());
         assert_eq!(shutdown.next_timeout(), None);
     }
@@ -351,23 +360,29 @@ mod tests {
     #[test]
     fn it_can_be_called_off() {
         // SHUT-06
-        let mut shutdown = NodeShutdown::new(groups(10, 0));
-        assert!(!shutdown.cancel());
-        shutdown.begin(vec![pod("a", 0, None)], Duration::ZERO);
-        assert_eq!(shutdown.step(|_| false, at(1)).len(), 1);
-        assert!(shutdown.cancel());
+        let mut shutdown = NodeShutdown::new(shutdown_groups(10, 0));
+        assert!(!shutdown.cancel_shutdown());
+        shutdown.begin_shutdown(vec![pod("a", 0, None)], Duration::ZERO);
+        assert_eq!(shutdown.next_kills(|_| false, at(1)).len(), 1);
+        assert!(shutdown.cancel_shutdown());
         assert!(!shutdown.is_under_way() && shutdown.is_on());
         assert_eq!(shutdown.next_timeout(), None);
-        assert_eq!(shutdown.step(|_| false, at(2)), []);
-        shutdown.begin(vec![pod("b", 0, None)], Duration::ZERO);
-        let kills = shutdown.step(|_| false, at(3));
+        assert_eq!(shutdown.next_kills(|_| false, at(2)), []);
+        shutdown.begin_shutdown(vec![pod("b", 0, None)], Duration::ZERO);
+        let kills = shutdown.next_kills(|_| false, at(3));
         assert_eq!((kills.len(), kills[0].uid.as_str()), (1, "b"));
     }
 
     #[test]
     fn how_long_it_takes() {
         // SHUT-02
-        assert_eq!(whole(&groups(30, 10)), Duration::from_secs(30));
-        assert_eq!(whole(&[group(0, u32::MAX), group(1, 1)]).as_secs(), 1 << 32);
+        assert_eq!(
+            total_shutdown_time(&shutdown_groups(30, 10)),
+            Duration::from_secs(30)
+        );
+        assert_eq!(
+            total_shutdown_time(&[group(0, u32::MAX), group(1, 1)]).as_secs(),
+            1 << 32
+        );
     }
 }

@@ -13,7 +13,7 @@ use crate::fnv::{fnv1a, fnv1a_32};
 /// Source: kubelet `container/helpers.go`, `HashContainer`.
 #[must_use]
 pub fn spec_hash(container: &Container) -> u64 {
-    let text = json(container);
+    let text = name_and_image_json(container);
     let mut printed = String::from("([]uint8)[");
     for (at, byte) in text.bytes().enumerate() {
         let space = if at > 0 { " " } else { "" };
@@ -25,7 +25,7 @@ pub fn spec_hash(container: &Container) -> u64 {
 
 /// Returns true if an instance that was written with this hash matches the container as it is now.
 #[must_use]
-pub fn is_current(container: &Container, hash: u64) -> bool {
+pub fn is_spec_hash_current(container: &Container, hash: u64) -> bool {
     hash == spec_hash(container) || hash == first_hash(container)
 }
 
@@ -36,7 +36,7 @@ fn first_hash(container: &Container) -> u64 {
 }
 
 /// Name and image as Go writes them in JSON, keys sorted.
-fn json(container: &Container) -> String {
+fn name_and_image_json(container: &Container) -> String {
     let (image, name) = (quoted(&container.image), quoted(&container.name));
     format!("{{\"image\":{image},\"name\":{name}}}")
 }
@@ -89,7 +89,7 @@ mod tests {
         ] {
             let hash_is = spec_hash(&container(name, image));
             assert_eq!(hash_is, hash, "{name} {image}: {hash_is:x}");
-            assert!(is_current(&container(name, image), hash));
+            assert!(is_spec_hash_current(&container(name, image), hash));
         }
     }
 
@@ -100,15 +100,15 @@ mod tests {
         let mut other = base.clone();
         other.working_dir = "/x".into();
         other.command = alloc::vec!["y".into()];
-        assert!(is_current(&other, spec_hash(&base)));
+        assert!(is_spec_hash_current(&other, spec_hash(&base)));
         for changed in [container("a", "i2"), container("b", "i")] {
-            assert!(!is_current(&changed, spec_hash(&base)));
-            assert!(!is_current(&changed, first_hash(&base)));
+            assert!(!is_spec_hash_current(&changed, spec_hash(&base)));
+            assert!(!is_spec_hash_current(&changed, first_hash(&base)));
         }
         // Stored by earlier versions: it counts as long as their containers run.
         let first = first_hash(&container("a", "i"));
         assert_eq!(first, 0xe57d_9819_03de_2500);
-        assert!(is_current(&base, first));
-        assert!(!is_current(&base, 0), "written by nobody");
+        assert!(is_spec_hash_current(&base, first));
+        assert!(!is_spec_hash_current(&base, 0), "written by nobody");
     }
 }

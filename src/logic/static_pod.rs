@@ -6,7 +6,7 @@ use alloc::boxed::Box;
 use serde_json::{Value, json};
 
 use super::digest::FnvHasher;
-use super::mux::annotate;
+use super::mux::set_annotation;
 use super::{defaults, validation};
 use crate::api::pod::{CONFIG_HASH, Toleration};
 use crate::api::pod_status::PodPhase;
@@ -24,7 +24,11 @@ const MAX_NAME_BYTES: usize = 253;
 /// - `raw`: the whole object, without `null` fields. `node`: the node's name, lower case. `file`: the manifest's path.
 /// - Errors: every wrong field with its path; nothing of the pod may run then.
 /// - Source: kubelet `config/file.go` (`extractFromFile`), `config/common.go` (`applyDefaults`).
-pub fn prepare(raw: Value, node: &str, file: &str) -> Result<Box<ReceivedPod>, InvalidObject> {
+pub fn prepare_static_pod(
+    raw: Value,
+    node: &str,
+    file: &str,
+) -> Result<Box<ReceivedPod>, InvalidObject> {
     prepare_from(raw, node, ManifestOrigin::File(file))
 }
 
@@ -51,14 +55,14 @@ fn prepare_from(
     node: &str,
     place: ManifestOrigin<'_>,
 ) -> Result<Box<ReceivedPod>, InvalidObject> {
-    defaults::octal_modes(&mut raw);
-    let pod = decode(&raw)?;
+    defaults::convert_octal_modes(&mut raw);
+    let pod = decode_recorded_pod(&raw)?;
     if pod.metadata.name.is_empty() {
         let why = "Required value: name or generateName is required";
         return Err(WrongValue::new("metadata.name", why).into());
     }
     let uid = if pod.metadata.uid.is_empty() {
-        uid(&raw, node, place)
+        derive_static_pod_uid(&raw, node, place)
     } else {
         check_uid(&pod.metadata.uid)?;
         pod.metadata.uid.clone()
@@ -72,10 +76,10 @@ fn prepare_from(
             ManifestOrigin::Url(url) => url.split('?').next().unwrap_or("").into(),
         },
     });
-    adopt(&mut received, uid, node, place);
-    let mut errors = validation::unmodelled(&received.raw);
-    errors.extend(validation::pod(&received.pod));
-    errors.extend(validation::static_references(&received.pod));
+    set_pod_identity(&mut received, uid, node, place);
+    let mut errors = validation::find_unmodelled_fields(&received.raw);
+    errors.extend(validation::validate_pod(&received.pod));
+    errors.extend(validation::find_static_references(&received.pod));
     if errors.is_empty() {
         return Ok(received);
     }
@@ -88,27 +92,27 @@ fn prepare_from(
 /// Decodes and defaults a pod from its raw form, as it is kept in a pod record.
 ///
 /// Errors: the path of the first value of a wrong kind.
-pub fn decode(raw: &Value) -> Result<Pod, WrongValue> {
-    let mut pod: Pod = strict::typed(raw)?;
-    defaults::volume_sources(&mut pod, raw);
-    defaults::pod(&mut pod);
+pub fn decode_recorded_pod(raw: &Value) -> Result<Pod, WrongValue> {
+    let mut pod: Pod = strict::typed_from_value(raw)?;
+    defaults::default_volume_sources(&mut pod, raw);
+    defaults::set_pod_defaults(&mut pod);
     Ok(pod)
 }
 
 /// 32 hexadecimal digits that change with the content and the place, of a file also with the node (SRC-25).
-fn uid(raw: &Value, node: &str, place: ManifestOrigin<'_>) -> PodUid {
+fn derive_static_pod_uid(raw: &Value, node: &str, place: ManifestOrigin<'_>) -> PodUid {
     let mut fnv = FnvHasher::default();
-    fnv.value(raw);
+    fnv.write_value(raw);
     match place {
         ManifestOrigin::File(file) => {
-            fnv.text("host:");
-            fnv.text(node);
-            fnv.text("file:");
-            fnv.text(file);
+            fnv.write_text("host:");
+            fnv.write_text(node);
+            fnv.write_text("file:");
+            fnv.write_text(file);
         }
         ManifestOrigin::Url(url) => {
-            fnv.text("url:");
-            fnv.text(url);
+            fnv.write_text("url:");
+            fnv.write_text(url);
         }
     }
     PodUid::new(format!("{:032x}", fnv.finish()))
@@ -131,7 +135,12 @@ pub(super) fn is_plain_uid(uid: &str) -> bool {
 }
 
 /// Gives the pod its identity on this node, in both forms (SRC-26, SRC-27).
-fn adopt(received: &mut ReceivedPod, uid: PodUid, node: &str, place: ManifestOrigin<'_>) {
+fn set_pod_identity(
+    received: &mut ReceivedPod,
+    uid: PodUid,
+    node: &str,
+    place: ManifestOrigin<'_>,
+) {
     let tolerate_all = Toleration {
         operator: "Exists".into(),
         effect: "NoExecute".into(),
@@ -165,7 +174,7 @@ fn adopt(received: &mut ReceivedPod, uid: PodUid, node: &str, place: ManifestOri
         }
         pod.spec.tolerations.push(tolerate_all);
     }
-    annotate(received, CONFIG_HASH, &uid);
+    set_annotation(received, CONFIG_HASH, &uid);
 }
 
 #[cfg(test)]
@@ -183,7 +192,7 @@ mod tests {
     }
 
     fn prepared(raw: Value, node: &str, file: &str) -> ReceivedPod {
-        *prepare(raw, node, file).expect("valid")
+        *prepare_static_pod(raw, node, file).expect("valid")
     }
 
     #[test]
@@ -206,7 +215,10 @@ mod tests {
             ("Exists", "NoExecute")
         );
         assert_eq!(&*origin, "/m/web.yaml");
-        assert_eq!(decode(&raw).expect("raw carries the identity"), pod);
+        assert_eq!(
+            decode_recorded_pod(&raw).expect("raw carries the identity"),
+            pod
+        );
         let mut own = manifest();
         own["metadata"]["namespace"] = json!("other");
         own["metadata"]["annotations"] = json!({(CONFIG_HASH): "theirs", "note": "x"});
@@ -297,7 +309,7 @@ mod tests {
         assert_eq!(pod.metadata.annotations[CONFIG_HASH], "My-uid.1");
         for bad in ["../../etc", "a/b", ".", "..", "a b", &"x".repeat(129)] {
             raw["metadata"]["uid"] = json!(bad);
-            let error = prepare(raw.clone(), "n", "f").expect_err(bad);
+            let error = prepare_static_pod(raw.clone(), "n", "f").expect_err(bad);
             assert!(
                 format!("{error}").starts_with("metadata.uid: Invalid value"),
                 "{error}"
@@ -358,7 +370,7 @@ mod tests {
             let mut raw = manifest();
             let (parent, field) = pointer.rsplit_once('/').expect("pointer");
             raw.pointer_mut(parent).expect("parent")[field] = value;
-            let error = prepare(raw, "n", "f").expect_err(pointer);
+            let error = prepare_static_pod(raw, "n", "f").expect_err(pointer);
             assert!(format!("{error}").starts_with(says), "{pointer}: {error}");
         }
         // Never a panic, whatever the object is.
@@ -369,7 +381,7 @@ mod tests {
             json!({"metadata": []}),
             json!({"metadata": {"name": "a"}, "spec": {"volumes": [1]}}),
         ] {
-            prepare(odd.clone(), "n", "f").expect_err(&format!("{odd}"));
+            prepare_static_pod(odd.clone(), "n", "f").expect_err(&format!("{odd}"));
         }
     }
 

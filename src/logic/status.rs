@@ -24,7 +24,7 @@ use super::{
     qos::qos_class,
     reason_cache::ReasonCache,
     restart::{failed_init_restarts, init_lacked_memory, restarts_after_exit},
-    status_update::finish,
+    status_update::normalise_status,
 };
 
 /// Reason of a pod that outlived its `activeDeadlineSeconds`.
@@ -65,7 +65,7 @@ pub struct StatusInput<'a> {
 impl<'a> StatusInput<'a> {
     /// The status that the new one builds on.
     #[must_use]
-    pub fn previous(&self) -> &'a PodStatus {
+    pub fn previous_status(&self) -> &'a PodStatus {
         self.cached.unwrap_or(&self.pod.status)
     }
 }
@@ -83,13 +83,13 @@ pub struct PodFailure {
 
 /// The status to report.
 ///
-/// - Shape: normalised (see [`finish`]): seconds, cut messages, sorted lists; `startTime` set.
+/// - Shape: normalised (see [`normalise_status`]): seconds, cut messages, sorted lists; `startTime` set.
 /// - A terminal phase recorded before, here or in the API, is never left (STAT-12, SYNC-34).
 /// - Source: runtime.md section 14.
 #[must_use]
 pub fn generate_pod_status(input: &StatusInput<'_>) -> PodStatus {
     let pod = input.pod;
-    let previous = input.previous();
+    let previous = input.previous_status();
     let mut status = PodStatus {
         init_container_statuses: container_statuses(input, ContainerListKind::Init),
         container_statuses: container_statuses(input, ContainerListKind::Regular),
@@ -98,16 +98,16 @@ pub fn generate_pod_status(input: &StatusInput<'_>) -> PodStatus {
         start_time: previous.start_time,
         ..PodStatus::default()
     };
-    status.phase = phase(input, &status);
+    status.phase = compute_phase(input, &status);
     decide_phase(input, &mut status);
     set_ips(input, &mut status);
     set_conditions(input, &mut status);
-    finish(pod, &mut status, previous, input.now);
+    normalise_status(pod, &mut status, previous, input.now);
     status
 }
 
 /// Phase by the container statuses alone (STAT-01..STAT-10).
-fn phase(input: &StatusInput<'_>, status: &PodStatus) -> PodPhase {
+fn compute_phase(input: &StatusInput<'_>, status: &PodStatus) -> PodPhase {
     let spec = &input.pod.spec;
     let find =
         |statuses: &'_ [ContainerStatus], name: &str| statuses.iter().position(|s| s.name == name);
@@ -116,7 +116,9 @@ fn phase(input: &StatusInput<'_>, status: &PodStatus) -> PodPhase {
     for container in &spec.init_containers {
         let found = find(&status.init_container_statuses, &container.name)
             .map(|at| &status.init_container_statuses[at]);
-        let view = found.map_or(PhaseView::None, |s| view(&s.state, &s.last_state));
+        let view = found.map_or(PhaseView::None, |s| {
+            container_phase_view(&s.state, &s.last_state)
+        });
         if container.is_sidecar() {
             match view {
                 PhaseView::Running => {
@@ -142,7 +144,7 @@ fn phase(input: &StatusInput<'_>, status: &PodStatus) -> PodPhase {
                 PhaseView::Succeeded
                     if input
                         .runtime
-                        .newest(&container.name)
+                        .newest_instance(&container.name)
                         .is_some_and(|instance| {
                             init_lacked_memory(input.pod, input.runtime, instance)
                         })
@@ -158,7 +160,9 @@ fn phase(input: &StatusInput<'_>, status: &PodStatus) -> PodPhase {
     for container in &spec.containers {
         let found = find(&status.container_statuses, &container.name)
             .map(|at| &status.container_statuses[at]);
-        match found.map_or(PhaseView::None, |s| view(&s.state, &s.last_state)) {
+        match found.map_or(PhaseView::None, |s| {
+            container_phase_view(&s.state, &s.last_state)
+        }) {
             PhaseView::Running => count.running += 1,
             PhaseView::Waiting => count.waiting += 1,
             PhaseView::None => count.unknown += 1,
@@ -218,7 +222,7 @@ enum PhaseView {
     Stopped(i32),
 }
 
-fn view(state: &ContainerState, last: &ContainerState) -> PhaseView {
+fn container_phase_view(state: &ContainerState, last: &ContainerState) -> PhaseView {
     if state.running.is_some() {
         PhaseView::Running
     } else if let Some(t) = &state.terminated {
@@ -253,7 +257,7 @@ fn ready_sandbox(runtime: &PodRuntimeStatus) -> Option<&SandboxStatus> {
 
 /// Decides between the computed phase and the one recorded before: a recorded end wins (STAT-12, SYNC-34).
 fn decide_phase(input: &StatusInput<'_>, status: &mut PodStatus) {
-    let (previous, api) = (input.previous(), &input.pod.status);
+    let (previous, api) = (input.previous_status(), &input.pod.status);
     // A recorded end stays: an older instance, left when the newest was removed, may show another state.
     if let Some(recorded) = [previous.phase, api.phase]
         .into_iter()
@@ -296,7 +300,7 @@ fn decide_phase(input: &StatusInput<'_>, status: &mut PodStatus) {
 
 /// Addresses of pod and host (STAT-30, STAT-32).
 fn set_ips(input: &StatusInput<'_>, status: &mut PodStatus) {
-    let previous = input.previous();
+    let previous = input.previous_status();
     let latest_ready = ready_sandbox(input.runtime);
     let known = match latest_ready {
         Some(sandbox) if !sandbox.ips.is_empty() => &sandbox.ips,
@@ -350,28 +354,28 @@ pub fn pick_ips(ips: &[IpAddr], host_ips: &[IpAddr]) -> Vec<IpAddr> {
 
 /// The agent's own conditions; foreign ones are passed through as the API has them (STAT-40).
 fn set_conditions(input: &StatusInput<'_>, status: &mut PodStatus) {
-    let (pod, previous) = (input.pod, input.previous());
+    let (pod, previous) = (input.pod, input.previous_status());
     let api = &pod.status.conditions;
     let mut list: Vec<_> = api
         .iter()
-        .filter(|c| !conditions::is_owned(&c.kind))
+        .filter(|c| !conditions::is_owned_by_agent(&c.kind))
         .cloned()
         .collect();
     let failure = input.failure.filter(|_| !previous.phase.is_terminal());
     let disruption = failure.and_then(|failure| failure.disruption.as_ref());
-    let known = conditions::find(&previous.conditions, conditions::DISRUPTION_TARGET);
-    let disruption = disruption.map(|message| conditions::disruption(message));
+    let known = conditions::find_condition(&previous.conditions, conditions::DISRUPTION_TARGET);
+    let disruption = disruption.map(|message| conditions::disruption_condition(message));
     if let Some(disruption) = disruption.or_else(|| known.cloned()) {
-        conditions::replace_or_append(&mut list, disruption);
+        conditions::put_condition(&mut list, disruption);
     }
-    list.push(conditions::ready_to_start(pod, input.runtime));
-    let old = conditions::find(&previous.conditions, conditions::INITIALIZED);
-    list.push(conditions::initialized(&pod.spec, status, old));
-    let containers_ready = conditions::containers_ready(&pod.spec, status);
-    list.push(conditions::ready(&pod.spec, &containers_ready, api));
+    list.push(conditions::compute_ready_to_start(pod, input.runtime));
+    let old = conditions::find_condition(&previous.conditions, conditions::INITIALIZED);
+    list.push(conditions::compute_initialized(&pod.spec, status, old));
+    let containers_ready = conditions::compute_containers_ready(&pod.spec, status);
+    list.push(conditions::compute_ready(&pod.spec, &containers_ready, api));
     list.push(containers_ready);
-    list.push(conditions::scheduled());
-    list.extend(conditions::all_restarting(pod, input.runtime));
+    list.push(conditions::scheduled_condition());
+    list.extend(conditions::compute_all_restarting(pod, input.runtime));
     status.conditions = list;
 }
 
@@ -386,7 +390,7 @@ pub fn rejected_status(pod: &Pod, reason: &str, message: &str, now: WallTime) ->
         start_time: pod.status.start_time,
         ..PodStatus::default()
     };
-    finish(pod, &mut status, &pod.status, now);
+    normalise_status(pod, &mut status, &pod.status, now);
     status
 }
 

@@ -7,7 +7,10 @@ use crate::api::{Pod, WallTime, pod_status::PodStatus};
 
 use super::{
     clock_history::ClockHistory,
-    status_update::{StatusVerdict, finish, finished_status, judge, keep_ends, redate},
+    status_update::{
+        StatusVerdict, finished_status, judge_status, keep_container_ends, map_status_times,
+        normalise_status,
+    },
 };
 
 #[derive(Clone, Debug)]
@@ -29,7 +32,7 @@ pub struct StatusCache(Option<Box<CachedStatus>>);
 impl StatusCache {
     /// The stored status.
     #[must_use]
-    pub fn get(&self) -> Option<&PodStatus> {
+    pub fn stored_status(&self) -> Option<&PodStatus> {
         self.0.as_ref().map(|stored| &stored.status)
     }
 
@@ -46,16 +49,16 @@ impl StatusCache {
     }
 
     /// Stores `new` if it says something new and is legal; the answer says which.
-    pub fn set(&mut self, pod: &Pod, new: PodStatus, now: WallTime) -> StatusVerdict {
-        self.store(pod, new, false, now)
+    pub fn store_status(&mut self, pod: &Pod, new: PodStatus, now: WallTime) -> StatusVerdict {
+        self.store_if_changed(pod, new, false, now)
     }
 
     /// Marks the end of the pod's termination and stores its last status (SM-10, DEL-03). Always a change the first
     /// time.
-    pub fn finish(&mut self, pod: &Pod, now: WallTime) -> StatusVerdict {
+    pub fn store_finished_status(&mut self, pod: &Pod, now: WallTime) -> StatusVerdict {
         let first = !self.is_finished();
-        let last = finished_status(pod, self.get().unwrap_or(&pod.status), now);
-        let update = self.store(pod, last, first, now);
+        let last = finished_status(pod, self.stored_status().unwrap_or(&pod.status), now);
+        let update = self.store_if_changed(pod, last, first, now);
         if let Some(stored) = &mut self.0 {
             stored.finished = true;
         }
@@ -63,26 +66,26 @@ impl StatusCache {
     }
 
     /// Corrects earlier times, when the clock is right for the first time. Always a change.
-    pub fn redate(&mut self, clock: &ClockHistory) {
+    pub fn correct_times(&mut self, clock: &ClockHistory) {
         if let Some(stored) = &mut self.0 {
-            redate(&mut stored.status, |at| clock.corrected(at));
+            map_status_times(&mut stored.status, |at| clock.correct_time(at));
             stored.version += 1;
         }
     }
 
-    fn store(
+    fn store_if_changed(
         &mut self,
         pod: &Pod,
         mut new: PodStatus,
         force: bool,
         now: WallTime,
     ) -> StatusVerdict {
-        let cached = self.get();
+        let cached = self.stored_status();
         if new.phase.is_terminal() {
-            keep_ends(pod, cached.unwrap_or(&pod.status), &mut new);
+            keep_container_ends(pod, cached.unwrap_or(&pod.status), &mut new);
         }
-        finish(pod, &mut new, cached.unwrap_or(&pod.status), now);
-        let update = judge(pod, cached, &new, force);
+        normalise_status(pod, &mut new, cached.unwrap_or(&pod.status), now);
+        let update = judge_status(pod, cached, &new, force);
         if update == StatusVerdict::Changed {
             match &mut self.0 {
                 Some(stored) => {
@@ -138,19 +141,28 @@ mod tests {
         let mut pod = pod_with(&["a"]);
         pod.spec.restart_policy = RestartPolicy::Never;
         let mut cache = StatusCache::default();
-        let at = WallTime::from_secs;
+        let at = WallTime::from_unix_seconds;
         let running = || status(PodPhase::Running, true);
         let ended = || status(PodPhase::Succeeded, false);
-        assert_eq!(cache.set(&pod, running(), at(5)), StatusVerdict::Changed);
-        assert_eq!(cache.set(&pod, running(), at(6)), StatusVerdict::Same);
+        assert_eq!(
+            cache.store_status(&pod, running(), at(5)),
+            StatusVerdict::Changed
+        );
+        assert_eq!(
+            cache.store_status(&pod, running(), at(6)),
+            StatusVerdict::Same
+        );
         assert_eq!(cache.version(), Some(1));
-        assert_eq!(cache.set(&pod, ended(), at(7)), StatusVerdict::Changed);
+        assert_eq!(
+            cache.store_status(&pod, ended(), at(7)),
+            StatusVerdict::Changed
+        );
         assert!(matches!(
-            cache.set(&pod, running(), at(8)),
+            cache.store_status(&pod, running(), at(8)),
             StatusVerdict::Illegal { .. }
         ));
         assert_eq!(cache.version(), Some(2));
-        let stored = cache.get().expect("stored");
+        let stored = cache.stored_status().expect("stored");
         assert_eq!(
             (stored.phase, stored.start_time),
             (PodPhase::Succeeded, Some(at(5)))
@@ -158,8 +170,11 @@ mod tests {
         // The end of an evicted pod is stored all the same, even while its sandbox is made anew.
         let mut evicted = running();
         evicted.phase = PodPhase::Failed;
-        assert_eq!(cache.set(&pod, evicted, at(9)), StatusVerdict::Changed);
-        let stored = cache.get().expect("stored");
+        assert_eq!(
+            cache.store_status(&pod, evicted, at(9)),
+            StatusVerdict::Changed
+        );
+        let stored = cache.stored_status().expect("stored");
         assert_eq!(stored.phase, PodPhase::Failed);
         let end = &stored.container_statuses[0].state;
         assert_eq!(*end, ended().container_statuses[0].state);
@@ -170,15 +185,18 @@ mod tests {
         // SM-10 DEL-03 SYNC-33
         let pod = pod_with(&["a"]);
         let mut cache = StatusCache::default();
-        cache.set(&pod, status(PodPhase::Succeeded, false), WallTime(0));
+        cache.store_status(&pod, status(PodPhase::Succeeded, false), WallTime(0));
         assert!(!cache.is_finished());
         assert_eq!(
-            cache.finish(&pod, WallTime(0)),
+            cache.store_finished_status(&pod, WallTime(0)),
             StatusVerdict::Changed,
             "forced once"
         );
         assert!(cache.is_finished());
-        assert_eq!(cache.finish(&pod, WallTime(0)), StatusVerdict::Same);
+        assert_eq!(
+            cache.store_finished_status(&pod, WallTime(0)),
+            StatusVerdict::Same
+        );
         assert_eq!(cache.version(), Some(2));
     }
 }

@@ -87,15 +87,15 @@ pub struct ApiStatusDigest {
 impl ApiStatusDigest {
     /// Digests a status that the API has shown.
     #[must_use]
-    pub fn of(status: &PodStatus) -> Self {
+    pub fn from_status(status: &PodStatus) -> Self {
         Self {
             digests: [
-                digest(lead(status)),
+                digest_part(lead_part(status)),
                 conditions_digest(&status.conditions),
-                digest(containers(status)),
-                digest(rest(status)),
+                digest_part(containers_part(status)),
+                digest_part(remaining_part(status)),
             ],
-            disrupted: conditions::find(&status.conditions, DISRUPTION_TARGET)
+            disrupted: conditions::find_condition(&status.conditions, DISRUPTION_TARGET)
                 .map(|c| c.status == "True"),
             phase: status.phase,
         }
@@ -104,7 +104,7 @@ impl ApiStatusDigest {
     /// Returns a copy whose conditions differ from every status: then they are sent in any case, for their times are in
     /// no digest.
     #[must_use]
-    pub const fn with_other_conditions(mut self) -> Self {
+    pub const fn with_unmatched_conditions(mut self) -> Self {
         self.digests[CONDITIONS] = !self.digests[CONDITIONS];
         self
     }
@@ -129,7 +129,7 @@ impl PatchDigest {
     /// Returns the quirk to remember after the API has answered with `shown`, beside `shown` itself. For parts that the
     /// patch did not carry the answer only shows what others wrote.
     #[must_use]
-    pub fn quirk(
+    pub fn quirk_of_answer(
         &self,
         before: Option<&ServerStatusQuirk>,
         shown: &ApiStatusDigest,
@@ -163,7 +163,7 @@ pub struct StatusPatch {
 /// - A terminal phase that the API shows is never left, nor swapped for the other (STAT-12).
 /// - The body has at most all of the status.
 #[must_use]
-pub fn patch(
+pub fn compute_status_patch(
     uid: &PodUid,
     api: &ApiStatusDigest,
     quirk: Option<&ServerStatusQuirk>,
@@ -183,11 +183,11 @@ pub fn patch(
         if withheld {
             api.digests[LEAD]
         } else {
-            digest(lead(stored))
+            digest_part(lead_part(stored))
         },
         conditions_digest(&own),
-        digest(containers(stored)),
-        digest(rest(stored)),
+        digest_part(containers_part(stored)),
+        digest_part(remaining_part(stored)),
     ];
     let differs = |part: usize| {
         let shown = api.digests[part];
@@ -201,20 +201,20 @@ pub fn patch(
     }
     let mut status = Map::new();
     for (part, of) in [
-        (LEAD, lead as fn(&PodStatus) -> PodStatus),
-        (CONTAINERS, containers),
-        (REST, rest),
+        (LEAD, lead_part as fn(&PodStatus) -> PodStatus),
+        (CONTAINERS, containers_part),
+        (REST, remaining_part),
     ] {
         if parts[part] {
-            put(&mut status, part, &of(stored));
+            set_patch_field(&mut status, part, &of(stored));
         }
     }
     let disruption = (ending && !could_run)
-        .then(|| disruption(stored, api, now))
+        .then(|| disruption_to_send(stored, api, now))
         .flatten();
     if parts[CONDITIONS] || disruption.is_some() {
         parts[CONDITIONS] = true;
-        put_conditions(&mut status, &own, disruption);
+        set_patch_conditions(&mut status, &own, disruption);
     }
     Some(StatusPatch {
         body: json!({"metadata": {"uid": uid}, "status": status}),
@@ -222,7 +222,7 @@ pub fn patch(
     })
 }
 
-fn lead(status: &PodStatus) -> PodStatus {
+fn lead_part(status: &PodStatus) -> PodStatus {
     PodStatus {
         phase: status.phase,
         reason: status.reason.clone(),
@@ -231,7 +231,7 @@ fn lead(status: &PodStatus) -> PodStatus {
     }
 }
 
-fn containers(status: &PodStatus) -> PodStatus {
+fn containers_part(status: &PodStatus) -> PodStatus {
     PodStatus {
         init_container_statuses: status.init_container_statuses.clone(),
         container_statuses: status.container_statuses.clone(),
@@ -240,7 +240,7 @@ fn containers(status: &PodStatus) -> PodStatus {
     }
 }
 
-fn rest(status: &PodStatus) -> PodStatus {
+fn remaining_part(status: &PodStatus) -> PodStatus {
     PodStatus {
         host_ip: status.host_ip.clone(),
         host_ips: status.host_ips.clone(),
@@ -254,21 +254,21 @@ fn rest(status: &PodStatus) -> PodStatus {
 }
 
 /// Digest of a part's JSON. Encoding does not fail: a status consists of texts, numbers and lists.
-fn digest(part: PodStatus) -> u64 {
+fn digest_part(part: PodStatus) -> u64 {
     fnv1a(serde_json::to_vec(&part).unwrap_or_default())
 }
 
 fn conditions_digest(all: &[PodCondition]) -> u64 {
     let mut own: Vec<PodCondition> = all
         .iter()
-        .filter(|c| conditions::is_owned(&c.kind))
+        .filter(|c| conditions::is_owned_by_agent(&c.kind))
         .cloned()
         .collect();
-    own.order_by(|a, b| a.kind.cmp(&b.kind));
+    own.stable_sort_by(|a, b| a.kind.cmp(&b.kind));
     for condition in &mut own {
         condition.last_transition_time = None;
     }
-    digest(PodStatus {
+    digest_part(PodStatus {
         conditions: own,
         ..PodStatus::default()
     })
@@ -279,31 +279,35 @@ fn own_conditions(stored: &PodStatus, phase: PodPhase, now: WallTime) -> Vec<Pod
     let mut own: Vec<PodCondition> = stored
         .conditions
         .iter()
-        .filter(|c| conditions::is_owned(&c.kind))
+        .filter(|c| conditions::is_owned_by_agent(&c.kind))
         .cloned()
         .collect();
-    let forced = conditions::terminal_readiness(phase);
+    let forced = conditions::compute_terminal_readiness(phase);
     for mut condition in forced.into_iter().flatten() {
-        let before = conditions::find(&stored.conditions, &condition.kind);
+        let before = conditions::find_condition(&stored.conditions, &condition.kind);
         condition.observed_generation = before.and_then(|c| c.observed_generation);
         condition.last_transition_time = before
             .filter(|c| c.status == condition.status)
             .and_then(|c| c.last_transition_time)
-            .or_else(|| Some(now.truncated()));
-        conditions::replace_or_append(&mut own, condition);
+            .or_else(|| Some(now.truncated_to_second()));
+        conditions::put_condition(&mut own, condition);
     }
     own
 }
 
 /// `DisruptionTarget` as it is sent with the pod's end. Its time is sent only if its status is new.
-fn disruption(stored: &PodStatus, api: &ApiStatusDigest, now: WallTime) -> Option<PodCondition> {
-    let mut condition = conditions::find(&stored.conditions, DISRUPTION_TARGET)?.clone();
+fn disruption_to_send(
+    stored: &PodStatus,
+    api: &ApiStatusDigest,
+    now: WallTime,
+) -> Option<PodCondition> {
+    let mut condition = conditions::find_condition(&stored.conditions, DISRUPTION_TARGET)?.clone();
     let same = api.disrupted == Some(condition.status == "True");
-    condition.last_transition_time = (!same).then(|| now.truncated());
+    condition.last_transition_time = (!same).then(|| now.truncated_to_second());
     Some(condition)
 }
 
-fn put(status: &mut Map<String, Value>, part: usize, of: &PodStatus) {
+fn set_patch_field(status: &mut Map<String, Value>, part: usize, of: &PodStatus) {
     let Ok(Value::Object(mut fields)) = strict::to_value(of) else {
         return;
     };
@@ -316,7 +320,7 @@ fn put(status: &mut Map<String, Value>, part: usize, of: &PodStatus) {
     }
 }
 
-fn put_conditions(
+fn set_patch_conditions(
     status: &mut Map<String, Value>,
     own: &[PodCondition],
     disruption: Option<PodCondition>,
@@ -337,7 +341,7 @@ fn put_conditions(
         list.push(value);
     }
     for kind in conditions::OWNED {
-        if conditions::find(own, kind).is_none() {
+        if conditions::find_condition(own, kind).is_none() {
             list.push(json!({"$patch": "delete", "type": kind}));
         }
     }

@@ -13,10 +13,10 @@ use crate::api::{
 
 use super::{
     conditions::{self, DISRUPTION_TARGET},
-    container_status::{LOST_EXIT_CODE, LOST_MESSAGE, STATUS_UNKNOWN, terminated},
+    container_status::{LOST_EXIT_CODE, LOST_MESSAGE, STATUS_UNKNOWN, unobserved_terminated_state},
     pod_kind::is_static,
     restart::{failed_init_restarts, has_restart_all_rule, restarts_after_exit},
-    text::cut,
+    text::truncate_text,
 };
 
 /// Termination messages of one pod together, bytes (TMSG-04).
@@ -27,15 +27,15 @@ pub const MAX_MESSAGES_BYTES: usize = 12 * 1024;
 ///
 /// - Times have whole seconds; termination messages are cut to their share of 12 KiB (TMSG-04).
 /// - Regular and ephemeral statuses are sorted by name, init ones stay in spec order.
-pub fn finish(pod: &Pod, status: &mut PodStatus, previous: &PodStatus, now: WallTime) {
+pub fn normalise_status(pod: &Pod, status: &mut PodStatus, previous: &PodStatus, now: WallTime) {
     let started = previous.start_time.or(status.start_time).unwrap_or(now);
-    status.start_time = Some(started.truncated());
+    status.start_time = Some(started.truncated_to_second());
     let generation = pod.metadata.generation;
     status.observed_generation = conditions::newest_generation(
         previous.observed_generation.max(status.observed_generation),
         generation,
     );
-    conditions::stamp(
+    conditions::stamp_conditions(
         &mut status.conditions,
         &previous.conditions,
         generation,
@@ -51,10 +51,10 @@ pub fn finish(pod: &Pod, status: &mut PodStatus, previous: &PodStatus, now: Wall
     }
     status
         .container_statuses
-        .order_by(|a, b| a.name.cmp(&b.name));
+        .stable_sort_by(|a, b| a.name.cmp(&b.name));
     status
         .ephemeral_container_statuses
-        .order_by(|a, b| a.name.cmp(&b.name));
+        .stable_sort_by(|a, b| a.name.cmp(&b.name));
     let place = |name: &str| {
         pod.spec
             .init_containers
@@ -64,7 +64,7 @@ pub fn finish(pod: &Pod, status: &mut PodStatus, previous: &PodStatus, now: Wall
     };
     status
         .init_container_statuses
-        .order_by_key(|s| place(&s.name));
+        .stable_sort_by_key(|s| place(&s.name));
 }
 
 fn lists_mut(status: &mut PodStatus) -> [&mut Vec<ContainerStatus>; 3] {
@@ -76,7 +76,7 @@ fn lists_mut(status: &mut PodStatus) -> [&mut Vec<ContainerStatus>; 3] {
 }
 
 /// Passes all times of a status through `date`.
-pub fn redate(status: &mut PodStatus, date: impl Fn(WallTime) -> WallTime) {
+pub fn map_status_times(status: &mut PodStatus, date: impl Fn(WallTime) -> WallTime) {
     let right = |at: &mut Option<WallTime>| *at = at.map(&date);
     right(&mut status.start_time);
     for condition in &mut status.conditions {
@@ -96,13 +96,13 @@ pub fn redate(status: &mut PodStatus, date: impl Fn(WallTime) -> WallTime) {
 
 fn normalise_state(state: &mut ContainerState, limit: usize) {
     if let Some(running) = &mut state.running {
-        running.started_at = running.started_at.map(WallTime::truncated);
+        running.started_at = running.started_at.map(WallTime::truncated_to_second);
     }
     if let Some(t) = &mut state.terminated {
-        t.started_at = t.started_at.map(WallTime::truncated);
-        t.finished_at = t.finished_at.map(WallTime::truncated);
+        t.started_at = t.started_at.map(WallTime::truncated_to_second);
+        t.finished_at = t.finished_at.map(WallTime::truncated_to_second);
         if t.message.len() > limit {
-            t.message = cut(&t.message, limit).into();
+            t.message = truncate_text(&t.message, limit).into();
         }
     }
 }
@@ -115,14 +115,14 @@ pub fn same_status(a: &PodStatus, b: &PodStatus) -> bool {
         let mut list: Vec<_> = status
             .conditions
             .iter()
-            .filter(|c| conditions::is_owned(&c.kind) || c.kind == DISRUPTION_TARGET)
+            .filter(|c| conditions::is_owned_by_agent(&c.kind) || c.kind == DISRUPTION_TARGET)
             .cloned()
             .map(|mut c| {
                 c.last_transition_time = None;
                 c
             })
             .collect();
-        list.order_by(|a, b| a.kind.cmp(&b.kind));
+        list.stable_sort_by(|a, b| a.kind.cmp(&b.kind));
         list
     };
     let rest = |status: &PodStatus| PodStatus {
@@ -151,7 +151,12 @@ pub enum StatusVerdict {
 /// `force` makes an equal status count as changed: termination finished. A pod with a deletionTimestamp always does,
 /// so that its write is never lost (DEL-01).
 #[must_use]
-pub fn judge(pod: &Pod, cached: Option<&PodStatus>, new: &PodStatus, force: bool) -> StatusVerdict {
+pub fn judge_status(
+    pod: &Pod,
+    cached: Option<&PodStatus>,
+    new: &PodStatus,
+    force: bool,
+) -> StatusVerdict {
     let old = cached.unwrap_or(&pod.status);
     if let Some(container) = illegal_transition(pod, old, new) {
         return StatusVerdict::Illegal {
@@ -212,7 +217,7 @@ fn is_revived(pod: &Pod, before: &ContainerStatus, after: &ContainerStatus, init
 
 /// Keeps the ends of containers that `new` would bring back. For a status that says that the pod has ended: if it were
 /// refused as a whole, an eviction would stay untold (SM-03).
-pub fn keep_ends(pod: &Pod, old: &PodStatus, new: &mut PodStatus) {
+pub fn keep_container_ends(pod: &Pod, old: &PodStatus, new: &mut PodStatus) {
     for (before, after, init) in [
         (&old.container_statuses, &mut new.container_statuses, false),
         (
@@ -262,19 +267,19 @@ pub fn finished_status(pod: &Pod, stored: &PodStatus, now: WallTime) -> PodStatu
     if !is_static(pod) && !status.phase.is_terminal() {
         status.phase = PodPhase::Failed;
     }
-    for condition in conditions::terminal_readiness(status.phase)
+    for condition in conditions::compute_terminal_readiness(status.phase)
         .into_iter()
         .flatten()
     {
-        conditions::replace_or_append(&mut status.conditions, condition);
+        conditions::put_condition(&mut status.conditions, condition);
     }
-    finish(pod, &mut status, stored, now);
+    normalise_status(pod, &mut status, stored, now);
     status
 }
 
 fn end_as_unknown(status: &mut ContainerStatus) {
     if status.state.terminated.is_none() {
-        status.state = terminated(LOST_EXIT_CODE, STATUS_UNKNOWN, LOST_MESSAGE);
+        status.state = unobserved_terminated_state(LOST_EXIT_CODE, STATUS_UNKNOWN, LOST_MESSAGE);
         status.ready = false;
         status.started = status.started.map(|_| false);
     }
@@ -315,8 +320,8 @@ pub fn with_condition(
     now: WallTime,
 ) -> PodStatus {
     let mut new = status.clone();
-    conditions::replace_or_append(&mut new.conditions, condition);
-    finish(pod, &mut new, status, now);
+    conditions::put_condition(&mut new.conditions, condition);
+    normalise_status(pod, &mut new, status, now);
     new
 }
 
@@ -357,11 +362,11 @@ pub fn with_probe_result(
         }
         ProbeChange::Ready(_) | ProbeChange::Started(_) => return None,
     }
-    let containers_ready = conditions::containers_ready(&pod.spec, &new);
-    let ready = conditions::ready(&pod.spec, &containers_ready, &pod.status.conditions);
-    conditions::replace_or_append(&mut new.conditions, ready);
-    conditions::replace_or_append(&mut new.conditions, containers_ready);
-    finish(pod, &mut new, status, now);
+    let containers_ready = conditions::compute_containers_ready(&pod.spec, &new);
+    let ready = conditions::compute_ready(&pod.spec, &containers_ready, &pod.status.conditions);
+    conditions::put_condition(&mut new.conditions, ready);
+    conditions::put_condition(&mut new.conditions, containers_ready);
+    normalise_status(pod, &mut new, status, now);
     Some(new)
 }
 

@@ -3,7 +3,7 @@
 //!
 //! There is no queue. Each pod of the API has one entry: a digest of the API's copy ([`ApiPodCopy`]), and the version of
 //! the stored status that the copy was brought in line with. A caller with time for a request asks
-//! [`StatusWriter::poll`], which compares the newest stored status ([`LocalPodState`]) with the API's copy. So the newest
+//! [`StatusWriter::poll_write`], which compares the newest stored status ([`LocalPodState`]) with the API's copy. So the newest
 //! status wins, and a status equal to the copy costs nothing. A change by another party is repaired like a change of
 //! our own. Memory does not grow while the apiserver is out of reach.
 //!
@@ -15,7 +15,7 @@
 //!                 └───────────▶ nothing
 //! ```
 //!
-//! - Entries come and go with the API's objects alone ([`StatusWriter::on_api_copy`], [`StatusWriter::on_gone`]): as
+//! - Entries come and go with the API's objects alone ([`StatusWriter::on_api_copy`], [`StatusWriter::on_pod_gone`]): as
 //!   many as the poller holds. A status whose pod the API does not have is not sent (DEL-06).
 //! - Further changes of a pending pod wait up to [`START_HOLD`] for the news that the pod runs.
 //! - One write per pod at a time, [`MAX_WRITES`] in all; pods take turns, so none starves another.
@@ -93,7 +93,7 @@ pub struct LocalPodState<'a> {
 /// Source of the [`LocalPodState`] of pods.
 pub trait LocalPodStates {
     /// Truth of the pod with this uid in the API; `None` while no status is stored.
-    fn truth(&self, uid: &PodUid) -> Option<LocalPodState<'_>>;
+    fn local_state(&self, uid: &PodUid) -> Option<LocalPodState<'_>>;
 }
 
 /// A request to make.
@@ -170,7 +170,7 @@ struct StateVersion {
 }
 
 impl StateVersion {
-    fn at(truth: &LocalPodState<'_>) -> Self {
+    fn of_state(truth: &LocalPodState<'_>) -> Self {
         Self {
             version: truth.version,
             finished: truth.finished,
@@ -224,13 +224,13 @@ const _: () = assert!(
 
 impl StatusWriterEntry {
     /// Decides the next write for the pod: `None` none, `Some(None)` delete it, else patch it.
-    fn look(
+    fn next_write(
         &mut self,
         truth: &LocalPodState<'_>,
         now: MonoTime,
         wall: WallTime,
     ) -> Option<Option<status_patch::StatusPatch>> {
-        let looked = StateVersion::at(truth);
+        let looked = StateVersion::of_state(truth);
         if self.settled && self.told == Some(looked) {
             return None;
         }
@@ -244,16 +244,23 @@ impl StatusWriterEntry {
         let quirk = self.quirk.as_deref();
         let (mut api, stored) = (self.api.status, truth.status);
         if self.redated {
-            api = api.with_other_conditions();
+            api = api.with_unmatched_conditions();
         }
-        let patch = status_patch::patch(&self.uid, &api, quirk, stored, truth.could_run, wall);
+        let patch = status_patch::compute_status_patch(
+            &self.uid,
+            &api,
+            quirk,
+            stored,
+            truth.could_run,
+            wall,
+        );
         if patch.is_none() {
             self.settled = true;
             self.told = Some(looked);
-            self.let_go();
+            self.clear_busy();
             return None;
         }
-        if self.told.is_some() && !self.api.deleting && is_on_its_way(&api, stored) {
+        if self.told.is_some() && !self.api.deleting && is_pending_everywhere(&api, stored) {
             if self.held_until == MonoTime(0) {
                 self.held_until = now + START_HOLD;
             }
@@ -262,7 +269,7 @@ impl StatusWriterEntry {
                 return None;
             }
         }
-        self.let_go();
+        self.clear_busy();
         if self.told == Some(looked) {
             // This truth was sent, so another party has changed the status.
             if now < self.repair_at {
@@ -276,7 +283,7 @@ impl StatusWriterEntry {
 }
 
 /// Returns true if the API and the stored status both say that the pod does not run yet.
-fn is_on_its_way(api: &ApiStatusDigest, stored: &PodStatus) -> bool {
+fn is_pending_everywhere(api: &ApiStatusDigest, stored: &PodStatus) -> bool {
     api.phase == PodPhase::Pending && stored.phase == PodPhase::Pending
 }
 
@@ -329,7 +336,7 @@ impl StatusWriter {
     /// Takes in the copy of a pod that was read from the API, or found unchanged.
     pub fn on_api_copy(&mut self, uid: &PodUid, api: ApiPodCopy) {
         self.look = true;
-        let Some(entry) = self.entry(uid) else {
+        let Some(entry) = self.find_entry(uid) else {
             let busy = self.flights.iter().any(|flight| flight.uid == *uid);
             self.entries.push(StatusWriterEntry {
                 uid: uid.clone(),
@@ -354,7 +361,7 @@ impl StatusWriter {
     }
 
     /// Notes that stored statuses have corrected times: the times in the API are wrong.
-    pub fn on_redated(&mut self) {
+    pub fn on_times_corrected(&mut self) {
         self.look = true;
         for entry in &mut self.entries {
             (entry.redated, entry.settled) = (true, false);
@@ -362,17 +369,17 @@ impl StatusWriter {
     }
 
     /// Forgets a pod that the API does not have any more.
-    pub fn on_gone(&mut self, uid: &PodUid) {
+    pub fn on_pod_gone(&mut self, uid: &PodUid) {
         self.entries.retain(|entry| entry.uid != *uid);
     }
 
     /// Notes that a stored status changed, or the set of containers that may run, or the progress of a pod's end.
-    pub const fn on_change(&mut self) {
+    pub const fn on_status_change(&mut self) {
         self.look = true;
     }
 
     /// The next request, `None` until the next input or [`StatusWriter::next_timeout`]. Drain it after every input.
-    pub fn poll(
+    pub fn poll_write(
         &mut self,
         truths: &dyn LocalPodStates,
         now: MonoTime,
@@ -395,22 +402,22 @@ impl StatusWriter {
                 continue;
             }
             if entry.refused.is_some()
-                && let Some(truth) = truths.truth(&entry.uid)
+                && let Some(truth) = truths.local_state(&entry.uid)
             {
-                entry.hasten_other(StateVersion::at(&truth));
+                entry.hasten_changed_write(StateVersion::of_state(&truth));
             }
             if now < entry.not_before {
                 continue;
             }
             entry.not_before = MonoTime(0);
             entry.refused = None;
-            let Some(truth) = truths.truth(&entry.uid) else {
-                entry.let_go();
+            let Some(truth) = truths.local_state(&entry.uid) else {
+                entry.clear_busy();
                 continue;
             };
-            let looked = StateVersion::at(&truth);
+            let looked = StateVersion::of_state(&truth);
             let is_repair = entry.told == Some(looked);
-            let Some(patch) = entry.look(&truth, now, wall) else {
+            let Some(patch) = entry.next_write(&truth, now, wall) else {
                 continue;
             };
             self.meddled |= is_repair && patch.is_some();
@@ -437,7 +444,7 @@ impl StatusWriter {
 
     /// Returns true once after another party has changed a status. The node controller does so when it takes the node
     /// for gone.
-    pub const fn take_meddled(&mut self) -> bool {
+    pub const fn take_external_change(&mut self) -> bool {
         core::mem::replace(&mut self.meddled, false)
     }
 
@@ -447,7 +454,7 @@ impl StatusWriter {
         self.look || !self.flights.is_empty()
     }
 
-    /// Next time at which [`StatusWriter::poll`] may return a write without any input.
+    /// Next time at which [`StatusWriter::poll_write`] may return a write without any input.
     #[must_use]
     pub fn next_timeout(&self, now: MonoTime) -> MonoTime {
         if self.flights.len() >= MAX_WRITES {
@@ -456,7 +463,7 @@ impl StatusWriter {
         let next = self
             .entries
             .iter()
-            .filter_map(StatusWriterEntry::next)
+            .filter_map(StatusWriterEntry::next_look_at)
             .min();
         let next = next.unwrap_or(self.pass_at).min(self.pass_at);
         let next = if self.look { now } else { next };
@@ -464,8 +471,8 @@ impl StatusWriter {
     }
 
     /// Takes in the answer to a write of the pod. Returns true if it differs from the answer before.
-    pub fn on_word(&mut self, uid: &PodUid, word: WriteAnswer) -> bool {
-        let entry = self.entry(uid);
+    pub fn on_write_answer(&mut self, uid: &PodUid, word: WriteAnswer) -> bool {
+        let entry = self.find_entry(uid);
         entry.is_some_and(|entry| core::mem::replace(&mut entry.word, word) != word)
     }
 
@@ -476,10 +483,10 @@ impl StatusWriter {
         answer: Result<ApiPodCopy, WriteFailure>,
         now: MonoTime,
     ) -> WriteFollowUp {
-        let Some(flight) = self.land(uid) else {
+        let Some(flight) = self.take_flight(uid) else {
             return WriteFollowUp::Nothing;
         };
-        let Some(entry) = self.entry(uid) else {
+        let Some(entry) = self.find_entry(uid) else {
             return WriteFollowUp::Nothing;
         };
         match answer {
@@ -487,13 +494,13 @@ impl StatusWriter {
                 // A patch sent before the correction carried the old times.
                 entry.redated &= !flight.redated;
                 if let Some(told) = flight.told {
-                    let quirk = told.quirk(entry.quirk.as_deref(), &api.status);
+                    let quirk = told.quirk_of_answer(entry.quirk.as_deref(), &api.status);
                     entry.quirk = quirk.map(Box::new);
                 }
-                entry.went_well(api, flight.looked);
+                entry.record_write_success(api, flight.looked);
                 WriteFollowUp::Nothing
             }
-            Err(failure) => self.went_wrong(&flight, failure, now),
+            Err(failure) => self.handle_write_failure(&flight, failure, now),
         }
     }
 
@@ -504,61 +511,61 @@ impl StatusWriter {
         answer: Result<Option<ApiPodCopy>, WriteFailure>,
         now: MonoTime,
     ) -> WriteFollowUp {
-        let Some(flight) = self.land(uid) else {
+        let Some(flight) = self.take_flight(uid) else {
             return WriteFollowUp::Nothing;
         };
         match answer {
             Ok(None) => {
-                self.on_gone(uid);
+                self.on_pod_gone(uid);
                 WriteFollowUp::Nothing
             }
             Ok(Some(api)) => {
-                if let Some(entry) = self.entry(uid) {
-                    entry.went_well(api, flight.looked);
+                if let Some(entry) = self.find_entry(uid) {
+                    entry.record_write_success(api, flight.looked);
                     // Nothing more can be done now; the delete is tried again when the object changes.
                     entry.settled = true;
                 }
                 WriteFollowUp::Nothing
             }
-            Err(failure) => self.went_wrong(&flight, failure, now),
+            Err(failure) => self.handle_write_failure(&flight, failure, now),
         }
     }
 
-    fn entry(&mut self, uid: &PodUid) -> Option<&mut StatusWriterEntry> {
+    fn find_entry(&mut self, uid: &PodUid) -> Option<&mut StatusWriterEntry> {
         self.entries.iter_mut().find(|entry| entry.uid == *uid)
     }
 
     /// Takes the pod's request off the list.
-    fn land(&mut self, uid: &PodUid) -> Option<WriteInFlight> {
+    fn take_flight(&mut self, uid: &PodUid) -> Option<WriteInFlight> {
         self.look = true;
         let at = self.flights.iter().position(|flight| flight.uid == *uid)?;
         let flight = self.flights.swap_remove(at);
-        if let Some(entry) = self.entry(uid) {
+        if let Some(entry) = self.find_entry(uid) {
             entry.busy = false;
         }
         Some(flight)
     }
 
-    fn went_wrong(
+    fn handle_write_failure(
         &mut self,
         flight: &WriteInFlight,
         failure: WriteFailure,
         now: MonoTime,
     ) -> WriteFollowUp {
         let uid = &flight.uid;
-        let failures = self.entry(uid).map_or(0, |entry| entry.failures);
+        let failures = self.find_entry(uid).map_or(0, |entry| entry.failures);
         let limit = match failure {
             WriteFailure::Refused => MAX_REFUSED_BACK_OFF,
             WriteFailure::Unsure | WriteFailure::Busy { .. } | WriteFailure::Failed => MAX_BACK_OFF,
         };
         let base = BACK_OFF.saturating_mul(1 << failures.min(9)).min(limit);
-        let wait = self.jitter.stretch(base);
+        let wait = self.jitter.stretch_delay(base);
         if let WriteFailure::Busy { retry_after } = failure {
             let pause = retry_after.unwrap_or(wait).clamp(BACK_OFF, MAX_PAUSE);
             self.paused_until = now + pause;
             return WriteFollowUp::Nothing;
         }
-        if let Some(entry) = self.entry(uid) {
+        if let Some(entry) = self.find_entry(uid) {
             entry.failures = entry.failures.saturating_add(1);
             entry.not_before = now + wait;
             entry.settled = false;
@@ -580,13 +587,13 @@ impl StatusWriter {
 }
 
 impl StatusWriterEntry {
-    fn let_go(&mut self) {
+    fn clear_busy(&mut self) {
         self.held = None;
         self.held_until = MonoTime(0);
     }
 
     /// Moves the next look forward if the write would differ from the refused one.
-    fn hasten_other(&mut self, looked: StateVersion) {
+    fn hasten_changed_write(&mut self, looked: StateVersion) {
         let deleting = self.api.deleting;
         let other = |r: &RefusedWrite| r.looked != looked || r.deleting != deleting;
         if let Some(refused) = self.refused.take_if(|refused| other(refused)) {
@@ -595,17 +602,17 @@ impl StatusWriterEntry {
     }
 
     /// Time of the next look without any input.
-    fn next(&self) -> Option<MonoTime> {
+    fn next_look_at(&self) -> Option<MonoTime> {
         let times = [self.not_before, self.held_until];
         let put_off = times.into_iter().filter(|time| time.0 > 0).min();
         put_off.filter(|_| !self.busy)
     }
 
     fn is_due(&self, now: MonoTime) -> bool {
-        self.next().is_some_and(|next| next <= now)
+        self.next_look_at().is_some_and(|next| next <= now)
     }
 
-    fn went_well(&mut self, api: ApiPodCopy, looked: StateVersion) {
+    fn record_write_success(&mut self, api: ApiPodCopy, looked: StateVersion) {
         self.api = api;
         self.told = Some(looked);
         self.settled = false;

@@ -38,7 +38,7 @@ const SAFE: &[(&str, (u32, u32))] = &[
 ///
 /// Dots and slashes are swapped if the first separator is a slash.
 #[must_use]
-pub fn dotted(name: &str) -> String {
+pub fn dotted_sysctl_name(name: &str) -> String {
     if name.find(['.', '/']).map(|at| &name[at..=at]) != Some("/") {
         return name.into();
     }
@@ -97,7 +97,7 @@ impl SysctlAllowlist {
     ) -> Result<Self, NotNamespacedSysctl> {
         let mut patterns = Vec::new();
         for pattern in unsafe_patterns {
-            let name = dotted(pattern);
+            let name = dotted_sysctl_name(pattern);
             let prefix = name.strip_suffix('*').unwrap_or(&name);
             if prefix.contains('*') || namespace_of(prefix).is_none() {
                 return Err(NotNamespacedSysctl(pattern.clone()));
@@ -114,13 +114,13 @@ impl SysctlAllowlist {
     ///
     /// # Errors
     /// The reason why not, as the admission message carries it after `forbidden sysctl: `.
-    pub fn check(
+    pub fn check_sysctl(
         &self,
         name: &str,
         host_network: bool,
         host_ipc: bool,
     ) -> Result<(), ForbiddenSysctl> {
-        let name = dotted(name);
+        let name = dotted_sysctl_name(name);
         let safe = SAFE
             .iter()
             .any(|(safe, since)| *safe == name && self.kernel >= *since);
@@ -168,7 +168,7 @@ mod tests {
             ("plain", "plain"),
             ("", ""),
         ] {
-            assert_eq!(dotted(name), expected);
+            assert_eq!(dotted_sysctl_name(name), expected);
         }
     }
 
@@ -269,7 +269,7 @@ mod tests {
                 "\"net.core.somaxconn\" not allowed with host net enabled",
             ),
         ] {
-            let got = list(kernel).check(sysctl, host_net, host_ipc);
+            let got = list(kernel).check_sysctl(sysctl, host_net, host_ipc);
             let got = got.err().map(|e| format!("{e}"));
             assert_eq!(got.unwrap_or_default(), expected, "{name}");
         }

@@ -55,9 +55,9 @@ pub fn instance(name: &str, state: ContainerState) -> ContainerStatus {
         name: name.into(),
         restart_count: 0,
         state,
-        created_at: WallTime::from_secs(100),
-        started_at: (state != ContainerState::Created).then_some(WallTime::from_secs(101)),
-        finished_at: (state == ContainerState::Exited).then_some(WallTime::from_secs(102)),
+        created_at: WallTime::from_unix_seconds(100),
+        started_at: (state != ContainerState::Created).then_some(WallTime::from_unix_seconds(101)),
+        finished_at: (state == ContainerState::Exited).then_some(WallTime::from_unix_seconds(102)),
         exit_code: 0,
         reason: String::new(),
         message: String::new(),
@@ -86,7 +86,7 @@ pub fn exited(name: &str, exit_code: i32) -> ContainerStatus {
 pub fn nth(n: u32, mut status: ContainerStatus) -> ContainerStatus {
     status.id = ContainerId::new(format!("{}-{n}", status.name));
     status.restart_count = n;
-    status.created_at = WallTime::from_secs(100 + i64::from(n));
+    status.created_at = WallTime::from_unix_seconds(100 + i64::from(n));
     status
 }
 
@@ -99,7 +99,7 @@ pub fn sandbox(attempt: u32, state: SandboxState) -> SandboxStatus {
         namespace: "ns".into(),
         attempt,
         state,
-        created_at: WallTime::from_secs(100),
+        created_at: WallTime::from_unix_seconds(100),
         ips: vec!["10.0.0.2".parse().expect("address")],
         namespaces: NamespaceOptions::default(),
         runtime_handler: String::new(),
@@ -154,20 +154,20 @@ pub fn merge_for_api(
     merged.conditions = api
         .conditions
         .iter()
-        .filter(|c| !conditions::is_owned(&c.kind))
+        .filter(|c| !conditions::is_owned_by_agent(&c.kind))
         .cloned()
         .collect();
     for condition in &stored.conditions {
-        if conditions::is_owned(&condition.kind) {
+        if conditions::is_owned_by_agent(&condition.kind) {
             merged.conditions.push(condition.clone());
         } else if condition.kind == DISRUPTION_TARGET && ending && !could_have_running_containers {
             let mut disruption = condition.clone();
-            let same = conditions::find(&api.conditions, DISRUPTION_TARGET)
+            let same = conditions::find_condition(&api.conditions, DISRUPTION_TARGET)
                 .filter(|c| c.status == disruption.status);
             disruption.last_transition_time = same
                 .and_then(|c| c.last_transition_time)
-                .or_else(|| Some(now.truncated()));
-            conditions::replace_or_append(&mut merged.conditions, disruption);
+                .or_else(|| Some(now.truncated_to_second()));
+            conditions::put_condition(&mut merged.conditions, disruption);
         }
     }
     if ending && could_have_running_containers {
@@ -175,17 +175,17 @@ pub fn merge_for_api(
         merged.reason.clone_from(&api.reason);
         merged.message.clone_from(&api.message);
     }
-    for mut condition in conditions::terminal_readiness(merged.phase)
+    for mut condition in conditions::compute_terminal_readiness(merged.phase)
         .into_iter()
         .flatten()
     {
-        let before = conditions::find(&stored.conditions, &condition.kind);
+        let before = conditions::find_condition(&stored.conditions, &condition.kind);
         condition.observed_generation = before.and_then(|c| c.observed_generation);
         condition.last_transition_time = before
             .filter(|c| c.status == condition.status)
             .and_then(|c| c.last_transition_time)
-            .or_else(|| Some(now.truncated()));
-        conditions::replace_or_append(&mut merged.conditions, condition);
+            .or_else(|| Some(now.truncated_to_second()));
+        conditions::put_condition(&mut merged.conditions, condition);
     }
     merged
 }

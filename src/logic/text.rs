@@ -52,7 +52,7 @@ pub fn two_columns<'a>(rows: impl Iterator<Item = (&'a str, &'a str)> + Clone) -
 
 /// The head of `text`, at most `limit` bytes, never through a character.
 #[must_use]
-pub fn cut(text: &str, limit: usize) -> &str {
+pub fn truncate_text(text: &str, limit: usize) -> &str {
     &text[..text.floor_char_boundary(limit)]
 }
 
@@ -93,7 +93,7 @@ mod tests {
             ("a€b", 3, "a"),
             ("", 0, ""),
         ] {
-            assert_eq!(super::cut(text, limit), head);
+            assert_eq!(super::truncate_text(text, limit), head);
         }
     }
 }

@@ -49,7 +49,7 @@ pub struct IssuedToken {
 
 /// A new `TokenRequest` for a token of the pod (TOK-01).
 #[must_use]
-pub fn request(pod: &Pod, token: &TokenRef) -> Value {
+pub fn token_request(pod: &Pod, token: &TokenRef) -> Value {
     let audiences: &[&str] = match &*token.audience {
         "" => &[],
         one => &[one],
@@ -75,7 +75,7 @@ pub fn request(pod: &Pod, token: &TokenRef) -> Value {
 
 /// The service account whose tokens the pod gets.
 #[must_use]
-pub fn account(pod: &Pod) -> &str {
+pub fn service_account_of(pod: &Pod) -> &str {
     match &*pod.spec.service_account_name {
         "" => "default",
         name => name,
@@ -117,8 +117,9 @@ pub enum TokenRequestError {
 }
 
 /// Reads the answer to a [`request`]. The server may have given the token another life than was asked for (TOK-03).
-pub fn issued(answer: &Value) -> Result<IssuedToken, TokenRequestError> {
-    let answer: TokenRequestAnswer = strict::typed(answer).map_err(WrongValue::without_value)?;
+pub fn parse_issued_token(answer: &Value) -> Result<IssuedToken, TokenRequestError> {
+    let answer: TokenRequestAnswer =
+        strict::typed_from_value(answer).map_err(WrongValue::without_value)?;
     let token = answer.status.token;
     if token.is_empty() || token.len() > MAX_TOKEN_BYTES || !token.is_ascii() {
         return Err(TokenRequestError::None);
@@ -126,8 +127,9 @@ pub fn issued(answer: &Value) -> Result<IssuedToken, TokenRequestError> {
     let Some(expires) = answer.status.expiration_timestamp else {
         return Err(TokenRequestError::NoEnd);
     };
-    let expires_s = expires.secs();
-    let taken_until_s = times(token.as_bytes()).map_or(expires_s, |own| own.taken_until_s);
+    let expires_s = expires.unix_seconds();
+    let taken_until_s =
+        parse_token_times(token.as_bytes()).map_or(expires_s, |own| own.taken_until_s);
     Ok(IssuedToken {
         times: TokenLifetime {
             issued_s: expires_s.saturating_sub(answer.spec.expiration_seconds.max(0)),
@@ -155,7 +157,7 @@ struct PrivateClaims {
 
 /// Reads the times from a token; `None` if it is no JSON Web Token.
 #[must_use]
-pub fn times(token: &[u8]) -> Option<TokenLifetime> {
+pub fn parse_token_times(token: &[u8]) -> Option<TokenLifetime> {
     let payload = token.split(|b| *b == b'.').nth(1)?;
     let payload = URL_SAFE_NO_PAD.decode(payload).ok()?;
     let claims: TokenClaims = strict::from_json(&payload).ok()?;
@@ -172,7 +174,7 @@ pub fn times(token: &[u8]) -> Option<TokenLifetime> {
 
 /// Time after which a token that has just come is to be replaced; `uid` spreads the pods of a node.
 #[must_use]
-pub fn lease(times: TokenLifetime, uid: &str) -> Duration {
+pub fn refresh_interval(times: TokenLifetime, uid: &str) -> Duration {
     let life_s = times.expires_s.saturating_sub(times.issued_s).max(0);
     let used_s = (life_s / 100 * USED_PERCENT + life_s % 100 * USED_PERCENT / 100).min(MAX_AGE_S);
     let jitter_s = fnv1a(uid.bytes()) % (MAX_JITTER_S + 1);
@@ -182,15 +184,15 @@ pub fn lease(times: TokenLifetime, uid: &str) -> Duration {
 
 /// Rest of the [`lease`] of a token that was found, by this machine's time of day.
 #[must_use]
-pub fn lease_left(times: TokenLifetime, uid: &str, now: WallTime) -> Duration {
-    let age_s = u64::try_from(now.secs().saturating_sub(times.issued_s)).unwrap_or(0);
-    lease(times, uid).saturating_sub(Duration::from_secs(age_s))
+pub fn time_left_to_refresh(times: TokenLifetime, uid: &str, now: WallTime) -> Duration {
+    let age_s = u64::try_from(now.unix_seconds().saturating_sub(times.issued_s)).unwrap_or(0);
+    refresh_interval(times, uid).saturating_sub(Duration::from_secs(age_s))
 }
 
 /// Returns true if the apiserver still accepts a token: then it is used for want of a newer one (TOK-04).
 #[must_use]
-pub const fn is_taken(times: TokenLifetime, now: WallTime) -> bool {
-    now.secs() < times.taken_until_s
+pub const fn is_still_accepted(times: TokenLifetime, now: WallTime) -> bool {
+    now.unix_seconds() < times.taken_until_s
 }
 
 #[cfg(test)]
@@ -219,22 +221,22 @@ mod tests {
             audience: String::new(),
             expiration_s: None,
         };
-        let plain = request(&pod, &token);
+        let plain = token_request(&pod, &token);
         assert_eq!(plain["spec"]["audiences"], json!([]));
         assert_eq!(plain["spec"].get("expirationSeconds"), None);
         let token = TokenRef {
             audience: "vault".into(),
             expiration_s: Some(600),
         };
-        let full = request(&pod, &token);
+        let full = token_request(&pod, &token);
         assert_eq!(
             full["spec"],
             json!({"audiences": ["vault"], "expirationSeconds": 600,
                 "boundObjectRef": {"kind": "Pod", "apiVersion": "v1", "name": "p", "uid": "u"}})
         );
-        assert_eq!(account(&pod), "default");
+        assert_eq!(service_account_of(&pod), "default");
         pod.spec.service_account_name = "robot".into();
-        assert_eq!(account(&pod), "robot");
+        assert_eq!(service_account_of(&pod), "robot");
     }
 
     #[test]
@@ -272,7 +274,9 @@ mod tests {
                 Err("status.token: is of the wrong type, expected a string"),
             ),
         ] {
-            let found = issued(&answer).map(|i| i.times).map_err(|e| format!("{e}"));
+            let found = parse_issued_token(&answer)
+                .map(|i| i.times)
+                .map_err(|e| format!("{e}"));
             assert_eq!(found, want.map_err(String::from), "{name}");
         }
     }
@@ -290,7 +294,7 @@ mod tests {
             ("opaque".into(), None),
             ("a.%.c".into(), None),
         ] {
-            assert_eq!(times(token.as_bytes()), want, "{token}");
+            assert_eq!(parse_token_times(token.as_bytes()), want, "{token}");
         }
     }
 
@@ -308,11 +312,11 @@ mod tests {
         ] {
             let times = times_of(1000, 1000 + life_s, 1000 + life_s);
             let want = Duration::from_secs(u64::saturating_sub(want_s, jitter));
-            assert_eq!(lease(times, "u"), want, "{life_s}");
+            assert_eq!(refresh_interval(times, "u"), want, "{life_s}");
         }
         let times = times_of(1000, 1600, 1600);
         for (now_s, left_s) in [(1000, 480), (0, 480), (1100, 380), (1480, 0), (9999, 0)] {
-            let left = lease_left(times, "u", WallTime::from_secs(now_s));
+            let left = time_left_to_refresh(times, "u", WallTime::from_unix_seconds(now_s));
             assert_eq!(
                 left,
                 Duration::from_secs(u64::saturating_sub(left_s, jitter)),
@@ -322,8 +326,8 @@ mod tests {
         // TOK-04
         let times = times_of(1000, 1600, 2000);
         assert!(
-            is_taken(times, WallTime::from_secs(1999))
-                && !is_taken(times, WallTime::from_secs(2000))
+            is_still_accepted(times, WallTime::from_unix_seconds(1999))
+                && !is_still_accepted(times, WallTime::from_unix_seconds(2000))
         );
     }
 }

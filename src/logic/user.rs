@@ -35,20 +35,20 @@ pub fn resolve_user(
         None if !security.username.is_empty() => &security.username,
         None => image_name,
     };
-    let account = account(if who.is_empty() { "0" } else { who }, passwd)?;
+    let account = find_account(if who.is_empty() { "0" } else { who }, passwd)?;
     let gid = match security.run_as_group {
-        Some(gid) => id(gid)?,
+        Some(gid) => check_id(gid)?,
         None if from_image && !image_group.is_empty() => group_id(image_group, group)?,
         None => account.gid,
     };
-    let mut groups: BTreeSet<u32> = [gid].into_iter().gather();
+    let mut groups: BTreeSet<u32> = [gid].into_iter().gather_items();
     if !security.strict_supplemental_groups
         && let Some(name) = account.name
     {
-        groups.extend(member_of(name, group));
+        groups.extend(groups_of_member(name, group));
     }
     for &gid in &security.supplemental_groups {
-        groups.insert(id(gid)?);
+        groups.insert(check_id(gid)?);
     }
     Ok(ResolvedUser {
         uid: account.uid,
@@ -63,12 +63,12 @@ struct PasswdAccount<'a> {
     gid: u32,
 }
 
-fn account<'a>(who: &str, passwd: &'a str) -> Result<PasswdAccount<'a>, PodError> {
+fn find_account<'a>(who: &str, passwd: &'a str) -> Result<PasswdAccount<'a>, PodError> {
     let entries = passwd.lines().filter_map(|line| {
         let mut fields = line.split(':');
         let name = fields.next().filter(|name| !name.is_empty())?;
-        let uid = field(fields.nth(1)?)?;
-        let gid = field(fields.next()?)?;
+        let uid = parse_id(fields.nth(1)?)?;
+        let gid = parse_id(fields.next()?)?;
         Some(PasswdAccount {
             name: Some(name),
             uid,
@@ -76,7 +76,7 @@ fn account<'a>(who: &str, passwd: &'a str) -> Result<PasswdAccount<'a>, PodError
         })
     });
     if let Ok(number) = who.parse::<i64>() {
-        let uid = id(number)?;
+        let uid = check_id(number)?;
         let mut entries = entries;
         return Ok(entries
             .find(|entry| entry.uid == uid)
@@ -93,39 +93,39 @@ fn account<'a>(who: &str, passwd: &'a str) -> Result<PasswdAccount<'a>, PodError
 }
 
 /// (name, gid, members) of each group.
-fn groups(group: &str) -> impl Iterator<Item = (&str, u32, &str)> {
+fn parse_groups(group: &str) -> impl Iterator<Item = (&str, u32, &str)> {
     group.lines().filter_map(|line| {
         let mut fields = line.split(':');
         let name = fields.next().filter(|name| !name.is_empty())?;
-        let gid = field(fields.nth(1)?)?;
+        let gid = parse_id(fields.nth(1)?)?;
         Some((name, gid, fields.next().unwrap_or("")))
     })
 }
 
 fn group_id(who: &str, group: &str) -> Result<u32, PodError> {
     if let Ok(number) = who.parse::<i64>() {
-        return id(number);
+        return check_id(number);
     }
-    groups(group)
+    parse_groups(group)
         .find(|(name, ..)| *name == who)
         .map(|(_, gid, _)| gid)
         .ok_or_else(|| PodError::Image(format!("group {who:?} is not in /etc/group of the image")))
 }
 
-fn member_of<'a>(name: &'a str, group: &'a str) -> impl Iterator<Item = u32> {
-    groups(group)
+fn groups_of_member<'a>(name: &'a str, group: &'a str) -> impl Iterator<Item = u32> {
+    parse_groups(group)
         .filter(move |(_, _, members)| members.split(',').any(|member| member.trim() == name))
         .map(|(_, gid, _)| gid)
 }
 
-/// Reads an id from a file, in the range of [`id`]: a line with another is malformed. All ones means "unchanged" to the
+/// Reads an id from a file, in the range of [`check_id`]: a line with another is malformed. All ones means "unchanged" to the
 /// kernel, so some runtimes would leave the process to root.
-fn field(text: &str) -> Option<u32> {
-    id(text.trim().parse().ok()?).ok()
+fn parse_id(text: &str) -> Option<u32> {
+    check_id(text.trim().parse().ok()?).ok()
 }
 
 /// Checks an id: the API allows 0..2^31.
-fn id(number: i64) -> Result<u32, PodError> {
+fn check_id(number: i64) -> Result<u32, PodError> {
     i32::try_from(number)
         .ok()
         .and_then(|number| u32::try_from(number).ok())

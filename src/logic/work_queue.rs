@@ -26,14 +26,14 @@ impl Jitter {
     }
 
     /// `base` lengthened by 0–50 % (the upper bound excluded); exact to the millisecond.
-    pub fn stretch(&mut self, base: Duration) -> Duration {
+    pub fn stretch_delay(&mut self, base: Duration) -> Duration {
         let half_ms = u64::try_from(base.as_millis() / 2).unwrap_or(u64::MAX);
-        let extra_ms = (u128::from(self.next()) * u128::from(half_ms)) >> 64;
+        let extra_ms = (u128::from(self.next_random()) * u128::from(half_ms)) >> 64;
         base + Duration::from_millis(u64::try_from(extra_ms).unwrap_or(half_ms))
     }
 
     /// SplitMix64 (Steele, Lea, Flood 2014): one addition and a mix, good enough to spread timers.
-    fn next(&mut self) -> u64 {
+    fn next_random(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -55,7 +55,7 @@ pub enum RetryCause {
 impl RetryCause {
     /// The cause that decides when a call failed for two.
     #[must_use]
-    pub fn and(self, other: Self) -> Self {
+    pub fn merge_with(self, other: Self) -> Self {
         match (self, other) {
             (Self::NetworkNotReady, _) | (_, Self::NetworkNotReady) => Self::NetworkNotReady,
             (Self::BackOff(a), Self::BackOff(b)) => Self::BackOff(a.min(b)),
@@ -94,7 +94,7 @@ pub fn requeue_delay(
         CallEnd::Failed(RetryCause::BackOff(until)) => (until - now).min(sync_frequency),
         CallEnd::Failed(RetryCause::Error) => RETRY,
     };
-    jitter.stretch(base)
+    jitter.stretch_delay(base)
 }
 
 /// Purpose of a slot's timer.
@@ -123,12 +123,12 @@ impl SlotTimers {
     pub const UNSET: Self = Self([NEVER; SlotTimer::ALL.len()]);
 
     /// Sets `timer`; an earlier setting is forgotten, be it earlier or later.
-    pub const fn set(&mut self, timer: SlotTimer, due: MonoTime) {
+    pub const fn set_timer(&mut self, timer: SlotTimer, due: MonoTime) {
         self.0[timer as usize] = due;
     }
 
     /// Clears `timer`.
-    pub const fn clear(&mut self, timer: SlotTimer) {
+    pub const fn clear_timer(&mut self, timer: SlotTimer) {
         self.0[timer as usize] = NEVER;
     }
 
@@ -136,7 +136,7 @@ impl SlotTimers {
     pub fn take_due(&mut self, timer: SlotTimer, now: MonoTime) -> bool {
         let due = self.0[timer as usize] < now;
         if due {
-            self.clear(timer);
+            self.clear_timer(timer);
         }
         due
     }
@@ -231,8 +231,8 @@ mod tests {
                 RetryCause::Error,
             ),
         ] {
-            assert_eq!(a.and(b), both, "{name}");
-            assert_eq!(b.and(a), both, "{name}, swapped");
+            assert_eq!(a.merge_with(b), both, "{name}");
+            assert_eq!(b.merge_with(a), both, "{name}, swapped");
         }
     }
 
@@ -241,13 +241,13 @@ mod tests {
         // CLEAN-16
         let mut timers = SlotTimers::UNSET;
         assert_eq!(timers.next_timeout(), None);
-        timers.set(SlotTimer::Requeue, MonoTime(10));
-        timers.set(SlotTimer::Requeue, MonoTime(30));
+        timers.set_timer(SlotTimer::Requeue, MonoTime(10));
+        timers.set_timer(SlotTimer::Requeue, MonoTime(30));
         assert!(
             !timers.take_due(SlotTimer::Requeue, MonoTime(20)),
             "the later setting holds"
         );
-        timers.set(SlotTimer::Requeue, MonoTime(20));
+        timers.set_timer(SlotTimer::Requeue, MonoTime(20));
         assert!(
             !timers.take_due(SlotTimer::Requeue, MonoTime(20)),
             "strictly after its time"
@@ -258,8 +258,8 @@ mod tests {
             !timers.take_due(SlotTimer::Requeue, MonoTime(22)),
             "taken, therefore gone"
         );
-        timers.set(SlotTimer::ActiveDeadline, MonoTime(5));
-        timers.set(SlotTimer::Requeue, MonoTime(9));
+        timers.set_timer(SlotTimer::ActiveDeadline, MonoTime(5));
+        timers.set_timer(SlotTimer::Requeue, MonoTime(9));
         assert_eq!(timers.next_timeout(), Some(MonoTime(6)));
     }
 }

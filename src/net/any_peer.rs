@@ -42,7 +42,7 @@ impl AnyPeer {
         }
     }
 
-    fn signed(
+    fn check_signature(
         &self,
         check: impl FnOnce(&WebPkiSupportedAlgorithms) -> PeerSignatureResult,
     ) -> PeerSignatureResult {
@@ -71,7 +71,7 @@ impl ServerCertVerifier for AnyPeer {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> PeerSignatureResult {
-        self.signed(|known| verify_tls12_signature(text, certificate, signature, known))
+        self.check_signature(|known| verify_tls12_signature(text, certificate, signature, known))
     }
 
     fn verify_tls13_signature(
@@ -80,7 +80,7 @@ impl ServerCertVerifier for AnyPeer {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> PeerSignatureResult {
-        self.signed(|known| verify_tls13_signature(text, certificate, signature, known))
+        self.check_signature(|known| verify_tls13_signature(text, certificate, signature, known))
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {

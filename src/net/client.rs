@@ -20,7 +20,7 @@ const MAX_HEAD_BYTES: usize = 32 * 1024;
 
 /// Makes the settings common to all clients: the caller sees statuses and follows redirects itself, and unpacks
 /// nothing.
-pub(crate) fn config() -> ConfigBuilder<AgentScope> {
+pub(crate) fn common_config() -> ConfigBuilder<AgentScope> {
     Agent::config_builder()
         .http_status_as_error(false)
         .max_redirects(0)
@@ -32,7 +32,7 @@ pub(crate) fn config() -> ConfigBuilder<AgentScope> {
 
 /// Makes a client with `config`, and with `tls` for URLs that want it. Its reads end soon once `stop` says so. Bytes
 /// count as `class`.
-pub(crate) fn agent(
+pub(crate) fn build_agent(
     config: Config,
     tls: Option<Arc<ClientConfig>>,
     stop: Arc<StopFlag>,
@@ -46,5 +46,5 @@ pub(crate) fn agent(
                 config: tls,
                 server_name: None,
             });
-    Agent::with_parts(config, connector, NameResolver::system())
+    Agent::with_parts(config, connector, NameResolver::system_default())
 }

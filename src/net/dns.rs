@@ -30,14 +30,14 @@ pub(crate) enum DnsQuestionKind {
 }
 
 impl DnsQuestionKind {
-    const fn number(self) -> u16 {
+    const fn record_type(self) -> u16 {
         match self {
             Self::V4 => 1,
             Self::V6 => 28,
         }
     }
 
-    fn address(self, data: &[u8]) -> Option<IpAddr> {
+    fn parse_address(self, data: &[u8]) -> Option<IpAddr> {
         match self {
             Self::V4 => <[u8; 4]>::try_from(data)
                 .ok()
@@ -63,7 +63,7 @@ pub(crate) enum DnsReply {
 }
 
 /// The message that asks for the addresses of `name` (without a dot at its end). `None` if it is no name.
-pub(crate) fn question(id: u16, name: &str, kind: DnsQuestionKind) -> Option<Vec<u8>> {
+pub(crate) fn build_question(id: u16, name: &str, kind: DnsQuestionKind) -> Option<Vec<u8>> {
     let mut message = Vec::with_capacity(HEAD_BYTES + name.len() + 6);
     message.extend(id.to_be_bytes());
     // Recursion is desired; one question.
@@ -79,27 +79,27 @@ pub(crate) fn question(id: u16, name: &str, kind: DnsQuestionKind) -> Option<Vec
     if message.len() - HEAD_BYTES > MAX_NAME_BYTES {
         return None;
     }
-    message.extend(kind.number().to_be_bytes());
+    message.extend(kind.record_type().to_be_bytes());
     message.extend(CLASS.to_be_bytes());
     Some(message)
 }
 
-/// Reads a message that may be the answer to [`question`].
-pub(crate) fn answer(id: u16, name: &str, kind: DnsQuestionKind, message: &[u8]) -> DnsReply {
-    read(id, name, kind, message).unwrap_or(DnsReply::Other)
+/// Reads a message that may be the answer to [`build_question`].
+pub(crate) fn parse_answer(id: u16, name: &str, kind: DnsQuestionKind, message: &[u8]) -> DnsReply {
+    parse_reply(id, name, kind, message).unwrap_or(DnsReply::Other)
 }
 
-fn read(id: u16, name: &str, kind: DnsQuestionKind, message: &[u8]) -> Option<DnsReply> {
+fn parse_reply(id: u16, name: &str, kind: DnsQuestionKind, message: &[u8]) -> Option<DnsReply> {
     let mut input = DnsMessageReader { message, at: 0 };
-    let (found, flags) = (input.number()?, input.number()?);
-    let (questions, answers) = (input.number()?, input.number()?);
+    let (found, flags) = (input.read_u16()?, input.read_u16()?);
+    let (questions, answers) = (input.read_u16()?, input.read_u16()?);
     input.at = HEAD_BYTES;
     let is_answer = flags & 0x8000 != 0;
     if found != id || !is_answer || questions != 1 {
         return None;
     }
-    let asked = (input.name()?, input.number()?, input.number()?);
-    if asked != (name.to_ascii_lowercase(), kind.number(), CLASS) {
+    let asked = (input.read_name()?, input.read_u16()?, input.read_u16()?);
+    if asked != (name.to_ascii_lowercase(), kind.record_type(), CLASS) {
         return None;
     }
     match flags & 0x000f {
@@ -115,12 +115,12 @@ fn read(id: u16, name: &str, kind: DnsQuestionKind, message: &[u8]) -> Option<Dn
     let mut addresses: Vec<(String, IpAddr)> = Vec::new();
     for _ in 0..answers {
         // A broken record makes the whole answer useless: the next server may do better.
-        let Some((owner, record, data)) = input.record() else {
+        let Some((owner, record, data)) = input.read_record() else {
             return Some(DnsReply::Failed);
         };
-        if record == kind.number()
+        if record == kind.record_type()
             && addresses.len() < MAX_ADDRESSES
-            && let Some(address) = kind.address(&message[data.clone()])
+            && let Some(address) = kind.parse_address(&message[data.clone()])
         {
             addresses.push((owner, address));
         } else if record == CNAME && aliases.len() < MAX_ALIASES {
@@ -128,7 +128,7 @@ fn read(id: u16, name: &str, kind: DnsQuestionKind, message: &[u8]) -> Option<Dn
                 message,
                 at: data.start,
             };
-            aliases.push((owner, target.name()?));
+            aliases.push((owner, target.read_name()?));
         }
     }
     let mut name = asked.0;
@@ -150,24 +150,24 @@ struct DnsMessageReader<'m> {
 }
 
 impl DnsMessageReader<'_> {
-    fn byte(&mut self) -> Option<u8> {
+    fn read_byte(&mut self) -> Option<u8> {
         let byte = *self.message.get(self.at)?;
         self.at += 1;
         Some(byte)
     }
 
-    fn number(&mut self) -> Option<u16> {
-        Some(u16::from_be_bytes([self.byte()?, self.byte()?]))
+    fn read_u16(&mut self) -> Option<u16> {
+        Some(u16::from_be_bytes([self.read_byte()?, self.read_byte()?]))
     }
 
     /// Reads a record: owner, type and place of its data. The type is 0, which is never asked for, in another class
     /// than ours.
-    fn record(&mut self) -> Option<(String, u16, core::ops::Range<usize>)> {
-        let owner = self.name()?;
-        let (kind, class) = (self.number()?, self.number()?);
-        let _time_to_live = (self.number()?, self.number()?);
+    fn read_record(&mut self) -> Option<(String, u16, core::ops::Range<usize>)> {
+        let owner = self.read_name()?;
+        let (kind, class) = (self.read_u16()?, self.read_u16()?);
+        let _time_to_live = (self.read_u16()?, self.read_u16()?);
         let start = self.at + 2;
-        let end = start + usize::from(self.number()?);
+        let end = start + usize::from(self.read_u16()?);
         if end > self.message.len() {
             return None;
         }
@@ -176,7 +176,7 @@ impl DnsMessageReader<'_> {
     }
 
     /// A name in small letters, its labels joined by dots.
-    fn name(&mut self) -> Option<String> {
+    fn read_name(&mut self) -> Option<String> {
         let mut name = String::new();
         let (mut at, mut pointers, mut behind) = (self.at, 0, None);
         loop {
@@ -242,7 +242,7 @@ pub(crate) mod tests {
 
     /// A name on the wire.
     pub(in crate::net) fn wire(name: &str) -> Vec<u8> {
-        let asked = question(0, name, DnsQuestionKind::V4).expect("a name");
+        let asked = build_question(0, name, DnsQuestionKind::V4).expect("a name");
         asked[HEAD_BYTES..asked.len() - 4].to_vec()
     }
 
@@ -252,8 +252,8 @@ pub(crate) mod tests {
 
     #[test]
     fn answers() {
-        let asked = question(7, "R.example", DnsQuestionKind::V4).expect("a name");
-        let read = |message: &[u8]| answer(7, "r.Example", DnsQuestionKind::V4, message);
+        let asked = build_question(7, "R.example", DnsQuestionKind::V4).expect("a name");
+        let read = |message: &[u8]| parse_answer(7, "r.Example", DnsQuestionKind::V4, message);
         let four: &[u8] = &[10, 0, 0, 1];
         for (name, message, want) in [
             (
@@ -306,15 +306,15 @@ pub(crate) mod tests {
         }
         let right = reply(&asked, 0, &[("", 1, four)]);
         assert_eq!(
-            answer(8, "r.example", DnsQuestionKind::V4, &right),
+            parse_answer(8, "r.example", DnsQuestionKind::V4, &right),
             DnsReply::Other
         );
         assert_eq!(
-            answer(7, "s.example", DnsQuestionKind::V4, &right),
+            parse_answer(7, "s.example", DnsQuestionKind::V4, &right),
             DnsReply::Other
         );
         assert_eq!(
-            answer(7, "r.example", DnsQuestionKind::V6, &right),
+            parse_answer(7, "r.example", DnsQuestionKind::V6, &right),
             DnsReply::Other
         );
         for end in 0..right.len() {
@@ -330,10 +330,10 @@ pub(crate) mod tests {
 
     #[test]
     fn six() {
-        let asked = question(1, "a", DnsQuestionKind::V6).expect("a name");
+        let asked = build_question(1, "a", DnsQuestionKind::V6).expect("a name");
         let message = reply(&asked, 0, &[("", 28, &[0x20; 16])]);
         assert_eq!(
-            answer(1, "a", DnsQuestionKind::V6, &message),
+            parse_answer(1, "a", DnsQuestionKind::V6, &message),
             ips(&["2020:2020:2020:2020:2020:2020:2020:2020"])
         );
     }
@@ -343,7 +343,7 @@ pub(crate) mod tests {
         let long = "x".repeat(64);
         let many = "abc.".repeat(64) + "de";
         for name in ["", ".", "a..b", "a.", &long, &many, "\u{e9}.example"] {
-            assert_eq!(question(0, name, DnsQuestionKind::V4), None, "{name}");
+            assert_eq!(build_question(0, name, DnsQuestionKind::V4), None, "{name}");
         }
     }
 }

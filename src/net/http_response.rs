@@ -44,17 +44,17 @@ impl<'h, 'b> ResponseHead<'h, 'b> {
     }
 
     /// The first header of that name.
-    pub(crate) fn value(&self, name: &str) -> Option<String> {
+    pub(crate) fn header_value(&self, name: &str) -> Option<String> {
         let mut all = self.headers.iter();
         let found = all.find(|h| h.name.eq_ignore_ascii_case(name));
         found.map(|h| String::from_utf8_lossy(h.value).trim().to_owned())
     }
 
     /// The end of its body.
-    pub(crate) fn framing(&self) -> Result<BodyFraming, LengthError> {
-        let coding = self.value("transfer-encoding");
+    pub(crate) fn body_framing(&self) -> Result<BodyFraming, LengthError> {
+        let coding = self.header_value("transfer-encoding");
         let is_chunked = coding.is_some_and(|v| v.eq_ignore_ascii_case("chunked"));
-        Ok(match (self.status, self.value("content-length")) {
+        Ok(match (self.status, self.header_value("content-length")) {
             (100..200 | 204 | 304, _) => BodyFraming::Length(0),
             _ if is_chunked => BodyFraming::CHUNKED,
             (_, Some(text)) => BodyFraming::Length(text.parse().map_err(|_| LengthError(text))?),
@@ -133,7 +133,7 @@ mod tests {
         let of = |text: &str| {
             let mut headers = [httparse::EMPTY_HEADER; 4];
             let head = ResponseHead::parse(text.as_bytes(), &mut headers).expect("a head");
-            head.map(|head| (head.status, head.length, head.framing()))
+            head.map(|head| (head.status, head.length, head.body_framing()))
         };
         for (text, status, framing) in [
             ("HTTP/1.1 200 OK\r\n\r\n", 200, Ok(BodyFraming::ToEnd)),

@@ -40,20 +40,21 @@ impl SharedKnownTime {
     }
 
     /// Notes that it is later than `moment`: a signature shows that.
-    pub(crate) fn passed(&self, moment: WallTime) {
+    pub(crate) fn note_passed_time(&self, moment: WallTime) {
         let mut known = self.lock();
         known.floor = known.floor.max(moment);
     }
 
     /// Takes the present time from a source that is trusted.
-    pub(crate) fn told(&self, time: WallTime) {
-        self.lock().told = Some((time, clock::mono()));
+    pub(crate) fn set_trusted_time(&self, time: WallTime) {
+        self.lock().told = Some((time, clock::mono_now()));
     }
 
     /// The time for certificates.
-    pub(crate) fn now(&self) -> CertificateTime {
-        let synchronized = clock::synchronized() == Some(true);
-        self.lock().now(clock::wall(), clock::mono(), synchronized)
+    pub(crate) fn certificate_time(&self) -> CertificateTime {
+        let synchronized = clock::is_synchronized() == Some(true);
+        self.lock()
+            .certificate_time_at(clock::wall_now(), clock::mono_now(), synchronized)
     }
 
     fn lock(&self) -> MutexGuard<'_, KnownTime> {
@@ -79,7 +80,12 @@ pub(crate) struct CertificateTime {
 
 impl KnownTime {
     /// The best time to judge by. `synchronized`: the kernel says that `wall` is kept right.
-    fn now(&self, wall: WallTime, now: MonoTime, synchronized: bool) -> CertificateTime {
+    fn certificate_time_at(
+        &self,
+        wall: WallTime,
+        now: MonoTime,
+        synchronized: bool,
+    ) -> CertificateTime {
         if synchronized {
             return CertificateTime {
                 at: wall,
@@ -87,7 +93,9 @@ impl KnownTime {
             };
         }
         let built = BUILT.and_then(|text| text.parse().ok());
-        let earliest = built.map_or(self.floor, |at| self.floor.max(WallTime::from_secs(at)));
+        let earliest = built.map_or(self.floor, |at| {
+            self.floor.max(WallTime::from_unix_seconds(at))
+        });
         // An earlier time that was told is wrong.
         let told = self.told.filter(|(time, _)| *time >= earliest);
         match told.map(|(time, then)| (time, now - then)) {
@@ -108,7 +116,7 @@ impl KnownTime {
 
 impl CertificateTime {
     /// Asks a verifier at this time; if it may be later, then also at the times when certificates of the chain begin.
-    pub(crate) fn judge<T>(
+    pub(crate) fn judge_certificates<T>(
         self,
         verify: impl Fn(UnixTime) -> Result<T, Error>,
     ) -> Result<T, Error> {
@@ -137,7 +145,7 @@ mod testing {
     impl SharedKnownTime {
         /// The time for certificates while the clock is not kept right.
         pub(crate) fn at(&self, wall: WallTime, now: MonoTime) -> CertificateTime {
-            self.lock().now(wall, now, false)
+            self.lock().certificate_time_at(wall, now, false)
         }
     }
 }
@@ -161,22 +169,23 @@ mod tests {
         // TIME-02 TIME-03
         let built: i64 = BUILT.map_or(0, |text| text.parse().expect("a number"));
         let (early, late) = (
-            WallTime::from_secs(60),
-            WallTime::from_secs(built + 5_000_000),
+            WallTime::from_unix_seconds(60),
+            WallTime::from_unix_seconds(built + 5_000_000),
         );
         let of = |at, is_sure| CertificateTime { at, is_sure };
         let known = SharedKnownTime::new();
-        let now = |wall, now, synchronized| known.lock().now(wall, now, synchronized);
+        let now =
+            |wall, now, synchronized| known.lock().certificate_time_at(wall, now, synchronized);
         assert_eq!(now(late, MonoTime(0), false), of(late, false));
         assert_eq!(now(early, MonoTime(0), true), of(early, true));
-        known.passed(late);
-        known.passed(early);
+        known.note_passed_time(late);
+        known.note_passed_time(early);
         assert_eq!(now(early, MonoTime(0), false), of(late, false));
         // A told time counts until the clock is kept right, whatever the clock shows, and goes on by uptime.
-        let told = WallTime::from_secs(built + 9_000_000);
+        let told = WallTime::from_unix_seconds(built + 9_000_000);
         known.lock().told = Some((told, MonoTime(7_000)));
         let later = WallTime(told.0 + 3 * S);
-        for wall in [early, WallTime::from_secs(built + 700_000_000)] {
+        for wall in [early, WallTime::from_unix_seconds(built + 700_000_000)] {
             assert_eq!(now(wall, MonoTime(10_000), false), of(later, true));
             assert_eq!(now(wall, MonoTime(10_000), true), of(wall, true));
         }
@@ -195,7 +204,7 @@ mod tests {
         moment: CertificateTime,
         name: &str,
     ) -> Result<(), Error> {
-        let at = |seconds| clock::wall().date_time() + time::Duration::seconds(seconds);
+        let at = |seconds| clock::wall_now().date_time() + time::Duration::seconds(seconds);
         let made = |times: (i64, i64), is_ca: bool| {
             let mut params = CertificateParams::new(vec!["a".into()]).expect("params");
             if is_ca {
@@ -222,8 +231,9 @@ mod tests {
         let verifier = WebPkiServerVerifier::builder_with_provider(roots.into(), provider);
         let verifier = verifier.build().expect("verifier");
         let (name, middle) = (name.try_into().expect("name"), [middle.der().clone()]);
-        let told =
-            moment.judge(|now| verifier.verify_server_cert(own.der(), &middle, &name, &[], now));
+        let told = moment.judge_certificates(|now| {
+            verifier.verify_server_cert(own.der(), &middle, &name, &[], now)
+        });
         told.map(drop)
     }
 
@@ -232,7 +242,7 @@ mod tests {
         // TIME-03
         const GOOD: (i64, i64) = (-1000, 1000);
         let of = |is_sure| CertificateTime {
-            at: clock::wall(),
+            at: clock::wall_now(),
             is_sure,
         };
         for (name, below, own, is_sure, is_taken) in [

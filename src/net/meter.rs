@@ -47,33 +47,33 @@ static TABLE: [[AtomicU64; 2]; LinkClass::COUNT] =
     [const { [const { AtomicU64::new(0) }; 2] }; LinkClass::COUNT];
 
 /// Everything that was counted so far.
-pub fn counted() -> LinkBytes {
+pub fn counted_bytes() -> LinkBytes {
     LinkBytes(core::array::from_fn(|class| {
         core::array::from_fn(|way| TABLE[class][way].load(Ordering::Relaxed))
     }))
 }
 
 /// Counts bytes, received and sent.
-pub(crate) fn add(class: LinkClass, bytes: [u64; 2]) {
+pub(crate) fn add_bytes(class: LinkClass, bytes: [u64; 2]) {
     for (sum, more) in TABLE[class as usize].iter().zip(bytes) {
         sum.fetch_add(more, Ordering::Relaxed);
     }
 }
 
 /// Counts a datagram by its bytes, received and sent; 0 where there is none.
-pub(super) fn datagram(other: SocketAddr, class: LinkClass, [received, sent]: [usize; 2]) {
+pub(super) fn count_datagram(other: SocketAddr, class: LinkClass, [received, sent]: [usize; 2]) {
     if other.ip().is_loopback() {
         return;
     }
-    let header = ip_header(other.ip()) + UDP_HEADER;
+    let header = ip_header_bytes(other.ip()) + UDP_HEADER;
     let size = |n: usize| match u64::try_from(n) {
         Ok(0) | Err(_) => 0,
         Ok(n) => n + header,
     };
-    add(class, [size(received), size(sent)]);
+    add_bytes(class, [size(received), size(sent)]);
 }
 
-const fn ip_header(ip: IpAddr) -> u64 {
+const fn ip_header_bytes(ip: IpAddr) -> u64 {
     match ip.to_canonical() {
         IpAddr::V4(_) => IPV4_HEADER,
         IpAddr::V6(_) => IPV6_HEADER,
@@ -97,7 +97,7 @@ impl ConnectionMeter {
         let header = ends.ok().and_then(|(own, other)| {
             let (own, other) = (own.ip().to_canonical(), other.ip().to_canonical());
             let stays = other.is_loopback() || own == other || leads_to_pods(other);
-            (!stays).then(|| ip_header(other))
+            (!stays).then(|| ip_header_bytes(other))
         });
         Self {
             known: TcpCounts::default(),
@@ -106,39 +106,39 @@ impl ConnectionMeter {
     }
 
     /// Counts the bytes that the connection has carried since the last look.
-    pub(crate) fn look(&mut self, socket: &TcpStream, class: LinkClass) {
+    pub(crate) fn count_new_bytes(&mut self, socket: &TcpStream, class: LinkClass) {
         let Some(header) = self.header else {
             return;
         };
         let Ok(now) = tcp_counts(socket.as_raw_fd()) else {
             return;
         };
-        add(class, more(&self.known, &now, header));
+        add_bytes(class, bytes_between(&self.known, &now, header));
         self.known = now;
     }
 
     /// Counts the last bytes of a connection at its end.
-    pub(crate) fn end(&mut self, socket: &TcpStream, class: LinkClass) {
-        self.look(socket, class);
+    pub(crate) fn count_last_bytes(&mut self, socket: &TcpStream, class: LinkClass) {
+        self.count_new_bytes(socket, class);
         if let Some(header) = self.header {
-            let last = LAST_SEGMENTS * segment(header, &self.known);
-            add(class, [last; 2]);
+            let last = LAST_SEGMENTS * segment_header_bytes(header, &self.known);
+            add_bytes(class, [last; 2]);
         }
     }
 }
 
 /// Bytes of a segment's headers.
-const fn segment(header: u64, counts: &TcpCounts) -> u64 {
+const fn segment_header_bytes(header: u64, counts: &TcpCounts) -> u64 {
     let options = if counts.timestamps { TIMESTAMP } else { 0 };
     header + TCP_HEADER + options
 }
 
 /// Bytes that a connection has carried between two looks at it, received and sent.
-fn more(before: &TcpCounts, now: &TcpCounts, header: u64) -> [u64; 2] {
+fn bytes_between(before: &TcpCounts, now: &TcpCounts, header: u64) -> [u64; 2] {
     core::array::from_fn(|way| {
         let bytes = now.bytes[way].saturating_sub(before.bytes[way]);
         let segments = now.segments[way].wrapping_sub(before.segments[way]);
-        bytes + u64::from(segments) * segment(header, now)
+        bytes + u64::from(segments) * segment_header_bytes(header, now)
     })
 }
 
@@ -170,12 +170,11 @@ fn leads_to_pods(ip: IpAddr) -> bool {
             .map(|a| IpAddr::V6(a.ip()));
         v4.or(v6) == Some(own.ip())
     });
-    found.is_some_and(|entry| {
-        is_bridge_of_pods(&Path::new("/sys/class/net").join(entry.interface_name))
-    })
+    found
+        .is_some_and(|entry| is_pod_bridge(&Path::new("/sys/class/net").join(entry.interface_name)))
 }
 
-fn is_bridge_of_pods(interface: &Path) -> bool {
+fn is_pod_bridge(interface: &Path) -> bool {
     let Ok(ports) = fs::read_dir(interface.join("brif")) else {
         return false;
     };
@@ -228,14 +227,16 @@ impl CountedConnection {
         self.meter.header.is_some()
     }
 
-    fn look(&mut self) {
-        self.meter.look(self.stream.get_ref(), self.class.get());
+    fn count_new_bytes(&mut self) {
+        self.meter
+            .count_new_bytes(self.stream.get_ref(), self.class.get());
     }
 }
 
 impl Drop for CountedConnection {
     fn drop(&mut self) {
-        self.meter.end(self.stream.get_ref(), self.class.get());
+        self.meter
+            .count_last_bytes(self.stream.get_ref(), self.class.get());
     }
 }
 
@@ -248,7 +249,7 @@ impl AsyncRead for CountedConnection {
         let this = self.get_mut();
         let read = Pin::new(&mut this.stream).poll_read(cx, buf);
         if read.is_ready() {
-            this.look();
+            this.count_new_bytes();
         }
         read
     }
@@ -263,7 +264,7 @@ impl AsyncWrite for CountedConnection {
         let this = self.get_mut();
         let written = Pin::new(&mut this.stream).poll_write(cx, buf);
         if written.is_ready() {
-            this.look();
+            this.count_new_bytes();
         }
         written
     }
@@ -311,7 +312,7 @@ mod tests {
                 [2 * 60, 5 + 60],
             ),
         ] {
-            assert_eq!(more(&before, &now, header), want, "{now:?}");
+            assert_eq!(bytes_between(&before, &now, header), want, "{now:?}");
         }
     }
 
@@ -324,11 +325,11 @@ mod tests {
         near.write_all(b"x").expect("write");
         far.read_exact(&mut [0]).expect("read");
         // Nothing in this program's tests updates.
-        let before = counted().0[LinkClass::Update as usize];
+        let before = counted_bytes().0[LinkClass::Update as usize];
         let mut meter = ConnectionMeter::new(&near);
-        meter.look(&near, LinkClass::Update);
-        meter.end(&near, LinkClass::Update);
-        assert_eq!(counted().0[LinkClass::Update as usize], before);
+        meter.count_new_bytes(&near, LinkClass::Update);
+        meter.count_last_bytes(&near, LinkClass::Update);
+        assert_eq!(counted_bytes().0[LinkClass::Update as usize], before);
     }
 
     #[test]
@@ -366,7 +367,7 @@ mod tests {
             ("endless", true),
             ("none", false),
         ] {
-            assert_eq!(is_bridge_of_pods(&scratch.join(name)), want, "{name}");
+            assert_eq!(is_pod_bridge(&scratch.join(name)), want, "{name}");
         }
     }
 }

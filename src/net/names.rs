@@ -76,7 +76,7 @@ enum LookupError {
 }
 
 impl LookupError {
-    fn of(self, host: &str) -> UnresolvedHost {
+    fn for_host(self, host: &str) -> UnresolvedHost {
         UnresolvedHost {
             host: host.into(),
             why: self,
@@ -108,7 +108,7 @@ impl core::error::Error for UnresolvedHost {}
 
 impl NameResolver {
     /// Look-ups with this machine's configuration.
-    pub(crate) fn system() -> Self {
+    pub(crate) fn system_default() -> Self {
         Self {
             hosts: "/etc/hosts".into(),
             resolv: "/etc/resolv.conf".into(),
@@ -117,31 +117,32 @@ impl NameResolver {
     }
 
     /// The addresses of a host, best first. Blocks for `time` at the latest.
-    pub(crate) fn addresses(
+    pub(crate) fn resolve_host(
         &self,
         host: &str,
         time: Duration,
     ) -> Result<Vec<IpAddr>, UnresolvedHost> {
-        let end = clock::mono() + time.min(MAX_ANSWER_TIME);
-        self.lookup(host, end).map_err(|why| why.of(host))
+        let end = clock::mono_now() + time.min(MAX_ANSWER_TIME);
+        self.lookup_addresses(host, end)
+            .map_err(|why| why.for_host(host))
     }
 
     /// The addresses of a host, best first. Blocks until `end` at the latest.
-    fn lookup(&self, host: &str, end: MonoTime) -> Result<Vec<IpAddr>, LookupError> {
+    fn lookup_addresses(&self, host: &str, end: MonoTime) -> Result<Vec<IpAddr>, LookupError> {
         let bare = host.trim_start_matches('[').trim_end_matches(']');
         if let Ok(address) = bare.parse() {
             return Ok(vec![address]);
         }
         let name = bare.trim_end_matches('.').to_ascii_lowercase();
-        let mut found = in_hosts(&read(&self.hosts), &name);
+        let mut found = find_in_hosts(&read_text_file(&self.hosts), &name);
         if found.is_empty() && (name == "localhost" || name.ends_with(".localhost")) {
             found = vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
         }
         if found.is_empty() {
-            let settings = settings(&read(&self.resolv), self.port);
-            found = ask_all(&settings, &name, bare.ends_with('.'), end)?;
+            let settings = parse_resolv_conf(&read_text_file(&self.resolv), self.port);
+            found = ask_candidates(&settings, &name, bare.ends_with('.'), end)?;
         }
-        Ok(best(found, has_route))
+        Ok(pick_best_addresses(found, has_route))
     }
 }
 
@@ -157,8 +158,8 @@ impl Resolver for NameResolver {
         let port = uri.port_u16().unwrap_or(if https { 443 } else { 80 });
         let time = (*timeout.after).min(MAX_ANSWER_TIME);
         let found = self
-            .lookup(host, clock::mono() + time)
-            .map_err(|why| io::Error::other(why.of(host)))?;
+            .lookup_addresses(host, clock::mono_now() + time)
+            .map_err(|why| io::Error::other(why.for_host(host)))?;
         let mut addresses = self.empty();
         for ip in found {
             addresses.push(SocketAddr::new(ip, port));
@@ -168,7 +169,7 @@ impl Resolver for NameResolver {
 }
 
 /// The file's text as far as it is text; nothing if it cannot be read.
-fn read(path: &PathBuf) -> String {
+fn read_text_file(path: &PathBuf) -> String {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|f| f.take(MAX_FILE_BYTES).read_to_end(&mut bytes));
     if let Err(e) = read
@@ -179,7 +180,7 @@ fn read(path: &PathBuf) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-fn in_hosts(text: &str, name: &str) -> Vec<IpAddr> {
+fn find_in_hosts(text: &str, name: &str) -> Vec<IpAddr> {
     let mut found = Vec::new();
     for line in text.lines() {
         let mut words = line.split('#').next().unwrap_or("").split_whitespace();
@@ -193,7 +194,7 @@ fn in_hosts(text: &str, name: &str) -> Vec<IpAddr> {
     found
 }
 
-fn settings(text: &str, port: u16) -> ResolverSettings {
+fn parse_resolv_conf(text: &str, port: u16) -> ResolverSettings {
     let mut settings = ResolverSettings {
         servers: Vec::new(),
         domains: Vec::new(),
@@ -206,7 +207,7 @@ fn settings(text: &str, port: u16) -> ResolverSettings {
         let mut words = line.split_whitespace();
         match words.next() {
             Some("nameserver") => {
-                let server = words.next().and_then(|word| server(word, port));
+                let server = words.next().and_then(|word| parse_server(word, port));
                 settings
                     .servers
                     .extend(server.filter(|_| settings.servers.len() < MAX_SERVERS));
@@ -247,7 +248,7 @@ fn settings(text: &str, port: u16) -> ResolverSettings {
 }
 
 /// A server's address; `fe80::1%eth0` has an interface.
-fn server(text: &str, port: u16) -> Option<SocketAddr> {
+fn parse_server(text: &str, port: u16) -> Option<SocketAddr> {
     if let Ok(ip) = text.parse::<IpAddr>() {
         return Some(SocketAddr::new(ip, port));
     }
@@ -257,7 +258,7 @@ fn server(text: &str, port: u16) -> Option<SocketAddr> {
 }
 
 /// The names that `name` may be short for, in the order in which they are asked for.
-fn candidates(settings: &ResolverSettings, name: &str, whole: bool) -> Vec<String> {
+fn candidate_names(settings: &ResolverSettings, name: &str, whole: bool) -> Vec<String> {
     let dots = name.bytes().filter(|b| *b == b'.').count();
     let mut names: Vec<String> = Vec::new();
     if !whole {
@@ -277,15 +278,15 @@ fn candidates(settings: &ResolverSettings, name: &str, whole: bool) -> Vec<Strin
     names
 }
 
-fn ask_all(
+fn ask_candidates(
     settings: &ResolverSettings,
     name: &str,
     whole: bool,
     end: MonoTime,
 ) -> Result<Vec<IpAddr>, LookupError> {
     let mut silent = None;
-    for candidate in candidates(settings, name, whole) {
-        match ask(settings, &candidate, end) {
+    for candidate in candidate_names(settings, name, whole) {
+        match ask_servers(settings, &candidate, end) {
             Ok(found) if found.is_empty() => {}
             Ok(found) => return Ok(found),
             Err(why) => silent = Some(why),
@@ -296,16 +297,20 @@ fn ask_all(
 }
 
 /// Asks the servers, one after the other, until one can tell. Errors: that of the last one.
-fn ask(settings: &ResolverSettings, name: &str, end: MonoTime) -> Result<Vec<IpAddr>, LookupError> {
+fn ask_servers(
+    settings: &ResolverSettings,
+    name: &str,
+    end: MonoTime,
+) -> Result<Vec<IpAddr>, LookupError> {
     let mut why = LookupError::NoAnswer("none is named".into());
     for _ in 0..settings.rounds {
         for server in &settings.servers {
-            let until = end.min(clock::mono() + settings.time);
+            let until = end.min(clock::mono_now() + settings.time);
             match ask_server(*server, name, until) {
                 Ok(found) => return Ok(found),
                 Err(e) => why = LookupError::NoAnswer(format!("{}: {e}", server.ip())),
             }
-            if clock::mono() >= end {
+            if clock::mono_now() >= end {
                 return Err(why);
             }
         }
@@ -323,12 +328,12 @@ fn ask_server(server: SocketAddr, name: &str, until: MonoTime) -> io::Result<Vec
     socket.connect(server)?;
     let mut open = Vec::new();
     for kind in [DnsQuestionKind::V6, DnsQuestionKind::V4] {
-        let id = random()?;
-        let Some(question) = dns::question(id, name, kind) else {
+        let id = random_id()?;
+        let Some(question) = dns::build_question(id, name, kind) else {
             return Ok(Vec::new());
         };
         let sent = socket.send(&question)?;
-        meter::datagram(server, LinkClass::Api, [0, sent]);
+        meter::count_datagram(server, LinkClass::Api, [0, sent]);
         open.push((id, kind, question));
     }
     let mut found = Vec::new();
@@ -336,23 +341,23 @@ fn ask_server(server: SocketAddr, name: &str, until: MonoTime) -> io::Result<Vec
     let mut until = until;
     let mut message = [0; MAX_DATAGRAM];
     while !open.is_empty() {
-        let received = left(until)
+        let received = remaining_time(until)
             .and_then(|time| socket.set_read_timeout(Some(time)))
             .and_then(|()| socket.recv(&mut message));
         let length = match received {
             Ok(length) => length,
             Err(e) => {
-                failed = Some(in_words(e));
+                failed = Some(describe_error(e));
                 break;
             }
         };
-        meter::datagram(server, LinkClass::Api, [length, 0]);
+        meter::count_datagram(server, LinkClass::Api, [length, 0]);
         // A forger that guesses a question right has to guess its number too.
         let mut n = 0;
         while n < open.len() {
             let (id, kind, question) = &open[n];
-            let reply = match dns::answer(*id, name, *kind, &message[..length]) {
-                DnsReply::Cut => ask_by_stream(server, name, (*id, *kind, question), until),
+            let reply = match dns::parse_answer(*id, name, *kind, &message[..length]) {
+                DnsReply::Cut => ask_server_over_tcp(server, name, (*id, *kind, question), until),
                 reply => Ok(reply),
             };
             match reply {
@@ -367,7 +372,7 @@ fn ask_server(server: SocketAddr, name: &str, until: MonoTime) -> io::Result<Vec
             open.remove(n);
         }
         if !found.is_empty() {
-            until = until.min(clock::mono() + OTHER_KIND_TIME);
+            until = until.min(clock::mono_now() + OTHER_KIND_TIME);
         }
     }
     match failed {
@@ -378,45 +383,45 @@ fn ask_server(server: SocketAddr, name: &str, until: MonoTime) -> io::Result<Vec
 }
 
 /// Asks over TCP, after an answer that did not fit into a datagram.
-fn ask_by_stream(
+fn ask_server_over_tcp(
     server: SocketAddr,
     name: &str,
     (id, kind, question): (u16, DnsQuestionKind, &[u8]),
     until: MonoTime,
 ) -> io::Result<DnsReply> {
-    let mut stream = TcpStream::connect_timeout(&server, left(until)?)?;
-    stream.set_write_timeout(Some(left(until)?))?;
-    stream.set_read_timeout(Some(left(until)?))?;
+    let mut stream = TcpStream::connect_timeout(&server, remaining_time(until)?)?;
+    stream.set_write_timeout(Some(remaining_time(until)?))?;
+    stream.set_read_timeout(Some(remaining_time(until)?))?;
     let length = u16::try_from(question.len()).map_err(io::Error::other)?;
     stream.write_all(&[&length.to_be_bytes(), question].concat())?;
     let mut head = [0; 2];
-    stream.read_exact(&mut head).map_err(in_words)?;
+    stream.read_exact(&mut head).map_err(describe_error)?;
     let mut message = vec![0; usize::from(u16::from_be_bytes(head))];
-    stream.set_read_timeout(Some(left(until)?))?;
-    stream.read_exact(&mut message).map_err(in_words)?;
-    ConnectionMeter::new(&stream).end(&stream, LinkClass::Api);
-    match dns::answer(id, name, kind, &message) {
+    stream.set_read_timeout(Some(remaining_time(until)?))?;
+    stream.read_exact(&mut message).map_err(describe_error)?;
+    ConnectionMeter::new(&stream).count_last_bytes(&stream, LinkClass::Api);
+    match dns::parse_answer(id, name, kind, &message) {
         DnsReply::Other | DnsReply::Cut => Err(io::Error::other("its answer is none")),
         reply => Ok(reply),
     }
 }
 
 /// Time until then. Errors: it is over.
-fn left(until: MonoTime) -> io::Result<Duration> {
-    match until.since_ms(clock::mono()) {
+fn remaining_time(until: MonoTime) -> io::Result<Duration> {
+    match until.since_ms(clock::mono_now()) {
         0 => Err(io::Error::new(io::ErrorKind::TimedOut, "it is silent")),
         ms => Ok(Duration::from_millis(ms)),
     }
 }
 
-fn in_words(error: io::Error) -> io::Error {
+fn describe_error(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::WouldBlock => io::Error::new(io::ErrorKind::TimedOut, "it is silent"),
         _ => error,
     }
 }
 
-fn random() -> io::Result<u16> {
+fn random_id() -> io::Result<u16> {
     let mut bytes = [0; 2];
     ring::default_provider()
         .secure_random
@@ -427,11 +432,11 @@ fn random() -> io::Result<u16> {
 
 /// Picks the addresses to keep: first those with a route, of these IPv6 first. A name may have more addresses of the
 /// kind without a route than are kept in all.
-fn best(found: Vec<IpAddr>, has_route: impl Fn(IpAddr) -> bool) -> Vec<IpAddr> {
+fn pick_best_addresses(found: Vec<IpAddr>, has_route: impl Fn(IpAddr) -> bool) -> Vec<IpAddr> {
     let found = found.into_iter().take(MAX_FOUND);
     let (mut best, mut rest): (Vec<_>, Vec<_>) = found.partition(|ip| has_route(*ip));
-    best.order_by_key(IpAddr::is_ipv4);
-    rest.order_by_key(IpAddr::is_ipv4);
+    best.stable_sort_by_key(IpAddr::is_ipv4);
+    rest.stable_sort_by_key(IpAddr::is_ipv4);
     best.extend(rest);
     best.truncate(MAX_ADDRESSES);
     best
@@ -461,7 +466,7 @@ mod tests {
     }
 
     fn soon() -> MonoTime {
-        clock::mono() + Duration::from_secs(20)
+        clock::mono_now() + Duration::from_secs(20)
     }
 
     #[test]
@@ -473,13 +478,13 @@ mod tests {
             ("b", &[]),
             ("x", &[]),
         ] {
-            assert_eq!(in_hosts(text, name), ips(want), "{name}");
+            assert_eq!(find_in_hosts(text, name), ips(want), "{name}");
         }
     }
 
     #[test]
     fn resolv_conf() {
-        let found = settings(
+        let found = parse_resolv_conf(
             "nameserver 10.0.0.1 # first\nnameserver ::1\nnameserver x\nsearch lost\n\
              search A.example. b\noptions ndots:5 timeout:0 attempts:9 rotate\n\
              nameserver 10.0.0.3\nnameserver 10.0.0.4",
@@ -498,25 +503,27 @@ mod tests {
                 rounds: MAX_ROUNDS,
             }
         );
-        let none = settings("", 53);
+        let none = parse_resolv_conf("", 53);
         assert_eq!(none.servers, [(Ipv4Addr::LOCALHOST, 53).into()]);
         assert_eq!(
             (none.dots, none.time, none.rounds),
             (1, ANSWER_TIME, ROUNDS)
         );
-        assert!(server("fe80::1%lo", 53).is_some() && server("fe80::1%nope", 53).is_none());
+        assert!(
+            parse_server("fe80::1%lo", 53).is_some() && parse_server("fe80::1%nope", 53).is_none()
+        );
     }
 
     #[test]
     fn which_names_are_tried() {
-        let settings = settings("search a.example b\noptions ndots:2", 53);
+        let settings = parse_resolv_conf("search a.example b\noptions ndots:2", 53);
         for (name, whole, want) in [
             ("r", false, &["r.a.example", "r.b", "r"][..]),
             ("r", true, &["r"]),
             ("r.s", false, &["r.s.a.example", "r.s.b", "r.s"]),
             ("r.s.t", false, &["r.s.t", "r.s.t.a.example", "r.s.t.b"]),
         ] {
-            assert_eq!(candidates(&settings, name, whole), want, "{name}");
+            assert_eq!(candidate_names(&settings, name, whole), want, "{name}");
         }
     }
 
@@ -636,39 +643,49 @@ mod tests {
             ("10.1.1.1", &["10.1.1.1"]),
             ("[::1]", &["::1"]),
         ] {
-            assert_eq!(names.lookup(host, soon()).expect(host), ips(want), "{host}");
+            assert_eq!(
+                names.lookup_addresses(host, soon()).expect(host),
+                ips(want),
+                "{host}"
+            );
         }
         // A server that fails for one kind has answered the other; with no address from either it is not known.
-        let four = names.lookup("four.example", soon()).expect("four");
+        let four = names
+            .lookup_addresses("four.example", soon())
+            .expect("four");
         assert_eq!(four, ips(&["127.0.0.4"]));
         assert!(matches!(
-            names.lookup("six.example", soon()),
+            names.lookup_addresses("six.example", soon()),
             Err(LookupError::NoAnswer(_))
         ));
-        let both = names.lookup("both.example", soon()).expect("both");
+        let both = names
+            .lookup_addresses("both.example", soon())
+            .expect("both");
         assert!(both.contains(&Ipv4Addr::LOCALHOST.into()), "{both:?}");
         assert!(both.contains(&Ipv6Addr::LOCALHOST.into()), "{both:?}");
         if has_route(Ipv6Addr::LOCALHOST.into()) {
             assert!(both[0].is_ipv6(), "{both:?}");
         }
-        let large = names.lookup("large.example", soon()).expect("large");
+        let large = names
+            .lookup_addresses("large.example", soon())
+            .expect("large");
         assert_eq!(large.len(), MAX_ADDRESSES);
         assert!(
             names
-                .lookup("localhost", soon())
+                .lookup_addresses("localhost", soon())
                 .expect("localhost")
                 .contains(&Ipv4Addr::LOCALHOST.into())
         );
         assert!(matches!(
-            names.lookup("gone.example", soon()),
+            names.lookup_addresses("gone.example", soon()),
             Err(LookupError::NoSuchName)
         ));
         assert!(matches!(
-            names.lookup("", soon()),
+            names.lookup_addresses("", soon()),
             Err(LookupError::NoSuchName)
         ));
         assert!(
-            matches!(names.lookup("broken.example", soon()), Err(LookupError::NoAnswer(why)) if why.contains("cannot answer"))
+            matches!(names.lookup_addresses("broken.example", soon()), Err(LookupError::NoAnswer(why)) if why.contains("cannot answer"))
         );
     }
 
@@ -677,13 +694,13 @@ mod tests {
         let six = (0..16).map(|n| Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, n).into());
         let four = (0..3).map(|n| Ipv4Addr::new(192, 0, 2, n).into());
         let found: Vec<IpAddr> = six.chain(four).collect();
-        let kept = best(found.clone(), |ip| ip.is_ipv4());
+        let kept = pick_best_addresses(found.clone(), |ip| ip.is_ipv4());
         assert_eq!(kept[..3], found[16..]);
         assert_eq!(kept[3..], found[..13]);
-        assert_eq!(best(found.clone(), |_| true), found[..16]);
+        assert_eq!(pick_best_addresses(found.clone(), |_| true), found[..16]);
         let mut turned = found.clone();
         turned.rotate_left(16);
-        assert_eq!(best(turned, |_| true), found[..16]);
+        assert_eq!(pick_best_addresses(turned, |_| true), found[..16]);
     }
 
     #[test]
@@ -707,10 +724,10 @@ mod tests {
             "nameserver 127.0.0.1\noptions timeout:30 attempts:1\n",
             port,
         );
-        let before = clock::mono();
-        let found = names.lookup("r.example", before + Duration::from_secs(60));
+        let before = clock::mono_now();
+        let found = names.lookup_addresses("r.example", before + Duration::from_secs(60));
         assert_eq!(found.expect("found"), ips(&["127.0.0.5"]));
-        assert!(clock::mono() - before < Duration::from_secs(15));
+        assert!(clock::mono_now() - before < Duration::from_secs(15));
     }
 
     #[test]
@@ -727,21 +744,25 @@ mod tests {
             "nameserver 127.0.0.9\nnameserver 127.0.0.1\noptions timeout:1 attempts:1\n",
             port,
         );
-        let found = names.lookup("r.example", soon()).expect("found");
+        let found = names.lookup_addresses("r.example", soon()).expect("found");
         assert_eq!(found, ips(&["127.0.0.3"]));
         // Alone it is silent for as long as it is given.
         fs::write(scratch.join("resolv.conf"), "nameserver 127.0.0.9\n").expect("resolv.conf");
-        let before = clock::mono();
+        let before = clock::mono_now();
         let end = before + Duration::from_millis(200);
-        let error = names.lookup("r.example", end).expect_err("silent");
+        let error = names
+            .lookup_addresses("r.example", end)
+            .expect_err("silent");
         assert!(
             matches!(&error, LookupError::NoAnswer(why) if why.contains("silent")),
             "{error:?}"
         );
-        assert!(clock::mono() - before >= Duration::from_millis(150));
+        assert!(clock::mono_now() - before >= Duration::from_millis(150));
         drop(silent);
-        let end = clock::mono() + Duration::from_millis(200);
-        let error = names.lookup("r.example", end).expect_err("refused");
+        let end = clock::mono_now() + Duration::from_millis(200);
+        let error = names
+            .lookup_addresses("r.example", end)
+            .expect_err("refused");
         assert!(matches!(error, LookupError::NoAnswer(_)), "{error:?}");
     }
 }

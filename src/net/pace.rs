@@ -27,7 +27,7 @@ impl StopFlag {
     }
 
     /// Waits, unless and until it is stopped.
-    pub fn wait(&self, time: Duration) -> ControlFlow<()> {
+    pub fn wait_unless_stopped(&self, time: Duration) -> ControlFlow<()> {
         let guard = self.lock();
         let (stopped, _) = self
             .bell
@@ -60,7 +60,7 @@ impl RetryDelays {
         // Boards that lost the same link must not come back in step: the address of a local differs between
         // processes, the clock between moments.
         let here = 0_u8;
-        let random = clock::mono().0 ^ (core::ptr::from_ref(&here).addr() as u64) << 20;
+        let random = clock::mono_now().0 ^ (core::ptr::from_ref(&here).addr() as u64) << 20;
         Self {
             base,
             longest,
@@ -70,7 +70,7 @@ impl RetryDelays {
     }
 
     /// The next delay: between half and the whole of the step.
-    pub(crate) fn next(&mut self) -> Duration {
+    pub(crate) fn next_delay(&mut self) -> Duration {
         let step = self.next.min(self.longest);
         self.next = step * 2;
         // xorshift64
@@ -99,11 +99,11 @@ mod tests {
         let mut delays = RetryDelays::new(RETRY, MAX_RETRY);
         for step_ms in [500, 1000, 2000, 4000, 8000, 15_000, 15_000] {
             let step = Duration::from_millis(step_ms);
-            let delay = delays.next();
+            let delay = delays.next_delay();
             assert!(delay >= step / 2 && delay <= step, "{delay:?} of {step:?}");
         }
         delays.reset();
-        assert!(delays.next() <= RETRY);
+        assert!(delays.next_delay() <= RETRY);
         assert_ne!(RetryDelays::new(MAX_RETRY, MAX_RETRY).random, 0);
     }
 }

@@ -23,7 +23,7 @@ impl ProxyVariables {
     /// An empty one counts as not there.
     ///
     /// - Source: Go's `golang.org/x/net/http/httpproxy`, for the order.
-    pub(crate) fn of(value: impl Fn(&str) -> Option<String>) -> Self {
+    pub(crate) fn from_environment(value: impl Fn(&str) -> Option<String>) -> Self {
         let set = |name: &str| value(name).filter(|value| !value.is_empty());
         let read = |name: &str| {
             set(name)
@@ -38,7 +38,7 @@ impl ProxyVariables {
     }
 
     /// The variables that are set.
-    pub(crate) fn environment(&self) -> Vec<(&'static str, String)> {
+    pub(crate) fn to_environment(&self) -> Vec<(&'static str, String)> {
         [
             ("HTTP_PROXY", &self.http),
             ("HTTPS_PROXY", &self.https),
@@ -71,11 +71,11 @@ impl ProxyVariables {
     /// The proxy for a request. This machine itself is never reached through one.
     pub(crate) fn proxy_for(&self, url: &Url) -> Option<&str> {
         let proxy = if url.https { &self.https } else { &self.http };
-        let direct = proxy.is_empty() || is_loopback(url.host()) || self.excludes(url);
+        let direct = proxy.is_empty() || is_loopback(url.host()) || self.excludes_url(url);
         (!direct).then_some(proxy.as_str())
     }
 
-    fn excludes(&self, url: &Url) -> bool {
+    fn excludes_url(&self, url: &Url) -> bool {
         let (host, port) = (url.host(), url.port());
         let address: Option<IpAddr> = host.parse().ok();
         let entries = self.no_proxy.split(',').map(str::trim);
@@ -84,7 +84,7 @@ impl ProxyVariables {
                 return true;
             }
             if let Some((network, bits)) = entry.split_once('/') {
-                return address.is_some_and(|a| within(a, network, bits));
+                return address.is_some_and(|a| is_within_network(a, network, bits));
             }
             // An address of IPv6 without brackets has no port.
             let (name, wanted) = match entry.parse::<IpAddr>() {
@@ -98,14 +98,14 @@ impl ProxyVariables {
             match (address, name.parse::<IpAddr>()) {
                 (Some(address), Ok(named)) => address == named,
                 (Some(_), Err(_)) | (None, Ok(_)) => false,
-                (None, Err(_)) => is_below(host, name),
+                (None, Err(_)) => is_below_domain(host, name),
             }
         })
     }
 }
 
 /// Returns true if `host` is the domain `name` or below it; below it only, if `name` begins with a dot or `*.`.
-fn is_below(host: &str, name: &str) -> bool {
+fn is_below_domain(host: &str, name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     let name = name.strip_prefix('*').unwrap_or(&name);
     if name.starts_with('.') {
@@ -115,7 +115,7 @@ fn is_below(host: &str, name: &str) -> bool {
         .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
-fn within(address: IpAddr, network: &str, bits: &str) -> bool {
+fn is_within_network(address: IpAddr, network: &str, bits: &str) -> bool {
     let Ok(bits) = bits.parse::<u32>() else {
         return false;
     };

@@ -22,7 +22,7 @@ use rustls::{
 
 use super::any_peer::{AnyPeer, PeerProof};
 use super::known_time::CertificateTime;
-use super::tls::{OwnClock, TlsError, certificates};
+use super::tls::{OwnClock, TlsError, parse_certificates};
 
 /// Certificates of authorities taken at most.
 const MAX_AUTHORITIES: usize = 100;
@@ -103,7 +103,7 @@ const CURVES: [(&str, NamedGroup); 5] = [
 
 /// Returns true if a list of cipher suites may have this name.
 #[must_use]
-pub fn is_suite(name: &str) -> bool {
+pub fn is_cipher_suite(name: &str) -> bool {
     FOREIGN_SUITES.contains(&name)
         || NEW_SUITES.contains(&name)
         || SUITES.iter().any(|(known, _)| *known == name)
@@ -113,7 +113,7 @@ pub fn is_suite(name: &str) -> bool {
 /// kept.
 ///
 /// - Errors: the rest of the offer suits no client.
-pub(crate) fn config(
+pub(crate) fn build_server_config(
     offer: &TlsOffer,
     shown: Arc<ServingCertificateSlot>,
 ) -> Result<Arc<ServerConfig>, TlsError> {
@@ -164,9 +164,9 @@ impl ServingCertificateSlot {
     /// Shows another one from now on; connections that there are keep theirs.
     ///
     /// - Errors: it is none, or the key is another's; the old one is shown on.
-    pub(crate) fn show(&self, chain_pem: &[u8], key_pem: &[u8]) -> Result<(), TlsError> {
+    pub(crate) fn set_certificate(&self, chain_pem: &[u8], key_pem: &[u8]) -> Result<(), TlsError> {
         let unusable = |e: &dyn fmt::Display| TlsError::Unusable(e.to_string());
-        let chain = certificates(chain_pem);
+        let chain = parse_certificates(chain_pem);
         if chain.is_empty() {
             return Err(unusable(&"there is no certificate"));
         }
@@ -201,8 +201,8 @@ impl ClientAuthorities {
     /// Reads the authorities.
     ///
     /// - Errors: there is none among the text.
-    pub(crate) fn read(pem: &[u8]) -> Result<Self, TlsError> {
-        let found = certificates(pem);
+    pub(crate) fn from_pem(pem: &[u8]) -> Result<Self, TlsError> {
+        let found = parse_certificates(pem);
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(found.into_iter().take(MAX_AUTHORITIES));
         if roots.is_empty() {
@@ -215,13 +215,13 @@ impl ClientAuthorities {
     }
 
     /// Checks that the authorities vouch, at this time, for the first certificate of the chain.
-    pub(crate) fn vouch(
+    pub(crate) fn vouch_for_chain(
         &self,
         chain: &[CertificateDer<'_>],
         now: CertificateTime,
     ) -> Result<(), UnverifiedClient> {
         let (own, others) = chain.split_first().ok_or(UnverifiedClient::NoCertificate)?;
-        let vouched = now.judge(|now| self.0.verify_client_cert(own, others, now));
+        let vouched = now.judge_certificates(|now| self.0.verify_client_cert(own, others, now));
         match vouched {
             Ok(_) => Ok(()),
             Err(rustls::Error::FailedToGetCurrentTime) => Err(UnverifiedClient::Clock),
@@ -246,7 +246,7 @@ pub(crate) enum UnverifiedClient {
 
 impl UnverifiedClient {
     /// Returns true if the answer may change with the time.
-    pub(crate) const fn is_of_the_time(&self) -> bool {
+    pub(crate) const fn is_time_dependent(&self) -> bool {
         use rustls::CertificateError as Certificate;
         matches!(
             self,
@@ -296,7 +296,7 @@ mod tests {
         // BOOT-13
         let names = |all: &[&str]| all.iter().map(ToString::to_string).collect::<Vec<_>>();
         let versions = |offer: &TlsOffer| {
-            let config = config(offer, Arc::default()).expect("config");
+            let config = build_server_config(offer, Arc::default()).expect("config");
             (
                 config.crypto_provider().cipher_suites.len(),
                 config.crypto_provider().kx_groups.len(),
@@ -322,20 +322,23 @@ mod tests {
             curves: names(&["X448"]),
             ..TlsOffer::default()
         };
-        assert!(config(&strange, Arc::default()).is_err());
-        assert!(is_suite("TLS_AES_128_GCM_SHA256") && is_suite("TLS_RSA_WITH_AES_256_CBC_SHA"));
-        assert!(!is_suite("TLS_NULL") && !is_suite(""));
+        assert!(build_server_config(&strange, Arc::default()).is_err());
+        assert!(
+            is_cipher_suite("TLS_AES_128_GCM_SHA256")
+                && is_cipher_suite("TLS_RSA_WITH_AES_256_CBC_SHA")
+        );
+        assert!(!is_cipher_suite("TLS_NULL") && !is_cipher_suite(""));
     }
 
     #[test]
     fn who_is_vouched_for() {
         // SRV-05 TIME-03
         let (ours, other) = (Authority::new(), Authority::new());
-        let authorities = ClientAuthorities::read(ours.pem.as_bytes()).expect("authorities");
+        let authorities = ClientAuthorities::from_pem(ours.pem.as_bytes()).expect("authorities");
         let at = |pem: &str, is_sure| {
-            let at = clock::wall();
-            authorities.vouch(
-                &certificates(pem.as_bytes()),
+            let at = clock::wall_now();
+            authorities.vouch_for_chain(
+                &parse_certificates(pem.as_bytes()),
                 CertificateTime { at, is_sure },
             )
         };
@@ -350,14 +353,14 @@ mod tests {
         ] {
             let why = vouch(&pem).expect_err(what);
             assert_eq!(
-                why.is_of_the_time(),
+                why.is_time_dependent(),
                 ["ended", "not yet"].contains(&what),
                 "{what}"
             );
         }
         let later = ours.client("o", "n", (50, 100)).certificate;
         assert_eq!(at(&later, false), Ok(()), "by a clock that may be wrong");
-        assert!(ClientAuthorities::read(b"").is_err());
+        assert!(ClientAuthorities::from_pem(b"").is_err());
     }
 
     #[test]
@@ -366,14 +369,18 @@ mod tests {
         let (one, other) = (ca.server(&["a"], NOW), ca.server(&["b"], NOW));
         let shown = ServingCertificateSlot::default();
         shown
-            .show(one.certificate.as_bytes(), one.key.as_bytes())
+            .set_certificate(one.certificate.as_bytes(), one.key.as_bytes())
             .expect("pair");
         for (chain, key) in [
             (&*one.certificate, &*other.key),
             ("", &*one.key),
             (&*one.certificate, "x"),
         ] {
-            assert!(shown.show(chain.as_bytes(), key.as_bytes()).is_err());
+            assert!(
+                shown
+                    .set_certificate(chain.as_bytes(), key.as_bytes())
+                    .is_err()
+            );
         }
     }
 }

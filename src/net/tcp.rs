@@ -60,17 +60,17 @@ impl<In: Transport> Connector<In> for LongTcpConnector {
         if let Some(below) = chained {
             return Ok(Some(Either::A(below)));
         }
-        let end = clock::mono() + *details.timeout.after;
+        let end = clock::mono_now() + *details.timeout.after;
         let mut last = ureq::Error::Timeout(Timeout::Connect);
         for (n, address) in details.addrs.iter().enumerate() {
-            let left = end - clock::mono();
+            let left = end - clock::mono_now();
             let is_last = n + 1 == details.addrs.len();
             let time = if is_last { left } else { left / 2 };
             match TcpStream::connect_timeout(address, time.max(MIN_ADDRESS_TIME)) {
                 Ok(stream) => {
-                    prepare(&stream)?;
+                    set_socket_options(&stream)?;
                     if let Some(peer) = &self.peer {
-                        peer.reached(address.ip());
+                        peer.record_address(address.ip());
                     }
                     let config = details.config;
                     let buffers =
@@ -96,7 +96,7 @@ impl<In: Transport> Connector<In> for LongTcpConnector {
     }
 }
 
-fn prepare(stream: &TcpStream) -> io::Result<()> {
+fn set_socket_options(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     setsockopt(stream, sockopt::KeepAlive, &true)?;
     setsockopt(stream, sockopt::TcpKeepIdle, &KEEPALIVE_IDLE_S)?;
@@ -117,7 +117,7 @@ pub(crate) struct LongTcp {
 
 impl Drop for LongTcp {
     fn drop(&mut self) {
-        self.meter.end(&self.stream, self.class);
+        self.meter.count_last_bytes(&self.stream, self.class);
     }
 }
 
@@ -127,27 +127,27 @@ impl Transport for LongTcp {
     }
 
     fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), ureq::Error> {
-        let timeout = in_time(timeout.for_write())?;
+        let timeout = check_timeout(timeout.for_write())?;
         self.stream
             .set_write_timeout(timeout.not_zero().map(|t| *t))?;
         let mut stream = &*self.stream;
         let written = stream.write_all(&self.buffers.output()[..amount]);
-        self.meter.look(&self.stream, self.class);
-        written.map_err(|e| timed_out(e, timeout))
+        self.meter.count_new_bytes(&self.stream, self.class);
+        written.map_err(|e| map_timeout_error(e, timeout))
     }
 
     fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, ureq::Error> {
-        let timeout = in_time(timeout.for_read())?;
+        let timeout = check_timeout(timeout.for_read())?;
         self.stream
             .set_read_timeout(timeout.not_zero().map(|t| *t))?;
         let mut stream = &*self.stream;
         let amount = loop {
             match stream.read(self.buffers.input_append_buf()) {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                read => break read.map_err(|e| timed_out(e, timeout))?,
+                read => break read.map_err(|e| map_timeout_error(e, timeout))?,
             }
         };
-        self.meter.look(&self.stream, self.class);
+        self.meter.count_new_bytes(&self.stream, self.class);
         self.buffers.input_appended(amount);
         Ok(amount > 0)
     }
@@ -161,7 +161,7 @@ impl Transport for LongTcp {
 }
 
 /// Errors: the time is over already. A socket cannot be told to wait for none.
-fn in_time(timeout: NextTimeout) -> Result<NextTimeout, ureq::Error> {
+fn check_timeout(timeout: NextTimeout) -> Result<NextTimeout, ureq::Error> {
     if timeout.after.is_zero() {
         return Err(ureq::Error::Timeout(timeout.reason));
     }
@@ -169,7 +169,7 @@ fn in_time(timeout: NextTimeout) -> Result<NextTimeout, ureq::Error> {
 }
 
 /// A socket's time limit shows as `EAGAIN`.
-fn timed_out(error: io::Error, timeout: NextTimeout) -> ureq::Error {
+fn map_timeout_error(error: io::Error, timeout: NextTimeout) -> ureq::Error {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ureq::Error::Timeout(timeout.reason),
         _ => error.into(),
@@ -189,7 +189,7 @@ mod tests {
         const { assert!(KEEPALIVE_IDLE_S < 60 && KEEPALIVE_INTERVAL_S < 60) };
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("listener");
         let stream = TcpStream::connect(listener.local_addr().expect("address")).expect("connect");
-        prepare(&stream).expect("options");
+        set_socket_options(&stream).expect("options");
         assert!(getsockopt(&stream, sockopt::KeepAlive).expect("option"));
         for (found, wanted) in [
             (getsockopt(&stream, sockopt::TcpKeepIdle), KEEPALIVE_IDLE_S),

@@ -91,7 +91,7 @@ pub(crate) struct ClientIdentity<'a> {
 }
 
 /// Makes the TLS configuration for a server.
-pub(crate) fn config(
+pub(crate) fn client_config(
     roots: ServerRoots<'_>,
     identity: Option<ClientIdentity<'_>>,
 ) -> Result<Arc<ClientConfig>, TlsError> {
@@ -105,23 +105,23 @@ pub(crate) fn config(
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(AnyPeer::new(proof))),
         ServerRoots::SystemAnd(more) => {
-            let (roots, given) = system_roots(more)?;
-            verified(builder, roots, given)?
+            let (roots, given) = load_system_roots(more)?;
+            with_server_verifier(builder, roots, given)?
         }
         ServerRoots::Only(pem) => {
             let mut store = RootCertStore::empty();
-            let given = add(&mut store, pem)?;
+            let given = add_pem_roots(&mut store, pem)?;
             if store.is_empty() {
                 return Err(TlsError::Unusable(format!("{pem} holds no CA certificate")));
             }
-            verified(builder, store, given)?
+            with_server_verifier(builder, store, given)?
         }
     };
     let config = match identity {
         None => builder.with_no_client_auth(),
         Some(identity) => {
-            let chain = certificates(&identity.chain.read()?);
-            let bytes = identity.key.read()?;
+            let chain = parse_certificates(&identity.chain.read_pem()?);
+            let bytes = identity.key.read_pem()?;
             let key = PrivateKeyDer::from_pem_slice(&bytes).map_err(|e| TlsError::File {
                 action: "read the key",
                 path: identity.key.to_string(),
@@ -134,7 +134,7 @@ pub(crate) fn config(
 }
 
 /// Takes servers whose certificates are signed by `roots`, or are among `given`, by the time that is known.
-fn verified(
+fn with_server_verifier(
     builder: ConfigBuilder<ClientConfig, WantsVerifier>,
     roots: RootCertStore,
     given: Vec<CertificateDer<'static>>,
@@ -182,7 +182,7 @@ impl ServerCertVerifier for ServerVerifier {
             }
             verdict => verdict,
         };
-        KNOWN.now().judge(verify)
+        KNOWN.certificate_time().judge_certificates(verify)
     }
 
     fn verify_tls12_signature(
@@ -211,14 +211,14 @@ impl ServerCertVerifier for ServerVerifier {
 }
 
 /// The CAs of this machine and `more`, and the certificates in `more`.
-fn system_roots(
+fn load_system_roots(
     more: Option<PemSource<'_>>,
 ) -> Result<(RootCertStore, Vec<CertificateDer<'static>>), TlsError> {
     let mut roots = RootCertStore::empty();
     if let Some(path) = SYSTEM_ROOTS.iter().map(Path::new).find(|p| p.exists()) {
-        add(&mut roots, PemSource::File(path))?;
+        add_pem_roots(&mut roots, PemSource::File(path))?;
     }
-    let given = more.map(|pem| add(&mut roots, pem)).transpose()?;
+    let given = more.map(|pem| add_pem_roots(&mut roots, pem)).transpose()?;
     if roots.is_empty() {
         return Err(TlsError::Unusable(format!(
             "this machine has no CA certificates: install ca-certificates (looked at {})",
@@ -229,13 +229,13 @@ fn system_roots(
 }
 
 /// Adds the CAs in `pem`. Returns its certificates.
-fn add(
+fn add_pem_roots(
     roots: &mut RootCertStore,
     pem: PemSource<'_>,
 ) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let room = MAX_ROOTS.saturating_sub(roots.len());
     // Among the certificates of a system some are not well-formed.
-    let found = certificates(&pem.read()?);
+    let found = parse_certificates(&pem.read_pem()?);
     if found.is_empty() {
         return Err(TlsError::Unusable(format!("{pem} holds no CA certificate")));
     }
@@ -244,7 +244,7 @@ fn add(
 }
 
 /// The certificates in PEM text; other items, and unreadable ones, are passed over.
-pub(crate) fn certificates(pem: &[u8]) -> Vec<CertificateDer<'static>> {
+pub(crate) fn parse_certificates(pem: &[u8]) -> Vec<CertificateDer<'static>> {
     CertificateDer::pem_slice_iter(pem)
         .filter_map(Result::ok)
         .collect()
@@ -252,7 +252,7 @@ pub(crate) fn certificates(pem: &[u8]) -> Vec<CertificateDer<'static>> {
 
 impl<'a> PemSource<'a> {
     /// The text.
-    pub(crate) fn read(self) -> Result<Cow<'a, [u8]>, TlsError> {
+    pub(crate) fn read_pem(self) -> Result<Cow<'a, [u8]>, TlsError> {
         match self {
             Self::Text(_, text) => Ok(Cow::Borrowed(text)),
             Self::File(path) => {
@@ -283,7 +283,7 @@ pub(crate) struct OwnClock;
 
 impl TimeProvider for OwnClock {
     fn current_time(&self) -> Option<UnixTime> {
-        unix_time(KNOWN.now().at)
+        unix_time(KNOWN.certificate_time().at)
     }
 }
 
@@ -415,7 +415,7 @@ mod tests {
     /// Shakes hands with a server that shows `own`. `given`: the CA file.
     fn shake(own: &rcgen::Certificate, key: &KeyPair, given: &str, name: &str) -> io::Result<()> {
         let roots = ServerRoots::Only(PemSource::Text("ca", given.as_bytes()));
-        let client = config(roots, None).map_err(io::Error::other)?;
+        let client = client_config(roots, None).map_err(io::Error::other)?;
         let key = PrivatePkcs8KeyDer::from(key.serialize_der());
         let server = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
@@ -532,7 +532,10 @@ mod tests {
             None,
             "no handshake by such a clock"
         );
-        let (before, now) = (KNOWN.now().at.0, OwnClock.current_time().expect("a time"));
+        let (before, now) = (
+            KNOWN.certificate_time().at.0,
+            OwnClock.current_time().expect("a time"),
+        );
         let seconds = u64::try_from(before / 1_000_000_000).expect("after 1970");
         assert!(now.as_secs() >= seconds);
     }
@@ -540,7 +543,8 @@ mod tests {
     #[test]
     fn a_file_of_cas_that_holds_none_is_named() {
         let mut roots = RootCertStore::empty();
-        let e = add(&mut roots, PemSource::File(Path::new("/dev/null"))).expect_err("empty");
+        let e =
+            add_pem_roots(&mut roots, PemSource::File(Path::new("/dev/null"))).expect_err("empty");
         assert_eq!(e.to_string(), "/dev/null holds no CA certificate");
     }
 }

@@ -12,24 +12,24 @@ const MAX_BYTES: u64 = 40 * 1024;
 const IGNORED: [&str; 4] = ["lo", "veth", "docker", "nerdctl"];
 
 /// Counts of the namespace that the calling thread is in, in the kernel's order.
-pub fn of_this_thread() -> io::Result<Vec<InterfaceCounts>> {
-    read(Path::new("/proc/thread-self/net/dev"))
+pub fn read_thread_interfaces() -> io::Result<Vec<InterfaceCounts>> {
+    read_interfaces(Path::new("/proc/thread-self/net/dev"))
 }
 
 /// Counts of the namespace that a process is in.
-pub fn of_process(pid: i32) -> io::Result<Vec<InterfaceCounts>> {
-    read(Path::new(&format!("/proc/{pid}/net/dev")))
+pub fn read_process_interfaces(pid: i32) -> io::Result<Vec<InterfaceCounts>> {
+    read_interfaces(Path::new(&format!("/proc/{pid}/net/dev")))
 }
 
-fn read(path: &Path) -> io::Result<Vec<InterfaceCounts>> {
+fn read_interfaces(path: &Path) -> io::Result<Vec<InterfaceCounts>> {
     let mut text = String::new();
     File::open(path)?
         .take(MAX_BYTES)
         .read_to_string(&mut text)?;
-    Ok(parse(&text))
+    Ok(parse_interfaces(&text))
 }
 
-fn parse(text: &str) -> Vec<InterfaceCounts> {
+fn parse_interfaces(text: &str) -> Vec<InterfaceCounts> {
     let interfaces = text.lines().skip(2).filter_map(|line| {
         let (name, counts) = line.split_once(':')?;
         let name = name.trim();
@@ -71,7 +71,7 @@ Inter-|   Receive                                                |  Transmit
 vethab: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0
  short: 1 2
 ";
-        let all = parse(text);
+        let all = parse_interfaces(text);
         assert_eq!(all.len(), 1);
         assert_eq!(all[0].name, "eth0");
         let (rx, tx) = (all[0].rx, all[0].tx);
@@ -83,7 +83,7 @@ vethab: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0
             (tx.bytes, tx.packets, tx.errors, tx.dropped),
             (2000, 20, 3, 4)
         );
-        assert_eq!(parse(""), []);
-        assert!(of_this_thread().is_ok());
+        assert_eq!(parse_interfaces(""), []);
+        assert!(read_thread_interfaces().is_ok());
     }
 }

@@ -70,7 +70,7 @@ impl Url {
     }
 
     /// Resolves `location`, absolute or not, against this URL. Source: RFC 3986 section 5.2, without dot segments.
-    pub fn join(&self, location: &str) -> Result<Self, UrlError> {
+    pub fn resolve_location(&self, location: &str) -> Result<Self, UrlError> {
         if location.contains("://") && !location.starts_with(['/', '?']) {
             return Self::parse(location);
         }
@@ -132,7 +132,7 @@ impl Url {
 
     /// The URL without its query, which may hold a signature: for messages.
     #[must_use]
-    pub fn shown(&self) -> String {
+    pub fn without_query(&self) -> String {
         let path = self.path.split('?').next().unwrap_or("");
         format!("{}://{}{path}", self.scheme(), self.authority)
     }
@@ -172,7 +172,7 @@ pub(crate) fn is_loopback(host: &str) -> bool {
 }
 
 /// Percent-encodes a query's value: `%` and two digits for each byte that may not stand there.
-pub(crate) fn encode(text: &str) -> String {
+pub(crate) fn encode_query_value(text: &str) -> String {
     use fmt::Write as _;
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -201,7 +201,7 @@ mod tests {
             ("c", "https://r.example:443/v2/a/c"),
             ("/p?u=http://x/", "https://r.example:443/p?u=http://x/"),
         ] {
-            let joined = base.join(location).expect(location);
+            let joined = base.resolve_location(location).expect(location);
             assert_eq!(joined.to_string(), want, "{location}");
         }
         for (other, same) in [

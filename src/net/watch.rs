@@ -43,7 +43,7 @@ impl<In: Transport> Connector<In> for StoppableConnector {
 }
 
 impl<T> StoppableTransport<T> {
-    fn check(&self) -> Result<(), ureq::Error> {
+    fn check_not_stopped(&self) -> Result<(), ureq::Error> {
         if self.stop.is_stopped() {
             return Err(io::Error::other("cancelled").into());
         }
@@ -57,19 +57,19 @@ impl<T: Transport> Transport for StoppableTransport<T> {
     }
 
     fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), ureq::Error> {
-        self.check()?;
+        self.check_not_stopped()?;
         self.below.transmit_output(amount, timeout)
     }
 
     fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, ureq::Error> {
-        let end = clock::mono() + *timeout.for_read().after;
+        let end = clock::mono_now() + *timeout.for_read().after;
         loop {
-            self.check()?;
-            let left = end - clock::mono();
+            self.check_not_stopped()?;
+            let left = end - clock::mono_now();
             if left <= LOOK {
-                return self.below.await_input(timeout_of(left, timeout));
+                return self.below.await_input(replace_timeout(left, timeout));
             }
-            match self.below.await_input(timeout_of(LOOK, timeout)) {
+            match self.below.await_input(replace_timeout(LOOK, timeout)) {
                 Err(ureq::Error::Timeout(_)) => {}
                 done => return done,
             }
@@ -86,7 +86,7 @@ impl<T: Transport> Transport for StoppableTransport<T> {
 }
 
 /// Makes the timeout with the same reason and another time.
-fn timeout_of(after: Duration, timeout: NextTimeout) -> NextTimeout {
+fn replace_timeout(after: Duration, timeout: NextTimeout) -> NextTimeout {
     NextTimeout {
         after: time::Duration::Exact(after),
         reason: timeout.for_read().reason,

@@ -24,7 +24,7 @@ pub struct PeerAddress(Mutex<Option<IpAddr>>);
 
 impl PeerAddress {
     /// Notes that a connection to the server was made, to the address `ip`.
-    pub(crate) fn reached(&self, ip: IpAddr) {
+    pub(crate) fn record_address(&self, ip: IpAddr) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(ip.to_canonical());
     }
 
@@ -34,21 +34,21 @@ impl PeerAddress {
     /// default route. Asks the kernel, which answers at once, and no other server.
     ///
     /// - Errors: there is no way.
-    pub fn interface(&self) -> io::Result<String> {
+    pub fn outgoing_interface(&self) -> io::Result<String> {
         let known = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(ip) = known {
-            let name = leaves_by(ip)?;
+            let name = interface_towards(ip)?;
             if name != LOOPBACK {
                 return Ok(name);
             }
         }
         let [first, second] = ELSEWHERE;
-        leaves_by(first).or_else(|_| leaves_by(second))
+        interface_towards(first).or_else(|_| interface_towards(second))
     }
 }
 
-fn leaves_by(ip: IpAddr) -> io::Result<String> {
-    let name = if_indextoname(netlink::way_to(ip)?)?;
+fn interface_towards(ip: IpAddr) -> io::Result<String> {
+    let name = if_indextoname(netlink::route_interface_to(ip)?)?;
     Ok(name.to_string_lossy().into_owned())
 }
 
@@ -66,8 +66,8 @@ mod tests {
 
     fn card(name: &str, address: &str) -> u32 {
         netlink::create_bridge(name, 0).expect(name);
-        let index = netlink::find(name).expect(name).index;
-        netlink::up(index).expect(name);
+        let index = netlink::find_link(name).expect(name).index;
+        netlink::bring_link_up(index).expect(name);
         netlink::add_address(index, (ip(address), 24)).expect(name);
         index
     }
@@ -76,12 +76,12 @@ mod tests {
     fn follow() {
         unshare(CloneFlags::CLONE_NEWNET).expect("a namespace");
         let peer = PeerAddress::default();
-        assert!(peer.interface().is_err(), "there is no way");
-        netlink::up(netlink::find("lo").expect("lo").index).expect("up");
+        assert!(peer.outgoing_interface().is_err(), "there is no way");
+        netlink::bring_link_up(netlink::find_link("lo").expect("lo").index).expect("up");
         let wire = card("eth0", "10.1.0.2");
         let radio = card("wwan0", "10.2.0.2");
         netlink::add_default_route(wire, ip("10.1.0.1")).expect("a route");
-        assert_eq!(peer.interface().expect("a way"), "eth0");
+        assert_eq!(peer.outgoing_interface().expect("a way"), "eth0");
         // Packets from an own address of another interface leave by the route all the same.
         for (address, interface) in [
             ("10.2.0.9", "wwan0"),
@@ -92,14 +92,18 @@ mod tests {
             ("10.2.0.2", "eth0"),
             ("::ffff:10.2.0.9", "wwan0"),
         ] {
-            peer.reached(ip(address));
-            assert_eq!(peer.interface().expect("a way"), interface, "{address}");
+            peer.record_address(ip(address));
+            assert_eq!(
+                peer.outgoing_interface().expect("a way"),
+                interface,
+                "{address}"
+            );
         }
-        peer.reached(ip("203.0.113.7"));
-        netlink::delete("eth0").expect("gone");
-        assert!(peer.interface().is_err(), "there is no way");
+        peer.record_address(ip("203.0.113.7"));
+        netlink::delete_link("eth0").expect("gone");
+        assert!(peer.outgoing_interface().is_err(), "there is no way");
         netlink::add_default_route(radio, ip("10.2.0.1")).expect("a route");
-        assert_eq!(peer.interface().expect("a way"), "wwan0");
+        assert_eq!(peer.outgoing_interface().expect("a way"), "wwan0");
     }
 
     #[test]

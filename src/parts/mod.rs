@@ -39,7 +39,7 @@ use crate::{
         node::LocalNode,
         node_resources::{ResourceGiver, ResourceTools},
         recorder::EventRecorder,
-        tasks::{AgentTask, boxed},
+        tasks::{AgentTask, box_task},
     },
     api::{WallTime, node::NodeCondition, strict},
     cli::{CliCommand, CliError},
@@ -144,7 +144,7 @@ pub(crate) trait ConfiguredPart: Any + fmt::Debug {
     }
 
     /// Makes the giver of extended resources, if the part is one.
-    fn resources(&self, tools: &ResourceTools<'_>) -> Option<Rc<dyn ResourceGiver>> {
+    fn resource_giver(&self, tools: &ResourceTools<'_>) -> Option<Rc<dyn ResourceGiver>> {
         _ = tools;
         None
     }
@@ -161,7 +161,7 @@ pub(crate) trait ConfiguredPart: Any + fmt::Debug {
 
     /// Ends the part's work, before the agent ends.
     fn stop(&self) -> AgentTask {
-        boxed(ready(()))
+        box_task(ready(()))
     }
 
     /// Conditions that `get node` shows beside those of the Node in the API.
@@ -218,12 +218,12 @@ pub(crate) struct PartTools<'a> {
 }
 
 /// Lists the commands of all parts.
-pub(crate) fn commands() -> impl Iterator<Item = &'static PartCommand> {
+pub(crate) fn part_commands() -> impl Iterator<Item = &'static PartCommand> {
     PARTS.iter().flat_map(|part| part.commands())
 }
 
 /// Lists the configuration keys of all parts.
-pub(crate) fn keys() -> impl Iterator<Item = &'static TableKey> {
+pub(crate) fn part_keys() -> impl Iterator<Item = &'static TableKey> {
     PARTS.iter().flat_map(|part| part.keys())
 }
 
@@ -231,21 +231,21 @@ pub(crate) fn keys() -> impl Iterator<Item = &'static TableKey> {
 ///
 /// # Errors
 /// This program has none.
-pub fn endpoint_client() -> Result<OpenEndpoint, RuntimeError> {
+pub fn find_endpoint_client() -> Result<OpenEndpoint, RuntimeError> {
     let client = PARTS.iter().find_map(|part| part.endpoint_client());
     client
         .ok_or_else(|| RuntimeError::Invalid("this program was built without the part cri".into()))
 }
 
 /// Finds the part that a key below `picolet` belongs to, if this program was built without it.
-pub(crate) fn left_out(section: &str) -> Option<&'static str> {
+pub(crate) fn find_left_out_part(section: &str) -> Option<&'static str> {
     let (_, part) = SECTIONS.iter().find(|(name, _)| *name == section)?;
     let is_here = PARTS.iter().any(|it| it.name() == *part);
     (!is_here).then_some(part)
 }
 
 /// Configures all parts.
-pub(crate) fn configure(
+pub(crate) fn configure_parts(
     own: &Value,
     config: &AgentConfig,
 ) -> Result<Vec<Rc<dyn ConfiguredPart>>, InvalidField> {
@@ -254,7 +254,7 @@ pub(crate) fn configure(
 }
 
 /// Finds the configured part of this type.
-pub(crate) fn find<P: ConfiguredPart>(config: &AgentConfig) -> Option<&P> {
+pub(crate) fn find_configured_part<P: ConfiguredPart>(config: &AgentConfig) -> Option<&P> {
     let mut parts = config.parts.iter();
     parts.find_map(|part| {
         let any: &dyn Any = &**part;
@@ -263,12 +263,12 @@ pub(crate) fn find<P: ConfiguredPart>(config: &AgentConfig) -> Option<&P> {
 }
 
 /// Reads the section of a part below `picolet`; a wrong value is named with its path.
-pub(crate) fn section<T: DeserializeOwned + Default>(
+pub(crate) fn read_section<T: DeserializeOwned + Default>(
     own: &Value,
     name: &str,
 ) -> Result<T, InvalidField> {
     let value = own.get(name).filter(|value| !value.is_null());
-    let typed = value.map(strict::typed).transpose();
+    let typed = value.map(strict::typed_from_value).transpose();
     typed
         .map(Option::unwrap_or_default)
         .map_err(|e| InvalidField {

@@ -29,18 +29,18 @@ const NAME_TIME: Duration = Duration::from_secs(10);
 const NAME_STACK_BYTES: usize = 128 * 1024;
 
 /// Connects. Dropped before, it closes the socket.
-pub(super) async fn connect(
+pub(super) async fn connect_to_host(
     prober: &Prober,
     host: &str,
     ip: Option<IpAddr>,
     port: u16,
 ) -> Result<PlainConnection, ProbeRequestError> {
     let mut last = String::new();
-    for ip in prober.addresses(host, ip).await? {
+    for ip in prober.resolve_addresses(host, ip).await? {
         let address = SocketAddr::new(ip, port);
-        match open(address).await {
+        match open_socket(address).await {
             Ok(stream) => return Ok(PlainConnection::new(stream)),
-            Err(e) => last = format!("dial tcp {address}: connect: {}", text(&e)),
+            Err(e) => last = format!("dial tcp {address}: connect: {}", go_error_text(&e)),
         }
     }
     Err(ProbeRequestError::Peer(last))
@@ -48,7 +48,7 @@ pub(super) async fn connect(
 
 /// Opens one connection. Within a machine it is there when the call returns, without a wait for the reactor, which is
 /// another thread.
-async fn open(address: SocketAddr) -> io::Result<TcpStream> {
+async fn open_socket(address: SocketAddr) -> io::Result<TcpStream> {
     let family = if address.is_ipv4() {
         AddressFamily::Inet
     } else {
@@ -74,7 +74,7 @@ async fn open(address: SocketAddr) -> io::Result<TcpStream> {
 }
 
 /// Host and port as in a URL.
-pub(super) fn shown(host: &str, ip: Option<IpAddr>, port: u16) -> String {
+pub(super) fn host_and_port(host: &str, ip: Option<IpAddr>, port: u16) -> String {
     let own = ip.map(|ip| ip.to_string()).unwrap_or_default();
     let host = if host.is_empty() { &own } else { host };
     if host.contains(':') {
@@ -85,7 +85,7 @@ pub(super) fn shown(host: &str, ip: Option<IpAddr>, port: u16) -> String {
 }
 
 /// Text of the kernel's error, in Go's words: `connection refused`.
-pub(super) fn text(error: &io::Error) -> String {
+pub(super) fn go_error_text(error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(number) => Errno::from_raw(number).desc().to_ascii_lowercase(),
         None => error.to_string(),
@@ -93,7 +93,7 @@ pub(super) fn text(error: &io::Error) -> String {
 }
 
 impl Prober {
-    async fn addresses(
+    async fn resolve_addresses(
         &self,
         host: &str,
         ip: Option<IpAddr>,
@@ -115,7 +115,8 @@ impl Prober {
         let none = || ProbeRequestError::Node("names cannot be looked up".into());
         let lane = lane.as_ref().ok_or_else(none)?;
         let name = bare.to_owned();
-        let found = lane.run(move || NameResolver::system().addresses(&name, NAME_TIME));
+        let found =
+            lane.run_job(move || NameResolver::system_default().resolve_host(&name, NAME_TIME));
         let failed = |e| ProbeRequestError::Node(format!("lookup {bare}: {e}"));
         let mut found = found.await.map_err(failed)?;
         found.truncate(MAX_ADDRESSES);

@@ -12,7 +12,7 @@ use super::{
     plain::PlainConnection,
 };
 use crate::grpc::{
-    envelope::{EnvelopeReader, wrap},
+    envelope::{EnvelopeReader, wrap_message},
     hpack::HeaderField,
     http2::{ConnectionRole, Http2Connection, Http2Event, Http2StreamId, OpenStreamError},
     proto::{Limits, decode, encode, message},
@@ -39,7 +39,7 @@ message! {
 }
 
 /// Probes once. Never [`ProbeAnswer::Error`].
-pub(super) async fn probe(
+pub(super) async fn probe_grpc(
     prober: &Prober,
     ip: Option<IpAddr>,
     port: u16,
@@ -47,11 +47,11 @@ pub(super) async fn probe(
     limit: Duration,
     late: TimeLimit,
 ) -> ProbeAnswer {
-    let address = dial::shown("", ip, port);
+    let address = dial::host_and_port("", ip, port);
     let limit = go_duration(limit);
     let connected = Cell::new(false);
     let ask = async {
-        let socket = match dial::connect(prober, "", ip, port).await {
+        let socket = match dial::connect_to_host(prober, "", ip, port).await {
             Ok(socket) => socket,
             Err(e) => {
                 let text = format!("error: failed to connect service at {address:?}: {e}");
@@ -60,7 +60,7 @@ pub(super) async fn probe(
         };
         connected.set(true);
         let timed_out = || format!("timeout: health rpc did not complete within {limit}");
-        let text = match call(socket, &address, service).await {
+        let text = match call_health_check(socket, &address, service).await {
             Ok(ServiceHealth::Serving) => return ProbeAnswer::Success,
             Ok(ServiceHealth::Other(name)) => {
                 format!("service unhealthy (responded with {name:?})")
@@ -99,50 +99,51 @@ enum ServiceHealth {
     Other(String),
 }
 
-fn unavailable(message: impl Into<String>) -> GrpcStatus {
+fn unavailable_status(message: impl Into<String>) -> GrpcStatus {
     GrpcStatus::new(GrpcCode::UNAVAILABLE, message)
 }
 
-fn internal(message: impl Into<String>) -> GrpcStatus {
+fn internal_status(message: impl Into<String>) -> GrpcStatus {
     GrpcStatus::new(GrpcCode::INTERNAL, message)
 }
 
-async fn call(
+async fn call_health_check(
     mut socket: PlainConnection,
     authority: &str,
     service: &str,
 ) -> Result<ServiceHealth, GrpcStatus> {
-    let broken = |e: io::Error| unavailable(format!("connection error: {}", dial::text(&e)));
+    let broken =
+        |e: io::Error| unavailable_status(format!("connection error: {}", dial::go_error_text(&e)));
     let mut call = HealthCheckCall::new(authority, service)?;
     let (mut held, mut total) = (Vec::new(), 0);
     for _ in 0..MAX_PIECES {
         // Bounded: by the windows.
         loop {
-            let out = call.connection.output(NOW);
+            let out = call.connection.next_output(NOW);
             let len = out.len();
             if len == 0 {
                 break;
             }
             socket.write_all(out).await.map_err(broken)?;
-            call.connection.wrote(len);
+            call.connection.record_written(len);
         }
         let mut piece = [0; 1024];
         let len = socket.read(&mut piece).await.map_err(broken)?;
         if len == 0 {
-            return Err(unavailable("connection closed before the answer"));
+            return Err(unavailable_status("connection closed before the answer"));
         }
         held.extend_from_slice(&piece[..len]);
         total += len;
-        let taken = call.take(&held)?;
+        let taken = call.take_bytes(&held)?;
         held.drain(..taken);
         if let Some(trailers) = &call.trailers {
-            return call.health(trailers);
+            return call.parse_health(trailers);
         }
         if total > MAX_BYTES {
             break;
         }
     }
-    Err(internal("the answer is too long"))
+    Err(internal_status("the answer is too long"))
 }
 
 /// The one call of a connection, and its answer so far.
@@ -171,13 +172,13 @@ impl HealthCheckCall {
         let mut connection = Http2Connection::new(ConnectionRole::Client);
         let fields = fields.map(|(name, value)| (name.as_bytes(), value.as_bytes()));
         let id = connection
-            .open(fields)
-            .map_err(|e: OpenStreamError| unavailable(e.to_string()))?;
+            .open_stream(fields)
+            .map_err(|e: OpenStreamError| unavailable_status(e.to_string()))?;
         let mut request = HealthCheckRequest {
             service: service.into(),
         };
-        connection.send(id, wrap(&encode(&mut request)));
-        connection.end(id, Vec::new());
+        connection.send_payload(id, wrap_message(&encode(&mut request)));
+        connection.end_stream(id, Vec::new());
         Ok(Self {
             connection,
             id,
@@ -189,18 +190,19 @@ impl HealthCheckCall {
     }
 
     /// Takes the bytes that came, up to the end of the call. Returns their number.
-    fn take(&mut self, bytes: &[u8]) -> Result<usize, GrpcStatus> {
+    fn take_bytes(&mut self, bytes: &[u8]) -> Result<usize, GrpcStatus> {
         let mut taken = 0;
         while self.trailers.is_none() {
-            let step = self.connection.receive(&bytes[taken..], NOW);
-            let step = step.map_err(|fault| unavailable(fault.text))?;
+            let step = self.connection.receive_frame(&bytes[taken..], NOW);
+            let step = step.map_err(|fault| unavailable_status(fault.text))?;
             if step.taken == 0 {
                 break;
             }
             taken += step.taken;
             match step.event {
                 Some(Http2Event::Headers { fields, is_end, .. }) => {
-                    let fields = fields.ok_or_else(|| internal("headers that are too long"))?;
+                    let fields =
+                        fields.ok_or_else(|| internal_status("headers that are too long"))?;
                     if self.head.is_empty() {
                         self.head = fields;
                         self.trailers = is_end.then(Vec::new);
@@ -213,16 +215,16 @@ impl HealthCheckCall {
                     mut bytes,
                     is_end,
                 }) => {
-                    self.connection.release(id, bytes.len());
+                    self.connection.release_payload(id, bytes.len());
                     while !bytes.is_empty() {
-                        let message = self.envelopes.take(&mut bytes)?;
+                        let message = self.envelopes.take_message(&mut bytes)?;
                         self.message = self.message.take().or(message);
                     }
                     self.trailers = is_end.then(Vec::new);
                 }
                 Some(Http2Event::Reset { reason, .. }) => return Err(GrpcStatus::of_reset(reason)),
                 Some(Http2Event::GoAway { last, .. }) if last < self.id => {
-                    return Err(unavailable("the server went away"));
+                    return Err(unavailable_status("the server went away"));
                 }
                 Some(Http2Event::GoAway { .. }) | None => {}
             }
@@ -230,13 +232,13 @@ impl HealthCheckCall {
         Ok(taken)
     }
 
-    fn health(&self, trailers: &[HeaderField]) -> Result<ServiceHealth, GrpcStatus> {
-        GrpcStatus::of_answer(&self.head, trailers).map_err(|mut status| {
+    fn parse_health(&self, trailers: &[HeaderField]) -> Result<ServiceHealth, GrpcStatus> {
+        GrpcStatus::check_answer(&self.head, trailers).map_err(|mut status| {
             let len = status.message.floor_char_boundary(MAX_TEXT_BYTES);
             status.message.truncate(len);
             status
         })?;
-        let no_message = || internal("the answer is no message");
+        let no_message = || internal_status("the answer is no message");
         let message = self.message.as_deref().ok_or_else(no_message)?;
         let mut response = HealthCheckResponse::default();
         let read = decode(&mut response, message, Limits::default());
@@ -294,8 +296,8 @@ mod tests {
         if !bytes.starts_with(b"HTTP/") {
             bytes.splice(0..0, frame(SETTINGS, 0, 0, &[]));
         }
-        assert_eq!(call.take(&bytes)?, bytes.len());
-        call.health(call.trailers.as_deref().expect("an end"))
+        assert_eq!(call.take_bytes(&bytes)?, bytes.len());
+        call.parse_health(call.trailers.as_deref().expect("an end"))
     }
 
     #[test]
@@ -307,22 +309,30 @@ mod tests {
         };
         let other = |name: &str| Some(ServiceHealth::Other(name.into()));
         for (name, data, want) in [
-            ("serving", wrap(&[8, 1]), Some(ServiceHealth::Serving)),
-            ("not serving", wrap(&[8, 2]), other("NOT_SERVING")),
-            ("unknown is 0 and not written", wrap(&[]), other("UNKNOWN")),
+            (
+                "serving",
+                wrap_message(&[8, 1]),
+                Some(ServiceHealth::Serving),
+            ),
+            ("not serving", wrap_message(&[8, 2]), other("NOT_SERVING")),
+            (
+                "unknown is 0 and not written",
+                wrap_message(&[]),
+                other("UNKNOWN"),
+            ),
             (
                 "other fields",
-                wrap(&[0x12, 2, 9, 9, 0x1d, 1, 2, 3, 4, 8, 1]),
+                wrap_message(&[0x12, 2, 9, 9, 0x1d, 1, 2, 3, 4, 8, 1]),
                 Some(ServiceHealth::Serving),
             ),
             (
                 "the last one",
-                wrap(&[8, 1, 8, 3]),
+                wrap_message(&[8, 1, 8, 3]),
                 other("SERVICE_UNKNOWN"),
             ),
-            ("one that is not known", wrap(&[8, 9]), other("9")),
-            ("cut", wrap(&[8]), None),
-            ("a group", wrap(&[0x0b]), None),
+            ("one that is not known", wrap_message(&[8, 9]), other("9")),
+            ("cut", wrap_message(&[8]), None),
+            ("a group", wrap_message(&[0x0b]), None),
             ("compressed", vec![1, 0, 0, 0, 0], None),
             ("nothing", vec![], None),
             ("shorter than it says", vec![0, 0, 0, 0, 2, 8], None),
@@ -344,7 +354,7 @@ mod tests {
         let whole = END_HEADERS | END_STREAM;
         let head = || headers(END_HEADERS, &[ok]);
         let trailer = || headers(whole, &[("grpc-status", "0")]);
-        let data = || frame(DATA, 0, 1, &wrap(&[8, 1]));
+        let data = || frame(DATA, 0, 1, &wrap_message(&[8, 1]));
         let split_block = block(&[("grpc-status", "0")]);
         for (name, frames, want) in [
             (
@@ -365,7 +375,7 @@ mod tests {
                         DATA,
                         PADDED,
                         1,
-                        &[&[2][..], &wrap(&[8, 1]), &[0; 2]].concat(),
+                        &[&[2][..], &wrap_message(&[8, 1]), &[0; 2]].concat(),
                     ),
                     frame(0x42, 0xff, 1, b"unknown"),
                     frame(HEADERS, END_STREAM, 1, &split_block[..4]),
@@ -375,7 +385,7 @@ mod tests {
             ),
             (
                 "not well",
-                vec![head(), frame(DATA, 0, 1, &wrap(&[8, 2])), trailer()],
+                vec![head(), frame(DATA, 0, 1, &wrap_message(&[8, 2])), trailer()],
                 Ok(ServiceHealth::Other("NOT_SERVING".into())),
             ),
             (
@@ -388,8 +398,8 @@ mod tests {
             ),
             (
                 "no trailers",
-                vec![head(), frame(DATA, END_STREAM, 1, &wrap(&[8, 1]))],
-                Err(internal(
+                vec![head(), frame(DATA, END_STREAM, 1, &wrap_message(&[8, 1]))],
+                Err(internal_status(
                     "server closed the stream without sending trailers (HTTP status 200)",
                 )),
             ),
@@ -412,7 +422,7 @@ mod tests {
             (
                 "gone",
                 vec![frame(GOAWAY, 0, 0, &[0; 8])],
-                Err(unavailable("the server went away")),
+                Err(unavailable_status("the server went away")),
             ),
             (
                 "gone, but it answers",
@@ -427,12 +437,12 @@ mod tests {
             (
                 "HTTP/1",
                 vec![b"HTTP/1.1 400 Bad Request".to_vec()],
-                Err(unavailable("the server does not speak HTTP/2")),
+                Err(unavailable_status("the server does not speak HTTP/2")),
             ),
             (
                 "wrong padding",
                 vec![head(), frame(DATA, PADDED, 1, &[9])],
-                Err(unavailable("a frame with wrong padding")),
+                Err(unavailable_status("a frame with wrong padding")),
             ),
             (
                 "long text",
@@ -456,11 +466,11 @@ mod tests {
         let sent = |mut call: HealthCheckCall| {
             let mut all = Vec::new();
             loop {
-                let out = call.connection.output(NOW).to_vec();
+                let out = call.connection.next_output(NOW).to_vec();
                 if out.is_empty() {
                     return all;
                 }
-                call.connection.wrote(out.len());
+                call.connection.record_written(out.len());
                 all.extend(out);
             }
         };
@@ -470,7 +480,7 @@ mod tests {
         let mut rest = &out[..];
         let (mut head, mut data, mut ended) = (Vec::new(), Vec::new(), false);
         while !rest.is_empty() {
-            let step = server.receive(rest, NOW).expect("frames");
+            let step = server.receive_frame(rest, NOW).expect("frames");
             assert!(step.taken > 0, "whole frames");
             rest = &rest[step.taken..];
             match step.event {
@@ -487,7 +497,7 @@ mod tests {
         assert_eq!(agent.expect("agent").1, b"kube-probe/1.36");
         let mut request = HealthCheckRequest::default();
         let message = EnvelopeReader::default()
-            .take(&mut &data[..])
+            .take_message(&mut &data[..])
             .expect("well");
         decode(&mut request, &message.expect("whole"), Limits::default()).expect("a message");
         assert_eq!(request.service.len(), 40_000);

@@ -104,7 +104,7 @@ impl Prober {
     /// Asks once. `ip` is the pod's, if it has one; `limit` is what `late` waits, for texts.
     ///
     /// Dropped, it ends at once and closes its socket.
-    pub async fn ask(
+    pub async fn run_probe(
         &self,
         action: &ProbeAction,
         ip: Option<IpAddr>,
@@ -112,23 +112,23 @@ impl Prober {
         late: TimeLimit,
     ) -> ProbeAnswer {
         match action {
-            ProbeAction::Http(get) => http::probe(self, get, ip, late).await,
+            ProbeAction::Http(get) => http::probe_http(self, get, ip, late).await,
             ProbeAction::Tcp { host, port } => {
                 let connect = async {
-                    match dial::connect(self, host, ip, *port).await {
+                    match dial::connect_to_host(self, host, ip, *port).await {
                         Ok(_) => ProbeAnswer::Success,
                         Err(e) => ProbeAnswer::Failure(e.to_string()),
                     }
                 };
                 let late = async {
                     late.await;
-                    let host = dial::shown(host, ip, *port);
+                    let host = dial::host_and_port(host, ip, *port);
                     ProbeAnswer::Failure(format!("dial tcp {host}: i/o timeout"))
                 };
                 future::or(connect, late).await
             }
             ProbeAction::Grpc { port, service } => {
-                grpc::probe(self, ip, *port, service, limit, late).await
+                grpc::probe_grpc(self, ip, *port, service, limit, late).await
             }
         }
     }

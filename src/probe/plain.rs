@@ -38,23 +38,23 @@ impl PlainConnection {
                 Err(e) => return Err(e),
             }
         }
-        self.known()?.write_all(bytes).await
+        self.waiting_socket()?.write_all(bytes).await
     }
 
     /// Reads some bytes; none at the end. Each read gives others their turn: a peer that always has more takes none of
     /// theirs, and its probe's time is looked at meanwhile.
     pub(super) async fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        turn::give().await;
+        turn::yield_to_others().await;
         if let Some(socket) = &mut self.free {
             match socket.read(into) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 done => return done,
             }
         }
-        self.known()?.read(into).await
+        self.waiting_socket()?.read(into).await
     }
 
-    fn known(&mut self) -> io::Result<&mut Async<TcpStream>> {
+    fn waiting_socket(&mut self) -> io::Result<&mut Async<TcpStream>> {
         if let Some(socket) = self.free.take() {
             self.known = Some(Async::new_nonblocking(socket)?);
         }

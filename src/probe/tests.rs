@@ -63,7 +63,7 @@ fn late(limit: Duration) -> TimeLimit {
 fn ask(action: &ProbeAction, limit: Duration) -> ProbeAnswer {
     let prober = Prober::default();
     let limit_told = Duration::from_secs(1);
-    smol::block_on(prober.ask(action, Some(LOCAL), limit_told, late(limit)))
+    smol::block_on(prober.run_probe(action, Some(LOCAL), limit_told, late(limit)))
 }
 
 fn get(port: u16) -> HttpGet {
@@ -164,7 +164,7 @@ fn no_answer() {
     assert!(text.ends_with("while reading body)"), "{text}");
     let nobody = Prober::default();
     let action = ProbeAction::Http(get(80));
-    let answer = smol::block_on(nobody.ask(&action, None, LONG, late(LONG)));
+    let answer = smol::block_on(nobody.run_probe(&action, None, LONG, late(LONG)));
     assert_eq!(
         answer,
         ProbeAnswer::Failure("Get \"http://:80/p\": the pod has no IP".into())
@@ -363,7 +363,7 @@ fn over_tls_whoever_it_is() {
 fn hooks() {
     // HOOK-05
     let prober = Prober::default();
-    let hook = |get: &HttpGet| smol::block_on(http::hook(&prober, get, Some(LOCAL)));
+    let hook = |get: &HttpGet| smol::block_on(http::run_http_hook(&prober, get, Some(LOCAL)));
     for answer in [
         "HTTP/1.1 500 No\r\n\r\n",
         "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\ncut",

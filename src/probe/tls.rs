@@ -30,7 +30,7 @@ impl TlsConnection {
         let config = match prober.tls.get() {
             Some(config) => config,
             None => {
-                let made = config()?;
+                let made = tls_config()?;
                 prober.tls.get_or_init(|| made)
             }
         };
@@ -49,7 +49,7 @@ impl TlsConnection {
         // Bounded: each round reads from the socket, which gives others their turn; the probe's time ends it.
         while self.session.is_handshaking() {
             self.flush().await?;
-            if self.session.is_handshaking() && self.fill().await? == 0 {
+            if self.session.is_handshaking() && self.fill_session().await? == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
         }
@@ -68,7 +68,7 @@ impl TlsConnection {
         loop {
             match self.session.reader().read(into) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    if self.fill().await? == 0 {
+                    if self.fill_session().await? == 0 {
                         return Ok(0);
                     }
                 }
@@ -90,7 +90,7 @@ impl TlsConnection {
         Ok(())
     }
 
-    async fn fill(&mut self) -> io::Result<usize> {
+    async fn fill_session(&mut self) -> io::Result<usize> {
         let mut piece = vec![0; PIECE_BYTES];
         let len = self.socket.read(&mut piece).await?;
         let mut bytes = &piece[..len];
@@ -107,9 +107,9 @@ impl TlsConnection {
     }
 }
 
-fn config() -> io::Result<Arc<ClientConfig>> {
+fn tls_config() -> io::Result<Arc<ClientConfig>> {
     let config =
-        tls::config(ServerRoots::Any(PeerProof::Nothing), None).map_err(io::Error::other)?;
+        tls::client_config(ServerRoots::Any(PeerProof::Nothing), None).map_err(io::Error::other)?;
     let mut config = Arc::unwrap_or_clone(config);
     // A probe is a connection of its own, and memory of peers would grow with them.
     config.resumption = Resumption::disabled();

@@ -62,7 +62,7 @@ pub enum ContractBreach {
 /// Runs the contract. Removes all that it made if the backend keeps the contract.
 ///
 /// - Errors: the first thing that is not as it should be.
-pub async fn contract(
+pub async fn run_contract(
     runtime: &dyn RuntimeService,
     fixture: &ContractFixture,
     pause: ContractPause<'_>,
@@ -72,12 +72,12 @@ pub async fn contract(
         fixture,
         pause,
     };
-    trial.statements()?;
-    trial.unknown_things().await?;
-    trial.images().await?;
-    let sandbox = trial.sandbox().await?;
-    trial.containers(&sandbox).await?;
-    trial.end_of_sandbox(&sandbox).await
+    trial.check_statements()?;
+    trial.check_unknown_ids().await?;
+    trial.check_images().await?;
+    let sandbox = trial.check_sandbox_start().await?;
+    trial.check_containers(&sandbox).await?;
+    trial.check_sandbox_end(&sandbox).await
 }
 
 struct ContractRun<'a> {
@@ -86,13 +86,16 @@ struct ContractRun<'a> {
     pause: ContractPause<'a>,
 }
 
-fn ensure(holds: bool, what: &str) -> Result<(), ContractBreach> {
+fn ensure_holds(holds: bool, what: &str) -> Result<(), ContractBreach> {
     holds
         .then_some(())
         .ok_or_else(|| ContractBreach::Said(what.to_owned()))
 }
 
-fn went<T>(result: Result<T, RuntimeError>, call: &'static str) -> Result<T, ContractBreach> {
+fn expect_success<T>(
+    result: Result<T, RuntimeError>,
+    call: &'static str,
+) -> Result<T, ContractBreach> {
     result.map_err(|source| ContractBreach::Refused { call, source })
 }
 
@@ -106,7 +109,7 @@ async fn is_absent(
         Ok(StreamRoute::Url(_)) => Ok(()),
         Err(e) => Err(e),
     };
-    ensure(
+    ensure_holds(
         matches!(result, Err(RuntimeError::NotFound(_))),
         &format!("{what} in an unknown container says it is not found"),
     )
@@ -115,7 +118,7 @@ async fn is_absent(
 impl ContractRun<'_> {
     async fn pod(&self) -> Result<PodRuntimeStatus, ContractBreach> {
         let uid = &self.fixture.sandbox.uid;
-        went(self.runtime.pod_status(uid).await, "pod status")
+        expect_success(self.runtime.pod_status(uid).await, "pod status")
     }
 
     async fn instance(&self, id: &ContainerId) -> Result<ContainerStatus, ContractBreach> {
@@ -125,15 +128,15 @@ impl ContractRun<'_> {
     }
 
     async fn is_listed(&self) -> Result<bool, ContractBreach> {
-        let pods = went(self.runtime.list_pods().await, "list of pods")?;
-        ensure(
+        let pods = expect_success(self.runtime.list_pods().await, "list of pods")?;
+        ensure_holds(
             pods.is_sorted_by(|a, b| a.uid < b.uid),
             "the list of pods is sorted by UID",
         )?;
         Ok(pods.iter().any(|pod| pod.uid == self.fixture.sandbox.uid))
     }
 
-    async fn ended(&self, id: &ContainerId) -> Result<ContainerStatus, ContractBreach> {
+    async fn wait_until_exited(&self, id: &ContainerId) -> Result<ContainerStatus, ContractBreach> {
         for _ in 0..MAX_LOOKS {
             let status = self.instance(id).await?;
             if status.state == ContainerState::Exited {
@@ -144,57 +147,57 @@ impl ContractRun<'_> {
         Err(ContractBreach::Said(format!("container {id} did not end")))
     }
 
-    fn statements(&self) -> Result<(), ContractBreach> {
+    fn check_statements(&self) -> Result<(), ContractBreach> {
         let version = self.runtime.version();
-        ensure(
+        ensure_holds(
             !version.name.is_empty() && !version.version.is_empty(),
             "a backend says its name and version",
         )?;
         let handlers = self.runtime.capabilities().handlers;
-        ensure(
+        ensure_holds(
             handlers.is_sorted_by(|a, b| a.name < b.name),
             "handlers are sorted by name, each once",
         )
     }
 
-    async fn unknown_things(&self) -> Result<(), ContractBreach> {
+    async fn check_unknown_ids(&self) -> Result<(), ContractBreach> {
         let runtime = self.runtime;
         let container = ContainerId::new("0123456789abcdef0123456789abcdef");
         let sandbox = SandboxId::new("0123456789abcdef0123456789abcdef");
         let uid = PodUid::new("00000000-0000-0000-0000-000000000000");
-        let pod = went(runtime.pod_status(&uid).await, "status of an unknown pod")?;
-        ensure(
+        let pod = expect_success(runtime.pod_status(&uid).await, "status of an unknown pod")?;
+        ensure_holds(
             pod.uid == uid && pod.containers.is_empty() && pod.sandboxes.is_empty(),
             "the status of an unknown pod is empty and carries its UID",
         )?;
-        ensure(!self.is_listed().await?, "the pod is not there yet")?;
+        ensure_holds(!self.is_listed().await?, "the pod is not there yet")?;
         let grace = Duration::from_secs(1);
-        went(
+        expect_success(
             runtime.stop_container(&container, grace).await,
             "stop of an unknown container",
         )?;
-        went(
+        expect_success(
             runtime.remove_container(&container, LogRetention::Go).await,
             "removal of an unknown container",
         )?;
-        went(
+        expect_success(
             runtime.stop_pod_sandbox(&sandbox).await,
             "stop of an unknown sandbox",
         )?;
-        went(
+        expect_success(
             runtime.remove_pod_sandbox(&sandbox).await,
             "removal of an unknown sandbox",
         )?;
         let start = runtime.start_container(&container).await;
-        ensure(
+        ensure_holds(
             matches!(start, Err(RuntimeError::NotFound(_))),
             "starting an unknown container says it is not found",
         )?;
         let sync = runtime.exec_sync(&container, &self.fixture.echoes, None, LIMIT);
-        ensure(sync.await.is_err(), "nothing runs in an unknown container")?;
+        ensure_holds(sync.await.is_err(), "nothing runs in an unknown container")?;
         let resources = LinuxResources::default();
         let update = runtime.update_container_resources(&container, &resources);
-        ensure(update.await.is_err(), "an unknown container has no limits")?;
+        ensure_holds(update.await.is_err(), "an unknown container has no limits")?;
         let options = self.options();
         is_absent(runtime.exec(&container, &options), "exec").await?;
         let output = AttachOptions {
@@ -207,7 +210,7 @@ impl ContractRun<'_> {
             Ok(StreamRoute::Url(_)) => Ok(()),
             Err(e) => Err(e),
         };
-        ensure(
+        ensure_holds(
             matches!(ports, Err(RuntimeError::NotFound(_))),
             "an unknown sandbox has no ports",
         )?;
@@ -215,7 +218,7 @@ impl ContractRun<'_> {
         let create = runtime
             .create_container(&sandbox, &config, Some(&self.fixture.sandbox))
             .await;
-        ensure(
+        ensure_holds(
             matches!(create, Err(RuntimeError::NotFound(_))),
             "creating in an unknown sandbox says it is not found",
         )
@@ -229,25 +232,25 @@ impl ContractRun<'_> {
         }
     }
 
-    async fn images(&self) -> Result<(), ContractBreach> {
+    async fn check_images(&self) -> Result<(), ContractBreach> {
         let runtime = self.runtime;
         let absent = runtime.image_status("example.invalid/absent:1").await;
-        ensure(
+        ensure_holds(
             absent == Ok(None),
             "an absent image is nothing, not an error",
         )?;
         let image = self.image().await?;
-        ensure(image.size_bytes > 0, "an image has a size")?;
-        ensure(
+        ensure_holds(image.size_bytes > 0, "an image has a size")?;
+        ensure_holds(
             image.uid.is_none() || image.username.is_empty(),
             "an image has a numeric user or a user name, never both",
         )?;
-        let all = went(runtime.list_images().await, "list of images")?;
-        ensure(
+        let all = expect_success(runtime.list_images().await, "list of images")?;
+        ensure_holds(
             all.iter().any(|other| other.id == image.id),
             "an image is listed under the id it was looked up with",
         )?;
-        went(
+        expect_success(
             runtime.remove_image("sha256:absent").await,
             "removal of an absent image",
         )
@@ -255,22 +258,22 @@ impl ContractRun<'_> {
 
     async fn image(&self) -> Result<crate::api::cri::StoredImage, ContractBreach> {
         let found = self.runtime.image_status(&self.fixture.image).await;
-        went(found, "image status")?
+        expect_success(found, "image status")?
             .ok_or_else(|| ContractBreach::Said("the fixture's image is missing".into()))
     }
 
-    async fn sandbox(&self) -> Result<SandboxId, ContractBreach> {
+    async fn check_sandbox_start(&self) -> Result<SandboxId, ContractBreach> {
         let made = self.runtime.run_pod_sandbox(&self.fixture.sandbox).await;
-        let made = went(made, "sandbox")?;
-        ensure(made.state == SandboxState::Ready, "a new sandbox is ready")?;
-        ensure(self.is_listed().await?, "a pod with a sandbox is listed")?;
+        let made = expect_success(made, "sandbox")?;
+        ensure_holds(made.state == SandboxState::Ready, "a new sandbox is ready")?;
+        ensure_holds(self.is_listed().await?, "a pod with a sandbox is listed")?;
         let pod = self.pod().await?;
-        ensure(
+        ensure_holds(
             pod.sandboxes.first().map(|sandbox| &sandbox.id) == Some(&made.id),
             "the sandbox is listed under its id",
         )?;
-        ensure(pod.ips == made.ips, "the pod has the sandbox's addresses")?;
-        ensure(
+        ensure_holds(pod.ips == made.ips, "the pod has the sandbox's addresses")?;
+        ensure_holds(
             pod.name == self.fixture.sandbox.name
                 && pod.namespace == self.fixture.sandbox.namespace,
             "name and namespace come back unchanged",
@@ -314,7 +317,7 @@ impl ContractRun<'_> {
     ) -> Result<ContainerId, ContractBreach> {
         let image = self.image().await?;
         let config = self.container(name, attempt, command, &image.id);
-        went(
+        expect_success(
             self.runtime
                 .create_container(sandbox, &config, Some(&self.fixture.sandbox))
                 .await,
@@ -322,89 +325,89 @@ impl ContractRun<'_> {
         )
     }
 
-    async fn containers(&self, sandbox: &SandboxId) -> Result<(), ContractBreach> {
+    async fn check_containers(&self, sandbox: &SandboxId) -> Result<(), ContractBreach> {
         let (runtime, fixture) = (self.runtime, self.fixture);
         let grace = Duration::from_secs(2);
 
         let first = self.create(sandbox, "main", 0, &fixture.exits_3).await?;
         let created = self.instance(&first).await?;
-        ensure(
+        ensure_holds(
             created.state == ContainerState::Created && created.started_at.is_none(),
             "creation does not start",
         )?;
-        ensure(
+        ensure_holds(
             created.hash == 0x2a && created.name == "main" && created.image == fixture.image,
             "annotations, name and image come back unchanged",
         )?;
-        went(runtime.start_container(&first).await, "start")?;
-        let ended = self.ended(&first).await?;
-        ensure(
+        expect_success(runtime.start_container(&first).await, "start")?;
+        let ended = self.wait_until_exited(&first).await?;
+        ensure_holds(
             ended.exit_code == 3 && ended.reason == "Error",
             "an exit code is reported as it is",
         )?;
-        ensure(ended.pid == 0, "what ended has no process")?;
-        went(
+        ensure_holds(ended.pid == 0, "what ended has no process")?;
+        expect_success(
             runtime.stop_container(&first, grace).await,
             "stop after the end",
         )?;
 
         let second = self.create(sandbox, "main", 1, &fixture.runs).await?;
-        ensure(first != second, "every attempt has its own id")?;
-        went(runtime.start_container(&second).await, "second start")?;
+        ensure_holds(first != second, "every attempt has its own id")?;
+        expect_success(runtime.start_container(&second).await, "second start")?;
         let running = self.instance(&second).await?;
-        ensure(
+        ensure_holds(
             running.state == ContainerState::Running && running.restart_count == 1,
             "a started instance runs and knows its restart count",
         )?;
         let pod = self.pod().await?;
-        ensure(
-            pod.newest("main").map(|newest| &newest.id) == Some(&second)
-                && pod.instances("main").count() == 2,
+        ensure_holds(
+            pod.newest_instance("main").map(|newest| &newest.id) == Some(&second)
+                && pod.container_instances("main").count() == 2,
             "instances are listed newest first, ended ones included",
         )?;
         self.lists_agree(&pod).await?;
-        self.running(&second).await?;
+        self.check_running_calls(&second).await?;
         let image = self.image().await?;
-        ensure(
+        ensure_holds(
             runtime.remove_image(&image.id).await.is_err(),
             "an image in use is not removed",
         )?;
-        went(runtime.stop_container(&second, grace).await, "stop")?;
+        expect_success(runtime.stop_container(&second, grace).await, "stop")?;
         let stopped = self.instance(&second).await?;
-        ensure(
+        ensure_holds(
             stopped.state == ContainerState::Exited && stopped.exit_code > 128,
             "a stop waits for the end, and a signal's code is 128 and more",
         )?;
-        went(runtime.stop_container(&second, grace).await, "second stop")?;
+        expect_success(runtime.stop_container(&second, grace).await, "second stop")?;
 
         let third = self.create(sandbox, "main", 2, &fixture.runs).await?;
-        went(runtime.start_container(&third).await, "third start")?;
-        went(
+        expect_success(runtime.start_container(&third).await, "third start")?;
+        expect_success(
             runtime.stop_container(&third, Duration::ZERO).await,
             "stop without grace",
         )?;
-        ensure(
+        ensure_holds(
             self.instance(&third).await?.exit_code == 137,
             "no grace means SIGKILL",
         )?;
 
-        self.volumes_of_images(sandbox).await?;
+        self.check_image_volumes(sandbox).await?;
 
         let broken = self
             .create(sandbox, "broken", 0, &fixture.cannot_start)
             .await;
         // An OCI runtime finds out when it creates the container; the instance is listed all the same.
         if let Ok(broken) = &broken {
-            ensure(
+            ensure_holds(
                 runtime.start_container(broken).await.is_err(),
                 "what cannot start says so",
             )?;
         }
         let pod = self.pod().await?;
-        let broken = pod.newest("broken");
+        let broken = pod.newest_instance("broken");
         let broken =
             broken.ok_or_else(|| ContractBreach::Said("a failed start is never lost".into()))?;
-        ensure(
+        ensure_holds(
             broken.state == ContainerState::Exited
                 && broken.exit_code == 128
                 && broken.reason == "StartError",
@@ -412,19 +415,19 @@ impl ContractRun<'_> {
         )?;
 
         for _ in 0..2 {
-            went(
+            expect_success(
                 runtime.remove_container(&first, LogRetention::Go).await,
                 "removal",
             )?;
         }
-        ensure(
+        ensure_holds(
             self.instance(&first).await.is_err(),
             "what was removed is not listed",
         )
     }
 
     /// An image as a volume of a container.
-    async fn volumes_of_images(&self, sandbox: &SandboxId) -> Result<(), ContractBreach> {
+    async fn check_image_volumes(&self, sandbox: &SandboxId) -> Result<(), ContractBreach> {
         let (runtime, fixture) = (self.runtime, self.fixture);
         let image = self.image().await?;
         let mut config = self.container("reader", 0, &fixture.runs, &image.id);
@@ -441,14 +444,14 @@ impl ContractRun<'_> {
             .create_container(sandbox, &config, Some(&fixture.sandbox))
             .await;
         if !fixture.image_volumes {
-            ensure(reader.is_err(), "who cannot mount an image says so")?;
-            return ensure(
-                self.pod().await?.newest("reader").is_none(),
+            ensure_holds(reader.is_err(), "who cannot mount an image says so")?;
+            return ensure_holds(
+                self.pod().await?.newest_instance("reader").is_none(),
                 "what could not be created is not listed",
             );
         }
-        let reader = went(reader, "container with an image as a volume")?;
-        ensure(
+        let reader = expect_success(reader, "container with an image as a volume")?;
+        ensure_holds(
             self.instance(&reader).await?.volume_images == [image.id.clone()],
             "an instance tells which images it mounts",
         )?;
@@ -456,7 +459,7 @@ impl ContractRun<'_> {
             spec.image = "sha256:absent".into();
         }
         config.name = "blind".into();
-        ensure(
+        ensure_holds(
             matches!(
                 runtime
                     .create_container(sandbox, &config, Some(&fixture.sandbox))
@@ -465,11 +468,11 @@ impl ContractRun<'_> {
             ),
             "an absent image cannot be a volume",
         )?;
-        ensure(
-            self.pod().await?.newest("blind").is_none(),
+        ensure_holds(
+            self.pod().await?.newest_instance("blind").is_none(),
             "what could not be created is not listed",
         )?;
-        went(
+        expect_success(
             runtime.remove_container(&reader, LogRetention::Go).await,
             "removal",
         )
@@ -477,7 +480,7 @@ impl ContractRun<'_> {
 
     /// Checks that a pod is listed as its status describes it.
     async fn lists_agree(&self, status: &PodRuntimeStatus) -> Result<(), ContractBreach> {
-        let listed = went(self.runtime.list_pods().await, "list of pods")?;
+        let listed = expect_success(self.runtime.list_pods().await, "list of pods")?;
         let listed = listed.into_iter().find(|pod| pod.uid == status.uid);
         let listed = listed.ok_or_else(|| ContractBreach::Said("the pod is not listed".into()))?;
         let mut expected = PodItem::from(status);
@@ -486,28 +489,28 @@ impl ContractRun<'_> {
             pod.sandboxes.sort_by(|a, b| a.id.cmp(&b.id));
             pod.containers.sort_by(|a, b| a.id.cmp(&b.id));
         }
-        ensure(found == expected, "list and status agree")
+        ensure_holds(found == expected, "list and status agree")
     }
 
     /// Tries the calls on a container that runs.
-    async fn running(&self, id: &ContainerId) -> Result<(), ContractBreach> {
+    async fn check_running_calls(&self, id: &ContainerId) -> Result<(), ContractBreach> {
         let (runtime, uid) = (self.runtime, &self.fixture.sandbox.uid);
         let said = runtime.exec_sync(id, &self.fixture.echoes, None, LIMIT);
-        let said = went(said.await, "command in a container")?;
-        ensure(
+        let said = expect_success(said.await, "command in a container")?;
+        ensure_holds(
             said.exit_code == 0 && said.stdout.trim_ascii_end() == b"heard",
             "a command's output comes back",
         )?;
         let options = self.options();
-        match went(runtime.exec(id, &options).await, "streams of a command")? {
+        match expect_success(runtime.exec(id, &options).await, "streams of a command")? {
             StreamRoute::Local(start) => {
-                let session = went(start.await, "streams of a command")?;
-                ensure(
+                let session = expect_success(start.await, "streams of a command")?;
+                ensure_holds(
                     session.end.await == Ok(0),
                     "a command with streams says how it ended",
                 )?;
             }
-            StreamRoute::Url(url) => ensure(!url.is_empty(), "a URL leads somewhere")?,
+            StreamRoute::Url(url) => ensure_holds(!url.is_empty(), "a URL leads somewhere")?,
         }
         let can = runtime.capabilities();
         let resources = LinuxResources {
@@ -515,66 +518,67 @@ impl ContractRun<'_> {
             ..LinuxResources::default()
         };
         let updated = runtime.update_container_resources(id, &resources).await;
-        ensure(
+        ensure_holds(
             updated.is_ok() == can.live_resource_updates,
             "limits of a running container change if the backend says so",
         )?;
         let usage = runtime.list_pod_usage(StatsDetail::Basic).await;
         let usage = usage.unwrap_or_default();
         let found = usage.iter().find(|pod| pod.uid == *uid);
-        ensure(
+        ensure_holds(
             found.is_some_and(|pod| pod.containers.iter().any(|c| c.id == *id))
                 == can.container_stats,
             "usage is told if the backend says so",
         )
     }
 
-    async fn end_of_sandbox(&self, sandbox: &SandboxId) -> Result<(), ContractBreach> {
+    async fn check_sandbox_end(&self, sandbox: &SandboxId) -> Result<(), ContractBreach> {
         let (runtime, fixture) = (self.runtime, self.fixture);
         let last = self.create(sandbox, "last", 0, &fixture.runs).await?;
-        went(runtime.start_container(&last).await, "last start")?;
+        expect_success(runtime.start_container(&last).await, "last start")?;
         for _ in 0..2 {
-            went(runtime.stop_pod_sandbox(sandbox).await, "stop of a sandbox")?;
+            expect_success(runtime.stop_pod_sandbox(sandbox).await, "stop of a sandbox")?;
         }
         let pod = self.pod().await?;
-        ensure(
+        ensure_holds(
             !pod.is_running(),
             "stopping a sandbox ends its containers and it",
         )?;
-        ensure(pod.ips.is_empty(), "its addresses are released")?;
-        ensure(
-            pod.newest("last").is_some_and(|last| last.exit_code == 137),
+        ensure_holds(pod.ips.is_empty(), "its addresses are released")?;
+        ensure_holds(
+            pod.newest_instance("last")
+                .is_some_and(|last| last.exit_code == 137),
             "its containers were killed",
         )?;
         for _ in 0..2 {
-            went(
+            expect_success(
                 runtime.remove_pod_sandbox(sandbox).await,
                 "removal of a sandbox",
             )?;
         }
-        ensure(!self.is_listed().await?, "a removed pod is not listed")?;
+        ensure_holds(!self.is_listed().await?, "a removed pod is not listed")?;
 
         let again = SandboxConfig {
             attempt: 1,
             ..fixture.sandbox.clone()
         };
-        let made = went(runtime.run_pod_sandbox(&again).await, "second sandbox")?;
-        ensure(made.id != *sandbox, "every attempt has its own id")?;
+        let made = expect_success(runtime.run_pod_sandbox(&again).await, "second sandbox")?;
+        ensure_holds(made.id != *sandbox, "every attempt has its own id")?;
         let image = self.image().await?;
         let config = self.container("again", 0, &fixture.runs, &image.id);
         let id = runtime
             .create_container(&made.id, &config, Some(&again))
             .await;
-        let id = went(id, "container in the second sandbox")?;
-        went(
+        let id = expect_success(id, "container in the second sandbox")?;
+        expect_success(
             runtime.start_container(&id).await,
             "start in the second sandbox",
         )?;
-        went(
+        expect_success(
             runtime.remove_pod_sandbox(&made.id).await,
             "removal of a running sandbox",
         )?;
-        ensure(
+        ensure_holds(
             !self.is_listed().await?,
             "removing a sandbox removes its containers, running or not",
         )

@@ -67,12 +67,12 @@ pub type OpenEndpoint = for<'a> fn(
 /// A runtime of another process.
 pub trait EndpointRuntime: RuntimeService {
     /// Directories of the runtime, as it told them when it was opened.
-    fn places(&self) -> &RuntimeDirectories;
+    fn runtime_directories(&self) -> &RuntimeDirectories;
     /// Cgroup driver: the runtime's own if it tells it, else that of the settings.
     fn cgroup_driver(&self) -> CgroupDriver;
     /// Cgroup driver, as far as the runtime tells it.
-    fn told_cgroup_driver(&self) -> Option<CgroupDriver>;
+    fn reported_cgroup_driver(&self) -> Option<CgroupDriver>;
     /// Asks for the cgroup driver in the runtime's own configuration: an old one tells it only there. `None`: the runtime
     /// shows none.
-    fn shown_cgroup_driver(&self) -> RuntimeCall<'_, Option<CgroupDriver>>;
+    fn configured_cgroup_driver(&self) -> RuntimeCall<'_, Option<CgroupDriver>>;
 }

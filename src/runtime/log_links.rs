@@ -33,31 +33,31 @@ impl LogLinks {
     /// # Errors
     /// [`io::ErrorKind::NotADirectory`] if something else is in its place, a link too. Others of the disk.
     pub(crate) fn open(path: &Path) -> io::Result<Option<Self>> {
-        match open_at(path, false) {
+        match open_links_at(path, false) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
             opened => opened.map(Some),
         }
     }
 
     /// Opens it, and makes it if there is none. Errors are those of [`Self::open`].
-    pub(crate) fn make(path: &Path) -> io::Result<Self> {
-        open_at(path, true)
+    pub(crate) fn open_or_make(path: &Path) -> io::Result<Self> {
+        open_links_at(path, true)
     }
 
     /// A path that leads there as long as this is open, whatever is in its place by now.
-    pub(crate) fn path(&self) -> PathBuf {
+    pub(crate) fn fd_path(&self) -> PathBuf {
         format!("/proc/self/fd/{}", self.0.as_raw_fd()).into()
     }
 }
 
-fn open_at(path: &Path, make: bool) -> io::Result<LogLinks> {
+fn open_links_at(path: &Path, make: bool) -> io::Result<LogLinks> {
     let (Some(above), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
     if make {
         fs::create_dir_all(above)?;
     }
-    let above = open::dir(above)?;
+    let above = open::open_dir(above)?;
     if make {
         match mkdirat(&above, name, Mode::from_bits_truncate(MODE)) {
             Ok(()) | Err(Errno::EEXIST) => {}
@@ -65,7 +65,7 @@ fn open_at(path: &Path, make: bool) -> io::Result<LogLinks> {
         }
     }
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
-    let opened = open::no_symlinks(&above, Path::new(name), flags, 0);
+    let opened = open::open_without_symlinks(&above, Path::new(name), flags, 0);
     opened.map(LogLinks).map_err(|e| {
         if e.raw_os_error() != Some(libc::ELOOP) {
             return e;
@@ -89,17 +89,17 @@ mod tests {
         symlink("disk", top.join("log")).expect("link");
         let path = top.join("log/containers");
         assert!(LogLinks::open(&path).expect("absent is fine").is_none());
-        let made = LogLinks::make(&path).expect("made");
-        symlink("/nowhere", made.path().join("a.log")).expect("link");
+        let made = LogLinks::open_or_make(&path).expect("made");
+        symlink("/nowhere", made.fd_path().join("a.log")).expect("link");
         assert!(top.join("disk/containers/a.log").is_symlink());
-        LogLinks::make(&path).expect("made already");
+        LogLinks::open_or_make(&path).expect("made already");
         // It is another one by now: what is open still is that directory.
         fs::rename(&path, top.join("log/before")).expect("renamed");
         symlink("victim", &path).expect("link");
-        symlink("/nowhere", made.path().join("b.log")).expect("link");
+        symlink("/nowhere", made.fd_path().join("b.log")).expect("link");
         assert!(top.join("disk/before/b.log").is_symlink());
         for refused in [
-            LogLinks::make(&path),
+            LogLinks::open_or_make(&path),
             LogLinks::open(&path).map(|o| o.expect("something")),
         ] {
             let e = refused.expect_err("a link");

@@ -15,7 +15,7 @@ fn remove_logs(log: &Path, links: &Path, link_end: &str) -> io::Result<()> {
     if !links.as_os_str().is_empty() {
         match LogLinks::open(links) {
             Ok(None) => {}
-            Ok(Some(open)) => remove_those(&open.path(), |found| found.ends_with(link_end))?,
+            Ok(Some(open)) => remove_those(&open.fd_path(), |found| found.ends_with(link_end))?,
             // Nothing of ours is behind it. Who makes links says so.
             Err(e) if e.kind() == io::ErrorKind::NotADirectory => {}
             Err(e) => return Err(e),
@@ -26,7 +26,7 @@ fn remove_logs(log: &Path, links: &Path, link_end: &str) -> io::Result<()> {
 
 /// Removes the logs of an instance that is removed. If these stay, removes those of earlier instances: a pod may start
 /// over without end.
-pub(crate) fn remove(
+pub(crate) fn remove_instance_logs(
     logs: LogRetention,
     log: &Path,
     links: &Path,
@@ -46,7 +46,7 @@ pub(crate) fn remove(
 /// Removes files in the directory of `log`. Where a pod has put a link or a file in its place, or in the place of the one above
 /// it, there is no log of ours.
 fn remove_beside(log: &Path, is_one: impl Fn(&str) -> bool) -> io::Result<()> {
-    match open::log_dir(log) {
+    match open::open_log_dir(log) {
         Ok(dir) => {
             let pinned = format!("/proc/self/fd/{}", dir.as_raw_fd());
             remove_those(pinned.as_ref(), is_one)
@@ -119,7 +119,8 @@ mod tests {
         for name in ["p_ns_app-abc.log", "p_ns_app-abd.log"] {
             std::os::unix::fs::symlink("/nowhere", links.join(name)).expect("link");
         }
-        let remove = |logs, name: &str, end| remove(logs, &dir.join(name), &links, end);
+        let remove =
+            |logs, name: &str, end| remove_instance_logs(logs, &dir.join(name), &links, end);
         remove(LogRetention::Go, "1.log", "app-abc.log").expect("removed");
         assert_eq!(names(&dir), ["0.log", "11.log", "links"]);
         assert_eq!(names(&links), ["p_ns_app-abd.log"]);
@@ -154,7 +155,7 @@ mod tests {
         for dir in ["by-pod/main", "pod/link", "pod/file"] {
             for logs in [LogRetention::Go, LogRetention::Stay] {
                 let log = top.join(dir).join("1.log");
-                remove(logs, &log, Path::new(""), "x").expect("nothing of ours");
+                remove_instance_logs(logs, &log, Path::new(""), "x").expect("nothing of ours");
             }
         }
         assert_eq!(names(&top.join("victim/main")), ["0.log", "1.log"]);

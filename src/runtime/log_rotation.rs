@@ -25,7 +25,7 @@ use crate::api::order::OrderExt;
 use crate::sys::{file, open};
 
 /// Returns true if the live file at `path` has reached `limit` bytes. A missing file counts: the writer must reopen it.
-pub fn is_due(path: &Path, limit: u64) -> io::Result<bool> {
+pub fn is_rotation_due(path: &Path, limit: u64) -> io::Result<bool> {
     match fs::symlink_metadata(path) {
         Ok(meta) => Ok(meta.len() >= limit),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(true),
@@ -37,10 +37,10 @@ pub fn is_due(path: &Path, limit: u64) -> io::Result<bool> {
 ///
 /// - Shape: `max_files` counts the live file too and is at least 2.
 /// - Errors: nothing was renamed; try again at the next check.
-pub fn rotate(path: &Path, max_files: usize, now: WallTime) -> io::Result<Option<PathBuf>> {
+pub fn rotate_log(path: &Path, max_files: usize, now: WallTime) -> io::Result<Option<PathBuf>> {
     // Pods may see this directory and put links in its place: everything happens in the one that was opened.
-    let dir = open::log_dir(path)?;
-    let pinned = within(&dir, path);
+    let dir = open::open_log_dir(path)?;
+    let pinned = path_in_dir(&dir, path);
     Ok(rotate_within(&pinned, max_files, now)?.map(|name| path.with_file_name(name)))
 }
 
@@ -64,8 +64,8 @@ pub fn compress_rotated(
     let (mut left, mut failed) = (MAX_COMPRESSED_BYTES, Vec::new());
     looked.retain(|live, _| lives.contains(live));
     for live in lives {
-        let result = open::log_dir(&live).and_then(|dir| {
-            let pinned = within(&dir, &live);
+        let result = open::open_log_dir(&live).and_then(|dir| {
+            let pinned = path_in_dir(&dir, &live);
             let metadata = fs::metadata(pinned.parent().unwrap_or(&pinned))?;
             let state = (metadata.mtime(), metadata.mtime_nsec());
             if left == 0 || looked.get(&live) == Some(&state) {
@@ -94,7 +94,7 @@ pub fn compress_rotated(
 /// done, and true if nothing is left to do.
 fn compress_some(live: &Path, room: u64, most: u64) -> io::Result<(u64, bool)> {
     let mut done = 0;
-    let mut rotated = without_leftovers(live)?;
+    let mut rotated = list_and_clean_rotated(live)?;
     let newest = rotated.pop();
     let size = |path: &Path| fs::symlink_metadata(path).map_or(0, |metadata| metadata.len());
     for plain in rotated.iter().filter(|p| !is_compressed(p)) {
@@ -115,7 +115,7 @@ fn compress_some(live: &Path, room: u64, most: u64) -> io::Result<(u64, bool)> {
 }
 
 /// `path` by way of its opened directory.
-fn within(dir: &OwnedFd, path: &Path) -> PathBuf {
+fn path_in_dir(dir: &OwnedFd, path: &Path) -> PathBuf {
     let dir = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()));
     dir.join(path.file_name().unwrap_or_default())
 }
@@ -125,7 +125,7 @@ fn rotate_within(path: &Path, max_files: usize, now: WallTime) -> io::Result<Opt
         // There is nothing to make room for.
         return Ok(None);
     }
-    let mut rotated = without_leftovers(path)?;
+    let mut rotated = list_and_clean_rotated(path)?;
     // A crash between compression and removal leaves both: the compressed one is whole.
     let compressed: Vec<_> = rotated
         .iter()
@@ -153,8 +153,8 @@ fn rotate_within(path: &Path, max_files: usize, now: WallTime) -> io::Result<Opt
 }
 
 /// Undoes a rotation because the writer could not reopen, unless there is a new live file.
-pub fn undo(path: &Path, rotated: &Path) -> io::Result<()> {
-    let dir = open::log_dir(path)?;
+pub fn undo_rotation(path: &Path, rotated: &Path) -> io::Result<()> {
+    let dir = open::open_log_dir(path)?;
     let name = |path: &Path| path.file_name().unwrap_or_default().to_owned();
     match file::rename_new(&dir, &name(rotated), &dir, &name(path)) {
         // The writer has reopened after all: it writes the new file.
@@ -169,7 +169,7 @@ pub fn undo(path: &Path, rotated: &Path) -> io::Result<()> {
 /// - Shape: `live` is the log of any instance of the container; `known` the file names of all; of the others only older
 ///   ones go, and the newest `keep` of them stay.
 /// - Errors: the first file that could not be removed; the next call tries it again.
-pub fn remove_forgotten(live: &Path, known: &[OsString], keep: usize) -> io::Result<()> {
+pub fn remove_forgotten_logs(live: &Path, known: &[OsString], keep: usize) -> io::Result<()> {
     let number = |name: &std::ffi::OsStr| -> Option<u32> {
         let (number, _) = name.to_str()?.split_once(".log")?;
         number.parse().ok()
@@ -177,8 +177,8 @@ pub fn remove_forgotten(live: &Path, known: &[OsString], keep: usize) -> io::Res
     let Some(newest) = known.iter().filter_map(|name| number(name)).max() else {
         return Ok(());
     };
-    let dir = open::log_dir(live)?;
-    let pinned = within(&dir, live);
+    let dir = open::open_log_dir(live)?;
+    let pinned = path_in_dir(&dir, live);
     let mut found = Vec::new();
     for entry in fs::read_dir(pinned.parent().unwrap_or(&pinned))? {
         let entry = entry?;
@@ -191,7 +191,7 @@ pub fn remove_forgotten(live: &Path, known: &[OsString], keep: usize) -> io::Res
         }
     }
     let mut numbers: Vec<u32> = found.iter().map(|(n, _)| *n).collect();
-    numbers.order_by(|a, b| b.cmp(a));
+    numbers.stable_sort_by(|a, b| b.cmp(a));
     numbers.dedup();
     numbers.drain(..keep.min(numbers.len()));
     for (_, path) in found.iter().filter(|(n, _)| numbers.contains(n)) {
@@ -243,22 +243,22 @@ fn rotated_files(path: &Path) -> io::Result<Vec<PathBuf>> {
             files.push(entry.path());
         }
     }
-    files.order();
+    files.stable_sort();
     Ok(files)
 }
 
 /// Lists files as [`rotated_files`] does, and removes copies whose compression was broken off: they would take room of
 /// the log.
-fn without_leftovers(path: &Path) -> io::Result<Vec<PathBuf>> {
+fn list_and_clean_rotated(path: &Path) -> io::Result<Vec<PathBuf>> {
     let mut rotated = rotated_files(path)?;
     for leftover in rotated.extract_if(.., |p| p.extension().is_some_and(|e| e == "tmp")) {
-        gone(fs::remove_file(leftover))?;
+        ignore_not_found(fs::remove_file(leftover))?;
     }
     Ok(rotated)
 }
 
 /// Makes "not found" a success: the writer makes room by itself, and may have removed the file meanwhile.
-fn gone(result: io::Result<()>) -> io::Result<()> {
+fn ignore_not_found(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         result => result,
@@ -282,7 +282,7 @@ fn compress(plain: &Path) -> io::Result<()> {
         return fs::remove_file(plain);
     }
     // A link that a pod put there.
-    gone(fs::remove_file(&staged))?;
+    ignore_not_found(fs::remove_file(&staged))?;
     let target = File::options()
         .write(true)
         .create_new(true)
@@ -295,8 +295,8 @@ fn compress(plain: &Path) -> io::Result<()> {
         return Err(e);
     }
     // The writer may have removed both meanwhile.
-    gone(fs::rename(&staged, &done))?;
-    gone(fs::remove_file(plain))
+    ignore_not_found(fs::rename(&staged, &done))?;
+    ignore_not_found(fs::remove_file(plain))
 }
 
 fn zip(source: &mut File, target: File) -> io::Result<()> {
@@ -326,10 +326,10 @@ mod tests {
         let dir = crate::testing::unused_path("rotate");
         fs::create_dir_all(&dir).expect("scratch");
         let path = dir.join("0.log");
-        let at = |n: i64| WallTime::from_secs(1_700_000_000 + n);
+        let at = |n: i64| WallTime::from_unix_seconds(1_700_000_000 + n);
         for n in 0..5 {
             fs::write(&path, format!("line {n}\n")).expect("write");
-            assert!(rotate(&path, 4, at(n)).expect("rotate").is_some());
+            assert!(rotate_log(&path, 4, at(n)).expect("rotate").is_some());
         }
         assert_eq!(
             names(&dir),
@@ -351,7 +351,9 @@ mod tests {
         fs::write(dir.join("0.log.20231114-221324.tmp"), "half").expect("write");
         fs::write(dir.join("0.log.20231114-221323"), "twin").expect("write");
         fs::write(&path, "last\n").expect("write");
-        let rotated = rotate(&path, 4, at(9)).expect("rotate").expect("renamed");
+        let rotated = rotate_log(&path, 4, at(9))
+            .expect("rotate")
+            .expect("renamed");
         assert_eq!(
             names(&dir),
             [
@@ -361,18 +363,20 @@ mod tests {
             ]
         );
         fs::write(&path, "of a writer that reopened").expect("write");
-        undo(&path, &rotated).expect("done already");
+        undo_rotation(&path, &rotated).expect("done already");
         assert_eq!(fs::read(&path).expect("live"), b"of a writer that reopened");
         assert_eq!(fs::read(&rotated).expect("rotated"), b"last\n");
         fs::remove_file(&path).expect("remove");
-        undo(&path, &rotated).expect("undo");
-        assert!(!is_due(&path, 6).expect("size") && is_due(&path, 5).expect("size"));
+        undo_rotation(&path, &rotated).expect("undo");
+        assert!(
+            !is_rotation_due(&path, 6).expect("size") && is_rotation_due(&path, 5).expect("size")
+        );
         fs::remove_file(&path).expect("remove");
         assert!(
-            is_due(&path, 6).expect("missing"),
+            is_rotation_due(&path, 6).expect("missing"),
             "a missing live file must be reopened"
         );
-        assert_eq!(rotate(&path, 4, at(10)).expect("rotate"), None);
+        assert_eq!(rotate_log(&path, 4, at(10)).expect("rotate"), None);
         fs::remove_dir_all(&dir).expect("clean up");
     }
 
@@ -458,7 +462,7 @@ mod tests {
             fs::write(dir.join(name), "").expect("write");
         }
         let known = ["3.log", "5.log"].map(OsString::from);
-        remove_forgotten(&dir.join("5.log"), &known, 2).expect("removed");
+        remove_forgotten_logs(&dir.join("5.log"), &known, 2).expect("removed");
         assert_eq!(
             names(&dir),
             [
@@ -474,9 +478,9 @@ mod tests {
             ],
             "the two newest stay, and what is known, later, or no log"
         );
-        remove_forgotten(&dir.join("5.log"), &[], 0).expect("nothing is known");
+        remove_forgotten_logs(&dir.join("5.log"), &[], 0).expect("nothing is known");
         assert!(dir.join("2.log").exists());
-        remove_forgotten(&dir.join("5.log"), &known, 0).expect("removed");
+        remove_forgotten_logs(&dir.join("5.log"), &known, 0).expect("removed");
         assert_eq!(
             names(&dir),
             ["1.log.d", "3.log", "5.log", "9.log", "note", "x.log"]
@@ -500,8 +504,8 @@ mod tests {
         std::os::unix::fs::symlink(&victim, dir.join(odd[3])).expect("link");
         for n in 0..5 {
             fs::write(&path, format!("line {n}\n")).expect("write");
-            let at = WallTime::from_secs(1_700_000_000 + n);
-            assert!(rotate(&path, 3, at).expect("rotate").is_some());
+            let at = WallTime::from_unix_seconds(1_700_000_000 + n);
+            assert!(rotate_log(&path, 3, at).expect("rotate").is_some());
         }
         let mut left = names(&dir);
         left.retain(|n| n.starts_with("0.log.2023"));

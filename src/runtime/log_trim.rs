@@ -27,10 +27,10 @@ pub struct LogFiles {
 ///
 /// - Errors: none; a directory that cannot be read counts as empty.
 #[must_use]
-pub fn measure(path: PathBuf, runs: bool) -> LogFiles {
-    let mut found = files(&path).unwrap_or_default();
+pub fn measure_log(path: PathBuf, runs: bool) -> LogFiles {
+    let mut found = list_log_files(&path).unwrap_or_default();
     // Sorted by instance; within one first its rotated files by name, then the file that is or was written.
-    found.order_by(|(a, _), (b, _)| age(a).cmp(&age(b)));
+    found.stable_sort_by(|(a, _), (b, _)| log_age_key(a).cmp(&log_age_key(b)));
     let live = path.file_name();
     let is_written = runs && found.last().is_some_and(|(name, _)| Some(&**name) == live);
     let (names, files) = found.into_iter().unzip();
@@ -42,9 +42,9 @@ pub fn measure(path: PathBuf, runs: bool) -> LogFiles {
 }
 
 /// Removes these files of the log at `path`; one that has gone is no error.
-pub fn remove(path: &Path, names: &[OsString]) -> io::Result<()> {
+pub fn remove_log_files(path: &Path, names: &[OsString]) -> io::Result<()> {
     // Pods may see this directory and put links in its place: everything happens in the one that was opened.
-    let dir = open::log_dir(path)?;
+    let dir = open::open_log_dir(path)?;
     let dir = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()));
     for name in names {
         match fs::remove_file(dir.join(name)) {
@@ -55,13 +55,13 @@ pub fn remove(path: &Path, names: &[OsString]) -> io::Result<()> {
     Ok(())
 }
 
-fn files(path: &Path) -> io::Result<Vec<(OsString, u64)>> {
-    let dir = open::log_dir(path)?;
+fn list_log_files(path: &Path) -> io::Result<Vec<(OsString, u64)>> {
+    let dir = open::open_log_dir(path)?;
     let mut found = Vec::new();
     for entry in fs::read_dir(format!("/proc/self/fd/{}", dir.as_raw_fd()))?.take(MAX_FILES) {
         let entry = entry?;
         let metadata = entry.metadata()?;
-        if age(&entry.file_name()).is_some() && metadata.is_file() {
+        if log_age_key(&entry.file_name()).is_some() && metadata.is_file() {
             found.push((entry.file_name(), metadata.len()));
         }
     }
@@ -69,7 +69,7 @@ fn files(path: &Path) -> io::Result<Vec<(OsString, u64)>> {
 }
 
 /// Sort key for the age of a log's file; `None`: the file is no log.
-fn age(name: &OsStr) -> Option<(u32, bool, &str)> {
+fn log_age_key(name: &OsStr) -> Option<(u32, bool, &str)> {
     let (number, rest) = name.to_str()?.split_once(".log")?;
     let is_ours = rest.is_empty() || rest.starts_with('.');
     is_ours.then_some((number.parse().ok()?, rest.is_empty(), rest))
@@ -96,15 +96,15 @@ mod tests {
             fs::write(pod.join(name), vec![0; bytes]).expect("write");
         }
         std::os::unix::fs::symlink("/dev/zero", pod.join("2.log")).expect("link");
-        let found = measure(pod.join("10.log"), true);
+        let found = measure_log(pod.join("10.log"), true);
         assert_eq!(found.log.files, [3, 2, 5, 4, 1]);
         assert!(found.log.is_written);
-        assert!(!measure(pod.join("10.log"), false).log.is_written);
-        assert!(!measure(pod.join("9.log"), true).log.is_written);
-        remove(&found.path, &found.names[..2]).expect("removed");
-        remove(&found.path, &found.names[..2]).expect("gone already");
-        assert_eq!(measure(found.path, true).log.files, [5, 4, 1]);
-        assert!(measure(dir.join("none/0.log"), true).names.is_empty());
+        assert!(!measure_log(pod.join("10.log"), false).log.is_written);
+        assert!(!measure_log(pod.join("9.log"), true).log.is_written);
+        remove_log_files(&found.path, &found.names[..2]).expect("removed");
+        remove_log_files(&found.path, &found.names[..2]).expect("gone already");
+        assert_eq!(measure_log(found.path, true).log.files, [5, 4, 1]);
+        assert!(measure_log(dir.join("none/0.log"), true).names.is_empty());
         fs::remove_dir_all(&dir).expect("clean up");
     }
 }

@@ -127,11 +127,11 @@ pub trait RuntimeService: ImageService {
         Box::pin(async { Ok(()) })
     }
     /// Condition of what runs pods that are no containers: it answers, or why not; `None`: nothing does. From memory.
-    fn external_pods(&self) -> Option<RuntimeCondition> {
+    fn external_pods_condition(&self) -> Option<RuntimeCondition> {
         None
     }
     /// Conditions; cheap enough for every 5 s.
-    fn status(&self) -> RuntimeCall<'_, RuntimeStatus>;
+    fn runtime_status(&self) -> RuntimeCall<'_, RuntimeStatus>;
 
     /// Lists all pods with every sandbox and instance, exited ones included (the relist). Their statuses are read by
     /// [`Self::pod_status`]. Sorted by UID; at most the pods the table can hold plus orphans.
@@ -139,7 +139,7 @@ pub trait RuntimeService: ImageService {
     /// Reads one pod anew, termination messages included. Unknown UID: an empty status carrying it.
     fn pod_status(&self, uid: &PodUid) -> RuntimeCall<'_, PodRuntimeStatus>;
     /// Resolves when something at the runtime may have changed (a container ended). May be late or lost.
-    fn doorbell(&self) -> Pin<Box<dyn Future<Output = ()> + '_>>;
+    fn wait_for_doorbell(&self) -> Pin<Box<dyn Future<Output = ()> + '_>>;
 
     /// Makes a sandbox and its network. On error no usable sandbox is left; leftovers are listed as not ready.
     fn run_pod_sandbox<'a>(&'a self, config: &'a SandboxConfig) -> RuntimeCall<'a, SandboxStatus>;
@@ -167,7 +167,7 @@ pub trait RuntimeService: ImageService {
         logs: LogRetention,
     ) -> RuntimeCall<'a, ()>;
     /// Reopens the log file after a rotation.
-    fn reopen_log<'a>(&'a self, id: &'a ContainerId) -> RuntimeCall<'a, ()>;
+    fn reopen_container_log<'a>(&'a self, id: &'a ContainerId) -> RuntimeCall<'a, ()>;
     /// Runs a command in a running container and collects at most `limit` bytes of each stream.
     /// After `timeout` the process in the container is killed and [`RuntimeError::Timeout`] returned.
     fn exec_sync<'a>(
@@ -213,5 +213,8 @@ pub trait RuntimeService: ImageService {
     fn list_pod_usage(&self, detail: StatsDetail) -> RuntimeCall<'_, Vec<PodUsage>>;
     /// Counts the disk use of a container above its image; `None` if nothing is known of it, exhausted if there is too
     /// much to count. Walks through all of it.
-    fn writable_layer<'a>(&'a self, id: &'a ContainerId) -> RuntimeCall<'a, Option<DiskUsage>>;
+    fn writable_layer_usage<'a>(
+        &'a self,
+        id: &'a ContainerId,
+    ) -> RuntimeCall<'a, Option<DiskUsage>>;
 }

@@ -107,7 +107,7 @@ pub trait ProcessStreams {
     /// Ends standard input after the bytes that were written.
     fn end_input(&mut self);
     /// Sets the terminal's size. Does nothing without a terminal.
-    fn resize(&mut self, columns: u16, rows: u16);
+    fn resize_terminal(&mut self, columns: u16, rows: u16);
 }
 
 /// Streams that are descriptors of ours.
@@ -139,7 +139,7 @@ impl PipeStreams {
     }
 
     /// Streams of a process whose terminal's master is `master`.
-    pub fn terminal(master: OwnedFd, stdin: bool) -> io::Result<Self> {
+    pub fn from_terminal(master: OwnedFd, stdin: bool) -> io::Result<Self> {
         let stdin = stdin.then(|| master.try_clone()).transpose()?;
         let stdout = master.try_clone()?;
         Ok(Self {
@@ -237,7 +237,7 @@ impl ProcessStreams for PipeStreams {
         self.stdin = None;
     }
 
-    fn resize(&mut self, columns: u16, rows: u16) {
+    fn resize_terminal(&mut self, columns: u16, rows: u16) {
         if let Some(terminal) = &self.terminal
             && let Err(e) = tty::set_window_size(terminal.as_fd(), columns, rows)
         {

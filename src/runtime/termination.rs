@@ -31,27 +31,28 @@ pub(crate) struct TerminationSource {
 }
 
 /// Reads the message of an ended container. A file that cannot be read gives an empty message.
-pub(crate) fn message(source: &TerminationSource) -> String {
+pub(crate) fn read_termination_message(source: &TerminationSource) -> String {
     let own = match source.file.as_str() {
         "" => Vec::new(),
-        path => tail(plain(Path::new(path)), MESSAGE_BYTES).unwrap_or_default(),
+        path => read_tail(open_plain_file(Path::new(path)), MESSAGE_BYTES).unwrap_or_default(),
     };
     if own.is_empty() && source.fallback && source.exit_code != 0 {
-        let log = tail(open::log(Path::new(&source.log)), LOG_TAIL_BYTES).unwrap_or_default();
+        let log =
+            read_tail(open::open_log(Path::new(&source.log)), LOG_TAIL_BYTES).unwrap_or_default();
         return last_lines(&log);
     }
     String::from_utf8_lossy(&own).into_owned()
 }
 
 /// Joins the message of the runtime and that of the container.
-pub(crate) fn joined(of_runtime: &str, own: &str) -> String {
+pub(crate) fn join_messages(of_runtime: &str, own: &str) -> String {
     let is_either = of_runtime.is_empty() || own.is_empty();
     let between = if is_either { "" } else { ": " };
     format!("{of_runtime}{between}{own}")
 }
 
 /// Opens a file that the pod could have replaced by a link or a FIFO.
-fn plain(path: &Path) -> io::Result<fs::File> {
+fn open_plain_file(path: &Path) -> io::Result<fs::File> {
     use std::os::unix::fs::OpenOptionsExt;
     fs::OpenOptions::new()
         .read(true)
@@ -60,7 +61,7 @@ fn plain(path: &Path) -> io::Result<fs::File> {
 }
 
 /// Reads at most `limit` bytes from the end of a plain file.
-fn tail(file: io::Result<fs::File>, limit: u64) -> io::Result<Vec<u8>> {
+fn read_tail(file: io::Result<fs::File>, limit: u64) -> io::Result<Vec<u8>> {
     let mut file = file?;
     let meta = file.metadata()?;
     if !meta.is_file() {
@@ -154,7 +155,7 @@ mod tests {
                 fallback,
                 exit_code: code,
             };
-            assert_eq!(message(&source), want, "{name}");
+            assert_eq!(read_termination_message(&source), want, "{name}");
         }
         let long_log: String = (0..40)
             .map(|_| format!("t stdout F {}\n", "x".repeat(99)))
@@ -162,7 +163,10 @@ mod tests {
         assert_eq!(last_lines(long_log.as_bytes()).len(), FALLBACK_BYTES);
         let link = dir.join("link");
         std::os::unix::fs::symlink("/etc/passwd", &link).expect("link");
-        assert!(tail(plain(&link), 10).is_err(), "links are not followed");
+        assert!(
+            read_tail(open_plain_file(&link), 10).is_err(),
+            "links are not followed"
+        );
         fs::remove_dir_all(dir).expect("clean");
     }
 }

@@ -21,15 +21,15 @@ impl<'a> Allowance<'a> {
         streaming: &'a dyn StreamingBackend,
         connection: &StreamConnection,
     ) -> Option<Self> {
-        let before = connection.carried();
+        let before = connection.carried_bytes();
         connection
             .leaves_machine()
             .then_some(Self { streaming, before })
     }
 
     /// Returns the reason for the end of the session, one line, if its connection has `carried` all that it may.
-    pub(super) fn spent(&self, carried: u64) -> Option<String> {
-        let limit = self.streaming.stream_bytes()?;
+    pub(super) fn spent_reason(&self, carried: u64) -> Option<String> {
+        let limit = self.streaming.session_limit_bytes()?;
         let is_spent = carried.saturating_sub(self.before) >= limit;
         is_spent.then(|| {
             let bytes = human_bytes(limit);

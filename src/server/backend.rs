@@ -48,7 +48,7 @@ pub enum MetricsEndpoint {
 /// A log to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogTarget {
-    /// Live log file; empty: the provider that runs the instance keeps the log (see [`ServerBackend::provided_log`]).
+    /// Live log file; empty: the provider that runs the instance keeps the log (see [`ServerBackend::open_provided_log`]).
     pub path: PathBuf,
     /// File in which its shim may hold the end of the log in memory.
     pub memory: PathBuf,
@@ -59,7 +59,7 @@ pub struct LogTarget {
 /// Text that comes from somewhere else: the next piece, `None` at its end.
 pub trait IncomingText {
     /// Waits for it.
-    fn next(&mut self) -> BackendReply<'_, Option<Vec<u8>>>;
+    fn next_piece(&mut self) -> BackendReply<'_, Option<Vec<u8>>>;
 }
 
 /// A pod that a request names.
@@ -98,7 +98,7 @@ pub struct Uptime {
 /// Sources of the server's streams: commands, containers and ports of pods.
 pub trait StreamingBackend {
     /// The running instance of a container. Container empty: the default one.
-    fn running<'a>(
+    fn running_container<'a>(
         &'a self,
         pod: PodName<'a>,
         container: &'a str,
@@ -112,7 +112,7 @@ pub trait StreamingBackend {
         options: &'a ExecOptions,
     ) -> RuntimeCall<'a, StreamRoute<SessionStart<'a>>>;
     /// Runs a command to its end; of each of its outputs at most `limit` bytes are kept.
-    fn run<'a>(
+    fn run_command<'a>(
         &'a self,
         id: &'a ContainerId,
         command: &'a [String],
@@ -133,7 +133,7 @@ pub trait StreamingBackend {
     /// Returns the time after which a connection is closed on which no byte came or went.
     fn idle_timeout(&self) -> Duration;
     /// Returns the number of bytes after which a session now ends whose client is on another machine; `None`: no limit.
-    fn stream_bytes(&self) -> Option<u64> {
+    fn session_limit_bytes(&self) -> Option<u64> {
         None
     }
     /// Returns the time in which a client of exec and attach has to make its streams (STREAM-06).
@@ -141,7 +141,7 @@ pub trait StreamingBackend {
         CREATION_TIMEOUT
     }
     /// Frees the memory of a connection that has ended.
-    fn stream_ended(&self);
+    fn release_stream_memory(&self);
 }
 
 /// A health check of the agent.
@@ -367,9 +367,9 @@ pub trait ServerBackend: StreamingBackend {
     /// The lane on which files are read.
     fn disk_lane(&self) -> &Lane;
     /// Pods to show, sorted by namespace and name; all of them, or those of one namespace.
-    fn pods<'a>(&'a self, namespace: Option<&'a str>) -> BackendReply<'a, Vec<PodUid>>;
+    fn pod_uids<'a>(&'a self, namespace: Option<&'a str>) -> BackendReply<'a, Vec<PodUid>>;
     /// Returns a pod as a Kubernetes object; `None`: it has gone. JSON, for that keeps fields that are not modelled.
-    fn pod<'a>(&'a self, uid: &'a PodUid) -> BackendReply<'a, Option<Value>>;
+    fn pod_object<'a>(&'a self, uid: &'a PodUid) -> BackendReply<'a, Option<Value>>;
     /// Pods with containers that run, as the runtime has them; sorted by uid.
     fn running_pods(&self) -> BackendReply<'_, Vec<RunningPod>>;
     /// Names of the containers of a pod's spec, of all kinds.
@@ -381,11 +381,11 @@ pub trait ServerBackend: StreamingBackend {
     /// The configuration in force, as the JSON of a `KubeletConfiguration`.
     fn configuration(&self) -> &str;
     /// Runs the checks of `/healthz`.
-    fn checks(&self) -> Vec<AgentCheck>;
+    fn run_health_checks(&self) -> Vec<AgentCheck>;
     /// Returns the start of the agent, and the time since then.
     fn uptime(&self) -> Uptime;
     /// Returns the health of the agent.
-    fn health(&self) -> BackendReply<'_, AgentHealth>;
+    fn agent_health(&self) -> BackendReply<'_, AgentHealth>;
     /// Kept Event objects, oldest first; all of them, or those of pods of one namespace. At most the newest `limit`.
     fn events(&self, namespace: Option<&str>, limit: usize) -> Vec<Event>;
     /// ConfigMap objects beside the manifests, sorted by namespace and name; all of them, or those of one namespace.
@@ -393,17 +393,17 @@ pub trait ServerBackend: StreamingBackend {
     /// Secret objects, like ConfigMaps. They carry the sizes of their values (`dataBytes`), never these.
     fn secrets(&self, namespace: Option<&str>) -> BackendReply<'_, Vec<Value>>;
     /// Returns the last events and effects of the loop, one JSON object a line.
-    fn dump(&self) -> BackendReply<'_, String>;
+    fn dump_recorded_events(&self) -> BackendReply<'_, String>;
     /// Figures of the agent, or of what runs.
-    fn figures(&self, which: MetricsEndpoint) -> BackendReply<'_, TextPieces>;
+    fn metrics_page(&self, which: MetricsEndpoint) -> BackendReply<'_, TextPieces>;
     /// Returns the traffic over the link.
-    fn link(&self) -> LinkReport;
+    fn link_report(&self) -> LinkReport;
     /// The Node object.
-    fn node(&self) -> BackendReply<'_, Node>;
+    fn node_object(&self) -> BackendReply<'_, Node>;
     /// Returns the resources that the node is short of; with `order` also the pods that would be evicted.
-    fn pressure(&self, order: bool) -> BackendReply<'_, PressureReport>;
+    fn pressure_report(&self, order: bool) -> BackendReply<'_, PressureReport>;
     /// Finds the file of a container's log. Container empty: the default one.
-    fn log_target<'a>(
+    fn find_log_target<'a>(
         &'a self,
         namespace: &'a str,
         pod: &'a str,
@@ -411,7 +411,7 @@ pub trait ServerBackend: StreamingBackend {
         previous: bool,
     ) -> BackendReply<'a, LogTarget>;
     /// Reads the log of an instance that has no file here, from the provider that runs it.
-    fn provided_log<'a>(
+    fn open_provided_log<'a>(
         &'a self,
         id: &'a ContainerId,
         options: &'a LogOptions,
@@ -420,11 +420,11 @@ pub trait ServerBackend: StreamingBackend {
         Box::pin(async { Err(Refusal::not_found("the log has no file")) })
     }
     /// Returns true if an instance still runs, or may do so: a followed log goes on.
-    fn is_running<'a>(&'a self, id: &'a ContainerId) -> BackendReply<'a, bool>;
+    fn is_instance_running<'a>(&'a self, id: &'a ContainerId) -> BackendReply<'a, bool>;
     /// Units of the devices that are given to pods.
-    fn devices(&self) -> BackendReply<'_, Vec<DeviceReport>>;
+    fn device_reports(&self) -> BackendReply<'_, Vec<DeviceReport>>;
     /// Lists all images.
-    fn images(&self) -> BackendReply<'_, Vec<crate::api::cri::StoredImage>>;
+    fn list_images(&self) -> BackendReply<'_, Vec<crate::api::cri::StoredImage>>;
     /// Imports an archive; returns the references it brought. `name` (may be empty) names an image that has none.
     /// `steps` hears how far it is, as far as it has room; closed by its reader it stops the import.
     fn import_image(
@@ -452,43 +452,42 @@ pub trait ServerBackend: StreamingBackend {
     /// Ends a pod of this machine's own manifests, and starts it anew after that.
     fn restart_pod<'a>(&'a self, namespace: &'a str, pod: &'a str) -> BackendReply<'a, ()>;
     /// Ends the agent; with `all` every pod first.
-    fn stop(&self, all: bool) -> BackendReply<'_, ()>;
+    fn stop_agent(&self, all: bool) -> BackendReply<'_, ()>;
     /// The machine goes down: ends the pods in their order, or all at once and then the agent, as it is configured.
-    fn shut_down(&self) -> BackendReply<'_, ()>;
+    fn shut_down_machine(&self) -> BackendReply<'_, ()>;
 }
 
 /// Reads the options of a log request.
-pub(super) fn log_options(
+pub(super) fn parse_log_options(
     request: &super::http::HttpRequest,
     now: WallTime,
 ) -> Result<LogOptions, Refusal> {
-    let since_seconds: Option<u32> = request.number("sinceSeconds")?;
-    let since_time =
-        match request.param("sinceTime") {
-            None | Some("") => None,
-            Some(text) => Some(WallTime::parse(text).ok_or_else(|| {
-                Refusal::bad(format!("sinceTime: {text:?} is not an RFC 3339 time"))
-            })?),
-        };
+    let since_seconds: Option<u32> = request.query_number("sinceSeconds")?;
+    let since_time = match request.query_param("sinceTime") {
+        None | Some("") => None,
+        Some(text) => Some(WallTime::parse(text).ok_or_else(|| {
+            Refusal::bad_request(format!("sinceTime: {text:?} is not an RFC 3339 time"))
+        })?),
+    };
     let by_seconds =
         since_seconds.map(|s| WallTime(now.0.saturating_sub(i64::from(s) * 1_000_000_000)));
-    let stream = match request.param("stream") {
+    let stream = match request.query_param("stream") {
         None | Some("" | "All") => None,
         Some("Stdout") => Some("stdout".to_owned()),
         Some("Stderr") => Some("stderr".to_owned()),
         Some(other) => {
-            return Err(Refusal::bad(format!(
+            return Err(Refusal::bad_request(format!(
                 "stream: {other:?} is not All, Stdout or Stderr"
             )));
         }
     };
     Ok(LogOptions {
-        follow: request.flag("follow"),
-        tail: request.number("tailLines")?,
+        follow: request.query_flag("follow"),
+        tail: request.query_number("tailLines")?,
         // The later bound wins (LOG-03).
         since: since_time.max(by_seconds),
-        timestamps: request.flag("timestamps"),
-        limit_bytes: request.number("limitBytes")?,
+        timestamps: request.query_flag("timestamps"),
+        limit_bytes: request.query_number("limitBytes")?,
         stream,
     })
 }

@@ -47,7 +47,7 @@ impl Chunked {
     /// Takes the next bytes. `Some`: the body ended behind so many of them.
     ///
     /// - Errors: 413 for one that is too long, 400 for one that is malformed. Nothing behind it can be understood then.
-    pub(super) fn feed(&mut self, bytes: &[u8]) -> Result<Option<usize>, Refusal> {
+    pub(super) fn feed_bytes(&mut self, bytes: &[u8]) -> Result<Option<usize>, Refusal> {
         let mut done = 0;
         while let Some(byte) = bytes.get(done) {
             if let ChunkedPosition::Data(left) = self.at {
@@ -63,18 +63,18 @@ impl Chunked {
             done += 1;
             if *byte != b'\n' {
                 if self.line.len() >= MAX_LINE_BYTES {
-                    return Err(malformed("a line is too long"));
+                    return Err(malformed_chunks("a line is too long"));
                 }
                 self.line.push(*byte);
                 continue;
             }
             let Some(b'\r') = self.line.pop() else {
-                return Err(malformed("a line ends without a carriage return"));
+                return Err(malformed_chunks("a line ends without a carriage return"));
             };
             if self.line.contains(&b'\r') {
-                return Err(malformed("a carriage return inside a line"));
+                return Err(malformed_chunks("a carriage return inside a line"));
             }
-            let is_over = self.line_ended()?;
+            let is_over = self.parse_ended_line()?;
             self.line.clear();
             if is_over {
                 return Ok(Some(done));
@@ -84,25 +84,27 @@ impl Chunked {
     }
 
     /// Understands a line. Whether it was the last.
-    fn line_ended(&mut self) -> Result<bool, Refusal> {
+    fn parse_ended_line(&mut self) -> Result<bool, Refusal> {
         self.at = match self.at {
-            ChunkedPosition::Size => match size(&self.line).ok_or_else(|| malformed("no size"))? {
-                0 => ChunkedPosition::Trailers,
-                size if size > self.room => return Err(Refusal::new(413, "body is too long")),
-                size => {
-                    self.room -= size;
-                    ChunkedPosition::Data(size)
+            ChunkedPosition::Size => {
+                match parse_chunk_size(&self.line).ok_or_else(|| malformed_chunks("no size"))? {
+                    0 => ChunkedPosition::Trailers,
+                    size if size > self.room => return Err(Refusal::new(413, "body is too long")),
+                    size => {
+                        self.room -= size;
+                        ChunkedPosition::Data(size)
+                    }
                 }
-            },
+            }
             ChunkedPosition::DataEnd if self.line.is_empty() => ChunkedPosition::Size,
             ChunkedPosition::DataEnd | ChunkedPosition::Data(_) => {
-                return Err(malformed("a chunk is longer than it said"));
+                return Err(malformed_chunks("a chunk is longer than it said"));
             }
             ChunkedPosition::Trailers if self.line.is_empty() => return Ok(true),
             ChunkedPosition::Trailers => {
                 self.trailers += 1;
                 if self.trailers > MAX_TRAILERS {
-                    return Err(malformed("too many trailers"));
+                    return Err(malformed_chunks("too many trailers"));
                 }
                 ChunkedPosition::Trailers
             }
@@ -111,12 +113,12 @@ impl Chunked {
     }
 }
 
-fn malformed(why: &str) -> Refusal {
-    Refusal::bad(format!("malformed chunks: {why}"))
+fn malformed_chunks(why: &str) -> Refusal {
+    Refusal::bad_request(format!("malformed chunks: {why}"))
 }
 
 /// Reads the size at the start of a chunk's line. Extensions are ignored.
-fn size(line: &[u8]) -> Option<u64> {
+fn parse_chunk_size(line: &[u8]) -> Option<u64> {
     let digits = line.split(|byte| *byte == b';').next()?;
     let digits = digits.trim_ascii_end();
     let is_number = (1..=MAX_DIGITS).contains(&digits.len());
@@ -132,12 +134,12 @@ pub(super) mod fuzz {
 
     /// Runs the reader for [`crate::fuzz`]: cut anywhere, the body ends at the same byte or with the same error.
     pub(crate) fn run(data: &[u8]) -> String {
-        let whole = Chunked::new(4096).feed(data);
+        let whole = Chunked::new(4096).feed_bytes(data);
         let mut pieces = Chunked::new(4096);
         let mut at = 0;
         let mut end = Ok(None);
         for piece in data.chunks(3) {
-            end = pieces.feed(piece).map(|n| n.map(|n| at + n));
+            end = pieces.feed_bytes(piece).map(|n| n.map(|n| at + n));
             if end != Ok(None) {
                 break;
             }
@@ -181,16 +183,16 @@ mod tests {
             ("0\r\nA\rB: c\r\n\r\n", Err(400)),
         ] {
             let mut chunks = Chunked::new(16);
-            let got = chunks.feed(body.as_bytes());
+            let got = chunks.feed_bytes(body.as_bytes());
             let got = got.map_err(|e| e.status).map(Option::unwrap_or_default);
             assert_eq!(got, expected, "{body:?}");
             fuzz::run(body.as_bytes());
         }
         let long = format!("1;{}\r\n", "x".repeat(MAX_LINE_BYTES));
-        assert!(Chunked::new(16).feed(long.as_bytes()).is_err());
+        assert!(Chunked::new(16).feed_bytes(long.as_bytes()).is_err());
         let trailers = "A: b\r\n".repeat(17);
         let many = format!("0\r\n{trailers}\r\n");
-        assert!(Chunked::new(16).feed(many.as_bytes()).is_err());
+        assert!(Chunked::new(16).feed_bytes(many.as_bytes()).is_err());
     }
 
     #[test]
@@ -203,7 +205,11 @@ mod tests {
             "1\r\na\r\n0\r\n",
             "0\r\nA: b\r\n",
         ] {
-            assert_eq!(Chunked::new(16).feed(body.as_bytes()), Ok(None), "{body:?}");
+            assert_eq!(
+                Chunked::new(16).feed_bytes(body.as_bytes()),
+                Ok(None),
+                "{body:?}"
+            );
         }
     }
 }

@@ -89,14 +89,14 @@ impl StreamConnection {
 
     /// Names the socket that all goes over, which closes when this is dropped.
     #[must_use]
-    pub fn of_socket(mut self, socket: RawFd) -> Self {
+    pub fn with_socket(mut self, socket: RawFd) -> Self {
         self.below = StreamTransport::Socket(socket);
         self
     }
 
     /// Names the carrier of the stream.
     #[must_use]
-    pub(super) fn over(mut self, below: StreamTransport) -> Self {
+    pub(super) fn with_transport(mut self, below: StreamTransport) -> Self {
         self.below = below;
         self
     }
@@ -115,17 +115,17 @@ impl StreamConnection {
             events: libc::POLLRDHUP,
             revents: 0,
         }];
-        start::poll(&mut fds, 0).is_ok_and(|ready| ready > 0)
+        start::poll_fds(&mut fds, 0).is_ok_and(|ready| ready > 0)
     }
 
     /// Makes a later drop of the connection reach the other side at once: bytes on their way to it are discarded. A
     /// peer that does not read would otherwise not get to the end.
-    pub(super) fn cut(&self) {
+    pub(super) fn abort_on_drop(&self) {
         match &self.below {
             StreamTransport::Unknown => {}
-            StreamTransport::Pipe(pipe) => pipe.cut(),
+            StreamTransport::Pipe(pipe) => pipe.drop_pending_bytes(),
             StreamTransport::Socket(fd) | StreamTransport::Counted { socket: fd, .. } => {
-                if let Err(e) = socket::forget_unsent(*fd) {
+                if let Err(e) = socket::drop_unsent_on_close(*fd) {
                     log::debug!("a connection cannot be cut: {e}");
                 }
             }
@@ -133,7 +133,7 @@ impl StreamConnection {
     }
 
     /// Address of the other side, if it has one.
-    pub(super) fn peer(&self) -> Option<IpAddr> {
+    pub(super) fn peer_address(&self) -> Option<IpAddr> {
         let (StreamTransport::Socket(socket) | StreamTransport::Counted { socket, .. }) =
             &self.below
         else {
@@ -146,14 +146,14 @@ impl StreamConnection {
     }
 
     /// Counts all bytes from now on as `class`, if they are counted.
-    pub(super) fn counts_as(&self, class: LinkClass) {
+    pub(super) fn set_link_class(&self, class: LinkClass) {
         if let StreamTransport::Counted { class: of, .. } = &self.below {
             of.set(class);
         }
     }
 
     /// Bytes that were read and written so far, without TLS and the layers below.
-    pub(super) const fn carried(&self) -> u64 {
+    pub(super) const fn carried_bytes(&self) -> u64 {
         self.carried
     }
 
@@ -166,54 +166,54 @@ impl StreamConnection {
         }
     }
 
-    fn count(&mut self, bytes: usize) {
+    fn count_carried(&mut self, bytes: usize) {
         let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
         self.carried = self.carried.saturating_add(bytes);
     }
 
     /// Sets the time for which a client may take none of the written bytes, before the write fails with
     /// [`io::ErrorKind::TimedOut`].
-    pub fn set_patience(&mut self, patience: Option<Duration>) {
+    pub fn set_write_timeout(&mut self, patience: Option<Duration>) {
         self.patience = patience;
         self.stalled = None;
     }
 
     /// Puts `bytes` before the bytes that are read next.
-    pub(super) fn unread(&mut self, bytes: &[u8]) {
+    pub(super) fn push_back_bytes(&mut self, bytes: &[u8]) {
         self.ahead.splice(0..0, bytes.iter().copied());
     }
 
     /// Waits until the client closes, or breaks, its side. Bytes that come instead are kept. Dropping the future loses
     /// nothing.
-    pub async fn left(&mut self) {
+    pub async fn wait_for_close(&mut self) {
         let mut step = [0; WATCH_STEP_BYTES];
         while self.ahead.len() < MAX_WATCHED_BYTES {
             match self.stream.read(&mut step).await {
                 Ok(0) | Err(_) => return,
                 Ok(n) => {
-                    self.count(n);
+                    self.count_carried(n);
                     self.ahead.extend_from_slice(&step[..n]);
                 }
             }
             // A client may send a byte at a time, and always have one ready.
-            turn::give().await;
+            turn::yield_to_others().await;
         }
         core::future::pending().await
     }
 
     /// Waits until there is something to read; false: the client has closed its side. Dropping the future loses nothing.
-    pub(super) async fn has_more(&mut self) -> io::Result<bool> {
+    pub(super) async fn wait_for_input(&mut self) -> io::Result<bool> {
         if self.ahead.is_empty() {
             let mut step = [0; FIRST_BYTES];
             let n = self.stream.read(&mut step).await?;
-            self.count(n);
+            self.count_carried(n);
             self.ahead.extend_from_slice(&step[..n]);
         }
         Ok(!self.ahead.is_empty())
     }
 
     /// Fails an operation that has been waiting for the client for too long.
-    fn patiently<T>(
+    fn fail_if_stalled<T>(
         &mut self,
         cx: &mut Context<'_>,
         poll: Poll<io::Result<T>>,
@@ -239,7 +239,7 @@ impl AsyncRead for StreamConnection {
         if this.ahead.is_empty() {
             let read = Pin::new(&mut this.stream).poll_read(cx, buf);
             if let Poll::Ready(Ok(n)) = read {
-                this.count(n);
+                this.count_carried(n);
             }
             return read;
         }
@@ -262,28 +262,28 @@ impl AsyncWrite for StreamConnection {
         let this = self.get_mut();
         let poll = Pin::new(&mut this.stream).poll_write(cx, buf);
         if let Poll::Ready(Ok(n)) = poll {
-            this.count(n);
+            this.count_carried(n);
         }
-        this.patiently(cx, poll)
+        this.fail_if_stalled(cx, poll)
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let poll = Pin::new(&mut this.stream).poll_flush(cx);
-        this.patiently(cx, poll)
+        this.fail_if_stalled(cx, poll)
     }
 
     fn poll_close(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let poll = Pin::new(&mut this.stream).poll_close(cx);
-        let closed = ready!(this.patiently(cx, poll));
+        let closed = ready!(this.fail_if_stalled(cx, poll));
         // The stream's own close only flushes. A socket that is not connected any more needs no end.
         match &this.below {
             StreamTransport::Unknown => {}
             StreamTransport::Socket(socket) | StreamTransport::Counted { socket, .. } => {
                 _ = shutdown(*socket, Shutdown::Write);
             }
-            StreamTransport::Pipe(pipe) => pipe.end(),
+            StreamTransport::Pipe(pipe) => pipe.end_writing(),
         }
         Poll::Ready(closed)
     }
@@ -386,10 +386,10 @@ mod tests {
     fn what_comes_while_watched_is_read_later() {
         smol::block_on(async {
             let (mut connection, mut client) = testing::pair();
-            connection.unread(b"a");
+            connection.push_back_bytes(b"a");
             client.write_all(b"bc").await.expect("write");
             let watched = async {
-                connection.left().await;
+                connection.wait_for_close().await;
                 true
             };
             let moved_on = async {
@@ -402,7 +402,7 @@ mod tests {
             connection.read_exact(&mut got).await.expect("read");
             assert_eq!(&got, b"abc");
             drop(client);
-            connection.left().await;
+            connection.wait_for_close().await;
         });
     }
 
@@ -410,7 +410,7 @@ mod tests {
     fn a_client_that_never_reads_is_given_up() {
         smol::block_on(async {
             let (mut connection, client) = testing::pair();
-            connection.set_patience(Some(Duration::from_millis(10)));
+            connection.set_write_timeout(Some(Duration::from_millis(10)));
             let all = vec![0; 4 << 20];
             let failed = connection.write_all(&all).await.expect_err("never read");
             assert_eq!(failed.kind(), io::ErrorKind::TimedOut);

@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const EXPOSITION: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Returns the figures that a request asks for; `None`: another page. A wrong method alone is a 405.
-pub(super) fn asked(
+pub(super) fn requested_page(
     path: &[&str],
     request: &HttpRequest,
 ) -> Option<Result<MetricsEndpoint, Refusal>> {
@@ -26,7 +26,7 @@ pub(super) fn asked(
         ["metrics", "probes"] => (MetricsEndpoint::Probes, &["GET"]),
         ["metrics", "resource"] => (MetricsEndpoint::Resource, &["GET"]),
         ["metrics", "cadvisor"] => (MetricsEndpoint::Cadvisor, &["GET"]),
-        ["stats", "summary"] if request.flag("only_cpu_and_memory") => (
+        ["stats", "summary"] if request.query_flag("only_cpu_and_memory") => (
             MetricsEndpoint::Summary(StatsDetail::Basic),
             &["GET", "POST"],
         ),
@@ -49,12 +49,12 @@ pub(super) fn asked(
 }
 
 /// Answers with a page, piece by piece.
-pub(super) async fn serve(
+pub(super) async fn serve_metrics_page(
     backend: &dyn ServerBackend,
     connection: &mut StreamConnection,
     figures: MetricsEndpoint,
 ) -> ServeOutcome {
-    let pieces = match backend.figures(figures).await {
+    let pieces = match backend.metrics_page(figures).await {
         Ok(pieces) => pieces,
         Err(refusal) => return Ok(Err(refusal)),
     };
@@ -66,24 +66,24 @@ pub(super) async fn serve(
         | MetricsEndpoint::Resource
         | MetricsEndpoint::Cadvisor => EXPOSITION,
     };
-    send(connection, kind, pieces).await
+    send_pieces(connection, kind, pieces).await
 }
 
 /// Answers with these pieces, each of which the client takes in time.
-pub(super) async fn send(
+pub(super) async fn send_pieces(
     connection: &mut StreamConnection,
     kind: &str,
     pieces: TextPieces,
 ) -> ServeOutcome {
-    let mut stream = http::start_stream(connection, kind).await?;
+    let mut stream = http::start_answer_stream(connection, kind).await?;
     for piece in pieces {
         let late = async {
             async_io::Timer::after(PATIENCE).await;
             Err(io::ErrorKind::TimedOut.into())
         };
-        smol::future::or(stream.write(piece.as_bytes()), late).await?;
+        smol::future::or(stream.send_bytes(piece.as_bytes()), late).await?;
     }
-    stream.finish().await.map(Ok)
+    stream.finish_answer().await.map(Ok)
 }
 
 #[cfg(test)]
@@ -128,7 +128,9 @@ mod tests {
                 ..HttpRequest::default()
             };
             let path: Vec<&str> = path.split('/').collect();
-            let asked = asked(&path, &request).transpose().map_err(|e| e.status);
+            let asked = requested_page(&path, &request)
+                .transpose()
+                .map_err(|e| e.status);
             assert_eq!(asked, want, "{method} {path:?}");
         }
     }

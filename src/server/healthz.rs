@@ -13,7 +13,7 @@ use smol::LocalExecutor;
 use super::{
     connection::StreamConnection,
     http::{self, Refusal},
-    network::{RETRY_PAUSE, listen},
+    network::{RETRY_PAUSE, listen_when_free},
 };
 use crate::sys::turn;
 
@@ -23,8 +23,8 @@ pub const MAX_CONNECTIONS: usize = 16;
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Listens and answers until the executor drops it.
-pub async fn serve(address: SocketAddr, executor: Rc<LocalExecutor<'static>>) {
-    let listener = listen(address, "/healthz").await;
+pub async fn serve_healthz(address: SocketAddr, executor: Rc<LocalExecutor<'static>>) {
+    let listener = listen_when_free(address, "/healthz").await;
     let open = Rc::new(Cell::new(0));
     loop {
         match listener.accept().await {
@@ -37,7 +37,7 @@ pub async fn serve(address: SocketAddr, executor: Rc<LocalExecutor<'static>>) {
                         Timer::after(TIMEOUT).await;
                         Err(io::ErrorKind::TimedOut.into())
                     };
-                    if let Err(e) = smol::future::or(answer(stream), late).await {
+                    if let Err(e) = smol::future::or(answer_healthz(stream), late).await {
                         log::debug!("/healthz: {peer}: {e}");
                     }
                     open.set(open.get() - 1);
@@ -50,24 +50,24 @@ pub async fn serve(address: SocketAddr, executor: Rc<LocalExecutor<'static>>) {
             }
         }
         // There may always be another.
-        turn::give().await;
+        turn::yield_to_others().await;
     }
 }
 
-async fn answer(stream: Async<TcpStream>) -> io::Result<()> {
+async fn answer_healthz(stream: Async<TcpStream>) -> io::Result<()> {
     let mut connection = StreamConnection::new(stream);
     let connection = &mut connection;
     let request = match http::read_request(connection).await? {
         Ok(Some(request)) => request,
         Ok(None) => return Ok(()),
-        Err(refusal) => return http::refuse(connection, &refusal).await,
+        Err(refusal) => return http::send_refusal(connection, &refusal).await,
     };
     connection.answer.head_only = request.method == "HEAD";
     let is_page = request.is_plain && request.path == ["healthz"];
     if is_page {
-        http::respond(connection, 200, "text/plain; charset=utf-8", b"ok").await
+        http::send_response(connection, 200, "text/plain; charset=utf-8", b"ok").await
     } else {
-        http::refuse(connection, &Refusal::not_found("404 page not found\n")).await
+        http::send_refusal(connection, &Refusal::not_found("404 page not found\n")).await
     }
 }
 
@@ -85,7 +85,7 @@ mod tests {
             let free = Async::<std::net::TcpListener>::bind(([127, 0, 0, 1], 0)).expect("port");
             let address = free.get_ref().local_addr().expect("address");
             drop(free);
-            let _server = executor.spawn(serve(address, Rc::clone(&executor)));
+            let _server = executor.spawn(serve_healthz(address, Rc::clone(&executor)));
             for (line, wanted) in [
                 ("GET /healthz HTTP/1.1", "HTTP/1.1 200"),
                 ("HEAD /healthz HTTP/1.1", "HTTP/1.1 200"),

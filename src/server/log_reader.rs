@@ -79,14 +79,14 @@ impl LogReader {
     /// the end of it.
     pub fn open(path: &Path, memory: Option<PathBuf>, options: LogOptions) -> io::Result<Self> {
         let mut source = LogSource {
-            file: open::log(path)?,
+            file: open::open_log(path)?,
             memory,
             lost: None,
         };
         // The size is taken once: later bytes are neither part of the tail nor shown behind it.
-        let size = source.len()?;
+        let size = source.length_bytes()?;
         let at = match options.tail {
-            Some(lines) => tail_offset(&mut source, size, lines)?,
+            Some(lines) => find_tail_offset(&mut source, size, lines)?,
             None => 0,
         };
         let left = options.limit_bytes.unwrap_or(u64::MAX);
@@ -142,7 +142,7 @@ impl LogReader {
             if core::mem::take(&mut self.skipping) {
                 continue; // the end of an over-long record
             }
-            render(record, &self.options, &mut self.in_line, &mut out);
+            render_record(record, &self.options, &mut self.in_line, &mut out);
         }
         self.pending.drain(..done);
         // The client may take nothing for hours: nothing is held for the next chunk.
@@ -165,7 +165,7 @@ impl LogReader {
         if !self.options.follow {
             return Ok(false);
         }
-        let current = match open::log(&self.path) {
+        let current = match open::open_log(&self.path) {
             Ok(file) => file,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
             Err(e) => return Err(e),
@@ -179,7 +179,7 @@ impl LogReader {
             return Ok(true);
         }
         self.at = 0;
-        self.source.file = match self.follower((old.dev(), old.ino()))? {
+        self.source.file = match self.find_rotated_successor((old.dev(), old.ino()))? {
             Some(rotated) => rotated,
             None => current,
         };
@@ -188,7 +188,7 @@ impl LogReader {
     }
 
     /// The file that was rotated next after `old`, if the live one is not it: a fast writer fills many between two looks.
-    fn follower(&self, old: (u64, u64)) -> io::Result<Option<File>> {
+    fn find_rotated_successor(&self, old: (u64, u64)) -> io::Result<Option<File>> {
         let prefix = format!("{}.", self.path.file_name().unwrap_or_default().display());
         let dir = self.path.parent().unwrap_or(&self.path);
         let mut rotated = Vec::new();
@@ -203,11 +203,11 @@ impl LogReader {
                 return Ok(None);
             }
         }
-        rotated.order();
+        rotated.stable_sort();
         let mut next = None;
         for name in rotated {
             // Gone meanwhile, or no log.
-            let Ok(file) = open::log(&dir.join(name)) else {
+            let Ok(file) = open::open_log(&dir.join(name)) else {
                 continue;
             };
             let metadata = file.metadata()?;
@@ -232,7 +232,7 @@ struct LogSource {
 
 impl LogSource {
     /// Opens the shim's memory of the log, if there is one.
-    fn held(&self) -> io::Result<Option<(File, LogMemoryHeader)>> {
+    fn open_shim_memory(&self) -> io::Result<Option<(File, LogMemoryHeader)>> {
         let Some(path) = &self.memory else {
             return Ok(None);
         };
@@ -252,14 +252,14 @@ impl LogSource {
         Ok(LogMemoryHeader::decode(&bytes).map(|header| (file, header)))
     }
 
-    fn id(&self) -> io::Result<(u64, u64)> {
+    fn file_id(&self) -> io::Result<(u64, u64)> {
         let metadata = self.file.metadata()?;
         Ok((metadata.dev(), metadata.ino()))
     }
 
     /// Length of the log in bytes, with the part in memory.
-    fn len(&self) -> io::Result<u64> {
-        let held = self.held()?;
+    fn length_bytes(&self) -> io::Result<u64> {
+        let held = self.open_shim_memory()?;
         // After the look at the memory: what is saved in between counts.
         let size = self.file.metadata()?.len();
         let Some((memory, header)) = held else {
@@ -268,7 +268,7 @@ impl LogSource {
         let records = memory.metadata()?.len().saturating_sub(HEADER);
         let end = header.begins.saturating_add_unsigned(records);
         let end = u64::try_from(end).unwrap_or(0);
-        Ok(if header.file == self.id()? {
+        Ok(if header.file == self.file_id()? {
             size.max(end)
         } else {
             size
@@ -282,11 +282,11 @@ impl LogSource {
         if n > 0 {
             return Ok((n, false));
         }
-        let Some((memory, header)) = self.held()? else {
+        let Some((memory, header)) = self.open_shim_memory()? else {
             // The memory may have been saved to the file since.
             return Ok((self.file.read_at(buffer, *at)?, false));
         };
-        let id = self.id()?;
+        let id = self.file_id()?;
         let lost = header.lost.saturating_sub(self.lost.unwrap_or(header.lost));
         self.lost = Some(header.lost);
         let mut is_torn = false;
@@ -296,7 +296,7 @@ impl LogSource {
             is_torn = moved < begins;
             *at = moved.max(begins);
         }
-        let n = match header.offset(id, *at) {
+        let n = match header.record_offset(id, *at) {
             Some(offset) => memory.read_at(buffer, HEADER + offset)?,
             None => self.file.read_at(buffer, *at)?,
         };
@@ -319,7 +319,7 @@ impl LogSource {
 }
 
 /// Offset at which the last `lines` records of the first `size` bytes begin.
-fn tail_offset(source: &mut LogSource, size: u64, lines: u64) -> io::Result<u64> {
+fn find_tail_offset(source: &mut LogSource, size: u64, lines: u64) -> io::Result<u64> {
     if lines == 0 {
         return Ok(size);
     }
@@ -353,7 +353,7 @@ struct CriLogRecord<'a> {
     content: &'a [u8],
 }
 
-fn parse(record: &[u8]) -> Option<CriLogRecord<'_>> {
+fn parse_log_record(record: &[u8]) -> Option<CriLogRecord<'_>> {
     let mut fields = record.splitn(4, |&b| b == b' ');
     let time = core::str::from_utf8(fields.next()?).ok()?;
     let stream = core::str::from_utf8(fields.next()?).ok()?;
@@ -373,8 +373,10 @@ fn parse(record: &[u8]) -> Option<CriLogRecord<'_>> {
 }
 
 /// Appends the text of `record` to show; an unparsable one is skipped.
-fn render(record: &[u8], options: &LogOptions, in_line: &mut bool, out: &mut Vec<u8>) {
-    let Some(record) = parse(record) else { return };
+fn render_record(record: &[u8], options: &LogOptions, in_line: &mut bool, out: &mut Vec<u8>) {
+    let Some(record) = parse_log_record(record) else {
+        return;
+    };
     if options
         .stream
         .as_deref()
@@ -637,7 +639,7 @@ mod tests {
         };
         let first = format!("{T}Z stdout F one\n").len() as u64;
         for (lines, at) in [(0, first), (1, 0), (2, 0)] {
-            let found = tail_offset(&mut source, first, lines).expect("tail");
+            let found = find_tail_offset(&mut source, first, lines).expect("tail");
             assert_eq!(found, at, "{lines} lines");
         }
     }

@@ -73,7 +73,7 @@ impl LocalListener {
     }
 
     /// Accepts and serves until the executor drops it.
-    pub async fn serve(
+    pub async fn serve_local(
         self,
         backend: Rc<dyn ServerBackend>,
         executor: Rc<smol::LocalExecutor<'static>>,
@@ -89,12 +89,12 @@ impl LocalListener {
                     continue;
                 }
             };
-            if !may_talk(&connection) {
+            if !is_peer_allowed(&connection) {
                 continue;
             }
             let socket = connection.as_raw_fd();
-            let mut connection = StreamConnection::new(connection).of_socket(socket);
-            let guard = ConnectionGuard::enter(&open);
+            let mut connection = StreamConnection::new(connection).with_socket(socket);
+            let guard = ConnectionGuard::count_open(&open);
             let backend = Rc::clone(&backend);
             executor
                 .spawn(async move {
@@ -103,9 +103,9 @@ impl LocalListener {
                             503,
                             format!("more than {MAX_CONNECTIONS} connections"),
                         );
-                        http::refuse(&mut connection, &busy).await
+                        http::send_refusal(&mut connection, &busy).await
                     } else {
-                        routes::serve(backend.as_ref(), connection).await
+                        routes::serve_connection(backend.as_ref(), connection).await
                     };
                     if let Err(e) = served {
                         log::debug!("local socket: {e}");
@@ -121,7 +121,7 @@ impl LocalListener {
 struct ConnectionGuard(Rc<Cell<usize>>);
 
 impl ConnectionGuard {
-    fn enter(open: &Rc<Cell<usize>>) -> Self {
+    fn count_open(open: &Rc<Cell<usize>>) -> Self {
         open.set(open.get() + 1);
         Self(Rc::clone(open))
     }
@@ -134,7 +134,7 @@ impl Drop for ConnectionGuard {
 }
 
 /// Returns true if the peer is root, or the user that the agent runs as.
-fn may_talk(connection: &Async<UnixStream>) -> bool {
+fn is_peer_allowed(connection: &Async<UnixStream>) -> bool {
     getsockopt(connection, PeerCredentials)
         .is_ok_and(|peer| peer.uid() == 0 || peer.uid() == nix::unistd::geteuid().as_raw())
 }

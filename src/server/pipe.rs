@@ -35,22 +35,22 @@ impl PipeQueue {
         }
     }
 
-    fn room(&self) -> usize {
+    fn free_bytes(&self) -> usize {
         self.max.saturating_sub(self.bytes.len())
     }
 
     /// Puts in as many bytes as there is room for.
-    fn put(&mut self, bytes: &[u8]) -> usize {
-        let piece = &bytes[..bytes.len().min(self.room())];
+    fn put_bytes(&mut self, bytes: &[u8]) -> usize {
+        let piece = &bytes[..bytes.len().min(self.free_bytes())];
         self.bytes.extend(piece);
         if !piece.is_empty() {
-            wake(&mut self.reader);
+            wake_waiter(&mut self.reader);
         }
         piece.len()
     }
 
     /// Takes out as much as `into` holds.
-    fn take(&mut self, into: &mut [u8]) -> usize {
+    fn take_bytes(&mut self, into: &mut [u8]) -> usize {
         let (first, second) = self.bytes.as_slices();
         let one = first.len().min(into.len());
         into[..one].copy_from_slice(&first[..one]);
@@ -60,23 +60,23 @@ impl PipeQueue {
         if self.bytes.is_empty() {
             self.bytes.shrink_to(KEPT_BYTES);
         }
-        wake(&mut self.writer);
+        wake_waiter(&mut self.writer);
         one + two
     }
 
-    fn end(&mut self) {
+    fn end_writing(&mut self) {
         self.is_ended = true;
-        wake(&mut self.reader);
+        wake_waiter(&mut self.reader);
     }
 
-    fn deafen(&mut self) {
+    fn close_reading(&mut self) {
         self.is_deaf = true;
         self.bytes = VecDeque::new();
-        wake(&mut self.writer);
+        wake_waiter(&mut self.writer);
     }
 }
 
-fn wake(waker: &mut Option<Waker>) {
+fn wake_waiter(waker: &mut Option<Waker>) {
     if let Some(waker) = waker.take() {
         waker.wake();
     }
@@ -90,7 +90,7 @@ struct PipeQueues {
 
 /// A pipe whose queues hold so many bytes: to the server, and from it.
 #[must_use]
-pub fn pipe(inward: usize, outward: usize) -> (PipeServerEnd, PipeSourceEnd) {
+pub fn new_pipe(inward: usize, outward: usize) -> (PipeServerEnd, PipeSourceEnd) {
     let ways = Rc::new(RefCell::new(PipeQueues {
         inward: PipeQueue::new(inward),
         outward: PipeQueue::new(outward),
@@ -106,7 +106,7 @@ pub struct PipeServerEnd(Rc<RefCell<PipeQueues>>);
 pub(super) struct PipeHandle(Rc<RefCell<PipeQueues>>);
 
 impl PipeServerEnd {
-    pub(super) fn beside(&self) -> PipeHandle {
+    pub(super) fn second_handle(&self) -> PipeHandle {
         PipeHandle(Rc::clone(&self.0))
     }
 }
@@ -119,13 +119,13 @@ impl PipeHandle {
     }
 
     /// Drops the bytes that the other end has not taken yet.
-    pub(super) fn cut(&self) {
+    pub(super) fn drop_pending_bytes(&self) {
         self.0.borrow_mut().outward.bytes = VecDeque::new();
     }
 
     /// Ends the server's side: no more bytes are written.
-    pub(super) fn end(&self) {
-        self.0.borrow_mut().outward.end();
+    pub(super) fn end_writing(&self) {
+        self.0.borrow_mut().outward.end_writing();
     }
 }
 
@@ -140,7 +140,7 @@ impl AsyncRead for PipeServerEnd {
             way.reader = Some(cx.waker().clone());
             return Poll::Pending;
         }
-        Poll::Ready(Ok(way.take(buf)))
+        Poll::Ready(Ok(way.take_bytes(buf)))
     }
 }
 
@@ -154,11 +154,11 @@ impl AsyncWrite for PipeServerEnd {
         if way.is_deaf || way.is_ended {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
-        if way.room() == 0 && !buf.is_empty() {
+        if way.free_bytes() == 0 && !buf.is_empty() {
             way.writer = Some(cx.waker().clone());
             return Poll::Pending;
         }
-        Poll::Ready(Ok(way.put(buf)))
+        Poll::Ready(Ok(way.put_bytes(buf)))
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -166,7 +166,7 @@ impl AsyncWrite for PipeServerEnd {
     }
 
     fn poll_close(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.0.borrow_mut().outward.end();
+        self.0.borrow_mut().outward.end_writing();
         Poll::Ready(Ok(()))
     }
 }
@@ -174,8 +174,8 @@ impl AsyncWrite for PipeServerEnd {
 impl Drop for PipeServerEnd {
     fn drop(&mut self) {
         let mut ways = self.0.borrow_mut();
-        ways.outward.end();
-        ways.inward.deafen();
+        ways.outward.end_writing();
+        ways.inward.close_reading();
     }
 }
 
@@ -185,12 +185,12 @@ pub struct PipeSourceEnd(Rc<RefCell<PipeQueues>>);
 impl PipeSourceEnd {
     /// Gives the server as many bytes as it has room for; returns their number. A server that has gone takes
     /// everything. If some are left, `cx` is woken when there is room.
-    pub fn give(&self, bytes: &[u8], cx: &Context<'_>) -> usize {
+    pub fn give_bytes(&self, bytes: &[u8], cx: &Context<'_>) -> usize {
         let way = &mut self.0.borrow_mut().inward;
         if way.is_deaf {
             return bytes.len();
         }
-        let given = way.put(bytes);
+        let given = way.put_bytes(bytes);
         if given < bytes.len() {
             way.writer = Some(cx.waker().clone());
         }
@@ -199,18 +199,18 @@ impl PipeSourceEnd {
 
     /// Takes the server's bytes into `into`; returns their number, 0 at the end. `None`: no bytes yet; `cx` is woken
     /// then.
-    pub fn take(&self, into: &mut [u8], cx: &Context<'_>) -> Option<usize> {
+    pub fn take_bytes(&self, into: &mut [u8], cx: &Context<'_>) -> Option<usize> {
         let way = &mut self.0.borrow_mut().outward;
         if way.bytes.is_empty() && !way.is_ended {
             way.reader = Some(cx.waker().clone());
             return None;
         }
-        Some(way.take(into))
+        Some(way.take_bytes(into))
     }
 
-    /// Returns true if [`Self::take`] would give bytes or the end. If not, `cx` is woken when it would.
+    /// Returns true if [`Self::take_bytes`] would give bytes or the end. If not, `cx` is woken when it would.
     #[must_use]
-    pub fn has_something(&self, cx: &Context<'_>) -> bool {
+    pub fn has_pending_bytes(&self, cx: &Context<'_>) -> bool {
         let way = &mut self.0.borrow_mut().outward;
         let has = way.is_ended || !way.bytes.is_empty();
         if !has {
@@ -223,8 +223,8 @@ impl PipeSourceEnd {
 impl Drop for PipeSourceEnd {
     fn drop(&mut self) {
         let mut ways = self.0.borrow_mut();
-        ways.inward.end();
-        ways.outward.deafen();
+        ways.inward.end_writing();
+        ways.outward.close_reading();
     }
 }
 
@@ -237,7 +237,7 @@ mod tests {
 
     fn taken(far: &PipeSourceEnd, most: usize) -> Option<Vec<u8>> {
         let mut into = vec![0; most];
-        let n = far.take(&mut into, &Context::from_waker(Waker::noop()))?;
+        let n = far.take_bytes(&mut into, &Context::from_waker(Waker::noop()))?;
         into.truncate(n);
         Some(into)
     }
@@ -245,17 +245,17 @@ mod tests {
     #[test]
     fn who_writes_waits_for_room() {
         // TUN-12
-        let (mut near, far) = pipe(4, 3);
+        let (mut near, far) = new_pipe(4, 3);
         let cx = Context::from_waker(Waker::noop());
-        assert_eq!(far.give(b"abcdef", &cx), 4);
-        assert_eq!(far.give(b"ef", &cx), 0);
+        assert_eq!(far.give_bytes(b"abcdef", &cx), 4);
+        assert_eq!(far.give_bytes(b"ef", &cx), 0);
         block_on(async {
             let mut got = [0; 3];
             near.read_exact(&mut got).await.expect("read");
             assert_eq!(&got, b"abc");
-            assert_eq!(far.give(b"efgh", &cx), 3);
+            assert_eq!(far.give_bytes(b"efgh", &cx), 3);
             assert_eq!(taken(&far, 8), None);
-            assert!(!far.has_something(&cx));
+            assert!(!far.has_pending_bytes(&cx));
             let mut write = Box::pin(near.write_all(b"12345"));
             assert!(poll_once(&mut write).await.is_none(), "no room");
             assert_eq!(taken(&far, 2), Some(b"12".to_vec()));
@@ -269,17 +269,17 @@ mod tests {
         // TUN-05
         block_on(async {
             // Bytes that were written before the end arrive.
-            let (mut near, far) = pipe(8, 8);
+            let (mut near, far) = new_pipe(8, 8);
             near.write_all(b"bye").await.expect("room");
             drop(near);
             assert_eq!(taken(&far, 8), Some(b"bye".to_vec()));
             assert_eq!(taken(&far, 8), Some(Vec::new()));
             let cx = Context::from_waker(Waker::noop());
-            assert_eq!(far.give(&[0; 100], &cx), 100, "nobody reads it");
+            assert_eq!(far.give_bytes(&[0; 100], &cx), 100, "nobody reads it");
             // Also the other way.
-            let (mut near, far) = pipe(8, 8);
-            let beside = near.beside();
-            far.give(b"ask", &cx);
+            let (mut near, far) = new_pipe(8, 8);
+            let beside = near.second_handle();
+            far.give_bytes(b"ask", &cx);
             assert!(!beside.has_hung_up());
             drop(far);
             assert!(beside.has_hung_up());
@@ -289,9 +289,9 @@ mod tests {
             let failed = near.write(b"x").await.expect_err("nobody is there");
             assert_eq!(failed.kind(), io::ErrorKind::BrokenPipe);
             // A pipe that was cut gives no more bytes.
-            let (mut near, far) = pipe(8, 8);
+            let (mut near, far) = new_pipe(8, 8);
             near.write_all(b"lost").await.expect("room");
-            near.beside().cut();
+            near.second_handle().drop_pending_bytes();
             near.close().await.expect("closed");
             assert_eq!(taken(&far, 8), Some(Vec::new()));
             assert!(near.write(b"x").await.is_err());
@@ -300,9 +300,9 @@ mod tests {
 
     #[test]
     fn an_empty_pipe_holds_nothing() {
-        let (near, far) = pipe(1 << 16, 1 << 16);
+        let (near, far) = new_pipe(1 << 16, 1 << 16);
         let cx = Context::from_waker(Waker::noop());
-        far.give(&[1; 60_000], &cx);
+        far.give_bytes(&[1; 60_000], &cx);
         let mut near = near;
         block_on(near.read_exact(&mut [0; 60_000])).expect("read");
         assert_eq!(near.0.borrow().inward.bytes.capacity(), 0);

@@ -16,23 +16,23 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub(super) const LOCAL_META: &str = r#"{"resourceVersion":""}"#;
 
 /// Answers with a `PodList` of that metadata.
-pub(super) async fn serve(
+pub(super) async fn serve_pod_list(
     backend: &dyn ServerBackend,
     connection: &mut StreamConnection,
     namespace: Option<&str>,
     metadata: &str,
 ) -> ServeOutcome {
-    let uids = match backend.pods(namespace).await {
+    let uids = match backend.pod_uids(namespace).await {
         Ok(uids) => uids,
         Err(refusal) => return Ok(Err(refusal)),
     };
-    let mut stream = http::start_stream(connection, "application/json").await?;
+    let mut stream = http::start_answer_stream(connection, "application/json").await?;
     let mut text =
         format!(r#"{{"kind":"PodList","apiVersion":"v1","metadata":{metadata},"items":["#);
     let mut comma = "";
     for uid in uids {
         // A pod that went meanwhile is left out.
-        let Ok(Some(pod)) = backend.pod(&uid).await else {
+        let Ok(Some(pod)) = backend.pod_object(&uid).await else {
             continue;
         };
         let _ = write!(text, "{comma}{pod}");
@@ -41,12 +41,12 @@ pub(super) async fn serve(
             async_io::Timer::after(PATIENCE).await;
             Err(io::ErrorKind::TimedOut.into())
         };
-        smol::future::or(stream.write(text.as_bytes()), late).await?;
+        smol::future::or(stream.send_bytes(text.as_bytes()), late).await?;
         text.clear();
     }
-    stream.write(text.as_bytes()).await?;
-    stream.write(b"]}\n").await?;
-    stream.finish().await.map(Ok)
+    stream.send_bytes(text.as_bytes()).await?;
+    stream.send_bytes(b"]}\n").await?;
+    stream.finish_answer().await.map(Ok)
 }
 
 #[cfg(test)]
@@ -63,7 +63,7 @@ mod tests {
         let backend = FakeBackend::default();
         let (mut connection, mut client) = testing::pair();
         let text = smol::block_on(async move {
-            let served = serve(&backend, &mut connection, None, "{}").await;
+            let served = serve_pod_list(&backend, &mut connection, None, "{}").await;
             assert!(matches!(served, Ok(Ok(()))));
             drop(connection);
             let mut text = String::new();

@@ -22,7 +22,7 @@ use std::{io, path::PathBuf};
 
 use super::{
     ServeOutcome,
-    backend::{ProgressLine, ServerBackend, log_options},
+    backend::{ProgressLine, ServerBackend, parse_log_options},
     figures,
     http::{self, HttpRequest, Refusal, StreamConnection},
     logs, pods, streaming,
@@ -44,7 +44,7 @@ const MAX_REPORTED_BYTES: u64 = 1 << 30;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Serves one connection: one request.
-pub async fn serve(
+pub async fn serve_connection(
     backend: &dyn ServerBackend,
     mut connection: StreamConnection,
 ) -> io::Result<()> {
@@ -52,131 +52,143 @@ pub async fn serve(
     let read = http::read_request(connection);
     let late = async {
         async_io::Timer::after(HEAD_TIMEOUT).await;
-        Ok(Err(Refusal::bad("the request did not arrive in time")))
+        Ok(Err(Refusal::bad_request(
+            "the request did not arrive in time",
+        )))
     };
     match smol::future::or(read, late).await? {
         Ok(None) => Ok(()),
-        Err(refusal) => http::refuse(connection, &refusal).await,
+        Err(refusal) => http::send_refusal(connection, &refusal).await,
         Ok(Some(request)) => {
             // A client that takes chunks can tell the end of the answer from the end of the agent.
             connection.answer.chunked = request.headers_named("te").any(|te| te == "chunked");
-            match route(backend, connection, &request).await? {
+            match route_request(backend, connection, &request).await? {
                 Ok(()) => Ok(()),
-                Err(refusal) => http::refuse(connection, &refusal).await,
+                Err(refusal) => http::send_refusal(connection, &refusal).await,
             }
         }
     }
 }
 
-async fn route(
+async fn route_request(
     backend: &dyn ServerBackend,
     connection: &mut StreamConnection,
     request: &HttpRequest,
 ) -> ServeOutcome {
-    if let Some(outcome) = streaming::serve(backend, connection, request).await {
+    if let Some(outcome) = streaming::serve_streaming_request(backend, connection, request).await {
         return outcome;
     }
     let path: Vec<&str> = request.path.iter().map(String::as_str).collect();
-    if let Some(asked) = figures::asked(&path, request) {
+    if let Some(asked) = figures::requested_page(&path, request) {
         return match asked {
-            Ok(figures) => figures::serve(backend, connection, figures).await,
+            Ok(figures) => figures::serve_metrics_page(backend, connection, figures).await,
             Err(refusal) => Ok(Err(refusal)),
         };
     }
     match (request.method.as_str(), path.as_slice()) {
-        ("GET", ["healthz"]) => text(connection, Ok("ok".into())).await,
-        ("GET", ["version"]) => text(connection, Ok(format!("picolet {}\n", crate::VERSION))).await,
-        ("GET", ["pods"]) => {
-            let namespace = request.param("namespace").filter(|n| !n.is_empty());
-            pods::serve(backend, connection, namespace, pods::LOCAL_META).await
+        ("GET", ["healthz"]) => respond_text(connection, Ok("ok".into())).await,
+        ("GET", ["version"]) => {
+            respond_text(connection, Ok(format!("picolet {}\n", crate::VERSION))).await
         }
-        ("GET", ["debug", "dump"]) => text(connection, backend.dump().await).await,
+        ("GET", ["pods"]) => {
+            let namespace = request.query_param("namespace").filter(|n| !n.is_empty());
+            pods::serve_pod_list(backend, connection, namespace, pods::LOCAL_META).await
+        }
+        ("GET", ["debug", "dump"]) => {
+            respond_text(connection, backend.dump_recorded_events().await).await
+        }
         ("GET", ["health"]) => {
             let shown = |health| strict::to_value(&health).unwrap_or_default();
-            json(connection, backend.health().await.map(shown)).await
+            respond_json(connection, backend.agent_health().await.map(shown)).await
         }
         ("GET", ["events"]) => {
-            let limit = match request.number("limit") {
+            let limit = match request.query_number("limit") {
                 Ok(limit) => limit.unwrap_or(usize::MAX),
                 Err(refusal) => return Ok(Err(refusal)),
             };
-            let namespace = request.param("namespace").filter(|n| !n.is_empty());
+            let namespace = request.query_param("namespace").filter(|n| !n.is_empty());
             let events = backend.events(namespace, limit);
-            list(connection, "EventList", Ok(events)).await
+            respond_list(connection, "EventList", Ok(events)).await
         }
         ("GET", ["configmaps"]) => {
-            let namespace = request.param("namespace").filter(|n| !n.is_empty());
+            let namespace = request.query_param("namespace").filter(|n| !n.is_empty());
             let maps = backend.config_maps(namespace).await;
-            list(connection, "ConfigMapList", maps).await
+            respond_list(connection, "ConfigMapList", maps).await
         }
         ("GET", ["secrets"]) => {
-            let namespace = request.param("namespace").filter(|n| !n.is_empty());
+            let namespace = request.query_param("namespace").filter(|n| !n.is_empty());
             let secrets = backend.secrets(namespace).await;
-            list(connection, "SecretList", secrets).await
+            respond_list(connection, "SecretList", secrets).await
         }
         ("GET", ["node"]) => {
-            let node = backend.node().await;
-            json(connection, node.map(|node| node.to_object())).await
+            let node = backend.node_object().await;
+            respond_json(connection, node.map(|node| node.to_object())).await
         }
         ("GET", ["link"]) => {
-            let shown = strict::to_value(&backend.link()).unwrap_or_default();
-            json(connection, Ok(shown)).await
+            let shown = strict::to_value(&backend.link_report()).unwrap_or_default();
+            respond_json(connection, Ok(shown)).await
         }
         ("POST", ["link", "update"]) => {
-            let bytes = |name| Ok(request.number::<u64>(name)?.unwrap_or(0));
+            let bytes = |name| Ok(request.query_number::<u64>(name)?.unwrap_or(0));
             let bytes = match (bytes("received"), bytes("sent")) {
                 (Ok(received), Ok(sent)) => [received, sent],
                 (Err(refusal), _) | (_, Err(refusal)) => return Ok(Err(refusal)),
             };
             if bytes.iter().any(|n| *n > MAX_REPORTED_BYTES) {
                 let most = format!("received, sent: at most {MAX_REPORTED_BYTES} bytes");
-                return Ok(Err(Refusal::bad(most)));
+                return Ok(Err(Refusal::bad_request(most)));
             }
-            meter::add(LinkClass::Update, bytes);
-            text(connection, Ok("counted\n".into())).await
+            meter::add_bytes(LinkClass::Update, bytes);
+            respond_text(connection, Ok("counted\n".into())).await
         }
         ("GET", ["pressure"]) => {
             let shown = |pressure| strict::to_value(&pressure).unwrap_or_default();
-            let pressure = backend.pressure(request.flag("order")).await;
-            json(connection, pressure.map(shown)).await
+            let pressure = backend.pressure_report(request.query_flag("order")).await;
+            respond_json(connection, pressure.map(shown)).await
         }
-        ("GET", ["devices"]) => list(connection, "DeviceList", backend.devices().await).await,
-        ("GET", ["images"]) => list(connection, "ImageList", backend.images().await).await,
+        ("GET", ["devices"]) => {
+            respond_list(connection, "DeviceList", backend.device_reports().await).await
+        }
+        ("GET", ["images"]) => {
+            respond_list(connection, "ImageList", backend.list_images().await).await
+        }
         ("GET", ["containerLogs", namespace, pod, container]) => {
-            logs(
+            serve_logs(
                 backend,
                 connection,
                 request,
-                (namespace, pod, default_name(container)),
+                (namespace, pod, parse_container_name(container)),
             )
             .await
         }
         ("POST", ["images", "import"]) => {
-            let Some(file) = request.param("path").filter(|p| p.starts_with('/')) else {
-                return Ok(Err(Refusal::bad("path: an absolute path is required")));
+            let Some(file) = request.query_param("path").filter(|p| p.starts_with('/')) else {
+                return Ok(Err(Refusal::bad_request(
+                    "path: an absolute path is required",
+                )));
             };
-            let name = request.param("name").unwrap_or("").to_owned();
-            if request.flag("progress") {
-                return import(backend, connection, PathBuf::from(file), name).await;
+            let name = request.query_param("name").unwrap_or("").to_owned();
+            if request.query_flag("progress") {
+                return import_image(backend, connection, PathBuf::from(file), name).await;
             }
             let names = backend.import_image(PathBuf::from(file), name, None).await;
-            text(
+            respond_text(
                 connection,
                 names.map(|all| all.iter().map(|n| format!("Imported: {n}\n")).collect()),
             )
             .await
         }
         ("POST", ["images", "pull"]) => {
-            let Some(reference) = request.param("reference").filter(|r| !r.is_empty()) else {
-                return Ok(Err(Refusal::bad("reference: required")));
+            let Some(reference) = request.query_param("reference").filter(|r| !r.is_empty()) else {
+                return Ok(Err(Refusal::bad_request("reference: required")));
             };
-            pull(backend, connection, reference, request.flag("now")).await
+            pull_image(backend, connection, reference, request.query_flag("now")).await
         }
         ("POST", ["images", "verify"]) => {
             let (sender, steps) = smol::channel::bounded(1);
-            let verifying = backend.verify_images(request.flag("repair"), sender);
+            let verifying = backend.verify_images(request.query_flag("repair"), sender);
             let last = async { Ok(ProgressLine::Verified(verifying.await?)) };
-            follow(connection, last, received(&steps)).await
+            report_progress(connection, last, receive_steps(&steps)).await
         }
         ("POST", ["images", "prune"]) => {
             let pruned = backend.prune_images().await;
@@ -184,26 +196,26 @@ async fn route(
                 let lines: String = names.iter().map(|n| format!("Deleted: {n}\n")).collect();
                 format!("{lines}Total reclaimed space: {bytes} bytes\n")
             });
-            text(connection, word).await
+            respond_text(connection, word).await
         }
         ("DELETE", ["images"]) => {
-            let Some(reference) = request.param("reference").filter(|r| !r.is_empty()) else {
-                return Ok(Err(Refusal::bad("reference: required")));
+            let Some(reference) = request.query_param("reference").filter(|r| !r.is_empty()) else {
+                return Ok(Err(Refusal::bad_request("reference: required")));
             };
             let removed = backend.remove_image(reference).await;
             let lines = removed.map(|lines| lines.iter().map(|line| format!("{line}\n")).collect());
-            text(connection, lines).await
+            respond_text(connection, lines).await
         }
         ("POST", ["pods", namespace, pod, "restart"]) => {
             let told = backend.restart_pod(namespace, pod).await;
-            text(connection, told.map(|()| format!("Restarting: {pod}\n"))).await
+            respond_text(connection, told.map(|()| format!("Restarting: {pod}\n"))).await
         }
         ("POST", ["stop"]) => {
-            let stopped = match request.flag("shutdown") {
-                true => backend.shut_down().await,
-                false => backend.stop(request.flag("all")).await,
+            let stopped = match request.query_flag("shutdown") {
+                true => backend.shut_down_machine().await,
+                false => backend.stop_agent(request.query_flag("all")).await,
             };
-            text(connection, stopped.map(|()| "stopped\n".into())).await
+            respond_text(connection, stopped.map(|()| "stopped\n".into())).await
         }
         (
             _,
@@ -225,7 +237,7 @@ async fn route(
 }
 
 /// Imports an archive and tells how far it is.
-async fn import(
+async fn import_image(
     backend: &dyn ServerBackend,
     connection: &mut StreamConnection,
     file: PathBuf,
@@ -234,11 +246,13 @@ async fn import(
     let (sender, steps) = smol::channel::bounded(1);
     let importing = backend.import_image(file, name, Some(sender));
     let last = async { Ok(ProgressLine::Imported(importing.await?)) };
-    follow(connection, last, received(&steps)).await
+    report_progress(connection, last, receive_steps(&steps)).await
 }
 
 /// The next step that comes through `steps`.
-fn received(steps: &smol::channel::Receiver<ImageProgress>) -> impl AsyncFnMut() -> ImageProgress {
+fn receive_steps(
+    steps: &smol::channel::Receiver<ImageProgress>,
+) -> impl AsyncFnMut() -> ImageProgress {
     async || match steps.recv().await {
         Ok(step) => step,
         // The work is over, or about to be.
@@ -247,7 +261,7 @@ fn received(steps: &smol::channel::Receiver<ImageProgress>) -> impl AsyncFnMut()
 }
 
 /// Pulls an image and tells how far it is. A client that leaves ends the pull, unless others wait for it; what arrived stays.
-async fn pull(
+async fn pull_image(
     backend: &dyn ServerBackend,
     connection: &mut StreamConnection,
     reference: &str,
@@ -268,16 +282,16 @@ async fn pull(
             break step;
         }
     };
-    follow(connection, pulling, next).await
+    report_progress(connection, pulling, next).await
 }
 
 /// Tells the steps of some work, a [`ProgressLine`] each, and its outcome.
-async fn follow(
+async fn report_progress(
     connection: &mut StreamConnection,
     work: impl Future<Output = Result<ProgressLine, Refusal>>,
     mut next: impl AsyncFnMut() -> ImageProgress,
 ) -> ServeOutcome {
-    let mut stream = http::start_stream(connection, "application/x-ndjson").await?;
+    let mut stream = http::start_answer_stream(connection, "application/x-ndjson").await?;
     let mut work = core::pin::pin!(work);
     // Bounded: by the steps of the work, which its callers wait between.
     let last = loop {
@@ -290,37 +304,44 @@ async fn follow(
                     error: refusal.message,
                 };
             }
-            Err(step) => stream.write(&text_of(&ProgressLine::Step(step))).await?,
+            Err(step) => {
+                stream
+                    .send_bytes(&progress_line_bytes(&ProgressLine::Step(step)))
+                    .await?
+            }
         }
     };
-    stream.write(&text_of(&last)).await?;
-    stream.finish().await.map(Ok)
+    stream.send_bytes(&progress_line_bytes(&last)).await?;
+    stream.finish_answer().await.map(Ok)
 }
 
-fn text_of(line: &ProgressLine) -> Vec<u8> {
+fn progress_line_bytes(line: &ProgressLine) -> Vec<u8> {
     let value = strict::to_value(line).unwrap_or_default();
     format!("{value}\n").into_bytes()
 }
 
-fn default_name(container: &str) -> &str {
+fn parse_container_name(container: &str) -> &str {
     if container == "-" { "" } else { container }
 }
 
-async fn text(connection: &mut StreamConnection, body: Result<String, Refusal>) -> ServeOutcome {
+async fn respond_text(
+    connection: &mut StreamConnection,
+    body: Result<String, Refusal>,
+) -> ServeOutcome {
     match body {
-        Ok(body) => http::respond(connection, 200, "text/plain", body.as_bytes())
+        Ok(body) => http::send_response(connection, 200, "text/plain", body.as_bytes())
             .await
             .map(Ok),
         Err(refusal) => Ok(Err(refusal)),
     }
 }
 
-async fn json(
+async fn respond_json(
     connection: &mut StreamConnection,
     body: Result<serde_json::Value, Refusal>,
 ) -> ServeOutcome {
     match body {
-        Ok(body) => http::respond(
+        Ok(body) => http::send_response(
             connection,
             200,
             "application/json",
@@ -332,7 +353,7 @@ async fn json(
     }
 }
 
-async fn list<T: Serialize + 'static>(
+async fn respond_list<T: Serialize + 'static>(
     connection: &mut StreamConnection,
     kind: &'static str,
     items: Result<Vec<T>, Refusal>,
@@ -350,24 +371,24 @@ async fn list<T: Serialize + 'static>(
     });
     let pieces = core::iter::once(head).chain(items);
     let pieces = pieces.chain(core::iter::once("]}\n".into()));
-    figures::send(connection, "application/json", Box::new(pieces)).await
+    figures::send_pieces(connection, "application/json", Box::new(pieces)).await
 }
 
-async fn logs(
+async fn serve_logs(
     backend: &dyn ServerBackend,
     connection: &mut StreamConnection,
     request: &HttpRequest,
     (namespace, pod, container): (&str, &str, &str),
 ) -> ServeOutcome {
-    let options = match log_options(request, clock::wall()) {
+    let options = match parse_log_options(request, clock::wall_now()) {
         Ok(options) => options,
         Err(refusal) => return Ok(Err(refusal)),
     };
     let target = backend
-        .log_target(namespace, pod, container, request.flag("previous"))
+        .find_log_target(namespace, pod, container, request.query_flag("previous"))
         .await;
     match target {
-        Ok(target) => logs::stream(backend, connection, target, options).await,
+        Ok(target) => logs::stream_log(backend, connection, target, options).await,
         Err(refusal) => Ok(Err(refusal)),
     }
 }

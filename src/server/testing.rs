@@ -40,7 +40,7 @@ pub(super) struct FakeBackend {
 impl Default for FakeBackend {
     fn default() -> Self {
         Self {
-            lane: Lane::inline(),
+            lane: Lane::without_thread(),
             log: PathBuf::new(),
             trouble: None,
             limit: None,
@@ -58,7 +58,7 @@ fn nothing<'a, T: 'a>() -> RuntimeCall<'a, T> {
 }
 
 impl StreamingBackend for FakeBackend {
-    fn running<'a>(
+    fn running_container<'a>(
         &'a self,
         pod: PodName<'a>,
         container: &'a str,
@@ -84,7 +84,7 @@ impl StreamingBackend for FakeBackend {
         nothing()
     }
 
-    fn run<'a>(
+    fn run_command<'a>(
         &'a self,
         _: &'a ContainerId,
         _: &'a [String],
@@ -113,11 +113,11 @@ impl StreamingBackend for FakeBackend {
         Duration::from_hours(4)
     }
 
-    fn stream_bytes(&self) -> Option<u64> {
+    fn session_limit_bytes(&self) -> Option<u64> {
         self.limit
     }
 
-    fn stream_ended(&self) {}
+    fn release_stream_memory(&self) {}
 }
 
 impl ServerBackend for FakeBackend {
@@ -125,11 +125,11 @@ impl ServerBackend for FakeBackend {
         &self.lane
     }
 
-    fn pods<'a>(&'a self, _: Option<&'a str>) -> BackendReply<'a, Vec<PodUid>> {
+    fn pod_uids<'a>(&'a self, _: Option<&'a str>) -> BackendReply<'a, Vec<PodUid>> {
         Box::pin(async { Ok(["a", "gone", "b"].map(PodUid::from).into()) })
     }
 
-    fn pod<'a>(&'a self, uid: &'a PodUid) -> BackendReply<'a, Option<Value>> {
+    fn pod_object<'a>(&'a self, uid: &'a PodUid) -> BackendReply<'a, Option<Value>> {
         let pod = (&**uid != "gone").then(|| json!({ "metadata": { "name": "p" } }));
         Box::pin(async { Ok(pod) })
     }
@@ -155,7 +155,7 @@ impl ServerBackend for FakeBackend {
         r#"{"maxPods":7}"#
     }
 
-    fn checks(&self) -> Vec<AgentCheck> {
+    fn run_health_checks(&self) -> Vec<AgentCheck> {
         let check = |name, trouble| AgentCheck { name, trouble };
         vec![check("ping", None), check("syncloop", self.trouble.clone())]
     }
@@ -168,7 +168,7 @@ impl ServerBackend for FakeBackend {
         }
     }
 
-    fn health(&self) -> BackendReply<'_, AgentHealth> {
+    fn agent_health(&self) -> BackendReply<'_, AgentHealth> {
         unused()
     }
 
@@ -184,20 +184,20 @@ impl ServerBackend for FakeBackend {
         unused()
     }
 
-    fn dump(&self) -> BackendReply<'_, String> {
+    fn dump_recorded_events(&self) -> BackendReply<'_, String> {
         unused()
     }
 
-    fn figures(&self, which: MetricsEndpoint) -> BackendReply<'_, TextPieces> {
+    fn metrics_page(&self, which: MetricsEndpoint) -> BackendReply<'_, TextPieces> {
         let pieces = [format!("{which:?} "), "piece\n".into()];
         Box::pin(async { Ok(Box::new(pieces.into_iter()) as TextPieces) })
     }
 
-    fn node(&self) -> BackendReply<'_, Node> {
+    fn node_object(&self) -> BackendReply<'_, Node> {
         unused()
     }
 
-    fn pressure(&self, order: bool) -> BackendReply<'_, PressureReport> {
+    fn pressure_report(&self, order: bool) -> BackendReply<'_, PressureReport> {
         let by = if order { "memory.available" } else { "" };
         let shown = PressureReport {
             by: by.into(),
@@ -206,7 +206,7 @@ impl ServerBackend for FakeBackend {
         Box::pin(core::future::ready(Ok(shown)))
     }
 
-    fn log_target<'a>(
+    fn find_log_target<'a>(
         &'a self,
         _: &'a str,
         _: &'a str,
@@ -225,19 +225,19 @@ impl ServerBackend for FakeBackend {
         })
     }
 
-    fn link(&self) -> LinkReport {
+    fn link_report(&self) -> LinkReport {
         LinkReport::default()
     }
 
-    fn is_running<'a>(&'a self, _: &'a ContainerId) -> BackendReply<'a, bool> {
+    fn is_instance_running<'a>(&'a self, _: &'a ContainerId) -> BackendReply<'a, bool> {
         Box::pin(async { Ok(false) })
     }
 
-    fn devices(&self) -> BackendReply<'_, Vec<DeviceReport>> {
+    fn device_reports(&self) -> BackendReply<'_, Vec<DeviceReport>> {
         unused()
     }
 
-    fn images(&self) -> BackendReply<'_, Vec<StoredImage>> {
+    fn list_images(&self) -> BackendReply<'_, Vec<StoredImage>> {
         unused()
     }
 
@@ -278,11 +278,11 @@ impl ServerBackend for FakeBackend {
         unused()
     }
 
-    fn stop(&self, _: bool) -> BackendReply<'_, ()> {
+    fn stop_agent(&self, _: bool) -> BackendReply<'_, ()> {
         unused()
     }
 
-    fn shut_down(&self) -> BackendReply<'_, ()> {
+    fn shut_down_machine(&self) -> BackendReply<'_, ()> {
         unused()
     }
 }

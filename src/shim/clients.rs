@@ -34,7 +34,7 @@ struct ShimClient {
 }
 
 impl ShimClient {
-    fn attached(&self) -> bool {
+    fn is_attached(&self) -> bool {
         self.streams != AttachStreams::default()
     }
 
@@ -45,7 +45,7 @@ impl ShimClient {
             events: 0,
             revents: 0,
         }];
-        let polled = start::poll(&mut fds, 0);
+        let polled = start::poll_fds(&mut fds, 0);
         polled.is_ok() && fds[0].revents & (libc::POLLHUP | libc::POLLERR) != 0
     }
 }
@@ -55,7 +55,7 @@ impl ShimClient {
 pub(crate) struct ShimClients {
     listener: OwnedFd,
     slots: [Option<ShimClient>; MAX_CONNECTIONS],
-    /// Set if a client was attached to standard input at some time since the last [`ShimClients::last_stdin_has_gone`].
+    /// Set if a client was attached to standard input at some time since the last [`ShimClients::take_last_stdin_gone`].
     had_stdin: bool,
     /// A packet of input and how much of it the container has taken.
     packet: PageBuffer,
@@ -65,7 +65,7 @@ pub(crate) struct ShimClients {
 
 impl ShimClients {
     /// Makes the socket in the current directory, for root only.
-    pub(crate) fn listen() -> io::Result<Self> {
+    pub(crate) fn bind_control_socket() -> io::Result<Self> {
         let _ = std::fs::remove_file(file::CTL);
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let listener = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
@@ -91,7 +91,7 @@ impl ShimClients {
 
     /// Descriptors to watch for reading: one per place, -1 for places that are empty or must wait until earlier input
     /// is taken.
-    pub(crate) fn watched(&self) -> [RawFd; MAX_CONNECTIONS] {
+    pub(crate) fn watched_fds(&self) -> [RawFd; MAX_CONNECTIONS] {
         let wait = self.has_input();
         self.slots.each_ref().map(|slot| match slot {
             Some(client) if !(wait && client.streams.stdin) => client.socket.as_raw_fd(),
@@ -103,8 +103,8 @@ impl ShimClients {
     /// already, or is not going to ask. Otherwise a client that has left makes room, and its input that the container
     /// did not take is lost: there is one, for at most [`MAX_CLIENTS`] attached clients have not left. Returns false if
     /// the system has no descriptor for the connection now.
-    pub(crate) fn accept(&mut self) -> bool {
-        let socket = match socket::accept(self.listener.as_fd()) {
+    pub(crate) fn accept_client(&mut self) -> bool {
+        let socket = match socket::accept_connection(self.listener.as_fd()) {
             Ok(socket) => socket,
             Err(e) => return e.kind() == io::ErrorKind::WouldBlock,
         };
@@ -113,7 +113,7 @@ impl ShimClients {
             let mut slots = self.slots.iter();
             slots.position(|slot| slot.as_ref().is_some_and(makes_room))
         };
-        let idle = || of(|client| !client.attached());
+        let idle = || of(|client| !client.is_attached());
         if let Some(place) = free.or_else(idle).or_else(|| of(ShimClient::has_left)) {
             // Without the right to do so, the lag allowed is the system's default.
             let _ = setsockopt(&socket, sockopt::SndBufForce, &CLIENT_LAG_BYTES);
@@ -124,7 +124,7 @@ impl ShimClients {
     }
 
     /// Reads one packet of client `index`, or its end. `None`: nothing for the shim to do.
-    pub(crate) fn receive(&mut self, index: usize) -> Option<ShimRequest> {
+    pub(crate) fn receive_request(&mut self, index: usize) -> Option<ShimRequest> {
         let client = self.slots[index].as_ref()?;
         let had_stdin = client.streams.stdin;
         if had_stdin && self.len > self.taken {
@@ -158,8 +158,8 @@ impl ShimClients {
             [kind::CLOSE_STDIN] => Some(ShimRequest::CloseStdin),
             [kind::ATTACH, bits] => {
                 let streams = AttachStreams::from_bits(*bits);
-                let result = self.attach(index, streams);
-                self.reply(index, result);
+                let result = self.attach_client(index, streams);
+                self.reply_to_client(index, result);
                 None
             }
             [kind::INPUT, data @ ..] if had_stdin => {
@@ -168,15 +168,15 @@ impl ShimClients {
                 None
             }
             _ => {
-                self.reply(index, Err("unknown packet"));
+                self.reply_to_client(index, Err("unknown packet"));
                 None
             }
         }
     }
 
-    fn attach(&mut self, index: usize, streams: AttachStreams) -> Result<(), &'static str> {
+    fn attach_client(&mut self, index: usize, streams: AttachStreams) -> Result<(), &'static str> {
         // A client that has left may keep its place for long: its input waits until the container reads.
-        let counts = |client: &ShimClient| client.attached() && !client.has_left();
+        let counts = |client: &ShimClient| client.is_attached() && !client.has_left();
         let others = self.slots.iter().enumerate().filter(|(i, _)| *i != index);
         let attached = others.filter(|(_, s)| s.as_ref().is_some_and(counts));
         if attached.count() >= MAX_CLIENTS {
@@ -190,15 +190,15 @@ impl ShimClients {
     }
 
     /// Answers a command.
-    pub(crate) fn reply(&mut self, index: usize, result: Result<(), &str>) {
+    pub(crate) fn reply_to_client(&mut self, index: usize, result: Result<(), &str>) {
         match result {
-            Ok(()) => self.send(index, kind::OK, &[]),
-            Err(text) => self.send(index, kind::FAILED, text.as_bytes()),
+            Ok(()) => self.send_packet(index, kind::OK, &[]),
+            Err(text) => self.send_packet(index, kind::FAILED, text.as_bytes()),
         }
     }
 
     /// Passes output on to the clients that attached to that stream.
-    pub(crate) fn output(&mut self, stream: u8, bytes: &[u8]) {
+    pub(crate) fn send_output(&mut self, stream: u8, bytes: &[u8]) {
         for index in 0..MAX_CONNECTIONS {
             let wants = self.slots[index].as_ref().is_some_and(|c| match stream {
                 kind::STDERR => c.streams.stderr,
@@ -206,16 +206,16 @@ impl ShimClients {
             });
             if wants {
                 for part in bytes.chunks(MAX_DATA_BYTES) {
-                    self.send(index, stream, part);
+                    self.send_packet(index, stream, part);
                 }
             }
         }
     }
 
     /// Tells all attached clients that there is no more output.
-    pub(crate) fn end(&mut self) {
+    pub(crate) fn send_output_end(&mut self) {
         for index in 0..MAX_CONNECTIONS {
-            self.send(index, kind::END, &[]);
+            self.send_packet(index, kind::END, &[]);
         }
     }
 
@@ -225,7 +225,7 @@ impl ShimClients {
     }
 
     /// Offers the waiting input to `write`, which says how much it took. Without a taker (`None`) it is thrown away.
-    pub(crate) fn input(&mut self, write: impl FnOnce(&[u8]) -> Option<usize>) {
+    pub(crate) fn offer_input(&mut self, write: impl FnOnce(&[u8]) -> Option<usize>) {
         if self.has_input() {
             match write(&self.packet[self.taken..self.len]) {
                 Some(n) => self.taken += n,
@@ -235,20 +235,20 @@ impl ShimClients {
     }
 
     /// Returns true if the last client with standard input has gone since the last call.
-    pub(crate) fn last_stdin_has_gone(&mut self) -> bool {
+    pub(crate) fn take_last_stdin_gone(&mut self) -> bool {
         let any = self.slots.iter().flatten().any(|c| c.streams.stdin);
         core::mem::replace(&mut self.had_stdin, any) && !any
     }
 
     /// Gives unused memory back.
-    pub(crate) fn release(&mut self) {
+    pub(crate) fn release_memory(&mut self) {
         if !self.has_input() {
             self.packet.release(0);
         }
     }
 
     /// Sends one packet; a client that cannot take it now is disconnected.
-    fn send(&mut self, index: usize, kind: u8, data: &[u8]) {
+    fn send_packet(&mut self, index: usize, kind: u8, data: &[u8]) {
         let Some(client) = &self.slots[index] else {
             return;
         };
@@ -322,9 +322,9 @@ mod tests {
         let mut got = String::new();
         for _ in 0..texts.len() {
             for place in 0..texts.len() {
-                assert_eq!(clients.receive(place), None);
+                assert_eq!(clients.receive_request(place), None);
             }
-            clients.input(|bytes| {
+            clients.offer_input(|bytes| {
                 got.push_str(core::str::from_utf8(bytes).expect("text"));
                 Some(bytes.len())
             });
@@ -343,23 +343,26 @@ mod tests {
             let theirs =
                 socket(AddressFamily::Unix, SockType::SeqPacket, FLAGS, None).expect("socket");
             connect(theirs.as_raw_fd(), &name).expect("connect");
-            assert!(clients.accept());
+            assert!(clients.accept_client());
             theirs
         };
         // The container reads nothing: the input of the first client waits, and with it all clients.
         send(theirs[0].as_raw_fd(), b"Iwords", MsgFlags::empty()).expect("send");
-        assert_eq!(clients.receive(0), None);
+        assert_eq!(clients.receive_request(0), None);
         assert!(clients.has_input());
         let _fifth = join(&mut clients);
-        assert!(clients.attach(MAX_CLIENTS, INPUT).is_err(), "all are there");
+        assert!(
+            clients.attach_client(MAX_CLIENTS, INPUT).is_err(),
+            "all are there"
+        );
         drop(theirs);
         for place in 0..MAX_CLIENTS {
-            assert_eq!(clients.receive(place), None, "it waits");
+            assert_eq!(clients.receive_request(place), None, "it waits");
         }
-        clients.attach(MAX_CLIENTS, INPUT).expect("room");
+        clients.attach_client(MAX_CLIENTS, INPUT).expect("room");
         // Every place is taken by one that is attached: a connection takes that of one that has left.
         let _sixth = join(&mut clients);
-        clients.attach(MAX_CLIENTS + 1, INPUT).expect("room");
+        clients.attach_client(MAX_CLIENTS + 1, INPUT).expect("room");
         let _seventh = join(&mut clients);
         let has_left = |slot: &Option<ShimClient>| slot.as_ref().is_none_or(ShimClient::has_left);
         let left = clients.slots.iter().filter(|slot| has_left(slot)).count();
@@ -369,13 +372,13 @@ mod tests {
     #[test]
     fn the_last_one_attached_to_input_goes_once() {
         let (mut clients, theirs) = some::<2>();
-        assert!(!clients.last_stdin_has_gone());
+        assert!(!clients.take_last_stdin_gone());
         let [first, second] = theirs;
         for (theirs, place, is_last) in [(first, 0, false), (second, 1, true)] {
             drop(theirs);
-            assert_eq!(clients.receive(place), None);
-            assert_eq!(clients.last_stdin_has_gone(), is_last);
+            assert_eq!(clients.receive_request(place), None);
+            assert_eq!(clients.take_last_stdin_gone(), is_last);
         }
-        assert!(!clients.last_stdin_has_gone());
+        assert!(!clients.take_last_stdin_gone());
     }
 }

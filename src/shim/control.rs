@@ -74,7 +74,7 @@ pub struct AttachStreams {
 impl AttachStreams {
     /// The byte of an attach packet.
     #[must_use]
-    pub const fn bits(self) -> u8 {
+    pub const fn to_bits(self) -> u8 {
         (self.stdin as u8) | ((self.stdout as u8) << 1) | ((self.stderr as u8) << 2)
     }
 
@@ -92,24 +92,28 @@ impl AttachStreams {
 /// Lets the shim of `dir` open its log file anew, after a rotation renamed it. On an error it writes on to the old
 /// file.
 pub async fn reopen_log(dir: &Path) -> io::Result<()> {
-    command(dir, &[kind::REOPEN]).await
+    send_command(dir, &[kind::REOPEN]).await
 }
 
 /// Sets the size of the container's terminal in characters.
-pub async fn resize(dir: &Path, width: u16, height: u16) -> io::Result<()> {
+pub async fn resize_terminal(dir: &Path, width: u16, height: u16) -> io::Result<()> {
     let ([a, b], [c, d]) = (width.to_le_bytes(), height.to_le_bytes());
-    command(dir, &[kind::RESIZE, a, b, c, d]).await
+    send_command(dir, &[kind::RESIZE, a, b, c, d]).await
 }
 
 /// Ends the container's standard input. Does nothing for one with a terminal or without input.
 pub async fn close_stdin(dir: &Path) -> io::Result<()> {
-    command(dir, &[kind::CLOSE_STDIN]).await
+    send_command(dir, &[kind::CLOSE_STDIN]).await
 }
 
 /// Connects to the container's streams. Output from before this call is in the log only.
-pub async fn attach(dir: &Path, streams: AttachStreams) -> io::Result<ShimConnection> {
-    let attached = ShimConnection { socket: open(dir)? };
-    attached.send(&[kind::ATTACH, streams.bits()]).await?;
+pub async fn attach_streams(dir: &Path, streams: AttachStreams) -> io::Result<ShimConnection> {
+    let attached = ShimConnection {
+        socket: connect_control_socket(dir)?,
+    };
+    attached
+        .send_packet(&[kind::ATTACH, streams.to_bits()])
+        .await?;
     attached.expect_ok().await?;
     Ok(attached)
 }
@@ -133,10 +137,10 @@ pub struct ShimConnection {
 
 impl ShimConnection {
     /// The next event. `UnexpectedEof`: the shim died, or this client did not keep up and was disconnected.
-    pub async fn event(&self) -> io::Result<AttachEvent> {
+    pub async fn next_event(&self) -> io::Result<AttachEvent> {
         loop {
-            turn::give().await;
-            let (kind, data) = self.receive().await?;
+            turn::yield_to_others().await;
+            let (kind, data) = self.receive_packet().await?;
             match kind {
                 kind::STDOUT => return Ok(AttachEvent::Stdout(data)),
                 kind::STDERR => return Ok(AttachEvent::Stderr(data)),
@@ -148,18 +152,18 @@ impl ShimConnection {
     }
 
     /// Sends input; waits while the container does not read.
-    pub async fn input(&self, bytes: &[u8]) -> io::Result<()> {
+    pub async fn send_input(&self, bytes: &[u8]) -> io::Result<()> {
         for part in bytes.chunks(MAX_DATA_BYTES) {
             let mut packet = Vec::with_capacity(part.len() + 1);
             packet.push(kind::INPUT);
             packet.extend_from_slice(part);
-            self.send(&packet).await?;
+            self.send_packet(&packet).await?;
         }
         Ok(())
     }
 
     /// Takes one packet: its kind, and how much data lies in `buffer`, which holds [`MAX_DATA_BYTES`]. The error
-    /// `UnexpectedEof` is as with [`ShimConnection::event`].
+    /// `UnexpectedEof` is as with [`ShimConnection::next_event`].
     pub fn poll_packet(
         &self,
         cx: &mut Context<'_>,
@@ -203,7 +207,7 @@ impl ShimConnection {
         }
     }
 
-    async fn send(&self, packet: &[u8]) -> io::Result<()> {
+    async fn send_packet(&self, packet: &[u8]) -> io::Result<()> {
         let flags = MsgFlags::MSG_NOSIGNAL;
         self.socket
             .write_with(|s| send(s.as_raw_fd(), packet, flags).map_err(io::Error::from))
@@ -211,7 +215,7 @@ impl ShimConnection {
             .map(drop)
     }
 
-    async fn receive(&self) -> io::Result<(u8, Vec<u8>)> {
+    async fn receive_packet(&self) -> io::Result<(u8, Vec<u8>)> {
         let mut packet = vec![0; MAX_DATA_BYTES + 1];
         let len = self
             .socket
@@ -226,7 +230,7 @@ impl ShimConnection {
     }
 
     async fn expect_ok(&self) -> io::Result<()> {
-        match self.receive().await? {
+        match self.receive_packet().await? {
             (kind::OK, _) => Ok(()),
             (_, text) => Err(io::Error::other(
                 String::from_utf8_lossy(&text).into_owned(),
@@ -235,10 +239,12 @@ impl ShimConnection {
     }
 }
 
-async fn command(dir: &Path, packet: &[u8]) -> io::Result<()> {
-    let connection = ShimConnection { socket: open(dir)? };
+async fn send_command(dir: &Path, packet: &[u8]) -> io::Result<()> {
+    let connection = ShimConnection {
+        socket: connect_control_socket(dir)?,
+    };
     let done = async {
-        connection.send(packet).await?;
+        connection.send_packet(packet).await?;
         connection.expect_ok().await
     };
     let late = async {
@@ -252,7 +258,7 @@ async fn command(dir: &Path, packet: &[u8]) -> io::Result<()> {
 }
 
 /// Connects by way of the opened directory: a socket's path may have 107 bytes only.
-fn open(dir: &Path) -> io::Result<Async<OwnedFd>> {
+fn connect_control_socket(dir: &Path) -> io::Result<Async<OwnedFd>> {
     let dir = std::fs::File::open(dir)?;
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let fd = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
@@ -269,7 +275,7 @@ mod tests {
     #[test]
     fn stream_bits() {
         for bits in 0..8 {
-            assert_eq!(AttachStreams::from_bits(bits).bits(), bits);
+            assert_eq!(AttachStreams::from_bits(bits).to_bits(), bits);
         }
         assert_eq!(AttachStreams::from_bits(0xf8), AttachStreams::default());
     }

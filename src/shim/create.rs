@@ -63,7 +63,7 @@ impl<E: Into<io::Error>> From<E> for CreateFailure {
 }
 
 /// Runs the runtime's `create` and waits for its end, or kills it when its time is over.
-pub(crate) fn create(
+pub(crate) fn create_container(
     args: &ShimArgs,
     signals: &SignalFd,
 ) -> Result<CreatedContainer, CreateFailure> {
@@ -93,14 +93,18 @@ pub(crate) fn create(
             open_fifo(file::STDERR, OFlag::O_RDWR)?,
         ]
     };
-    let console = if args.tty { Some(listen()?) } else { None };
-    let runtime = run(args, stdio.each_ref().map(AsFd::as_fd))?;
+    let console = if args.tty {
+        Some(listen_for_console()?)
+    } else {
+        None
+    };
+    let runtime = spawn_runtime_create(args, stdio.each_ref().map(AsFd::as_fd))?;
     drop(stdio);
 
     let mut reaped = [(0, InitExit { code: 0, signal: 0 }); REAPED];
     let mut count = 0;
     let mut master = None;
-    let mut deadline = clock::mono() + core::time::Duration::from_millis(args.create_ms);
+    let mut deadline = clock::mono_now() + core::time::Duration::from_millis(args.create_ms);
     let code = loop {
         let entry = |fd| libc::pollfd {
             fd,
@@ -112,8 +116,8 @@ pub(crate) fn create(
             entry(signals.as_raw_fd()),
             entry(waiting.map_or(-1, AsRawFd::as_raw_fd)),
         ];
-        let left = deadline.since_ms(clock::mono());
-        if start::poll(&mut fds, i32::try_from(left).unwrap_or(i32::MAX))? == 0 && left == 0 {
+        let left = deadline.since_ms(clock::mono_now());
+        if start::poll_fds(&mut fds, i32::try_from(left).unwrap_or(i32::MAX))? == 0 && left == 0 {
             // The runtime is reaped below. If it hangs in the kernel it may take a while.
             let _ = kill(Pid::from_raw(runtime), Signal::SIGKILL);
             deadline = deadline + KILL_AGAIN;
@@ -145,7 +149,7 @@ pub(crate) fn create(
     }
     let no_terminal = args.tty && master.is_none();
     if code != 0 || no_terminal {
-        return Err(report(code, stderr.as_fd()));
+        return Err(read_runtime_failure(code, stderr.as_fd()));
     }
     let pid = read_pid()?;
     let ended = reaped.iter().find(|(p, _)| *p == pid).map(|(_, e)| *e);
@@ -190,7 +194,10 @@ pub(crate) fn open_fifo(name: &str, flags: OFlag) -> nix::Result<OwnedFd> {
 }
 
 /// Starts `create`. The current directory is the bundle: relative names keep sockets' paths short.
-fn run(args: &ShimArgs, stdio: [std::os::fd::BorrowedFd<'_>; 3]) -> io::Result<i32> {
+fn spawn_runtime_create(
+    args: &ShimArgs,
+    stdio: [std::os::fd::BorrowedFd<'_>; 3],
+) -> io::Result<i32> {
     let mut argv = [c""; 16];
     let mut len = 0;
     let mut add = |texts: &[&'static CStr]| {
@@ -210,7 +217,7 @@ fn run(args: &ShimArgs, stdio: [std::os::fd::BorrowedFd<'_>; 3]) -> io::Result<i
     for name in [file::RUNTIME_LOG, file::PID] {
         let _ = std::fs::remove_file(name);
     }
-    start::spawn(&argv[..len], &ENVIRONMENT, stdio)
+    start::spawn_with_stdio(&argv[..len], &ENVIRONMENT, stdio)
 }
 
 fn read_pid() -> io::Result<i32> {
@@ -219,7 +226,7 @@ fn read_pid() -> io::Result<i32> {
     text.trim().parse().map_err(io::Error::other)
 }
 
-fn listen() -> io::Result<UnixListener> {
+fn listen_for_console() -> io::Result<UnixListener> {
     let _ = std::fs::remove_file(file::CONSOLE);
     let mask = umask(Mode::from_bits_truncate(0o177));
     let listener = UnixListener::bind(file::CONSOLE);
@@ -244,7 +251,7 @@ fn non_blocking(fd: OwnedFd) -> io::Result<OwnedFd> {
 }
 
 /// Gathers the runtime's message about its failure: the end of its log, else of its standard error.
-fn report(code: i32, stderr: std::os::fd::BorrowedFd<'_>) -> CreateFailure {
+fn read_runtime_failure(code: i32, stderr: std::os::fd::BorrowedFd<'_>) -> CreateFailure {
     let mut text = match PageBuffer::map(REPORT_BYTES) {
         Ok(pages) => pages,
         Err(e) => return e.into(),

@@ -40,7 +40,7 @@ pub struct ShimLaunch {
     pub log: PathBuf,
     /// Limit of the log. `None`: the shim does not rotate it.
     pub log_limit: Option<LogLimit>,
-    /// File in which the shim holds the end of the log in memory, see [`super::held_log`]. `None`: it holds none.
+    /// File in which the shim holds the end of the log in memory, see [`super::held_log_path`]. `None`: it holds none.
     pub log_memory: Option<PathBuf>,
     /// The container has a terminal: then all its output is `stdout`.
     pub tty: bool,
@@ -98,8 +98,8 @@ pub enum ShimLaunchError {
 ///
 /// Blocks for the making of a few files in `dir` (tmpfs) and a fork. If the future is dropped, or the agent dies, the shim
 /// goes on ([`open`] finds it) unless it had not begun yet.
-pub async fn launch(launch: &ShimLaunch) -> Result<LiveShim, ShimLaunchError> {
-    let mut command = Command::opened(Arc::clone(&launch.exe), "picolet")
+pub async fn launch_shim(launch: &ShimLaunch) -> Result<LiveShim, ShimLaunchError> {
+    let mut command = Command::from_opened(Arc::clone(&launch.exe), "picolet")
         .args(["shim", "--dir"])
         .arg(&launch.dir)
         .args(["--id", &launch.id, "--runtime"])
@@ -112,7 +112,7 @@ pub async fn launch(launch: &ShimLaunch) -> Result<LiveShim, ShimLaunchError> {
     if let Some(dir) = &launch.memory_cgroup {
         command = command.arg("--memory-cgroup").arg(dir);
     }
-    command = limited(command, launch.log_limit, launch.log_memory.as_deref());
+    command = add_log_limits(command, launch.log_limit, launch.log_memory.as_deref());
     if let Some(adj) = launch.oom_score_adj {
         command = command.args(["--oom-score-adj", &adj.to_string()]);
     }
@@ -126,9 +126,9 @@ pub async fn launch(launch: &ShimLaunch) -> Result<LiveShim, ShimLaunchError> {
         }
     }
     for dir in &launch.shim_cgroups {
-        command = command.cgroup(dir);
+        command = command.join_cgroup(dir);
     }
-    start(&launch.dir, command)
+    start_shim(&launch.dir, command)
         .await?
         .ok_or(ShimLaunchError::Ended)
 }
@@ -144,7 +144,7 @@ pub struct LogShimLaunch {
     pub log: PathBuf,
     /// As in [`ShimLaunch::log_limit`].
     pub log_limit: Option<LogLimit>,
-    /// As in [`ShimLaunch::log_memory`]. The records of the dead shim in it are saved.
+    /// As in [`ShimLaunch::read_log_memory_bytes`]. The records of the dead shim in it are saved.
     pub log_memory: Option<PathBuf>,
     /// As in [`ShimLaunch::memory_cgroup`].
     pub memory_cgroup: Option<PathBuf>,
@@ -161,7 +161,7 @@ pub struct LogShimLaunch {
 pub async fn launch_log_only(launch: &LogShimLaunch) -> Result<Option<LiveShim>, ShimLaunchError> {
     let state = record::read_state(&launch.dir).ok().flatten();
     let (pid, start_time) = state.map_or((0, 0), |s| (s.pid, s.start_time));
-    let mut command = Command::opened(Arc::clone(&launch.exe), "picolet")
+    let mut command = Command::from_opened(Arc::clone(&launch.exe), "picolet")
         .args(["shim", "--dir"])
         .arg(&launch.dir)
         .arg("--log")
@@ -171,17 +171,17 @@ pub async fn launch_log_only(launch: &LogShimLaunch) -> Result<Option<LiveShim>,
     if let Some(dir) = &launch.memory_cgroup {
         command = command.arg("--memory-cgroup").arg(dir);
     }
-    command = limited(command, launch.log_limit, launch.log_memory.as_deref());
+    command = add_log_limits(command, launch.log_limit, launch.log_memory.as_deref());
     if let Some(adj) = launch.oom_score_adj {
         command = command.args(["--oom-score-adj", &adj.to_string()]);
     }
     for dir in &launch.shim_cgroups {
-        command = command.cgroup(dir);
+        command = command.join_cgroup(dir);
     }
-    start(&launch.dir, command).await
+    start_shim(&launch.dir, command).await
 }
 
-fn limited(mut command: Command, limit: Option<LogLimit>, memory: Option<&Path>) -> Command {
+fn add_log_limits(mut command: Command, limit: Option<LogLimit>, memory: Option<&Path>) -> Command {
     if let Some(limit) = limit {
         command = command
             .args(["--log-bytes", &limit.max_bytes.to_string()])
@@ -194,19 +194,19 @@ fn limited(mut command: Command, limit: Option<LogLimit>, memory: Option<&Path>)
 }
 
 /// Returns true if a shim, or a launch, holds `dir`.
-pub fn is_alive(dir: &Path) -> io::Result<bool> {
+pub fn is_shim_alive(dir: &Path) -> io::Result<bool> {
     lock::is_locked(&dir.join(file::LOCK))
 }
 
 /// Finds the living shim of `dir` after a restart of the agent.
 ///
-/// `None` if it has ended, or if it is still creating the container (then [`is_alive`] says true and there is neither
+/// `None` if it has ended, or if it is still creating the container (then [`is_shim_alive`] says true and there is neither
 /// record: look again later; it gives up by itself after [`CREATE_TIMEOUT`]).
-pub fn open(dir: &Path) -> io::Result<Option<LiveShim>> {
+pub fn find_live_shim(dir: &Path) -> io::Result<Option<LiveShim>> {
     let Some(state) = record::read_state(dir).map_err(io::Error::other)? else {
         return Ok(None);
     };
-    if !is_alive(dir)? {
+    if !is_shim_alive(dir)? {
         return Ok(None);
     }
     open_shim(&state)
@@ -215,18 +215,20 @@ pub fn open(dir: &Path) -> io::Result<Option<LiveShim>> {
 /// Kills a shim that holds `dir` and is still creating its container, and waits for its end. Its runtime dies with it;
 /// leftovers of the runtime are still to be deleted. If there is no such shim, that is success.
 pub async fn end_launch(dir: &Path) -> io::Result<()> {
-    if !is_alive(dir)? {
+    if !is_shim_alive(dir)? {
         return Ok(());
     }
-    for pid in proc::pids()? {
+    for pid in proc::list_pids()? {
         // Opened first: then the command line is that of the process that is ended.
-        let Ok(fd) = pidfd::open(pid) else { continue };
+        let Ok(fd) = pidfd::open_pidfd(pid) else {
+            continue;
+        };
         if !is_shim_of(pid, dir) {
             continue;
         }
         match pidfd::send_signal(fd.as_fd(), libc::SIGKILL) {
             Err(e) if e.raw_os_error() != Some(libc::ESRCH) => return Err(e),
-            _ => pidfd::ended(fd).await?,
+            _ => pidfd::wait_until_ended(fd).await?,
         }
     }
     Ok(())
@@ -248,7 +250,7 @@ fn open_shim(state: &ContainerStateRecord) -> io::Result<Option<LiveShim>> {
         Some(libc::ESRCH | libc::ENOENT) => Ok(None),
         _ => Err(e),
     };
-    let pidfd = match pidfd::open(state.shim_pid) {
+    let pidfd = match pidfd::open_pidfd(state.shim_pid) {
         Ok(fd) => fd,
         Err(e) => return gone(e),
     };
@@ -265,7 +267,7 @@ fn open_shim(state: &ContainerStateRecord) -> io::Result<Option<LiveShim>> {
     }))
 }
 
-async fn start(dir: &Path, command: Command) -> Result<Option<LiveShim>, ShimLaunchError> {
+async fn start_shim(dir: &Path, command: Command) -> Result<Option<LiveShim>, ShimLaunchError> {
     // Locked from before the shim exists until it ends: a process that finds the directory meanwhile leaves it alone.
     let lock = lock::try_lock(&dir.join(file::LOCK))
         .map_err(ShimLaunchError::Shim)?
@@ -282,7 +284,7 @@ async fn start(dir: &Path, command: Command) -> Result<Option<LiveShim>, ShimLau
     let spawn = || -> io::Result<_> {
         let command = command
             .args(["--lock", &number])
-            .keep(lock.into())
+            .inherit_fd(lock.into())
             .stdout(OutputSink::Fd(writer.into()));
         Ok((command.spawn()?, Async::new(reader)?))
     };
@@ -312,11 +314,11 @@ async fn start(dir: &Path, command: Command) -> Result<Option<LiveShim>, ShimLau
     let bytes = future::or(answer, late)
         .await
         .map_err(ShimLaunchError::Shim)?;
-    understand(dir, &bytes)
+    parse_shim_answer(dir, &bytes)
 }
 
 /// Reads the shim's answer: `ok`, or `ended`, or `error <code>` and raw text, or any other text about its own failure.
-fn understand(dir: &Path, answer: &[u8]) -> Result<Option<LiveShim>, ShimLaunchError> {
+fn parse_shim_answer(dir: &Path, answer: &[u8]) -> Result<Option<LiveShim>, ShimLaunchError> {
     let text = String::from_utf8_lossy(answer);
     let (head, rest) = text.split_once('\n').unwrap_or((&text, ""));
     if head == "ended" {

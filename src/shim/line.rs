@@ -9,7 +9,7 @@ use core::ops::DerefMut;
 pub(crate) const MAX_TEXT_BYTES: usize = 16 * 1024;
 /// Bytes of a record without its text: time, stream, tag, three spaces, newline.
 pub(crate) const RECORD_OVERHEAD: usize = STAMP_BYTES + 1 + 6 + 1 + 1 + 1 + 1;
-/// Bytes of a [`stamp`].
+/// Bytes of a [`format_stamp`].
 pub(crate) const STAMP_BYTES: usize = 30;
 
 /// End of a record: with its line, or before it.
@@ -35,12 +35,12 @@ impl<S: DerefMut<Target = [u8]>> LineSplitter<S> {
     }
 
     /// Room for the next read: never empty.
-    pub(crate) fn space(&mut self) -> &mut [u8] {
+    pub(crate) fn spare_space(&mut self) -> &mut [u8] {
         &mut self.storage[self.len..MAX_TEXT_BYTES]
     }
 
-    /// `count` bytes were put into [`Self::space`]: calls `record` for each that is complete now.
-    pub(crate) fn filled(&mut self, count: usize, mut record: impl FnMut(LogTag, &[u8])) {
+    /// `count` bytes were put into [`Self::spare_space`]: calls `record` for each that is complete now.
+    pub(crate) fn split_filled(&mut self, count: usize, mut record: impl FnMut(LogTag, &[u8])) {
         let end = self.len + count;
         let mut start = 0;
         let mut from = self.len;
@@ -59,7 +59,7 @@ impl<S: DerefMut<Target = [u8]>> LineSplitter<S> {
     }
 
     /// Ends the stream: the rest, a line without end, becomes a part.
-    pub(crate) fn finish(&mut self, mut record: impl FnMut(LogTag, &[u8])) {
+    pub(crate) fn finish_stream(&mut self, mut record: impl FnMut(LogTag, &[u8])) {
         if self.len > 0 {
             record(LogTag::Partial, &self.storage[..self.len]);
             self.len = 0;
@@ -92,24 +92,24 @@ pub(crate) mod fuzz {
         let piece = usize::from(data.first().copied().unwrap_or(0)) * 97 + 1;
         let mut rest = data;
         while !rest.is_empty() {
-            let space = lines.space();
+            let space = lines.spare_space();
             assert!(!space.is_empty());
             let count = rest.len().min(space.len()).min(piece);
             space[..count].copy_from_slice(&rest[..count]);
             rest = &rest[count..];
-            lines.filled(count, &mut record);
+            lines.split_filled(count, &mut record);
         }
-        lines.finish(&mut record);
+        lines.finish_stream(&mut record);
         assert_eq!(joined, data);
         format!("{}", parts.min(3))
     }
 }
 
 /// RFC 3339 in UTC with nine fractional digits. Years beyond 9999 show their last four digits.
-pub(crate) fn stamp(wall_ns: i64) -> [u8; STAMP_BYTES] {
+pub(crate) fn format_stamp(wall_ns: i64) -> [u8; STAMP_BYTES] {
     let mut out = *b"0000-00-00T00:00:00.000000000Z";
     let seconds = wall_ns.div_euclid(1_000_000_000);
-    let (year, month, day) = civil(seconds.div_euclid(86_400));
+    let (year, month, day) = civil_date(seconds.div_euclid(86_400));
     let second = seconds.rem_euclid(86_400);
     for (range, value) in [
         (0..4, year),
@@ -132,7 +132,7 @@ pub(crate) fn stamp(wall_ns: i64) -> [u8; STAMP_BYTES] {
 /// Year, month and day of a day counted from 1970, in the proleptic Gregorian calendar.
 ///
 /// Counted from 1 March of year 0, leap days come last: months then have lengths that one line of arithmetic gives.
-const fn civil(days: i64) -> (i64, i64, i64) {
+const fn civil_date(days: i64) -> (i64, i64, i64) {
     let days = days + 719_468;
     let era = days.div_euclid(146_097);
     let day_of_era = days.rem_euclid(146_097);
@@ -165,13 +165,13 @@ mod tests {
         };
         let mut rest = input;
         while !rest.is_empty() {
-            let space = lines.space();
+            let space = lines.spare_space();
             let n = rest.len().min(piece).min(space.len());
             space[..n].copy_from_slice(&rest[..n]);
             rest = &rest[n..];
-            lines.filled(n, &mut note);
+            lines.split_filled(n, &mut note);
         }
-        lines.finish(&mut note);
+        lines.finish_stream(&mut note);
         out
     }
 
@@ -249,7 +249,7 @@ mod tests {
         let days = (0..1500).map(|d| d * 86_400_000_000_000 + 951_782_400_000_000_001);
         let wide = (-40..40).map(|n| n * 100_000_000_000_000_007);
         for ns in days.chain(wide) {
-            let text = stamp(ns);
+            let text = format_stamp(ns);
             assert_eq!(
                 core::str::from_utf8(&text),
                 Ok(WallTime(ns).rfc3339_nanos().as_str())

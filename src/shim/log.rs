@@ -47,7 +47,7 @@ impl ContainerLog {
             return Err(io::ErrorKind::InvalidInput.into());
         };
         let mut log = Self {
-            dir: open::log_dir(path)?,
+            dir: open::open_log_dir(path)?,
             name,
             file: None,
             buffer: PageBuffer::map(MAX_TEXT_BYTES + RECORD_OVERHEAD)?,
@@ -68,12 +68,12 @@ impl ContainerLog {
     /// Opens the file at the log's path anew, making it if need be. On an error the old one stays in use.
     ///
     /// A container may see this directory (hostPath on /var/log): links, and anything but a regular file, are refused.
-    pub(crate) fn reopen(&mut self) -> io::Result<()> {
-        self.flush();
-        self.save(true);
+    pub(crate) fn reopen_file(&mut self) -> io::Result<()> {
+        self.flush_records();
+        self.save_held_records(true);
         self.open_live()?;
         if let (Some(memory), Some(live)) = (&mut self.memory, &self.file) {
-            memory.belong_to(live)?;
+            memory.bind_to_log(live)?;
         }
         Ok(())
     }
@@ -99,7 +99,7 @@ impl ContainerLog {
     }
 
     /// Adds a record; writes earlier ones if the buffer is full.
-    pub(crate) fn append(
+    pub(crate) fn append_record(
         &mut self,
         stamp: &[u8; STAMP_BYTES],
         stream: &str,
@@ -107,7 +107,7 @@ impl ContainerLog {
         text: &[u8],
     ) {
         if self.buffer.len() - self.len < text.len() + RECORD_OVERHEAD {
-            self.flush();
+            self.flush_records();
         }
         let tag: &[u8] = match tag {
             LogTag::Full => b" F ",
@@ -121,14 +121,14 @@ impl ContainerLog {
 
     /// Writes the gathered records. Records that the disk refuses are dropped and counted; no half record is left in
     /// the file.
-    pub(crate) fn flush(&mut self) {
-        if self.memory.is_some() && self.hold() {
+    pub(crate) fn flush_records(&mut self) {
+        if self.memory.is_some() && self.hold_records() {
             return;
         }
-        self.keep_limit();
+        self.rotate_if_full();
         let bytes = &self.buffer[..self.len];
         let file = self.file.as_mut();
-        let written = file.map_or(0, |file| write_whole(file, bytes));
+        let written = file.map_or(0, |file| write_whole_records(file, bytes));
         let lost = bytes[written..].iter().filter(|b| **b == b'\n').count();
         self.lost += u64::try_from(lost).unwrap_or(0);
         self.size += u64::try_from(written).unwrap_or(0);
@@ -137,14 +137,16 @@ impl ContainerLog {
 
     /// Moves the gathered records to the memory. Returns false if there is none, or no room in it: then no record is
     /// held, and the disk has to take them.
-    fn hold(&mut self) -> bool {
+    fn hold_records(&mut self) -> bool {
         let more = u64::try_from(self.len).unwrap_or(0);
-        let unsaved = self.memory.as_ref().map_or(0, LogMemory::unsaved);
+        let unsaved = self.memory.as_ref().map_or(0, LogMemory::unsaved_bytes);
         let after = self.size.saturating_add(unsaved).saturating_add(more);
         // The held records belong to the present file: they are saved before it is rotated.
-        if more > 0 && self.limit.is_some_and(|limit| after >= limit.max_bytes) && self.save(false)
+        if more > 0
+            && self.limit.is_some_and(|limit| after >= limit.max_bytes)
+            && self.save_held_records(false)
         {
-            self.keep_limit();
+            self.rotate_if_full();
         }
         for is_last in [false, true] {
             let (Some(memory), Some(live)) = (&mut self.memory, &self.file) else {
@@ -153,19 +155,22 @@ impl ContainerLog {
             if more == 0 {
                 return true;
             }
-            if memory.append(&self.buffer[..self.len], live).is_ok() {
+            if memory
+                .append_records(&self.buffer[..self.len], live)
+                .is_ok()
+            {
                 self.len = 0;
-                if memory.is_tight() {
-                    self.save(false);
+                if memory.is_memory_tight() {
+                    self.save_held_records(false);
                 }
                 return true;
             }
-            match (self.save(true), is_last) {
+            match (self.save_held_records(true), is_last) {
                 (true, false) => {}
                 (true, true) => return false,
                 (false, false) => {
                     if let (Some(memory), Some(live)) = (&mut self.memory, &self.file) {
-                        self.lost += memory.forget(live);
+                        self.lost += memory.drop_oldest_records(live);
                     }
                 }
                 (false, true) => {
@@ -182,23 +187,23 @@ impl ContainerLog {
 
     /// Writes the records held in memory to the disk. `now`: also if the disk took nothing a moment ago. Returns false
     /// if the disk did not take all of them.
-    pub(crate) fn save(&mut self, now: bool) -> bool {
+    pub(crate) fn save_held_records(&mut self, now: bool) -> bool {
         let (Some(memory), Some(live)) = (&mut self.memory, &mut self.file) else {
             return true;
         };
-        let (went, done) = memory.save(live, now);
+        let (went, done) = memory.save_to_log(live, now);
         self.size += went;
         done
     }
 
-    /// Time for the next [`Self::save`]; `None`: no record waits for it.
-    pub(crate) fn due(&self) -> Option<MonoTime> {
-        self.memory.as_ref()?.due()
+    /// Time for the next [`Self::save_held_records`]; `None`: no record waits for it.
+    pub(crate) fn next_save(&self) -> Option<MonoTime> {
+        self.memory.as_ref()?.save_deadline()
     }
 
     /// Begins a new file if the present one has no room for the gathered records. If that fails, the present one is
     /// written on: a line counts for more than a limit.
-    fn keep_limit(&mut self) {
+    fn rotate_if_full(&mut self) {
         let Some(limit) = self.limit else { return };
         let more = u64::try_from(self.len).unwrap_or(0);
         let is_full = |size: u64| size > 0 && size.saturating_add(more) >= limit.max_bytes;
@@ -208,24 +213,24 @@ impl ContainerLog {
         // The file may have been emptied by another process.
         let metadata = self.file.as_ref().and_then(|file| file.metadata().ok());
         self.size = metadata.map_or(0, |metadata| metadata.len());
-        if is_full(self.size) && rotation::rotate(&self.dir, self.name, limit).is_ok() {
+        if is_full(self.size) && rotation::rotate_log(&self.dir, self.name, limit).is_ok() {
             let _ = self.open_live();
         }
     }
 
     /// Records that could not be written so far.
-    pub(crate) const fn lost(&self) -> u64 {
+    pub(crate) const fn lost_records(&self) -> u64 {
         self.lost
     }
 
     /// Gives the buffer's memory back; to be called after a flush, when there is nothing to write.
-    pub(crate) fn release(&mut self) {
+    pub(crate) fn release_buffer(&mut self) {
         self.buffer.release(self.len);
     }
 }
 
 /// Writes as many records as the file takes; no half record is left in it. Returns their bytes.
-pub(super) fn write_whole(file: &mut File, records: &[u8]) -> usize {
+pub(super) fn write_whole_records(file: &mut File, records: &[u8]) -> usize {
     let mut written = 0;
     while written < records.len() {
         match file.write(&records[written..]) {
@@ -241,13 +246,13 @@ pub(super) fn write_whole(file: &mut File, records: &[u8]) -> usize {
     let newline = records[..written].iter().rposition(|b| *b == b'\n');
     let whole = newline.map_or(0, |at| at + 1);
     if written > whole {
-        let _ = cut(file, written - whole);
+        let _ = truncate_tail(file, written - whole);
     }
     whole
 }
 
 /// Takes the last `count` bytes off the file. This process is its only writer.
-fn cut(file: &File, count: usize) -> io::Result<()> {
+fn truncate_tail(file: &File, count: usize) -> io::Result<()> {
     let count = u64::try_from(count).map_err(io::Error::other)?;
     file.set_len(file.metadata()?.len().saturating_sub(count))
 }
@@ -285,12 +290,12 @@ mod tests {
             .permissions()
             .mode();
         assert_eq!(mode & 0o7137, 0, "{mode:o}");
-        log.append(STAMP, "stdout", LogTag::Full, b"one");
+        log.append_record(STAMP, "stdout", LogTag::Full, b"one");
         fs::rename(dir.join("0.log"), dir.join("0.log.1")).expect("rotate");
-        log.append(STAMP, "stderr", LogTag::Partial, b"two");
-        log.reopen().expect("reopen");
-        log.append(STAMP, "stdout", LogTag::Full, b"");
-        log.flush();
+        log.append_record(STAMP, "stderr", LogTag::Partial, b"two");
+        log.reopen_file().expect("reopen");
+        log.append_record(STAMP, "stdout", LogTag::Full, b"");
+        log.flush_records();
         let read = |name| fs::read_to_string(dir.join(name)).expect("read");
         let golden = "2023-11-14T22:13:20.123456789Z stdout F one\n2023-11-14T22:13:20.123456789Z stderr P two\n";
         assert_eq!(read("0.log.1"), golden);
@@ -335,21 +340,21 @@ mod tests {
         };
         let mut rotations = 0;
         for n in 0..2000 {
-            log.append(
+            log.append_record(
                 STAMP,
                 "stdout",
                 LogTag::Full,
                 format!("{n:>100}").as_bytes(),
             );
             if n % 7 == 0 {
-                log.flush();
+                log.flush_records();
                 let sizes = sizes();
                 assert!(sizes.len() <= 3, "{sizes:?}");
                 assert!(sizes.iter().all(|(_, size)| *size < BYTES), "{sizes:?}");
                 rotations = rotations.max(sizes.len());
             }
         }
-        log.flush();
+        log.flush_records();
         assert_eq!(rotations, 3);
         // The end of the log is left, whole and in order.
         let mut kept = Vec::new();
@@ -363,7 +368,7 @@ mod tests {
         assert!(first > 0 && kept.len() > 250, "{first}");
         assert_eq!(kept, (first..2000).collect::<Vec<_>>());
         assert!(dir.join("0.log-other").exists() && dir.join("0.log.dir").exists());
-        assert_eq!(log.lost(), 0);
+        assert_eq!(log.lost_records(), 0);
         // A file that another process empties has room again.
         let before = names.len();
         File::options()
@@ -373,9 +378,9 @@ mod tests {
             .set_len(0)
             .expect("emptied");
         for _ in 0..150 {
-            log.append(STAMP, "stdout", LogTag::Full, &[b'x'; 80]);
+            log.append_record(STAMP, "stdout", LogTag::Full, &[b'x'; 80]);
         }
-        log.flush();
+        log.flush_records();
         assert_eq!(sizes().len(), before);
         fs::remove_dir_all(&dir).expect("remove");
     }
@@ -397,9 +402,9 @@ mod tests {
         for (name, make) in traps {
             fs::rename(dir.join("0.log"), dir.join("old")).expect("rotate");
             make(&dir.join("0.log"));
-            assert!(log.reopen().is_err(), "{name}");
-            log.append(STAMP, "stdout", LogTag::Full, name.as_bytes());
-            log.flush();
+            assert!(log.reopen_file().is_err(), "{name}");
+            log.append_record(STAMP, "stdout", LogTag::Full, name.as_bytes());
+            log.flush_records();
             assert!(
                 fs::read_to_string(dir.join("old"))
                     .expect("read")
@@ -419,20 +424,20 @@ mod tests {
             return;
         }
         let dir = fresh("full");
-        mount::tmpfs(&dir, Some(16 * 1024), 0o755, MsFlags::empty()).expect("tmpfs");
+        mount::mount_tmpfs(&dir, Some(16 * 1024), 0o755, MsFlags::empty()).expect("tmpfs");
         let mut log = ContainerLog::open(path(&dir), None, None).expect("open");
         for n in 0..100 {
-            log.append(
+            log.append_record(
                 STAMP,
                 "stdout",
                 LogTag::Full,
                 format!("{n:>980}").as_bytes(),
             );
             if n % 5 == 4 {
-                log.flush();
+                log.flush_records();
             }
         }
-        log.flush();
+        log.flush_records();
         let text = fs::read_to_string(dir.join("0.log")).expect("read");
         let whole = text.lines().count();
         assert!(
@@ -440,15 +445,18 @@ mod tests {
             "no torn record"
         );
         assert!(whole > 10, "{whole}");
-        assert_eq!(log.lost(), 100 - u64::try_from(whole).expect("count"));
+        assert_eq!(
+            log.lost_records(),
+            100 - u64::try_from(whole).expect("count")
+        );
         // Space again: it goes on.
         log.file
             .as_ref()
             .expect("open")
             .set_len(0)
             .expect("truncate");
-        log.append(STAMP, "stdout", LogTag::Full, b"after");
-        log.flush();
+        log.append_record(STAMP, "stdout", LogTag::Full, b"after");
+        log.flush_records();
         assert!(
             fs::read_to_string(dir.join("0.log"))
                 .expect("read")

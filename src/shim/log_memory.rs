@@ -20,7 +20,7 @@ use std::path::Path;
 
 use nix::sys::statvfs::fstatvfs;
 
-use super::log::write_whole;
+use super::log::write_whole_records;
 use crate::api::MonoTime;
 use crate::api::log_memory::{HEADER_BYTES, LogMemoryHeader};
 use crate::sys::{clock, pages::PageBuffer};
@@ -71,13 +71,13 @@ impl LogMemory {
             since: None,
             not_before: MonoTime(0),
         };
-        if memory.adopt(live).is_err() {
-            memory.discard();
+        if memory.adopt_held_file(live).is_err() {
+            memory.discard_file();
         }
         memory
     }
 
-    fn adopt(&mut self, live: &File) -> io::Result<()> {
+    fn adopt_held_file(&mut self, live: &File) -> io::Result<()> {
         let file = File::options()
             .read(true)
             .write(true)
@@ -86,37 +86,37 @@ impl LogMemory {
         let mut bytes = [0; HEADER_BYTES];
         file.read_exact_at(&mut bytes, 0)?;
         self.header = LogMemoryHeader::decode(&bytes).ok_or(io::ErrorKind::InvalidData)?;
-        self.held = whole(&file)?;
+        self.held = whole_record_bytes(&file)?;
         file.set_len(HEADER + self.held)?;
         let metadata = live.metadata()?;
         let is_its = self.header.file == (metadata.dev(), metadata.ino());
         let known = u64::try_from(self.header.begins).ok();
         self.file = Some(file);
-        self.since = Some(clock::mono());
+        self.since = Some(clock::mono_now());
         match known {
             // The earlier shim died while it saved: all its records are still here, so the disk's copy is cut off.
             Some(begins) if is_its && (begins..=begins + self.held).contains(&metadata.len()) => {
                 live.set_len(begins)
             }
-            _ => self.belong_to(live),
+            _ => self.bind_to_log(live),
         }
     }
 
     /// Records that are not on the disk, bytes.
-    pub(super) const fn unsaved(&self) -> u64 {
+    pub(super) const fn unsaved_bytes(&self) -> u64 {
         self.held - self.saved
     }
 
     /// Time at which the records have to be saved.
-    pub(super) fn due(&self) -> Option<MonoTime> {
+    pub(super) fn save_deadline(&self) -> Option<MonoTime> {
         let since = self.since?;
         Some((since + SAVE_AFTER).max(self.not_before))
     }
 
     /// Adds whole records, or nothing.
-    pub(super) fn append(&mut self, records: &[u8], live: &File) -> io::Result<()> {
+    pub(super) fn append_records(&mut self, records: &[u8], live: &File) -> io::Result<()> {
         if self.file.is_none() {
-            self.begin(live)?;
+            self.begin_file(live)?;
         }
         let end = HEADER + self.held;
         if let Some(file) = &self.file
@@ -126,11 +126,11 @@ impl LogMemory {
             return Err(e);
         }
         self.held += u64::try_from(records.len()).unwrap_or(0);
-        self.since.get_or_insert_with(clock::mono);
+        self.since.get_or_insert_with(clock::mono_now);
         Ok(())
     }
 
-    fn begin(&mut self, live: &File) -> io::Result<()> {
+    fn begin_file(&mut self, live: &File) -> io::Result<()> {
         let file = File::options()
             .read(true)
             .write(true)
@@ -138,15 +138,15 @@ impl LogMemory {
             .mode(MODE)
             .open(self.path)?;
         self.file = Some(file);
-        let begun = self.belong_to(live);
+        let begun = self.bind_to_log(live);
         if begun.is_err() {
-            self.discard();
+            self.discard_file();
         }
         begun
     }
 
     /// Notes that the held records go to the end of `live`.
-    pub(super) fn belong_to(&mut self, live: &File) -> io::Result<()> {
+    pub(super) fn bind_to_log(&mut self, live: &File) -> io::Result<()> {
         let Some(file) = &self.file else {
             return Ok(());
         };
@@ -158,38 +158,38 @@ impl LogMemory {
     }
 
     /// Returns true if it is time to make room for others.
-    pub(super) fn is_tight(&self) -> bool {
+    pub(super) fn is_memory_tight(&self) -> bool {
         let Some(stat) = self.file.as_ref().and_then(|file| fstatvfs(file).ok()) else {
             return false;
         };
         let all = u64::from(stat.blocks());
         let used = all.saturating_sub(u64::from(stat.blocks_free()));
         let is_past = |percent: u64| used.saturating_mul(100) >= all.saturating_mul(percent);
-        is_past(FULL_PERCENT) && (self.unsaved() >= LITTLE_BYTES || is_past(BRIM_PERCENT))
+        is_past(FULL_PERCENT) && (self.unsaved_bytes() >= LITTLE_BYTES || is_past(BRIM_PERCENT))
     }
 
     /// Moves the held records to the end of the log's file. Returns the bytes written, and true if that was all. `now`:
     /// also if the disk took nothing a moment ago.
-    pub(super) fn save(&mut self, live: &mut File, now: bool) -> (u64, bool) {
+    pub(super) fn save_to_log(&mut self, live: &mut File, now: bool) -> (u64, bool) {
         let before = self.saved;
-        let is_due = now || clock::mono() >= self.not_before;
-        let done = is_due && self.write(live).is_ok();
+        let is_due = now || clock::mono_now() >= self.not_before;
+        let done = is_due && self.write_to_log(live).is_ok();
         let went = self.saved - before;
         if done {
-            self.discard();
+            self.discard_file();
         } else if is_due {
-            self.not_before = clock::mono() + RETRY;
+            self.not_before = clock::mono_now() + RETRY;
         }
         (went, done)
     }
 
-    fn write(&mut self, live: &mut File) -> io::Result<()> {
+    fn write_to_log(&mut self, live: &mut File) -> io::Result<()> {
         let Some(file) = &self.file else {
             return Ok(());
         };
         let mut chunk = PageBuffer::map(CHUNK_BYTES)?;
         while self.saved < self.held {
-            let left = usize::try_from(self.unsaved()).unwrap_or(usize::MAX);
+            let left = usize::try_from(self.unsaved_bytes()).unwrap_or(usize::MAX);
             let most = left.min(CHUNK_BYTES);
             let n = file.read_at(&mut chunk[..most], HEADER + self.saved)?;
             if n == 0 {
@@ -199,7 +199,7 @@ impl LogMemory {
             }
             let newline = chunk[..n].iter().rposition(|b| *b == b'\n');
             let end = newline.map_or(n, |at| at + 1);
-            let written = write_whole(live, &chunk[..end]);
+            let written = write_whole_records(live, &chunk[..end]);
             self.saved += u64::try_from(written).unwrap_or(0);
             if written < end {
                 return Err(io::ErrorKind::StorageFull.into());
@@ -209,7 +209,7 @@ impl LogMemory {
     }
 
     /// Removes the file with all held records.
-    fn discard(&mut self) {
+    fn discard_file(&mut self) {
         // Only this shim makes the file.
         let _ = fs::remove_file(self.path);
         (self.file, self.since) = (None, None);
@@ -218,7 +218,7 @@ impl LogMemory {
 
     /// Drops all but the newest records, because neither memory nor disk has room. Returns the number of dropped
     /// records.
-    pub(super) fn forget(&mut self, live: &File) -> u64 {
+    pub(super) fn drop_oldest_records(&mut self, live: &File) -> u64 {
         let Some(file) = self.file.take() else {
             return 0;
         };
@@ -233,14 +233,14 @@ impl LogMemory {
         });
         let kept = newest.as_ref().map_or(0, |(_, cut, end)| end - cut);
         let kept = u64::try_from(kept).unwrap_or(0);
-        let mut gone = records(&file, saved, held - kept);
-        let rest = records(&file, held - kept, held);
-        self.discard();
+        let mut gone = count_records(&file, saved, held - kept);
+        let rest = count_records(&file, held - kept, held);
+        self.discard_file();
         // The memory is free only after that.
         drop(file);
         self.header.lost += held - kept - saved;
-        let put =
-            newest.is_some_and(|(pages, cut, end)| self.append(&pages[cut..end], live).is_ok());
+        let put = newest
+            .is_some_and(|(pages, cut, end)| self.append_records(&pages[cut..end], live).is_ok());
         if put {
             self.since = since;
         } else {
@@ -252,7 +252,7 @@ impl LogMemory {
 }
 
 /// Bytes of the whole records in it.
-fn whole(file: &File) -> io::Result<u64> {
+fn whole_record_bytes(file: &File) -> io::Result<u64> {
     let held = file.metadata()?.len().saturating_sub(HEADER);
     let mut chunk = PageBuffer::map(CHUNK_BYTES)?;
     let most = held.min(u64::try_from(CHUNK_BYTES).unwrap_or(0));
@@ -263,7 +263,7 @@ fn whole(file: &File) -> io::Result<u64> {
 }
 
 /// Counts the records between two offsets.
-fn records(file: &File, mut from: u64, to: u64) -> u64 {
+fn count_records(file: &File, mut from: u64, to: u64) -> u64 {
     let mut count = 0;
     let mut chunk = [0; 4096];
     while from < to {
@@ -316,7 +316,7 @@ mod tests {
                 return false;
             }
             let at = self.dir.join(part);
-            mount::tmpfs(&at, Some(bytes), 0o700, MsFlags::empty()).expect("tmpfs");
+            mount::mount_tmpfs(&at, Some(bytes), 0o700, MsFlags::empty()).expect("tmpfs");
             self.mounts.push(at);
             true
         }
@@ -333,7 +333,7 @@ mod tests {
         /// Waits until the memory holds no more than `bytes`. Children that other tests start have removed files open
         /// until they run their program.
         fn wait_for_room(&self, bytes: u64) {
-            let deadline = clock::mono() + Duration::from_secs(300);
+            let deadline = clock::mono_now() + Duration::from_secs(300);
             loop {
                 let stat = nix::sys::statvfs::statvfs(&self.dir.join("memory")).expect("statvfs");
                 let used =
@@ -341,7 +341,7 @@ mod tests {
                 if used <= bytes {
                     return;
                 }
-                assert!(clock::mono() < deadline, "{used} bytes are in use");
+                assert!(clock::mono_now() < deadline, "{used} bytes are in use");
                 std::thread::yield_now();
             }
         }
@@ -377,13 +377,13 @@ mod tests {
 
     /// About 1 KiB.
     fn write(log: &mut ContainerLog, number: usize) {
-        log.append(
+        log.append_record(
             STAMP,
             "stdout",
             LogTag::Full,
             format!("{number:>980}").as_bytes(),
         );
-        log.flush();
+        log.flush_records();
     }
 
     #[test]
@@ -391,32 +391,36 @@ mod tests {
         // WEAR-05
         let place = Place::new("wait");
         let mut log = place.log(None);
-        assert_eq!((place.held(), log.due()), (None, None), "nothing, no timer");
+        assert_eq!(
+            (place.held(), log.next_save()),
+            (None, None),
+            "nothing, no timer"
+        );
         for n in 0..100 {
             write(&mut log, n);
         }
         let all: Vec<_> = (0..100).collect();
         assert!(place.disk("0.log").is_empty());
         assert_eq!(place.held(), Some(all.clone()));
-        let due = log.due().expect("a timer");
+        let due = log.next_save().expect("a timer");
         let quarter = Duration::from_secs(15 * 60);
-        assert!(due + Duration::from_secs(30) <= clock::mono() + quarter);
-        assert!(log.save(false));
-        assert_eq!((place.held(), log.due()), (None, None));
+        assert!(due + Duration::from_secs(30) <= clock::mono_now() + quarter);
+        assert!(log.save_held_records(false));
+        assert_eq!((place.held(), log.next_save()), (None, None));
         assert_eq!(place.disk("0.log"), all);
         // The agent has renamed the file: the held records belong to that.
         write(&mut log, 100);
         let disk = place.dir.join("disk");
         fs::rename(disk.join("0.log"), disk.join("0.log.1")).expect("renamed");
         write(&mut log, 101);
-        log.reopen().expect("reopened");
+        log.reopen_file().expect("reopened");
         write(&mut log, 102);
         assert_eq!(place.disk("0.log.1"), (0..102).collect::<Vec<_>>());
         assert_eq!(
             (place.disk("0.log"), place.held()),
             (vec![], Some(vec![102]))
         );
-        assert_eq!(log.lost(), 0);
+        assert_eq!(log.lost_records(), 0);
     }
 
     #[test]
@@ -432,7 +436,7 @@ mod tests {
             write(&mut log, n);
             assert!(place.held().is_none_or(|held| held.len() < 20));
         }
-        assert!(log.save(true));
+        assert!(log.save_held_records(true));
         let mut names: Vec<_> = fs::read_dir(place.dir.join("disk"))
             .expect("directory")
             .map(|e| e.expect("entry").file_name().into_string().expect("name"))
@@ -459,7 +463,7 @@ mod tests {
         for n in 0..3 {
             write(&mut log, n);
         }
-        log.save(true);
+        log.save_held_records(true);
         for n in 3..6 {
             write(&mut log, n);
         }
@@ -483,10 +487,10 @@ mod tests {
         fs::write(disk.join("0.log"), b"").expect("made");
         let mut log = place.log(None);
         write(&mut log, 7);
-        assert!(log.save(true));
+        assert!(log.save_held_records(true));
         assert_eq!(place.disk("0.log.1"), [0, 1, 2]);
         assert_eq!(place.disk("0.log"), [3, 4, 5, 6, 7]);
-        assert_eq!(log.lost(), 0);
+        assert_eq!(log.lost_records(), 0);
         // A file of another form counts as none.
         fs::write(place.dir.join("memory/c"), b"something else").expect("written");
         let mut log = place.log(None);
@@ -513,7 +517,7 @@ mod tests {
         // 80 % of 1 MiB, without what the other has.
         assert!((100..250).contains(&most), "{most}");
         // The other shim fills nearly all: this one holds little, and waits until room is really short.
-        log.save(true);
+        log.save_held_records(true);
         place.wait_for_room(600 << 10);
         fs::write(&other, vec![b'x'; 900 << 10]).expect("written");
         write(&mut log, 2000);
@@ -525,7 +529,7 @@ mod tests {
         }
         assert_eq!(place.held(), None);
         assert_eq!(place.disk("0.log"), (0..2020).collect::<Vec<_>>());
-        assert_eq!(log.lost(), 0);
+        assert_eq!(log.lost_records(), 0);
     }
 
     #[test]
@@ -553,9 +557,9 @@ mod tests {
         assert_eq!(distinct, (5000 - distinct.len()..5000).collect::<Vec<_>>());
         assert!(distinct.len() >= 200);
         let kept = u64::try_from(distinct.len()).expect("count");
-        assert_eq!(log.lost(), total - kept);
+        assert_eq!(log.lost_records(), total - kept);
         // There is room again.
-        let lost = log.lost();
+        let lost = log.lost_records();
         File::options()
             .write(true)
             .open(place.dir.join("disk/0.log"))
@@ -563,8 +567,8 @@ mod tests {
             .set_len(0)
             .expect("emptied");
         mount::resize_tmpfs(&place.dir.join("disk"), 8 << 20).expect("more");
-        assert!(log.save(true));
-        assert_eq!((place.held(), log.lost()), (None, lost));
+        assert!(log.save_held_records(true));
+        assert_eq!((place.held(), log.lost_records()), (None, lost));
         assert_eq!(place.disk("0.log").last(), Some(&4999));
     }
 }

@@ -1,7 +1,7 @@
 //! The process beside each container: parent of its init, owner of its output, keeper of its exit code.
 //!
 //! A shim lives as long as its container and needs no agent: the agent may be killed, replaced or absent. All they share
-//! is the container's run directory, which is also the bundle (`config.json` is there before [`launch()`] is called):
+//! is the container's run directory, which is also the bundle (`config.json` is there before [`launch_shim()`] is called):
 //!
 //! | file | made by | what |
 //! |---|---|---|
@@ -12,7 +12,7 @@
 //! | `exit` | shim | [`ContainerExitRecord`]: the last thing a shim writes; its end is the doorbell |
 //! | `ctl` | shim | control socket: attach, resize, close stdin, reopen the log ([`control`]) |
 //!
-//! The log's end may be held in memory, in [`held_log`], which the shim makes and removes.
+//! The log's end may be held in memory, in [`held_log_path`], which the shim makes and removes.
 //!
 //! A free lock without `exit` means that the shim died. The agent then starts a log-only shim ([`launch_log_only`]), which
 //! takes the FIFOs over, and kills the container.
@@ -34,10 +34,10 @@ mod serve;
 
 use std::path::{Path, PathBuf};
 
-pub use control::{attach, close_stdin, reopen_log, resize};
+pub use control::{attach_streams, close_stdin, reopen_log, resize_terminal};
 pub use launch::{
-    CREATE_TIMEOUT, LiveShim, LogShimLaunch, ShimLaunch, ShimLaunchError, end_launch, is_alive,
-    launch, launch_log_only, open, runtime_message,
+    CREATE_TIMEOUT, LiveShim, LogShimLaunch, ShimLaunch, ShimLaunchError, end_launch,
+    find_live_shim, is_shim_alive, launch_log_only, launch_shim, runtime_message,
 };
 #[cfg(any(test, fuzzing))]
 pub(crate) use line::fuzz;
@@ -75,14 +75,14 @@ const HELD_LOGS: &str = "logs";
 
 /// Directory in which all shims hold the ends of logs in memory: its size limits them all together.
 #[must_use]
-pub fn held_logs(run_dir: &Path) -> PathBuf {
+pub fn held_logs_dir(run_dir: &Path) -> PathBuf {
     run_dir.join(HELD_LOGS)
 }
 
 /// File in which the shim of a container holds the end of its log, if it does ([`crate::api::log_memory`]).
 #[must_use]
-pub fn held_log(run_dir: &Path, id: &str) -> PathBuf {
-    held_logs(run_dir).join(id)
+pub fn held_log_path(run_dir: &Path, id: &str) -> PathBuf {
+    held_logs_dir(run_dir).join(id)
 }
 
 /// The build that wrote a record.

@@ -22,7 +22,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::stat::{Mode, umask};
 
 use super::clients::ShimClients;
-use super::create::{CreateFailure, CreatedContainer, create, open_fifo};
+use super::create::{CreateFailure, CreatedContainer, create_container, open_fifo};
 use super::log::ContainerLog;
 use super::record::{self, ContainerExitRecord, ContainerStateRecord};
 use super::rotation::LogLimit;
@@ -96,16 +96,16 @@ impl ShimArgs {
                 b"--root" => out.root = value,
                 b"--log" => out.log = value,
                 b"--memory-cgroup" => out.memory_cgroup = value,
-                b"--oom-score-adj" => out.oom_score_adj = Some(number(value).ok_or(name)?),
-                b"--create-ms" => out.create_ms = number(value).ok_or(name)?,
-                b"--log-bytes" => out.log_limit.max_bytes = number(value).ok_or(name)?,
-                b"--log-files" => out.log_limit.max_files = number(value).ok_or(name)?,
+                b"--oom-score-adj" => out.oom_score_adj = Some(parse_number(value).ok_or(name)?),
+                b"--create-ms" => out.create_ms = parse_number(value).ok_or(name)?,
+                b"--log-bytes" => out.log_limit.max_bytes = parse_number(value).ok_or(name)?,
+                b"--log-files" => out.log_limit.max_files = parse_number(value).ok_or(name)?,
                 b"--log-memory" => out.log_memory = value,
                 #[cfg(feature = "crash-points")]
                 b"--crash-at" => crash::arm_shim(value),
-                b"--lock" => out.lock = number(value).ok_or(name)?,
-                b"--init" => out.init = Some((number(value).ok_or(name)?, 0)),
-                b"--init-start" => init_start = number(value).ok_or(name)?,
+                b"--lock" => out.lock = parse_number(value).ok_or(name)?,
+                b"--init" => out.init = Some((parse_number(value).ok_or(name)?, 0)),
+                b"--init-start" => init_start = parse_number(value).ok_or(name)?,
                 _ => return Err(name),
             }
         }
@@ -121,11 +121,11 @@ impl ShimArgs {
     }
 }
 
-fn number<T: FromStr>(text: &CStr) -> Option<T> {
+fn parse_number<T: FromStr>(text: &CStr) -> Option<T> {
     text.to_str().ok()?.parse().ok()
 }
 
-fn path(text: &'static CStr) -> &'static Path {
+fn path_from_text(text: &'static CStr) -> &'static Path {
     Path::new(OsStr::from_bytes(text.to_bytes()))
 }
 
@@ -136,8 +136,8 @@ pub fn main(args: impl Iterator<Item = &'static CStr>) -> i32 {
     let result = ShimArgs::parse(args)
         .map_err(|name| io::Error::other(format!("bad argument {}", name.to_string_lossy())))
         .and_then(|args| {
-            start::into_background()?;
-            shim(&args)
+            start::continue_in_background()?;
+            set_up_and_run(&args)
         });
     match result {
         Ok(()) => 0,
@@ -148,7 +148,7 @@ pub fn main(args: impl Iterator<Item = &'static CStr>) -> i32 {
     }
 }
 
-fn shim(args: &ShimArgs) -> io::Result<()> {
+fn set_up_and_run(args: &ShimArgs) -> io::Result<()> {
     start::close_on_exec(args.lock);
     prctl::set_name(c"picolet-shim")?;
     prctl::set_child_subreaper(true)?;
@@ -162,7 +162,7 @@ fn shim(args: &ShimArgs) -> io::Result<()> {
     sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), None)?;
     let mut heard = SigSet::empty();
     heard.add(Signal::SIGCHLD);
-    let memory = (!args.log_memory.is_empty()).then(|| path(args.log_memory));
+    let memory = (!args.log_memory.is_empty()).then(|| path_from_text(args.log_memory));
     if memory.is_some() {
         heard.add(Signal::SIGTERM);
     }
@@ -170,18 +170,18 @@ fn shim(args: &ShimArgs) -> io::Result<()> {
     let signals = SignalFd::with_flags(&heard, flags)?;
     let limit = args.log_limit;
     let limit = Some(limit).filter(|limit| limit.max_bytes > 0 && limit.max_files > 1);
-    let log = ContainerLog::open(path(args.log), limit, memory)?;
+    let log = ContainerLog::open(path_from_text(args.log), limit, memory)?;
     match args.init {
-        None => launch(args, signals, log),
-        Some((pid, start_time)) => take_over(args, signals, log, pid, start_time),
+        None => create_and_serve(args, signals, log),
+        Some((pid, start_time)) => take_over_container(args, signals, log, pid, start_time),
     }
 }
 
 /// Creates a container and serves it.
-fn launch(args: &ShimArgs, signals: SignalFd, log: ContainerLog) -> io::Result<()> {
-    let clients = ShimClients::listen()?;
+fn create_and_serve(args: &ShimArgs, signals: SignalFd, log: ContainerLog) -> io::Result<()> {
+    let clients = ShimClients::bind_control_socket()?;
     crash::shim_point("shim.begun");
-    let created = match create(args, &signals) {
+    let created = match create_container(args, &signals) {
         Ok(created) => created,
         Err(failure) => {
             let code = match &failure {
@@ -193,7 +193,7 @@ fn launch(args: &ShimArgs, signals: SignalFd, log: ContainerLog) -> io::Result<(
                 signal: 0,
             });
             // Also for the next agent if this one has died: the record says that there was no container.
-            write_exit(&exit(args, end, false))?;
+            write_exit(&build_exit_record(args, end, false))?;
             return match failure {
                 CreateFailure::Runtime { text, len, .. } => {
                     start::write_stdout(format!("error {code}\n").as_bytes());
@@ -228,20 +228,20 @@ fn launch(args: &ShimArgs, signals: SignalFd, log: ContainerLog) -> io::Result<(
         let start_time = proc::start_time(pid).unwrap_or(0);
         write_state(pid, start_time)?;
         crash::shim_point("shim.recorded");
-        answer(b"ok\n");
+        answer_launcher(b"ok\n");
     }
     let end = match ended {
         Some(end) => Some(end),
-        None => server.run()?,
+        None => server.serve_until_exit()?,
     };
-    finish(args, server, end)?;
+    finish_container(args, server, end)?;
     // The answer, unless "ok" was sent before: then the launcher does not listen any more.
-    answer(b"ended\n");
+    answer_launcher(b"ended\n");
     Ok(())
 }
 
 /// Serves a container whose shim died.
-fn take_over(
+fn take_over_container(
     args: &ShimArgs,
     signals: SignalFd,
     log: ContainerLog,
@@ -260,16 +260,16 @@ fn take_over(
         stdin: ContainerStdin::default(),
         terminal: None,
         log,
-        clients: ShimClients::listen()?,
+        clients: ShimClients::bind_control_socket()?,
     };
     if let Some(pidfd) = init {
         server.init = ContainerInit::Foreign(pidfd);
         write_state(pid, start_time)?;
-        answer(b"ok\n");
-        server.run()?;
+        answer_launcher(b"ok\n");
+        server.serve_until_exit()?;
     }
-    finish(args, server, None)?;
-    answer(b"ended\n");
+    finish_container(args, server, None)?;
+    answer_launcher(b"ended\n");
     Ok(())
 }
 
@@ -278,27 +278,31 @@ fn foreign_init(pid: i32, start_time: u64) -> Option<std::os::fd::OwnedFd> {
     if pid <= 0 {
         return None;
     }
-    let pidfd = pidfd::open(pid).ok()?;
+    let pidfd = pidfd::open_pidfd(pid).ok()?;
     let same = proc::start_time(pid).is_ok_and(|at| at == start_time);
     (same && !pidfd::has_ended(pidfd.as_fd()).unwrap_or(true)).then_some(pidfd)
 }
 
 /// Saves the output and leaves the exit record, in this order; then the clients may know.
-fn finish(args: &ShimArgs, mut server: ShimServer, end: Option<InitExit>) -> io::Result<()> {
-    let mut record = exit(args, end, true);
+fn finish_container(
+    args: &ShimArgs,
+    mut server: ShimServer,
+    end: Option<InitExit>,
+) -> io::Result<()> {
+    let mut record = build_exit_record(args, end, true);
     crash::shim_point("shim.ended");
-    server.drain();
-    record.log_lost = server.log.lost();
+    server.drain_last_output();
+    record.log_lost = server.log.lost_records();
     crash::shim_point("shim.drained");
     write_exit(&record)?;
     crash::shim_point("shim.exit-recorded");
-    server.clients.end();
+    server.clients.send_output_end();
     Ok(())
 }
 
 /// Makes the record of an end that has just been seen. `end` `None`: its exit code is unknown.
-fn exit(args: &ShimArgs, end: Option<InitExit>, created: bool) -> ContainerExitRecord {
-    let (wall, mono) = (clock::wall(), clock::mono());
+fn build_exit_record(args: &ShimArgs, end: Option<InitExit>, created: bool) -> ContainerExitRecord {
+    let (wall, mono) = (clock::wall_now(), clock::mono_now());
     let how = end.unwrap_or(InitExit {
         code: 137,
         signal: 9,
@@ -309,7 +313,7 @@ fn exit(args: &ShimArgs, end: Option<InitExit>, created: bool) -> ContainerExitR
         signal: how.signal,
         created,
         known: end.is_some(),
-        oom_kills: oom_kills(path(args.memory_cgroup)),
+        oom_kills: read_oom_kills(path_from_text(args.memory_cgroup)),
         log_lost: 0,
         wall_ns: wall.0,
         boot_ms: mono.0,
@@ -321,7 +325,7 @@ fn exit(args: &ShimArgs, end: Option<InitExit>, created: bool) -> ContainerExitR
 
 /// Reads how often the kernel killed in this cgroup for want of memory. Sources: cgroup-v2 `memory.events`, cgroup-v1
 /// `memory.oom_control` (Linux 4.13).
-fn oom_kills(dir: &Path) -> u64 {
+fn read_oom_kills(dir: &Path) -> u64 {
     let mut buffer = [0; 512];
     for name in ["memory.events", "memory.oom_control"] {
         let file = dir.join(name);
@@ -370,7 +374,7 @@ fn write_exit(exit: &ContainerExitRecord) -> io::Result<()> {
 }
 
 /// Sends the answer to the launcher, if it still listens, and closes the pipe.
-fn answer(text: &[u8]) {
+fn answer_launcher(text: &[u8]) {
     start::write_stdout(text);
     start::end_stdout();
 }
@@ -453,7 +457,7 @@ mod tests {
         // RTM-05
         let dir = crate::testing::unused_path("oom");
         fs::create_dir_all(&dir).expect("dir");
-        assert_eq!(oom_kills(&dir), 0);
+        assert_eq!(read_oom_kills(&dir), 0);
         for (name, text, count) in [
             (
                 "memory.oom_control",
@@ -467,7 +471,7 @@ mod tests {
             ),
         ] {
             fs::write(dir.join(name), text).expect("write");
-            assert_eq!(oom_kills(&dir), count, "{name}");
+            assert_eq!(read_oom_kills(&dir), count, "{name}");
         }
         fs::remove_dir_all(&dir).expect("remove");
     }

@@ -105,13 +105,13 @@ impl ContainerExitRecord {
     ///
     /// Source: containerd `internal/cri/server/events.go`, `TaskOOM`.
     #[must_use]
-    pub const fn oom_killed(&self) -> bool {
+    pub const fn was_oom_killed(&self) -> bool {
         self.oom_kills > 0 && !matches!(self.code.saturating_sub(128), 1 | 2 | 3 | 15)
     }
 
     /// Returns the time of the end, by the wall clock of that time.
     #[must_use]
-    pub const fn wall(&self) -> WallTime {
+    pub const fn ended_at(&self) -> WallTime {
         WallTime(self.wall_ns)
     }
 }
@@ -138,15 +138,15 @@ impl fmt::Display for ContainerExitRecord {
 
 /// Reads the state record in `dir`. `None` if there is none (yet).
 pub fn read_state(dir: &Path) -> Result<Option<ContainerStateRecord>, ShimRecordError> {
-    read(&dir.join(file::STATE), |r: &ContainerStateRecord| r.v)
+    read_record(&dir.join(file::STATE), |r: &ContainerStateRecord| r.v)
 }
 
 /// Reads the exit record in `dir`. `None` if there is none (yet).
 pub fn read_exit(dir: &Path) -> Result<Option<ContainerExitRecord>, ShimRecordError> {
-    read(&dir.join(file::EXIT), |r: &ContainerExitRecord| r.v)
+    read_record(&dir.join(file::EXIT), |r: &ContainerExitRecord| r.v)
 }
 
-fn read<T: for<'de> Deserialize<'de>>(
+fn read_record<T: for<'de> Deserialize<'de>>(
     path: &Path,
     version: impl Fn(&T) -> u32,
 ) -> Result<Option<T>, ShimRecordError> {
@@ -276,7 +276,7 @@ mod tests {
                 oom_kills: kills,
                 ..exit()
             };
-            assert_eq!(exit.oom_killed(), oom, "{code} {kills}");
+            assert_eq!(exit.was_oom_killed(), oom, "{code} {kills}");
         }
     }
 }

@@ -13,7 +13,7 @@ use nix::fcntl::{AtFlags, OFlag, openat, renameat};
 use nix::sys::stat::{Mode, SFlag, fstatat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
-use super::line::stamp;
+use super::line::format_stamp;
 use crate::sys::{clock, dirents::Dirents, pages::PageBuffer};
 
 /// Bytes of a directory that are read at once.
@@ -37,21 +37,21 @@ pub struct LogLimit {
 /// Makes room among the rotated files, then renames the live file. A missing live file is success.
 ///
 /// Takes no memory that stays.
-pub(super) fn rotate(dir: &OwnedFd, live: &OsStr, limit: LogLimit) -> io::Result<()> {
+pub(super) fn rotate_log(dir: &OwnedFd, live: &OsStr, limit: LogLimit) -> io::Result<()> {
     let keep = usize::try_from(limit.max_files.saturating_sub(2)).unwrap_or(usize::MAX);
     for _ in 0..MAX_REMOVED {
-        let (count, oldest) = rotated(dir, live)?;
+        let (count, oldest) = scan_rotated_files(dir, live)?;
         if count <= keep {
             break;
         }
-        match unlinkat(dir, oldest.text(), UnlinkatFlags::NoRemoveDir) {
+        match unlinkat(dir, oldest.as_os_str(), UnlinkatFlags::NoRemoveDir) {
             // The agent may have replaced it by a compressed one.
             Ok(()) | Err(Errno::ENOENT) => {}
             Err(e) => return Err(e.into()),
         }
     }
-    let name = rotated_name(live, &stamp(clock::wall().0)).ok_or(Errno::ENAMETOOLONG)?;
-    match renameat(dir, live, dir, name.text()) {
+    let name = rotated_name(live, &format_stamp(clock::wall_now().0)).ok_or(Errno::ENAMETOOLONG)?;
+    match renameat(dir, live, dir, name.as_os_str()) {
         Ok(()) | Err(Errno::ENOENT) => Ok(()),
         Err(e) => Err(e.into()),
     }
@@ -69,11 +69,11 @@ impl RotatedName {
         len: 0,
     };
 
-    fn text(&self) -> &OsStr {
+    fn as_os_str(&self) -> &OsStr {
         OsStr::from_bytes(&self.bytes[..self.len])
     }
 
-    fn push(&mut self, more: &[u8]) -> Option<()> {
+    fn push_bytes(&mut self, more: &[u8]) -> Option<()> {
         let end = self.len + more.len();
         self.bytes.get_mut(self.len..end)?.copy_from_slice(more);
         self.len = end;
@@ -82,10 +82,10 @@ impl RotatedName {
 }
 
 /// Counts the rotated files, and finds the oldest by its name. Only regular files count.
-fn rotated(dir: &OwnedFd, live: &OsStr) -> io::Result<(usize, RotatedName)> {
+fn scan_rotated_files(dir: &OwnedFd, live: &OsStr) -> io::Result<(usize, RotatedName)> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let listed = openat(dir, c".", flags, Mode::empty())?;
-    let mut names = Dirents::by(listed, PageBuffer::map(ENTRIES_BYTES)?);
+    let mut names = Dirents::with_buffer(listed, PageBuffer::map(ENTRIES_BYTES)?);
     let (mut count, mut oldest) = (0, RotatedName::EMPTY);
     while let Some(name) = names.next_name()? {
         let rest = name.as_bytes().strip_prefix(live.as_bytes());
@@ -99,9 +99,9 @@ fn rotated(dir: &OwnedFd, live: &OsStr) -> io::Result<(usize, RotatedName)> {
             continue;
         }
         count += 1;
-        if oldest.len == 0 || name < oldest.text() {
+        if oldest.len == 0 || name < oldest.as_os_str() {
             oldest.len = 0;
-            let _ = oldest.push(name.as_bytes());
+            let _ = oldest.push_bytes(name.as_bytes());
         }
     }
     Ok((count, oldest))
@@ -110,7 +110,7 @@ fn rotated(dir: &OwnedFd, live: &OsStr) -> io::Result<(usize, RotatedName)> {
 /// `<N>.log.<YYYYMMDD-HHMMSS>.<nanoseconds>`: a container can fill many files in a second, and their names tell the order.
 fn rotated_name(live: &OsStr, stamp: &[u8]) -> Option<RotatedName> {
     let mut name = RotatedName::EMPTY;
-    name.push(live.as_bytes())?;
+    name.push_bytes(live.as_bytes())?;
     for (before, part) in [
         (&b"."[..], 0..4),
         (b"", 5..7),
@@ -120,8 +120,8 @@ fn rotated_name(live: &OsStr, stamp: &[u8]) -> Option<RotatedName> {
         (b"", 17..19),
         (b".", 20..29),
     ] {
-        name.push(before)?;
-        name.push(stamp.get(part)?)?;
+        name.push_bytes(before)?;
+        name.push_bytes(stamp.get(part)?)?;
     }
     debug_assert_eq!(name.len, live.len() + SUFFIX_BYTES);
     Some(name)
@@ -136,7 +136,7 @@ mod tests {
         // LOG-07
         let at = |stamp: &[u8]| {
             let name = rotated_name(OsStr::new("0.log"), stamp).expect("a name");
-            name.text().to_string_lossy().into_owned()
+            name.as_os_str().to_string_lossy().into_owned()
         };
         let first = at(b"2023-11-14T22:13:20.123456789Z");
         assert_eq!(first, "0.log.20231114-221320.123456789");

@@ -10,7 +10,7 @@ use nix::unistd::{read, write};
 
 use super::clients::{ShimClients, ShimRequest};
 use super::control::{MAX_CONNECTIONS, kind};
-use super::line::{LineSplitter, MAX_TEXT_BYTES, stamp};
+use super::line::{LineSplitter, MAX_TEXT_BYTES, format_stamp};
 use super::log::ContainerLog;
 use crate::api::MonoTime;
 use crate::sys::{child, clock, pages::PageBuffer, start, tty};
@@ -70,8 +70,8 @@ impl OutputSource {
     }
 
     /// Reads once, passes the bytes on and gathers complete records. Returns how much was read; 0: nothing for now.
-    fn pump(&mut self, log: &mut ContainerLog, clients: &mut ShimClients) -> usize {
-        let space = self.lines.space();
+    fn pump_output(&mut self, log: &mut ContainerLog, clients: &mut ShimClients) -> usize {
+        let space = self.lines.spare_space();
         let count = match read(&self.fd, space) {
             Ok(n) if n > 0 => n,
             Err(nix::Error::EAGAIN | nix::Error::EINTR) => return 0,
@@ -81,29 +81,30 @@ impl OutputSource {
                 return 0;
             }
         };
-        clients.output(self.kind, &space[..count]);
-        let now = stamp(clock::wall().0);
-        self.lines
-            .filled(count, |tag, text| log.append(&now, self.name, tag, text));
+        clients.send_output(self.kind, &space[..count]);
+        let now = format_stamp(clock::wall_now().0);
+        self.lines.split_filled(count, |tag, text| {
+            log.append_record(&now, self.name, tag, text)
+        });
         count
     }
 
     /// Reads only the output from before the end of init: other processes may hold the stream and write on.
-    fn drain(&mut self, log: &mut ContainerLog, clients: &mut ShimClients) {
+    fn drain_output(&mut self, log: &mut ContainerLog, clients: &mut ShimClients) {
         // That output is at most the capacity of the FIFO.
         let capacity = nix::fcntl::fcntl(&self.fd, nix::fcntl::FcntlArg::F_GETPIPE_SZ);
         let capacity = capacity.ok().and_then(|n| usize::try_from(n).ok());
         let mut left = capacity.unwrap_or(TTY_DRAIN_BYTES);
         while left > 0 {
-            let count = self.pump(log, clients);
+            let count = self.pump_output(log, clients);
             if count == 0 {
                 break;
             }
             left = left.saturating_sub(count);
         }
-        let now = stamp(clock::wall().0);
+        let now = format_stamp(clock::wall_now().0);
         self.lines
-            .finish(|tag, text| log.append(&now, self.name, tag, text));
+            .finish_stream(|tag, text| log.append_record(&now, self.name, tag, text));
     }
 }
 
@@ -139,7 +140,7 @@ pub(crate) struct Terminal {
 
 impl Terminal {
     pub(crate) fn new(master: OwnedFd) -> Self {
-        let _slave = tty::slave(master.as_fd()).ok();
+        let _slave = tty::open_slave(master.as_fd()).ok();
         Self { master, _slave }
     }
 }
@@ -168,14 +169,14 @@ const FIRST_CLIENT: usize = 6;
 
 impl ShimServer {
     /// Serves until init has ended. `None`: its exit code is unknown, because it was no child of this shim.
-    pub(crate) fn run(&mut self) -> io::Result<Option<InitExit>> {
+    pub(crate) fn serve_until_exit(&mut self) -> io::Result<Option<InitExit>> {
         // Buffers still hold memory that they no longer need.
         let mut dirty = true;
         // Until then no client can be accepted: the system is out of descriptors.
         let mut closed_until: Option<MonoTime> = None;
         loop {
-            let mut fds = self.watched();
-            let closed_ms = closed_until.map_or(0, |until| until.since_ms(clock::mono()));
+            let mut fds = self.poll_entries();
+            let closed_ms = closed_until.map_or(0, |until| until.since_ms(clock::mono_now()));
             match closed_ms {
                 0 => closed_until = None,
                 _ => fds[LISTENER].fd = -1,
@@ -186,9 +187,9 @@ impl ShimServer {
                 (false, 0, 0) => -1,
                 (false, 0, left) | (false, left, _) => i32::try_from(left).unwrap_or(i32::MAX),
             };
-            if start::poll(&mut fds, timeout_ms)? == 0 {
+            if start::poll_fds(&mut fds, timeout_ms)? == 0 {
                 if dirty {
-                    self.release();
+                    self.release_memory();
                     dirty = false;
                 }
                 continue;
@@ -196,25 +197,25 @@ impl ShimServer {
             dirty = true;
             let ready = |n: usize| fds[n].revents != 0;
             if ready(STDOUT) {
-                self.stdout.pump(&mut self.log, &mut self.clients);
+                self.stdout.pump_output(&mut self.log, &mut self.clients);
             }
             if let (true, Some(stderr)) = (ready(STDERR), &mut self.stderr) {
-                stderr.pump(&mut self.log, &mut self.clients);
+                stderr.pump_output(&mut self.log, &mut self.clients);
             }
-            self.log.flush();
+            self.log.flush_records();
             for index in (0..MAX_CONNECTIONS).filter(|i| ready(FIRST_CLIENT + i)) {
-                self.serve(index);
+                self.serve_client(index);
             }
             // After the clients: a place that one of them left can be taken.
-            if ready(LISTENER) && !self.clients.accept() {
-                closed_until = Some(clock::mono() + REOPEN_DOOR);
+            if ready(LISTENER) && !self.clients.accept_client() {
+                closed_until = Some(clock::mono_now() + REOPEN_DOOR);
             }
-            self.feed();
+            self.feed_stdin();
             if ready(INIT) {
                 return Ok(None);
             }
             if ready(SIGNALS)
-                && let Some(ended) = self.reap()?
+                && let Some(ended) = self.reap_children()?
             {
                 return Ok(Some(ended));
             }
@@ -223,24 +224,24 @@ impl ShimServer {
 
     /// Milliseconds until the log has to be saved; 0: nothing waits.
     fn save_if_due(&mut self) -> u64 {
-        let left = |log: &ContainerLog| log.due().map(|due| due.since_ms(clock::mono()));
+        let left = |log: &ContainerLog| log.next_save().map(|due| due.since_ms(clock::mono_now()));
         if left(&self.log) == Some(0) {
-            self.log.save(false);
+            self.log.save_held_records(false);
         }
         left(&self.log).map_or(0, |left| left.max(1))
     }
 
     /// Saves the last output, after the end of init.
-    pub(crate) fn drain(&mut self) {
-        self.stdout.drain(&mut self.log, &mut self.clients);
+    pub(crate) fn drain_last_output(&mut self) {
+        self.stdout.drain_output(&mut self.log, &mut self.clients);
         if let Some(stderr) = &mut self.stderr {
-            stderr.drain(&mut self.log, &mut self.clients);
+            stderr.drain_output(&mut self.log, &mut self.clients);
         }
-        self.log.flush();
-        self.log.save(true);
+        self.log.flush_records();
+        self.log.save_held_records(true);
     }
 
-    fn watched(&self) -> [libc::pollfd; FIRST_CLIENT + MAX_CONNECTIONS] {
+    fn poll_entries(&self) -> [libc::pollfd; FIRST_CLIENT + MAX_CONNECTIONS] {
         let entry = |fd: RawFd, events| libc::pollfd {
             fd,
             events,
@@ -260,13 +261,16 @@ impl ShimServer {
         if let ContainerInit::Foreign(pidfd) = &self.init {
             fds[INIT].fd = pidfd.as_raw_fd();
         }
-        for (place, fd) in fds[FIRST_CLIENT..].iter_mut().zip(self.clients.watched()) {
+        for (place, fd) in fds[FIRST_CLIENT..]
+            .iter_mut()
+            .zip(self.clients.watched_fds())
+        {
             place.fd = fd;
         }
         fds
     }
 
-    fn release(&mut self) {
+    fn release_memory(&mut self) {
         for source in [Some(&mut self.stdout), self.stderr.as_mut()]
             .into_iter()
             .flatten()
@@ -274,18 +278,18 @@ impl ShimServer {
             let (len, pages) = source.lines.storage();
             pages.release(len);
         }
-        self.log.release();
-        self.clients.release();
+        self.log.release_buffer();
+        self.clients.release_memory();
     }
 
-    fn serve(&mut self, index: usize) {
-        let Some(request) = self.clients.receive(index) else {
+    fn serve_client(&mut self, index: usize) {
+        let Some(request) = self.clients.receive_request(index) else {
             return;
         };
         match request {
-            ShimRequest::Reopen => match self.log.reopen() {
-                Ok(()) => self.clients.reply(index, Ok(())),
-                Err(e) => self.clients.reply(index, Err(&e.to_string())),
+            ShimRequest::Reopen => match self.log.reopen_file() {
+                Ok(()) => self.clients.reply_to_client(index, Ok(())),
+                Err(e) => self.clients.reply_to_client(index, Err(&e.to_string())),
             },
             ShimRequest::Resize { width, height } => {
                 let result = match &self.terminal {
@@ -295,19 +299,19 @@ impl ShimServer {
                     }
                     None => Err("the container has no terminal"),
                 };
-                self.clients.reply(index, result);
+                self.clients.reply_to_client(index, result);
             }
             ShimRequest::CloseStdin => {
                 self.stdin.closing = true;
-                self.clients.reply(index, Ok(()));
+                self.clients.reply_to_client(index, Ok(()));
             }
         }
     }
 
     /// Writes waiting input as far as the container takes it, and closes if that is due.
-    fn feed(&mut self) {
+    fn feed_stdin(&mut self) {
         let target = &mut self.stdin.target;
-        self.clients.input(|bytes| {
+        self.clients.offer_input(|bytes| {
             let fd = target.as_ref()?;
             match write(fd, bytes) {
                 Ok(n) => Some(n),
@@ -319,7 +323,7 @@ impl ShimServer {
                 }
             }
         });
-        if self.clients.last_stdin_has_gone() && self.stdin.once {
+        if self.clients.take_last_stdin_gone() && self.stdin.once {
             self.stdin.closing = true;
         }
         // A terminal has no end of input; the attached client sends the end-of-file character.
@@ -329,11 +333,11 @@ impl ShimServer {
     }
 
     /// Reaps every child that has ended: init, and orphans of other processes in the host's pid namespace.
-    fn reap(&mut self) -> io::Result<Option<InitExit>> {
+    fn reap_children(&mut self) -> io::Result<Option<InitExit>> {
         while let Some(signal) = self.signals.read_signal()? {
             // The machine goes down.
             if i32::try_from(signal.ssi_signo) == Ok(libc::SIGTERM) {
-                self.log.save(true);
+                self.log.save_held_records(true);
             }
         }
         let mut ended = None;
@@ -348,7 +352,7 @@ impl ShimServer {
 
 /// Reaps one child, if one has ended.
 pub(crate) fn reap_one() -> Option<(i32, InitExit)> {
-    let (pid, status) = start::reap()?;
+    let (pid, status) = start::reap_child()?;
     let ended = InitExit {
         code: child::exit_code(status),
         signal: status.signal().unwrap_or(0),

@@ -75,7 +75,7 @@ impl ManifestDoorbell {
     }
 
     /// Waits until the path may have changed; for ever if not armed. Dropping the future loses nothing.
-    pub async fn rung(&mut self) {
+    pub async fn wait_for_ring(&mut self) {
         loop {
             let Some(armed) = &self.armed else {
                 return core::future::pending().await;
@@ -92,7 +92,9 @@ impl ManifestDoorbell {
                     return;
                 }
             };
-            let rings = events.iter().any(|event| self.matters(armed, event));
+            let rings = events
+                .iter()
+                .any(|event| self.is_relevant_event(armed, event));
             if events.iter().any(|event| ends_watch(armed, event)) {
                 self.armed = None;
                 return;
@@ -103,7 +105,7 @@ impl ManifestDoorbell {
         }
     }
 
-    fn matters(&self, armed: &ArmedWatch, event: &InotifyEvent) -> bool {
+    fn is_relevant_event(&self, armed: &ArmedWatch, event: &InotifyEvent) -> bool {
         let Some(name) = &event.name else {
             // An overflow, or the directory itself.
             return event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) || ends_watch(armed, event);

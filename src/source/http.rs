@@ -92,13 +92,16 @@ impl DocumentClient {
         Self { place, agent: None }
     }
 
-    pub(crate) const fn url(&self) -> &Url {
+    pub(crate) const fn document_url(&self) -> &Url {
         &self.place.url
     }
 
     /// Asks for the document, unless it is unchanged. Blocks for [`WHOLE_TIMEOUT`] at most.
-    pub(crate) fn get(&mut self, tags: &DocumentTags) -> Result<DocumentAnswer, HttpError> {
-        let answer = self.try_get(tags);
+    pub(crate) fn fetch_document(
+        &mut self,
+        tags: &DocumentTags,
+    ) -> Result<DocumentAnswer, HttpError> {
+        let answer = self.try_fetch_document(tags);
         if answer.is_err() {
             // Has the files of CAs read anew.
             self.agent = None;
@@ -106,28 +109,28 @@ impl DocumentClient {
         answer
     }
 
-    fn try_get(&mut self, tags: &DocumentTags) -> Result<DocumentAnswer, HttpError> {
+    fn try_fetch_document(&mut self, tags: &DocumentTags) -> Result<DocumentAnswer, HttpError> {
         let known = [
             ("if-none-match", &*tags.etag),
             ("if-modified-since", &*tags.modified),
         ];
         let url = self.place.url.clone();
-        let answer = self.open(&url, &known, self.place.time)?;
+        let answer = self.open_document(&url, &known, self.place.time)?;
         match answer.status().as_u16() {
             200 => {}
             304 if *tags != DocumentTags::default() => return Ok(DocumentAnswer::Same),
             other => return Err(HttpError::Status(other)),
         }
         let tags = DocumentTags {
-            etag: text(&answer, "etag"),
-            modified: text(&answer, "last-modified"),
+            etag: header_text(&answer, "etag"),
+            modified: header_text(&answer, "last-modified"),
         };
         let limit = u64::try_from(MAX_DOCUMENT_BYTES).unwrap_or(u64::MAX);
         if answer.body().content_length().is_some_and(|n| n >= limit) {
             return Err(HttpError::TooLarge);
         }
         let mut bytes = Vec::new();
-        let read = body(answer).take(limit).read_to_end(&mut bytes);
+        let read = body_reader(answer).take(limit).read_to_end(&mut bytes);
         read.map_err(|e| HttpError::Link(e.to_string()))?;
         if bytes.len() >= MAX_DOCUMENT_BYTES {
             return Err(HttpError::TooLarge);
@@ -137,22 +140,23 @@ impl DocumentClient {
 
     /// Asks for `url` with these headers, empty ones left out, and follows redirects. The whole answer, with its body,
     /// has to come within `time`.
-    pub(crate) fn open(
+    pub(crate) fn open_document(
         &mut self,
         url: &Url,
         headers: &[(&str, &str)],
         time: Duration,
     ) -> Result<Response<Body>, HttpError> {
-        let end = clock::mono() + time;
+        let end = clock::mono_now() + time;
         let mut url = url.clone();
         for _ in 0..=MAX_REDIRECTS {
-            let left = end - clock::mono();
+            let left = end - clock::mono_now();
             if left.is_zero() {
                 return Err(HttpError::Link("it took too long".into()));
             }
-            let answer = self.once(&url, headers, left)?;
+            let answer = self.request_once(&url, headers, left)?;
             if !matches!(answer.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
-                let is_plain = matches!(&*text(&answer, "content-encoding"), "" | "identity");
+                let is_plain =
+                    matches!(&*header_text(&answer, "content-encoding"), "" | "identity");
                 if answer.status().is_success() && !is_plain {
                     return Err(HttpError::Packed);
                 }
@@ -161,10 +165,10 @@ impl DocumentClient {
             let location = answer.headers().get("location");
             let location = location.and_then(|v| v.to_str().ok()).unwrap_or("");
             let next = url
-                .join(location)
+                .resolve_location(location)
                 .map_err(|why| HttpError::Redirect(format!("redirects to no URL: {why}")))?;
             if url.https && !next.https {
-                let to = next.shown();
+                let to = next.without_query();
                 let why = format!("redirects from https to {to}: that is not followed");
                 return Err(HttpError::Redirect(why));
             }
@@ -175,7 +179,7 @@ impl DocumentClient {
         )))
     }
 
-    fn once(
+    fn request_once(
         &mut self,
         url: &Url,
         headers: &[(&str, &str)],
@@ -208,21 +212,21 @@ impl DocumentClient {
 }
 
 /// Returns a header; empty if it is absent or too long.
-pub(crate) fn text(answer: &Response<Body>, name: &str) -> String {
+pub(crate) fn header_text(answer: &Response<Body>, name: &str) -> String {
     let value = answer.headers().get(name).and_then(|v| v.to_str().ok());
     let fits = value.filter(|v| v.len() <= MAX_TAG_BYTES);
     fits.unwrap_or("").to_owned()
 }
 
 /// Returns the body, however long: the reader has to bound it.
-pub(crate) fn body(answer: Response<Body>) -> impl io::Read {
+pub(crate) fn body_reader(answer: Response<Body>) -> impl io::Read {
     let body = answer.into_body().into_with_config();
     body.limit(u64::MAX).reader()
 }
 
 fn new_agent(place: &DocumentLocation, url: &Url) -> Result<Agent, HttpError> {
     let proxy = place.proxies.tunnel_for(url);
-    let config = client::config()
+    let config = client::common_config()
         .input_buffer_size(BUFFER_BYTES)
         .output_buffer_size(4 * 1024)
         .max_idle_connections(1)
@@ -231,10 +235,13 @@ fn new_agent(place: &DocumentLocation, url: &Url) -> Result<Agent, HttpError> {
         Some(ca) => ServerRoots::Only(PemSource::File(ca)),
         None => ServerRoots::SystemAnd(None),
     };
-    let tls = url.https.then(|| tls::config(roots, None)).transpose();
-    let tls = tls.map_err(|e| HttpError::Local(crate::error::chain(&e)))?;
+    let tls = url
+        .https
+        .then(|| tls::client_config(roots, None))
+        .transpose();
+    let tls = tls.map_err(|e| HttpError::Local(crate::error::error_chain(&e)))?;
     // A look is not cancelled before its time.
-    Ok(client::agent(
+    Ok(client::build_agent(
         config.build(),
         tls,
         Arc::default(),

@@ -29,7 +29,7 @@ pub(super) struct ManifestFileStamp {
 }
 
 impl ManifestFileStamp {
-    pub(super) fn of(metadata: &Metadata) -> Self {
+    pub(super) fn from_metadata(metadata: &Metadata) -> Self {
         let ns = |s: i64, ns: i64| s.saturating_mul(1_000_000_000).saturating_add(ns);
         Self {
             device: metadata.dev(),
@@ -41,7 +41,7 @@ impl ManifestFileStamp {
     }
 
     /// Returns true if the file could change once more at `now` without the stamp showing it.
-    pub(super) fn is_fresh(&self, now: WallTime) -> bool {
+    pub(super) fn may_still_change(&self, now: WallTime) -> bool {
         now.0.abs_diff(self.changed_ns) < TIME_GRAIN_NS
     }
 }
@@ -106,12 +106,12 @@ pub(super) enum ManifestError {
 }
 
 /// Reads one file. `None` if it is gone. The stamp is that of the bytes that were read.
-pub(super) fn read(
+pub(super) fn read_manifest(
     path: &Path,
     node: &str,
     rules: &Rules,
 ) -> Option<(ManifestFileStamp, Result<Manifest, ManifestError>)> {
-    let (stamp, bytes) = match bytes(path) {
+    let (stamp, bytes) = match read_file_bytes(path) {
         Ok(read) => read,
         // A link to nowhere exists; a file that was removed between listing and reading does not.
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
@@ -121,7 +121,7 @@ pub(super) fn read(
         }
         Err(e) => return Some((ManifestFileStamp::default(), Err(ManifestError::Read(e)))),
     };
-    let manifest = bytes.and_then(|bytes| decode(&bytes, path, stamp, node, rules));
+    let manifest = bytes.and_then(|bytes| decode_manifest(&bytes, path, stamp, node, rules));
     Some((stamp, manifest))
 }
 
@@ -133,7 +133,7 @@ const MAX_MESSAGE_BYTES: usize = 2048;
 
 impl ManifestError {
     /// Adds the oddities of the object.
-    fn with(self, notes: &[String]) -> Self {
+    fn with_notes(self, notes: &[String]) -> Self {
         match notes {
             [] => self,
             notes => Self::Odd(Box::new(self), notes.join("; ")),
@@ -153,14 +153,14 @@ impl ManifestError {
 }
 
 /// Reads a regular file, at most as many bytes as show that it is too large.
-fn bytes(path: &Path) -> io::Result<(ManifestFileStamp, Result<Vec<u8>, ManifestError>)> {
+fn read_file_bytes(path: &Path) -> io::Result<(ManifestFileStamp, Result<Vec<u8>, ManifestError>)> {
     // O_NONBLOCK: opening a FIFO or a device must not wait for its other end.
     let file = File::options()
         .read(true)
         .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY)
         .open(path)?;
     let metadata = file.metadata()?;
-    let stamp = ManifestFileStamp::of(&metadata);
+    let stamp = ManifestFileStamp::from_metadata(&metadata);
     if metadata.is_dir() {
         return Ok((stamp, Err(ManifestError::Directory)));
     }
@@ -173,43 +173,43 @@ fn bytes(path: &Path) -> io::Result<(ManifestFileStamp, Result<Vec<u8>, Manifest
     Ok((stamp, Ok(bytes)))
 }
 
-fn decode(
+fn decode_manifest(
     bytes: &[u8],
     path: &Path,
     stamp: ManifestFileStamp,
     node: &str,
     rules: &Rules,
 ) -> Result<Manifest, ManifestError> {
-    let (value, mut notes) = document(bytes)?;
+    let (value, mut notes) = parse_document(bytes)?;
     notes.extend((rules.keys)(&value));
-    match object(value, path, stamp, node, rules) {
+    match decode_object(value, path, stamp, node, rules) {
         Ok(object) => Ok(Manifest { object, notes }),
-        Err(why) => Err(why.with(&notes)),
+        Err(why) => Err(why.with_notes(&notes)),
     }
 }
 
-fn object(
+fn decode_object(
     value: Value,
     path: &Path,
     stamp: ManifestFileStamp,
     node: &str,
     rules: &Rules,
 ) -> Result<ManifestObject, ManifestError> {
-    let (version, kind) = kind_of(&value);
+    let (version, kind) = read_kind(&value);
     Ok(match (&*version, &*kind) {
         ("v1", "Pod") => {
             let file = path.to_string_lossy();
             ManifestObject::Pod((rules.pod)(value, node, &file)?)
         }
         ("v1", "ConfigMap") => {
-            let mut object: ConfigMap = decode::typed(&value)?;
-            complete(&mut object.metadata, stamp);
+            let mut object: ConfigMap = decode::deserialize_value(&value)?;
+            fill_in_metadata(&mut object.metadata, stamp);
             (rules.config_map)(&object)?;
             ManifestObject::ConfigMap(Arc::new(object))
         }
         ("v1", "Secret") => {
-            let mut object: Secret = decode::typed(&value)?;
-            complete(&mut object.metadata, stamp);
+            let mut object: Secret = decode::deserialize_value(&value)?;
+            fill_in_metadata(&mut object.metadata, stamp);
             if object.kind.is_empty() {
                 object.kind.push_str("Opaque");
             }
@@ -231,20 +231,20 @@ fn object(
 
 /// Reads the pods of a document at a URL, one or a list, and the document's oddities. A single wrong pod makes the
 /// whole document invalid (SRC-24).
-pub(super) fn pods(
+pub(super) fn decode_pods(
     bytes: &[u8],
     node: &str,
     url: &str,
     (rule, keys): (PodRule, KeyRule),
 ) -> Result<(Vec<SnapshotEntry>, Vec<String>), ManifestError> {
-    let (mut value, mut notes) = document(bytes)?;
-    let (version, kind) = kind_of(&value);
+    let (mut value, mut notes) = parse_document(bytes)?;
+    let (version, kind) = read_kind(&value);
     let items = match (&*version, &*kind) {
         ("v1", "Pod") => {
             notes.extend(keys(&value));
             return match rule(value, node, url) {
                 Ok(pod) => Ok((vec![SnapshotEntry::Read(pod)], notes)),
-                Err(why) => Err(ManifestError::from(why).with(&notes)),
+                Err(why) => Err(ManifestError::from(why).with_notes(&notes)),
             };
         }
         ("v1", "PodList" | "List") => match value["items"].take() {
@@ -259,12 +259,12 @@ pub(super) fn pods(
         return Err(ManifestError::Many);
     }
     let mut item = |n: usize, mut item: Value| {
-        let (mut version, mut own) = kind_of(&item);
+        let (mut version, mut own) = read_kind(&item);
         // Items of a `PodList` may lack version and kind.
         if kind == "PodList" && version.is_empty() && own.is_empty() && item.is_object() {
             item["apiVersion"] = json!("v1");
             item["kind"] = json!("Pod");
-            (version, own) = kind_of(&item);
+            (version, own) = read_kind(&item);
         }
         let odd = keys(&item);
         let room = MAX_NOTES.saturating_sub(notes.len());
@@ -273,7 +273,7 @@ pub(super) fn pods(
         match (&*version, &*own) {
             ("v1", "Pod") => match rule(item, node, url) {
                 Ok(pod) => Ok(SnapshotEntry::Read(pod)),
-                Err(why) => Err(ManifestError::from(why).with(&odd)),
+                Err(why) => Err(ManifestError::from(why).with_notes(&odd)),
             },
             ("", _) | (_, "") => Err(ManifestError::Untyped),
             _ => Err(ManifestError::UrlKind(version, own)),
@@ -287,8 +287,8 @@ pub(super) fn pods(
 }
 
 /// Reads a document, and its oddities.
-fn document(bytes: &[u8]) -> Result<(Value, Vec<String>), DecodeError> {
-    let decode::DecodedDocument { value, duplicates } = decode::parse(bytes)?;
+fn parse_document(bytes: &[u8]) -> Result<(Value, Vec<String>), DecodeError> {
+    let decode::DecodedDocument { value, duplicates } = decode::parse_document(bytes)?;
     let notes = duplicates
         .into_iter()
         .map(|field| format!("field {field} occurs twice, the last one counts"));
@@ -296,18 +296,18 @@ fn document(bytes: &[u8]) -> Result<(Value, Vec<String>), DecodeError> {
 }
 
 /// Reads `apiVersion` and `kind`; empty if absent.
-fn kind_of(value: &Value) -> (String, String) {
+fn read_kind(value: &Value) -> (String, String) {
     let text = |field: &str| value.get(field).and_then(Value::as_str).unwrap_or("");
     (text("apiVersion").to_owned(), text("kind").to_owned())
 }
 
 /// Fills in the fields that an apiserver would.
-fn complete(metadata: &mut ObjectMeta, stamp: ManifestFileStamp) {
+fn fill_in_metadata(metadata: &mut ObjectMeta, stamp: ManifestFileStamp) {
     if metadata.namespace.is_empty() {
         metadata.namespace.push_str("default");
     }
     if metadata.creation_timestamp.is_none() {
-        metadata.creation_timestamp = Some(WallTime(stamp.modified_ns).truncated());
+        metadata.creation_timestamp = Some(WallTime(stamp.modified_ns).truncated_to_second());
     }
 }
 
@@ -322,7 +322,7 @@ mod tests {
                 changed_ns,
                 ..ManifestFileStamp::default()
             };
-            stamp.is_fresh(WallTime(now))
+            stamp.may_still_change(WallTime(now))
         };
         assert!(fresh(100, 100) && fresh(100, 90) && fresh(90, 100));
         assert!(!fresh(0, 20_000_000) && !fresh(20_000_000, 0));

@@ -75,7 +75,7 @@ impl HeldObject {
     }
 
     /// Kind, namespace and name.
-    fn key(&self) -> Option<(&'static str, ObjectKey)> {
+    fn object_key(&self) -> Option<(&'static str, ObjectKey)> {
         let of = |m: &ObjectMeta| (m.namespace.clone(), m.name.clone());
         match self {
             Self::Nothing | Self::Hidden(_) => None,
@@ -86,10 +86,10 @@ impl HeldObject {
     }
 
     /// Finds the field in which `new` differs from this object although this object is immutable.
-    fn forbids(&self, new: &ManifestObject) -> Option<&'static str> {
+    fn find_immutable_difference(&self, new: &ManifestObject) -> Option<&'static str> {
         match (self, new) {
             (Self::ConfigMap(old), ManifestObject::ConfigMap(new))
-                if old.immutable == Some(true) && same(&old.metadata, &new.metadata) =>
+                if old.immutable == Some(true) && has_same_name(&old.metadata, &new.metadata) =>
             {
                 let text = (old.data != new.data).then_some("data");
                 let binary = (old.binary_data != new.binary_data).then_some("binaryData");
@@ -97,7 +97,7 @@ impl HeldObject {
                 open.or(text).or(binary)
             }
             (Self::Secret(old), ManifestObject::Secret(new))
-                if old.immutable == Some(true) && same(&old.metadata, &new.metadata) =>
+                if old.immutable == Some(true) && has_same_name(&old.metadata, &new.metadata) =>
             {
                 let open = (new.immutable != Some(true)).then_some("immutable");
                 let data = (old.data != new.data).then_some("data");
@@ -109,7 +109,7 @@ impl HeldObject {
 }
 
 /// Returns true if two objects of one kind have one name.
-fn same(a: &ObjectMeta, b: &ObjectMeta) -> bool {
+fn has_same_name(a: &ObjectMeta, b: &ObjectMeta) -> bool {
     (&a.namespace, &a.name) == (&b.namespace, &b.name)
 }
 
@@ -169,15 +169,15 @@ impl ManifestDir {
     }
 
     /// Forgets what was read, so that the next read delivers every pod anew.
-    pub fn forget(&mut self) {
+    pub fn forget_reads(&mut self) {
         self.files.clear();
         self.started = false;
     }
 
     /// Reads the source.
-    pub fn read(&mut self, trigger: Trigger) -> SourceReading {
+    pub fn read_source(&mut self, trigger: Trigger) -> SourceReading {
         let single;
-        let names = match list(&self.path, MAX_ENTRIES) {
+        let names = match list_manifests(&self.path, MAX_ENTRIES) {
             Ok(ManifestListing::Missing) => {
                 single = false;
                 BTreeSet::new()
@@ -191,13 +191,13 @@ impl ManifestDir {
                 // The file has an empty name here: joining it to the path would add a slash.
                 BTreeSet::from([OsString::new()])
             }
-            Err(e) => return self.fail(format!("cannot be read: {e}")),
+            Err(e) => return self.fail_read(format!("cannot be read: {e}")),
         };
         let mut round = ReadRound::default();
         self.recheck = false;
         self.drop_absent(&names, &mut round);
         for name in &names {
-            self.refresh(name, trigger, &mut round);
+            self.refresh_file(name, trigger, &mut round);
         }
         if single
             && let Some(bad) = self
@@ -209,7 +209,7 @@ impl ManifestDir {
                 return SourceReading::Unchanged;
             }
             let message = bad.message.clone();
-            return self.fail(message);
+            return self.fail_read(message);
         }
         self.failure = None;
         if self.started && !round.changed {
@@ -217,10 +217,10 @@ impl ManifestDir {
         }
         self.started = true;
         self.reread_hidden(&mut round);
-        SourceReading::Snapshot(self.snapshot(round))
+        SourceReading::Snapshot(self.build_snapshot(round))
     }
 
-    fn fail(&mut self, message: String) -> SourceReading {
+    fn fail_read(&mut self, message: String) -> SourceReading {
         let new = self.failure.as_ref() != Some(&message);
         self.failure = Some(message.clone());
         SourceReading::Failed(SourceProblem {
@@ -231,7 +231,7 @@ impl ManifestDir {
         })
     }
 
-    fn file(&self, name: &OsString) -> PathBuf {
+    fn file_path(&self, name: &OsString) -> PathBuf {
         if name.is_empty() {
             self.path.clone()
         } else {
@@ -251,11 +251,11 @@ impl ManifestDir {
     }
 
     /// Looks at one file and reads it if it moved.
-    fn refresh(&mut self, name: &OsString, trigger: Trigger, round: &mut ReadRound) {
-        let path = self.file(name);
+    fn refresh_file(&mut self, name: &OsString, trigger: Trigger, round: &mut ReadRound) {
+        let path = self.file_path(name);
         // A file that cannot be looked at has the empty state, as in `manifest::read`.
         let stamp = fs::metadata(&path)
-            .map(|m| ManifestFileStamp::of(&m))
+            .map(|m| ManifestFileStamp::from_metadata(&m))
             .unwrap_or_default();
         let known = self.files.entry(name.clone()).or_default();
         if known.good == Some(stamp) {
@@ -268,7 +268,8 @@ impl ManifestDir {
             round.changed |= !bad.confirmed;
             bad.confirmed = true;
         } else {
-            let Some((stamp, read)) = manifest::read(&path, &self.node, &self.rules) else {
+            let Some((stamp, read)) = manifest::read_manifest(&path, &self.node, &self.rules)
+            else {
                 // The file was removed after it was listed.
                 if let Some(known) = self.files.remove(name) {
                     round.changed = true;
@@ -276,11 +277,11 @@ impl ManifestDir {
                 }
                 return;
             };
-            let fresh = stamp.is_fresh(clock::wall());
+            let fresh = stamp.may_still_change(clock::wall_now());
             match read {
                 Ok(manifest) => {
                     round.changed = true;
-                    known.take(manifest, (!fresh).then_some(stamp), name, round);
+                    known.take_manifest(manifest, (!fresh).then_some(stamp), name, round);
                     return;
                 }
                 Err(why) => {
@@ -299,7 +300,7 @@ impl ManifestDir {
                 }
             }
         }
-        known.let_go(trigger, round);
+        known.drop_held_object(trigger, round);
         self.recheck |= known.bad.as_ref().is_some_and(|bad| !bad.confirmed);
     }
 
@@ -312,18 +313,18 @@ impl ManifestDir {
             .map(|(name, _)| name.clone())
             .collect();
         for name in hidden {
-            let path = self.file(&name);
-            if let Some((_, Ok(manifest))) = manifest::read(&path, &self.node, &self.rules)
+            let path = self.file_path(&name);
+            if let Some((_, Ok(manifest))) = manifest::read_manifest(&path, &self.node, &self.rules)
                 && let Some(known) = self.files.get_mut(&name)
             {
                 // The state stays: if the file moved in between, the next read sees it.
                 let good = known.good;
-                known.take(manifest, good, &name, round);
+                known.take_manifest(manifest, good, &name, round);
             }
         }
     }
 
-    fn snapshot(&mut self, mut round: ReadRound) -> SourceSnapshot {
+    fn build_snapshot(&mut self, mut round: ReadRound) -> SourceSnapshot {
         self.hide_doubles(&mut round);
         let mut snapshot = SourceSnapshot {
             objects_changed: round.objects_changed,
@@ -356,7 +357,7 @@ impl ManifestDir {
             } else {
                 self.path.join(name)
             };
-            known.problems(&path, &mut snapshot.problems);
+            known.collect_problems(&path, &mut snapshot.problems);
         }
         snapshot
     }
@@ -367,7 +368,7 @@ impl ManifestDir {
         let mut keys = BTreeMap::new();
         let mut uids = BTreeMap::new();
         for (name, known) in self.files.iter_mut().rev() {
-            let Some(key) = known.held.key() else {
+            let Some(key) = known.held.object_key() else {
                 continue;
             };
             let uid = match &known.held {
@@ -397,14 +398,14 @@ impl ManifestDir {
 
 impl KnownManifestFile {
     /// Takes the present object of the file.
-    fn take(
+    fn take_manifest(
         &mut self,
         manifest: Manifest,
         stamp: Option<ManifestFileStamp>,
         name: &OsString,
         round: &mut ReadRound,
     ) {
-        self.refused = self.held.forbids(&manifest.object).map(|field| {
+        self.refused = self.held.find_immutable_difference(&manifest.object).map(|field| {
             format!(
                 "{field}: Forbidden: field is immutable when `immutable` is set; what the file held before stays in use \
                  (remove the file, then write it anew)"
@@ -438,7 +439,7 @@ impl KnownManifestFile {
     }
 
     /// Drops the object that a bad file held, if it is time to.
-    fn let_go(&mut self, trigger: Trigger, round: &mut ReadRound) {
+    fn drop_held_object(&mut self, trigger: Trigger, round: &mut ReadRound) {
         let sure = self.bad.as_ref().is_some_and(|bad| bad.confirmed);
         if sure && trigger == Trigger::Poll && !matches!(self.held, HeldObject::Nothing) {
             round.changed = true;
@@ -450,7 +451,7 @@ impl KnownManifestFile {
         }
     }
 
-    fn problems(&mut self, path: &Path, problems: &mut Vec<SourceProblem>) {
+    fn collect_problems(&mut self, path: &Path, problems: &mut Vec<SourceProblem>) {
         if let Some(bad) = self.bad.as_mut().filter(|bad| bad.confirmed) {
             problems.push(SourceProblem {
                 path: path.into(),
@@ -488,7 +489,7 @@ impl KnownManifestFile {
     }
 }
 
-fn list(path: &Path, most: usize) -> io::Result<ManifestListing> {
+fn list_manifests(path: &Path, most: usize) -> io::Result<ManifestListing> {
     let entries = match fs::read_dir(path) {
         Ok(entries) => entries,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(ManifestListing::Missing),
@@ -520,8 +521,10 @@ mod tests {
         for name in ["a", "b", ".c"] {
             fs::write(dir.join(name), "").expect("write");
         }
-        assert!(matches!(list(&dir, 2), Ok(ManifestListing::Directory(names)) if names.len() == 2));
-        let error = list(&dir, 1).err().map(|e| e.to_string());
+        assert!(
+            matches!(list_manifests(&dir, 2), Ok(ManifestListing::Directory(names)) if names.len() == 2)
+        );
+        let error = list_manifests(&dir, 1).err().map(|e| e.to_string());
         assert_eq!(error.as_deref(), Some("has more than 1 entries"));
         fs::remove_dir_all(&dir).expect("remove");
     }

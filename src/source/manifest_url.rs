@@ -9,7 +9,7 @@ use sha2::{Digest as _, Sha256};
 use super::http::{DocumentAnswer, DocumentClient, DocumentLocation, DocumentTags, HttpError};
 use super::manifest::{self, ManifestError};
 use super::{KeyRule, PodRule, SourceProblem, SourceReading, SourceSnapshot};
-use crate::api::hex;
+use crate::api::encode_hex;
 use crate::api::received::SnapshotEntry;
 use crate::config::decode::MAX_DOCUMENT_BYTES;
 use crate::sys::{clock, file};
@@ -103,53 +103,57 @@ impl ManifestUrl {
     }
 
     /// Has the next look deliver every pod anew.
-    pub const fn forget(&mut self) {
+    pub const fn forget_reads(&mut self) {
         self.told = false;
     }
 
     /// Looks at the URL.
-    pub fn read(&mut self) -> SourceReading {
+    pub fn read_source(&mut self) -> SourceReading {
         if !core::mem::replace(&mut self.copy_was_read, true) {
-            self.last = self.copy().map(|copy| LastDocument {
+            self.last = self.read_kept_copy().map(|copy| LastDocument {
                 tags: copy.head.tags,
                 sum: copy.head.sum,
                 wrong: None,
             });
         }
         let tags = self.last.as_ref().map(|last| last.tags.clone());
-        match self.client.get(&tags.unwrap_or_default()) {
-            Ok(DocumentAnswer::Same) => self.same(),
-            Ok(DocumentAnswer::Body(document, tags)) => self.take(&document, tags),
-            Err(why @ HttpError::Link(_)) => self.fail(ManifestUrlFault::Link, why.to_string()),
-            Err(why) => self.fail(ManifestUrlFault::Answer(why.to_string()), why.to_string()),
+        match self.client.fetch_document(&tags.unwrap_or_default()) {
+            Ok(DocumentAnswer::Same) => self.take_unchanged(),
+            Ok(DocumentAnswer::Body(document, tags)) => self.take_document(&document, tags),
+            Err(why @ HttpError::Link(_)) => {
+                self.fail_read(ManifestUrlFault::Link, why.to_string())
+            }
+            Err(why) => self.fail_read(ManifestUrlFault::Answer(why.to_string()), why.to_string()),
         }
     }
 
     /// Takes the answer that the document is unchanged.
-    fn same(&mut self) -> SourceReading {
+    fn take_unchanged(&mut self) -> SourceReading {
         let Some(last) = &self.last else {
             return SourceReading::Unchanged;
         };
         if let Some(wrong) = last.wrong.clone() {
-            return self.fail(ManifestUrlFault::Answer(wrong.clone()), wrong);
+            return self.fail_read(ManifestUrlFault::Answer(wrong.clone()), wrong);
         }
         if !self.told {
-            let copy = self.copy().filter(|copy| copy.head.sum == last.sum);
-            if let Some(Ok((pods, _))) = copy.map(|copy| self.pods(&copy.document)) {
-                self.recover();
-                return self.tell(pods, Vec::new());
+            let copy = self
+                .read_kept_copy()
+                .filter(|copy| copy.head.sum == last.sum);
+            if let Some(Ok((pods, _))) = copy.map(|copy| self.decode_pods(&copy.document)) {
+                self.record_recovery();
+                return self.deliver_pods(pods, Vec::new());
             }
             // The document was not kept, or this agent cannot use it: the next look fetches it.
             self.last = None;
-            return self.read();
+            return self.read_source();
         }
-        self.recover();
+        self.record_recovery();
         SourceReading::Unchanged
     }
 
     /// Takes a document that the server has sent.
-    fn take(&mut self, document: &[u8], tags: DocumentTags) -> SourceReading {
-        let sum = sum(document);
+    fn take_document(&mut self, document: &[u8], tags: DocumentTags) -> SourceReading {
+        let sum = document_sum(document);
         if document.is_empty() {
             // The empty document is not remembered: the one before it may come back (SRC-23).
             self.last = None;
@@ -159,33 +163,33 @@ impl ManifestUrl {
             if self.told && !new {
                 return SourceReading::Unchanged;
             }
-            let mut problems = self.keep(document, DocumentTags::default(), sum);
+            let mut problems = self.keep_document(document, DocumentTags::default(), sum);
             problems.push(SourceProblem {
                 new,
-                ..self.problem("answers with an empty document: its pods end".into())
+                ..self.source_problem("answers with an empty document: its pods end".into())
             });
-            return self.tell(Vec::new(), problems);
+            return self.deliver_pods(Vec::new(), problems);
         }
         if let Some(last) = self.last.as_mut().filter(|last| last.sum == sum) {
             last.tags = tags.clone();
             if self.told || last.wrong.is_some() {
-                return self.same();
+                return self.take_unchanged();
             }
         }
-        match self.pods(document) {
+        match self.decode_pods(document) {
             Ok((pods, notes)) => {
                 self.last = Some(LastDocument {
                     tags: tags.clone(),
                     sum: sum.clone(),
                     wrong: None,
                 });
-                self.recover();
-                let mut problems = self.keep(document, tags, sum);
+                self.record_recovery();
+                let mut problems = self.keep_document(document, tags, sum);
                 problems.extend(notes.into_iter().map(|note| SourceProblem {
                     fatal: false,
-                    ..self.problem(note)
+                    ..self.source_problem(note)
                 }));
-                self.tell(pods, problems)
+                self.deliver_pods(pods, problems)
             }
             Err(why) => {
                 let wrong = why.message();
@@ -194,20 +198,27 @@ impl ManifestUrl {
                     sum,
                     wrong: Some(wrong.clone()),
                 });
-                self.fail(ManifestUrlFault::Answer(wrong.clone()), wrong)
+                self.fail_read(ManifestUrlFault::Answer(wrong.clone()), wrong)
             }
         }
     }
 
-    fn pods(&self, document: &[u8]) -> Result<(Vec<SnapshotEntry>, Vec<String>), ManifestError> {
+    fn decode_pods(
+        &self,
+        document: &[u8],
+    ) -> Result<(Vec<SnapshotEntry>, Vec<String>), ManifestError> {
         if document.is_empty() {
             return Ok((Vec::new(), Vec::new()));
         }
-        let url = self.client.url().to_string();
-        manifest::pods(document, &self.node, &url, self.rules)
+        let url = self.client.document_url().to_string();
+        manifest::decode_pods(document, &self.node, &url, self.rules)
     }
 
-    fn tell(&mut self, pods: Vec<SnapshotEntry>, problems: Vec<SourceProblem>) -> SourceReading {
+    fn deliver_pods(
+        &mut self,
+        pods: Vec<SnapshotEntry>,
+        problems: Vec<SourceProblem>,
+    ) -> SourceReading {
         self.told = true;
         SourceReading::Snapshot(SourceSnapshot {
             pods,
@@ -218,33 +229,36 @@ impl ManifestUrl {
 
     /// Reports a failed look. Nothing changes, but if the agent has not been told anything yet, it begins with the last
     /// good answer.
-    fn fail(&mut self, trouble: ManifestUrlFault, message: String) -> SourceReading {
+    fn fail_read(&mut self, trouble: ManifestUrlFault, message: String) -> SourceReading {
         let new = self.trouble.as_ref() != Some(&trouble);
         self.trouble = Some(trouble);
         let mut problem = SourceProblem {
             new,
-            ..self.problem(message)
+            ..self.source_problem(message)
         };
         if !self.told
-            && let Some(copy) = self.copy()
-            && let Ok((pods, _)) = self.pods(&copy.document)
+            && let Some(copy) = self.read_kept_copy()
+            && let Ok((pods, _)) = self.decode_pods(&copy.document)
         {
             problem.message = format!("{}; its answer of {} counts", problem.message, copy.head.at);
-            return self.tell(pods, vec![problem]);
+            return self.deliver_pods(pods, vec![problem]);
         }
         SourceReading::Failed(problem)
     }
 
     /// Notes that the server gives good answers again.
-    fn recover(&mut self) {
+    fn record_recovery(&mut self) {
         if self.trouble.take().is_some() {
-            log::info!("{}: answers again", self.client.url().shown());
+            log::info!(
+                "{}: answers again",
+                self.client.document_url().without_query()
+            );
         }
     }
 
-    fn problem(&self, message: String) -> SourceProblem {
+    fn source_problem(&self, message: String) -> SourceProblem {
         SourceProblem {
-            path: self.client.url().shown().into(),
+            path: self.client.document_url().without_query().into(),
             message,
             fatal: true,
             new: true,
@@ -252,13 +266,18 @@ impl ManifestUrl {
     }
 
     /// Keeps a good answer. If it cannot be kept, it is only missing at a start without link.
-    fn keep(&mut self, document: &[u8], tags: DocumentTags, sum: String) -> Vec<SourceProblem> {
+    fn keep_document(
+        &mut self,
+        document: &[u8],
+        tags: DocumentTags,
+        sum: String,
+    ) -> Vec<SourceProblem> {
         let head = CopyHead {
             v: COPY_VERSION,
-            url: self.client.url().to_string(),
+            url: self.client.document_url().to_string(),
             sum,
             tags,
-            at: clock::wall().to_string(),
+            at: clock::wall_now().to_string(),
         };
         match write_copy(&self.copy, &head, document) {
             Ok(()) => {
@@ -275,9 +294,11 @@ impl ManifestUrl {
     }
 
     /// Reads the last good answer of this URL, if it is whole.
-    fn copy(&self) -> Option<DocumentCopy> {
+    fn read_kept_copy(&self) -> Option<DocumentCopy> {
         match read_copy(&self.copy) {
-            Ok(copy) => Some(copy).filter(|copy| copy.head.url == self.client.url().to_string()),
+            Ok(copy) => {
+                Some(copy).filter(|copy| copy.head.url == self.client.document_url().to_string())
+            }
             Err(e) if e.kind() == io::ErrorKind::NotFound => None,
             Err(e) => {
                 log::debug!("{}: not used: {e}", self.copy.display());
@@ -287,8 +308,8 @@ impl ManifestUrl {
     }
 }
 
-fn sum(document: &[u8]) -> String {
-    hex(&Sha256::digest(document))
+fn document_sum(document: &[u8]) -> String {
+    encode_hex(&Sha256::digest(document))
 }
 
 fn write_copy(path: &Path, head: &CopyHead, document: &[u8]) -> io::Result<()> {
@@ -306,7 +327,7 @@ fn read_copy(path: &Path) -> io::Result<DocumentCopy> {
     let line = line.ok_or_else(|| wrong("it has no head"))?;
     let head: CopyHead = serde_json::from_slice(&bytes[..line])?;
     let document = bytes.split_off(line + 1);
-    if head.v != COPY_VERSION || sum(&document) != head.sum {
+    if head.v != COPY_VERSION || document_sum(&document) != head.sum {
         return Err(wrong("it is not whole"));
     }
     Ok(DocumentCopy { head, document })

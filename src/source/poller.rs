@@ -26,7 +26,7 @@ pub struct ManifestDirPoller {
     /// Ends of the last read and of the last poll.
     last: Option<(MonoTime, MonoTime)>,
     wants_recheck: bool,
-    /// Set if the next read delivers every pod anew: the result of a read may be lost, or [`Self::forget`] was called.
+    /// Set if the next read delivers every pod anew: the result of a read may be lost, or [`Self::forget_reads`] was called.
     lost: bool,
 }
 
@@ -45,7 +45,7 @@ impl ManifestDirPoller {
     }
 
     /// Has the next read happen at once and deliver every pod anew, even if its file did not change.
-    pub fn forget(&mut self) {
+    pub fn forget_reads(&mut self) {
         self.lost = true;
         self.last = None;
     }
@@ -53,9 +53,9 @@ impl ManifestDirPoller {
     /// Waits for the next snapshot, failure or poll. Reads between two polls that find nothing new are not returned.
     ///
     /// Dropping the future is safe: after a lost result everything is read anew.
-    pub async fn next(&mut self, lane: &Lane) -> SourceReading {
+    pub async fn next_reading(&mut self, lane: &Lane) -> SourceReading {
         loop {
-            let trigger = self.wait().await;
+            let trigger = self.wait_for_trigger().await;
             if let Some(doorbell) = &mut self.doorbell
                 && let Err(e) = doorbell.arm()
             {
@@ -64,18 +64,18 @@ impl ManifestDirPoller {
             let dir = self.dir.clone();
             let lost = core::mem::replace(&mut self.lost, true);
             let (reading, recheck) = lane
-                .run(move || {
+                .run_job(move || {
                     let mut dir = dir.lock().unwrap_or_else(PoisonError::into_inner);
                     if lost {
-                        dir.forget();
+                        dir.forget_reads();
                     }
-                    let reading = dir.read(trigger);
+                    let reading = dir.read_source(trigger);
                     (reading, dir.wants_recheck())
                 })
                 .await;
             self.lost = false;
             self.wants_recheck = recheck;
-            let now = clock::mono();
+            let now = clock::mono_now();
             let polled = match (trigger, self.last) {
                 (Trigger::Bell, Some((_, polled))) => polled,
                 _ => now,
@@ -87,11 +87,11 @@ impl ManifestDirPoller {
         }
     }
 
-    async fn wait(&mut self) -> Trigger {
+    async fn wait_for_trigger(&mut self) -> Trigger {
         let Some((read, polled)) = self.last else {
             return Trigger::Poll;
         };
-        let now = clock::mono();
+        let now = clock::mono_now();
         let until_poll = (polled + self.interval) - now;
         let quiet = async {
             Timer::after(if self.wants_recheck {
@@ -103,14 +103,14 @@ impl ManifestDirPoller {
         };
         let rung = async {
             match &mut self.doorbell {
-                Some(doorbell) => doorbell.rung().await,
+                Some(doorbell) => doorbell.wait_for_ring().await,
                 None => core::future::pending().await,
             }
             // The gap counts from the last read: after a long time without reads there is no wait.
-            Timer::after((read + MIN_GAP) - clock::mono()).await;
+            Timer::after((read + MIN_GAP) - clock::mono_now()).await;
         };
         or(quiet, rung).await;
-        if clock::mono() >= polled + self.interval {
+        if clock::mono_now() >= polled + self.interval {
             Trigger::Poll
         } else {
             Trigger::Bell

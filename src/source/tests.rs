@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use super::*;
-use crate::api::strict::{WrongValue, typed};
+use crate::api::strict::{WrongValue, typed_from_value};
 use crate::config::decode::{MAX_DEPTH, MAX_DOCUMENT_BYTES};
 use crate::sys::lane::Lane;
 
@@ -51,7 +51,7 @@ impl Drop for Scratch {
 /// Just enough of a rule: the uid is the file name's last part and the image, the name gets the node's.
 const RULES: Rules = Rules {
     pod: |mut raw, node, file| {
-        let mut pod: crate::api::Pod = typed(&raw)?;
+        let mut pod: crate::api::Pod = typed_from_value(&raw)?;
         let container = pod
             .spec
             .containers
@@ -133,14 +133,17 @@ fn say(reading: &SourceReading) -> String {
 /// Reads until the state of all files counts as settled, so that a row does not depend on the clock's grain.
 fn settle(dir: &mut ManifestDir) {
     wait_for(|| {
-        matches!(dir.read(Trigger::Bell), SourceReading::Unchanged) && !dir.wants_recheck()
+        matches!(dir.read_source(Trigger::Bell), SourceReading::Unchanged) && !dir.wants_recheck()
     });
 }
 
 fn wait_for(mut condition: impl FnMut() -> bool) {
-    let deadline = crate::sys::clock::mono() + PATIENCE;
+    let deadline = crate::sys::clock::mono_now() + PATIENCE;
     while !condition() {
-        assert!(crate::sys::clock::mono() < deadline, "condition never came");
+        assert!(
+            crate::sys::clock::mono_now() < deadline,
+            "condition never came"
+        );
         std::thread::yield_now();
     }
 }
@@ -168,11 +171,11 @@ fn directory() {
     let scratch = Scratch::new("directory");
     let mut dir = source(scratch.dir());
     assert_eq!(
-        say(&dir.read(Trigger::Poll)),
+        say(&dir.read_source(Trigger::Poll)),
         "",
         "an empty directory is an empty snapshot"
     );
-    assert_eq!(say(&dir.read(Trigger::Poll)), "unchanged");
+    assert_eq!(say(&dir.read_source(Trigger::Poll)), "unchanged");
     scratch.put("b.yaml", &pod("b", "1"));
     scratch.put("a.json", r#"{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": {"containers": [{"image": "1"}]}}"#);
     scratch.put(".hidden.yaml", &pod("h", "1"));
@@ -183,7 +186,7 @@ fn directory() {
     symlink(scratch.dir().join("nowhere"), scratch.dir().join("link")).expect("link");
     scratch.put("z-bad.yaml", "a: [");
     let mut dir = source(scratch.dir());
-    let first = dir.read(Trigger::Poll);
+    let first = dir.read_source(Trigger::Poll);
     assert_eq!(
         say(&first),
         "+a.json:1 +b.yaml:1 !!link !!pipe !!sub !!z-bad.yaml"
@@ -203,18 +206,18 @@ fn directory() {
     settle(&mut dir);
     scratch.put("b.yaml", &pod("b", "2"));
     assert_eq!(
-        say(&dir.read(Trigger::Poll)),
+        say(&dir.read_source(Trigger::Poll)),
         "=a.json:1 +b.yaml:2 !link !pipe !sub !z-bad.yaml"
     );
     settle(&mut dir);
     scratch.remove("a.json");
     assert_eq!(
-        say(&dir.read(Trigger::Poll)),
+        say(&dir.read_source(Trigger::Poll)),
         "=b.yaml:2 !link !pipe !sub !z-bad.yaml"
     );
-    dir.forget();
+    dir.forget_reads();
     assert_eq!(
-        say(&dir.read(Trigger::Poll)),
+        say(&dir.read_source(Trigger::Poll)),
         "+b.yaml:2 !!link !!pipe !!sub !!z-bad.yaml"
     );
 }
@@ -226,11 +229,11 @@ fn bad_edits() {
     scratch.put("a.yaml", &pod("a", "1"));
     scratch.put("b.yaml", &pod("b", "1"));
     let mut dir = source(scratch.dir());
-    dir.read(Trigger::Poll);
+    dir.read_source(Trigger::Poll);
     settle(&mut dir);
     scratch.put("a.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\n");
     assert_eq!(
-        say(&dir.read(Trigger::Bell)),
+        say(&dir.read_source(Trigger::Bell)),
         "unchanged",
         "perhaps half written"
     );
@@ -238,22 +241,22 @@ fn bad_edits() {
     // Still bad a little later: said, but a notification takes nothing away.
     let mut said = String::new();
     wait_for(|| {
-        said = say(&dir.read(Trigger::Bell));
+        said = say(&dir.read_source(Trigger::Bell));
         said != "unchanged"
     });
     assert_eq!(said, "=a.yaml:1 =b.yaml:1 !!a.yaml");
     assert!(!dir.wants_recheck());
-    assert_eq!(say(&dir.read(Trigger::Bell)), "unchanged");
-    assert_eq!(say(&dir.read(Trigger::Poll)), "=b.yaml:1 !a.yaml");
-    assert_eq!(say(&dir.read(Trigger::Poll)), "unchanged");
+    assert_eq!(say(&dir.read_source(Trigger::Bell)), "unchanged");
+    assert_eq!(say(&dir.read_source(Trigger::Poll)), "=b.yaml:1 !a.yaml");
+    assert_eq!(say(&dir.read_source(Trigger::Poll)), "unchanged");
     scratch.put("a.yaml", &pod("a", "2"));
-    assert_eq!(say(&dir.read(Trigger::Bell)), "+a.yaml:2 =b.yaml:1");
+    assert_eq!(say(&dir.read_source(Trigger::Bell)), "+a.yaml:2 =b.yaml:1");
     // Good again before it was confirmed bad: nothing happened.
     settle(&mut dir);
     scratch.put("b.yaml", "{");
-    assert_eq!(say(&dir.read(Trigger::Poll)), "unchanged");
+    assert_eq!(say(&dir.read_source(Trigger::Poll)), "unchanged");
     scratch.put("b.yaml", &pod("b", "1"));
-    assert_eq!(say(&dir.read(Trigger::Poll)), "=a.yaml:2 +b.yaml:1");
+    assert_eq!(say(&dir.read_source(Trigger::Poll)), "=a.yaml:2 +b.yaml:1");
 }
 
 #[test]
@@ -262,22 +265,22 @@ fn missing_and_unreadable_paths() {
     let scratch = Scratch::new("missing");
     let mut dir = source(scratch.dir());
     scratch.put("a.yaml", &pod("a", "1"));
-    dir.read(Trigger::Poll);
+    dir.read_source(Trigger::Poll);
     settle(&mut dir);
     fs::rename(scratch.dir(), scratch.0.join("away")).expect("rename");
     assert_eq!(
-        say(&dir.read(Trigger::Poll)),
+        say(&dir.read_source(Trigger::Poll)),
         "",
         "a missing path removes all"
     );
-    assert_eq!(say(&dir.read(Trigger::Poll)), "unchanged");
+    assert_eq!(say(&dir.read_source(Trigger::Poll)), "unchanged");
     fs::rename(scratch.0.join("away"), scratch.dir()).expect("rename");
-    assert_eq!(say(&dir.read(Trigger::Poll)), "+a.yaml:1");
+    assert_eq!(say(&dir.read_source(Trigger::Poll)), "+a.yaml:1");
     // A loop of links is an error other than "missing": no snapshot.
     fs::rename(scratch.dir(), scratch.0.join("away")).expect("rename");
     symlink(scratch.dir(), scratch.dir()).expect("loop");
     for new in [true, false] {
-        let SourceReading::Failed(problem) = dir.read(Trigger::Poll) else {
+        let SourceReading::Failed(problem) = dir.read_source(Trigger::Poll) else {
             panic!("a snapshot of nothing")
         };
         assert_eq!(problem.new, new);
@@ -289,7 +292,7 @@ fn missing_and_unreadable_paths() {
     }
     let mut new = source(scratch.dir());
     assert!(
-        matches!(new.read(Trigger::Poll), SourceReading::Failed(_)),
+        matches!(new.read_source(Trigger::Poll), SourceReading::Failed(_)),
         "not even a first one"
     );
 }
@@ -301,28 +304,28 @@ fn single_file() {
     let path = scratch.0.join("pod.yaml");
     let mut dir = source(path.clone());
     assert_eq!(
-        say(&dir.read(Trigger::Poll)),
+        say(&dir.read_source(Trigger::Poll)),
         "",
         "missing: an empty snapshot"
     );
     scratch.write(&path, &pod("a", "1"));
-    assert_eq!(say(&dir.read(Trigger::Poll)), "+pod.yaml:1");
+    assert_eq!(say(&dir.read_source(Trigger::Poll)), "+pod.yaml:1");
     settle(&mut dir);
     scratch.write(&path, "a: [");
     let mut said = String::new();
     wait_for(|| {
-        said = say(&dir.read(Trigger::Poll));
+        said = say(&dir.read_source(Trigger::Poll));
         said != "unchanged"
     });
     assert!(said.starts_with("failed: did not find expected"), "{said}");
     scratch.write(&path, &pod("a", "2"));
-    assert_eq!(say(&dir.read(Trigger::Poll)), "+pod.yaml:2");
+    assert_eq!(say(&dir.read_source(Trigger::Poll)), "+pod.yaml:2");
     fs::remove_file(&path).expect("remove");
-    assert_eq!(say(&dir.read(Trigger::Poll)), "");
+    assert_eq!(say(&dir.read_source(Trigger::Poll)), "");
     scratch.write(&path, "a: [");
     let mut new = source(path);
     assert!(
-        say(&new.read(Trigger::Poll)).starts_with("failed: "),
+        say(&new.read_source(Trigger::Poll)).starts_with("failed: "),
         "bad from the start: no snapshot"
     );
 }
@@ -337,7 +340,7 @@ fn two_files_with_one_pod() {
     scratch.put("c.yaml", &uid.replace("NAME", "p"));
     scratch.put("d.yaml", &uid.replace("NAME", "q"));
     let mut dir = source(scratch.dir());
-    let first = dir.read(Trigger::Poll);
+    let first = dir.read_source(Trigger::Poll);
     assert_eq!(say(&first), "+b.yaml:1 +u !!a.yaml !!c.yaml");
     assert_eq!(
         problems(&first),
@@ -348,10 +351,10 @@ fn two_files_with_one_pod() {
     );
     settle(&mut dir);
     scratch.remove("d.yaml");
-    assert_eq!(say(&dir.read(Trigger::Poll)), "=b.yaml:1 +u !a.yaml");
+    assert_eq!(say(&dir.read_source(Trigger::Poll)), "=b.yaml:1 +u !a.yaml");
     settle(&mut dir);
     scratch.remove("b.yaml");
-    assert_eq!(say(&dir.read(Trigger::Poll)), "+a.yaml:1 =u");
+    assert_eq!(say(&dir.read_source(Trigger::Poll)), "+a.yaml:1 =u");
 }
 
 #[test]
@@ -396,7 +399,7 @@ fn what_a_file_may_hold() {
         let scratch = Scratch::new("hold");
         scratch.put("f", text);
         let mut dir = source(scratch.dir());
-        let all = problems(&dir.read(Trigger::Poll));
+        let all = problems(&dir.read_source(Trigger::Poll));
         let shown: String = text.chars().take(60).collect();
         assert!(
             all.len() == 1 && all[0].contains(says),
@@ -415,7 +418,7 @@ fn objects_beside_pods() {
     scratch.put("s.yaml", "apiVersion: v1\nkind: Secret\nmetadata: {name: s, namespace: x}\ndata: {k: aGk=, l: aGk=}\nstringData: {k: over}\n");
     scratch.put("z.yaml", &pod("z", "1"));
     let mut dir = source(scratch.dir());
-    let SourceReading::Snapshot(snapshot) = dir.read(Trigger::Poll) else {
+    let SourceReading::Snapshot(snapshot) = dir.read_source(Trigger::Poll) else {
         panic!()
     };
     assert!(snapshot.objects_changed);
@@ -441,13 +444,13 @@ fn objects_beside_pods() {
     );
     settle(&mut dir);
     scratch.put("z.yaml", &pod("z", "2"));
-    let SourceReading::Snapshot(snapshot) = dir.read(Trigger::Poll) else {
+    let SourceReading::Snapshot(snapshot) = dir.read_source(Trigger::Poll) else {
         panic!()
     };
     assert!(!snapshot.objects_changed && snapshot.secrets.len() == 1);
     settle(&mut dir);
     scratch.remove("s.yaml");
-    let SourceReading::Snapshot(snapshot) = dir.read(Trigger::Poll) else {
+    let SourceReading::Snapshot(snapshot) = dir.read_source(Trigger::Poll) else {
         panic!()
     };
     assert!(snapshot.objects_changed && snapshot.secrets.is_empty());
@@ -465,7 +468,7 @@ fn odd_keys_are_told_of_a_good_file_and_of_a_bad_one() {
         &format!("{odd}apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: c}}\n"),
     );
     let mut dir = source(scratch.dir());
-    let SourceReading::Snapshot(snapshot) = dir.read(Trigger::Poll) else {
+    let SourceReading::Snapshot(snapshot) = dir.read_source(Trigger::Poll) else {
         panic!()
     };
     let told = snapshot
@@ -511,7 +514,7 @@ fn two_files_with_one_object() {
         let map = &snapshot.config_maps[&("default".into(), "c".into())];
         (map.data["a"].clone(), snapshot.objects_changed)
     };
-    let first = dir.read(Trigger::Poll);
+    let first = dir.read_source(Trigger::Poll);
     assert_eq!(value(&first), ("2".into(), true));
     assert_eq!(
         problems(&first),
@@ -519,7 +522,7 @@ fn two_files_with_one_object() {
     );
     settle(&mut dir);
     scratch.remove("b.yaml");
-    let second = dir.read(Trigger::Poll);
+    let second = dir.read_source(Trigger::Poll);
     assert_eq!(value(&second), ("1".into(), true));
     assert!(problems(&second).is_empty());
 }
@@ -539,7 +542,7 @@ fn immutable_objects_stay() {
     };
     let mut dir = source(scratch.dir());
     let mut read = |trigger| {
-        let reading = dir.read(trigger);
+        let reading = dir.read_source(trigger);
         let all = problems(&reading);
         let SourceReading::Snapshot(snapshot) = reading else {
             panic!("{reading:?}")
@@ -596,10 +599,10 @@ fn same_size_within_one_tick() {
         let (one, two) = (pod("a", "1"), pod("a", "2"));
         fs::write(&path, &one).expect("write");
         let mut dir = source(scratch.dir());
-        let first = say(&dir.read(Trigger::Poll));
+        let first = say(&dir.read_source(Trigger::Poll));
         fs::write(&path, &two).expect("write");
         assert_eq!(first, "+a.yaml:1", "{n}");
-        assert_eq!(say(&dir.read(Trigger::Poll)), "+a.yaml:2", "{n}");
+        assert_eq!(say(&dir.read_source(Trigger::Poll)), "+a.yaml:2", "{n}");
     }
 }
 
@@ -619,7 +622,7 @@ fn hostile_files_fit_a_lanes_stack() {
         let scratch = Scratch::new("stack");
         scratch.put("f.yaml", &format!("{{x: {text}}}"));
         let mut dir = source(scratch.dir());
-        let reading = smol::block_on(lane.run(move || dir.read(Trigger::Poll)));
+        let reading = smol::block_on(lane.run_job(move || dir.read_source(Trigger::Poll)));
         assert_eq!(say(&reading), "!!f.yaml", "{name}");
     }
 }
@@ -635,7 +638,10 @@ fn doorbell_rings_before_the_poll() {
             smol::Timer::after(PATIENCE).await;
             panic!("the doorbell is silent")
         };
-        say(&smol::block_on(smol::future::or(poller.next(&lane), late)))
+        say(&smol::block_on(smol::future::or(
+            poller.next_reading(&lane),
+            late,
+        )))
     };
     let mut poller = ManifestDirPoller::new(source(scratch.dir()), day, true);
     assert_eq!(next(&mut poller), "");
@@ -664,7 +670,7 @@ fn doorbell_rings_before_the_poll() {
     fs::write(new.join("d.yaml"), pod("d", "1")).expect("write");
     fs::rename(new, scratch.dir()).expect("rename");
     assert_eq!(next(&mut poller), "+d.yaml:1");
-    poller.forget();
+    poller.forget_reads();
     assert_eq!(next(&mut poller), "+d.yaml:1");
 }
 
@@ -675,10 +681,13 @@ fn without_doorbell_the_poll_finds_it() {
     let lane = Lane::start("test").expect("lane");
     let mut poller =
         ManifestDirPoller::new(source(scratch.dir()), Duration::from_millis(20), false);
-    assert_eq!(say(&smol::block_on(poller.next(&lane))), "");
+    assert_eq!(say(&smol::block_on(poller.next_reading(&lane))), "");
     scratch.put("a.yaml", &pod("a", "1"));
-    wait_for(|| say(&smol::block_on(poller.next(&lane))) == "+a.yaml:1");
+    wait_for(|| say(&smol::block_on(poller.next_reading(&lane))) == "+a.yaml:1");
     // The agent's health tells when it last looked, not only when it last found a change.
-    wait_for(|| say(&smol::block_on(poller.next(&lane))) == "unchanged");
-    assert_eq!(say(&smol::block_on(poller.next(&lane))), "unchanged");
+    wait_for(|| say(&smol::block_on(poller.next_reading(&lane))) == "unchanged");
+    assert_eq!(
+        say(&smol::block_on(poller.next_reading(&lane))),
+        "unchanged"
+    );
 }

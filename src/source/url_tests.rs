@@ -51,7 +51,7 @@ fn tagged(document: &str, tag: &'static str) -> impl Fn(&Seen) -> Say + Send + '
 
 /// The rule of these tests: a pod has an image.
 fn rule(raw: Value, node: &str, url: &str) -> Result<Box<ReceivedPod>, InvalidObject> {
-    let mut pod: Pod = strict::typed(&raw)?;
+    let mut pod: Pod = strict::typed_from_value(&raw)?;
     if pod.spec.containers.iter().any(|c| c.image.is_empty()) {
         return Err(WrongValue::new("spec.containers[0].image", "Required value").into());
     }
@@ -92,7 +92,7 @@ impl Bench {
     /// Has one look taken. Returns the pods of a snapshot, and the messages.
     fn look(&mut self) -> (Option<Vec<String>>, Vec<String>) {
         let new = |problem: super::SourceProblem| problem.new.then_some(problem.message);
-        match self.source.read() {
+        match self.source.read_source() {
             SourceReading::Unchanged => (None, vec![]),
             SourceReading::Failed(problem) => (None, new(problem).into_iter().collect()),
             SourceReading::Snapshot(snapshot) => {
@@ -228,7 +228,7 @@ fn what_has_not_changed_is_not_sent_again() {
         .collect();
     assert_eq!(asked, ["", "\"1\"", "\"1\"", "\"1\""]);
     // The agent could not record them: they come again, from the disk.
-    bench.source.forget();
+    bench.source.forget_reads();
     assert_eq!(bench.look(), (some(&["a"]), vec![]));
     // The next agent fetches nothing either.
     bench.restart(&server.url());
@@ -242,7 +242,7 @@ fn what_has_not_changed_is_not_sent_again() {
     );
     // Without the copy it has to fetch.
     fs::remove_file(bench.dir.join("copy")).expect("removed");
-    bench.source.forget();
+    bench.source.forget_reads();
     assert_eq!(bench.look(), (some(&["a"]), vec![]));
     // A server that sends only a date.
     let document = pod("b").to_string();

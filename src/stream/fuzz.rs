@@ -98,13 +98,13 @@ pub(crate) fn spdy(data: &[u8]) -> String {
             } else {
                 RemoteCommandVersion::V2
             };
-            remote(RemoteCommandSession::spdy(version, wanted), data, size)
+            remote(RemoteCommandSession::over_spdy(version, wanted), data, size)
         }),
         2 => twice(data, |data, size| {
             streams(SpdyPortForward::new(), data, size)
         }),
         _ => twice(data, |data, size| {
-            streams(SpdyPortForward::tunnelled(), data, size)
+            streams(SpdyPortForward::over_web_socket(), data, size)
         }),
     }
 }
@@ -131,7 +131,7 @@ pub(crate) fn websocket(data: &[u8]) -> String {
                 tty: false,
             };
             let remote_command =
-                RemoteCommandSession::web_socket(protocol, wanted, &mut Vec::new());
+                RemoteCommandSession::over_web_socket(protocol, wanted, &mut Vec::new());
             remote(remote_command, data, size)
         }),
         _ => twice(data, |data, size| ports(protocol, data, size)),
@@ -143,30 +143,30 @@ fn session(data: &[u8], size: usize) -> (Said, Option<String>) {
         SpdySession::new(),
         data,
         size,
-        |session, input, out| session.receive(input, out),
+        |session, input, out| session.receive_input(input, out),
         |session, said, event, taken, out| {
             match event {
                 spdy::SpdyEvent::Data { id, span } => {
-                    session.passed_on(id, span.len, out);
-                    let sendable = session.sendable(id).min(PAYLOAD_BYTES);
-                    let answer = first(span.of(taken), sendable);
-                    assert!(session.has(id), "payload of a stream that is none");
-                    let sent = session.send(id, answer, out);
-                    assert!(sent.is_ok() || !session.is_open(id));
+                    session.record_passed_on(id, span.len, out);
+                    let sendable = session.sendable_bytes(id).min(PAYLOAD_BYTES);
+                    let answer = first(span.slice_of(taken), sendable);
+                    assert!(session.has_stream(id), "payload of a stream that is none");
+                    let sent = session.send_data(id, answer, out);
+                    assert!(sent.is_ok() || !session.is_stream_open(id));
                     said.payload(format!("data {id}"), span, taken);
                     return;
                 }
                 spdy::SpdyEvent::Open { id, .. } => {
-                    assert!(id % 2 == 1 && session.has(id));
+                    assert!(id % 2 == 1 && session.has_stream(id));
                     if session.headers().get("port").is_some() {
-                        session.reset(id, spdy::ResetReason::RefusedStream, out);
-                        assert!(!session.has(id));
+                        session.reset_stream(id, spdy::ResetReason::RefusedStream, out);
+                        assert!(!session.has_stream(id));
                     } else {
-                        session.reply(id, out);
+                        session.accept_stream(id, out);
                     }
                 }
-                spdy::SpdyEvent::End { id } => session.finish(id, out),
-                spdy::SpdyEvent::Reset { id } => assert!(!session.has(id)),
+                spdy::SpdyEvent::End { id } => session.finish_stream(id, out),
+                spdy::SpdyEvent::Reset { id } => assert!(!session.has_stream(id)),
                 spdy::SpdyEvent::GoAway => {}
                 spdy::SpdyEvent::Reply { id } => panic!("{id} is not ours"),
             }
@@ -174,7 +174,7 @@ fn session(data: &[u8], size: usize) -> (Said, Option<String>) {
         },
     );
     let mut out = Vec::new();
-    session.go_away(spdy::GoAwayReason::Ok, &mut out);
+    session.send_go_away(spdy::GoAwayReason::Ok, &mut out);
     assert_eq!(out.len(), 16);
     (said, error.map(|e| e.to_string()))
 }
@@ -184,7 +184,7 @@ fn socket(data: &[u8], size: usize) -> (Said, Option<String>) {
         WebSocket::new(),
         data,
         size,
-        |socket, input, out| socket.receive(input, out),
+        |socket, input, out| socket.receive_input(input, out),
         |_, said, event, taken, _| match event {
             websocket::WebSocketEvent::Data {
                 kind,
@@ -218,7 +218,7 @@ fn channels(protocol: ChannelProtocol, data: &[u8], size: usize) -> (Said, Optio
         Channels::new(protocol),
         data,
         size,
-        |channels, input, out| channels.receive(input, out),
+        |channels, input, out| channels.receive_input(input, out),
         |_, said, event, taken, _| match event {
             ChannelEvent::Data { channel, span } => {
                 assert!(span.len > 0);
@@ -236,14 +236,16 @@ fn remote(remote: RemoteCommandSession, data: &[u8], size: usize) -> (Said, Opti
         remote,
         data,
         size,
-        |remote, input, out| remote.receive(input, out),
+        |remote, input, out| remote.receive_input(input, out),
         |remote, said, event, taken, out| match event {
             RemoteCommandEvent::Stdin(span) => {
-                remote.passed_on(span.len, out);
-                let sendable = remote.sendable(OutputStream::Stdout).min(PAYLOAD_BYTES);
-                let echo = first(span.of(taken), sendable);
+                remote.record_passed_on(span.len, out);
+                let sendable = remote
+                    .sendable_bytes(OutputStream::Stdout)
+                    .min(PAYLOAD_BYTES);
+                let echo = first(span.slice_of(taken), sendable);
                 // Gone, if the client wants none.
-                let _ = remote.send(OutputStream::Stdout, echo, out);
+                let _ = remote.send_output(OutputStream::Stdout, echo, out);
                 said.payload("stdin".into(), span, taken);
             }
             // Only the newest of several sizes that come together is told.
@@ -259,8 +261,8 @@ fn remote(remote: RemoteCommandSession, data: &[u8], size: usize) -> (Said, Opti
     }
     let mut out = Vec::new();
     match error {
-        Some(e) => remote.abort(e, &mut out),
-        None => remote.end(&CommandOutcome::Exited(1), &mut out),
+        Some(e) => remote.abort_session(e, &mut out),
+        None => remote.send_outcome(&CommandOutcome::Exited(1), &mut out),
     }
     assert!(out.len() < 1024);
     (said, error.map(|e| e.to_string()))
@@ -272,23 +274,23 @@ fn streams(streams: SpdyPortForward, data: &[u8], size: usize) -> (Said, Option<
         streams,
         data,
         size,
-        |streams, input, out| streams.receive(input, MonoTime(0), out),
+        |streams, input, out| streams.receive_input(input, MonoTime(0), out),
         |streams, said, event, taken, out| {
             match event {
                 SpdyPortEvent::Connect { pair, port } if port < 10 => {
-                    streams.fail(pair, "refused", out)
+                    streams.fail_pair(pair, "refused", out)
                 }
                 SpdyPortEvent::Connect { port, .. } => assert!(port > 0),
                 SpdyPortEvent::Data { pair, span } => {
-                    streams.passed_on(pair, span.len, out);
-                    let sendable = streams.sendable(pair).min(PAYLOAD_BYTES);
-                    let echo = first(span.of(taken), sendable);
+                    streams.record_passed_on(pair, span.len, out);
+                    let sendable = streams.sendable_bytes(pair).min(PAYLOAD_BYTES);
+                    let echo = first(span.slice_of(taken), sendable);
                     // Gone, if the client wants none.
-                    let _ = streams.send(pair, echo, out);
+                    let _ = streams.send_data(pair, echo, out);
                     said.payload(format!("{pair:?}"), span, taken);
                     return;
                 }
-                SpdyPortEvent::End { pair } => streams.close(pair, out),
+                SpdyPortEvent::End { pair } => streams.close_pair(pair, out),
                 SpdyPortEvent::Reset { .. } | SpdyPortEvent::Left => {}
             }
             said.event(&event);
@@ -298,7 +300,7 @@ fn streams(streams: SpdyPortForward, data: &[u8], size: usize) -> (Said, Option<
     streams.handle_timeout(MonoTime(u64::MAX), &mut out);
     assert_eq!(streams.next_timeout(), None);
     if let Some(e) = error {
-        streams.abort(e, &mut out);
+        streams.abort_session(e, &mut out);
     }
     (said, error.map(|e| e.to_string()))
 }
@@ -308,7 +310,7 @@ fn ports(protocol: ChannelProtocol, data: &[u8], size: usize) -> (Said, Option<S
         WebSocketPortForward::new(protocol, [80, 443].into(), &mut Vec::new()),
         data,
         size,
-        |ports, input, out| ports.receive(input, out),
+        |ports, input, out| ports.receive_input(input, out),
         |_, said, event, taken, _| match event {
             WebSocketPortEvent::Data { index, span } => {
                 assert!(index < 2);
@@ -325,7 +327,7 @@ pub(crate) mod tests {
     /// Inputs to start from: what real clients sent, for each choice.
     pub(crate) fn seeds(target: &str) -> Vec<Vec<u8>> {
         use super::super::recorded::{
-            EXEC_SPDY, EXEC_WEBSOCKET, FORWARD_SPDY, FORWARD_TUNNEL, TERMINAL_SPDY, bytes,
+            EXEC_SPDY, EXEC_WEBSOCKET, FORWARD_SPDY, FORWARD_TUNNEL, TERMINAL_SPDY, decode_recorded,
         };
         use super::super::testing::{SpdyClient, masked};
 
@@ -342,14 +344,14 @@ pub(crate) mod tests {
                 .flat_map(|part| masked(0x82, part))
                 .collect();
             return [
-                with(0, &bytes(EXEC_SPDY)),
+                with(0, &decode_recorded(EXEC_SPDY)),
                 with(0, &client.bytes),
-                with(1 | 0x10, &bytes(EXEC_SPDY)),
-                with(1 | 0x20, &bytes(TERMINAL_SPDY)),
+                with(1 | 0x10, &decode_recorded(EXEC_SPDY)),
+                with(1 | 0x20, &decode_recorded(TERMINAL_SPDY)),
                 with(1 | 0x60, &client.bytes),
-                with(2, &bytes(FORWARD_SPDY)),
+                with(2, &decode_recorded(FORWARD_SPDY)),
                 with(2, &client.bytes),
-                with(3, &bytes(FORWARD_TUNNEL)),
+                with(3, &decode_recorded(FORWARD_TUNNEL)),
                 with(3, &tunnelled),
             ]
             .into();
@@ -367,7 +369,7 @@ pub(crate) mod tests {
         let mut seeds = Vec::new();
         for choice in [0, 1, 2, 3, 0x11, 0x12, 0x21, 0x22, 0x31, 0x32, 0x72] {
             seeds.push(with(choice, &plain));
-            seeds.push(with(choice, &bytes(EXEC_WEBSOCKET)));
+            seeds.push(with(choice, &decode_recorded(EXEC_WEBSOCKET)));
             seeds.push(with(choice, &base64));
         }
         seeds

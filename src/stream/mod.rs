@@ -84,7 +84,7 @@ pub struct MachineStep<E> {
 }
 
 impl<E> MachineStep<E> {
-    const fn took(taken: usize) -> Self {
+    const fn without_event(taken: usize) -> Self {
         Self { taken, event: None }
     }
 
@@ -114,14 +114,14 @@ pub struct Span {
 impl Span {
     /// Returns the bytes of the span in `input`, as it was given.
     #[must_use]
-    pub fn of<'a>(&self, input: &'a [u8]) -> &'a [u8] {
+    pub fn slice_of<'a>(&self, input: &'a [u8]) -> &'a [u8] {
         input
             .get(self.at..self.at.saturating_add(self.len))
             .unwrap_or_default()
     }
 
     /// Moves the span `by` bytes on.
-    const fn after(self, by: usize) -> Self {
+    const fn shifted_by(self, by: usize) -> Self {
         Self {
             at: self.at + by,
             len: self.len,

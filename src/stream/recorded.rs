@@ -40,7 +40,7 @@ pub(crate) const FORWARD_TUNNEL: &str = "\
     9072b07b9072b08280a91cd2ee";
 
 /// Bytes of one of the above.
-pub(crate) fn bytes(recorded: &str) -> Vec<u8> {
+pub(crate) fn decode_recorded(recorded: &str) -> Vec<u8> {
     let digit = |d: u8| {
         char::from(d)
             .to_digit(16)

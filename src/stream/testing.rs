@@ -49,6 +49,6 @@ pub(crate) fn drive<E: Copy + Debug, F: Debug>(
 
 /// The bytes of `span`, which must lie within `taken`.
 pub(crate) fn piece(span: Span, taken: &[u8]) -> Vec<u8> {
-    assert_eq!(span.of(taken).len(), span.len, "{span:?}");
-    span.of(taken).to_vec()
+    assert_eq!(span.slice_of(taken).len(), span.len, "{span:?}");
+    span.slice_of(taken).to_vec()
 }

@@ -32,7 +32,7 @@ const KEY_BYTES: usize = 16;
 const MAX_PROTOCOLS: usize = 16;
 
 /// A header value of `Sec-WebSocket-Protocol` without the bearer tokens in it; `None` if nothing is left.
-pub(crate) fn without_bearer(value: &str) -> Option<String> {
+pub(crate) fn strip_bearer_tokens(value: &str) -> Option<String> {
     let words = value.split(',').map(str::trim);
     let kept: Vec<_> = words
         .filter(|w| !w.is_empty() && !w.starts_with(BEARER_PREFIX))
@@ -82,7 +82,7 @@ pub enum UpgradeError {
 impl UpgradeError {
     /// HTTP status.
     #[must_use]
-    pub const fn status(&self) -> u16 {
+    pub const fn http_status(&self) -> u16 {
         match self {
             Self::Plain | Self::Header(_) => 400,
             Self::Method => 405,
@@ -108,7 +108,7 @@ impl UpgradeError {
 
 impl<'a> UpgradeRequest<'a> {
     /// Reads `method` and `headers` (names in any case, in the order sent).
-    pub fn of(
+    pub fn parse(
         method: &str,
         headers: impl Iterator<Item = (&'a str, &'a str)> + Clone,
     ) -> Result<Self, UpgradeError> {
@@ -153,7 +153,10 @@ impl<'a> UpgradeRequest<'a> {
     }
 
     /// The first of the client's protocols that is `accepted`. A WebSocket without any gets the one without name.
-    pub fn choose(&self, accepted: &'static [&'static str]) -> Result<&'static str, UpgradeError> {
+    pub fn choose_protocol(
+        &self,
+        accepted: &'static [&'static str],
+    ) -> Result<&'static str, UpgradeError> {
         let (Self::Spdy { protocols } | Self::WebSocket { protocols, .. }) = self;
         if protocols.is_empty() {
             return Ok("");
@@ -168,20 +171,20 @@ impl<'a> UpgradeRequest<'a> {
 
     /// Returns true if the client would speak `protocol` over WebSocket.
     #[must_use]
-    pub fn offers(&self, protocol: &str) -> bool {
+    pub fn offers_protocol(&self, protocol: &str) -> bool {
         matches!(self, Self::WebSocket { protocols, .. } if protocols.contains(&protocol))
     }
 
     /// Head of the answer, for a chosen `protocol`.
     #[must_use]
-    pub fn answer(&self, protocol: &str) -> String {
+    pub fn answer_head(&self, protocol: &str) -> String {
         let start = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: ";
         match self {
             Self::Spdy { .. } => {
                 format!("{start}{SPDY}\r\n{PROTOCOL_HEADER}: {protocol}\r\n\r\n")
             }
             Self::WebSocket { key, .. } => {
-                let accept = accept(key);
+                let accept = accept_key(key);
                 let protocol = if protocol.is_empty() {
                     String::new()
                 } else {
@@ -194,7 +197,7 @@ impl<'a> UpgradeRequest<'a> {
 }
 
 /// Shows that the server has read the key.
-fn accept(key: &str) -> String {
+fn accept_key(key: &str) -> String {
     let mut digest = Context::new(&SHA1_FOR_LEGACY_USE_ONLY);
     digest.update(key.as_bytes());
     digest.update(WEBSOCKET_GUID);
@@ -211,7 +214,7 @@ mod tests {
         method: &str,
         head: &[(&'a str, &'a str)],
     ) -> Result<UpgradeRequest<'a>, UpgradeError> {
-        UpgradeRequest::of(method, head.iter().copied())
+        UpgradeRequest::parse(method, head.iter().copied())
     }
 
     fn web_socket<'a>(protocols: &[&'a str]) -> UpgradeRequest<'a> {
@@ -327,10 +330,10 @@ mod tests {
             (&[], Some("")),
             (&["V4.channel.k8s.io"], None),
         ] {
-            let choice = web_socket(offered).choose(OURS);
+            let choice = web_socket(offered).choose_protocol(OURS);
             assert_eq!(choice.as_ref().ok().copied(), chosen, "{offered:?}");
             if let Err(refused) = choice {
-                assert_eq!(refused.status(), 403);
+                assert_eq!(refused.http_status(), 403);
                 assert_eq!(
                     refused.header_lines(),
                     "X-Accepted-Stream-Protocol-Versions: v4.channel.k8s.io\r\n\
@@ -344,14 +347,14 @@ mod tests {
     fn answers() {
         // The key and its answer are the example of RFC 6455.
         assert_eq!(
-            web_socket(&[]).answer("v4.channel.k8s.io"),
+            web_socket(&[]).answer_head("v4.channel.k8s.io"),
             "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
              Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\nSec-WebSocket-Protocol: v4.channel.k8s.io\r\n\r\n"
         );
-        assert!(!web_socket(&[]).answer("").contains("Protocol:"));
+        assert!(!web_socket(&[]).answer_head("").contains("Protocol:"));
         let spdy = UpgradeRequest::Spdy { protocols: vec![] };
         assert_eq!(
-            spdy.answer("portforward.k8s.io"),
+            spdy.answer_head("portforward.k8s.io"),
             "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\
              X-Stream-Protocol-Version: portforward.k8s.io\r\n\r\n"
         );

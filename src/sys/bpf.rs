@@ -92,7 +92,7 @@ struct BpfProgramInfo {
 }
 
 /// Calls bpf(2). The words of `attr` have to be what `command` takes.
-fn call<T>(command: libc::c_int, attr: &mut T) -> io::Result<libc::c_int> {
+fn call_bpf<T>(command: libc::c_int, attr: &mut T) -> io::Result<libc::c_int> {
     // SAFETY: `attr` is as long as said; the addresses in it are those of buffers that the callers here hold.
     let done = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attr, size_of::<T>()) };
     let done = Errno::result(done)?;
@@ -104,13 +104,13 @@ fn owned(fd: libc::c_int) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-fn number(fd: BorrowedFd<'_>) -> u32 {
+fn fd_number(fd: BorrowedFd<'_>) -> u32 {
     // The number of an open descriptor is not negative.
     u32::try_from(fd.as_raw_fd()).unwrap_or(0)
 }
 
 /// Address for the kernel, which reads or writes there during the call.
-fn address<T>(of: *const T) -> u64 {
+fn kernel_address<T>(of: *const T) -> u64 {
     u64::try_from(of.expose_provenance()).unwrap_or(0)
 }
 
@@ -118,19 +118,19 @@ fn address<T>(of: *const T) -> u64 {
 ///
 /// # Errors
 /// The kernel has no such programs, does not take this one, or this process may not do so.
-pub fn load(program: &[BpfInstruction], name: &str) -> io::Result<OwnedFd> {
+pub fn load_program(program: &[BpfInstruction], name: &str) -> io::Result<OwnedFd> {
     let license = *b"Apache-2.0\0";
     let mut attr = BpfProgramLoad {
         kind: TYPE_DEVICE,
         count: u32::try_from(program.len()).map_err(io::Error::other)?,
-        instructions: address(program.as_ptr()),
-        license: address(license.as_ptr()),
+        instructions: kernel_address(program.as_ptr()),
+        license: kernel_address(license.as_ptr()),
         ..BpfProgramLoad::default()
     };
     for (place, byte) in attr.name[..NAME_BYTES - 1].iter_mut().zip(name.bytes()) {
         *place = byte;
     }
-    let mut load = || call(PROG_LOAD, &mut attr).map(owned);
+    let mut load = || call_bpf(PROG_LOAD, &mut attr).map(owned);
     match load() {
         // Before Linux 5.11 programs count as memory that this user has locked.
         Err(e) if e.raw_os_error() == Some(libc::EPERM) => with_all_locked_memory(load),
@@ -144,11 +144,11 @@ fn with_all_locked_memory(work: impl FnOnce() -> io::Result<OwnedFd>) -> io::Res
     let set =
         |soft, hard| -> io::Result<()> { Ok(setrlimit(Resource::RLIMIT_MEMLOCK, soft, hard)?) };
     set(RLIM_INFINITY, RLIM_INFINITY)?;
-    finish(work(), || set(soft, hard))
+    restore_limit_after(work(), || set(soft, hard))
 }
 
 /// Restores a limit after a work. The descriptor that the work has opened is closed if that fails.
-fn finish(
+fn restore_limit_after(
     done: io::Result<OwnedFd>,
     restore: impl FnOnce() -> io::Result<()>,
 ) -> io::Result<OwnedFd> {
@@ -157,38 +157,38 @@ fn finish(
 }
 
 /// Lets a group, opened as a directory, be asked by this program too.
-pub fn attach(group: impl AsFd, program: impl AsFd) -> io::Result<()> {
+pub fn attach_program(group: impl AsFd, program: impl AsFd) -> io::Result<()> {
     let mut attr = BpfAttach {
-        group: number(group.as_fd()),
-        program: number(program.as_fd()),
+        group: fd_number(group.as_fd()),
+        program: fd_number(program.as_fd()),
         at: AT_DEVICE,
         flags: BESIDE_OTHERS,
     };
-    call(PROG_ATTACH, &mut attr).map(drop)
+    call_bpf(PROG_ATTACH, &mut attr).map(drop)
 }
 
 /// Takes a program from a group.
-pub fn detach(group: impl AsFd, program: impl AsFd) -> io::Result<()> {
+pub fn detach_program(group: impl AsFd, program: impl AsFd) -> io::Result<()> {
     let mut attr = BpfAttach {
-        group: number(group.as_fd()),
-        program: number(program.as_fd()),
+        group: fd_number(group.as_fd()),
+        program: fd_number(program.as_fd()),
         at: AT_DEVICE,
         flags: 0,
     };
-    call(PROG_DETACH, &mut attr).map(drop)
+    call_bpf(PROG_DETACH, &mut attr).map(drop)
 }
 
 /// Programs of that name that a group has itself.
-pub fn attached(group: impl AsFd, name: &str) -> io::Result<Vec<OwnedFd>> {
+pub fn attached_programs(group: impl AsFd, name: &str) -> io::Result<Vec<OwnedFd>> {
     let mut ids = [0u32; MAX_ATTACHED];
     let mut query = BpfQuery {
-        group: number(group.as_fd()),
+        group: fd_number(group.as_fd()),
         at: AT_DEVICE,
-        ids: address(ids.as_mut_ptr()),
+        ids: kernel_address(ids.as_mut_ptr()),
         count: u32::try_from(MAX_ATTACHED).map_err(io::Error::other)?,
         ..BpfQuery::default()
     };
-    call(PROG_QUERY, &mut query)?;
+    call_bpf(PROG_QUERY, &mut query)?;
     let count = usize::try_from(query.count).unwrap_or(0).min(MAX_ATTACHED);
     let mut found = Vec::new();
     for id in &ids[..count] {
@@ -197,27 +197,27 @@ pub fn attached(group: impl AsFd, name: &str) -> io::Result<Vec<OwnedFd>> {
             next: 0,
             flags: 0,
         };
-        let program = match call(PROG_GET_FD_BY_ID, &mut by_id) {
+        let program = match call_bpf(PROG_GET_FD_BY_ID, &mut by_id) {
             Ok(fd) => owned(fd),
             // The program has gone since.
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
             Err(e) => return Err(e),
         };
-        if name_of(&program)? == name {
+        if program_name(&program)? == name {
             found.push(program);
         }
     }
     Ok(found)
 }
 
-fn name_of(program: &OwnedFd) -> io::Result<String> {
+fn program_name(program: &OwnedFd) -> io::Result<String> {
     let mut info = BpfProgramInfo::default();
     let mut of = BpfInfoRequest {
-        program: number(program.as_fd()),
+        program: fd_number(program.as_fd()),
         bytes: u32::try_from(size_of::<BpfProgramInfo>()).map_err(io::Error::other)?,
-        info: address(&raw mut info),
+        info: kernel_address(&raw mut info),
     };
-    call(OBJ_GET_INFO_BY_FD, &mut of)?;
+    call_bpf(OBJ_GET_INFO_BY_FD, &mut of)?;
     let end = info.name.iter().position(|byte| *byte == 0);
     let name = &info.name[..end.unwrap_or(NAME_BYTES)];
     Ok(String::from_utf8_lossy(name).into_owned())
@@ -235,7 +235,7 @@ mod tests {
     fn a_limit_that_cannot_be_restored_leaks_no_descriptor() {
         let (mut reader, writer) = io::pipe().expect("pipe");
         fcntl(&reader, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).expect("flags");
-        let refused = finish(Ok(writer.into()), || Err(Errno::EPERM.into()));
+        let refused = restore_limit_after(Ok(writer.into()), || Err(Errno::EPERM.into()));
         refused.expect_err("no limit is set");
         assert_eq!(reader.read(&mut [0]).expect("the other end is closed"), 0);
     }

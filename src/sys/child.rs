@@ -102,7 +102,7 @@ impl Command {
 
     /// Makes a command of an opened executable: its path may hold another file by now. `name` becomes `argv[0]`. Not
     /// for scripts.
-    pub fn opened(exe: Arc<OwnedFd>, name: impl AsRef<OsStr>) -> Self {
+    pub fn from_opened(exe: Arc<OwnedFd>, name: impl AsRef<OsStr>) -> Self {
         let mut command = Self::new(format!("/proc/self/fd/{}", exe.as_raw_fd()));
         command.name = name.as_ref().into();
         command.exe = Some(exe);
@@ -154,25 +154,25 @@ impl Command {
     }
 
     /// Captures both outputs, each up to `limit` bytes.
-    pub fn capture(self, limit: usize) -> Self {
+    pub fn capture_output(self, limit: usize) -> Self {
         self.stdout(OutputSink::Capture(limit))
             .stderr(OutputSink::Capture(limit))
     }
 
     /// Lets the child inherit `fd` under the number it has here.
-    pub fn keep(mut self, fd: OwnedFd) -> Self {
+    pub fn inherit_fd(mut self, fd: OwnedFd) -> Self {
         self.keep.push(fd);
         self
     }
 
     /// Marks a child that watches over others and ends them itself: [`Child::kill`] sends SIGTERM to it alone.
-    pub fn polite(mut self) -> Self {
+    pub fn kill_by_sigterm(mut self) -> Self {
         self.polite = true;
         self
     }
 
     /// Moves the child into the cgroup directory `dir` before it runs the program; once per hierarchy (v1).
-    pub fn cgroup(mut self, dir: impl AsRef<Path>) -> Self {
+    pub fn join_cgroup(mut self, dir: impl AsRef<Path>) -> Self {
         self.cgroups.push(dir.as_ref().into());
         self
     }
@@ -184,38 +184,40 @@ impl Command {
         for dir in &self.cgroups {
             let path = dir.join("cgroup.procs");
             let file = OpenOptions::new().write(true).open(&path);
-            procs.push(file.map_err(|e| named(&e, &path))?);
+            procs.push(file.map_err(|e| error_with_path(&e, &path))?);
         }
         let (stdin, input) = match self.stdin {
-            ChildInput::Null => (null()?, None),
+            ChildInput::Null => (open_null()?, None),
             ChildInput::Fd(fd) => (fd, None),
             ChildInput::Bytes(bytes) => {
                 let (reader, writer) = io::pipe()?;
                 (reader.into(), Some((writer, bytes)))
             }
         };
-        let (out, stdout) = sink(self.stdout)?;
-        let (err, stderr) = sink(self.stderr)?;
+        let (out, stdout) = open_sink(self.stdout)?;
+        let (err, stderr) = open_sink(self.stderr)?;
         let stdio = [above_stdio(stdin)?, above_stdio(out)?, above_stdio(err)?];
         let keep: Vec<RawFd> = self.keep.iter().map(AsRawFd::as_raw_fd).collect();
-        let mut args = vec![text(self.name.as_bytes())?];
+        let mut args = vec![to_c_string(self.name.as_bytes())?];
         for arg in &self.args {
-            args.push(text(arg.as_bytes())?);
+            args.push(to_c_string(arg.as_bytes())?);
         }
         let mut env = Vec::with_capacity(self.env.len());
         for (key, value) in &self.env {
-            env.push(text(&[key.as_bytes(), b"=", value.as_bytes()].concat())?);
+            env.push(to_c_string(
+                &[key.as_bytes(), b"=", value.as_bytes()].concat(),
+            )?);
         }
-        let pid = spawn::spawn(&SpawnProgram {
-            path: &text(self.program.as_os_str().as_bytes())?,
+        let pid = spawn::spawn_program(&SpawnProgram {
+            path: &to_c_string(self.program.as_os_str().as_bytes())?,
             args: &args,
             env: &env,
-            cwd: &text(self.cwd.as_os_str().as_bytes())?,
+            cwd: &to_c_string(self.cwd.as_os_str().as_bytes())?,
             stdio: [stdio[0].as_fd(), stdio[1].as_fd(), stdio[2].as_fd()],
             keep: &keep,
             procs: &procs,
         })
-        .map_err(|e| named(&e, &self.program))?;
+        .map_err(|e| error_with_path(&e, &self.program))?;
         // The child's ends of the pipes are closed here.
         drop(stdio);
         let mut child = Child {
@@ -227,7 +229,7 @@ impl Command {
             stderr,
         };
         // Dropping `child` on an error kills it.
-        child.pidfd = Some(Arc::new(pidfd::open(pid.as_raw())?));
+        child.pidfd = Some(Arc::new(pidfd::open_pidfd(pid.as_raw())?));
         child.input = input
             .map(|(writer, bytes)| Ok::<_, io::Error>((Async::new(writer)?, bytes)))
             .transpose()?;
@@ -240,7 +242,7 @@ impl Command {
 /// - Shape: what both sinks captured; empty for other sinks.
 /// - Errors: the start failed; `TimedOut` if it ran longer than `timeout`: its whole process group was killed and the
 ///   text holds the end of what it wrote to a captured standard error.
-pub async fn run(command: Command, timeout: Option<Duration>) -> io::Result<ChildOutput> {
+pub async fn run_command(command: Command, timeout: Option<Duration>) -> io::Result<ChildOutput> {
     let name = command.program.clone();
     let mut child = command.spawn()?;
     let mut stdout = child.stdout.take();
@@ -249,8 +251,8 @@ pub async fn run(command: Command, timeout: Option<Duration>) -> io::Result<Chil
     let status = {
         let streams = async {
             future::zip(
-                feed(input),
-                future::zip(pump(stdout.as_mut()), pump(stderr.as_mut())),
+                feed_input(input),
+                future::zip(pump_capture(stdout.as_mut()), pump_capture(stderr.as_mut())),
             )
             .await;
             future::pending().await
@@ -276,7 +278,7 @@ pub async fn run(command: Command, timeout: Option<Duration>) -> io::Result<Chil
     }
     let finish = |capture: Option<OutputCapture>| {
         capture.map_or_else(Default::default, |mut c| {
-            c.drain();
+            c.drain_pipe();
             (c.bytes, c.lost)
         })
     };
@@ -317,7 +319,7 @@ pub struct ChildOutput {
 impl ChildOutput {
     /// The exit code; 128 + signal for a signalled child, as shells have it.
     #[must_use]
-    pub fn code(&self) -> i32 {
+    pub fn exit_code(&self) -> i32 {
         exit_code(self.status)
     }
 }
@@ -354,7 +356,7 @@ impl Child {
                 return Ok(status);
             }
             let fd = self.pidfd.clone().ok_or_else(gone)?;
-            pidfd::ended(fd).await?;
+            pidfd::wait_until_ended(fd).await?;
         }
     }
 
@@ -369,7 +371,7 @@ impl Child {
     }
 
     /// Lets the child run on without an owner: dropping it no longer kills it.
-    pub fn leave(&mut self) {
+    pub fn leave_running(&mut self) {
         if let Some(pid) = self.pid.take()
             && matches!(try_wait(pid), Ok(None))
         {
@@ -395,7 +397,7 @@ impl Child {
 impl Drop for Child {
     fn drop(&mut self) {
         self.kill();
-        self.leave();
+        self.leave_running();
     }
 }
 
@@ -447,7 +449,7 @@ struct OutputCapture {
 }
 
 impl OutputCapture {
-    fn take(&mut self, chunk: &[u8]) {
+    fn take_chunk(&mut self, chunk: &[u8]) {
         let room = self.limit - self.bytes.len();
         let part = &chunk[..chunk.len().min(room)];
         self.bytes.extend_from_slice(part);
@@ -455,7 +457,7 @@ impl OutputCapture {
     }
 
     /// Takes the bytes that are in the pipe now, without waiting for its end: another process may hold it.
-    fn drain(&mut self) {
+    fn drain_pipe(&mut self) {
         let mut chunk = [0; 4096];
         let mut total = 0;
         while total < AFTER_EXIT_BYTES {
@@ -464,7 +466,7 @@ impl OutputCapture {
                 Ok(0) => break,
                 Ok(n) => {
                     total += n;
-                    self.take(&chunk[..n]);
+                    self.take_chunk(&chunk[..n]);
                 }
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => break,
@@ -473,16 +475,16 @@ impl OutputCapture {
     }
 }
 
-async fn pump(capture: Option<&mut OutputCapture>) {
+async fn pump_capture(capture: Option<&mut OutputCapture>) {
     let Some(capture) = capture else { return };
     // Small: it lives in the future while the child runs, and a pipe's wake-ups bring little at a time.
     let mut chunk = [0; 1024];
     loop {
         // A child that writes faster than it is read would keep this loop going, and its time-out would never be seen.
-        turn::give().await;
+        turn::yield_to_others().await;
         match read_some(&capture.pipe, &mut chunk).await {
             Ok(0) | Err(_) => return,
-            Ok(n) => capture.take(&chunk[..n]),
+            Ok(n) => capture.take_chunk(&chunk[..n]),
         }
     }
 }
@@ -491,7 +493,7 @@ async fn read_some(pipe: &Async<PipeReader>, chunk: &mut [u8]) -> io::Result<usi
     pipe.read_with(|mut p| p.read(chunk)).await
 }
 
-async fn feed(input: Option<(Async<PipeWriter>, Vec<u8>)>) {
+async fn feed_input(input: Option<(Async<PipeWriter>, Vec<u8>)>) {
     let Some((pipe, bytes)) = input else { return };
     let mut rest = &bytes[..];
     // Bounded: by the input of the child.
@@ -504,9 +506,9 @@ async fn feed(input: Option<(Async<PipeWriter>, Vec<u8>)>) {
     }
 }
 
-fn sink(sink: OutputSink) -> io::Result<(OwnedFd, Option<OutputCapture>)> {
+fn open_sink(sink: OutputSink) -> io::Result<(OwnedFd, Option<OutputCapture>)> {
     Ok(match sink {
-        OutputSink::Null => (null()?, None),
+        OutputSink::Null => (open_null()?, None),
         OutputSink::Fd(fd) => (fd, None),
         OutputSink::Capture(limit) => {
             let (reader, writer) = io::pipe()?;
@@ -521,7 +523,7 @@ fn sink(sink: OutputSink) -> io::Result<(OwnedFd, Option<OutputCapture>)> {
     })
 }
 
-fn null() -> io::Result<OwnedFd> {
+fn open_null() -> io::Result<OwnedFd> {
     let mut options = OpenOptions::new();
     Ok(options.read(true).write(true).open("/dev/null")?.into())
 }
@@ -535,7 +537,7 @@ fn above_stdio(fd: OwnedFd) -> io::Result<OwnedFd> {
     fd.try_clone()
 }
 
-fn text(bytes: &[u8]) -> io::Result<CString> {
+fn to_c_string(bytes: &[u8]) -> io::Result<CString> {
     CString::new(bytes).map_err(|_| {
         let text = String::from_utf8_lossy(bytes);
         io::Error::new(
@@ -545,7 +547,7 @@ fn text(bytes: &[u8]) -> io::Result<CString> {
     })
 }
 
-fn named(error: &io::Error, path: &Path) -> io::Error {
+fn error_with_path(error: &io::Error, path: &Path) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
@@ -556,11 +558,13 @@ mod tests {
     use super::*;
 
     fn sh(script: &str) -> Command {
-        Command::new("/bin/sh").args(["-c", script]).capture(64)
+        Command::new("/bin/sh")
+            .args(["-c", script])
+            .capture_output(64)
     }
 
     fn go(command: Command) -> io::Result<ChildOutput> {
-        smol::block_on(run(command, Some(Duration::from_secs(20))))
+        smol::block_on(run_command(command, Some(Duration::from_secs(20))))
     }
 
     #[test]
@@ -582,14 +586,16 @@ mod tests {
                 future::yield_now().await;
             }
         };
-        smol::block_on(future::or(pump(Some(&mut capture)), other));
+        smol::block_on(future::or(pump_capture(Some(&mut capture)), other));
         assert_eq!((capture.bytes.len(), capture.lost), (10, true));
         assert!(turns.get() >= BYTES / 1024 / 2, "{} turns", turns.get());
     }
 
     #[test]
     fn a_child_that_never_stops_writing_ends_in_time() {
-        let command = Command::new("/bin/cat").args(["/dev/zero"]).capture(64);
+        let command = Command::new("/bin/cat")
+            .args(["/dev/zero"])
+            .capture_output(64);
         let turns = core::cell::Cell::new(0_u32);
         let other = async {
             loop {
@@ -598,7 +604,7 @@ mod tests {
             }
         };
         let limit = Duration::from_millis(300);
-        let ended = smol::block_on(future::or(run(command, Some(limit)), other));
+        let ended = smol::block_on(future::or(run_command(command, Some(limit)), other));
         let error = ended.expect_err("it never ends");
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert!(turns.get() > 100, "{} turns", turns.get());
@@ -624,11 +630,11 @@ mod tests {
             let stdout =
                 String::from_utf8_lossy(&output.stdout).replace("PATH=/usr/bin:/bin\n", "");
             let code = if name.starts_with("environment") {
-                output.code()
+                output.exit_code()
             } else {
                 code
             };
-            assert_eq!((output.code(), stdout.as_str()), (code, out), "{name}");
+            assert_eq!((output.exit_code(), stdout.as_str()), (code, out), "{name}");
             assert_eq!(output.stderr, err.as_bytes(), "{name}");
         }
     }
@@ -659,10 +665,10 @@ mod tests {
     fn kept_descriptor() {
         let (mut reader, writer) = io::pipe().expect("pipe");
         let fd = writer.as_raw_fd();
-        let command = sh(&format!("echo hello >&{fd}")).keep(writer.into());
+        let command = sh(&format!("echo hello >&{fd}")).inherit_fd(writer.into());
         // dash takes single digits only.
         if fd < 10 {
-            assert_eq!(go(command).expect("run").code(), 0);
+            assert_eq!(go(command).expect("run").exit_code(), 0);
             let mut text = String::new();
             reader.read_to_string(&mut text).expect("read");
             assert_eq!(text, "hello\n");
@@ -677,7 +683,7 @@ mod tests {
             .stdin(ChildInput::Bytes(bytes.clone())));
         assert_eq!(counted.expect("run").stdout, b"300000\n");
         let unread = go(sh("exit 0").stdin(ChildInput::Bytes(bytes.clone())));
-        assert_eq!(unread.expect("run").code(), 0);
+        assert_eq!(unread.expect("run").exit_code(), 0);
         let echoed = go(sh("cat")
             .env("PATH", "/usr/bin:/bin")
             .stdin(ChildInput::Bytes(bytes)));
@@ -704,8 +710,8 @@ mod tests {
         let command = sh(script)
             .env("PATH", "/usr/bin:/bin")
             .stdout(OutputSink::Fd(writer.into()));
-        let error =
-            smol::block_on(run(command, Some(Duration::from_millis(300)))).expect_err("late");
+        let error = smol::block_on(run_command(command, Some(Duration::from_millis(300))))
+            .expect_err("late");
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert!(error.to_string().ends_with("was killed: why"), "{error}");
         let mut text = String::new();
@@ -719,20 +725,20 @@ mod tests {
         let error = go(Command::new("/no/such")).expect_err("missing");
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
         let exe = Arc::new(OwnedFd::from(File::open("/bin/sh").expect("open")));
-        let command = Command::opened(exe, "name")
+        let command = Command::from_opened(exe, "name")
             .args(["-c", "echo $0"])
-            .capture(64);
+            .capture_output(64);
         assert_eq!(go(command).expect("run").stdout, b"name\n");
     }
 
     #[test]
     fn start_is_fast() {
-        let start = super::super::clock::mono();
+        let start = super::super::clock::mono_now();
         for _ in 0..50 {
             let mut child = Command::new("/bin/true").spawn().expect("spawn");
             smol::block_on(child.wait()).expect("wait");
         }
-        let spent = super::super::clock::mono().since_ms(start);
+        let spent = super::super::clock::mono_now().since_ms(start);
         eprintln!("50 children: {spent} ms");
         // Generous: the machine may be busy.
         assert!(spent < 5000, "{spent} ms");

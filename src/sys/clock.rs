@@ -12,7 +12,7 @@ const _: () = assert!(size_of::<TimeSpec>() >= 16);
 
 /// Milliseconds since boot, suspend included (`CLOCK_BOOTTIME`).
 #[must_use]
-pub fn mono() -> MonoTime {
+pub fn mono_now() -> MonoTime {
     clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(MonoTime(0), |t| {
         let seconds = u64::try_from(t.tv_sec()).unwrap_or(0);
         let millis = u64::try_from(t.tv_nsec() / 1_000_000).unwrap_or(0);
@@ -22,7 +22,7 @@ pub fn mono() -> MonoTime {
 
 /// Wall-clock time (`CLOCK_REALTIME`).
 #[must_use]
-pub fn wall() -> WallTime {
+pub fn wall_now() -> WallTime {
     clock_gettime(ClockId::CLOCK_REALTIME).map_or(WallTime(0), |t| {
         WallTime(i64::from(t.tv_sec()) * 1_000_000_000 + i64::from(t.tv_nsec()))
     })
@@ -32,7 +32,7 @@ pub fn wall() -> WallTime {
 ///
 /// Source: adjtimex(2), `STA_UNSYNC`.
 #[must_use]
-pub fn synchronized() -> Option<bool> {
+pub fn is_synchronized() -> Option<bool> {
     let mut state = core::mem::MaybeUninit::<libc::timex>::zeroed();
     // SAFETY: the structure is the caller's, and without a mode it is only written to.
     let code = unsafe { libc::adjtimex(state.as_mut_ptr()) };
@@ -77,19 +77,19 @@ mod tests {
         const WAIT: core::time::Duration = core::time::Duration::from_millis(50);
         let (never, mutex) = (Condvar::new(), Mutex::new(()));
         for _ in 0..4 {
-            let before = mono();
+            let before = mono_now();
             let guard = mutex.lock().expect("lock");
             let (_guard, waited) = never
                 .wait_timeout_while(guard, WAIT, |()| true)
                 .expect("lock");
             assert!(waited.timed_out());
-            assert!(mono() - before >= WAIT - core::time::Duration::from_millis(2));
+            assert!(mono_now() - before >= WAIT - core::time::Duration::from_millis(2));
         }
     }
 
     #[test]
     #[ignore = "needs a clock far ahead: `cargo xtask test` gives it one by a time namespace"]
     fn the_clock_is_read_whole() {
-        assert!(mono() > MonoTime((1 << 31) * 1000));
+        assert!(mono_now() > MonoTime((1 << 31) * 1000));
     }
 }

@@ -55,7 +55,7 @@ pub fn leave_host(at: &Path) -> io::Result<()> {
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
     mount(NONE, "/", NONE, private, NONE)?;
     let flags = MsFlags::MS_RDONLY | MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    super::mount::tmpfs(at, Some(EMPTY_BYTES), 0o555, flags)?;
+    super::mount::mount_tmpfs(at, Some(EMPTY_BYTES), 0o555, flags)?;
     chdir(at)?;
     pivot_root(".", ".")?;
     // The old root lies over the new one now.
@@ -64,7 +64,7 @@ pub fn leave_host(at: &Path) -> io::Result<()> {
 }
 
 /// Takes all capabilities out of all sets, and the way to get any by running a program.
-pub fn drop_capabilities() -> io::Result<()> {
+pub fn drop_all_capabilities() -> io::Result<()> {
     #[repr(C)]
     struct CapabilityHeader {
         version: u32,
@@ -79,14 +79,14 @@ pub fn drop_capabilities() -> io::Result<()> {
     }
     set_no_new_privs()?;
     for capability in 0..libc::c_ulong::from(u64::BITS) {
-        match prctl(libc::PR_CAPBSET_DROP, capability, 0) {
+        match call_prctl(libc::PR_CAPBSET_DROP, capability, 0) {
             // The last one that this kernel knows was the one before.
             Err(Errno::EINVAL) => break,
             other => other?,
         }
     }
     let clear = libc::c_ulong::try_from(libc::PR_CAP_AMBIENT_CLEAR_ALL).unwrap_or(0);
-    prctl(libc::PR_CAP_AMBIENT, clear, 0)?;
+    call_prctl(libc::PR_CAP_AMBIENT, clear, 0)?;
     let header = CapabilityHeader {
         version: CAPABILITY_VERSION,
         pid: 0,
@@ -100,11 +100,11 @@ pub fn drop_capabilities() -> io::Result<()> {
 
 /// Refuses all system calls (EPERM) but these from now on, also of programs that the process becomes. It must have no new
 /// privileges. A kernel without such filters refuses none, as with the profiles of containers.
-pub fn allow_only(calls: &[AllowedSyscall]) -> io::Result<()> {
-    install(&mut filter(calls))
+pub fn allow_only_calls(calls: &[AllowedSyscall]) -> io::Result<()> {
+    install_filter(&mut build_seccomp_filter(calls))
 }
 
-fn install(filter: &mut [libc::sock_filter]) -> io::Result<()> {
+fn install_filter(filter: &mut [libc::sock_filter]) -> io::Result<()> {
     let program = libc::sock_fprog {
         len: u16::try_from(filter.len()).map_err(io::Error::other)?,
         filter: filter.as_mut_ptr(),
@@ -112,14 +112,14 @@ fn install(filter: &mut [libc::sock_filter]) -> io::Result<()> {
     let address = (&raw const program).expose_provenance();
     let address = libc::c_ulong::try_from(address).map_err(io::Error::other)?;
     let mode = libc::c_ulong::from(libc::SECCOMP_MODE_FILTER);
-    match prctl(libc::PR_SET_SECCOMP, mode, address) {
+    match call_prctl(libc::PR_SET_SECCOMP, mode, address) {
         Ok(()) | Err(Errno::EINVAL) => Ok(()),
         Err(e) => Err(e.into()),
     }
 }
 
 /// Instructions of classic BPF over `seccomp_data`.
-fn filter(calls: &[AllowedSyscall]) -> Vec<libc::sock_filter> {
+fn build_seccomp_filter(calls: &[AllowedSyscall]) -> Vec<libc::sock_filter> {
     // The word at `k`; go on if it is `k`, else by `jf` further; the answer `k`.
     const LOAD: u16 = 0x20;
     const IS: u16 = 0x15;
@@ -168,7 +168,7 @@ pub fn ignore_children() -> io::Result<()> {
     Ok(())
 }
 
-fn prctl(option: libc::c_int, second: libc::c_ulong, third: libc::c_ulong) -> nix::Result<()> {
+fn call_prctl(option: libc::c_int, second: libc::c_ulong, third: libc::c_ulong) -> nix::Result<()> {
     const NONE: libc::c_ulong = 0;
     // SAFETY: numbers, or the address of a program that lives until the call returns.
     let done = unsafe { libc::prctl(option, second, third, NONE, NONE) };
@@ -199,7 +199,7 @@ mod tests {
         // Descriptors that no process has, however many tests run beside this one.
         let (allowed, other) = (i32::MAX, i32::MAX - 1);
         // Made before the child is: it must not ask for memory.
-        let mut filter = filter(&[
+        let mut filter = build_seccomp_filter(&[
             call(libc::SYS_read, &[allowed.unsigned_abs()]),
             call(libc::SYS_prctl, &[dumpable, 0]),
             call(libc::SYS_exit_group, &[]),
@@ -208,7 +208,7 @@ mod tests {
         let child = match unsafe { fork() }.expect("child") {
             ForkResult::Parent { child } => child,
             ForkResult::Child => {
-                let ready = set_no_new_privs().is_ok() && install(&mut filter).is_ok();
+                let ready = set_no_new_privs().is_ok() && install_filter(&mut filter).is_ok();
                 // SAFETY: numbers only; no such descriptor is open.
                 let read = |fd: i32| unsafe { libc::syscall(libc::SYS_read, fd, 0, 0) };
                 // SAFETY: numbers only.

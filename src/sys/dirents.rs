@@ -29,14 +29,14 @@ impl Dirents {
     /// Reads `dir`, which was opened for reading, from where it stands.
     #[must_use]
     pub fn new(dir: OwnedFd) -> Self {
-        Self::by(dir, vec![0; BUFFER_BYTES].into_boxed_slice())
+        Self::with_buffer(dir, vec![0; BUFFER_BYTES].into_boxed_slice())
     }
 }
 
 impl<B: DerefMut<Target = [u8]>> Dirents<B> {
     /// Reads `dir` as [`Dirents::new`] does, by a buffer of the caller's with room for the longest entry: 300 bytes.
     #[must_use]
-    pub const fn by(dir: OwnedFd, buffer: B) -> Self {
+    pub const fn with_buffer(dir: OwnedFd, buffer: B) -> Self {
         Self {
             dir,
             buffer,
@@ -56,7 +56,7 @@ impl<B: DerefMut<Target = [u8]>> Dirents<B> {
         loop {
             if self.at == self.end {
                 self.at = 0;
-                self.end = fill(&self.dir, &mut self.buffer)?;
+                self.end = fill_entries(&self.dir, &mut self.buffer)?;
                 if self.end == 0 {
                     return Ok(None);
                 }
@@ -78,7 +78,7 @@ impl<B: DerefMut<Target = [u8]>> Dirents<B> {
 }
 
 /// Bytes of entries; 0 at the end.
-fn fill(dir: impl AsFd, buffer: &mut [u8]) -> io::Result<usize> {
+fn fill_entries(dir: impl AsFd, buffer: &mut [u8]) -> io::Result<usize> {
     // SAFETY: the descriptor is open, and the buffer can take its length; nothing is kept.
     let n = unsafe {
         libc::syscall(

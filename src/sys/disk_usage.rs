@@ -27,7 +27,7 @@ const MAX_WAITING_BYTES: usize = 1 << 20;
 const MAX_LINKED: usize = 10_000;
 
 /// Reads the size and the free space of the file system that `path` is on.
-pub fn file_system(path: &Path) -> io::Result<FsInfo> {
+pub fn read_file_system(path: &Path) -> io::Result<FsInfo> {
     let stat = statvfs(path)?;
     let unit = u64::from(stat.fragment_size());
     Ok(FsInfo {
@@ -44,11 +44,11 @@ pub fn file_system(path: &Path) -> io::Result<FsInfo> {
 ///
 /// # Errors
 /// It is not there, cannot be read, or is too large to be counted (see [`is_too_large`]).
-pub async fn of(lane: &Lane, dir: PathBuf) -> io::Result<DiskUsage> {
+pub async fn measure_disk_usage(lane: &Lane, dir: PathBuf) -> io::Result<DiskUsage> {
     let mut walk = UsageWalk::new(dir);
     // Bounded: by the walk, each step of which waits for the lane.
     loop {
-        let step = lane.run(move || walk.step().map(|done| (done, walk)));
+        let step = lane.run_job(move || walk.walk_slice().map(|done| (done, walk)));
         let done;
         (done, walk) = step.await?;
         if done {
@@ -86,9 +86,9 @@ impl UsageWalk {
     }
 
     /// Goes on for one slice. Returns true if that was the last.
-    fn step(&mut self) -> io::Result<bool> {
+    fn walk_slice(&mut self) -> io::Result<bool> {
         let until = self.counted + SLICE_ENTRIES;
-        let root = open::dir(&self.root)?;
+        let root = open::open_dir(&self.root)?;
         let device = self.root.symlink_metadata()?.dev();
         while let Some(path) = self.waiting.pop() {
             self.waiting_bytes -= path.as_os_str().len();
@@ -115,12 +115,12 @@ impl UsageWalk {
         device: u64,
     ) -> io::Result<()> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NONBLOCK;
-        let dir = open::no_symlinks(root, path, flags, 0)?;
+        let dir = open::open_without_symlinks(root, path, flags, 0)?;
         let own = dir.metadata()?;
         if own.dev() != device {
             return Ok(());
         }
-        self.count(&own);
+        self.count_entry(&own);
         // By descriptor: the path may lead elsewhere by now.
         let listed = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&dir));
         for entry in std::fs::read_dir(listed)? {
@@ -136,7 +136,7 @@ impl UsageWalk {
                 self.waiting_bytes += path.as_os_str().len();
                 self.waiting.push(path);
             } else if meta.nlink() < 2 || self.is_first(&meta) {
-                self.count(&meta);
+                self.count_entry(&meta);
             }
         }
         Ok(())
@@ -155,7 +155,7 @@ impl UsageWalk {
         self.linked.insert(key)
     }
 
-    fn count(&mut self, meta: &std::fs::Metadata) {
+    fn count_entry(&mut self, meta: &std::fs::Metadata) {
         /// Unit of `st_blocks`, on every file system.
         const BLOCK: u64 = 512;
         self.counted += 1;
@@ -196,7 +196,8 @@ mod tests {
         fs::File::create(dir.join("sparse"))
             .and_then(|f| f.set_len(1 << 40))
             .expect("sparse");
-        let usage = smol::block_on(of(&Lane::inline(), dir.clone())).expect("counted");
+        let usage = smol::block_on(measure_disk_usage(&Lane::without_thread(), dir.clone()))
+            .expect("counted");
         let du = |flags: &str| -> u64 {
             let said = std::process::Command::new("du")
                 .args(["-s", flags])
@@ -213,7 +214,8 @@ mod tests {
         assert_eq!(usage.inodes_used, du("--inodes"));
         assert_eq!(usage.inodes_used, 3 + 1 + 1 + 30 + 1);
         fs::remove_dir_all(&dir).expect("remove");
-        let gone = smol::block_on(of(&Lane::inline(), dir)).expect_err("gone");
+        let gone =
+            smol::block_on(measure_disk_usage(&Lane::without_thread(), dir)).expect_err("gone");
         assert!(has_gone(&gone) && !is_too_large(&gone), "{gone}");
     }
 
@@ -229,7 +231,7 @@ mod tests {
         }
         let mut walk = UsageWalk::new(dir.clone());
         let mut slices = 1;
-        while !walk.step().expect("step") {
+        while !walk.walk_slice().expect("step") {
             slices += 1;
         }
         assert!(slices >= 2, "{slices} slices");
@@ -237,14 +239,14 @@ mod tests {
         assert_eq!(walk.sum.inodes_used, files + 6);
         let mut walk = UsageWalk::new(dir.clone());
         walk.counted = MAX_ENTRIES;
-        let refused = walk.step().expect_err("too much");
+        let refused = walk.walk_slice().expect_err("too much");
         assert!(is_too_large(&refused), "{refused}");
         // A directory that became a link meanwhile is not followed.
         let mut walk = UsageWalk::new(dir.clone());
         walk.waiting.push(PathBuf::from("link"));
         walk.waiting_bytes += "link".len();
         std::os::unix::fs::symlink("/usr", dir.join("link")).expect("symlink");
-        while !walk.step().expect("step") {}
+        while !walk.walk_slice().expect("step") {}
         assert_eq!(walk.sum.inodes_used, files + 7);
         fs::remove_dir_all(dir).expect("remove");
     }
@@ -255,28 +257,30 @@ mod tests {
         let dir = crate::testing::unused_path("du-deep");
         fs::create_dir_all(&dir).expect("dir");
         let name = "d".repeat(250);
-        let mut at = open::dir(&dir).expect("dir");
+        let mut at = open::open_dir(&dir).expect("dir");
         let below = libc::PATH_MAX as usize / name.len() + 1;
         for _ in 0..below {
             mkdirat(&at, &*name, Mode::S_IRWXU).expect("made");
-            at = open::entry(&at, Path::new(&name), OFlag::O_PATH)
+            at = open::open_entry(&at, Path::new(&name), OFlag::O_PATH)
                 .expect("opened")
                 .into();
         }
-        let refused = smol::block_on(of(&Lane::inline(), dir.clone())).expect_err("too deep");
+        let refused = smol::block_on(measure_disk_usage(&Lane::without_thread(), dir.clone()))
+            .expect_err("too deep");
         assert!(is_too_large(&refused), "{refused}");
         drop(at);
-        remove::path(&dir).expect("removed");
+        remove::remove_path(&dir).expect("removed");
 
         // The list of waiting directories may not be large either.
         fs::create_dir_all(&dir).expect("dir");
-        let at = open::dir(&dir).expect("dir");
+        let at = open::open_dir(&dir).expect("dir");
         let wide = MAX_WAITING_BYTES / name.len() + 2;
         for n in 0..wide {
             mkdirat(&at, &*format!("{n:0250}"), Mode::S_IRWXU).expect("made");
         }
-        let refused = smol::block_on(of(&Lane::inline(), dir.clone())).expect_err("too wide");
+        let refused = smol::block_on(measure_disk_usage(&Lane::without_thread(), dir.clone()))
+            .expect_err("too wide");
         assert!(is_too_large(&refused), "{refused}");
-        remove::path(&dir).expect("removed");
+        remove::remove_path(&dir).expect("removed");
     }
 }

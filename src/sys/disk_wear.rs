@@ -29,7 +29,7 @@ pub struct DiskWear {
 
 /// The disk that `path` is on; `None`: it is on none that could tell.
 #[must_use]
-pub fn of(path: &Path) -> Option<DiskWear> {
+pub fn read_disk_wear(path: &Path) -> Option<DiskWear> {
     let there = path.ancestors().find(|p| p.exists())?;
     let dev = fs::metadata(there).ok()?.dev();
     let at = format!("/sys/dev/block/{}:{}", stat::major(dev), stat::minor(dev));
@@ -37,11 +37,11 @@ pub fn of(path: &Path) -> Option<DiskWear> {
     if at.join("partition").exists() {
         at.pop();
     }
-    in_sysfs(&at)
+    read_sysfs_disk(&at)
 }
 
 /// The disk in this directory of sysfs.
-fn in_sysfs(at: &Path) -> Option<DiskWear> {
+fn read_sysfs_disk(at: &Path) -> Option<DiskWear> {
     let read = |name: &str| {
         let mut buffer = [0; 512];
         let path = at.join(name);
@@ -74,7 +74,7 @@ mod tests {
         let disk = dir.join("mmcblk0");
         fs::create_dir_all(disk.join("device")).expect("directory");
         let write = |name: &str, text: &str| fs::write(disk.join(name), text).expect("file");
-        assert_eq!(in_sysfs(&disk), None, "no disk");
+        assert_eq!(read_sysfs_disk(&disk), None, "no disk");
         write("stat", "   10 0 80 5 20 0 2048 7 0 9 12\n");
         write("dev", "179:0\n");
         let silent = DiskWear {
@@ -83,7 +83,7 @@ mod tests {
             written: 1 << 20,
             ..DiskWear::default()
         };
-        assert_eq!(in_sysfs(&disk), Some(silent.clone()));
+        assert_eq!(read_sysfs_disk(&disk), Some(silent.clone()));
         for (life, eol, used_life, at_its_end) in [
             ("0x01 0x03", "0x01", Some(30), false),
             ("0x0b 0x01", "0x02", Some(100), true),
@@ -97,7 +97,7 @@ mod tests {
                 at_its_end,
                 ..silent.clone()
             };
-            assert_eq!(in_sysfs(&disk), Some(want), "{life}");
+            assert_eq!(read_sysfs_disk(&disk), Some(want), "{life}");
         }
         fs::remove_dir_all(dir).expect("removed");
     }

@@ -22,9 +22,9 @@ use nix::{NixPath, errno::Errno};
 /// Two writers of one path must not run at a time.
 pub fn write_atomic(path: &Path, bytes: &[u8], mode: u32, durable: bool) -> io::Result<()> {
     let temporary = temporary_name(path)?;
-    change(path)?;
+    mark_change(path)?;
     let result = write_new(&temporary, bytes, mode, durable)
-        .and_then(|()| change(path))
+        .and_then(|()| mark_change(path))
         .and_then(|()| std::fs::rename(&temporary, path));
     if let Err(e) = result {
         let _ = std::fs::remove_file(&temporary);
@@ -47,21 +47,21 @@ pub fn read_start(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
 
 /// Makes names that were created, renamed or removed in `dir` survive a power cut.
 pub fn sync_dir(dir: &Path) -> io::Result<()> {
-    change(dir)?;
+    mark_change(dir)?;
     File::open(dir)?.sync_all()?;
-    synced(dir);
+    mark_synced(dir);
     Ok(())
 }
 
 /// Marks a place before a change of a file that the agent keeps for its successor. A test stops the disk here, or makes
 /// it fail.
-pub fn change(path: &Path) -> io::Result<()> {
-    watched::tell(path, false)
+pub fn mark_change(path: &Path) -> io::Result<()> {
+    watched::tell_watcher(path, false)
 }
 
 /// Marks a place after a file or directory was synced, for tests that cut the power.
-fn synced(path: &Path) {
-    let _ = watched::tell(path, true);
+fn mark_synced(path: &Path) {
+    let _ = watched::tell_watcher(path, true);
 }
 
 /// Changes of the disk, as tests watch them. In the program there is no watcher.
@@ -78,11 +78,11 @@ pub mod watched {
     }
 
     /// Sets the watcher of this thread's changes.
-    pub fn watch(watcher: Option<FileChangeWatcher>) {
+    pub fn set_watcher(watcher: Option<FileChangeWatcher>) {
         WATCHER.set(watcher);
     }
 
-    pub(super) fn tell(path: &Path, is_synced: bool) -> io::Result<()> {
+    pub(super) fn tell_watcher(path: &Path, is_synced: bool) -> io::Result<()> {
         let watcher = WATCHER.with_borrow(Clone::clone);
         watcher.map_or(Ok(()), |watcher| watcher(path, is_synced))
     }
@@ -154,7 +154,7 @@ fn write_new(path: &Path, bytes: &[u8], mode: u32, durable: bool) -> io::Result<
     file.set_permissions(std::fs::Permissions::from_mode(mode))?;
     if durable {
         file.sync_all()?;
-        synced(path);
+        mark_synced(path);
     }
     Ok(())
 }
@@ -164,7 +164,7 @@ pub(crate) mod tests {
     use super::*;
 
     /// Gives two entries each other's name, in one step. Source: renameat2(2).
-    pub(crate) fn exchange(
+    pub(crate) fn exchange_names(
         dir: impl AsFd,
         name: &OsStr,
         other_dir: impl AsFd,
@@ -195,7 +195,10 @@ pub(crate) mod tests {
         let texts =
             || ["a/one", "b/two", "b/three"].map(|n| std::fs::read_to_string(path.join(n)).ok());
         assert_eq!(texts(), [None, Some("2".into()), Some("1".into())]);
-        assert_eq!(exchange(&b, "two".as_ref(), &b, "three".as_ref()), Ok(()));
+        assert_eq!(
+            exchange_names(&b, "two".as_ref(), &b, "three".as_ref()),
+            Ok(())
+        );
         assert_eq!(texts(), [None, Some("1".into()), Some("2".into())]);
         std::fs::remove_dir_all(&path).expect("remove");
     }

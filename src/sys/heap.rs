@@ -64,7 +64,7 @@ fn lock() -> MutexGuard<'static, Dlmalloc<SystemPages>> {
 
 /// Sets the sizes that are known only while the program runs. A heap that was used must not be moved.
 fn make_ready(heap: &mut Dlmalloc<SystemPages>) {
-    let page = usize::try_from(super::pages::bytes()).unwrap_or(GRANULE_BYTES);
+    let page = usize::try_from(super::pages::page_size_bytes()).unwrap_or(GRANULE_BYTES);
     heap.allocator_mut().page_bytes = page;
     // Both are powers of two, so the larger is one too.
     heap.set_granularity(GRANULE_BYTES.max(page));

@@ -22,7 +22,7 @@ pub const LANE_QUEUE: usize = 128;
 /// The rest is for compressing a log: a compressor of 330 KiB is built on the stack, unless the optimizer avoids it.
 pub const LANE_STACK_BYTES: usize = 1024 * 1024;
 
-/// Time limit for files of the host (see [`Lane::run_apart`]).
+/// Time limit for files of the host (see [`Lane::run_host_file_job`]).
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Jobs that may run apart at a time. Their owners come and go; threads that hang stay.
 const MAX_APART: usize = 256;
@@ -66,7 +66,7 @@ struct OwnerSlot {
 
 impl OwnerSlot {
     /// `None`: the owner has a job already, or there are too many.
-    fn take(owners: &JobOwners, owner: &str) -> Option<Self> {
+    fn take_slot(owners: &JobOwners, owner: &str) -> Option<Self> {
         let mut all = owners.lock().unwrap_or_else(PoisonError::into_inner);
         let is_first = all.len() < MAX_APART && all.insert(owner.to_owned());
         is_first.then(|| Self {
@@ -112,11 +112,11 @@ impl Lane {
 
     /// Runs `job` on the lane's thread and returns its result. Waits while the queue is full.
     /// Dropping the future does not stop a job that was queued.
-    pub async fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
+    pub async fn run_job<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
         let Some(jobs) = &self.jobs else {
             return job();
         };
-        let answer = answer(jobs, Box::new(move || Box::new(job()))).await;
+        let answer = queue_and_wait(jobs, Box::new(move || Box::new(job()))).await;
         *answer.downcast().expect("it is what the job came to")
     }
 
@@ -126,7 +126,7 @@ impl Lane {
     /// - Shape: one such job for each `owner`, and no more than [`MAX_APART`] in all.
     /// - Errors: no answer within [`ANSWER_TIMEOUT`], or at once while the owner's job before, or too many, run. The job goes on:
     ///   what it does late must do no harm.
-    pub async fn run_apart<T: Send + 'static>(
+    pub async fn run_host_file_job<T: Send + 'static>(
         &self,
         owner: &str,
         job: impl FnOnce() -> T + Send + 'static,
@@ -135,18 +135,18 @@ impl Lane {
             return Ok(job());
         }
         let work = Box::new(move || Box::new(job()) as JobAnswer);
-        let answer = apart(&self.apart, owner, ANSWER_TIMEOUT, work).await?;
+        let answer = run_within_limit(&self.apart, owner, ANSWER_TIMEOUT, work).await?;
         Ok(*answer.downcast().expect("it is what the job came to"))
     }
 }
 
-async fn apart(
+async fn run_within_limit(
     owners: &JobOwners,
     owner: &str,
     limit: Duration,
     work: Box<dyn FnOnce() -> JobAnswer + Send>,
 ) -> Result<JobAnswer, HostFileJobError> {
-    let place = OwnerSlot::take(owners, owner).ok_or(HostFileJobError::NoAnswer)?;
+    let place = OwnerSlot::take_slot(owners, owner).ok_or(HostFileJobError::NoAnswer)?;
     let job = move || {
         let answer = work();
         // Before the answer is sent: the owner may ask again at once.
@@ -154,7 +154,7 @@ async fn apart(
         answer
     };
     let done = async {
-        let done = on_fresh_thread("host-files", job).await;
+        let done = run_on_fresh_thread("host-files", job).await;
         done.map_err(HostFileJobError::Thread)
     };
     let late = async {
@@ -165,7 +165,10 @@ async fn apart(
 }
 
 /// Queues a job for the threads that read `jobs`, and waits for its result.
-async fn answer(jobs: &Sender<LaneJob>, work: Box<dyn FnOnce() -> JobAnswer + Send>) -> JobAnswer {
+async fn queue_and_wait(
+    jobs: &Sender<LaneJob>,
+    work: Box<dyn FnOnce() -> JobAnswer + Send>,
+) -> JobAnswer {
     let (reply, answer) = bounded(1);
     jobs.send(LaneJob { work, reply })
         .await
@@ -183,7 +186,7 @@ impl<T: Send + 'static> OnLane<T> {
     /// Makes the value in the lane.
     pub async fn new(lane: &Lane, make: impl FnOnce() -> T + Send + 'static) -> Self {
         Self {
-            value: lane.run(make).await,
+            value: lane.run_job(make).await,
             lane: lane.clone(),
         }
     }
@@ -194,12 +197,12 @@ impl<T: Send + 'static> OnLane<T> {
     }
 
     /// Does a piece of the work and comes back with its result. Dropping the future loses the value.
-    pub async fn run<R: Send + 'static>(
+    pub async fn run_piece<R: Send + 'static>(
         self,
         work: impl FnOnce(&mut T) -> R + Send + 'static,
     ) -> (Self, R) {
         let Self { mut value, lane } = self;
-        let done = lane.run(move || {
+        let done = lane.run_job(move || {
             let result = work(&mut value);
             (value, result)
         });
@@ -209,7 +212,7 @@ impl<T: Send + 'static> OnLane<T> {
 }
 
 /// Runs `job` on a thread of its own that ends with it, for jobs that change the thread's namespaces, or may never end.
-pub async fn on_fresh_thread<T: Send + 'static>(
+pub async fn run_on_fresh_thread<T: Send + 'static>(
     name: &str,
     job: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<T> {
@@ -234,7 +237,7 @@ mod testing {
     impl super::Lane {
         /// A lane without a thread: jobs run at once, where they are asked for. For tests that step through an executor.
         #[must_use]
-        pub fn inline() -> Self {
+        pub fn without_thread() -> Self {
             Self {
                 jobs: None,
                 apart: super::JobOwners::default(),
@@ -256,13 +259,16 @@ mod tests {
             let (server, hangs) = mpsc::channel::<()>();
             let limit = Duration::from_millis(20);
             let hanging = Box::new(move || Box::new(hangs.recv().is_ok()) as JobAnswer);
-            let first = apart(&lane.apart, "a", limit, hanging).await;
+            let first = run_within_limit(&lane.apart, "a", limit, hanging).await;
             assert!(matches!(first, Err(HostFileJobError::NoAnswer)), "in time");
             // No second thread for it.
-            let again = lane.run_apart("a", || ()).await;
+            let again = lane.run_host_file_job("a", || ()).await;
             assert!(matches!(again, Err(HostFileJobError::NoAnswer)), "at once");
-            assert_eq!(lane.run_apart("b", || 1).await.expect("another's"), 1);
-            assert_eq!(lane.run(|| 2).await, 2, "the lane goes on");
+            assert_eq!(
+                lane.run_host_file_job("b", || 1).await.expect("another's"),
+                1
+            );
+            assert_eq!(lane.run_job(|| 2).await, 2, "the lane goes on");
             server.send(()).expect("it waits");
             // Bounded: the thread ends by itself now.
             while !lane.apart.lock().expect("owners").is_empty() {
@@ -270,7 +276,12 @@ mod tests {
             }
             // The place is free again before the answer is there.
             for n in 0..100 {
-                assert_eq!(lane.run_apart("a", move || n).await.expect("answers"), n);
+                assert_eq!(
+                    lane.run_host_file_job("a", move || n)
+                        .await
+                        .expect("answers"),
+                    n
+                );
             }
         });
     }
@@ -278,7 +289,7 @@ mod tests {
     #[test]
     fn no_more_hang_than_there_is_room_for() {
         let owners = JobOwners::default();
-        let take = |n: usize| OwnerSlot::take(&owners, &n.to_string());
+        let take = |n: usize| OwnerSlot::take_slot(&owners, &n.to_string());
         let mut all: Vec<_> = (0..MAX_APART).map(|n| take(n).expect("room")).collect();
         assert!(take(MAX_APART).is_none());
         all.pop();

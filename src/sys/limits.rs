@@ -55,7 +55,7 @@ pub fn set_oom_score_adj(wanted: i32) -> io::Result<i32> {
 
 /// Takes all capabilities from programs that this process executes from now on, those of root and of files. Needs
 /// `CAP_SETPCAP`. Source: capabilities(7), prctl(2) `PR_CAPBSET_DROP`.
-pub fn drop_capabilities() -> io::Result<()> {
+pub fn drop_exec_capabilities() -> io::Result<()> {
     /// Bits of the mask: more than any kernel has capabilities.
     const MOST: libc::c_ulong = 64;
     for number in 0..MOST {

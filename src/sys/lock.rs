@@ -33,7 +33,7 @@ pub fn try_lock(path: &Path) -> io::Result<Option<File>> {
             Err(e) if e.kind() == io::ErrorKind::ReadOnlyFilesystem => open(false)?,
             other => other?,
         };
-        let Some(file) = held(file.try_lock(), file)? else {
+        let Some(file) = lock_result(file.try_lock(), file)? else {
             return Ok(None);
         };
         // The file may have been removed in between: then a new file could be locked beside this one.
@@ -53,11 +53,11 @@ pub fn try_share(path: &Path) -> io::Result<Option<File>> {
         .mode(0o600)
         .custom_flags(libc::O_NOFOLLOW)
         .open(path)?;
-    held(file.try_lock_shared(), file)
+    lock_result(file.try_lock_shared(), file)
 }
 
 /// Removes the free locks in `dir`. A lock that cannot be removed stays.
-pub fn sweep(dir: &Path) -> io::Result<()> {
+pub fn sweep_free_locks(dir: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir(dir)? {
         let path = entry?.path();
         if let Ok(Some(_held)) = try_lock(&path) {
@@ -84,15 +84,15 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
 /// dies while the disk does not answer is gone only when it does: the lock is then free a moment after its holder's end.
 /// Blocks the thread.
 pub fn try_lock_patiently(path: &Path) -> io::Result<Option<File>> {
-    let deadline = clock::mono() + PATIENCE;
+    let deadline = clock::mono_now() + PATIENCE;
     loop {
         if let Some(file) = try_lock(path)? {
             return Ok(Some(file));
         }
-        if clock::mono() >= deadline {
+        if clock::mono_now() >= deadline {
             return Ok(None);
         }
-        start::poll(&mut [], TRY_MS)?;
+        start::poll_fds(&mut [], TRY_MS)?;
     }
 }
 
@@ -103,11 +103,11 @@ pub fn is_locked(path: &Path) -> io::Result<bool> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(e) => return Err(e),
     };
-    let free = held(file.try_lock_shared(), file)?;
+    let free = lock_result(file.try_lock_shared(), file)?;
     Ok(free.is_none())
 }
 
-fn held(result: Result<(), std::fs::TryLockError>, file: File) -> io::Result<Option<File>> {
+fn lock_result(result: Result<(), std::fs::TryLockError>, file: File) -> io::Result<Option<File>> {
     match result {
         Ok(()) => Ok(Some(file)),
         Err(std::fs::TryLockError::WouldBlock) => Ok(None),
@@ -126,7 +126,7 @@ mod tests {
         let (free, taken) = (dir.join("free"), dir.join("taken"));
         drop(try_lock(&free).expect("lock"));
         let held = try_lock(&taken).expect("lock").expect("free");
-        sweep(&dir).expect("sweep");
+        sweep_free_locks(&dir).expect("sweep");
         assert_eq!((free.exists(), taken.exists()), (false, true));
         assert!(try_lock(&taken).expect("lock").is_none());
         // A holder whose file was removed holds nothing: the next one makes a new file.

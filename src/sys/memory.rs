@@ -77,7 +77,7 @@ pub fn use_one_arena() {
 /// Gives free pages of the heap and of the first thread's stack back to the system, and lets go of the program's own code, so that
 /// what started the agent, pulled an image or saw a crowd of pods come does not count as its memory for ever after. Takes
 /// milliseconds on a full heap: call it when a burst is over. A heap that [`use_one_arena`] was not called for is left alone.
-pub fn trim() {
+pub fn trim_memory() {
     #[cfg(target_env = "gnu")]
     if IS_OWN.load(Relaxed) {
         // SAFETY: malloc_trim may be called at any time.
@@ -142,7 +142,7 @@ pub fn touched_stack_bytes(depth: usize) -> usize {
 }
 
 fn page_bytes() -> Option<usize> {
-    usize::try_from(super::pages::bytes()).ok()
+    usize::try_from(super::pages::page_size_bytes()).ok()
 }
 
 /// Unmaps the pages of the program's constants and code; they stay in the page cache while there is room. Code that

@@ -20,15 +20,15 @@ const MAX_OPTIONS_BYTES: usize = 4095;
 const NONE: Option<&str> = None;
 
 /// Shows the file or directory `source` at `target` too; with the mounts below it if `recursive`.
-pub fn bind(source: &Path, target: &Path, recursive: bool) -> io::Result<()> {
+pub fn bind_mount(source: &Path, target: &Path, recursive: bool) -> io::Result<()> {
     let mut flags = MsFlags::MS_BIND;
     flags.set(MsFlags::MS_REC, recursive);
     Ok(mount(Some(source), target, NONE, flags, NONE)?)
 }
 
-/// As [`bind`], from an opened file (`O_PATH` is enough): the path cannot be changed under the caller.
-pub fn bind_opened(source: BorrowedFd<'_>, target: &Path, recursive: bool) -> io::Result<()> {
-    bind(&fd_path(source), target, recursive)
+/// As [`bind_mount`], from an opened file (`O_PATH` is enough): the path cannot be changed under the caller.
+pub fn bind_mount_opened(source: BorrowedFd<'_>, target: &Path, recursive: bool) -> io::Result<()> {
+    bind_mount(&fd_path(source), target, recursive)
 }
 
 /// Makes the mount at `target` read-only, keeping its other restrictions. Mounts below it stay as they are.
@@ -51,7 +51,12 @@ pub fn remount_read_only(target: &Path) -> io::Result<()> {
 
 /// Mounts a tmpfs of at most `size_bytes` (`None`: half of the memory, the kernel's default) whose root has `mode`.
 /// `flags` usually are `MS_NOSUID | MS_NODEV`, and `MS_NOEXEC` where nothing is run.
-pub fn tmpfs(target: &Path, size_bytes: Option<u64>, mode: u32, flags: MsFlags) -> io::Result<()> {
+pub fn mount_tmpfs(
+    target: &Path,
+    size_bytes: Option<u64>,
+    mode: u32,
+    flags: MsFlags,
+) -> io::Result<()> {
     let mut options = format!("mode={mode:o}");
     if let Some(size) = size_bytes {
         options += &format!(",size={size}");
@@ -77,7 +82,7 @@ pub fn resize_tmpfs(target: &Path, size_bytes: u64) -> io::Result<()> {
 /// - `extra`: further options such as `volatile`, `metacopy=off`.
 /// - Shape: any number of layers the kernel takes (500, less if options get longer than a page: over 200). Paths may hold
 ///   any byte: those that the option syntax cannot carry, or too many of them, are passed as opened directories.
-pub fn overlay(
+pub fn mount_overlay(
     lower: &[PathBuf],
     upper_work: Option<(&Path, &Path)>,
     target: &Path,
@@ -97,7 +102,7 @@ pub fn overlay(
     let mut opened: Vec<OwnedFd> = Vec::new();
     if options.len() > MAX_OPTIONS_BYTES || !all().all(plain) {
         for path in all() {
-            opened.push(open::dir(path)?);
+            opened.push(open::open_dir(path)?);
         }
         let paths: Vec<PathBuf> = opened.iter().map(|fd| fd_path(fd.as_fd())).collect();
         let (lower, rest) = paths.split_at(lower.len());
@@ -191,7 +196,7 @@ pub fn is_mount_point(target: &Path) -> io::Result<bool> {
 }
 
 /// The mount that `path` lies on; without links and `..`.
-pub fn holding(path: &Path) -> io::Result<Option<MountEntry>> {
+pub fn mount_holding(path: &Path) -> io::Result<Option<MountEntry>> {
     let mut on: Option<MountEntry> = None;
     each_mount(|m| {
         // Of mounts at the same place the last is on top.
@@ -205,7 +210,7 @@ pub fn holding(path: &Path) -> io::Result<Option<MountEntry>> {
 
 /// Undoes binds of `dir` onto itself, one or several on top of each other. Any other mount there stays: it may be a
 /// disk. `dir` must be without links and `..`.
-pub fn unbind(dir: &Path) -> io::Result<()> {
+pub fn unmount_self_binds(dir: &Path) -> io::Result<()> {
     for _ in 0..UNMOUNT_ROUNDS {
         let mut mounts = Vec::new();
         each_mount(|m| {
@@ -279,13 +284,13 @@ fn read_mounts(file: File, mut f: impl FnMut(MountEntry)) -> io::Result<()> {
                 _ => Ok(()),
             };
         }
-        if let Some(mount) = parse(&line) {
+        if let Some(mount) = parse_mount_line(&line) {
             f(mount);
         }
     }
 }
 
-fn parse(line: &[u8]) -> Option<MountEntry> {
+fn parse_mount_line(line: &[u8]) -> Option<MountEntry> {
     let mut fields = line.trim_ascii_end().split(|b| *b == b' ');
     let device = String::from_utf8_lossy(fields.nth(2)?).into_owned();
     let root = unescape(fields.next()?);
@@ -303,7 +308,7 @@ fn parse(line: &[u8]) -> Option<MountEntry> {
     let mut text = || {
         fields
             .next()
-            .map(|f| String::from_utf8_lossy(&bytes(f)).into_owned())
+            .map(|f| String::from_utf8_lossy(&unescape_octal(f)).into_owned())
     };
     Some(MountEntry {
         device,
@@ -320,11 +325,11 @@ fn parse(line: &[u8]) -> Option<MountEntry> {
 
 fn unescape(field: &[u8]) -> PathBuf {
     use std::os::unix::ffi::OsStringExt;
-    std::ffi::OsString::from_vec(bytes(field)).into()
+    std::ffi::OsString::from_vec(unescape_octal(field)).into()
 }
 
 /// Undoes `\ooo`.
-fn bytes(field: &[u8]) -> Vec<u8> {
+fn unescape_octal(field: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(field.len());
     let mut rest = field;
     while let [first, tail @ ..] = rest {
@@ -352,7 +357,7 @@ mod tests {
     #[test]
     fn mountinfo_lines() {
         let line = br"36 35 98:0 /mnt1 /mnt\0402 rw,noatime master:1 shared:7 - ext3 /dev/ro\134ot rw,errors=continue";
-        let mount = parse(line).expect("a line");
+        let mount = parse_mount_line(line).expect("a line");
         assert_eq!(
             mount,
             MountEntry {
@@ -367,11 +372,11 @@ mod tests {
                 options: "rw,errors=continue".into(),
             }
         );
-        let plain = parse(b"36 35 98:0 / / ro,nodev - tmpfs none rw\n").expect("a line");
+        let plain = parse_mount_line(b"36 35 98:0 / / ro,nodev - tmpfs none rw\n").expect("a line");
         assert!(plain.read_only);
         assert_eq!((plain.shared, plain.slave), (false, false));
         assert_eq!(plain.kind, "tmpfs");
-        assert_eq!(parse(b"36 35"), None);
+        assert_eq!(parse_mount_line(b"36 35"), None);
         assert!(is_mount_point(Path::new("/proc")).expect("read"));
         assert!(!is_mount_point(Path::new("/proc/self")).expect("read"));
     }
@@ -402,7 +407,7 @@ mod tests {
             mount(NONE, Path::new("/"), NONE, private, NONE).expect("private");
             let dir = std::env::temp_dir().join(format!("picolet-mount-{}", nix::unistd::gettid()));
             std::fs::create_dir_all(&dir).expect("dir");
-            tmpfs(
+            mount_tmpfs(
                 &dir,
                 Some(1 << 20),
                 0o755,
@@ -424,10 +429,10 @@ mod tests {
             for name in ["a", "b", "b/deep"] {
                 std::fs::create_dir(dir.join(name)).expect("dir");
             }
-            bind(&dir.join("a"), &dir.join("b"), false).expect("bind");
+            bind_mount(&dir.join("a"), &dir.join("b"), false).expect("bind");
             std::fs::create_dir(dir.join("b/under")).expect("dir");
-            bind(&dir.join("b"), &dir.join("b/under"), true).expect("bind");
-            bind(&dir.join("b"), &dir.join("b"), true).expect("over itself");
+            bind_mount(&dir.join("b"), &dir.join("b/under"), true).expect("bind");
+            bind_mount(&dir.join("b"), &dir.join("b"), true).expect("over itself");
             remount_read_only(&dir.join("b")).expect("read-only");
             let refused = std::fs::write(dir.join("b/x"), "").expect_err("read-only");
             assert_eq!(refused.kind(), io::ErrorKind::ReadOnlyFilesystem);
@@ -435,7 +440,9 @@ mod tests {
             assert!(flags.contains(FsFlags::ST_NOSUID | FsFlags::ST_NODEV));
             std::fs::write(dir.join("a/x"), "").expect("the source is writable");
             let on = |path: &str| {
-                let found = holding(&dir.join(path)).expect("read").expect("a mount");
+                let found = mount_holding(&dir.join(path))
+                    .expect("read")
+                    .expect("a mount");
                 (found.target, found.read_only)
             };
             for (path, target, read_only) in [
@@ -462,20 +469,20 @@ mod tests {
                 let all = mounts_below(dir).expect("list");
                 all.iter().filter(|m| *m == at).count()
             };
-            unbind(&a).expect("nothing is mounted");
-            bind(&dir.join("b"), &a, false).expect("somebody's");
-            unbind(&a).expect("left alone");
+            unmount_self_binds(&a).expect("nothing is mounted");
+            bind_mount(&dir.join("b"), &a, false).expect("somebody's");
+            unmount_self_binds(&a).expect("left alone");
             assert_eq!(count(&a), 1);
-            bind(&a, &a, false).expect("ours");
-            bind(&a, &a, false).expect("ours");
-            unbind(&a).expect("undone");
+            bind_mount(&a, &a, false).expect("ours");
+            bind_mount(&a, &a, false).expect("ours");
+            unmount_self_binds(&a).expect("undone");
             assert_eq!(count(&a), 1, "the first one was not ours");
             unmount(&a).expect("unmount");
-            tmpfs(&sub, Some(4096), 0o755, MsFlags::empty()).expect("a disk");
-            unbind(&sub).expect("left alone");
+            mount_tmpfs(&sub, Some(4096), 0o755, MsFlags::empty()).expect("a disk");
+            unmount_self_binds(&sub).expect("left alone");
             assert_eq!(count(&sub), 1);
-            bind(&sub, &sub, false).expect("ours");
-            unbind(&sub).expect("undone");
+            bind_mount(&sub, &sub, false).expect("ours");
+            unmount_self_binds(&sub).expect("undone");
             assert_eq!(count(&sub), 1);
         });
     }
@@ -501,7 +508,8 @@ mod tests {
             std::fs::write(layers[60].join("low"), "").expect("write");
             let merged = dir.join("merged");
             let upper_work = (dir.join("up"), dir.join("work"));
-            overlay(&layers, Some((&upper_work.0, &upper_work.1)), &merged, &[]).expect("overlay");
+            mount_overlay(&layers, Some((&upper_work.0, &upper_work.1)), &merged, &[])
+                .expect("overlay");
             assert_eq!(
                 std::fs::read_to_string(merged.join("file")).expect("read"),
                 "top"

@@ -32,7 +32,7 @@ pub struct SandboxNamespaces {
 }
 
 impl SandboxNamespaces {
-    fn pins(&self) -> impl Iterator<Item = (&Path, &'static str, CloneFlags)> {
+    fn namespace_pins(&self) -> impl Iterator<Item = (&Path, &'static str, CloneFlags)> {
         [
             (&self.net, "net", CloneFlags::CLONE_NEWNET),
             (&self.ipc, "ipc", CloneFlags::CLONE_NEWIPC),
@@ -53,47 +53,50 @@ pub struct NamespaceError {
     pub source: io::Error,
 }
 
-fn at(step: impl Into<String>) -> impl FnOnce(io::Error) -> NamespaceError {
+fn namespace_error_at(step: impl Into<String>) -> impl FnOnce(io::Error) -> NamespaceError {
     let step = step.into();
     move |source| NamespaceError { step, source }
 }
 
 /// Makes and pins the namespaces. **The calling thread stays in them**: call it on one that ends afterwards
-/// ([`super::lane::on_fresh_thread`]).
-pub fn create(sandbox: &SandboxNamespaces) -> Result<(), NamespaceError> {
+/// ([`super::lane::run_on_fresh_thread`]).
+pub fn create_namespaces(sandbox: &SandboxNamespaces) -> Result<(), NamespaceError> {
     let flags = sandbox
-        .pins()
+        .namespace_pins()
         .fold(CloneFlags::empty(), |all, (_, _, flag)| all | flag);
     if flags.is_empty() {
         return Ok(());
     }
-    let result = fill(sandbox, flags);
+    let result = make_and_pin(sandbox, flags);
     if result.is_err() {
         // The first error counts.
-        let _ = remove(sandbox);
+        let _ = unpin_namespaces(sandbox);
     }
     result
 }
 
-fn fill(sandbox: &SandboxNamespaces, flags: CloneFlags) -> Result<(), NamespaceError> {
-    unshare(flags).map_err(|e| at("make namespaces")(e.into()))?;
+fn make_and_pin(sandbox: &SandboxNamespaces, flags: CloneFlags) -> Result<(), NamespaceError> {
+    unshare(flags).map_err(|e| namespace_error_at("make namespaces")(e.into()))?;
     if sandbox.uts.is_some() && !sandbox.hostname.is_empty() {
-        nix::unistd::sethostname(&sandbox.hostname)
-            .map_err(|e| at(format!("set host name {:?}", sandbox.hostname))(e.into()))?;
+        nix::unistd::sethostname(&sandbox.hostname).map_err(|e| {
+            namespace_error_at(format!("set host name {:?}", sandbox.hostname))(e.into())
+        })?;
     }
     if sandbox.net.is_some() {
-        loopback_up().map_err(at("bring lo up"))?;
+        loopback_up().map_err(namespace_error_at("bring lo up"))?;
     }
     for (name, value) in &sandbox.sysctls {
-        set_sysctl(name, value).map_err(at(format!("set sysctl {name}={value}")))?;
+        set_sysctl(name, value)
+            .map_err(namespace_error_at(format!("set sysctl {name}={value}")))?;
     }
     if let (Some(dir), true) = (&sandbox.mqueue, sandbox.ipc.is_some()) {
         let safe = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
         let kind = Some("mqueue");
-        mount(kind, dir, kind, safe, None::<&str>).map_err(|e| at("mount mqueue")(e.into()))?;
+        mount(kind, dir, kind, safe, None::<&str>)
+            .map_err(|e| namespace_error_at("mount mqueue")(e.into()))?;
     }
-    for (path, name, _) in sandbox.pins() {
-        pin(path, name).map_err(at(format!(
+    for (path, name, _) in sandbox.namespace_pins() {
+        pin_namespace(path, name).map_err(namespace_error_at(format!(
             "pin the {name} namespace at {}",
             path.display()
         )))?;
@@ -103,9 +106,9 @@ fn fill(sandbox: &SandboxNamespaces, flags: CloneFlags) -> Result<(), NamespaceE
 
 /// Unpins the namespaces; the kernel ends them with their last process. Idempotent; goes on after an error and returns
 /// the first.
-pub fn remove(sandbox: &SandboxNamespaces) -> io::Result<()> {
+pub fn unpin_namespaces(sandbox: &SandboxNamespaces) -> io::Result<()> {
     let mut result = Ok(());
-    for (path, _, _) in sandbox.pins() {
+    for (path, _, _) in sandbox.namespace_pins() {
         // More than one mount can lie here if a crash came between pin and record.
         let gone = mounts::unmount_below(path).and_then(|_| match fs::remove_file(path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
@@ -129,7 +132,7 @@ pub fn is_pinned(path: &Path) -> bool {
 }
 
 /// Moves the calling thread into the namespace pinned at `path`. Call it on a thread that ends afterwards.
-pub fn join(path: &Path) -> io::Result<()> {
+pub fn join_namespace(path: &Path) -> io::Result<()> {
     let file: OwnedFd = File::open(path)?.into();
     Ok(setns(file, CloneFlags::empty())?)
 }
@@ -140,9 +143,9 @@ pub fn in_host_mount_namespace() -> io::Result<bool> {
     Ok(fs::read_link("/proc/self/ns/mnt")? == fs::read_link("/proc/1/ns/mnt")?)
 }
 
-fn pin(path: &Path, name: &str) -> io::Result<()> {
+fn pin_namespace(path: &Path, name: &str) -> io::Result<()> {
     File::create(path)?;
-    mounts::bind(
+    mounts::bind_mount(
         Path::new(&format!("/proc/thread-self/ns/{name}")),
         path,
         false,
@@ -245,7 +248,7 @@ mod tests {
             ],
         };
         let wanted = sandbox.clone();
-        let made = std::thread::spawn(move || create(&wanted))
+        let made = std::thread::spawn(move || create_namespaces(&wanted))
             .join()
             .expect("thread");
         made.expect("create");
@@ -256,7 +259,7 @@ mod tests {
         let (net, uts, ipc) = (dir.join("net"), dir.join("uts"), dir.join("ipc"));
         let facts = std::thread::spawn(move || {
             for path in [net, uts, ipc] {
-                join(&path).expect("join");
+                join_namespace(&path).expect("join");
             }
             let read = |path| fs::read_to_string(path).expect("read").trim().to_string();
             // Only a loopback that is up can be bound and reached.
@@ -271,14 +274,14 @@ mod tests {
         });
         let facts = facts.join().expect("thread");
         assert_eq!(facts, ("pod-7".into(), "77".into(), "4242".into()));
-        remove(&sandbox).expect("remove");
-        remove(&sandbox).expect("idempotent");
+        unpin_namespaces(&sandbox).expect("remove");
+        unpin_namespaces(&sandbox).expect("idempotent");
         assert!(!dir.join("net").exists());
         let bad = SandboxNamespaces {
             sysctls: vec![("net.no.such".into(), "1".into())],
             ..sandbox
         };
-        let error = std::thread::spawn(move || create(&bad))
+        let error = std::thread::spawn(move || create_namespaces(&bad))
             .join()
             .expect("thread");
         assert_eq!(

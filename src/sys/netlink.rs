@@ -85,29 +85,29 @@ pub(crate) struct NetworkLink {
 }
 
 /// Looks at an interface. `ENODEV` if there is none.
-pub(crate) fn find(name: &str) -> io::Result<NetworkLink> {
-    let mut body = NetlinkBody::link(UNSPECIFIED, 0, 0);
-    body.text(link::NAME, name)?;
-    let answer = exchange(GETLINK, 0, &body)?;
-    read_link(&answer).ok_or_else(half)
+pub(crate) fn find_link(name: &str) -> io::Result<NetworkLink> {
+    let mut body = NetlinkBody::link_message(UNSPECIFIED, 0, 0);
+    body.push_text(link::NAME, name)?;
+    let answer = exchange_message(GETLINK, 0, &body)?;
+    parse_link(&answer).ok_or_else(half_answer_error)
 }
 
-fn half() -> io::Error {
+fn half_answer_error() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "rtnetlink gave half an answer")
 }
 
-fn read_link(answer: &[u8]) -> Option<NetworkLink> {
+fn parse_link(answer: &[u8]) -> Option<NetworkLink> {
     let index = answer.get(HEADER + 4..)?.first_chunk()?;
     let mut found = NetworkLink {
         index: u32::from_ne_bytes(*index),
         ..NetworkLink::default()
     };
-    for (kind, value) in attributes(answer.get(HEADER + LINK..)?) {
+    for (kind, value) in parse_attributes(answer.get(HEADER + LINK..)?) {
         match kind {
             link::ADDRESS => found.hardware_address = value.to_vec(),
             link::MASTER => found.master = u32::from_ne_bytes(*value.first_chunk()?),
             link::INFO => {
-                let name = attributes(value).find(|(kind, _)| *kind == link::KIND);
+                let name = parse_attributes(value).find(|(kind, _)| *kind == link::KIND);
                 let name = name.map_or(&[][..], |(_, value)| value);
                 let name = name.split(|b| *b == 0).next().unwrap_or_default();
                 found.kind = String::from_utf8_lossy(name).into_owned();
@@ -119,7 +119,7 @@ fn read_link(answer: &[u8]) -> Option<NetworkLink> {
 }
 
 /// The attributes in `bytes`, up to the first that is not whole.
-fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+fn parse_attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     core::iter::from_fn(move || {
         let length = u16::from_ne_bytes(*bytes.first_chunk()?).into();
         let kind = u16::from_ne_bytes(*bytes.get(2..)?.first_chunk()?);
@@ -132,15 +132,15 @@ fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
 
 /// Makes a bridge. One that is there is an error, `EEXIST`. `mtu` 0 leaves it to the kernel.
 pub(crate) fn create_bridge(name: &str, mtu: u32) -> io::Result<()> {
-    let mut body = NetlinkBody::link(UNSPECIFIED, 0, 0);
-    body.text(link::NAME, name)?;
-    body.mtu(mtu)?;
-    body.nest(link::INFO, |info| info.text(link::KIND, "bridge"))?;
-    ask(NEWLINK, CREATE_EXCLUSIVELY, &body)
+    let mut body = NetlinkBody::link_message(UNSPECIFIED, 0, 0);
+    body.push_text(link::NAME, name)?;
+    body.push_mtu(mtu)?;
+    body.push_nested(link::INFO, |info| info.push_text(link::KIND, "bridge"))?;
+    send_request(NEWLINK, CREATE_EXCLUSIVELY, &body)
 }
 
 /// Makes a pair of interfaces: `host` is up and a port of the bridge, `inner` is in the namespace and down.
-pub(crate) fn create_pair(
+pub(crate) fn create_veth_pair(
     host: &str,
     inner: &str,
     mtu: u32,
@@ -148,57 +148,62 @@ pub(crate) fn create_pair(
     namespace: BorrowedFd<'_>,
 ) -> io::Result<()> {
     let namespace = u32::try_from(namespace.as_raw_fd()).map_err(io::Error::other)?;
-    let mut body = NetlinkBody::link(UNSPECIFIED, 0, UP);
-    body.text(link::NAME, host)?;
-    body.mtu(mtu)?;
-    body.number(link::MASTER, bridge)?;
-    body.nest(link::INFO, |info| {
-        info.text(link::KIND, "veth")?;
-        info.nest(link::DATA, |data| {
-            data.nest(link::PEER, |peer| {
-                peer.0.extend(NetlinkBody::link(UNSPECIFIED, 0, 0).0);
-                peer.text(link::NAME, inner)?;
-                peer.mtu(mtu)?;
-                peer.number(link::NAMESPACE, namespace)
+    let mut body = NetlinkBody::link_message(UNSPECIFIED, 0, UP);
+    body.push_text(link::NAME, host)?;
+    body.push_mtu(mtu)?;
+    body.push_number(link::MASTER, bridge)?;
+    body.push_nested(link::INFO, |info| {
+        info.push_text(link::KIND, "veth")?;
+        info.push_nested(link::DATA, |data| {
+            data.push_nested(link::PEER, |peer| {
+                peer.0
+                    .extend(NetlinkBody::link_message(UNSPECIFIED, 0, 0).0);
+                peer.push_text(link::NAME, inner)?;
+                peer.push_mtu(mtu)?;
+                peer.push_number(link::NAMESPACE, namespace)
             })
         })
     })?;
-    ask(NEWLINK, CREATE_EXCLUSIVELY, &body)
+    send_request(NEWLINK, CREATE_EXCLUSIVELY, &body)
 }
 
 /// Deletes an interface. Absent counts as deleted.
-pub(crate) fn delete(name: &str) -> io::Result<()> {
-    let mut body = NetlinkBody::link(UNSPECIFIED, 0, 0);
-    body.text(link::NAME, name)?;
-    match ask(DELLINK, 0, &body) {
+pub(crate) fn delete_link(name: &str) -> io::Result<()> {
+    let mut body = NetlinkBody::link_message(UNSPECIFIED, 0, 0);
+    body.push_text(link::NAME, name)?;
+    match send_request(DELLINK, 0, &body) {
         Err(e) if e.raw_os_error() == Some(libc::ENODEV) => Ok(()),
         result => result,
     }
 }
 
 /// Brings an interface up.
-pub(crate) fn up(interface: u32) -> io::Result<()> {
-    ask(SETLINK, 0, &NetlinkBody::link(UNSPECIFIED, interface, UP))
+pub(crate) fn bring_link_up(interface: u32) -> io::Result<()> {
+    send_request(
+        SETLINK,
+        0,
+        &NetlinkBody::link_message(UNSPECIFIED, interface, UP),
+    )
 }
 
 /// Gives an interface a hardware address.
 pub(crate) fn set_hardware_address(interface: u32, address: &[u8]) -> io::Result<()> {
-    let mut body = NetlinkBody::link(UNSPECIFIED, interface, 0);
-    body.attribute(link::ADDRESS, address)?;
-    ask(SETLINK, 0, &body)
+    let mut body = NetlinkBody::link_message(UNSPECIFIED, interface, 0);
+    body.push_attribute(link::ADDRESS, address)?;
+    send_request(SETLINK, 0, &body)
 }
 
 /// Lets a port of a bridge send out packets that came in by it (hairpin).
-pub(crate) fn reflect(port: u32) -> io::Result<()> {
-    let mut body = NetlinkBody::link(BRIDGE, port, 0);
-    body.nest(link::PORT, |port| port.attribute(link::HAIRPIN, &[1]))?;
-    ask(SETLINK, 0, &body)
+pub(crate) fn enable_hairpin(port: u32) -> io::Result<()> {
+    let mut body = NetlinkBody::link_message(BRIDGE, port, 0);
+    body.push_nested(link::PORT, |port| port.push_attribute(link::HAIRPIN, &[1]))?;
+    send_request(SETLINK, 0, &body)
 }
 
 /// Adds an address to an interface. One that is there counts as added.
 pub(crate) fn add_address(interface: u32, address: InterfaceAddress) -> io::Result<()> {
     let body = address_body(interface, address)?;
-    match ask(NEWADDR, CREATE_EXCLUSIVELY, &body) {
+    match send_request(NEWADDR, CREATE_EXCLUSIVELY, &body) {
         Err(e) if e.raw_os_error() == Some(libc::EEXIST) => Ok(()),
         result => result,
     }
@@ -207,7 +212,7 @@ pub(crate) fn add_address(interface: u32, address: InterfaceAddress) -> io::Resu
 /// Removes an address from an interface. One that is not there counts as removed.
 pub(crate) fn remove_address(interface: u32, address: InterfaceAddress) -> io::Result<()> {
     let body = address_body(interface, address)?;
-    match ask(DELADDR, 0, &body) {
+    match send_request(DELADDR, 0, &body) {
         Err(e) if e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => Ok(()),
         result => result,
     }
@@ -225,8 +230,8 @@ fn address_body(interface: u32, (ip, prefix): InterfaceAddress) -> io::Result<Ne
     // struct ifaddrmsg: family, length of the prefix, flags, scope, interface
     let mut body = NetlinkBody(vec![family, prefix, flags, 0]);
     body.0.extend(interface.to_ne_bytes());
-    body.ip(LOCAL, ip)?;
-    body.ip(ADDRESS, ip)?;
+    body.push_ip(LOCAL, ip)?;
+    body.push_ip(ADDRESS, ip)?;
     Ok(body)
 }
 
@@ -239,9 +244,9 @@ pub(crate) fn add_default_route(interface: u32, gateway: IpAddr) -> io::Result<(
     // struct rtmsg: family, lengths of destination and source, type of service, table, protocol, scope, type, flags
     let mut body = NetlinkBody(vec![family, 0, 0, 0, MAIN_TABLE, BOOT, 0, UNICAST]);
     body.0.extend([0; 4]);
-    body.number(route::OUT, interface)?;
-    body.ip(route::GATEWAY, gateway)?;
-    match ask(NEWROUTE, CREATE_EXCLUSIVELY, &body) {
+    body.push_number(route::OUT, interface)?;
+    body.push_ip(route::GATEWAY, gateway)?;
+    match send_request(NEWROUTE, CREATE_EXCLUSIVELY, &body) {
         Err(e) if e.raw_os_error() == Some(libc::EEXIST) => Ok(()),
         result => result,
     }
@@ -250,7 +255,7 @@ pub(crate) fn add_default_route(interface: u32, gateway: IpAddr) -> io::Result<(
 /// The index of the interface by which packets to `ip` leave now, with all rules of routing; that of `lo` for an own address.
 ///
 /// - Errors: there is no way to it.
-pub(crate) fn way_to(ip: IpAddr) -> io::Result<u32> {
+pub(crate) fn route_interface_to(ip: IpAddr) -> io::Result<u32> {
     let (family, bits) = match ip {
         IpAddr::V4(_) => (INET, 32),
         IpAddr::V6(_) => (INET6, 128),
@@ -258,13 +263,13 @@ pub(crate) fn way_to(ip: IpAddr) -> io::Result<u32> {
     // struct rtmsg: family, length of the destination; the rest is the kernel's to say
     let mut body = NetlinkBody(vec![family, bits]);
     body.0.resize(ROUTE, 0);
-    body.ip(route::DESTINATION, ip)?;
-    let answer = exchange(GETROUTE, 0, &body)?;
-    read_way(&answer).ok_or_else(half)
+    body.push_ip(route::DESTINATION, ip)?;
+    let answer = exchange_message(GETROUTE, 0, &body)?;
+    parse_route_interface(&answer).ok_or_else(half_answer_error)
 }
 
-fn read_way(answer: &[u8]) -> Option<u32> {
-    let mut all = attributes(answer.get(HEADER + ROUTE..)?);
+fn parse_route_interface(answer: &[u8]) -> Option<u32> {
+    let mut all = parse_attributes(answer.get(HEADER + ROUTE..)?);
     let (_, value) = all.find(|(kind, _)| *kind == route::OUT)?;
     Some(u32::from_ne_bytes(*value.first_chunk()?))
 }
@@ -274,7 +279,7 @@ struct NetlinkBody(Vec<u8>);
 
 impl NetlinkBody {
     /// `struct ifinfomsg`: family, type, interface (0: named by an attribute), flags, and which of them are meant.
-    fn link(family: u8, interface: u32, flags: u32) -> Self {
+    fn link_message(family: u8, interface: u32, flags: u32) -> Self {
         let mut bytes = vec![family, 0, 0, 0];
         bytes.extend(interface.to_ne_bytes());
         bytes.extend(flags.to_ne_bytes());
@@ -283,7 +288,7 @@ impl NetlinkBody {
     }
 
     /// Appends `struct rtattr` and its value, padded.
-    fn attribute(&mut self, kind: u16, value: &[u8]) -> io::Result<()> {
+    fn push_attribute(&mut self, kind: u16, value: &[u8]) -> io::Result<()> {
         let length = u16::try_from(4 + value.len()).map_err(io::Error::other)?;
         self.0.extend(length.to_ne_bytes());
         self.0.extend(kind.to_ne_bytes());
@@ -292,51 +297,51 @@ impl NetlinkBody {
         Ok(())
     }
 
-    fn number(&mut self, kind: u16, value: u32) -> io::Result<()> {
-        self.attribute(kind, &value.to_ne_bytes())
+    fn push_number(&mut self, kind: u16, value: u32) -> io::Result<()> {
+        self.push_attribute(kind, &value.to_ne_bytes())
     }
 
-    fn mtu(&mut self, mtu: u32) -> io::Result<()> {
+    fn push_mtu(&mut self, mtu: u32) -> io::Result<()> {
         match mtu {
             0 => Ok(()),
-            mtu => self.number(link::MTU, mtu),
+            mtu => self.push_number(link::MTU, mtu),
         }
     }
 
-    fn ip(&mut self, kind: u16, ip: IpAddr) -> io::Result<()> {
+    fn push_ip(&mut self, kind: u16, ip: IpAddr) -> io::Result<()> {
         match ip {
-            IpAddr::V4(ip) => self.attribute(kind, &ip.octets()),
-            IpAddr::V6(ip) => self.attribute(kind, &ip.octets()),
+            IpAddr::V4(ip) => self.push_attribute(kind, &ip.octets()),
+            IpAddr::V6(ip) => self.push_attribute(kind, &ip.octets()),
         }
     }
 
     /// A name, ended by a zero.
-    fn text(&mut self, kind: u16, text: &str) -> io::Result<()> {
+    fn push_text(&mut self, kind: u16, text: &str) -> io::Result<()> {
         if text.is_empty() || text.len() > link::NAME_LIMIT || text.contains('\0') {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let bytes: Vec<u8> = text.bytes().chain([0]).collect();
-        self.attribute(kind, &bytes)
+        self.push_attribute(kind, &bytes)
     }
 
-    fn nest(
+    fn push_nested(
         &mut self,
         kind: u16,
         fill: impl FnOnce(&mut Self) -> io::Result<()>,
     ) -> io::Result<()> {
         let mut inner = Self(Vec::new());
         fill(&mut inner)?;
-        self.attribute(kind | NESTED, &inner.0)
+        self.push_attribute(kind | NESTED, &inner.0)
     }
 }
 
 /// Sends a request and waits for its acknowledgement.
-fn ask(request: u16, flags: u16, body: &NetlinkBody) -> io::Result<()> {
-    exchange(request, AND_ACK | flags, body).map(drop)
+fn send_request(request: u16, flags: u16, body: &NetlinkBody) -> io::Result<()> {
+    exchange_message(request, AND_ACK | flags, body).map(drop)
 }
 
 /// Sends a request and returns the first message of its answer unchanged, or the error in it.
-fn exchange(request: u16, flags: u16, body: &NetlinkBody) -> io::Result<Vec<u8>> {
+fn exchange_message(request: u16, flags: u16, body: &NetlinkBody) -> io::Result<Vec<u8>> {
     let length = u32::try_from(HEADER + body.0.len()).map_err(io::Error::other)?;
     let mut message = Vec::with_capacity(HEADER + body.0.len());
     // struct nlmsghdr: length, type, flags, sequence, port
@@ -378,7 +383,7 @@ mod tests {
 
     #[test]
     fn the_loopback_is_found() {
-        let lo = find("lo").expect("every machine has one");
+        let lo = find_link("lo").expect("every machine has one");
         let expected = NetworkLink {
             index: lo.index,
             hardware_address: vec![0; 6],
@@ -386,44 +391,44 @@ mod tests {
         };
         assert_eq!(lo, expected);
         assert_eq!(Ok(lo.index), nix::net::if_::if_nametoindex("lo"));
-        let error = find("none-such").expect_err("no such interface");
+        let error = find_link("none-such").expect_err("no such interface");
         assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
-        let error = find("a-name-that-is-too-long").expect_err("refused");
+        let error = find_link("a-name-that-is-too-long").expect_err("refused");
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     }
 
     #[test]
     fn ways() {
         // METER-06
-        let lo = find("lo").expect("every machine has one").index;
+        let lo = find_link("lo").expect("every machine has one").index;
         for own in ["127.0.0.1", "::1"] {
             let ip: IpAddr = own.parse().expect("an address");
             // A machine without IPv6 has no way there.
             if ip.is_ipv4() || std::net::UdpSocket::bind((ip, 0)).is_ok() {
-                assert_eq!(way_to(ip).expect(own), lo, "{own}");
+                assert_eq!(route_interface_to(ip).expect(own), lo, "{own}");
             }
         }
         let mut body = NetlinkBody(vec![INET, 32]);
         body.0.resize(ROUTE, 0);
-        body.number(route::DESTINATION, 7).expect("short");
-        body.number(route::OUT, 9).expect("short");
+        body.push_number(route::DESTINATION, 7).expect("short");
+        body.push_number(route::OUT, 9).expect("short");
         let answer: Vec<u8> = [0; HEADER].into_iter().chain(body.0).collect();
-        assert_eq!(read_way(&answer), Some(9));
+        assert_eq!(parse_route_interface(&answer), Some(9));
         for end in 0..answer.len() {
-            assert_eq!(read_way(&answer[..end]), None, "{end} bytes");
+            assert_eq!(parse_route_interface(&answer[..end]), None, "{end} bytes");
         }
     }
 
     #[test]
     fn half_answers() {
-        let mut body = NetlinkBody::link(UNSPECIFIED, 7, 0);
-        body.attribute(link::ADDRESS, &[1, 2, 3, 4, 5, 6])
+        let mut body = NetlinkBody::link_message(UNSPECIFIED, 7, 0);
+        body.push_attribute(link::ADDRESS, &[1, 2, 3, 4, 5, 6])
             .expect("short");
-        body.nest(link::INFO, |info| info.text(link::KIND, "bridge"))
+        body.push_nested(link::INFO, |info| info.push_text(link::KIND, "bridge"))
             .expect("short");
-        body.number(link::MASTER, 9).expect("short");
+        body.push_number(link::MASTER, 9).expect("short");
         let answer: Vec<u8> = [0; HEADER].into_iter().chain(body.0).collect();
-        let whole = read_link(&answer).expect("whole");
+        let whole = parse_link(&answer).expect("whole");
         let expected = NetworkLink {
             index: 7,
             kind: "bridge".into(),
@@ -433,10 +438,14 @@ mod tests {
         assert_eq!(whole, expected);
         // A cut answer gives no interface, or a real one.
         for end in 0..answer.len() {
-            let half = read_link(&answer[..end]);
+            let half = parse_link(&answer[..end]);
             assert_ne!(half, Some(NetworkLink::default()), "{end} bytes");
         }
         let zeros = [0; 8];
-        assert_eq!(attributes(&zeros).count(), 0, "a length of nothing ends");
+        assert_eq!(
+            parse_attributes(&zeros).count(),
+            0,
+            "a length of nothing ends"
+        );
     }
 }

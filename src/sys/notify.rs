@@ -29,22 +29,22 @@ impl ServiceNotifier {
     }
 
     /// Start-up is complete.
-    pub fn ready(&self) -> io::Result<()> {
-        self.send("READY=1")
+    pub fn send_ready(&self) -> io::Result<()> {
+        self.send_message("READY=1")
     }
 
     /// The agent is alive; to be sent more often than the unit's `WatchdogSec`.
-    pub fn watchdog(&self) -> io::Result<()> {
-        self.send("WATCHDOG=1")
+    pub fn send_watchdog(&self) -> io::Result<()> {
+        self.send_message("WATCHDOG=1")
     }
 
     /// The agent is about to end.
-    pub fn stopping(&self) -> io::Result<()> {
-        self.send("STOPPING=1")
+    pub fn send_stopping(&self) -> io::Result<()> {
+        self.send_message("STOPPING=1")
     }
 
     /// Never waits: a full queue is `WouldBlock`.
-    fn send(&self, message: &str) -> io::Result<()> {
+    fn send_message(&self, message: &str) -> io::Result<()> {
         self.socket.send(message.as_bytes()).map(drop)
     }
 }
@@ -68,9 +68,9 @@ mod tests {
         ] {
             let notify = ServiceNotifier::connect(address).expect("connect");
             for (sent, text) in [
-                (notify.ready(), "READY=1"),
-                (notify.watchdog(), "WATCHDOG=1"),
-                (notify.stopping(), "STOPPING=1"),
+                (notify.send_ready(), "READY=1"),
+                (notify.send_watchdog(), "WATCHDOG=1"),
+                (notify.send_stopping(), "STOPPING=1"),
             ] {
                 sent.expect("send");
                 let mut buffer = [0; 64];

@@ -24,11 +24,11 @@ static PATIENCE_S: AtomicI32 = AtomicI32::new(0);
 ///
 /// # Errors
 /// Those of sigaction(2).
-pub fn install(patience_s: i32) -> nix::Result<()> {
+pub fn install_handler(patience_s: i32) -> nix::Result<()> {
     PATIENCE_S.store(patience_s, Ordering::SeqCst);
     for (signal, handler) in [
-        (Signal::SIGALRM, late as extern "C" fn(libc::c_int)),
-        (Signal::SIGTERM, ordered),
+        (Signal::SIGALRM, handle_alarm as extern "C" fn(libc::c_int)),
+        (Signal::SIGTERM, handle_term),
     ] {
         let action = SigAction::new(
             SigHandler::Handler(handler),
@@ -45,22 +45,22 @@ pub fn install(patience_s: i32) -> nix::Result<()> {
 ///
 /// # Errors
 /// Those of sigaction(2).
-pub fn ignore() -> nix::Result<()> {
+pub fn ignore_term() -> nix::Result<()> {
     let action = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
     // SAFETY: no handler is called.
     unsafe { sigaction(Signal::SIGTERM, &action) }.map(drop)
 }
 
 /// Names the target, a child that was not waited for, and kills it if SIGTERM has come already.
-pub fn target(pid: Pid) {
+pub fn set_target(pid: Pid) {
     TARGET.store(pid.as_raw(), Ordering::SeqCst);
-    if was_ordered() {
+    if was_term_received() {
         kill_target();
     }
 }
 
 /// Returns true if SIGTERM has come.
-pub fn was_ordered() -> bool {
+pub fn was_term_received() -> bool {
     ORDERED.load(Ordering::SeqCst)
 }
 
@@ -73,7 +73,7 @@ fn kill_target() -> bool {
     pid > 0
 }
 
-extern "C" fn ordered(_: libc::c_int) {
+extern "C" fn handle_term(_: libc::c_int) {
     ORDERED.store(true, Ordering::SeqCst);
     if !kill_target() {
         let seconds = PATIENCE_S.load(Ordering::SeqCst).unsigned_abs();
@@ -82,7 +82,7 @@ extern "C" fn ordered(_: libc::c_int) {
     }
 }
 
-extern "C" fn late(_: libc::c_int) {
+extern "C" fn handle_alarm(_: libc::c_int) {
     if !kill_target() {
         // SAFETY: integer arguments only: the own process group.
         unsafe { libc::kill(0, libc::SIGKILL) };

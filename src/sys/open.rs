@@ -16,7 +16,7 @@ const RACE_TRIES: u32 = 1000;
 
 /// Opens a directory as the start of a walk (`O_PATH`: usable for `*at` calls and mounts only). Follows links: the path
 /// must be a trusted one.
-pub fn dir(path: &Path) -> io::Result<OwnedFd> {
+pub fn open_dir(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     Ok(open(path, flags, Mode::empty())?)
 }
@@ -25,7 +25,7 @@ pub fn dir(path: &Path) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// The node is another device now, or cannot be opened.
-pub fn device(wanted: &cri::ContainerDeviceNode) -> io::Result<Metadata> {
+pub fn read_device_metadata(wanted: &cri::ContainerDeviceNode) -> io::Result<Metadata> {
     let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
     let node = open(&*wanted.host_path, flags, Mode::empty())?;
     let metadata = File::from(node).metadata()?;
@@ -42,28 +42,33 @@ pub fn device(wanted: &cri::ContainerDeviceNode) -> io::Result<Metadata> {
 
 /// Opens `path` below `dir`. Symbolic links are followed as long as they stay below; absolute ones and `..` that leave
 /// it fail with `EXDEV`. `flags` get `O_CLOEXEC`; `mode` counts only with `O_CREAT`.
-pub fn beneath(dir: impl AsFd, path: &Path, flags: OFlag, mode: u32) -> io::Result<File> {
-    resolve(dir, path, flags, mode, ResolveFlag::RESOLVE_BENEATH)
+pub fn open_beneath(dir: impl AsFd, path: &Path, flags: OFlag, mode: u32) -> io::Result<File> {
+    open_resolved(dir, path, flags, mode, ResolveFlag::RESOLVE_BENEATH)
 }
 
 /// As [`beneath`], but any symbolic link on the way, the last component included, fails with `ELOOP`.
-pub fn no_symlinks(dir: impl AsFd, path: &Path, flags: OFlag, mode: u32) -> io::Result<File> {
+pub fn open_without_symlinks(
+    dir: impl AsFd,
+    path: &Path,
+    flags: OFlag,
+    mode: u32,
+) -> io::Result<File> {
     let resolve_flags = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS;
-    resolve(dir, path, flags, mode, resolve_flags)
+    open_resolved(dir, path, flags, mode, resolve_flags)
 }
 
 /// Opens `path` as a process with the root directory `root` would: absolute links and `..` stay inside.
-pub fn in_root(root: impl AsFd, path: &Path, flags: OFlag, mode: u32) -> io::Result<File> {
-    resolve(root, path, flags, mode, ResolveFlag::RESOLVE_IN_ROOT)
+pub fn open_in_root(root: impl AsFd, path: &Path, flags: OFlag, mode: u32) -> io::Result<File> {
+    open_resolved(root, path, flags, mode, ResolveFlag::RESOLVE_IN_ROOT)
 }
 
 /// Opens entry `name` of `dir` itself: a symbolic link fails with `ELOOP` (with `O_PATH` the link is opened), a mount
 /// point, bind mounts included, with `EXDEV`.
-pub fn entry(dir: impl AsFd, name: &Path, flags: OFlag) -> io::Result<File> {
+pub fn open_entry(dir: impl AsFd, name: &Path, flags: OFlag) -> io::Result<File> {
     let resolve_flags = ResolveFlag::RESOLVE_BENEATH
         | ResolveFlag::RESOLVE_NO_SYMLINKS
         | ResolveFlag::RESOLVE_NO_XDEV;
-    resolve(dir, name, flags | OFlag::O_NOFOLLOW, 0, resolve_flags)
+    open_resolved(dir, name, flags | OFlag::O_NOFOLLOW, 0, resolve_flags)
 }
 
 /// Directories between the log directory of the node and a container's log: the pod's and the container's.
@@ -73,33 +78,33 @@ const LOG_DIRS: usize = 2;
 ///
 /// `<logs>` is the operator's and may be a link. Below it a pod may have made entries (hostPath on it): links are
 /// refused.
-pub fn log_dir(log: &Path) -> io::Result<OwnedFd> {
+pub fn open_log_dir(log: &Path) -> io::Result<OwnedFd> {
     let (logs, below) = split_log(log)?;
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
-    Ok(no_symlinks(dir(logs)?, below, flags, 0)?.into())
+    Ok(open_without_symlinks(open_dir(logs)?, below, flags, 0)?.into())
 }
 
-/// Makes the directory that holds the container log `log`, and the pod's; links are refused as in [`log_dir`].
+/// Makes the directory that holds the container log `log`, and the pod's; links are refused as in [`open_log_dir`].
 pub fn make_log_dir(log: &Path) -> io::Result<()> {
     let (logs, below) = split_log(log)?;
-    let mut at = dir(logs)?;
+    let mut at = open_dir(logs)?;
     for part in below {
         match mkdirat(&at, part, Mode::from_bits_truncate(0o755)) {
             Ok(()) | Err(nix::Error::EEXIST) => {}
             Err(e) => return Err(e.into()),
         }
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
-        at = no_symlinks(&at, Path::new(part), flags, 0)?.into();
+        at = open_without_symlinks(&at, Path::new(part), flags, 0)?.into();
     }
     Ok(())
 }
 
 /// Opens the container log `log` for reading: no link on the way below the log directory, and a regular file.
-pub fn log(log: &Path) -> io::Result<File> {
+pub fn open_log(log: &Path) -> io::Result<File> {
     let name = Path::new(log.file_name().unwrap_or_default());
     // A FIFO without writer would block the open.
     let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
-    let file = no_symlinks(log_dir(log)?, name, flags, 0)?;
+    let file = open_without_symlinks(open_log_dir(log)?, name, flags, 0)?;
     if !file.metadata()?.is_file() {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
@@ -119,7 +124,7 @@ fn split_log(log: &Path) -> io::Result<(&Path, &Path)> {
     })
 }
 
-fn resolve(
+fn open_resolved(
     dir: impl AsFd,
     path: &Path,
     flags: OFlag,
@@ -163,16 +168,16 @@ mod tests {
         make_log_dir(&good).expect("made");
         make_log_dir(&good).expect("made already");
         std::fs::write(&good, "text").expect("file");
-        log(&good).expect("a log");
+        open_log(&good).expect("a log");
         symlink("../victim", logs.join("by-pod")).expect("link");
         symlink("../../victim/main", logs.join("pod/by-container")).expect("link");
         symlink("../../../victim/main/0.log", logs.join("pod/main/1.log")).expect("link");
         for path in ["by-pod/main/0.log", "pod/by-container/0.log"] {
             let path = logs.join(path);
             for refused in [
-                log_dir(&path).map(drop),
+                open_log_dir(&path).map(drop),
                 make_log_dir(&path),
-                log(&path).map(drop),
+                open_log(&path).map(drop),
             ] {
                 let errno = refused.expect_err("a link").raw_os_error();
                 assert!(
@@ -181,15 +186,15 @@ mod tests {
                 );
             }
         }
-        assert!(log(&logs.join("pod/main/1.log")).is_err());
-        assert!(log(&logs.join("pod/main")).is_err(), "a directory");
+        assert!(open_log(&logs.join("pod/main/1.log")).is_err());
+        assert!(open_log(&logs.join("pod/main")).is_err(), "a directory");
         nix::unistd::mkfifo(
             &logs.join("pod/main/2.log"),
             Mode::from_bits_truncate(0o600),
         )
         .expect("fifo");
-        assert!(log(&logs.join("pod/main/2.log")).is_err(), "a FIFO");
-        assert!(log_dir(Path::new("0.log")).is_err());
+        assert!(open_log(&logs.join("pod/main/2.log")).is_err(), "a FIFO");
+        assert!(open_log_dir(Path::new("0.log")).is_err());
         std::fs::remove_dir_all(&top).expect("remove");
     }
 
@@ -203,7 +208,7 @@ mod tests {
         symlink("/etc", root.join("abs")).expect("link");
         symlink("etc", root.join("rel")).expect("link");
         symlink("../secret", root.join("up")).expect("link");
-        let from = dir(&root).expect("root");
+        let from = open_dir(&root).expect("root");
         let flags = OFlag::O_RDONLY;
         for (path, below, plain, chrooted) in [
             ("etc/passwd", true, true, true),
@@ -214,16 +219,24 @@ mod tests {
             ("/etc/passwd", false, false, true),
         ] {
             let path = Path::new(path);
-            assert_eq!(beneath(&from, path, flags, 0).is_ok(), below, "{path:?}");
             assert_eq!(
-                no_symlinks(&from, path, flags, 0).is_ok(),
+                open_beneath(&from, path, flags, 0).is_ok(),
+                below,
+                "{path:?}"
+            );
+            assert_eq!(
+                open_without_symlinks(&from, path, flags, 0).is_ok(),
                 plain,
                 "{path:?}"
             );
-            assert_eq!(in_root(&from, path, flags, 0).is_ok(), chrooted, "{path:?}");
+            assert_eq!(
+                open_in_root(&from, path, flags, 0).is_ok(),
+                chrooted,
+                "{path:?}"
+            );
         }
         let made = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_WRONLY;
-        beneath(&from, Path::new("new"), made, 0o640).expect("create");
+        open_beneath(&from, Path::new("new"), made, 0o640).expect("create");
         std::fs::remove_dir_all(&top).expect("remove");
     }
 }

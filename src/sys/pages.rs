@@ -11,7 +11,7 @@ use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, m
 
 /// Bytes of a page: 4 KiB, or up to 64 KiB on some boards. The kernel tells every program.
 #[must_use]
-pub fn bytes() -> u64 {
+pub fn page_size_bytes() -> u64 {
     let told = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE);
     let told = told
         .ok()
@@ -31,7 +31,7 @@ pub struct PageBuffer {
 impl PageBuffer {
     /// Maps at least `len` bytes, rounded up to whole pages (up to 64 KiB each on some boards).
     pub fn map(len: usize) -> nix::Result<Self> {
-        let page = usize::try_from(bytes()).map_err(|_| nix::Error::EINVAL)?;
+        let page = usize::try_from(page_size_bytes()).map_err(|_| nix::Error::EINVAL)?;
         let len = NonZeroUsize::new(len.next_multiple_of(page)).ok_or(nix::Error::EINVAL)?;
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: a new private mapping at an address of the kernel's choice aliases nothing.

@@ -11,10 +11,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 ///
 /// The number may have been given to another process since it was recorded: compare the start time
 /// ([`super::proc::start_time`]) *after* opening. Source: pidfd_open(2), Linux 5.3.
-pub fn open(pid: i32) -> io::Result<OwnedFd> {
+pub fn open_pidfd(pid: i32) -> io::Result<OwnedFd> {
     // SAFETY: two integer arguments; the kernel checks them.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::c_long::from(pid), 0) };
-    let fd = check(fd)?;
+    let fd = check_fd_result(fd)?;
     // SAFETY: the call succeeded, so `fd` is a new descriptor that nobody else owns. It is close-on-exec.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
@@ -31,7 +31,7 @@ pub fn send_signal(pidfd: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
             0,
         )
     };
-    check(result).map(drop)
+    check_fd_result(result).map(drop)
 }
 
 /// Returns true if the process has ended (it may still be a zombie). Never waits.
@@ -42,13 +42,13 @@ pub fn has_ended(pidfd: BorrowedFd<'_>) -> io::Result<bool> {
 }
 
 /// Waits on the executor until the process has ended. Does not reap it.
-pub async fn ended(pidfd: impl AsFd) -> io::Result<()> {
+pub async fn wait_until_ended(pidfd: impl AsFd) -> io::Result<()> {
     // The reactor needs no O_NONBLOCK: nothing is read from a pidfd.
     let watched = async_io::Async::new_nonblocking(pidfd)?;
     watched.readable().await
 }
 
-fn check(result: libc::c_long) -> io::Result<RawFd> {
+fn check_fd_result(result: libc::c_long) -> io::Result<RawFd> {
     if result < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -62,9 +62,9 @@ mod tests {
     #[test]
     fn own_process() {
         let pid = i32::try_from(std::process::id()).expect("pid");
-        let fd = open(pid).expect("open");
+        let fd = open_pidfd(pid).expect("open");
         assert!(!has_ended(fd.as_fd()).expect("poll"));
         send_signal(fd.as_fd(), 0).expect("signal 0 only checks");
-        assert!(open(i32::MAX).is_err());
+        assert!(open_pidfd(i32::MAX).is_err());
     }
 }

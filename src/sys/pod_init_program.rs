@@ -237,7 +237,7 @@ unsafe extern "C" {
     static END: u8;
 }
 
-fn image() -> &'static [u8] {
+fn program_image() -> &'static [u8] {
     let (begin, end) = (&raw const BEGIN, &raw const END);
     let length = end.addr() - begin.addr();
     // SAFETY: the bytes between the two labels, which are constant.
@@ -245,7 +245,7 @@ fn image() -> &'static [u8] {
 }
 
 /// The program in memory, where nobody can change it any more.
-pub fn open() -> io::Result<OwnedFd> {
+pub fn open_program() -> io::Result<OwnedFd> {
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
     let created = match memfd_create(NAME, flags | MAY_RUN) {
         Err(Errno::EINVAL) => memfd_create(NAME, flags),
@@ -256,7 +256,7 @@ pub fn open() -> io::Result<OwnedFd> {
         other => other.into(),
     });
     let mut file = File::from(created?);
-    file.write_all(image())?;
+    file.write_all(program_image())?;
     let seals = SealFlag::F_SEAL_SEAL
         | SealFlag::F_SEAL_SHRINK
         | SealFlag::F_SEAL_GROW
@@ -267,12 +267,12 @@ pub fn open() -> io::Result<OwnedFd> {
 
 /// Becomes the program of [`open`], with these arguments, no environment and no descriptor. From here on nothing is called but
 /// what the program needs. What is blocked and ignored among signals stays so. Returns only an error.
-pub fn run(program: &OwnedFd, args: &[CString]) -> io::Error {
+pub fn exec_program(program: &OwnedFd, args: &[CString]) -> io::Error {
     super::child::close_on_exec_from(0);
     let mut list: Vec<_> = args.iter().map(|arg| arg.as_ptr()).collect();
     list.push(core::ptr::null());
     let environment = [core::ptr::null::<libc::c_char>()];
-    if let Err(e) = confine::allow_only(&calls(program.as_fd())) {
+    if let Err(e) = confine::allow_only_calls(&allowed_calls(program.as_fd())) {
         return e;
     }
     // SAFETY: strings and lists that end with a null, which live until the call returns.
@@ -291,7 +291,7 @@ pub fn run(program: &OwnedFd, args: &[CString]) -> io::Error {
 
 /// All that the program calls, and what it takes to become it and to tell why not: that needs descriptors, which the program
 /// does not have and cannot get.
-fn calls(program: BorrowedFd<'_>) -> Vec<AllowedSyscall> {
+fn allowed_calls(program: BorrowedFd<'_>) -> Vec<AllowedSyscall> {
     let call = |number, first| AllowedSyscall { number, first };
     let fd = u32::try_from(program.as_raw_fd()).unwrap_or(u32::MAX);
     let stdout = libc::STDOUT_FILENO.unsigned_abs();
@@ -331,26 +331,26 @@ mod tests {
 
     #[test]
     fn nobody_changes_it() {
-        let program = open().expect("program");
+        let program = open_program().expect("program");
         let path = format!("/proc/self/fd/{}", program.as_raw_fd());
         let again = File::options().write(true).open(&path);
         let refused = again.and_then(|mut file| file.write_all(b"x"));
         let refused = refused.expect_err("sealed").kind();
         assert_eq!(refused, io::ErrorKind::PermissionDenied);
-        assert_eq!(std::fs::read(path).expect("its bytes"), image());
+        assert_eq!(std::fs::read(path).expect("its bytes"), program_image());
     }
 
     /// Jumps to the code in a child, without an exec: so it also runs where an emulator runs this test.
     #[test]
     fn waits_for_a_signal_to_end() {
-        let program = open().expect("program");
-        let entry: [u8; 4] = image()[ENTRY..ENTRY + 4].try_into().expect("entry");
+        let program = open_program().expect("program");
+        let entry: [u8; 4] = program_image()[ENTRY..ENTRY + 4].try_into().expect("entry");
         let entry = usize::try_from(u32::from_le_bytes(entry) - BASE).expect("entry");
-        assert!(entry < image().len());
+        assert!(entry < program_image().len());
         let mut signals = SigSet::empty();
         signals.add(Signal::SIGTERM);
         signals.add(Signal::SIGINT);
-        let length = NonZeroUsize::new(image().len()).expect("not empty");
+        let length = NonZeroUsize::new(program_image().len()).expect("not empty");
         let rights = ProtFlags::PROT_READ | ProtFlags::PROT_EXEC;
         // SAFETY: a new mapping, nothing is replaced.
         let base = unsafe { mmap(None, length, rights, MapFlags::MAP_PRIVATE, &program, 0) };

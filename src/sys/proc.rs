@@ -69,7 +69,7 @@ pub fn read_small<'b>(path: &str, buffer: &'b mut [u8]) -> io::Result<&'b str> {
 }
 
 /// Numbers of all processes there are, in no order.
-pub fn pids() -> io::Result<Vec<i32>> {
+pub fn list_pids() -> io::Result<Vec<i32>> {
     let entries = std::fs::read_dir("/proc")?;
     Ok(entries
         .flatten()

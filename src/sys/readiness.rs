@@ -37,7 +37,7 @@ impl Wake for ReadinessWaker {
 /// once it is told (PSI, `/proc/self/mounts`) say it only once, and those that stay readable cost a wake-up more.
 ///
 /// - Errors: the descriptor cannot be waited for.
-pub async fn first<T>(file: &Async<T>) -> io::Result<()> {
+pub async fn wait_first_readable<T>(file: &Async<T>) -> io::Result<()> {
     let mut readable = pin!(file.readable());
     let mut asked = None::<Arc<ReadinessWaker>>;
     poll_fn(|cx| match &asked {

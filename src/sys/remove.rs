@@ -22,7 +22,7 @@ use nix::{
 use super::{
     file::rename_new,
     lane::Lane,
-    open::{self, entry},
+    open::{self, open_entry},
 };
 
 /// Directory levels that are descended with one descriptor each; deeper directories are first moved up to the root. A
@@ -33,9 +33,9 @@ const BATCH: usize = 256;
 /// Entries deleted before others have their turn on the lane: about as long as [`super::disk_usage`] counts.
 const SLICE_ENTRIES: usize = 1000;
 
-/// Deletes the file or tree at `path`; the path of its parent is trusted. Missing is success. Errors as [`entry_of`].
-pub fn path(path: &Path) -> io::Result<()> {
-    while !slice_at(path)? {}
+/// Deletes the file or tree at `path`; the path of its parent is trusted. Missing is success. Errors as [`remove_entry`].
+pub fn remove_path(path: &Path) -> io::Result<()> {
+    while !remove_slice_at(path)? {}
     Ok(())
 }
 
@@ -43,24 +43,24 @@ pub fn path(path: &Path) -> io::Result<()> {
 /// runs.
 ///
 /// # Errors
-/// As [`entry_of`].
-pub async fn on(lane: &Lane, path: &Path) -> io::Result<()> {
+/// As [`remove_entry`].
+pub async fn remove_on_lane(lane: &Lane, path: &Path) -> io::Result<()> {
     // Bounded: by the size of the tree, and each step waits for the lane.
     loop {
         let at = path.to_owned();
-        if lane.run(move || slice_at(&at)).await? {
+        if lane.run_job(move || remove_slice_at(&at)).await? {
             return Ok(());
         }
     }
 }
 
-fn slice_at(path: &Path) -> io::Result<bool> {
+fn remove_slice_at(path: &Path) -> io::Result<bool> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
-    match open::dir(parent) {
+    match open::open_dir(parent) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(true),
-        parent => slice_of(parent?, name),
+        parent => remove_slice_of(parent?, name),
     }
 }
 
@@ -69,13 +69,13 @@ fn slice_at(path: &Path) -> io::Result<bool> {
 /// # Errors
 /// `EXDEV` if `name` or something below it is a mount point: nothing behind that mount was touched. Other errors are
 /// those of `unlinkat(2)`. Calling again goes on.
-pub fn entry_of(dir: impl AsFd, name: &OsStr) -> io::Result<()> {
-    while !slice_of(&dir, name)? {}
+pub fn remove_entry(dir: impl AsFd, name: &OsStr) -> io::Result<()> {
+    while !remove_slice_of(&dir, name)? {}
     Ok(())
 }
 
-/// Deletes as [`entry_of`] does, but no more than a slice. Returns true if all of it is gone.
-pub fn slice_of(dir: impl AsFd, name: &OsStr) -> io::Result<bool> {
+/// Deletes as [`remove_entry`] does, but no more than a slice. Returns true if all of it is gone.
+pub fn remove_slice_of(dir: impl AsFd, name: &OsStr) -> io::Result<bool> {
     let dir = dir.as_fd();
     let Some(tree) = unlink_or_open(dir, name)? else {
         return Ok(true);
@@ -88,7 +88,7 @@ pub fn slice_of(dir: impl AsFd, name: &OsStr) -> io::Result<bool> {
     // Bounded: by the slice. Deep directories are moved up to the root.
     loop {
         let before = slice.moved;
-        slice.empty(&tree, 0)?;
+        slice.empty_directory(&tree, 0)?;
         if slice.left == 0 {
             return Ok(false);
         }
@@ -101,10 +101,10 @@ pub fn slice_of(dir: impl AsFd, name: &OsStr) -> io::Result<bool> {
 }
 
 /// Names in the directory behind `fd`, at most [`BATCH`].
-fn names(fd: &OwnedFd) -> io::Result<Vec<OsString>> {
+fn list_batch(fd: &OwnedFd) -> io::Result<Vec<OsString>> {
     // A descriptor of its own: reading moves the position of the open file.
     read_names(
-        entry(fd, Path::new("."), OFlag::O_RDONLY | OFlag::O_DIRECTORY)?.into(),
+        open_entry(fd, Path::new("."), OFlag::O_RDONLY | OFlag::O_DIRECTORY)?.into(),
         BATCH,
     )
 }
@@ -136,7 +136,7 @@ fn unlink_or_open(dir: BorrowedFd<'_>, name: &OsStr) -> io::Result<Option<OwnedF
         Err(Errno::EBUSY) => return Err(Errno::EXDEV.into()),
         Err(e) => return Err(e.into()),
     }
-    match entry(dir, Path::new(name), OFlag::O_RDONLY | OFlag::O_DIRECTORY) {
+    match open_entry(dir, Path::new(name), OFlag::O_RDONLY | OFlag::O_DIRECTORY) {
         // Not a directory after all: the refusal to unlink it stands (an immutable file, for example).
         Err(e) if e.raw_os_error() == Some(Errno::ENOTDIR as i32) => Err(Errno::EPERM.into()),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -162,10 +162,10 @@ struct RemovalSlice<'a> {
 
 impl RemovalSlice<'_> {
     /// Empties `dir`, as far as the slice goes; goes on after an error up to the end of a batch, and returns the first.
-    fn empty(&mut self, dir: &OwnedFd, depth: u32) -> io::Result<()> {
+    fn empty_directory(&mut self, dir: &OwnedFd, depth: u32) -> io::Result<()> {
         loop {
             let before = self.moved;
-            let names = names(dir)?;
+            let names = list_batch(dir)?;
             if names.is_empty() {
                 return Ok(());
             }
@@ -174,7 +174,7 @@ impl RemovalSlice<'_> {
                 if self.left == 0 {
                     break;
                 }
-                if let Err(e) = self.entry(dir.as_fd(), name, depth) {
+                if let Err(e) = self.delete_entry(dir.as_fd(), name, depth) {
                     first_error.get_or_insert(e);
                 }
             }
@@ -188,12 +188,12 @@ impl RemovalSlice<'_> {
         }
     }
 
-    fn entry(&mut self, dir: BorrowedFd<'_>, name: &OsStr, depth: u32) -> io::Result<()> {
+    fn delete_entry(&mut self, dir: BorrowedFd<'_>, name: &OsStr, depth: u32) -> io::Result<()> {
         if let Some(child) = unlink_or_open(dir, name)? {
             if depth >= DEPTH_LIMIT {
-                self.move_up(dir, name, &child)?;
+                self.move_entry_up(dir, name, &child)?;
             } else {
-                self.empty(&child, depth + 1)?;
+                self.empty_directory(&child, depth + 1)?;
                 if self.left == 0 {
                     return Ok(());
                 }
@@ -205,7 +205,12 @@ impl RemovalSlice<'_> {
         Ok(())
     }
 
-    fn move_up(&mut self, dir: BorrowedFd<'_>, name: &OsStr, child: &OwnedFd) -> io::Result<()> {
+    fn move_entry_up(
+        &mut self,
+        dir: BorrowedFd<'_>,
+        name: &OsStr,
+        child: &OwnedFd,
+    ) -> io::Result<()> {
         // No other directory there has this name, unless the container has made it.
         let inode = fstat(child)?.st_ino;
         self.moved += 1;
@@ -248,15 +253,15 @@ mod tests {
         for n in 0..BATCH * 2 + 1 {
             fs::write(tree.join(format!("a/b/{n}")), "").unwrap();
         }
-        path(&tree).unwrap();
+        remove_path(&tree).unwrap();
         assert!(!tree.exists());
         assert!(outside.join("kept").exists());
-        path(&tree).expect("missing is success");
-        path(&tree.join("below")).expect("so is a missing parent");
-        path(&outside.join("kept")).expect("a file");
-        path(&scratch).unwrap();
+        remove_path(&tree).expect("missing is success");
+        remove_path(&tree.join("below")).expect("so is a missing parent");
+        remove_path(&outside.join("kept")).expect("a file");
+        remove_path(&scratch).unwrap();
         assert!(!scratch.exists());
-        assert!(path(Path::new("/")).is_err());
+        assert!(remove_path(Path::new("/")).is_err());
     }
 
     /// Removes a tree too deep for a call, or a descriptor, for each level.
@@ -264,14 +269,16 @@ mod tests {
     fn depth_has_no_limit() {
         const DEPTH: usize = 12_000;
         let scratch = scratch("remove-deep");
-        let mut at = open::dir(&scratch).unwrap();
+        let mut at = open::open_dir(&scratch).unwrap();
         for _ in 0..DEPTH {
             mkdirat(&at, "d", Mode::S_IRWXU).unwrap();
-            at = entry(&at, Path::new("d"), OFlag::O_PATH).unwrap().into();
+            at = open_entry(&at, Path::new("d"), OFlag::O_PATH)
+                .unwrap()
+                .into();
         }
         drop(at);
         let lane = Lane::start("remove").expect("thread");
-        smol::block_on(on(&lane, &scratch)).unwrap();
+        smol::block_on(remove_on_lane(&lane, &scratch)).unwrap();
         assert!(!scratch.exists());
     }
 
@@ -284,10 +291,10 @@ mod tests {
                 fs::write(scratch.join(dir).join(n.to_string()), "").unwrap();
             }
         }
-        let parent = open::dir(scratch.parent().unwrap()).unwrap();
+        let parent = open::open_dir(scratch.parent().unwrap()).unwrap();
         let name = scratch.file_name().unwrap();
         let mut slices = 1;
-        while !slice_of(&parent, name).unwrap() {
+        while !remove_slice_of(&parent, name).unwrap() {
             slices += 1;
         }
         // Three directories with as many entries as a slice, and the root.

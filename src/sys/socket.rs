@@ -9,7 +9,7 @@ use std::os::unix::net::UnixListener;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockFlag, accept4, recvmsg};
 
 /// Takes a waiting connection; `WouldBlock` if there is none. The new socket is non-blocking and close-on-exec.
-pub fn accept(listener: impl AsFd) -> io::Result<OwnedFd> {
+pub fn accept_connection(listener: impl AsFd) -> io::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let fd = accept4(listener.as_fd().as_raw_fd(), flags)?;
     // SAFETY: the call succeeded: a new descriptor that nobody else owns.
@@ -17,7 +17,7 @@ pub fn accept(listener: impl AsFd) -> io::Result<OwnedFd> {
 }
 
 /// The socket that a service manager has handed over, which listens. To be called once. Source: sd_listen_fds(3).
-pub fn handed_over() -> io::Result<UnixListener> {
+pub fn take_handed_listener() -> io::Result<UnixListener> {
     const FIRST: RawFd = 3;
     // SAFETY: descriptors from this one on are the caller's, as sd_listen_fds(3) says; nothing in this program has taken it.
     let socket = unsafe { OwnedFd::from_raw_fd(FIRST) };
@@ -32,7 +32,7 @@ pub fn handed_over() -> io::Result<UnixListener> {
 
 /// Makes a close of `socket` drop the data that the peer has not taken yet; the peer hears of it at once (`SO_LINGER`).
 /// Source: socket(7).
-pub fn forget_unsent(socket: RawFd) -> io::Result<()> {
+pub fn drop_unsent_on_close(socket: RawFd) -> io::Result<()> {
     let at_once = libc::linger {
         l_onoff: 1,
         l_linger: 0,
@@ -109,7 +109,7 @@ pub fn tcp_counts(socket: RawFd) -> io::Result<TcpCounts> {
 /// Receives one descriptor that the peer sends along with some bytes (`SCM_RIGHTS`), which are dropped. Close-on-exec.
 /// Source: unix(7).
 pub fn receive_fd(socket: impl AsFd) -> io::Result<OwnedFd> {
-    let (_, fd) = receive(socket, &mut [0; 4096])?;
+    let (_, fd) = receive_with_fd(socket, &mut [0; 4096])?;
     fd.ok_or_else(|| io::Error::other("no descriptor came"))
 }
 
@@ -117,7 +117,7 @@ pub fn receive_fd(socket: impl AsFd) -> io::Result<OwnedFd> {
 const MAX_FDS: usize = 253;
 
 /// Receives bytes, and the first descriptor that came along with them; others are closed. Source: unix(7).
-pub fn receive(socket: impl AsFd, data: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+pub fn receive_with_fd(socket: impl AsFd, data: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     let mut parts = [IoSliceMut::new(data)];
     let mut space = nix::cmsg_space!([RawFd; MAX_FDS]);
     let flags = MsgFlags::MSG_CMSG_CLOEXEC;
@@ -183,7 +183,7 @@ mod tests {
             let sent = sendmsg::<()>(theirs.as_raw_fd(), &parts, &rights, MsgFlags::empty(), None);
             assert_eq!(sent, Ok(1));
             drop((kept, closed));
-            let (bytes, came) = receive(&ours, &mut [0; 8]).expect("a message");
+            let (bytes, came) = receive_with_fd(&ours, &mut [0; 8]).expect("a message");
             assert_eq!(bytes, 1);
             // The input ends once no process can write any more. The time only bounds a failure.
             let mut look = [PollFd::new(second.as_fd(), PollFlags::POLLIN)];

@@ -70,7 +70,7 @@ struct SpawnCall<'a> {
 /// descriptor but those named.
 ///
 /// - Errors: what failed before or at the exec; no child is left then.
-pub(super) fn spawn(program: &SpawnProgram<'_>) -> io::Result<Pid> {
+pub(super) fn spawn_program(program: &SpawnProgram<'_>) -> io::Result<Pid> {
     let args = pointers(program.args);
     let env = pointers(program.env);
     let stack = ChildStack::new()?;
@@ -90,8 +90,8 @@ pub(super) fn spawn(program: &SpawnProgram<'_>) -> io::Result<Pid> {
     // is the child's alone.
     let pid = unsafe {
         libc::clone(
-            child,
-            stack.top(),
+            run_child,
+            stack.stack_top(),
             libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD,
             (&raw mut call).cast(),
         )
@@ -119,10 +119,10 @@ fn pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
 }
 
 /// Runs in the child between clone and exec: system calls only, no allocation, no lock, no panic.
-extern "C" fn child(call: *mut libc::c_void) -> libc::c_int {
+extern "C" fn run_child(call: *mut libc::c_void) -> libc::c_int {
     // SAFETY: what `spawn` passed; the thread that owns it stands still.
     let call = unsafe { &mut *call.cast::<SpawnCall<'_>>() };
-    let errno = match prepare(call) {
+    let errno = match prepare_child(call) {
         Ok(()) => {
             // SAFETY: strings and lists that end with a null and live in the waiting caller.
             unsafe { libc::execve(call.program.path.as_ptr(), call.args, call.env) };
@@ -137,7 +137,7 @@ extern "C" fn child(call: *mut libc::c_void) -> libc::c_int {
     unsafe { libc::_exit(FAILED) }
 }
 
-fn prepare(call: &SpawnCall<'_>) -> io::Result<()> {
+fn prepare_child(call: &SpawnCall<'_>) -> io::Result<()> {
     let program = call.program;
     for mut procs in program.procs {
         // "0" is the writer itself.
@@ -187,7 +187,7 @@ impl ChildStack {
     }
 
     /// Stacks grow downwards on every architecture this runs on; a multiple of the page size is aligned well enough.
-    fn top(&self) -> *mut libc::c_void {
+    fn stack_top(&self) -> *mut libc::c_void {
         // SAFETY: one past the end of the mapping.
         unsafe { self.base.as_ptr().byte_add(Self::BYTES.get()) }
     }

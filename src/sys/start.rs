@@ -16,7 +16,7 @@ pub const MAX_ARGS: usize = 31;
 ///
 /// # Safety
 /// `argv` is what the C library passed to `main` with `argc`: that many pointers to strings that are never changed.
-pub unsafe fn args(
+pub unsafe fn process_args(
     argc: c_int,
     argv: *const *const c_char,
 ) -> impl Iterator<Item = &'static CStr> + Clone {
@@ -31,7 +31,7 @@ pub unsafe fn args(
 }
 
 /// Does what the Rust runtime does before `main`: opens descriptors 0 to 2 if they are closed, and ignores SIGPIPE.
-pub fn as_runtime() {
+pub fn set_up_like_runtime() {
     for fd in 0..3 {
         // SAFETY: integer arguments only.
         let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
@@ -46,7 +46,7 @@ pub fn as_runtime() {
 
 /// Goes on in a child process with a session of its own; the parent ends at once with code 0. The caller's process has
 /// one thread.
-pub fn into_background() -> io::Result<()> {
+pub fn continue_in_background() -> io::Result<()> {
     // SAFETY: the process has one thread, so the child finds no lock held.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
@@ -63,7 +63,11 @@ pub fn into_background() -> io::Result<()> {
 ///
 /// The new process is killed if its parent dies. An exec that fails ends the child with code 127 and a line of text on
 /// its standard error. Each of `stdio` is above 2.
-pub fn spawn(argv: &[&CStr], env: &[&CStr], stdio: [BorrowedFd<'_>; 3]) -> io::Result<i32> {
+pub fn spawn_with_stdio(
+    argv: &[&CStr],
+    env: &[&CStr],
+    stdio: [BorrowedFd<'_>; 3],
+) -> io::Result<i32> {
     let argv = pointers(argv)?;
     let env = pointers(env)?;
     // SAFETY: the child makes system calls only until it executes or ends.
@@ -80,7 +84,7 @@ pub fn spawn(argv: &[&CStr], env: &[&CStr], stdio: [BorrowedFd<'_>; 3]) -> io::R
             let _ = empty.thread_set_mask();
             // SAFETY: both arrays hold C strings and end with a null pointer.
             unsafe { libc::execve(argv[0], argv.as_ptr(), env.as_ptr()) };
-            complain();
+            report_errno();
             // SAFETY: ends the process without running anything of it.
             unsafe { libc::_exit(127) }
         }
@@ -89,7 +93,7 @@ pub fn spawn(argv: &[&CStr], env: &[&CStr], stdio: [BorrowedFd<'_>; 3]) -> io::R
 }
 
 /// Reaps one child that has ended, for any reason. `None`: none has, or there is no child.
-pub fn reap() -> Option<(i32, ExitStatus)> {
+pub fn reap_child() -> Option<(i32, ExitStatus)> {
     let mut status = 0;
     loop {
         // SAFETY: the kernel writes one integer through the pointer, which is valid for the call.
@@ -140,7 +144,7 @@ fn pointers(texts: &[&CStr]) -> io::Result<[*const c_char; MAX_ARGS + 1]> {
 }
 
 /// Between fork and exec nothing may be allocated: the error's number must do.
-fn complain() {
+fn report_errno() {
     let mut number = nix::Error::last_raw();
     let mut text = *b"cannot execute the runtime: errno 000\n";
     let digits = text.len() - 1;
@@ -154,7 +158,7 @@ fn complain() {
 
 /// Waits until one of `fds` is ready or `timeout_ms` is over (-1: for ever). Entries with a negative `fd` are skipped.
 /// A signal ends the wait with nothing ready. Source: poll(2).
-pub fn poll(fds: &mut [libc::pollfd], timeout_ms: i32) -> io::Result<usize> {
+pub fn poll_fds(fds: &mut [libc::pollfd], timeout_ms: i32) -> io::Result<usize> {
     let count = libc::nfds_t::try_from(fds.len()).unwrap_or(0);
     // SAFETY: the pointer and count are those of `fds`.
     let ready = unsafe { libc::poll(fds.as_mut_ptr(), count, timeout_ms) };
@@ -198,7 +202,7 @@ mod tests {
         ] {
             let null = File::open("/dev/null").expect("null");
             let (mut reader, writer) = io::pipe().expect("pipe");
-            let pid = spawn(
+            let pid = spawn_with_stdio(
                 &argv,
                 &[c"A=b"],
                 [null.as_fd(), null.as_fd(), writer.as_fd()],
@@ -221,7 +225,7 @@ mod tests {
     fn raw_arguments() {
         let texts = [c"picolet".as_ptr(), c"shim".as_ptr(), core::ptr::null()];
         // SAFETY: two constant strings and a null pointer.
-        let found: Vec<_> = unsafe { args(3, texts.as_ptr()) }.collect();
+        let found: Vec<_> = unsafe { process_args(3, texts.as_ptr()) }.collect();
         assert_eq!(found, [c"picolet", c"shim"]);
     }
 }

@@ -12,7 +12,7 @@ use nix::sys::{
 use super::readiness;
 use crate::api::MonoTime;
 
-/// Expires at a time of [`mono`](super::clock::mono). If the machine is suspended beyond that time, it expires as the machine
+/// Expires at a time of [`mono_now`](super::clock::mono). If the machine is suspended beyond that time, it expires as the machine
 /// goes on.
 #[derive(Debug)]
 pub struct KernelTimer(Async<TimerFd>);
@@ -26,7 +26,7 @@ impl KernelTimer {
     }
 
     /// Sets it to `deadline`, if there is one. An earlier deadline does not count any more.
-    pub fn set(&self, deadline: Option<MonoTime>) -> io::Result<()> {
+    pub fn set_deadline(&self, deadline: Option<MonoTime>) -> io::Result<()> {
         let timer = self.0.get_ref();
         let Some(deadline) = deadline else {
             return Ok(timer.unset()?);
@@ -41,8 +41,8 @@ impl KernelTimer {
     }
 
     /// Waits until it has expired, or a little less: the caller looks at the clock. It stays expired until it is set anew.
-    pub async fn expired(&self) -> io::Result<()> {
-        readiness::first(&self.0).await
+    pub async fn wait_until_expired(&self) -> io::Result<()> {
+        readiness::wait_first_readable(&self.0).await
     }
 }
 
@@ -56,19 +56,21 @@ mod tests {
     fn expires_at_a_time_of_the_clock_of_deadlines() {
         block_on(async {
             let timer = KernelTimer::new().expect("timer");
-            timer.set(Some(MonoTime(u64::MAX / 2))).expect("set");
-            assert!(poll_once(timer.expired()).await.is_none());
+            timer
+                .set_deadline(Some(MonoTime(u64::MAX / 2)))
+                .expect("set");
+            assert!(poll_once(timer.wait_until_expired()).await.is_none());
 
-            let deadline = clock::mono() + Duration::from_millis(20);
-            timer.set(Some(deadline)).expect("set");
-            while clock::mono() < deadline {
-                timer.expired().await.expect("expired");
+            let deadline = clock::mono_now() + Duration::from_millis(20);
+            timer.set_deadline(Some(deadline)).expect("set");
+            while clock::mono_now() < deadline {
+                timer.wait_until_expired().await.expect("expired");
             }
             // And at once for a time that has passed; but not after it is unset.
-            timer.set(Some(MonoTime(0))).expect("set");
-            timer.expired().await.expect("expired");
-            timer.set(None).expect("unset");
-            assert!(poll_once(timer.expired()).await.is_none());
+            timer.set_deadline(Some(MonoTime(0))).expect("set");
+            timer.wait_until_expired().await.expect("expired");
+            timer.set_deadline(None).expect("unset");
+            assert!(poll_once(timer.wait_until_expired()).await.is_none());
         });
     }
 }

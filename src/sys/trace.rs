@@ -52,17 +52,17 @@ struct SyscallInfo {
 
 /// Starts `command`, writes `task` and a newline to its standard input once every thread is traced, and tells each call
 /// of every thread that returns. The thread that made it stands still meanwhile. Returns whether it ended with code 0.
-pub(crate) fn watch(
+pub(crate) fn trace_command(
     mut command: Command,
     task: &str,
     told: &mut dyn FnMut(&TracedCall),
 ) -> io::Result<bool> {
     let mut child = command.stdin(Stdio::piped()).spawn()?;
-    let traced = TracedProcess::begin(&child)?;
+    let traced = TracedProcess::begin_tracing(&child)?;
     let mut input = child.stdin.take().expect("a pipe");
     writeln!(input, "{task}")?;
     drop(input);
-    traced.follow(told)
+    traced.follow_threads(told)
 }
 
 struct TracedProcess {
@@ -72,7 +72,7 @@ struct TracedProcess {
 }
 
 impl TracedProcess {
-    fn begin(child: &Child) -> io::Result<Self> {
+    fn begin_tracing(child: &Child) -> io::Result<Self> {
         let main = i32::try_from(child.id()).expect("a pid");
         // More threads may come while they are listed; those of a traced thread are traced.
         let mut known = Vec::new();
@@ -85,12 +85,12 @@ impl TracedProcess {
                     known.push(thread);
                     fresh += 1;
                     let options = PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACECLONE | PTRACE_O_EXITKILL;
-                    match ptrace(PTRACE_SEIZE, thread, 0, options) {
+                    match call_ptrace(PTRACE_SEIZE, thread, 0, options) {
                         // Traced already: its maker was.
                         Err(e) if e.raw_os_error() == Some(libc::EPERM) => continue,
                         seized => seized?,
                     }
-                    ptrace(PTRACE_INTERRUPT, thread, 0, 0)?;
+                    call_ptrace(PTRACE_INTERRUPT, thread, 0, 0)?;
                 }
             }
             if fresh == 0 {
@@ -103,7 +103,7 @@ impl TracedProcess {
         })
     }
 
-    fn follow(mut self, told: &mut dyn FnMut(&TracedCall)) -> io::Result<bool> {
+    fn follow_threads(mut self, told: &mut dyn FnMut(&TracedCall)) -> io::Result<bool> {
         loop {
             // Children of this thread only: others of this process wait for their own.
             let flags = WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD;
@@ -115,7 +115,7 @@ impl TracedProcess {
                     return Ok(false);
                 }
                 Ok(WaitStatus::PtraceSyscall(pid)) => {
-                    self.stopped(pid.as_raw(), told)?;
+                    self.handle_stop(pid.as_raw(), told)?;
                     (pid, None)
                 }
                 Ok(WaitStatus::PtraceEvent(pid, ..)) => (pid, None),
@@ -124,7 +124,7 @@ impl TracedProcess {
                 Err(e) => return Err(e.into()),
             };
             let signal = signal.map_or(0, |s: Signal| s as usize);
-            match ptrace(PTRACE_SYSCALL, thread.as_raw(), 0, signal) {
+            match call_ptrace(PTRACE_SYSCALL, thread.as_raw(), 0, signal) {
                 // The thread was killed meanwhile; the next wait tells it.
                 Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {}
                 done => done?,
@@ -132,10 +132,10 @@ impl TracedProcess {
         }
     }
 
-    fn stopped(&mut self, thread: i32, told: &mut dyn FnMut(&TracedCall)) -> io::Result<()> {
+    fn handle_stop(&mut self, thread: i32, told: &mut dyn FnMut(&TracedCall)) -> io::Result<()> {
         let mut info = SyscallInfo::default();
         let address = ptr::from_mut(&mut info) as usize;
-        ptrace(
+        call_ptrace(
             PTRACE_GET_SYSCALL_INFO,
             thread,
             size_of::<SyscallInfo>(),
@@ -158,7 +158,7 @@ impl TracedProcess {
     }
 }
 
-fn ptrace(request: u32, thread: i32, address: usize, data: usize) -> io::Result<()> {
+fn call_ptrace(request: u32, thread: i32, address: usize, data: usize) -> io::Result<()> {
     // SAFETY: only requests whose `data` is a number or points to a buffer of `address` bytes that outlives the call.
     let done = unsafe {
         // Signed in one C library, unsigned in the other.

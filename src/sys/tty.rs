@@ -31,7 +31,7 @@ pub fn set_window_size(fd: BorrowedFd<'_>, columns: u16, rows: u16) -> nix::Resu
 }
 
 /// Opens the terminal whose master is `fd`, wherever its name may be. It becomes no controlling terminal. Linux 4.13.
-pub fn slave(fd: BorrowedFd<'_>) -> nix::Result<OwnedFd> {
+pub fn open_slave(fd: BorrowedFd<'_>) -> nix::Result<OwnedFd> {
     let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
     // SAFETY: TIOCGPTPEER takes flags of open(2) and no pointer.
     let answer = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCGPTPEER, flags) };

@@ -4,6 +4,6 @@
 //! can keep busy gives the others their turn; `tests/turns.rs` checks that.
 
 /// Lets all other tasks have their turn, and the reactor look for ready descriptors, before the caller goes on.
-pub async fn give() {
+pub async fn yield_to_others() {
     smol::future::yield_now().await;
 }

@@ -40,7 +40,7 @@ const DATA_TMP: &str = "..data_tmp";
 ///
 /// - Shape: of two files with one path the later wins.
 /// - Errors: the generation that was published before stays as it is.
-pub(super) fn publish(
+pub(super) fn publish_files(
     volume: &Path,
     files: &[ProjectedFile],
     own: impl FnOnce() -> Result<(), VolumeErrorCause>,
@@ -49,19 +49,19 @@ pub(super) fn publish(
     for file in files {
         payload.insert(check_path(&file.path)?, file);
     }
-    let current = current(volume).step("failed to read the volume")?;
+    let current = current_payload(volume).at_step("failed to read the volume")?;
     let same = current
         .as_ref()
-        .is_some_and(|name| is_same(&volume.join(name), &payload).unwrap_or(false));
+        .is_some_and(|name| is_same_payload(&volume.join(name), &payload).unwrap_or(false));
     if !same {
-        let new = write_payload(volume, &payload).step("failed to write the volume's files")?;
+        let new = write_payload(volume, &payload).at_step("failed to write the volume's files")?;
         own()?;
-        switch(volume, &new).step("failed to publish the volume's files")?;
+        switch_data_link(volume, &new).at_step("failed to publish the volume's files")?;
     }
-    link_names(volume, &payload).step("failed to link the volume's files")?;
+    update_visible_links(volume, &payload).at_step("failed to link the volume's files")?;
     if !same {
         // Also what an agent left that died half way.
-        remove_old(volume).step("failed to remove the volume's former files")?;
+        remove_old(volume).at_step("failed to remove the volume's former files")?;
     }
     Ok(!same)
 }
@@ -70,7 +70,7 @@ pub(super) fn publish(
 pub(super) fn make_nested(volume: &Path, nested: &[String]) -> Result<(), VolumeErrorCause> {
     for path in nested {
         mkdir_all(&volume.join(check_path(path)?), 0o755)
-            .step("failed to make a mount point inside the volume")?;
+            .at_step("failed to make a mount point inside the volume")?;
     }
     Ok(())
 }
@@ -115,7 +115,7 @@ fn check_path(text: &str) -> Result<PathBuf, VolumeErrorCause> {
 }
 
 /// Name of the published payload directory.
-fn current(volume: &Path) -> io::Result<Option<PathBuf>> {
+fn current_payload(volume: &Path) -> io::Result<Option<PathBuf>> {
     match fs::read_link(volume.join(DATA)) {
         Ok(target) => {
             let plain = target.components().count() == 1
@@ -129,7 +129,10 @@ fn current(volume: &Path) -> io::Result<Option<PathBuf>> {
 }
 
 /// Returns true if directory `published` holds exactly `payload`. Modes do not count.
-fn is_same(published: &Path, payload: &BTreeMap<PathBuf, &ProjectedFile>) -> io::Result<bool> {
+fn is_same_payload(
+    published: &Path,
+    payload: &BTreeMap<PathBuf, &ProjectedFile>,
+) -> io::Result<bool> {
     for (path, file) in payload {
         let path = published.join(path);
         let status = fs::symlink_metadata(&path)?;
@@ -168,21 +171,22 @@ fn write_payload(
     volume: &Path,
     payload: &BTreeMap<PathBuf, &ProjectedFile>,
 ) -> io::Result<PathBuf> {
-    file::change(volume)?;
+    file::mark_change(volume)?;
     let name = new_directory(volume)?;
     let base = volume.join(&name);
     let written = payload
         .iter()
         .try_for_each(|(path, file)| write_file(&base.join(path), file));
     if let Err(e) = written {
-        let _ = beneath::dir(volume).and_then(|dir| remove::entry_of(dir, name.as_os_str()));
+        let _ =
+            beneath::open_dir(volume).and_then(|dir| remove::remove_entry(dir, name.as_os_str()));
         return Err(e);
     }
     Ok(name)
 }
 
 fn new_directory(volume: &Path) -> io::Result<PathBuf> {
-    let wall = clock::wall().0;
+    let wall = clock::wall_now().0;
     let now = OffsetDateTime::from_unix_timestamp_nanos(i128::from(wall))
         .unwrap_or(OffsetDateTime::UNIX_EPOCH);
     let stamp = format!(
@@ -222,24 +226,27 @@ fn write_file(path: &Path, file: &ProjectedFile) -> io::Result<()> {
     out.set_permissions(Permissions::from_mode(file.mode & 0o7777))
 }
 
-fn switch(volume: &Path, new: &Path) -> io::Result<()> {
+fn switch_data_link(volume: &Path, new: &Path) -> io::Result<()> {
     let tmp = volume.join(DATA_TMP);
     match fs::remove_file(&tmp) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
         _ => {}
     }
-    file::change(&tmp)?;
+    file::mark_change(&tmp)?;
     symlink(new, &tmp)?;
     crash::point("volume.payload-written");
     fs::rename(tmp, volume.join(DATA))
 }
 
 /// Adds the missing visible links, then removes those of names that are gone.
-fn link_names(volume: &Path, payload: &BTreeMap<PathBuf, &ProjectedFile>) -> io::Result<()> {
+fn update_visible_links(
+    volume: &Path,
+    payload: &BTreeMap<PathBuf, &ProjectedFile>,
+) -> io::Result<()> {
     let tops: BTreeSet<&Path> = payload
         .keys()
         .filter_map(|path| path.iter().next().map(Path::new))
-        .gather();
+        .gather_items();
     for top in &tops {
         let link = volume.join(top);
         let target = Path::new(DATA).join(top);
@@ -266,8 +273,8 @@ fn link_names(volume: &Path, payload: &BTreeMap<PathBuf, &ProjectedFile>) -> io:
 }
 
 fn remove_old(volume: &Path) -> io::Result<()> {
-    let keep = current(volume)?;
-    let dir = beneath::dir(volume)?;
+    let keep = current_payload(volume)?;
+    let dir = beneath::open_dir(volume)?;
     for entry in fs::read_dir(volume)? {
         let entry = entry?;
         let name = entry.file_name();
@@ -275,7 +282,7 @@ fn remove_old(volume: &Path) -> io::Result<()> {
             && entry.file_type()?.is_dir()
             && keep.as_deref() != Some(Path::new(&name))
         {
-            remove::entry_of(&dir, &name)?;
+            remove::remove_entry(&dir, &name)?;
         }
     }
     Ok(())
@@ -300,7 +307,7 @@ mod tests {
     }
 
     fn publish_plain(volume: &Path, files: &[ProjectedFile]) -> Result<bool, VolumeErrorCause> {
-        publish(volume, files, || Ok(()))
+        publish_files(volume, files, || Ok(()))
     }
 
     fn listing(volume: &Path) -> Vec<String> {
@@ -420,7 +427,7 @@ mod tests {
         let scratch = Scratch::new();
         let volume = scratch.path();
         publish_plain(volume, &[file("a", "1")]).unwrap();
-        let refused = publish(volume, &[file("a", "2")], || {
+        let refused = publish_files(volume, &[file("a", "2")], || {
             Err(VolumeErrorCause::Refused("no".into()))
         });
         assert_eq!(refused.unwrap_err().to_string(), "no");
@@ -449,7 +456,7 @@ mod tests {
             });
             while !done.load(Ordering::Acquire) {
                 // A directory opened through the switch is one generation, whole, or deleted under the reader's feet.
-                let Ok(payload) = beneath::dir(&volume.join(DATA)) else {
+                let Ok(payload) = beneath::open_dir(&volume.join(DATA)) else {
                     continue;
                 };
                 let read = |name| fs::read_to_string(beneath::fd_path(&payload).join(name));

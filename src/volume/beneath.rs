@@ -9,17 +9,17 @@ use std::{
 use nix::{errno::Errno, fcntl::OFlag};
 
 use crate::sys::open;
-pub(super) use crate::sys::open::dir;
+pub(super) use crate::sys::open::open_dir;
 
 /// Opens `path` below `root`. Symbolic links are followed as long as they stay below `root`; absolute ones and `..`
 /// above it fail with EXDEV.
 pub(super) fn open_beneath(root: impl AsFd, path: &Path, flags: OFlag) -> io::Result<OwnedFd> {
-    open::beneath(root, path, flags, 0).map(OwnedFd::from)
+    open::open_beneath(root, path, flags, 0).map(OwnedFd::from)
 }
 
 /// Opens entry `name` of `dir` itself: no symbolic link is followed (ELOOP) and no mount point entered (EXDEV).
 pub(super) fn open_child(dir: impl AsFd, name: &Path, flags: OFlag) -> io::Result<OwnedFd> {
-    open::entry(dir, name, flags).map(OwnedFd::from)
+    open::open_entry(dir, name, flags).map(OwnedFd::from)
 }
 
 /// Returns true if `path` is a mount point (bind mounts too), without reading the mount table; its parent's path is
@@ -28,7 +28,7 @@ pub(super) fn is_mount_point(path: &Path) -> io::Result<bool> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Ok(true);
     };
-    match dir(parent).and_then(|parent| open_child(parent, Path::new(name), OFlag::O_PATH)) {
+    match open_dir(parent).and_then(|parent| open_child(parent, Path::new(name), OFlag::O_PATH)) {
         Ok(_) => Ok(false),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(e) if e.raw_os_error() == Some(Errno::EXDEV as i32) => Ok(true),
@@ -42,6 +42,6 @@ pub(super) fn fd_path(fd: &OwnedFd) -> PathBuf {
 }
 
 /// Status of what `fd` has open.
-pub(super) fn metadata(fd: &OwnedFd) -> io::Result<fs::Metadata> {
+pub(super) fn fd_metadata(fd: &OwnedFd) -> io::Result<fs::Metadata> {
     fs::File::from(fd.try_clone()?).metadata()
 }

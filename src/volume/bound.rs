@@ -38,30 +38,30 @@ impl Volumes {
             )));
         }
         let dir = self.volume_dir(uid, plugin::LOCAL, name);
-        if !mount::is_mount_point(&dir).step("failed to read the mount table")? {
-            let found = fs::metadata(source).step("failed to find the local volume")?;
+        if !mount::is_mount_point(&dir).at_step("failed to read the mount table")? {
+            let found = fs::metadata(source).at_step("failed to find the local volume")?;
             if !found.is_dir() {
                 return Err(VolumeErrorCause::Refused(format!(
                     "local volume {path} is not a directory"
                 )));
             }
-            mkdir_all(&dir, MODE).step("failed to make the mount point")?;
+            mkdir_all(&dir, MODE).at_step("failed to make the mount point")?;
             if let Some((group, policy)) = fs_group {
                 if self
                     .is_shown_by_another(uid, source)
-                    .step("failed to read the mount table")?
+                    .at_step("failed to read the mount table")?
                 {
                     // The other pod works with the files as they are.
-                    warnings.extend(not_shareable(name, group, found.gid()));
+                    warnings.extend(group_conflict_warning(name, group, found.gid()));
                 } else if !read_only {
                     // Owners are changed at the directory itself: the mount may be for reading only.
-                    fs_group::apply(source, group, policy, false)?;
+                    fs_group::apply_fs_group(source, group, policy, false)?;
                 }
             }
-            mount::bind(source, &dir, false).step("failed to mount the local volume")?;
+            mount::bind_mount(source, &dir, false).at_step("failed to mount the local volume")?;
             if read_only && let Err(e) = mount::remount_read_only(&dir) {
                 let _ = mount::unmount(&dir);
-                return Err(e).step("failed to make the local volume read-only");
+                return Err(e).at_step("failed to make the local volume read-only");
             }
         }
         Ok(MountedVolume {
@@ -74,14 +74,14 @@ impl Volumes {
     /// Returns true if another pod shows the directory `source`.
     fn is_shown_by_another(&self, uid: &PodUid, source: &Path) -> io::Result<bool> {
         let source = fs::canonicalize(source)?;
-        let Some(on) = mount::holding(&source)? else {
+        let Some(on) = mount::mount_holding(&source)? else {
             return Ok(false);
         };
         let root = source
             .strip_prefix(&on.target)
             .map_or_else(|_| on.root.clone(), |below| on.root.join(below));
         let of = |m: &MountEntry| -> Option<PodUid> {
-            let (pod, plugin) = of_plugin(m.target.strip_prefix(&self.pods).ok()?)?;
+            let (pod, plugin) = parse_plugin_path(m.target.strip_prefix(&self.pods).ok()?)?;
             (plugin == plugin::LOCAL).then(|| pod.into())
         };
         let mut found = false;
@@ -146,7 +146,7 @@ impl Volumes {
 }
 
 /// The pod and the plugin of a volume, of its path below the directory of all pods.
-fn of_plugin(below: &Path) -> Option<(&str, &str)> {
+fn parse_plugin_path(below: &Path) -> Option<(&str, &str)> {
     let mut parts = below.iter().map(|part| part.to_str());
     let (pod, volumes, plugin) = (parts.next()??, parts.next()??, parts.next()??);
     (volumes == VOLUMES).then_some((pod, plugin))
@@ -155,7 +155,7 @@ fn of_plugin(below: &Path) -> Option<(&str, &str)> {
 /// Warns of a directory that another pod uses, if that one has it for another group.
 ///
 /// Source: kubelet `pkg/volume/local/local.go`.
-fn not_shareable(name: &str, wanted: u32, group: u32) -> Option<VolumeWarning> {
+fn group_conflict_warning(name: &str, wanted: u32, group: u32) -> Option<VolumeWarning> {
     (wanted != group).then(|| {
         let message = format!(
             "The requested fsGroup is {wanted}, but the volume {name} has GID {group}. \
@@ -207,7 +207,10 @@ mod tests {
         let mut request = pod(vec![local(&disk, false)]);
         request.fs_group = Some(4321);
         for _ in 0..2 {
-            let mounted = volumes.set_up(&request).into_result().expect("mounted");
+            let mounted = volumes
+                .set_up_volumes(&request)
+                .into_result()
+                .expect("mounted");
             let dir = &mounted["v"].host_path;
             assert!(
                 dir.ends_with("volumes/kubernetes.io~local-volume/pv-1"),
@@ -217,18 +220,18 @@ mod tests {
             assert_eq!(mount::mounts_below(dir).expect("mounts").len(), 1, "once");
         }
         // MET-12
-        let locals = volumes.locals(&uid());
+        let locals = volumes.local_volumes(&uid());
         let [(name, figures)] = &locals[..] else {
             panic!("one: {locals:?}");
         };
         assert_eq!(name, "pv-1");
         assert!(figures.capacity_bytes > 0 && figures.capacity_bytes >= figures.free_bytes);
         assert_eq!(fs::metadata(disk.join("kept")).expect("stat").gid(), 4321);
-        volumes.tear_down(&uid()).expect("torn down");
-        assert_eq!(volumes.locals(&uid()), []);
+        volumes.tear_down_pod(&uid()).expect("torn down");
+        assert_eq!(volumes.local_volumes(&uid()), []);
         assert!(disk.join("kept").exists(), "its data is not the pod's");
         let mounted = volumes
-            .set_up(&pod(vec![local(&disk, true)]))
+            .set_up_volumes(&pod(vec![local(&disk, true)]))
             .into_result()
             .expect("mounted");
         let written = fs::write(mounted["v"].host_path.join("new"), "x");
@@ -236,14 +239,14 @@ mod tests {
             written.map_err(|e| e.kind()),
             Err(io::ErrorKind::ReadOnlyFilesystem)
         );
-        volumes.tear_down(&uid()).expect("torn down");
+        volumes.tear_down_pod(&uid()).expect("torn down");
         for (path, want) in [
             (disk.join("none"), "failed to find the local volume"),
             (disk.join("kept"), "is not a directory"),
             (disk.join("../disk"), "invalid path"),
         ] {
             let error = volumes
-                .set_up(&pod(vec![local(&path, false)]))
+                .set_up_volumes(&pod(vec![local(&path, false)]))
                 .into_result();
             let error = error.expect_err("refused").to_string();
             assert!(error.contains(want), "{error}");
@@ -264,7 +267,7 @@ mod tests {
             let mut request = pod(vec![local(path, false)]);
             request.uid = uid.into();
             request.fs_group = Some(group);
-            let set_up = volumes.set_up(&request);
+            let set_up = volumes.set_up_volumes(&request);
             let warnings = set_up.warnings.clone();
             set_up.into_result().expect("mounted");
             warnings
@@ -283,11 +286,11 @@ mod tests {
         assert_eq!(of("d", 3000, &disk.join("deep")), []);
         assert_eq!([gid(&disk), gid(&disk.join("deep"))], [1000, 3000]);
         for uid in ["a", "b", "c", "d"] {
-            volumes.tear_down(&uid.into()).expect("torn down");
+            volumes.tear_down_pod(&uid.into()).expect("torn down");
         }
         assert_eq!(of("b", 2000, &disk), [], "the others are gone");
         assert_eq!(gid(&disk), 2000);
-        volumes.tear_down(&"b".into()).expect("torn down");
+        volumes.tear_down_pod(&"b".into()).expect("torn down");
     }
 
     #[test]
@@ -354,12 +357,12 @@ mod tests {
         };
         let volumes = scratch.volumes();
         let mounted = volumes
-            .set_up(&pod(vec![share(Ok(()))]))
+            .set_up_volumes(&pod(vec![share(Ok(()))]))
             .into_result()
             .expect("mounted");
         assert!(mounted["v"].read_only);
         let error = volumes
-            .set_up(&pod(vec![share(Err(PodError::Node("no server".into())))]))
+            .set_up_volumes(&pod(vec![share(Err(PodError::Node("no server".into())))]))
             .into_result();
         assert_eq!(
             error.expect_err("refused").to_string(),
@@ -372,7 +375,7 @@ mod tests {
             Vec::<PathBuf>::new(),
             "nothing is mounted"
         );
-        volumes.tear_down(&uid()).expect("torn down");
+        volumes.tear_down_pod(&uid()).expect("torn down");
         assert!(!volumes.nfs_dir(&uid(), "pv-1").exists());
     }
 }

@@ -21,7 +21,7 @@ pub(super) enum EmptyDirBacking {
 }
 
 /// Returns true if the volume was set up completely and is still there. A reboot takes a tmpfs and leaves the marker.
-pub(super) fn is_ready(
+pub(super) fn is_volume_ready(
     dir: &Path,
     marker: &Path,
     backing: EmptyDirBacking,
@@ -32,38 +32,41 @@ pub(super) fn is_ready(
     match backing {
         EmptyDirBacking::Disk => Ok(fs::symlink_metadata(dir).is_ok_and(|m| m.is_dir())),
         EmptyDirBacking::Memory(_) | EmptyDirBacking::HugePages(_) => {
-            beneath::is_mount_point(dir).step("failed to look for the volume's mount")
+            beneath::is_mount_point(dir).at_step("failed to look for the volume's mount")
         }
     }
 }
 
 /// Makes `dir` (0777 whatever the umask) and mounts its file system on it, if it needs one and has none.
-pub(super) fn make(dir: &Path, backing: EmptyDirBacking) -> Result<(), VolumeErrorCause> {
-    file::change(dir).step("failed to make the volume's directory")?;
+pub(super) fn make_backed_dir(
+    dir: &Path,
+    backing: EmptyDirBacking,
+) -> Result<(), VolumeErrorCause> {
+    file::mark_change(dir).at_step("failed to make the volume's directory")?;
     if let Some(parent) = dir.parent() {
-        mkdir_all(parent, 0o750).step("failed to make the volume's directory")?;
+        mkdir_all(parent, 0o750).at_step("failed to make the volume's directory")?;
     }
-    mkdir_all(dir, 0o777).step("failed to make the volume's directory")?;
+    mkdir_all(dir, 0o777).at_step("failed to make the volume's directory")?;
     match backing {
         // A half-made one may have had other bits.
         EmptyDirBacking::Disk => fs::set_permissions(dir, Permissions::from_mode(0o777))
-            .step("failed to set the volume's mode"),
+            .at_step("failed to set the volume's mode"),
         EmptyDirBacking::Memory(_) | EmptyDirBacking::HugePages(_)
-            if beneath::is_mount_point(dir).step("failed to look for the volume's mount")? =>
+            if beneath::is_mount_point(dir).at_step("failed to look for the volume's mount")? =>
         {
             Ok(())
         }
         EmptyDirBacking::Memory(limit) => {
-            mounts::mount_tmpfs(dir, limit).step("failed to mount a tmpfs")
+            mounts::mount_tmpfs(dir, limit).at_step("failed to mount a tmpfs")
         }
         EmptyDirBacking::HugePages(bytes) => {
-            mounts::mount_huge_pages(dir, bytes).step("failed to mount a hugetlbfs")
+            mounts::mount_huge_pages(dir, bytes).at_step("failed to mount a hugetlbfs")
         }
     }
 }
 
 /// Returns true if the volume was set up in this boot: the marker says so.
-pub(super) fn is_of_boot(marker: &Path, boot: &str) -> bool {
+pub(super) fn is_marked_in_boot(marker: &Path, boot: &str) -> bool {
     fs::metadata(marker).is_ok_and(|m| m.len() == boot.len() as u64)
         && fs::read(marker).is_ok_and(|text| text == boot.as_bytes())
 }
@@ -71,8 +74,8 @@ pub(super) fn is_of_boot(marker: &Path, boot: &str) -> bool {
 /// Writes the ready marker, which names the boot.
 pub(super) fn mark_ready(marker: &Path, boot: &str) -> Result<(), VolumeErrorCause> {
     if let Some(parent) = marker.parent() {
-        mkdir_all(parent, 0o750).step("failed to mark the volume as ready")?;
+        mkdir_all(parent, 0o750).at_step("failed to mark the volume as ready")?;
     }
-    let marked = file::change(marker).and_then(|()| fs::write(marker, boot));
-    marked.step("failed to mark the volume as ready")
+    let marked = file::mark_change(marker).and_then(|()| fs::write(marker, boot));
+    marked.at_step("failed to mark the volume as ready")
 }

@@ -38,17 +38,17 @@ const NAMES_LIMIT: u64 = 100_000_000;
 ///
 /// - Source: kubelet `pkg/volume/volume_linux.go`. Children come before their directory, so that an interrupted walk leaves
 ///   a root that [`FsGroupChangePolicy::OnRootMismatch`] still finds wrong.
-pub(super) fn apply(
+pub(super) fn apply_fs_group(
     root: &Path,
     group: u32,
     policy: FsGroupChangePolicy,
     read_only: bool,
 ) -> Result<(), VolumeErrorCause> {
-    let fd = beneath::dir(root).step("failed to open the volume for its fsGroup")?;
-    let status = beneath::metadata(&fd).step("failed to read the volume's owner")?;
+    let fd = beneath::open_dir(root).at_step("failed to open the volume for its fsGroup")?;
+    let status = beneath::fd_metadata(&fd).at_step("failed to read the volume's owner")?;
     if policy == FsGroupChangePolicy::OnRootMismatch
         && status.gid() == group
-        && wanted(&status, read_only) == status.mode() & 0o7777
+        && wanted_mode_bits(&status, read_only) == status.mode() & 0o7777
     {
         return Ok(());
     }
@@ -57,7 +57,7 @@ pub(super) fn apply(
         read_only,
         names_left: NAMES_LIMIT,
     };
-    walk.entry(fd, 0).step("failed to apply fsGroup")
+    walk.walk_entry(fd, 0).at_step("failed to apply fsGroup")
 }
 
 /// Keeps a page and a name for each level, however many names a directory has: a pod filled it.
@@ -68,13 +68,15 @@ struct OwnershipWalk {
 }
 
 impl OwnershipWalk {
-    fn entry(&mut self, fd: OwnedFd, depth: u32) -> io::Result<()> {
-        let status = beneath::metadata(&fd)?;
+    fn walk_entry(&mut self, fd: OwnedFd, depth: u32) -> io::Result<()> {
+        let status = beneath::fd_metadata(&fd)?;
         if !status.is_dir() {
-            return self.give(&fd, &status);
+            return self.give_to_group(&fd, &status);
         }
         if depth == DEPTH_LIMIT {
-            return Err(refused("the volume's directories are nested too deep"));
+            return Err(invalid_input_error(
+                "the volume's directories are nested too deep",
+            ));
         }
         // To be read it is opened once more; from here on that descriptor alone is kept.
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
@@ -83,35 +85,35 @@ impl OwnershipWalk {
         // No name is deleted on the way: the walk comes to an end.
         while let Some(name) = names.next_name()?.map(Path::new).map(Path::to_owned) {
             self.names_left = (self.names_left.checked_sub(1))
-                .ok_or_else(|| refused("the volume has too many names"))?;
+                .ok_or_else(|| invalid_input_error("the volume has too many names"))?;
             match beneath::open_child(names.dir(), &name, OFlag::O_PATH) {
-                Ok(child) => self.entry(child, depth + 1)?,
+                Ok(child) => self.walk_entry(child, depth + 1)?,
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
                 // Another mount on a directory of the node's own disk is not the volume's, and is not shown.
                 Err(e) if e.raw_os_error() == Some(Errno::EXDEV as i32) => {}
                 Err(e) => return Err(e),
             }
         }
-        self.give(names.dir(), &status)
+        self.give_to_group(names.dir(), &status)
     }
 
     /// Gives an open file to the group. `status` is from before: chown may clear setgid.
-    fn give(&self, fd: &OwnedFd, status: &fs::Metadata) -> io::Result<()> {
+    fn give_to_group(&self, fd: &OwnedFd, status: &fs::Metadata) -> io::Result<()> {
         let flags = AtFlags::AT_EMPTY_PATH;
         fchownat(fd.as_fd(), "", None, Some(self.group), flags)?;
         if status.is_symlink() {
             return Ok(());
         }
-        let mode = Permissions::from_mode(wanted(status, self.read_only));
+        let mode = Permissions::from_mode(wanted_mode_bits(status, self.read_only));
         fs::set_permissions(beneath::fd_path(fd), mode)
     }
 }
 
-fn refused(why: &str) -> io::Error {
+fn invalid_input_error(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, why)
 }
 
-fn wanted(status: &fs::Metadata, read_only: bool) -> u32 {
+fn wanted_mode_bits(status: &fs::Metadata, read_only: bool) -> u32 {
     let mut bits = if read_only { 0o440 } else { 0o660 };
     if status.is_dir() {
         bits |= 0o2110;
@@ -141,7 +143,7 @@ mod tests {
         }
         super::super::mounts::mount_tmpfs(&at("disk"), Some(4096)).unwrap();
         fs::write(at("disk/file"), "").unwrap();
-        apply(scratch.path(), 4321, FsGroupChangePolicy::Always, false).unwrap();
+        apply_fs_group(scratch.path(), 4321, FsGroupChangePolicy::Always, false).unwrap();
         let group = |name: &str| fs::metadata(at(name)).unwrap().gid();
         assert_eq!(["", "a", "z"].map(group), [4321; 3]);
         assert_eq!(["disk", "disk/file"].map(group), [0; 2], "another's");
@@ -170,7 +172,7 @@ mod tests {
             chmod("dir", 0o700);
             chmod("dir/file", 0o600);
             chmod("script", 0o755);
-            apply(scratch.path(), 4321, FsGroupChangePolicy::Always, read_only).unwrap();
+            apply_fs_group(scratch.path(), 4321, FsGroupChangePolicy::Always, read_only).unwrap();
             let read = |name: &str| {
                 let status = fs::symlink_metadata(at(name)).unwrap();
                 (status.uid(), status.gid(), status.mode() & 0o7777)
@@ -188,7 +190,7 @@ mod tests {
 
             // The root is right, so nobody looks further; once its bits are wrong everything is walked.
             chmod("dir/file", 0o600);
-            apply(
+            apply_fs_group(
                 scratch.path(),
                 4321,
                 FsGroupChangePolicy::OnRootMismatch,
@@ -197,7 +199,7 @@ mod tests {
             .unwrap();
             assert_eq!(read("dir/file").2, 0o600, "{name}");
             fs::set_permissions(scratch.path(), Permissions::from_mode(0o700)).unwrap();
-            apply(
+            apply_fs_group(
                 scratch.path(),
                 4321,
                 FsGroupChangePolicy::OnRootMismatch,

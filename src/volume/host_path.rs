@@ -52,7 +52,10 @@ impl From<&str> for HostPathType {
 /// Checks `path` and returns it.
 ///
 /// - Source: kubelet `pkg/volume/hostpath/host_path.go`; symbolic links are followed, as there.
-pub(super) fn set_up(path: &str, kind: &HostPathType) -> Result<PathBuf, VolumeErrorCause> {
+pub(super) fn set_up_host_path(
+    path: &str,
+    kind: &HostPathType,
+) -> Result<PathBuf, VolumeErrorCause> {
     let path = Path::new(path);
     if path.components().any(|c| c == Component::ParentDir) {
         return Err(VolumeErrorCause::Refused(format!(
@@ -80,17 +83,17 @@ pub(super) fn set_up(path: &str, kind: &HostPathType) -> Result<PathBuf, VolumeE
         {
             None
         }
-        Err(e) => return Err(e).step("hostPath type check failed"),
+        Err(e) => return Err(e).at_step("hostPath type check failed"),
     };
     let is = |test: fn(&fs::FileType) -> bool| found.as_ref().is_some_and(|m| test(&m.file_type()));
     let (right, what) = match kind {
         HostPathType::Unset => return Ok(path.into()),
         HostPathType::DirectoryOrCreate if found.is_none() => {
-            mkdir_all(path, 0o755).step("failed to make the directory of the hostPath")?;
+            mkdir_all(path, 0o755).at_step("failed to make the directory of the hostPath")?;
             return Ok(path.into());
         }
         HostPathType::FileOrCreate if found.is_none() => {
-            make_file(path).step("failed to make the file of the hostPath")?;
+            make_file(path).at_step("failed to make the file of the hostPath")?;
             return Ok(path.into());
         }
         HostPathType::DirectoryOrCreate | HostPathType::Directory => {
@@ -140,7 +143,7 @@ mod tests {
         let path = dir.join("x").display().to_string();
         let (tell, told) = mpsc::channel();
         let thread = thread::spawn(move || {
-            let answer = set_up(&path, &HostPathType::Unset);
+            let answer = set_up_host_path(&path, &HostPathType::Unset);
             let _ = tell.send(answer.is_ok());
         });
         let answer = told.recv_timeout(Duration::from_secs(10));
@@ -201,7 +204,7 @@ mod tests {
                 Some("invalid HostPath \"/a/../b\": must not contain '..'".into()),
             ),
         ] {
-            let answer = set_up(&at(path), &HostPathType::from(kind));
+            let answer = set_up_host_path(&at(path), &HostPathType::from(kind));
             assert_eq!(answer.err().map(|e| e.to_string()), error, "{kind} {path}");
         }
         assert!(!base.join("missing").exists(), "no type makes nothing");

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! All functions block and belong on the disk lane, except those that look at files of the host which may never answer
-//! ([`PodVolumes::split_off_checks`], [`Volumes::owns`]): these belong elsewhere. They decide nothing: the content of a
+//! ([`PodVolumes::split_off_checks`], [`Volumes::owns_volume_data`]): these belong elsewhere. They decide nothing: the content of a
 //! volume is passed in. Invariants:
 //!
 //! - nothing below a volume's root is ever reached through a path that a container can redirect: descriptors are
@@ -134,11 +134,11 @@ pub enum VolumeErrorCause {
 
 /// Names the step in which an I/O error happened.
 trait StepContext<T> {
-    fn step(self, what: &'static str) -> Result<T, VolumeErrorCause>;
+    fn at_step(self, what: &'static str) -> Result<T, VolumeErrorCause>;
 }
 
 impl<T, E: Into<io::Error>> StepContext<T> for Result<T, E> {
-    fn step(self, what: &'static str) -> Result<T, VolumeErrorCause> {
+    fn at_step(self, what: &'static str) -> Result<T, VolumeErrorCause> {
         self.map_err(|e| VolumeErrorCause::Io(what, e.into()))
     }
 }
@@ -162,7 +162,7 @@ impl Volumes {
     /// Names this boot of the machine. Files that an earlier boot wrote may be torn, for a volume's set-up does not
     /// wait until they are on the disk.
     #[must_use]
-    pub fn of_boot(mut self, id: &str) -> Self {
+    pub fn with_boot_id(mut self, id: &str) -> Self {
         self.boot = id.into();
         self
     }
@@ -176,7 +176,7 @@ impl Volumes {
     /// Content of one file of a projected volume, at most `limit` bytes.
     ///
     /// - Errors: it is not there, or longer.
-    pub fn projected_file(
+    pub fn read_projected_file(
         &self,
         uid: &PodUid,
         volume: &str,
@@ -187,7 +187,7 @@ impl Volumes {
         if !is_component(uid) || !is_component(volume) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let root = beneath::dir(&self.volume_dir(uid, plugin::PROJECTED, volume))?;
+        let root = beneath::open_dir(&self.volume_dir(uid, plugin::PROJECTED, volume))?;
         let flags = nix::fcntl::OFlag::O_RDONLY | nix::fcntl::OFlag::O_NONBLOCK;
         let file = fs::File::from(beneath::open_beneath(root, Path::new(path), flags)?);
         let mut content = Vec::new();

@@ -15,7 +15,7 @@ const STACK_LIMIT: u32 = 16;
 
 /// Unmounts `point`. Not mounted (any more) is success. Not lazily: a volume that is in use fails its tear-down, which is then
 /// tried again.
-pub(super) fn unmount(point: &Path) -> io::Result<()> {
+pub(super) fn unmount_point(point: &Path) -> io::Result<()> {
     match umount2(point, MntFlags::UMOUNT_NOFOLLOW) {
         Ok(()) | Err(Errno::EINVAL | Errno::ENOENT) => Ok(()),
         Err(e) => Err(e.into()),
@@ -30,7 +30,7 @@ pub(super) fn unmount_all(point: &Path) -> io::Result<()> {
         if !is_mount_point(point)? {
             return Ok(());
         }
-        unmount(point)?;
+        unmount_point(point)?;
     }
     Err(Errno::EBUSY.into())
 }

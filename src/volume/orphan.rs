@@ -4,7 +4,7 @@ use std::{fs, io, path::Path};
 
 use super::{
     SUBPATHS, StepContext, VOLUMES, VolumeError, VolumeErrorCause, Volumes, beneath, is_component,
-    tear_down::{SUBPATH_DEPTH, all_names, entry, remove_leaf, remove_leaves},
+    tear_down::{SUBPATH_DEPTH, all_names, open_entry_dir, remove_leaf, remove_leaves},
 };
 use crate::api::PodUid;
 use crate::api::order::OrderExt;
@@ -23,7 +23,7 @@ impl Volumes {
                 found.push(PodUid::new(name));
             }
         }
-        found.order();
+        found.stable_sort();
         Ok(found)
     }
 
@@ -33,7 +33,7 @@ impl Volumes {
     ///   [`VolumeError::Orphan`] if a volume still holds data or a file could not be removed. The caller tries again later.
     /// - Source: kubelet `pkg/kubelet/kubelet_volumes.go`.
     pub fn remove_pod_dir(&self, uid: &PodUid) -> Result<(), VolumeError> {
-        let Some(pod) = self.open_pod(uid)? else {
+        let Some(pod) = self.open_pod_dir(uid)? else {
             return Ok(());
         };
         let mounted = |cause| VolumeError::Mounted {
@@ -41,7 +41,7 @@ impl Volumes {
             cause,
         };
         let points = (self.mounts_below)(&self.pod_dir(uid))
-            .step("failed to read the mount table")
+            .at_step("failed to read the mount table")
             .map_err(mounted)?;
         if let Some(point) = points.first() {
             return Err(mounted(VolumeErrorCause::Refused(
@@ -61,15 +61,15 @@ impl Volumes {
         pod: &std::os::fd::OwnedFd,
     ) -> Result<(), VolumeErrorCause> {
         // volumes/<plugin>/<name>: two levels, each only if empty.
-        remove_leaves(pod, Path::new(VOLUMES), 1).step("failed to rmdir a volume")?;
+        remove_leaves(pod, Path::new(VOLUMES), 1).at_step("failed to rmdir a volume")?;
         remove_leaves(pod, Path::new(SUBPATHS), SUBPATH_DEPTH)
-            .step("failed to remove the subPath directories")?;
-        for name in all_names(pod).step("failed to read the pod's directory")? {
-            remove::entry_of(pod, &name).step("failed to remove the pod's files")?;
+            .at_step("failed to remove the subPath directories")?;
+        for name in all_names(pod).at_step("failed to read the pod's directory")? {
+            remove::remove_entry(pod, &name).at_step("failed to remove the pod's files")?;
         }
-        let pods = beneath::dir(&self.pods).step("failed to open the pods' directory")?;
-        remove_leaf(&pods, uid.as_ref()).step("failed to rmdir the pod's directory")?;
-        debug_assert!(entry(&pods, uid.as_str()).is_ok());
+        let pods = beneath::open_dir(&self.pods).at_step("failed to open the pods' directory")?;
+        remove_leaf(&pods, uid.as_ref()).at_step("failed to rmdir the pod's directory")?;
+        debug_assert!(open_entry_dir(&pods, uid.as_str()).is_ok());
         Ok(())
     }
 }
@@ -143,7 +143,7 @@ mod tests {
             mounts::mount_tmpfs(&point, Some(4096)).unwrap();
             fs::write(point.join("kept"), "x").unwrap();
             // As if the mount had come after the mount table was read.
-            let pod = volumes.open_pod(&uid()).unwrap().expect("there");
+            let pod = volumes.open_pod_dir(&uid()).unwrap().expect("there");
             let error = volumes.remove_unmounted(&uid(), &pod).unwrap_err();
             assert!(
                 matches!(error, VolumeErrorCause::Io(..)),
@@ -153,7 +153,7 @@ mod tests {
             let error = volumes.remove_pod_dir(&uid()).unwrap_err();
             assert!(matches!(error, VolumeError::Mounted { .. }), "{error}");
             assert!(point.join("kept").exists(), "{inside}");
-            mounts::unmount(&point).unwrap();
+            mounts::unmount_point(&point).unwrap();
         }
         volumes.remove_pod_dir(&uid()).expect("the next round");
         assert!(!dir.exists());

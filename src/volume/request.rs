@@ -134,7 +134,7 @@ impl PodVolumes {
     ///
     /// `files` holds, by volume name, what each configMap, secret, downwardAPI and projected volume contains; one that is
     /// missing there counts as not known. `outside` holds what claims, shares and volumes of huge pages are.
-    pub fn of(
+    pub fn from_pod(
         pod: &Pod,
         tmpfs_limit: Option<u64>,
         mut files: BTreeMap<String, ProjectedFiles>,
@@ -155,7 +155,8 @@ impl PodVolumes {
                 return Err(VolumeRequestError::Name(volume.name.clone()));
             }
             let used = pod.spec.all_containers().any(|c| {
-                c.mounts(&volume.name) || c.volume_devices.iter().any(|d| d.name == volume.name)
+                c.mounts_volume(&volume.name)
+                    || c.volume_devices.iter().any(|d| d.name == volume.name)
             });
             if !used || volume.image.is_some() {
                 continue;
@@ -164,7 +165,7 @@ impl PodVolumes {
                 name: volume.name.clone(),
                 source: match outside.remove(&volume.name) {
                     Some(source) => source,
-                    None => source(volume, files.remove(&volume.name)),
+                    None => volume_source(volume, files.remove(&volume.name)),
                 },
                 nested: nested_mount_points(pod, &volume.name),
             });
@@ -179,11 +180,11 @@ impl PodVolumes {
     }
 }
 
-fn source(volume: &Volume, files: Option<ProjectedFiles>) -> VolumeSource {
+fn volume_source(volume: &Volume, files: Option<ProjectedFiles>) -> VolumeSource {
     let files = || files.unwrap_or_else(|| Err(PodError::Node("its content is not known".into())));
     if let Some(empty) = &volume.empty_dir {
         VolumeSource::EmptyDir {
-            medium: medium(&empty.medium),
+            medium: parse_medium(&empty.medium),
             // Zero means no limit, as upstream reads it.
             size_limit: empty
                 .size_limit
@@ -221,7 +222,7 @@ fn source(volume: &Volume, files: Option<ProjectedFiles>) -> VolumeSource {
     }
 }
 
-fn medium(medium: &str) -> EmptyDirMedium {
+fn parse_medium(medium: &str) -> EmptyDirMedium {
     match medium {
         "" => EmptyDirMedium::Default,
         "Memory" => EmptyDirMedium::Memory,
@@ -251,7 +252,7 @@ fn nested_mount_points(pod: &Pod, name: &str) -> Vec<String> {
             }
         }
     }
-    found.order();
+    found.stable_sort();
     found.dedup();
     let mut outermost: Vec<String> = Vec::new();
     for path in found {
@@ -283,7 +284,7 @@ mod tests {
             "containers":[{"volumeMounts":[{"name":"a","mountPath":"/a"},{"name":"b","mountPath":"/b"},{"name":"i","mountPath":"/i"}]}],
             "initContainers":[{"volumeMounts":[{"name":"c","mountPath":"/c"}]}]}"#,
         );
-        let read = PodVolumes::of(&pod, None, BTreeMap::new(), BTreeMap::new()).unwrap();
+        let read = PodVolumes::from_pod(&pod, None, BTreeMap::new(), BTreeMap::new()).unwrap();
         let sources: Vec<_> = read
             .volumes
             .iter()
@@ -321,7 +322,7 @@ mod tests {
             "containers":[{"volumeMounts":[{"name":"a","mountPath":"/a"},{"name":"b","mountPath":"/b"},
             {"name":"c","mountPath":"/c"},{"name":"d","mountPath":"/d"}]}]}"#,
         );
-        let mut rest = PodVolumes::of(&pod, None, BTreeMap::new(), BTreeMap::new()).unwrap();
+        let mut rest = PodVolumes::from_pod(&pod, None, BTreeMap::new(), BTreeMap::new()).unwrap();
         let checks = rest.split_off_checks();
         let names = |of: &PodVolumes| -> Vec<String> {
             of.volumes.iter().map(|v| v.name.clone()).collect()
@@ -340,7 +341,7 @@ mod tests {
                 r#"{{"volumes":[{{"name":"{name}","emptyDir":{{}}}}]}}"#
             ));
             assert_eq!(
-                PodVolumes::of(&pod, None, BTreeMap::new(), BTreeMap::new()),
+                PodVolumes::from_pod(&pod, None, BTreeMap::new(), BTreeMap::new()),
                 Err(VolumeRequestError::Name(name.into())),
                 "{name}"
             );

@@ -22,7 +22,7 @@ pub struct MountedVolume {
     pub size_limit: Option<u64>,
 }
 
-/// Result of [`Volumes::set_up`].
+/// Result of [`Volumes::set_up_volumes`].
 #[derive(Debug, Default)]
 #[must_use]
 pub struct VolumeSetUp {
@@ -40,7 +40,7 @@ pub type VolumeWarning = (&'static str, String);
 
 impl VolumeSetUp {
     /// Makes the result of volumes none of which could be set up, for the same reason.
-    pub fn refused(volumes: &[String], why: &str) -> Self {
+    pub fn all_refused(volumes: &[String], why: &str) -> Self {
         let failed = volumes.iter().map(|volume| VolumeError::SetUp {
             volume: volume.clone(),
             cause: VolumeErrorCause::Refused(why.into()),
@@ -52,7 +52,7 @@ impl VolumeSetUp {
     }
 
     /// Adds what other volumes of the pod came to.
-    pub fn join(&mut self, others: Self) {
+    pub fn merge_others(&mut self, others: Self) {
         self.mounted.extend(others.mounted);
         self.failed.extend(others.failed);
         self.warnings.extend(others.warnings);
@@ -74,7 +74,7 @@ impl Volumes {
     /// Sets up every volume of `pod` and refreshes the projected ones. Volumes that are set up already are left alone.
     ///
     /// - Errors: none; a failed volume is listed and its half-made remains are taken down.
-    pub fn set_up(&self, pod: &PodVolumes) -> VolumeSetUp {
+    pub fn set_up_volumes(&self, pod: &PodVolumes) -> VolumeSetUp {
         let mut result = VolumeSetUp::default();
         for volume in &pod.volumes {
             let (mounted, failure) = match self.set_up_one(pod, volume, &mut result.warnings) {
@@ -136,7 +136,7 @@ impl Volumes {
                 read_only,
             } => {
                 let mounted = MountedVolume {
-                    host_path: host_path::set_up(path, kind)?,
+                    host_path: host_path::set_up_host_path(path, kind)?,
                     read_only: *read_only,
                     size_limit: None,
                 };
@@ -181,11 +181,11 @@ impl Volumes {
         };
         let dir = self.volume_dir(&pod.uid, plugin::EMPTY_DIR, &volume.name);
         let marker = self.ready_marker(&pod.uid, plugin::EMPTY_DIR, &volume.name);
-        if !empty_dir::is_ready(&dir, &marker, backing)? {
+        if !empty_dir::is_volume_ready(&dir, &marker, backing)? {
             // A failure leaves what is there: a lost marker must not cost a pod its data.
-            empty_dir::make(&dir, backing)?;
+            empty_dir::make_backed_dir(&dir, backing)?;
             if let Some(group) = pod.fs_group {
-                fs_group::apply(&dir, group, pod.change_policy, false)?;
+                fs_group::apply_fs_group(&dir, group, pod.change_policy, false)?;
             }
             crash::point("volume.made");
             empty_dir::mark_ready(&marker, &self.boot)?;
@@ -218,21 +218,24 @@ impl Volumes {
     ) -> Result<(MountedVolume, Option<VolumeErrorCause>), VolumeErrorCause> {
         let dir = self.volume_dir(&pod.uid, plugin, &volume.name);
         let marker = self.ready_marker(&pod.uid, plugin, &volume.name);
-        let ready = empty_dir::is_ready(&dir, &marker, backing)?;
-        let of_boot = ready && empty_dir::is_of_boot(&marker, &self.boot);
+        let ready = empty_dir::is_volume_ready(&dir, &marker, backing)?;
+        let of_boot = ready && empty_dir::is_marked_in_boot(&marker, &self.boot);
         let done = match files {
             Err(why) => Err(VolumeErrorCause::Refused(why.to_string())),
             Ok(files) => (if ready {
                 Ok(())
             } else {
-                empty_dir::make(&dir, backing)
+                empty_dir::make_backed_dir(&dir, backing)
             })
             .and_then(|()| atomic::make_nested(&dir, &volume.nested))
             .and_then(|()| {
-                atomic::publish(&dir, files, || match pod.fs_group {
-                    Some(group) => {
-                        fs_group::apply(&dir, group, super::FsGroupChangePolicy::Always, true)
-                    }
+                atomic::publish_files(&dir, files, || match pod.fs_group {
+                    Some(group) => fs_group::apply_fs_group(
+                        &dir,
+                        group,
+                        super::FsGroupChangePolicy::Always,
+                        true,
+                    ),
                     None => Ok(()),
                 })
             })
@@ -325,7 +328,7 @@ mod tests {
         let scratch = Scratch::new();
         let volumes = scratch.volumes();
         let pod = pod(vec![empty("data", EmptyDirMedium::Default, Some(10))]);
-        let mounted = volumes.set_up(&pod).into_result().unwrap();
+        let mounted = volumes.set_up_volumes(&pod).into_result().unwrap();
         let dir = &mounted["data"].host_path;
         assert_eq!(
             *dir,
@@ -346,7 +349,11 @@ mod tests {
         fs::write(dir.join("kept"), "x").unwrap();
         fs::set_permissions(dir, fs::Permissions::from_mode(0o700)).unwrap();
         // Another agent on the same directory: the marker says ready, so nothing is touched.
-        let again = scratch.volumes().set_up(&pod).into_result().unwrap();
+        let again = scratch
+            .volumes()
+            .set_up_volumes(&pod)
+            .into_result()
+            .unwrap();
         assert_eq!(again, mounted);
         assert_eq!(
             fs::metadata(dir).unwrap().permissions().mode() & 0o7777,
@@ -355,7 +362,7 @@ mod tests {
         assert!(dir.join("kept").exists());
         // Without the marker it counts as half made and is brought in order, its data kept.
         fs::remove_file(volumes.ready_marker(&uid(), plugin::EMPTY_DIR, "data")).unwrap();
-        volumes.set_up(&pod).into_result().unwrap();
+        volumes.set_up_volumes(&pod).into_result().unwrap();
         assert_eq!(
             fs::metadata(dir).unwrap().permissions().mode() & 0o7777,
             0o777
@@ -382,7 +389,7 @@ mod tests {
         ] {
             let mut pod = pod(vec![empty(name, EmptyDirMedium::Memory, size_limit)]);
             pod.tmpfs_limit = tmpfs_limit;
-            let mounted = volumes.set_up(&pod).into_result().unwrap();
+            let mounted = volumes.set_up_volumes(&pod).into_result().unwrap();
             let dir = &mounted[name].host_path;
             let status = nix::sys::statvfs::statvfs(dir).unwrap();
             assert_eq!(
@@ -393,7 +400,11 @@ mod tests {
             fs::write(dir.join("kept"), "x").unwrap();
             let device = fs::metadata(dir).unwrap().dev();
             // A restarted agent finds the mount and does not mount again.
-            let _ = scratch.volumes().set_up(&pod).into_result().unwrap();
+            let _ = scratch
+                .volumes()
+                .set_up_volumes(&pod)
+                .into_result()
+                .unwrap();
             assert_eq!(fs::metadata(dir).unwrap().dev(), device, "{name}");
             assert!(dir.join("kept").exists(), "{name}");
             assert_eq!(
@@ -402,8 +413,8 @@ mod tests {
                 "{name}"
             );
             // A reboot takes the mount and leaves the marker.
-            crate::volume::mounts::unmount(dir).unwrap();
-            volumes.set_up(&pod).into_result().unwrap();
+            crate::volume::mounts::unmount_point(dir).unwrap();
+            volumes.set_up_volumes(&pod).into_result().unwrap();
             assert!(beneath::is_mount_point(dir).unwrap(), "{name}");
         }
     }
@@ -439,7 +450,7 @@ mod tests {
             )]);
             pod.fs_group = Some(4321);
             for _ in 0..2 {
-                let mounted = volumes.set_up(&pod).into_result().unwrap();
+                let mounted = volumes.set_up_volumes(&pod).into_result().unwrap();
                 let dir = &mounted[&bytes.to_string()].host_path;
                 let fs = nix::sys::statfs::statfs(dir).unwrap();
                 assert_eq!(fs.filesystem_type(), nix::sys::statfs::HUGETLBFS_MAGIC);
@@ -463,7 +474,7 @@ mod tests {
         // VOL-27
         let scratch = Scratch::new();
         let volumes = scratch.volumes();
-        let set_up = volumes.set_up(&pod(vec![
+        let set_up = volumes.set_up_volumes(&pod(vec![
             volume("share", VolumeSource::Unsupported("nfs".into())),
             empty(
                 "pages",
@@ -503,7 +514,7 @@ mod tests {
         ]);
         request.volumes[1].nested = vec!["inner/mount".into()];
         request.tmpfs_limit = Some(65536);
-        let mounted = volumes.set_up(&request).into_result().unwrap();
+        let mounted = volumes.set_up_volumes(&request).into_result().unwrap();
         for (name, in_memory, data) in [
             ("config", false, "c"),
             ("secret", true, "s"),
@@ -532,7 +543,7 @@ mod tests {
         let scratch = Scratch::new();
         let volumes = scratch.volumes();
         let missing: ProjectedFiles = Err(PodError::Object("configmap \"c\" not found".into()));
-        let first = volumes.set_up(&pod(vec![volume(
+        let first = volumes.set_up_volumes(&pod(vec![volume(
             "config",
             VolumeSource::ConfigMap(missing.clone()),
         )]));
@@ -544,13 +555,13 @@ mod tests {
         assert_eq!(volumes_on_disk(&volumes), [], "nothing half made stays");
 
         volumes
-            .set_up(&pod(vec![volume(
+            .set_up_volumes(&pod(vec![volume(
                 "config",
                 VolumeSource::ConfigMap(files("1")),
             )]))
             .into_result()
             .unwrap();
-        let later = volumes.set_up(&pod(vec![volume(
+        let later = volumes.set_up_volumes(&pod(vec![volume(
             "config",
             VolumeSource::ConfigMap(missing),
         )]));
@@ -563,16 +574,16 @@ mod tests {
 
         // After a boot it may be torn: nothing starts on it, and nothing of it goes, for it may have been an older agent's.
         let missing: ProjectedFiles = Err(PodError::Object("configmap \"c\" not found".into()));
-        let booted = scratch.volumes().of_boot("2");
-        let torn = booted.set_up(&pod(vec![volume(
+        let booted = scratch.volumes().with_boot_id("2");
+        let torn = booted.set_up_volumes(&pod(vec![volume(
             "config",
             VolumeSource::ConfigMap(missing.clone()),
         )]));
         torn.into_result().unwrap_err();
         assert_eq!(volumes_on_disk(&booted).len(), 1);
         let whole = pod(vec![volume("config", VolumeSource::ConfigMap(files("2")))]);
-        booted.set_up(&whole).into_result().unwrap();
-        let later = booted.set_up(&pod(vec![volume(
+        booted.set_up_volumes(&whole).into_result().unwrap();
+        let later = booted.set_up_volumes(&pod(vec![volume(
             "config",
             VolumeSource::ConfigMap(missing),
         )]));
@@ -580,7 +591,7 @@ mod tests {
 
         // Optional and gone: the source contributes nothing, the files go.
         let mounted = volumes
-            .set_up(&pod(vec![volume(
+            .set_up_volumes(&pod(vec![volume(
                 "config",
                 VolumeSource::ConfigMap(Ok(Vec::new())),
             )]))
@@ -613,7 +624,11 @@ mod tests {
             ),
         ]);
         request.fs_group = Some(4321);
-        let mounted = scratch.volumes().set_up(&request).into_result().unwrap();
+        let mounted = scratch
+            .volumes()
+            .set_up_volumes(&request)
+            .into_result()
+            .unwrap();
         for (path, gid, mode) in [
             (mounted["data"].host_path.clone(), 4321, 0o2777),
             (mounted["fast"].host_path.clone(), 4321, 0o3777),

@@ -21,12 +21,12 @@ use nix::{
 
 use super::{
     MountedVolume, SUBPATHS, VolumeError, VolumeErrorCause, Volumes,
-    beneath::{self, fd_path, metadata, open_beneath, open_child},
+    beneath::{self, fd_metadata, fd_path, open_beneath, open_child},
     is_component, mkdir_all, mounts, plugin,
 };
 use crate::{
     api::PodUid,
-    sys::{mount::bind_opened, open},
+    sys::{mount::bind_mount_opened, open},
 };
 
 /// A `volumeMounts` entry with a subPath, its variables expanded.
@@ -45,17 +45,17 @@ pub struct SubPath<'a> {
 impl Volumes {
     /// Pins a subPath of `volume` and returns the path to give to the runtime. A missing directory is made.
     ///
-    /// - Shape: a pin that is still right is used again. If the volume is not the pod's own ([`Self::owns`]) this may
+    /// - Shape: a pin that is still right is used again. If the volume is not the pod's own ([`Self::owns_volume_data`]) this may
     ///   never return: the server of a share may be gone.
     /// - Errors: [`VolumeError::SubPath`]; its text may be shown to the pod's owner.
     /// - Source: kubelet `pkg/volume/util/subpath/subpath_linux.go`.
-    pub fn sub_path(
+    pub fn pin_sub_path(
         &self,
         uid: &PodUid,
         volume: &MountedVolume,
         sub: &SubPath<'_>,
     ) -> Result<PathBuf, VolumeError> {
-        self.pin(uid, volume, sub)
+        self.pin_target(uid, volume, sub)
             .map_err(|cause| VolumeError::SubPath {
                 volume: sub.volume.into(),
                 container: sub.container.into(),
@@ -66,13 +66,13 @@ impl Volumes {
     /// Returns true if the data of `volume` was made for the pod, in the pod's directory. Other data may be a path of
     /// the host or a share, which does not always answer.
     #[must_use]
-    pub fn owns(&self, uid: &PodUid, volume: &MountedVolume) -> bool {
+    pub fn owns_volume_data(&self, uid: &PodUid, volume: &MountedVolume) -> bool {
         let below = volume.host_path.strip_prefix(self.volume_dir(uid, "", ""));
         let plugin = below.ok().and_then(|below| below.iter().next());
         plugin.is_some_and(plugin::owns_data)
     }
 
-    fn pin(
+    fn pin_target(
         &self,
         uid: &PodUid,
         volume: &MountedVolume,
@@ -85,28 +85,29 @@ impl Volumes {
                 )));
             }
         }
-        let path = check(sub.path)?;
-        let root = beneath::dir(&volume.host_path).map_err(explain)?;
+        let path = clean_sub_path(sub.path)?;
+        let root = beneath::open_dir(&volume.host_path).map_err(explain_without_path)?;
         let target = match open_or_make(&root, &path) {
             // The links of a path of the host may be written as the host reads them.
-            Err(e) if is_way_out(&e) && !self.owns(uid, volume) => {
+            Err(e) if is_way_out(&e) && !self.owns_volume_data(uid, volume) => {
                 open_resolved(&root, &volume.host_path, &path)
             }
             target => target,
         };
-        let target = target.map_err(explain)?;
+        let target = target.map_err(explain_without_path)?;
         let point = self
             .pod_dir(uid)
             .join(SUBPATHS)
             .join(sub.volume)
             .join(sub.container)
             .join(sub.mount_index.to_string());
-        self.bind(&target, &point).map_err(explain)?;
+        self.bind_at_point(&target, &point)
+            .map_err(explain_without_path)?;
         Ok(point)
     }
 
-    fn bind(&self, target: &OwnedFd, point: &Path) -> io::Result<()> {
-        let status = metadata(target)?;
+    fn bind_at_point(&self, target: &OwnedFd, point: &Path) -> io::Result<()> {
+        let status = fd_metadata(target)?;
         if beneath::is_mount_point(point)? {
             let there = fs::symlink_metadata(point)?;
             if (there.dev(), there.ino()) == (status.dev(), status.ino()) {
@@ -132,11 +133,11 @@ impl Volumes {
                 .open(point)?
                 .set_permissions(Permissions::from_mode(0o640))?;
         }
-        bind_opened(target.as_fd(), point, false)
+        bind_mount_opened(target.as_fd(), point, false)
     }
 }
 
-fn check(text: &str) -> Result<PathBuf, VolumeErrorCause> {
+fn clean_sub_path(text: &str) -> Result<PathBuf, VolumeErrorCause> {
     let mut clean = PathBuf::new();
     for component in Path::new(text).components() {
         match component {
@@ -161,7 +162,7 @@ fn check(text: &str) -> Result<PathBuf, VolumeErrorCause> {
 }
 
 /// An errno without any path: the volume's owner must not learn the host's directories.
-fn explain(error: io::Error) -> VolumeErrorCause {
+fn explain_without_path(error: io::Error) -> VolumeErrorCause {
     match error.raw_os_error().map(Errno::from_raw) {
         Some(Errno::EXDEV | Errno::ELOOP) => {
             VolumeErrorCause::Refused("subPath leads out of the volume".into())
@@ -193,7 +194,7 @@ fn open_resolved(root: &OwnedFd, root_path: &Path, path: &Path) -> io::Result<Ow
         rest.push(".");
     }
     // No link is followed any more: one that was put there since leads nowhere.
-    open::no_symlinks(root, &rest, OFlag::O_PATH, 0).map(OwnedFd::from)
+    open::open_without_symlinks(root, &rest, OFlag::O_PATH, 0).map(OwnedFd::from)
 }
 
 /// Opens `path` below `root`, making the directories that are missing.
@@ -202,14 +203,14 @@ fn open_or_make(root: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
         opened => return opened,
     }
-    let bits = metadata(root)?.mode() & 0o7777;
+    let bits = fd_metadata(root)?.mode() & 0o7777;
     let mut done = PathBuf::from(".");
     let mut at = open_beneath(root, &done, OFlag::O_PATH | OFlag::O_DIRECTORY)?;
     for component in path.components() {
         done.push(component);
         at = match open_beneath(root, &done, OFlag::O_PATH | OFlag::O_DIRECTORY) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                make(&at, Path::new(&component), bits)?
+                make_directory(&at, Path::new(&component), bits)?
             }
             opened => opened?,
         };
@@ -219,12 +220,12 @@ fn open_or_make(root: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
 
 /// Makes directory `name` with the bits of the volume's root, the sticky one among them. A directory that was made
 /// meanwhile is taken, a symbolic link is not.
-fn make(parent: &OwnedFd, name: &Path, bits: u32) -> io::Result<OwnedFd> {
+fn make_directory(parent: &OwnedFd, name: &Path, bits: u32) -> io::Result<OwnedFd> {
     match mkdirat(parent, name, Mode::from_bits_truncate(bits)) {
         Ok(()) => {
             let made = open_child(parent, name, OFlag::O_PATH | OFlag::O_DIRECTORY)?;
             // The umask took bits away; setgid came from the parent and stays, for fsGroup lives on it.
-            let setgid = metadata(&made)?.mode() & 0o2000;
+            let setgid = fd_metadata(&made)?.mode() & 0o2000;
             fs::set_permissions(fd_path(&made), Permissions::from_mode(bits | setgid))?;
             Ok(made)
         }
@@ -243,7 +244,7 @@ mod tests {
 
     use nix::fcntl::AT_FDCWD;
 
-    use crate::sys::file::tests::exchange;
+    use crate::sys::file::tests::exchange_names;
 
     use super::{
         super::testing::{Scratch, can_mount, uid},
@@ -298,14 +299,14 @@ mod tests {
             ("new", "new"),
             ("within/made/deep", "dir/inner/made/deep"),
         ] {
-            let point = volumes.sub_path(&uid(), &volume, &sub(path)).unwrap();
+            let point = volumes.pin_sub_path(&uid(), &volume, &sub(path)).unwrap();
             assert_eq!(
                 point,
                 volumes.pod_dir(&uid()).join("volume-subpaths/v/main/0"),
                 "{path}"
             );
             assert_eq!(inode(&point), inode(&at(is)), "{path}");
-            let again = volumes.sub_path(&uid(), &volume, &sub(path)).unwrap();
+            let again = volumes.pin_sub_path(&uid(), &volume, &sub(path)).unwrap();
             assert_eq!(
                 mounts::mounts_below(&again).unwrap().len(),
                 1,
@@ -353,11 +354,15 @@ mod tests {
                 ("self", "."),
                 ("above/volume/releases", "releases"),
             ] {
-                let point = volumes.sub_path(&uid(), volume, &sub(path)).expect(path);
+                let point = volumes
+                    .pin_sub_path(&uid(), volume, &sub(path))
+                    .expect(path);
                 assert_eq!(inode(&point), inode(&at(is)), "{path}");
             }
             for path in ["above", "current/missing"] {
-                let error = volumes.sub_path(&uid(), volume, &sub(path)).unwrap_err();
+                let error = volumes
+                    .pin_sub_path(&uid(), volume, &sub(path))
+                    .unwrap_err();
                 let text = error.to_string();
                 assert!(text.ends_with("subPath leads out of the volume"), "{text}");
             }
@@ -377,8 +382,10 @@ mod tests {
             read_only: false,
             size_limit: None,
         };
-        assert!(volumes.owns(&uid(), &volume));
-        let error = volumes.sub_path(&uid(), &volume, &sub("link")).unwrap_err();
+        assert!(volumes.owns_volume_data(&uid(), &volume));
+        let error = volumes
+            .pin_sub_path(&uid(), &volume, &sub("link"))
+            .unwrap_err();
         let text = error.to_string();
         assert!(text.ends_with("subPath leads out of the volume"), "{text}");
         for path in [
@@ -389,7 +396,7 @@ mod tests {
             "/mnt".into(),
         ] {
             volume.host_path = path;
-            assert!(!volumes.owns(&uid(), &volume), "{volume:?}");
+            assert!(!volumes.owns_volume_data(&uid(), &volume), "{volume:?}");
         }
     }
 
@@ -402,7 +409,7 @@ mod tests {
             let volume = scratch.path().join(format!("{mode:o}"));
             fs::create_dir(&volume).unwrap();
             fs::set_permissions(&volume, Permissions::from_mode(mode)).unwrap();
-            let root = beneath::dir(&volume).unwrap();
+            let root = beneath::open_dir(&volume).unwrap();
             open_or_make(&root, Path::new("made/deep")).unwrap();
             for made in ["made", "made/deep"] {
                 let got = fs::metadata(volume.join(made)).unwrap().mode() & 0o7777;
@@ -448,7 +455,7 @@ mod tests {
             ("/etc", "subPath \"/etc\" must not be an absolute path"),
         ] {
             let error = volumes
-                .sub_path(&uid(), &volume, &sub(path))
+                .pin_sub_path(&uid(), &volume, &sub(path))
                 .expect_err(path);
             let text = error.to_string();
             assert_eq!(
@@ -489,21 +496,21 @@ mod tests {
             scope.spawn(|| {
                 let (a, b) = (volume.host_path.join("sub"), volume.host_path.join("link"));
                 while !done.load(Ordering::Acquire) {
-                    exchange(AT_FDCWD, a.as_ref(), AT_FDCWD, b.as_ref()).unwrap();
+                    exchange_names(AT_FDCWD, a.as_ref(), AT_FDCWD, b.as_ref()).unwrap();
                 }
             });
             for _ in 0..400 {
-                match volumes.sub_path(&uid(), &volume, &sub("sub")) {
+                match volumes.pin_sub_path(&uid(), &volume, &sub("sub")) {
                     Ok(point) => {
                         assert_eq!(inode(&point), inside);
-                        mounts::unmount(&point).unwrap();
+                        mounts::unmount_point(&point).unwrap();
                         right += 1;
                     }
                     Err(_) => refused += 1,
                 }
                 // A directory below the swapped name must not be made outside either.
                 let _ = open_or_make(
-                    &beneath::dir(&volume.host_path).unwrap(),
+                    &beneath::open_dir(&volume.host_path).unwrap(),
                     Path::new("sub/new"),
                 );
             }

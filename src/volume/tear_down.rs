@@ -47,21 +47,21 @@ impl Volumes {
     ///
     /// - Shape: a pod that has none, or is not known, is success; calling again after a failure goes on.
     /// - Errors: the first of those met; every volume was tried. The pod's directory must stay until this succeeds.
-    pub fn tear_down(&self, uid: &PodUid) -> Result<(), VolumeError> {
+    pub fn tear_down_pod(&self, uid: &PodUid) -> Result<(), VolumeError> {
         while !self.tear_down_slice(uid)? {}
         Ok(())
     }
 
-    /// Does the work of [`Volumes::tear_down`] on `lane`, where others have their turn while much is deleted. Dropping
+    /// Does the work of [`Volumes::tear_down_pod`] on `lane`, where others have their turn while much is deleted. Dropping
     /// the future ends it with the slice that runs.
     ///
     /// # Errors
-    /// As of [`Volumes::tear_down`].
-    pub async fn tear_down_on(&self, lane: &Lane, uid: &PodUid) -> Result<(), VolumeError> {
+    /// As of [`Volumes::tear_down_pod`].
+    pub async fn tear_down_on_lane(&self, lane: &Lane, uid: &PodUid) -> Result<(), VolumeError> {
         // Bounded: by what there is, each step of which waits for the lane.
         loop {
             let (volumes, gone) = (self.clone(), uid.clone());
-            if lane.run(move || volumes.tear_down_slice(&gone)).await? {
+            if lane.run_job(move || volumes.tear_down_slice(&gone)).await? {
                 return Ok(());
             }
         }
@@ -69,7 +69,7 @@ impl Volumes {
 
     /// Takes a slice of the pod's volumes down; returns true if all is gone.
     fn tear_down_slice(&self, uid: &PodUid) -> Result<bool, VolumeError> {
-        let Some(pod) = self.open_pod(uid)? else {
+        let Some(pod) = self.open_pod_dir(uid)? else {
             return Ok(true);
         };
         let (mut first_error, mut is_whole) = (None, true);
@@ -85,23 +85,24 @@ impl Volumes {
         keep(
             OsStr::new(SUBPATHS),
             remove_leaves(&pod, Path::new(SUBPATHS), SUBPATH_DEPTH)
-                .step("failed to remove the subPath directories"),
+                .at_step("failed to remove the subPath directories"),
         );
         keep(OsStr::new(VOLUMES), self.unmount_below(uid, VOLUMES));
-        let volumes = entry(&pod, VOLUMES).step("failed to open the pod's volumes");
+        let volumes = open_entry_dir(&pod, VOLUMES).at_step("failed to open the pod's volumes");
         match volumes {
             Ok(None) => {}
             Err(cause) => keep(OsStr::new(VOLUMES), Err(cause)),
-            Ok(Some(volumes)) => match all_names(&volumes).step("failed to read the pod's volumes")
+            Ok(Some(volumes)) => match all_names(&volumes)
+                .at_step("failed to read the pod's volumes")
             {
                 Err(cause) => keep(OsStr::new(VOLUMES), Err(cause)),
                 Ok(plugins) => {
                     for plugin in plugins {
-                        match entry(&volumes, &plugin)
+                        match open_entry_dir(&volumes, &plugin)
                             .and_then(|dir| dir.map_or(Ok(Vec::new()), |d| all_names(&d)))
                         {
                             Err(e) => {
-                                keep(&plugin, Err(e).step("failed to read the pod's volumes"))
+                                keep(&plugin, Err(e).at_step("failed to read the pod's volumes"))
                             }
                             Ok(names) => {
                                 for name in names {
@@ -131,7 +132,7 @@ impl Volumes {
         let pod = self.pods.join(uid);
         let volumes = pod.join(VOLUMES).join(plugin);
         let dir = volumes.join(volume);
-        mounts::unmount_all(&dir).step("failed to unmount")?;
+        mounts::unmount_all(&dir).at_step("failed to unmount")?;
         crash::point("volume.unmounted");
         let marker = pod.join(PLUGINS).join(plugin).join(volume).join("ready");
         match std::fs::remove_file(marker) {
@@ -141,37 +142,37 @@ impl Volumes {
                     io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
                 ) =>
             {
-                return Err(e).step("failed to remove the ready marker");
+                return Err(e).at_step("failed to remove the ready marker");
             }
             _ => {}
         }
-        let parent = match beneath::dir(&volumes) {
+        let parent = match beneath::open_dir(&volumes) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(true),
-            parent => parent.step("failed to open the volume's directory")?,
+            parent => parent.at_step("failed to open the volume's directory")?,
         };
         // Opened without crossing mounts: should something be mounted here after all, this fails instead of deleting.
         if plugin::owns_data(plugin) {
-            remove::slice_of(&parent, volume).step("failed to delete the volume's data")
+            remove::remove_slice_of(&parent, volume).at_step("failed to delete the volume's data")
         } else {
-            remove_leaf(&parent, volume).step("failed to remove the volume's directory")?;
+            remove_leaf(&parent, volume).at_step("failed to remove the volume's directory")?;
             Ok(true)
         }
     }
 
     fn unmount_below(&self, uid: &PodUid, sub: &str) -> Result<(), VolumeErrorCause> {
         let dir = self.pod_dir(uid).join(sub);
-        let points = (self.mounts_below)(&dir).step("failed to read the mount table")?;
+        let points = (self.mounts_below)(&dir).at_step("failed to read the mount table")?;
         let mut result = Ok(());
         // Later mounts lie in or over earlier ones.
         for point in points.iter().rev() {
-            let done = mounts::unmount(point).step("failed to unmount");
+            let done = mounts::unmount_point(point).at_step("failed to unmount");
             result = result.and(done);
         }
         result
     }
 
     /// The pod's directory, itself no symbolic link; `None` if it does not exist.
-    pub(super) fn open_pod(&self, uid: &PodUid) -> Result<Option<OwnedFd>, VolumeError> {
+    pub(super) fn open_pod_dir(&self, uid: &PodUid) -> Result<Option<OwnedFd>, VolumeError> {
         let failed = |cause| VolumeError::TearDown {
             volume: VOLUMES.into(),
             cause,
@@ -181,9 +182,9 @@ impl Volumes {
                 "{uid:?} is not a pod's uid"
             ))));
         }
-        beneath::dir(&self.pods)
-            .and_then(|pods| entry(&pods, uid.as_str()))
-            .step("failed to open the pod's directory")
+        beneath::open_dir(&self.pods)
+            .and_then(|pods| open_entry_dir(&pods, uid.as_str()))
+            .at_step("failed to open the pod's directory")
             .map_err(failed)
     }
 }
@@ -192,7 +193,10 @@ impl Volumes {
 pub(super) const SUBPATH_DEPTH: u32 = 2;
 
 /// Opens directory `name` of `dir` for reading; `None` if it does not exist.
-pub(super) fn entry(dir: &OwnedFd, name: impl AsRef<OsStr>) -> io::Result<Option<OwnedFd>> {
+pub(super) fn open_entry_dir(
+    dir: &OwnedFd,
+    name: impl AsRef<OsStr>,
+) -> io::Result<Option<OwnedFd>> {
     match beneath::open_child(
         dir,
         Path::new(name.as_ref()),
@@ -208,7 +212,7 @@ pub(super) fn entry(dir: &OwnedFd, name: impl AsRef<OsStr>) -> io::Result<Option
 pub(super) fn all_names(dir: &OwnedFd) -> io::Result<Vec<OsString>> {
     let opened = beneath::open_child(dir, Path::new("."), OFlag::O_RDONLY | OFlag::O_DIRECTORY)?;
     let mut names = remove::read_names(opened, usize::MAX)?;
-    names.order();
+    names.stable_sort();
     Ok(names)
 }
 
@@ -226,7 +230,7 @@ pub(super) fn remove_leaf(dir: &OwnedFd, name: &OsStr) -> io::Result<()> {
 
 /// Removes `name` with the empty directories in it, `depth` levels down; below that only files and empty directories.
 pub(super) fn remove_leaves(dir: &OwnedFd, name: &Path, depth: u32) -> io::Result<()> {
-    if let Some(inner) = entry(dir, name)? {
+    if let Some(inner) = open_entry_dir(dir, name)? {
         for leaf in all_names(&inner)? {
             if depth == 0 {
                 remove_leaf(&inner, &leaf)?;
@@ -293,11 +297,11 @@ mod tests {
                 },
             ),
         ]);
-        let mounted = volumes.set_up(&request).into_result().unwrap();
+        let mounted = volumes.set_up_volumes(&request).into_result().unwrap();
         symlink(&host, mounted["disk"].host_path.join("link")).unwrap();
         for (index, name) in ["disk", "memory", "host"].into_iter().enumerate() {
             volumes
-                .sub_path(
+                .pin_sub_path(
                     &uid(),
                     &mounted[name],
                     &SubPath {
@@ -314,7 +318,7 @@ mod tests {
         assert!(!mounts().is_empty());
 
         let restarted = scratch.volumes();
-        restarted.tear_down(&uid()).unwrap();
+        restarted.tear_down_pod(&uid()).unwrap();
         assert!(mounts().is_empty());
         assert_eq!(volumes_on_disk(&restarted), []);
         assert!(!pod_dir.join(SUBPATHS).exists());
@@ -323,9 +327,9 @@ mod tests {
             "x",
             "a host path's data stays"
         );
-        restarted.tear_down(&uid()).expect("again is success");
+        restarted.tear_down_pod(&uid()).expect("again is success");
         restarted
-            .tear_down(&"unknown".into())
+            .tear_down_pod(&"unknown".into())
             .expect("unknown is success");
         restarted.remove_pod_dir(&uid()).unwrap();
         assert!(!pod_dir.exists());
@@ -343,13 +347,13 @@ mod tests {
         fs::write(precious.join("kept"), "x").unwrap();
         let volumes = scratch.volumes();
         let mounted = volumes
-            .set_up(&pod(vec![empty("disk", EmptyDirMedium::Default)]))
+            .set_up_volumes(&pod(vec![empty("disk", EmptyDirMedium::Default)]))
             .into_result()
             .unwrap();
         let dir = &mounted["disk"].host_path;
         fs::create_dir(dir.join("inner")).unwrap();
         fs::write(dir.join("own"), "x").unwrap();
-        crate::sys::mount::bind(&precious, &dir.join("inner"), false).unwrap();
+        crate::sys::mount::bind_mount(&precious, &dir.join("inner"), false).unwrap();
         // As if the mount had come after the mount table was read.
         let error = volumes
             .tear_down_volume(&uid(), plugin::EMPTY_DIR, OsStr::new("disk"))
@@ -360,7 +364,7 @@ mod tests {
         );
         assert!(precious.join("kept").exists());
         // The whole tear-down sees it in the table, unmounts it first and is done.
-        volumes.tear_down(&uid()).unwrap();
+        volumes.tear_down_pod(&uid()).unwrap();
         assert!(precious.join("kept").exists());
         assert!(!dir.exists());
     }
@@ -373,10 +377,10 @@ mod tests {
         fs::create_dir_all(&foreign).unwrap();
         fs::write(foreign.join("kept"), "x").unwrap();
         volumes
-            .set_up(&pod(vec![empty("disk", EmptyDirMedium::Default)]))
+            .set_up_volumes(&pod(vec![empty("disk", EmptyDirMedium::Default)]))
             .into_result()
             .unwrap();
-        let error = volumes.tear_down(&uid()).unwrap_err();
+        let error = volumes.tear_down_pod(&uid()).unwrap_err();
         assert!(
             matches!(&error, VolumeError::TearDown { volume, .. } if volume == "claim"),
             "{error}"

@@ -34,12 +34,12 @@ impl Drop for Scratch {
             .iter()
             .rev()
         {
-            let _ = mounts::unmount(point);
+            let _ = mounts::unmount_point(point);
         }
         if let (Some(parent), Some(name)) = (self.0.parent(), self.0.file_name())
-            && let Ok(parent) = beneath::dir(parent)
+            && let Ok(parent) = beneath::open_dir(parent)
         {
-            let _ = remove::entry_of(&parent, name);
+            let _ = remove::remove_entry(&parent, name);
         }
     }
 }

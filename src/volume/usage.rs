@@ -30,7 +30,7 @@ pub struct HeldVolume {
 impl Volumes {
     /// Volumes of a pod with data of their own, in no order. A pod that is not known has none.
     #[must_use]
-    pub fn held(&self, uid: &PodUid) -> Vec<HeldVolume> {
+    pub fn held_volumes(&self, uid: &PodUid) -> Vec<HeldVolume> {
         if !is_component(uid) {
             return Vec::new();
         }
@@ -64,7 +64,7 @@ impl Volumes {
     /// Directories of the node's own disk that are shown in the pod's: the PersistentVolume's name, and the file system that
     /// it is on. In no order. A pod that is not known has none.
     #[must_use]
-    pub fn locals(&self, uid: &PodUid) -> Vec<(String, FsInfo)> {
+    pub fn local_volumes(&self, uid: &PodUid) -> Vec<(String, FsInfo)> {
         if !is_component(uid) {
             return Vec::new();
         }
@@ -76,7 +76,7 @@ impl Volumes {
             .take(MAX_VOLUMES)
             .filter_map(|volume| {
                 let name = volume.file_name().to_str()?.to_owned();
-                Some((name, disk_usage::file_system(&volume.path()).ok()?))
+                Some((name, disk_usage::read_file_system(&volume.path()).ok()?))
             })
             .collect()
     }

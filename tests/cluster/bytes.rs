@@ -255,7 +255,7 @@ pub(crate) fn counted(host: &Host) -> (Vec<[u64; 2]>, [u64; 2]) {
 
 /// Waits until both counts agree; each may be in the middle of something at any moment.
 fn agree(host: &Host, since: ([u64; 2], [u64; 2])) {
-    let deadline = clock::mono() + PATIENCE;
+    let deadline = clock::mono_now() + PATIENCE;
     loop {
         let before = carried(host);
         let (_, all) = counted(host);
@@ -273,7 +273,7 @@ fn agree(host: &Host, since: ([u64; 2], [u64; 2])) {
             return;
         }
         assert!(
-            clock::mono() < deadline,
+            clock::mono_now() < deadline,
             "counted {all:?}, carried {after:?}, since {since:?}"
         );
         pause(Duration::from_millis(200));

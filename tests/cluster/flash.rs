@@ -128,9 +128,9 @@ fn an_hour_at_rest() {
     konnectivity.wait();
     let before = wait_rest(&host, &disk, &server, SETTLING_RENEWALS);
     assert_eq!(before.len(), CROWD + 2, "a shim each");
-    let (begun, (classes, _)) = (clock::mono(), counted(&host));
+    let (begun, (classes, _)) = (clock::mono_now(), counted(&host));
     wait_renewals(&server, HOUR_RENEWALS);
-    let (took, (after, _)) = (clock::mono() - begun, counted(&host));
+    let (took, (after, _)) = (clock::mono_now() - begun, counted(&host));
     assert_eq!(written(&host, &disk), before, "nothing is written");
     let mut day = 0;
     println!(

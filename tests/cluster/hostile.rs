@@ -70,7 +70,7 @@ impl Probed {
         let n = stream.read(&mut head)?;
         let head = text(&head[..n]);
         let page = head.split(' ').nth(1).unwrap_or_default().to_owned();
-        let now = clock::mono().0;
+        let now = clock::mono_now().0;
         self.0
             .lock()
             .expect("lock")
@@ -301,9 +301,9 @@ fn two_hundred_hostile_clients() {
     let admin = admin.expect("pair");
     assert_eq!(ask(&host, Some(&admin), "GET /healthz", "").0, 200);
     // What probes do at rest is the measure of this machine, nothing else.
-    let quiet = clock::mono().0;
+    let quiet = clock::mono_now().0;
     pause(PERIOD * 3);
-    let begin = clock::mono().0;
+    let begin = clock::mono_now().0;
     let before_them = probed.pauses(quiet, begin);
     let (pss, own) = (pss_kib(&host), own_kib(&host));
     server.clear_audit();
@@ -338,24 +338,24 @@ fn two_hundred_hostile_clients() {
         });
         // Whatever fails, they stop: the scope waits for them.
         let over = Over(siege);
-        let end = clock::mono() + time;
-        let limit = clock::mono() + time.max(LEASE);
-        while clock::mono() < end
-            || ((renewals(&server).is_empty() || !siege.all_came()) && clock::mono() < limit)
+        let end = clock::mono_now() + time;
+        let limit = clock::mono_now() + time.max(LEASE);
+        while clock::mono_now() < end
+            || ((renewals(&server).is_empty() || !siege.all_came()) && clock::mono_now() < limit)
         {
-            let asked = clock::mono();
+            let asked = clock::mono_now();
             let (code, said) = ask(&host, Some(&admin), "GET /healthz", "");
             assert_eq!(code, 200, "an honest client: {said}");
-            let by_network = clock::mono().0 - asked.0;
+            let by_network = clock::mono_now().0 - asked.0;
             host.ok(&["get", "node", "-o", "name"]);
-            waits.push((by_network, clock::mono().0 - asked.0 - by_network));
+            waits.push((by_network, clock::mono_now().0 - asked.0 - by_network));
             most_pss = most_pss.max(pss_kib(&host));
             most_own = most_own.max(own_kib(&host));
             pause(LOOK);
         }
         drop(over);
     });
-    let stop = clock::mono().0;
+    let stop = clock::mono_now().0;
     let pauses = probed.pauses(begin, stop);
     let renewed = renewals(&server);
     let counts: Vec<_> = ["pipelining", "chains", "one byte", "silence"]

@@ -469,7 +469,7 @@ struct Clock;
 
 impl ConnectionClock for Clock {
     fn now(&self) -> Duration {
-        clock::mono() - MonoTime(0)
+        clock::mono_now() - MonoTime(0)
     }
     fn sleep(&self, time: Duration) -> SleepFuture {
         Box::pin(async move {
@@ -505,7 +505,7 @@ fn ask_within<A: Message + Default>(
         timeout: Some(timeout),
         ..CallOptions::default()
     };
-    let call = client.unary(path, &mut request, &options);
+    let call = client.call_unary(path, &mut request, &options);
     let over = async { Err(driver.await) };
     smol::block_on(smol::future::or(call, over))
 }

@@ -36,10 +36,10 @@ fn start(server: &TestServer, name: &str) -> Duration {
     let spec = json!({"containers": [sh("c", IDLE)], "nodeName": NODE, "automountServiceAccountToken": false});
     let mut pod = manifest(name, spec);
     pod["metadata"]["namespace"] = "default".into();
-    let begun = clock::mono();
+    let begun = clock::mono_now();
     server.create(&pod).expect("create");
     server.wait_for_phase("default", name, "Running", PATIENCE);
-    clock::mono() - begun
+    clock::mono_now() - begun
 }
 
 /// Long enough for the NAT to forget whatever is silent.

@@ -85,9 +85,9 @@ pub(crate) fn ends(host: &Host) -> (Option<i32>, String) {
         .stderr(Stdio::piped())
         .spawn()
         .expect("agent");
-    let end = clock::mono() + PATIENCE;
+    let end = clock::mono_now() + PATIENCE;
     while child.try_wait().expect("agent").is_none() {
-        if clock::mono() > end {
+        if clock::mono_now() > end {
             let _ = child.kill();
         }
         pause(Duration::from_millis(20));

@@ -546,7 +546,7 @@ fn streams_at_rest() {
     // One question to the next, and the answer to the second.
     let pings = |n: usize| {
         until("a question", || {
-            (link.pings.load(Ordering::Relaxed) >= n).then(clock::mono)
+            (link.pings.load(Ordering::Relaxed) >= n).then(clock::mono_now)
         })
     };
     let begun = pings(1);

@@ -131,7 +131,7 @@ impl Shared {
         while !self.end.load(Ordering::Relaxed) {
             let mut fds = [PollFd::new(from.as_fd(), PollFlags::POLLIN)];
             let ready = poll(&mut fds, PollTimeout::from(POLL_MS)).unwrap_or(0);
-            let now = clock::mono();
+            let now = clock::mono_now();
             if ready > 0
                 && let Ok(length) = { from }.read(&mut packet)
             {

@@ -12,7 +12,7 @@ use std::thread::{self, JoinHandle};
 use picolet::api::MonoTime;
 use picolet::grpc::client::{self, CallOptions, GrpcClient};
 use picolet::grpc::proto::{Message, message};
-use picolet::grpc::server::{CallFuture, CallHandler, ServerCall, serve};
+use picolet::grpc::server::{CallFuture, CallHandler, ServerCall, serve_calls};
 use picolet::grpc::status::{GrpcCode, GrpcStatus};
 use picolet::grpc::{ConnectionClock, SleepFuture};
 use picolet::sys::clock;
@@ -193,7 +193,7 @@ struct Clock;
 
 impl ConnectionClock for Clock {
     fn now(&self) -> Duration {
-        clock::mono() - MonoTime(0)
+        clock::mono_now() - MonoTime(0)
     }
 
     fn sleep(&self, time: Duration) -> SleepFuture {
@@ -265,7 +265,7 @@ fn run(listener: UnixListener, shared: Arc<Shared>, ends: Receiver<()>) {
         });
         loop {
             let (pipe, _) = listener.accept().await.expect("an agent");
-            let serve = serve(pipe, handler.clone(), Rc::new(Clock));
+            let serve = serve_calls(pipe, handler.clone(), Rc::new(Clock));
             executor.spawn(serve).detach();
         }
     };
@@ -276,7 +276,7 @@ fn run(listener: UnixListener, shared: Arc<Shared>, ends: Receiver<()>) {
 }
 
 async fn answer(mut call: ServerCall, shared: &Shared) -> Result<(), GrpcStatus> {
-    let path = call.path().to_owned();
+    let path = call.method_path().to_owned();
     let method = path.strip_prefix("/v1beta1.DevicePlugin/");
     let method = method.or_else(|| path.strip_prefix("/pluginregistration.Registration/"));
     let method =
@@ -297,19 +297,19 @@ async fn answer(mut call: ServerCall, shared: &Shared) -> Result<(), GrpcStatus>
         "GetInfo" => {
             note(&[]);
             let mut info = habits.info;
-            call.answer(&mut info).await
+            call.send_answer(&mut info).await
         }
         "NotifyRegistrationStatus" => {
-            let told: RegistrationStatus = call.request().await?;
+            let told: RegistrationStatus = call.single_request().await?;
             note(&[told.registered.to_string(), told.error]);
-            call.answer(&mut Empty {}).await
+            call.send_answer(&mut Empty {}).await
         }
         "GetDevicePluginOptions" => {
             let mut options = OptionsMessage {
                 pre_start_required: habits.pre_start,
                 preferred: habits.prefers,
             };
-            call.answer(&mut options).await
+            call.send_answer(&mut options).await
         }
         "ListAndWatch" => {
             let (sender, changes) = smol::channel::unbounded();
@@ -321,33 +321,33 @@ async fn answer(mut call: ServerCall, shared: &Shared) -> Result<(), GrpcStatus>
                     health: if healthy { "Healthy" } else { "Unhealthy" }.into(),
                 };
                 let devices = units.into_iter().map(unit).collect();
-                call.answer(&mut ListMessage { devices }).await?;
+                call.send_answer(&mut ListMessage { devices }).await?;
                 let _ = changes.recv().await;
             }
         }
         "GetPreferredAllocation" => {
-            let asked: PreferredRequests = call.request().await?;
+            let asked: PreferredRequests = call.single_request().await?;
             let asked = asked.containers.into_iter().next().unwrap_or_default();
             note(&asked.available);
             let size = usize::try_from(asked.size).unwrap_or_default();
             let ids = asked.available.into_iter().rev().take(size).collect();
             let containers = vec![Ids { ids }];
-            call.answer(&mut Containers { containers }).await
+            call.send_answer(&mut Containers { containers }).await
         }
         "Allocate" => {
-            let asked: Containers = call.request().await?;
+            let asked: Containers = call.single_request().await?;
             let ids = asked.containers.into_iter().flat_map(|c| c.ids);
             let ids: Vec<String> = ids.collect();
             note(&ids);
             let mut gift = habits.gift;
             gift.env.insert("IDS".into(), ids.join(","));
             let containers = vec![gift];
-            call.answer(&mut Allocated { containers }).await
+            call.send_answer(&mut Allocated { containers }).await
         }
         "PreStartContainer" => {
-            let asked: Ids = call.request().await?;
+            let asked: Ids = call.single_request().await?;
             note(&asked.ids);
-            call.answer(&mut Empty {}).await
+            call.send_answer(&mut Empty {}).await
         }
         _ => Err(GrpcStatus::new(GrpcCode::UNIMPLEMENTED, "another method")),
     }
@@ -377,7 +377,7 @@ fn ask<A: Message + Default>(
 ) -> Result<A, String> {
     connected(dir, async |client: GrpcClient| {
         let options = CallOptions::default();
-        let asked = client.unary::<A>(path, request, &options).await;
+        let asked = client.call_unary::<A>(path, request, &options).await;
         asked.map_err(|e| e.message)
     })
 }
@@ -404,7 +404,7 @@ pub(crate) fn hurry(dir: &Path, times: usize) -> Result<(), String> {
         for _ in 0..times {
             let options = CallOptions::default();
             let path = "/v1.PodResourcesLister/GetAllocatableResources";
-            let asked = client.unary::<AllDevices>(path, &mut Empty {}, &options);
+            let asked = client.call_unary::<AllDevices>(path, &mut Empty {}, &options);
             asked
                 .await
                 .map_err(|e| format!("{}: {}", e.code, e.message))?;

@@ -700,7 +700,7 @@ impl Fake {
     pub fn container(&self, uid: &PodUid, name: &str) -> Option<ContainerStatus> {
         let pods = self.state.borrow().pods();
         let pod = pods.into_iter().find(|pod| pod.uid == *uid)?;
-        pod.newest(name).cloned()
+        pod.newest_instance(name).cloned()
     }
 
     /// What the newest instance of a container was created with.
@@ -1054,7 +1054,7 @@ impl RuntimeService for Fake {
         }
     }
 
-    fn status(&self) -> RuntimeCall<'_, RuntimeStatus> {
+    fn runtime_status(&self) -> RuntimeCall<'_, RuntimeStatus> {
         self.at_once(Op::Status, "", None, None, |state| {
             Ok(RuntimeStatus {
                 runtime_ready: condition(state.runtime.as_ref()),
@@ -1094,7 +1094,7 @@ impl RuntimeService for Fake {
         )
     }
 
-    fn doorbell(&self) -> Pin<Box<dyn Future<Output = ()> + '_>> {
+    fn wait_for_doorbell(&self) -> Pin<Box<dyn Future<Output = ()> + '_>> {
         Box::pin(self.wait(|state| core::mem::take(&mut state.rung).then_some(())))
     }
 
@@ -1334,7 +1334,7 @@ impl RuntimeService for Fake {
         })
     }
 
-    fn reopen_log<'a>(&'a self, id: &'a ContainerId) -> RuntimeCall<'a, ()> {
+    fn reopen_container_log<'a>(&'a self, id: &'a ContainerId) -> RuntimeCall<'a, ()> {
         let (target, uid) = self.names_of(id);
         self.at_once(Op::ReopenLog, &target, uid, Some(id), move |state| {
             let known = state.containers.contains_key(id);
@@ -1439,7 +1439,10 @@ impl RuntimeService for Fake {
         })
     }
 
-    fn writable_layer<'a>(&'a self, id: &'a ContainerId) -> RuntimeCall<'a, Option<DiskUsage>> {
+    fn writable_layer_usage<'a>(
+        &'a self,
+        id: &'a ContainerId,
+    ) -> RuntimeCall<'a, Option<DiskUsage>> {
         let (target, uid) = self.names_of(id);
         self.at_once(Op::WritableLayer, &target, uid, None, |_| {
             Ok(Some(DiskUsage {
@@ -1510,7 +1513,7 @@ mod tests {
     use smol::future::{block_on, poll_once};
 
     use super::*;
-    use crate::runtime::contract::{ContractFixture, contract};
+    use crate::runtime::contract::{ContractFixture, run_contract};
 
     const REFERENCE: &str = "docker.io/library/busybox:1.36";
 
@@ -1565,7 +1568,7 @@ mod tests {
             echoes: vec!["echo".into(), "heard".into()],
         };
         let pause = || -> Pin<Box<dyn Future<Output = ()>>> { Box::pin(smol::future::yield_now()) };
-        let result = block_on(contract(&fake, &fixture, &pause));
+        let result = block_on(run_contract(&fake, &fixture, &pause));
         assert_eq!(result, Ok(()));
         assert_eq!(fake.violations(), Vec::<String>::new());
     }
@@ -1642,18 +1645,18 @@ mod tests {
         let fake = Fake::new();
         let id = started(&fake, "a");
         block_on(async {
-            let mut bell = fake.doorbell();
+            let mut bell = fake.wait_for_doorbell();
             assert_eq!(poll_once(&mut bell).await, None);
             assert!(fake.oom_kill(&id) && !fake.exit(&id, 0));
             assert_eq!(poll_once(&mut bell).await, Some(()));
-            assert_eq!(poll_once(fake.doorbell()).await, None, "once");
+            assert_eq!(poll_once(fake.wait_for_doorbell()).await, None, "once");
         });
         let status = fake.container(&"a".into(), "c").expect("listed");
         assert_eq!(status.reason, "OOMKilled");
         fake.set_deaf(true);
         let other = started(&fake, "b");
         fake.exit(&other, 0);
-        assert_eq!(block_on(poll_once(fake.doorbell())), None, "cut");
+        assert_eq!(block_on(poll_once(fake.wait_for_doorbell())), None, "cut");
     }
 
     #[test]

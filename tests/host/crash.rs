@@ -77,7 +77,7 @@ fn killed_container_is_restarted_then_delayed() {
     let seconds = |value: &Value| {
         picolet::api::WallTime::parse(value.as_str().unwrap_or_default())
             .expect("a time")
-            .secs()
+            .unix_seconds()
     };
     let victim = status_of(&third, "victim");
     let waited = seconds(&victim["state"]["running"]["startedAt"])

@@ -363,13 +363,13 @@ impl Host {
 
     /// Looks until `look` says yes; its text tells what was seen last.
     pub(crate) fn until(&self, what: &str, mut look: impl FnMut(&Self) -> (bool, String)) {
-        let deadline = clock::mono() + PATIENCE;
+        let deadline = clock::mono_now() + PATIENCE;
         loop {
             let (holds, seen) = look(self);
             if holds {
                 return;
             }
-            assert!(clock::mono() < deadline, "{what}: {seen}");
+            assert!(clock::mono_now() < deadline, "{what}: {seen}");
             pause(LOOK);
         }
     }
@@ -551,9 +551,9 @@ impl Host {
         }
         for point in self.mounts().iter().rev() {
             // Containers of other tests come to be meanwhile, each with a copy of all mounts that it looks through.
-            let deadline = clock::mono() + PATIENCE;
+            let deadline = clock::mono_now() + PATIENCE;
             while let Err(e) = umount2(point, MntFlags::empty()) {
-                if e != Errno::EBUSY || clock::mono() >= deadline {
+                if e != Errno::EBUSY || clock::mono_now() >= deadline {
                     return Err(format!("{}: {e}", point.display()));
                 }
                 pause(LOOK);

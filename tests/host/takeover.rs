@@ -66,7 +66,7 @@ fn client(
     };
     let cgroups = Cgroups::detect().expect("cgroups");
     let disk = Lane::start("disk").expect("lane");
-    let open = picolet::parts::endpoint_client().expect("a client");
+    let open = picolet::parts::find_endpoint_client().expect("a client");
     let opened = open(settings, executor, disk, cgroups);
     smol::block_on(executor.run(opened)).expect("a client")
 }

@@ -110,11 +110,11 @@ impl Agent {
             .spawn()
             .expect("agent");
         let mut agent = Self { child, dir, mark };
-        let deadline = clock::mono() + PATIENCE;
+        let deadline = clock::mono_now() + PATIENCE;
         while !agent.cli(&["get", "node", "-o", "name"]).status.success() {
             let ended = agent.child.try_wait().expect("agent").is_some();
             let log = fs::read_to_string(agent.dir.join("agent.log")).unwrap_or_default();
-            assert!(!ended && clock::mono() < deadline, "{log}");
+            assert!(!ended && clock::mono_now() < deadline, "{log}");
         }
         agent
     }

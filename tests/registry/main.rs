@@ -86,7 +86,7 @@ impl Bench {
         image: &str,
         credential: Option<RegistryCredential>,
     ) -> Result<String, PullError> {
-        smol::block_on(self.puller.pull(image, credential))
+        smol::block_on(self.puller.pull_image(image, credential))
     }
 
     /// Every file of the image has the bytes it was made with, and there are no others.
@@ -117,7 +117,7 @@ impl Bench {
 
     fn images(&self) -> Vec<String> {
         let name = |image: &std::sync::Arc<ImageRecord>| image.names.join(",");
-        self.store.list().iter().map(name).collect()
+        self.store.list_images().iter().map(name).collect()
     }
 }
 

@@ -129,7 +129,7 @@ fn pass(
     let fault = choose(Asked {
         path: head.split(' ').nth(1).unwrap_or("").to_owned(),
         from: range.map_or(0, |r| r.trim_end_matches('-').parse().expect("a range")),
-        at: clock::mono(),
+        at: clock::mono_now(),
     });
     let mut refuse = |status: u16, again: u64| {
         write!(

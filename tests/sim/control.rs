@@ -68,10 +68,10 @@ impl KubeTransport for Staged {
             max_ms => wire.random.below(max_ms),
         };
         let there = self.clock.now() + Duration::from_millis(wait_ms);
-        self.clock.until(there)
+        self.clock.sleep_until(there)
     }
 
-    fn doorbell(&self, _: &Arc<dyn KubeApi>, rope: WatchThread) -> io::Result<()> {
+    fn start_watch_thread(&self, _: &Arc<dyn KubeApi>, rope: WatchThread) -> io::Result<()> {
         self.rope.replace(Some(rope));
         Ok(())
     }
@@ -181,9 +181,9 @@ impl Control {
 
     pub(super) fn lanes(&self) -> KubeLanes {
         let way = Rc::clone(&self.staged);
-        KubeLanes::by(
+        KubeLanes::from_lanes(
             Arc::clone(&self.api) as _,
-            [Lane::inline(), Lane::inline()],
+            [Lane::without_thread(), Lane::without_thread()],
             way,
         )
     }
@@ -225,7 +225,7 @@ impl Control {
             self.api.set_link(Link::Up);
         }
         self.api
-            .set_may_be_stale(cluster.is_some_and(|c| c.has_completed()));
+            .set_may_be_stale(cluster.is_some_and(|c| c.has_complete_list()));
         if self.api.take_listed() && self.api.with(|s| s.is_fresh) {
             let travel = Duration::from_millis(self.wire.borrow().max_ms);
             self.settled_at = Some(now + travel + Duration::from_millis(1));
@@ -420,7 +420,7 @@ impl Control {
     /// Somebody does something to a pod. Returns the uid of a new one.
     pub(super) fn act(&mut self, name: u8, deed: &Deed, now: WallTime) -> Option<PodUid> {
         let key = key(name);
-        // A store that was just restored is left alone until nodes have looked at it (see `Server::is_fresh`).
+        // A store that was just restored is left alone until nodes have looked at it (see `Server::may_still_change`).
         let (fresh, found) = self
             .api
             .with(|s| (s.is_fresh, s.objects.get(&key).cloned()));
@@ -543,7 +543,7 @@ impl Control {
         let pods = objects.into_iter().filter(alive).filter_map(|object| {
             let uid = PodUid::new(uid_of(&object));
             let manifest = self.made.get(&uid)?.clone();
-            let received = api_pod::receive(object, node).ok()?;
+            let received = api_pod::decode_api_pod(object, node).ok()?;
             Some((uid, manifest, received.pod))
         });
         pods.collect()
@@ -671,10 +671,10 @@ impl Control {
     /// What must hold at every instant: nobody ends a pod that the API has and wants, whatever was heard or not heard.
     pub(super) fn check(&mut self, agent: &Agent) -> Result<(), String> {
         self.note_excuses();
-        let table = agent.pods().table();
+        let table = agent.pods().worker_table();
         let statuses = agent.pods().statuses();
         for handle in table.handles() {
-            let Some(uid) = table.identity(handle).map(|i| i.uid) else {
+            let Some(uid) = table.pod_identity(handle).map(|i| i.uid) else {
                 continue;
             };
             let wanted = self.made.contains_key(uid) && !self.excused.contains(uid);

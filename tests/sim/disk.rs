@@ -104,7 +104,7 @@ impl Disk {
             Some(state) => state.on(path, is_synced),
             None => Ok(()),
         };
-        watched::watch(Some(Rc::new(watcher)));
+        watched::set_watcher(Some(Rc::new(watcher)));
         disk
     }
 
@@ -190,7 +190,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        watched::watch(None);
+        watched::set_watcher(None);
     }
 }
 

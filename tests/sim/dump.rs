@@ -16,7 +16,7 @@ use super::{
 /// The schedule in a dump.
 pub(super) fn schedule(text: &str) -> Result<Vec<Timed>, String> {
     let (header, lines) =
-        ring::tests::parse(text).map_err(|line| format!("line {line} is none of a dump"))?;
+        ring::tests::parse_dump(text).map_err(|line| format!("line {line} is none of a dump"))?;
     let start = lines.first().map_or(0, |line| line.t);
     let mut reader = Reader {
         in_cluster: lines.iter().any(is_of_cluster),

@@ -287,7 +287,7 @@ impl Machine {
             return;
         };
         let cluster = agent.parts.owners.cluster.as_ref();
-        let memory = cluster.map(|c| c.memory()).unwrap_or_default();
+        let memory = cluster.map(|c| c.describe_memory()).unwrap_or_default();
         let statuses: Vec<String> = agent
             .core
             .borrow()
@@ -297,12 +297,12 @@ impl Machine {
             .map(|(uid, status)| format!("status of {uid}: {status:?}"))
             .collect();
         let core = agent.core.borrow();
-        let table = core.pods().table();
+        let table = core.pods().worker_table();
         let stages: Vec<String> = table
             .handles()
             .map(|handle| {
-                let uid = table.identity(handle).map(|identity| identity.uid);
-                format!("{uid:?} is in {:?}", table.stage(handle))
+                let uid = table.pod_identity(handle).map(|identity| identity.uid);
+                format!("{uid:?} is in {:?}", table.pod_stage(handle))
             })
             .collect();
         let control = self.control.as_ref();
@@ -328,12 +328,12 @@ impl Machine {
         self.sequence += 1;
         let cluster = self.control.as_ref().map(|control| {
             let (lanes, seed) = (control.lanes(), self.sequence);
-            let mut joined = JoinedCluster::new(lanes, control.doorbell, seed);
+            let mut joined = JoinedCluster::from_lanes(lanes, control.doorbell, seed);
             joined.answers = MANY_ANSWERS;
             joined
         });
         let given = self.template.given(fake, hands, cluster);
-        let running = Running::start(given, assembly::driver, &executor, &events, queue);
+        let running = Running::start(given, assembly::make_pod_driver, &executor, &events, queue);
         executor
             .spawn(deliver_all(
                 snapshots,
@@ -343,10 +343,10 @@ impl Machine {
             .detach();
         *self.watched.borrow_mut() = Some(Rc::clone(&running.agent));
         let asker = AgentHandle::new(events.clone());
-        let probes = assembly::probe_driver(&running.parts, asker, events.clone());
-        probes.recall();
+        let probes = assembly::make_probe_driver(&running.parts, asker, events.clone());
+        probes.restore_passed_probes();
         let mut members = running.members;
-        let probing = probes.run(Rc::clone(&executor));
+        let probing = probes.drive_probes(Rc::clone(&executor));
         members.push(executor.spawn(drawn::started(probing)));
         self.rules.another_agent();
         self.evictions.another_agent(&self.template.left);
@@ -393,8 +393,8 @@ impl Machine {
                 self.counts.saw(What::KilledBeforeStart);
             }
             let core = agent.core.borrow();
-            let table = core.pods().table();
-            for stage in table.handles().filter_map(|h| table.stage(h)) {
+            let table = core.pods().worker_table();
+            for stage in table.handles().filter_map(|h| table.pod_stage(h)) {
                 match stage {
                     WorkerStage::Terminating => self.counts.saw(What::KilledWhileTerminating),
                     WorkerStage::Terminated => self.counts.saw(What::KilledWhileTerminated),
@@ -1045,10 +1045,11 @@ impl Machine {
             let (Some(start), Some(limit_s)) = (start, pod.pod.spec.active_deadline_seconds) else {
                 continue;
             };
-            let due = (start.secs() + limit_s).max(self.healed.map_or(0, WallTime::secs));
-            let late_s = self.hands.wall().secs() - due;
-            let table = core.pods().table();
-            let stage = table.handle(uid).and_then(|h| table.stage(h));
+            let due =
+                (start.unix_seconds() + limit_s).max(self.healed.map_or(0, WallTime::unix_seconds));
+            let late_s = self.hands.wall().unix_seconds() - due;
+            let table = core.pods().worker_table();
+            let stage = table.find_handle(uid).and_then(|h| table.pod_stage(h));
             if stage == Some(WorkerStage::Sync) && late_s > 0 {
                 all = false;
                 if late_s > MAX_LATE_S {
@@ -1171,7 +1172,7 @@ async fn deliver_all(
     read_again: Rc<Cell<bool>>,
 ) {
     while let Ok(snapshot) = snapshots.recv().await {
-        match manifests::deliver(snapshot, &events).await {
+        match manifests::deliver_snapshot(snapshot, &events).await {
             Ok(taken) => read_again.set(taken != DeliveryResult::default()),
             Err(_) => return,
         }

@@ -117,7 +117,7 @@ fn campaign(kind: Kind) {
         Kind::Alone => "schedules",
         Kind::Cluster => "cluster",
     });
-    let begin = crate::sys::clock::mono();
+    let begin = crate::sys::clock::mono_now();
     let result = campaign::run_many(
         &root,
         kind,
@@ -132,7 +132,7 @@ fn campaign(kind: Kind) {
             println!(
                 "{} schedules ({kind:?}) in {} s: {counts}",
                 settings.schedules(kind),
-                (crate::sys::clock::mono() - begin).as_secs()
+                (crate::sys::clock::mono_now() - begin).as_secs()
             );
             let missing = counts.missing(kind, settings.schedules(kind));
             assert!(

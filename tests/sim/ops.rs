@@ -288,7 +288,7 @@ impl Judge {
         }
         let now = self.hands.now();
         for (uid, past) in self.pods.iter().filter(|(_, past)| past.wanted) {
-            let (Some(status), Some(pod)) = (agent.pods().status(uid), past.newest()) else {
+            let (Some(status), Some(pod)) = (agent.pods().stored_status(uid), past.newest()) else {
                 continue;
             };
             for container in &status.container_statuses {
@@ -358,7 +358,7 @@ impl Judge {
         let runtime = runtime.unwrap_or(&nothing);
         let mut past = self.pods.remove(uid)?;
         // Why it was evicted, `pressure` judges.
-        let status = agent.pods().status(uid);
+        let status = agent.pods().stored_status(uid);
         if status.is_some_and(|status| status.reason == "Evicted") {
             past.graces.insert(EVICTED_GRACE_S);
             past.ended_by = Some(now);
@@ -461,7 +461,7 @@ impl Judge {
             return None;
         }
         let waits_for = before.find(|c| {
-            let newest = case.runtime.newest(&c.name);
+            let newest = case.runtime.newest_instance(&c.name);
             newest.is_some_and(|i| i.state == ContainerState::Running)
         });
         waits_for.map(|c| format!("sidecar {name} before {}", c.name))
@@ -534,7 +534,7 @@ impl Judge {
         fake: &Fake,
         container: &ContainerStatus,
     ) -> Option<String> {
-        let before = case.runtime.instances(&container.name);
+        let before = case.runtime.container_instances(&container.name);
         let last = before
             .filter(|old| old.id != container.id && old.hash == container.hash)
             .find(|old| old.state == ContainerState::Exited)?;
@@ -658,7 +658,7 @@ impl Case<'_> {
             return None;
         }
         let wrong = inits[..before.unwrap_or(inits.len())].iter().find(|init| {
-            let mut instances = self.runtime.instances(&init.name);
+            let mut instances = self.runtime.container_instances(&init.name);
             let fine = instances.any(|i| {
                 i.sandbox == container.sandbox
                     && match init.is_sidecar() {

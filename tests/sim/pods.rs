@@ -311,9 +311,9 @@ impl Manifest {
         if self.own_uid {
             raw["metadata"]["uid"] = json!(format!("uid{}", self.name));
         }
-        let mut received = static_pod::prepare(raw, NODE, "/m/pod.yaml").expect("valid");
+        let mut received = static_pod::prepare_static_pod(raw, NODE, "/m/pod.yaml").expect("valid");
         if let Some(grace_s) = self.deleted_s {
-            let at = WallTime::from_secs(1_700_000_000);
+            let at = WallTime::from_unix_seconds(1_700_000_000);
             let metadata = &mut received.pod.metadata;
             metadata.deletion_timestamp = Some(at);
             metadata.deletion_grace_period_seconds = Some(grace_s);

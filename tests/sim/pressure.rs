@@ -94,11 +94,11 @@ impl Evictions {
     ) -> Result<(), String> {
         // EVICT-05 EVICT-06 EVICT-10
         let looks = left.short_looks();
-        let table = agent.pods().table();
+        let table = agent.pods().worker_table();
         for (uid, config) in agent.pods().configs() {
             // One that was refused says so in its status alone.
             let told = table
-                .handle(uid)
+                .find_handle(uid)
                 .and_then(|handle| table.stop_status(handle));
             let is_new = !self.now.contains(uid) && !self.before.contains(uid);
             let Some(told) = told.filter(|told| is_new && *told.reason == *EVICTED) else {
@@ -125,7 +125,7 @@ impl Evictions {
         let [memory, bytes, inodes, pids] = looks;
         let either = |a: Looks, b: Looks| (a.last.max(b.last), a.twice.max(b.twice));
         let one = |looks: Looks| either(looks, looks);
-        let told = agent.standing().pressure;
+        let told = agent.node_standing().pressure;
         for (name, said, (last, twice)) in [
             ("MemoryPressure", told.memory, one(memory)),
             ("DiskPressure", told.disk, either(bytes, inodes)),

@@ -52,7 +52,7 @@ pub(super) struct Rules {
 
 /// Whether this agent has refused the pod.
 pub(super) fn is_refused(agent: &Agent, uid: &PodUid) -> bool {
-    let status = agent.pods().status(uid);
+    let status = agent.pods().stored_status(uid);
     status.is_some_and(|status| status.message.starts_with("Pod was rejected: "))
 }
 
@@ -67,7 +67,7 @@ pub(super) fn at_the_runtime(
     } = *operation;
     match op {
         Op::RunPodSandbox | Op::CreateContainer | Op::StartContainer => {
-            let table = agent.pods().table();
+            let table = agent.pods().worker_table();
             if table.is_pod_termination_requested(uid) {
                 return Some(format!("{op:?} of pod {uid}, which is to end"));
             }
@@ -80,9 +80,12 @@ pub(super) fn at_the_runtime(
             let refused =
                 |other: &PodUid| statuses.get(other).is_some_and(|s| s.reason == "NodePorts");
             let holder = |other: &&PodUid| {
-                has_port(other) && *other != uid && table.handle(other).is_some() && !refused(other)
+                has_port(other)
+                    && *other != uid
+                    && table.find_handle(other).is_some()
+                    && !refused(other)
             };
-            let config = agent.pods().configured();
+            let config = agent.pods().configured_uids();
             let holder = config.iter().filter(holder).find(|other| fake.runs(other));
             let holder = holder.filter(|_| has_port(uid));
             holder.map(|other| format!("{op:?} of pod {uid}, whose port pod {other} has"))
@@ -113,10 +116,11 @@ impl Rules {
         counts: &mut Counts,
     ) -> Result<(), String> {
         // PW-36
-        let table = agent.pods().table();
+        let table = agent.pods().worker_table();
         let mut now = BTreeMap::new();
         for handle in table.handles() {
-            let (Some(identity), Some(stage)) = (table.identity(handle), table.stage(handle))
+            let (Some(identity), Some(stage)) =
+                (table.pod_identity(handle), table.pod_stage(handle))
             else {
                 return Err("a slot in use has nobody".into());
             };
@@ -244,7 +248,7 @@ impl Rules {
         let statuses = agent.pods().statuses();
         let mut ended = BTreeMap::new();
         for (uid, status) in statuses {
-            let handle = table.handle(uid);
+            let handle = table.find_handle(uid);
             let before = self
                 .ended
                 .get(uid)
@@ -317,14 +321,14 @@ impl Present<'_> {
         if !self.parts.owners.claims.is_idle() {
             return Err("a call has no answer".into());
         }
-        if self.core.pods().some_arrive() {
+        if self.core.pods().has_arriving_pods() {
             return Err("a pod arrives for ever".into());
         }
         self.counters_agree(wanted.len() + self.ended.len())
     }
 
     fn counters_agree(&self, wanted: usize) -> Result<(), String> {
-        let table = self.core.pods().table();
+        let table = self.core.pods().worker_table();
         if table.len() != table.handles().count() || table.len() > wanted {
             return Err(format!("{} pods in the table", table.len()));
         }
@@ -369,8 +373,8 @@ impl Present<'_> {
     fn pod_is_well(&self, manifest: &Manifest, pod: &Pod, may_end: bool) -> Result<(), String> {
         let uid = &pod.metadata.uid;
         let runs = self.listed(uid).is_some_and(PodRuntimeStatus::is_running);
-        let table = self.core.pods().table();
-        let stage = table.handle(uid).and_then(|h| table.stage(h));
+        let table = self.core.pods().worker_table();
+        let stage = table.find_handle(uid).and_then(|h| table.pod_stage(h));
         if manifest.deleted_s.is_some() {
             let over = stage.is_none_or(WorkerStage::is_finished) && !runs;
             return over
@@ -419,7 +423,7 @@ impl Present<'_> {
             all_run &= self.container_is_well(manifest, pod, container, listed)?;
         }
         for container in pod.spec.init_containers.iter().filter(|c| c.is_sidecar()) {
-            let state = listed.newest(&container.name).map(|c| c.state);
+            let state = listed.newest_instance(&container.name).map(|c| c.state);
             if state != Some(ContainerState::Running) {
                 return Err(format!("sidecar {}: {state:?}", container.name));
             }
@@ -440,7 +444,7 @@ impl Present<'_> {
     }
 
     fn shows_success(&self, uid: &PodUid, name: &str) -> bool {
-        let status = self.core.pods().status(uid);
+        let status = self.core.pods().stored_status(uid);
         let mut shown = status.into_iter().flat_map(|s| &s.container_statuses);
         let end = shown.find(|c| c.name == name);
         let end = end.and_then(|c| c.state.terminated.as_ref());
@@ -456,7 +460,7 @@ impl Present<'_> {
         listed: &PodRuntimeStatus,
     ) -> Result<bool, String> {
         let name = &container.name;
-        let newest = listed.newest(name);
+        let newest = listed.newest_instance(name);
         match newest.map(|c| c.state) {
             Some(ContainerState::Running) => match newest.map(|c| c.hash) {
                 Some(hash) if hash == spec_hash(container) => Ok(true),

@@ -60,7 +60,7 @@ impl Control {
                 return Err(format!("pod {uid} is to be deleted, and is there"));
             }
             let manifest = self.made.get(&uid).ok_or("a pod that nobody made")?;
-            let received = api_pod::receive(object, node).map_err(|e| e.to_string())?;
+            let received = api_pod::decode_api_pod(object, node).map_err(|e| e.to_string())?;
             if received.pod.status.phase.is_terminal() {
                 wanted.ended.insert(uid);
                 continue;
@@ -108,7 +108,7 @@ impl Control {
             as_at_the_runtime(&object["status"], listed)
                 .map_err(|e| format!("pod {uid}: {e}: {}", object["status"]))?;
         }
-        let table = agent.pods().table();
+        let table = agent.pods().worker_table();
         for pod in statics {
             let metadata = &pod.metadata;
             let named = |o: &&Value| {
@@ -166,7 +166,11 @@ fn same(shown: &Value, own: &PodStatus) -> Result<(), String> {
     }
     let list = |status: &Value| status["conditions"].as_array().cloned().unwrap_or_default();
     let (shown, own) = (list(shown), list(&own));
-    let ours = |c: &&Value| c["type"].as_str().is_some_and(conditions::is_owned);
+    let ours = |c: &&Value| {
+        c["type"]
+            .as_str()
+            .is_some_and(conditions::is_owned_by_agent)
+    };
     for condition in own.iter().filter(ours) {
         let found = shown.iter().find(|c| c["type"] == condition["type"]);
         let found = found.ok_or_else(|| format!("condition {condition} is not shown"))?;

@@ -38,17 +38,17 @@ pub(super) struct ApiPodSnapshot {
 
 impl ApiPodSnapshot {
     /// Judges an object; `None`: it has no identity.
-    pub(super) fn of(raw: Value, node: &str) -> Option<Self> {
-        let item = item_of(&raw)?;
+    pub(super) fn from_object(raw: Value, node: &str) -> Option<Self> {
+        let item = parse_item(&raw)?;
         Some(Self {
             item,
-            sight: PodObjectSummary::of(&raw),
-            pod: api_pod::receive(raw, node),
+            sight: PodObjectSummary::from_raw_object(&raw),
+            pod: api_pod::decode_api_pod(raw, node),
         })
     }
 }
 
-fn item_of(raw: &Value) -> Option<PodListItem> {
+fn parse_item(raw: &Value) -> Option<PodListItem> {
     let metadata = &raw["metadata"];
     let text = |name: &str| {
         let text = metadata[name].as_str().unwrap_or("");
@@ -65,7 +65,7 @@ fn item_of(raw: &Value) -> Option<PodListItem> {
 }
 
 /// Makes an item from a list of metadata.
-pub(super) fn item(meta: ObjectMeta) -> PodListItem {
+pub(super) fn item_from_metadata(meta: ObjectMeta) -> PodListItem {
     PodListItem {
         deleting: meta.deletion_timestamp.is_some(),
         mirror: meta.annotations.contains_key(CONFIG_MIRROR),
@@ -77,24 +77,24 @@ pub(super) fn item(meta: ObjectMeta) -> PodListItem {
 }
 
 /// Picks what the writer needs of a pod that the API shows.
-pub(super) fn copy_of(pod: &Pod) -> ApiPodCopy {
+pub(super) fn api_copy_of(pod: &Pod) -> ApiPodCopy {
     ApiPodCopy {
-        status: ApiStatusDigest::of(&pod.status),
+        status: ApiStatusDigest::from_status(&pod.status),
         deleting: pod.metadata.deletion_timestamp.is_some(),
         mirror: is_mirror(pod),
     }
 }
 
 /// The pod as a mirror; `None`: it is none.
-pub(super) fn mirror_of(pod: &Pod) -> Option<(PodFullName, MirrorPod)> {
+pub(super) fn parse_mirror(pod: &Pod) -> Option<(PodFullName, MirrorPod)> {
     Some((
-        PodFullName::of(&pod.metadata),
-        MirrorPod::of(&pod.metadata)?,
+        PodFullName::from_metadata(&pod.metadata),
+        MirrorPod::from_metadata(&pod.metadata)?,
     ))
 }
 
 /// A ring in the poller's words; `None`: nobody knows for whom it rings.
-pub(super) fn ring(ring: WatchEvent) -> Option<api_poll::PodWatchEvent> {
+pub(super) fn translate_ring(ring: WatchEvent) -> Option<api_poll::PodWatchEvent> {
     let kind = match ring.kind {
         WatchEventKind::Added | WatchEventKind::Modified => api_poll::PodWatchEventKind::Changed,
         WatchEventKind::Deleted => api_poll::PodWatchEventKind::Deleted,
@@ -115,30 +115,30 @@ pub(super) fn ring(ring: WatchEvent) -> Option<api_poll::PodWatchEvent> {
 }
 
 /// Returns true if the apiserver itself gave this answer, not a proxy on the way to it.
-pub(super) fn says(e: &KubeError, status: u16, reason: &str) -> bool {
+pub(super) fn is_api_refusal(e: &KubeError, status: u16, reason: &str) -> bool {
     matches!(e, KubeError::Api(e) if e.status == status && e.reason == reason)
 }
 
 /// Sorts the error of a read for the poller.
-pub(super) fn read_failure(e: &KubeError) -> api_poll::ApiRequestFailure {
+pub(super) fn classify_read_failure(e: &KubeError) -> api_poll::ApiRequestFailure {
     match e {
-        e if says(e, 404, "NotFound") => api_poll::ApiRequestFailure::NotFound,
-        e if says(e, 403, "Forbidden") => api_poll::ApiRequestFailure::Forbidden,
+        e if is_api_refusal(e, 404, "NotFound") => api_poll::ApiRequestFailure::NotFound,
+        e if is_api_refusal(e, 403, "Forbidden") => api_poll::ApiRequestFailure::Forbidden,
         KubeError::Wrong { .. } => api_poll::ApiRequestFailure::Unusable,
-        e => list_failure(e),
+        e => classify_list_failure(e),
     }
 }
 
 /// Sorts the error of a list for the poller.
-pub(super) fn list_failure(e: &KubeError) -> api_poll::ApiRequestFailure {
+pub(super) fn classify_list_failure(e: &KubeError) -> api_poll::ApiRequestFailure {
     api_poll::ApiRequestFailure::Server {
         retry_after: e.retry_after(),
     }
 }
 
 /// The apiserver's word on a write that is not done; `None`: it was not asked.
-pub(super) const fn word(e: &KubeError) -> Option<WriteAnswer> {
-    match (e.status(), e.retry_after()) {
+pub(super) const fn failed_write_answer(e: &KubeError) -> Option<WriteAnswer> {
+    match (e.http_status(), e.retry_after()) {
         (Some(404), _) => Some(WriteAnswer::Gone),
         (Some(403), _) => Some(WriteAnswer::Forbidden),
         (Some(409), _) => Some(WriteAnswer::Conflict),
@@ -150,9 +150,9 @@ pub(super) const fn word(e: &KubeError) -> Option<WriteAnswer> {
 }
 
 /// Sorts the error of a write, as far as its fate is known.
-pub(super) fn write_failure(e: &KubeError) -> status_writer::WriteFailure {
+pub(super) fn classify_write_failure(e: &KubeError) -> status_writer::WriteFailure {
     use status_writer::WriteFailure;
-    match word(e) {
+    match failed_write_answer(e) {
         Some(WriteAnswer::Gone | WriteAnswer::Forbidden | WriteAnswer::Conflict) => {
             WriteFailure::Unsure
         }
@@ -214,21 +214,23 @@ mod tests {
             (error(500, "", None), server, Write::Failed),
             (KubeError::Local("no key".into()), server, Write::Failed),
         ] {
-            assert_eq!(read_failure(&e), read, "{e}");
-            assert_eq!(write_failure(&e), write, "{e}");
+            assert_eq!(classify_read_failure(&e), read, "{e}");
+            assert_eq!(classify_write_failure(&e), write, "{e}");
         }
     }
 
     #[test]
     fn objects_without_identity_are_nobody() {
         let whole = json!({"metadata": {"namespace": "ns", "name": "p", "uid": "u", "resourceVersion": "1"}});
-        assert!(ApiPodSnapshot::of(whole.clone(), "n").is_some_and(|seen| seen.pod.is_err()));
+        assert!(
+            ApiPodSnapshot::from_object(whole.clone(), "n").is_some_and(|seen| seen.pod.is_err())
+        );
         for field in ["namespace", "name", "uid", "resourceVersion"] {
             let mut raw = whole.clone();
             raw["metadata"][field] = json!(7);
-            assert!(ApiPodSnapshot::of(raw, "n").is_none(), "{field}");
+            assert!(ApiPodSnapshot::from_object(raw, "n").is_none(), "{field}");
         }
-        assert!(ApiPodSnapshot::of(json!([]), "n").is_none());
-        assert!(ApiPodSnapshot::of(json!("pod"), "n").is_none());
+        assert!(ApiPodSnapshot::from_object(json!([]), "n").is_none());
+        assert!(ApiPodSnapshot::from_object(json!("pod"), "n").is_none());
     }
 }

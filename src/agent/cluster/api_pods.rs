@@ -26,49 +26,52 @@ impl ApiPods {
     }
 
     /// For the poller, which decides what is asked.
-    pub(super) fn with<T>(&self, look: impl FnOnce(&mut ApiPoll) -> T) -> T {
+    pub(super) fn with_poll<T>(&self, look: impl FnOnce(&mut ApiPoll) -> T) -> T {
         look(&mut self.poll.borrow_mut())
     }
 
     /// Waits until the poller may have something to ask.
-    pub(super) async fn wait(&self) {
-        self.asks_due.woken().await;
+    pub(super) async fn wait_for_work(&self) {
+        self.asks_due.wait_for_wake().await;
     }
 
     /// The poller may have something to ask.
-    pub(super) fn look_again(&self) {
-        self.asks_due.wake();
+    pub(super) fn wake_poller(&self) {
+        self.asks_due.wake_waiters();
     }
 
     /// The API has the pod, and nobody could read it yet.
     pub(super) fn is_unread(&self, uid: &PodUid) -> bool {
-        self.poll.borrow().unread().any(|known| *known == **uid)
+        self.poll
+            .borrow()
+            .unread_pods()
+            .any(|known| *known == **uid)
     }
 
     /// A whole list was told since the agent began.
-    pub(super) fn has_completed(&self) -> bool {
+    pub(super) fn has_complete_list(&self) -> bool {
         self.poll.borrow().has_completed()
     }
 
     /// Returns true if the pod is known.
-    pub(super) fn holds(&self, uid: &PodUid) -> bool {
-        self.poll.borrow().holds(uid)
+    pub(super) fn is_known(&self, uid: &PodUid) -> bool {
+        self.poll.borrow().is_delivered(uid)
     }
 
     /// Namespace and name of a pod.
-    pub(super) fn path(&self, uid: &PodUid) -> Option<(String, String)> {
+    pub(super) fn pod_name(&self, uid: &PodUid) -> Option<(String, String)> {
         let poll = self.poll.borrow();
-        let (namespace, name) = poll.path(uid)?;
+        let (namespace, name) = poll.namespace_and_name(uid)?;
         Some((namespace.into(), name.into()))
     }
 
     /// A write to the pod begins.
-    pub(super) fn write_started(&self, uid: &PodUid) {
+    pub(super) fn note_write_start(&self, uid: &PodUid) {
         self.poll.borrow_mut().on_write_started(uid);
     }
 
     /// A write ended, with this in the answer. Returns whether that says more than was known.
-    pub(super) fn write_ended(
+    pub(super) fn note_write_end(
         &self,
         uid: &PodUid,
         sight: Option<PodObjectSummary>,
@@ -79,18 +82,23 @@ impl ApiPods {
     }
 
     /// A pod was created by us, or found where one was to be.
-    pub(super) fn made(&self, item: &PodListItem, sight: PodObjectSummary, now: MonoTime) {
-        self.poll.borrow_mut().on_made(item, sight, now);
+    pub(super) fn note_created_pod(
+        &self,
+        item: &PodListItem,
+        sight: PodObjectSummary,
+        now: MonoTime,
+    ) {
+        self.poll.borrow_mut().on_pod_made(item, sight, now);
     }
 
     /// A pod was deleted by us, and is gone.
-    pub(super) fn deleted(&self, uid: &PodUid) {
+    pub(super) fn note_deleted_pod(&self, uid: &PodUid) {
         self.poll.borrow_mut().on_deleted(uid);
     }
 
     /// Asks for another read of a pod whose state in the API is unknown.
-    pub(super) fn reread(&self, uid: &PodUid) {
-        self.poll.borrow_mut().reread(uid);
+    pub(super) fn request_reread(&self, uid: &PodUid) {
+        self.poll.borrow_mut().request_read(uid);
     }
 }
 
@@ -99,7 +107,7 @@ mod testing {
     //! What tests ask.
     impl super::ApiPods {
         /// Describes the memory of the poller, for the report of a failure.
-        pub(in crate::agent::cluster) fn memory(&self) -> String {
+        pub(in crate::agent::cluster) fn describe_memory(&self) -> String {
             format!("{:?}", self.poll.borrow())
         }
     }

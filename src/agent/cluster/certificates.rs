@@ -22,23 +22,24 @@ use std::path::PathBuf;
 use smol::future::FutureExt as _;
 
 use super::{
-    link::{ApiserverLink, spread},
+    link::{ApiserverLink, fleet_spread},
     membership::Membership,
     signing::{
-        CertificateInUse, CertificateSigner, FIRST_POLL, LOOK, RenewalSpread, SigningFailure, due,
+        CertificateInUse, CertificateSigner, FIRST_POLL, LOOK, RenewalSpread, SigningFailure,
+        renewal_time,
     },
 };
 use crate::{
     agent::{asker::AgentHandle, core::AgentEvent},
     api::{MonoTime, WallTime},
-    error::chain,
+    error::error_chain,
     kube::{
         self, KubeApi, Kubeconfig,
         bootstrap::{CLIENT_SIGNER, node_subject},
         store::CertificateStore,
         x509::{self, Certificate},
     },
-    logic::certificates::{CertificateRequests, is_stuck, retry_delay},
+    logic::certificates::{CertificateRequests, csr_retry_delay, must_restart_agent},
 };
 
 /// State of the client certificate, for status pages and for the end of the agent. One task writes it
@@ -53,17 +54,17 @@ pub(in crate::agent) struct ClientCertificateState {
 
 impl ClientCertificateState {
     /// Problem of the certificate, if it has one.
-    pub(in crate::agent) fn trouble(&self) -> Option<String> {
+    pub(in crate::agent) fn certificate_trouble(&self) -> Option<String> {
         self.trouble.borrow().clone()
     }
 
     /// Reason why the agent ends (BOOT-09).
-    pub(super) fn ended(&self) -> Option<String> {
+    pub(super) fn agent_end_reason(&self) -> Option<String> {
         self.ended.borrow().clone()
     }
 
     /// The certificate holds, or what is wrong with it.
-    fn found(&self, trouble: Option<String>, end: Option<WallTime>) {
+    fn set_certificate_state(&self, trouble: Option<String>, end: Option<WallTime>) {
         self.end.set(end);
         if *self.trouble.borrow() != trouble {
             match &trouble {
@@ -113,26 +114,29 @@ enum RequesterIdentity {
 
 impl ClientCertificateKeeper {
     /// For as long as the agent runs.
-    pub(super) async fn run(self) {
+    pub(super) async fn keep_certificate(self) {
         let (clock, complaints) = (&self.signer.clock, &self.signer.complaints);
-        let random = || u32::try_from(spread(&**clock, &self.node) % 1000).unwrap_or(0);
+        let random = || u32::try_from(fleet_spread(&**clock, &self.node) % 1000).unwrap_or(0);
         let subject = node_subject(&self.node);
         let mut draw = RenewalSpread::default();
         let mut requests = CertificateRequests::default();
         let mut without_since: Option<MonoTime> = None;
         loop {
-            let held = self.current().await;
-            let holds = self.judge(&held.chain);
+            let held = self.read_current().await;
+            let holds = self.is_valid_now(&held.chain);
             without_since = (!holds).then(|| without_since.unwrap_or_else(|| clock.now()));
-            let drawn = draw.of(&held, random);
-            let due = due(&held, &subject, drawn, clock.wall()).filter(|_| holds);
+            let drawn = draw.number_for(&held, random);
+            let due = renewal_time(&held, &subject, drawn, clock.wall_time()).filter(|_| holds);
             let now = self.signer.server_time();
             if let Some(due) = due.filter(|due| *due > now) {
                 requests = CertificateRequests::default();
                 let left = due.0.saturating_sub(now.0) / 1_000_000;
                 let left = Duration::from_millis(u64::try_from(left).unwrap_or(0));
                 let look = clock.now() + left.clamp(FIRST_POLL, LOOK);
-                clock.until(look).or(self.link.wait_clock()).await;
+                clock
+                    .sleep_until(look)
+                    .or(self.link.wait_clock_change())
+                    .await;
                 continue;
             }
             let name = if holds {
@@ -140,33 +144,34 @@ impl ClientCertificateKeeper {
             } else {
                 RequesterIdentity::Bootstrap
             };
-            let asked = if requests.may_ask(clock.now()) {
-                self.renew(name).await
+            let asked = if requests.may_request(clock.now()) {
+                self.renew_certificate(name).await
             } else {
-                Err(SigningFailure::at_once())
+                Err(SigningFailure::renewed_too_soon())
             };
             let Err(failed) = asked else {
-                requests.obtained(clock.now());
+                requests.record_obtained(clock.now());
                 continue;
             };
-            let failures = requests.failed();
+            let failures = requests.record_failure();
             complaints.complain(&format!("no new client certificate: {}", failed.why));
             let may_end = self.kept.bootstrap.is_some();
-            if may_end && is_stuck(without_since, false, failed.answers, clock.now()) {
+            if may_end && must_restart_agent(without_since, false, failed.answers, clock.now()) {
                 let why =
                     "no client certificate that holds for 5 minutes, and the apiserver answers";
                 self.state.ended.replace(Some(why.into()));
-                self.asker.send(AgentEvent::Terminate).await;
+                self.asker.send_event(AgentEvent::Terminate).await;
                 return;
             }
-            let delay = retry_delay(failures, random()).max(failed.retry_after.unwrap_or_default());
-            clock.until(clock.now() + delay).await;
+            let delay =
+                csr_retry_delay(failures, random()).max(failed.retry_after.unwrap_or_default());
+            clock.sleep_until(clock.now() + delay).await;
         }
     }
 
     /// Returns true if the certificate is valid now.
-    fn judge(&self, held: &[Certificate]) -> bool {
-        let end = first_end(held);
+    fn is_valid_now(&self, held: &[Certificate]) -> bool {
+        let end = earliest_chain_end(held);
         let trouble = match end {
             None => Some("this node has no client certificate yet".to_owned()),
             Some(end) if end < self.signer.server_time() => Some(format!(
@@ -175,19 +180,19 @@ impl ClientCertificateKeeper {
             Some(_) => None,
         };
         let holds = trouble.is_none();
-        self.state.found(trouble, end);
+        self.state.set_certificate_state(trouble, end);
         holds
     }
 
     /// The certificate in use, if there is one that can be read.
-    async fn current(&self) -> CertificateInUse {
+    async fn read_current(&self) -> CertificateInUse {
         let store = self.kept.store.clone();
-        let read = self.signer.disk.run(move || {
-            let Some(pair) = store.current().map_err(|e| chain(&e))? else {
+        let read = self.signer.disk.run_job(move || {
+            let Some(pair) = store.read_current().map_err(|e| error_chain(&e))? else {
                 return Ok(CertificateInUse::default());
             };
             let since = Some(pair.since);
-            let read = x509::read_chain(&pair.chain).map_err(|e| chain(&e));
+            let read = x509::read_chain(&pair.chain).map_err(|e| error_chain(&e));
             read.map(|chain| CertificateInUse { chain, since })
         });
         match read.await {
@@ -201,13 +206,13 @@ impl ClientCertificateKeeper {
     }
 
     /// Gets one certificate, from the fresh key to the pair in use.
-    async fn renew(&self, name: RequesterIdentity) -> Result<(), SigningFailure> {
+    async fn renew_certificate(&self, name: RequesterIdentity) -> Result<(), SigningFailure> {
         let other: Option<Arc<dyn KubeApi>> = match (name, &self.kept.bootstrap) {
             (RequesterIdentity::Own, _) | (RequesterIdentity::Bootstrap, None) => None,
             (RequesterIdentity::Bootstrap, Some(from)) => {
                 let (path, servers) = (from.kubeconfig.clone(), from.servers.clone());
                 let disk = &self.signer.disk;
-                let read = disk.run(move || Kubeconfig::load(&path, &servers));
+                let read = disk.run_job(move || Kubeconfig::load(&path, &servers));
                 let config = read
                     .await
                     .map_err(|e| SigningFailure::local(e.to_string()))?;
@@ -216,15 +221,15 @@ impl ClientCertificateKeeper {
         };
         let subject = node_subject(&self.node);
         self.signer
-            .obtain("client", CLIENT_SIGNER, subject, &self.kept.store, other)
+            .obtain_certificate("client", CLIENT_SIGNER, subject, &self.kept.store, other)
             .await?;
-        self.kept.cluster.look_at_credentials();
-        self.member.doubt();
+        self.kept.cluster.reread_credentials();
+        self.member.request_reread();
         Ok(())
     }
 }
 
 /// The first end of any certificate of a chain.
-pub(super) fn first_end(chain: &[Certificate]) -> Option<WallTime> {
+pub(super) fn earliest_chain_end(chain: &[Certificate]) -> Option<WallTime> {
     chain.iter().map(|c| c.not_after).min()
 }

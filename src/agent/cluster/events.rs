@@ -35,19 +35,22 @@ pub(super) struct EventSender {
 
 impl EventSender {
     /// Until the executor is gone.
-    pub(super) async fn run(mut self) {
+    pub(super) async fn send_events(mut self) {
         let mut complained = 0;
         let mut busy_since = None;
         loop {
-            self.let_statuses_pass(&mut busy_since).await;
+            self.wait_for_statuses(&mut busy_since).await;
             let now = self.clock.now();
             let recorder = &self.recorder;
-            self.sender.set_thin(self.link_policy.is_metered());
+            self.sender.set_warnings_only(self.link_policy.is_metered());
             if let Some(post) = self.sender.poll(|| recorder.next_untold(), now) {
-                let sent = self.lanes.work(move |api| send(api, &post)).await;
+                let sent = self
+                    .lanes
+                    .run_request(move |api| send_event(api, &post))
+                    .await;
                 self.sender.on_sent(sent, self.clock.now());
-                recorder.note_lost(self.sender.lost());
-                let lost = recorder.lost();
+                recorder.note_lost_events(self.sender.lost_count());
+                let lost = recorder.lost_event_count();
                 if lost > complained {
                     self.complaints
                         .complain(&format!("apiserver: {lost} events are lost"));
@@ -58,9 +61,9 @@ impl EventSender {
             busy_since = None;
             // Due in the past: there is nothing that waits.
             let due = self.sender.next_timeout();
-            let recorded = recorder.wait();
+            let recorded = recorder.wait_for_event();
             if due > now {
-                recorded.or(self.clock.until(due)).await;
+                recorded.or(self.clock.sleep_until(due)).await;
             } else {
                 recorded.await;
             }
@@ -68,9 +71,9 @@ impl EventSender {
     }
 
     /// Waits for the statuses that are being written; `since`: when that began.
-    async fn let_statuses_pass(&self, since: &mut Option<MonoTime>) {
+    async fn wait_for_statuses(&self, since: &mut Option<MonoTime>) {
         loop {
-            if !self.writer.is_busy() {
+            if !self.writer.has_writes_pending() {
                 *since = None;
                 return;
             }
@@ -78,12 +81,12 @@ impl EventSender {
             if now - *since.get_or_insert(now) >= MAX_YIELD {
                 return;
             }
-            self.clock.until(now + YIELD_STEP).await;
+            self.clock.sleep_until(now + YIELD_STEP).await;
         }
     }
 }
 
-fn send(api: &dyn KubeApi, post: &EventPost) -> Result<(), EventPostFailure> {
+fn send_event(api: &dyn KubeApi, post: &EventPost) -> Result<(), EventPostFailure> {
     let create = || {
         let body = post.object.to_string();
         api.create_event(&post.namespace, body.as_bytes())
@@ -101,12 +104,12 @@ fn send(api: &dyn KubeApi, post: &EventPost) -> Result<(), EventPostFailure> {
     };
     done.map(|_| ()).map_err(|e| {
         log::debug!("event {}/{}: {e}", post.namespace, post.name);
-        failure(&e)
+        classify_send_failure(&e)
     })
 }
 
-fn failure(e: &KubeError) -> EventPostFailure {
-    match e.status() {
+fn classify_send_failure(e: &KubeError) -> EventPostFailure {
+    match e.http_status() {
         Some(status) if status != 429 && status < 500 => EventPostFailure::Rejected,
         _ => EventPostFailure::Failed,
     }

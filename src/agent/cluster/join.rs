@@ -8,14 +8,14 @@ use core::time::Duration;
 use std::{fs, path::Path};
 
 use super::{
-    certificates::{BootstrapIdentity, RenewedCertificate, first_end},
+    certificates::{BootstrapIdentity, RenewedCertificate, earliest_chain_end},
     link::ServerClockSkew,
     signing::K3sSigner,
 };
 use crate::{
     api::WallTime,
     config::{AgentConfig, ClusterConfig},
-    error::chain,
+    error::error_chain,
     kube::{
         self, ClientTimeouts, HttpApi, KubeApi, KubeLanes, Kubeconfig, KubeconfigError,
         RequestRates, authority, bootstrap,
@@ -66,7 +66,7 @@ pub(in crate::agent) struct JoinedCluster {
 
 impl JoinedCluster {
     /// By these lanes, with credentials that others keep.
-    pub(in crate::agent) fn new(lanes: KubeLanes, doorbells: bool, seed: u64) -> Self {
+    pub(in crate::agent) fn from_lanes(lanes: KubeLanes, doorbells: bool, seed: u64) -> Self {
         Self {
             lanes,
             skew: Arc::default(),
@@ -82,7 +82,7 @@ impl JoinedCluster {
 }
 
 /// Makes what a member of a cluster has; `None` on a node that stands alone. Reads and writes a few small files.
-pub(in crate::agent) fn join(
+pub(in crate::agent) fn join_cluster(
     cfg: &AgentConfig,
     proxies: ProxyVariables,
 ) -> Result<Option<JoinedCluster>, NodeJoinError> {
@@ -91,18 +91,18 @@ pub(in crate::agent) fn join(
         return Ok(None);
     };
     let store = CertificateStore::client(&wanted.cert_dir);
-    let is_kept = wanted.renewed_in().is_some();
+    let is_kept = wanted.renewed_certificate_dir().is_some();
     if is_kept && let Err(e) = store.recover() {
         // A disk that cannot be written now may hold all that is needed.
-        log::warn!("certificates: {}", chain(&e));
+        log::warn!("certificates: {}", error_chain(&e));
     }
-    let now = clock::wall();
-    let trusted = clock::synchronized() == Some(true);
-    let mut config = credentials(wanted, path, &store, now, trusted)?;
+    let now = clock::wall_now();
+    let trusted = clock::is_synchronized() == Some(true);
+    let mut config = choose_credentials(wanted, path, &store, now, trusted)?;
     let keeps = is_kept && config.user.certificate.is_some();
     if keeps {
         let own = bootstrap::node_subject(&cfg.node_name).common_name;
-        adopt(&mut config, &store, &own, now);
+        adopt_stored_pair(&mut config, &store, &own, now);
     } else if is_kept {
         log::info!(
             "{} names no client certificate: there is none to renew",
@@ -132,20 +132,20 @@ pub(in crate::agent) fn join(
         heartbeat: heartbeat_timeout(cfg),
         skew: Arc::clone(&skew),
     };
-    let authority = authority::ids(&config);
-    let (cluster, api) = connect.api(config);
+    let authority = authority::authority_digests(&config);
+    let (cluster, api) = connect.make_api_client(config);
     let peer = cluster.peer();
     let lanes = KubeLanes::start(Arc::new(api))
         .map_err(|e| NodeJoinError::Failed(format!("cannot start a thread: {e}")))?;
     // Delays need spreading, not secrecy.
-    let seed = clock::mono().0 ^ now.0.unsigned_abs();
+    let seed = clock::mono_now().0 ^ now.0.unsigned_abs();
     let bootstrap = wanted.bootstrap_kubeconfig.clone().map(|kubeconfig| {
         let connect = connect.clone();
         BootstrapIdentity {
             kubeconfig,
             servers: wanted.servers.clone(),
             connect: Box::new(move |config| -> Arc<dyn KubeApi> {
-                Arc::new(connect.api(config).1)
+                Arc::new(connect.make_api_client(config).1)
             }),
         }
     });
@@ -159,35 +159,39 @@ pub(in crate::agent) fn join(
         k3s,
         authority,
         peer,
-        ..JoinedCluster::new(lanes, cfg.doorbells, seed)
+        ..JoinedCluster::from_lanes(lanes, cfg.doorbells, seed)
     }))
 }
 
 /// Chooses the credentials of this node for the apiserver (BOOT-01). `trusted`: the clock is known to be right.
-fn credentials(
+fn choose_credentials(
     wanted: &ClusterConfig,
     path: &Path,
     store: &CertificateStore,
     now: WallTime,
     trusted: bool,
 ) -> Result<Kubeconfig, NodeJoinError> {
-    let found = FoundKubeconfig::at(path, &wanted.servers);
+    let found = FoundKubeconfig::read_kubeconfig(path, &wanted.servers);
     let bootstrap = wanted.bootstrap_kubeconfig.as_deref();
-    match certificates::choose(found.facts, bootstrap.is_some(), now, trusted) {
+    match certificates::choose_credentials(found.facts, bootstrap.is_some(), now, trusted) {
         CredentialChoice::Kubeconfig => found
             .config
             .map_err(|e| NodeJoinError::Usage(e.to_string())),
-        CredentialChoice::Neither => Err(NodeJoinError::Usage(found.complaint())),
-        CredentialChoice::Bootstrap => match begin(wanted, path, bootstrap, &found, store) {
-            Err(e) if found.facts.is_whole() => {
-                // Pods run meanwhile, and whoever puts the file there again needs no restart.
-                log::warn!("{e}. The bootstrap kubeconfig is looked for again with each request");
-                found
-                    .config
-                    .map_err(|e| NodeJoinError::Usage(e.to_string()))
+        CredentialChoice::Neither => Err(NodeJoinError::Usage(found.describe_fault())),
+        CredentialChoice::Bootstrap => {
+            match begin_with_bootstrap(wanted, path, bootstrap, &found, store) {
+                Err(e) if found.facts.is_usable() => {
+                    // Pods run meanwhile, and whoever puts the file there again needs no restart.
+                    log::warn!(
+                        "{e}. The bootstrap kubeconfig is looked for again with each request"
+                    );
+                    found
+                        .config
+                        .map_err(|e| NodeJoinError::Usage(e.to_string()))
+                }
+                begun => begun,
             }
-            begun => begun,
-        },
+        }
     }
 }
 
@@ -208,9 +212,9 @@ struct ApiConnector {
 
 impl ApiConnector {
     /// Makes a client of the cluster. Reads and sends nothing yet.
-    fn api(&self, config: Kubeconfig) -> (Arc<kube::SharedApiserver>, HttpApi) {
+    fn make_api_client(&self, config: Kubeconfig) -> (Arc<kube::SharedApiserver>, HttpApi) {
         let skew = Arc::clone(&self.skew);
-        let on_date = move |theirs, _ours| skew.heard(theirs, clock::mono());
+        let on_date = move |theirs, _ours| skew.take_server_date(theirs, clock::mono_now());
         let proxies = self.proxies.clone();
         let cluster = kube::SharedApiserver::new(config, proxies, Some(Box::new(on_date)));
         let cluster = Arc::new(cluster);
@@ -229,7 +233,7 @@ pub(in crate::agent) struct FoundKubeconfig {
 }
 
 impl FoundKubeconfig {
-    pub(in crate::agent) fn at(path: &Path, servers: &[String]) -> Self {
+    pub(in crate::agent) fn read_kubeconfig(path: &Path, servers: &[String]) -> Self {
         let config = Kubeconfig::load(path, servers);
         let mut bad = String::new();
         let facts = match &config {
@@ -238,12 +242,12 @@ impl FoundKubeconfig {
             Ok(config) => match bootstrap::client_certificate(config) {
                 Ok(None) => KubeconfigFacts::WithoutCertificate,
                 Ok(Some(chain)) => {
-                    let end = first_end(&chain).unwrap_or(WallTime(i64::MIN));
+                    let end = earliest_chain_end(&chain).unwrap_or(WallTime(i64::MIN));
                     bad = format!("it ended at {end}");
                     KubeconfigFacts::Until(end)
                 }
                 Err(why) => {
-                    bad = chain(&why);
+                    bad = error_chain(&why);
                     KubeconfigFacts::BadCertificate
                 }
             },
@@ -251,7 +255,7 @@ impl FoundKubeconfig {
         Self { config, facts, bad }
     }
 
-    fn complaint(&self) -> String {
+    fn describe_fault(&self) -> String {
         match &self.config {
             Err(e) => e.to_string(),
             Ok(config) => format!(
@@ -264,63 +268,65 @@ impl FoundKubeconfig {
 }
 
 /// Reads the bootstrap kubeconfig and writes the one that is used from then on; its certificate is still to come.
-fn begin(
+fn begin_with_bootstrap(
     wanted: &ClusterConfig,
     path: &Path,
     bootstrap: Option<&Path>,
     found: &FoundKubeconfig,
     store: &CertificateStore,
 ) -> Result<Kubeconfig, NodeJoinError> {
-    let complaint =
-        |e: &dyn core::fmt::Display| NodeJoinError::Usage(format!("{}; {e}", found.complaint()));
+    let complaint = |e: &dyn core::fmt::Display| {
+        NodeJoinError::Usage(format!("{}; {e}", found.describe_fault()))
+    };
     let from = bootstrap.ok_or_else(|| complaint(&"there is no bootstrap kubeconfig"))?;
     let from = Kubeconfig::load(from, &wanted.servers).map_err(|e| complaint(&e))?;
     log::info!("a certificate is asked for as {} says", from.path.display());
     let pem = store.current_path();
     let text = from.with_certificate(&pem);
-    let text = text.map_err(|e| NodeJoinError::Usage(chain(&e)))?;
+    let text = text.map_err(|e| NodeJoinError::Usage(error_chain(&e)))?;
     if fs::read(path).ok().as_deref() != Some(text.as_bytes()) {
         let written = bootstrap::write_kubeconfig(&from, path, &pem);
-        written.map_err(|e| NodeJoinError::Failed(chain(&e)))?;
+        written.map_err(|e| NodeJoinError::Failed(error_chain(&e)))?;
     }
     Kubeconfig::load(path, &wanted.servers).map_err(|e| NodeJoinError::Usage(e.to_string()))
 }
 
 /// Makes the pair of the store the one that is used, so that a new one takes effect. One that the kubeconfig brings is put
 /// there first, if it is to take its place. `own`: CN of this node.
-fn adopt(config: &mut Kubeconfig, store: &CertificateStore, own: &str, now: WallTime) {
+fn adopt_stored_pair(config: &mut Kubeconfig, store: &CertificateStore, own: &str, now: WallTime) {
     let current = store.current_path();
     if let Some((KubeconfigMaterial::File(path), _)) = &config.user.certificate
         && same_file(path, &current)
     {
         return;
     }
-    let kept = match store.current() {
+    let kept = match store.read_current() {
         Ok(Some(pair)) => x509::read_chain(&pair.chain).ok(),
         _ => None,
     };
     let brought = bootstrap::client_certificate(config).ok().flatten();
-    let [of_kept, of_brought] = [&kept, &brought].map(|chain| candidate(chain.as_deref()?));
-    if certificates::is_replaced(of_kept, of_brought, own, now) {
+    let [of_kept, of_brought] =
+        [&kept, &brought].map(|chain| certificate_candidate(chain.as_deref()?));
+    if certificates::is_certificate_replaced(of_kept, of_brought, own, now) {
         let pair = bootstrap::client_pair(config);
-        let stored = pair.map_err(|e| chain(&e)).and_then(|(pem, key)| {
-            let stored = store.store(&pem, &key, now);
-            stored.map_err(|e| chain(&e))
+        let stored = pair.map_err(|e| error_chain(&e)).and_then(|(pem, key)| {
+            let stored = store.store_pair(&pem, &key, now);
+            stored.map_err(|e| error_chain(&e))
         });
         if let Err(why) = stored {
             log::warn!("the client certificate cannot be renewed: {why}");
             return;
         }
     }
-    config.show(&current);
+    config.use_pair_file(&current);
 }
 
-fn candidate(chain: &[Certificate]) -> Option<CertificateCandidate<'_>> {
+fn certificate_candidate(chain: &[Certificate]) -> Option<CertificateCandidate<'_>> {
     let first = chain.first()?;
     Some(CertificateCandidate {
         common_name: &first.common_name,
         not_before: first.not_before,
-        end: first_end(chain)?,
+        end: earliest_chain_end(chain)?,
     })
 }
 
@@ -334,7 +340,7 @@ mod tests {
     use base64::{Engine as _, engine::general_purpose::STANDARD};
 
     use super::*;
-    use crate::config::{HostIdentity, defaults};
+    use crate::config::{HostIdentity, default_config};
     use crate::image::testing::Scratch;
     use crate::kube::testing::{Authority, NOW, Pair, Validity};
 
@@ -364,7 +370,7 @@ mod tests {
     }
 
     fn wanted(scratch: &Scratch) -> ClusterConfig {
-        let defaults = defaults(&HostIdentity {
+        let defaults = default_config(&HostIdentity {
             hostname: "n".into(),
         });
         ClusterConfig {
@@ -381,14 +387,14 @@ mod tests {
         let store = CertificateStore::client(&scratch.join("pki"));
         store.recover().expect("directory");
         let wanted = wanted(&scratch);
-        let of = || credentials(&wanted, &path, &store, clock::wall(), true);
+        let of = || choose_credentials(&wanted, &path, &store, clock::wall_now(), true);
         let why = of().expect_err("neither").to_string();
         assert!(why.contains("kubelet.conf"), "{why}");
 
         let text = kubeconfig(Some(&client(&ca, OWN, ENDED)));
         fs::write(&path, &text).expect("file");
-        let found = FoundKubeconfig::at(&path, &[]);
-        let why = found.complaint();
+        let found = FoundKubeconfig::read_kubeconfig(&path, &[]);
+        let why = found.describe_fault();
         assert!(
             why.contains("its client certificate: it ended at 2"),
             "{why}"
@@ -450,17 +456,17 @@ mod tests {
                 client(&ca, brought.0, brought.1),
             );
             store
-                .store(&kept.certificate, &kept.key, WallTime::from_secs(0))
+                .store_pair(&kept.certificate, &kept.key, WallTime::from_unix_seconds(0))
                 .expect("stored");
             let text = kubeconfig(Some(&brought));
             let mut config = Kubeconfig::parse("k".as_ref(), text.as_bytes(), &[]).expect("parsed");
-            adopt(&mut config, &store, OWN, clock::wall());
+            adopt_stored_pair(&mut config, &store, OWN, clock::wall_now());
             let file = KubeconfigMaterial::File(store.current_path());
             assert!(
                 config.user.certificate == Some((file.clone(), file)),
                 "{name}"
             );
-            let used = store.current().expect("read").expect("a pair").chain;
+            let used = store.read_current().expect("read").expect("a pair").chain;
             let used = String::from_utf8(used).expect("text");
             let want = if taken { &brought } else { &kept };
             assert!(used.starts_with(&want.certificate), "{name}");

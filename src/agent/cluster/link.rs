@@ -17,7 +17,7 @@ use crate::{
     kube::{KubeApi, KubeError, KubeLanes, api::ApiResult},
     logic::{
         fnv::fnv1a,
-        server_clock::{ServerClock, is_wrong},
+        server_clock::{ServerClock, is_clock_wrong},
     },
 };
 
@@ -40,27 +40,27 @@ impl Default for ServerClockSkew {
 
 impl ServerClockSkew {
     /// Takes the date of an answer that came at `now`.
-    pub(in crate::agent) fn heard(&self, theirs: WallTime, now: MonoTime) {
-        let known = ServerClock::of_answer(theirs, now);
+    pub(in crate::agent) fn take_server_date(&self, theirs: WallTime, now: MonoTime) {
+        let known = ServerClock::from_answer(theirs, now);
         let offset_ms = known.offset_ms.max(NOT_HEARD + 1);
         self.0.store(offset_ms, Ordering::Relaxed);
     }
 
-    fn known(&self) -> Option<ServerClock> {
+    fn server_clock(&self) -> Option<ServerClock> {
         let offset_ms = self.0.load(Ordering::Relaxed);
         (offset_ms != NOT_HEARD).then_some(ServerClock { offset_ms })
     }
 
     /// The time as the apiserver has it; before its first answer, as this machine has it.
     pub(super) fn server_time(&self, clock: &dyn Clock) -> WallTime {
-        let known = self.known();
-        known.map_or_else(|| clock.wall(), |known| known.time(clock.now()))
+        let known = self.server_clock();
+        known.map_or_else(|| clock.wall_time(), |known| known.server_time(clock.now()))
     }
 
     /// By how much this machine's clock is ahead, seconds, if it is wrong.
-    fn wrong_s(&self, clock: &dyn Clock) -> Option<i64> {
-        let ahead = self.known()?.ahead_s(clock.now(), clock.wall());
-        is_wrong(ahead).then_some(ahead)
+    fn clock_error_s(&self, clock: &dyn Clock) -> Option<i64> {
+        let ahead = self.server_clock()?.ahead_s(clock.now(), clock.wall_time());
+        is_clock_wrong(ahead).then_some(ahead)
     }
 }
 
@@ -104,22 +104,22 @@ impl ApiserverLink {
     }
 
     /// Waits until the clock turns out to be wrong, or right again.
-    pub(super) fn wait_clock(&self) -> impl Future<Output = ()> {
+    pub(super) fn wait_clock_change(&self) -> impl Future<Output = ()> {
         let before = self.is_clock_wrong.get();
         self.waiters
-            .until(move || (self.is_clock_wrong.get() != before).then_some(()))
+            .wait_until(move || (self.is_clock_wrong.get() != before).then_some(()))
     }
 
     /// Takes note of how a request ended. A refusal is an answer, unless it is that nobody knows us. Returns whether the
     /// apiserver answers, if that is news.
-    fn heard(
+    fn note_request_end(
         &self,
         error: Option<&KubeError>,
         clock: &dyn Clock,
         complaints: &Complaints,
     ) -> Option<bool> {
         let trouble = error
-            .filter(|e| !e.is_answer() || e.status() == Some(401))
+            .filter(|e| !e.is_answer() || e.http_status() == Some(401))
             .map(ToString::to_string);
         let mut state = self.state.borrow_mut();
         let first = state.since.is_none();
@@ -133,12 +133,12 @@ impl ApiserverLink {
                 }
                 state.answered = Some(now);
                 if is_news {
-                    state.since = Some(clock.wall());
+                    state.since = Some(clock.wall_time());
                     log::info!("the apiserver answers");
                 }
             }
             Some(why) if is_news => {
-                state.since = Some(clock.wall());
+                state.since = Some(clock.wall_time());
                 state.lost = Some(state.answered.unwrap_or_else(|| clock.now()));
                 log::warn!("no word from the apiserver, pods go on: {why}");
             }
@@ -148,24 +148,27 @@ impl ApiserverLink {
         }
         state.trouble = trouble;
         drop(state);
-        self.tell_skew(clock);
+        self.report_skew(clock);
         is_news.then_some(answers)
     }
 
-    fn tell_skew(&self, clock: &dyn Clock) {
-        let wrong = self.skew.wrong_s(clock);
+    fn report_skew(&self, clock: &dyn Clock) {
+        let wrong = self.skew.clock_error_s(clock);
         if wrong.is_some() != self.is_clock_wrong.replace(wrong.is_some()) {
             self.waiters.wake_all();
             match wrong {
-                Some(_) => log::warn!("{}", self.skew_text(clock).unwrap_or_default()),
-                None => log::info!("the clock agrees with the apiserver's: {}", clock.wall()),
+                Some(_) => log::warn!("{}", self.describe_skew(clock).unwrap_or_default()),
+                None => log::info!(
+                    "the clock agrees with the apiserver's: {}",
+                    clock.wall_time()
+                ),
             }
         }
     }
 
     /// Describes by how much the clock is wrong, if it is.
-    pub(in crate::agent) fn skew_text(&self, clock: &dyn Clock) -> Option<String> {
-        let ahead = self.skew.wrong_s(clock)?;
+    pub(in crate::agent) fn describe_skew(&self, clock: &dyn Clock) -> Option<String> {
+        let ahead = self.skew.clock_error_s(clock)?;
         let (by, word) = (
             ahead.unsigned_abs(),
             if ahead > 0 { "ahead of" } else { "behind" },
@@ -176,12 +179,12 @@ impl ApiserverLink {
     }
 
     /// Reason why the apiserver does not answer, if it does not.
-    pub(in crate::agent) fn trouble(&self) -> Option<String> {
+    pub(in crate::agent) fn outage_reason(&self) -> Option<String> {
         self.state.borrow().trouble.clone()
     }
 
     /// An outage ended that nothing else told of.
-    pub(super) fn came_back(&self, now: MonoTime) {
+    pub(super) fn note_recovery(&self, now: MonoTime) {
         self.state.borrow_mut().returned = Some(now);
     }
 
@@ -192,31 +195,34 @@ impl ApiserverLink {
     }
 
     /// Instant of the apiserver's last answer.
-    pub(in crate::agent) fn answered(&self) -> Option<MonoTime> {
+    pub(in crate::agent) fn last_answer(&self) -> Option<MonoTime> {
         self.state.borrow().answered
     }
 
     /// Makes the condition of `get node` for the apiserver. `certificate`: the problem of this node's certificate.
-    pub(super) fn condition(
+    pub(super) fn link_condition(
         &self,
         certificate: Option<String>,
         clock: &dyn Clock,
     ) -> NodeCondition {
         let state = self.state.borrow();
-        let (status, reason, message) = match (&state.trouble, certificate, self.skew_text(clock)) {
-            (Some(why), None, _) => ("False", "Unreachable", why.clone()),
-            (Some(why), Some(own), _) => ("False", "NoCertificate", format!("{own}: {why}")),
-            (None, Some(own), _) if state.answered.is_none() => ("False", "NoCertificate", own),
-            (None, None, _) if state.answered.is_none() => ("Unknown", "NotAsked", String::new()),
-            (None, _, Some(clock)) => ("True", "ClockWrong", clock),
-            (None, Some(own), None) => ("True", "NoCertificate", own),
-            (None, None, None) => ("True", "Answers", "the apiserver answers".into()),
-        };
+        let (status, reason, message) =
+            match (&state.trouble, certificate, self.describe_skew(clock)) {
+                (Some(why), None, _) => ("False", "Unreachable", why.clone()),
+                (Some(why), Some(own), _) => ("False", "NoCertificate", format!("{own}: {why}")),
+                (None, Some(own), _) if state.answered.is_none() => ("False", "NoCertificate", own),
+                (None, None, _) if state.answered.is_none() => {
+                    ("Unknown", "NotAsked", String::new())
+                }
+                (None, _, Some(clock)) => ("True", "ClockWrong", clock),
+                (None, Some(own), None) => ("True", "NoCertificate", own),
+                (None, None, None) => ("True", "Answers", "the apiserver answers".into()),
+            };
         NodeCondition {
             kind: CONDITION.into(),
             status: status.into(),
-            last_heartbeat_time: Some(clock.wall().truncated()),
-            last_transition_time: state.since.map(WallTime::truncated),
+            last_heartbeat_time: Some(clock.wall_time().truncated_to_second()),
+            last_transition_time: state.since.map(WallTime::truncated_to_second),
             reason: reason.into(),
             message,
         }
@@ -236,16 +242,18 @@ pub(super) struct HeartbeatLane {
 
 impl HeartbeatLane {
     /// Asks the apiserver.
-    pub(super) async fn ask<T: Send + 'static>(
+    pub(super) async fn ask_apiserver<T: Send + 'static>(
         &self,
         job: impl FnOnce(&dyn KubeApi) -> ApiResult<T> + Send + 'static,
     ) -> ApiResult<T> {
-        let reply = self.lanes.heartbeat(job).await;
+        let reply = self.lanes.run_heartbeat(job).await;
         let error = reply.as_ref().err();
-        let news = self.link.heard(error, &*self.clock, &self.complaints);
+        let news = self
+            .link
+            .note_request_end(error, &*self.clock, &self.complaints);
         if let Some(answers) = news {
             self.asker
-                .send(AgentEvent::Api(ApiAnswer::Answers(answers)))
+                .send_event(AgentEvent::Api(ApiAnswer::Answers(answers)))
                 .await;
         }
         reply
@@ -254,14 +262,14 @@ impl HeartbeatLane {
     /// Connections may be dead without telling (CONF-21).
     pub(super) async fn close_connections(&self) {
         self.lanes
-            .heartbeat(|api| api.close_heartbeat_connections())
+            .run_heartbeat(|api| api.close_heartbeat_connections())
             .await;
     }
 }
 
 /// A number that spreads what nodes of a fleet do at the same time. No secret.
-pub(super) fn spread(clock: &dyn Clock, node: &str) -> u64 {
-    let time = clock.wall().0.to_le_bytes();
+pub(super) fn fleet_spread(clock: &dyn Clock, node: &str) -> u64 {
+    let time = clock.wall_time().0.to_le_bytes();
     fnv1a(node.bytes().chain(time))
 }
 
@@ -274,15 +282,18 @@ mod tests {
     fn clock(wall_s: i64) -> TestClock {
         let hands = Hands::default();
         hands.set(MonoTime(5_000));
-        hands.jump(wall_s - hands.wall().secs());
+        hands.jump(wall_s - hands.wall().unix_seconds());
         TestClock(Rc::new(hands))
     }
 
     #[test]
     fn clocks() {
         let link = ApiserverLink::default();
-        assert_eq!(link.skew_text(&clock(0)), None, "nobody has answered");
-        assert_eq!(link.skew.server_time(&clock(9)), WallTime::from_secs(9));
+        assert_eq!(link.describe_skew(&clock(0)), None, "nobody has answered");
+        assert_eq!(
+            link.skew.server_time(&clock(9)),
+            WallTime::from_unix_seconds(9)
+        );
         for (theirs, ours, says) in [
             (1_700_000_000, 1_700_000_059, None),
             (1_700_000_059, 1_700_000_000, None),
@@ -292,8 +303,9 @@ mod tests {
             (0, 9_000_000_000, Some("9000000000 s ahead of")),
         ] {
             let clock = clock(ours);
-            link.skew.heard(WallTime::from_secs(theirs), clock.now());
-            let text = link.skew_text(&clock);
+            link.skew
+                .take_server_date(WallTime::from_unix_seconds(theirs), clock.now());
+            let text = link.describe_skew(&clock);
             assert_eq!(text.is_some(), says.is_some(), "{text:?}");
             assert!(
                 text.unwrap_or_default().contains(says.unwrap_or_default()),
@@ -307,24 +319,25 @@ mod tests {
         // TIME-03 TIME-04
         const NOW_S: i64 = 1_790_000_000;
         let (link, clock) = (ApiserverLink::default(), clock(5));
-        link.skew.heard(WallTime::from_secs(NOW_S), clock.now());
-        let reason = || link.condition(None, &clock).reason;
+        link.skew
+            .take_server_date(WallTime::from_unix_seconds(NOW_S), clock.now());
+        let reason = || link.link_condition(None, &clock).reason;
         link.state.borrow_mut().answered = Some(clock.now());
         assert_eq!(reason(), "ClockWrong");
         clock.0.set(MonoTime(65_000));
         clock.0.jump(NOW_S - 5);
         assert_eq!(
             link.skew.server_time(&clock),
-            WallTime::from_secs(NOW_S + 60)
+            WallTime::from_unix_seconds(NOW_S + 60)
         );
-        assert_eq!(clock.wall(), WallTime::from_secs(NOW_S + 60));
-        assert_eq!(link.skew_text(&clock), None, "it is right at once");
+        assert_eq!(clock.wall_time(), WallTime::from_unix_seconds(NOW_S + 60));
+        assert_eq!(link.describe_skew(&clock), None, "it is right at once");
         assert_eq!(reason(), "Answers");
         // And if it is set back.
         clock.0.jump(-NOW_S);
         assert_eq!(
             link.skew.server_time(&clock),
-            WallTime::from_secs(NOW_S + 60)
+            WallTime::from_unix_seconds(NOW_S + 60)
         );
         assert_eq!(reason(), "ClockWrong");
     }

@@ -50,23 +50,23 @@ impl Membership {
     }
 
     /// Returns true if the Node has been read from the API.
-    pub(super) fn is_read(&self) -> bool {
+    pub(super) fn is_node_read(&self) -> bool {
         self.read.get()
     }
 
     /// Waits until the Node has been read from the API: before that no pod of the API is taken up (OFF-07).
-    pub(in crate::agent) fn wait_read(&self) -> impl Future<Output = ()> {
-        self.waiters.until(|| self.read.get().then_some(()))
+    pub(in crate::agent) fn wait_for_node_read(&self) -> impl Future<Output = ()> {
+        self.waiters.wait_until(|| self.read.get().then_some(()))
     }
 
     /// Has the Node read soon, and before the next status: somebody else may have written to it.
-    pub(in crate::agent) fn doubt(&self) {
+    pub(in crate::agent) fn request_reread(&self) {
         self.doubted.set(true);
         self.waiters.wake_all();
     }
 
     /// Has the Node read before the next status, without hurrying that one.
-    pub(super) fn doubt_quietly(&self) {
+    pub(super) fn request_reread_quietly(&self) {
         self.doubted.set(true);
     }
 
@@ -76,34 +76,34 @@ impl Membership {
     }
 
     /// Waits until it is so.
-    pub(super) fn wait_doubt(&self) -> impl Future<Output = ()> {
-        self.waiters.until(|| self.doubted.get().then_some(()))
+    pub(super) fn wait_for_doubt(&self) -> impl Future<Output = ()> {
+        self.waiters.wait_until(|| self.doubted.get().then_some(()))
     }
 
     /// The loop wants the Node read once, from now on; it is told what came of it.
-    pub(in crate::agent) fn want_read(&self) {
+    pub(in crate::agent) fn request_loop_read(&self) {
         self.wanted.set(true);
         self.waiters.wake_all();
     }
 
     /// Waits until it does, which is taken note of.
-    pub(super) fn wait_wanted(&self) -> impl Future<Output = ()> {
+    pub(super) fn wait_for_loop_request(&self) -> impl Future<Output = ()> {
         self.waiters
-            .until(|| self.wanted.replace(false).then_some(()))
+            .wait_until(|| self.wanted.replace(false).then_some(()))
     }
 
     /// The Node was read, or written: takes its images out of it. Returns the event of a cordon that is new.
-    pub(super) fn answered(&self, node: &mut Node) -> Option<NodeEvent> {
+    pub(super) fn take_node_answer(&self, node: &mut Node) -> Option<NodeEvent> {
         let before = self.unschedulable.replace(node.spec.unschedulable);
         *self.images.borrow_mut() = mem::take(&mut node.status.images);
         self.has_cidr.set(!node.spec.pod_cidr.is_empty());
         self.ready.set(is_ready(&node.status.conditions));
         self.doubted.set(false);
-        NodeEvent::of_cordon(before, node.spec.unschedulable)
+        NodeEvent::from_cordon_change(before, node.spec.unschedulable)
     }
 
     /// All that follows from the Node was done: who waits for it goes on.
-    pub(super) fn set_read(&self) {
+    pub(super) fn set_node_read(&self) {
         if !self.read.replace(true) {
             self.waiters.wake_all();
         }
@@ -115,15 +115,15 @@ impl Membership {
     }
 
     /// Takes out of a Node what the apiserver is known to drop.
-    pub(super) fn leave_out(&self, wanted: &mut Node) {
-        self.unkept.get().leave_out(wanted);
+    pub(super) fn remove_dropped_fields(&self, wanted: &mut Node) {
+        self.unkept.get().remove_unkept(wanted);
     }
 
     /// A status was sent: what was recorded is known there, and what did not come back is dropped there.
-    pub(super) fn sent(&self, wanted: &Node, answer: &Node) {
+    pub(super) fn note_status_sent(&self, wanted: &Node, answer: &Node) {
         self.recorded.borrow_mut().clear();
         let mut unkept = self.unkept.get();
-        unkept.learn(wanted, answer);
+        unkept.learn_from_answer(wanted, answer);
         self.unkept.set(unkept);
     }
 
@@ -138,7 +138,7 @@ impl Membership {
     }
 
     /// Readiness that the Node shows; `None` if it shows none.
-    pub(super) fn is_ready(&self) -> Option<bool> {
+    pub(super) fn shown_readiness(&self) -> Option<bool> {
         self.ready.get()
     }
 
@@ -148,14 +148,14 @@ impl Membership {
     }
 
     /// Pod CIDRs that the runtime does not have yet.
-    pub(super) fn cidr_news(&self, spec: &NodeSpec) -> Result<Option<Vec<Cidr>>, CidrError> {
-        self.cidrs.borrow().news(spec)
+    pub(super) fn new_pod_cidrs(&self, spec: &NodeSpec) -> Result<Option<Vec<Cidr>>, CidrError> {
+        self.cidrs.borrow().changed_networks(spec)
     }
 
     /// The runtime has them. Returns what is to be kept of them.
     pub(super) fn accept_cidrs(&self, spec: &NodeSpec) -> String {
         let mut cidrs = self.cidrs.borrow_mut();
-        cidrs.accept(spec);
-        cidrs.accepted().to_owned()
+        cidrs.record_accepted(spec);
+        cidrs.accepted_networks().to_owned()
     }
 }

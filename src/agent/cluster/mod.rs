@@ -18,7 +18,7 @@
 //! | `nfs` | shares of the network |
 //! | `events` | Kubernetes events, sent |
 //!
-//! Each long-lived task is a value made by [`Cluster::tasks`] with what it needs. Nothing here knows the rest of the agent:
+//! Each long-lived task is a value made by [`Cluster::cluster_tasks`] with what it needs. Nothing here knows the rest of the agent:
 //! it sees pods, node and sources through [`views`](super::views).
 
 mod answers;
@@ -59,7 +59,7 @@ use super::{
     outcome::EarlierOutcome,
     pod_store::{PodRecordHeader, PodStore},
     recorder::EventRecorder,
-    tasks::{AgentTask, TaskSpawner, boxed},
+    tasks::{AgentTask, TaskSpawner, box_task},
 };
 use crate::{
     api::{MonoTime, Pod, PodUid, WallTime, node::NodeCondition},
@@ -76,8 +76,8 @@ use crate::{
     sys::lane::Lane,
     volume::Volumes,
 };
-pub(super) use join::{JoinedCluster, NodeJoinError, join};
-pub(super) use nfs::{NfsShare, mount as mount_nfs, unmount as unmount_nfs};
+pub(super) use join::{JoinedCluster, NodeJoinError, join_cluster};
+pub(super) use nfs::{NfsShare, mount_share as mount_nfs, unmount_shares as unmount_nfs};
 pub(super) use objects::{LoadedObjects, ObjectStore};
 pub(super) use writer::{ApiWriter, PodNews};
 
@@ -123,7 +123,7 @@ pub(super) struct Cluster {
 }
 
 /// Returns the objects that `pod` may refer to, if it is a pod of the API.
-pub(super) fn objects_of<'a>(
+pub(super) fn objects_for_pod<'a>(
     objects: Option<&'a Rc<ObjectStore>>,
     pod: &Pod,
 ) -> Option<&'a ObjectStore> {
@@ -198,7 +198,7 @@ impl Cluster {
         Self {
             lanes,
             link: Rc::new(ApiserverLink::new(skew)),
-            member: Rc::new(Membership::new(pod_cidr::restored(cfg))),
+            member: Rc::new(Membership::new(pod_cidr::restore_pod_cidrs(cfg))),
             writer: Rc::new(ApiWriter::new(seed.rotate_left(1))),
             objects: Rc::new(ObjectStore::new(cfg, labels, tools)),
             api_pods: Rc::new(ApiPods::new(ApiPoll::new(paces, slots, seed))),
@@ -211,29 +211,31 @@ impl Cluster {
     }
 
     /// Health of the apiserver's side, for `check`.
-    pub(super) fn health(&self, clock: &dyn Clock) -> ApiserverHealth {
+    pub(super) fn apiserver_health(&self, clock: &dyn Clock) -> ApiserverHealth {
         let now = clock.now();
         ApiserverHealth {
-            answered_age_ms: self.link.answered().map(|at| now.since_ms(at)),
-            trouble: self.link.trouble(),
-            clock: self.link.skew_text(clock),
+            answered_age_ms: self.link.last_answer().map(|at| now.since_ms(at)),
+            trouble: self.link.outage_reason(),
+            clock: self.link.describe_skew(clock),
             certificate: self.certificate_trouble(),
         }
     }
 
     /// Problem of this node's certificate, if it has one.
     fn certificate_trouble(&self) -> Option<String> {
-        self.certificates.as_ref().and_then(|c| c.trouble())
+        self.certificates
+            .as_ref()
+            .and_then(|c| c.certificate_trouble())
     }
 
     /// Condition of `get node` for the apiserver.
-    pub(super) fn condition(&self, clock: &dyn Clock) -> NodeCondition {
-        self.link.condition(self.certificate_trouble(), clock)
+    pub(super) fn link_condition(&self, clock: &dyn Clock) -> NodeCondition {
+        self.link.link_condition(self.certificate_trouble(), clock)
     }
 
     /// Instant of the apiserver's last answer.
-    pub(super) fn answered(&self) -> Option<MonoTime> {
-        self.link.answered()
+    pub(super) fn last_answer(&self) -> Option<MonoTime> {
+        self.link.last_answer()
     }
 
     /// End of this node's certificate. `None` if the agent does not renew it; `Some(None)` if there is none yet.
@@ -242,8 +244,8 @@ impl Cluster {
     }
 
     /// Reason why the agent ends, if the apiserver is the cause.
-    pub(super) fn ended(&self) -> Option<String> {
-        self.certificates.as_ref()?.ended()
+    pub(super) fn agent_end_reason(&self) -> Option<String> {
+        self.certificates.as_ref()?.agent_end_reason()
     }
 
     /// The API has the pod, and nobody could read it yet: what runs of it is no orphan.
@@ -256,7 +258,7 @@ impl Cluster {
         self.writer.mirror_uids()
     }
 
-    fn signer(&self, tools: ClusterTools) -> CertificateSigner {
+    fn make_signer(&self, tools: ClusterTools) -> CertificateSigner {
         CertificateSigner {
             lanes: self.lanes.clone(),
             clock: tools.clock,
@@ -268,7 +270,7 @@ impl Cluster {
     }
 
     /// Keeps the certificate of the node's server, for the agent's life.
-    pub(super) fn serving_certificate(
+    pub(super) fn keep_serving_certificate(
         &self,
         node_name: String,
         cert_dir: &Path,
@@ -279,15 +281,15 @@ impl Cluster {
         let task = ServingCertificateKeeper {
             node: node_name,
             store: CertificateStore::server(cert_dir),
-            signer: self.signer(tools),
+            signer: self.make_signer(tools),
             own: node,
             shown,
         };
-        boxed(task.run())
+        box_task(task.keep_certificate())
     }
 
     /// All that speaks with the apiserver for as long as the agent runs.
-    pub(super) fn tasks(&self, cfg: &AgentConfig, around: ClusterDeps) -> Vec<AgentTask> {
+    pub(super) fn cluster_tasks(&self, cfg: &AgentConfig, around: ClusterDeps) -> Vec<AgentTask> {
         let ClusterDeps {
             spawner,
             tools,
@@ -316,7 +318,7 @@ impl Cluster {
             asker: asker(),
         };
         let (written, answers) = smol::channel::bounded(self.answers);
-        let follows_cidrs = pod_cidr::is_followed(cfg);
+        let follows_cidrs = pod_cidr::follows_control_plane(cfg);
         let keeper = Rc::new(NodeKeeper {
             name: name(),
             boot_id,
@@ -416,19 +418,19 @@ impl Cluster {
             asker: asker(),
         };
         let mut tasks = vec![
-            boxed(Rc::clone(&keeper).run()),
-            boxed(Rc::clone(&keeper).read_when_asked()),
-            boxed(lease.run()),
+            box_task(Rc::clone(&keeper).keep_node()),
+            box_task(Rc::clone(&keeper).read_when_asked()),
+            box_task(lease.keep_lease()),
         ];
         if follows_cidrs {
-            tasks.push(boxed(keeper.wait_for_first_cidr()));
+            tasks.push(box_task(keeper.wait_for_first_cidr()));
         }
         tasks.extend([
-            boxed(poller.run(restore)),
-            boxed(statuses.run()),
-            boxed(mirrors.run()),
-            boxed(events.run()),
-            boxed(objects.run()),
+            box_task(poller.poll_pods(restore)),
+            box_task(statuses.send_statuses()),
+            box_task(mirrors.keep_mirrors()),
+            box_task(events.send_events()),
+            box_task(objects.keep_objects()),
         ]);
         if let (Some(kept), Some(state)) = (self.certificate.take(), &self.certificates) {
             let certificate = ClientCertificateKeeper {
@@ -438,9 +440,9 @@ impl Cluster {
                 link: Rc::clone(&self.link),
                 member: member(),
                 asker: asker(),
-                signer: self.signer(tools),
+                signer: self.make_signer(tools),
             };
-            tasks.push(boxed(certificate.run()));
+            tasks.push(box_task(certificate.keep_certificate()));
         }
         tasks
     }
@@ -453,18 +455,22 @@ mod testing {
 
     impl super::Cluster {
         /// An answer with this date came at `now`.
-        pub(in crate::agent) fn hear_date(&self, theirs: WallTime, now: MonoTime) {
-            self.link.skew.heard(theirs, now);
+        pub(in crate::agent) fn take_server_date(&self, theirs: WallTime, now: MonoTime) {
+            self.link.skew.take_server_date(theirs, now);
         }
 
         /// A whole list was told since the agent began.
-        pub(in crate::agent) fn has_completed(&self) -> bool {
-            self.api_pods.has_completed()
+        pub(in crate::agent) fn has_complete_list(&self) -> bool {
+            self.api_pods.has_complete_list()
         }
 
         /// Describes the memory of the API's pods, for the report of a failure.
-        pub(in crate::agent) fn memory(&self) -> String {
-            format!("{}\n{}", self.api_pods.memory(), self.writer.memory())
+        pub(in crate::agent) fn describe_memory(&self) -> String {
+            format!(
+                "{}\n{}",
+                self.api_pods.describe_memory(),
+                self.writer.describe_memory()
+            )
         }
     }
 }

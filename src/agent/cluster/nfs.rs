@@ -44,7 +44,7 @@ impl NfsShare {
     /// Arguments of mount(8), without its target.
     ///
     /// Errors: what is written in the volume would be read as something else.
-    fn arguments(&self) -> Result<Vec<OsString>, PodError> {
+    fn mount_arguments(&self) -> Result<Vec<OsString>, PodError> {
         let is_text = |text: &str| !text.is_empty() && !text.contains(|c: char| c.is_control());
         if !is_text(&self.server) || self.server.starts_with('-') || !is_text(&self.path) {
             let why = format!("{} is not an NFS share", self.source());
@@ -66,13 +66,13 @@ impl NfsShare {
     }
 }
 
-fn program(name: &str) -> Option<PathBuf> {
+fn find_program(name: &str) -> Option<PathBuf> {
     let mut paths = PROGRAM_DIRS.iter().map(|dir| Path::new(dir).join(name));
     paths.find(|path| path.exists())
 }
 
 /// Mounts a share where the volume of a pod is, unless that is done. Returns why it cannot be.
-pub(in crate::agent) async fn mount(
+pub(in crate::agent) async fn mount_share(
     volumes: &Volumes,
     disk: &Lane,
     uid: &PodUid,
@@ -80,7 +80,7 @@ pub(in crate::agent) async fn mount(
     share: &NfsShare,
 ) -> Result<(), PodError> {
     let target = volumes.nfs_dir(uid, name);
-    let (place, words) = (target.clone(), share.arguments());
+    let (place, words) = (target.clone(), share.mount_arguments());
     let (volumes, uid, name) = (volumes.clone(), uid.clone(), name.to_owned());
     // What is read here is the mount table, and directories that the share will cover.
     let prepare = move || {
@@ -90,7 +90,7 @@ pub(in crate::agent) async fn mount(
             return Ok(None);
         }
         let words = words?;
-        let helper = program("mount.nfs").and_then(|_| program("mount"));
+        let helper = find_program("mount.nfs").and_then(|_| find_program("mount"));
         let helper = helper.ok_or_else(|| {
             let why =
                 "mount.nfs is not installed on this node: install nfs-common (Debian) or nfs-utils";
@@ -101,19 +101,19 @@ pub(in crate::agent) async fn mount(
             .map_err(|e| PodError::Node(format!("cannot make {}: {e}", place.display())))?;
         Ok::<_, PodError>(Some((helper, words)))
     };
-    let Some((helper, words)) = disk.run(prepare).await? else {
+    let Some((helper, words)) = disk.run_job(prepare).await? else {
         return Ok(());
     };
     let command = child::Command::new(helper)
         .args(words)
         .arg(&target)
         .env("PATH", PROGRAM_DIRS.join(":"))
-        .capture(TEXT_BYTES);
-    run(command, MOUNT_TIMEOUT).await
+        .capture_output(TEXT_BYTES);
+    run_mount_command(command, MOUNT_TIMEOUT).await
 }
 
-async fn run(command: child::Command, timeout: Duration) -> Result<(), PodError> {
-    let output = child::run(command, Some(timeout))
+async fn run_mount_command(command: child::Command, timeout: Duration) -> Result<(), PodError> {
+    let output = child::run_command(command, Some(timeout))
         .await
         .map_err(|e| PodError::Node(e.to_string()))?;
     if output.status.success() {
@@ -126,27 +126,27 @@ async fn run(command: child::Command, timeout: Duration) -> Result<(), PodError>
 
 /// Unmounts the shares of a pod, by force if they do not go, and what it has of other shares. Returns whether all are gone: the tear-down that follows would
 /// wait on a lane for the server of one that stays. Without umount(8) it is left to that.
-pub(in crate::agent) async fn unmount(
+pub(in crate::agent) async fn unmount_shares(
     volumes: &Volumes,
     disk: &Lane,
     complaints: &Complaints,
     uid: &PodUid,
 ) -> bool {
     let (known, of) = (volumes.clone(), uid.clone());
-    let find = move || (known.nfs_dirs(&of), program("umount"));
-    let (dirs, Some(helper)) = disk.run(find).await else {
+    let find = move || (known.nfs_dirs(&of), find_program("umount"));
+    let (dirs, Some(helper)) = disk.run_job(find).await else {
         return true;
     };
     let shares = volumes.nfs_dir(uid, "");
     let mut all = true;
     for dir in dirs {
         let mut is_gone = false;
-        for &words in ways(&dir, &shares) {
+        for &words in unmount_options(&dir, &shares) {
             let command = child::Command::new(&helper)
                 .args(words)
                 .arg(&dir)
-                .capture(TEXT_BYTES);
-            match run(command, UNMOUNT_TIMEOUT).await {
+                .capture_output(TEXT_BYTES);
+            match run_mount_command(command, UNMOUNT_TIMEOUT).await {
                 Ok(()) => {
                     is_gone = true;
                     break;
@@ -163,7 +163,7 @@ pub(in crate::agent) async fn unmount(
 
 /// Options for umount(8), tried one after the other, for a mount of a pod. `shares`: the directory of the pod's own
 /// shares. Force also ends what others do on the same share: it is used only below that directory.
-fn ways(dir: &Path, shares: &Path) -> &'static [&'static [&'static str]] {
+fn unmount_options(dir: &Path, shares: &Path) -> &'static [&'static [&'static str]] {
     match dir.starts_with(shares) {
         true => &[&[], &["-f"], &["-f", "-l"]],
         false => &[&[], &["-l"]],
@@ -178,14 +178,18 @@ mod tests {
     fn only_own_shares_go_by_force() {
         // VOL-17
         let shares = Path::new("/p/u/volumes/kubernetes.io~nfs/");
-        let is_forced = |dir: &str| ways(dir.as_ref(), shares).concat().contains(&"-f");
+        let is_forced = |dir: &str| {
+            unmount_options(dir.as_ref(), shares)
+                .concat()
+                .contains(&"-f")
+        };
         assert!(is_forced("/p/u/volumes/kubernetes.io~nfs/v"));
         for dir in [
             "/p/u/volume-subpaths/v/c/0",
             "/p/u/volumes/kubernetes.io~local-volume/v",
         ] {
             assert!(!is_forced(dir), "{dir}");
-            assert_eq!(ways(dir.as_ref(), shares), [&[][..], &["-l"]]);
+            assert_eq!(unmount_options(dir.as_ref(), shares), [&[][..], &["-l"]]);
         }
     }
 
@@ -215,7 +219,7 @@ mod tests {
                 "error: mount option \"a\\nb\" is none",
             ),
         ] {
-            let shown = share.arguments().map_or_else(
+            let shown = share.mount_arguments().map_or_else(
                 |e| format!("error: {e}"),
                 |words| {
                     let words: Vec<_> = words.iter().map(|w| w.to_string_lossy()).collect();

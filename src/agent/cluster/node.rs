@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A round compares with the last answer instead of reading anew: that answer is the Node, as long as nobody else writes to
-//! it. Whoever has reason to think that somebody did says [`Membership::doubt`]: the next round reads first. So does each
+//! it. Whoever has reason to think that somebody did says [`Membership::request_reread`]: the next round reads first. So does each
 //! round in the first minutes after an outage: the node controller may yet notice it. Every report comes back with the
 //! whole Node, so that anything else is seen within `nodeStatusReportFrequency`.
 
@@ -19,14 +19,14 @@ use serde_json::Value;
 use smol::future::FutureExt as _;
 
 use super::{
-    link::{HeartbeatLane, spread},
+    link::{HeartbeatLane, fleet_spread},
     membership::Membership,
     objects::ObjectStore,
     pod_cidr::PodCidrFollower,
 };
 use crate::{
     agent::{
-        clock::in_step,
+        clock::align_to_second,
         cluster_views::OwnNode,
         core::AgentEvent,
         kept_node::NodeLabelsStore,
@@ -34,7 +34,7 @@ use crate::{
         offered::{OfferedResources, ResourceNames},
         recorder::{EventRecorder, EventSeverity},
     },
-    api::{MonoTime, Node, strict::typed},
+    api::{MonoTime, Node, strict::typed_from_value},
     config::NodeConfig,
     kube::{KubeError, PatchFormat, api::ApiResult},
     logic::{
@@ -75,27 +75,27 @@ const FIRST_PAUSE: Duration = Duration::from_millis(250);
 
 impl NodeKeeper {
     /// For as long as the agent runs.
-    pub(super) async fn run(self: Rc<Self>) {
-        self.record(NodeEvent::Starting);
+    pub(super) async fn keep_node(self: Rc<Self>) {
+        self.record_node_event(NodeEvent::Starting);
         let started = self.now();
         if self.settings.register {
-            self.register().await;
+            self.register_node().await;
         }
         let mut pace = StatusPace::new(self.settings.status_update, self.settings.status_report);
         // What was registered says it all: the first report is counted from here.
-        pace.sent(true, self.now(), self.spread());
+        pace.record_sent_status(true, self.now(), self.spread());
         let mut is_fast = true;
         loop {
             if self.heartbeat.link.is_aftermath(self.now()) {
-                self.member.doubt_quietly();
+                self.member.request_reread_quietly();
             }
-            self.round(&mut pace).await;
+            self.send_status_round(&mut pace).await;
             let now = self.now();
-            let next = in_step(pace.next_round(now, self.spread()), now);
+            let next = align_to_second(pace.next_round(now, self.spread()), now);
             if is_fast {
-                is_fast = self.look_often(started, next).await;
+                is_fast = self.look_until_ready(started, next).await;
             } else {
-                self.until_doubt_or(next).await;
+                self.wait_until_doubt(next).await;
             }
         }
     }
@@ -103,7 +103,7 @@ impl NodeKeeper {
     /// Reads a Node that has no pod CIDR yet some more times: a control plane that gives them does so within a second of its
     /// creation, and pods come as soon.
     pub(super) async fn wait_for_first_cidr(self: Rc<Self>) {
-        self.member.wait_read().await;
+        self.member.wait_for_node_read().await;
         let mut pause = FIRST_PAUSE;
         for _ in 0..FIRST_READS {
             if self.member.has_cidr() {
@@ -112,23 +112,26 @@ impl NodeKeeper {
             self.until(self.now() + pause).await;
             pause *= 2;
             // Whatever is wrong is told by the rounds.
-            let _ = self.read().await;
+            let _ = self.read_node().await;
         }
     }
 
     /// Reads the Node whenever the loop asks for that, and tells it that it is known now, or that no answer came (ADM-08).
     pub(super) async fn read_when_asked(self: Rc<Self>) {
         loop {
-            self.member.wait_wanted().await;
+            self.member.wait_for_loop_request().await;
             // The first answer of all is as good as another.
-            let came = match self.member.is_read() {
-                true => self.read().await.is_ok(),
+            let came = match self.member.is_node_read() {
+                true => self.read_node().await.is_ok(),
                 false => {
-                    self.member.wait_read().await;
+                    self.member.wait_for_node_read().await;
                     true
                 }
             };
-            self.heartbeat.asker.send(AgentEvent::NodeRead(came)).await;
+            self.heartbeat
+                .asker
+                .send_event(AgentEvent::NodeRead(came))
+                .await;
         }
     }
 
@@ -137,20 +140,20 @@ impl NodeKeeper {
     }
 
     async fn until(&self, due: MonoTime) {
-        self.heartbeat.clock.until(due).await;
+        self.heartbeat.clock.sleep_until(due).await;
     }
 
     /// Until then, or until there is reason to look at the Node anew.
-    async fn until_doubt_or(&self, next: MonoTime) {
+    async fn wait_until_doubt(&self, next: MonoTime) {
         let soon = async {
             self.until(self.now() + DOUBT_GAP).await;
-            self.member.wait_doubt().await;
+            self.member.wait_for_doubt().await;
         };
         self.until(next).or(soon).await;
     }
 
     fn spread(&self) -> u64 {
-        spread(&*self.heartbeat.clock, &self.name)
+        fleet_spread(&*self.heartbeat.clock, &self.name)
     }
 
     fn complain(&self, text: &str) {
@@ -158,14 +161,15 @@ impl NodeKeeper {
     }
 
     /// Looks every 100 ms whether the node has become ready, until `next` at most (NODE-24). Returns whether such looks go on.
-    async fn look_often(&self, started: MonoTime, next: MonoTime) -> bool {
+    async fn look_until_ready(&self, started: MonoTime, next: MonoTime) -> bool {
         loop {
             let now = self.now();
             let is_ready = self.own.is_ready().await;
-            match node::fast_round(now - started, self.member.is_ready(), is_ready) {
+            match node::decide_startup_round(now - started, self.member.shown_readiness(), is_ready)
+            {
                 StartupRound::Send => return false,
                 StartupRound::Over => {
-                    self.until_doubt_or(next).await;
+                    self.wait_until_doubt(next).await;
                     return false;
                 }
                 StartupRound::Again if now >= next => return true,
@@ -175,16 +179,18 @@ impl NodeKeeper {
     }
 
     /// Until the Node is there (NODE-01, NODE-02).
-    async fn register(&self) {
+    async fn register_node(&self) {
         let mut tries = RegisterBackoff::default();
         let mut is_first = true;
-        let before = self.offered.before().await;
+        let before = self.offered.earlier_resource_names().await;
         loop {
-            self.until(self.now() + tries.pause()).await;
-            let gathered = Box::pin(self.own.gather()).await;
-            let (initial, events) = self.own.initial(&gathered);
+            self.until(self.now() + tries.next_pause()).await;
+            let gathered = Box::pin(self.own.gather_node_facts()).await;
+            let (initial, events) = self.own.make_initial_node(&gathered);
             if core::mem::take(&mut is_first) {
-                events.into_iter().for_each(|event| self.record(event));
+                events
+                    .into_iter()
+                    .for_each(|event| self.record_node_event(event));
             }
             match self.try_register(&initial, before.as_ref()).await {
                 // Before the first report tells of anything new.
@@ -198,7 +204,10 @@ impl NodeKeeper {
     }
 
     async fn keep_offered(&self, initial: &Node) {
-        let kept = self.offered.keep(node::offered(initial)).await;
+        let kept = self
+            .offered
+            .keep_offered_names(node::offered_resources(initial))
+            .await;
         if let Err(e) = kept {
             // Only the next start is worse off.
             self.complain(&format!("cannot keep which resources are offered: {e}"));
@@ -207,15 +216,15 @@ impl NodeKeeper {
 
     /// `before`: what agents before this one have offered.
     async fn try_register(&self, initial: &Node, before: Option<&ResourceNames>) -> ApiResult<()> {
-        let body = as_object(initial);
+        let body = encode_node(initial);
         let created = self
             .heartbeat
-            .ask(move |api| api.create_node(body.as_bytes()))
+            .ask_apiserver(move |api| api.create_node(body.as_bytes()))
             .await;
         let answer = match &created {
             Ok(_) => CreateAnswer::Created,
             Err(e) if e.is_conflict() => CreateAnswer::AlreadyExists,
-            Err(e) if e.status() == Some(403) => CreateAnswer::Forbidden,
+            Err(e) if e.http_status() == Some(403) => CreateAnswer::Forbidden,
             Err(_) => CreateAnswer::Failed,
         };
         match (node::after_create(answer), created) {
@@ -225,9 +234,9 @@ impl NodeKeeper {
                     (Err(e), Err(refused)) if e.is_not_found() => return Err(refused),
                     (found, _) => found?,
                 };
-                let existing = decode(&found)?;
-                let patch = node::reconcile(&existing, initial, before)
-                    .and_then(|wanted| node::status_patch(&existing, &wanted));
+                let existing = decode_node(&found)?;
+                let patch = node::reconcile_node(&existing, initial, before)
+                    .and_then(|wanted| node::compute_status_patch(&existing, &wanted));
                 log::info!(
                     "node {} is there already, uid {}",
                     self.name,
@@ -235,16 +244,16 @@ impl NodeKeeper {
                 );
                 match patch {
                     Some(patch) => {
-                        let answer = self.send(&patch.body).await?;
-                        self.take(decode(&answer)?).await;
+                        let answer = self.patch_status(&patch.body).await?;
+                        self.take_node(decode_node(&answer)?).await;
                     }
-                    None => self.take(existing).await,
+                    None => self.take_node(existing).await,
                 }
                 Ok(())
             }
             (AfterCreate::Registered, Ok(answer)) => {
                 log::info!("node {} is registered", self.name);
-                self.take(decode(&answer)?).await;
+                self.take_node(decode_node(&answer)?).await;
                 Ok(())
             }
             (AfterCreate::Registered | AfterCreate::Retry, result) => result.map(|_| ()),
@@ -252,13 +261,13 @@ impl NodeKeeper {
     }
 
     /// Sends one status: up to five tries (NODE-23).
-    async fn round(&self, pace: &mut StatusPace) {
-        let gathered = Box::pin(self.own.gather()).await;
+    async fn send_status_round(&self, pace: &mut StatusPace) {
+        let gathered = Box::pin(self.own.gather_node_facts()).await;
         for attempt in 0..MAX_TRIES {
             let Err(e) = self.try_update(&gathered, pace).await else {
                 return;
             };
-            self.member.doubt_quietly();
+            self.member.request_reread_quietly();
             match e {
                 // Somebody deleted it, and only a new agent makes it anew (NODE-06).
                 e if e.is_not_found() => {
@@ -288,113 +297,118 @@ impl NodeKeeper {
         pace: &mut StatusPace,
     ) -> ApiResult<()> {
         let member = &*self.member;
-        let seen = match self.own.node.object().filter(|_| !member.is_doubted()) {
+        let seen = match self.own.node.node_object().filter(|_| !member.is_doubted()) {
             Some(mut node) => {
                 member.add_images(&mut node);
                 node
             }
-            None => self.read().await?,
+            None => self.read_node().await?,
         };
         let mut wanted = seen.clone();
-        let applied = self.own.bring_up_to_date(&mut wanted, gathered);
-        member.leave_out(&mut wanted);
+        let applied = self.own.update_node(&mut wanted, gathered);
+        member.remove_dropped_fields(&mut wanted);
         if let Some(error) = applied.no_address {
             self.complain(&error.to_string());
         }
         for event in applied.events {
             if member.is_new(event) {
-                self.record(event);
+                self.record_node_event(event);
             }
         }
         // The machine's word, also while nobody hears it.
-        self.own.node.set_host_ips(node::of_node(&wanted));
-        let Some(patch) = node::status_patch(&seen, &wanted) else {
+        self.own.node.set_host_ips(node::node_host_ips(&wanted));
+        let Some(patch) = node::compute_status_patch(&seen, &wanted) else {
             return Ok(());
         };
-        if !pace.must_send(patch.is_change, self.now()) {
+        if !pace.must_send_status(patch.is_change, self.now()) {
             return Ok(());
         }
-        let answer = decode(&self.send(&patch.body).await?)?;
-        pace.sent(patch.is_change, self.now(), self.spread());
-        member.sent(&wanted, &answer);
-        self.take(answer).await;
+        let answer = decode_node(&self.patch_status(&patch.body).await?)?;
+        pace.record_sent_status(patch.is_change, self.now(), self.spread());
+        member.note_status_sent(&wanted, &answer);
+        self.take_node(answer).await;
         Ok(())
     }
 
     async fn ask_for_node(&self) -> ApiResult<Value> {
         let name = self.name.clone();
-        self.heartbeat.ask(move |api| api.node(&name)).await
+        self.heartbeat
+            .ask_apiserver(move |api| api.read_node(&name))
+            .await
     }
 
     /// Reads the Node anew, for whoever cannot wait for the next report.
-    pub(super) async fn read(&self) -> ApiResult<Node> {
-        let node = decode(&self.ask_for_node().await?)?;
-        self.take(node.clone()).await;
+    pub(super) async fn read_node(&self) -> ApiResult<Node> {
+        let node = decode_node(&self.ask_for_node().await?)?;
+        self.take_node(node.clone()).await;
         Ok(node)
     }
 
-    async fn send(&self, patch: &Value) -> ApiResult<Value> {
+    async fn patch_status(&self, patch: &Value) -> ApiResult<Value> {
         let (name, body) = (self.name.clone(), patch.to_string());
         self.heartbeat
-            .ask(move |api| api.patch_node_status(&name, PatchFormat::Strategic, body.as_bytes()))
+            .ask_apiserver(move |api| {
+                api.patch_node_status(&name, PatchFormat::Strategic, body.as_bytes())
+            })
             .await
     }
 
     /// The Node as the API has it now, with all that follows from it.
-    async fn take(&self, mut node: Node) {
-        self.objects.learn(&node);
-        if let Some(event) = self.member.answered(&mut node) {
-            self.record(event);
+    async fn take_node(&self, mut node: Node) {
+        self.objects.learn_from_node(&node);
+        if let Some(event) = self.member.take_node_answer(&mut node) {
+            self.record_node_event(event);
         }
         let spec = node.spec.clone();
         // Before a pod is admitted by it: after a power cut the next agent has to know as much.
-        self.keep(&node).await;
-        self.own.node.learn(node);
-        self.cidrs.follow(&self.member, &spec).await;
-        self.member.set_read();
+        self.keep_node_record(&node).await;
+        self.own.node.learn_node_object(node);
+        self.cidrs.follow_node_spec(&self.member, &spec).await;
+        self.member.set_node_read();
     }
 
-    async fn keep(&self, node: &Node) {
-        let kept = KeptNode::of(node);
+    async fn keep_node_record(&self, node: &Node) {
+        let kept = KeptNode::from_node(node);
         let is_same = || {
             self.own
                 .node
-                .object()
-                .is_some_and(|k| KeptNode::of(&k) == kept)
+                .node_object()
+                .is_some_and(|k| KeptNode::from_node(&k) == kept)
         };
         if self.record.is_kept() && is_same() {
             return;
         }
-        if let Err(e) = self.record.keep(kept).await {
+        if let Err(e) = self.record.keep_node_labels(kept).await {
             let what =
                 "cannot keep the labels and taints of the node for a start without the apiserver";
             self.complain(&format!("{what}: {e}"));
         }
     }
 
-    fn record(&self, event: NodeEvent) {
+    fn record_node_event(&self, event: NodeEvent) {
         let severity = if event.is_warning() {
             EventSeverity::Warning
         } else {
             EventSeverity::Normal
         };
         let message = event.message(&self.name, &self.boot_id);
-        self.recorder.node(severity, event.reason(), &message);
+        self.recorder
+            .record_node_event(severity, event.reason(), &message);
     }
 }
 
-fn decode(answer: &Value) -> ApiResult<Node> {
+fn decode_node(answer: &Value) -> ApiResult<Node> {
     let wrong = |why: String| KubeError::Wrong {
         url: "nodes".into(),
         why,
     };
-    let node: Node = typed(answer).map_err(|e| wrong(e.to_string()))?;
+    let node: Node = typed_from_value(answer).map_err(|e| wrong(e.to_string()))?;
     if node.metadata.uid.is_empty() {
         return Err(wrong("it has no identity".into()));
     }
     Ok(node)
 }
 
-fn as_object(node: &Node) -> String {
+fn encode_node(node: &Node) -> String {
     node.to_object().to_string()
 }

@@ -28,8 +28,8 @@ const MAX_FILE_BYTES: u64 = 256;
 const FILE_MODE: u32 = 0o644;
 
 /// Pod CIDRs accepted before this start; none on a node that stands alone, or whose operator chose them.
-pub(in crate::agent) fn restored(cfg: &AgentConfig) -> PodCidrs {
-    if !is_followed(cfg) {
+pub(in crate::agent) fn restore_pod_cidrs(cfg: &AgentConfig) -> PodCidrs {
+    if !follows_control_plane(cfg) {
         return PodCidrs::default();
     }
     let mut text = String::new();
@@ -38,23 +38,27 @@ pub(in crate::agent) fn restored(cfg: &AgentConfig) -> PodCidrs {
     let text = text.trim();
     // A file that a disk has spoilt is no file: the apiserver will say it again.
     if text.split(',').all(|c| c.parse::<Cidr>().is_ok()) {
-        PodCidrs::restored(text.into())
+        PodCidrs::from_accepted(text.into())
     } else {
         PodCidrs::default()
     }
 }
 
 /// The subnets of the built-in network at start.
-pub(in crate::agent) fn subnets(cfg: &AgentConfig) -> Vec<String> {
-    let known = restored(cfg);
-    if known.accepted().is_empty() {
+pub(in crate::agent) fn network_subnets(cfg: &AgentConfig) -> Vec<String> {
+    let known = restore_pod_cidrs(cfg);
+    if known.accepted_networks().is_empty() {
         return vec![cfg.network.builtin_subnet.to_string()];
     }
-    known.accepted().split(',').map(str::to_owned).collect()
+    known
+        .accepted_networks()
+        .split(',')
+        .map(str::to_owned)
+        .collect()
 }
 
 /// Returns true if this node takes its pod CIDRs from the control plane.
-pub(super) fn is_followed(cfg: &AgentConfig) -> bool {
+pub(super) fn follows_control_plane(cfg: &AgentConfig) -> bool {
     cfg.cluster.is_member() && !cfg.network.subnet_is_given
 }
 
@@ -69,12 +73,12 @@ pub(super) struct PodCidrFollower {
 
 impl PodCidrFollower {
     /// Hands on what is new in `spec`. What fails is tried again with the next answer.
-    pub(super) async fn follow(&self, member: &Membership, spec: &NodeSpec) {
+    pub(super) async fn follow_node_spec(&self, member: &Membership, spec: &NodeSpec) {
         if !self.is_followed {
             return;
         }
         let complain = |text: String| self.complaints.complain(&text);
-        let cidrs: Vec<String> = match member.cidr_news(spec) {
+        let cidrs: Vec<String> = match member.new_pod_cidrs(spec) {
             Ok(None) => return,
             Ok(Some(cidrs)) => cidrs.iter().map(ToString::to_string).collect(),
             Err(e) => return complain(e.to_string()),
@@ -84,14 +88,18 @@ impl PodCidrFollower {
         }
         log::info!("pods get their addresses from {}", cidrs.join(","));
         let (root, text) = (self.root.clone(), member.accept_cidrs(spec));
-        if let Err(e) = self.disk.run(move || save(&root, &text)).await {
+        if let Err(e) = self
+            .disk
+            .run_job(move || save_pod_cidrs(&root, &text))
+            .await
+        {
             // Only the next start is worse off.
             complain(format!("cannot keep the pod CIDRs: {e}"));
         }
     }
 }
 
-fn save(root: &Path, cidrs: &str) -> std::io::Result<()> {
+fn save_pod_cidrs(root: &Path, cidrs: &str) -> std::io::Result<()> {
     let text = format!("{cidrs}\n");
     file::write_atomic(&root.join(FILE), text.as_bytes(), FILE_MODE, true)
 }

@@ -34,14 +34,14 @@ use crate::{
         link_policy::LinkPolicy,
         pod_store::RETRY,
         recorder::{EventRecorder, EventSeverity, EventSubject},
-        tasks::{TaskSpawner, boxed},
+        tasks::{TaskSpawner, box_task},
         views::{ApiAnswer, ApiPodChange, DeliveryResult, LoopEnded},
     },
     api::{
         MonoTime, PodUid,
         received::{ReceivedPod, SnapshotEntry},
     },
-    error::chain,
+    error::error_chain,
     kube::{DoorbellNews, KubeApi, KubeLanes, WatchDoorbell, WatchEnd, WatchOptions},
     logic::{
         api_poll::{
@@ -76,19 +76,19 @@ pub(super) struct PodRequests {
 }
 
 impl PodRequests {
-    fn list(&self, list: PodListKind) {
+    fn request_list(&self, list: PodListKind) {
         let (lanes, node) = (self.lanes.clone(), self.node.clone());
         let answers = self.answers.clone();
         let task = async move {
             let objects = answers.clone();
             let job = move |api: &dyn KubeApi| {
                 let mut items = Vec::new();
-                let mut each = |meta| items.push(answers::item(meta));
+                let mut each = |meta| items.push(answers::item_from_metadata(meta));
                 let ended = match list {
                     PodListKind::Live => api.list_pods(&node, &mut each),
                     PodListKind::All => api.list_all_pods(&node, &mut each),
                     PodListKind::Objects => api.list_whole_pods(&node, &mut |raw| {
-                        if let Some(seen) = ApiPodSnapshot::of(raw, &node) {
+                        if let Some(seen) = ApiPodSnapshot::from_object(raw, &node) {
                             // Nobody takes it only when the agent ends.
                             let _ = objects.send_blocking(ApiPodAnswer::Object(Box::new(seen)));
                         }
@@ -96,38 +96,38 @@ impl PodRequests {
                 };
                 ApiPodAnswer::Listed(items, ended)
             };
-            let answer = lanes.work(job).await;
+            let answer = lanes.run_request(job).await;
             let _ = answers.send(answer).await;
         };
-        self.spawner.spawn(boxed(task));
+        self.spawner.spawn(box_task(task));
     }
 
-    fn get(&self, ticket: GetTicket, namespace: Box<str>, name: Box<str>) {
+    fn request_pod(&self, ticket: GetTicket, namespace: Box<str>, name: Box<str>) {
         let (lanes, node) = (self.lanes.clone(), self.node.clone());
         let answers = self.answers.clone();
         let task = async move {
             let job = move |api: &dyn KubeApi| {
-                let read = api.pod(&node, &namespace, &name)?;
-                let seen = ApiPodSnapshot::of(read, &node).map(Box::new);
+                let read = api.read_pod(&node, &namespace, &name)?;
+                let seen = ApiPodSnapshot::from_object(read, &node).map(Box::new);
                 // Another pod than the one asked for is no answer.
                 Ok(seen.filter(|s| s.item.namespace == namespace && s.item.name == name))
             };
-            let got = lanes.work(job).await;
+            let got = lanes.run_request(job).await;
             let _ = answers.send(ApiPodAnswer::Got(ticket, got)).await;
         };
-        self.spawner.spawn(boxed(task));
+        self.spawner.spawn(box_task(task));
     }
 
-    fn refuse(&self, item: PodListItem, reason: &'static str, message: &str) {
+    fn refuse_pod(&self, item: PodListItem, reason: &'static str, message: &str) {
         let (lanes, complaints) = (self.lanes.clone(), Rc::clone(&self.complaints));
-        let task = statuses::refuse(lanes, complaints, item, reason, message.into());
-        self.spawner.spawn(boxed(task));
+        let task = statuses::refuse_pod(lanes, complaints, item, reason, message.into());
+        self.spawner.spawn(box_task(task));
     }
 
     /// Has the doorbell watch, and makes one first if there is none. Returns whether there is one.
-    async fn watch(&self, bell: &mut Option<WatchDoorbell>, from: &str) -> bool {
+    async fn start_watch(&self, bell: &mut Option<WatchDoorbell>, from: &str) -> bool {
         if bell.is_none() {
-            match self.lanes.doorbell() {
+            match self.lanes.open_doorbell() {
                 Ok(started) => *bell = Some(started),
                 Err(e) => self
                     .complaints
@@ -135,7 +135,7 @@ impl PodRequests {
             }
         }
         let Some(bell) = bell else { return false };
-        bell.watch(WatchOptions {
+        bell.start_watch(WatchOptions {
             node: self.node.clone(),
             resource_version: from.into(),
             timeout: WATCH_TIME,
@@ -179,9 +179,9 @@ enum PollerWakeReason {
 
 impl PodPoller {
     /// Until the loop is gone.
-    pub(super) async fn run(mut self, restore: PodRecordRestorer) {
+    pub(super) async fn poll_pods(mut self, restore: PodRecordRestorer) {
         // Only the loop's end ends it.
-        let _ = self.work(restore).await;
+        let _ = self.poll_until_end(restore).await;
     }
 
     fn now(&self) -> MonoTime {
@@ -192,22 +192,22 @@ impl PodPoller {
         self.requests.complaints.complain(text);
     }
 
-    async fn work(&mut self, restore: PodRecordRestorer) -> Result<(), LoopEnded> {
-        restore.run().await?;
+    async fn poll_until_end(&mut self, restore: PodRecordRestorer) -> Result<(), LoopEnded> {
+        restore.restore_all().await?;
         let mut bell = None;
         loop {
-            self.ask(&mut bell).await?;
-            match self.wait(bell.as_ref()).await {
-                PollerWakeReason::Answer(answer) => self.take(answer).await?,
-                PollerWakeReason::Rung(rung) => self.hear(rung),
-                PollerWakeReason::Due => self.retry_records(),
+            self.send_due_requests(&mut bell).await?;
+            match self.wait_for_wake(bell.as_ref()).await {
+                PollerWakeReason::Answer(answer) => self.take_answer(answer).await?,
+                PollerWakeReason::Rung(rung) => self.take_doorbell_news(rung),
+                PollerWakeReason::Due => self.retry_unrecorded(),
             }
         }
     }
 
     /// Waits for whatever comes first.
-    async fn wait(&self, bell: Option<&WatchDoorbell>) -> PollerWakeReason {
-        let is_read = self.member.is_read();
+    async fn wait_for_wake(&self, bell: Option<&WatchDoorbell>) -> PollerWakeReason {
+        let is_read = self.member.is_node_read();
         let answer = async {
             match self.answers.recv().await {
                 Ok(answer) => PollerWakeReason::Answer(answer),
@@ -216,32 +216,37 @@ impl PodPoller {
         };
         let rung = async {
             match bell {
-                Some(bell) => PollerWakeReason::Rung(WatchDoorbell::next(bell).await),
+                Some(bell) => PollerWakeReason::Rung(WatchDoorbell::next_news(bell).await),
                 None => core::future::pending().await,
             }
         };
         let asked = async {
             if is_read {
-                self.api_pods.wait().await;
+                self.api_pods.wait_for_work().await;
             } else {
-                self.member.wait_read().await;
+                self.member.wait_for_node_read().await;
             }
             PollerWakeReason::Due
         };
         let due = async {
             let now = self.now();
-            let next = is_read.then(|| self.api_pods.with(|poll| poll.next_timeout(now)));
+            let next = is_read.then(|| self.api_pods.with_poll(|poll| poll.next_timeout(now)));
             let retry = self.course.unrecorded.values().min().copied();
             let first = [next, retry].into_iter().flatten().min();
-            self.clock.until(first.unwrap_or(MonoTime(u64::MAX))).await;
+            self.clock
+                .sleep_until(first.unwrap_or(MonoTime(u64::MAX)))
+                .await;
             PollerWakeReason::Due
         };
         answer.or(rung).or(asked).or(due).await
     }
 
     /// Does all that is to be done now.
-    async fn ask(&mut self, bell: &mut Option<WatchDoorbell>) -> Result<(), LoopEnded> {
-        if !self.member.is_read() {
+    async fn send_due_requests(
+        &mut self,
+        bell: &mut Option<WatchDoorbell>,
+    ) -> Result<(), LoopEnded> {
+        if !self.member.is_node_read() {
             return Ok(());
         }
         let link = &self.requests.link_policy;
@@ -249,44 +254,51 @@ impl PodPoller {
             true => PollIntervals::METERED,
             false => PollIntervals::NORMAL,
         };
-        self.api_pods.with(|poll| poll.list_every(paces.list));
+        self.api_pods
+            .with_poll(|poll| poll.set_list_interval(paces.list));
         loop {
             let now = self.now();
-            match self.api_pods.with(|poll| poll.poll(now)) {
+            match self.api_pods.with_poll(|poll| poll.poll(now)) {
                 None => return Ok(()),
-                Some(PollRequest::List(list)) => self.requests.list(list),
+                Some(PollRequest::List(list)) => self.requests.request_list(list),
                 Some(PollRequest::Get {
                     ticket,
                     namespace,
                     name,
-                }) => self.requests.get(ticket, namespace, name),
+                }) => self.requests.request_pod(ticket, namespace, name),
                 Some(PollRequest::Watch { from }) => {
                     self.course.watching_since = now;
-                    if !self.requests.watch(bell, &from).await {
+                    if !self.requests.start_watch(bell, &from).await {
                         self.api_pods
-                            .with(|poll| poll.on_bell_end(DoorbellEnd::Broken, now));
+                            .with_poll(|poll| poll.on_watch_end(DoorbellEnd::Broken, now));
                     }
                 }
-                Some(PollRequest::Gone(uid)) => self.gone(uid).await?,
+                Some(PollRequest::Gone(uid)) => self.note_pod_gone(uid).await?,
                 Some(PollRequest::Refuse(item)) => {
                     let message = "Node didn't have enough resource: pods";
-                    self.requests.refuse(item, "OutOfpods", message);
+                    self.requests.refuse_pod(item, "OutOfpods", message);
                 }
-                Some(PollRequest::Complete) => self.complete().await?,
+                Some(PollRequest::Complete) => self.complete_list().await?,
             }
         }
     }
 
-    fn hear(&self, rung: DoorbellNews) {
+    fn take_doorbell_news(&self, rung: DoorbellNews) {
         let now = self.now();
         let end = match rung {
             DoorbellNews::Ring(ring) => {
-                return self.api_pods.with(|poll| match answers::ring(ring) {
-                    Some(ring) => poll.on_ring(&ring, now),
-                    None => poll.on_unknown_ring(),
-                });
+                return self
+                    .api_pods
+                    .with_poll(|poll| match answers::translate_ring(ring) {
+                        Some(ring) => poll.on_watch_event(&ring, now),
+                        None => poll.on_unknown_watch_event(),
+                    });
             }
-            DoorbellNews::Overrun => return self.api_pods.with(|poll| poll.on_unknown_ring()),
+            DoorbellNews::Overrun => {
+                return self
+                    .api_pods
+                    .with_poll(|poll| poll.on_unknown_watch_event());
+            }
             DoorbellNews::Ended(Ok(WatchEnd::Clean)) => {
                 let lived = now - self.course.watching_since;
                 if lived + WATCH_SLACK < WATCH_TIME {
@@ -300,83 +312,87 @@ impl PodPoller {
                 DoorbellEnd::Broken
             }
             DoorbellNews::Ended(Err(e)) => {
-                log::debug!("apiserver: watch of pods: {}", chain(&e));
+                log::debug!("apiserver: watch of pods: {}", error_chain(&e));
                 DoorbellEnd::Broken
             }
         };
-        self.api_pods.with(|poll| poll.on_bell_end(end, now));
+        self.api_pods.with_poll(|poll| poll.on_watch_end(end, now));
     }
 
-    async fn take(&mut self, answer: ApiPodAnswer) -> Result<(), LoopEnded> {
+    async fn take_answer(&mut self, answer: ApiPodAnswer) -> Result<(), LoopEnded> {
         let (now, api_pods) = (self.now(), &self.api_pods);
         match answer {
             ApiPodAnswer::Listed(items, ended) => {
-                api_pods.with(|poll| items.iter().for_each(|item| poll.on_item(item, now)));
+                api_pods
+                    .with_poll(|poll| items.iter().for_each(|item| poll.on_list_item(item, now)));
                 let came = ended.is_ok();
                 match ended {
                     Ok(listed) => {
-                        api_pods.with(|poll| poll.on_list_end(&listed.resource_version, now));
+                        api_pods.with_poll(|poll| poll.on_list_end(&listed.resource_version, now));
                     }
                     Err(e) => {
-                        self.complain(&format!("apiserver: pods: {}", chain(&e)));
-                        let failure = answers::list_failure(&e);
-                        api_pods.with(|poll| poll.on_list_failed(failure, now));
+                        self.complain(&format!("apiserver: pods: {}", error_chain(&e)));
+                        let failure = answers::classify_list_failure(&e);
+                        api_pods.with_poll(|poll| poll.on_list_failed(failure, now));
                     }
                 }
                 if self.course.lists.replace(came) != Some(came) {
                     self.asker
-                        .send(AgentEvent::Api(ApiAnswer::Lists(came)))
+                        .send_event(AgentEvent::Api(ApiAnswer::Lists(came)))
                         .await;
                 }
                 // The queue is empty: what stood in memory whole lives on disk by now.
-                crate::sys::memory::trim();
+                crate::sys::memory::trim_memory();
                 Ok(())
             }
             ApiPodAnswer::Object(seen) if seen.pod.is_err() => {
                 // It is read by itself, and judged then.
-                api_pods.with(|poll| poll.on_item(&seen.item, now));
+                api_pods.with_poll(|poll| poll.on_list_item(&seen.item, now));
                 Ok(())
             }
             ApiPodAnswer::Object(seen) => {
-                let verdict = api_pods.with(|poll| poll.on_object(&seen.item, seen.sight, now));
-                self.deliver(verdict, seen).await
+                let verdict =
+                    api_pods.with_poll(|poll| poll.on_list_object(&seen.item, seen.sight, now));
+                self.deliver_pod(verdict, seen).await
             }
             ApiPodAnswer::Got(ticket, Ok(Some(seen))) if seen.pod.is_ok() => {
                 let verdict =
-                    api_pods.with(|poll| poll.on_read(ticket, &seen.item, seen.sight, now));
-                self.deliver(verdict, seen).await
+                    api_pods.with_poll(|poll| poll.on_read(ticket, &seen.item, seen.sight, now));
+                self.deliver_pod(verdict, seen).await
             }
             ApiPodAnswer::Got(ticket, Ok(seen)) => {
-                api_pods.with(|poll| poll.on_read_failed(ticket, ApiRequestFailure::Unusable, now));
+                api_pods.with_poll(|poll| {
+                    poll.on_read_failed(ticket, ApiRequestFailure::Unusable, now)
+                });
                 if let Some(seen) = seen {
-                    self.unusable(*seen).await;
+                    self.end_unusable_pod(*seen).await;
                 }
                 Ok(())
             }
             ApiPodAnswer::Got(ticket, Err(e)) => {
-                let failure = answers::read_failure(&e);
+                let failure = answers::classify_read_failure(&e);
                 if matches!(
                     failure,
                     ApiRequestFailure::Server { .. } | ApiRequestFailure::Unusable
                 ) {
-                    self.complain(&format!("apiserver: pod: {}", chain(&e)));
+                    self.complain(&format!("apiserver: pod: {}", error_chain(&e)));
                 }
-                api_pods.with(|poll| poll.on_read_failed(ticket, failure, now));
+                api_pods.with_poll(|poll| poll.on_read_failed(ticket, failure, now));
                 Ok(())
             }
             ApiPodAnswer::Written(seen) => {
                 // It may have gone since.
-                let verdict = if api_pods.holds(&seen.item.uid) {
+                let verdict = if api_pods.is_known(&seen.item.uid) {
                     DeliveryVerdict::Deliver
                 } else {
                     DeliveryVerdict::Ignore
                 };
-                self.deliver(verdict, seen).await
+                self.deliver_pod(verdict, seen).await
             }
         }
     }
 
-    async fn deliver(
+    async fn deliver_pod(
         &mut self,
         verdict: DeliveryVerdict,
         seen: Box<ApiPodSnapshot>,
@@ -385,34 +401,34 @@ impl PodPoller {
             return Ok(());
         };
         // One that has taken the name of another comes after the other's end (SRC-07).
-        while let Some(uid) = self.api_pods.with(|poll| poll.next_gone()) {
-            self.gone(uid).await?;
+        while let Some(uid) = self.api_pods.with_poll(|poll| poll.next_gone_pod()) {
+            self.note_pod_gone(uid).await?;
         }
         let uid = received.pod.metadata.uid.clone();
         let of = uid.clone();
-        let look = move |agent: &Agent| agent.configured(&of).map(|c| c.is_static);
-        let known = self.asker.ask(look).await;
+        let look = move |agent: &Agent| agent.configured_pod(&of).map(|c| c.is_static);
+        let known = self.asker.ask_agent(look).await;
         if known == Some(true) {
             // Files of root come before the apiserver.
             let message = "a static pod has this uid; this one is ignored";
             self.complain(&format!("uid={uid} {message}"));
             return Ok(());
         }
-        let copy = answers::copy_of(&received.pod);
-        let mirror = answers::mirror_of(&received.pod);
-        if self.writer.api_shows(&uid, copy, mirror) {
-            self.writer.look_at_mirrors();
+        let copy = answers::api_copy_of(&received.pod);
+        let mirror = answers::parse_mirror(&received.pod);
+        if self.writer.take_shown_pod(&uid, copy, mirror) {
+            self.writer.wake_mirror_keeper();
             return Ok(());
         }
         if known.is_none() {
-            self.tell_unsupported(&received);
+            self.report_unsupported_fields(&received);
         }
-        self.hand_over(ApiPodChange::Read(received)).await
+        self.hand_to_loop(ApiPodChange::Read(received)).await
     }
 
     /// Tells the author of a new pod which of its fields this node leaves out.
-    fn tell_unsupported(&self, received: &ReceivedPod) {
-        let message = match &*object_fields::unsupported(&received.raw) {
+    fn report_unsupported_fields(&self, received: &ReceivedPod) {
+        let message = match &*object_fields::unsupported_fields(&received.raw) {
             [] => return,
             [field] => format!("field {field} is not supported by this node"),
             fields => format!(
@@ -420,38 +436,45 @@ impl PodPoller {
                 fields.join(", ")
             ),
         };
-        self.recorder
-            .pod(&received.pod, EventSeverity::Warning, UNSUPPORTED, &message);
+        self.recorder.record_pod_event(
+            &received.pod,
+            EventSeverity::Warning,
+            UNSUPPORTED,
+            &message,
+        );
     }
 
-    async fn gone(&mut self, uid: PodUid) -> Result<(), LoopEnded> {
+    async fn note_pod_gone(&mut self, uid: PodUid) -> Result<(), LoopEnded> {
         self.course.unrecorded.remove(&uid);
-        if self.writer.api_lost(&uid) {
-            self.writer.look_at_mirrors();
+        if self.writer.take_lost_pod(&uid) {
+            self.writer.wake_mirror_keeper();
             return Ok(());
         }
-        self.hand_over(ApiPodChange::Gone(uid)).await
+        self.hand_to_loop(ApiPodChange::Gone(uid)).await
     }
 
     /// The whole is known: what is not in it is no pod of this node.
-    async fn complete(&mut self) -> Result<(), LoopEnded> {
+    async fn complete_list(&mut self) -> Result<(), LoopEnded> {
         let writer = &self.writer;
-        let known = self.api_pods.with(|poll| {
-            let own = poll.known().filter(|uid| !writer.is_mirror(uid));
+        let known = self.api_pods.with_poll(|poll| {
+            let own = poll.delivered_pods().filter(|uid| !writer.is_mirror(uid));
             own.map(SnapshotEntry::Known).collect()
         });
-        self.hand_over(ApiPodChange::All(known)).await?;
-        self.writer.listed();
-        self.writer.look_at_mirrors();
+        self.hand_to_loop(ApiPodChange::All(known)).await?;
+        self.writer.note_listed();
+        self.writer.wake_mirror_keeper();
         Ok(())
     }
 
-    async fn hand_over(&mut self, change: ApiPodChange) -> Result<(), LoopEnded> {
+    async fn hand_to_loop(&mut self, change: ApiPodChange) -> Result<(), LoopEnded> {
         let DeliveryResult {
             unknown,
             unrecorded,
-        } = self.asker.deliver(SourceNews::Api(change)).await?;
-        self.api_pods.with(|poll| {
+        } = self
+            .asker
+            .deliver_source_news(SourceNews::Api(change))
+            .await?;
+        self.api_pods.with_poll(|poll| {
             unknown.iter().for_each(|uid| poll.undeliver(uid));
         });
         let again = self.now() + RETRY;
@@ -461,19 +484,19 @@ impl PodPoller {
     }
 
     /// Pods without a record are read again.
-    fn retry_records(&mut self) {
+    fn retry_unrecorded(&mut self) {
         let now = self.now();
         self.course.unrecorded.retain(|uid, at| {
             let due = *at <= now;
             if due {
-                self.api_pods.reread(uid);
+                self.api_pods.request_reread(uid);
             }
             !due
         });
     }
 
     /// A pod that this agent cannot read ends here, unless something of it may run.
-    async fn unusable(&self, seen: ApiPodSnapshot) {
+    async fn end_unusable_pod(&self, seen: ApiPodSnapshot) {
         let Err(why) = seen.pod else { return };
         let why = why.to_string();
         let item = seen.item;
@@ -482,19 +505,19 @@ impl PodPoller {
             "pod={}/{} uid={uid} is of no use: {why}",
             item.namespace, item.name
         ));
-        let about = EventSubject::whole(uid, &item.namespace, &item.name);
+        let about = EventSubject::whole_object(uid, &item.namespace, &item.name);
         self.recorder
-            .about(about, EventSeverity::Warning, UNUSABLE, &why);
+            .record_event(about, EventSeverity::Warning, UNUSABLE, &why);
         let settled = seen.sight.terminal && !seen.sight.deleting;
-        if settled || self.api_pods.holds(uid) {
+        if settled || self.api_pods.is_known(uid) {
             return;
         }
         let of = uid.clone();
-        let is_nothing = self
-            .asker
-            .ask(move |agent| agent.configured(&of).is_none() && agent.runs_nothing_of(&of));
+        let is_nothing = self.asker.ask_agent(move |agent| {
+            agent.configured_pod(&of).is_none() && agent.runs_nothing_of(&of)
+        });
         if is_nothing.await {
-            self.requests.refuse(item, UNUSABLE, &why);
+            self.requests.refuse_pod(item, UNUSABLE, &why);
         }
     }
 }

@@ -3,7 +3,7 @@
 use alloc::rc::Rc;
 
 use super::{
-    answers::{ApiPodSnapshot, copy_of},
+    answers::{ApiPodSnapshot, api_copy_of},
     api_pods::ApiPods,
     writer::ApiWriter,
 };
@@ -18,7 +18,7 @@ use crate::{
         views::{ApiPodChange, LoopEnded},
     },
     api::{PodUid, order::OrderExt as _},
-    error::chain,
+    error::error_chain,
     logic::{authority, mux::PodSource},
     sys::lane::Lane,
     volume::Volumes,
@@ -42,12 +42,12 @@ pub(super) struct PodRecordRestorer {
 impl PodRecordRestorer {
     /// Tells the loop of all pods of the API that are on disk. A record that cannot be used is told, and its pod left alone:
     /// it runs on, and comes again with the first list.
-    pub(super) async fn run(self) -> Result<(), LoopEnded> {
+    pub(super) async fn restore_all(self) -> Result<(), LoopEnded> {
         let (volumes, store) = (self.volumes.clone(), self.store.clone());
-        let listed = self.disk.run(move || {
+        let listed = self.disk.run_job(move || {
             let mut uids = volumes.list_pod_dirs()?;
             uids.extend(store.waiting_pods());
-            uids.order();
+            uids.stable_sort();
             uids.dedup();
             Ok::<_, std::io::Error>(uids)
         });
@@ -57,33 +57,35 @@ impl PodRecordRestorer {
         });
         let mut known = 0;
         for uid in uids {
-            match self.read(uid.clone()).await {
-                Ok(Some((seen, outcome))) => known += u32::from(self.restore(seen, outcome).await?),
+            match self.read_record(uid.clone()).await {
+                Ok(Some((seen, outcome))) => {
+                    known += u32::from(self.restore_pod(seen, outcome).await?)
+                }
                 Ok(None) => {}
                 Err(e) => self
                     .complaints
-                    .complain(&format!("uid={uid} {}", chain(&e))),
+                    .complain(&format!("uid={uid} {}", error_chain(&e))),
             }
         }
         if known > 0 {
             log::info!("{known} pods of the apiserver are known from disk");
             self.asker
-                .deliver(SourceNews::Api(ApiPodChange::AllOnDisk))
+                .deliver_source_news(SourceNews::Api(ApiPodChange::AllOnDisk))
                 .await?;
         }
-        crate::sys::memory::trim();
-        self.writer.restored();
+        crate::sys::memory::trim_memory();
+        self.writer.note_restored();
         Ok(())
     }
 
     /// Reads one record; `None`: it is of another source, or there is none.
-    async fn read(
+    async fn read_record(
         &self,
         uid: PodUid,
     ) -> Result<Option<(ApiPodSnapshot, Option<EarlierOutcome>)>, PodStoreError> {
         let (store, node, outcome) = (self.store.clone(), self.node.clone(), self.outcome);
         let read = move || {
-            let (header, raw) = match store.read::<serde_json::Value>(&uid) {
+            let (header, raw) = match store.read_record::<serde_json::Value>(&uid) {
                 Err(PodStoreError::Io { source, .. })
                     if source.kind() == std::io::ErrorKind::NotFound =>
                 {
@@ -94,27 +96,27 @@ impl PodRecordRestorer {
             if header.source != PodSource::Api.as_str() {
                 return Ok(None);
             }
-            if !authority::is_same(&header.cluster, store.cluster()) {
+            if !authority::is_same_authority(&header.cluster, store.cluster_identity()) {
                 log::warn!(
                     "uid={uid} is a pod of another cluster: it is not started, and ends with the first list of pods"
                 );
                 return Ok(None);
             }
-            let seen = ApiPodSnapshot::of(raw, &node)
+            let seen = ApiPodSnapshot::from_object(raw, &node)
                 .ok_or_else(|| "its object has no identity".to_owned());
-            let seen = store.decoded(&uid, seen)?;
+            let seen = store.check_decoded(&uid, seen)?;
             if seen.item.uid != uid {
                 let why = format!("its object is of {}", seen.item.uid);
-                return store.decoded(&uid, Err(why));
+                return store.check_decoded(&uid, Err(why));
             }
-            renew(&store, &uid, &header);
+            renew_authority(&store, &uid, &header);
             Ok(Some((seen, outcome(&store, &uid, &header))))
         };
-        self.disk.run(read).await
+        self.disk.run_job(read).await
     }
 
     /// Hands a pod to the loop. Returns whether that took it.
-    async fn restore(
+    async fn restore_pod(
         &self,
         seen: ApiPodSnapshot,
         outcome: Option<EarlierOutcome>,
@@ -130,43 +132,44 @@ impl PodRecordRestorer {
             }
         };
         let now = self.clock.now();
-        self.api_pods.with(|poll| poll.restore(&item, sight, now));
-        if !self.api_pods.holds(uid) {
+        self.api_pods
+            .with_poll(|poll| poll.restore(&item, sight, now));
+        if !self.api_pods.is_known(uid) {
             self.complaints
                 .complain(&format!("uid={uid} no room for a pod from disk"));
             return Ok(false);
         }
-        let copy = copy_of(&received.pod);
+        let copy = api_copy_of(&received.pod);
         let change = ApiPodChange::OnDisk(received, outcome.map(Box::new));
         if !self
             .asker
-            .deliver(SourceNews::Api(change))
+            .deliver_source_news(SourceNews::Api(change))
             .await?
             .unrecorded
             .is_empty()
         {
             // One that had its name before is on its way out still. What runs of this one is no orphan.
-            self.api_pods.with(|poll| poll.undeliver(uid));
+            self.api_pods.with_poll(|poll| poll.undeliver(uid));
             return Ok(false);
         }
-        self.writer.api_shows(uid, copy, None);
+        self.writer.take_shown_pod(uid, copy, None);
         Ok(true)
     }
 }
 
 /// Has the record say what the cluster is known by now: the next authority may have nothing in common with the one before this.
 /// Blocking.
-fn renew(store: &PodStore, uid: &PodUid, header: &PodRecordHeader) {
-    if header.cluster == store.cluster() || store.cluster().is_empty() {
+fn renew_authority(store: &PodStore, uid: &PodUid, header: &PodRecordHeader) {
+    if header.cluster == store.cluster_identity() || store.cluster_identity().is_empty() {
         return;
     }
     let renewed = store
-        .read::<serde_json::Value>(uid)
+        .read_record::<serde_json::Value>(uid)
         .and_then(|(header, raw)| {
-            let cluster = store.cluster().into();
-            store.rewrite(uid, &PodRecordHeader { cluster, ..header }, &raw)
+            let cluster = store.cluster_identity().into();
+            store.rewrite_record(uid, &PodRecordHeader { cluster, ..header }, &raw)
         });
     if let Err(e) = renewed {
-        log::debug!("uid={uid} {}", chain(&e));
+        log::debug!("uid={uid} {}", error_chain(&e));
     }
 }

@@ -7,20 +7,22 @@ use core::net::IpAddr;
 use core::time::Duration;
 
 use super::{
-    link::spread,
-    signing::{CertificateInUse, CertificateSigner, LOOK, RenewalSpread, SigningFailure, due},
+    link::fleet_spread,
+    signing::{
+        CertificateInUse, CertificateSigner, LOOK, RenewalSpread, SigningFailure, renewal_time,
+    },
 };
 use crate::{
     agent::node,
     api::Node,
-    error::chain,
+    error::error_chain,
     kube::{
         bootstrap::{SERVING_SIGNER, node_subject},
         csr::CertificateSubject,
         store::{CertificateStore, CertificateStoreError, StoredCertificate},
         x509::{self, CertificateError},
     },
-    logic::certificates::{CertificateRequests, retry_delay},
+    logic::certificates::{CertificateRequests, csr_retry_delay},
     net::serving::ServingCertificateSlot,
 };
 
@@ -48,68 +50,77 @@ pub(in crate::agent) struct ServingCertificateKeeper {
 
 impl ServingCertificateKeeper {
     /// For as long as the agent runs.
-    pub(in crate::agent) async fn run(self) {
+    pub(in crate::agent) async fn keep_certificate(self) {
         let (clock, complaints) = (&self.signer.clock, &self.signer.complaints);
         let recovering = self.store.clone();
-        if let Err(e) = self.signer.disk.run(move || recovering.recover()).await {
-            log::warn!("serving certificates: {}", chain(&e));
+        if let Err(e) = self.signer.disk.run_job(move || recovering.recover()).await {
+            log::warn!("serving certificates: {}", error_chain(&e));
         }
-        let random = || u32::try_from(spread(&**clock, &self.node) % 1000).unwrap_or(0);
+        let random = || u32::try_from(fleet_spread(&**clock, &self.node) % 1000).unwrap_or(0);
         let mut requests = CertificateRequests::default();
         let mut last: Option<Vec<u8>> = None;
         let mut draw = RenewalSpread::default();
         loop {
-            let (stored, held) = match self.current().await {
+            let (stored, held) = match self.read_current().await {
                 Ok(Some((stored, held))) => (Some(stored), held),
                 Ok(None) => (None, CertificateInUse::default()),
                 Err(e) => {
-                    complaints.complain(&format!("the serving certificate: {}", chain(&e)));
+                    complaints.complain(&format!("the serving certificate: {}", error_chain(&e)));
                     (None, CertificateInUse::default())
                 }
             };
             if let Some(stored) = stored.filter(|stored| last.as_ref() != Some(&stored.chain)) {
-                match self.shown.show(&stored.chain, &stored.key) {
+                match self.shown.set_certificate(&stored.chain, &stored.key) {
                     Ok(()) => last = Some(stored.chain),
                     Err(e) => {
-                        complaints.complain(&format!("the serving certificate: {}", chain(&e)));
+                        complaints
+                            .complain(&format!("the serving certificate: {}", error_chain(&e)));
                     }
                 }
             }
-            let Some(subject) = self.wanted() else {
-                clock.until(clock.now() + FIRST_LOOK).await;
+            let Some(subject) = self.wanted_subject() else {
+                clock.sleep_until(clock.now() + FIRST_LOOK).await;
                 continue;
             };
-            let drawn = draw.of(&held, random);
+            let drawn = draw.number_for(&held, random);
             let now = self.signer.server_time();
-            if due(&held, &subject, drawn, clock.wall()).is_some_and(|due| due > now) {
+            if renewal_time(&held, &subject, drawn, clock.wall_time()).is_some_and(|due| due > now)
+            {
                 requests = CertificateRequests::default();
-                clock.until(clock.now() + LOOK).await;
+                clock.sleep_until(clock.now() + LOOK).await;
                 continue;
             }
-            let asked = if requests.may_ask(clock.now()) {
+            let asked = if requests.may_request(clock.now()) {
                 let signer = &self.signer;
-                let signed = signer.obtain("serving", SERVING_SIGNER, subject, &self.store, None);
+                let signed = signer.obtain_certificate(
+                    "serving",
+                    SERVING_SIGNER,
+                    subject,
+                    &self.store,
+                    None,
+                );
                 signed.await
             } else {
-                Err(SigningFailure::at_once())
+                Err(SigningFailure::renewed_too_soon())
             };
             let Err(failed) = asked else {
-                requests.obtained(clock.now());
+                requests.record_obtained(clock.now());
                 continue;
             };
-            let failures = requests.failed();
+            let failures = requests.record_failure();
             complaints.complain(&format!("no new serving certificate: {}", failed.why));
-            let delay = retry_delay(failures, random()).max(failed.retry_after.unwrap_or_default());
-            clock.until(clock.now() + delay).await;
+            let delay =
+                csr_retry_delay(failures, random()).max(failed.retry_after.unwrap_or_default());
+            clock.sleep_until(clock.now() + delay).await;
         }
     }
 
-    async fn current(
+    async fn read_current(
         &self,
     ) -> Result<Option<(StoredCertificate, CertificateInUse)>, ServingCertificateError> {
         let store = self.store.clone();
-        let read = self.signer.disk.run(move || {
-            let Some(pair) = store.current()? else {
+        let read = self.signer.disk.run_job(move || {
+            let Some(pair) = store.read_current()? else {
                 return Ok(None);
             };
             let held = CertificateInUse {
@@ -122,8 +133,8 @@ impl ServingCertificateKeeper {
     }
 
     /// Subject of the wanted certificate; `None` until the Node has an address.
-    fn wanted(&self) -> Option<CertificateSubject> {
-        let (dns_names, ips) = names(&self.own.object()?);
+    fn wanted_subject(&self) -> Option<CertificateSubject> {
+        let (dns_names, ips) = node_names(&self.own.node_object()?);
         let subject = if self.signer.k3s.is_some() {
             // What its supervisor writes, whatever is asked for.
             CertificateSubject {
@@ -143,7 +154,7 @@ impl ServingCertificateKeeper {
 }
 
 /// Names and addresses of a Node, each once.
-fn names(node: &Node) -> (Vec<String>, Vec<IpAddr>) {
+fn node_names(node: &Node) -> (Vec<String>, Vec<IpAddr>) {
     let (mut dns_names, mut ips) = (Vec::new(), Vec::new());
     for address in &node.status.addresses {
         let text = &address.address;
@@ -184,7 +195,7 @@ mod tests {
                 address: address.into(),
             });
         }
-        let (dns_names, ips) = names(&node);
+        let (dns_names, ips) = node_names(&node);
         assert_eq!(dns_names, ["node-a", "node-a.example"]);
         let wanted: Vec<IpAddr> = ["10.0.0.1", "fd00::1"]
             .map(|ip| ip.parse().expect("ip"))
@@ -195,6 +206,6 @@ mod tests {
             kind: "Hostname".into(),
             address: "10.0.0.9".into(),
         });
-        assert_eq!(names(&node).1.len(), 1);
+        assert_eq!(node_names(&node).1.len(), 1);
     }
 }

@@ -9,7 +9,7 @@ use super::link::ServerClockSkew;
 use crate::{
     agent::{clock::Clock, complaints::Complaints},
     api::WallTime,
-    error::chain,
+    error::error_chain,
     kube::{
         KubeApi, KubeError, KubeLanes,
         api::ApiResult,
@@ -20,7 +20,7 @@ use crate::{
         x509::Certificate,
     },
     logic::certificates::{
-        CSR_WAIT, CsrVerdict, HeldCertificate, WantedCertificate, judge, rotate_at,
+        CSR_WAIT, CsrVerdict, HeldCertificate, WantedCertificate, judge_csr, rotation_time,
     },
     net::{ProxyVariables, Url},
     sys::{crash, lane::Lane},
@@ -47,7 +47,11 @@ pub(super) struct RenewalSpread(Option<([WallTime; 2], u32)>);
 
 impl RenewalSpread {
     /// Returns the number of the certificate in use.
-    pub(super) fn of(&mut self, held: &CertificateInUse, draw: impl FnOnce() -> u32) -> u32 {
+    pub(super) fn number_for(
+        &mut self,
+        held: &CertificateInUse,
+        draw: impl FnOnce() -> u32,
+    ) -> u32 {
         let term = held.chain.first().map(|c| [c.not_before, c.not_after]);
         let random = match (self.0, term) {
             (Some((of, random)), Some(term)) if of == term => random,
@@ -59,7 +63,7 @@ impl RenewalSpread {
 }
 
 /// Time at which to ask for a new certificate for `subject`, given the one in use and this machine's clock.
-pub(super) fn due(
+pub(super) fn renewal_time(
     held: &CertificateInUse,
     subject: &CertificateSubject,
     random: u32,
@@ -81,7 +85,7 @@ pub(super) fn due(
         dns_names: &subject.dns_names,
         ips: &subject.ips,
     };
-    rotate_at(held, wanted, random, ours)
+    rotation_time(held, wanted, random, ours)
 }
 
 /// Failure of a request for a certificate.
@@ -109,7 +113,7 @@ impl SigningFailure {
     }
 
     /// Refuses to ask: the last certificates were to be renewed at once.
-    pub(super) fn at_once() -> Self {
+    pub(super) fn renewed_too_soon() -> Self {
         Self::answered("each is to be renewed at once")
     }
 }
@@ -150,12 +154,12 @@ pub(super) struct K3sSigner {
 
 impl K3sSigner {
     /// Chain and key, PEM. Blocks.
-    pub(super) fn certify(
+    pub(super) fn certify_key(
         &self,
         purpose: k3s::CertificatePurpose,
         ips: Vec<IpAddr>,
     ) -> Result<(String, String), SigningFailure> {
-        let password = k3s::password(&self.password_file);
+        let password = k3s::read_node_password(&self.password_file);
         let path = self.password_file.display();
         let password = match password {
             Ok(Some(password)) => password,
@@ -169,10 +173,10 @@ impl K3sSigner {
             password,
             ips,
         };
-        let made = k3s::renew(&config, &self.servers, &self.proxies, &node, purpose);
+        let made = k3s::renew_certificate(&config, &self.servers, &self.proxies, &node, purpose);
         made.map_err(|e| match e {
             JoinError::Kube(e) => e.into(),
-            e => SigningFailure::answered(chain(&e)),
+            e => SigningFailure::answered(error_chain(&e)),
         })
     }
 }
@@ -184,7 +188,7 @@ impl CertificateSigner {
     }
 
     /// Gets one certificate, from the fresh key to the pair in the store. Asks under another name, if one is given.
-    pub(super) async fn obtain(
+    pub(super) async fn obtain_certificate(
         &self,
         what: &str,
         signer: &'static str,
@@ -198,41 +202,48 @@ impl CertificateSigner {
             } else {
                 k3s::CertificatePurpose::Serving
             };
-            let ask =
-                move |_: &dyn KubeApi| -> ApiResult<_> { Ok(k3s.certify(purpose, subject.ips)) };
-            let (pem, key) = self.lanes.work(ask).await??;
-            return self.keep(what, store, pem, key).await;
+            let ask = move |_: &dyn KubeApi| -> ApiResult<_> {
+                Ok(k3s.certify_key(purpose, subject.ips))
+            };
+            let (pem, key) = self.lanes.run_request(ask).await??;
+            return self.store_certificate(what, store, pem, key).await;
         }
-        let request = move |api: &dyn KubeApi| bootstrap::request(api, signer, &subject);
-        let requested = self.ask(other.clone(), request).await?;
+        let request =
+            move |api: &dyn KubeApi| bootstrap::post_certificate_request(api, signer, &subject);
+        let requested = self.ask_apiserver(other.clone(), request).await?;
         crash::point("certificate.requested");
         log::info!(
             "request {} for a {what} certificate waits for its approval",
             requested.name
         );
         let requested = Arc::new(requested);
-        let certificate = self.wait(other, &requested).await?;
-        let pair = requested.pair(&certificate);
-        let (chain_pem, key) = pair.map_err(|e| SigningFailure::answered(chain(&e)))?;
-        self.keep(what, store, chain_pem, key.to_owned()).await
+        let certificate = self.wait_for_issue(other, &requested).await?;
+        let pair = requested.checked_pair(&certificate);
+        let (chain_pem, key) = pair.map_err(|e| SigningFailure::answered(error_chain(&e)))?;
+        self.store_certificate(what, store, chain_pem, key.to_owned())
+            .await
     }
 
-    async fn keep(
+    async fn store_certificate(
         &self,
         what: &str,
         store: &CertificateStore,
         chain_pem: String,
         key: String,
     ) -> Result<(), SigningFailure> {
-        let (store, now) = (store.clone(), self.clock.wall());
-        let stored = self.disk.run(move || store.store(&chain_pem, &key, now));
-        let path = stored.await.map_err(|e| SigningFailure::local(chain(&e)))?;
+        let (store, now) = (store.clone(), self.clock.wall_time());
+        let stored = self
+            .disk
+            .run_job(move || store.store_pair(&chain_pem, &key, now));
+        let path = stored
+            .await
+            .map_err(|e| SigningFailure::local(error_chain(&e)))?;
         log::info!("new {what} certificate {}", path.display());
         Ok(())
     }
 
     /// The certificate that was issued, base64.
-    async fn wait(
+    async fn wait_for_issue(
         &self,
         other: Option<Arc<dyn KubeApi>>,
         requested: &Arc<PostedCertificateRequest>,
@@ -241,19 +252,19 @@ impl CertificateSigner {
         let end = clock.now() + CSR_WAIT;
         let mut pause = FIRST_POLL;
         while clock.now() < end {
-            clock.until(clock.now() + pause).await;
+            clock.sleep_until(clock.now() + pause).await;
             pause = (pause * 2).min(LAST_POLL);
             let asked = Arc::clone(requested);
-            let look = move |api: &dyn KubeApi| bootstrap::look(api, &asked);
-            match self.ask(other.clone(), look).await {
-                Ok(csr) => match judge(&csr, &requested.uid) {
+            let look = move |api: &dyn KubeApi| bootstrap::read_certificate_request(api, &asked);
+            match self.ask_apiserver(other.clone(), look).await {
+                Ok(csr) => match judge_csr(&csr, &requested.uid) {
                     CsrVerdict::Wait => {}
                     CsrVerdict::Issued(certificate) => return Ok(certificate),
                     CsrVerdict::Over(why) => {
                         return Err(SigningFailure::answered(format!("request {name}: {why}")));
                     }
                 },
-                Err(e) if e.is_not_found() || e.status() == Some(401) => return Err(e.into()),
+                Err(e) if e.is_not_found() || e.http_status() == Some(401) => return Err(e.into()),
                 Err(e) => {
                     self.complaints.complain(&format!("request {name}: {e}"));
                     pause = pause.max(e.retry_after().unwrap_or_default());
@@ -265,7 +276,7 @@ impl CertificateSigner {
         )))
     }
 
-    async fn ask<T: Send + 'static>(
+    async fn ask_apiserver<T: Send + 'static>(
         &self,
         other: Option<Arc<dyn KubeApi>>,
         job: impl FnOnce(&dyn KubeApi) -> ApiResult<T> + Send + 'static,
@@ -274,7 +285,7 @@ impl CertificateSigner {
             Some(other) => job(&*other),
             None => job(api),
         };
-        self.lanes.work(work).await
+        self.lanes.run_request(work).await
     }
 }
 
@@ -301,7 +312,7 @@ mod tests {
             (held(1, 6), 4, 4),
             (held(2, 6), 5, 5),
         ] {
-            assert_eq!(draw.of(&held, || next), want);
+            assert_eq!(draw.number_for(&held, || next), want);
         }
     }
 }

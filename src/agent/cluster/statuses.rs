@@ -21,11 +21,11 @@ use crate::{
         core::AgentEvent,
         outcome::{self, PodOutcome},
         pod_store::PodStore,
-        tasks::{TaskSpawner, boxed},
+        tasks::{TaskSpawner, box_task},
         views::{ApiAnswer, ConfiguredPod, PodWriteKind},
     },
     api::PodUid,
-    error::chain,
+    error::error_chain,
     kube::{KubeApi, KubeError, KubeLanes, PatchFormat},
     logic::{
         api_poll::PodListItem,
@@ -59,60 +59,60 @@ pub(super) struct StatusSender {
 
 impl StatusSender {
     /// Until the executor is gone.
-    pub(super) async fn run(self: Rc<Self>) {
-        self.member.wait_read().await;
+    pub(super) async fn send_statuses(self: Rc<Self>) {
+        self.member.wait_for_node_read().await;
         loop {
-            while self.writer.may_write() {
-                let writes = self.next_writes().await;
+            while self.writer.may_write_statuses() {
+                let writes = self.take_due_writes().await;
                 if writes.is_empty() {
                     break;
                 }
-                writes.into_iter().for_each(|write| self.send(write));
+                writes.into_iter().for_each(|write| self.start_write(write));
             }
-            if self.writer.take_meddled() {
-                self.member.doubt();
+            if self.writer.take_external_change() {
+                self.member.request_reread();
             }
             let due = async {
-                let next = self.writer.next_timeout(self.clock.now());
-                self.clock.until(next).await;
+                let next = self.writer.next_write_time(self.clock.now());
+                self.clock.sleep_until(next).await;
             };
-            self.writer.wait_statuses().or(due).await;
+            self.writer.wait_for_status_work().or(due).await;
         }
     }
 
     /// All that is to be written now.
-    async fn next_writes(&self) -> Vec<StatusWrite> {
-        let (now, wall) = (self.clock.now(), self.clock.wall());
+    async fn take_due_writes(&self) -> Vec<StatusWrite> {
+        let (now, wall) = (self.clock.now(), self.clock.wall_time());
         let writer = Rc::clone(&self.writer);
-        let writes = self.asker.ask(move |agent| {
-            let next = || writer.next_write(agent, now, wall);
+        let writes = self.asker.ask_agent(move |agent| {
+            let next = || writer.next_status_write(agent, now, wall);
             core::iter::from_fn(next).collect()
         });
         writes.await
     }
 
     /// Namespace and name of a pod of the API.
-    fn path(&self, uid: &PodUid) -> Option<(String, String)> {
-        match self.writer.mirror_name(uid) {
+    fn pod_name(&self, uid: &PodUid) -> Option<(String, String)> {
+        match self.writer.mirrored_pod_name(uid) {
             Some(name) => Some((name.namespace, name.name)),
-            None => self.api_pods.path(uid),
+            None => self.api_pods.pod_name(uid),
         }
     }
 
-    fn send(self: &Rc<Self>, write: StatusWrite) {
+    fn start_write(self: &Rc<Self>, write: StatusWrite) {
         let this = Rc::clone(self);
         let (StatusWrite::Patch { uid, .. } | StatusWrite::Delete { uid }) = &write;
-        self.api_pods.write_started(uid);
+        self.api_pods.note_write_start(uid);
         let task = async move {
             match write {
-                StatusWrite::Patch { uid, body } => this.patch(&uid, body).await,
-                StatusWrite::Delete { uid } => this.delete(&uid).await,
+                StatusWrite::Patch { uid, body } => this.patch_status(&uid, body).await,
+                StatusWrite::Delete { uid } => this.delete_pod(&uid).await,
             }
         };
-        self.spawner.spawn(boxed(task));
+        self.spawner.spawn(box_task(task));
     }
 
-    async fn patch(&self, uid: &PodUid, body: Value) {
+    async fn patch_status(&self, uid: &PodUid, body: Value) {
         // What the next agent must not do without. Of ephemeral containers: which have begun, for each runs once.
         let is_news = ["phase", "startTime", "ephemeralContainerStatuses"]
             .iter()
@@ -126,10 +126,10 @@ impl StatusSender {
             .iter()
             .any(|list| !body["status"][list].is_null());
         if (tells_end || tells_containers) && !self.writer.is_mirror(uid) {
-            self.keep_end(uid).await;
+            self.keep_outcome(uid).await;
         }
-        let answer = match self.path(uid) {
-            None => Err(not_sent()),
+        let answer = match self.pod_name(uid) {
+            None => Err(not_sent_error()),
             Some((namespace, name)) => {
                 let (own, node) = (uid.clone(), self.node.clone());
                 crash::point("status.due");
@@ -138,10 +138,11 @@ impl StatusSender {
                     let kind = PatchFormat::Strategic;
                     let raw = api.patch_pod_status(&namespace, &name, kind, body.as_bytes())?;
                     let shown = is_news.then(|| raw.clone());
-                    let seen = ApiPodSnapshot::of(raw, &node).filter(|seen| seen.item.uid == own);
+                    let seen =
+                        ApiPodSnapshot::from_object(raw, &node).filter(|seen| seen.item.uid == own);
                     Ok((seen.map(Box::new), shown))
                 };
-                self.lanes.work(job).await
+                self.lanes.run_request(job).await
             }
         };
         crash::point("status.answered");
@@ -149,14 +150,14 @@ impl StatusSender {
             Ok((Some(seen), _)) if !tells_end => self.is_ended_by_others(uid, seen).await,
             _ => false,
         };
-        self.tell_rights(&answer);
-        let word = word(&answer).filter(|word| self.writer.is_new_word(uid, *word));
+        self.report_write_rights(&answer);
+        let word = write_answer(&answer).filter(|word| self.writer.is_new_write_answer(uid, *word));
         let now = self.clock.now();
         let (mut more, mut news) = (None, None);
         let copied = match answer {
             Ok((Some(seen), shown)) if seen.pod.is_ok() => {
-                let says_more = self.api_pods.write_ended(uid, Some(seen.sight), now);
-                let copy = copy(&seen);
+                let says_more = self.api_pods.note_write_end(uid, Some(seen.sight), now);
+                let copy = snapshot_copy(&seen);
                 if says_more || ended_by_others {
                     more = Some(seen);
                 } else {
@@ -167,35 +168,38 @@ impl StatusSender {
             Ok(_) => {
                 self.complaints
                     .complain(&format!("uid={uid} the answer to its status is of no use"));
-                self.api_pods.write_ended(uid, None, now);
+                self.api_pods.note_write_end(uid, None, now);
                 Err(WriteFailure::Failed)
             }
             Err(e) => {
-                self.api_pods.write_ended(uid, None, now);
-                Err(failed(&self.complaints, uid, "status", &e))
+                self.api_pods.note_write_end(uid, None, now);
+                Err(report_write_failure(&self.complaints, uid, "status", &e))
             }
         };
-        let next = self.writer.patched(uid, copied, now);
-        self.follow(uid, next);
-        self.tell(uid, PodWriteKind::Status, word).await;
+        let next = self.writer.note_patched(uid, copied, now);
+        self.wake_followers(uid, next);
+        self.report_write_answer(uid, PodWriteKind::Status, word)
+            .await;
         if let Some(seen) = more {
             // It is gone only when the agent ends.
             let _ = self.written.send(ApiPodAnswer::Written(seen)).await;
         }
         if let Some(shown) = news {
-            self.asker.send(AgentEvent::Shown(uid.clone(), shown)).await;
+            self.asker
+                .send_event(AgentEvent::Shown(uid.clone(), shown))
+                .await;
         }
     }
 
     /// Keeps how a pod of the API ended, for the next agent; comes back when it lies on disk. It is told only then: a list
     /// that is older than the telling, or no list at all, would have the pod run again.
-    async fn keep_end(&self, uid: &PodUid) {
+    async fn keep_outcome(&self, uid: &PodUid) {
         let of = uid.clone();
-        let ended = self.asker.ask(move |agent| {
+        let ended = self.asker.ask_agent(move |agent| {
             // One that comes back, from a backup of the API, has not ended for good.
             let pods = agent.pods();
-            let stays = pods.is_configured(&of) && !pods.comes_back(&of);
-            let status = pods.status(&of).filter(|_| stays);
+            let stays = pods.is_configured(&of) && !pods.is_restart_requested(&of);
+            let status = pods.stored_status(&of).filter(|_| stays);
             status.filter(|status| status.phase.is_terminal()).cloned()
         });
         let Some(status) = ended.await else {
@@ -204,10 +208,10 @@ impl StatusSender {
         let (store, of) = (self.store.clone(), uid.clone());
         let kept = self
             .disk
-            .run(move || outcome::keep(&store, &of, PodOutcome::ended(status)));
+            .run_job(move || outcome::keep_outcome(&store, &of, PodOutcome::ended(status)));
         match kept.await {
             Ok(false) => {}
-            Ok(true) => self.asker.send(AgentEvent::Settled(true)).await,
+            Ok(true) => self.asker.send_event(AgentEvent::Settled(true)).await,
             Err(e) => {
                 let complaint = format!("uid={uid} cannot keep the outcome: {e}");
                 self.complaints.complain(&complaint);
@@ -217,13 +221,14 @@ impl StatusSender {
 
     /// Tells when this node may not write statuses any more, and when it may again. One pod's refusal says nothing: it may be
     /// another node's by now.
-    fn tell_rights<T>(&self, answer: &Result<T, KubeError>) {
-        let turn = word(answer).and_then(|word| self.forbidden.borrow_mut().heard(word));
+    fn report_write_rights<T>(&self, answer: &Result<T, KubeError>) {
+        let turn = write_answer(answer)
+            .and_then(|word| self.forbidden.borrow_mut().take_write_answer(word));
         match (turn, answer) {
             (Some(WriteRightChange::Refused), Err(e)) => log::warn!(
                 "the apiserver takes no status of a pod from this node: {}. Nobody sees how its pods are. Its certificate must be \
                  of system:node:{} in the group system:nodes, and the apiserver must have --authorization-mode=Node,RBAC",
-                chain(e),
+                error_chain(e),
                 self.node
             ),
             (Some(WriteRightChange::TakenAgain), _) => {
@@ -244,113 +249,124 @@ impl StatusSender {
         let lives = move |c: ConfiguredPod| !c.has_ended;
         let look = self
             .asker
-            .ask(move |agent| agent.configured(&uid).is_some_and(lives));
+            .ask_agent(move |agent| agent.configured_pod(&uid).is_some_and(lives));
         look.await
     }
 
-    async fn delete(&self, uid: &PodUid) {
-        let answer = match self.path(uid) {
-            None => Err(not_sent()),
+    async fn delete_pod(&self, uid: &PodUid) {
+        let answer = match self.pod_name(uid) {
+            None => Err(not_sent_error()),
             Some((namespace, name)) => {
                 let (own, node) = (uid.clone(), self.node.clone());
                 crash::point("deletion.due");
                 let job = move |api: &dyn KubeApi| {
                     let left = api.delete_pod(&namespace, &name, &own)?;
-                    Ok(left.map(|raw| ApiPodSnapshot::of(raw, &node).map(Box::new)))
+                    Ok(left.map(|raw| ApiPodSnapshot::from_object(raw, &node).map(Box::new)))
                 };
-                self.lanes.work(job).await
+                self.lanes.run_request(job).await
             }
         };
         crash::point("deletion.answered");
-        let word = word(&answer).filter(|word| self.writer.is_new_word(uid, *word));
+        let word = write_answer(&answer).filter(|word| self.writer.is_new_write_answer(uid, *word));
         let now = self.clock.now();
         let mut more = None;
         let copied = match answer {
             Ok(None) => {
-                self.api_pods.write_ended(uid, None, now);
-                self.api_pods.deleted(uid);
+                self.api_pods.note_write_end(uid, None, now);
+                self.api_pods.note_deleted_pod(uid);
                 Ok(None)
             }
             Ok(Some(Some(seen))) if seen.pod.is_ok() => {
-                let says_more = self.api_pods.write_ended(uid, Some(seen.sight), now);
-                let copy = copy(&seen);
+                let says_more = self.api_pods.note_write_end(uid, Some(seen.sight), now);
+                let copy = snapshot_copy(&seen);
                 more = says_more.then_some(seen);
                 copy.map(Some).ok_or(WriteFailure::Failed)
             }
             Ok(Some(_)) => {
-                self.api_pods.write_ended(uid, None, now);
+                self.api_pods.note_write_end(uid, None, now);
                 Err(WriteFailure::Unsure)
             }
             Err(e) => {
-                self.api_pods.write_ended(uid, None, now);
-                Err(failed(&self.complaints, uid, "deletion", &e))
+                self.api_pods.note_write_end(uid, None, now);
+                Err(report_write_failure(&self.complaints, uid, "deletion", &e))
             }
         };
-        let next = self.writer.deleted(uid, copied, now);
-        self.follow(uid, next);
-        self.tell(uid, PodWriteKind::Deletion, word).await;
+        let next = self.writer.note_deleted(uid, copied, now);
+        self.wake_followers(uid, next);
+        self.report_write_answer(uid, PodWriteKind::Deletion, word)
+            .await;
         if let Some(seen) = more {
             let _ = self.written.send(ApiPodAnswer::Written(seen)).await;
         }
     }
 
     /// Has the loop take down a word on a write that is another than the one before.
-    async fn tell(&self, uid: &PodUid, what: PodWriteKind, word: Option<WriteAnswer>) {
+    async fn report_write_answer(
+        &self,
+        uid: &PodUid,
+        what: PodWriteKind,
+        word: Option<WriteAnswer>,
+    ) {
         if let Some(word) = word {
             let answer = ApiAnswer::Write {
                 pod: uid.clone(),
                 what,
                 word,
             };
-            self.asker.send(AgentEvent::Api(answer)).await;
+            self.asker.send_event(AgentEvent::Api(answer)).await;
         }
     }
 
     /// Wakes the poller and the writer after an answer.
-    fn follow(&self, uid: &PodUid, next: WriteFollowUp) {
+    fn wake_followers(&self, uid: &PodUid, next: WriteFollowUp) {
         if next == WriteFollowUp::Reread {
-            self.api_pods.reread(uid);
+            self.api_pods.request_reread(uid);
             // A mirror that has ended is in no list that the poller would miss it in.
             if self.writer.is_mirror(uid) {
-                self.writer.api_lost(uid);
-                self.writer.look_at_mirrors();
+                self.writer.take_lost_pod(uid);
+                self.writer.wake_mirror_keeper();
             }
         }
-        self.api_pods.look_again();
-        self.writer.look_again();
+        self.api_pods.wake_poller();
+        self.writer.wake_status_sender();
     }
 }
 
 /// A request that is not sent, for its pod went meanwhile.
-fn not_sent() -> KubeError {
+fn not_sent_error() -> KubeError {
     KubeError::Cancelled
 }
 
 /// The apiserver's word on a write, if it was asked.
-fn word<T>(answer: &Result<T, KubeError>) -> Option<WriteAnswer> {
+fn write_answer<T>(answer: &Result<T, KubeError>) -> Option<WriteAnswer> {
     let failed = answer.as_ref().err();
-    failed.map_or(Some(WriteAnswer::Done), answers::word)
+    failed.map_or(Some(WriteAnswer::Done), answers::failed_write_answer)
 }
 
-fn copy(seen: &ApiPodSnapshot) -> Option<ApiPodCopy> {
+fn snapshot_copy(seen: &ApiPodSnapshot) -> Option<ApiPodCopy> {
     let pod = seen.pod.as_ref().ok()?;
-    Some(answers::copy_of(&pod.pod))
+    Some(answers::api_copy_of(&pod.pod))
 }
 
-fn failed(complaints: &Complaints, uid: &PodUid, what: &str, e: &KubeError) -> WriteFailure {
-    let failure = answers::write_failure(e);
+fn report_write_failure(
+    complaints: &Complaints,
+    uid: &PodUid,
+    what: &str,
+    e: &KubeError,
+) -> WriteFailure {
+    let failure = answers::classify_write_failure(e);
     match failure {
         // Gone, or another's by now: nothing to tell anybody.
-        WriteFailure::Unsure => log::debug!("uid={uid} {what}: {}", chain(e)),
+        WriteFailure::Unsure => log::debug!("uid={uid} {what}: {}", error_chain(e)),
         WriteFailure::Refused | WriteFailure::Busy { .. } | WriteFailure::Failed => {
-            complaints.complain(&format!("uid={uid} {what}: {}", chain(e)));
+            complaints.complain(&format!("uid={uid} {what}: {}", error_chain(e)));
         }
     }
     failure
 }
 
 /// Tells the API that the node does not take a pod that is in no table of the agent's. One that is to be deleted is.
-pub(super) async fn refuse(
+pub(super) async fn refuse_pod(
     lanes: KubeLanes,
     complaints: Rc<Complaints>,
     item: PodListItem,
@@ -383,8 +399,8 @@ pub(super) async fn refuse(
         }
         Ok::<_, KubeError>(())
     };
-    if let Err(e) = lanes.work(job).await {
+    if let Err(e) = lanes.run_request(job).await {
         // The next list brings it again.
-        let _ = failed(&complaints, &uid, "refusal", &e);
+        let _ = report_write_failure(&complaints, &uid, "refusal", &e);
     }
 }

@@ -110,12 +110,12 @@ impl World {
         };
         let api = HttpApi::new(&self.cluster(), ClientTimeouts::default(), rates, None);
         let clock = Rc::new(TestClock(Rc::clone(&self.hands)));
-        let lanes = [Lane::inline(), Lane::inline()];
+        let lanes = [Lane::without_thread(), Lane::without_thread()];
         CertificateSigner {
-            lanes: KubeLanes::by(Arc::new(api), lanes, Rc::new(ThreadTransport)),
+            lanes: KubeLanes::from_lanes(Arc::new(api), lanes, Rc::new(ThreadTransport)),
             complaints: Rc::new(Complaints::new(Rc::clone(&clock) as _)),
             clock,
-            disk: Lane::inline(),
+            disk: Lane::without_thread(),
             k3s: None,
             skew: Arc::clone(&self.skew),
         }
@@ -135,7 +135,7 @@ impl World {
             own: self.node(),
             shown: Arc::default(),
         };
-        self.executor.spawn(task.run()).detach();
+        self.executor.spawn(task.keep_certificate()).detach();
         store
     }
 
@@ -148,7 +148,7 @@ impl World {
             kind: "InternalIP".into(),
             address: ADDRESS.to_string(),
         }];
-        given.node.learn(object);
+        given.node.learn_node_object(object);
         given.node
     }
 
@@ -173,7 +173,7 @@ impl World {
             member: Rc::default(),
             asker: AgentHandle::new(smol::channel::unbounded().0),
         };
-        self.executor.spawn(task.run()).detach();
+        self.executor.spawn(task.keep_certificate()).detach();
         state
     }
 
@@ -183,20 +183,23 @@ impl World {
         subject: &CertificateSubject,
         holds: Validity,
     ) -> CertificateStore {
-        let made = csr::request(subject).expect("request");
+        let made = csr::make_key_and_request(subject).expect("request");
         let chain = self.ca.sign_request(&made.request, holds);
-        store.store(&chain, &made.key, clock::wall()).expect("kept");
+        store
+            .store_pair(&chain, &made.key, clock::wall_now())
+            .expect("kept");
         store
     }
 
     /// The clock of this machine is set.
     fn set_clock(&self, to: WallTime) {
-        self.hands.jump(to.secs() - self.hands.wall().secs());
+        self.hands
+            .jump(to.unix_seconds() - self.hands.wall().unix_seconds());
     }
 
     /// The apiserver answers, with that date.
     fn hear(&self, theirs: WallTime) {
-        self.skew.heard(theirs, self.hands.now());
+        self.skew.take_server_date(theirs, self.hands.now());
     }
 
     /// Lets time pass, and everything happen that is due.
@@ -220,21 +223,26 @@ impl World {
 
 /// In so many years from now, in truth.
 fn in_years(years: i64) -> WallTime {
-    WallTime::from_secs(clock::wall().secs() + years * YEAR_S)
+    WallTime::from_unix_seconds(clock::wall_now().unix_seconds() + years * YEAR_S)
 }
 
 fn chain(store: &CertificateStore) -> Vec<u8> {
-    store.current().expect("read").expect("a pair").chain
+    store.read_current().expect("read").expect("a pair").chain
 }
 
 #[test]
 fn a_serving_certificate_is_renewed_by_the_servers_time() {
     // TIME-03 BOOT-11
     for (name, ours, held, want) in [
-        ("in 1970", WallTime::from_secs(5), OLD, 1),
+        ("in 1970", WallTime::from_unix_seconds(5), OLD, 1),
         ("far ahead, and it is old", in_years(50), OLD, 1),
         ("far ahead", in_years(50), FRESH, 0),
-        ("in 1970, and it is fresh", WallTime::from_secs(5), FRESH, 0),
+        (
+            "in 1970, and it is fresh",
+            WallTime::from_unix_seconds(5),
+            FRESH,
+            0,
+        ),
     ] {
         let world = World::new(FRESH);
         world.set_clock(ours);
@@ -273,17 +281,21 @@ fn a_signer_of_useless_certificates_is_not_asked_without_end() {
 fn a_clock_that_is_set_while_nobody_answers_ends_no_certificate() {
     // TIME-03 TIME-04
     let world = World::new(FRESH);
-    world.set_clock(WallTime::from_secs(5));
+    world.set_clock(WallTime::from_unix_seconds(5));
     world.hear(in_years(0));
     let state = world.join(FRESH);
     world.advance(HOUR);
-    assert_eq!(state.trouble(), None);
+    assert_eq!(state.certificate_trouble(), None);
     // The clock is set right, then far ahead, then back.
-    for now in [in_years(0), in_years(50), WallTime::from_secs(5)] {
+    for now in [in_years(0), in_years(50), WallTime::from_unix_seconds(5)] {
         world.set_clock(now);
         world.advance(HOUR);
-        assert_eq!(state.trouble(), None, "{now}");
-        assert_eq!((state.ended(), world.asked()), (None, 0), "{now}");
+        assert_eq!(state.certificate_trouble(), None, "{now}");
+        assert_eq!(
+            (state.agent_end_reason(), world.asked()),
+            (None, 0),
+            "{now}"
+        );
     }
 }
 
@@ -318,15 +330,16 @@ fn the_supervisor_of_k3s_is_shown_what_was_renewed() {
         proxies: ProxyVariables::default(),
     };
     let shown = |kept: Option<CertificateStore>| {
-        let failed = k3s(kubeconfig.clone(), kept).certify(CertificatePurpose::Serving, Vec::new());
+        let failed =
+            k3s(kubeconfig.clone(), kept).certify_key(CertificatePurpose::Serving, Vec::new());
         assert!(failed.is_err_and(|failed| failed.answers));
         let seen = server.seen().pop().expect("a request");
         seen.peer.expect("a certificate")
     };
-    let der = |pem: &str| tls::certificates(pem.as_bytes()).remove(0).to_vec();
+    let der = |pem: &str| tls::parse_certificates(pem.as_bytes()).remove(0).to_vec();
     assert_eq!(shown(Some(store.clone())), der(&brought.certificate));
     store
-        .store(&renewed.certificate, &renewed.key, clock::wall())
+        .store_pair(&renewed.certificate, &renewed.key, clock::wall_now())
         .expect("stored");
     assert_eq!(shown(Some(store)), der(&renewed.certificate));
     assert_eq!(shown(None), der(&brought.certificate));

@@ -77,83 +77,83 @@ impl ApiWriter {
     }
 
     /// Takes news of the agent's pods.
-    pub(in crate::agent) fn on(&self, news: PodNews) {
+    pub(in crate::agent) fn take_pod_news(&self, news: PodNews) {
         match news {
             PodNews::Status | PodNews::Pods => {
-                self.statuses.borrow_mut().on_change();
-                self.statuses_due.wake();
+                self.statuses.borrow_mut().on_status_change();
+                self.statuses_due.wake_waiters();
             }
             PodNews::Redated => {
-                self.statuses.borrow_mut().on_redated();
-                self.statuses_due.wake();
+                self.statuses.borrow_mut().on_times_corrected();
+                self.statuses_due.wake_waiters();
             }
-            PodNews::StaticPods => self.mirrors_due.wake(),
+            PodNews::StaticPods => self.mirrors_due.wake_waiters(),
             PodNews::EndOfAll => self.is_silent.set(true),
         }
     }
 
     /// Notes that the loop knows the recorded pods of the API.
-    pub(super) fn restored(&self) {
+    pub(super) fn note_restored(&self) {
         self.is_restored.set(true);
-        self.statuses_due.wake();
+        self.statuses_due.wake_waiters();
     }
 
     /// All of the API's pods were read.
-    pub(super) fn listed(&self) {
+    pub(super) fn note_listed(&self) {
         if !self.is_listed.replace(true) {
-            self.statuses_due.wake();
+            self.statuses_due.wake_waiters();
         }
     }
 
     /// The API shows a pod so. Returns whether it is a mirror.
-    pub(super) fn api_shows(
+    pub(super) fn take_shown_pod(
         &self,
         uid: &PodUid,
         copy: ApiPodCopy,
         mirror: Option<(PodFullName, MirrorPod)>,
     ) -> bool {
         self.statuses.borrow_mut().on_api_copy(uid, copy);
-        self.statuses_due.wake();
+        self.statuses_due.wake_waiters();
         let Some((name, mirror)) = mirror else {
             return false;
         };
-        self.mirrors.borrow_mut().put(name, mirror);
+        self.mirrors.borrow_mut().record_mirror(name, mirror);
         true
     }
 
     /// The API does not have the pod any more. Returns whether it was a mirror.
-    pub(super) fn api_lost(&self, uid: &PodUid) -> bool {
-        self.statuses.borrow_mut().on_gone(uid);
-        let Some(name) = self.mirror_name(uid) else {
+    pub(super) fn take_lost_pod(&self, uid: &PodUid) -> bool {
+        self.statuses.borrow_mut().on_pod_gone(uid);
+        let Some(name) = self.mirrored_pod_name(uid) else {
             return false;
         };
-        self.mirrors.borrow_mut().remove(&name, uid);
+        self.mirrors.borrow_mut().forget_mirror(&name, uid);
         true
     }
 
     /// Returns true if statuses may be written.
-    pub(super) fn may_write(&self) -> bool {
+    pub(super) fn may_write_statuses(&self) -> bool {
         self.is_restored.get() && self.is_listed.get() && !self.is_silent.get()
     }
 
     /// Chooses the next write by the present state of the agent's pods.
-    pub(super) fn next_write(
+    pub(super) fn next_status_write(
         &self,
         agent: &Agent,
         now: MonoTime,
         wall: WallTime,
     ) -> Option<StatusWrite> {
-        if !self.may_write() {
+        if !self.may_write_statuses() {
             return None;
         }
-        agent.with_truths(&self.mirrors.borrow(), |truths| {
-            self.statuses.borrow_mut().poll(truths, now, wall)
+        agent.with_local_statuses(&self.mirrors.borrow(), |truths| {
+            self.statuses.borrow_mut().poll_write(truths, now, wall)
         })
     }
 
     /// Instant of the next possible write, if nothing happens until then.
-    pub(super) fn next_timeout(&self, now: MonoTime) -> MonoTime {
-        if self.may_write() {
+    pub(super) fn next_write_time(&self, now: MonoTime) -> MonoTime {
+        if self.may_write_statuses() {
             self.statuses.borrow().next_timeout(now)
         } else {
             MonoTime(u64::MAX)
@@ -161,27 +161,27 @@ impl ApiWriter {
     }
 
     /// Waits until something may have to be written.
-    pub(super) async fn wait_statuses(&self) {
-        self.statuses_due.woken().await;
+    pub(super) async fn wait_for_status_work(&self) {
+        self.statuses_due.wait_for_wake().await;
     }
 
     /// Returns true, once, if somebody else has changed a status.
-    pub(super) fn take_meddled(&self) -> bool {
-        self.statuses.borrow_mut().take_meddled()
+    pub(super) fn take_external_change(&self) -> bool {
+        self.statuses.borrow_mut().take_external_change()
     }
 
     /// Returns true if statuses are on their way.
-    pub(super) fn is_busy(&self) -> bool {
+    pub(super) fn has_writes_pending(&self) -> bool {
         self.statuses.borrow().is_busy()
     }
 
     /// A write was answered with that word. Returns whether it is another than on the write before.
-    pub(super) fn is_new_word(&self, uid: &PodUid, word: WriteAnswer) -> bool {
-        self.statuses.borrow_mut().on_word(uid, word)
+    pub(super) fn is_new_write_answer(&self, uid: &PodUid, word: WriteAnswer) -> bool {
+        self.statuses.borrow_mut().on_write_answer(uid, word)
     }
 
     /// A status was answered.
-    pub(super) fn patched(
+    pub(super) fn note_patched(
         &self,
         uid: &PodUid,
         answer: Result<ApiPodCopy, WriteFailure>,
@@ -191,7 +191,7 @@ impl ApiWriter {
     }
 
     /// A deletion was answered; `None`: the pod is gone.
-    pub(super) fn deleted(
+    pub(super) fn note_deleted(
         &self,
         uid: &PodUid,
         answer: Result<Option<ApiPodCopy>, WriteFailure>,
@@ -201,18 +201,18 @@ impl ApiWriter {
     }
 
     /// Wakes the sender once the consequences of an answer are drawn.
-    pub(super) fn look_again(&self) {
-        self.statuses_due.wake();
+    pub(super) fn wake_status_sender(&self) {
+        self.statuses_due.wake_waiters();
     }
 
     /// Returns true for the UID of a mirror.
     pub(super) fn is_mirror(&self, uid: &PodUid) -> bool {
-        self.mirrors.borrow().name_of(uid).is_some()
+        self.mirrors.borrow().static_pod_name(uid).is_some()
     }
 
     /// Name of the static pod that a mirror stands for; `None`: the uid is no mirror's.
-    pub(super) fn mirror_name(&self, uid: &PodUid) -> Option<PodFullName> {
-        self.mirrors.borrow().name_of(uid).cloned()
+    pub(super) fn mirrored_pod_name(&self, uid: &PodUid) -> Option<PodFullName> {
+        self.mirrors.borrow().static_pod_name(uid).cloned()
     }
 
     /// UIDs of mirror pods, sorted.
@@ -221,13 +221,13 @@ impl ApiWriter {
     }
 
     /// Mirrors may not be as they should.
-    pub(super) fn look_at_mirrors(&self) {
-        self.mirrors_due.wake();
+    pub(super) fn wake_mirror_keeper(&self) {
+        self.mirrors_due.wake_waiters();
     }
 
     /// Waits until they may not be.
-    pub(super) async fn wait_mirrors(&self) {
-        self.mirrors_due.woken().await;
+    pub(super) async fn wait_for_mirror_work(&self) {
+        self.mirrors_due.wait_for_wake().await;
     }
 
     /// The first mirror that is not as it should be and may be tried now. If there is none: when another may.
@@ -235,28 +235,29 @@ impl ApiWriter {
         let mut next = MonoTime(u64::MAX);
         let mirrors = self.mirrors.borrow();
         let mut may_try = |name: &PodFullName| {
-            let at = mirrors.tries_at(name);
+            let at = mirrors.next_try_at(name);
             if at > now {
                 next = at.min(next);
             }
             at <= now
         };
         for pod in agent.static_pods() {
-            let found = mirrors.get(pod.name);
-            let wanted = match mirror::reconcile(&metadata(pod.name, pod.hash), found) {
-                MirrorAction::Nothing => continue,
-                // Also that of a pod which has ended: it shows what another was.
-                MirrorAction::Delete(mirror) => MirrorWork::Delete(pod.name.clone(), mirror),
-                MirrorAction::Create if pod.ends => continue,
-                MirrorAction::Create => MirrorWork::Create(pod.uid.clone(), pod.name.clone()),
-            };
+            let found = mirrors.find_mirror(pod.name);
+            let wanted =
+                match mirror::decide_mirror_action(&mirror_metadata(pod.name, pod.hash), found) {
+                    MirrorAction::Nothing => continue,
+                    // Also that of a pod which has ended: it shows what another was.
+                    MirrorAction::Delete(mirror) => MirrorWork::Delete(pod.name.clone(), mirror),
+                    MirrorAction::Create if pod.ends => continue,
+                    MirrorAction::Create => MirrorWork::Create(pod.uid.clone(), pod.name.clone()),
+                };
             if may_try(pod.name) {
                 return Ok(wanted);
             }
         }
         if agent.sources_ready() {
             let is_static = |name: &PodFullName| agent.static_pods().any(|pod| pod.name == name);
-            let orphans = mirrors.orphans(is_static, |name| agent.is_static_ending(name));
+            let orphans = mirrors.orphaned_mirrors(is_static, |name| agent.is_static_ending(name));
             let mut orphans = orphans.into_iter();
             if let Some((name, uid)) = orphans.find(|(name, _)| may_try(name)) {
                 return Ok(MirrorWork::Delete(name, uid));
@@ -267,18 +268,18 @@ impl ApiWriter {
     }
 
     /// Notes the result of a task for a mirror.
-    pub(super) fn mirror_done(&self, name: &PodFullName, went_well: bool, now: MonoTime) {
+    pub(super) fn note_mirror_result(&self, name: &PodFullName, went_well: bool, now: MonoTime) {
         let mut mirrors = self.mirrors.borrow_mut();
         if went_well {
-            mirrors.succeeded(name);
+            mirrors.clear_failure(name);
         } else {
-            let _ = mirrors.failed(name, now);
+            let _ = mirrors.record_failure(name, now);
         }
     }
 }
 
 /// The metadata of a static pod, as far as mirrors go.
-fn metadata(name: &PodFullName, hash: &str) -> ObjectMeta {
+fn mirror_metadata(name: &PodFullName, hash: &str) -> ObjectMeta {
     let hash = (!hash.is_empty()).then(|| (CONFIG_HASH.into(), hash.to_owned()));
     ObjectMeta {
         name: name.name.clone(),
@@ -293,7 +294,7 @@ mod testing {
     //! What tests ask.
     impl super::ApiWriter {
         /// Describes the memory of the writer, for the report of a failure.
-        pub(in crate::agent::cluster) fn memory(&self) -> String {
+        pub(in crate::agent::cluster) fn describe_memory(&self) -> String {
             format!("{:?}", self.statuses.borrow())
         }
     }

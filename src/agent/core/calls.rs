@@ -13,23 +13,23 @@ pub(super) struct RunningCalls(BTreeMap<PodHandle, Rc<CallCancel>>);
 
 impl RunningCalls {
     /// A call begins.
-    pub(super) fn begin(&mut self, handle: PodHandle) -> Rc<CallCancel> {
+    pub(super) fn begin_call(&mut self, handle: PodHandle) -> Rc<CallCancel> {
         let cancel = Rc::new(CallCancel::default());
         self.0.insert(handle, Rc::clone(&cancel));
         cancel
     }
 
     /// Forgets a call that has ended.
-    pub(super) fn end(&mut self, handle: PodHandle) {
+    pub(super) fn end_call(&mut self, handle: PodHandle) {
         self.0.remove(&handle);
     }
 
     /// Shows each call whether it is still wanted.
-    pub(super) fn refresh(&self, table: &PodTable) {
+    pub(super) fn refresh_flags(&self, table: &PodTable) {
         for (handle, cancel) in &self.0 {
-            let stage = table.stage(*handle);
-            let ends = stage.is_some_and(|stage| stage.is_requested());
-            cancel.set(ends, table.is_cancelled(*handle));
+            let stage = table.pod_stage(*handle);
+            let ends = stage.is_some_and(|stage| stage.is_termination_requested());
+            cancel.set_flags(ends, table.is_cancelled(*handle));
         }
     }
 }

@@ -6,24 +6,24 @@ use crate::{agent::cluster::PodNews, api::MonoTime, logic::clock_history::ClockO
 impl Agent {
     /// Looks at the clocks. What was dated before the wall clock was right moves, all together and once.
     pub(super) fn watch_clock(&mut self, now: MonoTime) {
-        let seen = self.tools.times.look(now);
+        let seen = self.tools.times.observe_clocks(now);
         if seen == ClockObservation::Same {
             return;
         }
         self.effects
-            .push_back(AgentEffect::KeepTimes(self.tools.times.stored()));
+            .push_back(AgentEffect::KeepTimes(self.tools.times.make_history_file()));
         if seen != ClockObservation::Right {
             return;
         }
         let (view, pods) = (&mut self.view, &mut self.pods);
-        self.tools.times.with(|history| {
-            view.redate(history);
-            pods.redate(history);
+        self.tools.times.with_history(|history| {
+            view.correct_dates(history);
+            pods.correct_status_times(history);
         });
-        self.tell_api(PodNews::Redated);
+        self.send_api_news(PodNews::Redated);
         // Some may have waited for it.
-        for uid in self.pods.configured() {
-            self.pods.resync(&uid, now);
+        for uid in self.pods.configured_uids() {
+            self.pods.resync_worker(&uid, now);
         }
     }
 }

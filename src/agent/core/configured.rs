@@ -9,7 +9,7 @@ use crate::{
         recorder::EventSeverity, ring::RecordedEvent,
     },
     api::{MonoTime, Pod, PodStatus, PodUid, order::OrderExt as _},
-    error::chain,
+    error::error_chain,
     logic::{
         admission::{self, AdmissionVerdict, Rejection},
         conditions,
@@ -28,56 +28,59 @@ const IMAGE_REASONS: [&str; 3] = ["ErrImagePull", "ImagePullBackOff", "ErrImageN
 
 impl Agent {
     /// Acts upon what a source has, whose pods are on disk.
-    pub(super) fn on_config(&mut self, source: PodSource, ops: Vec<ConfigOp>, now: MonoTime) {
+    pub(super) fn on_pod_config(&mut self, source: PodSource, ops: Vec<ConfigOp>, now: MonoTime) {
         self.note_config(source, &ops, now);
         self.rounds.search_due = MonoTime(0);
         for mut op in ops {
             for pod in op.recorded_mut() {
-                self.pods.arrived(&pod.metadata.uid);
+                self.pods.note_arrival_end(&pod.metadata.uid);
             }
             match op {
                 ConfigOp::Remove(uids) => {
-                    uids.iter().for_each(|uid| self.remove(source, uid, now));
+                    uids.iter()
+                        .for_each(|uid| self.remove_pod(source, uid, now));
                     self.effects.push_back(AgentEffect::ForgetOutcomes(uids));
                 }
                 ConfigOp::Add(pods) => {
                     for pod in pods {
                         let uid = &pod.metadata.uid;
-                        self.pods.configure(uid, PodConfigFacts::of(source, &pod));
+                        self.pods
+                            .set_config(uid, PodConfigFacts::from_pod(source, &pod));
                         self.sources.early.push(pod);
                     }
                     self.take_in_early(now);
                 }
                 ConfigOp::Update(pods) => {
                     for pod in pods {
-                        let pod = self.not_early(source, pod);
-                        pod.iter().for_each(|pod| self.update(source, pod, now));
+                        let pod = self.replace_early_pod(source, pod);
+                        pod.iter().for_each(|pod| self.update_pod(source, pod, now));
                     }
                 }
                 ConfigOp::Reconcile(pods) => {
                     for pod in pods {
-                        let pod = self.not_early(source, pod);
+                        let pod = self.replace_early_pod(source, pod);
                         pod.iter().for_each(|pod| self.reconcile(source, pod, now));
                     }
                 }
             }
         }
-        self.sources.handled(source);
-        self.status_changed();
+        self.sources.mark_handled(source);
+        self.announce_pod_change();
         self.tell_static_pods();
         if self.stop.when_idle {
             // Pods that came meanwhile are to end as well.
-            self.kill_all(now);
+            self.kill_all_pods(now);
         }
     }
 
     /// `pod`, unless it waits to be taken in: then this is what waits from now on.
-    fn not_early(&mut self, source: PodSource, pod: Pod) -> Option<Pod> {
+    fn replace_early_pod(&mut self, source: PodSource, pod: Pod) -> Option<Pod> {
         let uid = &pod.metadata.uid;
         let mut early = self.sources.early.iter_mut();
         match early.find(|early| early.metadata.uid == *uid) {
             Some(early) => {
-                self.pods.configure(uid, PodConfigFacts::of(source, &pod));
+                self.pods
+                    .set_config(uid, PodConfigFacts::from_pod(source, &pod));
                 *early = pod;
                 None
             }
@@ -93,44 +96,45 @@ impl Agent {
         }
         let view = &self.view;
         let early = &mut self.sources.early;
-        early.order_by_key(|pod| {
-            let idle = view.is_idle(&pod.metadata.uid);
+        early.stable_sort_by_key(|pod| {
+            let idle = view.is_pod_idle(&pod.metadata.uid);
             dispatch::addition_order(idle, pod.metadata.creation_timestamp)
         });
         early.reverse();
         while let Some(pod) = self.sources.early.pop() {
-            self.add(pod, now);
+            self.add_pod(pod, now);
         }
     }
 
-    fn add(&mut self, pod: Pod, now: MonoTime) {
+    fn add_pod(&mut self, pod: Pod, now: MonoTime) {
         let uid = &pod.metadata.uid;
-        let ends = self.pods.is_to_end(uid);
+        let ends = self.pods.is_termination_requested(uid);
         let what = dispatch::on_addition(ends, pod.status.phase.is_terminal());
-        if what == AdditionOrder::Admit && !self.admit(&pod, now) {
+        if what == AdditionOrder::Admit && !self.admit_pod(&pod, now) {
             return;
         }
-        self.create(&pod, now);
+        self.create_pod_worker(&pod, now);
     }
 
-    fn create(&mut self, pod: &Pod, now: MonoTime) {
+    fn create_pod_worker(&mut self, pod: &Pod, now: MonoTime) {
         if self.stop.when_idle {
             return;
         }
-        let idle = self.view.is_idle(&pod.metadata.uid);
-        let update = PodUpdate::of(UpdateKind::Create, PodFacts::of(pod)).with_runtime_idle(idle);
+        let idle = self.view.is_pod_idle(&pod.metadata.uid);
+        let update =
+            PodUpdate::new(UpdateKind::Create, PodFacts::from_pod(pod)).with_runtime_idle(idle);
         if idle {
-            self.pods.note_created(&pod.metadata.uid, now);
+            self.pods.note_pod_created(&pod.metadata.uid, now);
         }
-        let taken = self.pods.update(update, now);
+        let taken = self.pods.update_worker(update, now);
         if let Err(e) = taken {
-            self.tell_full(pod, e);
+            self.report_table_full(pod, e);
         }
     }
 
-    fn update(&mut self, source: PodSource, pod: &Pod, now: MonoTime) {
+    fn update_pod(&mut self, source: PodSource, pod: &Pod, now: MonoTime) {
         self.pods
-            .configure(&pod.metadata.uid, PodConfigFacts::of(source, pod));
+            .set_config(&pod.metadata.uid, PodConfigFacts::from_pod(source, pod));
         if self.stop.when_idle {
             return;
         }
@@ -144,44 +148,45 @@ impl Agent {
         }
         if self.resources.is_waiting(&pod.metadata.uid) {
             let ends = pod.metadata.deletion_timestamp.is_some();
-            if !ends && !self.admit(pod, now) {
+            if !ends && !self.admit_pod(pod, now) {
                 return;
             }
             self.resources.forget_waiting(&pod.metadata.uid);
         }
-        let idle = self.view.is_idle(&pod.metadata.uid);
-        let update = PodUpdate::of(UpdateKind::Update, PodFacts::of(pod)).with_runtime_idle(idle);
-        let taken = self.pods.update(update, now);
+        let idle = self.view.is_pod_idle(&pod.metadata.uid);
+        let update =
+            PodUpdate::new(UpdateKind::Update, PodFacts::from_pod(pod)).with_runtime_idle(idle);
+        let taken = self.pods.update_worker(update, now);
         if let Err(e) = taken {
-            self.tell_full(pod, e);
+            self.report_table_full(pod, e);
         }
     }
 
     /// Only what the API shows of the pod has changed. Others may have ended it (OFF-04), or opened a gate (STAT-45).
     fn reconcile(&mut self, source: PodSource, pod: &Pod, now: MonoTime) {
         let uid = &pod.metadata.uid;
-        let known = PodConfigFacts::of(source, pod);
+        let known = PodConfigFacts::from_pod(source, pod);
         let ended = known.api_phase_terminal;
-        self.pods.configure(uid, known);
+        self.pods.set_config(uid, known);
         let told = |status: &PodStatus| {
             let gates_changed = conditions::gates_changed(pod, status);
             (status.phase.is_terminal(), gates_changed)
         };
-        let (told, gates_changed) = self.pods.status(uid).map(told).unwrap_or_default();
+        let (told, gates_changed) = self.pods.stored_status(uid).map(told).unwrap_or_default();
         match dispatch::on_reconcile(ended, told, gates_changed) {
-            ReconcileOrder::Update => self.update(source, pod, now),
-            ReconcileOrder::Sync => self.pods.resync(uid, now),
+            ReconcileOrder::Update => self.update_pod(source, pod, now),
+            ReconcileOrder::Sync => self.pods.resync_worker(uid, now),
             ReconcileOrder::Nothing => {}
         }
     }
 
-    fn remove(&mut self, source: PodSource, uid: &PodUid, now: MonoTime) {
-        let config = self.pods.unconfigure(uid);
+    fn remove_pod(&mut self, source: PodSource, uid: &PodUid, now: MonoTime) {
+        let config = self.pods.remove_config(uid);
         self.sources.early.retain(|pod| pod.metadata.uid != *uid);
         self.resources.forget_waiting(uid);
         self.forget_held_back(uid);
         match dispatch::on_removal(self.sources.is_ready(source)) {
-            RemovalOrder::Kill => self.kill(uid, config, None, now),
+            RemovalOrder::Kill => self.kill_pod(uid, config, None, now),
             RemovalOrder::LeaveToHousekeeping => {
                 log::debug!("uid={uid} removed before its source was ready")
             }
@@ -189,7 +194,7 @@ impl Agent {
     }
 
     /// Tells a pod's worker to end it. Without `config` it is ended as the runtime knows it.
-    pub(super) fn kill(
+    pub(super) fn kill_pod(
         &mut self,
         uid: &PodUid,
         config: Option<PodConfigFacts>,
@@ -201,21 +206,21 @@ impl Agent {
         self.forget_held_back(uid);
         let taken = match &config {
             Some(config) => {
-                let facts = config.facts(uid);
+                let facts = config.worker_facts(uid);
                 let update = match kill {
-                    Some(options) => PodUpdate::kill(facts, options),
-                    None => PodUpdate::of(UpdateKind::Kill, facts),
+                    Some(options) => PodUpdate::new_kill(facts, options),
+                    None => PodUpdate::new(UpdateKind::Kill, facts),
                 };
                 // An agent before this one may have started it.
-                let idle = self.view.is_idle(uid);
-                self.pods.update(update.with_runtime_idle(idle), now)
+                let idle = self.view.is_pod_idle(uid);
+                self.pods.update_worker(update.with_runtime_idle(idle), now)
             }
             None => {
-                let Some((namespace, name)) = self.name_of(uid) else {
+                let Some((namespace, name)) = self.pod_name(uid) else {
                     return;
                 };
                 let update = PodUpdate::runtime_only(uid, &name, &namespace);
-                self.pods.update(update, now)
+                self.pods.update_worker(update, now)
             }
         };
         if let Err(e) = taken {
@@ -229,9 +234,9 @@ impl Agent {
         let Some(config) = self.pods.config(uid).cloned() else {
             return;
         };
-        self.kill(uid, Some(config.clone()), None, now);
-        let again = PodUpdate::of(UpdateKind::Create, config.facts(uid));
-        if let Err(e) = self.pods.update(again, now) {
+        self.kill_pod(uid, Some(config.clone()), None, now);
+        let again = PodUpdate::new(UpdateKind::Create, config.worker_facts(uid));
+        if let Err(e) = self.pods.update_worker(again, now) {
             log::warn!("uid={uid} cannot be started anew: {e}");
         }
     }
@@ -252,7 +257,7 @@ impl Agent {
                 self.effects
                     .push_back(AgentEffect::Load(uid.clone(), purpose));
             }
-            None if sync => self.pods.resync(uid, now),
+            None if sync => self.pods.resync_worker(uid, now),
             None => {}
         }
     }
@@ -269,30 +274,31 @@ impl Agent {
             .inspect_err(|e| {
                 self.tools
                     .complaints
-                    .complain(&format!("uid={uid} {}", chain(e)))
+                    .complain(&format!("uid={uid} {}", error_chain(e)))
             })
             .ok();
         match (purpose, pod) {
             (LoadPurpose::Create, Some(pod)) => {
                 let is_wanted = self.pods.is_configured(uid) && !self.pods.has_worker(uid);
                 // While it ended, or because it was refused, another pod may have got what it asks for.
-                if is_wanted && !self.stop.when_idle && self.admit(&pod, now) {
-                    self.create(&pod, now);
+                if is_wanted && !self.stop.when_idle && self.admit_pod(&pod, now) {
+                    self.create_pod_worker(&pod, now);
                 }
             }
             // Housekeeping finds it again.
             (LoadPurpose::Create, None) => {}
             (LoadPurpose::Show(container_id, change), pod) => {
                 if let Some(pod) = pod {
-                    self.statuses().probed(&pod, &container_id, change);
+                    self.status_generator()
+                        .show_probe_change(&pod, &container_id, change);
                 }
-                self.pods.resync(uid, now);
+                self.pods.resync_worker(uid, now);
             }
             (LoadPurpose::Image, pod) => {
                 if let Some(pod) = pod {
-                    self.owners.images.forget_delays(&pod);
+                    self.owners.images.forget_pull_delays(&pod);
                 }
-                self.pods.resync(uid, now);
+                self.pods.resync_worker(uid, now);
             }
             (LoadPurpose::Evict, pod) => self.on_chosen(uid, pod, now),
         }
@@ -300,9 +306,9 @@ impl Agent {
 
     /// Pods that use ConfigMaps or Secrets of the manifest directory are synced.
     pub(super) fn on_objects(&mut self, now: MonoTime) {
-        self.ring.heard(now, RecordedEvent::Objects);
-        for uid in self.pods.configured_that(|p| p.uses_objects) {
-            self.pods.resync(&uid, now);
+        self.ring.record_event(now, RecordedEvent::Objects);
+        for uid in self.pods.configured_uids_where(|p| p.uses_objects) {
+            self.pods.resync_worker(&uid, now);
         }
     }
 
@@ -316,7 +322,7 @@ impl Agent {
             all.filter_map(|c| c.state.waiting.as_ref())
                 .any(|w| IMAGE_REASONS.contains(&w.reason.as_str()))
         };
-        let waiting = self.pods.with_status_that(waits).into_iter();
+        let waiting = self.pods.uids_with_status(waits).into_iter();
         let load = |uid| AgentEffect::Load(uid, LoadPurpose::Image);
         self.effects.extend(waiting.map(load));
     }
@@ -335,15 +341,15 @@ impl Agent {
     }
 
     /// A pod's slot is free.
-    pub(super) fn on_gone(&mut self, uid: &PodUid, restart: bool) {
-        self.pods.forget_reasons(uid);
+    pub(super) fn on_pod_gone(&mut self, uid: &PodUid, restart: bool) {
+        self.pods.forget_start_failures(uid);
         if restart && self.pods.is_configured(uid) {
             self.create_again(uid, true);
         }
     }
 
     /// Asks admission and tells a refusal. Returns whether the pod may run now.
-    fn admit(&mut self, pod: &Pod, now: MonoTime) -> bool {
+    fn admit_pod(&mut self, pod: &Pod, now: MonoTime) -> bool {
         let uid = &pod.metadata.uid;
         if pod.metadata.deletion_timestamp.is_some() {
             // It ends. Were it refused, nobody would ever say that nothing of it is left.
@@ -352,18 +358,18 @@ impl Agent {
         if self.waits_for_verdict(uid) {
             return false;
         }
-        let gone = self.take_room(uid);
-        let was_read = self.sources.rereads.take(uid);
+        let gone = self.take_room_makers(uid);
+        let was_read = self.sources.rereads.release_pod(uid);
         // Those whose turn comes later take nothing yet.
         let later = self.sources.early.iter().map(|pod| &pod.metadata.uid);
         let others: Vec<PodUid> = gone.iter().flatten().chain(later).cloned().collect();
-        let (uids, active) = self.pods.active_but(uid, &others);
+        let (uids, active) = self.pods.active_pods_except(uid, &others);
         let node = &self.owners.node;
         let verdict = node.with_admission(|node| match &gone {
             // Nobody is made to go twice.
-            Some(_) => admission::admit(pod, node, &active)
+            Some(_) => admission::admit_pod(pod, node, &active)
                 .map_or_else(AdmissionVerdict::Refuse, |()| AdmissionVerdict::Admit),
-            None => admission::judge(pod, node, &active),
+            None => admission::judge_admission(pod, node, &active),
         });
         let verdict = match verdict {
             AdmissionVerdict::Admit | AdmissionVerdict::Preempt { .. }
@@ -381,7 +387,7 @@ impl Agent {
             AdmissionVerdict::Admit => return self.give_resources(pod, now),
             AdmissionVerdict::Preempt { victims, resource } => {
                 let victims = victims.into_iter().map(|at| uids[at].clone()).collect();
-                self.make_room(uid, victims, &resource, now);
+                self.make_room_for(uid, victims, &resource, now);
                 return false;
             }
             AdmissionVerdict::ReadNodeAgain(rejection) => {
@@ -392,29 +398,29 @@ impl Agent {
             }
             AdmissionVerdict::Refuse(rejection) => rejection,
         };
-        self.refuse(pod, &rejection);
+        self.refuse_pod(pod, &rejection);
         false
     }
 
     /// The pod never runs.
-    pub(super) fn refuse(&mut self, pod: &Pod, rejection: &Rejection) {
+    pub(super) fn refuse_pod(&mut self, pod: &Pod, rejection: &Rejection) {
         let counters = &self.tools.counters;
-        counters.count(|c| c.rejected(rejection.metric_reason()));
-        self.reject(pod, &rejection.reason, &rejection.message);
+        counters.count_work(|c| c.count_rejection(rejection.metric_reason()));
+        self.reject_pod(pod, &rejection.reason, &rejection.message);
     }
 
-    fn tell_full(&mut self, pod: &Pod, e: PodTableFull) {
+    fn report_table_full(&mut self, pod: &Pod, e: PodTableFull) {
         if pod.metadata.deletion_timestamp.is_some() {
             // It ends all the same: the next round of housekeeping finds it again.
             return;
         }
         let message = format!("Node didn't have enough resource: pods: {e}");
-        self.reject(pod, "OutOfpods", &message);
+        self.reject_pod(pod, "OutOfpods", &message);
     }
 
-    fn reject(&mut self, pod: &Pod, reason: &str, message: &str) {
+    fn reject_pod(&mut self, pod: &Pod, reason: &str, message: &str) {
         let recorder = &self.tools.recorder;
-        recorder.pod(pod, EventSeverity::Warning, reason, message);
-        self.statuses().reject(pod, reason, message);
+        recorder.record_pod_event(pod, EventSeverity::Warning, reason, message);
+        self.status_generator().reject_pod(pod, reason, message);
     }
 }

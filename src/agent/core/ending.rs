@@ -58,45 +58,45 @@ impl Agent {
             log::warn!("the node is shutting down");
             let recorder = &self.tools.recorder;
             let message = "Shutdown manager detected shutdown event";
-            recorder.node(EventSeverity::Normal, "Shutdown", message);
+            recorder.record_node_event(EventSeverity::Normal, "Shutdown", message);
             let ending = |(uid, pod): (&PodUid, &PodConfigFacts)| EndingPod {
                 uid: uid.clone(),
                 priority: pod.takes.rank.priority.unwrap_or(0),
                 grace_s: pod.id.spec_grace_s,
             };
-            let pods = self.pods.active().map(ending).collect();
+            let pods = self.pods.active_pods().map(ending).collect();
             let cluster = self.owners.cluster.as_ref();
             let telling = cluster.map_or(Duration::ZERO, |_| TELLING);
-            self.stop.shutdown.begin(pods, telling);
+            self.stop.shutdown.begin_shutdown(pods, telling);
             if let Some(cluster) = cluster {
                 // It is not ready any more, which is told at once.
-                cluster.member.doubt();
+                cluster.member.request_reread();
             }
         }
-        self.turn_shutdown(now);
+        self.advance_shutdown(now);
     }
 
     /// The machine does not go down after all: the node is ready again, and takes pods (SHUT-06).
     pub(super) fn on_shutdown_cancelled(&mut self) {
-        if !self.stop.shutdown.cancel() {
+        if !self.stop.shutdown.cancel_shutdown() {
             return;
         }
         log::warn!("the node does not shut down after all");
         let message = "Shutdown manager detected shutdown cancelled";
         self.tools
             .recorder
-            .node(EventSeverity::Normal, "Shutdown", message);
+            .record_node_event(EventSeverity::Normal, "Shutdown", message);
         self.stop.shutdown_waiters.clear();
         if let Some(cluster) = &self.owners.cluster {
-            cluster.member.doubt();
+            cluster.member.request_reread();
         }
     }
 
     /// Ends the pods whose turn it is.
-    pub(super) fn turn_shutdown(&mut self, now: MonoTime) {
-        let table = self.pods.table();
+    pub(super) fn advance_shutdown(&mut self, now: MonoTime) {
+        let table = self.pods.worker_table();
         let is_gone = |uid: &PodUid| table.should_pod_be_finished(uid);
-        let kills = self.stop.shutdown.step(is_gone, now);
+        let kills = self.stop.shutdown.next_kills(is_gone, now);
         for kill in kills {
             let Some(config) = self.pods.config(&kill.uid).cloned() else {
                 continue;
@@ -104,10 +104,10 @@ impl Agent {
             let options = KillOptions {
                 grace_s: Some(kill.grace_s),
                 evict: true,
-                status: Some(Box::new(shutdown::stop_status())),
+                status: Some(Box::new(shutdown::shutdown_stop_status())),
                 ..KillOptions::default()
             };
-            self.kill(&kill.uid, Some(config), Some(options), now);
+            self.kill_pod(&kill.uid, Some(config), Some(options), now);
         }
         if self.stop.shutdown.is_over() {
             self.stop.shutdown_waiters.clear();
@@ -117,11 +117,11 @@ impl Agent {
     pub(super) fn on_stop(&mut self, all: bool, done: Sender<String>, now: MonoTime) {
         self.stop.waiters.push((now, done));
         if !all {
-            self.finish();
+            self.finish_loop();
             return;
         }
         self.stop.when_idle = true;
-        self.kill_all(now);
+        self.kill_all_pods(now);
     }
 
     /// With every pod ended on request, the agent ends too: once the manifests have said what there is, all workers are
@@ -130,22 +130,22 @@ impl Agent {
         if !self.stop.when_idle {
             return;
         }
-        let table = self.pods.table();
-        let is_done = |h| table.stage(h).is_none_or(|s| s.is_finished());
+        let table = self.pods.worker_table();
+        let is_done = |h| table.pod_stage(h).is_none_or(|s| s.is_finished());
         let done = table.handles().all(is_done);
         let idle = self.view.nothing_runs(now);
         // Pods that only the apiserver knows run no earlier than it is heard of.
         // Before the files of root have said which pods there are, nobody knows whether that is all.
         let told = !self.settings.has_manifests || self.sources.is_ready(PodSource::File);
         if done && idle && told {
-            self.finish();
+            self.finish_loop();
         }
     }
 
     /// While the runtime is away, clients wait no longer than [`STOP_PATIENCE`]. The pods end all the same when it is back,
     /// and the agent with them.
     pub(super) fn answer_stop_late(&mut self, now: MonoTime) {
-        let Some(why) = self.view.down(now) else {
+        let Some(why) = self.view.down_reason(now) else {
             return;
         };
         let waits = |since: MonoTime| now < since + STOP_PATIENCE;
@@ -161,20 +161,20 @@ impl Agent {
     }
 
     /// The loop is to end. Whoever waits for that hears of it.
-    pub(super) fn finish(&mut self) {
+    pub(super) fn finish_loop(&mut self) {
         self.stop.finished = true;
         self.stop.waiters.clear();
     }
 
     /// Ends every pod that has a worker, or may have something running.
-    pub(super) fn kill_all(&mut self, now: MonoTime) {
-        let uids: Vec<PodUid> = self.pods.configured();
+    pub(super) fn kill_all_pods(&mut self, now: MonoTime) {
+        let uids: Vec<PodUid> = self.pods.configured_uids();
         for uid in uids {
-            let ended = self.pods.is_to_end(&uid);
-            let idle = !self.pods.has_worker(&uid) && self.view.is_idle(&uid);
+            let ended = self.pods.is_termination_requested(&uid);
+            let idle = !self.pods.has_worker(&uid) && self.view.is_pod_idle(&uid);
             if !ended && !idle {
                 let config = self.pods.config(&uid).cloned();
-                self.kill(&uid, config, Some(KillOptions::default()), now);
+                self.kill_pod(&uid, config, Some(KillOptions::default()), now);
             }
         }
     }

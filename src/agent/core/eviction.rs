@@ -48,7 +48,7 @@ enum EvictionChoice {
 }
 
 impl EvictionChoice {
-    const fn uid(&self) -> &PodUid {
+    const fn pod_uid(&self) -> &PodUid {
         match self {
             Self::Victim(victim) => &victim.uid,
             Self::Limited(violation) => &violation.uid,
@@ -93,7 +93,7 @@ impl Eviction {
     }
 
     /// Conditions of the node.
-    pub(super) const fn conditions(&self) -> PressureConditions {
+    pub(super) const fn pressure_conditions(&self) -> PressureConditions {
         self.manager.conditions()
     }
 
@@ -118,12 +118,19 @@ impl Eviction {
 
 impl Agent {
     /// Time has passed, or something has happened to pods.
-    pub(super) fn turn_eviction(&mut self, now: MonoTime) {
-        let leaving: Vec<PodUid> = self.eviction.manager.leaving().cloned().collect();
+    pub(super) fn advance_eviction(&mut self, now: MonoTime) {
+        let leaving: Vec<PodUid> = self
+            .eviction
+            .manager
+            .pods_being_evicted()
+            .cloned()
+            .collect();
         for uid in leaving {
-            let is_chosen = self.eviction.chosen.iter().any(|c| *c.uid() == uid);
-            if !is_chosen && self.pods.table().should_pod_be_finished(&uid) {
-                self.eviction.manager.handle(EvictionInput::Gone(uid), now);
+            let is_chosen = self.eviction.chosen.iter().any(|c| *c.pod_uid() == uid);
+            if !is_chosen && self.pods.worker_table().should_pod_be_finished(&uid) {
+                self.eviction
+                    .manager
+                    .handle_input(EvictionInput::Gone(uid), now);
             }
         }
         let due = self.eviction.manager.next_timeout();
@@ -131,8 +138,8 @@ impl Agent {
             let limited = self.has_limited_pods();
             self.eviction.manager.handle_timeout(limited, now);
         }
-        self.carry_eviction_on();
-        let table = self.pods.table();
+        self.run_eviction_steps();
+        let table = self.pods.worker_table();
         let runs = |uid: &PodUid| table.could_have_running_containers(uid);
         let mut ready = Vec::new();
         while let Some(uid) = self.eviction.room.poll_ready(runs, now) {
@@ -142,7 +149,7 @@ impl Agent {
             if self.pods.is_configured(uid) {
                 self.create_again(uid, false);
             } else {
-                self.eviction.room.take(uid);
+                self.eviction.room.take_victims(uid);
             }
         }
     }
@@ -154,16 +161,16 @@ impl Agent {
 
     /// Returns true if the pod waits for room, or is about to be judged as if the pods that make room were gone.
     pub(super) fn holds_room(&self, uid: &PodUid) -> bool {
-        self.eviction.room.holds(uid)
+        self.eviction.room.is_waiting_or_granted(uid)
     }
 
     /// Takes the pods that made room for this one; `None` if no pod had to.
-    pub(super) fn take_room(&mut self, uid: &PodUid) -> Option<Vec<PodUid>> {
-        self.eviction.room.take(uid)
+    pub(super) fn take_room_makers(&mut self, uid: &PodUid) -> Option<Vec<PodUid>> {
+        self.eviction.room.take_victims(uid)
     }
 
     /// Ends `victims` so that a critical pod can run, which waits for that. `resource`: what is lacking.
-    pub(super) fn make_room(
+    pub(super) fn make_room_for(
         &mut self,
         uid: &PodUid,
         victims: Vec<PodUid>,
@@ -176,9 +183,9 @@ impl Agent {
                 continue;
             };
             grace_s = grace_s.max(config.id.spec_grace_s.unwrap_or(0));
-            let about = about(victim, &config);
+            let about = pod_event_subject(victim, &config);
             let recorder = &self.tools.recorder;
-            recorder.about(
+            recorder.record_event(
                 about,
                 EventSeverity::Warning,
                 PREEMPTING,
@@ -187,21 +194,21 @@ impl Agent {
             log::info!("uid={victim} makes room for the critical pod uid={uid}");
             self.tools
                 .counters
-                .count(|c| c.evictions().preempted(resource));
+                .count_work(|c| c.eviction_counts().count_preemption(resource));
             let options = KillOptions {
                 evict: true,
-                status: Some(Box::new(preemption::stop_status())),
+                status: Some(Box::new(preemption::preemption_stop_status())),
                 ..KillOptions::default()
             };
-            self.kill(victim, Some(config), Some(options), now);
+            self.kill_pod(victim, Some(config), Some(options), now);
         }
         let room = &mut self.eviction.room;
-        room.begin(uid.clone(), victims, grace_s, now);
+        room.begin_wait(uid.clone(), victims, grace_s, now);
     }
 
     /// Memory may be short.
     pub(super) fn on_memory_bell(&mut self, now: MonoTime) {
-        self.eviction.manager.handle_bell(now);
+        self.eviction.manager.handle_pressure_signal(now);
     }
 
     /// Handles the result of a step.
@@ -209,9 +216,9 @@ impl Agent {
         if let EvictionInput::Observed(_, limited) = &mut input {
             *limited = self.has_limited_pods();
         }
-        self.eviction.manager.handle(input, now);
-        self.tell_pressure();
-        self.carry_eviction_on();
+        self.eviction.manager.handle_input(input, now);
+        self.publish_pressure();
+        self.run_eviction_steps();
     }
 
     /// Handles the stop of a pod that a round waited for.
@@ -220,16 +227,16 @@ impl Agent {
     }
 
     /// Returns the pressure on the node.
-    pub(in crate::agent) fn pressure(&self) -> PressureView {
-        let mut candidates = self.candidates();
+    pub(in crate::agent) fn pressure_view(&self) -> PressureView {
+        let mut candidates = self.eviction_candidates();
         candidates.retain(|pod| !pod.critical);
         let name = |pod: &EvictablePod| {
             let name = self.pods.config(&pod.uid)?.id.name.clone();
             Some((pod.uid.clone(), name))
         };
         PressureView {
-            short: self.eviction.manager.short(),
-            names: candidates.iter().filter_map(name).gather(),
+            short: self.eviction.manager.met_thresholds(),
+            names: candidates.iter().filter_map(name).gather_items(),
             candidates,
             layout: self.eviction.manager.layout(),
         }
@@ -241,7 +248,7 @@ impl Agent {
 
     /// Active pods that have limits of their own on the node's disk.
     fn limited_pods(&self) -> impl Iterator<Item = &PodUid> {
-        let limited = self.pods.active().filter(|(uid, pod)| {
+        let limited = self.pods.active_pods().filter(|(uid, pod)| {
             pod.limits_storage && !self.eviction.is_critical(pod) && !self.is_evicted(uid)
         });
         limited.map(|(uid, _)| uid)
@@ -249,12 +256,12 @@ impl Agent {
 
     /// Returns true if the pod was told before to go.
     fn is_evicted(&self, uid: &PodUid) -> bool {
-        self.pods.table().should_pod_content_be_removed(uid)
+        self.pods.worker_table().should_pod_content_be_removed(uid)
     }
 
     /// Active pods that could be asked to go.
-    fn candidates(&self) -> Vec<EvictablePod> {
-        let active = self.pods.active();
+    fn eviction_candidates(&self) -> Vec<EvictablePod> {
+        let active = self.pods.active_pods();
         let left = active.filter(|(uid, _)| !self.is_evicted(uid));
         left.map(|(uid, pod)| {
             let request = |name: &str| pod.takes.requests.get(name).copied().unwrap_or(0);
@@ -271,7 +278,7 @@ impl Agent {
         .collect()
     }
 
-    fn carry_eviction_on(&mut self) {
+    fn run_eviction_steps(&mut self) {
         while let Some(action) = self.eviction.manager.poll_action() {
             let work = match action {
                 EvictionAction::Observe => EvictionWork::Observe,
@@ -280,23 +287,29 @@ impl Agent {
                     EvictionWork::CheckLimits(uids, self.eviction.manager.layout())
                 }
                 EvictionAction::Reclaim(what) => EvictionWork::Reclaim(what),
-                EvictionAction::Measure(what) => EvictionWork::Measure(what, self.candidates()),
+                EvictionAction::Measure(what) => {
+                    EvictionWork::Measure(what, self.eviction_candidates())
+                }
                 EvictionAction::Tell(starved) => {
                     let message = format!("Attempting to reclaim {}", starved.name());
                     let recorder = &self.tools.recorder;
-                    recorder.node(EventSeverity::Warning, "EvictionThresholdMet", &message);
+                    recorder.record_node_event(
+                        EventSeverity::Warning,
+                        "EvictionThresholdMet",
+                        &message,
+                    );
                     continue;
                 }
                 EvictionAction::Evict(victim) => {
-                    self.choose(EvictionChoice::Victim(victim));
+                    self.choose_for_eviction(EvictionChoice::Victim(victim));
                     continue;
                 }
                 EvictionAction::EvictLimited(violation) => {
-                    self.choose(EvictionChoice::Limited(violation));
+                    self.choose_for_eviction(EvictionChoice::Limited(violation));
                     continue;
                 }
                 EvictionAction::TellExceeded(uid) => {
-                    self.tell_exceeded(&uid);
+                    self.record_limit_exceeded(&uid);
                     continue;
                 }
             };
@@ -304,8 +317,8 @@ impl Agent {
         }
     }
 
-    fn choose(&mut self, chosen: EvictionChoice) {
-        let load = AgentEffect::Load(chosen.uid().clone(), LoadPurpose::Evict);
+    fn choose_for_eviction(&mut self, chosen: EvictionChoice) {
+        let load = AgentEffect::Load(chosen.pod_uid().clone(), LoadPurpose::Evict);
         self.eviction.chosen.push(chosen);
         self.effects.push_back(load);
     }
@@ -313,12 +326,12 @@ impl Agent {
     /// The record of a chosen pod was read, or cannot be: it goes all the same.
     pub(super) fn on_chosen(&mut self, uid: &PodUid, pod: Option<Rc<Pod>>, now: MonoTime) {
         let mut all = self.eviction.chosen.iter();
-        let Some(at) = all.position(|chosen| chosen.uid() == uid) else {
+        let Some(at) = all.position(|chosen| chosen.pod_uid() == uid) else {
             return;
         };
         let chosen = self.eviction.chosen.swap_remove(at);
         let config = self.pods.active_config(uid).cloned();
-        let status = self.pods.status(uid);
+        let status = self.pods.stored_status(uid);
         let has_ended = status.is_some_and(|status| status.phase.is_terminal());
         let config = config.filter(|config| !has_ended && !self.eviction.is_critical(config));
         let Some(config) = config else {
@@ -329,11 +342,16 @@ impl Agent {
         let pod = pod.unwrap_or_default();
         let (words, grace_s, signal, disruption) = match chosen {
             EvictionChoice::Victim(victim) => {
-                let (starved, quantities) = (victim.signal.starved(), victim.quantities.as_ref());
-                let words = eviction::eviction(starved, &pod, quantities, victim.figures.as_ref());
+                let (starved, quantities) =
+                    (victim.signal.starved_resource(), victim.quantities.as_ref());
+                let words =
+                    eviction::eviction_texts(starved, &pod, quantities, victim.figures.as_ref());
                 let counters = &self.tools.counters;
                 for signal in &victim.short {
-                    counters.count(|c| c.evictions().age(signal.name(), victim.age));
+                    counters.count_work(|c| {
+                        c.eviction_counts()
+                            .observe_figures_age(signal.name(), victim.age)
+                    });
                 }
                 (words, victim.grace_s, victim.signal.name(), true)
             }
@@ -345,11 +363,13 @@ impl Agent {
                 (words, IMMEDIATE_GRACE_S, violation.signal, false)
             }
         };
-        self.evict(uid, config, words, grace_s, disruption, now);
-        self.tools.counters.count(|c| c.evictions().evicted(signal));
+        self.evict_pod(uid, config, words, grace_s, disruption, now);
+        self.tools
+            .counters
+            .count_work(|c| c.eviction_counts().count_eviction(signal));
     }
 
-    fn evict(
+    fn evict_pod(
         &mut self,
         uid: &PodUid,
         config: PodConfigFacts,
@@ -365,17 +385,17 @@ impl Agent {
         let annotations: Map<String, Value> = annotations
             .into_iter()
             .map(|(name, value)| (name.into(), value.into()))
-            .gather();
+            .gather_items();
         let annotations = match annotations.is_empty() {
             true => String::new(),
             false => Value::Object(annotations).to_string(),
         };
         let about = EventSubject {
             annotations: &annotations,
-            ..about(uid, &config)
+            ..pod_event_subject(uid, &config)
         };
         let recorder = &self.tools.recorder;
-        recorder.about(about, EventSeverity::Warning, EVICTED, &message);
+        recorder.record_event(about, EventSeverity::Warning, EVICTED, &message);
         let message: Box<str> = message.into();
         let options = KillOptions {
             grace_s: Some(grace_s),
@@ -387,15 +407,15 @@ impl Agent {
                 message,
             })),
         };
-        self.kill(uid, Some(config), Some(options), now);
+        self.kill_pod(uid, Some(config), Some(options), now);
     }
 
-    fn tell_exceeded(&self, uid: &PodUid) {
+    fn record_limit_exceeded(&self, uid: &PodUid) {
         let Some(config) = self.pods.config(uid) else {
             return;
         };
-        self.tools.recorder.about(
-            about(uid, config),
+        self.tools.recorder.record_event(
+            pod_event_subject(uid, config),
             EventSeverity::Warning,
             "ExceededGracePeriod",
             "Container runtime did not kill the pod within specified grace period.",
@@ -403,13 +423,13 @@ impl Agent {
     }
 
     /// Whoever admits pods, or tells of the node, knows what it is short of.
-    fn tell_pressure(&mut self) {
-        let now = self.eviction.conditions();
+    fn publish_pressure(&mut self) {
+        let now = self.eviction.pressure_conditions();
         if now == self.eviction.told {
             return;
         }
         self.eviction.told = now;
-        let names: Vec<String> = now.names().map(str::to_owned).collect();
+        let names: Vec<String> = now.condition_names().map(str::to_owned).collect();
         match names.as_slice() {
             [] => log::info!("the node is no longer short of anything"),
             names => log::warn!("the node is short: {}", names.join(", ")),
@@ -418,7 +438,7 @@ impl Agent {
     }
 }
 
-fn about<'a>(uid: &'a PodUid, config: &'a PodConfigFacts) -> EventSubject<'a> {
+fn pod_event_subject<'a>(uid: &'a PodUid, config: &'a PodConfigFacts) -> EventSubject<'a> {
     let name = &config.id.name;
-    EventSubject::whole(uid, &name.namespace, &name.name)
+    EventSubject::whole_object(uid, &name.namespace, &name.name)
 }

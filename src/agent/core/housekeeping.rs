@@ -11,7 +11,7 @@ use super::{
 use crate::{
     api::{MonoTime, PodUid, order::GatherExt as _},
     logic::{
-        housekeeping::{HousekeepingPass, HousekeepingPod, may_run},
+        housekeeping::{HousekeepingPass, HousekeepingPod, may_run_housekeeping},
         pod_worker::PodUpdate,
         runtime_cache::RunningPod,
     },
@@ -38,19 +38,19 @@ struct HousekeepingFindings {
 
 impl Agent {
     pub(super) fn on_housekeeping(&mut self, now: MonoTime) {
-        let was_known = self.pods.table().is_synced();
-        let HousekeepingFindings { chores, create } = self.round(None, now);
-        if !was_known && self.pods.table().is_synced() {
+        let was_known = self.pods.worker_table().is_synced();
+        let HousekeepingFindings { chores, create } = self.decide_housekeeping(None, now);
+        if !was_known && self.pods.worker_table().is_synced() {
             // Of pods without a worker it is certain from now on that nothing runs.
-            self.status_changed();
+            self.announce_pod_change();
         }
         for (uid, drop_status) in &create {
             self.create_again(uid, *drop_status);
         }
-        self.do_chores(chores);
+        self.hand_out_chores(chores);
         let view = &self.view;
         let could =
-            self.sources.are_ready() && view.may_run_pods(now) && view.running(now).is_some();
+            self.sources.are_ready() && view.may_run_pods(now) && view.running_pods(now).is_some();
         if could && !self.rounds.cleaning && !self.rounds.searching && now >= self.rounds.search_due
         {
             self.rounds.search_due = now + SEARCH_INTERVAL;
@@ -66,12 +66,12 @@ impl Agent {
             self.rounds.search_due = MonoTime(0);
             return;
         }
-        let round = self.round(Some(found), now);
-        self.do_chores(round.chores);
+        let round = self.decide_housekeeping(Some(found), now);
+        self.hand_out_chores(round.chores);
     }
 
     /// Hands out the chores. Slow ones hold up neither orphans nor new pods: the next round finds again what is left.
-    fn do_chores(&mut self, chores: HousekeepingChores) {
+    fn hand_out_chores(&mut self, chores: HousekeepingChores) {
         if !self.rounds.cleaning && !chores.is_empty() {
             self.rounds.cleaning = true;
             self.effects
@@ -81,19 +81,23 @@ impl Agent {
 
     /// The deciding half: looks at the table, the configuration and the runtime, changes only workers. With what was `found`, it
     /// says what of that is to be removed, and nothing else.
-    fn round(&mut self, found: Option<&PodRemains>, now: MonoTime) -> HousekeepingFindings {
+    fn decide_housekeeping(
+        &mut self,
+        found: Option<&PodRemains>,
+        now: MonoTime,
+    ) -> HousekeepingFindings {
         // Before the runtime was listed, pods that are configured wait for that.
-        let may = may_run(self.sources.are_ready()) && self.view.was_listed();
+        let may = may_run_housekeeping(self.sources.are_ready()) && self.view.was_listed();
         if !may || !self.view.may_run_pods(now) {
             return HousekeepingFindings::default();
         }
-        let configured = self.pods.configured();
+        let configured = self.pods.configured_uids();
         let pods: Vec<HousekeepingPod<'_>> = configured
             .iter()
-            .filter_map(|uid| self.pods.for_housekeeping(uid))
+            .filter_map(|uid| self.pods.housekeeping_facts(uid))
             .collect();
-        let known = self.pods.sync_known();
-        let running = self.view.running(now);
+        let known = self.pods.sync_known_workers();
+        let running = self.view.running_pods(now);
         let mirrors = self.owners.cluster.as_ref().map(|c| c.mirror_uids());
         let mirrors = mirrors.unwrap_or_default();
         let pass = HousekeepingPass {
@@ -102,31 +106,34 @@ impl Agent {
             known: &known,
             running: running.as_deref().unwrap_or_default(),
         };
-        self.pods.set_gauges(pass.gauges());
+        self.pods.set_gauges(pass.count_pods());
         let has_worker = |uid: &PodUid| known.iter().any(|k| k.uid == *uid);
-        self.owners.probes.retain(|uid| pass.keeps_probes(uid), now);
+        self.owners
+            .probes
+            .retain_workers(|uid| pass.keeps_probes(uid), now);
         // Who comes back under the same UID must not find it, so it goes with the worker.
-        self.pods.retain(|uid| pass.keeps_status(uid), has_worker);
+        self.pods
+            .drop_stale_facts(|uid| pass.keeps_status(uid), has_worker);
         // An old list is as good as none (CLEAN-02).
         if running.is_none() {
             return HousekeepingFindings::default();
         }
-        let asked = self.pods.asked();
-        let is_stale = self.asked.pod_cgroups.is_stale(asked);
+        let asked = self.pods.active_requests();
+        let is_stale = self.asked.pod_cgroups.are_tiers_stale(asked);
         let mut chores = HousekeepingChores {
             tiers: is_stale.then_some(asked),
             ..HousekeepingChores::default()
         };
         let mut create = Vec::new();
         self.release_resources();
-        let restarts = found.is_none().then(|| pass.restarts());
+        let restarts = found.is_none().then(|| pass.pods_to_restart());
         for restart in restarts.into_iter().flatten() {
             if self.waits_for_resource(restart.uid, now) || self.waits_for_verdict(restart.uid) {
                 continue;
             }
             if !restart.ended {
                 self.pods
-                    .count(|totals| totals.count_restart(restart.is_static));
+                    .change_totals(|totals| totals.count_restart(restart.is_static));
             }
             create.push((restart.uid.clone(), restart.drop_status));
         }
@@ -147,15 +154,16 @@ impl Agent {
             .iter()
             .filter(|uid| pass.is_orphan_directory(uid) && workless(uid))
             .cloned()
-            .gather();
-        let listed = self.view.uids().into_iter();
+            .gather_items();
+        let listed = self.view.pod_uids().into_iter();
         forgotten.extend(listed.filter(|uid| pass.is_orphan_directory(uid) && workless(uid)));
         for (uid, path) in groups {
             if self.is_unread(uid) {
                 continue;
             }
             let volumes = dirs.contains(uid) && !forgotten.contains(uid);
-            if let Some(action) = pass.cgroup(uid, volumes && !self.pods.is_configured(uid)) {
+            if let Some(action) = pass.cgroup_action(uid, volumes && !self.pods.is_configured(uid))
+            {
                 chores.cgroups.push((uid.clone(), path.clone(), action));
             }
         }
@@ -171,9 +179,10 @@ impl Agent {
             pod.name,
             pod.uid
         );
-        self.pods.count(|totals| totals.count_runtime_orphan());
+        self.pods
+            .change_totals(|totals| totals.count_runtime_orphan());
         let update = PodUpdate::runtime_only(&pod.uid, &pod.name, &pod.namespace);
-        if let Err(e) = self.pods.update(update, now) {
+        if let Err(e) = self.pods.update_worker(update, now) {
             self.tools.complaints.complain(&format!(
                 "pod={}/{} cannot be ended: {e}",
                 pod.namespace, pod.name

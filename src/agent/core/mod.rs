@@ -135,10 +135,10 @@ impl Agent {
         let sources: Vec<PodSource> = file.into_iter().chain(http).chain(api).collect();
         let now = tools.clock.now();
         // Delays need spreading, not secrecy.
-        let seed = now.0 ^ tools.clock.wall().0.unsigned_abs();
+        let seed = now.0 ^ tools.clock.wall_time().0.unsigned_abs();
         let mut pods = PodRegistry::new(cfg, seed);
-        pods.restore_delays(delays, now);
-        parts.owners.node.set_devices(resources.amounts());
+        pods.restore_crash_loop_delays(delays, now);
+        parts.owners.node.set_devices(resources.resource_amounts());
         Self {
             pods,
             view: RuntimeView::new(relist),
@@ -175,14 +175,14 @@ impl Agent {
     }
 
     /// Takes an event in. Its effects are fetched with `poll_effect`.
-    pub(super) fn handle(&mut self, event: AgentEvent, now: MonoTime) {
+    pub(super) fn handle_event(&mut self, event: AgentEvent, now: MonoTime) {
         self.watch_clock(now);
-        self.note(&event, now);
+        self.note_event(&event, now);
         match event {
             AgentEvent::Delivered(delivery) => self.on_delivered(delivery, now),
             AgentEvent::Recorded(recorded) => self.on_recorded(*recorded, now),
-            AgentEvent::ManifestsRead => self.sources.read_manifests(now),
-            AgentEvent::Settled(waiting) => self.note_waiting(waiting, now),
+            AgentEvent::ManifestsRead => self.sources.note_manifest_read(now),
+            AgentEvent::Settled(waiting) => self.note_waiting_records(waiting, now),
             AgentEvent::Shown(uid, shown) => {
                 self.effects.push_back(AgentEffect::KeepShown(uid, shown));
             }
@@ -190,46 +190,47 @@ impl Agent {
             AgentEvent::Searched(found) => self.on_searched(&found, now),
             AgentEvent::Resync(uids) => {
                 for uid in uids {
-                    self.pods.resync(&uid, now);
+                    self.pods.resync_worker(&uid, now);
                 }
             }
             AgentEvent::ImagesArrived => self.on_images(),
             AgentEvent::Listed(listing) => self.on_listed(listing, now),
             AgentEvent::Inspected(inspection) => {
                 let (view, times) = (&mut self.view, &self.tools.times);
-                let happened = times.with(|clock| view.inspected(inspection, clock, now));
-                self.on_pleg(happened, now);
+                let happened =
+                    times.with_history(|clock| view.take_inspection(inspection, clock, now));
+                self.on_pleg_events(happened, now);
             }
-            AgentEvent::Conditions(status) => self.view.take_status(*status, now),
+            AgentEvent::Conditions(status) => self.view.take_runtime_status(*status, now),
             AgentEvent::Ask(question) => question(self),
             AgentEvent::Probed(probed) => self.on_probed(&probed, now),
             AgentEvent::Api(_) => {}
-            AgentEvent::NodeRead(came) => self.sources.rereads.answered(came, now),
+            AgentEvent::NodeRead(came) => self.sources.rereads.record_node_read(came, now),
             AgentEvent::Step(call, step) => self.on_step(call, step, now),
             AgentEvent::Done(handle, outcome) => {
-                self.calls.end(handle);
+                self.calls.end_call(handle);
                 self.pods.on_done(handle, outcome, now);
-                self.tools.heap.note();
+                self.tools.heap.note_heap_use();
                 self.rounds.search_due = MonoTime(0);
-                self.status_changed();
+                self.announce_pod_change();
                 self.tell_static_pods();
             }
             AgentEvent::Housekeeping => {
                 self.on_housekeeping(now);
                 // A burst of calls leaves free pages all over the heap.
                 let unpacked = self.owners.images.take_heap_used();
-                if self.tools.heap.take() || unpacked {
-                    crate::sys::memory::trim();
+                if self.tools.heap.take_heap_use() || unpacked {
+                    crate::sys::memory::trim_memory();
                 }
             }
             AgentEvent::Cleaned => {
                 self.rounds.cleaning = false;
                 // After the last pod of a crowd nothing else would tell.
-                self.tools.heap.note();
+                self.tools.heap.note_heap_use();
                 // What could not be removed is found again.
                 self.rounds.search_due = MonoTime(0);
             }
-            AgentEvent::Collected => self.pods.sweep_delays(now),
+            AgentEvent::Collected => self.pods.sweep_crash_loop_delays(now),
             AgentEvent::Command(AgentCommand::Stop { all, done }) => self.on_stop(all, done, now),
             AgentEvent::Command(AgentCommand::Shutdown { done }) => self.on_shutdown(done, now),
             AgentEvent::Command(AgentCommand::ShutdownCancelled) => self.on_shutdown_cancelled(),
@@ -238,31 +239,31 @@ impl Agent {
             AgentEvent::MemoryBell => self.on_memory_bell(now),
             AgentEvent::Eviction(input) => self.on_eviction(*input, now),
             AgentEvent::Resources(news) => self.on_resources(news, now),
-            AgentEvent::Terminate => self.finish(),
+            AgentEvent::Terminate => self.finish_loop(),
         }
     }
 
     /// Wakes the pods that are due.
     pub(super) fn handle_timeout(&mut self, now: MonoTime) {
         if self.stop.when_idle {
-            self.tell_api(PodNews::EndOfAll);
+            self.send_api_news(PodNews::EndOfAll);
         }
         self.pods.on_timeout(now);
         self.settle_records(now);
-        self.turn_eviction(now);
-        self.turn_rereads(now);
-        self.turn_shutdown(now);
-        self.turn_resources(now);
+        self.advance_eviction(now);
+        self.advance_rereads(now);
+        self.advance_shutdown(now);
+        self.advance_resources(now);
     }
 
     /// Shows the calls that run whether they are still wanted. Before anything else runs on this thread.
-    pub(super) fn show_calls(&self) {
-        self.calls.refresh(self.pods.table());
+    pub(super) fn refresh_calls(&self) {
+        self.calls.refresh_flags(self.pods.worker_table());
     }
 
     /// Instant at which [`Agent::handle_timeout`] has work.
     pub(super) fn next_timeout(&self) -> Option<MonoTime> {
-        let pods = self.pods.table().next_timeout();
+        let pods = self.pods.worker_table().next_timeout();
         let others = [
             self.sources.next_timeout(),
             self.eviction.next_timeout(),
@@ -288,64 +289,64 @@ impl Agent {
                 self.answer_stop_late(now);
                 return None;
             }
-            let effect = self.pods.poll_effect(self.view.ages(), now);
+            let effect = self.pods.poll_effect(self.view.status_ages(), now);
             match effect {
                 None => {
                     self.end_if_idle(now);
                     return None;
                 }
                 Some(TableEffect::Start(start)) => {
-                    if let Some(uid) = self.pods.uid(start.handle) {
-                        self.made(now, RecordedEffect::start(uid.as_str(), &start));
-                        let cancel = self.calls.begin(start.handle);
+                    if let Some(uid) = self.pods.uid_of_handle(start.handle) {
+                        self.record_effect(now, RecordedEffect::call_start(uid.as_str(), &start));
+                        let cancel = self.calls.begin_call(start.handle);
                         return Some(AgentEffect::Start(start, uid, cancel));
                     }
                 }
                 Some(TableEffect::NeedStatus { handle, .. }) => {
-                    let pod = self.uid_of(handle);
-                    self.made(now, RecordedEffect::Relist { pod });
+                    let pod = self.uid_in_slot(handle);
+                    self.record_effect(now, RecordedEffect::Relist { pod });
                     return Some(AgentEffect::Relist);
                 }
                 Some(TableEffect::StatusFailed(handle)) => {
-                    let pod = self.uid_of(handle);
-                    self.made(now, RecordedEffect::StatusFailed { pod });
-                    self.tell_status_failed(handle);
+                    let pod = self.uid_in_slot(handle);
+                    self.record_effect(now, RecordedEffect::StatusFailed { pod });
+                    self.record_status_failure(handle);
                 }
                 Some(TableEffect::Cancel(handle)) => {
-                    let pod = self.uid_of(handle);
-                    self.made(now, RecordedEffect::Cancel { pod });
+                    let pod = self.uid_in_slot(handle);
+                    self.record_effect(now, RecordedEffect::Cancel { pod });
                 }
                 Some(TableEffect::Stopped(handle)) => {
-                    let pod = self.uid_of(handle);
-                    self.made(now, RecordedEffect::Stopped { pod });
-                    if let Some(uid) = self.pods.uid(handle) {
+                    let pod = self.uid_in_slot(handle);
+                    self.record_effect(now, RecordedEffect::Stopped { pod });
+                    if let Some(uid) = self.pods.uid_of_handle(handle) {
                         self.on_stopped_for_eviction(uid, now);
                     }
                 }
                 Some(TableEffect::Gone { uid, restart, .. }) => {
-                    let pod = ring::cut(uid.as_str());
-                    self.made(now, RecordedEffect::Gone { pod, restart });
-                    self.on_gone(&uid, restart);
+                    let pod = ring::cut_text(uid.as_str());
+                    self.record_effect(now, RecordedEffect::Gone { pod, restart });
+                    self.on_pod_gone(&uid, restart);
                 }
             }
         }
     }
 
     /// Tells the apiserver's side of pods, if there is one.
-    fn tell_api(&self, news: PodNews) {
+    fn send_api_news(&self, news: PodNews) {
         if let Some(cluster) = &self.owners.cluster {
-            cluster.writer.on(news);
+            cluster.writer.take_pod_news(news);
         }
     }
 
     /// Wakes those who wait for a change: pods may run now that did not, or an end has moved on.
-    fn status_changed(&self) {
-        self.tell_api(PodNews::Pods);
+    fn announce_pod_change(&self) {
+        self.send_api_news(PodNews::Pods);
     }
 
     /// Mirrors follow static pods and their ends.
     fn tell_static_pods(&self) {
-        self.tell_api(PodNews::StaticPods);
+        self.send_api_news(PodNews::StaticPods);
     }
 
     /// The apiserver has the pod, and nobody could read it yet: what there is of it is not nobody's.

@@ -13,36 +13,36 @@ use crate::{
 
 impl Agent {
     /// Takes down what came in, before anything is made of it.
-    pub(super) fn note(&mut self, event: &AgentEvent, now: MonoTime) {
-        if let Some(heard) = self.heard(event, now) {
-            self.ring.heard(now, heard);
+    pub(super) fn note_event(&mut self, event: &AgentEvent, now: MonoTime) {
+        if let Some(heard) = self.describe_event(event, now) {
+            self.ring.record_event(now, heard);
         }
     }
 
     /// Returns the line of the ring for an event. A tick has none: its consequences have lines.
-    fn heard(&self, event: &AgentEvent, now: MonoTime) -> Option<RecordedEvent> {
+    fn describe_event(&self, event: &AgentEvent, now: MonoTime) -> Option<RecordedEvent> {
         Some(match event {
             AgentEvent::ImagesArrived | AgentEvent::Command(AgentCommand::ImagesArrived) => RecordedEvent::Images,
-            AgentEvent::Done(handle, outcome) => RecordedEvent::done(&self.uid_of(*handle), *outcome),
+            AgentEvent::Done(handle, outcome) => RecordedEvent::call_done(&self.uid_in_slot(*handle), *outcome),
             AgentEvent::Command(AgentCommand::Shutdown { .. }) => RecordedEvent::Shutdown,
             AgentEvent::Command(AgentCommand::ShutdownCancelled) => RecordedEvent::ShutdownCancelled,
             AgentEvent::Command(AgentCommand::Stop { all, .. }) => RecordedEvent::Stop { all: *all },
-            AgentEvent::Command(AgentCommand::Restart(uid)) => RecordedEvent::Restart { pod: ring::cut(uid) },
+            AgentEvent::Command(AgentCommand::Restart(uid)) => RecordedEvent::Restart { pod: ring::cut_text(uid) },
             AgentEvent::Terminate => RecordedEvent::Terminate,
-            AgentEvent::Shown(uid, object) => RecordedEvent::shown(uid, object),
-            AgentEvent::Loaded(uid, purpose, Err(_)) => RecordedEvent::unread(uid, purpose),
-            AgentEvent::Resync(uids) => RecordedEvent::Resync(uids.iter().map(|uid| ring::cut(uid)).collect()),
+            AgentEvent::Shown(uid, object) => RecordedEvent::shown_pod(uid, object),
+            AgentEvent::Loaded(uid, purpose, Err(_)) => RecordedEvent::unread_record(uid, purpose),
+            AgentEvent::Resync(uids) => RecordedEvent::Resync(uids.iter().map(|uid| ring::cut_text(uid)).collect()),
             AgentEvent::Listed(_) if self.view.relists_fail(now) => RecordedEvent::Listed {
                 after_ms: self.view.last_relist().map(|at| now.since_ms(at)),
             },
             AgentEvent::Conditions(status) => {
                 let (runtime, network) = (status.runtime_ready.ok, status.network_ready.ok);
-                if self.view.conditions(now) == Some((runtime, network)) {
+                if self.view.ready_conditions(now) == Some((runtime, network)) {
                     return None;
                 }
                 RecordedEvent::Conditions { runtime, network }
             }
-            AgentEvent::Probed(probed) => RecordedEvent::probed(probed),
+            AgentEvent::Probed(probed) => RecordedEvent::probe_result(probed),
             AgentEvent::Api(answer) => RecordedEvent::Api(answer.clone()),
             // Told where it shows what they bring: `note_config`, `on_recorded`, `note_waiting`, `note_step`, `on_pleg`.
             AgentEvent::Delivered(_)
@@ -78,9 +78,9 @@ impl Agent {
             CallStep::CleanedUp(_) => "cleanedUp",
             CallStep::Acted { pod, starts, .. } => {
                 for start in starts {
-                    let step = RecordedStep::of(&pod.metadata.uid, "started").about(&start.container);
+                    let step = RecordedStep::for_call(&pod.metadata.uid, "started").with_container(&start.container);
                     let why_not = start.result.as_ref().err().map(|why| why.reason);
-                    self.stepped(now, step.because(why_not));
+                    self.record_step_result(now, step.with_reason(why_not));
                 }
                 return;
             }
@@ -94,59 +94,59 @@ impl Agent {
             // A doorbell.
             | CallStep::Changed => return,
         };
-        let step = RecordedStep::of(&self.uid_of(call), word);
-        self.stepped(now, step);
+        let step = RecordedStep::for_call(&self.uid_in_slot(call), word);
+        self.record_step_result(now, step);
     }
 
     /// Takes down what a call came to.
-    pub(super) fn stepped(&mut self, now: MonoTime, step: RecordedStep) {
-        self.ring.heard(now, RecordedEvent::Step(step));
+    pub(super) fn record_step_result(&mut self, now: MonoTime, step: RecordedStep) {
+        self.ring.record_event(now, RecordedEvent::Step(step));
     }
 
     /// Takes down what a source has.
     pub(super) fn note_config(&mut self, source: PodSource, ops: &[ConfigOp], now: MonoTime) {
         let ring = &mut self.ring;
-        let seen = |pod: &Pod| RecordedPod::of(pod, source != PodSource::Api);
+        let seen = |pod: &Pod| RecordedPod::from_pod(pod, source != PodSource::Api);
         for op in ops {
             match op {
                 ConfigOp::Remove(uids) => uids.iter().for_each(|uid| {
-                    let pod = ring::cut(uid.as_str());
-                    ring.heard(now, RecordedEvent::Remove { pod });
+                    let pod = ring::cut_text(uid.as_str());
+                    ring.record_event(now, RecordedEvent::Remove { pod });
                 }),
                 ConfigOp::Add(pods) => pods
                     .iter()
-                    .for_each(|pod| ring.heard(now, RecordedEvent::Add(seen(pod)))),
+                    .for_each(|pod| ring.record_event(now, RecordedEvent::Add(seen(pod)))),
                 ConfigOp::Update(pods) => pods
                     .iter()
-                    .for_each(|pod| ring.heard(now, RecordedEvent::Update(seen(pod)))),
+                    .for_each(|pod| ring.record_event(now, RecordedEvent::Update(seen(pod)))),
                 ConfigOp::Reconcile(pods) => pods
                     .iter()
-                    .for_each(|pod| ring.heard(now, RecordedEvent::Reconcile(seen(pod)))),
+                    .for_each(|pod| ring.record_event(now, RecordedEvent::Reconcile(seen(pod)))),
             }
         }
     }
 
     /// UID of the pod in a slot; empty if the slot is another's by now.
-    pub(super) fn uid_of(&self, handle: PodHandle) -> String {
-        let uid = self.pods.uid(handle);
+    pub(super) fn uid_in_slot(&self, handle: PodHandle) -> String {
+        let uid = self.pods.uid_of_handle(handle);
         uid.map_or_else(String::new, |uid| uid.as_str().to_owned())
     }
 
-    pub(super) fn made(&mut self, now: MonoTime, made: RecordedEffect) {
-        self.ring.made(now, made);
+    pub(super) fn record_effect(&mut self, now: MonoTime, made: RecordedEffect) {
+        self.ring.record_effect(now, made);
     }
 
     /// Takes down what is made be done, but for calls, which say more.
     pub(super) fn note_effect(&mut self, effect: &AgentEffect, now: MonoTime) {
         match effect {
-            AgentEffect::TidyDead(uid, id) => self.made(
+            AgentEffect::TidyDead(uid, id) => self.record_effect(
                 now,
                 RecordedEffect::TidyDead {
-                    pod: ring::cut(uid.as_str()),
-                    id: ring::cut(id.as_str()),
+                    pod: ring::cut_text(uid.as_str()),
+                    id: ring::cut_text(id.as_str()),
                 },
             ),
-            AgentEffect::Housekeeping(_) => self.made(now, RecordedEffect::Housekeeping),
+            AgentEffect::Housekeeping(_) => self.record_effect(now, RecordedEffect::Housekeeping),
             AgentEffect::Start(..)
             | AgentEffect::Relist
             | AgentEffect::Inspect(..)
@@ -162,17 +162,17 @@ impl Agent {
         }
     }
 
-    pub(super) fn tell_status_failed(&self, handle: PodHandle) {
-        let Some(uid) = self.pods.uid(handle) else {
+    pub(super) fn record_status_failure(&self, handle: PodHandle) {
+        let Some(uid) = self.pods.uid_of_handle(handle) else {
             return;
         };
-        let Some((namespace, name)) = self.name_of(&uid) else {
+        let Some((namespace, name)) = self.pod_name(&uid) else {
             return;
         };
         let message = self.view.status_error(&uid).unwrap_or_default();
-        let about = EventSubject::whole(&uid, &namespace, &name);
+        let about = EventSubject::whole_object(&uid, &namespace, &name);
         let text = format!("error determining status: {message}");
         let recorder = &self.tools.recorder;
-        recorder.about(about, EventSeverity::Warning, "FailedSync", &text);
+        recorder.record_event(about, EventSeverity::Warning, "FailedSync", &text);
     }
 }

@@ -21,57 +21,60 @@ use crate::{
 impl Agent {
     /// UIDs of the pods to show: configured ones and those that still end, sorted.
     pub(in crate::agent) fn shown_pods(&self) -> Vec<PodUid> {
-        let mut uids = self.pods.configured();
-        let table = self.pods.table();
+        let mut uids = self.pods.configured_uids();
+        let table = self.pods.worker_table();
         for handle in table.handles() {
-            if let Some(identity) = table.identity(handle)
-                && !table.stage(handle).is_some_and(|s| s.is_finished())
+            if let Some(identity) = table.pod_identity(handle)
+                && !table.pod_stage(handle).is_some_and(|s| s.is_finished())
             {
                 uids.push(identity.uid.clone());
             }
         }
-        uids.order();
+        uids.stable_sort();
         uids.dedup();
         uids
     }
 
     /// Returns true if the pod has that namespace and name; `None` if only its record can tell.
-    pub(in crate::agent) fn is_named(
+    pub(in crate::agent) fn is_pod_named(
         &self,
         uid: &PodUid,
         namespace: &str,
         name: &str,
     ) -> Option<bool> {
-        let table = self.pods.table();
-        let identity = table.identity(table.handle(uid)?)?;
+        let table = self.pods.worker_table();
+        let identity = table.pod_identity(table.find_handle(uid)?)?;
         Some(identity.namespace == namespace && identity.name == name)
     }
 
     /// Namespace and name of a pod with a worker.
-    pub(in crate::agent) fn name_of(&self, uid: &PodUid) -> Option<(Box<str>, Box<str>)> {
-        let table = self.pods.table();
-        let pod = table.identity(table.handle(uid)?)?;
+    pub(in crate::agent) fn pod_name(&self, uid: &PodUid) -> Option<(Box<str>, Box<str>)> {
+        let table = self.pods.worker_table();
+        let pod = table.pod_identity(table.find_handle(uid)?)?;
         Some((pod.namespace.into(), pod.name.into()))
     }
 
     /// The pod's local status, and whether a source wants it.
     pub(in crate::agent) fn shown_status(&self, uid: &PodUid) -> (Option<PodStatus>, bool) {
-        (self.pods.status(uid).cloned(), self.pods.is_configured(uid))
+        (
+            self.pods.stored_status(uid).cloned(),
+            self.pods.is_configured(uid),
+        )
     }
 
     /// Last runtime status of a pod; empty if the runtime does not know it.
-    pub(in crate::agent) fn runtime_status(&self, uid: &PodUid) -> PodStatusResult {
-        self.view.status(uid)
+    pub(in crate::agent) fn pod_runtime_status(&self, uid: &PodUid) -> PodStatusResult {
+        self.view.pod_status(uid)
     }
 
     /// Last runtime statuses of all pods, sorted by UID.
     pub(in crate::agent) fn runtime_statuses(&self) -> Vec<Rc<PodRuntimeStatus>> {
-        self.view.statuses()
+        self.view.pod_statuses()
     }
 
     /// Returns true if a container runs, or may run because its status cannot be read.
-    pub(in crate::agent) fn may_run(&self, id: &ContainerId) -> bool {
-        self.view.may_run(id)
+    pub(in crate::agent) fn may_container_run(&self, id: &ContainerId) -> bool {
+        self.view.may_container_run(id)
     }
 
     /// See [`Backend::config_maps`](crate::server::backend::Backend::config_maps).
@@ -84,31 +87,31 @@ impl Agent {
         self.objects.secrets_shown(namespace)
     }
 
-    /// See [`Backend::dump`](crate::server::backend::Backend::dump).
-    pub(in crate::agent) fn dump(&self) -> String {
+    /// See [`Backend::dump_history`](crate::server::backend::Backend::dump).
+    pub(in crate::agent) fn dump_history(&self) -> String {
         let clock = &self.tools.clock;
-        self.ring.dump(clock.now(), clock.wall())
+        self.ring.write_dump(clock.now(), clock.wall_time())
     }
 
-    /// See [`Backend::health`](crate::server::backend::Backend::health).
-    pub(in crate::agent) fn health(&self) -> AgentHealth {
+    /// See [`Backend::compute_health`](crate::server::backend::Backend::health).
+    pub(in crate::agent) fn compute_health(&self) -> AgentHealth {
         let now = self.tools.clock.now();
         let age_ms = |at: Option<MonoTime>| at.map(|at| now.since_ms(at));
-        let down = self.view.down(now);
-        let probes = self.probes();
+        let down = self.view.down_reason(now);
+        let probes = self.probe_figures();
         let interval = self.settings.file_check.as_millis();
         AgentHealth {
             version: crate::VERSION.into(),
             pid: std::process::id(),
             relist_age_ms: age_ms(self.view.last_relist()),
-            manifests_age_ms: age_ms(self.sources.manifests_read()),
+            manifests_age_ms: age_ms(self.sources.last_manifest_read()),
             manifests_interval_ms: u64::try_from(interval).unwrap_or(u64::MAX),
             down: down.map(|e| e.to_string()),
             network_down: self.view.network_problem(),
-            pods: self.pods.configured().len(),
+            pods: self.pods.configured_uids().len(),
             probes: ProbesHealth {
                 count: probes.probes.len(),
-                ended: probes.ended(),
+                ended: probes.result_count(),
                 late: probes.late,
                 commands: probes.commands,
                 connections: probes.connections,
@@ -117,7 +120,7 @@ impl Agent {
                 .owners
                 .cluster
                 .as_ref()
-                .map(|cluster| cluster.health(&*self.tools.clock)),
+                .map(|cluster| cluster.apiserver_health(&*self.tools.clock)),
             parts: self
                 .owners
                 .parts
@@ -125,7 +128,7 @@ impl Agent {
                 .filter_map(|part| part.state())
                 .collect(),
             link: {
-                let link = self.owners.link_policy.state();
+                let link = self.owners.link_policy.link_state();
                 link.budget.map(|says| LinkHealth {
                     says,
                     waits: link.images_wait,
@@ -138,13 +141,13 @@ impl Agent {
 /// Figures, the Node object, probes.
 impl Agent {
     /// Counts pods and containers.
-    pub(in crate::agent) fn counts(&self) -> PodCounts {
+    pub(in crate::agent) fn count_pods(&self) -> PodCounts {
         PodCounts {
             gauges: self.pods.gauges(),
             totals: self.pods.totals(),
-            running: self.view.counts(),
-            slots_taken: self.pods.table().handles().count(),
-            answered: self.owners.cluster.as_ref().and_then(|c| c.answered()),
+            running: self.view.running_counts(),
+            slots_taken: self.pods.worker_table().handles().count(),
+            answered: self.owners.cluster.as_ref().and_then(|c| c.last_answer()),
             certificate: self
                 .owners
                 .cluster
@@ -158,28 +161,33 @@ impl Agent {
         let mut all = Vec::new();
         for uid in self.shown_pods() {
             if let (Some((namespace, pod)), Some(status)) =
-                (self.name_of(&uid), self.pods.status(&uid))
+                (self.pod_name(&uid), self.pods.stored_status(&uid))
             {
-                all.extend(containers::of_pod((&namespace, &pod), status));
+                all.extend(containers::pod_container_figures(
+                    (&namespace, &pod),
+                    status,
+                ));
             }
         }
         all
     }
 
     /// Figures of all probes.
-    pub(in crate::agent) fn probes(&self) -> NodeProbeFigures {
-        self.owners.probes.figures(|uid| self.name_of(uid))
+    pub(in crate::agent) fn probe_figures(&self) -> NodeProbeFigures {
+        self.owners.probes.node_figures(|uid| self.pod_name(uid))
     }
 
     /// UIDs of pods with a worker.
     pub(in crate::agent) fn pods_with_workers(&self) -> Vec<PodUid> {
-        let table = self.pods.table();
-        let pods = table.handles().filter_map(|handle| table.identity(handle));
+        let table = self.pods.worker_table();
+        let pods = table
+            .handles()
+            .filter_map(|handle| table.pod_identity(handle));
         pods.map(|pod| pod.uid.clone()).collect()
     }
 
     /// Facts of the node that the Node object needs from others.
-    pub(in crate::agent) fn standing(&self) -> NodeConditionInputs {
+    pub(in crate::agent) fn node_standing(&self) -> NodeConditionInputs {
         let clock = &self.tools.clock;
         let cluster = self.owners.cluster.as_ref();
         let mut not_ready = self.view.ready_errors(clock.now());
@@ -188,11 +196,11 @@ impl Agent {
         }
         NodeConditionInputs {
             not_ready,
-            records_wait: self.pods.records_wait(),
-            pressure: self.eviction.conditions(),
+            records_wait: self.pods.has_waiting_records(),
+            pressure: self.eviction.pressure_conditions(),
             transition: self.eviction.transition(),
             is_member: cluster.is_some(),
-            apiserver: cluster.map(|cluster| cluster.condition(&**clock)),
+            apiserver: cluster.map(|cluster| cluster.link_condition(&**clock)),
         }
     }
 
@@ -203,8 +211,8 @@ impl Agent {
         name: &str,
     ) -> ProbedContainerStatus {
         let host = self.owners.node.host_ip();
-        let look = |status: &PodStatus| ProbedContainerStatus::of(status, name, host);
-        self.pods.status(uid).map(look).unwrap_or_default()
+        let look = |status: &PodStatus| ProbedContainerStatus::from_status(status, name, host);
+        self.pods.stored_status(uid).map(look).unwrap_or_default()
     }
 }
 
@@ -216,13 +224,13 @@ impl Agent {
     }
 
     /// Returns true if the remains of a pod may be removed: its worker is done and nobody could still want it.
-    pub(in crate::agent) fn may_content_go(&self, uid: &PodUid) -> bool {
-        self.pods.table().is_garbage(uid) && !self.is_unread(uid)
+    pub(in crate::agent) fn may_remove_content(&self, uid: &PodUid) -> bool {
+        self.pods.worker_table().is_garbage(uid) && !self.is_unread(uid)
     }
 
     /// Returns true if the dead containers of a pod may be removed while the pod stays: none of them will run again.
-    pub(in crate::agent) fn may_containers_go(&self, uid: &PodUid) -> bool {
-        self.may_content_go(uid) || self.pods.table().is_pod_known_terminated(uid)
+    pub(in crate::agent) fn may_remove_containers(&self, uid: &PodUid) -> bool {
+        self.may_remove_content(uid) || self.pods.worker_table().is_pod_known_terminated(uid)
     }
 
     /// Asks for a relist after a change at the runtime.
@@ -232,6 +240,6 @@ impl Agent {
 
     /// Returns true if no container of the pod is known to run.
     pub(in crate::agent) fn runs_nothing_of(&self, uid: &PodUid) -> bool {
-        self.view.is_idle(uid)
+        self.view.is_pod_idle(uid)
     }
 }

@@ -10,33 +10,35 @@ use crate::{
 impl Agent {
     /// Events of a listing find a status at least as new in the cache: what differs is read before they are made (PLEG-07).
     pub(super) fn on_listed(&mut self, listing: RuntimeListing, now: MonoTime) {
-        match self.view.listed(&listing) {
+        match self.view.take_listing(&listing) {
             ListingResult::Differs(pods) => {
                 let effect = AgentEffect::Inspect(pods, listing.inspect);
                 self.effects.push_back(effect);
             }
-            ListingResult::Complete(happened) => self.on_pleg(happened, now),
+            ListingResult::Complete(happened) => self.on_pleg_events(happened, now),
         }
     }
 
-    pub(super) fn on_pleg(&mut self, events: Vec<pleg::PlegEvent>, now: MonoTime) {
+    pub(super) fn on_pleg_events(&mut self, events: Vec<pleg::PlegEvent>, now: MonoTime) {
         self.take_in_early(now);
-        let discarded = self.view.discarded();
-        self.tools.counters.count(|c| c.discarded(discarded));
+        let discarded = self.view.discarded_event_count();
+        self.tools
+            .counters
+            .count_work(|c| c.set_discarded_events(discarded));
         if !events.is_empty() {
             self.rounds.search_due = MonoTime(0);
         }
         for event in events {
             let heard = RecordedEvent::Pleg {
-                pod: ring::cut(event.uid.as_str()),
+                pod: ring::cut_text(event.uid.as_str()),
                 kind: format!("{:?}", event.kind),
-                id: ring::cut(&event.id),
+                id: ring::cut_text(&event.id),
             };
-            self.ring.heard(now, heard);
+            self.ring.record_event(now, heard);
             let is_config = self.pods.is_configured(&event.uid);
             let reaction = dispatch::on_pleg_event(event.kind, &event.id, is_config);
             if reaction.sync {
-                self.pods.resync(&event.uid, now);
+                self.pods.resync_worker(&event.uid, now);
             }
             if reaction.clean_dead {
                 self.effects.push_back(AgentEffect::TidyDead(

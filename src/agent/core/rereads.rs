@@ -9,17 +9,17 @@ use crate::{
 
 impl Agent {
     /// Has the Node read, and judges pods that need not wait any more.
-    pub(super) fn turn_rereads(&mut self, now: MonoTime) {
-        if self.sources.rereads.poll_read(now)
+    pub(super) fn advance_rereads(&mut self, now: MonoTime) {
+        if self.sources.rereads.poll_node_read(now)
             && let Some(cluster) = &self.owners.cluster
         {
-            cluster.member.want_read();
+            cluster.member.request_loop_read();
         }
-        while let Some(uid) = self.sources.rereads.poll_ready(now) {
+        while let Some(uid) = self.sources.rereads.poll_ready_pod(now) {
             if self.pods.is_configured(&uid) {
                 self.create_again(&uid, false);
             } else {
-                self.sources.rereads.take(&uid);
+                self.sources.rereads.release_pod(&uid);
             }
         }
     }
@@ -27,7 +27,7 @@ impl Agent {
     /// Holds the pod back until the Node was read. Returns whether it is; otherwise it is refused.
     pub(super) fn holds_for_node(&mut self, uid: &PodUid, why: &Rejection, now: MonoTime) -> bool {
         // A node that stands alone has nobody to ask.
-        let is_held = self.owners.cluster.is_some() && self.sources.rereads.hold(uid, now);
+        let is_held = self.owners.cluster.is_some() && self.sources.rereads.hold_back(uid, now);
         if is_held {
             log::info!("uid={uid} waits until the node was read: {}", why.message);
         }
@@ -37,7 +37,7 @@ impl Agent {
     /// Returns true if the pod waits for room or for the Node, or if its record is being read for the judgement after
     /// that.
     pub(super) fn is_held_back(&self, uid: &PodUid) -> bool {
-        self.holds_room(uid) || self.sources.rereads.holds(uid)
+        self.holds_room(uid) || self.sources.rereads.is_held_back(uid)
     }
 
     /// Returns true if the pod cannot be judged yet.
@@ -47,7 +47,7 @@ impl Agent {
 
     /// The pod ends, or somebody else has it begin.
     pub(super) fn forget_held_back(&mut self, uid: &PodUid) {
-        self.take_room(uid);
-        self.sources.rereads.take(uid);
+        self.take_room_makers(uid);
+        self.sources.rereads.release_pod(uid);
     }
 }

@@ -33,23 +33,23 @@ pub(crate) struct PodsView<'a> {
 
 impl<'a> PodsView<'a> {
     /// Returns true if no container of the pod runs, as the runtime said last.
-    pub(crate) fn is_idle(&self, pod: &PodUid) -> bool {
-        self.view.is_idle(pod)
+    pub(crate) fn is_pod_idle(&self, pod: &PodUid) -> bool {
+        self.view.is_pod_idle(pod)
     }
 
     /// Last runtime status of the pod; an error if it could not be read.
-    pub(crate) fn runtime(&self, pod: &PodUid) -> PodStatusResult {
-        self.view.status(pod)
+    pub(crate) fn runtime_status(&self, pod: &PodUid) -> PodStatusResult {
+        self.view.pod_status(pod)
     }
 
     /// Status of the pod, as it was last told.
-    pub(crate) fn status(&self, pod: &PodUid) -> Option<&'a PodStatus> {
-        self.pods.status(pod)
+    pub(crate) fn pod_status(&self, pod: &PodUid) -> Option<&'a PodStatus> {
+        self.pods.stored_status(pod)
     }
 
     /// Returns true if it was told of the pod that it waits for a device.
     pub(crate) fn is_told_to_wait(&self, pod: &PodUid) -> bool {
-        let told = self.pods.status(pod);
+        let told = self.pods.stored_status(pod);
         told.is_some_and(|status| status.reason == DEVICE_NOT_READY)
     }
 
@@ -59,34 +59,34 @@ impl<'a> PodsView<'a> {
     }
 
     /// Namespace and name of a pod that a source has.
-    pub(crate) fn name(&self, pod: &PodUid) -> Option<&'a PodFullName> {
+    pub(crate) fn pod_name(&self, pod: &PodUid) -> Option<&'a PodFullName> {
         self.pods.config(pod).map(|config| &config.id.name)
     }
 
     /// Pods that count for admission, with their names.
-    pub(crate) fn active(&self) -> impl Iterator<Item = (&'a PodUid, &'a PodFullName)> {
-        let active = self.pods.active();
+    pub(crate) fn active_pods(&self) -> impl Iterator<Item = (&'a PodUid, &'a PodFullName)> {
+        let active = self.pods.active_pods();
         active.map(|(uid, config)| (uid, &config.id.name))
     }
 
     /// Returns true if all sources have told their pods.
-    pub(crate) fn has_all(&self) -> bool {
+    pub(crate) fn has_all_sources(&self) -> bool {
         self.sources.are_ready()
     }
 
     /// Returns true if the pod may use what it holds: it is wanted, or it may run.
-    pub(crate) fn may_use(&self, pod: &PodUid) -> bool {
+    pub(crate) fn may_use_held(&self, pod: &PodUid) -> bool {
         let cluster = self.owners.cluster.as_ref();
         self.pods.active_config(pod).is_some()
             || self.pods.is_arriving(pod)
-            || self.pods.table().could_have_running_containers(pod)
+            || self.pods.worker_table().could_have_running_containers(pod)
             // It may run without a worker, or before it has one: deliberately, if it could not be read.
-            || !self.view.is_idle(pod)
+            || !self.view.is_pod_idle(pod)
             || cluster.is_some_and(|cluster| cluster.is_unread(pod))
     }
 
     /// Returns true if the Node has an amount of the resource that is not offered here.
-    pub(crate) fn node_has(&self, resource: &str) -> bool {
+    pub(crate) fn node_has_resource(&self, resource: &str) -> bool {
         let node = &self.owners.node;
         node.with_admission(|node| node.allocatable.contains_key(resource))
     }
@@ -104,7 +104,7 @@ pub(crate) struct PodLoop<'a> {
 
 impl PodLoop<'_> {
     /// The pods as they are now.
-    pub(crate) const fn view(&self) -> PodsView<'_> {
+    pub(crate) const fn pods_view(&self) -> PodsView<'_> {
         PodsView {
             pods: self.pods,
             view: self.view,
@@ -114,8 +114,8 @@ impl PodLoop<'_> {
     }
 
     /// Syncs the pod soon.
-    pub(crate) fn resync(&mut self, pod: &PodUid, now: MonoTime) {
-        self.pods.resync(pod, now);
+    pub(crate) fn resync_pod(&mut self, pod: &PodUid, now: MonoTime) {
+        self.pods.resync_worker(pod, now);
     }
 
     /// Admits the pod again.
@@ -125,24 +125,24 @@ impl PodLoop<'_> {
     }
 
     /// Asks the outside; the answer comes back as news.
-    pub(crate) fn ask(&mut self, question: ResourceQuestion) {
+    pub(crate) fn ask_outside(&mut self, question: ResourceQuestion) {
         self.effects.push_back(AgentEffect::AskResources(question));
     }
 
     /// Tells the Node what is offered now.
-    pub(crate) fn offer(&self, amounts: Vec<ResourceUnits>) {
+    pub(crate) fn offer_amounts(&self, amounts: Vec<ResourceUnits>) {
         self.owners.node.set_devices(amounts);
     }
 
     /// Records an event about a container of a pod that a source has.
-    pub(crate) fn record(
+    pub(crate) fn record_container_event(
         &self,
         pod: &PodUid,
         container: &str,
         (severity, reason): (EventSeverity, &str),
         message: &str,
     ) {
-        if let Some(name) = self.view().name(pod) {
+        if let Some(name) = self.pods_view().pod_name(pod) {
             let about = EventSubject {
                 uid: pod,
                 namespace: &name.namespace,
@@ -150,7 +150,9 @@ impl PodLoop<'_> {
                 field_path: &format!("spec.containers{{{container}}}"),
                 annotations: "",
             };
-            self.tools.recorder.about(about, severity, reason, message);
+            self.tools
+                .recorder
+                .record_event(about, severity, reason, message);
         }
     }
 }
@@ -186,33 +188,33 @@ impl Agent {
     pub(super) fn give_resources(&mut self, pod: &Pod, now: MonoTime) -> bool {
         let uid = &pod.metadata.uid;
         let was_told = self.pods_view().is_told_to_wait(uid);
-        match self.with_resources(|own, pods| own.admit(pod, pods, now)) {
+        match self.with_resources(|own, pods| own.admit_pod(pod, pods, now)) {
             ResourceAdmission::Given => return true,
             ResourceAdmission::Held => {}
-            ResourceAdmission::Waits(message) => self.tell_waits(pod, &message, was_told),
-            ResourceAdmission::Refused(rejection) => self.refuse(pod, &rejection),
+            ResourceAdmission::Waits(message) => self.report_resource_wait(pod, &message, was_told),
+            ResourceAdmission::Refused(rejection) => self.refuse_pod(pod, &rejection),
         }
         false
     }
 
-    fn tell_waits(&mut self, pod: &Pod, message: &str, was_told: bool) {
+    fn report_resource_wait(&mut self, pod: &Pod, message: &str, was_told: bool) {
         // It is idle, so its status could be read.
-        let runtime = self.view.status(&pod.metadata.uid).unwrap_or_default();
-        let mut statuses = self.statuses();
-        if !statuses.wait(pod, &runtime, DEVICE_NOT_READY, message) {
+        let runtime = self.view.pod_status(&pod.metadata.uid).unwrap_or_default();
+        let mut statuses = self.status_generator();
+        if !statuses.set_pod_waiting(pod, &runtime, DEVICE_NOT_READY, message) {
             // It has ended, so it needs none. What is left of it goes with what nobody has.
             self.resources.forget_waiting(&pod.metadata.uid);
         } else if !was_told {
             let recorder = &self.tools.recorder;
-            recorder.pod(pod, EventSeverity::Warning, DEVICE_NOT_READY, message);
+            recorder.record_pod_event(pod, EventSeverity::Warning, DEVICE_NOT_READY, message);
         }
     }
 
     /// Replaces what a pod holds and cannot begin with (DEV-08).
     pub(super) fn replace_resources(&mut self, pod: &Pod, now: MonoTime) {
-        let refused = self.with_resources(|own, pods| own.replace(pod, pods, now));
+        let refused = self.with_resources(|own, pods| own.replace_held(pod, pods, now));
         if let Some(rejection) = refused {
-            self.refuse(pod, &rejection);
+            self.refuse_pod(pod, &rejection);
         }
     }
 
@@ -221,7 +223,7 @@ impl Agent {
     pub(super) fn give_resources_late(&mut self, pod: &Pod, now: MonoTime) -> LateResourceGrant {
         let (given, refused) = self.with_resources(|own, pods| own.give_late(pod, pods, now));
         if let Some(rejection) = refused {
-            self.refuse(pod, &rejection);
+            self.refuse_pod(pod, &rejection);
         }
         given
     }
@@ -233,16 +235,16 @@ impl Agent {
 
     /// Takes back what pods had that are no longer active (DEV-14).
     pub(super) fn release_resources(&mut self) {
-        self.with_resources(|own, pods| own.release(pods));
+        self.with_resources(|own, pods| own.release_inactive(pods));
     }
 
     /// Takes in news of resources.
     pub(super) fn on_resources(&mut self, news: ResourceNews, now: MonoTime) {
-        self.with_resources(|own, pods| own.take_news(news, pods, now));
+        self.with_resources(|own, pods| own.take_resource_news(news, pods, now));
     }
 
     /// Time has passed.
-    pub(super) fn turn_resources(&mut self, now: MonoTime) {
+    pub(super) fn advance_resources(&mut self, now: MonoTime) {
         if self.resources.next_timeout().is_some_and(|due| due <= now) {
             self.with_resources(|own, pods| own.handle_timeout(pods, now));
         }
@@ -250,12 +252,12 @@ impl Agent {
 
     /// Instances of a pod that are to be restarted for what they hold.
     pub(super) fn instances_to_restart(&mut self, uid: &PodUid) -> Vec<ContainerId> {
-        self.with_resources(|own, pods| own.instances_to_restart(uid, &pods.view()))
+        self.with_resources(|own, pods| own.instances_to_restart(uid, &pods.pods_view()))
     }
 
     /// Every unit of resources, for people.
     pub(in crate::agent) fn shown_resources(&self) -> Vec<DeviceReport> {
-        self.resources.shown(&self.pods_view())
+        self.resources.shown_devices(&self.pods_view())
     }
 
     /// Asks whoever offers resources, if it is a `T`.

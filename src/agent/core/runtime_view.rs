@@ -79,34 +79,38 @@ impl RuntimeView {
     }
 
     /// Last status of a pod; empty if the runtime does not know it.
-    pub(super) fn status(&self, uid: &PodUid) -> PodStatusResult {
-        self.cache.get(uid)
+    pub(super) fn pod_status(&self, uid: &PodUid) -> PodStatusResult {
+        self.cache.pod_status(uid)
     }
 
     /// Reason why the status of a pod could not be read, if it could not.
     pub(super) fn status_error(&self, uid: &PodUid) -> Option<Rc<str>> {
-        self.cache.get(uid).err().map(|why| why.0)
+        self.cache.pod_status(uid).err().map(|why| why.0)
     }
 
     /// Last statuses, sorted by UID; pods whose status could not be read are left out.
-    pub(super) fn statuses(&self) -> Vec<Rc<PodRuntimeStatus>> {
+    pub(super) fn pod_statuses(&self) -> Vec<Rc<PodRuntimeStatus>> {
         let read = |(_, status): (_, &PodStatusResult)| status.as_ref().ok().cloned();
         self.cache.iter().filter_map(read).collect()
     }
 
     /// End of a container's newest ended instance, for its back-off; `None` if none has ended.
-    pub(super) fn last_end(&self, status: &PodRuntimeStatus, container: &str) -> Option<MonoTime> {
-        self.cache.last_end(status, container)
+    pub(super) fn last_container_end(
+        &self,
+        status: &PodRuntimeStatus,
+        container: &str,
+    ) -> Option<MonoTime> {
+        self.cache.last_container_end(status, container)
     }
 
     /// UIDs of all pods that the runtime knows, sorted.
-    pub(super) fn uids(&self) -> Vec<PodUid> {
+    pub(super) fn pod_uids(&self) -> Vec<PodUid> {
         self.cache.iter().map(|(uid, _)| uid.clone()).collect()
     }
 
     /// Other pods of this name that ran at the last relist, whenever that was.
     pub(super) fn namesakes<'a>(&'a self, pod: &'a ObjectMeta) -> impl Iterator<Item = &'a PodUid> {
-        let all = self.running.last().iter();
+        let all = self.running.last_listing().iter();
         let others = all.filter(|other| other.uid != pod.uid);
         others
             .filter(|other| *other.name == *pod.name && *other.namespace == *pod.namespace)
@@ -114,7 +118,7 @@ impl RuntimeView {
     }
 
     /// Returns true if a container runs, or may run: it could belong to a pod whose status cannot be read.
-    pub(super) fn may_run(&self, id: &ContainerId) -> bool {
+    pub(super) fn may_container_run(&self, id: &ContainerId) -> bool {
         let is = |c: &ContainerStatus| c.id == *id && c.state == ContainerState::Running;
         self.cache.iter().any(|(_, status)| match status {
             Ok(pod) => pod.containers.iter().any(is),
@@ -128,57 +132,57 @@ impl RuntimeView {
     }
 
     /// Returns true if a relist was taken in and no container of the pod runs. A pod with an error is not idle.
-    pub(super) fn is_idle(&self, uid: &PodUid) -> bool {
+    pub(super) fn is_pod_idle(&self, uid: &PodUid) -> bool {
         self.cache.is_idle(uid)
     }
 
     /// The ages of statuses.
-    pub(super) const fn ages(&self) -> &RuntimeCache {
+    pub(super) const fn status_ages(&self) -> &RuntimeCache {
         &self.cache
     }
 
     /// Pods that ran at the last relist; `None` if that is too long ago.
-    pub(super) fn running(&self, now: MonoTime) -> Option<Vec<RunningPod>> {
-        self.running.fresh(now).map(<[_]>::to_vec)
+    pub(super) fn running_pods(&self, now: MonoTime) -> Option<Vec<RunningPod>> {
+        self.running.fresh_listing(now).map(<[_]>::to_vec)
     }
 
     /// Returns true if the last relist is young and showed no running container.
     pub(super) fn nothing_runs(&self, now: MonoTime) -> bool {
-        self.running.fresh(now).is_some_and(<[_]>::is_empty)
+        self.running.fresh_listing(now).is_some_and(<[_]>::is_empty)
     }
 
     /// Counts of the last relist.
-    pub(super) fn counts(&self) -> RunningCounts {
-        self.pleg.counts()
+    pub(super) fn running_counts(&self) -> RunningCounts {
+        self.pleg.running_counts()
     }
 
     /// Events that found no room, in all.
-    pub(super) fn discarded(&self) -> u64 {
-        self.pleg.discarded()
+    pub(super) fn discarded_event_count(&self) -> u64 {
+        self.pleg.discarded_events()
     }
 
     /// Start of the last successful relist.
     pub(super) fn last_relist(&self) -> Option<MonoTime> {
-        self.pleg.last_relist()
+        self.pleg.last_relist_start()
     }
 
     /// Returns true if pods may be worked on: the runtime answers and relists succeed (LOOP-02, LOOP-03). A runtime
     /// that is
     /// not ready but can still stop its containers only prevents starts: [`RuntimeView::start_problem`].
     pub(super) fn may_run_pods(&self, now: MonoTime) -> bool {
-        let pleg = self.pleg.healthy(now);
-        self.gate.check_hold(pleg, now).is_ok()
+        let pleg = self.pleg.check_health(now);
+        self.gate.check_loop_may_run(pleg, now).is_ok()
     }
 
     /// Reason why no pod is worked on, if there is one.
-    pub(super) fn down(&self, now: MonoTime) -> Option<RuntimeDown> {
-        let pleg = self.pleg.healthy(now);
-        self.gate.check(pleg, now).err()
+    pub(super) fn down_reason(&self, now: MonoTime) -> Option<RuntimeDown> {
+        let pleg = self.pleg.check_health(now);
+        self.gate.check_runtime_ready(pleg, now).err()
     }
 
     /// Problems of the runtime that make the node not ready; empty if there are none.
     pub(super) fn ready_errors(&self, now: MonoTime) -> Vec<String> {
-        let pleg = self.pleg.healthy(now);
+        let pleg = self.pleg.check_health(now);
         self.gate.ready_errors(pleg, now)
     }
 
@@ -193,14 +197,14 @@ impl RuntimeView {
     }
 
     /// Last readiness of the runtime and of its network; `None` if it is too old.
-    pub(super) fn conditions(&self, now: MonoTime) -> Option<(bool, bool)> {
-        let status = self.gate.fresh(now)?;
+    pub(super) fn ready_conditions(&self, now: MonoTime) -> Option<(bool, bool)> {
+        let status = self.gate.fresh_status(now)?;
         Some((status.runtime_ready.ok, status.network_ready.ok))
     }
 
     /// Returns true if the last successful relist is too long ago.
     pub(super) fn relists_fail(&self, now: MonoTime) -> bool {
-        self.pleg.healthy(now).is_err()
+        self.pleg.check_health(now).is_err()
     }
 
     /// Asks for a relist soon: something was changed at the runtime.
@@ -210,20 +214,20 @@ impl RuntimeView {
     }
 
     /// The runtime was listed.
-    pub(super) fn listed(&mut self, listing: &RuntimeListing) -> ListingResult {
+    pub(super) fn take_listing(&mut self, listing: &RuntimeListing) -> ListingResult {
         let (pleg, cache) = (&mut self.pleg, &mut self.cache);
-        self.running.set(&listing.pods, listing.begun);
-        let differs = pleg.listed(&listing.pods, cache, listing.begun);
+        self.running.set_listing(&listing.pods, listing.begun);
+        let differs = pleg.record_listing(&listing.pods, cache, listing.begun);
         if !differs.is_empty() {
             return ListingResult::Differs(differs);
         }
-        cache.set_time(listing.begun);
+        cache.set_relist_time(listing.begun);
         ListingResult::Complete(core::iter::from_fn(|| pleg.poll_event()).collect())
     }
 
     /// The pods that differed were read. Returns what happened, in order. What belongs to a listing before the last one is no
     /// news: those pods were named again.
-    pub(super) fn inspected(
+    pub(super) fn take_inspection(
         &mut self,
         inspection: RuntimeInspection,
         clock: &ClockHistory,
@@ -235,7 +239,7 @@ impl RuntimeView {
             wall,
             statuses,
         } = inspection;
-        if pleg.last_relist() != Some(begun) {
+        if pleg.last_relist_start() != Some(begun) {
             return Vec::new();
         }
         for (uid, status) in statuses {
@@ -245,20 +249,20 @@ impl RuntimeView {
                 until: now,
                 clock,
             };
-            pleg.inspected(&uid, status, cache, seen);
+            pleg.record_inspection(&uid, status, cache, seen);
         }
-        cache.set_time(begun);
+        cache.set_relist_time(begun);
         core::iter::from_fn(|| pleg.poll_event()).collect()
     }
 
     /// The clock is right for the first time: what was dated before it was moves.
-    pub(super) fn redate(&mut self, clock: &ClockHistory) {
-        self.cache.redate(clock);
+    pub(super) fn correct_dates(&mut self, clock: &ClockHistory) {
+        self.cache.correct_times(clock);
     }
 
     /// The runtime's conditions were read.
-    pub(super) fn take_status(&mut self, status: RuntimeStatus, now: MonoTime) {
-        tell_change(self.gate.status(), &status);
+    pub(super) fn take_runtime_status(&mut self, status: RuntimeStatus, now: MonoTime) {
+        log_condition_changes(self.gate.last_status(), &status);
         self.gate.on_status(status, now);
     }
 }
@@ -267,7 +271,7 @@ impl RuntimeView {
 type ConditionSelector = fn(&RuntimeStatus) -> &RuntimeCondition;
 
 /// Tells the log which conditions differ from those before.
-fn tell_change(before: Option<&RuntimeStatus>, status: &RuntimeStatus) {
+fn log_condition_changes(before: Option<&RuntimeStatus>, status: &RuntimeStatus) {
     let pick: [(&str, ConditionSelector); 2] = [
         ("runtime", |s| &s.runtime_ready),
         ("network", |s| &s.network_ready),

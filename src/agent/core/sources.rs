@@ -93,32 +93,32 @@ impl PodSources {
     }
 
     /// Notes that the last report of a source was handled.
-    pub(super) fn handled(&mut self, source: PodSource) {
+    pub(super) fn mark_handled(&mut self, source: PodSource) {
         self.mux.mark_handled(source);
     }
 
     /// Instant of the last reading of the manifests.
-    pub(super) const fn manifests_read(&self) -> Option<MonoTime> {
+    pub(super) const fn last_manifest_read(&self) -> Option<MonoTime> {
         self.manifests_read
     }
 
     /// Notes a reading of the manifests that found no change.
-    pub(super) const fn read_manifests(&mut self, now: MonoTime) {
+    pub(super) const fn note_manifest_read(&mut self, now: MonoTime) {
         self.manifests_read = Some(now);
     }
 
-    /// Instant at which [`PodSources::take_settle`] returns true.
+    /// Instant at which [`PodSources::take_settle_due`] returns true.
     pub(super) const fn next_timeout(&self) -> Option<MonoTime> {
         self.settle_at
     }
 
     /// Records wait for a disk that cannot be written, or no longer do.
-    pub(super) fn note_waiting(&mut self, waiting: bool, now: MonoTime) {
+    pub(super) fn note_waiting_records(&mut self, waiting: bool, now: MonoTime) {
         self.settle_at = waiting.then(|| now + RETRY);
     }
 
     /// Returns true, once, if it is time to look at records that wait.
-    pub(super) fn take_settle(&mut self, now: MonoTime) -> bool {
+    pub(super) fn take_settle_due(&mut self, now: MonoTime) -> bool {
         let due = self.settle_at.is_some_and(|at| at <= now);
         if due {
             self.settle_at = None;

@@ -28,29 +28,29 @@ use crate::{
 impl Agent {
     /// Makes the plan of a call that begins now. `None` if the runtime can no longer tell the state of the pod: then no
     /// decision may rest on it. It could when the call became due.
-    pub(in crate::agent) fn plan(
+    pub(in crate::agent) fn make_call_plan(
         &self,
         call: PodHandle,
         uid: PodUid,
         cancel: Rc<CallCancel>,
         tell: StepSender,
     ) -> Option<CallPlan> {
-        let Ok(runtime) = self.view.status(&uid) else {
-            self.tell_status_failed(call);
+        let Ok(runtime) = self.view.pod_status(&uid) else {
+            self.record_status_failure(call);
             return None;
         };
         // Behind it what the runtime has forgotten since a boot ago.
-        let runtime = with_succeeded(runtime, self.pods.succeeded(&uid));
+        let runtime = add_succeeded_containers(runtime, self.pods.succeeded_containers(&uid));
         Some(CallPlan {
             runtime,
             objects: Rc::clone(&self.objects),
             host_ips: self.owners.node.host_ips(),
-            asked: self.pods.asked(),
-            limited: self.pods.is_limited(&uid),
-            content_goes: self.pods.table().should_pod_content_be_removed(&uid)
+            asked: self.pods.active_requests(),
+            limited: self.pods.has_cgroup_limits(&uid),
+            content_goes: self.pods.worker_table().should_pod_content_be_removed(&uid)
                 || !self.pods.is_configured(&uid),
-            held: self.resources.held_by(&uid),
-            grace_s: self.pods.table().grace_s(call),
+            held: self.resources.held_devices(&uid),
+            grace_s: self.pods.worker_table().grace_s(call),
             cancel,
             line: CallChannel { call, tell },
             uid,
@@ -66,31 +66,39 @@ impl Agent {
                 runtime,
                 failure,
                 answer,
-            } => answer.give(self.begun(call, &pod, &runtime, failure.as_ref(), now)),
+            } => answer.send_answer(self.make_sync_orders(
+                call,
+                &pod,
+                &runtime,
+                failure.as_ref(),
+                now,
+            )),
             CallStep::OutcomeKept(waits, answer) => {
                 if waits {
-                    self.note_waiting(true, now);
+                    self.note_waiting_records(true, now);
                 }
-                let uid = self.pods.uid(call);
-                answer.give(uid.is_some_and(|uid| self.pods.is_configured(&uid)));
+                let uid = self.pods.uid_of_handle(call);
+                answer.send_answer(uid.is_some_and(|uid| self.pods.is_configured(&uid)));
             }
             CallStep::Limited(limited) => self.set_limited(call, limited),
             CallStep::Unsettled(pod) => self.replace_resources(&pod, now),
-            CallStep::HoldsNothing(pod, answer) => answer.give(self.give_resources_late(&pod, now)),
+            CallStep::HoldsNothing(pod, answer) => {
+                answer.send_answer(self.give_resources_late(&pod, now))
+            }
             CallStep::Mounted(pod) => {
-                if self.owners.probes.add(&pod, now) {
-                    let step = RecordedStep::of(&pod.metadata.uid, "probed");
-                    self.stepped(now, step);
+                if self.owners.probes.add_workers(&pod, now) {
+                    let step = RecordedStep::for_call(&pod.metadata.uid, "probed");
+                    self.record_step_result(now, step);
                 }
             }
-            CallStep::SandboxUp(pod) => self.statuses().sandbox_is_ready(&pod),
+            CallStep::SandboxUp(pod) => self.status_generator().show_sandbox_ready(&pod),
             CallStep::Restarts {
                 pod,
                 container,
                 all,
                 runtime,
                 answer,
-            } => answer.give(self.grant(&pod, &container, all, &runtime, now)),
+            } => answer.send_answer(self.grant_start(&pod, &container, all, &runtime, now)),
             CallStep::Acted {
                 pod,
                 starts,
@@ -98,16 +106,16 @@ impl Agent {
                 again,
             } => {
                 for start in &starts {
-                    self.note_start(&pod, start);
+                    self.note_container_start(&pod, start);
                 }
                 self.view.request_relist();
                 if let Some(runtime) = failed {
-                    let mut statuses = self.statuses();
-                    let status = statuses.generate(&pod, &runtime);
-                    statuses.store(&pod, status);
+                    let mut statuses = self.status_generator();
+                    let status = statuses.generate_status(&pod, &runtime);
+                    statuses.store_status(&pod, status);
                 }
                 if again {
-                    self.pods.resync(&pod.metadata.uid, now);
+                    self.pods.resync_worker(&pod.metadata.uid, now);
                 }
             }
             CallStep::Stopping {
@@ -115,43 +123,43 @@ impl Agent {
                 runtime,
                 answer,
             } => {
-                let mut statuses = self.statuses();
-                let status = statuses.generate_stopping(&pod, &runtime, call);
+                let mut statuses = self.status_generator();
+                let status = statuses.generate_stopping_status(&pod, &runtime, call);
                 let phase = status.phase;
-                statuses.store(&pod, status);
-                self.stepped(now, RecordedStep::to(&pod, "stopping", phase));
+                statuses.store_status(&pod, status);
+                self.record_step_result(now, RecordedStep::with_phase(&pod, "stopping", phase));
                 let uid = &pod.metadata.uid;
-                self.owners.probes.stopping(uid);
+                self.owners.probes.note_pod_stopping(uid);
                 let of_node = self.owners.node.host_ips();
-                let status = self.pods.status(uid);
-                let ips = status.map(|status| ips(&pod, status, of_node));
-                answer.give(ips.unwrap_or_default());
+                let status = self.pods.stored_status(uid);
+                let ips = status.map(|status| pod_ips(&pod, status, of_node));
+                answer.send_answer(ips.unwrap_or_default());
             }
             CallStep::Killed => {
-                if let Some(uid) = self.pods.uid(call) {
-                    self.owners.probes.remove(&uid);
+                if let Some(uid) = self.pods.uid_of_handle(call) {
+                    self.owners.probes.remove_workers(&uid);
                 }
             }
             CallStep::Stopped { pod, runtime } => {
-                let succeeded = self.pods.succeeded(&pod.metadata.uid);
-                let runtime = with_succeeded(runtime, succeeded);
-                let mut statuses = self.statuses();
-                let status = statuses.generate_final(&pod, &runtime, call);
+                let succeeded = self.pods.succeeded_containers(&pod.metadata.uid);
+                let runtime = add_succeeded_containers(runtime, succeeded);
+                let mut statuses = self.status_generator();
+                let status = statuses.generate_final_status(&pod, &runtime, call);
                 let phase = status.phase;
-                statuses.store(&pod, status);
-                self.stepped(now, RecordedStep::to(&pod, "stopped", phase));
+                statuses.store_status(&pod, status);
+                self.record_step_result(now, RecordedStep::with_phase(&pod, "stopped", phase));
             }
             CallStep::Changed => self.view.request_relist(),
             CallStep::CleanedUp(pod) => {
                 self.set_limited(call, false);
                 if let Some(pod) = pod {
-                    self.statuses().finish(&pod);
+                    self.status_generator().finish_pod_status(&pod);
                 }
             }
         }
     }
 
-    fn begun(
+    fn make_sync_orders(
         &mut self,
         call: PodHandle,
         pod: &Pod,
@@ -160,25 +168,25 @@ impl Agent {
         now: MonoTime,
     ) -> SyncOrders {
         let uid = &pod.metadata.uid;
-        if let Some(since) = self.pods.take_unsynced(uid) {
+        if let Some(since) = self.pods.take_first_sync(uid) {
             let containers = pod.spec.containers.len();
             let counters = &self.tools.counters;
-            counters.count(|c| c.worker_started(now - since, containers));
+            counters.count_work(|c| c.count_worker_start(now - since, containers));
         }
         let is_configured = self.pods.is_configured(uid);
         let of_node = self.owners.node.host_ips();
-        let mut statuses = self.statuses();
+        let mut statuses = self.status_generator();
         let status = match failure {
-            Some(failure) => statuses.generate_failed(pod, runtime, failure),
-            None => statuses.generate(pod, runtime),
+            Some(failure) => statuses.generate_failed_status(pod, runtime, failure),
+            None => statuses.generate_status(pod, runtime),
         };
         let phase = status.phase;
         let terminal = phase.is_terminal();
-        let ips = ips(pod, &status, of_node);
+        let ips = pod_ips(pod, &status, of_node);
         let is_outcome = is_configured && outcome::is_worth_keeping(pod, &status);
         let kept = is_outcome.then(|| status.clone());
         // Stored before any side effect: waiting reasons are seen even if a later step blocks.
-        statuses.store(pod, status);
+        statuses.store_status(pod, status);
         if !terminal {
             statuses.watch_deadline(call, pod);
         }
@@ -188,24 +196,28 @@ impl Agent {
             problem.filter(|_| !pod.spec.host_network)
         };
         let runs_nothing = self.view.start_problem().map(StartProblem::Runtime);
-        let mut actions = self.owners.probes.with(uid, |probes| {
+        let mut actions = self.owners.probes.with_pod_results(uid, |probes| {
             actions::compute_pod_actions(pod, runtime, probes)
         });
-        if let Some(shown) = self.pods.status(uid) {
-            actions::begin_once(&mut actions, pod, shown);
+        if let Some(shown) = self.pods.stored_status(uid) {
+            actions::drop_begun_ephemeral(&mut actions, pod, shown);
         }
-        actions::restart_holders(&mut actions, pod, runtime, &holders);
+        actions::restart_device_holders(&mut actions, pod, runtime, &holders);
         if actions.restart_all {
             // What has succeeded starts over as well.
-            self.pods.set_succeeded(uid, Vec::new());
+            self.pods.set_succeeded_containers(uid, Vec::new());
         }
         let goes_on = !terminal && pod.spec.restart_policy != RestartPolicy::Never;
         let succeeded = match goes_on && !actions.restart_all {
-            true => outcome::succeeded(pod, runtime),
+            true => outcome::succeeded_containers(pod, runtime),
             false => Vec::new(),
         };
         let tells = !succeeded.is_empty() || (goes_on && actions.restart_all);
-        let shown = || self.pods.status(uid).filter(|_| is_configured && tells);
+        let shown = || {
+            self.pods
+                .stored_status(uid)
+                .filter(|_| is_configured && tells)
+        };
         let outcome = kept.or_else(|| shown().cloned()).map(|status| PodOutcome {
             status,
             goes_on,
@@ -224,8 +236,8 @@ impl Agent {
             StartProblem::Network(_) => "network",
             StartProblem::Clock => "clock",
         });
-        let begun = RecordedStep::to(pod, "begun", phase);
-        self.stepped(now, begun.because(why_not));
+        let begun = RecordedStep::with_phase(pod, "begun", phase);
+        self.record_step_result(now, begun.with_reason(why_not));
         SyncOrders {
             terminal,
             outcome,
@@ -246,7 +258,7 @@ impl Agent {
             .cloned()
     }
 
-    fn grant(
+    fn grant_start(
         &mut self,
         pod: &Pod,
         container: &str,
@@ -255,41 +267,44 @@ impl Agent {
         now: MonoTime,
     ) -> CrashLoopGrant {
         if let Some(container) = pod.spec.all_containers().find(|c| c.name == container) {
-            let ended = self.view.last_end(runtime, &container.name);
+            let ended = self.view.last_container_end(runtime, &container.name);
             let granted = self.pods.grant_start(pod, container, all, ended, now);
             let waits = granted.as_ref().err().map(|wait| wait.until);
-            let step = RecordedStep::of(&pod.metadata.uid, "restarts");
-            self.stepped(now, step.about(&container.name).until(waits));
+            let step = RecordedStep::for_call(&pod.metadata.uid, "restarts");
+            self.record_step_result(
+                now,
+                step.with_container(&container.name).with_start_time(waits),
+            );
             granted?;
         }
-        Ok(self.pods.delays())
+        Ok(self.pods.crash_loop_delays())
     }
 
-    fn note_start(&mut self, pod: &Pod, start: &ContainerStartResult) {
+    fn note_container_start(&mut self, pod: &Pod, start: &ContainerStartResult) {
         let (uid, name) = (&pod.metadata.uid, &start.container);
         let reason = start.result.as_ref().map(drop).map_err(|e| e.reason);
         // What waits for its back-off was not tried.
         if reason != Err("CrashLoopBackOff") {
-            let kind = kind_of(&pod.spec, name);
+            let kind = container_type(&pod.spec, name);
             let counters = &self.tools.counters;
-            counters.count(|c| c.container_started(kind, reason));
+            counters.count_work(|c| c.count_container_start(kind, reason));
         }
         match &start.result {
-            Ok(()) => self.pods.started(uid, name),
+            Ok(()) => self.pods.clear_start_failure(uid, name),
             Err(ContainerWaitReason { reason, message }) => {
-                self.pods.start_failed(uid, name, reason, message);
+                self.pods.record_start_failure(uid, name, reason, message);
             }
         }
     }
 
     fn set_limited(&mut self, call: PodHandle, limited: bool) {
-        if let Some(uid) = self.pods.uid(call) {
-            self.pods.set_limited(&uid, limited);
+        if let Some(uid) = self.pods.uid_of_handle(call) {
+            self.pods.set_cgroup_limits(&uid, limited);
         }
     }
 }
 
-fn with_succeeded(
+fn add_succeeded_containers(
     runtime: Rc<PodRuntimeStatus>,
     succeeded: &[ContainerStatus],
 ) -> Rc<PodRuntimeStatus> {
@@ -303,7 +318,7 @@ fn with_succeeded(
 }
 
 /// Addresses of a pod: those of the node with the host's network, else those of its status.
-fn ips(pod: &Pod, status: &PodStatus, of_node: Vec<IpAddr>) -> Vec<IpAddr> {
+fn pod_ips(pod: &Pod, status: &PodStatus, of_node: Vec<IpAddr>) -> Vec<IpAddr> {
     if pod.spec.host_network && !of_node.is_empty() {
         return of_node;
     }
@@ -311,7 +326,7 @@ fn ips(pod: &Pod, status: &PodStatus, of_node: Vec<IpAddr>) -> Vec<IpAddr> {
     shown.filter_map(|entry| entry.ip.parse().ok()).collect()
 }
 
-fn kind_of(spec: &PodSpec, name: &str) -> ContainerType {
+fn container_type(spec: &PodSpec, name: &str) -> ContainerType {
     let is_in = |list: &[Container]| list.iter().any(|c| c.name == name);
     if is_in(&spec.init_containers) {
         ContainerType::Init

@@ -11,11 +11,11 @@ impl Agent {
 
     /// Counts of the last relist.
     pub(in crate::agent) fn running_counts(&self) -> RunningCounts {
-        self.view.counts()
+        self.view.running_counts()
     }
 
     /// UIDs of all pods that the runtime knows, sorted.
     pub(in crate::agent) fn uids_at_runtime(&self) -> Vec<PodUid> {
-        self.view.uids()
+        self.view.pod_uids()
     }
 }

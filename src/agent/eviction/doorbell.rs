@@ -11,14 +11,14 @@ use crate::{
 };
 
 /// Tells the loop of each ring, at most as often as a look may be made. Ends if the bell cannot ring any more.
-pub(in crate::agent) async fn listen(
+pub(in crate::agent) async fn forward_rings(
     mut bell: MemoryDoorbell,
     clock: Rc<dyn Clock>,
     events: Sender<AgentEvent>,
 ) {
     // Bounded: each round waits for the kernel, and then for a second.
     loop {
-        if let Err(e) = bell.rung().await {
+        if let Err(e) = bell.wait_for_ring().await {
             log::warn!(
                 "the doorbell of memory is broken, memory is looked at every ten seconds: {e}"
             );
@@ -27,6 +27,6 @@ pub(in crate::agent) async fn listen(
         if events.send(AgentEvent::MemoryBell).await.is_err() {
             return;
         }
-        clock.until(clock.now() + MIN_POLL).await;
+        clock.sleep_until(clock.now() + MIN_POLL).await;
     }
 }

@@ -35,14 +35,14 @@ pub(in crate::agent) struct PodFileUsage {
 
 impl PodFileCounter {
     /// Counts all files of a running pod.
-    pub(in crate::agent) async fn of(&self, pod: &PodUsage) -> PodFileUsage {
+    pub(in crate::agent) async fn count_pod_files(&self, pod: &PodUsage) -> PodFileUsage {
         let (mut containers, mut too_large) = (Vec::new(), false);
         for container in &pod.containers {
-            let layer = self.runtime.writable_layer(&container.id).await;
+            let layer = self.runtime.writable_layer_usage(&container.id).await;
             too_large |= matches!(layer, Err(RuntimeError::Exhausted(_)));
             let logs = match Path::new(&container.log_path).parent() {
                 Some(dir) if dir.is_absolute() => {
-                    let walked = disk_usage::of(&self.disk, dir.into()).await;
+                    let walked = disk_usage::measure_disk_usage(&self.disk, dir.into()).await;
                     too_large |= is_too_large(&walked);
                     walked.ok()
                 }
@@ -54,21 +54,23 @@ impl PodFileCounter {
             });
         }
         let (volumes, uid) = (self.volumes.clone(), pod.uid.clone());
-        let hosts = self.store.dir(&pod.uid).join("etc-hosts");
-        let held = self.disk.run(move || {
+        let hosts = self.store.pod_dir(&pod.uid).join("etc-hosts");
+        let held = self.disk.run_job(move || {
             let hosts = fs::symlink_metadata(hosts).ok().map(|meta| DiskUsage {
                 used_bytes: meta.blocks().saturating_mul(512),
                 inodes_used: 1,
             });
-            (volumes.held(&uid), hosts)
+            (volumes.held_volumes(&uid), hosts)
         });
         let (held, hosts) = held.await;
         let mut all = Vec::new();
         for volume in held {
-            let walked = disk_usage::of(&self.disk, volume.path.clone()).await;
+            let walked = disk_usage::measure_disk_usage(&self.disk, volume.path.clone()).await;
             too_large |= volume.ephemeral && is_too_large(&walked);
             let path = volume.path;
-            let fs = self.disk.run(move || disk_usage::file_system(&path).ok());
+            let fs = self
+                .disk
+                .run_job(move || disk_usage::read_file_system(&path).ok());
             all.push(VolumeUsage {
                 name: volume.name,
                 claim: None,

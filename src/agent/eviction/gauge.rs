@@ -18,7 +18,7 @@ use crate::{
 /// Reads how much memory, disk space and process ids there are. Tests have a gauge of their own.
 pub(in crate::agent) trait EvictionGauge {
     /// Reads the present amounts.
-    fn read(&self) -> LoopFuture<'_, Observations>;
+    fn read_observations(&self) -> LoopFuture<'_, Observations>;
 }
 
 /// The gauge of this machine.
@@ -62,7 +62,7 @@ impl GaugePaths {
         }
     }
 
-    fn layout(&self) -> DiskLayout {
+    fn disk_layout(&self) -> DiskLayout {
         let of = |path: &Path| fs::metadata(path).map(|meta| meta.dev()).ok();
         let Some(root) = of(&self.root) else {
             return DiskLayout::default();
@@ -76,16 +76,16 @@ impl GaugePaths {
         file_systems.layout()
     }
 
-    fn read(&self, cgroups: &Cgroups) -> Observations {
-        let machine = cgroups.machine_usage(StatsDetail::Basic).memory;
-        let pods = cgroups.usage(&self.kubepods, StatsDetail::Basic);
+    fn read_amounts(&self, cgroups: &Cgroups) -> Observations {
+        let machine = cgroups.read_machine_usage(StatsDetail::Basic).memory;
+        let pods = cgroups.read_usage(&self.kubepods, StatsDetail::Basic);
         let pods = pods.and_then(|usage| usage.memory);
         let all = |memory: MemoryUsage| {
             let mut reading =
-                ResourceReading::of_used(self.memory_bytes, memory.working_set_bytes)?;
+                ResourceReading::from_used(self.memory_bytes, memory.working_set_bytes)?;
             // The kernel's own memory: with thirty pods a quarter of 256 MiB.
             if self.counts_kernel
-                && let Some(left) = left_by_kernel()
+                && let Some(left) = kernel_available_bytes()
             {
                 reading.available = reading.available.min(left);
             }
@@ -93,40 +93,44 @@ impl GaugePaths {
         };
         let of_pods = |memory: MemoryUsage| {
             let limit = memory.limit_bytes?;
-            ResourceReading::of_used(limit, memory.working_set_bytes)
+            ResourceReading::from_used(limit, memory.working_set_bytes)
         };
         Observations {
-            layout: self.layout(),
+            layout: self.disk_layout(),
             memory: machine.and_then(all),
             allocatable_memory: pods.and_then(of_pods),
-            nodefs: disk_usage::file_system(&self.root).ok(),
-            imagefs: disk_usage::file_system(&self.images).ok(),
-            pids: running_tasks().and_then(|tasks| ResourceReading::of_used(self.pids, tasks)),
+            nodefs: disk_usage::read_file_system(&self.root).ok(),
+            imagefs: disk_usage::read_file_system(&self.images).ok(),
+            pids: running_task_count()
+                .and_then(|tasks| ResourceReading::from_used(self.pids, tasks)),
             ..Observations::default()
         }
     }
 }
 
 impl EvictionGauge for MachineGauge {
-    fn read(&self) -> LoopFuture<'_, Observations> {
+    fn read_observations(&self) -> LoopFuture<'_, Observations> {
         Box::pin(async {
             let (cgroups, places) = (self.cgroups.clone(), Arc::clone(&self.places));
             let at = self.clock.now();
-            let read = self.disk.run(move || places.read(&cgroups)).await;
+            let read = self
+                .disk
+                .run_job(move || places.read_amounts(&cgroups))
+                .await;
             Observations { at, ..read }
         })
     }
 }
 
 /// Memory that is free or holds files not used lately, bytes: the rest if the kernel's own memory counts as used.
-fn left_by_kernel() -> Option<i64> {
+fn kernel_available_bytes() -> Option<i64> {
     let mut buffer = [0; 4096];
     let text = proc::read_small("/proc/meminfo", &mut buffer).ok()?;
-    left_of(text)
+    parse_available_bytes(text)
 }
 
 /// Source: proc_meminfo(5).
-fn left_of(meminfo: &str) -> Option<i64> {
+fn parse_available_bytes(meminfo: &str) -> Option<i64> {
     let kib = |name: &str| -> Option<i64> {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
         line.trim().strip_suffix(" kB")?.parse().ok()
@@ -136,7 +140,7 @@ fn left_of(meminfo: &str) -> Option<i64> {
 }
 
 /// Processes and threads of the machine. Source: proc_loadavg(5).
-pub(in crate::agent) fn running_tasks() -> Option<u64> {
+pub(in crate::agent) fn running_task_count() -> Option<u64> {
     let mut buffer = [0; 128];
     let text = proc::read_small("/proc/loadavg", &mut buffer).ok()?;
     let (_, all) = text.split(' ').nth(3)?.split_once('/')?;
@@ -151,8 +155,8 @@ mod tests {
     fn what_the_kernel_leaves() {
         // EVICT-02
         let meminfo = "MemTotal:  222352 kB\nMemFree:   1000 kB\nInactive(file):   24 kB\nKReclaimable: 9 kB\n";
-        assert_eq!(left_of(meminfo), Some(1 << 20));
-        assert_eq!(left_of("MemFree: 1 kB\n"), None);
+        assert_eq!(parse_available_bytes(meminfo), Some(1 << 20));
+        assert_eq!(parse_available_bytes("MemFree: 1 kB\n"), None);
     }
 
     #[test]
@@ -169,8 +173,9 @@ mod tests {
             counts_kernel: false,
         };
         let mount = "30 23 0:26 / /none rw - cgroup2 cgroup2 rw";
-        let cgroups = Cgroups::with(crate::cgroup::Hierarchy::parse(mount).expect("hierarchy"));
-        let read = places.read(&cgroups);
+        let cgroups =
+            Cgroups::with_hierarchy(crate::cgroup::Hierarchy::parse(mount).expect("hierarchy"));
+        let read = places.read_amounts(&cgroups);
         assert_eq!(read.layout, DiskLayout::OneDisk);
         assert!(read.nodefs.is_some_and(|fs| fs.capacity_bytes > 0));
         let memory = read.memory.expect("known");
@@ -179,7 +184,7 @@ mod tests {
         // EVICT-01: a runtime that has images, or all it keeps, on another disk than the agent.
         let other = PathBuf::from("/proc");
         let root = places.root.clone();
-        let there = disk_usage::file_system(&other).expect("there");
+        let there = disk_usage::read_file_system(&other).expect("there");
         let mut places = GaugePaths {
             images: other.clone(),
             ..places
@@ -189,7 +194,7 @@ mod tests {
             (other, DiskLayout::SeparateRuntime),
         ] {
             places.layers = layers;
-            let read = places.read(&cgroups);
+            let read = places.read_amounts(&cgroups);
             assert_eq!(read.layout, want);
             let images = read.imagefs.map(|fs| fs.capacity_bytes);
             assert_eq!(images, Some(there.capacity_bytes));

@@ -6,8 +6,8 @@ use core::{cell::RefCell, time::Duration};
 use super::Evictor;
 use crate::{
     api::{MonoTime, PodUid, stats::StatsDetail},
-    error::chain,
-    logic::eviction::{MAX_WALKS, StorageViolation, WalkResult, violation},
+    error::error_chain,
+    logic::eviction::{MAX_WALKS, StorageViolation, WalkResult, find_violation},
 };
 
 /// Walks take at most one part in so many of the time.
@@ -27,7 +27,7 @@ struct LimitCheckDue {
 
 impl Evictor {
     /// Returns the pods that use more of the disk than they may; none if it is too early to look. `uids` are sorted.
-    pub(super) async fn check_limits(
+    pub(super) async fn check_storage_limits(
         &self,
         mut uids: Vec<PodUid>,
         has_image_disk: bool,
@@ -46,7 +46,7 @@ impl Evictor {
         let usages = match self.runtime.list_pod_usage(StatsDetail::Basic).await {
             Ok(usages) => usages,
             Err(e) => {
-                let text = format!("cannot look at the disk use of pods: {}", chain(&e));
+                let text = format!("cannot look at the disk use of pods: {}", error_chain(&e));
                 self.complaints.complain(&text);
                 return Vec::new();
             }
@@ -58,12 +58,12 @@ impl Evictor {
                 break;
             }
             let usage = usages.iter().find(|usage| usage.uid == uid);
-            let pod = self.store.load(&self.files.disk, &uid).await;
+            let pod = self.store.load_pod(&self.files.disk, &uid).await;
             if let (Some(usage), Ok(pod)) = (usage, pod)
                 // A pod that cannot be counted in time is left alone: it is not known to use too much.
-                && let WalkResult::Counted(figures) = self.with_files(usage, until).await
+                && let WalkResult::Counted(figures) = self.measure_with_files(usage, until).await
             {
-                found.extend(violation(&pod, &figures, has_image_disk));
+                found.extend(find_violation(&pod, &figures, has_image_disk));
             }
             after = Some(uid);
         }

@@ -18,7 +18,7 @@ use core::cell::RefCell;
 
 use smol::future::FutureExt as _;
 
-pub(super) use doorbell::listen;
+pub(super) use doorbell::forward_rings;
 pub(super) use files::PodFileCounter;
 pub(super) use limits::LimitCheckSchedule;
 
@@ -29,7 +29,7 @@ use super::{
     complaints::Complaints,
     core::EvictionWork,
     gc::GarbageCollector,
-    images::{UnusedImageRequests, remove_unused},
+    images::{UnusedImageRequests, remove_unused_images},
     pod_store::PodStore,
 };
 use crate::{
@@ -37,7 +37,7 @@ use crate::{
         MonoTime,
         stats::{PodUsage, StatsDetail},
     },
-    error::chain,
+    error::error_chain,
     logic::eviction::{
         ContainerFigures, DiskLayout, EvictablePod, EvictionInput, IMAGE_RECLAIM, MAX_WALKS,
         MeasureScope, PodFigures, ReclaimTarget, WalkResult, WalkRound,
@@ -65,21 +65,24 @@ impl Evictor {
     /// Carries out one order, and returns the result as the round's next input.
     pub(super) async fn carry_out(&self, work: EvictionWork) -> EvictionInput {
         match work {
-            EvictionWork::Observe => EvictionInput::Observed(self.gauge.read().await, false),
-            EvictionWork::CheckLimits(uids, layout) => {
-                EvictionInput::Checked(self.check_limits(uids, layout != DiskLayout::OneDisk).await)
+            EvictionWork::Observe => {
+                EvictionInput::Observed(self.gauge.read_observations().await, false)
             }
+            EvictionWork::CheckLimits(uids, layout) => EvictionInput::Checked(
+                self.check_storage_limits(uids, layout != DiskLayout::OneDisk)
+                    .await,
+            ),
             EvictionWork::Reclaim(what) => {
                 for one in what {
                     match one {
-                        ReclaimTarget::DeadContainers => self.garbage.reclaim().await,
+                        ReclaimTarget::DeadContainers => self.garbage.reclaim_disk_space().await,
                         ReclaimTarget::UnusedImages => self.remove_unused_images().await,
                     }
                 }
-                EvictionInput::Reclaimed(self.gauge.read().await)
+                EvictionInput::Reclaimed(self.gauge.read_observations().await)
             }
             EvictionWork::Measure(what, candidates) => {
-                EvictionInput::Measured(self.measure(what, candidates).await)
+                EvictionInput::Measured(self.measure_candidates(what, candidates).await)
             }
         }
     }
@@ -91,11 +94,11 @@ impl Evictor {
         };
         let until = self.clock.now() + IMAGE_RECLAIM;
         let done = async {
-            remove_unused(ask).await;
+            remove_unused_images(ask).await;
             true
         };
         let late = async {
-            self.clock.until(until).await;
+            self.clock.sleep_until(until).await;
             false
         };
         if !done.or(late).await {
@@ -106,7 +109,7 @@ impl Evictor {
     }
 
     /// Returns the candidates with their figures; none if the runtime cannot list the use of pods.
-    pub(super) async fn measure(
+    pub(super) async fn measure_candidates(
         &self,
         what: MeasureScope,
         mut candidates: Vec<EvictablePod>,
@@ -114,45 +117,45 @@ impl Evictor {
         let usages = match self.runtime.list_pod_usage(StatsDetail::Full).await {
             Ok(usages) => usages,
             Err(e) => {
-                let text = format!("cannot measure pods, none is evicted: {}", chain(&e));
+                let text = format!("cannot measure pods, none is evicted: {}", error_chain(&e));
                 self.complaints.complain(&text);
                 return Vec::new();
             }
         };
         let until = self.clock.now() + MAX_WALKS;
         let mut walks = self.walks.borrow().clone();
-        let split = candidates.partition_point(|pod| walks.had_turn(&pod.uid));
+        let split = candidates.partition_point(|pod| walks.was_walked_last_round(&pod.uid));
         let (had, due) = candidates.split_at_mut(split);
         for candidate in due.iter_mut().chain(had) {
             let Some(usage) = usages.iter().find(|usage| usage.uid == candidate.uid) else {
                 continue;
             };
             candidate.figures = match what {
-                MeasureScope::Groups => Some(figures(usage)),
+                MeasureScope::Groups => Some(pod_figures(usage)),
                 MeasureScope::Disk => {
                     let begun = self.clock.now();
-                    let walked = self.with_files(usage, until).await;
-                    walks.ended(&usage.uid, walked, self.clock.now() - begun)
+                    let walked = self.measure_with_files(usage, until).await;
+                    walks.on_walk_ended(&usage.uid, walked, self.clock.now() - begun)
                 }
             };
         }
         if what == MeasureScope::Disk {
-            self.walks.replace(walks.end());
+            self.walks.replace(walks.into_next_round());
         }
         candidates
     }
 
     /// Measures a pod, files included, as far as these can be counted before `until`.
-    async fn with_files(&self, usage: &PodUsage, until: MonoTime) -> WalkResult {
-        let mut figures = figures(usage);
+    async fn measure_with_files(&self, usage: &PodUsage, until: MonoTime) -> WalkResult {
+        let mut figures = pod_figures(usage);
         if self.clock.now() >= until {
             return WalkResult::Cut(figures);
         }
         let late = async {
-            self.clock.until(until).await;
+            self.clock.sleep_until(until).await;
             None
         };
-        let counted = async { Some(self.files.of(usage).await) };
+        let counted = async { Some(self.files.count_pod_files(usage).await) };
         // Dropping a walk ends it with the slice that runs.
         let Some(files) = counted.or(late).await else {
             return WalkResult::Cut(figures);
@@ -176,7 +179,7 @@ impl Evictor {
 }
 
 /// Takes a pod's figures from its control groups.
-fn figures(usage: &PodUsage) -> PodFigures {
+fn pod_figures(usage: &PodUsage) -> PodFigures {
     let containers = usage.containers.iter().map(|c| ContainerFigures {
         name: c.name.clone(),
         memory_bytes: c.usage.memory.map(|m| m.working_set_bytes),

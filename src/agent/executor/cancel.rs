@@ -14,7 +14,7 @@ pub(crate) struct CallCancel {
 
 impl CallCancel {
     /// The pod stands so now.
-    pub(crate) fn set(&self, ends: bool, cancelled: bool) {
+    pub(crate) fn set_flags(&self, ends: bool, cancelled: bool) {
         self.ends.set(ends);
         if cancelled && !self.cancelled.replace(true) {
             self.waiters.wake_all();
@@ -32,9 +32,9 @@ impl CallCancel {
     }
 
     /// Waits until the call is to return early.
-    pub(crate) async fn cancelled(&self) {
+    pub(crate) async fn wait_for_cancel(&self) {
         self.waiters
-            .until(|| self.is_cancelled().then_some(()))
+            .wait_until(|| self.is_cancelled().then_some(()))
             .await;
     }
 }

@@ -20,7 +20,7 @@ use crate::{
     },
     cgroup::{CgroupError, CgroupVersion, Cgroups},
     config::{AgentConfig, SwapBehavior},
-    error::chain,
+    error::error_chain,
     logic::{
         cgroup::{self as values, PodRequestTotals, pod_cgroup},
         node_resources,
@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// Reads the facts that cgroup values depend on.
-pub(in crate::agent) fn settings(
+pub(in crate::agent) fn read_cgroup_settings(
     cfg: &AgentConfig,
     node: &MachineFacts,
     cgroups: &Cgroups,
@@ -46,7 +46,7 @@ pub(in crate::agent) fn settings(
         pod_pids_limit: cgroup.pod_pids_limit.unwrap_or(-1),
         writes: WriteLimits {
             bytes_per_second: cgroup.pod_write_limit,
-            disk: limited_disk(cgroups, &cfg.dirs.root),
+            disk: find_limitable_disk(cgroups, &cfg.dirs.root),
         },
         single_process_oom_kill: cgroup.single_process_oom_kill,
         memory_qos: cgroup.memory_qos.map(|memory| values::MemoryQos {
@@ -56,8 +56,8 @@ pub(in crate::agent) fn settings(
             page_bytes: signed(node.page_bytes),
         }),
         limited_swap: cgroup.swap == SwapBehavior::LimitedSwap,
-        v2: cgroups.version() == CgroupVersion::V2,
-        swap_controller: accounts_swap(cgroups, &cgroup.tree.kubepods()),
+        v2: cgroups.cgroup_version() == CgroupVersion::V2,
+        swap_controller: accounts_swap(cgroups, &cgroup.tree.kubepods_path()),
         node_memory_bytes: signed(node.memory_bytes),
         node_swap_bytes: signed(node.swap_bytes),
         hugepage_sizes: node.hugepages.iter().map(|(size, _)| *size).collect(),
@@ -65,9 +65,9 @@ pub(in crate::agent) fn settings(
 }
 
 /// The disk of the root directory, if the kernel can limit what pods write to it.
-pub(in crate::agent) fn limited_disk(cgroups: &Cgroups, root: &Path) -> Option<String> {
-    let can = cgroups.version() == CgroupVersion::V2 && cgroups.has_controller("io");
-    let disk = can.then(|| machine::disk(root));
+pub(in crate::agent) fn find_limitable_disk(cgroups: &Cgroups, root: &Path) -> Option<String> {
+    let can = cgroups.cgroup_version() == CgroupVersion::V2 && cgroups.has_controller("io");
+    let disk = can.then(|| machine::disk_with_number(root));
     disk.flatten().map(|(_, number)| number)
 }
 
@@ -75,7 +75,7 @@ pub(in crate::agent) fn limited_disk(cgroups: &Cgroups, root: &Path) -> Option<S
 /// `kubepods` and the groups above it are made first.
 fn accounts_swap(cgroups: &Cgroups, kubepods: &str) -> bool {
     // Failing to make it is told when the tiers are made.
-    let _ = cgroups.create(kubepods, &LinuxResources::default());
+    let _ = cgroups.create_group(kubepods, &LinuxResources::default());
     let dir = cgroups.memory_dir(kubepods);
     dir.is_some_and(|dir| {
         ["memory.swap.max", "memory.memsw.limit_in_bytes"]
@@ -127,8 +127,8 @@ impl PodCgroups {
         disk: Lane,
     ) -> Self {
         let enforce = cfg.cgroup.enforce_pods;
-        let lane = cgroups.lane().cloned().unwrap_or(disk);
-        let mut kubepods = node_resources::kubepods(node.capacity(), node.kept, enforce);
+        let lane = cgroups.slice_lane().cloned().unwrap_or(disk);
+        let mut kubepods = node_resources::kubepods_resources(node.capacity(), node.kept, enforce);
         // On many boards it is off (QEMU-22). What is written here nobody has asked for: pods without limits run.
         if !cgroups.has_controller("memory") {
             kubepods.memory_limit_bytes = None;
@@ -156,32 +156,32 @@ impl PodCgroups {
             return;
         }
         loop {
-            match self.run(PodCgroupTree::make_tiers).await {
+            match self.run_on_lane(PodCgroupTree::make_tiers).await {
                 Ok(()) => {
-                    recorder.node(
+                    recorder.record_node_event(
                         EventSeverity::Normal,
                         "NodeAllocatableEnforced",
                         "Updated Node Allocatable limit across pods",
                     );
                     return;
                 }
-                Err(e) => recorder.node(
+                Err(e) => recorder.record_node_event(
                     EventSeverity::Warning,
                     "FailedNodeAllocatableEnforcement",
                     &format!(
                         "Failed to update Node Allocatable Limits {:?}: {}",
-                        self.tree.settings.tree.kubepods(),
-                        chain(&e)
+                        self.tree.settings.tree.kubepods_path(),
+                        error_chain(&e)
                     ),
                 ),
             }
-            clock.until(clock.now() + ENFORCE_RETRY).await;
+            clock.sleep_until(clock.now() + ENFORCE_RETRY).await;
         }
     }
 
     /// Returns true if the QoS cgroups were not given what their pods now request together.
-    pub(in crate::agent) fn is_stale(&self, asked: PodRequestTotals) -> bool {
-        self.tree.is_stale(asked)
+    pub(in crate::agent) fn are_tiers_stale(&self, asked: PodRequestTotals) -> bool {
+        self.tree.are_tiers_stale(asked)
     }
 
     /// Gives the tiers what their pods ask for together, if they have something else (CG-11, CG-16).
@@ -189,15 +189,16 @@ impl PodCgroups {
         &self,
         asked: PodRequestTotals,
     ) -> Result<(), CgroupError> {
-        if !self.is_stale(asked) {
+        if !self.are_tiers_stale(asked) {
             return Ok(());
         }
-        self.run(move |tree| tree.refresh_tiers(asked)).await
+        self.run_on_lane(move |tree| tree.refresh_tiers(asked))
+            .await
     }
 
     /// Makes the pod's cgroup with its limits, or brings its limits up to date. `limited`: this agent has done so before;
     /// `runs`: the pod has containers that run.
-    pub(in crate::agent) async fn ensure(
+    pub(in crate::agent) async fn ensure_pod_cgroup(
         &self,
         pod: &Pod,
         limited: bool,
@@ -208,19 +209,24 @@ impl PodCgroups {
             return Ok(PodCgroupState::There);
         }
         let qos = qos_class(pod);
-        if !self.tree.settings.tree.names(&pod.metadata.uid) {
+        if !self
+            .tree
+            .settings
+            .tree
+            .is_unambiguous_uid(&pod.metadata.uid)
+        {
             return Err(CgroupError::BadPath(pod.metadata.uid.to_string()));
         }
         let mut wanted = pod_cgroup(pod, qos, &self.tree.settings);
-        let writes = pod_writes::limit(pod, &self.tree.settings.writes)?;
+        let writes = pod_writes::effective_write_limit(pod, &self.tree.settings.writes)?;
         if let Some(writes) = writes {
             wanted
                 .values
                 .unified
                 .insert(pod_writes::FILE.into(), writes);
         }
-        self.run(move |tree| {
-            let is_there = tree.cgroups.exists(&wanted.path);
+        self.run_on_lane(move |tree| {
+            let is_there = tree.cgroups.has_group(&wanted.path);
             if !is_there && runs {
                 return Ok(PodCgroupState::MissingUnderContainers);
             }
@@ -228,71 +234,75 @@ impl PodCgroups {
             if is_there && limited {
                 return Ok(PodCgroupState::There);
             }
-            let tier = tree.settings.tree.tier(qos);
-            if !tree.cgroups.exists(&tier) {
+            let tier = tree.settings.tree.tier_path(qos);
+            if !tree.cgroups.has_group(&tier) {
                 tree.make_tiers()?;
             }
             tree.refresh_tiers(asked)?;
             if is_there {
                 tree.unlimit_writes(&mut wanted);
             }
-            tree.cgroups.create(&wanted.path, &wanted.values)?;
+            tree.cgroups.create_group(&wanted.path, &wanted.values)?;
             Ok(PodCgroupState::Made)
         })
         .await
     }
 
     /// Kills what is left in the pod's cgroup, whatever its tier, and removes it. None there is success (SYNC-32).
-    pub(in crate::agent) async fn remove(&self, uid: &PodUid) -> Result<(), CgroupError> {
-        let paths = self.tree.settings.tree.pod_in_any_tier(uid);
-        let there =
-            self.run(move |tree| paths.map(|path| tree.cgroups.exists(&path).then_some(path)));
+    pub(in crate::agent) async fn remove_pod_cgroup(
+        &self,
+        uid: &PodUid,
+    ) -> Result<(), CgroupError> {
+        let paths = self.tree.settings.tree.pod_paths_of_tiers(uid);
+        let there = self.run_on_lane(move |tree| {
+            paths.map(|path| tree.cgroups.has_group(&path).then_some(path))
+        });
         for path in there.await.into_iter().flatten() {
-            self.tree.cgroups.destroy(&path).await?;
+            self.tree.cgroups.destroy_group(&path).await?;
         }
         Ok(())
     }
 
     /// Pods that have a cgroup, sorted, with its path.
-    pub(in crate::agent) async fn list(&self) -> Vec<(PodUid, String)> {
-        self.run(PodCgroupTree::list).await
+    pub(in crate::agent) async fn list_pod_cgroups(&self) -> Vec<(PodUid, String)> {
+        self.run_on_lane(PodCgroupTree::list_pod_cgroups).await
     }
 
-    async fn run<T: Send + 'static>(
+    async fn run_on_lane<T: Send + 'static>(
         &self,
         job: impl FnOnce(&PodCgroupTree) -> T + Send + 'static,
     ) -> T {
         let tree = Arc::clone(&self.tree);
-        self.lane.run(move || job(&tree)).await
+        self.lane.run_job(move || job(&tree)).await
     }
 }
 
 impl PodCgroupTree {
-    fn list(&self) -> Vec<(PodUid, String)> {
+    fn list_pod_cgroups(&self) -> Vec<(PodUid, String)> {
         let mut found = Vec::new();
         for qos in values::TIERS {
-            let tier = self.settings.tree.tier(qos);
-            for name in self.cgroups.names_in(&tier) {
-                if let Some(uid) = self.settings.tree.pod_of(qos, &name) {
+            let tier = self.settings.tree.tier_path(qos);
+            for name in self.cgroups.list_child_groups(&tier) {
+                if let Some(uid) = self.settings.tree.pod_uid_of(qos, &name) {
                     found.push((PodUid::new(uid), format!("{tier}/{name}")));
                 }
             }
         }
-        found.order();
+        found.stable_sort();
         found
     }
 
     /// Makes `kubepods` and the tiers, at start and again if they have gone.
     fn make_tiers(&self) -> Result<(), CgroupError> {
         for qos in values::TIERS {
-            let path = self.settings.tree.tier(qos);
+            let path = self.settings.tree.tier_path(qos);
             let mut limits = if qos == QosClass::Guaranteed {
                 self.kubepods.clone()
             } else {
                 let mut limits =
                     values::tier_values(qos, PodRequestTotals::default(), &self.settings);
                 // Pods of an agent before this one may run there: what it was given stays until the sources are read.
-                if qos == QosClass::Burstable && self.cgroups.exists(&path) {
+                if qos == QosClass::Burstable && self.cgroups.has_group(&path) {
                     limits.cpu_shares = None;
                     limits.unified.clear();
                 }
@@ -300,9 +310,9 @@ impl PodCgroupTree {
             };
             let dir = self.cgroups.memory_dir(&path);
             if dir.is_some_and(|dir| dir.join("memory.min").exists()) {
-                values::unprotect(&mut limits, qos, &self.settings);
+                values::clear_memory_protection(&mut limits, qos, &self.settings);
             }
-            self.cgroups.create(&path, &limits)?;
+            self.cgroups.create_group(&path, &limits)?;
         }
         self.set_given(None);
         Ok(())
@@ -319,7 +329,7 @@ impl PodCgroupTree {
             && !unified.contains_key(pod_writes::FILE)
             && has_limit().is_some_and(|text| !text.trim().is_empty())
         {
-            unified.insert(pod_writes::FILE.into(), pod_writes::no_limit(disk));
+            unified.insert(pod_writes::FILE.into(), pod_writes::unlimited_writes(disk));
         }
     }
 
@@ -327,23 +337,24 @@ impl PodCgroupTree {
         *self.given.lock().unwrap_or_else(PoisonError::into_inner) = asked;
     }
 
-    fn is_stale(&self, asked: PodRequestTotals) -> bool {
+    fn are_tiers_stale(&self, asked: PodRequestTotals) -> bool {
         let given = *self.given.lock().unwrap_or_else(PoisonError::into_inner);
         self.per_qos && given != Some(asked)
     }
 
     fn refresh_tiers(&self, asked: PodRequestTotals) -> Result<(), CgroupError> {
-        if !self.is_stale(asked) {
+        if !self.are_tiers_stale(asked) {
             return Ok(());
         }
         if let Some(kept) = values::kubepods_protection(asked, &self.settings) {
             // systemd has to know it, too.
-            self.cgroups.create(&self.settings.tree.kubepods(), &kept)?;
+            self.cgroups
+                .create_group(&self.settings.tree.kubepods_path(), &kept)?;
         }
         let qos = QosClass::Burstable;
-        let path = self.settings.tree.tier(qos);
+        let path = self.settings.tree.tier_path(qos);
         let limits = values::tier_values(qos, asked, &self.settings);
-        self.cgroups.create(&path, &limits)?;
+        self.cgroups.create_group(&path, &limits)?;
         self.set_given(Some(asked));
         Ok(())
     }
@@ -379,7 +390,7 @@ mod tests {
         let hierarchy = Hierarchy::parse(&line).expect("a tree");
         let ensure = |bytes_per_second, disk: Option<&str>, annotation: Option<&str>| {
             let tree = PodCgroupTree {
-                cgroups: Arc::new(Cgroups::with(hierarchy.clone())),
+                cgroups: Arc::new(Cgroups::with_hierarchy(hierarchy.clone())),
                 per_qos: true,
                 settings: values::CgroupSettings {
                     writes: WriteLimits {
@@ -399,7 +410,8 @@ mod tests {
             pod.metadata.uid = PodUid::new("u-1");
             let annotation = annotation.map(|text| ("picolet/write-limit".into(), text.into()));
             pod.metadata.annotations.extend(annotation);
-            let ensured = cgroups.ensure(&pod, false, false, PodRequestTotals::default());
+            let ensured =
+                cgroups.ensure_pod_cgroup(&pod, false, false, PodRequestTotals::default());
             let ensured = smol::block_on(ensured);
             let text = fs::read_to_string(dir.join("io.max")).expect("file");
             (ensured.map_err(|e| e.to_string()), text)
@@ -428,7 +440,7 @@ mod tests {
             root: String::new(),
             driver: CgroupDriver::Systemd,
         };
-        let tiers = values::TIERS.map(|qos| names.tier(qos));
+        let tiers = values::TIERS.map(|qos| names.tier_path(qos));
         let dirs = tiers.map(|tier| root.join(tier.trim_start_matches('/')));
         fs::create_dir_all(&root).expect("directory");
         for file in LISTS {
@@ -452,7 +464,9 @@ mod tests {
             Reply::Job("done")
         });
         let tree = |reserves| PodCgroupTree {
-            cgroups: Arc::new(Cgroups::with(hierarchy.clone()).by_systemd(systemd.slices())),
+            cgroups: Arc::new(
+                Cgroups::with_hierarchy(hierarchy.clone()).with_systemd_slices(systemd.slices()),
+            ),
             per_qos: true,
             settings: values::CgroupSettings {
                 tree: names.clone(),

@@ -3,7 +3,7 @@
 use crate::{
     agent::images::ImageWaitReason,
     api::{MonoTime, SandboxId},
-    error::chain,
+    error::error_chain,
     logic::work_queue::RetryCause,
     runtime::RuntimeError,
 };
@@ -56,17 +56,17 @@ pub(crate) enum KillError {
     #[error("sandbox {0}")]
     Sandbox(SandboxId, #[source] RuntimeError),
     /// At least one of them.
-    #[error("{}", joined(.0))]
+    #[error("{}", join_messages(.0))]
     Some(Vec<Self>),
 }
 
 impl From<KillError> for SyncError {
     fn from(error: KillError) -> Self {
-        Self::new(chain(&error))
+        Self::new(error_chain(&error))
     }
 }
 
-fn joined(errors: &[KillError]) -> String {
-    let all: Vec<String> = errors.iter().map(|e| chain(e)).collect();
+fn join_messages(errors: &[KillError]) -> String {
+    let all: Vec<String> = errors.iter().map(|e| error_chain(e)).collect();
     all.join("; ")
 }

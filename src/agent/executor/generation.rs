@@ -13,7 +13,7 @@ use super::{
     errors::ContainerStartError,
     start::StartPass,
     steps::CallPlan,
-    volumes::{MountedVolumes, PodObjects, files_of_volumes},
+    volumes::{MountedVolumes, PodObjects, read_volume_files},
 };
 use crate::{
     agent::{
@@ -33,7 +33,7 @@ use crate::{
         pod::HostAlias,
     },
     config::AgentConfig,
-    error::chain,
+    error::error_chain,
     logic::{
         cgroup::CgroupSettings,
         dns::{self, DnsSettings, MAX_RESOLV_CONF},
@@ -57,7 +57,7 @@ const HOSTS_MODE: u32 = 0o644;
 
 /// Gathers what sandboxes and containers take from the machine and the configuration. The resolver file is read anew
 /// for each sandbox.
-pub(in crate::agent) fn node_context(
+pub(in crate::agent) fn gather_node_context(
     cfg: &AgentConfig,
     facts: &MachineFacts,
     cgroups: CgroupSettings,
@@ -132,30 +132,34 @@ impl ConfigGenerator {
     }
 
     /// Configuration of a pod's sandbox. The node's resolver file must be readable, whatever the pod's policy (CFG-60).
-    pub(in crate::agent) async fn sandbox_config(
+    pub(in crate::agent) async fn generate_sandbox_config(
         &self,
         plan: &CallPlan,
         pod: &Pod,
         attempt: u32,
     ) -> Result<SandboxConfig, PodError> {
-        let handler = self.handler(pod, plan).await?;
-        let made = self.sandbox_plan(plan, pod, attempt, handler).await?;
+        let handler = self.find_runtime_handler(pod, plan).await?;
+        let made = self.plan_sandbox(plan, pod, attempt, handler).await?;
         for (reason, message) in &made.warnings {
             self.recorder
-                .pod(pod, EventSeverity::Warning, reason, message);
+                .record_pod_event(pod, EventSeverity::Warning, reason, message);
         }
         Ok(made.config)
     }
 
     /// The handler of the pod's RuntimeClass (CFG-16), for static pods too. Where no apiserver can be asked, the class must
     /// be the name of a handler that the runtime has; one that does not tell its handlers refuses itself (RC-03).
-    pub(crate) async fn handler(&self, pod: &Pod, plan: &CallPlan) -> Result<String, PodError> {
+    pub(crate) async fn find_runtime_handler(
+        &self,
+        pod: &Pod,
+        plan: &CallPlan,
+    ) -> Result<String, PodError> {
         let class = pod.spec.runtime_class_name.as_deref().unwrap_or_default();
         if class.is_empty() {
             return Ok(DEFAULT_HANDLER.into());
         }
         if let Some(objects) = &self.of_api {
-            return objects.handler(pod, class, &plan.cancel).await;
+            return objects.runtime_handler(pod, class, &plan.cancel).await;
         }
         let handlers = self.runtime.capabilities().handlers;
         if handlers.is_empty() || handlers.iter().any(|handler| handler.name == class) {
@@ -167,7 +171,7 @@ impl ConfigGenerator {
     }
 
     /// Plans a sandbox for a known handler, without the warnings.
-    pub(in crate::agent) async fn sandbox_plan(
+    pub(in crate::agent) async fn plan_sandbox(
         &self,
         plan: &CallPlan,
         pod: &Pod,
@@ -178,7 +182,7 @@ impl ConfigGenerator {
         node.ips.clone_from(&plan.host_ips);
         node.dns.node_ips.clone_from(&plan.host_ips);
         if let Some(path) = self.resolv_conf.clone() {
-            node.dns.node = self.disk.run(move || read_resolver(&path)).await?;
+            node.dns.node = self.disk.run_job(move || read_resolver(&path)).await?;
         }
         let volume_groups = self.volume_groups(pod, plan).await;
         generate::sandbox_config(
@@ -193,7 +197,7 @@ impl ConfigGenerator {
 
     /// Configuration of a new instance of `container`, with everything on disk that it refers to. `volume_images` are its
     /// volumes that are images.
-    pub(in crate::agent) async fn container_config(
+    pub(in crate::agent) async fn generate_container_config(
         &self,
         pass: &StartPass<'_>,
         container: &Container,
@@ -214,14 +218,14 @@ impl ConfigGenerator {
             &runtime.ips
         };
         let mut environment = self
-            .environment(plan, pod, container, own_ips, mounted)
+            .make_environment(plan, pod, container, own_ips, mounted)
             .await
             .map_err(refused)?;
         let given = match (&self.resources, &plan.held) {
             (Some(resources), Some(held)) => {
-                let given = resources.give(&plan.uid, held, &container.name);
+                let given = resources.gather_allocation(&plan.uid, held, &container.name);
                 let cancelled = async {
-                    plan.cancel.cancelled().await;
+                    plan.cancel.wait_for_cancel().await;
                     // Nothing is created then.
                     Ok(ContainerAllocation::default())
                 };
@@ -236,14 +240,14 @@ impl ConfigGenerator {
         })?;
         for (name, value) in given.env {
             if environment.get(&name).is_none() {
-                environment.set(&name, value).map_err(refused)?;
+                environment.set_variable(&name, value).map_err(refused)?;
             }
         }
         let sub_paths = self
             .pin_sub_paths(pass, container, &environment, &volume_images)
             .await
             .map_err(refused)?;
-        let files = self.make_files(pass, container, own_ips);
+        let files = self.make_instance_files(pass, container, own_ips);
         let files = files.await.map_err(refused)?;
         let mut volumes: BTreeMap<String, MountableVolume> = mounted
             .iter()
@@ -258,7 +262,7 @@ impl ConfigGenerator {
                     },
                 )
             })
-            .gather();
+            .gather_items();
         for (name, spec) in volume_images {
             let volume = MountableVolume {
                 host_path: String::new(),
@@ -268,7 +272,7 @@ impl ConfigGenerator {
             volumes.insert(name, volume);
         }
         let target = runtime
-            .newest(&container.target_container_name)
+            .newest_instance(&container.target_container_name)
             .map(|c| &c.id);
         let volume_groups = self.volume_groups(pod, plan).await;
         let mut config = generate::container_config(&ContainerInput {
@@ -287,7 +291,7 @@ impl ConfigGenerator {
             recursive_read_only: self
                 .runtime
                 .capabilities()
-                .recursive_read_only_mounts(&pass.sandbox.runtime_handler),
+                .supports_recursive_read_only(&pass.sandbox.runtime_handler),
         })
         .map_err(refused)?;
         config.devices = given.nodes;
@@ -316,7 +320,7 @@ impl ConfigGenerator {
     }
 
     /// Makes the environment of a container, with all references looked up.
-    pub(crate) async fn environment(
+    pub(crate) async fn make_environment(
         &self,
         plan: &CallPlan,
         pod: &Pod,
@@ -324,9 +328,13 @@ impl ConfigGenerator {
         own_ips: &[IpAddr],
         mounted: &MountedVolumes,
     ) -> Result<env::EnvVariables, PodError> {
-        let of_api = cluster::objects_of(self.of_api.as_ref(), pod);
+        let of_api = cluster::objects_for_pod(self.of_api.as_ref(), pod);
         let loaded = match of_api {
-            Some(objects) => Some(objects.for_environment(pod, container, &plan.cancel).await),
+            Some(objects) => Some(
+                objects
+                    .load_for_environment(pod, container, &plan.cancel)
+                    .await,
+            ),
             None => None,
         };
         // A host that stands alone has no services; pods of an apiserver wait for them.
@@ -336,13 +344,13 @@ impl ConfigGenerator {
             host_ips: &plan.host_ips,
             pod_ips: own_ips,
         };
-        let files = files_of_volumes(&self.disk, container, mounted).await;
+        let files = read_volume_files(&self.disk, container, mounted).await;
         let objects = PodObjects {
             objects: &plan.objects,
             files: &files,
             loaded: loaded.as_ref(),
         };
-        env::environment(&EnvInput {
+        env::build_environment(&EnvInput {
             pod,
             container,
             objects: &objects,
@@ -354,7 +362,7 @@ impl ConfigGenerator {
 
     /// Groups whose members may use the pod's volumes.
     async fn volume_groups(&self, pod: &Pod, plan: &CallPlan) -> Vec<i64> {
-        match cluster::objects_of(self.of_api.as_ref(), pod) {
+        match cluster::objects_for_pod(self.of_api.as_ref(), pod) {
             Some(objects) => objects.volume_groups(pod, &plan.cancel).await,
             None => Vec::new(),
         }
@@ -368,7 +376,7 @@ impl ConfigGenerator {
         volume_images: &BTreeMap<String, MountedImage>,
     ) -> Result<BTreeMap<usize, String>, PodError> {
         let mut pinned = BTreeMap::new();
-        for (index, path) in generate::sub_paths(container, environment)? {
+        for (index, path) in generate::resolve_sub_paths(container, environment)? {
             let name = container.volume_mounts[index].name.clone();
             // The runtime knows the image's files, and they do not change.
             if volume_images.contains_key(&name) {
@@ -387,22 +395,22 @@ impl ConfigGenerator {
                 index,
                 path,
             };
-            let path = pin.make(&self.volumes, &self.disk).await;
-            let path = path.map_err(|e| PodError::Node(chain(&e)))?;
+            let path = pin.pin_sub_path(&self.volumes, &self.disk).await;
+            let path = path.map_err(|e| PodError::Node(error_chain(&e)))?;
             pinned.insert(index, path.display().to_string());
         }
         Ok(pinned)
     }
 
     /// Makes what a new instance of the container finds on the host, in one go on the disk lane.
-    async fn make_files(
+    async fn make_instance_files(
         &self,
         pass: &StartPass<'_>,
         container: &Container,
         ips: &[IpAddr],
     ) -> Result<InstanceFiles, PodError> {
         let (uid, name) = (pass.pod.metadata.uid.clone(), container.name.clone());
-        let newest = pass.runtime.newest(&container.name);
+        let newest = pass.runtime.newest_instance(&container.name);
         let known_count = newest.map(|newest| restart::next_restart_count(Some(newest), None));
         let hosts = self.managed_hosts(pass.pod, container, ips)?;
         let has_termination_log = generate::termination_path(container).is_some();
@@ -412,7 +420,7 @@ impl ConfigGenerator {
         let job = move || {
             let restart_count =
                 known_count.unwrap_or_else(|| restart::next_restart_count(None, newest_log(&dir)));
-            let hosts = hosts.map(|hosts| hosts.put()).transpose()?;
+            let hosts = hosts.map(|hosts| hosts.write_hosts_file()).transpose()?;
             let termination_log = if has_termination_log {
                 let instance = format!("{restart_count:08x}");
                 let made = volumes.make_termination_log(&uid, &name, &instance);
@@ -430,7 +438,7 @@ impl ConfigGenerator {
                 termination_log,
             })
         };
-        self.disk.run(job).await
+        self.disk.run_job(job).await
     }
 
     /// The managed hosts file, if the container gets one (CFG-50).
@@ -444,7 +452,7 @@ impl ConfigGenerator {
             return Ok(None);
         }
         Ok(Some(HostsFile {
-            path: self.store.dir(&pod.metadata.uid).join("etc-hosts"),
+            path: self.store.pod_dir(&pod.metadata.uid).join("etc-hosts"),
             host_network: pod.spec.host_network,
             ips: ips.to_vec(),
             names: hosts::pod_names(pod, &self.context.dns.cluster_domain)?,
@@ -466,8 +474,8 @@ struct SubPathPin {
 }
 
 impl SubPathPin {
-    async fn make(self, volumes: &Volumes, disk: &Lane) -> Result<PathBuf, VolumeError> {
-        let is_own = volumes.owns(&self.uid, &self.volume);
+    async fn pin_sub_path(self, volumes: &Volumes, disk: &Lane) -> Result<PathBuf, VolumeError> {
+        let is_own = volumes.owns_volume_data(&self.uid, &self.volume);
         let (pin, volumes) = (self.clone(), volumes.clone());
         let job = move || {
             let sub = SubPath {
@@ -476,18 +484,18 @@ impl SubPathPin {
                 mount_index: pin.index,
                 path: &pin.path,
             };
-            volumes.sub_path(&pin.uid, &pin.volume, &sub)
+            volumes.pin_sub_path(&pin.uid, &pin.volume, &sub)
         };
         if is_own {
-            return disk.run(job).await;
+            return disk.run_job(job).await;
         }
         let owner = format!("{}/{}", self.uid, self.container);
-        let made = disk.run_apart(&owner, job).await;
+        let made = disk.run_host_file_job(&owner, job).await;
         made.unwrap_or_else(|e| {
             Err(VolumeError::SubPath {
                 volume: self.name,
                 container: self.container,
-                cause: VolumeErrorCause::Refused(chain(&e)),
+                cause: VolumeErrorCause::Refused(error_chain(&e)),
             })
         })
     }
@@ -529,7 +537,7 @@ struct HostsFile {
 
 impl HostsFile {
     /// Writes it. Returns its path.
-    fn put(&self) -> Result<String, PodError> {
+    fn write_hosts_file(&self) -> Result<String, PodError> {
         let failed = |path: &Path, e| PodError::Node(format!("{}: {e}", path.display()));
         let own = if self.host_network {
             let path = Path::new("/etc/hosts");
@@ -594,7 +602,7 @@ mod tests {
                 path: "x/y".into(),
             };
             async {
-                let made = pin.make(&volumes, &disk).await;
+                let made = pin.pin_sub_path(&volumes, &disk).await;
                 made.expect_err("no answer").to_string()
             }
         };
@@ -610,7 +618,7 @@ mod tests {
                 "failed to prepare subPath for volumeMount \"v\" of container \"main\": files of the host do not \
                  answer: is the server of a network file system gone?"
             );
-            assert_eq!(disk.run(|| 1).await, 1, "the lane goes on");
+            assert_eq!(disk.run_job(|| 1).await, 1, "the lane goes on");
             drop(share);
             let error = first.await;
             assert!(

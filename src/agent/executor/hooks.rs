@@ -55,7 +55,7 @@ pub(in crate::agent) struct HookRunner {
 impl HookRunner {
     /// Runs a hook to its end, at most until `until`. A command that is not waited for any longer is killed. `status` says
     /// where the pod is: its addresses, of a pod in the host's network those of the host.
-    pub(in crate::agent) async fn run(
+    pub(in crate::agent) async fn run_hook(
         &self,
         pod: &Pod,
         status: &PodRuntimeStatus,
@@ -65,14 +65,14 @@ impl HookRunner {
     ) -> Result<(), HookError> {
         let late = async {
             match until {
-                HookWaitEnd::Time(deadline) => self.clock.until(deadline).await,
-                HookWaitEnd::Cancelled(cancel) => cancel.cancelled().await,
+                HookWaitEnd::Time(deadline) => self.clock.sleep_until(deadline).await,
+                HookWaitEnd::Cancelled(cancel) => cancel.wait_for_cancel().await,
             }
             Err(HookError::NotWaitedFor)
         };
         if let Some(exec) = &handler.exec {
             let running = status
-                .instances(&container.name)
+                .container_instances(&container.name)
                 .find(|c| c.state == ContainerState::Running);
             let id = running
                 .map(|c| c.id.clone())
@@ -81,15 +81,19 @@ impl HookRunner {
                 // The command has its own time-out, so that its end is waited for too.
                 HookWaitEnd::Time(deadline) => {
                     let left = deadline - self.clock.now();
-                    self.command(&id, &exec.command, Some(left)).await
+                    self.run_hook_command(&id, &exec.command, Some(left)).await
                 }
-                HookWaitEnd::Cancelled(_) => self.command(&id, &exec.command, None).or(late).await,
+                HookWaitEnd::Cancelled(_) => {
+                    self.run_hook_command(&id, &exec.command, None)
+                        .or(late)
+                        .await
+                }
             }
         } else if let Some(sleep) = &handler.sleep {
             let seconds = u64::try_from(sleep.seconds).unwrap_or(0);
             let done = async {
                 self.clock
-                    .until(self.clock.now() + Duration::from_secs(seconds))
+                    .sleep_until(self.clock.now() + Duration::from_secs(seconds))
                     .await;
                 Ok(())
             };
@@ -104,7 +108,7 @@ impl HookRunner {
         }
     }
 
-    async fn command(
+    async fn run_hook_command(
         &self,
         id: &ContainerId,
         words: &[String],
@@ -132,12 +136,13 @@ impl HookRunner {
         container: &Container,
         get: &HttpGetAction,
     ) -> Result<(), HookError> {
-        let get = probes::http_get(container, get).map_err(|e| HookError::Failed(e.to_string()))?;
+        let get =
+            probes::parse_http_get(container, get).map_err(|e| HookError::Failed(e.to_string()))?;
         let ip = match pod.spec.host_network {
             true => Some(own_address(&status.ips)),
             false => status.ips.first().copied(),
         };
-        let hooked = self.wire.hook(&get, ip).await;
+        let hooked = self.wire.call_hook(&get, ip).await;
         let hooked = hooked.map_err(|e| HookError::Failed(e.to_string()))?;
         if let HookOutcome::InPlainText(host) = hooked {
             let message = format!(
@@ -145,7 +150,7 @@ impl HookRunner {
             );
             let reason = "LifecycleHTTPFallback";
             self.recorder
-                .pod(pod, EventSeverity::Warning, reason, &message);
+                .record_pod_event(pod, EventSeverity::Warning, reason, &message);
         }
         Ok(())
     }

@@ -42,8 +42,8 @@ impl PodKiller {
         status: &PodRuntimeStatus,
         override_s: Option<i64>,
     ) -> Result<(), KillError> {
-        let plan = kill::pod_kill(pod, status, override_s);
-        self.carry_out(pod, status, &plan).await
+        let plan = kill::plan_pod_kill(pod, status, override_s);
+        self.carry_out_kill(pod, status, &plan).await
     }
 
     /// Kills a pod whose spec nobody knows (SYNC-28), within `grace_s`.
@@ -52,11 +52,12 @@ impl PodKiller {
         status: &PodRuntimeStatus,
         grace_s: i64,
     ) -> Result<(), KillError> {
-        let plan = kill::runtime_pod_kill(status, grace_s);
-        self.carry_out(&stand_in(status), status, &plan).await
+        let plan = kill::plan_runtime_pod_kill(status, grace_s);
+        self.carry_out_kill(&make_stand_in_pod(status), status, &plan)
+            .await
     }
 
-    async fn carry_out(
+    async fn carry_out_kill(
         &self,
         pod: &Pod,
         status: &PodRuntimeStatus,
@@ -68,7 +69,7 @@ impl PodKiller {
             let ended = &ended;
             async move {
                 let result = self
-                    .stop_one(pod, status, plan, index, target, started, ended)
+                    .stop_container(pod, status, plan, index, target, started, ended)
                     .await;
                 ended[index].set(true);
                 result
@@ -95,7 +96,7 @@ impl PodKiller {
         clippy::too_many_arguments,
         reason = "one step of one kill; a structure would only rename them"
     )]
-    async fn stop_one(
+    async fn stop_container(
         &self,
         pod: &Pod,
         status: &PodRuntimeStatus,
@@ -105,18 +106,18 @@ impl PodKiller {
         started: MonoTime,
         ended: &[Cell<bool>],
     ) -> Result<(), KillError> {
-        self.recorder.container(
+        self.recorder.record_container_event(
             pod,
             &target.name,
             EventSeverity::Normal,
             "Killing",
             &target.message,
         );
-        let deadline = started + seconds(target.grace_s);
+        let deadline = started + grace_duration(target.grace_s);
         if target.pre_stop
-            && let Some(container) = spec_of(pod, &target.name)
+            && let Some(container) = find_container_spec(pod, &target.name)
         {
-            self.pre_stop(pod, status, container, deadline).await;
+            self.run_pre_stop(pod, status, container, deadline).await;
         }
         // The order of sidecars is kept for as long as there is grace; after that all are stopped at once.
         let may_signal = || {
@@ -135,7 +136,7 @@ impl PodKiller {
                 Poll::Pending
             }
         });
-        turn.or(self.clock.until(deadline)).await;
+        turn.or(self.clock.sleep_until(deadline)).await;
         let spent = self.clock.now() - started;
         let grace = kill::stop_grace(kill::remaining_s(target.grace_s, spent));
         self.runtime
@@ -151,7 +152,7 @@ impl PodKiller {
         status: &PodRuntimeStatus,
         target: &ContainerToKill,
     ) -> Result<(), KillError> {
-        self.recorder.container(
+        self.recorder.record_container_event(
             pod,
             &target.name,
             EventSeverity::Normal,
@@ -159,11 +160,16 @@ impl PodKiller {
             &target.message,
         );
         let started = self.clock.now();
-        if let Some(container) = spec_of(pod, &target.name)
+        if let Some(container) = find_container_spec(pod, &target.name)
             && kill::runs_pre_stop(container, target.grace_s)
         {
-            self.pre_stop(pod, status, container, started + seconds(target.grace_s))
-                .await;
+            self.run_pre_stop(
+                pod,
+                status,
+                container,
+                started + grace_duration(target.grace_s),
+            )
+            .await;
         }
         let grace = kill::stop_grace(kill::remaining_s(
             target.grace_s,
@@ -176,7 +182,7 @@ impl PodKiller {
     }
 
     /// Runs a preStop hook for at most the grace: one that outlasts it is no longer waited for, without an event.
-    async fn pre_stop(
+    async fn run_pre_stop(
         &self,
         pod: &Pod,
         status: &PodRuntimeStatus,
@@ -192,7 +198,7 @@ impl PodKiller {
         };
         let ended = self
             .hooks
-            .run(pod, status, container, handler, HookWaitEnd::Time(deadline))
+            .run_hook(pod, status, container, handler, HookWaitEnd::Time(deadline))
             .await;
         if let Err(HookError::Failed(error)) = ended {
             // The text may hold secrets: it goes to the log, never into an event.
@@ -202,7 +208,7 @@ impl PodKiller {
                 pod.metadata.name,
                 container.name
             );
-            self.recorder.container(
+            self.recorder.record_container_event(
                 pod,
                 &container.name,
                 EventSeverity::Warning,
@@ -214,7 +220,7 @@ impl PodKiller {
 }
 
 /// A pod object as far as the runtime knows it, for events.
-fn stand_in(status: &PodRuntimeStatus) -> Pod {
+fn make_stand_in_pod(status: &PodRuntimeStatus) -> Pod {
     let mut pod = Pod::default();
     pod.metadata.uid = status.uid.clone();
     pod.metadata.name.clone_from(&status.name);
@@ -222,11 +228,11 @@ fn stand_in(status: &PodRuntimeStatus) -> Pod {
     pod
 }
 
-fn spec_of<'a>(pod: &'a Pod, name: &str) -> Option<&'a Container> {
+fn find_container_spec<'a>(pod: &'a Pod, name: &str) -> Option<&'a Container> {
     pod.spec.all_containers().find(|c| c.name == name)
 }
 
-fn seconds(s: i64) -> Duration {
+fn grace_duration(s: i64) -> Duration {
     Duration::from_secs(u64::try_from(s).unwrap_or(0))
 }
 

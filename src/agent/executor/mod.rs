@@ -26,10 +26,12 @@ mod terminate;
 mod volumes;
 
 pub(crate) use cancel::CallCancel;
-pub(super) use cgroups::{PodCgroups, limited_disk, settings as cgroup_settings};
+pub(super) use cgroups::{
+    PodCgroups, find_limitable_disk, read_cgroup_settings as cgroup_settings,
+};
 pub(crate) use errors::SyncError;
 pub(crate) use generation::ConfigGenerator;
-pub(super) use generation::{node_context, resolver_warning};
+pub(super) use generation::{gather_node_context, resolver_warning};
 pub(super) use hooks::HookRunner;
 pub(super) use kill::PodKiller;
 pub(crate) use kill::join_all;

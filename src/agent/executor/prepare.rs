@@ -20,9 +20,9 @@ use crate::{
         recorder::{EventRecorder, EventSeverity},
     },
     api::{Container, Pod, PodUid, cri::PodRuntimeStatus},
-    error::chain,
+    error::error_chain,
     logic::{
-        extended_resources::demands,
+        extended_resources::extended_resource_demands,
         pod_kind::{CLOCK_UNTRUSTED, WAITS_FOR_CLOCK},
         status::{DEVICE_NOT_READY, PodFailure},
     },
@@ -41,13 +41,13 @@ pub(crate) struct PodPreparer {
 
 impl PodPreparer {
     /// Reads the incarnation of the pod that is wanted now. `None`: its record cannot be read, and people are told.
-    pub(crate) async fn load(&self, uid: &PodUid) -> Option<Rc<Pod>> {
+    pub(crate) async fn load_pod(&self, uid: &PodUid) -> Option<Rc<Pod>> {
         match self.store.load_next(&self.disk, uid).await {
             Ok(pod) => Some(pod),
             Err(e) => {
                 // An unreadable record harms nobody else, and what runs goes on running.
                 self.complaints
-                    .complain(&format!("uid={uid} {}", chain(&e)));
+                    .complain(&format!("uid={uid} {}", error_chain(&e)));
                 None
             }
         }
@@ -55,14 +55,14 @@ impl PodPreparer {
 
     /// Tells the loop that a sync of the pod begins, with the pod's state at its driver, and keeps the outcome that the
     /// loop answers with.
-    pub(crate) async fn begin(
+    pub(crate) async fn begin_sync(
         &self,
         plan: &CallPlan,
         pod: &Rc<Pod>,
         known: Rc<PodRuntimeStatus>,
         failure: Option<PodFailure>,
     ) -> SyncOrders {
-        let begun = plan.line.ask(|answer| CallStep::Begun {
+        let begun = plan.line.ask_loop(|answer| CallStep::Begun {
             pod: Rc::clone(pod),
             runtime: known,
             failure,
@@ -87,7 +87,7 @@ impl PodPreparer {
             // Problems of the driver of containers.
             None | Some(StartProblem::Runtime(_) | StartProblem::Network(_)) => Ok(()),
             Some(StartProblem::Clock) => {
-                self.warn(pod, CLOCK_UNTRUSTED, WAITS_FOR_CLOCK);
+                self.record_warning(pod, CLOCK_UNTRUSTED, WAITS_FOR_CLOCK);
                 Err(SyncError::new(WAITS_FOR_CLOCK))
             }
             Some(StartProblem::Name(other)) => {
@@ -98,7 +98,7 @@ impl PodPreparer {
 
     /// Makes the pod's directories and volumes, has its probes begun, and records its devices. `starts`: a container is
     /// about to start. `None`: the pod is to end.
-    pub(crate) async fn set_up(
+    pub(crate) async fn set_up_pod(
         &self,
         plan: &CallPlan,
         pod: &Rc<Pod>,
@@ -106,58 +106,60 @@ impl PodPreparer {
     ) -> Result<Option<MountedVolumes>, SyncError> {
         self.make_pod_dirs(pod).await?;
         crash::point("pod.directories");
-        let mounted = self.mounter.set_up(pod, plan).await?;
+        let mounted = self.mounter.set_up_volumes(pod, plan).await?;
         crash::point("pod.volumes");
         if plan.cancel.is_cancelled() {
             return Ok(None);
         }
         if has_probes(pod) {
-            plan.line.tell(CallStep::Mounted(Rc::clone(pod))).await;
+            plan.line.tell_loop(CallStep::Mounted(Rc::clone(pod))).await;
         }
         // What runs has its volumes and probes, also while something else of the pod waits for a device.
-        self.keep_resources(plan, pod, starts).await?;
+        self.record_held_resources(plan, pod, starts).await?;
         Ok((!plan.cancel.is_cancelled()).then_some(mounted))
     }
 
-    fn warn(&self, pod: &Pod, reason: &str, message: &str) {
+    fn record_warning(&self, pod: &Pod, reason: &str, message: &str) {
         self.recorder
-            .pod(pod, EventSeverity::Warning, reason, message);
+            .record_pod_event(pod, EventSeverity::Warning, reason, message);
     }
 
     /// Keeps how the pod ended, that it began, or what of it has ended.
     async fn keep_outcome(&self, plan: &CallPlan, kept: outcome::PodOutcome) {
         let (store, uid) = (self.store.clone(), plan.uid.clone());
-        let keep = move || outcome::keep(&store, &uid, kept);
-        let waits = self.disk.run(keep).await.unwrap_or_else(|e| {
+        let keep = move || outcome::keep_outcome(&store, &uid, kept);
+        let waits = self.disk.run_job(keep).await.unwrap_or_else(|e| {
             self.complaints
                 .complain(&format!("uid={} cannot keep the outcome: {e}", plan.uid));
             false
         });
         if !plan
             .line
-            .ask(|answer| CallStep::OutcomeKept(waits, answer))
+            .ask_loop(|answer| CallStep::OutcomeKept(waits, answer))
             .await
         {
             // Its manifest went meanwhile.
             let (store, uid) = (self.store.clone(), plan.uid.clone());
-            self.disk.run(move || outcome::forget(&store, &uid)).await;
+            self.disk
+                .run_job(move || outcome::forget_outcome(&store, &uid))
+                .await;
         }
     }
 
     /// Makes the pod's directories (SYNC-08).
     async fn make_pod_dirs(&self, pod: &Pod) -> Result<(), SyncError> {
         let (store, uid) = (self.store.clone(), pod.metadata.uid.clone());
-        let made = self.disk.run(move || store.make_dirs(&uid));
+        let made = self.disk.run_job(move || store.make_dirs(&uid));
         made.await.map_err(|e| {
             let message = format!("error making pod data directories: {e}");
-            self.warn(pod, "Failed", &message);
+            self.record_warning(pod, "Failed", &message);
             SyncError::new(message)
         })
     }
 
     /// Records the resources that the pod holds, and what is given for them, before any of its containers starts
     /// (DEV-05, DEV-12).
-    async fn keep_resources(
+    async fn record_held_resources(
         &self,
         plan: &CallPlan,
         pod: &Rc<Pod>,
@@ -167,14 +169,14 @@ impl PodPreparer {
             return Ok(());
         };
         let Some(held) = plan.held.as_deref() else {
-            return match starts && !demands(pod).is_empty() {
+            return match starts && !extended_resource_demands(pod).is_empty() {
                 true => self.ask_for_resources(plan, pod).await,
                 false => Ok(()),
             };
         };
-        let settled = async { Some(resources.settle(&plan.uid, held).await) };
+        let settled = async { Some(resources.settle_held_devices(&plan.uid, held).await) };
         let cancelled = async {
-            plan.cancel.cancelled().await;
+            plan.cancel.wait_for_cancel().await;
             None
         };
         // Who gives them may take its time.
@@ -183,8 +185,10 @@ impl PodPreparer {
             return Ok(());
         };
         let message = e.to_string();
-        self.warn(pod, DEVICE_NOT_READY, &message);
-        plan.line.tell(CallStep::Unsettled(Rc::clone(pod))).await;
+        self.record_warning(pod, DEVICE_NOT_READY, &message);
+        plan.line
+            .tell_loop(CallStep::Unsettled(Rc::clone(pod)))
+            .await;
         Err(SyncError::new(message))
     }
 
@@ -193,14 +197,14 @@ impl PodPreparer {
     async fn ask_for_resources(&self, plan: &CallPlan, pod: &Rc<Pod>) -> Result<(), SyncError> {
         let asked = plan
             .line
-            .ask(|answer| CallStep::HoldsNothing(Rc::clone(pod), answer));
+            .ask_loop(|answer| CallStep::HoldsNothing(Rc::clone(pod), answer));
         match asked.await {
             LateResourceGrant::Nothing => Ok(()),
             LateResourceGrant::Given => {
                 Err(SyncError::new("its next sync begins with its devices"))
             }
             LateResourceGrant::Waits(message) => {
-                self.warn(pod, DEVICE_NOT_READY, &message);
+                self.record_warning(pod, DEVICE_NOT_READY, &message);
                 Err(SyncError::new(message))
             }
         }

@@ -25,7 +25,7 @@ use crate::{
             StoredImage, is_stop_signal,
         },
     },
-    error::chain,
+    error::error_chain,
     logic::{
         actions::{ContainerToKill, PodActions},
         generate,
@@ -77,9 +77,15 @@ impl StartPass<'_> {
         self.plan.cancel.is_to_end()
     }
 
-    fn tell(&self, container: &Container, severity: EventSeverity, reason: &str, message: &str) {
+    fn record_container_event(
+        &self,
+        container: &Container,
+        severity: EventSeverity,
+        reason: &str,
+        message: &str,
+    ) {
         let recorder = &self.starter.recorder;
-        recorder.container(self.pod, &container.name, severity, reason, message);
+        recorder.record_container_event(self.pod, &container.name, severity, reason, message);
     }
 }
 
@@ -88,24 +94,30 @@ impl StartingPod for StartPass<'_> {
         self.pod
     }
 
-    fn event(&self, container: Option<&str>, severity: EventSeverity, reason: &str, message: &str) {
+    fn record_event(
+        &self,
+        container: Option<&str>,
+        severity: EventSeverity,
+        reason: &str,
+        message: &str,
+    ) {
         let (recorder, pod) = (&self.starter.recorder, self.pod);
         match container {
-            Some(name) => recorder.container(pod, name, severity, reason, message),
-            None => recorder.pod(pod, severity, reason, message),
+            Some(name) => recorder.record_container_event(pod, name, severity, reason, message),
+            None => recorder.record_pod_event(pod, severity, reason, message),
         }
     }
 
-    fn sandbox(&self) -> Option<SandboxConfig> {
+    fn sandbox_config(&self) -> Option<SandboxConfig> {
         self.made.clone()
     }
 
     fn pull_secrets(&self) -> ImageFuture<'_, PodPullSecrets> {
         let Self { plan, pod, .. } = *self;
         Box::pin(async move {
-            let of_api = cluster::objects_of(self.starter.of_api.as_ref(), pod);
+            let of_api = cluster::objects_for_pod(self.starter.of_api.as_ref(), pod);
             let loaded = match of_api {
-                Some(objects) => Some(objects.for_pulls(pod, &plan.cancel).await),
+                Some(objects) => Some(objects.load_for_pulls(pod, &plan.cancel).await),
                 None => None,
             };
             PodPullSecrets::read(pod, |name| match &loaded {
@@ -115,14 +127,14 @@ impl StartingPod for StartPass<'_> {
         })
     }
 
-    fn cancelled(&self) -> ImageFuture<'_, ()> {
-        Box::pin(self.plan.cancel.cancelled())
+    fn wait_cancelled(&self) -> ImageFuture<'_, ()> {
+        Box::pin(self.plan.cancel.wait_for_cancel())
     }
 }
 
 /// Starts what is to be started. A failed plain init container ends the pass; any other failure does not (ACT-04). Returns what
 /// was tried as well.
-pub(in crate::agent) async fn start_all(
+pub(in crate::agent) async fn start_containers(
     pass: &StartPass<'_>,
     actions: &PodActions,
 ) -> (Vec<ContainerStartResult>, Result<(), SyncError>) {
@@ -151,7 +163,7 @@ pub(in crate::agent) async fn start_all(
                 container: container.name.clone(),
                 result: Ok(()),
             },
-            Err(e) => not_started(container, e, &mut result),
+            Err(e) => note_start_failure(container, e, &mut result),
         };
         let has_failed = started.result.is_err();
         starts.push(started);
@@ -163,22 +175,22 @@ pub(in crate::agent) async fn start_all(
 }
 
 /// Returns the containers whose back-off still holds up a restart of the whole pod, and the error of the sync if there are any.
-pub(in crate::agent) async fn may_restart_all(
+pub(in crate::agent) async fn check_pod_restart(
     starter: &ContainerStarter,
     plan: &CallPlan,
     pod: &Rc<Pod>,
 ) -> (Vec<ContainerStartResult>, Result<(), SyncError>) {
     let (mut waiting, mut result) = (Vec::new(), Ok(()));
     for container in restart_all_sources(pod, &plan.runtime) {
-        if let Err(e) = may_restart(starter, plan, pod, container, true).await {
-            waiting.push(not_started(container, e, &mut result));
+        if let Err(e) = check_container_restart(starter, plan, pod, container, true).await {
+            waiting.push(note_start_failure(container, e, &mut result));
         }
     }
     (waiting, result)
 }
 
 /// Notes that the container did not start, in what the sync tells as well.
-fn not_started(
+fn note_start_failure(
     container: &Container,
     e: ContainerStartError,
     result: &mut Result<(), SyncError>,
@@ -191,7 +203,7 @@ fn not_started(
     *result = Err(match mem::replace(result, Ok(())) {
         Ok(()) => SyncError { retry, message },
         Err(before) => SyncError {
-            retry: before.retry.and(retry),
+            retry: before.retry.merge_with(retry),
             message: format!("{}; {message}", before.message),
         },
     });
@@ -206,7 +218,7 @@ fn not_started(
 
 /// Returns an error while the container may not be started again; `all`: with its whole pod. Asks only for a container
 /// that ended before.
-async fn may_restart(
+async fn check_container_restart(
     starter: &ContainerStarter,
     plan: &CallPlan,
     pod: &Rc<Pod>,
@@ -214,10 +226,10 @@ async fn may_restart(
     all: bool,
 ) -> Result<(), ContainerStartError> {
     let ended = |c: &ContainerStatus| c.state == ContainerState::Exited;
-    if !plan.runtime.instances(&container.name).any(ended) {
+    if !plan.runtime.container_instances(&container.name).any(ended) {
         return Ok(());
     }
-    let granted = plan.line.ask(|answer| CallStep::Restarts {
+    let granted = plan.line.ask_loop(|answer| CallStep::Restarts {
         pod: Rc::clone(pod),
         container: container.name.clone(),
         all,
@@ -228,8 +240,8 @@ async fn may_restart(
         Ok(delays) => {
             // The next one has to wait longer: also under another agent.
             let run = starter.run_dir.clone();
-            let save = move || backoff_store::save(&run, delays);
-            starter.disk.run(save).await;
+            let save = move || backoff_store::save_backoffs(&run, delays);
+            starter.disk.run_job(save).await;
             Ok(())
         }
         Err(wait) => {
@@ -239,7 +251,7 @@ async fn may_restart(
                 crate::logic::pod_kind::pod_ref(pod)
             );
             let (recorder, name) = (&starter.recorder, &container.name);
-            recorder.container(pod, name, EventSeverity::Warning, "BackOff", &message);
+            recorder.record_container_event(pod, name, EventSeverity::Warning, "BackOff", &message);
             Err(ContainerStartError {
                 reason: "CrashLoopBackOff",
                 message: wait.message,
@@ -256,13 +268,13 @@ async fn start_container(
 ) -> Result<(), ContainerStartError> {
     let StartPass { starter, .. } = *pass;
     let (runtime, images) = (&starter.runtime, &starter.images);
-    may_restart(starter, pass.plan, pass.pod, container, false).await?;
+    check_container_restart(starter, pass.plan, pass.pod, container, false).await?;
     let failed = |e: ContainerStartError| {
         let message = format!("Error: {}", e.message);
-        pass.tell(container, EventSeverity::Warning, "Failed", &message);
+        pass.record_container_event(container, EventSeverity::Warning, "Failed", &message);
         e
     };
-    let of_volumes = images.ensure_volumes(pass, &pass.volume_images, container);
+    let of_volumes = images.ensure_volume_images(pass, &pass.volume_images, container);
     let Some(volume_images) = of_volumes.await? else {
         return Ok(());
     };
@@ -279,14 +291,14 @@ async fn start_container(
         // There is none.
         StoredImage::default()
     } else {
-        match images.ensure(pass, container).await? {
+        match images.ensure_image(pass, container).await? {
             Some(image) => image,
             None => return Ok(()),
         }
     };
     let config = starter
         .generator
-        .container_config(pass, container, &image, volume_images)
+        .generate_container_config(pass, container, &image, volume_images)
         .await
         .map_err(failed)?;
     if let Some(listed) = variables {
@@ -312,7 +324,7 @@ async fn start_container(
                 e.to_string(),
             ))
         })?;
-    pass.tell(
+    pass.record_container_event(
         container,
         EventSeverity::Normal,
         "Created",
@@ -321,7 +333,7 @@ async fn start_container(
     let signal = &image.stop_signal;
     if config.stop_signal.is_empty() && !signal.is_empty() && !is_stop_signal(signal) {
         let message = format!("stop signal {signal:?} of the image is unknown: SIGTERM is sent");
-        pass.tell(
+        pass.record_container_event(
             container,
             EventSeverity::Warning,
             "UnknownStopSignal",
@@ -335,14 +347,14 @@ async fn start_container(
         .start_container(&id)
         .await
         .map_err(|e| failed(ContainerStartError::new("RunContainerError", e.to_string())))?;
-    pass.tell(
+    pass.record_container_event(
         container,
         EventSeverity::Normal,
         "Started",
         "Container started",
     );
     link_log(pass, container, &id, config.attempt).await;
-    post_start(pass, container, &id).await
+    run_post_start(pass, container, &id).await
 }
 
 /// `/var/log/containers/<pod>_<namespace>_<container>-<id>.log` → the log file (CFG-11). Failing is no reason to stop.
@@ -360,10 +372,10 @@ async fn link_log(pass: &StartPass<'_>, container: &Container, id: &ContainerId,
         if !target.exists() {
             return Ok(());
         }
-        let links = LogLinks::make(&dir)?;
-        symlink(&target, links.path().join(name))
+        let links = LogLinks::open_or_make(&dir)?;
+        symlink(&target, links.fd_path().join(name))
     };
-    if let Err(e) = starter.disk.run(make).await
+    if let Err(e) = starter.disk.run_job(make).await
         && e.kind() != io::ErrorKind::AlreadyExists
     {
         let meta = &pod.metadata;
@@ -376,7 +388,7 @@ async fn link_log(pass: &StartPass<'_>, container: &Container, id: &ContainerId,
 }
 
 /// Runs and awaits the postStart hook; its failure kills the container (HOOK-01).
-async fn post_start(
+async fn run_post_start(
     pass: &StartPass<'_>,
     container: &Container,
     id: &ContainerId,
@@ -398,7 +410,9 @@ async fn post_start(
     }
     // A hook that never ends must not keep its pod from being ended.
     let until = HookWaitEnd::Cancelled(&pass.plan.cancel);
-    let ran = starter.hooks.run(pod, &status, container, handler, until);
+    let ran = starter
+        .hooks
+        .run_hook(pod, &status, container, handler, until);
     let Err(error) = ran.await else {
         return Ok(());
     };
@@ -412,7 +426,7 @@ async fn post_start(
         pod.metadata.name,
         container.name
     );
-    pass.tell(
+    pass.record_container_event(
         container,
         EventSeverity::Warning,
         "FailedPostStartHook",
@@ -433,7 +447,7 @@ async fn post_start(
             pod.metadata.namespace,
             pod.metadata.name,
             container.name,
-            chain(&e)
+            error_chain(&e)
         );
     }
     Err(ContainerStartError::new(

@@ -150,7 +150,7 @@ pub(crate) struct StepAnswer<T>(Sender<T>);
 
 impl<T> StepAnswer<T> {
     /// Answers.
-    pub(crate) fn give(self, answer: T) {
+    pub(crate) fn send_answer(self, answer: T) {
         // Whoever asked leaves only with the agent.
         let _ = self.0.try_send(answer);
     }
@@ -167,14 +167,14 @@ pub(crate) struct CallChannel {
 
 impl CallChannel {
     /// Tells the loop.
-    pub(crate) async fn tell(&self, step: CallStep) {
+    pub(crate) async fn tell_loop(&self, step: CallStep) {
         (self.tell)(self.call, step).await;
     }
 
     /// Tells the loop and waits for its answer.
-    pub(crate) async fn ask<T>(&self, step: impl FnOnce(StepAnswer<T>) -> CallStep) -> T {
+    pub(crate) async fn ask_loop<T>(&self, step: impl FnOnce(StepAnswer<T>) -> CallStep) -> T {
         let (answer, answered) = smol::channel::bounded(1);
-        self.tell(step(StepAnswer(answer))).await;
+        self.tell_loop(step(StepAnswer(answer))).await;
         match answered.recv().await {
             Ok(answer) => answer,
             // The loop is over, and the agent with it.

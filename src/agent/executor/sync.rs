@@ -21,9 +21,10 @@ use crate::{
         cri::{PodRuntimeStatus, SandboxStatus},
         pod::RestartPolicy,
     },
-    error::chain,
+    error::error_chain,
     logic::{
-        actions::PodActions, page_size::misfit, pod_worker::CallOutcome, work_queue::RetryCause,
+        actions::PodActions, page_size::page_size_misfit, pod_worker::CallOutcome,
+        work_queue::RetryCause,
     },
     runtime::{LogRetention, RuntimeError, RuntimeService},
     sys::crash,
@@ -43,9 +44,9 @@ pub(in crate::agent) struct PodSyncer {
 
 impl PodSyncer {
     /// Runs one sync of one pod.
-    pub(in crate::agent) async fn run(&self, plan: &CallPlan) -> CallOutcome {
+    pub(in crate::agent) async fn run_sync(&self, plan: &CallPlan) -> CallOutcome {
         let uid = &plan.uid;
-        let Some(pod) = self.preparer.load(uid).await else {
+        let Some(pod) = self.preparer.load_pod(uid).await else {
             return CallOutcome::Failed(RetryCause::Error);
         };
         let meta = &pod.metadata;
@@ -74,11 +75,17 @@ impl PodSyncer {
 
     async fn sync_pod(&self, plan: &CallPlan, pod: &Rc<Pod>) -> Result<CallOutcome, SyncError> {
         let known = Rc::clone(&plan.runtime);
-        let begun = self.preparer.begin(plan, pod, known, None).await;
+        let begun = self.preparer.begin_sync(plan, pod, known, None).await;
         for container in &plan.runtime.containers {
-            if let Some(why) = misfit(self.page_bytes, container) {
+            if let Some(why) = page_size_misfit(self.page_bytes, container) {
                 let recorder = &self.recorder;
-                recorder.container(pod, &container.name, EventSeverity::Warning, "Failed", &why);
+                recorder.record_container_event(
+                    pod,
+                    &container.name,
+                    EventSeverity::Warning,
+                    "Failed",
+                    &why,
+                );
             }
         }
         if begun.terminal {
@@ -92,7 +99,7 @@ impl PodSyncer {
             }
             Some(StartProblem::Network(problem)) => {
                 let message = format!("network is not ready: {problem}");
-                self.warn(pod, "NetworkNotReady", &message);
+                self.record_warning(pod, "NetworkNotReady", &message);
                 return Err(SyncError {
                     retry: RetryCause::NetworkNotReady,
                     message,
@@ -106,14 +113,15 @@ impl PodSyncer {
         self.ensure_cgroup(plan, pod, &runtime).await?;
         crash::point("pod.cgroup");
         let is_start = begun.actions.starts_anything();
-        let Some(mounted) = self.preparer.set_up(plan, pod, is_start).await? else {
+        let Some(mounted) = self.preparer.set_up_pod(plan, pod, is_start).await? else {
             return Ok(CallOutcome::Canceled);
         };
         if begun.actions.is_empty() {
             return Ok(CallOutcome::Done);
         }
         let mut starts = Vec::new();
-        let acted = self.act(plan, pod, runtime, &mounted, &begun.actions, &mut starts);
+        let acted =
+            self.carry_out_actions(plan, pod, runtime, &mounted, &begun.actions, &mut starts);
         let result = acted.await;
         let acted = CallStep::Acted {
             pod: Rc::clone(pod),
@@ -121,13 +129,13 @@ impl PodSyncer {
             failed: result.is_err().then(|| Rc::clone(&plan.runtime)),
             again: result.is_ok() && begun.actions.restart_all,
         };
-        plan.line.tell(acted).await;
+        plan.line.tell_loop(acted).await;
         result.map(|()| CallOutcome::Done)
     }
 
-    fn warn(&self, pod: &Pod, reason: &str, message: &str) {
+    fn record_warning(&self, pod: &Pod, reason: &str, message: &str) {
         self.recorder
-            .pod(pod, EventSeverity::Warning, reason, message);
+            .record_pod_event(pod, EventSeverity::Warning, reason, message);
     }
 
     /// Ensures the pod's cgroup (SYNC-06, ACT-06).
@@ -141,15 +149,17 @@ impl PodSyncer {
             return Ok(());
         }
         let ensure = async |runs| {
-            let made = self.cgroups.ensure(pod, plan.limited, runs, plan.asked);
+            let made = self
+                .cgroups
+                .ensure_pod_cgroup(pod, plan.limited, runs, plan.asked);
             let made = made.await.map_err(|e| {
-                let message = format!("unable to ensure pod container exists: {}", chain(&e));
-                self.warn(pod, "FailedCreatePodContainer", &message);
+                let message = format!("unable to ensure pod container exists: {}", error_chain(&e));
+                self.record_warning(pod, "FailedCreatePodContainer", &message);
                 SyncError::new(message)
             });
             if made.is_err() && plan.limited {
                 // What is there may be half made.
-                plan.line.tell(CallStep::Limited(false)).await;
+                plan.line.tell_loop(CallStep::Limited(false)).await;
             }
             made
         };
@@ -163,13 +173,13 @@ impl PodSyncer {
             ensured = ensure(false).await?;
         }
         if ensured == PodCgroupState::Made {
-            plan.line.tell(CallStep::Limited(true)).await;
+            plan.line.tell_loop(CallStep::Limited(true)).await;
         }
         Ok(())
     }
 
     /// Carries out the actions, in the order of ACT-03. What it starts is noted in `starts`.
-    async fn act(
+    async fn carry_out_actions(
         &self,
         plan: &CallPlan,
         pod: &Rc<Pod>,
@@ -179,13 +189,13 @@ impl PodSyncer {
         starts: &mut Vec<ContainerStartResult>,
     ) -> Result<(), SyncError> {
         if actions.restart_all {
-            let (waiting, granted) = start::may_restart_all(&self.starter, plan, pod).await;
+            let (waiting, granted) = start::check_pod_restart(&self.starter, plan, pod).await;
             *starts = waiting;
             granted?;
         }
         if actions.kill_pod {
             if actions.create_sandbox && actions.sandbox_id.is_some() {
-                self.recorder.pod(
+                self.recorder.record_pod_event(
                     pod,
                     EventSeverity::Normal,
                     "SandboxChanged",
@@ -193,15 +203,15 @@ impl PodSyncer {
                 );
             }
             if let Err(e) = self.killer.kill_pod(pod, &runtime, None).await {
-                let message = format!("error killing pod: {}", chain(&e));
-                self.warn(pod, "FailedKillPod", &message);
+                let message = format!("error killing pod: {}", error_chain(&e));
+                self.record_warning(pod, "FailedKillPod", &message);
                 return Err(SyncError::new(message));
             }
         } else {
             for target in &actions.to_kill {
                 let killed = self.killer.kill_container(pod, &runtime, target);
                 if let Err(e) = killed.await {
-                    let message = format!("error killing container: {}", chain(&e));
+                    let message = format!("error killing container: {}", error_chain(&e));
                     return Err(SyncError::new(message));
                 }
             }
@@ -245,11 +255,13 @@ impl PodSyncer {
             if !pod.spec.host_network {
                 runtime.ips.clone_from(&sandbox.ips);
             }
-            plan.line.tell(CallStep::SandboxUp(Rc::clone(pod))).await;
+            plan.line
+                .tell_loop(CallStep::SandboxUp(Rc::clone(pod)))
+                .await;
         }
         let generator = &self.starter.generator;
         let handler = sandbox.runtime_handler.clone();
-        let made = generator.sandbox_plan(plan, pod, sandbox.attempt, handler);
+        let made = generator.plan_sandbox(plan, pod, sandbox.attempt, handler);
         let made = made.await.ok().map(|plan| plan.config);
         let pass = StartPass {
             made,
@@ -261,7 +273,7 @@ impl PodSyncer {
             mounted,
             volume_images: Default::default(),
         };
-        let (tried, result) = start::start_all(&pass, actions).await;
+        let (tried, result) = start::start_containers(&pass, actions).await;
         *starts = tried;
         result
     }
@@ -277,7 +289,7 @@ impl PodSyncer {
             return Err(SandboxFailure::Terminating);
         }
         let generator = &self.starter.generator;
-        let config = generator.sandbox_config(plan, pod, attempt).await;
+        let config = generator.generate_sandbox_config(plan, pod, attempt).await;
         if plan.cancel.is_to_end() {
             return Err(SandboxFailure::Terminating);
         }
@@ -290,7 +302,7 @@ impl PodSyncer {
                 return SandboxFailure::Terminating;
             }
             let message = format!("Failed to create pod sandbox: {e}");
-            self.warn(pod, "FailedCreatePodSandBox", &message);
+            self.record_warning(pod, "FailedCreatePodSandBox", &message);
             SandboxFailure::Failed(SyncError::new(message))
         })
     }

@@ -24,7 +24,7 @@ use crate::{
         Pod,
         cri::{ContainerState, PodRuntimeStatus},
     },
-    error::chain,
+    error::error_chain,
     logic::{
         kill::{self, RUNTIME_ONLY_GRACE_S},
         pod_worker::CallOutcome,
@@ -54,7 +54,12 @@ pub(in crate::agent) struct PodTerminator {
 }
 
 impl PodTerminator {
-    fn outcome(&self, plan: &CallPlan, step: &str, result: Result<(), SyncError>) -> CallOutcome {
+    fn call_outcome(
+        &self,
+        plan: &CallPlan,
+        step: &str,
+        result: Result<(), SyncError>,
+    ) -> CallOutcome {
         match result {
             Ok(()) => CallOutcome::Done,
             Err(e) => {
@@ -66,17 +71,17 @@ impl PodTerminator {
     }
 
     /// Stops everything of the pod and tells its final status.
-    pub(in crate::agent) async fn terminating(
+    pub(in crate::agent) async fn sync_terminating_pod(
         &self,
         plan: &CallPlan,
         grace_s: Option<u32>,
     ) -> CallOutcome {
-        let result = match self.read(plan).await {
+        let result = match self.read_recorded_pod(plan).await {
             Ok(pod) => self.stop_pod(plan, &pod, grace_s).await,
             Err(_) if plan.cancel.is_cancelled() => return CallOutcome::Canceled,
             Err(e) => {
                 // Its record is gone, damaged or not to be read: the runtime's own word must do to end it.
-                let message = format!("uid={} {}", plan.uid, chain(&e));
+                let message = format!("uid={} {}", plan.uid, error_chain(&e));
                 self.complaints.complain(&message);
                 // The grace is known all the same, unless nothing of the pod is.
                 let known = plan.grace_s.filter(|_| !e.is_absent());
@@ -84,21 +89,21 @@ impl PodTerminator {
                 self.stop_runtime_pod(plan, grace_s).await
             }
         };
-        self.outcome(plan, "terminating", result)
+        self.call_outcome(plan, "terminating", result)
     }
 
     /// The pod as recorded. A disk that does not give it is asked again for a while, unless the call is to return early.
-    async fn read(&self, plan: &CallPlan) -> Result<Rc<Pod>, PodStoreError> {
+    async fn read_recorded_pod(&self, plan: &CallPlan) -> Result<Rc<Pod>, PodStoreError> {
         let latest = self.clock.now() + kill::record_wait(plan.grace_s);
         loop {
-            let read = self.store.load(&self.disk, &plan.uid).await;
-            let may_pass = read.as_ref().is_err_and(PodStoreError::may_pass);
+            let read = self.store.load_pod(&self.disk, &plan.uid).await;
+            let may_pass = read.as_ref().is_err_and(PodStoreError::may_succeed_later);
             let now = self.clock.now();
             if !may_pass || now >= latest || plan.cancel.is_cancelled() {
                 return read;
             }
-            let pause = self.clock.until(latest.min(now + READ_GAP));
-            pause.or(plan.cancel.cancelled()).await;
+            let pause = self.clock.sleep_until(latest.min(now + READ_GAP));
+            pause.or(plan.cancel.wait_for_cancel()).await;
         }
     }
 
@@ -109,7 +114,7 @@ impl PodTerminator {
         grace_s: Option<u32>,
     ) -> Result<(), SyncError> {
         let (uid, line) = (&plan.uid, &plan.line);
-        let ips = line.ask(|answer| CallStep::Stopping {
+        let ips = line.ask_loop(|answer| CallStep::Stopping {
             pod: Rc::clone(pod),
             runtime: Rc::clone(&plan.runtime),
             answer,
@@ -122,13 +127,13 @@ impl PodTerminator {
         }
         let killed = self.killer.kill_pod(pod, &runtime, grace_s.map(i64::from));
         if let Err(e) = killed.await {
-            let message = format!("error killing pod: {}", chain(&e));
+            let message = format!("error killing pod: {}", error_chain(&e));
             let reason = "FailedKillPod";
             self.recorder
-                .pod(pod, EventSeverity::Warning, reason, &message);
+                .record_pod_event(pod, EventSeverity::Warning, reason, &message);
             return Err(SyncError::new(message));
         }
-        line.tell(CallStep::Killed).await;
+        line.tell_loop(CallStep::Killed).await;
         // Read directly, not from the cache: exit codes are caught here, for the instances may be gone later.
         let after = self.runtime.pod_status(uid).await;
         let mut after = after.map_err(|e| SyncError::new(e.to_string()))?;
@@ -151,15 +156,18 @@ impl PodTerminator {
             pod: Rc::clone(pod),
             runtime: Rc::new(after),
         };
-        line.tell(stopped).await;
-        line.tell(CallStep::Changed).await;
+        line.tell_loop(stopped).await;
+        line.tell_loop(CallStep::Changed).await;
         Ok(())
     }
 
     /// Ends a pod that only the runtime knows.
-    pub(in crate::agent) async fn terminating_runtime(&self, plan: &CallPlan) -> CallOutcome {
+    pub(in crate::agent) async fn sync_terminating_runtime_pod(
+        &self,
+        plan: &CallPlan,
+    ) -> CallOutcome {
         let stopped = self.stop_runtime_pod(plan, RUNTIME_ONLY_GRACE_S).await;
-        self.outcome(plan, "terminating (known to the runtime only)", stopped)
+        self.call_outcome(plan, "terminating (known to the runtime only)", stopped)
     }
 
     async fn stop_runtime_pod(&self, plan: &CallPlan, grace_s: i64) -> Result<(), SyncError> {
@@ -167,28 +175,28 @@ impl PodTerminator {
         let runtime = runtime.map_err(|e| SyncError::new(e.to_string()))?;
         let killed = self.killer.kill_runtime_pod(&runtime, grace_s).await;
         killed?;
-        plan.line.tell(CallStep::Changed).await;
+        plan.line.tell_loop(CallStep::Changed).await;
         Ok(())
     }
 
     /// Removes volumes and cgroup of a pod whose containers have all ended, and finishes its status.
-    pub(in crate::agent) async fn terminated(&self, plan: &CallPlan) -> CallOutcome {
-        let cleaned = self.clean_up(plan).await;
-        self.outcome(plan, "terminated", cleaned)
+    pub(in crate::agent) async fn sync_terminated_pod(&self, plan: &CallPlan) -> CallOutcome {
+        let cleaned = self.clean_up_pod(plan).await;
+        self.call_outcome(plan, "terminated", cleaned)
     }
 
-    async fn clean_up(&self, plan: &CallPlan) -> Result<(), SyncError> {
+    async fn clean_up_pod(&self, plan: &CallPlan) -> Result<(), SyncError> {
         let uid = &plan.uid;
-        let (pod, unread) = match self.store.load(&self.disk, uid).await {
+        let (pod, unread) = match self.store.load_pod(&self.disk, uid).await {
             Ok(pod) => (Some(pod), None),
-            Err(e) => (None, Some(e).filter(PodStoreError::may_pass)),
+            Err(e) => (None, Some(e).filter(PodStoreError::may_succeed_later)),
         };
         if let Some(pod) = &pod {
             let stopped = CallStep::Stopped {
                 pod: Rc::clone(pod),
                 runtime: Rc::clone(&plan.runtime),
             };
-            plan.line.tell(stopped).await;
+            plan.line.tell_loop(stopped).await;
         }
         if self.of_api.is_some() || pod.as_deref().is_none_or(may_use_shares) {
             let gone = cluster::unmount_nfs(&self.volumes, &self.disk, &self.complaints, uid);
@@ -196,29 +204,29 @@ impl PodTerminator {
                 return Err(SyncError::new("shares are still being unmounted"));
             }
         }
-        let unmount = async { Some(self.volumes.tear_down_on(&self.disk, uid).await) };
+        let unmount = async { Some(self.volumes.tear_down_on_lane(&self.disk, uid).await) };
         let late = async {
             let latest = self.clock.now() + UNMOUNT_TIMEOUT;
-            self.clock.until(latest).await;
+            self.clock.sleep_until(latest).await;
             None
         };
         match unmount.or(late).await {
             Some(Ok(())) => {}
-            Some(Err(e)) => return Err(SyncError::new(chain(&e))),
+            Some(Err(e)) => return Err(SyncError::new(error_chain(&e))),
             None => return Err(SyncError::new("volumes are still being unmounted")),
         }
         crash::point("pod.volumes-down");
         if let Some(objects) = &self.of_api {
-            objects.forget(uid).await;
+            objects.forget_pod(uid).await;
         }
-        let removed = self.cgroups.remove(uid).await;
-        removed.map_err(|e| SyncError::new(chain(&e)))?;
+        let removed = self.cgroups.remove_pod_cgroup(uid).await;
+        removed.map_err(|e| SyncError::new(error_chain(&e)))?;
         crash::point("pod.cgroup-removed");
         if let Some(e) = unread {
             // Without its last status the pod would never go from the API (DEL-03).
-            return Err(SyncError::new(chain(&e)));
+            return Err(SyncError::new(error_chain(&e)));
         }
-        plan.line.tell(CallStep::CleanedUp(pod)).await;
+        plan.line.tell_loop(CallStep::CleanedUp(pod)).await;
         Ok(())
     }
 }

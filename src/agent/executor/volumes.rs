@@ -13,7 +13,7 @@ use crate::{
         recorder::{EventRecorder, EventSeverity},
     },
     api::{ConfigMap, Container, Pod, PodError, Secret},
-    error::chain,
+    error::error_chain,
     logic::{bound_volume::BoundVolume, cgroup, env, generate::NodeContext, pod_refs, projection},
     sys::{lane::Lane, open},
     volume::{EmptyDirMedium, MountedVolume, PodVolumes, VolumeSetUp, VolumeSource, Volumes},
@@ -36,22 +36,22 @@ pub(in crate::agent) struct VolumeMounter {
 
 impl VolumeMounter {
     /// Sets up all volumes of the pod and refreshes the projected ones (SYNC-09).
-    pub(in crate::agent) async fn set_up(
+    pub(in crate::agent) async fn set_up_volumes(
         &self,
         pod: &Pod,
         plan: &CallPlan,
     ) -> Result<MountedVolumes, SyncError> {
         if let Some(objects) = &self.of_api {
-            objects.note_class(pod);
+            objects.note_runtime_class(pod);
         }
         if pod.spec.volumes.is_empty() {
             return Ok(MountedVolumes::new());
         }
         let cancel = &*plan.cancel;
-        let mut outside = self.outside(pod, cancel).await;
-        outside.extend(of_huge_pages(pod));
-        let loaded = match cluster::objects_of(self.of_api.as_ref(), pod) {
-            Some(objects) => Some(objects.for_volumes(pod, cancel).await),
+        let mut outside = self.external_volume_sources(pod, cancel).await;
+        outside.extend(huge_page_volumes(pod));
+        let loaded = match cluster::objects_for_pod(self.of_api.as_ref(), pod) {
+            Some(objects) => Some(objects.load_for_volumes(pod, cancel).await),
             None => None,
         };
         if cancel.is_cancelled() {
@@ -63,14 +63,14 @@ impl VolumeMounter {
             files: &VolumeFiles::new(),
             loaded: loaded.as_ref(),
         };
-        let files = projection::pod_files(pod, &objects, self.context.allocatable);
+        let files = projection::project_pod_files(pod, &objects, self.context.allocatable);
         drop(loaded);
         let failed = |message: &str| {
             let reason = "FailedMount";
             self.recorder
-                .pod(pod, EventSeverity::Warning, reason, message);
+                .record_pod_event(pod, EventSeverity::Warning, reason, message);
         };
-        let request = PodVolumes::of(pod, Some(self.tmpfs_limit(pod)), files, outside);
+        let request = PodVolumes::from_pod(pod, Some(self.tmpfs_limit_bytes(pod)), files, outside);
         let mut request = request.map_err(|e| {
             let message = e.to_string();
             failed(&message);
@@ -78,28 +78,38 @@ impl VolumeMounter {
         })?;
         let volumes = self.volumes.clone();
         let checks = request.split_off_checks();
-        let mut set_up = self.disk.run(move || volumes.set_up(&request)).await;
+        let mut set_up = self
+            .disk
+            .run_job(move || volumes.set_up_volumes(&request))
+            .await;
         if !checks.volumes.is_empty() {
-            set_up.join(check(&self.volumes, &self.disk, checks).await);
+            set_up.merge_others(check_host_paths(&self.volumes, &self.disk, checks).await);
         }
         for failure in &set_up.failed {
-            failed(&chain(failure));
+            failed(&error_chain(failure));
         }
         for (reason, message) in &set_up.warnings {
             self.recorder
-                .pod(pod, EventSeverity::Warning, reason, message);
+                .record_pod_event(pod, EventSeverity::Warning, reason, message);
         }
         set_up.into_result().map_err(|e| {
-            SyncError::new(format!("Unable to attach or mount volumes: {}", chain(&e)))
+            SyncError::new(format!(
+                "Unable to attach or mount volumes: {}",
+                error_chain(&e)
+            ))
         })
     }
 
     /// Volumes that lie outside the pod's directory, by name: those that claims are bound to, and shares of the network, which
     /// are mounted here.
-    async fn outside(&self, pod: &Pod, cancel: &CallCancel) -> BTreeMap<String, VolumeSource> {
+    async fn external_volume_sources(
+        &self,
+        pod: &Pod,
+        cancel: &CallCancel,
+    ) -> BTreeMap<String, VolumeSource> {
         let mut sources = BTreeMap::new();
-        let bound = match cluster::objects_of(self.of_api.as_ref(), pod) {
-            Some(objects) => objects.bound_volumes(pod, cancel).await,
+        let bound = match cluster::objects_for_pod(self.of_api.as_ref(), pod) {
+            Some(objects) => objects.read_bound_volumes(pod, cancel).await,
             None => BTreeMap::new(),
         };
         for (name, bound) in bound {
@@ -160,8 +170,8 @@ impl VolumeMounter {
     }
 
     /// Most bytes one tmpfs of the pod may hold: its memory limit, else what all pods may ask for together (VOL-10).
-    fn tmpfs_limit(&self, pod: &Pod) -> u64 {
-        let limit = cgroup::memory_limit(pod)
+    fn tmpfs_limit_bytes(&self, pod: &Pod) -> u64 {
+        let limit = cgroup::memory_limit_bytes(pod)
             .and_then(|bytes| u64::try_from(bytes).ok())
             .filter(|bytes| *bytes > 0);
         let most = u64::try_from(self.context.allocatable.memory_bytes).unwrap_or(0);
@@ -170,16 +180,16 @@ impl VolumeMounter {
 }
 
 /// Looks at paths of the host, which may not answer.
-async fn check(volumes: &Volumes, disk: &Lane, request: PodVolumes) -> VolumeSetUp {
+async fn check_host_paths(volumes: &Volumes, disk: &Lane, request: PodVolumes) -> VolumeSetUp {
     let names: Vec<_> = request.volumes.iter().map(|v| v.name.clone()).collect();
     let (volumes, uid) = (volumes.clone(), request.uid.clone());
-    let checked = disk.run_apart(&uid, move || volumes.set_up(&request));
+    let checked = disk.run_host_file_job(&uid, move || volumes.set_up_volumes(&request));
     let checked = checked.await;
-    checked.unwrap_or_else(|e| VolumeSetUp::refused(&names, &chain(&e)))
+    checked.unwrap_or_else(|e| VolumeSetUp::all_refused(&names, &error_chain(&e)))
 }
 
 /// Volumes of huge pages, by name: the size of their pages depends on what the containers request (VOL-14).
-fn of_huge_pages(pod: &Pod) -> impl Iterator<Item = (String, VolumeSource)> {
+fn huge_page_volumes(pod: &Pod) -> impl Iterator<Item = (String, VolumeSource)> {
     pod.spec.volumes.iter().filter_map(|volume| {
         let empty = volume.empty_dir.as_ref()?;
         let medium = match cgroup::medium_page_size(pod, &empty.medium)? {
@@ -199,7 +209,7 @@ fn of_huge_pages(pod: &Pod) -> impl Iterator<Item = (String, VolumeSource)> {
 pub(in crate::agent) type VolumeFiles<'a> = BTreeMap<(&'a str, &'a str), Result<String, PodError>>;
 
 /// Reads the part of the environment of `container` that comes from files in its pod's volumes.
-pub(in crate::agent) async fn files_of_volumes<'a>(
+pub(in crate::agent) async fn read_volume_files<'a>(
     disk: &Lane,
     container: &'a Container,
     mounted: &MountedVolumes,
@@ -215,7 +225,9 @@ pub(in crate::agent) async fn files_of_volumes<'a>(
         let text = match mounted.get(volume) {
             Some(mounted) => {
                 let (dir, file) = (mounted.host_path.clone(), path.to_owned());
-                let read = disk.run(move || read_beneath(&dir, Path::new(&file))).await;
+                let read = disk
+                    .run_job(move || read_beneath(&dir, Path::new(&file)))
+                    .await;
                 // The kind of the error only: the owner of the pod need not know the host's paths.
                 read.map_err(|e| {
                     PodError::Object(format!("file {path:?} in volume {volume:?}: {}", e.kind()))
@@ -233,8 +245,8 @@ fn not_mounted(volume: &str) -> PodError {
 }
 
 fn read_beneath(dir: &Path, path: &Path) -> std::io::Result<String> {
-    let root: OwnedFd = open::dir(dir)?;
-    let file = open::beneath(&root, path, OFlag::O_RDONLY | OFlag::O_NONBLOCK, 0)?;
+    let root: OwnedFd = open::open_dir(dir)?;
+    let file = open::open_beneath(&root, path, OFlag::O_RDONLY | OFlag::O_NONBLOCK, 0)?;
     let mut text = String::new();
     file.take(MAX_ENV_FILE_BYTES).read_to_string(&mut text)?;
     Ok(text)
@@ -274,7 +286,7 @@ impl env::ReferencedObjects for PodObjects<'_> {
         expiration_s: Option<i64>,
     ) -> Result<Vec<u8>, PodError> {
         match self.loaded {
-            Some(loaded) => loaded.token(audience, expiration_s),
+            Some(loaded) => loaded.service_account_token(audience, expiration_s),
             None => Err(PodError::Node(
                 "service account tokens need an API server".into(),
             )),
@@ -318,7 +330,7 @@ mod tests {
             ..PodVolumes::default()
         };
         let check = || async {
-            let checked = check(&volumes, &disk, request.clone()).await;
+            let checked = check_host_paths(&volumes, &disk, request.clone()).await;
             checked.into_result().expect_err("no answer").to_string()
         };
         smol::block_on(async {
@@ -333,7 +345,7 @@ mod tests {
                 "MountVolume.SetUp failed for volume \"v\" : files of the host do not answer: \
                  is the server of a network file system gone?"
             );
-            assert_eq!(disk.run(|| 1).await, 1, "the lane goes on");
+            assert_eq!(disk.run_job(|| 1).await, 1, "the lane goes on");
             drop(share);
             let error = first.await;
             assert!(error.contains("hostPath type check failed"), "{error}");
@@ -357,7 +369,7 @@ mod tests {
             },
         }))
         .expect("a pod");
-        let found: Vec<_> = of_huge_pages(&pod).collect();
+        let found: Vec<_> = huge_page_volumes(&pod).collect();
         let empty = |name: &str, medium| {
             let size_limit = None;
             (

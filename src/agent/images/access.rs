@@ -19,7 +19,7 @@ use std::{io, path::Path};
 use super::{
     credentials::PullCredentials,
     for_pod::StartingPod,
-    records::{ImageRecordFiles, file_name},
+    records::{ImageRecordFiles, record_file_name},
 };
 use crate::{
     agent::complaints::Complaints,
@@ -29,7 +29,7 @@ use crate::{
     sys::lane::Lane,
 };
 
-/// Looks of [`ImageAccess::tidy`] for which the note of a dropped pull stays at a runtime that does not tell of it: two may come one
+/// Looks of [`ImageAccess::tidy_records`] for which the note of a dropped pull stays at a runtime that does not tell of it: two may come one
 /// after the other, the third comes a collection of garbage later.
 const MAX_LOOKS: u32 = 3;
 
@@ -58,7 +58,7 @@ pub(super) struct StartedPull {
 struct AbandonedPull {
     /// Id of the image that had this name before: the pull did not bring that one.
     before: Option<String>,
-    /// Times that [`ImageAccess::tidy`] has met the pull.
+    /// Times that [`ImageAccess::tidy_records`] has met the pull.
     looks: u32,
 }
 
@@ -71,7 +71,7 @@ impl ImageAccess {
         complaints: Rc<Complaints>,
     ) -> Self {
         Self {
-            files: ImageRecordFiles::below(root),
+            files: ImageRecordFiles::below_root(root),
             policy,
             disk,
             complaints,
@@ -87,9 +87,9 @@ impl ImageAccess {
         };
         let repository = parsed.repository();
         let (files, image, name) = (self.files.clone(), id.to_owned(), reference.to_owned());
-        let found = self
-            .disk
-            .run(move || Ok::<_, io::Error>((files.record(&image)?, files.is_pulling(&name))));
+        let found = self.disk.run_job(move || {
+            Ok::<_, io::Error>((files.read_record(&image)?, files.is_pull_noted(&name)))
+        });
         let needed = |preloaded| self.policy.is_needed(repository, preloaded);
         let record = match found.await {
             Ok((Some(record), _)) if !needed(record.imported) => return true,
@@ -102,14 +102,14 @@ impl ImageAccess {
                 return false;
             }
         };
-        if record.everybody_may(repository) {
+        if record.is_open_to_all(repository) {
             return true;
         }
-        let brought = pod.pull_secrets().await.brought(repository);
-        match record.standing(repository, &brought) {
+        let brought = pod.pull_secrets().await.credentials_brought(repository);
+        match record.right_of_pod(repository, &brought) {
             ImageRight::Known => true,
             ImageRight::New => {
-                self.note(id, repository, brought).await;
+                self.note_pull_secrets(id, repository, brought).await;
                 true
             }
             ImageRight::Ask => false,
@@ -119,7 +119,7 @@ impl ImageAccess {
     /// Notes that a pull is to begin.
     ///
     /// - Errors: the note could not be written. Without it every pod might use the image after a crash.
-    pub(super) async fn begin(
+    pub(super) async fn begin_pull(
         &self,
         service: &dyn ImageService,
         reference: &str,
@@ -139,15 +139,19 @@ impl ImageAccess {
             before: before.map(|image| image.id),
         };
         let (files, name) = (self.files.clone(), reference.to_owned());
-        if let Err(e) = self.disk.run(move || files.begin(&name)).await {
-            self.end(Some(begun)).await;
+        if let Err(e) = self
+            .disk
+            .run_job(move || files.note_pull_begin(&name))
+            .await
+        {
+            self.end_pull(Some(begun)).await;
             return Err(e);
         }
         Ok(Some(begun))
     }
 
     /// An image is there: with the credential of this digest, or without any of the pod's.
-    pub(super) async fn pulled(
+    pub(super) async fn note_pulled_image(
         &self,
         reference: &str,
         id: &str,
@@ -165,18 +169,18 @@ impl ImageAccess {
                 if good.is_empty() {
                     // No Secret has the credential any more: then no pod may use the image without asking, rather than
                     // every pod.
-                    return self.note_pulled(id).await;
+                    return self.note_credentials_unknown(id).await;
                 }
                 good
             }
         };
-        self.note(id, parsed.repository(), with).await;
+        self.note_pull_secrets(id, parsed.repository(), with).await;
     }
 
     /// Notes that the operator brought these images: they are preloaded, whatever they were pulled with before.
-    pub(super) async fn imported(&self, ids: &[&str]) {
+    pub(super) async fn note_imported_images(&self, ids: &[&str]) {
         for id in ids {
-            self.change(id, |record| {
+            self.change_record(id, |record| {
                 record.imported = true;
                 true
             })
@@ -185,33 +189,37 @@ impl ImageAccess {
     }
 
     /// A pull that has begun is over, however it ended.
-    pub(super) async fn end(&self, begun: Option<StartedPull>) {
+    pub(super) async fn end_pull(&self, begun: Option<StartedPull>) {
         let Some(StartedPull { reference, .. }) = begun else {
             return;
         };
-        self.count_down(&reference);
+        self.decrease_pull_count(&reference);
         if !self.dropped.borrow().contains_key(&reference) {
-            self.unnote(reference).await;
+            self.remove_pull_note(reference).await;
         }
     }
 
     /// Notes that a begun pull has no waiter any more. Its note on disk stays as long as the pull may bring its image.
-    pub(super) async fn dropped(&self, service: &dyn ImageService, begun: Option<StartedPull>) {
+    pub(super) async fn note_abandoned_pull(
+        &self,
+        service: &dyn ImageService,
+        begun: Option<StartedPull>,
+    ) {
         let Some(StartedPull { reference, before }) = begun else {
             return;
         };
-        self.count_down(&reference);
+        self.decrease_pull_count(&reference);
         let dropped = AbandonedPull { before, looks: 0 };
         self.dropped
             .borrow_mut()
             .entry(reference)
             // The image that the first pull found was there before all of them.
             .or_insert(dropped);
-        self.settle(service).await;
+        self.settle_abandoned_pulls(service).await;
     }
 
     /// Notes the images that dropped pulls have brought, once those pulls are over.
-    pub(super) async fn settle(&self, service: &dyn ImageService) {
+    pub(super) async fn settle_abandoned_pulls(&self, service: &dyn ImageService) {
         let over: Vec<(String, Option<String>)> = {
             let dropped = self.dropped.borrow();
             dropped
@@ -221,13 +229,13 @@ impl ImageAccess {
                 .collect()
         };
         for (reference, before) in over {
-            self.close(service, reference, before).await;
+            self.close_abandoned_pull(service, reference, before).await;
         }
     }
 
     /// Notes the image that a dropped pull has brought, and that the pull has ended. Returns false if that is not known
     /// yet. `before`: id of the image that had the name before, if that is known.
-    async fn close(
+    async fn close_abandoned_pull(
         &self,
         service: &dyn ImageService,
         reference: String,
@@ -238,18 +246,18 @@ impl ImageAccess {
             return false;
         };
         if let Some(image) = found.filter(|image| before.as_ref() != Some(&image.id)) {
-            self.note_pulled(&image.id).await;
+            self.note_credentials_unknown(&image.id).await;
         }
         // It was asked for again, and dropped, meanwhile.
         if service.is_pulling(&reference) == Some(true) {
             return true;
         }
         self.dropped.borrow_mut().remove(&reference);
-        self.unnote(reference).await;
+        self.remove_pull_note(reference).await;
         true
     }
 
-    fn count_down(&self, reference: &str) {
+    fn decrease_pull_count(&self, reference: &str) {
         let mut under_way = self.under_way.borrow_mut();
         let count = under_way.remove(reference).unwrap_or_default();
         if count > 1 {
@@ -258,23 +266,25 @@ impl ImageAccess {
     }
 
     /// Removes the note of pulls of `reference`, unless one is under way.
-    async fn unnote(&self, reference: String) {
+    async fn remove_pull_note(&self, reference: String) {
         if !self.under_way.borrow().contains_key(&reference) {
             let files = self.files.clone();
-            self.disk.run(move || files.end(&reference)).await;
+            self.disk
+                .run_job(move || files.note_pull_end(&reference))
+                .await;
         }
     }
 
     /// Turns the notes of crashed pulls into records, and removes the records of images that are gone.
-    pub(super) async fn tidy(&self, service: &dyn ImageService) {
-        self.settle(service).await;
+    pub(super) async fn tidy_records(&self, service: &dyn ImageService) {
+        self.settle_abandoned_pulls(service).await;
         let files = self.files.clone();
         let (records, mut intents) = self
             .disk
-            .run(move || (files.records(), files.intents()))
+            .run_job(move || (files.list_records(), files.unfinished_pulls()))
             .await;
         intents.retain(|name| {
-            !self.under_way.borrow().contains_key(name) && self.is_over(service, name)
+            !self.under_way.borrow().contains_key(name) && self.is_pull_over(service, name)
         });
         let before = |reference: &String| {
             let dropped = self.dropped.borrow();
@@ -286,7 +296,7 @@ impl ImageAccess {
             .map(|reference| (before(&reference), reference))
             .collect();
         for (before, reference) in intents {
-            if !self.close(service, reference, before).await {
+            if !self.close_abandoned_pull(service, reference, before).await {
                 return;
             }
         }
@@ -296,17 +306,20 @@ impl ImageAccess {
         let Ok(images) = service.list_images().await else {
             return;
         };
-        let there: Vec<String> = images.iter().map(|image| file_name(&image.id)).collect();
+        let there: Vec<String> = images
+            .iter()
+            .map(|image| record_file_name(&image.id))
+            .collect();
         let gone = records.into_iter().filter(|name| !there.contains(name));
         let gone: Vec<String> = gone.collect();
         if !gone.is_empty() {
             let files = self.files.clone();
-            self.disk.run(move || files.remove(&gone)).await;
+            self.disk.run_job(move || files.remove_records(&gone)).await;
         }
     }
 
     /// Returns true if a noted pull that is not under way can bring no image any more, as far as the runtime tells.
-    fn is_over(&self, service: &dyn ImageService, reference: &str) -> bool {
+    fn is_pull_over(&self, service: &dyn ImageService, reference: &str) -> bool {
         if let Some(is_pulling) = service.is_pulling(reference) {
             return !is_pulling;
         }
@@ -320,24 +333,28 @@ impl ImageAccess {
         }
     }
 
-    async fn note(&self, id: &str, repository: &str, with: Vec<PullSecret>) {
+    async fn note_pull_secrets(&self, id: &str, repository: &str, with: Vec<PullSecret>) {
         let repository = repository.to_owned();
-        self.change(id, move |record| record.note(&repository, &with))
-            .await;
+        self.change_record(id, move |record| {
+            record.record_pull_secrets(&repository, &with)
+        })
+        .await;
     }
 
     /// Notes only that the image was pulled: every pod has to ask the registry.
-    async fn note_pulled(&self, id: &str) {
-        self.change(id, |_| true).await;
+    async fn note_credentials_unknown(&self, id: &str) {
+        self.change_record(id, |_| true).await;
     }
 
-    async fn change(
+    async fn change_record(
         &self,
         id: &str,
         change: impl FnOnce(&mut PulledRecord) -> bool + Send + 'static,
     ) {
         let (files, image) = (self.files.clone(), id.to_owned());
-        let written = self.disk.run(move || files.change(&image, change));
+        let written = self
+            .disk
+            .run_job(move || files.change_record(&image, change));
         if let Err(e) = written.await {
             self.complaints.complain(&format!(
                 "what image {id} was pulled with cannot be noted: {e}"

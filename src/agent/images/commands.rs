@@ -8,11 +8,11 @@ use smol::channel::Sender;
 
 use super::{
     owner::AgentImages,
-    stock::{ImageStock, shown},
+    stock::{ImageStock, shown_names},
 };
 use crate::{
     api::cri::StoredImage,
-    error::chain,
+    error::error_chain,
     image::{
         ImageProgress, ImageReference, ImportOptions, RepairResult, StoreVerification,
         progress::ImageStage,
@@ -32,18 +32,18 @@ pub(in crate::agent) struct ImageCommands {
     pub(in crate::agent) runtime: Rc<dyn RuntimeService>,
 }
 
-fn internal(e: RuntimeError) -> Refusal {
+fn internal_refusal(e: RuntimeError) -> Refusal {
     Refusal::new(500, e.to_string())
 }
 
 impl ImageCommands {
     /// All images, sorted by id.
-    pub(in crate::agent) async fn list(&self) -> Result<Vec<StoredImage>, Refusal> {
-        self.runtime.list_images().await.map_err(internal)
+    pub(in crate::agent) async fn list_images(&self) -> Result<Vec<StoredImage>, Refusal> {
+        self.runtime.list_images().await.map_err(internal_refusal)
     }
 
     /// Imports an archive. Returns the references it brought. `steps` gets the progress; closing it ends the import.
-    pub(in crate::agent) async fn import(
+    pub(in crate::agent) async fn import_archive(
         &self,
         path: PathBuf,
         name: String,
@@ -62,81 +62,88 @@ impl ImageCommands {
             }
             None => ControlFlow::Continue(()),
         };
-        let imported = self.stock.own("import")?.import(path, options, tick).await;
-        let records = imported.map_err(|e| Refusal::bad(chain(&e)))?;
+        let imported = self
+            .stock
+            .own_store("import")?
+            .import_archive(path, options, tick)
+            .await;
+        let records = imported.map_err(|e| Refusal::bad_request(error_chain(&e)))?;
         let ids: Vec<&str> = records.iter().map(|record| &*record.id).collect();
-        self.images.imported(&ids).await;
-        memory::trim();
+        self.images.note_imported_images(&ids).await;
+        memory::trim_memory();
         Ok(records
             .iter()
-            .flat_map(|record| shown(&record.names, &record.id))
+            .flat_map(|record| shown_names(&record.names, &record.id))
             .collect())
     }
 
     /// Pulls `reference`; `now`: whatever the link has left. Returns the image's id.
-    pub(in crate::agent) async fn pull(
+    pub(in crate::agent) async fn pull_image(
         &self,
         reference: &str,
         now: bool,
     ) -> Result<String, Refusal> {
         let pulled = self.images.pull_for_node(reference, now).await;
         pulled.map_err(|e| match e {
-            RuntimeError::Invalid(text) => Refusal::bad(text),
+            RuntimeError::Invalid(text) => Refusal::bad_request(text),
             RuntimeError::Deferred(text) => Refusal::new(
                 429,
                 format!("the link has no bytes left for it today: {text} (--now pulls it now)"),
             ),
-            other => internal(other),
+            other => internal_refusal(other),
         })
     }
 
     /// Progress of the pull of `reference`, if one is under way.
-    pub(in crate::agent) fn progress(&self, reference: &str) -> Option<ImageProgress> {
+    pub(in crate::agent) fn pull_progress(&self, reference: &str) -> Option<ImageProgress> {
         self.runtime.pull_progress(reference)
     }
 
     /// Removes the image that `reference` names; by one of several names, that name only. Returns a line for each name.
-    pub(in crate::agent) async fn remove(&self, reference: &str) -> Result<Vec<String>, Refusal> {
+    pub(in crate::agent) async fn remove_image(
+        &self,
+        reference: &str,
+    ) -> Result<Vec<String>, Refusal> {
         let found = self.runtime.image_status(reference).await;
         let image = found
-            .map_err(internal)?
+            .map_err(internal_refusal)?
             .ok_or_else(|| Refusal::not_found(format!("images \"{reference}\" not found")))?;
         if let ImageStock::Own(store) = &self.stock
             && let Ok(parsed) = ImageReference::parse(reference)
-            && let Some(name) = parsed.tagged().filter(|_| parsed.digest().is_none())
+            && let Some(name) = parsed.tagged_name().filter(|_| parsed.digest().is_none())
             && image.repo_tags.contains(&name)
         {
-            let untagged = store.untag(&image.id, &name).await;
-            if untagged.map_err(|e| Refusal::new(500, chain(&e)))? {
+            let untagged = store.untag_image(&image.id, &name).await;
+            if untagged.map_err(|e| Refusal::new(500, error_chain(&e)))? {
                 return Ok(vec![format!("Untagged: {name}")]);
             }
         }
         let removed = self.runtime.remove_image(&image.id).await;
         removed.map_err(|e| Refusal::new(409, e.to_string()))?;
-        self.images.tidy().await;
-        let names = shown(&image.repo_tags, &image.id).into_iter();
+        self.images.tidy_access_records().await;
+        let names = shown_names(&image.repo_tags, &image.id).into_iter();
         Ok(names.map(|name| format!("Deleted: {name}")).collect())
     }
 
     /// Removes images that no container uses, and layers of pulls without waiters. Returns the removed images and the
     /// freed bytes.
-    pub(in crate::agent) async fn prune(&self) -> Result<(Vec<String>, u64), Refusal> {
-        let pruned = self.stock.prune(&*self.runtime).await;
-        let pruned = pruned.map_err(|e| Refusal::new(500, chain(&e)))?;
-        self.images.tidy().await;
+    pub(in crate::agent) async fn prune_images(&self) -> Result<(Vec<String>, u64), Refusal> {
+        let pruned = self.stock.prune_images(&*self.runtime).await;
+        let pruned = pruned.map_err(|e| Refusal::new(500, error_chain(&e)))?;
+        self.images.tidy_access_records().await;
         Ok(pruned)
     }
 
     /// Checks every image, a layer at a time, so that other work on the lane comes in between. With `repair`, damaged
     /// images that are not used are removed.
-    pub(in crate::agent) async fn verify(
+    pub(in crate::agent) async fn verify_images(
         &self,
         repair: bool,
         steps: Sender<ImageProgress>,
     ) -> Result<StoreVerification, Refusal> {
-        let mut verifying = self.stock.own("verify")?.verifying().await;
+        let mut verifying = self.stock.own_store("verify")?.begin_verification().await;
         loop {
-            let (done, layers, bytes) = verifying.get().progress();
+            let (done, layers, bytes) = verifying.get().progress_counts();
             // Full: the reader is slow, and the next step says all that this one does.
             let step = ImageProgress {
                 stage: ImageStage::Verifying,
@@ -147,30 +154,36 @@ impl ImageCommands {
             };
             let _ = steps.try_send(step);
             if steps.is_closed() {
-                return Err(Refusal::bad("nobody waits for the answer"));
+                return Err(Refusal::bad_request("nobody waits for the answer"));
             }
-            let (back, more) = verifying.run(|verifying| verifying.step()).await;
+            let (back, more) = verifying
+                .run_piece(|verifying| verifying.check_next_layer())
+                .await;
             verifying = back;
             if !more {
                 break;
             }
         }
         // Asked only now: containers made meanwhile count too.
-        let (_, used) = self.stock.look(&*self.runtime).await.map_err(internal)?;
-        let told = verifying.run(move |verifying| {
-            let found = verifying.found();
+        let (_, used) = self
+            .stock
+            .list_images_and_used(&*self.runtime)
+            .await
+            .map_err(internal_refusal)?;
+        let told = verifying.run_piece(move |verifying| {
+            let found = verifying.collect_findings();
             let repairs: Vec<Option<RepairResult>> = found
                 .damaged
                 .iter()
-                .map(|image| repair.then(|| verifying.repair(image, &used)))
+                .map(|image| repair.then(|| verifying.repair_image(image, &used)))
                 .collect();
             StoreVerification { found, repairs }
         });
         let (_, answer) = told.await;
         if repair {
-            self.images.tidy().await;
+            self.images.tidy_access_records().await;
         }
-        memory::trim();
+        memory::trim_memory();
         Ok(answer)
     }
 }

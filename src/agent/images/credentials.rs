@@ -11,7 +11,7 @@ use crate::{
     },
     logic::image_access::PullSecret,
     runtime::runc::store_images::StoreImages,
-    sys::lane::on_fresh_thread,
+    sys::lane::run_on_fresh_thread,
 };
 
 /// Credentials by registry.
@@ -27,18 +27,19 @@ pub(in crate::agent) struct PodPullSecrets {
 /// Keyring of the node: its own credentials for images.
 pub(in crate::agent) trait NodeKeyring {
     /// All credentials for `reference`, in the order in which they are tried. Programs may have to be asked.
-    fn lookup<'a>(&'a self, reference: &'a str) -> ImageFuture<'a, Vec<AuthConfig>>;
+    fn lookup_credentials<'a>(&'a self, reference: &'a str) -> ImageFuture<'a, Vec<AuthConfig>>;
 }
 
 /// Keyring for images that a runtime pulls.
 pub(in crate::agent) struct RuntimeKeyring(pub(in crate::agent) Arc<NodeCredentialLookup>);
 
 impl NodeKeyring for RuntimeKeyring {
-    fn lookup<'a>(&'a self, reference: &'a str) -> ImageFuture<'a, Vec<AuthConfig>> {
+    fn lookup_credentials<'a>(&'a self, reference: &'a str) -> ImageFuture<'a, Vec<AuthConfig>> {
         let (keys, reference) = (Arc::clone(&self.0), reference.to_owned());
         Box::pin(async move {
             // Plugins may take their time.
-            let asked = on_fresh_thread("credentials", move || keys.lookup(&reference));
+            let asked =
+                run_on_fresh_thread("credentials", move || keys.lookup_credentials(&reference));
             let found = asked.await.unwrap_or_else(|e| {
                 log::warn!("credentials of the node: {e}");
                 Vec::new()
@@ -49,7 +50,7 @@ impl NodeKeyring for RuntimeKeyring {
 }
 
 impl NodeKeyring for StoreImages {
-    fn lookup<'a>(&'a self, reference: &'a str) -> ImageFuture<'a, Vec<AuthConfig>> {
+    fn lookup_credentials<'a>(&'a self, reference: &'a str) -> ImageFuture<'a, Vec<AuthConfig>> {
         Box::pin(self.node_credentials(reference))
     }
 }
@@ -72,7 +73,7 @@ pub(super) struct PullCredentials {
 }
 
 /// All tries: a pod's credentials, then the node's, each once. Without any, one anonymous try.
-pub(super) fn tries(own: &[PullAttempt], node: Vec<AuthConfig>) -> Vec<PullAttempt> {
+pub(super) fn pull_attempts(own: &[PullAttempt], node: Vec<AuthConfig>) -> Vec<PullAttempt> {
     let mut all = own.to_vec();
     for auth in node {
         if !all.iter().any(|known| known.auth.as_ref() == Some(&auth)) {
@@ -100,7 +101,7 @@ impl PodPullSecrets {
             if name.is_empty() {
                 continue;
             }
-            match secret(name).and_then(|secret| Some((secret, docker_config(secret)?))) {
+            match secret(name).and_then(|secret| Some((secret, parse_docker_config(secret)?))) {
                 Some((secret, config)) => {
                     let origin = PullSecret {
                         uid: secret.metadata.uid.to_string(),
@@ -117,19 +118,21 @@ impl PodPullSecrets {
     }
 
     /// Names of Secrets that are missing or hold no credentials.
-    pub(super) fn missing(&self) -> &[String] {
+    pub(super) fn missing_secrets(&self) -> &[String] {
         &self.missing
     }
 
     /// The credentials for `repository`, by the Secret that each is in.
-    pub(super) fn brought(&self, repository: &str) -> Vec<PullSecret> {
+    pub(super) fn credentials_brought(&self, repository: &str) -> Vec<PullSecret> {
         let mut brought = Vec::new();
         for (origin, auths) in &self.found {
             let mut own = Keyring::default();
-            own.add(auths.clone());
-            brought.extend(own.lookup(repository).iter().map(|credential| PullSecret {
-                digest: credential.digest(),
-                ..origin.clone()
+            own.add_place(auths.clone());
+            brought.extend(own.lookup_credentials(repository).iter().map(|credential| {
+                PullSecret {
+                    digest: credential.credential_digest(),
+                    ..origin.clone()
+                }
             }));
         }
         brought
@@ -137,16 +140,16 @@ impl PodPullSecrets {
 
     /// Picks the credentials for a pull from `repository`.
     pub(super) fn into_credentials(self, repository: &str) -> PullCredentials {
-        let brought = self.brought(repository);
+        let brought = self.credentials_brought(repository);
         let mut ring = Keyring::default();
         for (_, auths) in self.found {
-            ring.add(auths);
+            ring.add_place(auths);
         }
         let own = ring
-            .lookup(repository)
+            .lookup_credentials(repository)
             .into_iter()
             .map(|credential| PullAttempt {
-                digest: Some(credential.digest()),
+                digest: Some(credential.credential_digest()),
                 auth: Some(credential.into()),
             });
         PullCredentials {
@@ -156,7 +159,7 @@ impl PodPullSecrets {
     }
 }
 
-fn docker_config(secret: &Secret) -> Option<DockerConfig> {
+fn parse_docker_config(secret: &Secret) -> Option<DockerConfig> {
     let data = |key: &str| {
         let text = secret.string_data.get(key).map(String::as_bytes);
         text.or_else(|| secret.data.get(key).map(|b| b.0.as_slice()))

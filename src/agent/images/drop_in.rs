@@ -9,7 +9,7 @@ use smol::future::FutureExt as _;
 
 use super::{
     owner::{AgentImages, with_default_tag},
-    stock::shown,
+    stock::shown_names,
 };
 use crate::{
     agent::link_policy::DeferredPull,
@@ -51,9 +51,9 @@ enum DropInWakeReason {
 
 impl ImageDropInWatcher {
     /// Looks at the directory until `arrived`, which is called whenever images came, returns false.
-    pub(in crate::agent) async fn run(self, arrived: impl AsyncFn() -> bool) {
+    pub(in crate::agent) async fn watch_directory(self, arrived: impl AsyncFn() -> bool) {
         let clock = &self.images.clock;
-        let mut drop_in = self.store.drop_in(self.path.clone()).await;
+        let mut drop_in = self.store.open_drop_in(self.path.clone()).await;
         let mut doorbell = None;
         let mut pull: Option<ListPull> = None;
         let mut reports = Vec::new();
@@ -63,37 +63,38 @@ impl ImageDropInWatcher {
                 doorbell = DropInDoorbell::open(&self.path).ok();
             }
             let now = clock.now();
-            let looked =
-                drop_in.run(move |drop_in| drop_in.look(now, &mut |_| ControlFlow::Continue(())));
+            let looked = drop_in.run_piece(move |drop_in| {
+                drop_in.scan_directory(now, &mut |_| ControlFlow::Continue(()))
+            });
             let (back, look) = looked.await;
             drop_in = back;
             reports.extend(look.reports);
             for report in &reports {
                 if let DropInReport::Imported { images, .. } = report {
                     let ids: Vec<&str> = images.iter().map(|record| &*record.id).collect();
-                    self.images.imported(&ids).await;
+                    self.images.note_imported_images(&ids).await;
                 }
             }
-            if tell(&reports) {
-                memory::trim();
+            if log_reports(&reports) {
+                memory::trim_memory();
                 if !arrived().await {
                     return;
                 }
             }
             reports.clear();
             if pull.is_none()
-                && let Some(wanted) = drop_in.get().next_pull(clock.now())
+                && let Some(wanted) = drop_in.get().next_due_pull(clock.now())
             {
                 pull = Some(Box::pin(pull_for_list(Rc::clone(&self.images), wanted)));
             }
             let wait = look.again.unwrap_or(INTERVAL).min(INTERVAL);
             let tick = async {
-                clock.until(clock.now() + wait).await;
+                clock.sleep_until(clock.now() + wait).await;
                 DropInWakeReason::Tick
             };
             let ring = async {
                 match &doorbell {
-                    Some(doorbell) => DropInWakeReason::Ring(doorbell.ring().await),
+                    Some(doorbell) => DropInWakeReason::Ring(doorbell.wait_for_change().await),
                     None => core::future::pending().await,
                 }
             };
@@ -111,17 +112,19 @@ impl ImageDropInWatcher {
                 DropInWakeReason::Ring(Err(_)) => doorbell = None,
                 DropInWakeReason::Pulled(wanted, Err(RuntimeError::Deferred(_))) => {
                     pull = None;
-                    let waits = waits(&self.images, &wanted).await;
+                    let waits = link_delay(&self.images, &wanted).await;
                     // If not, there are bytes again.
                     let after = waits.map_or(RETRY_FIRST, |deferred| deferred.after);
                     let until = clock.now() + after.min(LINK_INTERVAL);
-                    let noted = drop_in.run(move |drop_in| drop_in.postpone(wanted, until));
+                    let noted =
+                        drop_in.run_piece(move |drop_in| drop_in.postpone_pull(wanted, until));
                     (drop_in, ()) = noted.await;
                 }
                 DropInWakeReason::Pulled(wanted, result) => {
                     pull = None;
                     let now = clock.now();
-                    let noted = drop_in.run(move |drop_in| drop_in.pulled(wanted, result, now));
+                    let noted = drop_in
+                        .run_piece(move |drop_in| drop_in.record_pull_result(wanted, result, now));
                     let (back, report) = noted.await;
                     drop_in = back;
                     reports.extend(report);
@@ -135,7 +138,7 @@ async fn pull_for_list(
     images: Rc<AgentImages>,
     wanted: ListedReference,
 ) -> (ListedReference, Result<String, RuntimeError>) {
-    if let Some(deferred) = waits(&images, &wanted).await {
+    if let Some(deferred) = link_delay(&images, &wanted).await {
         return (wanted, Err(RuntimeError::Deferred(deferred.says)));
     }
     log::info!("image {} of {} is pulled", wanted.reference, wanted.file);
@@ -145,7 +148,7 @@ async fn pull_for_list(
 }
 
 /// Reason why an image waits for the link, if it does. The reason is logged once.
-async fn waits(images: &AgentImages, wanted: &ListedReference) -> Option<DeferredPull> {
+async fn link_delay(images: &AgentImages, wanted: &ListedReference) -> Option<DeferredPull> {
     let reference = with_default_tag(&wanted.reference);
     // No pod's.
     let uid = PodUid::from("");
@@ -162,14 +165,16 @@ async fn waits(images: &AgentImages, wanted: &ListedReference) -> Option<Deferre
 }
 
 /// Logs the reports. Returns true if images arrived.
-fn tell(reports: &[DropInReport]) -> bool {
+fn log_reports(reports: &[DropInReport]) -> bool {
     let mut arrived = false;
     for report in reports {
         match report {
             DropInReport::Imported { file, images } => {
                 arrived = true;
-                let names: Vec<String> =
-                    images.iter().flat_map(|r| shown(&r.names, &r.id)).collect();
+                let names: Vec<String> = images
+                    .iter()
+                    .flat_map(|r| shown_names(&r.names, &r.id))
+                    .collect();
                 log::info!("image archive {file} imported: {}", names.join(", "));
             }
             DropInReport::Pulled { wanted, id } => {

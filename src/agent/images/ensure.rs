@@ -29,7 +29,7 @@ impl AgentImages {
     /// Makes sure that the container's image is there, as its pull policy says, and returns it; `None` if the pod is to end.
     ///
     /// - Errors: the reason why the container waits.
-    pub(in crate::agent) async fn ensure(
+    pub(in crate::agent) async fn ensure_image(
         &self,
         pod: &dyn StartingPod,
         container: &Container,
@@ -48,7 +48,7 @@ impl AgentImages {
     /// - Errors: the last image that is not there. All were tried. Each failure was told; a wait for the link, once.
     /// - Source: kubelet `kuberuntime_manager.go`, `getImageVolumes`, `toKubeContainerImageVolumes`. A kubelet also gets images
     ///   that no container mounts, and all of them at every sync.
-    pub(in crate::agent) async fn ensure_volumes(
+    pub(in crate::agent) async fn ensure_volume_images(
         &self,
         pod: &dyn StartingPod,
         known: &PodVolumeImages,
@@ -60,7 +60,7 @@ impl AgentImages {
             let Some(source) = &volume.image else {
                 continue;
             };
-            if !container.mounts(&volume.name) {
+            if !container.mounts_volume(&volume.name) {
                 continue;
             }
             let ensured = known.0.borrow().get(&volume.name).cloned();
@@ -91,7 +91,7 @@ impl AgentImages {
                     if e.reason != DEFERRED {
                         let message = format!("Error: {}", e.reason);
                         let name = Some(&*container.name);
-                        pod.event(name, EventSeverity::Warning, "Failed", &message);
+                        pod.record_event(name, EventSeverity::Warning, "Failed", &message);
                     }
                     failed = Some(e);
                 }
@@ -106,7 +106,7 @@ impl AgentImages {
         wanted: &WantedImage<'_>,
     ) -> Result<Option<StoredImage>, ImageWaitReason> {
         let event = |severity, reason, message: &str| {
-            pod.event(wanted.container, severity, reason, message);
+            pod.record_event(wanted.container, severity, reason, message);
         };
         if let Err(why) = ImageReference::parse(wanted.image) {
             let message = format!(
@@ -149,6 +149,6 @@ impl AgentImages {
             event(EventSeverity::Warning, "ErrImageNeverPull", &message);
             return Err(ImageWaitReason::new("ErrImageNeverPull", message));
         }
-        self.pull(pod, wanted, &reference).await
+        self.pull_image(pod, wanted, &reference).await
     }
 }

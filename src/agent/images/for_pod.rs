@@ -16,13 +16,19 @@ pub(in crate::agent) trait StartingPod {
     /// The pod.
     fn pod(&self) -> &Pod;
     /// Records an event of its container of this name, or of the pod.
-    fn event(&self, container: Option<&str>, severity: EventSeverity, reason: &str, message: &str);
+    fn record_event(
+        &self,
+        container: Option<&str>,
+        severity: EventSeverity,
+        reason: &str,
+        message: &str,
+    );
     /// Configuration of the pod's sandbox; `None` if it cannot be told.
-    fn sandbox(&self) -> Option<SandboxConfig>;
+    fn sandbox_config(&self) -> Option<SandboxConfig>;
     /// Present content of the pod's pull secrets.
     fn pull_secrets(&self) -> ImageFuture<'_, PodPullSecrets>;
     /// Resolves when the pod is to end, and waits for nothing any more (PW-14).
-    fn cancelled(&self) -> ImageFuture<'_, ()>;
+    fn wait_cancelled(&self) -> ImageFuture<'_, ()>;
 }
 
 /// Reason why a container waits for an image, for its status.

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     api::cri::FsInfo,
     config::ImageConfig,
-    error::chain,
+    error::error_chain,
     logic::image_gc::{ImageGcPolicy, ImageUse, ImageUseHistory, PERIOD},
     runtime::RuntimeService,
 };
@@ -45,7 +45,7 @@ enum ImageGarbageError {
 pub(in crate::agent) type UnusedImageRequests = Sender<Sender<()>>;
 
 /// Has every unused image removed and waits until that is done. Returns false if the remover has ended.
-pub(in crate::agent) async fn remove_unused(ask: &UnusedImageRequests) -> bool {
+pub(in crate::agent) async fn remove_unused_images(ask: &UnusedImageRequests) -> bool {
     let (answer, done) = smol::channel::bounded(1);
     // Both end with an error once the remover has ended.
     ask.send(answer).await.is_ok() && done.recv().await.is_ok()
@@ -86,18 +86,18 @@ impl ImageGarbageCollector {
     }
 
     /// Looks every few minutes (GC-10), and removes unused images when `asked` to (EVICT-07).
-    pub(in crate::agent) async fn run(mut self, asked: Receiver<Sender<()>>) {
+    pub(in crate::agent) async fn run_collector(mut self, asked: Receiver<Sender<()>>) {
         let clock = Rc::clone(&self.images.clock);
         let mut failed_before = false;
         loop {
-            self.images.tidy().await;
-            let passed = self.pass().await;
+            self.images.tidy_access_records().await;
+            let passed = self.collect_once().await;
             // The removed images have records, which go too.
-            self.images.tidy().await;
+            self.images.tidy_access_records().await;
             match passed {
                 Ok(()) => failed_before = false,
                 Err(e) => {
-                    let why = chain(&e);
+                    let why = error_chain(&e);
                     log::warn!("image garbage: {why}");
                     // Once may be chance (GC-13).
                     if failed_before {
@@ -116,14 +116,14 @@ impl ImageGarbageCollector {
                     }
                 };
                 let due = async {
-                    clock.until(next).await;
+                    clock.sleep_until(next).await;
                     None
                 };
                 let Some(done) = ask.or(due).await else {
                     break;
                 };
-                if let Err(e) = self.reclaim().await {
-                    log::warn!("image garbage: {}", chain(&e));
+                if let Err(e) = self.reclaim_unused().await {
+                    log::warn!("image garbage: {}", error_chain(&e));
                 }
                 let _ = done.try_send(());
             }
@@ -131,36 +131,39 @@ impl ImageGarbageCollector {
     }
 
     /// Removes every image that is unused and old enough.
-    async fn reclaim(&mut self) -> Result<(), ImageGarbageError> {
-        self.images.tidy().await;
-        let looked = self.stock.look(&*self.runtime).await;
+    async fn reclaim_unused(&mut self) -> Result<(), ImageGarbageError> {
+        self.images.tidy_access_records().await;
+        let looked = self.stock.list_images_and_used(&*self.runtime).await;
         let (kept, used) = looked.map_err(ImageStockError::from)?;
-        let images: Vec<ImageUse<'_>> = kept.iter().map(|image| as_used(image, &used)).collect();
+        let images: Vec<ImageUse<'_>> = kept.iter().map(|image| image_use(image, &used)).collect();
         let now = self.images.clock.now();
-        self.gc.observe(&images, now);
-        let cleared = self.stock.clear_unfinished().await;
+        self.gc.observe_images(&images, now);
+        let cleared = self.stock.remove_unfinished().await;
         let freed = cleared.map_err(ImageStockError::from)?;
         log::info!(
             "the disk is short: unused images are removed; {freed} bytes of unfinished pulls went"
         );
-        let all = self.gc.to_free(&images, u64::MAX, &self.policy, now);
-        let all = chosen(&kept, all);
-        let (_, failed) = self.remove_all(all, &used, "the disk is short").await;
-        self.images.tidy().await;
+        let all = self.gc.images_to_free(&images, u64::MAX, &self.policy, now);
+        let all = choose_images(&kept, all);
+        let (_, failed) = self.remove_images(all, &used, "the disk is short").await;
+        self.images.tidy_access_records().await;
         Ok(failed?)
     }
 
     /// Runs one pass.
-    async fn pass(&mut self) -> Result<(), ImageGarbageError> {
-        let looked = self.stock.look(&*self.runtime).await;
+    async fn collect_once(&mut self) -> Result<(), ImageGarbageError> {
+        let looked = self.stock.list_images_and_used(&*self.runtime).await;
         let (kept, used) = looked.map_err(ImageStockError::from)?;
-        let images: Vec<ImageUse<'_>> = kept.iter().map(|image| as_used(image, &used)).collect();
+        let images: Vec<ImageUse<'_>> = kept.iter().map(|image| image_use(image, &used)).collect();
         let now = self.images.clock.now();
-        self.gc.observe(&images, now);
-        let old = chosen(&kept, self.gc.too_old(&images, &self.policy, now));
-        let old = self.remove_all(old, &used, "it was not used for long");
+        self.gc.observe_images(&images, now);
+        let old = choose_images(
+            &kept,
+            self.gc.images_over_max_age(&images, &self.policy, now),
+        );
+        let old = self.remove_images(old, &used, "it was not used for long");
         let (_, old) = old.await;
-        let fs = self.fs_info().await?;
+        let fs = self.image_filesystem().await?;
         let Ok(wanted) = self.policy.bytes_to_free(&fs) else {
             let error = ImageGarbageError::Capacity(fs.capacity_bytes);
             (self.warn)("InvalidDiskCapacity", &error.to_string());
@@ -174,17 +177,20 @@ impl ImageGarbageCollector {
             self.policy.high_percent
         );
         // Layers of pulls that did not come back cost least to lose.
-        let cleared = self.stock.clear_unfinished().await;
+        let cleared = self.stock.remove_unfinished().await;
         let mut freed = cleared.map_err(ImageStockError::from)?;
         let still = wanted.saturating_sub(freed);
         let now = self.images.clock.now();
-        let more = chosen(&kept, self.gc.to_free(&images, still, &self.policy, now));
-        let (bytes, failed) = self.remove_all(more, &used, "the disk is full").await;
+        let more = choose_images(
+            &kept,
+            self.gc.images_to_free(&images, still, &self.policy, now),
+        );
+        let (bytes, failed) = self.remove_images(more, &used, "the disk is full").await;
         freed += bytes;
         old.and(failed)?;
         // A shared layer is not freed by one of its images, and other programs may have freed space: the disk itself
         // tells.
-        let fs = self.fs_info().await?;
+        let fs = self.image_filesystem().await?;
         if freed < wanted && self.policy.bytes_to_free(&fs).unwrap_or(0) > 0 {
             let error = ImageGarbageError::TooLittle { wanted, freed };
             (self.warn)("FreeDiskSpaceFailed", &error.to_string());
@@ -193,12 +199,12 @@ impl ImageGarbageCollector {
         Ok(())
     }
 
-    async fn fs_info(&self) -> Result<FsInfo, ImageStockError> {
+    async fn image_filesystem(&self) -> Result<FsInfo, ImageStockError> {
         Ok(self.runtime.image_fs_info().await?)
     }
 
     /// Removes images one by one; a failure does not keep the others. Returns the bytes freed, and the first failure.
-    async fn remove_all(
+    async fn remove_images(
         &self,
         all: impl Iterator<Item = &StockedImage>,
         used: &BTreeSet<String>,
@@ -206,7 +212,7 @@ impl ImageGarbageCollector {
     ) -> (u64, Result<(), ImageStockError>) {
         let (mut freed, mut failed) = (0, Ok(()));
         for image in all {
-            match self.remove(image, used, why).await {
+            match self.remove_image(image, used, why).await {
                 Ok(bytes) => freed += bytes,
                 Err(e) => failed = failed.and(Err(e)),
             }
@@ -214,13 +220,13 @@ impl ImageGarbageCollector {
         (freed, failed)
     }
 
-    async fn remove(
+    async fn remove_image(
         &self,
         image: &StockedImage,
         used: &BTreeSet<String>,
         why: &str,
     ) -> Result<u64, ImageStockError> {
-        let removed = self.stock.remove(&*self.runtime, image, used).await?;
+        let removed = self.stock.remove_image(&*self.runtime, image, used).await?;
         let Some(freed) = removed else {
             // It is used since it was chosen.
             return Ok(0);
@@ -235,7 +241,7 @@ impl ImageGarbageCollector {
 }
 
 /// Images by their ids, in the order of these.
-fn chosen<'a>(
+fn choose_images<'a>(
     kept: &'a [StockedImage],
     ids: Vec<&'a str>,
 ) -> impl Iterator<Item = &'a StockedImage> {
@@ -243,7 +249,7 @@ fn chosen<'a>(
     ids.into_iter().filter_map(find)
 }
 
-fn as_used<'a>(image: &'a StockedImage, used: &BTreeSet<String>) -> ImageUse<'a> {
+fn image_use<'a>(image: &'a StockedImage, used: &BTreeSet<String>) -> ImageUse<'a> {
     ImageUse {
         id: &image.id,
         size_bytes: image.size_bytes,

@@ -11,9 +11,9 @@ use smol::lock::Semaphore;
 
 use super::{
     access::ImageAccess,
-    credentials::{NodeKeyring, PullAttempt, PullCredentials, tries},
+    credentials::{NodeKeyring, PullAttempt, PullCredentials, pull_attempts},
     for_pod::StartingPod,
-    garbage::{UnusedImageRequests, remove_unused},
+    garbage::{UnusedImageRequests, remove_unused_images},
 };
 use crate::{
     agent::{
@@ -67,9 +67,9 @@ pub(super) struct PulledImage {
 ///
 /// - Bounds: as many delays as it is told at start, the one that ends first makes room; one entry for each pull under way
 ///   that a pod brought credentials for; records on disk, one an image, which end with it.
-/// - Called by: starts of containers ([`AgentImages::ensure`], [`AgentImages::ensure_volumes`]), the loop when images arrived
-///   ([`AgentImages::forget_delays`]) and when memory is given back ([`AgentImages::take_heap_used`]), the garbage collection
-///   ([`AgentImages::sweep`]), and the local commands.
+/// - Called by: starts of containers ([`AgentImages::ensure_image`], [`AgentImages::ensure_volume_images`]), the loop when images arrived
+///   ([`AgentImages::forget_pull_delays`]) and when memory is given back ([`AgentImages::take_heap_used`]), the garbage collection
+///   ([`AgentImages::sweep_pull_delays`]), and the local commands.
 pub(in crate::agent) struct AgentImages {
     pub(super) service: Rc<dyn ImageService>,
     keyring: Rc<dyn NodeKeyring>,
@@ -97,7 +97,7 @@ impl AgentImages {
         Self {
             service: tools.service,
             keyring: tools.keyring,
-            turns: Semaphore::new(parallel(cfg)),
+            turns: Semaphore::new(parallel_pull_limit(cfg)),
             clock: tools.clock,
             access: ImageAccess::new(root, cfg.verification.clone(), tools.disk, tools.complaints),
             backoff: RefCell::new(ImageBackoff::new(delays)),
@@ -109,17 +109,17 @@ impl AgentImages {
     }
 
     /// Forgets the delays for images of `pod`: they may be there now, and such an image needs no wait.
-    pub(in crate::agent) fn forget_delays(&self, pod: &Pod) {
+    pub(in crate::agent) fn forget_pull_delays(&self, pod: &Pod) {
         let mut delays = self.backoff.borrow_mut();
         let own = pod.spec.all_containers().map(|c| &c.image);
         let volumes = pod.spec.volumes.iter().filter_map(|v| v.image.as_ref());
         own.chain(volumes.map(|source| &source.reference))
-            .for_each(|image| delays.forget(&pod.metadata.uid, &with_default_tag(image)));
+            .for_each(|image| delays.forget_image(&pod.metadata.uid, &with_default_tag(image)));
     }
 
     /// Forgets delays that are long over.
-    pub(in crate::agent) fn sweep(&self) {
-        self.backoff.borrow_mut().sweep(self.clock.now());
+    pub(in crate::agent) fn sweep_pull_delays(&self) {
+        self.backoff.borrow_mut().forget_expired(self.clock.now());
     }
 
     /// Returns true if images were unpacked since the last call, which leaves free pages all over the heap.
@@ -129,14 +129,16 @@ impl AgentImages {
 
     /// Progress of the pull that `container` waits for, if one is under way: of its own image or of a volume's, with
     /// the image as the pod has it.
-    pub(in crate::agent) fn progress<'a>(
+    pub(in crate::agent) fn pull_progress<'a>(
         &self,
         pod: &'a Pod,
         container: &'a Container,
     ) -> Option<(&'a str, ImageProgress)> {
         let volumes = pod.spec.volumes.iter().filter_map(|volume| {
             let source = volume.image.as_ref()?;
-            container.mounts(&volume.name).then_some(&*source.reference)
+            container
+                .mounts_volume(&volume.name)
+                .then_some(&*source.reference)
         });
         volumes.chain([&*container.image]).find_map(|image| {
             let progress = self.service.pull_progress(&with_default_tag(image))?;
@@ -156,25 +158,25 @@ impl AgentImages {
     ) -> Result<String, RuntimeError> {
         let budget = self.budget.as_deref().filter(|_| now);
         let _urgent = budget.map(|it| UrgentPull::begin(it, reference, PullUrgency::Now));
-        let pulled = self.pull_with(reference, &[], None).await?;
+        let pulled = self.pull_with_credentials(reference, &[], None).await?;
         // The node's own credentials are good for every pod.
         let of_node = PullCredentials {
             own: Vec::new(),
             brought: Vec::new(),
         };
         self.access
-            .pulled(reference, &pulled.id, &of_node, None)
+            .note_pulled_image(reference, &pulled.id, &of_node, None)
             .await;
         Ok(pulled.id)
     }
 
     /// Has unused images removed. Returns false if there is no remover.
-    async fn make_room(&self, reference: &str) -> bool {
+    async fn remove_unused_images(&self, reference: &str) -> bool {
         let Some(ask) = &self.unused_images else {
             return false;
         };
         log::info!("image {reference} has no room on the disk: images that nobody uses make it");
-        remove_unused(ask).await
+        remove_unused_images(ask).await
     }
 
     /// Pulls with the credentials of a pod before those of the node, one after the other, when its turn has come (IMG-13,
@@ -182,7 +184,7 @@ impl AgentImages {
     ///
     /// # Errors
     /// The runtime's errors for the credentials, each text once.
-    pub(super) async fn pull_with(
+    pub(super) async fn pull_with_credentials(
         &self,
         reference: &str,
         own: &[PullAttempt],
@@ -192,11 +194,15 @@ impl AgentImages {
         let begun = self.clock.now();
         let mut denied: Vec<String> = Vec::new();
         let mut room_made = false;
-        for PullAttempt { auth, digest } in tries(own, self.keyring.lookup(reference).await) {
+        for PullAttempt { auth, digest } in
+            pull_attempts(own, self.keyring.lookup_credentials(reference).await)
+        {
             let pulled = self.service.pull_image(reference, auth.as_ref(), sandbox);
             let pulled = match pulled.await {
                 // Unused images make room, once.
-                Err(RuntimeError::Full(_)) if !room_made && self.make_room(reference).await => {
+                Err(RuntimeError::Full(_))
+                    if !room_made && self.remove_unused_images(reference).await =>
+                {
                     room_made = true;
                     let again = self.service.pull_image(reference, auth.as_ref(), sandbox);
                     again.await
@@ -226,43 +232,47 @@ impl AgentImages {
     }
 
     /// Returns true if a pull may begin at `now`; then it is counted (IMG-16).
-    pub(super) fn may_begin(&self, now: MonoTime) -> bool {
-        self.rate.borrow_mut().allows(now)
+    pub(super) fn may_begin_pull(&self, now: MonoTime) -> bool {
+        self.rate.borrow_mut().try_take_pull(now)
     }
 
     /// Reason why `reference` is not pulled again yet for this pod, if it is not.
-    pub(super) fn delayed(&self, pod: &dyn StartingPod, reference: &str) -> Option<String> {
+    pub(super) fn pull_delay_reason(
+        &self,
+        pod: &dyn StartingPod,
+        reference: &str,
+    ) -> Option<String> {
         let uid = &pod.pod().metadata.uid;
         let now = self.clock.now();
-        self.backoff.borrow().waiting(uid, reference, now)
+        self.backoff.borrow().waiting_message(uid, reference, now)
     }
 
     /// Notes that a pull failed: the next one waits longer.
-    pub(super) fn failed(&self, pod: &dyn StartingPod, reference: &str, error: &str) {
+    pub(super) fn note_pull_failure(&self, pod: &dyn StartingPod, reference: &str, error: &str) {
         let uid = &pod.pod().metadata.uid;
         let now = self.clock.now();
         let mut delays = self.backoff.borrow_mut();
-        delays.failed(uid, reference, error, now);
+        delays.record_pull_failure(uid, reference, error, now);
     }
 
     /// Returns true if the pod may use the image that `reference` names without asking the registry (IMG-20).
     pub(super) async fn may_use(&self, pod: &dyn StartingPod, reference: &str, id: &str) -> bool {
-        self.access.settle(&*self.service).await;
+        self.access.settle_abandoned_pulls(&*self.service).await;
         self.access.may_use(pod, reference, id).await
     }
 
     /// Notes that the operator brought these images: every pod may use them.
-    pub(super) async fn imported(&self, ids: &[&str]) {
-        self.access.imported(ids).await;
+    pub(super) async fn note_imported_images(&self, ids: &[&str]) {
+        self.access.note_imported_images(ids).await;
     }
 
     /// Brings the notes on images in order, after images were removed or a crash ended pulls.
-    pub(in crate::agent) async fn tidy(&self) {
-        self.access.tidy(&*self.service).await;
+    pub(in crate::agent) async fn tidy_access_records(&self) {
+        self.access.tidy_records(&*self.service).await;
     }
 }
 
-fn parallel(cfg: &ImageConfig) -> usize {
+fn parallel_pull_limit(cfg: &ImageConfig) -> usize {
     let asked = cfg.parallel_pulls.and_then(|n| usize::try_from(n).ok());
     asked.map_or(MAX_PARALLEL, |n| n.clamp(1, MAX_PARALLEL))
 }

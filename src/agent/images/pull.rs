@@ -48,14 +48,14 @@ impl AgentImages {
     /// Pulls `reference` now, unless a pull failed lately. Returns the image; `None` if the pod is to end.
     ///
     /// - Errors: the reason why the container waits; an event has told the failure.
-    pub(super) async fn pull(
+    pub(super) async fn pull_image(
         &self,
         pod: &dyn StartingPod,
         wanted: &WantedImage<'_>,
         reference: &str,
     ) -> Result<Option<StoredImage>, ImageWaitReason> {
         let event = |severity, reason, message: &str| {
-            pod.event(wanted.container, severity, reason, message);
+            pod.record_event(wanted.container, severity, reason, message);
         };
         // A volume's failure is told by each container that waits for it.
         let told = |reason: &str| {
@@ -73,10 +73,10 @@ impl AgentImages {
             false => PullUrgency::Normal,
         };
         if let Err(deferred) = self.may_begin_by_link(uid, reference, urgency).await {
-            let waiting = waits(reference, deferred, &event);
-            return self.older(pod, wanted, reference, waiting).await;
+            let waiting = link_wait_reason(reference, deferred, &event);
+            return self.use_older_image(pod, wanted, reference, waiting).await;
         }
-        if let Some(message) = self.delayed(pod, reference) {
+        if let Some(message) = self.pull_delay_reason(pod, reference) {
             let told_of = format!("Back-off pulling image \"{reference}\"");
             event(EventSeverity::Normal, "BackOff", &told_of);
             told("ImagePullBackOff");
@@ -88,7 +88,7 @@ impl AgentImages {
         let budget = self.budget.as_deref();
         let budget = budget.filter(|_| urgency > PullUrgency::Normal);
         let urgent = budget.map(|budget| UrgentPull::begin(budget, reference, urgency));
-        let pulled = self.try_pull(pod, wanted, reference).await;
+        let pulled = self.pull_with_notes(pod, wanted, reference).await;
         drop(urgent);
         match pulled {
             None => Ok(None),
@@ -100,12 +100,12 @@ impl AgentImages {
                     is_news: false,
                     after: Duration::ZERO,
                 });
-                let waiting = waits(reference, deferred, &event);
-                self.older(pod, wanted, reference, waiting).await
+                let waiting = link_wait_reason(reference, deferred, &event);
+                self.use_older_image(pod, wanted, reference, waiting).await
             }
             Some(Ok((image, took))) => {
-                let all = go_text(self.clock.now() - started);
-                let took = go_text(took);
+                let all = format_go_duration(self.clock.now() - started);
+                let took = format_go_duration(took);
                 let message = format!(
                     "Successfully pulled image \"{reference}\" in {took} ({all} including waiting). Image size: {} bytes.",
                     image.size_bytes
@@ -117,8 +117,8 @@ impl AgentImages {
                 let text = e.to_string();
                 let message = format!("Failed to pull image \"{reference}\": {text}");
                 event(EventSeverity::Warning, "Failed", &message);
-                let (reason, message) = reason_of(reference, text);
-                self.failed(pod, reference, &format!("{reason}: {message}"));
+                let (reason, message) = pull_failure_reason(reference, text);
+                self.note_pull_failure(pod, reference, &format!("{reason}: {message}"));
                 told(reason);
                 Err(ImageWaitReason::new(reason, message))
             }
@@ -127,7 +127,7 @@ impl AgentImages {
 
     /// The image that is here under that name, if the pod may use it: a container is not kept from starting because a newer
     /// one waits for the link.
-    async fn older(
+    async fn use_older_image(
         &self,
         pod: &dyn StartingPod,
         wanted: &WantedImage<'_>,
@@ -139,7 +139,7 @@ impl AgentImages {
                 let message = format!(
                     "Container image \"{reference}\" already present on machine; a newer one waits for the link"
                 );
-                pod.event(wanted.container, EventSeverity::Normal, "Pulled", &message);
+                pod.record_event(wanted.container, EventSeverity::Normal, "Pulled", &message);
                 Ok(Some(image))
             }
             _ => Err(waiting),
@@ -158,55 +158,60 @@ impl AgentImages {
         };
         let found = self.service.image_status(reference).await;
         let is_here = matches!(found, Ok(Some(_)));
-        budget.may_begin(uid, reference, is_here, urgency)
+        budget.may_begin_pull(uid, reference, is_here, urgency)
     }
 
     /// Runs the pull, and writes the notes before and after it; `None` if the pod is to end. Returns the image and the
     /// time without the wait for other pulls.
-    async fn try_pull(
+    async fn pull_with_notes(
         &self,
         pod: &dyn StartingPod,
         wanted: &WantedImage<'_>,
         reference: &str,
     ) -> Option<Result<(StoredImage, Duration), RuntimeError>> {
         let started = self.clock.now();
-        let credentials = credentials(pod, reference).await;
+        let credentials = pod_credentials(pod, reference).await;
         let begun = self
             .access
-            .begin(&*self.service, reference, &credentials)
+            .begin_pull(&*self.service, reference, &credentials)
             .await;
-        let allowed = self.may_begin(started);
+        let allowed = self.may_begin_pull(started);
         let pulled = if let Err(e) = &begun {
             let message = format!("that it is pulled cannot be noted: {e}");
             Some(Err(RuntimeError::Failed(message)))
         } else if allowed {
             // A pull may take hours, and a pod that is to end waits for nothing of that (PW-14).
             let cancelled = async {
-                pod.cancelled().await;
+                pod.wait_cancelled().await;
                 None
             };
-            let pulled = async { Some(self.pull_now(pod, wanted, reference, &credentials).await) };
+            let pulled = async {
+                Some(
+                    self.pull_with_events(pod, wanted, reference, &credentials)
+                        .await,
+                )
+            };
             pulled.or(cancelled).await
         } else {
             Some(Err(RuntimeError::Failed("pull QPS exceeded".into())))
         };
         // A pulled image is noted to the end, also for a pod that is to end.
         let noted = match pulled {
-            Some(Ok(pulled)) => Some(self.note(reference, pulled, &credentials).await),
+            Some(Ok(pulled)) => Some(self.note_pull_result(reference, pulled, &credentials).await),
             Some(Err(e)) => Some(Err(e)),
             None => {
                 // Past its last look at whether it is wanted, it brings the image all the same.
                 let begun = begun.unwrap_or_default();
-                self.access.dropped(&*self.service, begun).await;
+                self.access.note_abandoned_pull(&*self.service, begun).await;
                 return None;
             }
         };
-        self.access.end(begun.unwrap_or_default()).await;
+        self.access.end_pull(begun.unwrap_or_default()).await;
         noted
     }
 
     /// Pulls, with events while it takes long.
-    async fn pull_now(
+    async fn pull_with_events(
         &self,
         pod: &dyn StartingPod,
         wanted: &WantedImage<'_>,
@@ -215,20 +220,22 @@ impl AgentImages {
     ) -> Result<PulledImage, RuntimeError> {
         let told = async {
             loop {
-                self.clock.until(self.clock.now() + PROGRESS_EVENTS).await;
+                self.clock
+                    .sleep_until(self.clock.now() + PROGRESS_EVENTS)
+                    .await;
                 if let Some(progress) = self.service.pull_progress(reference) {
                     let message = format!("Pulling image \"{reference}\": {progress}");
-                    pod.event(wanted.container, EventSeverity::Normal, "Pulling", &message);
+                    pod.record_event(wanted.container, EventSeverity::Normal, "Pulling", &message);
                 }
             }
         };
-        let sandbox = pod.sandbox();
-        let pulled = self.pull_with(reference, &credentials.own, sandbox.as_ref());
+        let sandbox = pod.sandbox_config();
+        let pulled = self.pull_with_credentials(reference, &credentials.own, sandbox.as_ref());
         pulled.or(told).await
     }
 
     /// Notes the Secrets whose credentials brought an image.
-    async fn note(
+    async fn note_pull_result(
         &self,
         reference: &str,
         pulled: PulledImage,
@@ -236,7 +243,7 @@ impl AgentImages {
     ) -> Result<(StoredImage, Duration), RuntimeError> {
         let with = pulled.with.as_deref();
         self.access
-            .pulled(reference, &pulled.id, credentials, with)
+            .note_pulled_image(reference, &pulled.id, credentials, with)
             .await;
         let found = self.service.image_status(&pulled.id).await?;
         let image = found.ok_or(RuntimeError::NotFound(pulled.id))?;
@@ -245,7 +252,7 @@ impl AgentImages {
 }
 
 /// Reason for a container whose image waits for the link. An event tells it once.
-fn waits(
+fn link_wait_reason(
     reference: &str,
     deferred: DeferredPull,
     event: &impl Fn(EventSeverity, &'static str, &str),
@@ -262,24 +269,24 @@ fn waits(
 
 /// The credentials that a pod brings for `reference`. A Secret that is missing or has no credential is told and left
 /// out (IMG-13).
-async fn credentials(pod: &dyn StartingPod, reference: &str) -> PullCredentials {
+async fn pod_credentials(pod: &dyn StartingPod, reference: &str) -> PullCredentials {
     let repository = ImageReference::parse(reference)
         .map(|parsed| parsed.repository().to_owned())
         .unwrap_or_default();
     let secrets = pod.pull_secrets().await;
-    if !secrets.missing().is_empty() {
+    if !secrets.missing_secrets().is_empty() {
         let message = format!(
             "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",
-            secrets.missing().join(", ")
+            secrets.missing_secrets().join(", ")
         );
         let reason = "FailedToRetrieveImagePullSecret";
-        pod.event(None, EventSeverity::Warning, reason, &message);
+        pod.record_event(None, EventSeverity::Warning, reason, &message);
     }
     secrets.into_credentials(&repository)
 }
 
 /// Waiting reason and message of a failed pull. Source: kubelet `images/image_manager.go`, `evalCRIPullErr`.
-fn reason_of(reference: &str, text: String) -> (&'static str, String) {
+fn pull_failure_reason(reference: &str, text: String) -> (&'static str, String) {
     for (reason, why) in RUNTIME_REASONS {
         if let Some(rest) = text.strip_prefix(reason) {
             return (
@@ -292,7 +299,7 @@ fn reason_of(reference: &str, text: String) -> (&'static str, String) {
 }
 
 /// A time as Go prints it, in whole milliseconds: `0s`, `850ms`, `1.2s`, `2m3.5s`, `1h0m2s`.
-fn go_text(time: Duration) -> String {
+fn format_go_duration(time: Duration) -> String {
     let ms = time.as_millis();
     if ms == 0 {
         return "0s".into();
@@ -335,7 +342,7 @@ mod tests {
             (123_456, "2m3.456s"),
             (3_602_000, "1h0m2s"),
         ] {
-            assert_eq!(go_text(Duration::from_millis(ms)), text);
+            assert_eq!(format_go_duration(Duration::from_millis(ms)), text);
         }
         for (text, reason, message) in [
             ("no such image", "ErrImagePull", "no such image"),
@@ -350,7 +357,10 @@ mod tests {
                 "image pull failed for a:1 because the signature validation failed: unsigned",
             ),
         ] {
-            assert_eq!(reason_of("a:1", text.into()), (reason, message.into()));
+            assert_eq!(
+                pull_failure_reason("a:1", text.into()),
+                (reason, message.into())
+            );
         }
     }
 }

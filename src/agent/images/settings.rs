@@ -57,32 +57,33 @@ struct SettingsFile {
 }
 
 impl SettingsFile {
-    fn place(&self, path: &str) -> SettingsPlace {
-        SettingsPlace(self.path.clone(), line_of(&self.text, path))
+    fn settings_place(&self, path: &str) -> SettingsPlace {
+        SettingsPlace(self.path.clone(), find_line_number(&self.text, path))
     }
 
-    fn wrong(&self) -> impl FnOnce(WrongValue) -> PullSettingsError {
-        |e| PullSettingsError::Wrong(self.place(&e.path), e)
+    fn wrong_value_error(&self) -> impl FnOnce(WrongValue) -> PullSettingsError {
+        |e| PullSettingsError::Wrong(self.settings_place(&e.path), e)
     }
 }
 
 /// Reads the settings for pulls.
-pub(crate) fn settings(
+pub(crate) fn read_pull_settings(
     images: &ImageConfig,
     dirs: &AgentDirs,
     proxies: ProxyVariables,
 ) -> Result<PullSettings, PullSettingsError> {
-    let (registries, faults) = registries(&images.registries)?;
+    let (registries, faults) = read_registries(&images.registries)?;
     for fault in faults {
         log::warn!("{fault}");
     }
     let providers = match &images.credential_providers {
         Some((file, dir)) => {
-            let read = read(file)?.ok_or_else(|| {
+            let read = read_settings_file(file)?.ok_or_else(|| {
                 let absent = io::Error::new(io::ErrorKind::NotFound, "not found");
                 PullSettingsError::Unread(file.clone(), absent)
             })?;
-            CredentialProviders::parse(&read.value, dir.clone()).map_err(read.wrong())?
+            CredentialProviders::parse(&read.value, dir.clone())
+                .map_err(read.wrong_value_error())?
         }
         None => CredentialProviders::default(),
     };
@@ -105,23 +106,23 @@ pub(crate) fn settings(
 
 /// Reads `registries.yaml`, if it is there. Returns it, and what is wrong in it and keeps no agent from its start: a line
 /// each, with the place.
-pub(crate) fn registries(
+pub(crate) fn read_registries(
     path: &Path,
 ) -> Result<(RegistriesConfig, Vec<String>), PullSettingsError> {
-    let Some(read) = read(path)? else {
+    let Some(read) = read_settings_file(path)? else {
         return Ok((RegistriesConfig::default(), Vec::new()));
     };
-    let registries = RegistriesConfig::parse(&read.value).map_err(read.wrong())?;
+    let registries = RegistriesConfig::parse(&read.value).map_err(read.wrong_value_error())?;
     let mut faults = RegistriesConfig::unknown_keys(&read.value);
-    faults.extend(registries.wrong_files());
+    faults.extend(registries.find_unusable_files());
     let told = faults
         .iter()
-        .map(|e| format!("{}: {e}", read.place(&e.path)));
+        .map(|e| format!("{}: {e}", read.settings_place(&e.path)));
     Ok((registries, told.collect()))
 }
 
 /// A YAML or JSON file, if it is there.
-fn read(path: &Path) -> Result<Option<SettingsFile>, PullSettingsError> {
+fn read_settings_file(path: &Path) -> Result<Option<SettingsFile>, PullSettingsError> {
     let bytes = match file::read_start(path, MAX_FILE_BYTES) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         read => read.map_err(|e| PullSettingsError::Unread(path.to_owned(), e))?,
@@ -134,10 +135,13 @@ fn read(path: &Path) -> Result<Option<SettingsFile>, PullSettingsError> {
     if bytes.iter().all(u8::is_ascii_whitespace) {
         return Ok(Some(read));
     }
-    let document =
-        decode::parse(&bytes).map_err(|e| PullSettingsError::NoDocument(path.to_owned(), e))?;
+    let document = decode::parse_document(&bytes)
+        .map_err(|e| PullSettingsError::NoDocument(path.to_owned(), e))?;
     if let Some(twice) = document.duplicates.into_iter().next() {
-        return Err(read.wrong()(WrongValue::new(twice, "occurs twice")));
+        return Err(read.wrong_value_error()(WrongValue::new(
+            twice,
+            "occurs twice",
+        )));
     }
     read.value = document.value;
     Ok(Some(read))
@@ -145,7 +149,7 @@ fn read(path: &Path) -> Result<Option<SettingsFile>, PullSettingsError> {
 
 /// The line of a YAML text in which the last key of `path` stands, or the last one that is found. Keys that follow each
 /// other in one line count as its first one.
-fn line_of(text: &str, path: &str) -> Option<usize> {
+fn find_line_number(text: &str, path: &str) -> Option<usize> {
     let (mut rest, mut found) = (path, None);
     for (n, line) in text.lines().enumerate() {
         let key = line.trim_start_matches([' ', '\t', '-', '{', '"', '\'']);
@@ -176,7 +180,7 @@ fn line_of(text: &str, path: &str) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{error::chain, image::testing::Scratch};
+    use crate::{error::error_chain, image::testing::Scratch};
 
     #[test]
     fn what_is_wrong_in_registries_yaml_is_told_with_its_line() {
@@ -184,9 +188,9 @@ mod tests {
         let path = scratch.join("registries.yaml");
         let told = |text: &str| {
             std::fs::write(&path, text).expect("scratch");
-            let told = match registries(&path) {
+            let told = match read_registries(&path) {
                 Ok((_, faults)) => faults.join("\n"),
-                Err(e) => format!("error: {}", chain(&e)),
+                Err(e) => format!("error: {}", error_chain(&e)),
             };
             told.replace(&path.display().to_string(), "FILE")
         };
@@ -221,11 +225,11 @@ mod tests {
             assert!(matches, "{text}: {found}");
         }
         assert!(
-            registries(&scratch.join("absent"))
+            read_registries(&scratch.join("absent"))
                 .expect("none")
                 .1
                 .is_empty()
         );
-        assert!(registries(&scratch.0).is_err(), "a directory");
+        assert!(read_registries(&scratch.0).is_err(), "a directory");
     }
 }

@@ -50,21 +50,21 @@ impl ImageStock {
     /// The store of this agent.
     ///
     /// Errors: the images are the runtime's. `what`, which only a store can do, is left to the runtime's own tools.
-    pub(super) fn own(&self, what: &str) -> Result<&StoreImages, Refusal> {
+    pub(super) fn own_store(&self, what: &str) -> Result<&StoreImages, Refusal> {
         match self {
             Self::Own(store) => Ok(store),
             Self::Runtime => {
                 let text = format!(
                     "images are the container runtime's (containerRuntimeEndpoint): {what} them with its own tools"
                 );
-                Err(Refusal::bad(text))
+                Err(Refusal::bad_request(text))
             }
         }
     }
 
     /// All images, and the ids of used ones: containers were made from them or mount them, dead containers included.
     /// The runtime is asked, for the cache may not know yet what was made in the last second.
-    pub(super) async fn look(
+    pub(super) async fn list_images_and_used(
         &self,
         runtime: &dyn RuntimeService,
     ) -> Result<(Vec<StockedImage>, BTreeSet<String>), RuntimeError> {
@@ -80,14 +80,14 @@ impl ImageStock {
         }
         match self {
             Self::Own(store) => {
-                let records = store.records();
+                let records = store.image_records();
                 let kept = records.iter().map(|record| StockedImage {
                     id: record.id.clone(),
-                    names: shown(&record.names, &record.id),
+                    names: shown_names(&record.names, &record.id),
                     size_bytes: record.size_bytes,
                     is_pinned: record.pinned || !record.pulled,
                 });
-                Ok((kept.collect(), store.used_by(&pods)))
+                Ok((kept.collect(), store.images_used_by(&pods)))
             }
             Self::Runtime => {
                 let images = runtime.list_images().await?;
@@ -95,12 +95,12 @@ impl ImageStock {
                 let used: BTreeSet<&str> = containers
                     .flat_map(|c| c.volume_images.iter().chain([&c.image_id, &c.image]))
                     .map(String::as_str)
-                    .gather();
+                    .gather_items();
                 let in_use = images.iter().filter(|image| is_used(image, &used));
                 let in_use = in_use.map(|image| image.id.clone()).collect();
                 let kept = images.iter().map(|image| StockedImage {
                     id: image.id.clone(),
-                    names: shown(&image.repo_tags, &image.id),
+                    names: shown_names(&image.repo_tags, &image.id),
                     size_bytes: image.size_bytes,
                     is_pinned: image.pinned,
                 });
@@ -110,7 +110,7 @@ impl ImageStock {
     }
 
     /// Removes an image that is not in `used`. Returns the bytes freed; `None` if it is used by now.
-    pub(super) async fn remove(
+    pub(super) async fn remove_image(
         &self,
         runtime: &dyn RuntimeService,
         image: &StockedImage,
@@ -129,11 +129,11 @@ impl ImageStock {
     }
 
     /// Removes the layers of pulls that have not come back for a while. Returns the bytes freed.
-    pub(super) async fn clear_unfinished(&self) -> io::Result<u64> {
-        self.clear_since(RESUME_TIME).await
+    pub(super) async fn remove_unfinished(&self) -> io::Result<u64> {
+        self.remove_unfinished_since(RESUME_TIME).await
     }
 
-    async fn clear_since(&self, unused: Duration) -> io::Result<u64> {
+    async fn remove_unfinished_since(&self, unused: Duration) -> io::Result<u64> {
         match self {
             Self::Own(store) => store.clear_unfinished(unused).await,
             // Runtimes do that themselves.
@@ -143,16 +143,16 @@ impl ImageStock {
 
     /// Removes images that no container uses, and layers of pulls without waiters. Returns the names of the removed
     /// images and the freed bytes.
-    pub(super) async fn prune(
+    pub(super) async fn prune_images(
         &self,
         runtime: &dyn RuntimeService,
     ) -> Result<(Vec<String>, u64), ImageStockError> {
-        let (kept, used) = self.look(runtime).await?;
+        let (kept, used) = self.list_images_and_used(runtime).await?;
         if let Self::Own(store) = self {
-            let pruned = store.prune(used).await;
-            let cleared = self.clear_since(Duration::ZERO).await;
+            let pruned = store.prune_images(used).await;
+            let cleared = self.remove_unfinished_since(Duration::ZERO).await;
             let (records, bytes) = pruned?;
-            let names = records.iter().flat_map(|r| shown(&r.names, &r.id));
+            let names = records.iter().flat_map(|r| shown_names(&r.names, &r.id));
             return Ok((names.collect(), bytes + cleared?));
         }
         let (mut names, mut bytes) = (Vec::new(), 0);
@@ -174,7 +174,7 @@ fn is_used(image: &StoredImage, used: &BTreeSet<&str>) -> bool {
 }
 
 /// References an image can be shown by: its names, else its id.
-pub(super) fn shown(names: &[String], id: &str) -> Vec<String> {
+pub(super) fn shown_names(names: &[String], id: &str) -> Vec<String> {
     match names {
         [] => vec![id.to_owned()],
         names => names.to_vec(),

@@ -52,14 +52,14 @@ const PRIVATE: &str = "registry.test/app:1";
 
 /// A node that has nothing.
 impl NodeKeyring for () {
-    fn lookup<'a>(&'a self, _: &'a str) -> ImageFuture<'a, Vec<AuthConfig>> {
+    fn lookup_credentials<'a>(&'a self, _: &'a str) -> ImageFuture<'a, Vec<AuthConfig>> {
         Box::pin(async { Vec::new() })
     }
 }
 
 /// A node with these.
 impl NodeKeyring for Vec<AuthConfig> {
-    fn lookup<'a>(&'a self, _: &'a str) -> ImageFuture<'a, Vec<AuthConfig>> {
+    fn lookup_credentials<'a>(&'a self, _: &'a str) -> ImageFuture<'a, Vec<AuthConfig>> {
         Box::pin(async { self.clone() })
     }
 }
@@ -74,13 +74,19 @@ impl StartingPod for Plain {
         &self.0
     }
 
-    fn event(&self, container: Option<&str>, severity: EventSeverity, reason: &str, message: &str) {
+    fn record_event(
+        &self,
+        container: Option<&str>,
+        severity: EventSeverity,
+        reason: &str,
+        message: &str,
+    ) {
         let whose = container.map(str::to_owned);
         let told = (whose, severity, reason.to_owned(), message.to_owned());
         self.1.borrow_mut().push(told);
     }
 
-    fn sandbox(&self) -> Option<SandboxConfig> {
+    fn sandbox_config(&self) -> Option<SandboxConfig> {
         None
     }
 
@@ -88,7 +94,7 @@ impl StartingPod for Plain {
         Box::pin(async { PodPullSecrets::default() })
     }
 
-    fn cancelled(&self) -> ImageFuture<'_, ()> {
+    fn wait_cancelled(&self) -> ImageFuture<'_, ()> {
         Box::pin(core::future::pending())
     }
 }
@@ -101,11 +107,17 @@ impl StartingPod for Deleted {
         self.0.pod()
     }
 
-    fn event(&self, container: Option<&str>, severity: EventSeverity, reason: &str, message: &str) {
-        self.0.event(container, severity, reason, message);
+    fn record_event(
+        &self,
+        container: Option<&str>,
+        severity: EventSeverity,
+        reason: &str,
+        message: &str,
+    ) {
+        self.0.record_event(container, severity, reason, message);
     }
 
-    fn sandbox(&self) -> Option<SandboxConfig> {
+    fn sandbox_config(&self) -> Option<SandboxConfig> {
         None
     }
 
@@ -121,7 +133,7 @@ impl StartingPod for Deleted {
         Box::pin(core::future::ready(secrets))
     }
 
-    fn cancelled(&self) -> ImageFuture<'_, ()> {
+    fn wait_cancelled(&self) -> ImageFuture<'_, ()> {
         Box::pin(core::future::ready(()))
     }
 }
@@ -175,18 +187,18 @@ fn images_by(
     parallel: Option<u32>,
     clock: Rc<dyn Clock>,
 ) -> Rc<AgentImages> {
-    let flags = config::flags::parse(Vec::new(), &dir.join("")).expect("flags");
+    let flags = config::flags::parse_flags(Vec::new(), &dir.join("")).expect("flags");
     let host = config::HostIdentity {
         hostname: "node".into(),
     };
-    let mut loaded = config::load(flags, &host).expect("configuration");
+    let mut loaded = config::load_config(flags, &host).expect("configuration");
     loaded.config.images.parallel_pulls = parallel;
     let tools = ImageTools {
         service: Rc::clone(fake) as Rc<dyn ImageService>,
         keyring,
         complaints: Rc::new(Complaints::new(Rc::clone(&clock))),
         clock,
-        disk: Lane::inline(),
+        disk: Lane::without_thread(),
         unused_images: None,
         budget: None,
     };
@@ -200,7 +212,7 @@ fn images_by(
 
 /// An image store in the scratch directory.
 fn own_store(scratch: &Scratch) -> StoreImages {
-    let (path, lane) = (scratch.join("store"), Lane::inline());
+    let (path, lane) = (scratch.join("store"), Lane::without_thread());
     block_on(StoreImages::open(
         path,
         PullSettings::default(),
@@ -224,9 +236,13 @@ fn what_the_operator_imports_is_everybodys() {
     let layer = Stream::new().file("name", b"x").bytes();
     fs::write(&archive, docker_archive("app:1", &[&layer])).expect("archive");
     let import = || {
-        let imported = commands.import(archive.clone(), String::new(), None);
+        let imported = commands.import_archive(archive.clone(), String::new(), None);
         block_on(imported).expect("imported");
-        commands.stock.own("list").expect("a store").records()[0]
+        commands
+            .stock
+            .own_store("list")
+            .expect("a store")
+            .image_records()[0]
             .id
             .clone()
     };
@@ -243,13 +259,15 @@ fn what_the_operator_imports_is_everybodys() {
         }],
     };
     let pull = || {
-        let noted = images.access.pulled(PRIVATE, &id, &credentials, Some("1"));
+        let noted = images
+            .access
+            .note_pulled_image(PRIVATE, &id, &credentials, Some("1"));
         block_on(noted);
     };
     pull();
     assert!(may_use("docker.io/library/app:1"), "imported before");
     // The runtime of this test does not have it.
-    block_on(images.tidy());
+    block_on(images.tidy_access_records());
     pull();
     assert!(!may_use(PRIVATE), "only pulled, it is bound");
     import();
@@ -277,7 +295,7 @@ fn the_policy_says_for_which_images_a_pod_needs_the_right() {
         let access = ImageAccess::new(
             &scratch.join("root"),
             policy.clone(),
-            Lane::inline(),
+            Lane::without_thread(),
             complaints,
         );
         let nobodys = PullCredentials {
@@ -292,16 +310,16 @@ fn the_policy_says_for_which_images_a_pod_needs_the_right() {
                 ..PullSecret::default()
             }],
         };
-        block_on(access.imported(&["imported"]));
-        block_on(access.pulled(PRIVATE, "bound", &secret, Some("1")));
-        block_on(access.pulled(PRIVATE, "open", &nobodys, None));
+        block_on(access.note_imported_images(&["imported"]));
+        block_on(access.note_pulled_image(PRIVATE, "bound", &secret, Some("1")));
+        block_on(access.note_pulled_image(PRIVATE, "open", &nobodys, None));
         let pod = plain();
         for (id, may) in ["there", "imported", "bound", "open"].into_iter().zip(may) {
             let told = block_on(access.may_use(&pod, PRIVATE, id));
             assert_eq!(told, may, "{policy:?} {id}");
         }
         // The registry gave the imported one to everybody: it need not be asked again.
-        block_on(access.pulled(PRIVATE, "imported", &nobodys, None));
+        block_on(access.note_pulled_image(PRIVATE, "imported", &nobodys, None));
         assert!(
             block_on(access.may_use(&pod, PRIVATE, "imported")),
             "{policy:?}"
@@ -333,7 +351,9 @@ fn what_the_node_itself_pulls_is_everybodys() {
         let images = images_of(&scratch, &fake, Rc::new(vec![user("node")]), None);
         let by_node = || block_on(images.pull_for_node(PRIVATE, false)).expect("pulled");
         let by_pod = |id: &str| {
-            let noted = images.access.pulled(PRIVATE, id, &with_secret, Some("1"));
+            let noted = images
+                .access
+                .note_pulled_image(PRIVATE, id, &with_secret, Some("1"));
             block_on(noted);
         };
         let may_use = |id: &str| block_on(images.may_use(&pod, PRIVATE, id));
@@ -360,7 +380,7 @@ fn an_image_that_comes_after_its_pod_was_deleted_is_not_everybodys() {
         let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
         let images = images(&scratch, &fake);
         let ensure = |pod: &dyn StartingPod| {
-            let ensured = images.ensure(pod, &pod.pod().spec.containers[0]);
+            let ensured = images.ensure_image(pod, &pod.pod().spec.containers[0]);
             block_on(ensured)
         };
         let notes = || {
@@ -380,7 +400,7 @@ fn an_image_that_comes_after_its_pod_was_deleted_is_not_everybodys() {
         assert_eq!((ensured, notes()), (None, 1));
         // What the runtime does with it was past the point where it can be stopped.
         let id = fake.add_image(PRIVATE);
-        block_on(images.tidy());
+        block_on(images.tidy_access_records());
         let other = plain();
         let refused = ensure(&other).expect_err("the registry does not give it");
         assert_eq!(refused.reason, "ErrImagePull");
@@ -388,7 +408,7 @@ fn an_image_that_comes_after_its_pod_was_deleted_is_not_everybodys() {
         fake.set_still_pulling(tells.then_some(false));
         if !tells {
             // It has had its time.
-            (0..2).for_each(|_| block_on(images.tidy()));
+            (0..2).for_each(|_| block_on(images.tidy_access_records()));
         }
         for name in [PRIVATE, "registry.test/copy:1"] {
             assert!(!block_on(images.may_use(&other, name, &id)), "{name}");
@@ -409,7 +429,7 @@ fn an_image_that_comes_after_its_pod_was_deleted_is_not_everybodys() {
     let mut pod = plain();
     pod.0.spec.containers[0].image_pull_policy = "Always".into();
     let deleted = Deleted(pod);
-    let ensured = block_on(images.ensure(&deleted, &deleted.pod().spec.containers[0]));
+    let ensured = block_on(images.ensure_image(&deleted, &deleted.pod().spec.containers[0]));
     assert_eq!(ensured.expect("it is to end"), None);
     assert!(block_on(images.may_use(&plain(), PRIVATE, &id)));
 }
@@ -426,11 +446,13 @@ fn garbage(
 ) -> (ImageGarbageCollector, Warnings) {
     let clock: Rc<dyn Clock> = Rc::new(TestClock(Rc::clone(hands)));
     let images = images_by(scratch, fake, Rc::new(()), None, clock);
-    let flags = config::flags::parse(Vec::new(), &scratch.join("")).expect("flags");
+    let flags = config::flags::parse_flags(Vec::new(), &scratch.join("")).expect("flags");
     let host = config::HostIdentity {
         hostname: "node".into(),
     };
-    let cfg = config::load(flags, &host).expect("configuration").config;
+    let cfg = config::load_config(flags, &host)
+        .expect("configuration")
+        .config;
     let told = Warnings::default();
     let warn = {
         let told = Rc::clone(&told);
@@ -469,7 +491,7 @@ fn one_that_is_broken_keeps_no_other_image() {
     let kept = || block_on(fake.list_images()).expect("images").len();
     let executor = smol::LocalExecutor::new();
     let (ask, asked) = smol::channel::bounded(1);
-    let task = executor.spawn(garbage.run(asked));
+    let task = executor.spawn(garbage.run_collector(asked));
     let run = |now| {
         hands.set(now);
         while executor.try_tick() {}
@@ -502,7 +524,7 @@ fn what_the_garbage_of_images_is_told_for() {
     let executor = smol::LocalExecutor::new();
     // Nobody asks.
     let (_ask, asked) = smol::channel::bounded(1);
-    let task = executor.spawn(garbage.run(asked));
+    let task = executor.spawn(garbage.run_collector(asked));
     let mut now = MonoTime(0);
     let mut next = || {
         now = now + PERIOD;
@@ -567,7 +589,7 @@ fn a_failed_pull_is_delayed_until_images_arrive() {
     let images = images(&scratch, &fake);
     let pod = plain();
     let container = &pod.0.spec.containers[0];
-    let ensure = || block_on(images.ensure(&pod, container));
+    let ensure = || block_on(images.ensure_image(&pod, container));
     let waits = || ensure().expect_err("it is nowhere");
     let failed = waits();
     assert_eq!(failed.reason, "ErrImagePull");
@@ -589,9 +611,9 @@ fn a_failed_pull_is_delayed_until_images_arrive() {
     ]
     .map(|(severity, reason, text)| (Some("c".to_owned()), severity, reason.to_owned(), text));
     assert_eq!(pod.1.take(), told);
-    images.forget_delays(&pod.0);
+    images.forget_pull_delays(&pod.0);
     assert_eq!(waits().reason, "ErrImagePull", "tried at once");
-    images.forget_delays(&pod.0);
+    images.forget_pull_delays(&pod.0);
     fake.offer_image(PRIVATE);
     assert!(ensure().expect("there").is_some());
     assert!(images.take_heap_used() && !images.take_heap_used());
@@ -649,7 +671,7 @@ fn credentials_are_tried_one_after_the_other() {
     ] {
         let images = images_of(&scratch, &fake, Rc::new(node), None);
         fake.take_calls();
-        let pulled = block_on(images.pull_with(PRIVATE, &own, None));
+        let pulled = block_on(images.pull_with_credentials(PRIVATE, &own, None));
         let pulled = pulled.map(|pulled| pulled.with);
         let with = with.map(|digest: Option<&str>| digest.map(str::to_owned));
         let with = with.map_err(|e: &str| RuntimeError::Denied(e.into()));
@@ -660,7 +682,8 @@ fn credentials_are_tried_one_after_the_other() {
     }
     // What no credential mends is not tried again.
     let absent = images(&scratch, &fake);
-    let absent = block_on(absent.pull_with("registry.test/absent:1", &own(&["a", "b"]), None));
+    let absent =
+        block_on(absent.pull_with_credentials("registry.test/absent:1", &own(&["a", "b"]), None));
     assert!(
         matches!(absent, Err(RuntimeError::NotFound(_))),
         "{absent:?}"
@@ -680,7 +703,7 @@ fn pulls_wait_for_their_turn() {
         trouble: Trouble::Hangs,
     });
     fake.offer_image(PRIVATE);
-    let pull = || Box::pin(images.pull_with(PRIVATE, &[], None));
+    let pull = || Box::pin(images.pull_with_credentials(PRIVATE, &[], None));
     let (mut first, mut second) = (pull(), pull());
     block_on(async {
         assert!(poll_once(&mut first).await.is_none());
@@ -719,12 +742,12 @@ fn an_image_waits_for_the_link() {
         ..link_budget::KeptBudget::default()
     };
     let mut images = images(&scratch, &fake);
-    let budget = Arc::new(LinkBudget::with(settings, kept, Box::new(now)));
+    let budget = Arc::new(LinkBudget::from_record(settings, kept, Box::new(now)));
     Rc::get_mut(&mut images).expect("nobody else").budget =
         Some(Arc::clone(&budget) as Arc<dyn PullBudget>);
     fake.offer_image(PRIVATE);
     let mut pod = plain();
-    let ensure = |pod: &Plain| block_on(images.ensure(pod, &pod.0.spec.containers[0]));
+    let ensure = |pod: &Plain| block_on(images.ensure_image(pod, &pod.0.spec.containers[0]));
     let pulls = || {
         let calls = fake.take_calls();
         calls.iter().filter(|(op, _)| *op == Op::PullImage).count()
@@ -748,7 +771,7 @@ fn an_image_waits_for_the_link() {
     pod.0.spec.containers[0].volume_mounts = serde_json::from_value(mounts).expect("mounts");
     for _ in 0..3 {
         let known = PodVolumeImages::default();
-        let ensured = images.ensure_volumes(&pod, &known, &pod.0.spec.containers[0]);
+        let ensured = images.ensure_volume_images(&pod, &known, &pod.0.spec.containers[0]);
         let waiting = block_on(ensured).expect_err("no bytes are left");
         assert_eq!(waiting.reason, "PullDeferred");
     }
@@ -783,7 +806,7 @@ fn an_image_waits_for_the_link() {
     let older = ensure(&pod).expect("it may").expect("there");
     assert_eq!(pulls(), 1);
     let parsed = ImageReference::parse(PRIVATE).expect("a reference");
-    assert!(budget.admit(&parsed, 7000).is_err());
+    assert!(budget.admit_fetch(&parsed, 7000).is_err());
     assert!(ensure(&pod).expect("it may").is_some());
     assert_eq!(pulls(), 0, "the registry is not asked again");
     // A pod that may not use it waits, and does not ask again either.
@@ -794,7 +817,7 @@ fn an_image_waits_for_the_link() {
     };
     let bound = images
         .access
-        .pulled(PRIVATE, &older.id, &credentials, Some("1"));
+        .note_pulled_image(PRIVATE, &older.id, &credentials, Some("1"));
     block_on(bound);
     let waiting = ensure(&pod).expect_err("it is not its own");
     assert_eq!((waiting.reason, pulls()), ("PullDeferred", 0));
@@ -819,7 +842,7 @@ fn a_list_waits_for_the_link() {
         pull_window: None,
     };
     let kept = link_budget::KeptBudget::default();
-    let budget = Arc::new(LinkBudget::with(settings, kept, Box::new(now)));
+    let budget = Arc::new(LinkBudget::from_record(settings, kept, Box::new(now)));
     Rc::get_mut(&mut images).expect("nobody else").budget =
         Some(Arc::clone(&budget) as Arc<dyn PullBudget>);
     let path = scratch.join("lists");
@@ -832,7 +855,7 @@ fn a_list_waits_for_the_link() {
         doorbells: false,
     };
     let executor = smol::LocalExecutor::new();
-    let task = executor.spawn(directory.run(async || true));
+    let task = executor.spawn(directory.watch_directory(async || true));
     let pulls_at = |second: u64| {
         up.store(second * 1000, Ordering::Relaxed);
         hands.set(MonoTime(second * 1000));
@@ -849,7 +872,7 @@ fn a_list_waits_for_the_link() {
     let parsed = ImageReference::parse(PRIVATE).expect("a reference");
     assert_eq!(pulls_at(0), 0, "it settles");
     assert_eq!(pulls_at(2), 1);
-    assert!(budget.admit(&parsed, 7000).is_err());
+    assert!(budget.admit_fetch(&parsed, 7000).is_err());
     for second in [62, 3600, 7200, 86_399] {
         assert_eq!(pulls_at(second), 0, "{second}: no registry is asked");
     }

@@ -15,36 +15,36 @@ use crate::{
 const MAX_CLAIMS: usize = 1024;
 
 /// Returns the figures of each pod that uses a claim, at most one period old.
-pub(super) async fn usage(metrics: &Metrics) -> Rc<[ClaimUsage]> {
+pub(super) async fn claim_usage(metrics: &Metrics) -> Rc<[ClaimUsage]> {
     let now = metrics.tools.clock.now();
     if let Some((at, claims)) = &*metrics.claims.borrow()
         && now - *at < metrics.tools.settings.volume_stats
     {
         return Rc::clone(claims);
     }
-    let claims: Rc<[ClaimUsage]> = read(&metrics.tools).await.into();
+    let claims: Rc<[ClaimUsage]> = read_claim_usage(&metrics.tools).await.into();
     *metrics.claims.borrow_mut() = Some((now, Rc::clone(&claims)));
     claims
 }
 
-async fn read(tools: &MetricsTools) -> Vec<ClaimUsage> {
+async fn read_claim_usage(tools: &MetricsTools) -> Vec<ClaimUsage> {
     let mut all = Vec::new();
     let Some(objects) = &tools.objects else {
         return all;
     };
-    let uids = tools.agent.ask(Agent::pods_with_workers).await;
+    let uids = tools.agent.ask_agent(Agent::pods_with_workers).await;
     if uids.is_empty() {
         return all;
     }
     let (volumes, store) = (tools.volumes.clone(), tools.files.store.clone());
-    let shown = tools.disk.run(move || {
+    let shown = tools.disk.run_job(move || {
         let of_pod = |uid: PodUid| {
-            let locals = volumes.locals(&uid);
+            let locals = volumes.local_volumes(&uid);
             if locals.is_empty() {
                 return None;
             }
-            let (_, raw) = store.read(&uid).ok()?;
-            Some((static_pod::decode(&raw).ok()?, locals))
+            let (_, raw) = store.read_record(&uid).ok()?;
+            Some((static_pod::decode_recorded_pod(&raw).ok()?, locals))
         };
         uids.into_iter().filter_map(of_pod).collect::<Vec<_>>()
     });
@@ -70,6 +70,6 @@ async fn read(tools: &MetricsTools) -> Vec<ClaimUsage> {
         let text = format!("only {MAX_CLAIMS} volumes of claims have figures");
         tools.complaints.complain(&text);
     }
-    all.order_by(|a, b| (&a.namespace, &a.claim).cmp(&(&b.namespace, &b.claim)));
+    all.stable_sort_by(|a, b| (&a.namespace, &a.claim).cmp(&(&b.namespace, &b.claim)));
     all
 }

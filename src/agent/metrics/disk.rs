@@ -25,29 +25,29 @@ const MAX_TIME: Duration = Duration::from_secs(10);
 const MAX_MOUNTS: u64 = 256 * 1024;
 
 /// Returns the disk use of files, at most one period old.
-pub(super) async fn usage(metrics: &Metrics, pods: &[PodUsage]) -> Rc<DiskSample> {
+pub(super) async fn files_disk_usage(metrics: &Metrics, pods: &[PodUsage]) -> Rc<DiskSample> {
     let now = metrics.tools.clock.now();
     if let Some((at, disk)) = &*metrics.disk.borrow()
         && now - *at < metrics.tools.settings.volume_stats
     {
         return Rc::clone(disk);
     }
-    let disk = Rc::new(walk(metrics, pods, now + MAX_TIME).await);
+    let disk = Rc::new(walk_disk(metrics, pods, now + MAX_TIME).await);
     *metrics.disk.borrow_mut() = Some((now, Rc::clone(&disk)));
     disk
 }
 
-async fn walk(metrics: &Metrics, pods: &[PodUsage], until: MonoTime) -> DiskSample {
+async fn walk_disk(metrics: &Metrics, pods: &[PodUsage], until: MonoTime) -> DiskSample {
     let tools = &metrics.tools;
     let root = tools.settings.root_dir.clone();
-    let of_node = tools.disk.run(move || {
-        let fs = disk_usage::file_system(&root).ok();
-        (fs, device_of(&root).unwrap_or_default())
+    let of_node = tools.disk.run_job(move || {
+        let fs = disk_usage::read_file_system(&root).ok();
+        (fs, mounted_device(&root).unwrap_or_default())
     });
     let (node_fs, device) = of_node.await;
     let images = tools.runtime.list_images().await.ok();
     let mut disk = DiskSample {
-        at: tools.clock.wall(),
+        at: tools.clock.wall_time(),
         node_fs,
         device,
         image_fs: tools.runtime.image_fs_info().await.ok(),
@@ -56,11 +56,11 @@ async fn walk(metrics: &Metrics, pods: &[PodUsage], until: MonoTime) -> DiskSamp
     };
     for pod in pods {
         let in_time = async {
-            pod_files(tools, pod, &mut disk).await;
+            count_pod_files(tools, pod, &mut disk).await;
             true
         };
         let late = async {
-            tools.clock.until(until).await;
+            tools.clock.sleep_until(until).await;
             false
         };
         // Dropping a walk ends it with the slice that runs.
@@ -71,21 +71,21 @@ async fn walk(metrics: &Metrics, pods: &[PodUsage], until: MonoTime) -> DiskSamp
             break;
         }
     }
-    for claim in &*super::claims::usage(metrics).await {
+    for claim in &*super::claims::claim_usage(metrics).await {
         let volumes = disk.volumes.entry(claim.uid.clone()).or_default();
         volumes.push(VolumeUsage {
             name: claim.volume.clone(),
             claim: Some(claim.claim.clone()),
             ephemeral: false,
-            used: Some(DiskUsage::of_all(&claim.fs)),
+            used: Some(DiskUsage::of_filesystem(&claim.fs)),
             fs: Some(claim.fs),
         });
     }
     disk
 }
 
-async fn pod_files(tools: &MetricsTools, pod: &PodUsage, disk: &mut DiskSample) {
-    let files = tools.files.of(pod).await;
+async fn count_pod_files(tools: &MetricsTools, pod: &PodUsage, disk: &mut DiskSample) {
+    let files = tools.files.count_pod_files(pod).await;
     let containers = pod.containers.iter().zip(files.containers);
     for (container, files) in containers {
         disk.containers.insert(container.id.clone(), files);
@@ -96,17 +96,17 @@ async fn pod_files(tools: &MetricsTools, pod: &PodUsage, disk: &mut DiskSample) 
 }
 
 /// The device that a directory is on, as the mount table names it. Source: proc_pid_mountinfo(5).
-fn device_of(dir: &Path) -> Option<String> {
+fn mounted_device(dir: &Path) -> Option<String> {
     use std::io::Read as _;
     let mut text = String::new();
     let table = fs::File::open("/proc/self/mountinfo").ok()?;
     table.take(MAX_MOUNTS).read_to_string(&mut text).ok()?;
-    device_in(&text, dir).map(str::to_owned)
+    find_mounted_device(&text, dir).map(str::to_owned)
 }
 
 /// Finds the device of `dir` in a mount table. The longest mount point counts; of mounts on top of each other, the last
 /// one.
-fn device_in<'a>(mounts: &'a str, dir: &Path) -> Option<&'a str> {
+fn find_mounted_device<'a>(mounts: &'a str, dir: &Path) -> Option<&'a str> {
     let covering = mounts.lines().filter_map(|line| {
         let (left, right) = line.split_once(" - ")?;
         let point = left.split(' ').nth(4)?;
@@ -136,7 +136,7 @@ rubbish
             ("/srv", Some("/dev/root")),
             ("relative", None),
         ] {
-            assert_eq!(device_in(mounts, Path::new(dir)), want, "{dir}");
+            assert_eq!(find_mounted_device(mounts, Path::new(dir)), want, "{dir}");
         }
     }
 }

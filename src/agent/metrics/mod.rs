@@ -19,7 +19,7 @@ use super::{
     cluster::ObjectStore,
     complaints::Complaints,
     core::Agent,
-    eviction::{PodFileCounter, gauge::running_tasks},
+    eviction::{PodFileCounter, gauge::running_task_count},
     node::MachineFacts,
     node_resources::ResourceGiver,
     vitals::{HeapUse, LoopWatch, WorkCounters},
@@ -30,7 +30,7 @@ use crate::{
         stats::{ClaimUsage, StatsDetail},
     },
     cgroup::Cgroups,
-    error::chain,
+    error::error_chain,
     logic::{
         cgroup::CgroupTree,
         housekeeping::{PodGauges, PodTotals},
@@ -149,7 +149,7 @@ pub(super) struct Metrics {
 struct ScrapeGuard(Rc<Cell<usize>>);
 
 impl ScrapeGuard {
-    fn enter(readers: &Rc<Cell<usize>>) -> Result<Self, Refusal> {
+    fn enter_scrape(readers: &Rc<Cell<usize>>) -> Result<Self, Refusal> {
         if readers.get() >= MAX_READERS {
             let busy = format!("{MAX_READERS} answers with figures are being read already");
             return Err(Refusal::new(429, busy));
@@ -180,36 +180,43 @@ impl Metrics {
     }
 
     /// Returns the figures asked for, as text, piece by piece.
-    pub(super) async fn page(&self, figures: MetricsEndpoint) -> Result<PagePieces, Refusal> {
-        let reader = ScrapeGuard::enter(&self.readers)?;
+    pub(super) async fn metrics_page(
+        &self,
+        figures: MetricsEndpoint,
+    ) -> Result<PagePieces, Refusal> {
+        let reader = ScrapeGuard::enter_scrape(&self.readers)?;
         let pieces: PagePieces = match figures {
             MetricsEndpoint::Own => {
-                let claims = claims::usage(self).await;
-                let own = core::iter::once(own::page(self).await);
-                let containers = self.tools.agent.ask(Agent::container_figures).await;
-                let of_pods = containers::page(containers).chain(of_claims::page(claims));
+                let claims = claims::claim_usage(self).await;
+                let own = core::iter::once(own::write_agent_page(self).await);
+                let containers = self.tools.agent.ask_agent(Agent::container_figures).await;
+                let of_pods =
+                    containers::containers_page(containers).chain(of_claims::claims_page(claims));
                 Box::new(own.chain(of_pods))
             }
-            MetricsEndpoint::Slis => Box::new(core::iter::once(own::slis(&self.tools))),
-            MetricsEndpoint::Probes => {
-                Box::new(probes::page(self.tools.agent.ask(Agent::probes).await))
+            MetricsEndpoint::Slis => Box::new(core::iter::once(own::write_slis_page(&self.tools))),
+            MetricsEndpoint::Probes => Box::new(probes::probes_page(
+                self.tools.agent.ask_agent(Agent::probe_figures).await,
+            )),
+            MetricsEndpoint::Resource => Box::new(resource::resource_page(
+                self.take_sample(StatsDetail::Basic).await,
+            )),
+            MetricsEndpoint::Cadvisor => Box::new(cadvisor::cadvisor_page(
+                self.take_sample(StatsDetail::Full).await,
+            )),
+            MetricsEndpoint::Disk => {
+                Box::new(core::iter::once(written::write_disk_page(self).await))
             }
-            MetricsEndpoint::Resource => {
-                Box::new(resource::page(self.sample(StatsDetail::Basic).await))
-            }
-            MetricsEndpoint::Cadvisor => {
-                Box::new(cadvisor::page(self.sample(StatsDetail::Full).await))
-            }
-            MetricsEndpoint::Disk => Box::new(core::iter::once(written::page(self).await)),
-            MetricsEndpoint::Summary(detail) => {
-                Box::new(summary::pieces(self.sample(detail).await, detail))
-            }
+            MetricsEndpoint::Summary(detail) => Box::new(summary::summary_pieces(
+                self.take_sample(detail).await,
+                detail,
+            )),
         };
         Ok(Box::new(pieces.inspect(move |_| _ = &reader)))
     }
 
     /// Returns all figures as they are now.
-    async fn sample(&self, detail: StatsDetail) -> Rc<UsageSample> {
+    async fn take_sample(&self, detail: StatsDetail) -> Rc<UsageSample> {
         let turn = self.turn.lock().await;
         let now = self.tools.clock.now();
         if let Some((at, known, last)) = &*self.last.borrow()
@@ -219,20 +226,20 @@ impl Metrics {
         {
             return sample;
         }
-        self.tools.heap.note();
-        let read = self.gather(detail).await;
+        self.tools.heap.note_heap_use();
+        let read = self.gather_sample(detail).await;
         let mut rates = self.rates.borrow_mut();
-        rates.begin();
+        rates.begin_round();
         let sample = Rc::new(read.with_rates(&mut rates, now));
         if !sample.failed {
-            rates.end();
+            rates.end_round();
         }
         *self.last.borrow_mut() = Some((now, detail, Rc::downgrade(&sample)));
         drop(turn);
         sample
     }
 
-    async fn gather(&self, detail: StatsDetail) -> UsageSample {
+    async fn gather_sample(&self, detail: StatsDetail) -> UsageSample {
         let MetricsTools {
             runtime,
             facts,
@@ -241,22 +248,22 @@ impl Metrics {
         } = &self.tools;
         let pods = runtime.list_pod_usage(detail).await;
         if let Err(e) = &pods {
-            let text = format!("cannot read figures of pods: {}", chain(e));
+            let text = format!("cannot read figures of pods: {}", error_chain(e));
             self.tools.complaints.complain(&text);
         }
         let failed = pods.is_err();
         let pods = pods.unwrap_or_default();
         let disk = match detail {
             StatsDetail::Basic => Rc::default(),
-            StatsDetail::Full => disk::usage(self, &pods).await,
+            StatsDetail::Full => disk::files_disk_usage(self, &pods).await,
         };
         let cgroups = Cgroups::clone(&self.tools.cgroups);
         let since = settings.started_at;
         let groups = system_groups(&settings.tree);
-        let own = self.tools.disk.run(move || {
+        let own = self.tools.disk.run_job(move || {
             let groups = groups.into_iter().filter_map(|(name, path)| {
                 let cgroup = path.or_else(own_group)?;
-                let usage = cgroups.usage(&cgroup, detail)?;
+                let usage = cgroups.read_usage(&cgroup, detail)?;
                 Some(SystemGroup {
                     name,
                     cgroup,
@@ -268,13 +275,13 @@ impl Metrics {
             let groups: Vec<SystemGroup> = groups.collect();
             let network = match detail {
                 StatsDetail::Basic => None,
-                StatsDetail::Full => traffic::of_this_thread().ok(),
+                StatsDetail::Full => traffic::read_thread_interfaces().ok(),
             };
             (
-                cgroups.machine_usage(detail),
+                cgroups.read_machine_usage(detail),
                 network,
                 groups,
-                running_tasks(),
+                running_task_count(),
             )
         });
         let (machine, network, groups, tasks) = own.await;
@@ -309,7 +316,7 @@ fn system_groups(tree: &CgroupTree) -> [(&'static str, Option<String>); 3] {
         ("kubelet", None),
         // The shims: each stays with a container, and writes its logs.
         ("runtime", Some(format!("{root}/picolet-shims"))),
-        ("pods", Some(tree.kubepods())),
+        ("pods", Some(tree.kubepods_path())),
     ]
 }
 
@@ -318,11 +325,11 @@ fn own_group() -> Option<String> {
     // A line for each tree of version 1, with a path.
     let mut buffer = vec![0; 16 * 1024];
     let text = crate::sys::proc::read_small("/proc/self/cgroup", &mut buffer).ok()?;
-    group_of(text).map(str::to_owned)
+    parse_cgroup_path(text).map(str::to_owned)
 }
 
 /// Finds the control group of a process: of version 1 the group that counts memory. Source: cgroups(7).
-fn group_of(text: &str) -> Option<&str> {
+fn parse_cgroup_path(text: &str) -> Option<&str> {
     let lines = text.lines().filter_map(|line| {
         let (_, rest) = line.split_once(':')?;
         rest.split_once(':')
@@ -348,7 +355,7 @@ mod tests {
             ("1:name=systemd:/x\n0::/c\n", Some("/c")),
             ("rubbish", None),
         ] {
-            assert_eq!(group_of(text), want, "{text}");
+            assert_eq!(parse_cgroup_path(text), want, "{text}");
         }
     }
 }

@@ -27,7 +27,7 @@ const RESTART_ALL: &str = "RestartAllContainersOnContainerExits";
 pub(crate) struct MachineFacts {
     /// Node name.
     pub(crate) name: String,
-    /// Host IPs at the start, primary first; [`LocalNode::host_ips`](super::Node::host_ips) knows the present ones.
+    /// Host IPs at the start, primary first; [`LocalNode::choose_host_ips`](super::Node::host_ips) knows the present ones.
     pub(in crate::agent) host_ips: Vec<IpAddr>,
     /// Memory of the machine, bytes.
     pub(in crate::agent) memory_bytes: u64,
@@ -55,7 +55,7 @@ pub(crate) struct MachineFacts {
     pub(in crate::agent) settings: NodeSettings,
 }
 
-fn signed(n: u64) -> i64 {
+fn saturating_i64(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
@@ -64,11 +64,11 @@ impl MachineFacts {
     pub(in crate::agent) fn capacity(&self) -> MachineCapacity {
         let huge = self.hugepages.iter().map(|(_, bytes)| *bytes);
         MachineCapacity {
-            cpu_milli: signed(self.cpu_milli),
-            memory_bytes: signed(self.memory_bytes),
-            hugepages_bytes: signed(huge.fold(0, u64::saturating_add)),
-            storage_bytes: signed(self.storage_bytes),
-            pids: signed(self.pids),
+            cpu_milli: saturating_i64(self.cpu_milli),
+            memory_bytes: saturating_i64(self.memory_bytes),
+            hugepages_bytes: saturating_i64(huge.fold(0, u64::saturating_add)),
+            storage_bytes: saturating_i64(self.storage_bytes),
+            pids: saturating_i64(self.pids),
         }
     }
 
@@ -78,63 +78,67 @@ impl MachineFacts {
         node::MachineResources {
             capacity: self.capacity(),
             hugepages: pages
-                .map(|(size, bytes)| (signed(*size), signed(*bytes)))
+                .map(|(size, bytes)| (saturating_i64(*size), saturating_i64(*bytes)))
                 .collect(),
             kept: self.kept,
-            swap_bytes: signed(self.swap_bytes),
+            swap_bytes: saturating_i64(self.swap_bytes),
             devices: Vec::new(),
         }
     }
 
     /// Resources that pods may ask for together.
     pub(in crate::agent) fn allocatable(&self) -> Allocatable {
-        node_resources::allocatable(self.capacity(), self.kept)
+        node_resources::compute_allocatable(self.capacity(), self.kept)
     }
 }
 
 /// Reads the machine's facts. Missing ones are zero or empty.
 ///
 /// - Errors: more is kept from pods than there is.
-pub(in crate::agent) fn facts(cfg: &AgentConfig) -> Result<MachineFacts, OverReserved> {
-    let local = network::local(&cfg.node_name);
+pub(in crate::agent) fn read_machine_facts(
+    cfg: &AgentConfig,
+) -> Result<MachineFacts, OverReserved> {
+    let local = network::local_addresses(&cfg.node_name);
     // A later look may find an address.
-    let host_ips = node::host_ips(&cfg.node_ips, &cfg.node_name, &local).unwrap_or_else(|e| {
-        log::warn!("{e}");
-        given(cfg)
-    });
+    let host_ips =
+        node::choose_host_ips(&cfg.node_ips, &cfg.node_name, &local).unwrap_or_else(|e| {
+            log::warn!("{e}");
+            configured_addresses(cfg)
+        });
     let mut facts = MachineFacts {
         name: cfg.node_name.clone(),
         host_ips,
         memory_bytes: machine::memory_bytes(),
-        cpu_milli: machine::cpus().saturating_mul(1000),
+        cpu_milli: machine::cpu_count().saturating_mul(1000),
         storage_bytes: machine::storage_bytes(&cfg.dirs.root),
-        storage: machine::disk(&cfg.dirs.root).and_then(|(disk, _)| flash::condition(&disk)),
-        page_bytes: pages::bytes(),
+        storage: machine::disk_with_number(&cfg.dirs.root)
+            .and_then(|(disk, _)| flash::storage_worn_condition(&disk)),
+        page_bytes: pages::page_size_bytes(),
         hugepages: machine::hugepages(),
         swap_bytes: machine::swap_bytes(),
         pids: machine::max_pids(),
         kept: NodeReservations::default(),
-        identity: machine::identity(),
+        identity: machine::read_identity(),
         settings: NodeSettings::default(),
     };
-    facts.kept = reservations(
+    facts.kept = compute_reservations(
         &cfg.reserved,
         &cfg.eviction.settings.thresholds,
         facts.capacity(),
     );
-    facts.settings = settings(cfg, &facts);
-    node_resources::check(facts.capacity(), facts.kept)?;
+    facts.settings = node_settings(cfg, &facts);
+    node_resources::check_reservations(facts.capacity(), facts.kept)?;
     Ok(facts)
 }
 
 /// Addresses from the configuration that could not be checked: pods are told these if no others are known.
-fn given(cfg: &AgentConfig) -> Vec<IpAddr> {
+fn configured_addresses(cfg: &AgentConfig) -> Vec<IpAddr> {
     let given = cfg.node_ips.iter().copied();
     given.filter(|ip| !ip.is_unspecified()).collect()
 }
 
 /// Settings of the operator for the node.
-pub(in crate::agent) fn settings(cfg: &AgentConfig, facts: &MachineFacts) -> NodeSettings {
+pub(in crate::agent) fn node_settings(cfg: &AgentConfig, facts: &MachineFacts) -> NodeSettings {
     NodeSettings {
         name: cfg.node_name.clone(),
         node_ips: cfg.node_ips.clone(),
@@ -159,7 +163,7 @@ pub(in crate::agent) fn settings(cfg: &AgentConfig, facts: &MachineFacts) -> Nod
 }
 
 /// `systemReserved`, `kubeReserved` and the hard eviction thresholds, as amounts.
-fn reservations(
+fn compute_reservations(
     reserved: &ReservedResources,
     thresholds: &[EvictionThreshold],
     capacity: MachineCapacity,
@@ -173,10 +177,10 @@ fn reservations(
     let threshold = |signal: EvictionSignal, has: i64| {
         let hard = |t: &&EvictionThreshold| t.signal == signal && t.grace.is_none();
         let found = thresholds.iter().find(hard);
-        found.map_or(0, |threshold| threshold.limit.of(has))
+        found.map_or(0, |threshold| threshold.limit.amount_of_capacity(has))
     };
     NodeReservations {
-        cpu_milli: sum("cpu", Quantity::milli),
+        cpu_milli: sum("cpu", Quantity::milli_value),
         memory_bytes: sum("memory", Quantity::value),
         storage_bytes: sum("ephemeral-storage", Quantity::value),
         pids: sum("pid", Quantity::value),
@@ -252,9 +256,9 @@ mod tests {
             eviction_memory_bytes: 100 << 20,
             eviction_storage_bytes: 1 << 30,
         };
-        assert_eq!(reservations(&reserved, &thresholds, capacity), want);
+        assert_eq!(compute_reservations(&reserved, &thresholds, capacity), want);
         assert_eq!(
-            reservations(&ReservedResources::default(), &[], capacity),
+            compute_reservations(&ReservedResources::default(), &[], capacity),
             NodeReservations::default()
         );
     }

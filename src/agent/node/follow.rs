@@ -5,7 +5,7 @@ use core::{net::IpAddr, time::Duration};
 
 use super::LocalNode;
 use crate::{
-    agent::clock::{Clock, in_step},
+    agent::clock::{Clock, align_to_second},
     logic::node,
     sys::lane::Lane,
 };
@@ -15,7 +15,7 @@ pub(in crate::agent) const LOOK: Duration = Duration::from_secs(60);
 
 /// Looks at the addresses again and again, as long as the agent runs: a cable may come after the agent, and a lease may
 /// bring another address. `asked`: the addresses that the configuration names.
-pub(in crate::agent) async fn follow(
+pub(in crate::agent) async fn follow_addresses(
     own: Rc<LocalNode>,
     asked: Vec<IpAddr>,
     disk: Lane,
@@ -23,11 +23,11 @@ pub(in crate::agent) async fn follow(
 ) {
     loop {
         let now = clock.now();
-        clock.until(in_step(now + LOOK, now)).await;
+        clock.sleep_until(align_to_second(now + LOOK, now)).await;
         let (addresses, name, asked) = (own.addresses, own.name.clone(), asked.clone());
-        let look = disk.run(move || {
+        let look = disk.run_job(move || {
             // If none is found, the last ones stay.
-            node::host_ips(&asked, &name, &addresses(&name)).unwrap_or_default()
+            node::choose_host_ips(&asked, &name, &addresses(&name)).unwrap_or_default()
         });
         own.set_host_ips(look.await);
     }

@@ -20,19 +20,19 @@ const MAX_PAGE_SIZES: usize = 16;
 const HUGEPAGES: &str = "/sys/kernel/mm/hugepages";
 
 /// Reads the head of a file; empty if it cannot be read. Bytes that are no text are replaced.
-pub(super) fn read(path: &str) -> String {
-    read_head(path, MAX_FACT_BYTES)
+pub(super) fn read_file_head(path: &str) -> String {
+    read_head_limited(path, MAX_FACT_BYTES)
 }
 
 /// Reads at most `limit` bytes of a file; empty if it cannot be read. Bytes that are no text are replaced.
-pub(super) fn read_head(path: &str, limit: u64) -> String {
+pub(super) fn read_head_limited(path: &str, limit: u64) -> String {
     let bytes = file::read_start(path.as_ref(), limit).unwrap_or_default();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// The disk that `path` is on, and its number; `None`: it is on no disk that tells of its wear.
-pub(in crate::agent) fn disk(path: &Path) -> Option<(DiskWearFacts, String)> {
-    let wear = disk_wear::of(path)?;
+pub(in crate::agent) fn disk_with_number(path: &Path) -> Option<(DiskWearFacts, String)> {
+    let wear = disk_wear::read_disk_wear(path)?;
     let disk = DiskWearFacts {
         name: wear.name,
         written: wear.written,
@@ -43,9 +43,9 @@ pub(in crate::agent) fn disk(path: &Path) -> Option<(DiskWearFacts, String)> {
 }
 
 /// Reads the ids that tell this machine from others and one boot from the next, and its kernel and system (NODE-12).
-pub(super) fn identity() -> MachineIdentity {
+pub(super) fn read_identity() -> MachineIdentity {
     let first = |paths: &[&str]| {
-        let texts = paths.iter().map(|path| plain(&read(path)));
+        let texts = paths.iter().map(|path| trim_text(&read_file_head(path)));
         texts.into_iter().find(|t| !t.is_empty())
     };
     let machine_id = first(&["/etc/machine-id", "/var/lib/dbus/machine-id"]).unwrap_or_default();
@@ -54,22 +54,22 @@ pub(super) fn identity() -> MachineIdentity {
         "/proc/device-tree/system-id",
         "/proc/device-tree/vm,uuid",
     ]);
-    let release = ["/etc/os-release", "/usr/lib/os-release"].map(read);
+    let release = ["/etc/os-release", "/usr/lib/os-release"].map(read_file_head);
     MachineIdentity {
         system_uuid: system_uuid.unwrap_or_else(|| machine_id.clone()),
         machine_id,
-        boot_id: plain(&read("/proc/sys/kernel/random/boot_id")),
-        kernel_version: plain(&read("/proc/sys/kernel/osrelease")),
+        boot_id: trim_text(&read_file_head("/proc/sys/kernel/random/boot_id")),
+        kernel_version: trim_text(&read_file_head("/proc/sys/kernel/osrelease")),
         os_image: release
             .iter()
             .find_map(|text| pretty_name(text))
             .unwrap_or_else(|| "Linux".into()),
-        architecture: MachinePlatform::this().architecture.into(),
+        architecture: MachinePlatform::detect_current().architecture.into(),
     }
 }
 
 /// Trims a text: blanks at both ends, and the zero that ends a text of the device tree.
-fn plain(text: &str) -> String {
+fn trim_text(text: &str) -> String {
     text.trim_matches(|c: char| c == '\0' || c.is_whitespace())
         .to_owned()
 }
@@ -95,23 +95,23 @@ fn pretty_name(text: &str) -> Option<String> {
 
 /// Memory of the machine, bytes.
 pub(super) fn memory_bytes() -> u64 {
-    kib_of(&read("/proc/meminfo"), "MemTotal:")
+    meminfo_bytes(&read_file_head("/proc/meminfo"), "MemTotal:")
 }
 
 /// Swap of the machine, bytes.
 pub(super) fn swap_bytes() -> u64 {
-    kib_of(&read("/proc/meminfo"), "SwapTotal:")
+    meminfo_bytes(&read_file_head("/proc/meminfo"), "SwapTotal:")
 }
 
 /// Bytes of one line of `/proc/meminfo`.
-fn kib_of(meminfo: &str, name: &str) -> u64 {
+fn meminfo_bytes(meminfo: &str, name: &str) -> u64 {
     let line = meminfo.lines().find_map(|l| l.strip_prefix(name));
     let kib = line.and_then(|l| l.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
     kib.unwrap_or(0).saturating_mul(1024)
 }
 
 /// Processors.
-pub(super) fn cpus() -> u64 {
+pub(super) fn cpu_count() -> u64 {
     let count = std::thread::available_parallelism().map_or(1, core::num::NonZero::get);
     u64::try_from(count).unwrap_or(1)
 }
@@ -126,8 +126,8 @@ pub(super) fn storage_bytes(root: &Path) -> u64 {
 /// The smaller of `kernel.pid_max` and `kernel.threads-max` (CG-12); 0 if neither can be read.
 pub(super) fn max_pids() -> u64 {
     smaller(
-        &read("/proc/sys/kernel/pid_max"),
-        &read("/proc/sys/kernel/threads-max"),
+        &read_file_head("/proc/sys/kernel/pid_max"),
+        &read_file_head("/proc/sys/kernel/threads-max"),
     )
 }
 
@@ -152,12 +152,12 @@ pub(super) fn hugepages() -> Vec<(u64, u64)> {
             let name = name.to_str()?;
             let kib = name.strip_prefix("hugepages-")?.strip_suffix("kB")?;
             let size = kib.parse::<u64>().ok()?.checked_mul(1024)?;
-            let count = read(&format!("{HUGEPAGES}/{name}/nr_hugepages"));
+            let count = read_file_head(&format!("{HUGEPAGES}/{name}/nr_hugepages"));
             let count: u64 = count.trim().parse().unwrap_or(0);
             Some((size, count.saturating_mul(size)))
         })
         .collect();
-    sizes.order();
+    sizes.stable_sort();
     sizes
 }
 
@@ -168,8 +168,8 @@ mod tests {
     #[test]
     fn facts_from_text() {
         let meminfo = "MemTotal:         948092 kB\nMemFree: 1 kB\n";
-        assert_eq!(kib_of(meminfo, "MemTotal:"), 948_092 * 1024);
-        assert_eq!(kib_of("nonsense", "MemTotal:"), 0);
+        assert_eq!(meminfo_bytes(meminfo, "MemTotal:"), 948_092 * 1024);
+        assert_eq!(meminfo_bytes("nonsense", "MemTotal:"), 0);
         for (pid_max, threads_max, want) in [
             ("32768\n", "7000\n", 7000),
             ("300\n", "7000\n", 300),
@@ -192,19 +192,19 @@ mod tests {
         ] {
             assert_eq!(pretty_name(text).as_deref(), want, "{text}");
         }
-        assert_eq!(plain("12-34\0"), "12-34");
-        assert_eq!(plain(" ab \n"), "ab");
+        assert_eq!(trim_text("12-34\0"), "12-34");
+        assert_eq!(trim_text(" ab \n"), "ab");
     }
 
     #[test]
     fn this_machine() {
         // NODE-09 NODE-12
-        let identity = identity();
+        let identity = read_identity();
         assert!(!identity.boot_id.is_empty() && !identity.kernel_version.is_empty());
         assert!(!identity.os_image.is_empty() && !identity.architecture.is_empty());
-        assert!(memory_bytes() > 0 && cpus() > 0 && storage_bytes(Path::new("/")) > 0);
+        assert!(memory_bytes() > 0 && cpu_count() > 0 && storage_bytes(Path::new("/")) > 0);
         assert!(hugepages().is_sorted());
-        assert_eq!(read("/nonexistent/fact"), "");
-        assert_eq!(read_head("/proc/self/status", 4), "Name");
+        assert_eq!(read_file_head("/nonexistent/fact"), "");
+        assert_eq!(read_head_limited("/proc/self/status", 4), "Name");
     }
 }

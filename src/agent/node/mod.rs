@@ -3,7 +3,7 @@
 //!
 //! - [`mod@facts`]: facts read once. [`machine`]: facts from `/proc`, `/sys` and `/etc`. [`network`]: addresses of the
 //!   machine; [`follow`](mod@follow): changes of them.
-//! - [`LocalNode`] owns all of it; [`LocalNode::gather`] reads what may have changed, [`LocalNode::bring_up_to_date`] puts it into an
+//! - [`LocalNode`] owns all of it; [`LocalNode::gather_facts`] reads what may have changed, [`LocalNode::apply_current_facts`] puts it into an
 //!   object.
 
 pub(super) mod facts;
@@ -20,8 +20,8 @@ use core::{
 };
 
 pub(crate) use facts::MachineFacts;
-pub(super) use facts::{facts, max_pods};
-pub(in crate::agent) use network::local as addresses;
+pub(super) use facts::{max_pods, read_machine_facts};
+pub(in crate::agent) use network::local_addresses as addresses;
 
 use super::{clock::Clock, complaints::Complaints, times::DateCorrector};
 use crate::{
@@ -33,7 +33,7 @@ use crate::{
     image::import::{RESERVE_BYTES, RESERVE_INODES},
     logic::{
         admission,
-        eviction::{PressureConditions, is_recent},
+        eviction::{PressureConditions, is_condition_held},
         extended_resources::ResourceUnits,
         generate::NodeContext,
         node::{
@@ -65,7 +65,7 @@ pub(super) struct NodeConditionInputs {
 pub(super) type AddressReader = fn(&str) -> LocalAddresses;
 
 /// The machine as a node: its facts, its addresses, the resources that pods may ask for, and its Node object. There is
-/// one of each, so nothing here grows. The apiserver's answers come in by [`LocalNode::learn`]; the starters of pods and the
+/// one of each, so nothing here grows. The apiserver's answers come in by [`LocalNode::learn_node_object`]; the starters of pods and the
 /// reporters of the node ask.
 pub(crate) struct LocalNode {
     facts: Rc<MachineFacts>,
@@ -141,8 +141,8 @@ impl LocalNode {
     }
 
     /// Takes over the node of a cluster as an agent before this one has kept it.
-    pub(super) fn recall(&self, kept: Option<admission::KeptNode>) {
-        self.admission.borrow_mut().recall(kept);
+    pub(super) fn restore_admission(&self, kept: Option<admission::KeptNode>) {
+        self.admission.borrow_mut().restore_kept_node(kept);
     }
 
     /// Sets the names of the conditions that speak against new pods.
@@ -161,7 +161,7 @@ impl LocalNode {
     }
 
     /// The Node object, as last known; `None`: it is not known yet. It has no images.
-    pub(super) fn object(&self) -> Option<Object> {
+    pub(super) fn node_object(&self) -> Option<Object> {
         self.object.borrow().clone()
     }
 
@@ -173,14 +173,14 @@ impl LocalNode {
     }
 
     /// Takes the Node as the apiserver has it now, without its images.
-    pub(crate) fn learn(&self, object: Object) {
-        self.admission.borrow_mut().learn(&object);
-        self.set_host_ips(node::of_node(&object));
+    pub(crate) fn learn_node_object(&self, object: Object) {
+        self.admission.borrow_mut().learn_from_node(&object);
+        self.set_host_ips(node::node_host_ips(&object));
         *self.object.borrow_mut() = Some(object);
     }
 
     /// All resources that pods can have at present.
-    fn resources(&self) -> MachineResources {
+    fn present_resources(&self) -> MachineResources {
         MachineResources {
             devices: self.devices.borrow().clone(),
             ..self.facts.resources()
@@ -188,7 +188,7 @@ impl LocalNode {
     }
 
     /// Reads the facts of a Node that may have changed: a few small files, and the list of images.
-    pub(super) async fn gather(
+    pub(super) async fn gather_facts(
         &self,
         runtime: &dyn RuntimeService,
         standing: &NodeConditionInputs,
@@ -198,7 +198,7 @@ impl LocalNode {
         let trouble = if standing.records_wait {
             Some("the root directory cannot be written, records of pods wait in memory".to_owned())
         } else {
-            disk.as_ref().and_then(too_full)
+            disk.as_ref().and_then(disk_full_reason)
         };
         if trouble.is_some() {
             self.disk_trouble.set(Some(now));
@@ -206,15 +206,20 @@ impl LocalNode {
         // A pull that fails again and again for want of room fills and empties the disk each time: the condition must
         // not come and go with it.
         let seen = self.disk_trouble.get();
-        let has_trouble = seen.is_some_and(|seen| is_recent(seen, now, standing.transition));
+        let has_trouble =
+            seen.is_some_and(|seen| is_condition_held(seen, now, standing.transition));
         let (RuntimeVersion { name, version }, capabilities) =
             (runtime.version(), runtime.capabilities());
         CurrentNodeFacts {
-            resources: self.resources(),
+            resources: self.present_resources(),
             local: (self.addresses)(&self.facts.name),
             runtime: RuntimeAbilities {
                 version: format!("{name}://{version}"),
-                handlers: capabilities.handlers.into_iter().map(shown).collect(),
+                handlers: capabilities
+                    .handlers
+                    .into_iter()
+                    .map(runtime_handler)
+                    .collect(),
                 supplemental_groups_policy: capabilities.supplemental_groups_policy,
             },
             images: runtime.list_images().await.ok(),
@@ -225,11 +230,11 @@ impl LocalNode {
                 pid: standing.pressure.pid,
             },
             not_ready: standing.not_ready.clone(),
-            external_pods: runtime.external_pods(),
+            external_pods: runtime.external_pods_condition(),
         }
     }
 
-    fn view<'a>(&'a self, gathered: &'a CurrentNodeFacts) -> NodeView<'a> {
+    fn node_view<'a>(&'a self, gathered: &'a CurrentNodeFacts) -> NodeView<'a> {
         NodeView {
             settings: &self.facts.settings,
             identity: &self.facts.identity,
@@ -246,30 +251,30 @@ impl LocalNode {
     }
 
     /// Makes the Node to create, and the events that tell of its first conditions.
-    pub(super) fn initial(
+    pub(super) fn initial_node(
         &self,
         gathered: &CurrentNodeFacts,
         wall: WallTime,
     ) -> (Object, Vec<NodeEvent>) {
-        node::initial(&self.view(gathered), wall)
+        node::initial_node(&self.node_view(gathered), wall)
     }
 
     /// Puts gathered facts into a Node, as last seen in the API or as last shown.
-    pub(super) fn bring_up_to_date(
+    pub(super) fn apply_current_facts(
         &self,
         object: &mut Object,
         gathered: &CurrentNodeFacts,
         times: &DateCorrector,
         wall: WallTime,
     ) -> AppliedStatus {
-        let applied = node::apply(object, &self.view(gathered), wall);
-        put_right(&mut object.status.conditions, times);
+        let applied = node::apply_node_status(object, &self.node_view(gathered), wall);
+        correct_condition_times(&mut object.status.conditions, times);
         applied
     }
 
     /// Makes the Node object of this machine for people, as it is, or would be, registered. `made`: its creation time,
     /// if it does not exist yet.
-    pub(super) async fn show(
+    pub(super) async fn show_node(
         &self,
         runtime: &dyn RuntimeService,
         standing: NodeConditionInputs,
@@ -277,18 +282,19 @@ impl LocalNode {
         complaints: &Complaints,
         made: WallTime,
     ) -> Object {
-        let gathered = self.gather(runtime, &standing, clock.now()).await;
-        let mut object = match self.object() {
+        let gathered = self.gather_facts(runtime, &standing, clock.now()).await;
+        let mut object = match self.node_object() {
             Some(mut object) => {
-                let applied = self.bring_up_to_date(&mut object, &gathered, times, clock.wall());
+                let applied =
+                    self.apply_current_facts(&mut object, &gathered, times, clock.wall_time());
                 if let Some(error) = applied.no_address {
                     complaints.complain(&error.to_string());
                 }
                 object
             }
             None => {
-                let (mut object, _) = self.initial(&gathered, clock.wall());
-                object.metadata.creation_timestamp = Some(made.truncated());
+                let (mut object, _) = self.initial_node(&gathered, clock.wall_time());
+                object.metadata.creation_timestamp = Some(made.truncated_to_second());
                 object
             }
         };
@@ -300,16 +306,16 @@ impl LocalNode {
             object.status.images = images;
         }
         object.status.conditions.extend(standing.apiserver);
-        put_right(&mut object.status.conditions, times);
+        correct_condition_times(&mut object.status.conditions, times);
         object
     }
 }
 
 /// Corrects the times of conditions that were dated before the clock was right.
-pub(super) fn put_right(conditions: &mut [NodeCondition], times: &DateCorrector) {
+pub(super) fn correct_condition_times(conditions: &mut [NodeCondition], times: &DateCorrector) {
     for condition in conditions {
         let since = &mut condition.last_transition_time;
-        *since = since.map(|at| times.believed(at));
+        *since = since.map(|at| times.correct_date(at));
     }
 }
 
@@ -324,7 +330,7 @@ impl Deref for LocalNode {
 
 /// Returns the reason why no image can be pulled or imported any more, if it is the disk. Images that are there can be
 /// used.
-fn too_full(fs: &FsInfo) -> Option<String> {
+fn disk_full_reason(fs: &FsInfo) -> Option<String> {
     if fs.read_only {
         return Some("the disk of the images is read-only".into());
     }
@@ -344,7 +350,7 @@ fn too_full(fs: &FsInfo) -> Option<String> {
     })
 }
 
-fn shown(handler: HandlerCapabilities) -> RuntimeHandler {
+fn runtime_handler(handler: HandlerCapabilities) -> RuntimeHandler {
     RuntimeHandler {
         name: handler.name,
         features: Some(RuntimeHandlerFeatures {

@@ -4,9 +4,10 @@ use core::net::IpAddr;
 
 use nix::{ifaddrs::getifaddrs, net::if_::InterfaceFlags};
 
-use super::machine::{read, read_head};
+use super::machine::{read_file_head, read_head_limited};
 use crate::logic::node::{
-    HostInterface, LocalAddresses, default_interfaces_v4, default_interfaces_v6, in_hosts_file,
+    HostInterface, LocalAddresses, default_interfaces_v4, default_interfaces_v6,
+    hosts_file_addresses,
 };
 
 /// Most bytes read of a table of routes: default routes are among its first, except on a router with many tables.
@@ -16,16 +17,19 @@ const MAX_ADDRESSES: usize = 1024;
 
 /// Reads the present addresses of this machine. `name` is looked up in the hosts file alone: a name server is asked
 /// over the link whose address is sought, and an agent must start without it.
-pub(in crate::agent) fn local(name: &str) -> LocalAddresses {
+pub(in crate::agent) fn local_addresses(name: &str) -> LocalAddresses {
     LocalAddresses {
-        interfaces: interfaces(),
-        default_v4: default_interfaces_v4(&read_head("/proc/net/route", MAX_ROUTE_BYTES)),
-        default_v6: default_interfaces_v6(&read_head("/proc/net/ipv6_route", MAX_ROUTE_BYTES)),
-        resolved: in_hosts_file(&read("/etc/hosts"), name),
+        interfaces: list_interfaces(),
+        default_v4: default_interfaces_v4(&read_head_limited("/proc/net/route", MAX_ROUTE_BYTES)),
+        default_v6: default_interfaces_v6(&read_head_limited(
+            "/proc/net/ipv6_route",
+            MAX_ROUTE_BYTES,
+        )),
+        resolved: hosts_file_addresses(&read_file_head("/etc/hosts"), name),
     }
 }
 
-fn interfaces() -> Vec<HostInterface> {
+fn list_interfaces() -> Vec<HostInterface> {
     let Ok(all) = getifaddrs() else {
         return Vec::new();
     };
@@ -58,7 +62,7 @@ mod tests {
     #[test]
     fn this_machine() {
         // NODE-07
-        let local = local("no-such-name");
+        let local = local_addresses("no-such-name");
         let lo = local.interfaces.iter().find(|i| i.name == "lo");
         let loopback: IpAddr = "127.0.0.1".parse().expect("address");
         assert!(lo.is_none_or(|lo| lo.addresses.contains(&loopback)));

@@ -39,7 +39,7 @@ fn when_the_disk_of_the_images_is_full() {
             Some("is read-only"),
         ),
     ] {
-        let found = too_full(&fs);
+        let found = disk_full_reason(&fs);
         match says {
             None => assert_eq!(found, None, "{name}"),
             Some(says) => assert!(found.is_some_and(|f| f.contains(says)), "{name}"),

@@ -3,7 +3,7 @@
 use crate::{
     api::{Pod, PodUid, pod::CONFIG_HASH, pod_status::QosClass},
     logic::{
-        admission::ActivePod, eviction::is_limited, mirror::PodFullName, mux::PodSource,
+        admission::ActivePod, eviction::has_storage_limit, mirror::PodFullName, mux::PodSource,
         pod_worker::PodFacts, qos::qos_class,
     },
 };
@@ -45,7 +45,7 @@ pub(in crate::agent) struct ConfiguredPodIdentity {
 impl PodConfigFacts {
     /// Takes the facts of `pod` that are remembered.
     #[must_use]
-    pub(in crate::agent) fn of(source: PodSource, pod: &Pod) -> Self {
+    pub(in crate::agent) fn from_pod(source: PodSource, pod: &Pod) -> Self {
         let volumes = pod.spec.volumes.iter().any(|v| {
             v.config_map.is_some()
                 || v.secret.is_some()
@@ -70,11 +70,11 @@ impl PodConfigFacts {
             deletion_requested: pod.metadata.deletion_timestamp.is_some(),
             api_phase_terminal: pod.status.phase.is_terminal(),
             uses_objects: volumes || env,
-            limits_storage: is_limited(pod),
+            limits_storage: has_storage_limit(pod),
             qos: qos_class(pod),
-            takes: ActivePod::of(pod),
+            takes: ActivePod::from_pod(pod),
             id: Box::new(ConfiguredPodIdentity {
-                name: PodFullName::of(&pod.metadata),
+                name: PodFullName::from_metadata(&pod.metadata),
                 hash: hash.cloned().unwrap_or_default(),
                 deletion_grace_s: pod.metadata.deletion_grace_period_seconds,
                 spec_grace_s: pod.spec.termination_grace_period_seconds,
@@ -83,7 +83,7 @@ impl PodConfigFacts {
     }
 
     /// Facts that the pod's worker needs.
-    pub(in crate::agent) fn facts<'a>(&'a self, uid: &'a PodUid) -> PodFacts<'a> {
+    pub(in crate::agent) fn worker_facts<'a>(&'a self, uid: &'a PodUid) -> PodFacts<'a> {
         PodFacts {
             uid,
             name: &self.id.name.name,

@@ -49,7 +49,7 @@ impl PodEntry {
             limited,
         } = self;
         config.is_none()
-            && status.get().is_none()
+            && status.stored_status().is_none()
             && starting.is_none()
             && *arriving == 0
             && succeeded.is_none()
@@ -65,7 +65,10 @@ impl PodEntry {
             termination_requested: table.is_pod_termination_requested(uid),
             termination_complete: table.should_pod_be_finished(uid),
             api_phase_terminal: config.is_some_and(|c| !c.is_static && c.api_phase_terminal),
-            local_phase_terminal: self.status.get().is_some_and(|s| s.phase.is_terminal()),
+            local_phase_terminal: self
+                .status
+                .stored_status()
+                .is_some_and(|s| s.phase.is_terminal()),
         })
     }
 }

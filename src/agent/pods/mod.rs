@@ -52,7 +52,7 @@ const MARGIN_SLOTS: u16 = 20;
 pub(super) const BACKOFF_ENTRIES_PER_POD: usize = 8;
 
 /// Capacity of the pod table.
-pub(super) fn slots(cfg: &AgentConfig) -> PodTableCapacity {
+pub(super) fn table_capacity(cfg: &AgentConfig) -> PodTableCapacity {
     PodTableCapacity {
         max_pods: u16::try_from(cfg.max_pods).unwrap_or(u16::MAX / 2),
         reserved: RESERVED_SLOTS,
@@ -78,7 +78,7 @@ pub(super) struct PodRegistry {
 impl PodRegistry {
     /// Makes the owner; no pod is known yet. `seed` spreads delays.
     pub(super) fn new(cfg: &AgentConfig, seed: u64) -> Self {
-        let slots = slots(cfg);
+        let slots = table_capacity(cfg);
         let delays = slots.slots() * BACKOFF_ENTRIES_PER_POD;
         Self {
             entries: BTreeMap::new(),
@@ -92,7 +92,7 @@ impl PodRegistry {
     }
 
     /// Changes an entry, which is made if there is none and dropped if nothing is left in it: the one place for both.
-    fn change<T>(&mut self, uid: &PodUid, change: impl FnOnce(&mut PodEntry) -> T) -> T {
+    fn change_entry<T>(&mut self, uid: &PodUid, change: impl FnOnce(&mut PodEntry) -> T) -> T {
         let entry = match self.entries.get_mut(uid) {
             Some(entry) => entry,
             None => self.entries.entry(uid.clone()).or_default(),
@@ -107,13 +107,13 @@ impl PodRegistry {
     // Sources.
 
     /// Takes the facts of a pod that is new or changed in its source.
-    pub(super) fn configure(&mut self, uid: &PodUid, pod: PodConfigFacts) {
-        self.change(uid, |entry| entry.config = Some(pod));
+    pub(super) fn set_config(&mut self, uid: &PodUid, pod: PodConfigFacts) {
+        self.change_entry(uid, |entry| entry.config = Some(pod));
     }
 
     /// Drops the facts of a pod that no source has any more, and returns them.
-    pub(super) fn unconfigure(&mut self, uid: &PodUid) -> Option<PodConfigFacts> {
-        self.change(uid, |entry| entry.config.take())
+    pub(super) fn remove_config(&mut self, uid: &PodUid) -> Option<PodConfigFacts> {
+        self.change_entry(uid, |entry| entry.config.take())
     }
 
     /// Returns true if a source has the pod.
@@ -133,24 +133,27 @@ impl PodRegistry {
     }
 
     /// UIDs of configured pods, sorted.
-    pub(super) fn configured(&self) -> Vec<PodUid> {
-        self.configured_that(|_| true)
+    pub(super) fn configured_uids(&self) -> Vec<PodUid> {
+        self.configured_uids_where(|_| true)
     }
 
     /// UIDs of configured pods of a kind, sorted.
-    pub(super) fn configured_that(&self, is: impl Fn(&PodConfigFacts) -> bool) -> Vec<PodUid> {
+    pub(super) fn configured_uids_where(
+        &self,
+        is: impl Fn(&PodConfigFacts) -> bool,
+    ) -> Vec<PodUid> {
         let wanted = self.configs().filter(|(_, pod)| is(pod));
         wanted.map(|(uid, _)| uid.clone()).collect()
     }
 
-    /// Notes that a pod's record is about to be written. [`PodRegistry::arrived`] follows for each.
-    pub(super) fn arrives(&mut self, uid: &PodUid) {
-        self.change(uid, |entry| entry.arriving += 1);
+    /// Notes that a pod's record is about to be written. [`PodRegistry::note_arrival_end`] follows for each.
+    pub(super) fn note_arrival_start(&mut self, uid: &PodUid) {
+        self.change_entry(uid, |entry| entry.arriving += 1);
     }
 
     /// Notes that the loop knows the pod now, or that its record could not be written.
-    pub(super) fn arrived(&mut self, uid: &PodUid) {
-        self.change(uid, |entry| {
+    pub(super) fn note_arrival_end(&mut self, uid: &PodUid) {
+        self.change_entry(uid, |entry| {
             entry.arriving = entry.arriving.saturating_sub(1);
         });
     }
@@ -161,7 +164,7 @@ impl PodRegistry {
     }
 
     /// Returns true if a record of any pod is being written, or is written and the loop has not been told yet.
-    pub(super) fn some_arrive(&self) -> bool {
+    pub(super) fn has_arriving_pods(&self) -> bool {
         self.entries.values().any(|e| e.arriving > 0)
     }
 
@@ -173,32 +176,32 @@ impl PodRegistry {
     // Workers.
 
     /// The workers.
-    pub(super) const fn table(&self) -> &PodTable {
+    pub(super) const fn worker_table(&self) -> &PodTable {
         &self.table
     }
 
     /// Returns true if the pod has a worker.
     pub(super) fn has_worker(&self, uid: &PodUid) -> bool {
-        self.table.handle(uid).is_some()
+        self.table.find_handle(uid).is_some()
     }
 
     /// UID of the pod in a slot; `None` if the slot is another pod's by now.
-    pub(super) fn uid(&self, handle: PodHandle) -> Option<PodUid> {
-        self.table.identity(handle).map(|i| i.uid.clone())
+    pub(super) fn uid_of_handle(&self, handle: PodHandle) -> Option<PodUid> {
+        self.table.pod_identity(handle).map(|i| i.uid.clone())
     }
 
     /// Returns true if the pod is to end, or has ended.
-    pub(super) fn is_to_end(&self, uid: &PodUid) -> bool {
+    pub(super) fn is_termination_requested(&self, uid: &PodUid) -> bool {
         self.table.is_pod_termination_requested(uid)
     }
 
     /// Returns true if the pod begins once more under its UID as soon as it has ended.
-    pub(super) fn comes_back(&self, uid: &PodUid) -> bool {
+    pub(super) fn is_restart_requested(&self, uid: &PodUid) -> bool {
         self.table.is_restart_requested(uid)
     }
 
     /// The pods that count for admission and shares (LOOP-11), sorted by UID.
-    pub(super) fn active(&self) -> impl Iterator<Item = (&PodUid, &PodConfigFacts)> {
+    pub(super) fn active_pods(&self) -> impl Iterator<Item = (&PodUid, &PodConfigFacts)> {
         self.entries.iter().filter_map(|(uid, entry)| {
             let config = entry.config.as_ref()?;
             entry.is_active(uid, &self.table).then_some((uid, config))
@@ -213,12 +216,12 @@ impl PodRegistry {
     }
 
     /// Active pods other than `uid` and `gone`, and the resources that they take of the node.
-    pub(super) fn active_but(
+    pub(super) fn active_pods_except(
         &self,
         uid: &PodUid,
         gone: &[PodUid],
     ) -> (Vec<PodUid>, Vec<ActivePod>) {
-        let others = self.active().filter(|(other, _)| *other != uid);
+        let others = self.active_pods().filter(|(other, _)| *other != uid);
         let others = others.filter(|(other, _)| !gone.contains(other));
         others
             .map(|(uid, pod)| (uid.clone(), pod.takes.clone()))
@@ -226,9 +229,9 @@ impl PodRegistry {
     }
 
     /// Requests of all active pods together.
-    pub(super) fn asked(&self) -> PodRequestTotals {
+    pub(super) fn active_requests(&self) -> PodRequestTotals {
         let sum = |qos, name: &str| {
-            self.active()
+            self.active_pods()
                 .filter(|(_, pod)| pod.qos == qos)
                 .filter_map(|(_, pod)| pod.takes.requests.get(name))
                 .fold(0_i64, |sum, amount| sum.saturating_add(*amount))
@@ -241,7 +244,7 @@ impl PodRegistry {
     }
 
     /// Facts of a configured pod for housekeeping.
-    pub(super) fn for_housekeeping<'a>(
+    pub(super) fn housekeeping_facts<'a>(
         &self,
         uid: &'a PodUid,
     ) -> Option<housekeeping::HousekeepingPod<'a>> {
@@ -251,7 +254,7 @@ impl PodRegistry {
             uid,
             is_static: config.is_static,
             active: entry.is_active(uid, &self.table),
-            restart_requested: self.comes_back(uid),
+            restart_requested: self.is_restart_requested(uid),
             deletion_requested: config.deletion_requested,
             api_phase_terminal: config.api_phase_terminal,
         })
@@ -260,22 +263,22 @@ impl PodRegistry {
     /// Hands an update to the pod's worker, which is made if there is none.
     ///
     /// - Errors: no slot is free.
-    pub(super) fn update(
+    pub(super) fn update_worker(
         &mut self,
         update: WorkerUpdate<'_>,
         now: MonoTime,
     ) -> Result<(), PodTableFull> {
-        self.table.update(update, now).map(drop)
+        self.table.update_pod(update, now).map(drop)
     }
 
     /// Has the pod synced, if it has a worker.
-    pub(super) fn resync(&mut self, uid: &PodUid, now: MonoTime) {
-        self.table.resync(uid, now);
+    pub(super) fn resync_worker(&mut self, uid: &PodUid, now: MonoTime) {
+        self.table.resync_pod(uid, now);
     }
 
     /// Takes the end of a worker's call.
     pub(super) fn on_done(&mut self, handle: PodHandle, outcome: CallOutcome, now: MonoTime) {
-        self.table.on_done(handle, outcome, now);
+        self.table.on_call_done(handle, outcome, now);
     }
 
     /// Wakes the pods that are due.
@@ -295,7 +298,7 @@ impl PodRegistry {
     }
 
     /// Forgets workers that have ended and are no longer configured. Returns the state of each worker that is left.
-    pub(super) fn sync_known(&mut self) -> Vec<crate::logic::pod_table::KnownPod> {
+    pub(super) fn sync_known_workers(&mut self) -> Vec<crate::logic::pod_table::KnownPod> {
         let entries = &self.entries;
         let is_configured = |uid: &PodUid| entries.get(uid).is_some_and(|e| e.config.is_some());
         self.table.sync_known_pods(&is_configured)
@@ -309,14 +312,14 @@ impl PodRegistry {
     // Statuses.
 
     /// The stored status.
-    pub(super) fn status(&self, uid: &PodUid) -> Option<&PodStatus> {
-        self.entries.get(uid)?.status.get()
+    pub(super) fn stored_status(&self, uid: &PodUid) -> Option<&PodStatus> {
+        self.entries.get(uid)?.status.stored_status()
     }
 
     /// UIDs of pods whose stored status is of a kind, sorted.
-    pub(super) fn with_status_that(&self, is: impl Fn(&PodStatus) -> bool) -> Vec<PodUid> {
+    pub(super) fn uids_with_status(&self, is: impl Fn(&PodStatus) -> bool) -> Vec<PodUid> {
         let all = self.entries.iter();
-        let wanted = all.filter(|(_, entry)| entry.status.get().is_some_and(&is));
+        let wanted = all.filter(|(_, entry)| entry.status.stored_status().is_some_and(&is));
         wanted.map(|(uid, _)| uid.clone()).collect()
     }
 
@@ -327,47 +330,53 @@ impl PodRegistry {
         status: PodStatus,
         now: WallTime,
     ) -> StatusVerdict {
-        self.change(&pod.metadata.uid, |entry| {
-            entry.status.set(pod, status, now)
+        self.change_entry(&pod.metadata.uid, |entry| {
+            entry.status.store_status(pod, status, now)
         })
     }
 
     /// Stores the last status of a pod that is cleaned up (SM-10, DEL-03).
     pub(super) fn finish_status(&mut self, pod: &Pod, now: WallTime) -> StatusVerdict {
-        self.change(&pod.metadata.uid, |entry| entry.status.finish(pod, now))
+        self.change_entry(&pod.metadata.uid, |entry| {
+            entry.status.store_finished_status(pod, now)
+        })
     }
 
     /// Corrects times that were noted before the clock was right.
-    pub(super) fn redate(&mut self, clock: &ClockHistory) {
+    pub(super) fn correct_status_times(&mut self, clock: &ClockHistory) {
         for entry in self.entries.values_mut() {
-            entry.status.redate(clock);
+            entry.status.correct_times(clock);
         }
     }
 
     /// Drops the status of a finished static pod that is started again under its UID (CLEAN-09).
     pub(super) fn forget_status(&mut self, uid: &PodUid) {
-        self.change(uid, |entry| {
+        self.change_entry(uid, |entry| {
             entry.status = StatusCache::default();
             entry.succeeded = None;
         });
     }
 
     /// Containers of the pod that had succeeded a boot ago and that the runtime has forgotten.
-    pub(super) fn succeeded(&self, uid: &PodUid) -> &[ContainerStatus] {
+    pub(super) fn succeeded_containers(&self, uid: &PodUid) -> &[ContainerStatus] {
         let entry = self.entries.get(uid);
         let kept = entry.and_then(|entry| entry.succeeded.as_deref());
         kept.map_or(&[], Vec::as_slice)
     }
 
     /// Sets the containers of the pod that had succeeded a boot ago; none if the pod starts over.
-    pub(super) fn set_succeeded(&mut self, uid: &PodUid, containers: Vec<ContainerStatus>) {
+    pub(super) fn set_succeeded_containers(
+        &mut self,
+        uid: &PodUid,
+        containers: Vec<ContainerStatus>,
+    ) {
         let kept = (!containers.is_empty()).then(|| Box::new(containers));
-        self.change(uid, |entry| entry.succeeded = kept);
+        self.change_entry(uid, |entry| entry.succeeded = kept);
     }
 
     /// Drops facts of pods without a worker: the time since which they start, and the statuses that are not to be kept
     /// (CLEAN-04).
-    pub(super) fn retain(
+    pub(super) fn drop_stale_facts(
         &mut self,
         keeps_status: impl Fn(&PodUid) -> bool,
         has_worker: impl Fn(&PodUid) -> bool,
@@ -387,7 +396,7 @@ impl PodRegistry {
     }
 
     /// Returns a view of all that is known of pods, for the writer of statuses.
-    pub(super) const fn known(&self) -> PodRegistryView<'_> {
+    pub(super) const fn writer_view(&self) -> PodRegistryView<'_> {
         PodRegistryView {
             entries: &self.entries,
             table: &self.table,
@@ -397,8 +406,8 @@ impl PodRegistry {
     // Starts.
 
     /// Notes that the pod is new and nothing of it runs: it is starting since `now`, if not since an earlier time.
-    pub(super) fn note_created(&mut self, uid: &PodUid, now: MonoTime) {
-        self.change(uid, |entry| {
+    pub(super) fn note_pod_created(&mut self, uid: &PodUid, now: MonoTime) {
+        self.change_entry(uid, |entry| {
             if entry.starting.is_none() {
                 entry.starting = Some(now);
                 entry.unsynced = Some(now);
@@ -407,49 +416,50 @@ impl PodRegistry {
     }
 
     /// Notes that the pod is synced. Returns the time at which it became known if it is new and this is its first sync.
-    pub(super) fn take_unsynced(&mut self, uid: &PodUid) -> Option<MonoTime> {
-        self.change(uid, |entry| entry.unsynced.take())
+    pub(super) fn take_first_sync(&mut self, uid: &PodUid) -> Option<MonoTime> {
+        self.change_entry(uid, |entry| entry.unsynced.take())
     }
 
     /// Notes that the pod runs for the first time, or never will. Returns the time at which it became known; `None` if
     /// it ran before.
-    pub(super) fn take_start(&mut self, uid: &PodUid) -> Option<MonoTime> {
-        self.change(uid, |entry| entry.starting.take())
+    pub(super) fn take_first_start(&mut self, uid: &PodUid) -> Option<MonoTime> {
+        self.change_entry(uid, |entry| entry.starting.take())
     }
 
     /// Returns true if this agent has given the pod's cgroup its limits.
-    pub(super) fn is_limited(&self, uid: &PodUid) -> bool {
+    pub(super) fn has_cgroup_limits(&self, uid: &PodUid) -> bool {
         self.entries.get(uid).is_some_and(|e| e.limited)
     }
 
     /// Notes that the pod's cgroup has its limits, or is gone.
-    pub(super) fn set_limited(&mut self, uid: &PodUid, limited: bool) {
-        self.change(uid, |entry| entry.limited = limited);
+    pub(super) fn set_cgroup_limits(&mut self, uid: &PodUid, limited: bool) {
+        self.change_entry(uid, |entry| entry.limited = limited);
     }
 
     /// Reasons why containers did not start.
-    pub(super) const fn reasons(&self) -> &ReasonCache {
+    pub(super) const fn start_failure_reasons(&self) -> &ReasonCache {
         &self.reasons
     }
 
     /// Keeps the reason why a container did not start.
-    pub(super) fn start_failed(
+    pub(super) fn record_start_failure(
         &mut self,
         uid: &PodUid,
         container: &str,
         reason: &str,
         message: &str,
     ) {
-        self.reasons.failed(uid, container, reason, message);
+        self.reasons
+            .record_start_failure(uid, container, reason, message);
     }
 
     /// Forgets the reason, as the container started.
-    pub(super) fn started(&mut self, uid: &PodUid, container: &str) {
-        self.reasons.started(uid, container);
+    pub(super) fn clear_start_failure(&mut self, uid: &PodUid, container: &str) {
+        self.reasons.clear_start_failure(uid, container);
     }
 
     /// Forgets why containers of the pod did not start.
-    pub(super) fn forget_reasons(&mut self, uid: &PodUid) {
+    pub(super) fn forget_start_failures(&mut self, uid: &PodUid) {
         self.reasons.forget_pod(uid);
     }
 
@@ -471,22 +481,22 @@ impl PodRegistry {
     }
 
     /// The crash-loop delays, to be kept for the next agent.
-    pub(super) fn delays(&self) -> Vec<BackoffRecord> {
+    pub(super) fn crash_loop_delays(&self) -> Vec<BackoffRecord> {
         self.crash_loop.records().to_vec()
     }
 
     /// Takes over delays of an agent before this one.
-    pub(super) fn restore_delays(
+    pub(super) fn restore_crash_loop_delays(
         &mut self,
         records: impl IntoIterator<Item = BackoffRecord>,
         now: MonoTime,
     ) {
-        self.crash_loop.restore(records, now);
+        self.crash_loop.restore_records(records, now);
     }
 
     /// Drops delays that have run out.
-    pub(super) fn sweep_delays(&mut self, now: MonoTime) {
-        self.crash_loop.sweep(now);
+    pub(super) fn sweep_crash_loop_delays(&mut self, now: MonoTime) {
+        self.crash_loop.forget_expired(now);
     }
 
     // Counts.
@@ -497,7 +507,7 @@ impl PodRegistry {
     }
 
     /// Changes the counters.
-    pub(super) fn count(&mut self, count: impl FnOnce(&mut PodTotals)) {
+    pub(super) fn change_totals(&mut self, count: impl FnOnce(&mut PodTotals)) {
         count(&mut self.totals);
     }
 
@@ -512,12 +522,12 @@ impl PodRegistry {
     }
 
     /// Returns true if records wait for a disk that cannot be written.
-    pub(super) const fn records_wait(&self) -> bool {
+    pub(super) const fn has_waiting_records(&self) -> bool {
         self.records_wait
     }
 
     /// Notes that records wait for the disk, or no longer do.
-    pub(super) const fn set_records_wait(&mut self, wait: bool) {
+    pub(super) const fn set_waiting_records(&mut self, wait: bool) {
         self.records_wait = wait;
     }
 }
@@ -530,10 +540,10 @@ pub(super) struct PodRegistryView<'a> {
 
 impl<'a> PodRegistryView<'a> {
     /// Facts of a pod for the writer of statuses, by the agent's own UID.
-    pub(super) fn truth(&self, uid: &PodUid) -> Option<LocalPodState<'a>> {
+    pub(super) fn pod_truth(&self, uid: &PodUid) -> Option<LocalPodState<'a>> {
         let status = &self.entries.get(uid)?.status;
         Some(LocalPodState {
-            status: status.get()?,
+            status: status.stored_status()?,
             version: status.version()?,
             finished: status.is_finished(),
             could_run: self.table.could_have_running_containers(uid),
@@ -541,7 +551,10 @@ impl<'a> PodRegistryView<'a> {
     }
 
     /// The first configured pod of a kind.
-    pub(super) fn find(&self, is: impl Fn(&PodConfigFacts) -> bool) -> Option<&'a PodUid> {
+    pub(super) fn find_configured(
+        &self,
+        is: impl Fn(&PodConfigFacts) -> bool,
+    ) -> Option<&'a PodUid> {
         let mut all = self.entries.iter();
         all.find_map(|(uid, entry)| entry.config.as_ref().is_some_and(&is).then_some(uid))
     }

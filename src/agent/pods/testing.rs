@@ -9,7 +9,7 @@ impl PodRegistry {
     /// All stored statuses, by UID.
     pub(in crate::agent) fn statuses(&self) -> BTreeMap<&PodUid, &PodStatus> {
         let stored = self.entries.iter();
-        let stored = stored.map(|(uid, e)| Some((uid, e.status.get()?)));
+        let stored = stored.map(|(uid, e)| Some((uid, e.status.stored_status()?)));
         stored.flatten().collect()
     }
 

@@ -25,19 +25,22 @@ pub(in crate::agent) enum PodProbeAction {
 }
 
 /// Makes the action of the container's probe of that kind.
-pub(super) fn of(container: &Container, kind: ProbeKind) -> PodProbeAction {
-    let probe = kind.of(container);
+pub(super) fn for_container(container: &Container, kind: ProbeKind) -> PodProbeAction {
+    let probe = kind.probe_of(container);
     probe
-        .map_or_else(|| Err(missing(container)), |probe| make(container, probe))
+        .map_or_else(
+            || Err(missing_handler_error(container)),
+            |probe| parse_action(container, probe),
+        )
         .unwrap_or_else(|why| PodProbeAction::Broken(why.to_string()))
 }
 
-fn missing(container: &Container) -> PodError {
+fn missing_handler_error(container: &Container) -> PodError {
     let name = &container.name;
     PodError::Spec(format!("missing probe handler for container {name}"))
 }
 
-fn make(container: &Container, probe: &Probe) -> Result<PodProbeAction, PodError> {
+fn parse_action(container: &Container, probe: &Probe) -> Result<PodProbeAction, PodError> {
     if let Some(exec) = &probe.exec {
         // Values that are not written down in the spec count as empty.
         let value = |name: &str| {
@@ -47,13 +50,13 @@ fn make(container: &Container, probe: &Probe) -> Result<PodProbeAction, PodError
         let words: Result<Box<[_]>, _> = exec
             .command
             .iter()
-            .map(|word| expansion::expand(word, value))
+            .map(|word| expansion::expand_references(word, value))
             .collect();
         Ok(PodProbeAction::Exec(words?))
     } else if let Some(get) = &probe.http_get {
-        Ok(PodProbeAction::Ask(probe::ProbeAction::Http(http_get(
-            container, get,
-        )?)))
+        Ok(PodProbeAction::Ask(probe::ProbeAction::Http(
+            parse_http_get(container, get)?,
+        )))
     } else if let Some(tcp) = &probe.tcp_socket {
         Ok(PodProbeAction::Ask(probe::ProbeAction::Tcp {
             host: tcp.host.as_str().into(),
@@ -67,12 +70,12 @@ fn make(container: &Container, probe: &Probe) -> Result<PodProbeAction, PodError
             service: grpc.service.as_deref().unwrap_or("").into(),
         }))
     } else {
-        Err(missing(container))
+        Err(missing_handler_error(container))
     }
 }
 
 /// The request of an `httpGet`, of a probe or a hook.
-pub(in crate::agent) fn http_get(
+pub(in crate::agent) fn parse_http_get(
     container: &Container,
     get: &HttpGetAction,
 ) -> Result<HttpGet, PodError> {
@@ -80,7 +83,7 @@ pub(in crate::agent) fn http_get(
         https: get.scheme.eq_ignore_ascii_case("https"),
         host: get.host.as_str().into(),
         port: resolve_port(container, &get.port)?,
-        target: http::target(&get.path).into(),
+        target: http::request_target(&get.path).into(),
         headers: get
             .http_headers
             .iter()
@@ -154,7 +157,11 @@ mod tests {
             ),
         ] {
             let name = probe.to_string();
-            assert_eq!(of(&container(probe), ProbeKind::Liveness), want, "{name}");
+            assert_eq!(
+                for_container(&container(probe), ProbeKind::Liveness),
+                want,
+                "{name}"
+            );
         }
     }
 }

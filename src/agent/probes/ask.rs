@@ -12,7 +12,8 @@ use crate::{
     agent::recorder::{EventSeverity, EventSubject},
     api::{ContainerId, PodUid},
     logic::probe::{
-        ProbeKind, ProbeResult, ProbeSettings, ProbeWorkerEntry, ProbeWorkerKey, workers::bare,
+        ProbeKind, ProbeResult, ProbeSettings, ProbeWorkerEntry, ProbeWorkerKey,
+        workers::strip_runtime_prefix,
     },
     probe::{MAX_TEXT_BYTES, ProbeAnswer},
     runtime::RuntimeError,
@@ -37,7 +38,7 @@ pub(super) struct ProbeTarget {
 
 impl ProbeTarget {
     /// Makes the target of a pod's worker. `container_id`: the present instance, as the API names it.
-    pub(super) fn of(
+    pub(super) fn from_worker(
         uid: &PodUid,
         entry: &ProbeWorkerEntry<Rc<ProbeJob>>,
         container_id: &str,
@@ -47,7 +48,7 @@ impl ProbeTarget {
             uid: uid.clone(),
             name: entry.container.clone(),
             container_id: container_id.into(),
-            id: bare(container_id).into(),
+            id: strip_runtime_prefix(container_id).into(),
             ip,
             settings: entry.worker.settings(),
             job: Rc::clone(&entry.action),
@@ -56,7 +57,7 @@ impl ProbeTarget {
 }
 
 /// Probes, and hands the result to the loop.
-pub(super) async fn run(driver: &ProbeDriver, key: ProbeWorkerKey, target: ProbeTarget) {
+pub(super) async fn run_probe(driver: &ProbeDriver, key: ProbeWorkerKey, target: ProbeTarget) {
     let (probes, clock) = (&driver.probes, &driver.clock);
     let of = |turns: &ProbeSlots| match &target.job.action {
         PodProbeAction::Exec(_) => Rc::clone(&turns.commands),
@@ -65,21 +66,21 @@ pub(super) async fn run(driver: &ProbeDriver, key: ProbeWorkerKey, target: Probe
     let (of_pod, of_node) = (of(&target.job.turns), of(&probes.turns));
     let mut waited = false;
     // The pod's place first: a probe that waits for its own pod's places is in no other pod's way.
-    let turn_of_pod = take(&of_pod, &mut waited).await;
-    let turn = take(&of_node, &mut waited).await;
+    let turn_of_pod = take_probe_slot(&of_pod, &mut waited).await;
+    let turn = take_probe_slot(&of_node, &mut waited).await;
     let began = clock.now();
     // The pod went meanwhile.
-    let Some(late) = probes.workers.borrow_mut().begin(key, waited, began) else {
+    let Some(late) = probes.workers.borrow_mut().begin_probe(key, waited, began) else {
         return;
     };
     probes.late.set(probes.late.get() + u64::from(late));
-    let answer = answer(driver, &target).await;
+    let answer = probe_with_retries(driver, &target).await;
     drop((turn, turn_of_pod));
     let gone = {
         let workers = probes.workers.borrow();
         !workers
-            .entry(key)
-            .is_some_and(|(_, entry)| entry.worker.is_asking())
+            .worker_entry(key)
+            .is_some_and(|(_, entry)| entry.worker.is_probing())
     };
     if gone {
         return;
@@ -91,18 +92,18 @@ pub(super) async fn run(driver: &ProbeDriver, key: ProbeWorkerKey, target: Probe
     };
     if success != Some(false) {
         let took_ms = clock.now().since_ms(began);
-        probes.workers.borrow_mut().took(key, took_ms);
+        probes.workers.borrow_mut().count_duration(key, took_ms);
     }
-    tell(driver, &target, answer).await;
+    record_probe_event(driver, &target, answer).await;
     let changed =
         probes
             .workers
             .borrow_mut()
-            .outcome(key, target.id.as_str(), success, clock.now());
-    probes.wake();
+            .take_result(key, target.id.as_str(), success, clock.now());
+    probes.wake_driver();
     if let Some(result) = changed {
         if target.settings.kind != ProbeKind::Liveness {
-            passed::save(probes, &driver.run_dir, &driver.complaints);
+            passed::save_passed_probes(probes, &driver.run_dir, &driver.complaints);
         }
         log::debug!(
             "uid={} container={} {} probe: {result:?}",
@@ -122,7 +123,7 @@ pub(super) async fn run(driver: &ProbeDriver, key: ProbeWorkerKey, target: Probe
     debug_assert!(changed != Some(ProbeResult::Unknown));
 }
 
-async fn take<'a>(turns: &'a Semaphore, waited: &mut bool) -> SemaphoreGuard<'a> {
+async fn take_probe_slot<'a>(turns: &'a Semaphore, waited: &mut bool) -> SemaphoreGuard<'a> {
     match turns.try_acquire() {
         Some(turn) => turn,
         None => {
@@ -132,24 +133,24 @@ async fn take<'a>(turns: &'a Semaphore, waited: &mut bool) -> SemaphoreGuard<'a>
     }
 }
 
-async fn answer(driver: &ProbeDriver, target: &ProbeTarget) -> ProbeAnswer {
+async fn probe_with_retries(driver: &ProbeDriver, target: &ProbeTarget) -> ProbeAnswer {
     let limit = Duration::from_secs(target.settings.timeout_s.into());
-    let mut answer = once(driver, target, limit).await;
+    let mut answer = probe_once(driver, target, limit).await;
     for _ in 1..TRIES {
         if !matches!(answer, ProbeAnswer::Error(_)) {
             break;
         }
-        answer = once(driver, target, limit).await;
+        answer = probe_once(driver, target, limit).await;
     }
     answer
 }
 
-async fn once(driver: &ProbeDriver, target: &ProbeTarget, limit: Duration) -> ProbeAnswer {
+async fn probe_once(driver: &ProbeDriver, target: &ProbeTarget, limit: Duration) -> ProbeAnswer {
     match &target.job.action {
         PodProbeAction::Broken(why) => ProbeAnswer::Error(why.clone()),
         PodProbeAction::Ask(action) => {
-            let late = driver.probes.limits.at(driver.clock.now() + limit);
-            driver.wire.ask(action, target.ip, limit, late).await
+            let late = driver.probes.limits.alarm_at(driver.clock.now() + limit);
+            driver.wire.send_probe(action, target.ip, limit, late).await
         }
         PodProbeAction::Exec(words) => {
             let ran = driver
@@ -176,7 +177,7 @@ async fn once(driver: &ProbeDriver, target: &ProbeTarget, limit: Duration) -> Pr
 }
 
 /// The event of an answer that is not a plain success (EVT-17, EVT-18), as long as the pod has a worker.
-async fn tell(driver: &ProbeDriver, target: &ProbeTarget, answer: ProbeAnswer) {
+async fn record_probe_event(driver: &ProbeDriver, target: &ProbeTarget, answer: ProbeAnswer) {
     let kind = target.settings.kind;
     let (reason, text) = match answer {
         ProbeAnswer::Success => return,
@@ -201,7 +202,11 @@ async fn tell(driver: &ProbeDriver, target: &ProbeTarget, answer: ProbeAnswer) {
     };
     let field = format!("spec.{field}{{{}}}", target.name);
     let uid = target.uid.clone();
-    let Some((namespace, name)) = driver.agent.ask(move |agent| agent.name_of(&uid)).await else {
+    let Some((namespace, name)) = driver
+        .agent
+        .ask_agent(move |agent| agent.pod_name(&uid))
+        .await
+    else {
         return;
     };
     let about = EventSubject {
@@ -213,5 +218,5 @@ async fn tell(driver: &ProbeDriver, target: &ProbeTarget, answer: ProbeAnswer) {
     };
     driver
         .recorder
-        .about(about, EventSeverity::Warning, reason, &text);
+        .record_event(about, EventSeverity::Warning, reason, &text);
 }

@@ -16,7 +16,7 @@ use crate::{
     logic::{
         probe::{
             ProbePassStep, ProbeWorkerKey, ProbedContainer, ProbedContainerState, ProbedPod,
-            workers::bare,
+            workers::strip_runtime_prefix,
         },
         restart,
     },
@@ -61,7 +61,7 @@ enum ProbedInstanceState {
 
 impl ProbedContainerStatus {
     /// Reads the container of this name from `status`. `host`: the present address of the node.
-    pub(in crate::agent) fn of(status: &PodStatus, name: &str, host: IpAddr) -> Self {
+    pub(in crate::agent) fn from_status(status: &PodStatus, name: &str, host: IpAddr) -> Self {
         let all = status
             .container_statuses
             .iter()
@@ -115,28 +115,28 @@ pub(in crate::agent) struct ProbeDriver {
 
 impl ProbeDriver {
     /// Reads the containers that an earlier agent of this boot stored.
-    pub(in crate::agent) fn recall(&self) {
-        passed::recall(&self.probes, &self.run_dir);
+    pub(in crate::agent) fn restore_passed_probes(&self) {
+        passed::load_passed_probes(&self.probes, &self.run_dir);
     }
 
     /// Drives the probes for the life of the agent; each that is due is a task of its own on `executor`.
-    pub(in crate::agent) async fn run(self, executor: Rc<LocalExecutor<'static>>) {
+    pub(in crate::agent) async fn drive_probes(self, executor: Rc<LocalExecutor<'static>>) {
         let this = Rc::new(self);
         let (probes, clock) = (&this.probes, &this.clock);
         loop {
-            probes.limits.rest.end();
+            probes.limits.rest.mark_ended();
             let now = clock.now();
-            probes.limits.pass(now);
-            for (key, shown) in this.due(now + SLACK).await {
-                let (step, probed) = this.pass(key, &shown, now).await;
+            probes.limits.end_passed_deadlines(now);
+            for (key, shown) in this.take_due_workers(now + SLACK).await {
+                let (step, probed) = this.step_worker(key, &shown, now).await;
                 if step == ProbePassStep::Ask {
-                    match this.target(key, &shown) {
+                    match this.worker_target(key, &shown) {
                         Some(target) => {
                             let this = Rc::clone(&this);
-                            let task = async move { ask::run(&this, key, target).await };
+                            let task = async move { ask::run_probe(&this, key, target).await };
                             executor.spawn(task).detach();
                         }
-                        None => _ = probes.workers.borrow_mut().outcome(key, "", None, now),
+                        None => _ = probes.workers.borrow_mut().take_result(key, "", None, now),
                     }
                 }
                 if let Some(probed) = probed
@@ -146,19 +146,27 @@ impl ProbeDriver {
                 }
             }
             let due = probes.workers.borrow().next_due();
-            let due = due.into_iter().chain(probes.limits.next()).min();
+            let due = due.into_iter().chain(probes.limits.next_deadline()).min();
             let due = due.unwrap_or(MonoTime(u64::MAX));
-            probes.limits.rest.until(due).or(clock.until(due)).await;
+            probes
+                .limits
+                .rest
+                .wait_until(due)
+                .or(clock.sleep_until(due))
+                .await;
         }
     }
 
     /// The workers that are due, each with the state of its container. One question for all of them.
-    async fn due(&self, now: MonoTime) -> Vec<(ProbeWorkerKey, ProbedContainerStatus)> {
+    async fn take_due_workers(
+        &self,
+        now: MonoTime,
+    ) -> Vec<(ProbeWorkerKey, ProbedContainerStatus)> {
         let mut wanted = Vec::new();
         {
             let mut workers = self.probes.workers.borrow_mut();
-            while let Some(key) = workers.poll_due(now) {
-                if let Some((uid, entry)) = workers.entry(key) {
+            while let Some(key) = workers.poll_due_worker(now) {
+                if let Some((uid, entry)) = workers.worker_entry(key) {
                     wanted.push((key, uid.clone(), entry.container.clone()));
                 }
             }
@@ -166,7 +174,7 @@ impl ProbeDriver {
         if wanted.is_empty() {
             return Vec::new();
         }
-        let shown = self.agent.ask(move |agent| {
+        let shown = self.agent.ask_agent(move |agent| {
             let wanted = wanted.iter();
             let shown = wanted.map(|(key, uid, name)| (*key, agent.shown_container(uid, name)));
             shown.collect()
@@ -175,24 +183,24 @@ impl ProbeDriver {
     }
 
     /// The worker's present target.
-    fn target(
+    fn worker_target(
         &self,
         key: ProbeWorkerKey,
         shown: &ProbedContainerStatus,
     ) -> Option<ask::ProbeTarget> {
         let workers = self.probes.workers.borrow();
-        let (uid, entry) = workers.entry(key)?;
+        let (uid, entry) = workers.worker_entry(key)?;
         let id = &shown.instance.as_ref()?.id;
         // A pod in the host's network is where the node is now, whatever its status has shown since it came (PROBE-24).
         let ip = match entry.action.in_host {
             true => shown.host,
             false => shown.ip,
         };
-        Some(ask::ProbeTarget::of(uid, entry, id, ip))
+        Some(ask::ProbeTarget::from_worker(uid, entry, id, ip))
     }
 
     /// Runs one pass of a worker, by what the status shows.
-    async fn pass(
+    async fn step_worker(
         &self,
         key: ProbeWorkerKey,
         shown: &ProbedContainerStatus,
@@ -200,21 +208,21 @@ impl ProbeDriver {
     ) -> (ProbePassStep, Option<UnshownProbeResult>) {
         let state = shown.instance.as_ref().map(|instance| instance.state);
         let restarts = match state {
-            Some(ProbedInstanceState::Ended(code)) => self.restarts(key, code).await,
+            Some(ProbedInstanceState::Ended(code)) => self.will_restart(key, code).await,
             _ => true,
         };
         let mut workers = self.probes.workers.borrow_mut();
-        let Some((uid, entry)) = workers.entry(key) else {
+        let Some((uid, entry)) = workers.worker_entry(key) else {
             return (ProbePassStep::End, None);
         };
         let (uid, kind) = (uid.clone(), entry.worker.settings().kind);
         let seen = ProbedPod {
             ended: shown.ended,
             container: shown.instance.as_ref().map(|c| ProbedContainer {
-                id: bare(&c.id),
+                id: strip_runtime_prefix(&c.id),
                 state: match c.state {
                     ProbedInstanceState::Running(started_at) => {
-                        let started = started_at.map_or(now, |at| self.times.moment(at));
+                        let started = started_at.map_or(now, |at| self.times.time_since_boot(at));
                         let age_s = (now - started).as_secs();
                         ProbedContainerState::Running {
                             age_s: u32::try_from(age_s).unwrap_or(u32::MAX),
@@ -228,7 +236,7 @@ impl ProbeDriver {
                 ready: c.ready,
             }),
         };
-        let (step, news) = workers.pass(key, &seen, |_| restarts, now);
+        let (step, news) = workers.make_pass(key, &seen, |_| restarts, now);
         let probed = news
             .zip(shown.instance.as_ref())
             .map(|(result, c)| UnshownProbeResult {
@@ -242,15 +250,15 @@ impl ProbeDriver {
 
     /// Returns true if the pod's record says that another instance follows; read once an instance. A record that cannot
     /// be read ends nothing.
-    async fn restarts(&self, key: ProbeWorkerKey, exit_code: i32) -> bool {
-        let (uid, name) = match self.probes.workers.borrow().entry(key) {
+    async fn will_restart(&self, key: ProbeWorkerKey, exit_code: i32) -> bool {
+        let (uid, name) = match self.probes.workers.borrow().worker_entry(key) {
             Some((uid, entry)) if !entry.worker.knows_restarts() => {
                 (uid.clone(), entry.container.clone())
             }
             _ => return true,
         };
         let store = self.store.clone();
-        let read = self.disk.run(move || store.pod(&uid));
+        let read = self.disk.run_job(move || store.read_pod(&uid));
         let Ok(pod) = read.await else {
             return true;
         };

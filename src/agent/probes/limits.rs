@@ -35,18 +35,20 @@ pub(super) struct ProbeDriverRest {
 
 impl ProbeDriverRest {
     /// Ends the rest: the driver looks at everything before it rests again.
-    pub(super) fn end(&self) {
+    pub(super) fn mark_ended(&self) {
         self.until.set(MonoTime(0));
     }
 
     /// Rests until `due`. Resolves when the driver is wanted sooner.
-    pub(super) async fn until(&self, due: MonoTime) {
+    pub(super) async fn wait_until(&self, due: MonoTime) {
         self.until.set(due);
-        self.waiters.until(|| self.moved.take().then_some(())).await;
+        self.waiters
+            .wait_until(|| self.moved.take().then_some(()))
+            .await;
     }
 
     /// Ends the rest if `due` comes before its end.
-    pub(super) fn sooner(&self, due: MonoTime) {
+    pub(super) fn end_if_before(&self, due: MonoTime) {
         if due < self.until.get() {
             self.moved.set(true);
             self.waiters.wake_all();
@@ -56,7 +58,7 @@ impl ProbeDriverRest {
 
 impl ProbeDeadlines {
     /// Resolves once the driver has found that `deadline` is over.
-    pub(super) fn at(self: &Rc<Self>, deadline: MonoTime) -> TimerFuture {
+    pub(super) fn alarm_at(self: &Rc<Self>, deadline: MonoTime) -> TimerFuture {
         let number = self.number.get();
         self.number.set(number.wrapping_add(1));
         Box::pin(ProbeDeadline {
@@ -67,13 +69,13 @@ impl ProbeDeadlines {
     }
 
     /// The first deadline.
-    pub(super) fn next(&self) -> Option<MonoTime> {
+    pub(super) fn next_deadline(&self) -> Option<MonoTime> {
         let waiting = self.waiting.borrow();
         waiting.first_key_value().map(|((at, _), _)| *at)
     }
 
     /// Ends the deadlines that are over.
-    pub(super) fn pass(&self, now: MonoTime) {
+    pub(super) fn end_passed_deadlines(&self, now: MonoTime) {
         loop {
             let mut waiting = self.waiting.borrow_mut();
             let first = waiting.first_entry().filter(|e| e.key().0 <= now);
@@ -103,7 +105,7 @@ impl Future for ProbeDeadline {
             None => {
                 waiting.insert(self.key, cx.waker().clone());
                 drop(waiting);
-                self.all.rest.sooner(self.key.0);
+                self.all.rest.end_if_before(self.key.0);
                 self.waits = true;
             }
         }
@@ -127,22 +129,22 @@ mod tests {
     fn limits() {
         let all = Rc::new(ProbeDeadlines::default());
         block_on(async {
-            let (mut first, mut second) = (all.at(MonoTime(5)), all.at(MonoTime(5)));
-            let mut third = all.at(MonoTime(9));
-            assert_eq!(all.next(), None, "nobody waits yet");
+            let (mut first, mut second) = (all.alarm_at(MonoTime(5)), all.alarm_at(MonoTime(5)));
+            let mut third = all.alarm_at(MonoTime(9));
+            assert_eq!(all.next_deadline(), None, "nobody waits yet");
             for limit in [&mut third, &mut first, &mut second] {
                 assert_eq!(poll_once(limit).await, None);
             }
-            assert_eq!(all.next(), Some(MonoTime(5)));
-            all.pass(MonoTime(4));
+            assert_eq!(all.next_deadline(), Some(MonoTime(5)));
+            all.end_passed_deadlines(MonoTime(4));
             assert_eq!(poll_once(&mut first).await, None);
             drop(second);
-            all.pass(MonoTime(5));
+            all.end_passed_deadlines(MonoTime(5));
             assert_eq!(poll_once(&mut first).await, Some(()));
             assert_eq!(poll_once(&mut third).await, None);
-            assert_eq!(all.next(), Some(MonoTime(9)));
+            assert_eq!(all.next_deadline(), Some(MonoTime(9)));
             drop(third);
-            assert_eq!(all.next(), None);
+            assert_eq!(all.next_deadline(), None);
         });
     }
 
@@ -150,21 +152,21 @@ mod tests {
     fn what_comes_sooner_ends_the_rest() {
         let all = Rc::new(ProbeDeadlines::default());
         block_on(async {
-            let mut rest = Box::pin(all.rest.until(MonoTime(10)));
+            let mut rest = Box::pin(all.rest.wait_until(MonoTime(10)));
             assert_eq!(poll_once(&mut rest).await, None);
-            let mut later = all.at(MonoTime(10));
+            let mut later = all.alarm_at(MonoTime(10));
             assert_eq!(poll_once(&mut later).await, None);
             assert_eq!(poll_once(&mut rest).await, None);
-            let mut sooner = all.at(MonoTime(9));
+            let mut sooner = all.alarm_at(MonoTime(9));
             assert_eq!(poll_once(&mut sooner).await, None);
             assert_eq!(poll_once(&mut rest).await, Some(()));
         });
-        all.rest.end();
+        all.rest.mark_ended();
         block_on(async {
             // At work: it looks at all limits before it rests.
-            assert_eq!(poll_once(&mut all.at(MonoTime(1))).await, None);
+            assert_eq!(poll_once(&mut all.alarm_at(MonoTime(1))).await, None);
             assert_eq!(
-                poll_once(Box::pin(all.rest.until(MonoTime(10)))).await,
+                poll_once(Box::pin(all.rest.wait_until(MonoTime(10)))).await,
                 None
             );
         });

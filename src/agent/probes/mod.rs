@@ -13,7 +13,7 @@
 //! go with its end. No probe has a thread, and none holds up another: only commands in containers take turns, for each
 //! costs a run of the OCI runtime. A pod has only some of these turns, so that its slow commands are in its own way
 //! first. A probe that has to wait puts its own next one off, so that a machine that is behind gets no further behind;
-//! [`NodeProbes::figures`] says how many did.
+//! [`NodeProbes::node_figures`] says how many did.
 
 mod action;
 mod ask;
@@ -32,7 +32,7 @@ use core::{
 
 use smol::lock::Semaphore;
 
-pub(super) use action::{PodProbeAction, http_get};
+pub(super) use action::{PodProbeAction, parse_http_get};
 pub(super) use driver::{ProbeDriver, ProbedContainerStatus};
 
 use limits::ProbeDeadlines;
@@ -61,16 +61,16 @@ pub(super) type ProbeFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
 /// The seam to the network: the simulator has one of its own.
 pub(super) trait ProbeNetwork {
-    /// [`Prober::ask`].
-    fn ask<'a>(
+    /// [`Prober::send_probe`].
+    fn send_probe<'a>(
         &'a self,
         action: &'a crate::probe::ProbeAction,
         ip: Option<IpAddr>,
         limit: Duration,
         late: TimerFuture,
     ) -> ProbeFuture<'a, ProbeAnswer>;
-    /// [`crate::probe::http::hook`].
-    fn hook<'a>(
+    /// [`crate::probe::http::call_hook`].
+    fn call_hook<'a>(
         &'a self,
         get: &'a HttpGet,
         ip: Option<IpAddr>,
@@ -78,22 +78,22 @@ pub(super) trait ProbeNetwork {
 }
 
 impl ProbeNetwork for Prober {
-    fn ask<'a>(
+    fn send_probe<'a>(
         &'a self,
         action: &'a crate::probe::ProbeAction,
         ip: Option<IpAddr>,
         limit: Duration,
         late: TimerFuture,
     ) -> ProbeFuture<'a, ProbeAnswer> {
-        Box::pin(Self::ask(self, action, ip, limit, late))
+        Box::pin(Self::run_probe(self, action, ip, limit, late))
     }
 
-    fn hook<'a>(
+    fn call_hook<'a>(
         &'a self,
         get: &'a HttpGet,
         ip: Option<IpAddr>,
     ) -> ProbeFuture<'a, Result<HookOutcome, UnansweredRequest>> {
-        Box::pin(crate::probe::http::hook(self, get, ip))
+        Box::pin(crate::probe::http::run_http_hook(self, get, ip))
     }
 }
 
@@ -159,55 +159,64 @@ impl NodeProbes {
     }
 
     /// Makes the workers that a pod does not have yet (SYNC-12). Returns whether some were made.
-    pub(super) fn add(&self, pod: &Pod, now: MonoTime) -> bool {
+    pub(super) fn add_workers(&self, pod: &Pod, now: MonoTime) -> bool {
         let turns = OnceCell::new();
         let turns =
             || turns.get_or_init(|| ProbeSlots::new(MAX_COMMANDS_OF_POD, MAX_CONNECTIONS_OF_POD));
         let job = |container: &crate::api::Container, kind| {
             Rc::new(ProbeJob {
-                action: action::of(container, kind),
+                action: action::for_container(container, kind),
                 turns: turns().clone(),
                 in_host: pod.spec.host_network,
             })
         };
-        let below = |n: u64| self.random() % n.max(1);
-        let is_new = self.workers.borrow_mut().add(pod, now, job, below);
-        self.wake();
+        let below = |n: u64| self.next_random() % n.max(1);
+        let is_new = self
+            .workers
+            .borrow_mut()
+            .add_pod_workers(pod, now, job, below);
+        self.wake_driver();
         is_new
     }
 
     /// Notes that the containers of a pod are being stopped: only its readiness goes on, and the probes of sidecars
     /// (SYNC-20).
-    pub(super) fn stopping(&self, uid: &PodUid) {
+    pub(super) fn note_pod_stopping(&self, uid: &PodUid) {
         self.workers
             .borrow_mut()
-            .stop(uid, WorkersToKeep::WhileStopping);
+            .stop_pod_workers(uid, WorkersToKeep::WhileStopping);
     }
 
     /// Removes the workers of a pod without running containers (SYNC-22).
-    pub(super) fn remove(&self, uid: &PodUid) {
-        self.workers.borrow_mut().stop(uid, WorkersToKeep::None);
+    pub(super) fn remove_workers(&self, uid: &PodUid) {
+        self.workers
+            .borrow_mut()
+            .stop_pod_workers(uid, WorkersToKeep::None);
     }
 
     /// Drops the workers of pods that have no containers (CLEAN-03).
-    pub(super) fn retain(&self, is_kept: impl Fn(&PodUid) -> bool, now: MonoTime) {
+    pub(super) fn retain_workers(&self, is_kept: impl Fn(&PodUid) -> bool, now: MonoTime) {
         self.workers.borrow_mut().retain(is_kept, now);
     }
 
     /// Calls `read` with the probes' results of a pod.
-    pub(super) fn with<T>(
+    pub(super) fn with_pod_results<T>(
         &self,
         uid: &PodUid,
         read: impl FnOnce(&dyn crate::logic::probe::ProbeResults) -> T,
     ) -> T {
-        read(&self.workers.borrow().of(uid))
+        read(&self.workers.borrow().pod_results(uid))
     }
 
     /// Takes note of a generated status: containers that are started and not known to be ready are probed at once
     /// (PROBE-13).
-    pub(super) fn generated(&self, uid: &PodUid, status: &PodStatus, now: MonoTime) {
-        if self.workers.borrow_mut().trigger(uid, status, now) {
-            self.wake();
+    pub(super) fn note_status_generated(&self, uid: &PodUid, status: &PodStatus, now: MonoTime) {
+        if self
+            .workers
+            .borrow_mut()
+            .trigger_readiness(uid, status, now)
+        {
+            self.wake_driver();
         }
     }
 
@@ -215,7 +224,7 @@ impl NodeProbes {
     /// out.
     ///
     /// - Shape: at most three a container of each pod.
-    pub(super) fn figures(
+    pub(super) fn node_figures(
         &self,
         name_of: impl Fn(&PodUid) -> Option<(Box<str>, Box<str>)>,
     ) -> NodeProbeFigures {
@@ -241,14 +250,14 @@ impl NodeProbes {
     }
 
     /// Has the driver look again if something is due sooner than it waits for.
-    fn wake(&self) {
+    fn wake_driver(&self) {
         if let Some(due) = self.workers.borrow().next_due() {
-            self.limits.rest.sooner(due);
+            self.limits.rest.end_if_before(due);
         }
     }
 
     /// SplitMix64.
-    fn random(&self) -> u64 {
+    fn next_random(&self) -> u64 {
         let seed = self.seed.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
         self.seed.set(seed);
         let z = (seed ^ (seed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -262,7 +271,7 @@ mod testing {
     //! Looks for tests.
     impl super::NodeProbes {
         /// Workers there are.
-        pub(in crate::agent) fn count(&self) -> usize {
+        pub(in crate::agent) fn worker_count(&self) -> usize {
             self.workers.borrow().iter().count()
         }
     }

@@ -10,7 +10,7 @@ use super::NodeProbes;
 use crate::{
     agent::{
         complaints::Complaints,
-        record::{BootRecord, boot_id},
+        record::{BootRecord, read_boot_id},
     },
     logic::probe::ProbeKind,
 };
@@ -31,27 +31,29 @@ struct StoredProbeResults {
 }
 
 /// Writes the record. Failing costs no more than a pod that is not ready for a moment, so it is only logged.
-pub(super) fn save(probes: &NodeProbes, run: &Path, complaints: &Complaints) {
+pub(super) fn save_passed_probes(probes: &NodeProbes, run: &Path, complaints: &Complaints) {
     let workers = probes.workers.borrow();
     let of = |kind| {
-        let named = workers.passed().filter(move |(k, _)| *k == kind);
+        let named = workers.passed_instances().filter(move |(k, _)| *k == kind);
         named.map(|(_, instance)| instance).collect()
     };
     let stored = StoredProbeResults {
         ready: of(ProbeKind::Readiness),
         started: of(ProbeKind::Startup),
     };
-    if let Err(e) = RECORD.write(run, &boot_id(), &stored) {
+    if let Err(e) = RECORD.write_boot_record(run, &read_boot_id(), &stored) {
         complaints.complain(&format!("cannot store what is ready: {e}"));
     }
 }
 
 /// Reads the record that an earlier agent of this boot stored. An unreadable one is logged and forgotten.
-pub(super) fn recall(probes: &NodeProbes, run: &Path) {
-    if let Some(StoredProbeResults { ready, started }) = RECORD.recall(run, &boot_id()) {
+pub(super) fn load_passed_probes(probes: &NodeProbes, run: &Path) {
+    if let Some(StoredProbeResults { ready, started }) =
+        RECORD.recall_boot_record(run, &read_boot_id())
+    {
         let ready = ready.into_iter().map(|i| (ProbeKind::Readiness, i));
         let started = started.into_iter().map(|i| (ProbeKind::Startup, i));
         let all = ready.chain(started);
-        probes.workers.borrow_mut().recall(all);
+        probes.workers.borrow_mut().recall_passed(all);
     }
 }

@@ -45,7 +45,7 @@ pub(super) enum RemovalError {
 }
 
 /// Makes the error of a `path` that stays.
-fn kept(path: &Path) -> impl FnOnce(io::Error) -> RemovalError {
+fn removal_error(path: &Path) -> impl FnOnce(io::Error) -> RemovalError {
     let path = path.to_owned();
     move |e| RemovalError::Io(path, e)
 }
@@ -53,13 +53,13 @@ fn kept(path: &Path) -> impl FnOnce(io::Error) -> RemovalError {
 /// Unmounts and removes the run directory; the backend has removed most of it.
 pub(super) fn remove_run(run: &Path) -> Result<(), RemovalError> {
     let mut result = Ok(());
-    for name in names(run) {
+    for name in dir_entry_names(run) {
         let path = run.join(name);
-        let gone = mount::unmount_below(&path).and_then(|_| remove(&path));
-        let gone = gone.map_err(kept(&path));
+        let gone = mount::unmount_below(&path).and_then(|_| remove_tree(&path));
+        let gone = gone.map_err(removal_error(&path));
         result = result.and(gone);
     }
-    let gone = mount::unbind(run).map_err(kept(run));
+    let gone = mount::unmount_self_binds(run).map_err(removal_error(run));
     result = result.and(gone);
     // A disk that the operator mounted there stays, empty.
     let _ = fs::remove_dir(run);
@@ -67,7 +67,7 @@ pub(super) fn remove_run(run: &Path) -> Result<(), RemovalError> {
 }
 
 /// Names of the agent's own entries in the root directory.
-fn entries(images: bool) -> impl Iterator<Item = &'static str> {
+fn own_entry_names(images: bool) -> impl Iterator<Item = &'static str> {
     let own = ROOT_ENTRIES.iter().copied();
     let of_images = IMAGE_ENTRIES.into_iter().filter(move |_| images);
     own.chain(of_images)
@@ -75,10 +75,10 @@ fn entries(images: bool) -> impl Iterator<Item = &'static str> {
 
 /// Lists the agent's own entries that the root directory has, with the number of entries in each directory.
 pub(super) fn root_entries(root: &Path, images: bool) -> Vec<(PathBuf, usize)> {
-    let paths = entries(images).map(|name| root.join(name));
+    let paths = own_entry_names(images).map(|name| root.join(name));
     let there = paths.filter(|path| path.exists());
     there
-        .map(|path| (path.clone(), names(&path).count()))
+        .map(|path| (path.clone(), dir_entry_names(&path).count()))
         .collect()
 }
 
@@ -90,19 +90,19 @@ pub(super) fn is_locked(dir: &Path) -> bool {
 /// Removes the agent's own entries of the root directory, and the directory itself if nothing else is there.
 pub(super) fn remove_root(root: &Path, images: bool) -> Result<(), RemovalError> {
     let pods = root.join("pods");
-    let mounts = mount::mounts_below(&pods).map_err(kept(&pods))?;
+    let mounts = mount::mounts_below(&pods).map_err(removal_error(&pods))?;
     if let Some(first) = mounts.into_iter().next() {
         return Err(RemovalError::Mounted(first));
     }
     let mut result = Ok(());
-    let own = entries(images).chain([LOCK]);
+    let own = own_entry_names(images).chain([LOCK]);
     for path in own.map(|name| root.join(name)) {
-        let gone = remove(&path).map_err(kept(&path));
+        let gone = remove_tree(&path).map_err(removal_error(&path));
         result = result.and(gone);
     }
     // The directory for archives is the agent's own as long as it is empty.
     let _ = fs::remove_dir(root.join("import"));
-    let gone = mount::unbind(root).map_err(kept(root));
+    let gone = mount::unmount_self_binds(root).map_err(removal_error(root));
     result = result.and(gone);
     let _ = fs::remove_dir(root);
     result
@@ -112,16 +112,16 @@ pub(super) fn remove_root(root: &Path, images: bool) -> Result<(), RemovalError>
 pub(super) fn remove_logs(pods: &Path, links: &Path) -> Result<(), RemovalError> {
     let mut result = Ok(());
     for path in log_dirs(pods) {
-        let gone = remove(&path).map_err(kept(&path));
+        let gone = remove_tree(&path).map_err(removal_error(&path));
         result = result.and(gone);
     }
     match LogLinks::open(links) {
         Ok(open) => {
-            let dir = open.as_ref().map(LogLinks::path);
-            for link in dir.iter().flat_map(|dir| links_to(pods, dir)) {
+            let dir = open.as_ref().map(LogLinks::fd_path);
+            for link in dir.iter().flat_map(|dir| links_into_pods(pods, dir)) {
                 if !link.exists() {
                     let shown = links.join(link.file_name().unwrap_or_default());
-                    let gone = remove(&link).map_err(kept(&shown));
+                    let gone = remove_tree(&link).map_err(removal_error(&shown));
                     result = result.and(gone);
                 }
             }
@@ -131,7 +131,7 @@ pub(super) fn remove_logs(pods: &Path, links: &Path) -> Result<(), RemovalError>
             log::warn!("{}: {e}", links.display());
         }
         Err(e) => {
-            let stays = Err(kept(links)(e));
+            let stays = Err(removal_error(links)(e));
             result = result.and(stays);
         }
     }
@@ -144,26 +144,29 @@ pub(super) fn remove_logs(pods: &Path, links: &Path) -> Result<(), RemovalError>
 
 /// The log directories of pods.
 pub(super) fn log_dirs(pods: &Path) -> Vec<PathBuf> {
-    let all: Vec<String> = names(pods).collect();
+    let all: Vec<String> = dir_entry_names(pods).collect();
     let nobodys = |_: &PodUid| gc::PodGcState::ContentRemovable;
     let own = gc::removable_log_dirs(all.iter().map(String::as_str), &nobodys, true);
     own.into_iter().map(|name| pods.join(name)).collect()
 }
 
 /// The links in `links` that lead into `pods`.
-pub(super) fn links_to<'a>(pods: &'a Path, links: &'a Path) -> impl Iterator<Item = PathBuf> + 'a {
-    let all = names(links).map(move |name| links.join(name));
+pub(super) fn links_into_pods<'a>(
+    pods: &'a Path,
+    links: &'a Path,
+) -> impl Iterator<Item = PathBuf> + 'a {
+    let all = dir_entry_names(links).map(move |name| links.join(name));
     all.filter(move |link| fs::read_link(link).is_ok_and(|to| to.starts_with(pods)))
 }
 
 /// Names in a directory; none if it cannot be read.
-pub(super) fn names(dir: &Path) -> impl Iterator<Item = String> + use<> {
+pub(super) fn dir_entry_names(dir: &Path) -> impl Iterator<Item = String> + use<> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries.filter_map(|e| e.file_name().into_string().ok())
 }
 
 /// Removes a file, a link or a tree. Absent is fine, and so is a disk that is mounted there and now empty.
-fn remove(path: &Path) -> io::Result<()> {
+fn remove_tree(path: &Path) -> io::Result<()> {
     let removed = match fs::symlink_metadata(path) {
         Ok(meta) if meta.is_dir() => remove_dir(path),
         Ok(_) => fs::remove_file(path),
@@ -179,7 +182,7 @@ fn remove(path: &Path) -> io::Result<()> {
 fn remove_dir(path: &Path) -> io::Result<()> {
     let entries = fs::read_dir(path)?.collect::<Result<Vec<_>, _>>()?;
     for entry in entries {
-        remove::path(&entry.path())?;
+        remove::remove_path(&entry.path())?;
     }
     match fs::remove_dir(path) {
         Err(e) if e.kind() == io::ErrorKind::ResourceBusy => Ok(()),

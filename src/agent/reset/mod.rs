@@ -32,7 +32,7 @@ use crate::{
     },
     cgroup::{CgroupError, Cgroups, SYSTEMD_SOCKET, Slices},
     config::{AgentConfig, RuntimeEndpoints},
-    error::chain,
+    error::error_chain,
     image::pull::PullSettings,
     logic::{cgroup::CgroupTree, kill, static_pod},
     runtime::{
@@ -84,7 +84,7 @@ pub enum ResetError {
 
 impl From<AgentStartError> for ResetError {
     fn from(error: AgentStartError) -> Self {
-        Self::Refused(chain(&error))
+        Self::Refused(error_chain(&error))
     }
 }
 
@@ -94,14 +94,14 @@ impl ResetPlan {
     /// # Errors
     /// The flags or the configuration are wrong, or this is not root.
     pub fn new(words: Vec<OsString>, choice: ResetOptions) -> Result<Self, ResetError> {
-        let Some(loaded) = run::configure(words, run::ProgramName::Picolet)? else {
+        let Some(loaded) = run::load_configuration(words, run::ProgramName::Picolet)? else {
             let why = "--help is no flag of this command";
             return Err(ResetError::Refused(why.into()));
         };
         let mut cfg = loaded.config;
         run::start_logging(cfg.verbosity);
         log::set_max_level(log::LevelFilter::Warn);
-        run::check_ground()?;
+        run::check_prerequisites()?;
         // The mount table has real paths only.
         for dir in [&mut cfg.dirs.root, &mut cfg.dirs.run] {
             if let Ok(real) = fs::canonicalize(&*dir) {
@@ -113,19 +113,19 @@ impl ResetPlan {
 
     /// Lists the things to remove, one thing a line; empty if there are none.
     #[must_use]
-    pub fn survey(&self) -> Vec<String> {
-        survey::lines(&self.cfg, self.choice.keep_images)
+    pub fn list_removals(&self) -> Vec<String> {
+        survey::removal_lines(&self.cfg, self.choice.keep_images)
     }
 
     /// Socket on which an agent of this configuration listens.
     #[must_use]
-    pub fn socket(&self) -> &Path {
+    pub fn agent_socket(&self) -> &Path {
         &self.cfg.dirs.socket
     }
 
     /// Returns true if an agent of this configuration runs.
     #[must_use]
-    pub fn agent_runs(&self) -> bool {
+    pub fn is_agent_running(&self) -> bool {
         files::is_locked(&self.cfg.dirs.root) || files::is_locked(&self.cfg.dirs.run)
     }
 
@@ -133,7 +133,7 @@ impl ResetPlan {
     ///
     /// # Errors
     /// An agent or a kubelet uses what would be removed, or the directories cannot be used.
-    pub fn lock(mut self, wait: bool) -> Result<LockedReset, ResetError> {
+    pub fn lock_dirs(mut self, wait: bool) -> Result<LockedReset, ResetError> {
         for dir in [&mut self.cfg.dirs.root, &mut self.cfg.dirs.run] {
             let real = fs::create_dir_all(&*dir).and_then(|()| fs::canonicalize(&*dir));
             *dir = real.map_err(|e| ResetError::Dir(dir.clone(), e))?;
@@ -142,7 +142,7 @@ impl ResetPlan {
         loop {
             tries -= 1;
             let claim = || {
-                let claimed = neighbours::claim(&self.cfg);
+                let claimed = neighbours::claim_exclusive_resources(&self.cfg);
                 claimed.map_err(|e| ResetError::Refused(e.to_string()))
             };
             let locks = run::lock_dirs(&self.cfg).map_err(ResetError::from);
@@ -174,31 +174,31 @@ impl ResetPlan {
     async fn remove_all(&self) -> Result<(), Vec<String>> {
         let cfg = &self.cfg;
         let mut left = UnremovedItems::default();
-        match self.cgroups() {
+        match self.open_cgroups() {
             Ok(cgroups) => {
-                left.note("containers", self.remove_runtime(cgroups.clone()).await);
+                left.note_failure("containers", self.remove_runtime(cgroups.clone()).await);
                 // Groups that the runtime does not know of; this also ends their processes.
-                for path in groups(cfg) {
-                    left.note(&path, cgroups.destroy(&path).await);
+                for path in cgroup_paths(cfg) {
+                    left.note_failure(&path, cgroups.destroy_group(&path).await);
                 }
                 let parent = cfg.cgroup.tree.root.trim_end_matches('/');
                 if !parent.is_empty() {
                     // Made by the agent, or by the operator for it alone.
-                    cgroups.remove_empty(parent);
+                    cgroups.remove_empty_group(parent);
                 }
             }
-            Err(e) => left.note("cgroups", Err(e)),
+            Err(e) => left.note_failure("cgroups", Err(e)),
         }
-        left.note("volumes", remove_volumes(cfg));
-        left.note("the run directory", files::remove_run(&cfg.dirs.run));
+        left.note_failure("volumes", remove_volumes(cfg));
+        left.note_failure("the run directory", files::remove_run(&cfg.dirs.run));
         let images = !self.choice.keep_images;
         let root = files::remove_root(&cfg.dirs.root, images);
-        left.note("the root directory", root);
+        left.note_failure("the root directory", root);
         let logs = files::remove_logs(&cfg.dirs.pod_logs, &cfg.dirs.container_logs);
-        left.note("logs", logs);
-        left.note("iptables", cni::forget_port_chains().await);
-        left.note("AppArmor", apparmor::unload());
-        neighbours::forget(cfg);
+        left.note_failure("logs", logs);
+        left.note_failure("iptables", cni::forget_port_chains().await);
+        left.note_failure("AppArmor", apparmor::unload_free_profiles());
+        neighbours::remove_lock_files(cfg);
         if left.0.is_empty() {
             Ok(())
         } else {
@@ -207,7 +207,7 @@ impl ResetPlan {
     }
 
     /// Opens the cgroups of the machine. Slices are systemd's, where it is there.
-    fn cgroups(&self) -> Result<Cgroups, CgroupError> {
+    fn open_cgroups(&self) -> Result<Cgroups, CgroupError> {
         let cgroups = Cgroups::detect()?;
         if self.cfg.runtime.endpoints.is_none() {
             return Ok(cgroups);
@@ -216,9 +216,9 @@ impl ResetPlan {
             path: SYSTEMD_SOCKET.into(),
             source,
         })?;
-        let slices = Slices::at(SYSTEMD_SOCKET, lane);
-        Ok(match slices.are_there() {
-            true => cgroups.by_systemd(slices),
+        let slices = Slices::at_socket(SYSTEMD_SOCKET, lane);
+        Ok(match slices.has_systemd() {
+            true => cgroups.with_systemd_slices(slices),
             false => cgroups,
         })
     }
@@ -230,15 +230,15 @@ impl ResetPlan {
         }
         let runtime = self.open_runtime(cgroups).await?;
         self.end_pods(&runtime).await?;
-        runtime.reset().await
+        runtime.reset_backend().await
     }
 
     /// Opens the runtime of this machine's containers, to end and remove the remaining ones.
     pub(crate) async fn open_runtime(&self, cgroups: Cgroups) -> Result<Runc, RuntimeError> {
-        let failed = |e: &dyn Error| RuntimeError::Failed(chain(e));
+        let failed = |e: &dyn Error| RuntimeError::Failed(error_chain(e));
         let cfg = &self.cfg;
         let exe = fs::File::open("/proc/self/exe").map_err(|e| failed(&e))?;
-        let host = runc::host::facts(&cgroups);
+        let host = runc::host::read_host_facts(&cgroups);
         let settings = backends::runc_settings(cfg, host, Arc::new(OwnedFd::from(exe)));
         let lane = Lane::start("disk").map_err(|e| failed(&e))?;
         // The backend needs images only to make containers.
@@ -254,13 +254,13 @@ impl ResetPlan {
         endpoints: &RuntimeEndpoints,
         cgroups: Cgroups,
     ) -> Result<(), RuntimeError> {
-        let failed = |e: &dyn Error| RuntimeError::Failed(chain(e));
+        let failed = |e: &dyn Error| RuntimeError::Failed(error_chain(e));
         let disk = Lane::start("disk").map_err(|e| failed(&e))?;
         let executor = Rc::new(LocalExecutor::new());
         let tools = backends::BackendTools {
             executor: &executor,
             disk,
-            host: runc::host::facts(&cgroups),
+            host: runc::host::read_host_facts(&cgroups),
             cgroups,
         };
         let emptied = async {
@@ -305,25 +305,25 @@ impl ResetPlan {
         store: &PodStore,
         status: &PodRuntimeStatus,
     ) {
-        let record = store.read::<serde_json::Value>(&status.uid).ok();
+        let record = store.read_record::<serde_json::Value>(&status.uid).ok();
         // A pod without a record is ended as the agent ends one that only the runtime knows.
-        let pod = record.and_then(|(_, raw)| static_pod::decode(&raw).ok());
+        let pod = record.and_then(|(_, raw)| static_pod::decode_recorded_pod(&raw).ok());
         let mut plan = pod.as_ref().map_or_else(
-            || kill::runtime_pod_kill(status, kill::RUNTIME_ONLY_GRACE_S),
-            |pod: &Pod| kill::pod_kill(pod, status, None),
+            || kill::plan_runtime_pod_kill(status, kill::RUNTIME_ONLY_GRACE_S),
+            |pod: &Pod| kill::plan_pod_kill(pod, status, None),
         );
         let most = self.choice.grace_s.unwrap_or(i64::MAX);
         for target in &mut plan.containers {
             target.grace_s = target.grace_s.min(most);
         }
         let most = Duration::from_secs(u64::try_from(most).unwrap_or(0));
-        let started = clock::mono();
+        let started = clock::mono_now();
         let ended: Rc<[Cell<bool>]> = plan.containers.iter().map(|_| Cell::new(false)).collect();
         let stops = plan.containers.iter().enumerate().map(|(index, target)| {
             let (ended, plan) = (Rc::clone(&ended), &plan);
             async move {
                 let grace = Duration::from_secs(u64::try_from(target.grace_s).unwrap_or(0));
-                let left_s = || kill::remaining_s(target.grace_s, clock::mono() - started);
+                let left_s = || kill::remaining_s(target.grace_s, clock::mono_now() - started);
                 let turn = poll_fn(|_| {
                     let ended: Vec<bool> = ended.iter().map(Cell::get).collect();
                     if plan.may_signal(index, &ended, left_s()) {
@@ -333,7 +333,7 @@ impl ResetPlan {
                     }
                 });
                 let late = async {
-                    Timer::after((started + grace) - clock::mono()).await;
+                    Timer::after((started + grace) - clock::mono_now()).await;
                 };
                 turn.or(late).await;
                 // A shorter grace that the caller named holds here, too: kubeadm asks anew after two seconds.
@@ -350,11 +350,11 @@ impl ResetPlan {
 }
 
 /// The groups of pods and of shims. The groups of a runtime may have been made by either cgroup driver.
-fn groups(cfg: &AgentConfig) -> Vec<String> {
+fn cgroup_paths(cfg: &AgentConfig) -> Vec<String> {
     let root = &cfg.cgroup.tree.root;
     let tree = |driver| {
         let root = root.clone();
-        CgroupTree { root, driver }.kubepods()
+        CgroupTree { root, driver }.kubepods_path()
     };
     let shims = format!("{}/picolet-shims", root.trim_end_matches('/'));
     let mut groups = vec![tree(CgroupDriver::Cgroupfs), shims];
@@ -369,9 +369,9 @@ fn groups(cfg: &AgentConfig) -> Vec<String> {
 struct UnremovedItems(Vec<String>);
 
 impl UnremovedItems {
-    fn note<E: Error>(&mut self, what: &str, removed: Result<(), E>) {
+    fn note_failure<E: Error>(&mut self, what: &str, removed: Result<(), E>) {
         if let Err(e) = removed {
-            self.0.push(format!("{what}: {}", chain(&e)));
+            self.0.push(format!("{what}: {}", error_chain(&e)));
         }
     }
 }
@@ -387,14 +387,14 @@ enum VolumeRemovalError {
 }
 
 fn remove_volumes(cfg: &AgentConfig) -> Result<(), VolumeRemovalError> {
-    if !cfg.dirs.pods().exists() {
+    if !cfg.dirs.pods_dir().exists() {
         return Ok(());
     }
     let volumes = Volumes::new(&cfg.dirs.root)?;
     let mut result = Ok(());
     for uid in volumes.list_pod_dirs()? {
         let gone = volumes
-            .tear_down(&uid)
+            .tear_down_pod(&uid)
             .and_then(|()| volumes.remove_pod_dir(&uid));
         let gone = gone.map_err(VolumeRemovalError::from);
         result = result.and(gone);

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use super::{files, groups};
+use super::{cgroup_paths, files};
 use crate::{
     api::PodUid,
     cgroup::Cgroups,
@@ -15,16 +15,16 @@ use crate::{
 };
 
 /// Lists the things that a reset would remove, one thing a line, pods first; empty if there are none.
-pub(super) fn lines(cfg: &AgentConfig, keep_images: bool) -> Vec<String> {
+pub(super) fn removal_lines(cfg: &AgentConfig, keep_images: bool) -> Vec<String> {
     let dirs = &cfg.dirs;
-    let mut lines = pods(cfg);
+    let mut lines = pod_lines(cfg);
     if let Ok(cgroups) = Cgroups::detect() {
-        for path in groups(cfg) {
-            if cgroups.exists(&path) {
-                let processes = cgroups.pids(&path).len();
+        for path in cgroup_paths(cfg) {
+            if cgroups.has_group(&path) {
+                let processes = cgroups.list_pids(&path).len();
                 lines.push(format!(
                     "cgroup {path} with {}",
-                    count(processes, "process")
+                    count_text(processes, "process")
                 ));
             }
         }
@@ -34,20 +34,24 @@ pub(super) fn lines(cfg: &AgentConfig, keep_images: bool) -> Vec<String> {
         let mounts = mount::mounts_below(dir).unwrap_or_default();
         let below = mounts.iter().filter(|m| *m != dir).count();
         if below > 0 {
-            lines.push(format!("{} in {}", count(below, "mount"), dir.display()));
+            lines.push(format!(
+                "{} in {}",
+                count_text(below, "mount"),
+                dir.display()
+            ));
         }
     }
     let bridge = &cfg.network.builtin_bridge;
     if Path::new("/sys/class/net").join(bridge).exists() {
         lines.push(format!("bridge {bridge} and its iptables rules"));
     }
-    if files::names(&dirs.run).next().is_some() {
+    if files::dir_entry_names(&dirs.run).next().is_some() {
         lines.push(format!("everything in {}", dirs.run.display()));
     }
     for (path, holds) in files::root_entries(&dirs.root, !keep_images) {
         lines.push(match holds {
             0 => path.display().to_string(),
-            n => format!("{} with {}", path.display(), count(n, "entry")),
+            n => format!("{} with {}", path.display(), count_text(n, "entry")),
         });
     }
     let (logs, links) = (&dirs.pod_logs, &dirs.container_logs);
@@ -55,27 +59,29 @@ pub(super) fn lines(cfg: &AgentConfig, keep_images: bool) -> Vec<String> {
     if pods > 0 {
         lines.push(format!(
             "logs of {} in {}",
-            count(pods, "pod"),
+            count_text(pods, "pod"),
             logs.display()
         ));
     }
     let open = LogLinks::open(links).ok().flatten();
-    let links_there = open.map_or(0, |open| files::links_to(logs, &open.path()).count());
+    let links_there = open.map_or(0, |open| {
+        files::links_into_pods(logs, &open.fd_path()).count()
+    });
     if links_there > 0 {
         lines.push(format!(
             "{} in {}",
-            count(links_there, "link"),
+            count_text(links_there, "link"),
             links.display()
         ));
     }
-    lines.extend(apparmor::unloadable().map(|name| format!("AppArmor profile {name}")));
+    lines.extend(apparmor::unloadable_profiles().map(|name| format!("AppArmor profile {name}")));
     lines
 }
 
 /// Lists the pods that have a sandbox or a directory.
-fn pods(cfg: &AgentConfig) -> Vec<String> {
+fn pod_lines(cfg: &AgentConfig) -> Vec<String> {
     let mut known: BTreeMap<PodUid, Option<String>> = BTreeMap::new();
-    for name in files::names(&cfg.dirs.pods()) {
+    for name in files::dir_entry_names(&cfg.dirs.pods_dir()) {
         known.insert(PodUid::new(name), None);
     }
     for (uid, name) in runc::recorded_pods(&cfg.dirs.run) {
@@ -88,7 +94,7 @@ fn pods(cfg: &AgentConfig) -> Vec<String> {
     known.into_iter().map(line).collect()
 }
 
-fn count(n: usize, what: &str) -> String {
+fn count_text(n: usize, what: &str) -> String {
     match (n, what) {
         (1, _) => format!("1 {what}"),
         (_, "process") => format!("{n} processes"),

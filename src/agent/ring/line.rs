@@ -192,11 +192,11 @@ pub(in crate::agent) enum RecordedEffect {
 
 impl RecordedPod {
     /// Takes the facts of `pod` that a dump tells.
-    pub(in crate::agent) fn of(pod: &Pod, is_static: bool) -> Self {
+    pub(in crate::agent) fn from_pod(pod: &Pod, is_static: bool) -> Self {
         let meta = &pod.metadata;
         Self {
-            pod: cut(meta.uid.as_str()),
-            name: cut(&format!("{}/{}", meta.namespace, meta.name)),
+            pod: cut_text(meta.uid.as_str()),
+            name: cut_text(&format!("{}/{}", meta.namespace, meta.name)),
             is_static,
             deleted: meta.deletion_timestamp.is_some(),
             grace_s: meta
@@ -211,49 +211,49 @@ impl RecordedPod {
 
 impl RecordedStep {
     /// Makes a step of a call of this pod.
-    pub(in crate::agent) fn of(pod: &str, step: &str) -> Self {
+    pub(in crate::agent) fn for_call(pod: &str, step: &str) -> Self {
         Self {
-            pod: cut(pod),
+            pod: cut_text(pod),
             step: step.into(),
             ..Self::default()
         }
     }
 
     /// Makes a step with the phase that the pod's status has from now on.
-    pub(in crate::agent) fn to(pod: &Pod, step: &str, phase: PodPhase) -> Self {
+    pub(in crate::agent) fn with_phase(pod: &Pod, step: &str, phase: PodPhase) -> Self {
         Self {
             phase: Some(phase.as_str().into()),
-            ..Self::of(&pod.metadata.uid, step)
+            ..Self::for_call(&pod.metadata.uid, step)
         }
     }
 
     /// Adds the container.
-    pub(in crate::agent) fn about(mut self, container: &str) -> Self {
-        self.container = Some(cut(container));
+    pub(in crate::agent) fn with_container(mut self, container: &str) -> Self {
+        self.container = Some(cut_text(container));
         self
     }
 
     /// Adds the earliest time of the start.
-    pub(in crate::agent) fn until(mut self, until: Option<MonoTime>) -> Self {
+    pub(in crate::agent) fn with_start_time(mut self, until: Option<MonoTime>) -> Self {
         self.until_ms = until.map(|until| until.0);
         self
     }
 
     /// Adds the reason why nothing starts, if there is one.
-    pub(in crate::agent) fn because(mut self, reason: Option<&str>) -> Self {
-        self.reason = reason.map(cut);
+    pub(in crate::agent) fn with_reason(mut self, reason: Option<&str>) -> Self {
+        self.reason = reason.map(cut_text);
         self
     }
 }
 
 impl RecordedEvent {
     /// Makes the input for a record that could not be written.
-    pub(in crate::agent) fn unrecorded(pod: &str) -> Self {
-        Self::Unrecorded { pod: cut(pod) }
+    pub(in crate::agent) fn unrecorded_pod(pod: &str) -> Self {
+        Self::Unrecorded { pod: cut_text(pod) }
     }
 
     /// Makes the input for a record that could not be read.
-    pub(in crate::agent) fn unread(pod: &str, wanted: &LoadPurpose) -> Self {
+    pub(in crate::agent) fn unread_record(pod: &str, wanted: &LoadPurpose) -> Self {
         let wanted = match wanted {
             LoadPurpose::Create => "create",
             LoadPurpose::Show(..) => "show",
@@ -261,33 +261,33 @@ impl RecordedEvent {
             LoadPurpose::Evict => "evict",
         };
         Self::Unread {
-            pod: cut(pod),
+            pod: cut_text(pod),
             wanted: wanted.into(),
         }
     }
 
     /// Makes the input for a probe's result.
-    pub(in crate::agent) fn probed(probed: &UnshownProbeResult) -> Self {
+    pub(in crate::agent) fn probe_result(probed: &UnshownProbeResult) -> Self {
         Self::Probed {
-            pod: cut(probed.uid.as_str()),
-            id: cut(&probed.container_id),
+            pod: cut_text(probed.uid.as_str()),
+            id: cut_text(&probed.container_id),
             kind: probed.kind,
             result: probed.result,
         }
     }
 
     /// Makes the input for a pod as the API shows it.
-    pub(in crate::agent) fn shown(pod: &str, object: &Value) -> Self {
-        let text = |value: &Value| cut(value.as_str().unwrap_or(""));
+    pub(in crate::agent) fn shown_pod(pod: &str, object: &Value) -> Self {
+        let text = |value: &Value| cut_text(value.as_str().unwrap_or(""));
         Self::Shown {
-            pod: cut(pod),
+            pod: cut_text(pod),
             version: text(&object["metadata"]["resourceVersion"]),
             phase: text(&object["status"]["phase"]),
         }
     }
 
     /// Makes the input for the end of a call.
-    pub(in crate::agent) fn done(pod: &str, outcome: CallOutcome) -> Self {
+    pub(in crate::agent) fn call_done(pod: &str, outcome: CallOutcome) -> Self {
         let (word, until) = match outcome {
             CallOutcome::Done => ("done", None),
             CallOutcome::Terminal => ("terminal", None),
@@ -297,7 +297,7 @@ impl RecordedEvent {
             CallOutcome::Failed(RetryCause::BackOff(until)) => ("backOff", Some(until.0)),
         };
         Self::Done {
-            pod: cut(pod),
+            pod: cut_text(pod),
             outcome: word.into(),
             until_ms: until,
         }
@@ -306,7 +306,7 @@ impl RecordedEvent {
 
 impl RecordedEffect {
     /// Makes the output for the begin of a call.
-    pub(in crate::agent) fn start(pod: &str, start: &CallStart) -> Self {
+    pub(in crate::agent) fn call_start(pod: &str, start: &CallStart) -> Self {
         let (call, grace_s) = match start.call {
             WorkerCall::Sync => ("sync", None),
             WorkerCall::Terminating { grace_s } => ("terminating", grace_s),
@@ -314,7 +314,7 @@ impl RecordedEffect {
             WorkerCall::Terminated => ("terminated", None),
         };
         Self::Start {
-            pod: cut(pod),
+            pod: cut_text(pod),
             call: call.into(),
             grace_s,
             kind: start.kind,
@@ -325,7 +325,7 @@ impl RecordedEffect {
 }
 
 /// Cuts a text to [`MAX_TEXT_BYTES`] bytes.
-pub(in crate::agent) fn cut(text: &str) -> String {
+pub(in crate::agent) fn cut_text(text: &str) -> String {
     let mut end = text.len().min(MAX_TEXT_BYTES);
     while !text.is_char_boundary(end) {
         end -= 1;

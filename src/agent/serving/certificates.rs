@@ -12,7 +12,7 @@ use alloc::{rc::Rc, sync::Arc};
 
 use crate::{
     agent::{clock::Clock, complaints::Complaints},
-    error::chain,
+    error::error_chain,
     kube::csr::{self, CertificateSubject, KeyError},
     logic::fnv::fnv1a,
     net::{
@@ -31,7 +31,7 @@ const MAX_FILE_BYTES: u64 = 1024 * 1024;
 /// Digest of the files that were read: an equal number means that nothing has changed.
 type FilesDigest = u64;
 
-fn seen(texts: [&[u8]; 2]) -> FilesDigest {
+fn files_digest(texts: [&[u8]; 2]) -> FilesDigest {
     let all = texts.iter().flat_map(|text| text.iter().copied());
     fnv1a(all)
 }
@@ -61,12 +61,12 @@ pub(in crate::agent) enum ServingFileError {
     Unkept(PathBuf, #[source] io::Error),
 }
 
-fn read(path: &Path) -> io::Result<Vec<u8>> {
+fn read_certificate_file(path: &Path) -> io::Result<Vec<u8>> {
     file::read_start(path, MAX_FILE_BYTES)
 }
 
 fn read_authorities(path: &Path) -> Result<Vec<u8>, ServingFileError> {
-    read(path).map_err(|e| ServingFileError::NoAuthorities(path.to_owned(), e))
+    read_certificate_file(path).map_err(|e| ServingFileError::NoAuthorities(path.to_owned(), e))
 }
 
 /// Tools for looking at files again and again.
@@ -78,17 +78,20 @@ pub(super) struct CertificatePoller {
 
 impl CertificatePoller {
     /// Waits for a minute, and reads with `read`.
-    async fn look<T: Send + 'static>(
+    async fn read_after_pause<T: Send + 'static>(
         &self,
         read: impl FnOnce() -> Result<T, ServingFileError> + Send + 'static,
     ) -> Result<T, ServingFileError> {
-        self.clock.until(self.clock.now() + LOOK).await;
-        self.disk.run(read).await
+        self.clock.sleep_until(self.clock.now() + LOOK).await;
+        self.disk.run_job(read).await
     }
 }
 
 /// Trusts the CAs in a file.
-pub(super) fn trust(path: &Path, access: &AccessControl) -> Result<FilesDigest, ServingFileError> {
+pub(super) fn trust_authorities(
+    path: &Path,
+    access: &AccessControl,
+) -> Result<FilesDigest, ServingFileError> {
     take_authorities(path, &read_authorities(path)?, access)
 }
 
@@ -97,30 +100,33 @@ fn take_authorities(
     text: &[u8],
     access: &AccessControl,
 ) -> Result<FilesDigest, ServingFileError> {
-    let authorities = ClientAuthorities::read(text);
+    let authorities = ClientAuthorities::from_pem(text);
     let authorities = authorities.map_err(|e| ServingFileError::Authorities(path.to_owned(), e))?;
-    access.trust(Arc::new(authorities));
-    Ok(seen([text, b""]))
+    access.set_authorities(Arc::new(authorities));
+    Ok(files_digest([text, b""]))
 }
 
 /// Looks at the file of CAs again and again.
-pub(super) fn trust_again(
+pub(super) fn follow_authorities_file(
     looker: Rc<CertificatePoller>,
     path: PathBuf,
     access: Rc<AccessControl>,
 ) -> impl AsyncFnOnce(FilesDigest) {
     async move |mut before: FilesDigest| loop {
         let file = path.clone();
-        match looker.look(move || read_authorities(&file)).await {
-            Ok(text) if seen([&text, b""]) == before => {}
+        match looker
+            .read_after_pause(move || read_authorities(&file))
+            .await
+        {
+            Ok(text) if files_digest([&text, b""]) == before => {}
             Ok(text) => match take_authorities(&path, &text, &access) {
                 Ok(now) => {
                     log::info!("the CAs of clients have changed");
                     before = now;
                 }
-                Err(e) => looker.complaints.complain(&chain(&e)),
+                Err(e) => looker.complaints.complain(&error_chain(&e)),
             },
-            Err(e) => looker.complaints.complain(&chain(&e)),
+            Err(e) => looker.complaints.complain(&error_chain(&e)),
         }
     }
 }
@@ -129,58 +135,60 @@ pub(super) fn trust_again(
 type CertificateFiles = (PathBuf, PathBuf);
 
 /// Shows the certificate in a pair of files.
-pub(super) fn show(
+pub(super) fn show_certificate(
     files: &CertificateFiles,
     shown: &ServingCertificateSlot,
 ) -> Result<FilesDigest, ServingFileError> {
     let pair = read_pair(files)?;
-    take_pair(files, &pair, shown)
+    show_pair(files, &pair, shown)
 }
 
 fn read_pair(
     (certificate, key): &CertificateFiles,
 ) -> Result<(Vec<u8>, Vec<u8>), ServingFileError> {
-    let read = |path: &Path| read(path).map_err(|e| ServingFileError::NoPair(path.to_owned(), e));
+    let read = |path: &Path| {
+        read_certificate_file(path).map_err(|e| ServingFileError::NoPair(path.to_owned(), e))
+    };
     Ok((read(certificate)?, read(key)?))
 }
 
-fn take_pair(
+fn show_pair(
     (path, _): &CertificateFiles,
     (certificate, key): &(Vec<u8>, Vec<u8>),
     shown: &ServingCertificateSlot,
 ) -> Result<FilesDigest, ServingFileError> {
     shown
-        .show(certificate, key)
+        .set_certificate(certificate, key)
         .map_err(|e| ServingFileError::Pair(path.clone(), e))?;
-    Ok(seen([certificate, key]))
+    Ok(files_digest([certificate, key]))
 }
 
 /// Looks at the pair again and again.
-pub(super) fn show_again(
+pub(super) fn follow_pair_files(
     looker: Rc<CertificatePoller>,
     files: CertificateFiles,
     shown: Arc<ServingCertificateSlot>,
 ) -> impl AsyncFnOnce(FilesDigest) {
     async move |mut before: FilesDigest| loop {
         let asked = files.clone();
-        match looker.look(move || read_pair(&asked)).await {
-            Ok(pair) if seen([&pair.0, &pair.1]) == before => {}
+        match looker.read_after_pause(move || read_pair(&asked)).await {
+            Ok(pair) if files_digest([&pair.0, &pair.1]) == before => {}
             // The two files may be read between their replacements: one is new then, the other old.
-            Ok(pair) => match take_pair(&files, &pair, &shown) {
+            Ok(pair) => match show_pair(&files, &pair, &shown) {
                 Ok(now) => {
                     log::info!("a new serving certificate is shown");
                     before = now;
                 }
-                Err(e) => looker.complaints.complain(&chain(&e)),
+                Err(e) => looker.complaints.complain(&error_chain(&e)),
             },
-            Err(e) => looker.complaints.complain(&chain(&e)),
+            Err(e) => looker.complaints.complain(&error_chain(&e)),
         }
     }
 }
 
 /// Shows the certificate of this node's own, and makes one at the first start. A key alone counts as no pair: a power
 /// cut has left it there. A certificate alone has been in use, and its key was taken away: that is an error.
-pub(super) fn own(
+pub(super) fn show_own_certificate(
     dir: &Path,
     name: &str,
     ips: &[IpAddr],
@@ -200,8 +208,8 @@ pub(super) fn own(
                 ips: ips.to_vec(),
                 ..CertificateSubject::default()
             };
-            let (certificate, key) = csr::self_signed(&subject)?;
-            write(dir, &files, &certificate, &key)
+            let (certificate, key) = csr::make_self_signed(&subject)?;
+            write_own_pair(dir, &files, &certificate, &key)
                 .map_err(|e| ServingFileError::Unkept(dir.to_owned(), e))?;
             log::info!("made the serving certificate {}", files.0.display());
         }
@@ -210,10 +218,15 @@ pub(super) fn own(
             return Err(ServingFileError::Half { there, missing });
         }
     }
-    show(&files, shown).map(|_| ())
+    show_certificate(&files, shown).map(|_| ())
 }
 
-fn write(dir: &Path, files: &CertificateFiles, certificate: &str, key: &str) -> io::Result<()> {
+fn write_own_pair(
+    dir: &Path,
+    files: &CertificateFiles,
+    certificate: &str,
+    key: &str,
+) -> io::Result<()> {
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o755)
@@ -236,7 +249,7 @@ mod tests {
     use crate::{image::testing::Scratch, sys::file::watched};
 
     fn start(dir: &Path) -> Result<(), ServingFileError> {
-        own(
+        show_own_certificate(
             dir,
             "board",
             &[IpAddr::from([10, 0, 0, 7])],
@@ -253,7 +266,7 @@ mod tests {
             let [certificate, key] = ["kubelet.crt", "kubelet.key"].map(|name| scratch.join(name));
             let pair = || [&certificate, &key].map(|path| fs::read(path).expect("file"));
             let left = Rc::new(Cell::new(cut));
-            watched::watch(Some(Rc::new(move |_: &Path, is_synced: bool| {
+            watched::set_watcher(Some(Rc::new(move |_: &Path, is_synced: bool| {
                 if !is_synced {
                     if left.get() == 0 {
                         panic::resume_unwind(Box::new(()));
@@ -263,7 +276,7 @@ mod tests {
                 Ok(())
             })));
             let first = panic::catch_unwind(|| start(&scratch.0));
-            watched::watch(None);
+            watched::set_watcher(None);
             alone += i32::from(key.exists() && !certificate.exists());
             if let Ok(first) = &first {
                 first.as_ref().expect("nothing was in its way");
@@ -290,7 +303,9 @@ mod tests {
         fs::remove_file(certificate).expect("removed");
         // A pair of the operator is never made.
         let pair = (certificate.clone(), key.clone());
-        let why = chain(&show(&pair, &ServingCertificateSlot::default()).expect_err("half"));
+        let why = error_chain(
+            &show_certificate(&pair, &ServingCertificateSlot::default()).expect_err("half"),
+        );
         assert!(
             why.contains("cannot read") && why.contains("kubelet.crt"),
             "{why}"
@@ -298,7 +313,7 @@ mod tests {
         start(&scratch.0).expect("another one");
         assert!(fs::read(key).expect("key") != first);
         fs::remove_file(key).expect("removed");
-        let why = chain(&start(&scratch.0).expect_err("half"));
+        let why = error_chain(&start(&scratch.0).expect_err("half"));
         assert!(why.contains("kubelet.crt is there and"), "{why}");
         assert!(certificate.exists() && !key.exists());
     }

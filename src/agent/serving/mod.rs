@@ -81,14 +81,17 @@ pub(super) struct PreparedServing {
 }
 
 /// Makes all that serves over the network. Reads, and at the first start writes, a few small files.
-pub(super) fn prepare(
+pub(super) fn prepare_serving(
     parts: ServingInputs<'_>,
     executor: &Rc<LocalExecutor<'static>>,
 ) -> Result<PreparedServing, ServingError> {
     let mut tasks: Vec<AgentTask> = Vec::new();
     let cfg = parts.cfg;
     if let Some(address) = cfg.healthz {
-        tasks.push(Box::pin(healthz::serve(address, Rc::clone(executor))));
+        tasks.push(Box::pin(healthz::serve_healthz(
+            address,
+            Rc::clone(executor),
+        )));
     }
     let Some(listen) = cfg.listen else {
         let network = None;
@@ -101,7 +104,7 @@ pub(super) fn prepare(
         only_1_3: cfg.only_1_3,
         client_certificates: cfg.client_ca.is_some(),
     };
-    let tls = serving::config(&offer, Arc::clone(&shown))?;
+    let tls = serving::build_server_config(&offer, Arc::clone(&shown))?;
     let reviewer = parts
         .reviews
         .map(|reviews| Box::new(reviews) as Box<dyn Reviewer>);
@@ -121,8 +124,12 @@ pub(super) fn prepare(
     };
     let access = Rc::new(AccessControl::new(settings, reviewer));
     if let Some(path) = &cfg.client_ca {
-        let trusted = certificates::trust(path, &access)?;
-        let again = certificates::trust_again(Rc::clone(&looker), path.clone(), Rc::clone(&access));
+        let trusted = certificates::trust_authorities(path, &access)?;
+        let again = certificates::follow_authorities_file(
+            Rc::clone(&looker),
+            path.clone(),
+            Rc::clone(&access),
+        );
         tasks.push(Box::pin(again(trusted)));
     }
     match &cfg.certificate {
@@ -130,7 +137,7 @@ pub(super) fn prepare(
             tasks.push((parts.issued)(shown));
         }
         ServingCertificateSource::SelfSigned => {
-            certificates::own(
+            certificates::show_own_certificate(
                 &parts.cert_dir,
                 &parts.node.name,
                 &parts.node.host_ips,
@@ -139,8 +146,8 @@ pub(super) fn prepare(
         }
         ServingCertificateSource::Files(certificate, key) => {
             let files = (certificate.clone(), key.clone());
-            let seen = certificates::show(&files, &shown)?;
-            let again = certificates::show_again(looker, files, shown);
+            let seen = certificates::show_certificate(&files, &shown)?;
+            let again = certificates::follow_pair_files(looker, files, shown);
             tasks.push(Box::pin(again(seen)));
         }
     }
@@ -149,7 +156,7 @@ pub(super) fn prepare(
         debugging: cfg.debugging,
     };
     let network = Rc::new(NetworkServer::new(settings, tls, access, parts.backend));
-    let serve = Rc::clone(&network).serve(Rc::clone(executor));
+    let serve = Rc::clone(&network).serve_network(Rc::clone(executor));
     tasks.push(Box::pin(serve));
     let network = Some(network);
     Ok(PreparedServing { tasks, network })

@@ -27,17 +27,17 @@ pub(in crate::agent) struct ApiserverReviews {
 }
 
 impl ApiserverReviews {
-    async fn ask(
+    async fn request_review(
         &self,
         job: impl FnOnce(&dyn KubeApi) -> ApiResult<Value> + Send + 'static,
     ) -> Result<Value, ReviewError> {
-        let asked = self.lanes.work(job).await;
+        let asked = self.lanes.run_request(job).await;
         // While the apiserver answers no request, asking again is in vain and keeps other questions waiting (OFF-05).
-        asked.map_err(|e| failed(&e, (self.is_away)()))
+        asked.map_err(|e| review_error(&e, (self.is_away)()))
     }
 }
 
-fn failed(e: &KubeError, is_away: bool) -> ReviewError {
+fn review_error(e: &KubeError, is_away: bool) -> ReviewError {
     ReviewError {
         may_pass: e.may_pass() && !is_away,
         why: e.to_string(),
@@ -45,24 +45,24 @@ fn failed(e: &KubeError, is_away: bool) -> ReviewError {
 }
 
 impl Reviewer for ApiserverReviews {
-    fn who_is(&self, token: String) -> ReviewReply<'_, Option<UserIdentity>> {
+    fn find_token_user(&self, token: String) -> ReviewReply<'_, Option<UserIdentity>> {
         Box::pin(async move {
-            let body = token_review(&token);
-            let review = self.ask(move |api| api.review_token(body.as_bytes()));
-            identity(&review.await?)
+            let body = token_review_body(&token);
+            let review = self.request_review(move |api| api.review_token(body.as_bytes()));
+            parse_review_identity(&review.await?)
         })
     }
 
-    fn may(&self, question: AccessQuestion) -> ReviewReply<'_, bool> {
+    fn is_user_allowed(&self, question: AccessQuestion) -> ReviewReply<'_, bool> {
         Box::pin(async move {
-            let body = access_review(&question, &self.node);
-            let review = self.ask(move |api| api.review_access(body.as_bytes()));
+            let body = access_review_body(&question, &self.node);
+            let review = self.request_review(move |api| api.review_access(body.as_bytes()));
             Ok(review.await?["status"]["allowed"] == true)
         })
     }
 }
 
-fn token_review(token: &str) -> String {
+fn token_review_body(token: &str) -> String {
     json!({
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenReview",
@@ -71,7 +71,7 @@ fn token_review(token: &str) -> String {
     .to_string()
 }
 
-fn access_review(question: &AccessQuestion, node: &str) -> String {
+fn access_review_body(question: &AccessQuestion, node: &str) -> String {
     let AccessQuestion {
         user,
         verb,
@@ -96,7 +96,7 @@ fn access_review(question: &AccessQuestion, node: &str) -> String {
 /// Takes the user that a review names; `None`: the token is no user's.
 ///
 /// - Errors: the apiserver could not tell, which says nothing of the token.
-fn identity(review: &Value) -> Result<Option<UserIdentity>, ReviewError> {
+fn parse_review_identity(review: &Value) -> Result<Option<UserIdentity>, ReviewError> {
     let status = &review["status"];
     if status["authenticated"] != true {
         let why = status["error"].as_str().unwrap_or("");
@@ -123,7 +123,7 @@ fn identity(review: &Value) -> Result<Option<UserIdentity>, ReviewError> {
         .flatten()
         .take(MAX_WORDS)
         .map(|(key, values)| (key.clone(), words(values)))
-        .gather();
+        .gather_items();
     Ok(Some(UserIdentity {
         name: text(&user["username"]),
         uid: text(&user["uid"]),
@@ -149,7 +149,7 @@ mod tests {
             verb: "get",
             subresource: "proxy",
         };
-        let asked: Value = serde_json::from_str(&access_review(&question, "n")).expect("json");
+        let asked: Value = serde_json::from_str(&access_review_body(&question, "n")).expect("json");
         assert_eq!(
             asked["spec"],
             json!({
@@ -159,7 +159,7 @@ mod tests {
                 },
             })
         );
-        assert!(token_review("t\"").contains(r#""token":"t\"""#));
+        assert!(token_review_body("t\"").contains(r#""token":"t\"""#));
     }
 
     #[test]
@@ -168,7 +168,9 @@ mod tests {
         let known = json!({"status": {"authenticated": true, "user": {
             "username": "u", "uid": "1", "groups": ["a", 5, "b"], "extra": {"k": ["v"]},
         }}});
-        let user = identity(&known).expect("an answer").expect("known");
+        let user = parse_review_identity(&known)
+            .expect("an answer")
+            .expect("known");
         assert_eq!((&*user.name, &*user.uid), ("u", "1"));
         assert_eq!(user.groups, ["a", "b"]);
         assert_eq!(user.extra["k"], ["v"]);
@@ -177,11 +179,11 @@ mod tests {
             json!({"status": {"authenticated": false, "user": {"username": "u"}}}),
             json!({"status": {"authenticated": "true"}}),
         ] {
-            assert_eq!(identity(&nobody).expect("an answer"), None);
+            assert_eq!(parse_review_identity(&nobody).expect("an answer"), None);
         }
         let unsure =
             json!({"status": {"authenticated": false, "error": "etcdserver: leader changed"}});
-        let unsure = identity(&unsure).expect_err("not kept");
+        let unsure = parse_review_identity(&unsure).expect_err("not kept");
         assert_eq!(
             (&*unsure.why, unsure.may_pass),
             ("etcdserver: leader changed", false)

@@ -302,7 +302,7 @@ impl FakeApi {
         let key = key("ns", name);
         self.state()
             .server
-            .delete_gracefully(&key, WallTime::from_secs(1), 30);
+            .delete_gracefully(&key, WallTime::from_unix_seconds(1), 30);
     }
 
     /// Removes a pod as `kubectl delete --force --grace-period=0` does.
@@ -389,7 +389,7 @@ impl FakeApi {
 
     /// Sets the clock of the apiserver.
     pub(in crate::agent) fn set_now(&self, now: WallTime) {
-        self.state().stored.now_s = now.secs();
+        self.state().stored.now_s = now.unix_seconds();
     }
 
     /// Processes one request as far as the link lets it.
@@ -514,7 +514,7 @@ fn merge(into: &mut Value, patch: &Value) {
 }
 
 fn meta(object: &Value) -> ObjectMeta {
-    strict::typed(&object["metadata"]).expect("metadata")
+    strict::typed_from_value(&object["metadata"]).expect("metadata")
 }
 
 impl KubeApi for FakeApi {
@@ -539,7 +539,7 @@ impl KubeApi for FakeApi {
         unused()
     }
 
-    fn pod(&self, _: &str, namespace: &str, name: &str) -> ApiResult<Value> {
+    fn read_pod(&self, _: &str, namespace: &str, name: &str) -> ApiResult<Value> {
         self.serve(format!("GET {namespace}/{name}"), |state| {
             let found = state.server.objects.get(&key(namespace, name));
             found.cloned().ok_or_else(|| Refusal::NotFound.into())
@@ -618,7 +618,7 @@ impl KubeApi for FakeApi {
         })
     }
 
-    fn node(&self, _: &str) -> ApiResult<Value> {
+    fn read_node(&self, _: &str) -> ApiResult<Value> {
         self.not_noted(|state| {
             if state.node.refuses_reads {
                 return Err(refused(503, "ServiceUnavailable"));
@@ -648,7 +648,7 @@ impl KubeApi for FakeApi {
         })
     }
 
-    fn lease(&self, _: &str) -> ApiResult<Value> {
+    fn read_lease(&self, _: &str) -> ApiResult<Value> {
         self.not_noted(|state| found(&state.lease))
     }
 
@@ -698,23 +698,23 @@ impl KubeApi for FakeApi {
         })
     }
 
-    fn config_map(&self, namespace: &str, name: &str) -> ApiResult<Value> {
+    fn read_config_map(&self, namespace: &str, name: &str) -> ApiResult<Value> {
         self.about_objects(|stored| stored.read("configmaps", namespace, name))
     }
 
-    fn secret(&self, namespace: &str, name: &str) -> ApiResult<Value> {
+    fn read_secret(&self, namespace: &str, name: &str) -> ApiResult<Value> {
         self.about_objects(|stored| stored.read("secrets", namespace, name))
     }
 
-    fn persistent_volume_claim(&self, namespace: &str, name: &str) -> ApiResult<Value> {
+    fn read_persistent_volume_claim(&self, namespace: &str, name: &str) -> ApiResult<Value> {
         self.about_objects(|stored| stored.read("claims", namespace, name))
     }
 
-    fn persistent_volume(&self, name: &str) -> ApiResult<Value> {
+    fn read_persistent_volume(&self, name: &str) -> ApiResult<Value> {
         self.about_objects(|stored| stored.read("volumes", "", name))
     }
 
-    fn runtime_class(&self, name: &str) -> ApiResult<Value> {
+    fn read_runtime_class(&self, name: &str) -> ApiResult<Value> {
         self.about_objects(|stored| stored.read("runtimeclasses", "", name))
     }
 
@@ -728,7 +728,7 @@ impl KubeApi for FakeApi {
         Ok(CompleteList::default())
     }
 
-    fn service(&self, namespace: &str, name: &str) -> ApiResult<Value> {
+    fn read_service(&self, namespace: &str, name: &str) -> ApiResult<Value> {
         self.about_objects(|stored| stored.read("services", namespace, name))
     }
 
@@ -736,7 +736,7 @@ impl KubeApi for FakeApi {
         unused()
     }
 
-    fn csr(&self, _: &str) -> ApiResult<Value> {
+    fn read_csr(&self, _: &str) -> ApiResult<Value> {
         unused()
     }
 

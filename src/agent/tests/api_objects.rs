@@ -93,7 +93,7 @@ impl Stored {
         request["spec"]["expirationSeconds"] = seconds.into();
         request["status"] = json!({
             "token": format!("e30.{payload}.c2ln"),
-            "expirationTimestamp": WallTime::from_secs(end_s).to_string(),
+            "expirationTimestamp": WallTime::from_unix_seconds(end_s).to_string(),
         });
         Ok(request)
     }

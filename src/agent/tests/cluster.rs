@@ -94,7 +94,7 @@ fn what_a_source_says_is_taken_as_what_it_is() {
     let (world, api) = world();
     let uid = api.create("a", json!({}));
     world.until("runs", |_| is_ready(&api, "a"));
-    assert!(world.wait(world.asker.ask(|agent| agent.sources_ready())));
+    assert!(world.wait(world.asker.ask_agent(|agent| agent.sources_ready())));
     api.edit("a", |pod| {
         pod["metadata"]["labels"] = json!({"new": "label"});
     });
@@ -103,8 +103,8 @@ fn what_a_source_says_is_taken_as_what_it_is() {
     world.advance(s(11));
     api.delete("a");
     world.until("is gone", |w| w.is_gone(&uid));
-    let dump = world.agent.borrow().dump();
-    let (_, lines) = ring::tests::parse(&dump).expect("a dump");
+    let dump = world.agent.borrow().dump_history();
+    let (_, lines) = ring::tests::parse_dump(&dump).expect("a dump");
     let mut heard: Vec<&str> = lines
         .iter()
         .filter_map(|line| match line.heard.as_ref()? {
@@ -513,8 +513,8 @@ fn an_edited_manifest_gives_its_name_on() {
     // The index by name leads to the new pod: its status is told.
     let mirror = api.get("default", &name).expect("there");
     assert_eq!(ready(&mirror), Some("True"));
-    let dump = world.agent.borrow().dump();
-    let (_, lines) = ring::tests::parse(&dump).expect("a dump");
+    let dump = world.agent.borrow().dump_history();
+    let (_, lines) = ring::tests::parse_dump(&dump).expect("a dump");
     let heard: Vec<String> = lines
         .into_iter()
         .filter_map(|line| match line.heard? {
@@ -619,7 +619,7 @@ fn what_cannot_be_taken() {
         api.delete(name);
     }
     world.until("one is left", |w| {
-        w.agent.borrow().pods().configured().len() == 1
+        w.agent.borrow().pods().configured_uids().len() == 1
     });
     assert!(world.fake.runs(&PodUid::from(&*good)));
     assert_eq!(starts(&world), 1);
@@ -708,16 +708,16 @@ fn housekeeping_waits_for_the_whole() {
             .parts
             .machine
             .store
-            .dir(&PodUid::from(&*uid))
+            .pod_dir(&PodUid::from(&*uid))
             .join("pod.json"),
     )
     .unwrap_or_default();
-    let configured = world.agent.borrow().pods().configured();
+    let configured = world.agent.borrow().pods().configured_uids();
     for uid in configured {
-        let _ = world.agent.borrow_mut().pods_mut().unconfigure(&uid);
+        let _ = world.agent.borrow_mut().pods_mut().remove_config(&uid);
     }
     world.advance(s(300));
-    assert!(!world.wait(world.asker.ask(|agent| agent.sources_ready())));
+    assert!(!world.wait(world.asker.ask_agent(|agent| agent.sources_ready())));
     assert!(world.fake.runs(&PodUid::from(&*uid)));
     assert_eq!(starts(&world), 0);
 }

@@ -54,9 +54,9 @@ fn seen(nodes: &[(&str, u32)]) -> MachineDevices {
 }
 
 impl DeviceMachine for FakeDevices {
-    fn look(&self, wanted: &dyn DeviceFilter) -> MachineDevices {
+    fn find_devices(&self, wanted: &dyn DeviceFilter) -> MachineDevices {
         let mut seen = self.0.lock().expect("devices").clone();
-        seen.nodes.retain(|node| wanted.node(&node.name));
+        seen.nodes.retain(|node| wanted.wants_node(&node.name));
         seen
     }
 }
@@ -461,7 +461,7 @@ fn what_runs_without_a_record_gets_a_device_when_it_starts_again() {
     world.apply(&[manifest("a", asking())]);
     runs(&world, "a");
     let first = instance(&world, "a");
-    let dir = world.parts.machine.store.dir(&PodUid::from("a"));
+    let dir = world.parts.machine.store.pod_dir(&PodUid::from("a"));
     std::fs::remove_file(dir.join("devices.json")).expect("lost");
     let world = world.restart_agent();
     world.apply(&[manifest("a", asking())]);
@@ -614,7 +614,7 @@ fn one_that_waits_for_a_plugin_is_not_created_again_and_again() {
         "waits for a device: cannot allocate unregistered device example.com/x"
     );
     world.advance(s(60));
-    let page = world.wait(world.metrics.page(MetricsEndpoint::Own));
+    let page = world.wait(world.metrics.metrics_page(MetricsEndpoint::Own));
     let page: String = page.map_err(|e| e.status).expect("figures").collect();
     let restarted = "kubelet_restarted_pods_total{static=\"true\"} ";
     let count = page.lines().find_map(|line| line.strip_prefix(restarted));
@@ -702,7 +702,7 @@ fn a_resource_that_nobody_needs_makes_room() {
     let plugins = devices.plugins.as_ref().expect("plugins");
     let agent = DeviceLoop(world.asker.clone());
     let remember = |name: &str| {
-        let kept = world.wait(plugins.remember(name, &agent));
+        let kept = world.wait(plugins.remember_resource(name, &agent));
         kept.map_err(|e| e.to_string())
     };
     let name = |n: usize| format!("example.com/{n:02}");
@@ -731,7 +731,7 @@ fn a_resource_that_nobody_needs_makes_room() {
     world.until("waits", |w| w.phase("a") == Some(PodPhase::Pending));
     world.advance(s(300));
     assert_eq!(remember(&name(64)), Ok(()));
-    let known = plugins.known();
+    let known = plugins.known_resources();
     assert_eq!(known.len(), MAX_PLUGINS);
     assert!(known.contains(&name(5).into()) && known.contains(&name(64).into()));
     assert!(!known.contains(&name(7).into()));

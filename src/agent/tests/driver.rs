@@ -46,7 +46,7 @@ fn devices(parts: &AgentParts) -> Rc<dyn PodDriver> {
 
 impl Devices {
     async fn pod(&self, plan: &CallPlan) -> Option<Rc<Pod>> {
-        self.store.load(&self.disk, &plan.uid).await.ok()
+        self.store.load_pod(&self.disk, &plan.uid).await.ok()
     }
 
     fn switch_on(&self, pod: &Pod) {
@@ -56,8 +56,8 @@ impl Devices {
             name: container.name.clone(),
             restart_count: 0,
             state: ContainerState::Running,
-            created_at: self.clock.wall(),
-            started_at: Some(self.clock.wall()),
+            created_at: self.clock.wall_time(),
+            started_at: Some(self.clock.wall_time()),
             finished_at: None,
             exit_code: 0,
             reason: String::new(),
@@ -88,7 +88,7 @@ impl Devices {
         let all = pods.get_mut(uid).into_iter();
         for device in all.flat_map(|pod| &mut pod.containers) {
             device.state = ContainerState::Exited;
-            device.finished_at = Some(self.clock.wall());
+            device.finished_at = Some(self.clock.wall_time());
             device.exit_code = 7;
         }
     }
@@ -103,12 +103,12 @@ impl Devices {
 }
 
 impl PodDriver for Devices {
-    fn sync<'a>(&'a self, plan: &'a CallPlan) -> DriverFuture<'a, CallOutcome> {
+    fn sync_pod<'a>(&'a self, plan: &'a CallPlan) -> DriverFuture<'a, CallOutcome> {
         Box::pin(async move {
             let Some(pod) = self.pod(plan).await else {
                 return CallOutcome::Failed(RetryCause::Error);
             };
-            let begun = plan.line.ask(|answer| CallStep::Begun {
+            let begun = plan.line.ask_loop(|answer| CallStep::Begun {
                 pod: Rc::clone(&pod),
                 runtime: Rc::clone(&plan.runtime),
                 failure: None,
@@ -118,12 +118,12 @@ impl PodDriver for Devices {
                 return CallOutcome::Terminal;
             }
             self.switch_on(&pod);
-            plan.line.tell(CallStep::Changed).await;
+            plan.line.tell_loop(CallStep::Changed).await;
             CallOutcome::Done
         })
     }
 
-    fn terminate<'a>(
+    fn terminate_pod<'a>(
         &'a self,
         plan: &'a CallPlan,
         stop: PodStopMode,
@@ -134,37 +134,39 @@ impl PodDriver for Devices {
                 && let Some(pod) = self.pod(plan).await
             {
                 let runtime = Rc::new(self.read(&plan.uid));
-                plan.line.tell(CallStep::Stopped { pod, runtime }).await;
+                plan.line
+                    .tell_loop(CallStep::Stopped { pod, runtime })
+                    .await;
             }
-            plan.line.tell(CallStep::Changed).await;
+            plan.line.tell_loop(CallStep::Changed).await;
             CallOutcome::Done
         })
     }
 
-    fn clean_up<'a>(&'a self, plan: &'a CallPlan) -> DriverFuture<'a, CallOutcome> {
+    fn clean_up_pod<'a>(&'a self, plan: &'a CallPlan) -> DriverFuture<'a, CallOutcome> {
         Box::pin(async move {
             let pod = self.pod(plan).await;
-            plan.line.tell(CallStep::CleanedUp(pod)).await;
+            plan.line.tell_loop(CallStep::CleanedUp(pod)).await;
             CallOutcome::Done
         })
     }
 
-    fn remove<'a>(&'a self, uid: &'a PodUid) -> DriverFuture<'a, ()> {
+    fn remove_pod_remains<'a>(&'a self, uid: &'a PodUid) -> DriverFuture<'a, ()> {
         self.pods.borrow_mut().remove(uid);
         Box::pin(future::ready(()))
     }
 
-    fn list(&self) -> RuntimeCall<'_, Vec<PodItem>> {
+    fn list_pods(&self) -> RuntimeCall<'_, Vec<PodItem>> {
         let pods = self.pods.borrow();
         let list = pods.values().map(PodItem::from).collect();
         Box::pin(future::ready(Ok(list)))
     }
 
-    fn status<'a>(&'a self, uid: &'a PodUid) -> RuntimeCall<'a, PodRuntimeStatus> {
+    fn read_pod_status<'a>(&'a self, uid: &'a PodUid) -> RuntimeCall<'a, PodRuntimeStatus> {
         Box::pin(future::ready(Ok(self.read(uid))))
     }
 
-    fn doorbell(&self) -> DriverFuture<'_, ()> {
+    fn wait_for_change(&self) -> DriverFuture<'_, ()> {
         Box::pin(future::pending())
     }
 }

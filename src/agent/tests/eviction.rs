@@ -98,10 +98,14 @@ fn the_pod_that_takes_more_than_it_asked_for_goes() {
         .parts
         .tools
         .recorder
-        .newest(None, usize::MAX)
+        .newest_events(None, usize::MAX)
         .into_iter()
         .find(|e| e.reason == "Evicted");
-    let annotations = object.expect("told").object("node").metadata.annotations;
+    let annotations = object
+        .expect("told")
+        .into_api_event("node")
+        .metadata
+        .annotations;
     let annotations: Vec<_> = annotations.iter().map(|(k, v)| (&**k, &**v)).collect();
     assert_eq!(
         annotations,
@@ -111,7 +115,7 @@ fn the_pod_that_takes_more_than_it_asked_for_goes() {
             ("starved_resource", "memory"),
         ]
     );
-    let page = world.wait(world.metrics.page(MetricsEndpoint::Own));
+    let page = world.wait(world.metrics.metrics_page(MetricsEndpoint::Own));
     let page = page.map_err(|refusal| refusal.status);
     let page: String = page.expect("served").collect();
     for line in [
@@ -239,7 +243,7 @@ fn conditions_and_what_they_keep_out() {
         late["status"]["message"],
         "Pod was rejected: The node had condition: [MemoryPressure]. "
     );
-    let told = world.parts.tools.recorder.newest(None, usize::MAX);
+    let told = world.parts.tools.recorder.newest_events(None, usize::MAX);
     let told = told.iter().find(|event| event.pod == "ns/late");
     let told = told.expect("an event");
     assert_eq!(
@@ -318,7 +322,7 @@ fn who_has_no_figure_of_a_container_is_not_the_largest() {
     world
         .fake
         .add_fault(about(&crashes, Op::WritableLayer, trouble));
-    let pod = world.parts.machine.store.dir(&PodUid::from(&*large));
+    let pod = world.parts.machine.store.pod_dir(&PodUid::from(&*large));
     let file = pod.join("volumes/kubernetes.io~empty-dir/data/x");
     fs::write(&file, vec![1; 1 << 20]).expect("written");
     world.left.set_disk(1 << 30);
@@ -488,7 +492,7 @@ fn what_is_short_and_who_would_go() {
     runs(&world, &api, &["modest", "greedy"]);
     world.apply(&[manifest("static", json!({}))]);
     world.until("runs", |w| w.phase("static") == Some(PodPhase::Running));
-    let view = world.wait(world.asker.ask(|agent| agent.pressure()));
+    let view = world.wait(world.asker.ask_agent(|agent| agent.pressure_view()));
     assert_eq!(view.short, []);
     let mut names: Vec<_> = view.names.values().map(|n| n.name.as_str()).collect();
     names.sort_unstable();
@@ -496,7 +500,7 @@ fn what_is_short_and_who_would_go() {
     assert_eq!(view.candidates.len(), 2);
     world.left.set_memory(90 * MIB);
     world.until("goes", |_| api.phase("greedy") == "Failed");
-    let view = world.wait(world.asker.ask(|agent| agent.pressure()));
+    let view = world.wait(world.asker.ask_agent(|agent| agent.pressure_view()));
     let names: Vec<_> = view.names.values().map(|n| n.name.as_str()).collect();
     assert!(!names.contains(&"greedy"), "it has gone");
     let short = &view.short[0];
@@ -523,7 +527,7 @@ fn limits_are_looked_at_within_a_budget() {
     api.create("free", with(json!({})));
     runs(&world, &api, &["full", "free"]);
     let volume = |uid: &str| {
-        let pod = world.parts.machine.store.dir(&PodUid::from(uid));
+        let pod = world.parts.machine.store.pod_dir(&PodUid::from(uid));
         pod.join("volumes/kubernetes.io~empty-dir/data")
     };
     let looks = || {

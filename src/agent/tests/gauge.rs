@@ -59,7 +59,7 @@ impl Left {
     fn note_look(&self, now: MonoTime) {
         let (left, mut all) = (self.left.get(), self.looks.get());
         for (looks, (signal, least)) in all.iter_mut().zip(LEAST) {
-            let reading = left.reading(signal);
+            let reading = left.signal_reading(signal);
             let short = reading.is_some_and(|reading| reading.available < least);
             if short {
                 looks.count += 1;
@@ -135,7 +135,7 @@ pub(in crate::agent) struct TestGauge {
 }
 
 impl EvictionGauge for TestGauge {
-    fn read(&self) -> LoopFuture<'_, Observations> {
+    fn read_observations(&self) -> LoopFuture<'_, Observations> {
         Box::pin(async {
             let at = self.hands.now();
             self.left.note_look(at);

@@ -68,7 +68,7 @@ fn running(world: &World, uid: &str, name: &str) -> bool {
 fn events(world: &World, reason: &str) -> Vec<(String, String)> {
     let recorder = &world.parts.tools.recorder;
     let mut all: Vec<_> = recorder
-        .newest(None, usize::MAX)
+        .newest_events(None, usize::MAX)
         .into_iter()
         .filter(|e| *e.reason == *reason)
         .map(|e| (e.field_path.clone(), e.message.clone()))
@@ -429,7 +429,12 @@ fn whatever_keeps_a_container_from_starting_is_told_of_it() {
         }
         world.apply(&[manifest("a", json!({"containers": [container]}))]);
         let told = |w: &World| {
-            let all = w.parts.tools.recorder.newest(None, usize::MAX).into_iter();
+            let all = w
+                .parts
+                .tools
+                .recorder
+                .newest_events(None, usize::MAX)
+                .into_iter();
             let about = all.filter(|e| e.field_path == "spec.containers{c}");
             about
                 .filter(|e| e.severity == EventSeverity::Warning)

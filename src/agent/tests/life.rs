@@ -135,7 +135,7 @@ fn when_a_registry_is_asked() {
         }
         let recorder = &world.parts.tools.recorder;
         let pulled = recorder
-            .newest(None, usize::MAX)
+            .newest_events(None, usize::MAX)
             .into_iter()
             .find(|e| *e.reason == *"Pulled");
         assert!(
@@ -290,7 +290,12 @@ fn a_pod_comes_back_under_its_uid_while_it_ends() {
     let uid = PodUid::from("a");
     let first = world.fake.container(&uid, "c").expect("still ends");
     assert_eq!(first.state, ContainerState::Running);
-    let recorded = world.parts.machine.store.pod(&uid).expect("its record");
+    let recorded = world
+        .parts
+        .machine
+        .store
+        .read_pod(&uid)
+        .expect("its record");
     let names: Vec<&str> = recorded.spec.containers.iter().map(|c| &*c.name).collect();
     assert_eq!(names, ["c"], "its stop still needs the old object");
     world.until("the new one runs", |w| {
@@ -304,7 +309,7 @@ fn a_pod_comes_back_under_its_uid_while_it_ends() {
             .parts
             .machine
             .store
-            .dir(&uid)
+            .pod_dir(&uid)
             .join("next.json")
             .exists()
     );
@@ -529,7 +534,11 @@ fn pods_at_a_url() {
         world.until("runs", |w| w.phase(uid) == Some(PodPhase::Running));
     }
     let source = |w: &World, uid: &str| {
-        let record = w.parts.machine.store.read::<Value>(&PodUid::from(uid));
+        let record = w
+            .parts
+            .machine
+            .store
+            .read_record::<Value>(&PodUid::from(uid));
         let (header, raw) = record.expect("recorded");
         assert_eq!(
             raw["metadata"]["annotations"][CONFIG_SOURCE],
@@ -672,8 +681,8 @@ fn stop_ends_the_agent_and_stop_all_its_pods_first() {
 }
 
 pub(super) fn dump(world: &World) -> Vec<RecordedLine> {
-    let text = world.agent.borrow().dump();
-    let (header, lines) = ring::tests::parse(&text).expect("a dump");
+    let text = world.agent.borrow().dump_history();
+    let (header, lines) = ring::tests::parse_dump(&text).expect("a dump");
     assert_eq!(header.lost, 0);
     lines
 }

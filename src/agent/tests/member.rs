@@ -69,12 +69,12 @@ fn refused(server: &TestServer) -> Vec<String> {
 fn it_registers_and_keeps_its_lease() {
     // NODE-01 NODE-05 NODE-24 LEASE-01 LEASE-02 LEASE-03 LEASE-04 OFF-07 OFF-10 AUTHZ-02 AUTHZ-10
     let (server, world) = cluster(&[]);
-    assert!(world.parts.owners.node.object().is_none());
+    assert!(world.parts.owners.node.node_object().is_none());
     world.advance(s(1));
     let found = node(&server);
     assert_eq!(condition(&found, "Ready")["status"], "True", "{found}");
     assert_eq!(found["metadata"]["labels"]["kubernetes.io/hostname"], NODE);
-    let own = world.parts.owners.node.object().expect("an answer");
+    let own = world.parts.owners.node.node_object().expect("an answer");
     assert_eq!(own.metadata.uid.as_str(), found["metadata"]["uid"]);
     assert!(own.status.images.is_empty(), "kept apart");
     assert!(
@@ -85,7 +85,7 @@ fn it_registers_and_keeps_its_lease() {
     );
     assert_eq!(
         world.parts.owners.node.host_ips(),
-        crate::logic::node::of_node(&own)
+        crate::logic::node::node_host_ips(&own)
     );
     let lease = || {
         server
@@ -279,7 +279,7 @@ fn a_deleted_node_comes_back_with_the_next_agent() {
     world.advance(s(5));
     assert!(is_ready(&server));
     let uid = node(&server)["metadata"]["uid"].clone();
-    let own = world.parts.owners.node.object().expect("an answer");
+    let own = world.parts.owners.node.node_object().expect("an answer");
     assert_eq!(own.metadata.uid.as_str(), uid);
 }
 
@@ -312,7 +312,8 @@ fn trouble_at_the_start_holds_up_only_itself() {
     let world = World::with(&[], Some(api(&server)));
     let waits = || {
         let cluster = world.parts.owners.cluster.as_ref().expect("a cluster");
-        smol::future::block_on(smol::future::poll_once(cluster.member.wait_read())).is_none()
+        smol::future::block_on(smol::future::poll_once(cluster.member.wait_for_node_read()))
+            .is_none()
     };
     assert!(waits());
     world.advance(s(10));
@@ -330,7 +331,7 @@ fn pod_cidrs_are_kept_for_the_next_start() {
     let flags = &["--kubeconfig=/nonexistent"];
     let world = World::with(flags, Some(api(&server)));
     let kept = world.dir().join("root/pod-cidrs");
-    let subnets = || cluster::pod_cidr::subnets(&world.parts.cfg).join(" ");
+    let subnets = || cluster::pod_cidr::network_subnets(&world.parts.cfg).join(" ");
     world.advance(s(1));
     assert_eq!(subnets(), "10.85.0.0/16");
     let given =
@@ -351,7 +352,7 @@ fn pod_cidrs_are_kept_for_the_next_start() {
     assert_eq!(asked(&server, "GET", "/nodes/"), reads);
     let alone = World::with(&["--pod-cidr=10.7.0.0/24"], None);
     fs::write(alone.dir().join("root/pod-cidrs"), "10.9.1.0/24").expect("write");
-    let subnets = cluster::pod_cidr::subnets(&alone.parts.cfg);
+    let subnets = cluster::pod_cidr::network_subnets(&alone.parts.cfg);
     assert_eq!(
         subnets,
         ["10.7.0.0/24"],
@@ -383,7 +384,12 @@ fn local_commands_see_whether_the_apiserver_answers() {
         &Value::Null,
         "ours alone"
     );
-    let told = world.parts.owners.cluster.as_ref().and_then(|c| c.ended());
+    let told = world
+        .parts
+        .owners
+        .cluster
+        .as_ref()
+        .and_then(|c| c.agent_end_reason());
     assert_eq!(told, None);
 }
 
@@ -405,9 +411,12 @@ fn what_the_link_costs_changes_with_the_way() {
     let shown = || {
         let limits = world.parts.owners.link_limits.as_ref();
         let limits = limits.expect("it is configured");
-        let mut conditions = limits.conditions(WallTime::from_secs(0));
+        let mut conditions = limits.link_conditions(WallTime::from_unix_seconds(0));
         let condition = conditions.pop().expect("it depends on the way");
-        (condition.status, limits.state().cost.expect("the same"))
+        (
+            condition.status,
+            limits.link_state().cost.expect("the same"),
+        )
     };
     let (renewals, usual) = in_100_s();
     assert!((9..=10).contains(&renewals), "{renewals}");

@@ -12,7 +12,7 @@ use crate::{
 };
 
 fn asked(world: &World, figures: MetricsEndpoint) -> Result<TextPieces, u16> {
-    let page = world.wait(world.metrics.page(figures));
+    let page = world.wait(world.metrics.metrics_page(figures));
     page.map_err(|refusal| refusal.status)
 }
 

@@ -86,7 +86,11 @@ fn conditions_say_since_when_they_hold() {
     );
     assert_ne!(turned, since);
     // NODE-18
-    world.agent.borrow_mut().pods_mut().set_records_wait(true);
+    world
+        .agent
+        .borrow_mut()
+        .pods_mut()
+        .set_waiting_records(true);
     let (status, message, ..) = condition(&shown(&world), "DiskPressure");
     assert_eq!(status, "True");
     assert!(
@@ -94,7 +98,11 @@ fn conditions_say_since_when_they_hold() {
         "{message}"
     );
     // EVICT-05
-    world.agent.borrow_mut().pods_mut().set_records_wait(false);
+    world
+        .agent
+        .borrow_mut()
+        .pods_mut()
+        .set_waiting_records(false);
     world.advance(s(299));
     let disk = || condition(&shown(&world), "DiskPressure").0;
     assert_eq!(disk(), "True", "it may come again");

@@ -376,8 +376,8 @@ fn a_clock_that_is_set_while_nobody_answers_ends_no_token() {
     let world = world.restart_agent();
     world.apply(&[]);
     let cluster = world.parts.owners.cluster.as_ref().expect("a cluster");
-    let later = WallTime::from_secs(world.true_wall().secs() + 3 * 86_400);
-    cluster.hear_date(later, world.now());
+    let later = WallTime::from_unix_seconds(world.true_wall().unix_seconds() + 3 * 86_400);
+    cluster.take_server_date(later, world.now());
     api.set_link(Link::Down);
     asked(&api, "tokens/");
     for by_s in [50 * YEAR_S, 20 * YEAR_S, -70 * YEAR_S] {
@@ -487,7 +487,7 @@ fn the_cluster_says_how_long_objects_are_known() {
         .as_ref()
         .expect("joined")
         .member
-        .doubt();
+        .request_reread();
     world.advance(s(2));
     api.put_object("configmaps/ns/cm", config_map("one"));
     run(&world, &api, "a", mounting(&[config_volume(false)]));
@@ -538,7 +538,7 @@ fn claims_are_read_live_once() {
     api.take_asked();
     // MET-06 MET-12
     let figures = |figures| -> String {
-        let page = world.wait(world.metrics.page(figures));
+        let page = world.wait(world.metrics.metrics_page(figures));
         page.expect("served").collect()
     };
     let capacity =
@@ -645,7 +645,7 @@ fn an_image_that_a_secret_brought_is_not_everybodys() {
     let image = smol::future::block_on(world.fake.image_status("registry.test/public:1"));
     let id = image.expect("answer").expect("there").id;
     smol::future::block_on(world.fake.remove_image(&id)).expect("removed");
-    smol::future::block_on(world.parts.owners.images.tidy());
+    smol::future::block_on(world.parts.owners.images.tidy_access_records());
     assert_eq!(records(), [1, 0]);
 }
 
@@ -662,7 +662,7 @@ fn what_an_image_was_pulled_with_ends_with_it() {
     };
     let uid = run(&world, &api, "first", of(&["pull"]));
     end(&world, &api, "first", &uid);
-    let (parts, lane) = (&world.parts, Lane::inline());
+    let (parts, lane) = (&world.parts, Lane::without_thread());
     let store = world.dir().join("store");
     let store = StoreImages::open(store, PullSettings::default(), lane.clone(), lane);
     let commands = ImageCommands {
@@ -670,7 +670,7 @@ fn what_an_image_was_pulled_with_ends_with_it() {
         stock: ImageStock::Own(smol::future::block_on(store).expect("store")),
         runtime: Rc::clone(&parts.machine.runtime),
     };
-    smol::future::block_on(commands.remove(PRIVATE)).expect("removed");
+    smol::future::block_on(commands.remove_image(PRIVATE)).expect("removed");
     // The same image comes back by other means, and the registry is away.
     world.fake.add_image(PRIVATE);
     world.fake.add_fault(fault(
@@ -708,7 +708,7 @@ fn a_pull_that_a_crash_ended_is_asked_for_again() {
     world.until("is refused", |w| {
         w.waiting(&other).is_some_and(|r| r.ends_with("Pull"))
     });
-    smol::future::block_on(world.parts.owners.images.tidy());
+    smol::future::block_on(world.parts.owners.images.tidy_access_records());
     world.advance(s(600));
     assert_ne!(world.phase(&other), Some(PodPhase::Running));
 }

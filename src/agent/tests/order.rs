@@ -51,7 +51,7 @@ pub(super) fn groups_above(world: &World) {
 fn told(world: &World, reason: &str) -> Vec<String> {
     let recorder = &world.parts.tools.recorder;
     let of = recorder
-        .newest(None, usize::MAX)
+        .newest_events(None, usize::MAX)
         .into_iter()
         .filter(|e| *e.reason == *reason);
     of.map(|e| e.message).collect()
@@ -78,7 +78,7 @@ pub(super) fn state(world: &World, uid: &str, container: &str) -> Option<Contain
 }
 
 pub(super) fn pod_dir(world: &World, uid: &str) -> PathBuf {
-    world.parts.machine.store.dir(&PodUid::from(uid))
+    world.parts.machine.store.pod_dir(&PodUid::from(uid))
 }
 
 /// Calls at the runtime that change pods, with their targets.
@@ -507,7 +507,7 @@ fn what_is_told_of_pods_and_containers() {
     world.fake.add_fault(fails(Op::StopPodSandbox, 1));
     world.apply(&[]);
     world.until("is gone", |w| w.is_gone("a"));
-    let all: Vec<_> = world.parts.tools.recorder.newest(None, usize::MAX);
+    let all: Vec<_> = world.parts.tools.recorder.newest_events(None, usize::MAX);
     for (reason, severity, of, begins) in [
         (
             "NetworkNotReady",

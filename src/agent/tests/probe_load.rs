@@ -18,7 +18,7 @@ use crate::{
 };
 
 fn figures(world: &World) -> NodeProbeFigures {
-    world.wait(world.asker.ask(Agent::probes))
+    world.wait(world.asker.ask_agent(Agent::probe_figures))
 }
 
 fn late(world: &World) -> u64 {

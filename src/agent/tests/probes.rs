@@ -11,7 +11,7 @@ use super::{
     world::{IMAGE, World, fault, manifest},
 };
 use crate::{
-    agent::node::follow::{LOOK, follow},
+    agent::node::follow::{LOOK, follow_addresses},
     api::{
         PodStatus, PodUid,
         cri::ContainerState,
@@ -22,7 +22,7 @@ use crate::{
         RuntimeError,
         fake::{Fault, Op, Trouble},
     },
-    sys::clock::mono,
+    sys::clock::mono_now,
 };
 
 pub(crate) const fn s(n: u64) -> Duration {
@@ -84,7 +84,7 @@ fn restarts(world: &World, uid: &str) -> u32 {
 pub(super) fn told(world: &World, reason: &str) -> Vec<String> {
     let recorder = &world.parts.tools.recorder;
     let named = recorder
-        .newest(None, usize::MAX)
+        .newest_events(None, usize::MAX)
         .into_iter()
         .filter(|e| *e.reason == *reason);
     named.map(|e| e.message.to_string()).collect()
@@ -117,7 +117,7 @@ fn a_pod_is_ready_when_its_probe_says_so() {
     );
     world.apply(&[]);
     world.until("is gone", |w| w.is_gone("a"));
-    assert_eq!(world.parts.owners.probes.count(), 0);
+    assert_eq!(world.parts.owners.probes.worker_count(), 0);
 }
 
 #[test]
@@ -377,7 +377,7 @@ fn a_sidecar_with_a_startup_probe() {
     );
     let recorder = &world.parts.tools.recorder;
     let unhealthy = recorder
-        .newest(None, usize::MAX)
+        .newest_events(None, usize::MAX)
         .into_iter()
         .find(|e| *e.reason == *"Unhealthy");
     assert_eq!(
@@ -531,15 +531,15 @@ fn a_pod_in_the_hosts_network_is_asked_where_the_node_is() {
     assert_eq!(shown.parse().ok(), known.first().copied());
     // Without a cluster the node looks at its own addresses.
     let (disk, clock) = (world.parts.machine.disk.clone(), &world.parts.tools.clock);
-    let followed = follow(Rc::clone(node), Vec::new(), disk, Rc::clone(clock));
+    let followed = follow_addresses(Rc::clone(node), Vec::new(), disk, Rc::clone(clock));
     let mut followed = pin!(followed);
     let mut go_on = || smol::future::block_on(smol::future::poll_once(&mut followed));
     assert!(go_on().is_none());
     assert_eq!(node.host_ips(), [moved]);
     world.advance(LOOK);
-    let patience = mono() + s(60);
+    let patience = mono_now() + s(60);
     while node.host_ips() != known {
-        assert!(go_on().is_none() && mono() < patience);
+        assert!(go_on().is_none() && mono_now() < patience);
         std::thread::yield_now();
     }
 }

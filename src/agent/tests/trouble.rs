@@ -48,7 +48,7 @@ fn a_program_built_for_smaller_pages_is_named() {
             .parts
             .tools
             .recorder
-            .newest(None, usize::MAX)
+            .newest_events(None, usize::MAX)
             .into_iter();
         let of_pages = events.filter(|e| e.message.contains("pages of 16 KiB"));
         of_pages.map(|e| e.count).sum::<u32>()
@@ -120,7 +120,9 @@ fn a_relist_that_fails_is_no_news() {
     world.fake.add_fault(fails(Op::ListPods, 1000));
     world.advance(s(2));
     let standing = || {
-        let page = world.wait(world.metrics.page(MetricsEndpoint::Own)).ok();
+        let page = world
+            .wait(world.metrics.metrics_page(MetricsEndpoint::Own))
+            .ok();
         let page: String = page.expect("served").collect();
         let seen = page
             .lines()
@@ -205,14 +207,14 @@ fn a_status_that_cannot_be_read_any_more_when_a_sync_has_its_turn() {
 fn without_a_fresh_list_housekeeping_removes_and_creates_nothing() {
     // CLEAN-02 DIR-04
     let world = World::new();
-    let dir = world.parts.machine.store.dir(&"nobody".into());
+    let dir = world.parts.machine.store.pod_dir(&"nobody".into());
     fs::create_dir_all(dir.join("containers/c")).expect("directory");
     // Before the manifests are read, the owner of the directory is not known.
     world.advance(s(130));
     assert!(dir.exists());
     world.fake.add_fault(fails(Op::ListPods, 1000));
     world.advance(s(5));
-    let is_synced = |w: &World| w.agent.borrow().pods().table().is_synced();
+    let is_synced = |w: &World| w.agent.borrow().pods().worker_table().is_synced();
     assert!(!is_synced(&world));
     world.apply(&[]);
     world.advance(s(130));
@@ -294,7 +296,7 @@ fn a_hook_that_never_ends_does_not_keep_its_pod() {
 fn a_record_that_cannot_be_written_harms_its_pod_alone_and_is_tried_again() {
     let world = World::new();
     let uid = PodUid::from("a");
-    let record = world.parts.machine.store.dir(&uid).join("pod.json");
+    let record = world.parts.machine.store.pod_dir(&uid).join("pod.json");
     fs::create_dir_all(record.join("in the way")).expect("directory");
     let delivery = world.apply(&[manifest("a", json!({})), manifest("b", json!({}))]);
     assert_eq!(delivery.unrecorded, core::slice::from_ref(&uid));
@@ -321,7 +323,11 @@ fn a_record_that_is_lost_is_no_end_and_no_obstacle_to_one() {
     world.apply(&[manifest("a", json!({}))]);
     world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
     let uid = PodUid::from("a");
-    fs::write(world.parts.machine.store.dir(&uid).join("pod.json"), "{").expect("write");
+    fs::write(
+        world.parts.machine.store.pod_dir(&uid).join("pod.json"),
+        "{",
+    )
+    .expect("write");
     world.advance(s(200));
     let state = |w: &World| w.fake.container(&uid, "c").map(|c| c.state);
     assert_eq!(state(&world), Some(ContainerState::Running));
@@ -331,7 +337,7 @@ fn a_record_that_is_lost_is_no_end_and_no_obstacle_to_one() {
 
 /// Makes the pod's record unreadable. The returned function ends that.
 fn hide_record(world: &World, uid: &PodUid) -> impl FnOnce() + use<> {
-    let record = world.parts.machine.store.dir(uid).join("pod.json");
+    let record = world.parts.machine.store.pod_dir(uid).join("pod.json");
     let kept = record.with_file_name("kept");
     fs::rename(&record, &kept).expect("moved");
     fs::create_dir(&record).expect("in its place");
@@ -421,13 +427,13 @@ fn nothing_is_removed_of_a_pod_that_is_on_its_way_in() {
     world.advance(s(5));
     let uid = PodUid::from("a");
     // The state is that between the writing of a record and its event in the loop.
-    world.agent.borrow_mut().pods_mut().arrives(&uid);
-    fs::create_dir_all(world.parts.machine.store.dir(&uid)).expect("directory");
+    world.agent.borrow_mut().pods_mut().note_arrival_start(&uid);
+    fs::create_dir_all(world.parts.machine.store.pod_dir(&uid)).expect("directory");
     world.advance(s(130));
-    assert!(world.parts.machine.store.dir(&uid).exists());
-    world.agent.borrow_mut().pods_mut().arrived(&uid);
+    assert!(world.parts.machine.store.pod_dir(&uid).exists());
+    world.agent.borrow_mut().pods_mut().note_arrival_end(&uid);
     world.until("an orphan is removed", |w| {
-        !w.parts.machine.store.dir(&uid).exists()
+        !w.parts.machine.store.pod_dir(&uid).exists()
     });
 }
 
@@ -446,7 +452,7 @@ fn what_was_found_is_older_than_what_is_configured() {
     world.until("runs", |w| w.phase("new") == Some(PodPhase::Running));
     let mut agent = world.agent.borrow_mut();
     let now = world.now();
-    agent.handle(AgentEvent::Searched(found), now);
+    agent.handle_event(AgentEvent::Searched(found), now);
     let chores = core::iter::from_fn(|| agent.poll_effect(now)).find_map(|effect| match effect {
         AgentEffect::Housekeeping(chores) => Some(chores),
         _ => None,

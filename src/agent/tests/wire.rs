@@ -98,7 +98,7 @@ impl FakeWire {
 }
 
 impl ProbeNetwork for Rc<FakeWire> {
-    fn ask<'a>(
+    fn send_probe<'a>(
         &'a self,
         action: &'a ProbeAction,
         ip: Option<IpAddr>,
@@ -120,7 +120,7 @@ impl ProbeNetwork for Rc<FakeWire> {
                     Some(Port::Hangs) => pending().await,
                     Some(Port::Waits(answer)) => {
                         let released = || (self.releases.get() > before).then_some(());
-                        self.waiters.until(released).await;
+                        self.waiters.wait_until(released).await;
                         answer
                     }
                 }
@@ -133,7 +133,7 @@ impl ProbeNetwork for Rc<FakeWire> {
         })
     }
 
-    fn hook<'a>(
+    fn call_hook<'a>(
         &'a self,
         get: &'a HttpGet,
         ip: Option<IpAddr>,

@@ -121,7 +121,7 @@ impl Hands {
     /// Time of a wall clock that is never wrong.
     fn true_wall(&self) -> WallTime {
         let seconds = i64::try_from(self.now.get().0 / 1000).expect("small");
-        WallTime::from_secs(EPOCH_S + seconds)
+        WallTime::from_unix_seconds(EPOCH_S + seconds)
     }
 
     /// Sets the wall clock alone.
@@ -170,15 +170,15 @@ impl Clock for TestClock {
         self.0.now.get()
     }
 
-    fn wall(&self) -> WallTime {
+    fn wall_time(&self) -> WallTime {
         self.0.wall()
     }
 
-    fn is_right(&self) -> bool {
+    fn is_synchronized(&self) -> bool {
         !self.0.is_wrong.get()
     }
 
-    fn until(&self, deadline: MonoTime) -> TimerFuture {
+    fn sleep_until(&self, deadline: MonoTime) -> TimerFuture {
         let hands = Rc::clone(&self.0);
         Box::pin(poll_fn(move |cx| {
             if hands.now.get() >= deadline {
@@ -283,7 +283,7 @@ impl World {
         Self::make(Way {
             flags,
             api,
-            ..Way::plain(assembly::driver)
+            ..Way::plain(assembly::make_pod_driver)
         })
     }
 
@@ -299,7 +299,7 @@ impl World {
             flags,
             api: Some(api),
             declared: line.into(),
-            ..Way::plain(assembly::driver)
+            ..Way::plain(assembly::make_pod_driver)
         });
         world.leave_by(Some(interface));
         world
@@ -315,7 +315,7 @@ impl World {
         let mut world = Self::make(Way {
             api: Some(Arc::clone(api) as Arc<dyn KubeApi>),
             off_s: Some(off_s),
-            ..Way::plain(assembly::driver)
+            ..Way::plain(assembly::make_pod_driver)
         });
         world.api = Some(Arc::clone(api));
         world.set(world.now());
@@ -332,7 +332,7 @@ impl World {
             flags,
             api: Some(Arc::clone(api) as Arc<dyn KubeApi>),
             unused_images: Some(unused),
-            ..Way::plain(assembly::driver)
+            ..Way::plain(assembly::make_pod_driver)
         });
         world.api = Some(Arc::clone(api));
         world.set(world.now());
@@ -353,14 +353,14 @@ impl World {
     pub(crate) fn beside(external: MakeExternal) -> Self {
         Self::make(Way {
             external: Some(external),
-            ..Way::plain(assembly::driver)
+            ..Way::plain(assembly::make_pod_driver)
         })
     }
 
     /// Counts the tasks that follow external pods; `None`: nothing runs any.
     pub(crate) fn external_tasks(&self) -> Option<usize> {
         self.parts.machine.external.as_ref()?;
-        Some(assembly::external_pods(&self.parts, &self.events).len())
+        Some(assembly::external_pod_tasks(&self.parts, &self.events).len())
     }
 
     /// Makes a machine whose pods are run by another driver.
@@ -380,7 +380,7 @@ impl World {
             api: api.map(|api| Arc::clone(api) as Arc<dyn KubeApi>),
             adapt,
             declared,
-            ..Way::plain(assembly::driver)
+            ..Way::plain(assembly::make_pod_driver)
         });
         world.api = api.cloned();
         world.set(world.now());
@@ -420,9 +420,9 @@ impl World {
         (way.adapt)(&mut template.cfg);
         let left = Rc::clone(&template.left);
         let joined = way.api.clone().map(|api| {
-            let lanes = [Lane::inline(), Lane::inline()];
-            let lanes = KubeLanes::by(api, lanes, Rc::new(ThreadTransport));
-            let mut joined = JoinedCluster::new(lanes, template.cfg.doorbells, 7);
+            let lanes = [Lane::without_thread(), Lane::without_thread()];
+            let lanes = KubeLanes::from_lanes(api, lanes, Rc::new(ThreadTransport));
+            let mut joined = JoinedCluster::from_lanes(lanes, template.cfg.doorbells, 7);
             joined.answers = MANY_ANSWERS;
             joined.authority = way.authority.into();
             joined
@@ -434,20 +434,22 @@ impl World {
         given.external = way.external.as_ref().map(|make| make(&clock));
         let running = Running::start(given, way.driver, &executor, &events, queue);
         let parts = running.parts;
-        let driver = assembly::probe_driver(&parts, asker.clone(), events.clone());
-        driver.recall();
-        executor.spawn(driver.run(Rc::clone(&executor))).detach();
-        if let Some(rotation) = assembly::log_rotation(&parts, asker.clone()) {
-            executor.spawn(rotation.run()).detach();
+        let driver = assembly::make_probe_driver(&parts, asker.clone(), events.clone());
+        driver.restore_passed_probes();
+        executor
+            .spawn(driver.drive_probes(Rc::clone(&executor)))
+            .detach();
+        if let Some(rotation) = assembly::make_log_rotation(&parts, asker.clone()) {
+            executor.spawn(rotation.run_log_rotation()).detach();
         }
-        for task in assembly::external_pods(&parts, &events) {
+        for task in assembly::external_pod_tasks(&parts, &events) {
             executor.spawn(task).detach();
         }
         running.members.into_iter().for_each(Task::detach);
         let world = Self {
             wire,
             left,
-            metrics: assembly::metrics(&parts, asker.clone()),
+            metrics: assembly::make_metrics_reader(&parts, asker.clone()),
             asker,
             parts,
             agent: running.agent,
@@ -521,10 +523,10 @@ impl World {
         } = &self.parts;
         let (runtime, clock) = (&*machine.runtime, &*tools.clock);
         let shown = async {
-            let standing = self.asker.ask(Agent::standing).await;
+            let standing = self.asker.ask_agent(Agent::node_standing).await;
             let node = &owners.node;
             let clocks = (clock, &*tools.times);
-            node.show(runtime, standing, clocks, &tools.complaints, *started_at)
+            node.show_node(runtime, standing, clocks, &tools.complaints, *started_at)
                 .await
         };
         self.wait(shown).to_object()
@@ -590,7 +592,7 @@ impl World {
             self.advance(Duration::from_millis(100));
         }
         let seen = self.api.as_ref().map(|api| api.take_seen());
-        let events: Vec<_> = self.parts.tools.recorder.newest(None, usize::MAX);
+        let events: Vec<_> = self.parts.tools.recorder.newest_events(None, usize::MAX);
         panic!("never happened: {what}\n{events:#?}\n{seen:#?}");
     }
 
@@ -599,7 +601,7 @@ impl World {
         let pods = manifests
             .iter()
             .map(|raw| {
-                let pod = static_pod::prepare(raw.clone(), NODE, "/m/pod.yaml");
+                let pod = static_pod::prepare_static_pod(raw.clone(), NODE, "/m/pod.yaml");
                 SnapshotEntry::Read(pod.expect("valid"))
             })
             .collect();
@@ -616,7 +618,7 @@ impl World {
         let asker = self.asker.clone();
         let task = self
             .executor
-            .spawn(async move { asker.deliver(news).await });
+            .spawn(async move { asker.deliver_source_news(news).await });
         self.settle();
         assert!(task.is_finished(), "the delivery waits for something");
         let taken = smol::future::block_on(task).expect("the loop lives");
@@ -630,7 +632,7 @@ impl World {
         };
         let task = self.executor.spawn({
             let events = self.events.clone();
-            async move { manifests::deliver(snapshot, &events).await }
+            async move { manifests::deliver_snapshot(snapshot, &events).await }
         });
         self.settle();
         assert!(task.is_finished(), "the delivery waits for something");
@@ -641,7 +643,7 @@ impl World {
         self.agent
             .borrow()
             .pods()
-            .status(&PodUid::from(uid))
+            .stored_status(&PodUid::from(uid))
             .cloned()
     }
 
@@ -667,7 +669,7 @@ impl World {
             && !agent.pods().holds(&uid)
             && listed.containers.is_empty()
             && listed.sandboxes.is_empty()
-            && !self.parts.machine.store.dir(&uid).exists()
+            && !self.parts.machine.store.pod_dir(&uid).exists()
             && self.status(&uid).is_none()
     }
 
@@ -705,7 +707,7 @@ impl World {
     pub(crate) fn events_of(&self, reason: &str) -> u32 {
         let recorder = &self.parts.tools.recorder;
         let named = recorder
-            .newest(None, usize::MAX)
+            .newest_events(None, usize::MAX)
             .into_iter()
             .filter(|e| *e.reason == *reason);
         named.map(|e| e.count).sum()
@@ -734,7 +736,7 @@ impl Drop for World {
 
 /// Leaves the agent where tests may look at it between two turns of the loop.
 impl AgentCell for Rc<RefCell<Agent>> {
-    fn with<T>(&mut self, turn: impl FnOnce(&mut Agent) -> T) -> T {
+    fn with_agent<T>(&mut self, turn: impl FnOnce(&mut Agent) -> T) -> T {
         turn(&mut self.borrow_mut())
     }
 }
@@ -760,22 +762,22 @@ impl Running {
     ) -> Self {
         let (relist, asked) = smol::channel::bounded(1);
         let parts = AgentParts::new(given);
-        let delays = backoff_store::restore(&parts.cfg.dirs.run);
-        let resources = assembly::resources(&parts);
+        let delays = backoff_store::restore_backoffs(&parts.cfg.dirs.run);
+        let resources = assembly::find_node_resources(&parts);
         let agent = Agent::new(&parts, relist.clone(), delays, resources);
         let agent = Rc::new(RefCell::new(agent));
         let driver = driver(&parts);
-        let hands = assembly::hands(&parts, &driver, executor, events, relist);
+        let hands = assembly::make_effect_runner(&parts, &driver, executor, events, relist);
         let watch = parts.tools.loop_watch.clone();
-        let run = event_loop::run(Rc::clone(&agent), hands, watch, queue);
+        let run = event_loop::run_event_loop(Rc::clone(&agent), hands, watch, queue);
         let task = executor.spawn(drawn::started(run));
-        for task in pollers::tasks(&parts, driver, asked, events) {
+        for task in pollers::poller_tasks(&parts, driver, asked, events) {
             executor.spawn(drawn::started(task)).detach();
         }
         for task in assembly::resource_tasks(&parts, events) {
             executor.spawn(drawn::started(task)).detach();
         }
-        let members = cluster_views::tasks(&parts, executor, events);
+        let members = cluster_views::cluster_tasks(&parts, executor, events);
         let members = members
             .into_iter()
             .map(|task| executor.spawn(drawn::started(task)));
@@ -834,7 +836,7 @@ impl Template {
             fs::create_dir_all(root.join(dir)).expect("directory");
             words.extend([flag.into(), root.join(dir).into()]);
         }
-        let flags = config::flags::parse(words, root).expect("flags");
+        let flags = config::flags::parse_flags(words, root).expect("flags");
         let mut node = MachineFacts {
             name: NODE.into(),
             host_ips: vec![ADDRESS],
@@ -851,10 +853,10 @@ impl Template {
             identity: Default::default(),
             settings: Default::default(),
         };
-        let cfg = config::load(flags, &config::HostIdentity::default())
+        let cfg = config::load_config(flags, &config::HostIdentity::default())
             .expect("configuration")
             .config;
-        node.settings = node::facts::settings(&cfg, &node);
+        node.settings = node::facts::node_settings(&cfg, &node);
         Self {
             volumes: Volumes::new(&cfg.dirs.root).expect("volumes"),
             wire: Rc::default(),
@@ -913,14 +915,15 @@ impl Template {
             "30 23 0:26 / {} rw - cgroup2 cgroup2 rw",
             self.root.join("cgroup").display()
         );
-        let cgroups = Cgroups::with(Hierarchy::parse(&mount).expect("hierarchy"));
-        let context = executor::node_context(
+        let cgroups = Cgroups::with_hierarchy(Hierarchy::parse(&mount).expect("hierarchy"));
+        let context = executor::gather_node_context(
             &cfg,
             &node,
             executor::cgroup_settings(&cfg, &node, &cgroups),
         );
         let admission =
-            admission::facts(&cfg, &node, (6, 1), false, &fake.capabilities()).expect("facts");
+            admission::gather_admission_facts(&cfg, &node, (6, 1), false, &fake.capabilities())
+                .expect("facts");
         let node = Rc::new(LocalNode::new(node, addresses, context, admission));
         AssemblyInputs {
             joined,
@@ -950,7 +953,7 @@ impl Template {
             },
             volumes: self.volumes.clone(),
             cgroups,
-            disk: Lane::inline(),
+            disk: Lane::without_thread(),
             cfg,
         }
     }

@@ -7,7 +7,7 @@ use std::fs;
 use serde_json::json;
 
 use super::world::{World, manifest};
-use crate::agent::{record::boot_id, write_watch::WriteWatch};
+use crate::agent::{record::read_boot_id, write_watch::WriteWatch};
 
 const TEN_MINUTES: Duration = Duration::from_secs(600);
 
@@ -21,10 +21,10 @@ fn watch(world: &World) {
         recorder: Rc::clone(&tools.recorder),
         asker: world.asker.clone(),
         run_dir: world.parts.cfg.dirs.run.clone(),
-        boot_id: boot_id(),
+        boot_id: read_boot_id(),
         on: ("mmcblk0".into(), "179:0".into()),
     };
-    world.executor.spawn(watch.run()).detach();
+    world.executor.spawn(watch.watch_writes()).detach();
     world.settle();
 }
 
@@ -49,7 +49,7 @@ fn a_pod_that_writes_much_is_told_of_once() {
     wrote("b", 1 << 30);
     world.advance(TEN_MINUTES);
     world.until("it is told", |w| told(w) == 1);
-    let events = world.parts.tools.recorder.newest(None, usize::MAX);
+    let events = world.parts.tools.recorder.newest_events(None, usize::MAX);
     let event = events.iter().find(|e| *e.reason == *"WritesMuch");
     let message = &event.expect("told").message;
     assert!(message.contains("1 GiB to mmcblk0 in a day"), "{message}");

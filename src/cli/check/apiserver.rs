@@ -9,7 +9,7 @@ use core::{
 use crate::{
     api::WallTime,
     config::AgentConfig,
-    error::chain,
+    error::error_chain,
     kube::{
         ClientTimeouts, HttpApi, KubeApi as _, Kubeconfig, RequestRates, SharedApiserver,
         bootstrap,
@@ -19,7 +19,7 @@ use crate::{
     },
     logic::{
         check::{ApiserverAnswer, ApiserverFacts, BootstrapKubeconfig},
-        server_clock::is_wrong,
+        server_clock::is_clock_wrong,
     },
     net::ProxyVariables,
 };
@@ -28,7 +28,10 @@ use crate::{
 const ANSWER_TIME: Duration = Duration::from_secs(5);
 
 /// Looks at the apiserver. `None`: this machine is no node of a cluster.
-pub(super) fn look(cfg: &AgentConfig, proxies: ProxyVariables) -> Option<ApiserverFacts> {
+pub(super) fn gather_apiserver(
+    cfg: &AgentConfig,
+    proxies: ProxyVariables,
+) -> Option<ApiserverFacts> {
     let wanted = &cfg.cluster;
     let path = wanted.kubeconfig.as_ref()?;
     let mut facts = ApiserverFacts {
@@ -41,7 +44,9 @@ pub(super) fn look(cfg: &AgentConfig, proxies: ProxyVariables) -> Option<Apiserv
         }),
         ..ApiserverFacts::default()
     };
-    let kept = wanted.renewed_in().map(CertificateStore::client);
+    let kept = wanted
+        .renewed_certificate_dir()
+        .map(CertificateStore::client);
     let config = match bootstrap::kubeconfig_in_use(path, &wanted.servers, kept.as_ref()) {
         Ok(config) => config,
         Err(e) => {
@@ -55,10 +60,10 @@ pub(super) fn look(cfg: &AgentConfig, proxies: ProxyVariables) -> Option<Apiserv
     facts.renews = kept.is_some() && config.user.certificate.is_some();
     match bootstrap::client_certificate(&config) {
         Ok(None) => {}
-        Ok(Some(chain)) => facts.certificate = validity(&chain),
+        Ok(Some(chain)) => facts.certificate = chain_validity(&chain),
         Err(why) => {
             let path = path.display();
-            let why = chain(&why);
+            let why = error_chain(&why);
             facts.error = Some(format!("kubeconfig {path}: its client certificate: {why}"));
             return Some(facts);
         }
@@ -66,11 +71,14 @@ pub(super) fn look(cfg: &AgentConfig, proxies: ProxyVariables) -> Option<Apiserv
     let k3s = wanted
         .k3s
         .as_ref()
-        .map(|(server, _)| K3sSupervisor::of_member(config.clone(), server, &proxies));
+        .map(|(server, _)| K3sSupervisor::for_member(config.clone(), server, &proxies));
     let skew = Arc::new(AtomicI64::new(0));
     let heard = Arc::clone(&skew);
     let on_date = move |theirs: WallTime, ours: WallTime| {
-        heard.store(ours.secs().saturating_sub(theirs.secs()), Ordering::Relaxed);
+        heard.store(
+            ours.unix_seconds().saturating_sub(theirs.unix_seconds()),
+            Ordering::Relaxed,
+        );
     };
     let cluster = Arc::new(SharedApiserver::new(
         config,
@@ -89,18 +97,18 @@ pub(super) fn look(cfg: &AgentConfig, proxies: ProxyVariables) -> Option<Apiserv
         RequestRates::default(),
         Some(ANSWER_TIME),
     );
-    facts.answer = Some(match api.lease(&cfg.node_name) {
+    facts.answer = Some(match api.read_lease(&cfg.node_name) {
         Ok(_) => ApiserverAnswer::Given,
-        Err(e) if e.is_answer() && e.status() != Some(401) => ApiserverAnswer::Given,
+        Err(e) if e.is_answer() && e.http_status() != Some(401) => ApiserverAnswer::Given,
         Err(e) => ApiserverAnswer::Silent(e.to_string()),
     });
     let said = k3s.filter(|_| facts.answer == Some(ApiserverAnswer::Given));
     facts.tunnel = said
-        .and_then(|supervisor| supervisor.cluster().ok())
+        .and_then(|supervisor| supervisor.read_cluster().ok())
         .filter(k3s::K3sCluster::wants_tunnel)
         .map(|cluster| cluster.egress_selector_mode);
     let ahead = skew.load(Ordering::Relaxed);
-    if is_wrong(ahead) {
+    if is_clock_wrong(ahead) {
         let word = if ahead > 0 { "ahead of" } else { "behind" };
         facts.clock = Some(format!(
             "the clock of this machine is {} s {word} the apiserver's",
@@ -111,7 +119,7 @@ pub(super) fn look(cfg: &AgentConfig, proxies: ProxyVariables) -> Option<Apiserv
 }
 
 /// Returns the time in which all certificates of a chain are valid.
-fn validity(chain: &[Certificate]) -> Option<(WallTime, WallTime)> {
+fn chain_validity(chain: &[Certificate]) -> Option<(WallTime, WallTime)> {
     let begins = chain.iter().map(|c| c.not_before).max()?;
     let ends = chain.iter().map(|c| c.not_after).min()?;
     Some((begins, ends))

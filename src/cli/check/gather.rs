@@ -12,7 +12,8 @@ use std::{
 use nix::sys::statvfs::{FsFlags, statvfs};
 
 use super::super::{
-    AgentClient, CliError, health::facts as facts_of, proxies as named_proxies, socket_of,
+    AgentClient, CliError, agent_socket, health::agent_facts as facts_of,
+    read_proxies as named_proxies,
 };
 use super::{apiserver, kubeadm, runtime};
 use crate::{
@@ -24,7 +25,7 @@ use crate::{
         self, AgentConfig, HostIdentity,
         flags::{self, FlagError},
     },
-    error::chain,
+    error::error_chain,
     image::record,
     logic::{
         check::{
@@ -62,10 +63,10 @@ const PROGRAM_DIRS: [&str; 6] = [
 ];
 /// Rules for manifests.
 const RULES: Rules = Rules {
-    pod: static_pod::prepare,
-    config_map: validation::config_map,
-    secret: validation::secret,
-    keys: object_fields::misspelt,
+    pod: static_pod::prepare_static_pod,
+    config_map: validation::validate_config_map,
+    secret: validation::validate_secret,
+    keys: object_fields::misspelt_keys,
 };
 /// Names of processes that run pods.
 const KUBELETS: [&str; 6] = [
@@ -81,19 +82,19 @@ const FIRMWARE_DIRS: [&str; 2] = ["/boot/firmware", "/boot"];
 
 /// Loads the configuration of an agent with these flags. Returns it, the operator's wishes for the checks, and the
 /// agent's socket. `is_kubelet`: the agent is called as `kubelet`.
-fn configured(
+fn load_configuration(
     words: Vec<OsString>,
     is_kubelet: bool,
 ) -> Result<(AgentConfig, check::OperatorConfig, PathBuf), CliError> {
     let cwd = std::env::current_dir()
         .map_err(|e| CliError::new(format!("cannot read the working directory: {e}")))?;
-    let parsed = flags::parse(words.iter().cloned(), &cwd);
+    let parsed = flags::parse_flags(words.iter().cloned(), &cwd);
     let mut flags = parsed.map_err(|e| CliError::new(e.to_string()))?;
     flags.as_kubelet = is_kubelet;
     let host = HostIdentity {
-        hostname: text("/proc/sys/kernel/hostname").trim().to_owned(),
+        hostname: read_text("/proc/sys/kernel/hostname").trim().to_owned(),
     };
-    let (cfg, wanted) = match config::load(flags, &host) {
+    let (cfg, wanted) = match config::load_config(flags, &host) {
         Ok(loaded) => {
             let wanted = check::OperatorConfig {
                 node_name: loaded.config.node_name.clone(),
@@ -107,16 +108,17 @@ fn configured(
             let stand_in = HostIdentity {
                 hostname: "localhost".into(),
             };
-            let cfg = config::defaults(&stand_in).map_err(|e| CliError::new(chain(&e)))?;
+            let cfg =
+                config::default_config(&stand_in).map_err(|e| CliError::new(error_chain(&e)))?;
             let wanted = check::OperatorConfig {
-                unusable: Some(chain(&e)),
+                unusable: Some(error_chain(&e)),
                 node_name: host.hostname.to_lowercase(),
                 ..check::OperatorConfig::default()
             };
             (cfg, wanted)
         }
     };
-    let socket = socket_of(&words, &cfg.dirs.socket);
+    let socket = agent_socket(&words, &cfg.dirs.socket);
     Ok((cfg, wanted, socket))
 }
 
@@ -127,7 +129,7 @@ pub(super) fn split_files(
     let mut files = Vec::new();
     // Bounded: each turn but the last takes a word away.
     loop {
-        match flags::parse(words.iter().cloned(), Path::new("/")) {
+        match flags::parse_flags(words.iter().cloned(), Path::new("/")) {
             Err(FlagError::Stray(word)) => {
                 // The last such word: an earlier one may be a flag's value.
                 let is_it = |one: &OsString| one.to_string_lossy() == *word;
@@ -145,11 +147,11 @@ pub(super) fn split_files(
 
 /// Gathers the facts of this machine, as an agent with these flags would find them. `is_kubelet`: the agent is called
 /// as `kubelet`.
-pub(super) fn facts(flags: Vec<OsString>, is_kubelet: bool) -> Result<CheckFacts, CliError> {
-    let (cfg, mut wanted, socket) = configured(flags, is_kubelet)?;
+pub(super) fn gather_facts(flags: Vec<OsString>, is_kubelet: bool) -> Result<CheckFacts, CliError> {
+    let (cfg, mut wanted, socket) = load_configuration(flags, is_kubelet)?;
     wanted.fail_swap_on = cfg.cgroup.fail_swap_on;
     if cfg.cgroup.protect_kernel_defaults {
-        let judged = kernel_settings::apply(Path::new(kernel_settings::DIR), true);
+        let judged = kernel_settings::apply_kernel_settings(Path::new(kernel_settings::DIR), true);
         wanted.protected = judged.err().map(|e| e.to_string());
     }
     let kept = cfg.reserved.system.get("memory").map_or(0, Quantity::value);
@@ -164,13 +166,13 @@ pub(super) fn facts(flags: Vec<OsString>, is_kubelet: bool) -> Result<CheckFacts
     let written = thresholds.filter(|t| t.signal != EvictionSignal::AllocatableMemory);
     wanted.kept_free = written.map(ToString::to_string).collect();
     wanted.evict_static_pods = cfg.eviction.static_pods;
-    let (agent, pid) = agent(&socket);
+    let (agent, pid) = ask_agent_health(&socket);
     let detected = Cgroups::detect();
     let cgroups = check::CgroupFacts {
         mounted: detected.is_ok(),
         v2: detected
             .as_ref()
-            .is_ok_and(|c| c.version() == CgroupVersion::V2),
+            .is_ok_and(|c| c.cgroup_version() == CgroupVersion::V2),
         missing: detected.as_ref().map_or_else(
             |_| ["cpu", "memory", "pids"].map(str::to_owned).into(),
             |c| {
@@ -182,30 +184,33 @@ pub(super) fn facts(flags: Vec<OsString>, is_kubelet: bool) -> Result<CheckFacts
         ),
     };
     Ok(CheckFacts {
-        devices: devices(&cfg, cgroups.v2, pid.map(|_| &*socket)),
-        kernel: kernel(&detected.unwrap_or_else(|_| no_cgroups())),
+        devices: gather_devices(&cfg, cgroups.v2, pid.map(|_| &*socket)),
+        kernel: gather_kernel(&detected.unwrap_or_else(|_| stand_in_cgroups())),
         cgroups,
-        runtime: runtime::look(&cfg),
-        network: network(&cfg),
-        clock: clocks(),
-        dirs: dirs(&cfg, pid),
+        runtime: runtime::gather_runtime(&cfg),
+        network: gather_network(&cfg),
+        clock: gather_clock(),
+        dirs: gather_dirs(&cfg, pid),
         rights: check::ProcessRights {
             root: nix::unistd::geteuid().is_root(),
             capabilities: host::effective_capabilities(pid.unwrap_or_else(std::process::id)),
         },
-        manifests: manifests(&cfg),
-        registries: registries(&cfg, pid.map(|_| &*socket)),
-        kubelets: kubelets(),
-        apiserver: apiserver::look(&cfg, named_proxies()),
+        manifests: gather_manifests(&cfg),
+        registries: gather_registries(&cfg, pid.map(|_| &*socket)),
+        kubelets: find_kubelets(),
+        apiserver: apiserver::gather_apiserver(&cfg, named_proxies()),
         kubeadm: check::KubeadmFacts::default(),
-        of_parts: of_parts(&cfg, &agent),
+        of_parts: findings_of_parts(&cfg, &agent),
         agent,
         wanted,
     })
 }
 
 /// Asks the parts for their findings.
-fn of_parts(cfg: &AgentConfig, agent: &AgentReachability) -> Vec<(&'static str, CheckFinding)> {
+fn findings_of_parts(
+    cfg: &AgentConfig,
+    agent: &AgentReachability,
+) -> Vec<(&'static str, CheckFinding)> {
     let states = match agent {
         AgentReachability::Up(agent) => Some(&agent.parts),
         AgentReachability::Absent | AgentReachability::Mute(_) => None,
@@ -215,7 +220,7 @@ fn of_parts(cfg: &AgentConfig, agent: &AgentReachability) -> Vec<(&'static str, 
 }
 
 /// Gathers the facts of devices. `socket`: of the agent, if there is one.
-fn devices(cfg: &AgentConfig, v2: bool, socket: Option<&Path>) -> check::OfferedDevices {
+fn gather_devices(cfg: &AgentConfig, v2: bool, socket: Option<&Path>) -> check::OfferedDevices {
     let facts = cfg.parts.iter().find_map(|part| part.resource_facts());
     let Some(facts) = facts else {
         return check::OfferedDevices::default();
@@ -225,23 +230,24 @@ fn devices(cfg: &AgentConfig, v2: bool, socket: Option<&Path>) -> check::Offered
     } else {
         "CONFIG_CGROUP_DEVICE"
     };
-    let lacks = kubeadm::kernel(text("/proc/sys/kernel/osrelease").trim());
+    let lacks = kubeadm::check_kernel_config(read_text("/proc/sys/kernel/osrelease").trim());
     let lacks = lacks.into_iter().flat_map(|(_, options)| options);
     check::OfferedDevices {
-        plugins: socket.map(plugins).unwrap_or_default(),
+        plugins: socket.map(fetch_plugin_resources).unwrap_or_default(),
         lacks: lacks.into_iter().find(|option| option == needed),
         ..facts
     }
 }
 
 /// Asks the agent for the resources of device plugins; none if it does not answer.
-fn plugins(socket: &Path) -> Vec<(String, usize)> {
-    let known: Result<ObjectList<DeviceReport>, _> = AgentClient::new(socket).read("/devices");
-    healthy_units(known.map(|list| list.items).unwrap_or_default())
+fn fetch_plugin_resources(socket: &Path) -> Vec<(String, usize)> {
+    let known: Result<ObjectList<DeviceReport>, _> =
+        AgentClient::new(socket).fetch_typed("/devices");
+    count_healthy_units(known.map(|list| list.items).unwrap_or_default())
 }
 
 /// Counts the healthy units of each resource of device plugins. The units come sorted by resource.
-fn healthy_units(units: Vec<DeviceReport>) -> Vec<(String, usize)> {
+fn count_healthy_units(units: Vec<DeviceReport>) -> Vec<(String, usize)> {
     let mut resources: Vec<(String, usize)> = Vec::new();
     for unit in units {
         if !unit.plugin {
@@ -269,8 +275,8 @@ pub(crate) struct AgentPaths {
 
 impl AgentPaths {
     /// Finds the places of an agent with these flags.
-    pub(crate) fn of(flags: Vec<OsString>) -> Result<Self, CliError> {
-        let (cfg, _, socket) = configured(flags, false)?;
+    pub(crate) fn from_flags(flags: Vec<OsString>) -> Result<Self, CliError> {
+        let (cfg, _, socket) = load_configuration(flags, false)?;
         Ok(Self {
             socket,
             root: cfg.dirs.root,
@@ -280,9 +286,10 @@ impl AgentPaths {
     }
 
     /// Finds the file that a pod comes from; `None`: no manifest has it.
-    pub(crate) fn manifest_of(&self, namespace: &str, pod: &str) -> Option<PathBuf> {
+    pub(crate) fn find_manifest(&self, namespace: &str, pod: &str) -> Option<PathBuf> {
         let path = self.manifests.as_deref()?;
-        let read = ManifestDir::new(path.into(), self.node_name.clone(), RULES).read(Trigger::Poll);
+        let read =
+            ManifestDir::new(path.into(), self.node_name.clone(), RULES).read_source(Trigger::Poll);
         let SourceReading::Snapshot(snapshot) = read else {
             return None;
         };
@@ -298,22 +305,22 @@ impl AgentPaths {
 }
 
 /// Cgroups for facts that do not depend on them, on a machine without any.
-pub(super) fn no_cgroups() -> Cgroups {
+pub(super) fn stand_in_cgroups() -> Cgroups {
     let line = "1 1 0:1 / /nowhere rw - cgroup2 none rw";
-    Cgroups::with(Hierarchy::parse(line).expect("a version 2 tree"))
+    Cgroups::with_hierarchy(Hierarchy::parse(line).expect("a version 2 tree"))
 }
 
-pub(super) fn text(path: impl AsRef<Path>) -> String {
+pub(super) fn read_text(path: impl AsRef<Path>) -> String {
     let text = file::read_start(path.as_ref(), MAX_FILE_BYTES).unwrap_or_default();
     String::from_utf8_lossy(&text).into_owned()
 }
 
-fn number(path: &str) -> u64 {
-    text(path).trim().parse().unwrap_or(0)
+fn read_number(path: &str) -> u64 {
+    read_text(path).trim().parse().unwrap_or(0)
 }
 
 /// Finds a program of the machine by its name.
-pub(super) fn program(name: &str) -> Option<PathBuf> {
+pub(super) fn find_program(name: &str) -> Option<PathBuf> {
     PROGRAM_DIRS
         .iter()
         .map(|dir| Path::new(dir).join(name))
@@ -332,11 +339,14 @@ pub(crate) enum ProgramAnswerError {
 }
 
 /// Runs a program and returns its output; `None` if there is no such program.
-pub(crate) fn ask(name: &str, words: &[&str]) -> Option<Result<String, ProgramAnswerError>> {
-    let command = Command::new(program(name)?)
+pub(crate) fn run_program(
+    name: &str,
+    words: &[&str],
+) -> Option<Result<String, ProgramAnswerError>> {
+    let command = Command::new(find_program(name)?)
         .args(words)
-        .capture(MAX_OUTPUT_BYTES);
-    let output = match smol::block_on(child::run(command, Some(ASK_TIMEOUT))) {
+        .capture_output(MAX_OUTPUT_BYTES);
+    let output = match smol::block_on(child::run_command(command, Some(ASK_TIMEOUT))) {
         Ok(output) => output,
         Err(e) => return Some(Err(e.into())),
     };
@@ -351,16 +361,16 @@ pub(crate) fn ask(name: &str, words: &[&str]) -> Option<Result<String, ProgramAn
     })
 }
 
-fn kernel(cgroups: &Cgroups) -> KernelFacts {
-    let release = text("/proc/sys/kernel/osrelease").trim().to_owned();
-    let facts = host::facts(cgroups);
+fn gather_kernel(cgroups: &Cgroups) -> KernelFacts {
+    let release = read_text("/proc/sys/kernel/osrelease").trim().to_owned();
+    let facts = host::read_host_facts(cgroups);
     let firmware = |name: &str| {
         FIRMWARE_DIRS
             .iter()
             .map(|dir| format!("{dir}/{name}"))
             .find(|path| Path::new(path).is_file())
     };
-    let overlay = text("/proc/filesystems")
+    let overlay = read_text("/proc/filesystems")
         .lines()
         .any(|l| l.split_whitespace().next_back() == Some("overlay"));
     let module = format!("/lib/modules/{release}/kernel/fs/overlayfs");
@@ -369,8 +379,8 @@ fn kernel(cgroups: &Cgroups) -> KernelFacts {
             .map_or_else(|_| String::new(), |u| u.machine().to_string_lossy().into()),
         program: program_architecture().into(),
         userland_bits: File::open("/proc/1/exe").ok().and_then(elf_bits),
-        page_size: pages::bytes(),
-        cmdline: text("/proc/cmdline").trim().to_owned(),
+        page_size: pages::page_size_bytes(),
+        cmdline: read_text("/proc/cmdline").trim().to_owned(),
         cmdline_file: firmware("cmdline.txt"),
         config_file: firmware("config.txt"),
         // Mounting loads the module.
@@ -378,11 +388,11 @@ fn kernel(cgroups: &Cgroups) -> KernelFacts {
         seccomp: facts.seccomp,
         apparmor: facts.apparmor,
         apparmor_profile: apparmor::obtainable_default().map(str::to_owned),
-        pid_max: number("/proc/sys/kernel/pid_max"),
-        threads_max: number("/proc/sys/kernel/threads-max"),
-        inotify_instances: number("/proc/sys/fs/inotify/max_user_instances"),
-        inotify_watches: number("/proc/sys/fs/inotify/max_user_watches"),
-        swaps: text("/proc/swaps")
+        pid_max: read_number("/proc/sys/kernel/pid_max"),
+        threads_max: read_number("/proc/sys/kernel/threads-max"),
+        inotify_instances: read_number("/proc/sys/fs/inotify/max_user_instances"),
+        inotify_watches: read_number("/proc/sys/fs/inotify/max_user_watches"),
+        swaps: read_text("/proc/swaps")
             .lines()
             .skip(1)
             .filter_map(|l| l.split_whitespace().next())
@@ -397,15 +407,15 @@ fn kernel(cgroups: &Cgroups) -> KernelFacts {
 fn zram_bytes() -> u64 {
     let disks = fs::read_dir("/sys/block").into_iter().flatten().flatten();
     let taken = disks.filter_map(|disk| {
-        let stat = text(disk.path().join("mm_stat").to_str()?);
+        let stat = read_text(disk.path().join("mm_stat").to_str()?);
         stat.split_whitespace().nth(2)?.parse::<u64>().ok()
     });
     taken.sum()
 }
 
 /// Finds the disk that `path` is on.
-fn disk(path: &Path) -> Option<DiskWearFacts> {
-    let disk = disk_wear::of(path)?;
+fn find_disk(path: &Path) -> Option<DiskWearFacts> {
+    let disk = disk_wear::read_disk_wear(path)?;
     Some(DiskWearFacts {
         name: disk.name,
         written: disk.written,
@@ -436,11 +446,11 @@ fn elf_bits(mut program: impl io::Read) -> Option<u8> {
     }
 }
 
-fn network(cfg: &AgentConfig) -> NetworkFacts {
+fn gather_network(cfg: &AgentConfig) -> NetworkFacts {
     let wanted = &cfg.network;
-    let (conf, conf_error) = match NetworkConfig::first_in(&wanted.cni_conf) {
+    let (conf, conf_error) = match NetworkConfig::read_first_in(&wanted.cni_conf) {
         Ok(found) => (found, None),
-        Err(e) => (None, Some(chain(&e))),
+        Err(e) => (None, Some(error_chain(&e))),
     };
     let cni = runc::cni::Cni::new(
         runc::cni::CniSettings {
@@ -456,12 +466,12 @@ fn network(cfg: &AgentConfig) -> NetworkFacts {
         },
         String::new(),
     );
-    let network = cni.network().ok();
-    let plugin_error = network.as_ref().and_then(|n| cni.missing_plugin(n));
-    let iptables = ask("iptables", &["--version"]).and_then(Result::ok);
+    let network = cni.read_network_config().ok();
+    let plugin_error = network.as_ref().and_then(|n| cni.missing_plugin_error(n));
+    let iptables = run_program("iptables", &["--version"]).and_then(Result::ok);
     let nat = iptables
         .is_some()
-        .then(|| ask("iptables", &["-w", "5", "-t", "nat", "-S", "POSTROUTING"]))
+        .then(|| run_program("iptables", &["-w", "5", "-t", "nat", "-S", "POSTROUTING"]))
         .flatten();
     let other = iptables.as_ref().map(|version| {
         if version.contains("legacy") {
@@ -471,45 +481,45 @@ fn network(cfg: &AgentConfig) -> NetworkFacts {
         }
     });
     let other_rules = other
-        .and_then(|save| ask(save, &[]))
+        .and_then(|save| run_program(save, &[]))
         .and_then(Result::ok)
         .map_or(0, |rules| {
             rules.lines().filter(|l| l.starts_with("-A ")).count()
         });
-    let forward = ask("iptables", &["-w", "5", "-S", "FORWARD"])
+    let forward = run_program("iptables", &["-w", "5", "-S", "FORWARD"])
         .and_then(Result::ok)
         .unwrap_or_default();
     let file = wanted.resolv_conf.as_ref();
-    let bridge_filter = text("/proc/sys/net/bridge/bridge-nf-call-iptables");
+    let bridge_filter = read_text("/proc/sys/net/bridge/bridge-nf-call-iptables");
     NetworkFacts {
         conf_dir: wanted.cni_conf.display().to_string(),
         conf: conf.map(|c| c.file.display().to_string()),
         conf_error,
         plugin_error,
         plugins: network.map_or_else(Vec::new, |n| {
-            n.programs().iter().map(|&p| p.to_owned()).collect()
+            n.list_executables().iter().map(|&p| p.to_owned()).collect()
         }),
         iptables,
         nat_error: nat.and_then(Result::err).map(|e| e.to_string()),
         other_rules,
         forward: forward.lines().map(str::to_owned).collect(),
-        ip_forward: number("/proc/sys/net/ipv4/ip_forward") == 1,
+        ip_forward: read_number("/proc/sys/net/ipv4/ip_forward") == 1,
         bridge_filter: (!bridge_filter.is_empty()).then(|| bridge_filter.trim() == "1"),
         bridge_exists: Path::new("/sys/class/net")
             .join(&wanted.builtin_bridge)
             .exists(),
         resolv_conf: file.map(|f| f.display().to_string()),
-        name_servers: file.map_or_else(Vec::new, |f| name_servers(&text(f))),
+        name_servers: file.map_or_else(Vec::new, |f| parse_name_servers(&read_text(f))),
         resolved: Path::new("/run/systemd/resolve/resolv.conf").exists(),
-        services: cfg.cluster.is_member().then(services).flatten(),
-        routes: routes(&text("/proc/net/route")),
-        listening: listening(&[text("/proc/net/tcp"), text("/proc/net/tcp6")]),
+        services: cfg.cluster.is_member().then(find_service_proxy).flatten(),
+        routes: count_gateway_routes(&read_text("/proc/net/route")),
+        listening: listening_ports(&[read_text("/proc/net/tcp"), read_text("/proc/net/tcp6")]),
     }
 }
 
 /// Finds the program that routes Services to pods, by its traces in the kernel.
-fn services() -> Option<String> {
-    let answers = |name, words: &[&str]| matches!(ask(name, words), Some(Ok(_)));
+fn find_service_proxy() -> Option<String> {
+    let answers = |name, words: &[&str]| matches!(run_program(name, words), Some(Ok(_)));
     let found = if Path::new("/sys/class/net/kube-ipvs0").exists() {
         "kube-proxy (ipvs)"
     } else if Path::new("/sys/class/net/cilium_host").exists() {
@@ -525,7 +535,7 @@ fn services() -> Option<String> {
 }
 
 /// Counts the routes by a gateway that are not the default one. Source: proc_pid_net(5).
-fn routes(table: &str) -> usize {
+fn count_gateway_routes(table: &str) -> usize {
     let by_gateway = |line: &&str| {
         let mut fields = line.split_whitespace().skip(1);
         let [to, by] = [fields.next(), fields.next()];
@@ -536,7 +546,7 @@ fn routes(table: &str) -> usize {
 }
 
 /// Reads the addresses behind `nameserver`. Source: resolv.conf(5).
-fn name_servers(resolv_conf: &str) -> Vec<String> {
+fn parse_name_servers(resolv_conf: &str) -> Vec<String> {
     resolv_conf
         .lines()
         .filter_map(|line| {
@@ -548,7 +558,7 @@ fn name_servers(resolv_conf: &str) -> Vec<String> {
 }
 
 /// Lists the local ports of sockets that listen, sorted. Source: proc_pid_net(5), state `0A`.
-fn listening(tables: &[String]) -> Vec<u16> {
+fn listening_ports(tables: &[String]) -> Vec<u16> {
     let mut ports: Vec<u16> = tables
         .iter()
         .flat_map(|table| table.lines().skip(1))
@@ -560,19 +570,19 @@ fn listening(tables: &[String]) -> Vec<u16> {
             (state == "0A").then_some(port)
         })
         .collect();
-    ports.order();
+    ports.stable_sort();
     ports.dedup();
     ports
 }
 
-fn clocks() -> ClockFacts {
+fn gather_clock() -> ClockFacts {
     let saved = [
         ("/etc/fake-hwclock.data", "fake-hwclock"),
         ("/var/lib/systemd/timesync/clock", "systemd-timesyncd"),
     ];
     ClockFacts {
-        now: clock::wall(),
-        synchronized: clock::synchronized(),
+        now: clock::wall_now(),
+        synchronized: clock::is_synchronized(),
         rtc: Path::new("/sys/class/rtc/rtc0").exists(),
         saved_time: saved
             .iter()
@@ -581,7 +591,7 @@ fn clocks() -> ClockFacts {
     }
 }
 
-fn dirs(cfg: &AgentConfig, agent: Option<u32>) -> AgentDirectoryFacts {
+fn gather_dirs(cfg: &AgentConfig, agent: Option<u32>) -> AgentDirectoryFacts {
     let mut mounts = Vec::new();
     let _ = mount::each_mount(|m| mounts.push((m.target, m.kind)));
     let host_mounts = match agent {
@@ -592,22 +602,22 @@ fn dirs(cfg: &AgentConfig, agent: Option<u32>) -> AgentDirectoryFacts {
         None => namespaces::in_host_mount_namespace().ok(),
     };
     AgentDirectoryFacts {
-        root_disk: disk(&cfg.dirs.root),
-        root: dir(&cfg.dirs.root, "--root-dir", &mounts),
-        run: dir(&cfg.dirs.run, "--run-dir", &mounts),
-        logs: dir(&cfg.dirs.pod_logs, "--pod-logs-dir", &mounts),
-        others: others(cfg)
+        root_disk: find_disk(&cfg.dirs.root),
+        root: gather_dir(&cfg.dirs.root, "--root-dir", &mounts),
+        run: gather_dir(&cfg.dirs.run, "--run-dir", &mounts),
+        logs: gather_dir(&cfg.dirs.pod_logs, "--pod-logs-dir", &mounts),
+        others: other_written_dirs(cfg)
             .into_iter()
-            .map(|(path, flag)| dir(&path, flag, &mounts))
+            .map(|(path, flag)| gather_dir(&path, flag, &mounts))
             .collect(),
         host_mounts,
-        foreign_record: foreign_record(cfg),
+        foreign_record: find_newer_record(cfg),
     }
 }
 
 /// Lists the other places that the agent writes to, beside its three directories, with the flag that names another
 /// place, if there is one (SVC-20).
-fn others(cfg: &AgentConfig) -> Vec<(PathBuf, &'static str)> {
+fn other_written_dirs(cfg: &AgentConfig) -> Vec<(PathBuf, &'static str)> {
     let cluster = &cfg.cluster;
     let mut all = vec![
         (cfg.dirs.container_logs.clone(), "--container-log-dir"),
@@ -629,8 +639,8 @@ fn others(cfg: &AgentConfig) -> Vec<(PathBuf, &'static str)> {
 }
 
 /// Finds a record of a pod, image, sandbox or container that is too new for this program.
-fn foreign_record(cfg: &AgentConfig) -> Option<(String, u32)> {
-    let images = cfg.dirs.images();
+fn find_newer_record(cfg: &AgentConfig) -> Option<(String, u32)> {
+    let images = cfg.dirs.images_dir();
     [
         (cfg.dirs.root.join("pods"), "pod.json", POD_RECORD_VERSION),
         (images.join("records"), "", record::RECORD_VERSION),
@@ -658,14 +668,14 @@ fn foreign_record(cfg: &AgentConfig) -> Option<(String, u32)> {
             "" => entry.path(),
             file => entry.path().join(file),
         });
-        let mut versions = paths.filter_map(|path| Some((record_version(&path)?, path)));
+        let mut versions = paths.filter_map(|path| Some((read_record_version(&path)?, path)));
         let (version, path) = versions.find(|(version, _)| *version > reads)?;
         Some((path.display().to_string(), version))
     })
 }
 
 /// Reads the version that a record begins with. A damaged record has none: the agent deals with it.
-fn record_version(path: &Path) -> Option<u32> {
+fn read_record_version(path: &Path) -> Option<u32> {
     let mut head = [0; 32];
     let n = File::open(path).ok()?.read(&mut head).ok()?;
     let rest = core::str::from_utf8(&head[..n])
@@ -676,7 +686,7 @@ fn record_version(path: &Path) -> Option<u32> {
 }
 
 /// Finds the file system on which a directory is, or will be once it is made.
-fn dir(path: &Path, moved_by: &str, mounts: &[(PathBuf, String)]) -> DirectoryFacts {
+fn gather_dir(path: &Path, moved_by: &str, mounts: &[(PathBuf, String)]) -> DirectoryFacts {
     let there = path.ancestors().find(|p| p.exists()).unwrap_or(path);
     let real = fs::canonicalize(there).unwrap_or_else(|_| there.to_owned());
     // The longest target above it; of two mounts at one place the later hides the earlier.
@@ -711,11 +721,11 @@ fn dir(path: &Path, moved_by: &str, mounts: &[(PathBuf, String)]) -> DirectoryFa
     dir
 }
 
-fn manifests(cfg: &AgentConfig) -> ManifestFacts {
+fn gather_manifests(cfg: &AgentConfig) -> ManifestFacts {
     let url = cfg.manifest_url.as_ref().map(|at| &at.url);
-    let open = open_credentials(cfg);
+    let open = find_readable_credentials(cfg);
     let at_url = ManifestFacts {
-        url: url.map(Url::shown),
+        url: url.map(Url::without_query),
         is_url_plain: url.is_some_and(Url::is_plain_over_network),
         open_secrets: open.iter().cloned().collect(),
         ..ManifestFacts::default()
@@ -725,7 +735,10 @@ fn manifests(cfg: &AgentConfig) -> ManifestFacts {
     };
     let mut out = ManifestFacts {
         path: Some(path.display().to_string()),
-        open_secrets: open_secrets(path).into_iter().chain(open).collect(),
+        open_secrets: find_readable_secrets(path)
+            .into_iter()
+            .chain(open)
+            .collect(),
         ..at_url
     };
     read_manifests(path, &cfg.node_name, &mut out);
@@ -733,7 +746,7 @@ fn manifests(cfg: &AgentConfig) -> ManifestFacts {
 }
 
 /// Looks at one file, or a directory of them, as the agent of node `node` would.
-pub(super) fn manifest_file(path: &Path, node: &str) -> ManifestFacts {
+pub(super) fn gather_manifest_file(path: &Path, node: &str) -> ManifestFacts {
     let mut out = ManifestFacts {
         path: Some(path.display().to_string()),
         ..ManifestFacts::default()
@@ -752,7 +765,7 @@ fn read_manifests(path: &Path, node: &str, out: &mut ManifestFacts) {
         let one_line = problem.message.replace('\n', "; ");
         (problem.path.display().to_string(), one_line)
     };
-    match ManifestDir::new(path.into(), node.into(), RULES).read(Trigger::Poll) {
+    match ManifestDir::new(path.into(), node.into(), RULES).read_source(Trigger::Poll) {
         SourceReading::Unchanged => {}
         SourceReading::Failed(problem) => out.bad.push(told(&problem)),
         SourceReading::Snapshot(snapshot) => {
@@ -781,11 +794,11 @@ fn read_manifests(path: &Path, node: &str, out: &mut ManifestFacts) {
             }
         }
     }
-    out.host_ports.order();
+    out.host_ports.stable_sort();
 }
 
 /// Reads the configuration of registries as the agent does. `socket`: of the agent, if there is one.
-fn registries(cfg: &AgentConfig, socket: Option<&Path>) -> check::RegistryConfigFacts {
+fn gather_registries(cfg: &AgentConfig, socket: Option<&Path>) -> check::RegistryConfigFacts {
     let path = &cfg.images.registries;
     if !path.exists() {
         return check::RegistryConfigFacts::default();
@@ -798,34 +811,34 @@ fn registries(cfg: &AgentConfig, socket: Option<&Path>) -> check::RegistryConfig
         is_newer: started.is_some_and(|started| written(path).is_some_and(|at| at > started)),
         ..check::RegistryConfigFacts::default()
     };
-    match images::registries(path) {
+    match images::read_registries(path) {
         Ok((_, faults)) => found.faults = faults,
-        Err(e) => found.unusable = Some(chain(&e)),
+        Err(e) => found.unusable = Some(error_chain(&e)),
     }
     found
 }
 
 /// Names `registries.yaml` if it holds credentials and users other than root can read it.
-fn open_credentials(cfg: &AgentConfig) -> Option<String> {
+fn find_readable_credentials(cfg: &AgentConfig) -> Option<String> {
     let path = &cfg.images.registries;
     let dir = path.parent()?;
-    if !lets_others(dir, 0o011) || !lets_others(path, 0o044) {
+    if !is_open_to_others(dir, 0o011) || !is_open_to_others(path, 0o044) {
         return None;
     }
-    let (registries, _) = images::registries(path).ok()?;
+    let (registries, _) = images::read_registries(path).ok()?;
     let holds = registries.has_credentials();
     holds.then(|| path.display().to_string())
 }
 
 /// Returns true if users other than root, the file's group or all, have one of these bits.
-fn lets_others(path: &Path, bits: u32) -> bool {
+fn is_open_to_others(path: &Path, bits: u32) -> bool {
     fs::metadata(path).is_ok_and(|m| m.permissions().mode() & bits != 0)
 }
 
 /// Lists the files with a Secret that users other than root can read: the file's group, or all.
-fn open_secrets(path: &Path) -> Vec<String> {
+fn find_readable_secrets(path: &Path) -> Vec<String> {
     let files: Vec<PathBuf> = if path.is_dir() {
-        if !lets_others(path, 0o011) {
+        if !is_open_to_others(path, 0o011) {
             return Vec::new();
         }
         let entries = fs::read_dir(path).into_iter().flatten().flatten();
@@ -835,10 +848,10 @@ fn open_secrets(path: &Path) -> Vec<String> {
     };
     let mut open: Vec<String> = files
         .iter()
-        .filter(|file| lets_others(file, 0o044) && holds_secret(&text(file)))
+        .filter(|file| is_open_to_others(file, 0o044) && holds_secret(&read_text(file)))
         .map(|file| file.display().to_string())
         .collect();
-    open.order();
+    open.stable_sort();
     open
 }
 
@@ -851,27 +864,27 @@ fn holds_secret(manifest: &str) -> bool {
     })
 }
 
-fn kubelets() -> Vec<(String, u32)> {
+fn find_kubelets() -> Vec<(String, u32)> {
     let mut found: Vec<(String, u32)> = fs::read_dir("/proc")
         .into_iter()
         .flatten()
         .flatten()
         .filter_map(|entry| {
             let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
-            let comm = text(entry.path().join("comm")).trim().to_owned();
+            let comm = read_text(entry.path().join("comm")).trim().to_owned();
             KUBELETS.contains(&comm.as_str()).then_some((comm, pid))
         })
         .collect();
-    found.order();
+    found.stable_sort();
     found
 }
 
 /// Asks the agent for its health and its process id.
-fn agent(socket: &Path) -> (AgentReachability, Option<u32>) {
+fn ask_agent_health(socket: &Path) -> (AgentReachability, Option<u32>) {
     if std::os::unix::net::UnixStream::connect(socket).is_err() {
         return (AgentReachability::Absent, None);
     }
-    let health: AgentHealth = match AgentClient::new(socket).read("/health") {
+    let health: AgentHealth = match AgentClient::new(socket).fetch_typed("/health") {
         Ok(health) => health,
         Err(e) => return (AgentReachability::Mute(e.to_string()), None),
     };
@@ -895,10 +908,10 @@ mod tests {
             ("", None),
         ] {
             fs::write(&path, text).expect("written");
-            assert_eq!(record_version(&path), version, "{text:?}");
+            assert_eq!(read_record_version(&path), version, "{text:?}");
         }
         fs::remove_file(&path).expect("removed");
-        assert_eq!(record_version(&path), None);
+        assert_eq!(read_record_version(&path), None);
     }
 
     #[test]
@@ -919,7 +932,7 @@ mod tests {
             unit("picolet/serial", "4", true, false),
         ];
         let counted = [("a.io/x".to_owned(), 2), ("b.io/none".to_owned(), 0)];
-        assert_eq!(healthy_units(all), counted);
+        assert_eq!(count_healthy_units(all), counted);
     }
 
     #[test]
@@ -939,15 +952,20 @@ mod tests {
     #[test]
     fn texts_of_the_machine() {
         assert_eq!(
-            name_servers("# x\nnameserver 1.1.1.1\nsearch a\n nameserver\t::1 \nnameservers 2\n"),
+            parse_name_servers(
+                "# x\nnameserver 1.1.1.1\nsearch a\n nameserver\t::1 \nnameservers 2\n"
+            ),
             ["1.1.1.1", "::1"]
         );
         let table = "  sl  local_address rem_address   st\n   0: 0100007F:0016 00000000:0000 0A 0:0\n   \
             1: 00000000:1F90 00000000:0000 0A 0:0\n   2: 00000000:0050 0100007F:1234 01 0:0\n";
-        assert_eq!(listening(&[table.into(), table.into()]), [22, 8080]);
+        assert_eq!(listening_ports(&[table.into(), table.into()]), [22, 8080]);
         let table = "Iface\tDestination\tGateway \tFlags\neth0\t00000000\t0100000A\t0003\n\
             eth0\t0000000A\t00000000\t0001\neth0\t0001F40A\t0500000A\t0003\n";
-        assert_eq!((routes(table), routes("")), (1, 0));
+        assert_eq!(
+            (count_gateway_routes(table), count_gateway_routes("")),
+            (1, 0)
+        );
         for (text, secret) in [
             ("apiVersion: v1\nkind: Secret\n", true),
             ("{\"kind\": \"Secret\"}", true),
@@ -964,12 +982,15 @@ mod tests {
     fn the_file_system_of_a_directory_to_be() {
         let mounts = [("/", "ext4"), ("/run", "tmpfs"), ("/run/lock", "ramfs")]
             .map(|(target, kind)| (target.into(), kind.to_owned()));
-        let absent = dir(Path::new("/run/no-such-dir/x"), "--x", &mounts);
+        let absent = gather_dir(Path::new("/run/no-such-dir/x"), "--x", &mounts);
         assert_eq!(
             (absent.kind.as_str(), absent.path.as_str()),
             ("tmpfs", "/run/no-such-dir/x")
         );
         assert!(absent.size > 0);
-        assert_eq!(dir(Path::new("/runner"), "--x", &mounts).kind, "ext4");
+        assert_eq!(
+            gather_dir(Path::new("/runner"), "--x", &mounts).kind,
+            "ext4"
+        );
     }
 }

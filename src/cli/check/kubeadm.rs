@@ -8,7 +8,7 @@ use std::{
 
 use flate2::read::MultiGzDecoder;
 
-use super::gather::{MAX_FILE_BYTES, ask, program, text};
+use super::gather::{MAX_FILE_BYTES, find_program, read_text, run_program};
 use crate::{
     logic::check::{FILES, KERNEL_OPTIONS, KubeadmFacts, OWN_SOCKET, PROGRAMS, SOCKETS},
     net::ProxyVariables,
@@ -17,18 +17,22 @@ use crate::{
 /// Configuration of the running kernel, if the kernel was built to show it.
 const KERNEL_CONFIG: &str = "/proc/config.gz";
 
-pub(super) fn look(release: &str, node_name: &str, proxies: &ProxyVariables) -> KubeadmFacts {
+pub(super) fn gather_kubeadm(
+    release: &str,
+    node_name: &str,
+    proxies: &ProxyVariables,
+) -> KubeadmFacts {
     let there = |paths: &[&str]| -> Vec<String> {
         let found = paths.iter().filter(|path| Path::new(path).exists());
         found.map(|&path| path.to_owned()).collect()
     };
-    let missing = PROGRAMS.iter().filter(|name| program(name).is_none());
-    let (version, version_error) = match ask("kubelet", &["--version"]) {
+    let missing = PROGRAMS.iter().filter(|name| find_program(name).is_none());
+    let (version, version_error) = match run_program("kubelet", &["--version"]) {
         Some(Ok(said)) => (said, None),
         Some(Err(e)) => (String::new(), Some(e.to_string())),
         None => (String::new(), Some("there is no such program".into())),
     };
-    let enabled = ask("systemctl", &["is-enabled", "kubelet"]);
+    let enabled = run_program("systemctl", &["is-enabled", "kubelet"]);
     KubeadmFacts {
         files: there(&FILES),
         missing_programs: missing.map(|&name| name.to_owned()).collect(),
@@ -36,28 +40,28 @@ pub(super) fn look(release: &str, node_name: &str, proxies: &ProxyVariables) -> 
         own_socket: Path::new(OWN_SOCKET).exists(),
         version,
         version_error,
-        kernel: kernel(release),
+        kernel: check_kernel_config(release),
         enabled: enabled.map(|said| said.is_ok()),
-        resolves: matches!(ask("getent", &["ahosts", node_name]), Some(Ok(_))),
+        resolves: matches!(run_program("getent", &["ahosts", node_name]), Some(Ok(_))),
         proxy: !proxies.https.is_empty(),
     }
 }
 
 /// Finds the kernel's configuration: its path, and the options that it lacks.
-pub(super) fn kernel(release: &str) -> Option<(String, Vec<String>)> {
-    let packed = File::open(KERNEL_CONFIG).and_then(unpacked);
+pub(super) fn check_kernel_config(release: &str) -> Option<(String, Vec<String>)> {
+    let packed = File::open(KERNEL_CONFIG).and_then(unpack_gzip);
     let (path, config) = match packed {
         Ok(config) => (KERNEL_CONFIG.to_owned(), config),
         Err(_) => {
             let path = format!("/boot/config-{release}");
-            let config = text(&path);
+            let config = read_text(&path);
             (path, config)
         }
     };
-    (!config.is_empty()).then(|| (path, lacks(&config)))
+    (!config.is_empty()).then(|| (path, missing_options(&config)))
 }
 
-fn unpacked(file: impl io::Read) -> io::Result<String> {
+fn unpack_gzip(file: impl io::Read) -> io::Result<String> {
     let mut config = Vec::new();
     let mut reader = MultiGzDecoder::new(file).take(MAX_FILE_BYTES);
     reader.read_to_end(&mut config)?;
@@ -65,7 +69,7 @@ fn unpacked(file: impl io::Read) -> io::Result<String> {
 }
 
 /// Lists the required options that are neither built in nor modules.
-fn lacks(config: &str) -> Vec<String> {
+fn missing_options(config: &str) -> Vec<String> {
     let has = |option: &&str| {
         config.lines().any(|line| {
             let value = line.strip_prefix(option).and_then(|l| l.strip_prefix('='));
@@ -91,23 +95,23 @@ mod tests {
             .iter()
             .map(|any| format!("{}=y\n", any[0]))
             .collect();
-        assert_eq!(lacks(&all), [""; 0]);
+        assert_eq!(missing_options(&all), [""; 0]);
         let other = all.replace("CONFIG_EXT4_FS=y", "CONFIG_EXT4_FS=m").replace(
             "CONFIG_NETFILTER_XT_TARGET_REDIRECT",
             "CONFIG_IP_NF_TARGET_REDIRECT",
         );
-        assert_eq!(lacks(&other), [""; 0]);
+        assert_eq!(missing_options(&other), [""; 0]);
         let poor = all
             .replace(
                 "CONFIG_MEMCG=y",
                 "# CONFIG_MEMCG is not set\nCONFIG_MEMCG_V1=y",
             )
             .replace("CONFIG_CPUSETS=y", "CONFIG_CPUSETS=n");
-        assert_eq!(lacks(&poor), ["CONFIG_CPUSETS", "CONFIG_MEMCG"]);
+        assert_eq!(missing_options(&poor), ["CONFIG_CPUSETS", "CONFIG_MEMCG"]);
         let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
         packed.write_all(all.as_bytes()).expect("packed");
         let packed = packed.finish().expect("packed");
-        assert_eq!(unpacked(&*packed).expect("whole"), all);
-        assert!(unpacked(&packed[..20]).is_err() && unpacked(&b"text"[..]).is_err());
+        assert_eq!(unpack_gzip(&*packed).expect("whole"), all);
+        assert!(unpack_gzip(&packed[..20]).is_err() && unpack_gzip(&b"text"[..]).is_err());
     }
 }

@@ -5,23 +5,23 @@ mod gather;
 mod kubeadm;
 mod runtime;
 
-pub(crate) use gather::{AgentPaths, ask};
+pub(crate) use gather::{AgentPaths, run_program};
 
 use std::{ffi::OsString, io::IsTerminal as _, path::Path, process::ExitCode};
 
 use serde_json::{Value, json};
 
-use super::{CliError, args, commands::CliCommand, print};
+use super::{CliError, args, commands::CliCommand, print_text};
 use crate::logic::check::{self, CheckFinding, FindingLevel};
 
 /// Exit code if pods cannot run.
 const EXIT_ERRORS: u8 = 1;
 
-pub(crate) fn run(
+pub(crate) fn run_check(
     command: &'static CliCommand,
     words: Vec<OsString>,
 ) -> Result<ExitCode, CliError> {
-    let (own, agent) = args::split(command, words)?;
+    let (own, agent) = args::split_flags(command, words)?;
     let (mut json, mut quiet, mut strict) = (false, false, false);
     let (mut of_kubeadm, mut is_kubelet) = (false, false);
     for (flag, value) in own {
@@ -40,22 +40,26 @@ pub(crate) fn run(
     }
     let (agent, files) = gather::split_files(agent)?;
     let (findings, answers) = if files.is_empty() {
-        let mut facts = gather::facts(agent, is_kubelet)?;
+        let mut facts = gather::gather_facts(agent, is_kubelet)?;
         let findings = if of_kubeadm {
             let (release, name) = (&facts.kernel.release, &facts.wanted.node_name);
-            facts.kubeadm = kubeadm::look(release, name, &super::proxies());
-            check::run_kubeadm(&facts)
+            facts.kubeadm = kubeadm::gather_kubeadm(release, name, &super::read_proxies());
+            check::run_kubeadm_checks(&facts)
         } else {
-            check::run(&facts)
+            check::run_checks(&facts)
         };
         (findings, facts.apiserver_answers())
     } else {
         (judge_files(&files, agent)?, None)
     };
     if json {
-        print(&format!("{:#}\n", report(&findings, answers)))?;
+        print_text(&format!("{:#}\n", json_report(&findings, answers)))?;
     } else {
-        print(&as_lines(&findings, quiet, std::io::stdout().is_terminal()))?;
+        print_text(&findings_as_lines(
+            &findings,
+            quiet,
+            std::io::stdout().is_terminal(),
+        ))?;
     }
     let least = if strict {
         FindingLevel::Warning
@@ -77,20 +81,20 @@ fn judge_files(
     files: &[String],
     flags: Vec<OsString>,
 ) -> Result<Vec<(&'static str, CheckFinding)>, CliError> {
-    let node = AgentPaths::of(flags)?.node_name;
+    let node = AgentPaths::from_flags(flags)?.node_name;
     let judge = |file: &String| {
-        let manifests = gather::manifest_file(Path::new(file), &node);
+        let manifests = gather::gather_manifest_file(Path::new(file), &node);
         ("manifest", check::judge_manifests(&manifests))
     };
     Ok(files.iter().map(judge).collect())
 }
 
-fn count(findings: &CheckFindings, level: FindingLevel) -> usize {
+fn count_level(findings: &CheckFindings, level: FindingLevel) -> usize {
     findings.iter().filter(|(_, f)| f.level == level).count()
 }
 
 /// Makes a line for each check, with its fix below, and a sum.
-fn as_lines(findings: &CheckFindings, quiet: bool, color: bool) -> String {
+fn findings_as_lines(findings: &CheckFindings, quiet: bool, color: bool) -> String {
     let width = findings.iter().map(|(n, _)| n.len()).max().unwrap_or(0);
     let mut out = String::new();
     for (name, finding) in findings {
@@ -113,8 +117,8 @@ fn as_lines(findings: &CheckFindings, quiet: bool, color: bool) -> String {
         }
     }
     let (errors, warnings) = (
-        count(findings, FindingLevel::Error),
-        count(findings, FindingLevel::Warning),
+        count_level(findings, FindingLevel::Error),
+        count_level(findings, FindingLevel::Warning),
     );
     let plural = |n: usize, word: &str| format!("{n} {word}{}", if n == 1 { "" } else { "s" });
     out += &format!(
@@ -127,22 +131,25 @@ fn as_lines(findings: &CheckFindings, quiet: bool, color: bool) -> String {
 }
 
 /// Checks an agent with these flags, and reports as `check -o json` does.
-pub(crate) fn found(flags: Vec<OsString>) -> Result<Value, CliError> {
-    let facts = gather::facts(flags, false)?;
-    Ok(report(&check::run(&facts), facts.apiserver_answers()))
+pub(crate) fn check_as_json(flags: Vec<OsString>) -> Result<Value, CliError> {
+    let facts = gather::gather_facts(flags, false)?;
+    Ok(json_report(
+        &check::run_checks(&facts),
+        facts.apiserver_answers(),
+    ))
 }
 
 /// Makes the report for programs. `answers`: true if the apiserver answers; `None`: it was not asked. People read its
 /// finding instead, which says what matters most.
-fn report(findings: &CheckFindings, answers: Option<bool>) -> Value {
+fn json_report(findings: &CheckFindings, answers: Option<bool>) -> Value {
     let checks: Vec<_> = findings
         .iter()
         .map(|(name, f)| json!({"name": name, "level": f.level.as_str(), "message": f.says, "fix": f.fix}))
         .collect();
     json!({
         "version": crate::VERSION,
-        "errors": count(findings, FindingLevel::Error),
-        "warnings": count(findings, FindingLevel::Warning),
+        "errors": count_level(findings, FindingLevel::Error),
+        "warnings": count_level(findings, FindingLevel::Warning),
         "apiserverAnswers": answers,
         "checks": checks,
     })
@@ -225,16 +232,16 @@ mod tests {
             ("rtc", finding(FindingLevel::Warning, "no clock", "buy one")),
         ];
         assert_eq!(
-            as_lines(&findings, false, false),
+            findings_as_lines(&findings, false, false),
             "ok    clock    2026-01-01\n\
              ERROR runtime  none\n               fix: apt-get install runc\n\
              warn  rtc      no clock\n               fix: buy one\n\
              3 checks: 1 error, 1 warning\n"
         );
-        let short = as_lines(&findings[..1], true, true);
+        let short = findings_as_lines(&findings[..1], true, true);
         assert_eq!(short, "1 check: 0 errors, 0 warnings\n");
-        assert!(as_lines(&findings, true, true).contains("\x1b[31mERROR\x1b[0m runtime"));
-        let report = report(&findings, Some(true));
+        assert!(findings_as_lines(&findings, true, true).contains("\x1b[31mERROR\x1b[0m runtime"));
+        let report = json_report(&findings, Some(true));
         assert_eq!(report["errors"], 1);
         assert_eq!(report["apiserverAnswers"], true);
         assert_eq!(report["checks"][1]["level"], "error");

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use smol::LocalExecutor;
 
-use super::gather::{ASK_TIMEOUT, no_cgroups};
+use super::gather::{ASK_TIMEOUT, stand_in_cgroups};
 use crate::{
     api::cri::{CgroupDriver, DEFAULT_HANDLER, HandlerCapabilities, RuntimeCondition},
     cgroup::{Cgroups, SYSTEMD_SOCKET},
@@ -17,27 +17,27 @@ use crate::{
 };
 
 /// Looks at the program that runs containers.
-pub(super) fn look(cfg: &AgentConfig) -> check::RuntimeFacts {
-    let mut found = look_for(cfg);
+pub(super) fn gather_runtime(cfg: &AgentConfig) -> check::RuntimeFacts {
+    let mut found = find_runtime(cfg);
     let root = cfg.cgroup.tree.root.clone();
     let driver = CgroupDriver::Systemd;
-    let slice = CgroupTree { root, driver }.kubepods();
+    let slice = CgroupTree { root, driver }.kubepods_path();
     let drivers = &mut found.drivers;
     drivers.wanted = cfg.cgroup.tree.driver;
     drivers.systemd = Path::new(SYSTEMD_SOCKET).exists();
-    drivers.slice = Cgroups::detect().is_ok_and(|cgroups| cgroups.exists(&slice));
+    drivers.slice = Cgroups::detect().is_ok_and(|cgroups| cgroups.has_group(&slice));
     found
 }
 
-fn look_for(cfg: &AgentConfig) -> check::RuntimeFacts {
+fn find_runtime(cfg: &AgentConfig) -> check::RuntimeFacts {
     if let Some(endpoints) = &cfg.runtime.endpoints {
-        return at_endpoint(cfg, endpoints);
+        return ask_endpoint(cfg, endpoints);
     }
     let name = cfg.runtime.program.display().to_string();
     let mut found = check::RuntimeFacts::default();
     match smol::block_on(OciRuntime::probe(&name)) {
         Ok(program) => {
-            found.program = shown(&program);
+            found.program = program_text(&program);
             found.holes = program.warnings;
         }
         Err(e) => found.error = Some(e.to_string()),
@@ -49,7 +49,7 @@ fn look_for(cfg: &AgentConfig) -> check::RuntimeFacts {
         };
         match smol::block_on(OciRuntime::probe(path)) {
             Ok(program) => {
-                handler.program = shown(&program);
+                handler.program = program_text(&program);
                 let holes = program.warnings.into_iter();
                 found
                     .holes
@@ -62,7 +62,7 @@ fn look_for(cfg: &AgentConfig) -> check::RuntimeFacts {
     found
 }
 
-fn shown(program: &OciRuntime) -> String {
+fn program_text(program: &OciRuntime) -> String {
     let OciRuntime {
         name,
         version,
@@ -73,7 +73,7 @@ fn shown(program: &OciRuntime) -> String {
 }
 
 /// Asks a runtime of another process for its name and its network for pods.
-fn at_endpoint(cfg: &AgentConfig, endpoints: &RuntimeEndpoints) -> check::RuntimeFacts {
+fn ask_endpoint(cfg: &AgentConfig, endpoints: &RuntimeEndpoints) -> check::RuntimeFacts {
     let socket = endpoints.runtime.display().to_string();
     let settings = EndpointSettings {
         endpoint: endpoints.runtime.clone(),
@@ -83,17 +83,17 @@ fn at_endpoint(cfg: &AgentConfig, endpoints: &RuntimeEndpoints) -> check::Runtim
     };
     let executor = Rc::new(LocalExecutor::new());
     let asked = async {
-        let cgroups = Cgroups::detect().unwrap_or_else(|_| no_cgroups());
+        let cgroups = Cgroups::detect().unwrap_or_else(|_| stand_in_cgroups());
         let disk = Lane::start("disk").map_err(|e| RuntimeError::Failed(e.to_string()))?;
-        let runtime = parts::endpoint_client()?(settings, &executor, disk, cgroups).await?;
-        let status = runtime.status().await?;
+        let runtime = parts::find_endpoint_client()?(settings, &executor, disk, cgroups).await?;
+        let status = runtime.runtime_status().await?;
         let handlers = runtime.capabilities().handlers;
-        let told = runtime.told_cgroup_driver();
+        let told = runtime.reported_cgroup_driver();
         let drivers = check::CgroupDriverFacts {
             told,
             shown: match told {
                 Some(_) => None,
-                None => runtime.shown_cgroup_driver().await?,
+                None => runtime.configured_cgroup_driver().await?,
             },
             ..check::CgroupDriverFacts::default()
         };

@@ -5,20 +5,20 @@ use core::fmt::Write as _;
 use serde_json::{Map, Value};
 
 use super::{
-    super::{AgentClient, CliError, elastic, print},
-    items, pairs, text,
+    super::{AgentClient, CliError, elastic, print_text},
+    take_items, text_at, write_pairs,
 };
-use crate::server::http::encode;
+use crate::server::http::percent_encode;
 
-pub(super) fn run(
+pub(super) fn describe_objects(
     client: &AgentClient,
     route: &str,
     namespace: &str,
     names: &[String],
 ) -> Result<(), CliError> {
-    let target = format!("/{route}?namespace={}", encode(namespace));
-    let mut all = client.json("GET", &target).map(items)?;
-    let name_of = |object: &Value| text(object, "/metadata/name").to_owned();
+    let target = format!("/{route}?namespace={}", percent_encode(namespace));
+    let mut all = client.request_json("GET", &target).map(take_items)?;
+    let name_of = |object: &Value| text_at(object, "/metadata/name").to_owned();
     if let Some(name) = names
         .iter()
         .find(|n| !all.iter().any(|o| name_of(o) == **n))
@@ -29,40 +29,40 @@ pub(super) fn run(
         });
     }
     all.retain(|object| names.is_empty() || names.contains(&name_of(object)));
-    let texts: Vec<String> = all.iter().map(shown).collect();
-    print(&texts.join("\n\n"))
+    let texts: Vec<String> = all.iter().map(object_description).collect();
+    print_text(&texts.join("\n\n"))
 }
 
-fn shown(object: &Value) -> String {
+fn object_description(object: &Value) -> String {
     let mut head = String::new();
     for (title, path) in [
         ("Name", "/metadata/name"),
         ("Namespace", "/metadata/namespace"),
     ] {
-        let _ = writeln!(head, "{title}:\t{}", text(object, path));
+        let _ = writeln!(head, "{title}:\t{}", text_at(object, path));
     }
     let metadata = |field: &str| object["metadata"].get(field);
-    pairs(&mut head, "Labels", metadata("labels"), "=");
-    pairs(&mut head, "Annotations", metadata("annotations"), ": ");
+    write_pairs(&mut head, "Labels", metadata("labels"), "=");
+    write_pairs(&mut head, "Annotations", metadata("annotations"), ": ");
     // The rest is the owner's text, whose columns are left alone.
-    let mut out = elastic::align(&head);
+    let mut out = elastic::align_columns(&head);
     if object["immutable"] == true {
         out.push_str("\nImmutable:  true\n");
     }
     if object["kind"] == "Secret" {
-        let _ = write!(out, "\nType:  {}\n\nData\n====\n", text(object, "/type"));
+        let _ = write!(out, "\nType:  {}\n\nData\n====\n", text_at(object, "/type"));
         let mut sizes = String::new();
-        for (key, size) in fields(object, "dataBytes") {
+        for (key, size) in object_fields(object, "dataBytes") {
             let _ = writeln!(sizes, "{key}:\t{size} bytes");
         }
-        return out + &elastic::align(&sizes);
+        return out + &elastic::align_columns(&sizes);
     }
     out.push_str("\nData\n====\n");
-    for (key, value) in fields(object, "data") {
+    for (key, value) in object_fields(object, "data") {
         let _ = write!(out, "{key}:\n----\n{}\n\n", value.as_str().unwrap_or(""));
     }
     out.push_str("\nBinaryData\n====\n");
-    for (key, value) in fields(object, "binaryData") {
+    for (key, value) in object_fields(object, "binaryData") {
         let _ = writeln!(
             out,
             "{key}: {} bytes",
@@ -72,7 +72,10 @@ fn shown(object: &Value) -> String {
     out
 }
 
-fn fields<'a>(object: &'a Value, field: &str) -> impl Iterator<Item = (&'a String, &'a Value)> {
+fn object_fields<'a>(
+    object: &'a Value,
+    field: &str,
+) -> impl Iterator<Item = (&'a String, &'a Value)> {
     let fields = object.get(field).and_then(Value::as_object);
     fields.into_iter().flat_map(Map::iter)
 }
@@ -98,7 +101,7 @@ mod tests {
             "immutable": true
         });
         assert_eq!(
-            shown(&map),
+            object_description(&map),
             "Name:         settings\nNamespace:    default\nLabels:       a=b\n              c=d\nAnnotations:  <none>\n\n\
              Immutable:  true\n\nData\n====\ngreeting:\n----\nhello\n\nmotd:\n----\nof\tthe\nday\n\n\n\n\
              BinaryData\n====\nblob: 3 bytes\nnone: 0 bytes\none: 1 bytes\n"
@@ -110,7 +113,7 @@ mod tests {
             "dataBytes": {"user": 4, "password": 12}
         });
         assert_eq!(
-            shown(&secret),
+            object_description(&secret),
             "Name:         token\nNamespace:    x\nLabels:       <none>\nAnnotations:  <none>\n\nType:  Opaque\n\nData\n====\n\
              password:  12 bytes\nuser:      4 bytes\n"
         );

@@ -4,12 +4,12 @@ use core::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::{super::table, list, or, text};
+use super::{super::table, list_at, text_at, text_or};
 use crate::api::WallTime;
 
 /// Writes the pressure; `pressure` is the answer of `/pressure`.
-pub(super) fn write(out: &mut String, pressure: &Value, now: WallTime) {
-    let short = list(pressure, "/short");
+pub(super) fn write_pressure(out: &mut String, pressure: &Value, now: WallTime) {
+    let short = list_at(pressure, "/short");
     if short.is_empty() {
         // Not a cell, for the line stands between two tables.
         out.push_str("Short of:  <none>\n");
@@ -17,7 +17,7 @@ pub(super) fn write(out: &mut String, pressure: &Value, now: WallTime) {
         out.push_str("Short of:\n  Signal\tAvailable\tThreshold\tSince\n  ------\t---------\t---------\t-----\n");
     }
     for one in short {
-        let t = |path: &str| text(one, path);
+        let t = |path: &str| text_at(one, path);
         let soft = if one["soft"] == true { " (soft)" } else { "" };
         let _ = writeln!(
             out,
@@ -25,14 +25,14 @@ pub(super) fn write(out: &mut String, pressure: &Value, now: WallTime) {
             t("/signal"),
             t("/available"),
             t("/limit"),
-            table::age(WallTime::parse(t("/since")), now)
+            table::human_age(WallTime::parse(t("/since")), now)
         );
     }
-    let by = text(pressure, "/by");
+    let by = text_at(pressure, "/by");
     if by.is_empty() {
         return;
     }
-    let order = list(pressure, "/order");
+    let order = list_at(pressure, "/order");
     if order.is_empty() {
         let _ = writeln!(out, "Eviction order by {by}:\t<nobody may be evicted>");
         return;
@@ -43,11 +43,11 @@ pub(super) fn write(out: &mut String, pressure: &Value, now: WallTime) {
         let _ = writeln!(
             out,
             "  {}\t{}\t{}\t{}\t{}",
-            text(pod, "/namespace"),
-            text(pod, "/name"),
+            text_at(pod, "/namespace"),
+            text_at(pod, "/name"),
             pod["priority"],
-            or(text(pod, "/used"), "<unknown>"),
-            text(pod, "/request")
+            text_or(text_at(pod, "/used"), "<unknown>"),
+            text_at(pod, "/request")
         );
     }
 }
@@ -63,8 +63,8 @@ mod tests {
         let now = WallTime::parse("2024-01-01T01:00:00Z").expect("time");
         let shown = |pressure: Value| {
             let mut out = String::new();
-            write(&mut out, &pressure, now);
-            elastic::align(&out)
+            write_pressure(&mut out, &pressure, now);
+            elastic::align_columns(&out)
         };
         assert_eq!(
             shown(json!({"short": [], "by": "", "order": []})),

@@ -1,6 +1,6 @@
 //! Frames, as they are sent. Source: RFC 9113, sections 4.1 and 6.
 
-use super::{ConnectionFault, Http2ErrorCode, Http2StreamId, fault, length};
+use super::{ConnectionFault, Http2ErrorCode, Http2StreamId, connection_fault, length_u32};
 
 pub(super) const HEAD_BYTES: usize = 9;
 /// The first bit of a stream's number is reserved, as that of a window is.
@@ -50,7 +50,7 @@ pub(super) struct FrameHead {
 
 impl FrameHead {
     /// Reads a head; `None` if it is not whole.
-    pub(super) fn read(bytes: &[u8]) -> Option<Self> {
+    pub(super) fn parse_head(bytes: &[u8]) -> Option<Self> {
         let &[a, b, c, kind, flags, ref id @ ..] = bytes.first_chunk::<HEAD_BYTES>()?;
         Some(Self {
             len: usize::try_from(u32::from_be_bytes([0, a, b, c])).unwrap_or(usize::MAX),
@@ -60,7 +60,7 @@ impl FrameHead {
         })
     }
 
-    pub(super) const fn has(&self, flag: u8) -> bool {
+    pub(super) const fn has_flag(&self, flag: u8) -> bool {
         self.flags & flag != 0
     }
 }
@@ -72,22 +72,24 @@ pub(super) struct Http2Frame<'a> {
 
 impl<'a> Http2Frame<'a> {
     /// Payload of DATA or HEADERS without what fills it up.
-    pub(super) fn unpadded(&self) -> Result<&'a [u8], ConnectionFault> {
-        if !self.head.has(flag::PADDED) {
+    pub(super) fn unpadded_payload(&self) -> Result<&'a [u8], ConnectionFault> {
+        if !self.head.has_flag(flag::PADDED) {
             return Ok(self.payload);
         }
         let inner = self.payload.split_first().and_then(|(padding, rest)| {
             let len = rest.len().checked_sub(usize::from(*padding))?;
             rest.get(..len)
         });
-        inner.ok_or_else(|| fault(Http2ErrorCode::PROTOCOL_ERROR, "a frame with wrong padding"))
+        inner.ok_or_else(|| {
+            connection_fault(Http2ErrorCode::PROTOCOL_ERROR, "a frame with wrong padding")
+        })
     }
 
     /// Payload that has one length.
-    pub(super) fn exact<const N: usize>(&self) -> Result<[u8; N], ConnectionFault> {
+    pub(super) fn exact_payload<const N: usize>(&self) -> Result<[u8; N], ConnectionFault> {
         let exact = self.payload.try_into();
         exact.map_err(|_| {
-            fault(
+            connection_fault(
                 Http2ErrorCode::FRAME_SIZE_ERROR,
                 "a frame of a wrong length",
             )
@@ -96,8 +98,8 @@ impl<'a> Http2Frame<'a> {
 }
 
 /// Appends a frame; its payload fits one.
-pub(super) fn put(out: &mut Vec<u8>, kind: u8, flags: u8, id: Http2StreamId, payload: &[u8]) {
-    out.extend_from_slice(&length(payload.len()).to_be_bytes()[1..]);
+pub(super) fn put_frame(out: &mut Vec<u8>, kind: u8, flags: u8, id: Http2StreamId, payload: &[u8]) {
+    out.extend_from_slice(&length_u32(payload.len()).to_be_bytes()[1..]);
     out.extend([kind, flags]);
     out.extend(id.to_be_bytes());
     out.extend_from_slice(payload);

@@ -1,6 +1,6 @@
 //! A connection of HTTP/2 and its streams, for both roles. Source: RFC 9113.
 //!
-//! No I/O and no clock: [`Http2Connection::receive`] takes the bytes that came and the time, [`Http2Connection::output`] has the
+//! No I/O and no clock: [`Http2Connection::receive_frame`] takes the bytes that came and the time, [`Http2Connection::next_output`] has the
 //! bytes to send. Received payload is told at once and not kept: the window of the connection is granted again as it is
 //! used, that of a stream by [`Http2Connection::release`]. So a stream whose reader is slow holds up no other. Not
 //! supported: pushed streams (the peer is told so), priorities (ignored), upgrades from HTTP/1.
@@ -102,7 +102,7 @@ impl Http2ErrorCode {
     pub const ENHANCE_YOUR_CALM: Self = Self(11);
 }
 
-/// The end of a connection. The peer has been told by the time that [`Http2Connection::output`] is sent.
+/// The end of a connection. The peer has been told by the time that [`Http2Connection::next_output`] is sent.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("{text}")]
 pub struct ConnectionFault {
@@ -112,7 +112,7 @@ pub struct ConnectionFault {
     pub text: &'static str,
 }
 
-const fn fault(reason: Http2ErrorCode, text: &'static str) -> ConnectionFault {
+const fn connection_fault(reason: Http2ErrorCode, text: &'static str) -> ConnectionFault {
     ConnectionFault { reason, text }
 }
 
@@ -159,7 +159,7 @@ pub enum Http2Event<'a> {
     },
 }
 
-/// Result of a call of [`Http2Connection::receive`].
+/// Result of a call of [`Http2Connection::receive_frame`].
 #[derive(Debug)]
 pub struct ReceiveStep<'a> {
     /// Bytes that are done with; 0: more are needed.
@@ -222,22 +222,22 @@ impl Http2Connection {
         let mut output = Vec::new();
         let mut settings = vec![
             (setting::INITIAL_WINDOW_SIZE, STREAM_WINDOW_BYTES),
-            (setting::MAX_HEADER_LIST_SIZE, length(MAX_LIST_BYTES)),
+            (setting::MAX_HEADER_LIST_SIZE, length_u32(MAX_LIST_BYTES)),
         ];
         if role == ConnectionRole::Client {
             output.extend_from_slice(PREFACE);
             settings.push((setting::ENABLE_PUSH, 0));
         } else {
-            settings.push((setting::MAX_CONCURRENT_STREAMS, length(MAX_STREAMS)));
+            settings.push((setting::MAX_CONCURRENT_STREAMS, length_u32(MAX_STREAMS)));
         }
         let mut payload = Vec::new();
         for (name, value) in settings {
             payload.extend(u16::to_be_bytes(name));
             payload.extend(u32::to_be_bytes(value));
         }
-        frame::put(&mut output, kind::SETTINGS, 0, 0, &payload);
+        frame::put_frame(&mut output, kind::SETTINGS, 0, 0, &payload);
         let more = CONNECTION_WINDOW_BYTES - 65_535;
-        frame::put(&mut output, kind::WINDOW_UPDATE, 0, 0, &more.to_be_bytes());
+        frame::put_frame(&mut output, kind::WINDOW_UPDATE, 0, 0, &more.to_be_bytes());
         Self {
             role,
             stage: match role {
@@ -266,12 +266,12 @@ impl Http2Connection {
         }
     }
 
-    fn put(&mut self, kind: u8, flags: u8, id: Http2StreamId, payload: &[u8]) {
-        frame::put(&mut self.output, kind, flags, id, payload);
+    fn put_frame(&mut self, kind: u8, flags: u8, id: Http2StreamId, payload: &[u8]) {
+        frame::put_frame(&mut self.output, kind, flags, id, payload);
     }
 }
 
 /// Lengths here are bounded by frames and constants.
-fn length(bytes: usize) -> u32 {
+fn length_u32(bytes: usize) -> u32 {
     u32::try_from(bytes).unwrap_or(u32::MAX)
 }

@@ -6,9 +6,9 @@ use super::{
     ConnectionFault, ConnectionRole, ConnectionStage, Http2Connection, Http2ErrorCode, Http2Event,
     Http2StreamId, MAX_BLOCK_BYTES, MAX_BLOCK_FRAMES, MAX_CONTROL_FRAMES_PER_S, MAX_FRAME_BYTES,
     MAX_LIST_BYTES, MAX_OUTPUT_BYTES, MAX_RESETS_PER_S, MAX_STREAMS, MAX_WINDOW_BYTES, PREFACE,
-    ReceiveStep, fault,
+    ReceiveStep, connection_fault,
     frame::{self, FrameHead, Http2Frame, flag, kind, setting},
-    length,
+    length_u32,
     stream::{Http2Stream, PartialHeaderBlock},
 };
 use crate::{
@@ -21,7 +21,7 @@ impl Http2Connection {
     ///
     /// Errors: the connection is over, every stream with it, and each further call says the same. The output tells the
     /// peer the reason.
-    pub fn receive<'a>(
+    pub fn receive_frame<'a>(
         &mut self,
         bytes: &'a [u8],
         now: Duration,
@@ -29,17 +29,17 @@ impl Http2Connection {
         if let ConnectionStage::Over(fault) = self.stage {
             return Err(fault);
         }
-        self.take(bytes, now).inspect_err(|fault| {
+        self.take_frame(bytes, now).inspect_err(|fault| {
             self.stage = ConnectionStage::Over(*fault);
             self.streams = StreamTable::new();
             let mut payload = self.last.to_be_bytes().to_vec();
             payload.extend(fault.reason.0.to_be_bytes());
             payload.extend(fault.text.as_bytes());
-            self.put(kind::GOAWAY, 0, 0, &payload);
+            self.put_frame(kind::GOAWAY, 0, 0, &payload);
         })
     }
 
-    fn take<'a>(
+    fn take_frame<'a>(
         &mut self,
         bytes: &'a [u8],
         now: Duration,
@@ -51,7 +51,7 @@ impl Http2Connection {
         if self.stage == ConnectionStage::Preface {
             let len = bytes.len().min(PREFACE.len());
             if bytes[..len] != PREFACE[..len] {
-                return Err(fault(
+                return Err(connection_fault(
                     Http2ErrorCode::PROTOCOL_ERROR,
                     "no preface of HTTP/2",
                 ));
@@ -62,23 +62,23 @@ impl Http2Connection {
             self.stage = ConnectionStage::Settings;
             return Ok(ReceiveStep { taken: len, ..more });
         }
-        let Some(head) = FrameHead::read(bytes) else {
+        let Some(head) = FrameHead::parse_head(bytes) else {
             return Ok(more);
         };
         if self.stage == ConnectionStage::Settings && bytes.starts_with(b"HTTP/") {
             let text = "the server does not speak HTTP/2";
-            return Err(fault(Http2ErrorCode::PROTOCOL_ERROR, text));
+            return Err(connection_fault(Http2ErrorCode::PROTOCOL_ERROR, text));
         }
         if self.stage == ConnectionStage::Settings
-            && (head.kind != kind::SETTINGS || head.has(flag::ACK))
+            && (head.kind != kind::SETTINGS || head.has_flag(flag::ACK))
         {
-            return Err(fault(
+            return Err(connection_fault(
                 Http2ErrorCode::PROTOCOL_ERROR,
                 "the first frame is not SETTINGS",
             ));
         }
         if head.len > MAX_FRAME_BYTES {
-            return Err(fault(
+            return Err(connection_fault(
                 Http2ErrorCode::FRAME_SIZE_ERROR,
                 "a frame that is too long",
             ));
@@ -87,9 +87,9 @@ impl Http2Connection {
             return Ok(more);
         };
         let taken = frame::HEAD_BYTES + head.len;
-        let event = self.frame(&Http2Frame { head, payload }, now)?;
+        let event = self.handle_frame(&Http2Frame { head, payload }, now)?;
         if self.output.len() - self.written > MAX_OUTPUT_BYTES {
-            return Err(fault(
+            return Err(connection_fault(
                 Http2ErrorCode::ENHANCE_YOUR_CALM,
                 "the peer asks and does not read",
             ));
@@ -97,14 +97,14 @@ impl Http2Connection {
         Ok(ReceiveStep { taken, event })
     }
 
-    fn frame<'a>(
+    fn handle_frame<'a>(
         &mut self,
         frame: &Http2Frame<'a>,
         now: Duration,
     ) -> Result<Option<Http2Event<'a>>, ConnectionFault> {
         let id = frame.head.id;
         if self.block.is_some() && frame.head.kind != kind::CONTINUATION {
-            return Err(fault(
+            return Err(connection_fault(
                 Http2ErrorCode::PROTOCOL_ERROR,
                 "a frame between those of a header block",
             ));
@@ -117,26 +117,26 @@ impl Http2Connection {
             _ => None,
         };
         if is_of_stream.is_some_and(|of_stream| of_stream != (id != 0)) {
-            return Err(fault(
+            return Err(connection_fault(
                 Http2ErrorCode::PROTOCOL_ERROR,
                 "a frame on a stream of the wrong kind",
             ));
         }
         let has_payload = matches!(frame.head.kind, kind::DATA | kind::HEADERS)
-            && (!frame.payload.is_empty() || frame.head.has(flag::END_STREAM));
+            && (!frame.payload.is_empty() || frame.head.has_flag(flag::END_STREAM));
         if !has_payload {
             self.count_control(now)?;
         }
         match frame.head.kind {
-            kind::DATA => self.data(frame, now),
-            kind::HEADERS => self.headers(frame, now),
-            kind::CONTINUATION => self.continuation(frame, now),
-            kind::RST_STREAM => self.reset_by_peer(frame, now),
-            kind::SETTINGS => self.settings(frame).map(|()| None),
-            kind::PING => self.ping_by_peer(frame).map(|()| None),
-            kind::GOAWAY => self.go_away_by_peer(frame),
-            kind::WINDOW_UPDATE => self.window_update(frame, now),
-            kind::PUSH_PROMISE => Err(fault(
+            kind::DATA => self.handle_data(frame, now),
+            kind::HEADERS => self.handle_headers(frame, now),
+            kind::CONTINUATION => self.handle_continuation(frame, now),
+            kind::RST_STREAM => self.handle_reset(frame, now),
+            kind::SETTINGS => self.handle_settings(frame).map(|()| None),
+            kind::PING => self.handle_ping(frame).map(|()| None),
+            kind::GOAWAY => self.handle_go_away(frame),
+            kind::WINDOW_UPDATE => self.handle_window_update(frame, now),
+            kind::PUSH_PROMISE => Err(connection_fault(
                 Http2ErrorCode::PROTOCOL_ERROR,
                 "a pushed stream that was told away",
             )),
@@ -146,18 +146,21 @@ impl Http2Connection {
     }
 
     fn count_control(&mut self, now: Duration) -> Result<(), ConnectionFault> {
-        if self.control.is_within(MAX_CONTROL_FRAMES_PER_S, now) {
+        if self.control.count_within(MAX_CONTROL_FRAMES_PER_S, now) {
             return Ok(());
         }
         let text = "too many frames without payload";
-        Err(fault(Http2ErrorCode::ENHANCE_YOUR_CALM, text))
+        Err(connection_fault(Http2ErrorCode::ENHANCE_YOUR_CALM, text))
     }
 
     fn count_reset(&mut self, now: Duration) -> Result<(), ConnectionFault> {
-        if self.resets.is_within(MAX_RESETS_PER_S, now) {
+        if self.resets.count_within(MAX_RESETS_PER_S, now) {
             return Ok(());
         }
-        Err(fault(Http2ErrorCode::ENHANCE_YOUR_CALM, "too many resets"))
+        Err(connection_fault(
+            Http2ErrorCode::ENHANCE_YOUR_CALM,
+            "too many resets",
+        ))
     }
 
     /// Returns true if the stream was ever opened. If it is unknown now, it is closed.
@@ -173,11 +176,11 @@ impl Http2Connection {
             return Ok(());
         }
         let text = "a frame on a stream that was not opened";
-        Err(fault(Http2ErrorCode::PROTOCOL_ERROR, text))
+        Err(connection_fault(Http2ErrorCode::PROTOCOL_ERROR, text))
     }
 
     /// The peer did wrong on one stream: that one ends.
-    fn refuse<'a>(
+    fn refuse_stream<'a>(
         &mut self,
         id: Http2StreamId,
         reason: Http2ErrorCode,
@@ -186,48 +189,48 @@ impl Http2Connection {
         self.count_reset(now)?;
         let was_there = self.streams.contains(id);
         self.streams.remove(id);
-        self.put(kind::RST_STREAM, 0, id, &reason.0.to_be_bytes());
+        self.put_frame(kind::RST_STREAM, 0, id, &reason.0.to_be_bytes());
         Ok(was_there.then_some(Http2Event::Reset { id, reason }))
     }
 
-    fn data<'a>(
+    fn handle_data<'a>(
         &mut self,
         frame: &Http2Frame<'a>,
         now: Duration,
     ) -> Result<Option<Http2Event<'a>>, ConnectionFault> {
         let id = frame.head.id;
         self.require_opened(id)?;
-        let whole = length(frame.payload.len());
+        let whole = length_u32(frame.payload.len());
         // Padding counts.
-        if !self.receive_window.take(whole) {
-            return Err(fault(
+        if !self.receive_window.take_bytes(whole) {
+            return Err(connection_fault(
                 Http2ErrorCode::FLOW_CONTROL_ERROR,
                 "more than the connection's window",
             ));
         }
         self.release_connection(whole);
-        let bytes = frame.unpadded()?;
-        let is_end = frame.head.has(flag::END_STREAM);
+        let bytes = frame.unpadded_payload()?;
+        let is_end = frame.head.has_flag(flag::END_STREAM);
         let Some(stream) = self.streams.get_mut(id) else {
             return Ok(None);
         };
         if stream.is_read {
-            return self.refuse(id, Http2ErrorCode::STREAM_CLOSED, now);
+            return self.refuse_stream(id, Http2ErrorCode::STREAM_CLOSED, now);
         }
         if !stream.has_headers {
-            return self.refuse(id, Http2ErrorCode::PROTOCOL_ERROR, now);
+            return self.refuse_stream(id, Http2ErrorCode::PROTOCOL_ERROR, now);
         }
-        if !stream.receive_window.take(whole) {
-            return self.refuse(id, Http2ErrorCode::FLOW_CONTROL_ERROR, now);
+        if !stream.receive_window.take_bytes(whole) {
+            return self.refuse_stream(id, Http2ErrorCode::FLOW_CONTROL_ERROR, now);
         }
         stream.is_read = is_end;
         let padding = frame.payload.len() - bytes.len();
-        self.release(id, padding);
+        self.release_payload(id, padding);
         self.close_if_done(id);
         Ok(Some(Http2Event::Data { id, bytes, is_end }))
     }
 
-    fn headers<'a>(
+    fn handle_headers<'a>(
         &mut self,
         frame: &Http2Frame<'a>,
         now: Duration,
@@ -236,14 +239,14 @@ impl Http2Connection {
         if self.role == ConnectionRole::Client || id.is_multiple_of(2) {
             self.require_opened(id)?;
         }
-        let mut bytes = frame.unpadded()?;
-        if frame.head.has(flag::PRIORITY) {
-            let cut = fault(Http2ErrorCode::FRAME_SIZE_ERROR, "a frame that is cut");
+        let mut bytes = frame.unpadded_payload()?;
+        if frame.head.has_flag(flag::PRIORITY) {
+            let cut = connection_fault(Http2ErrorCode::FRAME_SIZE_ERROR, "a frame that is cut");
             bytes = bytes.get(5..).ok_or(cut)?;
         }
-        let is_end = frame.head.has(flag::END_STREAM);
-        if frame.head.has(flag::END_HEADERS) {
-            return self.end_of_block(id, bytes, is_end, now);
+        let is_end = frame.head.has_flag(flag::END_STREAM);
+        if frame.head.has_flag(flag::END_HEADERS) {
+            return self.end_header_block(id, bytes, is_end, now);
         }
         self.block = Some(PartialHeaderBlock {
             id,
@@ -254,13 +257,13 @@ impl Http2Connection {
         Ok(None)
     }
 
-    fn continuation<'a>(
+    fn handle_continuation<'a>(
         &mut self,
         frame: &Http2Frame<'a>,
         now: Duration,
     ) -> Result<Option<Http2Event<'a>>, ConnectionFault> {
         let Some(mut block) = self.block.take_if(|block| block.id == frame.head.id) else {
-            return Err(fault(
+            return Err(connection_fault(
                 Http2ErrorCode::PROTOCOL_ERROR,
                 "CONTINUATION of no header block",
             ));
@@ -269,20 +272,20 @@ impl Http2Connection {
         if block.frames > MAX_BLOCK_FRAMES
             || block.bytes.len() + frame.payload.len() > MAX_BLOCK_BYTES
         {
-            return Err(fault(
+            return Err(connection_fault(
                 Http2ErrorCode::ENHANCE_YOUR_CALM,
                 "a header block that is too long",
             ));
         }
         block.bytes.extend_from_slice(frame.payload);
-        if frame.head.has(flag::END_HEADERS) {
-            return self.end_of_block(block.id, &block.bytes, block.is_end, now);
+        if frame.head.has_flag(flag::END_HEADERS) {
+            return self.end_header_block(block.id, &block.bytes, block.is_end, now);
         }
         self.block = Some(block);
         Ok(None)
     }
 
-    fn end_of_block<'a>(
+    fn end_header_block<'a>(
         &mut self,
         id: Http2StreamId,
         block: &[u8],
@@ -299,13 +302,13 @@ impl Http2Connection {
                 hpack::HpackError::Resize => "a table of headers larger than was offered",
                 hpack::HpackError::Code => "a header in no code",
             };
-            fault(Http2ErrorCode::COMPRESSION_ERROR, text)
+            connection_fault(Http2ErrorCode::COMPRESSION_ERROR, text)
         })?;
         let is_new = self.role == ConnectionRole::Server && id > self.last;
         if is_new {
             self.last = id;
             if self.streams.len() >= MAX_STREAMS {
-                return self.refuse(id, Http2ErrorCode::REFUSED_STREAM, now);
+                return self.refuse_stream(id, Http2ErrorCode::REFUSED_STREAM, now);
             }
             let stream = Http2Stream::new(self.peer.window_bytes);
             self.streams.insert(id, stream);
@@ -314,19 +317,19 @@ impl Http2Connection {
             return Ok(None);
         };
         if stream.is_read {
-            return self.refuse(id, Http2ErrorCode::STREAM_CLOSED, now);
+            return self.refuse_stream(id, Http2ErrorCode::STREAM_CLOSED, now);
         }
         let is_trailer = stream.has_headers;
         if let Some(fields) = &fields {
-            let Some(status) = form(fields, self.role, is_trailer) else {
-                return self.refuse(id, Http2ErrorCode::PROTOCOL_ERROR, now);
+            let Some(status) = header_block_kind(fields, self.role, is_trailer) else {
+                return self.refuse_stream(id, Http2ErrorCode::PROTOCOL_ERROR, now);
             };
             if status == HeaderBlockKind::Informational && !is_end {
                 return Ok(None);
             }
         }
         if is_trailer && !is_end {
-            return self.refuse(id, Http2ErrorCode::PROTOCOL_ERROR, now);
+            return self.refuse_stream(id, Http2ErrorCode::PROTOCOL_ERROR, now);
         }
         stream.has_headers = true;
         stream.is_read = is_end;
@@ -334,38 +337,38 @@ impl Http2Connection {
         Ok(Some(Http2Event::Headers { id, fields, is_end }))
     }
 
-    fn reset_by_peer<'a>(
+    fn handle_reset<'a>(
         &mut self,
         frame: &Http2Frame<'a>,
         now: Duration,
     ) -> Result<Option<Http2Event<'a>>, ConnectionFault> {
         let id = frame.head.id;
-        let reason = Http2ErrorCode(u32::from_be_bytes(frame.exact()?));
+        let reason = Http2ErrorCode(u32::from_be_bytes(frame.exact_payload()?));
         self.require_opened(id)?;
         self.count_reset(now)?;
         let was_there = self.streams.remove(id);
         Ok(was_there.then_some(Http2Event::Reset { id, reason }))
     }
 
-    fn settings(&mut self, frame: &Http2Frame<'_>) -> Result<(), ConnectionFault> {
+    fn handle_settings(&mut self, frame: &Http2Frame<'_>) -> Result<(), ConnectionFault> {
         let (entries, rest) = frame.payload.as_chunks::<6>();
-        let is_ack = frame.head.has(flag::ACK);
+        let is_ack = frame.head.has_flag(flag::ACK);
         if !rest.is_empty() || is_ack && !entries.is_empty() {
             let text = "SETTINGS of a wrong length";
-            return Err(fault(Http2ErrorCode::FRAME_SIZE_ERROR, text));
+            return Err(connection_fault(Http2ErrorCode::FRAME_SIZE_ERROR, text));
         }
         if is_ack {
             return Ok(());
         }
         self.stage = ConnectionStage::Open;
         for [n0, n1, value @ ..] in entries {
-            self.set(u16::from_be_bytes([*n0, *n1]), u32::from_be_bytes(*value))?;
+            self.apply_setting(u16::from_be_bytes([*n0, *n1]), u32::from_be_bytes(*value))?;
         }
-        self.put(kind::SETTINGS, flag::ACK, 0, &[]);
+        self.put_frame(kind::SETTINGS, flag::ACK, 0, &[]);
         Ok(())
     }
 
-    fn set(&mut self, name: u16, value: u32) -> Result<(), ConnectionFault> {
+    fn apply_setting(&mut self, name: u16, value: u32) -> Result<(), ConnectionFault> {
         let large = usize::try_from(value).unwrap_or(usize::MAX);
         match name {
             setting::HEADER_TABLE_SIZE => self.encoder.resize(large),
@@ -381,40 +384,40 @@ impl Http2Connection {
                 });
                 if window > MAX_WINDOW_BYTES || windows.any(|window| window > MAX_WINDOW_BYTES) {
                     let text = "a window that is too large";
-                    return Err(fault(Http2ErrorCode::FLOW_CONTROL_ERROR, text));
+                    return Err(connection_fault(Http2ErrorCode::FLOW_CONTROL_ERROR, text));
                 }
             }
             setting::ENABLE_PUSH if value > 1 => {
-                return Err(fault(
+                return Err(connection_fault(
                     Http2ErrorCode::PROTOCOL_ERROR,
                     "ENABLE_PUSH is no boolean",
                 ));
             }
             setting::MAX_FRAME_SIZE if !(16_384..1 << 24).contains(&value) => {
                 let text = "MAX_FRAME_SIZE is out of range";
-                return Err(fault(Http2ErrorCode::PROTOCOL_ERROR, text));
+                return Err(connection_fault(Http2ErrorCode::PROTOCOL_ERROR, text));
             }
             _ => {}
         }
         Ok(())
     }
 
-    fn ping_by_peer(&mut self, frame: &Http2Frame<'_>) -> Result<(), ConnectionFault> {
-        let payload: [u8; 8] = frame.exact()?;
-        if frame.head.has(flag::ACK) {
+    fn handle_ping(&mut self, frame: &Http2Frame<'_>) -> Result<(), ConnectionFault> {
+        let payload: [u8; 8] = frame.exact_payload()?;
+        if frame.head.has_flag(flag::ACK) {
             self.pings = self.pings.saturating_sub(1);
         } else {
-            self.put(kind::PING, flag::ACK, 0, &payload);
+            self.put_frame(kind::PING, flag::ACK, 0, &payload);
         }
         Ok(())
     }
 
-    fn go_away_by_peer<'a>(
+    fn handle_go_away<'a>(
         &mut self,
         frame: &Http2Frame<'a>,
     ) -> Result<Option<Http2Event<'a>>, ConnectionFault> {
         let Some((&[last @ .., r0, r1, r2, r3], _)) = frame.payload.split_first_chunk::<8>() else {
-            return Err(fault(
+            return Err(connection_fault(
                 Http2ErrorCode::FRAME_SIZE_ERROR,
                 "a frame that is cut",
             ));
@@ -430,24 +433,24 @@ impl Http2Connection {
         }))
     }
 
-    fn window_update<'a>(
+    fn handle_window_update<'a>(
         &mut self,
         frame: &Http2Frame<'a>,
         now: Duration,
     ) -> Result<Option<Http2Event<'a>>, ConnectionFault> {
         let id = frame.head.id;
-        let more = i64::from(u32::from_be_bytes(frame.exact()?) & frame::ID_MASK);
+        let more = i64::from(u32::from_be_bytes(frame.exact_payload()?) & frame::ID_MASK);
         if id == 0 {
             self.send_window += more;
             if more == 0 {
-                return Err(fault(
+                return Err(connection_fault(
                     Http2ErrorCode::PROTOCOL_ERROR,
                     "a window by nothing larger",
                 ));
             }
             if self.send_window > MAX_WINDOW_BYTES {
                 let text = "a window that is too large";
-                return Err(fault(Http2ErrorCode::FLOW_CONTROL_ERROR, text));
+                return Err(connection_fault(Http2ErrorCode::FLOW_CONTROL_ERROR, text));
             }
             return Ok(None);
         }
@@ -457,10 +460,10 @@ impl Http2Connection {
         };
         stream.send_window += more;
         if more == 0 {
-            return self.refuse(id, Http2ErrorCode::PROTOCOL_ERROR, now);
+            return self.refuse_stream(id, Http2ErrorCode::PROTOCOL_ERROR, now);
         }
         if stream.send_window > MAX_WINDOW_BYTES {
-            return self.refuse(id, Http2ErrorCode::FLOW_CONTROL_ERROR, now);
+            return self.refuse_stream(id, Http2ErrorCode::FLOW_CONTROL_ERROR, now);
         }
         Ok(None)
     }
@@ -477,7 +480,11 @@ enum HeaderBlockKind {
 /// Checks the form of a block as far as messages are told apart by it. Section 8.3. `None`: it has none.
 ///
 /// Of `:authority` nothing is asked: grpc-C writes the escaped path of a unix socket there.
-fn form(fields: &[HeaderField], role: ConnectionRole, is_trailer: bool) -> Option<HeaderBlockKind> {
+fn header_block_kind(
+    fields: &[HeaderField],
+    role: ConnectionRole,
+    is_trailer: bool,
+) -> Option<HeaderBlockKind> {
     let pseudo = fields.iter().take_while(|(name, _)| name.starts_with(b":"));
     let pseudo = pseudo.count();
     let is_well = |(name, _): &HeaderField| {

@@ -6,18 +6,18 @@ use super::{
     ANSWERS, ConnectionRole, ConnectionStage, Http2Connection, Http2ErrorCode, Http2StreamId,
     KEPT_BYTES, MAX_FRAME_BYTES, MAX_OWN_STREAMS, MAX_STALL, OUTPUT_BYTES, OpenStreamError,
     frame::{self, flag, kind},
-    length,
+    length_u32,
     stream::{Http2Stream, SendState},
 };
 use crate::hpack::HeaderField;
 
 impl Http2Connection {
-    /// Opens a stream with these headers; payload may follow until [`Self::end`].
-    pub fn open<'a>(
+    /// Opens a stream with these headers; payload may follow until [`Self::end_stream`].
+    pub fn open_stream<'a>(
         &mut self,
         fields: impl IntoIterator<Item = (&'a [u8], &'a [u8])>,
     ) -> Result<Http2StreamId, OpenStreamError> {
-        if !self.has_room() {
+        if !self.has_stream_room() {
             return Err(OpenStreamError);
         }
         let id = self.next;
@@ -28,9 +28,9 @@ impl Http2Connection {
         Ok(id)
     }
 
-    /// Returns true if [`Self::open`] would open a stream.
+    /// Returns true if [`Self::open_stream`] would open a stream.
     #[must_use]
-    pub fn has_room(&self) -> bool {
+    pub fn has_stream_room(&self) -> bool {
         let max = self.peer.max_streams.min(MAX_OWN_STREAMS);
         self.streams.len() < max && !self.is_leaving()
     }
@@ -55,7 +55,7 @@ impl Http2Connection {
     }
 
     /// Sends payload as the windows allow it. Nothing if the stream is over, or its end was said.
-    pub fn send(&mut self, id: Http2StreamId, bytes: Vec<u8>) {
+    pub fn send_payload(&mut self, id: Http2StreamId, bytes: Vec<u8>) {
         if let Some(stream) = self.streams.get_mut(id)
             && stream.end == SendState::Open
             && !bytes.is_empty()
@@ -65,7 +65,7 @@ impl Http2Connection {
     }
 
     /// Ends this side of the stream: only these trailers are still sent, if any.
-    pub fn end(&mut self, id: Http2StreamId, trailers: Vec<HeaderField>) {
+    pub fn end_stream(&mut self, id: Http2StreamId, trailers: Vec<HeaderField>) {
         if let Some(stream) = self.streams.get_mut(id)
             && stream.end == SendState::Open
         {
@@ -87,26 +87,26 @@ impl Http2Connection {
     }
 
     /// Gives a stream up. Nothing if it is over.
-    pub fn reset(&mut self, id: Http2StreamId, reason: Http2ErrorCode) {
+    pub fn reset_stream(&mut self, id: Http2StreamId, reason: Http2ErrorCode) {
         if self.streams.remove(id) {
-            self.put(kind::RST_STREAM, 0, id, &reason.0.to_be_bytes());
+            self.put_frame(kind::RST_STREAM, 0, id, &reason.0.to_be_bytes());
         }
     }
 
     /// Notes that so many bytes of the stream's payload have been read: as many more may come.
-    pub fn release(&mut self, id: Http2StreamId, bytes: usize) {
+    pub fn release_payload(&mut self, id: Http2StreamId, bytes: usize) {
         if let Some(stream) = self.streams.get_mut(id)
             && !stream.is_read
-            && let Some(more) = stream.receive_window.release(length(bytes))
+            && let Some(more) = stream.receive_window.release_bytes(length_u32(bytes))
         {
-            self.put(kind::WINDOW_UPDATE, 0, id, &more.to_be_bytes());
+            self.put_frame(kind::WINDOW_UPDATE, 0, id, &more.to_be_bytes());
         }
     }
 
     /// Asks whether the peer is still there.
-    pub fn ping(&mut self) {
+    pub fn send_ping(&mut self) {
         self.pings += 1;
-        self.put(kind::PING, 0, 0, &[0; 8]);
+        self.put_frame(kind::PING, 0, 0, &[0; 8]);
     }
 
     /// Returns true while a ping waits for its answer.
@@ -116,14 +116,14 @@ impl Http2Connection {
     }
 
     pub(super) fn release_connection(&mut self, bytes: u32) {
-        if let Some(more) = self.receive_window.release(bytes) {
-            self.put(kind::WINDOW_UPDATE, 0, 0, &more.to_be_bytes());
+        if let Some(more) = self.receive_window.release_bytes(bytes) {
+            self.put_frame(kind::WINDOW_UPDATE, 0, 0, &more.to_be_bytes());
         }
     }
 
     /// Returns the bytes to send next; empty if there are none for now.
-    pub fn output(&mut self, now: Duration) -> &[u8] {
-        self.fill(now);
+    pub fn next_output(&mut self, now: Duration) -> &[u8] {
+        self.fill_output(now);
         &self.output[self.written..]
     }
 
@@ -134,7 +134,7 @@ impl Http2Connection {
     }
 
     /// Notes that so many bytes of the output have been sent.
-    pub fn wrote(&mut self, bytes: usize) {
+    pub fn record_written(&mut self, bytes: usize) {
         self.written += bytes;
         if self.written >= self.output.len() {
             self.output.clear();
@@ -144,7 +144,7 @@ impl Http2Connection {
     }
 
     /// Makes frames of what waits, a frame of each stream in turn.
-    fn fill(&mut self, now: Duration) {
+    fn fill_output(&mut self, now: Duration) {
         if self
             .streams
             .iter()
@@ -155,11 +155,11 @@ impl Http2Connection {
         // A round without a frame ends the loop: then nothing may be sent, or nothing waits.
         let mut idle = 0;
         while self.output.len() - self.written < OUTPUT_BYTES && idle <= self.streams.len() {
-            let Some(id) = self.streams.after(self.turn) else {
+            let Some(id) = self.streams.next_id_after(self.turn) else {
                 break;
             };
             self.turn = id;
-            idle = if self.put_next(id) { 0 } else { idle + 1 };
+            idle = if self.put_next_frame(id) { 0 } else { idle + 1 };
         }
         for (_, stream) in self.streams.iter_mut() {
             if stream.wants_to_send() {
@@ -169,7 +169,7 @@ impl Http2Connection {
     }
 
     /// The next frame of a stream. Returns whether there was one.
-    fn put_next(&mut self, id: Http2StreamId) -> bool {
+    fn put_next_frame(&mut self, id: Http2StreamId) -> bool {
         let Some(stream) = self.streams.get_mut(id) else {
             return false;
         };
@@ -177,7 +177,7 @@ impl Http2Connection {
             let end = core::mem::replace(&mut stream.end, SendState::Sent);
             match end {
                 SendState::Payload => {
-                    frame::put(&mut self.output, kind::DATA, flag::END_STREAM, id, &[])
+                    frame::put_frame(&mut self.output, kind::DATA, flag::END_STREAM, id, &[])
                 }
                 SendState::Trailers(fields) => {
                     let fields = fields.iter().map(|(n, v)| (n.as_slice(), v.as_slice()));
@@ -197,11 +197,11 @@ impl Http2Connection {
         };
         let rest = &first[stream.at..];
         let piece = &rest[..rest.len().min(window).min(MAX_FRAME_BYTES)];
-        let bytes = i64::from(length(piece.len()));
+        let bytes = i64::from(length_u32(piece.len()));
         let is_all = piece.len() == rest.len();
         let is_last = is_all && stream.waiting.len() == 1 && stream.end == SendState::Payload;
         let flags = if is_last { flag::END_STREAM } else { 0 };
-        frame::put(&mut self.output, kind::DATA, flags, id, piece);
+        frame::put_frame(&mut self.output, kind::DATA, flags, id, piece);
         stream.at += piece.len();
         if is_all {
             stream.waiting.pop_front();
@@ -218,21 +218,21 @@ impl Http2Connection {
         true
     }
 
-    /// Time at which to call [`Self::stalled`], unless something happens before.
+    /// Time at which to call [`Self::reset_stalled_stream`], unless something happens before.
     #[must_use]
-    pub fn timeout(&self) -> Option<Duration> {
+    pub fn next_stall_check(&self) -> Option<Duration> {
         let since = self.streams.iter().filter_map(|(_, stream)| stream.stalled);
         since.min().map(|since| since + MAX_STALL)
     }
 
     /// Gives up a stream of which the peer has let nothing go out for too long, if there is one.
-    pub fn stalled(&mut self, now: Duration) -> Option<Http2StreamId> {
+    pub fn reset_stalled_stream(&mut self, now: Duration) -> Option<Http2StreamId> {
         let is_late = |stream: &Http2Stream| {
             let since = stream.stalled;
             since.is_some_and(|since| now.saturating_sub(since) >= MAX_STALL)
         };
         let (id, _) = self.streams.iter().find(|(_, stream)| is_late(stream))?;
-        self.reset(id, Http2ErrorCode::ENHANCE_YOUR_CALM);
+        self.reset_stream(id, Http2ErrorCode::ENHANCE_YOUR_CALM);
         Some(id)
     }
 
@@ -244,7 +244,7 @@ impl Http2Connection {
             self.streams.remove(id);
         } else if self.role == ConnectionRole::Server {
             // The answer is whole: the rest of the question is of no interest. Section 8.1.
-            self.reset(id, Http2ErrorCode::NO_ERROR);
+            self.reset_stream(id, Http2ErrorCode::NO_ERROR);
         }
     }
 
@@ -263,9 +263,9 @@ impl Http2Connection {
         loop {
             let (piece, after) = rest.split_at(rest.len().min(MAX_FRAME_BYTES));
             if after.is_empty() {
-                return self.put(kind, flags | flag::END_HEADERS, id, piece);
+                return self.put_frame(kind, flags | flag::END_HEADERS, id, piece);
             }
-            self.put(kind, flags, id, piece);
+            self.put_frame(kind, flags, id, piece);
             (kind, flags, rest) = (kind::CONTINUATION, 0, after);
         }
     }

@@ -78,7 +78,7 @@ impl ReceiveWindow {
     }
 
     /// Takes so many bytes from the window; returns false if the peer has sent more than it may.
-    pub(super) const fn take(&mut self, bytes: u32) -> bool {
+    pub(super) const fn take_bytes(&mut self, bytes: u32) -> bool {
         match self.open.checked_sub(bytes) {
             Some(rest) => {
                 self.open = rest;
@@ -89,7 +89,7 @@ impl ReceiveWindow {
     }
 
     /// Notes that so many bytes have been read; returns the bytes to grant, once they are worth a frame.
-    pub(super) fn release(&mut self, bytes: u32) -> Option<u32> {
+    pub(super) fn release_bytes(&mut self, bytes: u32) -> Option<u32> {
         // No more than was taken.
         self.used = self.used.saturating_add(bytes).min(self.size - self.open);
         (self.used >= self.size / 2).then(|| {
@@ -107,7 +107,7 @@ pub(super) struct RateCounter {
 }
 
 impl RateCounter {
-    pub(super) fn is_within(&mut self, max: u32, now: Duration) -> bool {
+    pub(super) fn count_within(&mut self, max: u32, now: Duration) -> bool {
         if now.saturating_sub(self.since) >= SECOND {
             *self = Self {
                 since: now,

@@ -38,7 +38,7 @@ fn feed(
 ) -> Result<Vec<Said>, ConnectionFault> {
     let mut all = Vec::new();
     loop {
-        let step = to.receive(bytes, now)?;
+        let step = to.receive_frame(bytes, now)?;
         if step.taken == 0 {
             assert!(step.event.is_none());
             return Ok(all);
@@ -51,11 +51,11 @@ fn feed(
 fn flush(from: &mut Http2Connection) -> Vec<u8> {
     let mut all = Vec::new();
     loop {
-        let out = from.output(START).to_vec();
+        let out = from.next_output(START).to_vec();
         if out.is_empty() {
             return all;
         }
-        from.wrote(out.len());
+        from.record_written(out.len());
         all.extend(out);
     }
 }
@@ -71,7 +71,7 @@ fn talk(client: &mut Http2Connection, server: &mut Http2Connection) -> (Vec<Said
         for (side, seen) in [(&mut *client, &of_client), (&mut *server, &of_server)] {
             for event in seen {
                 if let Said::Data(id, bytes, _) = event {
-                    side.release(*id, bytes.len());
+                    side.release_payload(*id, bytes.len());
                 }
             }
         }
@@ -83,7 +83,7 @@ fn talk(client: &mut Http2Connection, server: &mut Http2Connection) -> (Vec<Said
 
 fn frame(kind: u8, flags: u8, id: Http2StreamId, payload: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
-    frame::put(&mut out, kind, flags, id, payload);
+    frame::put_frame(&mut out, kind, flags, id, payload);
     out
 }
 
@@ -117,7 +117,7 @@ fn server() -> Http2Connection {
 fn client() -> Http2Connection {
     let mut client = Http2Connection::new(ConnectionRole::Client);
     feed(&mut client, &frame(kind::SETTINGS, 0, 0, &[]), START).expect("settings");
-    assert_eq!(client.open(REQUEST), Ok(1));
+    assert_eq!(client.open_stream(REQUEST), Ok(1));
     flush(&mut client);
     client
 }
@@ -129,10 +129,10 @@ fn reason(to: &mut Http2Connection, bytes: &[u8]) -> Option<Http2ErrorCode> {
 #[test]
 fn a_question_whether_somebody_is_there() {
     let (mut client, mut server) = (client(), server());
-    client.ping();
+    client.send_ping();
     assert!(client.awaits_pong());
     assert_eq!(flush(&mut client).len(), frame::HEAD_BYTES + 8);
-    client.ping();
+    client.send_ping();
     talk(&mut client, &mut server);
     assert!(client.awaits_pong(), "the first is not answered");
     // An answer that nobody asked for is none to the next question.
@@ -141,7 +141,7 @@ fn a_question_whether_somebody_is_there() {
         feed(&mut client, &pong, START).expect("an answer");
     }
     assert!(!client.awaits_pong());
-    client.ping();
+    client.send_ping();
     assert!(client.awaits_pong());
 }
 
@@ -151,21 +151,21 @@ fn a_call() {
         Http2Connection::new(ConnectionRole::Client),
         Http2Connection::new(ConnectionRole::Server),
     );
-    let id = client.open(REQUEST).expect("room");
-    client.send(id, b"ask".to_vec());
-    client.end(id, Vec::new());
+    let id = client.open_stream(REQUEST).expect("room");
+    client.send_payload(id, b"ask".to_vec());
+    client.end_stream(id, Vec::new());
     let (_, asked) = talk(&mut client, &mut server);
     let request = Said::Headers(1, Some(3), false);
     assert_eq!(asked, [request, Said::Data(1, b"ask".to_vec(), true)]);
     server.send_headers(id, OK);
-    server.send(id, b"answer".to_vec());
-    server.end(id, vec![(b"grpc-status".to_vec(), b"0".to_vec())]);
+    server.send_payload(id, b"answer".to_vec());
+    server.end_stream(id, vec![(b"grpc-status".to_vec(), b"0".to_vec())]);
     let (answered, _) = talk(&mut client, &mut server);
     let data = Said::Data(1, b"answer".to_vec(), false);
     let trailers = Said::Headers(1, Some(1), true);
     assert_eq!(answered, [Said::Headers(1, Some(1), false), data, trailers]);
     assert!(client.streams.is_empty() && server.streams.is_empty());
-    assert_eq!(client.open(REQUEST), Ok(3));
+    assert_eq!(client.open_stream(REQUEST), Ok(3));
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn an_answer_before_the_end_of_the_question() {
     let (mut client, mut server) = (client(), server());
     feed(&mut server, &request(1), START).expect("a request");
     server.send_headers(1, OK);
-    server.end(1, vec![(b"grpc-status".to_vec(), b"12".to_vec())]);
+    server.end_stream(1, vec![(b"grpc-status".to_vec(), b"12".to_vec())]);
     let answer = flush(&mut server);
     let heard = feed(&mut client, &answer, START).expect("an answer");
     let end = Said::Reset(1, Http2ErrorCode::NO_ERROR);
@@ -193,17 +193,17 @@ fn large_messages_of_many_streams_pass_both_ways_and_leave_nothing_behind() {
     );
     let message = |id: Http2StreamId| vec![id.to_le_bytes()[0]; BYTES];
     let ids: Vec<_> = (0..3)
-        .map(|_| client.open(REQUEST).expect("room"))
+        .map(|_| client.open_stream(REQUEST).expect("room"))
         .collect();
     for &id in &ids {
-        client.send(id, message(id));
-        client.end(id, Vec::new());
+        client.send_payload(id, message(id));
+        client.end_stream(id, Vec::new());
     }
     let (_, asked) = talk(&mut client, &mut server);
     for &id in &ids {
         server.send_headers(id, OK);
-        server.send(id, message(id));
-        server.end(id, Vec::new());
+        server.send_payload(id, message(id));
+        server.end_stream(id, Vec::new());
     }
     let (answered, _) = talk(&mut client, &mut server);
     for seen in [asked, answered] {
@@ -249,7 +249,7 @@ fn pieces_are_as_good_as_the_whole() {
     let (mut held, mut pieces) = (Vec::new(), Vec::new());
     for byte in bytes {
         held.push(byte);
-        let step = other.receive(&held, START).expect("a piece");
+        let step = other.receive_frame(&held, START).expect("a piece");
         pieces.extend(step.event.as_ref().map(said));
         let taken = step.taken;
         held.drain(..taken);
@@ -415,7 +415,7 @@ fn faults_of_connections() {
             "{name}"
         );
         assert_eq!(reason(&mut client, &[]), Some(want), "{name}, for good");
-        assert_eq!(client.open(REQUEST), Err(OpenStreamError), "{name}");
+        assert_eq!(client.open_stream(REQUEST), Err(OpenStreamError), "{name}");
     }
     let mut early = Http2Connection::new(ConnectionRole::Client);
     let ping = frame(kind::PING, 0, 0, &[0; 8]);
@@ -495,7 +495,7 @@ fn faults_of_streams() {
             "{name}"
         );
         assert_eq!(
-            client.open(REQUEST),
+            client.open_stream(REQUEST),
             Ok(3),
             "{name}: the connection goes on"
         );
@@ -657,7 +657,7 @@ fn more_than_the_windows() {
         assert_eq!(heard.expect("within the window").len(), frames);
     }
     // What is read may come again; more cannot be released than came.
-    server.release(3, usize::MAX);
+    server.release_payload(3, usize::MAX);
     let stream = server.streams.get(3).expect("a stream");
     assert_eq!(stream.receive_window.open, STREAM_WINDOW_BYTES);
     server.receive_window.open = 10;
@@ -673,28 +673,31 @@ fn a_window_that_stays_shut() {
     flush(&mut server);
     for id in [1, 3] {
         server.send_headers(id, OK);
-        server.send(id, vec![0; 100]);
-        server.end(id, Vec::new());
+        server.send_payload(id, vec![0; 100]);
+        server.end_stream(id, Vec::new());
     }
     let out = flush(&mut server);
     assert!(out.len() < 100, "headers only");
     assert_eq!(server.waiting_bytes(1), 100);
-    let due = server.timeout().expect("a stall");
+    let due = server.next_stall_check().expect("a stall");
     assert_eq!(due, START + MAX_STALL);
-    assert_eq!(server.stalled(due - Duration::from_millis(1)), None);
+    assert_eq!(
+        server.reset_stalled_stream(due - Duration::from_millis(1)),
+        None
+    );
     // One moves on.
     let more = frame(kind::WINDOW_UPDATE, 0, 3, &[0, 0, 0, 10]);
     feed(&mut server, &more, due).expect("a window");
-    assert_eq!(server.output(due).len(), 19);
+    assert_eq!(server.next_output(due).len(), 19);
     assert_eq!(server.waiting_bytes(3), 90);
-    assert_eq!(server.stalled(due), Some(1));
-    assert_eq!(server.stalled(due), None);
-    assert_eq!(server.timeout(), Some(due + MAX_STALL));
+    assert_eq!(server.reset_stalled_stream(due), Some(1));
+    assert_eq!(server.reset_stalled_stream(due), None);
+    assert_eq!(server.next_stall_check(), Some(due + MAX_STALL));
     // A window may even become negative.
     let wider = frame(kind::SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 20]);
     let again = frame(kind::SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0]);
     feed(&mut server, &wider, due).expect("wider");
-    server.output(due);
+    server.next_output(due);
     assert_eq!(server.waiting_bytes(3), 70);
     feed(&mut server, &again, due).expect("shut");
     assert_eq!(server.streams.get(3).expect("a stream").send_window, -20);
@@ -730,20 +733,20 @@ fn streams_are_bounded() {
     let mut client = client();
     let one = frame(kind::SETTINGS, 0, 0, &[0, 3, 0, 0, 0, 1]);
     feed(&mut client, &one, START).expect("settings");
-    assert_eq!(client.open(REQUEST), Err(OpenStreamError));
-    client.reset(1, Http2ErrorCode::CANCEL);
-    assert_eq!(client.open(REQUEST), Ok(3));
+    assert_eq!(client.open_stream(REQUEST), Err(OpenStreamError));
+    client.reset_stream(1, Http2ErrorCode::CANCEL);
+    assert_eq!(client.open_stream(REQUEST), Ok(3));
 }
 
 #[test]
 fn a_peer_that_leaves() {
     let mut client = client();
-    assert_eq!(client.open(REQUEST), Ok(3));
+    assert_eq!(client.open_stream(REQUEST), Ok(3));
     let leave = frame(kind::GOAWAY, 0, 0, &[0, 0, 0, 1, 0, 0, 0, 0, b'x']);
     let heard = feed(&mut client, &leave, START);
     assert_eq!(heard, Ok(vec![Said::GoAway(1, Http2ErrorCode::NO_ERROR)]));
     assert!(client.is_leaving());
-    assert_eq!(client.open(REQUEST), Err(OpenStreamError));
+    assert_eq!(client.open_stream(REQUEST), Err(OpenStreamError));
     let heard = feed(&mut client, &headers(flag::END_STREAM, 1, &OK), START);
     assert_eq!(heard, Ok(vec![Said::Headers(1, Some(1), true)]));
 }
@@ -764,7 +767,7 @@ fn nothing_that_comes_makes_it_fall() {
                 break;
             }
             if byte() % 4 == 0 {
-                side.send(u32::from(byte() % 6), vec![0; 300]);
+                side.send_payload(u32::from(byte() % 6), vec![0; 300]);
                 flush(&mut side);
             }
         }

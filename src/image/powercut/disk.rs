@@ -331,11 +331,11 @@ fn shape(path: &Path) -> io::Result<Shape> {
     if matches!(kind, Kind::Dir | Kind::File) {
         let file = fs::File::open(path)?;
         let file = std::os::fd::AsFd::as_fd(&file);
-        for name in xattr::names(file)?.split_inclusive(|&b| b == 0) {
+        for name in xattr::list_attribute_names(file)?.split_inclusive(|&b| b == 0) {
             let name = core::ffi::CStr::from_bytes_with_nul(name).map_err(io::Error::other)?;
             // Attributes that a security module sets by itself are not the store's doing.
             if name.to_bytes().starts_with(b"trusted.")
-                && let Some(value) = xattr::read(file, name)?
+                && let Some(value) = xattr::read_attribute(file, name)?
             {
                 xattrs.insert(name.to_bytes().to_vec(), value);
             }

@@ -24,7 +24,7 @@ use self::record::{Mark, Recorded, record};
 use self::work::{SCRIPTS, Script, Supplies, Worker, able, images, may_arrive};
 use super::record::ImageRecord;
 use super::store::ImageStore;
-use crate::error::chain;
+use crate::error::error_chain;
 
 /// Directory of the store on the recorded disk.
 const STORE: &str = "images";
@@ -228,7 +228,7 @@ impl Trial<'_> {
         let root = self.dir.join(STORE);
         let open = |why: &str| {
             Worker::open(self.supplies, &root)
-                .unwrap_or_else(|e| panic!("{place}: {why}: {}", chain(&e)))
+                .unwrap_or_else(|e| panic!("{place}: {why}: {}", error_chain(&e)))
         };
         let mut worker = open("it does not open");
         let found = images(worker.store());
@@ -262,14 +262,17 @@ impl Trial<'_> {
 /// Asserts that all told images and names are kept, and that each image is whole.
 fn whole(store: &ImageStore, before: &Told<'_>, after: &Told<'_>, place: &str) {
     for id in before.images.keys() {
-        let kept = !after.images.contains_key(id) || store.get(id).is_some();
+        let kept = !after.images.contains_key(id) || store.image_by_id(id).is_some();
         assert!(kept, "{place}: image {id} is lost");
     }
     for (name, id) in &before.names {
         let Some(next) = after.names.get(name) else {
             continue;
         };
-        let found = store.resolve(name).expect("a name").map(|i| i.id.clone());
+        let found = store
+            .resolve_reference(name)
+            .expect("a name")
+            .map(|i| i.id.clone());
         assert!(
             found.as_ref().is_some_and(|f| f == id || f == next),
             "{place}: {name} leads to {found:?}"

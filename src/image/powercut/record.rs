@@ -45,7 +45,7 @@ pub(super) fn record(command: Command, task: &str, root: &Path, marks: &Path) ->
             marks: Vec::new(),
         },
     };
-    let ended = trace::watch(command, task, &mut |call| recorder.returned(call));
+    let ended = trace::trace_command(command, task, &mut |call| recorder.returned(call));
     assert!(ended.expect("traced"), "the program failed");
     recorder.recorded
 }

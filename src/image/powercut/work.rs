@@ -9,7 +9,7 @@ use std::thread;
 use core::time::Duration;
 
 use crate::api::MonoTime;
-use crate::error::chain;
+use crate::error::error_chain;
 use crate::image::digest::Digest;
 use crate::image::dropin::{DropInPoller, DropInReport, SETTLE};
 use crate::image::error::ImageError;
@@ -266,7 +266,8 @@ impl<'a> Worker<'a> {
 
     /// Does a step. What the step removes or names may be gone or named already.
     pub(super) fn step(&mut self, step: Step) {
-        let find = |worker: &Self, name: &str| worker.store().resolve(name).expect("a name");
+        let find =
+            |worker: &Self, name: &str| worker.store().resolve_reference(name).expect("a name");
         match step {
             Step::Open => {
                 self.open = None;
@@ -276,11 +277,11 @@ impl<'a> Worker<'a> {
                 let path = self.supplies.dir.join("archives").join(name);
                 let options = ImportOptions::default();
                 let imported = self.store().import_archive(&path, &options, &mut go);
-                imported.unwrap_or_else(|e| panic!("{name}: {}", chain(&e)));
+                imported.unwrap_or_else(|e| panic!("{name}: {}", error_chain(&e)));
             }
             Step::Tag(name, new) => {
                 let image = find(self, name).expect("it is there");
-                self.store().tag(&image.id, new).expect("tagged");
+                self.store().tag_image(&image.id, new).expect("tagged");
             }
             Step::Remove(name) => {
                 let name = if name.contains(':') {
@@ -289,13 +290,13 @@ impl<'a> Worker<'a> {
                     self.image(name)
                 };
                 if let Some(image) = find(self, &name) {
-                    let removed = self.store().remove(&image.id, &BTreeSet::new());
+                    let removed = self.store().remove_image(&image.id, &BTreeSet::new());
                     removed.expect("removed");
                 }
             }
             Step::PruneAllBut(name) => {
                 let used = find(self, name).map(|image| image.id.clone());
-                let pruned = self.store().prune(&used.into_iter().collect());
+                let pruned = self.store().prune_images(&used.into_iter().collect());
                 pruned.expect("pruned");
             }
             Step::Look(dir) => drop(self.look(dir)),
@@ -312,13 +313,17 @@ impl<'a> Worker<'a> {
             }
             Step::Repair => {
                 let mut verifying = ImageVerifier::new(self.store().clone());
-                while verifying.step() {}
-                for image in verifying.found().damaged {
-                    let repaired = verifying.repair(&image, &BTreeSet::new());
+                while verifying.check_next_layer() {}
+                for image in verifying.collect_findings().damaged {
+                    let repaired = verifying.repair_image(&image, &BTreeSet::new());
                     assert_eq!(repaired, RepairResult::Removed);
                 }
             }
-            Step::Clear => drop(self.puller().clear(Duration::ZERO).expect("cleared")),
+            Step::Clear => drop(
+                self.puller()
+                    .remove_unused_layers(Duration::ZERO)
+                    .expect("cleared"),
+            ),
         }
     }
 
@@ -332,7 +337,7 @@ impl<'a> Worker<'a> {
 
     fn pull(&self, name: &str) -> Result<(), PullError> {
         let image = self.image(name);
-        smol::block_on(self.puller().pull(&image, None)).map(drop)
+        smol::block_on(self.puller().pull_image(&image, None)).map(drop)
     }
 
     /// Looks at a drop-in directory whose files have settled. Returns those that were imported.
@@ -340,7 +345,7 @@ impl<'a> Worker<'a> {
         let mut dropin = DropInPoller::open(self.store().clone(), self.supplies.dir.join(dir));
         let mut imported = Vec::new();
         for now in [MonoTime(1000), MonoTime(1000) + SETTLE] {
-            for report in dropin.look(now, &mut go).reports {
+            for report in dropin.scan_directory(now, &mut go).reports {
                 match report {
                     DropInReport::Imported { file, .. } => imported.push(file),
                     DropInReport::Pulled { wanted, .. } => panic!("there is no list: {wanted:?}"),
@@ -358,7 +363,7 @@ fn go(_: ImageProgress) -> ControlFlow<()> {
 
 /// All images, without their sequence numbers, which differ between two ways to the same state.
 pub(super) fn images(store: &ImageStore) -> Vec<ImageRecord> {
-    let list = store.list();
+    let list = store.list_images();
     list.iter()
         .map(|image| ImageRecord {
             sequence: 0,
@@ -374,7 +379,7 @@ pub(super) fn may_arrive(name: &str, data: &[u8]) -> bool {
         Some(part) => part
             .split_once('-')
             .is_some_and(|(hex, _)| Digest::from_hex(hex).is_some()),
-        None => name == Digest::of(data).hex(),
+        None => name == Digest::compute(data).hex(),
     }
 }
 

@@ -18,29 +18,31 @@ const MAX_ABSENT: usize = 64;
 pub(super) struct AbsentServers(Mutex<BTreeMap<String, MonoTime>>);
 
 impl AbsentServers {
-    pub(super) fn add(&self, base: &Url) {
-        self.add_at(base, clock::mono());
+    pub(super) fn mark_absent(&self, base: &Url) {
+        self.mark_absent_at(base, clock::mono_now());
     }
 
-    pub(super) fn has(&self, base: &Url) -> bool {
-        self.has_at(base, clock::mono())
+    pub(super) fn is_absent(&self, base: &Url) -> bool {
+        self.is_absent_at(base, clock::mono_now())
     }
 
-    fn add_at(&self, base: &Url, now: MonoTime) {
+    fn mark_absent_at(&self, base: &Url, now: MonoTime) {
         let mut absent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         absent.retain(|_, until| *until > now);
         if absent.len() < MAX_ABSENT {
-            absent.insert(key(base), now + ABSENCE);
+            absent.insert(server_key(base), now + ABSENCE);
         }
     }
 
-    fn has_at(&self, base: &Url, now: MonoTime) -> bool {
+    fn is_absent_at(&self, base: &Url, now: MonoTime) -> bool {
         let absent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        absent.get(&key(base)).is_some_and(|until| *until > now)
+        absent
+            .get(&server_key(base))
+            .is_some_and(|until| *until > now)
     }
 }
 
-fn key(base: &Url) -> String {
+fn server_key(base: &Url) -> String {
     format!("{}://{}", base.scheme(), base.authority)
 }
 
@@ -54,13 +56,13 @@ mod tests {
         let url = |n: usize| Url::parse(&format!("https://m{n}.example/v2")).expect("url");
         let now = MonoTime(1000);
         for n in 0..MAX_ABSENT {
-            absent.add_at(&url(n), now);
+            absent.mark_absent_at(&url(n), now);
         }
-        assert!(absent.has_at(&url(0).with_path("/x".into()), now));
-        absent.add_at(&url(MAX_ABSENT), now);
-        assert!(!absent.has_at(&url(MAX_ABSENT), now));
-        assert!(!absent.has_at(&url(0), now + ABSENCE));
-        absent.add_at(&url(MAX_ABSENT), now + ABSENCE);
-        assert!(absent.has_at(&url(MAX_ABSENT), now + ABSENCE));
+        assert!(absent.is_absent_at(&url(0).with_path("/x".into()), now));
+        absent.mark_absent_at(&url(MAX_ABSENT), now);
+        assert!(!absent.is_absent_at(&url(MAX_ABSENT), now));
+        assert!(!absent.is_absent_at(&url(0), now + ABSENCE));
+        absent.mark_absent_at(&url(MAX_ABSENT), now + ABSENCE);
+        assert!(absent.is_absent_at(&url(MAX_ABSENT), now + ABSENCE));
     }
 }

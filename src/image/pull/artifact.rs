@@ -11,7 +11,7 @@ use std::path::Path;
 
 use super::absent::AbsentServers;
 use super::node::NodeCredentials;
-use super::{PullSettings, credentials_at, ways};
+use super::{PullSettings, collect_credentials_at, ways};
 use crate::api::oci;
 use crate::api::strict::from_foreign_json;
 use crate::image::digest::Digest;
@@ -87,22 +87,26 @@ impl ArtifactReader {
     ///
     /// # Errors
     /// The registry does not say, or it is no artefact of the right type.
-    pub fn files(&self) -> Result<ArtifactFiles, ArtifactError> {
+    pub fn list_files(&self) -> Result<ArtifactFiles, ArtifactError> {
         let digest = self.reference.digest().map(|digest| digest.to_string());
         let tag = self.reference.tag().unwrap_or("latest");
         let name = digest.as_deref().unwrap_or(tag);
         let mut top = None;
-        self.ask(&mut |session| {
-            top = Some(session.manifest(name)?);
+        self.ask_endpoints(&mut |session| {
+            top = Some(session.read_manifest(name)?);
             Ok(())
         })?;
-        self.listed(&top.expect("it was read"))
+        self.parse_file_list(&top.expect("it was read"))
     }
 
-    fn listed(&self, top: &TopManifest) -> Result<ArtifactFiles, ArtifactError> {
+    fn parse_file_list(&self, top: &TopManifest) -> Result<ArtifactFiles, ArtifactError> {
         let wrong = |why: String| ArtifactError::Wrong(self.reference.to_string(), why);
-        let manifest: oci::Manifest = from_foreign_json(&top.bytes)
-            .map_err(|e| wrong(format!("it is no manifest: {}", told(&e.to_string()))))?;
+        let manifest: oci::Manifest = from_foreign_json(&top.bytes).map_err(|e| {
+            wrong(format!(
+                "it is no manifest: {}",
+                cut_foreign_text(&e.to_string())
+            ))
+        })?;
         let kinds = [
             manifest.artifact_type,
             manifest.config.media_type,
@@ -112,7 +116,11 @@ impl ArtifactReader {
         let kind = kind.unwrap_or_default();
         if kind != self.kind {
             let reference = self.reference.to_string();
-            return Err(ArtifactError::Kind(reference, told(&kind), self.kind));
+            return Err(ArtifactError::Kind(
+                reference,
+                cut_foreign_text(&kind),
+                self.kind,
+            ));
         }
         if manifest.layers.len() > MAX_FILES {
             return Err(wrong(format!("it has more than {MAX_FILES} files")));
@@ -123,7 +131,7 @@ impl ArtifactReader {
                 continue;
             };
             let digest = Digest::parse(&layer.digest)
-                .map_err(|e| wrong(format!("its file {:?}: {e}", told(&title))))?;
+                .map_err(|e| wrong(format!("its file {:?}: {e}", cut_foreign_text(&title))))?;
             files.insert(title, (digest, layer.size));
         }
         Ok(files)
@@ -133,10 +141,10 @@ impl ArtifactReader {
     ///
     /// # Errors
     /// It cannot be had.
-    pub fn read(&self, (digest, size): (Digest, u64)) -> Result<Vec<u8>, ArtifactError> {
+    pub fn read_file(&self, (digest, size): (Digest, u64)) -> Result<Vec<u8>, ArtifactError> {
         let mut bytes = Vec::new();
-        self.ask(&mut |session| {
-            bytes = session.blob_document(digest, size)?;
+        self.ask_endpoints(&mut |session| {
+            bytes = session.read_blob_document(digest, size)?;
             Ok(())
         })?;
         Ok(bytes)
@@ -147,9 +155,13 @@ impl ArtifactReader {
     ///
     /// # Errors
     /// It cannot be had, or not be written.
-    pub fn fetch(&self, (digest, size): (Digest, u64), part: &Path) -> Result<(), ArtifactError> {
+    pub fn fetch_file(
+        &self,
+        (digest, size): (Digest, u64),
+        part: &Path,
+    ) -> Result<(), ArtifactError> {
         let throttle = Throttle::new(self.settings.bytes_per_second);
-        self.ask(&mut |session| {
+        self.ask_endpoints(&mut |session| {
             BlobFetch {
                 digest,
                 size,
@@ -157,15 +169,15 @@ impl ArtifactReader {
                 throttle: &throttle,
                 stop: &self.stop,
                 room: &|| Ok(()),
-                pause: &|time| session.pause(time),
+                pause: &|time| session.pause_before_retry(time),
                 arrived: &|_| (),
             }
-            .run(session)
+            .fetch_blob(session)
         })
     }
 
     /// Has one endpoint after the other asked, with the node's credentials for it.
-    fn ask(
+    fn ask_endpoints(
         &self,
         ask: &mut dyn FnMut(&RegistrySession<'_>) -> Result<(), RegistryError>,
     ) -> Result<(), ArtifactError> {
@@ -178,9 +190,9 @@ impl ArtifactReader {
             stop,
         );
         let mut end = None;
-        let mut errors = ways::each(
+        let mut errors = ways::try_endpoints(
             &http,
-            settings.registries.endpoints(&self.reference),
+            settings.registries.image_endpoints(&self.reference),
             &self.absent,
             &|endpoint| {
                 let authority = &endpoint.base.authority;
@@ -188,10 +200,10 @@ impl ArtifactReader {
                     None => self.reference.repository().to_owned(),
                     Some(_) => format!("{authority}/{}", endpoint.repository),
                 };
-                credentials_at(settings, &self.node, &image, authority)
+                collect_credentials_at(settings, &self.node, &image, authority)
             },
             &mut |session, endpoint, _| match ask(session) {
-                Err(error) if !error.is_ours() => {
+                Err(error) if !error.is_local_fault() => {
                     log::debug!("{} from {}: {error}", self.reference, endpoint.base);
                     ControlFlow::Continue(error)
                 }
@@ -213,7 +225,7 @@ impl ArtifactReader {
                 RegistryError::Wrong { .. } | RegistryError::Unusable { .. }
             )
         };
-        let (name, why) = (self.reference.to_string(), ways::joined(&errors));
+        let (name, why) = (self.reference.to_string(), ways::join_errors(&errors));
         Err(match errors.iter().all(lasts) {
             true => ArtifactError::Wrong(name, why),
             false => ArtifactError::Registry(name, why),
@@ -222,7 +234,7 @@ impl ArtifactReader {
 }
 
 /// The beginning of a foreign text.
-fn told(text: &str) -> String {
+fn cut_foreign_text(text: &str) -> String {
     text.chars().take(MAX_TOLD_CHARS).collect()
 }
 
@@ -242,7 +254,7 @@ mod tests {
         let artifact = ArtifactReader::new(PullSettings::default(), reference, KIND);
         let bytes = manifest.to_string().into_bytes();
         let kind = manifest["mediaType"].as_str().unwrap_or_default();
-        artifact.listed(&TopManifest {
+        artifact.parse_file_list(&TopManifest {
             descriptor: Descriptor {
                 media_type: kind.into(),
                 ..Descriptor::default()
@@ -254,7 +266,7 @@ mod tests {
     #[test]
     fn files_by_their_titles() {
         // UPD-02
-        let digest = Digest::of(b"x");
+        let digest = Digest::compute(b"x");
         let layer = |title: &str| json!({"digest": digest.to_string(), "size": 1, "annotations": {TITLE: title}});
         let nameless = json!({"digest": "sha512:0", "size": 1});
         let of = |kind: &str, config: &str, layers: &[Value]| {

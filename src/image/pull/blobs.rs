@@ -50,37 +50,37 @@ pub(super) struct BlobKey {
 
 impl BlobKey {
     pub(super) fn new(digest: Digest, size: u64, way: &RegistryAccess) -> Self {
-        let mut text = format!("{size} {}", way.registry());
-        if let Some(by) = way.by() {
+        let mut text = format!("{size} {}", way.registry_domain());
+        if let Some(by) = way.credential_hash() {
             text = format!("{text} {by}");
         }
-        let hex = Digest::of(text.as_bytes()).hex();
+        let hex = Digest::compute(text.as_bytes()).hex();
         Self {
             digest,
             origin: u64::from_str_radix(&hex[..ORIGIN_DIGITS], 16).expect("hex digits"),
-            own: way.by().is_some(),
+            own: way.credential_hash().is_some(),
         }
     }
 
     /// Name of the file, whole, in the directory above `blobs`.
-    pub(super) fn member(self) -> String {
-        format!("blobs/sha256/{}", self.whole())
+    pub(super) fn member_name(self) -> String {
+        format!("blobs/sha256/{}", self.whole_file_name())
     }
 
-    fn whole(self) -> String {
+    fn whole_file_name(self) -> String {
         match self.own {
-            true => self.named(),
+            true => self.keyed_file_name(),
             false => self.digest.hex(),
         }
     }
 
-    fn named(self) -> String {
+    fn keyed_file_name(self) -> String {
         let Self { digest, origin, .. } = self;
         format!("{}-{origin:0ORIGIN_DIGITS$x}", digest.hex())
     }
 
     /// Reads a file's name: digest and origin. A whole layer that is everybody's has no origin.
-    fn of_file(name: &str) -> Option<(Digest, Option<u64>)> {
+    fn parse_file_name(name: &str) -> Option<(Digest, Option<u64>)> {
         let part = name.strip_suffix(".part").unwrap_or(name);
         if part == name && !name.contains('-') {
             return Some((Digest::from_hex(name)?, None));
@@ -130,10 +130,10 @@ impl BlobDirectory {
             dir: layout.join("blobs/sha256"),
             uses: Mutex::new(BTreeMap::new()),
             bell: Condvar::new(),
-            opened: clock::mono(),
+            opened: clock::mono_now(),
         };
         let opened = blobs
-            .make()
+            .make_directory()
             // Layers are on disk only if the names that lead to them are: up to the store's root.
             .and_then(|()| blobs.dir.ancestors().take(4).try_for_each(sync_dir))
             .and_then(|()| blobs.remove_older(now, MAX_AGE).map(drop));
@@ -143,7 +143,7 @@ impl BlobDirectory {
         blobs
     }
 
-    fn make(&self) -> io::Result<()> {
+    fn make_directory(&self) -> io::Result<()> {
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -151,7 +151,7 @@ impl BlobDirectory {
     }
 
     /// Takes note of a pull's layers, so that they are not removed. If too many are left of other pulls, the oldest go.
-    pub(super) fn claim(&self, layers: impl Iterator<Item = BlobKey>) -> BlobClaim<'_> {
+    pub(super) fn claim_layers(&self, layers: impl Iterator<Item = BlobKey>) -> BlobClaim<'_> {
         let mut claim = BlobClaim {
             blobs: self,
             layers: Vec::new(),
@@ -173,21 +173,21 @@ impl BlobDirectory {
     }
 
     /// Bytes of a layer that are here already.
-    pub(super) fn have(&self, layer: BlobKey) -> u64 {
+    pub(super) fn present_bytes(&self, layer: BlobKey) -> u64 {
         let length = |path: PathBuf| fs::metadata(path).ok().map(|m| m.len());
-        length(self.whole(layer))
-            .or_else(|| length(self.part(layer)))
+        length(self.whole_path(layer))
+            .or_else(|| length(self.part_path(layer)))
             .unwrap_or(0)
     }
 
     /// Returns true if a layer of `size` bytes lies here, fetched.
-    pub(super) fn is_whole(&self, layer: BlobKey, size: u64) -> bool {
-        fs::metadata(self.whole(layer)).is_ok_and(|m| m.len() == size)
+    pub(super) fn is_layer_whole(&self, layer: BlobKey, size: u64) -> bool {
+        fs::metadata(self.whole_path(layer)).is_ok_and(|m| m.len() == size)
     }
 
     /// Makes a layer whole: `fetch` gets the path of the growing file. If another pull fetches it from the same registry,
     /// this one waits, and tries itself should the other one fail. Returns whether `fetch` was called.
-    pub(super) fn complete(
+    pub(super) fn complete_layer(
         &self,
         layer: BlobKey,
         stop: &StopFlag,
@@ -203,25 +203,27 @@ impl BlobDirectory {
                 .wait_timeout(uses, LOOK)
                 .unwrap_or_else(PoisonError::into_inner);
         }
-        let whole = self.whole(layer);
+        let whole = self.whole_path(layer);
         if whole.exists() {
             return Ok(false);
         }
         uses.entry(layer).or_default().fetching = true;
         drop(uses);
-        let part = self.part(layer);
-        let before = self.have(layer);
-        let result = self.make().map_err(RegistryError::local("make", &self.dir));
+        let part = self.part_path(layer);
+        let before = self.present_bytes(layer);
+        let result = self
+            .make_directory()
+            .map_err(RegistryError::local_file_error("make", &self.dir));
         let result = result.and_then(|()| fetch(&part)).and_then(|()| {
             fs::rename(&part, &whole)
                 .and_then(|()| sync_dir(&self.dir))
-                .map_err(RegistryError::local("rename", &part))
+                .map_err(RegistryError::local_file_error("rename", &part))
         });
         let mut uses = self.lock();
         let this = uses.entry(layer).or_default();
         this.fetching = false;
-        if result.is_ok() || self.have(layer) > before {
-            this.arrived = Some(clock::mono());
+        if result.is_ok() || self.present_bytes(layer) > before {
+            this.arrived = Some(clock::mono_now());
         }
         drop(uses);
         self.bell.notify_all();
@@ -229,7 +231,7 @@ impl BlobDirectory {
     }
 
     /// Removes layers that no pull uses and that did not grow in the last `unused`. Returns the bytes freed.
-    pub(super) fn clear(&self, unused: Duration, now: MonoTime) -> io::Result<u64> {
+    pub(super) fn remove_unused(&self, unused: Duration, now: MonoTime) -> io::Result<u64> {
         self.remove_if(&|arrived, _| now - arrived >= unused)
     }
 
@@ -244,15 +246,15 @@ impl BlobDirectory {
     fn remove_beyond(&self, most: usize) -> io::Result<()> {
         let mut uses = self.lock();
         let mut left: Vec<(i64, PathBuf)> = Vec::new();
-        self.each_left(&uses, &mut |path, _, metadata| {
+        self.visit_unclaimed_files(&uses, &mut |path, _, metadata| {
             left.push((metadata.mtime(), path));
             Ok(())
         })?;
-        left.order();
+        left.stable_sort();
         for (_, path) in left.iter().rev().skip(most) {
-            blob::remove(path)?;
+            blob::remove_if_present(path)?;
         }
-        self.forget(&mut uses);
+        self.forget_unused(&mut uses);
         drop(uses);
         Ok(())
     }
@@ -261,20 +263,20 @@ impl BlobDirectory {
     fn remove_if(&self, unwanted: &dyn Fn(MonoTime, &fs::Metadata) -> bool) -> io::Result<u64> {
         let mut uses = self.lock();
         let mut freed = 0;
-        self.each_left(&uses, &mut |path, arrived, metadata| {
+        self.visit_unclaimed_files(&uses, &mut |path, arrived, metadata| {
             if unwanted(arrived, metadata) {
-                blob::remove(&path)?;
+                blob::remove_if_present(&path)?;
                 freed += metadata.len();
             }
             Ok(())
         })?;
-        self.forget(&mut uses);
+        self.forget_unused(&mut uses);
         drop(uses);
         Ok(freed)
     }
 
     /// Visits each file that no pull uses, with the arrival of its last byte, as far as that is known.
-    fn each_left(
+    fn visit_unclaimed_files(
         &self,
         uses: &BTreeMap<BlobKey, BlobUse>,
         visit: &mut dyn FnMut(PathBuf, MonoTime, &fs::Metadata) -> io::Result<()>,
@@ -286,7 +288,7 @@ impl BlobDirectory {
         for entry in list {
             let entry = entry?;
             let name = entry.file_name();
-            let of = name.to_str().and_then(BlobKey::of_file);
+            let of = name.to_str().and_then(BlobKey::parse_file_name);
             let known = || {
                 uses.iter().filter(|(layer, _)| {
                     of.is_some_and(|(digest, origin)| {
@@ -304,16 +306,16 @@ impl BlobDirectory {
         Ok(())
     }
 
-    fn forget(&self, uses: &mut BTreeMap<BlobKey, BlobUse>) {
-        uses.retain(|layer, u| u.pulls > 0 || u.fetching || self.have(*layer) > 0);
+    fn forget_unused(&self, uses: &mut BTreeMap<BlobKey, BlobUse>) {
+        uses.retain(|layer, u| u.pulls > 0 || u.fetching || self.present_bytes(*layer) > 0);
     }
 
-    fn whole(&self, layer: BlobKey) -> PathBuf {
-        self.dir.join(layer.whole())
+    fn whole_path(&self, layer: BlobKey) -> PathBuf {
+        self.dir.join(layer.whole_file_name())
     }
 
-    pub(super) fn part(&self, layer: BlobKey) -> PathBuf {
-        self.dir.join(layer.named() + ".part")
+    pub(super) fn part_path(&self, layer: BlobKey) -> PathBuf {
+        self.dir.join(layer.keyed_file_name() + ".part")
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<BlobKey, BlobUse>> {
@@ -323,21 +325,24 @@ impl BlobDirectory {
 
 impl BlobClaim<'_> {
     /// Removes the layers that no other pull wants: they are in the store, or of no use.
-    pub(super) fn discard(self) {
+    pub(super) fn discard_layers(self) {
         let uses = self.blobs.lock();
         let pulls = |wanted: &dyn Fn(&BlobKey) -> bool| -> usize {
             let all = uses.iter().filter(|(layer, _)| wanted(layer));
             all.map(|(_, u)| u.pulls).sum()
         };
         for &layer in &self.layers {
-            let whole = self.blobs.whole(layer);
-            let part = self.blobs.part(layer);
+            let whole = self.blobs.whole_path(layer);
+            let part = self.blobs.part_path(layer);
             for (path, pulls) in [
-                (whole, pulls(&|other| other.whole() == layer.whole())),
+                (
+                    whole,
+                    pulls(&|other| other.whole_file_name() == layer.whole_file_name()),
+                ),
                 (part, pulls(&|other| *other == layer)),
             ] {
                 if pulls <= 1
-                    && let Err(e) = blob::remove(&path)
+                    && let Err(e) = blob::remove_if_present(&path)
                 {
                     log::warn!("cannot remove {}: {e}", path.display());
                 }
@@ -352,7 +357,7 @@ impl Drop for BlobClaim<'_> {
         for layer in &self.layers {
             if let Some(one) = uses.get_mut(layer) {
                 one.pulls -= 1;
-                if one.pulls == 0 && self.blobs.have(*layer) == 0 {
+                if one.pulls == 0 && self.blobs.present_bytes(*layer) == 0 {
                     uses.remove(layer);
                 }
             }
@@ -370,12 +375,12 @@ mod tests {
     const NO_TIME: Duration = Duration::ZERO;
 
     fn open(scratch: &Scratch) -> BlobDirectory {
-        BlobDirectory::open(&scratch.join("pulls"), clock::wall())
+        BlobDirectory::open(&scratch.join("pulls"), clock::wall_now())
     }
 
     fn layer(text: &[u8]) -> BlobKey {
         BlobKey::new(
-            Digest::of(text),
+            Digest::compute(text),
             text.len() as u64,
             &RegistryAccess::new("registry.example", None),
         )
@@ -384,7 +389,7 @@ mod tests {
     fn put(layer: BlobKey, text: &'static str) -> impl FnOnce(&Path) -> Result<(), RegistryError> {
         move |path| {
             assert!(path.to_string_lossy().contains(&layer.digest.hex()));
-            fs::write(path, text).map_err(RegistryError::local("write", path))
+            fs::write(path, text).map_err(RegistryError::local_file_error("write", path))
         }
     }
 
@@ -393,30 +398,38 @@ mod tests {
         let scratch = Scratch::new();
         let blobs = open(&scratch);
         let (a, b) = (layer(b"a"), layer(b"b"));
-        let one = blobs.claim([a, a, b].into_iter());
-        let two = blobs.claim([b].into_iter());
+        let one = blobs.claim_layers([a, a, b].into_iter());
+        let two = blobs.claim_layers([b].into_iter());
         assert!(
             blobs
-                .complete(a, &StopFlag::default(), put(a, "a"))
+                .complete_layer(a, &StopFlag::default(), put(a, "a"))
                 .expect("fetched")
         );
         assert!(
             !blobs
-                .complete(a, &StopFlag::default(), |_| panic!("it is there"))
+                .complete_layer(a, &StopFlag::default(), |_| panic!("it is there"))
                 .expect("there")
         );
         assert!(
             blobs
-                .complete(b, &StopFlag::default(), put(b, "bb"))
+                .complete_layer(b, &StopFlag::default(), put(b, "bb"))
                 .expect("fetched")
         );
-        assert_eq!((blobs.have(a), blobs.have(b)), (1, 2));
-        let clear = |unused| blobs.clear(unused, clock::mono()).expect("clear");
+        assert_eq!((blobs.present_bytes(a), blobs.present_bytes(b)), (1, 2));
+        let clear = |unused| {
+            blobs
+                .remove_unused(unused, clock::mono_now())
+                .expect("clear")
+        };
         assert_eq!(clear(NO_TIME), 0, "wanted");
-        one.discard();
-        assert_eq!((blobs.have(a), blobs.have(b)), (0, 2), "b is wanted by two");
+        one.discard_layers();
+        assert_eq!(
+            (blobs.present_bytes(a), blobs.present_bytes(b)),
+            (0, 2),
+            "b is wanted by two"
+        );
         drop(two);
-        assert_eq!(blobs.have(b), 2, "kept for the next attempt");
+        assert_eq!(blobs.present_bytes(b), 2, "kept for the next attempt");
         assert_eq!(clear(RESUME_TIME), 0, "it may be asked for again");
         assert_eq!(clear(NO_TIME), 2);
     }
@@ -428,19 +441,21 @@ mod tests {
         let blobs = open(&scratch);
         assert!(
             blobs
-                .complete(a, &StopFlag::default(), put(a, "a"))
+                .complete_layer(a, &StopFlag::default(), put(a, "a"))
                 .expect("fetched")
         );
         let blobs = open(&scratch);
-        let later = |time| clock::mono() + time;
+        let later = |time| clock::mono_now() + time;
         assert_eq!(
             blobs
-                .clear(RESUME_TIME, later(RESUME_TIME / 2))
+                .remove_unused(RESUME_TIME, later(RESUME_TIME / 2))
                 .expect("clear"),
             0
         );
         assert_eq!(
-            blobs.clear(RESUME_TIME, later(RESUME_TIME)).expect("clear"),
+            blobs
+                .remove_unused(RESUME_TIME, later(RESUME_TIME))
+                .expect("clear"),
             1
         );
     }
@@ -452,26 +467,33 @@ mod tests {
         let a = layer(b"a");
         assert!(
             blobs
-                .complete(a, &StopFlag::default(), put(a, "a"))
+                .complete_layer(a, &StopFlag::default(), put(a, "a"))
                 .expect("fetched")
         );
-        let later = clock::mono() + RESUME_TIME;
+        let later = clock::mono_now() + RESUME_TIME;
         // Half an hour later a pull that cannot unpack it asks for it once more.
         blobs.lock().get_mut(&a).expect("known").arrived = Some(MonoTime(0));
-        let claim = blobs.claim([a].into_iter());
-        let again = blobs.complete(a, &StopFlag::default(), |_| panic!("it is there"));
+        let claim = blobs.claim_layers([a].into_iter());
+        let again = blobs.complete_layer(a, &StopFlag::default(), |_| panic!("it is there"));
         assert!(!again.expect("there"));
-        assert_eq!(blobs.clear(NO_TIME, later).expect("clear"), 0, "in use");
+        assert_eq!(
+            blobs.remove_unused(NO_TIME, later).expect("clear"),
+            0,
+            "in use"
+        );
         drop(claim);
         assert_eq!(
             blobs
-                .clear(RESUME_TIME, clock::mono().max(MonoTime(0) + RESUME_TIME))
+                .remove_unused(
+                    RESUME_TIME,
+                    clock::mono_now().max(MonoTime(0) + RESUME_TIME)
+                )
                 .expect("clear"),
             1
         );
         // Nor does an attempt that brings nothing; one that brings something does.
         for (bytes, kept) in [("", 0), ("x", 1)] {
-            let fetched = blobs.complete(a, &StopFlag::default(), |path| {
+            let fetched = blobs.complete_layer(a, &StopFlag::default(), |path| {
                 fs::write(path, bytes).expect("part");
                 Err(RegistryError::Cancelled)
             });
@@ -487,16 +509,18 @@ mod tests {
         let blobs = open(&scratch);
         let layers: Vec<BlobKey> = (0..6).map(|n: u8| layer(&[n])).collect();
         for (age, one) in layers.iter().enumerate() {
-            let fetched = blobs.complete(*one, &StopFlag::default(), put(*one, "x"));
+            let fetched = blobs.complete_layer(*one, &StopFlag::default(), put(*one, "x"));
             assert!(fetched.expect("fetched"));
-            let file = fs::File::options().append(true).open(blobs.whole(*one));
+            let file = fs::File::options()
+                .append(true)
+                .open(blobs.whole_path(*one));
             let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1000 - age as u64);
             file.expect("layer").set_modified(time).expect("time");
         }
         // The oldest one is in use.
-        let claim = blobs.claim([layers[5]].into_iter());
+        let claim = blobs.claim_layers([layers[5]].into_iter());
         blobs.remove_beyond(2).expect("removed");
-        let there: Vec<u64> = layers.iter().map(|l| blobs.have(*l)).collect();
+        let there: Vec<u64> = layers.iter().map(|l| blobs.present_bytes(*l)).collect();
         assert_eq!(there, [1, 1, 0, 0, 0, 1]);
         assert_eq!(blobs.lock().len(), 3);
         drop(claim);
@@ -510,21 +534,21 @@ mod tests {
         let started = std::sync::Barrier::new(2);
         std::thread::scope(|scope| {
             let first = scope.spawn(|| {
-                blobs.complete(a, &StopFlag::default(), |path| {
+                blobs.complete_layer(a, &StopFlag::default(), |path| {
                     started.wait();
                     fs::write(path, "half").expect("part");
                     Err(RegistryError::Cancelled)
                 })
             });
             started.wait();
-            let second = blobs.complete(a, &StopFlag::default(), |path| {
+            let second = blobs.complete_layer(a, &StopFlag::default(), |path| {
                 assert_eq!(fs::read(path).expect("part"), b"half");
                 Ok(())
             });
             assert!(second.expect("second"));
             assert!(first.join().expect("thread").is_err());
         });
-        assert_eq!(blobs.have(a), 4);
+        assert_eq!(blobs.present_bytes(a), 4);
     }
 
     #[test]
@@ -533,14 +557,15 @@ mod tests {
         let blobs = open(&scratch);
         let a = layer(b"a");
         let stop = StopFlag::default();
-        let fetched = blobs.complete(a, &stop, |path| {
+        let fetched = blobs.complete_layer(a, &stop, |path| {
             let second = std::thread::scope(|scope| {
-                let second = scope.spawn(|| blobs.complete(a, &stop, |_| panic!("under way")));
+                let second =
+                    scope.spawn(|| blobs.complete_layer(a, &stop, |_| panic!("under way")));
                 stop.stop();
                 second.join().expect("thread")
             });
             assert!(matches!(second, Err(RegistryError::Cancelled)));
-            fs::write(path, "a").map_err(RegistryError::local("write", path))
+            fs::write(path, "a").map_err(RegistryError::local_file_error("write", path))
         });
         assert!(fetched.expect("fetched"));
     }
@@ -549,25 +574,29 @@ mod tests {
     fn a_part_is_for_those_of_one_mind() {
         let scratch = Scratch::new();
         let blobs = open(&scratch);
-        let digest = Digest::of(b"abc");
+        let digest = Digest::compute(b"abc");
         let mine = BlobKey::new(digest, 3, &RegistryAccess::new("registry.example", None));
         let half = |path: &Path| {
             fs::write(path, "ab").expect("part");
             Err(RegistryError::Cancelled)
         };
-        assert!(blobs.complete(mine, &StopFlag::default(), half).is_err());
+        assert!(
+            blobs
+                .complete_layer(mine, &StopFlag::default(), half)
+                .is_err()
+        );
         // Another registry, or another size: neither sees it nor touches it, even at the same time.
         for other in [
             BlobKey::new(digest, 3, &RegistryAccess::new("evil.example", None)),
             BlobKey::new(digest, 1, &RegistryAccess::new("registry.example", None)),
         ] {
             let claims = (
-                blobs.claim([mine].into_iter()),
-                blobs.claim([other].into_iter()),
+                blobs.claim_layers([mine].into_iter()),
+                blobs.claim_layers([other].into_iter()),
             );
-            let resumed = blobs.complete(mine, &StopFlag::default(), |path| {
+            let resumed = blobs.complete_layer(mine, &StopFlag::default(), |path| {
                 assert_eq!(fs::read(path).expect("part"), b"ab");
-                let beside = blobs.complete(other, &StopFlag::default(), |path| {
+                let beside = blobs.complete_layer(other, &StopFlag::default(), |path| {
                     assert!(!path.exists());
                     fs::write(path, "x").expect("part");
                     Err(RegistryError::Cancelled)
@@ -576,12 +605,15 @@ mod tests {
                 Err(RegistryError::Cancelled)
             });
             assert!(resumed.is_err());
-            claims.1.discard();
-            assert_eq!((blobs.have(mine), blobs.have(other)), (2, 0));
+            claims.1.discard_layers();
+            assert_eq!(
+                (blobs.present_bytes(mine), blobs.present_bytes(other)),
+                (2, 0)
+            );
         }
         assert!(
             blobs
-                .complete(mine, &StopFlag::default(), |path| {
+                .complete_layer(mine, &StopFlag::default(), |path| {
                     assert_eq!(fs::read(path).expect("part"), b"ab");
                     Ok(())
                 })
@@ -591,10 +623,15 @@ mod tests {
         let other = BlobKey::new(digest, 3, &RegistryAccess::new("evil.example", None));
         assert!(
             !blobs
-                .complete(other, &StopFlag::default(), |_| panic!("there"))
+                .complete_layer(other, &StopFlag::default(), |_| panic!("there"))
                 .expect("there")
         );
-        assert_eq!(blobs.clear(NO_TIME, clock::mono()).expect("clear"), 2);
+        assert_eq!(
+            blobs
+                .remove_unused(NO_TIME, clock::mono_now())
+                .expect("clear"),
+            2
+        );
         assert!(blobs.lock().is_empty());
     }
 
@@ -605,15 +642,19 @@ mod tests {
         let blobs = open(&scratch);
         assert!(
             blobs
-                .complete(a, &StopFlag::default(), put(a, "a"))
+                .complete_layer(a, &StopFlag::default(), put(a, "a"))
                 .expect("fetched")
         );
-        assert_eq!(open(&scratch).have(a), 1);
+        assert_eq!(open(&scratch).present_bytes(a), 1);
         let day = 24 * 3600 * 1_000_000_000;
-        let later = |days: i64| WallTime(clock::wall().0 + days * day);
+        let later = |days: i64| WallTime(clock::wall_now().0 + days * day);
         let reopened = |now| BlobDirectory::open(&scratch.join("pulls"), now);
-        assert_eq!(reopened(WallTime(0)).have(a), 1, "a clock that is not set");
-        assert_eq!(reopened(later(13)).have(a), 1);
-        assert_eq!(reopened(later(15)).have(a), 0);
+        assert_eq!(
+            reopened(WallTime(0)).present_bytes(a),
+            1,
+            "a clock that is not set"
+        );
+        assert_eq!(reopened(later(13)).present_bytes(a), 1);
+        assert_eq!(reopened(later(15)).present_bytes(a), 0);
     }
 }

@@ -12,7 +12,7 @@ use nix::mount::MsFlags;
 
 use super::tests::{Offer, Server, file, quick};
 use super::*;
-use crate::error::chain;
+use crate::error::error_chain;
 use crate::image::error::{ImageError, ImageProblem};
 use crate::image::import::{ImportLimits, ImportOptions};
 use crate::image::testing::{Scratch, docker_archive};
@@ -35,7 +35,7 @@ impl Disk {
         let scratch = Scratch::new();
         let disk = Self { scratch };
         fs::create_dir(disk.path()).expect("scratch");
-        mount::tmpfs(&disk.path(), Some(bytes), 0o755, MsFlags::empty()).expect("tmpfs");
+        mount::mount_tmpfs(&disk.path(), Some(bytes), 0o755, MsFlags::empty()).expect("tmpfs");
         Some(disk)
     }
 
@@ -73,7 +73,7 @@ impl Disk {
             match ImageStore::open_with(&self.path().join("images"), limits.clone()) {
                 // The thread of the last pull is about to end.
                 Err(ImageError::Locked(_)) => thread::yield_now(),
-                store => return store.unwrap_or_else(|e| panic!("{}", chain(&e))),
+                store => return store.unwrap_or_else(|e| panic!("{}", error_chain(&e))),
             }
         }
     }
@@ -105,7 +105,7 @@ fn puller(store: &ImageStore) -> Puller {
 
 fn pull(puller: &Puller, server: &Server) -> PullOutcome {
     let image = format!("{}/team/app:1", server.address);
-    smol::block_on(puller.pull(&image, None))
+    smol::block_on(puller.pull_image(&image, None))
 }
 
 /// Requests for layers of an offer.
@@ -131,7 +131,7 @@ fn what_was_fetched_stays_when_there_is_no_room_to_unpack_it() {
         matches!(&error, PullError::Full(why) if why.contains("not enough disk space")),
         "{error}"
     );
-    assert!(store.list().is_empty());
+    assert!(store.list_images().is_empty());
     assert_eq!(disk.files("staging"), []);
     assert_eq!(disk.files("records"), []);
     assert_eq!(disk.files("pulls/blobs/sha256").len(), 2, "kept");
@@ -139,7 +139,7 @@ fn what_was_fetched_stays_when_there_is_no_room_to_unpack_it() {
     // Tried again with room, it goes on from there.
     disk.remount("size=8m");
     let pulled = pull(&puller, &server).expect("pulled");
-    assert!(store.get(&pulled).is_some());
+    assert!(store.image_by_id(&pulled).is_some());
     assert_eq!(asked(&server, &offer), before, "no layer was asked for");
     assert_eq!(disk.files("pulls/blobs/sha256"), []);
 }
@@ -187,7 +187,7 @@ fn a_disk_that_fills_up_meanwhile_costs_nothing_that_arrived() {
         matches!(&error, PullError::Full(why) if why.contains("No space left on device")),
         "{error}"
     );
-    assert!(store.list().is_empty());
+    assert!(store.list_images().is_empty());
     assert_eq!(disk.files("staging"), []);
     let parts = disk.files("pulls/blobs/sha256");
     let kept: u64 = parts.iter().map(|(_, size)| size).sum();
@@ -197,7 +197,7 @@ fn a_disk_that_fills_up_meanwhile_costs_nothing_that_arrived() {
     fs::remove_file(&ballast).expect("room");
     let before = server.seen().len();
     let pulled = pull(&puller, &server).expect("pulled");
-    assert!(store.get(&pulled).is_some());
+    assert!(store.image_by_id(&pulled).is_some());
     let resumed: u64 = server.seen()[before..]
         .iter()
         .filter(|s| offer.is_layer(&s.path))
@@ -260,10 +260,10 @@ fn what_others_write_while_it_is_unpacked_counts() {
         .import_archive(&archive, &ImportOptions::default(), &mut tick)
         .expect_err("no room");
     let ImageError::Import { source, .. } = &error else {
-        panic!("{}", chain(&error));
+        panic!("{}", error_chain(&error));
     };
     assert!(matches!(**source, ImageProblem::NoSpace { .. }), "{source}");
-    assert!(error.is_transient() && store.list().is_empty());
+    assert!(error.is_transient() && store.list_images().is_empty());
     assert_eq!(disk.files("staging"), []);
     // With room it comes.
     fs::remove_file(&ballast).expect("room");
@@ -311,7 +311,7 @@ fn images_on_a_disk_that_cannot_be_written_can_be_used() {
         matches!(&error, PullError::Failed(why) if why.contains("Read-only file system")),
         "{error}"
     );
-    assert_eq!(store.list().len(), 1);
+    assert_eq!(store.list_images().len(), 1);
     drop((reader, store));
     disk.remount("rw");
     let store = disk.store();

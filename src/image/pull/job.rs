@@ -21,7 +21,7 @@ use super::blobs::BlobKey;
 use super::{OwnFetchSlot, PullError, PullerShared, ways};
 use crate::api::MonoTime;
 use crate::api::oci::Descriptor;
-use crate::error::chain;
+use crate::error::error_chain;
 use crate::image::digest::Digest;
 use crate::image::error::{ImageError, ImageProblem};
 use crate::image::import;
@@ -73,8 +73,8 @@ enum AttemptFailure {
 impl From<RegistryError> for AttemptFailure {
     fn from(error: RegistryError) -> Self {
         if let RegistryError::Local { kind, .. } = &error {
-            Self::Final(of_this_machine(*kind, error.to_string()))
-        } else if error.is_ours() {
+            Self::Final(local_disk_error(*kind, error.to_string()))
+        } else if error.is_local_fault() {
             Self::Final(PullError::Failed(error.to_string()))
         } else {
             Self::Here(error)
@@ -84,14 +84,14 @@ impl From<RegistryError> for AttemptFailure {
 
 impl PullJob<'_> {
     /// Pulls. Blocks for as long as the link takes.
-    pub(super) fn run(&self) -> Result<Arc<ImageRecord>, PullError> {
+    pub(super) fn run_pull(&self) -> Result<Arc<ImageRecord>, PullError> {
         let settings = &self.inner.settings;
         if self.stop.is_stopped() {
             return Err(PullError::Failed(RegistryError::Cancelled.to_string()));
         }
         settings
             .policy
-            .check(self.reference)
+            .check_reference(self.reference)
             .map_err(|why| PullError::Failed(why.to_string()))?;
         let http = RegistryHttp::new(
             &settings.registries,
@@ -99,21 +99,21 @@ impl PullJob<'_> {
             settings.limits,
             Arc::clone(self.stop),
         );
-        let endpoints = settings.registries.endpoints(self.reference);
+        let endpoints = settings.registries.image_endpoints(self.reference);
         let mut end = None;
-        let errors = ways::each(
+        let errors = ways::try_endpoints(
             &http,
             endpoints,
             &self.inner.absent,
-            &|endpoint| self.credentials(endpoint),
+            &|endpoint| self.endpoint_credentials(endpoint),
             &mut |session, endpoint, credential| {
                 // The node's own credentials are good for every pod.
                 let is_pods = |c: &&RegistryCredential| {
-                    endpoint.mirrored.is_none() && !self.inner.node.is_own(c)
+                    endpoint.mirrored.is_none() && !self.inner.node.is_node_credential(c)
                 };
                 let own = credential.filter(is_pods);
                 let way = RegistryAccess::new(self.reference.domain(), own);
-                end = Some(match self.through(session, &way) {
+                end = Some(match self.pull_from_endpoint(session, &way) {
                     Ok(image) => Ok(image),
                     Err(AttemptFailure::Final(error)) => Err(error),
                     Err(AttemptFailure::Here(error)) => {
@@ -124,40 +124,40 @@ impl PullJob<'_> {
                 ControlFlow::Break(())
             },
         );
-        end.unwrap_or_else(|| Err(joined(&errors)))
+        end.unwrap_or_else(|| Err(join_pull_errors(&errors)))
     }
 
     /// Credentials to present at an endpoint, in order. A mirror gets what the node has for the mirror: a secret for
     /// the registry is none of its business.
-    fn credentials(&self, endpoint: &RegistryEndpoint) -> Vec<RegistryCredential> {
+    fn endpoint_credentials(&self, endpoint: &RegistryEndpoint) -> Vec<RegistryCredential> {
         match &endpoint.mirrored {
             None => self.credential.cloned().into_iter().collect(),
-            Some(_) => self.inner.credentials_at(
+            Some(_) => self.inner.node_credentials_at(
                 &format!("{}/{}", endpoint.base.authority, endpoint.repository),
                 &endpoint.base.authority,
             ),
         }
     }
 
-    fn through(
+    fn pull_from_endpoint(
         &self,
         session: &RegistrySession<'_>,
         way: &RegistryAccess,
     ) -> Result<Arc<ImageRecord>, AttemptFailure> {
-        self.tracker.stage(ImageStage::Resolving);
+        self.tracker.begin_stage(ImageStage::Resolving);
         let store = &self.inner.store;
-        if let Some(image) = self.unchanged(session, way)? {
+        if let Some(image) = self.find_unchanged_image(session, way)? {
             return Ok(image);
         }
         let name = match self.reference.digest() {
             Some(digest) => digest.to_string(),
             None => self.reference.tag().unwrap_or("latest").to_owned(),
         };
-        let top = session.manifest(&name)?;
-        let mut planned = self.plan(session, &top)?;
+        let top = session.read_manifest(&name)?;
+        let mut planned = self.plan_image(session, &top)?;
         for layer in &mut planned.layers {
             if let Some(blob) = layer.blob {
-                layer.member = wanted(blob, way).member();
+                layer.member = layer_blob_key(blob, way).member_name();
             }
         }
         let mut shares = LayerSharing {
@@ -165,15 +165,18 @@ impl PullJob<'_> {
             confirmed: BTreeSet::new(),
         };
         for _ in 0..MAX_ROUNDS {
-            self.confirm(session, &planned, &mut shares);
-            let missing = import::missing(store, &planned, &shares);
+            self.confirm_shared_layers(session, &planned, &mut shares);
+            let missing = import::find_missing_layers(store, &planned, &shares);
             let blobs = missing.iter().filter_map(|l| l.blob);
-            let claim = self.inner.blobs.claim(blobs.map(|b| wanted(b, way)));
-            self.fetch(session, way, &missing)?;
-            self.tracker.stage(ImageStage::Unpacking);
+            let claim = self
+                .inner
+                .blobs
+                .claim_layers(blobs.map(|b| layer_blob_key(b, way)));
+            self.fetch_layers(session, way, &missing)?;
+            self.tracker.begin_stage(ImageStage::Unpacking);
             let stop = self.stop;
             let mut tick = |p| {
-                self.tracker.set(p);
+                self.tracker.set_progress(p);
                 if stop.is_stopped() {
                     ControlFlow::Break(())
                 } else {
@@ -184,17 +187,17 @@ impl PullJob<'_> {
             let imported = store.import_planned(layout, image, &shares, &mut tick);
             match imported {
                 Ok(image) => {
-                    claim.discard();
+                    claim.discard_layers();
                     return Ok(image);
                 }
                 // Another image that shared a layer was removed in between.
-                Err(_) if !self.all_here(&planned, &shares) => {}
+                Err(_) if !self.has_all_layers(&planned, &shares) => {}
                 Err(error) => {
                     // Layers that cannot be unpacked are of no use; if only space or time lacks, they are kept.
                     if !error.is_transient() {
-                        claim.discard();
+                        claim.discard_layers();
                     }
-                    return Err(AttemptFailure::Final(of_import(&error)));
+                    return Err(AttemptFailure::Final(import_pull_error(&error)));
                 }
             }
         }
@@ -204,7 +207,7 @@ impl PullJob<'_> {
     }
 
     /// The store's image, if the name still leads to it: one request without a body.
-    fn unchanged(
+    fn find_unchanged_image(
         &self,
         session: &RegistrySession<'_>,
         way: &RegistryAccess,
@@ -214,7 +217,11 @@ impl PullJob<'_> {
             // The digest says which image it is; the registry is asked all the same, for it decides who may have it.
             Some(digest) => digest,
             None => match self.reference.tag() {
-                Some(tag) if self.present(&self.reference.to_string()).is_some() => {
+                Some(tag)
+                    if self
+                        .find_stored_image(&self.reference.to_string())
+                        .is_some() =>
+                {
                     match session.head_manifest(tag)? {
                         Some(digest) => digest,
                         None => return Ok(None),
@@ -224,12 +231,13 @@ impl PullJob<'_> {
             },
         };
         let name = format!("{}@{digest}", self.reference.repository());
-        let Some(image) = self.present(&name) else {
+        let Some(image) = self.find_stored_image(&name) else {
             return Ok(None);
         };
         // It may name layers that only the pod may have for which it was pulled.
-        let layers = store.layers();
-        let known = |layer: &LayerRecord| layers.get(&layer.key).is_some_and(|l| way.knows(l));
+        let layers = store.layer_records();
+        let known =
+            |layer: &LayerRecord| layers.get(&layer.key).is_some_and(|l| way.holds_layer(l));
         if !image.layers.iter().all(known) {
             return Ok(None);
         }
@@ -240,24 +248,26 @@ impl PullJob<'_> {
         }
         // An agent of before did not note it.
         let image = match image.led_by.is_empty() {
-            true => store.lead(&image.id, &name).unwrap_or(image),
+            true => store
+                .record_pulled_digest(&image.id, &name)
+                .unwrap_or(image),
             false => image,
         };
-        match self.reference.tagged() {
+        match self.reference.tagged_name() {
             // By digest the registry said nothing of the tag.
             Some(tag) if self.reference.digest().is_none() && !image.names.contains(&tag) => store
-                .tag(&image.id, &tag)
+                .tag_image(&image.id, &tag)
                 .map(Some)
-                .map_err(|e| AttemptFailure::Final(PullError::Failed(chain(&e)))),
+                .map_err(|e| AttemptFailure::Final(PullError::Failed(error_chain(&e)))),
             _ => Ok(Some(image)),
         }
     }
 
-    fn present(&self, name: &str) -> Option<Arc<ImageRecord>> {
-        self.inner.store.resolve(name).ok().flatten()
+    fn find_stored_image(&self, name: &str) -> Option<Arc<ImageRecord>> {
+        self.inner.store.resolve_reference(name).ok().flatten()
     }
 
-    fn plan(
+    fn plan_image(
         &self,
         session: &RegistrySession<'_>,
         top: &TopManifest,
@@ -267,9 +277,9 @@ impl PullJob<'_> {
             top,
             error: RefCell::new(None),
             read: Cell::new((0, 0)),
-            end: clock::mono() + PLAN_TIMEOUT,
+            end: clock::mono_now() + PLAN_TIMEOUT,
         };
-        let machine = self.inner.store.limits().machine;
+        let machine = self.inner.store.import_limits().machine;
         let planned = plan::plan_remote(&documents, &top.descriptor, self.reference, machine);
         planned.map_err(|(place, problem)| match documents.error.take() {
             Some(error) => error.into(),
@@ -281,7 +291,7 @@ impl PullJob<'_> {
     }
 
     /// Fetches missing layers, several at once. The first error ends it; layers under way are finished.
-    fn fetch(
+    fn fetch_layers(
         &self,
         session: &RegistrySession<'_>,
         way: &RegistryAccess,
@@ -290,22 +300,27 @@ impl PullJob<'_> {
         let sizes = missing.iter().filter_map(|l| l.blob);
         let total: u64 = sizes.clone().map(|(_, size)| size).sum();
         let have: u64 = sizes
-            .map(|blob| self.inner.blobs.have(wanted(blob, way)).min(blob.1))
+            .map(|blob| {
+                self.inner
+                    .blobs
+                    .present_bytes(layer_blob_key(blob, way))
+                    .min(blob.1)
+            })
             .sum();
-        self.tracker.fetching(missing.len(), total);
-        self.room(total.saturating_sub(have))
-            .map_err(|e| AttemptFailure::Final(of_this_machine(e.kind(), e.to_string())))?;
+        self.tracker.begin_fetching(missing.len(), total);
+        self.check_disk_room(total.saturating_sub(have))
+            .map_err(|e| AttemptFailure::Final(local_disk_error(e.kind(), e.to_string())))?;
         let needs = total.saturating_sub(have);
         let gate = self.inner.settings.gate.as_deref();
         let deferred = |why| AttemptFailure::Final(PullError::Deferred(why));
-        let admitted = gate.map(|gate| gate.admit(self.reference, needs));
+        let admitted = gate.map(|gate| gate.admit_fetch(self.reference, needs));
         admitted.transpose().map_err(deferred)?;
         let fetched = self.fetch_all(session, way, missing);
         let Some(gate) = gate else {
             return fetched.map_err(AttemptFailure::from);
         };
-        gate.ended(needs);
-        fetched.map_err(|e| match gate.go_on(self.reference) {
+        gate.record_fetch_end(needs);
+        fetched.map_err(|e| match gate.may_continue_fetch(self.reference) {
             Err(why) => deferred(why),
             Ok(()) => e.into(),
         })
@@ -334,7 +349,7 @@ impl PullJob<'_> {
                     *next += 1;
                     *next - 1
                 };
-                if let Err(e) = self.fetch_one(session, way, &missing[at], &own) {
+                if let Err(e) = self.fetch_layer(session, way, &missing[at], &own) {
                     failed
                         .lock()
                         .unwrap_or_else(PoisonError::into_inner)
@@ -361,7 +376,7 @@ impl PullJob<'_> {
         }
     }
 
-    fn fetch_one(
+    fn fetch_layer(
         &self,
         session: &RegistrySession<'_>,
         way: &RegistryAccess,
@@ -371,12 +386,12 @@ impl PullJob<'_> {
         let Some((digest, size)) = layer.blob else {
             return Ok(());
         };
-        let wanted = wanted((digest, size), way);
+        let wanted = layer_blob_key((digest, size), way);
         let take = || {
-            let slot = self.inner.slots.take(own, self.stop);
+            let slot = self.inner.slots.take_slot(own, self.stop);
             slot.ok_or(RegistryError::Cancelled)
         };
-        let fetched = self.inner.blobs.complete(wanted, self.stop, |part| {
+        let fetched = self.inner.blobs.complete_layer(wanted, self.stop, |part| {
             let slot = RefCell::new(Some(take()?));
             BlobFetch {
                 digest,
@@ -384,40 +399,43 @@ impl PullJob<'_> {
                 part,
                 throttle: &self.inner.throttle,
                 stop: self.stop,
-                room: &|| self.may_go_on(),
+                room: &|| self.check_may_continue(),
                 pause: &|time| {
                     slot.take();
-                    session.pause(time)?;
+                    session.pause_before_retry(time)?;
                     slot.replace(Some(take()?));
                     Ok(())
                 },
-                arrived: &|bytes| self.tracker.arrived(bytes),
+                arrived: &|bytes| self.tracker.add_fetched_bytes(bytes),
             }
-            .run(session)
+            .fetch_blob(session)
         })?;
         if !fetched {
             self.tracker
-                .arrived(i64::try_from(size).unwrap_or(i64::MAX));
+                .add_fetched_bytes(i64::try_from(size).unwrap_or(i64::MAX));
         }
-        self.tracker.layer_fetched();
+        self.tracker.count_fetched_layer();
         Ok(())
     }
 
     /// Checks that the disk has room for more, and that the link has bytes left.
-    fn may_go_on(&self) -> io::Result<()> {
+    fn check_may_continue(&self) -> io::Result<()> {
         if let Some(gate) = &self.inner.settings.gate {
-            gate.go_on(self.reference).map_err(io::Error::other)?;
+            gate.may_continue_fetch(self.reference)
+                .map_err(io::Error::other)?;
         }
-        self.room(0)
+        self.check_disk_room(0)
     }
 
     /// Checks that `needed` more bytes may be written, besides the space that has to stay free.
-    fn room(&self, needed: u64) -> io::Result<()> {
+    fn check_disk_room(&self, needed: u64) -> io::Result<()> {
         let store = &self.inner.store;
-        let info = store.fs_info().map_err(|e| io::Error::other(chain(&e)))?;
+        let info = store
+            .filesystem_info()
+            .map_err(|e| io::Error::other(error_chain(&e)))?;
         let available = info
             .available_bytes
-            .checked_sub(store.limits().reserve_bytes);
+            .checked_sub(store.import_limits().reserve_bytes);
         match available {
             Some(available) if needed <= available => Ok(()),
             available => Err(io::Error::new(
@@ -431,24 +449,24 @@ impl PullJob<'_> {
     }
 
     /// Returns true if all layers are in the store or lie fetched. An import that failed then had another reason.
-    fn all_here(&self, planned: &PlannedImage, shares: &LayerSharing<'_>) -> bool {
-        import::missing(&self.inner.store, planned, shares)
+    fn has_all_layers(&self, planned: &PlannedImage, shares: &LayerSharing<'_>) -> bool {
+        import::find_missing_layers(&self.inner.store, planned, shares)
             .iter()
             .filter_map(|layer| layer.blob)
             .all(|blob| {
-                let layer = wanted(blob, shares.way);
-                self.inner.blobs.is_whole(layer, blob.1)
+                let layer = layer_blob_key(blob, shares.way);
+                self.inner.blobs.is_layer_whole(layer, blob.1)
             })
     }
 
     /// Asks the registry for layers that came from it with another pod's credential. One that it does not confirm is fetched.
-    fn confirm(
+    fn confirm_shared_layers(
         &self,
         session: &RegistrySession<'_>,
         planned: &PlannedImage,
         shares: &mut LayerSharing<'_>,
     ) {
-        for blob in import::to_confirm(&self.inner.store, planned, shares) {
+        for blob in import::find_blobs_to_confirm(&self.inner.store, planned, shares) {
             match session.head_blob(blob) {
                 Ok(()) => drop(shares.confirmed.insert(blob)),
                 Err(e) => log::debug!("image {}: {e}; it is fetched", self.reference),
@@ -458,7 +476,7 @@ impl PullJob<'_> {
 }
 
 /// A layer of digest and size, as the registry of the image has it.
-fn wanted((digest, size): (Digest, u64), way: &RegistryAccess) -> BlobKey {
+fn layer_blob_key((digest, size): (Digest, u64), way: &RegistryAccess) -> BlobKey {
     BlobKey::new(digest, size, way)
 }
 
@@ -475,7 +493,7 @@ struct RegistryDocuments<'a> {
 
 impl RegistryDocuments<'_> {
     /// Checks that another document may be read: by number, bytes and time.
-    fn budget(&self) -> Result<(), ImageProblem> {
+    fn check_document_budget(&self) -> Result<(), ImageProblem> {
         let limit = |what, limit| Err(ImageProblem::Limit { what, limit });
         let (documents, bytes) = self.read.get();
         if documents >= MAX_DOCUMENTS {
@@ -484,7 +502,7 @@ impl RegistryDocuments<'_> {
         if bytes > MAX_JSON_TOTAL_BYTES {
             return limit("bytes of documents for an image", MAX_JSON_TOTAL_BYTES);
         }
-        if clock::mono() >= self.end {
+        if clock::mono_now() >= self.end {
             return limit("seconds for an image's documents", PLAN_TIMEOUT.as_secs());
         }
         Ok(())
@@ -492,21 +510,25 @@ impl RegistryDocuments<'_> {
 }
 
 impl DocumentSource for RegistryDocuments<'_> {
-    fn blob(&self, descriptor: &Descriptor) -> Result<(Digest, Cow<'_, [u8]>), LocatedProblem> {
+    fn read_blob(
+        &self,
+        descriptor: &Descriptor,
+    ) -> Result<(Digest, Cow<'_, [u8]>), LocatedProblem> {
         let digest = Digest::parse(&descriptor.digest)
             .map_err(|why| (Some(descriptor.digest.clone()), why.into()))?;
         if descriptor.digest == self.top.descriptor.digest {
             return Ok((digest, Cow::Borrowed(&self.top.bytes)));
         }
-        self.budget().map_err(|problem| (None, problem))?;
+        self.check_document_budget()
+            .map_err(|problem| (None, problem))?;
         let manifest = descriptor.media_type.contains("manifest")
             || descriptor.media_type.contains("image.index");
         let read = if manifest {
             self.session
-                .manifest(&descriptor.digest)
+                .read_manifest(&descriptor.digest)
                 .map(|top| top.bytes)
         } else {
-            self.session.blob_document(digest, descriptor.size)
+            self.session.read_blob_document(digest, descriptor.size)
         };
         match read {
             Ok(bytes) => {
@@ -524,8 +546,8 @@ impl DocumentSource for RegistryDocuments<'_> {
 }
 
 /// Joins the errors of all ways into one. An outage everywhere is one of the registry.
-fn joined(errors: &[RegistryError]) -> PullError {
-    let text = ways::joined(errors);
+fn join_pull_errors(errors: &[RegistryError]) -> PullError {
+    let text = ways::join_errors(errors);
     let is_outage = !errors.is_empty() && errors.iter().all(RegistryError::is_outage);
     let is_refusal = errors.iter().any(RegistryError::is_refusal);
     match (is_outage, is_refusal) {
@@ -537,7 +559,7 @@ fn joined(errors: &[RegistryError]) -> PullError {
 }
 
 /// An error of this machine's disk.
-fn of_this_machine(kind: io::ErrorKind, text: String) -> PullError {
+fn local_disk_error(kind: io::ErrorKind, text: String) -> PullError {
     match kind {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => PullError::Full(text),
         _ => PullError::Failed(text),
@@ -545,7 +567,7 @@ fn of_this_machine(kind: io::ErrorKind, text: String) -> PullError {
 }
 
 /// An import's error without the path of our own directory.
-fn of_import(error: &ImageError) -> PullError {
+fn import_pull_error(error: &ImageError) -> PullError {
     let ImageError::Import {
         blob,
         entry,
@@ -553,7 +575,7 @@ fn of_import(error: &ImageError) -> PullError {
         ..
     } = error
     else {
-        return PullError::Failed(chain(&error));
+        return PullError::Failed(error_chain(&error));
     };
     let mut text = String::from("cannot unpack");
     if let Some(blob) = blob {
@@ -570,7 +592,7 @@ fn of_import(error: &ImageError) -> PullError {
         text.push_str(&format!(": {error}"));
         cause = error.source();
     }
-    if source.is_full() {
+    if source.is_disk_full() {
         PullError::Full(text)
     } else {
         PullError::Failed(text)

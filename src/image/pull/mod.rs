@@ -93,18 +93,18 @@ pub struct LinkBudgetRefusal(pub String);
 
 /// Says whether bytes may be fetched. Asked by threads of pulls.
 pub trait FetchGate: Send + Sync {
-    /// Asks to fetch `bytes` that are missing of an image. If admitted, [`FetchGate::ended`] is told at the end.
+    /// Asks to fetch `bytes` that are missing of an image. If admitted, [`FetchGate::record_fetch_end`] is told at the end.
     ///
     /// # Errors
     /// The bytes have to wait.
-    fn admit(&self, reference: &ImageReference, bytes: u64) -> Result<(), LinkBudgetRefusal>;
+    fn admit_fetch(&self, reference: &ImageReference, bytes: u64) -> Result<(), LinkBudgetRefusal>;
     /// Asks whether an admitted fetch may go on.
     ///
     /// # Errors
     /// The rest has to wait.
-    fn go_on(&self, reference: &ImageReference) -> Result<(), LinkBudgetRefusal>;
+    fn may_continue_fetch(&self, reference: &ImageReference) -> Result<(), LinkBudgetRefusal>;
     /// A fetch that was admitted is over, however it ended.
-    fn ended(&self, bytes: u64);
+    fn record_fetch_end(&self, bytes: u64);
 }
 
 /// Reason why a pull failed. The text goes into the events and the status of the pod.
@@ -186,7 +186,7 @@ impl Puller {
     #[must_use]
     pub fn new(store: ImageStore, settings: PullSettings) -> Self {
         let layout = store.root().join("pulls");
-        let blobs = BlobDirectory::open(&layout, clock::wall());
+        let blobs = BlobDirectory::open(&layout, clock::wall_now());
         let node = NodeCredentials::new(&settings);
         Self {
             inner: Arc::new(PullerShared {
@@ -207,7 +207,7 @@ impl Puller {
     /// the configuration of the registry. Blocks on programs.
     #[must_use]
     pub fn node_credentials(&self, reference: &str) -> Vec<RegistryCredential> {
-        let found = credentials_for(&self.inner.settings, &self.inner.node, reference);
+        let found = node_credentials_for(&self.inner.settings, &self.inner.node, reference);
         self.inner.node.hand_out(&found);
         found
     }
@@ -218,7 +218,7 @@ impl Puller {
     ///
     /// # Errors
     /// See [`PullError`].
-    pub async fn pull(
+    pub async fn pull_image(
         &self,
         reference: &str,
         credential: Option<RegistryCredential>,
@@ -227,7 +227,7 @@ impl Puller {
             ImageReference::parse(reference).map_err(|e| PullError::Invalid(e.to_string()))?;
         let seat = PullWaiter {
             inner: &self.inner,
-            flight: self.board(reference, credential),
+            flight: self.join_pull(reference, credential),
         };
         // Never sent to: it ends by being closed.
         let _ = seat.flight.done.recv().await;
@@ -240,19 +240,19 @@ impl Puller {
 
     /// Progress of the pull of `reference`, if one is under way.
     #[must_use]
-    pub fn progress(&self, reference: &str) -> Option<ImageProgress> {
+    pub fn pull_progress(&self, reference: &str) -> Option<ImageProgress> {
         let wanted = ImageReference::parse(reference).ok()?;
         let queue = self.inner.lock();
         queue
             .flights
             .values()
             .find(|flight| flight.reference == wanted)
-            .map(|flight| flight.tracker.now())
+            .map(|flight| flight.tracker.current_progress())
     }
 
     /// Returns true if a pull of `reference` may still bring its image, also one without waiters.
     #[must_use]
-    pub fn is_pulling(&self, reference: &str) -> bool {
+    pub fn is_pull_running(&self, reference: &str) -> bool {
         let Ok(wanted) = ImageReference::parse(reference) else {
             return false;
         };
@@ -266,16 +266,18 @@ impl Puller {
     ///
     /// # Errors
     /// The directory cannot be read or changed.
-    pub fn clear(&self, unused: Duration) -> io::Result<u64> {
-        self.inner.blobs.clear(unused, clock::mono())
+    pub fn remove_unused_layers(&self, unused: Duration) -> io::Result<u64> {
+        self.inner.blobs.remove_unused(unused, clock::mono_now())
     }
 
-    fn board(
+    fn join_pull(
         &self,
         reference: ImageReference,
         credential: Option<RegistryCredential>,
     ) -> Arc<SharedPull> {
-        let digest = credential.as_ref().map(RegistryCredential::digest);
+        let digest = credential
+            .as_ref()
+            .map(RegistryCredential::credential_digest);
         let key = (reference.to_string(), digest);
         let mut queue = self.inner.lock();
         // A pull without waiters is about to end: this pull comes behind it.
@@ -297,26 +299,26 @@ impl Puller {
         });
         if full {
             let why = format!("{MAX_WAITING} pulls are waiting already");
-            queue.land(&flight, Err(PullError::Failed(why)));
+            queue.finish_pull(&flight, Err(PullError::Failed(why)));
             return flight;
         }
         let before = queue.flights.insert(key, Arc::clone(&flight));
         queue.ending.extend(before);
         queue.waiting.push_back(Arc::clone(&flight));
-        if queue.running < self.inner.parallel() {
+        if queue.running < self.inner.parallel_pulls() {
             queue.running += 1;
             let inner = Arc::clone(&self.inner);
             let started = thread::Builder::new()
                 .name("pull".into())
                 .stack_size(job::STACK_BYTES)
-                .spawn(move || inner.work());
+                .spawn(move || inner.run_queued_pulls());
             if let Err(e) = started {
                 queue.running -= 1;
                 if queue.running == 0 {
                     // No thread would ever take the waiting pulls.
                     let error = PullError::Failed(format!("cannot start a thread: {e}"));
                     while let Some(flight) = queue.waiting.pop_front() {
-                        queue.land(&flight, Err(error.clone()));
+                        queue.finish_pull(&flight, Err(error.clone()));
                     }
                 }
             }
@@ -341,12 +343,12 @@ impl NodeCredentialLookup {
 
     /// All credentials for an image, in the order in which they are tried. Blocks on programs.
     #[must_use]
-    pub fn lookup(&self, reference: &str) -> Vec<RegistryCredential> {
-        credentials_for(&self.settings, &self.node, reference)
+    pub fn lookup_credentials(&self, reference: &str) -> Vec<RegistryCredential> {
+        node_credentials_for(&self.settings, &self.node, reference)
     }
 }
 
-fn credentials_for(
+fn node_credentials_for(
     settings: &PullSettings,
     node: &NodeCredentials,
     reference: &str,
@@ -354,20 +356,20 @@ fn credentials_for(
     let Ok(reference) = ImageReference::parse(reference) else {
         return Vec::new();
     };
-    let endpoints = settings.registries.endpoints(&reference);
+    let endpoints = settings.registries.image_endpoints(&reference);
     let own = endpoints.iter().find(|e| e.mirrored.is_none());
     let authority = own.map_or("", |e| e.base.authority.as_str());
-    credentials_at(settings, node, reference.repository(), authority)
+    collect_credentials_at(settings, node, reference.repository(), authority)
 }
 
-fn credentials_at(
+fn collect_credentials_at(
     settings: &PullSettings,
     node: &NodeCredentials,
     image: &str,
     authority: &str,
 ) -> Vec<RegistryCredential> {
-    let mut all = node.credentials(image);
-    let host = settings.registries.host(authority);
+    let mut all = node.find_credentials(image);
+    let host = settings.registries.host_config(authority);
     let configured = host.and_then(|host| host.auth.clone());
     all.extend(configured.filter(|c| !c.is_empty() && !all.contains(c)));
     all
@@ -375,11 +377,11 @@ fn credentials_at(
 
 impl PullerShared {
     /// The node's own credentials for `image` (domain and path) at `authority`.
-    fn credentials_at(&self, image: &str, authority: &str) -> Vec<RegistryCredential> {
-        credentials_at(&self.settings, &self.node, image, authority)
+    fn node_credentials_at(&self, image: &str, authority: &str) -> Vec<RegistryCredential> {
+        collect_credentials_at(&self.settings, &self.node, image, authority)
     }
 
-    fn parallel(&self) -> usize {
+    fn parallel_pulls(&self) -> usize {
         self.settings
             .parallel
             .and_then(|n| usize::try_from(n).ok())
@@ -387,7 +389,7 @@ impl PullerShared {
     }
 
     /// Takes one pull after the other off the queue, until there is none.
-    fn work(&self) {
+    fn run_queued_pulls(&self) {
         loop {
             let flight = {
                 let mut queue = self.lock();
@@ -404,8 +406,8 @@ impl PullerShared {
                 tracker: &flight.tracker,
                 stop: &flight.stop,
             };
-            let outcome = job.run().map(|image| image.id.clone());
-            self.lock().land(&flight, outcome);
+            let outcome = job.run_pull().map(|image| image.id.clone());
+            self.lock().finish_pull(&flight, outcome);
         }
     }
 
@@ -416,7 +418,7 @@ impl PullerShared {
 
 impl PullQueue {
     /// Ends a flight: a pull that is asked for from now on starts another one.
-    fn land(&mut self, flight: &Arc<SharedPull>, outcome: PullOutcome) {
+    fn finish_pull(&mut self, flight: &Arc<SharedPull>, outcome: PullOutcome) {
         self.flights.retain(|_, other| !Arc::ptr_eq(other, flight));
         self.ending.retain(|other| !Arc::ptr_eq(other, flight));
         // Only its own thread ends a flight.
@@ -441,7 +443,7 @@ impl Drop for PullWaiter<'_> {
             if queue.waiting.iter().any(is_this) {
                 queue.waiting.retain(|other| !is_this(other));
                 let cancelled = RegistryError::Cancelled.to_string();
-                queue.land(&self.flight, Err(PullError::Failed(cancelled)));
+                queue.finish_pull(&self.flight, Err(PullError::Failed(cancelled)));
             }
         }
     }
@@ -474,7 +476,7 @@ impl FetchSlots {
     }
 
     /// Waits for a place. `None`: the pull was told to stop first.
-    fn take<'a>(&'a self, own: &'a OwnFetchSlot, stop: &StopFlag) -> Option<FetchSlot<'a>> {
+    fn take_slot<'a>(&'a self, own: &'a OwnFetchSlot, stop: &StopFlag) -> Option<FetchSlot<'a>> {
         let mut shared = self.lock();
         loop {
             if stop.is_stopped() {

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use super::PullSettings;
 use crate::api::MonoTime;
-use crate::api::strict::{JsonTextError, WrongValue, from_json, typed};
+use crate::api::strict::{JsonTextError, WrongValue, from_json, typed_from_value};
 use crate::image::registry::hosts::aliases;
 use crate::image::registry::keyring::{
     self, DockerConfig, Keyring, MAX_CONFIG_BYTES, RegistryCredential,
@@ -93,7 +93,7 @@ impl CredentialProviders {
             providers: Vec<CredentialProvider>,
         }
         let document: ProviderConfigDocument =
-            typed(document).map_err(WrongValue::without_value)?;
+            typed_from_value(document).map_err(WrongValue::without_value)?;
         if document.kind != "CredentialProviderConfig"
             || document.api_version != "kubelet.config.k8s.io/v1"
         {
@@ -122,7 +122,7 @@ impl CredentialProviders {
             if provider.api_version != PROVIDER_API {
                 return at("apiVersion", &format!("must be {PROVIDER_API:?}"));
             }
-            if duration(&provider.default_cache_duration).is_none() {
+            if parse_go_duration(&provider.default_cache_duration).is_none() {
                 return at("defaultCacheDuration", "must be a duration such as \"12h\"");
             }
             if provider.token_attributes.is_some() {
@@ -181,7 +181,7 @@ impl NodeCredentials {
         Self {
             docker_configs: settings.docker_configs.clone(),
             providers: settings.providers.clone(),
-            environment: settings.proxies.environment(),
+            environment: settings.proxies.to_environment(),
             cache: Mutex::new(BTreeMap::new()),
             handed: Mutex::default(),
         }
@@ -194,25 +194,29 @@ impl NodeCredentials {
         if handed.len() + credentials.len() > MAX_HANDED {
             handed.clear();
         }
-        handed.extend(credentials.iter().map(RegistryCredential::digest));
+        handed.extend(
+            credentials
+                .iter()
+                .map(RegistryCredential::credential_digest),
+        );
     }
 
     /// Returns true if the credential was handed out as the node's own.
-    pub(super) fn is_own(&self, credential: &RegistryCredential) -> bool {
+    pub(super) fn is_node_credential(&self, credential: &RegistryCredential) -> bool {
         let handed = self.handed.lock().unwrap_or_else(PoisonError::into_inner);
-        handed.contains(&credential.digest())
+        handed.contains(&credential.credential_digest())
     }
 
     /// All credentials for `image` (domain and path), in the order in which they are tried. Blocks on programs.
     /// A program that fails is logged and left out: a pull without credentials may work.
-    pub(super) fn credentials(&self, image: &str) -> Vec<RegistryCredential> {
+    pub(super) fn find_credentials(&self, image: &str) -> Vec<RegistryCredential> {
         let mut ring = Keyring::default();
-        if let Some(config) = self.docker_config() {
-            let helped = helpers(&config, image);
-            ring.add(config.auths);
+        if let Some(config) = self.read_docker_config() {
+            let helped = helpers_for_image(&config, image);
+            ring.add_place(config.auths);
             for (program, server) in helped {
                 match ask_helper(&program, &server, &self.environment) {
-                    Ok(credential) => ring.add([(image.to_owned(), credential)]),
+                    Ok(credential) => ring.add_place([(image.to_owned(), credential)]),
                     Err(why) => log::warn!("docker-credential-{program}: {why}"),
                 }
             }
@@ -221,18 +225,18 @@ impl NodeCredentials {
             if provider
                 .match_images
                 .iter()
-                .any(|p| keyring::matches(p, image))
+                .any(|p| keyring::key_matches_image(p, image))
             {
-                match self.ask(provider, image) {
-                    Ok(auths) => ring.add(auths),
+                match self.ask_provider(provider, image) {
+                    Ok(auths) => ring.add_place(auths),
                     Err(why) => log::warn!("credential plugin {}: {why}", provider.name),
                 }
             }
         }
-        ring.lookup(image)
+        ring.lookup_credentials(image)
     }
 
-    fn docker_config(&self) -> Option<DockerConfig> {
+    fn read_docker_config(&self) -> Option<DockerConfig> {
         for path in &self.docker_configs {
             let Ok(file) = File::open(path) else {
                 continue;
@@ -250,12 +254,12 @@ impl NodeCredentials {
         None
     }
 
-    fn ask(
+    fn ask_provider(
         &self,
         provider: &CredentialProvider,
         image: &str,
     ) -> Result<Vec<(String, RegistryCredential)>, CredentialProgramError> {
-        let now = clock::mono();
+        let now = clock::mono_now();
         let registry = image.split('/').next().unwrap_or(image);
         {
             let mut cache = self.lock();
@@ -268,7 +272,8 @@ impl NodeCredentials {
             }
         }
         let command = provider_command(provider, &self.providers.dir, &self.environment);
-        let answer = provider_answer(&exec(command, provider_request(image))?)?;
+        let answer =
+            parse_provider_answer(&run_credential_program(command, provider_request(image))?)?;
         let key = match answer.cache_key_type.as_str() {
             "Image" => image,
             "Registry" => registry,
@@ -276,9 +281,9 @@ impl NodeCredentials {
             other => return Err(CredentialProgramError::Field("cacheKeyType", other.into())),
         };
         let holds = match &answer.cache_duration {
-            Some(text) => duration(text)
+            Some(text) => parse_go_duration(text)
                 .ok_or_else(|| CredentialProgramError::Field("cacheDuration", text.clone()))?,
-            None => duration(&provider.default_cache_duration).unwrap_or_default(),
+            None => parse_go_duration(&provider.default_cache_duration).unwrap_or_default(),
         };
         let auths: Vec<(String, RegistryCredential)> = answer.auth.into_iter().collect();
         let mut cache = self.lock();
@@ -338,7 +343,7 @@ fn with_environment(command: child::Command, environment: &[(&str, String)]) -> 
         .fold(command, |command, (name, value)| command.env(name, value))
 }
 
-fn provider_answer(bytes: &[u8]) -> Result<ProviderAnswer, CredentialProgramError> {
+fn parse_provider_answer(bytes: &[u8]) -> Result<ProviderAnswer, CredentialProgramError> {
     let answer: ProviderAnswer =
         from_json(bytes).map_err(|e| CredentialProgramError::Answer(e.without_value()))?;
     if answer.kind != "CredentialProviderResponse" || answer.api_version != PROVIDER_API {
@@ -351,11 +356,11 @@ fn provider_answer(bytes: &[u8]) -> Result<ProviderAnswer, CredentialProgramErro
 }
 
 /// Programs to ask for an image, and for which server.
-fn helpers(config: &DockerConfig, image: &str) -> Vec<(String, String)> {
+fn helpers_for_image(config: &DockerConfig, image: &str) -> Vec<(String, String)> {
     let mut found: Vec<(String, String)> = Vec::new();
     for (server, program) in &config.cred_helpers {
-        let key = keyring::normalised(server);
-        if keyring::matches(&key, image) || keyring::for_hub(&key, image) {
+        let key = keyring::normalise_key(server);
+        if keyring::key_matches_image(&key, image) || keyring::is_hub_alias(&key, image) {
             found.push((program.clone(), server.clone()));
         }
     }
@@ -386,10 +391,10 @@ fn ask_helper(
         .find(|path| path.exists())
         .ok_or(CredentialProgramError::Missing)?;
     let command = with_environment(child::Command::new(path).arg("get"), environment);
-    helper_answer(&exec(command, server.to_owned())?)
+    parse_helper_answer(&run_credential_program(command, server.to_owned())?)
 }
 
-fn helper_answer(bytes: &[u8]) -> Result<RegistryCredential, CredentialProgramError> {
+fn parse_helper_answer(bytes: &[u8]) -> Result<RegistryCredential, CredentialProgramError> {
     #[derive(Default, Deserialize)]
     #[serde(rename_all = "PascalCase", default)]
     struct HelperAnswer {
@@ -413,20 +418,23 @@ fn helper_answer(bytes: &[u8]) -> Result<RegistryCredential, CredentialProgramEr
 }
 
 /// Runs a program to its end. Errors: the end in words, without the program's output, which may hold secrets.
-fn exec(command: child::Command, input: String) -> Result<Vec<u8>, CredentialProgramError> {
+fn run_credential_program(
+    command: child::Command,
+    input: String,
+) -> Result<Vec<u8>, CredentialProgramError> {
     let command = command
         .stdin(child::ChildInput::Bytes(input.into_bytes()))
-        .capture(MAX_ANSWER_BYTES);
-    let output = async_io::block_on(child::run(command, Some(EXEC_TIMEOUT)))
+        .capture_output(MAX_ANSWER_BYTES);
+    let output = async_io::block_on(child::run_command(command, Some(EXEC_TIMEOUT)))
         .map_err(|e| CredentialProgramError::Run(e.kind()))?;
-    if output.code() != 0 {
-        return Err(CredentialProgramError::Code(output.code()));
+    if output.exit_code() != 0 {
+        return Err(CredentialProgramError::Code(output.exit_code()));
     }
     Ok(output.stdout)
 }
 
 /// Go's notation of durations, positive ones: `12h`, `1h30m`, `0s`, `1.5s`.
-fn duration(text: &str) -> Option<Duration> {
+fn parse_go_duration(text: &str) -> Option<Duration> {
     if text == "0" {
         return Some(Duration::ZERO);
     }
@@ -461,17 +469,17 @@ pub(in crate::image) mod fuzz {
         fn kind<E: ToString>(result: Result<String, E>) -> String {
             result.unwrap_or_else(|why| why.to_string())
         }
-        let answer = provider_answer(data).map(|answer| {
-            let holds = answer.cache_duration.as_deref().and_then(duration);
+        let answer = parse_provider_answer(data).map(|answer| {
+            let holds = answer.cache_duration.as_deref().and_then(parse_go_duration);
             format!("{} {}", answer.auth.is_empty(), holds.is_some())
         });
-        let helper = helper_answer(data).map(|c| c.is_empty().to_string());
+        let helper = parse_helper_answer(data).map(|c| c.is_empty().to_string());
         let providers = document.map_or_else(String::new, |document| {
             kind(
                 CredentialProviders::parse(document, "/plugins".into()).map(|providers| {
                     for provider in &providers.list {
                         assert!(!provider.name.contains('/') && provider.name != "..");
-                        assert!(duration(&provider.default_cache_duration).is_some());
+                        assert!(parse_go_duration(&provider.default_cache_duration).is_some());
                     }
                     "ok".into()
                 }),
@@ -504,9 +512,9 @@ mod tests {
     }
 
     fn users(node: &NodeCredentials, image: &str) -> Vec<String> {
-        node.credentials(image)
+        node.find_credentials(image)
             .iter()
-            .map(|c| c.basic().map_or_else(|| "?".into(), |(u, _)| u))
+            .map(|c| c.basic_auth().map_or_else(|| "?".into(), |(u, _)| u))
             .collect()
     }
 
@@ -620,9 +628,9 @@ echo '{{"apiVersion": "{PROVIDER_API}", "kind": "CredentialProviderResponse", "c
             .into_iter()
             .map(|result| result.expect_err("wrong").to_string());
         let answers = [
-            provider_answer(br#"{"auth": {"a": "c2VjcmV0"}}"#).map(drop),
-            provider_answer(br#""c2VjcmV0""#).map(drop),
-            helper_answer(br#"{"Secret": 7316873}"#).map(drop),
+            parse_provider_answer(br#"{"auth": {"a": "c2VjcmV0"}}"#).map(drop),
+            parse_provider_answer(br#""c2VjcmV0""#).map(drop),
+            parse_helper_answer(br#"{"Secret": 7316873}"#).map(drop),
         ];
         let answers = answers.map(|result| result.expect_err("wrong").to_string());
         let document = json!({"configs": {"a": {"auth": {"password": 7316873}}}});
@@ -649,7 +657,7 @@ echo '{{"apiVersion": "{PROVIDER_API}", "kind": "CredentialProviderResponse", "c
             ("docker.io/library/a", "all", "https://index.docker.io/v1/"),
         ] {
             assert_eq!(
-                helpers(&config, image),
+                helpers_for_image(&config, image),
                 [(program.to_owned(), server.to_owned())]
             );
         }
@@ -658,7 +666,7 @@ echo '{{"apiVersion": "{PROVIDER_API}", "kind": "CredentialProviderResponse", "c
         let config = DockerConfig::parse(config.to_string().as_bytes()).expect("config");
         for image in ["docker.io/library/a", "registry-1.docker.io/library/a"] {
             assert_eq!(
-                helpers(&config, image),
+                helpers_for_image(&config, image),
                 [("hub".to_owned(), hub.to_owned())]
             );
         }
@@ -712,7 +720,7 @@ echo '{{"apiVersion": "{PROVIDER_API}", "kind": "CredentialProviderResponse", "c
             ("-1s", None),
             ("1d", None),
         ] {
-            assert_eq!(duration(text), want, "{text}");
+            assert_eq!(parse_go_duration(text), want, "{text}");
         }
     }
 }

@@ -29,13 +29,13 @@ pub enum ImagePolicyError {
 
 impl NodeImagePolicy {
     /// Checks that an image may be pulled.
-    pub fn check(&self, reference: &ImageReference) -> Result<(), ImagePolicyError> {
+    pub fn check_reference(&self, reference: &ImageReference) -> Result<(), ImagePolicyError> {
         if self.require_digest && reference.digest().is_none() {
             return Err(ImagePolicyError::NoDigest(reference.clone()));
         }
         let name = reference.repository();
         let allowed = |pattern: &String| {
-            let pattern = keyring::normalised(pattern);
+            let pattern = keyring::normalise_key(pattern);
             let pattern = pattern.trim_end_matches('/');
             let path = pattern.split_once('/').map_or("", |(_, path)| path);
             let own = name.split_once('/').map_or("", |(_, path)| path);
@@ -44,7 +44,7 @@ impl NodeImagePolicy {
                 || own
                     .strip_prefix(path)
                     .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-            whole && keyring::matches(pattern, name)
+            whole && keyring::key_matches_image(pattern, name)
         };
         if self.allowed.is_empty() || self.allowed.iter().any(allowed) {
             return Ok(());
@@ -90,7 +90,11 @@ mod tests {
                 require_digest,
             };
             let reference = ImageReference::parse(image).expect(image);
-            assert_eq!(policy.check(&reference).is_ok(), ok, "{allowed:?} {image}");
+            assert_eq!(
+                policy.check_reference(&reference).is_ok(),
+                ok,
+                "{allowed:?} {image}"
+            );
         }
     }
 }

@@ -199,13 +199,19 @@ impl Offer {
         let packed: Vec<Vec<u8>> = plain.iter().map(|l| gzip(l)).collect();
         let packed: Vec<&[u8]> = packed.iter().map(Vec::as_slice).collect();
         let top = layout.image(&config(&plain, "x"), &packed);
-        Self::from(layout, top, packed.iter().map(|l| Digest::of(l)).collect())
+        Self::from(
+            layout,
+            top,
+            packed.iter().map(|l| Digest::compute(l)).collect(),
+        )
     }
 
     fn from(layout: Layout, top: Value, layers: Vec<Digest>) -> Self {
         let blobs = layout.blobs.into_iter();
         Self {
-            blobs: blobs.map(|(_, data)| (Digest::of(&data), data)).collect(),
+            blobs: blobs
+                .map(|(_, data)| (Digest::compute(&data), data))
+                .collect(),
             top,
             layers,
         }
@@ -298,12 +304,12 @@ impl Bench {
     }
 
     fn pull(&self, image: &str) -> PullOutcome {
-        smol::block_on(self.puller.pull(image, None))
+        smol::block_on(self.puller.pull_image(image, None))
     }
 
     fn pulled(&self, image: &str) -> Arc<crate::image::ImageRecord> {
         let pulled = self.pull(image).unwrap_or_else(|e| panic!("{e}"));
-        self.store.get(&pulled).expect("in the store")
+        self.store.image_by_id(&pulled).expect("in the store")
     }
 
     /// A file of an image, from the uppermost layer that has it.
@@ -424,7 +430,7 @@ fn of_an_index_the_image_for_this_machine_and_nothing_else() {
         format!("{}/team/app@{index}", server.address)
     );
     assert_eq!(server.count(&digest(&foreign)), 0);
-    assert_eq!(server.count(&Digest::of(&other).to_string()), 0);
+    assert_eq!(server.count(&Digest::compute(&other).to_string()), 0);
 }
 
 #[test]
@@ -515,10 +521,18 @@ fn a_name_with_a_digest_moves_no_tag() {
         assert_ne!(record.id, current.id);
         assert_eq!(record.names, [""; 0]);
         assert_eq!(bench.read(&record.id, "a"), b"old");
-        let by_tag = bench.store.resolve(&tagged).expect("name").expect("there");
+        let by_tag = bench
+            .store
+            .resolve_reference(&tagged)
+            .expect("name")
+            .expect("there");
         assert_eq!(by_tag.id, current.id);
     }
-    let by_both = bench.store.resolve(&pinned).expect("name").expect("there");
+    let by_both = bench
+        .store
+        .resolve_reference(&pinned)
+        .expect("name")
+        .expect("there");
     assert_ne!(by_both.id, current.id);
 }
 
@@ -567,7 +581,7 @@ fn an_index_without_end_is_not_read_to_its_end() {
         let offer = Offer::from(Layout::new(), top, vec![]);
         let blobs = layout.blobs.iter();
         let blobs = blobs
-            .map(|(_, data)| (Digest::of(data), data.clone()))
+            .map(|(_, data)| (Digest::compute(data), data.clone()))
             .collect();
         let offer = Offer { blobs, ..offer };
         let server = Server::start(move |seen| offer.answer(seen));
@@ -638,7 +652,7 @@ fn a_pull_goes_on_where_the_agent_ended() {
     // The link is dead behind the first third: in the end the pull gives up.
     let error = bench.pull(&image(&server)).expect_err("cut");
     assert!(matches!(error, PullError::Unavailable(_)), "{error}");
-    assert!(bench.store.list().is_empty());
+    assert!(bench.store.list_images().is_empty());
     assert_eq!(bench.arriving().len(), 2);
     let before = server.sent.load(Ordering::SeqCst);
     bench.restart(PullSettings::default());
@@ -664,7 +678,7 @@ fn a_part_that_the_power_cut_spoiled_is_fetched_anew() {
         let domain = server.address.to_string();
         let way = crate::image::whose::RegistryAccess::new(&domain, None);
         let wanted = blobs::BlobKey::new(*layer, blob.1.len() as u64, &way);
-        bench.puller.inner.blobs.part(wanted)
+        bench.puller.inner.blobs.part_path(wanted)
     };
     // One has blocks that were never written, the other one is longer than the layer.
     fs::write(part(&offer.layers[0]), vec![0; 70_000]).expect("part");
@@ -685,7 +699,7 @@ fn what_others_left_is_in_nobodys_way() {
     let dir = bench.scratch.join("images/pulls/blobs/sha256");
     // More than an archive may have members.
     for n in 0..=crate::image::archive::MAX_MEMBERS {
-        fs::write(dir.join(Digest::of(&n.to_le_bytes()).hex()), b"").expect("left");
+        fs::write(dir.join(Digest::compute(&n.to_le_bytes()).hex()), b"").expect("left");
     }
     bench.pulled(&image(&server));
     assert_eq!(bench.arriving().len(), 512);
@@ -755,7 +769,7 @@ fn a_wrong_byte_never_gets_in() {
             .expect_err("spoiled")
             .to_string();
         assert!(error.contains("digest"), "{error}");
-        assert!(bench.store.list().is_empty());
+        assert!(bench.store.list_images().is_empty());
         assert!(
             bench
                 .arriving()
@@ -816,7 +830,7 @@ fn servers_without_ranges_and_with_odd_lengths() {
         let bench = Bench::new();
         let error = bench.pull(&image(&server)).expect_err(odd).to_string();
         assert!(error.contains("bytes"), "{odd}: {error}");
-        assert!(bench.store.list().is_empty());
+        assert!(bench.store.list_images().is_empty());
     }
 }
 
@@ -970,7 +984,7 @@ fn a_document_that_arrives_byte_by_byte_ends_the_pull() {
             ..PullSettings::default()
         };
         let puller = Puller::new(bench.store.clone(), settings);
-        let pulled = smol::block_on(puller.pull(&format!("{asked}/a:1"), None));
+        let pulled = smol::block_on(puller.pull_image(&format!("{asked}/a:1"), None));
         assert!(pulled.is_err(), "{name}");
         // Not six times as long as it may take, either.
         let sent = sent.load(Ordering::SeqCst);
@@ -991,7 +1005,7 @@ fn a_pull_that_nobody_waits_for_ends_whatever_the_registry_does() {
         let puller = Puller::new(bench.store.clone(), PullSettings::default());
         let name = format!("{address}/a:1");
         let flight = smol::block_on(async {
-            let mut pull = Box::pin(puller.pull(&name, None));
+            let mut pull = Box::pin(puller.pull_image(&name, None));
             while sent.load(Ordering::SeqCst) == 0 {
                 assert_eq!(smol::future::poll_once(&mut pull).await, None);
                 smol::future::yield_now().await;
@@ -999,11 +1013,11 @@ fn a_pull_that_nobody_waits_for_ends_whatever_the_registry_does() {
             let queue = puller.inner.lock();
             Arc::clone(queue.flights.values().next().expect("one"))
         });
-        let before = clock::mono();
+        let before = clock::mono_now();
         let _ = flight.done.recv_blocking();
         // Else what ends it is the registry's silence, or the time for a document.
         assert!(
-            clock::mono() - before < RegistryTimeLimits::default().stall,
+            clock::mono_now() - before < RegistryTimeLimits::default().stall,
             "{head}"
         );
     }
@@ -1071,11 +1085,11 @@ fn kinds_of_credentials() {
     ] {
         let bench = Bench::new();
         let credential = only(&json!({ "auths": auths }));
-        let pulled = smol::block_on(bench.puller.pull(&image(&server), credential));
+        let pulled = smol::block_on(bench.puller.pull_image(&image(&server), credential));
         assert!(pulled.is_ok(), "{name}: {pulled:?}");
     }
     let wrong = only(&json!({"auths": { &host: {"username": "user", "password": "old"} }}));
-    let error = smol::block_on(bench.puller.pull(&image(&server), wrong)).expect_err("wrong");
+    let error = smol::block_on(bench.puller.pull_image(&image(&server), wrong)).expect_err("wrong");
     assert!(
         matches!(&error, PullError::Denied(e) if e.contains("refuses access")),
         "{error}"
@@ -1092,7 +1106,7 @@ fn kinds_of_credentials() {
     let [own] = &bench.puller.node_credentials(&image(&server))[..] else {
         panic!("there is one");
     };
-    let pulled = smol::block_on(bench.puller.pull(&image(&server), Some(own.clone())));
+    let pulled = smol::block_on(bench.puller.pull_image(&image(&server), Some(own.clone())));
     assert!(pulled.is_ok(), "{pulled:?}");
     fs::remove_dir_all(path.parent().expect("parent")).expect("scratch");
     // Tokens for nobody in particular.
@@ -1123,7 +1137,7 @@ fn what_another_credential_may_mend_is_told_apart() {
     let bench = Bench::new();
     let pull = |auth: Value| {
         let credential = only(&json!({"auths": { &host: auth }}));
-        smol::block_on(bench.puller.pull(&image(&server), credential))
+        smol::block_on(bench.puller.pull_image(&image(&server), credential))
     };
     let revoked = pull(json!({"identitytoken": "revoked"}));
     assert!(
@@ -1186,7 +1200,7 @@ fn a_secret_stays_with_whom_it_is_for() {
     let bench = Bench::new();
     let host = server.address.to_string();
     let auths = json!({"auths": { &host: {"username": "user", "password": "secret"} }});
-    let pulled = smol::block_on(bench.puller.pull(&image(&server), only(&auths)));
+    let pulled = smol::block_on(bench.puller.pull_image(&image(&server), only(&auths)));
     assert!(pulled.is_ok(), "{pulled:?}");
     assert!(!store.seen().is_empty());
     assert!(store.seen().iter().all(|s| s.authorization.is_empty()));
@@ -1203,7 +1217,7 @@ fn a_secret_stays_with_whom_it_is_for() {
     let pulled = smol::block_on(
         bench
             .puller
-            .pull("registry.example/team/app:1", only(&auths)),
+            .pull_image("registry.example/team/app:1", only(&auths)),
     );
     assert!(pulled.is_ok(), "{pulled:?}");
     assert!(mirror.seen().iter().all(|s| s.authorization.is_empty()));
@@ -1233,7 +1247,7 @@ fn a_registry_of_another_name_gives_a_token_to_nobody_in_particular() {
         });
         let bench = Bench::new();
         let credential = only(&auths(&server.address.to_string())).filter(|_| basic);
-        let pulled = smol::block_on(bench.puller.pull(&image(&server), credential));
+        let pulled = smol::block_on(bench.puller.pull_image(&image(&server), credential));
         assert_eq!(pulled.is_ok(), anonymous, "{name}: {pulled:?}");
         if anonymous {
             assert_eq!(other.count("/token"), 1, "{name}: one for all requests");
@@ -1269,7 +1283,7 @@ fn a_refusal_elsewhere_that_names_no_token_service_is_the_last_word() {
         });
         let auths = json!({"auths": { server.address.to_string(): {"registrytoken": "good"} }});
         let bench = Bench::new();
-        let pulled = smol::block_on(bench.puller.pull(&image(&server), only(&auths)));
+        let pulled = smol::block_on(bench.puller.pull_image(&image(&server), only(&auths)));
         assert!(
             matches!(pulled, Err(PullError::Denied(_))),
             "{challenge}: {pulled:?}"
@@ -1405,10 +1419,10 @@ fn who_asks_at_the_same_time_shares_one_pull() {
     let bench = Bench::new();
     let name = image(&server);
     let all = smol::block_on(async {
-        let one = bench.puller.pull(&name, None);
-        let two = bench.puller.pull(&name, None);
+        let one = bench.puller.pull_image(&name, None);
+        let two = bench.puller.pull_image(&name, None);
         // Given up at once: the others get it all the same.
-        let mut left = Box::pin(bench.puller.pull(&name, None));
+        let mut left = Box::pin(bench.puller.pull_image(&name, None));
         assert!(smol::future::poll_once(&mut left).await.is_none());
         drop(left);
         smol::future::zip(one, two).await
@@ -1416,7 +1430,7 @@ fn who_asks_at_the_same_time_shares_one_pull() {
     assert_eq!(all.0, all.1);
     assert!(all.0.is_ok());
     assert_eq!(server.count("/manifests/"), 1);
-    assert_eq!(bench.puller.progress(&name), None);
+    assert_eq!(bench.puller.pull_progress(&name), None);
 }
 
 #[test]
@@ -1448,13 +1462,13 @@ fn two_images_on_one_base_fetch_it_once() {
     let pull = |name: &str| {
         let image = format!("{}/{name}/app:1", server.address);
         let puller = bench.puller.clone();
-        async move { puller.pull(&image, None).await }
+        async move { puller.pull_image(&image, None).await }
     };
     let (one, two) = smol::block_on(smol::future::zip(pull("one"), pull("two")));
     let ids = [one, two].map(|pulled| pulled.expect("pulled"));
     assert_ne!(ids[0], ids[1]);
     assert_eq!(server.count(&shared.to_string()), 1, "fetched once");
-    let [one, two] = ids.map(|id| bench.store.get(&id).expect("there"));
+    let [one, two] = ids.map(|id| bench.store.image_by_id(&id).expect("there"));
     assert_eq!(one.layers[0].dir, two.layers[0].dir, "unpacked once");
     let dirs = fs::read_dir(bench.store.layers_root()).expect("layers");
     assert_eq!(dirs.count(), 4, "the base, two tops and the empty one");
@@ -1483,7 +1497,7 @@ fn a_slow_registry_keeps_nobody_else_waiting() {
     let bench = Bench::new();
     let (slow, fast) = (image(&hung), image(&good));
     smol::block_on(async {
-        let mut slow = Box::pin(bench.puller.pull(&slow, None));
+        let mut slow = Box::pin(bench.puller.pull_image(&slow, None));
         let under_way = || {
             hung.seen()
                 .iter()
@@ -1494,7 +1508,7 @@ fn a_slow_registry_keeps_nobody_else_waiting() {
             assert_eq!(smol::future::poll_once(&mut slow).await, None);
             smol::future::yield_now().await;
         }
-        let fetched = bench.puller.pull(&fast, None).await;
+        let fetched = bench.puller.pull_image(&fast, None).await;
         assert!(fetched.is_ok(), "{fetched:?}");
         *free.0.lock().expect("free") = true;
         free.1.notify_all();
@@ -1507,16 +1521,17 @@ fn who_pauses_gives_its_place_to_others() {
     let slots = FetchSlots::new(1);
     let stop = StopFlag::default();
     let (one, two) = (OwnFetchSlot::default(), OwnFetchSlot::default());
-    let held = [slots.take(&one, &stop), slots.take(&one, &stop)].map(|s| s.expect("free"));
-    let own = slots.take(&two, &stop).expect("its own");
+    let held =
+        [slots.take_slot(&one, &stop), slots.take_slot(&one, &stop)].map(|s| s.expect("free"));
+    let own = slots.take_slot(&two, &stop).expect("its own");
     // Both are taken: whoever waits for one gets it, or hears that it need not.
     thread::scope(|scope| {
-        let more = scope.spawn(|| slots.take(&two, &stop).is_some());
+        let more = scope.spawn(|| slots.take_slot(&two, &stop).is_some());
         drop(held);
         assert!(more.join().expect("thread"));
         drop(own);
-        let held = [slots.take(&one, &stop), slots.take(&one, &stop)];
-        let more = scope.spawn(|| slots.take(&one, &stop).is_some());
+        let held = [slots.take_slot(&one, &stop), slots.take_slot(&one, &stop)];
+        let more = scope.spawn(|| slots.take_slot(&one, &stop).is_some());
         stop.stop();
         assert!(!more.join().expect("thread"));
         assert!(held.iter().all(Option::is_some));
@@ -1530,7 +1545,7 @@ fn who_pauses_gives_its_place_to_others() {
     let bench = Bench::new();
     let name = image(&server);
     smol::block_on(async {
-        let mut pull = Box::pin(bench.puller.pull(&name, None));
+        let mut pull = Box::pin(bench.puller.pull_image(&name, None));
         while server.count("/blobs/") < 3 || *bench.puller.inner.slots.lock() < 3 {
             assert_eq!(smol::future::poll_once(&mut pull).await, None);
             smol::future::yield_now().await;
@@ -1547,7 +1562,7 @@ fn the_queue_is_bounded_and_forgets_who_left() {
     });
     let ask = |n: usize| {
         let (puller, name) = (bench.puller.clone(), format!("{address}/a{n}:1"));
-        Box::pin(async move { puller.pull(&name, None).await })
+        Box::pin(async move { puller.pull_image(&name, None).await })
     };
     let counts = || {
         let queue = bench.puller.inner.lock();
@@ -1609,7 +1624,7 @@ fn pulls_are_queued_as_configured() {
             .map(|n| format!("{}/team/app{n}:1", server.address))
             .map(|name| {
                 let puller = bench.puller.clone();
-                executor.spawn(async move { puller.pull(&name, None).await })
+                executor.spawn(async move { puller.pull_image(&name, None).await })
             })
             .collect();
         smol::block_on(executor.run(async {
@@ -1618,7 +1633,7 @@ fn pulls_are_queued_as_configured() {
             }
         }));
         assert_eq!(seen.0.lock().expect("counts")[2], most);
-        assert_eq!(bench.store.list()[0].names.len(), 6);
+        assert_eq!(bench.store.list_images()[0].names.len(), 6);
     }
 }
 
@@ -1648,7 +1663,7 @@ fn a_pull_that_nobody_waits_for_ends_and_is_resumed() {
         ..PullSettings::default()
     });
     let name = image(&server);
-    let pull = || bench.puller.pull(&name, None);
+    let pull = || bench.puller.pull_image(&name, None);
     smol::block_on(async {
         let mut second = Box::pin(pull());
         assert_eq!(smol::future::poll_once(&mut second).await, None);
@@ -1656,7 +1671,7 @@ fn a_pull_that_nobody_waits_for_ends_and_is_resumed() {
             let _ = pull().await;
         };
         let arrives = async {
-            while !matches!(bench.puller.progress(&name), Some(p) if p.bytes > 0) {
+            while !matches!(bench.puller.pull_progress(&name), Some(p) if p.bytes > 0) {
                 smol::future::yield_now().await;
             }
         };
@@ -1682,7 +1697,7 @@ fn a_pull_that_nobody_waits_for_ends_and_is_resumed() {
     });
     assert!(bench.arriving().iter().any(|n| n.ends_with(".part")));
     let fast = Puller::new(bench.store.clone(), quick(PullSettings::default()));
-    smol::block_on(fast.pull(&name, None)).expect("pulled");
+    smol::block_on(fast.pull_image(&name, None)).expect("pulled");
     assert!(server.seen().iter().any(|s| s.range.is_some()));
 }
 
@@ -1700,36 +1715,40 @@ fn a_pull_that_nobody_waits_for_is_told_of_until_it_has_ended() {
     let bench = Bench::new();
     let name = image(&server);
     let old = bench.pulled(&name);
-    assert!(!bench.puller.is_pulling(&name));
+    assert!(!bench.puller.is_pull_running(&name));
     // The tag has moved. All layers are there, so nothing is left to look whether it is wanted once the store is its own.
     *offered.lock().expect("offer") = second;
-    let change = bench.store.change();
-    let pull = || Box::pin(bench.puller.pull(&name, None));
+    let change = bench.store.lock_changes();
+    let pull = || Box::pin(bench.puller.pull_image(&name, None));
     let mut left = pull();
     smol::block_on(async {
         assert_eq!(smol::future::poll_once(&mut left).await, None);
     });
     let unpacks = || {
-        let progress = bench.puller.progress(&name);
+        let progress = bench.puller.pull_progress(&name);
         progress.is_some_and(|p| p.stage == ImageStage::Unpacking)
     };
     while !unpacks() {
         thread::yield_now();
     }
     drop(left);
-    assert!(bench.puller.is_pulling(&name));
+    assert!(bench.puller.is_pull_running(&name));
     // Also if it was asked for again meanwhile, and that has ended before.
     let mut again = pull();
     smol::block_on(async {
         assert_eq!(smol::future::poll_once(&mut again).await, None);
     });
     drop(again);
-    assert!(bench.puller.is_pulling(&name));
+    assert!(bench.puller.is_pull_running(&name));
     drop(change);
-    while bench.puller.is_pulling(&name) {
+    while bench.puller.is_pull_running(&name) {
         thread::yield_now();
     }
-    let new = bench.store.resolve(&name).expect("valid").expect("there");
+    let new = bench
+        .store
+        .resolve_reference(&name)
+        .expect("valid")
+        .expect("there");
     assert_ne!(new.id, old.id, "it came all the same");
     let queue = bench.puller.inner.lock();
     assert!(queue.flights.is_empty() && queue.ending.is_empty());
@@ -1746,9 +1765,9 @@ fn a_stopped_pull_keeps_what_arrived() {
     });
     let name = image(&server);
     let outcome = smol::block_on(async {
-        let pull = bench.puller.pull(&name, None);
+        let pull = bench.puller.pull_image(&name, None);
         let stop = async {
-            while !matches!(bench.puller.progress(&name), Some(p) if p.bytes > 0) {
+            while !matches!(bench.puller.pull_progress(&name), Some(p) if p.bytes > 0) {
                 smol::future::yield_now().await;
             }
             for flight in bench.puller.inner.lock().flights.values() {
@@ -1759,7 +1778,13 @@ fn a_stopped_pull_keeps_what_arrived() {
     });
     assert_eq!(outcome, Err(PullError::Failed("cancelled".into())));
     assert!(bench.arriving().iter().any(|n| n.ends_with(".part")));
-    assert!(bench.puller.clear(Duration::ZERO).expect("clear") > 0);
+    assert!(
+        bench
+            .puller
+            .remove_unused_layers(Duration::ZERO)
+            .expect("clear")
+            > 0
+    );
     assert_eq!(bench.arriving(), Vec::<String>::new());
 }
 
@@ -1774,7 +1799,7 @@ fn an_image_that_cannot_be_unpacked_leaves_nothing() {
     let bench = Bench::new();
     let error = bench.pull(&image(&server)).expect_err("no tar").to_string();
     assert!(error.starts_with("cannot unpack sha256/"), "{error}");
-    assert!(bench.store.list().is_empty());
+    assert!(bench.store.list_images().is_empty());
     assert_eq!(bench.arriving(), Vec::<String>::new());
-    assert_eq!(RegistryCredential::default().basic(), None);
+    assert_eq!(RegistryCredential::default().basic_auth(), None);
 }

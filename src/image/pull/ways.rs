@@ -22,7 +22,7 @@ pub(super) type RegistryAttempt<'a> = dyn FnMut(
 /// anonymously.
 ///
 /// Returns the errors of the ways that failed.
-pub(super) fn each(
+pub(super) fn try_endpoints(
     http: &RegistryHttp<'_>,
     mut endpoints: Vec<RegistryEndpoint>,
     absent: &AbsentServers,
@@ -31,10 +31,10 @@ pub(super) fn each(
 ) -> Vec<RegistryError> {
     let mut errors: Vec<RegistryError> = Vec::new();
     // Stable: of those that are there the first named comes first.
-    endpoints.order_by_key(|endpoint| absent.has(&endpoint.base));
+    endpoints.stable_sort_by_key(|endpoint| absent.is_absent(&endpoint.base));
     let count = endpoints.len();
     for (n, mut endpoint) in endpoints.into_iter().enumerate() {
-        http.settle(&mut endpoint);
+        http.settle_scheme(&mut endpoint);
         let credentials = credentials(&endpoint);
         let ways = if credentials.is_empty() {
             vec![None]
@@ -48,7 +48,7 @@ pub(super) fn each(
             };
             let refused = error.is_refusal();
             if matches!(error, RegistryError::Unreachable { .. }) {
-                absent.add(&endpoint.base);
+                absent.mark_absent(&endpoint.base);
             }
             errors.push(error);
             if !refused {
@@ -60,7 +60,7 @@ pub(super) fn each(
 }
 
 /// Joins the errors of all ways into one text.
-pub(super) fn joined(errors: &[RegistryError]) -> String {
+pub(super) fn join_errors(errors: &[RegistryError]) -> String {
     let mut texts: Vec<String> = Vec::new();
     for error in errors {
         let text = error.to_string();

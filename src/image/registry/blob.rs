@@ -13,7 +13,7 @@ use std::path::Path;
 use sha2::{Digest as _, Sha256};
 
 use super::error::RegistryError;
-use super::http::header;
+use super::http::header_text;
 use super::pace::{MIN_RATE, Throttle};
 use super::session::{RegistryAnswer, RegistrySession};
 use crate::api::MonoTime;
@@ -60,16 +60,19 @@ struct PartialBlob {
 
 impl BlobFetch<'_> {
     /// Fetches until the file is whole and its digest right; then it is durable.
-    pub(in crate::image) fn run(&self, session: &RegistrySession<'_>) -> Result<(), RegistryError> {
+    pub(in crate::image) fn fetch_blob(
+        &self,
+        session: &RegistrySession<'_>,
+    ) -> Result<(), RegistryError> {
         let mut buffer = vec![0; PIECE_BYTES];
-        let mut part = self.open(&mut buffer)?;
-        let mut delays = session.delays();
+        let mut part = self.open_part(&mut buffer)?;
+        let mut delays = session.retry_delays();
         let (mut attempts, mut spoiled) = (0, 0);
         loop {
             let before = part.length;
-            let mut pace = TransferPace::new(clock::mono());
+            let mut pace = TransferPace::new(clock::mono_now());
             let result = if part.length < self.size {
-                self.once(session, &mut part, &mut pace, &mut buffer)
+                self.read_one_answer(session, &mut part, &mut pace, &mut buffer)
             } else {
                 Ok(())
             };
@@ -79,7 +82,7 @@ impl BlobFetch<'_> {
                     return part
                         .file
                         .sync_data()
-                        .map_err(RegistryError::local("sync", self.part));
+                        .map_err(RegistryError::local_file_error("sync", self.part));
                 }
                 spoiled += 1;
                 log::warn!(
@@ -104,22 +107,22 @@ impl BlobFetch<'_> {
                 Err(e) => return Err(e),
             };
             // A byte now and then is no progress: such a server is given up.
-            if pace.is_enough(part.length.saturating_sub(before), clock::mono()) {
+            if pace.is_progress(part.length.saturating_sub(before), clock::mono_now()) {
                 attempts = 0;
                 delays.reset();
             }
             attempts += 1;
-            if attempts >= session.attempts(&error) {
+            if attempts >= session.max_attempts(&error) {
                 return Err(error);
             }
             log::debug!("{error}; it is resumed at byte {}", part.length);
-            (self.pause)(error.retry_after() + delays.next())?;
+            (self.pause)(error.retry_after() + delays.next_delay())?;
         }
     }
 
     /// Opens the part and hashes its bytes.
-    fn open(&self, buffer: &mut [u8]) -> Result<PartialBlob, RegistryError> {
-        let local = |action| RegistryError::local(action, self.part);
+    fn open_part(&self, buffer: &mut [u8]) -> Result<PartialBlob, RegistryError> {
+        let local = |action| RegistryError::local_file_error(action, self.part);
         let fresh = !self.part.exists();
         let file = OpenOptions::new()
             .read(true)
@@ -138,7 +141,7 @@ impl BlobFetch<'_> {
             file,
             hash: Sha256::new(),
             length: 0,
-            synced_ms: clock::mono().0,
+            synced_ms: clock::mono_now().0,
             granted: 0,
         };
         loop {
@@ -167,11 +170,11 @@ impl BlobFetch<'_> {
             .set_len(0)
             .and_then(|()| part.file.seek(SeekFrom::Start(0)))
             .map(drop)
-            .map_err(RegistryError::local("truncate", self.part))
+            .map_err(RegistryError::local_file_error("truncate", self.part))
     }
 
     /// Reads one answer, as far as it goes.
-    fn once(
+    fn read_one_answer(
         &self,
         session: &RegistrySession<'_>,
         part: &mut PartialBlob,
@@ -186,7 +189,7 @@ impl BlobFetch<'_> {
             }
             answer => answer?,
         };
-        let skip = self.start_of(&answer, part.length)?;
+        let skip = self.count_known_bytes(&answer, part.length)?;
         let url = answer.url;
         let mut body = answer
             .response
@@ -196,7 +199,7 @@ impl BlobFetch<'_> {
             .reader();
         // A server that knows no ranges starts over: bytes that are here already are read past, not written again.
         let mut skip = skip;
-        let piece = self.throttle.piece(buffer.len());
+        let piece = self.throttle.piece_bytes(buffer.len());
         loop {
             let most = (self.size - part.length + skip).min(piece as u64);
             if most == 0 {
@@ -204,7 +207,7 @@ impl BlobFetch<'_> {
                 let more = body.read(&mut buffer[..1]).unwrap_or(0);
                 if more > 0 {
                     self.restart(part)?;
-                    return Err(RegistryError::wrong(
+                    return Err(RegistryError::wrong_answer(
                         &url,
                         format!("it has more than {} bytes", self.size),
                     ));
@@ -215,24 +218,24 @@ impl BlobFetch<'_> {
             let n = body
                 .read(&mut buffer[..most])
                 .map_err(|e| RegistryError::Unreachable {
-                    url: url.shown(),
+                    url: url.without_query(),
                     why: e.to_string(),
                 })?;
             if n == 0 {
                 return Ok(());
             }
-            let before = clock::mono();
-            if self.throttle.take(n, self.stop).is_break() || self.stop.is_stopped() {
+            let before = clock::mono_now();
+            if self.throttle.wait_for_bytes(n, self.stop).is_break() || self.stop.is_stopped() {
                 return Err(RegistryError::Cancelled);
             }
-            let now = clock::mono();
-            pace.excuse(now - before);
+            let now = clock::mono_now();
+            pace.exclude_wait(now - before);
             let past = usize::try_from(skip).map_or(n, |skip| skip.min(n));
             skip -= past as u64;
-            self.append(part, &buffer[past..n])?;
-            if !pace.arrived(n as u64, now) {
+            self.append_bytes(part, &buffer[past..n])?;
+            if !pace.record_arrival(n as u64, now) {
                 return Err(RegistryError::Unreachable {
-                    url: url.shown(),
+                    url: url.without_query(),
                     why: format!("it sends less than {MIN_RATE} bytes per second"),
                 });
             }
@@ -240,10 +243,10 @@ impl BlobFetch<'_> {
     }
 
     /// Returns the number of bytes of the answer that are here already.
-    fn start_of(&self, answer: &RegistryAnswer, have: u64) -> Result<u64, RegistryError> {
-        let wrong = |why| RegistryError::wrong(&answer.url, why);
+    fn count_known_bytes(&self, answer: &RegistryAnswer, have: u64) -> Result<u64, RegistryError> {
+        let wrong = |why| RegistryError::wrong_answer(&answer.url, why);
         if answer.response.status().as_u16() != 206 {
-            let length = header(&answer.response, "content-length");
+            let length = header_text(&answer.response, "content-length");
             return match length.and_then(|l| l.parse::<u64>().ok()) {
                 Some(length) if length != self.size => Err(wrong(format!(
                     "it has {length} bytes, its manifest says {}",
@@ -252,8 +255,8 @@ impl BlobFetch<'_> {
                 _ => Ok(have),
             };
         }
-        let range = header(&answer.response, "content-range").unwrap_or("");
-        let Some((start, total)) = content_range(range) else {
+        let range = header_text(&answer.response, "content-range").unwrap_or("");
+        let Some((start, total)) = parse_content_range(range) else {
             return Err(wrong(format!("its range {range:?} is not one")));
         };
         if total.is_some_and(|total| total != self.size) {
@@ -269,12 +272,12 @@ impl BlobFetch<'_> {
         })
     }
 
-    fn append(&self, part: &mut PartialBlob, bytes: &[u8]) -> Result<(), RegistryError> {
+    fn append_bytes(&self, part: &mut PartialBlob, bytes: &[u8]) -> Result<(), RegistryError> {
         if bytes.is_empty() {
             return Ok(());
         }
         if part.granted < bytes.len() as u64 {
-            (self.room)().map_err(RegistryError::local("write", self.part))?;
+            (self.room)().map_err(RegistryError::local_file_error("write", self.part))?;
             part.granted = ROOM_BYTES;
         }
         part.granted = part.granted.saturating_sub(bytes.len() as u64);
@@ -285,12 +288,12 @@ impl BlobFetch<'_> {
         part.hash.update(bytes);
         part.length += bytes.len() as u64;
         (self.arrived)(signed(bytes.len() as u64));
-        let now = clock::mono().0;
+        let now = clock::mono_now().0;
         if now.saturating_sub(part.synced_ms) >= SYNC_MS {
             part.synced_ms = now;
             part.file
                 .sync_data()
-                .map_err(RegistryError::local("sync", self.part))?;
+                .map_err(RegistryError::local_file_error("sync", self.part))?;
         }
         Ok(())
     }
@@ -298,7 +301,7 @@ impl BlobFetch<'_> {
     /// Cuts the file back to the bytes that are hashed: a failed write may have left a part of its bytes.
     fn failed_write(&self, part: &PartialBlob, error: io::Error) -> RegistryError {
         let _ = part.file.set_len(part.length);
-        RegistryError::local("write", self.part)(error)
+        RegistryError::local_file_error("write", self.part)(error)
     }
 }
 
@@ -320,15 +323,15 @@ impl TransferPace {
         }
     }
 
-    fn excuse(&mut self, time: Duration) {
+    fn exclude_wait(&mut self, time: Duration) {
         self.start = self.start + time;
         self.window = self.window + time;
     }
 
     /// Takes `bytes` in. Returns true while the answer is fast enough to be read on.
-    fn arrived(&mut self, bytes: u64, now: MonoTime) -> bool {
+    fn record_arrival(&mut self, bytes: u64, now: MonoTime) -> bool {
         self.bytes += bytes;
-        let enough = self.bytes >= least(RATE_WINDOW);
+        let enough = self.bytes >= least_bytes(RATE_WINDOW);
         if enough {
             (self.window, self.bytes) = (now, 0);
         }
@@ -336,24 +339,24 @@ impl TransferPace {
     }
 
     /// Returns true if `bytes` are enough for the whole answer to count as progress.
-    fn is_enough(&self, bytes: u64, now: MonoTime) -> bool {
-        bytes > 0 && bytes >= least(now - self.start)
+    fn is_progress(&self, bytes: u64, now: MonoTime) -> bool {
+        bytes > 0 && bytes >= least_bytes(now - self.start)
     }
 }
 
 /// Bytes that arrive in `time` at the lowest rate.
-const fn least(time: Duration) -> u64 {
+const fn least_bytes(time: Duration) -> u64 {
     MIN_RATE.saturating_mul(time.as_secs())
 }
 
 impl PartialBlob {
     fn digest(&self) -> Digest {
-        Digest::from_bytes(self.hash.clone().finalize().into())
+        Digest::from_sha256_bytes(self.hash.clone().finalize().into())
     }
 }
 
 /// First byte and whole length of `bytes 5-9/10`; the length may be `*`.
-pub(super) fn content_range(text: &str) -> Option<(u64, Option<u64>)> {
+pub(super) fn parse_content_range(text: &str) -> Option<(u64, Option<u64>)> {
     let (range, total) = text.strip_prefix("bytes ")?.split_once('/')?;
     let (first, last) = range.split_once('-')?;
     let (first, last) = (first.parse::<u64>().ok()?, last.parse::<u64>().ok()?);
@@ -369,7 +372,7 @@ fn signed(bytes: u64) -> i64 {
 }
 
 /// Removes a part or blob; absent is success.
-pub(in crate::image) fn remove(path: &Path) -> io::Result<()> {
+pub(in crate::image) fn remove_if_present(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
         _ => Ok(()),
@@ -385,21 +388,21 @@ mod tests {
         let at = |seconds: u64| MonoTime(seconds * 1000);
         let mut pace = TransferPace::new(at(0));
         // One each 29 seconds, as often as the time without any allows.
-        assert!(pace.arrived(1, at(29)) && pace.arrived(1, at(58)));
-        assert!(!pace.arrived(1, at(87)));
-        assert!(!pace.is_enough(3, at(87)));
-        assert!(!pace.is_enough(0, at(0)));
+        assert!(pace.record_arrival(1, at(29)) && pace.record_arrival(1, at(58)));
+        assert!(!pace.record_arrival(1, at(87)));
+        assert!(!pace.is_progress(3, at(87)));
+        assert!(!pace.is_progress(0, at(0)));
         // As much as a thin link has, with a silence.
         let mut pace = TransferPace::new(at(0));
         for n in 1..=100 {
-            assert!(pace.arrived(MIN_RATE * 2, at(n)), "{n}");
+            assert!(pace.record_arrival(MIN_RATE * 2, at(n)), "{n}");
         }
-        assert!(pace.arrived(1, at(128)));
-        assert!(pace.is_enough(MIN_RATE * 200, at(128)));
+        assert!(pace.record_arrival(1, at(128)));
+        assert!(pace.is_progress(MIN_RATE * 200, at(128)));
         // Waiting for the cap is not the registry's fault.
         let mut pace = TransferPace::new(at(0));
-        pace.excuse(Duration::from_secs(3600));
-        assert!(pace.arrived(1000, at(3601)) && pace.is_enough(1000, at(3601)));
+        pace.exclude_wait(Duration::from_secs(3600));
+        assert!(pace.record_arrival(1000, at(3601)) && pace.is_progress(1000, at(3601)));
     }
 
     #[test]
@@ -416,7 +419,7 @@ mod tests {
             ("bytes 5-99999999999999999999/*", None),
             ("", None),
         ] {
-            assert_eq!(content_range(text), want, "{text}");
+            assert_eq!(parse_content_range(text), want, "{text}");
         }
     }
 }

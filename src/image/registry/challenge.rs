@@ -22,13 +22,13 @@ pub(in crate::image) enum Challenge {
 const MAX_PARAMETERS: usize = 32;
 
 /// Reads a header's value; schemes that are not known are left out. Never fails: nonsense has no challenges.
-pub(in crate::image) fn parse(text: &str) -> Vec<Challenge> {
+pub(in crate::image) fn parse_challenges(text: &str) -> Vec<Challenge> {
     let mut challenges = Vec::new();
     let mut rest = text.trim_start_matches([' ', ',']);
     while !rest.is_empty() {
         let at = rest.find([' ', ',']).unwrap_or(rest.len());
         let (scheme, after) = rest.split_at(at);
-        let (parameters, after) = parameters(after.trim_start_matches(' '));
+        let (parameters, after) = parse_parameters(after.trim_start_matches(' '));
         let value = |name: &str| {
             parameters
                 .iter()
@@ -50,7 +50,7 @@ pub(in crate::image) fn parse(text: &str) -> Vec<Challenge> {
 }
 
 /// Reads `key=value, key="value"` up to the next scheme; also returns the rest.
-fn parameters(text: &str) -> (Vec<(&str, String)>, &str) {
+fn parse_parameters(text: &str) -> (Vec<(&str, String)>, &str) {
     let mut found = Vec::new();
     let mut rest = text;
     while found.len() < MAX_PARAMETERS {
@@ -61,14 +61,14 @@ fn parameters(text: &str) -> (Vec<(&str, String)>, &str) {
             return (found, start);
         }
         let key = &start[..end];
-        let (value, after) = value(&start[end + 1..]);
+        let (value, after) = parse_parameter_value(&start[end + 1..]);
         found.push((key, value));
         rest = after;
     }
     (found, "")
 }
 
-fn value(text: &str) -> (String, &str) {
+fn parse_parameter_value(text: &str) -> (String, &str) {
     let Some(quoted) = text.strip_prefix('"') else {
         let end = text.find([',', ' ']).unwrap_or(text.len());
         return (text[..end].to_owned(), &text[end..]);
@@ -116,7 +116,7 @@ mod tests {
             (",,, ,", vec![]),
             ("=,=", vec![]),
         ] {
-            assert_eq!(parse(text), want, "{text}");
+            assert_eq!(parse_challenges(text), want, "{text}");
         }
     }
 }

@@ -99,22 +99,22 @@ fn again(retry_after: Option<Duration>) -> String {
 }
 
 impl RegistryError {
-    pub(super) fn wrong(url: &Url, why: impl Into<String>) -> Self {
+    pub(super) fn wrong_answer(url: &Url, why: impl Into<String>) -> Self {
         Self::Wrong {
-            url: url.shown(),
+            url: url.without_query(),
             why: why.into(),
         }
     }
 
-    pub(super) fn unusable(url: &Url, why: impl Into<String>) -> Self {
+    pub(super) fn unusable_answer(url: &Url, why: impl Into<String>) -> Self {
         Self::Unusable {
-            url: url.shown(),
+            url: url.without_query(),
             why: why.into(),
         }
     }
 
     /// Makes the error of a host, that of `url`, with which TLS cannot be spoken.
-    pub(super) fn tls(url: &Url, error: TlsError) -> Self {
+    pub(super) fn tls_failure(url: &Url, error: TlsError) -> Self {
         match error {
             TlsError::File {
                 action,
@@ -134,7 +134,7 @@ impl RegistryError {
     }
 
     /// Makes the error of a local file; for `map_err`.
-    pub(in crate::image) fn local(
+    pub(in crate::image) fn local_file_error(
         action: &'static str,
         path: &std::path::Path,
     ) -> impl FnOnce(std::io::Error) -> Self {
@@ -193,7 +193,7 @@ impl RegistryError {
 
     /// Returns true if the fault is on this side: asking elsewhere is useless.
     #[must_use]
-    pub const fn is_ours(&self) -> bool {
+    pub const fn is_local_fault(&self) -> bool {
         matches!(self, Self::Cancelled | Self::Local { .. })
     }
 }

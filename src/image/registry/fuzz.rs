@@ -2,10 +2,10 @@
 
 use serde_json::Value;
 
-use super::blob::content_range;
+use super::blob::parse_content_range;
 use super::challenge::{self, Challenge};
 use super::keyring::{DockerConfig, Keyring};
-use super::session::{MAX_ERROR_CHARS, errors_text, manifest_type, read_token};
+use super::session::{MAX_ERROR_CHARS, claimed_manifest_type, errors_text, read_token};
 use super::{RegistriesConfig, RegistryCredential};
 use crate::image::pull::fuzz as node;
 use crate::image::reference::ImageReference;
@@ -36,7 +36,7 @@ fn text(data: &[u8]) -> String {
 /// Headers: challenges, ranges, locations.
 pub(crate) fn headers(data: &[u8]) -> String {
     let text = text(data);
-    let challenges = challenge::parse(&text);
+    let challenges = challenge::parse_challenges(&text);
     for challenge in &challenges {
         if let Challenge::Bearer {
             realm,
@@ -50,18 +50,18 @@ pub(crate) fn headers(data: &[u8]) -> String {
         }
     }
     assert!(challenges.len() <= text.len());
-    let range = content_range(&text);
+    let range = parse_content_range(&text);
     if let Some((start, Some(total))) = range {
         assert!(start < total);
     }
     let mut outcome = format!("{}{}", amount(challenges.len()), range.is_some());
     for base in ["https://a.example:5000/v2/x/blobs/y?ns=z", "http://[::1]"] {
         let base = Url::parse(base).expect("a URL");
-        match base.join(&text) {
+        match base.resolve_location(&text) {
             Ok(url) => {
                 assert!(url.to_string().len() <= MAX_URL_BYTES * 2);
                 assert!(!url.host().is_empty() && !url.authority.contains(['/', '@', '?']));
-                assert!(url.path.starts_with('/') && !url.shown().contains('?'));
+                assert!(url.path.starts_with('/') && !url.without_query().contains('?'));
                 assert!(url.to_string().bytes().all(|b| b.is_ascii_graphic()));
                 let again = Url::parse(&url.to_string());
                 assert!(
@@ -88,7 +88,7 @@ pub(crate) fn bodies(data: &[u8]) -> String {
     if let Some(token) = &token {
         assert!(!token.is_empty() && token.bytes().all(|b| b.is_ascii_graphic()));
     }
-    let kind = manifest_type(data, String::new());
+    let kind = claimed_manifest_type(data, String::new());
     format!(
         "{}{} {}{}",
         amount(errors.len().min(2)),
@@ -113,23 +113,23 @@ pub(crate) fn credentials(data: &[u8], document: Option<&Value>) -> String {
                 } else {
                     "some "
                 });
-                ring.add(config.auths);
+                ring.add_place(config.auths);
             }
             Err(why) => outcome.push_str(&why.to_string()),
         }
     }
     for image in IMAGES {
-        let found = ring.lookup(image);
+        let found = ring.lookup_credentials(image);
         for credential in &found {
             let shown = format!("{credential:?}");
-            let secret = credential.basic().map(|(_, password)| password);
+            let secret = credential.basic_auth().map(|(_, password)| password);
             // Short ones stand in any text.
             let told = secret.is_some_and(|s| s.len() > 16 && shown.contains(&s));
             assert!(!told, "a secret is shown");
         }
         outcome.push_str(amount(found.len()));
     }
-    assert_eq!(RegistryCredential::default().basic(), None);
+    assert_eq!(RegistryCredential::default().basic_auth(), None);
     outcome + &node::run(data, document)
 }
 
@@ -142,7 +142,7 @@ pub(crate) fn registries(document: &Value) -> String {
     let mut outcome = String::new();
     for image in IMAGES {
         let reference = ImageReference::parse(image).expect("a reference");
-        let endpoints = registries.endpoints(&reference);
+        let endpoints = registries.image_endpoints(&reference);
         assert!(!endpoints.is_empty(), "the registry itself comes last");
         for endpoint in &endpoints {
             let url = endpoint.base.to_string();

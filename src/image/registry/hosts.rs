@@ -26,8 +26,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::keyring::RegistryCredential;
-use crate::api::strict::{WrongValue, typed};
-use crate::error::chain;
+use crate::api::strict::{WrongValue, typed_from_value};
+use crate::error::error_chain;
 use crate::image::reference::ImageReference;
 use crate::net::any_peer::PeerProof;
 use crate::net::tls::{self, ClientIdentity, PemSource, ServerRoots, TlsError};
@@ -68,7 +68,7 @@ pub(in crate::image) fn aliases(authority: &str) -> impl Iterator<Item = &'stati
 }
 
 /// The value of a registry, by whichever of its names it is there.
-fn by_name<'a, V>(map: &'a BTreeMap<String, V>, authority: &str) -> Option<&'a V> {
+fn find_by_alias<'a, V>(map: &'a BTreeMap<String, V>, authority: &str) -> Option<&'a V> {
     map.get(authority)
         .or_else(|| aliases(authority).find_map(|name| map.get(name)))
 }
@@ -113,32 +113,32 @@ pub struct TlsFiles {
 
 impl TlsFiles {
     /// Checks that TLS can be spoken with these files. The system's CAs are not looked at.
-    pub(super) fn check(&self) -> Result<(), TlsError> {
-        let roots = match Self::given(&self.ca_file) {
+    pub(super) fn check_files(&self) -> Result<(), TlsError> {
+        let roots = match Self::optional_pem(&self.ca_file) {
             Some(ca) if !self.insecure_skip_verify => ServerRoots::Only(ca),
             _ => ServerRoots::Any(PeerProof::Key),
         };
-        tls::config(roots, self.identity()).map(drop)
+        tls::client_config(roots, self.client_identity()).map(drop)
     }
 
     /// TLS with the system's CAs and these files.
-    pub(super) fn config(&self) -> Result<Arc<ClientConfig>, TlsError> {
+    pub(super) fn client_config(&self) -> Result<Arc<ClientConfig>, TlsError> {
         let roots = if self.insecure_skip_verify {
             ServerRoots::Any(PeerProof::Key)
         } else {
-            ServerRoots::SystemAnd(Self::given(&self.ca_file))
+            ServerRoots::SystemAnd(Self::optional_pem(&self.ca_file))
         };
-        tls::config(roots, self.identity())
+        tls::client_config(roots, self.client_identity())
     }
 
-    fn identity(&self) -> Option<ClientIdentity<'_>> {
+    fn client_identity(&self) -> Option<ClientIdentity<'_>> {
         Some(ClientIdentity {
-            chain: Self::given(&self.cert_file)?,
-            key: Self::given(&self.key_file)?,
+            chain: Self::optional_pem(&self.cert_file)?,
+            key: Self::optional_pem(&self.key_file)?,
         })
     }
 
-    fn given(path: &Path) -> Option<PemSource<'_>> {
+    fn optional_pem(path: &Path) -> Option<PemSource<'_>> {
         (!path.as_os_str().is_empty()).then_some(PemSource::File(path))
     }
 }
@@ -153,7 +153,7 @@ pub struct RegistryEndpoint {
     /// Registry that a mirror stands for; `None` for the registry itself.
     pub mirrored: Option<String>,
     /// Set if the scheme of `base` is a guess, http: a registry of this machine without `tls` and without an endpoint of
-    /// its own. If it speaks TLS, it is asked so ([`super::http::RegistryHttp::settle`]).
+    /// its own. If it speaks TLS, it is asked so ([`super::http::RegistryHttp::settle_scheme`]).
     pub guessed: bool,
 }
 
@@ -180,7 +180,8 @@ impl RegistriesConfig {
         if document.is_null() {
             return Ok(Self::default());
         }
-        let document: RegistriesDocument = typed(document).map_err(WrongValue::without_value)?;
+        let document: RegistriesDocument =
+            typed_from_value(document).map_err(WrongValue::without_value)?;
         let mut mirrors = BTreeMap::new();
         for (host, mirror) in document.mirrors {
             let at = |what: &str, why: &dyn fmt::Display| {
@@ -192,7 +193,7 @@ impl RegistriesConfig {
             }
             let mut endpoints = Vec::new();
             for text in &mirror.endpoint {
-                let url = endpoint(text);
+                let url = parse_endpoint(text);
                 endpoints.push(url.map_err(|why| at(&format!("endpoint {text:?}"), &why))?);
             }
             let mut rewrites = Vec::new();
@@ -259,10 +260,13 @@ impl RegistriesConfig {
 
     /// Returns the hosts that cannot be asked, for a file of their `tls` is of no use.
     #[must_use]
-    pub fn wrong_files(&self) -> Vec<WrongValue> {
+    pub fn find_unusable_files(&self) -> Vec<WrongValue> {
         let hosts = self.configs.iter().filter_map(|(host, config)| {
-            let why = config.tls.as_ref()?.check().err()?;
-            Some(WrongValue::new(format!("configs.{host}.tls"), chain(&why)))
+            let why = config.tls.as_ref()?.check_files().err()?;
+            Some(WrongValue::new(
+                format!("configs.{host}.tls"),
+                error_chain(&why),
+            ))
         });
         hosts.collect()
     }
@@ -279,25 +283,25 @@ impl RegistriesConfig {
 
     /// Configuration of a host (with its port, if it has one).
     #[must_use]
-    pub fn host(&self, authority: &str) -> Option<&HostConfig> {
-        by_name(&self.configs, authority).or_else(|| self.configs.get("*"))
+    pub fn host_config(&self, authority: &str) -> Option<&HostConfig> {
+        find_by_alias(&self.configs, authority).or_else(|| self.configs.get("*"))
     }
 
     /// The endpoints for an image, in the order in which they are asked; the registry itself last.
     #[must_use]
-    pub fn endpoints(&self, reference: &ImageReference) -> Vec<RegistryEndpoint> {
+    pub fn image_endpoints(&self, reference: &ImageReference) -> Vec<RegistryEndpoint> {
         let domain = reference.domain();
         let path = &reference.repository()[domain.len() + 1..];
         let mut endpoints: Vec<RegistryEndpoint> = Vec::new();
         let own = RegistryEndpoint {
-            base: self.own(domain),
+            base: self.registry_url(domain),
             repository: path.to_owned(),
             mirrored: None,
-            guessed: self.is_guessed(domain),
+            guessed: self.is_scheme_guessed(domain),
         };
-        let mirror = by_name(&self.mirrors, domain).or_else(|| self.mirrors.get("*"));
+        let mirror = find_by_alias(&self.mirrors, domain).or_else(|| self.mirrors.get("*"));
         if let Some(mirror) = mirror {
-            let repository = mirror.rewrite(path);
+            let repository = mirror.rewrite_path(path);
             for url in &mirror.endpoints {
                 let base = with_version(url);
                 // Named as its own mirror, usually for plain http, it is still the registry: no mirror stands for it.
@@ -321,43 +325,43 @@ impl RegistriesConfig {
         endpoints
     }
 
-    fn own(&self, domain: &str) -> Url {
+    fn registry_url(&self, domain: &str) -> Url {
         let authority = if HUB_NAMES.contains(&domain) {
             HUB
         } else {
             domain
         };
         Url {
-            https: !self.is_plain(domain),
+            https: !self.is_plain_http(domain),
             authority: authority.to_ascii_lowercase(),
             path: "/v2".into(),
         }
     }
 
     /// Returns true if a registry is asked without TLS unless it speaks TLS: it is on this machine, and has no `tls`.
-    fn is_plain(&self, authority: &str) -> bool {
+    fn is_plain_http(&self, authority: &str) -> bool {
         let (host, _) = split_port(authority);
         is_loopback(&host.to_ascii_lowercase().replace(['[', ']'], ""))
             && !authority.ends_with(":443")
-            && by_name(&self.configs, authority).is_none_or(|c| c.tls.is_none())
+            && find_by_alias(&self.configs, authority).is_none_or(|c| c.tls.is_none())
     }
 
     /// Returns true if the scheme of a server is a guess: it is on this machine, and its scheme is written nowhere. Any
     /// certificate is taken from it then, for without TLS it would have to show none.
     ///
     /// - Source: docker, for which every registry on a loopback address is an insecure one.
-    fn is_guessed(&self, authority: &str) -> bool {
+    fn is_scheme_guessed(&self, authority: &str) -> bool {
         let mut endpoints = self.mirrors.values().flat_map(|mirror| &mirror.endpoints);
-        self.is_plain(authority) && !endpoints.any(|url| url.authority == authority)
+        self.is_plain_http(authority) && !endpoints.any(|url| url.authority == authority)
     }
 }
 
 impl RegistryMirror {
-    fn rewrite(&self, path: &str) -> String {
+    fn rewrite_path(&self, path: &str) -> String {
         for (pattern, by) in &self.rewrites {
             if pattern.is_match(path) {
                 let rewritten = pattern.replace_all(path, by.as_str());
-                if rewritten.len() <= MAX_REWRITTEN_BYTES && is_path(&rewritten) {
+                if rewritten.len() <= MAX_REWRITTEN_BYTES && is_request_path(&rewritten) {
                     return rewritten.into_owned();
                 }
             }
@@ -368,7 +372,7 @@ impl RegistryMirror {
 
 /// Returns true if `text` may stand in the path of a request. A rewrite is the operator's, but the text that it
 /// captures is the pod's.
-fn is_path(text: &str) -> bool {
+fn is_request_path(text: &str) -> bool {
     text.split('/').all(|part| {
         !matches!(part, "" | "." | "..")
             && part
@@ -380,7 +384,7 @@ fn is_path(text: &str) -> bool {
 /// An endpoint as it is written: without a scheme it is https, but on this machine's own ports. One without a path is asked
 /// below `/v2`; with another path it is taken as it is, though Docker Hub's other names lead to its registry. Source: k3s
 /// `pkg/agent/containerd`, `normalizeEndpointAddress`.
-fn endpoint(text: &str) -> Result<Url, UrlError> {
+fn parse_endpoint(text: &str) -> Result<Url, UrlError> {
     let url = if text.contains("://") {
         Url::parse(text)?
     } else {
@@ -415,7 +419,7 @@ mod tests {
 
     fn endpoints(registries: &RegistriesConfig, image: &str) -> Vec<String> {
         let reference = ImageReference::parse(image).expect(image);
-        let list = registries.endpoints(&reference);
+        let list = registries.image_endpoints(&reference);
         list.iter()
             .map(|e| format!("{}/{}", e.base, e.repository))
             .collect()
@@ -511,7 +515,7 @@ mod tests {
             "mirrrors: unknown key is ignored (known there: mirrors, configs)"
         );
         let registries = RegistriesConfig::parse(&document).expect("registries");
-        let files = registries.wrong_files();
+        let files = registries.find_unusable_files();
         let told: Vec<String> = files.iter().map(ToString::to_string).collect();
         assert!(
             told[0].starts_with("configs.a.example.tls: cannot read /absent/ca.pem"),
@@ -545,7 +549,7 @@ mod tests {
             ("https://localhost:5000", "https://localhost:5000/v2"),
             ("docker.io", "https://registry-1.docker.io/v2"),
         ] {
-            let url = endpoint(text).expect(text);
+            let url = parse_endpoint(text).expect(text);
             assert_eq!(with_version(&url).to_string(), want, "{text}");
         }
     }
@@ -576,7 +580,7 @@ mod tests {
             let document = json!({"mirrors": {mirror: {"endpoint": [endpoint]}}});
             let registries = RegistriesConfig::parse(&document).expect("registries");
             let reference = ImageReference::parse(image).expect(image);
-            let found = registries.endpoints(&reference);
+            let found = registries.image_endpoints(&reference);
             let mirrored: Vec<_> = found.iter().map(|e| e.mirrored.as_deref()).collect();
             assert_eq!(mirrored, want, "{image} {endpoint}");
         }
@@ -585,10 +589,13 @@ mod tests {
             let document = json!({"configs": {key: {"auth": {"username": key}}, "*": {}}});
             let registries = RegistriesConfig::parse(&document).expect("registries");
             for name in HUB_NAMES {
-                let auth = registries.host(name).and_then(|h| h.auth.clone());
+                let auth = registries.host_config(name).and_then(|h| h.auth.clone());
                 assert_eq!(auth.expect(name).username, key);
             }
-            assert_eq!(registries.host("x").map(|h| h.auth.is_some()), Some(false));
+            assert_eq!(
+                registries.host_config("x").map(|h| h.auth.is_some()),
+                Some(false)
+            );
         }
     }
 

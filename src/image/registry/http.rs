@@ -100,11 +100,11 @@ impl<'a> RegistryHttp<'a> {
         }
     }
 
-    pub(in crate::image) const fn limits(&self) -> RegistryTimeLimits {
+    pub(in crate::image) const fn time_limits(&self) -> RegistryTimeLimits {
         self.limits
     }
 
-    pub(in crate::image) fn stop(&self) -> &StopFlag {
+    pub(in crate::image) fn stop_flag(&self) -> &StopFlag {
         &self.stop
     }
 
@@ -112,7 +112,7 @@ impl<'a> RegistryHttp<'a> {
     ///
     /// The authorization stays with the first origin: blob stores that registries redirect to must not see it. They get
     /// the one for their own origin, if there is one.
-    pub(super) fn send(
+    pub(super) fn send_request(
         &self,
         ask: &RegistryRequest<'_>,
     ) -> Result<(Url, Response<Body>), RegistryError> {
@@ -124,32 +124,32 @@ impl<'a> RegistryHttp<'a> {
                 let theirs = ask.elsewhere.filter(|(of, _)| url.same_origin(of));
                 theirs.map(|(_, words)| words.as_str())
             };
-            let answer = self.once(&url, authorization, ask)?;
+            let answer = self.send_once(&url, authorization, ask)?;
             if !matches!(answer.status().as_u16(), 301 | 302 | 303 | 307 | 308)
                 || ask.form.is_some()
             {
                 return Ok((url, answer));
             }
-            let location = header(&answer, "location").unwrap_or("");
-            let next = url.join(location).map_err(|why| {
-                RegistryError::unusable(&url, format!("it redirects to no URL: {why}"))
+            let location = header_text(&answer, "location").unwrap_or("");
+            let next = url.resolve_location(location).map_err(|why| {
+                RegistryError::unusable_answer(&url, format!("it redirects to no URL: {why}"))
             })?;
             if url.https && !next.https {
-                return Err(RegistryError::unusable(
+                return Err(RegistryError::unusable_answer(
                     &url,
-                    format!("it redirects from https to {}", next.shown()),
+                    format!("it redirects from https to {}", next.without_query()),
                 ));
             }
             url = next;
         }
-        Err(RegistryError::unusable(
+        Err(RegistryError::unusable_answer(
             ask.url,
             format!("it redirects more than {MAX_REDIRECTS} times"),
         ))
     }
 
     /// Turns the guess of an endpoint's scheme into what its server speaks: TLS, if it answers so.
-    pub(in crate::image) fn settle(&self, endpoint: &mut RegistryEndpoint) {
+    pub(in crate::image) fn settle_scheme(&self, endpoint: &mut RegistryEndpoint) {
         if !endpoint.guessed {
             return;
         }
@@ -162,7 +162,7 @@ impl<'a> RegistryHttp<'a> {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .insert(url.authority.clone());
-        let asked = self.once(
+        let asked = self.send_once(
             &url,
             None,
             &RegistryRequest {
@@ -182,20 +182,20 @@ impl<'a> RegistryHttp<'a> {
             asked.is_ok_and(|answer| has_port || matches!(answer.status().as_u16(), 200 | 401));
     }
 
-    fn once(
+    fn send_once(
         &self,
         url: &Url,
         authorization: Option<&str>,
         ask: &RegistryRequest<'_>,
     ) -> Result<Response<Body>, RegistryError> {
-        self.go_on()?;
+        self.check_not_stopped()?;
         if let (_, Some(port)) = split_port(&url.authority)
             && !port.parse::<u16>().is_ok_and(|port| port > 0)
         {
             let why = format!("{port} is no port (1 to 65535)");
-            return Err(RegistryError::unusable(url, why));
+            return Err(RegistryError::unusable_answer(url, why));
         }
-        let agent = self.agent(url)?;
+        let agent = self.agent_for_url(url)?;
         let text = url.to_string();
         let body_time = Some(ask.body_time);
         let sent = if let Some(form) = ask.form {
@@ -223,14 +223,14 @@ impl<'a> RegistryHttp<'a> {
             }
             request.config().timeout_recv_body(body_time).build().call()
         };
-        sent.map_err(|e| match self.go_on() {
-            Ok(()) => transport(url, e),
+        sent.map_err(|e| match self.check_not_stopped() {
+            Ok(()) => transport_error(url, e),
             Err(cancelled) => cancelled,
         })
     }
 
     /// Errors: the pull is told to stop.
-    pub(super) fn go_on(&self) -> Result<(), RegistryError> {
+    pub(super) fn check_not_stopped(&self) -> Result<(), RegistryError> {
         if self.stop.is_stopped() {
             return Err(RegistryError::Cancelled);
         }
@@ -238,7 +238,7 @@ impl<'a> RegistryHttp<'a> {
     }
 
     /// The connections to a server, made when it is first asked.
-    fn agent(&self, url: &Url) -> Result<Agent, RegistryError> {
+    fn agent_for_url(&self, url: &Url) -> Result<Agent, RegistryError> {
         let key = format!("{}://{}", url.scheme(), url.authority);
         let mut agents = self.agents.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(agent) = agents.get(&key) {
@@ -253,7 +253,7 @@ impl<'a> RegistryHttp<'a> {
     }
 
     fn new_agent(&self, url: &Url) -> Result<Agent, RegistryError> {
-        let config = client::config()
+        let config = client::common_config()
             .input_buffer_size(BUFFER_BYTES)
             .output_buffer_size(8 * 1024)
             .timeout_resolve(Some(CONNECT_TIMEOUT))
@@ -261,26 +261,35 @@ impl<'a> RegistryHttp<'a> {
             .timeout_recv_response(Some(self.limits.answer))
             .timeout_per_read(Some(self.limits.stall))
             .timeout_per_write(Some(self.limits.stall))
-            .proxy(self.proxy(url)?);
+            .proxy(self.proxy_for_url(url)?);
         let tls = if url.https {
-            let host = self.registries.host(&url.authority);
+            let host = self.registries.host_config(&url.authority);
             let given = host.and_then(|h| h.tls.clone());
             let guessed = self.guessed.lock().unwrap_or_else(PoisonError::into_inner);
             let takes_any = given.is_none() && guessed.contains(&url.authority);
             drop(guessed);
             let mut files = given.unwrap_or_default();
             files.insecure_skip_verify |= takes_any;
-            Some(files.config().map_err(|e| RegistryError::tls(url, e))?)
+            Some(
+                files
+                    .client_config()
+                    .map_err(|e| RegistryError::tls_failure(url, e))?,
+            )
         } else {
             None
         };
         let stop = Arc::clone(&self.stop);
-        Ok(client::agent(config.build(), tls, stop, LinkClass::Image))
+        Ok(client::build_agent(
+            config.build(),
+            tls,
+            stop,
+            LinkClass::Image,
+        ))
     }
 
-    fn proxy(&self, url: &Url) -> Result<Option<Proxy>, RegistryError> {
+    fn proxy_for_url(&self, url: &Url) -> Result<Option<Proxy>, RegistryError> {
         let refuse = |why: &str| RegistryError::Unreachable {
-            url: url.shown(),
+            url: url.without_query(),
             why: why.into(),
         };
         self.proxies.tunnel_for(url).map_err(refuse)
@@ -288,11 +297,11 @@ impl<'a> RegistryHttp<'a> {
 }
 
 /// A header of an answer, if it is text.
-pub(super) fn header<'r>(answer: &'r Response<Body>, name: &str) -> Option<&'r str> {
+pub(super) fn header_text<'r>(answer: &'r Response<Body>, name: &str) -> Option<&'r str> {
     answer.headers().get(name).and_then(|v| v.to_str().ok())
 }
 
-fn transport(url: &Url, error: ureq::Error) -> RegistryError {
+fn transport_error(url: &Url, error: ureq::Error) -> RegistryError {
     let why = match &error {
         // rustls speaks through the reader it wraps.
         ureq::Error::Io(e) => match e.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>()) {
@@ -307,7 +316,7 @@ fn transport(url: &Url, error: ureq::Error) -> RegistryError {
         other => other.to_string(),
     };
     RegistryError::Unreachable {
-        url: url.shown(),
+        url: url.without_query(),
         why,
     }
 }
@@ -334,7 +343,7 @@ mod tests {
                 RegistryTimeLimits::default(),
                 Arc::default(),
             );
-            let e = http.proxy(&url).expect_err(proxy);
+            let e = http.proxy_for_url(&url).expect_err(proxy);
             assert!(e.to_string().contains(says), "{e}");
         }
     }

@@ -8,8 +8,8 @@ use sha2::{Digest as _, Sha256};
 
 use super::hosts::aliases;
 use crate::api::cri::AuthConfig;
-use crate::api::hex;
-use crate::api::names::glob;
+use crate::api::encode_hex;
+use crate::api::names::matches_glob;
 use crate::api::order::OrderExt;
 use crate::api::strict::{JsonTextError, from_foreign_json};
 
@@ -37,7 +37,7 @@ pub struct RegistryCredential {
 impl RegistryCredential {
     /// User and password, from whichever field has them; `None` if there is no user.
     #[must_use]
-    pub fn basic(&self) -> Option<(String, String)> {
+    pub fn basic_auth(&self) -> Option<(String, String)> {
         if !self.username.is_empty() {
             return Some((self.username.clone(), self.password.clone()));
         }
@@ -51,21 +51,23 @@ impl RegistryCredential {
 
     /// Digest that tells the credential from others, for storing instead of it: a SHA-256 of all its fields, hex.
     #[must_use]
-    pub fn digest(&self) -> String {
+    pub fn credential_digest(&self) -> String {
         let mut sum = Sha256::new();
-        let (user, password) = self.basic().unwrap_or_default();
+        let (user, password) = self.basic_auth().unwrap_or_default();
         for field in [&user, &password, &self.identity_token, &self.registry_token] {
             // Lengths keep one field from running into the next.
             sum.update(field.len().to_le_bytes().as_slice());
             sum.update(field.as_bytes());
         }
-        hex(&sum.finalize())
+        encode_hex(&sum.finalize())
     }
 
     /// Returns true if no field of use is set.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.identity_token.is_empty() && self.registry_token.is_empty() && self.basic().is_none()
+        self.identity_token.is_empty()
+            && self.registry_token.is_empty()
+            && self.basic_auth().is_none()
     }
 }
 
@@ -97,7 +99,7 @@ impl From<AuthConfig> for RegistryCredential {
 impl core::fmt::Debug for RegistryCredential {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Credential")
-            .field("user", &self.basic().is_some())
+            .field("user", &self.basic_auth().is_some())
             .field("identity_token", &!self.identity_token.is_empty())
             .field("registry_token", &!self.registry_token.is_empty())
             .finish()
@@ -146,14 +148,14 @@ pub struct Keyring {
 
 impl Keyring {
     /// Adds a place behind those that are there.
-    pub fn add(&mut self, auths: impl IntoIterator<Item = (String, RegistryCredential)>) {
+    pub fn add_place(&mut self, auths: impl IntoIterator<Item = (String, RegistryCredential)>) {
         let mut place: Vec<(String, RegistryCredential)> = auths
             .into_iter()
             .filter(|(_, credential)| !credential.is_empty())
-            .map(|(key, credential)| (normalised(&key), credential))
+            .map(|(key, credential)| (normalise_key(&key), credential))
             .collect();
         // Reverse lexical: of two keys that fit, the longer one comes first.
-        place.order_by(|a, b| b.0.cmp(&a.0));
+        place.stable_sort_by(|a, b| b.0.cmp(&a.0));
         if !place.is_empty() {
             self.places.push(place);
         }
@@ -162,12 +164,12 @@ impl Keyring {
     /// All credentials for `image` (domain and path, normalised), in the order in which they are tried; each once.
     /// Source: kubelet `pkg/credentialprovider/keyring.go`, `Lookup`.
     #[must_use]
-    pub fn lookup(&self, image: &str) -> Vec<RegistryCredential> {
+    pub fn lookup_credentials(&self, image: &str) -> Vec<RegistryCredential> {
         let mut found: Vec<RegistryCredential> = Vec::new();
         for place in &self.places {
             let mut fits = Vec::new();
             for (key, credential) in place {
-                if matches(key, image) {
+                if key_matches_image(key, image) {
                     fits.push(credential);
                 }
             }
@@ -175,7 +177,7 @@ impl Keyring {
                 fits.extend(
                     place
                         .iter()
-                        .filter(|(key, _)| for_hub(key, image))
+                        .filter(|(key, _)| is_hub_alias(key, image))
                         .map(|(_, c)| c),
                 );
             }
@@ -191,14 +193,14 @@ impl Keyring {
 
 /// Returns true if a key and an image both are of Docker Hub, by different names. Such a key counts for all of its
 /// images, as the one that docker writes does.
-pub(in crate::image) fn for_hub(key: &str, image: &str) -> bool {
+pub(in crate::image) fn is_hub_alias(key: &str, image: &str) -> bool {
     let host = |text: &str| text.split('/').next().unwrap_or("").to_owned();
     let key = host(key);
     aliases(&host(image)).any(|name| name == key)
 }
 
 /// Cuts off scheme and API version: `https://index.docker.io/v1/` is `index.docker.io`.
-pub(in crate::image) fn normalised(key: &str) -> String {
+pub(in crate::image) fn normalise_key(key: &str) -> String {
     let rest = key
         .strip_prefix("https://")
         .or_else(|| key.strip_prefix("http://"))
@@ -223,7 +225,7 @@ pub(in crate::image) fn normalised(key: &str) -> String {
 /// Returns true if a key is for an image: port equal, as many labels, each a pattern, path a prefix.
 /// Source: kubelet `pkg/credentialprovider/keyring.go`, `URLsMatch`.
 #[must_use]
-pub fn matches(key: &str, image: &str) -> bool {
+pub fn key_matches_image(key: &str, image: &str) -> bool {
     let (key_host, key_path) = key.split_once('/').unwrap_or((key, ""));
     let (host, path) = image.split_once('/').unwrap_or((image, ""));
     let (key_host, key_port) = crate::net::url::split_port(key_host);
@@ -233,7 +235,7 @@ pub fn matches(key: &str, image: &str) -> bool {
         && key_host
             .split('.')
             .zip(host.split('.'))
-            .all(|(pattern, label)| glob(pattern, label))
+            .all(|(pattern, label)| matches_glob(pattern, label))
         && path.starts_with(key_path)
 }
 
@@ -273,7 +275,11 @@ mod tests {
             ("pre*fix?.io", "prexfix.io/a", false),
             ("http://host/v1/", "host/a", true),
         ] {
-            assert_eq!(matches(&normalised(key), image), fits, "{key} {image}");
+            assert_eq!(
+                key_matches_image(&normalise_key(key), image),
+                fits,
+                "{key} {image}"
+            );
         }
     }
 
@@ -281,12 +287,12 @@ mod tests {
     fn order_of_credentials() {
         // IMG-13 IMG-14
         let mut ring = Keyring::default();
-        ring.add([
+        ring.add_place([
             ("quay.io".to_owned(), user("wide")),
             ("quay.io/a".to_owned(), user("close")),
             ("empty.io".to_owned(), RegistryCredential::default()),
         ]);
-        ring.add([
+        ring.add_place([
             ("quay.io/a/b".to_owned(), user("node")),
             ("quay.io".to_owned(), user("wide")),
             (
@@ -298,9 +304,9 @@ mod tests {
             ),
         ]);
         let users = |image: &str| -> Vec<String> {
-            ring.lookup(image)
+            ring.lookup_credentials(image)
                 .iter()
-                .map(|c| c.basic().expect("user").0)
+                .map(|c| c.basic_auth().expect("user").0)
                 .collect()
         };
         assert_eq!(users("quay.io/a/b"), ["close", "wide", "node"]);
@@ -310,12 +316,20 @@ mod tests {
         assert_eq!(users("registry-1.docker.io/library/busybox"), ["hub"]);
         for key in ["registry-1.docker.io", "https://registry-1.docker.io/v2/"] {
             let mut ring = Keyring::default();
-            ring.add([(key.to_owned(), user("hub"))]);
-            assert_eq!(ring.lookup("docker.io/library/busybox").len(), 1, "{key}");
-            assert_eq!(ring.lookup("example.io/library/busybox").len(), 0, "{key}");
+            ring.add_place([(key.to_owned(), user("hub"))]);
+            assert_eq!(
+                ring.lookup_credentials("docker.io/library/busybox").len(),
+                1,
+                "{key}"
+            );
+            assert_eq!(
+                ring.lookup_credentials("example.io/library/busybox").len(),
+                0,
+                "{key}"
+            );
         }
-        let hub = ring.lookup("docker.io/library/busybox");
-        assert_eq!(hub[0].basic(), Some(("hub".into(), "secret".into())));
+        let hub = ring.lookup_credentials("docker.io/library/busybox");
+        assert_eq!(hub[0].basic_auth(), Some(("hub".into(), "secret".into())));
         assert!(!format!("{ring:?}").contains("secret"), "{ring:?}");
     }
 
@@ -327,7 +341,10 @@ mod tests {
                 "credHelpers": {"c.io": "pass"}, "credsStore": "x", "HttpHeaders": {}}"#,
         )
         .expect("config");
-        assert_eq!(config.auths["a.io"].basic(), Some(("u".into(), "p".into())));
+        assert_eq!(
+            config.auths["a.io"].basic_auth(),
+            Some(("u".into(), "p".into()))
+        );
         assert_eq!(config.auths["b.io"].identity_token, "t");
         assert_eq!(config.cred_helpers["c.io"], "pass");
         let old = DockerConfig::parse_dockercfg(br#"{"a.io": {"username": "u", "password": "p"}}"#);

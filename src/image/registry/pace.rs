@@ -26,7 +26,7 @@ const NS_PER_MS: u64 = 1_000_000;
 
 /// Reads a `Retry-After`; `None` if it is neither seconds nor a date. A date is taken against the answer's own `Date`,
 /// for boards boot with clocks that are years off; `now` counts where there is none. Source: RFC 9110 section 10.2.3.
-pub(super) fn retry_after(text: &str, date: Option<&str>, now: WallTime) -> Option<Duration> {
+pub(super) fn parse_retry_after(text: &str, date: Option<&str>, now: WallTime) -> Option<Duration> {
     if let Ok(seconds) = text.trim().parse() {
         return Some(Duration::from_secs(seconds));
     }
@@ -34,7 +34,7 @@ pub(super) fn retry_after(text: &str, date: Option<&str>, now: WallTime) -> Opti
     let then = parsed(text)?.unix_timestamp();
     let now = date
         .and_then(parsed)
-        .map_or_else(|| now.secs(), OffsetDateTime::unix_timestamp);
+        .map_or_else(|| now.unix_seconds(), OffsetDateTime::unix_timestamp);
     let seconds = then.saturating_sub(now).max(0);
     Some(Duration::from_secs(seconds.unsigned_abs()))
 }
@@ -61,25 +61,25 @@ impl Throttle {
 
     /// Returns how many bytes may be read at once: few when the cap is low, so that it is held smoothly.
     #[must_use]
-    pub fn piece(&self, most: usize) -> usize {
+    pub fn piece_bytes(&self, most: usize) -> usize {
         let rate = self.rate.unwrap_or(u64::MAX);
         usize::try_from((rate / 8).max(1024)).map_or(most, |n| n.min(most))
     }
 
     /// Notes that `bytes` were read, and waits as long as the cap asks.
-    pub fn take(&self, bytes: usize, stop: &StopFlag) -> ControlFlow<()> {
+    pub fn wait_for_bytes(&self, bytes: usize, stop: &StopFlag) -> ControlFlow<()> {
         let Some(rate) = self.rate else {
             return ControlFlow::Continue(());
         };
-        let wait = self.pay(bytes, rate, clock::mono());
+        let wait = self.pay_for_bytes(bytes, rate, clock::mono_now());
         if wait < Duration::from_millis(1) {
             return ControlFlow::Continue(());
         }
-        stop.wait(wait)
+        stop.wait_unless_stopped(wait)
     }
 
     /// Takes `bytes` into account and returns the time to wait for them.
-    fn pay(&self, bytes: usize, rate: u64, now: MonoTime) -> Duration {
+    fn pay_for_bytes(&self, bytes: usize, rate: u64, now: MonoTime) -> Duration {
         let now_ns = now.0.saturating_mul(NS_PER_MS);
         let mut paid = self.paid_ns.lock().unwrap_or_else(PoisonError::into_inner);
         let start = (*paid).max(now_ns.saturating_sub(BURST_MS * NS_PER_MS));
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn when_to_come_again() {
-        let now = WallTime::from_secs(784_111_777);
+        let now = WallTime::from_unix_seconds(784_111_777);
         let date = "Sun, 06 Nov 1994 08:49:37 GMT";
         for (text, date, want) in [
             ("120", None, Some(120)),
@@ -121,10 +121,10 @@ mod tests {
             ("Sun, 06 Nov 1994 25:49:37 GMT", None, None),
         ] {
             let want = want.map(Duration::from_secs);
-            assert_eq!(retry_after(text, date, now), want, "{text}");
+            assert_eq!(parse_retry_after(text, date, now), want, "{text}");
         }
         // The board believes it is 1970, the registry does not.
-        let found = retry_after("Sun, 06 Nov 1994 08:49:57 GMT", Some(date), WallTime(0));
+        let found = parse_retry_after("Sun, 06 Nov 1994 08:49:57 GMT", Some(date), WallTime(0));
         assert_eq!(found, Some(Duration::from_secs(20)));
     }
 
@@ -133,11 +133,11 @@ mod tests {
         let stop = StopFlag::default();
         let throttle = Throttle::new(Some(1_000_000));
         // The burst of a second is free, the rest is not.
-        let start = clock::mono().0;
+        let start = clock::mono_now().0;
         for _ in 0..12 {
-            assert!(throttle.take(100_000, &stop).is_continue());
+            assert!(throttle.wait_for_bytes(100_000, &stop).is_continue());
         }
-        assert!(clock::mono().0 - start >= 190);
+        assert!(clock::mono_now().0 - start >= 190);
         // Over many reads of any size no more and no less than the cap, a read's worth aside.
         for (rate, piece) in [
             (1_000_000, 1460),
@@ -151,7 +151,7 @@ mod tests {
             let mut taken = 0;
             while now - start < Duration::from_secs(10) {
                 taken += piece as u64;
-                let wait = throttle.pay(piece, rate, now);
+                let wait = throttle.pay_for_bytes(piece, rate, now);
                 now = now + wait;
             }
             // And the burst.
@@ -159,12 +159,16 @@ mod tests {
             assert!(taken <= most, "{rate}: {taken} of {most}");
             assert!(taken >= rate * 11 * 98 / 100, "{rate}: {taken} of {most}");
         }
-        assert_eq!(throttle.piece(65_536), 65_536);
-        assert_eq!(Throttle::new(Some(1000)).piece(65_536), 1024);
-        assert!(Throttle::new(None).take(usize::MAX, &stop).is_continue());
+        assert_eq!(throttle.piece_bytes(65_536), 65_536);
+        assert_eq!(Throttle::new(Some(1000)).piece_bytes(65_536), 1024);
+        assert!(
+            Throttle::new(None)
+                .wait_for_bytes(usize::MAX, &stop)
+                .is_continue()
+        );
         // Waiting threads are let go.
         stop.stop();
-        assert!(throttle.take(usize::MAX, &stop).is_break());
+        assert!(throttle.wait_for_bytes(usize::MAX, &stop).is_break());
         assert!(stop.is_stopped());
     }
 }

@@ -22,7 +22,7 @@ use ureq::http::Response;
 use super::challenge::{self, Challenge};
 use super::error::RegistryError;
 use super::hosts::RegistryEndpoint;
-use super::http::{RegistryHttp, RegistryRequest, header};
+use super::http::{RegistryHttp, RegistryRequest, header_text};
 use super::keyring::RegistryCredential;
 use super::pace::{self, MAX_RETRY, MIN_RATE};
 use crate::api::oci::Descriptor;
@@ -31,7 +31,7 @@ use crate::image::digest::Digest;
 use crate::image::plan::MAX_JSON_BYTES;
 use crate::net::Url;
 use crate::net::pace::RetryDelays;
-use crate::net::url::encode;
+use crate::net::url::encode_query_value;
 use crate::sys::clock;
 
 /// Times in a row that a request is sent without getting anywhere.
@@ -72,7 +72,7 @@ struct AuthorizationValues {
 
 impl AuthorizationValues {
     /// The value for the server of `url`. `is_own`: that server is the registry itself, not one that it redirects to.
-    fn words(&self, url: &Url, is_own: bool) -> Option<&String> {
+    fn value_for_server(&self, url: &Url, is_own: bool) -> Option<&String> {
         if is_own {
             return self.own.as_ref();
         }
@@ -125,23 +125,23 @@ impl<'a> RegistrySession<'a> {
     }
 
     /// Reads the manifest or index that `name` (a tag, or `sha256:…`) leads to. A name by digest is checked against it.
-    pub(in crate::image) fn manifest(&self, name: &str) -> Result<TopManifest, RegistryError> {
-        let url = self.url(&format!("manifests/{name}"));
+    pub(in crate::image) fn read_manifest(&self, name: &str) -> Result<TopManifest, RegistryError> {
+        let url = self.repository_url(&format!("manifests/{name}"));
         let expected = Digest::parse(name).ok();
         let what = BareRequest {
             accept: Some(MANIFEST_TYPES),
-            ..self.document()
+            ..self.document_request()
         };
-        self.repeat(&url, what, |answer| {
-            let told = header(&answer.response, "docker-content-digest")
+        self.request_with_retries(&url, what, |answer| {
+            let told = header_text(&answer.response, "docker-content-digest")
                 .and_then(|text| Digest::parse(text).ok());
-            let media_type = header(&answer.response, "content-type")
+            let media_type = header_text(&answer.response, "content-type")
                 .and_then(|text| text.split(';').next())
                 .unwrap_or("")
                 .trim()
                 .to_owned();
             let at = answer.url.clone();
-            let bytes = self.read(answer, MAX_JSON_BYTES)?;
+            let bytes = self.read_body(answer, MAX_JSON_BYTES)?;
             // The page of a hotel's network, or of a proxy.
             let is_json = media_type.ends_with("json");
             if !is_json && bytes.trim_ascii_start().first() != Some(&b'{') {
@@ -150,17 +150,20 @@ impl<'a> RegistrySession<'a> {
                     kind => kind,
                 };
                 let why = format!("this is not a registry: it answers with {kind}, not a manifest");
-                return Err(RegistryError::unusable(&at, why));
+                return Err(RegistryError::unusable_answer(&at, why));
             }
-            let found = Digest::of(&bytes);
+            let found = Digest::compute(&bytes);
             for promised in expected.into_iter().chain(told) {
                 if promised != found {
-                    return Err(RegistryError::wrong(&at, wrong_digest(found, promised)));
+                    return Err(RegistryError::wrong_answer(
+                        &at,
+                        wrong_digest(found, promised),
+                    ));
                 }
             }
             Ok(TopManifest {
                 descriptor: Descriptor {
-                    media_type: manifest_type(&bytes, media_type),
+                    media_type: claimed_manifest_type(&bytes, media_type),
                     digest: found.to_string(),
                     size: bytes.len() as u64,
                     ..Descriptor::default()
@@ -176,14 +179,14 @@ impl<'a> RegistrySession<'a> {
         &self,
         name: &str,
     ) -> Result<Option<Digest>, RegistryError> {
-        let url = self.url(&format!("manifests/{name}"));
+        let url = self.repository_url(&format!("manifests/{name}"));
         let what = BareRequest {
             accept: Some(MANIFEST_TYPES),
             head: true,
-            ..self.document()
+            ..self.document_request()
         };
-        let told = self.repeat(&url, what, |answer| {
-            Ok(header(&answer.response, "docker-content-digest")
+        let told = self.request_with_retries(&url, what, |answer| {
+            Ok(header_text(&answer.response, "docker-content-digest")
                 .and_then(|text| Digest::parse(text).ok()))
         });
         match told {
@@ -196,30 +199,37 @@ impl<'a> RegistrySession<'a> {
     pub(in crate::image) fn head_blob(&self, digest: Digest) -> Result<(), RegistryError> {
         let what = BareRequest {
             head: true,
-            ..self.document()
+            ..self.document_request()
         };
-        self.repeat(&self.url(&format!("blobs/{digest}")), what, |_| Ok(()))
+        self.request_with_retries(
+            &self.repository_url(&format!("blobs/{digest}")),
+            what,
+            |_| Ok(()),
+        )
     }
 
     /// Reads a document that is a blob: the configuration. Its digest and size are checked.
-    pub(in crate::image) fn blob_document(
+    pub(in crate::image) fn read_blob_document(
         &self,
         digest: Digest,
         size: u64,
     ) -> Result<Vec<u8>, RegistryError> {
-        let url = self.url(&format!("blobs/{digest}"));
+        let url = self.repository_url(&format!("blobs/{digest}"));
         if size > MAX_JSON_BYTES {
-            return Err(RegistryError::unusable(
+            return Err(RegistryError::unusable_answer(
                 &url,
                 format!("the document is larger than {MAX_JSON_BYTES} bytes"),
             ));
         }
-        self.repeat(&url, self.document(), |answer| {
+        self.request_with_retries(&url, self.document_request(), |answer| {
             let at = answer.url.clone();
-            let bytes = self.read(answer, size)?;
-            let found = Digest::of(&bytes);
+            let bytes = self.read_body(answer, size)?;
+            let found = Digest::compute(&bytes);
             if found != digest {
-                return Err(RegistryError::wrong(&at, wrong_digest(found, digest)));
+                return Err(RegistryError::wrong_answer(
+                    &at,
+                    wrong_digest(found, digest),
+                ));
             }
             Ok(bytes)
         })
@@ -235,19 +245,19 @@ impl<'a> RegistrySession<'a> {
         let what = BareRequest {
             from,
             // A server that knows no ranges sends all of it.
-            body_time: self.http.limits().document + Duration::from_secs(size / MIN_RATE),
-            ..self.document()
+            body_time: self.http.time_limits().document + Duration::from_secs(size / MIN_RATE),
+            ..self.document_request()
         };
-        self.authorized(&self.url(&format!("blobs/{digest}")), what)
+        self.send_authorized(&self.repository_url(&format!("blobs/{digest}")), what)
     }
 
     /// Delays for one blob's attempts.
-    pub(in crate::image) fn delays(&self) -> RetryDelays {
-        RetryDelays::new(self.http.limits().retry, MAX_RETRY)
+    pub(in crate::image) fn retry_delays(&self) -> RetryDelays {
+        RetryDelays::new(self.http.time_limits().retry, MAX_RETRY)
     }
 
     /// Times in a row that a request may end with `error`.
-    pub(super) const fn attempts(&self, error: &RegistryError) -> u32 {
+    pub(super) const fn max_attempts(&self, error: &RegistryError) -> u32 {
         match error {
             RegistryError::Unreachable { .. } if self.further => ATTEMPTS_OF_SEVERAL,
             _ => ATTEMPTS,
@@ -255,34 +265,34 @@ impl<'a> RegistrySession<'a> {
     }
 
     /// Waits before the next attempt.
-    pub(in crate::image) fn pause(&self, time: Duration) -> Result<(), RegistryError> {
-        if self.http.stop().wait(time).is_break() {
+    pub(in crate::image) fn pause_before_retry(&self, time: Duration) -> Result<(), RegistryError> {
+        if self.http.stop_flag().wait_unless_stopped(time).is_break() {
             return Err(RegistryError::Cancelled);
         }
         Ok(())
     }
 
-    const fn document(&self) -> BareRequest<'_> {
+    const fn document_request(&self) -> BareRequest<'_> {
         BareRequest {
             accept: None,
             from: 0,
             head: false,
-            body_time: self.http.limits().document,
+            body_time: self.http.time_limits().document,
         }
     }
 
-    fn url(&self, rest: &str) -> Url {
+    fn repository_url(&self, rest: &str) -> Url {
         let base = &self.endpoint.base;
         let mut path = format!("{}/{}/{rest}", base.path, self.endpoint.repository);
         if let Some(mirrored) = &self.endpoint.mirrored {
             path.push_str("?ns=");
-            path.push_str(&encode(mirrored));
+            path.push_str(&encode_query_value(mirrored));
         }
         base.with_path(path)
     }
 
     /// Reads a body of at most `limit` bytes as a whole.
-    fn read(&self, answer: RegistryAnswer, limit: u64) -> Result<Vec<u8>, RegistryError> {
+    fn read_body(&self, answer: RegistryAnswer, limit: u64) -> Result<Vec<u8>, RegistryError> {
         let mut bytes = Vec::new();
         let read = answer
             .response
@@ -293,14 +303,14 @@ impl<'a> RegistrySession<'a> {
             .take(limit + 1)
             .read_to_end(&mut bytes);
         if let Err(e) = read {
-            self.http.go_on()?;
+            self.http.check_not_stopped()?;
             return Err(RegistryError::Unreachable {
-                url: answer.url.shown(),
+                url: answer.url.without_query(),
                 why: e.to_string(),
             });
         }
         if bytes.len() as u64 > limit {
-            return Err(RegistryError::unusable(
+            return Err(RegistryError::unusable_answer(
                 &answer.url,
                 format!("it has more than {limit} bytes"),
             ));
@@ -309,32 +319,32 @@ impl<'a> RegistrySession<'a> {
     }
 
     /// Sends and reads until it works. An answer cut or spoiled on the way counts as an outage.
-    fn repeat<T>(
+    fn request_with_retries<T>(
         &self,
         url: &Url,
         what: BareRequest<'_>,
         mut read: impl FnMut(RegistryAnswer) -> Result<T, RegistryError>,
     ) -> Result<T, RegistryError> {
-        let end = clock::mono() + self.http.limits().document * 2;
-        let mut delays = self.delays();
+        let end = clock::mono_now() + self.http.time_limits().document * 2;
+        let mut delays = self.retry_delays();
         let mut attempts = 1;
         loop {
-            let error = match self.authorized(url, what).and_then(&mut read) {
+            let error = match self.send_authorized(url, what).and_then(&mut read) {
                 Err(e) if e.may_pass() => e,
                 done => return done,
             };
-            if attempts >= self.attempts(&error) || clock::mono() >= end {
+            if attempts >= self.max_attempts(&error) || clock::mono_now() >= end {
                 return Err(error);
             }
             attempts += 1;
             log::debug!("{error}; it is tried again");
             // The usual delay comes on top, so that not all come back at once.
-            self.pause(error.retry_after() + delays.next())?;
+            self.pause_before_retry(error.retry_after() + delays.next_delay())?;
         }
     }
 
     /// Sends a request, with credentials as the registry asks for them. Only answers that are a success are returned.
-    fn authorized(
+    fn send_authorized(
         &self,
         url: &Url,
         what: BareRequest<'_>,
@@ -342,7 +352,7 @@ impl<'a> RegistrySession<'a> {
         let mut challenges = 0;
         loop {
             let held = self.lock().clone();
-            let (at, response) = self.http.send(&RegistryRequest {
+            let (at, response) = self.http.send_request(&RegistryRequest {
                 url,
                 accept: what.accept,
                 authorization: held.own.as_deref(),
@@ -359,14 +369,14 @@ impl<'a> RegistrySession<'a> {
             if status == 401 && challenges < MAX_CHALLENGES {
                 challenges += 1;
                 let is_own = at.same_origin(url);
-                self.answer_challenge(&at, is_own, held.words(&at, is_own), response)?;
+                self.answer_challenge(&at, is_own, held.value_for_server(&at, is_own), response)?;
                 continue;
             }
-            return Err(self.refusal(&at, status, response));
+            return Err(self.refusal_error(&at, status, response));
         }
     }
 
-    /// Replaces the authorization for the server of `url` (see [`AuthorizationValues::words`]), unless another thread has done so
+    /// Replaces the authorization for the server of `url` (see [`AuthorizationValues::value_for_server`]), unless another thread has done so
     /// since `sent`.
     fn answer_challenge(
         &self,
@@ -376,11 +386,11 @@ impl<'a> RegistrySession<'a> {
         response: Response<Body>,
     ) -> Result<(), RegistryError> {
         let mut held = self.lock();
-        if held.words(url, is_own) != sent {
+        if held.value_for_server(url, is_own) != sent {
             return Ok(());
         }
         let credential = self.credential.filter(|_| is_own);
-        let basic = credential.and_then(RegistryCredential::basic);
+        let basic = credential.and_then(RegistryCredential::basic_auth);
         let mut fresh = None;
         for challenge in &challenges_of(&response) {
             fresh = match challenge {
@@ -392,7 +402,7 @@ impl<'a> RegistrySession<'a> {
                     scope,
                 } => Some(format!(
                     "Bearer {}",
-                    self.token(credential, url, realm, service, scope)?
+                    self.fetch_token(credential, url, realm, service, scope)?
                 )),
                 Challenge::Basic => basic
                     .as_ref()
@@ -405,7 +415,7 @@ impl<'a> RegistrySession<'a> {
         // Presented, and refused with the very same words.
         let Some(fresh) = fresh.filter(|f| Some(f) != sent) else {
             drop(held);
-            return Err(self.refusal(url, 401, response));
+            return Err(self.refusal_error(url, 401, response));
         };
         if is_own {
             held.own = Some(fresh);
@@ -417,7 +427,7 @@ impl<'a> RegistrySession<'a> {
 
     /// Gets a token; without a credential an anonymous one. Source: distribution `spec/auth/token.md`,
     /// `spec/auth/oauth.md`.
-    fn token(
+    fn fetch_token(
         &self,
         credential: Option<&RegistryCredential>,
         url: &Url,
@@ -430,13 +440,13 @@ impl<'a> RegistrySession<'a> {
         {
             return Ok(credential.registry_token.clone());
         }
-        let realm = url.join(realm).map_err(|why| {
-            RegistryError::unusable(url, format!("its token service is no URL: {why}"))
+        let realm = url.resolve_location(realm).map_err(|why| {
+            RegistryError::unusable_answer(url, format!("its token service is no URL: {why}"))
         })?;
         if url.https && !realm.https {
-            return Err(RegistryError::unusable(
+            return Err(RegistryError::unusable_answer(
                 url,
-                format!("its token service is not https: {}", realm.shown()),
+                format!("its token service is not https: {}", realm.without_query()),
             ));
         }
         let default_scope = format!("repository:{}:pull", self.endpoint.repository);
@@ -446,8 +456,12 @@ impl<'a> RegistrySession<'a> {
             scope
         };
         let identity = credential.map_or("", |c| c.identity_token.as_str());
-        let fields = format!("service={}&scope={}", encode(service), encode(scope));
-        let basic = credential.and_then(RegistryCredential::basic);
+        let fields = format!(
+            "service={}&scope={}",
+            encode_query_value(service),
+            encode_query_value(scope)
+        );
+        let basic = credential.and_then(RegistryCredential::basic_auth);
         let (form, authorization, target) = if identity.is_empty() {
             let separator = if realm.path.contains('?') { '&' } else { '?' };
             let target = realm.with_path(format!("{}{separator}{fields}", realm.path));
@@ -455,11 +469,11 @@ impl<'a> RegistrySession<'a> {
         } else {
             let form = format!(
                 "grant_type=refresh_token&client_id=picolet&{fields}&refresh_token={}",
-                encode(identity)
+                encode_query_value(identity)
             );
             (Some(form), None, realm.clone())
         };
-        let (at, response) = self.http.send(&RegistryRequest {
+        let (at, response) = self.http.send_request(&RegistryRequest {
             url: &target,
             accept: None,
             authorization: authorization.as_deref(),
@@ -467,38 +481,39 @@ impl<'a> RegistrySession<'a> {
             from: 0,
             form: form.as_deref(),
             head: false,
-            body_time: self.http.limits().document,
+            body_time: self.http.time_limits().document,
         })?;
         let status = response.status().as_u16();
         // So it speaks of an identity token that was revoked. Source: RFC 6749, section 5.2.
         if status == 400 && credential.is_some() {
-            return Err(self.denied(&at, message(response)));
+            return Err(self.denied_error(&at, read_error_message(response)));
         }
         if status != 200 {
-            return Err(self.refusal(&at, status, response));
+            return Err(self.refusal_error(&at, status, response));
         }
-        let bytes = self.read(RegistryAnswer { url: at, response }, MAX_TOKEN_BYTES)?;
-        read_token(&bytes).ok_or_else(|| RegistryError::wrong(&realm, "its answer holds no token"))
+        let bytes = self.read_body(RegistryAnswer { url: at, response }, MAX_TOKEN_BYTES)?;
+        read_token(&bytes)
+            .ok_or_else(|| RegistryError::wrong_answer(&realm, "its answer holds no token"))
     }
 
-    fn refusal(&self, url: &Url, status: u16, response: Response<Body>) -> RegistryError {
-        let date = header(&response, "date");
-        let retry_after = header(&response, "retry-after")
+    fn refusal_error(&self, url: &Url, status: u16, response: Response<Body>) -> RegistryError {
+        let date = header_text(&response, "date");
+        let retry_after = header_text(&response, "retry-after")
             .filter(|_| matches!(status, 429 | 503))
-            .and_then(|text| pace::retry_after(text, date, clock::wall()));
-        let message = message(response);
+            .and_then(|text| pace::parse_retry_after(text, date, clock::wall_now()));
+        let message = read_error_message(response);
         if status == 401 {
-            return self.denied(url, message);
+            return self.denied_error(url, message);
         }
         RegistryError::Status {
-            url: url.shown(),
+            url: url.without_query(),
             status,
             message,
             retry_after,
         }
     }
 
-    fn denied(&self, url: &Url, message: String) -> RegistryError {
+    fn denied_error(&self, url: &Url, message: String) -> RegistryError {
         RegistryError::Denied {
             host: url.authority.clone(),
             repository: self.endpoint.repository.clone(),
@@ -523,7 +538,7 @@ fn challenges_of(response: &Response<Body>) -> Vec<Challenge> {
         .get_all("www-authenticate")
         .iter()
         .filter_map(|value| value.to_str().ok())
-        .flat_map(challenge::parse)
+        .flat_map(challenge::parse_challenges)
         .collect()
 }
 
@@ -533,7 +548,7 @@ fn basic_header(user: &str, password: &str) -> String {
 
 /// The type that a manifest claims for itself; none if it does not, then its fields tell. The type in the answer's
 /// head counts only for the one kind that is neither and cannot be used.
-pub(super) fn manifest_type(bytes: &[u8], answered: String) -> String {
+pub(super) fn claimed_manifest_type(bytes: &[u8], answered: String) -> String {
     #[derive(Deserialize, Default)]
     #[serde(rename_all = "camelCase", default)]
     struct MediaTypeProbe {
@@ -566,7 +581,7 @@ pub(super) fn read_token(bytes: &[u8]) -> Option<String> {
 /// Reads a registry's message of an error, made fit for an event: one line, cut.
 ///
 /// Source: distribution-spec, "Error Codes".
-fn message(response: Response<Body>) -> String {
+fn read_error_message(response: Response<Body>) -> String {
     let mut bytes = Vec::new();
     let body = response
         .into_body()

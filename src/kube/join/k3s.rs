@@ -21,11 +21,11 @@ use ureq::http::Method;
 
 use super::{
     ApiRequest, JoinError, JoinServer, KubeError, Kubeconfig, KubeconfigMaterial, ProxyVariables,
-    ServerTrust, Url, halves, is_digest, stranger, wrong,
+    ServerTrust, Url, anonymous_kubeconfig, is_digest, split_bootstrap_token, wrong_answer,
 };
 use crate::api::{
-    hex,
-    strict::{from_json, typed},
+    encode_hex,
+    strict::{from_json, typed_from_value},
 };
 use crate::kube::bootstrap::{check_pair, node_subject};
 use crate::kube::client::ApiResponse;
@@ -75,7 +75,7 @@ impl K3sToken {
                 "is empty, or has characters that no token has",
             ));
         }
-        let authorization = if halves(secret).is_some() {
+        let authorization = if split_bootstrap_token(secret).is_some() {
             format!("Bearer {secret}")
         } else {
             // The user in the token does not matter: `node-token` names the user `server`, and only `node` is in the
@@ -122,7 +122,7 @@ pub struct K3sCluster {
 impl K3sCluster {
     /// Name servers of pods.
     #[must_use]
-    pub fn dns(&self) -> Vec<&str> {
+    pub fn name_servers(&self) -> Vec<&str> {
         let many = self.dns.as_deref().filter(|dns| !dns.is_empty());
         let all = many.unwrap_or(self.one_dns.as_slice()).iter();
         all.map(String::as_str)
@@ -132,7 +132,7 @@ impl K3sCluster {
 
     /// The URL of the apiserver beside the supervisor at `url`.
     #[must_use]
-    pub fn api(&self, url: &Url) -> Url {
+    pub fn apiserver_url(&self, url: &Url) -> Url {
         let of_port = format!("https://{}:{}", bracketed(url.host()), self.port);
         let other = (self.port != 0 && self.port != url.port()).then(|| Url::parse(&of_port).ok());
         other.flatten().unwrap_or_else(|| url.clone())
@@ -171,55 +171,55 @@ pub struct K3sSupervisor {
 }
 
 /// Finds the supervisor at `url`. Returns also the CAs that prove it, PEM.
-pub fn find(
+pub fn find_supervisor(
     url: &Url,
     token: K3sToken,
     proxies: &ProxyVariables,
 ) -> Result<(K3sSupervisor, Vec<u8>), JoinError> {
-    let open = JoinServer::new(stranger(url, ServerTrust::Any), proxies);
+    let open = JoinServer::new(anonymous_kubeconfig(url, ServerTrust::Any), proxies);
     let url = &open.url;
     let ask = ApiRequest::get("/cacerts");
-    let served = open.send(&ask, |answer| answer.bytes(MAX_PEM_BYTES));
-    let served = served.map_err(|e| match e.status() {
-        Some(_) => wrong("/cacerts", url, format!("{e}: is it a k3s server?")),
+    let served = open.send_with_retries(&ask, |answer| answer.read_bytes(MAX_PEM_BYTES));
+    let served = served.map_err(|e| match e.http_status() {
+        Some(_) => wrong_answer("/cacerts", url, format!("{e}: is it a k3s server?")),
         None => e.into(),
     })?;
-    let ca = proven(&served, token.ca.as_deref(), url)?;
+    let ca = find_proven_ca(&served, token.ca.as_deref(), url)?;
     let trust = ServerTrust::Ca(KubeconfigMaterial::Inline(ca.clone()));
     let supervisor = K3sSupervisor {
-        asked: JoinServer::new(stranger(url, trust), proxies),
+        asked: JoinServer::new(anonymous_kubeconfig(url, trust), proxies),
         authorization: Some(token.authorization),
     };
     // The first exchange by that CA, and still without the token: an error here comes from its certificate.
     let verified = supervisor
         .asked
-        .send(&ask, |answer| answer.bytes(MAX_PEM_BYTES));
-    verified.map_err(|e| JoinServer::or_clock(&open, e))?;
+        .send_with_retries(&ask, |answer| answer.read_bytes(MAX_PEM_BYTES));
+    verified.map_err(|e| JoinServer::explain_clock_error(&open, e))?;
     Ok((supervisor, ca))
 }
 
 /// Finds the CA with that digest (K3SJ-02). Of several CAs only that one is trusted, for nothing proves the others. A
 /// server that needs one of them shows it.
-fn proven(served: &[u8], digest: Option<&str>, url: &Url) -> Result<Vec<u8>, JoinError> {
-    let all = tls::certificates(served);
+fn find_proven_ca(served: &[u8], digest: Option<&str>, url: &Url) -> Result<Vec<u8>, JoinError> {
+    let all = tls::parse_certificates(served);
     if all.is_empty() {
-        return Err(wrong("/cacerts", url, "it holds no certificate"));
+        return Err(wrong_answer("/cacerts", url, "it holds no certificate"));
     }
     let Some(digest) = digest else {
         return Ok(served.to_vec());
     };
-    let of = |bytes: &[u8]| hex(&Sha256::digest(bytes));
+    let of = |bytes: &[u8]| encode_hex(&Sha256::digest(bytes));
     let pinned = match &all[..] {
         [_] => (of(served) == digest).then(|| served.to_vec()),
         several => several
             .iter()
             .take(x509::MAX_CHAIN)
             .find(|der| of(der) == digest)
-            .map(|der| csr::pem("CERTIFICATE", der).into_bytes()),
+            .map(|der| csr::encode_pem("CERTIFICATE", der).into_bytes()),
     };
     let shown = all.last().filter(|_| all.len() > 1);
     pinned.ok_or_else(|| JoinError::OtherCa {
-        url: url.shown(),
+        url: url.without_query(),
         found: of(shown.map_or(served, |der| der)),
     })
 }
@@ -228,9 +228,9 @@ impl K3sSupervisor {
     /// Makes the supervisor at `url` as a node of the cluster asks it, by its own certificate (K3SJ-08). A busy
     /// supervisor is not asked twice, for the caller asks again later.
     #[must_use]
-    pub fn of_member(config: Kubeconfig, url: &Url, proxies: &ProxyVariables) -> Self {
+    pub fn for_member(config: Kubeconfig, url: &Url, proxies: &ProxyVariables) -> Self {
         let config = Kubeconfig {
-            servers: stranger(url, ServerTrust::Any).servers,
+            servers: anonymous_kubeconfig(url, ServerTrust::Any).servers,
             ..config
         };
         let asked = JoinServer {
@@ -243,7 +243,7 @@ impl K3sSupervisor {
         }
     }
 
-    fn ask<T>(
+    fn send_request<T>(
         &self,
         ask: ApiRequest<'_>,
         more: &[(&str, &str)],
@@ -257,15 +257,15 @@ impl K3sSupervisor {
             more: &headers,
             ..ask
         };
-        self.asked.send(&ask, read)
+        self.asked.send_with_retries(&ask, read)
     }
 
     /// Translates a refusal. A token that has ended is not known any more (401), or its user is in no group that may
     /// ask (403).
-    fn refused(&self, error: KubeError) -> JoinError {
-        match error.status() {
+    fn translate_refusal(&self, error: KubeError) -> JoinError {
+        match error.http_status() {
             Some(401 | 403) if self.authorization.is_some() => JoinError::Refused {
-                url: self.asked.url.shown(),
+                url: self.asked.url.without_query(),
                 error,
             },
             _ => error.into(),
@@ -273,26 +273,27 @@ impl K3sSupervisor {
     }
 
     /// Asks for the configuration of the cluster (K3SJ-07).
-    pub fn cluster(&self) -> Result<K3sCluster, JoinError> {
+    pub fn read_cluster(&self) -> Result<K3sCluster, JoinError> {
         let path = format!("{V1}/config");
-        let answer = self.ask(ApiRequest::get(&path), &[], ApiResponse::document);
-        let document = answer.map_err(|e| self.refused(e))?;
-        typed(&document).map_err(|e| wrong("config", &self.asked.url, e))
+        let answer = self.send_request(ApiRequest::get(&path), &[], ApiResponse::read_document);
+        let document = answer.map_err(|e| self.translate_refusal(e))?;
+        typed_from_value(&document).map_err(|e| wrong_answer("config", &self.asked.url, e))
     }
 
     /// URLs of the apiservers other than `first`, sorted.
-    pub fn apiservers(&self, first: &Url) -> Result<Vec<String>, JoinError> {
+    pub fn read_apiserver_urls(&self, first: &Url) -> Result<Vec<String>, JoinError> {
         let path = format!("{V1}/apiservers");
-        let answer = self.ask(ApiRequest::get(&path), &[], |answer| {
-            answer.bytes(MAX_PEM_BYTES)
+        let answer = self.send_request(ApiRequest::get(&path), &[], |answer| {
+            answer.read_bytes(MAX_PEM_BYTES)
         });
-        let list = answer.map_err(|e| self.refused(e))?;
+        let list = answer.map_err(|e| self.translate_refusal(e))?;
         let all: Option<Vec<String>> =
-            from_json(&list).map_err(|e| wrong("apiservers", &self.asked.url, e))?;
+            from_json(&list).map_err(|e| wrong_answer("apiservers", &self.asked.url, e))?;
         let mut urls = Vec::new();
         for address in all.unwrap_or_default().iter().take(MAX_SERVERS) {
             let text = format!("https://{address}");
-            let url = Url::parse(&text).map_err(|e| wrong("apiservers", &self.asked.url, e))?;
+            let url =
+                Url::parse(&text).map_err(|e| wrong_answer("apiservers", &self.asked.url, e))?;
             if !url.same_origin(first) {
                 urls.push(text);
             }
@@ -304,12 +305,12 @@ impl K3sSupervisor {
     /// The CAs of clients, PEM.
     pub fn client_ca(&self) -> Result<Vec<u8>, JoinError> {
         let path = format!("{V1}/client-ca.crt");
-        let answer = self.ask(ApiRequest::get(&path), &[], |answer| {
-            answer.bytes(MAX_PEM_BYTES)
+        let answer = self.send_request(ApiRequest::get(&path), &[], |answer| {
+            answer.read_bytes(MAX_PEM_BYTES)
         });
-        let pem = answer.map_err(|e| self.refused(e))?;
-        if tls::certificates(&pem).is_empty() {
-            return Err(wrong(
+        let pem = answer.map_err(|e| self.translate_refusal(e))?;
+        if tls::parse_certificates(&pem).is_empty() {
+            return Err(wrong_answer(
                 "client-ca.crt",
                 &self.asked.url,
                 "it holds no certificate",
@@ -321,7 +322,7 @@ impl K3sSupervisor {
     /// Has a fresh key certified (K3SJ-05). Returns chain and key, both PEM.
     ///
     /// - Errors: among others [`JoinError::NodePassword`]: the node has had another password.
-    pub fn certify(
+    pub fn certify_new_key(
         &self,
         node: &K3sNodeIdentity,
         purpose: CertificatePurpose,
@@ -332,9 +333,10 @@ impl K3sSupervisor {
         };
         let url = &self.asked.url;
         let subject = node_subject(&node.name);
-        let made = csr::request(&subject).map_err(|e| KubeError::Local(e.to_string()))?;
+        let made =
+            csr::make_key_and_request(&subject).map_err(|e| KubeError::Local(e.to_string()))?;
         let request = CertificateSigningRequestDer::from_pem_slice(made.request.as_bytes())
-            .map_err(|e| wrong(file, url, e))?;
+            .map_err(|e| wrong_answer(file, url, e))?;
         let ips = match &node.ips[..] {
             [] => own_address(url).into_iter().collect(),
             ips => ips.to_vec(),
@@ -342,7 +344,7 @@ impl K3sSupervisor {
         let ips: Vec<String> = ips.iter().map(ToString::to_string).collect();
         let ips = ips.join(",");
         let path = format!("{V1}/{file}");
-        let ask = ApiRequest::send(Method::POST, &path, "application/octet-stream", &request);
+        let ask = ApiRequest::with_body(Method::POST, &path, "application/octet-stream", &request);
         let mut more = vec![
             ("k3s-Node-Name", &*node.name),
             ("k3s-Node-Password", &*node.password),
@@ -350,22 +352,27 @@ impl K3sSupervisor {
         if !ips.is_empty() {
             more.push(("k3s-Node-IP", &ips));
         }
-        let answer = self.ask(ask, &more, |answer| answer.bytes(MAX_PEM_BYTES));
-        let pem = answer.map_err(|e| match e.status() {
+        let answer = self.send_request(ask, &more, |answer| answer.read_bytes(MAX_PEM_BYTES));
+        let pem = answer.map_err(|e| match e.http_status() {
             Some(403) => JoinError::NodePassword {
                 node: node.name.clone(),
             },
-            _ => self.refused(e),
+            _ => self.translate_refusal(e),
         })?;
-        let text = String::from_utf8(pem).map_err(|e| wrong(file, url, e))?;
+        let text = String::from_utf8(pem).map_err(|e| wrong_answer(file, url, e))?;
         if text.contains("PRIVATE KEY") {
-            return Err(wrong(file, url, "it sends a key that other nodes have too"));
+            return Err(wrong_answer(
+                file,
+                url,
+                "it sends a key that other nodes have too",
+            ));
         }
-        check_pair(&text, &made.key).map_err(|e| wrong(file, url, crate::error::chain(&e)))?;
-        let name = x509::read_chain(text.as_bytes()).map_err(|e| wrong(file, url, e))?;
+        check_pair(&text, &made.key)
+            .map_err(|e| wrong_answer(file, url, crate::error::error_chain(&e)))?;
+        let name = x509::read_chain(text.as_bytes()).map_err(|e| wrong_answer(file, url, e))?;
         let name = &name[0].common_name;
         if purpose == CertificatePurpose::Client && *name != subject.common_name {
-            return Err(wrong(file, url, format!("it is for {name:?}")));
+            return Err(wrong_answer(file, url, format!("it is for {name:?}")));
         }
         Ok((text, made.key))
     }
@@ -375,7 +382,7 @@ impl K3sSupervisor {
 /// answers decides, whatever it says.
 ///
 /// - Errors: the error of the last server that was asked.
-pub fn renew(
+pub fn renew_certificate(
     config: &Kubeconfig,
     servers: &[Url],
     proxies: &ProxyVariables,
@@ -384,7 +391,8 @@ pub fn renew(
 ) -> Result<(String, String), JoinError> {
     let mut result = Err(KubeError::Local("no server of k3s is known".into()).into());
     for url in servers {
-        result = K3sSupervisor::of_member(config.clone(), url, proxies).certify(node, purpose);
+        result =
+            K3sSupervisor::for_member(config.clone(), url, proxies).certify_new_key(node, purpose);
         if !matches!(&result, Err(JoinError::Kube(e)) if !e.is_answer()) {
             break;
         }
@@ -394,8 +402,8 @@ pub fn renew(
 
 /// Makes a kubeconfig for the apiserver at `url`, without a user yet.
 #[must_use]
-pub fn kubeconfig(url: &Url, trust: ServerTrust) -> Kubeconfig {
-    stranger(url, trust)
+pub fn apiserver_kubeconfig(url: &Url, trust: ServerTrust) -> Kubeconfig {
+    anonymous_kubeconfig(url, trust)
 }
 
 fn bracketed(host: &str) -> String {
@@ -420,7 +428,7 @@ fn own_address(url: &Url) -> Option<IpAddr> {
 }
 
 /// Reads the password of the node; `None`: it has none yet.
-pub fn password(path: &Path) -> io::Result<Option<String>> {
+pub fn read_node_password(path: &Path) -> io::Result<Option<String>> {
     let mut text = String::new();
     let read = fs::File::open(path)
         .and_then(|file| file.take(MAX_PASSWORD_BYTES).read_to_string(&mut text));
@@ -436,9 +444,9 @@ pub fn password(path: &Path) -> io::Result<Option<String>> {
 }
 
 /// Makes a random password for a new node (K3SJ-04).
-pub fn new_password() -> Result<String, JoinError> {
+pub fn make_node_password() -> Result<String, JoinError> {
     let mut bytes = [0; PASSWORD_BYTES];
     let filled = SystemRandom::new().fill(&mut bytes);
     filled.map_err(|_| KubeError::Local("the system gives no random numbers".into()))?;
-    Ok(hex(&bytes))
+    Ok(encode_hex(&bytes))
 }

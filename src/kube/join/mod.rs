@@ -141,10 +141,14 @@ pub enum JoinError {
 }
 
 /// Makes the error of an answer that cannot be used. Nobody tells the faults apart, so `why` becomes text.
-pub(crate) fn wrong(what: &'static str, url: &Url, why: impl core::fmt::Display) -> JoinError {
+pub(crate) fn wrong_answer(
+    what: &'static str,
+    url: &Url,
+    why: impl core::fmt::Display,
+) -> JoinError {
     JoinError::Wrong {
         what,
-        url: url.shown(),
+        url: url.without_query(),
         why: why.to_string(),
     }
 }
@@ -164,8 +168,8 @@ impl JoinServer {
         let dates = Arc::new([AtomicI64::new(0), AtomicI64::new(0)]);
         let heard = Arc::clone(&dates);
         let on_date = move |theirs: WallTime, ours: WallTime| {
-            heard[0].store(theirs.secs(), Ordering::Relaxed);
-            heard[1].store(ours.secs(), Ordering::Relaxed);
+            heard[0].store(theirs.unix_seconds(), Ordering::Relaxed);
+            heard[1].store(ours.unix_seconds(), Ordering::Relaxed);
         };
         let timeouts = ClientTimeouts {
             whole: Some(ANSWER_TIME),
@@ -182,15 +186,15 @@ impl JoinServer {
     }
 
     /// Asks again while the server is busy or not ready.
-    fn send<T>(
+    fn send_with_retries<T>(
         &self,
         ask: &ApiRequest<'_>,
         read: impl Fn(super::client::ApiResponse) -> Result<T, KubeError>,
     ) -> Result<T, KubeError> {
         let mut tries = self.tries;
         loop {
-            let failed = match self.client.send(ask).and_then(&read) {
-                Err(e) if matches!(e.status(), Some(429 | 503)) => e,
+            let failed = match self.client.send_request(ask).and_then(&read) {
+                Err(e) if matches!(e.http_status(), Some(429 | 503)) => e,
                 other => return other,
             };
             tries -= 1;
@@ -202,13 +206,16 @@ impl JoinServer {
         }
     }
 
-    pub(crate) fn document(&self, path: &str) -> Result<Value, KubeError> {
-        self.send(&ApiRequest::get(path), super::client::ApiResponse::document)
+    pub(crate) fn read_document(&self, path: &str) -> Result<Value, KubeError> {
+        self.send_with_retries(
+            &ApiRequest::get(path),
+            super::client::ApiResponse::read_document,
+        )
     }
 
     /// Makes it an error of the clocks, if they may be why a server is not trusted. `heard`: the server that told the
     /// time.
-    pub(crate) fn or_clock(heard: &Self, error: KubeError) -> JoinError {
+    pub(crate) fn explain_clock_error(heard: &Self, error: KubeError) -> JoinError {
         let [theirs, ours] = [0, 1].map(|n| heard.dates[n].load(Ordering::Relaxed));
         match error {
             KubeError::Tls { clock: true, .. }
@@ -216,8 +223,8 @@ impl JoinServer {
             {
                 JoinError::Clock {
                     error,
-                    ours: WallTime::from_secs(ours),
-                    theirs: WallTime::from_secs(theirs),
+                    ours: WallTime::from_unix_seconds(ours),
+                    theirs: WallTime::from_unix_seconds(theirs),
                 }
             }
             error => error.into(),
@@ -226,7 +233,7 @@ impl JoinServer {
 }
 
 /// Makes a kubeconfig for one server, trusted as `trust` says, without a user.
-pub(crate) fn stranger(url: &Url, trust: ServerTrust) -> Kubeconfig {
+pub(crate) fn anonymous_kubeconfig(url: &Url, trust: ServerTrust) -> Kubeconfig {
     Kubeconfig {
         path: "join".into(),
         // Paths are appended to it.
@@ -247,7 +254,7 @@ pub(crate) fn is_digest(text: &str) -> bool {
 /// Splits a bootstrap token `id.secret`.
 ///
 /// - Source: `k8s.io/cluster-bootstrap` `token/api/types.go`.
-pub(crate) fn halves(token: &str) -> Option<(&str, &str)> {
+pub(crate) fn split_bootstrap_token(token: &str) -> Option<(&str, &str)> {
     let is_part = |text: &str, length| {
         text.len() == length
             && text

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 use crate::config::{
     AgentConfig,
-    join::{EARLIER_OWN_DROP_IN, ExistingNodeConfig, OWN_DROP_IN, before},
+    join::{EARLIER_OWN_DROP_IN, ExistingNodeConfig, OWN_DROP_IN, read_existing_config},
 };
 use crate::kube::store::CertificateStore;
 use crate::sys::{file, mount};
@@ -36,14 +36,14 @@ pub struct StageError {
     pub source: io::Error,
 }
 
-fn failed(path: &Path) -> impl FnOnce(io::Error) -> StageError {
+fn stage_error(path: &Path) -> impl FnOnce(io::Error) -> StageError {
     let path = path.to_path_buf();
     move |source| StageError { path, source }
 }
 
 /// Places of the files of a join, on a machine with this configuration.
 #[must_use]
-pub fn places(cfg: &AgentConfig) -> Vec<PathBuf> {
+pub fn join_file_paths(cfg: &AgentConfig) -> Vec<PathBuf> {
     let cluster = &cfg.cluster;
     let files = [
         &cluster.bootstrap_kubeconfig,
@@ -57,7 +57,7 @@ pub fn places(cfg: &AgentConfig) -> Vec<PathBuf> {
 
 /// Takes the lock that a join holds: two joins at a time would take each other's files away. The directory of the
 /// configuration at `file` is locked, so that no lock file is left.
-pub fn lock(file: &Path) -> Result<File, TryLockError> {
+pub fn lock_join(file: &Path) -> Result<File, TryLockError> {
     let dir = File::open(parent(file)).map_err(TryLockError::Error)?;
     dir.try_lock()?;
     Ok(dir)
@@ -69,32 +69,32 @@ pub fn lock(file: &Path) -> Result<File, TryLockError> {
 ///
 /// - `drop_ins`: directory of drop-ins. `None`: there is none, or a join may be at work, which needs its copy.
 /// - Errors: a file could not be put in its place, and still waits; or the copy of the operator's file could not be removed.
-pub fn finish_left(
+pub fn finish_interrupted_join(
     file: &Path,
     places: &[PathBuf],
     drop_ins: Option<&Path>,
 ) -> Result<bool, StageError> {
-    match (before(file), drop_ins) {
-        (Ok(ExistingNodeConfig::Member(_)), _) => finish(file, places),
-        (Ok(ExistingNodeConfig::Own(own)), Some(dir)) => take_back(file, &own, dir),
+    match (read_existing_config(file), drop_ins) {
+        (Ok(ExistingNodeConfig::Member(_)), _) => finish_join(file, places),
+        (Ok(ExistingNodeConfig::Own(own)), Some(dir)) => remove_operator_copy(file, &own, dir),
         // The reader of the configuration reports an error.
         (Ok(ExistingNodeConfig::Nothing | ExistingNodeConfig::Own(_)) | Err(_), _) => Ok(false),
     }
 }
 
 /// Removes the copy of the operator's file. The file itself says `own`, and still counts.
-fn take_back(file: &Path, own: &[u8], drop_ins: &Path) -> Result<bool, StageError> {
-    if !is_there(&beside(file)) {
+fn remove_operator_copy(file: &Path, own: &[u8], drop_ins: &Path) -> Result<bool, StageError> {
+    if !path_exists(&waiting_path(file)) {
         return Ok(false);
     }
     let mut any = false;
     // Bounded: two names.
     for copy in [OWN_DROP_IN, EARLIER_OWN_DROP_IN].map(|name| drop_ins.join(name)) {
-        if says(&copy, own).map_err(failed(&copy))? == Some(true) {
-            file::change(&copy)
-                .and_then(|()| remove(&copy))
+        if has_content(&copy, own).map_err(stage_error(&copy))? == Some(true) {
+            file::mark_change(&copy)
+                .and_then(|()| remove_if_there(&copy))
                 .and_then(|()| file::sync_dir(drop_ins))
-                .map_err(failed(&copy))?;
+                .map_err(stage_error(&copy))?;
             any = true;
         }
     }
@@ -102,13 +102,13 @@ fn take_back(file: &Path, own: &[u8], drop_ins: &Path) -> Result<bool, StageErro
 }
 
 /// Finishes the join that has written the configuration at `file`. Returns true if anything changed.
-fn finish(file: &Path, places: &[PathBuf]) -> Result<bool, StageError> {
-    if is_there(&beside(file)) {
+fn finish_join(file: &Path, places: &[PathBuf]) -> Result<bool, StageError> {
+    if path_exists(&waiting_path(file)) {
         return Ok(false);
     }
     let mut any = false;
     for place in places {
-        any |= settle(place).map_err(failed(place))?;
+        any |= move_into_place(place).map_err(stage_error(place))?;
     }
     Ok(any)
 }
@@ -126,30 +126,33 @@ pub struct StagedFiles {
 
 impl StagedFiles {
     /// Stages the configuration, as the first file: while it waits, nothing else counts.
-    pub fn begin(file: &Path, content: &[u8], mode: u32) -> Result<Self, StageError> {
-        may_be_replaced(file)?;
+    pub fn stage_config(file: &Path, content: &[u8], mode: u32) -> Result<Self, StageError> {
+        check_replaceable(file)?;
         let staged = Self {
             file: file.into(),
             others: Vec::new(),
             early: None,
             counts: false,
         };
-        write(&beside(file), content, mode).map_err(failed(file))?;
+        write_file(&waiting_path(file), content, mode).map_err(stage_error(file))?;
         Ok(staged)
     }
 
     /// Place where the configuration waits.
     #[must_use]
-    pub fn waiting(&self) -> PathBuf {
-        beside(&self.file)
+    pub fn waiting_config_path(&self) -> PathBuf {
+        waiting_path(&self.file)
     }
 
     /// Removes the files that a join that was cut off has left beside these places.
-    pub fn clear(&self, places: &[PathBuf]) -> Result<(), StageError> {
-        for place in places.iter().filter(|place| is_there(&beside(place))) {
-            remove(&beside(place))
+    pub fn clear_leftovers(&self, places: &[PathBuf]) -> Result<(), StageError> {
+        for place in places
+            .iter()
+            .filter(|place| path_exists(&waiting_path(place)))
+        {
+            remove_if_there(&waiting_path(place))
                 .and_then(|()| file::sync_dir(parent(place)))
-                .map_err(failed(place))?;
+                .map_err(stage_error(place))?;
         }
         Ok(())
     }
@@ -159,54 +162,54 @@ impl StagedFiles {
     ///
     /// - Errors: also if another file has the place: its content would be lost.
     pub fn add_now(&mut self, path: &Path, content: &[u8], mode: u32) -> Result<(), StageError> {
-        may_be_replaced(path)?;
-        match says(path, content).map_err(failed(path))? {
+        check_replaceable(path)?;
+        match has_content(path, content).map_err(stage_error(path))? {
             None => {}
             Some(true) => return Ok(()),
             Some(false) => {
                 let why = "another file is there: give it another name, and join again";
-                return Err(failed(path)(io::Error::other(why)));
+                return Err(stage_error(path)(io::Error::other(why)));
             }
         }
         self.early = Some(path.into());
-        write(path, content, mode).map_err(failed(path))
+        write_file(path, content, mode).map_err(stage_error(path))
     }
 
     /// Stages a file with this content, which is not empty.
-    pub fn add(&mut self, path: &Path, content: &[u8], mode: u32) -> Result<(), StageError> {
-        may_be_replaced(path)?;
+    pub fn add_file(&mut self, path: &Path, content: &[u8], mode: u32) -> Result<(), StageError> {
+        check_replaceable(path)?;
         self.others.push(path.into());
-        write(&beside(path), content, mode).map_err(failed(path))
+        write_file(&waiting_path(path), content, mode).map_err(stage_error(path))
     }
 
     /// Stages a link to `target`.
     pub fn add_link(&mut self, path: &Path, target: &Path) -> Result<(), StageError> {
         self.others.push(path.into());
-        let waiting = beside(path);
-        remove(&waiting)
+        let waiting = waiting_path(path);
+        remove_if_there(&waiting)
             .and_then(|()| symlink(target, &waiting))
             .and_then(|()| file::sync_dir(parent(path)))
-            .map_err(failed(path))
+            .map_err(stage_error(path))
     }
 
     /// Stages an empty file over `path`, if there is a file: the old content must not count in the new cluster.
     pub fn add_removal(&mut self, path: &Path) -> Result<(), StageError> {
-        if is_there(path) {
-            self.add(path, b"", 0o600)?;
+        if path_exists(path) {
+            self.add_file(path, b"", 0o600)?;
         }
         Ok(())
     }
 
     /// Puts all files in their places.
     ///
-    /// - Errors: if the path is that of the configuration, nothing counts; else the rest counts after [`finish_left`].
+    /// - Errors: if the path is that of the configuration, nothing counts; else the rest counts after [`finish_interrupted_join`].
     pub fn commit(mut self) -> Result<(), StageError> {
         let file = &self.file;
-        let renamed = file::change(file).and_then(|()| fs::rename(beside(file), file));
-        renamed.map_err(failed(file))?;
+        let renamed = file::mark_change(file).and_then(|()| fs::rename(waiting_path(file), file));
+        renamed.map_err(stage_error(file))?;
         self.counts = true;
-        file::sync_dir(parent(file)).map_err(failed(file))?;
-        finish(file, &self.others)?;
+        file::sync_dir(parent(file)).map_err(stage_error(file))?;
+        finish_join(file, &self.others)?;
         Ok(())
     }
 }
@@ -217,18 +220,19 @@ impl Drop for StagedFiles {
             return;
         }
         for path in &self.others {
-            let _ = remove(&beside(path)).and_then(|()| file::sync_dir(parent(path)));
+            let _ =
+                remove_if_there(&waiting_path(path)).and_then(|()| file::sync_dir(parent(path)));
         }
         if let Some(path) = &self.early {
-            let _ = remove(path).and_then(|()| file::sync_dir(parent(path)));
+            let _ = remove_if_there(path).and_then(|()| file::sync_dir(parent(path)));
         }
         // The last one: see the module.
-        let _ = fs::remove_file(beside(&self.file));
+        let _ = fs::remove_file(waiting_path(&self.file));
     }
 }
 
 /// Place where a file waits until it counts.
-fn beside(path: &Path) -> PathBuf {
+fn waiting_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(OsStr::new(STAGED));
     name.into()
@@ -238,13 +242,13 @@ fn parent(path: &Path) -> &Path {
     path.parent().unwrap_or_else(|| Path::new("/"))
 }
 
-fn is_there(path: &Path) -> bool {
+fn path_exists(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()
 }
 
 /// Returns true if the file at `path` has this content and no more; `None`: there is no file. A link counts as other
 /// content: it is no copy.
-fn says(path: &Path, content: &[u8]) -> io::Result<Option<bool>> {
+fn has_content(path: &Path, content: &[u8]) -> io::Result<Option<bool>> {
     match fs::symlink_metadata(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(e),
@@ -260,25 +264,27 @@ fn says(path: &Path, content: &[u8]) -> io::Result<Option<bool>> {
 }
 
 /// Checks that a rename can put a file there: it cannot over a directory or a mount.
-fn may_be_replaced(path: &Path) -> Result<(), StageError> {
+fn check_replaceable(path: &Path) -> Result<(), StageError> {
     let mut is_mount = false;
     let read = mount::each_mount(|mount| is_mount |= mount.target == path);
-    read.map_err(failed(path))?;
+    read.map_err(stage_error(path))?;
     if is_mount {
-        return Err(failed(path)(io::Error::other("something is mounted there")));
+        return Err(stage_error(path)(io::Error::other(
+            "something is mounted there",
+        )));
     }
     match fs::symlink_metadata(path) {
-        Ok(found) if found.is_dir() => Err(failed(path)(io::ErrorKind::IsADirectory.into())),
+        Ok(found) if found.is_dir() => Err(stage_error(path)(io::ErrorKind::IsADirectory.into())),
         _ => Ok(()),
     }
 }
 
-fn write(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+fn write_file(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     fs::create_dir_all(parent(path))?;
     file::write_atomic(path, content, mode, true)
 }
 
-fn remove(path: &Path) -> io::Result<()> {
+fn remove_if_there(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
         _ => Ok(()),
@@ -286,17 +292,17 @@ fn remove(path: &Path) -> io::Result<()> {
 }
 
 /// Puts the file that waits for this place there. Returns true if there was one.
-fn settle(path: &Path) -> io::Result<bool> {
-    let waiting = beside(path);
+fn move_into_place(path: &Path) -> io::Result<bool> {
+    let waiting = waiting_path(path);
     let found = match fs::symlink_metadata(&waiting) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
         found => found?,
     };
-    file::change(path)?;
+    file::mark_change(path)?;
     if found.is_file() && found.len() == 0 {
-        remove(path)?;
+        remove_if_there(path)?;
         file::sync_dir(parent(path))?;
-        remove(&waiting)?;
+        remove_if_there(&waiting)?;
     } else {
         match fs::rename(&waiting, path) {
             // An agent that starts at the end of a join does the same.
@@ -315,7 +321,7 @@ mod tests {
     use std::rc::Rc;
 
     use super::*;
-    use crate::error::chain;
+    use crate::error::error_chain;
     use crate::image::testing::Scratch;
     use crate::sys::file::watched;
 
@@ -344,11 +350,11 @@ mod tests {
         let scratch = Scratch::new();
         let (file, ca) = (scratch.join("other.yaml"), scratch.join("ca"));
         fs::write(&ca, "kubeadm's").expect("file");
-        fs::write(beside(&ca), "of a join").expect("file");
+        fs::write(waiting_path(&ca), "of a join").expect("file");
         let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
         let finish = |text: &str| {
             fs::write(&file, format!("{head}{text}")).expect("file");
-            finish_left(&file, core::slice::from_ref(&ca), None).expect("finished")
+            finish_interrupted_join(&file, core::slice::from_ref(&ca), None).expect("finished")
         };
         assert!(!finish("clusterDNS: [10.96.0.10]\n"), "kubeadm's");
         assert!(!finish("]"), "no configuration");
@@ -370,9 +376,9 @@ mod tests {
             fs::write(&file, OWN).expect("file");
             fs::write(&copy, OWN).expect("file");
             fs::write(&other, OWN).expect("file");
-            let finish = |drop_ins| finish_left(&file, &[], drop_ins).expect("looked");
+            let finish = |drop_ins| finish_interrupted_join(&file, &[], drop_ins).expect("looked");
             assert!(!finish(Some(&*dir)), "no join was cut off");
-            fs::write(beside(&file), "b").expect("file");
+            fs::write(waiting_path(&file), "b").expect("file");
             assert!(!finish(None), "a join may be at work");
             fs::write(&copy, "maxPods: 8").expect("file");
             assert!(!finish(Some(&*dir)), "somebody has changed it");
@@ -387,7 +393,7 @@ mod tests {
             assert!(!finish(Some(&*dir)) && copy.exists(), "the join counts");
             fs::write(&file, OWN).expect("file");
             assert!(finish(Some(&*dir)) && !copy.exists());
-            assert!(other.exists() && beside(&file).exists());
+            assert!(other.exists() && waiting_path(&file).exists());
             assert!(!finish(Some(&*dir)), "nothing is left");
         }
     }
@@ -399,7 +405,8 @@ mod tests {
         let copy = scratch.join("copy");
         let before = tree(&scratch.0);
         // A join that is given up leaves the files as they were.
-        let begin = || StagedFiles::begin(&scratch.join("config"), b"b", 0o644).expect("begun");
+        let begin =
+            || StagedFiles::stage_config(&scratch.join("config"), b"b", 0o644).expect("begun");
         let mut staged = begin();
         staged.add_now(&copy, b"a", 0o600).expect("written");
         assert_eq!(fs::read(&copy).expect("copy"), b"a");
@@ -415,7 +422,7 @@ mod tests {
             let mut staged = begin();
             let why = staged.add_now(&copy, b"a", 0o600).expect_err("taken");
             assert!(
-                chain(&why).contains("/copy: another file is there"),
+                error_chain(&why).contains("/copy: another file is there"),
                 "{why}"
             );
             drop(staged);
@@ -433,11 +440,11 @@ mod tests {
     fn one_join_at_a_time() {
         let scratch = Scratch::new();
         let file = scratch.join("config");
-        let held = lock(&file).expect("free");
-        assert!(matches!(lock(&file), Err(TryLockError::WouldBlock)));
+        let held = lock_join(&file).expect("free");
+        assert!(matches!(lock_join(&file), Err(TryLockError::WouldBlock)));
         drop(held);
-        lock(&file).expect("free again");
-        let nowhere = lock(&scratch.join("none/config"));
+        lock_join(&file).expect("free again");
+        let nowhere = lock_join(&scratch.join("none/config"));
         assert!(matches!(nowhere, Err(TryLockError::Error(_))));
     }
 
@@ -468,11 +475,11 @@ mod tests {
     /// Joins cluster `b`, whose pair is there already, or else is to be asked for.
     fn join(scratch: &Scratch, has_pair: bool) -> Result<(), StageError> {
         let place = |name: &str| scratch.join(name);
-        let mut staged = StagedFiles::begin(&place("config"), b"b", 0o644)?;
-        staged.clear(&all_places(scratch))?;
-        staged.add(&place("ca"), b"b", 0o644)?;
+        let mut staged = StagedFiles::stage_config(&place("config"), b"b", 0o644)?;
+        staged.clear_leftovers(&all_places(scratch))?;
+        staged.add_file(&place("ca"), b"b", 0o644)?;
         if has_pair {
-            staged.add(&place("kubeconfig"), b"b", 0o600)?;
+            staged.add_file(&place("kubeconfig"), b"b", 0o600)?;
             staged.add_link(&place("current"), &place("pair-b"))?;
         } else {
             staged.add_removal(&place("kubeconfig"))?;
@@ -508,7 +515,7 @@ mod tests {
                 // From then on the disk takes nothing more, as after a power cut.
                 let (changes, seen) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
                 let (count, hit) = (Rc::clone(&changes), Rc::clone(&seen));
-                watched::watch(Some(Rc::new(move |_: &Path, is_synced: bool| {
+                watched::set_watcher(Some(Rc::new(move |_: &Path, is_synced: bool| {
                     count.set(count.get() + i32::from(!is_synced));
                     hit.set(hit.get() || count.get() > cut);
                     match hit.get() {
@@ -517,14 +524,14 @@ mod tests {
                     }
                 })));
                 let joined = join(&scratch, has_pair);
-                watched::watch(None);
+                watched::set_watcher(None);
                 if !seen.get() {
                     joined.expect("nothing was in its way");
                     assert_eq!(after(&scratch), want);
                     break;
                 }
                 let counts = fs::read(scratch.join("config")).expect("config") == b"b";
-                finish(&scratch.join("config"), &all_places(&scratch)).expect("finished");
+                finish_join(&scratch.join("config"), &all_places(&scratch)).expect("finished");
                 match counts {
                     true => assert_eq!(after(&scratch), want, "cut {cut}"),
                     false => assert_eq!(after(&scratch), of(&A), "cut {cut}"),
@@ -539,12 +546,12 @@ mod tests {
     fn what_waits_does_not_count() {
         // KADM-20: the power failed before the configuration was renamed.
         let scratch = member();
-        let waits = ["config", "ca", "new"].map(|name| beside(&scratch.join(name)));
+        let waits = ["config", "ca", "new"].map(|name| waiting_path(&scratch.join(name)));
         for path in &waits {
             fs::write(path, "old").expect("file");
         }
         let places = all_places(&scratch);
-        let finished = finish(&scratch.join("config"), &places);
+        let finished = finish_join(&scratch.join("config"), &places);
         assert!(!finished.expect("looked"));
         assert!(waits.iter().all(|path| path.exists()));
         // The next join takes nothing of it.
@@ -552,7 +559,7 @@ mod tests {
         join(&scratch, true).expect("joined");
         assert!(!waits.iter().any(|path| path.exists()));
         assert!(!scratch.join("new").exists());
-        assert!(!finish(&scratch.join("config"), &places).expect("nothing is left"));
+        assert!(!finish_join(&scratch.join("config"), &places).expect("nothing is left"));
     }
 
     #[test]
@@ -562,10 +569,10 @@ mod tests {
         fs::remove_file(scratch.join("ca")).expect("removed");
         fs::create_dir(scratch.join("ca")).expect("directory");
         let before = tree(&scratch.0);
-        let why = chain(&join(&scratch, true).expect_err("refused"));
+        let why = error_chain(&join(&scratch, true).expect_err("refused"));
         assert!(why.contains("/ca: "), "{why}");
         assert_eq!(tree(&scratch.0), before);
-        let why = may_be_replaced("/proc".as_ref()).expect_err("a mount point");
-        assert!(chain(&why).contains("mounted"), "{why}");
+        let why = check_replaceable("/proc".as_ref()).expect_err("a mount point");
+        assert!(error_chain(&why).contains("mounted"), "{why}");
     }
 }

@@ -7,7 +7,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use sha2::{Digest as _, Sha256};
 
 use super::{JoinError, k3s};
-use crate::api::hex;
+use crate::api::encode_hex;
 use crate::kube::csr;
 use crate::kube::kubeconfig::{KubeconfigMaterial, ServerTrust};
 use crate::kube::testing::{Authority, NOW, Server, Validity, ok, say};
@@ -36,7 +36,7 @@ fn server(ca: &Authority, holds: Validity, headers: &'static str, served: String
 
 /// The CA that a supervisor has proved.
 fn find(url: &Url, token: k3s::K3sToken) -> Result<Vec<u8>, JoinError> {
-    k3s::find(url, token, &ProxyVariables::default()).map(|(_, ca)| ca)
+    k3s::find_supervisor(url, token, &ProxyVariables::default()).map(|(_, ca)| ca)
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn an_agent_of_k3s_asks_as_the_user_node() {
         }
     });
     let url = Url::parse(&server.url()).expect("a URL");
-    let whole = format!("K10{}::", hex(&Sha256::digest(&ca.pem)));
+    let whole = format!("K10{}::", encode_hex(&Sha256::digest(&ca.pem)));
     for (text, let_in) in [
         (format!("{whole}server:a:b"), true),
         (format!("{whole}node:a:b"), true),
@@ -90,9 +90,9 @@ fn an_agent_of_k3s_asks_as_the_user_node() {
         ("x".to_owned(), false),
         (format!("{whole}{SECRET}"), false),
     ] {
-        let found = k3s::find(&url, token(&text), &ProxyVariables::default());
+        let found = k3s::find_supervisor(&url, token(&text), &ProxyVariables::default());
         let (supervisor, _) = found.expect("proven");
-        match supervisor.cluster() {
+        match supervisor.read_cluster() {
             Ok(_) => assert!(let_in, "{text}"),
             Err(JoinError::Refused { .. }) => assert!(!let_in, "{text}"),
             Err(other) => panic!("{text}: {other}"),
@@ -109,7 +109,7 @@ fn another_server_renews_when_one_is_silent() {
     let signs = Server::tls(&pair, Some(&ca), move |seen| {
         assert!(seen.peer.is_some() && seen.header("authorization").is_empty());
         assert_eq!(seen.path, "/v1-k3s/client-kubelet.crt");
-        let request = csr::pem("CERTIFICATE REQUEST", &seen.body);
+        let request = csr::encode_pem("CERTIFICATE REQUEST", &seen.body);
         say(200, "", signer.sign_request(&request, NOW).as_bytes())
     });
     let refuses = Server::tls(&pair, Some(&ca), |_| say(403, "", b"another password"));
@@ -119,7 +119,7 @@ fn another_server_renews_when_one_is_silent() {
     drop(nobody);
     let (signs, refuses) = (&url(&signs.url()), &url(&refuses.url()));
     let own = ca.client("system:nodes", "system:node:a", NOW);
-    let mut config = k3s::kubeconfig(
+    let mut config = k3s::apiserver_kubeconfig(
         signs,
         ServerTrust::Ca(KubeconfigMaterial::Inline(ca.pem.clone().into())),
     );
@@ -133,7 +133,7 @@ fn another_server_renews_when_one_is_silent() {
     let renew = |servers: &[&Url]| {
         let servers: Vec<Url> = servers.iter().copied().cloned().collect();
         let proxies = ProxyVariables::default();
-        k3s::renew(
+        k3s::renew_certificate(
             &config,
             &servers,
             &proxies,
@@ -154,8 +154,17 @@ fn another_server_renews_when_one_is_silent() {
 fn only_the_ca_of_the_token_is_trusted() {
     // K3SJ-02
     let (ca, other) = (Authority::new(), Authority::new());
-    let whole = |bytes: &[u8]| token(&format!("K10{}::{SECRET}", hex(&Sha256::digest(bytes))));
-    let der = |ca: &Authority| tls::certificates(ca.pem.as_bytes()).remove(0).to_vec();
+    let whole = |bytes: &[u8]| {
+        token(&format!(
+            "K10{}::{SECRET}",
+            encode_hex(&Sha256::digest(bytes))
+        ))
+    };
+    let der = |ca: &Authority| {
+        tls::parse_certificates(ca.pem.as_bytes())
+            .remove(0)
+            .to_vec()
+    };
     // One: the bytes as they are served.
     let (_one, url) = server(&ca, NOW, "", ca.pem.clone());
     assert_eq!(
@@ -169,8 +178,8 @@ fn only_the_ca_of_the_token_is_trusted() {
     let (_both, url) = server(&ca, NOW, "", both.clone());
     let found = find(&url, whole(&der(&ca))).expect("proven");
     assert_eq!(
-        tls::certificates(&found),
-        tls::certificates(ca.pem.as_bytes())
+        tls::parse_certificates(&found),
+        tls::parse_certificates(ca.pem.as_bytes())
     );
     assert!(matches!(
         find(&url, whole(&der(&other))),

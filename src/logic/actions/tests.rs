@@ -210,8 +210,8 @@ fn sandbox_decision() {
 fn latest_sandbox_order() {
     // ACT-11
     let (mut old, mut new) = (sandbox(1, DEAD), sandbox(1, READY));
-    old.created_at = WallTime::from_secs(5);
-    new.created_at = WallTime::from_secs(6);
+    old.created_at = WallTime::from_unix_seconds(5);
+    new.created_at = WallTime::from_unix_seconds(6);
     new.id = "z".into();
     let case = Case::new(&["a"], running(&["a"])).sandboxes(vec![old, new]);
     assert_eq!(
@@ -516,7 +516,7 @@ fn end_of_the_pod() {
 #[test]
 fn nothing_starts_after_deletion() {
     let deleted = |case: Case| {
-        case.edit(|pod| pod.metadata.deletion_timestamp = Some(WallTime::from_secs(1)))
+        case.edit(|pod| pod.metadata.deletion_timestamp = Some(WallTime::from_unix_seconds(1)))
     };
     // ACT-40 KILL-18
     check(vec![
@@ -886,7 +886,7 @@ fn an_ephemeral_container_that_the_runtime_has_forgotten() {
         let shown: PodStatus = serde_json::from_value(shown).expect("status");
         let runtime = running_pod(running(&["a"]));
         let mut actions = compute_pod_actions(&pod, &runtime, &Results::default());
-        begin_once(&mut actions, &pod, &shown);
+        drop_begun_ephemeral(&mut actions, &pod, &shown);
         assert_eq!(actions.ephemeral_to_start, expected, "{name}");
     }
 }
@@ -1032,7 +1032,7 @@ fn random_case(random: &mut Random) -> Case {
         .map(|n| sandbox(n, if random.one_in(3) { DEAD } else { READY }))
         .collect();
     if random.one_in(5) {
-        case.pod.metadata.deletion_timestamp = Some(WallTime::from_secs(1));
+        case.pod.metadata.deletion_timestamp = Some(WallTime::from_unix_seconds(1));
     }
     case
 }
@@ -1087,7 +1087,7 @@ fn properties_of_every_decision() {
                         .map(|i| &case.pod.spec.init_containers[*i]),
                 );
             for container in starts {
-                if let Some(newest) = case.status.newest(&container.name) {
+                if let Some(newest) = case.status.newest_instance(&container.name) {
                     let killed = actions.to_kill.iter().any(|k| k.id == newest.id);
                     assert!(
                         killed || matches!(newest.state, Created | Exited),

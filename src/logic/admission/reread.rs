@@ -50,14 +50,14 @@ enum RereadStage {
     Asked,
     /// The read brought an answer.
     Answered,
-    /// [`NodeRereads::poll_ready`] has returned the pod: it is about to be judged.
+    /// [`NodeRereads::poll_ready_pod`] has returned the pod: it is about to be judged.
     Told,
 }
 
 impl NodeRereads {
     /// Makes the pod wait. Returns true if there is room for it.
     #[must_use]
-    pub fn hold(&mut self, uid: &PodUid, now: MonoTime) -> bool {
+    pub fn hold_back(&mut self, uid: &PodUid, now: MonoTime) -> bool {
         let has_room = self.pods.len() < MAX_WAITING;
         if has_room {
             self.pods.push(RereadWait {
@@ -78,35 +78,35 @@ impl NodeRereads {
 
     /// Returns true if the pod waits, or is about to be judged.
     #[must_use]
-    pub fn holds(&self, uid: &PodUid) -> bool {
+    pub fn is_held_back(&self, uid: &PodUid) -> bool {
         self.pods.iter().any(|wait| wait.uid == *uid)
     }
 
-    /// Returns true if the Node is to be read now, for all waiting pods; ends with [`NodeRereads::answered`].
+    /// Returns true if the Node is to be read now, for all waiting pods; ends with [`NodeRereads::record_node_read`].
     #[must_use]
-    pub fn poll_read(&mut self, now: MonoTime) -> bool {
+    pub fn poll_node_read(&mut self, now: MonoTime) -> bool {
         let is_due = self.next_read().is_some_and(|due| due <= now);
         if is_due {
             self.reading = true;
-            self.turn(RereadStage::Waiting, RereadStage::Asked);
+            self.change_stages(RereadStage::Waiting, RereadStage::Asked);
         }
         is_due
     }
 
     /// Ends the read. `came`: it brought the Node.
-    pub fn answered(&mut self, came: bool, now: MonoTime) {
+    pub fn record_node_read(&mut self, came: bool, now: MonoTime) {
         let (then, pause) = match came {
             true => (RereadStage::Answered, GAP),
             false => (RereadStage::Waiting, RETRY),
         };
         self.reading = false;
         self.not_before = now + pause;
-        self.turn(RereadStage::Asked, then);
+        self.change_stages(RereadStage::Asked, then);
     }
 
     /// Returns a pod that is to be judged now, by the Node as it is known: the answer came, or the wait is over. Each
     /// pod is returned once.
-    pub fn poll_ready(&mut self, now: MonoTime) -> Option<PodUid> {
+    pub fn poll_ready_pod(&mut self, now: MonoTime) -> Option<PodUid> {
         let is_ready = |wait: &RereadWait| wait.turn == RereadStage::Answered || wait.until <= now;
         let mut all = self.pods.iter_mut();
         let wait = all.find(|wait| wait.turn != RereadStage::Told && is_ready(wait))?;
@@ -115,7 +115,7 @@ impl NodeRereads {
     }
 
     /// Releases the pod, which is judged now, or goes. Returns true if it was held back.
-    pub fn take(&mut self, uid: &PodUid) -> bool {
+    pub fn release_pod(&mut self, uid: &PodUid) -> bool {
         let before = self.pods.len();
         self.pods.retain(|wait| wait.uid != *uid);
         self.pods.len() < before
@@ -140,7 +140,7 @@ impl NodeRereads {
         (waits && !self.reading).then_some(self.not_before)
     }
 
-    fn turn(&mut self, from: RereadStage, to: RereadStage) {
+    fn change_stages(&mut self, from: RereadStage, to: RereadStage) {
         let all = self.pods.iter_mut().filter(|wait| wait.turn == from);
         all.for_each(|wait| wait.turn = to);
     }
@@ -161,13 +161,13 @@ mod tests {
     fn holding(uids: &[&str]) -> NodeRereads {
         let mut rereads = NodeRereads::default();
         for text in uids {
-            assert!(rereads.hold(&uid(text), NOW));
+            assert!(rereads.hold_back(&uid(text), NOW));
         }
         rereads
     }
 
     fn ready(rereads: &mut NodeRereads, now: MonoTime) -> Vec<PodUid> {
-        core::iter::from_fn(|| rereads.poll_ready(now)).collect()
+        core::iter::from_fn(|| rereads.poll_ready_pod(now)).collect()
     }
 
     #[test]
@@ -175,20 +175,20 @@ mod tests {
         // ADM-08
         let mut rereads = holding(&["a", "b"]);
         assert_eq!(rereads.next_timeout(), Some(MonoTime(0)));
-        assert!(rereads.poll_read(NOW));
-        assert!(rereads.hold(&uid("late"), NOW));
-        assert!(!rereads.poll_read(NOW), "one at a time");
+        assert!(rereads.poll_node_read(NOW));
+        assert!(rereads.hold_back(&uid("late"), NOW));
+        assert!(!rereads.poll_node_read(NOW), "one at a time");
         assert!(ready(&mut rereads, NOW).is_empty());
-        rereads.answered(true, NOW);
+        rereads.record_node_read(true, NOW);
         assert_eq!(ready(&mut rereads, NOW), [uid("a"), uid("b")]);
         assert!(ready(&mut rereads, NOW).is_empty(), "each once");
-        assert!(rereads.holds(&uid("a")) && !rereads.is_waiting(&uid("a")));
+        assert!(rereads.is_held_back(&uid("a")) && !rereads.is_waiting(&uid("a")));
         assert!(rereads.is_waiting(&uid("late")));
-        assert!(rereads.take(&uid("a")) && !rereads.take(&uid("a")));
-        assert!(!rereads.poll_read(NOW), "not at once");
+        assert!(rereads.release_pod(&uid("a")) && !rereads.release_pod(&uid("a")));
+        assert!(!rereads.poll_node_read(NOW), "not at once");
         assert_eq!(rereads.next_timeout(), Some(NOW + GAP));
-        assert!(rereads.poll_read(NOW + GAP));
-        rereads.answered(true, NOW + GAP);
+        assert!(rereads.poll_node_read(NOW + GAP));
+        rereads.record_node_read(true, NOW + GAP);
         assert_eq!(ready(&mut rereads, NOW + GAP), [uid("late")]);
         assert_eq!(rereads.next_timeout(), None);
     }
@@ -197,11 +197,11 @@ mod tests {
     fn no_answer_is_asked_for_again_for_a_while() {
         // ADM-08
         let mut rereads = holding(&["a"]);
-        assert!(rereads.poll_read(NOW));
-        rereads.answered(false, NOW);
+        assert!(rereads.poll_node_read(NOW));
+        rereads.record_node_read(false, NOW);
         assert!(ready(&mut rereads, NOW).is_empty());
         assert_eq!(rereads.next_timeout(), Some(NOW + RETRY));
-        assert!(!rereads.poll_read(NOW) && rereads.poll_read(NOW + RETRY));
+        assert!(!rereads.poll_node_read(NOW) && rereads.poll_node_read(NOW + RETRY));
         // The answer to this read does not come.
         let end = NOW + WAIT;
         assert_eq!(rereads.next_timeout(), Some(end));
@@ -215,7 +215,7 @@ mod tests {
         // ADM-08
         let mut rereads = NodeRereads::default();
         let all = vec![uid("x"); MAX_WAITING];
-        assert!(all.iter().all(|uid| rereads.hold(uid, NOW)));
-        assert!(!rereads.hold(&uid("y"), NOW) && !rereads.holds(&uid("y")));
+        assert!(all.iter().all(|uid| rereads.hold_back(uid, NOW)));
+        assert!(!rereads.hold_back(&uid("y"), NOW) && !rereads.is_held_back(&uid("y")));
     }
 }

@@ -60,14 +60,14 @@ fn port(host_port: u16, protocol: &str, host_ip: &str) -> ContainerPort {
 }
 
 fn reason(pod: &Pod, node: &AdmissionNodeFacts, active: &[ActivePod]) -> String {
-    admit(pod, node, active)
+    admit_pod(pod, node, active)
         .err()
         .map_or_else(String::new, |r| r.reason)
 }
 
 #[test]
 fn resources() {
-    let used = |text| ActivePod::of(&asking(text));
+    let used = |text| ActivePod::from_pod(&asking(text));
     // ADM-06 ADM-07
     for (name, pod, active, why, text) in [
         ("fits", asking("cpu=1 memory=1Gi"), vec![], "", ""),
@@ -121,13 +121,13 @@ fn resources() {
             "",
         ),
     ] {
-        let got = admit(&pod, &node(), &active).err();
+        let got = admit_pod(&pod, &node(), &active).err();
         let (r, m) = got.map_or_else(Default::default, |r| (r.reason, r.message));
         assert_eq!((r.as_str(), m.as_str()), (why, text), "{name}");
     }
     let mut listed = node();
     listed.allocatable.insert("vendor.io/x".into(), 0);
-    let refused = admit(&asking("vendor.io/x=1"), &listed, &[]).expect_err("listed with 0");
+    let refused = admit_pod(&asking("vendor.io/x=1"), &listed, &[]).expect_err("listed with 0");
     assert_eq!(refused.reason, "OutOfvendor.io/x");
     assert_eq!(refused.metric_reason(), "OutOfExtendedResources");
 }
@@ -207,7 +207,7 @@ fn host_port_conflicts() {
             false,
         ),
     ] {
-        let got = admit(&mine, &node(), &[ActivePod::of(&other)]);
+        let got = admit_pod(&mine, &node(), &[ActivePod::from_pod(&other)]);
         assert_eq!(got.is_err(), taken, "{name}");
         if let Err(refused) = got {
             assert_eq!(refused.reason, "NodePorts");
@@ -282,8 +282,8 @@ fn fit_to_the_node() {
             "SupplementalGroupsPolicy=Strict is not supported in this node",
         ),
     ] {
-        let got = admit(&pod, &node(), &[]).err();
-        let verdict = judge(&pod, &node(), &[]);
+        let got = admit_pod(&pod, &node(), &[]).err();
+        let verdict = judge_admission(&pod, &node(), &[]);
         let want = got.clone().map_or(AdmissionVerdict::Admit, |r| match why {
             "NodeAffinity" | "TaintToleration" => AdmissionVerdict::ReadNodeAgain(r),
             _ => AdmissionVerdict::Refuse(r),
@@ -398,7 +398,7 @@ fn pressure() {
     ] {
         let mut node = node();
         node.pressure = conditions.iter().map(|c| (*c).into()).collect();
-        let got = admit(&pod, &node, &[])
+        let got = admit_pod(&pod, &node, &[])
             .err()
             .map_or_else(String::new, |r| r.message);
         assert_eq!(got, text, "{name}");
@@ -418,7 +418,7 @@ fn sysctls_and_apparmor() {
             ..PodSecurityContext::default()
         });
     });
-    let refused = admit(&sysctl, &node(), &[]).expect_err("host network");
+    let refused = admit_pod(&sysctl, &node(), &[]).expect_err("host network");
     assert_eq!(
         refused.message,
         "forbidden sysctl: \"net.ipv4.tcp_syncookies\" not allowed with host net enabled"
@@ -471,7 +471,7 @@ fn who_claims_resources_does_not_start_without_them() {
     let pod: Pod = serde_json::from_value(json!({"spec": {"containers": [{"name": "c"}],
         "resourceClaims": [{"name": "gpu", "resourceClaimName": "a"}]}}))
     .expect("pod");
-    let refused = admit(&pod, &node(), &[]).expect_err("refused");
+    let refused = admit_pod(&pod, &node(), &[]).expect_err("refused");
     assert_eq!(refused.reason, "UnexpectedAdmissionError");
     let want =
         "resource claim \"gpu\": this node serves no resource claims (dynamic resource allocation)";
@@ -499,19 +499,19 @@ fn labels_alone_may_be_old() {
     let elsewhere = |pod: &mut Pod| pod.spec.node_selector = [("zone".into(), "b".into())].into();
     let mut pod = with(elsewhere);
     let node = node();
-    let AdmissionVerdict::ReadNodeAgain(rejection) = judge(&pod, &node, &[]) else {
+    let AdmissionVerdict::ReadNodeAgain(rejection) = judge_admission(&pod, &node, &[]) else {
         panic!("read again")
     };
     assert_eq!(rejection.reason, "NodeAffinity");
     // If anything else is against the pod, a new read of the Node is of no use.
     pod.spec.node_name = "po".into();
-    let AdmissionVerdict::Refuse(rejection) = judge(&pod, &node, &[]) else {
+    let AdmissionVerdict::Refuse(rejection) = judge_admission(&pod, &node, &[]) else {
         panic!("refused")
     };
     assert_eq!(rejection.reason, "NodeAffinity");
     let mut big = asking("cpu=9");
     elsewhere(&mut big);
-    let AdmissionVerdict::Refuse(rejection) = judge(&big, &node, &[]) else {
+    let AdmissionVerdict::Refuse(rejection) = judge_admission(&big, &node, &[]) else {
         panic!("refused")
     };
     assert_eq!(rejection.reason, "OutOfcpu");
@@ -525,8 +525,8 @@ fn critical_pods_make_room() {
         edit(&mut pod);
         pod
     };
-    let small = || ActivePod::of(&asking("cpu=300m"));
-    let large = || ActivePod::of(&asking("cpu=600m"));
+    let small = || ActivePod::from_pod(&asking("cpu=300m"));
+    let large = || ActivePod::from_pod(&asking("cpu=600m"));
     let preempts = |victims: &[usize], resource: &str| AdmissionVerdict::Preempt {
         victims: victims.to_vec(),
         resource: resource.into(),
@@ -599,7 +599,7 @@ fn critical_pods_make_room() {
             ),
         ),
     ] {
-        assert_eq!(judge(&pod, &node(), &active), want, "{name}");
+        assert_eq!(judge_admission(&pod, &node(), &active), want, "{name}");
     }
 }
 
@@ -617,13 +617,13 @@ fn what_the_api_says_of_the_node() {
     seen.status.allocatable = [("vendor.io/x", "2"), ("cpu", "64")]
         .map(|(name, n)| (name.into(), Quantity::parse(n).expect("quantity")))
         .into();
-    facts.learn(&seen);
+    facts.learn_from_node(&seen);
     assert_eq!(facts.labels["zone"], "b");
     assert_eq!(facts.taints.len(), 1);
     assert_eq!(facts.allocatable["vendor.io/x"], 2);
     assert_eq!(facts.allocatable[CPU], 1000, "what is measured here stays");
     seen.status.allocatable.clear();
-    facts.learn(&seen);
+    facts.learn_from_node(&seen);
     assert!(!facts.allocatable.contains_key("vendor.io/x"));
 }
 
@@ -637,13 +637,13 @@ fn taints_alone_may_be_old() {
         ..Taint::default()
     }];
     let mut pod = with(|pod| pod.spec.node_selector = [("zone".into(), "a".into())].into());
-    let AdmissionVerdict::ReadNodeAgain(rejection) = judge(&pod, &node, &[]) else {
+    let AdmissionVerdict::ReadNodeAgain(rejection) = judge_admission(&pod, &node, &[]) else {
         panic!("read again")
     };
     assert_eq!(rejection.reason, "TaintToleration");
     // With labels and taints both against the pod, the Node is read again, too.
     pod.spec.node_selector = [("zone".into(), "b".into())].into();
-    let AdmissionVerdict::ReadNodeAgain(rejection) = judge(&pod, &node, &[]) else {
+    let AdmissionVerdict::ReadNodeAgain(rejection) = judge_admission(&pod, &node, &[]) else {
         panic!("read again")
     };
     assert_eq!(rejection.reason, "NodeAffinity");
@@ -655,7 +655,7 @@ fn what_an_agent_before_this_one_has_learnt() {
     let taint = |key: &str, effect: &str| Taint {
         key: key.into(),
         effect: effect.into(),
-        time_added: Some(crate::api::WallTime::from_secs(1)),
+        time_added: Some(crate::api::WallTime::from_unix_seconds(1)),
         ..Taint::default()
     };
     let mut seen = Node::default();
@@ -667,14 +667,14 @@ fn what_an_agent_before_this_one_has_learnt() {
         taint("cordon", "NoSchedule"),
         taint("node.kubernetes.io/unreachable", "NoExecute"),
     ];
-    let kept = KeptNode::of(&seen);
+    let kept = KeptNode::from_node(&seen);
     assert_eq!(kept.taints.len(), 1, "what counts, and stays");
     seen.spec.taints.truncate(1);
     seen.spec.taints[0].time_added = None;
-    assert_eq!(kept, KeptNode::of(&seen), "the same for admission");
+    assert_eq!(kept, KeptNode::from_node(&seen), "the same for admission");
     let mut facts = node();
     facts.labels = [("kubernetes.io/hostname".into(), "pi".into())].into();
-    facts.recall(Some(kept));
+    facts.restore_kept_node(Some(kept));
     assert_eq!(facts.labels["disk"], "ssd");
     assert_eq!(facts.labels["kubernetes.io/hostname"], "pi", "NODE-03");
     assert_eq!(facts.taints, seen.spec.taints);
@@ -686,7 +686,7 @@ fn by_a_node_that_nobody_knows_no_pod_of_the_api_is_refused() {
     // NODE-06 ADM-04
     let pick = |pod: &mut Pod| pod.spec.node_selector = [("zone".into(), "b".into())].into();
     let mut facts = node();
-    facts.recall(None);
+    facts.restore_kept_node(None);
     facts.taints = vec![Taint {
         key: "k".into(),
         effect: "NoExecute".into(),
@@ -701,6 +701,6 @@ fn by_a_node_that_nobody_knows_no_pod_of_the_api_is_refused() {
     assert_eq!(reason(&of_file, &facts, &[]), "NodeAffinity");
     let mut seen = Node::default();
     seen.metadata.labels = facts.labels.clone();
-    facts.learn(&seen);
+    facts.learn_from_node(&seen);
     assert_eq!(reason(&of_api, &facts, &[]), "NodeAffinity");
 }

@@ -3,7 +3,7 @@
 use alloc::boxed::Box;
 use core::time::Duration;
 
-use super::{ApiPoll, BACK_OFF, MAX_BACK_OFF, PodListItem, number};
+use super::{ApiPoll, BACK_OFF, MAX_BACK_OFF, PodListItem, version_number};
 use crate::api::MonoTime;
 
 /// Type of an event on the watch.
@@ -17,7 +17,7 @@ pub enum PodWatchEventKind {
     Bookmark,
 }
 
-/// Event of the watch. An over-long event, or one that does not tell its pod, leads to [`ApiPoll::on_unknown_ring`]
+/// Event of the watch. An over-long event, or one that does not tell its pod, leads to [`ApiPoll::on_unknown_watch_event`]
 /// instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodWatchEvent {
@@ -55,11 +55,11 @@ impl DoorbellState {
         self.open.is_some()
     }
 
-    pub(super) fn may_open(&self, now: MonoTime) -> bool {
-        self.opens_at() <= now
+    pub(super) fn may_open_watch(&self, now: MonoTime) -> bool {
+        self.next_open_time() <= now
     }
 
-    pub(super) fn opens_at(&self) -> MonoTime {
+    pub(super) fn next_open_time(&self) -> MonoTime {
         if self.open.is_some() || self.version.is_empty() {
             MonoTime(u64::MAX)
         } else {
@@ -67,7 +67,7 @@ impl DoorbellState {
         }
     }
 
-    pub(super) fn open(&mut self, now: MonoTime) -> Option<Box<str>> {
+    pub(super) fn begin_watch(&mut self, now: MonoTime) -> Option<Box<str>> {
         if self.version.is_empty() {
             return None;
         }
@@ -78,7 +78,7 @@ impl DoorbellState {
 
     /// Takes the version of a list that ended, unless a watch is open, which is further already. Returns true if the
     /// next watch misses what happened in between: the list does not show the end of pods that it does not select.
-    pub(super) fn listed(&mut self, version: &str) -> bool {
+    pub(super) fn take_list_version(&mut self, version: &str) -> bool {
         if self.open.is_some() || *self.version == *version {
             return false;
         }
@@ -89,26 +89,28 @@ impl DoorbellState {
 
 impl ApiPoll {
     /// Takes in an event of the doorbell.
-    pub fn on_ring(&mut self, ring: &PodWatchEvent, now: MonoTime) {
+    pub fn on_watch_event(&mut self, ring: &PodWatchEvent, now: MonoTime) {
         if !ring.item.version.is_empty() {
             self.bell.version = ring.item.version.clone();
-            self.heed(number(&ring.item.version));
+            self.raise_highest_version(version_number(&ring.item.version));
         }
         if ring.kind == PodWatchEventKind::Bookmark {
             return;
         }
         if ring.item.uid.is_empty() || ring.item.name.is_empty() {
-            self.on_unknown_ring();
+            self.on_unknown_watch_event();
             return;
         }
-        let news = match (self.find(&ring.item.uid), ring.kind) {
-            (Some(index), PodWatchEventKind::Deleted) => self.slots[index].tell(&ring.item.version),
-            (Some(index), _) => self.slots[index].show(&ring.item.version),
+        let news = match (self.find_slot(&ring.item.uid), ring.kind) {
+            (Some(index), PodWatchEventKind::Deleted) => {
+                self.slots[index].take_version(&ring.item.version)
+            }
+            (Some(index), _) => self.slots[index].take_shown_version(&ring.item.version),
             // A pod that was never known here, and is gone.
             (None, PodWatchEventKind::Deleted) => false,
             (None, PodWatchEventKind::Changed | PodWatchEventKind::Bookmark) => {
-                match self.find_or_add(&ring.item, now) {
-                    Some(index) => self.slots[index].show(&ring.item.version),
+                match self.find_or_add_slot(&ring.item, now) {
+                    Some(index) => self.slots[index].take_shown_version(&ring.item.version),
                     // It may have ended long ago. The list of live pods tells whether it has to be refused.
                     None => {
                         self.wanted = true;
@@ -121,14 +123,14 @@ impl ApiPoll {
     }
 
     /// Takes in an event of a pod that is not known: the next list tells which.
-    pub fn on_unknown_ring(&mut self) {
+    pub fn on_unknown_watch_event(&mut self) {
         self.bell.foreign = true;
         self.wanted = true;
         self.unheard = true;
     }
 
     /// Takes in the end of the watch. A clean end without foreign events proves as much as a list.
-    pub fn on_bell_end(&mut self, end: DoorbellEnd, now: MonoTime) {
+    pub fn on_watch_end(&mut self, end: DoorbellEnd, now: MonoTime) {
         let Some(since) = self.bell.open.take() else {
             return;
         };
@@ -147,7 +149,7 @@ impl ApiPoll {
                 }
                 let base: Duration = BACK_OFF.saturating_mul(1 << self.bell.breaks.min(6));
                 self.bell.breaks = self.bell.breaks.saturating_add(1);
-                self.bell.retry_at = now + self.jitter.stretch(base.min(MAX_BACK_OFF));
+                self.bell.retry_at = now + self.jitter.stretch_delay(base.min(MAX_BACK_OFF));
                 self.wanted = true;
                 self.unheard = true;
             }

@@ -44,7 +44,7 @@
 //! | `GET`s at a time | [`MAX_GETS`] | they wait their turn |
 //! | pods to read one by one | [`MAX_SINGLE_READS`] | one list of whole objects instead |
 //! | tries that hold up the first snapshot | [`TRIES`] | it comes without the pod, which is no orphan
-//! ([`ApiPoll::unread`]) |
+//! ([`ApiPoll::unread_pods`]) |
 
 use alloc::{boxed::Box, collections::VecDeque, vec::Vec};
 use core::time::Duration;
@@ -131,7 +131,7 @@ pub struct GetTicket {
 /// Request of the poller to its caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PollRequest {
-    /// List; each item comes back ([`ApiPoll::on_item`], [`ApiPoll::on_object`]), and the end.
+    /// List; each item comes back ([`ApiPoll::on_list_item`], [`ApiPoll::on_list_object`]), and the end.
     List(PodListKind),
     /// Read one pod, a quorum read; ends with [`ApiPoll::on_read`] or [`ApiPoll::on_read_failed`], each time.
     Get {
@@ -151,7 +151,7 @@ pub enum PollRequest {
     Gone(PodUid),
     /// There is no room for this pod: it is to end as `Failed`, `OutOfpods`.
     Refuse(PodListItem),
-    /// All that the last list says is settled: merge [`ApiPoll::known`] as a full snapshot.
+    /// All that the last list says is settled: merge [`ApiPoll::delivered_pods`] as a full snapshot.
     Complete,
 }
 
@@ -191,14 +191,14 @@ pub struct PodObjectSummary {
 impl PodObjectSummary {
     /// Takes from a pod's raw object the part to keep.
     #[must_use]
-    pub fn of(raw: &Value) -> Self {
+    pub fn from_raw_object(raw: &Value) -> Self {
         let metadata = &raw["metadata"];
         let text = metadata["resourceVersion"].as_str().unwrap_or("");
         Self {
-            version: version(text),
-            number: number(text),
-            semantic: digest::semantic(raw),
-            foreign: digest::foreign_status(raw),
+            version: version_digest(text),
+            number: version_number(text),
+            semantic: digest::semantic_digest(raw),
+            foreign: digest::foreign_status_digest(raw),
             terminal: matches!(
                 raw["status"]["phase"].as_str(),
                 Some("Succeeded" | "Failed")
@@ -213,7 +213,7 @@ impl PodObjectSummary {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum DeliveryVerdict {
-    /// Amend the mux with it, after what is gone ([`ApiPoll::next_gone`]).
+    /// Amend the mux with it, after what is gone ([`ApiPoll::next_gone_pod`]).
     Deliver,
     /// No change since the last delivery.
     Same,
@@ -238,12 +238,12 @@ pub enum ApiRequestFailure {
 }
 
 /// Digest of a `resourceVersion`; never 0, which stands for none.
-fn version(text: &str) -> u64 {
+fn version_digest(text: &str) -> u64 {
     fnv1a(text.bytes()).max(1)
 }
 
 /// A `resourceVersion` as a number, 0 if it is none: a lower bound for versions that are given out later.
-fn number(text: &str) -> u64 {
+fn version_number(text: &str) -> u64 {
     text.parse().unwrap_or(0)
 }
 
@@ -325,21 +325,21 @@ impl ApiPoll {
     /// Takes in a pod that an earlier agent has recorded. It counts as delivered, and is read once after the first
     /// list.
     pub fn restore(&mut self, item: &PodListItem, sight: PodObjectSummary, now: MonoTime) {
-        self.on_made(item, sight, now);
+        self.on_pod_made(item, sight, now);
         self.recorded = true;
     }
 
     /// Takes in a pod that was made here, or that was in the way of one: it counts as read and delivered. If it is
     /// removed before any list has shown it, the next list tells.
-    pub fn on_made(&mut self, item: &PodListItem, sight: PodObjectSummary, now: MonoTime) {
-        if let Some(index) = self.find_or_add(item, now) {
-            self.slots[index].saw(sight, now);
+    pub fn on_pod_made(&mut self, item: &PodListItem, sight: PodObjectSummary, now: MonoTime) {
+        if let Some(index) = self.find_or_add_slot(item, now) {
+            self.slots[index].take_read_object(sight, now);
         }
     }
 
     /// The next thing to do, `None` until the next input or [`ApiPoll::next_timeout`]. Drain it after every input.
     pub fn poll(&mut self, now: MonoTime) -> Option<PollRequest> {
-        if let Some(uid) = self.next_gone() {
+        if let Some(uid) = self.next_gone_pod() {
             return Some(PollRequest::Gone(uid));
         }
         if let Some(item) = self.refused.pop_front() {
@@ -353,15 +353,18 @@ impl ApiPoll {
         if now < self.retry_at {
             return None;
         }
-        if let Some(list) = self.list_due(now) {
+        if let Some(list) = self.due_list(now) {
             self.begin_list(list, now);
             return Some(PollRequest::List(list));
         }
         if let Some(ask) = self.next_get(now) {
             return Some(ask);
         }
-        if self.paces.doorbell && self.is_settled() && self.bell.may_open(now) {
-            return self.bell.open(now).map(|from| PollRequest::Watch { from });
+        if self.paces.doorbell && self.is_settled() && self.bell.may_open_watch(now) {
+            return self
+                .bell
+                .begin_watch(now)
+                .map(|from| PollRequest::Watch { from });
         }
         None
     }
@@ -374,7 +377,7 @@ impl ApiPoll {
 
     /// Takes out the pod of the next [`PollRequest::Gone`]. To be drained before an object is delivered: if one pod has taken
     /// the name of another, it comes after the other's end (SRC-07).
-    pub fn next_gone(&mut self) -> Option<PodUid> {
+    pub fn next_gone_pod(&mut self) -> Option<PodUid> {
         self.gone.pop_front()
     }
 
@@ -388,11 +391,11 @@ impl ApiPoll {
         let list = match self.listing {
             Some(_) => never,
             None => self
-                .list_at(PodListKind::Live)
-                .min(self.list_at(PodListKind::All))
+                .list_due_at(PodListKind::Live)
+                .min(self.list_due_at(PodListKind::All))
                 .max(self.list_gap_ends()),
         };
-        let objects = self.list_at(PodListKind::Objects);
+        let objects = self.list_due_at(PodListKind::Objects);
         let read = if self.listing == Some(PodListKind::Objects) {
             never
         } else if objects <= now {
@@ -409,7 +412,7 @@ impl ApiPoll {
             never
         };
         let bell = if self.paces.doorbell && self.is_settled() {
-            self.bell.opens_at()
+            self.bell.next_open_time()
         } else {
             never
         };
@@ -417,12 +420,12 @@ impl ApiPoll {
     }
 
     /// Time between two lists while no doorbell is open, from now on.
-    pub const fn list_every(&mut self, time: Duration) {
+    pub const fn set_list_interval(&mut self, time: Duration) {
         self.paces.list = time;
     }
 
     /// Pods that were delivered and are not gone: a full snapshot names them.
-    pub fn known(&self) -> impl Iterator<Item = PodUid> {
+    pub fn delivered_pods(&self) -> impl Iterator<Item = PodUid> {
         self.slots
             .iter()
             .filter(|slot| slot.is_held())
@@ -430,15 +433,15 @@ impl ApiPoll {
     }
 
     /// Pods that the API has and that could not be read yet: their running containers are no orphans.
-    pub fn unread(&self) -> impl Iterator<Item = &str> {
+    pub fn unread_pods(&self) -> impl Iterator<Item = &str> {
         let live = |slot: &&PodPollSlot| slot.is_used() && !slot.is_held();
         self.slots.iter().filter(live).map(PodPollSlot::uid)
     }
 
     /// Returns true if the pod was delivered, and is not gone.
     #[must_use]
-    pub fn holds(&self, uid: &PodUid) -> bool {
-        self.find(uid)
+    pub fn is_delivered(&self, uid: &PodUid) -> bool {
+        self.find_slot(uid)
             .is_some_and(|index| self.slots[index].is_held())
     }
 
@@ -450,12 +453,13 @@ impl ApiPoll {
 
     /// Namespace and name of a pod, for writing its status.
     #[must_use]
-    pub fn path(&self, uid: &PodUid) -> Option<(&str, &str)> {
-        self.find(uid).map(|index| self.slots[index].path())
+    pub fn namespace_and_name(&self, uid: &PodUid) -> Option<(&str, &str)> {
+        self.find_slot(uid)
+            .map(|index| self.slots[index].namespace_and_name())
     }
 
     /// Time from which on a list of this kind is due.
-    fn list_at(&self, list: PodListKind) -> MonoTime {
+    fn list_due_at(&self, list: PodListKind) -> MonoTime {
         let never = MonoTime(u64::MAX);
         match list {
             PodListKind::Live if self.wanted => MonoTime(0),
@@ -490,7 +494,7 @@ impl ApiPoll {
             .map_or(MonoTime(0), |at| at + MIN_LIST_GAP)
     }
 
-    fn list_due(&self, now: MonoTime) -> Option<PodListKind> {
+    fn due_list(&self, now: MonoTime) -> Option<PodListKind> {
         if self.listing.is_some() || now < self.list_gap_ends() {
             return None;
         }
@@ -498,7 +502,7 @@ impl ApiPoll {
         [PodListKind::Objects, PodListKind::Live, PodListKind::All]
             .into_iter()
             .find(|list| {
-                self.list_at(*list) <= now && (*list != PodListKind::Objects || self.gets == 0)
+                self.list_due_at(*list) <= now && (*list != PodListKind::Objects || self.gets == 0)
             })
     }
 
@@ -520,7 +524,7 @@ impl ApiPoll {
         if self.gets >= MAX_GETS || self.listing == Some(PodListKind::Objects) {
             return None;
         }
-        let many = self.list_at(PodListKind::Objects) <= now;
+        let many = self.list_due_at(PodListKind::Objects) <= now;
         if many {
             return None;
         }
@@ -535,7 +539,7 @@ impl ApiPoll {
         self.gets += 1;
         let slot = &mut self.slots[index];
         slot.begin_get();
-        let (namespace, name) = slot.path();
+        let (namespace, name) = slot.namespace_and_name();
         Some(PollRequest::Get {
             ticket: GetTicket {
                 index,
@@ -546,22 +550,22 @@ impl ApiPoll {
         })
     }
 
-    fn find(&self, uid: &str) -> Option<usize> {
+    fn find_slot(&self, uid: &str) -> Option<usize> {
         self.slots
             .iter()
             .position(|slot| slot.is_used() && slot.uid() == uid)
     }
 
-    fn finished(&self) -> usize {
+    fn finished_count(&self) -> usize {
         self.slots.iter().filter(|s| s.is_finished()).count()
     }
 
-    fn find_or_add(&mut self, item: &PodListItem, now: MonoTime) -> Option<usize> {
-        if let Some(index) = self.find(&item.uid) {
+    fn find_or_add_slot(&mut self, item: &PodListItem, now: MonoTime) -> Option<usize> {
+        if let Some(index) = self.find_slot(&item.uid) {
             return Some(index);
         }
         let used = self.slots.iter().filter(|slot| slot.is_used()).count();
-        if used.saturating_sub(self.finished()) >= self.capacity {
+        if used.saturating_sub(self.finished_count()) >= self.capacity {
             return None;
         }
         let index = match self.slots.iter().position(|slot| !slot.is_used()) {
@@ -571,11 +575,11 @@ impl ApiPoll {
                 self.slots.len() - 1
             }
         };
-        self.slots[index].take(item, now);
+        self.slots[index].occupy_with(item, now);
         Some(index)
     }
 
-    fn free(&mut self, index: usize) {
+    fn free_slot(&mut self, index: usize) {
         let slot = &mut self.slots[index];
         if slot.is_held() {
             self.gone.push_back(slot.uid().into());
@@ -583,7 +587,7 @@ impl ApiPoll {
         slot.release();
     }
 
-    fn refuse(&mut self, item: &PodListItem) {
+    fn record_refused_pod(&mut self, item: &PodListItem) {
         if self.refused.len() < MAX_REFUSALS && !self.refused.iter().any(|r| r.uid == item.uid) {
             self.refused.push_back(item.clone());
         }
@@ -591,30 +595,30 @@ impl ApiPoll {
 
     /// Frees finished pods beyond [`MAX_FINISHED`], the one that ended first before the others.
     fn limit_finished(&mut self) {
-        while self.finished() > MAX_FINISHED {
+        while self.finished_count() > MAX_FINISHED {
             let all = self.slots.iter().enumerate();
             let oldest = all
                 .filter(|(_, slot)| slot.is_finished())
                 .min_by_key(|(_, slot)| slot.since);
             match oldest.map(|(index, _)| index) {
-                Some(index) => self.free(index),
+                Some(index) => self.free_slot(index),
                 None => return,
             }
         }
     }
 
-    fn went_well(&mut self) {
+    fn record_success(&mut self) {
         self.failures = 0;
         self.retry_at = MonoTime(0);
     }
 
-    fn went_wrong(&mut self, retry_after: Option<Duration>, now: MonoTime) {
+    fn record_failure(&mut self, retry_after: Option<Duration>, now: MonoTime) {
         let base = BACK_OFF
             .saturating_mul(1 << self.failures.min(6))
             .min(MAX_BACK_OFF);
         self.failures = self.failures.saturating_add(1);
         let asked = retry_after.unwrap_or_default().min(MAX_BACK_OFF);
-        self.retry_at = now + self.jitter.stretch(base).max(asked);
+        self.retry_at = now + self.jitter.stretch_delay(base).max(asked);
     }
 }
 

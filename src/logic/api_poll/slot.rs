@@ -3,7 +3,7 @@
 use alloc::boxed::Box;
 use core::time::Duration;
 
-use super::{BACK_OFF, MAX_BACK_OFF, PodListItem, PodObjectSummary, TRIES, version};
+use super::{BACK_OFF, MAX_BACK_OFF, PodListItem, PodObjectSummary, TRIES, version_digest};
 use crate::api::MonoTime;
 
 /// Delivered to the mux, and not gone since.
@@ -67,16 +67,16 @@ impl PodPollSlot {
     }
 
     /// Namespace and name.
-    pub(super) fn path(&self) -> (&str, &str) {
+    pub(super) fn namespace_and_name(&self) -> (&str, &str) {
         let mut parts = self.id.split('/');
         (parts.next().unwrap_or(""), parts.next().unwrap_or(""))
     }
 
-    fn is(&self, flag: u16) -> bool {
+    fn has_flag(&self, flag: u16) -> bool {
         self.flags & flag != 0
     }
 
-    fn set(&mut self, flag: u16, on: bool) {
+    fn set_flag(&mut self, flag: u16, on: bool) {
         if on {
             self.flags |= flag;
         } else {
@@ -85,33 +85,37 @@ impl PodPollSlot {
     }
 
     pub(super) fn is_held(&self) -> bool {
-        self.is(HELD)
+        self.has_flag(HELD)
     }
 
     /// Held, and in a terminal phase.
     pub(super) fn has_ended(&self) -> bool {
-        self.is(HELD) && self.is(TERMINAL)
+        self.has_flag(HELD) && self.has_flag(TERMINAL)
     }
 
     /// Ended, and kept only until the API forgets it.
     pub(super) fn is_finished(&self) -> bool {
-        self.is(HELD) && self.is(TERMINAL) && !self.is(DELETING)
+        self.has_flag(HELD) && self.has_flag(TERMINAL) && !self.has_flag(DELETING)
     }
 
     /// Returns true if the pod must be read before its state is certain, and its tries are not used up.
     pub(super) fn is_open_question(&self) -> bool {
-        let open = !self.is(HELD) || self.is(ABSENT);
+        let open = !self.has_flag(HELD) || self.has_flag(ABSENT);
         self.is_used() && open && self.failures < TRIES
     }
 
     /// Returns true if a `GET` of the pod is wanted, sooner or later.
     pub(super) fn wants_read(&self) -> bool {
         let differs = self.told != self.read || self.read == 0;
-        let asked = differs || self.is(ABSENT) || self.is(REREAD);
-        self.is_used() && asked && !self.is(READING) && !self.is(FORBIDDEN) && self.writing == 0
+        let asked = differs || self.has_flag(ABSENT) || self.has_flag(REREAD);
+        self.is_used()
+            && asked
+            && !self.has_flag(READING)
+            && !self.has_flag(FORBIDDEN)
+            && self.writing == 0
     }
 
-    pub(super) fn take(&mut self, item: &PodListItem, now: MonoTime) {
+    pub(super) fn occupy_with(&mut self, item: &PodListItem, now: MonoTime) {
         *self = Self {
             id: format!("{}/{}/{}", item.namespace, item.name, &*item.uid).into(),
             since: now,
@@ -131,19 +135,19 @@ impl PodPollSlot {
     }
 
     pub(super) fn begin_list(&mut self) {
-        self.set(MARKED, false);
-        self.set(WROTE_SINCE_LIST, self.writing > 0);
+        self.set_flag(MARKED, false);
+        self.set_flag(WROTE_SINCE_LIST, self.writing > 0);
     }
 
     pub(super) fn begin_get(&mut self) {
-        self.set(READING, true);
-        self.set(RUNG | SHOWN | WROTE_SINCE_GET, false);
+        self.set_flag(READING, true);
+        self.set_flag(RUNG | SHOWN | WROTE_SINCE_GET, false);
     }
 
     pub(super) fn begin_write(&mut self) {
         self.writing = self.writing.saturating_add(1);
-        self.set(SHOWN, false);
-        self.set(WROTE_SINCE_GET | WROTE_SINCE_LIST, true);
+        self.set_flag(SHOWN, false);
+        self.set_flag(WROTE_SINCE_GET | WROTE_SINCE_LIST, true);
     }
 
     pub(super) fn end_write(&mut self) {
@@ -152,44 +156,45 @@ impl PodPollSlot {
 
     /// Has the pod read again if a list or the doorbell shows a state that it cannot have in the known version: equal
     /// versions are not always equal objects. A state that a write of ours may have changed raises no doubt.
-    pub(super) fn doubt(&mut self, deleting: bool, live: bool) {
-        let settled = self.is(HELD) && self.read == self.told && !self.is(WROTE_SINCE_LIST);
-        if settled && (deleting != self.is(DELETING) || (live && self.is(TERMINAL))) {
-            self.set(REREAD, true);
+    pub(super) fn request_read_if_doubtful(&mut self, deleting: bool, live: bool) {
+        let settled =
+            self.has_flag(HELD) && self.read == self.told && !self.has_flag(WROTE_SINCE_LIST);
+        if settled && (deleting != self.has_flag(DELETING) || (live && self.has_flag(TERMINAL))) {
+            self.set_flag(REREAD, true);
         }
     }
 
     /// Takes in the version in which a list or the doorbell shows the pod. Returns true if that is news.
-    pub(super) fn show(&mut self, text: &str) -> bool {
-        let news = self.tell(text);
+    pub(super) fn take_shown_version(&mut self, text: &str) -> bool {
+        let news = self.take_version(text);
         if news {
-            self.set(SHOWN, true);
+            self.set_flag(SHOWN, true);
         }
         news
     }
 
     /// Returns true if the pod was shown while the answer to the last request was on its way: an answer that it is gone
     /// may be older than that.
-    pub(super) fn was_shown(&self) -> bool {
-        self.is(SHOWN)
+    pub(super) fn was_shown_meanwhile(&self) -> bool {
+        self.has_flag(SHOWN)
     }
 
     /// Takes in the version in which the pod was last seen. Returns true if that is news.
-    pub(super) fn tell(&mut self, text: &str) -> bool {
-        let version = version(text);
-        self.set(MARKED, true);
-        self.set(ABSENT | FORBIDDEN, false);
+    pub(super) fn take_version(&mut self, text: &str) -> bool {
+        let version = version_digest(text);
+        self.set_flag(MARKED, true);
+        self.set_flag(ABSENT | FORBIDDEN, false);
         let news = version != self.told && version != self.read;
         // A list that is older than the last told version: that version is still to be read.
         if version == self.read && self.told != self.read {
-            self.set(REREAD, true);
+            self.set_flag(REREAD, true);
         }
-        if version != self.told && self.is(READING) {
+        if version != self.told && self.has_flag(READING) {
             // It cannot be known which of two versions is the later one, and the answer may be older than both.
-            let again = self.is(RUNG);
-            self.set(RUNG, true);
+            let again = self.has_flag(RUNG);
+            self.set_flag(RUNG, true);
             if again {
-                self.set(REREAD, true);
+                self.set_flag(REREAD, true);
             }
         }
         self.told = version;
@@ -200,43 +205,43 @@ impl PodPollSlot {
     ///
     /// Returns true if the pod is certainly gone.
     pub(super) fn end_list(&mut self, any_phase: bool) -> bool {
-        if !self.is_used() || self.is(MARKED) {
+        if !self.is_used() || self.has_flag(MARKED) {
             return false;
         }
-        if any_phase && self.is(FORBIDDEN) {
+        if any_phase && self.has_flag(FORBIDDEN) {
             return true;
         }
-        if any_phase || !self.is(TERMINAL) {
-            self.set(ABSENT, true);
+        if any_phase || !self.has_flag(TERMINAL) {
+            self.set_flag(ABSENT, true);
         }
         false
     }
 
     /// Takes in an object that was read and that no write of ours overtook.
-    pub(super) fn saw(&mut self, sight: PodObjectSummary, now: MonoTime) {
-        if !self.is(RUNG) {
+    pub(super) fn take_read_object(&mut self, sight: PodObjectSummary, now: MonoTime) {
+        if !self.has_flag(RUNG) {
             self.told = sight.version;
-            self.set(REREAD, false);
+            self.set_flag(REREAD, false);
         }
-        self.note(sight, now);
-        self.set(ABSENT | FORBIDDEN | RUNG, false);
-        self.set(MARKED, true);
+        self.record_object(sight, now);
+        self.set_flag(ABSENT | FORBIDDEN | RUNG, false);
+        self.set_flag(MARKED, true);
     }
 
     /// Takes in an object that answered a write of ours. Returns true if it differs from the delivered one.
-    pub(super) fn answered(&mut self, sight: PodObjectSummary, now: MonoTime) -> bool {
+    pub(super) fn take_write_answer(&mut self, sight: PodObjectSummary, now: MonoTime) -> bool {
         let more = self.semantic != sight.semantic || self.foreign != sight.foreign;
         if self.told == self.read {
             self.told = sight.version;
         }
-        self.note(sight, now);
-        self.set(ABSENT | FORBIDDEN, false);
-        self.set(MARKED, true);
+        self.record_object(sight, now);
+        self.set_flag(ABSENT | FORBIDDEN, false);
+        self.set_flag(MARKED, true);
         more
     }
 
-    fn note(&mut self, sight: PodObjectSummary, now: MonoTime) {
-        if sight.terminal != self.is(TERMINAL) {
+    fn record_object(&mut self, sight: PodObjectSummary, now: MonoTime) {
+        if sight.terminal != self.has_flag(TERMINAL) {
             self.since = now;
         }
         self.read = sight.version;
@@ -244,44 +249,48 @@ impl PodPollSlot {
         self.foreign = sight.foreign;
         self.failures = 0;
         self.retry_at = MonoTime(0);
-        self.set(HELD, true);
-        self.set(TERMINAL, sight.terminal);
-        self.set(DELETING, sight.deleting);
+        self.set_flag(HELD, true);
+        self.set_flag(TERMINAL, sight.terminal);
+        self.set_flag(DELETING, sight.deleting);
     }
 
     /// Ends a `GET`. Returns true if a write of ours overtook it.
     pub(super) fn end_get(&mut self) -> bool {
-        self.set(READING, false);
-        self.is(WROTE_SINCE_GET)
+        self.set_flag(READING, false);
+        self.has_flag(WROTE_SINCE_GET)
     }
 
     pub(super) fn is_overtaken_in_list(&self) -> bool {
-        self.is(WROTE_SINCE_LIST | READING)
+        self.has_flag(WROTE_SINCE_LIST | READING)
     }
 
-    pub(super) fn reread(&mut self) {
-        self.set(REREAD, true);
+    pub(super) fn request_read(&mut self) {
+        self.set_flag(REREAD, true);
     }
 
     /// Takes back the delivery of the pod.
     pub(super) fn undeliver(&mut self) {
-        self.set(HELD, false);
-        self.set(REREAD, true);
+        self.set_flag(HELD, false);
+        self.set_flag(REREAD, true);
     }
 
     /// Notes that the pod may not be read. A list under way began before that was known, so it does not count.
     pub(super) fn forbid(&mut self) {
-        self.set(FORBIDDEN | MARKED, true);
-        self.set(REREAD, false);
+        self.set_flag(FORBIDDEN | MARKED, true);
+        self.set_flag(REREAD, false);
     }
 
     /// Notes that only a list of all phases has shown the pod: that other lists lack it does not mean that it is gone.
     pub(super) fn presume_terminal(&mut self) {
-        self.set(TERMINAL, true);
+        self.set_flag(TERMINAL, true);
     }
 
     /// Puts off the next read, longer after each failure: the pod's object was of no use.
-    pub(super) fn put_off(&mut self, now: MonoTime, stretch: impl FnOnce(Duration) -> Duration) {
+    pub(super) fn put_off_read(
+        &mut self,
+        now: MonoTime,
+        stretch: impl FnOnce(Duration) -> Duration,
+    ) {
         let base = BACK_OFF.saturating_mul(1 << self.failures.min(6));
         self.failures = self.failures.saturating_add(1);
         self.retry_at = now + stretch(base.min(MAX_BACK_OFF));

@@ -31,7 +31,7 @@ fn item(uid: &str, version: &str) -> PodListItem {
 /// Makes the sight of an object in that version; `spec` stands for its semantic part, `gate` for what others write into
 /// the status.
 fn object(version: &str, spec: u32, gate: u32, phase: &str) -> PodObjectSummary {
-    PodObjectSummary::of(&json!({
+    PodObjectSummary::from_raw_object(&json!({
         "metadata": {"resourceVersion": version},
         "spec": {"n": spec},
         "status": {"phase": phase, "conditions": [{"type": "gate", "status": gate}]},
@@ -72,7 +72,7 @@ impl Desk {
                 PollRequest::Gone(uid) => format!("gone {uid}"),
                 PollRequest::Refuse(item) => format!("refuse {}", item.uid),
                 PollRequest::Complete => {
-                    let known: Vec<PodUid> = self.poll.known().collect();
+                    let known: Vec<PodUid> = self.poll.delivered_pods().collect();
                     let known: Vec<&str> = known.iter().map(|uid| &**uid).collect();
                     format!("complete {}", known.join(" "))
                 }
@@ -107,14 +107,15 @@ impl Desk {
 
     fn list(&mut self, version: &str, items: &[(&str, &str)]) {
         for (uid, version) in items {
-            self.poll.on_item(&item(uid, version), self.now);
+            self.poll.on_list_item(&item(uid, version), self.now);
         }
         self.poll.on_list_end(version, self.now);
     }
 
     fn ring(&mut self, kind: PodWatchEventKind, uid: &str, version: &str) {
         let item = item(uid, version);
-        self.poll.on_ring(&PodWatchEvent { kind, item }, self.now);
+        self.poll
+            .on_watch_event(&PodWatchEvent { kind, item }, self.now);
     }
 
     /// Past the start: pod `a` in version 1, everything listed, the doorbell open.
@@ -138,7 +139,7 @@ fn unchanged_pods_cost_nothing() {
     let mut desk = Desk::started();
     for round in 0..5 {
         desk.wait(270_000);
-        desk.poll.on_bell_end(DoorbellEnd::Clean, desk.now);
+        desk.poll.on_watch_end(DoorbellEnd::Clean, desk.now);
         assert_eq!(desk.asks(), ["watch 5"], "{round}: as good as a list");
     }
     desk.wait(300_000);
@@ -207,9 +208,9 @@ fn lists_come_less_often_while_somebody_says_so() {
         lists
     };
     assert_eq!(until(&mut desk, 600_000), 60);
-    desk.poll.list_every(PollIntervals::METERED.list);
+    desk.poll.set_list_interval(PollIntervals::METERED.list);
     assert_eq!(until(&mut desk, 1_200_000), 10);
-    desk.poll.list_every(PollIntervals::NORMAL.list);
+    desk.poll.set_list_interval(PollIntervals::NORMAL.list);
     assert_eq!(until(&mut desk, 1_800_000), 60);
 }
 
@@ -241,7 +242,7 @@ fn rings() {
     assert_eq!(desk.asks(), ["gone b"]);
     // Foreign events were seen, so a clean end proves nothing: the five minutes go on.
     desk.wait(299_000);
-    desk.poll.on_bell_end(DoorbellEnd::Clean, desk.now);
+    desk.poll.on_watch_end(DoorbellEnd::Clean, desk.now);
     assert_eq!(
         desk.asks(),
         ["Live"],
@@ -249,7 +250,7 @@ fn rings() {
     );
     desk.list("11", &[("a", "8")]);
     assert_eq!(desk.asks(), ["complete a", "watch 11"]);
-    desk.poll.on_unknown_ring();
+    desk.poll.on_unknown_watch_event();
     desk.wait(1000);
     assert_eq!(
         desk.asks(),
@@ -262,7 +263,7 @@ fn rings() {
 fn a_broken_doorbell_means_a_list() {
     let mut desk = Desk::started();
     desk.wait(60_000);
-    desk.poll.on_bell_end(DoorbellEnd::Broken, desk.now);
+    desk.poll.on_watch_end(DoorbellEnd::Broken, desk.now);
     assert_eq!(desk.asks(), ["Live"]);
     desk.poll.on_list_failed(SERVER, desk.now);
     assert_eq!(desk.asks(), Vec::<String>::new());
@@ -276,7 +277,7 @@ fn a_broken_doorbell_means_a_list() {
     );
     let mut waits = Vec::new();
     for _ in 0..8 {
-        desk.poll.on_bell_end(DoorbellEnd::Broken, desk.now);
+        desk.poll.on_watch_end(DoorbellEnd::Broken, desk.now);
         let start = desk.now;
         loop {
             desk.now = desk.poll.next_timeout(desk.now);
@@ -404,13 +405,13 @@ fn absence_is_a_question() {
     desk.asks();
     assert_eq!(desk.read("d", running("6")), DeliveryVerdict::Deliver);
     let list_again = |desk: &mut Desk| {
-        desk.poll.on_unknown_ring();
+        desk.poll.on_unknown_watch_event();
         desk.wait(1000);
         assert_eq!(desk.asks(), ["Live"]);
     };
     // A list that fails after its first page lacks pods, and proves nothing.
     list_again(&mut desk);
-    desk.poll.on_item(&item("a", "1"), desk.now);
+    desk.poll.on_list_item(&item("a", "1"), desk.now);
     desk.poll.on_list_failed(SERVER, desk.now);
     assert_eq!(desk.asks(), Vec::<String>::new());
     desk.wait(1500);
@@ -470,7 +471,7 @@ fn forbidden_is_settled_by_a_list_of_all() {
             .min(MonoTime(desk.now.0 + 10_000));
     }
     assert!(requests < 20, "{requests}");
-    assert_eq!(desk.poll.known().count(), 1);
+    assert_eq!(desk.poll.delivered_pods().count(), 1);
 }
 
 #[test]
@@ -481,7 +482,7 @@ fn a_store_that_went_back_in_time() {
         .poll
         .on_write_ended(&"a".into(), Some(running("9")), desk.now);
     assert_eq!(said, DeliveryVerdict::Same);
-    desk.poll.on_bell_end(DoorbellEnd::Broken, desk.now);
+    desk.poll.on_watch_end(DoorbellEnd::Broken, desk.now);
     desk.wait(1000);
     assert_eq!(desk.asks(), ["Live"]);
     // The pod's version was given out again, to another object.
@@ -534,7 +535,7 @@ fn a_stale_list_forgets_no_ring() {
     desk.ring(PodWatchEventKind::Changed, "n", "30");
     assert_eq!(desk.asks(), ["get pod-n"]);
     desk.fails("n", ApiRequestFailure::Server { retry_after: None });
-    desk.poll.on_unknown_ring();
+    desk.poll.on_unknown_watch_event();
     desk.wait(3000);
     let asked = desk.asks();
     assert!(asked.contains(&"Live".to_owned()), "{asked:?}");
@@ -550,7 +551,7 @@ fn an_older_list_ends_no_question() {
     desk.ring(PodWatchEventKind::Deleted, "a", "6");
     assert_eq!(desk.asks(), ["get pod-a"]);
     // A list that began before the ring shows the pod as it was, and the answer is lost.
-    desk.poll.on_item(&item("a", "1"), desk.now);
+    desk.poll.on_list_item(&item("a", "1"), desk.now);
     desk.fails("a", SERVER);
     desk.wait(5000);
     assert_eq!(desk.asks(), ["get pod-a"]);
@@ -567,7 +568,7 @@ fn an_older_list_and_an_older_answer_forget_no_ring() {
         desk.ring(PodWatchEventKind::Changed, uid, "6");
         assert_eq!(desk.asks(), [format!("get pod-{uid}")]);
         desk.ring(PodWatchEventKind::Changed, uid, "7");
-        desk.poll.on_item(&item(uid, before), desk.now);
+        desk.poll.on_list_item(&item(uid, before), desk.now);
         assert_eq!(desk.read(uid, running(before)), DeliveryVerdict::Deliver);
         assert_eq!(desk.asks(), [format!("get pod-{uid}")], "{known}");
         assert_eq!(desk.read(uid, running("7")), DeliveryVerdict::Deliver);
@@ -592,9 +593,9 @@ fn equal_versions_of_different_objects() {
         ("alive", object("1", 1, 1, "Failed"), item("a", "1")),
     ] {
         let mut desk = Desk::new(PollIntervals::NORMAL);
-        desk.poll.on_made(&item("a", "1"), known, desk.now);
+        desk.poll.on_pod_made(&item("a", "1"), known, desk.now);
         assert_eq!(desk.asks(), ["Live"], "{name}");
-        desk.poll.on_item(&shown, desk.now);
+        desk.poll.on_list_item(&shown, desk.now);
         desk.poll.on_list_end("5", desk.now);
         assert!(desk.asks().contains(&"get pod-a".to_owned()), "{name}");
     }
@@ -649,22 +650,22 @@ fn terminal_pods() {
         desk.list("5", &[]);
         desk.wait(1000);
         assert_eq!(desk.asks(), ["complete ", "All", "watch 5"]);
-        desk.poll.on_item(
+        desk.poll.on_list_item(
             &PodListItem {
                 deleting: true,
                 ..item("b", "12")
             },
             desk.now,
         );
-        desk.poll.on_item(&item("c", "12"), desk.now);
+        desk.poll.on_list_item(&item("c", "12"), desk.now);
         desk.poll.on_list_end("5", desk.now);
         // A list of live pods that comes in between does not have it, of course.
-        desk.poll.on_bell_end(DoorbellEnd::Broken, desk.now);
+        desk.poll.on_watch_end(DoorbellEnd::Broken, desk.now);
         desk.wait(1000);
         assert_eq!(desk.asks(), ["Live", "get pod-b"]);
         desk.list("5", &[]);
         assert_eq!(desk.read("b", sight), verdict, "{name}");
-        assert_eq!(desk.poll.known().count(), known, "{name}");
+        assert_eq!(desk.poll.delivered_pods().count(), known, "{name}");
     }
 }
 
@@ -680,7 +681,7 @@ fn a_mirror_that_shows_an_end() {
         mirror: true,
         ..item("m", "4")
     };
-    desk.poll.on_item(&mirror, desk.now);
+    desk.poll.on_list_item(&mirror, desk.now);
     desk.poll.on_list_end("5", desk.now);
     assert_eq!(desk.asks(), ["get pod-m"]);
     let mut sight = object("4", 1, 1, "Failed");
@@ -709,7 +710,7 @@ fn the_deletion_of_what_has_ended() {
     assert_eq!(desk.asks(), ["gone a"]);
 
     let mut desk = ended();
-    desk.poll.on_bell_end(DoorbellEnd::Broken, desk.now);
+    desk.poll.on_watch_end(DoorbellEnd::Broken, desk.now);
     desk.wait(1000);
     assert_eq!(desk.asks(), ["Live"]);
     desk.list("8", &[]);
@@ -721,7 +722,7 @@ fn the_deletion_of_what_has_ended() {
 
     let mut desk = ended();
     desk.wait(20_000);
-    desk.poll.on_bell_end(DoorbellEnd::Clean, desk.now);
+    desk.poll.on_watch_end(DoorbellEnd::Clean, desk.now);
     assert_eq!(desk.asks(), ["Live"], "before the watch goes on");
     desk.list("8", &[]);
     assert_eq!(desk.asks(), ["complete a", "watch 8"]);
@@ -788,7 +789,7 @@ fn a_start_from_records() {
     desk.fails("c", ApiRequestFailure::NotFound);
     assert_eq!(desk.asks()[..2], ["gone c", "complete a b"]);
     // Records are read once.
-    desk.poll.on_bell_end(DoorbellEnd::Broken, desk.now);
+    desk.poll.on_watch_end(DoorbellEnd::Broken, desk.now);
     desk.wait(10_000);
     assert!(desk.asks().contains(&"Live".to_owned()));
     desk.list("5", &[("a", "1"), ("b", "2")]);
@@ -829,6 +830,6 @@ fn late_answers_find_nobody() {
     assert_eq!(desk.asks(), ["gone a"]);
     assert_eq!(desk.read("a", running("6")), DeliveryVerdict::Ignore);
     assert_eq!(desk.poll.gets, 0);
-    assert_eq!(desk.poll.known().count(), 0);
-    assert_eq!(desk.poll.path(&"a".into()), None);
+    assert_eq!(desk.poll.delivered_pods().count(), 0);
+    assert_eq!(desk.poll.namespace_and_name(&"a".into()), None);
 }

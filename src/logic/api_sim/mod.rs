@@ -86,7 +86,7 @@ struct World {
 
 fn copy_of(received: &ReceivedPod) -> ApiPodCopy {
     ApiPodCopy {
-        status: ApiStatusDigest::of(&received.pod.status),
+        status: ApiStatusDigest::from_status(&received.pod.status),
         deleting: received.pod.metadata.deletion_timestamp.is_some(),
         mirror: is_mirror(&received.pod),
     }
@@ -163,25 +163,34 @@ impl World {
                     self.watch = Some(place.unwrap_or(self.server.log.len()));
                 }
                 PollRequest::Gone(uid) => {
-                    self.writer.on_gone(&uid);
-                    let merged = self.mux.amend(PodSource::Api, vec![], &[uid], self.wall());
+                    self.writer.on_pod_gone(&uid);
+                    let merged =
+                        self.mux
+                            .merge_partial(PodSource::Api, vec![], &[uid], self.wall());
                     self.take(merged);
                 }
                 PollRequest::Refuse(item) => panic!("{item:?}"),
                 PollRequest::Complete => {
-                    let known = self.poll.known().map(SnapshotEntry::Known).collect();
-                    let merged = self.mux.merge(PodSource::Api, known, self.wall());
+                    let known = self
+                        .poll
+                        .delivered_pods()
+                        .map(SnapshotEntry::Known)
+                        .collect();
+                    let merged = self.mux.merge_snapshot(PodSource::Api, known, self.wall());
                     assert!(merged.unknown.is_empty(), "{merged:?}");
                     self.take(merged);
                 }
             }
         }
-        while let Some(write) = self.writer.poll(&self.node, self.now, self.wall()) {
+        while let Some(write) = self.writer.poll_write(&self.node, self.now, self.wall()) {
             let (StatusWrite::Patch { uid, .. } | StatusWrite::Delete { uid }) = &write;
-            let (namespace, name) = self.poll.path(uid).expect("the poller knows it");
+            let (namespace, name) = self
+                .poll
+                .namespace_and_name(uid)
+                .expect("the poller knows it");
             let key = (namespace.to_owned(), name.to_owned());
             self.poll.on_write_started(uid);
-            let truth = self.node.truth(uid).expect("something to tell");
+            let truth = self.node.local_state(uid).expect("something to tell");
             match write {
                 StatusWrite::Patch { uid, body } => {
                     let ends = matches!(
@@ -236,7 +245,7 @@ impl World {
             }
         }
         self.mux.mark_handled(PodSource::Api);
-        self.writer.on_change();
+        self.writer.on_status_change();
     }
 
     fn pod(&mut self) {
@@ -249,7 +258,7 @@ impl World {
         if self.config.contains(&uid) {
             let now = self.wall();
             self.node.step(&uid, self.faults, &mut self.random, now);
-            self.writer.on_change();
+            self.writer.on_status_change();
         }
     }
 
@@ -258,7 +267,7 @@ impl World {
         if !self.mux.all_sources_ready() {
             return;
         }
-        let unread: Vec<PodUid> = self.poll.unread().map(PodUid::new).collect();
+        let unread: Vec<PodUid> = self.poll.unread_pods().map(PodUid::new).collect();
         let orphans: Vec<PodUid> = self
             .node
             .pods
@@ -291,21 +300,21 @@ impl World {
         let Some((_, ring)) = self.server.log.get(place) else {
             if self.random.one_in(4) {
                 self.watch = None;
-                self.poll.on_bell_end(DoorbellEnd::Clean, self.now);
+                self.poll.on_watch_end(DoorbellEnd::Clean, self.now);
             }
             return;
         };
         self.watch = Some(place + 1);
         if self.faults && self.random.one_in(10) {
-            self.poll.on_unknown_ring();
+            self.poll.on_unknown_watch_event();
         } else {
-            self.poll.on_ring(ring, self.now);
+            self.poll.on_watch_event(ring, self.now);
         }
     }
 
     fn break_bell(&mut self) {
         if self.watch.take().is_some() {
-            self.poll.on_bell_end(DoorbellEnd::Broken, self.now);
+            self.poll.on_watch_end(DoorbellEnd::Broken, self.now);
         }
     }
 
@@ -387,14 +396,17 @@ impl World {
         self.writer = StatusWriter::new(seed);
         let mut pods = Vec::new();
         for raw in self.records.values() {
-            let received = api_pod::receive(raw.clone(), "n").expect("a pod");
-            self.poll
-                .restore(&item_of(raw), PodObjectSummary::of(raw), self.now);
+            let received = api_pod::decode_api_pod(raw.clone(), "n").expect("a pod");
+            self.poll.restore(
+                &item_of(raw),
+                PodObjectSummary::from_raw_object(raw),
+                self.now,
+            );
             self.writer
                 .on_api_copy(&received.pod.metadata.uid, copy_of(&received));
             pods.push(received);
         }
-        let merged = self.mux.restore(PodSource::Api, pods, self.wall());
+        let merged = self.mux.restore_recorded(PodSource::Api, pods, self.wall());
         self.take(merged);
         assert!(!self.mux.all_sources_ready());
     }
@@ -414,7 +426,7 @@ impl World {
                 .node
                 .statuses
                 .get(&uid)
-                .and_then(StatusCache::get)
+                .and_then(StatusCache::stored_status)
                 .filter(|_| self.config.contains(&uid))
             else {
                 if ended {

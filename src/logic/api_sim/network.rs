@@ -114,12 +114,12 @@ impl World {
             ) => {
                 for object in objects {
                     if list != PodListKind::Objects {
-                        self.poll.on_item(&item_of(&object), self.now);
+                        self.poll.on_list_item(&item_of(&object), self.now);
                         continue;
                     }
-                    let verdict = self.poll.on_object(
+                    let verdict = self.poll.on_list_object(
                         &item_of(&object),
-                        PodObjectSummary::of(&object),
+                        PodObjectSummary::from_raw_object(&object),
                         self.now,
                     );
                     self.on_object(object, verdict);
@@ -133,7 +133,7 @@ impl World {
                 }
             }
             (Request::Get(ticket, _), Answer::Object(object)) => {
-                let sight = PodObjectSummary::of(&object);
+                let sight = PodObjectSummary::from_raw_object(&object);
                 let verdict = self
                     .poll
                     .on_read(ticket, &item_of(&object), sight, self.now);
@@ -148,9 +148,9 @@ impl World {
                     .on_read_failed(ticket, api_poll::ApiRequestFailure::Forbidden, self.now);
             }
             (Request::Patch(uid, ..), Answer::Object(object)) => {
-                let sight = PodObjectSummary::of(&object);
+                let sight = PodObjectSummary::from_raw_object(&object);
                 let verdict = self.poll.on_write_ended(&uid, Some(sight), self.now);
-                let received = api_pod::receive(object.clone(), "n").expect("a pod");
+                let received = api_pod::decode_api_pod(object.clone(), "n").expect("a pod");
                 let _ = self
                     .writer
                     .on_patched(&uid, Ok(copy_of(&received)), self.now);
@@ -171,7 +171,7 @@ impl World {
                     self.now,
                 );
                 if next == WriteFollowUp::Reread {
-                    self.poll.reread(&uid);
+                    self.poll.request_read(&uid);
                 }
             }
             (Request::Delete(uid, _), Answer::Refused) => {
@@ -182,7 +182,7 @@ impl World {
                     self.now,
                 );
                 if next == WriteFollowUp::Reread {
-                    self.poll.reread(&uid);
+                    self.poll.request_read(&uid);
                 }
             }
             _ => panic!("no such answer"),
@@ -194,17 +194,19 @@ impl World {
             return;
         }
         // If one pod has taken the name of another, it comes after the other's end.
-        while let Some(uid) = self.poll.next_gone() {
-            self.writer.on_gone(&uid);
-            let merged = self.mux.amend(PodSource::Api, vec![], &[uid], self.wall());
+        while let Some(uid) = self.poll.next_gone_pod() {
+            self.writer.on_pod_gone(&uid);
+            let merged = self
+                .mux
+                .merge_partial(PodSource::Api, vec![], &[uid], self.wall());
             self.take(merged);
         }
-        let received = api_pod::receive(object, "n").expect("a pod");
+        let received = api_pod::decode_api_pod(object, "n").expect("a pod");
         self.writer
             .on_api_copy(&received.pod.metadata.uid, copy_of(&received));
         let merged = self
             .mux
-            .amend(PodSource::Api, vec![received], &[], self.wall());
+            .merge_partial(PodSource::Api, vec![received], &[], self.wall());
         assert!(merged.dropped.is_empty(), "{merged:?}");
         self.take(merged);
     }

@@ -42,10 +42,10 @@ pub(super) struct Node {
 }
 
 impl LocalPodStates for Node {
-    fn truth(&self, uid: &PodUid) -> Option<LocalPodState<'_>> {
+    fn local_state(&self, uid: &PodUid) -> Option<LocalPodState<'_>> {
         let (local, own) = (self.pods.get(uid)?, self.statuses.get(uid)?);
         Some(LocalPodState {
-            status: own.get()?,
+            status: own.stored_status()?,
             version: own.version()?,
             finished: own.is_finished(),
             could_run: local.stage < Stage::Stopped,
@@ -118,7 +118,7 @@ impl Node {
                 self.statuses
                     .entry(local.pod.metadata.uid.clone())
                     .or_default()
-                    .finish(&local.pod, now);
+                    .store_finished_status(&local.pod, now);
                 return;
             }
         }
@@ -198,7 +198,7 @@ impl Node {
         let stored = self
             .statuses
             .get(uid)
-            .and_then(|s| s.get())
+            .and_then(|s| s.stored_status())
             .map(|s| s.phase);
         let phase = stored.filter(|p| p.is_terminal()).unwrap_or(status.phase);
         let status = PodStatus { phase, ..status };
@@ -206,17 +206,18 @@ impl Node {
         self.statuses
             .entry(uid.clone())
             .or_default()
-            .set(&pod, status, now);
+            .store_status(&pod, status, now);
     }
 }
 
 /// Returns true if the API shows the status that the node stores, in the agent's own fields.
 pub(super) fn shows(object: &Value, status: &PodStatus) -> bool {
-    use crate::status_patch::{ApiStatusDigest, patch};
-    let shown: PodStatus = crate::api::strict::typed(&object["status"]).expect("a status");
-    patch(
+    use crate::status_patch::{ApiStatusDigest, compute_status_patch};
+    let shown: PodStatus =
+        crate::api::strict::typed_from_value(&object["status"]).expect("a status");
+    compute_status_patch(
         &"u".into(),
-        &ApiStatusDigest::of(&shown),
+        &ApiStatusDigest::from_status(&shown),
         None,
         status,
         false,

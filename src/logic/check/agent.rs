@@ -2,12 +2,12 @@
 
 use alloc::{string::String, vec::Vec};
 
-use super::{AgentFacts, AgentReachability, CheckFacts, CheckFinding, ManifestFacts, some_of};
+use super::{AgentFacts, AgentReachability, CheckFacts, CheckFinding, ManifestFacts, join_first};
 
 /// A relist is due every second; an agent whose last one is older than this cannot do its work.
 const STALE_RELIST_MS: u64 = 30_000;
 
-pub(super) fn config(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_config(facts: &CheckFacts) -> CheckFinding {
     let wanted = &facts.wanted;
     if let Some(why) = &wanted.unusable {
         return CheckFinding::error(
@@ -24,14 +24,14 @@ pub(super) fn config(facts: &CheckFacts) -> CheckFinding {
     let file = wanted.file.as_deref();
     if !wanted.warnings.is_empty() {
         return CheckFinding::warning(
-            some_of(wanted.warnings.iter().map(String::as_str), 3),
+            join_first(wanted.warnings.iter().map(String::as_str), 3),
             format!("correct {}", file.unwrap_or("the flags")),
         );
     }
     CheckFinding::ok(file.unwrap_or("defaults and flags"))
 }
 
-pub(super) fn neighbours(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_neighbours(facts: &CheckFacts) -> CheckFinding {
     let Some((name, pid)) = facts.kubelets.first() else {
         return CheckFinding::ok("nobody else runs pods here");
     };
@@ -48,7 +48,7 @@ pub(super) fn neighbours(facts: &CheckFacts) -> CheckFinding {
     )
 }
 
-pub(super) fn ports(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_ports(facts: &CheckFacts) -> CheckFinding {
     let listening = &facts.network.listening;
     // An agent's own pods listen as they should.
     let running = matches!(facts.agent, AgentReachability::Up(_));
@@ -71,7 +71,7 @@ pub(super) fn ports(facts: &CheckFacts) -> CheckFinding {
     }
 }
 
-pub(super) fn manifests(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_manifests(facts: &CheckFacts) -> CheckFinding {
     judge_manifests(&facts.manifests)
 }
 
@@ -98,7 +98,7 @@ pub fn judge_manifests(manifests: &ManifestFacts) -> CheckFinding {
                     .iter()
                     .map(|(file, what)| format!("{file}: {what}"))
                     .collect();
-                let says = some_of(all.iter().map(String::as_str), 3);
+                let says = join_first(all.iter().map(String::as_str), 3);
                 return CheckFinding::warning(says, format!("correct {file}"));
             }
             if let Some(plain) = plain {
@@ -117,7 +117,7 @@ pub fn judge_manifests(manifests: &ManifestFacts) -> CheckFinding {
     }
 }
 
-pub(super) fn secrets(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_secret_files(facts: &CheckFacts) -> CheckFinding {
     let open = &facts.manifests.open_secrets;
     if open.is_empty() {
         return CheckFinding::ok("read from manifests only; copied nowhere but into memory");
@@ -127,13 +127,13 @@ pub(super) fn secrets(facts: &CheckFacts) -> CheckFinding {
     CheckFinding::warning(
         format!(
             "anyone on this machine can read the secrets in {}",
-            some_of(names(), 3)
+            join_first(names(), 3)
         ),
         format!("chmod 600 {}", all.join(" ")),
     )
 }
 
-pub(super) fn registries(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_registries(facts: &CheckFacts) -> CheckFinding {
     let registries = &facts.registries;
     let Some(path) = &registries.path else {
         return CheckFinding::ok("no configuration of registries: each is asked itself");
@@ -145,7 +145,7 @@ pub(super) fn registries(facts: &CheckFacts) -> CheckFinding {
         );
     }
     if !registries.faults.is_empty() {
-        let faults = some_of(registries.faults.iter().map(String::as_str), 5);
+        let faults = join_first(registries.faults.iter().map(String::as_str), 5);
         return CheckFinding::warning(faults, format!("correct {path}, then restart the agent"));
     }
     if registries.is_newer {
@@ -157,7 +157,7 @@ pub(super) fn registries(facts: &CheckFacts) -> CheckFinding {
     CheckFinding::ok(format!("{path}, read when the agent starts"))
 }
 
-pub(super) fn agent(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_agent(facts: &CheckFacts) -> CheckFinding {
     let restart = "systemctl restart picolet; journalctl -u picolet -n 50";
     let agent = match &facts.agent {
         AgentReachability::Absent => {
@@ -168,7 +168,7 @@ pub(super) fn agent(facts: &CheckFacts) -> CheckFinding {
         }
         AgentReachability::Up(agent) => agent,
     };
-    if let Some(why) = trouble(agent) {
+    if let Some(why) = agent_trouble(agent) {
         return CheckFinding::error(why, restart);
     }
     if facts.manifests.path.is_some() && agent.manifests_age_ms.is_none() {
@@ -184,12 +184,12 @@ pub(super) fn agent(facts: &CheckFacts) -> CheckFinding {
         "{} with {} pods; containers seen {}, manifests read {}",
         agent.version,
         agent.pods,
-        ago(agent.relist_age_ms),
-        ago(agent.manifests_age_ms)
+        format_age(agent.relist_age_ms),
+        format_age(agent.manifests_age_ms)
     ))
 }
 
-pub(super) fn link_budget(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_link_budget(facts: &CheckFacts) -> CheckFinding {
     let link = match &facts.agent {
         AgentReachability::Up(agent) => agent.link.as_ref(),
         AgentReachability::Absent | AgentReachability::Mute(_) => None,
@@ -207,22 +207,22 @@ pub(super) fn link_budget(facts: &CheckFacts) -> CheckFinding {
 /// Returns the reason why an agent does not work, if it does not. An agent that has never read its manifests counts as
 /// sound: it may have none.
 #[must_use]
-pub fn trouble(agent: &AgentFacts) -> Option<String> {
+pub fn agent_trouble(agent: &AgentFacts) -> Option<String> {
     if let Some(why) = &agent.down {
         return Some(format!("handles no pods: {why}"));
     }
     if agent.relist_age_ms.is_none_or(|age| age > STALE_RELIST_MS) {
-        let ago = ago(agent.relist_age_ms);
+        let ago = format_age(agent.relist_age_ms);
         return Some(format!("last looked at its containers {ago}"));
     }
     let limit = agent.manifests_interval_ms.saturating_mul(3);
     if agent.manifests_age_ms.is_some_and(|age| age > limit) {
-        let ago = ago(agent.manifests_age_ms);
+        let ago = format_age(agent.manifests_age_ms);
         return Some(format!("last read its manifests {ago}"));
     }
     None
 }
 
-fn ago(ms: Option<u64>) -> String {
+fn format_age(ms: Option<u64>) -> String {
     ms.map_or_else(|| "never".into(), |ms| format!("{} s ago", ms / 1000))
 }

@@ -11,15 +11,15 @@ use crate::api::WallTime;
 /// Time before the end of a certificate from which on a warning is given if nobody renews it, seconds.
 const SHORT_SECS: i64 = 14 * 24 * 3600;
 
-fn told(facts: &CheckFacts) -> Result<&ApiserverFacts, CheckFinding> {
+fn apiserver_facts(facts: &CheckFacts) -> Result<&ApiserverFacts, CheckFinding> {
     facts
         .apiserver
         .as_ref()
         .ok_or_else(|| CheckFinding::ok("none: this node stands alone"))
 }
 
-pub(super) fn kubeconfig(facts: &CheckFacts) -> CheckFinding {
-    let it = match told(facts) {
+pub(super) fn check_kubeconfig(facts: &CheckFacts) -> CheckFinding {
+    let it = match apiserver_facts(facts) {
         Ok(it) => it,
         Err(alone) => return alone,
     };
@@ -41,8 +41,8 @@ pub(super) fn kubeconfig(facts: &CheckFacts) -> CheckFinding {
     }
 }
 
-pub(super) fn certificate(facts: &CheckFacts) -> CheckFinding {
-    let it = match told(facts) {
+pub(super) fn check_certificate(facts: &CheckFacts) -> CheckFinding {
+    let it = match apiserver_facts(facts) {
         Ok(it) => it,
         Err(alone) => return alone,
     };
@@ -77,7 +77,9 @@ pub(super) fn certificate(facts: &CheckFacts) -> CheckFinding {
             _ => CheckFinding::error(says, renew),
         };
     }
-    if !it.renews && ends < WallTime::from_secs(now.secs().saturating_add(SHORT_SECS)) {
+    if !it.renews
+        && ends < WallTime::from_unix_seconds(now.unix_seconds().saturating_add(SHORT_SECS))
+    {
         return CheckFinding::warning(
             format!("ends at {ends}, and the agent does not renew it"),
             "picolet run --rotate-certificates  (or rotateCertificates: true in the configuration)",
@@ -86,8 +88,8 @@ pub(super) fn certificate(facts: &CheckFacts) -> CheckFinding {
     CheckFinding::ok(format!("holds until {ends}"))
 }
 
-pub(super) fn apiserver(facts: &CheckFacts) -> CheckFinding {
-    let it = match told(facts) {
+pub(super) fn check_apiserver(facts: &CheckFacts) -> CheckFinding {
+    let it = match apiserver_facts(facts) {
         Ok(it) => it,
         Err(alone) => return alone,
     };
@@ -106,9 +108,9 @@ pub(super) fn apiserver(facts: &CheckFacts) -> CheckFinding {
 
 /// Checks routes to pods of other nodes: the built-in network is only this machine's, so another program must make them
 /// (K3SJ-11).
-pub(super) fn pod_routes(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_pod_routes(facts: &CheckFacts) -> CheckFinding {
     let net = &facts.network;
-    match told(facts) {
+    match apiserver_facts(facts) {
         Err(alone) => alone,
         Ok(_) if facts.runtime.socket.is_some() || net.conf.is_some() => {
             CheckFinding::ok("the configured network's")
@@ -125,8 +127,8 @@ pub(super) fn pod_routes(facts: &CheckFacts) -> CheckFinding {
 }
 
 /// Checks that Services are reachable: not a kubelet makes them so, but kube-proxy, or a network that replaces it.
-pub(super) fn services(facts: &CheckFacts) -> CheckFinding {
-    match (told(facts), &facts.network.services) {
+pub(super) fn check_services(facts: &CheckFacts) -> CheckFinding {
+    match (apiserver_facts(facts), &facts.network.services) {
         (Err(alone), _) => alone,
         (Ok(_), Some(by)) => CheckFinding::ok(by.clone()),
         (Ok(_), None) => CheckFinding::warning(
@@ -138,8 +140,8 @@ pub(super) fn services(facts: &CheckFacts) -> CheckFinding {
 
 /// Checks that the control plane can reach this node for logs and exec. Servers of k3s that want nodes to open tunnels
 /// to them do not reach it (K3SJ-09).
-pub(super) fn tunnel(facts: &CheckFacts) -> CheckFinding {
-    match told(facts) {
+pub(super) fn check_control_plane_tunnel(facts: &CheckFacts) -> CheckFinding {
+    match apiserver_facts(facts) {
         Err(alone) => alone,
         Ok(it) => match &it.tunnel {
             None => CheckFinding::ok("none is needed"),

@@ -2,7 +2,7 @@
 
 use alloc::{borrow::ToOwned, string::String, vec::Vec};
 
-use super::{CheckFacts, CheckFinding, some_of};
+use super::{CheckFacts, CheckFinding, join_first};
 use crate::{api::cri::CgroupDriver, page_size::COMMON_PAGE_BYTES};
 
 /// Oldest kernel with everything that is used (`openat2`, `pidfd`), major and minor.
@@ -23,7 +23,7 @@ fn release_numbers(release: &str) -> (u32, u32) {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
-pub(super) fn version(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_kernel_version(facts: &CheckFacts) -> CheckFinding {
     let release = &facts.kernel.release;
     if release_numbers(release) >= OLDEST_KERNEL {
         return CheckFinding::ok(format!("Linux {release}"));
@@ -35,7 +35,7 @@ pub(super) fn version(facts: &CheckFacts) -> CheckFinding {
     )
 }
 
-pub(super) fn architecture(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_architecture(facts: &CheckFacts) -> CheckFinding {
     let (machine, program) = (facts.kernel.machine.as_str(), facts.kernel.program.as_str());
     let wide = matches!(machine, "aarch64" | "arm64" | "x86_64" | "riscv64");
     let narrow = matches!(program, "arm" | "armv6" | "armv7" | "x86");
@@ -60,7 +60,7 @@ pub(super) fn architecture(facts: &CheckFacts) -> CheckFinding {
     CheckFinding::ok(format!("{program} on {machine}"))
 }
 
-pub(super) fn page_size(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_page_size(facts: &CheckFacts) -> CheckFinding {
     let bytes = facts.kernel.page_size;
     if bytes <= COMMON_PAGE_BYTES {
         return CheckFinding::ok(format!("{} KiB", bytes / 1024));
@@ -79,7 +79,7 @@ pub(super) fn page_size(facts: &CheckFacts) -> CheckFinding {
 }
 
 /// Command that puts `words` on the kernel's command line.
-fn on_cmdline(facts: &CheckFacts, words: &str) -> String {
+fn cmdline_command(facts: &CheckFacts, words: &str) -> String {
     match &facts.kernel.cmdline_file {
         // The file is one line; everything after it is not read.
         Some(file) => format!("sed -i '1s/$/ {words}/' {file} && reboot"),
@@ -89,7 +89,7 @@ fn on_cmdline(facts: &CheckFacts, words: &str) -> String {
     }
 }
 
-pub(super) fn cgroup(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_cgroup(facts: &CheckFacts) -> CheckFinding {
     let groups = &facts.cgroups;
     if !groups.mounted {
         return CheckFinding::error(
@@ -100,7 +100,7 @@ pub(super) fn cgroup(facts: &CheckFacts) -> CheckFinding {
     if groups.v2 {
         return CheckFinding::ok("version 2");
     }
-    let fix = on_cmdline(facts, "systemd.unified_cgroup_hierarchy=1");
+    let fix = cmdline_command(facts, "systemd.unified_cgroup_hierarchy=1");
     if facts.wanted.fail_cgroup_v1 {
         return CheckFinding::error("version 1, and failCgroupV1 is true", fix);
     }
@@ -110,7 +110,7 @@ pub(super) fn cgroup(facts: &CheckFacts) -> CheckFinding {
     CheckFinding::ok("version 1; swap of pods is not limited, memory is not throttled")
 }
 
-pub(super) fn cgroup_memory(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_cgroup_memory(facts: &CheckFacts) -> CheckFinding {
     if !facts.cgroups.missing.iter().any(|c| c == "memory") {
         return CheckFinding::ok("memory is limited");
     }
@@ -122,11 +122,11 @@ pub(super) fn cgroup_memory(facts: &CheckFacts) -> CheckFinding {
     // Pods run all the same (QEMU-22).
     CheckFinding::warning(
         format!("{why}: pods with memory limits do not start"),
-        on_cmdline(facts, "cgroup_enable=memory cgroup_memory=1"),
+        cmdline_command(facts, "cgroup_enable=memory cgroup_memory=1"),
     )
 }
 
-pub(super) fn cgroup_limits(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_cgroup_limits(facts: &CheckFacts) -> CheckFinding {
     let missing = facts.cgroups.missing.iter().map(String::as_str);
     let missing: Vec<&str> = missing.filter(|c| *c != "memory").collect();
     if missing.is_empty() {
@@ -144,7 +144,7 @@ pub(super) fn cgroup_limits(facts: &CheckFacts) -> CheckFinding {
     )
 }
 
-pub(super) fn overlayfs(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_overlayfs(facts: &CheckFacts) -> CheckFinding {
     if facts.kernel.overlayfs {
         return CheckFinding::ok("available");
     }
@@ -154,7 +154,7 @@ pub(super) fn overlayfs(facts: &CheckFacts) -> CheckFinding {
     )
 }
 
-pub(super) fn seccomp(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_seccomp(facts: &CheckFacts) -> CheckFinding {
     if facts.kernel.seccomp {
         return CheckFinding::ok("available");
     }
@@ -169,7 +169,7 @@ pub(super) fn seccomp(facts: &CheckFacts) -> CheckFinding {
     )
 }
 
-pub(super) fn apparmor(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_apparmor(facts: &CheckFacts) -> CheckFinding {
     match (facts.kernel.apparmor, &facts.kernel.apparmor_profile) {
         (false, _) => CheckFinding::ok("not in this kernel; containers are not confined by it"),
         (true, Some(profile)) => CheckFinding::ok(format!("profile {profile}")),
@@ -180,7 +180,7 @@ pub(super) fn apparmor(facts: &CheckFacts) -> CheckFinding {
     }
 }
 
-pub(super) fn pid_limits(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_pid_limits(facts: &CheckFacts) -> CheckFinding {
     let (name, have) = if facts.kernel.pid_max <= facts.kernel.threads_max {
         ("kernel.pid_max", facts.kernel.pid_max)
     } else {
@@ -195,7 +195,7 @@ pub(super) fn pid_limits(facts: &CheckFacts) -> CheckFinding {
     )
 }
 
-pub(super) fn inotify(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_inotify(facts: &CheckFacts) -> CheckFinding {
     let kernel = &facts.kernel;
     let (instances, watches) = (kernel.inotify_instances, kernel.inotify_watches);
     if instances >= FEW_INOTIFY_INSTANCES && watches >= FEW_INOTIFY_WATCHES {
@@ -210,12 +210,12 @@ pub(super) fn inotify(facts: &CheckFacts) -> CheckFinding {
     )
 }
 
-pub(super) fn swap(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_swap(facts: &CheckFacts) -> CheckFinding {
     let swaps = &facts.kernel.swaps;
     let Some(first) = swaps.first() else {
         return CheckFinding::ok("none");
     };
-    let list = some_of(swaps.iter().map(String::as_str), 2);
+    let list = join_first(swaps.iter().map(String::as_str), 2);
     if facts.wanted.fail_swap_on {
         let off = if first.starts_with("/dev/zram") {
             "swapoff -a && systemctl mask systemd-zram-setup@zram0.service"
@@ -247,7 +247,7 @@ pub(super) fn swap(facts: &CheckFacts) -> CheckFinding {
     CheckFinding::ok(format!("{list}; pods get none of it on cgroup v2"))
 }
 
-pub(super) fn runtime(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_runtime(facts: &CheckFacts) -> CheckFinding {
     match (&facts.runtime.error, &facts.runtime.socket) {
         (Some(why), Some(socket)) => CheckFinding::error(
             format!("{socket}: {why}"),
@@ -259,7 +259,7 @@ pub(super) fn runtime(facts: &CheckFacts) -> CheckFinding {
 }
 
 /// Checks that agent and runtime use the same cgroup driver (CRI-12, SVC-32).
-pub(super) fn cgroup_driver(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_cgroup_driver(facts: &CheckFacts) -> CheckFinding {
     let drivers = &facts.runtime.drivers;
     let has_runtime = facts.runtime.socket.is_some();
     let wanted = if has_runtime {
@@ -274,10 +274,10 @@ pub(super) fn cgroup_driver(facts: &CheckFacts) -> CheckFinding {
         return CheckFinding::error(
             format!(
                 "the runtime's is {}, cgroupDriver is {}: containers do not start, or not in their pod's cgroup",
-                shown.word(),
-                wanted.word()
+                shown.config_word(),
+                wanted.config_word()
             ),
-            format!("write cgroupDriver: {}", shown.word()),
+            format!("write cgroupDriver: {}", shown.config_word()),
         );
     }
     if driver == CgroupDriver::Systemd {
@@ -303,7 +303,7 @@ pub(super) fn cgroup_driver(facts: &CheckFacts) -> CheckFinding {
 }
 
 /// Checks the program of each handler (RC-01).
-pub(super) fn runtime_handlers(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_runtime_handlers(facts: &CheckFacts) -> CheckFinding {
     let all = &facts.runtime.handlers;
     if let Some(handler) = all.iter().find(|handler| handler.error.is_some()) {
         let why = handler.error.as_deref().unwrap_or_default();
@@ -322,7 +322,7 @@ pub(super) fn runtime_handlers(facts: &CheckFacts) -> CheckFinding {
     }
 }
 
-pub(super) fn runtime_version(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_runtime_version(facts: &CheckFacts) -> CheckFinding {
     if facts.runtime.holes.is_empty() {
         return CheckFinding::ok("no known holes");
     }

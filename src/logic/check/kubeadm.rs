@@ -5,7 +5,7 @@
 
 use alloc::{string::String, vec::Vec};
 
-use super::{AgentReachability, CheckFacts, CheckFinding, NodeCheck, some_of};
+use super::{AgentReachability, CheckFacts, CheckFinding, NodeCheck, join_first};
 
 /// Options that kubeadm wants in the kernel's configuration. Any one of each row is enough.
 pub const KERNEL_OPTIONS: [&[&str]; 17] = [
@@ -79,39 +79,46 @@ pub struct KubeadmFacts {
 
 /// All checks of kubeadm, in its order.
 const KUBEADM: [NodeCheck; 17] = [
-    ("IsPrivilegedUser", root),
-    ("FileAvailable--etc-kubernetes-kubelet.conf", |f| file(f, 0)),
+    ("IsPrivilegedUser", check_kubeadm_root),
+    ("FileAvailable--etc-kubernetes-kubelet.conf", |f| {
+        check_kubeadm_file(f, 0)
+    }),
     (
         "FileAvailable--etc-kubernetes-bootstrap-kubelet.conf",
-        |f| file(f, 1),
+        |f| check_kubeadm_file(f, 1),
     ),
-    ("FileAvailable--etc-kubernetes-pki-ca.crt", |f| file(f, 2)),
-    ("CRI", runtime),
-    ("ContainerRuntimeVersion", runtime),
-    ("FileContent--proc-sys-net-ipv4-ip_forward", forwarding),
-    ("Swap", swap),
-    ("FileExisting-losetup", |f| program(f, 0)),
-    ("FileExisting-mount", |f| program(f, 1)),
-    ("FileExisting-cp", |f| program(f, 2)),
-    ("SystemVerification", system),
-    ("Hostname", hostname),
-    ("KubeletVersion", version),
-    ("Service-kubelet", service),
-    ("Port-10250", port),
-    ("HTTPProxy", proxy),
+    ("FileAvailable--etc-kubernetes-pki-ca.crt", |f| {
+        check_kubeadm_file(f, 2)
+    }),
+    ("CRI", check_kubeadm_runtime),
+    ("ContainerRuntimeVersion", check_kubeadm_runtime),
+    (
+        "FileContent--proc-sys-net-ipv4-ip_forward",
+        check_kubeadm_forwarding,
+    ),
+    ("Swap", check_kubeadm_swap),
+    ("FileExisting-losetup", |f| check_kubeadm_program(f, 0)),
+    ("FileExisting-mount", |f| check_kubeadm_program(f, 1)),
+    ("FileExisting-cp", |f| check_kubeadm_program(f, 2)),
+    ("SystemVerification", check_kubeadm_system),
+    ("Hostname", check_kubeadm_hostname),
+    ("KubeletVersion", check_kubelet_version),
+    ("Service-kubelet", check_kubelet_service),
+    ("Port-10250", check_kubelet_port),
+    ("HTTPProxy", check_kubeadm_proxy),
 ];
 
 /// Carries out the checks of kubeadm.
 ///
 /// - Shape: as [`super::run`]; without root only the first, as kubeadm does.
 #[must_use]
-pub fn run_kubeadm(facts: &CheckFacts) -> Vec<(&'static str, CheckFinding)> {
+pub fn run_kubeadm_checks(facts: &CheckFacts) -> Vec<(&'static str, CheckFinding)> {
     let count = if facts.rights.root { KUBEADM.len() } else { 1 };
     let checks = KUBEADM.iter().take(count);
     checks.map(|(name, rule)| (*name, rule(facts))).collect()
 }
 
-fn root(facts: &CheckFacts) -> CheckFinding {
+fn check_kubeadm_root(facts: &CheckFacts) -> CheckFinding {
     if facts.rights.root {
         return CheckFinding::ok("runs as root");
     }
@@ -121,7 +128,7 @@ fn root(facts: &CheckFacts) -> CheckFinding {
     )
 }
 
-fn file(facts: &CheckFacts, n: usize) -> CheckFinding {
+fn check_kubeadm_file(facts: &CheckFacts, n: usize) -> CheckFinding {
     let path = FILES[n];
     if !facts.kubeadm.files.iter().any(|f| f == path) {
         return CheckFinding::ok(format!("there is no {path}"));
@@ -134,7 +141,7 @@ fn file(facts: &CheckFacts, n: usize) -> CheckFinding {
 
 /// Checks the socket of a container runtime. Picolet needs none; only the checks `CRI` and `ContainerRuntimeVersion`
 /// do.
-fn runtime(facts: &CheckFacts) -> CheckFinding {
+fn check_kubeadm_runtime(facts: &CheckFacts) -> CheckFinding {
     match facts.kubeadm.sockets.as_slice() {
         [] if facts.kubeadm.own_socket => CheckFinding::warning(
             format!("kubeadm has to be told of {OWN_SOCKET}: it does not look there"),
@@ -148,14 +155,14 @@ fn runtime(facts: &CheckFacts) -> CheckFinding {
         sockets => CheckFinding::error(
             format!(
                 "there are several: {}",
-                some_of(sockets.iter().map(String::as_str), MAX_NAMED)
+                join_first(sockets.iter().map(String::as_str), MAX_NAMED)
             ),
             format!("kubeadm join --cri-socket unix://{}", sockets[0]),
         ),
     }
 }
 
-fn forwarding(facts: &CheckFacts) -> CheckFinding {
+fn check_kubeadm_forwarding(facts: &CheckFacts) -> CheckFinding {
     if facts.network.ip_forward {
         return CheckFinding::ok("1");
     }
@@ -165,18 +172,18 @@ fn forwarding(facts: &CheckFacts) -> CheckFinding {
     )
 }
 
-fn swap(facts: &CheckFacts) -> CheckFinding {
+fn check_kubeadm_swap(facts: &CheckFacts) -> CheckFinding {
     if facts.kernel.swaps.is_empty() {
         return CheckFinding::ok("none");
     }
-    let list = some_of(facts.kernel.swaps.iter().map(String::as_str), MAX_NAMED);
+    let list = join_first(facts.kernel.swaps.iter().map(String::as_str), MAX_NAMED);
     CheckFinding::warning(
         format!("{list} is on: the agent starts all the same, unless failSwapOn is true"),
         "failSwapOn: false in the cluster's ConfigMap kubelet-config, or swapoff -a",
     )
 }
 
-fn program(facts: &CheckFacts, n: usize) -> CheckFinding {
+fn check_kubeadm_program(facts: &CheckFacts, n: usize) -> CheckFinding {
     let name = PROGRAMS[n];
     if !facts.kubeadm.missing_programs.iter().any(|p| p == name) {
         return CheckFinding::ok("installed");
@@ -189,7 +196,7 @@ fn program(facts: &CheckFacts, n: usize) -> CheckFinding {
 }
 
 /// Kernel and control groups (KADM-12).
-fn system(facts: &CheckFacts) -> CheckFinding {
+fn check_kubeadm_system(facts: &CheckFacts) -> CheckFinding {
     const IGNORE: &str = "kubeadm join --ignore-preflight-errors=SystemVerification";
     if !facts.cgroups.v2 {
         return CheckFinding::error(
@@ -199,7 +206,7 @@ fn system(facts: &CheckFacts) -> CheckFinding {
     }
     let missing = &facts.cgroups.missing;
     if !missing.is_empty() {
-        let list = some_of(missing.iter().map(String::as_str), MAX_NAMED);
+        let list = join_first(missing.iter().map(String::as_str), MAX_NAMED);
         return CheckFinding::error(
             format!("controllers are missing: {list}"),
             "see cgroup-memory and cgroup-limits of picolet check",
@@ -215,7 +222,7 @@ fn system(facts: &CheckFacts) -> CheckFinding {
         );
     };
     if !lacks.is_empty() {
-        let list = some_of(lacks.iter().map(String::as_str), MAX_NAMED);
+        let list = join_first(lacks.iter().map(String::as_str), MAX_NAMED);
         return CheckFinding::error(
             format!("{path} lacks {list}"),
             format!("a kernel with these; if the board does without: {IGNORE}"),
@@ -224,7 +231,7 @@ fn system(facts: &CheckFacts) -> CheckFinding {
     CheckFinding::ok(format!("{path} has all that is asked for"))
 }
 
-fn hostname(facts: &CheckFacts) -> CheckFinding {
+fn check_kubeadm_hostname(facts: &CheckFacts) -> CheckFinding {
     let name = &facts.wanted.node_name;
     if facts.kubeadm.resolves {
         return CheckFinding::ok(name.clone());
@@ -235,18 +242,18 @@ fn hostname(facts: &CheckFacts) -> CheckFinding {
     )
 }
 
-fn version(facts: &CheckFacts) -> CheckFinding {
+fn check_kubelet_version(facts: &CheckFacts) -> CheckFinding {
     let fix = "sh install.sh --mode kubeadm, or apt-get install picolet-kubelet";
     let said = &facts.kubeadm.version;
     match &facts.kubeadm.version_error {
         Some(why) => CheckFinding::error(format!("kubelet --version: {why}"), fix),
-        None if is_version(said) => CheckFinding::ok(said.clone()),
+        None if is_kubelet_version(said) => CheckFinding::ok(said.clone()),
         None => CheckFinding::error(format!("kubelet --version says {said:?}"), fix),
     }
 }
 
 /// `Kubernetes v1.36.0`, with a suffix or without (KADM-01).
-fn is_version(said: &str) -> bool {
+fn is_kubelet_version(said: &str) -> bool {
     let Some(rest) = said.strip_prefix("Kubernetes v") else {
         return false;
     };
@@ -260,7 +267,7 @@ fn is_version(said: &str) -> bool {
             .all(|c| c.is_ascii_alphanumeric() || "-_.+".contains(c))
 }
 
-fn service(facts: &CheckFacts) -> CheckFinding {
+fn check_kubelet_service(facts: &CheckFacts) -> CheckFinding {
     match facts.kubeadm.enabled {
         None => CheckFinding::ok("nothing manages services here: start the kubelet by hand"),
         Some(true) => CheckFinding::ok("starts with the machine"),
@@ -272,7 +279,7 @@ fn service(facts: &CheckFacts) -> CheckFinding {
 }
 
 /// kubeadm looks at the first port only; it waits for the second one later (KADM-11).
-fn port(facts: &CheckFacts) -> CheckFinding {
+fn check_kubelet_port(facts: &CheckFacts) -> CheckFinding {
     let listening = &facts.network.listening;
     let taken = |port: &u16| listening.binary_search(port).is_ok();
     let Some(port) = [PORT, HEALTH_PORT].into_iter().find(taken) else {
@@ -294,7 +301,7 @@ fn port(facts: &CheckFacts) -> CheckFinding {
     }
 }
 
-fn proxy(facts: &CheckFacts) -> CheckFinding {
+fn check_kubeadm_proxy(facts: &CheckFacts) -> CheckFinding {
     if !facts.kubeadm.proxy {
         return CheckFinding::ok("none");
     }
@@ -364,13 +371,13 @@ mod tests {
     #[test]
     fn the_verdicts_of_kubeadm() {
         // KADM-10 KADM-11 KADM-12
-        for (name, finding) in run_kubeadm(&ready()) {
+        for (name, finding) in run_kubeadm_checks(&ready()) {
             assert_eq!(finding.level, FindingLevel::Ok, "{name}: {finding:?}");
         }
         for (change, name, level, says, fix) in ROWS {
             let mut facts = ready();
             change(&mut facts);
-            let all = run_kubeadm(&facts);
+            let all = run_kubeadm_checks(&facts);
             let bad = |(_, finding): &&(&str, CheckFinding)| finding.level != FindingLevel::Ok;
             let named: Vec<&str> = all.iter().filter(bad).map(|(name, _)| *name).collect();
             assert!(named.contains(name), "{name}: {named:?}");
@@ -394,7 +401,7 @@ mod tests {
         // First, and alone.
         let mut facts = ready();
         facts.rights.root = false;
-        let all = run_kubeadm(&facts);
+        let all = run_kubeadm_checks(&facts);
         assert_eq!(all.len(), 1);
         assert_eq!(
             (all[0].0, all[0].1.level),
@@ -404,7 +411,7 @@ mod tests {
         facts.rights.root = true;
         facts.kubeadm.enabled = None;
         assert!(
-            run_kubeadm(&facts)
+            run_kubeadm_checks(&facts)
                 .iter()
                 .all(|(_, f)| f.level == FindingLevel::Ok)
         );
@@ -424,7 +431,7 @@ mod tests {
             ("v1.36.0", false),
             ("", false),
         ] {
-            assert_eq!(is_version(said), good, "{said}");
+            assert_eq!(is_kubelet_version(said), good, "{said}");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use alloc::{string::String, vec::Vec};
 
-use super::{CheckFacts, CheckFinding, DirectoryFacts, some_of};
+use super::{CheckFacts, CheckFinding, DirectoryFacts, join_first};
 use crate::flash;
 
 /// Commands that set the clock.
@@ -29,7 +29,7 @@ const NEEDED: [&str; 8] = [
     "CAP_SETUID",
 ];
 
-pub(super) fn root(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_root(facts: &CheckFacts) -> CheckFinding {
     if facts.rights.root {
         return CheckFinding::ok("runs as root");
     }
@@ -39,7 +39,7 @@ pub(super) fn root(facts: &CheckFacts) -> CheckFinding {
     )
 }
 
-pub(super) fn capabilities(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_capabilities(facts: &CheckFacts) -> CheckFinding {
     let has = |name: &str| facts.rights.capabilities.iter().any(|c| c == name);
     let missing: Vec<&str> = NEEDED.into_iter().filter(|c| !has(c)).collect();
     if !missing.is_empty() {
@@ -57,7 +57,7 @@ pub(super) fn capabilities(facts: &CheckFacts) -> CheckFinding {
     CheckFinding::ok("all that are needed")
 }
 
-pub(super) fn hostname(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_hostname(facts: &CheckFacts) -> CheckFinding {
     let name = facts.wanted.node_name.as_str();
     let fix = "hostnamectl set-hostname node1, or picolet run --hostname-override node1";
     let label = |l: &str| {
@@ -79,7 +79,7 @@ pub(super) fn hostname(facts: &CheckFacts) -> CheckFinding {
 
 /// Checks the clock by the kernel's synchronized flag, not by its date (SVC-15): systemd moves a clock that is too old
 /// to the day on which systemd was built, and that date looks right.
-pub(super) fn clock(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_clock(facts: &CheckFacts) -> CheckFinding {
     let now = facts.clock.now;
     match facts.clock.synchronized {
         Some(true) => CheckFinding::ok(format!("{now}, synchronized")),
@@ -95,7 +95,7 @@ pub(super) fn clock(facts: &CheckFacts) -> CheckFinding {
     }
 }
 
-pub(super) fn rtc(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_rtc(facts: &CheckFacts) -> CheckFinding {
     match (facts.clock.rtc, &facts.clock.saved_time) {
         (true, _) => CheckFinding::ok("battery-backed clock"),
         (false, Some(by)) => CheckFinding::ok(format!("none; the time is saved by {by}")),
@@ -108,7 +108,7 @@ pub(super) fn rtc(facts: &CheckFacts) -> CheckFinding {
 
 /// Names declared resources that no device matches (DEV-37), those of plugins without a healthy device, and a kernel
 /// that cannot give devices to containers (DEV-42).
-pub(super) fn devices(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_devices(facts: &CheckFacts) -> CheckFinding {
     let (units, plugins) = (&facts.devices.units, &facts.devices.plugins);
     if units.is_empty() && plugins.is_empty() {
         return CheckFinding::ok("none for pods");
@@ -123,7 +123,7 @@ pub(super) fn devices(facts: &CheckFacts) -> CheckFinding {
     let absent = |units: &[(String, usize)]| {
         let absent = units.iter().filter(is_absent).map(|(r, _)| &**r);
         let absent: Vec<&str> = absent.collect();
-        (!absent.is_empty()).then(|| some_of(absent.into_iter(), MAX_NAMED))
+        (!absent.is_empty()).then(|| join_first(absent.into_iter(), MAX_NAMED))
     };
     if let Some(wrong) = facts.devices.wrong.first() {
         return CheckFinding::warning(
@@ -148,16 +148,19 @@ pub(super) fn devices(facts: &CheckFacts) -> CheckFinding {
 }
 
 /// Free part, percent, rounded down.
-fn percent(free: u64, of: u64) -> u64 {
+fn free_percent(free: u64, of: u64) -> u64 {
     u64::try_from(u128::from(free) * 100 / u128::from(of.max(1))).unwrap_or(100)
 }
 
-fn mib(bytes: u64) -> String {
+fn format_mib(bytes: u64) -> String {
     format!("{} MiB", bytes >> 20)
 }
 
 /// The directory that has the smallest part left, by `left`.
-fn tightest(facts: &CheckFacts, left: impl Fn(&DirectoryFacts) -> u64) -> &DirectoryFacts {
+fn tightest_directory(
+    facts: &CheckFacts,
+    left: impl Fn(&DirectoryFacts) -> u64,
+) -> &DirectoryFacts {
     let dirs = &facts.dirs;
     if left(&dirs.logs) < left(&dirs.root) {
         &dirs.logs
@@ -166,10 +169,10 @@ fn tightest(facts: &CheckFacts, left: impl Fn(&DirectoryFacts) -> u64) -> &Direc
     }
 }
 
-pub(super) fn disk(facts: &CheckFacts) -> CheckFinding {
-    let dir = tightest(facts, |d| percent(d.free, d.size));
-    let (free, path) = (percent(dir.free, dir.size), &dir.path);
-    let says = format!("{} ({free} %) free at {path}", mib(dir.free));
+pub(super) fn check_disk_space(facts: &CheckFacts) -> CheckFinding {
+    let dir = tightest_directory(facts, |d| free_percent(d.free, d.size));
+    let (free, path) = (free_percent(dir.free, dir.size), &dir.path);
+    let says = format!("{} ({free} %) free at {path}", format_mib(dir.free));
     let fix = "picolet image prune; journalctl --vacuum-size=50M; apt-get clean";
     if free < ALMOST_NOTHING_PERCENT || dir.free < ALMOST_NOTHING_BYTES {
         return CheckFinding::error(says, fix);
@@ -184,16 +187,16 @@ pub(super) fn disk(facts: &CheckFacts) -> CheckFinding {
     CheckFinding::ok(says)
 }
 
-pub(super) fn inodes(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_inodes(facts: &CheckFacts) -> CheckFinding {
     // A file system that counts no inodes cannot run out of them.
     let left = |d: &DirectoryFacts| {
         if d.inodes == 0 {
             100
         } else {
-            percent(d.inodes_free, d.inodes)
+            free_percent(d.inodes_free, d.inodes)
         }
     };
-    let dir = tightest(facts, left);
+    let dir = tightest_directory(facts, left);
     let says = format!("{} % free at {}", left(dir), dir.path);
     if left(dir) < ALMOST_NOTHING_PERCENT {
         let fix = format!(
@@ -205,7 +208,7 @@ pub(super) fn inodes(facts: &CheckFacts) -> CheckFinding {
     CheckFinding::ok(says)
 }
 
-pub(super) fn eviction(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_eviction(facts: &CheckFacts) -> CheckFinding {
     let kept = &facts.wanted.kept_free;
     if kept.is_empty() {
         return CheckFinding::ok("nothing is kept free: evictionHard is empty");
@@ -221,7 +224,7 @@ pub(super) fn eviction(facts: &CheckFacts) -> CheckFinding {
 }
 
 /// Checks that all directories that are written to are writable; the rest of the system may be read-only (SVC-20).
-pub(super) fn read_only(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_read_only(facts: &CheckFacts) -> CheckFinding {
     let dirs = &facts.dirs;
     let all = [&dirs.root, &dirs.run, &dirs.logs];
     let locked = || all.into_iter().chain(&dirs.others).filter(|d| d.read_only);
@@ -236,7 +239,7 @@ pub(super) fn read_only(facts: &CheckFacts) -> CheckFinding {
     let are = if names.len() == 1 { "is" } else { "are" };
     let says = format!(
         "{} {are} read-only ({})",
-        some_of(names.into_iter(), MAX_NAMED),
+        join_first(names.into_iter(), MAX_NAMED),
         dir.kind
     );
     let remount = format!(
@@ -257,7 +260,7 @@ pub(super) fn read_only(facts: &CheckFacts) -> CheckFinding {
 
 /// Checks the mount options of the root directory: volumes of pods are on its file system and have its restrictions
 /// (SVC-20).
-pub(super) fn mount_options(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_mount_options(facts: &CheckFacts) -> CheckFinding {
     let DirectoryFacts {
         path, restricted, ..
     } = &facts.dirs.root;
@@ -281,7 +284,7 @@ pub(super) fn mount_options(facts: &CheckFacts) -> CheckFinding {
     )
 }
 
-pub(super) fn root_dir(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_root_dir(facts: &CheckFacts) -> CheckFinding {
     let DirectoryFacts { path, kind, .. } = &facts.dirs.root;
     match kind.as_str() {
         "tmpfs" | "ramfs" => CheckFinding::warning(
@@ -305,7 +308,7 @@ pub(super) fn root_dir(facts: &CheckFacts) -> CheckFinding {
 }
 
 /// Checks the wear of the root directory's disk: flash wears out by writing.
-pub(super) fn wear(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_disk_wear(facts: &CheckFacts) -> CheckFinding {
     let Some(disk) = &facts.dirs.root_disk else {
         return CheckFinding::ok(format!(
             "{} is on no disk that could tell",
@@ -314,16 +317,16 @@ pub(super) fn wear(facts: &CheckFacts) -> CheckFinding {
     };
     let says = format!(
         "{}; {} written since the machine was started",
-        flash::life(disk),
-        mib(disk.written)
+        flash::used_life_text(disk),
+        format_mib(disk.written)
     );
-    if flash::is_worn(disk) {
+    if flash::is_disk_worn(disk) {
         return CheckFinding::warning(says, "replace the card or the module before it fails");
     }
     CheckFinding::ok(says)
 }
 
-pub(super) fn run_dir(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_run_dir(facts: &CheckFacts) -> CheckFinding {
     let DirectoryFacts { path, kind, .. } = &facts.dirs.run;
     if kind == "tmpfs" || kind == "ramfs" {
         return CheckFinding::ok(format!("{path} on {kind}"));
@@ -334,7 +337,7 @@ pub(super) fn run_dir(facts: &CheckFacts) -> CheckFinding {
     )
 }
 
-pub(super) fn records(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_records(facts: &CheckFacts) -> CheckFinding {
     match &facts.dirs.foreign_record {
         None => CheckFinding::ok("all are of versions that this program reads"),
         Some((path, v)) => CheckFinding::error(
@@ -346,7 +349,7 @@ pub(super) fn records(facts: &CheckFacts) -> CheckFinding {
     }
 }
 
-pub(super) fn log_dir(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_log_dir(facts: &CheckFacts) -> CheckFinding {
     let DirectoryFacts {
         path, kind, size, ..
     } = &facts.dirs.logs;
@@ -356,13 +359,13 @@ pub(super) fn log_dir(facts: &CheckFacts) -> CheckFinding {
     CheckFinding::warning(
         format!(
             "{path} is in memory ({}, log2ram?): logs fill it and are gone after a power cut",
-            mib(*size)
+            format_mib(*size)
         ),
         "picolet run --pod-logs-dir /var/lib/picolet/logs",
     )
 }
 
-pub(super) fn mounts(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_mounts(facts: &CheckFacts) -> CheckFinding {
     match facts.dirs.host_mounts {
         Some(true) => CheckFinding::ok("in the mount namespace of the host"),
         None => CheckFinding::ok("the mount namespace of PID 1 cannot be seen"),

@@ -14,7 +14,7 @@ mod tests;
 
 use alloc::{string::String, vec::Vec};
 
-pub use agent::{judge_manifests, trouble};
+pub use agent::{agent_trouble, judge_manifests};
 pub use facts::{
     AgentDirectoryFacts, AgentFacts, AgentReachability, ApiserverAnswer, ApiserverFacts,
     BootstrapKubeconfig, CgroupDriverFacts, CgroupFacts, CheckFacts, ClockFacts, DirectoryFacts,
@@ -23,7 +23,7 @@ pub use facts::{
 };
 
 pub use kubeadm::{
-    FILES, KERNEL_OPTIONS, KubeadmFacts, OWN_SOCKET, PROGRAMS, SOCKETS, run_kubeadm,
+    FILES, KERNEL_OPTIONS, KubeadmFacts, OWN_SOCKET, PROGRAMS, SOCKETS, run_kubeadm_checks,
 };
 
 /// Severity of a finding.
@@ -91,66 +91,66 @@ pub type NodeCheck = (&'static str, fn(&CheckFacts) -> CheckFinding);
 
 /// All checks, in the order in which they are shown.
 pub const CHECKS: [NodeCheck; 53] = [
-    ("config", agent::config),
-    ("root", machine::root),
-    ("capabilities", machine::capabilities),
-    ("hostname", machine::hostname),
-    ("kernel", kernel::version),
-    ("architecture", kernel::architecture),
-    ("page-size", kernel::page_size),
-    ("cgroup", kernel::cgroup),
-    ("cgroup-memory", kernel::cgroup_memory),
-    ("cgroup-limits", kernel::cgroup_limits),
-    ("overlayfs", kernel::overlayfs),
-    ("seccomp", kernel::seccomp),
-    ("apparmor", kernel::apparmor),
-    ("pid-limits", kernel::pid_limits),
-    ("inotify", kernel::inotify),
-    ("swap", kernel::swap),
-    ("clock", machine::clock),
-    ("rtc", machine::rtc),
-    ("devices", machine::devices),
-    ("disk", machine::disk),
-    ("inodes", machine::inodes),
-    ("eviction", machine::eviction),
-    ("read-only", machine::read_only),
-    ("mount-options", machine::mount_options),
-    ("root-dir", machine::root_dir),
-    ("wear", machine::wear),
-    ("run-dir", machine::run_dir),
-    ("records", machine::records),
-    ("log-dir", machine::log_dir),
-    ("mounts", machine::mounts),
-    ("runtime", kernel::runtime),
-    ("cgroup-driver", kernel::cgroup_driver),
-    ("runtime-version", kernel::runtime_version),
-    ("runtime-handlers", kernel::runtime_handlers),
-    ("cni-config", network::config),
-    ("cni-plugins", network::plugins),
-    ("iptables", network::iptables),
-    ("forwarding", network::forwarding),
-    ("firewall", network::firewall),
-    ("dns", network::dns),
-    ("neighbours", agent::neighbours),
-    ("manifests", agent::manifests),
-    ("ports", agent::ports),
-    ("secrets", agent::secrets),
-    ("registries", agent::registries),
-    ("kubeconfig", cluster::kubeconfig),
-    ("certificate", cluster::certificate),
-    ("apiserver", cluster::apiserver),
-    ("pod-routes", cluster::pod_routes),
-    ("services", cluster::services),
-    ("tunnel", cluster::tunnel),
-    ("link-budget", agent::link_budget),
-    ("agent", agent::agent),
+    ("config", agent::check_config),
+    ("root", machine::check_root),
+    ("capabilities", machine::check_capabilities),
+    ("hostname", machine::check_hostname),
+    ("kernel", kernel::check_kernel_version),
+    ("architecture", kernel::check_architecture),
+    ("page-size", kernel::check_page_size),
+    ("cgroup", kernel::check_cgroup),
+    ("cgroup-memory", kernel::check_cgroup_memory),
+    ("cgroup-limits", kernel::check_cgroup_limits),
+    ("overlayfs", kernel::check_overlayfs),
+    ("seccomp", kernel::check_seccomp),
+    ("apparmor", kernel::check_apparmor),
+    ("pid-limits", kernel::check_pid_limits),
+    ("inotify", kernel::check_inotify),
+    ("swap", kernel::check_swap),
+    ("clock", machine::check_clock),
+    ("rtc", machine::check_rtc),
+    ("devices", machine::check_devices),
+    ("disk", machine::check_disk_space),
+    ("inodes", machine::check_inodes),
+    ("eviction", machine::check_eviction),
+    ("read-only", machine::check_read_only),
+    ("mount-options", machine::check_mount_options),
+    ("root-dir", machine::check_root_dir),
+    ("wear", machine::check_disk_wear),
+    ("run-dir", machine::check_run_dir),
+    ("records", machine::check_records),
+    ("log-dir", machine::check_log_dir),
+    ("mounts", machine::check_mounts),
+    ("runtime", kernel::check_runtime),
+    ("cgroup-driver", kernel::check_cgroup_driver),
+    ("runtime-version", kernel::check_runtime_version),
+    ("runtime-handlers", kernel::check_runtime_handlers),
+    ("cni-config", network::check_network_config),
+    ("cni-plugins", network::check_cni_plugins),
+    ("iptables", network::check_iptables),
+    ("forwarding", network::check_forwarding),
+    ("firewall", network::check_firewall),
+    ("dns", network::check_dns),
+    ("neighbours", agent::check_neighbours),
+    ("manifests", agent::check_manifests),
+    ("ports", agent::check_ports),
+    ("secrets", agent::check_secret_files),
+    ("registries", agent::check_registries),
+    ("kubeconfig", cluster::check_kubeconfig),
+    ("certificate", cluster::check_certificate),
+    ("apiserver", cluster::check_apiserver),
+    ("pod-routes", cluster::check_pod_routes),
+    ("services", cluster::check_services),
+    ("tunnel", cluster::check_control_plane_tunnel),
+    ("link-budget", agent::check_link_budget),
+    ("agent", agent::check_agent),
 ];
 
 /// Carries out every check.
 ///
 /// - Shape: in the order of [`CHECKS`], with their names.
 #[must_use]
-pub fn run(facts: &CheckFacts) -> Vec<(&'static str, CheckFinding)> {
+pub fn run_checks(facts: &CheckFacts) -> Vec<(&'static str, CheckFinding)> {
     let found = |(name, rule): &NodeCheck| {
         let of_part = facts.of_parts.iter().find(|(of, _)| of == name);
         let finding = of_part.map_or_else(|| rule(facts), |(_, finding)| finding.clone());
@@ -160,7 +160,10 @@ pub fn run(facts: &CheckFacts) -> Vec<(&'static str, CheckFinding)> {
 }
 
 /// `a, b and 3 more`: at most `limit` of `items`.
-pub(crate) fn some_of<'a>(items: impl ExactSizeIterator<Item = &'a str>, limit: usize) -> String {
+pub(crate) fn join_first<'a>(
+    items: impl ExactSizeIterator<Item = &'a str>,
+    limit: usize,
+) -> String {
     let more = items.len().saturating_sub(limit);
     let shown: Vec<&str> = items.take(limit).collect();
     match more {

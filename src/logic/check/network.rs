@@ -2,12 +2,12 @@
 
 use alloc::string::String;
 
-use super::{CheckFacts, CheckFinding, some_of};
+use super::{CheckFacts, CheckFinding, join_first};
 
 /// Text for a network that is the container runtime's, not this agent's.
 const OF_RUNTIME: &str = "the container runtime's";
 
-pub(super) fn config(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_network_config(facts: &CheckFacts) -> CheckFinding {
     let net = &facts.network;
     match (&facts.runtime.socket, &facts.runtime.network_error) {
         (Some(_), Some(why)) => {
@@ -30,10 +30,10 @@ pub(super) fn config(facts: &CheckFacts) -> CheckFinding {
     }
     match &net.conf {
         None => CheckFinding::ok(format!("built in, bridge {}", facts.wanted.bridge)),
-        Some(file) if needs_a_daemon(&net.plugins) => CheckFinding::warning(
+        Some(file) if needs_daemon(&net.plugins) => CheckFinding::warning(
             format!(
                 "{file} calls {}, which works only beside its daemon: was it left by another cluster?",
-                some_of(net.plugins.iter().map(String::as_str), 3)
+                join_first(net.plugins.iter().map(String::as_str), 3)
             ),
             format!("mv {file} {file}.off  (the built-in network is used then)"),
         ),
@@ -42,7 +42,7 @@ pub(super) fn config(facts: &CheckFacts) -> CheckFinding {
 }
 
 /// Plugins that only hand the request over to a pod of a cluster.
-fn needs_a_daemon(plugins: &[String]) -> bool {
+fn needs_daemon(plugins: &[String]) -> bool {
     const HANDED_OVER: [&str; 7] = [
         "flannel",
         "calico",
@@ -55,7 +55,7 @@ fn needs_a_daemon(plugins: &[String]) -> bool {
     plugins.iter().any(|p| HANDED_OVER.contains(&p.as_str()))
 }
 
-pub(super) fn plugins(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_cni_plugins(facts: &CheckFacts) -> CheckFinding {
     let net = &facts.network;
     if facts.runtime.socket.is_some() {
         return CheckFinding::ok(OF_RUNTIME);
@@ -69,11 +69,11 @@ pub(super) fn plugins(facts: &CheckFacts) -> CheckFinding {
             format!("pods with a hostPort will not start: {why}"),
             "apt-get install containernetworking-plugins",
         ),
-        None => CheckFinding::ok(some_of(net.plugins.iter().map(String::as_str), 4)),
+        None => CheckFinding::ok(join_first(net.plugins.iter().map(String::as_str), 4)),
     }
 }
 
-pub(super) fn iptables(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_iptables(facts: &CheckFacts) -> CheckFinding {
     let net = &facts.network;
     if facts.runtime.socket.is_some() {
         return CheckFinding::ok(OF_RUNTIME);
@@ -118,7 +118,7 @@ pub(super) fn iptables(facts: &CheckFacts) -> CheckFinding {
     CheckFinding::ok(version.clone())
 }
 
-pub(super) fn forwarding(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_forwarding(facts: &CheckFacts) -> CheckFinding {
     let net = &facts.network;
     let on = "printf 'net.ipv4.ip_forward=1\\n' > /etc/sysctl.d/90-picolet-forward.conf && sysctl --system";
     if !net.ip_forward && (net.bridge_exists || net.conf.is_some()) {
@@ -138,7 +138,7 @@ pub(super) fn forwarding(facts: &CheckFacts) -> CheckFinding {
     }
 }
 
-pub(super) fn firewall(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_firewall(facts: &CheckFacts) -> CheckFinding {
     let net = &facts.network;
     let closed = net
         .forward
@@ -170,7 +170,7 @@ pub(super) fn firewall(facts: &CheckFacts) -> CheckFinding {
     )
 }
 
-pub(super) fn dns(facts: &CheckFacts) -> CheckFinding {
+pub(super) fn check_dns(facts: &CheckFacts) -> CheckFinding {
     let net = &facts.network;
     let Some(file) = &net.resolv_conf else {
         return CheckFinding::ok("pods inherit no name servers");
@@ -183,11 +183,11 @@ pub(super) fn dns(facts: &CheckFacts) -> CheckFinding {
         );
     }
     if !net.name_servers.iter().any(local) {
-        return CheckFinding::ok(some_of(net.name_servers.iter().map(String::as_str), 3));
+        return CheckFinding::ok(join_first(net.name_servers.iter().map(String::as_str), 3));
     }
     let says = format!(
         "{file} names a server on this machine ({}), which pods cannot reach",
-        some_of(net.name_servers.iter().map(String::as_str), 3)
+        join_first(net.name_servers.iter().map(String::as_str), 3)
     );
     if net.resolved {
         return CheckFinding::error(

@@ -79,7 +79,7 @@ pub(super) fn sound() -> CheckFacts {
             ..NetworkFacts::default()
         },
         clock: ClockFacts {
-            now: WallTime::from_secs(1_790_000_000),
+            now: WallTime::from_unix_seconds(1_790_000_000),
             synchronized: Some(true),
             rtc: false,
             saved_time: Some("fake-hwclock".into()),
@@ -154,7 +154,9 @@ fn up(change: impl FnOnce(&mut AgentFacts)) -> AgentReachability {
 }
 
 fn find(facts: &CheckFacts, check: &str) -> CheckFinding {
-    let found = run(facts).into_iter().find(|(name, _)| *name == check);
+    let found = run_checks(facts)
+        .into_iter()
+        .find(|(name, _)| *name == check);
     found.unwrap_or_else(|| panic!("no check {check}")).1
 }
 
@@ -164,8 +166,8 @@ fn member(change: fn(&mut ApiserverFacts)) -> Option<ApiserverFacts> {
         kubeconfig: "/etc/k".into(),
         server: "https://a:6443".into(),
         certificate: Some((
-            WallTime::from_secs(1_700_000_000),
-            WallTime::from_secs(4_000_000_000),
+            WallTime::from_unix_seconds(1_700_000_000),
+            WallTime::from_unix_seconds(4_000_000_000),
         )),
         renews: true,
         answer: Some(ApiserverAnswer::Given),
@@ -180,7 +182,7 @@ type Change = fn(&mut CheckFacts);
 
 #[test]
 fn a_sound_board() {
-    for (name, finding) in run(&sound()) {
+    for (name, finding) in run_checks(&sound()) {
         assert_eq!(finding.level, FindingLevel::Ok, "{name}: {finding:?}");
         assert!(finding.fix.is_empty(), "{name}: nothing is to be fixed");
         assert!(!finding.says.is_empty(), "{name} says nothing");
@@ -272,7 +274,7 @@ const BAD: &[(&str, Change, FindingLevel, &str, &str)] = &[
     ("wear", |f| f.dirs.root_disk.as_mut().expect("one").at_its_end = true, FindingLevel::Warning, "mmcblk0: ", "replace the card or the module before it fails"),
     ("swap", |f| { f.kernel.swaps = vec!["/dev/zram0".into()]; f.wanted.fail_swap_on = true; }, FindingLevel::Error, "/dev/zram0 is on",
         "swapoff -a && systemctl mask systemd-zram-setup@zram0.service"),
-    ("clock", |f| { f.clock.now = WallTime::from_secs(60); f.clock.synchronized = Some(false); }, FindingLevel::Warning, "it is 1970-01-01T00:01:00Z",
+    ("clock", |f| { f.clock.now = WallTime::from_unix_seconds(60); f.clock.synchronized = Some(false); }, FindingLevel::Warning, "it is 1970-01-01T00:01:00Z",
         "apt-get install systemd-timesyncd && timedatectl set-ntp true; without a network: date -s '2026-01-31 12:00'"),
     // SVC-15: a date that looks right.
     ("clock", |f| f.clock.synchronized = Some(false), FindingLevel::Warning, "nobody keeps the clock right",
@@ -384,14 +386,14 @@ const BAD: &[(&str, Change, FindingLevel, &str, &str)] = &[
         "picolet join --force, or copy a kubeconfig for this node to /etc/k"),
     ("kubeconfig", |f| f.apiserver = member(|a| { a.error = Some("x".into()); a.bootstrap = Some(BootstrapKubeconfig::Unusable("y".into())); }), FindingLevel::Error, "x; y",
         "picolet join --force, with what this prints on the control plane: kubeadm token create --print-join-command"),
-    ("certificate", |f| f.apiserver = member(|a| a.certificate = Some((WallTime(0), WallTime::from_secs(1_700_000_000)))), FindingLevel::Error, "ended at 2023-11-14T22:13:20Z",
+    ("certificate", |f| f.apiserver = member(|a| a.certificate = Some((WallTime(0), WallTime::from_unix_seconds(1_700_000_000)))), FindingLevel::Error, "ended at 2023-11-14T22:13:20Z",
         "picolet join --force with a new token, or copy a new kubeconfig from the control plane"),
     // SVC-15
-    ("certificate", |f| { f.apiserver = member(|_| ()); f.clock.now = WallTime::from_secs(4_100_000_000); f.clock.synchronized = Some(false); }, FindingLevel::Warning, "says a clock that nobody keeps right",
+    ("certificate", |f| { f.apiserver = member(|_| ()); f.clock.now = WallTime::from_unix_seconds(4_100_000_000); f.clock.synchronized = Some(false); }, FindingLevel::Warning, "says a clock that nobody keeps right",
         "apt-get install systemd-timesyncd && timedatectl set-ntp true; without a network: date -s '2026-01-31 12:00'"),
-    ("certificate", |f| { f.apiserver = member(|_| ()); f.clock.now = WallTime::from_secs(60); }, FindingLevel::Warning, "holds from 2023-11-14T22:13:20Z on, and it is 1970-01-01T00:01:00Z",
+    ("certificate", |f| { f.apiserver = member(|_| ()); f.clock.now = WallTime::from_unix_seconds(60); }, FindingLevel::Warning, "holds from 2023-11-14T22:13:20Z on, and it is 1970-01-01T00:01:00Z",
         "apt-get install systemd-timesyncd && timedatectl set-ntp true; without a network: date -s '2026-01-31 12:00'"),
-    ("certificate", |f| { f.apiserver = member(|a| a.renews = false); f.clock.now = WallTime::from_secs(3_999_999_000); }, FindingLevel::Warning, "does not renew",
+    ("certificate", |f| { f.apiserver = member(|a| a.renews = false); f.clock.now = WallTime::from_unix_seconds(3_999_999_000); }, FindingLevel::Warning, "does not renew",
         "picolet run --rotate-certificates  (or rotateCertificates: true in the configuration)"),
     ("apiserver", |f| f.apiserver = member(|a| a.answer = Some(ApiserverAnswer::Silent("cannot reach https://a:6443: refused".into()))), FindingLevel::Warning, "refused; pods go on",
         "curl -kv https://a:6443/healthz"),
@@ -475,7 +477,7 @@ const ODD: &[(&str, Change, &str)] = &[
     ("wear", |f| f.dirs.root_disk = None, "no disk that could tell"),
     ("clock", |f| f.clock.synchronized = None, "does not say"),
     // SVC-15: whatever the year is.
-    ("clock", |f| f.clock.now = WallTime::from_secs(60), "1970-01-01T00:01:00Z, synchronized"),
+    ("clock", |f| f.clock.now = WallTime::from_unix_seconds(60), "1970-01-01T00:01:00Z, synchronized"),
     // SVC-18
     ("architecture", |f| { f.kernel.program = "armv7".into(); f.kernel.userland_bits = Some(32); }, "armv7 on a 32-bit system (aarch64 kernel)"),
     ("devices", |_| (), "none for pods"),
@@ -528,7 +530,7 @@ fn what_is_odd_and_right() {
 
 #[test]
 fn a_machine_that_could_not_be_looked_at_is_not_sound() {
-    let findings = run(&CheckFacts::default());
+    let findings = run_checks(&CheckFacts::default());
     let errors = findings
         .iter()
         .filter(|(_, f)| f.level == FindingLevel::Error);
@@ -537,9 +539,9 @@ fn a_machine_that_could_not_be_looked_at_is_not_sound() {
 
 #[test]
 fn lists_are_cut() {
-    assert_eq!(some_of(["a", "b"].into_iter(), 2), "a, b");
+    assert_eq!(join_first(["a", "b"].into_iter(), 2), "a, b");
     assert_eq!(
-        some_of(["a", "b", "c", "d"].into_iter(), 2),
+        join_first(["a", "b", "c", "d"].into_iter(), 2),
         "a, b and 2 more"
     );
 }

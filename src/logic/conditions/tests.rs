@@ -74,7 +74,7 @@ fn initialized_condition() {
     let plain = pod.spec.clone();
     pod.spec.init_containers = vec![container("i"), sidecar("s"), container("j")];
     let spec = &pod.spec;
-    let yes = condition(INITIALIZED, true, "", String::new());
+    let yes = make_condition(INITIALIZED, true, "", String::new());
     // STAT-43
     for (name, spec, status, old, expected) in [
         (
@@ -140,7 +140,11 @@ fn initialized_condition() {
             "True | PodCompleted",
         ),
     ] {
-        assert_eq!(text(&initialized(spec, &status, old)), expected, "{name}");
+        assert_eq!(
+            text(&compute_initialized(spec, &status, old)),
+            expected,
+            "{name}"
+        );
     }
 }
 
@@ -198,7 +202,7 @@ fn containers_ready_condition() {
             "False | PodFailed",
         ),
     ] {
-        let got = containers_ready(&pod.spec, &status);
+        let got = compute_containers_ready(&pod.spec, &status);
         assert_eq!(text(&got), expected, "{name}");
     }
 }
@@ -216,8 +220,8 @@ fn ready_condition() {
         status: status.into(),
         ..PodCondition::default()
     };
-    let yes = condition(CONTAINERS_READY, true, "", String::new());
-    let no = condition(CONTAINERS_READY, false, "ContainersNotReady", "why".into());
+    let yes = make_condition(CONTAINERS_READY, true, "", String::new());
+    let no = make_condition(CONTAINERS_READY, false, "ContainersNotReady", "why".into());
     // STAT-45
     for (name, ready_containers, api, expected) in [
         (
@@ -241,7 +245,7 @@ fn ready_condition() {
              \"True\", but False",
         ),
     ] {
-        let got = ready(&pod.spec, ready_containers, &api);
+        let got = compute_ready(&pod.spec, ready_containers, &api);
         assert_eq!(got.kind, READY);
         assert_eq!(text(&got), expected, "{name}");
     }
@@ -252,40 +256,40 @@ fn sandbox_and_forced_conditions() {
     // STAT-42 SM-08
     let pod = pod_with(&["a"]);
     let mut runtime = running_pod(vec![]);
-    assert_eq!(ready_to_start(&pod, &runtime).status, "True");
-    assert_eq!(sandbox_is_up().status, "True");
+    assert_eq!(compute_ready_to_start(&pod, &runtime).status, "True");
+    assert_eq!(sandbox_up_condition().status, "True");
     runtime.sandboxes.clear();
-    assert_eq!(ready_to_start(&pod, &runtime).status, "False");
-    let [ready, containers] = terminal_readiness(PodPhase::Failed).expect("terminal");
+    assert_eq!(compute_ready_to_start(&pod, &runtime).status, "False");
+    let [ready, containers] = compute_terminal_readiness(PodPhase::Failed).expect("terminal");
     assert_eq!(text(&ready), "False | PodFailed");
     assert_eq!(text(&containers), "False | PodFailed");
-    assert!(terminal_readiness(PodPhase::Running).is_none());
+    assert!(compute_terminal_readiness(PodPhase::Running).is_none());
 }
 
 #[test]
 fn times_move_with_the_value() {
     // STAT-47 STAT-33
-    let at = |n| Some(WallTime::from_secs(n));
+    let at = |n| Some(WallTime::from_unix_seconds(n));
     let mut old = vec![
-        condition(READY, false, "ContainersNotReady", "x".into()),
-        condition(INITIALIZED, true, "", String::new()),
+        make_condition(READY, false, "ContainersNotReady", "x".into()),
+        make_condition(INITIALIZED, true, "", String::new()),
     ];
-    stamp(&mut old, &[], 3, WallTime(5_700_000_000));
+    stamp_conditions(&mut old, &[], 3, WallTime(5_700_000_000));
     assert_eq!(old[0].last_transition_time, at(5));
     let mut new = vec![
-        condition(READY, false, "ReadinessGatesNotReady", "y".into()),
-        condition(INITIALIZED, false, "", String::new()),
+        make_condition(READY, false, "ReadinessGatesNotReady", "y".into()),
+        make_condition(INITIALIZED, false, "", String::new()),
         PodCondition {
             kind: "foreign".into(),
             ..PodCondition::default()
         },
     ];
-    stamp(&mut new, &old, 2, WallTime::from_secs(9));
+    stamp_conditions(&mut new, &old, 2, WallTime::from_unix_seconds(9));
     assert_eq!(new[0].last_transition_time, at(5), "same value");
     assert_eq!(new[1].last_transition_time, at(9), "new value");
     assert_eq!(new[2].last_transition_time, None, "not ours");
     assert_eq!(new[0].observed_generation, Some(3), "never goes back");
-    stamp(&mut new, &old, 4, WallTime::from_secs(9));
+    stamp_conditions(&mut new, &old, 4, WallTime::from_unix_seconds(9));
     assert_eq!(new[0].observed_generation, Some(4));
 }
 
@@ -297,7 +301,7 @@ fn gates_in_the_api() {
     let set = |pod: &mut Pod, list: &[(&str, bool)]| {
         pod.status.conditions = list
             .iter()
-            .map(|(kind, on)| condition(kind, *on, "", String::new()))
+            .map(|(kind, on)| make_condition(kind, *on, "", String::new()))
             .collect();
     };
     set(&mut pod, &[(READY, false)]);

@@ -52,7 +52,7 @@ impl World {
             host_ips: &[],
             runtime_name: "picolet",
             recursive_read_only: true,
-            now: WallTime::from_secs(1000),
+            now: WallTime::from_unix_seconds(1000),
             moment: &|_| MonoTime(0),
         };
         container_statuses(&input, kind)
@@ -69,7 +69,7 @@ impl World {
     }
     fn failing(mut self, name: &str) -> Self {
         self.reasons
-            .failed(&self.pod.metadata.uid, name, "ErrImagePull", "no route");
+            .record_start_failure(&self.pod.metadata.uid, name, "ErrImagePull", "no route");
         self
     }
 }
@@ -206,7 +206,7 @@ fn carried_from_the_report_before() {
         );
     }
     let mut deleted = World::new(a(), vec![run()]).then(vec![]);
-    deleted.pod.metadata.deletion_timestamp = Some(WallTime::from_secs(1));
+    deleted.pod.metadata.deletion_timestamp = Some(WallTime::from_unix_seconds(1));
     assert_eq!(
         text(&deleted.of(ContainerListKind::Regular)[0]),
         "waiting ContainerCreating, last exit 137 ContainerStatusUnknown",
@@ -238,7 +238,8 @@ fn an_ephemeral_container_that_the_runtime_has_forgotten() {
         // An earlier agent wanted to start the container again, and showed its end as the last state.
         let shown = &mut world.old.ephemeral_container_statuses[0];
         if shown.state.terminated.is_some() {
-            shown.last_state = core::mem::replace(&mut shown.state, waiting("", String::new()));
+            shown.last_state =
+                core::mem::replace(&mut shown.state, waiting_state("", String::new()));
         }
         let world = world.failing("e");
         let failed = "waiting ErrImagePull";
@@ -377,7 +378,7 @@ fn identity_and_order() {
     assert_eq!(a.image_id, "img@sha256:1");
     let end = a.state.terminated.as_ref().expect("ended");
     assert_eq!(end.container_id, "picolet://a-0");
-    assert_eq!(end.finished_at, Some(WallTime::from_secs(102)));
+    assert_eq!(end.finished_at, Some(WallTime::from_unix_seconds(102)));
     assert_eq!((b.image.as_str(), b.image_id.as_str()), ("img", ""));
     assert_eq!(b.container_id, "");
 }

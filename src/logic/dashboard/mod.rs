@@ -53,7 +53,7 @@ pub enum DashboardDenial {
 impl DashboardDenial {
     /// HTTP status of the refusal.
     #[must_use]
-    pub const fn status(&self) -> u16 {
+    pub const fn http_status(&self) -> u16 {
         match self {
             Self::Token => 401,
             Self::Host(_) | Self::Origin(_) | Self::NoOrigin | Self::ReadOnly => 403,
@@ -64,28 +64,28 @@ impl DashboardDenial {
 /// Longest part of a request that an answer repeats.
 const MAX_REPEATED_CHARS: usize = 80;
 
-fn cut(text: &str) -> String {
+fn shorten_header(text: &str) -> String {
     text.chars().take(MAX_REPEATED_CHARS).collect()
 }
 
 /// Checks that a request may be answered.
 ///
 /// - Errors: the fault of the request, the most telling first.
-pub fn may_ask(
+pub fn check_request(
     asked: &DashboardRequester<'_>,
     wanted: DashboardRequestKind,
     token: &str,
     allow_actions: bool,
 ) -> Result<(), DashboardDenial> {
     let host = asked.host.unwrap_or_default();
-    let is_ours = address(host)
+    let is_ours = parse_host_address(host)
         .is_some_and(|ip| ip == asked.local || ip.is_loopback() && asked.local.is_loopback());
     if !is_ours {
-        return Err(DashboardDenial::Host(cut(host)));
+        return Err(DashboardDenial::Host(shorten_header(host)));
     }
     match asked.origin {
         Some(origin) if origin.strip_prefix("http://") != Some(host) => {
-            return Err(DashboardDenial::Origin(cut(origin)));
+            return Err(DashboardDenial::Origin(shorten_header(origin)));
         }
         None if wanted == DashboardRequestKind::Action => return Err(DashboardDenial::NoOrigin),
         _ => {}
@@ -94,7 +94,7 @@ pub fn may_ask(
         return Ok(());
     }
     let shown = asked.authorization.and_then(|a| a.strip_prefix("Bearer "));
-    if !shown.is_some_and(|shown| same(shown, token)) {
+    if !shown.is_some_and(|shown| constant_time_eq(shown, token)) {
         return Err(DashboardDenial::Token);
     }
     if wanted == DashboardRequestKind::Action && !allow_actions {
@@ -105,7 +105,7 @@ pub fn may_ask(
 
 /// Reads the address in a `Host`, with or without a port. A name is refused, except `localhost`, which always means
 /// this machine.
-fn address(host: &str) -> Option<IpAddr> {
+fn parse_host_address(host: &str) -> Option<IpAddr> {
     let (name, port) = match host.strip_prefix('[') {
         Some(rest) => rest.split_once(']')?,
         None => host.find(':').map_or((host, ""), |at| host.split_at(at)),
@@ -121,7 +121,7 @@ fn address(host: &str) -> Option<IpAddr> {
 }
 
 /// Compares every byte, so that the time it takes does not show where the texts differ.
-fn same(a: &str, b: &str) -> bool {
+fn constant_time_eq(a: &str, b: &str) -> bool {
     let differ = a
         .bytes()
         .zip(b.bytes())
@@ -149,7 +149,7 @@ mod tests {
             authorization: Some(BEARER),
             local: IpAddr::from([127, 0, 0, 1]),
         };
-        may_ask(&asked, wanted, TOKEN, true)
+        check_request(&asked, wanted, TOKEN, true)
     }
 
     #[test]
@@ -196,13 +196,13 @@ mod tests {
             local: IpAddr::from([192, 0, 2, 1]),
         };
         assert_eq!(
-            may_ask(&by_network, DashboardRequestKind::Data, TOKEN, false),
+            check_request(&by_network, DashboardRequestKind::Data, TOKEN, false),
             Ok(())
         );
         by_network.host = Some("localhost:8899");
-        assert!(may_ask(&by_network, DashboardRequestKind::Data, TOKEN, false).is_err());
+        assert!(check_request(&by_network, DashboardRequestKind::Data, TOKEN, false).is_err());
         by_network.host = None;
-        assert!(may_ask(&by_network, DashboardRequestKind::Page, TOKEN, false).is_err());
+        assert!(check_request(&by_network, DashboardRequestKind::Page, TOKEN, false).is_err());
     }
 
     #[test]
@@ -248,7 +248,7 @@ mod tests {
                 authorization,
                 local: IpAddr::from([127, 0, 0, 1]),
             };
-            may_ask(&asked, wanted, TOKEN, allow_actions)
+            check_request(&asked, wanted, TOKEN, allow_actions)
         };
         let longer = alloc::format!("{BEARER}0");
         for wrong in [
@@ -288,7 +288,7 @@ mod tests {
         let text = denied.to_string();
         assert!(text.len() < 200 && !text.contains('\n'), "{text}");
         assert_eq!(
-            (denied.status(), DashboardDenial::Token.status()),
+            (denied.http_status(), DashboardDenial::Token.http_status()),
             (403, 401)
         );
     }

@@ -16,13 +16,13 @@ use super::{
 };
 use crate::{
     api::{
-        cri::lies_in,
+        cri::is_path_within,
         device::{DeviceFilter, NodeDeviceFacts, UsbPlace},
         names,
         strict::WrongValue,
     },
     fields::RemainingFields,
-    node_resources::is_extended,
+    node_resources::is_extended_resource,
 };
 
 /// Prefix of a resource that is written without one.
@@ -114,12 +114,12 @@ pub(super) enum DevicePattern {
 
 /// Returns true if the pattern `meant` selects the CDI device `name`. The device `all` is never selected: it would be
 /// given again beside each single device.
-pub(super) fn is_cdi(meant: &str, name: &str) -> bool {
+pub(super) fn matches_cdi_device(meant: &str, name: &str) -> bool {
     let (Some((kind, pattern)), Some((of, device))) = (meant.split_once('='), name.split_once('='))
     else {
         return false;
     };
-    kind == of && device != ALL && glob::text(pattern, device)
+    kind == of && device != ALL && glob::matches_text(pattern, device)
 }
 
 /// Pattern for USB devices, and the subsystem of the nodes to give.
@@ -136,7 +136,7 @@ pub(super) struct UsbPattern {
 }
 
 impl UsbPattern {
-    pub(super) fn is_at(&self, place: &UsbPlace) -> bool {
+    pub(super) fn matches_place(&self, place: &UsbPlace) -> bool {
         place.product == (self.vendor, self.product)
             && (self.serial.is_empty() || self.serial == place.serial)
             && (self.port.is_empty() || self.port == place.port)
@@ -146,7 +146,7 @@ impl UsbPattern {
 impl DeviceEntry {
     /// Returns true if a unit may come back as another product. Then only its port identifies it (DEV-45).
     pub(super) fn changes_product(&self) -> bool {
-        let products = self.whats().filter_map(|what| match what {
+        let products = self.patterns().filter_map(|what| match what {
             DevicePattern::Usb(usb) => Some((usb.vendor, usb.product)),
             DevicePattern::Path(_) | DevicePattern::Udev(_) | DevicePattern::Cdi(_) => None,
         });
@@ -154,12 +154,12 @@ impl DeviceEntry {
     }
 
     /// Returns true if one container cannot have both: the directory of one is, or lies in, that of the other.
-    fn covers(&self, other: &Self) -> bool {
+    fn conflicts_with(&self, other: &Self) -> bool {
         let (own, other) = (&*self.container_path, &*other.container_path);
-        lies_in(own, other) || lies_in(other, own)
+        is_path_within(own, other) || is_path_within(other, own)
     }
 
-    pub(super) fn whats(&self) -> impl Iterator<Item = &DevicePattern> {
+    pub(super) fn patterns(&self) -> impl Iterator<Item = &DevicePattern> {
         let all = self.matches.iter();
         all.flat_map(|m| {
             let (one, many): (Option<&DevicePattern>, &[GroupMember]) = match m {
@@ -174,29 +174,29 @@ impl DeviceEntry {
 impl DeclaredDevices {
     /// The entry of a resource.
     #[must_use]
-    pub fn entry(&self, resource: &str) -> Option<&DeviceEntry> {
+    pub fn find_entry(&self, resource: &str) -> Option<&DeviceEntry> {
         self.entries.iter().find(|e| e.resource == resource)
     }
 
     /// The entry of a resource whose nodes come and go in containers that run.
     #[must_use]
-    pub fn live(&self, resource: &str) -> Option<&DeviceEntry> {
-        self.entry(resource).filter(|entry| entry.live)
+    pub fn find_live_entry(&self, resource: &str) -> Option<&DeviceEntry> {
+        self.find_entry(resource).filter(|entry| entry.live)
     }
 
-    fn any(&self, is: impl Fn(&DevicePattern) -> bool) -> bool {
-        self.entries.iter().flat_map(DeviceEntry::whats).any(is)
+    fn has_pattern(&self, is: impl Fn(&DevicePattern) -> bool) -> bool {
+        self.entries.iter().flat_map(DeviceEntry::patterns).any(is)
     }
 
-    fn udevs(&self) -> impl Iterator<Item = &UdevPattern> {
-        let all = self.entries.iter().flat_map(DeviceEntry::whats);
+    fn udev_patterns(&self) -> impl Iterator<Item = &UdevPattern> {
+        let all = self.entries.iter().flat_map(DeviceEntry::patterns);
         all.filter_map(|what| match what {
             DevicePattern::Udev(udev) => Some(udev),
             DevicePattern::Path(_) | DevicePattern::Usb(_) | DevicePattern::Cdi(_) => None,
         })
     }
 
-    fn number_udevs(&mut self) {
+    fn number_udev_patterns(&mut self) {
         let alternatives = self.entries.iter_mut().flat_map(|entry| &mut entry.matches);
         let mut number = 0;
         for alternative in alternatives {
@@ -216,49 +216,50 @@ impl DeclaredDevices {
 }
 
 impl DeviceFilter for DeclaredDevices {
-    fn node(&self, name: &str) -> bool {
-        self.any(
-            |what| matches!(what, DevicePattern::Path(pattern) if glob::matches(pattern, name)),
-        )
+    fn wants_node(&self, name: &str) -> bool {
+        self.has_pattern(|what| matches!(what, DevicePattern::Path(pattern) if glob::matches_path(pattern, name)))
     }
 
-    fn directory(&self, path: &str) -> bool {
-        self.any(
-            |what| matches!(what, DevicePattern::Path(pattern) if glob::leads_into(pattern, path)),
-        )
+    fn wants_directory(&self, path: &str) -> bool {
+        self.has_pattern(|what| matches!(what, DevicePattern::Path(pattern) if glob::may_match_below(pattern, path)))
     }
 
-    fn usb(&self, place: &UsbPlace) -> bool {
-        self.any(|what| matches!(what, DevicePattern::Usb(usb) if usb.is_at(place)))
+    fn wants_usb_device(&self, place: &UsbPlace) -> bool {
+        self.has_pattern(|what| matches!(what, DevicePattern::Usb(usb) if usb.matches_place(place)))
     }
 
-    fn any_usb(&self) -> bool {
-        self.any(|what| matches!(what, DevicePattern::Usb(_)))
+    fn wants_any_usb(&self) -> bool {
+        self.has_pattern(|what| matches!(what, DevicePattern::Usb(_)))
     }
 
-    fn any_udev(&self) -> bool {
-        self.any(|what| matches!(what, DevicePattern::Udev(_)))
+    fn wants_any_udev(&self) -> bool {
+        self.has_pattern(|what| matches!(what, DevicePattern::Udev(_)))
     }
 
-    fn subsystem(&self, name: &str) -> bool {
-        self.udevs().any(|udev| udev.is_of(name))
+    fn wants_subsystem(&self, name: &str) -> bool {
+        self.udev_patterns()
+            .any(|udev| udev.may_match_subsystem(name))
     }
 
-    fn udev(&self, subsystem: &str, device: &dyn NodeDeviceFacts) -> Vec<u16> {
-        let meant = self.udevs().filter(|udev| udev.is_of(subsystem));
-        let meant = meant.filter(|udev| udev.is(device));
+    fn matching_udev_rules(&self, subsystem: &str, device: &dyn NodeDeviceFacts) -> Vec<u16> {
+        let meant = self
+            .udev_patterns()
+            .filter(|udev| udev.may_match_subsystem(subsystem));
+        let meant = meant.filter(|udev| udev.matches_device(device));
         meant.map(|udev| udev.number).collect()
     }
 
-    fn any_cdi(&self) -> bool {
-        self.any(|what| matches!(what, DevicePattern::Cdi(_)))
+    fn wants_any_cdi(&self) -> bool {
+        self.has_pattern(|what| matches!(what, DevicePattern::Cdi(_)))
     }
 
-    fn cdi(&self, file: Value) -> Result<Vec<String>, WrongValue> {
+    fn wanted_cdi_devices(&self, file: Value) -> Result<Vec<String>, WrongValue> {
         let is_wanted = |name: &str| {
-            self.any(|what| matches!(what, DevicePattern::Cdi(meant) if is_cdi(meant, name)))
+            self.has_pattern(
+                |what| matches!(what, DevicePattern::Cdi(meant) if matches_cdi_device(meant, name)),
+            )
         };
-        let devices = cdi::read(file, &is_wanted)?.devices.into_iter();
+        let devices = cdi::read_cdi_file(file, &is_wanted)?.devices.into_iter();
         Ok(devices.map(|(name, _)| name).collect())
     }
 }
@@ -266,17 +267,17 @@ impl DeviceFilter for DeclaredDevices {
 /// Checks the entries.
 ///
 /// - Errors: the first wrong value, with its path below `picolet.devices`.
-pub fn declared(value: &Value) -> Result<DeclaredDevices, WrongValue> {
+pub fn parse_declared_devices(value: &Value) -> Result<DeclaredDevices, WrongValue> {
     let root = "picolet.devices";
     if value.is_null() {
         return Ok(DeclaredDevices::default());
     }
-    let list = items(value, root, MAX_ENTRIES)?;
+    let list = parse_list(value, root, MAX_ENTRIES)?;
     let mut seen = BTreeSet::new();
     let mut declared = DeclaredDevices::default();
     for (n, value) in list.iter().enumerate() {
         let path = format!("{root}[{n}]");
-        let entry = entry(value, &path)?;
+        let entry = parse_entry(value, &path)?;
         if !seen.insert(entry.resource.clone()) {
             return Err(WrongValue::new(
                 format!("{path}.resource"),
@@ -284,7 +285,7 @@ pub fn declared(value: &Value) -> Result<DeclaredDevices, WrongValue> {
             ));
         }
         let mut others = declared.entries.iter().filter(|other| other.live);
-        if let Some(other) = others.find(|other| entry.live && entry.covers(other)) {
+        if let Some(other) = others.find(|other| entry.live && entry.conflicts_with(other)) {
             let (own, other) = (&entry.container_path, &other.resource);
             return Err(WrongValue::new(
                 format!("{path}.containerPath"),
@@ -293,11 +294,11 @@ pub fn declared(value: &Value) -> Result<DeclaredDevices, WrongValue> {
         }
         declared.entries.push(entry);
     }
-    declared.number_udevs();
+    declared.number_udev_patterns();
     Ok(declared)
 }
 
-fn items<'a>(value: &'a Value, path: &str, most: usize) -> Result<&'a [Value], WrongValue> {
+fn parse_list<'a>(value: &'a Value, path: &str, most: usize) -> Result<&'a [Value], WrongValue> {
     match value.as_array() {
         Some(list) if list.len() <= most => Ok(list),
         Some(list) => Err(WrongValue::new(
@@ -308,91 +309,93 @@ fn items<'a>(value: &'a Value, path: &str, most: usize) -> Result<&'a [Value], W
     }
 }
 
-fn entry(value: &Value, path: &str) -> Result<DeviceEntry, WrongValue> {
-    let mut fields = RemainingFields::of(value, path)?;
-    let preset = fields.text("preset")?;
+fn parse_entry(value: &Value, path: &str) -> Result<DeviceEntry, WrongValue> {
+    let mut fields = RemainingFields::from_borrowed(value, path)?;
+    let preset = fields.take_text("preset")?;
     let mut entry = match &*preset {
         "" => DeviceEntry {
             shares: 1,
             permissions: "rw".to_owned(),
             ..DeviceEntry::default()
         },
-        name => preset::entry(name).ok_or_else(|| {
-            let all = preset::names();
-            fields.wrong("preset", format!("is {name:?}, must be one of {all}"))
+        name => preset::preset_entry(name).ok_or_else(|| {
+            let all = preset::preset_names();
+            fields.wrong_field("preset", format!("is {name:?}, must be one of {all}"))
         })?,
     };
-    let resource = fields.text("resource")?;
+    let resource = fields.take_text("resource")?;
     if !resource.is_empty() {
         entry.resource = match resource.contains('/') {
             true => resource,
             false => format!("{PREFIX}{resource}"),
         };
     }
-    if let Some(why) = wrong_resource(&entry.resource) {
-        return Err(fields.wrong("resource", why));
+    if let Some(why) = resource_name_error(&entry.resource) {
+        return Err(fields.wrong_field("resource", why));
     }
-    match (fields.take("match"), preset.is_empty()) {
+    match (fields.take_field("match"), preset.is_empty()) {
         (None, false) => {}
-        (Some(_), false) => return Err(fields.wrong("match", "is what preset says already")),
-        (None, true) => return Err(fields.wrong("match", "is missing")),
-        (Some(value), true) => entry.matches = alternatives(&value, &format!("{path}.match"))?,
+        (Some(_), false) => return Err(fields.wrong_field("match", "is what preset says already")),
+        (None, true) => return Err(fields.wrong_field("match", "is missing")),
+        (Some(value), true) => {
+            entry.matches = parse_alternatives(&value, &format!("{path}.match"))?
+        }
     }
     if entry
-        .whats()
+        .patterns()
         .any(|what| matches!(what, DevicePattern::Cdi(_)))
-        && let Some(name) = OF_NODES.iter().find(|name| fields.has(name))
+        && let Some(name) = OF_NODES.iter().find(|name| fields.has_field(name))
     {
-        return Err(fields.wrong(name, "cannot be set with cdi: its file says what is given"));
+        return Err(fields.wrong_field(name, "cannot be set with cdi: its file says what is given"));
     }
-    if let Some(count) = fields.number("count", 1, MAX_SHARES)? {
+    if let Some(count) = fields.take_number("count", 1, MAX_SHARES)? {
         entry.shares = count;
     }
-    let permissions = fields.text("permissions")?;
+    let permissions = fields.take_text("permissions")?;
     if !permissions.is_empty() {
         let letters: BTreeSet<char> = permissions.chars().collect();
         if letters.len() != permissions.len() || letters.iter().any(|c| !"rwm".contains(*c)) {
             let message = format!("is {permissions:?}, must be letters of \"rwm\", each once");
-            return Err(fields.wrong("permissions", message));
+            return Err(fields.wrong_field("permissions", message));
         }
         entry.permissions = permissions;
     }
-    entry.live = fields.flag("live", entry.live)?;
-    let at = fields.text("containerPath")?;
+    entry.live = fields.take_flag("live", entry.live)?;
+    let at = fields.take_text("containerPath")?;
     // A live preset keeps its own directory.
     if !at.is_empty() || !entry.live {
         entry.container_path = at;
     }
-    if let Some(why) = wrong_place(&entry.container_path, entry.live) {
-        return Err(fields.wrong("containerPath", why));
+    if let Some(why) = container_path_error(&entry.container_path, entry.live) {
+        return Err(fields.wrong_field("containerPath", why));
     }
-    entry.env = fields.text("env")?;
+    entry.env = fields.take_text("env")?;
     if entry.env.contains('=') || entry.env.chars().any(char::is_control) {
-        return Err(fields.wrong("env", "must be the name of a variable"));
+        return Err(fields.wrong_field("env", "must be the name of a variable"));
     }
-    let replug = fields.text("onReplug")?;
+    let replug = fields.take_text("onReplug")?;
     entry.on_replug = match &*replug {
         "" => ReplugPolicy::IfChanged,
         "restart" => ReplugPolicy::Restart,
         "none" => ReplugPolicy::Leave,
         _ => {
             let message = format!("is {replug:?}, must be restart or none");
-            return Err(fields.wrong("onReplug", message));
+            return Err(fields.wrong_field("onReplug", message));
         }
     };
-    entry.gid = fields.number("gid", 0, u32::MAX - 1)?;
-    entry.mode = match fields.take("mode") {
+    entry.gid = fields.take_number("gid", 0, u32::MAX - 1)?;
+    entry.mode = match fields.take_field("mode") {
         None => None,
-        Some(value) => Some(mode(&value).ok_or_else(|| {
-            fields.wrong("mode", format!("is {value}, must be such as \"0660\""))
+        Some(value) => Some(parse_mode(&value).ok_or_else(|| {
+            fields.wrong_field("mode", format!("is {value}, must be such as \"0660\""))
         })?),
     };
-    fields.end()?;
+    fields.expect_empty()?;
     Ok(entry)
 }
 
-fn wrong_place(at: &str, live: bool) -> Option<String> {
-    let is_path = at.starts_with('/') && !at.split('/').skip(1).any(is_no_name);
+fn container_path_error(at: &str, live: bool) -> Option<String> {
+    let is_path = at.starts_with('/') && !at.split('/').skip(1).any(is_invalid_component);
     match (at, live) {
         ("", false) => None,
         ("", true) => Some("is missing: with live, nodes come and go in that directory".into()),
@@ -404,11 +407,11 @@ fn wrong_place(at: &str, live: bool) -> Option<String> {
     }
 }
 
-pub(super) fn is_no_name(part: &str) -> bool {
+pub(super) fn is_invalid_component(part: &str) -> bool {
     part.is_empty() || part == "." || part == ".."
 }
 
-fn mode(value: &Value) -> Option<u32> {
+fn parse_mode(value: &Value) -> Option<u32> {
     let text = value.as_str()?;
     u32::from_str_radix(text, 8).ok().filter(|m| *m <= 0o777)
 }
@@ -416,17 +419,17 @@ fn mode(value: &Value) -> Option<u32> {
 /// Returns true if pods can request this resource and a quota can count it.
 ///
 /// - Source: `pkg/apis/core/v1/helper`, `IsExtendedResourceName`: a quota has `requests.` before it.
-pub(super) fn is_resource(name: &str) -> bool {
-    is_extended(name)
+pub(super) fn is_requestable_resource(name: &str) -> bool {
+    is_extended_resource(name)
         && !name.starts_with("requests.")
         && names::is_qualified_name(&format!("requests.{name}"))
 }
 
-fn wrong_resource(name: &str) -> Option<String> {
+fn resource_name_error(name: &str) -> Option<String> {
     if name.is_empty() {
         return Some("is missing".into());
     }
-    if !is_resource(name) {
+    if !is_requestable_resource(name) {
         return Some(format!(
             "is {name:?}, must be the name of an extended resource, such as {PREFIX}serial"
         ));
@@ -435,38 +438,38 @@ fn wrong_resource(name: &str) -> Option<String> {
 }
 
 /// Reads a single alternative, or a list of them.
-fn alternatives(value: &Value, path: &str) -> Result<Vec<EntryAlternative>, WrongValue> {
+fn parse_alternatives(value: &Value, path: &str) -> Result<Vec<EntryAlternative>, WrongValue> {
     if value.is_object() {
-        return Ok(Vec::from([alternative(value, path)?]));
+        return Ok(Vec::from([parse_alternative(value, path)?]));
     }
-    let list = items(value, path, MAX_MATCHES)?;
+    let list = parse_list(value, path, MAX_MATCHES)?;
     if list.is_empty() {
         return Err(WrongValue::new(path, "is empty"));
     }
     let all = list.iter().enumerate();
-    all.map(|(n, value)| alternative(value, &format!("{path}[{n}]")))
+    all.map(|(n, value)| parse_alternative(value, &format!("{path}[{n}]")))
         .collect()
 }
 
-fn alternative(value: &Value, path: &str) -> Result<EntryAlternative, WrongValue> {
-    let mut fields = RemainingFields::of(value, path)?;
-    let Some(group) = fields.take("group") else {
-        let what = what(&mut fields)?;
-        fields.end()?;
+fn parse_alternative(value: &Value, path: &str) -> Result<EntryAlternative, WrongValue> {
+    let mut fields = RemainingFields::from_borrowed(value, path)?;
+    let Some(group) = fields.take_field("group") else {
+        let what = parse_pattern(&mut fields)?;
+        fields.expect_empty()?;
         return Ok(EntryAlternative::Each(what));
     };
     let name = format!("{path}.group");
-    fields.end()?;
+    fields.expect_empty()?;
     let mut members = Vec::new();
-    for (n, value) in items(&group, &name, MAX_MATCHES)?.iter().enumerate() {
+    for (n, value) in parse_list(&group, &name, MAX_MATCHES)?.iter().enumerate() {
         let path = format!("{name}[{n}]");
-        let mut fields = RemainingFields::of(value, &path)?;
+        let mut fields = RemainingFields::from_borrowed(value, &path)?;
         members.push(GroupMember {
-            limit: fields.number("limit", 1, MAX_SHARES)?.unwrap_or(1),
-            optional: fields.flag("optional", false)?,
-            what: what(&mut fields)?,
+            limit: fields.take_number("limit", 1, MAX_SHARES)?.unwrap_or(1),
+            optional: fields.take_flag("optional", false)?,
+            what: parse_pattern(&mut fields)?,
         });
-        fields.end()?;
+        fields.expect_empty()?;
     }
     match members.iter().any(|m| !m.optional) {
         true => Ok(EntryAlternative::Group(members)),
@@ -477,44 +480,44 @@ fn alternative(value: &Value, path: &str) -> Result<EntryAlternative, WrongValue
     }
 }
 
-fn what(fields: &mut RemainingFields<'_>) -> Result<DevicePattern, WrongValue> {
+fn parse_pattern(fields: &mut RemainingFields<'_>) -> Result<DevicePattern, WrongValue> {
     let names = ["path", "usb", "udev", "cdi"];
-    let mut there = names.into_iter().filter(|name| fields.has(name));
+    let mut there = names.into_iter().filter(|name| fields.has_field(name));
     let (Some(name), None) = (there.next(), there.next()) else {
         return Err(WrongValue::new(
             fields.path(),
             "must have one of path, usb, udev, cdi and group",
         ));
     };
-    let path = fields.path_of(name);
+    let path = fields.field_path(name);
     match name {
         "path" => {
-            let pattern = fields.text(name)?;
-            match glob::problem(&pattern) {
-                Some(why) => Err(fields.wrong(name, why)),
+            let pattern = fields.take_text(name)?;
+            match glob::path_pattern_error(&pattern) {
+                Some(why) => Err(fields.wrong_field(name, why)),
                 None => Ok(DevicePattern::Path(pattern)),
             }
         }
         "cdi" => {
-            let meant = fields.text(name)?;
-            match wrong_cdi(&meant) {
-                Some(why) => Err(fields.wrong(name, why)),
+            let meant = fields.take_text(name)?;
+            match cdi_pattern_error(&meant) {
+                Some(why) => Err(fields.wrong_field(name, why)),
                 None => Ok(DevicePattern::Cdi(meant)),
             }
         }
         _ => {
-            let value = fields.take(name).unwrap_or_default();
+            let value = fields.take_field(name).unwrap_or_default();
             match name {
-                "usb" => usb(&value, &path).map(DevicePattern::Usb),
-                _ => udev::udev(&value, &path).map(DevicePattern::Udev),
+                "usb" => parse_usb_pattern(&value, &path).map(DevicePattern::Usb),
+                _ => udev::parse_udev_pattern(&value, &path).map(DevicePattern::Udev),
             }
         }
     }
 }
 
-fn wrong_cdi(meant: &str) -> Option<String> {
+fn cdi_pattern_error(meant: &str) -> Option<String> {
     let parts = meant.split_once('=');
-    let parts = parts.filter(|(kind, pattern)| cdi::is_kind(kind) && !pattern.is_empty());
+    let parts = parts.filter(|(kind, pattern)| cdi::is_cdi_kind(kind) && !pattern.is_empty());
     let Some((_, pattern)) = parts else {
         return Some(format!("is {meant:?}, must be such as vendor.com/class=*"));
     };
@@ -523,13 +526,13 @@ fn wrong_cdi(meant: &str) -> Option<String> {
             "is {meant:?}: {ALL} is never a unit, must be such as *"
         ));
     }
-    glob::problem_of_part(pattern)
+    glob::text_pattern_error(pattern)
 }
 
-fn usb(value: &Value, path: &str) -> Result<UsbPattern, WrongValue> {
-    let mut fields = RemainingFields::of(value, path)?;
+fn parse_usb_pattern(value: &Value, path: &str) -> Result<UsbPattern, WrongValue> {
+    let mut fields = RemainingFields::from_borrowed(value, path)?;
     let mut hex = |name: &str| {
-        let value = fields.take(name).unwrap_or_default();
+        let value = fields.take_field(name).unwrap_or_default();
         let text = value.as_str().unwrap_or_default();
         u16::from_str_radix(text.trim_start_matches("0x"), 16).map_err(|_| {
             let message = match value.is_null() {
@@ -543,14 +546,14 @@ fn usb(value: &Value, path: &str) -> Result<UsbPattern, WrongValue> {
     let mut usb = UsbPattern {
         vendor,
         product,
-        serial: fields.text("serial")?,
-        port: fields.text("port")?,
-        nodes: fields.text("nodes")?,
+        serial: fields.take_text("serial")?,
+        port: fields.take_text("port")?,
+        nodes: fields.take_text("nodes")?,
     };
     if usb.nodes.is_empty() {
         usb.nodes = USB.into();
     }
-    fields.end()?;
+    fields.expect_empty()?;
     Ok(usb)
 }
 
@@ -561,7 +564,9 @@ mod tests {
     use super::*;
 
     fn wrong(value: &Value) -> String {
-        declared(value).expect_err("wrong").to_string()
+        parse_declared_devices(value)
+            .expect_err("wrong")
+            .to_string()
     }
 
     #[test]
@@ -572,7 +577,10 @@ mod tests {
             for (name, value) in more.as_object().expect("fields") {
                 entry[name] = value.clone();
             }
-            let entry = declared(&json!([entry])).expect("right").entries.remove(0);
+            let entry = parse_declared_devices(&json!([entry]))
+                .expect("right")
+                .entries
+                .remove(0);
             (
                 entry.live,
                 entry.container_path.clone(),
@@ -593,13 +601,16 @@ mod tests {
         };
         let live =
             |resource: &str, at: &str| one(resource, json!({"live": true, "containerPath": at}));
-        let two = declared(&json!([
+        let two = parse_declared_devices(&json!([
             live("a", "/dev/a"),
             live("b", "/dev/ab"),
             one("c", json!({}))
         ]));
         let two = two.expect("right");
-        assert!(two.live("picolet/a").is_some() && two.live("picolet/c").is_none());
+        assert!(
+            two.find_live_entry("picolet/a").is_some()
+                && two.find_live_entry("picolet/c").is_none()
+        );
         for (entries, want) in [
             (
                 json!([one("a", json!({"live": true}))]),
@@ -636,7 +647,7 @@ mod tests {
              "match": [{"usb": {"vendor": "0x046D", "product": "82d"}},
                        {"group": [{"path": "/dev/video*"}, {"path": "/dev/media*", "limit": 2, "optional": true}]}]},
         ]);
-        let declared = declared(&value).expect("right");
+        let declared = parse_declared_devices(&value).expect("right");
         let [serial, camera] = &*declared.entries else {
             panic!("two");
         };
@@ -659,10 +670,10 @@ mod tests {
             product,
             ..UsbPlace::default()
         };
-        assert!(declared.usb(&place((0x46d, 0x82d))));
-        assert!(!declared.usb(&place((0x46d, 0x82e))));
-        assert!(declared.node("/dev/media0") && !declared.node("/dev/null"));
-        assert!(declared.directory("/dev") && !declared.directory("/dev/pts"));
+        assert!(declared.wants_usb_device(&place((0x46d, 0x82d))));
+        assert!(!declared.wants_usb_device(&place((0x46d, 0x82e))));
+        assert!(declared.wants_node("/dev/media0") && !declared.wants_node("/dev/null"));
+        assert!(declared.wants_directory("/dev") && !declared.wants_directory("/dev/pts"));
     }
 
     #[test]
@@ -769,37 +780,40 @@ mod tests {
             {"resource": "a", "match": [{"path": "/dev/a"}, tty]},
             {"resource": "b", "match": {"group": [tty, by_driver]}},
         ]);
-        let all = declared(&value).expect("right");
-        let numbers: Vec<u16> = all.udevs().map(|udev| udev.number).collect();
+        let all = parse_declared_devices(&value).expect("right");
+        let numbers: Vec<u16> = all.udev_patterns().map(|udev| udev.number).collect();
         assert_eq!(numbers, [0, 1, 2]);
-        assert!(all.any_udev() && !all.any_usb());
-        assert!(all.subsystem("block"), "a driver may have any");
-        let tty = declared(&json!([{"resource": "a", "match": tty}])).expect("right");
-        assert!(tty.subsystem("tty") && !tty.subsystem("block"));
+        assert!(all.wants_any_udev() && !all.wants_any_usb());
+        assert!(all.wants_subsystem("block"), "a driver may have any");
+        let tty = parse_declared_devices(&json!([{"resource": "a", "match": tty}])).expect("right");
+        assert!(tty.wants_subsystem("tty") && !tty.wants_subsystem("block"));
     }
 
     #[test]
     fn cdi_devices() {
         // DEV-46
         let entry = |meant: &str| json!({"resource": "gpu", "match": {"cdi": meant}});
-        let all = declared(
+        let all = parse_declared_devices(
             &json!([entry("v.com/gpu=[0-3]"), {"resource": "a", "match": {"path": "/dev/a"}}]),
         );
         let all = all.expect("right");
-        assert!(all.any_cdi() && !all.directory("/sys"));
+        assert!(all.wants_any_cdi() && !all.wants_directory("/sys"));
         let device = |name: &str| json!({"name": name, "containerEdits": {"env": ["A="]}});
         let mut file = json!({"cdiVersion": "0.5.0", "kind": "v.com/gpu",
             "devices": [device("0"), device("3"), device("4"), device("all")]});
-        let names = all.cdi(file.clone()).expect("valid");
+        let names = all.wanted_cdi_devices(file.clone()).expect("valid");
         assert_eq!(names, ["v.com/gpu=0", "v.com/gpu=3"]);
         file["kind"] = json!("v.com/npu");
-        assert_eq!(all.cdi(file.clone()).expect("valid"), Vec::<String>::new());
+        assert_eq!(
+            all.wanted_cdi_devices(file.clone()).expect("valid"),
+            Vec::<String>::new()
+        );
         file["kind"] = json!("");
-        assert!(all.cdi(file.clone()).is_err());
+        assert!(all.wanted_cdi_devices(file.clone()).is_err());
         assert!(
-            !declared(&json!([{"preset": "i2c"}]))
+            !parse_declared_devices(&json!([{"preset": "i2c"}]))
                 .expect("right")
-                .any_cdi()
+                .wants_any_cdi()
         );
         for (value, says) in [
             (
@@ -836,15 +850,16 @@ mod tests {
     #[test]
     fn presets() {
         // DEV-37
-        for name in preset::names().split(", ") {
+        for name in preset::preset_names().split(", ") {
             // Two live entries must not have the same directory.
             let value = json!([{"preset": name},
                 {"preset": name, "resource": "squat.ai/x", "live": false}]);
-            let declared = declared(&value).expect(name);
+            let declared = parse_declared_devices(&value).expect(name);
             assert!(!declared.entries[0].matches.is_empty());
             assert_eq!(declared.entries[0].matches, declared.entries[1].matches);
         }
-        let shared = declared(&json!([{"preset": "i2c"}, {"preset": "serial"}])).expect("presets");
+        let shared = parse_declared_devices(&json!([{"preset": "i2c"}, {"preset": "serial"}]))
+            .expect("presets");
         assert!(shared.entries[0].shares > 1);
         assert_eq!(shared.entries[1].shares, 1, "a line has one reader");
     }

@@ -8,7 +8,7 @@ const MAX_BYTES: usize = 256;
 const DEV: &str = "/dev/";
 
 /// Returns the error of a pattern of paths, if it has one.
-pub(super) fn problem(pattern: &str) -> Option<String> {
+pub(super) fn path_pattern_error(pattern: &str) -> Option<String> {
     if pattern.len() > MAX_BYTES {
         return Some(format!("is longer than {MAX_BYTES} bytes"));
     }
@@ -21,21 +21,21 @@ pub(super) fn problem(pattern: &str) -> Option<String> {
                 "is {pattern:?}, must not contain an empty component, \".\" or \"..\""
             ));
         }
-        if problem_of_part(part).is_some() {
-            return no_end(pattern);
+        if text_pattern_error(part).is_some() {
+            return unclosed_class_error(pattern);
         }
     }
     None
 }
 
 /// Returns the error of a pattern of one text, if it has one.
-pub(super) fn problem_of_part(part: &str) -> Option<String> {
+pub(super) fn text_pattern_error(part: &str) -> Option<String> {
     let mut rest = part.as_bytes();
     while let Some((first, after)) = rest.split_first() {
         rest = match first {
-            b'[' => match class(after) {
+            b'[' => match parse_class(after) {
                 Some((_, after)) => after,
-                None => return no_end(part),
+                None => return unclosed_class_error(part),
             },
             _ => after,
         };
@@ -43,16 +43,16 @@ pub(super) fn problem_of_part(part: &str) -> Option<String> {
     None
 }
 
-fn no_end(pattern: &str) -> Option<String> {
+fn unclosed_class_error(pattern: &str) -> Option<String> {
     Some(format!("is {pattern:?}, whose \"[\" has no end"))
 }
 
 /// Returns true if the pattern matches `path`.
-pub(super) fn matches(pattern: &str, path: &str) -> bool {
+pub(super) fn matches_path(pattern: &str, path: &str) -> bool {
     let (mut patterns, mut parts) = (pattern.split('/'), path.split('/'));
     loop {
         match (patterns.next(), parts.next()) {
-            (Some(pattern), Some(part)) if component(pattern, part) => {}
+            (Some(pattern), Some(part)) if matches_component(pattern, part) => {}
             (None, None) => return true,
             _ => return false,
         }
@@ -60,22 +60,23 @@ pub(super) fn matches(pattern: &str, path: &str) -> bool {
 }
 
 /// Returns true if the directory `dir`, or one below it, may contain a path that the pattern matches.
-pub(super) fn leads_into(pattern: &str, dir: &str) -> bool {
+pub(super) fn may_match_below(pattern: &str, dir: &str) -> bool {
     let mut patterns = pattern.split('/');
     let mut all = dir.split('/');
-    all.all(|part| patterns.next().is_some_and(|p| component(p, part))) && patterns.next().is_some()
+    all.all(|part| patterns.next().is_some_and(|p| matches_component(p, part)))
+        && patterns.next().is_some()
 }
 
-fn component(pattern: &str, name: &str) -> bool {
+fn matches_component(pattern: &str, name: &str) -> bool {
     // Files that are being made have hidden names.
     if name.starts_with('.') && !pattern.starts_with('.') {
         return false;
     }
-    text(pattern, name)
+    matches_text(pattern, name)
 }
 
 /// Returns true if the pattern matches a text that is no file name: hidden names are matched as well.
-pub(super) fn text(pattern: &str, name: &str) -> bool {
+pub(super) fn matches_text(pattern: &str, name: &str) -> bool {
     let (mut p, mut n) = (pattern.as_bytes(), name.as_bytes());
     // The last star: the pattern behind it, and the text behind what it has matched so far.
     let mut star: Option<(&[u8], &[u8])> = None;
@@ -88,8 +89,8 @@ pub(super) fn text(pattern: &str, name: &str) -> bool {
                 continue;
             }
             (Some((b'?', rest)), Some((_, left))) => Some((rest, left)),
-            (Some((b'[', rest)), Some((byte, left))) => class(rest)
-                .filter(|(set, _)| set.has(*byte))
+            (Some((b'[', rest)), Some((byte, left))) => parse_class(rest)
+                .filter(|(set, _)| set.contains_byte(*byte))
                 .map(|(_, rest)| (rest, left)),
             (Some((a, rest)), Some((b, left))) if a == b => Some((rest, left)),
             _ => None,
@@ -116,7 +117,7 @@ struct GlobByteClass<'a> {
 }
 
 impl GlobByteClass<'_> {
-    fn has(&self, byte: u8) -> bool {
+    fn contains_byte(&self, byte: u8) -> bool {
         let mut rest = self.bytes;
         let mut found = false;
         while let Some((first, after)) = rest.split_first() {
@@ -136,7 +137,7 @@ impl GlobByteClass<'_> {
 }
 
 /// Reads a set of bytes behind its `[`. Returns the set and the text behind its `]`.
-fn class(text: &[u8]) -> Option<(GlobByteClass<'_>, &[u8])> {
+fn parse_class(text: &[u8]) -> Option<(GlobByteClass<'_>, &[u8])> {
     let (negated, body) = match text {
         [b'!' | b'^', body @ ..] => (true, body),
         body => (false, body),
@@ -173,8 +174,8 @@ mod tests {
             ("/dev/a*b*c", "/dev/axbxbxc", true),
             ("/dev/a*b*c", "/dev/axbxbx", false),
         ] {
-            assert_eq!(problem(pattern), None);
-            assert_eq!(matches(pattern, path), is, "{pattern} {path}");
+            assert_eq!(path_pattern_error(pattern), None);
+            assert_eq!(matches_path(pattern, path), is, "{pattern} {path}");
         }
     }
 
@@ -193,9 +194,9 @@ mod tests {
             "/dev/a[0-9",
             "/dev/a[]",
         ] {
-            assert!(problem(pattern).is_some(), "{pattern}");
+            assert!(path_pattern_error(pattern).is_some(), "{pattern}");
         }
-        assert!(problem(&format!("/dev/{}", "a".repeat(MAX_BYTES))).is_some());
+        assert!(path_pattern_error(&format!("/dev/{}", "a".repeat(MAX_BYTES))).is_some());
     }
 
     #[test]
@@ -207,7 +208,7 @@ mod tests {
             ("/dev/serial/by-id/x", false),
             ("/dev/snd", false),
         ] {
-            assert_eq!(leads_into("/dev/serial/by-*/*", dir), is, "{dir}");
+            assert_eq!(may_match_below("/dev/serial/by-*/*", dir), is, "{dir}");
         }
     }
 
@@ -215,6 +216,9 @@ mod tests {
     fn many_stars_take_no_time() {
         // DEV-31
         let pattern = format!("/dev/{}b", "a*".repeat(100));
-        assert!(!matches(&pattern, &format!("/dev/{}", "a".repeat(4000))));
+        assert!(!matches_path(
+            &pattern,
+            &format!("/dev/{}", "a".repeat(4000))
+        ));
     }
 }

@@ -27,7 +27,7 @@ pub enum UnitHealth {
 
 impl UnitHealth {
     /// The API's word. An unknown health keeps its last word.
-    fn shown(self, before: &str) -> &str {
+    fn api_health(self, before: &str) -> &str {
         match self {
             Self::Healthy => "Healthy",
             Self::Unhealthy => "Unhealthy",
@@ -42,7 +42,7 @@ impl UnitHealth {
 ///
 /// - Shape: sorted by resource and id, so that equal health gives an equal status.
 /// - Source: `ContainerStatus.allocatedResourcesStatus`, KEP-4680. A kubelet shows a unit that is not listed as healthy.
-pub fn show_health(
+pub fn set_unit_health(
     status: &mut PodStatus,
     previous: &PodStatus,
     held: &[HeldUnits],
@@ -73,7 +73,7 @@ pub fn show_health(
                 let before = before.map_or("", |told| &*told.health);
                 ResourceHealth {
                     resource_id: id.into(),
-                    health: String::from(health(resource, id).shown(before)),
+                    health: String::from(health(resource, id).api_health(before)),
                 }
             });
             ResourceStatus {
@@ -131,7 +131,7 @@ mod tests {
             _ => UnitHealth::Unsaid,
         };
         let mut first = status("Running");
-        show_health(&mut first, &PodStatus::default(), &all, &health);
+        set_unit_health(&mut first, &PodStatus::default(), &all, &health);
         let told = |health: &str| {
             json!([
                 {"name": "a.io/x", "resources": [{"resourceID": "0", "health": health}]},
@@ -145,16 +145,16 @@ mod tests {
         let x = &mut before.container_statuses[0].allocated_resources_status[0];
         x.resources[0].health = "Healthy".into();
         let mut next = status("Running");
-        show_health(&mut next, &before, &all, &health);
+        set_unit_health(&mut next, &before, &all, &health);
         assert_eq!(shown(&next), [told("Healthy"), Value::Null]);
         // The order of the holdings does not count.
         let turned: Vec<HeldUnits> = all.iter().rev().cloned().collect();
         let mut again = status("Running");
-        show_health(&mut again, &next, &turned, &health);
+        set_unit_health(&mut again, &next, &turned, &health);
         assert_eq!(again, next);
         // A running container without units has no list.
         let mut without = status("Running");
-        show_health(&mut without, &next, &[], &health);
+        set_unit_health(&mut without, &next, &[], &health);
         assert_eq!(without, status("Running"));
     }
 
@@ -163,17 +163,17 @@ mod tests {
         // DEV-15
         let all = vec![held("c", "a.io/x", &["0"])];
         let mut running = status("Running");
-        show_health(&mut running, &PodStatus::default(), &all, &|_, _| {
+        set_unit_health(&mut running, &PodStatus::default(), &all, &|_, _| {
             UnitHealth::Healthy
         });
         for held in [&all[..], &[]] {
             let mut ended = status("Succeeded");
-            show_health(&mut ended, &running, held, &|_, _| UnitHealth::Unhealthy);
+            set_unit_health(&mut ended, &running, held, &|_, _| UnitHealth::Unhealthy);
             assert_eq!(shown(&ended), shown(&running));
         }
         // A pod whose health was not reported while it ran.
         let mut ended = status("Failed");
-        show_health(&mut ended, &PodStatus::default(), &all, &|_, _| {
+        set_unit_health(&mut ended, &PodStatus::default(), &all, &|_, _| {
             UnitHealth::Unhealthy
         });
         assert_eq!(ended.phase, PodPhase::Failed);

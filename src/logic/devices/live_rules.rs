@@ -13,7 +13,12 @@ use crate::api::{
 /// all devices of their kinds (majors), because it loads a program that cannot be changed later; our own program beside
 /// it closes all but the nodes.
 #[must_use]
-pub fn live_rules(all: &[LiveDevices], cgroup: &str, v2: bool, spec: &mut Spec) -> LiveDeviceRules {
+pub fn compute_live_rules(
+    all: &[LiveDevices],
+    cgroup: &str,
+    v2: bool,
+    spec: &mut Spec,
+) -> LiveDeviceRules {
     let own = &mut spec.linux.resources.devices;
     let (mut others, mut limited): (Vec<DeviceNumber>, Vec<DeviceAccess>) = Default::default();
     let mut open = Vec::new();
@@ -41,7 +46,7 @@ pub fn live_rules(all: &[LiveDevices], cgroup: &str, v2: bool, spec: &mut Spec) 
     }
     let kinds = all.iter().flat_map(|live| &live.majors).copied();
     let mut majors: Vec<_> = kinds.filter(|kind| !open.contains(kind)).collect();
-    majors.order();
+    majors.stable_sort();
     majors.dedup();
     if v2 {
         for live in all {
@@ -98,7 +103,7 @@ mod tests {
         for v2 in [false, true] {
             let mut spec = Spec::default();
             spec.linux.resources.devices.clone_from(&before);
-            let rules = live_rules(&all, "/a", v2, &mut spec);
+            let rules = compute_live_rules(&all, "/a", v2, &mut spec);
             let mut want = before.clone();
             if v2 {
                 want.extend([

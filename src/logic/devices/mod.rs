@@ -29,19 +29,25 @@ mod table;
 mod udev;
 mod units;
 
-pub use declared::{DeclaredDevices, DeviceEntry, ReplugPolicy, declared};
-pub use health::{UnitHealth, show_health};
-pub use live_rules::live_rules;
+pub use declared::{DeclaredDevices, DeviceEntry, ReplugPolicy, parse_declared_devices};
+pub use health::{UnitHealth, set_unit_health};
+pub use live_rules::compute_live_rules;
 pub use plugin::{
-    HeldUnitsAnswer, PluginMessageError, answer, listed, merge, preferred, registration, shown,
+    HeldUnitsAnswer, PluginMessageError, check_allocate_answer, check_preference,
+    check_registration, check_unit_list, escape_message, merge_answers,
 };
-pub use refusal::{DeviceRefusal, DeviceWaitFacts, DeviceWaitVerdict, judge, plugins_may_come};
-pub use registry::{plugin, retry};
+pub use refusal::{
+    DeviceRefusal, DeviceWaitFacts, DeviceWaitVerdict, judge_refusal, plugins_may_come,
+};
+pub use registry::{check_plugin_info, retry_pause};
 pub use table::{
     DeviceTable, FoundUnit, ListedUnit, PreferenceQuestion, PreferredUnits, UnitChange,
     UnitChangeKind, UnitHolder, UnitView,
 };
-pub use units::{ContainerLiveNodes, GivenDevices, LiveUnits, given, live_nodes, units};
+pub use units::{
+    ContainerLiveNodes, GivenDevices, LiveUnits, compute_given_devices, compute_live_nodes,
+    find_units,
+};
 
 /// Units of all resources together (DEV-46).
 pub const MAX_UNITS: usize = 256;

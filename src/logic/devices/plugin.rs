@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     GivenDevices, ListedUnit, MAX_ALL_LISTED, MAX_LISTED, MAX_PLUGINS, PreferenceQuestion,
-    PreferredUnits, declared::is_resource,
+    PreferredUnits, declared::is_requestable_resource,
 };
 use crate::api::{
     cri::{ContainerDeviceNode, ContainerMount},
@@ -109,31 +109,34 @@ impl fmt::Display for PluginMessageError {
 ///
 /// - Errors: the answer to the plugin (DEV-02).
 /// - Source: kubelet `cm/devicemanager/plugin/v1beta1/server.go`, `Register`.
-pub fn registration(
+pub fn check_registration(
     version: &str,
     endpoint: &str,
     resource: &str,
     declared: bool,
 ) -> Result<(), PluginMessageError> {
     if version != VERSION {
-        return Err(PluginMessageError::Version(cut(version)));
+        return Err(PluginMessageError::Version(shorten_to_id_limit(version)));
     }
-    offers(resource, declared)?;
+    check_offered_resource(resource, declared)?;
     let is_name = !endpoint.is_empty()
         && endpoint.len() <= MAX_ENDPOINT_BYTES
         && ![".", ".."].contains(&endpoint)
         && !endpoint.contains('/')
         && !has_controls(endpoint);
     if !is_name {
-        return Err(PluginMessageError::Endpoint(cut(endpoint)));
+        return Err(PluginMessageError::Endpoint(shorten_to_id_limit(endpoint)));
     }
     Ok(())
 }
 
 /// Checks that a plugin may offer the resource.
-pub(super) fn offers(resource: &str, declared: bool) -> Result<(), PluginMessageError> {
-    if !is_resource(resource) {
-        return Err(PluginMessageError::Resource(cut(resource)));
+pub(super) fn check_offered_resource(
+    resource: &str,
+    declared: bool,
+) -> Result<(), PluginMessageError> {
+    if !is_requestable_resource(resource) {
+        return Err(PluginMessageError::Resource(shorten_to_id_limit(resource)));
     }
     if declared {
         return Err(PluginMessageError::Declared(resource.into()));
@@ -148,7 +151,7 @@ pub(super) fn has_controls(text: &str) -> bool {
 
 /// Escapes and shortens a plugin's message for logs and events: its beginning, on one line.
 #[must_use]
-pub fn shown(text: &str) -> String {
+pub fn escape_message(text: &str) -> String {
     let len = text.floor_char_boundary(MAX_SHOWN_BYTES);
     let mut out = String::new();
     for c in text[..len].chars() {
@@ -164,7 +167,7 @@ pub fn shown(text: &str) -> String {
 }
 
 /// Shortens a text of a plugin to its first [`MAX_ID_BYTES`] bytes.
-pub(super) fn cut(text: &str) -> String {
+pub(super) fn shorten_to_id_limit(text: &str) -> String {
     let len = text.floor_char_boundary(MAX_ID_BYTES);
     text[..len].into()
 }
@@ -172,7 +175,7 @@ pub(super) fn cut(text: &str) -> String {
 /// Checks a plugin's list of ids and their health (DEV-03). `others`: number of units that other plugins list.
 ///
 /// - Errors: the plugin is cut off, and the error is logged.
-pub fn listed(
+pub fn check_unit_list(
     units: Vec<(String, String)>,
     others: usize,
 ) -> Result<Vec<ListedUnit>, PluginMessageError> {
@@ -184,7 +187,7 @@ pub fn listed(
     }
     let all = units.into_iter().map(|(id, health)| {
         if id.is_empty() || id.len() > MAX_ID_BYTES || has_controls(&id) {
-            return Err(PluginMessageError::Id(cut(&id)));
+            return Err(PluginMessageError::Id(shorten_to_id_limit(&id)));
         }
         Ok(ListedUnit {
             id: id.into(),
@@ -196,7 +199,7 @@ pub fn listed(
 
 /// Checks a plugin's preference. Of its ids only available ones are kept, each once, at most as many as were asked for.
 #[must_use]
-pub fn preferred(question: PreferenceQuestion, ids: Vec<String>) -> PreferredUnits {
+pub fn check_preference(question: PreferenceQuestion, ids: Vec<String>) -> PreferredUnits {
     let PreferenceQuestion {
         container,
         resource,
@@ -219,7 +222,9 @@ pub fn preferred(question: PreferenceQuestion, ids: Vec<String>) -> PreferredUni
 /// Checks a plugin's answer for a container.
 ///
 /// - Errors: the fault of the answer.
-pub fn answer(mut answer: PluginAllocation) -> Result<PluginAllocation, PluginMessageError> {
+pub fn check_allocate_answer(
+    mut answer: PluginAllocation,
+) -> Result<PluginAllocation, PluginMessageError> {
     let wrong = |why: String| Err(PluginMessageError::Answer(why));
     let counts = [
         answer.env.len(),
@@ -247,7 +252,10 @@ pub fn answer(mut answer: PluginAllocation) -> Result<PluginAllocation, PluginMe
     let nodes = nodes.flat_map(|n| [&n.container_path, &n.host_path]);
     let is_wrong = |path: &&String| !path.starts_with('/') || path.contains('\0');
     if let Some(path) = mounts.chain(nodes).find(is_wrong) {
-        return wrong(format!("{:?} is no absolute path", cut(path)));
+        return wrong(format!(
+            "{:?} is no absolute path",
+            shorten_to_id_limit(path)
+        ));
     }
     for node in &mut answer.nodes {
         if node.permissions.is_empty() {
@@ -256,7 +264,7 @@ pub fn answer(mut answer: PluginAllocation) -> Result<PluginAllocation, PluginMe
         if node.permissions.contains(|c| !"rwm".contains(c)) {
             return wrong(format!(
                 "permissions {:?}, must be letters of rwm",
-                cut(&node.permissions)
+                shorten_to_id_limit(&node.permissions)
             ));
         }
     }
@@ -282,8 +290,8 @@ pub struct HeldUnitsAnswer {
 
 /// Adds the plugins' answers for a container (DEV-09), sorted by names of resources. Of several items with one name or
 /// path the first wins.
-pub fn merge(given: &mut GivenDevices, mut answers: Vec<HeldUnitsAnswer>) {
-    answers.order_by(|a, b| a.resource.cmp(&b.resource));
+pub fn merge_answers(given: &mut GivenDevices, mut answers: Vec<HeldUnitsAnswer>) {
+    answers.stable_sort_by(|a, b| a.resource.cmp(&b.resource));
     for HeldUnitsAnswer { answer, .. } in answers {
         given.env.extend(answer.env);
         given.mounts.extend(answer.mounts);
@@ -291,18 +299,18 @@ pub fn merge(given: &mut GivenDevices, mut answers: Vec<HeldUnitsAnswer>) {
         given.annotations.extend(answer.annotations);
         given.cdi_devices.extend(answer.cdi_devices);
     }
-    firsts(&mut given.env, |(name, _)| name);
-    firsts(&mut given.mounts, |mount: &ContainerMount| {
+    keep_first_of_key(&mut given.env, |(name, _)| name);
+    keep_first_of_key(&mut given.mounts, |mount: &ContainerMount| {
         &mount.container_path
     });
-    firsts(&mut given.nodes, |node: &ContainerDeviceNode| {
+    keep_first_of_key(&mut given.nodes, |node: &ContainerDeviceNode| {
         &node.container_path
     });
-    firsts(&mut given.annotations, |(key, _)| key);
-    firsts(&mut given.cdi_devices, |name| name);
+    keep_first_of_key(&mut given.annotations, |(key, _)| key);
+    keep_first_of_key(&mut given.cdi_devices, |name| name);
 }
 
-fn firsts<T>(all: &mut Vec<T>, key: fn(&T) -> &String) {
+fn keep_first_of_key<T>(all: &mut Vec<T>, key: fn(&T) -> &String) {
     let mut taken = BTreeSet::new();
     all.retain(|one| taken.insert(key(one).to_string()));
 }
@@ -316,7 +324,8 @@ mod tests {
     #[test]
     fn who_may_register() {
         // DEV-02
-        let ask = |version, endpoint, resource| registration(version, endpoint, resource, false);
+        let ask =
+            |version, endpoint, resource| check_registration(version, endpoint, resource, false);
         assert_eq!(ask("v1beta1", "a.sock", "example.com/a"), Ok(()));
         for (version, endpoint, resource, why) in [
             (
@@ -385,7 +394,7 @@ mod tests {
         let long = "é".repeat(10_000);
         let refused = ask(&long, &long, &long).expect_err("long").to_string();
         assert!(refused.len() < 200);
-        let declared = registration("v1beta1", "a", "example.com/a", true);
+        let declared = check_registration("v1beta1", "a", "example.com/a", true);
         assert_eq!(
             declared.expect_err("declared").to_string(),
             "example.com/a is given by picolet.devices: take it out there"
@@ -402,36 +411,36 @@ mod tests {
             unit("c", "healthy"),
             unit("d", ""),
         ];
-        let all = listed(all, 0).expect("a list");
+        let all = check_unit_list(all, 0).expect("a list");
         let shown: Vec<_> = all.iter().map(|l| (&*l.id, l.healthy)).collect();
         assert_eq!(
             shown,
             [("a", true), ("b", false), ("c", false), ("d", false)]
         );
         let many = |n: usize| (0..n).map(|n| unit(&n.to_string(), "Healthy")).collect();
-        assert!(listed(many(MAX_LISTED), 0).is_ok());
-        let refused = listed(many(MAX_LISTED + 1), 0).expect_err("too many");
+        assert!(check_unit_list(many(MAX_LISTED), 0).is_ok());
+        let refused = check_unit_list(many(MAX_LISTED + 1), 0).expect_err("too many");
         assert_eq!(
             refused.to_string(),
             "it lists 1025 devices, more than 1024 are not taken"
         );
-        assert!(listed(many(96), MAX_ALL_LISTED - 96).is_ok());
-        let refused = listed(many(96), MAX_ALL_LISTED - 95).expect_err("too many");
+        assert!(check_unit_list(many(96), MAX_ALL_LISTED - 96).is_ok());
+        let refused = check_unit_list(many(96), MAX_ALL_LISTED - 95).expect_err("too many");
         assert_eq!(refused, PluginMessageError::AllListed);
         for id in [String::new(), "x".repeat(64), "a\nb".into()] {
-            let refused = listed(vec![(id, HEALTHY.into())], 0).expect_err("an id");
+            let refused = check_unit_list(vec![(id, HEALTHY.into())], 0).expect_err("an id");
             let text = "an id has 1 to 63 bytes and no control characters";
             assert!(refused.to_string().ends_with(text));
         }
-        assert!(listed(vec![("x".repeat(63), HEALTHY.into())], 0).is_ok());
+        assert!(check_unit_list(vec![("x".repeat(63), HEALTHY.into())], 0).is_ok());
     }
 
     #[test]
     fn what_is_shown() {
         // DEV-08
-        assert_eq!(shown("not today: \"é\""), "not today: \"é\"");
-        assert_eq!(shown("a\nWARN b\u{1b}[m"), "a\\nWARN b\\u{1b}[m");
-        let long = shown(&"é".repeat(10_000));
+        assert_eq!(escape_message("not today: \"é\""), "not today: \"é\"");
+        assert_eq!(escape_message("a\nWARN b\u{1b}[m"), "a\\nWARN b\\u{1b}[m");
+        let long = escape_message(&"é".repeat(10_000));
         assert_eq!((long.len(), long.ends_with("é …")), (512 + 4, true));
     }
 
@@ -448,7 +457,7 @@ mod tests {
                 size,
             };
             let named = ids.iter().map(|id| (*id).into()).collect();
-            preferred(question, named).ids
+            check_preference(question, named).ids
         };
         assert_eq!(ids(2, &["c", "a"]), texts(&["c", "a"]));
         assert_eq!(ids(2, &["c", "b", "a"]), texts(&["c", "b"]));
@@ -479,7 +488,11 @@ mod tests {
     #[test]
     fn wrong_answers() {
         // DEV-09
-        let text = |answered: PluginAllocation| answer(answered).expect_err("wrong").to_string();
+        let text = |answered: PluginAllocation| {
+            check_allocate_answer(answered)
+                .expect_err("wrong")
+                .to_string()
+        };
         let nodes = |nodes| PluginAllocation {
             nodes,
             ..PluginAllocation::default()
@@ -488,7 +501,8 @@ mod tests {
             mounts,
             ..PluginAllocation::default()
         };
-        let good = answer(nodes(vec![node("/dev/a", ""), node("/dev/b", "mrw")])).expect("good");
+        let good = check_allocate_answer(nodes(vec![node("/dev/a", ""), node("/dev/b", "mrw")]))
+            .expect("good");
         assert_eq!(good.nodes[0].permissions, "rwm");
         assert_eq!(
             text(nodes(vec![node("/dev/a", "rx")])),
@@ -537,7 +551,7 @@ mod tests {
             env: vec![("OWN".into(), "1".into())],
             ..GivenDevices::default()
         };
-        merge(&mut given, vec![answered("b", "/2"), answered("a", "/1")]);
+        merge_answers(&mut given, vec![answered("b", "/2"), answered("a", "/1")]);
         let pair = |name: &str, value: &str| (name.into(), value.into());
         assert_eq!(given.env, [pair("OWN", "1"), pair("WHO", "a")]);
         assert_eq!(given.mounts, [mount("/m", "/1")]);

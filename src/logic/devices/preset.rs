@@ -38,7 +38,7 @@ const CORAL: (&str, [(u16, u16); 2]) = ("coral", [(0x1a6e, 0x089a), (0x18d1, 0x9
 const CORAL_PLACE: &str = "/dev/bus/usb";
 
 /// The entry of that name.
-pub(super) fn entry(name: &str) -> Option<DeviceEntry> {
+pub(super) fn preset_entry(name: &str) -> Option<DeviceEntry> {
     let is_coral = name == CORAL.0;
     let (matches, shares) = if is_coral {
         let of = |(vendor, product)| {
@@ -67,7 +67,7 @@ pub(super) fn entry(name: &str) -> Option<DeviceEntry> {
 }
 
 /// All names, for people.
-pub(super) fn names() -> String {
+pub(super) fn preset_names() -> String {
     let mut all: Vec<&str> = PATHS.iter().map(|(name, ..)| *name).collect();
     all.insert(0, CORAL.0);
     all.join(", ")

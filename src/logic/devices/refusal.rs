@@ -55,7 +55,7 @@ impl fmt::Display for DeviceRefusal {
 impl DeviceRefusal {
     /// The resource that is missing.
     #[must_use]
-    pub fn resource(&self) -> &str {
+    pub fn missing_resource(&self) -> &str {
         match self {
             Self::Unregistered(r) | Self::NoneHealthy(r) | Self::NoLongerHealthy(r) => r,
             Self::TooFew { resource, .. } => resource,
@@ -106,7 +106,7 @@ pub fn plugins_may_come(since_start: Duration) -> bool {
 /// since no controller would replace it. Other pods wait for a while, and longer for a plugin's resource soon after the
 /// start of the agent. For a resource that is not offered only static pods wait, and only if a plugin may offer it.
 #[must_use]
-pub fn judge(refusal: &DeviceRefusal, pod: DeviceWaitFacts) -> DeviceWaitVerdict {
+pub fn judge_refusal(refusal: &DeviceRefusal, pod: DeviceWaitFacts) -> DeviceWaitVerdict {
     let start = PLUGIN_START.saturating_sub(pod.came_after);
     let at_most = match pod.of_plugin {
         true => pod.at_most.max(start),
@@ -159,7 +159,7 @@ mod tests {
                 of_plugin: false,
                 came_after: s(0),
             };
-            assert_eq!(judge(refusal, pod), verdict);
+            assert_eq!(judge_refusal(refusal, pod), verdict);
         }
     }
 
@@ -186,7 +186,7 @@ mod tests {
                 of_plugin: true,
                 came_after,
             };
-            assert_eq!(judge(refusal, pod), verdict, "{refusal:?} {pod:?}");
+            assert_eq!(judge_refusal(refusal, pod), verdict, "{refusal:?} {pod:?}");
         }
     }
 }

@@ -4,7 +4,9 @@
 use alloc::string::String;
 use core::time::Duration;
 
-use super::plugin::{PluginMessageError, VERSION, cut, has_controls, offers};
+use super::plugin::{
+    PluginMessageError, VERSION, check_offered_resource, has_controls, shorten_to_id_limit,
+};
 
 /// The only type of plugins that is taken.
 const KIND: &str = "DevicePlugin";
@@ -19,7 +21,7 @@ const MAX_RETRY: Duration = Duration::from_secs(122);
 ///
 /// - Errors: the answer to the plugin. The answer holds as long as the socket is the same.
 /// - Source: kubelet `pluginmanager/operationexecutor`, `cm/devicemanager/plugin/v1beta1/handler.go`, `ValidatePlugin`.
-pub fn plugin(
+pub fn check_plugin_info(
     kind: &str,
     resource: &str,
     endpoint: &str,
@@ -27,24 +29,24 @@ pub fn plugin(
     declared: bool,
 ) -> Result<(), PluginMessageError> {
     if kind != KIND {
-        return Err(PluginMessageError::Kind(cut(kind)));
+        return Err(PluginMessageError::Kind(shorten_to_id_limit(kind)));
     }
     if !versions.iter().any(|version| version == VERSION) {
         let said = versions.first().map_or("", |version| version);
-        return Err(PluginMessageError::Version(cut(said)));
+        return Err(PluginMessageError::Version(shorten_to_id_limit(said)));
     }
-    offers(resource, declared)?;
+    check_offered_resource(resource, declared)?;
     let is_path = endpoint.is_empty()
         || endpoint.starts_with('/') && endpoint.len() <= MAX_PATH_BYTES && !has_controls(endpoint);
     match is_path {
         true => Ok(()),
-        false => Err(PluginMessageError::Path(cut(endpoint))),
+        false => Err(PluginMessageError::Path(shorten_to_id_limit(endpoint))),
     }
 }
 
 /// Pause after this number of failures in a row, at least one.
 #[must_use]
-pub fn retry(failures: u32) -> Duration {
+pub fn retry_pause(failures: u32) -> Duration {
     let doublings = failures.saturating_sub(1).min(16);
     (RETRY * (1 << doublings)).min(MAX_RETRY)
 }
@@ -61,7 +63,7 @@ mod tests {
         let of = |kind: &str, resource: &str, endpoint: &str, version: &str| {
             let versions: Vec<String> = vec!["v1".into(), version.into()];
             let declared = resource == "example.com/declared";
-            let found = plugin(kind, resource, endpoint, &versions, declared);
+            let found = check_plugin_info(kind, resource, endpoint, &versions, declared);
             found.map_err(|why| why.to_string())
         };
         let (kind, resource) = ("DevicePlugin", "example.com/x");
@@ -125,14 +127,14 @@ mod tests {
     #[test]
     fn pauses() {
         // DEV-16
-        let pauses: Vec<_> = (1..=10).map(|n| retry(n).as_millis()).collect();
+        let pauses: Vec<_> = (1..=10).map(|n| retry_pause(n).as_millis()).collect();
         assert_eq!(
             pauses,
             [
                 500, 1000, 2000, 4000, 8000, 16_000, 32_000, 64_000, 122_000, 122_000
             ]
         );
-        assert_eq!(retry(u32::MAX), MAX_RETRY);
-        assert_eq!(retry(0), RETRY);
+        assert_eq!(retry_pause(u32::MAX), MAX_RETRY);
+        assert_eq!(retry_pause(0), RETRY);
     }
 }

@@ -156,7 +156,7 @@ impl ResourceUnit {
         }
     }
 
-    const fn is_told_of(&self) -> bool {
+    const fn is_reported(&self) -> bool {
         matches!(self.presence, UnitPresence::Here | UnitPresence::Missing(_))
     }
 }
@@ -183,18 +183,18 @@ struct DeviceResource {
 }
 
 impl DeviceResource {
-    fn is_plugins(&self) -> bool {
+    fn is_of_plugin(&self) -> bool {
         self.provider != UnitProvider::Machine
     }
 
-    fn here(&self) -> impl Iterator<Item = &ResourceUnit> {
+    fn present_units(&self) -> impl Iterator<Item = &ResourceUnit> {
         self.units
             .iter()
             .filter(|u| u.presence == UnitPresence::Here)
     }
 
     /// Marks the units that the plugin listed as healthy as unknown.
-    fn doubt(&mut self) {
+    fn mark_units_unknown(&mut self) {
         for unit in &mut self.units {
             if unit.presence == UnitPresence::Here {
                 unit.presence = UnitPresence::Unknown;
@@ -203,7 +203,7 @@ impl DeviceResource {
     }
 
     /// Time at which a plugin that has gone is forgotten.
-    fn gone(&self) -> Option<MonoTime> {
+    fn plugin_forget_time(&self) -> Option<MonoTime> {
         match self.provider {
             UnitProvider::GonePlugin(since) => Some(since + PLUGIN_ABSENCE),
             UnitProvider::Machine | UnitProvider::Plugin { .. } | UnitProvider::ForgottenPlugin => {
@@ -212,8 +212,8 @@ impl DeviceResource {
         }
     }
 
-    fn has(&self, id: &str) -> bool {
-        self.here().any(|unit| *unit.found.id == *id)
+    fn has_present_unit(&self, id: &str) -> bool {
+        self.present_units().any(|unit| *unit.found.id == *id)
     }
 }
 
@@ -237,13 +237,13 @@ impl UnitCandidate<'_> {
     /// Sort key: the least unit is given next. Units that the container has the fewest times come first; then units that
     /// it had before, units that an init container of the pod has left by then, units that the plugin prefers, and units
     /// that other pods hold least.
-    fn order(&self) -> (u32, bool, bool, bool, u32) {
+    fn sort_key(&self) -> (u32, bool, bool, bool, u32) {
         let costs = self.times >= self.no_charge;
         (self.times, !self.had, costs, !self.preferred, self.others)
     }
 
     /// Returns true if the container gets the unit in any case.
-    const fn is_given(&self) -> bool {
+    const fn is_always_given(&self) -> bool {
         self.most > 0 && (self.had || self.no_charge > 0)
     }
 }
@@ -259,7 +259,7 @@ pub struct DeviceTable {
 
 impl DeviceTable {
     /// Adds a declared resource, without units yet. Each unit may be held `shares` times.
-    pub fn declare(&mut self, resource: &str, shares: u32) {
+    pub fn declare_resource(&mut self, resource: &str, shares: u32) {
         let new = DeviceResource {
             shares,
             ..DeviceResource::default()
@@ -268,7 +268,7 @@ impl DeviceTable {
     }
 
     /// Adds a resource that a plugin offered to an agent before this one, without units yet (DEV-12).
-    pub fn recall(&mut self, resource: &str) {
+    pub fn recall_resource(&mut self, resource: &str) {
         let known = self.resources.entry(resource.into());
         known.or_insert_with(|| DeviceResource {
             shares: 1,
@@ -279,26 +279,26 @@ impl DeviceTable {
 
     /// Takes in that a plugin offers the resource; the list of its units comes next. `prefers`: the plugin wants to be
     /// asked which units it would choose. No change if the resource is declared.
-    pub fn register(&mut self, resource: &str, prefers: bool) {
-        self.recall(resource);
+    pub fn register_plugin(&mut self, resource: &str, prefers: bool) {
+        self.recall_resource(resource);
         if let Some(known) = self.resources.get_mut(resource)
-            && known.is_plugins()
+            && known.is_of_plugin()
         {
             known.provider = UnitProvider::Plugin { prefers };
-            known.doubt();
+            known.mark_units_unknown();
         }
     }
 
     /// Returns true if the resource is a plugin's.
     #[must_use]
-    pub fn is_plugins(&self, resource: &str) -> bool {
+    pub fn is_plugin_resource(&self, resource: &str) -> bool {
         let known = self.resources.get(resource);
-        known.is_some_and(DeviceResource::is_plugins)
+        known.is_some_and(DeviceResource::is_of_plugin)
     }
 
     /// Takes in a plugin's complete list of units (DEV-03). Returns the changes of units that are held.
-    pub fn list(&mut self, resource: &str, all: Vec<ListedUnit>) -> Vec<UnitChange> {
-        if !self.is_plugins(resource) {
+    pub fn take_plugin_units(&mut self, resource: &str, all: Vec<ListedUnit>) -> Vec<UnitChange> {
+        if !self.is_plugin_resource(resource) {
             return Vec::new();
         }
         // The last word on an id counts.
@@ -310,18 +310,18 @@ impl DeviceTable {
             };
             (found, healthy)
         });
-        self.take(resource, all.collect(), |_| UnitPresence::Lost)
+        self.take_units(resource, all.collect(), |_| UnitPresence::Lost)
     }
 
     /// Takes in the units of a declared resource that are here now, all of them. Returns the changes of units that are held.
-    pub fn report(
+    pub fn take_machine_units(
         &mut self,
         resource: &str,
         all: Vec<FoundUnit>,
         now: MonoTime,
     ) -> Vec<UnitChange> {
         let all = all.into_iter().map(|found| (found, true));
-        self.take(resource, all.collect(), |before| match before {
+        self.take_units(resource, all.collect(), |before| match before {
             UnitPresence::Here => UnitPresence::Missing(now),
             UnitPresence::Missing(_) | UnitPresence::Unknown | UnitPresence::Lost => before,
         })
@@ -329,7 +329,7 @@ impl DeviceTable {
 
     /// Takes in all units that the provider of a resource has, each healthy or not. `absent`: what becomes of one that it
     /// does not have any more.
-    fn take(
+    fn take_units(
         &mut self,
         resource: &str,
         all: Vec<(FoundUnit, bool)>,
@@ -338,7 +338,7 @@ impl DeviceTable {
         let Some(known) = self.resources.get_mut(resource) else {
             return Vec::new();
         };
-        let is_plugins = known.is_plugins();
+        let is_plugins = known.is_of_plugin();
         let mut changes = Vec::new();
         let listed: BTreeMap<_, _> = all
             .iter()
@@ -383,49 +383,49 @@ impl DeviceTable {
                 known.units.push(ResourceUnit::new(found, presence));
             }
         }
-        let changes = self.of_holders(resource, changes);
+        let changes = self.held_unit_changes(resource, changes);
         self.forget_lost();
         changes
     }
 
     /// Takes in that the plugin has gone: none of its units can be given (DEV-04). Containers that hold units go on,
     /// and no change is reported: as a rule the plugin is back soon.
-    pub fn disconnect(&mut self, resource: &str, now: MonoTime) {
+    pub fn disconnect_plugin(&mut self, resource: &str, now: MonoTime) {
         let known = self.resources.get_mut(resource);
-        let Some(known) = known.filter(|known| known.is_plugins()) else {
+        let Some(known) = known.filter(|known| known.is_of_plugin()) else {
             return;
         };
         known.provider = UnitProvider::GonePlugin(now);
-        known.doubt();
+        known.mark_units_unknown();
     }
 
     /// Returns true if the resource may be dropped in favour of another plugin's: its own plugin has gone long ago, the
     /// node no longer reports its units, and no pod holds one (DEV-11).
     #[must_use]
-    pub fn can_spare(&self, resource: &str) -> bool {
+    pub fn can_drop(&self, resource: &str) -> bool {
         let known = self.resources.get(resource);
         let is_held = |held: &HeldUnits| *held.resource == *resource;
         known.is_some_and(|known| known.provider == UnitProvider::ForgottenPlugin)
             && !self.holders.values().any(|all| all.iter().any(is_held))
     }
 
-    /// Drops the resource if [`DeviceTable::can_spare`] allows it.
-    pub fn spare(&mut self, resource: &str) {
-        if self.can_spare(resource) {
+    /// Drops the resource if [`DeviceTable::can_drop`] allows it.
+    pub fn drop_spare_resource(&mut self, resource: &str) {
+        if self.can_drop(resource) {
             self.resources.remove(resource);
         }
     }
 
     /// Names of the resources, sorted.
-    pub fn resources(&self) -> impl Iterator<Item = &str> {
+    pub fn resource_names(&self) -> impl Iterator<Item = &str> {
         self.resources.keys().map(|name| &**name)
     }
 
     /// Takes in the units that a pod has held since before this agent.
-    pub fn restore(&mut self, pod: PodUid, held: Vec<HeldUnits>) {
+    pub fn restore_holder(&mut self, pod: PodUid, held: Vec<HeldUnits>) {
         for held in &held {
             if held.plugin {
-                self.recall(&held.resource);
+                self.recall_resource(&held.resource);
             }
             let Some(resource) = self.resources.get_mut(&held.resource) else {
                 continue;
@@ -437,7 +437,7 @@ impl DeviceTable {
                         ..FoundUnit::default()
                     };
                     let mut unit = ResourceUnit::new(found, UnitPresence::Lost);
-                    if resource.is_plugins() {
+                    if resource.is_of_plugin() {
                         // The unit is not lost: its plugin is starting, too.
                         unit.presence = UnitPresence::Unknown;
                         unit.counts = false;
@@ -453,14 +453,14 @@ impl DeviceTable {
     pub fn handle_timeout(&mut self, now: MonoTime) -> Vec<UnitChange> {
         let mut lost = Vec::new();
         for (name, resource) in &mut self.resources {
-            let gone = resource.gone().is_some_and(|due| due <= now);
+            let gone = resource.plugin_forget_time().is_some_and(|due| due <= now);
             if gone {
                 resource.provider = UnitProvider::ForgottenPlugin;
             }
             for unit in &mut resource.units {
                 unit.counts &= !gone;
                 let is_new = unit.presence != UnitPresence::Lost;
-                if gone && is_new || due(unit).is_some_and(|due| due <= now) {
+                if gone && is_new || loss_time(unit).is_some_and(|due| due <= now) {
                     unit.presence = UnitPresence::Lost;
                     lost.push((name.clone(), unit.found.clone()));
                 }
@@ -468,7 +468,8 @@ impl DeviceTable {
         }
         let mut changes = Vec::new();
         for (name, found) in lost {
-            changes.extend(self.of_holders(&name, Vec::from([(found, UnitChangeKind::Lost)])));
+            changes
+                .extend(self.held_unit_changes(&name, Vec::from([(found, UnitChangeKind::Lost)])));
         }
         self.forget_lost();
         changes
@@ -477,19 +478,22 @@ impl DeviceTable {
     /// Time at which [`DeviceTable::handle_timeout`] has work.
     #[must_use]
     pub fn next_timeout(&self) -> Option<MonoTime> {
-        let gone = self.resources.values().filter_map(DeviceResource::gone);
+        let gone = self
+            .resources
+            .values()
+            .filter_map(DeviceResource::plugin_forget_time);
         let all = self.resources.values().flat_map(|r| &r.units);
-        all.filter_map(due).chain(gone).min()
+        all.filter_map(loss_time).chain(gone).min()
     }
 
-    fn of_holders(
+    fn held_unit_changes(
         &self,
         resource: &str,
         changes: Vec<(FoundUnit, UnitChangeKind)>,
     ) -> Vec<UnitChange> {
         let changes = changes.into_iter().map(|(found, what)| UnitChange {
             resource: resource.into(),
-            holders: self.holders_of(resource, &found.id),
+            holders: self.unit_holders(resource, &found.id),
             id: found.id,
             nodes: found.nodes,
             what,
@@ -497,7 +501,7 @@ impl DeviceTable {
         changes.filter(|c| !c.holders.is_empty()).collect()
     }
 
-    fn holders_of(&self, resource: &str, id: &str) -> Vec<UnitHolder> {
+    fn unit_holders(&self, resource: &str, id: &str) -> Vec<UnitHolder> {
         let mut holders = Vec::new();
         for (pod, held) in &self.holders {
             let holds =
@@ -514,11 +518,11 @@ impl DeviceTable {
     fn forget_lost(&mut self) {
         for (name, resource) in &mut self.resources {
             let holders = &self.holders;
-            let is_held = |id: &str| holders.values().any(|held| uses(held, name, id) > 0);
-            let plugin = resource.is_plugins();
+            let is_held = |id: &str| holders.values().any(|held| use_count(held, name, id) > 0);
+            let plugin = resource.is_of_plugin();
             let units = &mut resource.units;
             units.retain(|unit| {
-                let stays = unit.is_told_of() || plugin && unit.counts;
+                let stays = unit.is_reported() || plugin && unit.counts;
                 stays || is_held(&unit.found.id)
             });
         }
@@ -526,12 +530,12 @@ impl DeviceTable {
 
     /// Units that the pod holds.
     #[must_use]
-    pub fn held_by(&self, pod: &PodUid) -> Option<&PodDevices> {
+    pub fn held_units(&self, pod: &PodUid) -> Option<&PodDevices> {
         self.holders.get(pod)
     }
 
     /// Takes back the units of pods for which `keeps` is false (DEV-14). Returns true if there were any.
-    pub fn release(&mut self, keeps: impl Fn(&PodUid) -> bool) -> bool {
+    pub fn release_units(&mut self, keeps: impl Fn(&PodUid) -> bool) -> bool {
         let before = self.holders.len();
         self.holders.retain(|pod, _| keeps(pod));
         self.preferred.retain(|pod, _| keeps(pod));
@@ -544,7 +548,7 @@ impl DeviceTable {
 
     /// Refusal for the first requested resource that is not known here (DEV-05).
     #[must_use]
-    pub fn unregistered(&self, demands: &[ResourceDemand]) -> Option<DeviceRefusal> {
+    pub fn unregistered_refusal(&self, demands: &[ResourceDemand]) -> Option<DeviceRefusal> {
         let unknown = |demand: &&ResourceDemand| !self.resources.contains_key(&*demand.resource);
         let demand = demands.iter().find(unknown)?;
         Some(DeviceRefusal::Unregistered(demand.resource.as_str().into()))
@@ -554,24 +558,32 @@ impl DeviceTable {
     ///
     /// # Errors
     /// The refusal that it would return.
-    pub fn check(&self, pod: &PodUid, demands: &[ResourceDemand]) -> Result<(), DeviceRefusal> {
-        self.choose(pod, demands).map(drop)
+    pub fn check_allocation(
+        &self,
+        pod: &PodUid,
+        demands: &[ResourceDemand],
+    ) -> Result<(), DeviceRefusal> {
+        self.choose_units(pod, demands).map(drop)
     }
 
     /// The next question to a plugin before the pod's units are allocated (DEV-06); `None`: no question is open, or the
     /// allocation would fail.
     #[must_use]
-    pub fn question(&self, pod: &PodUid, demands: &[ResourceDemand]) -> Option<PreferenceQuestion> {
+    pub fn next_question(
+        &self,
+        pod: &PodUid,
+        demands: &[ResourceDemand],
+    ) -> Option<PreferenceQuestion> {
         let mut question = None;
-        let chosen = self.choose_each(pod, demands, |resource, demand, rooms| {
+        let chosen = self.choose_by_demand(pod, demands, |resource, demand, rooms| {
             let prefers = resource.provider == UnitProvider::Plugin { prefers: true };
-            if !prefers || question.is_some() || self.preference(pod, demand).is_some() {
+            if !prefers || question.is_some() || self.preference_for(pod, demand).is_some() {
                 return;
             }
             let ids = |rooms: &mut dyn Iterator<Item = &UnitCandidate<'_>>| {
                 rooms.map(|room| room.id.into()).collect::<Vec<Box<str>>>()
             };
-            let mut must_include = ids(&mut rooms.iter().filter(|room| room.is_given()));
+            let mut must_include = ids(&mut rooms.iter().filter(|room| room.is_always_given()));
             let size = usize::try_from(demand.count).unwrap_or(usize::MAX);
             must_include.truncate(size);
             if must_include.len() == size {
@@ -589,11 +601,11 @@ impl DeviceTable {
     }
 
     /// Takes in a plugin's answer to a [`PreferenceQuestion`].
-    pub fn prefer(&mut self, pod: &PodUid, answer: PreferredUnits) {
+    pub fn take_preference(&mut self, pod: &PodUid, answer: PreferredUnits) {
         self.preferred.entry(pod.clone()).or_default().push(answer);
     }
 
-    fn preference(&self, pod: &PodUid, demand: &ResourceDemand) -> Option<&PreferredUnits> {
+    fn preference_for(&self, pod: &PodUid, demand: &ResourceDemand) -> Option<&PreferredUnits> {
         let of = |p: &&PreferredUnits| {
             *p.container == *demand.container && *p.resource == *demand.resource
         };
@@ -610,7 +622,7 @@ impl DeviceTable {
         pod: &PodUid,
         demands: &[ResourceDemand],
     ) -> Result<(), DeviceRefusal> {
-        let held = self.choose(pod, demands)?;
+        let held = self.choose_units(pod, demands)?;
         self.preferred.remove(pod);
         match held.is_empty() {
             true => self.holders.remove(pod),
@@ -625,7 +637,7 @@ impl DeviceTable {
     pub fn can_use(&self, pod: &PodUid) -> bool {
         let is_here = |held: &HeldUnits| {
             let known = self.resources.get(&held.resource);
-            known.is_some_and(|known| held.ids.iter().all(|id| known.has(id)))
+            known.is_some_and(|known| held.ids.iter().all(|id| known.has_present_unit(id)))
         };
         self.holders
             .get(pod)
@@ -648,16 +660,16 @@ impl DeviceTable {
         }
     }
 
-    fn choose(
+    fn choose_units(
         &self,
         pod: &PodUid,
         demands: &[ResourceDemand],
     ) -> Result<Vec<HeldUnits>, DeviceRefusal> {
-        self.choose_each(pod, demands, |_, _, _| {})
+        self.choose_by_demand(pod, demands, |_, _, _| {})
     }
 
     /// Chooses units for one demand after the other; `look` sees the candidates of each demand that can be met.
-    fn choose_each(
+    fn choose_by_demand(
         &self,
         pod: &PodUid,
         demands: &[ResourceDemand],
@@ -679,18 +691,18 @@ impl DeviceTable {
                 resource: name.into(),
                 ids: Vec::new(),
                 plain_init: demand.plain_init,
-                plugin: resource.is_plugins(),
+                plugin: resource.is_of_plugin(),
             };
-            let mut rooms = self.rooms(pod, resource, demand, &held, had);
+            let mut rooms = self.unit_candidates(pod, resource, demand, &held, had);
             let available = rooms.iter().map(|room| room.most);
             let available = available.fold(0, u32::saturating_add);
             if available < demand.count {
-                return Err(refusal(resource, demand, available, had));
+                return Err(shortage_refusal(resource, demand, available, had));
             }
             look(resource, demand, &rooms);
             for _ in 0..demand.count {
                 let free = rooms.iter_mut().filter(|room| room.times < room.most);
-                let Some(best) = free.min_by_key(|room| room.order()) else {
+                let Some(best) = free.min_by_key(|room| room.sort_key()) else {
                     break;
                 };
                 best.times += 1;
@@ -702,7 +714,7 @@ impl DeviceTable {
     }
 
     /// Candidates for a container among the units that are here. `held`: units of the pod's other containers.
-    fn rooms<'a>(
+    fn unit_candidates<'a>(
         &self,
         pod: &PodUid,
         resource: &'a DeviceResource,
@@ -711,18 +723,18 @@ impl DeviceTable {
         had: &[Box<str>],
     ) -> Vec<UnitCandidate<'a>> {
         let name = demand.resource.as_str();
-        let reachable = self.reachable(pod, name, resource.shares);
-        let preferred = self.preference(pod, demand);
+        let reachable = self.reachable_numbers(pod, name, resource.shares);
+        let preferred = self.preference_for(pod, demand);
         let preferred = preferred.map_or(&[][..], |p| &p.ids);
         let closed = |unit: &ResourceUnit| unit.found.numbers.iter().any(|n| reachable.contains(n));
-        let units = resource.here().filter(|unit| !closed(unit));
+        let units = resource.present_units().filter(|unit| !closed(unit));
         let rooms = units.map(|unit| {
             let id = &unit.found.id;
             let others = self.holders.iter().filter(|(other, _)| *other != pod);
             let others = others
-                .map(|(_, held)| uses(held, name, id))
+                .map(|(_, held)| use_count(held, name, id))
                 .fold(0, u32::saturating_add);
-            let (init, regular) = parts(held, name, id);
+            let (init, regular) = use_counts_by_stage(held, name, id);
             let left = resource.shares.saturating_sub(others);
             UnitCandidate {
                 id,
@@ -740,14 +752,14 @@ impl DeviceTable {
     /// Numbers that other pods can open and that this pod must not get. These are numbers of lost units that those pods
     /// hold, for another device may have such a number now; and numbers of units of other resources, if one of the two
     /// resources has one share. `shares`: shares of the resource `wanted`.
-    fn reachable(&self, pod: &PodUid, wanted: &str, shares: u32) -> BTreeSet<DeviceNumber> {
+    fn reachable_numbers(&self, pod: &PodUid, wanted: &str, shares: u32) -> BTreeSet<DeviceNumber> {
         let mut numbers = BTreeSet::new();
         for (name, resource) in &self.resources {
             let is_exclusive = **name != *wanted && (shares == 1 || resource.shares == 1);
             for unit in &resource.units {
                 let mut others = self.holders.iter().filter(|(other, _)| *other != pod);
                 if (is_exclusive || unit.presence != UnitPresence::Here)
-                    && others.any(|(_, held)| uses(held, name, &unit.found.id) > 0)
+                    && others.any(|(_, held)| use_count(held, name, &unit.found.id) > 0)
                 {
                     numbers.extend(&unit.found.numbers);
                 }
@@ -758,7 +770,7 @@ impl DeviceTable {
 
     /// Amounts of each resource, by name.
     #[must_use]
-    pub fn amounts(&self) -> Vec<ResourceUnits> {
+    pub fn resource_amounts(&self) -> Vec<ResourceUnits> {
         let all = self.resources.iter();
         all.map(|(name, resource)| {
             let count = |units: usize| {
@@ -769,7 +781,7 @@ impl DeviceTable {
             ResourceUnits {
                 resource: name.clone(),
                 capacity: count(all().count()),
-                allocatable: count(all().filter(|unit| unit.is_told_of()).count()),
+                allocatable: count(all().filter(|unit| unit.is_reported()).count()),
             }
         })
         .collect()
@@ -778,7 +790,7 @@ impl DeviceTable {
     /// Health of a unit that is held (DEV-15). `starts`: the agent started so recently that plugins of the time before
     /// may yet register again.
     #[must_use]
-    pub fn health(&self, resource: &str, id: &str, starts: bool) -> UnitHealth {
+    pub fn unit_health(&self, resource: &str, id: &str, starts: bool) -> UnitHealth {
         let Some(known) = self.resources.get(resource) else {
             return UnitHealth::Unhealthy;
         };
@@ -796,21 +808,21 @@ impl DeviceTable {
     /// Pods that hold units which the plugin has not listed since it registered: until it does, their health is
     /// unknown.
     #[must_use]
-    pub fn in_doubt(&self, resource: &str) -> Vec<PodUid> {
+    pub fn pods_in_doubt(&self, resource: &str) -> Vec<PodUid> {
         let known = self.resources.get(resource);
         let units = known.map_or(&[][..], |known| &known.units);
         let doubted = units.iter().filter(|u| u.presence == UnitPresence::Unknown);
-        let holders = doubted.flat_map(|unit| self.holders_of(resource, &unit.found.id));
+        let holders = doubted.flat_map(|unit| self.unit_holders(resource, &unit.found.id));
         let pods: BTreeSet<PodUid> = holders.map(|holder| holder.pod).collect();
         pods.into_iter().collect()
     }
 
     /// Lists every unit, by resource. A plugin's resource without units is there once, without an id.
     #[must_use]
-    pub fn shown(&self) -> Vec<UnitView> {
+    pub fn unit_views(&self) -> Vec<UnitView> {
         let mut shown = Vec::new();
         for (name, resource) in &self.resources {
-            let plugin = resource.is_plugins();
+            let plugin = resource.is_of_plugin();
             if plugin && resource.units.is_empty() {
                 shown.push(UnitView {
                     resource: name.clone(),
@@ -822,41 +834,41 @@ impl DeviceTable {
                 resource: name.clone(),
                 id: unit.found.id.clone(),
                 nodes: unit.found.nodes.clone(),
-                healthy: unit.is_told_of(),
+                healthy: unit.is_reported(),
                 plugin,
                 shares: resource.shares,
-                used: self.used(name, &unit.found.id),
-                holders: self.holders_of(name, &unit.found.id),
+                used: self.total_use_count(name, &unit.found.id),
+                holders: self.unit_holders(name, &unit.found.id),
             }));
         }
         shown
     }
 
-    fn used(&self, resource: &str, id: &str) -> u32 {
+    fn total_use_count(&self, resource: &str, id: &str) -> u32 {
         let pods = self.holders.values();
-        pods.map(|held| uses(held, resource, id))
+        pods.map(|held| use_count(held, resource, id))
             .fold(0, u32::saturating_add)
     }
 }
 
-fn due(unit: &ResourceUnit) -> Option<MonoTime> {
+fn loss_time(unit: &ResourceUnit) -> Option<MonoTime> {
     match unit.presence {
         UnitPresence::Missing(since) => Some(since + SHORT_ABSENCE),
         UnitPresence::Here | UnitPresence::Unknown | UnitPresence::Lost => None,
     }
 }
 
-fn refusal(
+fn shortage_refusal(
     resource: &DeviceResource,
     demand: &ResourceDemand,
     available: u32,
     had: &[Box<str>],
 ) -> DeviceRefusal {
     let name = || demand.resource.as_str().into();
-    if had.iter().any(|id| !resource.has(id)) {
+    if had.iter().any(|id| !resource.has_present_unit(id)) {
         return DeviceRefusal::NoLongerHealthy(name());
     }
-    if resource.here().next().is_none() {
+    if resource.present_units().next().is_none() {
         return DeviceRefusal::NoneHealthy(name());
     }
     DeviceRefusal::TooFew {
@@ -868,14 +880,14 @@ fn refusal(
 
 /// Number of times that a pod holds a unit. Plain init containers run one after the other, beside the sidecars that
 /// began before them, and before all other containers.
-fn uses(held: &[HeldUnits], resource: &str, id: &str) -> u32 {
-    let (init, others) = parts(held, resource, id);
+fn use_count(held: &[HeldUnits], resource: &str, id: &str) -> u32 {
+    let (init, others) = use_counts_by_stage(held, resource, id);
     init.max(others)
 }
 
 /// Number of times that a pod holds a unit while its plain init containers run, and after them. `held` is in the order
 /// in which the containers start.
-fn parts(held: &[HeldUnits], resource: &str, id: &str) -> (u32, u32) {
+fn use_counts_by_stage(held: &[HeldUnits], resource: &str, id: &str) -> (u32, u32) {
     let (mut init, mut others) = (0, 0_u32);
     for held in held.iter().filter(|h| *h.resource == *resource) {
         let times = held.ids.iter().filter(|i| ***i == *id).count();
@@ -919,8 +931,9 @@ mod tests {
 
     fn table(shares: u32, ids: &[&str]) -> DeviceTable {
         let mut table = DeviceTable::default();
-        table.declare(R, shares);
-        let changes = table.report(R, ids.iter().map(|id| found(id, 1)).collect(), MonoTime(0));
+        table.declare_resource(R, shares);
+        let changes =
+            table.take_machine_units(R, ids.iter().map(|id| found(id, 1)).collect(), MonoTime(0));
         assert!(changes.is_empty());
         table
     }
@@ -939,7 +952,7 @@ mod tests {
     }
 
     fn ids(table: &DeviceTable, name: &str) -> String {
-        let held = table.held_by(&pod(name));
+        let held = table.held_units(&pod(name));
         let all = held.into_iter().flat_map(|h| h.iter());
         let all: Vec<String> = all
             .map(|h| format!("{}={}", h.container, h.ids.join("+")))
@@ -969,7 +982,7 @@ mod tests {
         table.allocate(&pod("q"), &[asks("c", 1)]).expect("b again");
         assert_eq!(ids(&table, "q"), "c=b");
         // A pod gets all its units, or none.
-        table.release(|p| *p == pod("q"));
+        table.release_units(|p| *p == pod("q"));
         let refused = table.allocate(&pod("r"), &[asks("c", 1), asks("d", 1)]);
         assert_eq!(
             refused.expect_err("one is free").to_string(),
@@ -979,7 +992,7 @@ mod tests {
         table.allocate(&pod("r"), &[asks("d", 1)]).expect("a");
         assert_eq!(ids(&table, "r"), "d=a");
         // Another amount is allocated anew.
-        table.release(|_| false);
+        table.release_units(|_| false);
         table.allocate(&pod("r"), &[asks("d", 2)]).expect("both");
         assert_eq!(ids(&table, "r"), "d=a+b");
     }
@@ -992,9 +1005,9 @@ mod tests {
             shared.allocate(&pod(name), &[asks("c", 1)]).expect(name);
             assert_eq!(ids(&shared, name), got, "the one that is used least");
         }
-        assert!(shared.check(&pod("t"), &[asks("c", 1)]).is_err());
+        assert!(shared.check_allocation(&pod("t"), &[asks("c", 1)]).is_err());
         assert_eq!(
-            shared.amounts(),
+            shared.resource_amounts(),
             [ResourceUnits {
                 resource: R.into(),
                 capacity: 4,
@@ -1004,7 +1017,7 @@ mod tests {
         let mut shared = table(2, &["a"]);
         shared.allocate(&pod("p"), &[asks("c", 2)]).expect("twice");
         assert_eq!(ids(&shared, "p"), "c=a+a");
-        assert!(shared.check(&pod("q"), &[asks("c", 1)]).is_err());
+        assert!(shared.check_allocation(&pod("q"), &[asks("c", 1)]).is_err());
     }
 
     #[test]
@@ -1019,9 +1032,9 @@ mod tests {
         ];
         table.allocate(&pod("p"), &demands).expect("reused");
         assert_eq!(ids(&table, "p"), "init1=a+b init2=a sidecar=a c=b");
-        assert!(table.check(&pod("q"), &[asks("c", 1)]).is_err());
+        assert!(table.check_allocation(&pod("q"), &[asks("c", 1)]).is_err());
         // Regular containers take the units of init containers, although other units are free.
-        table.release(|_| false);
+        table.release_units(|_| false);
         table.allocate(&pod("o"), &[asks("c", 1)]).expect("a");
         table
             .allocate(&pod("p"), &[asks("init", 1), asks("c", 1)])
@@ -1047,13 +1060,13 @@ mod tests {
             asks("sidecar2", 1),
         ];
         two.allocate(&pod("o"), &all).expect_err("p holds both");
-        two.release(|_| false);
+        two.release_units(|_| false);
         two.allocate(&pod("o"), &all).expect("reused");
         assert_eq!(ids(&two, "o"), "init1=a sidecar1=a init2=b sidecar2=b");
         let mut more = all.to_vec();
         more.push(asks("c", 1));
         assert!(
-            two.check(&pod("o"), &more).is_err(),
+            two.check_allocation(&pod("o"), &more).is_err(),
             "sidecars run beside it"
         );
         // A unit with two shares: a regular container follows the plain init container.
@@ -1061,8 +1074,8 @@ mod tests {
         for demands in [&all[..2], &all] {
             let mut shared = table(2, &["a"]);
             shared.allocate(&pod("p"), demands).expect("two at a time");
-            assert!(shared.check(&pod("q"), &[asks("c", 1)]).is_err());
-            assert_eq!(shared.shown()[0].used, 2);
+            assert!(shared.check_allocation(&pod("q"), &[asks("c", 1)]).is_err());
+            assert_eq!(shared.unit_views()[0].used, 2);
         }
     }
 
@@ -1072,7 +1085,7 @@ mod tests {
         let mut table = table(1024, &["a", "b"]);
         table.allocate(&pod("p"), &[asks("c", 3)]).expect("some");
         for container in ["c", "init"] {
-            let refused = table.check(&pod("q"), &[asks(container, 4_000_000_000)]);
+            let refused = table.check_allocation(&pod("q"), &[asks(container, 4_000_000_000)]);
             assert_eq!(
                 refused.expect_err("too many"),
                 DeviceRefusal::TooFew {
@@ -1083,7 +1096,7 @@ mod tests {
             );
         }
         // The units of other containers of the pod are not free either.
-        let refused = table.check(&pod("q"), &[asks("c", 2000), asks("d", 46)]);
+        let refused = table.check_allocation(&pod("q"), &[asks("c", 2000), asks("d", 46)]);
         let refused = refused.expect_err("too many").to_string();
         assert!(refused.ends_with("Requested: 46, Available: 45"));
         let all = [asks("init", 2045), asks("c", 2000), asks("d", 45)];
@@ -1095,37 +1108,39 @@ mod tests {
         // DEV-40
         const OTHER: &str = "picolet/other";
         let mut table = table(1, &[]);
-        table.declare(OTHER, 1);
-        table.report(R, vec![tty("a", 0), tty("b", 1)], MonoTime(0));
+        table.declare_resource(OTHER, 1);
+        table.take_machine_units(R, vec![tty("a", 0), tty("b", 1)], MonoTime(0));
         table.allocate(&pod("p"), &[asks("c", 1)]).expect("a");
-        table.report(R, vec![tty("b", 0), tty("d", 2)], MonoTime(1));
-        table.report(OTHER, vec![tty("x", 0)], MonoTime(1));
+        table.take_machine_units(R, vec![tty("b", 0), tty("d", 2)], MonoTime(1));
+        table.take_machine_units(OTHER, vec![tty("x", 0)], MonoTime(1));
         let mut other = asks("c", 1);
         other.resource = OTHER.into();
         for lost in [false, true] {
             if lost {
                 table.handle_timeout(MonoTime(10_000));
             }
-            let refused = table.check(&pod("q"), &[asks("c", 2)]).expect_err("one");
+            let refused = table
+                .check_allocation(&pod("q"), &[asks("c", 2)])
+                .expect_err("one");
             assert_eq!(
                 refused.to_string(),
                 "requested number of devices unavailable for picolet/serial. Requested: 2, Available: 1"
             );
-            let refused = table.check(&pod("q"), core::slice::from_ref(&other));
+            let refused = table.check_allocation(&pod("q"), core::slice::from_ref(&other));
             let refused = refused.expect_err("of any resource").to_string();
             assert!(refused.ends_with("Requested: 1, Available: 0"), "{refused}");
         }
         // The holder may get its own number again: none of its containers runs then.
-        assert_eq!(table.check(&pod("p"), &[asks("c", 2)]), Ok(()));
+        assert_eq!(table.check_allocation(&pod("p"), &[asks("c", 2)]), Ok(()));
         table.allocate(&pod("q"), &[asks("c", 1)]).expect("d");
         assert_eq!(ids(&table, "q"), "c=d");
         // The holder releases its units.
         let mut after = table.clone();
-        after.release(|p| *p != pod("p"));
+        after.release_units(|p| *p != pod("p"));
         after.allocate(&pod("r"), &[asks("c", 1)]).expect("b");
         assert_eq!(ids(&after, "r"), "c=b");
         // Or the held unit is back, with another number.
-        table.report(
+        table.take_machine_units(
             R,
             vec![tty("a", 3), tty("b", 0), tty("d", 2)],
             MonoTime(11_000),
@@ -1145,19 +1160,22 @@ mod tests {
         for (shares, others, is_free) in [(1, 1, false), (1, 2, false), (2, 1, false), (2, 2, true)]
         {
             let mut table = table(shares, &[]);
-            table.declare(OTHER, others);
-            table.report(R, vec![tty("a", 0)], MonoTime(0));
-            table.report(OTHER, vec![tty("x", 0), tty("y", 1)], MonoTime(0));
+            table.declare_resource(OTHER, others);
+            table.take_machine_units(R, vec![tty("a", 0)], MonoTime(0));
+            table.take_machine_units(OTHER, vec![tty("x", 0), tty("y", 1)], MonoTime(0));
             table.allocate(&pod("p"), &[of(R)]).expect("a");
             table.allocate(&pod("q"), &[of(OTHER)]).expect("y at least");
             let expected = if is_free { "c=x" } else { "c=y" };
             assert_eq!(ids(&table, "q"), expected, "{shares} {others}");
             // Its own node is free for the pod that has it.
-            assert_eq!(table.check(&pod("p"), &[of(R), of(OTHER)]), Ok(()));
-            table.release(|_| false);
+            assert_eq!(
+                table.check_allocation(&pod("p"), &[of(R), of(OTHER)]),
+                Ok(())
+            );
+            table.release_units(|_| false);
             table.allocate(&pod("q"), &[of(OTHER)]).expect("x");
             assert_eq!(ids(&table, "q"), "c=x");
-            let refused = table.check(&pod("p"), &[of(R)]);
+            let refused = table.check_allocation(&pod("p"), &[of(R)]);
             assert_eq!(refused.is_ok(), is_free, "{shares} {others}");
         }
     }
@@ -1169,11 +1187,11 @@ mod tests {
         let both = [asks("init", 1), asks("c", 1)];
         once.allocate(&pod("p"), &both)
             .expect("one after the other");
-        let shown = once.shown().remove(0);
+        let shown = once.unit_views().remove(0);
         assert_eq!((shown.used, shown.shares, shown.holders.len()), (1, 1, 2));
         let mut twice = table(2, &["a"]);
         twice.allocate(&pod("p"), &[asks("c", 2)]).expect("twice");
-        let shown = twice.shown().remove(0);
+        let shown = twice.unit_views().remove(0);
         assert_eq!((shown.used, shown.shares, shown.holders.len()), (2, 2, 1));
     }
 
@@ -1181,14 +1199,14 @@ mod tests {
     fn a_twin_is_plugged_in() {
         // DEV-36 DEV-40
         let mut table = table(1, &[]);
-        table.report(R, vec![tty("serial", 0)], MonoTime(0));
+        table.take_machine_units(R, vec![tty("serial", 0)], MonoTime(0));
         table.allocate(&pod("p"), &[asks("c", 1)]).expect("it");
         // A twin was plugged in: ids are made of ports now.
         let two = vec![tty("port1", 0), tty("port2", 1)];
-        table.report(R, two, MonoTime(1));
+        table.take_machine_units(R, two, MonoTime(1));
         table.allocate(&pod("q"), &[asks("c", 1)]).expect("twin");
         assert_eq!(ids(&table, "q"), "c=port2");
-        assert!(table.check(&pod("r"), &[asks("c", 1)]).is_err());
+        assert!(table.check_allocation(&pod("r"), &[asks("c", 1)]).is_err());
         assert_eq!(ids(&table, "p"), "c=serial");
     }
 
@@ -1198,15 +1216,15 @@ mod tests {
         let mut table = table(1, &["a"]);
         let mut other = asks("c", 1);
         other.resource = "example.com/x".into();
-        let refusal = table.unregistered(&[asks("c", 1), other.clone()]);
+        let refusal = table.unregistered_refusal(&[asks("c", 1), other.clone()]);
         let refusal = refusal.expect("unknown");
         assert_eq!(
             refusal.to_string(),
             "cannot allocate unregistered device example.com/x"
         );
-        assert_eq!(table.unregistered(&[asks("c", 1)]), None);
+        assert_eq!(table.unregistered_refusal(&[asks("c", 1)]), None);
         table.allocate(&pod("p"), &[other]).expect("passed over");
-        assert_eq!(table.held_by(&pod("p")), None);
+        assert_eq!(table.held_units(&pod("p")), None);
     }
 
     #[test]
@@ -1215,31 +1233,31 @@ mod tests {
         let mut table = table(1, &["a", "b"]);
         table.allocate(&pod("p"), &[asks("c", 1)]).expect("a");
         let at = |s: u64| MonoTime(s * 1000);
-        assert_eq!(table.report(R, vec![], at(10)), []);
+        assert_eq!(table.take_machine_units(R, vec![], at(10)), []);
         let amounts = |table: &DeviceTable| {
-            let amount = table.amounts().remove(0);
+            let amount = table.resource_amounts().remove(0);
             (amount.capacity, amount.allocatable)
         };
         assert_eq!(amounts(&table), (2, 2), "nobody is told yet");
         assert!(
-            table.check(&pod("q"), &[asks("c", 1)]).is_err(),
+            table.check_allocation(&pod("q"), &[asks("c", 1)]).is_err(),
             "yet it is not given"
         );
         assert_eq!(table.next_timeout(), Some(at(15)));
         // A short absence is not reported as a loss; a container that wants a restart at any replug gets it.
-        let short = table.report(R, vec![found("a", 1), found("b", 1)], at(12));
+        let short = table.take_machine_units(R, vec![found("a", 1), found("b", 1)], at(12));
         let back = |moved, told| UnitChangeKind::Back { moved, told };
         let whats: Vec<_> = short.iter().map(|c| (&*c.id, c.what)).collect();
         assert_eq!(whats, [("a", back(false, false))], "the one that is held");
         assert_eq!(table.next_timeout(), None);
-        let same = table.report(R, vec![found("a", 1), found("b", 1)], at(12));
+        let same = table.take_machine_units(R, vec![found("a", 1), found("b", 1)], at(12));
         assert_eq!(same, [], "it was never gone");
         // A short absence, and another node after it.
-        assert_eq!(table.report(R, vec![], at(13)), []);
-        let moved = table.report(R, vec![found("a", 2)], at(14));
+        assert_eq!(table.take_machine_units(R, vec![], at(13)), []);
+        let moved = table.take_machine_units(R, vec![found("a", 2)], at(14));
         assert_eq!(moved[0].what, back(true, false));
         // A long absence.
-        assert_eq!(table.report(R, vec![], at(20)), []);
+        assert_eq!(table.take_machine_units(R, vec![], at(20)), []);
         assert_eq!(table.handle_timeout(at(24)), []);
         let lost = table.handle_timeout(at(25));
         let [lost] = &*lost else {
@@ -1255,23 +1273,27 @@ mod tests {
         );
         assert_eq!(amounts(&table), (1, 0), "what nobody holds is forgotten");
         assert_eq!(ids(&table, "p"), "c=a", "the allocation is kept");
-        let refused = table.check(&pod("p"), &[asks("c", 1)]).expect_err("gone");
+        let refused = table
+            .check_allocation(&pod("p"), &[asks("c", 1)])
+            .expect_err("gone");
         assert_eq!(
             refused.to_string(),
             "previously allocated devices are no longer healthy; cannot allocate unhealthy devices picolet/serial"
         );
-        let refused = table.check(&pod("q"), &[asks("c", 1)]).expect_err("gone");
+        let refused = table
+            .check_allocation(&pod("q"), &[asks("c", 1)])
+            .expect_err("gone");
         assert_eq!(
             refused.to_string(),
             "no healthy devices present; cannot allocate unhealthy devices picolet/serial"
         );
-        let changes = table.report(R, vec![found("a", 2)], at(30));
+        let changes = table.take_machine_units(R, vec![found("a", 2)], at(30));
         assert_eq!(changes[0].what, back(false, true));
         assert_eq!(amounts(&table), (1, 1));
         // A lost unit without a holder is forgotten.
-        table.report(R, vec![], at(40));
+        table.take_machine_units(R, vec![], at(40));
         table.handle_timeout(at(45));
-        table.release(|_| false);
+        table.release_units(|_| false);
         assert_eq!(amounts(&table), (0, 0));
     }
 
@@ -1288,22 +1310,22 @@ mod tests {
                 plugin: false,
             }]
         };
-        table.restore(pod("p"), held(&["a"]));
-        table.restore(pod("q"), held(&["b"]));
-        assert!(table.check(&pod("r"), &[asks("c", 1)]).is_err());
+        table.restore_holder(pod("p"), held(&["a"]));
+        table.restore_holder(pod("q"), held(&["b"]));
+        assert!(table.check_allocation(&pod("r"), &[asks("c", 1)]).is_err());
         table.allocate(&pod("p"), &[asks("c", 1)]).expect("its own");
         assert_eq!(ids(&table, "p"), "c=a");
         assert_eq!(ids(&table, "q"), "c=b", "which is not here now");
-        let shown: Vec<_> = table.shown();
+        let shown: Vec<_> = table.unit_views();
         let shown = shown.iter();
         let shown: Vec<_> = shown
             .map(|s| (&*s.id, s.healthy, s.holders.len()))
             .collect();
         assert_eq!(shown, [("a", true, 1), ("b", false, 1)]);
-        let back = table.report(R, vec![found("a", 1), found("b", 1)], MonoTime(1));
+        let back = table.take_machine_units(R, vec![found("a", 1), found("b", 1)], MonoTime(1));
         assert_eq!(back.len(), 1);
         // A pod without a running container takes another unit if its own is gone.
-        table.report(R, vec![found("c", 1)], MonoTime(2));
+        table.take_machine_units(R, vec![found("c", 1)], MonoTime(2));
         table.allocate(&pod("q"), &[asks("c", 1)]).expect("another");
         assert_eq!(ids(&table, "q"), "c=c");
     }
@@ -1319,13 +1341,13 @@ mod tests {
 
     fn of_plugin(ids: &[(&str, bool)], prefers: bool) -> DeviceTable {
         let mut table = DeviceTable::default();
-        table.register(R, prefers);
-        assert_eq!(table.list(R, listed(ids)), []);
+        table.register_plugin(R, prefers);
+        assert_eq!(table.take_plugin_units(R, listed(ids)), []);
         table
     }
 
     fn amounts(table: &DeviceTable) -> (u32, u32) {
-        let amount = table.amounts().remove(0);
+        let amount = table.resource_amounts().remove(0);
         (amount.capacity, amount.allocatable)
     }
 
@@ -1340,16 +1362,18 @@ mod tests {
         );
         table.allocate(&pod("p"), &[asks("c", 2)]).expect("two");
         assert_eq!(ids(&table, "p"), "c=a+c");
-        assert!(table.held_by(&pod("p")).expect("held")[0].plugin);
-        let refused = table.check(&pod("q"), &[asks("c", 1)]).expect_err("none");
+        assert!(table.held_units(&pod("p")).expect("held")[0].plugin);
+        let refused = table
+            .check_allocation(&pod("q"), &[asks("c", 1)])
+            .expect_err("none");
         assert!(refused.to_string().ends_with("Available: 0"));
         // A list replaces the one before. A held unit that is not listed is lost, and no part of the node any more.
-        let changes = table.list(R, listed(&[("a", false), ("b", true)]));
+        let changes = table.take_plugin_units(R, listed(&[("a", false), ("b", true)]));
         let lost = |c: &&UnitChange| c.what == UnitChangeKind::Lost;
         assert_eq!(changes.iter().filter(lost).count(), 2, "{changes:?}");
         assert_eq!(amounts(&table), (2, 1));
         assert_eq!(ids(&table, "p"), "c=a+c", "the allocation is kept");
-        let changes = table.list(R, listed(&[("a", true)]));
+        let changes = table.take_plugin_units(R, listed(&[("a", true)]));
         let [back] = &*changes else {
             panic!("one that is held: {changes:?}");
         };
@@ -1359,7 +1383,7 @@ mod tests {
         };
         assert_eq!((&*back.id, back.what), ("a", what));
         assert_eq!(amounts(&table), (1, 1));
-        let shown = table.shown();
+        let shown = table.unit_views();
         let shown: Vec<_> = shown
             .iter()
             .map(|s| (&*s.id, s.healthy, s.plugin))
@@ -1371,12 +1395,12 @@ mod tests {
     fn what_is_declared_is_no_plugins() {
         // DEV-30
         let mut table = table(1, &["a"]);
-        table.register(R, false);
-        assert_eq!(table.list(R, listed(&[("x", true)])), []);
-        table.disconnect(R, MonoTime(0));
-        table.recall(R);
+        table.register_plugin(R, false);
+        assert_eq!(table.take_plugin_units(R, listed(&[("x", true)])), []);
+        table.disconnect_plugin(R, MonoTime(0));
+        table.recall_resource(R);
         assert_eq!(amounts(&table), (1, 1));
-        assert!(!table.is_plugins(R));
+        assert!(!table.is_plugin_resource(R));
     }
 
     #[test]
@@ -1385,17 +1409,22 @@ mod tests {
         let at = |s: u64| MonoTime(s * 1000);
         let mut table = of_plugin(&[("a", true), ("b", true)], false);
         table.allocate(&pod("p"), &[asks("c", 1)]).expect("a");
-        table.disconnect(R, at(10));
+        table.disconnect_plugin(R, at(10));
         assert_eq!(amounts(&table), (2, 0), "at once");
-        let refused = table.check(&pod("q"), &[asks("c", 1)]).expect_err("gone");
+        let refused = table
+            .check_allocation(&pod("q"), &[asks("c", 1)])
+            .expect_err("gone");
         assert_eq!(refused, DeviceRefusal::NoneHealthy(R.into()));
         // The plugin is back: no change is reported.
-        table.register(R, false);
+        table.register_plugin(R, false);
         assert_eq!(amounts(&table), (2, 0), "until it lists");
-        assert_eq!(table.list(R, listed(&[("a", true), ("b", true)])), []);
+        assert_eq!(
+            table.take_plugin_units(R, listed(&[("a", true), ("b", true)])),
+            []
+        );
         assert_eq!((amounts(&table), table.next_timeout()), ((2, 2), None));
         // The plugin does not come back.
-        table.disconnect(R, at(20));
+        table.disconnect_plugin(R, at(20));
         assert_eq!(table.next_timeout(), Some(at(320)));
         assert_eq!(table.handle_timeout(at(319)), []);
         assert_eq!(amounts(&table), (2, 0));
@@ -1409,7 +1438,7 @@ mod tests {
     #[test]
     fn how_units_are() {
         // DEV-15
-        let health = |table: &DeviceTable, id: &str| table.health(R, id, false);
+        let health = |table: &DeviceTable, id: &str| table.unit_health(R, id, false);
         let mut table = of_plugin(&[("a", true), ("b", false)], false);
         assert_eq!(health(&table, "a"), UnitHealth::Healthy);
         assert_eq!(health(&table, "b"), UnitHealth::Unhealthy);
@@ -1418,18 +1447,21 @@ mod tests {
             UnitHealth::Unhealthy,
             "it is not listed"
         );
-        assert_eq!(table.health("x.io/y", "a", true), UnitHealth::Unhealthy);
+        assert_eq!(
+            table.unit_health("x.io/y", "a", true),
+            UnitHealth::Unhealthy
+        );
         table.allocate(&pod("p"), &[asks("c", 1)]).expect("a");
-        assert_eq!(table.in_doubt(R), []);
+        assert_eq!(table.pods_in_doubt(R), []);
         // The plugin goes, and comes back.
-        table.disconnect(R, MonoTime(0));
+        table.disconnect_plugin(R, MonoTime(0));
         assert_eq!(health(&table, "a"), UnitHealth::Unhealthy);
-        assert_eq!(table.in_doubt(R), [pod("p")]);
-        table.register(R, false);
+        assert_eq!(table.pods_in_doubt(R), [pod("p")]);
+        table.register_plugin(R, false);
         assert_eq!(health(&table, "a"), UnitHealth::Unsaid);
-        assert_eq!(table.list(R, listed(&[("a", true)])), []);
+        assert_eq!(table.take_plugin_units(R, listed(&[("a", true)])), []);
         assert_eq!(health(&table, "a"), UnitHealth::Healthy);
-        assert_eq!(table.in_doubt(R), []);
+        assert_eq!(table.pods_in_doubt(R), []);
         // Another agent starts, and the plugin has not come yet, or does not come.
         let mut table = DeviceTable::default();
         let held = HeldUnits {
@@ -1439,17 +1471,17 @@ mod tests {
             plain_init: false,
             plugin: true,
         };
-        table.restore(pod("p"), vec![held]);
-        assert_eq!(table.health(R, "a", true), UnitHealth::Unsaid);
+        table.restore_holder(pod("p"), vec![held]);
+        assert_eq!(table.unit_health(R, "a", true), UnitHealth::Unsaid);
         assert_eq!(health(&table, "a"), UnitHealth::Unhealthy);
         // A declared unit: a short absence does not count.
         let mut table = self::table(1, &["a"]);
         table.allocate(&pod("p"), &[asks("c", 1)]).expect("a");
-        table.report(R, vec![], MonoTime(0));
+        table.take_machine_units(R, vec![], MonoTime(0));
         assert_eq!(health(&table, "a"), UnitHealth::Healthy);
         table.handle_timeout(MonoTime(5000));
         assert_eq!(health(&table, "a"), UnitHealth::Unhealthy);
-        table.report(R, vec![found("a", 1)], MonoTime(6000));
+        table.take_machine_units(R, vec![found("a", 1)], MonoTime(6000));
         assert_eq!(health(&table, "a"), UnitHealth::Healthy);
     }
 
@@ -1466,19 +1498,19 @@ mod tests {
         assert_eq!(table.allocate_again(&pod("p"), &demands), Ok(()));
         assert_eq!(ids(&table, "p"), "c=a+b");
         // One unit is unhealthy: the other one stays.
-        table.list(R, listed(&[("a", false), ("b", true), ("c", true)]));
+        table.take_plugin_units(R, listed(&[("a", false), ("b", true), ("c", true)]));
         assert!(!table.can_use(&pod("p")));
         assert_eq!(table.allocate_again(&pod("p"), &demands), Ok(()));
         assert_eq!(ids(&table, "p"), "c=b+c");
         // There is no other unit: the pod keeps what it has.
-        table.list(R, listed(&[("a", false), ("b", true), ("c", false)]));
+        table.take_plugin_units(R, listed(&[("a", false), ("b", true), ("c", false)]));
         assert_eq!(
             table.allocate_again(&pod("p"), &demands),
             Err(DeviceRefusal::NoLongerHealthy(R.into()))
         );
         assert_eq!(ids(&table, "p"), "c=b+c");
         // No other unit while the plugin is away, either.
-        table.disconnect(R, MonoTime(0));
+        table.disconnect_plugin(R, MonoTime(0));
         assert!(table.allocate_again(&pod("p"), &demands).is_err());
         assert!(table.can_use(&pod("q")), "it has none");
     }
@@ -1487,14 +1519,14 @@ mod tests {
     fn what_makes_room() {
         // DEV-11
         let mut table = of_plugin(&[("a", true)], false);
-        let spares = |table: &DeviceTable| table.can_spare(R);
+        let spares = |table: &DeviceTable| table.can_drop(R);
         assert!(!spares(&table), "its plugin is here");
         table.allocate(&pod("p"), &[asks("c", 1)]).expect("a");
-        table.disconnect(R, MonoTime(0));
-        table.release(|_| false);
+        table.disconnect_plugin(R, MonoTime(0));
+        table.release_units(|_| false);
         assert!(!spares(&table), "the node tells of it");
-        table.spare(R);
-        assert_eq!(table.amounts().len(), 1);
+        table.drop_spare_resource(R);
+        assert_eq!(table.resource_amounts().len(), 1);
         table.handle_timeout(MonoTime(300_000));
         let held = HeldUnits {
             container: "c".into(),
@@ -1503,9 +1535,9 @@ mod tests {
             plain_init: false,
             plugin: true,
         };
-        table.restore(pod("p"), vec![held]);
+        table.restore_holder(pod("p"), vec![held]);
         assert!(!spares(&table), "a pod holds it");
-        table.release(|_| false);
+        table.release_units(|_| false);
         assert!(spares(&table));
         // The resource has no units any more, and is shown all the same.
         let none = UnitView {
@@ -1513,20 +1545,20 @@ mod tests {
             plugin: true,
             ..UnitView::default()
         };
-        assert_eq!(table.shown(), [none]);
-        table.spare(R);
-        assert_eq!(table.amounts(), []);
-        assert_eq!(table.shown(), []);
+        assert_eq!(table.unit_views(), [none]);
+        table.drop_spare_resource(R);
+        assert_eq!(table.resource_amounts(), []);
+        assert_eq!(table.unit_views(), []);
         let mut declared = self::table(1, &[]);
-        declared.spare(R);
-        assert_eq!(declared.amounts().len(), 1);
+        declared.drop_spare_resource(R);
+        assert_eq!(declared.resource_amounts().len(), 1);
     }
 
     #[test]
     fn another_agent_begins_before_the_plugin() {
         // DEV-12 DEV-13
         let mut table = DeviceTable::default();
-        table.recall("example.com/known");
+        table.recall_resource("example.com/known");
         let held = HeldUnits {
             container: "c".into(),
             resource: R.into(),
@@ -1534,20 +1566,22 @@ mod tests {
             plain_init: false,
             plugin: true,
         };
-        table.restore(pod("p"), vec![held]);
-        let all = table.amounts().into_iter();
+        table.restore_holder(pod("p"), vec![held]);
+        let all = table.resource_amounts().into_iter();
         let all: Vec<_> = all.map(|a| (a.capacity, a.allocatable)).collect();
         assert_eq!(all, [(0, 0), (0, 0)]);
         let mut known = asks("c", 1);
         known.resource = "example.com/known".into();
-        let refused = table.check(&pod("q"), &[known]).expect_err("not yet");
+        let refused = table
+            .check_allocation(&pod("q"), &[known])
+            .expect_err("not yet");
         assert_eq!(
             refused,
             DeviceRefusal::NoneHealthy("example.com/known".into())
         );
-        table.register(R, false);
+        table.register_plugin(R, false);
         let all = listed(&[("a", true), ("b", true)]);
-        assert_eq!(table.list(R, all), [], "it was never lost");
+        assert_eq!(table.take_plugin_units(R, all), [], "it was never lost");
         table.allocate(&pod("q"), &[asks("c", 1)]).expect("b");
         assert_eq!(ids(&table, "q"), "c=b");
         table.allocate(&pod("p"), &[asks("c", 1)]).expect("its own");
@@ -1560,7 +1594,7 @@ mod tests {
         let all = [("a", true), ("b", true), ("c", true), ("d", false)];
         let mut table = of_plugin(&all, true);
         let demands = [asks("init", 1), asks("c", 2)];
-        let question = table.question(&pod("p"), &demands).expect("asks");
+        let question = table.next_question(&pod("p"), &demands).expect("asks");
         let texts = |ids: &[&str]| ids.iter().map(|id| (*id).into()).collect::<Vec<Box<str>>>();
         assert_eq!(
             question,
@@ -1577,24 +1611,26 @@ mod tests {
             resource: R.into(),
             ids: texts(ids),
         };
-        table.prefer(&pod("p"), answer("init", &["c"]));
-        let question = table.question(&pod("p"), &demands).expect("asks again");
+        table.take_preference(&pod("p"), answer("init", &["c"]));
+        let question = table
+            .next_question(&pod("p"), &demands)
+            .expect("asks again");
         assert_eq!(
             (&*question.container, question.must_include),
             ("c", texts(&["c"])),
             "what its init container had"
         );
         // Ids that are not there, or not healthy, are ignored.
-        table.prefer(&pod("p"), answer("c", &["d", "x", "b"]));
-        assert_eq!(table.question(&pod("p"), &demands), None);
+        table.take_preference(&pod("p"), answer("c", &["d", "x", "b"]));
+        assert_eq!(table.next_question(&pod("p"), &demands), None);
         table.allocate(&pod("p"), &demands).expect("given");
         assert_eq!(ids(&table, "p"), "init=c c=c+b");
         // The container keeps its units, and the plugin is not asked.
-        assert_eq!(table.question(&pod("p"), &demands), None);
+        assert_eq!(table.next_question(&pod("p"), &demands), None);
         // There is no question if no unit can be given, or if the plugin does not want one.
-        assert_eq!(table.question(&pod("q"), &[asks("c", 2)]), None);
+        assert_eq!(table.next_question(&pod("q"), &[asks("c", 2)]), None);
         let table = of_plugin(&all, false);
-        assert_eq!(table.question(&pod("p"), &demands), None);
+        assert_eq!(table.next_question(&pod("p"), &demands), None);
     }
 
     #[test]

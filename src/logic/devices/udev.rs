@@ -35,27 +35,29 @@ pub(super) struct UdevPattern {
 
 impl UdevPattern {
     /// Returns true if the pattern may match a device of this subsystem.
-    pub(super) fn is_of(&self, subsystem: &str) -> bool {
-        self.subsystem.is_empty() || glob::text(&self.subsystem, subsystem)
+    pub(super) fn may_match_subsystem(&self, subsystem: &str) -> bool {
+        self.subsystem.is_empty() || glob::matches_text(&self.subsystem, subsystem)
     }
 
     /// Returns true if the pattern matches the device. Cheap checks come first. The subsystem is checked by
-    /// [`UdevPattern::is_of`].
+    /// [`UdevPattern::may_match_subsystem`].
     ///
     /// - Source: udev(7): attributes of parents must all be those of one parent. Here the driver may be that of another
     ///   parent, for an adapter's serial number is never beside the driver of its line.
-    pub(super) fn is(&self, device: &dyn NodeDeviceFacts) -> bool {
+    pub(super) fn matches_device(&self, device: &dyn NodeDeviceFacts) -> bool {
         let is = |pattern: &str, value: Option<String>| {
-            value.is_some_and(|value| glob::text(pattern, &value))
+            value.is_some_and(|value| glob::matches_text(pattern, &value))
         };
-        let mut levels = 0..device.levels();
-        if !self.driver.is_empty() && !levels.any(|level| is(&self.driver, device.driver(level))) {
+        let mut levels = 0..device.level_count();
+        if !self.driver.is_empty()
+            && !levels.any(|level| is(&self.driver, device.driver_at_level(level)))
+        {
             return false;
         }
-        let mut levels = 0..device.levels();
+        let mut levels = 0..device.level_count();
         let all_at = |level| {
             let mut all = self.attr.iter();
-            all.all(|(name, pattern)| is(pattern, device.attr(level, name)))
+            all.all(|(name, pattern)| is(pattern, device.attribute_at_level(level, name)))
         };
         if !self.attr.is_empty() && !levels.any(all_at) {
             return false;
@@ -63,12 +65,16 @@ impl UdevPattern {
         if self.property.is_empty() && self.tag.is_empty() {
             return true;
         }
-        let (database, event) = (device.database(), device.event());
-        let known = UdevRecord::read(&database, &event);
+        let (database, event) = (device.udev_database(), device.kernel_uevent());
+        let known = UdevRecord::parse(&database, &event);
         let tag = self.tag.as_str();
         let mut properties = self.property.iter();
-        (tag.is_empty() || known.tags.iter().any(|known| glob::text(tag, known)))
-            && properties.all(|(name, pattern)| is(pattern, known.property(name)))
+        (tag.is_empty()
+            || known
+                .tags
+                .iter()
+                .any(|known| glob::matches_text(tag, known)))
+            && properties.all(|(name, pattern)| is(pattern, known.udev_property(name)))
     }
 }
 
@@ -82,7 +88,7 @@ struct UdevRecord<'a> {
 impl<'a> UdevRecord<'a> {
     /// - Source: `systemd/src/libsystemd/sd-device`. From version 247 on a file has a line `V:`; `G:` lines are then
     ///   tags that the device ever had, `Q:` lines its present tags.
-    fn read(database: &'a str, event: &'a str) -> Self {
+    fn parse(database: &'a str, event: &'a str) -> Self {
         let own = event.lines().filter_map(|line| line.split_once('='));
         let mut properties: BTreeMap<&str, &str> = own.collect();
         let (mut ever, mut now, mut has_now) = (Vec::new(), Vec::new(), false);
@@ -102,7 +108,7 @@ impl<'a> UdevRecord<'a> {
     }
 
     /// Value of a property as udev tells it: the kernel leaves the directory out of the node's name.
-    fn property(&self, name: &str) -> Option<String> {
+    fn udev_property(&self, name: &str) -> Option<String> {
         let value = *self.properties.get(name)?;
         Some(match name == "DEVNAME" && !value.starts_with('/') {
             true => format!("/dev/{value}"),
@@ -114,17 +120,17 @@ impl<'a> UdevRecord<'a> {
 /// Checks a pattern of the configuration.
 ///
 /// - Errors: the first wrong value, with its path.
-pub(super) fn udev(value: &Value, path: &str) -> Result<UdevPattern, WrongValue> {
-    let mut fields = RemainingFields::of(value, path)?;
+pub(super) fn parse_udev_pattern(value: &Value, path: &str) -> Result<UdevPattern, WrongValue> {
+    let mut fields = RemainingFields::from_borrowed(value, path)?;
     let udev = UdevPattern {
         number: 0,
-        subsystem: pattern(&mut fields, "subsystem")?,
-        driver: pattern(&mut fields, "driver")?,
-        attr: patterns(&mut fields, "attr", is_attribute)?,
-        property: patterns(&mut fields, "property", |name| !name.contains('='))?,
-        tag: pattern(&mut fields, "tag")?,
+        subsystem: parse_glob(&mut fields, "subsystem")?,
+        driver: parse_glob(&mut fields, "driver")?,
+        attr: parse_globs(&mut fields, "attr", is_attribute_path)?,
+        property: parse_globs(&mut fields, "property", |name| !name.contains('='))?,
+        tag: parse_glob(&mut fields, "tag")?,
     };
-    fields.end()?;
+    fields.expect_empty()?;
     if udev == UdevPattern::default() {
         let text = "must have one of subsystem, driver, attr, property and tag";
         return Err(WrongValue::new(path, text));
@@ -133,35 +139,35 @@ pub(super) fn udev(value: &Value, path: &str) -> Result<UdevPattern, WrongValue>
 }
 
 /// Returns true for the relative path of a file of the device, such as `power/control`: none outside of its directory.
-fn is_attribute(name: &str) -> bool {
+fn is_attribute_path(name: &str) -> bool {
     let mut parts = name.split('/');
-    parts.all(|part| !super::declared::is_no_name(part))
+    parts.all(|part| !super::declared::is_invalid_component(part))
 }
 
-fn pattern(fields: &mut RemainingFields<'_>, name: &str) -> Result<String, WrongValue> {
-    let text = fields.text(name)?;
-    match glob::problem_of_part(&text) {
-        Some(why) => Err(fields.wrong(name, why)),
+fn parse_glob(fields: &mut RemainingFields<'_>, name: &str) -> Result<String, WrongValue> {
+    let text = fields.take_text(name)?;
+    match glob::text_pattern_error(&text) {
+        Some(why) => Err(fields.wrong_field(name, why)),
         None => Ok(text),
     }
 }
 
-fn patterns(
+fn parse_globs(
     fields: &mut RemainingFields<'_>,
     name: &str,
     is_name: fn(&str) -> bool,
 ) -> Result<BTreeMap<String, String>, WrongValue> {
-    let Some(value) = fields.take(name) else {
+    let Some(value) = fields.take_field(name) else {
         return Ok(BTreeMap::new());
     };
     let all = value.as_object().filter(|all| all.len() <= MAX_NAMES);
     let Some(all) = all else {
         let text = format!("must have fields, at most {MAX_NAMES}");
-        return Err(fields.wrong(name, text));
+        return Err(fields.wrong_field(name, text));
     };
     let mut patterns = BTreeMap::new();
     for (key, value) in all {
-        let wrong = |why: String| fields.wrong(&format!("{name}.{key}"), why);
+        let wrong = |why: String| fields.wrong_field(&format!("{name}.{key}"), why);
         if key.is_empty()
             || key.len() > MAX_TEXT
             || key.chars().any(char::is_control)
@@ -175,7 +181,7 @@ fn patterns(
                 "is {value}, must be a text of at most {MAX_TEXT} bytes"
             ))
         })?;
-        if let Some(why) = glob::problem_of_part(text) {
+        if let Some(why) = glob::text_pattern_error(text) {
             return Err(wrong(why));
         }
         patterns.insert(key.clone(), text.into());
@@ -195,16 +201,16 @@ mod tests {
     }
 
     impl NodeDeviceFacts for Line {
-        fn levels(&self) -> usize {
+        fn level_count(&self) -> usize {
             5
         }
 
-        fn driver(&self, level: usize) -> Option<String> {
+        fn driver_at_level(&self, level: usize) -> Option<String> {
             let driver = ["", "ftdi_sio", "ftdi_sio", "usb", "usb"][level];
             (!driver.is_empty()).then(|| driver.into())
         }
 
-        fn attr(&self, level: usize, name: &str) -> Option<String> {
+        fn attribute_at_level(&self, level: usize, name: &str) -> Option<String> {
             let value = match (level, name) {
                 (3, "idVendor") => "0403",
                 (3, "idProduct") => "6001",
@@ -216,11 +222,11 @@ mod tests {
             Some(value.into())
         }
 
-        fn database(&self) -> String {
+        fn udev_database(&self) -> String {
             self.database.into()
         }
 
-        fn event(&self) -> String {
+        fn kernel_uevent(&self) -> String {
             "MAJOR=188\nDEVNAME=ttyUSB0\nID_MODEL=kernel\n".into()
         }
     }
@@ -229,7 +235,9 @@ mod tests {
         "I:12\nE:ID_MODEL=FT232R=x\nE:ID_SERIAL=A1\nG:old\nG:systemd\nQ:systemd\nV:1\nS:serial/x\n";
 
     fn is(value: &Value, database: &'static str) -> bool {
-        udev(value, "x").expect("right").is(&Line { database })
+        parse_udev_pattern(value, "x")
+            .expect("right")
+            .matches_device(&Line { database })
     }
 
     #[test]
@@ -275,8 +283,8 @@ mod tests {
         ] {
             assert_eq!(is(&value, NEW), expected, "{value}");
         }
-        let subsystem = udev(&json!({"subsystem": "tty"}), "x").expect("right");
-        assert!(subsystem.is_of("tty") && !subsystem.is_of("usb"));
+        let subsystem = parse_udev_pattern(&json!({"subsystem": "tty"}), "x").expect("right");
+        assert!(subsystem.may_match_subsystem("tty") && !subsystem.may_match_subsystem("usb"));
     }
 
     #[test]
@@ -323,7 +331,9 @@ mod tests {
             ),
             (json!({"tags": "a"}), "x.tags: is not known"),
         ] {
-            let error = udev(&value, "x").expect_err("wrong").to_string();
+            let error = parse_udev_pattern(&value, "x")
+                .expect_err("wrong")
+                .to_string();
             assert!(error.contains(says), "{value}: {error}");
         }
     }

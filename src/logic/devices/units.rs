@@ -7,8 +7,8 @@ use alloc::{
 
 use super::{
     DeclaredDevices, DeviceEntry, MAX_UNITS, ReplugPolicy,
-    cdi::winner,
-    declared::{DevicePattern, EntryAlternative, is_cdi},
+    cdi::choose_file_by_dir,
+    declared::{DevicePattern, EntryAlternative, matches_cdi_device},
     glob,
     table::FoundUnit,
 };
@@ -34,7 +34,7 @@ struct MachineUnit<'a> {
 
 impl<'a> MachineUnit<'a> {
     fn nodes(&self) -> impl Iterator<Item = &'a HostDeviceNode> {
-        nodes_of(&self.parts)
+        nodes_of_parts(&self.parts)
     }
 }
 
@@ -47,7 +47,7 @@ enum UnitPart<'a> {
 }
 
 impl<'a> UnitPart<'a> {
-    const fn name(&self) -> &'a str {
+    const fn display_name(&self) -> &'a str {
         match self {
             Self::Node(node) => node.name.as_str(),
             Self::Cdi(name) => name,
@@ -55,15 +55,15 @@ impl<'a> UnitPart<'a> {
     }
 
     /// Key that identifies the part. Another name of the same node has the same key.
-    fn key(&self) -> (Option<DeviceNumber>, &'a str) {
+    fn identity_key(&self) -> (Option<DeviceNumber>, &'a str) {
         match self {
-            Self::Node(node) => (Some(number(node)), ""),
+            Self::Node(node) => (Some(node_number(node)), ""),
             Self::Cdi(name) => (None, name),
         }
     }
 }
 
-fn nodes_of<'a>(parts: &[UnitPart<'a>]) -> impl Iterator<Item = &'a HostDeviceNode> {
+fn nodes_of_parts<'a>(parts: &[UnitPart<'a>]) -> impl Iterator<Item = &'a HostDeviceNode> {
     parts.iter().filter_map(|part| match part {
         UnitPart::Node(node) => Some(*node),
         UnitPart::Cdi(_) => None,
@@ -73,20 +73,20 @@ fn nodes_of<'a>(parts: &[UnitPart<'a>]) -> impl Iterator<Item = &'a HostDeviceNo
 /// Finds the units of each entry that are here, in the order of the entries. All entries together have at most
 /// [`MAX_UNITS`]; the first ones win.
 #[must_use]
-pub fn units(declared: &DeclaredDevices, seen: &MachineDevices) -> Vec<Vec<FoundUnit>> {
+pub fn find_units(declared: &DeclaredDevices, seen: &MachineDevices) -> Vec<Vec<FoundUnit>> {
     let mut room = MAX_UNITS;
     let all = declared.entries.iter();
     all.map(|entry| {
-        let mut found = find(entry, seen);
+        let mut found = find_entry_units(entry, seen);
         found.truncate(room);
         room -= found.len();
         let found = found.iter();
         found
             .map(|unit| FoundUnit {
                 id: unit.id.as_str().into(),
-                nodes: names(&unit.parts).join(",").into(),
-                mark: mark(&unit.parts),
-                numbers: unit.nodes().map(number).collect(),
+                nodes: part_names(&unit.parts).join(",").into(),
+                mark: hash_nodes(&unit.parts),
+                numbers: unit.nodes().map(node_number).collect(),
             })
             .collect()
     })
@@ -131,7 +131,7 @@ pub struct LiveUnits {
 /// nodes are those of that look: whoever opens a node checks that it still has them.
 ///
 /// - Errors: a unit is not here, or its resource is no longer declared.
-pub fn given(
+pub fn compute_given_devices(
     declared: &DeclaredDevices,
     seen: &MachineDevices,
     held: &[HeldUnits],
@@ -141,24 +141,24 @@ pub fn given(
     let own = held.iter().filter(|h| *h.container == *container);
     // A plugin's units give what its answer says.
     let mut own: Vec<&HeldUnits> = own.filter(|h| !h.plugin).collect();
-    own.order_by(|a, b| a.resource.cmp(&b.resource));
+    own.stable_sort_by(|a, b| a.resource.cmp(&b.resource));
     for held in own {
         let resource = &held.resource;
         let entry = declared
-            .entry(resource)
+            .find_entry(resource)
             .ok_or_else(|| PodError::Node(format!("{resource} is no longer in picolet.devices")))?;
-        let found = find(entry, seen);
+        let found = find_entry_units(entry, seen);
         // A unit may be held more than once; its nodes are given once.
         let ids: BTreeSet<&str> = held.ids.iter().map(|id| &**id).collect();
         if entry.live {
             for id in &ids {
-                here(&found, id, resource)?;
+                find_present_unit(&found, id, resource)?;
             }
             if !entry.env.is_empty() {
                 let at = entry.container_path.clone();
                 given.env.push((entry.env.clone(), at));
             }
-            let (nodes, clash) = within(entry, &found, &held.ids);
+            let (nodes, clash) = nodes_in_live_dir(entry, &found, &held.ids);
             if let Some([first, second]) = clash {
                 return Err(PodError::Node(format!(
                     "{first} and {second} have one name in the directory of {resource}"
@@ -176,7 +176,7 @@ pub fn given(
         }
         let mut paths = Vec::new();
         for id in ids {
-            for part in &here(&found, id, resource)?.parts {
+            for part in &find_present_unit(&found, id, resource)?.parts {
                 let node = match part {
                     UnitPart::Node(node) => node,
                     UnitPart::Cdi(name) => {
@@ -190,7 +190,9 @@ pub fn given(
                     (path, more) => format!("{path}.{more}"),
                 };
                 paths.push(container_path.clone());
-                given.nodes.push(device(entry, node, container_path));
+                given
+                    .nodes
+                    .push(container_device(entry, node, container_path));
             }
         }
         if !entry.env.is_empty() {
@@ -215,13 +217,13 @@ pub struct ContainerLiveNodes {
 
 /// Computes the nodes that a running container has now. `None`: the resource has no live entry.
 #[must_use]
-pub fn live_nodes(
+pub fn compute_live_nodes(
     declared: &DeclaredDevices,
     seen: &MachineDevices,
     kept: &LiveDeviceRecord,
 ) -> Option<ContainerLiveNodes> {
-    let entry = declared.live(&kept.resource)?;
-    let (all, _) = within(entry, &find(entry, seen), &kept.ids);
+    let entry = declared.find_live_entry(&kept.resource)?;
+    let (all, _) = nodes_in_live_dir(entry, &find_entry_units(entry, seen), &kept.ids);
     let all = all.into_iter();
     let is_usable = |node: &ContainerDeviceNode| kept.majors.contains(&(node.block, node.major));
     let (nodes, others): (Vec<_>, Vec<_>) = all.partition(is_usable);
@@ -235,7 +237,7 @@ pub fn live_nodes(
 /// path there, any other node the last component of its name.
 ///
 /// - Errors: two nodes have one path; their paths on the machine.
-fn within(
+fn nodes_in_live_dir(
     entry: &DeviceEntry,
     found: &[MachineUnit<'_>],
     ids: &[Box<str>],
@@ -250,13 +252,13 @@ fn within(
         let path = path.unwrap_or("");
         match nodes.iter().find(|known| known.container_path == path) {
             Some(known) => clash = Some([known.host_path.clone(), node.path.clone()]),
-            None => nodes.push(device(entry, node, path.to_owned())),
+            None => nodes.push(container_device(entry, node, path.to_owned())),
         }
     }
     (nodes, clash)
 }
 
-fn here<'a, 'b>(
+fn find_present_unit<'a, 'b>(
     found: &'b [MachineUnit<'a>],
     id: &str,
     resource: &str,
@@ -265,7 +267,7 @@ fn here<'a, 'b>(
     unit.ok_or_else(|| PodError::Node(format!("device {id} of {resource} is not here")))
 }
 
-fn device(
+fn container_device(
     entry: &DeviceEntry,
     node: &HostDeviceNode,
     container_path: String,
@@ -282,17 +284,17 @@ fn device(
     }
 }
 
-fn names<'a>(parts: &[UnitPart<'a>]) -> Vec<&'a str> {
-    parts.iter().map(UnitPart::name).collect()
+fn part_names<'a>(parts: &[UnitPart<'a>]) -> Vec<&'a str> {
+    parts.iter().map(UnitPart::display_name).collect()
 }
 
-fn number(node: &HostDeviceNode) -> DeviceNumber {
+fn node_number(node: &HostDeviceNode) -> DeviceNumber {
     (node.block, node.major, node.minor)
 }
 
 /// Hash of the nodes. If it changes, whoever has opened the nodes cannot go on with them. The name does not count: udev
 /// may make a link to the node a moment later.
-fn mark(parts: &[UnitPart<'_>]) -> u64 {
+fn hash_nodes(parts: &[UnitPart<'_>]) -> u64 {
     let text = |node: &HostDeviceNode| {
         let HostDeviceNode {
             path,
@@ -303,38 +305,44 @@ fn mark(parts: &[UnitPart<'_>]) -> u64 {
         } = node;
         format!("{path} {block} {major}:{minor}\n")
     };
-    fnv1a(nodes_of(parts).map(text).collect::<String>().bytes())
+    fnv1a(nodes_of_parts(parts).map(text).collect::<String>().bytes())
 }
 
 /// Finds the units of an entry, in the order of its alternatives and of the names of their nodes. A node that one
 /// alternative has found is not given again by a later one: the first alternative defines the unit, even if a later one
 /// has more nodes of it.
-fn find<'a>(entry: &DeviceEntry, seen: &'a MachineDevices) -> Vec<MachineUnit<'a>> {
+fn find_entry_units<'a>(entry: &DeviceEntry, seen: &'a MachineDevices) -> Vec<MachineUnit<'a>> {
     let mut sets: Vec<Vec<UnitPart<'a>>> = Vec::new();
     let mut taken = BTreeSet::new();
     for alternative in &entry.matches {
         let first = sets.len();
         let mut known = BTreeSet::new();
-        let all = matched(alternative, seen).into_iter();
+        let all = match_alternative(alternative, seen).into_iter();
         sets.extend(all.filter(|parts| {
-            let keys: Vec<_> = parts.iter().map(UnitPart::key).collect();
+            let keys: Vec<_> = parts.iter().map(UnitPart::identity_key).collect();
             // A node may have two names of one pattern. Members of a group may be in several units of it.
             let is_new = !keys.iter().any(|key| taken.contains(key));
             is_new && !keys.is_empty() && known.insert(keys)
         }));
-        taken.extend(sets[first..].iter().flatten().map(UnitPart::key));
+        taken.extend(sets[first..].iter().flatten().map(UnitPart::identity_key));
     }
     sets.truncate(MAX_UNITS);
-    with_ids(sets, entry.changes_product())
+    assign_unit_ids(sets, entry.changes_product())
 }
 
 /// Finds the units of one alternative: the parts of each.
-fn matched<'a>(alternative: &EntryAlternative, seen: &'a MachineDevices) -> Vec<Vec<UnitPart<'a>>> {
+fn match_alternative<'a>(
+    alternative: &EntryAlternative,
+    seen: &'a MachineDevices,
+) -> Vec<Vec<UnitPart<'a>>> {
     let members = match alternative {
-        EntryAlternative::Each(what) => return found(what, seen),
+        EntryAlternative::Each(what) => return match_pattern(what, seen),
         EntryAlternative::Group(members) => members,
     };
-    let matches: Vec<_> = members.iter().map(|m| found(&m.what, seen)).collect();
+    let matches: Vec<_> = members
+        .iter()
+        .map(|m| match_pattern(&m.what, seen))
+        .collect();
     let most = |at: usize| {
         let limit = usize::try_from(members[at].limit).unwrap_or(usize::MAX);
         matches[at].len().saturating_mul(limit)
@@ -351,17 +359,17 @@ fn matched<'a>(alternative: &EntryAlternative, seen: &'a MachineDevices) -> Vec<
 }
 
 /// Finds the devices of one pattern. Each item is given as a whole.
-fn found<'a>(what: &DevicePattern, seen: &'a MachineDevices) -> Vec<Vec<UnitPart<'a>>> {
+fn match_pattern<'a>(what: &DevicePattern, seen: &'a MachineDevices) -> Vec<Vec<UnitPart<'a>>> {
     let alone = |node| Vec::from([UnitPart::Node(node)]);
     match what {
         DevicePattern::Path(pattern) => {
             let all = seen.nodes.iter();
-            let found = all.filter(|node| glob::matches(pattern, &node.name));
+            let found = all.filter(|node| glob::matches_path(pattern, &node.name));
             found.map(alone).collect()
         }
         DevicePattern::Usb(usb) => {
             let mut sets = Vec::new();
-            for device in seen.usb.iter().filter(|d| usb.is_at(&d.place)) {
+            for device in seen.usb.iter().filter(|d| usb.matches_place(&d.place)) {
                 // Nodes of one interface belong together: a camera has two nodes there, an adapter of four lines four
                 // interfaces.
                 let mut interfaces: Vec<(&str, Vec<UnitPart<'_>>)> = Vec::new();
@@ -384,10 +392,12 @@ fn found<'a>(what: &DevicePattern, seen: &'a MachineDevices) -> Vec<Vec<UnitPart
         DevicePattern::Cdi(meant) => {
             let of_name = seen.cdi.chunk_by(|(a, _), (b, _)| a == b);
             let found = of_name.filter_map(|all| {
-                let (name, _) = all.first().filter(|(name, _)| is_cdi(meant, name))?;
+                let (name, _) = all
+                    .first()
+                    .filter(|(name, _)| matches_cdi_device(meant, name))?;
                 let dirs: Vec<usize> = all.iter().map(|(_, dir)| *dir).collect();
                 // An ambiguous CDI device would let the container fail.
-                winner(&dirs)?;
+                choose_file_by_dir(&dirs)?;
                 Some(Vec::from([UnitPart::Cdi(name)]))
             });
             found.collect()
@@ -397,10 +407,10 @@ fn found<'a>(what: &DevicePattern, seen: &'a MachineDevices) -> Vec<Vec<UnitPart
 
 /// Gives each unit its id: by the serial numbers of its devices, by their ports where that is not enough, and at last by its
 /// place among those that differ in nothing (DEV-36). `by_port`: a serial number would not last.
-fn with_ids(sets: Vec<Vec<UnitPart<'_>>>, by_port: bool) -> Vec<MachineUnit<'_>> {
+fn assign_unit_ids(sets: Vec<Vec<UnitPart<'_>>>, by_port: bool) -> Vec<MachineUnit<'_>> {
     let text = |parts: &[UnitPart<'_>], by_port: bool| -> String {
         let all = parts.iter();
-        all.map(|part| lasting(part, by_port)).collect()
+        all.map(|part| lasting_identity(part, by_port)).collect()
     };
     let serials: Vec<String> = sets.iter().map(|parts| text(parts, false)).collect();
     let mut texts = Vec::with_capacity(sets.len());
@@ -418,13 +428,13 @@ fn with_ids(sets: Vec<Vec<UnitPart<'_>>>, by_port: bool) -> Vec<MachineUnit<'_>>
     sets.into_iter()
         .zip(texts)
         .map(|(parts, (text, same))| MachineUnit {
-            id: id(&text, same),
+            id: hash_unit_id(&text, same),
             parts,
         })
         .collect()
 }
 
-fn id(text: &str, same: usize) -> String {
+fn hash_unit_id(text: &str, same: usize) -> String {
     let text = match same {
         0 => text.to_owned(),
         more => format!("{text}#{more}"),
@@ -433,7 +443,7 @@ fn id(text: &str, same: usize) -> String {
 }
 
 /// Text of a part that stays the same over a reboot and after unplugging.
-fn lasting(part: &UnitPart<'_>, by_port: bool) -> String {
+fn lasting_identity(part: &UnitPart<'_>, by_port: bool) -> String {
     let node = match part {
         UnitPart::Node(node) => node,
         UnitPart::Cdi(name) => return format!("cdi {name}\n"),
@@ -462,7 +472,7 @@ mod tests {
     use super::*;
     use crate::{
         api::device::{UsbDevice, UsbPlace},
-        devices::declared,
+        devices::parse_declared_devices,
     };
 
     fn one(value: &Value) -> DeclaredDevices {
@@ -470,7 +480,7 @@ mod tests {
         for (name, field) in value.as_object().expect("fields") {
             entry[name] = field.clone();
         }
-        declared(&json!([entry])).expect("right")
+        parse_declared_devices(&json!([entry])).expect("right")
     }
 
     fn node(name: &str, minor: u32) -> HostDeviceNode {
@@ -519,12 +529,12 @@ mod tests {
     }
 
     fn shown(declared: &DeclaredDevices, seen: &MachineDevices) -> Vec<String> {
-        let all = units(declared, seen).remove(0);
+        let all = find_units(declared, seen).remove(0);
         all.iter().map(|unit| unit.nodes.to_string()).collect()
     }
 
     fn ids(declared: &DeclaredDevices, seen: &MachineDevices) -> Vec<String> {
-        let all = units(declared, seen).remove(0);
+        let all = find_units(declared, seen).remove(0);
         all.iter().map(|unit| unit.id.to_string()).collect()
     }
 
@@ -569,7 +579,7 @@ mod tests {
     fn by_what_udev_knows() {
         // DEV-33
         let entry = |what: &str| json!({"resource": what, "match": {"udev": {"subsystem": what}}});
-        let all = declared(&json!([entry("a"), entry("b")])).expect("right");
+        let all = parse_declared_devices(&json!([entry("a"), entry("b")])).expect("right");
         let here = MachineDevices {
             udev: vec![
                 (0, node("/dev/x", 1)),
@@ -578,7 +588,7 @@ mod tests {
             ],
             ..MachineDevices::default()
         };
-        let found = units(&all, &here);
+        let found = find_units(&all, &here);
         let names = |n: usize| found[n].iter().map(|u| &*u.nodes).collect::<Vec<_>>();
         assert_eq!(names(0), ["/dev/x"]);
         assert_eq!(names(1), ["/dev/x", "/dev/y"], "each is a unit");
@@ -653,7 +663,7 @@ mod tests {
             name: "/dev/serial/by-id/a".into(),
             ..line.clone()
         };
-        let of = |nodes: Vec<HostDeviceNode>| units(&all, &seen(nodes)).remove(0).remove(0);
+        let of = |nodes: Vec<HostDeviceNode>| find_units(&all, &seen(nodes)).remove(0).remove(0);
         let before = of(vec![line.clone()]);
         let after = of(vec![link, line.clone()]);
         assert_ne!(before.nodes, after.nodes);
@@ -690,7 +700,7 @@ mod tests {
             ..node(&format!("/dev/serial/by-id/{name}"), minor)
         };
         let here = seen(vec![line("a", 188, 0), line("b", 188, 1)]);
-        let found = units(&all, &here).remove(0);
+        let found = find_units(&all, &here).remove(0);
         let ids: Vec<Box<str>> = found.iter().map(|unit| unit.id.clone()).collect();
         let held = |ids: &[Box<str>]| {
             Vec::from([HeldUnits {
@@ -701,7 +711,7 @@ mod tests {
                 plugin: false,
             }])
         };
-        let given = given(&all, &here, &held(&ids[..1]), "c").expect("here");
+        let given = compute_given_devices(&all, &here, &held(&ids[..1]), "c").expect("here");
         assert!(given.nodes.is_empty());
         assert_eq!(given.env, [("LINES".into(), "/dev/lines".into())]);
         let [live] = &given.live[..] else {
@@ -718,7 +728,7 @@ mod tests {
         assert_eq!(names(&live.nodes), [("a".into(), 0)]);
         // A unit must be here at the start, or the container waits.
         let gone = seen(Vec::new());
-        super::given(&all, &gone, &held(&ids), "c").expect_err("not here");
+        compute_given_devices(&all, &gone, &held(&ids), "c").expect_err("not here");
         let now = |all: &DeclaredDevices, seen: &MachineDevices| {
             let kept = LiveDeviceRecord {
                 resource: "picolet/x".into(),
@@ -726,7 +736,7 @@ mod tests {
                 majors: vec![(false, 188)],
                 ..LiveDeviceRecord::default()
             };
-            let now = live_nodes(all, seen, &kept)?;
+            let now = compute_live_nodes(all, seen, &kept)?;
             Some((names(&now.nodes), now.restart))
         };
         assert_eq!(now(&all, &gone), Some((vec![], false)));
@@ -753,7 +763,7 @@ mod tests {
     #[test]
     fn a_unit_that_becomes_another_product() {
         // DEV-45
-        let all = declared(&json!([{"preset": "coral"}])).expect("right");
+        let all = parse_declared_devices(&json!([{"preset": "coral"}])).expect("right");
         let stick = |port: &str, product, serial: &str, number: u32| {
             let place = UsbPlace {
                 port: port.into(),
@@ -777,7 +787,7 @@ mod tests {
         let (new, used) = ((0x1a6e, 0x089a), (0x18d1, 0x9302));
         let before = usb(&[stick("1-1", new, "", 4), stick("1-2", new, "", 5)]);
         let after = usb(&[stick("1-1", used, "77", 6), stick("1-2", new, "", 5)]);
-        let [first, second] = [&before, &after].map(|seen| units(&all, seen).remove(0));
+        let [first, second] = [&before, &after].map(|seen| find_units(&all, seen).remove(0));
         let ids = |found: &[FoundUnit]| {
             let mut ids: Vec<Box<str>> = found.iter().map(|unit| unit.id.clone()).collect();
             ids.sort();
@@ -792,7 +802,7 @@ mod tests {
             ..LiveDeviceRecord::default()
         };
         for (seen, at) in [(&before, "001/004"), (&after, "001/006")] {
-            let now = live_nodes(&all, seen, &kept).expect("declared");
+            let now = compute_live_nodes(&all, seen, &kept).expect("declared");
             let names: Vec<_> = now.nodes.iter().map(|node| &*node.container_path).collect();
             assert_eq!((names, now.restart), (vec![at], false));
         }
@@ -883,10 +893,10 @@ mod tests {
             plain_init: false,
             plugin: false,
         }];
-        let given_now = given(&all, &seen, &held, "c").expect("here");
+        let given_now = compute_given_devices(&all, &seen, &held, "c").expect("here");
         assert_eq!(given_now.cdi_devices, ["v.com/gpu=1"]);
         assert_eq!((given_now.nodes, given_now.env), Default::default());
-        let gone = given(&all, &MachineDevices::default(), &held, "c");
+        let gone = compute_given_devices(&all, &MachineDevices::default(), &held, "c");
         assert!(gone.is_err_and(|e| e.to_string().contains("is not here")));
         // A CDI device and a node make one unit; neither is given twice.
         let all = one(&json!({"match": [
@@ -906,13 +916,13 @@ mod tests {
     #[test]
     fn no_more_than_there_is_room_for() {
         // DEV-46
-        let all = declared(&json!([
+        let all = parse_declared_devices(&json!([
             {"resource": "a", "match": {"path": "/dev/a*"}},
             {"resource": "b", "match": {"path": "/dev/*"}},
         ]))
         .expect("right");
         let many = (0..400).map(|n| node(&format!("/dev/a{n}"), n)).collect();
-        let counts: Vec<usize> = units(&all, &seen(many)).iter().map(Vec::len).collect();
+        let counts: Vec<usize> = find_units(&all, &seen(many)).iter().map(Vec::len).collect();
         assert_eq!(counts, [MAX_UNITS, 0]);
     }
 
@@ -938,7 +948,7 @@ mod tests {
                 plugin: false,
             }]
         };
-        let got = given(&all, &now, &held(&found[1..]), "c").expect("here");
+        let got = compute_given_devices(&all, &now, &held(&found[1..]), "c").expect("here");
         let [device] = &*got.nodes else {
             panic!("one node");
         };
@@ -949,23 +959,23 @@ mod tests {
         assert_eq!((device.gid, device.mode), (Some(20), Some(0o660)));
         assert_eq!(got.env, [("LINE".to_owned(), "/dev/line".to_owned())]);
         assert_eq!(
-            given(&all, &now, &held(&found), "d"),
+            compute_given_devices(&all, &now, &held(&found), "d"),
             Ok(GivenDevices::default())
         );
-        let both = given(&all, &now, &held(&found), "c").expect("here");
+        let both = compute_given_devices(&all, &now, &held(&found), "c").expect("here");
         let paths: Vec<&str> = both.nodes.iter().map(|n| &*n.container_path).collect();
         assert_eq!(paths, ["/dev/line", "/dev/line.1"]);
         // Without containerPath the link keeps its name.
         let plain = one(&json!({"match": {"path": "/dev/by-id/*"}}));
-        let got = given(&plain, &now, &held(&found[1..]), "c").expect("here");
+        let got = compute_given_devices(&plain, &now, &held(&found[1..]), "c").expect("here");
         assert_eq!(got.nodes[0].container_path, "/dev/by-id/b");
         // The device is gone.
         let gone = seen(vec![link("a", 1)]);
-        let error = given(&all, &gone, &held(&found[1..]), "c").expect_err("gone");
+        let error = compute_given_devices(&all, &gone, &held(&found[1..]), "c").expect_err("gone");
         let error = error.to_string();
         assert!(error.contains("is not here"), "{error}");
-        let error =
-            given(&DeclaredDevices::default(), &now, &held(&found), "c").expect_err("unknown");
+        let error = compute_given_devices(&DeclaredDevices::default(), &now, &held(&found), "c")
+            .expect_err("unknown");
         let error = error.to_string();
         assert!(error.contains("is no longer in picolet.devices"), "{error}");
     }

@@ -5,7 +5,7 @@ use core::time::Duration;
 
 use serde_json::json;
 
-use super::{EventOccurrence, EventPost, event_name, lru::Lru, object};
+use super::{EventOccurrence, EventPost, event_name, event_object, lru::Lru};
 use crate::api::{MonoTime, WallTime};
 use crate::fnv::fnv1a;
 
@@ -71,7 +71,7 @@ impl EventCorrelator {
 
     /// Restricts events to warnings, for links that cost money. A repeated warning is sent only when its count has
     /// doubled.
-    pub const fn set_thin(&mut self, thin: bool) {
+    pub const fn set_warnings_only(&mut self, thin: bool) {
         self.thin = thin;
     }
 
@@ -80,18 +80,20 @@ impl EventCorrelator {
         if self.thin && !occurrence.warning {
             return None;
         }
-        let group = group(occurrence);
-        let folded = self.fold(group, occurrence, now);
+        let group = group_digest(occurrence);
+        let folded = self.fold_into_similar(group, occurrence, now);
         let (key, first) = if folded {
             (group, occurrence.last)
         } else {
-            (with_message(group, occurrence), occurrence.first)
+            (message_digest(group, occurrence), occurrence.first)
         };
-        let seen = self.seen.entry(key, || PostedEvent { count: 0, first });
+        let seen = self
+            .seen
+            .entry_or_insert(key, || PostedEvent { count: 0, first });
         let before = seen.count;
         seen.count = before.saturating_add(occurrence.times.max(1));
         let PostedEvent { count, first } = *seen;
-        if !self.may_tell(occurrence, now) {
+        if !self.take_token(occurrence, now) {
             return None;
         }
         if self.thin && before > 0 && before.ilog2() == count.ilog2() {
@@ -109,15 +111,20 @@ impl EventCorrelator {
         }
         Some(EventPost {
             namespace: occurrence.subject.event_namespace().into(),
-            object: object(occurrence, &name, &message, count, first, &self.node),
+            object: event_object(occurrence, &name, &message, count, first, &self.node),
             name,
             patch: (before > 0).then_some(patch),
         })
     }
 
     /// Returns true if the event is folded into the one that stands for all similar ones.
-    fn fold(&mut self, group: u64, occurrence: &EventOccurrence, now: MonoTime) -> bool {
-        let similar = self.similar.entry(group, || SimilarMessages {
+    fn fold_into_similar(
+        &mut self,
+        group: u64,
+        occurrence: &EventOccurrence,
+        now: MonoTime,
+    ) -> bool {
+        let similar = self.similar.entry_or_insert(group, || SimilarMessages {
             messages: [0; MAX_MESSAGES],
             count: 0,
             last: None,
@@ -140,17 +147,17 @@ impl EventCorrelator {
 
     /// Takes a token of the event's object. Returns false if none is left: the event is not sent, though it was
     /// counted.
-    fn may_tell(&mut self, occurrence: &EventOccurrence, now: MonoTime) -> bool {
+    fn take_token(&mut self, occurrence: &EventOccurrence, now: MonoTime) -> bool {
         let refill_ms = u64::try_from(SPAM_REFILL.as_millis()).unwrap_or(u64::MAX);
         let full = refill_ms * u64::from(SPAM_BURST);
         let subject = &occurrence.subject;
-        let key = digest(&[
+        let key = digest_texts(&[
             subject.kind,
             &subject.namespace,
             &subject.name,
             &subject.uid,
         ]);
-        let bucket = self.buckets.entry(key, || TokenBucket {
+        let bucket = self.buckets.entry_or_insert(key, || TokenBucket {
             tokens_ms: full,
             at: now,
         });
@@ -166,14 +173,14 @@ impl EventCorrelator {
 }
 
 /// Digest that events share which differ at most in message and `fieldPath`.
-fn group(occurrence: &EventOccurrence) -> u64 {
+fn group_digest(occurrence: &EventOccurrence) -> u64 {
     let subject = &occurrence.subject;
     let kind = if occurrence.warning {
         "Warning"
     } else {
         "Normal"
     };
-    digest(&[
+    digest_texts(&[
         subject.kind,
         &subject.namespace,
         &subject.name,
@@ -183,12 +190,12 @@ fn group(occurrence: &EventOccurrence) -> u64 {
     ])
 }
 
-fn with_message(group: u64, occurrence: &EventOccurrence) -> u64 {
-    let own = digest(&[&occurrence.subject.field_path, &occurrence.message]);
+fn message_digest(group: u64, occurrence: &EventOccurrence) -> u64 {
+    let own = digest_texts(&[&occurrence.subject.field_path, &occurrence.message]);
     fnv1a(group.to_le_bytes().into_iter().chain(own.to_le_bytes()))
 }
 
 /// Hash of texts. Each is ended by a byte that occurs in none of them.
-fn digest(texts: &[&str]) -> u64 {
+fn digest_texts(texts: &[&str]) -> u64 {
     fnv1a(texts.iter().flat_map(|text| text.bytes().chain([0xff])))
 }

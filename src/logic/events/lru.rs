@@ -27,7 +27,7 @@ impl<T> Lru<T> {
     }
 
     /// The entry of that key; if there is none, one is made.
-    pub(super) fn entry(&mut self, key: u64, make: impl FnOnce() -> T) -> &mut T {
+    pub(super) fn entry_or_insert(&mut self, key: u64, make: impl FnOnce() -> T) -> &mut T {
         self.clock += 1;
         let known = self.entries.iter().position(|e| e.key == key);
         let index = known.unwrap_or_else(|| {

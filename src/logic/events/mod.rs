@@ -101,7 +101,7 @@ fn event_name(subject: &str, first: WallTime) -> Box<str> {
 }
 
 /// The object of an event.
-fn object(
+fn event_object(
     occurrence: &EventOccurrence,
     name: &str,
     message: &str,

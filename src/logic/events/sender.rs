@@ -61,9 +61,9 @@ impl EventPoster {
         }
     }
 
-    /// See [`EventCorrelator::set_thin`].
-    pub const fn set_thin(&mut self, thin: bool) {
-        self.correlator.set_thin(thin);
+    /// See [`EventCorrelator::set_warnings_only`].
+    pub const fn set_warnings_only(&mut self, thin: bool) {
+        self.correlator.set_warnings_only(thin);
     }
 
     /// Makes the next request from the occurrences of `next`; the request ends with [`EventPoster::on_sent`]. `None`:
@@ -86,7 +86,7 @@ impl EventPoster {
             self.tries = 0;
             skipped += 1;
         }
-        if !self.rate.allows(now) {
+        if !self.rate.try_take_pull(now) {
             self.not_before = now + RATE_WAIT;
             return None;
         }
@@ -119,7 +119,7 @@ impl EventPoster {
                 let first = self.tries == 1;
                 self.not_before = now
                     + if first {
-                        self.jitter.stretch(RETRY / 2)
+                        self.jitter.stretch_delay(RETRY / 2)
                     } else {
                         RETRY
                     };
@@ -129,7 +129,7 @@ impl EventPoster {
 
     /// Number of events that were given up.
     #[must_use]
-    pub const fn lost(&self) -> u64 {
+    pub const fn lost_count(&self) -> u64 {
         self.lost
     }
 

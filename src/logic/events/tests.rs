@@ -17,8 +17,8 @@ fn told(name: &str, reason: &str, message: &str, at_s: i64) -> EventOccurrence {
         message: message.into(),
         annotations: "".into(),
         times: 1,
-        first: WallTime::from_secs(at_s),
-        last: WallTime::from_secs(at_s),
+        first: WallTime::from_unix_seconds(at_s),
+        last: WallTime::from_unix_seconds(at_s),
     }
 }
 
@@ -211,7 +211,7 @@ fn annotations() {
 #[test]
 fn thinned() {
     let mut correlator = EventCorrelator::new("n");
-    correlator.set_thin(true);
+    correlator.set_warnings_only(true);
     let normal = EventOccurrence {
         warning: false,
         ..told("p", "Pulled", "x", 1)
@@ -275,7 +275,7 @@ fn tries() {
             sender.on_sent(Err(failure), now);
             now = sender.next_timeout().max(now);
         }
-        assert_eq!((tries, sender.lost()), (times, lost), "{name}");
+        assert_eq!((tries, sender.lost_count()), (times, lost), "{name}");
         assert!(now <= at(10 * u64::from(MAX_TRIES)), "{name}");
     }
 }

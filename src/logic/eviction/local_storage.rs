@@ -3,7 +3,7 @@
 
 use alloc::{format, string::String};
 
-use super::{rank::PodFigures, threshold::shortest};
+use super::{rank::PodFigures, threshold::shortest_quantity};
 use crate::{
     api::{Pod, PodUid, Quantity, pod::Volume},
     pod_resources::{AmountKind, pod_sum},
@@ -23,15 +23,18 @@ pub struct StorageViolation {
 
 /// Returns true if the pod has such a limit.
 #[must_use]
-pub fn is_limited(pod: &Pod) -> bool {
-    pod.spec.volumes.iter().any(|v| size_limit(v).is_some())
+pub fn has_storage_limit(pod: &Pod) -> bool {
+    pod.spec
+        .volumes
+        .iter()
+        .any(|v| volume_size_limit(v).is_some())
         || pod_sum(pod, AmountKind::Limits, EPHEMERAL_STORAGE).is_some()
 }
 
 /// Returns the first limit that the pod exceeds. `has_image_disk`: images have a file system of their own, and the
 /// writable layers of containers do not count.
 #[must_use]
-pub fn violation(
+pub fn find_violation(
     pod: &Pod,
     figures: &PodFigures,
     has_image_disk: bool,
@@ -45,13 +48,13 @@ pub fn violation(
     };
     let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
     for volume in &pod.spec.volumes {
-        let Some(limit) = size_limit(volume) else {
+        let Some(limit) = volume_size_limit(volume) else {
             continue;
         };
         let mut held = figures.volumes.iter();
         let used = held.find(|(name, _)| *name == volume.name);
         if used.is_some_and(|(_, used)| signed(used.used_bytes) > limit.value()) {
-            let limit = shortest(limit, limit.value());
+            let limit = shortest_quantity(limit, limit.value());
             let message = format!(
                 "Usage of EmptyDir volume {:?} exceeds the limit \"{limit}\". ",
                 volume.name
@@ -66,7 +69,10 @@ pub fn violation(
     if let Some(limit) = pod_sum(pod, AmountKind::Limits, EPHEMERAL_STORAGE)
         && signed(figures.ephemeral_bytes()) > limit
     {
-        let limit = first.map_or_else(|| Quantity::binary(limit), |like| shortest(like, limit));
+        let limit = first.map_or_else(
+            || Quantity::from_binary_units(limit),
+            |like| shortest_quantity(like, limit),
+        );
         let message = format!(
             "Pod ephemeral local storage usage exceeds the total limit of containers {limit}. "
         );
@@ -85,7 +91,7 @@ pub fn violation(
             .map(|part| part.used_bytes)
             .fold(0, u64::saturating_add);
         if signed(used) > limit.value() {
-            let limit = shortest(limit, limit.value());
+            let limit = shortest_quantity(limit, limit.value());
             let message = format!(
                 "Container {} exceeded its local ephemeral storage limit \"{limit}\". ",
                 measured.name
@@ -97,7 +103,7 @@ pub fn violation(
 }
 
 /// Size limit of an `emptyDir` volume, if it is above 0.
-fn size_limit(volume: &Volume) -> Option<&Quantity> {
+fn volume_size_limit(volume: &Volume) -> Option<&Quantity> {
     let limit = volume.empty_dir.as_ref()?.size_limit.as_ref();
     limit.filter(|limit| limit.value() > 0)
 }
@@ -231,7 +237,7 @@ mod tests {
                 )),
             ),
         ] {
-            let found = violation(&pod, &figures(used), has_image_disk);
+            let found = find_violation(&pod, &figures(used), has_image_disk);
             let found = found.map(|v| (v.signal, v.message));
             let want = want.map(|(signal, message)| (signal, message.into()));
             assert_eq!(found, want, "{name}");
@@ -241,10 +247,10 @@ mod tests {
     #[test]
     fn pods_with_limits() {
         // EVICT-11
-        assert!(!is_limited(&pod("", ["", ""])));
-        assert!(!is_limited(&pod("0", ["", ""])));
-        assert!(is_limited(&pod("1", ["", ""])));
-        assert!(is_limited(&pod("", ["", "1Gi"])));
+        assert!(!has_storage_limit(&pod("", ["", ""])));
+        assert!(!has_storage_limit(&pod("0", ["", ""])));
+        assert!(has_storage_limit(&pod("1", ["", ""])));
+        assert!(has_storage_limit(&pod("", ["", "1Gi"])));
     }
 
     #[test]
@@ -270,7 +276,7 @@ mod tests {
                 [(" a ", " C "), ("10Mi", "L")],
             ),
         ] {
-            let found = violation(&pod, &figures(used), false).expect("too much");
+            let found = find_violation(&pod, &figures(used), false).expect("too much");
             let [(one, is), (other, means)] = names;
             let said = found.message.replace(one, is);
             let said = match other {

@@ -17,7 +17,7 @@ use super::{
     local_storage::StorageViolation,
     observation::{DiskLayout, Observations},
     pressure::{MetThreshold, PressureConditions, PressureState},
-    rank::{EvictablePod, PodFigures, rank},
+    rank::{EvictablePod, PodFigures, rank_candidates},
     threshold::{EvictionSignal, EvictionThreshold, StarvedResource},
 };
 use crate::api::{MonoTime, PodUid, Quantity};
@@ -39,7 +39,7 @@ const MIN_STOP: Duration = Duration::from_secs(10);
 /// Settings of the configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EvictionSettings {
-    /// See [`thresholds`](super::thresholds).
+    /// See [`parse_thresholds`](super::thresholds).
     pub thresholds: Vec<EvictionThreshold>,
     /// Time that a condition stays after its threshold was last met.
     pub transition: Duration,
@@ -87,7 +87,7 @@ pub struct EvictionVictim {
 impl MeasureScope {
     /// Measurement that shows which pods use most of a resource.
     #[must_use]
-    pub const fn of(starved: StarvedResource) -> Self {
+    pub const fn for_starved(starved: StarvedResource) -> Self {
         match starved {
             StarvedResource::EphemeralStorage | StarvedResource::Inodes => Self::Disk,
             StarvedResource::Memory | StarvedResource::Pids => Self::Groups,
@@ -200,14 +200,17 @@ impl EvictionManager {
 
     /// Thresholds that are met, by signal.
     #[must_use]
-    pub fn short(&self) -> Vec<MetThreshold> {
-        self.pressure.short()
+    pub fn met_thresholds(&self) -> Vec<MetThreshold> {
+        self.pressure.met_thresholds()
     }
 
     /// Layout of the file systems at the last observation.
     #[must_use]
     pub fn layout(&self) -> DiskLayout {
-        self.pressure.last().map(|o| o.layout).unwrap_or_default()
+        self.pressure
+            .last_observations()
+            .map(|o| o.layout)
+            .unwrap_or_default()
     }
 
     /// Time at which [`EvictionManager::handle_timeout`] has work. `None`: an action is under way.
@@ -230,7 +233,7 @@ impl EvictionManager {
         match &mut self.stage {
             EvictionStage::Waiting { due } if *due <= now => {
                 if limited || !self.pressure.is_empty() {
-                    self.observe();
+                    self.begin_observation();
                 } else {
                     // There is no threshold and no limit.
                     *due = now + POLL;
@@ -244,9 +247,9 @@ impl EvictionManager {
                 let late = running.iter().cloned().map(EvictionAction::TellExceeded);
                 self.actions.extend(late);
                 let pods = running.drain(..).chain(stopped.drain(..)).collect();
-                self.clean_up(pods, now);
+                self.wait_for_clean_up(pods, now);
             }
-            EvictionStage::CleaningUp { until, .. } if *until <= now => self.observe(),
+            EvictionStage::CleaningUp { until, .. } if *until <= now => self.begin_observation(),
             EvictionStage::Waiting { .. }
             | EvictionStage::Observing
             | EvictionStage::CheckingLimits(_)
@@ -259,8 +262,8 @@ impl EvictionManager {
 
     /// Takes in that the kernel reports memory pressure: the next observation is due, unless the last one was made less
     /// than [`MIN_POLL`] ago.
-    pub fn handle_bell(&mut self, now: MonoTime) {
-        let last = self.pressure.last();
+    pub fn handle_pressure_signal(&mut self, now: MonoTime) {
+        let last = self.pressure.last_observations();
         let earliest = last.map_or(now, |last| now.max(last.at + MIN_POLL));
         if let EvictionStage::Waiting { due } = &mut self.stage {
             *due = earliest.min(*due);
@@ -268,18 +271,18 @@ impl EvictionManager {
     }
 
     /// Takes in an event. An event that does not belong to the present stage is ignored.
-    pub fn handle(&mut self, input: EvictionInput, now: MonoTime) {
+    pub fn handle_input(&mut self, input: EvictionInput, now: MonoTime) {
         match input {
             EvictionInput::Observed(observations, limited) => {
                 if self.stage == EvictionStage::Observing {
-                    let driving = self.pressure.observe(&observations, now);
+                    let driving = self.pressure.take_observations(&observations, now);
                     let at = observations.at;
                     let round = EvictionRound { driving, at };
                     if limited {
                         self.stage = EvictionStage::CheckingLimits(round);
                         self.actions.push_back(EvictionAction::CheckLimits);
                     } else {
-                        self.begin(round, now);
+                        self.begin_round(round, now);
                     }
                 }
             }
@@ -287,10 +290,10 @@ impl EvictionManager {
                 if let EvictionStage::CheckingLimits(round) = &self.stage {
                     if violations.is_empty() {
                         let round = round.clone();
-                        self.begin(round, now);
+                        self.begin_round(round, now);
                     } else {
                         let pods = violations.iter().map(|v| v.uid.clone()).collect();
-                        self.end(pods, IMMEDIATE_GRACE_S, now);
+                        self.wait_for_pod_ends(pods, IMMEDIATE_GRACE_S, now);
                         let actions = violations.into_iter().map(EvictionAction::EvictLimited);
                         self.actions.extend(actions);
                     }
@@ -299,17 +302,17 @@ impl EvictionManager {
             EvictionInput::Reclaimed(observations) => {
                 if let EvictionStage::Reclaiming(round) = &self.stage {
                     if self.pressure.is_resolved(&observations) {
-                        self.wait(now);
+                        self.wait_for_poll(now);
                     } else {
                         let round = round.clone();
-                        self.measure(round, now);
+                        self.begin_measuring(round, now);
                     }
                 }
             }
             EvictionInput::Measured(candidates) => {
                 if let EvictionStage::Measuring(round) = &self.stage {
                     let round = round.clone();
-                    self.choose(&round, candidates, now);
+                    self.choose_victim(&round, candidates, now);
                 }
             }
             EvictionInput::Stopped(uid) => {
@@ -320,7 +323,7 @@ impl EvictionManager {
                 {
                     running.retain(|other| *other != uid);
                     stopped.push(uid);
-                    self.go_on(now);
+                    self.continue_once_stopped(now);
                 }
             }
             EvictionInput::Gone(uid) => match &mut self.stage {
@@ -329,12 +332,12 @@ impl EvictionManager {
                 } => {
                     running.retain(|other| *other != uid);
                     stopped.retain(|other| *other != uid);
-                    self.go_on(now);
+                    self.continue_once_stopped(now);
                 }
                 EvictionStage::CleaningUp { pods, .. } => {
                     pods.retain(|other| *other != uid);
                     if pods.is_empty() {
-                        self.observe();
+                        self.begin_observation();
                     }
                 }
                 EvictionStage::Waiting { .. }
@@ -351,9 +354,9 @@ impl EvictionManager {
                 {
                     running.retain(|other| *other != uid);
                     if running.is_empty() && stopped.is_empty() {
-                        self.wait(now);
+                        self.wait_for_poll(now);
                     } else {
-                        self.go_on(now);
+                        self.continue_once_stopped(now);
                     }
                 }
             }
@@ -366,7 +369,7 @@ impl EvictionManager {
     }
 
     /// Pods that are being evicted.
-    pub fn leaving(&self) -> impl Iterator<Item = &PodUid> {
+    pub fn pods_being_evicted(&self) -> impl Iterator<Item = &PodUid> {
         let (a, b): (&[PodUid], &[PodUid]) = match &self.stage {
             EvictionStage::Ending {
                 running, stopped, ..
@@ -381,12 +384,12 @@ impl EvictionManager {
         a.iter().chain(b)
     }
 
-    fn observe(&mut self) {
+    fn begin_observation(&mut self) {
         self.stage = EvictionStage::Observing;
         self.actions.push_back(EvictionAction::Observe);
     }
 
-    fn wait(&mut self, now: MonoTime) {
+    fn wait_for_poll(&mut self, now: MonoTime) {
         let pause = if self.pressure.is_falling(POLL) {
             MIN_POLL
         } else {
@@ -395,15 +398,15 @@ impl EvictionManager {
         self.stage = EvictionStage::Waiting { due: now + pause };
     }
 
-    fn begin(&mut self, round: EvictionRound, now: MonoTime) {
+    fn begin_round(&mut self, round: EvictionRound, now: MonoTime) {
         let Some(first) = round.driving.first() else {
-            return self.wait(now);
+            return self.wait_for_poll(now);
         };
-        let signal = self.pressure.threshold(*first).signal;
+        let signal = self.pressure.threshold_at(*first).signal;
         self.actions
-            .push_back(EvictionAction::Tell(signal.starved()));
-        match reclaims(signal, self.layout()) {
-            [] => self.measure(round, now),
+            .push_back(EvictionAction::Tell(signal.starved_resource()));
+        match reclaim_targets(signal, self.layout()) {
+            [] => self.begin_measuring(round, now),
             all => {
                 self.actions.push_back(EvictionAction::Reclaim(all));
                 self.stage = EvictionStage::Reclaiming(round);
@@ -411,24 +414,30 @@ impl EvictionManager {
         }
     }
 
-    fn measure(&mut self, round: EvictionRound, now: MonoTime) {
+    fn begin_measuring(&mut self, round: EvictionRound, now: MonoTime) {
         let Some(first) = round.driving.first() else {
-            return self.wait(now);
+            return self.wait_for_poll(now);
         };
-        let what = MeasureScope::of(self.pressure.threshold(*first).signal.starved());
+        let what =
+            MeasureScope::for_starved(self.pressure.threshold_at(*first).signal.starved_resource());
         self.actions.push_back(EvictionAction::Measure(what));
         self.stage = EvictionStage::Measuring(round);
     }
 
     /// Chooses one pod to evict, or none.
-    fn choose(&mut self, round: &EvictionRound, mut candidates: Vec<EvictablePod>, now: MonoTime) {
+    fn choose_victim(
+        &mut self,
+        round: &EvictionRound,
+        mut candidates: Vec<EvictablePod>,
+        now: MonoTime,
+    ) {
         let Some(first) = round.driving.first() else {
-            return self.wait(now);
+            return self.wait_for_poll(now);
         };
-        let threshold = self.pressure.threshold(*first);
-        rank(&mut candidates, threshold.signal, self.layout());
+        let threshold = self.pressure.threshold_at(*first);
+        rank_candidates(&mut candidates, threshold.signal, self.layout());
         let Some(pod) = candidates.into_iter().find(|pod| !pod.critical) else {
-            return self.wait(now);
+            return self.wait_for_poll(now);
         };
         let grace_s = match threshold.grace {
             None => IMMEDIATE_GRACE_S,
@@ -440,17 +449,17 @@ impl EvictionManager {
             figures: pod.figures,
             grace_s,
             signal: threshold.signal,
-            quantities: self.pressure.quantities(*first),
+            quantities: self.pressure.limit_and_available(*first),
             short: short
-                .map(|at| self.pressure.threshold(*at).signal)
+                .map(|at| self.pressure.threshold_at(*at).signal)
                 .collect(),
             age: now - round.at,
         };
-        self.end(vec![pod.uid], grace_s, now);
+        self.wait_for_pod_ends(vec![pod.uid], grace_s, now);
         self.actions.push_back(EvictionAction::Evict(victim));
     }
 
-    fn end(&mut self, pods: Vec<PodUid>, grace_s: i64, now: MonoTime) {
+    fn wait_for_pod_ends(&mut self, pods: Vec<PodUid>, grace_s: i64, now: MonoTime) {
         let grace = Duration::from_secs(u64::try_from(grace_s).unwrap_or(0));
         self.stage = EvictionStage::Ending {
             running: pods,
@@ -460,20 +469,20 @@ impl EvictionManager {
     }
 
     /// Waits for the clean-up of the pods once all have stopped.
-    fn go_on(&mut self, now: MonoTime) {
+    fn continue_once_stopped(&mut self, now: MonoTime) {
         if let EvictionStage::Ending {
             running, stopped, ..
         } = &mut self.stage
             && running.is_empty()
         {
             let pods = core::mem::take(stopped);
-            self.clean_up(pods, now);
+            self.wait_for_clean_up(pods, now);
         }
     }
 
-    fn clean_up(&mut self, pods: Vec<PodUid>, now: MonoTime) {
+    fn wait_for_clean_up(&mut self, pods: Vec<PodUid>, now: MonoTime) {
         if pods.is_empty() {
-            return self.observe();
+            return self.begin_observation();
         }
         let until = now + CLEAN_UP;
         self.stage = EvictionStage::CleaningUp { pods, until };
@@ -481,7 +490,7 @@ impl EvictionManager {
 }
 
 /// Resources that can be removed for a signal before a pod is evicted.
-const fn reclaims(signal: EvictionSignal, layout: DiskLayout) -> &'static [ReclaimTarget] {
+const fn reclaim_targets(signal: EvictionSignal, layout: DiskLayout) -> &'static [ReclaimTarget] {
     const CONTAINERS: &[ReclaimTarget] = &[ReclaimTarget::DeadContainers];
     const IMAGES: &[ReclaimTarget] = &[ReclaimTarget::UnusedImages];
     const BOTH: &[ReclaimTarget] = &[ReclaimTarget::DeadContainers, ReclaimTarget::UnusedImages];

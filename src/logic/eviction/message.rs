@@ -4,7 +4,7 @@ use alloc::{format, string::String, vec::Vec};
 
 use super::{
     rank::PodFigures,
-    threshold::{StarvedResource, shortest},
+    threshold::{StarvedResource, shortest_quantity},
 };
 use crate::{
     api::{Container, Pod, Quantity},
@@ -22,7 +22,7 @@ pub struct EvictionTexts {
 
 /// Writes the texts for `pod`. `quantities`: the amount that must be left, and the amount that was left.
 #[must_use]
-pub fn eviction(
+pub fn eviction_texts(
     starved: StarvedResource,
     pod: &Pod,
     quantities: Option<&(Quantity, Quantity)>,
@@ -50,19 +50,23 @@ pub fn eviction(
             continue;
         };
         let (used, asked) = match starved {
-            StarvedResource::Memory => (measured.memory_bytes, request(container, MEMORY)),
+            StarvedResource::Memory => {
+                (measured.memory_bytes, container_request(container, MEMORY))
+            }
             StarvedResource::EphemeralStorage => {
                 let files = measured.rootfs.zip(measured.logs);
                 let used = files.map(|(a, b)| a.used_bytes.saturating_add(b.used_bytes));
-                (used, request(container, EPHEMERAL_STORAGE))
+                (used, container_request(container, EPHEMERAL_STORAGE))
             }
-            StarvedResource::Inodes | StarvedResource::Pids => (None, Quantity::decimal(0)),
+            StarvedResource::Inodes | StarvedResource::Pids => {
+                (None, Quantity::from_decimal_units(0))
+            }
         };
         let used = used.map(|used| i64::try_from(used).unwrap_or(i64::MAX));
         let Some(used) = used.filter(|used| *used > asked.value()) else {
             continue;
         };
-        let (name, used) = (&container.name, Quantity::binary(used));
+        let (name, used) = (&container.name, Quantity::from_binary_units(used));
         message.push_str(&format!(
             "Container {name} was using {used}, request is {asked}, has larger consumption of {resource}. "
         ));
@@ -80,9 +84,12 @@ pub fn eviction(
     }
 }
 
-fn request(container: &Container, resource: &str) -> Quantity {
+fn container_request(container: &Container, resource: &str) -> Quantity {
     let asked = container.resources.requests.get(resource);
-    asked.map_or_else(|| Quantity::decimal(0), |q| shortest(q, q.value()))
+    asked.map_or_else(
+        || Quantity::from_decimal_units(0),
+        |q| shortest_quantity(q, q.value()),
+    )
 }
 
 #[cfg(test)]
@@ -136,8 +143,11 @@ mod tests {
             asking("exact", MEMORY, "64Mi"),
             container("free"),
         ];
-        let quantities = (Quantity::binary(100 << 20), Quantity::binary(61_440));
-        let words = eviction(
+        let quantities = (
+            Quantity::from_binary_units(100 << 20),
+            Quantity::from_binary_units(61_440),
+        );
+        let words = eviction_texts(
             StarvedResource::Memory,
             &pod,
             Some(&quantities),
@@ -157,7 +167,7 @@ mod tests {
                 ("starved_resource", "memory".into()),
             ]
         );
-        let words = eviction(
+        let words = eviction_texts(
             StarvedResource::EphemeralStorage,
             &pod,
             Some(&quantities),
@@ -180,11 +190,11 @@ mod tests {
             ),
         ] {
             assert_eq!(
-                eviction(starved, &pod, None, Some(&figures())).message,
+                eviction_texts(starved, &pod, None, Some(&figures())).message,
                 want
             );
         }
-        let unknown = eviction(StarvedResource::Memory, &pod, None, None);
+        let unknown = eviction_texts(StarvedResource::Memory, &pod, None, None);
         assert_eq!(unknown.message, "The node was low on resource: memory. ");
         assert_eq!(unknown.annotations, []);
     }

@@ -23,18 +23,18 @@ mod rank;
 mod threshold;
 mod walks;
 
-pub use local_storage::{StorageViolation, is_limited, violation};
+pub use local_storage::{StorageViolation, find_violation, has_storage_limit};
 pub use manager::{
     EvictionAction, EvictionInput, EvictionManager, EvictionSettings, EvictionVictim,
     IMAGE_RECLAIM, MIN_POLL, MeasureScope, POLL, ReclaimTarget,
 };
-pub use message::{EvictionTexts, eviction};
+pub use message::{EvictionTexts, eviction_texts};
 pub use observation::{DiskLayout, FileSystems, Observations, ResourceReading};
-pub use pressure::{MetThreshold, PressureConditions, is_recent};
-pub use rank::{ContainerFigures, EvictablePod, PodFigures, rank};
+pub use pressure::{MetThreshold, PressureConditions, is_condition_held};
+pub use rank::{ContainerFigures, EvictablePod, PodFigures, rank_candidates};
 pub use threshold::{
     EvictionSignal, EvictionThreshold, StarvedResource, ThresholdError, ThresholdLimit,
-    ThresholdMaps, thresholds,
+    ThresholdMaps, parse_thresholds,
 };
 pub use walks::{MAX_WALKS, WalkResult, WalkRound};
 

@@ -15,11 +15,11 @@ pub struct ResourceReading {
 impl ResourceReading {
     /// Computes a reading from capacity and usage. `None`: the capacity is 0, which also stands for unknown.
     #[must_use]
-    pub fn of_used(capacity: u64, used: u64) -> Option<Self> {
-        Self::of(capacity, capacity.saturating_sub(used))
+    pub fn from_used(capacity: u64, used: u64) -> Option<Self> {
+        Self::from_available(capacity, capacity.saturating_sub(used))
     }
 
-    fn of(capacity: u64, available: u64) -> Option<Self> {
+    fn from_available(capacity: u64, available: u64) -> Option<Self> {
         let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
         (capacity > 0).then(|| Self {
             available: signed(available),
@@ -87,17 +87,18 @@ pub struct Observations {
 impl Observations {
     /// Reading of one signal.
     #[must_use]
-    pub fn reading(&self, signal: EvictionSignal) -> Option<ResourceReading> {
+    pub fn signal_reading(&self, signal: EvictionSignal) -> Option<ResourceReading> {
         let containerfs = match self.layout {
             DiskLayout::OneDisk | DiskLayout::SplitImages => self.nodefs,
             DiskLayout::SeparateRuntime => self.imagefs,
         };
         let bytes = |fs: Option<FsInfo>| {
-            fs.and_then(|fs| ResourceReading::of(fs.capacity_bytes, fs.available_bytes))
+            fs.and_then(|fs| ResourceReading::from_available(fs.capacity_bytes, fs.available_bytes))
         };
         // File systems without an inode table say 0 of 0.
-        let inodes =
-            |fs: Option<FsInfo>| fs.and_then(|fs| ResourceReading::of(fs.inodes, fs.inodes_free));
+        let inodes = |fs: Option<FsInfo>| {
+            fs.and_then(|fs| ResourceReading::from_available(fs.inodes, fs.inodes_free))
+        };
         match signal {
             EvictionSignal::MemoryAvailable => self.memory,
             EvictionSignal::AllocatableMemory => self.allocatable_memory,
@@ -128,13 +129,13 @@ mod tests {
         };
         let all = |layout| Observations {
             layout,
-            memory: ResourceReading::of_used(10, 12),
+            memory: ResourceReading::from_used(10, 12),
             nodefs: Some(fs(40, 9)),
             imagefs: Some(fs(50, 0)),
-            pids: ResourceReading::of_used(0, 7),
+            pids: ResourceReading::from_used(0, 7),
             ..Observations::default()
         };
-        let left = |layout, signal| all(layout).reading(signal).map(|r| r.available);
+        let left = |layout, signal| all(layout).signal_reading(signal).map(|r| r.available);
         for (signal, one, separate, split) in [
             (EvictionSignal::MemoryAvailable, Some(0), Some(0), Some(0)),
             (EvictionSignal::AllocatableMemory, None, None, None),

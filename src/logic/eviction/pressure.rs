@@ -24,7 +24,7 @@ impl PressureConditions {
     const NAMES: [&'static str; 3] = ["MemoryPressure", "DiskPressure", "PIDPressure"];
 
     /// Names of the conditions that hold, in the order of reports.
-    pub fn names(self) -> impl Iterator<Item = &'static str> {
+    pub fn condition_names(self) -> impl Iterator<Item = &'static str> {
         let holds = [self.memory, self.disk, self.pid];
         let all = Self::NAMES.into_iter().zip(holds);
         all.filter(|(_, holds)| *holds).map(|(name, _)| name)
@@ -32,8 +32,8 @@ impl PressureConditions {
 }
 
 /// Index of the condition that a signal belongs to.
-const fn place(signal: EvictionSignal) -> usize {
-    match signal.starved() {
+const fn condition_index(signal: EvictionSignal) -> usize {
+    match signal.starved_resource() {
         StarvedResource::Memory => 0,
         StarvedResource::EphemeralStorage | StarvedResource::Inodes => 1,
         StarvedResource::Pids => 2,
@@ -70,21 +70,24 @@ impl TrackedThreshold {
     /// Returns true if less is left than must be; with `reclaim` the minimum to reclaim counts as well. `None`: not
     /// known.
     fn is_met(&self, observations: &Observations, reclaim: bool) -> Option<bool> {
-        let reading = observations.reading(self.threshold.signal)?;
+        let reading = observations.signal_reading(self.threshold.signal)?;
         let more = self.threshold.min_reclaim.as_ref().filter(|_| reclaim);
-        let more = more.map_or(0, |more| more.of(reading.capacity));
-        let least = self.threshold.limit.of(reading.capacity);
+        let more = more.map_or(0, |more| more.amount_of_capacity(reading.capacity));
+        let least = self.threshold.limit.amount_of_capacity(reading.capacity);
         Some(reading.available < least.saturating_add(more))
     }
 
     /// The limit and the available amount, in the form of messages.
-    fn quantities(&self, observations: &Observations) -> Option<(Quantity, Quantity)> {
+    fn limit_and_available(&self, observations: &Observations) -> Option<(Quantity, Quantity)> {
         let EvictionThreshold { signal, limit, .. } = &self.threshold;
         let ResourceReading {
             available,
             capacity,
-        } = observations.reading(*signal)?;
-        Some((limit.shown(capacity), signal.shown(available)))
+        } = observations.signal_reading(*signal)?;
+        Some((
+            limit.quantity_of_capacity(capacity),
+            signal.format_amount(available),
+        ))
     }
 }
 
@@ -138,29 +141,34 @@ impl PressureState {
     }
 
     /// Last observations.
-    pub(super) const fn last(&self) -> Option<&Observations> {
+    pub(super) const fn last_observations(&self) -> Option<&Observations> {
         self.last.as_ref()
     }
 
     /// The threshold at this index.
-    pub(super) fn threshold(&self, at: usize) -> &EvictionThreshold {
+    pub(super) fn threshold_at(&self, at: usize) -> &EvictionThreshold {
         &self.held[at].threshold
     }
 
     /// Takes observations in. Returns the indices of thresholds that call for action, most urgent first.
-    pub(super) fn observe(&mut self, observations: &Observations, now: MonoTime) -> Vec<usize> {
-        self.follow(observations.layout);
+    pub(super) fn take_observations(
+        &mut self,
+        observations: &Observations,
+        now: MonoTime,
+    ) -> Vec<usize> {
+        self.adopt_layout(observations.layout);
         for held in &mut self.held {
             let met = held.is_met(observations, held.drives).unwrap_or(false);
             held.since = met.then(|| held.since.unwrap_or(now));
             if met {
-                self.seen[place(held.threshold.signal)] = Some(now);
+                self.seen[condition_index(held.threshold.signal)] = Some(now);
             }
             let grace = held.threshold.grace.unwrap_or_default();
             held.drives = held.since.is_some_and(|since| now - since >= grace);
         }
-        let holds =
-            |at: usize| self.seen[at].is_some_and(|seen| is_recent(seen, now, self.transition));
+        let holds = |at: usize| {
+            self.seen[at].is_some_and(|seen| is_condition_held(seen, now, self.transition))
+        };
         self.conditions = PressureConditions {
             memory: holds(0),
             disk: holds(1),
@@ -184,10 +192,10 @@ impl PressureState {
         let took = (last.at - before.at).as_millis();
         let falls = |threshold: &EvictionThreshold| {
             let (first, second) = (
-                before.reading(threshold.signal)?,
-                last.reading(threshold.signal)?,
+                before.signal_reading(threshold.signal)?,
+                last.signal_reading(threshold.signal)?,
             );
-            let left = second.available - threshold.limit.of(second.capacity);
+            let left = second.available - threshold.limit.amount_of_capacity(second.capacity);
             let (left, fall) = (
                 u128::try_from(left).ok()?,
                 u128::try_from(first.available - second.available).ok()?,
@@ -205,9 +213,9 @@ impl PressureState {
     }
 
     /// Thresholds that are met.
-    pub(super) fn short(&self) -> Vec<MetThreshold> {
+    pub(super) fn met_thresholds(&self) -> Vec<MetThreshold> {
         let shown = |held: &TrackedThreshold| {
-            let (limit, available) = held.quantities(self.last.as_ref()?)?;
+            let (limit, available) = held.limit_and_available(self.last.as_ref()?)?;
             Some(MetThreshold {
                 signal: held.threshold.signal,
                 since: held.since?,
@@ -220,13 +228,13 @@ impl PressureState {
     }
 
     /// The limit of the threshold at this index and the amount that was left, in the form of messages.
-    pub(super) fn quantities(&self, at: usize) -> Option<(Quantity, Quantity)> {
-        self.held[at].quantities(self.last.as_ref()?)
+    pub(super) fn limit_and_available(&self, at: usize) -> Option<(Quantity, Quantity)> {
+        self.held[at].limit_and_available(self.last.as_ref()?)
     }
 
     /// Gives the file system of the writable layers the thresholds of the file system it is on: the root's or the
     /// images' (EVICT-01).
-    fn follow(&mut self, layout: DiskLayout) {
+    fn adopt_layout(&mut self, layout: DiskLayout) {
         if self.layout == Some(layout) {
             return;
         }
@@ -269,14 +277,14 @@ impl PressureState {
         }
         self.held.extend(more);
         self.held
-            .order_by_key(|held| (held.threshold.signal, held.threshold.grace));
+            .stable_sort_by_key(|held| (held.threshold.signal, held.threshold.grace));
     }
 }
 
 /// Returns true if a condition still holds whose threshold was last met at `seen` (EVICT-05). A kubelet puts it as:
 /// observed since now less the period.
 #[must_use]
-pub fn is_recent(seen: MonoTime, now: MonoTime, period: Duration) -> bool {
+pub fn is_condition_held(seen: MonoTime, now: MonoTime, period: Duration) -> bool {
     seen == now || now - seen < period
 }
 
@@ -328,14 +336,16 @@ mod tests {
     }
 
     fn names(pressure: &PressureState) -> Vec<&'static str> {
-        pressure.conditions().names().collect()
+        pressure.conditions().condition_names().collect()
     }
 
     /// Thresholds that call for action, and conditions that hold, after each observation (second, memory, disk).
     fn run(pressure: &mut PressureState, rounds: &[(u64, i64, u64)]) -> Vec<String> {
         let rounds = rounds.iter().map(|(now, memory, disk)| {
-            let driving = pressure.observe(&left(*memory, *disk, *now), at(*now));
-            let driving = driving.iter().map(|n| pressure.threshold(*n).signal.name());
+            let driving = pressure.take_observations(&left(*memory, *disk, *now), at(*now));
+            let driving = driving
+                .iter()
+                .map(|n| pressure.threshold_at(*n).signal.name());
             let driving: Vec<_> = driving.collect();
             format!(
                 "{now}: {} | {}",
@@ -399,7 +409,7 @@ mod tests {
                 "60: memory.available | MemoryPressure",
             ]
         );
-        let short = pressure.short();
+        let short = pressure.met_thresholds();
         assert_eq!(short.len(), 1);
         assert_eq!((short[0].since, short[0].soft), (at(30), true));
         assert_eq!(
@@ -458,10 +468,10 @@ mod tests {
             imagefs: left(0, 250, 0).nodefs,
             ..left(500, 500, 10)
         };
-        let driving = pressure.observe(&separate, at(10));
+        let driving = pressure.take_observations(&separate, at(10));
         let driving: Vec<_> = driving
             .iter()
-            .map(|n| pressure.threshold(*n).signal.name())
+            .map(|n| pressure.threshold_at(*n).signal.name())
             .collect();
         assert_eq!(driving, ["imagefs.available", "containerfs.available"]);
     }
@@ -496,9 +506,12 @@ mod tests {
         let memory = threshold(EvictionSignal::MemoryAvailable, "100", None, "");
         let mut pressure = PressureState::new(vec![memory], s(300));
         let observed = left(10, 0, 5);
-        assert_eq!(pressure.observe(&observed, at(5)).len(), 1);
-        assert_eq!(pressure.observe(&observed, at(15)).len(), 0);
+        assert_eq!(pressure.take_observations(&observed, at(5)).len(), 1);
+        assert_eq!(pressure.take_observations(&observed, at(15)).len(), 0);
         assert_eq!(names(&pressure), ["MemoryPressure"]);
-        assert_eq!(pressure.observe(&left(10, 0, 16), at(16)).len(), 1);
+        assert_eq!(
+            pressure.take_observations(&left(10, 0, 16), at(16)).len(),
+            1
+        );
     }
 }

@@ -37,8 +37,8 @@ pub struct PodFigures {
 
 impl PodFigures {
     /// Usage of the file system that a signal watches.
-    fn disk(&self, signal: EvictionSignal, layout: DiskLayout) -> DiskUsage {
-        let (rootfs, rest) = parts(signal, layout);
+    fn disk_usage(&self, signal: EvictionSignal, layout: DiskLayout) -> DiskUsage {
+        let (rootfs, rest) = contents_of_filesystem(signal, layout);
         let mut sum = DiskUsage::default();
         for container in &self.containers {
             let rootfs = container.rootfs.filter(|_| rootfs);
@@ -62,7 +62,7 @@ impl PodFigures {
 }
 
 /// Two flags for the file system that a signal watches: set if writable layers, and if logs and volumes, are on it.
-const fn parts(signal: EvictionSignal, layout: DiskLayout) -> (bool, bool) {
+const fn contents_of_filesystem(signal: EvictionSignal, layout: DiskLayout) -> (bool, bool) {
     match (layout, signal) {
         (
             DiskLayout::SeparateRuntime,
@@ -98,20 +98,22 @@ pub struct EvictablePod {
 
 impl EvictablePod {
     /// Usage of the signal's resource; `None`: not known.
-    fn used(&self, signal: EvictionSignal, layout: DiskLayout) -> Option<i64> {
+    fn used_amount(&self, signal: EvictionSignal, layout: DiskLayout) -> Option<i64> {
         let figures = self.figures.as_ref()?;
         let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
-        Some(match signal.starved() {
+        Some(match signal.starved_resource() {
             StarvedResource::Memory => signed(figures.memory_bytes.unwrap_or(0)),
-            StarvedResource::EphemeralStorage => signed(figures.disk(signal, layout).used_bytes),
-            StarvedResource::Inodes => signed(figures.disk(signal, layout).inodes_used),
+            StarvedResource::EphemeralStorage => {
+                signed(figures.disk_usage(signal, layout).used_bytes)
+            }
+            StarvedResource::Inodes => signed(figures.disk_usage(signal, layout).inodes_used),
             StarvedResource::Pids => signed(figures.processes.unwrap_or(0)),
         })
     }
 
     /// Request for the signal's resource; 0 for resources that cannot be requested.
-    const fn request(&self, signal: EvictionSignal) -> i64 {
-        match signal.starved() {
+    const fn requested_amount(&self, signal: EvictionSignal) -> i64 {
+        match signal.starved_resource() {
             StarvedResource::Memory => self.memory_request,
             StarvedResource::EphemeralStorage => self.storage_request,
             StarvedResource::Inodes | StarvedResource::Pids => 0,
@@ -120,26 +122,32 @@ impl EvictablePod {
 
     /// Usage of and request for the signal's resource, for people.
     #[must_use]
-    pub fn shown(
+    pub fn used_and_requested(
         &self,
         signal: EvictionSignal,
         layout: DiskLayout,
     ) -> (Option<Quantity>, Quantity) {
-        let used = self.used(signal, layout).map(|used| signal.shown(used));
-        (used, signal.shown(self.request(signal)))
+        let used = self
+            .used_amount(signal, layout)
+            .map(|used| signal.format_amount(used));
+        (used, signal.format_amount(self.requested_amount(signal)))
     }
 }
 
 /// Sorts the pods: the first one is evicted first.
-pub fn rank(candidates: &mut [EvictablePod], signal: EvictionSignal, layout: DiskLayout) {
-    let used = |pod: &EvictablePod| pod.used(signal, layout);
-    let request = |pod: &EvictablePod| pod.request(signal);
+pub fn rank_candidates(
+    candidates: &mut [EvictablePod],
+    signal: EvictionSignal,
+    layout: DiskLayout,
+) {
+    let used = |pod: &EvictablePod| pod.used_amount(signal, layout);
+    let request = |pod: &EvictablePod| pod.requested_amount(signal);
     // The larger, the sooner; an unknown usage is the largest.
     let excess =
         |pod: &EvictablePod| used(pod).map_or(i64::MAX, |used| used.saturating_sub(request(pod)));
     let exceeds = |pod: &EvictablePod| excess(pod) > 0;
-    candidates.order_by(|a, b| {
-        let by_excess = match signal.starved() {
+    candidates.stable_sort_by(|a, b| {
+        let by_excess = match signal.starved_resource() {
             StarvedResource::Memory
             | StarvedResource::EphemeralStorage
             | StarvedResource::Inodes => {
@@ -181,7 +189,7 @@ mod tests {
         signal: EvictionSignal,
         layout: DiskLayout,
     ) -> Vec<String> {
-        rank(&mut pods, signal, layout);
+        rank_candidates(&mut pods, signal, layout);
         pods.iter().map(|pod| pod.uid.as_str().into()).collect()
     }
 
@@ -222,14 +230,15 @@ mod tests {
         ] {
             assert_eq!(order(pods.clone(), signal, DiskLayout::OneDisk), want);
         }
-        let (used, asked) = pods[1].shown(EvictionSignal::MemoryAvailable, DiskLayout::OneDisk);
+        let (used, asked) =
+            pods[1].used_and_requested(EvictionSignal::MemoryAvailable, DiskLayout::OneDisk);
         assert_eq!(
             (used.expect("known").as_str(), asked.as_str()),
             ("500", "100")
         );
         assert_eq!(
             pods[7]
-                .shown(EvictionSignal::PidAvailable, DiskLayout::OneDisk)
+                .used_and_requested(EvictionSignal::PidAvailable, DiskLayout::OneDisk)
                 .0,
             None
         );

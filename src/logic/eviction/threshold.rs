@@ -64,7 +64,7 @@ impl EvictionSignal {
 
     /// Resource that pods use up when this signal is short.
     #[must_use]
-    pub const fn starved(self) -> StarvedResource {
+    pub const fn starved_resource(self) -> StarvedResource {
         match self {
             Self::MemoryAvailable | Self::AllocatableMemory => StarvedResource::Memory,
             Self::NodeFsAvailable | Self::ImageFsAvailable | Self::ContainerFsAvailable => {
@@ -78,10 +78,12 @@ impl EvictionSignal {
     }
 
     /// An amount in a kubelet's notation: bytes in powers of 1024, counts in powers of 1000.
-    pub(super) fn shown(self, amount: i64) -> Quantity {
-        match self.starved() {
-            StarvedResource::Memory | StarvedResource::EphemeralStorage => Quantity::binary(amount),
-            StarvedResource::Inodes | StarvedResource::Pids => Quantity::decimal(amount),
+    pub(super) fn format_amount(self, amount: i64) -> Quantity {
+        match self.starved_resource() {
+            StarvedResource::Memory | StarvedResource::EphemeralStorage => {
+                Quantity::from_binary_units(amount)
+            }
+            StarvedResource::Inodes | StarvedResource::Pids => Quantity::from_decimal_units(amount),
         }
     }
 }
@@ -129,7 +131,7 @@ impl ThresholdLimit {
         clippy::cast_possible_truncation,
         reason = "as a kubelet reckons; a capacity is no larger than what a double holds to the byte but for 8 PiB and more"
     )]
-    pub fn of(&self, capacity: i64) -> i64 {
+    pub fn amount_of_capacity(&self, capacity: i64) -> i64 {
         match self {
             Self::Amount(quantity) => quantity.value(),
             Self::Percent(percent) => (capacity as f64 * f64::from(percent / 100.0)) as i64,
@@ -137,10 +139,10 @@ impl ThresholdLimit {
     }
 
     /// Amount for this capacity, in the form of messages.
-    pub(super) fn shown(&self, capacity: i64) -> Quantity {
+    pub(super) fn quantity_of_capacity(&self, capacity: i64) -> Quantity {
         match self {
-            Self::Percent(_) => Quantity::binary(self.of(capacity)),
-            Self::Amount(quantity) => shortest(quantity, quantity.value()),
+            Self::Percent(_) => Quantity::from_binary_units(self.amount_of_capacity(capacity)),
+            Self::Amount(quantity) => shortest_quantity(quantity, quantity.value()),
         }
     }
 }
@@ -155,11 +157,11 @@ impl fmt::Display for ThresholdLimit {
 }
 
 /// Writes `value` in the form of `like`, as short as possible.
-pub(super) fn shortest(like: &Quantity, value: i64) -> Quantity {
+pub(super) fn shortest_quantity(like: &Quantity, value: i64) -> Quantity {
     if like.as_str().ends_with('i') {
-        Quantity::binary(value)
+        Quantity::from_binary_units(value)
     } else {
-        Quantity::decimal(value)
+        Quantity::from_decimal_units(value)
     }
 }
 
@@ -217,17 +219,19 @@ pub struct ThresholdError {
 /// system that it is on.
 ///
 /// - Errors: an unknown signal; a wrong amount; a soft threshold without a grace period.
-pub fn thresholds(written: &ThresholdMaps<'_>) -> Result<Vec<EvictionThreshold>, ThresholdError> {
+pub fn parse_thresholds(
+    written: &ThresholdMaps<'_>,
+) -> Result<Vec<EvictionThreshold>, ThresholdError> {
     let mut reclaim = BTreeMap::new();
     for (name, text) in written.min_reclaim {
         let field = "evictionMinimumReclaim";
-        let signal = signal(field, name)?;
-        if let Some(limit) = limit(field, name, text, true)? {
+        let signal = parse_signal(field, name)?;
+        if let Some(limit) = parse_limit(field, name, text, true)? {
             reclaim.insert(signal, limit);
         }
     }
     for name in written.grace.keys() {
-        signal("evictionSoftGracePeriod", name)?;
+        parse_signal("evictionSoftGracePeriod", name)?;
     }
     let mut found = Vec::new();
     for (field, map, is_soft) in [
@@ -235,8 +239,8 @@ pub fn thresholds(written: &ThresholdMaps<'_>) -> Result<Vec<EvictionThreshold>,
         ("evictionSoft", written.soft, true),
     ] {
         for (name, text) in map {
-            let signal = signal(field, name)?;
-            let Some(limit) = limit(field, name, text, false)? else {
+            let signal = parse_signal(field, name)?;
+            let Some(limit) = parse_limit(field, name, text, false)? else {
                 continue;
             };
             let grace = match (is_soft, written.grace.get(name)) {
@@ -244,7 +248,7 @@ pub fn thresholds(written: &ThresholdMaps<'_>) -> Result<Vec<EvictionThreshold>,
                 (true, Some(grace)) => Some(*grace),
                 (true, None) => {
                     let why = "needs a grace period in evictionSoftGracePeriod";
-                    return Err(error(field, name, why.into()));
+                    return Err(threshold_error(field, name, why.into()));
                 }
             };
             let min_reclaim = reclaim.get(&signal).cloned();
@@ -272,11 +276,11 @@ pub fn thresholds(written: &ThresholdMaps<'_>) -> Result<Vec<EvictionThreshold>,
             EvictionSignal::ContainerFsAvailable | EvictionSignal::ContainerFsInodes
         )
     });
-    found.order_by_key(|t| (t.signal, t.grace));
+    found.stable_sort_by_key(|t| (t.signal, t.grace));
     Ok(found)
 }
 
-fn error(field: &'static str, signal: &str, why: String) -> ThresholdError {
+fn threshold_error(field: &'static str, signal: &str, why: String) -> ThresholdError {
     ThresholdError {
         field,
         signal: signal.into(),
@@ -284,15 +288,15 @@ fn error(field: &'static str, signal: &str, why: String) -> ThresholdError {
     }
 }
 
-fn signal(field: &'static str, name: &str) -> Result<EvictionSignal, ThresholdError> {
+fn parse_signal(field: &'static str, name: &str) -> Result<EvictionSignal, ThresholdError> {
     EvictionSignal::parse(name).ok_or_else(|| {
         let known = EvictionSignal::ALL.map(EvictionSignal::name).join(", ");
-        error(field, name, format!("unknown signal; known: {known}"))
+        threshold_error(field, name, format!("unknown signal; known: {known}"))
     })
 }
 
 /// Reads a limit. `None`: no threshold, written as 0% or 100%. `is_zero_fine`: an amount of 0 is allowed.
-fn limit(
+fn parse_limit(
     field: &'static str,
     name: &str,
     text: &str,
@@ -306,7 +310,7 @@ fn limit(
         };
         let why =
             format!("is {text:?}, must be a quantity that is {least} or a percentage up to 100%");
-        error(field, name, why)
+        threshold_error(field, name, why)
     };
     let Some(percent) = text.strip_suffix('%') else {
         let quantity = Quantity::parse(text).map_err(|_| wrong())?;
@@ -349,7 +353,7 @@ mod tests {
             .iter()
             .map(|(signal, s)| ((*signal).into(), Duration::from_secs(*s)))
             .collect();
-        let found = thresholds(&ThresholdMaps {
+        let found = parse_thresholds(&ThresholdMaps {
             hard: &map(hard),
             soft: &map(soft),
             grace: &grace,
@@ -361,10 +365,14 @@ mod tests {
             let grace = t
                 .grace
                 .map_or(String::new(), |g| format!(" for {}s", g.as_secs()));
-            let more = t
-                .min_reclaim
-                .map_or(String::new(), |l| format!(" +{}", l.of(1000)));
-            format!("{}<{}{grace}{more}", t.signal.name(), t.limit.of(1000))
+            let more = t.min_reclaim.map_or(String::new(), |l| {
+                format!(" +{}", l.amount_of_capacity(1000))
+            });
+            format!(
+                "{}<{}{grace}{more}",
+                t.signal.name(),
+                t.limit.amount_of_capacity(1000)
+            )
         };
         found
             .map(|list| list.into_iter().map(shown).collect())
@@ -520,7 +528,7 @@ mod tests {
             // In single precision a tenth is a little more.
             (ThresholdLimit::Percent(10.0), 85_937_152 * 10, "85937153"),
         ] {
-            assert_eq!(limit.shown(capacity).as_str(), want);
+            assert_eq!(limit.quantity_of_capacity(capacity).as_str(), want);
         }
         let soft = EvictionThreshold {
             signal: EvictionSignal::NodeFsAvailable,
@@ -530,7 +538,13 @@ mod tests {
         };
         assert_eq!(format!("{soft}"), "nodefs.available<7.5% for 90s");
         assert_eq!(format!("{}", amount("100Mi")), "100Mi");
-        assert_eq!(EvictionSignal::NodeFsInodes.shown(2000).as_str(), "2k");
-        assert_eq!(EvictionSignal::NodeFsAvailable.shown(2048).as_str(), "2Ki");
+        assert_eq!(
+            EvictionSignal::NodeFsInodes.format_amount(2000).as_str(),
+            "2k"
+        );
+        assert_eq!(
+            EvictionSignal::NodeFsAvailable.format_amount(2048).as_str(),
+            "2Ki"
+        );
     }
 }

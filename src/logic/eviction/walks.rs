@@ -37,13 +37,13 @@ impl WalkRound {
     /// Returns true if the pod had its turn in the round before: it comes after the others. Pods are walked in the
     /// order of their UIDs.
     #[must_use]
-    pub fn had_turn(&self, uid: &PodUid) -> bool {
+    pub fn was_walked_last_round(&self, uid: &PodUid) -> bool {
         self.after.as_ref().is_some_and(|after| uid <= after)
     }
 
     /// Takes in that the walk of a pod ended, after the time `took`. Returns the figures by which the pod is ranked;
     /// `None`: the pod counts as the largest.
-    pub fn ended(
+    pub fn on_walk_ended(
         &mut self,
         uid: &PodUid,
         walked: WalkResult,
@@ -63,7 +63,7 @@ impl WalkRound {
 
     /// State with which the next round begins.
     #[must_use]
-    pub fn end(self) -> Self {
+    pub fn into_next_round(self) -> Self {
         Self {
             after: self.last.filter(|_| self.cut),
             ..Self::default()
@@ -119,7 +119,11 @@ mod tests {
                 Some(known(4)),
             ),
         ] {
-            assert_eq!(walks.ended(&"p".into(), walked, took), want, "{what}");
+            assert_eq!(
+                walks.on_walk_ended(&"p".into(), walked, took),
+                want,
+                "{what}"
+            );
         }
     }
 
@@ -129,24 +133,28 @@ mod tests {
         let s = Duration::from_secs;
         let first = |walks: &WalkRound| {
             let uids = ["a", "b", "c", "d"].map(PodUid::from);
-            let first = uids.iter().find(|uid| !walks.had_turn(uid));
+            let first = uids.iter().find(|uid| !walks.was_walked_last_round(uid));
             first.cloned()
         };
         let mut walks = WalkRound::default();
         assert_eq!(first(&walks), Some("a".into()));
-        walks.ended(&"a".into(), WalkResult::Counted(known(1)), s(6));
-        walks.ended(&"b".into(), WalkResult::Cut(known(1)), s(4));
-        walks.ended(&"c".into(), WalkResult::Cut(known(1)), s(0));
-        let mut walks = walks.end();
+        walks.on_walk_ended(&"a".into(), WalkResult::Counted(known(1)), s(6));
+        walks.on_walk_ended(&"b".into(), WalkResult::Cut(known(1)), s(4));
+        walks.on_walk_ended(&"c".into(), WalkResult::Cut(known(1)), s(0));
+        let mut walks = walks.into_next_round();
         assert_eq!(first(&walks), Some("b".into()));
         // A pod that takes a whole round does not hold the others up.
-        walks.ended(&"b".into(), WalkResult::Cut(known(1)), s(10));
-        walks.ended(&"c".into(), WalkResult::Cut(known(1)), s(0));
-        let mut walks = walks.end();
+        walks.on_walk_ended(&"b".into(), WalkResult::Cut(known(1)), s(10));
+        walks.on_walk_ended(&"c".into(), WalkResult::Cut(known(1)), s(0));
+        let mut walks = walks.into_next_round();
         assert_eq!(first(&walks), Some("c".into()));
         for uid in ["c", "d", "a", "b"] {
-            walks.ended(&uid.into(), WalkResult::Counted(known(1)), s(1));
+            walks.on_walk_ended(&uid.into(), WalkResult::Counted(known(1)), s(1));
         }
-        assert_eq!(first(&walks.end()), Some("a".into()), "all had theirs");
+        assert_eq!(
+            first(&walks.into_next_round()),
+            Some("a".into()),
+            "all had theirs"
+        );
     }
 }

@@ -7,7 +7,7 @@ use super::*;
 use crate::testing::{exited, instance, nth, running_pod, sandbox};
 use ContainerState::{Created, Running, Unknown};
 
-const NOW: WallTime = WallTime::from_secs(10_000);
+const NOW: WallTime = WallTime::from_unix_seconds(10_000);
 
 fn age(at: WallTime) -> Duration {
     Duration::from_nanos((NOW.0 - at.0).unsigned_abs())
@@ -173,7 +173,7 @@ fn dead_instances() {
         ..policy(0, None)
     };
     let mut dead = exited("a", 0);
-    dead.created_at = WallTime::from_secs(9_950);
+    dead.created_at = WallTime::from_unix_seconds(9_950);
     let pods = [pod("p", vec![dead, exited("b", 0)])];
     let got = removable_containers(&listed(&pods), &fate, true, &young, &age);
     assert_eq!(ids(&got), "b-0", "younger than the minimum age");
@@ -374,7 +374,9 @@ fn never_too_much() {
             if c.state == Running {
                 assert_eq!(times, 0, "{round}: {} runs", c.id);
             }
-            let newest = pods[0].newest(&c.name).is_some_and(|n| n.id == c.id);
+            let newest = pods[0]
+                .newest_instance(&c.name)
+                .is_some_and(|n| n.id == c.id);
             if newest && !gone && policy.max_total.is_none() {
                 assert_eq!(times, 0, "{round}: {} is the newest", c.id);
             }

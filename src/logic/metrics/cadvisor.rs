@@ -16,7 +16,7 @@ use crate::api::{
 
 /// The page of one sample.
 #[must_use]
-pub fn page(sample: Rc<UsageSample>) -> FamilyPage<SampleRows> {
+pub fn cadvisor_page(sample: Rc<UsageSample>) -> FamilyPage<SampleRows> {
     FamilyPage::new(FAMILIES, SampleRows::new(sample))
 }
 
@@ -37,7 +37,7 @@ struct CgroupRow<'a> {
 
 impl CgroupRow<'_> {
     /// Labels of the group, together with `more`, sorted.
-    fn labels<'a>(&'a self, more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
+    fn sorted_labels<'a>(&'a self, more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
         let mut all = Vec::with_capacity(8);
         all.extend_from_slice(&[
             ("container", self.container),
@@ -56,7 +56,7 @@ impl CgroupRow<'_> {
 }
 
 /// Row `n`: the machine, the system's groups, pods, containers.
-fn row(rows: &SampleRows, n: usize) -> Option<CgroupRow<'_>> {
+fn cgroup_row(rows: &SampleRows, n: usize) -> Option<CgroupRow<'_>> {
     let sample = &*rows.sample;
     let system = |id, usage, network| CgroupRow {
         id,
@@ -77,7 +77,7 @@ fn row(rows: &SampleRows, n: usize) -> Option<CgroupRow<'_>> {
         return Some(system(&group.cgroup, &group.usage, None));
     }
     let n = n - sample.groups.len();
-    if let Some(pod) = rows.pod(n) {
+    if let Some(pod) = rows.pod_at(n) {
         return Some(CgroupRow {
             namespace: &pod.namespace,
             pod: &pod.name,
@@ -85,7 +85,7 @@ fn row(rows: &SampleRows, n: usize) -> Option<CgroupRow<'_>> {
             ..system(&pod.cgroup, &pod.usage, pod.network.as_deref())
         });
     }
-    let (pod, container) = rows.container(n - sample.pods.len())?;
+    let (pod, container) = rows.container_at(n - sample.pods.len())?;
     Some(CgroupRow {
         container: &container.name,
         image: &container.image,
@@ -93,95 +93,95 @@ fn row(rows: &SampleRows, n: usize) -> Option<CgroupRow<'_>> {
         namespace: &pod.namespace,
         pod: &pod.name,
         started_at: container.started_at,
-        disk_bytes: rows.disk_bytes(&container.id),
+        disk_bytes: rows.container_disk_bytes(&container.id),
         ..system(&container.cgroup, &container.usage, None)
     })
 }
 
 /// Writes a sample of each group that has the figure.
-fn each(
+fn write_each_group(
     rows: &SampleRows,
     n: usize,
     samples: &mut SampleWriter<'_>,
     value: impl Fn(&CgroupRow<'_>) -> Option<SampleValue>,
 ) -> bool {
-    with(rows, n, samples, &[], value)
+    write_each_labelled_group(rows, n, samples, &[], value)
 }
 
 /// Writes a sample of each group that has the figure, with more labels.
-fn with(
+fn write_each_labelled_group(
     rows: &SampleRows,
     n: usize,
     samples: &mut SampleWriter<'_>,
     more: &[(&str, &str)],
     value: impl Fn(&CgroupRow<'_>) -> Option<SampleValue>,
 ) -> bool {
-    let Some(row) = row(rows, n) else {
+    let Some(row) = cgroup_row(rows, n) else {
         return false;
     };
     if let Some(value) = value(&row) {
-        samples.put(&row.labels(more), value, Some(row.usage.at));
+        samples.write_sample(&row.sorted_labels(more), value, Some(row.usage.at));
     }
     true
 }
 
-fn each_interface(
+fn write_each_interface(
     rows: &SampleRows,
     n: usize,
     samples: &mut SampleWriter<'_>,
     count: impl Fn(&InterfaceCounts) -> u64,
 ) -> bool {
-    let Some(row) = row(rows, n) else {
+    let Some(row) = cgroup_row(rows, n) else {
         return false;
     };
     for interface in row.network.unwrap_or_default() {
-        let labels = row.labels(&[("interface", &interface.name)]);
+        let labels = row.sorted_labels(&[("interface", &interface.name)]);
         let value = SampleValue::Count(count(interface));
-        samples.put(&labels, value, Some(rows.sample.machine.at));
+        samples.write_sample(&labels, value, Some(rows.sample.machine.at));
     }
     true
 }
 
-fn rx(
+fn write_received(
     rows: &SampleRows,
     n: usize,
     s: &mut SampleWriter<'_>,
     count: fn(&TrafficCounts) -> u64,
 ) -> bool {
-    each_interface(rows, n, s, |i| count(&i.rx))
+    write_each_interface(rows, n, s, |i| count(&i.rx))
 }
 
-fn tx(
+fn write_transmitted(
     rows: &SampleRows,
     n: usize,
     s: &mut SampleWriter<'_>,
     count: fn(&TrafficCounts) -> u64,
 ) -> bool {
-    each_interface(rows, n, s, |i| count(&i.tx))
+    write_each_interface(rows, n, s, |i| count(&i.tx))
 }
 
-fn faults(rows: &SampleRows, n: usize, samples: &mut SampleWriter<'_>) -> bool {
-    let Some(row) = row(rows, n) else {
+fn write_page_faults(rows: &SampleRows, n: usize, samples: &mut SampleWriter<'_>) -> bool {
+    let Some(row) = cgroup_row(rows, n) else {
         return false;
     };
     if let Some((all, major)) = row.usage.memory.and_then(|m| m.faults) {
         for (kind, count) in [("pgfault", all), ("pgmajfault", major)] {
-            let labels = row.labels(&[("failure_type", kind), ("scope", "hierarchy")]);
-            samples.put(&labels, SampleValue::Count(count), Some(row.usage.at));
+            let labels = row.sorted_labels(&[("failure_type", kind), ("scope", "hierarchy")]);
+            samples.write_sample(&labels, SampleValue::Count(count), Some(row.usage.at));
         }
     }
     true
 }
 
 /// Writes a stall time of each group. `kind`: 0 for the processor, 1 for memory, 2 for disks.
-fn pressure(
+fn write_stall_times(
     rows: &SampleRows,
     n: usize,
     samples: &mut SampleWriter<'_>,
     kind: usize,
     stall: fn(&ResourcePressure) -> &PressureStall,
 ) -> bool {
-    each(rows, n, samples, |row| {
+    write_each_group(rows, n, samples, |row| {
         let pressure = row.usage.pressure.as_ref()?[kind].as_ref()?;
         Some(SampleValue::Nanos(
             stall(pressure).total_us.saturating_mul(1000),
@@ -189,14 +189,14 @@ fn pressure(
     })
 }
 
-fn cpu(
+fn cpu_value(
     row: &CgroupRow<'_>,
     ns: impl Fn(crate::api::stats::CpuUsage) -> Option<u64>,
 ) -> Option<SampleValue> {
     row.usage.cpu.and_then(ns).map(SampleValue::Nanos)
 }
 
-fn throttled(
+fn throttled_value(
     row: &CgroupRow<'_>,
     value: impl Fn(crate::api::stats::CpuThrottling) -> SampleValue,
 ) -> Option<SampleValue> {
@@ -205,7 +205,7 @@ fn throttled(
     row.usage.cpu?.throttled.map(value)
 }
 
-fn memory(
+fn memory_value(
     row: &CgroupRow<'_>,
     bytes: impl Fn(crate::api::stats::MemoryUsage) -> Option<u64>,
 ) -> Option<SampleValue> {
@@ -213,14 +213,14 @@ fn memory(
 }
 
 /// Writes a sample about the machine.
-fn machine(
+fn write_machine_value(
     rows: &SampleRows,
     n: usize,
     samples: &mut SampleWriter<'_>,
     value: fn(&UsageSample) -> u64,
 ) -> bool {
     if n == 0 {
-        samples.put(&[], SampleValue::Count(value(&rows.sample)), None);
+        samples.write_sample(&[], SampleValue::Count(value(&rows.sample)), None);
     }
     n == 0
 }
@@ -228,86 +228,86 @@ fn machine(
 /// Sorted by name.
 const FAMILIES: &[MetricFamily<SampleRows>] = families![MetricFamily:
     "container_cpu_cfs_periods_total" Counter "Periods of the quota in which something ran."
-        |r, n, s| each(r, n, s, |row| throttled(row, |t| SampleValue::Count(t.periods)));
+        |r, n, s| write_each_group(r, n, s, |row| throttled_value(row, |t| SampleValue::Count(t.periods)));
     "container_cpu_cfs_throttled_periods_total" Counter "Periods of the quota that ended early."
-        |r, n, s| each(r, n, s, |row| throttled(row, |t| SampleValue::Count(t.throttled_periods)));
+        |r, n, s| write_each_group(r, n, s, |row| throttled_value(row, |t| SampleValue::Count(t.throttled_periods)));
     "container_cpu_cfs_throttled_seconds_total" Counter "Time for which the quota stopped what ran."
-        |r, n, s| each(r, n, s, |row| throttled(row, |t| SampleValue::Nanos(t.throttled_ns)));
+        |r, n, s| write_each_group(r, n, s, |row| throttled_value(row, |t| SampleValue::Nanos(t.throttled_ns)));
     "container_cpu_system_seconds_total" Counter "Processor time in the kernel, in core-seconds."
-        |r, n, s| each(r, n, s, |row| cpu(row, |c| c.user_system_ns.map(|(_, system)| system)));
+        |r, n, s| write_each_group(r, n, s, |row| cpu_value(row, |c| c.user_system_ns.map(|(_, system)| system)));
     "container_cpu_usage_seconds_total" Counter "Processor time, in core-seconds."
-        |r, n, s| with(r, n, s, &[("cpu", "total")], |row| cpu(row, |c| Some(c.total_ns)));
+        |r, n, s| write_each_labelled_group(r, n, s, &[("cpu", "total")], |row| cpu_value(row, |c| Some(c.total_ns)));
     "container_cpu_user_seconds_total" Counter "Processor time in programs, in core-seconds."
-        |r, n, s| each(r, n, s, |row| cpu(row, |c| c.user_system_ns.map(|(user, _)| user)));
+        |r, n, s| write_each_group(r, n, s, |row| cpu_value(row, |c| c.user_system_ns.map(|(user, _)| user)));
     "container_fs_usage_bytes" Gauge "What the container has written and logged, in bytes on disk."
         |r, n, s| {
             let device = r.sample.disk.device.as_str();
-            with(r, n, s, &[("device", device)], |row| row.disk_bytes.map(SampleValue::Count))
+            write_each_labelled_group(r, n, s, &[("device", device)], |row| row.disk_bytes.map(SampleValue::Count))
         };
     "container_last_seen" Gauge "When these figures were read, in seconds since 1970."
-        |r, n, s| each(r, n, s, |row| (row.usage.at.0 > 0).then(|| SampleValue::Time(WallTime::from_secs(row.usage.at.secs()))));
+        |r, n, s| write_each_group(r, n, s, |row| (row.usage.at.0 > 0).then(|| SampleValue::Time(WallTime::from_unix_seconds(row.usage.at.unix_seconds()))));
     "container_memory_cache" Gauge "Page cache, in bytes."
-        |r, n, s| each(r, n, s, |row| memory(row, |m| m.cache_bytes));
+        |r, n, s| write_each_group(r, n, s, |row| memory_value(row, |m| m.cache_bytes));
     "container_memory_failures_total" Counter "Page faults."
-        faults;
+        write_page_faults;
     "container_memory_mapped_file" Gauge "Page cache that is mapped, in bytes."
-        |r, n, s| each(r, n, s, |row| memory(row, |m| m.mapped_file_bytes));
+        |r, n, s| write_each_group(r, n, s, |row| memory_value(row, |m| m.mapped_file_bytes));
     "container_memory_rss" Gauge "Anonymous memory, in bytes."
-        |r, n, s| each(r, n, s, |row| memory(row, |m| m.rss_bytes));
+        |r, n, s| write_each_group(r, n, s, |row| memory_value(row, |m| m.rss_bytes));
     "container_memory_swap" Gauge "Swap, in bytes."
-        |r, n, s| each(r, n, s, |row| row.usage.swap.map(|swap| SampleValue::Count(swap.usage_bytes)));
+        |r, n, s| write_each_group(r, n, s, |row| row.usage.swap.map(|swap| SampleValue::Count(swap.usage_bytes)));
     "container_memory_usage_bytes" Gauge "Memory with all page cache, in bytes."
-        |r, n, s| each(r, n, s, |row| memory(row, |m| Some(m.usage_bytes)));
+        |r, n, s| write_each_group(r, n, s, |row| memory_value(row, |m| Some(m.usage_bytes)));
     "container_memory_working_set_bytes" Gauge "Memory without page cache that was not used lately, in bytes."
-        |r, n, s| each(r, n, s, |row| memory(row, |m| Some(m.working_set_bytes)));
+        |r, n, s| write_each_group(r, n, s, |row| memory_value(row, |m| Some(m.working_set_bytes)));
     "container_network_receive_bytes_total" Counter "Bytes received."
-        |r, n, s| rx(r, n, s, |t| t.bytes);
+        |r, n, s| write_received(r, n, s, |t| t.bytes);
     "container_network_receive_errors_total" Counter "Packets received with errors."
-        |r, n, s| rx(r, n, s, |t| t.errors);
+        |r, n, s| write_received(r, n, s, |t| t.errors);
     "container_network_receive_packets_dropped_total" Counter "Packets received and dropped."
-        |r, n, s| rx(r, n, s, |t| t.dropped);
+        |r, n, s| write_received(r, n, s, |t| t.dropped);
     "container_network_receive_packets_total" Counter "Packets received."
-        |r, n, s| rx(r, n, s, |t| t.packets);
+        |r, n, s| write_received(r, n, s, |t| t.packets);
     "container_network_transmit_bytes_total" Counter "Bytes sent."
-        |r, n, s| tx(r, n, s, |t| t.bytes);
+        |r, n, s| write_transmitted(r, n, s, |t| t.bytes);
     "container_network_transmit_errors_total" Counter "Packets that could not be sent."
-        |r, n, s| tx(r, n, s, |t| t.errors);
+        |r, n, s| write_transmitted(r, n, s, |t| t.errors);
     "container_network_transmit_packets_dropped_total" Counter "Packets to be sent and dropped."
-        |r, n, s| tx(r, n, s, |t| t.dropped);
+        |r, n, s| write_transmitted(r, n, s, |t| t.dropped);
     "container_network_transmit_packets_total" Counter "Packets sent."
-        |r, n, s| tx(r, n, s, |t| t.packets);
+        |r, n, s| write_transmitted(r, n, s, |t| t.packets);
     "container_oom_events_total" Counter "Processes that were killed for want of memory."
-        |r, n, s| each(r, n, s, |row| row.usage.oom_kills.map(SampleValue::Count));
+        |r, n, s| write_each_group(r, n, s, |row| row.usage.oom_kills.map(SampleValue::Count));
     "container_pressure_cpu_stalled_seconds_total" Counter "Time in which everything waited for a processor."
-        |r, n, s| pressure(r, n, s, 0, |p| &p.full);
+        |r, n, s| write_stall_times(r, n, s, 0, |p| &p.full);
     "container_pressure_cpu_waiting_seconds_total" Counter "Time in which something waited for a processor."
-        |r, n, s| pressure(r, n, s, 0, |p| &p.some);
+        |r, n, s| write_stall_times(r, n, s, 0, |p| &p.some);
     "container_pressure_io_stalled_seconds_total" Counter "Time in which everything waited for a disk."
-        |r, n, s| pressure(r, n, s, 2, |p| &p.full);
+        |r, n, s| write_stall_times(r, n, s, 2, |p| &p.full);
     "container_pressure_io_waiting_seconds_total" Counter "Time in which something waited for a disk."
-        |r, n, s| pressure(r, n, s, 2, |p| &p.some);
+        |r, n, s| write_stall_times(r, n, s, 2, |p| &p.some);
     "container_pressure_memory_stalled_seconds_total" Counter "Time in which everything waited for memory."
-        |r, n, s| pressure(r, n, s, 1, |p| &p.full);
+        |r, n, s| write_stall_times(r, n, s, 1, |p| &p.full);
     "container_pressure_memory_waiting_seconds_total" Counter "Time in which something waited for memory."
-        |r, n, s| pressure(r, n, s, 1, |p| &p.some);
+        |r, n, s| write_stall_times(r, n, s, 1, |p| &p.some);
     "container_scrape_error" Gauge "1 if the figures of containers could not be read, else 0."
-        |r, n, s| machine(r, n, s, |sample| sample.failed.into());
+        |r, n, s| write_machine_value(r, n, s, |sample| sample.failed.into());
     "container_spec_cpu_period" Gauge "Period of the quota, in microseconds."
-        |r, n, s| each(r, n, s, |row| row.usage.cpu_quota.map(|(_, period)| SampleValue::Count(period)));
+        |r, n, s| write_each_group(r, n, s, |row| row.usage.cpu_quota.map(|(_, period)| SampleValue::Count(period)));
     "container_spec_cpu_quota" Gauge "Quota of processor time in a period, in microseconds."
-        |r, n, s| each(r, n, s, |row| row.usage.cpu_quota.map(|(quota, _)| SampleValue::Count(quota)));
+        |r, n, s| write_each_group(r, n, s, |row| row.usage.cpu_quota.map(|(quota, _)| SampleValue::Count(quota)));
     "container_spec_cpu_shares" Gauge "Share of the processors, beside others."
-        |r, n, s| each(r, n, s, |row| row.usage.cpu_shares.map(SampleValue::Count));
+        |r, n, s| write_each_group(r, n, s, |row| row.usage.cpu_shares.map(SampleValue::Count));
     "container_spec_memory_limit_bytes" Gauge "Limit of memory, in bytes; 0 for none."
-        |r, n, s| each(r, n, s, |row| memory(row, |m| Some(m.limit_bytes.unwrap_or(0))));
+        |r, n, s| write_each_group(r, n, s, |row| memory_value(row, |m| Some(m.limit_bytes.unwrap_or(0))));
     "container_start_time_seconds" Gauge "When it was started, in seconds since 1970."
-        |r, n, s| each(r, n, s, |row| (row.started_at.0 > 0 && row.usage.at.0 > 0).then_some(SampleValue::Time(row.started_at)));
+        |r, n, s| write_each_group(r, n, s, |row| (row.started_at.0 > 0 && row.usage.at.0 > 0).then_some(SampleValue::Time(row.started_at)));
     "container_threads" Gauge "Processes and threads."
-        |r, n, s| each(r, n, s, |row| row.usage.pids.map(SampleValue::Count));
+        |r, n, s| write_each_group(r, n, s, |row| row.usage.pids.map(SampleValue::Count));
     "machine_cpu_cores" Gauge "Processors of the machine."
-        |r, n, s| machine(r, n, s, |sample| sample.cpu_milli / 1000);
+        |r, n, s| write_machine_value(r, n, s, |sample| sample.cpu_milli / 1000);
     "machine_memory_bytes" Gauge "Memory of the machine, in bytes."
-        |r, n, s| machine(r, n, s, |sample| sample.memory_bytes);
+        |r, n, s| write_machine_value(r, n, s, |sample| sample.memory_bytes);
 ];
 
 #[cfg(test)]
@@ -318,7 +318,7 @@ mod tests {
     #[test]
     fn the_page() {
         // MET-08
-        let text: String = page(Rc::new(testing::sample())).collect();
+        let text: String = cadvisor_page(Rc::new(testing::sample())).collect();
         testing::golden("cadvisor.txt", &text);
         assert!(FAMILIES.is_sorted_by_key(|f| f.name));
     }

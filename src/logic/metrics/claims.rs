@@ -10,7 +10,7 @@ use crate::api::stats::{ClaimUsage, DiskUsage};
 
 /// Rows are sorted by namespace and claim; pods that share a claim have a row each, and the first counts.
 #[must_use]
-pub fn page(claims: Rc<[ClaimUsage]>) -> FamilyPage<Rc<[ClaimUsage]>> {
+pub fn claims_page(claims: Rc<[ClaimUsage]>) -> FamilyPage<Rc<[ClaimUsage]>> {
     FamilyPage::new(FAMILIES, claims)
 }
 
@@ -19,20 +19,20 @@ type ClaimRows = Rc<[ClaimUsage]>;
 /// Sorted by name.
 const FAMILIES: &[MetricFamily<ClaimRows>] = families![MetricFamily:
     "kubelet_volume_stats_available_bytes" Gauge "Bytes of a volume that are free for everybody."
-        |rows, n, s| one(rows, n, s, |c| c.fs.available_bytes);
+        |rows, n, s| write_claim_value(rows, n, s, |c| c.fs.available_bytes);
     "kubelet_volume_stats_capacity_bytes" Gauge "Bytes of a volume."
-        |rows, n, s| one(rows, n, s, |c| c.fs.capacity_bytes);
+        |rows, n, s| write_claim_value(rows, n, s, |c| c.fs.capacity_bytes);
     "kubelet_volume_stats_inodes" Gauge "Inodes of a volume."
-        |rows, n, s| one(rows, n, s, |c| c.fs.inodes);
+        |rows, n, s| write_claim_value(rows, n, s, |c| c.fs.inodes);
     "kubelet_volume_stats_inodes_free" Gauge "Inodes of a volume that are free."
-        |rows, n, s| one(rows, n, s, |c| c.fs.inodes_free);
+        |rows, n, s| write_claim_value(rows, n, s, |c| c.fs.inodes_free);
     "kubelet_volume_stats_inodes_used" Gauge "Inodes of a volume that are used."
-        |rows, n, s| one(rows, n, s, |c| DiskUsage::of_all(&c.fs).inodes_used);
+        |rows, n, s| write_claim_value(rows, n, s, |c| DiskUsage::of_filesystem(&c.fs).inodes_used);
     "kubelet_volume_stats_used_bytes" Gauge "Bytes of a volume that are used."
-        |rows, n, s| one(rows, n, s, |c| DiskUsage::of_all(&c.fs).used_bytes);
+        |rows, n, s| write_claim_value(rows, n, s, |c| DiskUsage::of_filesystem(&c.fs).used_bytes);
 ];
 
-fn one(
+fn write_claim_value(
     rows: &ClaimRows,
     n: usize,
     samples: &mut SampleWriter<'_>,
@@ -50,7 +50,7 @@ fn one(
             ("namespace", &*row.namespace),
             ("persistentvolumeclaim", &*row.claim),
         ];
-        samples.put(&labels, SampleValue::Count(value(row)), None);
+        samples.write_sample(&labels, SampleValue::Count(value(row)), None);
     }
     true
 }
@@ -84,8 +84,8 @@ mod tests {
             claim("1", "music", 1000),
             claim("2", "music", 1000),
         ];
-        let text: String = page(claims.into()).collect();
+        let text: String = claims_page(claims.into()).collect();
         super::super::sample::testing::golden("claims.txt", &text);
-        assert_eq!(page([].into()).count(), 0);
+        assert_eq!(claims_page([].into()).count(), 0);
     }
 }

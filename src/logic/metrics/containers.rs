@@ -24,7 +24,7 @@ pub struct ContainerStatusFigures {
 }
 
 /// Figures of a pod's containers, without ephemeral ones.
-pub fn of_pod<'a>(
+pub fn pod_container_figures<'a>(
     (namespace, pod): (&'a str, &'a str),
     status: &'a PodStatus,
 ) -> impl Iterator<Item = ContainerStatusFigures> + 'a {
@@ -44,7 +44,9 @@ pub fn of_pod<'a>(
 
 /// The page of all containers.
 #[must_use]
-pub fn page(containers: Vec<ContainerStatusFigures>) -> FamilyPage<Vec<ContainerStatusFigures>> {
+pub fn containers_page(
+    containers: Vec<ContainerStatusFigures>,
+) -> FamilyPage<Vec<ContainerStatusFigures>> {
     FamilyPage::new(FAMILIES, containers)
 }
 
@@ -52,23 +54,23 @@ pub fn page(containers: Vec<ContainerStatusFigures>) -> FamilyPage<Vec<Container
 const FAMILIES: &[MetricFamily<Vec<ContainerStatusFigures>>] = families![MetricFamily:
     "picolet_container_restarts_total" Counter "How often a container of a pod was started again."
         |rows, n, s| {
-            each(rows, n, s, |row, labels, s| {
-                s.put(labels, SampleValue::Count(row.restarts.into()), None);
+            write_each_container(rows, n, s, |row, labels, s| {
+                s.write_sample(labels, SampleValue::Count(row.restarts.into()), None);
             })
         };
     "picolet_container_waiting" Gauge "Why a container does not run: 1 for each that waits."
         |rows, n, s| {
-            each(rows, n, s, |row, labels, s| {
+            write_each_container(rows, n, s, |row, labels, s| {
                 if !row.waiting.is_empty() {
                     let mut labels = labels.to_vec();
                     labels.push(("reason", &row.waiting));
-                    s.put(&labels, SampleValue::Count(1), None);
+                    s.write_sample(&labels, SampleValue::Count(1), None);
                 }
             })
         };
 ];
 
-fn each(
+fn write_each_container(
     rows: &[ContainerStatusFigures],
     n: usize,
     samples: &mut SampleWriter<'_>,
@@ -115,8 +117,9 @@ mod tests {
             ],
             ..PodStatus::default()
         };
-        let text: String = page(of_pod(("default", "web"), &status).collect()).collect();
+        let text: String =
+            containers_page(pod_container_figures(("default", "web"), &status).collect()).collect();
         super::super::sample::testing::golden("containers.txt", &text);
-        assert_eq!(page(Vec::new()).count(), 0);
+        assert_eq!(containers_page(Vec::new()).count(), 0);
     }
 }

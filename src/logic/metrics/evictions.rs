@@ -16,17 +16,17 @@ pub struct EvictionCounts {
 
 impl EvictionCounts {
     /// Counts a pod that was evicted because a resource was short, or because the pod exceeded its own limits.
-    pub fn evicted(&mut self, signal: &'static str) {
+    pub fn count_eviction(&mut self, signal: &'static str) {
         *self.evicted.entry(signal).or_default() += 1;
     }
 
     /// Counts an eviction by the age of the figures when it was decided.
-    pub fn age(&mut self, signal: &'static str, age: Duration) {
+    pub fn observe_figures_age(&mut self, signal: &'static str, age: Duration) {
         self.ages.entry(signal).or_default().observe(&DEFAULT, age);
     }
 
     /// Counts a pod that made room for a critical one that lacked `resource`. Resources of plugins count as `other`.
-    pub fn preempted(&mut self, resource: &str) {
+    pub fn count_preemption(&mut self, resource: &str) {
         let known = ["cpu", "ephemeral-storage", "memory", "pods"];
         let found = known.into_iter().find(|known| *known == resource);
         *self.preempted.entry(found.unwrap_or("other")).or_default() += 1;
@@ -44,12 +44,12 @@ mod tests {
     fn families() {
         // EVICT-14 ADM-15
         let mut counters = AgentCounters::default();
-        let evictions = counters.evictions();
-        evictions.evicted("memory.available");
-        evictions.evicted("memory.available");
-        evictions.age("memory.available", Duration::from_millis(3));
+        let evictions = counters.eviction_counts();
+        evictions.count_eviction("memory.available");
+        evictions.count_eviction("memory.available");
+        evictions.observe_figures_age("memory.available", Duration::from_millis(3));
         for resource in ["memory", "vendor.io/x", "vendor.io/y"] {
-            evictions.preempted(resource);
+            evictions.count_preemption(resource);
         }
         let text = page_of(&counters);
         for line in [

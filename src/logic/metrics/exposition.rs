@@ -26,7 +26,7 @@ pub enum MetricType {
 }
 
 impl MetricType {
-    const fn word(self) -> &'static str {
+    const fn prometheus_name(self) -> &'static str {
         match self {
             Self::Counter => "counter",
             Self::Gauge => "gauge",
@@ -106,12 +106,17 @@ pub struct SampleWriter<'a> {
 
 impl SampleWriter<'_> {
     /// Writes a sample; `at`: its time, unless that is now.
-    pub fn put(&mut self, labels: MetricLabels<'_>, value: SampleValue, at: Option<WallTime>) {
-        self.line("", labels, value, at);
+    pub fn write_sample(
+        &mut self,
+        labels: MetricLabels<'_>,
+        value: SampleValue,
+        at: Option<WallTime>,
+    ) {
+        self.write_sample_line("", labels, value, at);
     }
 
     /// Writes a line whose name is that of the family followed by `suffix`.
-    pub fn line(
+    pub fn write_sample_line(
         &mut self,
         suffix: &str,
         labels: MetricLabels<'_>,
@@ -121,9 +126,9 @@ impl SampleWriter<'_> {
         let out = &mut *self.out;
         if !*self.told {
             *self.told = true;
-            let (name, kind) = (self.name, self.kind.word());
+            let (name, kind) = (self.name, self.kind.prometheus_name());
             let _ = write!(out, "# HELP {name} ");
-            escape(out, self.help, false);
+            write_escaped(out, self.help, false);
             let _ = write!(out, "\n# TYPE {name} {kind}\n");
         }
         out.push_str(self.name);
@@ -131,7 +136,7 @@ impl SampleWriter<'_> {
         let mut before = '{';
         for (label, text) in labels {
             let _ = write!(out, "{before}{label}=\"");
-            escape(out, text, true);
+            write_escaped(out, text, true);
             out.push('"');
             before = ',';
         }
@@ -148,7 +153,7 @@ impl SampleWriter<'_> {
 }
 
 /// Writes a text without bare line feeds, which would end the line, and without bare quotes, which would end the label.
-fn escape(out: &mut String, text: &str, quotes: bool) {
+fn write_escaped(out: &mut String, text: &str, quotes: bool) {
     for c in text.chars() {
         match c {
             '\\' => out.push_str("\\\\"),
@@ -239,7 +244,7 @@ pub struct MetricsText(pub String);
 
 impl MetricsText {
     /// Writes all samples of one family.
-    pub fn family(
+    pub fn write_family(
         &mut self,
         name: &str,
         kind: MetricType,
@@ -284,12 +289,12 @@ mod tests {
     fn lines() {
         // MET-01
         let mut text = MetricsText::default();
-        text.family("a_total", MetricType::Counter, "Says \"a\\b\nc\".", |s| {
-            s.put(&[], SampleValue::Count(1), None);
+        text.write_family("a_total", MetricType::Counter, "Says \"a\\b\nc\".", |s| {
+            s.write_sample(&[], SampleValue::Count(1), None);
             let at = Some(WallTime(1_700_000_000_999_999_999));
-            s.put(&[("x", "q\"b\\n\n"), ("y", "ü")], SampleValue::Count(2), at);
+            s.write_sample(&[("x", "q\"b\\n\n"), ("y", "ü")], SampleValue::Count(2), at);
         });
-        text.family("none", MetricType::Gauge, "Never.", |_| {});
+        text.write_family("none", MetricType::Gauge, "Never.", |_| {});
         assert_eq!(
             text.0,
             concat!(
@@ -311,7 +316,7 @@ mod tests {
                 help: "A.",
                 samples: |rows, n, s| {
                     if n < *rows {
-                        s.put(&[("row", "r")], SampleValue::Count(7), None);
+                        s.write_sample(&[("row", "r")], SampleValue::Count(7), None);
                     }
                     n < *rows
                 },
@@ -328,7 +333,7 @@ mod tests {
                 help: "B.",
                 samples: |_, n, s| {
                     if n == 0 {
-                        s.put(&[], SampleValue::Count(1), None);
+                        s.write_sample(&[], SampleValue::Count(1), None);
                     }
                     n == 0
                 },

@@ -114,7 +114,7 @@ impl<const N: usize> Histogram<N> {
     }
 
     /// Writes the samples of one series. The label `le` is sorted in between `labels`.
-    pub fn write(
+    pub fn write_series(
         &self,
         bounds: &BucketBounds<N>,
         labels: MetricLabels<'_>,
@@ -128,12 +128,12 @@ impl<const N: usize> Histogram<N> {
         for ((bound, _), count) in bounds.iter().zip(self.counts) {
             sum = sum.saturating_add(count.into());
             all[at].1 = bound;
-            samples.line("_bucket", &all, SampleValue::Count(sum), None);
+            samples.write_sample_line("_bucket", &all, SampleValue::Count(sum), None);
         }
         all[at].1 = "+Inf";
-        samples.line("_bucket", &all, SampleValue::Count(self.count), None);
-        samples.line("_sum", labels, SampleValue::Nanos(self.sum_ns), None);
-        samples.line("_count", labels, SampleValue::Count(self.count), None);
+        samples.write_sample_line("_bucket", &all, SampleValue::Count(self.count), None);
+        samples.write_sample_line("_sum", labels, SampleValue::Nanos(self.sum_ns), None);
+        samples.write_sample_line("_count", labels, SampleValue::Count(self.count), None);
     }
 }
 
@@ -152,8 +152,8 @@ mod tests {
             histogram.observe(&BOUNDS, Duration::from_millis(ms));
         }
         let mut text = MetricsText::default();
-        text.family("h", MetricType::Histogram, "H.", |s| {
-            histogram.write(&BOUNDS, &[("a", "1"), ("z", "2")], s);
+        text.write_family("h", MetricType::Histogram, "H.", |s| {
+            histogram.write_series(&BOUNDS, &[("a", "1"), ("z", "2")], s);
         });
         assert_eq!(
             text.0,

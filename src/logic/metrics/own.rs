@@ -141,14 +141,14 @@ const _: () = assert!(size_of::<AgentCounters>() <= 4096, "one in an agent");
 
 impl AgentCounters {
     /// Counts a call to the runtime that came back.
-    pub fn called(&mut self, operation: RuntimeOperation, took: Duration, ok: bool) {
+    pub fn count_runtime_call(&mut self, operation: RuntimeOperation, took: Duration, ok: bool) {
         let calls = &mut self.calls[operation as usize];
         calls.took.observe(&OPERATION, took);
         calls.errors += u64::from(!ok);
     }
 
     /// Counts a relist that ended; `since`: time since the one before began.
-    pub fn relisted(&mut self, took: Duration, since: Option<Duration>, at: WallTime) {
+    pub fn count_relist(&mut self, took: Duration, since: Option<Duration>, at: WallTime) {
         self.relist.observe(&DEFAULT, took);
         if let Some(since) = since {
             self.relist_interval.observe(&DEFAULT, since);
@@ -157,32 +157,32 @@ impl AgentCounters {
     }
 
     /// Sets the total number of pod events that found no room.
-    pub const fn discarded(&mut self, events: u64) {
+    pub const fn set_discarded_events(&mut self, events: u64) {
         self.discarded_events = events;
     }
 
     /// Counts a pod that admission rejected (ADM-03).
-    pub fn rejected(&mut self, reason: &'static str) {
+    pub fn count_rejection(&mut self, reason: &'static str) {
         *self.rejections.entry(reason).or_default() += 1;
     }
 
     /// Counters of pods that the node itself ends.
-    pub const fn evictions(&mut self) -> &mut EvictionCounts {
+    pub const fn eviction_counts(&mut self) -> &mut EvictionCounts {
         &mut self.evictions
     }
 
     /// Counters of device plugins.
-    pub const fn plugins(&mut self) -> &mut PluginCounts {
+    pub const fn plugin_counts(&mut self) -> &mut PluginCounts {
         &mut self.plugins
     }
 
     /// Counts a pod that runs for the first time since it was seen.
-    pub fn pod_started(&mut self, took: Duration) {
+    pub fn count_pod_start(&mut self, took: Duration) {
         self.pod_start.observe(&POD_START, took);
     }
 
     /// Counts the first sync of a pod that was new; `took`: time since it was seen; `containers`: regular ones.
-    pub fn worker_started(&mut self, took: Duration, containers: usize) {
+    pub fn count_worker_start(&mut self, took: Duration, containers: usize) {
         let containers = u64::try_from(containers).unwrap_or(u64::MAX);
         self.worker_start.observe(&DEFAULT, took);
         self.containers
@@ -190,12 +190,12 @@ impl AgentCounters {
     }
 
     /// Counts a call of a pod worker that ended.
-    pub fn worked(&mut self, work: WorkerCallKind, took: Duration) {
+    pub fn count_worker_call(&mut self, work: WorkerCallKind, took: Duration) {
         self.work[work as usize].observe(&DEFAULT, took);
     }
 
     /// Counts a start of a container; `Err`: the reason why it failed.
-    pub fn container_started(&mut self, kind: ContainerType, result: Result<(), &'static str>) {
+    pub fn count_container_start(&mut self, kind: ContainerType, result: Result<(), &'static str>) {
         self.started[kind as usize] += 1;
         if let Err(reason) = result {
             *self.start_errors.entry((kind, reason)).or_default() += 1;
@@ -277,11 +277,11 @@ struct AgentFamily {
 
 /// Writes the page: about 20 KiB once all families have samples.
 #[must_use]
-pub fn page(facts: &AgentMetricFacts<'_>) -> String {
+pub fn agent_page(facts: &AgentMetricFacts<'_>) -> String {
     let mut text = MetricsText::default();
     for family in FAMILIES {
         let samples = |s: &mut SampleWriter<'_>| (family.samples)(facts, s);
-        text.family(family.name, family.kind, family.help, samples);
+        text.write_family(family.name, family.kind, family.help, samples);
     }
     text.0
 }
@@ -289,131 +289,131 @@ pub fn page(facts: &AgentMetricFacts<'_>) -> String {
 /// Families of the page: about pods, the work on them, the runtime, the agent, the machine.
 const FAMILIES: &[AgentFamily] = families![AgentFamily:
     "kubelet_active_pods" Gauge "Pods that count in admission."
-        |f, s| by_static(s, f.gauges.active);
+        |f, s| write_values_by_static(s, f.gauges.active);
     "kubelet_desired_pods" Gauge "Pods that are configured."
-        |f, s| by_static(s, f.gauges.desired);
+        |f, s| write_values_by_static(s, f.gauges.desired);
     "kubelet_mirror_pods" Gauge "Mirror pods that the API has."
-        |f, s| one(s, f.gauges.mirrors);
+        |f, s| write_value(s, f.gauges.mirrors);
     "kubelet_working_pods" Gauge "Pods that have a worker."
-        working_pods;
+        write_working_pods;
     "kubelet_orphaned_runtime_pods_total" Counter "Pods found only in the runtime, and killed."
-        |f, s| one(s, f.totals.orphaned_runtime);
+        |f, s| write_value(s, f.totals.orphaned_runtime);
     "kubelet_restarted_pods_total" Counter "Pods that were removed and added again while they ended."
-        |f, s| by_static(s, f.totals.restarted);
+        |f, s| write_values_by_static(s, f.totals.restarted);
     "kubelet_running_pods" Gauge "Pods with a usable sandbox."
-        |f, s| one(s, f.running.pods);
+        |f, s| write_value(s, f.running.pods);
     "kubelet_running_containers" Gauge "Containers by state."
         |f, s| {
             let (exited, running, unknown) = (f.running.exited, f.running.running, f.running.unknown);
             let states = [("exited", exited), ("running", running), ("unknown", unknown)];
-            each(s, "container_state", states);
+            write_labelled_values(s, "container_state", states);
         };
 
     "kubelet_started_pods_total" Counter "Sandboxes that were to be made."
-        |f, s| one(s, f.counters.sandboxes().took.count());
+        |f, s| write_value(s, f.counters.sandbox_calls().took.count());
     "kubelet_started_pods_errors_total" Counter "Sandboxes that could not be made."
-        |f, s| one(s, f.counters.sandboxes().errors);
+        |f, s| write_value(s, f.counters.sandbox_calls().errors);
     "kubelet_started_containers_total" Counter "Containers that were to be started."
-        |f, s| each(s, "container_type", ContainerType::LABELS.into_iter().zip(f.counters.started));
+        |f, s| write_labelled_values(s, "container_type", ContainerType::LABELS.into_iter().zip(f.counters.started));
     "kubelet_started_containers_errors_total" Counter "Containers that could not be started."
         |f, s| for ((kind, code), n) in &f.counters.start_errors {
             let kind = ContainerType::LABELS[*kind as usize];
-            s.put(&[("code", *code), ("container_type", kind)], SampleValue::Count(*n), None);
+            s.write_sample(&[("code", *code), ("container_type", kind)], SampleValue::Count(*n), None);
         };
     "kubelet_admission_rejections_total" Counter "Pods that admission refused."
-        |f, s| by_name(s, "reason", &f.counters.rejections);
+        |f, s| write_counts_by_name(s, "reason", &f.counters.rejections);
     "kubelet_evictions" Counter "Pods that were evicted, by what was short."
-        |f, s| by_name(s, "eviction_signal", &f.counters.evictions.evicted);
+        |f, s| write_counts_by_name(s, "eviction_signal", &f.counters.evictions.evicted);
     "kubelet_eviction_stats_age_seconds" Histogram "Age of the figures for which a pod was evicted."
         |f, s| for (signal, ages) in &f.counters.evictions.ages {
-            ages.write(&DEFAULT, &[("eviction_signal", *signal)], s);
+            ages.write_series(&DEFAULT, &[("eviction_signal", *signal)], s);
         };
     "kubelet_preemptions" Counter "Pods that made room for critical ones, by what was lacking."
-        |f, s| by_name(s, "preemption_signal", &f.counters.evictions.preempted);
+        |f, s| write_counts_by_name(s, "preemption_signal", &f.counters.evictions.preempted);
     "kubelet_device_plugin_registration_total" Counter "Registrations of device plugins."
         |f, s| f.counters.plugins.write_registrations(s);
     "kubelet_device_plugin_alloc_duration_seconds" Histogram "Time of calls that ask a device plugin what a container gets."
         |f, s| f.counters.plugins.write_allocations(s);
     "kubelet_pod_start_duration_seconds" Histogram "From a pod's arrival to its running."
-        |f, s| f.counters.pod_start.write(&POD_START, &[], s);
+        |f, s| f.counters.pod_start.write_series(&POD_START, &[], s);
     "kubelet_pod_worker_start_duration_seconds" Histogram "From a pod's arrival to its first sync."
-        |f, s| f.counters.worker_start.write(&DEFAULT, &[], s);
+        |f, s| f.counters.worker_start.write_series(&DEFAULT, &[], s);
     "kubelet_containers_per_pod_count" Histogram "Containers of pods, once a pod, at its first sync."
-        |f, s| f.counters.containers.write(&CONTAINERS, &[], s);
+        |f, s| f.counters.containers.write_series(&CONTAINERS, &[], s);
     "kubelet_pod_worker_duration_seconds" Histogram "Calls of pod workers."
         |f, s| for (work, took) in WorkerCallKind::LABELS.iter().zip(&f.counters.work) {
-            took.write(&DEFAULT, &[("operation_type", work)], s);
+            took.write_series(&DEFAULT, &[("operation_type", work)], s);
         };
 
     "kubelet_runtime_operations_total" Counter "Calls to the runtime."
-        |f, s| each(s, OPERATION_TYPE, f.counters.calls_made().map(|(label, calls)| (label, calls.took.count())));
+        |f, s| write_labelled_values(s, OPERATION_TYPE, f.counters.calls_made().map(|(label, calls)| (label, calls.took.count())));
     "kubelet_runtime_operations_errors_total" Counter "Calls to the runtime that failed."
         |f, s| {
             let failed = f.counters.calls_made().filter(|(_, calls)| calls.errors > 0);
-            each(s, OPERATION_TYPE, failed.map(|(label, calls)| (label, calls.errors)));
+            write_labelled_values(s, OPERATION_TYPE, failed.map(|(label, calls)| (label, calls.errors)));
         };
     "kubelet_runtime_operations_duration_seconds" Histogram "How long calls to the runtime took."
         |f, s| for (label, calls) in f.counters.calls_made() {
-            calls.took.write(&OPERATION, &[(OPERATION_TYPE, label)], s);
+            calls.took.write_series(&OPERATION, &[(OPERATION_TYPE, label)], s);
         };
     "kubelet_pleg_relist_duration_seconds" Histogram "How long relists took."
-        |f, s| f.counters.relist.write(&DEFAULT, &[], s);
+        |f, s| f.counters.relist.write_series(&DEFAULT, &[], s);
     "kubelet_pleg_relist_interval_seconds" Histogram "Time between relists."
-        |f, s| f.counters.relist_interval.write(&DEFAULT, &[], s);
+        |f, s| f.counters.relist_interval.write_series(&DEFAULT, &[], s);
     "kubelet_pleg_last_seen_seconds" Gauge "When the last relist ended, in seconds since 1970."
-        |f, s| one(s, SampleValue::Time(f.counters.relist_seen));
+        |f, s| write_value(s, SampleValue::Time(f.counters.relist_seen));
     "kubelet_pleg_discard_events" Counter "Changes at the runtime that found no room; their pods are looked at later."
-        |f, s| one(s, f.counters.discarded_events);
+        |f, s| write_value(s, f.counters.discarded_events);
 
     "kubelet_node_name" Gauge "The node's name; always 1."
-        |f, s| each(s, "node", [(f.node, 1_u64)]);
+        |f, s| write_labelled_values(s, "node", [(f.node, 1_u64)]);
     "kubelet_cgroup_version" Gauge "Version of the control groups."
-        |f, s| one(s, f.cgroup_version);
+        |f, s| write_value(s, f.cgroup_version);
     "picolet_build_info" Gauge "Version of the agent; always 1."
-        |f, s| each(s, "version", [(f.version, 1_u64)]);
+        |f, s| write_labelled_values(s, "version", [(f.version, 1_u64)]);
     "picolet_pod_slots" Gauge "Places of the pod table."
-        |f, s| each(s, "state", [("all", f.slots[1]), ("taken", f.slots[0])]);
+        |f, s| write_labelled_values(s, "state", [("all", f.slots[1]), ("taken", f.slots[0])]);
     "picolet_late_probes_total" Counter "Probes that began more than a period late."
-        |f, s| one(s, f.probes_late);
+        |f, s| write_value(s, f.probes_late);
     "picolet_figure_readers" Gauge "Answers with figures under way, this one not counted."
-        |f, s| one(s, f.readers);
+        |f, s| write_value(s, f.readers);
     "picolet_apiserver_answer_age_seconds" Gauge "Time since the apiserver last answered."
-        |f, s| some(s, f.apiserver_age.map(|age| SampleValue::Nanos(u64::try_from(age.as_nanos()).unwrap_or(u64::MAX))));
+        |f, s| write_optional_value(s, f.apiserver_age.map(|age| SampleValue::Nanos(u64::try_from(age.as_nanos()).unwrap_or(u64::MAX))));
     "picolet_link_bytes_total" Counter "Bytes of the agent that left this machine or came to it, with headers, by what they were for."
         |f, s| for (class, both) in LinkClass::NAMES.iter().zip(f.link.0) {
             for (direction, n) in ["in", "out"].into_iter().zip(both) {
-                s.put(&[("class", *class), ("direction", direction)], SampleValue::Count(n), None);
+                s.write_sample(&[("class", *class), ("direction", direction)], SampleValue::Count(n), None);
             }
         };
     "process_start_time_seconds" Gauge "When the agent was started, in seconds since 1970."
-        |f, s| one(s, SampleValue::Time(f.started_at));
+        |f, s| write_value(s, SampleValue::Time(f.started_at));
     "process_cpu_seconds_total" Counter "Processor time of the agent."
-        |f, s| some(s, f.process.map(|process| SampleValue::Nanos(process.cpu_ns)));
+        |f, s| write_optional_value(s, f.process.map(|process| SampleValue::Nanos(process.cpu_ns)));
     "process_resident_memory_bytes" Gauge "Memory of the agent that is mapped in."
-        |f, s| some(s, f.process.map(|process| process.resident_bytes));
+        |f, s| write_optional_value(s, f.process.map(|process| process.resident_bytes));
     "process_open_fds" Gauge "Open files of the agent."
-        |f, s| some(s, f.process.map(|process| process.files));
+        |f, s| write_optional_value(s, f.process.map(|process| process.files));
 
     "picolet_node_condition" Gauge "Whether a condition of the node holds: 1, or 0."
-        |f, s| each(s, "condition", CONDITIONS.map(|name| (name, f.machine.holds(name))));
+        |f, s| write_labelled_values(s, "condition", CONDITIONS.map(|name| (name, f.machine.has_pressure(name))));
     "picolet_clock_synchronized" Gauge "Whether somebody keeps the clock right (NTP, GPS): 1, or 0."
-        |f, s| some(s, f.machine.clock_synchronized);
+        |f, s| write_optional_value(s, f.machine.clock_synchronized);
     "kubelet_certificate_manager_client_ttl_seconds" Gauge "Seconds for which the client certificate still holds."
-        |f, s| some(s, f.machine.certificate_s.map(SampleValue::Left));
+        |f, s| write_optional_value(s, f.machine.certificate_s.map(SampleValue::Left));
     "picolet_filesystem_avail_bytes" Gauge "Bytes that are free for everybody on the file system of the root directory."
-        |f, s| some(s, f.machine.fs.map(|fs| fs.available_bytes));
+        |f, s| write_optional_value(s, f.machine.fs.map(|fs| fs.available_bytes));
     "picolet_filesystem_files" Gauge "Inodes of the file system of the root directory."
-        |f, s| some(s, f.machine.fs.map(|fs| fs.inodes));
+        |f, s| write_optional_value(s, f.machine.fs.map(|fs| fs.inodes));
     "picolet_filesystem_files_free" Gauge "Inodes that are free on it."
-        |f, s| some(s, f.machine.fs.map(|fs| fs.inodes_free));
+        |f, s| write_optional_value(s, f.machine.fs.map(|fs| fs.inodes_free));
     "picolet_filesystem_size_bytes" Gauge "Bytes of the file system of the root directory."
-        |f, s| some(s, f.machine.fs.map(|fs| fs.capacity_bytes));
+        |f, s| write_optional_value(s, f.machine.fs.map(|fs| fs.capacity_bytes));
     "picolet_disk_written_bytes_total" Counter "Bytes written to the disk of the root directory since the machine was started."
-        |f, s| of_disk(f, s, |disk| Some(SampleValue::Count(disk.written)));
+        |f, s| write_disk_value(f, s, |disk| Some(SampleValue::Count(disk.written)));
     "picolet_disk_at_its_end" Gauge "Whether the disk says that its spare blocks come to an end: 1, or 0."
-        |f, s| of_disk(f, s, |disk| Some(disk.at_its_end.into()));
+        |f, s| write_disk_value(f, s, |disk| Some(disk.at_its_end.into()));
     "picolet_disk_used_life_ratio" Gauge "How much of the life of the disk is used at most, as it says: 1 is all."
-        |f, s| of_disk(f, s, |disk| disk.used_life.map(SampleValue::Percent));
+        |f, s| write_disk_value(f, s, |disk| disk.used_life.map(SampleValue::Percent));
 ];
 
 /// Label of calls to the runtime.
@@ -422,7 +422,7 @@ const OPERATION_TYPE: &str = "operation_type";
 const CONDITIONS: [&str; 4] = ["DiskPressure", "MemoryPressure", "PIDPressure", "Ready"];
 
 impl AgentCounters {
-    const fn sandboxes(&self) -> &OperationCounts {
+    const fn sandbox_calls(&self) -> &OperationCounts {
         &self.calls[RuntimeOperation::RunPodSandbox as usize]
     }
 
@@ -434,57 +434,61 @@ impl AgentCounters {
 }
 
 impl MachineFigures {
-    fn holds(&self, condition: &str) -> bool {
+    fn has_pressure(&self, condition: &str) -> bool {
         match condition {
             "Ready" => self.ready,
-            name => self.pressure.names().any(|holds| holds == name),
+            name => self.pressure.condition_names().any(|holds| holds == name),
         }
     }
 }
 
 /// Writes the one sample of a family.
-fn one(s: &mut SampleWriter<'_>, value: impl Into<SampleValue>) {
-    s.put(&[], value.into(), None);
+fn write_value(s: &mut SampleWriter<'_>, value: impl Into<SampleValue>) {
+    s.write_sample(&[], value.into(), None);
 }
 
 /// Writes the one sample of a family, if there is a value.
-fn some(s: &mut SampleWriter<'_>, value: Option<impl Into<SampleValue>>) {
+fn write_optional_value(s: &mut SampleWriter<'_>, value: Option<impl Into<SampleValue>>) {
     if let Some(value) = value {
-        one(s, value);
+        write_value(s, value);
     }
 }
 
 /// Writes one sample for each value of a label.
-fn each<'a, V: Into<SampleValue>>(
+fn write_labelled_values<'a, V: Into<SampleValue>>(
     s: &mut SampleWriter<'_>,
     label: &str,
     values: impl IntoIterator<Item = (&'a str, V)>,
 ) {
     for (text, value) in values {
-        s.put(&[(label, text)], value.into(), None);
+        s.write_sample(&[(label, text)], value.into(), None);
     }
 }
 
-fn by_name(s: &mut SampleWriter<'_>, label: &str, counts: &BTreeMap<&'static str, u64>) {
-    each(s, label, counts.iter().map(|(name, n)| (*name, *n)));
+fn write_counts_by_name(
+    s: &mut SampleWriter<'_>,
+    label: &str,
+    counts: &BTreeMap<&'static str, u64>,
+) {
+    write_labelled_values(s, label, counts.iter().map(|(name, n)| (*name, *n)));
 }
 
 /// Writes one sample for each of (not static, static).
-fn by_static<V: Into<SampleValue>>(s: &mut SampleWriter<'_>, values: [V; 2]) {
-    each(s, "static", ["", "true"].into_iter().zip(values));
+fn write_values_by_static<V: Into<SampleValue>>(s: &mut SampleWriter<'_>, values: [V; 2]) {
+    write_labelled_values(s, "static", ["", "true"].into_iter().zip(values));
 }
 
-fn of_disk(
+fn write_disk_value(
     f: &AgentMetricFacts<'_>,
     s: &mut SampleWriter<'_>,
     value: fn(&DiskWearFacts) -> Option<SampleValue>,
 ) {
     if let Some(disk) = &f.machine.disk {
-        each(s, "device", value(disk).map(|value| (&*disk.name, value)));
+        write_labelled_values(s, "device", value(disk).map(|value| (&*disk.name, value)));
     }
 }
 
-fn working_pods(f: &AgentMetricFacts<'_>, s: &mut SampleWriter<'_>) {
+fn write_working_pods(f: &AgentMetricFacts<'_>, s: &mut SampleWriter<'_>) {
     let states = ["sync", "terminating", "terminated"];
     for (lifecycle, counts) in states.into_iter().zip(f.gauges.working) {
         for ((config, is_static), n) in WorkConfig::LABELS.into_iter().zip(counts) {
@@ -493,7 +497,7 @@ fn working_pods(f: &AgentMetricFacts<'_>, s: &mut SampleWriter<'_>) {
                 ("lifecycle", lifecycle),
                 ("static", is_static),
             ];
-            s.put(&labels, n.into(), None);
+            s.write_sample(&labels, n.into(), None);
         }
     }
 }
@@ -506,7 +510,7 @@ pub(super) mod tests {
 
     /// The page of an agent that has counted this.
     pub(in crate::metrics) fn page_of(counters: &AgentCounters) -> String {
-        page(&facts(counters))
+        agent_page(&facts(counters))
     }
 
     fn facts(counters: &AgentCounters) -> AgentMetricFacts<'_> {
@@ -521,7 +525,7 @@ pub(super) mod tests {
             node: "node",
             version: "0.1.0",
             cgroup_version: 2,
-            started_at: WallTime::from_secs(1_700_000_000),
+            started_at: WallTime::from_unix_seconds(1_700_000_000),
             process: Some(ProcessUsage {
                 cpu_ns: 1_230_000_000,
                 resident_bytes: 4 << 20,
@@ -578,19 +582,23 @@ pub(super) mod tests {
         // MET-01 MET-02 MET-03 MET-04 MET-05 MET-06 ADM-03 PLEG-12 PW-39
         let mut counters = AgentCounters::default();
         let ms = Duration::from_millis;
-        counters.called(RuntimeOperation::RunPodSandbox, ms(40), true);
-        counters.called(RuntimeOperation::RunPodSandbox, ms(900), false);
-        counters.called(RuntimeOperation::ListPods, ms(0), true);
-        counters.relisted(ms(1), None, WallTime::from_secs(1_700_000_050));
-        counters.relisted(ms(1), Some(ms(1001)), WallTime::from_secs(1_700_000_051));
-        counters.discarded(2);
-        counters.rejected("OutOfcpu");
-        counters.worker_started(ms(20), 3);
-        counters.pod_started(ms(700));
-        counters.worked(WorkerCallKind::Sync, ms(300));
-        counters.container_started(ContainerType::Regular, Ok(()));
-        counters.container_started(ContainerType::Init, Err("ErrImagePull"));
-        super::super::sample::testing::golden("own.txt", &page(&facts(&counters)));
+        counters.count_runtime_call(RuntimeOperation::RunPodSandbox, ms(40), true);
+        counters.count_runtime_call(RuntimeOperation::RunPodSandbox, ms(900), false);
+        counters.count_runtime_call(RuntimeOperation::ListPods, ms(0), true);
+        counters.count_relist(ms(1), None, WallTime::from_unix_seconds(1_700_000_050));
+        counters.count_relist(
+            ms(1),
+            Some(ms(1001)),
+            WallTime::from_unix_seconds(1_700_000_051),
+        );
+        counters.set_discarded_events(2);
+        counters.count_rejection("OutOfcpu");
+        counters.count_worker_start(ms(20), 3);
+        counters.count_pod_start(ms(700));
+        counters.count_worker_call(WorkerCallKind::Sync, ms(300));
+        counters.count_container_start(ContainerType::Regular, Ok(()));
+        counters.count_container_start(ContainerType::Init, Err("ErrImagePull"));
+        super::super::sample::testing::golden("own.txt", &agent_page(&facts(&counters)));
     }
 
     #[test]
@@ -601,7 +609,7 @@ pub(super) mod tests {
             counters.calls[n].took.observe(&OPERATION, Duration::ZERO);
             counters.calls[n].errors = 1;
         }
-        let text = page(&facts(&counters));
+        let text = agent_page(&facts(&counters));
         assert!(text.len() < 64 * 1024, "{}", text.len());
         let families = text.lines().filter(|l| l.starts_with("# TYPE "));
         let mut names: Vec<&str> = families.collect();

@@ -25,16 +25,18 @@ struct PluginResourceCounts {
 
 impl PluginCounts {
     /// Counts a plugin that has registered.
-    pub fn registered(&mut self, resource: &str) {
-        self.of(resource).registrations += 1;
+    pub fn count_registration(&mut self, resource: &str) {
+        self.resource_counts(resource).registrations += 1;
     }
 
     /// Counts an allocation: a plugin was asked what a container gets, and answered or failed after the time `took`.
-    pub fn allocated(&mut self, resource: &str, took: Duration) {
-        self.of(resource).allocations.observe(&DEFAULT, took);
+    pub fn count_allocation(&mut self, resource: &str, took: Duration) {
+        self.resource_counts(resource)
+            .allocations
+            .observe(&DEFAULT, took);
     }
 
-    fn of(&mut self, resource: &str) -> &mut PluginResourceCounts {
+    fn resource_counts(&mut self, resource: &str) -> &mut PluginResourceCounts {
         let has_room = self.0.len() < MAX_RESOURCES || self.0.contains_key(resource);
         let name = if has_room { resource } else { OTHER };
         self.0.entry(name.into()).or_default()
@@ -43,7 +45,7 @@ impl PluginCounts {
     pub(super) fn write_registrations(&self, s: &mut SampleWriter<'_>) {
         for (resource, counts) in &self.0 {
             let labels = [("resource_name", &**resource)];
-            s.put(&labels, SampleValue::Count(counts.registrations), None);
+            s.write_sample(&labels, SampleValue::Count(counts.registrations), None);
         }
     }
 
@@ -51,7 +53,7 @@ impl PluginCounts {
         let asked = self.0.iter();
         for (resource, counts) in asked.filter(|(_, c)| c.allocations.count() > 0) {
             let labels = [("resource_name", &**resource)];
-            counts.allocations.write(&DEFAULT, &labels, s);
+            counts.allocations.write_series(&DEFAULT, &labels, s);
         }
     }
 }
@@ -70,12 +72,12 @@ mod tests {
         // DEV-18
         let mut counters = AgentCounters::default();
         assert!(!page_of(&counters).contains("plugin"), "there is none");
-        let plugins = counters.plugins();
+        let plugins = counters.plugin_counts();
         for n in 0..MAX_RESOURCES + 2 {
-            plugins.registered(&format!("a.io/{n:02}"));
+            plugins.count_registration(&format!("a.io/{n:02}"));
         }
-        plugins.registered("a.io/03");
-        plugins.allocated("a.io/03", Duration::from_millis(30));
+        plugins.count_registration("a.io/03");
+        plugins.count_allocation("a.io/03", Duration::from_millis(30));
         let text = page_of(&counters);
         for line in [
             "kubelet_device_plugin_registration_total{resource_name=\"a.io/03\"} 2",

@@ -10,19 +10,19 @@ use crate::probe::NodeProbeFigures;
 
 /// The page of all probes there are.
 #[must_use]
-pub fn page(figures: NodeProbeFigures) -> FamilyPage<NodeProbeFigures> {
+pub fn probes_page(figures: NodeProbeFigures) -> FamilyPage<NodeProbeFigures> {
     FamilyPage::new(FAMILIES, figures)
 }
 
 /// Sorted by name.
 const FAMILIES: &[MetricFamily<NodeProbeFigures>] = families![MetricFamily:
     "prober_probe_duration_seconds" Histogram "How long probes took."
-        durations;
+        write_durations;
     "prober_probe_total" Counter "Probes by how they ended."
-        totals;
+        write_totals;
 ];
 
-fn durations(rows: &NodeProbeFigures, n: usize, samples: &mut SampleWriter<'_>) -> bool {
+fn write_durations(rows: &NodeProbeFigures, n: usize, samples: &mut SampleWriter<'_>) -> bool {
     let Some(probe) = rows.probes.get(n) else {
         return false;
     };
@@ -42,17 +42,17 @@ fn durations(rows: &NodeProbeFigures, n: usize, samples: &mut SampleWriter<'_>) 
     let mut sum = 0_u64;
     for ((bound, _), count) in DEFAULT.iter().zip(probe.took.buckets) {
         sum = sum.saturating_add(count.into());
-        samples.line("_bucket", &with(Some(bound)), SampleValue::Count(sum), None);
+        samples.write_sample_line("_bucket", &with(Some(bound)), SampleValue::Count(sum), None);
     }
     let count = SampleValue::Count(probe.took.count());
-    samples.line("_bucket", &with(Some("+Inf")), count, None);
+    samples.write_sample_line("_bucket", &with(Some("+Inf")), count, None);
     let ns = probe.took.sum_ms.saturating_mul(1_000_000);
-    samples.line("_sum", &with(None), SampleValue::Nanos(ns), None);
-    samples.line("_count", &with(None), count, None);
+    samples.write_sample_line("_sum", &with(None), SampleValue::Nanos(ns), None);
+    samples.write_sample_line("_count", &with(None), count, None);
     true
 }
 
-fn totals(rows: &NodeProbeFigures, n: usize, samples: &mut SampleWriter<'_>) -> bool {
+fn write_totals(rows: &NodeProbeFigures, n: usize, samples: &mut SampleWriter<'_>) -> bool {
     let Some(probe) = rows.probes.get(n) else {
         return false;
     };
@@ -73,7 +73,7 @@ fn totals(rows: &NodeProbeFigures, n: usize, samples: &mut SampleWriter<'_>) -> 
                 ("probe_type", &*kind),
                 ("result", result),
             ];
-            samples.put(&labels, SampleValue::Count(count.into()), None);
+            samples.write_sample(&labels, SampleValue::Count(count.into()), None);
         }
     }
     true
@@ -90,7 +90,7 @@ mod tests {
         // MET-09
         let mut took = ProbeDurations::default();
         for ms in [3, 7, 20_000] {
-            took.add(ms);
+            took.add_duration(ms);
         }
         let probe = ProbeFigures {
             namespace: "default".into(),
@@ -109,7 +109,7 @@ mod tests {
             probes: vec![probe],
             ..NodeProbeFigures::default()
         };
-        let text: String = page(figures).collect();
+        let text: String = probes_page(figures).collect();
         super::super::sample::testing::golden("probes.txt", &text);
     }
 }

@@ -32,12 +32,12 @@ pub struct CpuRates {
 
 impl CpuRates {
     /// Begins a round: all groups follow.
-    pub const fn begin(&mut self) {
+    pub const fn begin_round(&mut self) {
         self.round = self.round.wrapping_add(1);
     }
 
     /// Takes the processor time of a group; returns its rate in billionths of a processor.
-    pub fn take(&mut self, name: &str, total_ns: u64, now: MonoTime) -> Option<u64> {
+    pub fn take_cpu_rate(&mut self, name: &str, total_ns: u64, now: MonoTime) -> Option<u64> {
         let round = self.round;
         let fresh = CpuTimeSample {
             at: now,
@@ -71,7 +71,7 @@ impl CpuRates {
     }
 
     /// Ends the round: groups that were not in it are gone.
-    pub fn end(&mut self) {
+    pub fn end_round(&mut self) {
         let round = self.round;
         self.groups.retain(|_, sample| sample.round == round);
     }
@@ -110,27 +110,34 @@ mod tests {
                 Some(2_000_000_000),
             ),
         ] {
-            rates.begin();
-            assert_eq!(rates.take("a", total_ns, MonoTime(at_ms)), want, "{name}");
-            rates.end();
+            rates.begin_round();
+            assert_eq!(
+                rates.take_cpu_rate("a", total_ns, MonoTime(at_ms)),
+                want,
+                "{name}"
+            );
+            rates.end_round();
         }
     }
 
     #[test]
     fn only_what_is_there_is_remembered() {
         let mut rates = CpuRates::default();
-        rates.begin();
+        rates.begin_round();
         for n in 0..MAX_GROUPS + 10 {
-            assert_eq!(rates.take(&alloc::format!("{n}"), 1, MonoTime(0)), None);
+            assert_eq!(
+                rates.take_cpu_rate(&alloc::format!("{n}"), 1, MonoTime(0)),
+                None
+            );
         }
-        rates.end();
+        rates.end_round();
         assert_eq!(rates.groups.len(), MAX_GROUPS);
-        rates.begin();
+        rates.begin_round();
         assert_eq!(
-            rates.take("7", 10_000_000_001, MonoTime(10_000)),
+            rates.take_cpu_rate("7", 10_000_000_001, MonoTime(10_000)),
             Some(1_000_000_000)
         );
-        rates.end();
+        rates.end_round();
         assert_eq!(rates.groups.len(), 1);
     }
 }

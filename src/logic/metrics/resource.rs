@@ -13,17 +13,17 @@ use crate::api::{
 
 /// The page of one sample.
 #[must_use]
-pub fn page(sample: Rc<UsageSample>) -> FamilyPage<SampleRows> {
+pub fn resource_page(sample: Rc<UsageSample>) -> FamilyPage<SampleRows> {
     FamilyPage::new(FAMILIES, SampleRows::new(sample))
 }
 
-fn of_container(
+fn write_container_figure(
     rows: &SampleRows,
     n: usize,
     samples: &mut SampleWriter<'_>,
     value: impl Fn(&ContainerUsage) -> Option<(SampleValue, Option<WallTime>)>,
 ) -> bool {
-    let Some((pod, container)) = rows.container(n) else {
+    let Some((pod, container)) = rows.container_at(n) else {
         return false;
     };
     if let Some((value, at)) = value(container) {
@@ -32,28 +32,28 @@ fn of_container(
             ("namespace", &*pod.namespace),
             ("pod", &*pod.name),
         ];
-        samples.put(&labels, value, at);
+        samples.write_sample(&labels, value, at);
     }
     true
 }
 
-fn of_pod(
+fn write_pod_figure(
     rows: &SampleRows,
     n: usize,
     samples: &mut SampleWriter<'_>,
     value: impl Fn(&PodUsage) -> Option<(SampleValue, Option<WallTime>)>,
 ) -> bool {
-    let Some(pod) = rows.pod(n) else {
+    let Some(pod) = rows.pod_at(n) else {
         return false;
     };
     if let Some((value, at)) = value(pod) {
         let labels = [("namespace", &*pod.namespace), ("pod", &*pod.name)];
-        samples.put(&labels, value, at);
+        samples.write_sample(&labels, value, at);
     }
     true
 }
 
-fn of_node(
+fn write_node_figure(
     rows: &SampleRows,
     n: usize,
     samples: &mut SampleWriter<'_>,
@@ -62,68 +62,68 @@ fn of_node(
     if n == 0
         && let Some((value, at)) = value(&rows.sample.machine)
     {
-        samples.put(&[], value, at);
+        samples.write_sample(&[], value, at);
     }
     n == 0
 }
 
 type ResourceFigure = Option<(SampleValue, Option<WallTime>)>;
 
-fn cpu(usage: &CgroupUsage) -> ResourceFigure {
+fn cpu_figure(usage: &CgroupUsage) -> ResourceFigure {
     usage
         .cpu
         .map(|cpu| (SampleValue::Nanos(cpu.total_ns), Some(usage.at)))
 }
 
-fn working_set(usage: &CgroupUsage) -> ResourceFigure {
+fn working_set_figure(usage: &CgroupUsage) -> ResourceFigure {
     usage
         .memory
         .map(|memory| (SampleValue::Count(memory.working_set_bytes), Some(usage.at)))
 }
 
-fn swap(usage: &CgroupUsage) -> ResourceFigure {
+fn swap_figure(usage: &CgroupUsage) -> ResourceFigure {
     usage
         .swap
         .map(|swap| (SampleValue::Count(swap.usage_bytes), Some(usage.at)))
 }
 
-fn swap_limit(usage: &CgroupUsage) -> ResourceFigure {
+fn swap_limit_figure(usage: &CgroupUsage) -> ResourceFigure {
     let limit = usage.swap?.limit_bytes?;
     Some((SampleValue::Count(limit), Some(usage.at)))
 }
 
-fn started(container: &ContainerUsage) -> ResourceFigure {
+fn start_time_figure(container: &ContainerUsage) -> ResourceFigure {
     (container.started_at.0 > 0).then_some((SampleValue::Time(container.started_at), None))
 }
 
 /// Sorted by name.
 const FAMILIES: &[MetricFamily<SampleRows>] = families![MetricFamily:
     "container_cpu_usage_seconds_total" Counter "Processor time that the container has used, in core-seconds."
-        |rows, n, s| of_container(rows, n, s, |c| cpu(&c.usage));
+        |rows, n, s| write_container_figure(rows, n, s, |c| cpu_figure(&c.usage));
     "container_memory_working_set_bytes" Gauge "Working set of the container, in bytes."
-        |rows, n, s| of_container(rows, n, s, |c| working_set(&c.usage));
+        |rows, n, s| write_container_figure(rows, n, s, |c| working_set_figure(&c.usage));
     "container_start_time_seconds" Gauge "When the container was started, in seconds since 1970."
-        |rows, n, s| of_container(rows, n, s, started);
+        |rows, n, s| write_container_figure(rows, n, s, start_time_figure);
     "container_swap_limit_bytes" Gauge "Swap that the container may use, in bytes."
-        |rows, n, s| of_container(rows, n, s, |c| swap_limit(&c.usage));
+        |rows, n, s| write_container_figure(rows, n, s, |c| swap_limit_figure(&c.usage));
     "container_swap_usage_bytes" Gauge "Swap that the container uses, in bytes."
-        |rows, n, s| of_container(rows, n, s, |c| swap(&c.usage));
+        |rows, n, s| write_container_figure(rows, n, s, |c| swap_figure(&c.usage));
     "node_cpu_usage_seconds_total" Counter "Processor time that the node has used, in core-seconds."
-        |rows, n, s| of_node(rows, n, s, cpu);
+        |rows, n, s| write_node_figure(rows, n, s, cpu_figure);
     "node_memory_working_set_bytes" Gauge "Working set of the node, in bytes."
-        |rows, n, s| of_node(rows, n, s, working_set);
+        |rows, n, s| write_node_figure(rows, n, s, working_set_figure);
     "node_swap_usage_bytes" Gauge "Swap that the node uses, in bytes."
-        |rows, n, s| of_node(rows, n, s, swap);
+        |rows, n, s| write_node_figure(rows, n, s, swap_figure);
     "pod_cpu_usage_seconds_total" Counter "Processor time that the pod has used, in core-seconds."
-        |rows, n, s| of_pod(rows, n, s, |p| cpu(&p.usage));
+        |rows, n, s| write_pod_figure(rows, n, s, |p| cpu_figure(&p.usage));
     "pod_memory_working_set_bytes" Gauge "Working set of the pod, in bytes."
-        |rows, n, s| of_pod(rows, n, s, |p| working_set(&p.usage));
+        |rows, n, s| write_pod_figure(rows, n, s, |p| working_set_figure(&p.usage));
     "pod_swap_usage_bytes" Gauge "Swap that the pod uses, in bytes."
-        |rows, n, s| of_pod(rows, n, s, |p| swap(&p.usage));
+        |rows, n, s| write_pod_figure(rows, n, s, |p| swap_figure(&p.usage));
     "resource_scrape_error" Gauge "1 if the figures of containers could not be read, else 0."
         |rows, n, s| {
             if n == 0 {
-                s.put(&[], SampleValue::Count(rows.sample.failed.into()), None);
+                s.write_sample(&[], SampleValue::Count(rows.sample.failed.into()), None);
             }
             n == 0
         };
@@ -141,14 +141,14 @@ mod tests {
     #[test]
     fn the_page() {
         // MET-07
-        let text: String = page(Rc::new(testing::sample())).collect();
+        let text: String = resource_page(Rc::new(testing::sample())).collect();
         testing::golden("resource.txt", &text);
         assert!(FAMILIES.is_sorted_by_key(|f| f.name));
         let failed = UsageSample {
             failed: true,
             ..UsageSample::default()
         };
-        let text: String = page(Rc::new(failed)).collect();
+        let text: String = resource_page(Rc::new(failed)).collect();
         assert!(text.ends_with("resource_scrape_error 1\n"), "{text}");
     }
 
@@ -164,7 +164,7 @@ mod tests {
         // nothing of a pod counts if one container has no processor time or no memory.
         let mut sample = testing::sample();
         sample.pods.pop();
-        let text: String = page(Rc::new(sample)).collect();
+        let text: String = resource_page(Rc::new(sample)).collect();
         let mut node = BTreeMap::new();
         let mut containers: BTreeMap<(&str, &str, &str), BTreeSet<&str>> = BTreeMap::new();
         for line in text.lines().filter(|l| !l.starts_with('#')) {

@@ -96,7 +96,7 @@ impl UsageSample {
     pub fn with_rates(mut self, rates: &mut CpuRates, now: MonoTime) -> Self {
         let mut rate = |name: &str, usage: &CgroupUsage| {
             let total_ns = usage.cpu?.total_ns;
-            rates.take(name, total_ns, now)
+            rates.take_cpu_rate(name, total_ns, now)
         };
         self.nano_cores = rate("/", &self.machine);
         for group in &mut self.groups {
@@ -135,13 +135,13 @@ impl SampleRows {
 
     /// Pod `n`.
     #[must_use]
-    pub fn pod(&self, n: usize) -> Option<&PodUsage> {
+    pub fn pod_at(&self, n: usize) -> Option<&PodUsage> {
         self.sample.pods.get(n).map(|s| &s.pod)
     }
 
     /// Size of a container's files; `None`: not known.
     #[must_use]
-    pub fn disk_bytes(&self, id: &ContainerId) -> Option<u64> {
+    pub fn container_disk_bytes(&self, id: &ContainerId) -> Option<u64> {
         let files = self.sample.disk.containers.get(id)?;
         let mut sum = files.layer?;
         sum += files.logs?;
@@ -150,9 +150,9 @@ impl SampleRows {
 
     /// Container `n` and its pod.
     #[must_use]
-    pub fn container(&self, n: usize) -> Option<(&PodUsage, &ContainerUsage)> {
+    pub fn container_at(&self, n: usize) -> Option<(&PodUsage, &ContainerUsage)> {
         let (pod, container) = *self.containers.get(n)?;
-        let pod = self.pod(pod)?;
+        let pod = self.pod_at(pod)?;
         Some((pod, pod.containers.get(container)?))
     }
 }

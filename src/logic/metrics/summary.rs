@@ -27,57 +27,66 @@ use crate::api::{
 const DEFAULT_INTERFACE: &str = "eth0";
 
 /// The summary, piece by piece.
-pub fn pieces(sample: Rc<UsageSample>, detail: StatsDetail) -> impl Iterator<Item = String> {
+pub fn summary_pieces(
+    sample: Rc<UsageSample>,
+    detail: StatsDetail,
+) -> impl Iterator<Item = String> {
     let pods = sample.pods.len();
     (0..pods + 2).map(move |n| match n {
-        0 => format!("{{\"node\":{},\"pods\":[", node(&sample, detail)),
+        0 => format!("{{\"node\":{},\"pods\":[", node_summary(&sample, detail)),
         n if n <= pods => {
             let comma = if n == 1 { "" } else { "," };
-            format!("{comma}{}", pod(&sample, &sample.pods[n - 1], detail))
+            format!(
+                "{comma}{}",
+                pod_summary(&sample, &sample.pods[n - 1], detail)
+            )
         }
         _ => "]}\n".into(),
     })
 }
 
 /// Makes an object of the fields that have a value.
-fn object<const N: usize>(fields: [(&str, Option<Value>); N]) -> Value {
+fn object_of_present<const N: usize>(fields: [(&str, Option<Value>); N]) -> Value {
     let there = fields.into_iter().filter_map(|(k, v)| Some((k.into(), v?)));
-    Value::Object(there.gather::<Map<_, _>>())
+    Value::Object(there.gather_items::<Map<_, _>>())
 }
 
-fn time(at: WallTime) -> Value {
+fn time_value(at: WallTime) -> Value {
     at.to_string().into()
 }
 
-fn node(sample: &UsageSample, detail: StatsDetail) -> Value {
+fn node_summary(sample: &UsageSample, detail: StatsDetail) -> Value {
     let full = |value: Option<Value>| value.filter(|_| detail == StatsDetail::Full);
-    let groups = sample.groups.iter().map(|group| system(group, detail));
+    let groups = sample
+        .groups
+        .iter()
+        .map(|group| system_group_summary(group, detail));
     let machine = &sample.machine;
     let disk = &*sample.disk;
-    let of_all = disk.node_fs.as_ref().map(DiskUsage::of_all);
+    let of_all = disk.node_fs.as_ref().map(DiskUsage::of_filesystem);
     let images = disk.image_fs.as_ref().map(|fs| {
-        let mut fs = file_system(disk.at, Some(fs), None);
+        let mut fs = filesystem_stats(disk.at, Some(fs), None);
         if let Some(bytes) = disk.images_bytes {
             fs["usedBytes"] = bytes.into();
         }
         fs
     });
     let node_fs = disk.node_fs.as_ref();
-    object([
+    object_of_present([
         ("nodeName", Some(sample.node.as_str().into())),
-        ("startTime", Some(time(sample.started_at))),
+        ("startTime", Some(time_value(sample.started_at))),
         ("systemContainers", Some(groups.collect())),
-        ("cpu", cpu(machine, sample.nano_cores)),
-        ("memory", memory(machine, Some(sample.memory_bytes))),
-        ("swap", swap(machine)),
-        ("io", full(io(machine))),
+        ("cpu", cpu_stats(machine, sample.nano_cores)),
+        ("memory", memory_stats(machine, Some(sample.memory_bytes))),
+        ("swap", swap_stats(machine)),
+        ("io", full(io_stats(machine))),
         (
             "network",
-            full(network(machine.at, sample.network.as_deref())),
+            full(network_stats(machine.at, sample.network.as_deref())),
         ),
         (
             "fs",
-            full(node_fs.map(|fs| file_system(disk.at, Some(fs), of_all))),
+            full(node_fs.map(|fs| filesystem_stats(disk.at, Some(fs), of_all))),
         ),
         (
             "runtime",
@@ -85,8 +94,8 @@ fn node(sample: &UsageSample, detail: StatsDetail) -> Value {
         ),
         (
             "rlimit",
-            full(Some(object([
-                ("time", Some(time(machine.at))),
+            full(Some(object_of_present([
+                ("time", Some(time_value(machine.at))),
                 ("maxpid", sample.max_pids.map(Value::from)),
                 ("curproc", sample.tasks.map(Value::from)),
             ]))),
@@ -94,18 +103,21 @@ fn node(sample: &UsageSample, detail: StatsDetail) -> Value {
     ])
 }
 
-fn system(group: &SystemGroup, detail: StatsDetail) -> Value {
+fn system_group_summary(group: &SystemGroup, detail: StatsDetail) -> Value {
     let usage = &group.usage;
-    object([
+    object_of_present([
         ("name", Some(group.name.into())),
-        ("startTime", Some(time(group.started_at))),
-        ("cpu", cpu(usage, group.nano_cores)),
-        ("memory", memory(usage, None)),
-        ("swap", swap(usage).filter(|_| detail == StatsDetail::Full)),
+        ("startTime", Some(time_value(group.started_at))),
+        ("cpu", cpu_stats(usage, group.nano_cores)),
+        ("memory", memory_stats(usage, None)),
+        (
+            "swap",
+            swap_stats(usage).filter(|_| detail == StatsDetail::Full),
+        ),
     ])
 }
 
-fn pod(sample: &UsageSample, pod_sample: &PodSample, detail: StatsDetail) -> Value {
+fn pod_summary(sample: &UsageSample, pod_sample: &PodSample, detail: StatsDetail) -> Value {
     let full = |value: Option<Value>| value.filter(|_| detail == StatsDetail::Full);
     let pod = &pod_sample.pod;
     let disk = &*sample.disk;
@@ -113,11 +125,11 @@ fn pod(sample: &UsageSample, pod_sample: &PodSample, detail: StatsDetail) -> Val
     let containers = pod.containers.iter().enumerate();
     let containers = containers.map(|(n, c)| {
         let rate = rates.get(n).copied().flatten();
-        container(sample, c, rate, detail)
+        container_summary(sample, c, rate, detail)
     });
     let volumes: &[VolumeUsage] = disk.volumes.get(&pod.uid).map_or(&[], Vec::as_slice);
     let volume = |v: &VolumeUsage| {
-        let mut fs = file_system(disk.at, v.fs.as_ref(), v.used);
+        let mut fs = filesystem_stats(disk.at, v.fs.as_ref(), v.used);
         fs["name"] = v.name.as_str().into();
         if let Some(claim) = &v.claim {
             fs["pvcRef"] = json!({ "name": claim, "namespace": pod.namespace });
@@ -126,20 +138,20 @@ fn pod(sample: &UsageSample, pod_sample: &PodSample, detail: StatsDetail) -> Val
     };
     let counted = !disk.containers.is_empty();
     let processes = pod.usage.pids;
-    object([
+    object_of_present([
         (
             "podRef",
             Some(json!({ "name": pod.name, "namespace": pod.namespace, "uid": pod.uid.as_str() })),
         ),
-        ("startTime", Some(time(pod.started_at))),
+        ("startTime", Some(time_value(pod.started_at))),
         ("containers", Some(containers.collect())),
-        ("cpu", cpu(&pod.usage, pod_sample.nano_cores)),
-        ("memory", memory(&pod.usage, None)),
-        ("swap", swap(&pod.usage)),
-        ("io", full(io(&pod.usage))),
+        ("cpu", cpu_stats(&pod.usage, pod_sample.nano_cores)),
+        ("memory", memory_stats(&pod.usage, None)),
+        ("swap", swap_stats(&pod.usage)),
+        ("io", full(io_stats(&pod.usage))),
         (
             "network",
-            full(network(pod.usage.at, pod.network.as_deref())),
+            full(network_stats(pod.usage.at, pod.network.as_deref())),
         ),
         (
             "volume",
@@ -150,9 +162,9 @@ fn pod(sample: &UsageSample, pod_sample: &PodSample, detail: StatsDetail) -> Val
             full(
                 counted
                     .then(|| {
-                        let used = ephemeral_storage(sample, pod_sample)?;
+                        let used = ephemeral_storage_usage(sample, pod_sample)?;
                         let fs = disk.node_fs.as_ref();
-                        Some(file_system(disk.at, fs, Some(used)))
+                        Some(filesystem_stats(disk.at, fs, Some(used)))
                     })
                     .flatten(),
             ),
@@ -166,7 +178,7 @@ fn pod(sample: &UsageSample, pod_sample: &PodSample, detail: StatsDetail) -> Val
 
 /// Usage of the node's disk by the pod (MET-13); `None` if some of its files could not be counted.
 #[must_use]
-pub fn ephemeral_storage(sample: &UsageSample, pod_sample: &PodSample) -> Option<DiskUsage> {
+pub fn ephemeral_storage_usage(sample: &UsageSample, pod_sample: &PodSample) -> Option<DiskUsage> {
     let pod = &pod_sample.pod;
     let disk = &*sample.disk;
     let mut sum = disk.hosts.get(&pod.uid).copied().unwrap_or_default();
@@ -182,7 +194,7 @@ pub fn ephemeral_storage(sample: &UsageSample, pod_sample: &PodSample) -> Option
     Some(sum)
 }
 
-fn container(
+fn container_summary(
     sample: &UsageSample,
     container: &ContainerUsage,
     nano_cores: Option<u64>,
@@ -197,37 +209,37 @@ fn container(
         .copied()
         .unwrap_or_default();
     let fs = |info: &Option<FsInfo>, used: Option<DiskUsage>| {
-        used.map(|used| file_system(disk.at, info.as_ref(), Some(used)))
+        used.map(|used| filesystem_stats(disk.at, info.as_ref(), Some(used)))
     };
-    object([
+    object_of_present([
         ("name", Some(container.name.as_str().into())),
-        ("startTime", Some(time(container.started_at))),
-        ("cpu", cpu(usage, nano_cores)),
-        ("memory", memory(usage, None)),
-        ("swap", swap(usage)),
-        ("io", full(io(usage))),
+        ("startTime", Some(time_value(container.started_at))),
+        ("cpu", cpu_stats(usage, nano_cores)),
+        ("memory", memory_stats(usage, None)),
+        ("swap", swap_stats(usage)),
+        ("io", full(io_stats(usage))),
         ("rootfs", full(fs(&disk.image_fs, files.layer))),
         ("logs", full(fs(&disk.node_fs, files.logs))),
     ])
 }
 
-fn cpu(usage: &CgroupUsage, nano_cores: Option<u64>) -> Option<Value> {
+fn cpu_stats(usage: &CgroupUsage, nano_cores: Option<u64>) -> Option<Value> {
     let cpu = usage.cpu?;
-    Some(object([
-        ("time", Some(time(usage.at))),
+    Some(object_of_present([
+        ("time", Some(time_value(usage.at))),
         ("usageNanoCores", nano_cores.map(Value::from)),
         ("usageCoreNanoSeconds", Some(cpu.total_ns.into())),
-        ("psi", psi(usage, 0)),
+        ("psi", psi_stats(usage, 0)),
     ]))
 }
 
 /// `capacity` stands for a limit that the machine has and a group's files do not tell.
-fn memory(usage: &CgroupUsage, capacity: Option<u64>) -> Option<Value> {
+fn memory_stats(usage: &CgroupUsage, capacity: Option<u64>) -> Option<Value> {
     let memory = usage.memory?;
     let limit = memory.limit_bytes.or(capacity);
     let available = limit.map(|limit| limit.saturating_sub(memory.working_set_bytes));
-    Some(object([
-        ("time", Some(time(usage.at))),
+    Some(object_of_present([
+        ("time", Some(time_value(usage.at))),
         ("availableBytes", available.map(Value::from)),
         ("usageBytes", Some(memory.usage_bytes.into())),
         ("workingSetBytes", Some(memory.working_set_bytes.into())),
@@ -237,29 +249,29 @@ fn memory(usage: &CgroupUsage, capacity: Option<u64>) -> Option<Value> {
             "majorPageFaults",
             memory.faults.map(|(_, major)| major.into()),
         ),
-        ("psi", psi(usage, 1)),
+        ("psi", psi_stats(usage, 1)),
     ]))
 }
 
-fn swap(usage: &CgroupUsage) -> Option<Value> {
+fn swap_stats(usage: &CgroupUsage) -> Option<Value> {
     let swap = usage.swap?;
     let available = swap
         .limit_bytes
         .map(|limit| limit.saturating_sub(swap.usage_bytes));
-    Some(object([
-        ("time", Some(time(usage.at))),
+    Some(object_of_present([
+        ("time", Some(time_value(usage.at))),
         ("swapAvailableBytes", available.map(Value::from)),
         ("swapUsageBytes", Some(swap.usage_bytes.into())),
     ]))
 }
 
-fn io(usage: &CgroupUsage) -> Option<Value> {
-    let psi = psi(usage, 2)?;
-    Some(json!({ "time": time(usage.at), "psi": psi }))
+fn io_stats(usage: &CgroupUsage) -> Option<Value> {
+    let psi = psi_stats(usage, 2)?;
+    Some(json!({ "time": time_value(usage.at), "psi": psi }))
 }
 
 /// Pressure of a group. `kind`: 0 for the processor, 1 for memory, 2 for disks.
-fn psi(usage: &CgroupUsage, kind: usize) -> Option<Value> {
+fn psi_stats(usage: &CgroupUsage, kind: usize) -> Option<Value> {
     let pressure: &ResourcePressure = usage.pressure.as_ref()?[kind].as_ref()?;
     let stall = |stall: &PressureStall| {
         let [avg10, avg60, avg300] = stall
@@ -270,7 +282,7 @@ fn psi(usage: &CgroupUsage, kind: usize) -> Option<Value> {
     Some(json!({ "full": stall(&pressure.full), "some": stall(&pressure.some) }))
 }
 
-fn network(at: WallTime, interfaces: Option<&[InterfaceCounts]>) -> Option<Value> {
+fn network_stats(at: WallTime, interfaces: Option<&[InterfaceCounts]>) -> Option<Value> {
     let interfaces = interfaces?;
     let one = |i: &InterfaceCounts| {
         json!({
@@ -280,16 +292,16 @@ fn network(at: WallTime, interfaces: Option<&[InterfaceCounts]>) -> Option<Value
     };
     let default = interfaces.iter().find(|i| i.name == DEFAULT_INTERFACE);
     let mut all = default.map_or_else(|| json!({ "name": "" }), one);
-    all["time"] = time(at);
+    all["time"] = time_value(at);
     all["interfaces"] = interfaces.iter().map(one).collect();
     Some(all)
 }
 
-fn file_system(at: WallTime, fs: Option<&FsInfo>, used: Option<DiskUsage>) -> Value {
+fn filesystem_stats(at: WallTime, fs: Option<&FsInfo>, used: Option<DiskUsage>) -> Value {
     // A file system without an inode table says 0 of 0.
     let inodes = fs.filter(|fs| fs.inodes > 0);
-    object([
-        ("time", Some(time(at))),
+    object_of_present([
+        ("time", Some(time_value(at))),
         ("availableBytes", fs.map(|fs| fs.available_bytes.into())),
         ("capacityBytes", fs.map(|fs| fs.capacity_bytes.into())),
         ("usedBytes", used.map(|used| used.used_bytes.into())),
@@ -306,7 +318,7 @@ mod tests {
     use super::{super::sample::testing, *};
 
     fn summary(detail: StatsDetail) -> Value {
-        let text: String = pieces(Rc::new(testing::sample()), detail).collect();
+        let text: String = summary_pieces(Rc::new(testing::sample()), detail).collect();
         serde_json::from_str(&text).expect("JSON")
     }
 
@@ -347,7 +359,8 @@ mod tests {
         );
         // Unknown figures are left out.
         assert_eq!(keys(&all["pods"][1]), ["containers", "podRef", "startTime"]);
-        let text: String = pieces(Rc::new(UsageSample::default()), StatsDetail::Full).collect();
+        let text: String =
+            summary_pieces(Rc::new(UsageSample::default()), StatsDetail::Full).collect();
         let none: Value = serde_json::from_str(&text).expect("JSON");
         assert_eq!(none["pods"], json!([]));
     }

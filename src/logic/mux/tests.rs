@@ -119,7 +119,7 @@ fn snapshots() {
     ];
     let mut mux = SourceMux::new(&[PodSource::File]);
     for (name, snapshot, ops) in rows {
-        let merged = mux.merge(PodSource::File, snapshot, NOW);
+        let merged = mux.merge_snapshot(PodSource::File, snapshot, NOW);
         assert_eq!(say(&merged), ops, "{name}");
         assert!(
             merged.unknown.is_empty() && merged.dropped.is_empty(),
@@ -133,17 +133,20 @@ fn sources_are_apart() {
     // SRC-01
     let mut mux = SourceMux::new(&[PodSource::File, PodSource::Api]);
     assert_eq!(
-        say(&mux.merge(PodSource::File, vec![pod("a", "a", 1)], NOW)),
+        say(&mux.merge_snapshot(PodSource::File, vec![pod("a", "a", 1)], NOW)),
         ["add a"]
     );
     assert_eq!(
-        say(&mux.merge(PodSource::Api, vec![pod("b", "a", 1)], NOW)),
+        say(&mux.merge_snapshot(PodSource::Api, vec![pod("b", "a", 1)], NOW)),
         ["add b"]
     );
-    assert_eq!(say(&mux.merge(PodSource::Api, vec![], NOW)), ["remove b"]);
+    assert_eq!(
+        say(&mux.merge_snapshot(PodSource::Api, vec![], NOW)),
+        ["remove b"]
+    );
     let mut mux = SourceMux::new(&[PodSource::File]);
     assert_eq!(
-        say(&mux.merge(PodSource::Api, vec![pod("c", "c", 1)], NOW)),
+        say(&mux.merge_snapshot(PodSource::Api, vec![pod("c", "c", 1)], NOW)),
         Vec::<String>::new(),
         "not configured"
     );
@@ -175,12 +178,12 @@ fn stamps() {
         "2023-11-14T22:13:20.123456789Z".to_owned(),
     );
     assert_eq!(
-        stamps(&mux.merge(PodSource::Api, vec![mirror(1)], NOW)),
+        stamps(&mux.merge_snapshot(PodSource::Api, vec![mirror(1)], NOW)),
         first
     );
-    let later = WallTime::from_secs(1_800_000_000);
+    let later = WallTime::from_unix_seconds(1_800_000_000);
     assert_eq!(
-        stamps(&mux.merge(PodSource::Api, vec![mirror(2)], later)),
+        stamps(&mux.merge_snapshot(PodSource::Api, vec![mirror(2)], later)),
         first
     );
 }
@@ -189,7 +192,7 @@ fn stamps() {
 fn duplicates() {
     // SRC-11
     let mut mux = SourceMux::new(&[PodSource::Api]);
-    let merged = mux.merge(
+    let merged = mux.merge_snapshot(
         PodSource::Api,
         vec![pod("a", "x", 1), pod("b", "x", 1), pod("a", "y", 1)],
         NOW,
@@ -199,7 +202,7 @@ fn duplicates() {
         merged.dropped,
         [received("b", "x", 1), received("a", "y", 1)]
     );
-    let merged = mux.merge(
+    let merged = mux.merge_snapshot(
         PodSource::Api,
         vec![pod("b", "x", 1), pod("a", "x", 1)],
         NOW,
@@ -207,7 +210,7 @@ fn duplicates() {
     assert_eq!(say(&merged), ["remove a", "add b"]);
     // A pod that is delivered by UID alone is no exception.
     let known = || SnapshotEntry::Known("b".into());
-    let merged = mux.merge(PodSource::Api, vec![pod("c", "x", 1), known()], NOW);
+    let merged = mux.merge_snapshot(PodSource::Api, vec![pod("c", "x", 1), known()], NOW);
     assert_eq!(say(&merged), ["remove b", "add c"]);
     assert_eq!(merged.unknown, ["b".into()]);
 }
@@ -215,7 +218,7 @@ fn duplicates() {
 #[test]
 fn unknown_is_asked_for() {
     let mut mux = SourceMux::new(&[PodSource::File]);
-    let merged = mux.merge(PodSource::File, vec![SnapshotEntry::Known("a".into())], NOW);
+    let merged = mux.merge_snapshot(PodSource::File, vec![SnapshotEntry::Known("a".into())], NOW);
     assert_eq!(merged.unknown, ["a".into()]);
 }
 
@@ -233,7 +236,7 @@ fn single_pods_before_and_between_snapshots() {
         SnapshotEntry::Known(uid) => panic!("{uid}"),
     };
     let mut mux = SourceMux::new(&[PodSource::Api]);
-    let add = mux.amend(
+    let add = mux.merge_partial(
         PodSource::Api,
         vec![received("a", "a", 1), received("b", "b", 1)],
         &[],
@@ -242,19 +245,19 @@ fn single_pods_before_and_between_snapshots() {
     assert_eq!(say(&add), ["add a b"]);
     mux.mark_handled(PodSource::Api);
     assert!(!mux.source_ready(PodSource::Api), "that was no snapshot");
-    let none = mux.amend(PodSource::Api, vec![], &["x".into()], NOW);
+    let none = mux.merge_partial(PodSource::Api, vec![], &["x".into()], NOW);
     assert_eq!(
         say(&none),
         Vec::<String>::new(),
         "neither readiness nor the unknown"
     );
-    let same = mux.amend(PodSource::Api, vec![received("a", "a", 1)], &[], NOW);
+    let same = mux.merge_partial(PodSource::Api, vec![received("a", "a", 1)], &[], NOW);
     assert_eq!(say(&same), Vec::<String>::new());
-    let delete = mux.amend(PodSource::Api, vec![read(deleted)], &[], NOW);
+    let delete = mux.merge_partial(PodSource::Api, vec![read(deleted)], &[], NOW);
     assert_eq!(say(&delete), ["delete b"]);
-    let taken = mux.amend(PodSource::Api, vec![received("c", "b", 1)], &[], NOW);
+    let taken = mux.merge_partial(PodSource::Api, vec![received("c", "b", 1)], &[], NOW);
     assert_eq!((say(&taken), taken.dropped.len()), (vec![], 1));
-    let anew = mux.amend(
+    let anew = mux.merge_partial(
         PodSource::Api,
         vec![received("c", "b", 1)],
         &["b".into()],
@@ -265,7 +268,7 @@ fn single_pods_before_and_between_snapshots() {
         .map(|uid| SnapshotEntry::Known(uid.into()))
         .into();
     assert_eq!(
-        say(&mux.merge(PodSource::Api, known, NOW)),
+        say(&mux.merge_snapshot(PodSource::Api, known, NOW)),
         ["add"],
         "readiness"
     );
@@ -284,9 +287,9 @@ fn records_of_an_agent_before() {
             SnapshotEntry::Known(uid) => panic!("{uid}"),
         }
     };
-    let later = WallTime::from_secs(1_800_000_000);
+    let later = WallTime::from_unix_seconds(1_800_000_000);
     let mut mux = SourceMux::new(&[PodSource::Api]);
-    let start = mux.restore(
+    let start = mux.restore_recorded(
         PodSource::Api,
         vec![recorded("a"), recorded("b"), received("c", "c", 1)],
         later,
@@ -305,7 +308,7 @@ fn records_of_an_agent_before() {
         "the disk does not speak for the apiserver"
     );
     // The apiserver is back: unchanged pods go on undisturbed, pods that it no longer has are removed.
-    let back = mux.merge(
+    let back = mux.merge_snapshot(
         PodSource::Api,
         vec![pod("a", "a", 1), SnapshotEntry::Known("c".into())],
         later,
@@ -325,14 +328,14 @@ fn readiness() {
         !mux.source_ready(PodSource::Api),
         "handled before any snapshot"
     );
-    mux.merge(PodSource::Api, vec![], NOW);
+    mux.merge_snapshot(PodSource::Api, vec![], NOW);
     assert!(!mux.source_ready(PodSource::Api), "not handled since");
     mux.mark_handled(PodSource::Api);
     assert!(mux.source_ready(PodSource::Api) && !mux.all_sources_ready());
-    mux.merge(PodSource::File, vec![], NOW);
+    mux.merge_snapshot(PodSource::File, vec![], NOW);
     assert!(!mux.all_sources_ready(), "not yet handled");
     mux.mark_handled(PodSource::File);
     assert!(mux.all_sources_ready());
-    mux.merge(PodSource::File, vec![], NOW);
+    mux.merge_snapshot(PodSource::File, vec![], NOW);
     assert!(mux.all_sources_ready());
 }

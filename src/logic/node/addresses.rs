@@ -78,7 +78,7 @@ impl LocalAddresses {
     /// Checks that `ip` can be an address of this node.
     ///
     /// - Source: kubelet `validateNodeIP`.
-    pub fn check(&self, ip: IpAddr) -> Result<(), AddressFault> {
+    pub fn check_node_ip(&self, ip: IpAddr) -> Result<(), AddressFault> {
         if ip.is_loopback() {
             return Err(AddressFault::Loopback);
         }
@@ -96,7 +96,7 @@ impl LocalAddresses {
     }
 
     /// First address of a family on the interfaces with default routes.
-    fn of_default_route(&self, v4: bool) -> Option<IpAddr> {
+    fn default_route_address(&self, v4: bool) -> Option<IpAddr> {
         let names = if v4 {
             &self.default_v4
         } else {
@@ -104,13 +104,13 @@ impl LocalAddresses {
         };
         names.iter().find_map(|name| {
             let interface = self.interfaces.iter().find(|i| i.name == *name)?;
-            self.first(interface, v4)
+            self.first_usable_address(interface, v4)
         })
     }
 
-    fn first(&self, interface: &HostInterface, v4: bool) -> Option<IpAddr> {
+    fn first_usable_address(&self, interface: &HostInterface, v4: bool) -> Option<IpAddr> {
         let mut addresses = interface.addresses.iter().copied();
-        addresses.find(|ip| ip.is_ipv4() == v4 && self.check(*ip).is_ok())
+        addresses.find(|ip| ip.is_ipv4() == v4 && self.check_node_ip(*ip).is_ok())
     }
 }
 
@@ -127,7 +127,7 @@ fn is_link_local(ip: IpAddr) -> bool {
 /// - `asked`: none, one, or one of each family; a single address of all zeros only prefers its family.
 /// - The last resort is our own: a kubelet gives up there, and a board without a router would have no address.
 /// - Source: kubelet `nodestatus/setters.go`, `NodeAddress`; apimachinery `util/net`, `ChooseHostInterface`.
-pub fn host_ips(
+pub fn choose_host_ips(
     asked: &[IpAddr],
     name: &str,
     local: &LocalAddresses,
@@ -135,7 +135,7 @@ pub fn host_ips(
     let given = || asked.iter().copied().filter(|ip| !ip.is_unspecified());
     for ip in given() {
         local
-            .check(ip)
+            .check_node_ip(ip)
             .map_err(|why| AddressError::Refused { ip, why })?;
     }
     if given().next().is_some() {
@@ -145,17 +145,27 @@ pub fn host_ips(
         return Ok(vec![ip]);
     }
     let v4 = asked.first().is_none_or(IpAddr::is_ipv4);
-    let usable = || local.resolved.iter().filter(|ip| local.check(**ip).is_ok());
+    let usable = || {
+        local
+            .resolved
+            .iter()
+            .filter(|ip| local.check_node_ip(**ip).is_ok())
+    };
     let resolved = || {
         usable()
             .find(|ip| ip.is_ipv4() == v4)
             .or_else(|| usable().next())
     };
-    let any = |v4| local.interfaces.iter().find_map(|i| local.first(i, v4));
+    let any = |v4| {
+        local
+            .interfaces
+            .iter()
+            .find_map(|i| local.first_usable_address(i, v4))
+    };
     resolved()
         .copied()
-        .or_else(|| local.of_default_route(v4))
-        .or_else(|| local.of_default_route(!v4))
+        .or_else(|| local.default_route_address(v4))
+        .or_else(|| local.default_route_address(!v4))
         .or_else(|| any(v4))
         .or_else(|| any(!v4))
         .map(|ip| vec![ip])
@@ -174,7 +184,7 @@ pub fn own_address(host_ips: &[IpAddr]) -> IpAddr {
 ///
 /// - Source: `pkg/util/node`, `GetNodeHostIPs`.
 #[must_use]
-pub fn of_node(node: &Node) -> Vec<IpAddr> {
+pub fn node_host_ips(node: &Node) -> Vec<IpAddr> {
     let of = |kind: &str| {
         let all = node.status.addresses.iter();
         all.filter(|a| a.kind == kind)
@@ -188,7 +198,7 @@ pub fn of_node(node: &Node) -> Vec<IpAddr> {
 }
 
 /// Sets `status.addresses` and the annotation for cloud controllers. On an error addresses stay as they are.
-pub(super) fn set(
+pub(super) fn set_node_addresses(
     node: &mut Node,
     asked: &[IpAddr],
     external_cloud: bool,
@@ -204,7 +214,7 @@ pub(super) fn set(
         // The cloud controller will know the addresses.
         Ok(Vec::new())
     } else {
-        host_ips(asked, name, local)
+        choose_host_ips(asked, name, local)
     };
     let annotations: &mut BTreeMap<String, String> = &mut node.metadata.annotations;
     if external_cloud && !given.is_empty() {
@@ -221,7 +231,7 @@ pub(super) fn set(
         }
         // A preferred family alone is reason enough to look for an address.
         if !asked.is_empty() && given.is_empty() {
-            ips = host_ips(asked, name, local)?;
+            ips = choose_host_ips(asked, name, local)?;
         }
     }
     let address = |kind: &str, address: String| NodeAddress {
@@ -238,7 +248,7 @@ pub(super) fn set(
 
 /// Addresses that a hosts(5) file has for a name, in its order.
 #[must_use]
-pub fn in_hosts_file(text: &str, name: &str) -> Vec<IpAddr> {
+pub fn hosts_file_addresses(text: &str, name: &str) -> Vec<IpAddr> {
     text.lines()
         .filter_map(|line| {
             let mut words = line.split('#').next()?.split_whitespace();
@@ -253,7 +263,7 @@ pub fn in_hosts_file(text: &str, name: &str) -> Vec<IpAddr> {
 /// Names of the interfaces with an IPv4 default route, lowest metric first, from `/proc/net/route`.
 #[must_use]
 pub fn default_interfaces_v4(table: &str) -> Vec<String> {
-    best(table.lines().skip(1).filter_map(|line| {
+    sort_by_metric(table.lines().skip(1).filter_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().take(8).collect();
         let default = *fields.get(1)? == "00000000" && *fields.get(7)? == "00000000";
         let metric = fields.get(6)?.parse().ok()?;
@@ -266,7 +276,7 @@ pub fn default_interfaces_v4(table: &str) -> Vec<String> {
 #[must_use]
 pub fn default_interfaces_v6(table: &str) -> Vec<String> {
     let zero = |field: &str| field.bytes().all(|c| c == b'0');
-    best(table.lines().filter_map(|line| {
+    sort_by_metric(table.lines().filter_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().take(10).collect();
         let default = zero(fields.first()?) && *fields.get(1)? == "00" && !zero(fields.get(4)?);
         let metric = u32::from_str_radix(fields.get(5)?, 16).ok()?;
@@ -274,10 +284,10 @@ pub fn default_interfaces_v6(table: &str) -> Vec<String> {
     }))
 }
 
-fn best<'a>(routes: impl Iterator<Item = (u32, &'a str)>) -> Vec<String> {
+fn sort_by_metric<'a>(routes: impl Iterator<Item = (u32, &'a str)>) -> Vec<String> {
     use crate::api::order::OrderExt as _;
     let mut routes: Vec<(u32, &str)> = routes.take(MAX_ROUTES).collect();
-    routes.order_by_key(|(metric, _)| *metric);
+    routes.stable_sort_by_key(|(metric, _)| *metric);
     let mut names: Vec<String> = Vec::new();
     for (_, name) in routes {
         if !names.iter().any(|n| n == name) {
@@ -410,7 +420,11 @@ mod tests {
                 "2001:db8::1",
             ),
         ] {
-            assert_eq!(host_ips(&ips(asked), node, &local), Ok(ips(want)), "{name}");
+            assert_eq!(
+                choose_host_ips(&ips(asked), node, &local),
+                Ok(ips(want)),
+                "{name}"
+            );
         }
         let nothing = local(
             "lo=127.0.0.1 eth0=169.254.1.1,fe80::1",
@@ -419,7 +433,7 @@ mod tests {
             "127.0.1.1",
         );
         assert_eq!(
-            host_ips(&[], "pi", &nothing),
+            choose_host_ips(&[], "pi", &nothing),
             Err(AddressError::None("pi".into()))
         );
         // PROBE-24: what is in its network is asked all the same.
@@ -443,7 +457,7 @@ mod tests {
         ] {
             let ip: IpAddr = ip.parse().expect(ip);
             assert_eq!(
-                host_ips(&[ip], "pi", &local),
+                choose_host_ips(&[ip], "pi", &local),
                 Err(AddressError::Refused {
                     ip,
                     why: why.clone()
@@ -452,11 +466,11 @@ mod tests {
             );
         }
         assert_eq!(
-            local.check(ips("0.0.0.0")[0]),
+            local.check_node_ip(ips("0.0.0.0")[0]),
             Err(AddressFault::Unspecified)
         );
         // The second of a pair is checked too.
-        assert!(host_ips(&ips("192.0.2.1 2001:db8::9"), "pi", &local).is_err());
+        assert!(choose_host_ips(&ips("192.0.2.1 2001:db8::9"), "pi", &local).is_err());
     }
 
     #[test]
@@ -531,7 +545,7 @@ mod tests {
                 })
                 .into_iter()
                 .collect();
-            set(&mut node, &ips(asked), cloud, "pi", &local).expect(name);
+            set_node_addresses(&mut node, &ips(asked), cloud, "pi", &local).expect(name);
             assert_eq!(shown(&node), (want.into(), note.into()), "{name}");
         }
         // An address that cannot be set leaves the old ones.
@@ -540,7 +554,8 @@ mod tests {
             kind: "InternalIP".into(),
             address: "192.0.2.1".into(),
         }];
-        set(&mut node, &ips("203.0.113.1"), false, "pi", &local).expect_err("not here");
+        set_node_addresses(&mut node, &ips("203.0.113.1"), false, "pi", &local)
+            .expect_err("not here");
         assert_eq!(shown(&node).0, "InternalIP=192.0.2.1");
     }
 
@@ -548,9 +563,9 @@ mod tests {
     fn names_of_this_host() {
         // NODE-07
         let file = "127.0.0.1 localhost\n127.0.1.1\tPi.example pi # me\n# 192.0.2.7 pi\n192.0.2.1 pi\nx pi\n";
-        assert_eq!(in_hosts_file(file, "pi"), ips("127.0.1.1 192.0.2.1"));
-        assert_eq!(in_hosts_file(file, "pi.example"), ips("127.0.1.1"));
-        assert!(in_hosts_file(file, "me").is_empty());
+        assert_eq!(hosts_file_addresses(file, "pi"), ips("127.0.1.1 192.0.2.1"));
+        assert_eq!(hosts_file_addresses(file, "pi.example"), ips("127.0.1.1"));
+        assert!(hosts_file_addresses(file, "me").is_empty());
     }
 
     #[test]
@@ -601,7 +616,10 @@ mod tests {
                     address: address.into(),
                 })
                 .collect();
-            let got: Vec<String> = of_node(&node).iter().map(ToString::to_string).collect();
+            let got: Vec<String> = node_host_ips(&node)
+                .iter()
+                .map(ToString::to_string)
+                .collect();
             assert_eq!(got.join(" "), want, "{said}");
         }
     }

@@ -9,7 +9,7 @@ use crate::api::{
     cri::RuntimeCondition,
     node::{NodeCondition, ResourceList},
 };
-use crate::text::cut;
+use crate::text::truncate_text;
 
 /// Bytes of a message: errors of a runtime may be long, and the Node is sent every few minutes.
 pub const MAX_MESSAGE_BYTES: usize = 2048;
@@ -82,7 +82,7 @@ const PRESSURES: [ConditionTexts; 3] = [
 
 /// Joins several errors to one text: `[a, b]`, each once; a single one as it is. `None` if there are none.
 #[must_use]
-pub fn aggregate(errors: &[String]) -> Option<String> {
+pub fn aggregate_errors(errors: &[String]) -> Option<String> {
     let mut once: Vec<&str> = Vec::new();
     for error in errors {
         if !once.contains(&error.as_str()) {
@@ -94,10 +94,13 @@ pub fn aggregate(errors: &[String]) -> Option<String> {
         [only] => (*only).into(),
         several => format!("[{}]", several.join(", ")),
     };
-    Some(cut(&text, MAX_MESSAGE_BYTES).into())
+    Some(truncate_text(&text, MAX_MESSAGE_BYTES).into())
 }
 
-fn place<'a>(conditions: &'a mut Vec<NodeCondition>, kind: &str) -> &'a mut NodeCondition {
+fn find_or_add_condition<'a>(
+    conditions: &'a mut Vec<NodeCondition>,
+    kind: &str,
+) -> &'a mut NodeCondition {
     let at = conditions.iter().position(|c| c.kind == kind);
     let at = at.unwrap_or_else(|| {
         conditions.push(NodeCondition {
@@ -110,13 +113,13 @@ fn place<'a>(conditions: &'a mut Vec<NodeCondition>, kind: &str) -> &'a mut Node
     &mut conditions[at]
 }
 
-fn status(holds: bool) -> &'static str {
+fn condition_status(holds: bool) -> &'static str {
     if holds { TRUE } else { FALSE }
 }
 
 /// Sets the conditions of memory, disk and process numbers. Reason, message and transition time are written only when a
 /// condition is made or flips (NODE-18).
-pub(super) fn set_pressures(
+pub(super) fn set_pressure_conditions(
     conditions: &mut Vec<NodeCondition>,
     pressure: &NodePressures,
     now: WallTime,
@@ -124,18 +127,18 @@ pub(super) fn set_pressures(
 ) {
     let holds = [pressure.memory, pressure.disk, pressure.pid];
     for ((kind, yes, no), holds) in PRESSURES.into_iter().zip(holds) {
-        let condition = place(conditions, kind);
+        let condition = find_or_add_condition(conditions, kind);
         condition.last_heartbeat_time = Some(now);
-        if condition.status == status(holds) {
+        if condition.status == condition_status(holds) {
             continue;
         }
         let (reason, message, event) = if holds { yes } else { no };
-        condition.status = status(holds).into();
+        condition.status = condition_status(holds).into();
         condition.reason = reason.into();
         condition.message = message.into();
         if holds && kind == "DiskPressure" && !pressure.disk_detail.is_empty() {
             let message = format!("{message}: {}", pressure.disk_detail);
-            condition.message = cut(&message, MAX_MESSAGE_BYTES).into();
+            condition.message = truncate_text(&message, MAX_MESSAGE_BYTES).into();
         }
         condition.last_transition_time = Some(now);
         events.push(event);
@@ -144,7 +147,7 @@ pub(super) fn set_pressures(
 
 /// Sets a condition that a kubelet does not have: `ProviderReady` (PRVD-07), `StorageWorn` (WEAR-06). The condition has
 /// no effect on `Ready`. `None` removes it. `is_trouble`: the condition is true while there is a problem.
-pub(super) fn set_own(
+pub(super) fn set_own_condition(
     conditions: &mut Vec<NodeCondition>,
     kind: &str,
     told: Option<&RuntimeCondition>,
@@ -155,19 +158,19 @@ pub(super) fn set_own(
         conditions.retain(|c| c.kind != kind);
         return;
     };
-    let condition = place(conditions, kind);
-    let holds = status(told.ok != is_trouble);
+    let condition = find_or_add_condition(conditions, kind);
+    let holds = condition_status(told.ok != is_trouble);
     if condition.status != holds {
         condition.last_transition_time = Some(now);
     }
     condition.status = holds.into();
     condition.last_heartbeat_time = Some(now);
     condition.reason.clone_from(&told.reason);
-    condition.message = cut(&told.message, MAX_MESSAGE_BYTES).into();
+    condition.message = truncate_text(&told.message, MAX_MESSAGE_BYTES).into();
 }
 
 /// Sets `Ready` (NODE-19, NODE-20). `errors`: reasons against it from the runtime, the network and others.
-pub(super) fn set_ready(
+pub(super) fn set_ready_condition(
     conditions: &mut Vec<NodeCondition>,
     errors: &[String],
     capacity: &ResourceList,
@@ -189,9 +192,9 @@ pub(super) fn set_ready(
         ));
     }
     let known = conditions.iter().any(|c| c.kind == READY);
-    let condition = place(conditions, READY);
-    let error = aggregate(&errors);
-    let ready = status(error.is_none());
+    let condition = find_or_add_condition(conditions, READY);
+    let error = aggregate_errors(&errors);
+    let ready = condition_status(error.is_none());
     if condition.status == ready {
         condition.last_transition_time.get_or_insert(now);
     } else {
@@ -230,18 +233,18 @@ mod tests {
     use crate::api::Quantity;
 
     fn at(s: i64) -> WallTime {
-        WallTime::from_secs(s)
+        WallTime::from_unix_seconds(s)
     }
 
     fn capacity(names: &[&str]) -> ResourceList {
         names
             .iter()
-            .map(|name| ((*name).into(), Quantity::decimal(1)))
+            .map(|name| ((*name).into(), Quantity::from_decimal_units(1)))
             .collect()
     }
 
     fn shown(conditions: &[NodeCondition]) -> Vec<String> {
-        let secs = |at: Option<WallTime>| at.map_or(-1, WallTime::secs);
+        let secs = |at: Option<WallTime>| at.map_or(-1, WallTime::unix_seconds);
         conditions
             .iter()
             .map(|c| {
@@ -264,7 +267,7 @@ mod tests {
         let mut conditions = Vec::new();
         let mut round = |pressure: &NodePressures, s| {
             let mut events = Vec::new();
-            set_pressures(&mut conditions, pressure, at(s), &mut events);
+            set_pressure_conditions(&mut conditions, pressure, at(s), &mut events);
             (shown(&conditions), events)
         };
         let none = NodePressures::default();
@@ -335,7 +338,7 @@ mod tests {
                 reason: if ok { "Fine" } else { "Bad" }.into(),
                 message: "90 %".into(),
             });
-            set_own(&mut conditions, "StorageWorn", told.as_ref(), true, at(s));
+            set_own_condition(&mut conditions, "StorageWorn", told.as_ref(), true, at(s));
             shown(&conditions)
         };
         assert!(round(None, 1).is_empty());
@@ -360,7 +363,7 @@ mod tests {
             last_transition_time: Some(at(1)),
             last_heartbeat_time: None,
         }];
-        set_pressures(
+        set_pressure_conditions(
             &mut conditions,
             &NodePressures::default(),
             at(9),
@@ -416,7 +419,7 @@ mod tests {
         ] {
             let mut conditions = Vec::new();
             let mut events = Vec::new();
-            set_ready(
+            set_ready_condition(
                 &mut conditions,
                 &said,
                 &capacity,
@@ -444,7 +447,7 @@ mod tests {
                 .into_iter()
                 .collect();
             let mut events = Vec::new();
-            set_ready(
+            set_ready_condition(
                 &mut conditions,
                 &errors,
                 &capacity,
@@ -467,7 +470,7 @@ mod tests {
         }
         assert_eq!(is_ready(&conditions), Some(true));
         assert_eq!(is_ready(&[]), None);
-        let long = aggregate(&["x".repeat(9000)]).expect("error");
+        let long = aggregate_errors(&["x".repeat(9000)]).expect("error");
         assert_eq!(long.len(), MAX_MESSAGE_BYTES);
     }
 }

@@ -78,7 +78,7 @@ impl NodeEvent {
 
     /// The event for a change of `spec.unschedulable` from `before` to `now`.
     #[must_use]
-    pub const fn of_cordon(before: bool, now: bool) -> Option<Self> {
+    pub const fn from_cordon_change(before: bool, now: bool) -> Option<Self> {
         match (before, now) {
             (false, true) => Some(Self::NotSchedulable),
             (true, false) => Some(Self::Schedulable),
@@ -117,7 +117,7 @@ mod tests {
             (true, true, None),
             (true, false, Some(NodeEvent::Schedulable)),
         ] {
-            assert_eq!(NodeEvent::of_cordon(before, now), event);
+            assert_eq!(NodeEvent::from_cordon_change(before, now), event);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The Node object, by which this machine reports itself to the cluster. Names and rules follow kubelet
 //! `kubelet_node_status.go` and `nodestatus/setters.go`.
 //!
-//! - [`initial`] makes the Node to create; [`reconcile`] brings an old Node of the same name up to date.
-//! - [`apply`] brings a Node's status up to date from a [`NodeView`]: in each round, and for local commands.
+//! - [`initial_node`] makes the Node to create; [`reconcile_node`] brings an old Node of the same name up to date.
+//! - [`apply_node_status`] brings a Node's status up to date from a [`NodeView`]: in each round, and for local commands.
 //! - [`patch`](status_patch) is the smallest patch between the Node last seen and the one wanted.
 //! - [`StatusPace`] tells when to compute and when to send; [`RegisterBackoff`] the pauses until the Node is created.
 //!
@@ -19,19 +19,21 @@ mod status;
 mod unkept;
 
 pub use addresses::{
-    AddressError, AddressFault, HostInterface, LocalAddresses, default_interfaces_v4,
-    default_interfaces_v6, host_ips, in_hosts_file, of_node, own_address,
+    AddressError, AddressFault, HostInterface, LocalAddresses, choose_host_ips,
+    default_interfaces_v4, default_interfaces_v6, hosts_file_addresses, node_host_ips, own_address,
 };
-pub use conditions::{MAX_MESSAGE_BYTES, NodePressures, aggregate, is_ready};
+pub use conditions::{MAX_MESSAGE_BYTES, NodePressures, aggregate_errors, is_ready};
 pub use events::NodeEvent;
-pub use pace::{FAST_INTERVAL, FAST_LIMIT, MAX_TRIES, StartupRound, StatusPace, fast_round};
-pub use patch::{NodeStatusPatch, status_patch};
+pub use pace::{
+    FAST_INTERVAL, FAST_LIMIT, MAX_TRIES, StartupRound, StatusPace, decide_startup_round,
+};
+pub use patch::{NodeStatusPatch, compute_status_patch};
 pub use pod_cidr::{Cidr, CidrError, PodCidrs};
 pub use register::{
-    AfterCreate, CreateAnswer, RegisterBackoff, after_create, initial, new_labels, offered,
-    reconcile, renew_labels,
+    AfterCreate, CreateAnswer, RegisterBackoff, after_create, initial_node, new_node_labels,
+    offered_resources, reconcile_node, renew_labels,
 };
-pub use status::{AppliedStatus, apply};
+pub use status::{AppliedStatus, apply_node_status};
 pub use unkept::UnkeptFields;
 
 use alloc::{collections::BTreeMap, string::String, vec::Vec};

@@ -39,12 +39,12 @@ impl StatusPace {
     /// Time of the next round. `random`: any number.
     #[must_use]
     pub fn next_round(&self, now: MonoTime, random: u64) -> MonoTime {
-        now + self.update + part(self.update, JITTER_PERMILLE, random)
+        now + self.update + random_part(self.update, JITTER_PERMILLE, random)
     }
 
     /// Returns true if a status must be sent: it has changed, or the last one was sent too long ago.
     #[must_use]
-    pub fn must_send(&self, is_change: bool, now: MonoTime) -> bool {
+    pub fn must_send_status(&self, is_change: bool, now: MonoTime) -> bool {
         // Before the first status there is none to repeat; a new one is a change.
         is_change
             || self
@@ -54,10 +54,10 @@ impl StatusPace {
 
     /// Takes in that a status was accepted. After a change the next report comes up to half its time sooner or later,
     /// so that a fleet that changed together does not report together.
-    pub fn sent(&mut self, is_change: bool, now: MonoTime, random: u64) {
+    pub fn record_sent_status(&mut self, is_change: bool, now: MonoTime, random: u64) {
         self.last_sent = Some(now);
         self.shifted = if is_change {
-            self.report / 2 + part(self.report, 1000, random)
+            self.report / 2 + random_part(self.report, 1000, random)
         } else {
             self.report
         };
@@ -65,7 +65,7 @@ impl StatusPace {
 }
 
 /// Random part of `time`, at most `permille` thousandths of it.
-fn part(time: Duration, permille: u64, random: u64) -> Duration {
+fn random_part(time: Duration, permille: u64, random: u64) -> Duration {
     let most = u64::try_from(time.as_millis())
         .unwrap_or(u64::MAX)
         .saturating_mul(permille)
@@ -89,7 +89,11 @@ pub enum StartupRound {
 /// - `seen`: readiness in the Node last seen; `None` without a Node or a `Ready` condition.
 /// - `is_ready`: readiness in the status just computed.
 #[must_use]
-pub fn fast_round(since_start: Duration, seen: Option<bool>, is_ready: bool) -> StartupRound {
+pub fn decide_startup_round(
+    since_start: Duration,
+    seen: Option<bool>,
+    is_ready: bool,
+) -> StartupRound {
     if since_start >= FAST_LIMIT || seen == Some(true) {
         StartupRound::Over
     } else if seen == Some(false) && is_ready {
@@ -125,18 +129,18 @@ mod tests {
         // NODE-22
         let mut pace = StatusPace::new(s(10), s(300));
         let at = |s: u64| MonoTime(s * 1000);
-        assert!(!pace.must_send(false, at(0)), "nothing to repeat");
-        assert!(pace.must_send(true, at(0)));
+        assert!(!pace.must_send_status(false, at(0)), "nothing to repeat");
+        assert!(pace.must_send_status(true, at(0)));
         for (name, change, random, due) in [
             ("no change", false, 0, 300),
             ("as early as it gets", true, 0, 150),
             ("as late as it gets", true, 300_000, 450),
             ("no change again", false, 9, 300),
         ] {
-            pace.sent(change, at(1000), random);
-            assert!(!pace.must_send(false, at(999 + due)), "{name}");
-            assert!(pace.must_send(false, at(1000 + due)), "{name}");
-            assert!(pace.must_send(true, at(1001)), "{name}");
+            pace.record_sent_status(change, at(1000), random);
+            assert!(!pace.must_send_status(false, at(999 + due)), "{name}");
+            assert!(pace.must_send_status(false, at(1000 + due)), "{name}");
+            assert!(pace.must_send_status(true, at(1001)), "{name}");
         }
     }
 
@@ -156,7 +160,11 @@ mod tests {
             ("was ready", 1, Some(true), true, StartupRound::Over),
             ("too late", 120, Some(false), true, StartupRound::Over),
         ] {
-            assert_eq!(fast_round(s(s_after), seen, ready), want, "{name}");
+            assert_eq!(
+                decide_startup_round(s(s_after), seen, ready),
+                want,
+                "{name}"
+            );
         }
     }
 }

@@ -25,14 +25,14 @@ pub struct NodeStatusPatch {
 ///   cannot be merged; other lists are replaced.
 /// - Source: `pkg/util/node`, `preparePatchBytesforNodeStatus`; strategy markers of core/v1 NodeStatus.
 #[must_use]
-pub fn status_patch(seen: &Node, wanted: &Node) -> Option<NodeStatusPatch> {
+pub fn compute_status_patch(seen: &Node, wanted: &Node) -> Option<NodeStatusPatch> {
     let value = |node: &Node| serde_json::to_value(node).unwrap_or(Value::Null);
     let (old, new) = (value(seen), value(wanted));
     let mut body = Map::new();
     let mut is_change = false;
     let mut metadata = Map::new();
     for part in ["labels", "annotations"] {
-        differ(
+        add_difference(
             part,
             &old["metadata"][part],
             &new["metadata"][part],
@@ -43,7 +43,7 @@ pub fn status_patch(seen: &Node, wanted: &Node) -> Option<NodeStatusPatch> {
     if !metadata.is_empty() {
         body.insert("metadata".into(), metadata.into());
     }
-    differ(
+    add_difference(
         "status",
         &old["status"],
         &new["status"],
@@ -57,7 +57,7 @@ pub fn status_patch(seen: &Node, wanted: &Node) -> Option<NodeStatusPatch> {
 }
 
 /// Adds the difference from `old` to `new` to `patch` at `name`, if there is one.
-fn differ(
+fn add_difference(
     name: &str,
     old: &Value,
     new: &Value,
@@ -71,7 +71,7 @@ fn differ(
         ("conditions", _, Value::Array(new)) => {
             let mut changed: Vec<Value> = new
                 .iter()
-                .filter_map(|condition| differ_condition(old, condition, is_change))
+                .filter_map(|condition| condition_difference(old, condition, is_change))
                 .collect();
             // Conditions of others are in both.
             for gone in old.as_array().into_iter().flatten() {
@@ -103,7 +103,7 @@ fn differ(
             let mut part = Map::new();
             for (name, new) in new {
                 let old = old.get(name).unwrap_or(&Value::Null);
-                differ(name, old, new, &mut part, is_change);
+                add_difference(name, old, new, &mut part, is_change);
             }
             for name in old.keys().filter(|name| !new.contains_key(*name)) {
                 part.insert(name.clone(), Value::Null);
@@ -122,11 +122,11 @@ fn differ(
     patch.insert(name.to_owned(), part);
 }
 
-fn differ_condition(old: &Value, new: &Value, is_change: &mut bool) -> Option<Value> {
+fn condition_difference(old: &Value, new: &Value, is_change: &mut bool) -> Option<Value> {
     let same_kind = |c: &&Value| c["type"] == new["type"];
     let before = old.as_array().and_then(|list| list.iter().find(same_kind));
     let mut part = Map::new();
-    differ(
+    add_difference(
         "condition",
         before.unwrap_or(&Value::Null),
         new,
@@ -148,19 +148,19 @@ mod tests {
             Quantity, WallTime,
             node::{NodeAddress, NodeCondition},
         },
-        node::{apply, initial, testing::Parts},
+        node::{apply_node_status, initial_node, testing::Parts},
     };
 
     fn at(s: i64) -> WallTime {
-        WallTime::from_secs(s)
+        WallTime::from_unix_seconds(s)
     }
 
     /// The patch for what `edit` did to the board.
     fn after(edit: impl FnOnce(&mut Node)) -> Option<NodeStatusPatch> {
-        let (seen, _) = initial(&Parts::board().view(), at(100));
+        let (seen, _) = initial_node(&Parts::board().view(), at(100));
         let mut wanted = seen.clone();
         edit(&mut wanted);
-        status_patch(&seen, &wanted)
+        compute_status_patch(&seen, &wanted)
     }
 
     #[test]
@@ -191,7 +191,9 @@ mod tests {
             (
                 "an amount",
                 |n| {
-                    n.status.capacity.insert("cpu".into(), Quantity::decimal(2));
+                    n.status
+                        .capacity
+                        .insert("cpu".into(), Quantity::from_decimal_units(2));
                     n.status.capacity.remove("hugepages-2Mi");
                 },
                 json!({"status": {"capacity": {"cpu": "2", "hugepages-2Mi": null}}}),
@@ -265,7 +267,7 @@ mod tests {
         );
         let parts = Parts::board();
         let patch = after(|n| {
-            apply(n, &parts.view(), at(200));
+            apply_node_status(n, &parts.view(), at(200));
         })
         .expect("heartbeats");
         let beat = |kind: &str| json!({"type": kind, HEARTBEAT: "1970-01-01T00:03:20Z"});
@@ -282,7 +284,7 @@ mod tests {
     fn conditions_of_others_are_left_out() {
         // NODE-23
         let mut parts = Parts::board();
-        let (mut seen, _) = initial(&parts.view(), at(100));
+        let (mut seen, _) = initial_node(&parts.view(), at(100));
         seen.status.conditions.insert(
             0,
             NodeCondition {
@@ -294,8 +296,8 @@ mod tests {
         );
         let mut wanted = seen.clone();
         parts.not_ready = vec!["no".into()];
-        apply(&mut wanted, &parts.view(), at(100));
-        let patch = status_patch(&seen, &wanted).expect("not ready");
+        apply_node_status(&mut wanted, &parts.view(), at(100));
+        let patch = compute_status_patch(&seen, &wanted).expect("not ready");
         assert_eq!(
             patch.body,
             json!({"status": {"conditions": [

@@ -71,9 +71,9 @@ pub struct PodCidrs {
 }
 
 impl PodCidrs {
-    /// Restores the pod CIDRs that were accepted before the agent started, as [`PodCidrs::accepted`] gave them.
+    /// Restores the pod CIDRs that were accepted before the agent started, as [`PodCidrs::accepted_networks`] gave them.
     #[must_use]
-    pub fn restored(accepted: String) -> Self {
+    pub fn from_accepted(accepted: String) -> Self {
         Self { accepted }
     }
 
@@ -81,8 +81,8 @@ impl PodCidrs {
     /// change.
     ///
     /// - Errors: the networks cannot be used; the caller asks again each round.
-    pub fn news(&self, spec: &NodeSpec) -> Result<Option<Vec<Cidr>>, CidrError> {
-        let given = Self::joined(spec);
+    pub fn changed_networks(&self, spec: &NodeSpec) -> Result<Option<Vec<Cidr>>, CidrError> {
+        let given = Self::joined_cidrs(spec);
         if given.is_empty() || given == self.accepted {
             return Ok(None);
         }
@@ -99,19 +99,19 @@ impl PodCidrs {
         }
     }
 
-    /// Takes in that the runtime accepted the networks that [`PodCidrs::news`] found in `spec`. Until it does, `news`
+    /// Takes in that the runtime accepted the networks that [`PodCidrs::changed_networks`] found in `spec`. Until it does, `news`
     /// returns them again.
-    pub fn accept(&mut self, spec: &NodeSpec) {
-        self.accepted = Self::joined(spec);
+    pub fn record_accepted(&mut self, spec: &NodeSpec) {
+        self.accepted = Self::joined_cidrs(spec);
     }
 
     /// Networks of the runtime, joined with commas; empty before the first.
     #[must_use]
-    pub fn accepted(&self) -> &str {
+    pub fn accepted_networks(&self) -> &str {
         &self.accepted
     }
 
-    fn joined(spec: &NodeSpec) -> String {
+    fn joined_cidrs(spec: &NodeSpec) -> String {
         if spec.pod_cidrs.is_empty() {
             spec.pod_cidr.to_string()
         } else {
@@ -158,7 +158,7 @@ mod tests {
         // NODE-16
         let mut known = PodCidrs::default();
         let shown = |known: &PodCidrs, given: &str| {
-            known.news(&spec(given)).map(|news| {
+            known.changed_networks(&spec(given)).map(|news| {
                 news.map(|list| {
                     let list: Vec<String> = list
                         .iter()
@@ -176,14 +176,14 @@ mod tests {
             Ok(Some(first.into())),
             "retried until it is accepted"
         );
-        known.accept(&spec(first));
-        assert_eq!(known.accepted(), "10.42.1.0/24,fd00:1::/64");
+        known.record_accepted(&spec(first));
+        assert_eq!(known.accepted_networks(), "10.42.1.0/24,fd00:1::/64");
         assert_eq!(shown(&known, first), Ok(None));
         assert_eq!(shown(&known, ""), Ok(None));
         let other = "10.42.2.0/24";
         assert_eq!(shown(&known, other), Ok(Some(other.into())));
         assert_eq!(
-            PodCidrs::restored("10.42.2.0/24".into()).news(&spec(other)),
+            PodCidrs::from_accepted("10.42.2.0/24".into()).changed_networks(&spec(other)),
             Ok(None)
         );
         for bad in [
@@ -197,6 +197,6 @@ mod tests {
             pod_cidr: other.into(),
             ..NodeSpec::default()
         };
-        assert!(known.news(&old).expect("network").is_some());
+        assert!(known.changed_networks(&old).expect("network").is_some());
     }
 }

@@ -11,14 +11,14 @@ use core::time::Duration;
 
 use super::{
     ARCH, CONTROLLER_ATTACHES, HOSTNAME, HUGEPAGES, LINUX, NodeEvent, NodeSettings, NodeView, OS,
-    status::apply,
+    status::apply_node_status,
 };
 use crate::api::{
     Node, Quantity, WallTime,
     node::{ResourceList, Taint},
     order::GatherExt as _,
 };
-use crate::node_resources::is_extended;
+use crate::node_resources::is_extended_resource;
 
 /// Labels that an old Node of the same name gets from a new one.
 const DEFAULT_LABELS: [&str; 11] = [
@@ -47,11 +47,11 @@ const LONGEST_PAUSE_MS: u64 = 7000;
 ///
 /// - Source: kubelet `initialNode`.
 #[must_use]
-pub fn initial(view: &NodeView<'_>, now: WallTime) -> (Node, Vec<NodeEvent>) {
+pub fn initial_node(view: &NodeView<'_>, now: WallTime) -> (Node, Vec<NodeEvent>) {
     let settings = view.settings;
     let mut node = Node::default();
     node.metadata.name.clone_from(&settings.name);
-    node.metadata.labels = new_labels(settings, &view.identity.architecture);
+    node.metadata.labels = new_node_labels(settings, &view.identity.architecture);
     if settings.controller_attach_detach {
         let note = (CONTROLLER_ATTACHES.to_owned(), "true".to_owned());
         node.metadata.annotations.extend([note]);
@@ -66,13 +66,13 @@ pub fn initial(view: &NodeView<'_>, now: WallTime) -> (Node, Vec<NodeEvent>) {
             time_added: None,
         });
     }
-    let applied = apply(&mut node, view, now);
+    let applied = apply_node_status(&mut node, view, now);
     (node, applied.events)
 }
 
 /// Labels of a new Node: the usual ones, then the operator's on top. `arch` is in Go's words.
 #[must_use]
-pub fn new_labels(settings: &NodeSettings, arch: &str) -> BTreeMap<String, String> {
+pub fn new_node_labels(settings: &NodeSettings, arch: &str) -> BTreeMap<String, String> {
     [
         (HOSTNAME, settings.name.as_str()),
         (OS, LINUX),
@@ -83,7 +83,7 @@ pub fn new_labels(settings: &NodeSettings, arch: &str) -> BTreeMap<String, Strin
     .map(|(key, value)| (key.to_owned(), value.to_owned()))
     .into_iter()
     .chain(settings.labels.clone())
-    .gather()
+    .gather_items()
 }
 
 /// Brings an old Node of the same name up to date (NODE-03, NODE-04); `None`: no change. The Node goes out as a patch
@@ -94,7 +94,7 @@ pub fn new_labels(settings: &NodeSettings, arch: &str) -> BTreeMap<String, Strin
 ///   of every extended resource.
 /// - Source: kubelet `tryRegisterWithAPIServer` and the `reconcile…` functions.
 #[must_use]
-pub fn reconcile(
+pub fn reconcile_node(
     existing: &Node,
     initial: &Node,
     before: Option<&BTreeSet<Box<str>>>,
@@ -114,13 +114,13 @@ pub fn reconcile(
     reconcile_resources(&mut node.status.allocatable, &initial.status.allocatable);
     let is_gone = |name: &String| {
         let was_offered = before.is_none_or(|before| before.contains(name.as_str()));
-        was_offered && is_extended(name) && !initial.status.capacity.contains_key(name)
+        was_offered && is_extended_resource(name) && !initial.status.capacity.contains_key(name)
     };
     let gone = node.status.capacity.keys().filter(|name| is_gone(name));
     let gone: Vec<String> = gone.cloned().collect();
     for name in gone {
         for list in [&mut node.status.capacity, &mut node.status.allocatable] {
-            list.insert(name.clone(), Quantity::decimal(0));
+            list.insert(name.clone(), Quantity::from_decimal_units(0));
         }
     }
     (node != *existing).then_some(node)
@@ -144,9 +144,9 @@ pub fn renew_labels(labels: &mut BTreeMap<String, String>, initial: &BTreeMap<St
 
 /// Extended resources of the initial Node: those that this agent offers.
 #[must_use]
-pub fn offered(initial: &Node) -> BTreeSet<Box<str>> {
+pub fn offered_resources(initial: &Node) -> BTreeSet<Box<str>> {
     let all = initial.status.capacity.keys();
-    let offered = all.filter(|name| is_extended(name));
+    let offered = all.filter(|name| is_extended_resource(name));
     offered.map(|name| name.as_str().into()).collect()
 }
 
@@ -185,7 +185,7 @@ pub enum CreateAnswer {
 pub enum AfterCreate {
     /// Done, for the life of the process.
     Registered,
-    /// Read the Node, [`reconcile`] it, patch it. If one of them fails, wait for [`RegisterBackoff::pause`].
+    /// Read the Node, [`reconcile_node`] it, patch it. If one of them fails, wait for [`RegisterBackoff::next_pause`].
     Reconcile,
     /// Pause and create again.
     Retry,
@@ -209,7 +209,7 @@ pub struct RegisterBackoff {
 
 impl RegisterBackoff {
     /// Pause before the next try, the first one included.
-    pub fn pause(&mut self) -> Duration {
+    pub fn next_pause(&mut self) -> Duration {
         let next = self.last_ms.saturating_mul(2);
         self.last_ms = next.clamp(FIRST_PAUSE_MS, LONGEST_PAUSE_MS);
         Duration::from_millis(self.last_ms)
@@ -224,13 +224,13 @@ mod tests {
     use crate::node::testing::Parts;
 
     fn made(parts: &Parts) -> Node {
-        initial(&parts.view(), WallTime::from_secs(100)).0
+        initial_node(&parts.view(), WallTime::from_unix_seconds(100)).0
     }
 
     #[test]
     fn a_new_node_tells_its_conditions() {
         // NODE-21
-        let (_, events) = initial(&Parts::board().view(), WallTime::from_secs(100));
+        let (_, events) = initial_node(&Parts::board().view(), WallTime::from_unix_seconds(100));
         let told: Vec<&str> = events.iter().map(|event| event.reason()).collect();
         assert_eq!(
             told,
@@ -319,7 +319,7 @@ mod tests {
         }];
         let new = made(&parts);
         let nothing = BTreeSet::new();
-        assert_eq!(reconcile(&new, &new, Some(&nothing)), None);
+        assert_eq!(reconcile_node(&new, &new, Some(&nothing)), None);
         // NODE-03 NODE-04
         let q = |text: &str| Quantity::parse(text).expect(text);
         type Edit = fn(&mut Node);
@@ -366,7 +366,7 @@ mod tests {
                 |n| {
                     let list = &mut n.status.capacity;
                     list.remove("hugepages-2Mi");
-                    list.insert("hugepages-1Gi".into(), Quantity::binary(1 << 30));
+                    list.insert("hugepages-1Gi".into(), Quantity::from_binary_units(1 << 30));
                 },
                 |_| {},
             ),
@@ -374,18 +374,22 @@ mod tests {
                 "more huge pages",
                 |n| {
                     let list = &mut n.status.allocatable;
-                    list.insert("hugepages-2Mi".into(), Quantity::binary(1 << 30));
+                    list.insert("hugepages-2Mi".into(), Quantity::from_binary_units(1 << 30));
                 },
                 |_| {},
             ),
             (
                 "capacity is otherwise left to the next round",
                 |n| {
-                    n.status.capacity.insert("cpu".into(), Quantity::decimal(1));
+                    n.status
+                        .capacity
+                        .insert("cpu".into(), Quantity::from_decimal_units(1));
                     n.metadata.labels.remove(OS);
                 },
                 |n| {
-                    n.status.capacity.insert("cpu".into(), Quantity::decimal(1));
+                    n.status
+                        .capacity
+                        .insert("cpu".into(), Quantity::from_decimal_units(1));
                 },
             ),
             ("no capacity at all", |n| n.status.capacity.clear(), |_| {}),
@@ -393,12 +397,12 @@ mod tests {
                 "an extended resource that is still known",
                 |n| {
                     let list = &mut n.status.capacity;
-                    list.insert("a.com/x".into(), Quantity::decimal(3));
+                    list.insert("a.com/x".into(), Quantity::from_decimal_units(3));
                     n.metadata.annotations.clear();
                 },
                 |n| {
                     let list = &mut n.status.capacity;
-                    list.insert("a.com/x".into(), Quantity::decimal(3));
+                    list.insert("a.com/x".into(), Quantity::from_decimal_units(3));
                 },
             ),
         ];
@@ -406,7 +410,7 @@ mod tests {
             let (mut existing, mut want) = (new.clone(), new.clone());
             before(&mut existing);
             after(&mut want);
-            let reconciled = reconcile(&existing, &new, Some(&nothing));
+            let reconciled = reconcile_node(&existing, &new, Some(&nothing));
             assert_eq!(reconciled, Some(want), "{name}");
         }
         // A label that the operator leaves empty is removed.
@@ -421,7 +425,7 @@ mod tests {
             .metadata
             .labels
             .insert(instance.into(), "pi".into());
-        let reconciled = reconcile(&existing, &emptied, Some(&nothing));
+        let reconciled = reconcile_node(&existing, &emptied, Some(&nothing));
         assert_eq!(reconciled, Some(new.clone()));
         let mut existing = new.clone();
         for list in [
@@ -431,26 +435,26 @@ mod tests {
             list.insert("a.com/x".into(), q("3"));
             list.insert("a.com/y".into(), q("3"));
         }
-        let zeroed = reconcile(&existing, &new, None).expect("zeroed");
+        let zeroed = reconcile_node(&existing, &new, None).expect("zeroed");
         assert_eq!(zeroed.status.capacity["a.com/x"], q("0"));
         assert_eq!(zeroed.status.allocatable["a.com/x"], q("0"));
         assert_eq!(zeroed.status.capacity["a.com/y"], q("0"));
         assert_eq!(zeroed.status.capacity["cpu"], q("4"));
         // Only resources that this agent has offered are set to 0: others belong to others.
-        assert_eq!(reconcile(&existing, &new, Some(&nothing)), None);
+        assert_eq!(reconcile_node(&existing, &new, Some(&nothing)), None);
         let offers = |name: &str| {
             let mut node = new.clone();
             node.status.capacity.insert(name.into(), q("1"));
             node
         };
-        let before = offered(&offers("a.com/x"));
+        let before = offered_resources(&offers("a.com/x"));
         assert_eq!(before, BTreeSet::from(["a.com/x".into()]));
-        let zeroed = reconcile(&existing, &new, Some(&before)).expect("zeroed");
+        let zeroed = reconcile_node(&existing, &new, Some(&before)).expect("zeroed");
         assert_eq!(zeroed.status.capacity["a.com/x"], q("0"));
         assert_eq!(zeroed.status.capacity["a.com/y"], q("3"));
         // The resource is still offered: its amount is sent in a moment.
         let still = offers("a.com/x");
-        assert_eq!(reconcile(&existing, &still, Some(&before)), None);
+        assert_eq!(reconcile_node(&existing, &still, Some(&before)), None);
     }
 
     #[test]
@@ -465,7 +469,7 @@ mod tests {
             assert_eq!(after_create(answer), then);
         }
         let mut tries = RegisterBackoff::default();
-        let ms: Vec<u128> = (0..9).map(|_| tries.pause().as_millis()).collect();
+        let ms: Vec<u128> = (0..9).map(|_| tries.next_pause().as_millis()).collect();
         assert_eq!(ms, [100, 200, 400, 800, 1600, 3200, 6400, 7000, 7000]);
     }
 }

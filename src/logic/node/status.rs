@@ -14,12 +14,12 @@ use crate::api::{
     node::{ContainerImage, NodeFeatures, NodeInfo, NodeSwap, ResourceList},
     order::OrderExt as _,
 };
-use crate::node_resources::{self, is_extended};
+use crate::node_resources::{self, is_extended_resource};
 
 /// Number of names of one image in a status.
 const MAX_IMAGE_NAMES: usize = 5;
 
-/// Result of [`apply`].
+/// Result of [`apply_node_status`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AppliedStatus {
     /// Events to record.
@@ -34,8 +34,8 @@ pub struct AppliedStatus {
 /// change.
 ///
 /// - Source: kubelet `updateNode`, `defaultNodeStatusFuncs`.
-pub fn apply(node: &mut Node, view: &NodeView<'_>, now: WallTime) -> AppliedStatus {
-    let now = now.truncated();
+pub fn apply_node_status(node: &mut Node, view: &NodeView<'_>, now: WallTime) -> AppliedStatus {
+    let now = now.truncated_to_second();
     let mut done = AppliedStatus::default();
     for (label, value) in [(OS, LINUX), (ARCH, view.identity.architecture.as_str())] {
         if node.metadata.labels.get(label).is_none_or(|v| v != value) {
@@ -43,7 +43,7 @@ pub fn apply(node: &mut Node, view: &NodeView<'_>, now: WallTime) -> AppliedStat
         }
     }
     let settings = view.settings;
-    done.no_address = addresses::set(
+    done.no_address = addresses::set_node_addresses(
         node,
         &settings.node_ips,
         settings.external_cloud,
@@ -56,20 +56,27 @@ pub fn apply(node: &mut Node, view: &NodeView<'_>, now: WallTime) -> AppliedStat
     if !boot.is_empty() && *boot != view.identity.boot_id {
         done.events.push(NodeEvent::Rebooted);
     }
-    status.node_info = info(view);
-    amounts(&mut status.capacity, &mut status.allocatable, view);
+    status.node_info = node_info(view);
+    set_resource_amounts(&mut status.capacity, &mut status.allocatable, view);
     status.daemon_endpoints.kubelet_endpoint.port = settings.port.unwrap_or(0);
-    status.images = images(view.images.unwrap_or_default(), settings.max_images);
+    status.images = largest_images(view.images.unwrap_or_default(), settings.max_images);
     status.runtime_handlers = view.runtime.handlers.clone();
-    status.runtime_handlers.order_by(|a, b| a.name.cmp(&b.name));
+    status
+        .runtime_handlers
+        .stable_sort_by(|a, b| a.name.cmp(&b.name));
     status.features = Some(NodeFeatures {
         supplemental_groups_policy: Some(view.runtime.supplemental_groups_policy),
     });
     status
         .declared_features
         .clone_from(&settings.declared_features);
-    conditions::set_pressures(&mut status.conditions, view.pressure, now, &mut done.events);
-    conditions::set_ready(
+    conditions::set_pressure_conditions(
+        &mut status.conditions,
+        view.pressure,
+        now,
+        &mut done.events,
+    );
+    conditions::set_ready_condition(
         &mut status.conditions,
         view.not_ready,
         &status.capacity,
@@ -79,15 +86,15 @@ pub fn apply(node: &mut Node, view: &NodeView<'_>, now: WallTime) -> AppliedStat
     );
     // A condition goes when its source is gone: what ran external pods was taken out of the configuration, another disk.
     let all = &mut status.conditions;
-    conditions::set_own(all, "ProviderReady", view.external_pods, false, now);
-    conditions::set_own(all, "StorageWorn", view.storage, true, now);
+    conditions::set_own_condition(all, "ProviderReady", view.external_pods, false, now);
+    conditions::set_own_condition(all, "StorageWorn", view.storage, true, now);
     if let Some(volumes) = view.volumes_in_use {
         status.volumes_in_use = volumes.to_vec();
     }
     done
 }
 
-fn info(view: &NodeView<'_>) -> NodeInfo {
+fn node_info(view: &NodeView<'_>) -> NodeInfo {
     let identity = view.identity;
     let swap = view.resources.swap_bytes;
     NodeInfo {
@@ -107,7 +114,7 @@ fn info(view: &NodeView<'_>) -> NodeInfo {
     }
 }
 
-fn put(list: &mut ResourceList, name: &str, amount: Quantity) {
+fn set_quantity(list: &mut ResourceList, name: &str, amount: Quantity) {
     match list.get_mut(name) {
         Some(known) if known.same_amount(&amount) => {}
         Some(known) => *known = amount,
@@ -118,50 +125,58 @@ fn put(list: &mut ResourceList, name: &str, amount: Quantity) {
 }
 
 /// Sets the capacity of the resources that this agent manages, and the allocatable amounts of all.
-fn amounts(capacity: &mut ResourceList, allocatable: &mut ResourceList, view: &NodeView<'_>) {
+fn set_resource_amounts(
+    capacity: &mut ResourceList,
+    allocatable: &mut ResourceList,
+    view: &NodeView<'_>,
+) {
     let resources = view.resources;
     let has = resources.capacity;
-    let left = node_resources::allocatable(has, resources.kept);
-    let pods = Quantity::decimal(view.settings.max_pods);
-    put(capacity, "cpu", Quantity::decimal_milli(has.cpu_milli));
-    put(capacity, "memory", Quantity::binary(has.memory_bytes));
-    put(capacity, "pods", pods);
+    let left = node_resources::compute_allocatable(has, resources.kept);
+    let pods = Quantity::from_decimal_units(view.settings.max_pods);
+    set_quantity(capacity, "cpu", Quantity::from_decimal_milli(has.cpu_milli));
+    set_quantity(
+        capacity,
+        "memory",
+        Quantity::from_binary_units(has.memory_bytes),
+    );
+    set_quantity(capacity, "pods", pods);
     if view.settings.local_storage {
-        put(
+        set_quantity(
             capacity,
             "ephemeral-storage",
-            Quantity::binary(has.storage_bytes),
+            Quantity::from_binary_units(has.storage_bytes),
         );
     }
     for (size, bytes) in &resources.hugepages {
-        let name = format!("{HUGEPAGES}{}", Quantity::binary(*size));
-        put(capacity, &name, Quantity::binary(*bytes));
+        let name = format!("{HUGEPAGES}{}", Quantity::from_binary_units(*size));
+        set_quantity(capacity, &name, Quantity::from_binary_units(*bytes));
     }
-    let whole = |n: u32| Quantity::decimal(n.into());
+    let whole = |n: u32| Quantity::from_decimal_units(n.into());
     for device in &resources.devices {
-        put(capacity, &device.resource, whole(device.capacity));
+        set_quantity(capacity, &device.resource, whole(device.capacity));
     }
-    allocatable.retain(|name, _| capacity.contains_key(name) || !is_extended(name));
+    allocatable.retain(|name, _| capacity.contains_key(name) || !is_extended_resource(name));
     for (name, amount) in capacity.iter() {
         let here = resources.devices.iter().find(|d| *d.resource == **name);
         if let Some(device) = here {
-            put(allocatable, name, whole(device.allocatable));
+            set_quantity(allocatable, name, whole(device.allocatable));
             continue;
         }
         let amount = match name.as_str() {
-            "cpu" => Quantity::decimal_milli(left.cpu_milli),
-            "memory" => Quantity::binary(left.memory_bytes),
-            "ephemeral-storage" => Quantity::binary(left.ephemeral_storage_bytes),
+            "cpu" => Quantity::from_decimal_milli(left.cpu_milli),
+            "memory" => Quantity::from_binary_units(left.memory_bytes),
+            "ephemeral-storage" => Quantity::from_binary_units(left.ephemeral_storage_bytes),
             _ => amount.clone(),
         };
-        put(allocatable, name, amount);
+        set_quantity(allocatable, name, amount);
     }
 }
 
 /// The largest images, at most `most`; of each at most [`MAX_IMAGE_NAMES`] names, digests first (NODE-14).
-fn images(all: &[StoredImage], most: Option<u32>) -> Vec<ContainerImage> {
+fn largest_images(all: &[StoredImage], most: Option<u32>) -> Vec<ContainerImage> {
     let mut by_size: Vec<&StoredImage> = all.iter().collect();
-    by_size.order_by(|a, b| (b.size_bytes, &b.id).cmp(&(a.size_bytes, &a.id)));
+    by_size.stable_sort_by(|a, b| (b.size_bytes, &b.id).cmp(&(a.size_bytes, &a.id)));
     let most = most.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX));
     by_size
         .into_iter()
@@ -199,7 +214,7 @@ mod tests {
     }
 
     fn applied(parts: &Parts, node: &mut Node) -> AppliedStatus {
-        apply(node, &parts.view(), WallTime::from_secs(100))
+        apply_node_status(node, &parts.view(), WallTime::from_unix_seconds(100))
     }
 
     #[test]
@@ -267,7 +282,7 @@ mod tests {
         };
         parts.resources.devices = vec![amount(2, 1)];
         applied(&parts, &mut node);
-        let q = Quantity::decimal;
+        let q = Quantity::from_decimal_units;
         let shown = |node: &Node| {
             let status = &node.status;
             let of = |list: &ResourceList| list["picolet/serial"].clone();
@@ -355,7 +370,7 @@ mod tests {
             image("d", 2, 7, 0),
         ];
         let shown = |most| -> Vec<String> {
-            images(&all, most)
+            largest_images(&all, most)
                 .iter()
                 .map(|i| format!("{} {}", i.size_bytes, i.names.join(",")))
                 .collect()

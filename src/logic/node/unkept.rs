@@ -21,7 +21,7 @@ pub struct UnkeptFields {
 
 impl UnkeptFields {
     /// Compares a Node that was sent with the answer to it.
-    pub fn learn(&mut self, sent: &Node, answer: &Node) {
+    pub fn learn_from_answer(&mut self, sent: &Node, answer: &Node) {
         let (sent, got) = (&sent.status, &answer.status);
         self.runtime_handlers |=
             !sent.runtime_handlers.is_empty() && got.runtime_handlers.is_empty();
@@ -32,7 +32,7 @@ impl UnkeptFields {
     }
 
     /// Removes the fields from a Node that would be dropped.
-    pub fn leave_out(self, node: &mut Node) {
+    pub fn remove_unkept(self, node: &mut Node) {
         let status = &mut node.status;
         if self.runtime_handlers {
             status.runtime_handlers.clear();
@@ -53,7 +53,7 @@ impl UnkeptFields {
 mod tests {
     use super::*;
     use crate::api::node::{NodeFeatures, NodeSwap, RuntimeHandler};
-    use crate::node::status_patch;
+    use crate::node::compute_status_patch;
 
     #[test]
     fn what_does_not_come_back_is_not_sent_again() {
@@ -64,17 +64,17 @@ mod tests {
         sent.status.node_info.swap = Some(NodeSwap { capacity: Some(1) });
         sent.status.declared_features = alloc::vec!["A".into()];
         let mut known = UnkeptFields::default();
-        known.learn(&sent, &sent);
+        known.learn_from_answer(&sent, &sent);
         assert_eq!(known, UnkeptFields::default(), "a server that keeps all");
         let answer = Node::default();
-        assert!(status_patch(&answer, &sent).is_some());
-        known.learn(&sent, &answer);
+        assert!(compute_status_patch(&answer, &sent).is_some());
+        known.learn_from_answer(&sent, &answer);
         let mut next = sent.clone();
-        known.leave_out(&mut next);
-        assert_eq!(status_patch(&answer, &next), None);
+        known.remove_unkept(&mut next);
+        assert_eq!(compute_status_patch(&answer, &next), None);
         // Nothing sent, nothing learnt.
         let mut other = UnkeptFields::default();
-        other.learn(&answer, &answer);
+        other.learn_from_answer(&answer, &answer);
         assert_eq!(other, UnkeptFields::default());
     }
 }

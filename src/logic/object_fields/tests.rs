@@ -110,7 +110,7 @@ fn wrapped(rows: &[Row<'_>], row: &Row<'_>, value: Value) -> Value {
 
 /// Returns true if the reader of pods takes a field: no field can be a list of lists.
 fn is_read(rows: &[Row<'_>], row: &Row<'_>) -> bool {
-    strict::typed::<Pod>(&wrapped(rows, row, json!([[]]))).is_err()
+    strict::typed_from_value::<Pod>(&wrapped(rows, row, json!([[]]))).is_err()
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn fields_that_change_what_runs() {
     let rows = rows(SCHEMA);
     for row in rows.iter().filter(|row| row.fate == "told") {
         let pod = wrapped(&rows, row, json!(1));
-        let found = unsupported(&pod);
+        let found = unsupported_fields(&pod);
         assert_eq!(found.len(), 1, "{pod}");
         assert!(found[0].ends_with(row.name), "{found:?}");
     }
@@ -152,7 +152,7 @@ fn fields_that_change_what_runs() {
         }],
         "topologySpreadConstraints": [{}], "preemptionPolicy": "Never",
     }});
-    let mut found = unsupported(&pod);
+    let mut found = unsupported_fields(&pod);
     found.sort();
     assert_eq!(
         found,
@@ -164,7 +164,7 @@ fn fields_that_change_what_runs() {
     );
     let volumes: Vec<Value> = (0..100).map(|_| json!({"emptyDir": {"mode": 1}})).collect();
     let many = json!({"spec": {"volumes": volumes}});
-    assert_eq!(unsupported(&many).len(), MAX_FINDINGS);
+    assert_eq!(unsupported_fields(&many).len(), MAX_FINDINGS);
 }
 
 #[test]
@@ -227,11 +227,11 @@ fn keys_that_no_kubernetes_has() {
             "",
         ),
     ] {
-        let found = misspelt(&object);
+        let found = misspelt_keys(&object);
         assert_eq!(found.join("; "), says, "{object}");
     }
     let long = "k".repeat(100_000);
-    let found = misspelt(&json!({"kind": "Pod", long: 1}));
+    let found = misspelt_keys(&json!({"kind": "Pod", long: 1}));
     assert!(found[0].len() < 200, "{}", found[0].len());
 }
 
@@ -246,7 +246,7 @@ fn letters_that_differ() {
         ("comand", "command", 1),
         ("restart", "restartPolicy", 6),
     ] {
-        assert_eq!(distance(a, b), letters, "{a} {b}");
-        assert_eq!(distance(b, a), letters, "{b} {a}");
+        assert_eq!(edit_distance(a, b), letters, "{a} {b}");
+        assert_eq!(edit_distance(b, a), letters, "{b} {a}");
     }
 }

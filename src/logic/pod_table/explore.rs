@@ -15,7 +15,7 @@ const MAX_STATES: usize = 20_000;
 struct FixedAge(StatusFreshness);
 
 impl StatusAge for FixedAge {
-    fn newer_than(&self, _: &PodUid, _: MonoTime) -> StatusFreshness {
+    fn compare_status_age(&self, _: &PodUid, _: MonoTime) -> StatusFreshness {
         self.0
     }
 }
@@ -150,21 +150,21 @@ impl TableExplorer {
     /// Gives the input to the table. Returns false if it cannot happen there.
     fn apply(&mut self, table: &mut PodTable, input: ExplorerInput, now: MonoTime) -> bool {
         let update = match input {
-            ExplorerInput::Update(pod, kind) => PodUpdate::of(kind, self.facts(pod)),
+            ExplorerInput::Update(pod, kind) => PodUpdate::new(kind, self.facts(pod)),
             ExplorerInput::Deleted(pod, grace_s) => {
                 let mut facts = self.facts(pod);
                 facts.deletion_requested = true;
                 facts.deletion_grace_s = Some(grace_s);
-                PodUpdate::of(UpdateKind::Update, facts)
+                PodUpdate::new(UpdateKind::Update, facts)
             }
             ExplorerInput::PhaseTerminal(pod) | ExplorerInput::FirstSightIdle(pod) => {
                 let mut facts = self.facts(pod);
                 facts.phase_terminal = true;
                 let idle = matches!(input, ExplorerInput::FirstSightIdle(_));
-                PodUpdate::of(UpdateKind::Create, facts).with_runtime_idle(idle)
+                PodUpdate::new(UpdateKind::Create, facts).with_runtime_idle(idle)
             }
             ExplorerInput::FirstSightBusy(pod) => {
-                PodUpdate::of(UpdateKind::Create, self.facts(pod)).with_runtime_idle(false)
+                PodUpdate::new(UpdateKind::Create, self.facts(pod)).with_runtime_idle(false)
             }
             ExplorerInput::Kill(pod, grace_s) => {
                 let options = KillOptions {
@@ -173,7 +173,7 @@ impl TableExplorer {
                     signal: true,
                     status: None,
                 };
-                PodUpdate::kill(self.facts(pod), options)
+                PodUpdate::new_kill(self.facts(pod), options)
             }
             ExplorerInput::RuntimeKill(pod) => {
                 PodUpdate::runtime_only(&self.uids[pod], "pod", "default")
@@ -189,12 +189,12 @@ impl TableExplorer {
                 return due;
             }
             ExplorerInput::Done(pod, outcome) => {
-                let handle = table.handle(&self.uids[pod]);
-                return handle.is_some_and(|handle| table.on_done(handle, outcome, now));
+                let handle = table.find_handle(&self.uids[pod]);
+                return handle.is_some_and(|handle| table.on_call_done(handle, outcome, now));
             }
         };
         let before = rows(table);
-        let answer = match table.update(update, now) {
+        let answer = match table.update_pod(update, now) {
             Ok(answer) => answer,
             Err(PodTableFull { slots }) => {
                 assert!(table.len() == slots && slots < self.uids.len());
@@ -207,7 +207,7 @@ impl TableExplorer {
         let waits = table.slots.iter().any(|slot| {
             slot.is_used()
                 && slot.worker.wants_signal
-                && table.handle(&slot.uid) == Some(answer.handle)
+                && table.find_handle(&slot.uid) == Some(answer.handle)
         });
         assert!(
             !asks || waits || answer.signal_now,
@@ -268,7 +268,7 @@ impl TableExplorer {
                 Some(PodTableEffect::Gone { handle, .. }) => {
                     let slot = &before.slots[usize::try_from(handle.index).expect("index")];
                     assert_eq!(slot.worker.call, None, "gone with a call running");
-                    assert!(table.identity(handle).is_none());
+                    assert!(table.pod_identity(handle).is_none());
                 }
                 Some(PodTableEffect::NeedStatus { handle, .. }) => {
                     assert!(age == StatusFreshness::Stale && !worker(handle).status_asked);
@@ -339,7 +339,11 @@ impl TableExplorer {
     fn end_by_timers(&mut self, mut table: PodTable, mut now: MonoTime) {
         let ends: Vec<PodHandle> = table
             .handles()
-            .filter(|handle| table.stage(*handle).is_some_and(WorkerStage::is_requested))
+            .filter(|handle| {
+                table
+                    .pod_stage(*handle)
+                    .is_some_and(WorkerStage::is_termination_requested)
+            })
             .collect();
         for _ in 0..MAX_ROUNDS {
             for pod in 0..self.uids.len() {
@@ -351,7 +355,7 @@ impl TableExplorer {
         }
         for handle in ends {
             assert!(
-                table.stage(handle).is_none_or(WorkerStage::is_finished),
+                table.pod_stage(handle).is_none_or(WorkerStage::is_finished),
                 "a pod that ends hangs"
             );
         }

@@ -12,7 +12,7 @@ struct Age {
 }
 
 impl StatusAge for Age {
-    fn newer_than(&self, _: &PodUid, after: MonoTime) -> StatusFreshness {
+    fn compare_status_age(&self, _: &PodUid, after: MonoTime) -> StatusFreshness {
         match (MonoTime(self.status_at) > after, self.failed) {
             (false, _) => StatusFreshness::Stale,
             (true, true) => StatusFreshness::Failed,
@@ -123,9 +123,9 @@ impl Bench {
     }
 
     fn update(&mut self, kind: UpdateKind, pod: &TestPod) -> PodUpdateAnswer {
-        let update = PodUpdate::of(kind, pod.facts());
+        let update = PodUpdate::new(kind, pod.facts());
         self.table
-            .update(update, MonoTime(self.now))
+            .update_pod(update, MonoTime(self.now))
             .expect("a slot")
     }
 
@@ -134,16 +134,16 @@ impl Bench {
     }
 
     fn kill(&mut self, pod: &TestPod, options: KillOptions) -> PodUpdateAnswer {
-        let update = PodUpdate::kill(pod.facts(), options);
+        let update = PodUpdate::new_kill(pod.facts(), options);
         self.table
-            .update(update, MonoTime(self.now))
+            .update_pod(update, MonoTime(self.now))
             .expect("a slot")
     }
 
     fn runtime_kill(&mut self, pod: &TestPod) -> PodUpdateAnswer {
         let update = PodUpdate::runtime_only(&pod.uid, pod.name, NAMESPACE);
         self.table
-            .update(update, MonoTime(self.now))
+            .update_pod(update, MonoTime(self.now))
             .expect("a slot")
     }
 
@@ -169,7 +169,7 @@ impl Bench {
 
     fn done(&mut self, handle: PodHandle, outcome: CallOutcome) {
         self.now += 1;
-        assert!(self.table.on_done(handle, outcome, MonoTime(self.now)));
+        assert!(self.table.on_call_done(handle, outcome, MonoTime(self.now)));
     }
 
     /// Asserts that exactly `call` starts for `handle`, and ends it with `outcome`.
@@ -196,7 +196,7 @@ impl Bench {
     }
 
     fn stage(&self, handle: PodHandle) -> WorkerStage {
-        self.table.stage(handle).expect("a pod")
+        self.table.pod_stage(handle).expect("a pod")
     }
 
     /// A pod that was created and whose first sync went well.
@@ -275,34 +275,47 @@ fn entry_to_terminating() {
         ),
         (
             "deletion",
-            PodUpdate::of(UpdateKind::Update, a.deleted(5).facts()),
+            PodUpdate::new(UpdateKind::Update, a.deleted(5).facts()),
             true,
             false,
         ),
         (
             "deletion wins over eviction",
-            PodUpdate::kill(a.deleted(5).facts(), evict.clone()),
+            PodUpdate::new_kill(a.deleted(5).facts(), evict.clone()),
             true,
             false,
         ),
         (
             "terminal phase",
-            PodUpdate::of(UpdateKind::Update, a.ended().facts()),
+            PodUpdate::new(UpdateKind::Update, a.ended().facts()),
             false,
             false,
         ),
         (
             "terminal phase wins over eviction",
-            PodUpdate::kill(a.ended().facts(), evict.clone()),
+            PodUpdate::new_kill(a.ended().facts(), evict.clone()),
             false,
             false,
         ),
-        ("kill", PodUpdate::kill(a.facts(), kill_in(1)), false, false),
-        ("eviction", PodUpdate::kill(a.facts(), evict), false, true),
+        (
+            "kill",
+            PodUpdate::new_kill(a.facts(), kill_in(1)),
+            false,
+            false,
+        ),
+        (
+            "eviction",
+            PodUpdate::new_kill(a.facts(), evict),
+            false,
+            true,
+        ),
     ] {
         let mut bench = Bench::new();
         let handle = bench.running(&a);
-        bench.table.update(update, MonoTime(bench.now)).expect(name);
+        bench
+            .table
+            .update_pod(update, MonoTime(bench.now))
+            .expect(name);
         assert_eq!(bench.stage(handle), WorkerStage::Requested, "{name}");
         let worker = &bench.table.slots[0].worker;
         assert_eq!(
@@ -361,8 +374,12 @@ fn terminal_at_first_sight() {
         ),
     ] {
         let mut bench = Bench::new();
-        let update = PodUpdate::of(UpdateKind::Create, a.facts()).with_runtime_idle(idle);
-        let handle = bench.table.update(update, MonoTime(1)).expect(name).handle;
+        let update = PodUpdate::new(UpdateKind::Create, a.facts()).with_runtime_idle(idle);
+        let handle = bench
+            .table
+            .update_pod(update, MonoTime(1))
+            .expect(name)
+            .handle;
         assert_eq!(bench.table.is_pod_known_terminated(&a.uid), idle, "{name}");
         for call in calls {
             bench.run(handle, call, CallOutcome::Done);
@@ -372,8 +389,8 @@ fn terminal_at_first_sight() {
     // A pod that is known does not skip its stop, however idle the runtime looks.
     let mut bench = Bench::new();
     let handle = bench.running(&pod("a"));
-    let update = PodUpdate::of(UpdateKind::Update, a.facts()).with_runtime_idle(true);
-    bench.table.update(update, MonoTime(1)).expect("known");
+    let update = PodUpdate::new(UpdateKind::Update, a.facts()).with_runtime_idle(true);
+    bench.table.update_pod(update, MonoTime(1)).expect("known");
     assert_eq!(bench.stage(handle), WorkerStage::Requested);
 }
 
@@ -409,7 +426,9 @@ fn same_uid_restart() {
     );
     assert!(matches!(effects[1], PodTableEffect::Start(start) if start.handle == again));
     assert!(
-        !bench.table.on_done(handle, CallOutcome::Done, MonoTime(9)),
+        !bench
+            .table
+            .on_call_done(handle, CallOutcome::Done, MonoTime(9)),
         "stale"
     );
 
@@ -495,12 +514,12 @@ fn signals() {
 
     // Kill options come with an update that does not end the pod.
     let mut bench = Bench::new();
-    let mut update = PodUpdate::of(UpdateKind::Update, a.facts());
+    let mut update = PodUpdate::new(UpdateKind::Update, a.facts());
     update.kill = Some(signal());
     assert!(
         bench
             .table
-            .update(update, MonoTime(1))
+            .update_pod(update, MonoTime(1))
             .expect("slot")
             .signal_now
     );
@@ -526,7 +545,7 @@ fn runtime_only_kill() {
     let a = pod("a");
     let handle = bench.runtime_kill(&a).handle;
     assert_eq!(
-        bench.table.resync(&a.uid, MonoTime(1)),
+        bench.table.resync_pod(&a.uid, MonoTime(1)),
         None,
         "only a kill is taken"
     );
@@ -711,7 +730,7 @@ fn full_names_are_for_static_pods() {
     let one = bench.running(&static_pod("a"));
     let two = bench.create(&pod("b"));
     assert_eq!(bench.starts(), [(two, WorkerCall::Sync)]);
-    assert_eq!(bench.table.identity(one).expect("known").name, "pod");
+    assert_eq!(bench.table.pod_identity(one).expect("known").name, "pod");
     let other = TestPod {
         name: "other",
         ..static_pod("c")
@@ -907,7 +926,11 @@ fn orphans() {
         "never started: forgotten without a call"
     );
     assert!(matches!(bench.effects()[..], [PodTableEffect::Gone { .. }]));
-    assert!(!bench.table.on_done(handle, CallOutcome::Done, MonoTime(1)));
+    assert!(
+        !bench
+            .table
+            .on_call_done(handle, CallOutcome::Done, MonoTime(1))
+    );
 
     bench.finished(&a);
     assert_eq!(bench.sync(&[]), [], "finished: forgotten");
@@ -1182,10 +1205,10 @@ fn a_full_table_is_an_answer() {
     let mut bench = Bench::with(capacity);
     let full = Err(PodTableFull { slots: 4 });
     let put = |bench: &mut Bench, pod: &TestPod| {
-        let update = PodUpdate::of(UpdateKind::Create, pod.facts());
+        let update = PodUpdate::new(UpdateKind::Create, pod.facts());
         bench
             .table
-            .update(update, MonoTime(1))
+            .update_pod(update, MonoTime(1))
             .map(|answer| answer.handle)
     };
     put(&mut bench, &pod("a")).expect("first");

@@ -20,7 +20,7 @@ pub struct ProbeDurations {
 
 impl ProbeDurations {
     /// Counts a probe.
-    pub fn add(&mut self, took_ms: u64) {
+    pub fn add_duration(&mut self, took_ms: u64) {
         let at = BUCKETS_MS.partition_point(|bound| *bound < took_ms);
         if let Some(bucket) = self.buckets.get_mut(at) {
             *bucket = bucket.wrapping_add(1);
@@ -70,7 +70,7 @@ pub struct NodeProbeFigures {
 impl NodeProbeFigures {
     /// Number of results of all present probes, whatever they were.
     #[must_use]
-    pub fn ended(&self) -> u64 {
+    pub fn result_count(&self) -> u64 {
         let of = |counts: &ProbeCounts| {
             [counts.successful, counts.failed, counts.unknown].map(u64::from)
         };
@@ -87,7 +87,7 @@ mod tests {
         // MET-09
         let mut took = ProbeDurations::default();
         for ms in [0, 5, 6, 10_000, 10_001, u64::MAX] {
-            took.add(ms);
+            took.add_duration(ms);
         }
         assert_eq!(took.buckets, [2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2]);
         assert_eq!((took.count(), took.sum_ms), (6, 20_011));

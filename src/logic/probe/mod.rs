@@ -44,7 +44,7 @@ pub enum ProbeKind {
 impl ProbeKind {
     /// The container's probe of this kind.
     #[must_use]
-    pub const fn of(self, container: &Container) -> Option<&Probe> {
+    pub const fn probe_of(self, container: &Container) -> Option<&Probe> {
         match self {
             Self::Liveness => container.liveness_probe.as_ref(),
             Self::Readiness => container.readiness_probe.as_ref(),

@@ -41,7 +41,7 @@ pub struct ProbeSettings {
 impl ProbeSettings {
     /// Reads the settings of `probe`. Numbers that the API would have refused become the least sensible ones.
     #[must_use]
-    pub fn of(kind: ProbeKind, probe: &Probe, sidecar: bool, deleting: bool) -> Self {
+    pub fn from_probe(kind: ProbeKind, probe: &Probe, sidecar: bool, deleting: bool) -> Self {
         let least = |n: i32, least: u32| u32::try_from(n).unwrap_or(0).max(least);
         Self {
             kind,
@@ -55,7 +55,7 @@ impl ProbeSettings {
         }
     }
 
-    const fn initial(self) -> ProbeResult {
+    const fn initial_result(self) -> ProbeResult {
         match self.kind {
             ProbeKind::Liveness => ProbeResult::Success,
             ProbeKind::Readiness => ProbeResult::Failure,
@@ -107,7 +107,7 @@ pub enum ProbedContainerState {
 pub enum ProbePassStep {
     /// Do nothing until the next pass.
     Wait,
-    /// Probe now; [`ProbeWorker::outcome`] follows.
+    /// Probe now; [`ProbeWorker::take_result`] follows.
     Ask,
     /// Forget the worker: it has ended.
     End,
@@ -188,7 +188,7 @@ impl ProbeWorker {
 
     /// Time of the next pass; `None` while a probe is under way, and at the end.
     #[must_use]
-    pub const fn due(&self) -> Option<MonoTime> {
+    pub const fn next_pass_time(&self) -> Option<MonoTime> {
         if self.ended || self.asking {
             None
         } else {
@@ -198,14 +198,15 @@ impl ProbeWorker {
 
     /// Returns true if a probe is under way whose result counts.
     #[must_use]
-    pub const fn is_asking(&self) -> bool {
+    pub const fn is_probing(&self) -> bool {
         self.asking && !self.ended
     }
 
     /// The result for an instance, if it is the one that was probed.
     #[must_use]
-    pub fn result_of(&self, id: &str) -> Option<ProbeResult> {
-        self.result.filter(|_| self.instance == digest(id))
+    pub fn result_of_instance(&self, id: &str) -> Option<ProbeResult> {
+        self.result
+            .filter(|_| self.instance == hash_instance_id(id))
     }
 
     /// Counts of the results (MET-09).
@@ -226,7 +227,7 @@ impl ProbeWorker {
         self.result
     }
 
-    /// Returns true if it is known whether another instance follows the one that ended. [`ProbeWorker::pass`] does not call
+    /// Returns true if it is known whether another instance follows the one that ended. [`ProbeWorker::make_pass`] does not call
     /// `restarts` then.
     #[must_use]
     pub const fn knows_restarts(&self) -> bool {
@@ -237,7 +238,7 @@ impl ProbeWorker {
     /// instance. A pass that comes early, to share a wake-up with others, is made as if it were due.
     ///
     /// Returns the next step, and a result that the stored status does not show yet.
-    pub fn pass(
+    pub fn make_pass(
         &mut self,
         seen: &ProbedPod<'_>,
         restarts: impl FnOnce(i32) -> bool,
@@ -245,16 +246,16 @@ impl ProbeWorker {
     ) -> (ProbePassStep, Option<ProbeResult>) {
         let now = now.max(self.due);
         self.spreads = false;
-        let (step, news) = self.look(seen, restarts, now);
+        let (step, news) = self.pass_due_probe(seen, restarts, now);
         match step {
-            ProbePassStep::Wait => self.schedule(now),
+            ProbePassStep::Wait => self.schedule_next_pass(now),
             ProbePassStep::Ask => self.asking = true,
             ProbePassStep::End => self.ended = true,
         }
         (step, news)
     }
 
-    fn look(
+    fn pass_due_probe(
         &mut self,
         seen: &ProbedPod<'_>,
         restarts: impl FnOnce(i32) -> bool,
@@ -267,7 +268,7 @@ impl ProbeWorker {
         let Some(container) = seen.container else {
             return (ProbePassStep::Wait, None);
         };
-        let news = self.meet(&container, now);
+        let news = self.start_instance(&container, now);
         if self.on_hold {
             return (ProbePassStep::Wait, news);
         }
@@ -313,8 +314,12 @@ impl ProbeWorker {
 
     /// Starts over with a new instance (PROBE-06). An instance that ran before the agent's start keeps its reported
     /// state (PROBE-15).
-    fn meet(&mut self, container: &ProbedContainer<'_>, now: MonoTime) -> Option<ProbeResult> {
-        let instance = digest(container.id);
+    fn start_instance(
+        &mut self,
+        container: &ProbedContainer<'_>,
+        now: MonoTime,
+    ) -> Option<ProbeResult> {
+        let instance = hash_instance_id(container.id);
         if instance == self.instance {
             return None;
         }
@@ -326,7 +331,7 @@ impl ProbeWorker {
             // An instance started under this worker cannot be older than it, whatever the clock says.
             let age = Duration::from_secs(age_s.into());
             let most = if adopted { age } else { now - self.made };
-            self.began = MonoTime(now.0.saturating_sub(millis(age.min(most))));
+            self.began = MonoTime(now.0.saturating_sub(duration_ms(age.min(most))));
         }
         self.instance = instance;
         self.on_hold = false;
@@ -334,7 +339,7 @@ impl ProbeWorker {
         self.run = 0;
         self.last = None;
         self.result = if !adopted_running {
-            Some(self.settings.initial())
+            Some(self.settings.initial_result())
         } else if self.settings.sidecar && kind == ProbeKind::Startup && container.started {
             Some(ProbeResult::Success)
         } else {
@@ -351,14 +356,14 @@ impl ProbeWorker {
     /// Takes in the result of a probe of instance `id`; `None`: an error, which does not count (PROBE-09).
     ///
     /// Returns the decisive result if it has changed.
-    pub fn outcome(
+    pub fn take_result(
         &mut self,
         id: &str,
         success: Option<bool>,
         now: MonoTime,
     ) -> Option<ProbeResult> {
         self.asking = false;
-        let counts = !self.ended && self.instance == digest(id);
+        let counts = !self.ended && self.instance == hash_instance_id(id);
         if counts {
             let of = match success {
                 Some(true) => &mut self.counts.successful,
@@ -367,12 +372,14 @@ impl ProbeWorker {
             };
             *of = of.wrapping_add(1);
         }
-        let changed = success.filter(|_| counts).and_then(|s| self.count(s));
-        self.schedule(now);
+        let changed = success
+            .filter(|_| counts)
+            .and_then(|s| self.count_result(s));
+        self.schedule_next_pass(now);
         changed
     }
 
-    fn count(&mut self, success: bool) -> Option<ProbeResult> {
+    fn count_result(&mut self, success: bool) -> Option<ProbeResult> {
         self.run = if self.last == Some(success) {
             self.run.saturating_add(1)
         } else {
@@ -403,7 +410,7 @@ impl ProbeWorker {
     }
 
     /// Requests a pass now; the period counts from it (PROBE-13).
-    pub fn trigger(&mut self, now: MonoTime) {
+    pub fn trigger_pass(&mut self, now: MonoTime) {
         if self.asking || self.spreads {
             self.again = true;
         } else {
@@ -413,7 +420,7 @@ impl ProbeWorker {
 
     /// Takes in that the probe under way begins. If it had to wait for others, the period counts from now, so that a
     /// late probe does not fall further behind. Returns true if it is late by more than a period.
-    pub fn begin(&mut self, waited: bool, now: MonoTime) -> bool {
+    pub fn begin_probe(&mut self, waited: bool, now: MonoTime) -> bool {
         let late = now - self.due > self.period();
         self.counts.late = self.counts.late.wrapping_add(late.into());
         if waited {
@@ -432,23 +439,23 @@ impl ProbeWorker {
         Duration::from_secs(self.settings.period_s.into())
     }
 
-    fn schedule(&mut self, now: MonoTime) {
+    fn schedule_next_pass(&mut self, now: MonoTime) {
         if core::mem::take(&mut self.again) {
             self.due = now;
             return;
         }
-        let period = millis(self.period());
+        let period = duration_ms(self.period());
         let gone = now.since_ms(self.due) / period;
         self.due = MonoTime(self.due.0 + gone.max(1) * period);
     }
 }
 
-fn millis(duration: Duration) -> u64 {
+fn duration_ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Digest that identifies an instance. Never 0.
-pub(super) fn digest(id: &str) -> u64 {
+pub(super) fn hash_instance_id(id: &str) -> u64 {
     fnv1a(id.bytes()).max(1)
 }
 

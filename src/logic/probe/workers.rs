@@ -12,7 +12,7 @@ use core::time::Duration;
 
 use super::{
     ProbeDurations, ProbeKind, ProbePassStep, ProbeResult, ProbeResults, ProbeSettings,
-    ProbeWorker, ProbedContainerState, ProbedPod, worker::digest,
+    ProbeWorker, ProbedContainerState, ProbedPod, worker::hash_instance_id,
 };
 use crate::api::order::GatherExt as _;
 use crate::api::{Container, ContainerId, MonoTime, Pod, PodStatus, PodUid};
@@ -67,7 +67,7 @@ pub struct ProbeWorkers<A> {
     started: MonoTime,
 }
 
-/// Workers of a pod that go on after [`ProbeWorkers::stop`].
+/// Workers of a pod that go on after [`ProbeWorkers::stop_pod_workers`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkersToKeep {
     /// Readiness of all containers, and all probes of sidecars (PROBE-14).
@@ -90,14 +90,14 @@ impl<A> ProbeWorkers<A> {
         }
     }
 
-    /// Takes in what [`ProbeWorkers::passed`] returned under the agent before this one: it counts until a probe has a new
+    /// Takes in what [`ProbeWorkers::passed_instances`] returned under the agent before this one: it counts until a probe has a new
     /// result. The API has such results only for pods that it knows, and only for a container as a whole.
-    pub fn recall(&mut self, passed: impl Iterator<Item = (ProbeKind, u64)>) {
-        self.passed = passed.gather();
+    pub fn recall_passed(&mut self, passed: impl Iterator<Item = (ProbeKind, u64)>) {
+        self.passed = passed.gather_items();
     }
 
     /// Instances that have started or are ready by their probes, as digests; in no order.
-    pub fn passed(&self) -> impl Iterator<Item = (ProbeKind, u64)> + '_ {
+    pub fn passed_instances(&self) -> impl Iterator<Item = (ProbeKind, u64)> + '_ {
         let own = self.pods.values().flat_map(|pod| &pod.entries);
         let own = own
             .map(|entry| &entry.worker)
@@ -117,7 +117,7 @@ impl<A> ProbeWorkers<A> {
     /// the action of a container's probe; `below(n)` is a number below `n` of a seeded generator.
     ///
     /// A pod without probes costs nothing. Returns true if workers were made.
-    pub fn add(
+    pub fn add_pod_workers(
         &mut self,
         pod: &Pod,
         now: MonoTime,
@@ -140,7 +140,7 @@ impl<A> ProbeWorkers<A> {
                 ProbeKind::Readiness,
                 ProbeKind::Liveness,
             ] {
-                let Some(probe) = kind.of(container) else {
+                let Some(probe) = kind.probe_of(container) else {
                     continue;
                 };
                 let has = |entry: &ProbeWorkerEntry<A>| {
@@ -149,7 +149,7 @@ impl<A> ProbeWorkers<A> {
                 if known.iter().any(has) || known.len() + entries.len() >= MAX_WORKERS_OF_POD {
                     continue;
                 }
-                let settings = ProbeSettings::of(kind, probe, sidecar, deleting);
+                let settings = ProbeSettings::from_probe(kind, probe, sidecar, deleting);
                 let period = u64::from(settings.period_s) * 1000;
                 // An agent that has just been started finds all pods at once.
                 let wait = if age < period { below(period) } else { 0 };
@@ -180,14 +180,14 @@ impl<A> ProbeWorkers<A> {
         for (index, entry) in (0..).zip(&all).skip(first) {
             let key = ProbeWorkerKey { pod: number, index };
             self.timetable
-                .extend(entry.worker.due().map(|due| (due, key)));
+                .extend(entry.worker.next_pass_time().map(|due| (due, key)));
         }
         workers.entries = all.into();
         true
     }
 
     /// Ends workers of a pod. Kept ones go on unchanged.
-    pub fn stop(&mut self, uid: &PodUid, kept: WorkersToKeep) {
+    pub fn stop_pod_workers(&mut self, uid: &PodUid, kept: WorkersToKeep) {
         let Some(&number) = self.numbers.get(uid) else {
             return;
         };
@@ -201,7 +201,7 @@ impl<A> ProbeWorkers<A> {
             let ProbeSettings { kind, sidecar, .. } = entry.worker.settings();
             if kept == WorkersToKeep::None || (!sidecar && kind != ProbeKind::Readiness) {
                 let key = ProbeWorkerKey { pod: number, index };
-                let due = entry.worker.due();
+                let due = entry.worker.next_pass_time();
                 if let Some(due) = due {
                     self.timetable.remove(&(due, key));
                 }
@@ -230,7 +230,7 @@ impl<A> ProbeWorkers<A> {
             .cloned()
             .collect();
         gone.iter()
-            .for_each(|uid| self.stop(uid, WorkersToKeep::None));
+            .for_each(|uid| self.stop_pod_workers(uid, WorkersToKeep::None));
     }
 
     /// All workers, with their pods.
@@ -245,8 +245,8 @@ impl<A> ProbeWorkers<A> {
         self.timetable.first().map(|(due, _)| *due)
     }
 
-    /// Takes a worker that is due. [`ProbeWorkers::pass`] follows.
-    pub fn poll_due(&mut self, now: MonoTime) -> Option<ProbeWorkerKey> {
+    /// Takes a worker that is due. [`ProbeWorkers::make_pass`] follows.
+    pub fn poll_due_worker(&mut self, now: MonoTime) -> Option<ProbeWorkerKey> {
         let first = self.timetable.first()?;
         if first.0 > now {
             return None;
@@ -256,14 +256,14 @@ impl<A> ProbeWorkers<A> {
 
     /// The worker and its pod, if they still exist.
     #[must_use]
-    pub fn entry(&self, key: ProbeWorkerKey) -> Option<(&PodUid, &ProbeWorkerEntry<A>)> {
+    pub fn worker_entry(&self, key: ProbeWorkerKey) -> Option<(&PodUid, &ProbeWorkerEntry<A>)> {
         let pod = self.pods.get(&key.pod)?;
         Some((&pod.uid, pod.entries.get(usize::from(key.index))?))
     }
 
-    /// [`ProbeWorker::pass`]. An instance that the agent before this one has a success for counts as adopted, however young
+    /// [`ProbeWorker::make_pass`]. An instance that the agent before this one has a success for counts as adopted, however young
     /// it is.
-    pub fn pass(
+    pub fn make_pass(
         &mut self,
         key: ProbeWorkerKey,
         seen: &ProbedPod<'_>,
@@ -271,48 +271,53 @@ impl<A> ProbeWorkers<A> {
         now: MonoTime,
     ) -> (ProbePassStep, Option<ProbeResult>) {
         let mut seen = *seen;
-        if let (Some(container), Some((_, entry))) = (&mut seen.container, self.entry(key))
+        if let (Some(container), Some((_, entry))) = (&mut seen.container, self.worker_entry(key))
             && let ProbedContainerState::Running { adopted, .. } = &mut container.state
         {
-            let known = (entry.worker.settings().kind, digest(container.id));
+            let known = (entry.worker.settings().kind, hash_instance_id(container.id));
             *adopted |= self.passed.contains(&known);
         }
-        self.change(key, |worker| worker.pass(&seen, restarts, now))
+        self.change_worker(key, |worker| worker.make_pass(&seen, restarts, now))
             .unwrap_or((ProbePassStep::End, None))
     }
 
-    /// [`ProbeWorker::outcome`]; nothing if the worker is gone.
-    pub fn outcome(
+    /// [`ProbeWorker::take_result`]; nothing if the worker is gone.
+    pub fn take_result(
         &mut self,
         key: ProbeWorkerKey,
         id: &str,
         success: Option<bool>,
         now: MonoTime,
     ) -> Option<ProbeResult> {
-        let changed = self.change(key, |worker| worker.outcome(id, success, now))??;
-        let kind = self.entry(key)?.1.worker.settings().kind;
-        self.passed.remove(&(kind, digest(id)));
+        let changed = self.change_worker(key, |worker| worker.take_result(id, success, now))??;
+        let kind = self.worker_entry(key)?.1.worker.settings().kind;
+        self.passed.remove(&(kind, hash_instance_id(id)));
         Some(changed)
     }
 
-    /// [`ProbeWorker::begin`]; `None` if the worker is gone or has ended.
-    pub fn begin(&mut self, key: ProbeWorkerKey, waited: bool, now: MonoTime) -> Option<bool> {
-        let live = self.entry(key)?.1.worker.is_asking();
-        live.then(|| self.change(key, |worker| worker.begin(waited, now)))?
+    /// [`ProbeWorker::begin_probe`]; `None` if the worker is gone or has ended.
+    pub fn begin_probe(
+        &mut self,
+        key: ProbeWorkerKey,
+        waited: bool,
+        now: MonoTime,
+    ) -> Option<bool> {
+        let live = self.worker_entry(key)?.1.worker.is_probing();
+        live.then(|| self.change_worker(key, |worker| worker.begin_probe(waited, now)))?
     }
 
     /// Counts the duration of a probe.
-    pub fn took(&mut self, key: ProbeWorkerKey, ms: u64) {
+    pub fn count_duration(&mut self, key: ProbeWorkerKey, ms: u64) {
         let pod = self.pods.get_mut(&key.pod);
         let entry = pod.and_then(|pod| pod.entries.get_mut(usize::from(key.index)));
         if let Some(entry) = entry {
-            entry.took.add(ms);
+            entry.took.add_duration(ms);
         }
     }
 
     /// Requests readiness probes now of containers that are started and not known to be ready (PROBE-13). Returns true
     /// if there are any.
-    pub fn trigger(&mut self, uid: &PodUid, status: &PodStatus, now: MonoTime) -> bool {
+    pub fn trigger_readiness(&mut self, uid: &PodUid, status: &PodStatus, now: MonoTime) -> bool {
         let Some(&number) = self.numbers.get(uid) else {
             return false;
         };
@@ -323,7 +328,9 @@ impl<A> ProbeWorkers<A> {
                 .chain(&status.init_container_statuses);
             entry.worker.settings().kind == ProbeKind::Readiness
                 && all.filter(|c| *c.name == *entry.container).any(|c| {
-                    let result = entry.worker.result_of(bare(&c.container_id));
+                    let result = entry
+                        .worker
+                        .result_of_instance(strip_runtime_prefix(&c.container_id));
                     c.state.running.is_some()
                         && c.started == Some(true)
                         && result != Some(ProbeResult::Success)
@@ -336,29 +343,29 @@ impl<A> ProbeWorkers<A> {
             .map(|(index, _)| ProbeWorkerKey { pod: number, index })
             .collect();
         for key in &found {
-            self.change(*key, |worker| worker.trigger(now));
+            self.change_worker(*key, |worker| worker.trigger_pass(now));
         }
         !found.is_empty()
     }
 
     /// Results of one pod's probes.
     #[must_use]
-    pub fn of<'a>(&'a self, uid: &PodUid) -> PodProbeResults<'a, A> {
+    pub fn pod_results<'a>(&'a self, uid: &PodUid) -> PodProbeResults<'a, A> {
         let pod = self.numbers.get(uid).and_then(|n| self.pods.get(n));
         PodProbeResults { all: self, pod }
     }
 
     /// Changes a worker and keeps its place in the timetable right.
-    fn change<T>(
+    fn change_worker<T>(
         &mut self,
         key: ProbeWorkerKey,
         change: impl FnOnce(&mut ProbeWorker) -> T,
     ) -> Option<T> {
         let pod = self.pods.get_mut(&key.pod)?;
         let worker = &mut pod.entries.get_mut(usize::from(key.index))?.worker;
-        let before = worker.due();
+        let before = worker.next_pass_time();
         let answer = change(worker);
-        let after = worker.due();
+        let after = worker.next_pass_time();
         if let Some(due) = before {
             self.timetable.remove(&(due, key));
         }
@@ -381,8 +388,12 @@ impl<A> PodProbeResults<'_, A> {
         let entries = self.pod.into_iter().flat_map(|pod| &pod.entries);
         let own = entries
             .filter(|entry| entry.worker.settings().kind == kind)
-            .find_map(|entry| entry.worker.result_of(id.as_str()));
-        let passed = || self.all.passed.contains(&(kind, digest(id.as_str())));
+            .find_map(|entry| entry.worker.result_of_instance(id.as_str()));
+        let passed = || {
+            self.all
+                .passed
+                .contains(&(kind, hash_instance_id(id.as_str())))
+        };
         own.or_else(|| passed().then_some(ProbeResult::Success))
     }
 }
@@ -407,7 +418,7 @@ impl<A> ProbeResults for PodProbeResults<'_, A> {
 
 /// The id in `runtime://id`.
 #[must_use]
-pub fn bare(container_id: &str) -> &str {
+pub fn strip_runtime_prefix(container_id: &str) -> &str {
     container_id
         .split_once("://")
         .map_or(container_id, |(_, id)| id)

@@ -122,30 +122,30 @@ pub struct ReportedContainer {
 }
 
 /// A field of a map, if it is there.
-fn field<'a>(of: &'a Value, name: &str) -> Result<Option<&'a Value>, ProviderFault> {
+fn read_field<'a>(of: &'a Value, name: &str) -> Result<Option<&'a Value>, ProviderFault> {
     let fields = of.as_object();
     let fields = fields.ok_or_else(|| ProviderFault(format!("a map is missing around {name}")))?;
     Ok(fields.get(name))
 }
 
-fn text(of: &Value, name: &str) -> Result<String, ProviderFault> {
-    let Some(value) = field(of, name)? else {
+fn read_text(of: &Value, name: &str) -> Result<String, ProviderFault> {
+    let Some(value) = read_field(of, name)? else {
         return Ok(String::new());
     };
     let text = value.as_str().map(String::from);
     text.ok_or_else(|| ProviderFault(format!("{name} must be a text")))
 }
 
-fn number<T: TryFrom<i64> + Default>(of: &Value, name: &str) -> Result<T, ProviderFault> {
-    let Some(value) = field(of, name)? else {
+fn read_number<T: TryFrom<i64> + Default>(of: &Value, name: &str) -> Result<T, ProviderFault> {
+    let Some(value) = read_field(of, name)? else {
         return Ok(T::default());
     };
     let number = value.as_i64().and_then(|number| T::try_from(number).ok());
     number.ok_or_else(|| ProviderFault(format!("{name} is no number that it can be")))
 }
 
-fn items<'a>(of: &'a Value, name: &str) -> Result<&'a [Value], ProviderFault> {
-    let Some(value) = field(of, name)? else {
+fn read_items<'a>(of: &'a Value, name: &str) -> Result<&'a [Value], ProviderFault> {
+    let Some(value) = read_field(of, name)? else {
         return Ok(&[]);
     };
     let items = value.as_array().map(Vec::as_slice);
@@ -156,14 +156,14 @@ impl ProviderPodList {
     /// Reads the list of a provider. Absent fields are empty, unknown fields are passed over.
     ///
     /// - Errors: the first place with a value of another shape.
-    pub fn read(said: &Value) -> Result<Self, ProviderFault> {
+    pub fn parse(said: &Value) -> Result<Self, ProviderFault> {
         let mut list = Self {
-            instance: text(said, "instance")?,
-            cursor: text(said, "cursor")?,
+            instance: read_text(said, "instance")?,
+            cursor: read_text(said, "cursor")?,
             pods: Vec::new(),
         };
-        for (index, pod) in items(said, "pods")?.iter().enumerate() {
-            let read = ProviderPodReport::read(pod);
+        for (index, pod) in read_items(said, "pods")?.iter().enumerate() {
+            let read = ProviderPodReport::parse(pod);
             let read =
                 read.map_err(|ProviderFault(why)| ProviderFault(format!("pods[{index}]: {why}")))?;
             list.pods.push(read);
@@ -173,32 +173,32 @@ impl ProviderPodList {
 }
 
 impl ProviderPodReport {
-    /// Reads the report on one pod; see [`ProviderPodList::read`].
-    pub fn read(said: &Value) -> Result<Self, ProviderFault> {
+    /// Reads the report on one pod; see [`ProviderPodList::parse`].
+    pub fn parse(said: &Value) -> Result<Self, ProviderFault> {
         Ok(Self {
-            uid: PodUid::from(&*text(said, "uid")?),
-            node: text(said, "node")?,
-            namespace: text(said, "namespace")?,
-            name: text(said, "name")?,
-            generation: text(said, "generation")?,
-            status: match field(said, "status")? {
+            uid: PodUid::from(&*read_text(said, "uid")?),
+            node: read_text(said, "node")?,
+            namespace: read_text(said, "namespace")?,
+            name: read_text(said, "name")?,
+            generation: read_text(said, "generation")?,
+            status: match read_field(said, "status")? {
                 None => ReportedPodStatus::default(),
-                Some(status) => ReportedPodStatus::read(status)?,
+                Some(status) => ReportedPodStatus::parse(status)?,
             },
         })
     }
 }
 
 impl ReportedPodStatus {
-    fn read(said: &Value) -> Result<Self, ProviderFault> {
+    fn parse(said: &Value) -> Result<Self, ProviderFault> {
         let mut status = Self::default();
-        for ip in items(said, "podIPs")? {
+        for ip in read_items(said, "podIPs")? {
             let ip = ip.as_str();
             let ip = ip.ok_or_else(|| ProviderFault("podIPs must be a list of texts".into()))?;
             status.pod_ips.push(ip.into());
         }
-        for (index, container) in items(said, "containers")?.iter().enumerate() {
-            let read = ReportedContainer::read(container);
+        for (index, container) in read_items(said, "containers")?.iter().enumerate() {
+            let read = ReportedContainer::parse(container);
             let read = read.map_err(|ProviderFault(why)| {
                 ProviderFault(format!("containers[{index}]: {why}"))
             })?;
@@ -209,23 +209,23 @@ impl ReportedPodStatus {
 }
 
 impl ReportedContainer {
-    fn read(said: &Value) -> Result<Self, ProviderFault> {
+    fn parse(said: &Value) -> Result<Self, ProviderFault> {
         Ok(Self {
-            name: text(said, "name")?,
-            state: text(said, "state")?,
-            restart_count: number(said, "restartCount")?,
-            started_at: text(said, "startedAt")?,
-            finished_at: text(said, "finishedAt")?,
-            exit_code: number(said, "exitCode")?,
-            reason: text(said, "reason")?,
-            message: text(said, "message")?,
+            name: read_text(said, "name")?,
+            state: read_text(said, "state")?,
+            restart_count: read_number(said, "restartCount")?,
+            started_at: read_text(said, "startedAt")?,
+            finished_at: read_text(said, "finishedAt")?,
+            exit_code: read_number(said, "exitCode")?,
+            reason: read_text(said, "reason")?,
+            message: read_text(said, "message")?,
         })
     }
 }
 
 /// Digest of the parts of a pod whose changes its provider is told (PROV-11).
 #[must_use]
-pub fn generation(pod: &Pod) -> String {
+pub fn pod_generation(pod: &Pod) -> String {
     let mut parts = Pod::default();
     let (meta, spec) = (&mut parts.metadata, &mut parts.spec);
     meta.labels.clone_from(&pod.metadata.labels);
@@ -238,11 +238,11 @@ pub fn generation(pod: &Pod) -> String {
     spec.init_containers.clone_from(&pod.spec.init_containers);
     spec.active_deadline_seconds = pod.spec.active_deadline_seconds;
     spec.tolerations.clone_from(&pod.spec.tolerations);
-    format!("{:016x}", fnv1a(written(&parts)))
+    format!("{:016x}", fnv1a(to_json_bytes(&parts)))
 }
 
 /// Plain data as JSON, which does not fail.
-fn written<T: serde::Serialize>(value: &T) -> Vec<u8> {
+fn to_json_bytes<T: serde::Serialize>(value: &T) -> Vec<u8> {
     serde_json::to_vec(value).unwrap_or_default()
 }
 
@@ -263,7 +263,7 @@ pub struct VolumePath {
 /// Message that tells a provider of a pod, as JSON: the pod without its status, its containers' environment in plain
 /// values, and the paths of its volumes (PRVD-03). `environments`: one for each container, init containers first.
 #[must_use]
-pub fn telling(
+pub fn pod_message(
     pod: &Pod,
     node: &str,
     generation: &str,
@@ -288,7 +288,7 @@ pub fn telling(
             });
         }
     }
-    let quoted = |text: &str| String::from_utf8(written(&text)).unwrap_or_default();
+    let quoted = |text: &str| String::from_utf8(to_json_bytes(&text)).unwrap_or_default();
     let mut places = String::new();
     for volume in volumes {
         let comma = if places.is_empty() { "" } else { "," };
@@ -302,7 +302,7 @@ pub fn telling(
     )
     .into_bytes();
     // A pod has at least a name: a field follows the brace.
-    told.extend_from_slice(written(&plain).get(1..).unwrap_or_default());
+    told.extend_from_slice(to_json_bytes(&plain).get(1..).unwrap_or_default());
     told.push(b'}');
     told
 }
@@ -378,7 +378,7 @@ impl ProviderPodSpec {
     }
 
     /// Returns true if a pod runs no more once its containers have ended like `ended`.
-    fn is_over(&self, ended: &[ContainerStatus]) -> bool {
+    fn has_pod_finished(&self, ended: &[ContainerStatus]) -> bool {
         match self.restart_policy {
             RestartPolicy::Never => true,
             RestartPolicy::OnFailure => ended.iter().all(|container| container.exit_code == 0),
@@ -404,21 +404,21 @@ pub struct ProviderPodTable {
 struct ProviderPodEntries(Vec<ProviderPodEntry>);
 
 impl ProviderPodEntries {
-    fn place(&self, uid: &PodUid) -> Result<usize, usize> {
+    fn find_position(&self, uid: &PodUid) -> Result<usize, usize> {
         self.0.binary_search_by(|entry| entry.status.uid.cmp(uid))
     }
 
     fn get(&self, uid: &PodUid) -> Option<&ProviderPodEntry> {
-        self.place(uid).ok().map(|at| &self.0[at])
+        self.find_position(uid).ok().map(|at| &self.0[at])
     }
 
     fn get_mut(&mut self, uid: &PodUid) -> Option<&mut ProviderPodEntry> {
-        self.place(uid).ok().map(|at| &mut self.0[at])
+        self.find_position(uid).ok().map(|at| &mut self.0[at])
     }
 
     /// The entry of a pod, a new one if there is none.
-    fn of(&mut self, uid: &PodUid) -> &mut ProviderPodEntry {
-        let at = self.place(uid).unwrap_or_else(|at| {
+    fn entry_or_new(&mut self, uid: &PodUid) -> &mut ProviderPodEntry {
+        let at = self.find_position(uid).unwrap_or_else(|at| {
             let mut entry = ProviderPodEntry::default();
             entry.status.uid = uid.clone();
             self.0.insert(at, entry);
@@ -430,39 +430,39 @@ impl ProviderPodEntries {
 
 impl ProviderPodTable {
     /// The number of a list that is about to be asked for.
-    pub const fn begin(&mut self) -> u64 {
+    pub const fn begin_list(&mut self) -> u64 {
         self.words += 1;
         self.words
     }
 
     /// Returns true once a whole list has come since the agent started.
     #[must_use]
-    pub const fn is_heard(&self) -> bool {
+    pub const fn has_whole_list(&self) -> bool {
         self.heard
     }
 
     /// Returns true if the provider answered when it was last asked.
     #[must_use]
-    pub const fn answers(&self) -> bool {
+    pub const fn is_answering(&self) -> bool {
         self.answers
     }
 
     /// Name of the provider's instance that answered last.
     #[must_use]
-    pub fn instance(&self) -> &str {
+    pub fn instance_name(&self) -> &str {
         &self.instance
     }
 
     /// Notes that the provider did not answer, or answered nonsense. Everything known stays (PRVD-07). Returns true if
     /// it had answered before.
-    pub const fn silent(&mut self) -> bool {
+    pub const fn record_silence(&mut self) -> bool {
         mem::replace(&mut self.answers, false)
     }
 
     /// Takes in a list that was asked for under number `begun`.
     ///
     /// - Errors: the reason why none of it counts.
-    pub fn take_list(
+    pub fn take_pod_list(
         &mut self,
         begun: u64,
         mut list: ProviderPodList,
@@ -488,7 +488,7 @@ impl ProviderPodTable {
                 "it lists a pod with a uid, namespace or name that cannot be: {uid:?}"
             )));
         }
-        list.pods.order_by(|a, b| a.uid.cmp(&b.uid));
+        list.pods.stable_sort_by(|a, b| a.uid.cmp(&b.uid));
         if let Some(twice) = list.pods.windows(2).find(|two| two[0].uid == two[1].uid) {
             return Err(ProviderFault(format!(
                 "it lists pod {} twice",
@@ -522,7 +522,7 @@ impl ProviderPodTable {
             if entry.is_some_and(|entry| entry.word > begun) {
                 continue;
             }
-            news.changed |= self.take(said, now, &mut news.bad);
+            news.changed |= self.take_pod_report(said, now, &mut news.bad);
         }
         self.pods.0.retain_mut(|entry| {
             let uid = &entry.status.uid;
@@ -552,7 +552,7 @@ impl ProviderPodTable {
     }
 
     /// Takes in the report on one pod, from a list or an answer. Returns true if anything differs.
-    fn take(
+    fn take_pod_report(
         &mut self,
         said: ProviderPodReport,
         now: WallTime,
@@ -566,7 +566,7 @@ impl ProviderPodTable {
             status,
             ..
         } = said;
-        let entry = self.pods.of(&uid);
+        let entry = self.pods.entry_or_new(&uid);
         if entry.status.name.is_empty() {
             entry.status.namespace.clone_from(&namespace);
             entry.status.name.clone_from(&name);
@@ -588,7 +588,7 @@ impl ProviderPodTable {
         } else {
             &entry.status
         };
-        match check(&uid, &status, spec, before, now) {
+        match check_reported_status(&uid, &status, spec, before, now) {
             Ok(checked) => {
                 entry.bad.clear();
                 let said = &status.containers;
@@ -619,13 +619,13 @@ impl ProviderPodTable {
 
     /// Notes that the agent has a pod for this provider: from now on the provider's reports are checked against the
     /// spec.
-    pub fn expect(&mut self, pod: &Pod) {
-        let entry = self.pods.of(&pod.metadata.uid);
+    pub fn expect_pod(&mut self, pod: &Pod) {
+        let entry = self.pods.entry_or_new(&pod.metadata.uid);
         let containers: BTreeMap<String, String> = pod
             .spec
             .all_containers()
             .map(|c| (c.name.clone(), c.image.clone()))
-            .gather();
+            .gather_items();
         entry.status.namespace.clone_from(&pod.metadata.namespace);
         entry.status.name.clone_from(&pod.metadata.name);
         // Reports from before the spec was known.
@@ -643,20 +643,20 @@ impl ProviderPodTable {
 
     /// Returns true if the provider has to be told of the pod (PROV-06, PROV-11).
     #[must_use]
-    pub fn is_to_be_told(&self, uid: &PodUid, generation: &str) -> bool {
+    pub fn must_tell_provider(&self, uid: &PodUid, generation: &str) -> bool {
         let entry = self.pods.get(uid);
         entry.is_none_or(|entry| entry.generation.as_deref() != Some(generation))
     }
 
     /// Takes in that the provider has acknowledged a pod under this generation, with its status.
-    pub fn acknowledged(
+    pub fn record_acknowledgement(
         &mut self,
         uid: &PodUid,
         generation: &str,
         status: ReportedPodStatus,
         now: WallTime,
     ) -> Vec<MisreportedPod> {
-        let word = self.begin();
+        let word = self.begin_list();
         let Some(entry) = self.pods.get_mut(uid) else {
             return Vec::new();
         };
@@ -670,19 +670,20 @@ impl ProviderPodTable {
             status,
         };
         let mut bad = Vec::new();
-        self.take(said, now, &mut bad);
+        self.take_pod_report(said, now, &mut bad);
         bad
     }
 
     /// Takes in that the provider has removed a pod. `last`: its last status, if the provider still knows it.
-    pub fn gone(&mut self, uid: &PodUid, last: Option<ReportedPodStatus>, now: WallTime) {
-        let word = self.begin();
+    pub fn record_removal(&mut self, uid: &PodUid, last: Option<ReportedPodStatus>, now: WallTime) {
+        let word = self.begin_list();
         let Some(entry) = self.pods.get_mut(uid) else {
             return;
         };
         let last = last.filter(|last| !last.containers.is_empty());
         if let Some(last) = last
-            && let Ok(last) = check(uid, &last, entry.spec.as_ref(), &entry.status, now)
+            && let Ok(last) =
+                check_reported_status(uid, &last, entry.spec.as_ref(), &entry.status, now)
         {
             entry.status.containers = last.containers;
         }
@@ -691,24 +692,24 @@ impl ProviderPodTable {
     }
 
     /// Forgets a pod that is of no interest any more.
-    pub fn forget(&mut self, uid: &PodUid) {
-        if let Ok(at) = self.pods.place(uid) {
+    pub fn forget_pod(&mut self, uid: &PodUid) {
+        if let Ok(at) = self.pods.find_position(uid) {
             self.pods.0.remove(at);
         }
     }
 
     /// Decides if the provider is to keep a pod that has ended for good: for its logs, as long as a source has its
     /// object. It keeps the pod if the pod has ended there too, as far as is known. Returns true if it is to.
-    pub fn keep(&mut self, uid: &PodUid) -> bool {
+    pub fn decide_to_keep(&mut self, uid: &PodUid) -> bool {
         let heard = self.heard;
-        let entry = self.pods.of(uid);
+        let entry = self.pods.entry_or_new(uid);
         entry.kept = entry.fate == ProviderPodPresence::Known && (entry.ended || !heard);
         entry.kept
     }
 
     /// Returns the kept pod that ended first if there are more than [`MAX_KEPT`]: it is to go.
     #[must_use]
-    pub fn surplus(&self) -> Option<PodUid> {
+    pub fn surplus_kept_pod(&self) -> Option<PodUid> {
         let kept = || self.pods.0.iter().filter(|entry| entry.kept);
         if kept().count() <= MAX_KEPT {
             return None;
@@ -724,13 +725,13 @@ impl ProviderPodTable {
 
     /// Returns true if the pod is this provider's, as far as is known.
     #[must_use]
-    pub fn has(&self, uid: &PodUid) -> bool {
+    pub fn has_pod(&self, uid: &PodUid) -> bool {
         self.pods.get(uid).is_some()
     }
 
     /// Notes that the provider has begun to stop a pod, as it was told: its earlier report of an end does not count.
-    pub fn stopping(&mut self, uid: &PodUid) {
-        let word = self.begin();
+    pub fn record_stop_begun(&mut self, uid: &PodUid) {
+        let word = self.begin_list();
         if let Some(entry) = self.pods.get_mut(uid) {
             entry.word = word;
             entry.ended = false;
@@ -740,20 +741,20 @@ impl ProviderPodTable {
     /// Returns true if the provider says that the pod does not run, now or later, though it was not told to stop the
     /// pod.
     #[must_use]
-    pub fn is_over(&self, uid: &PodUid) -> bool {
+    pub fn is_pod_over(&self, uid: &PodUid) -> bool {
         let entry = self.pods.get(uid);
         entry.is_none_or(|entry| {
             let runs_again = entry
                 .spec
                 .as_ref()
-                .is_some_and(|spec| !spec.is_over(&entry.status.containers));
+                .is_some_and(|spec| !spec.has_pod_finished(&entry.status.containers));
             entry.fate != ProviderPodPresence::Known || entry.ended && !runs_again
         })
     }
 
     /// Returns true if the agent has the pod for this provider.
     #[must_use]
-    pub fn expects(&self, uid: &PodUid) -> bool {
+    pub fn expects_pod(&self, uid: &PodUid) -> bool {
         self.pods.get(uid).is_some_and(|entry| entry.spec.is_some())
     }
 
@@ -780,21 +781,21 @@ impl ProviderPodTable {
 
     /// Status of a pod by the provider's last good report.
     #[must_use]
-    pub fn status(&self, uid: &PodUid) -> Option<PodRuntimeStatus> {
-        self.pods.get(uid).map(ProviderPodEntry::shown)
+    pub fn pod_status(&self, uid: &PodUid) -> Option<PodRuntimeStatus> {
+        self.pods.get(uid).map(ProviderPodEntry::shown_status)
     }
 
     /// All pods with a sandbox or a container, sorted by UID.
     #[must_use]
-    pub fn list(&self) -> Vec<PodItem> {
-        let pods = self.pods.0.iter().map(ProviderPodEntry::shown);
+    pub fn pod_items(&self) -> Vec<PodItem> {
+        let pods = self.pods.0.iter().map(ProviderPodEntry::shown_status);
         let there = pods.filter(|pod| !pod.sandboxes.is_empty() || !pod.containers.is_empty());
         there.map(|pod| PodItem::from(&pod)).collect()
     }
 
     /// Pod and name of the container with this id.
     #[must_use]
-    pub fn container(&self, id: &ContainerId) -> Option<(PodUid, String)> {
+    pub fn find_container(&self, id: &ContainerId) -> Option<(PodUid, String)> {
         self.pods.0.iter().find_map(|entry| {
             let mut containers = entry.status.containers.iter();
             let found = containers.find(|c| c.id == *id)?;
@@ -804,15 +805,15 @@ impl ProviderPodTable {
 
     /// Pod of the sandbox with this id.
     #[must_use]
-    pub fn sandbox(&self, id: &SandboxId) -> Option<PodUid> {
+    pub fn find_sandbox_pod(&self, id: &SandboxId) -> Option<PodUid> {
         let uid = PodUid::from(id.as_str().strip_prefix(ID_PREFIX)?);
-        self.has(&uid).then_some(uid)
+        self.has_pod(&uid).then_some(uid)
     }
 }
 
 impl ProviderPodEntry {
     /// Status with the changes that follow from the pod's fate. A pod that was only asked for has no sandbox yet.
-    fn shown(&self) -> PodRuntimeStatus {
+    fn shown_status(&self) -> PodRuntimeStatus {
         let mut status = self.status.clone();
         if self.generation.is_none()
             && status.containers.is_empty()
@@ -858,7 +859,7 @@ impl ProviderPodEntry {
 }
 
 /// Translates a provider's status of a pod into the agent's words, or returns its fault (PRVD-05).
-fn check(
+fn check_reported_status(
     uid: &PodUid,
     said: &ReportedPodStatus,
     spec: Option<&ProviderPodSpec>,
@@ -920,7 +921,7 @@ fn check(
         if started_at.is_some_and(|at| finished_at.is_some_and(|end| end < at)) {
             return wrong("it finished before it started");
         }
-        if let Some(known) = before.newest(name) {
+        if let Some(known) = before.newest_instance(name) {
             let count = container.restart_count;
             let had_ended = known.state == ContainerState::Exited;
             if count < known.restart_count {
@@ -966,7 +967,9 @@ fn check(
             log_path: String::new(),
         });
     }
-    checked.containers.order_by(|a, b| a.name.cmp(&b.name));
+    checked
+        .containers
+        .stable_sort_by(|a, b| a.name.cmp(&b.name));
     Ok(checked)
 }
 
@@ -976,7 +979,7 @@ mod tests {
 
     use super::*;
 
-    const NOW: WallTime = WallTime::from_secs(1_700_000_000);
+    const NOW: WallTime = WallTime::from_unix_seconds(1_700_000_000);
     const THEN: &str = "2023-11-14T22:13:20Z";
 
     fn pod(more: Value) -> Pod {
@@ -1040,12 +1043,12 @@ mod tests {
         table: &mut ProviderPodTable,
         listed: ProviderPodList,
     ) -> Result<ProviderListChanges, ProviderFault> {
-        let begun = table.begin();
-        table.take_list(begun, listed, "node", NOW)
+        let begun = table.begin_list();
+        table.take_pod_list(begun, listed, "node", NOW)
     }
 
     fn states(table: &ProviderPodTable) -> Vec<(String, ContainerState, u32)> {
-        let status = table.status(&"u".into()).unwrap_or_default();
+        let status = table.pod_status(&"u".into()).unwrap_or_default();
         let containers = status.containers.into_iter();
         containers
             .map(|c| (c.name, c.state, c.restart_count))
@@ -1055,9 +1058,9 @@ mod tests {
     /// A table that was told of the pod `u`.
     fn told(pod: &Pod) -> ProviderPodTable {
         let mut table = ProviderPodTable::default();
-        table.expect(pod);
+        table.expect_pod(pod);
         take(&mut table, list("one", &[])).expect("good");
-        let bad = table.acknowledged(&"u".into(), "g", status(&[running("c", 0)]), NOW);
+        let bad = table.record_acknowledgement(&"u".into(), "g", status(&[running("c", 0)]), NOW);
         assert_eq!(bad, []);
         table
     }
@@ -1075,7 +1078,7 @@ mod tests {
             .metadata
             .annotations
             .insert(CONFIG_SEEN.into(), "now".into());
-        assert_eq!((seen, generation(&same)), (None, generation(&base)));
+        assert_eq!((seen, pod_generation(&same)), (None, pod_generation(&base)));
         type Change = fn(&mut Pod);
         let changes: [(&str, Change); 6] = [
             ("containers", |p| {
@@ -1100,7 +1103,7 @@ mod tests {
         for (name, change) in changes {
             let mut other = base.clone();
             change(&mut other);
-            assert_ne!(generation(&other), generation(&base), "{name}");
+            assert_ne!(pod_generation(&other), pod_generation(&base), "{name}");
         }
     }
 
@@ -1109,45 +1112,47 @@ mod tests {
         // PROV-05 PROV-06
         let mut table = ProviderPodTable::default();
         let uid = PodUid::from("u");
-        table.expect(&pod(json!({})));
-        assert!(table.is_to_be_told(&uid, "g"), "never told");
-        table.acknowledged(&uid, "g", ReportedPodStatus::default(), NOW);
-        assert!(!table.is_to_be_told(&uid, "g"));
-        assert!(table.is_to_be_told(&uid, "h"), "it changed");
+        table.expect_pod(&pod(json!({})));
+        assert!(table.must_tell_provider(&uid, "g"), "never told");
+        table.record_acknowledgement(&uid, "g", ReportedPodStatus::default(), NOW);
+        assert!(!table.must_tell_provider(&uid, "g"));
+        assert!(table.must_tell_provider(&uid, "h"), "it changed");
         // An agent that starts finds the pod in the list.
         let mut table = ProviderPodTable::default();
         take(&mut table, list("one", &[said("u", &[running("c", 0)])])).expect("good");
-        assert!(!table.is_to_be_told(&uid, "g"));
+        assert!(!table.must_tell_provider(&uid, "g"));
         // Two pods of one name are told separately.
         let mut namesake = pod(json!({}));
         namesake.metadata.uid = "v".into();
-        table.expect(&namesake);
-        assert!(table.is_to_be_told(&"v".into(), "g") && !table.is_to_be_told(&uid, "g"));
+        table.expect_pod(&namesake);
+        assert!(table.must_tell_provider(&"v".into(), "g") && !table.must_tell_provider(&uid, "g"));
         // An answer for a forgotten pod changes nothing.
-        table.forget(&uid);
+        table.forget_pod(&uid);
         assert_eq!(
-            table.acknowledged(&uid, "g", ReportedPodStatus::default(), NOW),
+            table.record_acknowledgement(&uid, "g", ReportedPodStatus::default(), NOW),
             []
         );
-        assert!(!table.has(&uid));
+        assert!(!table.has_pod(&uid));
     }
 
     #[test]
     fn lists_that_were_asked_for_before_a_newer_word_say_nothing_of_its_pod() {
         // PROV-02 PRVD-07
         let mut table = ProviderPodTable::default();
-        table.expect(&pod(json!({})));
-        let early = table.begin();
-        table.acknowledged(&"u".into(), "g", status(&[running("c", 0)]), NOW);
+        table.expect_pod(&pod(json!({})));
+        let early = table.begin_list();
+        table.record_acknowledgement(&"u".into(), "g", status(&[running("c", 0)]), NOW);
         for _ in 0..3 {
-            let news = table.take_list(early, list("one", &[]), "node", NOW);
+            let news = table.take_pod_list(early, list("one", &[]), "node", NOW);
             assert_eq!(news.expect("good").sync, []);
         }
         assert!(!table.is_lost(&"u".into()));
-        let early = table.begin();
-        table.gone(&"u".into(), None, NOW);
+        let early = table.begin_list();
+        table.record_removal(&"u".into(), None, NOW);
         let stale = list("one", &[said("u", &[running("c", 0)])]);
-        table.take_list(early, stale, "node", NOW).expect("good");
+        table
+            .take_pod_list(early, stale, "node", NOW)
+            .expect("good");
         assert!(table.is_gone(&"u".into()));
     }
 
@@ -1179,7 +1184,7 @@ mod tests {
             take(&mut table, list("one", &all)).expect("good");
             for list in lists {
                 take(&mut table, list).expect("good");
-                table.silent();
+                table.record_silence();
             }
             assert_eq!(table.is_lost(&uid), lost, "{name}");
             let state = if lost {
@@ -1193,7 +1198,7 @@ mod tests {
         let mut table = told(&pod(json!({})));
         let news = take(&mut table, list("two", &[])).expect("good");
         assert_eq!(news.sync, core::slice::from_ref(&uid));
-        assert!(table.is_to_be_told(&uid, "g"));
+        assert!(table.must_tell_provider(&uid, "g"));
     }
 
     #[test]
@@ -1271,19 +1276,19 @@ mod tests {
             let error = take(&mut table, listed).expect_err(why);
             assert!(error.0.contains(why), "{error}");
         }
-        assert_eq!(table.list().len(), 1, "nothing of it counts");
+        assert_eq!(table.pod_items().len(), 1, "nothing of it counts");
         let mut long = running("c", 0);
         long.message = "x".repeat(MAX_MESSAGE_BYTES + 1);
         let many = vec![running("c", 0); MAX_CONTAINERS + 1];
         for containers in [vec![long], many] {
-            let bad = table.acknowledged(&"u".into(), "g", status(&containers), NOW);
+            let bad = table.record_acknowledgement(&"u".into(), "g", status(&containers), NOW);
             assert_eq!(bad.len(), 1);
         }
         let ip = ReportedPodStatus {
             pod_ips: vec!["10.0.0.300".into()],
             ..ReportedPodStatus::default()
         };
-        let bad = table.acknowledged(&"u".into(), "g", ip, NOW);
+        let bad = table.record_acknowledgement(&"u".into(), "g", ip, NOW);
         assert!(bad[0].why.contains("no address"));
     }
 
@@ -1299,10 +1304,10 @@ mod tests {
         let all = [ended("c", 0, 3), ended("d", 0, 0)];
         take(&mut table, list("one", &[said("u", &all)])).expect("good");
         assert!(table.has_ended(&uid) && !table.is_gone(&uid));
-        table.gone(&uid, None, NOW);
+        table.record_removal(&uid, None, NOW);
         assert!(table.is_gone(&uid));
         let codes: Vec<i32> = table
-            .status(&uid)
+            .pod_status(&uid)
             .expect("kept")
             .containers
             .iter()
@@ -1311,8 +1316,8 @@ mod tests {
         assert_eq!(codes, [3, 0], "its codes are not invented");
         // Gone without a last report: the end is unknown.
         let mut table = told(&pod(json!({})));
-        table.gone(&uid, None, NOW);
-        let status = table.status(&uid).expect("kept");
+        table.record_removal(&uid, None, NOW);
+        let status = table.pod_status(&uid).expect("kept");
         assert_eq!(
             (
                 status.containers[0].exit_code,
@@ -1325,10 +1330,13 @@ mod tests {
             containers: vec![ended("c", 0, 9)],
             ..ReportedPodStatus::default()
         };
-        table.gone(&uid, Some(last), NOW);
-        assert_eq!(table.status(&uid).expect("kept").containers[0].exit_code, 9);
-        table.forget(&uid);
-        assert_eq!(table.list(), []);
+        table.record_removal(&uid, Some(last), NOW);
+        assert_eq!(
+            table.pod_status(&uid).expect("kept").containers[0].exit_code,
+            9
+        );
+        table.forget_pod(&uid);
+        assert_eq!(table.pod_items(), []);
     }
 
     #[test]
@@ -1336,10 +1344,10 @@ mod tests {
         // PRVD-10
         let uid = PodUid::from("u");
         let mut table = told(&pod(json!({"restartPolicy": "Never"})));
-        assert!(!table.keep(&uid), "it runs");
+        assert!(!table.decide_to_keep(&uid), "it runs");
         let end = || list("one", &[said("u", &[ended("c", 0, 3)])]);
         take(&mut table, end()).expect("good");
-        assert!(table.keep(&uid));
+        assert!(table.decide_to_keep(&uid));
         // No later report changes the end of a kept pod.
         let other = list("one", &[said("u", &[running("c", 7), ended("x", 0, 0)])]);
         let news = take(&mut table, other).expect("good");
@@ -1347,18 +1355,18 @@ mod tests {
         assert_eq!(states(&table), [("c".into(), ContainerState::Exited, 0)]);
         // A kept pod that the provider has forgotten is forgotten here, and not told again.
         let news = take(&mut table, list("two", &[])).expect("good");
-        assert_eq!((news.sync, table.has(&uid)), (Vec::new(), false));
+        assert_eq!((news.sync, table.has_pod(&uid)), (Vec::new(), false));
 
         // An agent that starts may get the report later; a pod that runs after all is not kept.
         for (said_later, kept) in [(ended("c", 0, 3), 1), (running("c", 0), 0)] {
             let mut table = ProviderPodTable::default();
-            assert!(table.keep(&uid));
+            assert!(table.decide_to_keep(&uid));
             take(&mut table, list("one", &[said("u", &[said_later])])).expect("good");
             assert_eq!(table.pods.0.iter().filter(|e| e.kept).count(), kept);
         }
         let mut table = told(&pod(json!({})));
-        table.gone(&uid, None, NOW);
-        assert!(!table.keep(&uid), "it is not there");
+        table.record_removal(&uid, None, NOW);
+        assert!(!table.decide_to_keep(&uid), "it is not there");
     }
 
     #[test]
@@ -1376,12 +1384,12 @@ mod tests {
             .collect();
         take(&mut table, list("one", &all)).expect("good");
         for n in (0..=MAX_KEPT).rev() {
-            assert_eq!(table.surplus(), None, "{n}");
-            assert!(table.keep(&PodUid::from(&*uid(n))));
+            assert_eq!(table.surplus_kept_pod(), None, "{n}");
+            assert!(table.decide_to_keep(&PodUid::from(&*uid(n))));
         }
-        assert_eq!(table.surplus(), Some("u0".into()));
-        table.forget(&"u0".into());
-        assert_eq!(table.surplus(), None);
+        assert_eq!(table.surplus_kept_pod(), Some("u0".into()));
+        table.forget_pod(&"u0".into());
+        assert_eq!(table.surplus_kept_pod(), None);
     }
 
     #[test]
@@ -1389,7 +1397,7 @@ mod tests {
         // PRVD-02
         let good = json!({"instance": "i", "pods": [{"uid": "u", "more": 1, "status": {"podIPs": ["::1"], "containers": [
             {"name": "c", "state": "terminated", "exitCode": -1, "restartCount": 2, "finishedAt": THEN}]}}]});
-        let read = ProviderPodList::read(&good).expect("good");
+        let read = ProviderPodList::parse(&good).expect("good");
         let container = ReportedContainer {
             started_at: String::new(),
             ..ended("c", 2, -1)
@@ -1429,7 +1437,7 @@ mod tests {
                 "pods[1]: containers[0]: message must be a text",
             ),
         ] {
-            let said = ProviderPodList::read(&wrong).expect_err(why);
+            let said = ProviderPodList::parse(&wrong).expect_err(why);
             assert_eq!(said.to_string(), why);
         }
     }
@@ -1450,7 +1458,7 @@ mod tests {
             read_only: name == "v",
         };
         let (volumes, all) = ([volume("v"), volume("w")], vec![plain("B"), plain("A")]);
-        let told = telling(&pod, "n\"ode", "g", all, &volumes);
+        let told = pod_message(&pod, "n\"ode", "g", all, &volumes);
         let told: Value = serde_json::from_slice(&told).expect("JSON");
         let env = |name: &str| json!([{"name": name, "value": "a \"b\""}]);
         let wanted = json!({
@@ -1477,21 +1485,24 @@ mod tests {
         other.node = "elsewhere".into();
         let own = said("u", &[running("c", 0)]);
         take(&mut table, list("one", &[other, own])).expect("good");
-        let uids: Vec<PodUid> = table.list().into_iter().map(|pod| pod.uid).collect();
+        let uids: Vec<PodUid> = table.pod_items().into_iter().map(|pod| pod.uid).collect();
         assert_eq!(uids, ["u".into()]);
         // The agent never asked for this pod: it is forgotten as soon as it is not listed.
         let news = take(&mut table, list("one", &[])).expect("good");
-        assert!(news.changed && table.list().is_empty());
+        assert!(news.changed && table.pod_items().is_empty());
     }
 
     #[test]
     fn ids_lead_to_their_pods() {
         let table = told(&pod(json!({})));
-        let status = table.status(&"u".into()).expect("there");
+        let status = table.pod_status(&"u".into()).expect("there");
         let (container, sandbox) = (&status.containers[0].id, &status.sandboxes[0].id);
-        assert_eq!(table.container(container), Some(("u".into(), "c".into())));
-        assert_eq!(table.sandbox(sandbox), Some("u".into()));
-        assert_eq!(table.sandbox(&"provided-x".into()), None);
-        assert_eq!(table.sandbox(&"u".into()), None);
+        assert_eq!(
+            table.find_container(container),
+            Some(("u".into(), "c".into()))
+        );
+        assert_eq!(table.find_sandbox_pod(sandbox), Some("u".into()));
+        assert_eq!(table.find_sandbox_pod(&"provided-x".into()), None);
+        assert_eq!(table.find_sandbox_pod(&"u".into()), None);
     }
 }

@@ -47,7 +47,7 @@ impl World {
     }
     fn crashing(mut self, name: &str) -> Self {
         self.reasons
-            .failed(&self.pod.metadata.uid, name, "CrashLoopBackOff", "");
+            .record_start_failure(&self.pod.metadata.uid, name, "CrashLoopBackOff", "");
         self
     }
     fn with(mut self, edit: impl FnOnce(&mut Self)) -> Self {
@@ -590,7 +590,7 @@ fn times_classes_generations() {
     let first = world.status();
     assert_eq!(
         first.start_time,
-        Some(WallTime::from_secs(1000)),
+        Some(WallTime::from_unix_seconds(1000)),
         "whole seconds"
     );
     assert_eq!(first.qos_class, Some(QosClass::BestEffort));
@@ -602,14 +602,14 @@ fn times_classes_generations() {
             .all(|c| c.observed_generation == Some(4) && c.last_transition_time.is_some())
     );
     world.cached = Some(PodStatus {
-        start_time: Some(WallTime::from_secs(7)),
+        start_time: Some(WallTime::from_unix_seconds(7)),
         observed_generation: Some(9),
         ..PodStatus::default()
     });
     let second = world.status();
     assert_eq!(
         second.start_time,
-        Some(WallTime::from_secs(7)),
+        Some(WallTime::from_unix_seconds(7)),
         "never changes"
     );
     assert_eq!(second.observed_generation, Some(9), "never decreases");
@@ -659,12 +659,12 @@ fn conditions_of_a_pod() {
 fn rejected() {
     // LOOP-10 STAT-14 ADM-03
     let pod = pod_with(&["a"]);
-    let status = rejected_status(&pod, "OutOfcpu", "no cpu", WallTime::from_secs(5));
+    let status = rejected_status(&pod, "OutOfcpu", "no cpu", WallTime::from_unix_seconds(5));
     assert_eq!(status.phase, PodPhase::Failed);
     assert_eq!(status.reason, "OutOfcpu");
     assert_eq!(status.message, "Pod was rejected: no cpu");
     assert_eq!(status.qos_class, Some(QosClass::BestEffort));
-    assert_eq!(status.start_time, Some(WallTime::from_secs(5)));
+    assert_eq!(status.start_time, Some(WallTime::from_unix_seconds(5)));
     assert!(status.container_statuses.is_empty() && status.conditions.is_empty());
     // LOOP-22: whatever the runtime shows later, it stays so.
     let world = World::new(Always, &["a"], vec![run("a")]).with(|w| w.cached = Some(status));
@@ -726,7 +726,7 @@ fn never_regresses() {
             if random.one_in(9) {
                 world
                     .reasons
-                    .failed(&"uid".into(), "a", "CrashLoopBackOff", "x");
+                    .record_start_failure(&"uid".into(), "a", "CrashLoopBackOff", "x");
             }
             world.finished |= random.one_in(20);
             if random.one_in(6) {

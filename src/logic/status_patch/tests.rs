@@ -10,14 +10,14 @@ use crate::{
     testing::{Random, smp},
 };
 
-const NOW: WallTime = WallTime::from_secs(1_000);
+const NOW: WallTime = WallTime::from_unix_seconds(1_000);
 
 fn condition(kind: &str, status: &str, reason: &str, at: i64) -> PodCondition {
     PodCondition {
         kind: kind.into(),
         status: status.into(),
         reason: reason.into(),
-        last_transition_time: Some(WallTime::from_secs(at)),
+        last_transition_time: Some(WallTime::from_unix_seconds(at)),
         ..PodCondition::default()
     }
 }
@@ -34,7 +34,7 @@ fn running() -> PodStatus {
         pod_ips: vec![IpEntry {
             ip: "10.0.0.2".into(),
         }],
-        start_time: Some(WallTime::from_secs(1)),
+        start_time: Some(WallTime::from_unix_seconds(1)),
         container_statuses: vec![container(
             "a",
             ContainerState {
@@ -56,11 +56,11 @@ fn container(name: &str, state: ContainerState) -> ContainerStatus {
 }
 
 fn patched(raw: &Value, stored: &PodStatus, could_run: bool) -> Option<(Value, StatusPatch)> {
-    let api: PodStatus = strict::typed(&raw["status"]).expect("a status");
+    let api: PodStatus = strict::typed_from_value(&raw["status"]).expect("a status");
     let uid = PodUid::from("u");
-    let patch = patch(
+    let patch = compute_status_patch(
         &uid,
-        &ApiStatusDigest::of(&api),
+        &ApiStatusDigest::from_status(&api),
         None,
         stored,
         could_run,
@@ -175,14 +175,14 @@ fn the_end() {
         "withheld, and nothing else differs"
     );
     let (after, _) = patched(&shown, &failed, false).expect("told");
-    let status: PodStatus = strict::typed(&after["status"]).expect("a status");
+    let status: PodStatus = strict::typed_from_value(&after["status"]).expect("a status");
     assert_eq!(status.phase, PodPhase::Failed);
     for (kind, value, reason, at) in [
         ("Ready", "False", "PodFailed", NOW),
         ("ContainersReady", "False", "PodFailed", NOW),
         (DISRUPTION_TARGET, "True", "TerminationByKubelet", NOW),
     ] {
-        let c = conditions::find(&status.conditions, kind).expect(kind);
+        let c = conditions::find_condition(&status.conditions, kind).expect(kind);
         assert_eq!((c.status.as_str(), c.reason.as_str()), (value, reason));
         assert_eq!(c.last_transition_time, Some(at), "{kind}");
     }
@@ -196,11 +196,11 @@ fn the_end() {
         7,
     ));
     let (after, _) = patched(&object(&warned), &failed, false).expect("told");
-    let status: PodStatus = strict::typed(&after["status"]).expect("a status");
-    let c = conditions::find(&status.conditions, DISRUPTION_TARGET).expect("kept");
+    let status: PodStatus = strict::typed_from_value(&after["status"]).expect("a status");
+    let c = conditions::find_condition(&status.conditions, DISRUPTION_TARGET).expect("kept");
     assert_eq!(
         (c.reason.as_str(), c.last_transition_time),
-        ("TerminationByKubelet", Some(WallTime::from_secs(7)))
+        ("TerminationByKubelet", Some(WallTime::from_unix_seconds(7)))
     );
     // A pod that has ended in the API stays as it ended.
     for stored in [PodPhase::Running, PodPhase::Succeeded] {
@@ -221,24 +221,25 @@ fn what_a_server_makes_of_it() {
     let uid = PodUid::from("u");
     let mut wanted = running();
     wanted.observed_generation = Some(3);
-    let before = ApiStatusDigest::of(&PodStatus::default());
-    let patch1 = patch(&uid, &before, None, &wanted, true, NOW).expect("all differs");
-    let answer = ApiStatusDigest::of(&running());
+    let before = ApiStatusDigest::from_status(&PodStatus::default());
+    let patch1 =
+        compute_status_patch(&uid, &before, None, &wanted, true, NOW).expect("all differs");
+    let answer = ApiStatusDigest::from_status(&running());
     let quirk = patch1
         .told
-        .quirk(None, &answer)
+        .quirk_of_answer(None, &answer)
         .expect("not what it was told");
     assert!(
-        patch(&uid, &answer, Some(&quirk), &wanted, true, NOW).is_none(),
+        compute_status_patch(&uid, &answer, Some(&quirk), &wanted, true, NOW).is_none(),
         "not for ever"
     );
     // Another client changes a part with a quirk, and one without.
     let mut foreign = running();
     foreign.start_time = None;
     assert!(
-        patch(
+        compute_status_patch(
             &uid,
-            &ApiStatusDigest::of(&foreign),
+            &ApiStatusDigest::from_status(&foreign),
             Some(&quirk),
             &wanted,
             true,
@@ -248,8 +249,9 @@ fn what_a_server_makes_of_it() {
     );
     let mut foreign = running();
     foreign.phase = PodPhase::Unknown;
-    let shown = ApiStatusDigest::of(&foreign);
-    let patch2 = patch(&uid, &shown, Some(&quirk), &wanted, true, NOW).expect("differs");
+    let shown = ApiStatusDigest::from_status(&foreign);
+    let patch2 =
+        compute_status_patch(&uid, &shown, Some(&quirk), &wanted, true, NOW).expect("differs");
     assert!(
         patch2.body["status"].get("startTime").is_none(),
         "no need to tell that again"
@@ -257,9 +259,9 @@ fn what_a_server_makes_of_it() {
     // A change of a part that the patch did not send is no quirk of the server.
     let mut raced = running();
     raced.container_statuses.clear();
-    let raced = ApiStatusDigest::of(&raced);
-    let quirk = patch2.told.quirk(Some(&quirk), &raced);
-    assert!(patch(&uid, &raced, quirk.as_ref(), &wanted, true, NOW).is_some());
+    let raced = ApiStatusDigest::from_status(&raced);
+    let quirk = patch2.told.quirk_of_answer(Some(&quirk), &raced);
+    assert!(compute_status_patch(&uid, &raced, quirk.as_ref(), &wanted, true, NOW).is_some());
 }
 
 /// A status of random content; small choices, so that two of them often agree in part.
@@ -319,7 +321,7 @@ fn arbitrary(random: &mut Random, foreign: bool) -> PodStatus {
             vec![IpEntry { ip: ip.clone() }]
         },
         pod_ip: ip,
-        start_time: random.one_in(2).then_some(WallTime::from_secs(3)),
+        start_time: random.one_in(2).then_some(WallTime::from_unix_seconds(3)),
         init_container_statuses,
         container_statuses,
         observed_generation: random.one_in(2).then_some(1),
@@ -348,7 +350,7 @@ fn leads_where_a_merge_of_the_whole_would() {
             }
             None => object(&shown),
         };
-        let status: PodStatus = strict::typed(&after["status"]).expect("a status");
+        let status: PodStatus = strict::typed_from_value(&after["status"]).expect("a status");
         assert!(same_status(&status, &wanted), "{status:?}\n{wanted:?}");
         let foreign = |s: &PodStatus| {
             let all = s.conditions.iter().filter(|c| c.kind.starts_with("x/"));

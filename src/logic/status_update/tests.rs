@@ -70,7 +70,7 @@ fn normal_form() {
     long.state.terminated.as_mut().expect("ended").message = "é".repeat(5000);
     let mut new = status(PodPhase::Running, vec![runs("b"), long]);
     new.init_container_statuses = vec![ended("y", 0), ended("z", 0)];
-    finish(
+    normalise_status(
         &pod,
         &mut new,
         &PodStatus::default(),
@@ -94,11 +94,11 @@ fn normal_form() {
     let started = new.container_statuses[1].state.running.as_ref();
     assert_eq!(
         started.and_then(|r| r.started_at),
-        Some(WallTime::from_secs(1))
+        Some(WallTime::from_unix_seconds(1))
     );
-    assert_eq!(new.start_time, Some(WallTime::from_secs(9)));
+    assert_eq!(new.start_time, Some(WallTime::from_unix_seconds(9)));
     let mut again = new.clone();
-    finish(&pod, &mut again, &new, WallTime::from_secs(99));
+    normalise_status(&pod, &mut again, &new, WallTime::from_unix_seconds(99));
     assert_eq!(again, new, "normalising twice changes nothing");
 }
 
@@ -171,11 +171,15 @@ fn judging() {
                 container: "a".into(),
             }
         };
-        assert_eq!(judge(&pod, Some(&old), &new, false), expected, "{name}");
+        assert_eq!(
+            judge_status(&pod, Some(&old), &new, false),
+            expected,
+            "{name}"
+        );
         let mut another = new.clone();
         another.container_statuses[0].container_id = "picolet://another".into();
         assert_eq!(
-            judge(&pod, Some(&old), &another, false),
+            judge_status(&pod, Some(&old), &another, false),
             StatusVerdict::Changed,
             "{name}: another instance runs"
         );
@@ -183,15 +187,15 @@ fn judging() {
         for (start_s, expected) in [(7, expected), (8, StatusVerdict::Changed)] {
             let mut past = old.clone();
             let end = past.container_statuses[0].state.terminated.as_mut();
-            end.expect("ended").finished_at = Some(WallTime::from_secs(8));
+            end.expect("ended").finished_at = Some(WallTime::from_unix_seconds(8));
             let mut later = new.clone();
             let run = later.container_statuses[0].state.running.as_mut();
-            run.expect("runs").started_at = Some(WallTime::from_secs(start_s));
-            let judged = judge(&pod, Some(&past), &later, false);
+            run.expect("runs").started_at = Some(WallTime::from_unix_seconds(start_s));
+            let judged = judge_status(&pod, Some(&past), &later, false);
             assert_eq!(judged, expected, "{name}: started at {start_s} s");
         }
         assert_eq!(
-            judge(&pod, Some(&old), &old, false),
+            judge_status(&pod, Some(&old), &old, false),
             StatusVerdict::Same,
             "{name}: unchanged"
         );
@@ -206,12 +210,12 @@ fn judging() {
     let old = init(vec![ended("s", 1), ended("i", 1)]);
     let sidecar_back = init(vec![runs("s"), ended("i", 1)]);
     assert_eq!(
-        judge(&pod, Some(&old), &sidecar_back, false),
+        judge_status(&pod, Some(&old), &sidecar_back, false),
         StatusVerdict::Changed
     );
     let init_back = init(vec![ended("s", 1), runs("i")]);
     assert!(matches!(
-        judge(&pod, Some(&old), &init_back, false),
+        judge_status(&pod, Some(&old), &init_back, false),
         StatusVerdict::Illegal { .. }
     ));
     for (policy, legal) in [(OnFailure, true), (Never, false)] {
@@ -221,7 +225,7 @@ fn judging() {
         end.expect("ended").reason = "OOMKilled".into();
         let killed = init(vec![ended("s", 1), killed]);
         let again = init(vec![ended("s", 1), waits("i")]);
-        let judged = judge(&pod, Some(&killed), &again, false);
+        let judged = judge_status(&pod, Some(&killed), &again, false);
         assert_eq!(
             judged == StatusVerdict::Changed,
             legal,
@@ -232,19 +236,22 @@ fn judging() {
     let same = status(PodPhase::Running, vec![runs("a")]);
     let mut pod = pod_with(&["a"]);
     assert_eq!(
-        judge(&pod, None, &same, false),
+        judge_status(&pod, None, &same, false),
         StatusVerdict::Changed,
         "first"
     );
-    assert_eq!(judge(&pod, Some(&same), &same, false), StatusVerdict::Same);
     assert_eq!(
-        judge(&pod, Some(&same), &same, true),
+        judge_status(&pod, Some(&same), &same, false),
+        StatusVerdict::Same
+    );
+    assert_eq!(
+        judge_status(&pod, Some(&same), &same, true),
         StatusVerdict::Changed,
         "forced"
     );
     pod.metadata.deletion_timestamp = Some(WallTime(1));
     assert_eq!(
-        judge(&pod, Some(&same), &same, false),
+        judge_status(&pod, Some(&same), &same, false),
         StatusVerdict::Changed,
         "deleted"
     );
@@ -351,7 +358,7 @@ fn end_of_termination() {
         pod.spec.init_containers = inits;
         let mut stored = status(PodPhase::Running, regular);
         stored.init_container_statuses = init_statuses;
-        let last = finished_status(&pod, &stored, WallTime::from_secs(3));
+        let last = finished_status(&pod, &stored, WallTime::from_unix_seconds(3));
         assert_eq!(line(&last), expected, "{name}");
         assert_eq!(last.phase, phase, "{name}");
         let mut all = last
@@ -363,7 +370,7 @@ fn end_of_termination() {
     let reasons = finished_status(
         &pod_with(&["a"]),
         &status(PodPhase::Running, vec![runs("a")]),
-        WallTime::from_secs(3),
+        WallTime::from_unix_seconds(3),
     );
     let end = reasons.container_statuses[0].state.terminated.as_ref();
     assert_eq!(end.expect("ended").reason, "ContainerStatusUnknown");
@@ -375,7 +382,7 @@ fn end_of_termination() {
             .all(|c| c.status == "False" && c.reason == "PodFailed")
     );
     let done = status(PodPhase::Succeeded, vec![ended("a", 0)]);
-    let last = finished_status(&pod_with(&["a"]), &done, WallTime::from_secs(3));
+    let last = finished_status(&pod_with(&["a"]), &done, WallTime::from_unix_seconds(3));
     assert_eq!(last.phase, PodPhase::Succeeded, "a terminal phase stays");
     let mut file = pod_with(&["a"]);
     file.metadata
@@ -421,7 +428,7 @@ fn what_the_api_gets() {
         );
         words.join(", ")
     };
-    let now = WallTime::from_secs(50);
+    let now = WallTime::from_unix_seconds(50);
     // SM-07 SM-08 DEL-02
     for (name, phase, may_run, expected) in [
         (
@@ -452,7 +459,7 @@ fn what_the_api_gets() {
         );
     }
     let sent = merge_for_api(&api(), &stored(PodPhase::Failed), false, now);
-    let disruption = conditions::find(&sent.conditions, DISRUPTION_TARGET).expect("sent");
+    let disruption = conditions::find_condition(&sent.conditions, DISRUPTION_TARGET).expect("sent");
     assert_eq!(disruption.last_transition_time, Some(now));
     let mut ended_api = api();
     ended_api.phase = PodPhase::Failed;
@@ -483,16 +490,16 @@ fn between_syncs() {
     let up = with_condition(
         &pod,
         &base,
-        conditions::sandbox_is_up(),
-        WallTime::from_secs(4),
+        conditions::sandbox_up_condition(),
+        WallTime::from_unix_seconds(4),
     );
     assert_eq!(line(&up), "PodReadyToStartContainers=True");
     assert_eq!(
         up.conditions[0].last_transition_time,
-        Some(WallTime::from_secs(4))
+        Some(WallTime::from_unix_seconds(4))
     );
     let probe = |status: &PodStatus, id: &str, change| {
-        with_probe_result(&pod, status, id, change, WallTime::from_secs(5))
+        with_probe_result(&pod, status, id, change, WallTime::from_unix_seconds(5))
     };
     let ready = probe(&up, "picolet://a-0", ProbeChange::Ready(true)).expect("changes");
     assert_eq!(
@@ -516,7 +523,7 @@ fn between_syncs() {
     let mut not_yet = up.clone();
     not_yet.container_statuses[0].started = Some(false);
     let mut dead = up.clone();
-    dead.container_statuses[0].state = terminated(1, "Error", "");
+    dead.container_statuses[0].state = unobserved_terminated_state(1, "Error", "");
     for (name, status, change) in [
         ("not started", &not_yet, ProbeChange::Ready(true)),
         ("has ended", &dead, ProbeChange::Ready(true)),

@@ -20,7 +20,7 @@ pub enum WriteRightChange {
 
 impl ForbiddenWrites {
     /// Takes in the answer to the write of a status. Each change is returned once.
-    pub fn heard(&mut self, word: WriteAnswer) -> Option<WriteRightChange> {
+    pub fn take_write_answer(&mut self, word: WriteAnswer) -> Option<WriteRightChange> {
         match word {
             WriteAnswer::Forbidden => {
                 self.0 = self.0.saturating_add(1);
@@ -65,7 +65,7 @@ mod tests {
         .into_iter()
         .enumerate()
         {
-            assert_eq!(forbidden.heard(word), told, "{at}");
+            assert_eq!(forbidden.take_write_answer(word), told, "{at}");
         }
     }
 }

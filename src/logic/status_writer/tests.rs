@@ -8,7 +8,7 @@ use crate::api::pod_status::PodPhase;
 struct Node(BTreeMap<PodUid, (PodStatus, u64, bool, bool)>);
 
 impl LocalPodStates for Node {
-    fn truth(&self, uid: &PodUid) -> Option<LocalPodState<'_>> {
+    fn local_state(&self, uid: &PodUid) -> Option<LocalPodState<'_>> {
         let (status, version, finished, could_run) = self.0.get(uid)?;
         Some(LocalPodState {
             status,
@@ -42,7 +42,7 @@ fn status_of(phase: PodPhase, restarts: u32) -> PodStatus {
 
 fn copy(phase: PodPhase, restarts: u32) -> ApiPodCopy {
     ApiPodCopy {
-        status: ApiStatusDigest::of(&status_of(phase, restarts)),
+        status: ApiStatusDigest::from_status(&status_of(phase, restarts)),
         deleting: false,
         mirror: false,
     }
@@ -66,7 +66,7 @@ impl Desk {
     /// All that it asks for now, as words.
     fn asks(&mut self) -> Vec<String> {
         let mut all = Vec::new();
-        while let Some(write) = self.writer.poll(&self.node, self.now, WallTime(0)) {
+        while let Some(write) = self.writer.poll_write(&self.node, self.now, WallTime(0)) {
             all.push(match write {
                 StatusWrite::Patch { uid, body } => {
                     let status = &body["status"];
@@ -94,7 +94,7 @@ impl Desk {
 
     fn says(&mut self, uid: &str, phase: PodPhase, restarts: u32) {
         self.node.says(uid, phase, restarts);
-        self.writer.on_change();
+        self.writer.on_status_change();
     }
 }
 
@@ -131,7 +131,7 @@ fn newest_wins_and_the_same_is_not_sent() {
         desk.now = desk.writer.next_timeout(desk.now);
         assert_eq!(desk.asks(), NONE);
     }
-    desk.writer.on_gone(&uid);
+    desk.writer.on_pod_gone(&uid);
     desk.says("a", PodPhase::Running, 4);
     assert_eq!(desk.asks(), NONE, "DEL-06: gone in the API");
 }
@@ -151,7 +151,7 @@ fn what_others_change_is_repaired() {
             .on_api_copy(&"a".into(), copy(PodPhase::Unknown, 1));
         for ask in desk.asks() {
             assert_eq!(ask, "patch a Running 1");
-            assert!(desk.writer.take_meddled());
+            assert!(desk.writer.take_external_change());
             repairs += 1;
             assert_eq!(
                 desk.patched("a", Ok(copy(PodPhase::Running, 1))),
@@ -170,7 +170,7 @@ fn what_others_change_is_repaired() {
     desk.says("a", PodPhase::Succeeded, 1);
     desk.now.0 += 60_000;
     assert_eq!(desk.asks(), ["patch a Succeeded 1"]);
-    assert!(!desk.writer.take_meddled());
+    assert!(!desk.writer.take_external_change());
 }
 
 #[test]
@@ -189,13 +189,13 @@ fn ended_told_deleted() {
     desk.says("a", PodPhase::Failed, 1);
     assert_eq!(desk.asks(), NONE, "containers may still run");
     desk.node.runs("a", false, false);
-    desk.writer.on_change();
+    desk.writer.on_status_change();
     assert_eq!(desk.asks(), ["patch a Failed 1"]);
     let told = deleting(PodPhase::Failed);
     assert_eq!(desk.patched("a", Ok(told)), WriteFollowUp::Nothing);
     assert_eq!(desk.asks(), NONE, "its volumes are still there");
     desk.node.runs("a", false, true);
-    desk.writer.on_change();
+    desk.writer.on_status_change();
     assert_eq!(desk.asks(), ["delete a"]);
     assert_eq!(
         desk.writer
@@ -363,7 +363,7 @@ fn what_was_refused_holds_back_nothing_else() {
     };
     desk.writer.on_api_copy(&"a".into(), deleting);
     desk.node.runs("a", false, true);
-    desk.writer.on_change();
+    desk.writer.on_status_change();
     let (ask, took) = first(&mut desk);
     assert_eq!(ask, "delete a");
     assert!(took <= gap, "{took:?}");
@@ -414,7 +414,7 @@ fn answers_of_pods_that_are_gone() {
     desk.writer
         .on_api_copy(&"a".into(), copy(PodPhase::Pending, 0));
     assert_eq!(desk.asks(), ["patch a Running 1"]);
-    desk.writer.on_gone(&"a".into());
+    desk.writer.on_pod_gone(&"a".into());
     desk.writer
         .on_api_copy(&"a".into(), copy(PodPhase::Pending, 0));
     assert_eq!(desk.asks(), NONE, "the request of before is still out");

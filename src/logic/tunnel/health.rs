@@ -5,7 +5,7 @@ use alloc::{format, string::String, vec::Vec};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    check::{CheckFinding, some_of},
+    check::{CheckFinding, join_first},
     metrics::exposition::{MetricType, MetricsText},
 };
 
@@ -43,14 +43,14 @@ pub struct TunnelFigures {
 /// Checks a tunnel to these servers: it needs settings in the control plane (TUN-07, TUN-08). `health`: the agent's word;
 /// `None`: no agent runs.
 #[must_use]
-pub fn check(servers: &[(String, u16)], health: Option<&TunnelHealth>) -> CheckFinding {
+pub fn check_tunnel(servers: &[(String, u16)], health: Option<&TunnelHealth>) -> CheckFinding {
     // Nodes behind different NATs may have the same address: only their names differ.
     const NEEDS: &str =
         "kube-apiserver needs --kubelet-preferred-address-types=Hostname,InternalIP,ExternalIP";
     let to = || {
         let names = servers.iter().map(|(host, port)| format!("{host}:{port}"));
         let names: Vec<String> = names.collect();
-        some_of(names.iter().map(String::as_str), 3)
+        join_first(names.iter().map(String::as_str), 3)
     };
     let Some(health) = health else {
         return CheckFinding::ok(format!("to {}; {NEEDS}", to()));
@@ -75,13 +75,13 @@ pub fn check(servers: &[(String, u16)], health: Option<&TunnelHealth>) -> CheckF
 }
 
 /// Writes the metrics of a tunnel.
-pub fn write_metrics(figures: &TunnelFigures, page: &mut MetricsText) {
+pub fn write_tunnel_metrics(figures: &TunnelFigures, page: &mut MetricsText) {
     let mut family = |name: &str, kind, help: &str, label: &str, values: &[(&str, u64)]| {
-        page.family(name, kind, help, |samples| {
+        page.write_family(name, kind, help, |samples| {
             for (text, value) in values {
                 let labels = [(label, *text)];
                 let labels = if label.is_empty() { &[][..] } else { &labels };
-                samples.put(labels, (*value).into(), None);
+                samples.write_sample(labels, (*value).into(), None);
             }
         });
     };
@@ -166,7 +166,7 @@ mod tests {
             ),
             (None, FindingLevel::Ok, format!("to k:8091; {needs}"), ""),
         ] {
-            let found = check(&[("k".to_owned(), 8091)], health.as_ref());
+            let found = check_tunnel(&[("k".to_owned(), 8091)], health.as_ref());
             assert_eq!(
                 (found.level, &*found.says, &*found.fix),
                 (level, &*says, fix)
@@ -186,7 +186,7 @@ mod tests {
             bytes_out: 6,
         };
         let mut page = MetricsText::default();
-        write_metrics(&figures, &mut page);
+        write_tunnel_metrics(&figures, &mut page);
         assert_eq!(
             page.0,
             "# HELP picolet_tunnel_streams Streams to servers of the tunnel that are open.

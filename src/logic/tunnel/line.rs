@@ -75,7 +75,7 @@ impl TunnelLine {
 
     /// Pause before the next try. `up`: duration of the stream that ended, if there was one. `random` spreads the pause
     /// by a tenth.
-    pub fn pause(
+    pub fn next_pause(
         &mut self,
         ending: StreamLossReason,
         up: Option<Duration>,
@@ -111,7 +111,7 @@ impl TunnelLine {
     /// Decides what to do about silence. `heard`: time of the last bytes. `asked`: time of the ping since then, if
     /// there was one.
     #[must_use]
-    pub fn silence(
+    pub fn judge_silence(
         &self,
         heard: MonoTime,
         asked: Option<MonoTime>,
@@ -129,7 +129,7 @@ impl TunnelLine {
     }
 }
 
-/// Decision of [`TunnelLine::silence`].
+/// Decision of [`TunnelLine::judge_silence`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SilenceDecision {
     /// Do nothing before this time.
@@ -142,7 +142,7 @@ pub enum SilenceDecision {
 
 /// Returns true for a status by which the server of a tunnel refuses a node that it does not know.
 #[must_use]
-pub const fn is_refusal(grpc_code: u32) -> bool {
+pub const fn is_node_refusal(grpc_code: u32) -> bool {
     // UNKNOWN of the server itself; PERMISSION_DENIED and UNAUTHENTICATED of others in its place.
     matches!(grpc_code, 2 | 7 | 16)
 }
@@ -159,7 +159,7 @@ pub struct ConnectedServers {
 impl ConnectedServers {
     /// Takes in that a stream of this line has begun. Returns false if there is one to that server already: the new one
     /// ends.
-    pub fn arrive(&mut self, line: usize, server: &str, count: usize) -> bool {
+    pub fn record_stream(&mut self, line: usize, server: &str, count: usize) -> bool {
         self.count = count;
         let is_new = self.up.iter().all(|(_, up)| up != server);
         if is_new {
@@ -169,19 +169,19 @@ impl ConnectedServers {
     }
 
     /// Takes in that the stream of this line has ended, or will be replaced.
-    pub fn leave(&mut self, line: usize) {
+    pub fn remove_stream(&mut self, line: usize) {
         self.up.retain(|(of, _)| *of != line);
     }
 
     /// Number of lines to keep: one for each address of the configuration, and as many more as servers are missing.
     #[must_use]
-    pub fn lines(&self, addresses: usize) -> usize {
+    pub fn wanted_line_count(&self, addresses: usize) -> usize {
         self.count.max(addresses).min(MAX_LINES.max(addresses))
     }
 
     /// Number of servers with a stream, and number of servers.
     #[must_use]
-    pub fn known(&self) -> (usize, usize) {
+    pub fn server_counts(&self) -> (usize, usize) {
         (self.up.len(), self.count)
     }
 }
@@ -193,7 +193,7 @@ mod tests {
     const EVEN: u64 = 100;
 
     fn pauses(line: &mut TunnelLine, ending: StreamLossReason, times: usize) -> Vec<u64> {
-        let pause = |_| line.pause(ending, None, EVEN).as_secs();
+        let pause = |_| line.next_pause(ending, None, EVEN).as_secs();
         (0..times).map(pause).collect()
     }
 
@@ -205,12 +205,14 @@ mod tests {
         assert_eq!(all, [1, 1, 2, 3, 5, 7, 10, 10, 10]);
         let short = Some(Duration::from_secs(9));
         assert_eq!(
-            line.pause(StreamLossReason::Broken, short, EVEN).as_secs(),
+            line.next_pause(StreamLossReason::Broken, short, EVEN)
+                .as_secs(),
             10
         );
         let good = Some(Duration::from_secs(10));
         assert_eq!(
-            line.pause(StreamLossReason::Broken, good, EVEN).as_secs(),
+            line.next_pause(StreamLossReason::Broken, good, EVEN)
+                .as_secs(),
             1
         );
         let mut line = TunnelLine::default();
@@ -236,7 +238,8 @@ mod tests {
     #[test]
     fn pauses_are_spread() {
         // TUN-10
-        let pause = |random| TunnelLine::default().pause(StreamLossReason::Refused, None, random);
+        let pause =
+            |random| TunnelLine::default().next_pause(StreamLossReason::Refused, None, random);
         let ms = |random| pause(random).as_millis();
         assert_eq!(
             (ms(0), ms(100), ms(200), ms(201)),
@@ -250,34 +253,40 @@ mod tests {
         let at = |s: u64| MonoTime(s * 1000);
         let mut line = TunnelLine::default();
         assert_eq!(
-            line.silence(at(0), None, at(44)),
+            line.judge_silence(at(0), None, at(44)),
             SilenceDecision::Until(at(45))
         );
-        assert_eq!(line.silence(at(0), None, at(45)), SilenceDecision::Ask);
+        assert_eq!(
+            line.judge_silence(at(0), None, at(45)),
+            SilenceDecision::Ask
+        );
         let asked = Some(at(45));
         assert_eq!(
-            line.silence(at(0), asked, at(64)),
+            line.judge_silence(at(0), asked, at(64)),
             SilenceDecision::Until(at(65))
         );
-        assert_eq!(line.silence(at(0), asked, at(65)), SilenceDecision::Dead);
-        // The silence never gets shorter than servers allow.
-        line.pause(StreamLossReason::Silent, None, 0);
         assert_eq!(
-            line.silence(at(0), None, at(44)),
+            line.judge_silence(at(0), asked, at(65)),
+            SilenceDecision::Dead
+        );
+        // The silence never gets shorter than servers allow.
+        line.next_pause(StreamLossReason::Silent, None, 0);
+        assert_eq!(
+            line.judge_silence(at(0), None, at(44)),
             SilenceDecision::Until(at(45))
         );
         let mut line = TunnelLine::default();
         line.set_metered(true);
         for silence in [240, 120, 60, 45, 45] {
             assert_eq!(
-                line.silence(at(0), None, at(1)),
+                line.judge_silence(at(0), None, at(1)),
                 SilenceDecision::Until(at(silence))
             );
-            line.pause(StreamLossReason::Silent, None, 0);
+            line.next_pause(StreamLossReason::Silent, None, 0);
         }
-        line.pause(StreamLossReason::Broken, None, 0);
+        line.next_pause(StreamLossReason::Broken, None, 0);
         assert_eq!(
-            line.silence(at(0), None, at(1)),
+            line.judge_silence(at(0), None, at(1)),
             SilenceDecision::Until(at(45))
         );
     }
@@ -289,8 +298,8 @@ mod tests {
         let mut silences = |steps: &[(bool, StreamLossReason)]| {
             let silence = |(is_metered, ending): &(bool, StreamLossReason)| {
                 line.set_metered(*is_metered);
-                let until = line.silence(MonoTime(0), None, MonoTime(1));
-                line.pause(*ending, None, 0);
+                let until = line.judge_silence(MonoTime(0), None, MonoTime(1));
+                line.next_pause(*ending, None, 0);
                 until
             };
             steps.iter().map(silence).collect::<Vec<_>>()
@@ -312,7 +321,7 @@ mod tests {
     #[test]
     fn refusals() {
         // TUN-09
-        let all: Vec<u32> = (0..20).filter(|code| is_refusal(*code)).collect();
+        let all: Vec<u32> = (0..20).filter(|code| is_node_refusal(*code)).collect();
         assert_eq!(all, [2, 7, 16]);
     }
 
@@ -320,16 +329,25 @@ mod tests {
     fn as_many_servers_as_there_are() {
         // TUN-10
         let mut servers = ConnectedServers::default();
-        assert_eq!((servers.lines(1), servers.lines(3)), (1, 3));
-        assert!(servers.arrive(0, "a", 3));
-        assert_eq!((servers.lines(1), servers.known()), (3, (1, 3)));
-        assert!(!servers.arrive(1, "a", 3), "a repeat");
-        assert!(servers.arrive(2, "b", 2));
-        assert_eq!(servers.lines(1), 2);
-        servers.leave(0);
-        assert!(servers.arrive(1, "a", 2));
-        assert_eq!(servers.known(), (2, 2));
-        assert!(servers.arrive(0, "c", 1000));
-        assert_eq!((servers.lines(1), servers.lines(20)), (8, 20));
+        assert_eq!(
+            (servers.wanted_line_count(1), servers.wanted_line_count(3)),
+            (1, 3)
+        );
+        assert!(servers.record_stream(0, "a", 3));
+        assert_eq!(
+            (servers.wanted_line_count(1), servers.server_counts()),
+            (3, (1, 3))
+        );
+        assert!(!servers.record_stream(1, "a", 3), "a repeat");
+        assert!(servers.record_stream(2, "b", 2));
+        assert_eq!(servers.wanted_line_count(1), 2);
+        servers.remove_stream(0);
+        assert!(servers.record_stream(1, "a", 2));
+        assert_eq!(servers.server_counts(), (2, 2));
+        assert!(servers.record_stream(0, "c", 1000));
+        assert_eq!(
+            (servers.wanted_line_count(1), servers.wanted_line_count(20)),
+            (8, 20)
+        );
     }
 }

@@ -26,7 +26,7 @@ pub fn agent_id(node: &str, boot_id: &str) -> String {
 
 /// Names under which a server finds this node: those of its Node, in the same order (TUN-07).
 #[must_use]
-pub fn identifiers(node: &str, addresses: &[NodeAddress]) -> String {
+pub fn agent_identifiers(node: &str, addresses: &[NodeAddress]) -> String {
     let mut out = format!("host={node}");
     for NodeAddress { address, .. } in addresses {
         let kind = match address.parse() {
@@ -64,7 +64,7 @@ impl OwnServer {
 
     /// Returns true if a dial is for this target.
     #[must_use]
-    pub fn is_meant(&self, protocol: &str, target: &str) -> bool {
+    pub fn is_dial_target(&self, protocol: &str, target: &str) -> bool {
         let Some((host, port)) = target.rsplit_once(':') else {
             return false;
         };
@@ -103,10 +103,10 @@ mod tests {
             ("InternalDNS", "n.lan"),
         ]);
         assert_eq!(
-            identifiers("n", &all),
+            agent_identifiers("n", &all),
             "host=n&ipv4=192.168.1.2&ipv6=fd00::2&host=n.lan"
         );
-        assert_eq!(identifiers("n", &[]), "host=n");
+        assert_eq!(agent_identifiers("n", &[]), "host=n");
     }
 
     #[test]
@@ -132,8 +132,8 @@ mod tests {
             ("", false),
             (":10250", false),
         ] {
-            assert_eq!(own.is_meant("tcp", target), want, "{target}");
+            assert_eq!(own.is_dial_target("tcp", target), want, "{target}");
         }
-        assert!(!own.is_meant("udp", "n:10250"));
+        assert!(!own.is_dial_target("udp", "n:10250"));
     }
 }

@@ -36,7 +36,7 @@ impl ConnectionIds {
         Self((random >> 2).cast_signed() + 1)
     }
 
-    fn take(&mut self) -> ConnectionId {
+    fn next_id(&mut self) -> ConnectionId {
         let id = self.0;
         // In practice there is no overflow.
         self.0 = self.0.checked_add(1).unwrap_or(1);
@@ -126,7 +126,7 @@ pub enum DialRefusal {
 impl DialRefusal {
     /// Text of the answer to the server.
     #[must_use]
-    pub const fn text(self) -> &'static str {
+    pub const fn answer_text(self) -> &'static str {
         match self {
             Self::TooMany => "too many connections",
             Self::Misrouted => {
@@ -162,7 +162,7 @@ struct WaitDebt {
 }
 
 impl WaitDebt {
-    fn at(&self, now: MonoTime) -> Duration {
+    fn debt_at(&self, now: MonoTime) -> Duration {
         let passed = now - self.noted;
         match self.is_full {
             true => self.owed + passed,
@@ -170,18 +170,18 @@ impl WaitDebt {
         }
     }
 
-    fn note(&mut self, given: usize, is_full: bool, now: MonoTime) {
+    fn record_given_bytes(&mut self, given: usize, is_full: bool, now: MonoTime) {
         let given = u64::try_from(given).unwrap_or(u64::MAX);
         let good = Duration::from_micros(given.saturating_mul(1_000_000) / FAIR_BYTES_S);
         *self = Self {
-            owed: self.at(now).saturating_sub(good),
+            owed: self.debt_at(now).saturating_sub(good),
             noted: now,
             is_full,
         };
     }
 
     /// Time at which the debt is too large, if no byte is taken until then.
-    fn due(&self) -> Option<MonoTime> {
+    fn overdue_at(&self) -> Option<MonoTime> {
         let left = MAX_FULL.saturating_sub(self.owed);
         self.is_full.then(|| self.noted + left)
     }
@@ -201,7 +201,7 @@ pub struct TunnelStream {
 
 impl TunnelStream {
     /// Takes in a packet.
-    pub fn hear(
+    pub fn take_packet(
         &mut self,
         heard: TunnelPacket,
         ids: &mut ConnectionIds,
@@ -213,34 +213,34 @@ impl TunnelStream {
                 is_own,
                 was_own,
                 is_spent,
-            } => match self.refusal(is_own, was_own, is_spent) {
+            } => match self.dial_refusal(is_own, was_own, is_spent) {
                 Some(why) => StreamAction::Refuse { random, why },
-                None => self.open(random, ids.take(), now),
+                None => self.open_connection(random, ids.next_id(), now),
             },
             TunnelPacket::CancelDial { random } => {
                 // The cancellation crossed the answer: the server does not know the number, and never will.
                 let idle = |c: &&CarriedConnection| c.random == random && !c.is_used;
                 match self.carried.iter().find(idle).map(|c| c.id) {
-                    Some(id) => self.close(id),
+                    Some(id) => self.close_connection(id),
                     None => StreamAction::Nothing,
                 }
             }
-            TunnelPacket::Data { id } => match self.find(id) {
+            TunnelPacket::Data { id } => match self.find_connection(id) {
                 Some(carried) => {
                     carried.is_used = true;
                     StreamAction::Deliver
                 }
                 None => StreamAction::Unknown { id },
             },
-            TunnelPacket::Close { id } => match self.find(id) {
-                Some(_) => self.close(id),
+            TunnelPacket::Close { id } => match self.find_connection(id) {
+                Some(_) => self.close_connection(id),
                 None => StreamAction::Unknown { id },
             },
         }
     }
 
     /// Reason to refuse a dial, if there is one.
-    fn refusal(&self, is_own: bool, was_own: bool, is_spent: bool) -> Option<DialRefusal> {
+    fn dial_refusal(&self, is_own: bool, was_own: bool, is_spent: bool) -> Option<DialRefusal> {
         Some(match (is_own, was_own) {
             (false, false) => DialRefusal::Misrouted,
             (false, true) => DialRefusal::Moved,
@@ -251,7 +251,7 @@ impl TunnelStream {
         })
     }
 
-    fn open(&mut self, random: i64, id: ConnectionId, now: MonoTime) -> StreamAction {
+    fn open_connection(&mut self, random: i64, id: ConnectionId, now: MonoTime) -> StreamAction {
         if self.is_replaced {
             self.dialled.get_or_insert(now);
         }
@@ -264,17 +264,17 @@ impl TunnelStream {
         StreamAction::Open { id, random }
     }
 
-    fn find(&mut self, id: ConnectionId) -> Option<&mut CarriedConnection> {
+    fn find_connection(&mut self, id: ConnectionId) -> Option<&mut CarriedConnection> {
         self.carried.iter_mut().find(|c| c.id == id)
     }
 
-    fn close(&mut self, id: ConnectionId) -> StreamAction {
-        self.forget(id);
+    fn close_connection(&mut self, id: ConnectionId) -> StreamAction {
+        self.forget_connection(id);
         StreamAction::Drop { id }
     }
 
     /// Removes a connection that has ended here. The server was told after its last bytes.
-    pub fn forget(&mut self, id: ConnectionId) {
+    pub fn forget_connection(&mut self, id: ConnectionId) {
         self.carried.retain(|c| c.id != id);
         if self.carried.is_empty() {
             self.carried = Vec::new();
@@ -282,26 +282,32 @@ impl TunnelStream {
     }
 
     /// Takes in that a connection took `given` bytes. `is_full`: it had no room for further ones. Then the stream is
-    /// not read until it has, or until [`Self::overdue`] returns the connection.
-    pub fn holds_up(&mut self, id: ConnectionId, given: usize, is_full: bool, now: MonoTime) {
-        if let Some(carried) = self.find(id) {
-            carried.debt.note(given, is_full, now);
+    /// not read until it has, or until [`Self::take_overdue`] returns the connection.
+    pub fn record_given_bytes(
+        &mut self,
+        id: ConnectionId,
+        given: usize,
+        is_full: bool,
+        now: MonoTime,
+    ) {
+        if let Some(carried) = self.find_connection(id) {
+            carried.debt.record_given_bytes(given, is_full, now);
         }
     }
 
     /// Takes out a connection that has held up the others for too long: the caller drops it and tells the server.
-    pub fn overdue(&mut self, now: MonoTime) -> Option<ConnectionId> {
-        let late = |c: &&CarriedConnection| c.debt.due().is_some_and(|due| due <= now);
+    pub fn take_overdue(&mut self, now: MonoTime) -> Option<ConnectionId> {
+        let late = |c: &&CarriedConnection| c.debt.overdue_at().is_some_and(|due| due <= now);
         let id = self.carried.iter().find(late)?.id;
-        self.forget(id);
+        self.forget_connection(id);
         Some(id)
     }
 
-    /// Time at which [`Self::overdue`] or [`Self::is_outlived`] must be called, if there is no change.
+    /// Time at which [`Self::take_overdue`] or [`Self::is_outlived`] must be called, if there is no change.
     #[must_use]
-    pub fn due(&self) -> Option<MonoTime> {
-        let full = self.carried.iter().filter_map(|c| c.debt.due());
-        full.chain(self.outlived()).min()
+    pub fn next_timeout(&self) -> Option<MonoTime> {
+        let full = self.carried.iter().filter_map(|c| c.debt.overdue_at());
+        full.chain(self.outlived_at()).min()
     }
 
     /// The next connection that has bytes to send: each has its turn.
@@ -323,16 +329,16 @@ impl TunnelStream {
     /// Marks the stream as replaced: another stream has its place, or none shall have it. Its connections go on, and
     /// dials are taken: servers before 0.35 dial on the oldest stream that they have of a node, whatever they were
     /// told.
-    pub const fn replace(&mut self) {
+    pub const fn mark_replaced(&mut self) {
         self.is_replaced = true;
     }
 
     /// Refuses dials from now on. Connections go on.
-    pub const fn leave(&mut self) {
+    pub const fn refuse_dials(&mut self) {
         self.is_leaving = true;
     }
 
-    fn outlived(&self) -> Option<MonoTime> {
+    fn outlived_at(&self) -> Option<MonoTime> {
         self.dialled.map(|dialled| dialled + MAX_REPLACED)
     }
 
@@ -340,12 +346,12 @@ impl TunnelStream {
     /// dialled on it all the same.
     #[must_use]
     pub fn is_outlived(&self, now: MonoTime) -> bool {
-        self.outlived().is_some_and(|due| due <= now)
+        self.outlived_at().is_some_and(|due| due <= now)
     }
 
     /// Number of connections.
     #[must_use]
-    pub fn connections(&self) -> usize {
+    pub fn connection_count(&self) -> usize {
         self.carried.len()
     }
 }
@@ -370,7 +376,7 @@ mod tests {
     }
 
     fn open(stream: &mut TunnelStream, ids: &mut ConnectionIds, random: i64) -> ConnectionId {
-        match stream.hear(dial(random), ids, NOW) {
+        match stream.take_packet(dial(random), ids, NOW) {
             StreamAction::Open { id, random: said } => {
                 assert_eq!(said, random);
                 id
@@ -390,13 +396,13 @@ mod tests {
         let (mut first, mut second) = (TunnelStream::default(), TunnelStream::default());
         let a = open(&mut first, &mut ids, 1);
         let b = open(&mut second, &mut ids, 1);
-        first.forget(a);
+        first.forget_connection(a);
         let c = open(&mut first, &mut ids, 1);
         assert!(a > 0 && b > a && c > b, "{a} {b} {c}");
-        assert!(ConnectionIds::new(0).take() > 0, "0 is no number");
+        assert!(ConnectionIds::new(0).next_id() > 0, "0 is no number");
         assert_ne!(
-            ConnectionIds::new(7 << 20).take(),
-            ConnectionIds::new(9 << 20).take()
+            ConnectionIds::new(7 << 20).next_id(),
+            ConnectionIds::new(9 << 20).next_id()
         );
     }
 
@@ -419,11 +425,11 @@ mod tests {
             is_spent: true,
         };
         assert_eq!(
-            stream.hear(spent, &mut ids, NOW),
+            stream.take_packet(spent, &mut ids, NOW),
             refused(6, DialRefusal::Spent)
         );
         let misrouted = refused(5, DialRefusal::Misrouted);
-        assert_eq!(stream.hear(foreign, &mut ids, NOW), misrouted);
+        assert_eq!(stream.take_packet(foreign, &mut ids, NOW), misrouted);
         // Another node may have that address now.
         let moved = TunnelPacket::Dial {
             random: 7,
@@ -432,40 +438,40 @@ mod tests {
             is_spent: false,
         };
         assert_eq!(
-            stream.hear(moved, &mut ids, NOW),
+            stream.take_packet(moved, &mut ids, NOW),
             refused(7, DialRefusal::Moved)
         );
         let all: Vec<ConnectionId> = (0..32)
             .map(|random| open(&mut stream, &mut ids, random))
             .collect();
         let full = refused(40, DialRefusal::TooMany);
-        assert_eq!(stream.hear(dial(40), &mut ids, NOW), full);
+        assert_eq!(stream.take_packet(dial(40), &mut ids, NOW), full);
         assert_eq!(
-            stream.hear(TunnelPacket::Data { id: all[3] }, &mut ids, NOW),
+            stream.take_packet(TunnelPacket::Data { id: all[3] }, &mut ids, NOW),
             StreamAction::Deliver
         );
         let close = TunnelPacket::Close { id: all[3] };
         assert_eq!(
-            stream.hear(close, &mut ids, NOW),
+            stream.take_packet(close, &mut ids, NOW),
             StreamAction::Drop { id: all[3] }
         );
         let unknown = StreamAction::Unknown { id: all[3] };
-        assert_eq!(stream.hear(close, &mut ids, NOW), unknown);
+        assert_eq!(stream.take_packet(close, &mut ids, NOW), unknown);
         assert_eq!(
-            stream.hear(TunnelPacket::Data { id: all[3] }, &mut ids, NOW),
+            stream.take_packet(TunnelPacket::Data { id: all[3] }, &mut ids, NOW),
             unknown
         );
-        assert_eq!(stream.connections(), 31);
+        assert_eq!(stream.connection_count(), 31);
         // There is room for a connection again.
         open(&mut stream, &mut ids, 41);
-        stream.leave();
-        stream.forget(all[0]);
+        stream.refuse_dials();
+        stream.forget_connection(all[0]);
         let leaving = refused(42, DialRefusal::Leaving);
-        assert_eq!(stream.hear(dial(42), &mut ids, NOW), leaving);
+        assert_eq!(stream.take_packet(dial(42), &mut ids, NOW), leaving);
         for id in all {
-            stream.forget(id);
+            stream.forget_connection(id);
         }
-        assert_eq!(stream.connections(), 1);
+        assert_eq!(stream.connection_count(), 1);
     }
 
     #[test]
@@ -476,9 +482,9 @@ mod tests {
             open(&mut stream, &mut ids, 1),
             open(&mut stream, &mut ids, 2),
         );
-        stream.hear(TunnelPacket::Data { id: used }, &mut ids, NOW);
+        stream.take_packet(TunnelPacket::Data { id: used }, &mut ids, NOW);
         let cancel = |stream: &mut TunnelStream, random| {
-            stream.hear(
+            stream.take_packet(
                 TunnelPacket::CancelDial { random },
                 &mut ConnectionIds::new(0),
                 NOW,
@@ -487,7 +493,7 @@ mod tests {
         assert_eq!(cancel(&mut stream, 2), StreamAction::Nothing);
         assert_eq!(cancel(&mut stream, 1), StreamAction::Drop { id: unused });
         assert_eq!(cancel(&mut stream, 1), StreamAction::Nothing);
-        assert_eq!(stream.connections(), 1);
+        assert_eq!(stream.connection_count(), 1);
     }
 
     #[test]
@@ -498,19 +504,25 @@ mod tests {
             open(&mut stream, &mut ids, 1),
             open(&mut stream, &mut ids, 2),
         );
-        assert_eq!((stream.due(), stream.overdue(at(100))), (None, None));
-        stream.holds_up(a, 1000, true, at(1));
-        stream.holds_up(a, 0, true, at(5));
-        assert_eq!(stream.due(), Some(at(11)));
-        assert_eq!(stream.overdue(at(10)), None);
+        assert_eq!(
+            (stream.next_timeout(), stream.take_overdue(at(100))),
+            (None, None)
+        );
+        stream.record_given_bytes(a, 1000, true, at(1));
+        stream.record_given_bytes(a, 0, true, at(5));
+        assert_eq!(stream.next_timeout(), Some(at(11)));
+        assert_eq!(stream.take_overdue(at(10)), None);
         // The connection has taken as many bytes as pay off the time that the others have waited.
-        stream.holds_up(a, 9 * 32 * 1024, false, at(10));
-        stream.holds_up(a, 0, true, at(10));
-        stream.holds_up(b, 0, true, at(12));
-        assert_eq!(stream.overdue(at(19)), None);
-        assert_eq!(stream.overdue(at(20)), Some(a));
-        assert_eq!(stream.overdue(at(20)), None);
-        assert_eq!((stream.due(), stream.connections()), (Some(at(22)), 1));
+        stream.record_given_bytes(a, 9 * 32 * 1024, false, at(10));
+        stream.record_given_bytes(a, 0, true, at(10));
+        stream.record_given_bytes(b, 0, true, at(12));
+        assert_eq!(stream.take_overdue(at(19)), None);
+        assert_eq!(stream.take_overdue(at(20)), Some(a));
+        assert_eq!(stream.take_overdue(at(20)), None);
+        assert_eq!(
+            (stream.next_timeout(), stream.connection_count()),
+            (Some(at(22)), 1)
+        );
     }
 
     /// Second at which a connection is closed that takes `bytes` bytes every `period_s` seconds, and always has more to
@@ -518,12 +530,12 @@ mod tests {
     fn closed_after(bytes: usize, period_s: u64) -> Option<u64> {
         let mut stream = TunnelStream::default();
         let id = open(&mut stream, &mut ConnectionIds::new(0), 1);
-        stream.holds_up(id, MAX_INWARD_BYTES, true, at(0));
+        stream.record_given_bytes(id, MAX_INWARD_BYTES, true, at(0));
         (1..3600).find(|now| {
             if now % period_s == 0 {
-                stream.holds_up(id, bytes, true, at(*now));
+                stream.record_given_bytes(id, bytes, true, at(*now));
             }
-            stream.overdue(at(*now)).is_some()
+            stream.take_overdue(at(*now)).is_some()
         })
     }
 
@@ -547,14 +559,17 @@ mod tests {
         let mut stream = TunnelStream::default();
         let id = open(&mut stream, &mut ConnectionIds::new(0), 1);
         for begun in [0, 30, 60] {
-            stream.holds_up(id, 0, true, at(begun));
-            assert_eq!(stream.due(), Some(at(begun + 10)));
-            stream.holds_up(id, 1, false, at(begun + 9));
-            assert_eq!((stream.due(), stream.overdue(at(begun + 20))), (None, None));
+            stream.record_given_bytes(id, 0, true, at(begun));
+            assert_eq!(stream.next_timeout(), Some(at(begun + 10)));
+            stream.record_given_bytes(id, 1, false, at(begun + 9));
+            assert_eq!(
+                (stream.next_timeout(), stream.take_overdue(at(begun + 20))),
+                (None, None)
+            );
         }
         // Four of nine seconds are paid off.
-        stream.holds_up(id, 0, true, at(73));
-        assert_eq!(stream.due(), Some(MonoTime(78_000)));
+        stream.record_given_bytes(id, 0, true, at(73));
+        assert_eq!(stream.next_timeout(), Some(MonoTime(78_000)));
     }
 
     #[test]
@@ -563,25 +578,25 @@ mod tests {
         let (mut stream, mut ids) = (TunnelStream::default(), ConnectionIds::new(0));
         let hour = MAX_REPLACED.as_secs();
         open(&mut stream, &mut ids, 1);
-        stream.replace();
+        stream.mark_replaced();
         // Earlier connections go on without a limit.
-        assert_eq!(stream.due(), None);
+        assert_eq!(stream.next_timeout(), None);
         assert!(!stream.is_outlived(at(1_000_000)));
         // A server that dials on it all the same is served, and moves to the other in the end.
         for (random, now) in [(2, 5), (3, 1000)] {
-            let act = stream.hear(dial(random), &mut ids, at(now));
+            let act = stream.take_packet(dial(random), &mut ids, at(now));
             assert!(matches!(act, StreamAction::Open { .. }), "{act:?}");
         }
-        assert_eq!(stream.due(), Some(at(5 + hour)));
+        assert_eq!(stream.next_timeout(), Some(at(5 + hour)));
         assert!(!stream.is_outlived(at(4 + hour)));
         assert!(stream.is_outlived(at(5 + hour)));
-        assert_eq!(stream.connections(), 3);
-        stream.leave();
+        assert_eq!(stream.connection_count(), 3);
+        stream.refuse_dials();
         let leaving = StreamAction::Refuse {
             random: 4,
             why: DialRefusal::Leaving,
         };
-        assert_eq!(stream.hear(dial(4), &mut ids, at(1001)), leaving);
+        assert_eq!(stream.take_packet(dial(4), &mut ids, at(1001)), leaving);
     }
 
     #[test]
@@ -598,7 +613,7 @@ mod tests {
             .collect();
         assert_eq!(turns, [all[2], all[0]]);
         assert_eq!(stream.next_to_send(|_| false), None);
-        stream.forget(all[2]);
+        stream.forget_connection(all[2]);
         assert_eq!(stream.next_to_send(|id| id == all[0]), Some(all[0]));
     }
 }

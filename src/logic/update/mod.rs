@@ -49,7 +49,7 @@ const DER_HEAD: [u8; 12] = [
 
 /// The 32 bytes of a public key for Ed25519, from the line that its PEM form has between the marks.
 #[must_use]
-pub fn public_key(line: &str) -> Option<[u8; 32]> {
+pub fn parse_public_key(line: &str) -> Option<[u8; 32]> {
     let der = STANDARD.decode(line).ok()?;
     der.strip_prefix(&DER_HEAD)?.try_into().ok()
 }
@@ -68,29 +68,32 @@ pub struct WeeklyWindow {
 impl WeeklyWindow {
     /// Start of the window that `now` is in, in seconds since 1970.
     #[must_use]
-    pub fn opened(&self, now: WallTime) -> Option<i64> {
-        let now = now.secs();
+    pub fn opened_at_s(&self, now: WallTime) -> Option<i64> {
+        let now = now.unix_seconds();
         let today = now.div_euclid(DAY_S);
         let starts = [today, today - 1].into_iter();
-        let mut starts = starts.filter(|day| self.has(*day)).map(|d| self.start(d));
+        let mut starts = starts
+            .filter(|day| self.begins_on_day(*day))
+            .map(|d| self.start_on_day_s(d));
         starts.find(|start| (*start..start + i64::from(self.length_s)).contains(&now))
     }
 
     /// Start of the first window that begins after `now`. `None` only of a window without days.
     #[must_use]
-    pub fn next(&self, now: WallTime) -> Option<i64> {
-        let now = now.secs();
+    pub fn next_opening_s(&self, now: WallTime) -> Option<i64> {
+        let now = now.unix_seconds();
         let today = now.div_euclid(DAY_S);
-        let days = (today..=today + 7).filter(|day| self.has(*day));
-        days.map(|day| self.start(day)).find(|start| *start > now)
+        let days = (today..=today + 7).filter(|day| self.begins_on_day(*day));
+        days.map(|day| self.start_on_day_s(day))
+            .find(|start| *start > now)
     }
 
-    fn start(&self, day: i64) -> i64 {
+    fn start_on_day_s(&self, day: i64) -> i64 {
         day * DAY_S + i64::from(self.start_s)
     }
 
     /// Returns true if the window begins on this day. Day 0 was a Thursday.
-    const fn has(&self, day: i64) -> bool {
+    const fn begins_on_day(&self, day: i64) -> bool {
         self.days >> (day + 3).rem_euclid(7) & 1 == 1
     }
 }
@@ -109,22 +112,26 @@ pub struct UpdateSchedule {
 impl UpdateSchedule {
     /// Seconds from the start of a window after which the node of this name looks.
     #[must_use]
-    pub fn moment_s(&self, node: &str) -> i64 {
-        let moment = hash("moment", node) % u64::from(self.spread_s.max(1));
+    pub fn look_offset_s(&self, node: &str) -> i64 {
+        let moment = hash_name("moment", node) % u64::from(self.spread_s.max(1));
         i64::try_from(moment).unwrap_or(0)
     }
 
     /// Time of the next look of the node of this name, in seconds since 1970, if no look has to be made up for.
     #[must_use]
-    pub fn next_moment(&self, node: &str, now: WallTime) -> Option<i64> {
-        let starts = [self.window.opened(now), self.window.next(now)];
-        let mut moments = (starts.into_iter().flatten()).map(|start| start + self.moment_s(node));
-        moments.find(|moment| *moment > now.secs())
+    pub fn next_look_time_s(&self, node: &str, now: WallTime) -> Option<i64> {
+        let starts = [
+            self.window.opened_at_s(now),
+            self.window.next_opening_s(now),
+        ];
+        let mut moments =
+            (starts.into_iter().flatten()).map(|start| start + self.look_offset_s(node));
+        moments.find(|moment| *moment > now.unix_seconds())
     }
 }
 
 /// Hash of a name. It stays equal for ever, and spreads names that differ in a digit evenly.
-fn hash(what: &str, node: &str) -> u64 {
+fn hash_name(what: &str, node: &str) -> u64 {
     let mut hash = fnv1a(what.bytes().chain([b'/']).chain(node.bytes()));
     // The last steps of MurmurHash3.
     for factor in [0xff51_afd7_ed55_8ccd, 0xc4ce_b9fe_1a85_ec53] {
@@ -136,8 +143,8 @@ fn hash(what: &str, node: &str) -> u64 {
 /// Returns true if the node of this name is among the `share` percent of the fleet that may update now. A node that is
 /// among them stays so when the share grows.
 #[must_use]
-pub fn is_in_share(node: &str, share: u8) -> bool {
-    hash("share", node) % 100 < u64::from(share)
+pub fn is_node_in_share(node: &str, share: u8) -> bool {
+    hash_name("share", node) % 100 < u64::from(share)
 }
 
 /// Next step of the agent.
@@ -171,7 +178,7 @@ impl UpdateLooks {
 
     /// Decides the next step. `trusted`: a time service keeps the clock right. `costs`: the bytes of a look cost money.
     #[must_use]
-    pub fn next(
+    pub fn next_step(
         &self,
         schedule: &UpdateSchedule,
         node: &str,
@@ -186,12 +193,12 @@ impl UpdateLooks {
         if costs || !(trusted || schedule.trusts_clock) {
             return wait(MAX_RETRY);
         }
-        let opened = schedule.window.opened(wall);
+        let opened = schedule.window.opened_at_s(wall);
         let opened = opened.filter(|start| Some(*start) != self.done);
-        let Some(start) = opened.or_else(|| schedule.window.next(wall)) else {
+        let Some(start) = opened.or_else(|| schedule.window.next_opening_s(wall)) else {
             return wait(MAX_WAIT);
         };
-        let left = start + schedule.moment_s(node) - wall.secs();
+        let left = start + schedule.look_offset_s(node) - wall.unix_seconds();
         match u64::try_from(left) {
             Ok(left) if left > 0 => wait(Duration::from_secs(left)),
             _ => NextLook::Look(start),
@@ -199,7 +206,7 @@ impl UpdateLooks {
     }
 
     /// Takes in the end of a look in the window that began at `start`. `again`: it has to be made up for.
-    pub fn ended(&mut self, start: i64, again: bool, now: MonoTime) {
+    pub fn record_look_end(&mut self, start: i64, again: bool, now: MonoTime) {
         if again {
             self.not_before = now + self.pause;
             self.pause = (self.pause * 2).min(MAX_RETRY);
@@ -251,7 +258,7 @@ pub enum PostponeReason {
 }
 
 /// Checks that an update may begin, or go on to the moment at which the agent is restarted.
-pub fn may_begin(
+pub fn check_may_begin(
     schedule: &UpdateSchedule,
     now: &UpdateCircumstances,
 ) -> Result<(), PostponeReason> {
@@ -261,7 +268,7 @@ pub fn may_begin(
             PostponeReason::Clock,
         ),
         (
-            schedule.window.opened(now.wall).is_none(),
+            schedule.window.opened_at_s(now.wall).is_none(),
             PostponeReason::Window,
         ),
         (now.costs, PostponeReason::Link),
@@ -289,7 +296,9 @@ impl PodTransition {
     /// up an update.
     #[must_use]
     pub fn is_moving(&self, now: WallTime) -> bool {
-        let is_recent = |time: WallTime| now.secs().abs_diff(time.secs()) < SETTLE_S.unsigned_abs();
+        let is_recent = |time: WallTime| {
+            now.unix_seconds().abs_diff(time.unix_seconds()) < SETTLE_S.unsigned_abs()
+        };
         self.ends.is_some_and(is_recent) || self.is_starting && self.started.is_some_and(is_recent)
     }
 }
@@ -366,13 +375,13 @@ impl UpdateOffer {
     /// Returns the offer's time of expiry if it has passed. `trusted`: `now` counts as right. With any other clock no
     /// offer counts as expired: a board whose clock says 2099 would be locked out, and one in 1970 cannot tell.
     #[must_use]
-    pub fn expired(&self, now: WallTime, trusted: bool) -> Option<WallTime> {
+    pub fn expiry_if_passed(&self, now: WallTime, trusted: bool) -> Option<WallTime> {
         self.expires.filter(|at| trusted && now >= *at)
     }
 
     /// Name of the directory in its tarball, which is the tarball's own without its end.
     #[must_use]
-    pub fn base(&self) -> String {
+    pub fn tarball_directory(&self) -> String {
         format!("{}-{}-{}", self.name, self.version, self.arch)
     }
 }
@@ -405,12 +414,12 @@ impl UpdateMemory {
     /// Notes the end of the update that was begun, now that no program is on trial. Returns true if one had been begun.
     ///
     /// - `installed`: SHA-256 of the program in place; `was_put_back`: the update that was begun has been put back.
-    pub fn settle(&mut self, installed: &str, was_put_back: bool) -> bool {
+    pub fn settle_attempt(&mut self, installed: &str, was_put_back: bool) -> bool {
         let Some(UpdateAttempt { serial, sum }) = self.trying.take() else {
             return false;
         };
         if sum == installed {
-            self.commit(serial, installed);
+            self.commit_release(serial, installed);
         } else if was_put_back && !self.barred.contains(&serial) {
             let over = (self.barred.len() + 1).saturating_sub(MAX_BARRED);
             self.barred.drain(..over);
@@ -420,7 +429,7 @@ impl UpdateMemory {
     }
 
     /// Notes that the release of this serial is in place, with this SHA-256.
-    pub fn commit(&mut self, serial: u64, installed: &str) {
+    pub fn commit_release(&mut self, serial: u64, installed: &str) {
         self.committed = serial;
         installed.clone_into(&mut self.sum);
         self.barred.retain(|other| *other != serial);
@@ -537,7 +546,7 @@ pub enum OfferRefusal {
 /// Judges an offer that is signed. `asked`: an operator asks for it now and does not wait for the node's share.
 /// `force`: the operator also takes it whatever happened before.
 #[must_use]
-pub fn judge(
+pub fn judge_offer(
     offer: &UpdateOffer,
     node: UpdatingNode<'_>,
     asked: bool,
@@ -566,7 +575,7 @@ pub fn judge(
             committed: memory.committed,
         });
     }
-    if asked || force || is_in_share(node.name, offer.share) {
+    if asked || force || is_node_in_share(node.name, offer.share) {
         OfferVerdict::Take
     } else {
         OfferVerdict::NotInShare

@@ -8,7 +8,7 @@ const HOUR: i64 = 3600;
 const EVERY_DAY: u8 = 0x7f;
 
 fn at(seconds: i64) -> WallTime {
-    WallTime::from_secs(THURSDAY + seconds)
+    WallTime::from_unix_seconds(THURSDAY + seconds)
 }
 
 fn window(days: u8, start_h: u32, length_h: u32) -> WeeklyWindow {
@@ -87,19 +87,19 @@ fn windows() {
             48 * HOUR,
         ),
     ] {
-        let found = window.opened(at(now)).map(|start| start - THURSDAY);
+        let found = window.opened_at_s(at(now)).map(|start| start - THURSDAY);
         assert_eq!(found, opened, "{name}");
-        let found = window.next(at(now)).map(|start| start - THURSDAY);
+        let found = window.next_opening_s(at(now)).map(|start| start - THURSDAY);
         assert_eq!(found, Some(next), "{name}");
     }
     // A clock may be before 1970.
-    let first = window(EVERY_DAY, 0, 24).opened(WallTime::from_secs(-1));
+    let first = window(EVERY_DAY, 0, 24).opened_at_s(WallTime::from_unix_seconds(-1));
     assert_eq!(first, Some(-DAY_S));
-    assert_eq!(window(0, 0, 24).next(at(0)), None);
+    assert_eq!(window(0, 0, 24).next_opening_s(at(0)), None);
     // Each bit opens one day of seven.
     for day in 0..7 {
         let only = window(1 << day, 0, 24);
-        let open = (0..7).filter(|d| only.opened(at(d * DAY_S)).is_some());
+        let open = (0..7).filter(|d| only.opened_at_s(at(d * DAY_S)).is_some());
         assert_eq!(open.map(|d| (d + 3) % 7).collect::<Vec<_>>(), [day]);
     }
 }
@@ -112,15 +112,16 @@ fn secs(seconds: u64) -> Duration {
 fn looks() {
     // UPD-07 PKG-26
     let night = schedule(window(EVERY_DAY, 2, 4), 7200);
-    let moment = night.moment_s("a");
+    let moment = night.look_offset_s("a");
     assert!((1..7200).contains(&moment), "{moment}");
     let start = 2 * HOUR;
     let due = start + moment;
     let begun = MonoTime::default();
     let now = begun + START_DELAY;
     let mut looks = UpdateLooks::new(begun);
-    let ask =
-        |looks: &UpdateLooks, mono, wall| looks.next(&night, "a", (mono, at(wall)), true, false);
+    let ask = |looks: &UpdateLooks, mono, wall| {
+        looks.next_step(&night, "a", (mono, at(wall)), true, false)
+    };
     assert_eq!(
         ask(&looks, begun, due),
         NextLook::Wait(START_DELAY),
@@ -138,7 +139,7 @@ fn looks() {
     assert_eq!(ask(&looks, now, before), NextLook::Wait(secs(wait.max(1))));
     // Without a trusted clock, or while bytes cost money, there is no look.
     let of = |schedule: &UpdateSchedule, trusted, costs| {
-        looks.next(schedule, "a", (now, at(due)), trusted, costs)
+        looks.next_step(schedule, "a", (now, at(due)), trusted, costs)
     };
     assert_eq!(of(&night, false, false), NextLook::Wait(MAX_RETRY));
     assert_eq!(of(&night, true, true), NextLook::Wait(MAX_RETRY));
@@ -151,24 +152,24 @@ fn looks() {
     // One look a window; a failed one is repeated at growing pauses.
     let mut mono = now;
     for pause in [60, 120, 240, 480, 960, 1800, 1800] {
-        looks.ended(THURSDAY + start, true, mono);
+        looks.record_look_end(THURSDAY + start, true, mono);
         assert_eq!(ask(&looks, mono, due), NextLook::Wait(secs(pause)));
         mono = mono + secs(pause);
         assert_eq!(ask(&looks, mono, due), NextLook::Look(THURSDAY + start));
     }
-    looks.ended(THURSDAY + start, false, mono);
+    looks.record_look_end(THURSDAY + start, false, mono);
     assert_eq!(ask(&looks, mono, due), NextLook::Wait(MAX_WAIT));
     let day = 24 * HOUR;
     assert_eq!(ask(&looks, mono, day + due - 1), NextLook::Wait(secs(1)));
     let next = NextLook::Look(THURSDAY + day + start);
     assert_eq!(ask(&looks, mono, day + due), next);
-    looks.ended(THURSDAY + day + start, true, mono);
+    looks.record_look_end(THURSDAY + day + start, true, mono);
     assert_eq!(
         ask(&looks, mono, day + due),
         NextLook::Wait(RETRY),
         "short again"
     );
-    looks.ended(THURSDAY + day + start, false, mono);
+    looks.record_look_end(THURSDAY + day + start, false, mono);
     // After the clock was set back there is one more look.
     assert_eq!(
         ask(&looks, mono + RETRY, due),
@@ -180,12 +181,12 @@ fn looks() {
         (due, day + due),
         (23 * HOUR, day + due),
     ] {
-        let found = night.next_moment("a", at(now));
+        let found = night.next_look_time_s("a", at(now));
         assert_eq!(found, Some(THURSDAY + next), "{now}");
     }
     let never = schedule(window(0, 0, 24), 0);
-    assert_eq!(never.next_moment("a", at(0)), None);
-    let found = looks.next(&never, "a", (mono + RETRY, at(due)), true, false);
+    assert_eq!(never.next_look_time_s("a", at(0)), None);
+    let found = looks.next_step(&never, "a", (mono + RETRY, at(due)), true, false);
     assert_eq!(found, NextLook::Wait(MAX_WAIT));
 }
 
@@ -196,25 +197,31 @@ fn nodes_are_spread_by_their_names() {
     let names: Vec<String> = (0..1000).map(|n| format!("board-{n}")).collect();
     let mut tenths = [0; 10];
     for name in &names {
-        let moment = spread.moment_s(name);
-        assert_eq!(moment, spread.moment_s(name));
+        let moment = spread.look_offset_s(name);
+        assert_eq!(moment, spread.look_offset_s(name));
         tenths[usize::try_from(moment / 1000).expect("within")] += 1;
     }
     assert!(tenths.iter().all(|n| (60..140).contains(n)), "{tenths:?}");
     for spread_s in [0, 1] {
         let at_once = schedule(window(EVERY_DAY, 2, 4), spread_s);
-        assert_eq!(at_once.moment_s("a"), 0);
+        assert_eq!(at_once.look_offset_s("a"), 0);
     }
-    let of = |share| names.iter().filter(move |name| is_in_share(name, share));
+    let of = |share| {
+        names
+            .iter()
+            .filter(move |name| is_node_in_share(name, share))
+    };
     assert_eq!((of(0).count(), of(100).count()), (0, 1000));
     let tenth = of(10).count();
     assert!((60..140).contains(&tenth), "{tenth}");
     for share in 1..=100 {
         let before: Vec<_> = of(share - 1).collect();
-        assert!(before.iter().all(|name| is_in_share(name, share)));
+        assert!(before.iter().all(|name| is_node_in_share(name, share)));
     }
     // An early place in the fleet is no early moment in the window.
-    let early = of(10).filter(|name| spread.moment_s(name) < 5000).count();
+    let early = of(10)
+        .filter(|name| spread.look_offset_s(name) < 5000)
+        .count();
     assert!((tenth / 4..tenth * 3 / 4).contains(&early), "{early}");
 }
 
@@ -227,7 +234,7 @@ fn what_holds_an_update_up() {
         trusted: true,
         ..UpdateCircumstances::default()
     };
-    assert_eq!(may_begin(&night, &well), Ok(()));
+    assert_eq!(check_may_begin(&night, &well), Ok(()));
     for (now, why) in [
         (
             UpdateCircumstances {
@@ -276,7 +283,7 @@ fn what_holds_an_update_up() {
             PostponeReason::Pods(2),
         ),
     ] {
-        assert_eq!(may_begin(&night, &now), Err(why), "{now:?}");
+        assert_eq!(check_may_begin(&night, &now), Err(why), "{now:?}");
     }
     let own = UpdateSchedule {
         trusts_clock: true,
@@ -286,7 +293,7 @@ fn what_holds_an_update_up() {
         trusted: false,
         ..well
     };
-    assert_eq!(may_begin(&own, &untrusted), Ok(()));
+    assert_eq!(check_may_begin(&own, &untrusted), Ok(()));
 }
 
 #[test]
@@ -392,7 +399,7 @@ fn channel_files() {
     // UPD-01
     let found = offer();
     assert_eq!((found.serial, found.size, found.share), (7, 5, 100));
-    assert_eq!(found.base(), "picolet-0.2.0-armv7");
+    assert_eq!(found.tarball_directory(), "picolet-0.2.0-armv7");
     assert_eq!(found.url, None);
     let whole = OFFER.replace("\"later\": []", r#""url": "a/b", "share": 0"#);
     let found = UpdateOffer::parse(whole.as_bytes()).expect("an offer");
@@ -453,9 +460,9 @@ fn channel_files_expire_by_a_clock_that_is_right() {
         ("1970-01-01T00:00:00Z", false, false),
         ("1970-01-01T00:00:00Z", true, false),
     ] {
-        let found = ends.expired(time(now), trusted);
+        let found = ends.expiry_if_passed(time(now), trusted);
         assert_eq!(found, expired.then(|| time(expires)), "{now} {trusted}");
-        assert_eq!(offer().expired(time(now), trusted), None, "{now}");
+        assert_eq!(offer().expiry_if_passed(time(now), trusted), None, "{now}");
     }
 }
 
@@ -469,7 +476,7 @@ fn verdicts() {
         ..UpdateMemory::default()
     };
     let name = "board-1";
-    let last_out = (0..100).rev().find(|share| !is_in_share(name, *share));
+    let last_out = (0..100).rev().find(|share| !is_node_in_share(name, *share));
     let last_out = last_out.expect("it is not in every share");
     let judged = |memory: &UpdateMemory, serial, arch: &str, share, asked, force| {
         let offer = UpdateOffer {
@@ -484,7 +491,7 @@ fn verdicts() {
             memory,
             installed,
         };
-        judge(&offer, node, asked, force)
+        judge_offer(&offer, node, asked, force)
     };
     let lower = OfferVerdict::Refuse(OfferRefusal::Lower {
         serial: 6,
@@ -563,27 +570,27 @@ fn what_is_remembered() {
         assert!(wrong.parse::<UpdateMemory>().is_err(), "{wrong}");
     }
     // The program stayed, was put back, or never came into place.
-    assert!(memory.settle("ab", false));
+    assert!(memory.settle_attempt("ab", false));
     assert_eq!((memory.committed, &*memory.barred), (4, &[1, 2][..]));
     assert_eq!(memory.sum, "ab");
-    assert!(!memory.settle("ab", false), "it is settled");
+    assert!(!memory.settle_attempt("ab", false), "it is settled");
     memory.trying = trying(5, "cd");
-    assert!(memory.settle("ab", true));
+    assert!(memory.settle_attempt("ab", true));
     assert_eq!((memory.committed, &*memory.barred), (4, &[1, 2, 5][..]));
     memory.trying = trying(6, "ef");
-    assert!(memory.settle("ab", false));
+    assert!(memory.settle_attempt("ab", false));
     assert_eq!((memory.committed, &*memory.barred), (4, &[1, 2, 5][..]));
     // A forced retry succeeds: the serial leaves the list, although `was_put_back` is still true.
     memory.trying = trying(5, "cd");
-    assert!(memory.settle("cd", true));
+    assert!(memory.settle_attempt("cd", true));
     assert_eq!((memory.committed, &*memory.barred), (5, &[1, 2][..]));
     for serial in 10..20 {
         memory.trying = trying(serial, "x");
-        memory.settle("cd", true);
+        memory.settle_attempt("cd", true);
     }
     assert_eq!(memory.barred, [12, 13, 14, 15, 16, 17, 18, 19]);
     memory.trying = trying(19, "x");
-    memory.settle("cd", true);
+    memory.settle_attempt("cd", true);
     assert_eq!(memory.barred.len(), MAX_BARRED, "each is there once");
     memory.trying = trying(u64::MAX, &"f".repeat(64));
     memory.barred = [u64::MAX; MAX_BARRED].into();
@@ -596,9 +603,9 @@ fn what_is_remembered() {
 fn keys() {
     // UPD-01
     let key = [DER_HEAD.as_slice(), &[7; 32]].concat();
-    assert_eq!(public_key(&STANDARD.encode(&key)), Some([7; 32]));
+    assert_eq!(parse_public_key(&STANDARD.encode(&key)), Some([7; 32]));
     for wrong in [&key[..43], &key[1..], &[]] {
-        assert_eq!(public_key(&STANDARD.encode(wrong)), None);
+        assert_eq!(parse_public_key(&STANDARD.encode(wrong)), None);
     }
-    assert_eq!(public_key("\u{e9}"), None);
+    assert_eq!(parse_public_key("\u{e9}"), None);
 }

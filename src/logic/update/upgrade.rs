@@ -130,7 +130,7 @@ impl FromStr for UpgradeTrial {
                     continue;
                 }
                 "kept" => {
-                    trial.kept.push(kept(value).ok_or_else(wrong)?);
+                    trial.kept.push(parse_container(value).ok_or_else(wrong)?);
                     continue;
                 }
                 "sum" => &mut trial.sum,
@@ -147,7 +147,7 @@ impl FromStr for UpgradeTrial {
     }
 }
 
-fn kept(value: &str) -> Option<TrialContainer> {
+fn parse_container(value: &str) -> Option<TrialContainer> {
     let mut words = value.split(' ');
     Some(TrialContainer {
         id: words.next()?.to_owned(),
@@ -160,7 +160,7 @@ fn kept(value: &str) -> Option<TrialContainer> {
 /// Returns true if version `new` is before version `old`. Versions count by their three numbers, without any suffix. A
 /// version of another form is neither before nor after another.
 #[must_use]
-pub fn is_older(new: &str, old: &str) -> bool {
+pub fn is_older_version(new: &str, old: &str) -> bool {
     let numbers = |text: &str| -> Option<[u32; 3]> {
         let core = text.split(['-', '+']).next()?;
         let mut parts = core.split('.').map(|part| part.parse().ok());
@@ -210,7 +210,7 @@ pub enum TrialVerdict {
     /// The new program stays.
     Stay,
     /// The new program is well, but the apiserver does not answer it. Another program has to try, to learn if that may
-    /// be the new program's fault ([`TrialJudge::blame`]).
+    /// be the new program's fault ([`TrialJudge::blame_program`]).
     AskApiserver,
     /// The old program comes back, for this reason.
     Back(String),
@@ -245,7 +245,7 @@ impl TrialJudge {
     }
 
     /// Judges a look at the agent.
-    pub fn judge(&mut self, look: TrialLook, now: MonoTime) -> TrialVerdict {
+    pub fn judge_look(&mut self, look: TrialLook, now: MonoTime) -> TrialVerdict {
         let leaving = look.pods.iter().filter(|(_, terminating)| *terminating);
         // Bounded: a node has a limited number of pods.
         self.leaving.extend(leaving.map(|(uid, _)| uid.clone()));
@@ -294,7 +294,7 @@ impl TrialJudge {
 
     /// Notes that the apiserver answered another program at `now`. After that [`TrialVerdict::AskApiserver`] does not come
     /// again.
-    pub fn blame(&mut self, now: MonoTime) {
+    pub fn blame_program(&mut self, now: MonoTime) {
         self.blamed_until = Some(now + LINK_GRACE);
     }
 }
@@ -363,7 +363,7 @@ mod tests {
             ("x", "0.2.0", false),
             ("0.1", "0.2.0", false),
         ] {
-            assert_eq!(is_older(new, old), expected, "{new} {old}");
+            assert_eq!(is_older_version(new, old), expected, "{new} {old}");
         }
     }
 
@@ -402,7 +402,7 @@ mod tests {
         let mut last = TrialVerdict::Wait;
         for (s, look) in looks {
             assert_eq!(last, TrialVerdict::Wait, "nothing follows a verdict");
-            last = gate.judge(look.clone(), at(*s));
+            last = gate.judge_look(look.clone(), at(*s));
         }
         last
     }
@@ -503,22 +503,22 @@ mod tests {
         };
         let asked = || {
             let mut gate = TrialJudge::new(&trial(), at(0));
-            assert_eq!(gate.judge(unanswered(), at(100)), TrialVerdict::Wait);
+            assert_eq!(gate.judge_look(unanswered(), at(100)), TrialVerdict::Wait);
             assert_eq!(
-                gate.judge(unanswered(), at(120)),
+                gate.judge_look(unanswered(), at(120)),
                 TrialVerdict::AskApiserver
             );
-            gate.blame(at(125));
-            assert_eq!(gate.judge(unanswered(), at(184)), TrialVerdict::Wait);
+            gate.blame_program(at(125));
+            assert_eq!(gate.judge_look(unanswered(), at(184)), TrialVerdict::Wait);
             gate
         };
-        assert_eq!(asked().judge(well(1), at(184)), TrialVerdict::Stay);
+        assert_eq!(asked().judge_look(well(1), at(184)), TrialVerdict::Stay);
         let back = |why: &str| TrialVerdict::Back(why.into());
         let why = "the apiserver answers, but not to the agent";
-        assert_eq!(asked().judge(unanswered(), at(185)), back(why));
+        assert_eq!(asked().judge_look(unanswered(), at(185)), back(why));
         // Any other trouble gets no more time.
         let why = "it was not healthy within 120 s: x";
-        assert_eq!(asked().judge(ill("x"), at(184)), back(why));
+        assert_eq!(asked().judge_look(ill("x"), at(184)), back(why));
     }
 
     #[test]

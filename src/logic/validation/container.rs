@@ -5,7 +5,7 @@ use alloc::{collections::BTreeSet, vec::Vec};
 use super::field::{
     FieldErrors, config_key, dns_label, dns_subdomain, env_name, port_name, qualified_name,
 };
-use super::volume::sub_path;
+use super::volume::validate_sub_path;
 use super::{UniqueNames, resources, security};
 use crate::api::Quantity;
 use crate::api::cri::{STOP_SIGNALS, stop_signal_number};
@@ -68,7 +68,11 @@ struct ContainerContext<'a> {
 }
 
 /// Checks all containers; `volumes` are the names of the pod's volumes.
-pub(super) fn containers(spec: &PodSpec, volumes: &BTreeSet<&str>, errors: &mut FieldErrors) {
+pub(super) fn validate_containers(
+    spec: &PodSpec,
+    volumes: &BTreeSet<&str>,
+    errors: &mut FieldErrors,
+) {
     let context = ContainerContext { spec, volumes };
     let mut names = UniqueNames::default();
     let mut host_ports = BTreeSet::new();
@@ -77,8 +81,8 @@ pub(super) fn containers(spec: &PodSpec, volumes: &BTreeSet<&str>, errors: &mut 
     }
     for (n, container) in spec.containers.iter().enumerate() {
         let path = format!("spec.containers[{n}]");
-        names.once(&format!("{path}.name"), &container.name, errors);
-        context.container(
+        names.check_unique(&format!("{path}.name"), &container.name, errors);
+        context.validate_container(
             container,
             ContainerRole::Regular,
             &path,
@@ -88,7 +92,7 @@ pub(super) fn containers(spec: &PodSpec, volumes: &BTreeSet<&str>, errors: &mut 
     }
     for (n, container) in spec.init_containers.iter().enumerate() {
         let path = format!("spec.initContainers[{n}]");
-        names.once(&format!("{path}.name"), &container.name, errors);
+        names.check_unique(&format!("{path}.name"), &container.name, errors);
         let role = if container.is_sidecar() {
             ContainerRole::Sidecar
         } else {
@@ -97,7 +101,7 @@ pub(super) fn containers(spec: &PodSpec, volumes: &BTreeSet<&str>, errors: &mut 
         // Plain init containers run one after the other, and ports of sidecars are not mapped (CFG-12): each may use
         // the same port.
         let mut own = BTreeSet::new();
-        context.container(container, role, &path, &mut own, errors);
+        context.validate_container(container, role, &path, &mut own, errors);
     }
     if !spec.ephemeral_containers.is_empty() {
         errors.forbidden("spec.ephemeralContainers", "cannot be set on create");
@@ -107,7 +111,7 @@ pub(super) fn containers(spec: &PodSpec, volumes: &BTreeSet<&str>, errors: &mut 
 type HostPorts<'a> = BTreeSet<(&'a str, &'a str, u16)>;
 
 impl ContainerContext<'_> {
-    fn container<'c>(
+    fn validate_container<'c>(
         &self,
         container: &'c Container,
         role: ContainerRole,
@@ -115,7 +119,7 @@ impl ContainerContext<'_> {
         host_ports: &mut HostPorts<'c>,
         errors: &mut FieldErrors,
     ) {
-        errors.name(&format!("{path}.name"), &container.name, dns_label);
+        errors.check_name(&format!("{path}.name"), &container.name, dns_label);
         if container.image.is_empty() {
             errors.required(&format!("{path}.image"), "");
         } else if container.image.len() > MAX_IMAGE_BYTES {
@@ -128,24 +132,24 @@ impl ContainerContext<'_> {
                 "must not have leading or trailing whitespace",
             );
         }
-        errors.one_of(
+        errors.require_one_of(
             &format!("{path}.imagePullPolicy"),
             &container.image_pull_policy,
             &PULL_POLICIES,
         );
-        errors.one_of(
+        errors.require_one_of(
             &format!("{path}.terminationMessagePolicy"),
             &container.termination_message_policy,
             &["FallbackToLogsOnError", "File"],
         );
-        self.ports(container, role, path, host_ports, errors);
+        self.validate_ports(container, role, path, host_ports, errors);
         for (n, env) in container.env.iter().enumerate() {
-            self::env(env, self.spec, &format!("{path}.env[{n}]"), errors);
+            validate_env_var(env, self.spec, &format!("{path}.env[{n}]"), errors);
         }
         for (n, source) in container.env_from.iter().enumerate() {
-            env_from(source, &format!("{path}.envFrom[{n}]"), errors);
+            validate_env_source(source, &format!("{path}.envFrom[{n}]"), errors);
         }
-        self.mounts(container, path, errors);
+        self.validate_mounts(container, path, errors);
         if !container.volume_devices.is_empty() {
             errors.forbidden(
                 &format!("{path}.volumeDevices"),
@@ -162,7 +166,7 @@ impl ContainerContext<'_> {
                 if role == ContainerRole::Init {
                     errors.forbidden(&path, NOT_FOR_INIT);
                 } else {
-                    self::probe(probe, name, &path, errors);
+                    validate_probe(probe, name, &path, errors);
                 }
             }
         }
@@ -171,19 +175,19 @@ impl ContainerContext<'_> {
             if role == ContainerRole::Init {
                 errors.forbidden(&path, NOT_FOR_INIT);
             } else {
-                self.lifecycle(lifecycle, &path, errors);
+                self.validate_lifecycle(lifecycle, &path, errors);
             }
         }
-        self.restart(container, path, errors);
-        self.resize(container, role, path, errors);
+        self.validate_restart_policy(container, path, errors);
+        self.validate_resize_policy(container, role, path, errors);
         let resources = format!("{path}.resources");
-        resources::of_container(&container.resources, &resources, errors);
+        resources::validate_container_resources(&container.resources, &resources, errors);
         let whole = self.spec.resources.as_ref();
-        resources::huge_pages(&container.resources, whole, &resources, errors);
-        security::container(container, self.spec, path, errors);
+        resources::validate_huge_pages(&container.resources, whole, &resources, errors);
+        security::validate_container_security(container, self.spec, path, errors);
     }
 
-    fn ports<'c>(
+    fn validate_ports<'c>(
         &self,
         container: &'c Container,
         role: ContainerRole,
@@ -195,19 +199,19 @@ impl ContainerContext<'_> {
         for (n, port) in container.ports.iter().enumerate() {
             let path = format!("{path}.ports[{n}]");
             if !port.name.is_empty() {
-                errors.name(&format!("{path}.name"), &port.name, port_name);
-                names.once(&format!("{path}.name"), &port.name, errors);
+                errors.check_name(&format!("{path}.name"), &port.name, port_name);
+                names.check_unique(&format!("{path}.name"), &port.name, errors);
             }
             if port.container_port == 0 {
                 errors.required(&format!("{path}.containerPort"), "");
             }
-            errors.one_of(
+            errors.require_one_of(
                 &format!("{path}.protocol"),
                 &port.protocol,
                 &["SCTP", "TCP", "UDP"],
             );
             if !port.host_ip.is_empty() {
-                super::ip(&format!("{path}.hostIP"), &port.host_ip, errors);
+                super::validate_ip(&format!("{path}.hostIP"), &port.host_ip, errors);
             }
             if port.host_port == 0 {
                 continue;
@@ -229,7 +233,7 @@ impl ContainerContext<'_> {
         }
     }
 
-    fn mounts(&self, container: &Container, path: &str, errors: &mut FieldErrors) {
+    fn validate_mounts(&self, container: &Container, path: &str, errors: &mut FieldErrors) {
         let privileged = container
             .security_context
             .as_ref()
@@ -248,11 +252,11 @@ impl ContainerContext<'_> {
             } else if !targets.insert(mount.mount_path.as_str()) {
                 errors.invalid(&target, &mount.mount_path, "must be unique");
             }
-            self::mount(mount, privileged, &path, errors);
+            validate_mount(mount, privileged, &path, errors);
         }
     }
 
-    fn lifecycle(&self, lifecycle: &Lifecycle, path: &str, errors: &mut FieldErrors) {
+    fn validate_lifecycle(&self, lifecycle: &Lifecycle, path: &str, errors: &mut FieldErrors) {
         let grace = self.spec.termination_grace_period_seconds.unwrap_or(0);
         for (name, hook) in [
             ("postStart", &lifecycle.post_start),
@@ -272,10 +276,15 @@ impl ContainerContext<'_> {
                     tcp_socket.is_some(),
                     sleep.is_some(),
                 ];
-                one_handler(&set, &path, errors);
-                exec.iter().for_each(|a| command(a, &path, errors));
-                http_get.iter().for_each(|a| http(a, &path, errors));
-                tcp_socket.iter().for_each(|a| tcp(a, &path, errors));
+                require_one_handler(&set, &path, errors);
+                exec.iter()
+                    .for_each(|a| validate_exec_action(a, &path, errors));
+                http_get
+                    .iter()
+                    .for_each(|a| validate_http_action(a, &path, errors));
+                tcp_socket
+                    .iter()
+                    .for_each(|a| validate_tcp_action(a, &path, errors));
                 if let Some(sleep) = sleep
                     && !(0..=grace).contains(&sleep.seconds)
                 {
@@ -292,7 +301,7 @@ impl ContainerContext<'_> {
         {
             let real_time = ["SIGRTMIN to SIGRTMIN+15", "SIGRTMAX-14 to SIGRTMAX"];
             let known: Vec<&str> = STOP_SIGNALS.into_iter().chain(real_time).collect();
-            errors.one_of(&format!("{path}.stopSignal"), signal, &known);
+            errors.require_one_of(&format!("{path}.stopSignal"), signal, &known);
         }
         if lifecycle.stop_signal.is_some() && self.spec.os.is_none() {
             errors.forbidden(
@@ -302,7 +311,7 @@ impl ContainerContext<'_> {
         }
     }
 
-    fn restart(&self, container: &Container, path: &str, errors: &mut FieldErrors) {
+    fn validate_restart_policy(&self, container: &Container, path: &str, errors: &mut FieldErrors) {
         if !container.restart_policy_rules.is_empty() && container.restart_policy.is_none() {
             errors.required(
                 &format!("{path}.restartPolicy"),
@@ -318,7 +327,7 @@ impl ContainerContext<'_> {
         }
         for (n, rule) in container.restart_policy_rules.iter().enumerate() {
             let path = format!("{path}.restartPolicyRules[{n}]");
-            errors.one_of(
+            errors.require_one_of(
                 &format!("{path}.action"),
                 &rule.action,
                 &["Restart", "RestartAllContainers"],
@@ -326,7 +335,7 @@ impl ContainerContext<'_> {
             match &rule.exit_codes {
                 None => errors.required(&format!("{path}.exitCodes"), "must be specified"),
                 Some(codes) => {
-                    errors.one_of(
+                    errors.require_one_of(
                         &format!("{path}.exitCodes.operator"),
                         &codes.operator,
                         &["In", "NotIn"],
@@ -344,7 +353,7 @@ impl ContainerContext<'_> {
     }
 
     /// Checks what a resize would do to a container, although pods are not resized here (RSZ-04).
-    fn resize(
+    fn validate_resize_policy(
         &self,
         container: &Container,
         role: ContainerRole,
@@ -356,8 +365,8 @@ impl ContainerContext<'_> {
         for (n, policy) in container.resize_policy.iter().enumerate() {
             let path = format!("{path}[{n}]");
             let name = policy.resource_name.as_str();
-            errors.one_of(&format!("{path}.resourceName"), name, &["cpu", "memory"]);
-            names.once(&format!("{path}.resourceName"), name, errors);
+            errors.require_one_of(&format!("{path}.resourceName"), name, &["cpu", "memory"]);
+            names.check_unique(&format!("{path}.resourceName"), name, errors);
             let known: &[&str] = match self.spec.restart_policy {
                 RestartPolicy::Never => &["NotRequired"],
                 RestartPolicy::Always | RestartPolicy::OnFailure => {
@@ -365,7 +374,7 @@ impl ContainerContext<'_> {
                 }
             };
             let path = format!("{path}.restartPolicy");
-            errors.one_of(&path, &policy.restart_policy, known);
+            errors.require_one_of(&path, &policy.restart_policy, known);
             if role == ContainerRole::Init && policy.restart_policy == "RestartContainer" {
                 errors.invalid(
                     &path,
@@ -377,9 +386,9 @@ impl ContainerContext<'_> {
     }
 }
 
-fn mount(mount: &VolumeMount, privileged: bool, path: &str, errors: &mut FieldErrors) {
-    sub_path(&format!("{path}.subPath"), &mount.sub_path, errors);
-    sub_path(&format!("{path}.subPathExpr"), &mount.sub_path_expr, errors);
+fn validate_mount(mount: &VolumeMount, privileged: bool, path: &str, errors: &mut FieldErrors) {
+    validate_sub_path(&format!("{path}.subPath"), &mount.sub_path, errors);
+    validate_sub_path(&format!("{path}.subPathExpr"), &mount.sub_path_expr, errors);
     if !mount.sub_path.is_empty() && !mount.sub_path_expr.is_empty() {
         errors.invalid(
             &format!("{path}.subPathExpr"),
@@ -389,7 +398,7 @@ fn mount(mount: &VolumeMount, privileged: bool, path: &str, errors: &mut FieldEr
     }
     if let Some(propagation) = &mount.mount_propagation {
         let path = format!("{path}.mountPropagation");
-        errors.one_of(
+        errors.require_one_of(
             &path,
             propagation,
             &["Bidirectional", "HostToContainer", "None"],
@@ -403,7 +412,7 @@ fn mount(mount: &VolumeMount, privileged: bool, path: &str, errors: &mut FieldEr
     }
     if let Some(mode) = &mount.recursive_read_only {
         let path = format!("{path}.recursiveReadOnly");
-        errors.one_of(&path, mode, &["Disabled", "Enabled", "IfPossible"]);
+        errors.require_one_of(&path, mode, &["Disabled", "Enabled", "IfPossible"]);
         if mode == "Disabled" {
             return;
         }
@@ -423,8 +432,8 @@ fn mount(mount: &VolumeMount, privileged: bool, path: &str, errors: &mut FieldEr
     }
 }
 
-fn env(env: &EnvVar, spec: &PodSpec, path: &str, errors: &mut FieldErrors) {
-    errors.name(&format!("{path}.name"), &env.name, env_name);
+fn validate_env_var(env: &EnvVar, spec: &PodSpec, path: &str, errors: &mut FieldErrors) {
+    errors.check_name(&format!("{path}.name"), &env.name, env_name);
     let Some(source) = &env.value_from else {
         return;
     };
@@ -457,10 +466,10 @@ fn env(env: &EnvVar, spec: &PodSpec, path: &str, errors: &mut FieldErrors) {
         );
     }
     if let Some(field) = field_ref {
-        self::field_ref(field, &ENV_FIELDS, &format!("{path}.fieldRef"), errors);
+        validate_field_ref(field, &ENV_FIELDS, &format!("{path}.fieldRef"), errors);
     }
     if let Some(resource) = resource_field_ref {
-        resource_ref(resource, false, &format!("{path}.resourceFieldRef"), errors);
+        validate_resource_ref(resource, false, &format!("{path}.resourceFieldRef"), errors);
     }
     for (kind, key) in [
         ("configMapKeyRef", config_map_key_ref),
@@ -468,14 +477,14 @@ fn env(env: &EnvVar, spec: &PodSpec, path: &str, errors: &mut FieldErrors) {
     ] {
         if let Some(key) = key {
             let path = format!("{path}.{kind}");
-            errors.name(&format!("{path}.name"), &key.name, dns_subdomain);
-            errors.name(&format!("{path}.key"), &key.key, config_key);
+            errors.check_name(&format!("{path}.name"), &key.name, dns_subdomain);
+            errors.check_name(&format!("{path}.key"), &key.key, config_key);
         }
     }
     if let Some(file) = file_key_ref {
         let path = format!("{path}.fileKeyRef");
-        errors.name(&format!("{path}.key"), &file.key, env_name);
-        super::payload_path(&format!("{path}.path"), &file.path, errors);
+        errors.check_name(&format!("{path}.key"), &file.key, env_name);
+        super::validate_payload_path(&format!("{path}.path"), &file.path, errors);
         let mut volumes = spec.volumes.iter();
         let path = format!("{path}.volumeName");
         match volumes.find(|volume| volume.name == file.volume_name) {
@@ -488,7 +497,7 @@ fn env(env: &EnvVar, spec: &PodSpec, path: &str, errors: &mut FieldErrors) {
     }
 }
 
-fn env_from(source: &EnvFromSource, path: &str, errors: &mut FieldErrors) {
+fn validate_env_source(source: &EnvFromSource, path: &str, errors: &mut FieldErrors) {
     if !source.prefix.is_empty()
         && let Some(detail) = env_name(&source.prefix)
     {
@@ -508,14 +517,14 @@ fn env_from(source: &EnvFromSource, path: &str, errors: &mut FieldErrors) {
             );
         }
         (Some(object), None) => {
-            errors.name(
+            errors.check_name(
                 &format!("{path}.configMapRef.name"),
                 &object.name,
                 dns_subdomain,
             );
         }
         (None, Some(object)) => {
-            errors.name(
+            errors.check_name(
                 &format!("{path}.secretRef.name"),
                 &object.name,
                 dns_subdomain,
@@ -525,9 +534,14 @@ fn env_from(source: &EnvFromSource, path: &str, errors: &mut FieldErrors) {
 }
 
 /// Checks a downward API field; `known` are the plain paths, `metadata.labels['k']` and the like always count.
-pub(super) fn field_ref(field: &FieldRef, known: &[&str], path: &str, errors: &mut FieldErrors) {
+pub(super) fn validate_field_ref(
+    field: &FieldRef,
+    known: &[&str],
+    path: &str,
+    errors: &mut FieldErrors,
+) {
     if field.api_version != "v1" {
-        errors.one_of(&format!("{path}.apiVersion"), &field.api_version, &["v1"]);
+        errors.require_one_of(&format!("{path}.apiVersion"), &field.api_version, &["v1"]);
     }
     let path = format!("{path}.fieldPath");
     if field.field_path.is_empty() {
@@ -547,12 +561,12 @@ pub(super) fn field_ref(field: &FieldRef, known: &[&str], path: &str, errors: &m
         Some((other, _)) => {
             errors.invalid(&path, other, "does not support subscript");
         }
-        None => errors.one_of(&path, &field.field_path, known),
+        None => errors.require_one_of(&path, &field.field_path, known),
     }
 }
 
 /// Checks a resource field; in a volume the container must be named.
-pub(super) fn resource_ref(
+pub(super) fn validate_resource_ref(
     resource: &ResourceFieldRef,
     in_volume: bool,
     path: &str,
@@ -569,13 +583,13 @@ pub(super) fn resource_ref(
         .iter()
         .any(|p| resource.resource.starts_with(p));
     if !huge {
-        errors.one_of(
+        errors.require_one_of(
             &format!("{path}.resource"),
             &resource.resource,
             &RESOURCE_FIELDS,
         );
     }
-    let Some(divisor) = resource.divisor.as_ref().filter(|d| d.milli() != 0) else {
+    let Some(divisor) = resource.divisor.as_ref().filter(|d| d.milli_value() != 0) else {
         return;
     };
     let allowed: &[&str] = if resource.resource.ends_with(".cpu") {
@@ -586,24 +600,24 @@ pub(super) fn resource_ref(
         ]
     };
     if !allowed.contains(&divisor.as_str()) {
-        errors.one_of(
+        errors.require_one_of(
             &format!("{path}.divisor"),
-            canonical(divisor).as_str(),
+            canonical_quantity(divisor).as_str(),
             allowed,
         );
     }
 }
 
 /// The amount as an apiserver writes it once it has read it: `1Mi` for `1024Ki`.
-fn canonical(amount: &Quantity) -> Quantity {
+fn canonical_quantity(amount: &Quantity) -> Quantity {
     if amount.as_str().ends_with('i') {
-        Quantity::binary(amount.value())
+        Quantity::from_binary_units(amount.value())
     } else {
-        Quantity::decimal_milli(amount.milli())
+        Quantity::from_decimal_milli(amount.milli_value())
     }
 }
 
-fn probe(probe: &Probe, name: &str, path: &str, errors: &mut FieldErrors) {
+fn validate_probe(probe: &Probe, name: &str, path: &str, errors: &mut FieldErrors) {
     let Probe {
         exec,
         http_get,
@@ -617,10 +631,15 @@ fn probe(probe: &Probe, name: &str, path: &str, errors: &mut FieldErrors) {
         tcp_socket.is_some(),
         grpc.is_some(),
     ];
-    one_handler(&set, path, errors);
-    exec.iter().for_each(|a| command(a, path, errors));
-    http_get.iter().for_each(|a| http(a, path, errors));
-    tcp_socket.iter().for_each(|a| tcp(a, path, errors));
+    require_one_handler(&set, path, errors);
+    exec.iter()
+        .for_each(|a| validate_exec_action(a, path, errors));
+    http_get
+        .iter()
+        .for_each(|a| validate_http_action(a, path, errors));
+    tcp_socket
+        .iter()
+        .for_each(|a| validate_tcp_action(a, path, errors));
     if let Some(grpc) = grpc
         && !(1..=65535).contains(&grpc.port)
     {
@@ -659,7 +678,7 @@ fn probe(probe: &Probe, name: &str, path: &str, errors: &mut FieldErrors) {
     }
 }
 
-fn one_handler(set: &[bool], path: &str, errors: &mut FieldErrors) {
+fn require_one_handler(set: &[bool], path: &str, errors: &mut FieldErrors) {
     match set.iter().filter(|set| **set).count() {
         0 => errors.required(path, "must specify a handler type"),
         1 => {}
@@ -667,19 +686,19 @@ fn one_handler(set: &[bool], path: &str, errors: &mut FieldErrors) {
     }
 }
 
-fn command(action: &ExecAction, path: &str, errors: &mut FieldErrors) {
+fn validate_exec_action(action: &ExecAction, path: &str, errors: &mut FieldErrors) {
     if action.command.is_empty() {
         errors.required(&format!("{path}.exec.command"), "");
     }
 }
 
-fn http(action: &HttpGetAction, path: &str, errors: &mut FieldErrors) {
+fn validate_http_action(action: &HttpGetAction, path: &str, errors: &mut FieldErrors) {
     let path = format!("{path}.httpGet");
     if action.path.is_empty() {
         errors.required(&format!("{path}.path"), "");
     }
-    port(&action.port, &format!("{path}.port"), errors);
-    errors.one_of(
+    validate_port(&action.port, &format!("{path}.port"), errors);
+    errors.require_one_of(
         &format!("{path}.scheme"),
         &action.scheme,
         &["HTTP", "HTTPS"],
@@ -697,14 +716,14 @@ fn http(action: &HttpGetAction, path: &str, errors: &mut FieldErrors) {
     }
 }
 
-fn tcp(action: &TcpSocketAction, path: &str, errors: &mut FieldErrors) {
-    port(&action.port, &format!("{path}.tcpSocket.port"), errors);
+fn validate_tcp_action(action: &TcpSocketAction, path: &str, errors: &mut FieldErrors) {
+    validate_port(&action.port, &format!("{path}.tcpSocket.port"), errors);
 }
 
-fn port(port: &IntOrString, path: &str, errors: &mut FieldErrors) {
+fn validate_port(port: &IntOrString, path: &str, errors: &mut FieldErrors) {
     match port {
         IntOrString::Int(n) if (1..=65535).contains(n) => {}
         IntOrString::Int(n) => errors.invalid(path, n, IN_PORT_RANGE),
-        IntOrString::Text(name) => errors.name(path, name, port_name),
+        IntOrString::Text(name) => errors.check_name(path, name, port_name),
     }
 }

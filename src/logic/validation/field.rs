@@ -13,7 +13,7 @@ pub const MAX_ERRORS: usize = 20;
 pub(super) struct FieldErrors(pub(super) Vec<WrongValue>);
 
 impl FieldErrors {
-    fn add(&mut self, path: &str, message: String) {
+    fn add_error(&mut self, path: &str, message: String) {
         if self.0.len() < MAX_ERRORS {
             self.0.push(WrongValue::new(path, message));
         }
@@ -26,56 +26,61 @@ impl FieldErrors {
         } else {
             format!("Required value: {detail}")
         };
-        self.add(path, message);
+        self.add_error(path, message);
     }
 
     /// The value is not allowed, for the reason in `detail`.
     pub(super) fn invalid(&mut self, path: &str, value: impl fmt::Debug, detail: &str) {
-        let value = ShortenedValue::of(value);
-        self.add(path, format!("Invalid value: {value}: {detail}"));
+        let value = ShortenedValue::from_value(value);
+        self.add_error(path, format!("Invalid value: {value}: {detail}"));
     }
 
     /// The value is taken.
     pub(super) fn duplicate(&mut self, path: &str, value: impl fmt::Debug) {
-        let value = ShortenedValue::of(value);
-        self.add(path, format!("Duplicate value: {value}"));
+        let value = ShortenedValue::from_value(value);
+        self.add_error(path, format!("Duplicate value: {value}"));
     }
 
     /// The value refers to nothing.
     pub(super) fn not_found(&mut self, path: &str, value: impl fmt::Debug) {
-        let value = ShortenedValue::of(value);
-        self.add(path, format!("Not found: {value}"));
+        let value = ShortenedValue::from_value(value);
+        self.add_error(path, format!("Not found: {value}"));
     }
 
     /// The field must not be set here.
     pub(super) fn forbidden(&mut self, path: &str, detail: &str) {
-        self.add(path, format!("Forbidden: {detail}"));
+        self.add_error(path, format!("Forbidden: {detail}"));
     }
 
     /// The value must be one of `known`.
-    pub(super) fn one_of(&mut self, path: &str, value: &str, known: &[&str]) {
+    pub(super) fn require_one_of(&mut self, path: &str, value: &str, known: &[&str]) {
         if !known.contains(&value) {
             let known: Vec<String> = known
                 .iter()
                 .filter(|k| !k.is_empty())
                 .map(|k| format!("{k:?}"))
                 .collect();
-            let value = ShortenedValue::of(value);
+            let value = ShortenedValue::from_value(value);
             let known = known.join(", ");
             let message = format!("Unsupported value: {value}: supported values: {known}");
-            self.add(path, message);
+            self.add_error(path, message);
         }
     }
 
     /// `value` is set.
-    pub(super) fn present(&mut self, path: &str, value: &str) {
+    pub(super) fn require_present(&mut self, path: &str, value: &str) {
         if value.is_empty() {
             self.required(path, "");
         }
     }
 
     /// `value` is set and satisfies `rule`, which returns what it asks for.
-    pub(super) fn name(&mut self, path: &str, value: &str, rule: fn(&str) -> Option<&'static str>) {
+    pub(super) fn check_name(
+        &mut self,
+        path: &str,
+        value: &str,
+        rule: fn(&str) -> Option<&'static str>,
+    ) {
         if value.is_empty() {
             self.required(path, "");
         } else if let Some(detail) = rule(value) {
@@ -91,7 +96,7 @@ const MAX_SHOWN_BYTES: usize = 512;
 struct ShortenedValue(String);
 
 impl ShortenedValue {
-    fn of(value: impl fmt::Debug) -> Self {
+    fn from_value(value: impl fmt::Debug) -> Self {
         let mut shown = Self(String::new());
         if fmt::write(&mut shown, format_args!("{value:?}")).is_err() {
             shown.0.push_str("...");
@@ -117,7 +122,7 @@ impl fmt::Display for ShortenedValue {
     }
 }
 
-fn alnum(c: u8) -> bool {
+fn is_alphanumeric(c: u8) -> bool {
     c.is_ascii_lowercase() || c.is_ascii_digit()
 }
 
@@ -139,7 +144,7 @@ pub(super) fn dns_subdomain(text: &str) -> Option<&'static str> {
 pub(super) fn port_name(text: &str) -> Option<&'static str> {
     let bytes = text.as_bytes();
     let ok = bytes.len() <= 15
-        && bytes.iter().all(|c| alnum(*c) || *c == b'-')
+        && bytes.iter().all(|c| is_alphanumeric(*c) || *c == b'-')
         && bytes.iter().any(u8::is_ascii_lowercase)
         && !text.contains("--")
         && !text.starts_with('-')
@@ -189,9 +194,11 @@ pub(super) fn config_key(text: &str) -> Option<&'static str> {
 pub(super) fn sysctl_name(text: &str) -> Option<&'static str> {
     let part = |p: &str| {
         let bytes = p.as_bytes();
-        bytes.iter().all(|c| alnum(*c) || matches!(c, b'-' | b'_'))
-            && bytes.first().is_some_and(|c| alnum(*c))
-            && bytes.last().is_some_and(|c| alnum(*c))
+        bytes
+            .iter()
+            .all(|c| is_alphanumeric(*c) || matches!(c, b'-' | b'_'))
+            && bytes.first().is_some_and(|c| is_alphanumeric(*c))
+            && bytes.last().is_some_and(|c| is_alphanumeric(*c))
     };
     (text.len() > 253 || !text.split(['.', '/']).all(part)).then_some(
         "must have at most 253 characters and match the form of a sysctl name (lower case parts separated by '.' or '/')",

@@ -25,7 +25,7 @@ mod volume;
 
 pub use field::MAX_ERRORS;
 use field::{FieldErrors, dns_label, dns_subdomain, label_value, qualified_name};
-pub use objects::{config_map, secret};
+pub use objects::{validate_config_map, validate_secret};
 
 /// Bytes of all annotations of an object together.
 const MAX_ANNOTATION_BYTES: usize = 256 << 10;
@@ -55,36 +55,36 @@ pub(crate) const PROJECTED_SOURCES: [&str; 4] =
 
 /// Checks a defaulted pod. Returns all errors, at most [`MAX_ERRORS`]; empty if the pod may run.
 #[must_use]
-pub fn pod(pod: &Pod) -> Vec<WrongValue> {
+pub fn validate_pod(pod: &Pod) -> Vec<WrongValue> {
     let mut errors = FieldErrors::default();
-    object_meta(&pod.metadata, &mut errors);
-    security::app_armor_annotations(pod, &mut errors);
-    spec(&pod.spec, &mut errors);
+    validate_object_meta(&pod.metadata, &mut errors);
+    security::validate_app_armor_annotations(pod, &mut errors);
+    validate_spec(&pod.spec, &mut errors);
     errors.0
 }
 
 /// Finds fields of the raw object that this version does not model: volume sources, and fields without which the pod would
 /// run otherwise. Any other unknown field is ignored, as upstream ignores it.
 #[must_use]
-pub fn unmodelled(raw: &Value) -> Vec<WrongValue> {
+pub fn find_unmodelled_fields(raw: &Value) -> Vec<WrongValue> {
     let mut errors = FieldErrors::default();
-    for path in object_fields::unsupported(raw) {
+    for path in object_fields::unsupported_fields(raw) {
         errors.forbidden(&path, "this field is not supported by this node");
     }
-    unmodelled_values(&raw["spec"], &mut errors);
-    for (n, volume) in list(&raw["spec"]["volumes"]).enumerate() {
+    validate_unmodelled_values(&raw["spec"], &mut errors);
+    for (n, volume) in list_items(&raw["spec"]["volumes"]).enumerate() {
         let path = format!("spec.volumes[{n}]");
-        unsupported(volume, &path, &VOLUME_SOURCES, &mut errors);
-        for (n, source) in list(&volume["projected"]["sources"]).enumerate() {
+        reject_unsupported(volume, &path, &VOLUME_SOURCES, &mut errors);
+        for (n, source) in list_items(&volume["projected"]["sources"]).enumerate() {
             let path = format!("{path}.projected.sources[{n}]");
-            unsupported(source, &path, &PROJECTED_SOURCES, &mut errors);
+            reject_unsupported(source, &path, &PROJECTED_SOURCES, &mut errors);
         }
     }
     errors.0
 }
 
 /// Checks fields that only the API, the scheduler or a volume of another node reads.
-fn unmodelled_values(spec: &Value, errors: &mut FieldErrors) {
+fn validate_unmodelled_values(spec: &Value, errors: &mut FieldErrors) {
     for (path, known) in [
         ("preemptionPolicy", &["Never", "PreemptLowerPriority"]),
         (
@@ -97,10 +97,10 @@ fn unmodelled_values(spec: &Value, errors: &mut FieldErrors) {
             let shown = value
                 .as_str()
                 .map_or_else(|| format!("{value}"), String::from);
-            errors.one_of(&format!("spec.{path}"), &shown, known);
+            errors.require_one_of(&format!("spec.{path}"), &shown, known);
         }
     }
-    if list(&spec["schedulingGates"]).next().is_some() {
+    if list_items(&spec["schedulingGates"]).next().is_some() {
         errors.forbidden(
             "spec.schedulingGates",
             "a static pod has a node, and cannot wait for a scheduler",
@@ -121,7 +121,7 @@ fn unmodelled_values(spec: &Value, errors: &mut FieldErrors) {
 /// Finds references that a static pod must not have (SRC-21). ConfigMaps and Secrets are allowed: manifests beside the
 /// pod's serve them, and a missing one holds up the pod as it would hold up a pod of an apiserver.
 #[must_use]
-pub fn static_references(pod: &Pod) -> Vec<WrongValue> {
+pub fn find_static_references(pod: &Pod) -> Vec<WrongValue> {
     let mut errors = FieldErrors::default();
     if !pod.spec.service_account_name.is_empty() {
         errors.forbidden(
@@ -154,11 +154,11 @@ pub fn static_references(pod: &Pod) -> Vec<WrongValue> {
     errors.0
 }
 
-fn list(value: &Value) -> impl Iterator<Item = &Value> {
+fn list_items(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
 
-fn unsupported(object: &Value, path: &str, known: &[&str], errors: &mut FieldErrors) {
+fn reject_unsupported(object: &Value, path: &str, known: &[&str], errors: &mut FieldErrors) {
     let fields = object.as_object().into_iter().flat_map(|o| o.keys());
     for name in fields.filter(|name| *name != "name" && !known.contains(&name.as_str())) {
         errors.forbidden(
@@ -171,9 +171,9 @@ fn unsupported(object: &Value, path: &str, known: &[&str], errors: &mut FieldErr
     }
 }
 
-fn object_meta(metadata: &ObjectMeta, errors: &mut FieldErrors) {
-    errors.name("metadata.name", &metadata.name, dns_subdomain);
-    errors.name("metadata.namespace", &metadata.namespace, dns_label);
+fn validate_object_meta(metadata: &ObjectMeta, errors: &mut FieldErrors) {
+    errors.check_name("metadata.name", &metadata.name, dns_subdomain);
+    errors.check_name("metadata.namespace", &metadata.namespace, dns_label);
     for (name, value) in &metadata.labels {
         if let Some(detail) = qualified_name(name) {
             errors.invalid("metadata.labels", name, detail);
@@ -197,11 +197,11 @@ fn object_meta(metadata: &ObjectMeta, errors: &mut FieldErrors) {
     }
 }
 
-fn spec(spec: &PodSpec, errors: &mut FieldErrors) {
-    let volumes = volume::volumes(spec, errors);
-    container::containers(spec, &volumes, errors);
-    security::pod(spec, errors);
-    dns(spec, errors);
+fn validate_spec(spec: &PodSpec, errors: &mut FieldErrors) {
+    let volumes = volume::validate_volumes(spec, errors);
+    container::validate_containers(spec, &volumes, errors);
+    security::validate_pod_security(spec, errors);
+    validate_dns(spec, errors);
     if let Some(seconds) = spec.active_deadline_seconds
         && !(1..=i64::from(i32::MAX)).contains(&seconds)
     {
@@ -232,10 +232,10 @@ fn spec(spec: &PodSpec, errors: &mut FieldErrors) {
         ),
     ] {
         if !value.is_empty() {
-            errors.name(&format!("spec.{name}"), value, rule);
+            errors.check_name(&format!("spec.{name}"), value, rule);
         }
     }
-    hostname_override(spec, errors);
+    validate_hostname_override(spec, errors);
     if let Some(selector) = spec
         .affinity
         .as_ref()
@@ -245,7 +245,7 @@ fn spec(spec: &PodSpec, errors: &mut FieldErrors) {
                 .as_ref()
         })
     {
-        selector::node(selector, errors);
+        selector::validate_node_selector(selector, errors);
     }
     for (name, value) in &spec.node_selector {
         if let Some(detail) = qualified_name(name).or_else(|| label_value(value)) {
@@ -253,32 +253,32 @@ fn spec(spec: &PodSpec, errors: &mut FieldErrors) {
         }
     }
     for (n, toleration) in spec.tolerations.iter().enumerate() {
-        self::toleration(toleration, &format!("spec.tolerations[{n}]"), errors);
+        validate_toleration(toleration, &format!("spec.tolerations[{n}]"), errors);
     }
     for (n, gate) in spec.readiness_gates.iter().enumerate() {
-        errors.name(
+        errors.check_name(
             &format!("spec.readinessGates[{n}].conditionType"),
             &gate.condition_type,
             qualified_name,
         );
     }
     if let Some(os) = &spec.os {
-        errors.one_of("spec.os.name", &os.name, &["linux", "windows"]);
+        errors.require_one_of("spec.os.name", &os.name, &["linux", "windows"]);
     }
-    resources::quantities(&spec.overhead, "spec.overhead", errors);
+    resources::validate_quantities(&spec.overhead, "spec.overhead", errors);
     if let Some(own) = &spec.resources {
-        resources::of_pod(own, errors);
-        resources::of_pod_and_containers(own, spec, errors);
+        resources::validate_pod_resources(own, errors);
+        resources::validate_resource_sums(own, spec, errors);
     }
 }
 
 /// Checks the host name that stands for all others: the kernel takes no longer one.
-fn hostname_override(spec: &PodSpec, errors: &mut FieldErrors) {
+fn validate_hostname_override(spec: &PodSpec, errors: &mut FieldErrors) {
     let path = "spec.hostnameOverride";
     let Some(name) = &spec.hostname_override else {
         return;
     };
-    errors.name(path, name, dns_subdomain);
+    errors.check_name(path, name, dns_subdomain);
     if name.len() > MAX_HOSTNAME_BYTES {
         let detail = format!("may not be more than {MAX_HOSTNAME_BYTES} bytes");
         errors.invalid(path, name, &detail);
@@ -291,9 +291,9 @@ fn hostname_override(spec: &PodSpec, errors: &mut FieldErrors) {
     }
 }
 
-fn toleration(toleration: &Toleration, path: &str, errors: &mut FieldErrors) {
+fn validate_toleration(toleration: &Toleration, path: &str, errors: &mut FieldErrors) {
     if !toleration.key.is_empty() {
-        errors.name(&format!("{path}.key"), &toleration.key, qualified_name);
+        errors.check_name(&format!("{path}.key"), &toleration.key, qualified_name);
     } else if toleration.operator != "Exists" {
         errors.invalid(
             &format!("{path}.operator"),
@@ -313,9 +313,9 @@ fn toleration(toleration: &Toleration, path: &str, errors: &mut FieldErrors) {
             &toleration.value,
             "value must be empty when `operator` is 'Exists'",
         ),
-        other => errors.one_of(&format!("{path}.operator"), other, &["Equal", "Exists"]),
+        other => errors.require_one_of(&format!("{path}.operator"), other, &["Equal", "Exists"]),
     }
-    errors.one_of(
+    errors.require_one_of(
         &format!("{path}.effect"),
         &toleration.effect,
         &["", "NoSchedule", "PreferNoSchedule", "NoExecute"],
@@ -329,8 +329,8 @@ fn toleration(toleration: &Toleration, path: &str, errors: &mut FieldErrors) {
     }
 }
 
-fn dns(spec: &PodSpec, errors: &mut FieldErrors) {
-    errors.one_of(
+fn validate_dns(spec: &PodSpec, errors: &mut FieldErrors) {
+    errors.require_one_of(
         "spec.dnsPolicy",
         &spec.dns_policy,
         &["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"],
@@ -352,7 +352,7 @@ fn dns(spec: &PodSpec, errors: &mut FieldErrors) {
         );
     }
     for (n, server) in config.nameservers.iter().enumerate() {
-        ip(&format!("{path}.nameservers[{n}]"), server, errors);
+        validate_ip(&format!("{path}.nameservers[{n}]"), server, errors);
     }
     let chars = config.searches.iter().map(|s| s.len() + 1).sum::<usize>();
     if config.searches.len() > MAX_SEARCHES || chars > MAX_SEARCH_CHARS + 1 {
@@ -377,9 +377,9 @@ fn dns(spec: &PodSpec, errors: &mut FieldErrors) {
         }
     }
     for (n, alias) in spec.host_aliases.iter().enumerate() {
-        ip(&format!("spec.hostAliases[{n}].ip"), &alias.ip, errors);
+        validate_ip(&format!("spec.hostAliases[{n}].ip"), &alias.ip, errors);
         for (m, name) in alias.hostnames.iter().enumerate() {
-            errors.name(
+            errors.check_name(
                 &format!("spec.hostAliases[{n}].hostnames[{m}]"),
                 name,
                 dns_subdomain,
@@ -388,7 +388,7 @@ fn dns(spec: &PodSpec, errors: &mut FieldErrors) {
     }
 }
 
-fn ip(path: &str, text: &str, errors: &mut FieldErrors) {
+fn validate_ip(path: &str, text: &str, errors: &mut FieldErrors) {
     if text.parse::<IpAddr>().is_err() {
         errors.invalid(
             path,
@@ -399,7 +399,7 @@ fn ip(path: &str, text: &str, errors: &mut FieldErrors) {
 }
 
 /// Returns the error of a path that could leave the directory it is joined to.
-fn local_path(text: &str) -> Option<&'static str> {
+fn local_path_error(text: &str) -> Option<&'static str> {
     if text.starts_with('/') {
         return Some("must be a relative path");
     }
@@ -409,10 +409,10 @@ fn local_path(text: &str) -> Option<&'static str> {
 }
 
 /// Checks a payload path of a projected volume: local, and not one of the names that the volume itself uses.
-fn payload_path(path: &str, text: &str, errors: &mut FieldErrors) {
+fn validate_payload_path(path: &str, text: &str, errors: &mut FieldErrors) {
     if text.is_empty() {
         errors.required(path, "");
-    } else if let Some(detail) = local_path(text) {
+    } else if let Some(detail) = local_path_error(text) {
         errors.invalid(path, text, detail);
     } else if text.starts_with("..") {
         errors.invalid(path, text, "must not start with '..'");
@@ -424,7 +424,7 @@ fn payload_path(path: &str, text: &str, errors: &mut FieldErrors) {
 struct UniqueNames<'a>(BTreeSet<&'a str>);
 
 impl<'a> UniqueNames<'a> {
-    fn once(&mut self, path: &str, name: &'a str, errors: &mut FieldErrors) {
+    fn check_unique(&mut self, path: &str, name: &'a str, errors: &mut FieldErrors) {
         if !name.is_empty() && !self.0.insert(name) {
             errors.duplicate(path, name);
         }

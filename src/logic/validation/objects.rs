@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{
     field::{FieldErrors, config_key},
-    object_meta,
+    validate_object_meta,
 };
 use crate::api::{ConfigMap, ObjectMeta, Secret, received::InvalidObject, strict};
 
@@ -16,7 +16,7 @@ const MAX_DATA_BYTES: usize = 1 << 20;
 const SERVICE_ACCOUNT_NAME: &str = "kubernetes.io/service-account.name";
 
 /// Checks a ConfigMap; names every wrong field.
-pub fn config_map(object: &ConfigMap) -> Result<(), InvalidObject> {
+pub fn validate_config_map(object: &ConfigMap) -> Result<(), InvalidObject> {
     let text = object.data.iter().map(|(key, value)| (key, value.len()));
     let binary = object
         .binary_data
@@ -30,19 +30,19 @@ pub fn config_map(object: &ConfigMap) -> Result<(), InvalidObject> {
     {
         errors.invalid("data", key, "duplicate of key present in binaryData");
     }
-    data("ConfigMap", &object.metadata, text.chain(binary), errors)
+    validate_object_data("ConfigMap", &object.metadata, text.chain(binary), errors)
 }
 
 /// Checks a Secret; names every wrong field, never a value.
-pub fn secret(object: &Secret) -> Result<(), InvalidObject> {
+pub fn validate_secret(object: &Secret) -> Result<(), InvalidObject> {
     let entries = object.data.iter().map(|(key, value)| (key, value.0.len()));
     let mut errors = FieldErrors::default();
-    of_type(object, &mut errors);
-    data("Secret", &object.metadata, entries, errors)
+    validate_secret_type(object, &mut errors);
+    validate_object_data("Secret", &object.metadata, entries, errors)
 }
 
 /// Checks that a Secret of a type which the API knows has the required keys. Other types may hold any data.
-fn of_type(object: &Secret, errors: &mut FieldErrors) {
+fn validate_secret_type(object: &Secret, errors: &mut FieldErrors) {
     let has = |key: &str| object.data.contains_key(key);
     let mut need = |keys: &[&str]| {
         for key in keys.iter().filter(|key| !has(key)) {
@@ -60,8 +60,10 @@ fn of_type(object: &Secret, errors: &mut FieldErrors) {
                 errors.required("data[ssh-privatekey]", "");
             }
         }
-        "kubernetes.io/dockercfg" => registries(object, ".dockercfg", errors),
-        "kubernetes.io/dockerconfigjson" => registries(object, ".dockerconfigjson", errors),
+        "kubernetes.io/dockercfg" => validate_registry_credentials(object, ".dockercfg", errors),
+        "kubernetes.io/dockerconfigjson" => {
+            validate_registry_credentials(object, ".dockerconfigjson", errors)
+        }
         "kubernetes.io/service-account-token" => {
             let name = object.metadata.annotations.get(SERVICE_ACCOUNT_NAME);
             if name.is_none_or(String::is_empty) {
@@ -73,7 +75,7 @@ fn of_type(object: &Secret, errors: &mut FieldErrors) {
 }
 
 /// Checks that credentials of registries are a JSON object.
-fn registries(object: &Secret, key: &str, errors: &mut FieldErrors) {
+fn validate_registry_credentials(object: &Secret, key: &str, errors: &mut FieldErrors) {
     let path = format!("data[{key}]");
     match object.data.get(key) {
         None => errors.required(&path, ""),
@@ -87,13 +89,13 @@ fn registries(object: &Secret, key: &str, errors: &mut FieldErrors) {
     }
 }
 
-fn data<'a>(
+fn validate_object_data<'a>(
     kind: &'static str,
     metadata: &ObjectMeta,
     entries: impl Iterator<Item = (&'a String, usize)>,
     mut errors: FieldErrors,
 ) -> Result<(), InvalidObject> {
-    object_meta(metadata, &mut errors);
+    validate_object_meta(metadata, &mut errors);
     let mut bytes = 0usize;
     for (key, size) in entries {
         if let Some(detail) = config_key(key) {
@@ -156,7 +158,7 @@ mod tests {
             (named("A"), "metadata.name: Invalid value: \"A\""),
         ] {
             let shown: String = format!("{object}").chars().take(80).collect();
-            let text = said(config_map, object);
+            let text = said(validate_config_map, object);
             assert!(
                 text.contains(says) && text.is_empty() == says.is_empty(),
                 "{shown}: {text:.200}"
@@ -218,7 +220,7 @@ mod tests {
             ),
         ] {
             let shown = format!("{object}");
-            let text = said(secret, object);
+            let text = said(validate_secret, object);
             assert!(
                 text.contains(says) && text.is_empty() == says.is_empty(),
                 "{shown}: {text}"

@@ -6,18 +6,22 @@ use super::field::{FieldErrors, qualified_name};
 use crate::api::Quantity;
 use crate::api::pod::{PodSpec, Resources};
 use crate::defaults;
-use crate::node_resources::is_extended;
+use crate::node_resources::is_extended_resource;
 
 /// Beginning of the names of huge pages; the size of a page follows.
 const HUGE_PAGES: &str = "hugepages-";
 
 /// Requests and limits of one container.
-pub(super) fn of_container(resources: &Resources, path: &str, errors: &mut FieldErrors) {
-    quantities(&resources.limits, &format!("{path}.limits"), errors);
-    quantities(&resources.requests, &format!("{path}.requests"), errors);
+pub(super) fn validate_container_resources(
+    resources: &Resources,
+    path: &str,
+    errors: &mut FieldErrors,
+) {
+    validate_quantities(&resources.limits, &format!("{path}.limits"), errors);
+    validate_quantities(&resources.requests, &format!("{path}.requests"), errors);
     for (name, request) in &resources.requests {
         let Some(limit) = resources.limits.get(name) else {
-            if !overcommittable(name) {
+            if !is_overcommittable(name) {
                 errors.required(
                     &format!("{path}.limits"),
                     "Limit must be set for non overcommitable resources",
@@ -26,13 +30,13 @@ pub(super) fn of_container(resources: &Resources, path: &str, errors: &mut Field
             continue;
         };
         let field = format!("{path}.requests");
-        if request.milli() > limit.milli() {
+        if request.milli_value() > limit.milli_value() {
             errors.invalid(
                 &field,
                 request.as_str(),
                 &format!("must be less than or equal to {name} limit of {limit}"),
             );
-        } else if request.milli() != limit.milli() && !overcommittable(name) {
+        } else if request.milli_value() != limit.milli_value() && !is_overcommittable(name) {
             errors.invalid(
                 &field,
                 request.as_str(),
@@ -43,7 +47,7 @@ pub(super) fn of_container(resources: &Resources, path: &str, errors: &mut Field
 }
 
 /// Checks that a container with huge pages, or its pod, has cpu or memory too.
-pub(super) fn huge_pages(
+pub(super) fn validate_huge_pages(
     container: &Resources,
     pod: Option<&Resources>,
     path: &str,
@@ -65,7 +69,7 @@ pub(super) fn huge_pages(
 }
 
 /// Requests and limits of the pod as a whole.
-pub(super) fn of_pod(resources: &Resources, errors: &mut FieldErrors) {
+pub(super) fn validate_pod_resources(resources: &Resources, errors: &mut FieldErrors) {
     let path = "spec.resources";
     for (kind, map) in [
         ("limits", &resources.limits),
@@ -73,7 +77,7 @@ pub(super) fn of_pod(resources: &Resources, errors: &mut FieldErrors) {
     ] {
         for name in map.keys() {
             if name != "cpu" && name != "memory" && !name.starts_with("hugepages-") {
-                errors.one_of(
+                errors.require_one_of(
                     &format!("{path}.{kind}[{name}]"),
                     name,
                     &["cpu", "hugepages-", "memory"],
@@ -81,15 +85,15 @@ pub(super) fn of_pod(resources: &Resources, errors: &mut FieldErrors) {
             }
         }
     }
-    of_container(resources, path, errors);
-    huge_pages(resources, None, path, errors);
+    validate_container_resources(resources, path, errors);
+    validate_huge_pages(resources, None, path, errors);
 }
 
 /// Checks that the containers together ask for no more than the pod, and that no regular one may have more.
-pub(super) fn of_pod_and_containers(own: &Resources, spec: &PodSpec, errors: &mut FieldErrors) {
+pub(super) fn validate_resource_sums(own: &Resources, spec: &PodSpec, errors: &mut FieldErrors) {
     for (name, whole) in &own.requests {
         let sum = defaults::containers_request(spec, name);
-        if let Some(sum) = sum.filter(|sum| sum.milli() > whole.milli()) {
+        if let Some(sum) = sum.filter(|sum| sum.milli_value() > whole.milli_value()) {
             errors.invalid(
                 &format!("spec.resources.requests[{name}]"),
                 whole.as_str(),
@@ -100,7 +104,7 @@ pub(super) fn of_pod_and_containers(own: &Resources, spec: &PodSpec, errors: &mu
     for (n, container) in spec.containers.iter().enumerate() {
         for (name, limit) in &container.resources.limits {
             let whole = own.limits.get(name);
-            if let Some(whole) = whole.filter(|whole| limit.milli() > whole.milli()) {
+            if let Some(whole) = whole.filter(|whole| limit.milli_value() > whole.milli_value()) {
                 errors.invalid(
                     &format!("spec.containers[{n}].resources.limits[{name}]"),
                     limit.as_str(),
@@ -112,30 +116,34 @@ pub(super) fn of_pod_and_containers(own: &Resources, spec: &PodSpec, errors: &mu
 }
 
 /// Names and signs of a resource list.
-pub(super) fn quantities(map: &BTreeMap<String, Quantity>, path: &str, errors: &mut FieldErrors) {
+pub(super) fn validate_quantities(
+    map: &BTreeMap<String, Quantity>,
+    path: &str,
+    errors: &mut FieldErrors,
+) {
     for (name, quantity) in map {
         let path = format!("{path}[{name}]");
         if let Some(detail) = qualified_name(name) {
             errors.invalid(&path, name, detail);
-        } else if !name.contains('/') && !standard(name) {
+        } else if !name.contains('/') && !is_standard_resource(name) {
             errors.invalid(
                 &path,
                 name,
                 "must be a standard resource type or fully qualified",
             );
         }
-        if quantity.milli() < 0 {
+        if quantity.milli_value() < 0 {
             errors.invalid(
                 &path,
                 quantity.as_str(),
                 "must be greater than or equal to 0",
             );
         }
-        if !overcommittable(name) && quantity.milli() % 1000 != 0 {
+        if !is_overcommittable(name) && quantity.milli_value() % 1000 != 0 {
             errors.invalid(&path, quantity.as_str(), "must be an integer");
         }
         if let Some(page) = name.strip_prefix(HUGE_PAGES)
-            && !is_multiple(quantity, page)
+            && !is_page_multiple(quantity, page)
         {
             errors.invalid(
                 &path,
@@ -146,16 +154,16 @@ pub(super) fn quantities(map: &BTreeMap<String, Quantity>, path: &str, errors: &
     }
 }
 
-fn is_multiple(quantity: &Quantity, page: &str) -> bool {
+fn is_page_multiple(quantity: &Quantity, page: &str) -> bool {
     let size = Quantity::parse(page).map_or(0, |page| page.value());
     size > 0 && quantity.value() % size == 0
 }
 
-fn standard(name: &str) -> bool {
+fn is_standard_resource(name: &str) -> bool {
     ["cpu", "memory", "ephemeral-storage"].contains(&name) || name.starts_with("hugepages-")
 }
 
 /// Resources of which a container may get more than it asked for.
-fn overcommittable(name: &str) -> bool {
-    !name.starts_with(HUGE_PAGES) && !is_extended(name)
+fn is_overcommittable(name: &str) -> bool {
+    !name.starts_with(HUGE_PAGES) && !is_extended_resource(name)
 }

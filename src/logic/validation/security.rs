@@ -17,7 +17,7 @@ const MAX_APP_ARMOR_BYTES: usize = 4095;
 const LOCALHOST: &str = "localhost/";
 
 /// The pod's own security context and its namespaces.
-pub(super) fn pod(spec: &PodSpec, errors: &mut FieldErrors) {
+pub(super) fn validate_pod_security(spec: &PodSpec, errors: &mut FieldErrors) {
     let path = "spec.securityContext";
     if spec.share_process_namespace == Some(true) && spec.host_pid {
         errors.invalid(
@@ -40,11 +40,11 @@ pub(super) fn pod(spec: &PodSpec, errors: &mut FieldErrors) {
     let Some(context) = &spec.security_context else {
         return;
     };
-    id(context.run_as_user, &format!("{path}.runAsUser"), errors);
-    id(context.run_as_group, &format!("{path}.runAsGroup"), errors);
-    id(context.fs_group, &format!("{path}.fsGroup"), errors);
+    validate_id(context.run_as_user, &format!("{path}.runAsUser"), errors);
+    validate_id(context.run_as_group, &format!("{path}.runAsGroup"), errors);
+    validate_id(context.fs_group, &format!("{path}.fsGroup"), errors);
     for (n, group) in context.supplemental_groups.iter().enumerate() {
-        id(
+        validate_id(
             Some(*group),
             &format!("{path}.supplementalGroups[{n}]"),
             errors,
@@ -52,32 +52,32 @@ pub(super) fn pod(spec: &PodSpec, errors: &mut FieldErrors) {
     }
     if let Some(policy) = &context.fs_group_change_policy {
         let known = ["Always", "OnRootMismatch"];
-        errors.one_of(&format!("{path}.fsGroupChangePolicy"), policy, &known);
+        errors.require_one_of(&format!("{path}.fsGroupChangePolicy"), policy, &known);
     }
     if let Some(policy) = &context.supplemental_groups_policy {
-        errors.one_of(
+        errors.require_one_of(
             &format!("{path}.supplementalGroupsPolicy"),
             policy,
             &["Merge", "Strict"],
         );
     }
-    profile(
+    validate_profile(
         context.seccomp_profile.as_ref(),
         &format!("{path}.seccompProfile"),
-        super::volume::sub_path,
+        super::volume::validate_sub_path,
         errors,
     );
-    profile(
+    validate_profile(
         context.app_armor_profile.as_ref(),
         &format!("{path}.appArmorProfile"),
-        app_armor_name,
+        validate_app_armor_name,
         errors,
     );
     let mut names = UniqueNames::default();
     for (n, sysctl) in context.sysctls.iter().enumerate() {
         let path = format!("{path}.sysctls[{n}].name");
-        errors.name(&path, &sysctl.name, sysctl_name);
-        names.once(&path, &sysctl.name, errors);
+        errors.check_name(&path, &sysctl.name, sysctl_name);
+        names.check_unique(&path, &sysctl.name, errors);
         let dotted = sysctl.name.replace('/', ".");
         if spec.host_network && dotted.starts_with("net.") {
             errors.invalid(
@@ -101,7 +101,7 @@ pub(super) fn pod(spec: &PodSpec, errors: &mut FieldErrors) {
 }
 
 /// Annotations that ask for AppArmor profiles: with a misspelt name the container would run without one.
-pub(super) fn app_armor_annotations(pod: &Pod, errors: &mut FieldErrors) {
+pub(super) fn validate_app_armor_annotations(pod: &Pod, errors: &mut FieldErrors) {
     let whole = pod.spec.security_context.as_ref();
     for (key, value) in &pod.metadata.annotations {
         let Some(name) = key.strip_prefix(APPARMOR_ANNOTATION) else {
@@ -120,14 +120,14 @@ pub(super) fn app_armor_annotations(pod: &Pod, errors: &mut FieldErrors) {
         let field = own
             .and_then(|own| own.app_armor_profile.as_ref())
             .or_else(|| whole?.app_armor_profile.as_ref());
-        if field.is_some_and(|field| *value != annotation_of(field)) {
+        if field.is_some_and(|field| *value != app_armor_annotation(field)) {
             errors.forbidden(&path, "apparmor profile in annotation and field must match");
         }
     }
 }
 
 /// The annotation that asks for the same AppArmor profile as the field.
-fn annotation_of(profile: &SeccompProfile) -> String {
+fn app_armor_annotation(profile: &SeccompProfile) -> String {
     match profile.kind.as_str() {
         "RuntimeDefault" => "runtime/default".into(),
         "Unconfined" => "unconfined".into(),
@@ -139,7 +139,7 @@ fn annotation_of(profile: &SeccompProfile) -> String {
 }
 
 /// A container's security context.
-pub(super) fn container(
+pub(super) fn validate_container_security(
     container: &Container,
     spec: &PodSpec,
     path: &str,
@@ -149,22 +149,22 @@ pub(super) fn container(
         return;
     };
     let path = format!("{path}.securityContext");
-    id(context.run_as_user, &format!("{path}.runAsUser"), errors);
-    id(context.run_as_group, &format!("{path}.runAsGroup"), errors);
-    profile(
+    validate_id(context.run_as_user, &format!("{path}.runAsUser"), errors);
+    validate_id(context.run_as_group, &format!("{path}.runAsGroup"), errors);
+    validate_profile(
         context.seccomp_profile.as_ref(),
         &format!("{path}.seccompProfile"),
-        super::volume::sub_path,
+        super::volume::validate_sub_path,
         errors,
     );
-    profile(
+    validate_profile(
         context.app_armor_profile.as_ref(),
         &format!("{path}.appArmorProfile"),
-        app_armor_name,
+        validate_app_armor_name,
         errors,
     );
     if let Some(mount) = &context.proc_mount {
-        errors.one_of(
+        errors.require_one_of(
             &format!("{path}.procMount"),
             mount,
             &["Default", "Unmasked"],
@@ -199,7 +199,7 @@ pub(super) fn container(
     }
 }
 
-fn id(id: Option<i64>, path: &str, errors: &mut FieldErrors) {
+fn validate_id(id: Option<i64>, path: &str, errors: &mut FieldErrors) {
     if let Some(id) = id
         && !(0..=MAX_ID).contains(&id)
     {
@@ -208,7 +208,7 @@ fn id(id: Option<i64>, path: &str, errors: &mut FieldErrors) {
 }
 
 /// Checks the name of a profile that the kernel has; it may look like any path.
-fn app_armor_name(path: &str, name: &str, errors: &mut FieldErrors) {
+fn validate_app_armor_name(path: &str, name: &str, errors: &mut FieldErrors) {
     if name.trim() != name || name.len() > MAX_APP_ARMOR_BYTES {
         errors.invalid(
             path,
@@ -218,7 +218,7 @@ fn app_armor_name(path: &str, name: &str, errors: &mut FieldErrors) {
     }
 }
 
-fn profile(
+fn validate_profile(
     profile: Option<&SeccompProfile>,
     path: &str,
     rule: fn(&str, &str, &mut FieldErrors),
@@ -235,7 +235,7 @@ fn profile(
         return;
     }
     let known = ["Localhost", "RuntimeDefault", "Unconfined"];
-    errors.one_of(&format!("{path}.type"), &profile.kind, &known);
+    errors.require_one_of(&format!("{path}.type"), &profile.kind, &known);
     let path = format!("{path}.localhostProfile");
     match (
         profile.kind == "Localhost",

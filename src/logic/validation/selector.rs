@@ -8,7 +8,7 @@ const OPERATORS: [&str; 6] = ["DoesNotExist", "Exists", "Gt", "In", "Lt", "NotIn
 const NODE_NAME: &str = "metadata.name";
 
 /// Checks the terms of a node selector.
-pub(super) fn node(selector: &NodeSelector, errors: &mut FieldErrors) {
+pub(super) fn validate_node_selector(selector: &NodeSelector, errors: &mut FieldErrors) {
     let path = "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms";
     if selector.node_selector_terms.is_empty() {
         errors.required(path, "must have at least one node selector term");
@@ -16,18 +16,18 @@ pub(super) fn node(selector: &NodeSelector, errors: &mut FieldErrors) {
     for (n, term) in selector.node_selector_terms.iter().enumerate() {
         for (m, one) in term.match_expressions.iter().enumerate() {
             let path = format!("{path}[{n}].matchExpressions[{m}]");
-            expression(one, &path, errors);
+            validate_expression(one, &path, errors);
         }
         for (m, one) in term.match_fields.iter().enumerate() {
             let path = format!("{path}[{n}].matchFields[{m}]");
-            field(one, &path, errors);
+            validate_field_requirement(one, &path, errors);
         }
     }
 }
 
-fn expression(one: &NodeSelectorRequirement, path: &str, errors: &mut FieldErrors) {
-    errors.name(&format!("{path}.key"), &one.key, qualified_name);
-    errors.one_of(&format!("{path}.operator"), &one.operator, &OPERATORS);
+fn validate_expression(one: &NodeSelectorRequirement, path: &str, errors: &mut FieldErrors) {
+    errors.check_name(&format!("{path}.key"), &one.key, qualified_name);
+    errors.require_one_of(&format!("{path}.operator"), &one.operator, &OPERATORS);
     let values = format!("{path}.values");
     match (one.operator.as_str(), one.values.len()) {
         ("In" | "NotIn", 0) => {
@@ -50,12 +50,12 @@ fn expression(one: &NodeSelectorRequirement, path: &str, errors: &mut FieldError
     }
 }
 
-fn field(one: &NodeSelectorRequirement, path: &str, errors: &mut FieldErrors) {
-    errors.one_of(&format!("{path}.key"), &one.key, &[NODE_NAME]);
-    errors.one_of(&format!("{path}.operator"), &one.operator, &["In", "NotIn"]);
+fn validate_field_requirement(one: &NodeSelectorRequirement, path: &str, errors: &mut FieldErrors) {
+    errors.require_one_of(&format!("{path}.key"), &one.key, &[NODE_NAME]);
+    errors.require_one_of(&format!("{path}.operator"), &one.operator, &["In", "NotIn"]);
     let values = format!("{path}.values");
     let [name] = one.values.as_slice() else {
         return errors.required(&values, "must be the name of one node");
     };
-    errors.name(&format!("{values}[0]"), name, dns_subdomain);
+    errors.check_name(&format!("{values}[0]"), name, dns_subdomain);
 }

@@ -30,10 +30,10 @@ fn errors(spec: Value, container: Value) -> Vec<String> {
     patch(&mut own, container);
     raw["spec"]["containers"] = json!([own]);
     patch(&mut raw["spec"], spec);
-    let pod = static_pod::decode(&raw).expect("decodes");
-    let mut all = unmodelled(&raw);
-    all.extend(super::pod(&pod));
-    all.extend(static_references(&pod));
+    let pod = static_pod::decode_recorded_pod(&raw).expect("decodes");
+    let mut all = find_unmodelled_fields(&raw);
+    all.extend(validate_pod(&pod));
+    all.extend(find_static_references(&pod));
     all.iter().map(ToString::to_string).collect()
 }
 
@@ -764,7 +764,7 @@ fn metadata_rules() {
     ] {
         let raw =
             json!({"metadata": metadata, "spec": {"containers": [{"name": "c", "image": "i"}]}});
-        let all = pod(&static_pod::decode(&raw).expect("pod"));
+        let all = validate_pod(&static_pod::decode_recorded_pod(&raw).expect("pod"));
         assert_eq!(all.len(), 1, "{all:?}");
         assert!(all[0].to_string().starts_with(says), "{all:?}");
     }
@@ -787,7 +787,7 @@ fn metadata_rules() {
                 let at = raw.pointer_mut(place).expect("place");
                 at["securityContext"] = json!({"appArmorProfile": field});
             }
-            let all = pod(&static_pod::decode(&raw).expect("pod"));
+            let all = validate_pod(&static_pod::decode_recorded_pod(&raw).expect("pod"));
             assert_eq!(all.len(), wrong, "{annotation} {field} {all:?}");
         }
     }

@@ -3,7 +3,7 @@
 use alloc::collections::BTreeSet;
 
 use super::field::{FieldErrors, dns_label, dns_subdomain};
-use super::{UniqueNames, container, local_path, payload_path};
+use super::{UniqueNames, container, local_path_error, validate_payload_path};
 use crate::api::pod::{DownwardApiVolume, KeyToPath, PodSpec, ProjectedVolume, Volume};
 
 const HOST_PATH_TYPES: [&str; 8] = [
@@ -18,18 +18,21 @@ const HOST_PATH_TYPES: [&str; 8] = [
 ];
 
 /// Checks all volumes and returns their names.
-pub(super) fn volumes<'a>(spec: &'a PodSpec, errors: &mut FieldErrors) -> BTreeSet<&'a str> {
+pub(super) fn validate_volumes<'a>(
+    spec: &'a PodSpec,
+    errors: &mut FieldErrors,
+) -> BTreeSet<&'a str> {
     let mut names = UniqueNames::default();
     for (n, volume) in spec.volumes.iter().enumerate() {
         let path = format!("spec.volumes[{n}]");
-        errors.name(&format!("{path}.name"), &volume.name, dns_label);
-        names.once(&format!("{path}.name"), &volume.name, errors);
-        source(volume, &path, errors);
+        errors.check_name(&format!("{path}.name"), &volume.name, dns_label);
+        names.check_unique(&format!("{path}.name"), &volume.name, errors);
+        validate_volume_source(volume, &path, errors);
     }
     names.0
 }
 
-fn source(volume: &Volume, path: &str, errors: &mut FieldErrors) {
+fn validate_volume_source(volume: &Volume, path: &str, errors: &mut FieldErrors) {
     let set = [
         ("emptyDir", volume.empty_dir.is_some()),
         ("hostPath", volume.host_path.is_some()),
@@ -54,7 +57,7 @@ fn source(volume: &Volume, path: &str, errors: &mut FieldErrors) {
     if let Some(source) = &volume.empty_dir {
         let path = format!("{path}.emptyDir");
         if let Some(limit) = &source.size_limit
-            && limit.milli() < 0
+            && limit.milli_value() < 0
         {
             errors.forbidden(
                 &format!("{path}.sizeLimit"),
@@ -62,7 +65,7 @@ fn source(volume: &Volume, path: &str, errors: &mut FieldErrors) {
             );
         }
         if !source.medium.starts_with("HugePages") {
-            errors.one_of(
+            errors.require_one_of(
                 &format!("{path}.medium"),
                 &source.medium,
                 &["", "HugePages", "Memory"],
@@ -81,27 +84,27 @@ fn source(volume: &Volume, path: &str, errors: &mut FieldErrors) {
             );
         }
         let kind = source.kind.as_deref().unwrap_or("");
-        errors.one_of(&format!("{path}.type"), kind, &HOST_PATH_TYPES);
+        errors.require_one_of(&format!("{path}.type"), kind, &HOST_PATH_TYPES);
     }
     if let Some(source) = &volume.config_map {
         let path = format!("{path}.configMap");
-        errors.present(&format!("{path}.name"), &source.name);
-        mode(source.default_mode, &format!("{path}.defaultMode"), errors);
-        items(&source.items, &path, errors);
+        errors.require_present(&format!("{path}.name"), &source.name);
+        validate_file_mode(source.default_mode, &format!("{path}.defaultMode"), errors);
+        validate_items(&source.items, &path, errors);
     }
     if let Some(source) = &volume.secret {
         let path = format!("{path}.secret");
-        errors.present(&format!("{path}.secretName"), &source.secret_name);
-        mode(source.default_mode, &format!("{path}.defaultMode"), errors);
-        items(&source.items, &path, errors);
+        errors.require_present(&format!("{path}.secretName"), &source.secret_name);
+        validate_file_mode(source.default_mode, &format!("{path}.defaultMode"), errors);
+        validate_items(&source.items, &path, errors);
     }
     if let Some(source) = &volume.downward_api {
         let path = format!("{path}.downwardAPI");
-        mode(source.default_mode, &format!("{path}.defaultMode"), errors);
-        downward(source, &path, errors);
+        validate_file_mode(source.default_mode, &format!("{path}.defaultMode"), errors);
+        validate_downward_api(source, &path, errors);
     }
     if let Some(source) = &volume.projected {
-        projected(source, &format!("{path}.projected"), errors);
+        validate_projected_volume(source, &format!("{path}.projected"), errors);
     }
     if let Some(source) = &volume.nfs {
         let path = format!("{path}.nfs");
@@ -120,14 +123,14 @@ fn source(volume: &Volume, path: &str, errors: &mut FieldErrors) {
     }
     if let Some(source) = &volume.persistent_volume_claim {
         let path = format!("{path}.persistentVolumeClaim.claimName");
-        errors.name(&path, &source.claim_name, dns_subdomain);
+        errors.check_name(&path, &source.claim_name, dns_subdomain);
     }
     if let Some(source) = &volume.image {
         let path = format!("{path}.image");
         if source.reference.is_empty() {
             errors.required(&format!("{path}.reference"), "");
         }
-        errors.one_of(
+        errors.require_one_of(
             &format!("{path}.pullPolicy"),
             &source.pull_policy,
             &container::PULL_POLICIES,
@@ -135,8 +138,8 @@ fn source(volume: &Volume, path: &str, errors: &mut FieldErrors) {
     }
 }
 
-fn projected(source: &ProjectedVolume, path: &str, errors: &mut FieldErrors) {
-    mode(source.default_mode, &format!("{path}.defaultMode"), errors);
+fn validate_projected_volume(source: &ProjectedVolume, path: &str, errors: &mut FieldErrors) {
+    validate_file_mode(source.default_mode, &format!("{path}.defaultMode"), errors);
     let mut paths = UniqueNames::default();
     for (n, source) in source.sources.iter().enumerate() {
         let path = format!("{path}.sources[{n}]");
@@ -153,24 +156,24 @@ fn projected(source: &ProjectedVolume, path: &str, errors: &mut FieldErrors) {
         ] {
             if let Some(object) = object {
                 let path = format!("{path}.{kind}");
-                errors.present(&format!("{path}.name"), &object.name);
-                items(&object.items, &path, errors);
+                errors.require_present(&format!("{path}.name"), &object.name);
+                validate_items(&object.items, &path, errors);
                 for item in &object.items {
-                    paths.once(&format!("{path}.path"), &item.path, errors);
+                    paths.check_unique(&format!("{path}.path"), &item.path, errors);
                 }
             }
         }
         if let Some(object) = &source.downward_api {
             let path = format!("{path}.downwardAPI");
-            downward(object, &path, errors);
+            validate_downward_api(object, &path, errors);
             for item in &object.items {
-                paths.once(&format!("{path}.path"), &item.path, errors);
+                paths.check_unique(&format!("{path}.path"), &item.path, errors);
             }
         }
         if let Some(token) = &source.service_account_token {
             let path = format!("{path}.serviceAccountToken");
-            payload_path(&format!("{path}.path"), &token.path, errors);
-            paths.once(&format!("{path}.path"), &token.path, errors);
+            validate_payload_path(&format!("{path}.path"), &token.path, errors);
+            paths.check_unique(&format!("{path}.path"), &token.path, errors);
             let seconds = token.expiration_seconds.unwrap_or(3600);
             if seconds < 600 {
                 errors.invalid(
@@ -183,20 +186,20 @@ fn projected(source: &ProjectedVolume, path: &str, errors: &mut FieldErrors) {
     }
 }
 
-fn items(items: &[KeyToPath], path: &str, errors: &mut FieldErrors) {
+fn validate_items(items: &[KeyToPath], path: &str, errors: &mut FieldErrors) {
     for (n, item) in items.iter().enumerate() {
         let path = format!("{path}.items[{n}]");
-        errors.present(&format!("{path}.key"), &item.key);
-        payload_path(&format!("{path}.path"), &item.path, errors);
-        mode(item.mode, &format!("{path}.mode"), errors);
+        errors.require_present(&format!("{path}.key"), &item.key);
+        validate_payload_path(&format!("{path}.path"), &item.path, errors);
+        validate_file_mode(item.mode, &format!("{path}.mode"), errors);
     }
 }
 
-fn downward(source: &DownwardApiVolume, path: &str, errors: &mut FieldErrors) {
+fn validate_downward_api(source: &DownwardApiVolume, path: &str, errors: &mut FieldErrors) {
     for (n, item) in source.items.iter().enumerate() {
         let path = format!("{path}.items[{n}]");
-        payload_path(&format!("{path}.path"), &item.path, errors);
-        mode(item.mode, &format!("{path}.mode"), errors);
+        validate_payload_path(&format!("{path}.path"), &item.path, errors);
+        validate_file_mode(item.mode, &format!("{path}.mode"), errors);
         match (&item.field_ref, &item.resource_field_ref) {
             (Some(_), Some(_)) => errors.invalid(
                 &path,
@@ -204,7 +207,7 @@ fn downward(source: &DownwardApiVolume, path: &str, errors: &mut FieldErrors) {
                 "fieldRef and resourceFieldRef can not be specified simultaneously",
             ),
             (Some(field), None) => {
-                container::field_ref(
+                container::validate_field_ref(
                     field,
                     &container::VOLUME_FIELDS,
                     &format!("{path}.fieldRef"),
@@ -213,7 +216,7 @@ fn downward(source: &DownwardApiVolume, path: &str, errors: &mut FieldErrors) {
             }
             (None, Some(resource)) => {
                 let path = format!("{path}.resourceFieldRef");
-                container::resource_ref(resource, true, &path, errors);
+                container::validate_resource_ref(resource, true, &path, errors);
             }
             (None, None) => {
                 errors.required(&path, "one of fieldRef and resourceFieldRef is required")
@@ -222,7 +225,7 @@ fn downward(source: &DownwardApiVolume, path: &str, errors: &mut FieldErrors) {
     }
 }
 
-fn mode(mode: Option<i32>, path: &str, errors: &mut FieldErrors) {
+fn validate_file_mode(mode: Option<i32>, path: &str, errors: &mut FieldErrors) {
     if let Some(mode) = mode
         && !(0..=0o777).contains(&mode)
     {
@@ -235,8 +238,8 @@ fn mode(mode: Option<i32>, path: &str, errors: &mut FieldErrors) {
 }
 
 /// Checks the path of a `subPath`.
-pub(super) fn sub_path(path: &str, text: &str, errors: &mut FieldErrors) {
-    if let Some(detail) = local_path(text) {
+pub(super) fn validate_sub_path(path: &str, text: &str, errors: &mut FieldErrors) {
+    if let Some(detail) = local_path_error(text) {
         errors.invalid(path, text, detail);
     }
 }

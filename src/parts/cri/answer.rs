@@ -27,12 +27,12 @@ const MAX_SANDBOXES: usize = 4096;
 const MAX_CONTAINERS: usize = 32_768;
 
 /// Error for an answer that a runtime must not give.
-pub(super) fn nonsense(what: &str) -> RuntimeError {
+pub(super) fn nonsense_answer(what: &str) -> RuntimeError {
     RuntimeError::Failed(format!("the runtime answers nonsense: {what}"))
 }
 
 /// All pods of two lists, sorted by UID.
-pub(super) fn pods(
+pub(super) fn group_pods(
     sandboxes: Vec<wire::PodSandbox>,
     containers: Vec<wire::ContainerMessage>,
 ) -> Result<Vec<PodItem>, RuntimeError> {
@@ -125,13 +125,13 @@ fn restart_count(annotations: &wire::TextMap, metadata: Option<&wire::ContainerM
 }
 
 /// A sandbox that was asked for by this id.
-pub(super) fn sandbox(
+pub(super) fn read_sandbox_status(
     asked: &str,
     answer: wire::PodSandboxStatusResponse,
 ) -> Result<SandboxStatus, RuntimeError> {
     let status = answer
         .status
-        .ok_or_else(|| nonsense("no status of a sandbox"))?;
+        .ok_or_else(|| nonsense_answer("no status of a sandbox"))?;
     let metadata = status.metadata.unwrap_or_default();
     let is_whole = status.id == asked
         && !metadata.name.is_empty()
@@ -139,7 +139,7 @@ pub(super) fn sandbox(
         && !metadata.uid.is_empty()
         && status.created_at != 0;
     if !is_whole {
-        return Err(nonsense("half a status of a sandbox, or another's"));
+        return Err(nonsense_answer("half a status of a sandbox, or another's"));
     }
     let options = status.linux.unwrap_or_default().namespaces;
     let options = options.unwrap_or_default().options.unwrap_or_default();
@@ -153,19 +153,19 @@ pub(super) fn sandbox(
         state,
         created_at: WallTime(status.created_at),
         ips: match state {
-            SandboxState::Ready => addresses(status.network),
+            SandboxState::Ready => read_sandbox_addresses(status.network),
             SandboxState::NotReady => Vec::new(),
         },
         namespaces: NamespaceOptions {
-            network: namespace(options.network),
-            ipc: namespace(options.ipc),
-            pid: namespace(options.pid),
+            network: namespace_mode(options.network),
+            ipc: namespace_mode(options.ipc),
+            pid: namespace_mode(options.pid),
         },
         runtime_handler: status.runtime_handler,
     })
 }
 
-const fn namespace(mode: i32) -> NamespaceMode {
+const fn namespace_mode(mode: i32) -> NamespaceMode {
     match mode {
         1 => NamespaceMode::Container,
         2 => NamespaceMode::Node,
@@ -175,7 +175,7 @@ const fn namespace(mode: i32) -> NamespaceMode {
 }
 
 /// Reads the addresses of a sandbox. If one of them cannot be read, there are none (CRI-59).
-fn addresses(network: Option<wire::PodSandboxNetworkStatus>) -> Vec<IpAddr> {
+fn read_sandbox_addresses(network: Option<wire::PodSandboxNetworkStatus>) -> Vec<IpAddr> {
     let Some(network) = network.filter(|network| !network.ip.is_empty()) else {
         return Vec::new();
     };
@@ -186,7 +186,7 @@ fn addresses(network: Option<wire::PodSandboxNetworkStatus>) -> Vec<IpAddr> {
 }
 
 /// A container that was asked for by this id; its last words are still to be read.
-pub(super) fn container(
+pub(super) fn read_container_status(
     asked: &str,
     sandbox: SandboxId,
     status: &wire::ContainerStatusMessage,
@@ -198,10 +198,12 @@ pub(super) fn container(
         .filter(|image| !image.image.is_empty());
     let metadata = status.metadata.as_ref().filter(|m| !m.name.is_empty());
     let (Some(metadata), Some(image)) = (metadata, image) else {
-        return Err(nonsense("half a status of a container"));
+        return Err(nonsense_answer("half a status of a container"));
     };
     if status.id != asked || status.created_at == 0 || status.image_ref.is_empty() {
-        return Err(nonsense("half a status of a container, or another's"));
+        return Err(nonsense_answer(
+            "half a status of a container, or another's",
+        ));
     }
     let state = container_state(status.state);
     let has_ended = state == ContainerState::Exited;
@@ -210,7 +212,7 @@ pub(super) fn container(
     let user = status.user.clone().and_then(|user| user.linux);
     let images = status.mounts.iter().filter_map(|mount| mount.image.clone());
     let mut volume_images: Vec<String> = images.map(|spec| spec.image).collect();
-    volume_images.order();
+    volume_images.stable_sort();
     volume_images.dedup();
     let mounts = status.mounts.iter();
     let mounts = mounts.filter(|mount| mount.recursive_read_only || mount.image.is_some());
@@ -254,7 +256,7 @@ pub(super) fn container(
 }
 
 /// Root directories of the agent from which a container mounts: one for each mount with a source below `pods/<uid>`.
-pub(super) fn roots(uid: &PodUid, mounts: &[wire::MountMessage]) -> Vec<PathBuf> {
+pub(super) fn agent_roots(uid: &PodUid, mounts: &[wire::MountMessage]) -> Vec<PathBuf> {
     let of_pod = format!("/pods/{uid}/");
     let paths = mounts.iter().map(|mount| &mount.host_path);
     let roots = paths.filter_map(|path| path.split_once(&of_pod));
@@ -262,9 +264,9 @@ pub(super) fn roots(uid: &PodUid, mounts: &[wire::MountMessage]) -> Vec<PathBuf>
 }
 
 /// An image.
-pub(super) fn image(image: wire::ImageMessage) -> Result<StoredImage, RuntimeError> {
+pub(super) fn read_image(image: wire::ImageMessage) -> Result<StoredImage, RuntimeError> {
     if image.id.is_empty() || image.size == 0 {
-        return Err(nonsense("an image without id or size"));
+        return Err(nonsense_answer("an image without id or size"));
     }
     let uid = image.uid.map(|uid| uid.value);
     Ok(StoredImage {

@@ -20,10 +20,10 @@ use super::{facade, remains::RemainingPods};
 use crate::{
     cli::{
         CliCommand, CliError, args,
-        commands::{CompletionKind, MACHINE, value},
+        commands::{CompletionKind, MACHINE, value_flag},
         handed_sockets,
     },
-    error::chain,
+    error::error_chain,
     parts::PartCommand,
     sys::socket,
 };
@@ -44,7 +44,7 @@ pub(super) static COMMANDS: [PartCommand; 1] = [PartCommand {
         args: "",
         group: MACHINE,
         help: "Answer kubeadm as a container runtime would; picolet-cri.socket starts it",
-        flags: &[value(
+        flags: &[value_flag(
             "listen",
             None,
             "PATH",
@@ -53,20 +53,20 @@ pub(super) static COMMANDS: [PartCommand; 1] = [PartCommand {
         agent_flags: true,
         takes: CompletionKind::Nothing,
     },
-    run: |command, words| run(command, words).map(|()| ExitCode::SUCCESS),
+    run: |command, words| run_cri_command(command, words).map(|()| ExitCode::SUCCESS),
 }];
 
-fn run(command: &'static CliCommand, words: Vec<OsString>) -> Result<(), CliError> {
-    let (own, agent) = args::split(command, words)?;
+fn run_cri_command(command: &'static CliCommand, words: Vec<OsString>) -> Result<(), CliError> {
+    let (own, agent) = args::split_flags(command, words)?;
     let path = own
         .into_iter()
         .map(|(_, value)| PathBuf::from(value))
         .next_back();
-    let remains = RemainingPods::new(agent).map_err(|e| CliError::new(chain(&e)))?;
+    let remains = RemainingPods::new(agent).map_err(|e| CliError::new(error_chain(&e)))?;
     let listener = match (path, handed_sockets()) {
-        (Some(path), _) => listen(&path)
+        (Some(path), _) => listen_for_root(&path)
             .map_err(|e| CliError::new(format!("cannot listen at {}: {e}", path.display())))?,
-        (None, 1) => socket::handed_over()
+        (None, 1) => socket::take_handed_listener()
             .map_err(|e| CliError::new(format!("the socket of the service manager: {e}")))?,
         (None, _) => {
             return Err(CliError::new(
@@ -74,12 +74,12 @@ fn run(command: &'static CliCommand, words: Vec<OsString>) -> Result<(), CliErro
             ));
         }
     };
-    let served = serve(listener, &remains);
+    let served = serve_until_idle(listener, &remains);
     smol::block_on(served).map_err(|e| CliError::new(format!("cannot accept: {e}")))
 }
 
 /// Makes a socket for root alone.
-fn listen(path: &Path) -> io::Result<UnixListener> {
+fn listen_for_root(path: &Path) -> io::Result<UnixListener> {
     // Removes the socket of an earlier process, but no other file, for the path may be a mistake.
     if fs::symlink_metadata(path).is_ok_and(|is| is.file_type().is_socket()) {
         fs::remove_file(path)?;
@@ -90,7 +90,7 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
 }
 
 /// Serves until no client has come for [`IDLE`].
-async fn serve(listener: UnixListener, remains: &RemainingPods) -> io::Result<()> {
+async fn serve_until_idle(listener: UnixListener, remains: &RemainingPods) -> io::Result<()> {
     let listener = Async::new(listener)?;
     let clients: Rc<Cell<usize>> = Rc::default();
     let executor = LocalExecutor::new();
@@ -112,13 +112,14 @@ async fn serve(listener: UnixListener, remains: &RemainingPods) -> io::Result<()
                 }
                 Some(Ok((stream, _))) => {
                     clients.set(clients.get() + 1);
-                    let (clients, pods) = (Rc::clone(&clients), Rc::new(remains.again()));
+                    let (clients, pods) =
+                        (Rc::clone(&clients), Rc::new(remains.for_another_client()));
                     let served = async move {
                         let late = async {
                             Timer::after(MAX_CLIENT).await;
                         };
                         let served = async {
-                            facade::serve(stream, pods).await;
+                            facade::serve_kubeadm(stream, pods).await;
                         };
                         served.or(late).await;
                         clients.set(clients.get() - 1);

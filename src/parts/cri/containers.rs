@@ -3,7 +3,7 @@
 use core::time::Duration;
 use std::{fs, path::Path};
 
-use super::{CriClient, answer::nonsense, link::CallKind, request, unless_gone, wire};
+use super::{CriClient, answer::nonsense_answer, link::CallKind, request, unless_gone, wire};
 use crate::{
     api::{
         ContainerId, SandboxId,
@@ -21,7 +21,7 @@ use crate::{
 /// Extra time for a command's answer: a child that holds its output open delays it (CRI-77).
 const EXEC_SLACK: Duration = Duration::from_secs(2);
 
-fn failed(text: impl Into<String>) -> RuntimeError {
+fn runtime_failure(text: impl Into<String>) -> RuntimeError {
     RuntimeError::Failed(text.into())
 }
 
@@ -34,7 +34,7 @@ fn seconds(time: Duration) -> i64 {
 fn check_sources(paths: &[String]) -> Result<(), RuntimeError> {
     for path in paths {
         if let Err(e) = fs::metadata(path) {
-            return Err(failed(format!("mount source {path:?}: {e}")));
+            return Err(runtime_failure(format!("mount source {path:?}: {e}")));
         }
     }
     Ok(())
@@ -42,15 +42,15 @@ fn check_sources(paths: &[String]) -> Result<(), RuntimeError> {
 
 impl CriClient {
     /// Makes a container; or takes the one that an earlier, broken call has made.
-    pub(super) async fn create(
+    pub(super) async fn make_container(
         &self,
         sandbox: &SandboxId,
         config: &ContainerConfig,
         made: Option<&SandboxConfig>,
     ) -> Result<ContainerId, RuntimeError> {
         // Runtimes would make it in a sandbox that is not ready (CRI-47).
-        if self.sandbox(sandbox).await?.state != SandboxState::Ready {
-            return Err(failed(format!("sandbox {sandbox} is not ready")));
+        if self.read_sandbox_status(sandbox).await?.state != SandboxState::Ready {
+            return Err(runtime_failure(format!("sandbox {sandbox} is not ready")));
         }
         if let Some(live) = config.live_devices.first() {
             let at = &live.container_path;
@@ -58,21 +58,22 @@ impl CriClient {
                 "devices in {at}: a runtime that serves CRI cannot let them come and go"
             )));
         }
-        let made = made.ok_or_else(|| failed("what its sandbox is made of is not known now"))?;
+        let made =
+            made.ok_or_else(|| runtime_failure("what its sandbox is made of is not known now"))?;
         let own = config.mounts.iter().filter(|mount| mount.image.is_none());
         let sources: Vec<String> = own.map(|mount| mount.host_path.clone()).collect();
-        self.disk.run(move || check_sources(&sources)).await?;
+        self.disk.run_job(move || check_sources(&sources)).await?;
         let mut request = wire::CreateContainerRequest {
             sandbox: sandbox.to_string(),
-            config: Some(request::container(config, &self.settings)),
-            sandbox_config: Some(request::sandbox(made)),
+            config: Some(request::container_config(config, &self.settings)),
+            sandbox_config: Some(request::sandbox_config(made)),
         };
         let mut answer = wire::TextMessage::default();
         let timeout = self.settings.request_timeout;
         let method = "CreateContainer";
         let asked = self.ask_within(CallKind::Make, method, &mut request, &mut answer, timeout);
         match asked.await {
-            Ok(()) if answer.word.is_empty() => Err(nonsense("a container without an id")),
+            Ok(()) if answer.word.is_empty() => Err(nonsense_answer("a container without an id")),
             Ok(()) => Ok(answer.word.into()),
             Err(e @ RuntimeError::NotFound(_)) => Err(e),
             Err(e) => match self.made_container(sandbox, config).await {
@@ -92,7 +93,7 @@ impl CriClient {
             sandbox: sandbox.to_string(),
             ..wire::ContainerFilter::default()
         };
-        let listed = self.containers(Some(filter)).await.ok()?;
+        let listed = self.ask_containers(Some(filter)).await.ok()?;
         let found = listed.into_iter().find(|container| {
             container.sandbox == **sandbox
                 && container.state == wire::CONTAINER_CREATED
@@ -105,11 +106,11 @@ impl CriClient {
         Some(found.id.into())
     }
 
-    pub(super) async fn start(&self, id: &ContainerId) -> Result<(), RuntimeError> {
+    pub(super) async fn call_start_container(&self, id: &ContainerId) -> Result<(), RuntimeError> {
         let mut request = wire::TextMessage {
             word: id.to_string(),
         };
-        self.ask(
+        self.ask_runtime(
             "StartContainer",
             &mut request,
             &mut wire::CriEmpty::default(),
@@ -118,7 +119,11 @@ impl CriClient {
     }
 
     /// Stops a container, and reads its status afterwards: only that tells that it has ended.
-    pub(super) async fn stop(&self, id: &ContainerId, grace: Duration) -> Result<(), RuntimeError> {
+    pub(super) async fn stop_and_read_container(
+        &self,
+        id: &ContainerId,
+        grace: Duration,
+    ) -> Result<(), RuntimeError> {
         let mut request = wire::StopContainerRequest {
             id: id.to_string(),
             timeout_s: seconds(grace),
@@ -133,10 +138,10 @@ impl CriClient {
             timeout,
         );
         unless_gone(asked.await)?;
-        match self.container_status(id).await {
-            Ok(status) if status.state == wire::CONTAINER_RUNNING => {
-                Err(failed("the runtime says that it is stopped, but it runs"))
-            }
+        match self.ask_container_status(id).await {
+            Ok(status) if status.state == wire::CONTAINER_RUNNING => Err(runtime_failure(
+                "the runtime says that it is stopped, but it runs",
+            )),
             Ok(_) | Err(RuntimeError::NotFound(_)) => Ok(()),
             Err(e) => Err(e),
         }
@@ -144,52 +149,53 @@ impl CriClient {
 
     /// Removes a container and, unless they stay, its logs. The logs are removed first: if that fails the container is
     /// kept, and tried again.
-    pub(super) async fn remove(
+    pub(super) async fn remove_container_and_logs(
         &self,
         id: &ContainerId,
         logs: LogRetention,
     ) -> Result<(), RuntimeError> {
-        let status = match self.container_status(id).await {
+        let status = match self.ask_container_status(id).await {
             Err(RuntimeError::NotFound(_)) => return Ok(()),
             status => status?,
         };
         if status.state == wire::CONTAINER_RUNNING {
-            self.stop(id, Duration::ZERO).await?;
+            self.stop_and_read_container(id, Duration::ZERO).await?;
         }
         let name = status.labels.get(LABEL_CONTAINER_NAME);
         let link_end = format!("{}-{id}.log", name.map_or("", String::as_str));
         let links = self.settings.container_log_links.clone();
         let log = status.log_path;
-        let removed = self.disk.run(move || match log.is_empty() {
+        let removed = self.disk.run_job(move || match log.is_empty() {
             true => Ok(()),
-            false => log_removal::remove(logs, Path::new(&log), &links, &link_end),
+            false => log_removal::remove_instance_logs(logs, Path::new(&log), &links, &link_end),
         });
         let removed = removed.await;
-        removed.map_err(|e| failed(format!("remove the logs: {e}")))?;
+        removed.map_err(|e| runtime_failure(format!("remove the logs: {e}")))?;
         let timeout = self.settings.request_timeout;
-        self.ask_of(CallKind::Stop, "RemoveContainer", id, timeout)
+        self.ask_to_end(CallKind::Stop, "RemoveContainer", id, timeout)
             .await
     }
 
-    pub(super) async fn reopen(&self, id: &ContainerId) -> Result<(), RuntimeError> {
+    pub(super) async fn call_reopen_log(&self, id: &ContainerId) -> Result<(), RuntimeError> {
         let mut request = wire::TextMessage {
             word: id.to_string(),
         };
         let answer = &mut wire::CriEmpty::default();
-        self.ask("ReopenContainerLog", &mut request, answer).await
+        self.ask_runtime("ReopenContainerLog", &mut request, answer)
+            .await
     }
 
-    pub(super) async fn update(
+    pub(super) async fn call_update_resources(
         &self,
         id: &ContainerId,
         resources: &LinuxResources,
     ) -> Result<(), RuntimeError> {
         let mut request = wire::UpdateContainerResourcesRequest {
             id: id.to_string(),
-            linux: Some(request::resources(resources)),
+            linux: Some(request::linux_resources(resources)),
         };
         let answer = &mut wire::CriEmpty::default();
-        self.ask("UpdateContainerResources", &mut request, answer)
+        self.ask_runtime("UpdateContainerResources", &mut request, answer)
             .await
     }
 
@@ -207,7 +213,7 @@ impl CriClient {
             timeout_s: timeout.map_or(0, |timeout| seconds(timeout).max(1)),
         };
         let mut answer = wire::ExecSyncResponse::default();
-        let asked = self.runtime.ask(
+        let asked = self.runtime.ask_once(
             CallKind::Call,
             "ExecSync",
             &mut request,
@@ -215,7 +221,7 @@ impl CriClient {
             timeout.map(|timeout| timeout + EXEC_SLACK),
         );
         let asked = asked.await;
-        asked.map_err(|status| super::failure("ExecSync", timeout, status))?;
+        asked.map_err(|status| super::translate_failure("ExecSync", timeout, status))?;
         answer.stdout.truncate(limit);
         answer.stderr.truncate(limit);
         Ok(ExecOutput {
@@ -240,8 +246,8 @@ impl CriClient {
             stderr: options.stderr && !options.tty,
         };
         let mut answer = wire::TextMessage::default();
-        self.ask("Exec", &mut request, &mut answer).await?;
-        url(answer).map(StreamRoute::Url)
+        self.ask_runtime("Exec", &mut request, &mut answer).await?;
+        read_stream_url(answer).map(StreamRoute::Url)
     }
 
     pub(super) async fn attach_url<'a>(
@@ -257,8 +263,9 @@ impl CriClient {
             stderr: options.stderr && !options.tty,
         };
         let mut answer = wire::TextMessage::default();
-        self.ask("Attach", &mut request, &mut answer).await?;
-        url(answer).map(StreamRoute::Url)
+        self.ask_runtime("Attach", &mut request, &mut answer)
+            .await?;
+        read_stream_url(answer).map(StreamRoute::Url)
     }
 
     pub(super) async fn port_forward_url<'a>(
@@ -271,15 +278,16 @@ impl CriClient {
             ports: ports.iter().copied().map(i32::from).collect(),
         };
         let mut answer = wire::TextMessage::default();
-        self.ask("PortForward", &mut request, &mut answer).await?;
-        url(answer).map(StreamRoute::Url)
+        self.ask_runtime("PortForward", &mut request, &mut answer)
+            .await?;
+        read_stream_url(answer).map(StreamRoute::Url)
     }
 }
 
 /// Reads the URL of streams, and adds the scheme that some runtimes leave out.
-fn url(answer: wire::TextMessage) -> Result<String, RuntimeError> {
+fn read_stream_url(answer: wire::TextMessage) -> Result<String, RuntimeError> {
     match answer.word {
-        url if url.is_empty() => Err(nonsense("no URL for streams")),
+        url if url.is_empty() => Err(nonsense_answer("no URL for streams")),
         url if url.contains("://") => Ok(url),
         url => Ok(format!("http://{url}")),
     }

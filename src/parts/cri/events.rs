@@ -42,20 +42,22 @@ impl RuntimeDoorbell {
     }
 
     /// Waits until it has rung.
-    pub(super) async fn ring(&self) {
+    pub(super) async fn wait_for_ring(&self) {
         if self.rings.recv().await.is_err() {
             core::future::pending().await
         }
     }
 
     /// Listens to the runtime's events for as long as the bell exists.
-    pub(super) fn follow(&self, link: Rc<RuntimeLink>, executor: &LocalExecutor<'static>) {
+    pub(super) fn follow_events(&self, link: Rc<RuntimeLink>, executor: &LocalExecutor<'static>) {
         let (ring, connections) = (self.ring.clone(), self.connections.clone());
-        executor.spawn(listen(link, ring, connections)).detach();
+        executor
+            .spawn(ring_on_events(link, ring, connections))
+            .detach();
     }
 }
 
-async fn listen(link: Rc<RuntimeLink>, ring: Sender<()>, connections: Receiver<()>) {
+async fn ring_on_events(link: Rc<RuntimeLink>, ring: Sender<()>, connections: Receiver<()>) {
     // Bounded: each time it waits for a pause, or for a connection.
     while !ring.is_closed() {
         let heard = drain(&link, &ring).await;
@@ -86,11 +88,11 @@ async fn drain(link: &RuntimeLink, ring: &Sender<()>) -> bool {
         return heard;
     };
     loop {
-        match events.next().await {
+        match events.next_message().await {
             Ok(Some(_)) => {
                 heard = true;
                 let _ = ring.try_send(());
-                turn::give().await;
+                turn::yield_to_others().await;
             }
             Ok(None) => return heard,
             Err(status) => {

@@ -20,7 +20,7 @@ use crate::{
     grpc::{
         BytePipe,
         proto::Message,
-        server::{CallFuture, CallHandler, ServerCall, serve as serve_connection},
+        server::{CallFuture, CallHandler, ServerCall, serve_calls as serve_connection},
         status::{GrpcCode, GrpcStatus},
     },
     runtime::{RuntimeCall, RuntimeError},
@@ -45,34 +45,37 @@ pub(crate) struct ListedSandbox {
 /// Pods of this machine, as kubeadm lists and removes them. Stop and remove are idempotent.
 pub(crate) trait MachinePods {
     /// All sandboxes, sorted by id.
-    fn list(&self) -> Result<Vec<ListedSandbox>, RuntimeError>;
+    fn list_sandboxes(&self) -> Result<Vec<ListedSandbox>, RuntimeError>;
     /// Ends the containers of a sandbox, and its network.
-    fn stop<'a>(&'a self, id: &'a SandboxId) -> RuntimeCall<'a, ()>;
+    fn stop_sandbox<'a>(&'a self, id: &'a SandboxId) -> RuntimeCall<'a, ()>;
     /// Removes a sandbox with its containers.
-    fn remove<'a>(&'a self, id: &'a SandboxId) -> RuntimeCall<'a, ()>;
+    fn remove_sandbox<'a>(&'a self, id: &'a SandboxId) -> RuntimeCall<'a, ()>;
 }
 
 /// Answers one client until it goes.
-pub(crate) async fn serve(pipe: impl BytePipe + 'static, pods: Rc<dyn MachinePods>) -> GrpcStatus {
+pub(crate) async fn serve_kubeadm(
+    pipe: impl BytePipe + 'static,
+    pods: Rc<dyn MachinePods>,
+) -> GrpcStatus {
     let handler: CallHandler = Rc::new(move |exchange| -> CallFuture {
         let pods = Rc::clone(&pods);
-        Box::pin(answer(exchange, pods))
+        Box::pin(answer_call(exchange, pods))
     });
     serve_connection(pipe, handler, Rc::new(CriClock)).await
 }
 
-async fn answer(mut call: ServerCall, pods: Rc<dyn MachinePods>) -> Result<(), GrpcStatus> {
-    let path = call.path().to_owned();
+async fn answer_call(mut call: ServerCall, pods: Rc<dyn MachinePods>) -> Result<(), GrpcStatus> {
+    let path = call.method_path().to_owned();
     if path == "/runtime.v1.ImageService/ImageFsInfo" {
         // kubeadm connects to both services, and takes this answer for the sign that the second one is there.
-        return say(&mut call, ImageFsInfoResponse::default()).await;
+        return send_answer(&mut call, ImageFsInfoResponse::default()).await;
     }
     let Some(name) = path.strip_prefix("/runtime.v1.RuntimeService/") else {
         return Err(unimplemented(&path));
     };
     match name {
         "Version" => {
-            say(
+            send_answer(
                 &mut call,
                 VersionResponse {
                     version: "0.1.0".into(),
@@ -89,7 +92,7 @@ async fn answer(mut call: ServerCall, pods: Rc<dyn MachinePods>) -> Result<(), G
                 cgroup_driver: CGROUPFS,
             };
             let linux = Some(linux);
-            say(&mut call, RuntimeConfigResponse { linux }).await
+            send_answer(&mut call, RuntimeConfigResponse { linux }).await
         }
         "Status" => {
             let is_true = |kind: &str| ConditionMessage {
@@ -98,7 +101,7 @@ async fn answer(mut call: ServerCall, pods: Rc<dyn MachinePods>) -> Result<(), G
                 ..ConditionMessage::default()
             };
             let conditions = ["RuntimeReady", "NetworkReady"].map(is_true).into();
-            say(
+            send_answer(
                 &mut call,
                 StatusResponse {
                     status: Some(ConditionsMessage { conditions }),
@@ -108,37 +111,37 @@ async fn answer(mut call: ServerCall, pods: Rc<dyn MachinePods>) -> Result<(), G
             .await
         }
         "ListPodSandbox" => {
-            let request: ListPodSandboxRequest = call.request().await?;
+            let request: ListPodSandboxRequest = call.single_request().await?;
             let wanted = request.filter.unwrap_or_default();
-            let listed = pods.list().map_err(refusal)?.into_iter();
+            let listed = pods.list_sandboxes().map_err(refusal)?.into_iter();
             let listed = listed.filter(|listed| {
                 let labels = &listed.config.labels;
                 let has = |(name, value): (&String, &String)| labels.get(name) == Some(value);
                 (wanted.id.is_empty() || listed.id.as_str() == wanted.id)
                     && wanted.labels.iter().all(has)
             });
-            let items = listed.map(shown).collect();
-            say(&mut call, ListPodSandboxResponse { items }).await
+            let items = listed.map(sandbox_message).collect();
+            send_answer(&mut call, ListPodSandboxResponse { items }).await
         }
         "StopPodSandbox" | "RemovePodSandbox" => {
-            let request: TextMessage = call.request().await?;
+            let request: TextMessage = call.single_request().await?;
             let id = SandboxId::new(request.word);
             let done = match name {
-                "StopPodSandbox" => pods.stop(&id).await,
-                _ => pods.remove(&id).await,
+                "StopPodSandbox" => pods.stop_sandbox(&id).await,
+                _ => pods.remove_sandbox(&id).await,
             };
             done.map_err(refusal)?;
-            say(&mut call, CriEmpty {}).await
+            send_answer(&mut call, CriEmpty {}).await
         }
         _ => Err(unimplemented(&path)),
     }
 }
 
-async fn say(call: &mut ServerCall, mut answer: impl Message) -> Result<(), GrpcStatus> {
-    call.answer(&mut answer).await
+async fn send_answer(call: &mut ServerCall, mut answer: impl Message) -> Result<(), GrpcStatus> {
+    call.send_answer(&mut answer).await
 }
 
-fn shown(listed: ListedSandbox) -> PodSandbox {
+fn sandbox_message(listed: ListedSandbox) -> PodSandbox {
     let config = listed.config;
     PodSandbox {
         id: listed.id.to_string(),

@@ -33,7 +33,7 @@ pub(super) struct CriRuntimeFacts {
 
 impl CriRuntimeFacts {
     /// Asks over a new connection.
-    pub(super) async fn of(client: &GrpcClient) -> Result<Self, GrpcStatus> {
+    pub(super) async fn ask_runtime(client: &GrpcClient) -> Result<Self, GrpcStatus> {
         let options = CallOptions {
             timeout: Some(STATUS_TIMEOUT),
             ..CallOptions::default()
@@ -41,7 +41,9 @@ impl CriRuntimeFacts {
         let ask = async |method: &str, request: &mut dyn Message, answer: &mut dyn Message| {
             let path = format!("/runtime.v1.RuntimeService/{method}");
             let request = proto::encode(request);
-            client.exchange(&path, request, answer, &options).await
+            client
+                .call_unary_encoded(&path, request, answer, &options)
+                .await
         };
         let mut version = wire::VersionResponse::default();
         let mut request = wire::TextMessage {
@@ -49,18 +51,18 @@ impl CriRuntimeFacts {
         };
         ask("Version", &mut request, &mut version).await?;
         let mut facts = Self {
-            version: checked(version)?,
+            version: check_version(version)?,
             ..Self::default()
         };
         let mut status = wire::StatusResponse::default();
         ask("Status", &mut wire::CriEmpty::default(), &mut status).await?;
-        facts.learn(status);
+        facts.take_status(status);
         Ok(facts)
     }
 
     /// Takes in a status. While the runtime is not ready, the capabilities in it do not count (CRI-13).
-    pub(super) fn learn(&mut self, answer: wire::StatusResponse) {
-        let ready = condition(&answer, "RuntimeReady").ok;
+    pub(super) fn take_status(&mut self, answer: wire::StatusResponse) {
+        let ready = find_condition(&answer, "RuntimeReady").ok;
         if !ready {
             return;
         }
@@ -74,7 +76,7 @@ impl CriRuntimeFacts {
                 }
             })
             .collect();
-        handlers.order_by(|a, b| a.name.cmp(&b.name));
+        handlers.stable_sort_by(|a, b| a.name.cmp(&b.name));
         handlers.dedup_by(|a, b| a.name == b.name);
         self.capabilities = RuntimeCapabilities {
             handlers,
@@ -87,7 +89,7 @@ impl CriRuntimeFacts {
     }
 }
 
-fn checked(answer: wire::VersionResponse) -> Result<RuntimeVersion, GrpcStatus> {
+fn check_version(answer: wire::VersionResponse) -> Result<RuntimeVersion, GrpcStatus> {
     let wrong = |text: String| Err(GrpcStatus::new(GrpcCode::INTERNAL, text));
     if [
         &answer.version,
@@ -113,7 +115,7 @@ fn checked(answer: wire::VersionResponse) -> Result<RuntimeVersion, GrpcStatus> 
 }
 
 /// Reads the cgroup driver from containerd's configuration: that of its default runtime; `None`: it is not shown.
-pub(super) fn driver_of(config: &str) -> Option<CgroupDriver> {
+pub(super) fn parse_cgroup_driver(config: &str) -> Option<CgroupDriver> {
     let config: Value = serde_json::from_str(config).ok()?;
     let containerd = &config["containerd"];
     let runtime = containerd["defaultRuntimeName"].as_str()?;
@@ -126,7 +128,7 @@ pub(super) fn driver_of(config: &str) -> Option<CgroupDriver> {
 }
 
 /// Finds a condition; a missing one does not hold.
-fn condition(answer: &wire::StatusResponse, kind: &str) -> RuntimeCondition {
+fn find_condition(answer: &wire::StatusResponse, kind: &str) -> RuntimeCondition {
     let mut all = answer.status.iter().flat_map(|status| &status.conditions);
     match all.find(|condition| condition.kind == kind) {
         Some(found) => RuntimeCondition {
@@ -143,12 +145,12 @@ fn condition(answer: &wire::StatusResponse, kind: &str) -> RuntimeCondition {
 }
 
 /// Reads the runtime's conditions; `None`: it reports too few to be heeded (CRI-13).
-pub(super) fn conditions(answer: &wire::StatusResponse) -> Option<RuntimeStatus> {
+pub(super) fn read_conditions(answer: &wire::StatusResponse) -> Option<RuntimeStatus> {
     let enough = answer.status.as_ref()?.conditions.len() >= 2;
-    let runtime_ready = condition(answer, "RuntimeReady");
+    let runtime_ready = find_condition(answer, "RuntimeReady");
     enough.then(|| RuntimeStatus {
         can_stop_containers: false,
         runtime_ready,
-        network_ready: condition(answer, "NetworkReady"),
+        network_ready: find_condition(answer, "NetworkReady"),
     })
 }

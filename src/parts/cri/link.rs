@@ -85,7 +85,7 @@ pub(super) struct CriClock;
 
 impl ConnectionClock for CriClock {
     fn now(&self) -> Duration {
-        clock::mono() - MonoTime(0)
+        clock::mono_now() - MonoTime(0)
     }
 
     fn sleep(&self, time: Duration) -> SleepFuture {
@@ -115,29 +115,29 @@ impl RuntimeLink {
     }
 
     /// Facts that the runtime last told about itself.
-    pub(super) fn facts(&self) -> CriRuntimeFacts {
+    pub(super) fn runtime_facts(&self) -> CriRuntimeFacts {
         self.facts.borrow().clone()
     }
 
     /// Takes in a new status of the runtime.
-    pub(super) fn learn(&self, answer: wire::StatusResponse) {
-        self.facts.borrow_mut().learn(answer);
+    pub(super) fn take_status(&self, answer: wire::StatusResponse) {
+        self.facts.borrow_mut().take_status(answer);
     }
 
     /// Number of the connection; 0: there was none yet.
-    pub(super) fn number(&self) -> u64 {
+    pub(super) fn connection_number(&self) -> u64 {
         self.state.borrow().number
     }
 
     /// Notes that pods were listed on the connection of this number. On any other connection calls that make something
     /// fail until pods are listed: a broken call may have made a sandbox or container, and a restarted runtime may have
     /// found some (CRI-91).
-    pub(super) fn was_listed(&self, number: u64) {
+    pub(super) fn record_listing(&self, number: u64) {
         self.listed.set(number);
     }
 
     /// Asks once, within `timeout`, and reads the answer.
-    pub(super) async fn ask(
+    pub(super) async fn ask_once(
         &self,
         kind: CallKind,
         method: &'static str,
@@ -163,8 +163,8 @@ impl RuntimeLink {
         let Some(_place) = or(place, late).await else {
             return Err(late_status());
         };
-        let client = self.client().await?;
-        if kind == CallKind::Make && self.listed.get() != self.number() {
+        let client = self.connected_client().await?;
+        if kind == CallKind::Make && self.listed.get() != self.connection_number() {
             let text = "the runtime was connected to anew: its pods are listed first";
             return Err(unavailable(text));
         }
@@ -173,20 +173,22 @@ impl RuntimeLink {
             timeout,
             ..CallOptions::default()
         };
-        client.exchange(&path, request, answer, &options).await
+        client
+            .call_unary_encoded(&path, request, answer, &options)
+            .await
     }
 
     /// Begins a call with a stream of answers.
     pub(super) async fn subscribe(&self, method: &str) -> Result<client::ClientCall, GrpcStatus> {
-        let client = self.client().await?;
+        let client = self.connected_client().await?;
         let path = format!("/runtime.v1.RuntimeService/{method}");
         let options = CallOptions::default();
-        let call = client.streaming(&path, &mut wire::CriEmpty::default(), &options);
+        let call = client.call_streaming(&path, &mut wire::CriEmpty::default(), &options);
         call.await
     }
 
     /// The connection, or a new one.
-    async fn client(&self) -> Result<GrpcClient, GrpcStatus> {
+    async fn connected_client(&self) -> Result<GrpcClient, GrpcStatus> {
         if let Some(client) = self.current() {
             return Ok(client);
         }
@@ -197,7 +199,7 @@ impl RuntimeLink {
         }
         {
             let state = self.state.borrow();
-            if clock::mono() < state.not_before {
+            if clock::mono_now() < state.not_before {
                 return Err(unavailable(&state.why));
             }
         }
@@ -213,8 +215,8 @@ impl RuntimeLink {
             }
             Err(status) => {
                 let mut state = self.state.borrow_mut();
-                let now = clock::mono();
-                state.not_before = now + pause(state.failures, now);
+                let now = clock::mono_now();
+                state.not_before = now + redial_pause(state.failures, now);
                 state.failures = state.failures.saturating_add(1);
                 state.why = status.message;
                 Err(unavailable(&state.why))
@@ -252,7 +254,9 @@ impl RuntimeLink {
             let end = driver.await;
             log::debug!("the connection to {path} has ended: {}", end.message);
         });
-        let facts = CriRuntimeFacts::of(&client).await.map_err(|e| failed(&e))?;
+        let facts = CriRuntimeFacts::ask_runtime(&client)
+            .await
+            .map_err(|e| failed(&e))?;
         let mut known = self.facts.borrow_mut();
         if known.version != facts.version {
             log::info!(
@@ -269,7 +273,7 @@ impl RuntimeLink {
 }
 
 /// Pause after a failed dial that follows on so many failures.
-fn pause(failures: u32, now: MonoTime) -> Duration {
+fn redial_pause(failures: u32, now: MonoTime) -> Duration {
     let mut pause = FIRST_PAUSE;
     for _ in 0..failures {
         if pause >= MAX_PAUSE {
@@ -302,7 +306,7 @@ mod tests {
         // CRI-04
         for (failures, middle) in [(0, 100), (1, 160), (2, 256), (8, 3000), (u32::MAX, 3000)] {
             for now in 0..40 {
-                let pause = pause(failures, MonoTime(now)).as_millis();
+                let pause = redial_pause(failures, MonoTime(now)).as_millis();
                 let (low, high) = (middle * 80 / 100, middle * 120 / 100);
                 assert!((low..=high).contains(&pause), "{failures}: {pause}");
             }

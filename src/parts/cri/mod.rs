@@ -93,26 +93,26 @@ impl Part for CriPart {
     }
 
     fn endpoint_client(&self) -> Option<OpenEndpoint> {
-        Some(open)
+        Some(open_endpoint)
     }
 }
 
 /// Connects to a runtime; see [`OpenEndpoint`].
-fn open<'a>(
+fn open_endpoint<'a>(
     settings: EndpointSettings,
     executor: &'a Rc<LocalExecutor<'static>>,
     disk: Lane,
     cgroups: Cgroups,
 ) -> EndpointOpening<'a> {
     Box::pin(async move {
-        let opened = CriClient::open(settings, executor, disk, cgroups).await?;
+        let opened = CriClient::connect(settings, executor, disk, cgroups).await?;
         let opened: Rc<dyn EndpointRuntime> = Rc::new(opened);
         Ok(opened)
     })
 }
 
 impl EndpointRuntime for CriClient {
-    fn places(&self) -> &RuntimeDirectories {
+    fn runtime_directories(&self) -> &RuntimeDirectories {
         &self.places
     }
 
@@ -120,18 +120,19 @@ impl EndpointRuntime for CriClient {
         self.driver.unwrap_or(self.settings.cgroup_driver)
     }
 
-    fn told_cgroup_driver(&self) -> Option<CgroupDriver> {
+    fn reported_cgroup_driver(&self) -> Option<CgroupDriver> {
         self.driver
     }
 
-    fn shown_cgroup_driver(&self) -> RuntimeCall<'_, Option<CgroupDriver>> {
+    fn configured_cgroup_driver(&self) -> RuntimeCall<'_, Option<CgroupDriver>> {
         Box::pin(async {
             let mut request = wire::StatusRequest { verbose: true };
             let mut answer = wire::StatusInfo::default();
-            self.ask("Status", &mut request, &mut answer).await?;
+            self.ask_runtime("Status", &mut request, &mut answer)
+                .await?;
             // containerd shows its configuration in a verbose status.
             let config = answer.info.get("config").map_or("", String::as_str);
-            Ok(facts::driver_of(config))
+            Ok(facts::parse_cgroup_driver(config))
         })
     }
 }
@@ -141,7 +142,7 @@ impl CriClient {
     ///
     /// # Errors
     /// The runtime does not answer, does not say who it is, or makes cgroups in a way that is not known here.
-    pub(crate) async fn open(
+    pub(crate) async fn connect(
         settings: EndpointSettings,
         executor: &Rc<LocalExecutor<'static>>,
         disk: Lane,
@@ -172,9 +173,9 @@ impl CriClient {
             places: RuntimeDirectories::default(),
             unread: RefCell::default(),
         };
-        (cri.places, _) = cri.look().await?;
+        (cri.places, _) = cri.read_image_directories().await?;
         cri.driver = cri.ask_cgroup_driver().await?;
-        cri.bell.follow(Rc::clone(&cri.runtime), executor);
+        cri.bell.follow_events(Rc::clone(&cri.runtime), executor);
         Ok(cri)
     }
 
@@ -184,7 +185,7 @@ impl CriClient {
         let answer = loop {
             let mut answer = wire::RuntimeConfigResponse::default();
             let request = &mut wire::CriEmpty::default();
-            let asked = self.runtime.ask(
+            let asked = self.runtime.ask_once(
                 CallKind::Call,
                 "RuntimeConfig",
                 request,
@@ -195,7 +196,7 @@ impl CriClient {
                 Ok(()) => break answer,
                 Err(status) if status.code == GrpcCode::UNIMPLEMENTED => return Ok(None),
                 Err(status) if tries == DRIVER_TRIES => {
-                    return Err(failure("RuntimeConfig", None, status));
+                    return Err(translate_failure("RuntimeConfig", None, status));
                 }
                 Err(_) => {
                     tries += 1;
@@ -214,7 +215,7 @@ impl CriClient {
     }
 
     /// Asks the runtime, within the time that most calls have.
-    async fn ask(
+    async fn ask_runtime(
         &self,
         method: &'static str,
         request: &mut dyn Message,
@@ -237,13 +238,13 @@ impl CriClient {
             CallKind::Call | CallKind::Make | CallKind::Stop => &self.runtime,
             CallKind::Image | CallKind::Pull => &self.images,
         };
-        let asked = link.ask(kind, method, request, answer, Some(timeout));
+        let asked = link.ask_once(kind, method, request, answer, Some(timeout));
         let asked = asked.await;
-        asked.map_err(|status| failure(method, Some(timeout), status))
+        asked.map_err(|status| translate_failure(method, Some(timeout), status))
     }
 
     /// Asks for the end or removal of something. "Not found" is success.
-    async fn ask_of(
+    async fn ask_to_end(
         &self,
         kind: CallKind,
         method: &'static str,
@@ -256,15 +257,15 @@ impl CriClient {
         unless_gone(asked.await)
     }
 
-    async fn read_status(&self) -> Result<RuntimeStatus, RuntimeError> {
+    async fn read_runtime_status(&self) -> Result<RuntimeStatus, RuntimeError> {
         let mut answer = wire::StatusResponse::default();
         let request = &mut wire::CriEmpty::default();
         let timeout = STATUS_TIMEOUT.min(self.settings.request_timeout);
         self.ask_within(CallKind::Call, "Status", request, &mut answer, timeout)
             .await?;
-        let conditions = facts::conditions(&answer);
-        self.runtime.learn(answer);
-        conditions.ok_or_else(|| answer::nonsense("a status without conditions"))
+        let conditions = facts::read_conditions(&answer);
+        self.runtime.take_status(answer);
+        conditions.ok_or_else(|| answer::nonsense_answer("a status without conditions"))
     }
 
     async fn set_pod_cidrs(&self, cidrs: &[String]) -> Result<(), RuntimeError> {
@@ -275,7 +276,7 @@ impl CriClient {
                 }),
             }),
         };
-        self.ask(
+        self.ask_runtime(
             "UpdateRuntimeConfig",
             &mut request,
             &mut wire::CriEmpty::default(),
@@ -301,7 +302,11 @@ fn unless_gone(asked: Result<(), RuntimeError>) -> Result<(), RuntimeError> {
 }
 
 /// Translates the failure of a call for its caller. Texts are the runtime's own (CRI-06).
-fn failure(method: &'static str, timeout: Option<Duration>, status: GrpcStatus) -> RuntimeError {
+fn translate_failure(
+    method: &'static str,
+    timeout: Option<Duration>,
+    status: GrpcStatus,
+) -> RuntimeError {
     match status.code {
         GrpcCode::NOT_FOUND => RuntimeError::NotFound(status.message),
         GrpcCode::DEADLINE_EXCEEDED => RuntimeError::Timeout {
@@ -316,11 +321,11 @@ fn failure(method: &'static str, timeout: Option<Duration>, status: GrpcStatus) 
 
 impl ImageService for CriClient {
     fn image_status<'a>(&'a self, reference: &'a str) -> RuntimeCall<'a, Option<StoredImage>> {
-        Box::pin(self.image(reference))
+        Box::pin(self.ask_image(reference))
     }
 
     fn list_images(&self) -> RuntimeCall<'_, Vec<StoredImage>> {
-        Box::pin(self.all_images())
+        Box::pin(self.list_all_images())
     }
 
     fn pull_image<'a>(
@@ -329,7 +334,7 @@ impl ImageService for CriClient {
         credential: Option<&'a AuthConfig>,
         sandbox: Option<&'a SandboxConfig>,
     ) -> RuntimeCall<'a, String> {
-        Box::pin(self.pull(reference, credential, sandbox))
+        Box::pin(self.pull_with_credential(reference, credential, sandbox))
     }
 
     fn pull_progress(&self, _: &str) -> Option<ImageProgress> {
@@ -342,38 +347,38 @@ impl ImageService for CriClient {
     }
 
     fn image_fs_info(&self) -> RuntimeCall<'_, FsInfo> {
-        Box::pin(self.fs_info())
+        Box::pin(self.read_image_fs_info())
     }
 }
 
 impl RuntimeService for CriClient {
     fn version(&self) -> RuntimeVersion {
-        self.runtime.facts().version
+        self.runtime.runtime_facts().version
     }
 
     fn capabilities(&self) -> RuntimeCapabilities {
-        self.runtime.facts().capabilities
+        self.runtime.runtime_facts().capabilities
     }
 
     fn update_pod_cidrs<'a>(&'a self, cidrs: &'a [String]) -> RuntimeCall<'a, ()> {
         Box::pin(self.set_pod_cidrs(cidrs))
     }
 
-    fn status(&self) -> RuntimeCall<'_, RuntimeStatus> {
-        Box::pin(self.read_status())
+    fn runtime_status(&self) -> RuntimeCall<'_, RuntimeStatus> {
+        Box::pin(self.read_runtime_status())
     }
 
     fn list_pods(&self) -> RuntimeCall<'_, Vec<PodItem>> {
-        Box::pin(self.list())
+        Box::pin(self.list_all_pods())
     }
 
     fn pod_status(&self, uid: &PodUid) -> RuntimeCall<'_, PodRuntimeStatus> {
         let uid = uid.clone();
-        Box::pin(async move { self.inspect(&uid).await })
+        Box::pin(async move { self.inspect_pod(&uid).await })
     }
 
-    fn doorbell(&self) -> Pin<Box<dyn Future<Output = ()> + '_>> {
-        Box::pin(self.bell.ring())
+    fn wait_for_doorbell(&self) -> Pin<Box<dyn Future<Output = ()> + '_>> {
+        Box::pin(self.bell.wait_for_ring())
     }
 
     fn run_pod_sandbox<'a>(&'a self, config: &'a SandboxConfig) -> RuntimeCall<'a, SandboxStatus> {
@@ -382,7 +387,7 @@ impl RuntimeService for CriClient {
 
     fn stop_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> RuntimeCall<'a, ()> {
         let timeout = self.settings.request_timeout;
-        Box::pin(self.ask_of(CallKind::Stop, "StopPodSandbox", id, timeout))
+        Box::pin(self.ask_to_end(CallKind::Stop, "StopPodSandbox", id, timeout))
     }
 
     fn remove_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> RuntimeCall<'a, ()> {
@@ -395,15 +400,15 @@ impl RuntimeService for CriClient {
         config: &'a ContainerConfig,
         made: Option<&'a SandboxConfig>,
     ) -> RuntimeCall<'a, ContainerId> {
-        Box::pin(self.create(sandbox, config, made))
+        Box::pin(self.make_container(sandbox, config, made))
     }
 
     fn start_container<'a>(&'a self, id: &'a ContainerId) -> RuntimeCall<'a, ()> {
-        Box::pin(self.start(id))
+        Box::pin(self.call_start_container(id))
     }
 
     fn stop_container<'a>(&'a self, id: &'a ContainerId, grace: Duration) -> RuntimeCall<'a, ()> {
-        Box::pin(self.stop(id, grace))
+        Box::pin(self.stop_and_read_container(id, grace))
     }
 
     fn remove_container<'a>(
@@ -411,11 +416,11 @@ impl RuntimeService for CriClient {
         id: &'a ContainerId,
         logs: LogRetention,
     ) -> RuntimeCall<'a, ()> {
-        Box::pin(self.remove(id, logs))
+        Box::pin(self.remove_container_and_logs(id, logs))
     }
 
-    fn reopen_log<'a>(&'a self, id: &'a ContainerId) -> RuntimeCall<'a, ()> {
-        Box::pin(self.reopen(id))
+    fn reopen_container_log<'a>(&'a self, id: &'a ContainerId) -> RuntimeCall<'a, ()> {
+        Box::pin(self.call_reopen_log(id))
     }
 
     fn exec_sync<'a>(
@@ -433,7 +438,7 @@ impl RuntimeService for CriClient {
         id: &'a ContainerId,
         resources: &'a LinuxResources,
     ) -> RuntimeCall<'a, ()> {
-        Box::pin(self.update(id, resources))
+        Box::pin(self.call_update_resources(id, resources))
     }
 
     fn exec<'a>(
@@ -461,10 +466,13 @@ impl RuntimeService for CriClient {
     }
 
     fn list_pod_usage(&self, detail: StatsDetail) -> RuntimeCall<'_, Vec<PodUsage>> {
-        Box::pin(self.usage(detail))
+        Box::pin(self.read_pod_usage(detail))
     }
 
-    fn writable_layer<'a>(&'a self, id: &'a ContainerId) -> RuntimeCall<'a, Option<DiskUsage>> {
-        Box::pin(self.layer_usage(id))
+    fn writable_layer_usage<'a>(
+        &'a self,
+        id: &'a ContainerId,
+    ) -> RuntimeCall<'a, Option<DiskUsage>> {
+        Box::pin(self.ask_layer_usage(id))
     }
 }

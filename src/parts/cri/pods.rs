@@ -5,7 +5,7 @@ use std::{fs, io, path::Path};
 
 use super::{
     CriClient,
-    answer::{self, nonsense},
+    answer::{self, nonsense_answer},
     link::CallKind,
     request, wire,
 };
@@ -26,26 +26,26 @@ use crate::{
 const FALLBACK: &str = "FallbackToLogsOnError";
 
 /// Label selector for a pod's sandboxes and containers.
-fn of_pod(uid: &PodUid) -> wire::TextMap {
+fn pod_label_selector(uid: &PodUid) -> wire::TextMap {
     let label = (LABEL_POD_UID.to_owned(), uid.to_string());
-    core::iter::once(label).gather()
+    core::iter::once(label).gather_items()
 }
 
 impl CriClient {
     /// Lists all pods. After that, sandboxes and containers may be made on this connection.
-    pub(super) async fn list(&self) -> Result<Vec<PodItem>, RuntimeError> {
-        let number = self.runtime.number();
-        let sandboxes = self.sandboxes(None).await?;
-        let containers = self.containers(None).await?;
-        let pods = answer::pods(sandboxes, containers)?;
+    pub(super) async fn list_all_pods(&self) -> Result<Vec<PodItem>, RuntimeError> {
+        let number = self.runtime.connection_number();
+        let sandboxes = self.ask_sandboxes(None).await?;
+        let containers = self.ask_containers(None).await?;
+        let pods = answer::group_pods(sandboxes, containers)?;
         // Both lists came from one connection.
-        if number == self.runtime.number() {
-            self.runtime.was_listed(number);
+        if number == self.runtime.connection_number() {
+            self.runtime.record_listing(number);
         }
         Ok(pods)
     }
 
-    async fn sandboxes(
+    async fn ask_sandboxes(
         &self,
         labels: Option<wire::TextMap>,
     ) -> Result<Vec<wire::PodSandbox>, RuntimeError> {
@@ -56,61 +56,64 @@ impl CriClient {
             }),
         };
         let mut answer = wire::ListPodSandboxResponse::default();
-        self.ask("ListPodSandbox", &mut request, &mut answer)
+        self.ask_runtime("ListPodSandbox", &mut request, &mut answer)
             .await?;
         Ok(answer.items)
     }
 
-    pub(super) async fn containers(
+    pub(super) async fn ask_containers(
         &self,
         filter: Option<wire::ContainerFilter>,
     ) -> Result<Vec<wire::ContainerMessage>, RuntimeError> {
         let mut request = wire::ListContainersRequest { filter };
         let mut answer = wire::ListContainersResponse::default();
-        self.ask("ListContainers", &mut request, &mut answer)
+        self.ask_runtime("ListContainers", &mut request, &mut answer)
             .await?;
         Ok(answer.containers)
     }
 
     /// Reads the status of a pod. Containers and sandboxes that go meanwhile are left out.
-    pub(super) async fn inspect(&self, uid: &PodUid) -> Result<PodRuntimeStatus, RuntimeError> {
+    pub(super) async fn inspect_pod(&self, uid: &PodUid) -> Result<PodRuntimeStatus, RuntimeError> {
         let mut pod = PodRuntimeStatus {
             uid: uid.clone(),
             ..PodRuntimeStatus::default()
         };
         let mut seen = BTreeSet::new();
-        for sandbox in self.sandboxes(Some(of_pod(uid))).await? {
+        for sandbox in self.ask_sandboxes(Some(pod_label_selector(uid))).await? {
             if sandbox.id.is_empty() || !seen.insert(sandbox.id.clone()) {
                 continue;
             }
-            match self.sandbox(&sandbox.id).await {
+            match self.read_sandbox_status(&sandbox.id).await {
                 Ok(status) if status.uid == *uid => pod.sandboxes.push(status),
-                Ok(_) => return Err(nonsense("a sandbox of another pod")),
+                Ok(_) => return Err(nonsense_answer("a sandbox of another pod")),
                 Err(RuntimeError::NotFound(_)) => {}
                 Err(e) => return Err(e),
             }
         }
         let filter = wire::ContainerFilter {
-            labels: of_pod(uid),
+            labels: pod_label_selector(uid),
             ..wire::ContainerFilter::default()
         };
         seen.clear();
-        for container in self.containers(Some(filter)).await? {
+        for container in self.ask_containers(Some(filter)).await? {
             if container.id.is_empty() || !seen.insert(container.id.clone()) {
                 continue;
             }
             let sandbox = container.sandbox.into();
-            match self.container(&container.id, sandbox, uid).await {
+            match self
+                .read_container_status(&container.id, sandbox, uid)
+                .await
+            {
                 Ok(status) => pod.containers.push(status),
                 Err(RuntimeError::NotFound(_)) => {}
                 Err(e) => return Err(e),
             }
         }
-        pod.sandboxes.order_by(|a, b| {
+        pod.sandboxes.stable_sort_by(|a, b| {
             let newest_first = (b.attempt, b.created_at).cmp(&(a.attempt, a.created_at));
             newest_first.then_with(|| a.id.cmp(&b.id))
         });
-        pod.containers.order_by(|a, b| {
+        pod.containers.stable_sort_by(|a, b| {
             let newest_first =
                 (b.restart_count, b.created_at).cmp(&(a.restart_count, a.created_at));
             newest_first.then_with(|| a.id.cmp(&b.id))
@@ -124,41 +127,44 @@ impl CriClient {
     }
 
     /// Reads the status of a sandbox.
-    pub(super) async fn sandbox(&self, id: &str) -> Result<SandboxStatus, RuntimeError> {
+    pub(super) async fn read_sandbox_status(
+        &self,
+        id: &str,
+    ) -> Result<SandboxStatus, RuntimeError> {
         let mut request = wire::TextMessage { word: id.into() };
         let mut answer = wire::PodSandboxStatusResponse::default();
-        self.ask("PodSandboxStatus", &mut request, &mut answer)
+        self.ask_runtime("PodSandboxStatus", &mut request, &mut answer)
             .await?;
-        answer::sandbox(id, answer)
+        answer::read_sandbox_status(id, answer)
     }
 
-    pub(super) async fn container_status(
+    pub(super) async fn ask_container_status(
         &self,
         id: &str,
     ) -> Result<wire::ContainerStatusMessage, RuntimeError> {
         let mut request = wire::TextMessage { word: id.into() };
         let mut answer = wire::ContainerStatusResponse::default();
-        self.ask("ContainerStatus", &mut request, &mut answer)
+        self.ask_runtime("ContainerStatus", &mut request, &mut answer)
             .await?;
         let status = answer.status;
-        status.ok_or_else(|| nonsense("no status of a container"))
+        status.ok_or_else(|| nonsense_answer("no status of a container"))
     }
 
     /// Reads the status of a container, with its last words.
-    async fn container(
+    async fn read_container_status(
         &self,
         id: &str,
         sandbox: SandboxId,
         uid: &PodUid,
     ) -> Result<ContainerStatus, RuntimeError> {
-        let raw = self.container_status(id).await?;
-        let mut status = answer::container(id, sandbox, &raw)?;
-        let mut roots = answer::roots(uid, &raw.mounts);
+        let raw = self.ask_container_status(id).await?;
+        let mut status = answer::read_container_status(id, sandbox, &raw)?;
+        let mut roots = answer::agent_roots(uid, &raw.mounts);
         roots.retain(|root| *root != self.settings.root_dir);
         if !roots.is_empty() && status.state == ContainerState::Running {
             let own = self.settings.root_dir.clone();
-            let is_elsewhere = move || roots.iter().any(|root| !is_same(root, &own));
-            if self.disk.run(is_elsewhere).await {
+            let is_elsewhere = move || roots.iter().any(|root| !is_same_directory(root, &own));
+            if self.disk.run_job(is_elsewhere).await {
                 // Volumes are made anew below this root: it is made anew too (CRI-95).
                 log::debug!("container={id} mounts from another root directory");
                 status.hash = 0;
@@ -175,8 +181,11 @@ impl CriClient {
                 fallback: policy.is_some_and(|policy| policy == FALLBACK),
                 exit_code: status.exit_code,
             };
-            let own = self.disk.run(move || termination::message(&source)).await;
-            status.message = termination::joined(&status.message, &own);
+            let own = self
+                .disk
+                .run_job(move || termination::read_termination_message(&source))
+                .await;
+            status.message = termination::join_messages(&status.message, &own);
         }
         Ok(status)
     }
@@ -187,10 +196,13 @@ impl CriClient {
         config: &SandboxConfig,
     ) -> Result<SandboxStatus, RuntimeError> {
         let logs = config.log_directory.clone();
-        let made = self.disk.run(move || make_log_dir(Path::new(&logs))).await;
+        let made = self
+            .disk
+            .run_job(move || make_log_dir(Path::new(&logs)))
+            .await;
         made.map_err(|e| RuntimeError::Failed(format!("make {}: {e}", config.log_directory)))?;
         let mut request = wire::RunPodSandboxRequest {
-            config: Some(request::sandbox(config)),
+            config: Some(request::sandbox_config(config)),
             runtime_handler: config.runtime_handler.clone(),
         };
         let mut answer = wire::TextMessage::default();
@@ -203,8 +215,8 @@ impl CriClient {
             timeout,
         );
         match asked.await {
-            Ok(()) if answer.word.is_empty() => Err(nonsense("a sandbox without an id")),
-            Ok(()) => self.sandbox(&answer.word).await,
+            Ok(()) if answer.word.is_empty() => Err(nonsense_answer("a sandbox without an id")),
+            Ok(()) => self.read_sandbox_status(&answer.word).await,
             Err(e) => match self.made_sandbox(config).await {
                 Some(found) => Ok(found),
                 None => Err(e),
@@ -214,12 +226,15 @@ impl CriClient {
 
     /// Finds the sandbox of this pod and attempt, if it can be used (CRI-42).
     async fn made_sandbox(&self, config: &SandboxConfig) -> Option<SandboxStatus> {
-        let listed = self.sandboxes(Some(of_pod(&config.uid))).await.ok()?;
+        let listed = self
+            .ask_sandboxes(Some(pod_label_selector(&config.uid)))
+            .await
+            .ok()?;
         let found = listed.into_iter().find(|sandbox| {
             let metadata = sandbox.metadata.as_ref();
             metadata.is_some_and(|m| m.attempt == config.attempt && m.uid == *config.uid)
         })?;
-        let status = self.sandbox(&found.id).await.ok()?;
+        let status = self.read_sandbox_status(&found.id).await.ok()?;
         (status.state == SandboxState::Ready).then_some(status)
     }
 
@@ -229,23 +244,24 @@ impl CriClient {
             sandbox: id.to_string(),
             ..wire::ContainerFilter::default()
         };
-        let inside = self.containers(Some(filter)).await?;
+        let inside = self.ask_containers(Some(filter)).await?;
         let timeout = self.settings.request_timeout;
-        self.ask_of(CallKind::Stop, "StopPodSandbox", id, timeout)
+        self.ask_to_end(CallKind::Stop, "StopPodSandbox", id, timeout)
             .await?;
         for container in inside {
             // A runtime could take a prefix of an id for others.
             if container.sandbox == **id {
-                self.remove(&container.id.into(), LogRetention::Go).await?;
+                self.remove_container_and_logs(&container.id.into(), LogRetention::Go)
+                    .await?;
             }
         }
-        self.ask_of(CallKind::Stop, "RemovePodSandbox", id, timeout)
+        self.ask_to_end(CallKind::Stop, "RemovePodSandbox", id, timeout)
             .await
     }
 }
 
 /// Returns true if two paths lead to the same directory. Blocking.
-fn is_same(a: &Path, b: &Path) -> bool {
+fn is_same_directory(a: &Path, b: &Path) -> bool {
     match (fs::canonicalize(a), fs::canonicalize(b)) {
         (Ok(a), Ok(b)) => a == b,
         _ => false,

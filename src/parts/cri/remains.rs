@@ -14,7 +14,7 @@ use crate::{
     agent::{LockedReset, ResetError, ResetOptions, ResetPlan, pod_store::PodStore},
     api::{PodUid, SandboxId, order::OrderExt as _},
     cgroup::Cgroups,
-    error::chain,
+    error::error_chain,
     runtime::{
         LogRetention, RuntimeCall, RuntimeError, RuntimeService as _,
         runc::{
@@ -69,7 +69,7 @@ impl RemainingPods {
 
     /// Makes the view for another client.
     #[must_use]
-    pub(crate) fn again(&self) -> Self {
+    pub(crate) fn for_another_client(&self) -> Self {
         Self {
             reset: self.reset.clone(),
             opened: Rc::clone(&self.opened),
@@ -77,15 +77,15 @@ impl RemainingPods {
         }
     }
 
-    async fn open(&self) -> Result<Rc<OpenedRuntime>, RuntimeError> {
+    async fn open_locked_runtime(&self) -> Result<Rc<OpenedRuntime>, RuntimeError> {
         let mut opened = self.opened.lock().await;
         if let Some(opened) = opened.upgrade() {
             self.mine.replace(Some(Rc::clone(&opened)));
             return Ok(opened);
         }
         let reset = self.reset.clone();
-        let failed = |e: &dyn core::error::Error| RuntimeError::Failed(chain(e));
-        let locked = reset.lock(false).map_err(|e| failed(&e))?;
+        let failed = |e: &dyn core::error::Error| RuntimeError::Failed(error_chain(e));
+        let locked = reset.lock_dirs(false).map_err(|e| failed(&e))?;
         let cgroups = Cgroups::detect().map_err(|e| failed(&e))?;
         let dirs = &self.reset.cfg.dirs;
         let new = Rc::new(OpenedRuntime {
@@ -98,7 +98,7 @@ impl RemainingPods {
         Ok(new)
     }
 
-    fn records(&self) -> Result<Vec<SandboxRecord>, RuntimeError> {
+    fn read_sandbox_records(&self) -> Result<Vec<SandboxRecord>, RuntimeError> {
         let dir = self.reset.cfg.dirs.run.join("sandboxes");
         let entries = match fs::read_dir(&dir) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -106,42 +106,46 @@ impl RemainingPods {
         };
         let paths = entries.flatten().map(|entry| entry.path());
         let records = paths.take(MAX_SANDBOXES).filter_map(|path| {
-            let loaded = record::load::<SandboxRecord>(&path);
+            let loaded = record::load_record::<SandboxRecord>(&path);
             loaded.unwrap_or_else(|e| {
                 log::warn!("{}: {e}", path.display());
                 None
             })
         });
         let mut records: Vec<SandboxRecord> = records.collect();
-        records.order_by(|one, other| one.id.cmp(&other.id));
+        records.stable_sort_by(|one, other| one.id.cmp(&other.id));
         Ok(records)
     }
 
     /// Finds the pod of a sandbox; `None`: no record has this sandbox.
-    fn pod_of(&self, id: &SandboxId) -> Result<Option<PodUid>, RuntimeError> {
-        let mut records = self.records()?.into_iter();
+    fn find_pod_uid(&self, id: &SandboxId) -> Result<Option<PodUid>, RuntimeError> {
+        let mut records = self.read_sandbox_records()?.into_iter();
         let found = records.find(|record| record.id == *id);
         Ok(found.map(|record| record.config.uid))
     }
 }
 
 impl MachinePods for RemainingPods {
-    fn list(&self) -> Result<Vec<ListedSandbox>, RuntimeError> {
+    fn list_sandboxes(&self) -> Result<Vec<ListedSandbox>, RuntimeError> {
         let shown = |record: SandboxRecord| ListedSandbox {
             id: record.id,
             config: record.config,
             created_at: record.created_at,
             is_ready: record.phase == SandboxPhase::Ready,
         };
-        Ok(self.records()?.into_iter().map(shown).collect())
+        Ok(self
+            .read_sandbox_records()?
+            .into_iter()
+            .map(shown)
+            .collect())
     }
 
-    fn stop<'a>(&'a self, id: &'a SandboxId) -> RuntimeCall<'a, ()> {
+    fn stop_sandbox<'a>(&'a self, id: &'a SandboxId) -> RuntimeCall<'a, ()> {
         Box::pin(async move {
-            let Some(uid) = self.pod_of(id)? else {
+            let Some(uid) = self.find_pod_uid(id)? else {
                 return Ok(());
             };
-            let opened = self.open().await?;
+            let opened = self.open_locked_runtime().await?;
             let status = opened.runtime.pod_status(&uid).await?;
             let (runtime, store) = (&opened.runtime, &opened.store);
             self.reset.end_pod(runtime, store, &status).await;
@@ -149,12 +153,12 @@ impl MachinePods for RemainingPods {
         })
     }
 
-    fn remove<'a>(&'a self, id: &'a SandboxId) -> RuntimeCall<'a, ()> {
+    fn remove_sandbox<'a>(&'a self, id: &'a SandboxId) -> RuntimeCall<'a, ()> {
         Box::pin(async move {
-            let Some(uid) = self.pod_of(id)? else {
+            let Some(uid) = self.find_pod_uid(id)? else {
                 return Ok(());
             };
-            let opened = self.open().await?;
+            let opened = self.open_locked_runtime().await?;
             let status = opened.runtime.pod_status(&uid).await?;
             for container in status.containers.iter().filter(|c| c.sandbox == *id) {
                 opened

@@ -13,7 +13,7 @@ const UNCONFINED: i32 = 1;
 const LOCALHOST: i32 = 2;
 
 /// A sandbox, made anew for each call that names it.
-pub(super) fn sandbox(config: &SandboxConfig) -> wire::PodSandboxConfig {
+pub(super) fn sandbox_config(config: &SandboxConfig) -> wire::PodSandboxConfig {
     wire::PodSandboxConfig {
         metadata: Some(wire::PodSandboxMetadata {
             name: config.name.clone(),
@@ -34,18 +34,18 @@ pub(super) fn sandbox(config: &SandboxConfig) -> wire::PodSandboxConfig {
         linux: Some(wire::LinuxSandbox {
             cgroup_parent: config.cgroup_parent.clone(),
             security: Some(wire::SandboxSecurity {
-                namespaces: Some(namespaces(config.namespaces, "")),
+                namespaces: Some(namespace_options(config.namespaces, "")),
                 selinux: selinux(&config.user.selinux_label),
-                run_as_user: config.user.run_as_user.map(number),
+                run_as_user: config.user.run_as_user.map(int64_value),
                 supplemental_groups: config.user.supplemental_groups.clone(),
                 privileged: config.privileged,
-                run_as_group: config.user.run_as_group.map(number),
+                run_as_group: config.user.run_as_group.map(int64_value),
                 seccomp: Some(wire::SecurityProfileMessage::default()),
                 supplemental_groups_policy: config.user.strict_supplemental_groups.into(),
             }),
             sysctls: config.sysctls.clone(),
-            overhead: Some(resources(&config.overhead)),
-            resources: Some(resources(&config.resources)),
+            overhead: Some(linux_resources(&config.overhead)),
+            resources: Some(linux_resources(&config.resources)),
         }),
     }
 }
@@ -63,11 +63,11 @@ fn port(mapping: &PortMapping) -> wire::PortMappingMessage {
     }
 }
 
-const fn number(value: i64) -> wire::Int64Value {
+const fn int64_value(value: i64) -> wire::Int64Value {
     wire::Int64Value { value }
 }
 
-const fn mode(mode: NamespaceMode) -> i32 {
+const fn namespace_mode_number(mode: NamespaceMode) -> i32 {
     match mode {
         NamespaceMode::Pod => 0,
         NamespaceMode::Container => 1,
@@ -76,21 +76,21 @@ const fn mode(mode: NamespaceMode) -> i32 {
     }
 }
 
-fn namespaces(options: NamespaceOptions, target: &str) -> wire::NamespaceOption {
+fn namespace_options(options: NamespaceOptions, target: &str) -> wire::NamespaceOption {
     wire::NamespaceOption {
-        network: mode(options.network),
-        pid: mode(options.pid),
-        ipc: mode(options.ipc),
+        network: namespace_mode_number(options.network),
+        pid: namespace_mode_number(options.pid),
+        ipc: namespace_mode_number(options.ipc),
         target_id: target.into(),
         // The machine's own users: pods with users of their own are refused before.
         userns: Some(wire::UserNamespace {
-            mode: mode(NamespaceMode::Node),
+            mode: namespace_mode_number(NamespaceMode::Node),
         }),
     }
 }
 
 /// A container.
-pub(super) fn container(
+pub(super) fn container_config(
     config: &ContainerConfig,
     settings: &EndpointSettings,
 ) -> wire::ContainerConfigMessage {
@@ -103,7 +103,7 @@ pub(super) fn container(
             name: config.name.clone(),
             attempt: config.attempt,
         }),
-        image: Some(image(&config.image, &config.user_image)),
+        image: Some(image_spec(&config.image, &config.user_image)),
         command: config.command.clone(),
         args: config.args.clone(),
         working_dir: config.working_dir.clone(),
@@ -117,8 +117,8 @@ pub(super) fn container(
         stdin_once: config.stdin_once,
         tty: config.tty,
         linux: Some(wire::LinuxContainer {
-            resources: Some(resources(&config.resources)),
-            security: Some(security(&config.security, settings)),
+            resources: Some(linux_resources(&config.resources)),
+            security: Some(container_security(&config.security, settings)),
         }),
         cdi_devices: config
             .cdi_devices
@@ -130,7 +130,7 @@ pub(super) fn container(
 }
 
 /// An image as a pod and the runtime name it.
-pub(super) fn image(image: &str, user_image: &str) -> wire::ImageSpecMessage {
+pub(super) fn image_spec(image: &str, user_image: &str) -> wire::ImageSpecMessage {
     wire::ImageSpecMessage {
         image: image.into(),
         user_specified_image: user_image.into(),
@@ -149,7 +149,10 @@ fn mount(mount: &ContainerMount) -> wire::MountMessage {
             MountPropagation::Bidirectional => 2,
         },
         recursive_read_only: mount.recursive_read_only,
-        image: mount.image.as_ref().map(|i| image(&i.image, &i.user_image)),
+        image: mount
+            .image
+            .as_ref()
+            .map(|i| image_spec(&i.image, &i.user_image)),
         image_sub_path: mount.image_sub_path.clone(),
         ..wire::MountMessage::default()
     }
@@ -165,7 +168,7 @@ fn device(device: &ContainerDeviceNode) -> wire::DeviceMessage {
 }
 
 /// Translates limits; one that is not set is 0.
-pub(super) fn resources(limits: &LinuxResources) -> wire::LinuxContainerResources {
+pub(super) fn linux_resources(limits: &LinuxResources) -> wire::LinuxContainerResources {
     let number = |n: Option<u64>| n.map_or(0, |n| i64::try_from(n).unwrap_or(i64::MAX));
     let pages = limits.hugepage_limits.iter();
     wire::LinuxContainerResources {
@@ -185,7 +188,10 @@ pub(super) fn resources(limits: &LinuxResources) -> wire::LinuxContainerResource
     }
 }
 
-fn security(wanted: &LinuxSecurity, settings: &EndpointSettings) -> wire::ContainerSecurity {
+fn container_security(
+    wanted: &LinuxSecurity,
+    settings: &EndpointSettings,
+) -> wire::ContainerSecurity {
     let has_capabilities =
         !wanted.add_capabilities.is_empty() || !wanted.drop_capabilities.is_empty();
     let target = wanted.target.as_ref().map_or("", |id| id.as_str());
@@ -200,22 +206,24 @@ fn security(wanted: &LinuxSecurity, settings: &EndpointSettings) -> wire::Contai
             drop: wanted.drop_capabilities.clone(),
         }),
         privileged: wanted.privileged,
-        namespaces: Some(namespaces(wanted.namespaces, target)),
+        namespaces: Some(namespace_options(wanted.namespaces, target)),
         selinux: selinux(&wanted.selinux_label),
-        run_as_user: wanted.run_as_user.map(number),
+        run_as_user: wanted.run_as_user.map(int64_value),
         run_as_username: match wanted.run_as_user {
             Some(_) => String::new(),
             None => wanted.username.clone(),
         },
-        run_as_group: wanted.run_as_group.map(number),
+        run_as_group: wanted.run_as_group.map(int64_value),
         readonly_rootfs: wanted.readonly_rootfs,
         supplemental_groups: wanted.supplemental_groups.clone(),
         supplemental_groups_policy: i32::from(wanted.strict_supplemental_groups),
         no_new_privs: wanted.no_new_privs,
         masked_paths: paths(&settings.masked_paths),
         readonly_paths: paths(&settings.readonly_paths),
-        seccomp: Some(profile(&wanted.seccomp).unwrap_or_else(|| kind(UNCONFINED))),
-        apparmor: profile(&wanted.apparmor),
+        seccomp: Some(
+            security_profile(&wanted.seccomp).unwrap_or_else(|| profile_of_kind(UNCONFINED)),
+        ),
+        apparmor: security_profile(&wanted.apparmor),
         apparmor_profile: match &wanted.apparmor {
             SecurityProfile::RuntimeDefault => "runtime/default".into(),
             SecurityProfile::Unconfined => "unconfined".into(),
@@ -225,17 +233,17 @@ fn security(wanted: &LinuxSecurity, settings: &EndpointSettings) -> wire::Contai
     }
 }
 
-const fn kind(kind: i32) -> wire::SecurityProfileMessage {
+const fn profile_of_kind(kind: i32) -> wire::SecurityProfileMessage {
     wire::SecurityProfileMessage {
         kind,
         localhost_ref: String::new(),
     }
 }
 
-fn profile(profile: &SecurityProfile) -> Option<wire::SecurityProfileMessage> {
+fn security_profile(profile: &SecurityProfile) -> Option<wire::SecurityProfileMessage> {
     Some(match profile {
-        SecurityProfile::RuntimeDefault => kind(RUNTIME_DEFAULT),
-        SecurityProfile::Unconfined => kind(UNCONFINED),
+        SecurityProfile::RuntimeDefault => profile_of_kind(RUNTIME_DEFAULT),
+        SecurityProfile::Unconfined => profile_of_kind(UNCONFINED),
         SecurityProfile::Localhost(reference) => wire::SecurityProfileMessage {
             kind: LOCALHOST,
             localhost_ref: reference.clone(),
@@ -299,7 +307,7 @@ mod tests {
             apparmor: SecurityProfile::Localhost("mine".into()),
             ..LinuxSecurity::default()
         };
-        let mut sent = super::security(&security, &settings());
+        let mut sent = container_security(&security, &settings());
         assert_eq!(sent.run_as_user, Some(wire::Int64Value { value: 0 }));
         assert_eq!(sent.run_as_username, "", "never both");
         assert_eq!(sent.seccomp, Some(wire::SecurityProfileMessage::default()));
@@ -311,7 +319,7 @@ mod tests {
         let bytes = encode(&mut sent);
         assert!(bytes.windows(2).any(|w| w == [5 << 3 | 2, 0]));
         assert!(bytes.windows(2).any(|w| w == [15 << 3 | 2, 0]));
-        let unset = super::security(
+        let unset = container_security(
             &LinuxSecurity {
                 seccomp: SecurityProfile::Unset,
                 apparmor: SecurityProfile::Unset,
@@ -351,7 +359,7 @@ mod tests {
             },
             ..SandboxConfig::default()
         };
-        let sent = sandbox(&config);
+        let sent = sandbox_config(&config);
         let metadata = sent.metadata.expect("metadata");
         assert_eq!((&*metadata.uid, metadata.attempt), ("u", 2));
         let protocols: Vec<i32> = sent.port_mappings.iter().map(|p| p.protocol).collect();
@@ -376,7 +384,7 @@ mod tests {
             cdi_devices: vec!["v.com/c=1".into()],
             ..ContainerConfig::default()
         };
-        let mut sent = container(&config, &settings());
+        let mut sent = container_config(&config, &settings());
         let bytes = encode(&mut sent);
         // Field 17, in it field 1.
         let name = [
@@ -400,7 +408,7 @@ mod tests {
             hugepage_limits: [("2MB".into(), 0)].into(),
             ..LinuxResources::default()
         };
-        let sent = resources(&limits);
+        let sent = linux_resources(&limits);
         assert_eq!(
             (sent.cpu_shares, sent.cpu_quota, sent.memory_limit_in_bytes),
             (i64::MAX, 0, -1)

@@ -13,16 +13,19 @@ use crate::{
     cgroup::Cgroups,
     net::traffic,
     runtime::RuntimeError,
-    sys::lane::on_fresh_thread,
+    sys::lane::run_on_fresh_thread,
 };
 
 impl CriClient {
     /// Pods with a usable sandbox and their running containers, sorted by UID.
-    pub(super) async fn usage(&self, detail: StatsDetail) -> Result<Vec<PodUsage>, RuntimeError> {
+    pub(super) async fn read_pod_usage(
+        &self,
+        detail: StatsDetail,
+    ) -> Result<Vec<PodUsage>, RuntimeError> {
         let (mut pods, mut unread) = (Vec::new(), BTreeSet::new());
-        for pod in self.list().await? {
+        for pod in self.list_all_pods().await? {
             let mut newest: Vec<_> = pod.sandboxes.iter().collect();
-            newest.order_by(|a, b| b.attempt.cmp(&a.attempt));
+            newest.stable_sort_by(|a, b| b.attempt.cmp(&a.attempt));
             let Some(sandbox) = newest.first().filter(|s| s.state == SandboxState::Ready) else {
                 continue;
             };
@@ -31,7 +34,7 @@ impl CriClient {
                 if container.state != ContainerState::Running {
                     continue;
                 }
-                let status = match self.container_status(&container.id).await {
+                let status = match self.ask_container_status(&container.id).await {
                     Err(RuntimeError::NotFound(_)) => continue,
                     // Its usage is in its control group, and the others' figures do not depend on it.
                     Err(RuntimeError::Failed(e)) => {
@@ -60,7 +63,7 @@ impl CriClient {
                     ..ContainerUsage::default()
                 });
             }
-            containers.order_by(|a, b| a.name.cmp(&b.name));
+            containers.stable_sort_by(|a, b| a.name.cmp(&b.name));
             pods.push((
                 sandbox.id.clone(),
                 PodUsage {
@@ -76,12 +79,12 @@ impl CriClient {
         self.unread.replace(unread);
         let (cgroups, driver) = (self.cgroups.clone(), self.cgroup_driver());
         let (root, groups) = (self.settings.cgroup_root.clone(), self.settings.pod_groups);
-        on_fresh_thread("stats", move || {
+        run_on_fresh_thread("stats", move || {
             let read = |(sandbox, pod)| {
                 let sandbox: crate::api::SandboxId = sandbox;
                 let pod: PodUsage = pod;
                 let groups = groups.map(|of| of(driver, &root, &pod.uid));
-                read(&cgroups, groups, &sandbox, pod, detail)
+                fill_in_pod_usage(&cgroups, groups, &sandbox, pod, detail)
             };
             pods.into_iter().map(read).collect()
         })
@@ -90,10 +93,13 @@ impl CriClient {
     }
 
     /// Asks for the disk use of a container's writable layer, as the runtime counts it.
-    pub(super) async fn layer_usage(&self, id: &str) -> Result<Option<DiskUsage>, RuntimeError> {
+    pub(super) async fn ask_layer_usage(
+        &self,
+        id: &str,
+    ) -> Result<Option<DiskUsage>, RuntimeError> {
         let mut request = wire::TextMessage { word: id.into() };
         let mut answer = wire::ContainerStatsResponse::default();
-        self.ask("ContainerStats", &mut request, &mut answer)
+        self.ask_runtime("ContainerStats", &mut request, &mut answer)
             .await?;
         let layer = answer.stats.and_then(|stats| stats.writable_layer);
         Ok(layer.and_then(|layer| {
@@ -106,7 +112,7 @@ impl CriClient {
 }
 
 /// Fills in the figures of one pod. A pod that has ended meanwhile has none, and ended containers are left out.
-fn read(
+fn fill_in_pod_usage(
     cgroups: &Cgroups,
     groups: Option<[String; 3]>,
     sandbox: &str,
@@ -116,12 +122,12 @@ fn read(
     let Some(group) = groups
         .into_iter()
         .flatten()
-        .find(|path| cgroups.exists(path))
+        .find(|path| cgroups.has_group(path))
     else {
         pod.containers.clear();
         return pod;
     };
-    pod.usage = cgroups.usage(&group, detail).unwrap_or_default();
+    pod.usage = cgroups.read_usage(&group, detail).unwrap_or_default();
     pod.cgroup.clone_from(&group);
     // containerd's name, and CRI-O's; where systemd makes groups, theirs of a scope.
     let below = |id: &str| {
@@ -131,21 +137,21 @@ fn read(
         names
             .into_iter()
             .chain(scopes)
-            .find(|path| cgroups.exists(path))
+            .find(|path| cgroups.has_group(path))
     };
     pod.containers.retain_mut(|container| {
         let Some(path) = below(&container.id) else {
             return false;
         };
-        container.usage = cgroups.usage(&path, detail).unwrap_or_default();
+        container.usage = cgroups.read_usage(&path, detail).unwrap_or_default();
         container.cgroup = path;
         container.usage.cpu.is_some() || container.usage.memory.is_some()
     });
     if detail == StatsDetail::Full {
         // Every process in the sandbox's own group has the pod's network.
-        let inside = below(sandbox).map(|path| cgroups.pids(&path));
+        let inside = below(sandbox).map(|path| cgroups.list_pids(&path));
         let first = inside.and_then(|pids| pids.first().copied());
-        pod.network = first.and_then(|pid| traffic::of_process(pid).ok());
+        pod.network = first.and_then(|pid| traffic::read_process_interfaces(pid).ok());
     }
     pod
 }

@@ -51,7 +51,7 @@ struct Real;
 
 impl ConnectionClock for Real {
     fn now(&self) -> Duration {
-        clock::mono() - crate::api::MonoTime(0)
+        clock::mono_now() - crate::api::MonoTime(0)
     }
     fn sleep(&self, time: Duration) -> SleepFuture {
         Box::pin(async move {
@@ -167,7 +167,7 @@ impl Double {
             loop {
                 let (pipe, _) = listener.accept().await.expect("a connection");
                 let pipe: Async<UnixStream> = pipe;
-                let served = server::serve(pipe, Rc::clone(&handler), Rc::new(Real));
+                let served = server::serve_calls(pipe, Rc::clone(&handler), Rc::new(Real));
                 connections
                     .spawn(async {
                         served.await;
@@ -195,12 +195,12 @@ impl Double {
     async fn open_as(&self, cgroup_driver: CgroupDriver) -> Result<CriClient, RuntimeError> {
         let line = "1 1 0:1 / /nowhere rw - cgroup2 none rw";
         let hierarchy = crate::cgroup::Hierarchy::parse(line).expect("a tree");
-        let cgroups = Cgroups::with(hierarchy);
+        let cgroups = Cgroups::with_hierarchy(hierarchy);
         let settings = EndpointSettings {
             cgroup_driver,
             ..self.settings()
         };
-        CriClient::open(settings, &self.executor, Lane::inline(), cgroups).await
+        CriClient::connect(settings, &self.executor, Lane::without_thread(), cgroups).await
     }
 
     /// A client that has listed all pods.
@@ -223,23 +223,23 @@ async fn answer(
     calls: Rc<RefCell<Vec<String>>>,
 ) -> Result<(), GrpcStatus> {
     let method = exchange
-        .path()
+        .method_path()
         .rsplit('/')
         .next()
         .unwrap_or_default()
         .to_owned();
-    let request = exchange.next().await?.unwrap_or_default();
+    let request = exchange.next_message().await?.unwrap_or_default();
     calls.borrow_mut().push(method.clone());
     let script = scripts.borrow().get(&*method).cloned();
     let unknown = || GrpcStatus::new(GrpcCode::UNIMPLEMENTED, format!("unknown method {method}"));
     match script.ok_or_else(unknown)?(&request) {
-        Reply::Say(bytes) => exchange.send(&bytes).await,
+        Reply::Say(bytes) => exchange.send_message(&bytes).await,
         Reply::Fail(code, text) => Err(GrpcStatus::new(GrpcCode(code), text)),
         Reply::Hang => core::future::pending().await,
         Reply::End => Ok(()),
         Reply::Events(n) => {
             for _ in 0..n {
-                exchange.send(&[0; 1000]).await?;
+                exchange.send_message(&[0; 1000]).await?;
                 calls.borrow_mut().push("event".into());
             }
             core::future::pending().await
@@ -449,7 +449,7 @@ fn the_runtime_says_who_makes_cgroups() {
             ] {
                 double.on("RuntimeConfig", answer);
                 let cri = double.open_as(configured).await.expect("a runtime");
-                assert_eq!(cri.told_cgroup_driver(), told);
+                assert_eq!(cri.reported_cgroup_driver(), told);
                 assert_eq!(cri.cgroup_driver(), told.unwrap_or(configured));
             }
         }
@@ -483,7 +483,7 @@ fn an_old_containerd_shows_who_makes_cgroups() {
     ] {
         test(async |double| {
             let cri = double.open().await.expect("a runtime");
-            let shown = cri.shown_cgroup_driver().await.expect("a status");
+            let shown = cri.configured_cgroup_driver().await.expect("a status");
             assert_eq!(shown, None, "it shows nothing");
             let kept = config.clone();
             double.script("Status", move |request| {
@@ -492,7 +492,7 @@ fn an_old_containerd_shows_who_makes_cgroups() {
                     info: [("config".to_owned(), kept.clone())].into(),
                 })
             });
-            let shown = cri.shown_cgroup_driver().await.expect("a status");
+            let shown = cri.configured_cgroup_driver().await.expect("a status");
             assert_eq!(shown, want, "{config}");
         });
     }
@@ -503,12 +503,12 @@ fn conditions_and_abilities() {
     // CRI-13 CRI-14
     test(async |double| {
         let cri = double.client().await;
-        let read = cri.status().await.expect("a status");
+        let read = cri.runtime_status().await.expect("a status");
         assert!(read.runtime_ready.ok && read.network_ready.ok);
         let can = cri.capabilities();
-        assert!(can.recursive_read_only_mounts("kata") && !can.recursive_read_only_mounts(""));
+        assert!(can.supports_recursive_read_only("kata") && !can.supports_recursive_read_only(""));
         double.on("Status", status(false));
-        let read = cri.status().await.expect("a status");
+        let read = cri.runtime_status().await.expect("a status");
         assert!(!read.runtime_ready.ok);
         assert_eq!(
             cri.capabilities(),
@@ -516,7 +516,10 @@ fn conditions_and_abilities() {
             "what it says while not ready does not count"
         );
         double.on("Status", say(&mut wire::CriEmpty::default()));
-        assert!(cri.status().await.is_err(), "too little is a failed poll");
+        assert!(
+            cri.runtime_status().await.is_err(),
+            "too little is a failed poll"
+        );
     });
 }
 
@@ -631,7 +634,7 @@ fn a_runtime_that_hangs_holds_up_nothing_for_long_and_no_stop() {
             let late = call.await.expect_err("late");
             assert!(matches!(late, RuntimeError::Timeout { .. }), "{late}");
         }
-        assert!(cri.status().await.is_err());
+        assert!(cri.runtime_status().await.is_err());
         assert!(
             double.calls("ListPodSandbox") <= 141,
             "no more than places, in turns"
@@ -1028,7 +1031,7 @@ fn events_ring_and_are_always_read() {
         double.on("GetContainerEvents", Reply::Events(2000));
         let cri = double.client().await;
         until("it listens", || double.calls("GetContainerEvents") == 1).await;
-        cri.doorbell().await;
+        cri.wait_for_doorbell().await;
         for _ in 0..20 {
             cri.list_pods().await.expect("nothing is held up");
         }

@@ -22,12 +22,12 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 
 use super::{Part, PartCommand};
 use crate::{
-    api::hex::hex,
+    api::hex::encode_hex,
     cli::{
         AgentClient, CliCommand, CliError, args,
         check::AgentPaths,
-        commands::{CompletionKind, MACHINE, switch, value},
-        print,
+        commands::{CompletionKind, MACHINE, switch_flag, value_flag},
+        print_text,
     },
     sys::start,
 };
@@ -61,13 +61,13 @@ static COMMANDS: [PartCommand; 1] = [PartCommand {
         group: MACHINE,
         help: "Show the node in a browser, for as long as the command runs",
         flags: &[
-            value(
+            value_flag(
                 "listen",
                 None,
                 "ADDRESS:PORT",
                 "where the browser finds it (default 127.0.0.1:8899)",
             ),
-            switch(
+            switch_flag(
                 "allow-actions",
                 None,
                 "the page can also restart and delete static pods, and pull images",
@@ -76,7 +76,7 @@ static COMMANDS: [PartCommand; 1] = [PartCommand {
         agent_flags: true,
         takes: CompletionKind::Nothing,
     },
-    run: |command, words| run(command, words).map(|()| ExitCode::SUCCESS),
+    run: |command, words| run_dashboard(command, words).map(|()| ExitCode::SUCCESS),
 }];
 
 impl Part for DashboardPart {
@@ -89,8 +89,8 @@ impl Part for DashboardPart {
     }
 }
 
-fn run(command: &'static CliCommand, words: Vec<OsString>) -> Result<(), CliError> {
-    let (own, agent) = args::split(command, words)?;
+fn run_dashboard(command: &'static CliCommand, words: Vec<OsString>) -> Result<(), CliError> {
+    let (own, agent) = args::split_flags(command, words)?;
     let (mut listen, mut allow_actions) = (DEFAULT_LISTEN.to_owned(), false);
     for (flag, value) in own {
         match flag {
@@ -103,13 +103,13 @@ fn run(command: &'static CliCommand, words: Vec<OsString>) -> Result<(), CliErro
             "invalid argument {listen:?} for \"--listen\": expected an IP address and a port, as in {DEFAULT_LISTEN}"
         ))
     })?;
-    let place = AgentPaths::of(agent.clone())?;
+    let place = AgentPaths::from_flags(agent.clone())?;
     let listener = TcpListener::bind(address)
         .and_then(|listener| Ok((listener.local_addr()?, listener)))
         .map_err(|e| CliError::new(format!("cannot listen at {address}: {e}")));
     let (bound, listener) = listener?;
-    let token = token()?;
-    print(&told(bound, &token))?;
+    let token = generate_token()?;
+    print_text(&page_address_text(bound, &token))?;
     let client = AgentClient::new(&place.socket).with_patience(PATIENCE);
     let looks = client.clone().with_patience(LOOK_PATIENCE);
     let watch = NodeStateCache::new(looks, place.root.clone(), agent);
@@ -123,15 +123,15 @@ fn run(command: &'static CliCommand, words: Vec<OsString>) -> Result<(), CliErro
     accept(&listener, &dashboard)
 }
 
-fn token() -> Result<String, CliError> {
+fn generate_token() -> Result<String, CliError> {
     let mut bytes = [0; TOKEN_BYTES];
     let filled = SystemRandom::new().fill(&mut bytes);
     filled.map_err(|_| CliError::new("the system gives no random numbers"))?;
-    Ok(hex(&bytes))
+    Ok(encode_hex(&bytes))
 }
 
 /// Makes the text that is printed: the page's address. A browser keeps the token behind `#` to itself.
-fn told(bound: SocketAddr, token: &str) -> String {
+fn page_address_text(bound: SocketAddr, token: &str) -> String {
     let mut text = format!("Open http://{bound}/#{token}\n");
     if bound.ip().is_unspecified() {
         text = format!(
@@ -153,7 +153,7 @@ fn accept(listener: &TcpListener, dashboard: &Arc<DashboardState>) -> Result<(),
             Err(e) => {
                 // Out of descriptors, perhaps: other requests must end first.
                 let _ = writeln!(std::io::stderr(), "error: cannot accept: {e}");
-                let _ = start::poll(&mut [], RETRY_PAUSE_MS);
+                let _ = start::poll_fds(&mut [], RETRY_PAUSE_MS);
                 continue;
             }
         };
@@ -161,7 +161,7 @@ fn accept(listener: &TcpListener, dashboard: &Arc<DashboardState>) -> Result<(),
         let (dashboard, counted) = (Arc::clone(dashboard), Arc::clone(&open));
         let answer = move || {
             // Beyond the limit the only answer is that there are too many requests.
-            dashboard.answer(stream, at_once >= MAX_CONNECTIONS);
+            dashboard.answer_request(stream, at_once >= MAX_CONNECTIONS);
             counted.fetch_sub(1, Ordering::Relaxed);
         };
         let is_too_much = at_once >= MAX_CONNECTIONS + MAX_REFUSED;
@@ -183,14 +183,17 @@ mod tests {
 
     #[test]
     fn what_is_printed() {
-        let of = |address: &str| told(address.parse().expect("address"), "t0");
+        let of = |address: &str| page_address_text(address.parse().expect("address"), "t0");
         assert_eq!(
             of("127.0.0.1:8899"),
             "Open http://127.0.0.1:8899/#t0\nThe page lives until this command ends (Ctrl-C).\n"
         );
         assert!(of("[::1]:1").starts_with("Open http://[::1]:1/#t0\nThe page"));
         assert!(of("0.0.0.0:1").starts_with("Open http://ADDRESS-OF-THIS-MACHINE:1/#t0\nWho"));
-        let (a, b) = (token().expect("random"), token().expect("random"));
+        let (a, b) = (
+            generate_token().expect("random"),
+            generate_token().expect("random"),
+        );
         assert!(a.len() == 2 * TOKEN_BYTES && a != b);
     }
 }

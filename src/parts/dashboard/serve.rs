@@ -26,12 +26,12 @@ use crate::{
         CliError,
         check::AgentPaths,
         client::{AgentAnswer, AgentClient},
-        logs::or_default,
+        logs::container_or_default,
     },
     logic::dashboard::{self, DashboardRequestKind, DashboardRequester},
     server::{
         backend::ProgressLine,
-        http::{self, HttpRequest, Refusal, StreamConnection, encode},
+        http::{self, HttpRequest, Refusal, StreamConnection, percent_encode},
     },
     sys::file,
 };
@@ -77,20 +77,22 @@ type AnswerResult = io::Result<Result<(), Refusal>>;
 
 impl DashboardState {
     /// Answers one request. A browser that leaves is no error.
-    pub(super) fn answer(&self, stream: TcpStream, is_busy: bool) {
-        let _ = self.serve(stream, is_busy);
+    pub(super) fn answer_request(&self, stream: TcpStream, is_busy: bool) {
+        let _ = self.serve_connection(stream, is_busy);
     }
 
-    fn serve(&self, stream: TcpStream, is_busy: bool) -> io::Result<()> {
+    fn serve_connection(&self, stream: TcpStream, is_busy: bool) -> io::Result<()> {
         let local = stream.local_addr()?.ip().to_canonical();
         let stream = Async::new(stream)?;
         let socket = stream.as_raw_fd();
-        let mut connection = StreamConnection::new(stream).of_socket(socket);
-        connection.set_patience(Some(WRITE_TIMEOUT));
+        let mut connection = StreamConnection::new(stream).with_socket(socket);
+        connection.set_write_timeout(Some(WRITE_TIMEOUT));
         smol::block_on(async {
             let late = async {
                 Timer::after(HEAD_TIMEOUT).await;
-                Ok(Err(Refusal::bad("the request did not arrive in time")))
+                Ok(Err(Refusal::bad_request(
+                    "the request did not arrive in time",
+                )))
             };
             let served = if is_busy {
                 let text = format!("more than {MAX_CONNECTIONS} connections");
@@ -99,18 +101,22 @@ impl DashboardState {
                 let read = http::read_request(&mut connection);
                 match smol::future::or(read, late).await? {
                     Ok(None) => return Ok(()),
-                    Ok(Some(request)) => self.route(&mut connection, &request, local).await?,
+                    Ok(Some(request)) => {
+                        self.route_request(&mut connection, &request, local).await?
+                    }
                     Err(refusal) => Err(refusal),
                 }
             };
             match served {
                 Ok(()) => Ok(()),
-                Err(refusal) => http::refuse_with(&mut connection, &refusal, HEADERS).await,
+                Err(refusal) => {
+                    http::send_refusal_with_headers(&mut connection, &refusal, HEADERS).await
+                }
             }
         })
     }
 
-    async fn route(
+    async fn route_request(
         &self,
         connection: &mut StreamConnection,
         request: &HttpRequest,
@@ -142,31 +148,41 @@ impl DashboardState {
         if let Some((kind, packed)) = page {
             let lines = format!("{HEADERS}Content-Encoding: gzip\r\n");
             let kind = format!("{kind}; charset=utf-8");
-            let sent = http::respond_with(connection, 200, &kind, &lines, packed).await;
+            let sent =
+                http::send_response_with_headers(connection, 200, &kind, &lines, packed).await;
             return sent.map(Ok);
         }
-        let param = |name: &str| request.param(name).unwrap_or_default();
+        let param = |name: &str| request.query_param(name).unwrap_or_default();
         let (namespace, pod) = (param("namespace"), param("pod"));
         match *path {
             ["state"] => {
-                let from = match request.number("from") {
+                let from = match request.query_number("from") {
                     Ok(from) => from.unwrap_or(0),
                     Err(refusal) => return Ok(Err(refusal)),
                 };
-                let text = self.watch.news(param("seen"), from, self.allow_actions);
-                whole(connection, "application/json", &text).await
+                let text = self
+                    .watch
+                    .news_since(param("seen"), from, self.allow_actions);
+                respond_with_text(connection, "application/json", &text).await
             }
-            ["log"] => self.log(connection, request, (namespace, pod)).await,
-            ["pull"] => self.pull(connection, param("reference")).await,
+            ["log"] => {
+                self.stream_container_log(connection, request, (namespace, pod))
+                    .await
+            }
+            ["pull"] => self.stream_image_pull(connection, param("reference")).await,
             ["restart"] => {
-                let target = format!("/pods/{}/{}/restart", encode(namespace), encode(pod));
-                let told = self.client.send("POST", &target, "");
-                let told = told.and_then(|mut answer| answer.text());
-                self.said(connection, told).await
+                let target = format!(
+                    "/pods/{}/{}/restart",
+                    percent_encode(namespace),
+                    percent_encode(pod)
+                );
+                let told = self.client.send_request("POST", &target, "");
+                let told = told.and_then(|mut answer| answer.read_text());
+                self.answer_action_result(connection, told).await
             }
             _ => {
-                let told = remove(&self.place, namespace, pod);
-                self.said(connection, told).await
+                let told = remove_static_pod(&self.place, namespace, pod);
+                self.answer_action_result(connection, told).await
             }
         }
     }
@@ -180,49 +196,49 @@ impl DashboardState {
         let mut hosts = request.headers_named("host");
         let asked = DashboardRequester {
             host: hosts.next().filter(|_| hosts.next().is_none()),
-            origin: request.header("origin"),
-            authorization: request.header("authorization"),
+            origin: request.header_value("origin"),
+            authorization: request.header_value("authorization"),
             local,
         };
-        dashboard::may_ask(&asked, wanted, &self.token, self.allow_actions)
-            .map_err(|denied| Refusal::new(denied.status(), denied.to_string()))
+        dashboard::check_request(&asked, wanted, &self.token, self.allow_actions)
+            .map_err(|denied| Refusal::new(denied.http_status(), denied.to_string()))
     }
 
     /// Answers with the result of an action, or the reason of its failure. Either way the page may show something new.
-    async fn said(
+    async fn answer_action_result(
         &self,
         connection: &mut StreamConnection,
         told: Result<String, CliError>,
     ) -> AnswerResult {
-        self.watch.stale();
+        self.watch.mark_stale();
         match told {
-            Ok(text) => whole(connection, TEXT, &text).await,
-            Err(e) => Ok(Err(refused(&e))),
+            Ok(text) => respond_with_text(connection, TEXT, &text).await,
+            Err(e) => Ok(Err(agent_refusal(&e))),
         }
     }
 
     /// Sends a container's log until it ends or the browser leaves.
-    async fn log(
+    async fn stream_container_log(
         &self,
         connection: &mut StreamConnection,
         request: &HttpRequest,
         (namespace, pod): (&str, &str),
     ) -> AnswerResult {
-        let container = request.param("container").unwrap_or_default();
-        let previous = request.flag("previous");
+        let container = request.query_param("container").unwrap_or_default();
+        let previous = request.query_flag("previous");
         let target = format!(
             "/containerLogs/{}/{}/{}?follow={}&previous={previous}&tailLines={LOG_LINES}",
-            encode(namespace),
-            encode(pod),
-            encode(or_default(container)),
+            percent_encode(namespace),
+            percent_encode(pod),
+            percent_encode(container_or_default(container)),
             !previous,
         );
-        let mut answer = match self.client.send("GET", &target, "") {
+        let mut answer = match self.client.send_request("GET", &target, "") {
             Ok(answer) => answer,
-            Err(e) => return Ok(Err(refused(&e))),
+            Err(e) => return Ok(Err(agent_refusal(&e))),
         };
         answer.body.get_ref().set_read_timeout(Some(LOOK))?;
-        let mut stream = http::start_stream_with(connection, TEXT, HEADERS).await?;
+        let mut stream = http::start_stream_with_headers(connection, TEXT, HEADERS).await?;
         loop {
             let piece = match answer.body.fill_buf() {
                 Ok(piece) => piece,
@@ -235,23 +251,27 @@ impl DashboardState {
                 Err(e) => return Err(e),
             };
             if piece.is_empty() {
-                return stream.finish().await.map(Ok);
+                return stream.finish_answer().await.map(Ok);
             }
-            stream.write(piece).await?;
+            stream.send_bytes(piece).await?;
             let taken = piece.len();
             answer.body.consume(taken);
         }
     }
 
     /// Pulls an image: a line for each step. A browser that leaves ends the pull, unless a pod waits for it too.
-    async fn pull(&self, connection: &mut StreamConnection, reference: &str) -> AnswerResult {
-        let target = format!("/images/pull?reference={}", encode(reference));
-        let mut answer = match self.client.send("POST", &target, "") {
+    async fn stream_image_pull(
+        &self,
+        connection: &mut StreamConnection,
+        reference: &str,
+    ) -> AnswerResult {
+        let target = format!("/images/pull?reference={}", percent_encode(reference));
+        let mut answer = match self.client.send_request("POST", &target, "") {
             Ok(answer) => answer,
-            Err(e) => return Ok(Err(refused(&e))),
+            Err(e) => return Ok(Err(agent_refusal(&e))),
         };
         answer.body.get_ref().set_read_timeout(Some(LOOK))?;
-        let mut stream = http::start_stream_with(connection, TEXT, HEADERS).await?;
+        let mut stream = http::start_stream_with_headers(connection, TEXT, HEADERS).await?;
         let mut line = Vec::new();
         loop {
             match read_line(&mut answer, &mut line) {
@@ -265,13 +285,13 @@ impl DashboardState {
                 Ok(ProgressLine::Failed { error, .. }) => format!("failed: {error}\n"),
                 _ => "pulled\n".into(),
             };
-            self.watch.stale();
-            stream.write(text.as_bytes()).await?;
+            self.watch.mark_stale();
+            stream.send_bytes(text.as_bytes()).await?;
             if !text.starts_with("pulled") && !text.starts_with("failed") {
                 line.clear();
                 continue;
             }
-            return stream.finish().await.map(Ok);
+            return stream.finish_answer().await.map(Ok);
         }
     }
 }
@@ -297,20 +317,25 @@ fn is_pause(e: &io::Error) -> bool {
     )
 }
 
-async fn whole(connection: &mut StreamConnection, kind: &str, text: &str) -> AnswerResult {
-    let sent = http::respond_with(connection, 200, kind, HEADERS, text.as_bytes()).await;
+async fn respond_with_text(
+    connection: &mut StreamConnection,
+    kind: &str,
+    text: &str,
+) -> AnswerResult {
+    let sent =
+        http::send_response_with_headers(connection, 200, kind, HEADERS, text.as_bytes()).await;
     sent.map(Ok)
 }
 
 /// Makes the answer to a request that the agent refuses.
-fn refused(e: &CliError) -> Refusal {
+fn agent_refusal(e: &CliError) -> Refusal {
     Refusal::new(502, e.message.clone())
 }
 
 /// Sets a static pod's manifest aside, which ends the pod. The file stays beside the others under a name with a leading
 /// dot, which is not read.
-fn remove(place: &AgentPaths, namespace: &str, pod: &str) -> Result<String, CliError> {
-    let file = place.manifest_of(namespace, pod).ok_or_else(|| {
+fn remove_static_pod(place: &AgentPaths, namespace: &str, pod: &str) -> Result<String, CliError> {
+    let file = place.find_manifest(namespace, pod).ok_or_else(|| {
         CliError::new(format!(
             "no manifest of this machine has the pod {namespace}/{pod}"
         ))

@@ -65,7 +65,7 @@ const LISTS: [(&str, &str); 3] = [
 const PROBES: [&str; 3] = ["startupProbe", "readinessProbe", "livenessProbe"];
 
 /// Copies into `shown` the fields of an object that are there.
-fn pick(shown: &mut Map<String, Value>, object: &Value, fields: ViewFields) {
+fn copy_fields(shown: &mut Map<String, Value>, object: &Value, fields: ViewFields) {
     for (name, path) in fields {
         if let Some(value) = object.pointer(path) {
             shown.insert((*name).to_owned(), value.clone());
@@ -73,19 +73,19 @@ fn pick(shown: &mut Map<String, Value>, object: &Value, fields: ViewFields) {
     }
 }
 
-fn picked(object: &Value, fields: ViewFields) -> Value {
+fn pick_fields(object: &Value, fields: ViewFields) -> Value {
     let mut shown = Map::new();
-    pick(&mut shown, object, fields);
+    copy_fields(&mut shown, object, fields);
     shown.into()
 }
 
-fn list<'a>(object: &'a Value, path: &str) -> &'a [Value] {
+fn list_at_path<'a>(object: &'a Value, path: &str) -> &'a [Value] {
     let found = object.pointer(path).and_then(Value::as_array);
     found.map_or(&[], Vec::as_slice)
 }
 
 /// Makes an object of these fields.
-pub(super) fn object(fields: &mut [(&str, Value)]) -> Value {
+pub(super) fn json_object(fields: &mut [(&str, Value)]) -> Value {
     let mut all = Map::new();
     for (name, value) in fields {
         all.insert((*name).to_owned(), value.take());
@@ -94,37 +94,40 @@ pub(super) fn object(fields: &mut [(&str, Value)]) -> Value {
 }
 
 /// Shows the node: its facts, and its conditions with the time of their last change.
-pub(super) fn node(node: &Value) -> Value {
-    let mut shown = picked(node, NODE);
-    let conditions = list(node, "/status/conditions").iter();
-    shown["conditions"] = conditions.map(|c| picked(c, CONDITION)).collect();
+pub(super) fn node_view(node: &Value) -> Value {
+    let mut shown = pick_fields(node, NODE);
+    let conditions = list_at_path(node, "/status/conditions").iter();
+    shown["conditions"] = conditions.map(|c| pick_fields(c, CONDITION)).collect();
     shown
 }
 
 /// Shows the pods in the agent's order.
-pub(super) fn pods(all: &Value) -> Value {
-    list(all, "/items").iter().filter_map(pod).collect()
+pub(super) fn pods_view(all: &Value) -> Value {
+    list_at_path(all, "/items")
+        .iter()
+        .filter_map(pod_view)
+        .collect()
 }
 
-fn pod(raw: &Value) -> Option<Value> {
-    let pod: Pod = strict::typed(raw).ok()?;
-    let summary = table::summarise(&pod);
+fn pod_view(raw: &Value) -> Option<Value> {
+    let pod: Pod = strict::typed_from_value(raw).ok()?;
+    let summary = table::summarise_pod(&pod);
     let mut containers = Vec::new();
     for (specs, statuses) in LISTS {
-        for spec in list(raw, specs) {
+        for spec in list_at_path(raw, specs) {
             let mut shown = Map::new();
-            pick(&mut shown, spec, CONTAINER);
+            copy_fields(&mut shown, spec, CONTAINER);
             let probes = PROBES.iter().filter(|probe| spec[**probe].is_object());
             let probes = probes.map(|probe| Value::from(*probe)).collect();
             shown.insert("probes".into(), probes);
-            let mut statuses = list(raw, statuses).iter();
+            let mut statuses = list_at_path(raw, statuses).iter();
             if let Some(status) = statuses.find(|s| s["name"] == spec["name"]) {
-                pick(&mut shown, status, STATUS);
+                copy_fields(&mut shown, status, STATUS);
             }
             containers.push(shown.into());
         }
     }
-    let mut shown = picked(raw, POD);
+    let mut shown = pick_fields(raw, POD);
     shown["status"] = summary.reason.into();
     shown["ready"] = format!("{}/{}", summary.ready, summary.total).into();
     shown["restarts"] = summary.restarts.into();
@@ -135,24 +138,27 @@ fn pod(raw: &Value) -> Option<Value> {
 }
 
 /// Lists the progress of the pulls that pods wait for, a line each.
-pub(super) fn pulls(pods: &Value) -> Value {
-    list(pods, "/items").iter().flat_map(get::pulls).collect()
+pub(super) fn pull_lines(pods: &Value) -> Value {
+    list_at_path(pods, "/items")
+        .iter()
+        .flat_map(get::pull_progress_lines)
+        .collect()
 }
 
 /// Shows the events, the newest first.
-pub(super) fn events(all: &Value) -> Value {
-    let events = list(all, "/items").iter().rev();
-    events.map(|e| picked(e, EVENT)).collect()
+pub(super) fn events_view(all: &Value) -> Value {
+    let events = list_at_path(all, "/items").iter().rev();
+    events.map(|e| pick_fields(e, EVENT)).collect()
 }
 
 /// Makes a row for each name of each image.
-pub(super) fn images(all: &[StoredImage]) -> Value {
+pub(super) fn image_rows(all: &[StoredImage]) -> Value {
     let mut shown = Vec::new();
     for image in all {
         for row in table::image_rows(image, false) {
             let mut row = row.into_iter().map(Value::from);
             let mut next = || row.next().unwrap_or_default();
-            shown.push(object(&mut [
+            shown.push(json_object(&mut [
                 ("name", next()),
                 ("tag", next()),
                 ("id", next()),
@@ -164,9 +170,9 @@ pub(super) fn images(all: &[StoredImage]) -> Value {
 }
 
 /// Shows thousandths of processors and bytes that each pod uses, by `namespace/name`.
-pub(super) fn usage(stats: &Value) -> Value {
+pub(super) fn pod_usage_view(stats: &Value) -> Value {
     let mut all = Map::new();
-    for pod in list(stats, "/pods") {
+    for pod in list_at_path(stats, "/pods") {
         let of = &pod["podRef"];
         let text = |key: &str| of[key].as_str().unwrap_or_default();
         let name = format!("{}/{}", text("namespace"), text("name"));
@@ -198,7 +204,7 @@ mod tests {
                 "lastState": {"terminated": {"exitCode": 7, "reason": "Error", "finishedAt": "2024-01-01T00:00:00Z"}},
             }]},
         }]});
-        let shown = pods(&raw);
+        let shown = pods_view(&raw);
         assert!(!shown.to_string().contains("s3cret"), "{shown}");
         let pod = &shown[0];
         assert_eq!(pod["status"], "CrashLoopBackOff");
@@ -219,7 +225,7 @@ mod tests {
     fn a_node_without_its_heartbeat() {
         let raw = json!({"metadata": {"name": "n"}, "status": {"conditions": [
             {"type": "Ready", "status": "True", "lastHeartbeatTime": "x", "lastTransitionTime": "y"}]}});
-        let shown = node(&raw);
+        let shown = node_view(&raw);
         assert_eq!(shown["name"], "n");
         let ready = json!({"type": "Ready", "status": "True", "since": "y"});
         assert_eq!(shown["conditions"], json!([ready]));
@@ -228,7 +234,7 @@ mod tests {
     #[test]
     fn lists() {
         let all = json!({"items": [{"reason": "Old"}, {"reason": "New", "involvedObject": {"name": "p"}}]});
-        let shown = events(&all);
+        let shown = events_view(&all);
         assert_eq!(shown[0], json!({"reason": "New", "name": "p"}));
         let image = StoredImage {
             id: "sha256:0123456789abcdef".into(),
@@ -236,7 +242,7 @@ mod tests {
             size_bytes: 5,
             ..StoredImage::default()
         };
-        let shown = images(&[image]);
+        let shown = image_rows(&[image]);
         assert_eq!(
             shown[1],
             json!({"name": "b", "tag": "2", "id": "0123456789abc", "size": 5})
@@ -249,7 +255,10 @@ mod tests {
             {"podRef": {"namespace": "n", "name": "p"}, "cpu": {"usageNanoCores": 1_000_001}, "memory": {"workingSetBytes": 5}},
             {"podRef": {"namespace": "n", "name": "new"}},
         ]});
-        assert_eq!(usage(&stats), json!({"n/p": [2, 5], "n/new": [null, null]}));
-        assert_eq!(usage(&Value::Null), json!({}));
+        assert_eq!(
+            pod_usage_view(&stats),
+            json!({"n/p": [2, 5], "n/new": [null, null]})
+        );
+        assert_eq!(pod_usage_view(&Value::Null), json!({}));
     }
 }

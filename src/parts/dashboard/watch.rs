@@ -70,8 +70,8 @@ struct CheckResult {
 }
 
 /// Makes the answer that tells an error instead of the state.
-fn trouble(e: CliError) -> Value {
-    view::object(&mut [("trouble", e.message.into())])
+fn trouble_answer(e: CliError) -> Value {
+    view::json_object(&mut [("trouble", e.message.into())])
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -95,50 +95,50 @@ impl NodeStateCache {
     }
 
     /// Forgets when the agent was last asked: an action may have changed the state.
-    pub(super) fn stale(&self) {
+    pub(super) fn mark_stale(&self) {
         lock(&self.known).asked = None;
     }
 
     /// Returns what the page does not know yet. The page has seen the state of hash `seen`, and the samples before
     /// number `from`.
-    pub(super) fn news(&self, seen: &str, from: u64, allow_actions: bool) -> String {
-        let now = clock::mono();
-        self.check(now);
+    pub(super) fn news_since(&self, seen: &str, from: u64, allow_actions: bool) -> String {
+        let now = clock::mono_now();
+        self.check_machine(now);
         let mut known = lock(&self.known);
         if is_due(known.asked, FRESH, now) {
             if is_due(known.sampled, SAMPLE, now) {
-                self.sample(&mut known, now);
+                self.take_sample(&mut known, now);
             }
-            let state = match self.state(allow_actions) {
+            let state = match self.read_agent_state(allow_actions) {
                 Ok(state) => state,
-                Err(e) => trouble(e),
+                Err(e) => trouble_answer(e),
             };
             known.state = state.to_string();
             known.hash = format!("{:x}", fnv1a(known.state.bytes()));
-            known.asked = Some(clock::mono());
+            known.asked = Some(clock::mono_now());
         }
-        known.told(seen, from)
+        known.render_news(seen, from)
     }
 
-    fn state(&self, allow_actions: bool) -> Result<Value, CliError> {
-        let ask = |target: &str| self.client.json("GET", target);
+    fn read_agent_state(&self, allow_actions: bool) -> Result<Value, CliError> {
+        let ask = |target: &str| self.client.request_json("GET", target);
         let pods = ask("/pods")?;
         let events = ask(&format!("/events?limit={MAX_EVENTS}"))?;
-        let images: ObjectList<StoredImage> = self.client.read("/images")?;
-        Ok(view::object(&mut [
+        let images: ObjectList<StoredImage> = self.client.fetch_typed("/images")?;
+        Ok(view::json_object(&mut [
             ("actions", allow_actions.into()),
-            ("node", view::node(&ask("/node")?)),
+            ("node", view::node_view(&ask("/node")?)),
             ("pressure", ask("/pressure?order=true")?),
-            ("pods", view::pods(&pods)),
-            ("pulls", view::pulls(&pods)),
-            ("events", view::events(&events)),
-            ("images", view::images(&images.items)),
+            ("pods", view::pods_view(&pods)),
+            ("pulls", view::pull_lines(&pods)),
+            ("events", view::events_view(&events)),
+            ("images", view::image_rows(&images.items)),
             ("check", lock(&self.checked).found.clone()),
         ]))
     }
 
     /// Checks the machine in a thread of its own, for that takes a while.
-    fn check(&self, now: MonoTime) {
+    fn check_machine(&self, now: MonoTime) {
         let mut checked = lock(&self.checked);
         if checked.is_running || !is_due(checked.at, CHECK, now) {
             return;
@@ -146,13 +146,13 @@ impl NodeStateCache {
         checked.is_running = true;
         let (flags, kept) = (self.flags.clone(), Arc::clone(&self.checked));
         let look = move || {
-            let found = match check::found(flags) {
+            let found = match check::check_as_json(flags) {
                 Ok(found) => found,
-                Err(e) => trouble(e),
+                Err(e) => trouble_answer(e),
             };
             let mut checked = lock(&kept);
             checked.found = found;
-            checked.at = Some(clock::mono());
+            checked.at = Some(clock::mono_now());
             checked.is_running = false;
         };
         if spawn(CHECK_STACK_BYTES, Box::new(look)).is_err() {
@@ -161,33 +161,33 @@ impl NodeStateCache {
     }
 
     /// Takes a point of the plots. The agent's own figures are those of processor and memory; disk and network are read here.
-    fn sample(&self, known: &mut KnownNodeState, now: MonoTime) {
+    fn take_sample(&self, known: &mut KnownNodeState, now: MonoTime) {
         let target = "/stats/summary?only_cpu_and_memory=true";
-        let stats = self.client.json("GET", target).unwrap_or_default();
+        let stats = self.client.request_json("GET", target).unwrap_or_default();
         let number = |path: &str| stats.pointer(path).and_then(Value::as_u64);
         let ms = known.sampled.map_or(0, |at| now.since_ms(at)).max(1);
-        let traffic = traffic();
+        let traffic = count_traffic_bytes();
         let rate = |of: fn((u64, u64)) -> u64| {
             let (before, after) = known.traffic.zip(traffic)?;
             Some(of(after).checked_sub(of(before))? * 1000 / ms)
         };
         let sample = [
-            u64::try_from(clock::wall().secs()).ok(),
+            u64::try_from(clock::wall_now().unix_seconds()).ok(),
             number("/node/cpu/usageNanoCores").map(|nano| nano / 1_000_000),
             number("/node/memory/workingSetBytes"),
-            disk(&self.root),
+            used_disk_bytes(&self.root),
             rate(|(received, _)| received),
             rate(|(_, sent)| sent),
         ];
-        known.usage = view::usage(&stats).to_string();
+        known.usage = view::pod_usage_view(&stats).to_string();
         known.traffic = traffic;
         known.sampled = Some(now);
-        known.keep(sample);
+        known.keep_sample(sample);
     }
 }
 
 impl KnownNodeState {
-    fn keep(&mut self, sample: PlotSample) {
+    fn keep_sample(&mut self, sample: PlotSample) {
         self.samples.push_back(sample);
         if self.samples.len() > MAX_SAMPLES {
             self.samples.pop_front();
@@ -195,7 +195,7 @@ impl KnownNodeState {
         }
     }
 
-    fn told(&self, seen: &str, from: u64) -> String {
+    fn render_news(&self, seen: &str, from: u64) -> String {
         let state = match *seen == *self.hash {
             true => "null",
             false => &self.state,
@@ -204,7 +204,7 @@ impl KnownNodeState {
             true => "{}",
             false => &self.usage,
         };
-        let now = clock::wall().0 / 1_000_000;
+        let now = clock::wall_now().0 / 1_000_000;
         let mut text = format!(
             r#"{{"now":{now},"seen":"{}","state":{state},"usage":{usage},"first":{},"samples":["#,
             self.hash, self.first,
@@ -230,15 +230,15 @@ impl KnownNodeState {
 }
 
 /// Measures the used bytes of the file system with the agent's data.
-fn disk(root: &Path) -> Option<u64> {
-    let fs = disk_usage::file_system(root).ok()?;
-    Some(DiskUsage::of_all(&fs).used_bytes)
+fn used_disk_bytes(root: &Path) -> Option<u64> {
+    let fs = disk_usage::read_file_system(root).ok()?;
+    Some(DiskUsage::of_filesystem(&fs).used_bytes)
 }
 
 /// Counts the bytes received and sent by this machine. Traffic over a bridge is counted at the interface by which it
 /// leaves.
-fn traffic() -> Option<(u64, u64)> {
-    let mut all = traffic::of_this_thread().ok()?;
+fn count_traffic_bytes() -> Option<(u64, u64)> {
+    let mut all = traffic::read_thread_interfaces().ok()?;
     all.retain(|of| {
         !Path::new("/sys/class/net")
             .join(&of.name)
@@ -261,7 +261,7 @@ mod tests {
     fn an_hour_is_kept() {
         let mut known = KnownNodeState::default();
         for n in 0..1000 {
-            known.keep([Some(n); 6]);
+            known.keep_sample([Some(n); 6]);
         }
         assert_eq!((known.samples.len(), known.first), (MAX_SAMPLES, 280));
         assert_eq!(known.samples[0], [Some(280); 6]);
@@ -278,7 +278,7 @@ mod tests {
         };
         known.samples.extend([[Some(1); 6], [None; 6]]);
         let told = |seen: &str, from: u64| -> Value {
-            serde_json::from_str(&known.told(seen, from)).expect("JSON")
+            serde_json::from_str(&known.render_news(seen, from)).expect("JSON")
         };
         let all = told("", 0);
         assert_eq!((&all["state"]["a"], &all["from"]), (&json!(1), &json!(12)));

@@ -17,7 +17,7 @@ use crate::{
     api::strict::{self, WrongValue},
     config::{
         AgentConfig, InvalidField, TableKey,
-        checks::{absolute, invalid, kept},
+        checks::{duration_or_default, invalid_field, read_absolute_path},
         duration::GoDuration,
         key,
     },
@@ -64,11 +64,11 @@ impl Part for DevicesPart {
         own: &Value,
         config: &AgentConfig,
     ) -> Result<Option<Rc<dyn ConfiguredPart>>, InvalidField> {
-        let Some(cfg) = read(own)? else {
+        let Some(cfg) = read_device_config(own)? else {
             return Ok(None);
         };
         if config.runtime.endpoints.is_some() {
-            no_live(&cfg.declared)?;
+            refuse_live_devices(&cfg.declared)?;
         }
         let machine = Arc::new(LocalMachine::below(&cfg.root, &cfg.cdi));
         Ok(Some(Rc::new(ConfiguredDevices { cfg, machine })))
@@ -113,7 +113,7 @@ struct ConfiguredDevices {
 }
 
 impl ConfiguredPart for ConfiguredDevices {
-    fn resources(&self, tools: &ResourceTools<'_>) -> Option<Rc<dyn ResourceGiver>> {
+    fn resource_giver(&self, tools: &ResourceTools<'_>) -> Option<Rc<dyn ResourceGiver>> {
         let machine = Arc::clone(&self.machine);
         Some(Rc::new(DeviceGiver::new(&self.cfg, machine, tools)))
     }
@@ -124,8 +124,8 @@ impl ConfiguredPart for ConfiguredDevices {
 
     fn resource_facts(&self) -> Option<check::OfferedDevices> {
         let declared = &*self.cfg.declared;
-        let seen = self.machine.look(declared);
-        let found = devices::units(declared, &seen);
+        let seen = self.machine.find_devices(declared);
+        let found = devices::find_units(declared, &seen);
         let all = declared.entries.iter().zip(found);
         let units = all.map(|(entry, units)| (entry.resource.clone(), units.len()));
         Some(check::OfferedDevices {
@@ -137,22 +137,22 @@ impl ConfiguredPart for ConfiguredDevices {
 }
 
 /// Reads the devices that pods may ask for; `None`: there are none.
-fn read(own: &Value) -> Result<Option<DeviceConfig>, InvalidField> {
+fn read_device_config(own: &Value) -> Result<Option<DeviceConfig>, InvalidField> {
     let wrong = |e: WrongValue| InvalidField {
         field: e.path,
         message: e.message,
     };
     let own: DevicesSection = match own {
         Value::Null => DevicesSection::default(),
-        own => strict::typed(own).map_err(|e| InvalidField {
+        own => strict::typed_from_value(own).map_err(|e| InvalidField {
             field: format!("picolet.{}", e.path),
             message: e.message,
         })?,
     };
-    let declared = devices::declared(&own.devices).map_err(wrong)?;
-    let root = absolute("picolet.deviceRoot", own.device_root.as_deref(), "/")?;
+    let declared = devices::parse_declared_devices(&own.devices).map_err(wrong)?;
+    let root = read_absolute_path("picolet.deviceRoot", own.device_root.as_deref(), "/")?;
     let plugins = own.device_plugin_dir.as_deref();
-    let plugins = absolute("picolet.devicePluginDir", plugins, DEVICE_PLUGIN_DIR)?;
+    let plugins = read_absolute_path("picolet.devicePluginDir", plugins, DEVICE_PLUGIN_DIR)?;
     let plugins = own.device_plugins.unwrap_or(false).then_some(plugins);
     let cdi = cdi_dirs(own.cdi_spec_dirs.as_deref())?;
     let is_wanted = plugins.is_some() || !declared.entries.is_empty();
@@ -160,7 +160,7 @@ fn read(own: &Value) -> Result<Option<DeviceConfig>, InvalidField> {
         declared: Arc::new(declared),
         plugins,
         root,
-        wait: kept(own.device_wait, DEVICE_WAIT),
+        wait: duration_or_default(own.device_wait, DEVICE_WAIT),
         cdi,
         cdi_hooks: own.cdi_hooks.unwrap_or(false),
     }))
@@ -174,19 +174,19 @@ fn cdi_dirs(dirs: Option<&[String]>) -> Result<Vec<PathBuf>, InvalidField> {
     if dirs.len() > MAX_CDI_DIRS {
         let count = dirs.len();
         let message = format!("has {count} entries, must have at most {MAX_CDI_DIRS}");
-        return invalid(field, message);
+        return invalid_field(field, message);
     }
     let all = dirs.iter().enumerate();
-    all.map(|(n, dir)| absolute(&format!("{field}[{n}]"), Some(dir), "."))
+    all.map(|(n, dir)| read_absolute_path(&format!("{field}[{n}]"), Some(dir), "."))
         .collect()
 }
 
 /// Refuses live devices with a CRI runtime: CRI cannot express device nodes that come and go.
-fn no_live(declared: &DeclaredDevices) -> Result<(), InvalidField> {
+fn refuse_live_devices(declared: &DeclaredDevices) -> Result<(), InvalidField> {
     let mut entries = declared.entries.iter();
     match entries.position(|entry| entry.live) {
         None => Ok(()),
-        Some(n) => invalid(
+        Some(n) => invalid_field(
             &format!("picolet.devices[{n}].live"),
             "cannot be kept with containerRuntimeEndpoint: the runtime gives nodes when a container starts; set it to false",
         ),
@@ -219,7 +219,8 @@ pub(crate) mod tests {
         // CDI-01 CDI-07
         let load = |mut own: Value| {
             own["devicePlugins"] = true.into();
-            let devices = read(&own).map_err(|e| format!("{}: {}", e.field, e.message))?;
+            let devices =
+                read_device_config(&own).map_err(|e| format!("{}: {}", e.field, e.message))?;
             let devices = devices.expect("plugins may come");
             Ok::<_, String>((devices.cdi, devices.cdi_hooks))
         };
@@ -239,7 +240,7 @@ pub(crate) mod tests {
         let many = wrong(json!(vec!["/a"; 17]));
         assert!(many.contains("has 17 entries, must have at most 16"));
         // Without devices for pods none of it is kept.
-        let none = read(&json!({"cdiSpecDirs": ["/a"]}));
+        let none = read_device_config(&json!({"cdiSpecDirs": ["/a"]}));
         assert!(none.expect("right").is_none());
     }
 }

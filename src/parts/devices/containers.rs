@@ -13,7 +13,7 @@ use super::{
 use crate::{
     api::{PodError, oci::Spec},
     cgroup::Cgroups,
-    logic::devices::{cdi as rules, live_rules},
+    logic::devices::{cdi as rules, compute_live_rules},
     runtime::runc::{DeviceInjector, LiveContainer, SpecEdit},
 };
 
@@ -38,13 +38,13 @@ impl From<&DeviceConfig> for VendorDevices {
 impl DeviceInjector for VendorDevices {
     /// The files are read each time and not kept, and so are the nodes: they may be others at the next time.
     fn find_edits(&self, names: &[String]) -> Result<SpecEdit, PodError> {
-        let (files, wrong) = cdi::named(&self.dirs, rules::read_named, names);
+        let (files, wrong) = cdi::read_named_files(&self.dirs, rules::read_named_devices, names);
         for wrong in &wrong {
             log::warn!("CDI file {wrong}");
         }
-        let mut edits = rules::resolve(files, names, &wrong, self.hooks)?;
-        cdi::look_at(&mut edits);
-        Ok(Box::new(move |spec| rules::apply(spec, edits)))
+        let mut edits = rules::resolve_edits(files, names, &wrong, self.hooks)?;
+        cdi::fill_in_node_numbers(&mut edits);
+        Ok(Box::new(move |spec| rules::apply_edits(spec, edits)))
     }
 
     fn give_live(&self, container: &LiveContainer, spec: &mut Spec) -> io::Result<()> {
@@ -60,7 +60,7 @@ impl DeviceInjector for VendorDevices {
         }
         match devices.first() {
             Some(live) if *is_limited => {
-                let rules = live_rules(devices, cgroup, *is_v2, spec);
+                let rules = compute_live_rules(devices, cgroup, *is_v2, spec);
                 machine::keep_rules(Path::new(&live.host_path), &rules)
             }
             _ => Ok(()),

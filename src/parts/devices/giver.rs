@@ -29,7 +29,7 @@ use crate::{
             ResourceTools, ResourcesNotReady,
         },
         pod_store::PodStore,
-        tasks::{AgentTask, boxed},
+        tasks::{AgentTask, box_task},
     },
     api::{
         MonoTime, PodError, PodUid,
@@ -41,7 +41,7 @@ use crate::{
     logic::{
         devices::{
             DeclaredDevices, GivenDevices, HeldUnitsAnswer, LiveUnits, PreferenceQuestion,
-            UnitHolder, given, live_nodes, merge,
+            UnitHolder, compute_given_devices, compute_live_nodes, merge_answers,
         },
         extended_resources::HeldUnits,
         fnv::fnv1a,
@@ -91,13 +91,13 @@ impl From<DevicePluginError> for ResourcesNotReady {
 }
 
 impl ResourceGiver for DeviceGiver {
-    fn begin(self: Rc<Self>, now: MonoTime) -> Box<dyn NodeResources> {
-        let beginning = self.look_at_start();
+    fn make_node_resources(self: Rc<Self>, now: MonoTime) -> Box<dyn NodeResources> {
+        let beginning = self.find_devices_at_start();
         Box::new(DeviceHolders::new(self, beginning, now))
     }
 
     /// Watches devices come and go, if any is declared.
-    fn tasks(self: Rc<Self>, agent: AgentHandle) -> Vec<AgentTask> {
+    fn resource_giver_tasks(self: Rc<Self>, agent: AgentHandle) -> Vec<AgentTask> {
         if self.declared.entries.is_empty() {
             return Vec::new();
         }
@@ -107,11 +107,11 @@ impl ResourceGiver for DeviceGiver {
             devices: self,
             agent,
         };
-        vec![boxed(watch.run())]
+        vec![box_task(watch.watch_devices())]
     }
 
     /// Serves registrations of device plugins and the pod-resources API, if plugins may come.
-    fn listen(
+    fn open_resource_servers(
         self: Rc<Self>,
         agent: AgentHandle,
         executor: &Rc<LocalExecutor<'static>>,
@@ -120,10 +120,10 @@ impl ResourceGiver for DeviceGiver {
             return Ok(Vec::new());
         };
         let named = |e: io::Error| io::Error::new(e.kind(), format!("picolet.devicePlugins: {e}"));
-        let [of_plugins, of_readers] = plugins.listen().map_err(named)?;
+        let [of_plugins, of_readers] = plugins.open_listeners().map_err(named)?;
         let agent = DeviceLoop(agent);
         let of_agent = agent.clone();
-        let tell = Rc::clone(&plugins).tell_holdings(of_readers, Rc::clone(executor), of_agent);
+        let tell = Rc::clone(&plugins).serve_holdings(of_readers, Rc::clone(executor), of_agent);
         let registry = PluginRegistry {
             dir: plugins.registry_dir(),
             plugins: Rc::clone(&plugins),
@@ -135,11 +135,15 @@ impl ResourceGiver for DeviceGiver {
             complaints: Rc::clone(&self.complaints),
             doorbell: self.doorbells,
         };
-        let serve = plugins.serve(of_plugins, Rc::clone(executor), agent);
-        Ok(vec![boxed(serve), boxed(tell), boxed(registry.run())])
+        let serve = plugins.serve_registrations(of_plugins, Rc::clone(executor), agent);
+        Ok(vec![
+            box_task(serve),
+            box_task(tell),
+            box_task(registry.run_registry()),
+        ])
     }
 
-    fn settle<'a>(
+    fn settle_held_devices<'a>(
         &'a self,
         pod: &'a PodUid,
         held: &'a [HeldUnits],
@@ -147,19 +151,19 @@ impl ResourceGiver for DeviceGiver {
         Box::pin(self.settle_devices(pod, held))
     }
 
-    fn give<'a>(
+    fn gather_allocation<'a>(
         &'a self,
         pod: &'a PodUid,
         held: &'a [HeldUnits],
         container: &'a str,
     ) -> ResourceFuture<'a, Result<ContainerAllocation, AllocationError>> {
-        Box::pin(self.given(pod, held, container))
+        Box::pin(self.gather_container_devices(pod, held, container))
     }
 
-    fn checks(&self) -> Vec<AgentCheck> {
+    fn health_checks(&self) -> Vec<AgentCheck> {
         let plugins = self.plugins.iter().map(|plugins| AgentCheck {
             name: "device-plugin",
-            trouble: plugins.trouble(),
+            trouble: plugins.registration_trouble(),
         });
         plugins.collect()
     }
@@ -203,16 +207,19 @@ impl DeviceGiver {
 
 impl DeviceGiver {
     /// Finds the devices that are present before the first pod is admitted (DEV-12, DEV-38). Blocking.
-    fn look_at_start(&self) -> DevicesAtStart {
-        let held = self.store.recorded().into_iter();
-        let offered = self.plugins.as_ref().map(|plugins| plugins.known());
+    fn find_devices_at_start(&self) -> DevicesAtStart {
+        let held = self.store.recorded_pods().into_iter();
+        let offered = self
+            .plugins
+            .as_ref()
+            .map(|plugins| plugins.known_resources());
         DevicesAtStart {
             seen: match self.declared.entries.is_empty() {
                 true => MachineDevices::default(),
-                false => self.machine.look(&*self.declared),
+                false => self.machine.find_devices(&*self.declared),
             },
             held: held
-                .filter_map(|uid| Some((recall(&self.store, &uid)?.devices, uid)))
+                .filter_map(|uid| Some((read_device_record(&self.store, &uid)?.devices, uid)))
                 .map(|(held, uid)| (uid, held))
                 .collect(),
             offered: offered.unwrap_or_default(),
@@ -220,18 +227,20 @@ impl DeviceGiver {
     }
 
     /// Searches the machine for devices.
-    pub(crate) async fn look(&self) -> MachineDevices {
+    pub(crate) async fn find_devices(&self) -> MachineDevices {
         let (declared, machine) = (Arc::clone(&self.declared), Arc::clone(&self.machine));
-        self.disk.run(move || machine.look(&*declared)).await
+        self.disk
+            .run_job(move || machine.find_devices(&*declared))
+            .await
     }
 
     /// Asks a plugin for the units that it would choose.
-    pub(crate) async fn preferred(
+    pub(crate) async fn ask_preferred_units(
         &self,
         pod: PodUid,
         question: PreferenceQuestion,
     ) -> Option<DeviceNews> {
-        let answer = self.plugins.as_ref()?.preferred(question).await;
+        let answer = self.plugins.as_ref()?.ask_preferred_units(question).await;
         Some(DeviceNews::Preferred { pod, answer })
     }
 
@@ -245,16 +254,25 @@ impl DeviceGiver {
         held: &[HeldUnits],
     ) -> Result<(), ResourcesNotReady> {
         let (store, of) = (self.store.clone(), uid.clone());
-        let kept = self.disk.run(move || recall(&store, &of)).await;
+        let kept = self
+            .disk
+            .run_job(move || read_device_record(&store, &of))
+            .await;
         let mut kept = kept.unwrap_or_default();
-        let ask =
-            async |held: &HeldUnits| self.plugins()?.allocate(&held.resource, &held.ids).await;
-        let (answers_differ, answered) = complete(&mut kept.answers, held, ask).await;
+        let ask = async |held: &HeldUnits| {
+            self.enabled_plugins()?
+                .allocate(&held.resource, &held.ids)
+                .await
+        };
+        let (answers_differ, answered) = complete_answers(&mut kept.answers, held, ask).await;
         if answers_differ || kept.devices != held {
             kept.v = VERSION;
             kept.devices = held.to_vec();
             let (store, uid) = (self.store.clone(), uid.clone());
-            let recorded = self.disk.run(move || keep(&store, &uid, &kept)).await;
+            let recorded = self
+                .disk
+                .run_job(move || keep_device_record(&store, &uid, &kept))
+                .await;
             recorded.map_err(|e| {
                 ResourcesNotReady(format!("cannot record the devices of the pod: {e}"))
             })?;
@@ -262,13 +280,13 @@ impl DeviceGiver {
         Ok(answered?)
     }
 
-    fn plugins(&self) -> Result<&DevicePlugins, DevicePluginError> {
+    fn enabled_plugins(&self) -> Result<&DevicePlugins, DevicePluginError> {
         self.plugins.as_deref().ok_or(DevicePluginError::Off)
     }
 
     /// Gathers what a container that is about to start gets for the devices of its pod: units as they are now (DEV-41),
     /// and answers of plugins (DEV-09). Tells plugins that want to know of the start (DEV-10).
-    async fn given(
+    async fn gather_container_devices(
         &self,
         uid: &PodUid,
         held: &[HeldUnits],
@@ -277,12 +295,16 @@ impl DeviceGiver {
         let own = || held.iter().filter(|held| *held.container == *container);
         let mut all = GivenDevices::default();
         if own().any(|held| !held.plugin) {
-            all = given(&self.declared, &self.look().await, held, container)?;
+            all =
+                compute_given_devices(&self.declared, &self.find_devices().await, held, container)?;
         }
         let mut answers = Vec::new();
         if own().any(|held| held.plugin) {
             let (store, uid) = (self.store.clone(), uid.clone());
-            let kept = self.disk.run(move || recall(&store, &uid)).await;
+            let kept = self
+                .disk
+                .run_job(move || read_device_record(&store, &uid))
+                .await;
             let kept = kept.unwrap_or_default().answers;
             for held in own().filter(|held| held.plugin) {
                 let answered = kept.iter().find(|answered| is_for(answered, held));
@@ -295,16 +317,19 @@ impl DeviceGiver {
             }
         }
         for answered in &mut answers {
-            let told = self.tell_start(answered).await;
+            let told = self.tell_container_start(answered).await;
             told.map_err(|e| AllocationError::PreStart(e.to_string()))?;
             let named = core::mem::take(&mut answered.answer.nodes);
-            let nodes = self.disk.run(move || plugin::nodes(named)).await;
+            let nodes = self
+                .disk
+                .run_job(move || plugin::find_plugin_nodes(named))
+                .await;
             answered.answer.nodes = nodes.map_err(|e| AllocationError::Create(e.to_string()))?;
         }
         let live = self
-            .put(uid, container, core::mem::take(&mut all.live))
+            .put_live_nodes(uid, container, core::mem::take(&mut all.live))
             .await?;
-        merge(&mut all, answers);
+        merge_answers(&mut all, answers);
         Ok(ContainerAllocation {
             nodes: all.nodes,
             env: all.env,
@@ -316,7 +341,7 @@ impl DeviceGiver {
     }
 
     /// Puts nodes that come and go where the container will have them (DEV-44).
-    async fn put(
+    async fn put_live_nodes(
         &self,
         uid: &PodUid,
         container: &str,
@@ -343,9 +368,9 @@ impl DeviceGiver {
             let (live, uid, container) = (self.live.clone(), uid.clone(), container.to_owned());
             let begin = move || {
                 let name = format!("{:016x}", fnv1a(record.resource.bytes()));
-                live.begin(&uid, &container, &name, &record, &nodes)
+                live.make_container_nodes(&uid, &container, &name, &record, &nodes)
             };
-            let at = self.disk.run(begin).await.map_err(|e| {
+            let at = self.disk.run_job(begin).await.map_err(|e| {
                 let text = format!("cannot put device nodes for {container_path}: {e}");
                 AllocationError::Create(text)
             })?;
@@ -361,21 +386,24 @@ impl DeviceGiver {
     }
 
     /// Lets containers that run have the nodes that are here, of units that they hold (DEV-44).
-    pub(crate) async fn follow(&self, seen: &MachineDevices) -> FollowedContainers {
+    pub(crate) async fn update_live_containers(&self, seen: &MachineDevices) -> FollowedContainers {
         let (declared, seen) = (Arc::clone(&self.declared), seen.clone());
         let (store, live, cgroups) = (
             self.store.clone(),
             self.live.clone(),
             Arc::clone(&self.cgroups),
         );
-        let follow = move || follow(&declared, &store, (&live, &cgroups), &seen);
-        self.disk.run(follow).await
+        let follow = move || update_live_nodes(&declared, &store, (&live, &cgroups), &seen);
+        self.disk.run_job(follow).await
     }
 
     /// A container that holds this is about to start. Whether its plugin wants to know it says when it registers; while it is
     /// away what it said when it was asked counts.
-    async fn tell_start(&self, answered: &HeldUnitsAnswer) -> Result<(), DevicePluginError> {
-        let plugins = match self.plugins() {
+    async fn tell_container_start(
+        &self,
+        answered: &HeldUnitsAnswer,
+    ) -> Result<(), DevicePluginError> {
+        let plugins = match self.enabled_plugins() {
             Ok(plugins) => plugins,
             Err(e) if answered.pre_start => return Err(e),
             Err(_) => return Ok(()),
@@ -401,14 +429,14 @@ pub(crate) struct FollowedContainers {
 }
 
 /// Blocking.
-fn follow(
+fn update_live_nodes(
     declared: &DeclaredDevices,
     store: &PodStore,
     (live, cgroups): (&LiveNodes, &Cgroups),
     seen: &MachineDevices,
 ) -> FollowedContainers {
     let mut followed = FollowedContainers::default();
-    let pods: BTreeSet<PodUid> = match store.all_recorded() {
+    let pods: BTreeSet<PodUid> = match store.all_recorded_pods() {
         Ok(pods) => pods.into_iter().collect(),
         // Nobody's is removed then.
         Err(e) => {
@@ -416,11 +444,11 @@ fn follow(
             return followed;
         }
     };
-    for kept in live.kept(|uid| pods.contains(uid), &mut followed.wrong) {
+    for kept in live.read_kept_nodes(|uid| pods.contains(uid), &mut followed.wrong) {
         let now = kept
             .records
             .iter()
-            .map(|record| live_nodes(declared, seen, record));
+            .map(|record| compute_live_nodes(declared, seen, record));
         // What is no longer declared is left as it is.
         let Some(now) = now.collect::<Option<Vec<_>>>() else {
             continue;
@@ -434,7 +462,7 @@ fn follow(
         }
         followed.live.push(holder);
         let nodes: Vec<_> = now.into_iter().map(|now| now.nodes).collect();
-        if let Err(e) = live.update(&kept, &nodes, cgroups) {
+        if let Err(e) = live.update_container_nodes(&kept, &nodes, cgroups) {
             followed.wrong.push(e.to_string());
         }
     }
@@ -443,7 +471,7 @@ fn follow(
 
 /// Drops answers for what is not `held` any more, and asks for those that are missing, until one does not come. Returns
 /// whether they differ from before, and why one did not come.
-async fn complete(
+async fn complete_answers(
     answers: &mut Vec<HeldUnitsAnswer>,
     held: &[HeldUnits],
     ask: impl AsyncFn(&HeldUnits) -> Result<(PluginAllocation, bool), DevicePluginError>,
@@ -488,7 +516,7 @@ struct DeviceRecord {
 }
 
 /// Keeps what a pod holds. Durable: no other pod may get it after a power cut. Blocking.
-fn keep(store: &PodStore, uid: &PodUid, kept: &DeviceRecord) -> io::Result<()> {
+fn keep_device_record(store: &PodStore, uid: &PodUid, kept: &DeviceRecord) -> io::Result<()> {
     let text = serde_json::to_vec(kept)?;
     if u64::try_from(text.len()).is_ok_and(|len| len > MAX_BYTES) {
         let text = format!("more than {MAX_BYTES} bytes");
@@ -498,8 +526,8 @@ fn keep(store: &PodStore, uid: &PodUid, kept: &DeviceRecord) -> io::Result<()> {
 }
 
 /// A damaged record counts as none: what runs goes on, and what starts asks anew.
-fn recall(store: &PodStore, uid: &PodUid) -> Option<DeviceRecord> {
-    let text = store.devices(uid, MAX_BYTES)?;
+fn read_device_record(store: &PodStore, uid: &PodUid) -> Option<DeviceRecord> {
+    let text = store.read_devices(uid, MAX_BYTES)?;
     let kept: DeviceRecord = from_json(&text)
         .inspect_err(|e| log::warn!("uid={uid} its record of devices is unusable: {e}"))
         .ok()?;
@@ -543,14 +571,14 @@ mod tests {
                     false => Ok((PluginAllocation::default(), false)),
                 }
             };
-            let done = smol::future::block_on(complete(&mut answers, &all, ask));
+            let done = smol::future::block_on(complete_answers(&mut answers, &all, ask));
             assert_eq!((done.0, done.1.is_ok()), (differ, settled));
         }
         assert_eq!(asked.take(), ["a/x", "b/x", "b/x", "b/x"]);
         assert_eq!(answers.len(), 2);
         // What is not held any more is forgotten.
         let none = async |_: &HeldUnits| Err(DevicePluginError::Off);
-        let done = smol::future::block_on(complete(&mut answers, &all[1..], none));
+        let done = smol::future::block_on(complete_answers(&mut answers, &all[1..], none));
         assert!(done.0 && done.1.is_ok());
         assert_eq!(answers.len(), 1);
     }
@@ -561,8 +589,8 @@ mod tests {
         let root = crate::testing::unused_path("held");
         let store = PodStore::new(&root, &root.join("run"), "boot");
         let uid = PodUid::from("a");
-        std::fs::create_dir_all(store.dir(&uid)).expect("directory");
-        assert_eq!(recall(&store, &uid), None);
+        std::fs::create_dir_all(store.pod_dir(&uid)).expect("directory");
+        assert_eq!(read_device_record(&store, &uid), None);
         let held = |id: &str| DeviceRecord {
             v: VERSION,
             devices: vec![HeldUnits {
@@ -584,25 +612,25 @@ mod tests {
             }],
         };
         for id in ["1", "2", "2"] {
-            keep(&store, &uid, &held(id)).expect("kept");
-            assert_eq!(recall(&store, &uid), Some(held(id)));
+            keep_device_record(&store, &uid, &held(id)).expect("kept");
+            assert_eq!(read_device_record(&store, &uid), Some(held(id)));
         }
-        assert_eq!(store.recorded(), core::slice::from_ref(&uid));
-        let path = store.dir(&uid).join("devices.json");
+        assert_eq!(store.recorded_pods(), core::slice::from_ref(&uid));
+        let path = store.pod_dir(&uid).join("devices.json");
         // As it was before there were plugins.
         let old =
             r#"{"v":1,"devices":[{"container":"c","resource":"r","ids":["1"],"plainInit":false}]}"#;
         std::fs::write(&path, old).expect("written");
-        let kept = recall(&store, &uid).expect("read");
+        let kept = read_device_record(&store, &uid).expect("read");
         assert!(!kept.devices[0].plugin && kept.answers.is_empty());
         assert_eq!(serde_json::to_string(&kept).expect("text"), old);
         for text in ["", "{}", "{\"v\":2,\"devices\":[]}"] {
             std::fs::write(&path, text).expect("written");
-            assert_eq!(recall(&store, &uid), None, "{text}");
+            assert_eq!(read_device_record(&store, &uid), None, "{text}");
         }
         let mut large = held("1");
         large.devices[0].ids = vec!["x".repeat(63).into(); 5000];
-        let refused = keep(&store, &uid, &large).expect_err("too large");
+        let refused = keep_device_record(&store, &uid, &large).expect_err("too large");
         assert_eq!(refused.to_string(), "more than 262144 bytes");
         std::fs::remove_dir_all(root).expect("clean");
     }

@@ -28,7 +28,9 @@ use crate::{
             self, DeviceRefusal, DeviceTable, DeviceWaitFacts, DeviceWaitVerdict, ReplugPolicy,
             UnitChange, UnitChangeKind, UnitHolder,
         },
-        extended_resources::{PodDevices, ResourceDemand, ResourceUnits, demands},
+        extended_resources::{
+            PodDevices, ResourceDemand, ResourceUnits, extended_resource_demands,
+        },
         pod_kind,
     },
     server::backend::DeviceReport,
@@ -76,37 +78,44 @@ impl DeviceHolders {
             restarts: Vec::new(),
         };
         for entry in &own.devices.declared.entries {
-            own.table.declare(&entry.resource, entry.shares);
+            own.table.declare_resource(&entry.resource, entry.shares);
         }
-        own.report(&beginning.seen, now);
+        own.report_devices(&beginning.seen, now);
         for resource in &beginning.offered {
-            own.table.recall(resource);
+            own.table.recall_resource(resource);
         }
         for (uid, held) in beginning.held {
-            own.table.restore(uid, held);
+            own.table.restore_holder(uid, held);
         }
         own
     }
 
-    fn report(&mut self, seen: &MachineDevices, now: MonoTime) -> Vec<UnitChange> {
+    fn report_devices(&mut self, seen: &MachineDevices, now: MonoTime) -> Vec<UnitChange> {
         let declared = &self.devices.declared;
-        let found = devices::units(declared, seen);
+        let found = devices::find_units(declared, seen);
         let all = declared.entries.iter().zip(found);
-        let changes = all.map(|(entry, found)| self.table.report(&entry.resource, found, now));
+        let changes =
+            all.map(|(entry, found)| self.table.take_machine_units(&entry.resource, found, now));
         changes.flatten().collect()
     }
 
-    fn judge(&self, why: &DeviceRefusal, waiting: &WaitingPod, now: MonoTime) -> DeviceWaitVerdict {
-        let resource = why.resource();
-        let may_come = self.plugins_may_come() && self.devices.declared.entry(resource).is_none();
+    fn judge_refusal(
+        &self,
+        why: &DeviceRefusal,
+        waiting: &WaitingPod,
+        now: MonoTime,
+    ) -> DeviceWaitVerdict {
+        let resource = why.missing_resource();
+        let may_come =
+            self.plugins_may_come() && self.devices.declared.find_entry(resource).is_none();
         let pod = DeviceWaitFacts {
             is_static: waiting.is_static,
             waited: now - waiting.since,
             at_most: self.devices.wait,
-            of_plugin: self.table.is_plugins(resource) || may_come,
+            of_plugin: self.table.is_plugin_resource(resource) || may_come,
             came_after: waiting.since - self.started,
         };
-        devices::judge(why, pod)
+        devices::judge_refusal(why, pod)
     }
 
     fn plugins_may_come(&self) -> bool {
@@ -114,18 +123,18 @@ impl DeviceHolders {
     }
 
     /// A plugin is asked which units it would choose for the pod.
-    fn asks(&self, uid: &PodUid) -> bool {
+    fn asks_for_preference(&self, uid: &PodUid) -> bool {
         self.waiting.get(uid).is_some_and(|waiting| waiting.asks)
     }
 
     /// Names the instances that are to be restarted, and forgets what runs no more.
     fn look_up_restarts(&mut self, pods: &PodsView<'_>) {
         self.restarts.retain_mut(|restart| {
-            let Ok(status) = pods.runtime(&restart.pod) else {
+            let Ok(status) = pods.runtime_status(&restart.pod) else {
                 return true;
             };
             let mut running = status
-                .instances(&restart.container)
+                .container_instances(&restart.container)
                 .filter(|c| c.state == ContainerState::Running);
             let instance = match &restart.instance {
                 None => running.next(),
@@ -151,7 +160,7 @@ impl DeviceHolders {
             since: *self.stuck.entry(uid.clone()).or_insert(now),
             asks: false,
         };
-        match self.judge(why, &waiting, now) {
+        match self.judge_refusal(why, &waiting, now) {
             // Its sync tries it again, and tells why.
             DeviceWaitVerdict::Wait => None,
             DeviceWaitVerdict::Refuse => {
@@ -162,27 +171,33 @@ impl DeviceHolders {
     }
 
     /// Returns true if the pod runs, or may run with what it holds: the runtime does not say otherwise.
-    fn runs(&self, uid: &PodUid, pods: &PodsView<'_>) -> bool {
-        match pods.runtime(uid) {
+    fn is_pod_running(&self, uid: &PodUid, pods: &PodsView<'_>) -> bool {
+        match pods.runtime_status(uid) {
             Ok(status) => status.is_running(),
-            Err(_) => self.table.held_by(uid).is_some(),
+            Err(_) => self.table.held_units(uid).is_some(),
         }
     }
 
     /// Returns true if no container of the pod runs and its time to wait is not over.
-    fn holds_up(&self, uid: &PodUid, pods: &PodsView<'_>, now: MonoTime) -> bool {
+    fn may_wait_longer(&self, uid: &PodUid, pods: &PodsView<'_>, now: MonoTime) -> bool {
         self.waiting.get(uid).is_some_and(|waiting| {
-            let check = || self.table.check(uid, &waiting.demands).err();
-            let refused = self.unknown(waiting, pods).or_else(check);
-            refused.is_some_and(|why| self.judge(&why, waiting, now) == DeviceWaitVerdict::Wait)
+            let check = || self.table.check_allocation(uid, &waiting.demands).err();
+            let refused = self.refuse_unknown_resource(waiting, pods).or_else(check);
+            refused.is_some_and(|why| {
+                self.judge_refusal(&why, waiting, now) == DeviceWaitVerdict::Wait
+            })
         })
     }
 
     /// Refuses a static pod that asks for a resource which nobody here has ever offered (DEV-05).
-    fn unknown(&self, waiting: &WaitingPod, pods: &PodsView<'_>) -> Option<DeviceRefusal> {
-        let unknown = self.table.unregistered(&waiting.demands);
+    fn refuse_unknown_resource(
+        &self,
+        waiting: &WaitingPod,
+        pods: &PodsView<'_>,
+    ) -> Option<DeviceRefusal> {
+        let unknown = self.table.unregistered_refusal(&waiting.demands);
         // A node without devices is not asked for any. A cluster may count what nobody here gives.
-        let gives = self.plugins_may_come() || self.table.resources().next().is_some();
+        let gives = self.plugins_may_come() || self.table.resource_names().next().is_some();
         let counts = || self.counts_others(&waiting.demands, pods);
         unknown.filter(|_| waiting.is_static && gives && !counts())
     }
@@ -190,24 +205,27 @@ impl DeviceHolders {
     /// Returns true if the Node has amounts of all demanded resources that are not given here.
     fn counts_others(&self, demands: &[ResourceDemand], pods: &PodsView<'_>) -> bool {
         demands.iter().all(|demand| {
-            let is_own = self.table.resources().any(|name| name == demand.resource);
-            is_own || pods.node_has(&demand.resource)
+            let is_own = self
+                .table
+                .resource_names()
+                .any(|name| name == demand.resource);
+            is_own || pods.node_has_resource(&demand.resource)
         })
     }
 
     /// The machine was looked at.
-    fn on_devices(
+    fn take_device_scan(
         &mut self,
         seen: &MachineDevices,
         followed: &FollowedContainers,
         pods: &mut PodLoop<'_>,
         now: MonoTime,
     ) {
-        let changes = self.report(seen, now);
-        self.after_devices(changes, &followed.live, pods, now);
+        let changes = self.report_devices(seen, now);
+        self.apply_device_changes(changes, &followed.live, pods, now);
         for holder in &followed.unfit {
-            self.restart_for_device(holder, &pods.view());
-            pods.resync(&holder.pod, now);
+            self.restart_for_device(holder, &pods.pods_view());
+            pods.resync_pod(&holder.pod, now);
         }
     }
 
@@ -229,18 +247,18 @@ impl DeviceHolders {
     }
 
     /// The first of these resources that can make room for another one: no pod holds any of it, or waits for it.
-    pub(crate) fn spare_resource(&self, known: &BTreeSet<Box<str>>) -> Option<Box<str>> {
+    pub(crate) fn find_spare_resource(&self, known: &BTreeSet<Box<str>>) -> Option<Box<str>> {
         let waits = |name: &str| {
             let mut all = self.waiting.values().flat_map(|w| &w.demands);
             all.any(|demand| demand.resource == name)
         };
         let mut known = known.iter();
-        let spare = known.find(|name| self.table.can_spare(name) && !waits(name));
+        let spare = known.find(|name| self.table.can_drop(name) && !waits(name));
         spare.cloned()
     }
 
     /// `live`: who goes on with what it has, whatever that is now.
-    fn after_devices(
+    fn apply_device_changes(
         &mut self,
         changes: Vec<UnitChange>,
         live: &[UnitHolder],
@@ -248,15 +266,15 @@ impl DeviceHolders {
         now: MonoTime,
     ) {
         for change in changes {
-            self.on_device(&change, live, pods, now);
+            self.apply_device_change(&change, live, pods, now);
         }
         let Self { stuck, table, .. } = self;
-        stuck.retain(|uid, _| table.held_by(uid).is_none() || !table.can_use(uid));
-        pods.offer(self.table.amounts());
+        stuck.retain(|uid, _| table.held_units(uid).is_none() || !table.can_use(uid));
+        pods.offer_amounts(self.table.resource_amounts());
         // Who waits is looked at by housekeeping.
     }
 
-    fn on_device(
+    fn apply_device_change(
         &mut self,
         change: &UnitChange,
         live: &[UnitHolder],
@@ -270,10 +288,10 @@ impl DeviceHolders {
             what,
             holders,
         } = change;
-        let entry = self.devices.declared.entry(resource);
+        let entry = self.devices.declared.find_entry(resource);
         let on_replug = entry.map(|e| e.on_replug).unwrap_or_default();
         // Nodes of a plugin's are not known here.
-        let of_plugin = self.table.is_plugins(resource);
+        let of_plugin = self.table.is_plugin_resource(resource);
         let shown = if nodes.is_empty() { id } else { nodes };
         // A short absence is no news (DEV-39).
         let is_told = match what {
@@ -296,7 +314,7 @@ impl DeviceHolders {
             };
             if is_told {
                 let message = format!("Device {resource} ({shown}) {text}");
-                pods.record(uid, &holder.container, (severity, reason), &message);
+                pods.record_container_event(uid, &holder.container, (severity, reason), &message);
                 log::info!("uid={uid} device {id} of {resource} ({nodes}) {text}");
             }
             let restarts = match (what, on_replug) {
@@ -309,20 +327,20 @@ impl DeviceHolders {
                 }
             };
             if restarts {
-                self.restart_for_device(holder, &pods.view());
+                self.restart_for_device(holder, &pods.pods_view());
             }
             // One that waits for its device to come back is tried at once.
-            pods.resync(uid, now);
+            pods.resync_pod(uid, now);
         }
     }
 
     /// Holders of all devices, for metrics and the pod-resources API (DEV-17).
-    pub(crate) fn holdings(&self, pods: &PodsView<'_>) -> DeviceHoldings {
-        let holds = pods.active().map(|(uid, pod)| {
-            let held = self.table.held_by(uid);
+    pub(crate) fn device_holdings(&self, pods: &PodsView<'_>) -> DeviceHoldings {
+        let holds = pods.active_pods().map(|(uid, pod)| {
+            let held = self.table.held_units(uid);
             let held = held.map_or(&[][..], |held| held);
             let held = || held.iter().filter(|held| !held.plain_init);
-            let status = pods.status(uid);
+            let status = pods.pod_status(uid);
             let shown = status.map_or(&[][..], |status| &status.container_statuses);
             let shown = shown.iter().map(|container| &*container.name);
             let names: BTreeSet<&str> = held().map(|h| &*h.container).chain(shown).collect();
@@ -345,7 +363,7 @@ impl DeviceHolders {
             }
         });
         let mut healthy: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for unit in self.table.shown() {
+        for unit in self.table.unit_views() {
             if unit.healthy {
                 let ids = healthy.entry(unit.resource.into()).or_default();
                 ids.push(unit.id.into());
@@ -359,23 +377,23 @@ impl DeviceHolders {
 }
 
 impl NodeResources for DeviceHolders {
-    fn amounts(&self) -> Vec<ResourceUnits> {
-        self.table.amounts()
+    fn resource_amounts(&self) -> Vec<ResourceUnits> {
+        self.table.resource_amounts()
     }
 
-    fn held_by(&self, uid: &PodUid) -> Option<PodDevices> {
-        self.table.held_by(uid).cloned()
+    fn held_devices(&self, uid: &PodUid) -> Option<PodDevices> {
+        self.table.held_units(uid).cloned()
     }
 
-    fn admit(&mut self, pod: &Pod, pods: &mut PodLoop<'_>, now: MonoTime) -> ResourceAdmission {
+    fn admit_pod(&mut self, pod: &Pod, pods: &mut PodLoop<'_>, now: MonoTime) -> ResourceAdmission {
         let uid = &pod.metadata.uid;
-        let demands = demands(pod);
-        let asks_nothing = demands.is_empty() && self.table.held_by(uid).is_none();
+        let demands = extended_resource_demands(pod);
+        let asks_nothing = demands.is_empty() && self.table.held_units(uid).is_none();
         // What runs was given its devices before (DEV-12).
-        if asks_nothing || self.runs(uid, &pods.view()) {
+        if asks_nothing || self.is_pod_running(uid, &pods.pods_view()) {
             return ResourceAdmission::Given;
         }
-        if self.asks(uid) {
+        if self.asks_for_preference(uid) {
             return ResourceAdmission::Held;
         }
         let waiting = WaitingPod {
@@ -384,17 +402,17 @@ impl NodeResources for DeviceHolders {
             since: self.waiting.get(uid).map_or(now, |w| w.since),
             asks: false,
         };
-        if !pods.view().is_idle(uid) {
+        if !pods.pods_view().is_pod_idle(uid) {
             // It may run with what it has, and that could not be looked at yet.
             self.waiting.insert(uid.clone(), waiting);
             return ResourceAdmission::Held;
         }
-        self.release(pods);
+        self.release_inactive(pods);
         let demands = &waiting.demands;
-        let unknown = self.unknown(&waiting, &pods.view());
+        let unknown = self.refuse_unknown_resource(&waiting, &pods.pods_view());
         let question = match &unknown {
             Some(_) => None,
-            None => self.table.question(uid, demands),
+            None => self.table.next_question(uid, demands),
         };
         if let Some(question) = question {
             let waiting = WaitingPod {
@@ -403,8 +421,8 @@ impl NodeResources for DeviceHolders {
             };
             self.waiting.insert(uid.clone(), waiting);
             let (devices, uid) = (Rc::clone(&self.devices), uid.clone());
-            pods.ask(Box::pin(async move {
-                let news = devices.preferred(uid, question).await?;
+            pods.ask_outside(Box::pin(async move {
+                let news = devices.ask_preferred_units(uid, question).await?;
                 Some(Box::new(news) as ResourceNews)
             }));
             return ResourceAdmission::Held;
@@ -417,7 +435,7 @@ impl NodeResources for DeviceHolders {
             self.forget_waiting(uid);
             return ResourceAdmission::Given;
         };
-        match self.judge(&why, &waiting, now) {
+        match self.judge_refusal(&why, &waiting, now) {
             DeviceWaitVerdict::Wait => {
                 self.waiting.insert(uid.clone(), waiting);
                 ResourceAdmission::Waits(format!("waits for a device: {why}"))
@@ -430,13 +448,18 @@ impl NodeResources for DeviceHolders {
     }
 
     /// Replaces devices that the pod cannot use. If nothing can replace one, the pod waits as one that comes does (DEV-08).
-    fn replace(&mut self, pod: &Pod, pods: &mut PodLoop<'_>, now: MonoTime) -> Option<Rejection> {
+    fn replace_held(
+        &mut self,
+        pod: &Pod,
+        pods: &mut PodLoop<'_>,
+        now: MonoTime,
+    ) -> Option<Rejection> {
         let uid = &pod.metadata.uid;
-        if !pods.view().is_idle(uid) {
+        if !pods.pods_view().is_pod_idle(uid) {
             return None;
         }
-        self.release(pods);
-        let demands = demands(pod);
+        self.release_inactive(pods);
+        let demands = extended_resource_demands(pod);
         let Err(why) = self.table.allocate_again(uid, &demands) else {
             self.stuck.remove(uid);
             return None;
@@ -453,12 +476,12 @@ impl NodeResources for DeviceHolders {
         now: MonoTime,
     ) -> (LateResourceGrant, Option<Rejection>) {
         let uid = &pod.metadata.uid;
-        if self.table.held_by(uid).is_none() {
-            self.release(pods);
-            let demands = demands(pod);
+        if self.table.held_units(uid).is_none() {
+            self.release_inactive(pods);
+            let demands = extended_resource_demands(pod);
             if let Err(why) = self.table.allocate(uid, &demands) {
                 let message = format!("waits for a device: {why}");
-                let refused = match pods.view().is_idle(uid) {
+                let refused = match pods.pods_view().is_pod_idle(uid) {
                     true => self.judge_stuck(pod, demands, &why, now),
                     false => None,
                 };
@@ -466,10 +489,10 @@ impl NodeResources for DeviceHolders {
             }
             self.stuck.remove(uid);
         }
-        if self.table.held_by(uid).is_none() {
+        if self.table.held_units(uid).is_none() {
             return (LateResourceGrant::Nothing, None);
         }
-        pods.resync(uid, now);
+        pods.resync_pod(uid, now);
         (LateResourceGrant::Given, None)
     }
 
@@ -478,10 +501,10 @@ impl NodeResources for DeviceHolders {
     }
 
     fn may_wait(&self, uid: &PodUid, pods: &PodsView<'_>, now: MonoTime) -> bool {
-        match pods.is_idle(uid) {
-            true if self.asks(uid) => true,
-            true => pods.is_told_to_wait(uid) && self.holds_up(uid, pods, now),
-            false => self.is_waiting(uid) && !self.runs(uid, pods),
+        match pods.is_pod_idle(uid) {
+            true if self.asks_for_preference(uid) => true,
+            true => pods.is_told_to_wait(uid) && self.may_wait_longer(uid, pods, now),
+            false => self.is_waiting(uid) && !self.is_pod_running(uid, pods),
         }
     }
 
@@ -490,20 +513,20 @@ impl NodeResources for DeviceHolders {
         self.stuck.remove(uid);
     }
 
-    fn release(&mut self, around: &PodLoop<'_>) {
-        let pods = around.view();
-        if !pods.has_all() {
+    fn release_inactive(&mut self, around: &PodLoop<'_>) {
+        let pods = around.pods_view();
+        if !pods.has_all_sources() {
             return;
         }
-        let released = self.table.release(|uid| pods.may_use(uid));
+        let released = self.table.release_units(|uid| pods.may_use_held(uid));
         self.waiting.retain(|uid, _| pods.is_configured(uid));
         if released {
             // A unit that is lost counted as long as somebody held it.
-            around.offer(self.table.amounts());
+            around.offer_amounts(self.table.resource_amounts());
         }
     }
 
-    fn take_news(&mut self, news: ResourceNews, pods: &mut PodLoop<'_>, now: MonoTime) {
+    fn take_resource_news(&mut self, news: ResourceNews, pods: &mut PodLoop<'_>, now: MonoTime) {
         let Ok(news) = news.downcast::<DeviceNews>() else {
             return;
         };
@@ -513,31 +536,33 @@ impl NodeResources for DeviceHolders {
         let mut other_health = Vec::new();
         match *news {
             DeviceNews::Looked { seen, followed } => {
-                return self.on_devices(&seen, &followed, pods, now);
+                return self.take_device_scan(&seen, &followed, pods, now);
             }
-            DeviceNews::Registered { resource, prefers } => table.register(&resource, prefers),
+            DeviceNews::Registered { resource, prefers } => {
+                table.register_plugin(&resource, prefers)
+            }
             DeviceNews::Listed { resource, units } => {
-                other_health = table.in_doubt(&resource);
-                changes = table.list(&resource, units);
+                other_health = table.pods_in_doubt(&resource);
+                changes = table.take_plugin_units(&resource, units);
             }
             DeviceNews::Gone { resource } => {
-                table.disconnect(&resource, now);
-                other_health = table.in_doubt(&resource);
+                table.disconnect_plugin(&resource, now);
+                other_health = table.pods_in_doubt(&resource);
             }
-            DeviceNews::Spared { resource } => table.spare(&resource),
+            DeviceNews::Spared { resource } => table.drop_spare_resource(&resource),
             DeviceNews::Preferred { pod, answer } => {
                 if let Some(waiting) = self.waiting.get_mut(&pod) {
                     waiting.asks = false;
-                    table.prefer(&pod, answer);
+                    table.take_preference(&pod, answer);
                     pods.admit_again(pod);
                 }
                 return;
             }
         }
         for uid in other_health {
-            pods.resync(&uid, now);
+            pods.resync_pod(&uid, now);
         }
-        self.after_devices(changes, &[], pods, now);
+        self.apply_device_changes(changes, &[], pods, now);
     }
 
     fn next_timeout(&self) -> Option<MonoTime> {
@@ -546,7 +571,7 @@ impl NodeResources for DeviceHolders {
 
     fn handle_timeout(&mut self, pods: &mut PodLoop<'_>, now: MonoTime) {
         let changes = self.table.handle_timeout(now);
-        self.after_devices(changes, &[], pods, now);
+        self.apply_device_changes(changes, &[], pods, now);
     }
 
     /// Forgotten as soon as they are not the newest any more.
@@ -568,20 +593,20 @@ impl NodeResources for DeviceHolders {
         now: MonoTime,
     ) {
         let starts = devices::plugins_may_come(now - self.started);
-        let held = self.table.held_by(uid).map_or(&[][..], |held| held);
-        let health = |resource: &str, id: &str| self.table.health(resource, id, starts);
-        devices::show_health(status, previous, held, &health);
+        let held = self.table.held_units(uid).map_or(&[][..], |held| held);
+        let health = |resource: &str, id: &str| self.table.unit_health(resource, id, starts);
+        devices::set_unit_health(status, previous, held, &health);
     }
 
-    fn shown(&self, pods: &PodsView<'_>) -> Vec<DeviceReport> {
+    fn shown_devices(&self, pods: &PodsView<'_>) -> Vec<DeviceReport> {
         let holder = |holder: &UnitHolder| {
-            let pod = match pods.name(&holder.pod) {
+            let pod = match pods.pod_name(&holder.pod) {
                 Some(name) => format!("{}/{}", name.namespace, name.name),
                 None => holder.pod.to_string(),
             };
             format!("{pod}/{}", holder.container)
         };
-        let all = self.table.shown().into_iter();
+        let all = self.table.unit_views().into_iter();
         all.map(|unit| DeviceReport {
             resource: unit.resource.into(),
             id: unit.id.into(),

@@ -21,20 +21,20 @@ pub(crate) struct DeviceLoop(pub(crate) AgentHandle);
 
 impl DeviceLoop {
     /// Tells the loop; comes back when the news wait for their turn.
-    pub(crate) async fn tell(&self, news: DeviceNews) {
+    pub(crate) async fn tell_loop(&self, news: DeviceNews) {
         // The loop is gone only when the agent ends.
-        _ = self.0.tell_resources(Box::new(news)).await;
+        _ = self.0.send_resource_news(Box::new(news)).await;
     }
 
     /// Picks one of these resources that no pod needs.
-    pub(crate) async fn spare_resource(&self, known: BTreeSet<Box<str>>) -> Option<Box<str>> {
-        let spare = move |own: &DeviceHolders, _: &PodsView<'_>| own.spare_resource(&known);
+    pub(crate) async fn ask_spare_resource(&self, known: BTreeSet<Box<str>>) -> Option<Box<str>> {
+        let spare = move |own: &DeviceHolders, _: &PodsView<'_>| own.find_spare_resource(&known);
         self.0.ask_resources(spare).await.flatten()
     }
 
     /// Holders of all devices.
-    pub(crate) async fn holdings(&self) -> DeviceHoldings {
-        let holdings = self.0.ask_resources(DeviceHolders::holdings);
+    pub(crate) async fn ask_holdings(&self) -> DeviceHoldings {
+        let holdings = self.0.ask_resources(DeviceHolders::device_holdings);
         holdings.await.unwrap_or_default()
     }
 }

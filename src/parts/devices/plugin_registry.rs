@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     agent::{
-        clock::{Clock, GrpcClock, in_step},
+        clock::{Clock, GrpcClock, align_to_second},
         complaints::Complaints,
     },
     logic::devices::{self, DeclaredDevices},
@@ -58,20 +58,20 @@ struct KnownSocket {
 
 impl PluginRegistry {
     /// As long as the agent.
-    pub(crate) async fn run(self) {
+    pub(crate) async fn run_registry(self) {
         let own = Rc::new(self);
         let mut known = BTreeMap::new();
         let mut bell: Option<DirectoryDoorbell> = None;
         // Bounded: by its pauses.
         loop {
-            own.look(&mut known, &mut bell).await;
+            own.look_for_sockets(&mut known, &mut bell).await;
             let now = own.clock.now();
-            let poll = own.clock.until(in_step(now + POLL, now));
+            let poll = own.clock.sleep_until(align_to_second(now + POLL, now));
             let Some(laid) = &bell else {
                 poll.await;
                 continue;
             };
-            let is_good = or(laid.rung(), async {
+            let is_good = or(laid.wait_for_ring(), async {
                 poll.await;
                 true
             })
@@ -79,25 +79,25 @@ impl PluginRegistry {
             if !is_good {
                 bell = None;
             }
-            own.clock.until(now + PAUSE).await;
+            own.clock.sleep_until(now + PAUSE).await;
         }
     }
 
     /// Looks once: takes leave of what has gone, then begins with what has come.
-    async fn look(
+    async fn look_for_sockets(
         self: &Rc<Self>,
         known: &mut BTreeMap<PathBuf, KnownSocket>,
         bell: &mut Option<DirectoryDoorbell>,
     ) {
         let dir = self.dir.clone();
         let (is_wanted, before) = (self.doorbell, bell.take());
-        let seen = self.disk.run(move || {
+        let seen = self.disk.run_job(move || {
             // Nothing is watched where nothing can come.
             let bell = match dir.is_dir() && is_wanted {
-                true => before.or_else(|| DirectoryDoorbell::lay().ok()),
+                true => before.or_else(|| DirectoryDoorbell::open().ok()),
                 false => None,
             };
-            let seen = registry::look(&dir, bell.as_ref());
+            let seen = registry::find_plugin_sockets(&dir, bell.as_ref());
             (seen, bell)
         });
         let (seen, laid) = seen.await;
@@ -129,13 +129,15 @@ impl PluginRegistry {
             drop(task);
             let place = place.take();
             if let Some((resource, number)) = place {
-                self.plugins.leave(&resource, number, &self.agent).await;
+                self.plugins
+                    .drop_plugin(&resource, number, &self.agent)
+                    .await;
             }
         }
         for (path, mark) in seen.sockets {
             known.entry(path).or_insert_with_key(|path| {
                 let place = SocketRegistration::default();
-                let ask = Rc::clone(self).ask(path.clone(), Rc::clone(&place));
+                let ask = Rc::clone(self).ask_until_registered(path.clone(), Rc::clone(&place));
                 KnownSocket {
                     mark,
                     place,
@@ -146,22 +148,27 @@ impl PluginRegistry {
     }
 
     /// Asks a socket until its plugin is registered or refused.
-    async fn ask(self: Rc<Self>, path: PathBuf, place: SocketRegistration) {
+    async fn ask_until_registered(self: Rc<Self>, path: PathBuf, place: SocketRegistration) {
         let (mut failures, mut told) = (0, String::new());
         // Bounded: by the pauses between its questions.
-        while !self.once(&path, &place, &mut told).await {
+        while !self.ask_socket_once(&path, &place, &mut told).await {
             failures += 1;
             let now = self.clock.now();
-            let next = in_step(now + devices::retry(failures), now);
-            self.clock.until(next).await;
+            let next = align_to_second(now + devices::retry_pause(failures), now);
+            self.clock.sleep_until(next).await;
         }
     }
 
     /// Returns whether there is no more to ask. `told`: what was complained of it last; a dead socket may lie there for ever.
-    async fn once(&self, path: &Path, place: &SocketRegistration, told: &mut String) -> bool {
+    async fn ask_socket_once(
+        &self,
+        path: &Path,
+        place: &SocketRegistration,
+        told: &mut String,
+    ) -> bool {
         let of = format!("the plugin at {}", path.display());
         let mut complain = |why: &str| {
-            let text = format!("{of}: {}", devices::shown(why));
+            let text = format!("{of}: {}", devices::escape_message(why));
             if text != *told {
                 self.complaints.complain_of(&of, &text);
                 *told = text;
@@ -177,8 +184,8 @@ impl PluginRegistry {
             }
         };
         let resource = &info.name;
-        let declared = self.declared.entry(resource).is_some();
-        let wanted = devices::plugin(
+        let declared = self.declared.find_entry(resource).is_some();
+        let wanted = devices::check_plugin_info(
             &info.kind,
             resource,
             &info.endpoint,
@@ -199,7 +206,10 @@ impl PluginRegistry {
                 let (plugins, executor) = (Rc::clone(&self.plugins), Rc::clone(&self.executor));
                 let agent = self.agent.clone();
                 // It has complained itself.
-                match plugins.connect(resource, endpoint, executor, agent).await {
+                match plugins
+                    .connect_plugin(resource, endpoint, executor, agent)
+                    .await
+                {
                     Ok(number) => {
                         *place.borrow_mut() = Some((resource.clone(), number));
                         (String::new(), true)

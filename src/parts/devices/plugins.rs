@@ -128,8 +128,8 @@ impl DevicePlugins {
         complaints: Rc<Complaints>,
         counters: WorkCounters,
     ) -> Self {
-        let file = offered::of_plugins(root);
-        let known = offered::recall(&file).unwrap_or_default();
+        let file = offered::plugin_record_path(root);
+        let known = offered::recall_resource_names(&file).unwrap_or_default();
         let state = DevicePluginsState {
             known: known.into_iter().take(devices::MAX_PLUGINS).collect(),
             ..DevicePluginsState::default()
@@ -154,75 +154,75 @@ impl DevicePlugins {
     }
 
     /// Resources that were offered by now.
-    pub(crate) fn known(&self) -> Vec<Box<str>> {
+    pub(crate) fn known_resources(&self) -> Vec<Box<str>> {
         self.state.borrow().known.iter().cloned().collect()
     }
 
     /// Opens the sockets: for plugins, and for those who ask what pods have.
-    pub(crate) fn listen(&self) -> io::Result<[DeviceSocketListener; 2]> {
+    pub(crate) fn open_listeners(&self) -> io::Result<[DeviceSocketListener; 2]> {
         let beside = self.dir.with_file_name(RESOURCES_DIR);
         let of = |what: &str, e: io::Error| io::Error::new(e.kind(), format!("{what}: {e}"));
         let of_plugins =
-            DeviceSocketListener::of_plugins(&self.dir).map_err(|e| of("for plugins", e))?;
-        self.state.borrow_mut().socket = of_plugins.trouble();
-        let of_readers = DeviceSocketListener::of_readers(&beside);
+            DeviceSocketListener::bind_for_plugins(&self.dir).map_err(|e| of("for plugins", e))?;
+        self.state.borrow_mut().socket = of_plugins.shared_trouble();
+        let of_readers = DeviceSocketListener::bind_for_readers(&beside);
         let of_readers = of_readers.map_err(|e| of("for readers of pod resources", e))?;
         Ok([of_plugins, of_readers])
     }
 
     /// Reason why no plugin can register at the moment (DEV-18).
-    pub(crate) fn trouble(&self) -> Option<String> {
+    pub(crate) fn registration_trouble(&self) -> Option<String> {
         self.state.borrow().socket.borrow().clone()
     }
 
     /// Tells who has which devices, as long as the agent runs (DEV-17).
-    pub(crate) async fn tell_holdings(
+    pub(crate) async fn serve_holdings(
         self: Rc<Self>,
         listener: DeviceSocketListener,
         executor: Rc<LocalExecutor<'static>>,
         agent: DeviceLoop,
     ) {
-        let (clock, time) = (Rc::clone(&self.clock), self.time());
+        let (clock, time) = (Rc::clone(&self.clock), self.grpc_time());
         let rate = PullRate::new(READS_PER_SECOND, READS_AT_ONCE, clock.now());
         let rate = Cell::new(rate);
         let ask = move || -> HoldingsAnswer {
             let mut now = rate.get();
-            let allowed = now.allows(clock.now());
+            let allowed = now.try_take_pull(clock.now());
             rate.set(now);
             let agent = agent.clone();
             Box::pin(async move {
                 match allowed {
-                    true => Some(agent.holdings().await),
+                    true => Some(agent.ask_holdings().await),
                     false => None,
                 }
             })
         };
-        pod_resources::serve(listener, Rc::new(ask), executor, time).await;
+        pod_resources::serve_pod_resources(listener, Rc::new(ask), executor, time).await;
     }
 
     /// Takes registrations as long as the agent runs.
-    pub(crate) async fn serve(
+    pub(crate) async fn serve_registrations(
         self: Rc<Self>,
         listener: DeviceSocketListener,
         executor: Rc<LocalExecutor<'static>>,
         agent: DeviceLoop,
     ) {
-        let time = self.time();
+        let time = self.grpc_time();
         let spawner = Rc::clone(&executor);
         let register = move |request| -> RegistrationResult {
             let (plugins, executor) = (Rc::clone(&self), Rc::clone(&executor));
             let agent = agent.clone();
-            Box::pin(async move { plugins.register(request, executor, agent).await })
+            Box::pin(async move { plugins.register_plugin(request, executor, agent).await })
         };
-        plugin::serve(listener, Rc::new(register), spawner, time).await;
+        plugin::serve_registrations(listener, Rc::new(register), spawner, time).await;
     }
 
-    fn time(&self) -> Rc<dyn ConnectionClock> {
+    fn grpc_time(&self) -> Rc<dyn ConnectionClock> {
         Rc::new(GrpcClock(Rc::clone(&self.clock)))
     }
 
     /// A plugin offers a resource. It is dialled before it is answered (DEV-02).
-    async fn register(
+    async fn register_plugin(
         self: Rc<Self>,
         request: RegisterRequest,
         executor: Rc<LocalExecutor<'static>>,
@@ -239,21 +239,23 @@ impl DevicePlugins {
             self.complaints.complain(&text);
             return Err(GrpcStatus::new(GrpcCode::RESOURCE_EXHAUSTED, text));
         }
-        let declared = self.declared.entry(&resource_name).is_some();
-        let wanted = devices::registration(&version, &endpoint, &resource_name, declared);
+        let declared = self.declared.find_entry(&resource_name).is_some();
+        let wanted = devices::check_registration(&version, &endpoint, &resource_name, declared);
         if let Err(why) = wanted {
             let what = "a device plugin is refused";
             self.complaints.complain_of(what, &format!("{what}: {why}"));
             return Err(GrpcStatus::new(GrpcCode::UNKNOWN, why.to_string()));
         }
         let path = self.dir.join(&endpoint);
-        let connected = self.connect(&resource_name, &path, executor, agent).await;
+        let connected = self
+            .connect_plugin(&resource_name, &path, executor, agent)
+            .await;
         connected.map(drop)
     }
 
     /// Dials who offers a resource, which may be offered, and follows its lists from then on. Returns the number of the
     /// connection.
-    pub(crate) async fn connect(
+    pub(crate) async fn connect_plugin(
         self: Rc<Self>,
         resource: &str,
         path: &Path,
@@ -262,23 +264,24 @@ impl DevicePlugins {
     ) -> Result<u64, GrpcStatus> {
         let refused = |why: GrpcStatus| {
             let what = format!("the device plugin of {resource}");
-            let text = format!("{what}: {}", devices::shown(&why.message));
+            let text = format!("{what}: {}", devices::escape_message(&why.message));
             self.complaints.complain_of(&what, &text);
             why
         };
-        let dialled = PluginConnection::dial(path, &executor, self.time()).await;
+        let dialled = PluginConnection::dial(path, &executor, self.grpc_time()).await;
         let (plugin, driver) = dialled.map_err(refused)?;
         let _turn = self.registering.lock().await;
         let resource: Box<str> = resource.into();
-        let kept = self.remember(&resource, &agent).await;
+        let kept = self.remember_resource(&resource, &agent).await;
         kept.map_err(|e| refused(GrpcStatus::new(GrpcCode::UNAVAILABLE, e.to_string())))?;
         log::info!("device plugin {} offers {resource}", path.display());
-        self.counters.count(|c| c.plugins().registered(&resource));
+        self.counters
+            .count_work(|c| c.plugin_counts().count_registration(&resource));
         // From here on nothing waits: this call may be given up wherever it does.
         let mut state = self.state.borrow_mut();
         state.number += 1;
         let number = state.number;
-        let watch = Rc::clone(&self).watch(resource.clone(), plugin.clone(), number, agent);
+        let watch = Rc::clone(&self).watch_plugin(resource.clone(), plugin.clone(), number, agent);
         let live = LivePlugin {
             plugin,
             number,
@@ -293,16 +296,16 @@ impl DevicePlugins {
     }
 
     /// Takes leave of the plugin that was connected by this number, unless it has gone, or another one is there for it.
-    pub(crate) async fn leave(&self, resource: &str, number: u64, agent: &DeviceLoop) {
-        if let Some(live) = self.take(resource, number) {
+    pub(crate) async fn drop_plugin(&self, resource: &str, number: u64, agent: &DeviceLoop) {
+        if let Some(live) = self.take_live_plugin(resource, number) {
             drop(live);
             log::info!("the device plugin of {resource} has gone: so has its socket");
             let resource = resource.into();
-            agent.tell(DeviceNews::Gone { resource }).await;
+            agent.tell_loop(DeviceNews::Gone { resource }).await;
         }
     }
 
-    fn take(&self, resource: &str, number: u64) -> Option<LivePlugin> {
+    fn take_live_plugin(&self, resource: &str, number: u64) -> Option<LivePlugin> {
         let mut state = self.state.borrow_mut();
         let is_own = |live: &LivePlugin| live.number == number;
         let is_own = state.live.get(resource).is_some_and(is_own);
@@ -312,7 +315,7 @@ impl DevicePlugins {
     /// Keeps the name of a resource. If there are too many, one makes room that nobody needs.
     ///
     /// - Errors: it cannot be kept, or there are too many.
-    pub(crate) async fn remember(
+    pub(crate) async fn remember_resource(
         &self,
         resource: &str,
         agent: &DeviceLoop,
@@ -323,7 +326,7 @@ impl DevicePlugins {
         }
         let mut spared = None;
         if resources.len() >= devices::MAX_PLUGINS {
-            let spare = agent.spare_resource(resources.clone()).await;
+            let spare = agent.ask_spare_resource(resources.clone()).await;
             let spare = spare.ok_or(DevicePluginError::Wrong(PluginMessageError::Plugins))?;
             resources.remove(&spare);
             spared = Some(spare);
@@ -333,17 +336,17 @@ impl DevicePlugins {
         let (path, names) = (self.file.clone(), resources.clone());
         let kept = self
             .disk
-            .run(move || offered::keep_of_plugins(&path, names));
+            .run_job(move || offered::keep_plugin_resources(&path, names));
         kept.await.map_err(failed)?;
         self.state.borrow_mut().known = resources;
         if let Some(resource) = spared {
-            agent.tell(DeviceNews::Spared { resource }).await;
+            agent.tell_loop(DeviceNews::Spared { resource }).await;
         }
         Ok(())
     }
 
     /// Tells the loop of the plugin, of all its lists, and of its end.
-    async fn watch(
+    async fn watch_plugin(
         self: Rc<Self>,
         resource: Box<str>,
         plugin: PluginConnection,
@@ -354,8 +357,10 @@ impl DevicePlugins {
             resource: resource.clone(),
             prefers: plugin.prefers,
         };
-        agent.tell(news).await;
-        let end = self.read(&resource, &plugin, number, &agent).await;
+        agent.tell_loop(news).await;
+        let end = self
+            .read_device_lists(&resource, &plugin, number, &agent)
+            .await;
         let why = end.err().unwrap_or(DevicePluginError::Ended);
         let what = format!("the device plugin of {resource} has gone");
         let text = format!("{what}: {why}");
@@ -363,8 +368,8 @@ impl DevicePlugins {
         let news = DeviceNews::Gone {
             resource: resource.clone(),
         };
-        agent.tell(news).await;
-        if let Some(live) = self.take(&resource, number) {
+        agent.tell_loop(news).await;
+        if let Some(live) = self.take_live_plugin(&resource, number) {
             let [driver, own] = live.tasks;
             drop(driver);
             // This is it.
@@ -372,24 +377,34 @@ impl DevicePlugins {
         }
     }
 
-    async fn read(
+    async fn read_device_lists(
         &self,
         resource: &str,
         plugin: &PluginConnection,
         number: u64,
         agent: &DeviceLoop,
     ) -> Result<(), DevicePluginError> {
-        let time = self.time();
-        let mut lists = plugin.lists().await.map_err(|e| says(&e))?;
+        let time = self.grpc_time();
+        let mut lists = plugin
+            .subscribe_device_lists()
+            .await
+            .map_err(|e| plugin_status_error(&e))?;
         // Bounded: by the pauses between lists.
-        while let Some(units) = lists.next(&*time).await.map_err(|e| says(&e))? {
+        while let Some(units) = lists
+            .next_device_list(&*time)
+            .await
+            .map_err(|e| plugin_status_error(&e))?
+        {
             let others = self.units_of_others(number);
-            let units = devices::listed(units, others).map_err(DevicePluginError::Wrong)?;
+            let units =
+                devices::check_unit_list(units, others).map_err(DevicePluginError::Wrong)?;
             if let Some(live) = self.state.borrow_mut().live.get_mut(resource) {
                 live.units = units.len();
             }
             let resource = resource.into();
-            agent.tell(DeviceNews::Listed { resource, units }).await;
+            agent
+                .tell_loop(DeviceNews::Listed { resource, units })
+                .await;
         }
         Ok(())
     }
@@ -400,7 +415,7 @@ impl DevicePlugins {
         others.map(|live| live.units).sum()
     }
 
-    fn plugin(&self, resource: &str) -> Result<PluginConnection, DevicePluginError> {
+    fn find_plugin(&self, resource: &str) -> Result<PluginConnection, DevicePluginError> {
         let state = self.state.borrow();
         let live = state.live.get(resource);
         let live = live.ok_or_else(|| DevicePluginError::Absent(resource.into()))?;
@@ -414,13 +429,17 @@ impl DevicePlugins {
         resource: &str,
         ids: &[Box<str>],
     ) -> Result<(PluginAllocation, bool), DevicePluginError> {
-        let plugin = self.plugin(resource)?;
+        let plugin = self.find_plugin(resource)?;
         let began = self.clock.now();
-        let answer = plugin.allocate(ids).await.map_err(|e| says(&e));
+        let answer = plugin
+            .allocate(ids)
+            .await
+            .map_err(|e| plugin_status_error(&e));
         let took = self.clock.now() - began;
         self.counters
-            .count(|c| c.plugins().allocated(resource, took));
-        let answer = answer.and_then(|a| devices::answer(a).map_err(DevicePluginError::Wrong));
+            .count_work(|c| c.plugin_counts().count_allocation(resource, took));
+        let answer = answer
+            .and_then(|a| devices::check_allocate_answer(a).map_err(DevicePluginError::Wrong));
         let answer = answer.map_err(|e| DevicePluginError::Of(resource.into(), Box::new(e)))?;
         Ok((answer, plugin.pre_start))
     }
@@ -437,12 +456,12 @@ impl DevicePlugins {
         resource: &str,
         ids: &[Box<str>],
     ) -> Result<(), DevicePluginError> {
-        let told = self.plugin(resource)?.pre_start(ids).await;
-        told.map_err(|e| DevicePluginError::Of(resource.into(), Box::new(says(&e))))
+        let told = self.find_plugin(resource)?.pre_start(ids).await;
+        told.map_err(|e| DevicePluginError::Of(resource.into(), Box::new(plugin_status_error(&e))))
     }
 
     /// Asks the plugin for the units that it would choose; none if it does not say.
-    pub(crate) async fn preferred(&self, question: PreferenceQuestion) -> PreferredUnits {
+    pub(crate) async fn ask_preferred_units(&self, question: PreferenceQuestion) -> PreferredUnits {
         let asked = async {
             let PreferenceQuestion {
                 resource,
@@ -451,9 +470,11 @@ impl DevicePlugins {
                 size,
                 ..
             } = &question;
-            let plugin = self.plugin(resource)?;
-            let preferred = plugin.preferred(available, must_include, *size).await;
-            preferred.map_err(|e| says(&e))
+            let plugin = self.find_plugin(resource)?;
+            let preferred = plugin
+                .ask_preferred_allocation(available, must_include, *size)
+                .await;
+            preferred.map_err(|e| plugin_status_error(&e))
         };
         let ids = asked.await.unwrap_or_else(|why: DevicePluginError| {
             let what = format!("the device plugin of {}, asked", question.resource);
@@ -461,11 +482,11 @@ impl DevicePlugins {
             self.complaints.complain_of(&what, &text);
             Vec::new()
         });
-        devices::preferred(question, ids)
+        devices::check_preference(question, ids)
     }
 }
 
 /// Makes the error of a plugin that answered with a status.
-fn says(status: &GrpcStatus) -> DevicePluginError {
-    DevicePluginError::Call(devices::shown(&status.message))
+fn plugin_status_error(status: &GrpcStatus) -> DevicePluginError {
+    DevicePluginError::Call(devices::escape_message(&status.message))
 }

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     agent::{
         asker::AgentHandle,
-        clock::{Clock, in_step},
+        clock::{Clock, align_to_second},
     },
     api::device::MachineDevices,
 };
@@ -37,8 +37,8 @@ pub(crate) struct DeviceWatch {
 
 impl DeviceWatch {
     /// Until the loop is gone.
-    pub(crate) async fn run(self) {
-        let doorbell = self.doorbell.then(UeventDoorbell::lay);
+    pub(crate) async fn watch_devices(self) {
+        let doorbell = self.doorbell.then(UeventDoorbell::open);
         let mut doorbell = doorbell.and_then(|laid| {
             let told = laid.inspect_err(|e| {
                 log::info!(
@@ -50,8 +50,8 @@ impl DeviceWatch {
         let mut told: Option<(MachineDevices, FollowedContainers)> = None;
         // Bounded: by its pauses.
         loop {
-            let seen = self.devices.look().await;
-            let mut followed = self.devices.follow(&seen).await;
+            let seen = self.devices.find_devices().await;
+            let mut followed = self.devices.update_live_containers(&seen).await;
             let of_files = seen.wrong.iter().map(|wrong| format!("CDI file {wrong}"));
             followed.wrong.extend(of_files);
             let known = told.as_ref().map_or(&[][..], |(_, told)| &told.wrong);
@@ -64,18 +64,21 @@ impl DeviceWatch {
                 let (seen, followed) = found.clone();
                 let seen = Box::new(seen);
                 let news = Box::new(DeviceNews::Looked { seen, followed });
-                if self.agent.tell_resources(news).await.is_err() {
+                if self.agent.send_resource_news(news).await.is_err() {
                     return;
                 }
                 told = Some(found);
             }
             let now = self.clock.now();
-            let poll = self.clock.until(in_step(now + POLL, now));
+            let poll = self.clock.sleep_until(align_to_second(now + POLL, now));
             let poll = async {
                 poll.await;
                 Ok(())
             };
-            if let Err(e) = poll.or(rung(doorbell.as_ref(), &*self.clock)).await {
+            if let Err(e) = poll
+                .or(wait_for_doorbell(doorbell.as_ref(), &*self.clock))
+                .await
+            {
                 log::info!("the kernel no longer tells of devices: {e}");
                 doorbell = None;
             }
@@ -84,17 +87,20 @@ impl DeviceWatch {
 }
 
 /// The kernel rang, and is quiet again.
-async fn rung(doorbell: Option<&UeventDoorbell>, clock: &dyn Clock) -> std::io::Result<()> {
+async fn wait_for_doorbell(
+    doorbell: Option<&UeventDoorbell>,
+    clock: &dyn Clock,
+) -> std::io::Result<()> {
     let Some(doorbell) = doorbell else {
         return pending().await;
     };
-    doorbell.ring().await?;
+    doorbell.wait_for_ring().await?;
     for _ in 0..MOST_QUIETS {
         let quiet = async {
-            clock.until(clock.now() + QUIET).await;
+            clock.sleep_until(clock.now() + QUIET).await;
             Ok(true)
         };
-        let again = async { doorbell.ring().await.map(|()| false) };
+        let again = async { doorbell.wait_for_ring().await.map(|()| false) };
         if quiet.or(again).await? {
             break;
         }

@@ -14,13 +14,16 @@ use crate::{
 /// Reads the apiserver's version without its suffix, such as `v1.33.2`.
 ///
 /// - Errors: no answer, or not a version.
-pub(super) fn version(config: Kubeconfig, proxies: &ProxyVariables) -> Result<String, JoinError> {
+pub(super) fn read_apiserver_version(
+    config: Kubeconfig,
+    proxies: &ProxyVariables,
+) -> Result<String, JoinError> {
     let asked = JoinServer::new(config, proxies);
     let document = asked
-        .document("/version")
-        .map_err(|error| match error.status() {
+        .read_document("/version")
+        .map_err(|error| match error.http_status() {
             Some(401) => JoinError::Refused {
-                url: asked.url.shown(),
+                url: asked.url.without_query(),
                 error,
             },
             _ => error.into(),
@@ -32,15 +35,15 @@ pub(super) fn version(config: Kubeconfig, proxies: &ProxyVariables) -> Result<St
 
 /// Returns true if a `Node` of that name is in the cluster and well: another machine has the name then. A `Node` that
 /// may not be read counts as absent.
-pub(super) fn is_taken(
+pub(super) fn is_node_name_taken(
     config: Kubeconfig,
     node: &str,
     proxies: &ProxyVariables,
 ) -> Result<bool, JoinError> {
     let asked = JoinServer::new(config, proxies);
-    let path = format!("/api/v1/nodes/{}", path::segment(node)?);
-    let document = match asked.document(&path) {
-        Err(e) if matches!(e.status(), Some(401 | 403 | 404)) => return Ok(false),
+    let path = format!("/api/v1/nodes/{}", path::encode_segment(node)?);
+    let document = match asked.read_document(&path) {
+        Err(e) if matches!(e.http_status(), Some(401 | 403 | 404)) => return Ok(false),
         other => other?,
     };
     let conditions = document["status"]["conditions"].as_array();

@@ -10,7 +10,7 @@ use crate::config::{
     decode::{self, DecodeError},
     drop_in, file, flags,
     join::OWN_DROP_IN,
-    keys, load, read_bounded,
+    keys, load_config, read_bounded,
 };
 
 /// First line of the configuration file.
@@ -27,12 +27,12 @@ const OF_OTHERS: [&str; 4] = [
 /// operator's file.
 ///
 /// - Errors: the directory cannot be read.
-pub(super) fn sorts_before_own(dir: &Path) -> Result<Option<PathBuf>, ConfigError> {
+pub(super) fn find_earlier_drop_in(dir: &Path) -> Result<Option<PathBuf>, ConfigError> {
     if !dir.is_dir() {
         return Ok(None);
     }
     let own = dir.join(OWN_DROP_IN);
-    let first = drop_in::paths(dir)?.into_iter().next();
+    let first = drop_in::list_drop_ins(dir)?.into_iter().next();
     Ok(first.filter(|path| *path < own))
 }
 
@@ -41,14 +41,14 @@ pub(super) fn sorts_before_own(dir: &Path) -> Result<Option<PathBuf>, ConfigErro
 ///
 /// - `key`: dotted.
 /// - Errors: the directory or a file cannot be read.
-pub(super) fn decided_by(
+pub(super) fn find_deciding_file(
     key: &str,
     path: &Path,
     drop_ins: Option<&Path>,
 ) -> Result<Option<(PathBuf, Value)>, ConfigError> {
     let mut all = vec![path.to_path_buf()];
     if let Some(dir) = drop_ins.filter(|dir| dir.is_dir()) {
-        all.extend(drop_in::paths(dir)?);
+        all.extend(drop_in::list_drop_ins(dir)?);
     }
     // Bounded: by the limit of drop-ins.
     for path in all.into_iter().rev() {
@@ -60,7 +60,7 @@ pub(super) fn decided_by(
             path: path.display().to_string(),
             source,
         })?;
-        if let Some(value) = said(&read.value, key) {
+        if let Some(value) = patch_value(&read.value, key) {
             return Ok(Some((path, value.clone())));
         }
     }
@@ -68,7 +68,7 @@ pub(super) fn decided_by(
 }
 
 /// Value of the dotted `key` in a merge patch; null: the patch deletes the key.
-fn said<'a>(mut value: &'a Value, key: &str) -> Option<&'a Value> {
+fn patch_value<'a>(mut value: &'a Value, key: &str) -> Option<&'a Value> {
     for part in key.split('.') {
         value = value.get(part)?;
         if value.is_null() {
@@ -91,7 +91,7 @@ pub(super) struct ClusterFiles {
 
 impl ClusterFiles {
     /// Replaces the usual paths by those that were typed.
-    pub(super) fn typed(&mut self, overlay: &Map<String, Value>) {
+    pub(super) fn apply_typed_paths(&mut self, overlay: &Map<String, Value>) {
         let path = |value: &Value| value.as_str().map(PathBuf::from);
         let own = overlay.get("picolet").unwrap_or(&Value::Null);
         let ca = overlay.get("authentication").unwrap_or(&Value::Null);
@@ -109,8 +109,8 @@ impl ClusterFiles {
 
 /// Reads a kubeadm cluster's settings for kubelets, without those that are not for this one. `text`: the document of
 /// its ConfigMap.
-pub(super) fn of_kubeadm(text: &str) -> Result<Value, DecodeError> {
-    let mut document = decode::parse(text.as_bytes())?.value;
+pub(super) fn read_kubeadm_settings(text: &str) -> Result<Value, DecodeError> {
+    let mut document = decode::parse_document(text.as_bytes())?.value;
     if let Some(fields) = document.as_object_mut() {
         // Bounded: four names.
         for field in OF_OTHERS {
@@ -126,7 +126,7 @@ pub(super) fn of_kubeadm(text: &str) -> Result<Value, DecodeError> {
 }
 
 /// Makes the settings of a kubelet beside a k3s server.
-pub(super) fn of_k3s(dns: &[&str], domain: &str) -> Value {
+pub(super) fn k3s_settings(dns: &[&str], domain: &str) -> Value {
     json!({
         "apiVersion": file::API_VERSION,
         "kind": file::KIND,
@@ -140,7 +140,7 @@ pub(super) fn of_k3s(dns: &[&str], domain: &str) -> Value {
 }
 
 /// Makes the text of the file. `document`: settings of the cluster; `own`: keys of picolet; `typed`: flags.
-pub(super) fn text(
+pub(super) fn config_file_text(
     mut document: Value,
     files: &ClusterFiles,
     own: Map<String, Value>,
@@ -156,16 +156,16 @@ pub(super) fn text(
         "picolet": own,
     });
     if let Value::Object(of_files) = of_files {
-        flags::lay_over(&mut document, of_files);
+        flags::overlay_flags(&mut document, of_files);
     }
-    flags::lay_over(&mut document, typed);
+    flags::overlay_flags(&mut document, typed);
     Ok(format!("{HEAD}{}", serde_yaml_ng::to_string(&document)?))
 }
 
 /// Mode of the file, from that of the earlier file and the new content: the operator's secrets are for root alone.
-pub(super) fn mode(before: u32, parts: &[&Map<String, Value>]) -> u32 {
+pub(super) fn config_file_mode(before: u32, parts: &[&Map<String, Value>]) -> u32 {
     let is_secret =
-        |part: &&Map<String, Value>| keys::secrets().any(|name| part.contains_key(name));
+        |part: &&Map<String, Value>| keys::secret_keys().any(|name| part.contains_key(name));
     match parts.iter().any(is_secret) {
         true => before & 0o700,
         false => before & 0o777,
@@ -183,7 +183,7 @@ pub(super) fn preview(
         config_dir: drop_ins.filter(|dir| dir.is_dir()).map(Into::into),
         ..flags::CommandLineFlags::default()
     };
-    load(flags, host)
+    load_config(flags, host)
 }
 
 #[cfg(test)]
@@ -198,7 +198,7 @@ mod tests {
             clusterDNS: [10.96.0.10]\nclusterDomain: cluster.local\nstaticPodPath: /etc/kubernetes/manifests\n\
             resolvConf: /nowhere/resolv.conf\ncontainerRuntimeEndpoint: unix:///x\nmaxPods: 50\n\
             authentication: {x509: {clientCAFile: /theirs}, webhook: {enabled: true, cacheTTL: 0s}}\n";
-        let document = of_kubeadm(cluster).expect("a document");
+        let document = read_kubeadm_settings(cluster).expect("a document");
         let mut files = ClusterFiles {
             kubeconfig: "/k".into(),
             bootstrap: Some("/b".into()),
@@ -208,9 +208,9 @@ mod tests {
         let Value::Object(typed) = typed else {
             unreachable!()
         };
-        files.typed(&typed);
-        let text = text(document, &files, Map::new(), typed).expect("a text");
-        let read = decode::parse(text.as_bytes()).expect("YAML").value;
+        files.apply_typed_paths(&typed);
+        let text = config_file_text(document, &files, Map::new(), typed).expect("a text");
+        let read = decode::parse_document(text.as_bytes()).expect("YAML").value;
         assert_eq!(
             read,
             json!({
@@ -232,10 +232,10 @@ mod tests {
             std::fs::write(path, format!("{head}{text}\n")).expect("file");
         };
         let by = |key: &str| {
-            let decided = decided_by(key, &file, Some(&dir)).expect("read");
+            let decided = find_deciding_file(key, &file, Some(&dir)).expect("read");
             decided.map(|(path, _)| path.strip_prefix(&scratch.0).expect("below").to_path_buf())
         };
-        let before = || sorts_before_own(&dir).expect("listed");
+        let before = || find_earlier_drop_in(&dir).expect("listed");
         write(&file, "picolet: {hostnameOverride: a, certDir: /c}");
         assert_eq!(by("picolet.hostnameOverride"), Some("config.yaml".into()));
         assert_eq!(by("picolet.rootDir"), None);
@@ -264,7 +264,7 @@ mod tests {
         assert_eq!(before(), Some(dir.join("00-a/x.conf")));
         // Broken ones are named.
         std::fs::write(dir.join("90-x.conf"), "[").expect("file");
-        let why = decided_by("maxPods", &file, Some(&dir)).expect_err("broken");
+        let why = find_deciding_file("maxPods", &file, Some(&dir)).expect_err("broken");
         assert!(why.to_string().contains("90-x.conf"), "{why}");
     }
 
@@ -284,7 +284,7 @@ mod tests {
             (0o644, vec![&secret, &plain], 0o600),
             (0o644, vec![], 0o644),
         ] {
-            assert_eq!(mode(before, &parts), want, "{parts:?}");
+            assert_eq!(config_file_mode(before, &parts), want, "{parts:?}");
         }
     }
 }

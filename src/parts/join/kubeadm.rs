@@ -15,9 +15,11 @@ use ring::hmac;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use crate::api::hex;
+use crate::api::encode_hex;
 use crate::config::decode;
-use crate::kube::join::{JoinError, JoinServer, halves, is_digest, stranger, wrong};
+use crate::kube::join::{
+    JoinError, JoinServer, anonymous_kubeconfig, is_digest, split_bootstrap_token, wrong_answer,
+};
 use crate::kube::kubeconfig::{
     KubeconfigFault, KubeconfigMaterial, KubeconfigTextError, ServerTrust,
 };
@@ -41,7 +43,7 @@ pub(super) struct BootstrapToken {
 impl BootstrapToken {
     /// Reads `abcdef.0123456789abcdef`.
     pub(super) fn parse(text: &str) -> Result<Self, JoinError> {
-        let (id, secret) = halves(text).ok_or(JoinError::Token(
+        let (id, secret) = split_bootstrap_token(text).ok_or(JoinError::Token(
             "is not of the form of a bootstrap token: 6 and 16 lower-case letters or digits, with a dot between",
         ))?;
         Ok(Self {
@@ -96,80 +98,90 @@ pub(super) struct DiscoveredCluster {
 
 /// Finds the cluster at `url`. Without `pins` only the signature proves that it is the right one, and whoever has the
 /// token can make it.
-pub(super) fn discover(
+pub(super) fn discover_cluster(
     url: &Url,
     token: &BootstrapToken,
     pins: Option<&CaPins>,
     proxies: &ProxyVariables,
 ) -> Result<DiscoveredCluster, JoinError> {
-    let open = JoinServer::new(stranger(url, ServerTrust::Any), proxies);
+    let open = JoinServer::new(anonymous_kubeconfig(url, ServerTrust::Any), proxies);
     let url = &open.url;
-    let info = open.document(CLUSTER_INFO).map_err(|e| match e.status() {
-        Some(401 | 403 | 404) => JoinError::NoClusterInfo { url: url.shown() },
-        _ => e.into(),
-    })?;
+    let info = open
+        .read_document(CLUSTER_INFO)
+        .map_err(|e| match e.http_status() {
+            Some(401 | 403 | 404) => JoinError::NoClusterInfo {
+                url: url.without_query(),
+            },
+            _ => e.into(),
+        })?;
     let text = |field: &str| info["data"][field].as_str().filter(|text| !text.is_empty());
-    let kubeconfig = text("kubeconfig").ok_or_else(|| wrong(INFO, url, "it has no kubeconfig"))?;
+    let kubeconfig =
+        text("kubeconfig").ok_or_else(|| wrong_answer(INFO, url, "it has no kubeconfig"))?;
     let jws = text(&format!("jws-kubeconfig-{}", token.id));
     let jws = jws.ok_or_else(|| JoinError::UnknownToken {
         id: token.id.clone(),
     })?;
     if !token.has_signed(jws, kubeconfig.as_bytes()) {
-        return Err(JoinError::Signature { url: url.shown() });
+        return Err(JoinError::Signature {
+            url: url.without_query(),
+        });
     }
-    let (server, ca) = cluster(kubeconfig, url)?;
+    let (server, ca) = read_cluster_info(kubeconfig, url)?;
     if let Some(pins) = pins {
-        pinned(&ca, pins, url)?;
+        check_ca_pins(&ca, pins, url)?;
     }
     // From here on only the verified CA is trusted: a server that has it has to give the same answer.
     let trust = ServerTrust::Ca(KubeconfigMaterial::Inline(ca.clone()));
-    let again = JoinServer::new(stranger(url, trust), proxies);
+    let again = JoinServer::new(anonymous_kubeconfig(url, trust), proxies);
     let again = again
-        .document(CLUSTER_INFO)
-        .map_err(|e| JoinServer::or_clock(&open, e))?;
+        .read_document(CLUSTER_INFO)
+        .map_err(|e| JoinServer::explain_clock_error(&open, e))?;
     if again["data"]["kubeconfig"] != kubeconfig {
-        return Err(JoinError::TwoAnswers { url: url.shown() });
+        return Err(JoinError::TwoAnswers {
+            url: url.without_query(),
+        });
     }
-    let text = bootstrap(&server, &ca, token).map_err(|e| wrong(INFO, url, e))?;
+    let text = bootstrap_kubeconfig(&server, &ca, token).map_err(|e| wrong_answer(INFO, url, e))?;
     let config = Kubeconfig::parse("bootstrap".as_ref(), text.as_bytes(), &[])
-        .map_err(|e: KubeconfigFault| wrong(INFO, url, e))?;
+        .map_err(|e: KubeconfigFault| wrong_answer(INFO, url, e))?;
     Ok(DiscoveredCluster { text, config, ca })
 }
 
 /// Reads server and CAs of the only cluster in that kubeconfig, which names no user.
-fn cluster(kubeconfig: &str, url: &Url) -> Result<(String, Vec<u8>), JoinError> {
-    let document = decode::parse(kubeconfig.as_bytes()).map_err(|e| wrong(INFO, url, e))?;
+fn read_cluster_info(kubeconfig: &str, url: &Url) -> Result<(String, Vec<u8>), JoinError> {
+    let document =
+        decode::parse_document(kubeconfig.as_bytes()).map_err(|e| wrong_answer(INFO, url, e))?;
     let clusters = document.value["clusters"].as_array();
     let Some([one]) = clusters.map(Vec::as_slice) else {
-        return Err(wrong(INFO, url, "it names not one cluster"));
+        return Err(wrong_answer(INFO, url, "it names not one cluster"));
     };
     let text = |field: &str| one["cluster"][field].as_str().unwrap_or_default();
     let ca = STANDARD.decode(text("certificate-authority-data"));
-    let ca = ca.map_err(|e| wrong(INFO, url, e))?;
+    let ca = ca.map_err(|e| wrong_answer(INFO, url, e))?;
     Ok((text("server").to_owned(), ca))
 }
 
 /// Checks that at least one of the CAs has one of the digests.
-fn pinned(ca: &[u8], pins: &CaPins, url: &Url) -> Result<(), JoinError> {
+fn check_ca_pins(ca: &[u8], pins: &CaPins, url: &Url) -> Result<(), JoinError> {
     let mut found = String::new();
-    for der in tls::certificates(ca).iter().take(x509::MAX_CHAIN) {
-        let key = x509::public_key(der).map_err(|e| wrong(INFO, url, e))?;
-        found = format!("{SHA256}{}", hex(&Sha256::digest(key)));
+    for der in tls::parse_certificates(ca).iter().take(x509::MAX_CHAIN) {
+        let key = x509::public_key(der).map_err(|e| wrong_answer(INFO, url, e))?;
+        found = format!("{SHA256}{}", encode_hex(&Sha256::digest(key)));
         if pins.0.contains(&found) {
             return Ok(());
         }
     }
     if found.is_empty() {
-        return Err(wrong(INFO, url, "it holds no CA"));
+        return Err(wrong_answer(INFO, url, "it holds no CA"));
     }
     Err(JoinError::OtherCa {
-        url: url.shown(),
+        url: url.without_query(),
         found,
     })
 }
 
 /// Makes the text of `bootstrap-kubelet.conf`, with kubeadm's names.
-fn bootstrap(
+fn bootstrap_kubeconfig(
     server: &str,
     ca: &[u8],
     token: &BootstrapToken,
@@ -199,20 +211,20 @@ pub(super) fn kubelet_config(
     proxies: &ProxyVariables,
 ) -> Result<String, JoinError> {
     let asked = JoinServer::new(found.config.clone(), proxies);
-    let mut answer = asked.document(KUBELET_CONFIG);
+    let mut answer = asked.read_document(KUBELET_CONFIG);
     if let (Err(e), [major, minor, ..]) = (&answer, &*version.split('.').collect::<Vec<_>>())
-        && matches!(e.status(), Some(403 | 404))
+        && matches!(e.http_status(), Some(403 | 404))
     {
         let of_version = format!("{KUBELET_CONFIG}-{}.{minor}", major.trim_start_matches('v'));
-        let older = asked.document(&of_version);
+        let older = asked.read_document(&of_version);
         if older.is_ok() {
             answer = older;
         }
     }
     let url = &asked.url;
-    let document = answer.map_err(|error: KubeError| match error.status() {
+    let document = answer.map_err(|error: KubeError| match error.http_status() {
         Some(401) => JoinError::Refused {
-            url: url.shown(),
+            url: url.without_query(),
             error,
         },
         Some(403 | 404) => JoinError::Forbidden {
@@ -222,7 +234,7 @@ pub(super) fn kubelet_config(
         _ => error.into(),
     })?;
     let text = document["data"]["kubelet"].as_str();
-    let text = text.ok_or_else(|| wrong(CONFIG, url, "it has no kubelet"))?;
+    let text = text.ok_or_else(|| wrong_answer(CONFIG, url, "it has no kubelet"))?;
     Ok(text.to_owned())
 }
 

@@ -20,15 +20,15 @@ use super::{Part, PartCommand};
 use crate::{
     cli::{
         CliCommand, CliError, args, check,
-        commands::{CompletionKind, MACHINE, switch, value},
-        print, proxies,
+        commands::{CompletionKind, MACHINE, switch_flag, value_flag},
+        print_text, read_proxies,
     },
     config::{
         self, AgentConfig, DEFAULT_CONFIG_FILE, HostIdentity, KUBELET_VERSION,
         flags::{self, CommandLineFlags, FlagError},
-        join::{ExistingNodeConfig, OWN_DROP_IN, before, drop_in_dir},
+        join::{ExistingNodeConfig, OWN_DROP_IN, default_drop_in_dir, read_existing_config},
     },
-    error::chain,
+    error::error_chain,
     kube::{
         Kubeconfig,
         join::{
@@ -41,7 +41,7 @@ use crate::{
     net::{ProxyVariables, Url},
     sys::{clock, file},
 };
-use apiserver::{is_taken, version};
+use apiserver::{is_node_name_taken, read_apiserver_version};
 use document::ClusterFiles;
 
 /// Port of an apiserver.
@@ -58,16 +58,16 @@ pub(super) struct JoinPart;
 static COMMANDS: [PartCommand; 1] = [
     PartCommand {
         command: CliCommand { name: "join", args: "[HOST:PORT]", group: MACHINE, help: "Make this machine a node of a cluster of kubeadm or k3s", flags: &[
-            value("token", None, "TOKEN", "what kubeadm token create or k3s token create has printed; every user of this machine sees it"),
-            value("token-file", None, "FILE", "the same in a file that root alone can read; - is standard input"),
-            value("discovery-token-ca-cert-hash", None, "sha256:HASH", "digest of the cluster's CA, as kubeadm prints it; may be repeated"),
-            switch("discovery-token-unsafe-skip-ca-verification", None, "take any CA that the token has signed; with --k3s, any at all"),
-            value("k3s", None, "URL", "server of a k3s cluster, in place of HOST:PORT"),
-            value("node-password-file", None, "PATH", "what k3s knows this node by (default /etc/rancher/node/password)"),
-            switch("force", Some('f'), "also if this machine is a node, or a ready node has its name"),
-            switch("no-start", None, "do not restart the agent"),
+            value_flag("token", None, "TOKEN", "what kubeadm token create or k3s token create has printed; every user of this machine sees it"),
+            value_flag("token-file", None, "FILE", "the same in a file that root alone can read; - is standard input"),
+            value_flag("discovery-token-ca-cert-hash", None, "sha256:HASH", "digest of the cluster's CA, as kubeadm prints it; may be repeated"),
+            switch_flag("discovery-token-unsafe-skip-ca-verification", None, "take any CA that the token has signed; with --k3s, any at all"),
+            value_flag("k3s", None, "URL", "server of a k3s cluster, in place of HOST:PORT"),
+            value_flag("node-password-file", None, "PATH", "what k3s knows this node by (default /etc/rancher/node/password)"),
+            switch_flag("force", Some('f'), "also if this machine is a node, or a ready node has its name"),
+            switch_flag("no-start", None, "do not restart the agent"),
         ], agent_flags: true, takes: CompletionKind::Nothing },
-        run: |command, words| run(command, words).map(|()| ExitCode::SUCCESS),
+        run: |command, words| run_join(command, words).map(|()| ExitCode::SUCCESS),
     },
 ];
 
@@ -120,16 +120,16 @@ struct JoinResult {
     next: &'static str,
 }
 
-fn run(command: &'static CliCommand, words: Vec<OsString>) -> Result<(), CliError> {
-    let (own, words) = args::split(command, words)?;
+fn run_join(command: &'static CliCommand, words: Vec<OsString>) -> Result<(), CliError> {
+    let (own, words) = args::split_flags(command, words)?;
     if !nix::unistd::geteuid().is_root() {
         return Err(CliError::new("joining needs root: sudo picolet join …"));
     }
-    let asked = flags_of(own)?;
-    let (flags, server) = typed(words)?;
+    let asked = read_join_flags(own)?;
+    let (flags, server) = read_agent_flags(words)?;
     let _alone = JoinLock::new(flags.config.as_deref())?;
-    let machine = MachineBeforeJoin::look(flags)?;
-    machine.finish()?;
+    let machine = MachineBeforeJoin::inspect(flags)?;
+    machine.finish_left_join()?;
     machine.may_join(&asked)?;
     let joined = match (&asked.k3s, &server) {
         (Some(_), Some(_)) => {
@@ -137,30 +137,30 @@ fn run(command: &'static CliCommand, words: Vec<OsString>) -> Result<(), CliErro
                 "there is an argument too many: beside --k3s no server is named",
             ));
         }
-        (Some(url), None) => beside_k3s(&asked, &machine, url),
-        (None, Some(server)) => beside_kubeadm(&asked, &machine, server),
+        (Some(url), None) => join_k3s_cluster(&asked, &machine, url),
+        (None, Some(server)) => join_kubeadm_cluster(&asked, &machine, server),
         (None, None) => {
             return Err(CliError::new(
                 "where to? picolet join --token-file FILE --discovery-token-ca-cert-hash sha256:… HOST:6443, or --k3s https://HOST:6443",
             ));
         }
     };
-    let joined = joined.map_err(|e| CliError::new(chain(&e)))?;
+    let joined = joined.map_err(|e| CliError::new(error_chain(&e)))?;
     for note in &joined.notes {
         let _ = writeln!(io::stderr(), "warning: {note}");
     }
-    machine.write(&joined)?;
-    print(&format!(
+    machine.write_join_files(&joined)?;
+    print_text(&format!(
         "This machine is node {:?} of {}.\n",
         machine.config.node_name, joined.server
     ))?;
     if !asked.no_start {
-        start();
+        restart_agent_service();
     }
-    print(joined.next)
+    print_text(joined.next)
 }
 
-fn flags_of(own: Vec<(&'static str, String)>) -> Result<JoinFlags, CliError> {
+fn read_join_flags(own: Vec<(&'static str, String)>) -> Result<JoinFlags, CliError> {
     let mut asked = JoinFlags {
         password_file: config::K3S_PASSWORD_FILE.into(),
         ..JoinFlags::default()
@@ -231,13 +231,15 @@ fn read_token(file: &str) -> io::Result<String> {
 }
 
 /// Reads the agent's flags, and the only word that belongs to none of them.
-fn typed(mut words: Vec<OsString>) -> Result<(CommandLineFlags, Option<String>), CliError> {
+fn read_agent_flags(
+    mut words: Vec<OsString>,
+) -> Result<(CommandLineFlags, Option<String>), CliError> {
     let cwd = std::env::current_dir()
         .map_err(|e| CliError::new(format!("cannot read the working directory: {e}")))?;
     let mut server = None;
     // Bounded: the second time there is a server.
     loop {
-        match flags::parse(words.clone(), &cwd) {
+        match flags::parse_flags(words.clone(), &cwd) {
             Ok(flags) => return Ok((flags, server)),
             Err(FlagError::Stray(word)) if server.is_none() => {
                 // The last such word: an earlier one may be a flag's value.
@@ -271,7 +273,7 @@ impl JoinLock {
         };
         let made = (!dir.exists()).then(|| dir.to_owned());
         fs::create_dir_all(dir).map_err(|e| cannot(&e))?;
-        match staged::lock(file) {
+        match staged::lock_join(file) {
             Ok(held) => Ok(Self { _held: held, made }),
             Err(TryLockError::WouldBlock) => Err(CliError::new(
                 "another picolet join is under way on this machine",
@@ -291,8 +293,8 @@ impl Drop for JoinLock {
 }
 
 impl MachineBeforeJoin {
-    fn look(flags: CommandLineFlags) -> Result<Self, CliError> {
-        let wrong = |e: config::ConfigError| CliError::new(chain(&e));
+    fn inspect(flags: CommandLineFlags) -> Result<Self, CliError> {
+        let wrong = |e: config::ConfigError| CliError::new(error_chain(&e));
         let hostname = nix::unistd::gethostname()
             .map_err(|e| CliError::new(format!("cannot read the host name: {e}")))?;
         let host = HostIdentity {
@@ -300,7 +302,7 @@ impl MachineBeforeJoin {
         };
         let file = flags.config.clone();
         let file = file.unwrap_or_else(|| DEFAULT_CONFIG_FILE.into());
-        let before = before(&file).map_err(wrong)?;
+        let before = read_existing_config(&file).map_err(wrong)?;
         // A file that is not there yet may be named.
         let looked = CommandLineFlags {
             config: flags
@@ -309,14 +311,14 @@ impl MachineBeforeJoin {
                 .filter(|_| before != ExistingNodeConfig::Nothing),
             ..flags.clone()
         };
-        let config = config::load(looked, &host).map_err(wrong)?.config;
+        let config = config::load_config(looked, &host).map_err(wrong)?.config;
         Ok(Self {
             flags,
             host,
             config,
             file,
             before,
-            proxies: proxies(),
+            proxies: read_proxies(),
         })
     }
 
@@ -339,7 +341,8 @@ impl MachineBeforeJoin {
             )));
         }
         if let (ExistingNodeConfig::Own(_), Some(dir)) = (&self.before, self.drop_ins()) {
-            let first = document::sorts_before_own(&dir).map_err(|e| CliError::new(chain(&e)))?;
+            let first =
+                document::find_earlier_drop_in(&dir).map_err(|e| CliError::new(error_chain(&e)))?;
             if let Some(first) = first {
                 return Err(CliError::new(format!(
                     "{} sorts before {}, which {} becomes, and would not win over it any more: give it a name that sorts after. Nothing was changed",
@@ -353,15 +356,16 @@ impl MachineBeforeJoin {
     }
 
     /// Finishes a join that was cut off.
-    fn finish(&self) -> Result<(), CliError> {
-        let places = staged::places(&self.config);
-        let finished = staged::finish_left(&self.file, &places, self.drop_ins().as_deref());
-        finished.map_err(|e| CliError::new(chain(&e)))?;
+    fn finish_left_join(&self) -> Result<(), CliError> {
+        let places = staged::join_file_paths(&self.config);
+        let finished =
+            staged::finish_interrupted_join(&self.file, &places, self.drop_ins().as_deref());
+        finished.map_err(|e| CliError::new(error_chain(&e)))?;
         Ok(())
     }
 
     /// Refuses to overwrite a kubeconfig, unless forced.
-    fn is_free(kubeconfig: &Path, asked: &JoinFlags) -> Result<(), JoinRefusal> {
+    fn check_kubeconfig_free(kubeconfig: &Path, asked: &JoinFlags) -> Result<(), JoinRefusal> {
         match asked.force || !kubeconfig.exists() {
             true => Ok(()),
             false => Err(JoinRefusal::Taken(kubeconfig.into())),
@@ -370,12 +374,17 @@ impl MachineBeforeJoin {
 
     /// Finds the directory of drop-ins that the agent will read.
     fn drop_ins(&self) -> Option<PathBuf> {
-        let usual = || self.flags.config.is_none().then(|| drop_in_dir(&self.file));
+        let usual = || {
+            self.flags
+                .config
+                .is_none()
+                .then(|| default_drop_in_dir(&self.file))
+        };
         self.flags.config_dir.clone().or_else(usual)
     }
 
     /// Finds the version to tell the cluster, if not our own: a node must not be newer than its apiserver (KADM-13).
-    fn told_version(&self, apiserver: &str) -> Option<String> {
+    fn version_to_tell(&self, apiserver: &str) -> Option<String> {
         let minor = |version: &str| -> Option<(u32, u32)> {
             let (major, rest) = version.strip_prefix('v')?.split_once('.')?;
             let minor = rest.split('.').next()?;
@@ -389,7 +398,7 @@ impl MachineBeforeJoin {
     /// Checks that the agent would start as the node that has joined.
     ///
     /// - `seen`: configuration that the agent will read from the file at `waiting` and from the drop-ins.
-    fn is_what_joined(
+    fn check_joined_config(
         &self,
         joined: &JoinResult,
         seen: &AgentConfig,
@@ -435,35 +444,35 @@ impl MachineBeforeJoin {
         match facts.iter().find(|(_, _, ours, theirs)| ours != theirs) {
             None => Ok(()),
             Some((what, keys, ours, theirs)) => {
-                Err(self.another(what, keys, [ours, theirs], waiting)?)
+                Err(self.other_value_error(what, keys, [ours, theirs], waiting)?)
             }
         }
     }
 
     /// Checks that a kubeconfig is configured. An agent without one sees no cluster: its other settings of a cluster
     /// are wrong then.
-    fn has_kubeconfig(&self, joined: &JoinResult, waiting: &Path) -> Result<(), CliError> {
+    fn check_kubeconfig_set(&self, joined: &JoinResult, waiting: &Path) -> Result<(), CliError> {
         const KEY: &str = "picolet.kubeconfig";
-        let decided = document::decided_by(KEY, waiting, self.drop_ins().as_deref());
-        let decided = decided.map_err(|e| CliError::new(chain(&e)))?;
+        let decided = document::find_deciding_file(KEY, waiting, self.drop_ins().as_deref());
+        let decided = decided.map_err(|e| CliError::new(error_chain(&e)))?;
         let is_none = |said: &Value| said.as_str().is_none_or(str::is_empty);
         if !decided.is_some_and(|(_, said)| is_none(&said)) {
             return Ok(());
         }
         let ours = joined.files.kubeconfig.display().to_string();
-        Err(self.another("kubeconfig", &[KEY], [&ours, ""], waiting)?)
+        Err(self.other_value_error("kubeconfig", &[KEY], [&ours, ""], waiting)?)
     }
 
     /// Makes the error of a machine that would start with another value. `values`: the one it joins with, and the one
     /// its agent would see.
-    fn another(
+    fn other_value_error(
         &self,
         what: &str,
         keys: &[&str],
         [ours, theirs]: [&str; 2],
         waiting: &Path,
     ) -> Result<CliError, CliError> {
-        let way_out = self.way_out(keys, waiting)?;
+        let way_out = self.advise_on_value(keys, waiting)?;
         Ok(CliError::new(format!(
             "this machine joins with the {what} {ours:?}, and its agent would start with {theirs:?}. {way_out}. Nothing was changed"
         )))
@@ -472,12 +481,12 @@ impl MachineBeforeJoin {
     /// Advises how to mend a value that is not the one that was joined with.
     ///
     /// - `keys`: keys that decide about the value, the first one first.
-    fn way_out(&self, keys: &[&str], waiting: &Path) -> Result<String, CliError> {
+    fn advise_on_value(&self, keys: &[&str], waiting: &Path) -> Result<String, CliError> {
         let drop_ins = self.drop_ins();
         // Bounded: two keys at most.
         for key in keys {
-            let file = document::decided_by(key, waiting, drop_ins.as_deref());
-            let Some((mut file, _)) = file.map_err(|e| CliError::new(chain(&e)))? else {
+            let file = document::find_deciding_file(key, waiting, drop_ins.as_deref());
+            let Some((mut file, _)) = file.map_err(|e| CliError::new(error_chain(&e)))? else {
                 continue;
             };
             if file == waiting {
@@ -495,7 +504,7 @@ impl MachineBeforeJoin {
                 file.display()
             ));
         }
-        let flag = flags::described().find(|flag| keys.first() == Some(&flag.field));
+        let flag = flags::flag_descriptions().find(|flag| keys.first() == Some(&flag.field));
         Ok(format!(
             "The new {} does not say it: give --{}",
             self.file.display(),
@@ -504,16 +513,16 @@ impl MachineBeforeJoin {
     }
 
     /// Writes all files of the join, or none.
-    fn write(&self, joined: &JoinResult) -> Result<(), CliError> {
-        let failed = |e: &dyn core::error::Error| CliError::new(chain(e));
+    fn write_join_files(&self, joined: &JoinResult) -> Result<(), CliError> {
+        let failed = |e: &dyn core::error::Error| CliError::new(error_chain(e));
         let unwritten = |e: staged::StageError| failed(&e);
         let typed = self.flags.overlay.clone();
         // The file may hold secrets.
         let before = fs::metadata(&self.file).map_or(0o644, |file| file.mode() & 0o777);
         let of_cluster = joined.document.as_object();
         let parts = [Some(&typed), of_cluster].into_iter().flatten();
-        let mode = document::mode(before, &parts.collect::<Vec<_>>());
-        let text = document::text(
+        let mode = document::config_file_mode(before, &parts.collect::<Vec<_>>());
+        let text = document::config_file_text(
             joined.document.clone(),
             &joined.files,
             joined.own.clone(),
@@ -521,32 +530,32 @@ impl MachineBeforeJoin {
         );
         let text = text.map_err(|e| failed(&e))?;
         let mut staged =
-            StagedFiles::begin(&self.file, text.as_bytes(), mode).map_err(unwritten)?;
+            StagedFiles::stage_config(&self.file, text.as_bytes(), mode).map_err(unwritten)?;
         let drop_ins = self.drop_ins();
         if let (ExistingNodeConfig::Own(bytes), Some(dir)) = (&self.before, &drop_ins) {
             // The copy says the same as the operator's file, which is still there: it may count at once.
             let own = dir.join(OWN_DROP_IN);
             staged.add_now(&own, bytes, before).map_err(unwritten)?;
         }
-        let temporary = staged.waiting();
-        self.has_kubeconfig(joined, &temporary)?;
+        let temporary = staged.waiting_config_path();
+        self.check_kubeconfig_set(joined, &temporary)?;
         let seen = document::preview(&temporary, drop_ins.as_deref(), &self.host).map_err(|e| {
             let from = temporary.display().to_string();
             let to = "what the cluster says";
-            CliError::new(chain(&e).replace(&from, to))
+            CliError::new(error_chain(&e).replace(&from, to))
         })?;
-        self.is_what_joined(joined, &seen.config, &temporary)?;
-        let places = staged::places(&seen.config);
-        staged.clear(&places).map_err(unwritten)?;
+        self.check_joined_config(joined, &seen.config, &temporary)?;
+        let places = staged::join_file_paths(&seen.config);
+        staged.clear_leftovers(&places).map_err(unwritten)?;
         for (path, content, mode) in &joined.written {
-            staged.add(path, content, *mode).map_err(unwritten)?;
+            staged.add_file(path, content, *mode).map_err(unwritten)?;
         }
         // An identity of another cluster must not go into this one (KADM-24).
         let stores = [CertificateStore::client, CertificateStore::server]
             .map(|of| of(&self.config.cluster.cert_dir));
         for (store, pair) in stores.iter().zip(&joined.pairs) {
             store.recover().map_err(|e| failed(&e))?;
-            let kept = store.keep(&pair.0, &pair.1, clock::wall());
+            let kept = store.keep_pair(&pair.0, &pair.1, clock::wall_now());
             let kept = kept.map_err(|e| failed(&e))?;
             let link = store.current_path();
             staged.add_link(&link, &kept).map_err(unwritten)?;
@@ -595,7 +604,7 @@ enum JoinRefusal {
 }
 
 /// Reads a URL. `what`: name of the word. Errors do not repeat the text: it may be a token at the wrong place.
-fn url(text: &str, what: &'static str) -> Result<Url, JoinRefusal> {
+fn parse_https_url(text: &str, what: &'static str) -> Result<Url, JoinRefusal> {
     let url = Url::parse(text).map_err(|e| JoinRefusal::Server(what, e))?;
     if !url.https {
         return Err(JoinRefusal::NoTls(what));
@@ -608,14 +617,14 @@ fn url(text: &str, what: &'static str) -> Result<Url, JoinRefusal> {
 }
 
 /// Makes the URL of `HOST`, `HOST:PORT`, or either with `https://` before it.
-fn apiserver(server: &str) -> Result<Url, JoinRefusal> {
+fn apiserver_url(server: &str) -> Result<Url, JoinRefusal> {
     let host = server.strip_prefix("https://").unwrap_or(server);
     let (_, port) = crate::net::url::split_port(host);
     let port = port.map_or(API_PORT, |_| "");
-    url(&format!("https://{host}{port}"), "HOST:PORT")
+    parse_https_url(&format!("https://{host}{port}"), "HOST:PORT")
 }
 
-fn beside_kubeadm(
+fn join_kubeadm_cluster(
     asked: &JoinFlags,
     machine: &MachineBeforeJoin,
     server: &str,
@@ -625,8 +634,8 @@ fn beside_kubeadm(
         bootstrap: Some("/etc/kubernetes/bootstrap-kubelet.conf".into()),
         client_ca: "/etc/kubernetes/pki/ca.crt".into(),
     };
-    files.typed(&machine.flags.overlay);
-    MachineBeforeJoin::is_free(&files.kubeconfig, asked)?;
+    files.apply_typed_paths(&machine.flags.overlay);
+    MachineBeforeJoin::check_kubeconfig_free(&files.kubeconfig, asked)?;
     let token = kubeadm::BootstrapToken::parse(&asked.token)?;
     let hashes = asked.hashes.iter().map(String::as_str);
     let pins = match (asked.hashes.is_empty(), asked.any_ca) {
@@ -634,22 +643,22 @@ fn beside_kubeadm(
         (true, true) => None,
         (true, false) => return Err(JoinRefusal::NoPin),
     };
-    let url = apiserver(server)?;
+    let url = apiserver_url(server)?;
     let proxies = &machine.proxies;
-    let found = kubeadm::discover(&url, &token, pins.as_ref(), proxies)?;
+    let found = kubeadm::discover_cluster(&url, &token, pins.as_ref(), proxies)?;
     let node = &machine.config.node_name;
-    if !asked.force && is_taken(found.config.clone(), node, proxies)? {
+    if !asked.force && is_node_name_taken(found.config.clone(), node, proxies)? {
         return Err(JoinRefusal::Name(node.clone()));
     }
-    let apiserver = version(found.config.clone(), proxies)?;
+    let apiserver = read_apiserver_version(found.config.clone(), proxies)?;
     let text = kubeadm::kubelet_config(&found, &apiserver, proxies)?;
     let mut own = Map::new();
-    if let Some(version) = machine.told_version(&apiserver) {
+    if let Some(version) = machine.version_to_tell(&apiserver) {
         own.insert("kubeletVersion".into(), version.into());
     }
     let bootstrap = files.bootstrap.clone().unwrap_or_default();
     Ok(JoinResult {
-        document: document::of_kubeadm(&text)?,
+        document: document::read_kubeadm_settings(&text)?,
         own,
         written: vec![
             (bootstrap, found.text.into_bytes(), 0o600),
@@ -657,13 +666,13 @@ fn beside_kubeadm(
         ],
         files,
         pairs: Vec::new(),
-        server: shown(&found.config),
+        server: first_server_text(&found.config),
         notes: Vec::new(),
         next: "The agent asks for its certificate when it starts. Then 'kubectl get nodes' shows the node. If it does not, 'picolet check' says why.\n",
     })
 }
 
-fn beside_k3s(
+fn join_k3s_cluster(
     asked: &JoinFlags,
     machine: &MachineBeforeJoin,
     server: &str,
@@ -675,9 +684,9 @@ fn beside_k3s(
         bootstrap: None,
         client_ca: "/etc/picolet/client-ca.crt".into(),
     };
-    files.typed(&machine.flags.overlay);
-    MachineBeforeJoin::is_free(&files.kubeconfig, asked)?;
-    let url = url(server, "--k3s")?;
+    files.apply_typed_paths(&machine.flags.overlay);
+    MachineBeforeJoin::check_kubeconfig_free(&files.kubeconfig, asked)?;
+    let url = parse_https_url(server, "--k3s")?;
     let token = k3s::K3sToken::parse(&asked.token)?;
     let mut notes = Vec::new();
     if !token.names_ca() {
@@ -687,23 +696,23 @@ fn beside_k3s(
         notes.push("the token does not say which CA the cluster has (K10…::): whoever answers now is trusted".into());
     }
     let proxies = &machine.proxies;
-    let (supervisor, ca) = k3s::find(&url, token, proxies)?;
-    let cluster = supervisor.cluster()?;
+    let (supervisor, ca) = k3s::find_supervisor(&url, token, proxies)?;
+    let cluster = supervisor.read_cluster()?;
     let node = k3s::K3sNodeIdentity {
         name: machine.config.node_name.clone(),
-        password: password(&asked.password_file)?,
+        password: read_or_make_password(&asked.password_file)?,
         ips: machine.config.node_ips.clone(),
     };
-    let first = supervisor.certify(&node, k3s::CertificatePurpose::Client)?;
-    let second = supervisor.certify(&node, k3s::CertificatePurpose::Serving)?;
+    let first = supervisor.certify_new_key(&node, k3s::CertificatePurpose::Client)?;
+    let second = supervisor.certify_new_key(&node, k3s::CertificatePurpose::Serving)?;
     let client_ca = supervisor.client_ca()?;
-    let api = cluster.api(&url);
-    let config = k3s::kubeconfig(&api, ServerTrust::Ca(KubeconfigMaterial::Inline(ca)));
+    let api = cluster.apiserver_url(&url);
+    let config = k3s::apiserver_kubeconfig(&api, ServerTrust::Ca(KubeconfigMaterial::Inline(ca)));
     // The certificate is tried before it counts.
     let mut member = config.clone();
     let inline = |text: &String| KubeconfigMaterial::Inline(text.clone().into_bytes());
     member.user.certificate = Some((inline(&first.0), inline(&first.1)));
-    let apiserver = version(member, proxies)?;
+    let apiserver = read_apiserver_version(member, proxies)?;
     let mut own = Map::new();
     own.insert(
         "k3sServer".into(),
@@ -712,10 +721,10 @@ fn beside_k3s(
     if asked.password_file != Path::new(config::K3S_PASSWORD_FILE) {
         own.insert("k3sPasswordFile".into(), json!(asked.password_file));
     }
-    if let Some(version) = machine.told_version(&apiserver) {
+    if let Some(version) = machine.version_to_tell(&apiserver) {
         own.insert("kubeletVersion".into(), version.into());
     }
-    let others = supervisor.apiservers(&api)?;
+    let others = supervisor.read_apiserver_urls(&api)?;
     if !others.is_empty() {
         own.insert("apiServers".into(), json!(others));
     }
@@ -727,7 +736,7 @@ fn beside_k3s(
         ));
     }
     Ok(JoinResult {
-        document: document::of_k3s(&cluster.dns(), &cluster.cluster_domain),
+        document: document::k3s_settings(&cluster.name_servers(), &cluster.cluster_domain),
         own,
         written: vec![
             (
@@ -739,27 +748,31 @@ fn beside_k3s(
         ],
         files,
         pairs: vec![first, second],
-        server: shown(&config),
+        server: first_server_text(&config),
         notes,
         next: "'kubectl get nodes' shows the node when the agent runs. 'picolet check' says what the cluster does not bring to this node.\n",
     })
 }
 
-fn shown(config: &Kubeconfig) -> String {
-    let text = config.servers.first().map(Url::shown).unwrap_or_default();
+fn first_server_text(config: &Kubeconfig) -> String {
+    let text = config
+        .servers
+        .first()
+        .map(Url::without_query)
+        .unwrap_or_default();
     text.trim_end_matches('/').to_owned()
 }
 
 /// Reads the password by which the cluster knows the node. A new one is on disk before it is sent (K3SJ-04).
-fn password(path: &Path) -> Result<String, JoinRefusal> {
+fn read_or_make_password(path: &Path) -> Result<String, JoinRefusal> {
     let failed = |source| JoinRefusal::File {
         path: path.into(),
         source,
     };
-    if let Some(known) = k3s::password(path).map_err(failed)? {
+    if let Some(known) = k3s::read_node_password(path).map_err(failed)? {
         return Ok(known);
     }
-    let password = k3s::new_password()?;
+    let password = k3s::make_node_password()?;
     let text = format!("{password}\n");
     path.parent()
         .map_or(Ok(()), fs::create_dir_all)
@@ -769,11 +782,11 @@ fn password(path: &Path) -> Result<String, JoinRefusal> {
 }
 
 /// Has the service manager restart the agent, if there is one.
-fn start() {
+fn restart_agent_service() {
     let asked = if Path::new("/run/systemd/system").is_dir() {
-        check::ask("systemctl", &["restart", "--no-block", "picolet"])
+        check::run_program("systemctl", &["restart", "--no-block", "picolet"])
     } else {
-        check::ask("rc-service", &["picolet", "restart"])
+        check::run_program("rc-service", &["picolet", "restart"])
     };
     if !matches!(asked, Some(Ok(_))) {
         let why = asked
@@ -802,7 +815,7 @@ mod tests {
         let path = scratch.join("token").display().to_string();
         let flags = |words: &[(&'static str, &str)]| {
             let words = words.iter().map(|(name, value)| (*name, (*value).into()));
-            flags_of(words.collect()).map(|asked| asked.token)
+            read_join_flags(words.collect()).map(|asked| asked.token)
         };
         let file = ("token-file", &*path);
         let most = usize::try_from(MAX_TOKEN_BYTES).expect("small");
@@ -821,7 +834,7 @@ mod tests {
             match (flags(&[file]), says) {
                 (Ok(token), Ok(())) => assert_eq!(token, SECRET),
                 (Err(said), Err(says)) => {
-                    let said = said.bare();
+                    let said = said.bare_message();
                     assert!(said.contains(says) && said.contains(&path), "{said}");
                     assert!(!said.contains(SECRET), "{said}");
                 }
@@ -829,11 +842,11 @@ mod tests {
             }
         }
         fs::remove_file(&path).expect("removed");
-        assert!(flags(&[file]).is_err_and(|said| said.bare().contains(&path)));
+        assert!(flags(&[file]).is_err_and(|said| said.bare_message().contains(&path)));
         let swapped = flags(&[("token-file", SECRET)]).expect_err("no file");
-        assert!(!swapped.bare().contains("abcdef"), "{swapped}");
+        assert!(!swapped.bare_message().contains("abcdef"), "{swapped}");
         let both = flags(&[file, ("token", SECRET)]).expect_err("two");
-        assert!(both.bare().contains("only one"), "{both}");
+        assert!(both.bare_message().contains("only one"), "{both}");
         assert!(flags(&[]).is_err() && flags(&[("token", SECRET)]).is_ok());
     }
 
@@ -845,8 +858,8 @@ mod tests {
         let user = format!("https://node:{SECRET}@10.0.0.1");
         let host = format!("https://{SECRET}:6443");
         for text in [SECRET, &whole, &no_tls, &user, &host] {
-            let k3s = url(text, "--k3s").map(|url| url.to_string());
-            let kubeadm = apiserver(text).map(|url| url.to_string());
+            let k3s = parse_https_url(text, "--k3s").map(|url| url.to_string());
+            let kubeadm = apiserver_url(text).map(|url| url.to_string());
             for said in [k3s, kubeadm] {
                 let said = said.expect_err(text).to_string();
                 assert!(!said.contains("abcdef"), "{text}: {said}");
@@ -857,13 +870,13 @@ mod tests {
             }
         }
         assert_eq!(
-            apiserver("10.0.0.1").expect("a URL").to_string(),
+            apiserver_url("10.0.0.1").expect("a URL").to_string(),
             "https://10.0.0.1:6443/"
         );
-        let of = |words: &[&str]| typed(words.iter().map(OsString::from).collect());
+        let of = |words: &[&str]| read_agent_flags(words.iter().map(OsString::from).collect());
         let (_, server) = of(&["10.0.0.1:6443", "--max-pods=9"]).expect("one");
         assert_eq!(server.as_deref(), Some("10.0.0.1:6443"));
         let said = of(&["10.0.0.1:6443", SECRET]).expect_err("too many");
-        assert!(!said.bare().contains(SECRET), "{said}");
+        assert!(!said.bare_message().contains(SECRET), "{said}");
     }
 }

@@ -9,8 +9,10 @@ use super::{PodProviders, socket::ProviderSocket, wire::ProviderWire};
 use crate::{
     agent::{clock::Clock, external_pods::ExternalPods},
     api::names,
-    config::{AgentConfig, InvalidField, TableKey, checks::invalid, endpoints::endpoint, key},
-    parts::{ConfiguredPart, Part, section},
+    config::{
+        AgentConfig, InvalidField, TableKey, checks::invalid_field, endpoints::read_endpoint, key,
+    },
+    parts::{ConfiguredPart, Part, read_section},
     runtime::runc::process,
 };
 
@@ -38,7 +40,7 @@ impl Part for ProviderPart {
         own: &Value,
         config: &AgentConfig,
     ) -> Result<Option<Rc<dyn ConfiguredPart>>, InvalidField> {
-        let sockets = read(section(own, "providers")?, config)?;
+        let sockets = read_provider_sockets(read_section(own, "providers")?, config)?;
         let configured = (!sockets.is_empty()).then(|| Rc::new(ProviderSockets(sockets)) as _);
         Ok(configured)
     }
@@ -59,13 +61,13 @@ impl ConfiguredPart for ProviderSockets {
 }
 
 /// Reads the sockets of providers.
-fn read(
+fn read_provider_sockets(
     all: BTreeMap<String, String>,
     config: &AgentConfig,
 ) -> Result<BTreeMap<String, PathBuf>, InvalidField> {
     if all.len() > MAX_PROVIDERS {
         let found = all.len();
-        return invalid(
+        return invalid_field(
             FIELD,
             format!("has {found} entries, must have at most {MAX_PROVIDERS}"),
         );
@@ -73,24 +75,24 @@ fn read(
     let mut sockets = BTreeMap::new();
     for (name, text) in all {
         if !names::is_dns_label(&name) {
-            return invalid(
+            return invalid_field(
                 FIELD,
                 format!("{name:?} is no name of a handler: lower-case letters, digits and '-'"),
             );
         }
         let field = format!("{FIELD}.{name}");
         if config.runtime.handlers.contains_key(&name) {
-            return invalid(&field, "is in picolet.handlers too: one of them must go");
+            return invalid_field(&field, "is in picolet.handlers too: one of them must go");
         }
         if config.runtime.process.is_some() && name == process::HANDLER {
-            return invalid(
+            return invalid_field(
                 "picolet.process",
                 format!("the handler {name:?} is in picolet.providers too: one of them must go"),
             );
         }
-        match endpoint(&field, "provider", Some(&text))? {
+        match read_endpoint(&field, "provider", Some(&text))? {
             Some(socket) => sockets.insert(name, socket),
-            None => return invalid(&field, "is empty, must be the socket of a provider"),
+            None => return invalid_field(&field, "is empty, must be the socket of a provider"),
         };
     }
     Ok(sockets)

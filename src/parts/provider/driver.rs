@@ -33,7 +33,7 @@ use crate::{
         Container, Pod, PodUid,
         cri::{PodItem, PodRuntimeStatus},
     },
-    error::chain,
+    error::error_chain,
     logic::{
         pod_worker::CallOutcome,
         provider::{self, NOT_FOUND, VolumePath},
@@ -70,63 +70,68 @@ enum PodOwner<'a> {
 }
 
 impl PodDriver for PodDriverRouter {
-    fn sync<'a>(&'a self, plan: &'a CallPlan) -> DriverFuture<'a, CallOutcome> {
+    fn sync_pod<'a>(&'a self, plan: &'a CallPlan) -> DriverFuture<'a, CallOutcome> {
         Box::pin(async move {
-            let Some(pod) = self.preparer.load(&plan.uid).await else {
+            let Some(pod) = self.preparer.load_pod(&plan.uid).await else {
                 return CallOutcome::Failed(RetryCause::Error);
             };
             if pod.spec.runtime_class_name.is_none() {
                 self.drop_record(&plan.uid).await;
-                return self.containers.sync(plan).await;
+                return self.containers.sync_pod(plan).await;
             }
-            let handler = match self.preparer.generator.handler(&pod, plan).await {
+            let handler = match self
+                .preparer
+                .generator
+                .find_runtime_handler(&pod, plan)
+                .await
+            {
                 Ok(handler) => handler,
-                Err(e) => match self.whose(&plan.uid).await {
+                Err(e) => match self.find_owner(&plan.uid).await {
                     // A class that is gone does not take a pod from its provider.
                     PodOwner::Provider(provider) => provider.handler.clone(),
-                    PodOwner::Containers => return self.containers.sync(plan).await,
+                    PodOwner::Containers => return self.containers.sync_pod(plan).await,
                     PodOwner::Nobody(_) => {
-                        return self.ended(plan, Err(SyncError::new(e.to_string())));
+                        return self.outcome_of_call(plan, Err(SyncError::new(e.to_string())));
                     }
                 },
             };
             match self.providers.by_handler(&handler) {
                 None => {
                     self.drop_record(&plan.uid).await;
-                    self.containers.sync(plan).await
+                    self.containers.sync_pod(plan).await
                 }
                 Some(provider) => {
                     let synced = self.sync_at(provider, plan, &pod).await;
-                    self.ended(plan, synced)
+                    self.outcome_of_call(plan, synced)
                 }
             }
         })
     }
 
-    fn terminate<'a>(
+    fn terminate_pod<'a>(
         &'a self,
         plan: &'a CallPlan,
         stop: PodStopMode,
     ) -> DriverFuture<'a, CallOutcome> {
         Box::pin(async move {
-            match self.whose(&plan.uid).await {
-                PodOwner::Containers => self.containers.terminate(plan, stop).await,
+            match self.find_owner(&plan.uid).await {
+                PodOwner::Containers => self.containers.terminate_pod(plan, stop).await,
                 PodOwner::Provider(provider) => {
                     let ended = self.terminate_at(provider, plan, stop).await;
-                    self.ended(plan, ended)
+                    self.outcome_of_call(plan, ended)
                 }
-                PodOwner::Nobody(why) => self.ended(plan, Err(SyncError::new(why))),
+                PodOwner::Nobody(why) => self.outcome_of_call(plan, Err(SyncError::new(why))),
             }
         })
     }
 
-    fn clean_up<'a>(&'a self, plan: &'a CallPlan) -> DriverFuture<'a, CallOutcome> {
+    fn clean_up_pod<'a>(&'a self, plan: &'a CallPlan) -> DriverFuture<'a, CallOutcome> {
         Box::pin(async move {
-            if let PodOwner::Provider(provider) = self.whose(&plan.uid).await {
+            if let PodOwner::Provider(provider) = self.find_owner(&plan.uid).await {
                 let table = &provider.table;
-                let is_kept = !plan.content_goes && table.borrow_mut().keep(&plan.uid);
+                let is_kept = !plan.content_goes && table.borrow_mut().decide_to_keep(&plan.uid);
                 let goes = if is_kept {
-                    table.borrow().surplus()
+                    table.borrow().surplus_kept_pod()
                 } else {
                     Some(plan.uid.clone())
                 };
@@ -135,39 +140,45 @@ impl PodDriver for PodDriverRouter {
                     && !is_kept
                 {
                     let why = format!("provider {} still stops it", provider.handler);
-                    return self.ended(plan, Err(SyncError::new(why)));
+                    return self.outcome_of_call(plan, Err(SyncError::new(why)));
                 }
             }
-            self.containers.clean_up(plan).await
+            self.containers.clean_up_pod(plan).await
         })
     }
 
-    fn remove<'a>(&'a self, uid: &'a PodUid) -> DriverFuture<'a, ()> {
+    fn remove_pod_remains<'a>(&'a self, uid: &'a PodUid) -> DriverFuture<'a, ()> {
         Box::pin(async move {
-            match self.whose(uid).await {
+            match self.find_owner(uid).await {
                 PodOwner::Provider(provider) => {
                     self.forget_at(provider, uid).await;
                 }
-                PodOwner::Containers | PodOwner::Nobody(_) => self.containers.remove(uid).await,
+                PodOwner::Containers | PodOwner::Nobody(_) => {
+                    self.containers.remove_pod_remains(uid).await
+                }
             }
         })
     }
 
-    fn list(&self) -> RuntimeCall<'_, Vec<PodItem>> {
-        self.containers.list()
+    fn list_pods(&self) -> RuntimeCall<'_, Vec<PodItem>> {
+        self.containers.list_pods()
     }
 
-    fn status<'a>(&'a self, uid: &'a PodUid) -> RuntimeCall<'a, PodRuntimeStatus> {
-        self.containers.status(uid)
+    fn read_pod_status<'a>(&'a self, uid: &'a PodUid) -> RuntimeCall<'a, PodRuntimeStatus> {
+        self.containers.read_pod_status(uid)
     }
 
-    fn doorbell(&self) -> DriverFuture<'_, ()> {
-        self.containers.doorbell()
+    fn wait_for_change(&self) -> DriverFuture<'_, ()> {
+        self.containers.wait_for_change()
     }
 }
 
 impl PodDriverRouter {
-    fn ended(&self, plan: &CallPlan, result: Result<CallOutcome, SyncError>) -> CallOutcome {
+    fn outcome_of_call(
+        &self,
+        plan: &CallPlan,
+        result: Result<CallOutcome, SyncError>,
+    ) -> CallOutcome {
         match result {
             Ok(outcome) => outcome,
             Err(_) if plan.cancel.is_cancelled() => CallOutcome::Canceled,
@@ -179,22 +190,22 @@ impl PodDriverRouter {
         }
     }
 
-    fn record(&self, uid: &PodUid) -> PathBuf {
-        self.preparer.store.dir(uid).join(PROVIDER)
+    fn record_path(&self, uid: &PodUid) -> PathBuf {
+        self.preparer.store.pod_dir(uid).join(PROVIDER)
     }
 
-    async fn whose(&self, uid: &PodUid) -> PodOwner<'_> {
-        if let Some(provider) = self.providers.of(uid) {
+    async fn find_owner(&self, uid: &PodUid) -> PodOwner<'_> {
+        if let Some(provider) = self.providers.owner_of(uid) {
             return PodOwner::Provider(provider);
         }
-        let path = self.record(uid);
+        let path = self.record_path(uid);
         let read = move || {
             let mut name = String::new();
             let file = File::open(path)?;
             file.take(MAX_RECORD_BYTES).read_to_string(&mut name)?;
             io::Result::Ok(name)
         };
-        let name = match self.preparer.disk.run(read).await {
+        let name = match self.preparer.disk.run_job(read).await {
             Ok(name) => name,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return PodOwner::Containers,
             // The read is tried again. Taken for a pod of containers, a provider's pod would be left running.
@@ -214,7 +225,7 @@ impl PodDriverRouter {
         plan: &CallPlan,
         pod: &Rc<Pod>,
     ) -> Result<CallOutcome, SyncError> {
-        provider.table.borrow_mut().expect(pod);
+        provider.table.borrow_mut().expect_pod(pod);
         if !provider.is_heard() {
             // The pod's state is not known yet (PROV-03): its status stays, and it is looked at again with the first
             // list.
@@ -222,25 +233,25 @@ impl PodDriverRouter {
             self.warn(pod, "ProviderNotReady", &message);
             return Err(SyncError::new(message));
         }
-        let (known, failure) = known(provider, &plan.uid);
-        let begun = self.preparer.begin(plan, pod, known, failure).await;
+        let (known, failure) = known_pod_status(provider, &plan.uid);
+        let begun = self.preparer.begin_sync(plan, pod, known, failure).await;
         if begun.terminal {
             return Ok(CallOutcome::Terminal);
         }
         self.preparer.check_start(pod, begun.problem.as_ref())?;
         let is_start = begun.actions.starts_anything();
-        let Some(mounted) = self.preparer.set_up(plan, pod, is_start).await? else {
+        let Some(mounted) = self.preparer.set_up_pod(plan, pod, is_start).await? else {
             return Ok(CallOutcome::Canceled);
         };
-        let generation = provider::generation(pod);
+        let generation = provider::pod_generation(pod);
         let is_due = provider
             .table
             .borrow()
-            .is_to_be_told(&plan.uid, &generation);
+            .must_tell_provider(&plan.uid, &generation);
         if !is_due || plan.cancel.is_to_end() {
             return Ok(CallOutcome::Done);
         }
-        let told = self.tell(provider, plan, pod, &generation, &begun.ips, &mounted);
+        let told = self.tell_provider(provider, plan, pod, &generation, &begun.ips, &mounted);
         let told = told.await;
         if let Err(e) = &told {
             self.warn(pod, FAILED, &e.message);
@@ -258,17 +269,17 @@ impl PodDriverRouter {
             failed: told.is_err().then(|| Rc::clone(&plan.runtime)),
             again: told.is_ok() && begun.actions.restart_all,
         };
-        plan.line.tell(acted).await;
+        plan.line.tell_loop(acted).await;
         told.map(|()| CallOutcome::Done)
     }
 
     fn warn(&self, pod: &Pod, reason: &str, message: &str) {
         let recorder = &self.preparer.recorder;
-        recorder.pod(pod, EventSeverity::Warning, reason, message);
+        recorder.record_pod_event(pod, EventSeverity::Warning, reason, message);
     }
 
     /// Tells the provider of a pod, with everything that it refers to.
-    async fn tell(
+    async fn tell_provider(
         &self,
         provider: &PodProvider,
         plan: &CallPlan,
@@ -280,7 +291,7 @@ impl PodDriverRouter {
         let mut environments = Vec::new();
         for container in containers(pod) {
             let generator = &self.preparer.generator;
-            let made = generator.environment(plan, pod, container, ips, mounted);
+            let made = generator.make_environment(plan, pod, container, ips, mounted);
             let made = made.await.map_err(|e| SyncError::new(e.to_string()))?;
             environments.push(made.into_vec());
         }
@@ -292,7 +303,7 @@ impl PodDriverRouter {
                 read_only: volume.read_only,
             });
         }
-        let told = provider::telling(pod, &provider.node, generation, environments, &volumes);
+        let told = provider::pod_message(pod, &provider.node, generation, environments, &volumes);
         if told.len() > MAX_POD_BYTES {
             return Err(SyncError::new(format!(
                 "the pod has {} bytes with all that it refers to, a provider takes {MAX_POD_BYTES}",
@@ -306,31 +317,31 @@ impl PodDriverRouter {
         if plan.cancel.is_to_end() {
             return Ok(());
         }
-        let put = provider.put(&plan.uid, generation, told).await;
+        let put = provider.put_pod(&plan.uid, generation, told).await;
         crash::point("provider.told");
-        let bad = put.map_err(|e| SyncError::new(chain(&e)))?;
+        let bad = put.map_err(|e| SyncError::new(error_chain(&e)))?;
         tell_bad(&self.preparer.recorder, &bad);
         Ok(())
     }
 
     /// Writes the file that names the provider, before the provider hears of the pod.
     async fn keep_record(&self, provider: &PodProvider, uid: &PodUid) -> io::Result<()> {
-        let (path, handler) = (self.record(uid), provider.handler.clone());
+        let (path, handler) = (self.record_path(uid), provider.handler.clone());
         let keep = move || {
             if fs::read(&path).is_ok_and(|known| known == handler.as_bytes()) {
                 return Ok(());
             }
             file::write_atomic(&path, handler.as_bytes(), 0o600, true)
         };
-        self.preparer.disk.run(keep).await
+        self.preparer.disk.run_job(keep).await
     }
 
     /// Forgets the provider of a static pod that became a pod of containers and kept its given uid.
     async fn drop_record(&self, uid: &PodUid) {
-        if let Some(provider) = self.providers.of(uid) {
-            provider.forget(uid);
-            let path = self.record(uid);
-            let dropped = self.preparer.disk.run(move || fs::remove_file(path));
+        if let Some(provider) = self.providers.owner_of(uid) {
+            provider.forget_pod(uid);
+            let path = self.record_path(uid);
+            let dropped = self.preparer.disk.run_job(move || fs::remove_file(path));
             if let Err(e) = dropped.await
                 && e.kind() != io::ErrorKind::NotFound
             {
@@ -350,13 +361,13 @@ impl PodDriverRouter {
     ) -> Result<CallOutcome, SyncError> {
         let (uid, preparer) = (&plan.uid, &self.preparer);
         let pod = match stop {
-            PodStopMode::AsSpecified(_) => preparer.store.load(&preparer.disk, uid).await.ok(),
+            PodStopMode::AsSpecified(_) => preparer.store.load_pod(&preparer.disk, uid).await.ok(),
             PodStopMode::Unknown => None,
         };
-        let known = || provider.table.borrow().status(uid);
+        let known = || provider.table.borrow().pod_status(uid);
         if let Some(pod) = &pod {
-            provider.table.borrow_mut().expect(pod);
-            let stopping = plan.line.ask(|answer| CallStep::Stopping {
+            provider.table.borrow_mut().expect_pod(pod);
+            let stopping = plan.line.ask_loop(|answer| CallStep::Stopping {
                 pod: Rc::clone(pod),
                 runtime: known().map_or_else(|| Rc::clone(&plan.runtime), Rc::new),
                 answer,
@@ -372,14 +383,16 @@ impl PodDriverRouter {
                 .unwrap_or(UNKNOWN_GRACE_S),
         };
         self.stop_at(provider, plan, grace_s).await?;
-        plan.line.tell(CallStep::Killed).await;
+        plan.line.tell_loop(CallStep::Killed).await;
         if let Some(pod) = pod {
             let runtime = known().map_or_else(|| Rc::clone(&plan.runtime), Rc::new);
-            plan.line.tell(CallStep::Stopped { pod, runtime }).await;
+            plan.line
+                .tell_loop(CallStep::Stopped { pod, runtime })
+                .await;
         } else {
             self.forget_at(provider, uid).await;
         }
-        plan.line.tell(CallStep::Changed).await;
+        plan.line.tell_loop(CallStep::Changed).await;
         Ok(CallOutcome::Done)
     }
 
@@ -390,7 +403,8 @@ impl PodDriverRouter {
         grace_s: u32,
     ) -> Result<(), SyncError> {
         let uid = &plan.uid;
-        let failed = |e: ProviderError| SyncError::new(format!("error killing pod: {}", chain(&e)));
+        let failed =
+            |e: ProviderError| SyncError::new(format!("error killing pod: {}", error_chain(&e)));
         // An ended pod keeps its last words until they are written down: it is removed when it is cleaned up. Between
         // two runs it has not ended.
         let mut told = false;
@@ -399,26 +413,27 @@ impl PodDriverRouter {
             let ended = if told {
                 table.has_ended(uid)
             } else {
-                table.is_over(uid)
+                table.is_pod_over(uid)
             };
-            ended && table.is_heard()
+            ended && table.has_whole_list()
         };
         // Bounded: each turn waits for a change, or for `TELL_AGAIN`.
         while !ended(told) {
             told = true;
-            if provider.delete(uid, grace_s).await.map_err(failed)? == DeleteOutcome::Gone {
+            if provider.delete_pod(uid, grace_s).await.map_err(failed)? == DeleteOutcome::Gone {
                 return Ok(());
             }
-            let instance = provider.table.borrow().instance().to_owned();
-            let answered = provider.table.borrow().answers();
-            let over = provider.changed.until(|| {
+            let instance = provider.table.borrow().instance_name().to_owned();
+            let answered = provider.table.borrow().is_answering();
+            let over = provider.changed.wait_until(|| {
                 let table = provider.table.borrow();
-                let is_other = table.instance() != instance || answered && !table.answers();
+                let is_other =
+                    table.instance_name() != instance || answered && !table.is_answering();
                 (table.has_ended(uid) || is_other).then_some(())
             });
             let again = provider.clock.now() + TELL_AGAIN;
-            let late = provider.clock.until(again);
-            over.or(late).or(plan.cancel.cancelled()).await;
+            let late = provider.clock.sleep_until(again);
+            over.or(late).or(plan.cancel.wait_for_cancel()).await;
             if plan.cancel.is_cancelled() {
                 return Err(SyncError::new("it is to end sooner"));
             }
@@ -430,17 +445,20 @@ impl PodDriverRouter {
     /// is found. A pod that the provider still stops is not forgotten here.
     async fn forget_at(&self, provider: &PodProvider, uid: &PodUid) -> DeleteOutcome {
         if !provider.table.borrow().is_gone(uid) {
-            match provider.delete(uid, 0).await {
+            match provider.delete_pod(uid, 0).await {
                 Ok(DeleteOutcome::Stopping) => return DeleteOutcome::Stopping,
                 Ok(DeleteOutcome::Gone) => {}
                 Err(e) => {
-                    let complaint =
-                        format!("uid={uid} provider {}: {}", provider.handler, chain(&e));
+                    let complaint = format!(
+                        "uid={uid} provider {}: {}",
+                        provider.handler,
+                        error_chain(&e)
+                    );
                     self.preparer.complaints.complain(&complaint);
                 }
             }
         }
-        provider.forget(uid);
+        provider.forget_pod(uid);
         DeleteOutcome::Gone
     }
 }
@@ -451,12 +469,15 @@ fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
 }
 
 /// State of the pod at its provider, and its failure, if it has failed.
-fn known(provider: &PodProvider, uid: &PodUid) -> (Rc<PodRuntimeStatus>, Option<PodFailure>) {
+fn known_pod_status(
+    provider: &PodProvider,
+    uid: &PodUid,
+) -> (Rc<PodRuntimeStatus>, Option<PodFailure>) {
     let table = provider.table.borrow();
     let failure = table.is_lost(uid).then(|| PodFailure {
         reason: NOT_FOUND.into(),
         message: format!("provider {} has forgotten the pod", provider.handler),
         disruption: None,
     });
-    (Rc::new(table.status(uid).unwrap_or_default()), failure)
+    (Rc::new(table.pod_status(uid).unwrap_or_default()), failure)
 }

@@ -70,7 +70,7 @@ impl FramedConnection {
     /// Makes a session over `socket`. Dropping it closes the connection; the provider then decides what becomes of the
     /// command.
     #[must_use]
-    pub(crate) fn session(socket: Async<UnixStream>) -> StreamSession {
+    pub(crate) fn open_session(socket: Async<UnixStream>) -> StreamSession {
         let ended = ProviderCommandResult::default();
         let framed = Self {
             socket,
@@ -124,7 +124,7 @@ impl FramedConnection {
         (self.known == HEAD_BYTES).then_some(self.head[0])
     }
 
-    fn end(&mut self) {
+    fn finish_command(&mut self) {
         let end: Result<CommandEndFrame, _> = from_json(&self.last);
         let result = match end {
             Ok(CommandEndFrame { exit_code, error }) if error.is_empty() => Ok(exit_code),
@@ -173,7 +173,7 @@ impl ProcessStreams for FramedConnection {
                     return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
                 }
                 if self.left == 0 {
-                    self.end();
+                    self.finish_command();
                     return Poll::Ready(Ok(OutputRead::End));
                 }
                 let mut piece = [0; MAX_END_BYTES];
@@ -234,7 +234,7 @@ impl ProcessStreams for FramedConnection {
         }
     }
 
-    fn resize(&mut self, columns: u16, rows: u16) {
+    fn resize_terminal(&mut self, columns: u16, rows: u16) {
         if self.waiting.len() < MAX_WAITING_BYTES {
             let size = format!("{{\"columns\": {columns}, \"rows\": {rows}}}");
             self.queue(SIZE, size.as_bytes());
@@ -277,7 +277,7 @@ mod tests {
                 io::Write::write_all(&mut &theirs, piece).expect("write");
             }
         });
-        let session = FramedConnection::session(Async::new(ours).expect("socket"));
+        let session = FramedConnection::open_session(Async::new(ours).expect("socket"));
         let (mut streams, end) = (session.streams, session.end);
         let heard = smol::block_on(async {
             let (mut out, mut err) = (Vec::new(), Vec::new());
@@ -337,12 +337,12 @@ mod tests {
     #[test]
     fn input_and_sizes_are_frames() {
         let (ours, theirs) = UnixStream::pair().expect("sockets");
-        let session = FramedConnection::session(Async::new(ours).expect("socket"));
+        let session = FramedConnection::open_session(Async::new(ours).expect("socket"));
         let mut streams = session.streams;
         smol::block_on(async {
             let n = poll_fn(|cx| streams.poll_input(cx, b"abc")).await;
             assert_eq!(n.expect("taken"), 3);
-            streams.resize(80, 24);
+            streams.resize_terminal(80, 24);
             streams.end_input();
             let refused = poll_fn(|cx| streams.poll_input(cx, b"d")).await;
             assert!(refused.is_err());

@@ -26,7 +26,7 @@ fn sent(data: &[u8]) -> Async<UnixStream> {
 
 /// Reads an answer of a provider as a list, as an acknowledgement and as last words.
 pub(crate) fn words(data: &[u8]) -> String {
-    const NOW: WallTime = WallTime::from_secs(1_700_000_000);
+    const NOW: WallTime = WallTime::from_unix_seconds(1_700_000_000);
     let said: serde_json::Value = match strict::from_foreign_json(data) {
         Ok(said) => said,
         Err(e) => return e.to_string(),
@@ -36,19 +36,19 @@ pub(crate) fn words(data: &[u8]) -> String {
         "spec": {"restartPolicy": "OnFailure", "containers": [{"name": "c"}, {"name": "d"}]},
     });
     let mut table = ProviderPodTable::default();
-    table.expect(&strict::typed(&pod).expect("a pod"));
+    table.expect_pod(&strict::typed_from_value(&pod).expect("a pod"));
     let whole = |table: &ProviderPodTable| {
-        let pods = table.list();
+        let pods = table.pod_items();
         assert!(pods.len() <= MAX_PODS + 1);
         for pod in pods {
-            let status = table.status(&pod.uid).expect("it is listed");
+            let status = table.pod_status(&pod.uid).expect("it is listed");
             assert!(status.containers.len() <= MAX_CONTAINERS);
             for sandbox in &status.sandboxes {
-                assert_eq!(table.sandbox(&sandbox.id).as_ref(), Some(&pod.uid));
+                assert_eq!(table.find_sandbox_pod(&sandbox.id).as_ref(), Some(&pod.uid));
             }
             for container in &status.containers {
                 assert!(container.id.as_str().starts_with(ID_PREFIX));
-                let (_, name) = table.container(&container.id).expect("it is there");
+                let (_, name) = table.find_container(&container.id).expect("it is there");
                 assert!(
                     pod.uid.as_str() != "u" || ["c", "d"].contains(&&*name),
                     "{name}"
@@ -56,20 +56,20 @@ pub(crate) fn words(data: &[u8]) -> String {
             }
         }
     };
-    let listed = ProviderPodList::read(&said).and_then(|list| {
-        let begun = table.begin();
-        let news = table.take_list(begun, list.clone(), "node", NOW)?;
-        let begun = table.begin();
-        let again = table.take_list(begun, list, "node", NOW)?;
+    let listed = ProviderPodList::parse(&said).and_then(|list| {
+        let begun = table.begin_list();
+        let news = table.take_pod_list(begun, list.clone(), "node", NOW)?;
+        let begun = table.begin_list();
+        let again = table.take_pod_list(begun, list, "node", NOW)?;
         assert!(!again.changed && again.bad.is_empty(), "{again:?}");
         Ok(news.bad.into_iter().next().map(|bad| bad.why))
     });
     whole(&table);
     let uid = "u".into();
-    let one = ProviderPodReport::read(&said).map(|one| {
-        let bad = table.acknowledged(&uid, "g", one.status.clone(), NOW);
+    let one = ProviderPodReport::parse(&said).map(|one| {
+        let bad = table.record_acknowledgement(&uid, "g", one.status.clone(), NOW);
         whole(&table);
-        table.gone(&uid, Some(one.status), NOW);
+        table.record_removal(&uid, Some(one.status), NOW);
         whole(&table);
         assert!(table.is_gone(&uid) && table.has_ended(&uid));
         bad.into_iter().next().map(|bad| bad.why)
@@ -95,14 +95,14 @@ pub(crate) fn run(data: &[u8]) -> String {
 }
 
 async fn answer(data: &[u8]) -> String {
-    let mut body = StreamedBody::of(sent(data));
-    let status = match body.head().await {
+    let mut body = StreamedBody::from_connection(sent(data));
+    let status = match body.read_head().await {
         Ok(status) => status,
         Err(e) => return e.to_string(),
     };
     let mut all = 0;
     let end = loop {
-        match body.next().await {
+        match body.next_piece().await {
             Ok(Some(piece)) => {
                 assert!(!piece.is_empty(), "a piece is something");
                 all += piece.len();
@@ -117,7 +117,7 @@ async fn answer(data: &[u8]) -> String {
 
 /// Reads output, errors and the end, `size` bytes at a time.
 async fn frames(data: &[u8], size: usize) -> (Vec<u8>, Vec<u8>, String) {
-    let session = FramedConnection::session(sent(data));
+    let session = FramedConnection::open_session(sent(data));
     let (mut streams, end) = (session.streams, session.end);
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let mut buffer = vec![0; size];

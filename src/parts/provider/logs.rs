@@ -5,24 +5,24 @@ use core::fmt::Write as _;
 use super::{PodProviders, socket::StreamedBody, wire::ProviderError};
 use crate::{
     api::ContainerId,
-    error::chain,
+    error::error_chain,
     server::{
         backend::{BackendReply, IncomingText},
-        http::{Refusal, encode},
+        http::{Refusal, percent_encode},
         log_reader::LogOptions,
     },
 };
 
 impl IncomingText for StreamedBody {
-    fn next(&mut self) -> BackendReply<'_, Option<Vec<u8>>> {
-        Box::pin(async { Self::next(self).await.map_err(|e| refusal(&e)) })
+    fn next_piece(&mut self) -> BackendReply<'_, Option<Vec<u8>>> {
+        Box::pin(async { Self::next_piece(self).await.map_err(|e| log_refusal(&e)) })
     }
 }
 
-fn refusal(error: &ProviderError) -> Refusal {
+fn log_refusal(error: &ProviderError) -> Refusal {
     match error {
         ProviderError::Refused { status: 404, text } => Refusal::not_found(text.clone()),
-        other => Refusal::new(503, chain(other)),
+        other => Refusal::new(503, error_chain(other)),
     }
 }
 
@@ -34,13 +34,13 @@ impl PodProviders {
         options: &LogOptions,
     ) -> Result<Box<dyn IncomingText>, Refusal> {
         let gone = || Refusal::not_found(format!("container {id} is not there any more"));
-        let (provider, uid, name) = self.container(id).ok_or_else(gone)?;
+        let (provider, uid, name) = self.find_container(id).ok_or_else(gone)?;
         let mut target = format!("/pods/{uid}/logs/{name}?");
         if let Some(tail) = options.tail {
             let _ = write!(target, "tailLines={tail}&");
         }
         if let Some(since) = options.since {
-            let _ = write!(target, "sinceTime={}&", encode(&since.to_string()));
+            let _ = write!(target, "sinceTime={}&", percent_encode(&since.to_string()));
         }
         for (name, is_set) in [
             ("follow", options.follow),
@@ -51,7 +51,7 @@ impl PodProviders {
             }
         }
         target.pop();
-        let body = provider.wire.open("GET", target).await;
-        Ok(Box::new(body.map_err(|e| refusal(&e))?))
+        let body = provider.wire.open_stream("GET", target).await;
+        Ok(Box::new(body.map_err(|e| log_refusal(&e))?))
     }
 }

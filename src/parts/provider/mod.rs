@@ -31,7 +31,7 @@ use wire::{
 use crate::{
     agent::{clock::Clock, wake::WakeFlag, waker_set::WakerSet},
     api::{ContainerId, PodUid, SandboxId, strict::from_foreign_json},
-    error::chain,
+    error::error_chain,
     logic::provider::{
         MisreportedPod, ProviderFault, ProviderListChanges, ProviderPodList, ProviderPodReport,
         ProviderPodTable, ReportedPodStatus,
@@ -113,41 +113,41 @@ impl PodProviders {
     }
 
     /// Finds the owner of a pod, as far as a provider has listed it or was told of it.
-    fn of(&self, uid: &PodUid) -> Option<&Rc<PodProvider>> {
-        let of_agent = |provider: &&Rc<PodProvider>| provider.table.borrow().expects(uid);
+    fn owner_of(&self, uid: &PodUid) -> Option<&Rc<PodProvider>> {
+        let of_agent = |provider: &&Rc<PodProvider>| provider.table.borrow().expects_pod(uid);
         if let Some(provider) = self.iter().find(of_agent) {
             return Some(provider);
         }
         let is_free = !self.of_runtime.borrow().contains(uid);
-        let said = |provider: &&Rc<PodProvider>| is_free && provider.table.borrow().has(uid);
+        let said = |provider: &&Rc<PodProvider>| is_free && provider.table.borrow().has_pod(uid);
         self.iter().find(said)
     }
 
     /// Returns true if the pod is that provider's: a provider may list another one's pod.
-    fn is_of(&self, uid: &PodUid, provider: &Rc<PodProvider>) -> bool {
-        self.of(uid)
+    fn is_owned_by(&self, uid: &PodUid, provider: &Rc<PodProvider>) -> bool {
+        self.owner_of(uid)
             .is_some_and(|owner| Rc::ptr_eq(owner, provider))
     }
 
     /// Finds the owner of a container, with the pod and the container's name there.
-    fn container(&self, id: &ContainerId) -> Option<(&Rc<PodProvider>, PodUid, String)> {
+    fn find_container(&self, id: &ContainerId) -> Option<(&Rc<PodProvider>, PodUid, String)> {
         self.iter().find_map(|provider| {
-            let (uid, name) = provider.table.borrow().container(id)?;
-            let is_its = self.is_of(&uid, provider);
+            let (uid, name) = provider.table.borrow().find_container(id)?;
+            let is_its = self.is_owned_by(&uid, provider);
             is_its.then_some((provider, uid, name))
         })
     }
 
     /// Finds the owner of a sandbox, with the pod.
-    fn sandbox(&self, id: &SandboxId) -> Option<(&Rc<PodProvider>, PodUid)> {
+    fn find_sandbox(&self, id: &SandboxId) -> Option<(&Rc<PodProvider>, PodUid)> {
         self.iter().find_map(|provider| {
-            let uid = provider.table.borrow().sandbox(id)?;
-            self.is_of(&uid, provider).then_some((provider, uid))
+            let uid = provider.table.borrow().find_sandbox_pod(id)?;
+            self.is_owned_by(&uid, provider).then_some((provider, uid))
         })
     }
 
     /// Reasons why providers do not answer; `None` if all do.
-    fn trouble(&self) -> Option<String> {
+    fn describe_trouble(&self) -> Option<String> {
         let all = self.iter().filter_map(|provider| {
             let trouble = provider.trouble.borrow();
             let why = trouble.as_ref()?;
@@ -161,21 +161,21 @@ impl PodProviders {
 impl PodProvider {
     /// Returns true once a whole list has come (PROV-03).
     fn is_heard(&self) -> bool {
-        self.table.borrow().is_heard()
+        self.table.borrow().has_whole_list()
     }
 
-    fn ring(&self) {
+    fn wake_waiters(&self) {
         self.changed.wake_all();
-        self.bell.wake();
+        self.bell.wake_waiters();
     }
 
     /// Asks for all pods, and takes the list in.
-    async fn look(&self) -> Result<ProviderListChanges, ProviderError> {
-        let begun = self.table.borrow_mut().begin();
-        let listed = self.list().await.and_then(|list| {
+    async fn poll_pods(&self) -> Result<ProviderListChanges, ProviderError> {
+        let begun = self.table.borrow_mut().begin_list();
+        let listed = self.ask_pod_list().await.and_then(|list| {
             let cursor = list.cursor.clone();
             let mut table = self.table.borrow_mut();
-            let news = table.take_list(begun, list, &self.node, self.clock.wall());
+            let news = table.take_pod_list(begun, list, &self.node, self.clock.wall_time());
             let news = news.map_err(nonsense)?;
             *self.cursor.borrow_mut() = cursor;
             Ok(news)
@@ -184,36 +184,36 @@ impl PodProvider {
             Ok(news) => {
                 *self.trouble.borrow_mut() = None;
                 if news.changed {
-                    self.ring();
+                    self.wake_waiters();
                 }
             }
             Err(e) => {
-                *self.trouble.borrow_mut() = Some(chain(e));
-                if self.table.borrow_mut().silent() {
-                    self.ring();
+                *self.trouble.borrow_mut() = Some(error_chain(e));
+                if self.table.borrow_mut().record_silence() {
+                    self.wake_waiters();
                 }
             }
         }
         listed
     }
 
-    async fn list(&self) -> Result<ProviderPodList, ProviderError> {
+    async fn ask_pod_list(&self) -> Result<ProviderPodList, ProviderError> {
         let request = ProviderRequest {
             limit: MAX_LIST_BYTES,
             ..ProviderRequest::new("GET", "/pods")
         };
-        let answer = self.wire.ask(request).await?;
+        let answer = self.wire.send_request(request).await?;
         if answer.status != 200 {
             return Err(ProviderError::Nonsense(format!(
                 "GET /pods: status {}",
                 answer.status
             )));
         }
-        ProviderPodList::read(&decoded(&answer)?).map_err(nonsense)
+        ProviderPodList::parse(&decode_answer(&answer)?).map_err(nonsense)
     }
 
     /// Tells of a pod; repeatable.
-    async fn put(
+    async fn put_pod(
         &self,
         uid: &PodUid,
         generation: &str,
@@ -224,7 +224,7 @@ impl PodProvider {
             limit: MAX_WORDS_BYTES,
             ..ProviderRequest::new("PUT", format!("/pods/{uid}"))
         };
-        let answer = self.wire.ask(request).await?;
+        let answer = self.wire.send_request(request).await?;
         match answer.status {
             200 => {}
             404 => {
@@ -235,52 +235,52 @@ impl PodProvider {
         }
         let status = match answer.body.as_slice() {
             [] => ReportedPodStatus::default(),
-            _ => status(&answer)?,
+            _ => read_pod_status(&answer)?,
         };
-        let now = self.clock.wall();
+        let now = self.clock.wall_time();
         let mut table = self.table.borrow_mut();
-        let bad = table.acknowledged(uid, generation, status, now);
+        let bad = table.record_acknowledgement(uid, generation, status, now);
         drop(table);
-        self.ring();
+        self.wake_waiters();
         Ok(bad)
     }
 
     /// Has a pod stopped and removed; repeatable, also with less grace. A pod that is not there is a success.
-    async fn delete(&self, uid: &PodUid, grace_s: u32) -> Result<DeleteOutcome, ProviderError> {
+    async fn delete_pod(&self, uid: &PodUid, grace_s: u32) -> Result<DeleteOutcome, ProviderError> {
         let request = ProviderRequest {
             limit: MAX_WORDS_BYTES,
             ..ProviderRequest::new("DELETE", format!("/pods/{uid}?grace={grace_s}"))
         };
-        let answer = self.wire.ask(request).await?;
+        let answer = self.wire.send_request(request).await?;
         let last = match answer.status {
             202 => {
-                self.table.borrow_mut().stopping(uid);
-                self.asked.wake();
+                self.table.borrow_mut().record_stop_begun(uid);
+                self.asked.wake_waiters();
                 return Ok(DeleteOutcome::Stopping);
             }
-            200 if !answer.body.is_empty() => Some(status(&answer)?),
+            200 if !answer.body.is_empty() => Some(read_pod_status(&answer)?),
             200 | 404 => None,
             other => return Err(ProviderError::Nonsense(format!("DELETE: status {other}"))),
         };
-        let now = self.clock.wall();
-        self.table.borrow_mut().gone(uid, last, now);
-        self.ring();
+        let now = self.clock.wall_time();
+        self.table.borrow_mut().record_removal(uid, last, now);
+        self.wake_waiters();
         Ok(DeleteOutcome::Gone)
     }
 
-    fn forget(&self, uid: &PodUid) {
-        self.table.borrow_mut().forget(uid);
-        self.ring();
+    fn forget_pod(&self, uid: &PodUid) {
+        self.table.borrow_mut().forget_pod(uid);
+        self.wake_waiters();
     }
 }
 
-fn decoded(answer: &ProviderResponse) -> Result<Value, ProviderError> {
-    from_foreign_json(&answer.body).map_err(|e| ProviderError::Nonsense(chain(&e)))
+fn decode_answer(answer: &ProviderResponse) -> Result<Value, ProviderError> {
+    from_foreign_json(&answer.body).map_err(|e| ProviderError::Nonsense(error_chain(&e)))
 }
 
 /// Reads the status of the one pod in an answer.
-fn status(answer: &ProviderResponse) -> Result<ReportedPodStatus, ProviderError> {
-    let said = ProviderPodReport::read(&decoded(answer)?);
+fn read_pod_status(answer: &ProviderResponse) -> Result<ReportedPodStatus, ProviderError> {
+    let said = ProviderPodReport::parse(&decode_answer(answer)?);
     said.map(|said| said.status).map_err(nonsense)
 }
 

@@ -7,10 +7,10 @@ use serde_json::Value;
 use smol::future::FutureExt as _;
 
 use super::{
-    PodProvider, PodProviders, decoded,
+    PodProvider, PodProviders, decode_answer,
     driver::PodDriverRouter,
     frames::FramedConnection,
-    poll::watch,
+    poll::watch_providers,
     wire::{ProviderError, ProviderRequest},
 };
 use crate::{
@@ -28,14 +28,14 @@ use crate::{
         order::GatherExt as _,
         stats::{CgroupUsage, ContainerUsage, PodUsage},
     },
-    error::chain,
+    error::error_chain,
     runtime::{
         AttachOptions, ExecOptions, OutputRead, OutputRoom, PortConnector, RuntimeCall,
         RuntimeError, SessionStart,
     },
     server::{
         backend::{BackendReply, IncomingText},
-        http::encode,
+        http::percent_encode,
         log_reader::LogOptions,
     },
 };
@@ -45,48 +45,49 @@ const STATS_TIMEOUT: Duration = Duration::from_secs(1);
 /// Bytes of output read at a time.
 const STEP_BYTES: usize = 4096;
 
-fn failed(error: ProviderError) -> RuntimeError {
-    RuntimeError::Failed(chain(&error))
+fn provider_failure(error: ProviderError) -> RuntimeError {
+    RuntimeError::Failed(error_chain(&error))
 }
 
 /// `stdin=1` and the others of a stream.
-fn flags(all: [(&str, bool); 4]) -> String {
+fn stream_flags_query(all: [(&str, bool); 4]) -> String {
     let set = all.into_iter().filter(|(_, is)| *is);
     set.map(|(name, _)| format!("&{name}=1")).collect()
 }
 
-fn command(words: &[String]) -> String {
+fn command_query(words: &[String]) -> String {
     let mut query = String::new();
     for word in words {
-        let _ = write!(query, "&command={}", encode(word));
+        let _ = write!(query, "&command={}", percent_encode(word));
     }
     query
 }
 
 impl PodProvider {
     /// Asks for the usage of the provider's pods, in its own format; null if it keeps no figures.
-    async fn used(&self) -> Value {
-        if !self.table.borrow().answers() {
+    async fn ask_usage_figures(&self) -> Value {
+        if !self.table.borrow().is_answering() {
             return Value::Null;
         }
         let request = ProviderRequest {
             time: STATS_TIMEOUT,
             ..ProviderRequest::new("GET", "/stats")
         };
-        match self.wire.ask(request).await {
-            Ok(answer) if answer.status == 200 => decoded(&answer).unwrap_or_default(),
+        match self.wire.send_request(request).await {
+            Ok(answer) if answer.status == 200 => decode_answer(&answer).unwrap_or_default(),
             _ => Value::Null,
         }
     }
 
     /// Usage of the provider's pods, of each for which it gives figures.
-    async fn usage(&self) -> Vec<PodUsage> {
-        let used = self.used().await;
-        let at = self.clock.wall();
+    async fn read_pod_usage(&self) -> Vec<PodUsage> {
+        let used = self.ask_usage_figures().await;
+        let at = self.clock.wall_time();
         let table = self.table.borrow();
         let mut all = Vec::new();
-        for pod in table.list() {
-            let (Some(used), Some(status)) = (used.get(pod.uid.as_str()), table.status(&pod.uid))
+        for pod in table.pod_items() {
+            let (Some(used), Some(status)) =
+                (used.get(pod.uid.as_str()), table.pod_status(&pod.uid))
             else {
                 continue;
             };
@@ -131,28 +132,40 @@ impl PodProvider {
 
 impl PodProviders {
     /// Opens the streams of a container; `None` if it is not a provider's.
-    fn stream(&self, id: &ContainerId, what: &str, query: &str) -> Option<SessionStart<'_>> {
-        let (provider, uid, name) = self.container(id)?;
+    fn open_container_stream(
+        &self,
+        id: &ContainerId,
+        what: &str,
+        query: &str,
+    ) -> Option<SessionStart<'_>> {
+        let (provider, uid, name) = self.find_container(id)?;
         let target = format!(
             "/pods/{uid}/{what}/{name}?{}",
             query.trim_start_matches('&')
         );
         Some(Box::pin(async move {
-            let opened = provider.wire.open("POST", target).await.map_err(failed)?;
-            Ok(FramedConnection::session(opened.into_socket()))
+            let opened = provider
+                .wire
+                .open_stream("POST", target)
+                .await
+                .map_err(provider_failure)?;
+            Ok(FramedConnection::open_session(opened.into_socket()))
         }))
     }
 
     /// Runs a command to its end, and keeps `limit` bytes of each stream.
-    async fn run(
+    async fn run_command(
         &self,
         id: &ContainerId,
         words: &[String],
         limit: usize,
     ) -> Result<ExecOutput, RuntimeError> {
-        let query = command(words) + "&stdout=1&stderr=1";
+        let query = command_query(words) + "&stdout=1&stderr=1";
         let gone = || RuntimeError::NotFound(format!("container {id}"));
-        let session = self.stream(id, "exec", &query).ok_or_else(gone)?.await?;
+        let session = self
+            .open_container_stream(id, "exec", &query)
+            .ok_or_else(gone)?
+            .await?;
         let (mut streams, end) = (session.streams, session.end);
         let mut output = ExecOutput::default();
         let room = OutputRoom {
@@ -170,7 +183,7 @@ impl PodProviders {
             // The rest is read, and thrown away: the command is not to wait for its reader.
             let room = limit.saturating_sub(kept.len()).min(n);
             kept.extend_from_slice(&buffer[..room]);
-            crate::sys::turn::give().await;
+            crate::sys::turn::yield_to_others().await;
         }
         output.exit_code = end.await?;
         Ok(output)
@@ -178,24 +191,24 @@ impl PodProviders {
 }
 
 impl ExternalPods for PodProviders {
-    fn handlers(&self) -> Vec<String> {
+    fn runtime_handlers(&self) -> Vec<String> {
         let handlers = self.iter().map(|provider| provider.handler.clone());
         handlers.collect()
     }
 
-    fn condition(&self) -> RuntimeCondition {
+    fn provider_condition(&self) -> RuntimeCondition {
         let condition = |ok, reason: &str, message| RuntimeCondition {
             ok,
             reason: reason.into(),
             message,
         };
-        match self.trouble() {
+        match self.describe_trouble() {
             None => condition(true, "ProvidersAnswer", "all providers answer".into()),
             Some(why) => condition(false, "ProviderSilent", why),
         }
     }
 
-    fn driver(
+    fn make_pod_driver(
         self: Rc<Self>,
         containers: Rc<dyn PodDriver>,
         preparer: Rc<PodPreparer>,
@@ -207,41 +220,41 @@ impl ExternalPods for PodProviders {
         })
     }
 
-    fn tasks(
+    fn external_pod_tasks(
         &self,
         resync: &PodResync,
         recorder: &Rc<EventRecorder>,
         complaints: &Rc<Complaints>,
     ) -> Vec<AgentTask> {
-        watch(self, resync, recorder, complaints)
+        watch_providers(self, resync, recorder, complaints)
     }
 
-    fn list(&self, of_runtime: &[PodItem]) -> Vec<PodItem> {
-        *self.of_runtime.borrow_mut() = of_runtime.iter().map(|pod| pod.uid.clone()).gather();
+    fn list_external_pods(&self, of_runtime: &[PodItem]) -> Vec<PodItem> {
+        *self.of_runtime.borrow_mut() = of_runtime.iter().map(|pod| pod.uid.clone()).gather_items();
         let mut all = Vec::new();
         for provider in self.iter() {
-            let mut listed = provider.table.borrow().list();
-            listed.retain(|pod| self.is_of(&pod.uid, provider));
+            let mut listed = provider.table.borrow().pod_items();
+            listed.retain(|pod| self.is_owned_by(&pod.uid, provider));
             all.append(&mut listed);
         }
         all
     }
 
-    fn status(&self, uid: &PodUid) -> Option<PodRuntimeStatus> {
-        self.of(uid)?.table.borrow().status(uid)
+    fn external_pod_status(&self, uid: &PodUid) -> Option<PodRuntimeStatus> {
+        self.owner_of(uid)?.table.borrow().pod_status(uid)
     }
 
-    fn doorbell(&self) -> DriverFuture<'_, ()> {
-        Box::pin(self.bell.woken())
+    fn wait_for_external_change(&self) -> DriverFuture<'_, ()> {
+        Box::pin(self.bell.wait_for_wake())
     }
 
-    fn usage(&self) -> DriverFuture<'_, Vec<PodUsage>> {
+    fn read_external_usage(&self) -> DriverFuture<'_, Vec<PodUsage>> {
         Box::pin(async {
             // All are asked at once: a silent provider delays the figures by its own time limit only.
-            let said = join_all(self.iter().map(|provider| provider.usage())).await;
+            let said = join_all(self.iter().map(|provider| provider.read_pod_usage())).await;
             let mut all = Vec::new();
             for (provider, mut said) in self.iter().zip(said) {
-                said.retain(|pod| self.is_of(&pod.uid, provider));
+                said.retain(|pod| self.is_owned_by(&pod.uid, provider));
                 all.append(&mut said);
             }
             all
@@ -249,31 +262,38 @@ impl ExternalPods for PodProviders {
     }
 
     fn has_container(&self, id: &ContainerId) -> bool {
-        self.container(id).is_some()
+        self.find_container(id).is_some()
     }
 
     fn has_sandbox(&self, id: &SandboxId) -> bool {
-        self.sandbox(id).is_some()
+        self.find_sandbox(id).is_some()
     }
 
-    fn stop(&self, id: &ContainerId, grace: Duration) -> Option<RuntimeCall<'_, ()>> {
+    fn stop_pod_of_container(
+        &self,
+        id: &ContainerId,
+        grace: Duration,
+    ) -> Option<RuntimeCall<'_, ()>> {
         // When its containers run, and again, is the provider's: pods are stopped whole.
-        let (provider, uid, _) = self.container(id)?;
+        let (provider, uid, _) = self.find_container(id)?;
         Some(Box::pin(async move {
             let grace_s = u32::try_from(grace.as_secs()).unwrap_or(u32::MAX);
-            let deleted = provider.delete(&uid, grace_s).await;
-            deleted.map(drop).map_err(failed)
+            let deleted = provider.delete_pod(&uid, grace_s).await;
+            deleted.map(drop).map_err(provider_failure)
         }))
     }
 
-    fn remove(&self, id: &SandboxId) -> Option<RuntimeCall<'_, ()>> {
-        let (provider, uid) = self.sandbox(id)?;
+    fn remove_pod_of_sandbox(&self, id: &SandboxId) -> Option<RuntimeCall<'_, ()>> {
+        let (provider, uid) = self.find_sandbox(id)?;
         Some(Box::pin(async move {
             if !provider.table.borrow().is_gone(&uid) {
-                provider.delete(&uid, 0).await.map_err(failed)?;
+                provider
+                    .delete_pod(&uid, 0)
+                    .await
+                    .map_err(provider_failure)?;
             }
             if provider.table.borrow().is_gone(&uid) {
-                provider.forget(&uid);
+                provider.forget_pod(&uid);
             }
             Ok(())
         }))
@@ -286,46 +306,53 @@ impl ExternalPods for PodProviders {
         timeout: Option<Duration>,
         limit: usize,
     ) -> Option<RuntimeCall<'a, ExecOutput>> {
-        let (provider, ..) = self.container(id)?;
+        let (provider, ..) = self.find_container(id)?;
         Some(Box::pin(async move {
             let Some(after) = timeout else {
-                return self.run(id, command, limit).await;
+                return self.run_command(id, command, limit).await;
             };
             let late = async {
-                provider.clock.until(provider.clock.now() + after).await;
+                provider
+                    .clock
+                    .sleep_until(provider.clock.now() + after)
+                    .await;
                 let what = format!("command in container {id}");
                 Err(RuntimeError::Timeout { what, after })
             };
-            self.run(id, command, limit).or(late).await
+            self.run_command(id, command, limit).or(late).await
         }))
     }
 
     fn exec(&self, id: &ContainerId, options: &ExecOptions) -> Option<SessionStart<'_>> {
-        let asked = flags([
+        let asked = stream_flags_query([
             ("stdin", options.stdin),
             ("stdout", options.stdout),
             ("stderr", options.stderr),
             ("tty", options.tty),
         ]);
-        self.stream(id, "exec", &(command(&options.command) + &asked))
+        self.open_container_stream(id, "exec", &(command_query(&options.command) + &asked))
     }
 
     fn attach(&self, id: &ContainerId, options: AttachOptions) -> Option<SessionStart<'_>> {
-        let asked = flags([
+        let asked = stream_flags_query([
             ("stdin", options.stdin),
             ("stdout", options.stdout),
             ("stderr", options.stderr),
             ("tty", options.tty),
         ]);
-        self.stream(id, "attach", &asked)
+        self.open_container_stream(id, "attach", &asked)
     }
 
     fn port_forward(&self, id: &SandboxId) -> Option<PortConnector<'_>> {
-        let (provider, uid) = self.sandbox(id)?;
+        let (provider, uid) = self.find_sandbox(id)?;
         Some(Box::new(move |port| {
             let target = format!("/pods/{uid}/portforward?port={port}");
             Box::pin(async move {
-                let opened = provider.wire.open("POST", target).await.map_err(failed)?;
+                let opened = provider
+                    .wire
+                    .open_stream("POST", target)
+                    .await
+                    .map_err(provider_failure)?;
                 let socket = opened
                     .into_socket()
                     .into_inner()
@@ -335,7 +362,7 @@ impl ExternalPods for PodProviders {
         }))
     }
 
-    fn log<'a>(
+    fn read_container_log<'a>(
         &'a self,
         id: &'a ContainerId,
         options: &'a LogOptions,

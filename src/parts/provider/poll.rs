@@ -11,15 +11,15 @@ use super::{
 };
 use crate::{
     agent::{
-        clock::in_step,
+        clock::align_to_second,
         complaints::Complaints,
         external_pods::PodResync,
         recorder::{EventRecorder, EventSeverity, EventSubject},
-        tasks::{AgentTask, boxed},
+        tasks::{AgentTask, box_task},
     },
-    error::chain,
+    error::error_chain,
     logic::provider::MisreportedPod,
-    net::url::encode,
+    net::url::encode_query_value,
 };
 
 /// Time between the end of a look and the next one.
@@ -31,7 +31,7 @@ const MIN_GAP: Duration = Duration::from_millis(20);
 type ProviderDoorbell = Pin<Box<dyn Future<Output = bool>>>;
 
 /// Makes the tasks that watch the providers, one for each.
-pub(super) fn watch(
+pub(super) fn watch_providers(
     providers: &PodProviders,
     resync: &PodResync,
     recorder: &Rc<EventRecorder>,
@@ -44,7 +44,7 @@ pub(super) fn watch(
             recorder: Rc::clone(recorder),
             complaints: Rc::clone(complaints),
         };
-        boxed(watcher.run())
+        box_task(watcher.watch_provider())
     };
     providers.iter().map(task).collect()
 }
@@ -58,14 +58,14 @@ struct ProviderWatcher {
 
 impl ProviderWatcher {
     /// Looks until the loop is gone.
-    async fn run(self) {
+    async fn watch_provider(self) {
         let clock = Rc::clone(&self.provider.clock);
         let mut doorbell: Option<(String, ProviderDoorbell)> = None;
         // It rang, and nothing had changed: it is not listened to until the next look at the interval.
         let mut rang_for = None;
         // Bounded: each turn waits for `MIN_GAP` at least.
         loop {
-            if !self.look().await {
+            if !self.poll_once().await {
                 return;
             }
             let ended = clock.now();
@@ -73,10 +73,10 @@ impl ProviderWatcher {
             if rang_for.take().is_some_and(|of| of == cursor) {
                 doorbell = None;
             } else if doorbell.as_ref().is_none_or(|(of, _)| *of != cursor) {
-                doorbell = self.doorbell(cursor);
+                doorbell = self.ask_for_change(cursor);
             }
             let mut is_over = false;
-            let tick = clock.until(in_step(ended + INTERVAL, ended));
+            let tick = clock.sleep_until(align_to_second(ended + INTERVAL, ended));
             let ring = async {
                 if let Some((of, asking)) = &mut doorbell {
                     let has_changed = asking.as_mut().await;
@@ -88,19 +88,19 @@ impl ProviderWatcher {
                 }
                 core::future::pending().await
             };
-            tick.or(self.provider.asked.woken()).or(ring).await;
+            tick.or(self.provider.asked.wait_for_wake()).or(ring).await;
             if is_over {
                 doorbell = None;
             }
-            clock.until(ended + MIN_GAP).await;
+            clock.sleep_until(ended + MIN_GAP).await;
         }
     }
 
     /// Takes one look. Returns false if the loop is gone.
-    async fn look(&self) -> bool {
+    async fn poll_once(&self) -> bool {
         let provider = &self.provider;
         let was_heard = provider.is_heard();
-        match provider.look().await {
+        match provider.poll_pods().await {
             Ok(news) => {
                 if !was_heard {
                     log::info!("provider {} answers", provider.handler);
@@ -109,7 +109,7 @@ impl ProviderWatcher {
                 (self.resync)(news.sync).await
             }
             Err(e) => {
-                let why = chain(&e);
+                let why = error_chain(&e);
                 let complaint = format!("provider {}: {why}", provider.handler);
                 self.complaints.complain(&complaint);
                 (self.resync)(Vec::new()).await
@@ -119,18 +119,21 @@ impl ProviderWatcher {
 
     /// Asks to be told of the next change after `cursor`. A provider that cannot do that, or fails, is asked at the
     /// interval only.
-    fn doorbell(&self, cursor: String) -> Option<(String, ProviderDoorbell)> {
-        if cursor.is_empty() || !self.provider.table.borrow().answers() {
+    fn ask_for_change(&self, cursor: String) -> Option<(String, ProviderDoorbell)> {
+        if cursor.is_empty() || !self.provider.table.borrow().is_answering() {
             return None;
         }
         let provider = Rc::clone(&self.provider);
         let request = ProviderRequest {
             time: CHANGES_TIMEOUT,
-            ..ProviderRequest::new("GET", format!("/changes?after={}", encode(&cursor)))
+            ..ProviderRequest::new(
+                "GET",
+                format!("/changes?after={}", encode_query_value(&cursor)),
+            )
         };
         let asking = async move {
             // Else nothing changed, or that is not known: the next look is at the interval.
-            matches!(provider.wire.ask(request).await, Ok(answer) if answer.status == 200)
+            matches!(provider.wire.send_request(request).await, Ok(answer) if answer.status == 200)
         };
         Some((cursor, Box::pin(asking)))
     }
@@ -139,8 +142,8 @@ impl ProviderWatcher {
 /// Tells people of statuses that were not believed (PRVD-05).
 pub(super) fn tell_bad(recorder: &EventRecorder, bad: &[MisreportedPod]) {
     for bad in bad {
-        let about = EventSubject::whole(&bad.uid, &bad.namespace, &bad.name);
-        recorder.about(
+        let about = EventSubject::whole_object(&bad.uid, &bad.namespace, &bad.name);
+        recorder.record_event(
             about,
             EventSeverity::Warning,
             "ProviderStatusInvalid",

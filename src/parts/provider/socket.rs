@@ -82,7 +82,7 @@ impl ProviderSocket {
     }
 
     /// Asks, within the time of the request. With status `opens` the body is left to the caller, else it is read.
-    fn exchange(
+    fn exchange_in_time(
         &self,
         request: ProviderRequest,
         opens: u16,
@@ -92,10 +92,13 @@ impl ProviderSocket {
             Timer::after(time).await;
             Err(ProviderError::Slow(time))
         };
-        Box::pin(smol::future::or(self.talk(request, opens), late))
+        Box::pin(smol::future::or(
+            self.exchange_request(request, opens),
+            late,
+        ))
     }
 
-    async fn talk(
+    async fn exchange_request(
         &self,
         request: ProviderRequest,
         opens: u16,
@@ -122,15 +125,15 @@ impl ProviderSocket {
             let sent = socket.write_all(part).await;
             sent.map_err(ProviderError::Unreachable)?;
         }
-        let mut body = StreamedBody::of(socket);
-        let status = body.head().await?;
+        let mut body = StreamedBody::from_connection(socket);
+        let status = body.read_head().await?;
         let mut all = Vec::new();
         if status == opens {
             return Ok((ProviderResponse { status, body: all }, body));
         }
         let is_answer = opens == NOTHING && (status < 300 || status == 404);
         let limit = if is_answer { limit } else { MAX_REFUSAL_BYTES };
-        while let Some(piece) = body.next().await? {
+        while let Some(piece) = body.next_piece().await? {
             let room = limit - all.len();
             if piece.len() > room && is_answer {
                 return Err(ProviderError::TooLarge(limit));
@@ -139,7 +142,7 @@ impl ProviderSocket {
             if all.len() == limit && !is_answer {
                 break;
             }
-            turn::give().await;
+            turn::yield_to_others().await;
         }
         if is_answer {
             return Ok((ProviderResponse { status, body: all }, body));
@@ -151,21 +154,21 @@ impl ProviderSocket {
 }
 
 impl ProviderWire for ProviderSocket {
-    fn ask(&self, request: ProviderRequest) -> ProviderCall<'_, ProviderResponse> {
-        let asked = self.exchange(request, NOTHING);
+    fn send_request(&self, request: ProviderRequest) -> ProviderCall<'_, ProviderResponse> {
+        let asked = self.exchange_in_time(request, NOTHING);
         Box::pin(async { Ok(asked.await?.0) })
     }
 
-    fn open(&self, method: &'static str, target: String) -> ProviderCall<'_, StreamedBody> {
+    fn open_stream(&self, method: &'static str, target: String) -> ProviderCall<'_, StreamedBody> {
         let opens = if method == UPGRADING { 101 } else { 200 };
-        let opened = self.exchange(ProviderRequest::new(method, target), opens);
+        let opened = self.exchange_in_time(ProviderRequest::new(method, target), opens);
         Box::pin(async { Ok(opened.await?.1) })
     }
 }
 
 impl StreamedBody {
     /// Makes the body of a new connection, which begins with a head.
-    pub(super) const fn of(socket: Async<UnixStream>) -> Self {
+    pub(super) const fn from_connection(socket: Async<UnixStream>) -> Self {
         Self {
             socket,
             ahead: Vec::new(),
@@ -182,7 +185,7 @@ impl StreamedBody {
 
     /// Reads the head, byte by byte, for the bytes behind it may be read by another. Heads of a socket on this machine
     /// are short.
-    pub(super) async fn head(&mut self) -> Result<u16, ProviderError> {
+    pub(super) async fn read_head(&mut self) -> Result<u16, ProviderError> {
         let mut head = Vec::new();
         let mut byte = [0];
         while !head.ends_with(b"\r\n\r\n") {
@@ -196,10 +199,10 @@ impl StreamedBody {
             }
             head.push(byte[0]);
             if head.len() % STEP_BYTES == 0 {
-                turn::give().await;
+                turn::yield_to_others().await;
             }
         }
-        let (status, framing) = parse(&head)?;
+        let (status, framing) = parse_answer_head(&head)?;
         self.framing = framing;
         Ok(status)
     }
@@ -207,7 +210,7 @@ impl StreamedBody {
     /// Reads the next piece of the body; `None` at its end.
     ///
     /// - Errors: the body breaks off, or is malformed.
-    pub(crate) async fn next(&mut self) -> Result<Option<Vec<u8>>, ProviderError> {
+    pub(crate) async fn next_piece(&mut self) -> Result<Option<Vec<u8>>, ProviderError> {
         // Bounded: each round consumes bytes, or reads and lets others have their turn.
         loop {
             let mut rest = &*self.ahead;
@@ -238,23 +241,23 @@ impl StreamedBody {
                 let cut = io::ErrorKind::UnexpectedEof;
                 return Err(ProviderError::Unreachable(cut.into()));
             }
-            turn::give().await;
+            turn::yield_to_others().await;
         }
     }
 }
 
 /// Reads status and end of the body from a head. The provider has to speak the protocol's version.
-fn parse(head: &[u8]) -> Result<(u16, BodyFraming), ProviderError> {
+fn parse_answer_head(head: &[u8]) -> Result<(u16, BodyFraming), ProviderError> {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let nonsense = |why: String| ProviderError::Nonsense(why);
     let parsed = ResponseHead::parse(head, &mut headers).map_err(|e| nonsense(e.to_string()))?;
     let head = parsed.ok_or_else(|| nonsense("its head is cut short".into()))?;
-    if head.value(VERSION_HEADER).as_deref() != Some(VERSION) {
+    if head.header_value(VERSION_HEADER).as_deref() != Some(VERSION) {
         return Err(nonsense(format!(
             "it does not say {VERSION_HEADER}: {VERSION}"
         )));
     }
-    let framing = head.framing();
+    let framing = head.body_framing();
     let framing = framing.map_err(|e| nonsense(e.to_string()))?;
     Ok((head.status, framing))
 }
@@ -268,7 +271,7 @@ mod tests {
     #[test]
     fn heads() {
         // PRVD-02
-        let of = |text: &str| parse(text.as_bytes()).map_err(|e| e.to_string());
+        let of = |text: &str| parse_answer_head(text.as_bytes()).map_err(|e| e.to_string());
         let own = "picolet-provider: 1\r\n";
         for (text, want) in [
             (
@@ -324,7 +327,7 @@ mod tests {
         };
         let all = smol::block_on(async {
             let mut all = Vec::new();
-            while let Some(piece) = body.next().await? {
+            while let Some(piece) = body.next_piece().await? {
                 all.extend_from_slice(&piece);
             }
             Ok::<_, ProviderError>(all)
@@ -377,7 +380,7 @@ mod tests {
                 time,
                 ..ProviderRequest::new("GET", "/pods")
             };
-            smol::block_on(socket.ask(request))
+            smol::block_on(socket.send_request(request))
         };
         allow(0o660);
         assert!(matches!(ask(9), Err(ProviderError::Untrusted(_))));

@@ -153,7 +153,7 @@ impl State {
 }
 
 impl ProviderWire for Rc<FakeProvider> {
-    fn ask(&self, request: ProviderRequest) -> ProviderCall<'_, ProviderResponse> {
+    fn send_request(&self, request: ProviderRequest) -> ProviderCall<'_, ProviderResponse> {
         if request.target.starts_with("/changes") {
             let provider = Self::clone(self);
             return Box::pin(core::future::poll_fn(move |_| {
@@ -173,7 +173,7 @@ impl ProviderWire for Rc<FakeProvider> {
         Box::pin(core::future::ready(answer))
     }
 
-    fn open(&self, _: &'static str, _: String) -> ProviderCall<'_, StreamedBody> {
+    fn open_stream(&self, _: &'static str, _: String) -> ProviderCall<'_, StreamedBody> {
         Box::pin(core::future::ready(Err(ProviderError::Slow(CALL_TIMEOUT))))
     }
 }

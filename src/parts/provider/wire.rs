@@ -92,8 +92,8 @@ pub(crate) type ProviderCall<'a, T> = Pin<Box<dyn Future<Output = Result<T, Prov
 pub(crate) trait ProviderWire {
     /// Asks, and reads the answer. A 404 counts as an answer; every other status from 300 on is
     /// [`ProviderError::Refused`].
-    fn ask(&self, request: ProviderRequest) -> ProviderCall<'_, ProviderResponse>;
+    fn send_request(&self, request: ProviderRequest) -> ProviderCall<'_, ProviderResponse>;
     /// Opens a stream without an end: a body that is read as it comes (`GET`, 200), or a connection (`POST`, 101).
     /// Every other answer is [`ProviderError::Refused`].
-    fn open(&self, method: &'static str, target: String) -> ProviderCall<'_, StreamedBody>;
+    fn open_stream(&self, method: &'static str, target: String) -> ProviderCall<'_, StreamedBody>;
 }

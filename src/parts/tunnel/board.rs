@@ -38,15 +38,15 @@ struct TunnelConnectivity {
 
 impl TunnelStatus {
     /// Changes the figures.
-    pub(super) fn note(&self, change: impl FnOnce(&mut TunnelFigures)) {
+    pub(super) fn change_figures(&self, change: impl FnOnce(&mut TunnelFigures)) {
         let mut figures = self.figures.get();
         change(&mut figures);
         self.figures.set(figures);
     }
 
     /// Counts a dial that was meant for another node. Returns true if people are to be told.
-    pub(super) fn misrouted(&self, now: MonoTime) -> bool {
-        self.note(|figures| figures.misrouted += 1);
+    pub(super) fn count_misrouted(&self, now: MonoTime) -> bool {
+        self.change_figures(|figures| figures.misrouted += 1);
         let is_due = self.told.get().is_none_or(|told| now - told >= TOLD);
         if is_due {
             self.told.set(Some(now));
@@ -54,7 +54,12 @@ impl TunnelStatus {
         is_due
     }
 
-    pub(super) fn show(&self, servers: (usize, usize), trouble: Option<String>, now: WallTime) {
+    pub(super) fn set_connectivity(
+        &self,
+        servers: (usize, usize),
+        trouble: Option<String>,
+        now: WallTime,
+    ) {
         let mut standing = self.standing.borrow_mut();
         let was_up = standing.servers.0 > 0;
         if standing.since.is_none() || was_up != (servers.0 > 0) {
@@ -66,7 +71,7 @@ impl TunnelStatus {
     }
 
     /// The condition for `get node`.
-    pub(super) fn condition(&self, now: WallTime) -> NodeCondition {
+    pub(super) fn node_condition(&self, now: WallTime) -> NodeCondition {
         let standing = self.standing.borrow();
         let (up, all) = standing.servers;
         let (status, reason, message) = match (up, &standing.trouble) {
@@ -77,15 +82,15 @@ impl TunnelStatus {
         NodeCondition {
             kind: CONDITION.into(),
             status: status.into(),
-            last_heartbeat_time: Some(now.truncated()),
-            last_transition_time: standing.since.map(WallTime::truncated),
+            last_heartbeat_time: Some(now.truncated_to_second()),
+            last_transition_time: standing.since.map(WallTime::truncated_to_second),
             reason: reason.into(),
             message,
         }
     }
 
     /// The answer for `check`.
-    pub(super) fn health(&self) -> TunnelHealth {
+    pub(super) fn tunnel_health(&self) -> TunnelHealth {
         let standing = self.standing.borrow();
         TunnelHealth {
             streams: standing.servers.0,
@@ -96,7 +101,7 @@ impl TunnelStatus {
     }
 
     /// The figures for `/metrics`.
-    pub(super) fn figures(&self) -> TunnelFigures {
+    pub(super) fn tunnel_figures(&self) -> TunnelFigures {
         let streams = u64::try_from(self.streams.get()).unwrap_or(u64::MAX);
         TunnelFigures {
             streams,
@@ -114,21 +119,29 @@ mod tests {
         // TUN-14
         let board = TunnelStatus::default();
         let shown = |now| {
-            let condition = board.condition(WallTime::from_secs(now));
-            let since = condition.last_transition_time.map(WallTime::secs);
+            let condition = board.node_condition(WallTime::from_unix_seconds(now));
+            let since = condition.last_transition_time.map(WallTime::unix_seconds);
             (condition.status.to_string(), condition.message, since)
         };
         assert_eq!(shown(1), ("Unknown".into(), String::new(), None));
-        board.show((0, 0), Some("refused".into()), WallTime::from_secs(2));
+        board.set_connectivity(
+            (0, 0),
+            Some("refused".into()),
+            WallTime::from_unix_seconds(2),
+        );
         assert_eq!(shown(3), ("False".into(), "refused".into(), Some(2)));
-        board.show((1, 2), None, WallTime::from_secs(4));
+        board.set_connectivity((1, 2), None, WallTime::from_unix_seconds(4));
         let up = "streams to 1 of 2 servers".to_owned();
         assert_eq!(shown(5), ("True".into(), up.clone(), Some(4)));
         // The other line has trouble: the node can be reached all the same.
-        board.show((1, 2), Some("silent".into()), WallTime::from_secs(6));
+        board.set_connectivity(
+            (1, 2),
+            Some("silent".into()),
+            WallTime::from_unix_seconds(6),
+        );
         assert_eq!(shown(7), ("True".into(), up, Some(4)));
-        assert_eq!(board.health().trouble.as_deref(), Some("silent"));
-        board.show((0, 2), Some("cut".into()), WallTime::from_secs(8));
+        assert_eq!(board.tunnel_health().trouble.as_deref(), Some("silent"));
+        board.set_connectivity((0, 2), Some("cut".into()), WallTime::from_unix_seconds(8));
         assert_eq!(shown(9), ("False".into(), "cut".into(), Some(8)));
     }
 
@@ -136,8 +149,8 @@ mod tests {
     fn people_are_told_once_a_minute_of_what_was_meant_for_others() {
         // TUN-06 TUN-07
         let board = TunnelStatus::default();
-        let told = [0, 1, 59, 60, 61, 120].map(|s| board.misrouted(MonoTime(s * 1000)));
+        let told = [0, 1, 59, 60, 61, 120].map(|s| board.count_misrouted(MonoTime(s * 1000)));
         assert_eq!(told, [true, false, false, true, false, true]);
-        assert_eq!(board.health().misrouted, 6);
+        assert_eq!(board.tunnel_health().misrouted, 6);
     }
 }

@@ -17,14 +17,14 @@ use super::{TunnelShared, packet::MAX_MESSAGE_BYTES};
 use crate::{
     agent::clock::{GrpcClock, TimerFuture},
     api::link::LinkClass,
-    error::chain,
+    error::error_chain,
     grpc::{
         ConnectionClock,
         client::{CallOptions, ClientCall, GrpcClient, connect},
         hpack::HeaderField,
         status::GrpcStatus,
     },
-    logic::tunnel::line::{StreamLossReason, is_refusal},
+    logic::tunnel::line::{StreamLossReason, is_node_refusal},
     net::{NameResolver, meter::CountedConnection},
     sys::lane::Lane,
 };
@@ -69,9 +69,9 @@ impl StreamFailure {
     }
 
     /// Reads the end of a call.
-    pub(super) fn of(status: &GrpcStatus) -> Self {
+    pub(super) fn from_status(status: &GrpcStatus) -> Self {
         // TLS 1.3 tells a client that its certificate is not wanted once it has begun to speak.
-        let is_refused = is_refusal(status.code.0) || status.message.contains("fatal alert");
+        let is_refused = is_node_refusal(status.code.0) || status.message.contains("fatal alert");
         Self {
             ending: if is_refused {
                 StreamLossReason::Refused
@@ -84,7 +84,7 @@ impl StreamFailure {
 }
 
 /// Opens a stream to a server, as an agent with these identifiers.
-pub(super) async fn open(
+pub(super) async fn open_stream(
     shared: &TunnelShared,
     (host, port): &(String, u16),
     identifiers: &str,
@@ -94,15 +94,15 @@ pub(super) async fn open(
     let cfg = settings.cfg.clone();
     let read = move || {
         let (ca, token_file) = (cfg.ca.as_deref(), cfg.token_file.as_deref());
-        super::credentials::credentials(&kubeconfig, kept.as_ref(), ca, token_file)
+        super::credentials::read_credentials(&kubeconfig, kept.as_ref(), ca, token_file)
     };
-    let read = shared.disk.run(read).await;
-    let (tls, token) = read.map_err(|e| StreamFailure::broken(chain(&e)))?;
+    let read = shared.disk.run_job(read).await;
+    let (tls, token) = read.map_err(|e| StreamFailure::broken(error_chain(&e)))?;
     let name = ServerName::try_from(host.clone());
     let name = name.map_err(|e| StreamFailure::broken(e.to_string()))?;
     let mut last = String::new();
     let mut stream = None;
-    for ip in addresses(host).await? {
+    for ip in resolve_addresses(host).await? {
         let address = SocketAddr::new(ip, *port);
         let dial = async {
             let tcp = Async::<TcpStream>::connect(address).await?;
@@ -114,13 +114,13 @@ pub(super) async fn open(
             });
             Box::pin(handshake).await
         };
-        match Box::pin(dial.or(late(shared.until(CONNECT_TIME)))).await {
+        match Box::pin(dial.or(time_out_at(shared.alarm_after(CONNECT_TIME)))).await {
             Ok(opened) => {
                 stream = Some(opened);
                 break;
             }
             Err(e) => {
-                last = format!("{address}: {}", refined(&e));
+                last = format!("{address}: {}", io_error_text(&e));
                 if e.kind() == io::ErrorKind::InvalidData {
                     // TLS: a server is there, and one side does not accept the other.
                     let ending = StreamLossReason::Refused;
@@ -143,23 +143,23 @@ pub(super) async fn open(
         ..CallOptions::default()
     };
     let answered = async {
-        let mut call = client.call(PATH, &options).await?;
-        call.settle(MAX_MESSAGE_BYTES);
-        let head = call.head().await?;
+        let mut call = client.begin_call(PATH, &options).await?;
+        call.make_lasting(MAX_MESSAGE_BYTES);
+        let head = call.answer_headers().await?;
         // A call that is refused has trailers only: they say why.
         if header(&head, b"grpc-status").is_some() {
-            GrpcStatus::of_answer(&head, &[])?;
+            GrpcStatus::check_answer(&head, &[])?;
         }
         Ok((call, head))
     };
     let late = async {
-        shared.until(ANSWER_TIME).await;
+        shared.alarm_after(ANSWER_TIME).await;
         Err(StreamFailure::broken("the server does not answer"))
     };
     let answered = async {
         answered
             .await
-            .map_err(|status: GrpcStatus| StreamFailure::of(&status))
+            .map_err(|status: GrpcStatus| StreamFailure::from_status(&status))
     };
     let (call, head) = Box::pin(answered.or(late)).await?;
     let server = header(&head, b"serverid").map(|id| String::from_utf8_lossy(id).into_owned());
@@ -194,12 +194,12 @@ fn metadata(agent_id: &str, identifiers: &str, token: Option<String>) -> Vec<Hea
     fields
 }
 
-async fn late<T>(alarm: TimerFuture) -> io::Result<T> {
+async fn time_out_at<T>(alarm: TimerFuture) -> io::Result<T> {
     alarm.await;
     Err(io::ErrorKind::TimedOut.into())
 }
 
-fn refined(e: &io::Error) -> String {
+fn io_error_text(e: &io::Error) -> String {
     match e.raw_os_error() {
         Some(number) => nix::errno::Errno::from_raw(number).desc().to_owned(),
         None => e.to_string(),
@@ -207,14 +207,14 @@ fn refined(e: &io::Error) -> String {
 }
 
 /// Addresses of a host: itself if it is one, else those that name servers give.
-async fn addresses(host: &str) -> Result<Vec<IpAddr>, StreamFailure> {
+async fn resolve_addresses(host: &str) -> Result<Vec<IpAddr>, StreamFailure> {
     if let Ok(ip) = host.parse() {
         return Ok(vec![ip]);
     }
     let failed = |e: io::Error| StreamFailure::broken(format!("cannot start a thread: {e}"));
     let lane = Lane::start_threads("tunnel-names", 1, NAME_STACK_BYTES).map_err(failed)?;
     let name = host.to_owned();
-    let found = lane.run(move || NameResolver::system().addresses(&name, NAME_TIME));
+    let found = lane.run_job(move || NameResolver::system_default().resolve_host(&name, NAME_TIME));
     let mut found = found
         .await
         .map_err(|e| StreamFailure::broken(e.to_string()))?;

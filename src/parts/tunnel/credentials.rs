@@ -6,11 +6,11 @@ use std::path::Path;
 use rustls::{ClientConfig, client::Resumption};
 
 use crate::{
-    error::chain,
+    error::error_chain,
     kube::{
         KubeError,
         bootstrap::kubeconfig_in_use,
-        credentials::{pem, read_token},
+        credentials::{pem_source, read_token},
         kubeconfig::ServerTrust,
         store::CertificateStore,
     },
@@ -22,7 +22,7 @@ use crate::{
 /// - `kept`: directory in which this node keeps the certificate that it renews, if it does.
 /// - `ca`: CAs of the servers, if they are not the apiserver's.
 /// - `token_file`: a token is shown instead of the certificate. It is returned.
-pub(super) fn credentials(
+pub(super) fn read_credentials(
     kubeconfig: &Path,
     kept: Option<&CertificateStore>,
     ca: Option<&Path>,
@@ -33,7 +33,7 @@ pub(super) fn credentials(
     let roots = match (ca, &config.trust) {
         (Some(path), _) => ServerRoots::Only(PemSource::File(path)),
         (None, ServerTrust::Ca(material)) => {
-            ServerRoots::Only(pem("certificate-authority-data", material))
+            ServerRoots::Only(pem_source("certificate-authority-data", material))
         }
         (None, ServerTrust::System | ServerTrust::Any) => ServerRoots::SystemAnd(None),
     };
@@ -52,13 +52,13 @@ pub(super) fn credentials(
                 return Err(local(why));
             };
             let identity = ClientIdentity {
-                chain: pem("client-certificate-data", chain),
-                key: pem("client-key-data", key),
+                chain: pem_source("client-certificate-data", chain),
+                key: pem_source("client-key-data", key),
             };
             (Some(identity), None)
         }
     };
-    let config = tls::config(roots, identity).map_err(|e| local(chain(&e)))?;
+    let config = tls::client_config(roots, identity).map_err(|e| local(error_chain(&e)))?;
     let mut config = Arc::unwrap_or_clone(config);
     config.alpn_protocols = vec![b"h2".to_vec()];
     // A connection lasts for days.
@@ -103,27 +103,27 @@ mod tests {
         store.recover().expect("directory");
         // As each dial reads it.
         let shown = |kept: Option<&CertificateStore>| {
-            let (config, token) = credentials(&path, kept, None, None).expect("credentials");
+            let (config, token) = read_credentials(&path, kept, None, None).expect("credentials");
             assert_eq!(token, None);
             let schemes = [rustls::SignatureScheme::ECDSA_NISTP256_SHA256];
             let pair = config.client_auth_cert_resolver.resolve(&[], &schemes);
             pair.expect("a certificate").cert[0].to_vec()
         };
         let der = |pair: &Pair| {
-            let all = tls::certificates(pair.certificate.as_bytes());
+            let all = tls::parse_certificates(pair.certificate.as_bytes());
             all[0].to_vec()
         };
         assert_eq!(shown(Some(&store)), der(&brought), "there is no other yet");
         for (pair, at) in [(&first, 0), (&second, 60)] {
-            let at = WallTime::from_secs(at);
+            let at = WallTime::from_unix_seconds(at);
             store
-                .store(&pair.certificate, &pair.key, at)
+                .store_pair(&pair.certificate, &pair.key, at)
                 .expect("renewed");
             assert_eq!(shown(Some(&store)), der(pair));
         }
         assert_eq!(shown(None), der(&brought), "this node renews none");
         // Who shows a token to the apiserver has no certificate to show.
         fs::write(&path, text("token: t")).expect("kubeconfig");
-        assert!(credentials(&path, Some(&store), None, None).is_err());
+        assert!(read_credentials(&path, Some(&store), None, None).is_err());
     }
 }

@@ -41,7 +41,7 @@ use smol::{LocalExecutor, future::FutureExt as _};
 
 use self::{
     board::TunnelStatus,
-    connect::{OpenedStream, StreamFailure, open},
+    connect::{OpenedStream, StreamFailure, open_stream},
     settings::TunnelConfig,
     stream::{StreamCarrier, StreamTurn},
 };
@@ -52,7 +52,7 @@ use crate::{
         link_policy::LinkPolicy,
         node::LocalNode,
         recorder::{EventRecorder, EventSeverity},
-        tasks::boxed,
+        tasks::box_task,
         wake::WakeFlag,
         waker_set::WakerSet,
     },
@@ -133,7 +133,7 @@ impl NodeTunnel {
             open: Box::new(|shared, address, identifiers| {
                 Box::pin(async move {
                     let server = &shared.settings.cfg.servers[address];
-                    open(&shared, server, &identifiers).await
+                    open_stream(&shared, server, &identifiers).await
                 })
             }),
             serve: Box::new(move |near| serve(near, part::NAME)),
@@ -166,8 +166,8 @@ impl NodeTunnel {
         shared.changed.wake_all();
         let all = shared
             .changed
-            .until(|| (shared.board.streams.get() == 0).then_some(()));
-        all.or(shared.until(STOP_TIME)).await;
+            .wait_until(|| (shared.board.streams.get() == 0).then_some(()));
+        all.or(shared.alarm_after(STOP_TIME)).await;
     }
 }
 
@@ -179,49 +179,49 @@ fn random() -> u64 {
 }
 
 impl TunnelShared {
-    fn until(&self, time: Duration) -> TimerFuture {
-        self.clock.until(self.clock.now() + time)
+    fn alarm_after(&self, time: Duration) -> TimerFuture {
+        self.clock.sleep_until(self.clock.now() + time)
     }
 
-    async fn stopped(&self) {
+    async fn wait_until_stopping(&self) {
         let is_stopping = || self.is_stopping.get().then_some(());
-        self.changed.until(is_stopping).await;
+        self.changed.wait_until(is_stopping).await;
     }
 
     /// Identifiers of the node for servers, and the addresses that may be dialled here; `None`: the apiserver does not
     /// have its addresses yet.
-    fn who(&self) -> Option<(String, OwnServer)> {
+    fn node_identifiers(&self) -> Option<(String, OwnServer)> {
         let addresses = self.node.published_addresses()?;
         let (node, port) = (&self.node.name, self.settings.port);
         Some((
-            tunnel::identifiers(node, &addresses),
+            tunnel::agent_identifiers(node, &addresses),
             OwnServer::new(node, &addresses, port),
         ))
     }
 
     /// Reports a dial that was meant for another target (TUN-06, TUN-07).
-    fn misrouted(&self, target: &str) {
-        if self.board.misrouted(self.clock.now()) {
+    fn report_misrouted(&self, target: &str) {
+        if self.board.count_misrouted(self.clock.now()) {
             let target: String = target.chars().take(MAX_SHOWN_TARGET).collect();
             let message = format!(
                 "a dial for {target:?} came through the tunnel: start proxy-server with --proxy-strategies=destHost,defaultRoute"
             );
             log::warn!("{message}");
             self.recorder
-                .node(EventSeverity::Warning, "TunnelMisrouted", &message);
+                .record_node_event(EventSeverity::Warning, "TunnelMisrouted", &message);
         }
     }
 
     /// Starts the lines that are missing.
     fn start_lines(self: &Rc<Self>) {
         let addresses = self.settings.cfg.servers.len();
-        let wanted = self.servers.borrow().lines(addresses);
+        let wanted = self.servers.borrow().wanted_line_count(addresses);
         for number in 0..wanted.min(MAX_LINES) {
             let bit = 1 << number;
             if self.lines.get() & bit == 0 {
                 self.lines.set(self.lines.get() | bit);
-                let line = line(Rc::clone(self), number);
-                self.executor.spawn(boxed(line)).detach();
+                let line = keep_line(Rc::clone(self), number);
+                self.executor.spawn(box_task(line)).detach();
             }
         }
         // A line that was not wanted any more may be wanted again.
@@ -230,12 +230,12 @@ impl TunnelShared {
 
     fn is_wanted(&self, number: usize) -> bool {
         let addresses = self.settings.cfg.servers.len();
-        number < self.servers.borrow().lines(addresses)
+        number < self.servers.borrow().wanted_line_count(addresses)
     }
 
     async fn wanted_again(&self, number: usize) {
         let is_so = || self.is_wanted(number) || self.is_stopping.get();
-        self.changed.until(|| is_so().then_some(())).await;
+        self.changed.wait_until(|| is_so().then_some(())).await;
     }
 }
 
@@ -247,26 +247,26 @@ struct ReplacedStream {
 }
 
 impl ReplacedStream {
-    fn begin(
+    fn spawn(
         carrying: Box<StreamCarrier>,
         line: TunnelLine,
         executor: &LocalExecutor<'static>,
     ) -> Self {
         let replaced = Rc::new(WakeFlag::default());
-        let rest = rest(carrying, line, Rc::clone(&replaced));
+        let rest = carry_until_empty(carrying, line, Rc::clone(&replaced));
         let task = executor.spawn(rest);
         Self { replaced, task }
     }
 
     /// Waits until no connection is left.
-    async fn ended(&mut self) {
-        self.replaced.wake();
+    async fn wait_until_ended(&mut self) {
+        self.replaced.wake_waiters();
         (&mut self.task).await;
     }
 }
 
 /// Keeps one stream, for as long as it is wanted.
-async fn line(shared: Rc<TunnelShared>, number: usize) {
+async fn keep_line(shared: Rc<TunnelShared>, number: usize) {
     let addresses = &shared.settings.cfg.servers;
     let mut line = TunnelLine::default();
     let mut old: Option<ReplacedStream> = None;
@@ -275,7 +275,7 @@ async fn line(shared: Rc<TunnelShared>, number: usize) {
         if !shared.is_wanted(number) {
             let Some(left) = &mut old else { break };
             let ended = async {
-                left.ended().await;
+                left.wait_until_ended().await;
                 true
             };
             let wanted = async {
@@ -287,14 +287,14 @@ async fn line(shared: Rc<TunnelShared>, number: usize) {
             }
             continue;
         }
-        let Some((identifiers, own)) = shared.who() else {
-            shared.until(LOOK).await;
+        let Some((identifiers, own)) = shared.node_identifiers() else {
+            shared.alarm_after(LOOK).await;
             continue;
         };
         let opened = (shared.ends.open)(Rc::clone(&shared), address, identifiers.clone()).await;
         let opened = opened.and_then(|opened| {
             let mut servers = shared.servers.borrow_mut();
-            match servers.arrive(number, &opened.server, opened.count) {
+            match servers.record_stream(number, &opened.server, opened.count) {
                 true => Ok(opened),
                 false => Err(StreamFailure {
                     ending: StreamLossReason::Repeated,
@@ -310,20 +310,20 @@ async fn line(shared: Rc<TunnelShared>, number: usize) {
                 let (host, port) = &addresses[address];
                 log::info!("tunnel to {host}:{port} is up");
                 if let Some(old) = &old {
-                    old.replaced.wake();
+                    old.replaced.wake_waiters();
                 }
                 let begun = shared.clock.now();
                 let carrying = StreamCarrier::new(&shared, opened, own, identifiers);
-                shared.show(None);
+                shared.show_status(None);
                 let mut carrying = Box::new(carrying);
-                let turned = carrying.run(&mut line, None).await;
-                shared.servers.borrow_mut().leave(number);
+                let turned = carrying.carry_until_turn(&mut line, None).await;
+                shared.servers.borrow_mut().remove_stream(number);
                 let up = Some(shared.clock.now() - begun);
                 match turned {
                     StreamTurn::Ended(failed) => (failed, up),
                     StreamTurn::Leaves(why) => {
                         // At most one: connections of an older one end now.
-                        old = Some(ReplacedStream::begin(
+                        old = Some(ReplacedStream::spawn(
                             carrying,
                             line.clone(),
                             &shared.executor,
@@ -343,31 +343,39 @@ async fn line(shared: Rc<TunnelShared>, number: usize) {
             log::debug!("{why}");
         } else {
             shared.complaints.complain(&why);
-            shared.show(Some(why));
+            shared.show_status(Some(why));
         }
         line.set_metered(shared.link_policy.is_metered());
-        let pause = line.pause(failed.ending, up, random());
+        let pause = line.next_pause(failed.ending, up, random());
         if number >= addresses.len() {
             address = (address + 1) % addresses.len();
         }
-        shared.until(pause).or(shared.stopped()).await;
+        shared
+            .alarm_after(pause)
+            .or(shared.wait_until_stopping())
+            .await;
     }
     if let Some(mut old) = old {
-        old.ended().await;
+        old.wait_until_ended().await;
     }
     shared.lines.set(shared.lines.get() & !(1 << number));
 }
 
 /// Carries on the connections of a stream after another stream has taken its place.
-async fn rest(mut carrying: Box<StreamCarrier>, mut line: TunnelLine, replaced: Rc<WakeFlag>) {
-    carrying.run(&mut line, Some(&replaced)).await;
+async fn carry_until_empty(
+    mut carrying: Box<StreamCarrier>,
+    mut line: TunnelLine,
+    replaced: Rc<WakeFlag>,
+) {
+    carrying.carry_until_turn(&mut line, Some(&replaced)).await;
 }
 
 impl TunnelShared {
     /// Shows people the state of the tunnel, with the trouble if there is any.
-    fn show(&self, trouble: Option<String>) {
-        let known = self.servers.borrow().known();
-        self.board.show(known, trouble, self.clock.wall());
+    fn show_status(&self, trouble: Option<String>) {
+        let known = self.servers.borrow().server_counts();
+        self.board
+            .set_connectivity(known, trouble, self.clock.wall_time());
     }
 }
 

@@ -103,7 +103,7 @@ pub(super) enum ServerMessage {
 }
 
 /// Reads a message. Errors: it is no packet.
-pub(super) fn read(message: &[u8]) -> Result<ServerMessage, Error> {
+pub(super) fn read_packet(message: &[u8]) -> Result<ServerMessage, Error> {
     let mut packet = PacketMessage::default();
     decode(&mut packet, message, LIMITS)?;
     // The kind and the field that is set have to agree; an absent kind is 0.
@@ -142,7 +142,7 @@ pub(super) fn read(message: &[u8]) -> Result<ServerMessage, Error> {
 }
 
 /// Answers a dial: with the number of the connection, or the reason why there is none.
-pub(super) fn dialled(random: i64, answer: Result<ConnectionId, &str>) -> Vec<u8> {
+pub(super) fn encode_dial_response(random: i64, answer: Result<ConnectionId, &str>) -> Vec<u8> {
     let (id, error) = match answer {
         Ok(id) => (id, String::new()),
         Err(why) => (0, why.to_owned()),
@@ -155,7 +155,7 @@ pub(super) fn dialled(random: i64, answer: Result<ConnectionId, &str>) -> Vec<u8
 }
 
 /// Bytes of a connection.
-pub(super) fn data(id: ConnectionId, data: Vec<u8>) -> Vec<u8> {
+pub(super) fn encode_data(id: ConnectionId, data: Vec<u8>) -> Vec<u8> {
     encode(&mut PacketMessage {
         kind: kind::DATA,
         data: Some(PacketData {
@@ -168,7 +168,7 @@ pub(super) fn data(id: ConnectionId, data: Vec<u8>) -> Vec<u8> {
 }
 
 /// Says that a connection is over; `error`: the reason why there was none.
-pub(super) fn closed(id: ConnectionId, error: &str) -> Vec<u8> {
+pub(super) fn encode_close_response(id: ConnectionId, error: &str) -> Vec<u8> {
     encode(&mut PacketMessage {
         kind: kind::CLOSE_RESPONSE,
         close_response: Some(CloseResponse {
@@ -180,7 +180,7 @@ pub(super) fn closed(id: ConnectionId, error: &str) -> Vec<u8> {
 }
 
 /// Says that no dials are taken any more.
-pub(super) fn drain() -> Vec<u8> {
+pub(super) fn encode_drain() -> Vec<u8> {
     encode(&mut PacketMessage {
         kind: kind::DRAIN,
         drain: Some(DrainPacket::default()),
@@ -210,7 +210,7 @@ pub(crate) mod fuzz {
             let (message, rest) = rest.split_at(rest.len().min(len.into()));
             bytes = rest;
             now += 1000;
-            let said = match read(message) {
+            let said = match read_packet(message) {
                 Ok(said) => said,
                 Err(_) => return out + "x",
             };
@@ -229,7 +229,7 @@ pub(crate) mod fuzz {
                 ServerMessage::Close { id } => TunnelPacket::Close { id },
                 ServerMessage::Else => continue,
             };
-            match stream.hear(heard, &mut ids, MonoTime(now)) {
+            match stream.take_packet(heard, &mut ids, MonoTime(now)) {
                 StreamAction::Open { id, .. } => {
                     answers += 1;
                     assert!(!open.contains(&id), "a number is used twice");
@@ -245,7 +245,7 @@ pub(crate) mod fuzz {
                         panic!("bytes of no packet");
                     };
                     assert!(open.contains(&id));
-                    stream.holds_up(id, len.into(), len % 2 != 0, MonoTime(now));
+                    stream.record_given_bytes(id, len.into(), len % 2 != 0, MonoTime(now));
                     out.push('d');
                 }
                 StreamAction::Drop { id } => {
@@ -259,10 +259,10 @@ pub(crate) mod fuzz {
                 }
                 StreamAction::Nothing => out.push('n'),
             }
-            while let Some(id) = stream.overdue(MonoTime(now)) {
+            while let Some(id) = stream.take_overdue(MonoTime(now)) {
                 open.retain(|of| *of != id);
             }
-            assert_eq!(stream.connections(), open.len());
+            assert_eq!(stream.connection_count(), open.len());
             assert!(open.len() <= MAX_CONNECTIONS);
         }
         assert_eq!(dials, answers, "each dial has one answer");
@@ -288,11 +288,15 @@ pub(crate) mod fuzz {
                         address: "n:10250".into(),
                         random: 7,
                     }),
-                    data(1, b"hello".to_vec()),
+                    encode_data(1, b"hello".to_vec()),
                     server(ServerMessage::Close { id: 1 }),
                     server(ServerMessage::CancelDial { random: 7 }),
                 ]),
-                framed(&[drain(), closed(1, "x"), dialled(1, Ok(2))]),
+                framed(&[
+                    encode_drain(),
+                    encode_close_response(1, "x"),
+                    encode_dial_response(1, Ok(2)),
+                ]),
             ]
         }
     }
@@ -327,8 +331,8 @@ pub(super) mod tests {
                 close_request: Some(CloseRequest { id }),
                 ..PacketMessage::default()
             },
-            ServerMessage::Data { id, bytes } => return data(id, bytes),
-            ServerMessage::Else => return drain(),
+            ServerMessage::Data { id, bytes } => return encode_data(id, bytes),
+            ServerMessage::Else => return encode_drain(),
         };
         encode(&mut packet)
     }
@@ -339,7 +343,7 @@ pub(super) mod tests {
         // A dial has no number on the wire: 0 is absent.
         let dial = b"\x12\x10\x0a\x03tcp\x12\x06n:1025\x18\xff\x01";
         assert_eq!(
-            read(dial),
+            read_packet(dial),
             Ok(ServerMessage::Dial {
                 protocol: "tcp".into(),
                 address: "n:1025".into(),
@@ -355,7 +359,7 @@ pub(super) mod tests {
                 bytes: vec![0; 100],
             },
         ] {
-            assert_eq!(read(&of_server(said.clone())), Ok(said));
+            assert_eq!(read_packet(&of_server(said.clone())), Ok(said));
         }
         // What agents say, kinds that do not exist yet, and what has nothing in it.
         for other in [
@@ -365,22 +369,31 @@ pub(super) mod tests {
             b"\x08\x04",
             b"\x08\x63\x22\x02\x08\x01",
         ] {
-            assert_eq!(read(other), Ok(ServerMessage::Else), "{other:?}");
+            assert_eq!(read_packet(other), Ok(ServerMessage::Else), "{other:?}");
         }
-        assert_eq!(read(b"\x12\x7f"), Err(Error::Cut));
+        assert_eq!(read_packet(b"\x12\x7f"), Err(Error::Cut));
     }
 
     #[test]
     fn packets_of_this_agent() {
         // TUN-02
-        assert_eq!(dialled(9, Ok(5)), b"\x08\x01\x1a\x04\x10\x05\x18\x09");
-        assert_eq!(dialled(9, Err("no")), b"\x08\x01\x1a\x06\x0a\x02no\x18\x09");
         assert_eq!(
-            data(3, b"hi".to_vec()),
+            encode_dial_response(9, Ok(5)),
+            b"\x08\x01\x1a\x04\x10\x05\x18\x09"
+        );
+        assert_eq!(
+            encode_dial_response(9, Err("no")),
+            b"\x08\x01\x1a\x06\x0a\x02no\x18\x09"
+        );
+        assert_eq!(
+            encode_data(3, b"hi".to_vec()),
             b"\x08\x04\x22\x06\x08\x03\x1a\x02hi"
         );
-        assert_eq!(closed(3, ""), b"\x08\x03\x32\x02\x10\x03");
-        assert_eq!(closed(3, "?"), b"\x08\x03\x32\x05\x0a\x01?\x10\x03");
-        assert_eq!(drain(), b"\x08\x06\x42\x00");
+        assert_eq!(encode_close_response(3, ""), b"\x08\x03\x32\x02\x10\x03");
+        assert_eq!(
+            encode_close_response(3, "?"),
+            b"\x08\x03\x32\x05\x0a\x01?\x10\x03"
+        );
+        assert_eq!(encode_drain(), b"\x08\x06\x42\x00");
     }
 }

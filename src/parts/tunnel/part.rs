@@ -11,7 +11,7 @@ use super::{
     settings::{self, TunnelConfig},
 };
 use crate::{
-    agent::tasks::{AgentTask, boxed},
+    agent::tasks::{AgentTask, box_task},
     api::{WallTime, node::NodeCondition},
     config::{AgentConfig, InvalidField, TableKey},
     kube::store::CertificateStore,
@@ -43,7 +43,7 @@ impl Part for TunnelPart {
         own: &Value,
         config: &AgentConfig,
     ) -> Result<Option<Rc<dyn ConfiguredPart>>, InvalidField> {
-        let cfg = settings::resolve(own, config.cluster.is_member(), &config.server)?;
+        let cfg = settings::resolve_tunnel(own, config.cluster.is_member(), &config.server)?;
         let with = |cfg| -> Rc<dyn ConfiguredPart> {
             Rc::new(ConfiguredTunnel {
                 cfg,
@@ -80,7 +80,9 @@ impl ConfiguredPart for ConfiguredTunnel {
         let settings = TunnelSettings {
             cfg: self.cfg.clone(),
             kubeconfig: kubeconfig.clone(),
-            kept: cluster.renewed_in().map(CertificateStore::client),
+            kept: cluster
+                .renewed_certificate_dir()
+                .map(CertificateStore::client),
             agent_id: agent_id(&tools.node.name, &tools.node.identity.boot_id),
             port: listen.port(),
         };
@@ -92,7 +94,7 @@ impl ConfiguredPart for ConfiguredTunnel {
 
     fn stop(&self) -> AgentTask {
         let tunnel = self.running.take();
-        boxed(async move {
+        box_task(async move {
             if let Some(tunnel) = tunnel {
                 tunnel.stop().await;
             }
@@ -100,11 +102,11 @@ impl ConfiguredPart for ConfiguredTunnel {
     }
 
     fn conditions(&self, now: WallTime) -> Vec<NodeCondition> {
-        vec![self.board.condition(now)]
+        vec![self.board.node_condition(now)]
     }
 
     fn state(&self) -> Option<(String, Value)> {
-        let state = serde_json::to_value(self.board.health()).ok()?;
+        let state = serde_json::to_value(self.board.tunnel_health()).ok()?;
         Some((NAME.into(), state))
     }
 
@@ -114,10 +116,13 @@ impl ConfiguredPart for ConfiguredTunnel {
     ) -> Option<(&'static str, CheckFinding)> {
         let state = states.and_then(|states| states.get(NAME));
         let health = state.and_then(|state| serde_json::from_value(state.clone()).ok());
-        Some((NAME, health::check(&self.cfg.servers, health.as_ref())))
+        Some((
+            NAME,
+            health::check_tunnel(&self.cfg.servers, health.as_ref()),
+        ))
     }
 
     fn write_metrics(&self, page: &mut MetricsText) {
-        health::write_metrics(&self.board.figures(), page);
+        health::write_tunnel_metrics(&self.board.tunnel_figures(), page);
     }
 }

@@ -9,10 +9,10 @@ use super::part::NAME;
 use crate::{
     config::{
         ServerConfig, TableKey,
-        checks::{InvalidField, absolute, invalid},
+        checks::{InvalidField, invalid_field, read_absolute_path},
         key,
     },
-    parts::section,
+    parts::read_section,
 };
 
 /// Keys of the tunnel.
@@ -49,48 +49,52 @@ pub(super) struct TunnelConfig {
 }
 
 /// Resolves the tunnel below `own`, the value of `picolet`; `None`: there is none. `is_member`: there is an apiserver.
-pub(super) fn resolve(
+pub(super) fn resolve_tunnel(
     own: &Value,
     is_member: bool,
     server: &ServerConfig,
 ) -> Result<Option<TunnelConfig>, InvalidField> {
-    let own: TunnelSection = section(own, NAME)?;
+    let own: TunnelSection = read_section(own, NAME)?;
     let field = "picolet.tunnel.servers";
     let file = |field: &str, path: &Option<String>| {
         let path = path.as_deref().filter(|path| !path.is_empty());
-        path.map(|path| absolute(field, Some(path), "")).transpose()
+        path.map(|path| read_absolute_path(field, Some(path), ""))
+            .transpose()
     };
     let ca = file("picolet.tunnel.ca", &own.ca)?;
     let token_file = file("picolet.tunnel.tokenFile", &own.token_file)?;
     if own.servers.is_empty() {
         return match ca.is_some() || token_file.is_some() {
             false => Ok(None),
-            true => invalid(field, "must be set for picolet.tunnel"),
+            true => invalid_field(field, "must be set for picolet.tunnel"),
         };
     }
     if own.servers.len() > MAX_SERVERS {
         let found = own.servers.len();
-        return invalid(
+        return invalid_field(
             field,
             format!("has {found} items, must have at most {MAX_SERVERS}"),
         );
     }
     if !is_member {
-        return invalid(
+        return invalid_field(
             field,
             "is for an apiserver to reach this node, and there is none: set picolet.kubeconfig too",
         );
     }
     if server.listen.is_none() {
-        return invalid(
+        return invalid_field(
             field,
             "leads to the server of this node, and enableServer is false: set it to true",
         );
     }
-    let servers = own.servers.iter().map(|text| match address(text) {
-        Some(address) => Ok(address),
-        None => invalid(field, format!("has {text:?}, must be HOST or HOST:PORT")),
-    });
+    let servers = own
+        .servers
+        .iter()
+        .map(|text| match parse_server_address(text) {
+            Some(address) => Ok(address),
+            None => invalid_field(field, format!("has {text:?}, must be HOST or HOST:PORT")),
+        });
     Ok(Some(TunnelConfig {
         servers: servers.collect::<Result<_, _>>()?,
         ca,
@@ -99,7 +103,7 @@ pub(super) fn resolve(
 }
 
 /// Reads host, without brackets, and port.
-fn address(text: &str) -> Option<(String, u16)> {
+fn parse_server_address(text: &str) -> Option<(String, u16)> {
     let is_bare_v6 = text.parse::<core::net::Ipv6Addr>().is_ok();
     let (host, port) = match text.rsplit_once(':') {
         Some((host, port)) if !is_bare_v6 && !text.ends_with(']') => (host, port.parse().ok()?),
@@ -128,12 +132,14 @@ mod tests {
         let host = HostIdentity {
             hostname: "node".into(),
         };
-        let server = config::defaults(&host).expect("a configuration").server;
+        let server = config::default_config(&host)
+            .expect("a configuration")
+            .server;
         let server = ServerConfig {
             listen: serves.then(|| ([0, 0, 0, 0], 10250).into()),
             ..server
         };
-        let found = resolve(&json!({ "tunnel": tunnel }), is_member, &server);
+        let found = resolve_tunnel(&json!({ "tunnel": tunnel }), is_member, &server);
         found.map_err(|e| format!("{}: {}", e.field, e.message))
     }
 

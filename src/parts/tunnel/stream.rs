@@ -27,7 +27,7 @@ use crate::{
             ConnectionId, DialRefusal, MAX_INWARD_BYTES, StreamAction, TunnelPacket, TunnelStream,
         },
     },
-    server::pipe::{PipeSourceEnd, pipe},
+    server::pipe::{PipeSourceEnd, new_pipe},
 };
 
 /// Bytes of a connection in one packet, and those that wait for it.
@@ -103,7 +103,7 @@ impl StreamCarrier {
     ///
     /// - `replaced`: this stream is left. Once another has taken its place (then this wakes), or none is to, it carries
     ///   until no connection is left.
-    pub(super) async fn run(
+    pub(super) async fn carry_until_turn(
         &mut self,
         line: &mut TunnelLine,
         replaced: Option<&WakeFlag>,
@@ -111,23 +111,23 @@ impl StreamCarrier {
         let shared = Rc::clone(&self.shared);
         if let Some(replaced) = replaced {
             self.is_left = true;
-            let until = replaced.woken().or(shared.stopped());
-            if let Some(turned) = self.carry(line, until).await {
+            let until = replaced.wait_for_wake().or(shared.wait_until_stopping());
+            if let Some(turned) = self.carry_until(line, until).await {
                 return turned;
             }
-            self.drain();
-            self.stream.replace();
+            self.announce_drain();
+            self.stream.mark_replaced();
         }
-        if let Some(turned) = self.carry(line, shared.stopped()).await {
+        if let Some(turned) = self.carry_until(line, shared.wait_until_stopping()).await {
             return turned;
         }
-        self.drain();
-        self.stream.leave();
+        self.announce_drain();
+        self.stream.refuse_dials();
         poll_fn(|cx| self.poll(line, cx)).await
     }
 
     /// Carries until the stream turns, or `until` is ready.
-    async fn carry(
+    async fn carry_until(
         &mut self,
         line: &mut TunnelLine,
         until: impl Future<Output = ()>,
@@ -141,11 +141,11 @@ impl StreamCarrier {
     }
 
     /// Tells the server to dial elsewhere, once.
-    fn drain(&mut self) {
+    fn announce_drain(&mut self) {
         self.is_left = true;
         if !self.is_leaving {
             self.is_leaving = true;
-            self.answers.push_back(packet::drain());
+            self.answers.push_back(packet::encode_drain());
         }
     }
 
@@ -154,7 +154,7 @@ impl StreamCarrier {
             match self.step(cx) {
                 Err(failed) => return Poll::Ready(StreamTurn::Ended(failed)),
                 Ok(true) => {}
-                Ok(false) => return self.rest(line, cx),
+                Ok(false) => return self.check_timers(line, cx),
             }
         }
         cx.waker().wake_by_ref();
@@ -162,8 +162,8 @@ impl StreamCarrier {
     }
 
     /// Looks at the time, when nothing moves.
-    fn rest(&mut self, line: &mut TunnelLine, cx: &mut Context<'_>) -> Poll<StreamTurn> {
-        let is_empty = self.stream.connections() == 0 && self.answers.is_empty();
+    fn check_timers(&mut self, line: &mut TunnelLine, cx: &mut Context<'_>) -> Poll<StreamTurn> {
+        let is_empty = self.stream.connection_count() == 0 && self.answers.is_empty();
         let is_done = self.is_leaving && is_empty;
         if is_done && self.call.poll_sent(cx).is_ready() {
             let all_said = StreamFailure::broken("it was left");
@@ -175,7 +175,7 @@ impl StreamCarrier {
         // Bounded: goes on only when an alarm has rung, and the next is later.
         loop {
             let now = self.shared.clock.now();
-            if self.is_other(now) {
+            if self.has_identity_changed(now) {
                 let why = "the addresses of the node have changed";
                 return Poll::Ready(StreamTurn::Leaves(why));
             }
@@ -183,17 +183,17 @@ impl StreamCarrier {
                 let failed = StreamFailure::broken("the server dials where it was told not to");
                 return Poll::Ready(StreamTurn::Ended(failed));
             }
-            let heard = MonoTime(0) + self.client.heard();
+            let heard = MonoTime(0) + self.client.last_heard();
             // On a slow link the answer may stand behind other data that is sent: that counts, too.
             let has_come = |asked| heard > asked || !self.client.awaits_pong();
             if self.asked.is_some_and(has_come) {
                 self.asked = None;
             }
             line.set_metered(self.shared.link_policy.is_metered());
-            let silent = match line.silence(heard, self.asked, now) {
+            let silent = match line.judge_silence(heard, self.asked, now) {
                 SilenceDecision::Until(due) => due,
                 SilenceDecision::Ask => {
-                    self.client.ping();
+                    self.client.send_ping();
                     self.asked = Some(now);
                     continue;
                 }
@@ -203,10 +203,13 @@ impl StreamCarrier {
                     return Poll::Ready(StreamTurn::Ended(StreamFailure { ending, why }));
                 }
             };
-            let due = self.stream.due().map_or(silent, |due| due.min(silent));
+            let due = self
+                .stream
+                .next_timeout()
+                .map_or(silent, |due| due.min(silent));
             // An alarm that rings too early is looked at again, so arriving data need not move it.
             if self.alarm.as_ref().is_none_or(|(at, _)| *at > due) {
-                self.alarm = Some((due, self.shared.clock.until(due)));
+                self.alarm = Some((due, self.shared.clock.sleep_until(due)));
             }
             let Some((_, alarm)) = &mut self.alarm else {
                 return Poll::Pending;
@@ -223,12 +226,12 @@ impl StreamCarrier {
     }
 
     /// Returns true if servers are to know this node by other addresses. Looks now and then.
-    fn is_other(&mut self, now: MonoTime) -> bool {
+    fn has_identity_changed(&mut self, now: MonoTime) -> bool {
         if self.is_left || now < self.looked + SILENCE {
             return false;
         }
         self.looked = now;
-        let who = self.shared.who();
+        let who = self.shared.node_identifiers();
         who.is_some_and(|(id, _)| id != self.identifiers)
     }
 
@@ -236,11 +239,13 @@ impl StreamCarrier {
     fn end_overdue(&mut self) -> bool {
         let now = self.shared.clock.now();
         let mut any = false;
-        while let Some(id) = self.stream.overdue(now) {
+        while let Some(id) = self.stream.take_overdue(now) {
             any = true;
             self.drop_end(id);
-            self.answers
-                .push_back(packet::closed(id, "the node reads too slowly"));
+            self.answers.push_back(packet::encode_close_response(
+                id,
+                "the node reads too slowly",
+            ));
         }
         any
     }
@@ -258,17 +263,17 @@ impl StreamCarrier {
         if self.answers.len() >= MAX_ANSWERS {
             return Ok(false);
         }
-        match self.call.poll_next(cx) {
+        match self.call.poll_next_message(cx) {
             Poll::Pending => Ok(false),
             Poll::Ready(Ok(Some(message))) => {
-                let said = packet::read(&message);
+                let said = packet::read_packet(&message);
                 let said =
                     said.map_err(|e| StreamFailure::broken(format!("it sends no packets: {e}")))?;
-                self.hear(said);
+                self.take_server_message(said);
                 Ok(true)
             }
             Poll::Ready(Ok(None)) => Err(StreamFailure::broken("the server has ended the stream")),
-            Poll::Ready(Err(status)) => Err(StreamFailure::of(&status)),
+            Poll::Ready(Err(status)) => Err(StreamFailure::from_status(&status)),
         }
     }
 
@@ -281,7 +286,7 @@ impl StreamCarrier {
             self.held = None;
             return true;
         };
-        let given = end.give(&bytes[*at..], cx);
+        let given = end.give_bytes(&bytes[*at..], cx);
         *at += given;
         let is_all = *at == bytes.len();
         let id = *id;
@@ -290,13 +295,13 @@ impl StreamCarrier {
         }
         self.shared
             .board
-            .note(|figures| figures.bytes_in += u64::try_from(given).unwrap_or(0));
+            .change_figures(|figures| figures.bytes_in += u64::try_from(given).unwrap_or(0));
         let now = self.shared.clock.now();
-        self.stream.holds_up(id, given, !is_all, now);
+        self.stream.record_given_bytes(id, given, !is_all, now);
         is_all || given > 0
     }
 
-    fn hear(&mut self, said: ServerMessage) {
+    fn take_server_message(&mut self, said: ServerMessage) {
         let mut bytes = Vec::new();
         let mut target = String::new();
         let heard = match said {
@@ -305,9 +310,9 @@ impl StreamCarrier {
                 address,
                 random,
             } => {
-                let was_own = self.own.is_meant(&protocol, &address);
-                let own = self.shared.who().map(|(_, own)| own);
-                let is_own = own.map_or(was_own, |own| own.is_meant(&protocol, &address));
+                let was_own = self.own.is_dial_target(&protocol, &address);
+                let own = self.shared.node_identifiers().map(|(_, own)| own);
+                let is_own = own.map_or(was_own, |own| own.is_dial_target(&protocol, &address));
                 target = address;
                 TunnelPacket::Dial {
                     random,
@@ -327,38 +332,46 @@ impl StreamCarrier {
         let now = self.shared.clock.now();
         let act = self
             .stream
-            .hear(heard, &mut self.shared.ids.borrow_mut(), now);
+            .take_packet(heard, &mut self.shared.ids.borrow_mut(), now);
         match (act, heard) {
             (StreamAction::Nothing, _) => {}
             (StreamAction::Open { id, random }, _) => {
-                let (near, far) = pipe(MAX_INWARD_BYTES, DATA_BYTES);
+                let (near, far) = new_pipe(MAX_INWARD_BYTES, DATA_BYTES);
                 self.ends.push((id, far));
                 (self.shared.ends.serve)(near);
-                self.shared.board.note(|figures| figures.opened += 1);
-                self.answers.push_back(packet::dialled(random, Ok(id)));
+                self.shared
+                    .board
+                    .change_figures(|figures| figures.opened += 1);
+                self.answers
+                    .push_back(packet::encode_dial_response(random, Ok(id)));
             }
             (StreamAction::Refuse { random, why }, _) => {
                 match why {
-                    DialRefusal::Misrouted => self.shared.misrouted(&target),
+                    DialRefusal::Misrouted => self.shared.report_misrouted(&target),
                     DialRefusal::Moved
                     | DialRefusal::Leaving
                     | DialRefusal::TooMany
                     | DialRefusal::Spent => {
-                        self.shared.board.note(|figures| figures.refused += 1);
+                        self.shared
+                            .board
+                            .change_figures(|figures| figures.refused += 1);
                     }
                 }
-                let answer = packet::dialled(random, Err(why.text()));
+                let answer = packet::encode_dial_response(random, Err(why.answer_text()));
                 self.answers.push_back(answer);
             }
             (StreamAction::Deliver, TunnelPacket::Data { id }) => self.held = Some((id, bytes, 0)),
             (StreamAction::Deliver, _) => {}
             (StreamAction::Drop { id }, _) => {
                 self.drop_end(id);
-                self.answers.push_back(packet::closed(id, ""));
+                self.answers
+                    .push_back(packet::encode_close_response(id, ""));
             }
             (StreamAction::Unknown { id }, _) => {
-                self.answers
-                    .push_back(packet::closed(id, "there is no such connection"));
+                self.answers.push_back(packet::encode_close_response(
+                    id,
+                    "there is no such connection",
+                ));
             }
         }
     }
@@ -372,11 +385,11 @@ impl StreamCarrier {
 
     /// Sends an answer, or bytes of the next connection. Returns true if there was anything to send.
     fn step_outward(&mut self, cx: &mut Context<'_>) -> bool {
-        if self.call.poll_room(cx).is_pending() {
+        if self.call.poll_send_room(cx).is_pending() {
             return false;
         }
         if let Some(answer) = self.answers.pop_front() {
-            self.call.push(&answer);
+            self.call.push_message(&answer);
             if self.answers.is_empty() {
                 self.answers = VecDeque::new();
             }
@@ -388,25 +401,26 @@ impl StreamCarrier {
                 .find(|(of, _)| *of == id)
                 .map(|(_, end)| end)
         };
-        let has_something = |id| end(id).is_some_and(|end| end.has_something(cx));
+        let has_something = |id| end(id).is_some_and(|end| end.has_pending_bytes(cx));
         let Some(id) = self.stream.next_to_send(has_something) else {
             return false;
         };
         let mut bytes = vec![0; DATA_BYTES];
         let len = end(id)
-            .and_then(|end| end.take(&mut bytes, cx))
+            .and_then(|end| end.take_bytes(&mut bytes, cx))
             .unwrap_or(0);
         bytes.truncate(len);
         if len == 0 {
             // Its last bytes have been sent before.
-            self.stream.forget(id);
+            self.stream.forget_connection(id);
             self.drop_end(id);
-            self.answers.push_back(packet::closed(id, ""));
+            self.answers
+                .push_back(packet::encode_close_response(id, ""));
         } else {
             self.shared
                 .board
-                .note(|figures| figures.bytes_out += u64::try_from(len).unwrap_or(0));
-            self.call.push(&packet::data(id, bytes));
+                .change_figures(|figures| figures.bytes_out += u64::try_from(len).unwrap_or(0));
+            self.call.push_message(&packet::encode_data(id, bytes));
         }
         true
     }

@@ -27,7 +27,7 @@ use crate::{
     grpc::{
         ConnectionClock,
         client::{CallOptions, connect},
-        server::{CallFuture, CallHandler, ServerCall, serve},
+        server::{CallFuture, CallHandler, ServerCall, serve_calls},
     },
     image::testing::Scratch,
     logic::tunnel::stream::{DialRefusal, MAX_REPLACED},
@@ -182,7 +182,7 @@ impl World {
             recorder: Rc::new(EventRecorder::new(Rc::clone(&clock), NODE.into())),
             complaints: Rc::new(Complaints::new(Rc::clone(&clock))),
             clock,
-            disk: Lane::inline(),
+            disk: Lane::without_thread(),
             link_policy: Rc::new(FreeLink),
             node: template.node(),
             executor: Rc::new(LocalExecutor::new()),
@@ -211,7 +211,7 @@ impl World {
             kind: "InternalIP".into(),
             address: address.into(),
         }];
-        self.shared.node.learn(node);
+        self.shared.node.learn_node_object(node);
     }
 
     /// Runs everything that can run at this instant.
@@ -252,7 +252,7 @@ impl World {
     /// A stream to a server.
     fn open(&self) -> (StreamCarrier, Server) {
         let (opened, server) = self.opened("one", 1);
-        let (identifiers, own) = self.shared.who().expect("addresses");
+        let (identifiers, own) = self.shared.node_identifiers().expect("addresses");
         let carrying = StreamCarrier::new(&self.shared, opened, own, identifiers);
         (carrying, server)
     }
@@ -268,13 +268,13 @@ impl World {
             let (said, heard) = (said.clone(), Rc::clone(&heard));
             Box::pin(async move {
                 loop {
-                    let came = async { Ok(exchange.next().await) };
+                    let came = async { Ok(exchange.next_message().await) };
                     let say = async { Err(said.recv().await) };
                     let step = or(came, say).await;
                     match step {
                         Ok(Ok(Some(message))) => heard.borrow_mut().push(message),
                         Ok(Err(status)) => return Err(status),
-                        Err(Ok(message)) => exchange.send(&message).await?,
+                        Err(Ok(message)) => exchange.send_message(&message).await?,
                         Ok(Ok(None)) | Err(Err(_)) => return Ok(()),
                     }
                 }
@@ -285,11 +285,11 @@ impl World {
         let (client, driver) = connect(ours, "server", Rc::clone(&time));
         let executor = &self.shared.executor;
         let driver = executor.spawn(driver);
-        executor.spawn(serve(theirs, handler, time)).detach();
+        executor.spawn(serve_calls(theirs, handler, time)).detach();
         let options = CallOptions::default();
-        let call = self.wait(client.call("/AgentService/Connect", &options));
+        let call = self.wait(client.begin_call("/AgentService/Connect", &options));
         let mut call = call.expect("a call");
-        call.settle(MAX_MESSAGE_BYTES);
+        call.make_lasting(MAX_MESSAGE_BYTES);
         let opened = OpenedStream {
             client,
             call,
@@ -316,7 +316,9 @@ impl World {
         let (told, replaced) = (Rc::clone(&why), replaced.cloned());
         let task = async move {
             let mut line = TunnelLine::default();
-            let turned = carrying.run(&mut line, replaced.as_deref()).await;
+            let turned = carrying
+                .carry_until_turn(&mut line, replaced.as_deref())
+                .await;
             *told.borrow_mut() = Some(match turned {
                 StreamTurn::Ended(failed) => failed.why,
                 StreamTurn::Leaves(why) => why.to_owned(),
@@ -356,22 +358,28 @@ fn a_stream_that_is_replaced_takes_dials_until_the_agent_ends() {
     let replaced = Rc::new(WakeFlag::default());
     let ended = world.run(carrying, Some(&replaced));
     server.dial(1, NODE);
-    assert_eq!(world.heard(&server), [packet::dialled(1, Ok(1))]);
-    replaced.wake();
-    assert_eq!(world.heard(&server), [packet::drain()]);
+    assert_eq!(
+        world.heard(&server),
+        [packet::encode_dial_response(1, Ok(1))]
+    );
+    replaced.wake_waiters();
+    assert_eq!(world.heard(&server), [packet::encode_drain()]);
     server.dial(2, NODE);
-    assert_eq!(world.heard(&server), [packet::dialled(2, Ok(2))]);
+    assert_eq!(
+        world.heard(&server),
+        [packet::encode_dial_response(2, Ok(2))]
+    );
     // It is told once.
     world.stop();
     assert_eq!(world.heard(&server), Vec::<Vec<u8>>::new());
     server.dial(3, NODE);
-    let refused = packet::dialled(3, Err(DialRefusal::Leaving.text()));
+    let refused = packet::encode_dial_response(3, Err(DialRefusal::Leaving.answer_text()));
     assert_eq!(world.heard(&server), [refused]);
     server.say(ServerMessage::Close { id: 1 });
-    assert_eq!(world.heard(&server), [packet::closed(1, "")]);
+    assert_eq!(world.heard(&server), [packet::encode_close_response(1, "")]);
     assert_eq!(*ended.borrow(), None);
     server.say(ServerMessage::Close { id: 2 });
-    assert_eq!(world.heard(&server), [packet::closed(2, "")]);
+    assert_eq!(world.heard(&server), [packet::encode_close_response(2, "")]);
     assert_eq!(ended.borrow().as_deref(), Some("it was left"));
     assert_eq!(world.shared.board.streams.get(), 0);
 }
@@ -385,21 +393,27 @@ fn a_stream_that_is_replaced_ends_in_the_end() {
     let ended = world.run(carrying, Some(&replaced));
     world.advance(2 * MAX_REPLACED);
     assert_eq!(*ended.borrow(), None, "the other is not there yet");
-    replaced.wake();
-    assert_eq!(world.heard(&server), [packet::drain()]);
+    replaced.wake_waiters();
+    assert_eq!(world.heard(&server), [packet::encode_drain()]);
     assert_eq!(ended.borrow().as_deref(), Some("it was left"));
     // Open connections go on, for as long as they like.
     let (carrying, server) = world.open();
     let ended = world.run(carrying, Some(&replaced));
     server.dial(1, NODE);
-    assert_eq!(world.heard(&server), [packet::dialled(1, Ok(1))]);
-    replaced.wake();
-    assert_eq!(world.heard(&server), [packet::drain()]);
+    assert_eq!(
+        world.heard(&server),
+        [packet::encode_dial_response(1, Ok(1))]
+    );
+    replaced.wake_waiters();
+    assert_eq!(world.heard(&server), [packet::encode_drain()]);
     world.advance(2 * MAX_REPLACED);
     assert_eq!(*ended.borrow(), None);
     // A server that dials here all the same has to take the other in the end.
     server.dial(2, NODE);
-    assert_eq!(world.heard(&server), [packet::dialled(2, Ok(2))]);
+    assert_eq!(
+        world.heard(&server),
+        [packet::encode_dial_response(2, Ok(2))]
+    );
     world.advance(MAX_REPLACED - MINUTE);
     assert_eq!(*ended.borrow(), None);
     world.advance(MINUTE);
@@ -416,16 +430,16 @@ fn dials_for_an_address_that_the_node_had() {
     let ended = world.run(carrying, None);
     world.moves_to("192.0.2.8");
     for (random, host, answer) in [
-        (1, "192.0.2.7", Err(DialRefusal::Moved.text())),
+        (1, "192.0.2.7", Err(DialRefusal::Moved.answer_text())),
         (2, "192.0.2.8", Ok(1)),
         (3, NODE, Ok(2)),
-        (4, "192.0.2.9", Err(DialRefusal::Misrouted.text())),
+        (4, "192.0.2.9", Err(DialRefusal::Misrouted.answer_text())),
     ] {
         server.dial(random, host);
-        let answer = packet::dialled(random, answer);
+        let answer = packet::encode_dial_response(random, answer);
         assert_eq!(world.heard(&server), [answer], "{host}");
     }
-    assert_eq!(world.shared.board.health().misrouted, 1);
+    assert_eq!(world.shared.board.tunnel_health().misrouted, 1);
     world.advance(MINUTE);
     let why = "the addresses of the node have changed";
     assert_eq!(ended.borrow().as_deref(), Some(why));
@@ -440,7 +454,7 @@ fn who_reads_a_little_now_and_then_is_closed() {
     let ended = world.run(carrying, None);
     server.dial(1, NODE);
     server.dial(2, NODE);
-    let dialled = [1, 2].map(|n| packet::dialled(n, Ok(n)));
+    let dialled = [1, 2].map(|n| packet::encode_dial_response(n, Ok(n)));
     assert_eq!(world.heard(&server), dialled);
     let taken = world.near.take();
     let [mut slow, mut other]: [PipeServerEnd; 2] = taken.try_into().ok().expect("two connections");
@@ -462,7 +476,7 @@ fn who_reads_a_little_now_and_then_is_closed() {
         seconds += 1;
     };
     assert_eq!((came, seconds), (b"hello".to_vec(), 11));
-    let closed = packet::closed(1, "the node reads too slowly");
+    let closed = packet::encode_close_response(1, "the node reads too slowly");
     let told = world.heard(&server).into_iter();
     assert_eq!(told.filter(|said| *said == closed).count(), 1);
     assert_eq!(*ended.borrow(), None);
@@ -474,18 +488,21 @@ fn what_is_carried_is_waited_for() {
     let world = World::new();
     let (carrying, server) = world.open();
     let executor = &world.shared.executor;
-    let mut old = ReplacedStream::begin(Box::new(carrying), TunnelLine::default(), executor);
+    let mut old = ReplacedStream::spawn(Box::new(carrying), TunnelLine::default(), executor);
     server.dial(1, NODE);
-    assert_eq!(world.heard(&server), [packet::dialled(1, Ok(1))]);
-    let mut ended = pin!(old.ended());
+    assert_eq!(
+        world.heard(&server),
+        [packet::encode_dial_response(1, Ok(1))]
+    );
+    let mut ended = pin!(old.wait_until_ended());
     let mut has_ended = || block_on(poll_once(ended.as_mut())).is_some();
     assert!(!has_ended());
-    assert_eq!(world.heard(&server), [packet::drain()]);
+    assert_eq!(world.heard(&server), [packet::encode_drain()]);
     world.stop();
     world.settle();
     assert!(!has_ended());
     server.say(ServerMessage::Close { id: 1 });
-    assert_eq!(world.heard(&server), [packet::closed(1, "")]);
+    assert_eq!(world.heard(&server), [packet::encode_close_response(1, "")]);
     assert!(has_ended());
 }
 
@@ -496,19 +513,22 @@ fn the_end_waits_for_a_stream_that_was_replaced() {
     let first = world.offer("one", 1);
     world.shared.start_lines();
     first.dial(1, NODE);
-    assert_eq!(world.heard(&first), [packet::dialled(1, Ok(1))]);
+    assert_eq!(
+        world.heard(&first),
+        [packet::encode_dial_response(1, Ok(1))]
+    );
     let second = world.offer("one", 1);
     world.moves_to("192.0.2.8");
     world.advance(MINUTE);
-    assert_eq!(world.heard(&first), [packet::drain()]);
+    assert_eq!(world.heard(&first), [packet::encode_drain()]);
     assert_eq!(world.heard(&second), Vec::<Vec<u8>>::new());
     assert_eq!(world.up(), (2, 1));
     // The newer one carries nothing.
     world.stop();
-    assert_eq!(world.heard(&second), [packet::drain()]);
+    assert_eq!(world.heard(&second), [packet::encode_drain()]);
     assert_eq!(world.up(), (1, 1));
     first.say(ServerMessage::Close { id: 1 });
-    assert_eq!(world.heard(&first), [packet::closed(1, "")]);
+    assert_eq!(world.heard(&first), [packet::encode_close_response(1, "")]);
     assert_eq!(world.up(), (0, 0));
 }
 
@@ -522,22 +542,29 @@ fn a_line_that_is_not_wanted_any_more_carries_on() {
     let two = world.offer("two", 2);
     world.advance(2 * SECOND);
     two.dial(1, NODE);
-    assert_eq!(world.heard(&two), [packet::dialled(1, Ok(1))]);
+    assert_eq!(world.heard(&two), [packet::encode_dial_response(1, Ok(1))]);
     // The first line dials anew before the second one does, and hears that there is one server.
     let _next = world.offer("one", 1);
     world.moves_to("192.0.2.8");
     world.advance(MINUTE);
-    assert_eq!(world.heard(&two), [packet::drain()]);
+    assert_eq!(world.heard(&two), [packet::encode_drain()]);
     assert_eq!(world.up(), (2, 0b11));
     // There are two again.
     let again = world.offer("two", 2);
-    world.shared.servers.borrow_mut().arrive(7, "seven", 2);
+    world
+        .shared
+        .servers
+        .borrow_mut()
+        .record_stream(7, "seven", 2);
     world.shared.start_lines();
     again.dial(2, NODE);
-    assert_eq!(world.heard(&again), [packet::dialled(2, Ok(2))]);
+    assert_eq!(
+        world.heard(&again),
+        [packet::encode_dial_response(2, Ok(2))]
+    );
     assert_eq!(world.up(), (3, 0b11));
     two.say(ServerMessage::Close { id: 1 });
-    assert_eq!(world.heard(&two), [packet::closed(1, "")]);
+    assert_eq!(world.heard(&two), [packet::encode_close_response(1, "")]);
     assert_eq!(world.up(), (2, 0b11));
 }
 

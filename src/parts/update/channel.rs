@@ -13,7 +13,7 @@ use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use crate::image::Digest;
 use crate::image::pull::{ArtifactError, ArtifactFiles, ArtifactReader};
 use crate::net::{Url, UrlError};
-use crate::source::http::{self, DocumentClient, DocumentLocation, HttpError, text};
+use crate::source::http::{self, DocumentClient, DocumentLocation, HttpError, header_text};
 use crate::sys::file;
 
 /// Name of the channel file in a directory. Its signature has the same name with `.sig` behind it.
@@ -50,15 +50,15 @@ struct RegistryChannel {
 }
 
 impl RegistryChannel {
-    fn small(&self, name: &str) -> Result<Vec<u8>, ChannelError> {
-        let file = self.file(name)?;
+    fn read_small_file(&self, name: &str) -> Result<Vec<u8>, ChannelError> {
+        let file = self.find_file(name)?;
         if file.1 > MAX_CHANNEL_BYTES as u64 {
             return Err(ChannelError::TooLarge(name.to_owned()));
         }
-        Ok(self.artifact.read(file)?)
+        Ok(self.artifact.read_file(file)?)
     }
 
-    fn file(&self, name: &str) -> Result<(Digest, u64), ChannelError> {
+    fn find_file(&self, name: &str) -> Result<(Digest, u64), ChannelError> {
         let missing = || {
             let reference = self.artifact.reference().to_string();
             ChannelError::NoFile(reference, name.to_owned())
@@ -102,7 +102,7 @@ pub enum ChannelError {
 impl ChannelError {
     /// Returns true if a later try may succeed.
     #[must_use]
-    pub const fn may_pass(&self) -> bool {
+    pub const fn may_succeed_later(&self) -> bool {
         matches!(
             self,
             Self::Server(..)
@@ -113,7 +113,10 @@ impl ChannelError {
     }
 }
 
-fn at<'a>(action: &'static str, path: &'a Path) -> impl Fn(io::Error) -> ChannelError + 'a {
+fn channel_file_error<'a>(
+    action: &'static str,
+    path: &'a Path,
+) -> impl Fn(io::Error) -> ChannelError + 'a {
     move |e| ChannelError::File(action, path.into(), e)
 }
 
@@ -126,7 +129,7 @@ impl ReleaseChannel {
 
     /// Makes a channel whose file is at a URL.
     #[must_use]
-    pub fn at(place: DocumentLocation) -> Self {
+    pub fn at_url(place: DocumentLocation) -> Self {
         Self(ChannelLocation::Server(Box::new(DocumentClient::new(
             place,
         ))))
@@ -144,7 +147,7 @@ impl ReleaseChannel {
     }
 
     /// Reads the channel file and its signature.
-    pub fn read(&mut self) -> Result<(Vec<u8>, Vec<u8>), ChannelError> {
+    pub fn read_channel_file(&mut self) -> Result<(Vec<u8>, Vec<u8>), ChannelError> {
         match &mut self.0 {
             ChannelLocation::Dir(dir) => {
                 let path = dir.join(CHANNEL);
@@ -152,17 +155,23 @@ impl ReleaseChannel {
                 Ok((small_file(&path)?, small_file(&signature)?))
             }
             ChannelLocation::Server(client) => {
-                let url = client.url().clone();
+                let url = client.document_url().clone();
                 let (path, query) = url.path.split_once('?').unwrap_or((&url.path, ""));
                 let mark = if query.is_empty() { "" } else { "?" };
                 let signature = url.with_path(format!("{path}.sig{mark}{query}"));
-                Ok((small(client, &url)?, small(client, &signature)?))
+                Ok((
+                    fetch_small_file(client, &url)?,
+                    fetch_small_file(client, &signature)?,
+                ))
             }
             ChannelLocation::Registry(there) => {
-                there.files = there.artifact.files()?;
+                there.files = there.artifact.list_files()?;
                 let own = there.files.contains_key(&there.own);
                 let name = if own { &there.own } else { CHANNEL };
-                Ok((there.small(name)?, there.small(&format!("{name}.sig"))?))
+                Ok((
+                    there.read_small_file(name)?,
+                    there.read_small_file(&format!("{name}.sig"))?,
+                ))
             }
         }
     }
@@ -171,7 +180,7 @@ impl ReleaseChannel {
     /// hexadecimal, are those of the channel file. `part` may hold the tarball's beginning; nobody else writes it, but
     /// others may change its source. Returns true if the bytes may come from several answers or looks and their sum was
     /// not checked.
-    pub fn fetch(
+    pub fn fetch_tarball(
         &mut self,
         location: &str,
         (size, sum): (u64, &str),
@@ -182,20 +191,20 @@ impl ReleaseChannel {
                 if location.is_empty() || location.starts_with('.') || location.contains('/') {
                     return Err(ChannelError::Name(location.to_owned()));
                 }
-                copy(&dir.join(location), size, part)
+                copy_tarball(&dir.join(location), size, part)
             }
             ChannelLocation::Server(client) => {
-                let from = client.url().join(location);
+                let from = client.document_url().resolve_location(location);
                 let from = from.map_err(|e| ChannelError::Location(location.to_owned(), e))?;
-                grow(client, &from, size, part)
+                fetch_missing_bytes(client, &from, size, part)
             }
             ChannelLocation::Registry(there) => {
-                let file = there.file(location)?;
+                let file = there.find_file(location)?;
                 if file.1 != size || file.0.hex() != sum {
                     return Err(ChannelError::Other(location.to_owned(), file.0, file.1));
                 }
-                there.artifact.fetch(file, part)?;
-                let out = File::open(part).map_err(at("open", part))?;
+                there.artifact.fetch_file(file, part)?;
+                let out = File::open(part).map_err(channel_file_error("open", part))?;
                 sync(&out, part)?;
                 Ok(false)
             }
@@ -204,25 +213,27 @@ impl ReleaseChannel {
 }
 
 fn small_file(path: &Path) -> Result<Vec<u8>, ChannelError> {
-    let file = File::open(path).map_err(at("open", path))?;
-    let bytes = bounded(file).map_err(at("read", path))?;
+    let file = File::open(path).map_err(channel_file_error("open", path))?;
+    let bytes = read_bounded(file).map_err(channel_file_error("read", path))?;
     bytes.ok_or_else(|| ChannelError::TooLarge(path.display().to_string()))
 }
 
-fn small(client: &mut DocumentClient, url: &Url) -> Result<Vec<u8>, ChannelError> {
-    let failed = |e: HttpError| ChannelError::Server(url.shown(), e.to_string());
-    let answer = client.open(url, &[], http::WHOLE_TIMEOUT).map_err(failed)?;
+fn fetch_small_file(client: &mut DocumentClient, url: &Url) -> Result<Vec<u8>, ChannelError> {
+    let failed = |e: HttpError| ChannelError::Server(url.without_query(), e.to_string());
+    let answer = client
+        .open_document(url, &[], http::WHOLE_TIMEOUT)
+        .map_err(failed)?;
     let status = answer.status().as_u16();
     if status != 200 {
         return Err(failed(HttpError::Status(status)));
     }
-    let bytes = bounded(http::body(answer));
+    let bytes = read_bounded(http::body_reader(answer));
     let bytes = bytes.map_err(|e| failed(HttpError::Link(e.to_string())))?;
-    bytes.ok_or_else(|| ChannelError::TooLarge(url.shown()))
+    bytes.ok_or_else(|| ChannelError::TooLarge(url.without_query()))
 }
 
 /// Reads at most [`MAX_CHANNEL_BYTES`]. `None`: there are more.
-fn bounded(from: impl Read) -> io::Result<Option<Vec<u8>>> {
+fn read_bounded(from: impl Read) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
     let limit = u64::try_from(MAX_CHANNEL_BYTES + 1).unwrap_or(u64::MAX);
     from.take(limit).read_to_end(&mut bytes)?;
@@ -230,15 +241,20 @@ fn bounded(from: impl Read) -> io::Result<Option<Vec<u8>>> {
 }
 
 /// Opens the file that a tarball grows in. Returns it, and the bytes that are there.
-fn open(part: &Path, size: u64) -> Result<(File, u64), ChannelError> {
+fn open_part_file(part: &Path, size: u64) -> Result<(File, u64), ChannelError> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
     options.mode(0o600).custom_flags(libc::O_NOFOLLOW);
-    let out = options.open(part).map_err(at("open", part))?;
-    let length = out.metadata().map_err(at("look at", part))?.len();
+    let out = options
+        .open(part)
+        .map_err(channel_file_error("open", part))?;
+    let length = out
+        .metadata()
+        .map_err(channel_file_error("look at", part))?
+        .len();
     if length > size {
         // The bytes are of another tarball.
-        out.set_len(0).map_err(at("write", part))?;
+        out.set_len(0).map_err(channel_file_error("write", part))?;
         return Ok((out, 0));
     }
     Ok((out, length))
@@ -246,9 +262,9 @@ fn open(part: &Path, size: u64) -> Result<(File, u64), ChannelError> {
 
 /// Writes the file to the disk.
 fn sync(out: &File, part: &Path) -> Result<(), ChannelError> {
-    out.sync_all().map_err(at("sync", part))?;
+    out.sync_all().map_err(channel_file_error("sync", part))?;
     if let Some(dir) = part.parent() {
-        file::sync_dir(dir).map_err(at("sync", dir))?;
+        file::sync_dir(dir).map_err(channel_file_error("sync", dir))?;
     }
     // The next reader gets the bytes from the disk, not from the page cache.
     let _ = posix_fadvise(out, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
@@ -256,13 +272,14 @@ fn sync(out: &File, part: &Path) -> Result<(), ChannelError> {
 }
 
 /// Copies a file of this machine, unless a copy is there.
-fn copy(from: &Path, size: u64, part: &Path) -> Result<bool, ChannelError> {
-    let (mut out, length) = open(part, size)?;
+fn copy_tarball(from: &Path, size: u64, part: &Path) -> Result<bool, ChannelError> {
+    let (mut out, length) = open_part_file(part, size)?;
     if length == size {
         return Ok(true);
     }
-    let source = File::open(from).map_err(at("open", from))?;
-    let copied = io::copy(&mut source.take(size), &mut out).map_err(at("copy", from))?;
+    let source = File::open(from).map_err(channel_file_error("open", from))?;
+    let copied =
+        io::copy(&mut source.take(size), &mut out).map_err(channel_file_error("copy", from))?;
     sync(&out, part)?;
     if copied < size {
         return Err(ChannelError::Short(
@@ -275,13 +292,13 @@ fn copy(from: &Path, size: u64, part: &Path) -> Result<bool, ChannelError> {
 }
 
 /// Asks for the missing bytes until all are there, as long as each answer brings some.
-fn grow(
+fn fetch_missing_bytes(
     client: &mut DocumentClient,
     url: &Url,
     size: u64,
     part: &Path,
 ) -> Result<bool, ChannelError> {
-    let (mut out, mut length) = open(part, size)?;
+    let (mut out, mut length) = open_part_file(part, size)?;
     let mut in_pieces = length > 0;
     let mut last = None;
     for _ in 0..MAX_PARTS {
@@ -290,7 +307,7 @@ fn grow(
         }
         let before = length;
         in_pieces |= before > 0;
-        last = more(client, url, size, &mut out, &mut length, part)?;
+        last = read_one_answer(client, url, size, &mut out, &mut length, part)?;
         if length <= before {
             break;
         }
@@ -298,13 +315,13 @@ fn grow(
     sync(&out, part)?;
     match last {
         _ if length == size => Ok(in_pieces),
-        Some(e) => Err(ChannelError::Server(url.shown(), e.to_string())),
-        None => Err(ChannelError::Short(url.shown(), length, size)),
+        Some(e) => Err(ChannelError::Server(url.without_query(), e.to_string())),
+        None => Err(ChannelError::Short(url.without_query(), length, size)),
     }
 }
 
 /// Reads one answer, as far as it goes. Returns the error that ended it, if the server or the link is at fault.
-fn more(
+fn read_one_answer(
     client: &mut DocumentClient,
     url: &Url,
     size: u64,
@@ -316,26 +333,26 @@ fn more(
         0 => String::new(),
         from => format!("bytes={from}-"),
     };
-    let answer = match client.open(url, &[("range", &range)], ANSWER_TIME) {
+    let answer = match client.open_document(url, &[("range", &range)], ANSWER_TIME) {
         Ok(answer) => answer,
         Err(e) => return Ok(Some(e)),
     };
     let begins = format!("bytes {length}-");
     match answer.status().as_u16() {
-        206 if text(&answer, "content-range").starts_with(&begins) => {}
+        206 if header_text(&answer, "content-range").starts_with(&begins) => {}
         // The server knows no ranges, or sends another one: the whole tarball is written anew.
         200 => *length = 0,
         206 | 416 => {
             *length = 0;
-            out.set_len(0).map_err(at("write", part))?;
+            out.set_len(0).map_err(channel_file_error("write", part))?;
             return Ok(None);
         }
         other => return Ok(Some(HttpError::Status(other))),
     }
     out.set_len(*length)
         .and_then(|()| out.seek(SeekFrom::Start(*length)))
-        .map_err(at("write", part))?;
-    let mut body = http::body(answer);
+        .map_err(channel_file_error("write", part))?;
+    let mut body = http::body_reader(answer);
     let mut piece = [0; PIECE_BYTES];
     // Bounded: by the size, and in time.
     while *length < size {
@@ -343,7 +360,8 @@ fn more(
         match body.read(&mut piece[..most]) {
             Ok(0) => break,
             Ok(n) => {
-                out.write_all(&piece[..n]).map_err(at("write", part))?;
+                out.write_all(&piece[..n])
+                    .map_err(channel_file_error("write", part))?;
                 *length += n as u64;
             }
             Err(e) => return Ok(Some(HttpError::Link(e.to_string()))),

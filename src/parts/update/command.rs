@@ -18,19 +18,22 @@ use super::{
     running::RunningAgent,
     settings::{UpdateConfig, UpdateSource},
     switch::{self, ProgramPaths},
-    upgrade::{TakeoverFailure, UpgradeOptions, busy, failed, must_be_root, prepare},
+    upgrade::{
+        TakeoverFailure, UpgradeOptions, file_error, must_be_root, stage_and_check,
+        trial_under_way_error,
+    },
 };
 use crate::{
-    agent::images::settings as pull_settings,
+    agent::images::read_pull_settings as pull_settings,
     api::WallTime,
     cli::{
         CliError,
-        args::{CliWord, CliWords, unexpected},
+        args::{CliWord, CliWords, unexpected_word},
         client::AgentClient,
-        health, print, proxies,
+        health, print_text, read_proxies,
     },
     config::AgentConfig,
-    error::chain,
+    error::error_chain,
     image::pull::ArtifactReader,
     logic::update::{
         self, EXPIRED, LATER, MAX_MEMORY_BYTES, OfferVerdict, PodTransition, UpdateAttempt,
@@ -63,16 +66,16 @@ enum UpdateRequester {
     },
 }
 
-pub(super) fn run(mut words: CliWords) -> Result<(), CliError> {
+pub(super) fn run_update(mut words: CliWords) -> Result<(), CliError> {
     let (mut status, mut now, mut look, mut force, mut quiet) = (false, false, false, false, false);
-    while let Some(word) = words.next()? {
+    while let Some(word) = words.next_word()? {
         match word {
-            CliWord::Flag("status") => status = words.switch()?,
-            CliWord::Flag("now") => now = words.switch()?,
-            CliWord::Flag("look") => look = words.switch()?,
-            CliWord::Flag("force") => force = words.switch()?,
-            CliWord::Flag("quiet") => quiet = words.switch()?,
-            other => return Err(unexpected(other)),
+            CliWord::Flag("status") => status = words.switch_value()?,
+            CliWord::Flag("now") => now = words.switch_value()?,
+            CliWord::Flag("look") => look = words.switch_value()?,
+            CliWord::Flag("force") => force = words.switch_value()?,
+            CliWord::Flag("quiet") => quiet = words.switch_value()?,
+            other => return Err(unexpected_word(other)),
         }
     }
     must_be_root()?;
@@ -86,36 +89,36 @@ pub(super) fn run(mut words: CliWords) -> Result<(), CliError> {
             ));
         }
     };
-    let visit = ChannelVisit::new(words.client());
+    let visit = ChannelVisit::new(words.agent_client());
     let Some(who) = who else {
-        return visit?.show();
+        return visit?.print_status();
     };
-    let visit = visit.map_err(told)?;
-    let outcome = visit.look(who, quiet).map_err(told);
-    visit.report();
-    visit.keep_last(match &outcome {
+    let visit = visit.map_err(look_error)?;
+    let outcome = visit.look_for_update(who, quiet).map_err(look_error);
+    visit.report_link_use();
+    visit.keep_last_result(match &outcome {
         Ok(text) => text,
-        Err(e) => e.bare(),
+        Err(e) => e.bare_message(),
     });
-    print(&format!("{}\n", outcome?))
+    print_text(&format!("{}\n", outcome?))
 }
 
 /// Makes the error of a look without an update. A failure that may pass has to be made up for.
-fn told(e: TakeoverFailure) -> CliError {
+fn look_error(e: TakeoverFailure) -> CliError {
     if e.lasts {
         return e.why;
     }
     CliError {
-        message: format!("no update now: {}", e.why.bare()),
+        message: format!("no update now: {}", e.why.bare_message()),
         code: u8::try_from(LATER).unwrap_or(1),
     }
 }
 
-fn refused(why: impl fmt::Display) -> TakeoverFailure {
+fn refused_update(why: impl fmt::Display) -> TakeoverFailure {
     TakeoverFailure::lasting(format!("update refused: {why}"))
 }
 
-fn later(why: impl fmt::Display) -> TakeoverFailure {
+fn passing_failure(why: impl fmt::Display) -> TakeoverFailure {
     CliError::new(why.to_string()).into()
 }
 
@@ -132,17 +135,17 @@ struct ChannelVisit {
 impl ChannelVisit {
     fn new(client: AgentClient) -> Result<Self, TakeoverFailure> {
         let running = RunningAgent::find(&client)?;
-        let config = running.config()?;
-        let update =
-            parts::find(&config).and_then(|updates: &ConfiguredUpdates| updates.config.clone());
+        let config = running.load_agent_config()?;
+        let update = parts::find_configured_part(&config)
+            .and_then(|updates: &ConfiguredUpdates| updates.config.clone());
         let update = update.ok_or_else(|| {
             TakeoverFailure::lasting(
                 "this node does not look for updates: set picolet.update.source",
             )
         })?;
-        let node = client.json("GET", "/node")?;
+        let node = client.request_json("GET", "/node")?;
         Ok(Self {
-            places: ProgramPaths::of(&running.program),
+            places: ProgramPaths::of_program(&running.program),
             node: (node["metadata"]["name"].as_str().unwrap_or("")).to_owned(),
             client,
             config,
@@ -151,44 +154,48 @@ impl ChannelVisit {
     }
 
     /// Has the agent count the bytes that this process used of the link.
-    fn report(&self) {
-        let spent = meter::counted().0;
+    fn report_link_use(&self) {
+        let spent = meter::counted_bytes().0;
         let sum = |way: usize| spent.iter().map(|class| class[way]).sum::<u64>();
         let (received, sent) = (sum(0), sum(1));
         let target = format!("/link/update?received={received}&sent={sent}");
         if received + sent > 0
-            && let Err(e) = self.client.send("POST", &target, "")
+            && let Err(e) = self.client.send_request("POST", &target, "")
         {
             log::warn!("{received} and {sent} bytes are not counted: {e}");
         }
     }
 
-    fn dir(&self) -> PathBuf {
+    fn update_dir(&self) -> PathBuf {
         self.config.dirs.root.join(DIR)
     }
 
-    fn look(&self, who: UpdateRequester, quiet: bool) -> Result<String, TakeoverFailure> {
+    fn look_for_update(
+        &self,
+        who: UpdateRequester,
+        quiet: bool,
+    ) -> Result<String, TakeoverFailure> {
         if switch::read_trial(&self.places)?.is_some() {
-            return Err(busy(&self.places).into());
+            return Err(trial_under_way_error(&self.places).into());
         }
         self.make_dir()?;
-        let dir = self.dir();
+        let dir = self.update_dir();
         // The lock is held to the end of the trial: two looks would write one file.
-        let lock = fs::File::open(&dir).map_err(|e| failed("open", &dir, &e))?;
+        let lock = fs::File::open(&dir).map_err(|e| file_error("open", &dir, &e))?;
         if lock.try_lock().is_err() {
-            return Err(later("another look is under way"));
+            return Err(passing_failure("another look is under way"));
         }
-        let mut memory = self.settled()?;
-        if memory != self.memory()? {
-            self.keep(&memory)?;
+        let mut memory = self.read_settled_memory()?;
+        if memory != self.read_memory()? {
+            self.write_memory(&memory)?;
         }
         // Removes the files of a look that was killed.
         if fs::File::open(&self.places.program).is_ok_and(|program| program.try_lock().is_ok()) {
             self.places.forget_staged();
         }
         self.may_begin(who)?;
-        let mut channel = self.channel()?;
-        let offer = self.offer(&mut channel)?;
+        let mut channel = self.open_channel()?;
+        let offer = self.read_offer(&mut channel)?;
         let force = who == UpdateRequester::Operator { force: true };
         if !force {
             self.refuse_expired(&offer)?;
@@ -197,7 +204,7 @@ impl ChannelVisit {
             Some(_) => "",
             None => ", and the channel file does not say when it expires",
         };
-        let installed = release::sum(&self.places.program)?;
+        let installed = release::compute_sha256(&self.places.program)?;
         let node = update::UpdatingNode {
             name: &self.node,
             arch: BOARD,
@@ -205,7 +212,7 @@ impl ChannelVisit {
             installed: &installed,
         };
         let serial = offer.serial;
-        match update::judge(&offer, node, who != UpdateRequester::Agent, force) {
+        match update::judge_offer(&offer, node, who != UpdateRequester::Agent, force) {
             OfferVerdict::Take => {}
             OfferVerdict::Have => return Ok(format!("serial {serial} is installed{endless}")),
             OfferVerdict::NotInShare => {
@@ -214,41 +221,42 @@ impl ChannelVisit {
                     offer.share
                 ));
             }
-            OfferVerdict::Refuse(why) => return Err(refused(why)),
+            OfferVerdict::Refuse(why) => return Err(refused_update(why)),
         }
-        let of_serial =
-            |e: TakeoverFailure| refused(format_args!("serial {serial}: {}", e.why.bare()));
+        let of_serial = |e: TakeoverFailure| {
+            refused_update(format_args!("serial {serial}: {}", e.why.bare_message()))
+        };
         release::may_stage(&self.places).map_err(of_serial)?;
-        let part = self.fetch(&mut channel, &offer)?;
+        let part = self.fetch_tarball(&mut channel, &offer)?;
         let asked = UpgradeOptions {
             proof: ReleaseProof::Offered {
                 sum: offer.sha256.clone(),
-                base: offer.base(),
+                base: offer.tarball_directory(),
             },
             restart: self.update.restart.clone(),
             wait_s: PATIENCE_S,
             force,
             quiet,
         };
-        let staged = prepare(RunningAgent::find(&self.client)?, &asked, &part);
+        let staged = stage_and_check(RunningAgent::find(&self.client)?, &asked, &part);
         let staged = staged.map_err(|e| {
-            if !release::sum(&part).is_ok_and(|sum| sum == offer.sha256) {
+            if !release::compute_sha256(&part).is_ok_and(|sum| sum == offer.sha256) {
                 // The tarball is damaged.
                 let _ = fs::remove_file(&part);
             }
             if e.lasts { of_serial(e) } else { e }
         })?;
         let Some(staged) = staged else {
-            memory.commit(serial, &installed);
-            self.keep(&memory)?;
+            memory.commit_release(serial, &installed);
+            self.write_memory(&memory)?;
             let _ = fs::remove_file(&part);
             return Ok(format!("serial {serial} is installed"));
         };
         if staged.version != offer.version {
             memory.wrong = offer.sha256;
-            self.keep(&memory)?;
+            self.write_memory(&memory)?;
             let _ = fs::remove_file(&part);
-            return Err(refused(format_args!(
+            return Err(refused_update(format_args!(
                 "serial {serial} says it is {}, its channel says {}",
                 staged.version, offer.version
             )));
@@ -257,16 +265,18 @@ impl ChannelVisit {
         self.may_begin(who)?;
         let sum = staged.sum.clone();
         memory.trying = Some(UpdateAttempt { serial, sum });
-        self.keep(&memory)?;
+        self.write_memory(&memory)?;
         // The program is staged by now. If this look fails, the next one fetches the tarball again.
         let _ = fs::remove_file(&part);
         // The agent that has started this process ends now, but the trial must go on.
-        on_term::ignore().map_err(|e| CliError::new(format!("cannot ignore SIGTERM: {e}")))?;
+        on_term::ignore_term().map_err(|e| CliError::new(format!("cannot ignore SIGTERM: {e}")))?;
         let version = &offer.version;
-        self.keep_last(&format!("serial {serial}, picolet {version}, is on trial"));
+        self.keep_last_result(&format!("serial {serial}, picolet {version}, is on trial"));
         let told = staged.take_over(&asked);
         // If this fails, the next look does it.
-        let _ = self.settled().and_then(|memory| self.keep(&memory));
+        let _ = self
+            .read_settled_memory()
+            .and_then(|memory| self.write_memory(&memory));
         told?;
         Ok(format!("serial {serial} stays"))
     }
@@ -276,11 +286,11 @@ impl ChannelVisit {
         if who != UpdateRequester::Agent {
             return Ok(());
         }
-        let health = health::look(&self.client)?;
-        let is_far = self.update.source.is_far();
+        let health = health::check_health(&self.client)?;
+        let is_far = self.update.source.is_over_link();
         let ask = |what: &str| {
-            let said = self.client.json("GET", what);
-            said.map_err(|e| later(e.bare()))
+            let said = self.client.request_json("GET", what);
+            said.map_err(|e| passing_failure(e.bare_message()))
         };
         let node = ask("/node")?;
         let conditions = node["status"]["conditions"].as_array();
@@ -289,47 +299,50 @@ impl ChannelVisit {
             true => ask("/link")?,
             false => Value::Null,
         };
-        let wall = clock::wall();
+        let wall = clock::wall_now();
         let pods = ask("/pods")?;
         let pods = pods["items"].as_array().into_iter().flatten();
         let now = UpdateCircumstances {
             wall,
-            trusted: clock::synchronized() == Some(true),
+            trusted: clock::is_synchronized() == Some(true),
             // The configuration may have changed since the agent has read it.
             costs: is_far && (self.config.link.cost.always || link["metered"] == true),
             waits: is_far && health.link.is_some_and(|link| link.waits),
             disk_pressure: conditions.any(|c| c["type"] == "DiskPressure" && c["status"] == "True"),
-            moving: pods.filter(|pod| on_its_way(pod).is_moving(wall)).count(),
+            moving: pods
+                .filter(|pod| read_pod_progress(pod).is_moving(wall))
+                .count(),
         };
-        update::may_begin(&self.update.schedule, &now).map_err(later)
+        update::check_may_begin(&self.update.schedule, &now).map_err(passing_failure)
     }
 
     /// Refuses a channel file whose time has passed. Whoever shows an old one for ever keeps the nodes as they are.
     fn refuse_expired(&self, offer: &UpdateOffer) -> Result<(), TakeoverFailure> {
-        let trusted = self.update.schedule.trusts_clock || clock::synchronized() == Some(true);
-        let Some(at) = offer.expired(clock::wall(), trusted) else {
+        let trusted = self.update.schedule.trusts_clock || clock::is_synchronized() == Some(true);
+        let Some(at) = offer.expiry_if_passed(clock::wall_now(), trusted) else {
             return Ok(());
         };
-        let mut e = refused(format_args!(
+        let mut e = refused_update(format_args!(
             "the channel file expired at {at}: sign a new one; if there is one, it does not reach this node"
         ));
         e.why.code = u8::try_from(EXPIRED).unwrap_or(1);
         Err(e)
     }
 
-    fn channel(&self) -> Result<ReleaseChannel, TakeoverFailure> {
+    fn open_channel(&self) -> Result<ReleaseChannel, TakeoverFailure> {
         Ok(match &self.update.source {
             UpdateSource::Dir(dir) => ReleaseChannel::in_dir(dir.clone()),
-            UpdateSource::Url(url) => ReleaseChannel::at(DocumentLocation {
+            UpdateSource::Url(url) => ReleaseChannel::at_url(DocumentLocation {
                 url: url.clone(),
                 headers: Vec::new(),
                 ca: self.update.ca.clone(),
-                proxies: proxies(),
+                proxies: read_proxies(),
                 time: WHOLE_TIMEOUT,
             }),
             UpdateSource::Registry(reference) => {
-                let settings = pull_settings(&self.config.images, &self.config.dirs, proxies());
-                let settings = settings.map_err(|e| refused(chain(&e)))?;
+                let settings =
+                    pull_settings(&self.config.images, &self.config.dirs, read_proxies());
+                let settings = settings.map_err(|e| refused_update(error_chain(&e)))?;
                 let artifact = ArtifactReader::new(settings, reference.clone(), ARTIFACT);
                 ReleaseChannel::in_registry(artifact, BOARD)
             }
@@ -337,82 +350,89 @@ impl ChannelVisit {
     }
 
     /// Reads the channel's offer. Its signature has to be one of the configured keys'.
-    fn offer(&self, channel: &mut ReleaseChannel) -> Result<UpdateOffer, TakeoverFailure> {
-        let (bytes, signature) = channel.read().map_err(|e| of_channel(&e))?;
+    fn read_offer(&self, channel: &mut ReleaseChannel) -> Result<UpdateOffer, TakeoverFailure> {
+        let (bytes, signature) = channel
+            .read_channel_file()
+            .map_err(|e| channel_failure(&e))?;
         if !release::is_signed(&bytes, &signature, &self.update.keys) {
-            return Err(refused(
+            return Err(refused_update(
                 "the channel file is not signed by a key of picolet.update.keys",
             ));
         }
-        UpdateOffer::parse(&bytes).map_err(|e| refused(format_args!("the channel file: {e}")))
+        UpdateOffer::parse(&bytes)
+            .map_err(|e| refused_update(format_args!("the channel file: {e}")))
     }
 
     /// Fetches the tarball into a directory that only root can write. Returns its file.
-    fn fetch(
+    fn fetch_tarball(
         &self,
         channel: &mut ReleaseChannel,
         offer: &UpdateOffer,
     ) -> Result<PathBuf, TakeoverFailure> {
-        let dir = self.dir();
+        let dir = self.update_dir();
         let part = dir.join(format!("{}.part", offer.sha256));
         // Removes parts of tarballs that are not offered any more.
-        for entry in fs::read_dir(&dir).map_err(|e| failed("read", &dir, &e))? {
-            let path = entry.map_err(|e| failed("read", &dir, &e))?.path();
+        for entry in fs::read_dir(&dir).map_err(|e| file_error("read", &dir, &e))? {
+            let path = entry.map_err(|e| file_error("read", &dir, &e))?.path();
             if path.extension().is_some_and(|end| end == "part") && path != part {
                 let _ = fs::remove_file(path);
             }
         }
-        let beside = format!("{}.tar.gz", offer.base());
+        let beside = format!("{}.tar.gz", offer.tarball_directory());
         let location = offer.url.as_deref().unwrap_or(&beside);
         let mut fetch = || {
-            let fetched = channel.fetch(location, (offer.size, &offer.sha256), &part);
-            fetched.map_err(|e| of_channel(&e))
+            let fetched = channel.fetch_tarball(location, (offer.size, &offer.sha256), &part);
+            fetched.map_err(|e| channel_failure(&e))
         };
         // Pieces of several answers may be of different files.
-        if fetch()? && release::sum(&part)? != offer.sha256 {
-            fs::remove_file(&part).map_err(|e| failed("remove", &part, &e))?;
+        if fetch()? && release::compute_sha256(&part)? != offer.sha256 {
+            fs::remove_file(&part).map_err(|e| file_error("remove", &part, &e))?;
             fetch()?;
         }
         Ok(part)
     }
 
     fn make_dir(&self) -> Result<(), CliError> {
-        let dir = self.dir();
+        let dir = self.update_dir();
         let made = fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(&dir);
-        made.map_err(|e| failed("make", &dir, &e))
+        made.map_err(|e| file_error("make", &dir, &e))
     }
 
     fn memory_path(&self) -> PathBuf {
-        self.dir().join("memory")
+        self.update_dir().join("memory")
     }
 
-    fn memory(&self) -> Result<UpdateMemory, CliError> {
+    fn read_memory(&self) -> Result<UpdateMemory, CliError> {
         let path = self.memory_path();
-        let text = bounded(&path, MAX_MEMORY_BYTES).map_err(|e| failed("read", &path, &e))?;
+        let text =
+            read_small_text(&path, MAX_MEMORY_BYTES).map_err(|e| file_error("read", &path, &e))?;
         text.parse()
             .map_err(|e| CliError::new(format!("{}: {e}: remove the file", path.display())))
     }
 
     /// Reads the memory of updates. If an update was begun, its end is added, but not written down.
-    fn settled(&self) -> Result<UpdateMemory, CliError> {
-        let mut memory = self.memory()?;
+    fn read_settled_memory(&self) -> Result<UpdateMemory, CliError> {
+        let mut memory = self.read_memory()?;
         if let Some(trying) = &memory.trying
             && switch::read_trial(&self.places)?.is_none()
         {
-            let was_put_back = switch::bad(&self.places, &trying.sum).is_some();
-            memory.settle(&release::sum(&self.places.program)?, was_put_back);
+            let was_put_back = switch::read_put_back_reason(&self.places, &trying.sum).is_some();
+            memory.settle_attempt(
+                &release::compute_sha256(&self.places.program)?,
+                was_put_back,
+            );
         }
         Ok(memory)
     }
 
-    fn keep(&self, memory: &UpdateMemory) -> Result<(), CliError> {
+    fn write_memory(&self, memory: &UpdateMemory) -> Result<(), CliError> {
         let path = self.memory_path();
         let text = memory.to_string();
         file::write_atomic(&path, text.as_bytes(), 0o600, true)
-            .map_err(|e| failed("write", &path, &e))
+            .map_err(|e| file_error("write", &path, &e))
     }
 
     fn last_path(&self) -> PathBuf {
@@ -420,30 +440,33 @@ impl ChannelVisit {
     }
 
     /// Keeps the result of a look, for people.
-    fn keep_last(&self, text: &str) {
-        let text = format!("{}: {text}\n", clock::wall());
+    fn keep_last_result(&self, text: &str) {
+        let text = format!("{}: {text}\n", clock::wall_now());
         // The look succeeds without it.
         let _ = file::write_atomic(&self.last_path(), text.as_bytes(), 0o600, false);
     }
 
-    fn show(&self) -> Result<(), CliError> {
-        let memory = self.settled()?;
+    fn print_status(&self) -> Result<(), CliError> {
+        let memory = self.read_settled_memory()?;
         let schedule = &self.update.schedule;
         let source = match &self.update.source {
-            UpdateSource::Url(url) => url.shown(),
+            UpdateSource::Url(url) => url.without_query(),
             UpdateSource::Registry(reference) => format!("oci://{reference}"),
             UpdateSource::Dir(dir) => dir.display().to_string(),
         };
-        let next = schedule.next_moment(&self.node, clock::wall());
-        let next = next.map_or_else(|| "never".into(), |at| WallTime::from_secs(at).to_string());
+        let next = schedule.next_look_time_s(&self.node, clock::wall_now());
+        let next = next.map_or_else(
+            || "never".into(),
+            |at| WallTime::from_unix_seconds(at).to_string(),
+        );
         let cost = &self.config.link.cost;
-        let next = match self.update.source.is_far() {
+        let next = match self.update.source.is_over_link() {
             true if cost.always => "never: bytes cost money on this link".into(),
             true if !cost.interfaces.is_empty() => format!("{next}, unless bytes cost money then"),
             _ => next,
         };
         let minutes = schedule.window.length_s / 60;
-        let last = bounded(&self.last_path(), MAX_LAST_BYTES).unwrap_or_default();
+        let last = read_small_text(&self.last_path(), MAX_LAST_BYTES).unwrap_or_default();
         let mut out = format!(
             "source     {source}\nboard      {BOARD}\nwindow     {:02}:{:02} UTC, for {} h {} min\nnext look  {next}\n",
             schedule.window.start_s / 3600,
@@ -451,7 +474,7 @@ impl ChannelVisit {
             minutes / 60,
             minutes % 60,
         );
-        if clock::synchronized() != Some(true) && !schedule.trusts_clock {
+        if clock::is_synchronized() != Some(true) && !schedule.trusts_clock {
             out += "clock      nobody keeps it right: no update until then\n";
         }
         out += &match memory.committed {
@@ -464,16 +487,20 @@ impl ChannelVisit {
         if !last.is_empty() {
             out += &format!("last look  {last}");
         }
-        print(&out)
+        print_text(&out)
     }
 }
 
-fn of_channel(e: &ChannelError) -> TakeoverFailure {
-    if e.may_pass() { later(e) } else { refused(e) }
+fn channel_failure(e: &ChannelError) -> TakeoverFailure {
+    if e.may_succeed_later() {
+        passing_failure(e)
+    } else {
+        refused_update(e)
+    }
 }
 
 /// Reads a pod in the form of the API.
-fn on_its_way(pod: &Value) -> PodTransition {
+fn read_pod_progress(pod: &Value) -> PodTransition {
     let time = |value: &Value| value.as_str().and_then(WallTime::parse);
     let status = &pod["status"];
     let lists = ["initContainerStatuses", "containerStatuses"];
@@ -490,7 +517,7 @@ fn on_its_way(pod: &Value) -> PodTransition {
 }
 
 /// Reads a small file; empty if there is none.
-fn bounded(path: &Path, most: u64) -> io::Result<String> {
+fn read_small_text(path: &Path, most: u64) -> io::Result<String> {
     let mut text = String::new();
     match fs::File::open(path) {
         Ok(file) => file.take(most).read_to_string(&mut text).map(|_| text),
@@ -546,16 +573,16 @@ mod tests {
             ),
             ("is nothing", json!(null), false),
         ] {
-            assert_eq!(on_its_way(&pod).is_moving(now), moving, "{name}");
+            assert_eq!(read_pod_progress(&pod).is_moving(now), moving, "{name}");
         }
     }
 
     #[test]
     fn a_small_file_is_read_with_a_bound() {
         let path = crate::testing::unused_path("last");
-        assert_eq!(bounded(&path, 4).expect("none"), "");
+        assert_eq!(read_small_text(&path, 4).expect("none"), "");
         fs::write(&path, "123456").expect("written");
-        assert_eq!(bounded(&path, 4).expect("read"), "1234");
+        assert_eq!(read_small_text(&path, 4).expect("read"), "1234");
         fs::remove_file(path).expect("removed");
     }
 }

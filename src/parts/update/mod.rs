@@ -27,14 +27,14 @@ use std::process::ExitCode;
 
 use serde_json::Value;
 
-use super::{ConfiguredPart, Part, PartCommand, PartTools, section};
+use super::{ConfiguredPart, Part, PartCommand, PartTools, read_section};
 use crate::{
-    agent::tasks::{AgentTask, boxed},
+    agent::tasks::{AgentTask, box_task},
     api::{WallTime, node::NodeCondition},
     cli::{
         CliCommand,
         args::CliWords,
-        commands::{CompletionKind, MACHINE, QUIET, switch, value},
+        commands::{CompletionKind, MACHINE, QUIET, switch_flag, value_flag},
     },
     config::{AgentConfig, InvalidField, TableKey, key},
 };
@@ -48,25 +48,25 @@ pub(super) struct UpdatePart;
 static COMMANDS: [PartCommand; 2] = [
     PartCommand {
         command: CliCommand { name: "upgrade", args: "FILE", group: MACHINE, help: "Replace picolet by FILE, and put the old one back if that does not become healthy", flags: &[
-            switch("dry-run", None, "only say whether it can take over"),
-            switch("force", None, "also if it is older, was put back before, or finds something wrong; it is watched all the same"),
-            value("key", None, "PATH", "public key that the release is signed by (default ../lib/picolet/release.pub beside the program's directory)"),
-            value("restart", None, "COMMAND", "what restarts the agent (default: its service of systemd or OpenRC)"),
-            value("wait", None, "SECONDS", "time that the new one has to become healthy, from 20 to 3600 (default 120)"),
-            switch("watch", None, "go on with a trial that was cut off; picolet-upgrade.service does it"),
+            switch_flag("dry-run", None, "only say whether it can take over"),
+            switch_flag("force", None, "also if it is older, was put back before, or finds something wrong; it is watched all the same"),
+            value_flag("key", None, "PATH", "public key that the release is signed by (default ../lib/picolet/release.pub beside the program's directory)"),
+            value_flag("restart", None, "COMMAND", "what restarts the agent (default: its service of systemd or OpenRC)"),
+            value_flag("wait", None, "SECONDS", "time that the new one has to become healthy, from 20 to 3600 (default 120)"),
+            switch_flag("watch", None, "go on with a trial that was cut off; picolet-upgrade.service does it"),
             QUIET,
         ], agent_flags: false, takes: CompletionKind::Files },
-        run: |command, words| upgrade::run(CliWords::new(command, words)).map(|()| ExitCode::SUCCESS),
+        run: |command, words| upgrade::run_upgrade(CliWords::new(command, words)).map(|()| ExitCode::SUCCESS),
     },
     PartCommand {
         command: CliCommand { name: "update", args: "", group: MACHINE, help: "Show how this node updates itself (picolet.update), or have it look now", flags: &[
-            switch("status", None, "where it looks, when, and what it has (the default)"),
-            switch("now", None, "update to what the channel offers, whatever its window and its share"),
-            switch("force", None, "with --now: also a lower serial, or one that was put back before"),
-            switch("look", None, "update if it may now; the agent calls it. Exit code 75: it has to be tried again"),
+            switch_flag("status", None, "where it looks, when, and what it has (the default)"),
+            switch_flag("now", None, "update to what the channel offers, whatever its window and its share"),
+            switch_flag("force", None, "with --now: also a lower serial, or one that was put back before"),
+            switch_flag("look", None, "update if it may now; the agent calls it. Exit code 75: it has to be tried again"),
             QUIET,
         ], agent_flags: false, takes: CompletionKind::Nothing },
-        run: |command, words| command::run(CliWords::new(command, words)).map(|()| ExitCode::SUCCESS),
+        run: |command, words| command::run_update(CliWords::new(command, words)).map(|()| ExitCode::SUCCESS),
     },
 ];
 
@@ -103,7 +103,7 @@ impl Part for UpdatePart {
         _: &AgentConfig,
     ) -> Result<Option<Rc<dyn ConfiguredPart>>, InvalidField> {
         Ok(Some(Rc::new(ConfiguredUpdates {
-            config: settings::resolve(&section(own, "update")?)?,
+            config: settings::resolve_updates(&read_section(own, "update")?)?,
             channel: Rc::default(),
         })))
     }
@@ -119,11 +119,14 @@ struct ConfiguredUpdates {
 
 impl ConfiguredPart for ConfiguredUpdates {
     fn start(&self, tools: &PartTools<'_>) -> Vec<AgentTask> {
-        undone::tell(tools.recorder);
+        undone::report_undone_upgrade(tools.recorder);
         let timer = self.config.as_ref().map(|config| {
             let timer = UpdateTimer {
                 schedule: config.schedule,
-                link_policy: config.source.is_far().then(|| Rc::clone(tools.link_policy)),
+                link_policy: config
+                    .source
+                    .is_over_link()
+                    .then(|| Rc::clone(tools.link_policy)),
                 node: tools.config.node_name.clone(),
                 socket: tools.config.dirs.socket.clone(),
                 proxies: tools.proxies.clone(),
@@ -131,12 +134,12 @@ impl ConfiguredPart for ConfiguredUpdates {
                 recorder: Rc::clone(tools.recorder),
                 channel: Rc::clone(&self.channel),
             };
-            boxed(timer.run())
+            box_task(timer.run_timer())
         });
         timer.into_iter().collect()
     }
 
     fn conditions(&self, now: WallTime) -> Vec<NodeCondition> {
-        self.channel.condition(now).into_iter().collect()
+        self.channel.channel_condition(now).into_iter().collect()
     }
 }

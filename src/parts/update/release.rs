@@ -14,7 +14,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{
     switch::ProgramPaths,
-    upgrade::{TakeoverFailure, failed},
+    upgrade::{TakeoverFailure, file_error},
 };
 use crate::{
     cli::CliError,
@@ -57,12 +57,12 @@ pub(super) enum ReleaseProof {
 /// Checks that a new program can be put beside the installed one, as far as can be known before there is one: nothing
 /// is fetched for a disk that cannot be written.
 pub(super) fn may_stage(places: &ProgramPaths) -> Result<(), TakeoverFailure> {
-    let dir = places.dir();
+    let dir = places.program_dir();
     // Other obstacles are reported when the file is written.
     if !statvfs(dir).is_ok_and(|of| of.flags().contains(FsFlags::ST_RDONLY)) {
         return Ok(());
     }
-    let mount = mount::holding(dir).ok().flatten();
+    let mount = mount::mount_holding(dir).ok().flatten();
     let mount = mount.map_or_else(|| dir.into(), |mount| mount.target);
     Err(TakeoverFailure::lasting(format!(
         "the file system of {} is read-only. Make it writable (mount -o remount,rw {}), or update the image that the machine starts from",
@@ -73,36 +73,36 @@ pub(super) fn may_stage(places: &ProgramPaths) -> Result<(), TakeoverFailure> {
 
 /// Puts a program, or the one of a tarball, beside the installed one, whole and on disk. A tarball has to be the one
 /// that the owner of the key has released; a bare program is taken as it is.
-pub(super) fn stage(
+pub(super) fn stage_program(
     path: &Path,
     proof: &ReleaseProof,
     places: &ProgramPaths,
 ) -> Result<(), TakeoverFailure> {
     may_stage(places)?;
-    let cannot = |e: &io::Error| failed("read", path, e);
+    let cannot = |e: &io::Error| file_error("read", path, e);
     let mut from = File::open(path).map_err(|e| cannot(&e))?;
     let mut head = [0; 4];
     from.read_exact(&mut head).map_err(|e| cannot(&e))?;
     from.rewind().map_err(|e| cannot(&e))?;
-    let to = places.staged();
+    let to = places.staged_path();
     let write = || {
-        file::change(&to)?;
+        file::mark_change(&to)?;
         let mut options = File::options();
         options.write(true).create(true).truncate(true).mode(0o755);
         options.open(&to)
     };
-    let mut out = write().map_err(|e| failed("write", &to, &e))?;
+    let mut out = write().map_err(|e| file_error("write", &to, &e))?;
     let is_offer = matches!(proof, ReleaseProof::Offered { .. });
     if head == ELF && !is_offer {
         let copied = io::copy(&mut from.take(MAX_PROGRAM_BYTES), &mut out);
-        if copied.map_err(|e| failed("write", &to, &e))? == MAX_PROGRAM_BYTES {
+        if copied.map_err(|e| file_error("write", &to, &e))? == MAX_PROGRAM_BYTES {
             return Err(TakeoverFailure::lasting(format!(
                 "{} has {MAX_PROGRAM_BYTES} bytes or more, which no picolet has",
                 path.display()
             )));
         }
     } else if head.starts_with(&GZIP) {
-        let base = verify(path, &mut from, proof, places)?;
+        let base = verify_tarball(path, &mut from, proof, places)?;
         from.rewind().map_err(|e| cannot(&e))?;
         unpack(path, &base, from, &out).map_err(|e| {
             match out
@@ -110,7 +110,7 @@ pub(super) fn stage(
                 .and_then(|()| out.set_len(0))
             {
                 // The disk is at fault, not the tarball.
-                Err(full) => failed("write", &to, &full).into(),
+                Err(full) => file_error("write", &to, &full).into(),
                 Ok(()) => e,
             }
         })?;
@@ -123,20 +123,20 @@ pub(super) fn stage(
     // Everybody may run the installed program, whatever the umask is.
     out.set_permissions(Permissions::from_mode(0o755))
         .and_then(|()| out.sync_all())
-        .map_err(|e| failed("write", &to, &e))?;
+        .map_err(|e| file_error("write", &to, &e))?;
     Ok(())
 }
 
 /// Checks that the staged program is for the same kind of processor as the installed one.
-pub(super) fn fits(places: &ProgramPaths) -> Result<(), TakeoverFailure> {
+pub(super) fn check_processor_kind(places: &ProgramPaths) -> Result<(), TakeoverFailure> {
     // Class, byte order, and machine of an ELF file.
     let kind = |path: &Path| -> Result<([u8; 2], [u8; 2]), CliError> {
         let mut head = [0; 20];
         let read = File::open(path).and_then(|mut f| f.read_exact(&mut head));
-        read.map_err(|e| failed("read", path, &e))?;
+        read.map_err(|e| file_error("read", path, &e))?;
         Ok(([head[4], head[5]], [head[18], head[19]]))
     };
-    if kind(&places.staged())? == kind(&places.program)? {
+    if kind(&places.staged_path())? == kind(&places.program)? {
         return Ok(());
     }
     Err(TakeoverFailure::lasting(
@@ -145,12 +145,12 @@ pub(super) fn fits(places: &ProgramPaths) -> Result<(), TakeoverFailure> {
 }
 
 /// Computes the SHA-256 of a file, in hexadecimal.
-pub(super) fn sum(path: &Path) -> Result<String, CliError> {
-    let read = |path: &Path| sum_of(&mut File::open(path)?);
-    read(path).map_err(|e| failed("read", path, &e))
+pub(super) fn compute_sha256(path: &Path) -> Result<String, CliError> {
+    let read = |path: &Path| hash_contents(&mut File::open(path)?);
+    read(path).map_err(|e| file_error("read", path, &e))
 }
 
-fn sum_of(file: &mut File) -> io::Result<String> {
+fn hash_contents(file: &mut File) -> io::Result<String> {
     let mut hash = Sha256::new();
     let mut block = [0; 16 * 1024];
     // Bounded: by the file.
@@ -163,7 +163,7 @@ fn sum_of(file: &mut File) -> io::Result<String> {
 }
 
 /// Checks that the tarball is the one that was released. Returns the name of the directory in it.
-fn verify(
+fn verify_tarball(
     path: &Path,
     tarball: &mut File,
     proof: &ReleaseProof,
@@ -173,12 +173,12 @@ fn verify(
     let (wanted, base) = match proof {
         ReleaseProof::Offered { sum, base } => (sum.clone(), base.clone()),
         ReleaseProof::Listed(key) => {
-            let key = key.clone().unwrap_or_else(|| places.key());
+            let key = key.clone().unwrap_or_else(|| places.release_key_path());
             let base = name.trim_end_matches(TARBALL_END);
-            (released(path, name, &key)?, base.to_owned())
+            (read_released_sum(path, name, &key)?, base.to_owned())
         }
     };
-    if sum_of(tarball).map_err(|e| failed("read", path, &e))? != wanted {
+    if hash_contents(tarball).map_err(|e| file_error("read", path, &e))? != wanted {
         return Err(TakeoverFailure::lasting(format!(
             "{name} is not what was released: fetch it again"
         )));
@@ -187,10 +187,10 @@ fn verify(
 }
 
 /// Reads the sum of the tarball from the signed list beside it.
-fn released(path: &Path, name: &str, key_path: &Path) -> Result<String, CliError> {
+fn read_released_sum(path: &Path, name: &str, key_path: &Path) -> Result<String, CliError> {
     let beside = |name: &str| -> Result<Vec<u8>, CliError> {
         let file = path.with_file_name(name);
-        small(&file).map_err(|e| {
+        read_small_file(&file).map_err(|e| {
             CliError::new(format!(
                 "cannot read {}: {e}: the tarball needs {SUMS} and {SIGNATURE} of its release beside it",
                 file.display()
@@ -198,8 +198,8 @@ fn released(path: &Path, name: &str, key_path: &Path) -> Result<String, CliError
         })
     };
     let (sums, signature) = (beside(SUMS)?, beside(SIGNATURE)?);
-    let key = small(key_path).map_err(|e| failed("read the key", key_path, &e))?;
-    let key = public_key(&key).ok_or_else(|| {
+    let key = read_small_file(key_path).map_err(|e| file_error("read the key", key_path, &e))?;
+    let key = parse_public_key(&key).ok_or_else(|| {
         CliError::new(format!(
             "{} is no public key for Ed25519 in PEM",
             key_path.display()
@@ -212,7 +212,7 @@ fn released(path: &Path, name: &str, key_path: &Path) -> Result<String, CliError
         )));
     }
     let sums = String::from_utf8_lossy(&sums);
-    let sum = listed(&sums, name).ok_or_else(|| {
+    let sum = find_listed_sum(&sums, name).ok_or_else(|| {
         CliError::new(format!(
             "{SUMS} does not name {name}: both have to be of one release, and have the names that they had there"
         ))
@@ -226,7 +226,7 @@ pub(super) fn is_signed(bytes: &[u8], signature: &[u8], keys: &[[u8; 32]]) -> bo
     keys.any(|key| key.verify(bytes, signature).is_ok())
 }
 
-fn small(path: &Path) -> io::Result<Vec<u8>> {
+fn read_small_file(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?
         .take(MAX_SUMS_BYTES)
@@ -235,7 +235,7 @@ fn small(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 /// Finds the sum that the list has for a file.
-fn listed<'a>(sums: &'a str, name: &str) -> Option<&'a str> {
+fn find_listed_sum<'a>(sums: &'a str, name: &str) -> Option<&'a str> {
     sums.lines()
         .filter_map(|line| line.split_once("  "))
         .find(|(_, file)| *file == name)
@@ -243,12 +243,12 @@ fn listed<'a>(sums: &'a str, name: &str) -> Option<&'a str> {
 }
 
 /// Reads the 32 bytes of a key in PEM.
-fn public_key(pem: &[u8]) -> Option<[u8; 32]> {
+fn parse_public_key(pem: &[u8]) -> Option<[u8; 32]> {
     let text = core::str::from_utf8(pem).ok()?;
     let text = text.split_once("-----BEGIN PUBLIC KEY-----")?.1;
     let text = text.split_once("-----END PUBLIC KEY-----")?.0;
     let line: String = text.split_whitespace().collect();
-    update::public_key(&line)
+    update::parse_public_key(&line)
 }
 
 /// Has tar write the program into `out`.
@@ -261,7 +261,7 @@ fn unpack(path: &Path, base: &str, tarball: File, out: &File) -> Result<(), Take
         .stdin(ChildInput::Fd(tarball.into()))
         .stdout(OutputSink::Fd(out.into()))
         .stderr(OutputSink::Capture(4096));
-    let done = smol::block_on(child::run(tar, Some(UNPACK_TIMEOUT)));
+    let done = smol::block_on(child::run_command(tar, Some(UNPACK_TIMEOUT)));
     let done = done.map_err(|e| CliError::new(format!("cannot run tar: {e}")))?;
     if !done.status.success() {
         return Err(TakeoverFailure::lasting(format!(
@@ -296,14 +296,17 @@ mod tests {
     #[test]
     fn lists_and_keys() {
         let sums = "aa  picolet-1-armv7.tar.gz\nbb  picolet-1-aarch64.tar.gz\n";
-        assert_eq!(listed(sums, "picolet-1-aarch64.tar.gz"), Some("bb"));
-        assert_eq!(listed(sums, "picolet-1"), None);
+        assert_eq!(
+            find_listed_sum(sums, "picolet-1-aarch64.tar.gz"),
+            Some("bb")
+        );
+        assert_eq!(find_listed_sum(sums, "picolet-1"), None);
         let key = [DER_HEAD.as_slice(), &[7; 32]].concat();
-        assert_eq!(public_key(pem(&key).as_bytes()), Some([7; 32]));
+        assert_eq!(parse_public_key(pem(&key).as_bytes()), Some([7; 32]));
         for wrong in [&key[..43], &key[1..], &[]] {
-            assert_eq!(public_key(pem(wrong).as_bytes()), None);
+            assert_eq!(parse_public_key(pem(wrong).as_bytes()), None);
         }
-        assert_eq!(public_key(b"\xff"), None);
+        assert_eq!(parse_public_key(b"\xff"), None);
     }
 
     #[test]
@@ -327,14 +330,14 @@ mod tests {
             let dir = fs::canonicalize(&scratch.0).expect("directory");
             let bin = dir.join("bin");
             fs::create_dir(&bin).expect("directory");
-            let places = ProgramPaths::of(&bin.join("picolet"));
+            let places = ProgramPaths::of_program(&bin.join("picolet"));
             fs::write(&places.program, "one").expect("written");
             may_stage(&places).expect("it is writable");
-            mount::bind(&bin, &bin, false).expect("bind");
+            mount::bind_mount(&bin, &bin, false).expect("bind");
             mount::remount_read_only(&bin).expect("read-only");
             let none = dir.join("none");
             // Not even the new program is looked at.
-            let staged = stage(&none, &ReleaseProof::Listed(None), &places);
+            let staged = stage_program(&none, &ReleaseProof::Listed(None), &places);
             for refused in [may_stage(&places), staged] {
                 let refused = refused.expect_err("read-only");
                 let hint = format!("mount -o remount,rw {}", bin.display());
@@ -345,7 +348,8 @@ mod tests {
                 }
             }
             mount::unmount(&bin).expect("unmounted");
-            let missing = stage(&none, &ReleaseProof::Listed(None), &places).expect_err("missing");
+            let missing =
+                stage_program(&none, &ReleaseProof::Listed(None), &places).expect_err("missing");
             assert!(missing.to_string().contains("cannot read"), "{missing}");
         });
         thread.join().expect("test thread");
@@ -396,7 +400,7 @@ mod tests {
         let (_, foreign) = key();
         let key_file = write("release.pub", public.as_bytes());
         let foreign = write("foreign.pub", foreign.as_bytes());
-        let places = ProgramPaths::of(&dir.join("bin/picolet"));
+        let places = ProgramPaths::of_program(&dir.join("bin/picolet"));
         let program = b"\x7fELF and more".as_slice();
         let whole = tarball(program);
         let path = write(NAME, &whole);
@@ -404,14 +408,14 @@ mod tests {
             write(SUMS, sums.as_bytes());
             write(SIGNATURE, own.sign(sums.as_bytes()).as_ref());
         };
-        let sum = sum(&path).expect("sum");
+        let sum = compute_sha256(&path).expect("sum");
         let refused = |path: &Path, key: &Path, says: &str| {
             let proof = ReleaseProof::Listed(Some(key.into()));
-            let refused = stage(path, &proof, &places).expect_err(says);
+            let refused = stage_program(path, &proof, &places).expect_err(says);
             let said = refused.to_string();
             assert!(said.contains(says), "{said}");
             assert!(
-                fs::read(places.staged()).is_ok_and(|b| b.is_empty()),
+                fs::read(places.staged_path()).is_ok_and(|b| b.is_empty()),
                 "{says}"
             );
         };
@@ -447,10 +451,12 @@ mod tests {
         );
 
         // PKG-20: everybody may run it, whatever the umask is, or the mode of what an upgrade before has left.
-        fs::set_permissions(places.staged(), Permissions::from_mode(0o600)).expect("mode");
-        stage(&path, &ReleaseProof::Listed(Some(key_file)), &places).expect("staged");
-        assert_eq!(fs::read(places.staged()).expect("staged"), program);
-        let mode = fs::metadata(places.staged()).expect("staged").permissions();
+        fs::set_permissions(places.staged_path(), Permissions::from_mode(0o600)).expect("mode");
+        stage_program(&path, &ReleaseProof::Listed(Some(key_file)), &places).expect("staged");
+        assert_eq!(fs::read(places.staged_path()).expect("staged"), program);
+        let mode = fs::metadata(places.staged_path())
+            .expect("staged")
+            .permissions();
         assert_eq!(mode.mode() & 0o7777, 0o755);
         // UPD-01: by what a channel says, whatever its name, and never a bare program.
         let offered = |sum: &str| ReleaseProof::Offered {
@@ -459,12 +465,12 @@ mod tests {
         };
         let part = dir.join("part");
         fs::rename(&path, &part).expect("renamed");
-        stage(&part, &offered(&sum), &places).expect("staged");
-        assert_eq!(fs::read(places.staged()).expect("staged"), program);
+        stage_program(&part, &offered(&sum), &places).expect("staged");
+        assert_eq!(fs::read(places.staged_path()).expect("staged"), program);
         fs::write(&path, program).expect("written");
         let wrong = offered(&"0".repeat(64));
         for (path, says) in [(&part, "is not what was released"), (&path, "is neither")] {
-            let refused = stage(path, &wrong, &places).expect_err(says);
+            let refused = stage_program(path, &wrong, &places).expect_err(says);
             let said = refused.to_string();
             assert!(said.contains(says) && refused.lasts, "{said}");
         }
@@ -472,20 +478,22 @@ mod tests {
             sum: sum.clone(),
             base: "picolet-9".into(),
         };
-        let refused = stage(&part, &elsewhere, &places).expect_err("not in it");
+        let refused = stage_program(&part, &elsewhere, &places).expect_err("not in it");
         assert!(refused.lasts, "{refused}");
         // UPD-07: a disk that is full is not the fault of the release.
-        fs::remove_file(places.staged()).expect("removed");
-        std::os::unix::fs::symlink("/dev/full", places.staged()).expect("link");
-        let full = stage(&part, &offered(&sum), &places).expect_err("full");
+        fs::remove_file(places.staged_path()).expect("removed");
+        std::os::unix::fs::symlink("/dev/full", places.staged_path()).expect("link");
+        let full = stage_program(&part, &offered(&sum), &places).expect_err("full");
         assert!(
             !full.lasts && full.to_string().contains("No space left"),
             "{full}"
         );
-        fs::remove_file(places.staged()).expect("removed");
-        stage(&part, &offered(&sum), &places).expect("staged");
+        fs::remove_file(places.staged_path()).expect("removed");
+        stage_program(&part, &offered(&sum), &places).expect("staged");
         fs::write(&places.program, fs::read("/proc/self/exe").expect("own")).expect("written");
-        let other = fits(&places).expect_err("too short").to_string();
+        let other = check_processor_kind(&places)
+            .expect_err("too short")
+            .to_string();
         assert!(
             other.contains("cannot read") || other.contains("processor"),
             "{other}"

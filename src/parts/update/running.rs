@@ -15,13 +15,13 @@ use serde_json::Value;
 
 use super::{
     switch::{self, ProgramPaths},
-    upgrade::{TakeoverFailure, failed},
+    upgrade::{TakeoverFailure, file_error},
 };
 use crate::{
     api::strict::from_json,
     cli::{CliError, KUBELET, client::AgentClient},
     config::{self, AgentConfig, HostIdentity, flags},
-    error::chain,
+    error::error_chain,
     logic::update::upgrade::{MAX_KEPT, TRIES, TrialContainer, UpgradeTrial},
     net::ProxyVariables,
     server::backend::AgentHealth,
@@ -78,15 +78,16 @@ pub(super) struct RunningAgent {
 
 impl RunningAgent {
     pub(super) fn find(client: &AgentClient) -> Result<Self, CliError> {
-        let health: AgentHealth = client.read("/health")?;
+        let health: AgentHealth = client.fetch_typed("/health")?;
         let of = |name: &str| PathBuf::from(format!("/proc/{}/{name}", health.pid));
-        let link = |name: &str| fs::read_link(of(name)).map_err(|e| failed("read", &of(name), &e));
+        let link =
+            |name: &str| fs::read_link(of(name)).map_err(|e| file_error("read", &of(name), &e));
         // The file may have been replaced by hand.
         let program = link("exe")?.into_os_string().into_vec();
         let program = program.strip_suffix(b" (deleted)").unwrap_or(&program);
-        let typed = fs::read(of("cmdline")).map_err(|e| failed("read", &of("cmdline"), &e))?;
+        let typed = fs::read(of("cmdline")).map_err(|e| file_error("read", &of("cmdline"), &e))?;
         let (words, is_kubelet) = flags_of(&typed);
-        let set = environ(&of("environ")).map_err(|e| failed("read", &of("environ"), &e))?;
+        let set = environ(&of("environ")).map_err(|e| file_error("read", &of("environ"), &e))?;
         Ok(Self {
             program: OsString::from_vec(program.to_vec()).into(),
             words,
@@ -101,13 +102,13 @@ impl RunningAgent {
     /// Returns true if the agent still runs, as the program of this file.
     pub(super) fn still_runs(&self, program: &Path) -> bool {
         let own = PathBuf::from(format!("/proc/{}/exe", self.health.pid));
-        switch::is_same(&own, program)
+        switch::is_same_file(&own, program)
     }
 
     /// Finds the command that restarts the agent's service.
-    pub(super) fn service(&self) -> Result<String, CliError> {
+    pub(super) fn find_restart_command(&self) -> Result<String, CliError> {
         let path = PathBuf::from(format!("/proc/{}/cgroup", self.health.pid));
-        let groups = fs::read_to_string(&path).map_err(|e| failed("read", &path, &e))?;
+        let groups = fs::read_to_string(&path).map_err(|e| file_error("read", &path, &e))?;
         if let Some(unit) = unit_of(&groups).filter(|_| Path::new("/run/systemd/system").is_dir()) {
             return Ok(format!("systemctl restart --no-block {unit}"));
         }
@@ -122,23 +123,23 @@ impl RunningAgent {
     }
 
     /// Has `program` check this machine, with the configuration and the proxies of the agent.
-    pub(super) fn findings(&self, program: &Path) -> Result<CheckReport, TakeoverFailure> {
+    pub(super) fn run_check(&self, program: &Path) -> Result<CheckReport, TakeoverFailure> {
         let mut check = Command::new(program)
             .args(["check", "-o", "json"])
             .args(self.is_kubelet.then_some("--kubelet"))
             .args(&self.words)
             .env("PATH", PATH)
             .cwd(&self.cwd)
-            .capture(MAX_ANSWER_BYTES);
+            .capture_output(MAX_ANSWER_BYTES);
         // Bounded: three names.
-        for (name, value) in self.proxies.environment() {
+        for (name, value) in self.proxies.to_environment() {
             check = check.env(name, value);
         }
         let cannot = |why: &dyn core::fmt::Display| {
             CliError::new(format!("{} check: {why}", program.display()))
         };
-        let done =
-            smol::block_on(child::run(check, Some(CHECK_TIMEOUT))).map_err(|e| cannot(&e))?;
+        let done = smol::block_on(child::run_command(check, Some(CHECK_TIMEOUT)))
+            .map_err(|e| cannot(&e))?;
         from_json(&done.stdout).map_err(|_| TakeoverFailure {
             why: cannot(&String::from_utf8_lossy(&done.stderr).trim()),
             lasts: done.status.code().is_some(),
@@ -146,7 +147,7 @@ impl RunningAgent {
     }
 
     /// Makes the trial of the staged program.
-    pub(super) fn trial(
+    pub(super) fn make_trial(
         &self,
         version: &str,
         restart: String,
@@ -159,13 +160,13 @@ impl RunningAgent {
         let mut trial = UpgradeTrial {
             tries: TRIES,
             patience_s,
-            sum: super::release::sum(&places.staged())?,
+            sum: super::release::compute_sha256(&places.staged_path())?,
             version: version.to_owned(),
-            socket: self.client.socket().display().to_string(),
+            socket: self.client.socket_path().display().to_string(),
             restart,
             boot,
             apiserver: self.health.apiserver.as_ref().is_some_and(answers),
-            kept: kept(&self.client.json("GET", "/pods")?, &dir),
+            kept: list_running_containers(&self.client.request_json("GET", "/pods")?, &dir),
             containers_dir: dir.display().to_string(),
         };
         trial.kept.truncate(MAX_KEPT);
@@ -179,20 +180,23 @@ impl RunningAgent {
     }
 
     fn containers_dir(&self) -> Result<PathBuf, CliError> {
-        Ok(self.config()?.dirs.run.join("containers"))
+        Ok(self.load_agent_config()?.dirs.run.join("containers"))
     }
 
     /// Loads the configuration that the agent would have if it was started now.
-    pub(super) fn config(&self) -> Result<AgentConfig, CliError> {
+    pub(super) fn load_agent_config(&self) -> Result<AgentConfig, CliError> {
         let wrong = |e: &dyn core::error::Error| {
-            CliError::new(format!("the configuration of the agent: {}", chain(e)))
+            CliError::new(format!(
+                "the configuration of the agent: {}",
+                error_chain(e)
+            ))
         };
-        let mut flags = flags::parse(self.words.clone(), &self.cwd).map_err(|e| wrong(&e))?;
+        let mut flags = flags::parse_flags(self.words.clone(), &self.cwd).map_err(|e| wrong(&e))?;
         flags.as_kubelet = self.is_kubelet;
         let host = HostIdentity {
             hostname: "localhost".into(),
         };
-        let loaded = config::load(flags, &host).map_err(|e| wrong(&e))?;
+        let loaded = config::load_config(flags, &host).map_err(|e| wrong(&e))?;
         Ok(loaded.config)
     }
 }
@@ -222,7 +226,7 @@ fn environ(path: &Path) -> io::Result<Vec<u8>> {
 
 /// Reads the proxies that an environment names. Source: proc_pid_environ(5).
 fn proxies_of(environ: &[u8]) -> ProxyVariables {
-    ProxyVariables::of(|name| {
+    ProxyVariables::from_environment(|name| {
         let value = |line: &[u8]| {
             let value = line.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
             Some(String::from_utf8_lossy(value).into_owned())
@@ -240,7 +244,7 @@ fn unit_of(groups: &str) -> Option<&str> {
 }
 
 /// Lists the containers that run, as their shims have recorded them.
-fn kept(pods: &Value, dir: &Path) -> Vec<TrialContainer> {
+fn list_running_containers(pods: &Value, dir: &Path) -> Vec<TrialContainer> {
     let mut found = Vec::new();
     for pod in pods["items"].as_array().into_iter().flatten() {
         let uid = pod["metadata"]["uid"].as_str().unwrap_or("");
@@ -271,14 +275,15 @@ fn kept(pods: &Value, dir: &Path) -> Vec<TrialContainer> {
 }
 
 /// Asks a program for its version.
-pub(super) fn version(program: &Path) -> Result<String, TakeoverFailure> {
+pub(super) fn ask_program_version(program: &Path) -> Result<String, TakeoverFailure> {
     let asked = Command::new(program)
         .arg("--version")
-        .capture(MAX_ANSWER_BYTES);
+        .capture_output(MAX_ANSWER_BYTES);
     let cannot = |why: &dyn core::fmt::Display| {
         CliError::new(format!("this program does not start here: {why}"))
     };
-    let done = smol::block_on(child::run(asked, Some(VERSION_TIMEOUT))).map_err(|e| cannot(&e))?;
+    let done =
+        smol::block_on(child::run_command(asked, Some(VERSION_TIMEOUT))).map_err(|e| cannot(&e))?;
     let said = String::from_utf8_lossy(&done.stdout);
     match said.trim().strip_prefix("picolet ") {
         Some(version) if done.status.success() && !version.contains(char::is_whitespace) => {
@@ -287,7 +292,7 @@ pub(super) fn version(program: &Path) -> Result<String, TakeoverFailure> {
         _ => Err(TakeoverFailure {
             why: cannot(&format_args!(
                 "picolet --version ended with {}",
-                done.code()
+                done.exit_code()
             )),
             lasts: done.status.code().is_some(),
         }),
@@ -295,12 +300,12 @@ pub(super) fn version(program: &Path) -> Result<String, TakeoverFailure> {
 }
 
 /// Has the service manager restart the agent.
-pub(super) fn restart(trial: &UpgradeTrial) -> Result<(), CliError> {
+pub(super) fn restart_agent(trial: &UpgradeTrial) -> Result<(), CliError> {
     let sh = Command::new("/bin/sh")
         .args(["-c", &trial.restart])
         .env("PATH", PATH)
-        .capture(MAX_ANSWER_BYTES);
-    let done: io::Result<_> = smol::block_on(child::run(sh, Some(RESTART_TIMEOUT)));
+        .capture_output(MAX_ANSWER_BYTES);
+    let done: io::Result<_> = smol::block_on(child::run_command(sh, Some(RESTART_TIMEOUT)));
     let why = match done {
         Ok(done) if done.status.success() => return Ok(()),
         Ok(done) => String::from_utf8_lossy(&done.stderr).trim().to_owned(),
@@ -313,8 +318,8 @@ pub(super) fn restart(trial: &UpgradeTrial) -> Result<(), CliError> {
 }
 
 /// Makes the error of a restart that the operator has to do.
-pub(super) fn by_hand(e: &CliError) -> CliError {
-    CliError::new(format!("{}: restart it by hand", e.bare()))
+pub(super) fn restart_by_hand_error(e: &CliError) -> CliError {
+    CliError::new(format!("{}: restart it by hand", e.bare_message()))
 }
 
 #[cfg(test)]

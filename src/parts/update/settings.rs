@@ -7,10 +7,10 @@ use serde::Deserialize;
 
 use crate::{
     config::{
-        checks::{InvalidField, absolute, invalid},
+        checks::{InvalidField, invalid_field, read_absolute_path},
         duration::GoDuration,
     },
-    error::chain,
+    error::error_chain,
     image::ImageReference,
     logic::update::{self, UpdateSchedule, WeeklyWindow},
     net::{Url, url::is_loopback},
@@ -55,7 +55,7 @@ pub(super) enum UpdateSource {
 
 impl UpdateSource {
     /// Returns true if updates come over the link.
-    pub(super) const fn is_far(&self) -> bool {
+    pub(super) const fn is_over_link(&self) -> bool {
         !matches!(self, Self::Dir(_))
     }
 }
@@ -83,23 +83,23 @@ pub(super) struct UpdateWindow {
 }
 
 /// Resolves the updates; `None`: no updates.
-pub(super) fn resolve(own: &UpdateSection) -> Result<Option<UpdateConfig>, InvalidField> {
+pub(super) fn resolve_updates(own: &UpdateSection) -> Result<Option<UpdateConfig>, InvalidField> {
     let field = "picolet.update.source";
     let Some(source) = own.source.as_deref().filter(|s| !s.is_empty()) else {
         if *own == UpdateSection::default() {
             return Ok(None);
         }
-        return invalid(field, "must be set for picolet.update");
+        return invalid_field(field, "must be set for picolet.update");
     };
     let source = if source.starts_with('/') {
-        UpdateSource::Dir(absolute(field, Some(source), "")?)
+        UpdateSource::Dir(read_absolute_path(field, Some(source), "")?)
     } else if let Some(name) = source.strip_prefix(OCI) {
-        UpdateSource::Registry(reference(field, source, name)?)
+        UpdateSource::Registry(read_artifact_reference(field, source, name)?)
     } else {
         match Url::parse(source) {
             Ok(url) if url.https || is_loopback(url.host()) => UpdateSource::Url(url),
             _ => {
-                return invalid(
+                return invalid_field(
                     field,
                     format!(
                         "is {source:?}, must be an https:// URL, an oci:// reference or an absolute path"
@@ -111,44 +111,48 @@ pub(super) fn resolve(own: &UpdateSection) -> Result<Option<UpdateConfig>, Inval
     let is_https = matches!(&source, UpdateSource::Url(url) if url.https);
     let ca_field = "picolet.update.ca";
     let ca = own.ca.as_deref().filter(|path| !path.is_empty());
-    let ca = ca.map(|path| absolute(ca_field, Some(path), ""));
+    let ca = ca.map(|path| read_absolute_path(ca_field, Some(path), ""));
     let ca = ca.transpose()?;
     if ca.is_some() && !is_https {
-        return invalid(ca_field, "needs a picolet.update.source with https");
+        return invalid_field(ca_field, "needs a picolet.update.source with https");
     }
     Ok(Some(UpdateConfig {
         source,
         ca,
-        keys: keys(&own.keys)?,
-        schedule: schedule(own)?,
-        restart: restart(own)?,
+        keys: read_release_keys(&own.keys)?,
+        schedule: resolve_schedule(own)?,
+        restart: read_restart_command(own)?,
     }))
 }
 
 /// Reads the name of an artefact, in which the registry is written out.
-fn reference(field: &str, source: &str, name: &str) -> Result<ImageReference, InvalidField> {
+fn read_artifact_reference(
+    field: &str,
+    source: &str,
+    name: &str,
+) -> Result<ImageReference, InvalidField> {
     let why = match ImageReference::parse(name) {
         Ok(name_of) if name.split('/').next() == Some(name_of.domain()) => return Ok(name_of),
         Ok(_) => "it names no registry".into(),
-        Err(e) => chain(&e),
+        Err(e) => error_chain(&e),
     };
     let form = "must be oci://REGISTRY/REPOSITORY:TAG";
-    invalid(field, format!("is {source:?}, {form}: {why}"))
+    invalid_field(field, format!("is {source:?}, {form}: {why}"))
 }
 
-fn keys(texts: &[String]) -> Result<Vec<[u8; 32]>, InvalidField> {
+fn read_release_keys(texts: &[String]) -> Result<Vec<[u8; 32]>, InvalidField> {
     let field = "picolet.update.keys";
     if !(1..=MAX_KEYS).contains(&texts.len()) {
         let found = texts.len();
-        return invalid(
+        return invalid_field(
             field,
             format!("has {found} items, must have 1 to {MAX_KEYS}"),
         );
     }
     let mut keys = Vec::new();
     for (n, text) in texts.iter().enumerate() {
-        let Some(key) = update::public_key(text.trim()) else {
-            return invalid(
+        let Some(key) = update::parse_public_key(text.trim()) else {
+            return invalid_field(
                 &format!("{field}[{n}]"),
                 "is no public key for Ed25519, such as the line between the marks of release.pub",
             );
@@ -158,13 +162,13 @@ fn keys(texts: &[String]) -> Result<Vec<[u8; 32]>, InvalidField> {
     Ok(keys)
 }
 
-fn schedule(own: &UpdateSection) -> Result<UpdateSchedule, InvalidField> {
+fn resolve_schedule(own: &UpdateSection) -> Result<UpdateSchedule, InvalidField> {
     let mut days = 0;
     for text in &own.window.days {
         match DAYS.iter().position(|day| day == text) {
             Some(n) => days |= 1 << n,
             None => {
-                return invalid(
+                return invalid_field(
                     "picolet.update.window.days",
                     format!("has {text:?}, must have some of {}", DAYS.join(", ")),
                 );
@@ -173,21 +177,21 @@ fn schedule(own: &UpdateSection) -> Result<UpdateSchedule, InvalidField> {
     }
     let start = own.window.start.as_deref().unwrap_or("00:00");
     let Some(start_s) = time_of_day(start) else {
-        return invalid(
+        return invalid_field(
             "picolet.update.window.start",
             format!("is {start:?}, must be a time such as \"02:30\", UTC"),
         );
     };
     let length = own.window.length.map_or(DAY, |time| time.0);
     if !(MINUTE..=DAY).contains(&length) {
-        return invalid(
+        return invalid_field(
             "picolet.update.window.length",
             format!("is {length:?}, must be between 1m and 24h"),
         );
     }
     let spread = own.spread.map_or(length / 4 * 3, |time| time.0);
     if spread > length {
-        return invalid(
+        return invalid_field(
             "picolet.update.spread",
             format!("is {spread:?}, must not be longer than the window, {length:?}"),
         );
@@ -215,10 +219,10 @@ fn time_of_day(text: &str) -> Option<u32> {
     Some(number(hours, 24)? * 3600 + number(minutes, 60)? * 60)
 }
 
-fn restart(own: &UpdateSection) -> Result<Option<String>, InvalidField> {
+fn read_restart_command(own: &UpdateSection) -> Result<Option<String>, InvalidField> {
     let command = own.restart.as_deref().filter(|text| !text.is_empty());
     if command.is_some_and(|text| text.len() > MAX_RESTART_BYTES || text.contains('\n')) {
-        return invalid(
+        return invalid_field(
             "picolet.update.restart",
             format!("must be one line of at most {MAX_RESTART_BYTES} bytes"),
         );
@@ -236,7 +240,7 @@ mod tests {
             decode,
             file::{self, API_VERSION, KIND},
         },
-        parts::section,
+        parts::read_section,
     };
 
     #[test]
@@ -245,9 +249,9 @@ mod tests {
         const KEY: &str = "MCowBQYDK2VwAyEABwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwc=";
         let of = |text: &str| {
             let text = format!("update: {{{}}}", text.replace("KEY", KEY));
-            let own = decode::parse(text.as_bytes()).expect("YAML").value;
+            let own = decode::parse_document(text.as_bytes()).expect("YAML").value;
             let wrong = |e: InvalidField| format!("{}: {}", e.field, e.message);
-            resolve(&section(&own, "update").map_err(wrong)?).map_err(wrong)
+            resolve_updates(&read_section(&own, "update").map_err(wrong)?).map_err(wrong)
         };
         assert_eq!(of(""), Ok(None), "off unless it is asked for");
         let found = of("source: https://a.example/stable.json, keys: [KEY]");
@@ -290,7 +294,7 @@ mod tests {
         ] {
             let found = of(&format!("source: \"{source}\", keys: [KEY]"));
             let found = found.expect("a configuration").expect("updates");
-            assert_eq!(found.source.is_far(), fetches, "{source}");
+            assert_eq!(found.source.is_over_link(), fetches, "{source}");
         }
         for (text, says) in [
             ("keys: [KEY]", "source: must be set for picolet.update"),
@@ -374,7 +378,8 @@ mod tests {
         let text = format!(
             "apiVersion: {API_VERSION}\nkind: {KIND}\npicolet: {{update: {{ca: pki/update.crt, window: {{days: []}}}}}}\n"
         );
-        let read = file::read(text.as_bytes(), Path::new("/etc/x")).expect("a document");
+        let read =
+            file::read_config_document(text.as_bytes(), Path::new("/etc/x")).expect("a document");
         assert_eq!(read.warnings, Vec::<String>::new());
         let ca = &read.value["picolet"]["update"]["ca"];
         assert_eq!(ca, "/etc/x/pki/update.crt");

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::upgrade::failed;
+use super::upgrade::file_error;
 use crate::{
     cli::CliError,
     logic::update::upgrade::{self, MAX_TRIAL_BYTES, UpgradeTrial},
@@ -25,69 +25,72 @@ pub(super) struct ProgramPaths {
 }
 
 impl ProgramPaths {
-    pub(super) fn of(program: &Path) -> Self {
+    pub(super) fn of_program(program: &Path) -> Self {
         Self {
             program: program.into(),
         }
     }
 
     /// Finds the places from the path of the old program, which watches.
-    pub(super) fn of_old(own: &Path) -> Self {
+    pub(super) fn of_old_program(own: &Path) -> Self {
         let is_old = own.extension().is_some_and(|end| end == "old");
-        Self::of(&if is_old {
+        Self::of_program(&if is_old {
             own.with_extension("")
         } else {
             own.into()
         })
     }
 
-    fn beside(&self, end: &str) -> PathBuf {
+    fn path_beside(&self, end: &str) -> PathBuf {
         let mut path = self.program.clone().into_os_string();
         path.push(end);
         path.into()
     }
 
     /// Path of the new program before it is in place.
-    pub(super) fn staged(&self) -> PathBuf {
-        self.beside(".new")
+    pub(super) fn staged_path(&self) -> PathBuf {
+        self.path_beside(".new")
     }
 
     /// Path of the old program.
-    pub(super) fn old(&self) -> PathBuf {
-        self.beside(".old")
+    pub(super) fn old_path(&self) -> PathBuf {
+        self.path_beside(".old")
     }
 
-    pub(super) fn trial(&self) -> PathBuf {
-        self.beside(upgrade::TRIAL)
+    pub(super) fn trial_path(&self) -> PathBuf {
+        self.path_beside(upgrade::TRIAL)
     }
 
-    fn part(&self) -> PathBuf {
-        self.beside(".part")
+    fn part_path(&self) -> PathBuf {
+        self.path_beside(".part")
     }
 
     /// Directory of all these files.
-    pub(super) fn dir(&self) -> &Path {
+    pub(super) fn program_dir(&self) -> &Path {
         self.program.parent().unwrap_or_else(|| Path::new("/"))
     }
 
-    fn library(&self) -> PathBuf {
-        let above = self.dir().parent().unwrap_or_else(|| Path::new("/"));
+    fn library_dir(&self) -> PathBuf {
+        let above = self
+            .program_dir()
+            .parent()
+            .unwrap_or_else(|| Path::new("/"));
         above.join("lib/picolet")
     }
 
     /// Path of the installed `systemd/guard.sh`.
-    pub(super) fn guard(&self) -> PathBuf {
-        self.library().join("guard")
+    pub(super) fn guard_path(&self) -> PathBuf {
+        self.library_dir().join("guard")
     }
 
     /// Path of the key that releases are signed by.
-    pub(super) fn key(&self) -> PathBuf {
-        self.library().join("release.pub")
+    pub(super) fn release_key_path(&self) -> PathBuf {
+        self.library_dir().join("release.pub")
     }
 
     /// Checks that the guard is installed: without it nobody would put the old program back.
-    pub(super) fn has_guard(&self) -> Result<(), CliError> {
-        let guard = self.guard();
+    pub(super) fn check_guard(&self) -> Result<(), CliError> {
+        let guard = self.guard_path();
         if guard.is_file() {
             return Ok(());
         }
@@ -99,24 +102,24 @@ impl ProgramPaths {
 
     /// Removes the files of an upgrade that does not take place.
     pub(super) fn forget_staged(&self) {
-        let _ = fs::remove_file(self.staged());
+        let _ = fs::remove_file(self.staged_path());
     }
 }
 
 /// Returns true if both paths are one file.
-pub(super) fn is_same(one: &Path, other: &Path) -> bool {
+pub(super) fn is_same_file(one: &Path, other: &Path) -> bool {
     let of = |path: &Path| fs::metadata(path).map(|m| (m.dev(), m.ino()));
     matches!((of(one), of(other)), (Ok(one), Ok(other)) if one == other)
 }
 
 /// Reads which program is on trial, if one is.
 pub(super) fn read_trial(places: &ProgramPaths) -> Result<Option<UpgradeTrial>, CliError> {
-    let path = places.trial();
+    let path = places.trial_path();
     let mut text = String::new();
     let read = File::open(&path).and_then(|f| f.take(MAX_TRIAL_BYTES).read_to_string(&mut text));
     match read {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(failed("read", &path, &e)),
+        Err(e) => Err(file_error("read", &path, &e)),
         Ok(_) => text
             .parse()
             .map(Some)
@@ -125,9 +128,9 @@ pub(super) fn read_trial(places: &ProgramPaths) -> Result<Option<UpgradeTrial>, 
 }
 
 /// Reads why a program was put back: its version and the reason; `None`: it was not put back.
-pub(super) fn bad(places: &ProgramPaths, sum: &str) -> Option<String> {
+pub(super) fn read_put_back_reason(places: &ProgramPaths, sum: &str) -> Option<String> {
     let mut text = String::new();
-    let file = File::open(places.beside(".bad")).ok()?;
+    let file = File::open(places.path_beside(".bad")).ok()?;
     file.take(MAX_BAD_BYTES).read_to_string(&mut text).ok()?;
     let why = |line: &str| line.strip_prefix(sum)?.strip_prefix(' ').map(str::to_owned);
     text.lines().rev().find_map(why)
@@ -137,58 +140,59 @@ pub(super) fn bad(places: &ProgramPaths, sum: &str) -> Option<String> {
 ///
 /// - Order: the old one under its second name, then the trial, then the new one. As long as the new one is not in
 ///   place, both names are one file, and the guard sees no trial.
-pub(super) fn switch(places: &ProgramPaths, trial: &UpgradeTrial) -> io::Result<()> {
-    let (program, old) = (&places.program, places.old());
-    if !is_same(program, &old) {
-        link_over(program, &old, &places.part())?;
+pub(super) fn switch_program(places: &ProgramPaths, trial: &UpgradeTrial) -> io::Result<()> {
+    let (program, old) = (&places.program, places.old_path());
+    if !is_same_file(program, &old) {
+        link_over(program, &old, &places.part_path())?;
     }
-    file::sync_dir(places.dir())?;
+    file::sync_dir(places.program_dir())?;
     let text = trial.to_string();
-    file::write_atomic(&places.trial(), text.as_bytes(), 0o600, true)?;
-    file::change(program)?;
-    let done = fs::rename(places.staged(), program).and_then(|()| file::sync_dir(places.dir()));
+    file::write_atomic(&places.trial_path(), text.as_bytes(), 0o600, true)?;
+    file::mark_change(program)?;
+    let done = fs::rename(places.staged_path(), program)
+        .and_then(|()| file::sync_dir(places.program_dir()));
     if let Err(e) = done {
-        if is_same(program, &old) {
-            let _ = fs::remove_file(places.trial());
+        if is_same_file(program, &old) {
+            let _ = fs::remove_file(places.trial_path());
         }
         return Err(e);
     }
     // If the trial is gone, an agent that started a moment ago took it for an earlier one.
-    if places.trial().exists() {
+    if places.trial_path().exists() {
         return Ok(());
     }
-    file::write_atomic(&places.trial(), text.as_bytes(), 0o600, true)
+    file::write_atomic(&places.trial_path(), text.as_bytes(), 0o600, true)
 }
 
 /// Puts the old program back, which still runs. The order is that of the guard, which continues after a power cut.
-pub(super) fn undo(places: &ProgramPaths) -> io::Result<()> {
-    let (program, old) = (&places.program, places.old());
-    if !is_same(program, &old) {
-        link_over(&old, program, &places.part())?;
+pub(super) fn undo_switch(places: &ProgramPaths) -> io::Result<()> {
+    let (program, old) = (&places.program, places.old_path());
+    if !is_same_file(program, &old) {
+        link_over(&old, program, &places.part_path())?;
     }
-    file::sync_dir(places.dir())?;
+    file::sync_dir(places.program_dir())?;
     end_trial(places)
 }
 
 /// Gives the file `of` the name `to` too, by a third name, even if another file has it.
 fn link_over(of: &Path, to: &Path, part: &Path) -> io::Result<()> {
-    file::change(part)?;
+    file::mark_change(part)?;
     match fs::remove_file(part) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
         _ => {}
     }
-    file::change(part)?;
+    file::mark_change(part)?;
     fs::hard_link(of, part)?;
-    file::change(to)?;
+    file::mark_change(to)?;
     fs::rename(part, to)
 }
 
 /// Ends the trial: the program in place stays, and its starts are no longer counted.
 pub(super) fn end_trial(places: &ProgramPaths) -> io::Result<()> {
-    let trial = places.trial();
-    file::change(&trial)?;
+    let trial = places.trial_path();
+    file::mark_change(&trial)?;
     fs::remove_file(&trial)?;
-    file::sync_dir(places.dir())
+    file::sync_dir(places.program_dir())
 }
 
 #[cfg(test)]
@@ -216,11 +220,11 @@ mod tests {
             let _ = fs::remove_dir_all(&dir);
             fs::create_dir_all(dir.join("bin")).expect("directory");
             fs::create_dir_all(dir.join("lib/picolet")).expect("directory");
-            let places = ProgramPaths::of(&dir.join("bin/picolet"));
+            let places = ProgramPaths::of_program(&dir.join("bin/picolet"));
             let guard = Path::new(env!("CARGO_MANIFEST_DIR")).join("systemd/guard.sh");
-            fs::copy(guard, places.guard()).expect("guard");
+            fs::copy(guard, places.guard_path()).expect("guard");
             fs::write(&places.program, "one").expect("written");
-            fs::write(places.staged(), "two").expect("written");
+            fs::write(places.staged_path(), "two").expect("written");
             Self { dir, places }
         }
 
@@ -237,7 +241,7 @@ mod tests {
             fs::read_to_string(&self.places.program).expect("there is a program")
         }
 
-        /// Starts the agent once, as a unit does. With `cut`, the power fails as [`Self::guard`] says.
+        /// Starts the agent once, as a unit does. With `cut`, the power fails as [`Self::guard_path`] says.
         fn start(&self, cut: Option<u32>) -> bool {
             let program = self.places.program.as_os_str();
             self.guard(&[program], cut)
@@ -268,7 +272,7 @@ mod tests {
             // A process group of its own ends with the power.
             let status = Command::new("setsid")
                 .args(["--wait", "sh"])
-                .arg(self.places.guard())
+                .arg(self.places.guard_path())
                 .args(words)
                 .env("PATH", format!("{}:/usr/bin:/bin", tools.display()))
                 .env("COUNT", &count)
@@ -288,7 +292,7 @@ mod tests {
     /// Does `what` until the power fails before its change of number `n`. Whether it came to its end.
     fn cut_at(n: u32, what: impl FnOnce() -> io::Result<()>) -> bool {
         let left = Rc::new(Cell::new(n));
-        file::watched::watch(Some(Rc::new(move |_, is_synced| {
+        file::watched::set_watcher(Some(Rc::new(move |_, is_synced| {
             if !is_synced {
                 if left.get() == 0 {
                     panic::resume_unwind(Box::new(()));
@@ -298,7 +302,7 @@ mod tests {
             Ok(())
         })));
         let done = panic::catch_unwind(panic::AssertUnwindSafe(what));
-        file::watched::watch(None);
+        file::watched::set_watcher(None);
         done.is_ok_and(|done| done.is_ok())
     }
 
@@ -308,27 +312,35 @@ mod tests {
         for n in 0.. {
             let board = Board::new(&format!("cut-{n}"));
             let places = &board.places;
-            let whole = cut_at(n, || switch(places, &Board::trial()));
+            let whole = cut_at(n, || switch_program(places, &Board::trial()));
             let is_new = board.runs() == "two";
             assert!(is_new || board.runs() == "one", "cut {n}");
             if is_new {
                 assert!(
-                    places.trial().exists(),
+                    places.trial_path().exists(),
                     "cut {n}: it would run without a trial"
                 );
-                assert_eq!(fs::read_to_string(places.old()).expect("old"), "one");
+                assert_eq!(fs::read_to_string(places.old_path()).expect("old"), "one");
             }
             for start in 0..3 {
                 assert!(board.start(None), "cut {n}, start {start}");
                 assert_eq!(board.runs() == "two", is_new, "cut {n}, start {start}");
-                assert_eq!(places.trial().exists(), is_new, "cut {n}, start {start}");
+                assert_eq!(
+                    places.trial_path().exists(),
+                    is_new,
+                    "cut {n}, start {start}"
+                );
             }
             assert!(board.start(None));
             assert_eq!(board.runs(), "one", "cut {n}");
-            assert_eq!(bad(places, "abc").is_some(), is_new, "cut {n}");
+            assert_eq!(
+                read_put_back_reason(places, "abc").is_some(),
+                is_new,
+                "cut {n}"
+            );
             // Nothing of it is in the way of the next one.
-            fs::write(places.staged(), "two").expect("written");
-            switch(places, &Board::trial()).expect("again");
+            fs::write(places.staged_path(), "two").expect("written");
+            switch_program(places, &Board::trial()).expect("again");
             assert_eq!(board.runs(), "two", "cut {n}");
             end_trial(places).expect("committed");
             assert!(board.start(None) && board.runs() == "two", "cut {n}");
@@ -345,23 +357,27 @@ mod tests {
         for n in 0.. {
             let board = Board::new(&format!("undo-{n}"));
             let places = &board.places;
-            switch(places, &Board::trial()).expect("switched");
-            let whole = cut_at(n, || undo(places));
+            switch_program(places, &Board::trial()).expect("switched");
+            let whole = cut_at(n, || undo_switch(places));
             let runs = board.runs();
             assert!(runs == "one" || !whole && runs == "two", "cut {n}: {runs}");
             assert!(
-                runs == "one" || places.trial().exists(),
+                runs == "one" || places.trial_path().exists(),
                 "cut {n}: it would run without a trial"
             );
             for start in 0..4 {
                 assert!(board.start(None), "cut {n}, start {start}");
             }
             assert_eq!(board.runs(), "one", "cut {n}");
-            assert!(!places.trial().exists(), "cut {n}");
+            assert!(!places.trial_path().exists(), "cut {n}");
             // The guard alone says that a program is bad.
-            assert_eq!(bad(places, "abc").is_some(), runs == "two", "cut {n}");
-            fs::write(places.staged(), "two").expect("written");
-            switch(places, &Board::trial()).expect("again");
+            assert_eq!(
+                read_put_back_reason(places, "abc").is_some(),
+                runs == "two",
+                "cut {n}"
+            );
+            fs::write(places.staged_path(), "two").expect("written");
+            switch_program(places, &Board::trial()).expect("again");
             assert_eq!(board.runs(), "two", "cut {n}");
             if whole {
                 assert!(n > 3, "there are more steps than {n}");
@@ -380,7 +396,7 @@ mod tests {
             };
             for n in 1.. {
                 let board = Board::new(&format!("guard-{tries}-{n}"));
-                switch(&board.places, &trial).expect("switched");
+                switch_program(&board.places, &trial).expect("switched");
                 let whole = board.start(Some(n));
                 let runs = board.runs();
                 assert!(runs == "two" || tries == 0 && runs == "one", "{tries} {n}");
@@ -391,15 +407,16 @@ mod tests {
                     assert!(board.start(None), "{tries} {n}");
                 }
                 assert_eq!(board.runs(), "one", "{tries} {n}");
-                let why = bad(&board.places, "abc");
+                let why = read_put_back_reason(&board.places, "abc");
                 assert!(
                     why.is_some_and(|why| why.starts_with("2.0.0 ")),
                     "{tries} {n}"
                 );
-                let list = fs::read_to_string(board.places.beside(".bad")).expect("list");
+                let list = fs::read_to_string(board.places.path_beside(".bad")).expect("list");
                 assert_eq!(list.lines().count(), 1, "{tries} {n}: {list}");
                 assert!(
-                    board.places.beside(upgrade::BACK).exists() && !board.places.trial().exists()
+                    board.places.path_beside(upgrade::BACK).exists()
+                        && !board.places.trial_path().exists()
                 );
                 if whole {
                     assert!(n > 4, "there are more steps than {n}");
@@ -417,7 +434,7 @@ mod tests {
             for n in 1.. {
                 let board = Board::new(&format!("back-{tries}-{n}"));
                 let places = &board.places;
-                switch(places, &trial).expect("switched");
+                switch_program(places, &trial).expect("switched");
                 let whole = board.back("it loses pods", Some(n));
                 let left = read_trial(places).expect("whole");
                 let is_untouched =
@@ -426,7 +443,7 @@ mod tests {
                 if is_untouched {
                     // Nobody knows of the verdict yet: it is told again.
                     assert_eq!(board.runs(), "two", "{tries} {n}");
-                    assert_eq!(bad(places, "abc"), None, "{tries} {n}");
+                    assert_eq!(read_put_back_reason(places, "abc"), None, "{tries} {n}");
                     assert!(board.back("it loses pods", None), "{tries} {n}");
                 } else {
                     let left = left.map_or(0, |left| left.tries);
@@ -434,13 +451,13 @@ mod tests {
                     assert!(board.start(None), "{tries} {n}");
                 }
                 assert_eq!(board.runs(), "one", "{tries} {n}");
-                assert!(!places.trial().exists(), "{tries} {n}");
-                let list = fs::read_to_string(places.beside(".bad")).expect("list");
+                assert!(!places.trial_path().exists(), "{tries} {n}");
+                let list = fs::read_to_string(places.path_beside(".bad")).expect("list");
                 assert!(
                     list.starts_with("abc 2.0.0 it ") && list.lines().count() == 1,
                     "{tries} {n}: {list}"
                 );
-                assert!(places.beside(upgrade::BACK).exists(), "{tries} {n}");
+                assert!(places.path_beside(upgrade::BACK).exists(), "{tries} {n}");
                 if whole {
                     assert!(list.ends_with(" it loses pods\n"), "{list}");
                     break;
@@ -460,25 +477,31 @@ mod tests {
         // PKG-22
         let board = Board::new("bad");
         for n in 0..12 {
-            fs::write(board.places.staged(), "two").expect("written");
+            fs::write(board.places.staged_path(), "two").expect("written");
             let trial = UpgradeTrial {
                 tries: 0,
                 sum: format!("sum{n}x"),
                 ..Board::trial()
             };
-            switch(&board.places, &trial).expect("switched");
+            switch_program(&board.places, &trial).expect("switched");
             assert!(board.start(None));
             assert_eq!(board.runs(), "one");
         }
-        assert_eq!(bad(&board.places, "sum3x"), None);
-        assert!(bad(&board.places, "sum4x").is_some() && bad(&board.places, "sum11x").is_some());
+        assert_eq!(read_put_back_reason(&board.places, "sum3x"), None);
+        assert!(
+            read_put_back_reason(&board.places, "sum4x").is_some()
+                && read_put_back_reason(&board.places, "sum11x").is_some()
+        );
     }
 
     #[test]
     fn places() {
-        let places = ProgramPaths::of(Path::new("/usr/local/bin/picolet"));
-        assert_eq!(places.guard(), Path::new("/usr/local/lib/picolet/guard"));
-        assert_eq!(ProgramPaths::of_old(&places.old()), places);
-        assert_eq!(ProgramPaths::of_old(&places.program), places);
+        let places = ProgramPaths::of_program(Path::new("/usr/local/bin/picolet"));
+        assert_eq!(
+            places.guard_path(),
+            Path::new("/usr/local/lib/picolet/guard")
+        );
+        assert_eq!(ProgramPaths::of_old_program(&places.old_path()), places);
+        assert_eq!(ProgramPaths::of_old_program(&places.program), places);
     }
 }

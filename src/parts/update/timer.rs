@@ -7,7 +7,7 @@ use std::{io, path::PathBuf};
 
 use crate::{
     agent::{
-        clock::{Clock, in_step},
+        clock::{Clock, align_to_second},
         link_policy::LinkPolicy,
         recorder::{EventRecorder, EventSeverity},
     },
@@ -44,7 +44,7 @@ struct ChannelFinding {
 }
 
 impl ChannelState {
-    fn note(&self, expired: bool, message: &str, now: WallTime) {
+    fn record_look(&self, expired: bool, message: &str, now: WallTime) {
         let mut found = self.0.borrow_mut();
         let same = found.as_ref().filter(|found| found.expired == expired);
         *found = Some(ChannelFinding {
@@ -55,12 +55,12 @@ impl ChannelState {
     }
 
     /// Condition of `get node` for the channel. `None` before the first look.
-    pub(super) fn condition(&self, now: WallTime) -> Option<NodeCondition> {
+    pub(super) fn channel_condition(&self, now: WallTime) -> Option<NodeCondition> {
         self.0.borrow().as_ref().map(|found| NodeCondition {
             kind: CONDITION.into(),
             status: if found.expired { "True" } else { "False" }.into(),
-            last_heartbeat_time: Some(now.truncated()),
-            last_transition_time: Some(found.since.truncated()),
+            last_heartbeat_time: Some(now.truncated_to_second()),
+            last_transition_time: Some(found.since.truncated_to_second()),
             reason: if found.expired { "Expired" } else { "Looked" }.into(),
             message: found.message.clone(),
         })
@@ -84,30 +84,37 @@ pub(super) struct UpdateTimer {
 
 impl UpdateTimer {
     /// As long as the agent.
-    pub(super) async fn run(self) {
+    pub(super) async fn run_timer(self) {
         let mut looks = UpdateLooks::new(self.clock.now());
         let mut told = NewsMemory::default();
         // Bounded: by its pauses.
         loop {
             let now = self.clock.now();
-            let times = (now, self.clock.wall());
-            let trusted = clock::synchronized() == Some(true);
+            let times = (now, self.clock.wall_time());
+            let trusted = clock::is_synchronized() == Some(true);
             let costs = self.link_policy.as_ref();
             let costs = costs.is_some_and(|link| link.is_metered());
-            match looks.next(&self.schedule, &self.node, times, trusted, costs) {
-                NextLook::Wait(time) => self.clock.until(in_step(now + time, now)).await,
+            match looks.next_step(&self.schedule, &self.node, times, trusted, costs) {
+                NextLook::Wait(time) => {
+                    self.clock
+                        .sleep_until(align_to_second(now + time, now))
+                        .await
+                }
                 NextLook::Look(window) => {
                     // On the heap for its time: between two looks nothing of it is kept.
-                    let said = told.of(Box::pin(self.look()).await);
-                    looks.ended(window, said.again, self.clock.now());
+                    let said = told.take_look_result(Box::pin(self.run_look()).await);
+                    looks.record_look_end(window, said.again, self.clock.now());
                     if !said.again {
                         self.channel
-                            .note(said.expired, &said.text, self.clock.wall());
+                            .record_look(said.expired, &said.text, self.clock.wall_time());
                     }
                     match said.news {
                         Some(UpdateNews::Refused(why)) => {
-                            self.recorder
-                                .node(EventSeverity::Warning, "UpdateRefused", &why);
+                            self.recorder.record_node_event(
+                                EventSeverity::Warning,
+                                "UpdateRefused",
+                                &why,
+                            );
                         }
                         Some(UpdateNews::Nothing(why)) => log::info!("{why}"),
                         None => {}
@@ -119,7 +126,7 @@ impl UpdateTimer {
 
     /// Runs the look. The child outlives an agent that it replaces; a word to end is heard only before its work has
     /// begun.
-    async fn look(&self) -> io::Result<ChildOutput> {
+    async fn run_look(&self) -> io::Result<ChildOutput> {
         let look = Command::new(OWN)
             .args(["update", "--look", "--quiet", "--socket"])
             .arg(&self.socket)
@@ -127,9 +134,9 @@ impl UpdateTimer {
             .env("HTTP_PROXY", &self.proxies.http)
             .env("HTTPS_PROXY", &self.proxies.https)
             .env("NO_PROXY", &self.proxies.no_proxy)
-            .polite()
-            .capture(MAX_SAID_BYTES);
-        child::run(look, Some(LOOK_TIME)).await
+            .kill_by_sigterm()
+            .capture_output(MAX_SAID_BYTES);
+        child::run_command(look, Some(LOOK_TIME)).await
     }
 }
 
@@ -161,11 +168,11 @@ enum UpdateNews {
 }
 
 impl NewsMemory {
-    fn of(&mut self, look: io::Result<ChildOutput>) -> UpdateLookResult {
+    fn take_look_result(&mut self, look: io::Result<ChildOutput>) -> UpdateLookResult {
         let (code, text) = match look {
             Err(e) => (LATER, format!("no look for updates: {e}")),
             Ok(output) => {
-                let code = output.code();
+                let code = output.exit_code();
                 let said = if code == 0 {
                     output.stdout
                 } else {
@@ -257,13 +264,13 @@ mod tests {
             ),
             (output(0, "", ""), false, None),
         ] {
-            let said = told.of(look);
+            let said = told.take_look_result(look);
             assert_eq!((said.again, said.news), (again, news));
             assert!(!said.expired, "{}", said.text);
         }
         let text = "update refused: the channel file expired at 2026-01-01T00:00:00Z";
         for is_first in [true, false] {
-            let said = told.of(output(EXPIRED, "", &format!("error: {text}\n")));
+            let said = told.take_look_result(output(EXPIRED, "", &format!("error: {text}\n")));
             assert!(said.expired && !said.again && said.text == text);
             let news = is_first.then(|| UpdateNews::Refused(text.into()));
             assert_eq!(said.news, news, "told once");
@@ -274,20 +281,22 @@ mod tests {
     fn an_expired_channel_is_a_condition_until_another_look_finds_none() {
         // UPD-01
         let channel = ChannelState::default();
-        let at = WallTime::from_secs;
+        let at = WallTime::from_unix_seconds;
         let shown = |now: i64| {
-            let condition = channel.condition(at(now)).expect("there was a look");
+            let condition = channel
+                .channel_condition(at(now))
+                .expect("there was a look");
             let since = condition.last_transition_time.expect("known");
             (condition.status.to_string(), condition.message, since)
         };
-        assert_eq!(channel.condition(at(1)), None);
+        assert_eq!(channel.channel_condition(at(1)), None);
         for (now, expired, text, status, since) in [
             (10, false, "serial 3 is installed", "False", 10),
             (20, true, "expired", "True", 20),
             (30, true, "expired again", "True", 20),
             (40, false, "serial 4 is installed", "False", 40),
         ] {
-            channel.note(expired, text, at(now));
+            channel.record_look(expired, text, at(now));
             let wanted = (status.to_owned(), text.to_owned(), at(since));
             assert_eq!(shown(now + 5), wanted);
         }

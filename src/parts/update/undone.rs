@@ -15,12 +15,12 @@ use crate::{
 const MAX_NOTE_BYTES: u64 = 1024;
 
 /// Tells it as an event of the node, once.
-pub(super) fn tell(recorder: &EventRecorder) {
+pub(super) fn report_undone_upgrade(recorder: &EventRecorder) {
     let Ok(program) = std::env::current_exe() else {
         return;
     };
-    if let Some(note) = take_note(&program) {
-        recorder.node(
+    if let Some(note) = take_undo_note(&program) {
+        recorder.record_node_event(
             EventSeverity::Warning,
             "UpgradeUndone",
             &format!("Put back, and why: {note}"),
@@ -28,7 +28,7 @@ pub(super) fn tell(recorder: &EventRecorder) {
     }
 }
 
-fn take_note(program: &Path) -> Option<String> {
+fn take_undo_note(program: &Path) -> Option<String> {
     let beside = |end: &str| {
         let mut path = program.as_os_str().to_owned();
         path.push(end);
@@ -60,15 +60,18 @@ mod tests {
         let dir = crate::testing::unused_path("note");
         fs::create_dir_all(&dir).expect("directory");
         let program = dir.join("picolet");
-        assert_eq!(take_note(&program), None);
+        assert_eq!(take_undo_note(&program), None);
         fs::write(dir.join("picolet.back"), "ab 0.2.0 it hung\n").expect("note");
         fs::write(dir.join("picolet.trial"), "").expect("trial");
-        assert_eq!(take_note(&program), None, "the guard is not through");
+        assert_eq!(take_undo_note(&program), None, "the guard is not through");
         fs::remove_file(dir.join("picolet.trial")).expect("removed");
-        assert_eq!(take_note(&program).as_deref(), Some("0.2.0 it hung"));
-        assert_eq!(take_note(&program), None);
+        assert_eq!(take_undo_note(&program).as_deref(), Some("0.2.0 it hung"));
+        assert_eq!(take_undo_note(&program), None);
         fs::write(dir.join("picolet.back"), b"ab 0.2.0 it \xc3").expect("note");
-        assert_eq!(take_note(&program).as_deref(), Some("0.2.0 it \u{fffd}"));
+        assert_eq!(
+            take_undo_note(&program).as_deref(),
+            Some("0.2.0 it \u{fffd}")
+        );
         fs::remove_dir_all(dir).expect("removed");
     }
 }

@@ -20,11 +20,11 @@ use super::{
 use crate::{
     cli::{
         CliError,
-        args::{CliWord, CliWords, unexpected},
+        args::{CliWord, CliWords, unexpected_word},
         client::AgentClient,
-        health, print,
+        health, print_text,
     },
-    logic::update::upgrade::{MAX_PATIENCE_S, MIN_PATIENCE_S, PATIENCE_S, is_older},
+    logic::update::upgrade::{MAX_PATIENCE_S, MIN_PATIENCE_S, PATIENCE_S, is_older_version},
 };
 
 /// Options of an upgrade.
@@ -37,7 +37,7 @@ pub(super) struct UpgradeOptions {
     pub(super) quiet: bool,
 }
 
-pub(super) fn run(mut words: CliWords) -> Result<(), CliError> {
+pub(super) fn run_upgrade(mut words: CliWords) -> Result<(), CliError> {
     let mut asked = UpgradeOptions {
         proof: ReleaseProof::Listed(None),
         restart: None,
@@ -46,23 +46,25 @@ pub(super) fn run(mut words: CliWords) -> Result<(), CliError> {
         quiet: false,
     };
     let (mut given, mut dry_run, mut watch) = (None::<PathBuf>, false, false);
-    while let Some(word) = words.next()? {
+    while let Some(word) = words.next_word()? {
         match word {
-            CliWord::Flag("key") => asked.proof = ReleaseProof::Listed(Some(words.value()?.into())),
-            CliWord::Flag("restart") => asked.restart = Some(words.value()?),
-            CliWord::Flag("wait") => asked.wait_s = patience(words.number("wait")?)?,
-            CliWord::Flag("dry-run") => dry_run = words.switch()?,
-            CliWord::Flag("force") => asked.force = words.switch()?,
-            CliWord::Flag("watch") => watch = words.switch()?,
-            CliWord::Flag("quiet") => asked.quiet = words.switch()?,
+            CliWord::Flag("key") => {
+                asked.proof = ReleaseProof::Listed(Some(words.flag_value()?.into()))
+            }
+            CliWord::Flag("restart") => asked.restart = Some(words.flag_value()?),
+            CliWord::Flag("wait") => asked.wait_s = check_patience(words.number_value("wait")?)?,
+            CliWord::Flag("dry-run") => dry_run = words.switch_value()?,
+            CliWord::Flag("force") => asked.force = words.switch_value()?,
+            CliWord::Flag("watch") => watch = words.switch_value()?,
+            CliWord::Flag("quiet") => asked.quiet = words.switch_value()?,
             CliWord::Value(file) if given.is_none() => given = Some(file.into()),
-            other => return Err(unexpected(other)),
+            other => return Err(unexpected_word(other)),
         }
     }
     must_be_root()?;
     match (watch, given) {
-        (true, None) => resume(asked.quiet),
-        (false, Some(file)) => begin(&words.client(), &asked, &file, dry_run),
+        (true, None) => resume_trial(asked.quiet),
+        (false, Some(file)) => begin_upgrade(&words.agent_client(), &asked, &file, dry_run),
         _ => Err(CliError::new(
             "expected 'picolet upgrade FILE', a program or the tarball of a release",
         )),
@@ -70,7 +72,7 @@ pub(super) fn run(mut words: CliWords) -> Result<(), CliError> {
 }
 
 /// Checks the time that a new program is given: too little is refused, and too much.
-fn patience(seconds: u64) -> Result<u64, CliError> {
+fn check_patience(seconds: u64) -> Result<u64, CliError> {
     if (MIN_PATIENCE_S..=MAX_PATIENCE_S).contains(&seconds) {
         return Ok(seconds);
     }
@@ -80,15 +82,15 @@ fn patience(seconds: u64) -> Result<u64, CliError> {
 }
 
 /// Watches a trial that began earlier: the power failed, or its command was ended.
-fn resume(quiet: bool) -> Result<(), CliError> {
+fn resume_trial(quiet: bool) -> Result<(), CliError> {
     let own = std::env::current_exe().map_err(|e| CliError::new(e.to_string()))?;
-    let places = ProgramPaths::of_old(&own);
-    let file = File::open(&own).map_err(|e| failed("open", &own, &e))?;
+    let places = ProgramPaths::of_old_program(&own);
+    let file = File::open(&own).map_err(|e| file_error("open", &own, &e))?;
     // The process that watches holds this lock.
-    file.lock().map_err(|e| failed("lock", &own, &e))?;
+    file.lock().map_err(|e| file_error("lock", &own, &e))?;
     match switch::read_trial(&places)? {
-        Some(trial) => Ok(told(watch::watch(&places, &trial, quiet)?)?),
-        None => print("no program is on trial\n"),
+        Some(trial) => Ok(report_outcome(watch::watch_trial(&places, &trial, quiet)?)?),
+        None => print_text("no program is on trial\n"),
     }
 }
 
@@ -99,15 +101,17 @@ pub(super) fn must_be_root() -> Result<(), CliError> {
     Err(CliError::new("must run as root: it replaces the program"))
 }
 
-fn begin(
+fn begin_upgrade(
     client: &AgentClient,
     asked: &UpgradeOptions,
     file: &Path,
     dry_run: bool,
 ) -> Result<(), CliError> {
-    match prepare(RunningAgent::find(client)?, asked, file)? {
-        None => print("nothing to change: this program is installed\n"),
-        Some(staged) if dry_run => print(&format!("picolet {} can take over\n", staged.version)),
+    match stage_and_check(RunningAgent::find(client)?, asked, file)? {
+        None => print_text("nothing to change: this program is installed\n"),
+        Some(staged) if dry_run => {
+            print_text(&format!("picolet {} can take over\n", staged.version))
+        }
         Some(staged) => Ok(staged.take_over(asked)?),
     }
 }
@@ -161,20 +165,20 @@ impl Drop for StagedProgram {
 }
 
 /// Stages the program and checks that it may take over. `None`: it is the one that is installed.
-pub(super) fn prepare(
+pub(super) fn stage_and_check(
     running: RunningAgent,
     asked: &UpgradeOptions,
     file: &Path,
 ) -> Result<Option<StagedProgram>, TakeoverFailure> {
-    let places = ProgramPaths::of(&running.program);
-    places.has_guard()?;
-    let lock = File::open(&places.program).map_err(|e| failed("open", &places.program, &e))?;
+    let places = ProgramPaths::of_program(&running.program);
+    places.check_guard()?;
+    let lock = File::open(&places.program).map_err(|e| file_error("open", &places.program, &e))?;
     if lock.try_lock().is_err() || switch::read_trial(&places)?.is_some() {
-        return Err(busy(&places).into());
+        return Err(trial_under_way_error(&places).into());
     }
     let restart = match &asked.restart {
         Some(command) => command.clone(),
-        None => running.service()?,
+        None => running.find_restart_command()?,
     };
     let mut staged = StagedProgram {
         running,
@@ -184,8 +188,8 @@ pub(super) fn prepare(
         restart,
         _lock: lock,
     };
-    release::stage(file, &asked.proof, &staged.places)?;
-    let found = inspect(&staged.places, &staged.running, asked.force)?;
+    release::stage_program(file, &asked.proof, &staged.places)?;
+    let found = inspect_staged(&staged.places, &staged.running, asked.force)?;
     Ok(found.map(|(version, sum)| {
         (staged.version, staged.sum) = (version, sum);
         staged
@@ -193,10 +197,10 @@ pub(super) fn prepare(
 }
 
 /// Makes the error of a program that is on trial already. Its upgrade may have been killed.
-pub(super) fn busy(places: &ProgramPaths) -> CliError {
+pub(super) fn trial_under_way_error(places: &ProgramPaths) -> CliError {
     CliError::new(format!(
         "another upgrade is under way: wait some minutes for its end; if nobody watches it: {} upgrade --watch",
-        places.old().display()
+        places.old_path().display()
     ))
 }
 
@@ -206,40 +210,45 @@ impl StagedProgram {
         let Self {
             running, places, ..
         } = &self;
-        let trial = running.trial(&self.version, self.restart.clone(), asked.wait_s, places)?;
-        switch::switch(places, &trial).map_err(|e| failed("replace", &places.program, &e))?;
+        let trial =
+            running.make_trial(&self.version, self.restart.clone(), asked.wait_s, places)?;
+        switch::switch_program(places, &trial)
+            .map_err(|e| file_error("replace", &places.program, &e))?;
         // A closed standard output must not prevent the restart.
-        let _ = print(&format!("picolet {} is on trial\n", self.version));
-        if let Err(e) = running::restart(&trial) {
-            if running.still_runs(&places.old()) {
+        let _ = print_text(&format!("picolet {} is on trial\n", self.version));
+        if let Err(e) = running::restart_agent(&trial) {
+            if running.still_runs(&places.old_path()) {
                 // Without a restart no start would be counted: the trial would never end.
-                switch::undo(places).map_err(|_| running::by_hand(&e))?;
-                let why = format!("{}: the old program is in its place again", e.bare());
+                switch::undo_switch(places).map_err(|_| running::restart_by_hand_error(&e))?;
+                let why = format!(
+                    "{}: the old program is in its place again",
+                    e.bare_message()
+                );
                 return Err(TakeoverFailure::lasting(why));
             }
             // The old agent has ended at least. The watch sees the rest.
-            let _ = print(&format!("{}\n", e.bare()));
+            let _ = print_text(&format!("{}\n", e.bare_message()));
         }
-        told(watch::watch(places, &trial, asked.quiet)?)
+        report_outcome(watch::watch_trial(places, &trial, asked.quiet)?)
     }
 }
 
 /// Returns version and sum of the staged program, if it may take over. `None`: it is the one that is installed.
-fn inspect(
+fn inspect_staged(
     places: &ProgramPaths,
     running: &RunningAgent,
     force: bool,
 ) -> Result<Option<(String, String)>, TakeoverFailure> {
-    release::fits(places)?;
-    let sum = release::sum(&places.staged())?;
-    if sum == release::sum(&places.program)? {
+    release::check_processor_kind(places)?;
+    let sum = release::compute_sha256(&places.staged_path())?;
+    if sum == release::compute_sha256(&places.program)? {
         return Ok(None);
     }
-    let version = running::version(&places.staged())?;
+    let version = running::ask_program_version(&places.staged_path())?;
     if !force {
         may_be_tried(places, running, &version, &sum)?;
     }
-    let before = running.findings(&places.program)?.checks;
+    let before = running.run_check(&places.program)?.checks;
     let is_new = |found: &&CheckReportFinding| {
         let is_error =
             |other: &CheckReportFinding| other.name == found.name && other.level == "error";
@@ -247,7 +256,7 @@ fn inspect(
         let counts = !force || found.name == "records";
         counts && found.level == "error" && !before.iter().any(is_error)
     };
-    let after = running.findings(&places.staged())?.checks;
+    let after = running.run_check(&places.staged_path())?.checks;
     match after.iter().find(is_new) {
         Some(CheckReportFinding { name, message, .. }) => Err(TakeoverFailure::lasting(format!(
             "picolet {version} could not run pods here: {name}: {message}"
@@ -263,18 +272,18 @@ fn may_be_tried(
     version: &str,
     sum: &str,
 ) -> Result<(), TakeoverFailure> {
-    if let Some(why) = switch::bad(places, sum) {
+    if let Some(why) = switch::read_put_back_reason(places, sum) {
         return Err(TakeoverFailure::lasting(format!(
             "this program was put back before: {why} (--force tries it again)"
         )));
     }
-    if is_older(version, crate::VERSION) {
+    if is_older_version(version, crate::VERSION) {
         return Err(TakeoverFailure::lasting(format!(
             "it is {version}, older than {} (--force takes it, if it reads what this one wrote)",
             crate::VERSION
         )));
     }
-    health::look(&running.client).map(drop).map_err(|e| {
+    health::check_health(&running.client).map(drop).map_err(|e| {
         CliError::new(format!(
             "the agent that runs now is not healthy, so the new one cannot be judged. Repair it first, or use --force: {e}"
         ))
@@ -282,18 +291,18 @@ fn may_be_tried(
     })
 }
 
-fn told(outcome: TrialOutcome) -> Result<(), TakeoverFailure> {
+fn report_outcome(outcome: TrialOutcome) -> Result<(), TakeoverFailure> {
     match outcome {
-        TrialOutcome::Stays(version) => {
-            Ok(print(&format!("picolet {version} is healthy and stays\n"))?)
-        }
+        TrialOutcome::Stays(version) => Ok(print_text(&format!(
+            "picolet {version} is healthy and stays\n"
+        ))?),
         TrialOutcome::Back(why) => Err(TakeoverFailure::lasting(format!(
             "the old program is back: {why}"
         ))),
     }
 }
 
-pub(super) fn failed(what: &str, path: &Path, e: &io::Error) -> CliError {
+pub(super) fn file_error(what: &str, path: &Path, e: &io::Error) -> CliError {
     CliError::new(format!("cannot {what} {}: {e}", path.display()))
 }
 
@@ -305,10 +314,10 @@ mod tests {
     fn a_new_program_gets_time() {
         // PKG-21
         for seconds in [20, PATIENCE_S, 3600] {
-            assert_eq!(patience(seconds).expect("enough"), seconds);
+            assert_eq!(check_patience(seconds).expect("enough"), seconds);
         }
         for seconds in [0, 1, 19, 3601, u64::MAX] {
-            let said = patience(seconds).expect_err("refused").to_string();
+            let said = check_patience(seconds).expect_err("refused").to_string();
             assert!(
                 said.contains("must be between 20 and 3600 seconds"),
                 "{said}"

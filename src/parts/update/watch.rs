@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::{
     running::{self, PATH, RunningAgent},
     switch::{self, ProgramPaths},
-    upgrade::failed,
+    upgrade::file_error,
 };
 use crate::{
     cli::{
@@ -48,13 +48,13 @@ pub(super) enum TrialOutcome {
 
 /// Watches a trial to its end. That comes at the latest some looks and [`crate::logic::update::upgrade::LINK_GRACE`] after the
 /// time that the program has.
-pub(super) fn watch(
+pub(super) fn watch_trial(
     places: &ProgramPaths,
     trial: &UpgradeTrial,
     quiet: bool,
 ) -> Result<TrialOutcome, CliError> {
     let client = AgentClient::new(Path::new(&trial.socket)).with_patience(LOOK_PATIENCE);
-    let begun = clock::mono();
+    let begun = clock::mono_now();
     let mut gate = TrialJudge::new(trial, begun);
     let mut progress = ProgressDisplay::new(&format!("picolet {}", trial.version), quiet);
     let boot = proc::boot_id().unwrap_or_default();
@@ -62,59 +62,60 @@ pub(super) fn watch(
     loop {
         if switch::read_trial(places)?.is_none() {
             let version = &trial.version;
-            if !switch::is_same(&places.program, &places.old()) {
+            if !switch::is_same_file(&places.program, &places.old_path()) {
                 return Ok(TrialOutcome::Stays(version.clone()));
             }
             // The guard has put the old program back: no starts were left. On a full disk it leaves no note.
-            let why = switch::bad(places, &trial.sum);
+            let why = switch::read_put_back_reason(places, &trial.sum);
             let why = why.unwrap_or_else(|| format!("{version} it did not become healthy"));
             return Ok(TrialOutcome::Back(why));
         }
-        let look = look(places, trial, &client, &boot);
-        let reason = match gate.judge(look, clock::mono()) {
+        let look = look_at_trial(places, trial, &client, &boot);
+        let reason = match gate.judge_look(look, clock::mono_now()) {
             TrialVerdict::Wait => {
-                progress.show(TransferProgress {
+                progress.show_step(TransferProgress {
                     stage: "on trial",
-                    done: (clock::mono() - begun).as_secs().min(trial.patience_s),
+                    done: (clock::mono_now() - begun).as_secs().min(trial.patience_s),
                     all: trial.patience_s,
                     parts: "seconds at most",
                     bytes: None,
                 });
-                health::pause();
+                health::wait_for_next_look();
                 continue;
             }
             TrialVerdict::AskApiserver if is_at_fault(&client, Path::new(OWN)) => {
-                gate.blame(clock::mono());
+                gate.blame_program(clock::mono_now());
                 continue;
             }
             TrialVerdict::Stay | TrialVerdict::AskApiserver => {
-                switch::end_trial(places).map_err(|e| failed("remove", &places.trial(), &e))?;
+                switch::end_trial(places)
+                    .map_err(|e| file_error("remove", &places.trial_path(), &e))?;
                 return Ok(TrialOutcome::Stays(trial.version.clone()));
             }
             TrialVerdict::Back(reason) => reason,
         };
         put_back(places, &reason)?;
-        running::restart(trial).map_err(|e| running::by_hand(&e))?;
+        running::restart_agent(trial).map_err(|e| running::restart_by_hand_error(&e))?;
         return Ok(TrialOutcome::Back(format!("{} {reason}", trial.version)));
     }
 }
 
-fn look(
+fn look_at_trial(
     places: &ProgramPaths,
     trial: &UpgradeTrial,
     client: &AgentClient,
     boot: &str,
 ) -> TrialLook {
     let mut look = TrialLook::default();
-    let health = match health::look(client) {
+    let health = match health::check_health(client) {
         Ok(health) => health,
         Err(e) => {
-            look.trouble = Some(e.bare().to_owned());
+            look.trouble = Some(e.bare_message().to_owned());
             return look;
         }
     };
     let exe = PathBuf::from(format!("/proc/{}/exe", health.pid));
-    if !switch::is_same(&exe, &places.program) {
+    if !switch::is_same_file(&exe, &places.program) {
         look.trouble = Some("another program runs".into());
         return look;
     }
@@ -123,12 +124,12 @@ fn look(
     };
     look.answered = health.apiserver.as_ref().is_some_and(answered);
     look.pid = Some(health.pid);
-    match client.json("GET", "/pods") {
+    match client.request_json("GET", "/pods") {
         Ok(pods) => look.pods = uids(&pods),
-        Err(e) => look.trouble = Some(e.bare().to_owned()),
+        Err(e) => look.trouble = Some(e.bare_message().to_owned()),
     }
     if boot == trial.boot {
-        look.gone = gone(trial, client);
+        look.gone = list_gone_containers(trial, client);
     }
     look
 }
@@ -144,7 +145,7 @@ fn uids(pods: &Value) -> Vec<(String, bool)> {
 }
 
 /// Lists the remembered containers whose processes are gone.
-fn gone(trial: &UpgradeTrial, client: &AgentClient) -> Vec<EndedContainer> {
+fn list_gone_containers(trial: &UpgradeTrial, client: &AgentClient) -> Vec<EndedContainer> {
     let ended = trial
         .kept
         .iter()
@@ -153,7 +154,7 @@ fn gone(trial: &UpgradeTrial, client: &AgentClient) -> Vec<EndedContainer> {
     if ended.is_empty() {
         return Vec::new();
     }
-    let events = client.json("GET", "/events").unwrap_or_default();
+    let events = client.request_json("GET", "/events").unwrap_or_default();
     let was_killed = |pod: &str| {
         let mut events = events["items"].as_array().into_iter().flatten();
         events.any(|e| e["reason"] == "Killing" && e["involvedObject"]["uid"] == pod)
@@ -164,7 +165,7 @@ fn gone(trial: &UpgradeTrial, client: &AgentClient) -> Vec<EndedContainer> {
         .map(|kept| {
             let exit = shim::read_exit(&dir.join(&kept.id)).ok().flatten();
             let by_itself = exit.is_some_and(|exit| {
-                exit.known && upgrade::ends_by_itself(exit.code, exit.oom_killed())
+                exit.known && upgrade::ends_by_itself(exit.code, exit.was_oom_killed())
             });
             EndedContainer {
                 id: kept.id.clone(),
@@ -178,20 +179,20 @@ fn gone(trial: &UpgradeTrial, client: &AgentClient) -> Vec<EndedContainer> {
 /// Returns true if the program `own` reaches the apiserver, which the one on trial does not. If that cannot be told,
 /// the apiserver is taken for out of reach.
 fn is_at_fault(client: &AgentClient, own: &Path) -> bool {
-    let found = RunningAgent::find(client).and_then(|running| Ok(running.findings(own)?));
+    let found = RunningAgent::find(client).and_then(|running| Ok(running.run_check(own)?));
     // The level of the check would not do: it tells of a wrong clock, too.
     found.is_ok_and(|found| found.apiserver_answers == Some(true))
 }
 
 fn put_back(places: &ProgramPaths, reason: &str) -> Result<(), CliError> {
     let guard = Command::new("/bin/sh")
-        .arg(places.guard())
+        .arg(places.guard_path())
         .arg("--back")
         .arg(&places.program)
         .arg(reason.replace('\n', " "))
         .env("PATH", PATH)
-        .capture(4096);
-    let done = smol::block_on(child::run(guard, Some(BACK_TIMEOUT)));
+        .capture_output(4096);
+    let done = smol::block_on(child::run_command(guard, Some(BACK_TIMEOUT)));
     let why = match done {
         Ok(done) if done.status.success() => return Ok(()),
         Ok(done) => String::from_utf8_lossy(&done.stderr).trim().to_owned(),
@@ -199,7 +200,7 @@ fn put_back(places: &ProgramPaths, reason: &str) -> Result<(), CliError> {
     };
     Err(CliError::new(format!(
         "cannot put the old program back, which is {}: {why} ({reason})",
-        places.old().display()
+        places.old_path().display()
     )))
 }
 

@@ -38,7 +38,8 @@ impl ProbeConnection {
         if !url.https {
             return Ok(Self::Plain(socket));
         }
-        let wrong = |e: io::Error| ProbeRequestError::Peer(format!("tls: {}", dial::text(&e)));
+        let wrong =
+            |e: io::Error| ProbeRequestError::Peer(format!("tls: {}", dial::go_error_text(&e)));
         let mut tls = TlsConnection::new(prober, url.host(), socket).map_err(wrong)?;
         match tls.handshake().await {
             Ok(()) => Ok(Self::Tls(Box::new(tls))),
@@ -91,7 +92,7 @@ impl IncomingAnswer {
     }
 
     /// Reads some more. None at the end, or when it has come in too many pieces.
-    async fn more(&mut self) -> io::Result<usize> {
+    async fn read_more(&mut self) -> io::Result<usize> {
         self.pieces += 1;
         if self.pieces > MAX_PIECES {
             return Ok(0);
@@ -105,12 +106,12 @@ impl IncomingAnswer {
     }
 
     /// Reads the head of the final answer.
-    pub(super) async fn head(&mut self) -> Result<ProbeAnswerHead, ProbeRequestError> {
+    pub(super) async fn read_head(&mut self) -> Result<ProbeAnswerHead, ProbeRequestError> {
         let mut looked_at = 0;
         // Bounded: each round takes a head from what was read, or reads one of MAX_PIECES in a turn of its own.
         loop {
-            if has_end(&self.bytes, looked_at)
-                && let Some((head, len)) = parse(&self.bytes)?
+            if has_head_end(&self.bytes, looked_at)
+                && let Some((head, len)) = parse_head(&self.bytes)?
             {
                 self.bytes.drain(..len);
                 if (100..200).contains(&head.code) && head.code != 101 {
@@ -124,7 +125,7 @@ impl IncomingAnswer {
                 let text = format!("the head of the answer is longer than {MAX_HEAD_BYTES} bytes");
                 return Err(ProbeRequestError::Peer(text));
             }
-            let len = self.more().await.map_err(|e| broken(&e))?;
+            let len = self.read_more().await.map_err(|e| read_error(&e))?;
             if len == 0 {
                 let text = if self.pieces > MAX_PIECES {
                     "the answer comes in too many pieces"
@@ -139,42 +140,42 @@ impl IncomingAnswer {
     }
 
     /// Reads the body as far as it is read at all. Errors: it ends before its end, or is not one.
-    pub(super) async fn body(
+    pub(super) async fn read_body(
         &mut self,
         head: &ProbeAnswerHead,
     ) -> Result<Vec<u8>, ProbeRequestError> {
         let mut body = ProbeAnswerBody::new(head.body);
         // Bounded: each round reads one of MAX_PIECES in a turn of its own.
         loop {
-            let done = body.take(&self.bytes)?;
+            let done = body.take_bytes(&self.bytes)?;
             self.bytes.clear();
             if done {
                 return Ok(body.text);
             }
-            match self.more().await {
+            match self.read_more().await {
                 Ok(0) if self.pieces > MAX_PIECES || head.body == BodyFraming::ToEnd => {
                     return Ok(body.text);
                 }
                 Ok(0) => return Err(ProbeRequestError::Peer("unexpected EOF".into())),
                 Ok(_) => {}
-                Err(e) => return Err(broken(&e)),
+                Err(e) => return Err(read_error(&e)),
             }
         }
     }
 }
 
-fn broken(error: &io::Error) -> ProbeRequestError {
-    ProbeRequestError::Peer(format!("read tcp: read: {}", dial::text(error)))
+fn read_error(error: &io::Error) -> ProbeRequestError {
+    ProbeRequestError::Peer(format!("read tcp: read: {}", dial::go_error_text(error)))
 }
 
 /// Returns true if an empty line ends in the bytes after `from`.
-fn has_end(bytes: &[u8], from: usize) -> bool {
+fn has_head_end(bytes: &[u8], from: usize) -> bool {
     let tail = &bytes[from.saturating_sub(3).min(bytes.len())..];
     tail.windows(2).any(|w| w == b"\n\n") || tail.windows(3).any(|w| w == b"\n\r\n")
 }
 
 /// Reads a head and its length. Errors: it is none.
-fn parse(bytes: &[u8]) -> Result<Option<(ProbeAnswerHead, usize)>, ProbeRequestError> {
+fn parse_head(bytes: &[u8]) -> Result<Option<(ProbeAnswerHead, usize)>, ProbeRequestError> {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let response = match ResponseHead::parse(bytes, &mut headers) {
         Ok(Some(response)) => response,
@@ -190,10 +191,10 @@ fn parse(bytes: &[u8]) -> Result<Option<(ProbeAnswerHead, usize)>, ProbeRequestE
             return Err(ProbeRequestError::Peer(text));
         }
     };
-    let body = response.framing();
+    let body = response.body_framing();
     let head = ProbeAnswerHead {
         code: response.status,
-        location: response.value("location").filter(|l| !l.is_empty()),
+        location: response.header_value("location").filter(|l| !l.is_empty()),
         body: body.map_err(|e| ProbeRequestError::Peer(e.to_string()))?,
     };
     Ok(Some((head, response.length)))
@@ -217,7 +218,7 @@ impl ProbeAnswerBody {
     }
 
     /// Takes what came in. Returns whether that is all.
-    fn take(&mut self, mut bytes: &[u8]) -> Result<bool, ProbeRequestError> {
+    fn take_bytes(&mut self, mut bytes: &[u8]) -> Result<bool, ProbeRequestError> {
         // Bounded: each round takes some of `bytes`.
         loop {
             let piece = self.framing.next_piece(&mut bytes);
@@ -238,7 +239,7 @@ mod tests {
 
     #[test]
     fn heads() {
-        let parsed = |text: &str| parse(text.as_bytes()).map(|h| h.map(|(head, _)| head));
+        let parsed = |text: &str| parse_head(text.as_bytes()).map(|h| h.map(|(head, _)| head));
         let head = |code, body| {
             Ok(Some(ProbeAnswerHead {
                 code,
@@ -280,7 +281,7 @@ mod tests {
             "a: b\r\n".repeat(MAX_HEADERS + 1)
         );
         assert!(parsed(&many).is_err());
-        let ends = |text: &str, from| has_end(text.as_bytes(), from);
+        let ends = |text: &str, from| has_head_end(text.as_bytes(), from);
         assert!(ends("a\r\n\r\n", 0) && ends("a\r\n\r\n", 4) && ends("a\n\n", 2));
         assert!(!ends("a\r\n\r", 0) && !ends("a\nb\n", 3) && !ends("", 0));
     }
@@ -290,11 +291,11 @@ mod tests {
         // PROBE-30
         for framing in [BodyFraming::ToEnd, BodyFraming::Length(1 << 40)] {
             let mut body = ProbeAnswerBody::new(framing);
-            assert_eq!(body.take(&[b'x'; MAX_BODY_BYTES - 1]), Ok(false));
-            assert_eq!(body.take(b"x"), Ok(true), "more is not read");
+            assert_eq!(body.take_bytes(&[b'x'; MAX_BODY_BYTES - 1]), Ok(false));
+            assert_eq!(body.take_bytes(b"x"), Ok(true), "more is not read");
             assert_eq!(body.text.len(), MAX_TEXT_BYTES);
         }
-        let body = ProbeAnswerBody::new(BodyFraming::CHUNKED).take(b"x\r\n");
+        let body = ProbeAnswerBody::new(BodyFraming::CHUNKED).take_bytes(b"x\r\n");
         let wrong = ProbeRequestError::Peer("invalid byte in chunk length".into());
         assert_eq!(body, Err(wrong));
     }

@@ -19,7 +19,7 @@ use crate::net::Url;
 const MAX_REDIRECTS: usize = 10;
 
 /// Probes once.
-pub(super) async fn probe(
+pub(super) async fn probe_http(
     prober: &Prober,
     get: &HttpGet,
     ip: Option<IpAddr>,
@@ -27,8 +27,8 @@ pub(super) async fn probe(
 ) -> ProbeAnswer {
     let state = HttpGetProgress::new(get, ip);
     let ask = async {
-        match fetch(prober, get, ip, "probe", &state).await {
-            Ok(answer) => judge(&answer),
+        match fetch_with_redirects(prober, get, ip, "probe", &state).await {
+            Ok(answer) => judge_response(&answer),
             Err(e) if state.in_body.get() => ProbeAnswer::Error(e.to_string()),
             Err(e) => ProbeAnswer::Failure(state.unanswered(e).to_string()),
         }
@@ -52,7 +52,7 @@ pub(super) async fn probe(
     future::or(ask, late).await
 }
 
-fn judge(answer: &ProbeResponse) -> ProbeAnswer {
+fn judge_response(answer: &ProbeResponse) -> ProbeAnswer {
     match answer.code {
         200..300 => ProbeAnswer::Success,
         300..400 => ProbeAnswer::Warning(format!(
@@ -76,13 +76,13 @@ pub enum HookOutcome {
 /// asked once more in plain text, without credentials.
 ///
 /// - Errors: the reason why there was no answer.
-pub async fn hook(
+pub async fn run_http_hook(
     prober: &Prober,
     get: &HttpGet,
     ip: Option<IpAddr>,
 ) -> Result<HookOutcome, UnansweredRequest> {
     let state = HttpGetProgress::new(get, ip);
-    match fetch(prober, get, ip, "lifecycle", &state).await {
+    match fetch_with_redirects(prober, get, ip, "lifecycle", &state).await {
         Ok(_) => Ok(HookOutcome::Answered),
         Err(_) if state.in_body.get() => Ok(HookOutcome::Answered),
         Err(ProbeRequestError::PlainHttp) => {
@@ -94,12 +94,12 @@ pub async fn hook(
                 ..get.clone()
             };
             let again = HttpGetProgress::new(&plain, ip);
-            match fetch(prober, &plain, ip, "lifecycle", &again).await {
+            match fetch_with_redirects(prober, &plain, ip, "lifecycle", &again).await {
                 // As upstream: the first error is the one that is told.
                 Err(_) if !again.in_body.get() => {
                     Err(state.unanswered(ProbeRequestError::PlainHttp))
                 }
-                _ => Ok(HookOutcome::InPlainText(dial::shown(
+                _ => Ok(HookOutcome::InPlainText(dial::host_and_port(
                     &get.host, ip, get.port,
                 ))),
             }
@@ -111,7 +111,7 @@ pub async fn hook(
 /// Makes path and query of a request from the text of a pod's author (PROBE-31): unchanged where the text is a path of
 /// a URL, with `%` and two digits elsewhere. Text that no URL can be is a path to its last character.
 #[must_use]
-pub fn target(path: &str) -> String {
+pub fn request_target(path: &str) -> String {
     let plain = path.split('#').next().unwrap_or("");
     let is_url = is_url(plain);
     let mut rest = if is_url { plain } else { path };
@@ -173,7 +173,7 @@ struct HttpGetProgress {
 impl HttpGetProgress {
     fn new(get: &HttpGet, ip: Option<IpAddr>) -> Self {
         Self {
-            url: Cell::new(url_of(get, ip).to_string()),
+            url: Cell::new(request_url(get, ip).to_string()),
             in_body: Cell::new(false),
         }
     }
@@ -185,36 +185,36 @@ impl HttpGetProgress {
     }
 }
 
-fn url_of(get: &HttpGet, ip: Option<IpAddr>) -> Url {
+fn request_url(get: &HttpGet, ip: Option<IpAddr>) -> Url {
     Url {
         https: get.https,
-        authority: dial::shown(&get.host, ip, get.port),
+        authority: dial::host_and_port(&get.host, ip, get.port),
         path: get.target.to_string(),
     }
 }
 
-async fn fetch(
+async fn fetch_with_redirects(
     prober: &Prober,
     get: &HttpGet,
     ip: Option<IpAddr>,
     purpose: &str,
     state: &HttpGetProgress,
 ) -> Result<ProbeResponse, ProbeRequestError> {
-    let mut url = url_of(get, ip);
+    let mut url = request_url(get, ip);
     let asked = url.host().to_owned();
-    let mut own_host = headers(get, "host").next().filter(|h| !h.is_empty());
+    let mut own_host = header_values(get, "host").next().filter(|h| !h.is_empty());
     // Bounded: by MAX_REDIRECTS.
     for redirects in 0.. {
-        let socket = dial::connect(prober, &get.host, ip, url.port()).await?;
+        let socket = dial::connect_to_host(prober, &get.host, ip, url.port()).await?;
         let mut stream = ProbeConnection::open(prober, &url, socket).await?;
-        let head = head_of(get, purpose, &url, own_host)?;
+        let head = request_head(get, purpose, &url, own_host)?;
         stream.write_all(head.as_bytes()).await.map_err(|e| {
-            ProbeRequestError::Peer(format!("write tcp: write: {}", dial::text(&e)))
+            ProbeRequestError::Peer(format!("write tcp: write: {}", dial::go_error_text(&e)))
         })?;
         let mut answer = IncomingAnswer::new(stream);
-        let head = answer.head().await?;
+        let head = answer.read_head().await?;
         if let (301..=303 | 307 | 308, Some(location)) = (head.code, &head.location) {
-            let next = url.join(location).map_err(|e| {
+            let next = url.resolve_location(location).map_err(|e| {
                 ProbeRequestError::Peer(format!(
                     "failed to parse Location header {location:?}: {e}"
                 ))
@@ -233,7 +233,7 @@ async fn fetch(
             }
         }
         state.in_body.set(true);
-        let body = answer.body(&head).await?;
+        let body = answer.read_body(&head).await?;
         return Ok(ProbeResponse {
             code: head.code,
             body,
@@ -242,7 +242,7 @@ async fn fetch(
     Err(ProbeRequestError::Peer("stopped".into()))
 }
 
-fn headers<'a>(get: &'a HttpGet, name: &'a str) -> impl Iterator<Item = &'a str> {
+fn header_values<'a>(get: &'a HttpGet, name: &'a str) -> impl Iterator<Item = &'a str> {
     let named = get.headers.iter();
     named
         .filter(move |(n, _)| n.eq_ignore_ascii_case(name))
@@ -259,7 +259,7 @@ const OWN_HEADERS: [&str; 6] = [
     "trailer",
 ];
 
-fn head_of(
+fn request_head(
     get: &HttpGet,
     purpose: &str,
     url: &Url,
@@ -280,12 +280,12 @@ fn head_of(
         Ok(())
     };
     line("Host", own_host.unwrap_or(&url.authority))?;
-    match headers(get, "user-agent").next() {
+    match header_values(get, "user-agent").next() {
         None => line("User-Agent", &format!("kube-{purpose}/{VERSION}"))?,
         Some("") => {}
         Some(agent) => line("User-Agent", agent)?,
     }
-    let mut accepts = headers(get, "accept").peekable();
+    let mut accepts = header_values(get, "accept").peekable();
     match accepts.peek() {
         None => line("Accept", "*/*")?,
         // Explicitly none.
@@ -328,7 +328,7 @@ mod tests {
             ("/a\r\nX: y", "/a%0D%0AX:%20y"),
             ("/%", "/%25"),
         ] {
-            assert_eq!(target(path), want, "{path:?}");
+            assert_eq!(request_target(path), want, "{path:?}");
         }
     }
 
@@ -351,9 +351,9 @@ mod tests {
         let ip = "10.0.0.1".parse().ok();
         let head = |headers: &[(&str, &str)]| {
             let get = get(headers);
-            let host = super::headers(&get, "host").next();
+            let host = header_values(&get, "host").next();
             let host = host.filter(|h| !h.is_empty());
-            head_of(&get, "probe", &url_of(&get, ip), host)
+            request_head(&get, "probe", &request_url(&get, ip), host)
         };
         let lines = |parts: &[&str]| {
             let mut text = "GET /p HTTP/1.1\r\n".to_owned();
@@ -405,7 +405,7 @@ mod tests {
         ] {
             assert_eq!(head(headers), want, "{headers:?}");
         }
-        let six = url_of(&get(&[]), "fd00::1".parse().ok());
+        let six = request_url(&get(&[]), "fd00::1".parse().ok());
         assert_eq!(six.to_string(), "http://[fd00::1]:80/p");
     }
 }

@@ -107,8 +107,8 @@ pub enum AppArmorError {
 /// Our profile's name if it is loaded or [`PARSER`] is there to load it. For `check`, which changes nothing.
 #[must_use]
 pub fn obtainable_default() -> Option<&'static str> {
-    let loaded = mode(&loaded(), DEFAULT_PROFILE).is_some();
-    (loaded || program::search(PARSER).is_some()).then_some(DEFAULT_PROFILE)
+    let loaded = parse_profile_mode(&read_loaded_profiles(), DEFAULT_PROFILE).is_some();
+    (loaded || program::search_usual_dirs(PARSER).is_some()).then_some(DEFAULT_PROFILE)
 }
 
 /// The profiles of this machine.
@@ -131,7 +131,7 @@ impl AppArmor {
 
     /// Loads our profile if it is not loaded, and logs a mode that does not hold containers. Returns no error: a
     /// container that asks for the profile gets it.
-    pub(super) async fn prepare(&self) {
+    pub(super) async fn prepare_default_profile(&self) {
         if !self.enforced {
             log::info!("AppArmor is not enabled on this machine: containers run without a profile");
             return;
@@ -149,7 +149,7 @@ impl AppArmor {
     /// The profile that stands for the default in `security`'s container, empty if there is none.
     ///
     /// - Errors: the container names a profile that is not loaded, or asks for ours and it cannot be loaded.
-    pub(super) async fn default_for(
+    pub(super) async fn default_profile_for(
         &self,
         security: &LinuxSecurity,
     ) -> Result<&'static str, AppArmorError> {
@@ -158,7 +158,11 @@ impl AppArmor {
         }
         match &security.apparmor {
             SecurityProfile::Unconfined => Ok(""),
-            SecurityProfile::Localhost(name) if mode(&loaded(), name).is_some() => Ok(""),
+            SecurityProfile::Localhost(name)
+                if parse_profile_mode(&read_loaded_profiles(), name).is_some() =>
+            {
+                Ok("")
+            }
             SecurityProfile::Localhost(name) => Err(AppArmorError::NotLoaded(name.clone())),
             SecurityProfile::RuntimeDefault => self.ensure_default().await.map(|_| DEFAULT_PROFILE),
             SecurityProfile::Unset => {
@@ -170,7 +174,7 @@ impl AppArmor {
 
     /// Loads our profile if it is not loaded and returns its mode.
     async fn ensure_default(&self) -> Result<String, AppArmorError> {
-        let found = mode(&loaded(), DEFAULT_PROFILE);
+        let found = parse_profile_mode(&read_loaded_profiles(), DEFAULT_PROFILE);
         if let Some(mode) = found {
             return Ok(mode);
         }
@@ -179,7 +183,7 @@ impl AppArmor {
         if let Some(error @ AppArmorError::Parser(_)) = before {
             return Err(error);
         }
-        let result = load().await;
+        let result = load_default_profile().await;
         if let Err(error) = &result
             && before.as_ref() != Some(error)
         {
@@ -195,8 +199,8 @@ impl AppArmor {
 }
 
 /// Compiles our profile and hands it to the kernel.
-async fn load() -> Result<(), AppArmorError> {
-    let parser = program::search(PARSER).ok_or(AppArmorError::NoParser)?;
+async fn load_default_profile() -> Result<(), AppArmorError> {
+    let parser = program::search_usual_dirs(PARSER).ok_or(AppArmorError::NoParser)?;
     let failed = AppArmorError::Parser;
     // No cache (`K`): it would be a file to keep in order for one profile a boot. `r`: another agent may be first.
     let command = Command::new(parser)
@@ -204,8 +208,8 @@ async fn load() -> Result<(), AppArmorError> {
         .stdin(ChildInput::Bytes(
             TEXT.replace("NAME", DEFAULT_PROFILE).into_bytes(),
         ))
-        .capture(PARSER_OUTPUT);
-    let output = child::run(command, Some(PARSER_TIMEOUT))
+        .capture_output(PARSER_OUTPUT);
+    let output = child::run_command(command, Some(PARSER_TIMEOUT))
         .await
         .map_err(|e| failed(e.to_string()))?;
     if output.status.success() {
@@ -220,21 +224,21 @@ async fn load() -> Result<(), AppArmorError> {
 }
 
 /// Our profiles that are loaded and hold no process: another agent's containers keep theirs.
-pub fn unloadable() -> impl Iterator<Item = String> {
-    unloadable_of(&loaded(), Path::new("/proc")).into_iter()
+pub fn unloadable_profiles() -> impl Iterator<Item = String> {
+    filter_unloadable(&read_loaded_profiles(), Path::new("/proc")).into_iter()
 }
 
 /// Unloads our free profiles (reset).
 ///
 /// Errors: the kernel's, of the first that could not be unloaded.
-pub fn unload() -> io::Result<()> {
-    for name in unloadable() {
+pub fn unload_free_profiles() -> io::Result<()> {
+    for name in unloadable_profiles() {
         fs::write(Path::new(KERNEL).join(".remove"), name)?;
     }
     Ok(())
 }
 
-fn unloadable_of(loaded: &str, proc: &Path) -> Vec<String> {
+fn filter_unloadable(loaded: &str, proc: &Path) -> Vec<String> {
     let ours = |line: &str| {
         let (name, _) = line.rsplit_once(" (")?;
         let number = name.strip_prefix(FAMILY)?;
@@ -255,14 +259,14 @@ fn unloadable_of(loaded: &str, proc: &Path) -> Vec<String> {
 }
 
 /// The kernel's list; empty if it cannot be read, for then no profile can be used either.
-fn loaded() -> String {
+fn read_loaded_profiles() -> String {
     let mut text = String::new();
     let _ = File::open(LOADED).and_then(|f| f.take(LOADED_LIMIT).read_to_string(&mut text));
     text
 }
 
 /// Mode of a profile in the kernel's list (`enforce`, `complain`, …); `None` if it is not there.
-fn mode(loaded: &str, name: &str) -> Option<String> {
+fn parse_profile_mode(loaded: &str, name: &str) -> Option<String> {
     loaded.lines().find_map(|line| {
         // A name may have blanks and parentheses of its own.
         let (found, mode) = line.rsplit_once(" (")?;
@@ -299,11 +303,11 @@ mod tests {
         let loaded = "docker-default (enforce)\npicolet-default-v1 (enforce)\npicolet-default-v2 (complain)\npicolet-default-vx (enforce)\n";
         holds("unconfined\n");
         assert_eq!(
-            unloadable_of(loaded, &proc),
+            filter_unloadable(loaded, &proc),
             ["picolet-default-v1", "picolet-default-v2"]
         );
         holds("picolet-default-v1 (enforce)\n");
-        assert_eq!(unloadable_of(loaded, &proc), ["picolet-default-v2"]);
+        assert_eq!(filter_unloadable(loaded, &proc), ["picolet-default-v2"]);
         fs::remove_dir_all(&proc).expect("clean up");
     }
 
@@ -319,7 +323,7 @@ mod tests {
             ("picolet-default-v1", Some("complain")),
             ("", None),
         ] {
-            assert_eq!(mode(list, name).as_deref(), want, "{name}");
+            assert_eq!(parse_profile_mode(list, name).as_deref(), want, "{name}");
         }
     }
 
@@ -343,7 +347,7 @@ mod tests {
                 apparmor: profile.clone(),
                 ..LinuxSecurity::default()
             };
-            let got = smol::block_on(AppArmor::new(enforced).default_for(&security));
+            let got = smol::block_on(AppArmor::new(enforced).default_profile_for(&security));
             assert_eq!(
                 got.map_err(|_| ()),
                 want,

@@ -9,7 +9,7 @@ use std::io;
 use async_io::Timer;
 use smol::future;
 
-use super::{Runc, failed};
+use super::{Runc, failed_at_step};
 use crate::api::ContainerId;
 use crate::runtime::{
     AttachOptions, OutputRead, OutputRoom, ProcessStreams, RuntimeError, StreamSession,
@@ -20,13 +20,13 @@ use crate::shim::control::{self, MAX_DATA_BYTES, ShimConnection, kind};
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Runc {
-    pub(super) async fn attach_to(
+    pub(super) async fn attach_to_shim(
         &self,
         id: &ContainerId,
         options: AttachOptions,
     ) -> Result<StreamSession, RuntimeError> {
         self.demand_running(id)?;
-        let dir = self.dirs(id).run;
+        let dir = self.container_dirs(id).run;
         let wanted = control::AttachStreams {
             stdin: options.stdin,
             stdout: options.stdout,
@@ -37,9 +37,9 @@ impl Runc {
             let why = "the container's shim does not answer";
             Err(io::Error::new(io::ErrorKind::TimedOut, why))
         };
-        let attached = future::or(control::attach(&dir, wanted), late).await;
+        let attached = future::or(control::attach_streams(&dir, wanted), late).await;
         let streams = ShimAttachment {
-            attached: attached.map_err(failed(&format!("attach to container {id}")))?,
+            attached: attached.map_err(failed_at_step(&format!("attach to container {id}")))?,
             stdin: options.stdin,
             stdin_once: options.stdin_once,
             closing: false,
@@ -124,7 +124,7 @@ impl ProcessStreams for ShimAttachment {
         self.stdin = false;
     }
 
-    fn resize(&mut self, columns: u16, rows: u16) {
+    fn resize_terminal(&mut self, columns: u16, rows: u16) {
         self.size = Some((columns, rows));
     }
 }

@@ -48,11 +48,11 @@ pub(super) struct ContainerDirs {
 }
 
 impl ContainerDirs {
-    pub(super) fn rootfs(&self) -> PathBuf {
+    pub(super) fn rootfs_dir(&self) -> PathBuf {
         self.run.join("rootfs")
     }
 
-    fn volumes(&self) -> PathBuf {
+    fn volumes_dir(&self) -> PathBuf {
         self.run.join("volumes")
     }
 }
@@ -151,7 +151,7 @@ pub(super) enum ImageVolumeError {
 }
 
 /// Makes the error of this machine at `path`.
-fn at(path: &Path) -> impl FnOnce(io::Error) -> BundleError {
+fn machine_error_at(path: &Path) -> impl FnOnce(io::Error) -> BundleError {
     let path = path.display().to_string();
     move |e| BundleError::Machine(path, e)
 }
@@ -160,7 +160,7 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> BundleError {
 /// error, a link is resolved on the host (RTM-12).
 ///
 /// Blocking, perhaps for ever: the server of a path may be gone. Nothing is changed meanwhile.
-pub(super) fn resolve(
+pub(super) fn resolve_mounts(
     mut mounts: Vec<ContainerMount>,
     own: &[PathBuf],
 ) -> Result<ResolvedMounts, BundleError> {
@@ -183,22 +183,22 @@ pub(super) fn resolve(
 
 /// Mounts the root file system and reads what the specification needs.
 ///
-/// - Errors: what was made is left for [`unmake`].
-pub(super) fn prepare(wanted: &BundleRequest) -> Result<PreparedBundle, BundleError> {
+/// - Errors: what was made is left for [`remove_bundle`].
+pub(super) fn prepare_bundle(wanted: &BundleRequest) -> Result<PreparedBundle, BundleError> {
     let BundleRequest { dirs, layers, .. } = wanted;
-    let rootfs = dirs.rootfs();
+    let rootfs = dirs.rootfs_dir();
     let (upper, work) = (dirs.root.join("upper"), dirs.root.join("work"));
-    super::files::make_private(&dirs.root).map_err(at(&dirs.root))?;
-    super::files::make_root(&upper).map_err(at(&upper))?;
+    super::files::make_private_dir(&dirs.root).map_err(machine_error_at(&dirs.root))?;
+    super::files::make_root_dir(&upper).map_err(machine_error_at(&upper))?;
     for dir in [&work, &rootfs] {
-        fs::create_dir_all(dir).map_err(at(dir))?;
+        fs::create_dir_all(dir).map_err(machine_error_at(dir))?;
     }
     crash::point("container.layer-made");
     mount_rootfs(layers, &upper, &work, &rootfs).map_err(|e| {
         let step = format!("mount the root file system at {}", rootfs.display());
         BundleError::Machine(step, e)
     })?;
-    let root = open::dir(&rootfs).map_err(at(&rootfs))?;
+    let root = open::open_dir(&rootfs).map_err(machine_error_at(&rootfs))?;
     let read = |path: &str| {
         read_in_root(&root, path).map_err(|e| BundleError::Image(format!("/{path}"), e))
     };
@@ -209,7 +209,7 @@ pub(super) fn prepare(wanted: &BundleRequest) -> Result<PreparedBundle, BundleEr
     };
     for path in &wanted.writable {
         prepared.image_volumes.push(ContainerMount {
-            host_path: directory_in_root(&rootfs, &root, path)
+            host_path: make_dir_in_root(&rootfs, &root, path)
                 .map_err(|e| BundleError::Image(format!("volume {path:?}"), e))?,
             container_path: path.clone(),
             propagation: MountPropagation::Private,
@@ -220,13 +220,12 @@ pub(super) fn prepare(wanted: &BundleRequest) -> Result<PreparedBundle, BundleEr
     for mount in &wanted.mounts {
         if let Some(spec) = &mount.image {
             prepared.mounts.push(ContainerMount {
-                host_path: in_volume(&volumes, &spec.image, &mount.image_sub_path).map_err(
-                    |source| BundleError::Volume {
+                host_path: image_volume_path(&volumes, &spec.image, &mount.image_sub_path)
+                    .map_err(|source| BundleError::Volume {
                         image: spec.user_image.clone(),
                         at: mount.container_path.clone(),
                         source,
-                    },
-                )?,
+                    })?,
                 ..mount.clone()
             });
             continue;
@@ -239,13 +238,13 @@ pub(super) fn prepare(wanted: &BundleRequest) -> Result<PreparedBundle, BundleEr
         prepared.devices.push(node);
     }
     if wanted.all_devices {
-        prepared.host_devices = host::devices();
+        prepared.host_devices = host::list_devices();
     }
     if let Some(path) = &wanted.seccomp_file {
         let mut bytes = Vec::new();
         fs::File::open(path)
             .and_then(|f| f.take(PROFILE_LIMIT).read_to_end(&mut bytes))
-            .map_err(at(Path::new(path)))?;
+            .map_err(machine_error_at(Path::new(path)))?;
         let profile = from_json(&bytes).map_err(|e| BundleError::Profile(path.clone(), e))?;
         prepared.seccomp = Some(profile);
     }
@@ -253,7 +252,7 @@ pub(super) fn prepare(wanted: &BundleRequest) -> Result<PreparedBundle, BundleEr
 }
 
 fn device_node(device: &cri::ContainerDeviceNode) -> io::Result<oci::OciDevice> {
-    let metadata = open::device(device)?;
+    let metadata = open::read_device_metadata(device)?;
     Ok(oci::OciDevice {
         kind: if device.block { "b" } else { "c" }.to_owned(),
         path: device.container_path.clone(),
@@ -270,9 +269,9 @@ fn device_node(device: &cri::ContainerDeviceNode) -> io::Result<oci::OciDevice> 
 fn mount_rootfs(layers: &[PathBuf], upper: &Path, work: &Path, rootfs: &Path) -> io::Result<()> {
     mount::unmount(rootfs)?;
     let upper_work = Some((upper, work));
-    match mount::overlay(layers, upper_work, rootfs, &["volatile"]) {
+    match mount::mount_overlay(layers, upper_work, rootfs, &["volatile"]) {
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
-            mount::overlay(layers, upper_work, rootfs, &[])
+            mount::mount_overlay(layers, upper_work, rootfs, &[])
         }
         other => other,
     }
@@ -287,21 +286,21 @@ fn mount_volumes(wanted: &BundleRequest) -> Result<Vec<(&str, PathBuf)>, BundleE
     }
     // An overlay without a writable layer needs two others.
     let empty = dirs.root.join("empty");
-    fs::create_dir_all(&empty).map_err(at(&empty))?;
+    fs::create_dir_all(&empty).map_err(machine_error_at(&empty))?;
     for (n, volume) in wanted.volume_images.iter().enumerate() {
-        let target = dirs.volumes().join(n.to_string());
+        let target = dirs.volumes_dir().join(n.to_string());
         // Only root can reach the image's programs here.
         fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(&target)
-            .map_err(at(&target))?;
+            .map_err(machine_error_at(&target))?;
         let mut layers = volume.layers.clone();
         if layers.len() == 1 {
             layers.push(empty.clone());
         }
         mount::unmount(&target)
-            .and_then(|()| mount::overlay(&layers, None, &target, &[]))
+            .and_then(|()| mount::mount_overlay(&layers, None, &target, &[]))
             .map_err(|e| {
                 let (image, target) = (&volume.image, target.display());
                 let step = format!("ImageVolumeMountFailed: mount image {image} at {target}");
@@ -314,7 +313,7 @@ fn mount_volumes(wanted: &BundleRequest) -> Result<Vec<(&str, PathBuf)>, BundleE
 }
 
 /// The host's path of a directory of an image. Links are followed as long as they stay in the image, as containerd has it.
-fn in_volume(
+fn image_volume_path(
     volumes: &[(&str, PathBuf)],
     image: &str,
     sub_path: &str,
@@ -334,8 +333,8 @@ fn in_volume(
         _ => ImageVolumeError::Io(sub_path.to_owned(), e),
     };
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
-    let found = open::dir(root)
-        .and_then(|root| open::beneath(root, Path::new(sub_path), flags, 0))
+    let found = open::open_dir(root)
+        .and_then(|root| open::open_beneath(root, Path::new(sub_path), flags, 0))
         .and_then(|dir| fs::read_link(super::fd_path(&dir)))
         .map_err(within)?;
     if !found.starts_with(root) {
@@ -345,10 +344,10 @@ fn in_volume(
 }
 
 /// Unmounts the root file system and the images of volumes. Their contents stay. Idempotent.
-pub(super) fn unmount(dirs: &ContainerDirs) -> io::Result<()> {
-    mount::unmount(&dirs.rootfs())?;
-    let volumes = dirs.volumes();
-    for name in super::files::names(&volumes)? {
+pub(super) fn unmount_bundle(dirs: &ContainerDirs) -> io::Result<()> {
+    mount::unmount(&dirs.rootfs_dir())?;
+    let volumes = dirs.volumes_dir();
+    for name in super::files::sorted_names(&volumes)? {
         mount::unmount(&volumes.join(name))?;
     }
     Ok(())
@@ -356,20 +355,20 @@ pub(super) fn unmount(dirs: &ContainerDirs) -> io::Result<()> {
 
 /// Removes every trace on disk, the run directory last: it is found again after a crash. Idempotent. A container may
 /// have written much: others have their turn on the lane meanwhile.
-pub(super) async fn unmake(disk: &Lane, dirs: &ContainerDirs) -> io::Result<()> {
+pub(super) async fn remove_bundle(disk: &Lane, dirs: &ContainerDirs) -> io::Result<()> {
     let mounted = dirs.clone();
-    disk.run(move || unmount(&mounted)).await?;
+    disk.run_job(move || unmount_bundle(&mounted)).await?;
     crash::point("container.unmounted");
-    remove::on(disk, &dirs.root).await?;
+    remove::remove_on_lane(disk, &dirs.root).await?;
     crash::point("container.layer-removed");
-    remove::on(disk, &dirs.run).await
+    remove::remove_on_lane(disk, &dirs.run).await
 }
 
 /// Reads a file as the container would find it. Absent or not a plain file counts as empty.
 fn read_in_root(root: impl AsFd, path: &str) -> io::Result<String> {
     // A FIFO must not stop the lane.
     let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
-    let file = match open::in_root(root, Path::new(path), flags, 0) {
+    let file = match open::open_in_root(root, Path::new(path), flags, 0) {
         Ok(file) => file,
         Err(e)
             if matches!(
@@ -390,21 +389,21 @@ fn read_in_root(root: impl AsFd, path: &str) -> io::Result<String> {
 }
 
 /// The host's path of a directory of the container, made if absent. Links of the image are followed inside of it only.
-fn directory_in_root(rootfs: &Path, root: impl AsFd, path: &str) -> io::Result<String> {
+fn make_dir_in_root(rootfs: &Path, root: impl AsFd, path: &str) -> io::Result<String> {
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
     let mut walked = PathBuf::new();
-    let mut dir = open::in_root(&root, Path::new("."), flags, 0)?;
+    let mut dir = open::open_in_root(&root, Path::new("."), flags, 0)?;
     for part in Path::new(path).components() {
         let std::path::Component::Normal(name) = part else {
             continue;
         };
         walked.push(name);
-        dir = match open::in_root(&root, &walked, flags, 0) {
+        dir = match open::open_in_root(&root, &walked, flags, 0) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 // Below the directory just opened: nothing is looked up anew.
                 let mode = Mode::from_bits_truncate(0o755);
                 nix::sys::stat::mkdirat(&dir, name, mode)?;
-                open::in_root(&root, &walked, flags, 0)?
+                open::open_in_root(&root, &walked, flags, 0)?
             }
             other => other?,
         };
@@ -442,7 +441,7 @@ mod tests {
         };
         let all = vec![mount("link"), image.clone(), mount("own/dir")];
         let own = [top.join("own")];
-        let resolved = resolve(all, &own).expect("they are there");
+        let resolved = resolve_mounts(all, &own).expect("they are there");
         let paths = resolved
             .mounts
             .iter()
@@ -460,7 +459,7 @@ mod tests {
             held.collect::<Vec<_>>(),
             [("/link", true), ("/own/dir", false)]
         );
-        let missing = resolve(vec![image, mount("none")], &own).expect_err("missing");
+        let missing = resolve_mounts(vec![image, mount("none")], &own).expect_err("missing");
         assert!(
             matches!(&missing, BundleError::Source { at, .. } if at == "/none"),
             "{missing}"
@@ -483,15 +482,17 @@ mod tests {
             nix::mount::mount(none, "/", none, private, none).expect("private");
             let top = crate::testing::unused_path("shared");
             fs::create_dir_all(&top).expect("directory");
-            mount::bind(&top, &top, false).expect("bind");
+            mount::bind_mount(&top, &top, false).expect("bind");
             let answer = |propagation| {
                 let mount = ContainerMount {
                     host_path: top.display().to_string(),
                     propagation,
                     ..ContainerMount::default()
                 };
-                let resolved = resolve(vec![mount], &[]);
-                resolved.map(drop).map_err(|e| super::super::chain(&e))
+                let resolved = resolve_mounts(vec![mount], &[]);
+                resolved
+                    .map(drop)
+                    .map_err(|e| super::super::error_chain(&e))
             };
             let refused = |what: &str| {
                 let why =

@@ -52,21 +52,21 @@ pub trait DeviceInjector: Debug + Send + Sync {
 
 impl Runc {
     /// The giver of devices; an error if there is none.
-    pub(super) fn container_devices(&self) -> Result<Arc<dyn DeviceInjector>, RuntimeError> {
+    pub(super) fn device_injector(&self) -> Result<Arc<dyn DeviceInjector>, RuntimeError> {
         let devices = self.settings.devices.clone();
         devices.ok_or_else(|| RuntimeError::Failed("no devices are given to containers".into()))
     }
 
     /// Finds the changes for devices of these names; `None`: there are no names.
-    pub(super) async fn device_edits(
+    pub(super) async fn find_device_edits(
         &self,
         names: &[String],
     ) -> Result<Option<SpecEdit>, RuntimeError> {
         if names.is_empty() {
             return Ok(None);
         }
-        let (devices, names) = (self.container_devices()?, names.to_vec());
-        let edits = self.disk.run(move || devices.find_edits(&names));
+        let (devices, names) = (self.device_injector()?, names.to_vec());
+        let edits = self.disk.run_job(move || devices.find_edits(&names));
         edits.await.map(Some).map_err(failed_error)
     }
 }

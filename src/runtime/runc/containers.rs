@@ -15,9 +15,8 @@ use smol::future;
 use super::{
     Runc,
     bundle::{self, ResolvedMounts},
-    chain,
     container_devices::LiveContainer,
-    failed, failed_error, files,
+    error_chain, failed_at_step, failed_error, files,
     gate::ChildPriority,
     images::{BackendImageHold, ResolvedImage},
     masks, not_found,
@@ -66,7 +65,7 @@ const LOST_CODE: i32 = 137;
 const LOST: &str = "ContainerStatusUnknown";
 
 /// Owner of the job that looks at a container's mounts: the same for all its instances.
-fn owner(record: &ContainerRecord) -> String {
+fn mount_job_owner(record: &ContainerRecord) -> String {
     format!("{}/{}", record.uid, record.config.name)
 }
 
@@ -102,8 +101,8 @@ impl Runc {
             }
             Some(true) => {}
         }
-        let parent = record::load::<SandboxRecord>(&self.sandbox_dir(sandbox))
-            .map_err(failed("read the sandbox record"))?
+        let parent = record::load_record::<SandboxRecord>(&self.sandbox_dir(sandbox))
+            .map_err(failed_at_step("read the sandbox record"))?
             .ok_or_else(|| not_found("sandbox", sandbox))?;
         let id = record::container_id(&parent.config.uid, &config.name, config.attempt);
         let running = self
@@ -126,16 +125,16 @@ impl Runc {
             Some(_) => ResolvedImage::default(),
             None => self
                 .images
-                .resolve(&config.image)
-                .map_err(|e| RuntimeError::Invalid(chain(&e)))?
+                .resolve_image(&config.image)
+                .map_err(|e| RuntimeError::Invalid(error_chain(&e)))?
                 .ok_or_else(|| not_found("image", &config.image))?,
         };
         let volumes = match process {
             Some(_) => RequestedVolumeImages::default(),
-            None => self.volume_images(config)?,
+            None => self.resolve_volume_images(config)?,
         };
         // Held from now on: the layers are about to be mounted.
-        let holds = self.hold(&image.id, &volumes.keys);
+        let holds = self.hold_images(&image.id, &volumes.keys);
         if process.is_none() && holds.len() <= volumes.keys.len() {
             return Err(not_found("image", "that was just there"));
         }
@@ -156,8 +155,8 @@ impl Runc {
             sandbox: sandbox.clone(),
             uid: parent.config.uid.clone(),
             boot_id: self.boot.id.clone(),
-            created: self.next_order(),
-            created_at: clock::wall().truncated(),
+            created: self.next_creation_order(),
+            created_at: clock::wall_now().truncated_to_second(),
             made: false,
             started_at: None,
             failure: None,
@@ -172,7 +171,7 @@ impl Runc {
             },
             image_ref: image.reference.clone(),
             image: image.id.clone(),
-            mounts: mounts_told(&config.mounts, &volumes),
+            mounts: mount_statuses(&config.mounts, &volumes),
             volume_images: volumes.keys,
             user: Default::default(),
             stop_signal,
@@ -180,13 +179,13 @@ impl Runc {
             cgroup: format!("{}/{id}", parent.config.cgroup_parent),
             termination_file: termination_file.unwrap_or_default(),
         };
-        let dirs = self.dirs(&id);
-        files::make_private(&dirs.run)
+        let dirs = self.container_dirs(&id);
+        files::make_private_dir(&dirs.run)
             .and_then(|()| {
                 crash::point("container.directory");
-                record::save(&dirs.run, &record)
+                record::save_record(&dirs.run, &record)
             })
-            .map_err(failed("write the container record"))?;
+            .map_err(failed_at_step("write the container record"))?;
         crash::point("container.intent");
         let made = match process {
             Some(allowed) => self.make_process(allowed, config, &mut record, &dirs.run),
@@ -205,7 +204,7 @@ impl Runc {
                 Ok(id)
             }
             Err(error) => {
-                if let Err(undo) = bundle::unmake(&self.disk, &dirs).await {
+                if let Err(undo) = bundle::remove_bundle(&self.disk, &dirs).await {
                     log::warn!("container={id} undoing a failed create: {undo}");
                 }
                 Err(error)
@@ -214,14 +213,18 @@ impl Runc {
     }
 
     /// Keeps an instance's images in the store. An image that is gone is left out.
-    pub(super) fn hold(&self, image: &str, volume_images: &[String]) -> Vec<BackendImageHold> {
+    pub(super) fn hold_images(
+        &self,
+        image: &str,
+        volume_images: &[String],
+    ) -> Vec<BackendImageHold> {
         let volumes = volume_images.iter().map(String::as_str);
         let all = volumes.chain([image]);
-        all.filter_map(|id| self.images.hold(id)).collect()
+        all.filter_map(|id| self.images.hold_image(id)).collect()
     }
 
     /// The images that the container mounts.
-    fn volume_images(
+    fn resolve_volume_images(
         &self,
         config: &ContainerConfig,
     ) -> Result<RequestedVolumeImages, RuntimeError> {
@@ -235,9 +238,9 @@ impl Runc {
         }
         let mut all = RequestedVolumeImages::default();
         for reference in config.volume_images() {
-            let resolved = self.images.resolve(&reference);
+            let resolved = self.images.resolve_image(&reference);
             let image = resolved
-                .map_err(|e| RuntimeError::Invalid(chain(&e)))?
+                .map_err(|e| RuntimeError::Invalid(error_chain(&e)))?
                 .ok_or_else(|| {
                     RuntimeError::NotFound(format!("ImageVolumeMountFailed: image {reference}"))
                 })?;
@@ -248,7 +251,7 @@ impl Runc {
                 layers: image.layers,
             });
         }
-        all.keys.order();
+        all.keys.stable_sort();
         all.keys.dedup();
         Ok(all)
     }
@@ -261,12 +264,12 @@ impl Runc {
         volume_images: Vec<bundle::VolumeImage>,
         record: &mut ContainerRecord,
     ) -> Result<Vec<MountSource>, RuntimeError> {
-        let dirs = self.dirs(&record.id);
+        let dirs = self.container_dirs(&record.id);
         // First, because nothing has to be undone if a device is missing.
-        let edits = self.device_edits(&config.cdi_devices).await?;
+        let edits = self.find_device_edits(&config.cdi_devices).await?;
         let apparmor_default = self
             .apparmor
-            .default_for(&config.security)
+            .default_profile_for(&config.security)
             .await
             .map_err(failed_error)?;
         let own: Vec<_> = [&self.settings.root_dir, &self.settings.run_dir]
@@ -276,8 +279,11 @@ impl Runc {
         let mounts = config.mounts.clone();
         let resolved = match mounts.iter().any(|mount| mount.image.is_none()) {
             true => {
-                let resolve = move || bundle::resolve(mounts, &own);
-                let resolved = self.disk.run_apart(&owner(record), resolve).await;
+                let resolve = move || bundle::resolve_mounts(mounts, &own);
+                let resolved = self
+                    .disk
+                    .run_host_file_job(&mount_job_owner(record), resolve)
+                    .await;
                 resolved.map_err(failed_error)?.map_err(failed_error)?
             }
             false => ResolvedMounts {
@@ -306,7 +312,7 @@ impl Runc {
         };
         let prepared = self
             .disk
-            .run(move || bundle::prepare(&wanted))
+            .run_job(move || bundle::prepare_bundle(&wanted))
             .await
             .map_err(failed_error)?;
         crash::point("container.mounted");
@@ -317,13 +323,13 @@ impl Runc {
             &prepared.group,
         )
         .map_err(|e| RuntimeError::Invalid(e.to_string()))?;
-        let mut paths = sandbox::paths(&self.sandbox_dirs(&parent.id), parent);
+        let mut paths = sandbox::sandbox_paths(&self.sandbox_dirs(&parent.id), parent);
         if config.security.namespaces.pid == NamespaceMode::Target {
-            paths.pid_namespace = self.namespace_of_target(config)?;
+            paths.pid_namespace = self.target_pid_namespace(config)?;
         }
         let mut container = config.clone();
         container.mounts.clone_from(&prepared.mounts);
-        let rootfs = dirs.rootfs();
+        let rootfs = dirs.rootfs_dir();
         let mut spec = (self.settings.spec)(&SpecInput {
             container_id: &record.id,
             sandbox_id: &parent.id,
@@ -355,29 +361,31 @@ impl Runc {
                 user: (record.user.uid, record.user.gid),
                 is_limited: !config.security.privileged,
             };
-            let devices = self.container_devices()?;
+            let devices = self.device_injector()?;
             let give = move || devices.give_live(&live, &mut spec).map(|()| spec);
-            let given = self.disk.run(give).await;
-            spec = given.map_err(failed("give device nodes to the container's user"))?;
+            let given = self.disk.run_job(give).await;
+            spec = given.map_err(failed_at_step("give device nodes to the container's user"))?;
         }
-        let spec = serde_json::to_vec(&spec).map_err(failed("write config.json"))?;
+        let spec = serde_json::to_vec(&spec).map_err(failed_at_step("write config.json"))?;
         files::write_atomic(&dirs.run.join("config.json"), &spec)
-            .map_err(failed("write config.json"))?;
-        open::make_log_dir(Path::new(&record.log)).map_err(failed("make the log directory"))?;
+            .map_err(failed_at_step("write config.json"))?;
+        open::make_log_dir(Path::new(&record.log))
+            .map_err(failed_at_step("make the log directory"))?;
         crash::point("container.bundled");
         record.made = true;
-        record::save(&dirs.run, record).map_err(failed("write the container record"))?;
+        record::save_record(&dirs.run, record)
+            .map_err(failed_at_step("write the container record"))?;
         crash::point("container.made");
         Ok(resolved.sources)
     }
 
-    fn namespace_of_target(&self, config: &ContainerConfig) -> Result<String, RuntimeError> {
+    fn target_pid_namespace(&self, config: &ContainerConfig) -> Result<String, RuntimeError> {
         let target = config
             .security
             .target
             .as_ref()
             .ok_or_else(|| RuntimeError::Invalid("no target container is named".into()))?;
-        let state = shim::read_state(&self.dirs(target).run)
+        let state = shim::read_state(&self.container_dirs(target).run)
             .map_err(|e| RuntimeError::Failed(format!("target container {target}: {e}")))?;
         // Another process of the machine may have its number by now.
         match state {
@@ -405,9 +413,9 @@ impl Runc {
             }
             Some(ContainerState::Created) => {}
         }
-        let dir = self.dirs(id).run;
-        let mut record = record::load::<ContainerRecord>(&dir)
-            .map_err(failed("read the container record"))?
+        let dir = self.container_dirs(id).run;
+        let mut record = record::load_record::<ContainerRecord>(&dir)
+            .map_err(failed_at_step("read the container record"))?
             .ok_or_else(|| not_found("container", id))?;
         let starting = |yes: bool| {
             if let Some(c) = self.table.borrow_mut().containers.get_mut(id) {
@@ -423,10 +431,10 @@ impl Runc {
             Ok(()) => {
                 crash::point("container.started");
                 // Only as precise as the record: the time is the same before and after a restart.
-                let now = clock::wall().truncated();
+                let now = clock::wall_now().truncated_to_second();
                 record.started_at = Some(now);
                 // If the record is lost, the OCI runtime is asked for the state.
-                if let Err(e) = record::save(&dir, &record) {
+                if let Err(e) = record::save_record(&dir, &record) {
                     log::warn!("container={id} record: {e}");
                 }
                 crash::point("container.recorded");
@@ -438,21 +446,21 @@ impl Runc {
                     }
                 }
                 // An instance that ended during this call was left for it to settle.
-                self.settle(&record.uid).await;
+                self.delete_ended_instances(&record.uid).await;
                 Ok(())
             }
             Err(error) => {
                 let message = error.to_string();
-                let (wall, mono) = (clock::wall().truncated(), clock::mono());
+                let (wall, mono) = (clock::wall_now().truncated_to_second(), clock::mono_now());
                 // First: a look while it is killed must not take that for its end.
                 if let Some(c) = self.table.borrow_mut().containers.get_mut(id) {
-                    note_failure(c, &message, wall);
+                    record_start_failure(c, &message, wall);
                 }
                 self.clear_failed_start(id).await;
                 drop(stopped);
                 crash::point("container.start-failed");
                 record.failure = Some((message, wall, mono.0));
-                if let Err(e) = record::save(&dir, &record) {
+                if let Err(e) = record::save_record(&dir, &record) {
                     log::warn!("container={id} record: {e}");
                 }
                 Err(error)
@@ -472,17 +480,17 @@ impl Runc {
             entry.map(|c| core::mem::take(&mut c.sources))
         };
         let sources = sources.unwrap_or_default();
-        let program = self.program_of(id).map_err(failed_error)?;
+        let program = self.oci_runtime_of(id).map_err(failed_error)?;
         let config = &record.config;
         let launch = ShimLaunch {
             exe: self.settings.exe.clone(),
-            dir: self.dirs(id).run,
+            dir: self.container_dirs(id).run,
             id: id.to_string(),
             runtime: program.path.clone(),
             runtime_root: self.runtime_root(),
             log: PathBuf::from(&record.log),
             log_limit: self.settings.log_limit,
-            log_memory: self.settings.log_memory.map(|_| self.held_log(id)),
+            log_memory: self.settings.log_memory.map(|_| self.held_log_path(id)),
             tty: config.tty,
             stdin: config.stdin,
             stdin_once: config.stdin_once,
@@ -496,7 +504,7 @@ impl Runc {
         };
         let launched = async {
             *stopped = Some(self.stop_tracers(record).await?);
-            let launched = shim::launch(&launch).await.map_err(|e| match e {
+            let launched = shim::launch_shim(&launch).await.map_err(|e| match e {
                 ShimLaunchError::Runtime { message, .. } => RuntimeError::Failed(message),
                 other => failed_error(other),
             })?;
@@ -504,33 +512,36 @@ impl Runc {
             Ok(launched)
         };
         // The shim is small; the `create` below it is not.
-        let launched = self
-            .gate
-            .pass_for(ChildPriority::Create, CREATE_WIDTH_TIME, launched);
+        let launched =
+            self.gate
+                .run_with_permit(ChildPriority::Create, CREATE_WIDTH_TIME, launched);
         let launched = launched.await?;
         crash::point("container.launched");
         {
             let mut table = self.table.borrow_mut();
             let watched = table
-                .watch(launched.pidfd, ProcessOwner::Shim(id.clone()))
-                .map_err(failed("watch the shim"))?;
+                .watch_process(launched.pidfd, ProcessOwner::Shim(id.clone()))
+                .map_err(failed_at_step("watch the shim"))?;
             if let Some(c) = table.containers.get_mut(id) {
                 c.shim = Some(watched);
                 c.status.pid = launched.pid;
             }
         }
-        let (bundle, pid) = (self.dirs(id).run, launched.pid);
+        let (bundle, pid) = (self.container_dirs(id).run, launched.pid);
         let is_process = program.name == process::PROGRAM;
         if !is_process {
             let same_label = self.settings.same_label;
             let looked = self
                 .disk
-                .run(move || masks::check(&bundle, pid, same_label));
+                .run_job(move || masks::check_masks(&bundle, pid, same_label));
             looked.await.map_err(failed_error)?;
         }
         if sources.iter().any(MountSource::is_held) {
-            let looked = move || sources::check(&sources, pid);
-            let looked = self.disk.run_apart(&owner(record), looked).await;
+            let looked = move || sources::check_mount_sources(&sources, pid);
+            let looked = self
+                .disk
+                .run_host_file_job(&mount_job_owner(record), looked)
+                .await;
             looked.map_err(failed_error)?.map_err(failed_error)?;
         }
         if let Some(live) = config
@@ -539,13 +550,13 @@ impl Runc {
             .filter(|_| !config.security.privileged)
         {
             let (at, cgroups) = (PathBuf::from(&live.host_path), self.cgroups.clone());
-            let devices = self.container_devices()?;
+            let devices = self.device_injector()?;
             let open = move || devices.open_live(&at, &cgroups);
-            let opened = self.disk.run(open).await;
-            opened.map_err(failed("let the container use its device nodes"))?;
+            let opened = self.disk.run_job(open).await;
+            opened.map_err(failed_at_step("let the container use its device nodes"))?;
         }
         program
-            .call(&self.runtime_root(), "start", &[id], &self.gate)
+            .call_runtime(&self.runtime_root(), "start", &[id], &self.gate)
             .await
             .map(drop)
             .map_err(|e| match e {
@@ -556,16 +567,16 @@ impl Runc {
 
     /// Kills and deletes the leftovers of a failed start.
     pub(super) async fn clear_failed_start(&self, id: &ContainerId) {
-        let Some(cgroup) = self.cgroup_of(id) else {
+        let Some(cgroup) = self.container_cgroup(id) else {
             return;
         };
-        self.cgroups.kill(&cgroup);
-        self.delete(id).await;
-        if !self.wait_end(id, KILL_WAIT).await {
+        self.cgroups.kill_processes(&cgroup);
+        self.delete_in_runtime(id).await;
+        if !self.wait_for_end(id, KILL_WAIT).await {
             log::warn!("container={id} its shim does not end");
         }
-        if let Err(e) = self.cgroups.destroy(&cgroup).await {
-            log::warn!("container={id} {}", chain(&e));
+        if let Err(e) = self.cgroups.destroy_group(&cgroup).await {
+            log::warn!("container={id} {}", error_chain(&e));
         }
     }
 
@@ -574,7 +585,7 @@ impl Runc {
         id: &ContainerId,
         grace: Duration,
     ) -> Result<(), RuntimeError> {
-        self.absorb().await;
+        self.handle_process_ends().await;
         let (cgroup, signal, lives) = {
             let table = self.table.borrow();
             let Some(c) = table.containers.get(id) else {
@@ -584,40 +595,53 @@ impl Runc {
         };
         if !lives {
             // Processes that outlived their init in a shared PID namespace.
-            self.cgroups.drain(&cgroup).await.map_err(failed_error)?;
+            self.cgroups
+                .drain_group(&cgroup)
+                .await
+                .map_err(failed_error)?;
             // An instance that was never started still has its root file system.
-            let dirs = self.dirs(id);
-            let unmounted = self.disk.run(move || bundle::unmount(&dirs)).await;
-            return unmounted.map_err(failed("unmount the root file system"));
+            let dirs = self.container_dirs(id);
+            let unmounted = self
+                .disk
+                .run_job(move || bundle::unmount_bundle(&dirs))
+                .await;
+            return unmounted.map_err(failed_at_step("unmount the root file system"));
         }
         if !grace.is_zero() {
             if grace > DIRECT_GRACE || self.signal_init(id, &signal_argument(&signal)).is_err() {
-                self.signal(id, &signal).await?;
+                self.signal_container(id, &signal).await?;
             }
             crash::point("container.signalled");
-            if self.wait_end(id, grace).await {
-                return self.cgroups.drain(&cgroup).await.map_err(failed_error);
+            if self.wait_for_end(id, grace).await {
+                return self
+                    .cgroups
+                    .drain_group(&cgroup)
+                    .await
+                    .map_err(failed_error);
             }
         }
-        if self.cgroups.kill(&cgroup) == 0 {
+        if self.cgroups.kill_processes(&cgroup) == 0 {
             // The runtime has put it into another cgroup.
-            self.signal(id, "SIGKILL").await?;
+            self.signal_container(id, "SIGKILL").await?;
         }
-        if !self.wait_end(id, KILL_WAIT).await {
+        if !self.wait_for_end(id, KILL_WAIT).await {
             return Err(RuntimeError::Timeout {
                 what: format!("killing container {id}"),
                 after: KILL_WAIT,
             });
         }
-        self.cgroups.drain(&cgroup).await.map_err(failed_error)
+        self.cgroups
+            .drain_group(&cgroup)
+            .await
+            .map_err(failed_error)
     }
 
-    async fn signal(&self, id: &ContainerId, signal: &str) -> Result<(), RuntimeError> {
+    async fn signal_container(&self, id: &ContainerId, signal: &str) -> Result<(), RuntimeError> {
         let signal = signal_argument(signal);
-        let killed = match self.program_of(id) {
+        let killed = match self.oci_runtime_of(id) {
             Ok(program) => {
                 let (root, args) = (self.runtime_root(), [&**id, &signal]);
-                let call = Box::pin(program.call(&root, "kill", &args, &self.gate));
+                let call = Box::pin(program.call_runtime(&root, "kill", &args, &self.gate));
                 let late = async {
                     Timer::after(SIGNAL_WAIT).await;
                     let message = format!("has not ended within {SIGNAL_WAIT:?}");
@@ -629,11 +653,14 @@ impl Runc {
             Err(e) => Err(e),
         };
         match killed {
-            Err(OciRuntimeError::Call { message, .. }) if program::is_gone(&message) => Ok(()),
+            Err(OciRuntimeError::Call { message, .. }) if program::is_container_gone(&message) => {
+                Ok(())
+            }
             Err(e) => {
                 // The runtime is missing, broken or hangs: a pod must end all the same.
                 log::warn!("container={id} {e}; its init is signalled directly");
-                self.signal_init(id, &signal).map_err(failed("signal init"))
+                self.signal_init(id, &signal)
+                    .map_err(failed_at_step("signal init"))
             }
             Ok(()) => Ok(()),
         }
@@ -641,7 +668,7 @@ impl Runc {
 
     /// Sends a signal to the container's init, without the OCI runtime. One that has ended counts as signalled.
     fn signal_init(&self, id: &ContainerId, signal: &str) -> io::Result<()> {
-        let state = shim::read_state(&self.dirs(id).run).map_err(io::Error::other)?;
+        let state = shim::read_state(&self.container_dirs(id).run).map_err(io::Error::other)?;
         let number = match signal.parse::<i32>() {
             Ok(number) => number,
             Err(_) => signal.parse::<Signal>().map_err(io::Error::from)? as i32,
@@ -656,8 +683,8 @@ impl Runc {
     }
 
     /// Waits until the shim has ended and its record was taken over.
-    pub(super) async fn wait_end(&self, id: &ContainerId, limit: Duration) -> bool {
-        let deadline = clock::mono() + limit;
+    pub(super) async fn wait_for_end(&self, id: &ContainerId, limit: Duration) -> bool {
+        let deadline = clock::mono_now() + limit;
         // Bounded: by the deadline, and each round waits.
         loop {
             let fd = {
@@ -671,18 +698,18 @@ impl Runc {
             let Some(fd) = fd else { return true };
             let ended = async {
                 // Without a watch the deadline decides.
-                if pidfd::ended(fd).await.is_err() {
+                if pidfd::wait_until_ended(fd).await.is_err() {
                     future::pending::<()>().await;
                 }
                 true
             };
             let late = async {
-                Timer::after(deadline - clock::mono()).await;
+                Timer::after(deadline - clock::mono_now()).await;
                 false
             };
             let ended = future::or(ended, late).await;
             // A shim that died alone is replaced by a log-only shim, which is waited for next.
-            self.absorb().await;
+            self.handle_process_ends().await;
             if !ended {
                 return self
                     .table
@@ -710,9 +737,11 @@ impl Runc {
         }
         let mut words: Vec<&str> = args.iter().map(String::as_str).collect();
         words.push(id);
-        let program = self.program_of(id).map_err(failed_error)?;
+        let program = self.oci_runtime_of(id).map_err(failed_error)?;
         let root = self.runtime_root();
-        let updated = program.call(&root, "update", &words, &self.gate).await;
+        let updated = program
+            .call_runtime(&root, "update", &words, &self.gate)
+            .await;
         updated.map(drop).map_err(failed_error)
     }
 
@@ -733,43 +762,47 @@ impl Runc {
                 c.status.name.clone(),
             )
         };
-        self.delete(id).await;
+        self.delete_in_runtime(id).await;
         crash::point("container.deleted");
-        self.cgroups.destroy(&cgroup).await.map_err(failed_error)?;
-        let dirs = self.dirs(id);
+        self.cgroups
+            .destroy_group(&cgroup)
+            .await
+            .map_err(failed_error)?;
+        let dirs = self.container_dirs(id);
         let links = self.settings.container_log_links.clone();
         let link_end = format!("{name}-{id}.log");
         // State that a failing runtime still keeps: no process of the instance runs, and no other code removes it.
         let remembered = self.runtime_root().join(id.as_str());
-        let held = self.held_log(id);
-        let removed = self.disk.run(move || {
+        let held = self.held_log_path(id);
+        let removed = self.disk.run_job(move || {
             // The end of the log that no disk took.
             let _ = fs::remove_file(held);
             // Logs first (LOG-09): if they cannot be removed the instance is kept, and tried again.
-            log_removal::remove(logs, Path::new(&log), &links, &link_end)?;
+            log_removal::remove_instance_logs(logs, Path::new(&log), &links, &link_end)?;
             crash::point("container.logs-removed");
-            remove::path(&remembered)
+            remove::remove_path(&remembered)
         });
         let removed = match removed.await {
-            Ok(()) => bundle::unmake(&self.disk, &dirs).await,
+            Ok(()) => bundle::remove_bundle(&self.disk, &dirs).await,
             Err(e) => Err(e),
         };
-        removed.map_err(failed("remove the container"))?;
+        removed.map_err(failed_at_step("remove the container"))?;
         self.table.borrow_mut().containers.remove(id);
         Ok(())
     }
 
     /// Lets the OCI runtime forget an ended instance. Idempotent; failures are logged and met again at removal.
-    async fn delete(&self, id: &ContainerId) {
+    async fn delete_in_runtime(&self, id: &ContainerId) {
         // Other runtimes than the default one may keep it under another name.
         let may_know = self.runtime_root().join(id.as_str()).exists()
-            || self.handler_of(id) != DEFAULT_HANDLER;
-        if may_know && let Ok(program) = self.program_of(id) {
+            || self.container_handler(id) != DEFAULT_HANDLER;
+        if may_know && let Ok(program) = self.oci_runtime_of(id) {
             let deleted = program
-                .call(&self.runtime_root(), "delete", &["--force", id], &self.gate)
+                .call_runtime(&self.runtime_root(), "delete", &["--force", id], &self.gate)
                 .await;
             match deleted {
-                Err(OciRuntimeError::Call { message, .. }) if program::is_gone(&message) => {}
+                Err(OciRuntimeError::Call { message, .. })
+                    if program::is_container_gone(&message) => {}
                 Err(e) => log::warn!("container={id} {e}"),
                 Ok(_) => {}
             }
@@ -777,13 +810,13 @@ impl Runc {
     }
 
     /// Takes over the ends of processes since the last call. Reads a file only for processes that ended.
-    pub(super) async fn absorb(&self) {
-        let ended = self.table.borrow_mut().take_ended();
+    pub(super) async fn handle_process_ends(&self) {
+        let ended = self.table.borrow_mut().take_ended_processes();
         for who in ended {
             match who {
                 ProcessOwner::Shim(id) => {
-                    if !self.shim_ended(&id) {
-                        self.rescue(&id).await;
+                    if !self.record_shim_exit(&id) {
+                        self.replace_dead_shim(&id).await;
                     }
                 }
                 ProcessOwner::Holder(id) => {
@@ -797,8 +830,8 @@ impl Runc {
     }
 
     /// Reads the exit record of a shim that has ended. False if there is none.
-    pub(super) fn shim_ended(&self, id: &ContainerId) -> bool {
-        let exit = shim::read_exit(&self.dirs(id).run);
+    pub(super) fn record_shim_exit(&self, id: &ContainerId) -> bool {
+        let exit = shim::read_exit(&self.container_dirs(id).run);
         let mut table = self.table.borrow_mut();
         let Some(container) = table.containers.get_mut(id) else {
             return true;
@@ -811,13 +844,13 @@ impl Runc {
                         "container={id} {count} records of its log are lost: no disk took them"
                     );
                 }
-                note_exit(container, &exit);
+                record_exit(container, &exit);
                 true
             }
             Ok(None) => false,
             Err(e) => {
-                log::warn!("container={id} {}", chain(&e));
-                note_lost(container);
+                log::warn!("container={id} {}", error_chain(&e));
+                record_lost_exit(container);
                 true
             }
         }
@@ -825,8 +858,8 @@ impl Runc {
 
     /// Replaces a shim that died without a record: a log-only shim takes over the output, and the container is killed.
     /// When that shim ends, the instance is `ContainerStatusUnknown`.
-    pub(super) async fn rescue(&self, id: &ContainerId) {
-        let Some(cgroup) = self.cgroup_of(id) else {
+    pub(super) async fn replace_dead_shim(&self, id: &ContainerId) {
+        let Some(cgroup) = self.container_cgroup(id) else {
             return;
         };
         log::warn!("container={id} its shim died; the container is killed");
@@ -837,10 +870,10 @@ impl Runc {
             .get(id)
             .map_or_else(String::new, |c| c.status.log_path.clone());
         // Its held records are saved, even if shims hold none any more by now.
-        let held = Some(self.held_log(id));
+        let held = Some(self.held_log_path(id));
         let launched = shim::launch_log_only(&LogShimLaunch {
             exe: self.settings.exe.clone(),
-            dir: self.dirs(id).run,
+            dir: self.container_dirs(id).run,
             log: PathBuf::from(log),
             log_limit: self.settings.log_limit,
             log_memory: held.filter(|held| self.settings.log_memory.is_some() || held.exists()),
@@ -850,24 +883,24 @@ impl Runc {
         })
         .await;
         crash::point("container.rescued");
-        self.cgroups.kill(&cgroup);
+        self.cgroups.kill_processes(&cgroup);
         let mut table = self.table.borrow_mut();
         let watched = match launched {
             Ok(Some(launched)) => table
-                .watch(launched.pidfd, ProcessOwner::Shim(id.clone()))
+                .watch_process(launched.pidfd, ProcessOwner::Shim(id.clone()))
                 .ok(),
             // The container had ended: its output is saved and recorded.
             Ok(None) => None,
             Err(e) => {
-                log::warn!("container={id} log-only shim: {}", chain(&e));
+                log::warn!("container={id} log-only shim: {}", error_chain(&e));
                 None
             }
         };
         if let Some(container) = table.containers.get_mut(id) {
             if watched.is_none() {
-                match shim::read_exit(&self.dirs(id).run) {
-                    Ok(Some(exit)) => note_exit(container, &exit),
-                    Ok(None) | Err(_) => note_lost(container),
+                match shim::read_exit(&self.container_dirs(id).run) {
+                    Ok(Some(exit)) => record_exit(container, &exit),
+                    Ok(None) | Err(_) => record_lost_exit(container),
                 }
             }
             container.shim = watched;
@@ -877,7 +910,7 @@ impl Runc {
     /// Deletes the ended instances of a pod, so that nothing stays resident, and reads their last words. Instances that
     /// are still being started are left: a container may end before the call that starts it, which fails if the runtime
     /// has forgotten it by then.
-    pub(super) async fn settle(&self, uid: &PodUid) {
+    pub(super) async fn delete_ended_instances(&self, uid: &PodUid) {
         let ended: Vec<ContainerId> = {
             let mut table = self.table.borrow_mut();
             table
@@ -893,12 +926,16 @@ impl Runc {
                 .collect()
         };
         for id in ended {
-            self.read_message(&id).await;
-            self.delete(&id).await;
-            self.forget(&id).await;
+            self.read_termination_message(&id).await;
+            self.delete_in_runtime(&id).await;
+            self.remove_runtime_leftovers(&id).await;
             crash::point("container.settled");
-            let dirs = self.dirs(&id);
-            if let Err(e) = self.disk.run(move || bundle::unmount(&dirs)).await {
+            let dirs = self.container_dirs(&id);
+            if let Err(e) = self
+                .disk
+                .run_job(move || bundle::unmount_bundle(&dirs))
+                .await
+            {
                 log::warn!("container={id} unmount: {e}");
             }
         }
@@ -906,22 +943,22 @@ impl Runc {
 
     /// Removes the leftovers of a runtime that could not delete an ended instance: the cgroup and the runtime's own
     /// record.
-    async fn forget(&self, id: &ContainerId) {
+    async fn remove_runtime_leftovers(&self, id: &ContainerId) {
         let remembered = self.runtime_root().join(id.as_str());
-        let Some(cgroup) = self.cgroup_of(id).filter(|_| remembered.exists()) else {
+        let Some(cgroup) = self.container_cgroup(id).filter(|_| remembered.exists()) else {
             return;
         };
-        if let Err(e) = self.cgroups.destroy(&cgroup).await {
-            log::warn!("container={id} {}", chain(&e));
+        if let Err(e) = self.cgroups.destroy_group(&cgroup).await {
+            log::warn!("container={id} {}", error_chain(&e));
             return;
         }
-        let removed = self.disk.run(move || remove::path(&remembered));
+        let removed = self.disk.run_job(move || remove::remove_path(&remembered));
         if let Err(e) = removed.await {
             log::warn!("container={id} cannot be forgotten: {e}");
         }
     }
 
-    async fn read_message(&self, id: &ContainerId) {
+    async fn read_termination_message(&self, id: &ContainerId) {
         let source = {
             let mut table = self.table.borrow_mut();
             let Some(c) = table.containers.get_mut(id).filter(|c| !c.message_read) else {
@@ -935,17 +972,20 @@ impl Runc {
                 exit_code: c.status.exit_code,
             }
         };
-        let own = self.disk.run(move || termination::message(&source)).await;
+        let own = self
+            .disk
+            .run_job(move || termination::read_termination_message(&source))
+            .await;
         if let Some(c) = self.table.borrow_mut().containers.get_mut(id) {
-            c.status.message = termination::joined(&c.status.message, &own);
+            c.status.message = termination::join_messages(&c.status.message, &own);
         }
     }
 
-    fn held_log(&self, id: &ContainerId) -> PathBuf {
-        shim::held_log(&self.settings.run_dir, id)
+    fn held_log_path(&self, id: &ContainerId) -> PathBuf {
+        shim::held_log_path(&self.settings.run_dir, id)
     }
 
-    fn cgroup_of(&self, id: &ContainerId) -> Option<String> {
+    fn container_cgroup(&self, id: &ContainerId) -> Option<String> {
         self.table
             .borrow()
             .containers
@@ -955,7 +995,7 @@ impl Runc {
 }
 
 /// Mounts of which a status tells more than the spec does.
-fn mounts_told(mounts: &[ContainerMount], images: &RequestedVolumeImages) -> Vec<MountStatus> {
+fn mount_statuses(mounts: &[ContainerMount], images: &RequestedVolumeImages) -> Vec<MountStatus> {
     let reference = |image: &MountedImage| {
         let mut all = images.wanted.iter().zip(&images.references);
         let found = all.find(|(wanted, _)| wanted.image == image.image);
@@ -975,7 +1015,7 @@ fn mounts_told(mounts: &[ContainerMount], images: &RequestedVolumeImages) -> Vec
 }
 
 /// Notes the end of an instance, by its shim's record.
-pub(super) fn note_exit(container: &mut ContainerEntry, exit: &shim::ContainerExitRecord) {
+pub(super) fn record_exit(container: &mut ContainerEntry, exit: &shim::ContainerExitRecord) {
     let status = &mut container.status;
     container.shim = None;
     status.pid = 0;
@@ -985,10 +1025,10 @@ pub(super) fn note_exit(container: &mut ContainerEntry, exit: &shim::ContainerEx
     }
     status.state = ContainerState::Exited;
     status.exit_code = exit.code;
-    status.finished_at = Some(exit.wall());
+    status.finished_at = Some(exit.ended_at());
     status.reason = match exit {
         exit if !exit.known => LOST,
-        exit if exit.oom_killed() => OOM_KILLED,
+        exit if exit.was_oom_killed() => OOM_KILLED,
         exit if exit.code == 0 => "Completed",
         _ => "Error",
     }
@@ -996,7 +1036,7 @@ pub(super) fn note_exit(container: &mut ContainerEntry, exit: &shim::ContainerEx
 }
 
 /// Notes the end of an instance whose exit code is unknown (RTM-05, WAIT-24).
-pub(super) fn note_lost(container: &mut ContainerEntry) {
+pub(super) fn record_lost_exit(container: &mut ContainerEntry) {
     let status = &mut container.status;
     container.shim = None;
     status.pid = 0;
@@ -1006,11 +1046,11 @@ pub(super) fn note_lost(container: &mut ContainerEntry) {
     status.state = ContainerState::Exited;
     status.exit_code = LOST_CODE;
     status.reason = LOST.into();
-    status.finished_at.get_or_insert_with(clock::wall);
+    status.finished_at.get_or_insert_with(clock::wall_now);
 }
 
 /// Notes that an instance could not be started (RTM-03).
-pub(super) fn note_failure(container: &mut ContainerEntry, message: &str, wall: WallTime) {
+pub(super) fn record_start_failure(container: &mut ContainerEntry, message: &str, wall: WallTime) {
     let status = &mut container.status;
     status.pid = 0;
     status.state = ContainerState::Exited;

@@ -16,7 +16,7 @@ use std::{
 use async_io::{Async, Timer};
 use smol::future;
 
-use super::{Runc, exec_wait, failed, files, program::OciRuntimeError};
+use super::{Runc, exec_wait, failed_at_step, files, program::OciRuntimeError};
 use crate::{
     api::{ContainerId, cri::ExecOutput},
     runtime::{ExecOptions, PipeStreams, RuntimeError, StreamSession},
@@ -45,7 +45,7 @@ pub(super) struct AbandonedCommands(RefCell<Vec<(Child, ExecFiles)>>);
 
 impl AbandonedCommands {
     /// Forgets ended commands, with their files.
-    pub(super) fn tidy(&self) {
+    pub(super) fn remove_ended(&self) {
         let mut all = self.0.borrow_mut();
         all.retain_mut(|(child, _)| !child.has_ended());
     }
@@ -55,7 +55,7 @@ impl Drop for AbandonedCommands {
     fn drop(&mut self) {
         // The end of the agent does not end them either.
         for (child, _) in self.0.get_mut() {
-            child.leave();
+            child.leave_running();
         }
     }
 }
@@ -70,26 +70,30 @@ struct RunningCommand {
 }
 
 impl RunningCommand {
-    async fn wait(&mut self) -> Result<i32, RuntimeError> {
+    async fn wait_for_exit(&mut self) -> Result<i32, RuntimeError> {
         let step = "wait for the command";
         let gone = || io::Error::other("it was dropped");
-        let (child, files) = self.parts.as_mut().ok_or_else(gone).map_err(failed(step))?;
+        let (child, files) = self
+            .parts
+            .as_mut()
+            .ok_or_else(gone)
+            .map_err(failed_at_step(step))?;
         let status = match self.ended {
             Some(status) => status,
-            None => child.wait().await.map_err(failed(step))?,
+            None => child.wait().await.map_err(failed_at_step(step))?,
         };
         self.ended = Some(status);
         let code = child::exit_code(status);
-        match files.failure(code) {
+        match files.runtime_failure(code) {
             Some(message) => Err(RuntimeError::Failed(message)),
             None => Ok(code),
         }
     }
 
-    fn session(mut self, streams: PipeStreams) -> StreamSession {
+    fn into_session(mut self, streams: PipeStreams) -> StreamSession {
         StreamSession {
             streams: Box::new(streams),
-            end: Box::pin(async move { self.wait().await }),
+            end: Box::pin(async move { self.wait_for_exit().await }),
         }
     }
 }
@@ -99,7 +103,7 @@ impl Drop for RunningCommand {
         let Some((child, mut files)) = self.parts.take() else {
             return;
         };
-        self.left.tidy();
+        self.left.remove_ended();
         let mut left = self.left.0.borrow_mut();
         if self.ended.is_none() && files.has_started() && left.len() < MAX_LEFT {
             left.push((child, files));
@@ -129,7 +133,7 @@ impl ExecFiles {
 
     /// Returns why the runtime could not run the command, if it could not: then `code` is the runtime's, and tells
     /// nothing of the command. A runtime that died, perhaps of want of memory, has written no message.
-    fn failure(&self, code: i32) -> Option<String> {
+    fn runtime_failure(&self, code: i32) -> Option<String> {
         if code == 0 || self.has_started() {
             return None;
         }
@@ -164,26 +168,26 @@ impl Runc {
         if options.tty {
             return terminal_session(command, files, options.stdin, &self.left_execs).await;
         }
-        let (stdout, to_stdout) = io::pipe().map_err(failed(step))?;
-        let (stderr, to_stderr) = io::pipe().map_err(failed(step))?;
+        let (stdout, to_stdout) = io::pipe().map_err(failed_at_step(step))?;
+        let (stderr, to_stderr) = io::pipe().map_err(failed_at_step(step))?;
         let mut command = command
             .stdout(OutputSink::Fd(to_stdout.into()))
             .stderr(OutputSink::Fd(to_stderr.into()));
         let mut stdin = None;
         if options.stdin {
-            let (from_stdin, to_stdin) = io::pipe().map_err(failed(step))?;
+            let (from_stdin, to_stdin) = io::pipe().map_err(failed_at_step(step))?;
             stdin = Some(to_stdin.into());
             command = command.stdin(ChildInput::Fd(from_stdin.into()));
         }
         let streams = PipeStreams::new(stdin, Some(stdout.into()), Some(stderr.into()));
-        let streams = streams.map_err(failed(step))?;
-        let child = command.spawn().map_err(failed(step))?;
+        let streams = streams.map_err(failed_at_step(step))?;
+        let child = command.spawn().map_err(failed_at_step(step))?;
         let running = RunningCommand {
             parts: Some((child, files)),
             ended: None,
             left: Rc::clone(&self.left_execs),
         };
-        Ok(running.session(streams))
+        Ok(running.into_session(streams))
     }
 
     pub(super) async fn exec_captured(
@@ -196,7 +200,7 @@ impl Runc {
         let (command, files) = self.exec_command(id, command, false)?;
         // Dropped early, or out of time: the helper gets SIGTERM and ends the command.
         let guard = AbandonOnDrop(Some(files));
-        let result = child::run(command.capture(limit), timeout).await;
+        let result = child::run_command(command.capture_output(limit), timeout).await;
         let output = match result {
             Ok(output) => output,
             Err(e) if e.kind() == io::ErrorKind::TimedOut => {
@@ -205,11 +209,11 @@ impl Runc {
                     after: timeout.unwrap_or_default(),
                 });
             }
-            Err(e) => return Err(failed("run the command")(e)),
+            Err(e) => return Err(failed_at_step("run the command")(e)),
         };
-        let files = guard.done();
-        let exit_code = output.code();
-        if let Some(message) = files.and_then(|f| f.failure(exit_code)) {
+        let files = guard.disarm();
+        let exit_code = output.exit_code();
+        if let Some(message) = files.and_then(|f| f.runtime_failure(exit_code)) {
             return Err(RuntimeError::Failed(message));
         }
         Ok(ExecOutput {
@@ -229,16 +233,16 @@ impl Runc {
             return Err(RuntimeError::Invalid("no command to run".into()));
         }
         self.demand_running(id)?;
-        self.left_execs.tidy();
+        self.left_execs.remove_ended();
         let program = self
-            .program_of(id)
+            .oci_runtime_of(id)
             .map_err(|e: OciRuntimeError| RuntimeError::Failed(e.to_string()))?;
         let number = {
             let mut next = self.next_exec.borrow_mut();
             *next = next.wrapping_add(1);
             *next
         };
-        let dir = self.dirs(id).run;
+        let dir = self.container_dirs(id).run;
         // The agent's pid: after a restart the numbers begin anew.
         let name = format!("exec-{}-{number}", std::process::id());
         let files = ExecFiles {
@@ -247,13 +251,13 @@ impl Runc {
             socket: dir.join(format!("{name}.sock")),
             abandoned: false,
         };
-        let helper = Command::opened(self.settings.exe.clone(), "picolet")
-            .polite()
+        let helper = Command::from_opened(self.settings.exe.clone(), "picolet")
+            .kill_by_sigterm()
             .arg(exec_wait::COMMAND)
             .arg(&files.pid)
             .arg(&program.path);
         let mut command = program
-            .options(helper, &self.runtime_root())
+            .add_global_options(helper, &self.runtime_root())
             // A log of its own: on standard error the runtime's words would mix with the command's.
             .arg("--log")
             .arg(&files.log)
@@ -281,9 +285,11 @@ async fn terminal_session(
     left: &Rc<AbandonedCommands>,
 ) -> Result<StreamSession, RuntimeError> {
     let step = "get the command's terminal";
-    let listener =
-        Async::new(listen(&files.socket).map_err(failed(step))?).map_err(failed(step))?;
-    let mut child = command.spawn().map_err(failed("start the command"))?;
+    let listener = Async::new(listen_at(&files.socket).map_err(failed_at_step(step))?)
+        .map_err(failed_at_step(step))?;
+    let mut child = command
+        .spawn()
+        .map_err(failed_at_step("start the command"))?;
     let mut ended = None;
     let master = {
         let mut taken = core::pin::pin!(async {
@@ -295,39 +301,44 @@ async fn terminal_session(
             ended = Some(child.wait().await?);
             Ok(None)
         };
-        let first = future::or(&mut taken, future::or(gone, late(TERMINAL_WAIT))).await;
-        match first.map_err(failed(step))? {
+        let first = future::or(&mut taken, future::or(gone, time_out_after(TERMINAL_WAIT))).await;
+        match first.map_err(failed_at_step(step))? {
             Some(master) => Some(master),
             // A short command may have ended before its terminal was taken out of the socket.
-            None if files.failure(ended.map_or(0, child::exit_code)).is_none() => {
+            None if files
+                .runtime_failure(ended.map_or(0, child::exit_code))
+                .is_none() =>
+            {
                 let soon = Duration::from_secs(1);
-                future::or(taken, late(soon)).await.map_err(failed(step))?
+                future::or(taken, time_out_after(soon))
+                    .await
+                    .map_err(failed_at_step(step))?
             }
             None => None,
         }
     };
     let Some(master) = master else {
         let why = files
-            .failure(ended.map_or(0, child::exit_code))
+            .runtime_failure(ended.map_or(0, child::exit_code))
             .unwrap_or_else(|| "the runtime gave no terminal".into());
         return Err(RuntimeError::Failed(why));
     };
-    let streams = PipeStreams::terminal(master, stdin).map_err(failed(step))?;
+    let streams = PipeStreams::from_terminal(master, stdin).map_err(failed_at_step(step))?;
     let running = RunningCommand {
         parts: Some((child, files)),
         ended,
         left: Rc::clone(left),
     };
-    Ok(running.session(streams))
+    Ok(running.into_session(streams))
 }
 
-async fn late(limit: Duration) -> io::Result<Option<OwnedFd>> {
+async fn time_out_after(limit: Duration) -> io::Result<Option<OwnedFd>> {
     Timer::after(limit).await;
     Err(io::ErrorKind::TimedOut.into())
 }
 
 /// Listens at `path`, by way of its opened directory: a socket's path may have 107 bytes only.
-fn listen(path: &Path) -> io::Result<UnixListener> {
+fn listen_at(path: &Path) -> io::Result<UnixListener> {
     let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
@@ -339,7 +350,7 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
 struct AbandonOnDrop(Option<ExecFiles>);
 
 impl AbandonOnDrop {
-    fn done(mut self) -> Option<ExecFiles> {
+    fn disarm(mut self) -> Option<ExecFiles> {
         self.0.take()
     }
 }
@@ -384,10 +395,10 @@ mod tests {
             if let Some(log) = log {
                 fs::write(&files.log, log).expect("log");
             }
-            assert_eq!(files.failure(137).as_deref(), Some(why), "{name}");
+            assert_eq!(files.runtime_failure(137).as_deref(), Some(why), "{name}");
         }
         fs::write(&files.pid, "7").expect("pid");
-        assert_eq!(files.failure(137), None, "the command's own");
+        assert_eq!(files.runtime_failure(137), None, "the command's own");
         drop(files);
         fs::remove_dir(&dir).expect("nothing is left");
     }

@@ -38,16 +38,16 @@ const START_PATIENCE_S: i32 = 10;
 
 /// Runs to the end of the command.
 #[must_use]
-pub fn main(words: &[OsString]) -> ExitCode {
-    ExitCode::from(run(words).unwrap_or(FAILED))
+pub fn run_exec_wait(words: &[OsString]) -> ExitCode {
+    ExitCode::from(run_and_clean_up(words).unwrap_or(FAILED))
 }
 
-fn run(words: &[OsString]) -> Option<u8> {
+fn run_and_clean_up(words: &[OsString]) -> Option<u8> {
     let [pid_file, program, args @ ..] = words else {
         return None;
     };
-    let code = watch(Path::new(pid_file), program, args);
-    if on_term::was_ordered() {
+    let code = run_until_exit(Path::new(pid_file), program, args);
+    if on_term::was_term_received() {
         for extension in FILES {
             let _ = fs::remove_file(Path::new(pid_file).with_extension(extension));
         }
@@ -55,22 +55,22 @@ fn run(words: &[OsString]) -> Option<u8> {
     code
 }
 
-fn watch(pid_file: &Path, program: &OsStr, args: &[OsString]) -> Option<u8> {
+fn run_until_exit(pid_file: &Path, program: &OsStr, args: &[OsString]) -> Option<u8> {
     // Set before the command exists: its parent is the runtime, which ends first.
     set_child_subreaper(true).ok()?;
-    on_term::install(START_PATIENCE_S).ok()?;
+    on_term::install_handler(START_PATIENCE_S).ok()?;
     let runtime = Command::new(program).args(args).spawn().ok()?;
-    let code = wait(Pid::from_raw(i32::try_from(runtime.id()).ok()?))?;
+    let code = wait_for_exit_code(Pid::from_raw(i32::try_from(runtime.id()).ok()?))?;
     if code != 0 {
         return u8::try_from(code).ok();
     }
     let pid = Pid::from_raw(fs::read_to_string(pid_file).ok()?.trim().parse().ok()?);
-    on_term::target(pid);
-    u8::try_from(wait(pid)?).ok()
+    on_term::set_target(pid);
+    u8::try_from(wait_for_exit_code(pid)?).ok()
 }
 
 /// The exit code of a child.
-fn wait(pid: Pid) -> Option<i32> {
+fn wait_for_exit_code(pid: Pid) -> Option<i32> {
     loop {
         match waitpid(pid, None) {
             Ok(WaitStatus::Exited(_, code)) => return Some(code),

@@ -29,28 +29,28 @@ pub(super) fn write_public(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// left it open. Entries below may have any mode then: only root can reach them.
 ///
 /// Containers need no way through it: the OCI runtime, as root, mounts their files before they have another root.
-pub(super) fn make_private(dir: &Path) -> io::Result<()> {
+pub(super) fn make_private_dir(dir: &Path) -> io::Result<()> {
     fs::DirBuilder::new()
         .recursive(true)
         .mode(PRIVATE)
         .create(dir)?;
-    close(dir)
+    close_dir(dir)
 }
 
 /// Closes every directory in `dir`, and `dir` first.
-pub(super) fn close_all(dir: &Path) -> io::Result<()> {
-    make_private(dir)?;
+pub(super) fn close_dirs_in(dir: &Path) -> io::Result<()> {
+    make_private_dir(dir)?;
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
-            close(&entry.path())?;
+            close_dir(&entry.path())?;
         }
     }
     Ok(())
 }
 
 /// Closes a directory to all but root. One that is closed already is not written: the disk may have become read-only.
-fn close(dir: &Path) -> io::Result<()> {
+fn close_dir(dir: &Path) -> io::Result<()> {
     if fs::symlink_metadata(dir)?.permissions().mode() & 0o7777 == PRIVATE {
         return Ok(());
     }
@@ -58,18 +58,18 @@ fn close(dir: &Path) -> io::Result<()> {
 }
 
 /// Makes the directory that is a container's `/`: the container sees its mode.
-pub(super) fn make_root(dir: &Path) -> io::Result<()> {
+pub(super) fn make_root_dir(dir: &Path) -> io::Result<()> {
     fs::create_dir_all(dir)?;
     fs::set_permissions(dir, fs::Permissions::from_mode(0o755))
 }
 
 /// Removes a file. Absent counts as removed.
 pub(super) fn remove_file(path: &Path) -> io::Result<()> {
-    absent_is_fine(fs::remove_file(path))
+    ignore_not_found(fs::remove_file(path))
 }
 
 /// Names in a directory, sorted. Absent counts as empty.
-pub(super) fn names(dir: &Path) -> io::Result<Vec<String>> {
+pub(super) fn sorted_names(dir: &Path) -> io::Result<Vec<String>> {
     let entries = match fs::read_dir(dir) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         other => other?,
@@ -81,11 +81,11 @@ pub(super) fn names(dir: &Path) -> io::Result<Vec<String>> {
             names.push(name);
         }
     }
-    names.order();
+    names.stable_sort();
     Ok(names)
 }
 
-fn absent_is_fine(result: io::Result<()>) -> io::Result<()> {
+fn ignore_not_found(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,

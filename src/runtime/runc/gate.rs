@@ -61,7 +61,7 @@ pub struct ChildPermit<'a> {
 impl Drop for ChildPermit<'_> {
     fn drop(&mut self) {
         self.gate.free.set(self.gate.free.get() + 1);
-        self.gate.call_next();
+        self.gate.wake_next_waiter();
     }
 }
 
@@ -75,7 +75,7 @@ impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         if self.gate.waiting.borrow_mut().remove(&self.key).is_some() {
             // It may have been called without taking the place.
-            self.gate.call_next();
+            self.gate.wake_next_waiter();
         }
     }
 }
@@ -93,18 +93,18 @@ impl ChildLimiter {
     }
 
     /// The lock's file, which stays.
-    pub(super) fn file(&self) -> &Path {
+    pub(super) fn lock_path(&self) -> &Path {
         &self.lock
     }
 
     /// Waits until no call of an earlier agent goes on, or until that takes too long.
     pub async fn wait_for_orphans(&self) {
-        let deadline = clock::mono() + ORPHAN_WAIT;
+        let deadline = clock::mono_now() + ORPHAN_WAIT;
         // Bounded: by the deadline, and each round waits.
         loop {
             match lock::try_lock(&self.lock) {
                 Ok(Some(_)) => return,
-                Ok(None) if clock::mono() < deadline => {}
+                Ok(None) if clock::mono_now() < deadline => {}
                 Ok(None) => {
                     log::warn!(
                         "calls of an agent before this one still go on; they are no longer waited for"
@@ -121,9 +121,9 @@ impl ChildLimiter {
     }
 
     /// Gives the lock to a child that is about to be started. Without it the child runs all the same.
-    pub fn mark(&self, command: Command) -> Command {
+    pub fn attach_lock(&self, command: Command) -> Command {
         match lock::try_share(&self.lock) {
-            Ok(Some(file)) => command.keep(file.into()),
+            Ok(Some(file)) => command.inherit_fd(file.into()),
             Ok(None) => command,
             Err(e) => {
                 log::debug!("{}: {e}", self.lock.display());
@@ -134,14 +134,14 @@ impl ChildLimiter {
 
     /// Number of children that a machine bears: by half of its available memory, and [`PER_CORE`] for each core.
     #[must_use]
-    pub fn width(available_bytes: u64, cores: usize) -> usize {
+    pub fn compute_child_limit(available_bytes: u64, cores: usize) -> usize {
         let by_memory = available_bytes / 2 / CHILD_BYTES;
         let by_cores = PER_CORE * u64::try_from(cores).unwrap_or(1);
         usize::try_from(by_memory.min(by_cores).max(1)).unwrap_or(1)
     }
 
     /// Waits for a place; dropping the guard frees it.
-    pub async fn pass(&self, turn: ChildPriority) -> ChildPermit<'_> {
+    pub async fn acquire_permit(&self, turn: ChildPriority) -> ChildPermit<'_> {
         let key = (turn, self.arrivals.get());
         self.arrivals.set(key.1 + 1);
         self.waiting.borrow_mut().insert(key, None);
@@ -162,19 +162,19 @@ impl ChildLimiter {
         .await;
         drop(waiter);
         // Another place may be free, and the next waiter has not looked since.
-        self.call_next();
+        self.wake_next_waiter();
         ChildPermit { gate: self }
     }
 
     /// Does `work` with a place. Work that takes longer than `limit` goes on without the place: it only waits, perhaps
     /// for a server that is gone, and others need the place.
-    pub async fn pass_for<T>(
+    pub async fn run_with_permit<T>(
         &self,
         turn: ChildPriority,
         limit: Duration,
         work: impl Future<Output = T>,
     ) -> T {
-        let pass = self.pass(turn).await;
+        let pass = self.acquire_permit(turn).await;
         let late = async {
             Timer::after(limit).await;
             drop(pass);
@@ -183,7 +183,7 @@ impl ChildLimiter {
         future::or(work, late).await
     }
 
-    fn call_next(&self) {
+    fn wake_next_waiter(&self) {
         if self.free.get() == 0 {
             return;
         }
@@ -209,7 +209,11 @@ mod tests {
             ("1 GiB board", 700 * MIB, 4, 8),
             ("big", 24_000 * MIB, 2, 4),
         ] {
-            assert_eq!(ChildLimiter::width(bytes, cores), want, "{name}");
+            assert_eq!(
+                ChildLimiter::compute_child_limit(bytes, cores),
+                want,
+                "{name}"
+            );
         }
     }
 
@@ -219,13 +223,13 @@ mod tests {
         use smol::future::{FutureExt as _, poll_once};
         smol::block_on(async {
             let gate = ChildLimiter::new(2, Path::new("/nowhere"));
-            let first = gate.pass(ChildPriority::Connect).await;
-            let second = gate.pass(ChildPriority::Connect).await;
+            let first = gate.acquire_permit(ChildPriority::Connect).await;
+            let second = gate.acquire_permit(ChildPriority::Connect).await;
             let done = RefCell::new(Vec::new());
             let go = |name: &'static str, turn| {
                 let (gate, done) = (&gate, &done);
                 async move {
-                    let pass = gate.pass(turn).await;
+                    let pass = gate.acquire_permit(turn).await;
                     done.borrow_mut().push(name);
                     pass
                 }
@@ -263,11 +267,11 @@ mod tests {
             let gate = ChildLimiter::new(1, Path::new("/nowhere"));
             let limit = Duration::from_millis(10);
             let (server, hangs) = smol::channel::bounded::<u32>(1);
-            let mut slow = pin!(gate.pass_for(ChildPriority::Create, limit, hangs.recv()));
+            let mut slow = pin!(gate.run_with_permit(ChildPriority::Create, limit, hangs.recv()));
             assert!(poll_once(&mut slow).await.is_none());
             assert_eq!(gate.free.get(), 0);
             // The other waits for the place only.
-            let mut other = pin!(gate.pass_for(ChildPriority::Create, limit, async { 1 }));
+            let mut other = pin!(gate.run_with_permit(ChildPriority::Create, limit, async { 1 }));
             assert!(poll_once(&mut other).await.is_none());
             let other = async {
                 let done = other.await;
@@ -283,7 +287,8 @@ mod tests {
             assert_eq!(gate.free.get(), 1);
             // Once is given back once.
             assert_eq!(
-                gate.pass_for(ChildPriority::Last, limit, async { 3 }).await,
+                gate.run_with_permit(ChildPriority::Last, limit, async { 3 })
+                    .await,
                 3
             );
             assert_eq!(gate.free.get(), 1);
@@ -302,7 +307,7 @@ mod tests {
             let command = Command::new("/bin/sh")
                 .args(["-c", "cat; exit 0"])
                 .stdin(crate::sys::child::ChildInput::Fd(reader.into()));
-            let mut child = gate.mark(command).spawn().expect("sh");
+            let mut child = gate.attach_lock(command).spawn().expect("sh");
             let next = ChildLimiter::new(1, &dir);
             assert!(lock::try_lock(&next.lock).expect("lock").is_none());
             drop(writer);

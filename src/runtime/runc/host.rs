@@ -59,7 +59,7 @@ const MAX_DEVICES: usize = 1024;
 /// Reads the facts of the machine. A fact that cannot be read counts as absent. Tries values of our own
 /// `oom_score_adj`.
 #[must_use]
-pub fn facts(cgroups: &Cgroups) -> HostFacts {
+pub fn read_host_facts(cgroups: &Cgroups) -> HostFacts {
     let mut controllers: Vec<String> = [
         "blkio", "cpu", "cpuset", "devices", "hugetlb", "io", "memory", "pids",
     ]
@@ -67,31 +67,33 @@ pub fn facts(cgroups: &Cgroups) -> HostFacts {
     .filter(|c| cgroups.has_controller(c))
     .map(str::to_owned)
     .collect();
-    controllers.order();
+    controllers.stable_sort();
     HostFacts {
         arch: std::env::consts::ARCH.to_owned(),
-        kernel: kernel(&text("/proc/sys/kernel/osrelease")),
-        hostname: text("/proc/sys/kernel/hostname").trim().to_owned(),
-        cgroup_v2: cgroups.version() == CgroupVersion::V2,
+        kernel: parse_kernel_version(&read_text_or_empty("/proc/sys/kernel/osrelease")),
+        hostname: read_text_or_empty("/proc/sys/kernel/hostname")
+            .trim()
+            .to_owned(),
+        cgroup_v2: cgroups.cgroup_version() == CgroupVersion::V2,
         controllers,
-        capabilities: bounding_set(&text("/proc/self/status")),
+        capabilities: bounding_set(&read_text_or_empty("/proc/self/status")),
         min_oom_score_adj: limits::min_oom_score_adj().unwrap_or(0),
         rlimits: Vec::new(),
-        thermal_throttle: thermal_throttle(),
+        thermal_throttle: thermal_throttle_paths(),
         // Profiles can be seen and loaded only where securityfs is mounted.
-        apparmor: text("/sys/module/apparmor/parameters/enabled").starts_with('Y')
+        apparmor: read_text_or_empty("/sys/module/apparmor/parameters/enabled").starts_with('Y')
             && Path::new("/sys/kernel/security/apparmor").exists(),
         selinux: Path::new("/sys/fs/selinux/enforce").exists(),
-        seccomp: text("/proc/self/status").contains("\nSeccomp:"),
+        seccomp: read_text_or_empty("/proc/self/status").contains("\nSeccomp:"),
     }
 }
 
-fn text(path: &str) -> String {
+fn read_text_or_empty(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }
 
 /// `6.1.0-rpi7` → (6, 1).
-fn kernel(release: &str) -> (u32, u32) {
+fn parse_kernel_version(release: &str) -> (u32, u32) {
     let mut numbers = release
         .trim()
         .split(|c: char| !c.is_ascii_digit())
@@ -101,11 +103,11 @@ fn kernel(release: &str) -> (u32, u32) {
 }
 
 fn bounding_set(status: &str) -> Vec<String> {
-    names_of(status, "CapBnd:")
+    parse_capability_names(status, "CapBnd:")
 }
 
 /// Names of the bits of one line; the kernel may know later ones.
-fn names_of(status: &str, set: &str) -> Vec<String> {
+fn parse_capability_names(status: &str, set: &str) -> Vec<String> {
     let line = status.lines().find_map(|l| l.strip_prefix(set));
     let bits = line
         .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
@@ -121,11 +123,11 @@ fn names_of(status: &str, set: &str) -> Vec<String> {
 /// Capabilities that a process has in effect; none if it cannot be looked at.
 #[must_use]
 pub fn effective_capabilities(pid: u32) -> Vec<String> {
-    let status = text(&format!("/proc/{pid}/status"));
-    names_of(&status, "CapEff:")
+    let status = read_text_or_empty(&format!("/proc/{pid}/status"));
+    parse_capability_names(&status, "CapEff:")
 }
 
-fn thermal_throttle() -> Vec<String> {
+fn thermal_throttle_paths() -> Vec<String> {
     let mut found: Vec<String> = fs::read_dir("/sys/devices/system/cpu")
         .into_iter()
         .flatten()
@@ -134,16 +136,16 @@ fn thermal_throttle() -> Vec<String> {
         .filter(|p| p.is_dir())
         .map(|p| p.display().to_string())
         .collect();
-    found.order();
+    found.stable_sort();
     found
 }
 
 /// Device nodes of the machine as they are now, by their paths: devices come, go, and get other numbers. At most
 /// [`MAX_DEVICES`].
-pub(super) fn devices() -> Vec<OciDevice> {
+pub(super) fn list_devices() -> Vec<OciDevice> {
     let mut devices = Vec::new();
     collect_devices(Path::new("/dev"), &mut devices);
-    devices.order_by(|a: &OciDevice, b| a.path.cmp(&b.path));
+    devices.stable_sort_by(|a: &OciDevice, b| a.path.cmp(&b.path));
     devices
 }
 
@@ -191,8 +193,8 @@ mod tests {
 
     #[test]
     fn texts_of_the_kernel() {
-        assert_eq!(kernel("6.1.0-rpi7-rpi-v8\n"), (6, 1));
-        assert_eq!(kernel(""), (0, 0));
+        assert_eq!(parse_kernel_version("6.1.0-rpi7-rpi-v8\n"), (6, 1));
+        assert_eq!(parse_kernel_version(""), (0, 0));
         let set = bounding_set("Name:\tx\nCapBnd:\t0000000000000021\nSeccomp:\t0\n");
         assert_eq!(set, ["CAP_CHOWN", "CAP_KILL"]);
         assert_eq!(
@@ -204,7 +206,7 @@ mod tests {
     #[test]
     fn devices_of_this_machine() {
         // RTM-11
-        let devices = devices();
+        let devices = list_devices();
         let null = devices
             .iter()
             .find(|d| d.path == "/dev/null")

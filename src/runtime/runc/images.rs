@@ -34,18 +34,18 @@ pub trait BackendImageStore {
     ///
     /// # Errors
     /// The reference is malformed.
-    fn resolve(&self, reference: &str) -> Result<Option<ResolvedImage>, ImageError>;
-    /// Finds an image as [`Self::resolve`] does, and describes it in CRI's words.
+    fn resolve_image(&self, reference: &str) -> Result<Option<ResolvedImage>, ImageError>;
+    /// Finds an image as [`Self::resolve_image`] does, and describes it in CRI's words.
     ///
     /// # Errors
     /// The reference is malformed.
-    fn status(&self, reference: &str) -> Result<Option<StoredImage>, ImageError>;
+    fn describe_image(&self, reference: &str) -> Result<Option<StoredImage>, ImageError>;
     /// Keeps the image with this id in the store until the returned hold is dropped; `None` if it is not there.
-    fn hold(&self, id: &str) -> Option<BackendImageHold>;
+    fn hold_image(&self, id: &str) -> Option<BackendImageHold>;
     /// All images, sorted by id. From memory.
-    fn list(&self) -> Vec<StoredImage>;
+    fn list_stored_images(&self) -> Vec<StoredImage>;
     /// Pulls a reference, with this credential or none.
-    fn pull<'a>(
+    fn pull_to_store<'a>(
         &'a self,
         reference: &'a str,
         credential: Option<AuthConfig>,
@@ -55,7 +55,7 @@ pub trait BackendImageStore {
     /// Returns true if a pull of the reference may still bring its image, also a pull that was dropped.
     fn is_pulling(&self, reference: &str) -> bool;
     /// Removes an image; `in_use` holds the ids that instances use. Absent is success.
-    fn remove<'a>(&'a self, id: &'a str, in_use: Vec<String>) -> RuntimeCall<'a, ()>;
+    fn remove_stored_image<'a>(&'a self, id: &'a str, in_use: Vec<String>) -> RuntimeCall<'a, ()>;
     /// Disk use.
-    fn fs_info(&self) -> RuntimeCall<'_, FsInfo>;
+    fn store_fs_info(&self) -> RuntimeCall<'_, FsInfo>;
 }

@@ -18,8 +18,8 @@ const MODE: u32 = 0o700;
 ///
 /// # Errors
 /// It cannot be mounted. A tmpfs whose content is larger than the new size keeps the old size until the next start.
-pub(super) fn prepare(run_dir: &Path, bytes: Option<u64>) -> io::Result<()> {
-    let at = shim::held_logs(run_dir);
+pub(super) fn prepare_log_memory(run_dir: &Path, bytes: Option<u64>) -> io::Result<()> {
+    let at = shim::held_logs_dir(run_dir);
     if bytes.is_none() && !at.exists() {
         return Ok(());
     }
@@ -29,7 +29,7 @@ pub(super) fn prepare(run_dir: &Path, bytes: Option<u64>) -> io::Result<()> {
     match (mount::is_mount_point(&at)?, bytes) {
         (false, Some(bytes)) => {
             let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-            mount::tmpfs(&at, Some(bytes), MODE, flags)
+            mount::mount_tmpfs(&at, Some(bytes), MODE, flags)
         }
         (true, Some(bytes)) => {
             if let Err(e) = mount::resize_tmpfs(&at, bytes) {
@@ -65,24 +65,24 @@ mod tests {
         }
         let run = crate::testing::unused_path("held");
         fs::create_dir_all(&run).expect("directory");
-        let at = shim::held_logs(&run);
+        let at = shim::held_logs_dir(&run);
         let size = || {
             let stat = nix::sys::statvfs::statvfs(&at).expect("stat");
             u64::from(stat.blocks()) * u64::from(stat.fragment_size())
         };
-        prepare(&run, None).expect("nothing to do");
+        prepare_log_memory(&run, None).expect("nothing to do");
         assert!(!at.exists());
         for mib in [2, 2, 4] {
-            prepare(&run, Some(mib << 20)).expect("made");
+            prepare_log_memory(&run, Some(mib << 20)).expect("made");
             assert_eq!(size(), mib << 20);
         }
         fs::write(at.join("c"), vec![0; 3 << 20]).expect("held");
-        prepare(&run, Some(1 << 20)).expect("it stays");
+        prepare_log_memory(&run, Some(1 << 20)).expect("it stays");
         assert_eq!(size(), 4 << 20);
-        prepare(&run, None).expect("it stays");
+        prepare_log_memory(&run, None).expect("it stays");
         assert!(at.join("c").exists());
         fs::remove_file(at.join("c")).expect("saved");
-        prepare(&run, None).expect("it goes");
+        prepare_log_memory(&run, None).expect("it goes");
         assert!(!at.exists());
         fs::remove_dir(&run).expect("clean up");
     }

@@ -99,7 +99,11 @@ pub(super) enum MaskError {
 /// Checks the container whose init is `pid` and whose bundle is `bundle`. Blocking.
 ///
 /// - Errors: the container must not be started.
-pub(super) fn check(bundle: &Path, pid: i32, same_label: SameLabelFn) -> Result<(), MaskError> {
+pub(super) fn check_masks(
+    bundle: &Path,
+    pid: i32,
+    same_label: SameLabelFn,
+) -> Result<(), MaskError> {
     let read = || -> io::Result<(OciConfigView, Vec<MountEntry>)> {
         let config = files::read_start(&bundle.join("config.json"), MAX_CONFIG_BYTES)?;
         let mut mounts = Vec::new();
@@ -108,7 +112,7 @@ pub(super) fn check(bundle: &Path, pid: i32, same_label: SameLabelFn) -> Result<
     };
     let (config, mounts) = read().map_err(MaskError::Unseen)?;
     let exists = |path: &str| fs::symlink_metadata(path).is_ok();
-    judge(&config, &mounts, &exists)?;
+    judge_masks(&config, &mounts, &exists)?;
     let process = Path::new("/proc").join(pid.to_string());
     check_label(&config.process.selinux_label, &process, same_label)
 }
@@ -130,7 +134,7 @@ fn check_label(asked: &str, process: &Path, same_label: SameLabelFn) -> Result<(
 }
 
 /// `exists`: whether the kernel has such a path. What it has here it has in the container.
-fn judge(
+fn judge_masks(
     config: &OciConfigView,
     mounts: &[MountEntry],
     exists: &dyn Fn(&str) -> bool,
@@ -245,7 +249,7 @@ mod tests {
             ),
         ] {
             let mounts: Vec<MountEntry> = mounts.into_iter().cloned().collect();
-            let judged = judge(&config, &mounts, &|path| path != "/proc/absent");
+            let judged = judge_masks(&config, &mounts, &|path| path != "/proc/absent");
             match (judged, wrong) {
                 (Ok(()), None) => {}
                 (Err(e), Some(word)) => assert!(e.to_string().contains(word), "{name}: {e}"),
@@ -300,7 +304,7 @@ mod tests {
             ("what is not the machine's", &machine, "/proc", "ext4", true),
         ] {
             let mounts = [proc.clone(), keys.clone(), mount(at, kind, false)];
-            match judge(config, &mounts, &|_| true) {
+            match judge_masks(config, &mounts, &|_| true) {
                 Err(MaskError::InProc(path)) => assert!(wrong && path == Path::new(at), "{name}"),
                 Ok(()) => assert!(!wrong, "{name}"),
                 other => panic!("{name}: {other:?}"),

@@ -68,7 +68,7 @@ use super::{
     ImageService, LogRetention, PortConnector, RuntimeCall, RuntimeError, RuntimeService,
     SessionStart, StreamRoute,
 };
-use crate::error::chain;
+use crate::error::error_chain;
 use crate::image::ImageProgress;
 use crate::{
     api::{
@@ -96,9 +96,9 @@ pub const NAME: &str = "picolet";
 #[must_use]
 pub fn recorded_pods(run_dir: &Path) -> Vec<(PodUid, String)> {
     let dir = run_dir.join("sandboxes");
-    let names = files::names(&dir).unwrap_or_default();
+    let names = files::sorted_names(&dir).unwrap_or_default();
     let records = names.into_iter().filter_map(|name| {
-        let record = record::load::<record::SandboxRecord>(&dir.join(name));
+        let record = record::load_record::<record::SandboxRecord>(&dir.join(name));
         record.ok().flatten()
     });
     records
@@ -133,7 +133,7 @@ impl Runc {
     ///
     /// # Errors
     /// A directory cannot be made or a record directory cannot be read. A missing OCI runtime or network is no error here:
-    /// [`RuntimeService::status`] says so.
+    /// [`RuntimeService::describe_image`] says so.
     pub async fn open(
         settings: RuncSettings,
         images: Box<dyn BackendImageStore>,
@@ -141,29 +141,31 @@ impl Runc {
         cgroups: Cgroups,
     ) -> Result<Self, RuntimeError> {
         for dir in ["sandboxes", "containers", "runtime", "cni"] {
-            make_dir(&settings.run_dir.join(dir))?;
+            make_closed_dir(&settings.run_dir.join(dir))?;
         }
         for dir in ["sandboxes", "containers", "cni"] {
-            make_dir(&settings.root_dir.join(dir))?;
+            make_closed_dir(&settings.root_dir.join(dir))?;
         }
         for dir in [&settings.run_dir, &settings.root_dir] {
-            mounts::make_shared(dir)
-                .map_err(failed(&format!("share mounts of {}", dir.display())))?;
+            mounts::make_shared(dir).map_err(failed_at_step(&format!(
+                "share mounts of {}",
+                dir.display()
+            )))?;
         }
-        log_memory::prepare(&settings.run_dir, settings.log_memory)
-            .map_err(failed("make a place for logs in memory"))?;
+        log_memory::prepare_log_memory(&settings.run_dir, settings.log_memory)
+            .map_err(failed_at_step("make a place for logs in memory"))?;
         if let Err(e) = cgroups.create_leaf(&settings.shim_cgroup) {
-            log::warn!("cgroup of the shims: {}", chain(&e));
+            log::warn!("cgroup of the shims: {}", error_chain(&e));
         }
-        let boot = MachineBoot::read(&settings.root_dir).map_err(failed("count boots"))?;
-        let programs = OciRuntimes::probe(&settings).await;
+        let boot = MachineBoot::read(&settings.root_dir).map_err(failed_at_step("count boots"))?;
+        let programs = OciRuntimes::probe_all(&settings).await;
         let width = settings.parallel.unwrap_or_else(|| {
             let cores = std::thread::available_parallelism().map_or(1, Into::into);
-            ChildLimiter::width(available_bytes(), cores)
+            ChildLimiter::compute_child_limit(available_memory_bytes(), cores)
         });
         let apparmor = AppArmor::new(settings.host.apparmor);
-        apparmor.prepare().await;
-        let table = InstanceTable::new().map_err(failed("epoll"))?;
+        apparmor.prepare_default_profile().await;
+        let table = InstanceTable::new().map_err(failed_at_step("epoll"))?;
         let runc = Self {
             cni: Cni::new(
                 CniSettings {
@@ -177,7 +179,7 @@ impl Runc {
             ),
             apparmor,
             gate: ChildLimiter::new(width, &settings.run_dir),
-            bell: table.bell(),
+            bell: table.doorbell(),
             table: RefCell::new(table),
             programs,
             next_order: RefCell::new(0),
@@ -190,12 +192,12 @@ impl Runc {
             cgroups,
         };
         runc.gate.wait_for_orphans().await;
-        runc.recover().await?;
+        runc.recover_all().await?;
         Ok(runc)
     }
 
     /// The handler that a container's sandbox was made with, also if an earlier agent made it.
-    fn handler_of(&self, id: &ContainerId) -> String {
+    fn container_handler(&self, id: &ContainerId) -> String {
         let table = self.table.borrow();
         let sandbox = table.containers.get(id).map(|c| &c.status.sandbox);
         let sandbox = sandbox.and_then(|id| table.sandboxes.get(id));
@@ -205,8 +207,8 @@ impl Runc {
     }
 
     /// The OCI runtime of a container.
-    fn program_of(&self, id: &ContainerId) -> Result<OciRuntime, OciRuntimeError> {
-        self.programs.of(&self.handler_of(id))
+    fn oci_runtime_of(&self, id: &ContainerId) -> Result<OciRuntime, OciRuntimeError> {
+        self.programs.for_handler(&self.container_handler(id))
     }
 
     /// Asks the network plugins whether a sandbox's network is as they made it (CNI CHECK).
@@ -214,7 +216,10 @@ impl Runc {
     /// # Errors
     /// The error of the first plugin that has one.
     pub async fn check_network(&self, id: &SandboxId) -> Result<(), RuntimeError> {
-        self.cni.check(id, &self.gate).await.map_err(failed_error)
+        self.cni
+            .check_attachment(id, &self.gate)
+            .await
+            .map_err(failed_error)
     }
 
     /// Removes everything that this backend made: sandboxes, containers, the built-in bridge, mounts, and the content
@@ -222,7 +227,7 @@ impl Runc {
     ///
     /// # Errors
     /// The first error; the rest was tried.
-    pub async fn reset(&self) -> Result<(), RuntimeError> {
+    pub async fn reset_backend(&self) -> Result<(), RuntimeError> {
         let mut result = Ok(());
         let ids: Vec<SandboxId> = self.table.borrow().sandboxes.keys().cloned().collect();
         for id in ids {
@@ -232,31 +237,35 @@ impl Runc {
         for id in ids {
             result = result.and(self.remove_instance(&id, LogRetention::Go).await);
         }
-        let network = self.cni.remove_built_in(&self.gate).await;
+        let network = self.cni.remove_built_in_network(&self.gate).await;
         // The first error counts.
         result = result.and_then(|()| network.map_err(failed_error));
         let (run, root) = (
             self.settings.run_dir.clone(),
             self.settings.root_dir.clone(),
         );
-        let lock = self.gate.file().to_owned();
-        let swept = self.disk.run(move || {
-            for name in files::names(&run)? {
+        let lock = self.gate.lock_path().to_owned();
+        let swept = self.disk.run_job(move || {
+            for name in files::sorted_names(&run)? {
                 crate::sys::mount::unmount_below(&run.join(name))?;
             }
             for dir in ["sandboxes", "containers", "runtime", "cni"] {
-                remove::path(&run.join(dir))?;
-                remove::path(&root.join(dir))?;
+                remove::remove_path(&run.join(dir))?;
+                remove::remove_path(&root.join(dir))?;
             }
             files::remove_file(&lock)?;
             for dir in [&run, &root] {
-                crate::sys::mount::unbind(dir)?;
+                crate::sys::mount::unmount_self_binds(dir)?;
             }
             Ok::<_, io::Error>(())
         });
-        result = result.and(swept.await.map_err(failed("remove the run directory")));
-        if let Err(e) = self.cgroups.destroy(&self.settings.shim_cgroup).await {
-            log::warn!("cgroup of the shims: {}", chain(&e));
+        result = result.and(
+            swept
+                .await
+                .map_err(failed_at_step("remove the run directory")),
+        );
+        if let Err(e) = self.cgroups.destroy_group(&self.settings.shim_cgroup).await {
+            log::warn!("cgroup of the shims: {}", error_chain(&e));
         }
         result
     }
@@ -276,7 +285,7 @@ impl Runc {
         }
     }
 
-    fn dirs(&self, id: &ContainerId) -> ContainerDirs {
+    fn container_dirs(&self, id: &ContainerId) -> ContainerDirs {
         let at = |base: &Path| base.join("containers").join(id.as_str());
         ContainerDirs {
             run: at(&self.settings.run_dir),
@@ -295,7 +304,7 @@ impl Runc {
         }
     }
 
-    fn next_order(&self) -> record::CreationOrder {
+    fn next_creation_order(&self) -> record::CreationOrder {
         let mut next = self.next_order.borrow_mut();
         *next += 1;
         record::CreationOrder(self.boot.number, *next)
@@ -307,7 +316,7 @@ impl Runc {
             reason: reason.into(),
             message,
         };
-        if let Err(e) = self.programs.of(DEFAULT_HANDLER) {
+        if let Err(e) = self.programs.for_handler(DEFAULT_HANDLER) {
             return not("RuntimeMissing", e.to_string());
         }
         // The memory controller is off on many boards. A pod that asks for a memory limit gets an error; all others run
@@ -324,7 +333,7 @@ impl Runc {
             );
         }
         if let Err(e) = self.cgroups.probe_writable(&self.settings.kubepods) {
-            return not("CgroupsNotWritable", chain(&e));
+            return not("CgroupsNotWritable", error_chain(&e));
         }
         for dir in [&self.settings.root_dir, &self.settings.run_dir] {
             if let Err(e) = access(dir, AccessFlags::W_OK) {
@@ -342,13 +351,13 @@ impl Runc {
 impl ImageService for Runc {
     fn image_status<'a>(&'a self, reference: &'a str) -> RuntimeCall<'a, Option<StoredImage>> {
         Box::pin(async move {
-            let image = self.images.status(reference);
-            image.map_err(|e| RuntimeError::Invalid(chain(&e)))
+            let image = self.images.describe_image(reference);
+            image.map_err(|e| RuntimeError::Invalid(error_chain(&e)))
         })
     }
 
     fn list_images(&self) -> RuntimeCall<'_, Vec<StoredImage>> {
-        Box::pin(async { Ok(self.images.list()) })
+        Box::pin(async { Ok(self.images.list_stored_images()) })
     }
 
     fn pull_image<'a>(
@@ -357,7 +366,7 @@ impl ImageService for Runc {
         credential: Option<&'a AuthConfig>,
         _: Option<&'a SandboxConfig>,
     ) -> RuntimeCall<'a, String> {
-        self.images.pull(reference, credential.cloned())
+        self.images.pull_to_store(reference, credential.cloned())
     }
 
     fn pull_progress(&self, reference: &str) -> Option<ImageProgress> {
@@ -375,11 +384,11 @@ impl ImageService for Runc {
             volumes.chain([c.image.clone()]).collect::<Vec<_>>()
         };
         let in_use = table.containers.values().flat_map(images).collect();
-        self.images.remove(id, in_use)
+        self.images.remove_stored_image(id, in_use)
     }
 
     fn image_fs_info(&self) -> RuntimeCall<'_, FsInfo> {
-        self.images.fs_info()
+        self.images.store_fs_info()
     }
 }
 
@@ -387,13 +396,15 @@ impl RuntimeService for Runc {
     fn version(&self) -> RuntimeVersion {
         RuntimeVersion {
             name: NAME.into(),
-            version: version(self.programs.of(DEFAULT_HANDLER).ok().as_ref()),
+            version: format_runtime_version(
+                self.programs.for_handler(DEFAULT_HANDLER).ok().as_ref(),
+            ),
         }
     }
 
     fn capabilities(&self) -> RuntimeCapabilities {
         RuntimeCapabilities {
-            handlers: self.programs.handlers(),
+            handlers: self.programs.list_handlers(),
             supplemental_groups_policy: true,
             live_resource_updates: true,
             container_stats: true,
@@ -407,12 +418,12 @@ impl RuntimeService for Runc {
         })
     }
 
-    fn status(&self) -> RuntimeCall<'_, RuntimeStatus> {
+    fn runtime_status(&self) -> RuntimeCall<'_, RuntimeStatus> {
         Box::pin(async {
             self.programs.probe_changed().await;
             Ok(RuntimeStatus {
                 runtime_ready: self.runtime_condition(),
-                network_ready: self.cni.condition(),
+                network_ready: self.cni.network_condition(),
                 // Without a runtime, shims and records tell which containers run, and signals and cgroups end them.
                 can_stop_containers: true,
             })
@@ -421,24 +432,24 @@ impl RuntimeService for Runc {
 
     fn list_pods(&self) -> RuntimeCall<'_, Vec<PodItem>> {
         Box::pin(async {
-            self.absorb().await;
+            self.handle_process_ends().await;
             // Ended commands without a client stay zombies until they are reaped here.
-            self.left_execs.tidy();
-            Ok(self.table.borrow().list())
+            self.left_execs.remove_ended();
+            Ok(self.table.borrow().list_pods())
         })
     }
 
     fn pod_status(&self, uid: &PodUid) -> RuntimeCall<'_, PodRuntimeStatus> {
         let uid = uid.clone();
         Box::pin(async move {
-            self.absorb().await;
-            self.settle(&uid).await;
-            Ok(self.table.borrow().pod(&uid))
+            self.handle_process_ends().await;
+            self.delete_ended_instances(&uid).await;
+            Ok(self.table.borrow().pod_status(&uid))
         })
     }
 
-    fn doorbell(&self) -> Pin<Box<dyn Future<Output = ()> + '_>> {
-        Box::pin(self.bell.ring())
+    fn wait_for_doorbell(&self) -> Pin<Box<dyn Future<Output = ()> + '_>> {
+        Box::pin(self.bell.wait_for_ring())
     }
 
     fn run_pod_sandbox<'a>(&'a self, config: &'a SandboxConfig) -> RuntimeCall<'a, SandboxStatus> {
@@ -478,7 +489,7 @@ impl RuntimeService for Runc {
         Box::pin(self.remove_instance(id, logs))
     }
 
-    fn reopen_log<'a>(&'a self, id: &'a ContainerId) -> RuntimeCall<'a, ()> {
+    fn reopen_container_log<'a>(&'a self, id: &'a ContainerId) -> RuntimeCall<'a, ()> {
         Box::pin(async move {
             let running = {
                 let table = self.table.borrow();
@@ -491,9 +502,9 @@ impl RuntimeService for Runc {
             if !running {
                 return Err(RuntimeError::Failed(format!("container {id} does not run")));
             }
-            shim::reopen_log(&self.dirs(id).run)
+            shim::reopen_log(&self.container_dirs(id).run)
                 .await
-                .map_err(failed("reopen the log"))
+                .map_err(failed_at_step("reopen the log"))
         })
     }
 
@@ -529,7 +540,7 @@ impl RuntimeService for Runc {
         id: &'a ContainerId,
         options: super::AttachOptions,
     ) -> RuntimeCall<'a, StreamRoute<SessionStart<'a>>> {
-        let start: SessionStart<'a> = Box::pin(self.attach_to(id, options));
+        let start: SessionStart<'a> = Box::pin(self.attach_to_shim(id, options));
         Box::pin(ready(Ok(StreamRoute::Local(start))))
     }
 
@@ -538,21 +549,25 @@ impl RuntimeService for Runc {
         id: &'a SandboxId,
         _: &'a [u16],
     ) -> RuntimeCall<'a, StreamRoute<PortConnector<'a>>> {
-        let connect: PortConnector<'a> = Box::new(move |port| Box::pin(self.forward(id, port)));
+        let connect: PortConnector<'a> =
+            Box::new(move |port| Box::pin(self.connect_to_port(id, port)));
         Box::pin(ready(Ok(StreamRoute::Local(connect))))
     }
 
     fn list_pod_usage(&self, detail: StatsDetail) -> RuntimeCall<'_, Vec<PodUsage>> {
-        Box::pin(self.usage(detail))
+        Box::pin(self.read_pods_usage(detail))
     }
 
-    fn writable_layer<'a>(&'a self, id: &'a ContainerId) -> RuntimeCall<'a, Option<DiskUsage>> {
+    fn writable_layer_usage<'a>(
+        &'a self,
+        id: &'a ContainerId,
+    ) -> RuntimeCall<'a, Option<DiskUsage>> {
         Box::pin(self.layer_usage(id))
     }
 }
 
 /// Version of this runtime for the API, such as `0.1.0+runc-1.1.5`: semantic versioning allows one plus only.
-fn version(program: Option<&OciRuntime>) -> String {
+fn format_runtime_version(program: Option<&OciRuntime>) -> String {
     let own = crate::VERSION;
     let Some(OciRuntime { name, version, .. }) = program else {
         return own.into();
@@ -574,19 +589,19 @@ fn fd_path(fd: &impl AsRawFd) -> PathBuf {
 
 /// Makes a directory that only root enters, and closes directories in it that an earlier version left open: users of
 /// the machine must neither run a container's setuid file nor read its files (the class of CVE-2021-41103).
-fn make_dir(dir: &Path) -> Result<(), RuntimeError> {
-    match files::close_all(dir) {
+fn make_closed_dir(dir: &Path) -> Result<(), RuntimeError> {
+    match files::close_dirs_in(dir) {
         // A read-only disk is reported by the runtime's status.
         Err(e) if e.kind() == io::ErrorKind::ReadOnlyFilesystem && dir.is_dir() => {
             log::warn!("{} stays open to all users: {e}", dir.display());
             Ok(())
         }
-        done => done.map_err(failed(&format!("make {}", dir.display()))),
+        done => done.map_err(failed_at_step(&format!("make {}", dir.display()))),
     }
 }
 
 /// `MemAvailable`, bytes; 0 if it cannot be read.
-fn available_bytes() -> u64 {
+fn available_memory_bytes() -> u64 {
     const KIB: u64 = 1024;
     fs::read_to_string("/proc/meminfo")
         .ok()
@@ -603,11 +618,11 @@ fn not_found(what: &str, id: &str) -> RuntimeError {
 }
 
 /// Prefixes an error with the step that failed.
-fn failed<E: std::error::Error>(step: &str) -> impl FnOnce(E) -> RuntimeError + use<E> {
+fn failed_at_step<E: std::error::Error>(step: &str) -> impl FnOnce(E) -> RuntimeError + use<E> {
     let step = step.to_owned();
-    move |e| RuntimeError::Failed(format!("{step}: {}", chain(&e)))
+    move |e| RuntimeError::Failed(format!("{step}: {}", error_chain(&e)))
 }
 
 fn failed_error<E: std::error::Error>(error: E) -> RuntimeError {
-    RuntimeError::Failed(chain(&error))
+    RuntimeError::Failed(error_chain(&error))
 }

@@ -12,10 +12,10 @@ pub(super) fn check_propagation(path: &Path, wanted: MountPropagation) -> io::Re
     if wanted == MountPropagation::Private {
         return Ok(());
     }
-    let Some(on) = mount::holding(path)? else {
+    let Some(on) = mount::mount_holding(path)? else {
         return Ok(());
     };
-    let Some(missing) = missing(&on, wanted) else {
+    let Some(missing) = missing_propagation(&on, wanted) else {
         return Ok(());
     };
     Err(io::Error::other(format!(
@@ -25,7 +25,7 @@ pub(super) fn check_propagation(path: &Path, wanted: MountPropagation) -> io::Re
 }
 
 /// Kind of propagation that the mount `on` lacks.
-fn missing(on: &mount::MountEntry, wanted: MountPropagation) -> Option<&'static str> {
+fn missing_propagation(on: &mount::MountEntry, wanted: MountPropagation) -> Option<&'static str> {
     match wanted {
         MountPropagation::Bidirectional if !on.shared => Some("shared"),
         MountPropagation::HostToContainer if !on.shared && !on.slave => Some("shared or slave"),
@@ -39,12 +39,12 @@ fn missing(on: &mount::MountEntry, wanted: MountPropagation) -> Option<&'static 
 /// A directory on a private mount is bound onto itself first. Idempotent.
 pub(super) fn make_shared(dir: &Path) -> io::Result<()> {
     let dir = fs::canonicalize(dir)?;
-    let on = mount::holding(&dir)?;
+    let on = mount::mount_holding(&dir)?;
     if on.as_ref().is_some_and(|on| on.shared) {
         return Ok(());
     }
     if on.is_none_or(|on| on.target != dir) {
-        mount::bind(&dir, &dir, true)?;
+        mount::bind_mount(&dir, &dir, true)?;
     }
     mount::make_shared(&dir)
 }
@@ -79,7 +79,7 @@ mod tests {
                 source: "/dev/sda1".into(),
                 options: String::new(),
             };
-            let got = missing(&on, wanted);
+            let got = missing_propagation(&on, wanted);
             assert_eq!(got, want, "{shared} {slave} {wanted:?}");
         }
     }

@@ -35,7 +35,7 @@ pub const RECORDED: u8 = b'.';
 
 /// Becomes the program that runs until SIGTERM or SIGINT. `words`: the sandbox's directory.
 #[must_use]
-pub fn main(words: Vec<OsString>) -> ExitCode {
+pub fn run_pod_init(words: Vec<OsString>) -> ExitCode {
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGTERM);
     signals.add(Signal::SIGINT);
@@ -47,13 +47,13 @@ pub fn main(words: Vec<OsString>) -> ExitCode {
     if !matches!(read(io::stdin(), &mut word), Ok(1)) || word != [RECORDED] {
         return ExitCode::SUCCESS;
     }
-    let Err((step, error)) = confine(words);
+    let Err((step, error)) = confine_and_run(words);
     start::write_stdout(format!("{step}: {error}").as_bytes());
     ExitCode::FAILURE
 }
 
 /// Returns only if it fails: with what could not be done.
-fn confine(words: Vec<OsString>) -> Result<Infallible, (&'static str, io::Error)> {
+fn confine_and_run(words: Vec<OsString>) -> Result<Infallible, (&'static str, io::Error)> {
     let at = |step| move |e: io::Error| (step, e);
     let dir = words.first().cloned().unwrap_or_default();
     let mut args = vec![c"picolet".to_owned()];
@@ -65,8 +65,11 @@ fn confine(words: Vec<OsString>) -> Result<Infallible, (&'static str, io::Error)
     // A terminal that the agent was started from is not the pod's.
     setsid().map_err(|e| ("begin a session", e.into()))?;
     confine::ignore_children().map_err(at("ignore its children"))?;
-    let program = pod_init_program::open().map_err(at("keep its program in memory"))?;
+    let program = pod_init_program::open_program().map_err(at("keep its program in memory"))?;
     confine::leave_host(Path::new(&dir)).map_err(at("leave the host's mounts"))?;
-    confine::drop_capabilities().map_err(at("drop its capabilities"))?;
-    Err(("run its program", pod_init_program::run(&program, &args)))
+    confine::drop_all_capabilities().map_err(at("drop its capabilities"))?;
+    Err((
+        "run its program",
+        pod_init_program::exec_program(&program, &args),
+    ))
 }

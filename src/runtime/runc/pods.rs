@@ -3,9 +3,9 @@
 use std::{fs, io, os::fd::AsFd};
 
 use super::{
-    Runc, chain,
+    Runc,
     cni::PodNetwork,
-    failed, failed_error, files,
+    error_chain, failed_at_step, failed_error, files,
     record::{self, PidNamespaceHolder, SandboxPhase, SandboxRecord},
     sandbox,
     table::{ProcessOwner, SandboxEntry, sandbox_status},
@@ -31,11 +31,11 @@ impl Runc {
         &self,
         config: &SandboxConfig,
     ) -> Result<SandboxStatus, RuntimeError> {
-        sandbox::check(config).map_err(|e| RuntimeError::Invalid(e.to_string()))?;
+        sandbox::check_sandbox_config(config).map_err(|e| RuntimeError::Invalid(e.to_string()))?;
         let handler = &config.runtime_handler;
         if handler != DEFAULT_HANDLER {
             // Checked before anything is made: the pod waits for the handler.
-            let program = self.programs.of(handler);
+            let program = self.programs.for_handler(handler);
             program.map_err(|e| RuntimeError::Invalid(e.to_string()))?;
         }
         let id = record::sandbox_id(&config.uid, config.attempt);
@@ -55,20 +55,20 @@ impl Runc {
             v: record::VERSION,
             id: id.clone(),
             boot_id: self.boot.id.clone(),
-            created: self.next_order(),
-            created_at: clock::wall().truncated(),
+            created: self.next_creation_order(),
+            created_at: clock::wall_now().truncated_to_second(),
             phase: SandboxPhase::Making,
             config: config.clone(),
             ips: Vec::new(),
             holder: None,
         };
         let dir = self.sandbox_dir(&id);
-        files::make_private(&dir)
+        files::make_private_dir(&dir)
             .and_then(|()| {
                 crash::point("sandbox.directory");
-                record::save(&dir, &record)
+                record::save_record(&dir, &record)
             })
-            .map_err(failed("write the sandbox record"))?;
+            .map_err(failed_at_step("write the sandbox record"))?;
         crash::point("sandbox.intent");
         self.table.borrow_mut().sandboxes.insert(
             id.clone(),
@@ -101,31 +101,35 @@ impl Runc {
         let config = &record.config;
         let dirs = self.sandbox_dirs(&record.id);
         sandbox::make_files(&dirs, config, &self.settings.host.hostname)
-            .map_err(failed("make the files of the sandbox"))?;
+            .map_err(failed_at_step("make the files of the sandbox"))?;
         crash::point("sandbox.files");
         let holder = sandbox::make_namespaces(&dir, config, &self.settings.exe)
             .await
-            .map_err(failed("make the namespaces of the sandbox"))?;
+            .map_err(failed_at_step("make the namespaces of the sandbox"))?;
         crash::point("sandbox.namespaces");
         if let Some(begun) = holder {
             record.holder = Some(
                 self.adopt_holder(record, begun)
                     .await
-                    .map_err(failed("keep the PID namespace"))?,
+                    .map_err(failed_at_step("keep the PID namespace"))?,
             );
         }
         if record.config.namespaces.network == NamespaceMode::Pod {
-            let netns = sandbox::pin(&dir, "net");
+            let netns = sandbox::namespace_pin_path(&dir, "net");
             let pod = PodNetwork {
                 id: &record.id,
                 netns: &netns,
                 config: &record.config,
             };
-            record.ips = self.cni.add(&pod, &self.gate).await.map_err(failed_error)?;
+            record.ips = self
+                .cni
+                .attach_pod(&pod, &self.gate)
+                .await
+                .map_err(failed_error)?;
             crash::point("sandbox.attached");
         }
         record.phase = SandboxPhase::Ready;
-        record::save(&dir, record).map_err(failed("write the sandbox record"))?;
+        record::save_record(&dir, record).map_err(failed_at_step("write the sandbox record"))?;
         crash::point("sandbox.recorded");
         let status = sandbox_status(record, SandboxState::Ready);
         if let Some(sandbox) = self.table.borrow_mut().sandboxes.get_mut(&record.id) {
@@ -146,11 +150,11 @@ impl Runc {
             pid,
             start_time: proc::start_time(pid)?,
         };
-        self.watch_holder(&record.id, pidfd::open(pid)?)?;
+        self.watch_holder(&record.id, pidfd::open_pidfd(pid)?)?;
         crash::point("sandbox.holder");
         let mut noted = record.clone();
         noted.holder = Some(holder);
-        record::save(&self.sandbox_dir(&record.id), &noted)?;
+        record::save_record(&self.sandbox_dir(&record.id), &noted)?;
         crash::point("sandbox.holder-recorded");
         let score = HOLDER_OOM_SCORE_ADJ.max(self.settings.host.min_oom_score_adj);
         fs::write(format!("/proc/{pid}/oom_score_adj"), score.to_string())?;
@@ -161,15 +165,15 @@ impl Runc {
         };
         self.cgroups
             .create_limited_leaf(&cgroup, &values)
-            .and_then(|()| self.cgroups.join(&cgroup, pid))
-            .map_err(|e| io::Error::other(chain(&e)))?;
-        begun.recorded().await?;
+            .and_then(|()| self.cgroups.move_process(&cgroup, pid))
+            .map_err(|e| io::Error::other(error_chain(&e)))?;
+        begun.confirm_recorded().await?;
         Ok(holder)
     }
 
     pub(super) fn watch_holder(&self, id: &SandboxId, fd: std::os::fd::OwnedFd) -> io::Result<()> {
         let mut table = self.table.borrow_mut();
-        let watched = table.watch(fd, ProcessOwner::Holder(id.clone()))?;
+        let watched = table.watch_process(fd, ProcessOwner::Holder(id.clone()))?;
         if let Some(sandbox) = table.sandboxes.get_mut(id) {
             sandbox.holder = Some(watched);
         }
@@ -184,12 +188,12 @@ impl Runc {
             };
             // From here on nothing may be started in it.
             sandbox.status.state = SandboxState::NotReady;
-            table.containers_of(id)
+            table.sandbox_containers(id)
         };
-        let stopped = self.kill_all(&containers).await;
+        let stopped = self.kill_containers(&containers).await;
         let dir = self.sandbox_dir(id);
-        let Some(mut record) =
-            record::load::<SandboxRecord>(&dir).map_err(failed("read the sandbox record"))?
+        let Some(mut record) = record::load_record::<SandboxRecord>(&dir)
+            .map_err(failed_at_step("read the sandbox record"))?
         else {
             return stopped;
         };
@@ -199,22 +203,25 @@ impl Runc {
         if stopped.is_err() {
             // Processes that multiply faster than they are killed end with their shared PID namespace.
             self.end_holder(&record).await?;
-            self.kill_all(&containers).await?;
+            self.kill_containers(&containers).await?;
         }
         // The plugins need the namespace: it goes after them.
-        self.cni.del(id, &self.gate).await.map_err(failed_error)?;
+        self.cni
+            .detach_sandbox(id, &self.gate)
+            .await
+            .map_err(failed_error)?;
         crash::point("sandbox.detached");
         self.end_holder(&record).await?;
-        sandbox::release_namespaces(&dir).map_err(failed("release the namespaces"))?;
+        sandbox::release_namespaces(&dir).map_err(failed_at_step("release the namespaces"))?;
         // No process uses /dev/shm any more, and its memory counts for the pod.
         crash::point("sandbox.released");
-        mount::unmount(&dir.join("shm")).map_err(failed("unmount /dev/shm"))?;
+        mount::unmount(&dir.join("shm")).map_err(failed_at_step("unmount /dev/shm"))?;
         record.phase = SandboxPhase::Stopped;
-        record::save(&dir, &record).map_err(failed("write the sandbox record"))
+        record::save_record(&dir, &record).map_err(failed_at_step("write the sandbox record"))
     }
 
     /// Tries each; the first error counts.
-    async fn kill_all(&self, containers: &[ContainerId]) -> Result<(), RuntimeError> {
+    async fn kill_containers(&self, containers: &[ContainerId]) -> Result<(), RuntimeError> {
         let mut result = Ok(());
         for id in containers {
             result = result.and(self.stop_instance(id, core::time::Duration::ZERO).await);
@@ -238,34 +245,36 @@ impl Runc {
             if let Err(e) = kill
                 && e.raw_os_error() != Some(libc::ESRCH)
             {
-                return Err(failed("end the PID namespace")(e));
+                return Err(failed_at_step("end the PID namespace")(e));
             }
-            pidfd::ended(fd)
+            pidfd::wait_until_ended(fd)
                 .await
-                .map_err(failed("end the PID namespace"))?;
-            self.absorb().await;
+                .map_err(failed_at_step("end the PID namespace"))?;
+            self.handle_process_ends().await;
         }
         self.cgroups
-            .destroy(&holder_cgroup(record))
+            .destroy_group(&holder_cgroup(record))
             .await
             .map_err(failed_error)
     }
 
     pub(super) async fn remove_sandbox(&self, id: &SandboxId) -> Result<(), RuntimeError> {
         self.stop_sandbox(id).await?;
-        let containers = self.table.borrow().containers_of(id);
+        let containers = self.table.borrow().sandbox_containers(id);
         for container in containers {
             self.remove_instance(&container, LogRetention::Go).await?;
         }
         let dirs = self.sandbox_dirs(id);
         crash::point("sandbox.emptied");
         // The run directory last: it is found again after a crash.
-        let removed = self.disk.run(move || {
+        let removed = self.disk.run_job(move || {
             mount::unmount(&dirs.run.join("shm"))?;
-            remove::path(&dirs.root)?;
-            remove::path(&dirs.run)
+            remove::remove_path(&dirs.root)?;
+            remove::remove_path(&dirs.run)
         });
-        removed.await.map_err(failed("remove the sandbox"))?;
+        removed
+            .await
+            .map_err(failed_at_step("remove the sandbox"))?;
         self.table.borrow_mut().sandboxes.remove(id);
         Ok(())
     }
@@ -283,6 +292,6 @@ pub(super) fn open_holder(holder: PidNamespaceHolder) -> Option<std::os::fd::Own
 
 /// Opens a process if it still is the one that began at `start_time`.
 pub(super) fn open_process(pid: i32, start_time: u64) -> Option<std::os::fd::OwnedFd> {
-    let fd = pidfd::open(pid).ok()?;
+    let fd = pidfd::open_pidfd(pid).ok()?;
     (proc::start_time(pid).ok()? == start_time).then_some(fd)
 }

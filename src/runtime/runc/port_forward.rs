@@ -14,10 +14,10 @@ use nix::sys::socket::{
 };
 use smol::future;
 
-use super::{Runc, failed, not_found, sandbox};
+use super::{Runc, failed_at_step, not_found, sandbox};
 use crate::api::{SandboxId, cri::NamespaceMode, cri::SandboxState};
 use crate::runtime::RuntimeError;
-use crate::sys::{lane::on_fresh_thread, namespaces};
+use crate::sys::{lane::run_on_fresh_thread, namespaces};
 
 /// Time limit for a connection within a machine; one that is not accepted for want of room is tried for so long.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -26,7 +26,11 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 type UnconnectedSockets = (OwnedFd, Option<OwnedFd>);
 
 impl Runc {
-    pub(super) async fn forward(&self, id: &SandboxId, port: u16) -> Result<OwnedFd, RuntimeError> {
+    pub(super) async fn connect_to_port(
+        &self,
+        id: &SandboxId,
+        port: u16,
+    ) -> Result<OwnedFd, RuntimeError> {
         let network = {
             let table = self.table.borrow();
             let sandbox = table.sandboxes.get(id);
@@ -37,31 +41,31 @@ impl Runc {
         let step = "make a socket in the pod's network";
         let sockets = match network {
             NamespaceMode::Pod => {
-                let pin = sandbox::pin(&self.sandbox_dir(id), "net");
-                let made = on_fresh_thread("forward", move || {
-                    namespaces::join(&pin)?;
-                    sockets()
+                let pin = sandbox::namespace_pin_path(&self.sandbox_dir(id), "net");
+                let made = run_on_fresh_thread("forward", move || {
+                    namespaces::join_namespace(&pin)?;
+                    make_sockets()
                 });
-                made.await.map_err(failed(step))?
+                made.await.map_err(failed_at_step(step))?
             }
-            _ => sockets(),
+            _ => make_sockets(),
         };
-        let (v4, v6) = sockets.map_err(failed(step))?;
-        let first = match reach(v4, Ipv4Addr::LOCALHOST.into(), port).await {
+        let (v4, v6) = sockets.map_err(failed_at_step(step))?;
+        let first = match connect_socket(v4, Ipv4Addr::LOCALHOST.into(), port).await {
             Ok(connected) => return Ok(connected),
             Err(e) => e,
         };
         let Some(v6) = v6 else {
             return Err(RuntimeError::Failed(format!("127.0.0.1:{port}: {first}")));
         };
-        let second = reach(v6, Ipv6Addr::LOCALHOST.into(), port).await;
+        let second = connect_socket(v6, Ipv6Addr::LOCALHOST.into(), port).await;
         second.map_err(|second| {
             RuntimeError::Failed(format!("127.0.0.1:{port}: {first}; [::1]:{port}: {second}"))
         })
     }
 }
 
-fn sockets() -> io::Result<UnconnectedSockets> {
+fn make_sockets() -> io::Result<UnconnectedSockets> {
     let make = |family| {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         socket(family, SockType::Stream, flags, None)
@@ -69,7 +73,7 @@ fn sockets() -> io::Result<UnconnectedSockets> {
     Ok((make(AddressFamily::Inet)?, make(AddressFamily::Inet6).ok()))
 }
 
-async fn reach(socket: OwnedFd, ip: IpAddr, port: u16) -> io::Result<OwnedFd> {
+async fn connect_socket(socket: OwnedFd, ip: IpAddr, port: u16) -> io::Result<OwnedFd> {
     let address = SockaddrStorage::from(SocketAddr::new(ip, port));
     match connect(socket.as_raw_fd(), &address) {
         Ok(()) => return Ok(socket),

@@ -27,7 +27,7 @@ use nix::{
 };
 
 use super::{
-    Runc, failed, files,
+    Runc, failed_at_step, files,
     record::{self, ContainerRecord},
     sources::MountSource,
 };
@@ -38,7 +38,7 @@ use crate::{
         strict::from_json,
     },
     cgroup::Cgroups,
-    error::chain,
+    error::error_chain,
     runtime::RuntimeError,
     sys::{limits, open, proc, remove},
 };
@@ -97,17 +97,17 @@ enum ProcessError {
     NotThere,
 }
 
-fn system<E: Into<io::Error>>(step: &str) -> impl FnOnce(E) -> ProcessError {
-    |e| broken(step, e.into())
+fn at_system_step<E: Into<io::Error>>(step: &str) -> impl FnOnce(E) -> ProcessError {
+    |e| system_error(step, e.into())
 }
 
 #[inline(never)]
-fn broken(step: &str, error: io::Error) -> ProcessError {
+fn system_error(step: &str, error: io::Error) -> ProcessError {
     ProcessError::System(step.to_owned(), error)
 }
 
 /// Makes the name by which `exe` is the runtime, anew at each start: the program may have been replaced. Returns its path.
-pub fn install(run_dir: &Path, exe: &Path) -> io::Result<PathBuf> {
+pub fn install_runtime_name(run_dir: &Path, exe: &Path) -> io::Result<PathBuf> {
     let path = run_dir.join(PROGRAM);
     files::remove_file(&path)?;
     symlink(exe, &path)?;
@@ -174,17 +174,18 @@ impl Runc {
             .map_err(io::Error::from)
             .and_then(|text| files::write_atomic(&dir.join(SPEC), &text))
             .and_then(|()| files::write_atomic(&dir.join(DIRECTORIES), &paths.join(&SEPARATOR)))
-            .map_err(failed("write what is to run"))?;
-        open::make_log_dir(Path::new(&record.log)).map_err(failed("make the log directory"))?;
+            .map_err(failed_at_step("write what is to run"))?;
+        open::make_log_dir(Path::new(&record.log))
+            .map_err(failed_at_step("make the log directory"))?;
         record.made = true;
-        record::save(dir, record).map_err(failed("write the container record"))?;
+        record::save_record(dir, record).map_err(failed_at_step("write the container record"))?;
         Ok(Vec::new())
     }
 }
 
 /// Runs as the runtime. `words`: those of an OCI runtime.
 #[must_use]
-pub fn main(words: &[OsString]) -> ExitCode {
+pub fn run_process_runtime(words: &[OsString]) -> ExitCode {
     let words: Vec<&str> = words.iter().filter_map(|w| w.to_str()).collect();
     let mut log = None;
     let mut root = Path::new("");
@@ -211,10 +212,10 @@ pub fn main(words: &[OsString]) -> ExitCode {
     let [call, rest @ ..] = rest else {
         return ExitCode::FAILURE;
     };
-    let Err(error) = run(root, call, rest) else {
+    let Err(error) = run_runtime_call(root, call, rest) else {
         return ExitCode::SUCCESS;
     };
-    let text = serde_json::Value::String(chain(&error));
+    let text = serde_json::Value::String(error_chain(&error));
     let line = format!("{{\"level\":\"error\",\"msg\":{text}}}\n");
     let logged = log.map(|log| {
         let mut file = fs::File::options().append(true).create(true).open(log)?;
@@ -227,26 +228,26 @@ pub fn main(words: &[OsString]) -> ExitCode {
 }
 
 /// The value behind a flag, as `--flag value`.
-fn value<'a>(words: &[&'a str], flag: &str) -> Option<&'a str> {
+fn flag_value<'a>(words: &[&'a str], flag: &str) -> Option<&'a str> {
     let at = words.iter().position(|w| *w == flag)?;
     words.get(at + 1).copied()
 }
 
-fn run(root: &Path, call: &str, words: &[&str]) -> Result<(), ProcessError> {
+fn run_runtime_call(root: &Path, call: &str, words: &[&str]) -> Result<(), ProcessError> {
     let missing = || ProcessError::Refused(format!("{call}: not enough words"));
     let last = || words.last().copied().ok_or_else(missing);
     match call {
         "create" => {
-            let bundle = value(words, "--bundle").ok_or_else(missing)?;
-            let pid_file = value(words, "--pid-file").ok_or_else(missing)?;
+            let bundle = flag_value(words, "--bundle").ok_or_else(missing)?;
+            let pid_file = flag_value(words, "--pid-file").ok_or_else(missing)?;
             if words.contains(&"--console-socket") {
                 return Err(no_terminal());
             }
-            create(root, Path::new(bundle), Path::new(pid_file), last()?)
+            create_process(root, Path::new(bundle), Path::new(pid_file), last()?)
         }
         "start" => {
-            let state = ProcessState::of(root, last()?)?;
-            state.signal(Signal::SIGCONT as i32)
+            let state = ProcessState::read_recorded(root, last()?)?;
+            state.send_signal(Signal::SIGCONT as i32)
         }
         "kill" => {
             let [id, signal] = words else {
@@ -254,20 +255,20 @@ fn run(root: &Path, call: &str, words: &[&str]) -> Result<(), ProcessError> {
             };
             let number = match signal.parse::<i32>() {
                 Ok(number) => number,
-                Err(_) => signal.parse::<Signal>().map_err(system(signal))? as i32,
+                Err(_) => signal.parse::<Signal>().map_err(at_system_step(signal))? as i32,
             };
-            let state = ProcessState::of(root, id)?;
+            let state = ProcessState::read_recorded(root, id)?;
             let waited = state.is_stopped();
-            state.signal(number)?;
+            state.send_signal(number)?;
             // A process that waits for its start is stopped: only SIGKILL reaches it.
             if waited && state.is_stopped() {
-                state.signal(Signal::SIGKILL as i32)?;
+                state.send_signal(Signal::SIGKILL as i32)?;
             }
             Ok(())
         }
         "state" => {
-            let state = ProcessState::of(root, last()?)?;
-            let status = match (state.lives(), state.is_stopped()) {
+            let state = ProcessState::read_recorded(root, last()?)?;
+            let status = match (state.is_alive(), state.is_stopped()) {
                 (false, _) => "stopped",
                 (true, true) => "created",
                 (true, false) => "running",
@@ -277,43 +278,43 @@ fn run(root: &Path, call: &str, words: &[&str]) -> Result<(), ProcessError> {
         }
         "delete" => {
             let id = last()?;
-            if let Ok(state) = ProcessState::of(root, id) {
+            if let Ok(state) = ProcessState::read_recorded(root, id) {
                 // Its children end with it: there is no PID namespace that would end them.
                 if let (Ok(spec), Ok(cgroups)) =
                     (ProcessSpec::read(&state.bundle), Cgroups::detect())
                 {
-                    cgroups.kill(&spec.record.cgroup);
+                    cgroups.kill_processes(&spec.record.cgroup);
                 }
-                if state.lives() {
-                    state.signal(Signal::SIGKILL as i32)?;
+                if state.is_alive() {
+                    state.send_signal(Signal::SIGKILL as i32)?;
                 }
             }
             let dir = root.join(id);
-            remove::path(&dir).map_err(system("remove what is known of it"))
+            remove::remove_path(&dir).map_err(at_system_step("remove what is known of it"))
         }
         "update" => {
-            let state = ProcessState::of(root, last()?)?;
+            let state = ProcessState::read_recorded(root, last()?)?;
             let spec = ProcessSpec::read(&state.bundle)?;
-            let resources = updated(spec.record.config.resources, words);
-            let cgroups = Cgroups::detect().map_err(refused)?;
-            let updated = cgroups.update(&spec.record.cgroup, &resources);
-            updated.map_err(refused)
+            let resources = apply_update_flags(spec.record.config.resources, words);
+            let cgroups = Cgroups::detect().map_err(refused_error)?;
+            let updated = cgroups.update_limits(&spec.record.cgroup, &resources);
+            updated.map_err(refused_error)
         }
         "exec" => {
             let at = words.iter().position(|w| w.starts_with("--tty="));
             let (flags, rest) = words.split_at(at.ok_or_else(missing)?);
-            let pid_file = value(flags, "--pid-file").ok_or_else(missing)?;
+            let pid_file = flag_value(flags, "--pid-file").ok_or_else(missing)?;
             let ["--tty=false", id, command @ ..] = rest else {
                 return Err(no_terminal());
             };
-            let state = ProcessState::of(root, id)?;
-            exec(&state.bundle, Path::new(pid_file), command)
+            let state = ProcessState::read_recorded(root, id)?;
+            start_exec_command(&state.bundle, Path::new(pid_file), command)
         }
         BECOME => {
             let [bundle, command @ ..] = words else {
                 return Err(missing());
             };
-            Err(turn_into(Path::new(bundle), command))
+            Err(stop_then_exec(Path::new(bundle), command))
         }
         other => Err(ProcessError::Refused(format!("{other}: not known"))),
     }
@@ -323,23 +324,23 @@ fn no_terminal() -> ProcessError {
     ProcessError::Refused("a process of handler \"process\" gets no terminal".into())
 }
 
-fn refused<E: core::error::Error>(error: E) -> ProcessError {
-    ProcessError::Refused(chain(&error))
+fn refused_error<E: core::error::Error>(error: E) -> ProcessError {
+    ProcessError::Refused(error_chain(&error))
 }
 
 impl ProcessSpec {
     fn read(bundle: &Path) -> Result<Self, ProcessError> {
-        let paths = read(&bundle.join(DIRECTORIES))?;
+        let paths = read_bounded(&bundle.join(DIRECTORIES))?;
         let paths = paths.split(|byte| *byte == SEPARATOR);
         Ok(Self {
-            record: from_json(&read(&bundle.join(SPEC))?).map_err(refused)?,
+            record: from_json(&read_bounded(&bundle.join(SPEC))?).map_err(refused_error)?,
             directories: paths.map(|path| OsStr::from_bytes(path).into()).collect(),
         })
     }
 }
 
 /// The file that a command names, which nobody but root may replace.
-fn program(directories: &[PathBuf], name: &str) -> Result<PathBuf, ProcessError> {
+fn find_safe_program(directories: &[PathBuf], name: &str) -> Result<PathBuf, ProcessError> {
     let found = find_program(directories, name)?;
     demand_root_only(&found)?;
     Ok(found)
@@ -348,7 +349,7 @@ fn program(directories: &[PathBuf], name: &str) -> Result<PathBuf, ProcessError>
 /// Refuses a program if somebody beside root may write it or a directory on its way. `program`: absolute and without links.
 fn demand_root_only(program: &Path) -> Result<(), ProcessError> {
     for place in program.ancestors() {
-        let meta = fs::symlink_metadata(place).map_err(system(&place.to_string_lossy()))?;
+        let meta = fs::symlink_metadata(place).map_err(at_system_step(&place.to_string_lossy()))?;
         if others_may_write(meta.uid(), meta.mode()) {
             return Err(ProcessError::Refused(format!(
                 "command {program:?} is not run: others than root may write {place:?} (owner {}, mode {:04o})",
@@ -396,9 +397,9 @@ fn find_program(directories: &[PathBuf], name: &str) -> Result<PathBuf, ProcessE
 }
 
 impl ProcessState {
-    fn of(root: &Path, id: &str) -> Result<Self, ProcessError> {
+    fn read_recorded(root: &Path, id: &str) -> Result<Self, ProcessError> {
         let dir = root.join(id);
-        let text = read(&dir.join(STATE))?;
+        let text = read_bounded(&dir.join(STATE))?;
         let text = String::from_utf8_lossy(&text);
         let numbers = text.split_once(' ');
         let numbers = numbers.and_then(|(pid, at)| Some((pid.parse().ok()?, at.parse().ok()?)));
@@ -412,67 +413,73 @@ impl ProcessState {
     }
 
     /// Returns true if the number still belongs to that process.
-    fn lives(&self) -> bool {
+    fn is_alive(&self) -> bool {
         proc::start_time(self.pid).is_ok_and(|at| at == self.start_time)
     }
 
     /// Returns true if the process waits to be started: it is still this program.
     fn is_stopped(&self) -> bool {
         let exe = |pid: &str| fs::read_link(format!("/proc/{pid}/exe")).ok();
-        self.lives() && exe(&self.pid.to_string()) == exe("self")
+        self.is_alive() && exe(&self.pid.to_string()) == exe("self")
     }
 
-    fn signal(&self, number: i32) -> Result<(), ProcessError> {
-        if !self.lives() {
+    fn send_signal(&self, number: i32) -> Result<(), ProcessError> {
+        if !self.is_alive() {
             return Err(ProcessError::Refused("container not running".into()));
         }
-        let fd = crate::sys::pidfd::open(self.pid).map_err(system("open the process"))?;
+        let fd =
+            crate::sys::pidfd::open_pidfd(self.pid).map_err(at_system_step("open the process"))?;
         crate::sys::pidfd::send_signal(std::os::fd::AsFd::as_fd(&fd), number)
-            .map_err(system("signal the process"))
+            .map_err(at_system_step("signal the process"))
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, ProcessError> {
+fn read_bounded(path: &Path) -> Result<Vec<u8>, ProcessError> {
     match files::read_start(path, MAX_FILE_BYTES) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Err(ProcessError::NotThere),
-        text => text.map_err(|e| broken(&path.to_string_lossy(), e)),
+        text => text.map_err(|e| system_error(&path.to_string_lossy(), e)),
     }
 }
 
-fn create(root: &Path, bundle: &Path, pid_file: &Path, id: &str) -> Result<(), ProcessError> {
+fn create_process(
+    root: &Path,
+    bundle: &Path,
+    pid_file: &Path,
+    id: &str,
+) -> Result<(), ProcessError> {
     let spec = ProcessSpec::read(bundle)?;
     let record = &spec.record;
     let name = record.config.command.first();
-    program(&spec.directories, name.map_or("", String::as_str))?;
+    find_safe_program(&spec.directories, name.map_or("", String::as_str))?;
     let dir = root.join(id);
-    files::make_private(&dir)
+    files::make_private_dir(&dir)
         .and_then(|()| files::remove_file(&dir.join(BUNDLE)))
         .and_then(|()| symlink(bundle, dir.join(BUNDLE)))
-        .map_err(system("make its directory"))?;
-    let cgroups = Cgroups::detect().map_err(refused)?;
+        .map_err(at_system_step("make its directory"))?;
+    let cgroups = Cgroups::detect().map_err(refused_error)?;
     cgroups
         .create_limited_leaf(&record.cgroup, &record.config.resources)
-        .map_err(refused)?;
+        .map_err(refused_error)?;
     let words = &record.config.command;
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let pid = stage(bundle, &words)?;
+    let pid = start_second_stage(bundle, &words)?;
     let keep = |pid| {
         let start_time = proc::start_time(pid)?;
         files::write_atomic(&dir.join(STATE), format!("{pid} {start_time}").as_bytes())?;
         fs::write(pid_file, pid.to_string())
     };
-    settle(&cgroups, &record.cgroup, pid, keep)
+    join_cgroup_then(&cgroups, &record.cgroup, pid, keep)
 }
 
 /// Takes a process that waits into its cgroup, and goes on with `then`. It is killed if either fails.
-fn settle(
+fn join_cgroup_then(
     cgroups: &Cgroups,
     cgroup: &str,
     pid: i32,
     then: impl FnOnce(i32) -> io::Result<()>,
 ) -> Result<(), ProcessError> {
-    let joined = cgroups.join(cgroup, pid).map_err(refused);
-    let done = joined.and_then(|()| then(pid).map_err(system("write what runs")));
+    let joined = cgroups.move_process(cgroup, pid).map_err(refused_error);
+    let done = joined.and_then(|()| then(pid).map_err(at_system_step("write what runs")));
     if done.is_err() {
         let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
     }
@@ -480,22 +487,26 @@ fn settle(
 }
 
 /// Starts a command beside the process, in its cgroup, and leaves it to be adopted.
-fn exec(bundle: &Path, pid_file: &Path, command: &[&str]) -> Result<(), ProcessError> {
+fn start_exec_command(
+    bundle: &Path,
+    pid_file: &Path,
+    command: &[&str],
+) -> Result<(), ProcessError> {
     let spec = ProcessSpec::read(bundle)?;
-    program(
+    find_safe_program(
         &spec.directories,
         command.first().copied().unwrap_or_default(),
     )?;
-    let pid = stage(bundle, command)?;
-    let cgroups = Cgroups::detect().map_err(refused)?;
-    settle(&cgroups, &spec.record.cgroup, pid, |pid| {
+    let pid = start_second_stage(bundle, command)?;
+    let cgroups = Cgroups::detect().map_err(refused_error)?;
+    join_cgroup_then(&cgroups, &spec.record.cgroup, pid, |pid| {
         fs::write(pid_file, pid.to_string())?;
         Ok(kill(Pid::from_raw(pid), Signal::SIGCONT)?)
     })
 }
 
 /// Starts the second stage with our standard streams, and waits until it has stopped itself.
-fn stage(bundle: &Path, command: &[&str]) -> Result<i32, ProcessError> {
+fn start_second_stage(bundle: &Path, command: &[&str]) -> Result<i32, ProcessError> {
     let child = Command::new("/proc/self/exe")
         .arg0(PROGRAM)
         .arg(BECOME)
@@ -503,43 +514,43 @@ fn stage(bundle: &Path, command: &[&str]) -> Result<i32, ProcessError> {
         .args(command)
         .env_clear()
         .spawn()
-        .map_err(system("start a process"))?;
-    let pid = i32::try_from(child.id()).map_err(refused)?;
+        .map_err(at_system_step("start a process"))?;
+    let pid = i32::try_from(child.id()).map_err(refused_error)?;
     match waitpid(Pid::from_raw(pid), Some(WaitPidFlag::WUNTRACED)) {
         Ok(WaitStatus::Stopped(..)) => Ok(pid),
         Ok(other) => Err(ProcessError::Refused(format!(
             "the process ended before its start: {other:?}"
         ))),
-        Err(e) => Err(system("wait for the process")(e)),
+        Err(e) => Err(at_system_step("wait for the process")(e)),
     }
 }
 
 /// Stops until it is to start; then becomes the command, with its user and without rights.
-fn turn_into(bundle: &Path, command: &[&str]) -> ProcessError {
+fn stop_then_exec(bundle: &Path, command: &[&str]) -> ProcessError {
     let become_it = || -> Result<core::convert::Infallible, ProcessError> {
         let spec = ProcessSpec::read(bundle)?;
         let (config, user) = (&spec.record.config, &spec.record.user);
-        setsid().map_err(system("setsid"))?;
+        setsid().map_err(at_system_step("setsid"))?;
         limits::set_oom_score_adj(config.resources.oom_score_adj)
-            .map_err(system("oom_score_adj"))?;
-        nix::sys::signal::raise(Signal::SIGSTOP).map_err(system("stop"))?;
+            .map_err(at_system_step("oom_score_adj"))?;
+        nix::sys::signal::raise(Signal::SIGSTOP).map_err(at_system_step("stop"))?;
         let (name, args) = command.split_first().unwrap_or((&"", &[]));
-        let program = program(&spec.directories, name)?;
+        let program = find_safe_program(&spec.directories, name)?;
         let groups = user.additional_gids.iter();
         let groups: Vec<Gid> = groups.map(|id| Gid::from_raw(*id)).collect();
-        limits::drop_capabilities().map_err(system("drop capabilities"))?;
-        setgroups(&groups).map_err(system("setgroups"))?;
-        setgid(Gid::from_raw(user.gid)).map_err(system("setgid"))?;
-        setuid(Uid::from_raw(user.uid)).map_err(system("setuid"))?;
-        prctl::set_no_new_privs().map_err(system("no_new_privs"))?;
+        limits::drop_exec_capabilities().map_err(at_system_step("drop capabilities"))?;
+        setgroups(&groups).map_err(at_system_step("setgroups"))?;
+        setgid(Gid::from_raw(user.gid)).map_err(at_system_step("setgid"))?;
+        setuid(Uid::from_raw(user.uid)).map_err(at_system_step("setuid"))?;
+        prctl::set_no_new_privs().map_err(at_system_step("no_new_privs"))?;
         let dir = config.working_dir.as_str();
-        chdir(dir).map_err(|e| broken(&format!("workingDir {dir:?}"), e.into()))?;
+        chdir(dir).map_err(|e| system_error(&format!("workingDir {dir:?}"), e.into()))?;
         let mut program = Command::new(&program);
         program.arg0(OsStr::new(name)).args(args).env_clear();
         for (name, value) in &config.env {
             program.env(name, value);
         }
-        Err(system("run the program")(program.exec()))
+        Err(at_system_step("run the program")(program.exec()))
     };
     match become_it() {
         Ok(never) => match never {},
@@ -548,7 +559,7 @@ fn turn_into(bundle: &Path, command: &[&str]) -> ProcessError {
 }
 
 /// Returns the limits with the changes of an `update`.
-fn updated(mut limits: LinuxResources, words: &[&str]) -> LinuxResources {
+fn apply_update_flags(mut limits: LinuxResources, words: &[&str]) -> LinuxResources {
     for (name, text) in words.iter().filter_map(|word| word.split_once('=')) {
         let signed = || text.parse::<i64>().ok();
         let unsigned = || text.parse::<u64>().ok();
@@ -601,7 +612,7 @@ mod tests {
         ] {
             let said = find_program(&directories, name);
             assert!(
-                said.as_ref().is_err_and(|e| chain(e).contains(why)),
+                said.as_ref().is_err_and(|e| error_chain(e).contains(why)),
                 "{name}: {said:?}"
             );
         }
@@ -620,13 +631,13 @@ mod tests {
         let directories = [dir.clone()];
         let program_of_all = dir.join("good");
         fs::write(&program_of_all, "").expect("file");
-        let said = program(&directories, "good").expect_err("no right to run it");
-        assert!(chain(&said).contains("cannot be run"), "{said}");
+        let said = find_safe_program(&directories, "good").expect_err("no right to run it");
+        assert!(error_chain(&said).contains("cannot be run"), "{said}");
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         fs::set_permissions(&program_of_all, mode).expect("mode");
-        let said = program(&directories, "good").expect_err("others may write");
+        let said = find_safe_program(&directories, "good").expect_err("others may write");
         assert!(
-            chain(&said).contains("others than root may write \"/"),
+            error_chain(&said).contains("others than root may write \"/"),
             "{said}"
         );
         fs::remove_dir_all(dir).expect("clean");
@@ -651,7 +662,7 @@ mod tests {
     #[test]
     fn limits_that_change() {
         let words = ["--memory=4096", "--cpu-share=2", "--cpu-quota=-1", "id"];
-        let limits = updated(LinuxResources::default(), &words);
+        let limits = apply_update_flags(LinuxResources::default(), &words);
         let all = (
             limits.memory_limit_bytes,
             limits.cpu_shares,

@@ -101,14 +101,16 @@ impl OciRuntime {
     /// # Errors
     /// See [`OciRuntimeError`].
     pub async fn probe(name: &str) -> Result<Self, OciRuntimeError> {
-        let path = find(name)?;
+        let path = find_runtime(name)?;
         let file = file_id(&path);
         let wrong = |why: String| OciRuntimeError::NotARuntime {
             path: path.clone(),
             why,
         };
-        let command = Command::new(&path).arg("--version").capture(OUTPUT_LIMIT);
-        let output = child::run(command, Some(PROBE_TIMEOUT))
+        let command = Command::new(&path)
+            .arg("--version")
+            .capture_output(OUTPUT_LIMIT);
+        let output = child::run_command(command, Some(PROBE_TIMEOUT))
             .await
             .map_err(|e| wrong(e.to_string()))?;
         let text = String::from_utf8_lossy(&output.stdout);
@@ -119,17 +121,19 @@ impl OciRuntime {
             ))
         })?;
         let warnings = if name == "runc" {
-            holes(&version, &text)
+            known_vulnerabilities(&version, &text)
         } else {
             Vec::new()
         };
         // One without this command mounts nothing so: runc before 1.1, crun before 1.8.6.
-        let command = Command::new(&path).arg("features").capture(OUTPUT_LIMIT);
-        let features = child::run(command, Some(PROBE_TIMEOUT)).await;
+        let command = Command::new(&path)
+            .arg("features")
+            .capture_output(OUTPUT_LIMIT);
+        let features = child::run_command(command, Some(PROBE_TIMEOUT)).await;
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         Ok(Self {
             recursive_read_only: features.is_ok_and(|output| offers_rro(&output.stdout))
-                && triple(&kernel) >= RECURSIVE_READ_ONLY_KERNEL,
+                && parse_version_triple(&kernel) >= RECURSIVE_READ_ONLY_KERNEL,
             path,
             name,
             version,
@@ -142,7 +146,7 @@ impl OciRuntime {
     ///
     /// # Errors
     /// [`OciRuntimeError::Call`] with the runtime's last message.
-    pub async fn call(
+    pub async fn call_runtime(
         &self,
         root: &Path,
         call: &'static str,
@@ -151,13 +155,13 @@ impl OciRuntime {
     ) -> Result<Vec<u8>, OciRuntimeError> {
         let failed = |message: String| OciRuntimeError::Call { call, message };
         let command = self
-            .command(root)
+            .runtime_command(root)
             .arg(call)
             .args(args)
-            .capture(OUTPUT_LIMIT);
+            .capture_output(OUTPUT_LIMIT);
         // A container is created by its shim: these calls start, end or ask.
-        let _pass = gate.pass(ChildPriority::Last).await;
-        let output = child::run(gate.mark(command), Some(CALL_TIMEOUT))
+        let _pass = gate.acquire_permit(ChildPriority::Last).await;
+        let output = child::run_command(gate.attach_lock(command), Some(CALL_TIMEOUT))
             .await
             .map_err(|e| failed(e.to_string()))?;
         if output.status.success() {
@@ -169,12 +173,12 @@ impl OciRuntime {
         ))))
     }
 
-    fn command(&self, root: &Path) -> Command {
-        self.options(Command::new(&self.path), root)
+    fn runtime_command(&self, root: &Path) -> Command {
+        self.add_global_options(Command::new(&self.path), root)
     }
 
     /// Adds environment and global options of this program to a command that runs it.
-    pub(super) fn options(&self, command: Command, root: &Path) -> Command {
+    pub(super) fn add_global_options(&self, command: Command, root: &Path) -> Command {
         command
             .env("PATH", DIRS.join(":"))
             // crun and youki refuse to guess without it in some calls.
@@ -193,7 +197,7 @@ pub(super) struct OciRuntimes {
 
 impl OciRuntimes {
     /// Finds and probes each. A missing one is logged.
-    pub(super) async fn probe(settings: &RuncSettings) -> Self {
+    pub(super) async fn probe_all(settings: &RuncSettings) -> Self {
         let mut all = BTreeMap::new();
         let default = (DEFAULT_HANDLER.to_owned(), settings.runtime.clone());
         let handlers = settings.handlers.clone();
@@ -230,7 +234,7 @@ impl OciRuntimes {
     }
 
     /// The OCI runtime of a handler.
-    pub(super) fn of(&self, handler: &str) -> Result<OciRuntime, OciRuntimeError> {
+    pub(super) fn for_handler(&self, handler: &str) -> Result<OciRuntime, OciRuntimeError> {
         match self.all.get(handler) {
             Some((_, found)) => found.borrow().clone(),
             None => Err(OciRuntimeError::NoHandler(handler.to_owned())),
@@ -238,12 +242,12 @@ impl OciRuntimes {
     }
 
     /// Configured runtime of a handler, installed or not; empty for a handler that is not configured.
-    pub(super) fn name(&self, handler: &str) -> &str {
+    pub(super) fn configured_name(&self, handler: &str) -> &str {
         self.all.get(handler).map_or("", |(name, _)| name)
     }
 
     /// Lists the handlers that can run pods, for the Node.
-    pub(super) fn handlers(&self) -> Vec<HandlerCapabilities> {
+    pub(super) fn list_handlers(&self) -> Vec<HandlerCapabilities> {
         let found = self.all.iter();
         let found = found.filter(|(name, (_, found))| name.is_empty() || found.borrow().is_ok());
         let handler = |(name, (_, found)): (&String, &(_, RefCell<Result<OciRuntime, _>>))| {
@@ -261,7 +265,7 @@ impl OciRuntimes {
 
 /// Returns true if an error text says that the runtime does not know the container, or that no process of it runs.
 #[must_use]
-pub fn is_gone(message: &str) -> bool {
+pub fn is_container_gone(message: &str) -> bool {
     let text = message.to_ascii_lowercase();
     [
         "does not exist",
@@ -276,10 +280,10 @@ pub fn is_gone(message: &str) -> bool {
     .any(|words| text.contains(words))
 }
 
-fn find(name: &str) -> Result<PathBuf, OciRuntimeError> {
+fn find_runtime(name: &str) -> Result<PathBuf, OciRuntimeError> {
     if name.contains('/') {
         let path = PathBuf::from(name);
-        return if path.is_absolute() && runs(&path) {
+        return if path.is_absolute() && is_executable(&path) {
             Ok(path)
         } else {
             Err(OciRuntimeError::NotFound {
@@ -288,20 +292,20 @@ fn find(name: &str) -> Result<PathBuf, OciRuntimeError> {
             })
         };
     }
-    search(name).ok_or_else(|| OciRuntimeError::NotFound {
+    search_usual_dirs(name).ok_or_else(|| OciRuntimeError::NotFound {
         name: name.to_owned(),
         looked: DIRS.join(", "),
     })
 }
 
 /// Looks for a program in the usual directories; the environment does not count.
-pub(super) fn search(name: &str) -> Option<PathBuf> {
+pub(super) fn search_usual_dirs(name: &str) -> Option<PathBuf> {
     DIRS.iter()
         .map(|dir| Path::new(dir).join(name))
-        .find(|path| runs(path))
+        .find(|path| is_executable(path))
 }
 
-fn runs(path: &Path) -> bool {
+fn is_executable(path: &Path) -> bool {
     path.metadata()
         .is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
 }
@@ -325,8 +329,8 @@ fn parse_version(text: &str) -> Option<(String, String)> {
 }
 
 /// Holes of runc by version. Distributions repair old versions: `commit:` then carries their revision.
-fn holes(version: &str, text: &str) -> Vec<String> {
-    let numbers = triple(version);
+fn known_vulnerabilities(version: &str, text: &str) -> Vec<String> {
+    let numbers = parse_version_triple(version);
     let revision = text
         .lines()
         .find_map(|l| l.strip_prefix("commit:"))
@@ -359,7 +363,7 @@ fn holes(version: &str, text: &str) -> Vec<String> {
 }
 
 /// First three numbers; one that cannot be read counts as 0, so that there is a warning.
-fn triple(version: &str) -> (u32, u32, u32) {
+fn parse_version_triple(version: &str) -> (u32, u32, u32) {
     let mut numbers = version
         .split(|c: char| !c.is_ascii_digit())
         .map(|n| n.parse().unwrap_or(0));
@@ -416,7 +420,7 @@ mod tests {
         let all = BTreeMap::from([(String::new(), (name.clone(), RefCell::new(probe(&name))))]);
         let programs = OciRuntimes { all };
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").expect("release");
-        let able = triple(&kernel) >= RECURSIVE_READ_ONLY_KERNEL;
+        let able = parse_version_triple(&kernel) >= RECURSIVE_READ_ONLY_KERNEL;
         for (features, offered) in [
             ("exit 1", false),
             (r#"echo '{"mountOptions": ["ro", "rro"]}'"#, true),
@@ -426,7 +430,7 @@ mod tests {
         ] {
             install(features);
             smol::block_on(programs.probe_changed());
-            let found = programs.handlers();
+            let found = programs.list_handlers();
             assert_eq!(found.len(), 1);
             assert_eq!(
                 found[0].recursive_read_only_mounts,
@@ -462,7 +466,7 @@ mod tests {
             ("unreadable", "dev", "", &["21626", "31133"]),
         ] {
             let text = format!("runc version {version}\ncommit: {revision}\n");
-            let found = holes(version, &text);
+            let found = known_vulnerabilities(version, &text);
             assert_eq!(found.len(), want.len(), "{name}: {found:?}");
             for (hole, cve) in found.iter().zip(want) {
                 assert!(hole.contains(cve), "{name}: {hole}");
@@ -490,7 +494,7 @@ mod tests {
             ("unable to signal init: os: process already finished", true),
             ("permission denied", false),
         ] {
-            assert_eq!(is_gone(text), gone, "{text}");
+            assert_eq!(is_container_gone(text), gone, "{text}");
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::api::strict::from_json;
 use crate::api::{
     ContainerId, PodUid, SandboxId, WallTime,
     cri::{ContainerConfig, MountStatus, SandboxConfig},
-    hex,
+    encode_hex,
     oci::ResolvedUser,
 };
 
@@ -123,24 +123,24 @@ pub struct ContainerRecord {
 /// Id of the sandbox of a pod's `attempt`.
 #[must_use]
 pub fn sandbox_id(uid: &PodUid, attempt: u32) -> SandboxId {
-    SandboxId::new(derive(uid, "", attempt))
+    SandboxId::new(derive_id(uid, "", attempt))
 }
 
 /// Id of an instance.
 #[must_use]
 pub fn container_id(uid: &PodUid, name: &str, attempt: u32) -> ContainerId {
-    ContainerId::new(derive(uid, name, attempt))
+    ContainerId::new(derive_id(uid, name, attempt))
 }
 
 /// 32 hexadecimal digits. Neither UIDs nor container names contain a line feed.
-fn derive(uid: &PodUid, name: &str, attempt: u32) -> String {
+fn derive_id(uid: &PodUid, name: &str, attempt: u32) -> String {
     const BYTES: usize = 16;
     let hash = Sha256::digest(format!("{uid}\n{name}\n{attempt}"));
-    hex(&hash[..BYTES])
+    encode_hex(&hash[..BYTES])
 }
 
 /// Writes a record atomically. Refuses a record that is too large to be read again.
-pub fn save<T: Serialize>(dir: &Path, record: &T) -> io::Result<()> {
+pub fn save_record<T: Serialize>(dir: &Path, record: &T) -> io::Result<()> {
     let bytes = serde_json::to_vec(record)?;
     if usize::try_from(LIMIT).is_ok_and(|limit| bytes.len() > limit) {
         let text = format!("its record has more than {LIMIT} bytes");
@@ -150,7 +150,7 @@ pub fn save<T: Serialize>(dir: &Path, record: &T) -> io::Result<()> {
 }
 
 /// Reads a record. `None` if there is none; an error also for one of a later version.
-pub fn load<T: DeserializeOwned>(dir: &Path) -> io::Result<Option<T>> {
+pub fn load_record<T: DeserializeOwned>(dir: &Path) -> io::Result<Option<T>> {
     #[derive(Deserialize)]
     struct RecordVersion {
         v: u32,
@@ -203,14 +203,14 @@ mod tests {
         // As many bytes as annotations may have, of which JSON makes six each.
         let value = "\u{1}".repeat(256 << 10);
         record.config.annotations.insert("a".into(), value.clone());
-        save(&dir, &record).expect("written");
-        let read: SandboxRecord = load(&dir).expect("read").expect("there");
+        save_record(&dir, &record).expect("written");
+        let read: SandboxRecord = load_record(&dir).expect("read").expect("there");
         assert!(read == record);
         record.config.annotations.insert("b".into(), value.clone());
         record.config.annotations.insert("c".into(), value);
-        let refused = save(&dir, &record).expect_err("too large");
+        let refused = save_record(&dir, &record).expect_err("too large");
         assert_eq!(refused.kind(), io::ErrorKind::FileTooLarge);
-        let read: SandboxRecord = load(&dir).expect("read").expect("there");
+        let read: SandboxRecord = load_record(&dir).expect("read").expect("there");
         assert!(read.config.annotations.len() < record.config.annotations.len());
         std::fs::remove_dir_all(dir).expect("clean");
     }
@@ -219,20 +219,24 @@ mod tests {
     fn records_of_version_1_are_still_read() {
         let dir = crate::testing::unused_path("record");
         std::fs::create_dir_all(&dir).expect("dir");
-        assert!(load::<SandboxRecord>(&dir).expect("absent").is_none());
+        assert!(
+            load_record::<SandboxRecord>(&dir)
+                .expect("absent")
+                .is_none()
+        );
         let text = include_str!("../../../tests/golden/sandbox_record.1.json");
         std::fs::write(dir.join(FILE), text).expect("write");
-        let sandbox: SandboxRecord = load(&dir).expect("read").expect("there");
+        let sandbox: SandboxRecord = load_record(&dir).expect("read").expect("there");
         assert_eq!(
             (sandbox.phase, sandbox.created),
             (SandboxPhase::Ready, CreationOrder(3, 7))
         );
         let text = include_str!("../../../tests/golden/container_record.1.json");
         std::fs::write(dir.join(FILE), text).expect("write");
-        let container: ContainerRecord = load(&dir).expect("read").expect("there");
+        let container: ContainerRecord = load_record(&dir).expect("read").expect("there");
         assert_eq!((container.made, container.config.attempt), (true, 2));
         std::fs::write(dir.join(FILE), text.replace("\"v\":1", "\"v\":2")).expect("write");
-        let error = load::<ContainerRecord>(&dir).expect_err("later version");
+        let error = load_record::<ContainerRecord>(&dir).expect_err("later version");
         assert!(error.to_string().contains("version 2"), "{error}");
         std::fs::remove_dir_all(dir).expect("clean");
     }

@@ -11,7 +11,7 @@ use async_io::Timer;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Runc, bundle, chain, containers, failed, files,
+    Runc, bundle, containers, error_chain, failed_at_step, files,
     pods::open_holder,
     program::{self, OciRuntimeError},
     record::{self, ContainerRecord, SandboxPhase, SandboxRecord},
@@ -83,10 +83,10 @@ impl MachineBoot {
 
 impl Runc {
     /// Fills the table from the run directory, then sweeps leftovers without owner.
-    pub(super) async fn recover(&self) -> Result<(), RuntimeError> {
+    pub(super) async fn recover_all(&self) -> Result<(), RuntimeError> {
         let names = |kind: &str| {
             let dir = self.settings.run_dir.join(kind);
-            files::names(&dir).map_err(failed(&format!("read {}", dir.display())))
+            files::sorted_names(&dir).map_err(failed_at_step(&format!("read {}", dir.display())))
         };
         let mut unusable = Vec::new();
         for name in names("sandboxes")? {
@@ -96,15 +96,15 @@ impl Runc {
             }
         }
         crash::point("recover.sandboxes");
-        let deadline = clock::mono() + LAUNCH_WAIT;
+        let deadline = clock::mono_now() + LAUNCH_WAIT;
         for name in names("containers")? {
             self.recover_container(&ContainerId::new(name), deadline)
                 .await;
             crash::point("recover.container");
         }
         // Whatever an agent before this one was making is made now, or was ended.
-        self.let_tracers_go_on();
-        self.count_on();
+        self.resume_tracers();
+        self.continue_creation_order();
         self.finish_stops(unusable).await;
         self.sweep_layers().await;
         crash::point("recover.layers");
@@ -112,9 +112,9 @@ impl Runc {
             let table = self.table.borrow();
             let sandboxes = table.sandboxes.values();
             // A sandbox that is not ready is detached when it is stopped; the agent stops every such sandbox.
-            sandboxes.map(|s| s.status.id.clone()).gather()
+            sandboxes.map(|s| s.status.id.clone()).gather_items()
         };
-        self.cni.sweep(&live, &self.gate).await;
+        self.cni.sweep_attachments(&live, &self.gate).await;
         Ok(())
     }
 
@@ -126,11 +126,11 @@ impl Runc {
                 let container = table.containers.get(c);
                 container.is_some_and(|c| c.status.state == ContainerState::Running)
             };
-            !table.containers_of(id).iter().any(runs)
+            !table.sandbox_containers(id).iter().any(runs)
         });
         for id in sandboxes {
             if let Err(e) = self.stop_sandbox(&id).await {
-                log::warn!("sandbox={id} {}", chain(&e));
+                log::warn!("sandbox={id} {}", error_chain(&e));
             }
         }
     }
@@ -138,11 +138,11 @@ impl Runc {
     /// Takes a sandbox into the table. Returns true if it is of this boot, was ready, and can no longer be used.
     fn recover_sandbox(&self, id: &SandboxId) -> bool {
         let dir = self.sandbox_dir(id);
-        let record = match record::load::<SandboxRecord>(&dir) {
+        let record = match record::load_record::<SandboxRecord>(&dir) {
             Ok(Some(record)) => record,
             Ok(None) => {
                 // Died between the directory and the intent: nothing was made yet.
-                if let Err(e) = remove::path(&dir) {
+                if let Err(e) = remove::remove_path(&dir) {
                     log::warn!("sandbox={id} {e}");
                 }
                 return false;
@@ -182,12 +182,12 @@ impl Runc {
     }
 
     async fn recover_container(&self, id: &ContainerId, deadline: MonoTime) {
-        let dirs = self.dirs(id);
-        let mut record = match record::load::<ContainerRecord>(&dirs.run) {
+        let dirs = self.container_dirs(id);
+        let mut record = match record::load_record::<ContainerRecord>(&dirs.run) {
             Ok(Some(record)) => record,
             // Nothing was made yet.
             Ok(None) => {
-                if let Err(e) = bundle::unmake(&self.disk, &dirs).await {
+                if let Err(e) = bundle::remove_bundle(&self.disk, &dirs).await {
                     log::warn!("container={id} {e}");
                 }
                 return;
@@ -198,12 +198,12 @@ impl Runc {
             }
         };
         let mut entry = container_entry(&record);
-        entry.holds = self.hold(&record.image, &record.volume_images);
+        entry.holds = self.hold_images(&record.image, &record.volume_images);
         let this_boot = record.boot_id == self.boot.id;
         if let Some((message, wall, _)) = &record.failure {
-            containers::note_failure(&mut entry, message, *wall);
+            containers::record_start_failure(&mut entry, message, *wall);
         } else if !this_boot && record.started_at.is_some() {
-            containers::note_lost(&mut entry);
+            containers::record_lost_exit(&mut entry);
         }
         let settled = entry.status.state == ContainerState::Exited;
         self.table.borrow_mut().containers.insert(id.clone(), entry);
@@ -215,36 +215,36 @@ impl Runc {
             }
         } else if !this_boot {
             // It is of another boot, but the run directory was kept: its exit may be known.
-            self.shim_ended(id);
+            self.record_shim_exit(id);
         }
     }
 
     /// Adopts a container that an earlier agent began. Returns false if it never ran.
     async fn recover_process(&self, record: &mut ContainerRecord, deadline: MonoTime) -> bool {
         let id = record.id.clone();
-        let dir = self.dirs(&id).run;
+        let dir = self.container_dirs(&id).run;
         // A container whose creation failed has an exit record, too, and stays "created".
         let created = || {
             let table = self.table.borrow();
             let container = table.containers.get(&id);
             container.is_some_and(|c| c.status.state == ContainerState::Created)
         };
-        if self.shim_ended(&id) {
+        if self.record_shim_exit(&id) {
             return !created();
         }
         // An earlier agent may have died while its shim was creating the container: the shim goes on.
         // Bounded: by the deadline, and each round waits.
-        while matches!(shim::is_alive(&dir), Ok(true))
+        while matches!(shim::is_shim_alive(&dir), Ok(true))
             && matches!(shim::read_state(&dir), Ok(None))
-            && clock::mono() < deadline
+            && clock::mono_now() < deadline
         {
             Timer::after(LAUNCH_LOOK).await;
         }
-        match shim::open(&dir) {
+        match shim::find_live_shim(&dir) {
             Ok(Some(launched)) => {
                 {
                     let mut table = self.table.borrow_mut();
-                    match table.watch(launched.pidfd, ProcessOwner::Shim(id.clone())) {
+                    match table.watch_process(launched.pidfd, ProcessOwner::Shim(id.clone())) {
                         Ok(watched) => {
                             if let Some(c) = table.containers.get_mut(&id) {
                                 c.shim = Some(watched);
@@ -258,8 +258,8 @@ impl Runc {
                     if !self.was_started(&id).await {
                         return false;
                     }
-                    record.started_at = Some(clock::wall().truncated());
-                    if let Err(e) = record::save(&dir, record) {
+                    record.started_at = Some(clock::wall_now().truncated_to_second());
+                    if let Err(e) = record::save_record(&dir, record) {
                         log::warn!("container={id} record: {e}");
                     }
                 }
@@ -271,7 +271,7 @@ impl Runc {
                 }
             }
             // The shim ended meanwhile, died, or never lived.
-            Ok(None) if self.shim_ended(&id) => return !created(),
+            Ok(None) if self.record_shim_exit(&id) => return !created(),
             Ok(None)
                 if record.started_at.is_none() && matches!(shim::read_state(&dir), Ok(None)) =>
             {
@@ -280,10 +280,10 @@ impl Runc {
             Ok(None) if record.started_at.is_none() && !self.was_started(&id).await => {
                 return false;
             }
-            Ok(None) => self.rescue(&id).await,
+            Ok(None) => self.replace_dead_shim(&id).await,
             Err(e) => {
-                log::warn!("container={id} its shim: {}", chain(&e));
-                self.rescue(&id).await;
+                log::warn!("container={id} its shim: {}", error_chain(&e));
+                self.replace_dead_shim(&id).await;
             }
         }
         true
@@ -294,11 +294,11 @@ impl Runc {
     async fn forget_unstarted(&self, record: &mut ContainerRecord) {
         let id = record.id.clone();
         log::info!("container={id} was being started when the agent died; it starts anew");
-        let dir = self.dirs(&id).run;
+        let dir = self.container_dirs(&id).run;
         // First: an agent that dies during the next steps leaves an exit record, which must not count as that of a
         // container that ran.
         record.made = false;
-        if let Err(e) = record::save(&dir, record) {
+        if let Err(e) = record::save_record(&dir, record) {
             log::warn!("container={id} record: {e}");
         }
         crash::point("recover.abandoned");
@@ -324,14 +324,16 @@ impl Runc {
             status: String,
         }
         let started = |name: &str| {
-            let state = shim::read_state(&self.dirs(id).run).ok().flatten();
+            let state = shim::read_state(&self.container_dirs(id).run)
+                .ok()
+                .flatten();
             state.is_some_and(|s| !is_runtime(s.pid, name))
         };
-        let Ok(program) = self.program_of(id) else {
-            return started(self.programs.name(&self.handler_of(id)));
+        let Ok(program) = self.oci_runtime_of(id) else {
+            return started(self.programs.configured_name(&self.container_handler(id)));
         };
         let answer = program
-            .call(&self.runtime_root(), "state", &[id], &self.gate)
+            .call_runtime(&self.runtime_root(), "state", &[id], &self.gate)
             .await;
         match answer.map(|text| from_json::<OciStateView>(&text)) {
             Ok(Ok(state)) => state.status != "created",
@@ -339,7 +341,9 @@ impl Runc {
                 log::warn!("container={id} state: {e}");
                 started(&program.name)
             }
-            Err(OciRuntimeError::Call { message, .. }) if program::is_gone(&message) => false,
+            Err(OciRuntimeError::Call { message, .. }) if program::is_container_gone(&message) => {
+                false
+            }
             Err(e) => {
                 log::warn!("container={id} {e}");
                 started(&program.name)
@@ -349,7 +353,7 @@ impl Runc {
 
     /// Sets the instance back to "created": a later start must not find the records of the broken one.
     fn forget_shim(&self, id: &ContainerId) {
-        let dir = self.dirs(id).run;
+        let dir = self.container_dirs(id).run;
         for name in [shim::file::STATE, shim::file::EXIT, shim::file::PID] {
             if let Err(e) = files::remove_file(&dir.join(name)) {
                 log::warn!("container={id} {name}: {e}");
@@ -366,7 +370,7 @@ impl Runc {
     }
 
     /// Lets the order of new instances begin after all that were found.
-    fn count_on(&self) {
+    fn continue_creation_order(&self) {
         let table = self.table.borrow();
         let sandboxes = table.sandboxes.values().map(|s| s.created);
         let containers = table.containers.values().map(|c| c.created);
@@ -385,12 +389,12 @@ impl Runc {
             self.settings.root_dir.clone(),
             self.settings.run_dir.clone(),
         );
-        let listed = self.disk.run(move || -> io::Result<Vec<PathBuf>> {
+        let listed = self.disk.run_job(move || -> io::Result<Vec<PathBuf>> {
             let mut left = Vec::new();
             for kind in ["containers", "sandboxes"] {
                 let (root, run) = (root.join(kind), run.join(kind));
                 let gone = |name: &String| !run.join(name).exists();
-                let names = files::names(&root)?.into_iter().filter(gone);
+                let names = files::sorted_names(&root)?.into_iter().filter(gone);
                 left.extend(names.map(|name| root.join(name)));
             }
             Ok(left)
@@ -401,7 +405,7 @@ impl Runc {
         });
         // A failure does not keep the others.
         for path in left {
-            if let Err(e) = remove::on(&self.disk, &path).await {
+            if let Err(e) = remove::remove_on_lane(&self.disk, &path).await {
                 log::warn!("writable layer of an earlier boot: {}: {e}", path.display());
             }
         }

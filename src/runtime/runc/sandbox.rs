@@ -36,7 +36,7 @@ use crate::{
         cri::{DnsConfig, NamespaceMode, SandboxConfig},
         oci::SandboxPaths,
     },
-    sys::{crash, lane::on_fresh_thread, mount, namespaces},
+    sys::{crash, lane::run_on_fresh_thread, mount, namespaces},
 };
 
 /// Size of a pod's /dev/shm (RTM-12).
@@ -51,14 +51,14 @@ const INIT_TEXT_BYTES: usize = 512;
 const INIT_WAIT: Duration = Duration::from_secs(60);
 
 /// Path of a namespace's pin.
-pub(super) fn pin(dir: &Path, kind: &str) -> PathBuf {
+pub(super) fn namespace_pin_path(dir: &Path, kind: &str) -> PathBuf {
     dir.join("ns").join(kind)
 }
 
 /// Refuses what must not be tried: a sysctl that is not of the pod's own namespaces would change the machine.
 ///
 /// Source: `sysctl(8)` names; which are namespaced: kernel `ipc/ipc_sysctl.c`, `ipc/mq_sysctl.c`, `net/sysctl_net.c`.
-pub(super) fn check(config: &SandboxConfig) -> Result<(), PodError> {
+pub(super) fn check_sandbox_config(config: &SandboxConfig) -> Result<(), PodError> {
     if config.hostname.len() > HOSTNAME_LIMIT {
         return Err(PodError::Spec(format!(
             "hostname {:?} is longer than {HOSTNAME_LIMIT} bytes",
@@ -100,7 +100,7 @@ pub(super) fn make_files(
     config: &SandboxConfig,
     host_name: &str,
 ) -> io::Result<()> {
-    files::make_private(&dirs.root)?;
+    files::make_private_dir(&dirs.root)?;
     let resolv_conf = if config.dns == DnsConfig::default() {
         files::read_start(Path::new("/etc/resolv.conf"), HOST_FILE_LIMIT).unwrap_or_default()
     } else {
@@ -123,7 +123,7 @@ pub(super) fn make_files(
         fs::create_dir_all(&shm)?;
         mount::unmount(&shm)?;
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-        mount::tmpfs(&shm, Some(SHM_BYTES), 0o1777, flags)?;
+        mount::mount_tmpfs(&shm, Some(SHM_BYTES), 0o1777, flags)?;
     }
     Ok(())
 }
@@ -138,7 +138,7 @@ pub(super) struct UnrecordedPodInit {
 
 impl UnrecordedPodInit {
     /// From here on it stays when the agent ends. Returns when it has nothing of the host any more.
-    pub(super) async fn recorded(mut self) -> io::Result<()> {
+    pub(super) async fn confirm_recorded(mut self) -> io::Result<()> {
         self.tell.write_all(&[super::pod_init::RECORDED])?;
         let said = Async::new(self.said)?;
         let mut text = [0; INIT_TEXT_BYTES];
@@ -172,12 +172,16 @@ pub(super) async fn make_namespaces(
     config: &SandboxConfig,
     exe: &Arc<OwnedFd>,
 ) -> io::Result<Option<UnrecordedPodInit>> {
-    let (shared_pid, pid_pin) = (config.namespaces.pid == NamespaceMode::Pod, pin(dir, "pid"));
-    let wanted = wanted(dir, config);
+    let (shared_pid, pid_pin) = (
+        config.namespaces.pid == NamespaceMode::Pod,
+        namespace_pin_path(dir, "pid"),
+    );
+    let wanted = wanted_namespaces(dir, config);
     let (exe, owner) = (Arc::clone(exe), dir.to_owned());
     fs::create_dir_all(dir.join("ns"))?;
-    on_fresh_thread("sandbox", move || {
-        namespaces::create(&wanted).map_err(|e| context(&e.source, &e.step))?;
+    run_on_fresh_thread("sandbox", move || {
+        namespaces::create_namespaces(&wanted)
+            .map_err(|e| add_error_context(&e.source, &e.step))?;
         if !shared_pid {
             return Ok(None);
         }
@@ -185,21 +189,21 @@ pub(super) async fn make_namespaces(
         crash::point("sandbox.init");
         fs::File::create(&pid_pin)?;
         let namespace = format!("/proc/{}/ns/pid", begun.pid);
-        mount::bind(Path::new(&namespace), &pid_pin, false)?;
+        mount::bind_mount(Path::new(&namespace), &pid_pin, false)?;
         Ok(Some(begun))
     })
     .await?
 }
 
-fn wanted(dir: &Path, config: &SandboxConfig) -> namespaces::SandboxNamespaces {
+fn wanted_namespaces(dir: &Path, config: &SandboxConfig) -> namespaces::SandboxNamespaces {
     let modes = config.namespaces;
     let network = modes.network == NamespaceMode::Pod;
     let ipc = modes.ipc == NamespaceMode::Pod;
     namespaces::SandboxNamespaces {
-        net: network.then(|| pin(dir, "net")),
+        net: network.then(|| namespace_pin_path(dir, "net")),
         // Follows the network: with the machine's network the machine's name (RTM-12).
-        uts: network.then(|| pin(dir, "uts")),
-        ipc: ipc.then(|| pin(dir, "ipc")),
+        uts: network.then(|| namespace_pin_path(dir, "uts")),
+        ipc: ipc.then(|| namespace_pin_path(dir, "ipc")),
         hostname: config.hostname.clone(),
         // Containers mount the queues of their IPC namespace themselves.
         mqueue: None,
@@ -232,8 +236,8 @@ fn start_init(exe: &Arc<OwnedFd>, owner: &Path) -> io::Result<UnrecordedPodInit>
 
 /// Returns true if every namespace that the sandbox should have is pinned.
 pub(super) fn has_namespaces(dir: &Path, config: &SandboxConfig) -> bool {
-    let wanted = wanted(dir, config);
-    let pid = (config.namespaces.pid == NamespaceMode::Pod).then(|| pin(dir, "pid"));
+    let wanted = wanted_namespaces(dir, config);
+    let pid = (config.namespaces.pid == NamespaceMode::Pod).then(|| namespace_pin_path(dir, "pid"));
     [wanted.net, wanted.ipc, wanted.uts, pid]
         .into_iter()
         .flatten()
@@ -245,7 +249,7 @@ pub(super) fn release_namespaces(dir: &Path) -> io::Result<()> {
     /// Each crash between pin and record may leave one more mount.
     const STACKED: usize = 8;
     for kind in ["net", "ipc", "uts", "pid"] {
-        let pin = pin(dir, kind);
+        let pin = namespace_pin_path(dir, kind);
         for _ in 0..STACKED {
             if !namespaces::is_pinned(&pin) {
                 break;
@@ -258,16 +262,16 @@ pub(super) fn release_namespaces(dir: &Path) -> io::Result<()> {
 }
 
 /// Paths of the sandbox that its containers join and mount.
-pub(super) fn paths(dirs: &SandboxDirs, record: &SandboxRecord) -> SandboxPaths {
+pub(super) fn sandbox_paths(dirs: &SandboxDirs, record: &SandboxRecord) -> SandboxPaths {
     let (dir, files) = (&dirs.run, &dirs.root);
     let text = |path: PathBuf| path.display().to_string();
     let modes = record.config.namespaces;
     SandboxPaths {
-        network_namespace: text(pin(dir, "net")),
-        ipc_namespace: text(pin(dir, "ipc")),
-        uts_namespace: text(pin(dir, "uts")),
+        network_namespace: text(namespace_pin_path(dir, "net")),
+        ipc_namespace: text(namespace_pin_path(dir, "ipc")),
+        uts_namespace: text(namespace_pin_path(dir, "uts")),
         pid_namespace: if modes.pid == NamespaceMode::Pod {
-            text(pin(dir, "pid"))
+            text(namespace_pin_path(dir, "pid"))
         } else {
             String::new()
         },
@@ -301,7 +305,7 @@ fn resolv_conf(dns: &DnsConfig) -> String {
     text
 }
 
-fn context(error: &io::Error, what: &str) -> io::Error {
+fn add_error_context(error: &io::Error, what: &str) -> io::Error {
     io::Error::new(error.kind(), format!("{what}: {error}"))
 }
 
@@ -347,7 +351,7 @@ mod tests {
                 namespaces: modes,
                 ..SandboxConfig::default()
             };
-            assert_eq!(check(&config).is_ok(), ok, "{name}");
+            assert_eq!(check_sandbox_config(&config).is_ok(), ok, "{name}");
         }
     }
 }

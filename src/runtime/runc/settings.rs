@@ -44,7 +44,7 @@ pub struct RuncSettings {
     pub spec: SpecFn,
     /// `logic::oci::resolve_user`.
     pub resolve_user: ResolveUserFn,
-    /// `logic::security::is_same_label`.
+    /// `logic::security::is_same_selinux_label`.
     pub same_label: SameLabelFn,
     /// Giver of devices that are more than nodes; `None`: no container has such devices.
     pub devices: Option<Arc<dyn super::DeviceInjector>>,

@@ -35,7 +35,7 @@ impl MountSource {
         let path = fs::canonicalize(path)?;
         let opened = match own.iter().any(|own| path.starts_with(own)) {
             true => None,
-            false => Some(opened(&path)?),
+            false => Some(open_resolved(&path)?),
         };
         Ok(Self {
             path,
@@ -51,17 +51,17 @@ impl MountSource {
 }
 
 /// Opens a path that has no links any more.
-fn opened(path: &Path) -> io::Result<OwnedFd> {
-    let top = walk::dir(Path::new("/"))?;
+fn open_resolved(path: &Path) -> io::Result<OwnedFd> {
+    let top = walk::open_dir(Path::new("/"))?;
     let below = match path.strip_prefix("/") {
         Ok(below) if below != Path::new("") => below,
         _ => Path::new("."),
     };
     // Opened as a directory, an automount is mounted, as by the runtime's mount of it.
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
-    let found = match walk::no_symlinks(&top, below, flags, 0) {
+    let found = match walk::open_without_symlinks(&top, below, flags, 0) {
         Err(e) if e.kind() == io::ErrorKind::NotADirectory => {
-            walk::no_symlinks(&top, below, OFlag::O_PATH, 0)
+            walk::open_without_symlinks(&top, below, OFlag::O_PATH, 0)
         }
         found => found,
     };
@@ -84,16 +84,19 @@ pub(super) enum MountSourceError {
 /// server of a path may be gone.
 ///
 /// - Errors: the container must not be started.
-pub(super) fn check(sources: &[MountSource], pid: i32) -> Result<(), MountSourceError> {
-    let root =
-        walk::dir(Path::new(&format!("/proc/{pid}/root"))).map_err(MountSourceError::Unseen)?;
+pub(super) fn check_mount_sources(
+    sources: &[MountSource],
+    pid: i32,
+) -> Result<(), MountSourceError> {
+    let root = walk::open_dir(Path::new(&format!("/proc/{pid}/root")))
+        .map_err(MountSourceError::Unseen)?;
     for source in sources {
         let Some(opened) = &source.opened else {
             continue;
         };
         // A path that cannot be reached there is hidden from the container, too: another mount lies over it.
         let at = Path::new(&source.container_path);
-        let Ok(mounted) = walk::in_root(&root, at, OFlag::O_PATH, 0) else {
+        let Ok(mounted) = walk::open_in_root(&root, at, OFlag::O_PATH, 0) else {
             continue;
         };
         let (Ok(wanted), Ok(found)) = (identity(opened), identity(&mounted)) else {

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Runc, chain, failed, not_found, sandbox};
+use super::{Runc, error_chain, failed_at_step, not_found, sandbox};
 use crate::{
     api::{
         ContainerId,
@@ -14,7 +14,7 @@ use crate::{
     cgroup::Cgroups,
     net::traffic,
     runtime::RuntimeError,
-    sys::{disk_usage, lane::on_fresh_thread, namespaces},
+    sys::{disk_usage, lane::run_on_fresh_thread, namespaces},
 };
 
 /// A pod to read, and the pin of its network namespace if it has one of its own.
@@ -25,15 +25,18 @@ struct UsageTarget {
 
 impl Runc {
     /// Pods with a usable sandbox and their running containers, sorted by UID.
-    pub(super) async fn usage(&self, detail: StatsDetail) -> Result<Vec<PodUsage>, RuntimeError> {
-        let targets = self.targets();
+    pub(super) async fn read_pods_usage(
+        &self,
+        detail: StatsDetail,
+    ) -> Result<Vec<PodUsage>, RuntimeError> {
+        let targets = self.usage_targets();
         let cgroups = self.cgroups.clone();
-        on_fresh_thread("stats", move || {
-            let read = |target| read(&cgroups, target, detail);
+        run_on_fresh_thread("stats", move || {
+            let read = |target| fill_pod_usage(&cgroups, target, detail);
             targets.into_iter().map(read).collect()
         })
         .await
-        .map_err(failed("read statistics"))
+        .map_err(failed_at_step("read statistics"))
     }
 
     /// Counts the disk use of a container's writable layer, which lies above the image.
@@ -44,8 +47,8 @@ impl Runc {
         if !self.table.borrow().containers.contains_key(id) {
             return Err(not_found("container", id));
         }
-        let upper = self.dirs(id).root.join("upper");
-        match disk_usage::of(&self.disk, upper).await {
+        let upper = self.container_dirs(id).root.join("upper");
+        match disk_usage::measure_disk_usage(&self.disk, upper).await {
             Ok(used) => Ok(Some(used)),
             Err(e) if disk_usage::is_too_large(&e) => Err(RuntimeError::Exhausted(e.to_string())),
             // The layer went meanwhile, or cannot be read.
@@ -56,10 +59,10 @@ impl Runc {
         }
     }
 
-    fn targets(&self) -> Vec<UsageTarget> {
+    fn usage_targets(&self) -> Vec<UsageTarget> {
         let table = self.table.borrow();
-        let targets = table.uids().into_iter().filter_map(|uid| {
-            let status = table.pod(&uid);
+        let targets = table.pod_uids().into_iter().filter_map(|uid| {
+            let status = table.pod_status(&uid);
             let newest = status.sandboxes.first()?;
             if newest.state != SandboxState::Ready {
                 return None;
@@ -71,7 +74,8 @@ impl Runc {
             };
             let cgroup = status.containers.iter().find_map(|c| of_pod(&c.id));
             let own = newest.namespaces.network == NamespaceMode::Pod;
-            let network = own.then(|| sandbox::pin(&self.sandbox_dir(&newest.id), "net"));
+            let network =
+                own.then(|| sandbox::namespace_pin_path(&self.sandbox_dir(&newest.id), "net"));
             let started_at = newest.created_at;
             let running = status.containers.into_iter();
             let mut containers: Vec<ContainerUsage> = running
@@ -90,7 +94,7 @@ impl Runc {
                     ..ContainerUsage::default()
                 })
                 .collect();
-            containers.order_by(|a, b| a.name.cmp(&b.name));
+            containers.stable_sort_by(|a, b| a.name.cmp(&b.name));
             Some(UsageTarget {
                 pod: PodUsage {
                     uid: status.uid,
@@ -109,24 +113,24 @@ impl Runc {
 }
 
 /// Fills in the figures of one pod. A pod that has ended meanwhile has none, and its containers are left out.
-fn read(cgroups: &Cgroups, target: UsageTarget, detail: StatsDetail) -> PodUsage {
+fn fill_pod_usage(cgroups: &Cgroups, target: UsageTarget, detail: StatsDetail) -> PodUsage {
     let UsageTarget { mut pod, network } = target;
-    pod.usage = cgroups.usage(&pod.cgroup, detail).unwrap_or_default();
+    pod.usage = cgroups.read_usage(&pod.cgroup, detail).unwrap_or_default();
     pod.containers.retain_mut(|container| {
-        let usage = cgroups.usage(&container.cgroup, detail);
+        let usage = cgroups.read_usage(&container.cgroup, detail);
         container.usage = usage.unwrap_or_default();
         container.usage.cpu.is_some() || container.usage.memory.is_some()
     });
     if detail == StatsDetail::Full {
-        pod.network = network.and_then(|pin| interfaces(&pin));
+        pod.network = network.and_then(|pin| read_interfaces(&pin));
     }
     pod
 }
 
 /// Moves this thread into the namespace. It stays there until it moves on, or ends.
-fn interfaces(pin: &Path) -> Option<Vec<crate::api::stats::InterfaceCounts>> {
-    let counts = namespaces::join(pin).and_then(|()| traffic::of_this_thread());
+fn read_interfaces(pin: &Path) -> Option<Vec<crate::api::stats::InterfaceCounts>> {
+    let counts = namespaces::join_namespace(pin).and_then(|()| traffic::read_thread_interfaces());
     counts
-        .inspect_err(|e| log::debug!("{}: {}", pin.display(), chain(e)))
+        .inspect_err(|e| log::debug!("{}: {}", pin.display(), error_chain(e)))
         .ok()
 }

@@ -18,7 +18,7 @@ use crate::{
         ImportOptions, PullError, Puller, pull::PullSettings,
     },
     runtime::{RuntimeCall, RuntimeError},
-    sys::lane::{Lane, OnLane, on_fresh_thread},
+    sys::lane::{Lane, OnLane, run_on_fresh_thread},
 };
 
 /// Time limit for the disk to tell how full it is: the Node object shows that, and must not wait for a disk that hangs.
@@ -44,7 +44,7 @@ impl StoreImages {
         disk: Lane,
         unpack: Lane,
     ) -> Result<Self, ImageError> {
-        let opened = disk.run(move || {
+        let opened = disk.run_job(move || {
             let store = ImageStore::open(&dir)?;
             let puller = Puller::new(store.clone(), settings);
             Ok((store, puller))
@@ -60,18 +60,18 @@ impl StoreImages {
 
     /// All images, sorted by id. From memory.
     #[must_use]
-    pub fn records(&self) -> Vec<Arc<ImageRecord>> {
-        self.store.list()
+    pub fn image_records(&self) -> Vec<Arc<ImageRecord>> {
+        self.store.list_images()
     }
 
     /// Ids of the images that instances of `pods` were made from or mount, dead ones included. From memory.
     #[must_use]
-    pub fn used_by(&self, pods: &[PodRuntimeStatus]) -> BTreeSet<String> {
+    pub fn images_used_by(&self, pods: &[PodRuntimeStatus]) -> BTreeSet<String> {
         let mut used = BTreeSet::new();
         for container in pods.iter().flat_map(|pod| &pod.containers) {
             let volumes = container.volume_images.iter();
             for image in volumes.chain([&container.image_id]) {
-                if let Ok(Some(record)) = self.store.resolve(image) {
+                if let Ok(Some(record)) = self.store.resolve_reference(image) {
                     used.insert(record.id.clone());
                 }
             }
@@ -83,7 +83,7 @@ impl StoreImages {
     ///
     /// # Errors
     /// The archive is wrong, or the disk fails: see [`ImageStore::import_archive`].
-    pub async fn import(
+    pub async fn import_archive(
         &self,
         archive: PathBuf,
         options: ImportOptions,
@@ -91,7 +91,7 @@ impl StoreImages {
     ) -> Result<Vec<Arc<ImageRecord>>, ImageError> {
         let store = self.store.clone();
         let import = move || store.import_archive(&archive, &options, &mut tick);
-        self.unpack.run(import).await
+        self.unpack.run_job(import).await
     }
 
     /// Removes an image that is not in `used`. Returns the bytes freed.
@@ -104,28 +104,32 @@ impl StoreImages {
         used: &BTreeSet<String>,
     ) -> Result<u64, ImageError> {
         let (store, id, used) = (self.store.clone(), id.to_owned(), used.clone());
-        self.unpack.run(move || store.remove(&id, &used)).await
+        self.unpack
+            .run_job(move || store.remove_image(&id, &used))
+            .await
     }
 
     /// Takes a name from an image that has others. Returns false if it has no other.
     ///
     /// # Errors
     /// The disk cannot be changed.
-    pub async fn untag(&self, id: &str, name: &str) -> Result<bool, ImageError> {
+    pub async fn untag_image(&self, id: &str, name: &str) -> Result<bool, ImageError> {
         let (store, id, name) = (self.store.clone(), id.to_owned(), name.to_owned());
-        self.unpack.run(move || store.untag(&id, &name)).await
+        self.unpack
+            .run_job(move || store.untag_image(&id, &name))
+            .await
     }
 
     /// Removes all images that are neither pinned nor in `used`. Returns them and the bytes freed.
     ///
     /// # Errors
     /// The disk cannot be changed.
-    pub async fn prune(
+    pub async fn prune_images(
         &self,
         used: BTreeSet<String>,
     ) -> Result<(Vec<Arc<ImageRecord>>, u64), ImageError> {
         let store = self.store.clone();
-        self.unpack.run(move || store.prune(&used)).await
+        self.unpack.run_job(move || store.prune_images(&used)).await
     }
 
     /// Removes the parts of unfinished pulls that were not taken up again for `unused`. Returns the bytes freed.
@@ -134,7 +138,9 @@ impl StoreImages {
     /// The disk cannot be read or changed.
     pub async fn clear_unfinished(&self, unused: Duration) -> io::Result<u64> {
         let puller = self.puller.clone();
-        self.unpack.run(move || puller.clear(unused)).await
+        self.unpack
+            .run_job(move || puller.remove_unused_layers(unused))
+            .await
     }
 
     /// Asks for the node's own credentials for an image, in the order in which they are tried; none if that cannot be
@@ -142,7 +148,7 @@ impl StoreImages {
     pub async fn node_credentials(&self, reference: &str) -> Vec<AuthConfig> {
         let (puller, reference) = (self.puller.clone(), reference.to_owned());
         // Plugins may take their time.
-        let asked = on_fresh_thread("credentials", move || puller.node_credentials(&reference));
+        let asked = run_on_fresh_thread("credentials", move || puller.node_credentials(&reference));
         let found = asked.await.unwrap_or_else(|e| {
             log::warn!("credentials of the node: {e}");
             Vec::new()
@@ -151,21 +157,21 @@ impl StoreImages {
     }
 
     /// Begins to check all images: one layer a step.
-    pub async fn verifying(&self) -> OnLane<ImageVerifier> {
+    pub async fn begin_verification(&self) -> OnLane<ImageVerifier> {
         let store = self.store.clone();
         OnLane::new(&self.unpack, move || ImageVerifier::new(store)).await
     }
 
     /// Opens the directory whose archives are imported and whose lists are pulled.
-    pub async fn drop_in(&self, dir: PathBuf) -> OnLane<DropInPoller> {
+    pub async fn open_drop_in(&self, dir: PathBuf) -> OnLane<DropInPoller> {
         let store = self.store.clone();
         OnLane::new(&self.unpack, move || DropInPoller::open(store, dir)).await
     }
 }
 
 impl BackendImageStore for StoreImages {
-    fn resolve(&self, reference: &str) -> Result<Option<ResolvedImage>, ImageError> {
-        let Some(image) = self.store.resolve(reference)? else {
+    fn resolve_image(&self, reference: &str) -> Result<Option<ResolvedImage>, ImageError> {
+        let Some(image) = self.store.resolve_reference(reference)? else {
             return Ok(None);
         };
         // An image removed meanwhile counts as absent.
@@ -180,21 +186,25 @@ impl BackendImageStore for StoreImages {
             }))
     }
 
-    fn status(&self, reference: &str) -> Result<Option<StoredImage>, ImageError> {
-        let image = self.store.resolve(reference)?;
-        Ok(image.map(|i| i.to_cri()))
+    fn describe_image(&self, reference: &str) -> Result<Option<StoredImage>, ImageError> {
+        let image = self.store.resolve_reference(reference)?;
+        Ok(image.map(|i| i.to_cri_image()))
     }
 
-    fn hold(&self, id: &str) -> Option<BackendImageHold> {
-        let hold = self.store.hold(id)?;
+    fn hold_image(&self, id: &str) -> Option<BackendImageHold> {
+        let hold = self.store.hold_image(id)?;
         Some(Box::new(hold))
     }
 
-    fn list(&self) -> Vec<StoredImage> {
-        self.store.list().iter().map(|i| i.to_cri()).collect()
+    fn list_stored_images(&self) -> Vec<StoredImage> {
+        self.store
+            .list_images()
+            .iter()
+            .map(|i| i.to_cri_image())
+            .collect()
     }
 
-    fn pull<'a>(
+    fn pull_to_store<'a>(
         &'a self,
         reference: &'a str,
         credential: Option<AuthConfig>,
@@ -202,35 +212,35 @@ impl BackendImageStore for StoreImages {
         Box::pin(async move {
             let pulled = self
                 .puller
-                .pull(reference, credential.map(Into::into))
+                .pull_image(reference, credential.map(Into::into))
                 .await;
-            pulled.map_err(failed_pull)
+            pulled.map_err(to_runtime_error)
         })
     }
 
     fn pull_progress(&self, reference: &str) -> Option<ImageProgress> {
-        self.puller.progress(reference)
+        self.puller.pull_progress(reference)
     }
 
     fn is_pulling(&self, reference: &str) -> bool {
-        self.puller.is_pulling(reference)
+        self.puller.is_pull_running(reference)
     }
 
-    fn remove<'a>(&'a self, id: &'a str, in_use: Vec<String>) -> RuntimeCall<'a, ()> {
+    fn remove_stored_image<'a>(&'a self, id: &'a str, in_use: Vec<String>) -> RuntimeCall<'a, ()> {
         Box::pin(async move {
             let (store, id) = (self.store.clone(), id.to_owned());
             let removed = self
                 .unpack
-                .run(move || store.remove(&id, &in_use.into_iter().gather()));
+                .run_job(move || store.remove_image(&id, &in_use.into_iter().gather_items()));
             removed.await.map(drop).map_err(super::failed_error)
         })
     }
 
-    fn fs_info(&self) -> RuntimeCall<'_, FsInfo> {
+    fn store_fs_info(&self) -> RuntimeCall<'_, FsInfo> {
         Box::pin(async {
             let store = self.store.clone();
             let info = async {
-                let read = self.disk.run(move || store.fs_info());
+                let read = self.disk.run_job(move || store.filesystem_info());
                 read.await.map_err(super::failed_error)
             };
             let late = async {
@@ -246,7 +256,7 @@ impl BackendImageStore for StoreImages {
 }
 
 /// Translates the error of a pull into the runtime's. The prefix of the text is the waiting reason (IMG-08).
-fn failed_pull(error: PullError) -> RuntimeError {
+fn to_runtime_error(error: PullError) -> RuntimeError {
     match error {
         PullError::Invalid(_) => RuntimeError::Invalid(error.to_string()),
         PullError::Denied(_) | PullError::Limited(_) => RuntimeError::Denied(error.to_string()),
@@ -270,31 +280,36 @@ mod tests {
         let temp = Scratch::new();
         let disk = Lane::start("disk").expect("a thread");
         let settings = PullSettings::default();
-        let opened = StoreImages::open(temp.join("store"), settings, disk.clone(), Lane::inline());
+        let opened = StoreImages::open(
+            temp.join("store"),
+            settings,
+            disk.clone(),
+            Lane::without_thread(),
+        );
         let images = smol::block_on(opened).expect("store");
         let (thaw, frozen) = std::sync::mpsc::channel::<()>();
         let hangs = async {
-            let _ = disk.run(move || frozen.recv()).await;
+            let _ = disk.run_job(move || frozen.recv()).await;
             unreachable!("it hangs until it is thawed");
         };
-        let info = smol::block_on(hangs.or(images.fs_info()));
+        let info = smol::block_on(hangs.or(images.store_fs_info()));
         assert!(
             matches!(info, Err(RuntimeError::Timeout { .. })),
             "{info:?}"
         );
         drop(thaw);
-        assert!(smol::block_on(images.fs_info()).is_ok());
+        assert!(smol::block_on(images.store_fs_info()).is_ok());
     }
 
     #[test]
     fn another_credential_is_tried_at_a_registry_that_had_too_many_requests() {
         // IMG-08 IMG-13
-        let limited = failed_pull(PullError::Limited("too many".into()));
+        let limited = to_runtime_error(PullError::Limited("too many".into()));
         assert_eq!(
             limited,
             RuntimeError::Denied("RegistryUnavailable: too many".into())
         );
-        let away = failed_pull(PullError::Unavailable("no answer".into()));
+        let away = to_runtime_error(PullError::Unavailable("no answer".into()));
         assert!(matches!(away, RuntimeError::Failed(_)), "{away:?}");
     }
 
@@ -302,7 +317,7 @@ mod tests {
     fn what_dead_and_living_instances_are_made_of_and_mount_is_in_use() {
         // GC-11 IGC-02
         let temp = Scratch::new();
-        let lane = Lane::inline();
+        let lane = Lane::without_thread();
         let opened = StoreImages::open(
             temp.join("store"),
             PullSettings::default(),
@@ -315,7 +330,7 @@ mod tests {
             let archive = temp.join("archive.tar");
             std::fs::write(&archive, docker_archive(name, &[&layer])).expect("archive");
             let tick = |_| ControlFlow::Continue(());
-            let imported = images.import(archive, ImportOptions::default(), tick);
+            let imported = images.import_archive(archive, ImportOptions::default(), tick);
             let imported = smol::future::block_on(imported).expect("imported");
             imported[0].id.clone()
         };
@@ -329,6 +344,6 @@ mod tests {
             containers: vec![running, ended],
             ..PodRuntimeStatus::default()
         };
-        assert_eq!(images.used_by(&[pod]), [own, dead, volume].into());
+        assert_eq!(images.images_used_by(&[pod]), [own, dead, volume].into());
     }
 }

@@ -109,8 +109,8 @@ pub(super) struct InstanceTable {
 pub(super) struct ProcessDoorbell(Rc<Async<PidfdEpoll>>);
 
 impl ProcessDoorbell {
-    /// Resolves when an end is waiting to be taken by [`InstanceTable::take_ended`].
-    pub(super) async fn ring(&self) {
+    /// Resolves when an end is waiting to be taken by [`InstanceTable::take_ended_processes`].
+    pub(super) async fn wait_for_ring(&self) {
         if let Err(e) = self.0.readable().await {
             log::warn!("doorbell of the runtime: {e}; polling only");
             core::future::pending::<()>().await;
@@ -131,12 +131,12 @@ impl InstanceTable {
         })
     }
 
-    pub(super) fn bell(&self) -> ProcessDoorbell {
+    pub(super) fn doorbell(&self) -> ProcessDoorbell {
         ProcessDoorbell(Rc::clone(&self.epoll))
     }
 
     /// Starts waiting for the end of the process behind `pidfd`.
-    pub(super) fn watch(
+    pub(super) fn watch_process(
         &mut self,
         pidfd: OwnedFd,
         who: ProcessOwner,
@@ -153,7 +153,7 @@ impl InstanceTable {
     }
 
     /// Stops waiting. Explicit, because a copy of the descriptor may live on in a future.
-    pub(super) fn unwatch(&mut self, watched: &WatchedProcess) {
+    pub(super) fn unwatch_process(&mut self, watched: &WatchedProcess) {
         if self.watched.remove(&watched.token).is_some()
             && let Err(e) = self.epoll.get_ref().0.delete(&watched.pidfd)
         {
@@ -162,7 +162,7 @@ impl InstanceTable {
     }
 
     /// Takes the ends that happened since the last call, each once, and stops waiting for them.
-    pub(super) fn take_ended(&mut self) -> Vec<ProcessOwner> {
+    pub(super) fn take_ended_processes(&mut self) -> Vec<ProcessOwner> {
         let mut all = Vec::new();
         loop {
             let mut events = [EpollEvent::empty(); EVENTS];
@@ -185,9 +185,9 @@ impl InstanceTable {
                         }
                     };
                     if let Some(watched) = watched {
-                        self.unwatch(&watched);
+                        self.unwatch_process(&watched);
                         if matches!(who, ProcessOwner::Holder(_)) {
-                            reap(&watched.pidfd);
+                            reap_holder(&watched.pidfd);
                         }
                     }
                     all.push(who);
@@ -200,7 +200,7 @@ impl InstanceTable {
     }
 
     /// Every pod, sorted by UID.
-    pub(super) fn list(&self) -> Vec<PodItem> {
+    pub(super) fn list_pods(&self) -> Vec<PodItem> {
         let mut pods: BTreeMap<&PodUid, PodItem> = BTreeMap::new();
         for SandboxEntry { status, .. } in self.sandboxes.values() {
             let pod = pods.entry(&status.uid).or_default();
@@ -222,13 +222,13 @@ impl InstanceTable {
     }
 
     /// Status of a pod; empty if no sandbox or container of it is known.
-    pub(super) fn pod(&self, uid: &PodUid) -> PodRuntimeStatus {
+    pub(super) fn pod_status(&self, uid: &PodUid) -> PodRuntimeStatus {
         let all = self.sandboxes.values();
         let mut sandboxes: Vec<&SandboxEntry> = all.filter(|s| s.status.uid == *uid).collect();
-        sandboxes.order_by_key(|s| core::cmp::Reverse((s.status.attempt, s.created)));
+        sandboxes.stable_sort_by_key(|s| core::cmp::Reverse((s.status.attempt, s.created)));
         let all = self.containers.values();
         let mut containers: Vec<&ContainerEntry> = all.filter(|c| c.uid == *uid).collect();
-        containers.order_by_key(|c| core::cmp::Reverse(c.created));
+        containers.stable_sort_by_key(|c| core::cmp::Reverse(c.created));
         let mut pod = PodRuntimeStatus {
             uid: uid.clone(),
             sandboxes: sandboxes.iter().map(|s| s.status.clone()).collect(),
@@ -247,13 +247,13 @@ impl InstanceTable {
     }
 
     /// UIDs of all pods with a sandbox, sorted.
-    pub(super) fn uids(&self) -> BTreeSet<PodUid> {
+    pub(super) fn pod_uids(&self) -> BTreeSet<PodUid> {
         let sandboxes = self.sandboxes.values();
-        sandboxes.map(|s| s.status.uid.clone()).gather()
+        sandboxes.map(|s| s.status.uid.clone()).gather_items()
     }
 
     /// Instances of a sandbox.
-    pub(super) fn containers_of(&self, sandbox: &SandboxId) -> Vec<ContainerId> {
+    pub(super) fn sandbox_containers(&self, sandbox: &SandboxId) -> Vec<ContainerId> {
         self.containers
             .values()
             .filter(|c| c.status.sandbox == *sandbox)
@@ -264,7 +264,7 @@ impl InstanceTable {
 
 /// Reaps a PID namespace's init that this agent started. After a restart of the agent it is a child of the machine's
 /// init: then there is nothing to do.
-fn reap(pidfd: &OwnedFd) {
+fn reap_holder(pidfd: &OwnedFd) {
     let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG;
     let _ = waitid(Id::PIDFd(pidfd.as_fd()), flags);
 }
@@ -356,15 +356,15 @@ mod tests {
                 .spawn()
                 .expect("cat");
             let pid = child.id().try_into().expect("a pid");
-            let fd = pidfd::open(pid).expect("pidfd");
+            let fd = pidfd::open_pidfd(pid).expect("pidfd");
             let who = ProcessOwner::Shim(ContainerId::new("c"));
-            let watched = table.watch(fd, who.clone()).expect("watch");
-            assert!(table.take_ended().is_empty(), "it runs");
+            let watched = table.watch_process(fd, who.clone()).expect("watch");
+            assert!(table.take_ended_processes().is_empty(), "it runs");
             drop(writer);
-            table.bell().ring().await;
-            assert_eq!(table.take_ended(), [who]);
-            table.unwatch(&watched);
-            assert!(table.take_ended().is_empty(), "seen once");
+            table.doorbell().wait_for_ring().await;
+            assert_eq!(table.take_ended_processes(), [who]);
+            table.unwatch_process(&watched);
+            assert!(table.take_ended_processes().is_empty(), "seen once");
             child.wait().expect("reaped");
         });
     }

@@ -5,7 +5,7 @@
 
 use core::time::Duration;
 
-use super::{Runc, chain, failed_error, record::ContainerRecord};
+use super::{Runc, error_chain, failed_error, record::ContainerRecord};
 use crate::{
     api::cri::{LinuxSecurity, NamespaceMode},
     cgroup::Cgroups,
@@ -39,8 +39,8 @@ pub(super) struct StoppedTracers {
 impl Drop for StoppedTracers {
     fn drop(&mut self) {
         for group in &self.groups {
-            if let Err(e) = self.cgroups.thaw(group) {
-                log::error!("{group}: {}", chain(&e));
+            if let Err(e) = self.cgroups.thaw_group(group) {
+                log::error!("{group}: {}", error_chain(&e));
             }
         }
     }
@@ -62,31 +62,31 @@ impl Runc {
         // All of them: one that is stopped half has to go on too.
         stopped.groups = self.tracers_beside(record);
         for group in &stopped.groups {
-            let frozen = self.cgroups.freeze(group).await;
+            let frozen = self.cgroups.freeze_group(group).await;
             frozen.map_err(failed_error)?;
         }
         Ok(stopped)
     }
 
     /// Lets those go on that an agent before this one has left stopped.
-    pub(super) fn let_tracers_go_on(&self) {
+    pub(super) fn resume_tracers(&self) {
         drop(StoppedTracers {
             cgroups: self.cgroups.clone(),
-            groups: self.tracers(None),
+            groups: self.tracer_groups(None),
         });
     }
 
     /// Groups of tracers in the PID namespace that the container is about to be made in.
     pub(super) fn tracers_beside(&self, record: &ContainerRecord) -> Vec<String> {
         match record.config.security.namespaces.pid {
-            NamespaceMode::Pod | NamespaceMode::Target => self.tracers(Some(record)),
+            NamespaceMode::Pod | NamespaceMode::Target => self.tracer_groups(Some(record)),
             NamespaceMode::Container | NamespaceMode::Node => Vec::new(),
         }
     }
 
     /// Groups of tracers: all, or those of a container's pod without its own. Also of those that have ended: what they left in
     /// the pod's PID namespace may trace.
-    fn tracers(&self, beside: Option<&ContainerRecord>) -> Vec<String> {
+    fn tracer_groups(&self, beside: Option<&ContainerRecord>) -> Vec<String> {
         let table = self.table.borrow();
         let all = table.containers.values().filter(|c| c.traces);
         let wanted = all.filter(|c| {

@@ -81,9 +81,9 @@ pub type ReviewReply<'a, T> = Pin<Box<dyn Future<Output = Result<T, ReviewError>
 /// Authority on users and their rights: the apiserver.
 pub trait Reviewer {
     /// Finds the user of a token; `None`: no user has it.
-    fn who_is(&self, token: String) -> ReviewReply<'_, Option<UserIdentity>>;
+    fn find_token_user(&self, token: String) -> ReviewReply<'_, Option<UserIdentity>>;
     /// Returns true if the user may do so.
-    fn may(&self, question: AccessQuestion) -> ReviewReply<'_, bool>;
+    fn is_user_allowed(&self, question: AccessQuestion) -> ReviewReply<'_, bool>;
 }
 
 /// Mode of authorization.
@@ -159,13 +159,13 @@ struct ChainVerdict {
 }
 
 impl ChainVerdict {
-    fn counts(&self, generation: u64, now: WallTime) -> bool {
+    fn is_valid_at(&self, generation: u64, now: WallTime) -> bool {
         self.generation == generation && self.from <= now && now < self.until
     }
 }
 
 impl AccessControl {
-    /// Makes an access that takes no certificate until [`AccessControl::trust`].
+    /// Makes an access that takes no certificate until [`AccessControl::set_authorities`].
     pub fn new(settings: AccessSettings, reviewer: Option<Box<dyn Reviewer>>) -> Self {
         Self {
             settings,
@@ -181,18 +181,18 @@ impl AccessControl {
     }
 
     /// Makes these authorities the ones that vouch for certificates, on open connections too.
-    pub fn trust(&self, authorities: Arc<ClientAuthorities>) {
+    pub fn set_authorities(&self, authorities: Arc<ClientAuthorities>) {
         self.authorities.replace(Some(authorities));
         self.generation.set(self.generation.get() + 1);
     }
 
     /// Asks both questions. A token is taken out of the request.
-    pub(super) async fn admit(
+    pub(super) async fn admit_request(
         &self,
         request: &mut HttpRequest,
         papers: &mut HandshakeCertificates,
     ) -> Result<UserIdentity, Refusal> {
-        let token = take_token(request);
+        let token = take_bearer_token(request);
         let user = self.authenticate(token, papers).await?;
         self.authorize(&user, request).await?;
         Ok(user)
@@ -204,13 +204,13 @@ impl AccessControl {
         papers: &mut HandshakeCertificates,
     ) -> Result<UserIdentity, Refusal> {
         let mut bad = false;
-        match self.by_certificate(papers).await? {
-            CredentialWorth::Good(user) => return Ok(known(user)),
+        match self.authenticate_by_certificate(papers).await? {
+            CredentialWorth::Good(user) => return Ok(add_authenticated_group(user)),
             CredentialWorth::Bad => bad = true,
             CredentialWorth::None => {}
         }
-        match self.by_token(token).await? {
-            CredentialWorth::Good(user) => return Ok(known(user)),
+        match self.authenticate_by_token(token).await? {
+            CredentialWorth::Good(user) => return Ok(add_authenticated_group(user)),
             CredentialWorth::Bad => bad = true,
             CredentialWorth::None => {}
         }
@@ -224,7 +224,7 @@ impl AccessControl {
         Err(Refusal::new(401, "Unauthorized"))
     }
 
-    async fn by_certificate(
+    async fn authenticate_by_certificate(
         &self,
         papers: &mut HandshakeCertificates,
     ) -> Result<CredentialWorth, Refusal> {
@@ -232,15 +232,19 @@ impl AccessControl {
         let Some(authorities) = authorities.filter(|_| !papers.chain.is_empty()) else {
             return Ok(CredentialWorth::None);
         };
-        let (generation, now) = (self.generation.get(), KNOWN.now().at);
+        let (generation, now) = (self.generation.get(), KNOWN.certificate_time().at);
         let kept = papers.found.as_ref();
-        if let Some(found) = kept.filter(|found| found.counts(generation, now)) {
+        if let Some(found) = kept.filter(|found| found.is_valid_at(generation, now)) {
             return Ok(found.credential.clone());
         }
         let chain = Arc::clone(&papers.chain);
         let (credential, until) = match &*chain {
-            [_] => examine(&authorities, &chain),
-            _ => self.verifier.examine(authorities, chain).await?,
+            [_] => verify_chain(&authorities, &chain),
+            _ => {
+                self.verifier
+                    .verify_chain_on_lane(authorities, chain)
+                    .await?
+            }
         };
         papers.found = Some(ChainVerdict {
             credential: credential.clone(),
@@ -251,7 +255,10 @@ impl AccessControl {
         Ok(credential)
     }
 
-    async fn by_token(&self, token: Option<String>) -> Result<CredentialWorth, Refusal> {
+    async fn authenticate_by_token(
+        &self,
+        token: Option<String>,
+    ) -> Result<CredentialWorth, Refusal> {
         let (Some(token), Some(lifetime)) = (token, self.settings.tokens) else {
             return Ok(CredentialWorth::None);
         };
@@ -262,11 +269,11 @@ impl AccessControl {
             return Ok(CredentialWorth::Bad);
         }
         let key: [u8; 32] = Sha256::digest(token.as_bytes()).into();
-        let asked = self.ask(
+        let asked = self.ask_reviewer(
             &self.tokens,
             key,
             |_| lifetime,
-            || reviewer.who_is(token.clone()),
+            || reviewer.find_token_user(token.clone()),
         );
         Ok(match asked.await? {
             Ok(Some(user)) => CredentialWorth::Good(user),
@@ -287,21 +294,21 @@ impl AccessControl {
             true => &request.path,
             false => &[],
         };
-        let verb = access::verb(&request.method, path);
-        let asked = access::subresources(path);
+        let verb = access::required_verb(&request.method, path);
+        let asked = access::node_subresources(path);
         for subresource in asked {
             let question = AccessQuestion {
                 user: user.clone(),
                 verb,
                 subresource,
             };
-            let key = digest(&question);
+            let key = question_digest(&question);
             let lifetime = |may: &bool| if *may { yes } else { no };
             let answer = match &self.reviewer {
                 None => Ok(false),
                 Some(reviewer) => {
-                    let ask = || reviewer.may(question.clone());
-                    self.ask(&self.rights, key, lifetime, ask).await?
+                    let ask = || reviewer.is_user_allowed(question.clone());
+                    self.ask_reviewer(&self.rights, key, lifetime, ask).await?
                 }
             };
             match answer {
@@ -319,23 +326,23 @@ impl AccessControl {
         }
         Err(Refusal::new(
             403,
-            access::forbidden(&user.name, verb, asked),
+            access::forbidden_message(&user.name, verb, asked),
         ))
     }
 
     /// The answer that is kept, or that of the apiserver, asked as often as it may help. A failure is not kept.
-    async fn ask<'a, T: Clone>(
+    async fn ask_reviewer<'a, T: Clone>(
         &'a self,
         kept: &RefCell<AnswerCache<[u8; 32], T>>,
         key: [u8; 32],
         lifetime: impl Fn(&T) -> Duration,
         question: impl Fn() -> ReviewReply<'a, T>,
     ) -> Result<Result<T, ReviewError>, Refusal> {
-        let answer = || kept.borrow().answer(&key, clock::mono());
+        let answer = || kept.borrow().cached_answer(&key, clock::mono_now());
         if let Some(answer) = answer() {
             return Ok(Ok(answer));
         }
-        let _waiting = WaitingRequest::enter(&self.waiting)?;
+        let _waiting = WaitingRequest::count_waiting(&self.waiting)?;
         let mut tried = 0;
         loop {
             let asked = {
@@ -349,14 +356,16 @@ impl AccessControl {
             let failed = match asked {
                 Ok(answer) => {
                     let lifetime = lifetime(&answer);
-                    let now = clock::mono();
-                    kept.borrow_mut().keep(key, answer.clone(), lifetime, now);
+                    let now = clock::mono_now();
+                    kept.borrow_mut()
+                        .keep_answer(key, answer.clone(), lifetime, now);
                     return Ok(Ok(answer));
                 }
                 Err(failed) => failed,
             };
             tried += 1;
-            let random = u32::try_from(clock::wall().0.unsigned_abs() / 1000 % 1000).unwrap_or(0);
+            let random =
+                u32::try_from(clock::wall_now().0.unsigned_abs() / 1000 % 1000).unwrap_or(0);
             match access::review_pause(tried, random).filter(|_| failed.may_pass) {
                 Some(pause) => drop(Timer::after(pause).await),
                 None => return Ok(Err(failed)),
@@ -367,27 +376,27 @@ impl AccessControl {
 
 /// Verifies a chain; returns its worth and the time until which that counts. A bad chain stays bad until the CAs
 /// change; one that fails for its dates is verified anew.
-fn examine(
+fn verify_chain(
     authorities: &ClientAuthorities,
     chain: &[CertificateDer<'_>],
 ) -> (CredentialWorth, WallTime) {
     const NEVER: WallTime = WallTime(i64::MAX);
-    let moment = KNOWN.now();
+    let moment = KNOWN.certificate_time();
     let now = moment.at;
-    if let Err(why) = authorities.vouch(chain, moment) {
+    if let Err(why) = authorities.vouch_for_chain(chain, moment) {
         log::debug!("a client's certificate is not taken: {why}");
-        let until = match why.is_of_the_time() {
+        let until = match why.is_time_dependent() {
             true => now,
             false => NEVER,
         };
         return (CredentialWorth::Bad, until);
     }
-    let Some(Ok(own)) = chain.first().map(|own| x509::read(own)) else {
+    let Some(Ok(own)) = chain.first().map(|own| x509::read_certificate(own)) else {
         return (CredentialWorth::Bad, NEVER);
     };
     // The verifier does not say which of the others it needed. One that has expired was not needed; one that cannot be
     // read has no known end.
-    let ends = chain.iter().map(|one| match x509::read(one) {
+    let ends = chain.iter().map(|one| match x509::read_certificate(one) {
         Ok(read) if read.not_after > now => read.not_after,
         Ok(_) => NEVER,
         Err(_) => now,
@@ -414,7 +423,7 @@ struct ChainVerifier {
 
 impl ChainVerifier {
     /// - Errors: 503 if [`MAX_CHAINS`] wait already.
-    async fn examine(
+    async fn verify_chain_on_lane(
         &self,
         authorities: Arc<ClientAuthorities>,
         chain: Arc<[CertificateDer<'static>]>,
@@ -432,11 +441,11 @@ impl ChainVerifier {
         }
         let held = Arc::clone(&self.waiting);
         let job = move || {
-            let found = examine(&authorities, &chain);
+            let found = verify_chain(&authorities, &chain);
             drop(held);
             found
         };
-        Ok(lane.run(job).await)
+        Ok(lane.run_job(job).await)
     }
 }
 
@@ -444,7 +453,7 @@ impl ChainVerifier {
 struct WaitingRequest<'a>(&'a Cell<u32>);
 
 impl<'a> WaitingRequest<'a> {
-    fn enter(count: &'a Cell<u32>) -> Result<Self, Refusal> {
+    fn count_waiting(count: &'a Cell<u32>) -> Result<Self, Refusal> {
         if count.get() >= MAX_WAITING {
             return Err(Refusal::new(429, "too many requests wait to be authorized"));
         }
@@ -459,7 +468,7 @@ impl Drop for WaitingRequest<'_> {
     }
 }
 
-fn known(mut user: UserIdentity) -> UserIdentity {
+fn add_authenticated_group(mut user: UserIdentity) -> UserIdentity {
     if user.name != ANONYMOUS && !user.groups.iter().any(|g| g == AUTHENTICATED) {
         user.groups.push(AUTHENTICATED.into());
     }
@@ -467,17 +476,17 @@ fn known(mut user: UserIdentity) -> UserIdentity {
 }
 
 /// Names a question, whatever is in it: each part with its length before it, each list with its number.
-fn digest(question: &AccessQuestion) -> [u8; 32] {
-    fn number(sum: &mut Sha256, n: usize) {
+fn question_digest(question: &AccessQuestion) -> [u8; 32] {
+    fn hash_number(sum: &mut Sha256, n: usize) {
         sum.update(u64::try_from(n).unwrap_or(u64::MAX).to_le_bytes());
     }
-    fn text(sum: &mut Sha256, text: &str) {
-        number(sum, text.len());
+    fn hash_text(sum: &mut Sha256, text: &str) {
+        hash_number(sum, text.len());
         sum.update(text.as_bytes());
     }
-    fn list(sum: &mut Sha256, all: &[String]) {
-        number(sum, all.len());
-        all.iter().for_each(|one| text(sum, one));
+    fn hash_list(sum: &mut Sha256, all: &[String]) {
+        hash_number(sum, all.len());
+        all.iter().for_each(|one| hash_text(sum, one));
     }
     let AccessQuestion {
         user,
@@ -486,20 +495,20 @@ fn digest(question: &AccessQuestion) -> [u8; 32] {
     } = question;
     let mut sum = Sha256::new();
     for part in [*verb, *subresource, &*user.name, &*user.uid] {
-        text(&mut sum, part);
+        hash_text(&mut sum, part);
     }
-    list(&mut sum, &user.groups);
-    number(&mut sum, user.extra.len());
+    hash_list(&mut sum, &user.groups);
+    hash_number(&mut sum, user.extra.len());
     for (key, values) in &user.extra {
-        text(&mut sum, key);
-        list(&mut sum, values);
+        hash_text(&mut sum, key);
+        hash_list(&mut sum, values);
     }
     sum.finalize().into()
 }
 
 /// The token of a request, in `AuthorizationMode` or, for a WebSocket, among its sub-protocols (SRV-07). Neither stays in it.
-fn take_token(request: &mut HttpRequest) -> Option<String> {
-    let header = request.header("authorization").and_then(|value| {
+fn take_bearer_token(request: &mut HttpRequest) -> Option<String> {
+    let header = request.header_value("authorization").and_then(|value| {
         let (scheme, token) = value.trim().split_once(' ')?;
         let token = token.trim();
         let bearer = scheme.eq_ignore_ascii_case("bearer") && !token.is_empty();
@@ -509,7 +518,7 @@ fn take_token(request: &mut HttpRequest) -> Option<String> {
         .headers
         .retain(|(name, _)| !name.eq_ignore_ascii_case("authorization"));
     let is_websocket = request
-        .header("upgrade")
+        .header_value("upgrade")
         .is_some_and(|protocol| protocol.eq_ignore_ascii_case("websocket"));
     let mut hidden = None;
     if is_websocket {
@@ -517,7 +526,7 @@ fn take_token(request: &mut HttpRequest) -> Option<String> {
             if !name.eq_ignore_ascii_case("sec-websocket-protocol") {
                 continue;
             }
-            let (token, others) = access::token_protocol(value);
+            let (token, others) = access::split_token_protocol(value);
             let decoded = token.and_then(|token| {
                 let bytes = URL_SAFE_NO_PAD
                     .decode(token)
@@ -544,7 +553,7 @@ mod tests {
             let extra = extra
                 .iter()
                 .map(|(key, values)| ((*key).into(), all(values)));
-            digest(&AccessQuestion {
+            question_digest(&AccessQuestion {
                 user: UserIdentity {
                     name: "u".into(),
                     groups: all(groups),
@@ -588,7 +597,11 @@ mod tests {
             (3, 1_500, false),
         ] {
             let at = (generation, now);
-            assert_eq!(verdict.counts(generation, WallTime(now)), counts, "{at:?}");
+            assert_eq!(
+                verdict.is_valid_at(generation, WallTime(now)),
+                counts,
+                "{at:?}"
+            );
         }
     }
 }

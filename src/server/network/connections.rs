@@ -38,14 +38,14 @@ impl ConnectionPlaces {
         }
     }
 
-    fn next(&self) -> u64 {
+    fn next_turn(&self) -> u64 {
         self.turn.set(self.turn.get() + 1);
         self.turn.get()
     }
 
     /// A place for a new connection; that of one at rest if need be, which is closed. `None`: all are at work.
-    pub(super) fn take(self: &Rc<Self>) -> Option<ConnectionPlace> {
-        let id = self.next();
+    pub(super) fn take_place(self: &Rc<Self>) -> Option<ConnectionPlace> {
+        let id = self.next_turn();
         let closed = {
             let mut taken = self.taken.borrow_mut();
             let first = if taken.len() < self.most {
@@ -82,20 +82,20 @@ pub(super) struct ConnectionPlace {
 }
 
 impl ConnectionPlace {
-    fn with<T>(&self, change: impl FnOnce(&mut OccupiedPlace, u64) -> T) -> Option<T> {
-        let turn = self.places.next();
+    fn with_occupied<T>(&self, change: impl FnOnce(&mut OccupiedPlace, u64) -> T) -> Option<T> {
+        let turn = self.places.next_turn();
         let mut taken = self.places.taken.borrow_mut();
         taken.get_mut(&self.id).map(|one| change(one, turn))
     }
 
     /// Names the task that serves the connection. It is ended when the place goes to another.
-    pub(super) fn settle(&self, task: Task<()>) {
-        self.with(|one, _| one.task = Some(task));
+    pub(super) fn set_task(&self, task: Task<()>) {
+        self.with_occupied(|one, _| one.task = Some(task));
     }
 
     /// Marks the connection as at rest: no request is under way.
-    pub(super) fn rest(&self) {
-        self.with(|one, turn| {
+    pub(super) fn mark_resting(&self) {
+        self.with_occupied(|one, turn| {
             one.standing = match one.proven {
                 true => ConnectionActivity::Resting(turn),
                 false => ConnectionActivity::New(turn),
@@ -104,17 +104,17 @@ impl ConnectionPlace {
     }
 
     /// Marks a request as under way.
-    pub(super) fn work(&self) {
-        self.with(|one, _| one.standing = ConnectionActivity::Working);
+    pub(super) fn mark_working(&self) {
+        self.with_occupied(|one, _| one.standing = ConnectionActivity::Working);
     }
 
     /// Marks the connection as one on which a request was served.
-    pub(super) fn prove(&self) {
-        self.with(|one, _| one.proven = true);
+    pub(super) fn mark_proven(&self) {
+        self.with_occupied(|one, _| one.proven = true);
     }
 
     /// Gives the place back. Called by the task itself.
-    pub(super) fn leave(&self) {
+    pub(super) fn release_place(&self) {
         let left = self.places.taken.borrow_mut().remove(&self.id);
         if let Some(task) = left.and_then(|one| one.task) {
             task.detach();
@@ -131,24 +131,24 @@ mod tests {
         let places = Rc::new(ConnectionPlaces::new(3));
         let ids =
             |places: &ConnectionPlaces| places.taken.borrow().keys().copied().collect::<Vec<_>>();
-        let take = || places.take().expect("a place");
+        let take = || places.take_place().expect("a place");
         let (used, fresh, busy) = (take(), take(), take());
-        used.work();
-        used.prove();
-        used.rest();
-        busy.work();
+        used.mark_working();
+        used.mark_proven();
+        used.mark_resting();
+        busy.mark_working();
         // The one that never asked goes first, though it is younger.
         let other = take();
         assert_eq!(ids(&places), [used.id, busy.id, other.id]);
-        other.work();
+        other.mark_working();
         let third = take();
         assert_eq!(ids(&places), [busy.id, other.id, third.id]);
-        third.work();
-        assert!(places.take().is_none(), "all work");
+        third.mark_working();
+        assert!(places.take_place().is_none(), "all work");
         // A closed connection changes nothing by what it still does.
-        fresh.rest();
-        fresh.leave();
-        busy.leave();
+        fresh.mark_resting();
+        fresh.release_place();
+        busy.release_place();
         assert_eq!(ids(&places), [other.id, third.id]);
         drop(take());
     }

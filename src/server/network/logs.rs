@@ -23,13 +23,13 @@ struct LogRequest {
 }
 
 /// Serves a container's log.
-pub(super) async fn serve(
+pub(super) async fn serve_container_log(
     backend: &dyn ServerBackend,
     connection: &mut StreamConnection,
     request: &HttpRequest,
     (namespace, pod, container): (&str, &str, &str),
 ) -> ServeOutcome {
-    let asked = match asked(request, clock::wall()) {
+    let asked = match parse_log_request(request, clock::wall_now()) {
         Ok(asked) => asked,
         Err(refusal) => return Ok(Err(refusal)),
     };
@@ -42,49 +42,52 @@ pub(super) async fn serve(
         return Ok(Err(Refusal::not_found(text)));
     }
     let target = backend
-        .log_target(namespace, pod, container, asked.previous)
+        .find_log_target(namespace, pod, container, asked.previous)
         .await;
     match target {
         Ok(target) => {
-            connection.set_patience(Some(STREAM_TIMEOUT));
-            logs::stream(backend, connection, target, asked.options).await
+            connection.set_write_timeout(Some(STREAM_TIMEOUT));
+            logs::stream_log(backend, connection, target, asked.options).await
         }
         // Whatever keeps it from being read is the request's fault.
-        Err(refusal) => Ok(Err(Refusal::bad(refusal.message))),
+        Err(refusal) => Ok(Err(Refusal::bad_request(refusal.message))),
     }
 }
 
 /// Reads the parameters. 400: one cannot be read; 422: together they make no sense.
-fn asked(request: &HttpRequest, now: WallTime) -> Result<LogRequest, Refusal> {
-    let unreadable = || Refusal::bad("{\"message\": \"Unable to decode query.\"}");
+fn parse_log_request(request: &HttpRequest, now: WallTime) -> Result<LogRequest, Refusal> {
+    let unreadable = || Refusal::bad_request("{\"message\": \"Unable to decode query.\"}");
     let senseless = || Refusal::new(422, "{\"message\": \"Invalid request.\"}");
     let number = |name: &str| -> Result<Option<i64>, Refusal> {
-        let text = request.param(name);
+        let text = request.query_param(name);
         text.map(|text| i64::from_str(text).map_err(|_| unreadable()))
             .transpose()
     };
     // Present is true, whatever it says, but for two words.
     let flag = |name: &str| {
         request
-            .param(name)
+            .query_param(name)
             .is_some_and(|text| text != "0" && !text.eq_ignore_ascii_case("false"))
     };
-    let tail_lines = match request.param("tail").filter(|tail| !tail.is_empty()) {
+    let tail_lines = match request.query_param("tail").filter(|tail| !tail.is_empty()) {
         Some("all") => None,
         Some(tail) => Some(i64::from_str(tail).map_err(|_| unreadable())?),
         None => number("tailLines")?,
     };
     let since_seconds = number("sinceSeconds")?;
     let limit_bytes = number("limitBytes")?;
-    let since_time = match request.param("sinceTime").filter(|text| !text.is_empty()) {
+    let since_time = match request
+        .query_param("sinceTime")
+        .filter(|text| !text.is_empty())
+    {
         None => None,
         Some(text) => Some(WallTime::parse(text).ok_or_else(unreadable)?),
     };
-    match request.param("stream") {
+    match request.query_param("stream") {
         None | Some("" | "All") => {}
         Some("Stdout" | "Stderr") if tail_lines.is_some() => return Err(senseless()),
         Some("Stdout" | "Stderr") => {
-            return Err(Refusal::bad(
+            return Err(Refusal::bad_request(
                 "{\"message\": \"feature PodLogsQuerySplitStreams is not enabled\"}",
             ));
         }
@@ -134,7 +137,7 @@ mod tests {
                     .collect(),
                 ..HttpRequest::default()
             };
-            asked(&request, now)
+            parse_log_request(&request, now)
         };
         let options = |query: &str| read(query).expect(query).options;
         assert_eq!(options(""), LogOptions::default());
@@ -151,7 +154,7 @@ mod tests {
         );
         assert_eq!(
             options("sinceTime=1970-01-01T00:00:05Z").since,
-            Some(WallTime::from_secs(5))
+            Some(WallTime::from_unix_seconds(5))
         );
         assert_eq!(options("stream=All&tailLines=1").tail, Some(1));
         for (query, status) in [

@@ -138,14 +138,14 @@ impl NetworkServer {
     }
 
     /// Listens and serves until the executor drops it. A port that is taken is tried again and again.
-    pub async fn serve(self: Rc<Self>, executor: Rc<LocalExecutor<'static>>) {
-        let listener = listen(self.settings.listen, "the server of this node").await;
+    pub async fn serve_network(self: Rc<Self>, executor: Rc<LocalExecutor<'static>>) {
+        let listener = listen_when_free(self.settings.listen, "the server of this node").await;
         loop {
             match listener.accept().await {
                 Ok((stream, peer)) => {
-                    self.accept(stream, peer, &executor);
+                    self.accept_socket(stream, peer, &executor);
                     // There may always be another.
-                    turn::give().await;
+                    turn::yield_to_others().await;
                 }
                 Err(e) => {
                     // Out of descriptors: a connection that is being served must end first.
@@ -157,7 +157,7 @@ impl NetworkServer {
     }
 
     /// Takes a connection that was made from outside.
-    fn accept(
+    fn accept_socket(
         self: &Rc<Self>,
         stream: Async<TcpStream>,
         peer: SocketAddr,
@@ -176,7 +176,7 @@ impl NetworkServer {
             class,
             leaves: counted.leaves_machine(),
         };
-        self.admit(
+        self.admit_connection(
             Box::new(counted),
             below,
             ConnectionCaller::Peer(peer),
@@ -186,14 +186,14 @@ impl NetworkServer {
 
     /// Takes one that a source of connections has brought. It is one from outside in all that follows: it gives no
     /// right.
-    pub fn take_in(
+    pub fn accept_pipe(
         self: &Rc<Self>,
         stream: PipeServerEnd,
         source: &'static str,
         executor: &LocalExecutor<'static>,
     ) {
-        let below = StreamTransport::Pipe(stream.beside());
-        self.admit(
+        let below = StreamTransport::Pipe(stream.second_handle());
+        self.admit_connection(
             Box::new(stream),
             below,
             ConnectionCaller::Source(source),
@@ -201,30 +201,30 @@ impl NetworkServer {
         );
     }
 
-    fn admit(
+    fn admit_connection(
         self: &Rc<Self>,
         stream: Box<dyn Duplex>,
         below: StreamTransport,
         caller: ConnectionCaller,
         executor: &LocalExecutor<'static>,
     ) {
-        let Some(place) = self.places.take() else {
+        let Some(place) = self.places.take_place() else {
             log::debug!("{caller}: no place for another connection");
             return;
         };
         let this = Rc::clone(self);
         let held = place.clone();
         let task = executor.spawn(async move {
-            if let Err(e) = this.converse(stream, below, &held).await {
+            if let Err(e) = this.serve_connection(stream, below, &held).await {
                 log::debug!("{caller}: {e}");
             }
-            held.leave();
+            held.release_place();
         });
-        place.settle(task);
+        place.set_task(task);
     }
 
     /// Serves a connection, from its handshake to its end.
-    async fn converse(
+    async fn serve_connection(
         &self,
         stream: Box<dyn Duplex>,
         below: StreamTransport,
@@ -235,17 +235,17 @@ impl NetworkServer {
             let handshake = acceptor.accept_with(stream, |session| {
                 session.set_buffer_limit(Some(SESSION_BUFFER_BYTES));
             });
-            let stream = within(HANDSHAKE_TIMEOUT, Box::pin(handshake)).await?;
+            let stream = fail_after(HANDSHAKE_TIMEOUT, Box::pin(handshake)).await?;
             let papers = HandshakeCertificates::new(
                 stream.get_ref().1.peer_certificates().unwrap_or_default(),
             );
-            (StreamConnection::new(stream).over(below), papers)
+            (StreamConnection::new(stream).with_transport(below), papers)
         };
-        self.talk(connection, papers, place).await
+        self.serve_requests(connection, papers, place).await
     }
 
     /// Serves all requests of a connection, until it ends.
-    async fn talk(
+    async fn serve_requests(
         &self,
         mut connection: StreamConnection,
         mut papers: HandshakeCertificates,
@@ -254,16 +254,16 @@ impl NetworkServer {
         let mut unproven = 0;
         let mut proven = false;
         loop {
-            place.rest();
-            connection.set_patience(Some(WRITE_TIMEOUT));
-            if !within(IDLE_TIMEOUT, connection.has_more()).await? {
+            place.mark_resting();
+            connection.set_write_timeout(Some(WRITE_TIMEOUT));
+            if !fail_after(IDLE_TIMEOUT, connection.wait_for_input()).await? {
                 break;
             }
             if proven {
-                place.work();
+                place.mark_working();
             }
             let is_last = unproven + 1 >= MAX_UNPROVEN;
-            let exchange = self.exchange(&mut connection, &mut papers, place, is_last);
+            let exchange = self.answer_request(&mut connection, &mut papers, place, is_last);
             let admitted = Box::pin(exchange).await?;
             if !connection.answer.keep {
                 break;
@@ -271,19 +271,19 @@ impl NetworkServer {
             if admitted {
                 proven = true;
                 unproven = 0;
-                place.prove();
+                place.mark_proven();
             } else {
                 unproven += 1;
             }
             // All of it may have been there at once, and the next as well.
-            turn::give().await;
+            turn::yield_to_others().await;
         }
-        within(HEAD_TIMEOUT, connection.close()).await
+        fail_after(HEAD_TIMEOUT, connection.close()).await
     }
 
     /// Reads a request and answers it; returns true if the client was allowed it. If not, `is_last` ends the
     /// connection.
-    async fn exchange(
+    async fn answer_request(
         &self,
         connection: &mut StreamConnection,
         papers: &mut HandshakeCertificates,
@@ -291,67 +291,67 @@ impl NetworkServer {
         is_last: bool,
     ) -> io::Result<bool> {
         connection.answer = AnswerForm::default();
-        let mut request = match within(HEAD_TIMEOUT, http::read_request(connection)).await? {
+        let mut request = match fail_after(HEAD_TIMEOUT, http::read_request(connection)).await? {
             Ok(Some(request)) => request,
             Ok(None) => return Ok(false),
-            Err(refusal) => return refused(connection, &refusal).await,
+            Err(refusal) => return respond_refused(connection, &refusal).await,
         };
         let head_only = request.method == "HEAD";
         connection.answer.head_only = head_only;
         if request.content_length > MAX_BODY_BYTES {
             let refusal = Refusal::new(413, format!("body is over {MAX_BODY_BYTES} bytes"));
-            return refused(connection, &refusal).await;
+            return respond_refused(connection, &refusal).await;
         }
         if request.is_chunked {
-            let body = within(HEAD_TIMEOUT, forget_chunks(connection)).await?;
+            let body = fail_after(HEAD_TIMEOUT, discard_chunked_body(connection)).await?;
             if let Err(refusal) = body {
-                return refused(connection, &refusal).await;
+                return respond_refused(connection, &refusal).await;
             }
         } else {
             let length = request.content_length;
-            within(HEAD_TIMEOUT, forget_body(connection, length)).await?;
+            fail_after(HEAD_TIMEOUT, discard_body(connection, length)).await?;
         }
         connection.answer = AnswerForm {
             keep: request.keeps_connection(),
             chunked: request.is_1_1,
             head_only,
         };
-        match self.access.admit(&mut request, papers).await {
+        match self.access.admit_request(&mut request, papers).await {
             Ok(identity) => request.origin = RequestOrigin::Network(identity),
             Err(refusal) => {
                 let ends = is_last || matches!(refusal.status, 401 | 503);
                 connection.answer.keep &= !ends;
-                return refused(connection, &refusal).await;
+                return respond_refused(connection, &refusal).await;
             }
         }
         // Until now the client was unknown, and its connection could be closed for another.
-        place.work();
-        match self.route(connection, &request).await? {
+        place.mark_working();
+        match self.route_request(connection, &request).await? {
             Ok(()) => {}
-            Err(refusal) => http::refuse(connection, &refusal).await?,
+            Err(refusal) => http::send_refusal(connection, &refusal).await?,
         }
         Ok(true)
     }
 
-    async fn route(
+    async fn route_request(
         &self,
         connection: &mut StreamConnection,
         request: &HttpRequest,
     ) -> super::ServeOutcome {
         let backend = self.backend.as_ref();
-        connection.counts_as(routes::class(request));
-        routes::route(backend, connection, request, self.settings.debugging).await
+        connection.set_link_class(routes::request_link_class(request));
+        routes::route_admitted_request(backend, connection, request, self.settings.debugging).await
     }
 }
 
 /// Answers a request that was not admitted.
-async fn refused(connection: &mut StreamConnection, refusal: &Refusal) -> io::Result<bool> {
-    http::refuse(connection, refusal).await?;
+async fn respond_refused(connection: &mut StreamConnection, refusal: &Refusal) -> io::Result<bool> {
+    http::send_refusal(connection, refusal).await?;
     Ok(false)
 }
 
 /// Reads and drops the body of a request.
-async fn forget_body(connection: &mut StreamConnection, mut left: u64) -> io::Result<()> {
+async fn discard_body(connection: &mut StreamConnection, mut left: u64) -> io::Result<()> {
     let mut step = [0; FORGOTTEN_BYTES];
     while left > 0 {
         let most = usize::try_from(left).map_or(step.len(), |left| left.min(step.len()));
@@ -360,13 +360,15 @@ async fn forget_body(connection: &mut StreamConnection, mut left: u64) -> io::Re
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         left = left.saturating_sub(u64::try_from(n).unwrap_or(u64::MAX));
-        turn::give().await;
+        turn::yield_to_others().await;
     }
     Ok(())
 }
 
 /// Reads and drops a body that comes in chunks. Bytes behind it stay in the connection.
-async fn forget_chunks(connection: &mut StreamConnection) -> io::Result<Result<(), Refusal>> {
+async fn discard_chunked_body(
+    connection: &mut StreamConnection,
+) -> io::Result<Result<(), Refusal>> {
     let mut chunks = Chunked::new(MAX_BODY_BYTES);
     let mut step = [0; FORGOTTEN_BYTES];
     loop {
@@ -374,19 +376,22 @@ async fn forget_chunks(connection: &mut StreamConnection) -> io::Result<Result<(
         if n == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        match chunks.feed(&step[..n]) {
+        match chunks.feed_bytes(&step[..n]) {
             Ok(Some(end)) => {
-                connection.unread(&step[end..n]);
+                connection.push_back_bytes(&step[end..n]);
                 return Ok(Ok(()));
             }
-            Ok(None) => turn::give().await,
+            Ok(None) => turn::yield_to_others().await,
             Err(refusal) => return Ok(Err(refusal)),
         }
     }
 }
 
 /// Fails what takes longer than `limit`.
-async fn within<T>(limit: Duration, work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+async fn fail_after<T>(
+    limit: Duration,
+    work: impl Future<Output = io::Result<T>>,
+) -> io::Result<T> {
     let late = async {
         Timer::after(limit).await;
         Err(io::ErrorKind::TimedOut.into())
@@ -395,7 +400,7 @@ async fn within<T>(limit: Duration, work: impl Future<Output = io::Result<T>>) -
 }
 
 /// Binds `address`, as soon as it can be had.
-pub(super) async fn listen(address: SocketAddr, whose: &str) -> Async<TcpListener> {
+pub(super) async fn listen_when_free(address: SocketAddr, whose: &str) -> Async<TcpListener> {
     let mut told = false;
     // Bounded: each round waits a while.
     loop {

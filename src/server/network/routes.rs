@@ -39,7 +39,7 @@ const DEBUG_PATHS: [&str; 8] = [
 ];
 
 /// Class that the bytes of a request's answer are counted as.
-pub(super) fn class(request: &HttpRequest) -> LinkClass {
+pub(super) fn request_link_class(request: &HttpRequest) -> LinkClass {
     let path = request.path.first().map_or("", |first| &**first);
     match path {
         "metrics" | "stats" => LinkClass::Figures,
@@ -49,14 +49,14 @@ pub(super) fn class(request: &HttpRequest) -> LinkClass {
 }
 
 /// Serves a request that was admitted.
-pub(super) async fn route(
+pub(super) async fn route_admitted_request(
     backend: &dyn ServerBackend,
     connection: &mut StreamConnection,
     request: &HttpRequest,
     debugging: bool,
 ) -> ServeOutcome {
     if !request.is_plain {
-        return Ok(Err(not_found()));
+        return Ok(Err(page_not_found()));
     }
     let path: Vec<&str> = request.path.iter().map(String::as_str).collect();
     let first = path.first().copied().unwrap_or("");
@@ -65,57 +65,65 @@ pub(super) async fn route(
             return Ok(Err(Refusal::new(405, "Debug endpoints are disabled.\n")));
         }
         if matches!(first, "configz" | "checkpoint") {
-            return Ok(Err(not_found()));
+            return Ok(Err(page_not_found()));
         }
     }
-    if let Some(asked) = figures::asked(&path, request) {
+    if let Some(asked) = figures::requested_page(&path, request) {
         return match asked {
-            Ok(figures) => figures::serve(backend, connection, figures).await,
-            Err(_) => Ok(Err(not_allowed())),
+            Ok(figures) => figures::serve_metrics_page(backend, connection, figures).await,
+            Err(_) => Ok(Err(method_not_allowed())),
         };
     }
-    if let Some(outcome) = streaming::serve(backend, connection, request).await {
+    if let Some(outcome) = streaming::serve_streaming_request(backend, connection, request).await {
         return outcome;
     }
     match (request.method.as_str(), path.as_slice()) {
-        ("GET" | "HEAD", ["healthz"]) => health(connection, request, backend.checks()).await,
-        ("GET" | "HEAD", ["healthz", name]) => one_check(connection, name, backend.checks()).await,
-        ("GET", ["pods"]) => pods::serve(backend, connection, None, "{}").await,
+        ("GET" | "HEAD", ["healthz"]) => {
+            serve_health_checks(connection, request, backend.run_health_checks()).await
+        }
+        ("GET" | "HEAD", ["healthz", name]) => {
+            serve_one_check(connection, name, backend.run_health_checks()).await
+        }
+        ("GET", ["pods"]) => pods::serve_pod_list(backend, connection, None, "{}").await,
         ("GET", ["runningpods"]) => {
-            let shown = |pods: Vec<_>| list(&pods.iter().map(running_pod).collect::<Vec<_>>());
+            let shown = |pods: Vec<_>| {
+                pod_list_object(&pods.iter().map(running_pod_object).collect::<Vec<_>>())
+            };
             let pods = backend.running_pods().await;
-            json_or(connection, pods.map(shown)).await
+            respond_json(connection, pods.map(shown)).await
         }
         ("GET", ["configz"]) => {
             let document: serde_json::Value =
                 serde_json::from_str(backend.configuration()).unwrap_or_default();
             let configuration = json!({ "kubeletconfig": document });
-            json_or(connection, Ok(configuration)).await
+            respond_json(connection, Ok(configuration)).await
         }
         ("GET", ["containerLogs", namespace, pod, container]) => {
-            logs::serve(backend, connection, request, (namespace, pod, container)).await
+            logs::serve_container_log(backend, connection, request, (namespace, pod, container))
+                .await
         }
-        ("GET", ["statusz"]) => statusz(connection, request, &backend.uptime()).await,
-        (_, ["logs", ..]) => Ok(Err(switched_off("logs"))),
-        (_, ["debug", "pprof", ..]) => Ok(Err(switched_off("profiling"))),
-        (_, ["debug", "flags", "v"]) => Ok(Err(switched_off("flags"))),
-        ("POST", ["checkpoint", namespace, pod, container]) => {
-            Ok(Err(checkpoint(backend, namespace, pod, container).await))
-        }
+        ("GET", ["statusz"]) => serve_statusz(connection, request, &backend.uptime()).await,
+        (_, ["logs", ..]) => Ok(Err(page_disabled_refusal("logs"))),
+        (_, ["debug", "pprof", ..]) => Ok(Err(page_disabled_refusal("profiling"))),
+        (_, ["debug", "flags", "v"]) => Ok(Err(page_disabled_refusal("flags"))),
+        ("POST", ["checkpoint", namespace, pod, container]) => Ok(Err(refuse_checkpoint(
+            backend, namespace, pod, container,
+        )
+        .await)),
         (_, ["healthz"] | ["healthz", _] | ["pods" | "runningpods" | "configz" | "statusz"])
         | (_, ["checkpoint", _, _, _])
-        | (_, ["containerLogs", _, _, _]) => Ok(Err(not_allowed())),
-        _ => Ok(Err(not_found())),
+        | (_, ["containerLogs", _, _, _]) => Ok(Err(method_not_allowed())),
+        _ => Ok(Err(page_not_found())),
     }
 }
 
 /// Refuses a page that the configuration switches off, in a kubelet's words.
-fn switched_off(page: &str) -> Refusal {
+fn page_disabled_refusal(page: &str) -> Refusal {
     Refusal::new(405, format!("{page} endpoint is disabled.\n"))
 }
 
 /// Refuses a checkpoint: no runtime here can freeze a container (SRV-14).
-async fn checkpoint(
+async fn refuse_checkpoint(
     backend: &dyn ServerBackend,
     namespace: &str,
     pod: &str,
@@ -132,16 +140,16 @@ async fn checkpoint(
     }
 }
 
-fn not_found() -> Refusal {
+fn page_not_found() -> Refusal {
     Refusal::not_found("404: Page Not Found")
 }
 
-fn not_allowed() -> Refusal {
+fn method_not_allowed() -> Refusal {
     Refusal::new(405, "405: Method Not Allowed")
 }
 
 /// Makes the object of a running pod. Only its running containers are in it.
-fn running_pod(pod: &RunningPod) -> serde_json::Value {
+fn running_pod_object(pod: &RunningPod) -> serde_json::Value {
     let containers = pod.containers.iter();
     let containers: Vec<_> = containers
         .map(|(name, image)| json!({ "name": name, "image": image, "resources": {} }))
@@ -150,18 +158,18 @@ fn running_pod(pod: &RunningPod) -> serde_json::Value {
     json!({ "metadata": meta, "spec": { "containers": containers }, "status": {} })
 }
 
-fn list(items: &[serde_json::Value]) -> serde_json::Value {
+fn pod_list_object(items: &[serde_json::Value]) -> serde_json::Value {
     json!({ "kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items })
 }
 
-async fn json_or(
+async fn respond_json(
     connection: &mut StreamConnection,
     body: Result<serde_json::Value, Refusal>,
 ) -> ServeOutcome {
     match body {
         Ok(body) => {
             let body = body.to_string();
-            http::respond(connection, 200, "application/json", body.as_bytes())
+            http::send_response(connection, 200, "application/json", body.as_bytes())
                 .await
                 .map(Ok)
         }
@@ -170,12 +178,12 @@ async fn json_or(
 }
 
 /// Answers with the start of the agent and its versions. For people: as upstream, the form is not promised.
-async fn statusz(
+async fn serve_statusz(
     connection: &mut StreamConnection,
     request: &HttpRequest,
     uptime: &Uptime,
 ) -> ServeOutcome {
-    let wanted = request.header("accept").unwrap_or("*/*");
+    let wanted = request.header_value("accept").unwrap_or("*/*");
     if !["*/*", "text/*", "text/plain"]
         .iter()
         .any(|kind| wanted.contains(kind))
@@ -195,7 +203,7 @@ async fn statusz(
         uptime.kubelet_version,
         crate::VERSION,
     );
-    http::respond(connection, 200, TEXT, text.as_bytes())
+    http::send_response(connection, 200, TEXT, text.as_bytes())
         .await
         .map(Ok)
 }
@@ -204,7 +212,7 @@ async fn statusz(
 const TEXT: &str = "text/plain; charset=utf-8";
 
 /// Answers with all checks at once: `ok`, or those that failed. Their reasons are in the log only (SRV-03).
-async fn health(
+async fn serve_health_checks(
     connection: &mut StreamConnection,
     request: &HttpRequest,
     checks: Vec<AgentCheck>,
@@ -248,30 +256,30 @@ async fn health(
     let (status, body) = if !failed.is_empty() {
         text.push_str("healthz check failed\n");
         (500, text)
-    } else if request.param("verbose").is_some() {
+    } else if request.query_param("verbose").is_some() {
         text.push_str("healthz check passed\n");
         (200, text)
     } else {
         (200, "ok".to_owned())
     };
-    http::respond(connection, status, TEXT, body.as_bytes())
+    http::send_response(connection, status, TEXT, body.as_bytes())
         .await
         .map(Ok)
 }
 
-async fn one_check(
+async fn serve_one_check(
     connection: &mut StreamConnection,
     name: &str,
     checks: Vec<AgentCheck>,
 ) -> ServeOutcome {
     let Some(check) = checks.into_iter().find(|check| check.name == name) else {
-        return Ok(Err(not_found()));
+        return Ok(Err(page_not_found()));
     };
     let (status, body) = match check.trouble {
         None => (200, "ok".to_owned()),
         Some(why) => (500, format!("internal server error: {why}\n")),
     };
-    http::respond(connection, status, TEXT, body.as_bytes())
+    http::send_response(connection, status, TEXT, body.as_bytes())
         .await
         .map(Ok)
 }

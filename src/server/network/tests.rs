@@ -49,7 +49,7 @@ impl Apiserver {
 }
 
 impl Reviewer for Rc<Apiserver> {
-    fn who_is(&self, token: String) -> ReviewReply<'_, Option<UserIdentity>> {
+    fn find_token_user(&self, token: String) -> ReviewReply<'_, Option<UserIdentity>> {
         Box::pin(async move {
             self.asked.borrow_mut().push(format!("token {token}"));
             yield_now().await;
@@ -64,7 +64,7 @@ impl Reviewer for Rc<Apiserver> {
         })
     }
 
-    fn may(&self, question: AccessQuestion) -> ReviewReply<'_, bool> {
+    fn is_user_allowed(&self, question: AccessQuestion) -> ReviewReply<'_, bool> {
         Box::pin(async move {
             let AccessQuestion {
                 user,
@@ -134,16 +134,16 @@ impl World {
         let shown = Arc::new(ServingCertificateSlot::default());
         let pair = ours.server(&["node"], NOW);
         shown
-            .show(pair.certificate.as_bytes(), pair.key.as_bytes())
+            .set_certificate(pair.certificate.as_bytes(), pair.key.as_bytes())
             .expect("pair");
         let offer = TlsOffer {
             client_certificates: true,
             ..TlsOffer::default()
         };
-        let tls = serving::config(&offer, shown).expect("tls");
+        let tls = serving::build_server_config(&offer, shown).expect("tls");
         let access = AccessControl::new(plan.access, Some(Box::new(Rc::clone(&apiserver))));
-        access.trust(Arc::new(
-            ClientAuthorities::read(ours.pem.as_bytes()).expect("CA"),
+        access.set_authorities(Arc::new(
+            ClientAuthorities::from_pem(ours.pem.as_bytes()).expect("CA"),
         ));
         let free = TcpListener::bind(("127.0.0.1", 0)).expect("port");
         let address = free.local_addr().expect("address");
@@ -154,7 +154,7 @@ impl World {
         };
         let network = NetworkServer::new(settings, tls, Rc::new(access), Rc::new(plan.backend));
         let network = Rc::new(network);
-        let server = executor.spawn(Rc::clone(&network).serve(Rc::clone(&executor)));
+        let server = executor.spawn(Rc::clone(&network).serve_network(Rc::clone(&executor)));
         Self {
             executor,
             apiserver,
@@ -178,7 +178,8 @@ impl World {
             chain: tls::PemSource::Text("chain", pair.certificate.as_bytes()),
             key: tls::PemSource::Text("key", pair.key.as_bytes()),
         });
-        let config = tls::config(tls::ServerRoots::Any(PeerProof::Key), identity).expect("client");
+        let config =
+            tls::client_config(tls::ServerRoots::Any(PeerProof::Key), identity).expect("client");
         let stream = loop {
             match Async::<TcpStream>::connect(self.address).await {
                 Ok(stream) => break stream,
@@ -196,15 +197,15 @@ impl World {
             chain: tls::PemSource::Text("chain", pair.certificate.as_bytes()),
             key: tls::PemSource::Text("key", pair.key.as_bytes()),
         };
-        let config =
-            tls::config(tls::ServerRoots::Any(PeerProof::Key), Some(identity)).expect("client");
+        let config = tls::client_config(tls::ServerRoots::Any(PeerProof::Key), Some(identity))
+            .expect("client");
         let (near, far) = Async::<UnixStream>::pair().expect("a pair");
         let below = StreamTransport::Counted {
             socket: near.as_raw_fd(),
             class: Rc::new(Cell::new(LinkClass::Stream)),
             leaves: true,
         };
-        self.network.admit(
+        self.network.admit_connection(
             Box::new(near),
             below,
             ConnectionCaller::Source("test"),
@@ -726,12 +727,12 @@ fn turns_beside(world: &World, pair: Option<&Pair>, sent: &[u8], step: usize) ->
     let (client, got) = Eager::new(sent, step);
     let turns = Cell::new(0);
     world.run(async {
-        let place = world.network.places.take().expect("a place");
+        let place = world.network.places.take_place().expect("a place");
         let connection = StreamConnection::new(client);
         let papers = HandshakeCertificates::new(
             &pair.map_or_else(Vec::new, |pair| chain(&[&pair.certificate])),
         );
-        let talk = world.network.talk(connection, papers, &place);
+        let talk = world.network.serve_requests(connection, papers, &place);
         let other = async {
             loop {
                 turns.set(turns.get() + 1);
@@ -739,7 +740,7 @@ fn turns_beside(world: &World, pair: Option<&Pair>, sent: &[u8], step: usize) ->
             }
         };
         smol::future::or(talk, other).await.expect("an end");
-        place.leave();
+        place.release_place();
     });
     let got = String::from_utf8(got.take()).expect("text");
     (got, turns.get())
@@ -747,7 +748,7 @@ fn turns_beside(world: &World, pair: Option<&Pair>, sent: &[u8], step: usize) ->
 
 /// Certificates in this order.
 fn chain(pems: &[&str]) -> Vec<CertificateDer<'static>> {
-    tls::certificates(pems.concat().as_bytes())
+    tls::parse_certificates(pems.concat().as_bytes())
 }
 
 /// Requests that a client sends without waiting for an answer.
@@ -815,7 +816,7 @@ struct Counting {
 
 impl Counting {
     fn new(of: &Authority, held: Option<smol::channel::Receiver<()>>) -> Arc<Self> {
-        let authorities = ClientAuthorities::read(of.pem.as_bytes()).expect("CA");
+        let authorities = ClientAuthorities::from_pem(of.pem.as_bytes()).expect("CA");
         Arc::new(Self {
             inner: authorities.verifier(),
             asked: 0.into(),
@@ -889,7 +890,7 @@ fn a_chain_is_verified_once() {
     let far = middle.client("", "reader", NOW);
     let stranger = Authority::new();
     let counting = Counting::new(&world.ours, None);
-    access.trust(Arc::new(ClientAuthorities::staged(counting.clone())));
+    access.set_authorities(Arc::new(ClientAuthorities::staged(counting.clone())));
     world.run(async {
         for (what, shown, token, is_good) in [
             (
@@ -912,21 +913,26 @@ fn a_chain_is_verified_once() {
         ] {
             let mut papers = HandshakeCertificates::new(&shown);
             for _ in 0..20 {
-                let admitted = access.admit(&mut request(token), &mut papers).await;
+                let admitted = access.admit_request(&mut request(token), &mut papers).await;
                 assert_eq!(admitted.is_ok(), is_good, "{what}: {admitted:?}");
             }
             assert_eq!(counting.asked(), 1, "{what}");
             // Of other CAs, or of the same ones read again, nothing is known.
-            access.trust(Arc::new(ClientAuthorities::staged(counting.clone())));
-            let _ = access.admit(&mut request(token), &mut papers).await;
+            access.set_authorities(Arc::new(ClientAuthorities::staged(counting.clone())));
+            let _ = access.admit_request(&mut request(token), &mut papers).await;
             assert_eq!(counting.asked(), 1, "{what}");
         }
         let shown = chain(&[&world.user("reader").certificate]);
         let mut papers = HandshakeCertificates::new(&shown);
-        assert!(access.admit(&mut request(None), &mut papers).await.is_ok());
-        let theirs = ClientAuthorities::read(stranger.pem.as_bytes()).expect("CA");
-        access.trust(Arc::new(theirs));
-        let refused = access.admit(&mut request(None), &mut papers).await;
+        assert!(
+            access
+                .admit_request(&mut request(None), &mut papers)
+                .await
+                .is_ok()
+        );
+        let theirs = ClientAuthorities::from_pem(stranger.pem.as_bytes()).expect("CA");
+        access.set_authorities(Arc::new(theirs));
+        let refused = access.admit_request(&mut request(None), &mut papers).await;
         assert_eq!(
             refused.map_err(|refusal| refusal.status),
             Err(401),
@@ -947,11 +953,11 @@ fn strangers_with_chains_wait_for_each_other() {
     ]);
     let (hold, held) = smol::channel::bounded(1);
     let counting = Counting::new(&world.ours, Some(held));
-    access.trust(Arc::new(ClientAuthorities::staged(counting.clone())));
+    access.set_authorities(Arc::new(ClientAuthorities::staged(counting.clone())));
     world.run(async {
         let ask = || {
             let (access, mut papers) = (Rc::clone(access), HandshakeCertificates::new(&shown));
-            let task = async move { access.admit(&mut request(None), &mut papers).await };
+            let task = async move { access.admit_request(&mut request(None), &mut papers).await };
             world.executor.spawn(task)
         };
         let mut all: Vec<_> = (0..access::MAX_CHAINS).map(|_| ask()).collect();
@@ -963,7 +969,7 @@ fn strangers_with_chains_wait_for_each_other() {
         assert_eq!(further, Err(503));
         // The apiserver waits for none of them.
         let mut papers = HandshakeCertificates::new(&chain(&[&world.user("reader").certificate]));
-        let served = access.admit(&mut request(None), &mut papers).await;
+        let served = access.admit_request(&mut request(None), &mut papers).await;
         assert!(served.is_ok(), "{served:?}");
         drop(hold);
         for waiting in all {
@@ -980,12 +986,12 @@ fn the_worst_chain_costs_little() {
     let world = World::new(Plan::default());
     let access = &world.network.access;
     let ours = Authority::named("kubernetes");
-    let trusted = ClientAuthorities::read(ours.pem.as_bytes()).expect("CA");
+    let trusted = ClientAuthorities::from_pem(ours.pem.as_bytes()).expect("CA");
     let vouch = |shown: &[CertificateDer<'_>], good: bool| {
         let one = || {
             let begin = cpu_time();
-            let now = KNOWN.now();
-            assert_eq!(trusted.vouch(shown, now).is_ok(), good);
+            let now = KNOWN.certificate_time();
+            assert_eq!(trusted.vouch_for_chain(shown, now).is_ok(), good);
             cpu_time() - begin
         };
         (0..5).map(|_| one()).min().expect("some")
@@ -1009,8 +1015,8 @@ fn the_worst_chain_costs_little() {
         assert!(dear < cost * most, "{dear:?}, an honest one {cost:?}");
     }
     // What the loop's thread pays for a connection with many requests.
-    access.trust(Arc::new(
-        ClientAuthorities::read(ours.pem.as_bytes()).expect("CA"),
+    access.set_authorities(Arc::new(
+        ClientAuthorities::from_pem(ours.pem.as_bytes()).expect("CA"),
     ));
     let selves: Vec<_> = (1..MAX_CHAIN)
         .map(|_| Authority::named("kubernetes"))
@@ -1028,7 +1034,7 @@ fn the_worst_chain_costs_little() {
         world.run(async {
             let mut papers = HandshakeCertificates::new(shown);
             for _ in 0..50 {
-                let admitted = access.admit(&mut request(token), &mut papers).await;
+                let admitted = access.admit_request(&mut request(token), &mut papers).await;
                 assert!(admitted.is_ok(), "{admitted:?}");
             }
         });

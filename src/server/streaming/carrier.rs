@@ -72,24 +72,24 @@ impl<'a> SessionCarrier<'a> {
             out: Vec::with_capacity(MAX_OUT_BYTES),
             unflushed: false,
             idle: streaming.idle_timeout(),
-            last: clock::mono(),
+            last: clock::mono_now(),
             alarm: None,
             pause: None,
         }
     }
 
     /// Returns the reason for the end of the session, if it has used up its bytes.
-    pub(super) fn spent(&self) -> Option<String> {
-        self.allowance?.spent(self.stream.carried())
+    pub(super) fn spent_reason(&self) -> Option<String> {
+        self.allowance?.spent_reason(self.stream.carried_bytes())
     }
 
     /// Bytes that were read and not taken, and the buffer of those to send.
-    pub(super) fn buffers(&mut self) -> (&mut [u8], &mut Vec<u8>) {
+    pub(super) fn io_buffers(&mut self) -> (&mut [u8], &mut Vec<u8>) {
         (&mut self.input[..self.have], &mut self.out)
     }
 
     /// Removes the first bytes of the input.
-    pub(super) fn take(&mut self, bytes: usize) {
+    pub(super) fn consume_input(&mut self, bytes: usize) {
         self.input.copy_within(bytes..self.have, 0);
         self.have -= bytes;
     }
@@ -104,7 +104,7 @@ impl<'a> SessionCarrier<'a> {
                 Poll::Ready(Ok(0)) => return Err(io::ErrorKind::WriteZero.into()),
                 Poll::Ready(Ok(n)) => {
                     self.out.drain(..n);
-                    self.last = clock::mono();
+                    self.last = clock::mono_now();
                     self.unflushed = true;
                     moved = true;
                 }
@@ -131,7 +131,7 @@ impl<'a> SessionCarrier<'a> {
             Poll::Ready(Ok(0)) => Err(io::ErrorKind::UnexpectedEof.into()),
             Poll::Ready(Ok(n)) => {
                 self.have += n;
-                self.last = clock::mono();
+                self.last = clock::mono_now();
                 Ok(true)
             }
             Poll::Ready(Err(e)) => Err(e),
@@ -139,14 +139,14 @@ impl<'a> SessionCarrier<'a> {
     }
 
     /// Waits for the next time limit: `due`, if that is given, or one of the carrier's own.
-    pub(super) fn poll_late(
+    pub(super) fn poll_wait_end(
         &mut self,
         cx: &mut Context<'_>,
         due: Option<MonoTime>,
     ) -> Poll<WaitEndReason> {
         // Bounded: goes on only when a timer has rung, and the next is later.
         loop {
-            let now = clock::mono();
+            let now = clock::mono_now();
             let idle = self.last + self.idle;
             // While its buffer is full nothing is read, and so not the end either.
             let deaf = self.have == self.input.len();
@@ -174,7 +174,7 @@ impl<'a> SessionCarrier<'a> {
     }
 
     /// Begins a pause.
-    pub(super) fn pause(&mut self) {
+    pub(super) fn begin_pause(&mut self) {
         self.pause = Some(Timer::after(PAUSE));
     }
 
@@ -189,7 +189,7 @@ impl<'a> SessionCarrier<'a> {
 
     /// Sends the last bytes, closes our direction, and reads until the client closes its own: a connection that is
     /// closed while the client still sends would lose the last bytes.
-    pub(super) async fn leave(mut self) {
+    pub(super) async fn close_gracefully(mut self) {
         let late = async {
             Timer::after(LEAVE_TIMEOUT).await;
         };
@@ -209,7 +209,7 @@ impl<'a> SessionCarrier<'a> {
                         Err(_) => return Poll::Ready(()),
                     }
                 }
-                self.pause();
+                self.begin_pause();
                 self.poll_pause(cx)
             })
             .await;

@@ -57,7 +57,7 @@ impl JoinDirection {
     }
 
     /// Goes one step on; whether anything moved.
-    fn poll(
+    fn poll_transfer(
         &mut self,
         cx: &mut Context<'_>,
         mut from: impl AsyncRead + Unpin,
@@ -100,7 +100,7 @@ impl JoinDirection {
     }
 
     /// Tells the target, once; whether that moved anything.
-    fn close(&mut self, cx: &mut Context<'_>, to: &mut StreamConnection) -> bool {
+    fn close_target(&mut self, cx: &mut Context<'_>, to: &mut StreamConnection) -> bool {
         if !self.is_over() || self.closed {
             return false;
         }
@@ -132,7 +132,7 @@ struct ConnectionJoin<'a> {
 ///
 /// - Errors: a side broke, no byte came for the time that it may be idle, or the client has used up its bytes: a line
 ///   that tells it has no place among the bytes of others. Not all bytes may have arrived.
-pub(super) async fn join(
+pub(super) async fn join_connections(
     client: &mut StreamConnection,
     other: &mut StreamConnection,
     streaming: &dyn StreamingBackend,
@@ -146,7 +146,7 @@ pub(super) async fn join(
         back: JoinDirection::new(),
         idle: streaming.idle_timeout(),
         half_close,
-        last: clock::mono(),
+        last: clock::mono_now(),
         leave_by: None,
         alarm: None,
         pause: None,
@@ -163,15 +163,15 @@ impl ConnectionJoin<'_> {
                 self.pause = None;
             }
             for _ in 0..TURNS {
-                let moved = self.step(cx)?;
+                let moved = self.move_both_directions(cx)?;
                 if self.there.closed && self.back.closed {
                     return Poll::Ready(Ok(()));
                 }
                 if moved {
-                    self.last = clock::mono();
+                    self.last = clock::mono_now();
                     continue;
                 }
-                ready!(self.poll_late(cx));
+                ready!(self.poll_timeout(cx));
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }
             self.pause = Some(Timer::after(PAUSE));
@@ -179,35 +179,39 @@ impl ConnectionJoin<'_> {
     }
 
     /// Moves each direction one step on; returns true if anything moved.
-    fn step(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
-        let mut moved = self.there.poll(cx, &mut *self.client, &mut *self.other)?;
-        moved |= self.back.poll(cx, &mut *self.other, &mut *self.client)?;
-        let spent = |it: Allowance<'_>| it.spent(self.client.carried());
+    fn move_both_directions(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
+        let mut moved = self
+            .there
+            .poll_transfer(cx, &mut *self.client, &mut *self.other)?;
+        moved |= self
+            .back
+            .poll_transfer(cx, &mut *self.other, &mut *self.client)?;
+        let spent = |it: Allowance<'_>| it.spent_reason(self.client.carried_bytes());
         if moved && self.allowance.and_then(spent).is_some() {
             return Err(io::ErrorKind::QuotaExceeded.into());
         }
         if self.back.is_sink {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
-        moved |= self.there.close(cx, self.other);
-        moved |= self.back.close(cx, self.client);
+        moved |= self.there.close_target(cx, self.other);
+        moved |= self.back.close_target(cx, self.client);
         if self.back.closed && self.half_close == HalfClose::Ends {
             self.there.is_sink = true;
         }
         // Bytes that the client still sends are read and dropped: if the connection were closed before, the last bytes
         // to the client would be lost.
         if self.back.closed && self.there.is_sink && self.leave_by.is_none() {
-            self.leave_by = Some(clock::mono() + LEAVE_TIMEOUT);
+            self.leave_by = Some(clock::mono_now() + LEAVE_TIMEOUT);
             moved = true;
         }
         Ok(moved)
     }
 
     /// Waits until it has been silent for too long, or the client is gone.
-    fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll_timeout(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         // Bounded: goes on only when a timer has rung, and the next is later.
         loop {
-            let now = clock::mono();
+            let now = clock::mono_now();
             // While its last bytes are not taken nothing is read, and so not the end either.
             let deaf = self.there.start < self.there.end;
             let ends = self.half_close == HalfClose::Ends;

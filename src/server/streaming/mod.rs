@@ -5,7 +5,7 @@
 //! | `GET`, `POST /exec/{namespace}/{pod}[/{uid}]/{container}` | a command, by [`remote`] |
 //! | `GET`, `POST /attach/{namespace}/{pod}[/{uid}]/{container}` | a container's own streams, by [`remote`] |
 //! | `GET`, `POST /portForward/{namespace}/{pod}[/{uid}]` | connections to ports, by [`ports`] |
-//! | `POST /portForward/{namespace}/{pod}?port=` with `Upgrade: picolet-port` | one port, by [`join()`]; only of the local socket |
+//! | `POST /portForward/{namespace}/{pod}?port=` with `Upgrade: picolet-port` | one port, by [`join_connections()`]; only of the local socket |
 //! | `POST /run/{namespace}/{pod}[/{uid}]/{container}?cmd=` | a command's output as text |
 //!
 //! Streams at a server of the runtime: [`upstream`].
@@ -32,7 +32,7 @@ use smol::io::AsyncWriteExt as _;
 pub(crate) use self::join::PROTOCOL;
 
 use self::carrier::SessionCarrier;
-use self::join::{HalfClose, join};
+use self::join::{HalfClose, join_connections};
 use super::ServeOutcome;
 use super::backend::{PodName, StreamingBackend};
 use super::http::{self, HttpRequest, Refusal, RequestOrigin, StreamConnection};
@@ -60,7 +60,7 @@ enum StreamingRoute<'a> {
 }
 
 /// Finds the route of a path.
-fn route<'a>(path: &[&'a str]) -> Option<StreamingRoute<'a>> {
+fn parse_streaming_route<'a>(path: &[&'a str]) -> Option<StreamingRoute<'a>> {
     let (kind, rest) = path.split_first()?;
     let (rest, container) = match (*kind, rest) {
         ("portForward", rest) => (rest, None),
@@ -90,13 +90,13 @@ fn route<'a>(path: &[&'a str]) -> Option<StreamingRoute<'a>> {
 }
 
 /// Serves a request for one of these routes; `None`: it is for none of them.
-pub(super) async fn serve(
+pub(super) async fn serve_streaming_request(
     streaming: &dyn StreamingBackend,
     connection: &mut StreamConnection,
     request: &HttpRequest,
 ) -> Option<ServeOutcome> {
     let path: Vec<&str> = request.path.iter().map(String::as_str).collect();
-    let route = route(&path)?;
+    let route = parse_streaming_route(&path)?;
     let allowed: &[&str] = match route {
         StreamingRoute::Run(..) => &["POST"],
         StreamingRoute::Exec(..) | StreamingRoute::Attach(..) | StreamingRoute::PortForward(..) => {
@@ -114,22 +114,24 @@ pub(super) async fn serve(
     };
     let outcome = match route {
         StreamingRoute::Exec(pod, name) => {
-            exec(streaming, connection, request, pod, local(name)).await
+            serve_exec(streaming, connection, request, pod, local(name)).await
         }
         StreamingRoute::Attach(pod, name) => {
-            attach(streaming, connection, request, pod, local(name)).await
+            serve_attach(streaming, connection, request, pod, local(name)).await
         }
         StreamingRoute::Run(pod, name) => {
-            run(streaming, connection, request, pod, local(name)).await
+            serve_run(streaming, connection, request, pod, local(name)).await
         }
-        StreamingRoute::PortForward(pod) => forward(streaming, connection, request, pod).await,
+        StreamingRoute::PortForward(pod) => {
+            serve_port_forward(streaming, connection, request, pod).await
+        }
     };
-    streaming.stream_ended();
-    Some(outcome.map(|refused| refused.map_err(|refusal| worded(refusal, &request.origin))))
+    streaming.release_stream_memory();
+    Some(outcome.map(|refused| refused.map_err(|refusal| reword_refusal(refusal, &request.origin))))
 }
 
 /// Puts the refusal for an absent pod in a kubelet's words.
-fn worded(refusal: Refusal, to: &RequestOrigin) -> Refusal {
+fn reword_refusal(refusal: Refusal, to: &RequestOrigin) -> Refusal {
     match to {
         RequestOrigin::Network(_) if refusal.status == 404 && refusal.message != OTHER_UID => {
             Refusal::not_found("pod does not exist")
@@ -150,47 +152,47 @@ macro_rules! or_refuse {
 
 impl From<remote_command::NoStreams> for Refusal {
     fn from(e: remote_command::NoStreams) -> Self {
-        Self::bad(e.to_string())
+        Self::bad_request(e.to_string())
     }
 }
 
 impl From<port_forward::PortQueryError> for Refusal {
     fn from(e: port_forward::PortQueryError) -> Self {
-        Self::bad(e.to_string())
+        Self::bad_request(e.to_string())
     }
 }
 
 /// The value of every query parameter of this name.
-fn params<'a>(request: &'a HttpRequest, name: &'a str) -> impl Iterator<Item = &'a str> {
+fn query_params<'a>(request: &'a HttpRequest, name: &'a str) -> impl Iterator<Item = &'a str> {
     let named = request.query.iter().filter(move |(k, _)| k == name);
     named.map(|(_, value)| value.as_str())
 }
 
-fn upgrade(request: &HttpRequest) -> Result<UpgradeRequest<'_>, UpgradeError> {
+fn parse_upgrade(request: &HttpRequest) -> Result<UpgradeRequest<'_>, UpgradeError> {
     let headers = request.headers.iter();
-    UpgradeRequest::of(
+    UpgradeRequest::parse(
         &request.method,
         headers.map(|(name, value)| (name.as_str(), value.as_str())),
     )
 }
 
 /// Agrees on a protocol and says so. `None`: it was refused, and that said.
-async fn agree(
+async fn agree_on_protocol(
     connection: &mut StreamConnection,
     request: &HttpRequest,
     accepted: fn(&UpgradeRequest<'_>) -> &'static [&'static str],
 ) -> io::Result<Option<(bool, &'static str)>> {
-    let agreed = upgrade(request).and_then(|upgrade| {
-        let protocol = upgrade.choose(accepted(&upgrade))?;
+    let agreed = parse_upgrade(request).and_then(|upgrade| {
+        let protocol = upgrade.choose_protocol(accepted(&upgrade))?;
         Ok((upgrade, protocol))
     });
     match agreed {
         Ok((upgrade, protocol)) => {
             connection.answer.keep = false;
             // A client may take nothing for as long as it likes: a pager holds its command back.
-            connection.set_patience(None);
+            connection.set_write_timeout(None);
             connection
-                .write_all(upgrade.answer(protocol).as_bytes())
+                .write_all(upgrade.answer_head(protocol).as_bytes())
                 .await?;
             connection.flush().await?;
             Ok(Some((
@@ -199,8 +201,8 @@ async fn agree(
             )))
         }
         Err(refused) => {
-            let refusal = Refusal::new(refused.status(), refused.to_string());
-            http::refuse_with(connection, &refusal, &refused.header_lines()).await?;
+            let refusal = Refusal::new(refused.http_status(), refused.to_string());
+            http::send_refusal_with_headers(connection, &refusal, &refused.header_lines()).await?;
             Ok(None)
         }
     }
@@ -223,57 +225,64 @@ const fn port_protocols(upgrade: &UpgradeRequest<'_>) -> &'static [&'static str]
     }
 }
 
-fn remote_of(
+fn new_remote_session(
     protocol: &str,
     is_spdy: bool,
     wanted: RequestedStreams,
     out: &mut Vec<u8>,
 ) -> Option<RemoteCommandSession> {
     if is_spdy {
-        RemoteCommandVersion::of(protocol)
-            .map(|version| RemoteCommandSession::spdy(version, wanted))
+        RemoteCommandVersion::from_name(protocol)
+            .map(|version| RemoteCommandSession::over_spdy(version, wanted))
     } else {
         websocket_protocol(protocol)
-            .map(|protocol| RemoteCommandSession::web_socket(protocol, wanted, out))
+            .map(|protocol| RemoteCommandSession::over_web_socket(protocol, wanted, out))
     }
 }
 
-async fn exec(
+async fn serve_exec(
     streaming: &dyn StreamingBackend,
     connection: &mut StreamConnection,
     request: &HttpRequest,
     pod: PodName<'_>,
     container: &str,
 ) -> ServeOutcome {
-    let running = or_refuse!(streaming.running(pod, container).await);
-    let wanted = or_refuse!(RequestedStreams::of(|name| request.param(name), None));
+    let running = or_refuse!(streaming.running_container(pod, container).await);
+    let wanted = or_refuse!(RequestedStreams::from_query(
+        |name| request.query_param(name),
+        None
+    ));
     let options = ExecOptions {
-        command: params(request, "command").map(str::to_owned).collect(),
+        command: query_params(request, "command")
+            .map(str::to_owned)
+            .collect(),
         stdin: wanted.stdin,
         stdout: wanted.stdout,
         stderr: wanted.stderr,
         tty: wanted.tty,
     };
     if options.command.is_empty() {
-        return Ok(Err(Refusal::bad("command: required")));
+        return Ok(Err(Refusal::bad_request("command: required")));
     }
     let opened = streaming.open_exec(&running.id, &options).await;
-    match or_refuse!(opened.map_err(not_opened)) {
-        StreamRoute::Local(start) => converse(streaming, connection, request, wanted, start).await,
-        StreamRoute::Url(url) => elsewhere(streaming, connection, request, wanted, url).await,
+    match or_refuse!(opened.map_err(streams_refusal)) {
+        StreamRoute::Local(start) => {
+            serve_session(streaming, connection, request, wanted, start).await
+        }
+        StreamRoute::Url(url) => serve_from_url(streaming, connection, request, wanted, url).await,
     }
 }
 
-async fn attach(
+async fn serve_attach(
     streaming: &dyn StreamingBackend,
     connection: &mut StreamConnection,
     request: &HttpRequest,
     pod: PodName<'_>,
     container: &str,
 ) -> ServeOutcome {
-    let running = or_refuse!(streaming.running(pod, container).await);
-    let wanted = or_refuse!(RequestedStreams::of(
-        |name| request.param(name),
+    let running = or_refuse!(streaming.running_container(pod, container).await);
+    let wanted = or_refuse!(RequestedStreams::from_query(
+        |name| request.query_param(name),
         Some(running.tty)
     ));
     let options = AttachOptions {
@@ -284,14 +293,16 @@ async fn attach(
         stdin_once: running.stdin_once,
     };
     let opened = streaming.open_attach(&running.id, options).await;
-    match or_refuse!(opened.map_err(not_opened)) {
-        StreamRoute::Local(start) => converse(streaming, connection, request, wanted, start).await,
-        StreamRoute::Url(url) => elsewhere(streaming, connection, request, wanted, url).await,
+    match or_refuse!(opened.map_err(streams_refusal)) {
+        StreamRoute::Local(start) => {
+            serve_session(streaming, connection, request, wanted, start).await
+        }
+        StreamRoute::Url(url) => serve_from_url(streaming, connection, request, wanted, url).await,
     }
 }
 
 /// Makes the refusal for streams that the runtime does not give (CRI-78).
-fn not_opened(e: RuntimeError) -> Refusal {
+fn streams_refusal(e: RuntimeError) -> Refusal {
     let status = match e {
         RuntimeError::NotFound(_) => 404,
         RuntimeError::Exhausted(_) => 429,
@@ -302,78 +313,87 @@ fn not_opened(e: RuntimeError) -> Refusal {
 
 /// Serves exec or attach whose streams are at `url`. A client of the newest protocol is spoken with here: servers of runtimes
 /// do not know it. So is one whose bytes are limited, to be told of its end.
-async fn elsewhere(
+async fn serve_from_url(
     streaming: &dyn StreamingBackend,
     connection: &mut StreamConnection,
     request: &HttpRequest,
     wanted: RequestedStreams,
     url: String,
 ) -> ServeOutcome {
-    let is_limited = connection.leaves_machine() && streaming.stream_bytes().is_some();
-    let is_spoken_with =
-        |upgrade: UpgradeRequest<'_>| is_limited || upgrade.offers(ChannelProtocol::V5.name());
-    if upgrade(request).is_ok_and(is_spoken_with) {
-        let start: SessionStart<'_> =
-            Box::pin(upstream::session(url, wanted, streaming.creation_timeout()));
-        return converse(streaming, connection, request, wanted, start).await;
+    let is_limited = connection.leaves_machine() && streaming.session_limit_bytes().is_some();
+    let is_spoken_with = |upgrade: UpgradeRequest<'_>| {
+        is_limited || upgrade.offers_protocol(ChannelProtocol::V5.protocol_name())
+    };
+    if parse_upgrade(request).is_ok_and(is_spoken_with) {
+        let start: SessionStart<'_> = Box::pin(upstream::open_command_session(
+            url,
+            wanted,
+            streaming.creation_timeout(),
+        ));
+        return serve_session(streaming, connection, request, wanted, start).await;
     }
-    upstream::pass(streaming, connection, request, &url).await
+    upstream::pass_client_on(streaming, connection, request, &url).await
 }
 
 /// Agrees on a protocol, and carries the session that `start` begins to its end.
-async fn converse<'a>(
+async fn serve_session<'a>(
     streaming: &'a dyn StreamingBackend,
     connection: &'a mut StreamConnection,
     request: &HttpRequest,
     wanted: RequestedStreams,
     start: SessionStart<'a>,
 ) -> ServeOutcome {
-    let Some((is_spdy, protocol)) = agree(connection, request, remote_protocols).await? else {
+    let Some((is_spdy, protocol)) =
+        agree_on_protocol(connection, request, remote_protocols).await?
+    else {
         return Ok(Ok(()));
     };
     let mut carrier = SessionCarrier::new(connection, streaming);
-    if let Some(remote) = remote_of(protocol, is_spdy, wanted, &mut carrier.out) {
-        remote::drive(carrier, remote, streaming.creation_timeout(), start).await?;
+    if let Some(remote) = new_remote_session(protocol, is_spdy, wanted, &mut carrier.out) {
+        remote::drive_remote_session(carrier, remote, streaming.creation_timeout(), start).await?;
     }
     Ok(Ok(()))
 }
 
-async fn forward(
+async fn serve_port_forward(
     streaming: &dyn StreamingBackend,
     connection: &mut StreamConnection,
     request: &HttpRequest,
     pod: PodName<'_>,
 ) -> ServeOutcome {
     let sandbox = or_refuse!(streaming.ready_sandbox(pod).await);
-    if request.origin == RequestOrigin::Local && request.header("upgrade") == Some(PROTOCOL) {
-        return forward_one(streaming, connection, request, &sandbox).await;
+    if request.origin == RequestOrigin::Local && request.header_value("upgrade") == Some(PROTOCOL) {
+        return forward_single_port(streaming, connection, request, &sandbox).await;
     }
-    let protocol = upgrade(request).and_then(|u| u.choose(port_protocols(&u)));
+    let protocol = parse_upgrade(request).and_then(|u| u.choose_protocol(port_protocols(&u)));
     let tunnelled = protocol == Ok(TUNNEL_PROTOCOL);
-    let numbers = match upgrade(request) {
+    let numbers = match parse_upgrade(request) {
         // A tunnelled client names its ports later.
         Ok(UpgradeRequest::WebSocket { .. }) if !tunnelled => {
-            WebSocketPortForward::of(params(request, "port"))
+            WebSocketPortForward::parse_ports(query_params(request, "port"))
         }
         _ => Ok(Vec::new()),
     };
     let numbers = or_refuse!(numbers);
     let opened = streaming.open_port_forward(&sandbox, &numbers).await;
-    let connect = match or_refuse!(opened.map_err(not_opened)) {
+    let connect = match or_refuse!(opened.map_err(streams_refusal)) {
         StreamRoute::Local(connect) => connect,
         StreamRoute::Url(url) if tunnelled => {
-            return upstream::tunnel(streaming, connection, request, &url).await;
+            return upstream::serve_tunnel(streaming, connection, request, &url).await;
         }
-        StreamRoute::Url(url) => return upstream::pass(streaming, connection, request, &url).await,
+        StreamRoute::Url(url) => {
+            return upstream::pass_client_on(streaming, connection, request, &url).await;
+        }
     };
-    let Some((is_spdy, protocol)) = agree(connection, request, port_protocols).await? else {
+    let Some((is_spdy, protocol)) = agree_on_protocol(connection, request, port_protocols).await?
+    else {
         return Ok(Ok(()));
     };
     let mut carrier = SessionCarrier::new(connection, streaming);
     let wire = if is_spdy {
         ports::PortForwardWire::Streams(SpdyPortForward::new())
     } else if tunnelled {
-        ports::PortForwardWire::Streams(SpdyPortForward::tunnelled())
+        ports::PortForwardWire::Streams(SpdyPortForward::over_web_socket())
     } else if let Some(protocol) = websocket_protocol(protocol) {
         ports::PortForwardWire::Ports(WebSocketPortForward::new(
             protocol,
@@ -383,62 +403,68 @@ async fn forward(
     } else {
         return Ok(Ok(()));
     };
-    ports::drive(carrier, wire, connect).await?;
+    ports::drive_port_forward(carrier, wire, connect).await?;
     Ok(Ok(()))
 }
 
 /// Joins a connection with a port, byte for byte.
-async fn forward_one(
+async fn forward_single_port(
     streaming: &dyn StreamingBackend,
     connection: &mut StreamConnection,
     request: &HttpRequest,
     sandbox: &SandboxId,
 ) -> ServeOutcome {
-    let port: Option<u16> = or_refuse!(request.number("port"));
+    let port: Option<u16> = or_refuse!(request.query_number("port"));
     let Some(port) = port.filter(|port| *port > 0) else {
-        return Ok(Err(Refusal::bad("port: required")));
+        return Ok(Err(Refusal::bad_request("port: required")));
     };
     let failed = |why: String| Refusal::new(500, format!("error forwarding port {port}: {why}"));
     let ports = [port];
     let opened = streaming.open_port_forward(sandbox, &ports).await;
-    let mut connected = match or_refuse!(opened.map_err(not_opened)) {
+    let mut connected = match or_refuse!(opened.map_err(streams_refusal)) {
         StreamRoute::Local(connect) => {
             let fd = or_refuse!(connect(port).await.map_err(|e| failed(e.to_string())));
             let stream = Async::new(TcpStream::from(fd));
             let stream = or_refuse!(stream.map_err(|e| failed(e.to_string())));
             let socket = stream.as_raw_fd();
-            StreamConnection::new(stream).of_socket(socket)
+            StreamConnection::new(stream).with_socket(socket)
         }
         StreamRoute::Url(url) => {
-            match upstream::port(&url, port, streaming.creation_timeout()).await {
+            match upstream::connect_port(&url, port, streaming.creation_timeout()).await {
                 Ok(connected) => connected,
-                Err(lost) => return lost.tell(connection).await.map(Ok),
+                Err(lost) => return lost.send_to_client(connection).await.map(Ok),
             }
         }
     };
     http::switch_protocols(connection, PROTOCOL, "").await?;
-    join(connection, &mut connected, streaming, HalfClose::Stays)
+    join_connections(connection, &mut connected, streaming, HalfClose::Stays)
         .await
         .map(Ok)
 }
 
-async fn run(
+async fn serve_run(
     streaming: &dyn StreamingBackend,
     connection: &mut StreamConnection,
     request: &HttpRequest,
     pod: PodName<'_>,
     container: &str,
 ) -> ServeOutcome {
-    let running = or_refuse!(streaming.running(pod, container).await);
-    let line = request.param("cmd").unwrap_or("");
+    let running = or_refuse!(streaming.running_container(pod, container).await);
+    let line = request.query_param("cmd").unwrap_or("");
     let command: Vec<String> = line.split(' ').map(str::to_owned).collect();
     if line.is_empty() {
-        return Ok(Err(Refusal::bad("cmd: required")));
+        return Ok(Err(Refusal::bad_request("cmd: required")));
     }
     let ended = {
-        let end = async { Some(streaming.run(&running.id, &command, RUN_OUTPUT_BYTES).await) };
+        let end = async {
+            Some(
+                streaming
+                    .run_command(&running.id, &command, RUN_OUTPUT_BYTES)
+                    .await,
+            )
+        };
         let left = async {
-            connection.left().await;
+            connection.wait_for_close().await;
             None
         };
         smol::future::or(end, left).await
@@ -455,7 +481,7 @@ async fn run(
         return Ok(Err(Refusal::new(500, text)));
     }
     let text = [output.stdout, output.stderr].concat();
-    http::respond(connection, 200, "text/plain", &text)
+    http::send_response(connection, 200, "text/plain", &text)
         .await
         .map(Ok)
 }

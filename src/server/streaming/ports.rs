@@ -58,14 +58,14 @@ enum PortProtocolError {
 }
 
 impl PortForwardWire {
-    fn receive(
+    fn receive_event(
         &mut self,
         input: &mut [u8],
         out: &mut Vec<u8>,
     ) -> Result<MachineStep<PortClientEvent>, PortProtocolError> {
         match self {
             Self::Streams(streams) => {
-                let step = streams.receive(input, clock::mono(), out);
+                let step = streams.receive_input(input, clock::mono_now(), out);
                 let step = step.map_err(PortProtocolError::Streams)?;
                 let asked = |event| match event {
                     SpdyPortEvent::Connect { pair, port } => PortClientEvent::Connect {
@@ -91,7 +91,7 @@ impl PortForwardWire {
             }
             Self::Ports(ports) => {
                 let step = ports
-                    .receive(input, out)
+                    .receive_input(input, out)
                     .map_err(PortProtocolError::Ports)?;
                 let asked = |event| match event {
                     WebSocketPortEvent::Data { index, span } => PortClientEvent::Data {
@@ -108,27 +108,29 @@ impl PortForwardWire {
         }
     }
 
-    fn passed_on(&mut self, name: PortConnectionName, bytes: usize, out: &mut Vec<u8>) {
+    fn record_passed_on(&mut self, name: PortConnectionName, bytes: usize, out: &mut Vec<u8>) {
         if let (Self::Streams(streams), PortConnectionName::Pair(pair)) = (self, name) {
-            streams.passed_on(pair, bytes, out);
+            streams.record_passed_on(pair, bytes, out);
         }
     }
 
-    fn sendable(&self, name: PortConnectionName) -> usize {
+    fn sendable_bytes(&self, name: PortConnectionName) -> usize {
         match (self, name) {
-            (Self::Streams(streams), PortConnectionName::Pair(pair)) => streams.sendable(pair),
+            (Self::Streams(streams), PortConnectionName::Pair(pair)) => {
+                streams.sendable_bytes(pair)
+            }
             _ => usize::MAX,
         }
     }
 
     /// Sends bytes of a port to the client; returns false if the client no longer wants them.
-    fn send(&mut self, name: PortConnectionName, payload: &[u8], out: &mut Vec<u8>) -> bool {
+    fn send_data(&mut self, name: PortConnectionName, payload: &[u8], out: &mut Vec<u8>) -> bool {
         match (self, name) {
             (Self::Streams(streams), PortConnectionName::Pair(pair)) => {
-                streams.send(pair, payload, out).is_ok()
+                streams.send_data(pair, payload, out).is_ok()
             }
             (Self::Ports(ports), PortConnectionName::Index(index)) => {
-                ports.send(index, payload, out);
+                ports.send_data(index, payload, out);
                 true
             }
             _ => false,
@@ -136,10 +138,10 @@ impl PortForwardWire {
     }
 
     /// The port sends no more. Whether that is the end of the connection, for it has no other.
-    fn finish(&mut self, name: PortConnectionName, out: &mut Vec<u8>) -> bool {
+    fn finish_sending(&mut self, name: PortConnectionName, out: &mut Vec<u8>) -> bool {
         match (self, name) {
             (Self::Streams(streams), PortConnectionName::Pair(pair)) => {
-                streams.finish(pair, out);
+                streams.finish_sending(pair, out);
                 false
             }
             _ => true,
@@ -147,34 +149,40 @@ impl PortForwardWire {
     }
 
     /// Closes a connection whose two sides have ended.
-    fn close(&mut self, name: PortConnectionName, out: &mut Vec<u8>) {
+    fn close_connection(&mut self, name: PortConnectionName, out: &mut Vec<u8>) {
         if let (Self::Streams(streams), PortConnectionName::Pair(pair)) = (self, name) {
-            streams.close(pair, out);
+            streams.close_pair(pair, out);
         }
     }
 
-    fn fail(&mut self, name: PortConnectionName, why: &str, out: &mut Vec<u8>) {
+    fn fail_connection(&mut self, name: PortConnectionName, why: &str, out: &mut Vec<u8>) {
         match (self, name) {
             (Self::Streams(streams), PortConnectionName::Pair(pair)) => {
-                streams.fail(pair, why, out)
+                streams.fail_pair(pair, why, out)
             }
-            (Self::Ports(ports), PortConnectionName::Index(index)) => ports.fail(index, why, out),
+            (Self::Ports(ports), PortConnectionName::Index(index)) => {
+                ports.fail_port(index, why, out)
+            }
             _ => {}
         }
     }
 
     fn abort(&mut self, why: &PortProtocolError, out: &mut Vec<u8>) {
         match (self, why) {
-            (Self::Streams(streams), PortProtocolError::Streams(e)) => streams.abort(*e, out),
-            (Self::Ports(ports), PortProtocolError::Ports(e)) => ports.close(e.code(), out),
+            (Self::Streams(streams), PortProtocolError::Streams(e)) => {
+                streams.abort_session(*e, out)
+            }
+            (Self::Ports(ports), PortProtocolError::Ports(e)) => {
+                ports.send_close(e.close_code(), out)
+            }
             _ => {}
         }
     }
 
     fn go_away(&mut self, out: &mut Vec<u8>) {
         match self {
-            Self::Streams(streams) => streams.go_away(out),
-            Self::Ports(ports) => ports.close(websocket::NORMAL, out),
+            Self::Streams(streams) => streams.send_go_away(out),
+            Self::Ports(ports) => ports.send_close(websocket::NORMAL, out),
         }
     }
 
@@ -187,12 +195,12 @@ impl PortForwardWire {
 
     fn handle_timeout(&mut self, out: &mut Vec<u8>) {
         if let Self::Streams(streams) = self {
-            streams.handle_timeout(clock::mono(), out);
+            streams.handle_timeout(clock::mono_now(), out);
         }
     }
 
     /// Returns true if all ports of a fixed list have ended: no more can come.
-    fn is_over(&self, connections: usize) -> bool {
+    fn has_all_ended(&self, connections: usize) -> bool {
         matches!(self, Self::Ports(_)) && connections == 0
     }
 }
@@ -246,7 +254,7 @@ struct PortForwardDriver<'a, C> {
 /// Carries one client's connections until it leaves. `connect` connects to a port.
 ///
 /// - Errors: the client's connection broke.
-pub(super) async fn drive<'a, C: Fn(u16) -> RuntimeCall<'a, OwnedFd>>(
+pub(super) async fn drive_port_forward<'a, C: Fn(u16) -> RuntimeCall<'a, OwnedFd>>(
     carrier: SessionCarrier<'a>,
     wire: PortForwardWire,
     connect: C,
@@ -261,7 +269,7 @@ pub(super) async fn drive<'a, C: Fn(u16) -> RuntimeCall<'a, OwnedFd>>(
     };
     if let PortForwardWire::Ports(ports) = &drive.wire {
         for (index, port) in ports.ports().to_vec().into_iter().enumerate() {
-            drive.connect(PortConnectionName::Index(index), port);
+            drive.connect_port(PortConnectionName::Index(index), port);
         }
     }
     let over = core::future::poll_fn(|cx| drive.poll(cx)).await?;
@@ -277,12 +285,12 @@ pub(super) async fn drive<'a, C: Fn(u16) -> RuntimeCall<'a, OwnedFd>>(
         PortSessionEnd::Broken(why) => wire.abort(&why, &mut carrier.out),
         PortSessionEnd::Left => return Ok(()),
     }
-    carrier.leave().await;
+    carrier.close_gracefully().await;
     Ok(())
 }
 
 impl<'a, C: Fn(u16) -> RuntimeCall<'a, OwnedFd>> PortForwardDriver<'a, C> {
-    fn connect(&mut self, name: PortConnectionName, port: u16) {
+    fn connect_port(&mut self, name: PortConnectionName, port: u16) {
         self.connections.push(PortConnection {
             name,
             number: port,
@@ -297,9 +305,9 @@ impl<'a, C: Fn(u16) -> RuntimeCall<'a, OwnedFd>> PortForwardDriver<'a, C> {
             ready!(self.carrier.poll_pause(cx));
             for _ in 0..TURNS {
                 let mut moved = self.carrier.poll_write(cx)?;
-                if let Some(why) = self.carrier.spent() {
+                if let Some(why) = self.carrier.spent_reason() {
                     for at in (0..self.connections.len()).rev() {
-                        self.fail(at, &why);
+                        self.fail_connection(at, &why);
                     }
                     return Poll::Ready(Ok(PortSessionEnd::Done));
                 }
@@ -307,19 +315,19 @@ impl<'a, C: Fn(u16) -> RuntimeCall<'a, OwnedFd>> PortForwardDriver<'a, C> {
                     return Poll::Ready(Ok(over));
                 }
                 self.poll_ports(cx, &mut moved);
-                if self.wire.is_over(self.connections.len()) {
+                if self.wire.has_all_ended(self.connections.len()) {
                     return Poll::Ready(Ok(PortSessionEnd::Done));
                 }
                 if moved {
                     continue;
                 }
-                match ready!(self.carrier.poll_late(cx, self.wire.next_timeout())) {
+                match ready!(self.carrier.poll_wait_end(cx, self.wire.next_timeout())) {
                     WaitEndReason::Due => self.wire.handle_timeout(&mut self.carrier.out),
                     WaitEndReason::Idle => return Poll::Ready(Ok(PortSessionEnd::Done)),
                     WaitEndReason::Gone => return Poll::Ready(Ok(PortSessionEnd::Left)),
                 }
             }
-            self.carrier.pause();
+            self.carrier.begin_pause();
         }
     }
 
@@ -329,17 +337,17 @@ impl<'a, C: Fn(u16) -> RuntimeCall<'a, OwnedFd>> PortForwardDriver<'a, C> {
             Ok(read) => *moved |= read,
             Err(_) => return Some(PortSessionEnd::Left),
         }
-        if self.pending.is_some() && !self.poll_data(cx, moved) {
+        if self.pending.is_some() && !self.poll_pending_data(cx, moved) {
             return None;
         }
-        let (input, out) = self.carrier.buffers();
-        let step = match self.wire.receive(input, out) {
+        let (input, out) = self.carrier.io_buffers();
+        let step = match self.wire.receive_event(input, out) {
             Ok(step) => step,
             Err(why) => return Some(PortSessionEnd::Broken(why)),
         };
         *moved |= !step.is_idle();
         match step.event {
-            Some(PortClientEvent::Connect { name, port }) => self.connect(name, port),
+            Some(PortClientEvent::Connect { name, port }) => self.connect_port(name, port),
             Some(PortClientEvent::Data { name, span }) => {
                 self.pending = Some(PendingPortData {
                     name,
@@ -350,7 +358,7 @@ impl<'a, C: Fn(u16) -> RuntimeCall<'a, OwnedFd>> PortForwardDriver<'a, C> {
                 return None;
             }
             Some(PortClientEvent::End { name }) => {
-                if let Some(at) = self.place(name) {
+                if let Some(at) = self.connection_index(name) {
                     self.connections[at].client_ended = true;
                     self.end_writing(at);
                 }
@@ -359,11 +367,11 @@ impl<'a, C: Fn(u16) -> RuntimeCall<'a, OwnedFd>> PortForwardDriver<'a, C> {
             Some(PortClientEvent::Left) => return Some(PortSessionEnd::Left),
             None => {}
         }
-        self.carrier.take(step.taken);
+        self.carrier.consume_input(step.taken);
         None
     }
 
-    fn place(&self, name: PortConnectionName) -> Option<usize> {
+    fn connection_index(&self, name: PortConnectionName) -> Option<usize> {
         self.connections.iter().position(|c| c.name == name)
     }
 
@@ -383,29 +391,29 @@ impl<'a, C: Fn(u16) -> RuntimeCall<'a, OwnedFd>> PortForwardDriver<'a, C> {
         if connection.client_ended && connection.port_ended {
             let name = connection.name;
             self.connections.swap_remove(at);
-            self.wire.close(name, &mut self.carrier.out);
+            self.wire.close_connection(name, &mut self.carrier.out);
         }
     }
 
-    fn fail(&mut self, at: usize, why: &str) {
+    fn fail_connection(&mut self, at: usize, why: &str) {
         let connection = self.connections.swap_remove(at);
         let text = format!("error forwarding port {}: {why}", connection.number);
         self.wire
-            .fail(connection.name, &text, &mut self.carrier.out);
+            .fail_connection(connection.name, &text, &mut self.carrier.out);
     }
 
     /// Passes pending data on; whether all of it was.
-    fn poll_data(&mut self, cx: &mut Context<'_>, moved: &mut bool) -> bool {
+    fn poll_pending_data(&mut self, cx: &mut Context<'_>, moved: &mut bool) -> bool {
         let Some(pending) = &self.pending else {
             return true;
         };
         let (name, span, done) = (pending.name, pending.span, pending.done);
-        let place = self.place(name);
-        let (input, out) = self.carrier.buffers();
-        let rest = &span.of(input)[done..];
+        let place = self.connection_index(name);
+        let (input, out) = self.carrier.io_buffers();
+        let rest = &span.slice_of(input)[done..];
         let passed = match place.map(|at| &self.connections[at].port) {
             Some(PortState::Connecting(_)) => return false,
-            Some(PortState::Open { stream, .. }) => match poll_write(stream, cx, rest) {
+            Some(PortState::Open { stream, .. }) => match poll_socket_write(stream, cx, rest) {
                 Poll::Pending => return false,
                 Poll::Ready(Ok(n)) => n,
                 // Reading tells why.
@@ -415,7 +423,7 @@ impl<'a, C: Fn(u16) -> RuntimeCall<'a, OwnedFd>> PortForwardDriver<'a, C> {
             None => rest.len(),
         };
         *moved = true;
-        self.wire.passed_on(name, passed, out);
+        self.wire.record_passed_on(name, passed, out);
         let Some(pending) = &mut self.pending else {
             return true;
         };
@@ -425,7 +433,7 @@ impl<'a, C: Fn(u16) -> RuntimeCall<'a, OwnedFd>> PortForwardDriver<'a, C> {
         }
         let taken = pending.taken;
         self.pending = None;
-        self.carrier.take(taken);
+        self.carrier.consume_input(taken);
         true
     }
 
@@ -466,17 +474,18 @@ impl<'a, C: Fn(u16) -> RuntimeCall<'a, OwnedFd>> PortForwardDriver<'a, C> {
                         };
                         self.end_writing(at);
                     }
-                    Ok(Err(e)) => self.fail(at, &e.to_string()),
-                    Err(RuntimeError::Failed(why)) => self.fail(at, &why),
-                    Err(e) => self.fail(at, &e.to_string()),
+                    Ok(Err(e)) => self.fail_connection(at, &e.to_string()),
+                    Err(RuntimeError::Failed(why)) => self.fail_connection(at, &why),
+                    Err(e) => self.fail_connection(at, &e.to_string()),
                 }
             }
             PortState::Open { stream, waiting } => {
-                let room = self.wire.sendable(name).min(buffer.len());
+                let room = self.wire.sendable_bytes(name).min(buffer.len());
                 if connection.port_ended || room == 0 {
                     return;
                 }
-                let Poll::Ready(read) = poll_read(stream, waiting, cx, &mut buffer[..room]) else {
+                let Poll::Ready(read) = poll_socket_read(stream, waiting, cx, &mut buffer[..room])
+                else {
                     return;
                 };
                 *moved = true;
@@ -484,22 +493,22 @@ impl<'a, C: Fn(u16) -> RuntimeCall<'a, OwnedFd>> PortForwardDriver<'a, C> {
                 match read {
                     Ok(0) => {
                         connection.port_ended = true;
-                        connection.client_ended |= self.wire.finish(name, out);
+                        connection.client_ended |= self.wire.finish_sending(name, out);
                         self.end_if_over(at);
                     }
                     Ok(n) => {
-                        if !self.wire.send(name, &buffer[..n], out) {
+                        if !self.wire.send_data(name, &buffer[..n], out) {
                             self.connections.swap_remove(at);
                         }
                     }
-                    Err(e) => self.fail(at, &e.to_string()),
+                    Err(e) => self.fail_connection(at, &e.to_string()),
                 }
             }
         }
     }
 }
 
-fn poll_read(
+fn poll_socket_read(
     stream: &Async<TcpStream>,
     waiting: &mut bool,
     cx: &mut Context<'_>,
@@ -519,7 +528,7 @@ fn poll_read(
     }
 }
 
-fn poll_write(
+fn poll_socket_write(
     stream: &Async<TcpStream>,
     cx: &mut Context<'_>,
     bytes: &[u8],

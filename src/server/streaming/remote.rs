@@ -61,7 +61,7 @@ struct RemoteDriver<'a> {
 /// time.
 ///
 /// - Errors: the connection broke.
-pub(super) async fn drive<'a>(
+pub(super) async fn drive_remote_session<'a>(
     carrier: SessionCarrier<'a>,
     remote: RemoteCommandSession,
     within: Duration,
@@ -75,7 +75,7 @@ pub(super) async fn drive<'a>(
         size: None,
         stdin_end: false,
         output_over: false,
-        created_by: Some(clock::mono() + within),
+        created_by: Some(clock::mono_now() + within),
     };
     let over = core::future::poll_fn(|cx| drive.poll(cx)).await?;
     let RemoteDriver {
@@ -87,14 +87,14 @@ pub(super) async fn drive<'a>(
     // Before the client hears of the end: nothing of the session is left then.
     drop(process);
     match over {
-        RemoteSessionEnd::Ended(outcome) => remote.end(&outcome, &mut carrier.out),
+        RemoteSessionEnd::Ended(outcome) => remote.send_outcome(&outcome, &mut carrier.out),
         RemoteSessionEnd::Broken(e) => {
             log::debug!("a client of exec or attach: {e}");
-            remote.abort(e, &mut carrier.out);
+            remote.abort_session(e, &mut carrier.out);
         }
         RemoteSessionEnd::Left => return Ok(()),
     }
-    carrier.leave().await;
+    carrier.close_gracefully().await;
     Ok(())
 }
 
@@ -104,7 +104,7 @@ impl RemoteDriver<'_> {
             ready!(self.carrier.poll_pause(cx));
             for _ in 0..TURNS {
                 let mut moved = self.carrier.poll_write(cx)?;
-                if let Some(why) = self.carrier.spent() {
+                if let Some(why) = self.carrier.spent_reason() {
                     return Poll::Ready(Ok(RemoteSessionEnd::Ended(CommandOutcome::Cut(why))));
                 }
                 let over = self
@@ -115,12 +115,12 @@ impl RemoteDriver<'_> {
                     return Poll::Ready(Ok(over));
                 }
                 if !moved {
-                    let late = ready!(self.carrier.poll_late(cx, self.created_by));
+                    let late = ready!(self.carrier.poll_wait_end(cx, self.created_by));
                     log::debug!("a client of exec or attach is given up: {late:?}");
                     return Poll::Ready(Ok(RemoteSessionEnd::Left));
                 }
             }
-            self.carrier.pause();
+            self.carrier.begin_pause();
         }
     }
 
@@ -142,7 +142,7 @@ impl RemoteDriver<'_> {
         match started {
             Ok(mut session) => {
                 if let Some(size) = self.size.take() {
-                    session.streams.resize(size.width, size.height);
+                    session.streams.resize_terminal(size.width, size.height);
                 }
                 if self.stdin_end {
                     session.streams.end_input();
@@ -150,7 +150,7 @@ impl RemoteDriver<'_> {
                 self.process = RemoteProcess::Running(session);
                 None
             }
-            Err(e) => Some(failed(&e)),
+            Err(e) => Some(failed_session_end(&e)),
         }
     }
 
@@ -163,8 +163,8 @@ impl RemoteDriver<'_> {
         if self.pending.is_some() && !self.poll_input(cx, moved) {
             return None;
         }
-        let (input, out) = self.carrier.buffers();
-        let step = match self.remote.receive(input, out) {
+        let (input, out) = self.carrier.io_buffers();
+        let step = match self.remote.receive_input(input, out) {
             Ok(step) => step,
             Err(e) => return Some(RemoteSessionEnd::Broken(e)),
         };
@@ -186,13 +186,15 @@ impl RemoteDriver<'_> {
                 }
             }
             Some(RemoteCommandEvent::Resize(size)) => match &mut self.process {
-                RemoteProcess::Running(session) => session.streams.resize(size.width, size.height),
+                RemoteProcess::Running(session) => {
+                    session.streams.resize_terminal(size.width, size.height)
+                }
                 RemoteProcess::Wanted(_) | RemoteProcess::Starting(_) => self.size = Some(size),
             },
             Some(RemoteCommandEvent::Left) => return Some(RemoteSessionEnd::Left),
             None => {}
         }
-        self.carrier.take(step.taken);
+        self.carrier.consume_input(step.taken);
         None
     }
 
@@ -203,8 +205,8 @@ impl RemoteDriver<'_> {
         else {
             return false;
         };
-        let (input, out) = self.carrier.buffers();
-        let rest = &pending.span.of(input)[pending.done..];
+        let (input, out) = self.carrier.io_buffers();
+        let rest = &pending.span.slice_of(input)[pending.done..];
         let passed = match session.streams.poll_input(cx, rest) {
             Poll::Pending => return false,
             Poll::Ready(Ok(n)) => n,
@@ -212,14 +214,14 @@ impl RemoteDriver<'_> {
             Poll::Ready(Err(_)) => rest.len(),
         };
         *moved = true;
-        self.remote.passed_on(passed, out);
+        self.remote.record_passed_on(passed, out);
         pending.done += passed;
         if pending.done < pending.span.len {
             return false;
         }
         let taken = pending.taken;
         self.pending = None;
-        self.carrier.take(taken);
+        self.carrier.consume_input(taken);
         true
     }
 
@@ -230,8 +232,8 @@ impl RemoteDriver<'_> {
         };
         if !self.output_over && self.carrier.out.len() < OUT_BYTES {
             let room = OutputRoom {
-                stdout: self.remote.sendable(OutputStream::Stdout),
-                stderr: self.remote.sendable(OutputStream::Stderr),
+                stdout: self.remote.sendable_bytes(OutputStream::Stdout),
+                stderr: self.remote.sendable_bytes(OutputStream::Stderr),
             };
             let mut buffer = [0; PAYLOAD_BYTES];
             let (stream, len) = match session.streams.poll_output(cx, room, &mut buffer) {
@@ -252,7 +254,7 @@ impl RemoteDriver<'_> {
             // Output that the client does not want any more is dropped.
             let _ = self
                 .remote
-                .send(stream, &buffer[..len], &mut self.carrier.out);
+                .send_output(stream, &buffer[..len], &mut self.carrier.out);
         }
         if !self.output_over {
             return None;
@@ -262,11 +264,11 @@ impl RemoteDriver<'_> {
         };
         Some(match end {
             Ok(code) => RemoteSessionEnd::Ended(CommandOutcome::Exited(code)),
-            Err(e) => failed(&e),
+            Err(e) => failed_session_end(&e),
         })
     }
 }
 
-fn failed(e: &RuntimeError) -> RemoteSessionEnd {
+fn failed_session_end(e: &RuntimeError) -> RemoteSessionEnd {
     RemoteSessionEnd::Ended(CommandOutcome::Failed(e.to_string()))
 }

@@ -99,7 +99,7 @@ impl Node {
 }
 
 impl StreamingBackend for Node {
-    fn running<'a>(
+    fn running_container<'a>(
         &'a self,
         pod: PodName<'a>,
         container: &'a str,
@@ -139,7 +139,7 @@ impl StreamingBackend for Node {
         self.runtime.exec(id, options)
     }
 
-    fn run<'a>(
+    fn run_command<'a>(
         &'a self,
         id: &'a ContainerId,
         command: &'a [String],
@@ -179,11 +179,11 @@ impl StreamingBackend for Node {
         self.creation
     }
 
-    fn stream_bytes(&self) -> Option<u64> {
+    fn session_limit_bytes(&self) -> Option<u64> {
         self.limit
     }
 
-    fn stream_ended(&self) {
+    fn release_stream_memory(&self) {
         self.ended.set(self.ended.get() + 1);
     }
 }
@@ -196,9 +196,9 @@ const WEBSOCKET: &str = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSoc
 async fn serve_on(node: &Node, mut connection: StreamConnection) {
     let request = http::read_request(&mut connection).await;
     let request = request.expect("read").expect("valid").expect("a request");
-    let outcome = serve(node, &mut connection, &request).await;
+    let outcome = serve_streaming_request(node, &mut connection, &request).await;
     match outcome.expect("a route of ours") {
-        Ok(Err(refusal)) => http::refuse(&mut connection, &refusal)
+        Ok(Err(refusal)) => http::send_refusal(&mut connection, &refusal)
             .await
             .expect("refuse"),
         Ok(Ok(())) => {}
@@ -259,7 +259,7 @@ fn pair(lag: Option<usize>) -> (StreamConnection, Client) {
     }
     let socket = ours.as_raw_fd();
     (
-        StreamConnection::new(ours).of_socket(socket),
+        StreamConnection::new(ours).with_socket(socket),
         Client(theirs),
     )
 }
@@ -271,7 +271,7 @@ fn with_node<T>(change: impl FnOnce(&mut Node), client: impl AsyncFnOnce(Client,
         change(&mut node);
         let (mut connection, other) = pair(node.lag);
         if node.limit.is_some() {
-            connection = connection.over(StreamTransport::Counted {
+            connection = connection.with_transport(StreamTransport::Counted {
                 socket: other.0.as_raw_fd(),
                 class: Rc::new(Cell::new(LinkClass::Stream)),
                 leaves: true,
@@ -327,7 +327,7 @@ fn routes() {
         ("pods/n/p/c", None),
     ] {
         let path: Vec<&str> = path.split('/').collect();
-        assert_eq!(route(&path), expected, "{path:?}");
+        assert_eq!(parse_streaming_route(&path), expected, "{path:?}");
     }
 }
 
@@ -704,7 +704,7 @@ impl crate::runtime::ProcessStreams for Stub {
         self.writes.get_or_insert(0);
     }
 
-    fn resize(&mut self, columns: u16, rows: u16) {
+    fn resize_terminal(&mut self, columns: u16, rows: u16) {
         self.told.borrow_mut().sizes.push((columns, rows));
     }
 }
@@ -820,14 +820,16 @@ fn streams_that_are_not_made_in_time() {
             },
             async |mut client, node| {
                 let target = "/exec/n/p/c?input=1&output=1&tty=1&command=a";
-                let begun = clock::mono();
+                let begun = clock::mono_now();
                 client
                     .ask(target, &format!("{SPDY}v4.channel.k8s.io"))
                     .await;
                 client.head().await;
                 client.write(&streams(made).bytes).await;
                 let frames = spdy_frames(&client.rest().await);
-                assert!(clock::mono() - begun >= if starts { node.idle } else { node.creation });
+                assert!(
+                    clock::mono_now() - begun >= if starts { node.idle } else { node.creation }
+                );
                 (frames, node.session.borrow().is_none())
             },
         );

@@ -25,15 +25,15 @@ pub const CREATION_TIMEOUT: Duration = Duration::from_secs(30);
 pub const SPDY_PROTOCOLS: &[&str] = &["portforward.k8s.io"];
 
 /// WebSocket protocols that are served; the first, for apiservers that know this node's features, needs
-/// [`SpdyPortForward::tunnelled`].
+/// [`SpdyPortForward::over_web_socket`].
 pub const WEBSOCKET_PROTOCOLS: &[&str] = &[
     TUNNEL_PROTOCOL,
-    ChannelProtocol::V4.name(),
-    ChannelProtocol::V4Base64.name(),
+    ChannelProtocol::V4.protocol_name(),
+    ChannelProtocol::V4Base64.protocol_name(),
 ];
 
 /// A port as clients write it: 1 to 65535.
-fn port(text: &str) -> Option<u16> {
+fn parse_port(text: &str) -> Option<u16> {
     let digits = text.bytes().all(|b| b.is_ascii_digit());
     text.parse().ok().filter(|port| digits && *port > 0)
 }

@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use super::port;
+use super::parse_port;
 use crate::stream::websocket::{self, ChannelEvent, ChannelProtocol, Channels};
 use crate::stream::{MachineStep, Span};
 
@@ -39,7 +39,7 @@ pub enum WebSocketPortEvent {
     Left,
 }
 
-/// A connection. All ports are connected at once; when none is left, [`WebSocketPortForward::close`].
+/// A connection. All ports are connected at once; when none is left, [`WebSocketPortForward::send_close`].
 #[derive(Debug)]
 pub struct WebSocketPortForward {
     channels: Box<Channels>,
@@ -48,14 +48,16 @@ pub struct WebSocketPortForward {
 
 impl WebSocketPortForward {
     /// Reads the values of the query's `port` parameters: numbers, several behind commas.
-    pub fn of<'a>(values: impl Iterator<Item = &'a str>) -> Result<Vec<u16>, PortQueryError> {
+    pub fn parse_ports<'a>(
+        values: impl Iterator<Item = &'a str>,
+    ) -> Result<Vec<u16>, PortQueryError> {
         let mut ports = Vec::new();
         for text in values.flat_map(|value| value.split(',')) {
             if ports.len() == MAX_PORTS {
                 return Err(PortQueryError::TooMany);
             }
             let bad = || PortQueryError::Number(text.chars().take(32).collect::<String>());
-            ports.push(port(text).ok_or_else(bad)?);
+            ports.push(parse_port(text).ok_or_else(bad)?);
         }
         if ports.is_empty() {
             Err(PortQueryError::Missing)
@@ -73,8 +75,9 @@ impl WebSocketPortForward {
         };
         for index in 0..new.ports.len() {
             let number = new.ports[index].to_le_bytes();
-            new.send(index, &number, out);
-            new.channels.send(channel(index) + 1, &number, out);
+            new.send_data(index, &number, out);
+            new.channels
+                .send_message(data_channel(index) + 1, &number, out);
         }
         new
     }
@@ -87,8 +90,8 @@ impl WebSocketPortForward {
 
     /// Takes bytes of `input`, up to the first event.
     ///
-    /// - Errors: [`WebSocketPortForward::close`] with the error's code.
-    pub fn receive(
+    /// - Errors: [`WebSocketPortForward::send_close`] with the error's code.
+    pub fn receive_input(
         &mut self,
         input: &mut [u8],
         out: &mut Vec<u8>,
@@ -96,18 +99,18 @@ impl WebSocketPortForward {
         let mut at = 0;
         loop {
             let rest = input.get_mut(at..).unwrap_or_default();
-            let step = self.channels.receive(rest, out)?;
+            let step = self.channels.receive_input(rest, out)?;
             let base = at;
             at += step.taken;
             match step.event {
-                None => return Ok(MachineStep::took(at)),
+                None => return Ok(MachineStep::without_event(at)),
                 Some(ChannelEvent::Left) => {
                     return Ok(MachineStep::new(at, WebSocketPortEvent::Left));
                 }
                 Some(ChannelEvent::Data { channel, span }) => {
                     let index = usize::from(channel / 2);
                     if channel % 2 == 0 && index < self.ports.len() {
-                        let span = span.after(base);
+                        let span = span.shifted_by(base);
                         return Ok(MachineStep::new(
                             at,
                             WebSocketPortEvent::Data { index, span },
@@ -120,22 +123,24 @@ impl WebSocketPortForward {
     }
 
     /// Sends bytes of a port, at most [`crate::stream::PAYLOAD_BYTES`].
-    pub fn send(&mut self, index: usize, payload: &[u8], out: &mut Vec<u8>) {
-        self.channels.send(channel(index), payload, out);
+    pub fn send_data(&mut self, index: usize, payload: &[u8], out: &mut Vec<u8>) {
+        self.channels
+            .send_message(data_channel(index), payload, out);
     }
 
     /// Says why a port cannot be forwarded, or no longer.
-    pub fn fail(&mut self, index: usize, why: &str, out: &mut Vec<u8>) {
-        self.channels.send(channel(index) + 1, why.as_bytes(), out);
+    pub fn fail_port(&mut self, index: usize, why: &str, out: &mut Vec<u8>) {
+        self.channels
+            .send_message(data_channel(index) + 1, why.as_bytes(), out);
     }
 
     /// Says goodbye, once.
-    pub fn close(&mut self, code: u16, out: &mut Vec<u8>) {
-        self.channels.close(code, out);
+    pub fn send_close(&mut self, code: u16, out: &mut Vec<u8>) {
+        self.channels.send_close(code, out);
     }
 }
 
 /// The data channel of a port; its error channel is the next.
-fn channel(index: usize) -> u8 {
+fn data_channel(index: usize) -> u8 {
     u8::try_from(index.min(MAX_PORTS - 1) * 2).unwrap_or_default()
 }

@@ -12,7 +12,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use super::{CREATION_TIMEOUT, port};
+use super::{CREATION_TIMEOUT, parse_port};
 use crate::api::MonoTime;
 use crate::stream::spdy::{
     self, GoAwayReason, ResetReason, SpdySession, SpdyStreamId, StreamClosedError,
@@ -39,7 +39,7 @@ pub enum SpdyPortEvent {
         /// 1 to 65535.
         port: u16,
     },
-    /// Data; to be reported with [`SpdyPortForward::passed_on`]. Never before [`SpdyPortEvent::Connect`].
+    /// Data; to be reported with [`SpdyPortForward::record_passed_on`]. Never before [`SpdyPortEvent::Connect`].
     Data {
         /// Connection of the data.
         pair: PairId,
@@ -98,7 +98,7 @@ pub(super) enum PairStreamKind {
 }
 
 impl StreamPair {
-    const fn has(&self, stream: SpdyStreamId) -> bool {
+    const fn has_stream(&self, stream: SpdyStreamId) -> bool {
         match self {
             Self::Half { id, .. } => *id == stream,
             Self::Whole { data, error } => *data == stream || *error == stream,
@@ -130,7 +130,7 @@ impl SpdyPortForward {
 
     /// Makes a session over SPDY in WebSocket.
     #[must_use]
-    pub fn tunnelled() -> Self {
+    pub fn over_web_socket() -> Self {
         Self {
             tunnel: Some(Box::default()),
             ..Self::new()
@@ -139,8 +139,8 @@ impl SpdyPortForward {
 
     /// Takes bytes of `input`, up to the first event.
     ///
-    /// - Errors: [`SpdyPortForward::abort`], then close.
-    pub fn receive(
+    /// - Errors: [`SpdyPortForward::abort_session`], then close.
+    pub fn receive_input(
         &mut self,
         input: &mut [u8],
         now: MonoTime,
@@ -152,30 +152,30 @@ impl SpdyPortForward {
                 return Ok(MachineStep::new(at, SpdyPortEvent::End { pair }));
             }
             let rest = input.get(at..).unwrap_or_default();
-            let readable = self.tunnel.as_ref().map_or(rest.len(), |t| t.ready());
+            let readable = self.tunnel.as_ref().map_or(rest.len(), |t| t.ready_bytes());
             let bytes = rest.get(..readable).unwrap_or_default();
-            let step = self.with(out, |session, out| session.receive(bytes, out))?;
+            let step = self.with_session(out, |session, out| session.receive_input(bytes, out))?;
             let base = at;
             at += step.taken;
             if let Some(event) = step.event {
-                self.tunnel_took(step.taken);
-                if let Some(event) = self.on(event, base, now, out) {
+                self.record_tunnel_taken(step.taken);
+                if let Some(event) = self.handle_spdy_event(event, base, now, out) {
                     return Ok(MachineStep::new(at, event));
                 }
                 continue;
             }
-            self.tunnel_took(step.taken);
+            self.record_tunnel_taken(step.taken);
             let Some(tunnel) = &mut self.tunnel else {
-                return Ok(MachineStep::took(at));
+                return Ok(MachineStep::without_event(at));
             };
             // SPDY has all there is. If it has not, `out` is full, and the tunnel takes nothing either.
-            let step = tunnel.receive(input.get_mut(at..).unwrap_or_default(), out)?;
+            let step = tunnel.receive_input(input.get_mut(at..).unwrap_or_default(), out)?;
             at += step.taken;
             if step.event.is_some() {
                 return Ok(MachineStep::new(at, SpdyPortEvent::Left));
             }
-            if (tunnel.ready() == 0 && step.taken == 0) || out.len() >= OUT_BYTES {
-                return Ok(MachineStep::took(at));
+            if (tunnel.ready_bytes() == 0 && step.taken == 0) || out.len() >= OUT_BYTES {
+                return Ok(MachineStep::without_event(at));
             }
         }
     }
@@ -196,118 +196,122 @@ impl SpdyPortForward {
             |pair: &StreamPair| matches!(pair, StreamPair::Half { until, .. } if *until <= now);
         while let Some(at) = self.pairs.iter().position(late) {
             if let StreamPair::Half { kind, id, .. } = self.pairs.swap_remove(at) {
-                self.with(out, |session, out| {
+                self.with_session(out, |session, out| {
                     if kind == PairStreamKind::Error {
-                        let _ = session.send(id, b"timed out waiting for streams", out);
+                        let _ = session.send_data(id, b"timed out waiting for streams", out);
                     }
-                    session.reset(id, ResetReason::Cancel, out);
+                    session.reset_stream(id, ResetReason::Cancel, out);
                 });
             }
         }
     }
 
     /// `bytes` of data have left the caller's hands.
-    pub fn passed_on(&mut self, pair: PairId, bytes: usize, out: &mut Vec<u8>) {
-        self.with(out, |session, out| session.passed_on(pair.0, bytes, out));
+    pub fn record_passed_on(&mut self, pair: PairId, bytes: usize, out: &mut Vec<u8>) {
+        self.with_session(out, |session, out| {
+            session.record_passed_on(pair.0, bytes, out)
+        });
     }
 
     /// Number of bytes that the client takes now.
     #[must_use]
-    pub fn sendable(&self, pair: PairId) -> usize {
-        self.session.sendable(pair.0)
+    pub fn sendable_bytes(&self, pair: PairId) -> usize {
+        self.session.sendable_bytes(pair.0)
     }
 
-    /// Sends bytes of the port, at most [`SpdyPortForward::sendable`] and [`crate::stream::PAYLOAD_BYTES`].
+    /// Sends bytes of the port, at most [`SpdyPortForward::sendable_bytes`] and [`crate::stream::PAYLOAD_BYTES`].
     ///
     /// - Errors: the client gave the connection up.
-    pub fn send(
+    pub fn send_data(
         &mut self,
         pair: PairId,
         payload: &[u8],
         out: &mut Vec<u8>,
     ) -> Result<(), StreamClosedError> {
-        self.with(out, |session, out| session.send(pair.0, payload, out))
+        self.with_session(out, |session, out| session.send_data(pair.0, payload, out))
     }
 
     /// The port sends no more. The client may still send.
-    pub fn finish(&mut self, pair: PairId, out: &mut Vec<u8>) {
+    pub fn finish_sending(&mut self, pair: PairId, out: &mut Vec<u8>) {
         let Some(error) = self.error_stream(pair) else {
             return;
         };
-        self.with(out, |session, out| {
-            session.finish(pair.0, out);
-            session.finish(error, out);
+        self.with_session(out, |session, out| {
+            session.finish_stream(pair.0, out);
+            session.finish_stream(error, out);
         });
         self.forget_if_over(pair.0);
     }
 
     /// Closes a connection both of whose directions have ended: resets the streams that are left of the pair.
-    pub fn close(&mut self, pair: PairId, out: &mut Vec<u8>) {
-        self.finish(pair, out);
+    pub fn close_pair(&mut self, pair: PairId, out: &mut Vec<u8>) {
+        self.finish_sending(pair, out);
         if let Some(error) = self.error_stream(pair) {
-            self.with(out, |session, out| {
-                session.reset(pair.0, ResetReason::Cancel, out);
-                session.reset(error, ResetReason::Cancel, out);
+            self.with_session(out, |session, out| {
+                session.reset_stream(pair.0, ResetReason::Cancel, out);
+                session.reset_stream(error, ResetReason::Cancel, out);
             });
-            self.forget(pair.0);
+            self.forget_pair_of(pair.0);
         }
     }
 
     /// The port cannot be connected to, or broke off. Other connections go on.
-    pub fn fail(&mut self, pair: PairId, why: &str, out: &mut Vec<u8>) {
+    pub fn fail_pair(&mut self, pair: PairId, why: &str, out: &mut Vec<u8>) {
         if let Some(error) = self.error_stream(pair) {
-            self.with(out, |session, out| {
-                let _ = session.send(error, why.as_bytes(), out);
-                session.finish(error, out);
-                session.reset(pair.0, ResetReason::Cancel, out);
-                session.reset(error, ResetReason::Cancel, out);
+            self.with_session(out, |session, out| {
+                let _ = session.send_data(error, why.as_bytes(), out);
+                session.finish_stream(error, out);
+                session.reset_stream(pair.0, ResetReason::Cancel, out);
+                session.reset_stream(error, ResetReason::Cancel, out);
             });
-            self.forget(pair.0);
+            self.forget_pair_of(pair.0);
         }
     }
 
     /// Says goodbye. Comes behind all data.
-    pub fn go_away(&mut self, out: &mut Vec<u8>) {
-        self.with(out, |session, out| session.go_away(GoAwayReason::Ok, out));
+    pub fn send_go_away(&mut self, out: &mut Vec<u8>) {
+        self.with_session(out, |session, out| {
+            session.send_go_away(GoAwayReason::Ok, out)
+        });
         if let Some(tunnel) = &mut self.tunnel {
-            tunnel.close(websocket::NORMAL, out);
+            tunnel.send_close(websocket::NORMAL, out);
         }
     }
 
     /// Says that the client broke the protocol.
-    pub fn abort(&mut self, why: PortForwardError, out: &mut Vec<u8>) {
-        self.with(out, |session, out| {
-            session.go_away(GoAwayReason::ProtocolError, out)
+    pub fn abort_session(&mut self, why: PortForwardError, out: &mut Vec<u8>) {
+        self.with_session(out, |session, out| {
+            session.send_go_away(GoAwayReason::ProtocolError, out)
         });
         if let Some(tunnel) = &mut self.tunnel {
             let code = match why {
-                PortForwardError::WebSocket(e) => e.code(),
+                PortForwardError::WebSocket(e) => e.close_code(),
                 PortForwardError::Spdy(_) => websocket::NORMAL,
             };
-            tunnel.close(code, out);
+            tunnel.send_close(code, out);
         }
     }
 
-    fn tunnel_took(&mut self, bytes: usize) {
+    fn record_tunnel_taken(&mut self, bytes: usize) {
         if let Some(tunnel) = &mut self.tunnel {
-            tunnel.took(bytes);
+            tunnel.record_taken(bytes);
         }
     }
 
     /// Calls `act`; its frames go through the tunnel, if there is one.
-    fn with<R>(
+    fn with_session<R>(
         &mut self,
         out: &mut Vec<u8>,
         act: impl FnOnce(&mut SpdySession, &mut Vec<u8>) -> R,
     ) -> R {
         let session = &mut self.session;
         match &mut self.tunnel {
-            Some(tunnel) => tunnel.wrap(out, |out| act(session, out)),
+            Some(tunnel) => tunnel.wrap_message(out, |out| act(session, out)),
             None => act(session, out),
         }
     }
 
-    fn on(
+    fn handle_spdy_event(
         &mut self,
         event: spdy::SpdyEvent,
         base: usize,
@@ -315,11 +319,11 @@ impl SpdyPortForward {
         out: &mut Vec<u8>,
     ) -> Option<SpdyPortEvent> {
         match event {
-            spdy::SpdyEvent::Open { id, fin } => self.opened(id, fin, now, out),
+            spdy::SpdyEvent::Open { id, fin } => self.handle_open(id, fin, now, out),
             spdy::SpdyEvent::Data { id, span } => {
                 let pair = PairId(id);
                 if self.error_stream(pair).is_some() {
-                    let span = span.after(base);
+                    let span = span.shifted_by(base);
                     return Some(SpdyPortEvent::Data { pair, span });
                 }
                 // Data before its connection has no place to go; bytes on an error stream are of no use.
@@ -330,12 +334,14 @@ impl SpdyPortForward {
                             kind: PairStreamKind::Data,
                             ..
                         }
-                    ) && p.has(id)
+                    ) && p.has_stream(id)
                 };
                 if let Some(at) = self.pairs.iter().position(early) {
-                    self.refuse(at, out);
+                    self.refuse_half_pair(at, out);
                 }
-                self.with(out, |session, out| session.passed_on(id, span.len, out));
+                self.with_session(out, |session, out| {
+                    session.record_passed_on(id, span.len, out)
+                });
                 None
             }
             spdy::SpdyEvent::End { id } => {
@@ -354,7 +360,7 @@ impl SpdyPortForward {
                 known.then_some(SpdyPortEvent::End { pair })
             }
             spdy::SpdyEvent::Reset { id } => {
-                let at = self.pairs.iter().position(|p| p.has(id))?;
+                let at = self.pairs.iter().position(|p| p.has_stream(id))?;
                 // Without its error stream a connection goes on.
                 if let Some(StreamPair::Whole { data, error }) = self.pairs.get(at)
                     && *data != id
@@ -367,8 +373,8 @@ impl SpdyPortForward {
                 match self.pairs.swap_remove(at) {
                     StreamPair::Half { .. } => None,
                     StreamPair::Whole { data, error } => {
-                        self.with(out, |session, out| {
-                            session.reset(error, ResetReason::Cancel, out)
+                        self.with_session(out, |session, out| {
+                            session.reset_stream(error, ResetReason::Cancel, out)
                         });
                         Some(SpdyPortEvent::Reset { pair: PairId(data) })
                     }
@@ -380,7 +386,7 @@ impl SpdyPortForward {
         }
     }
 
-    fn opened(
+    fn handle_open(
         &mut self,
         id: SpdyStreamId,
         fin: bool,
@@ -393,30 +399,34 @@ impl SpdyPortForward {
             Some("error") => Some(PairStreamKind::Error),
             Some(_) | None => None,
         };
-        let port = headers.get("port").and_then(port);
+        let port = headers.get("port").and_then(parse_port);
         let request: Option<Box<str>> = match (headers.get("requestid").unwrap_or(""), kind) {
             // An old client: the error stream comes first, the data stream right behind it.
-            ("", Some(PairStreamKind::Data)) => Some(number(id.saturating_sub(2))),
-            ("", _) => Some(number(id)),
+            ("", Some(PairStreamKind::Data)) => Some(unnamed_pair_name(id.saturating_sub(2))),
+            ("", _) => Some(unnamed_pair_name(id)),
             (name, _) if name.len() <= MAX_REQUEST_BYTES => Some(name.into()),
             _ => None,
         };
         // No byte could be sent back on such a stream, not even that the port has ended.
-        let is_deaf = kind == Some(PairStreamKind::Data) && !self.session.is_open(id);
+        let is_deaf = kind == Some(PairStreamKind::Data) && !self.session.is_stream_open(id);
         let (Some(kind), Some(port), Some(request), false) = (kind, port, request, is_deaf) else {
-            self.with(out, |s, out| s.reset(id, ResetReason::ProtocolError, out));
+            self.with_session(out, |s, out| {
+                s.reset_stream(id, ResetReason::ProtocolError, out)
+            });
             return None;
         };
         let of_request =
             |p: &StreamPair| matches!(p, StreamPair::Half { request: r, .. } if *r == request);
         if let Some(at) = self.pairs.iter().position(of_request) {
-            return self.mate(at, kind, id, fin, out);
+            return self.join_half_pair(at, kind, id, fin, out);
         }
         if self.pairs.len() >= MAX_PAIRS {
-            self.with(out, |s, out| s.reset(id, ResetReason::RefusedStream, out));
+            self.with_session(out, |s, out| {
+                s.reset_stream(id, ResetReason::RefusedStream, out)
+            });
             return None;
         }
-        self.with(out, |session, out| session.reply(id, out));
+        self.with_session(out, |session, out| session.accept_stream(id, out));
         debug_assert!(self.pairs.len() < MAX_PAIRS);
         self.pairs.push(StreamPair::Half {
             request,
@@ -430,7 +440,7 @@ impl SpdyPortForward {
     }
 
     /// A stream of the same request as the half pair `at`.
-    fn mate(
+    fn join_half_pair(
         &mut self,
         at: usize,
         kind: PairStreamKind,
@@ -450,11 +460,13 @@ impl SpdyPortForward {
         };
         let (first_kind, first, port, ended) = (*first_kind, *first, *port, *ended);
         if first_kind == kind {
-            self.with(out, |s, out| s.reset(id, ResetReason::ProtocolError, out));
-            self.refuse(at, out);
+            self.with_session(out, |s, out| {
+                s.reset_stream(id, ResetReason::ProtocolError, out)
+            });
+            self.refuse_half_pair(at, out);
             return None;
         }
-        self.with(out, |session, out| session.reply(id, out));
+        self.with_session(out, |session, out| session.accept_stream(id, out));
         let (data, error, ended) = match kind {
             PairStreamKind::Data => (id, first, fin),
             PairStreamKind::Error => (first, id, ended),
@@ -466,13 +478,13 @@ impl SpdyPortForward {
     }
 
     /// Drops the half pair `at`, saying why if its error stream is there.
-    fn refuse(&mut self, at: usize, out: &mut Vec<u8>) {
+    fn refuse_half_pair(&mut self, at: usize, out: &mut Vec<u8>) {
         if let StreamPair::Half { kind, id, .. } = self.pairs.swap_remove(at) {
-            self.with(out, |session, out| {
+            self.with_session(out, |session, out| {
                 if kind == PairStreamKind::Error {
-                    let _ = session.send(id, b"error processing stream", out);
+                    let _ = session.send_data(id, b"error processing stream", out);
                 }
-                session.reset(id, ResetReason::ProtocolError, out);
+                session.reset_stream(id, ResetReason::ProtocolError, out);
             });
         }
     }
@@ -485,13 +497,13 @@ impl SpdyPortForward {
         })
     }
 
-    fn forget(&mut self, stream: SpdyStreamId) {
-        self.pairs.retain(|p| !p.has(stream));
+    fn forget_pair_of(&mut self, stream: SpdyStreamId) {
+        self.pairs.retain(|p| !p.has_stream(stream));
     }
 
     /// Forgets a pair of whose data stream nothing is left.
     fn forget_if_over(&mut self, data: SpdyStreamId) {
-        if !self.session.has(data) {
+        if !self.session.has_stream(data) {
             self.pairs
                 .retain(|p| !matches!(p, StreamPair::Whole { data: d, .. } if *d == data));
         }
@@ -505,6 +517,6 @@ impl Default for SpdyPortForward {
 }
 
 /// The name of a pair that has none.
-fn number(id: SpdyStreamId) -> Box<str> {
+fn unnamed_pair_name(id: SpdyStreamId) -> Box<str> {
     alloc::format!("#{id}").into_boxed_str()
 }

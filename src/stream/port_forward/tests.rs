@@ -18,16 +18,16 @@ fn serve(
     let (sent, error) = drive(
         bytes,
         size,
-        |input, out| shared.borrow_mut().receive(input, MonoTime(0), out),
+        |input, out| shared.borrow_mut().receive_input(input, MonoTime(0), out),
         |event, taken, out| {
             let mut streams = shared.borrow_mut();
             match event {
                 SpdyPortEvent::Connect { pair, port } => seen.push(format!("{pair:?} to {port}")),
                 SpdyPortEvent::Data { pair, span } => {
                     let data = piece(span, taken);
-                    streams.passed_on(pair, data.len(), out);
+                    streams.record_passed_on(pair, data.len(), out);
                     // Gone, if the client wants no answer.
-                    let _ = streams.send(pair, &data, out);
+                    let _ = streams.send_data(pair, &data, out);
                     let text = String::from_utf8(data).expect("text");
                     let start = format!("{pair:?}: ");
                     match seen.last_mut() {
@@ -36,7 +36,7 @@ fn serve(
                     }
                 }
                 SpdyPortEvent::End { pair } => {
-                    streams.finish(pair, out);
+                    streams.finish_sending(pair, out);
                     seen.push(format!("{pair:?} ends"));
                 }
                 SpdyPortEvent::Reset { pair } => seen.push(format!("{pair:?} reset")),
@@ -67,13 +67,16 @@ fn real_kubectl() {
         "PairId(7) ends",
     ];
     for size in [1, 2, 3, 4, 5, 16, usize::MAX] {
-        let (streams, seen, sent) =
-            serve(SpdyPortForward::new(), &recorded::bytes(FORWARD_SPDY), size);
+        let (streams, seen, sent) = serve(
+            SpdyPortForward::new(),
+            &recorded::decode_recorded(FORWARD_SPDY),
+            size,
+        );
         assert_eq!(seen, expected, "in pieces of {size}");
         assert_eq!(streams.pairs.len(), 0);
         let plain = spdy_frames(&sent);
-        let recorded = recorded::bytes(FORWARD_TUNNEL);
-        let (streams, seen, sent) = serve(SpdyPortForward::tunnelled(), &recorded, size);
+        let recorded = recorded::decode_recorded(FORWARD_TUNNEL);
+        let (streams, seen, sent) = serve(SpdyPortForward::over_web_socket(), &recorded, size);
         assert_eq!(seen, expected, "tunnelled, in pieces of {size}");
         assert_eq!(streams.pairs.len(), 0);
         let messages = ws_frames(&sent);
@@ -241,7 +244,7 @@ fn connected(ids: &[u32]) -> (SpdyPortForward, Vec<PairId>) {
     let (mut streams, mut pairs, mut out) = (SpdyPortForward::new(), Vec::new(), Vec::new());
     let mut at = 0;
     while at < client.bytes.len() {
-        let step = streams.receive(&mut client.bytes[at..], MonoTime(0), &mut out);
+        let step = streams.receive_input(&mut client.bytes[at..], MonoTime(0), &mut out);
         let step = step.expect("frames");
         if let Some(SpdyPortEvent::Connect { pair, .. }) = step.event {
             pairs.push(pair);
@@ -259,17 +262,20 @@ fn one_connection_fails_and_others_go_on() {
         panic!("{pairs:?}")
     };
     let mut out = Vec::new();
-    streams.fail(first, "connection refused", &mut out);
-    streams.fail(first, "connection refused", &mut out);
-    assert_eq!(streams.send(first, b"x", &mut out), Err(StreamClosedError));
-    assert_eq!(streams.sendable(first), 0);
-    streams.send(second, b"y", &mut out).expect("open");
-    streams.finish(second, &mut out);
+    streams.fail_pair(first, "connection refused", &mut out);
+    streams.fail_pair(first, "connection refused", &mut out);
+    assert_eq!(
+        streams.send_data(first, b"x", &mut out),
+        Err(StreamClosedError)
+    );
+    assert_eq!(streams.sendable_bytes(first), 0);
+    streams.send_data(second, b"y", &mut out).expect("open");
+    streams.finish_sending(second, &mut out);
     assert_eq!(streams.pairs.len(), 1, "the client may still send");
-    streams.close(second, &mut out);
-    streams.close(second, &mut out);
+    streams.close_pair(second, &mut out);
+    streams.close_pair(second, &mut out);
     assert_eq!(streams.pairs.len(), 0);
-    streams.go_away(&mut out);
+    streams.send_go_away(&mut out);
     assert_eq!(
         spdy_frames(&out),
         [
@@ -361,10 +367,10 @@ fn what_is_wrong_with_a_tunnel() {
         (masked(0x82, &[0x16; 8]), "SPDY stream"),
         (vec![0x82, 1], "without mask"),
     ] {
-        let (mut streams, seen, _) = serve(SpdyPortForward::tunnelled(), &bytes, 3);
+        let (mut streams, seen, _) = serve(SpdyPortForward::over_web_socket(), &bytes, 3);
         assert!(seen.concat().contains(why), "{seen:?}");
         let mut out = Vec::new();
-        streams.abort(
+        streams.abort_session(
             PortForwardError::Spdy(crate::stream::spdy::SpdyError::Window),
             &mut out,
         );
@@ -373,7 +379,7 @@ fn what_is_wrong_with_a_tunnel() {
         assert_eq!(spdy_frames(&frames[0].1), ["go away 0 1"]);
         assert_eq!(frames[1], (0x88, vec![3, 0xe8]));
     }
-    let (_, seen, sent) = serve(SpdyPortForward::tunnelled(), &masked(0x88, b""), 1);
+    let (_, seen, sent) = serve(SpdyPortForward::over_web_socket(), &masked(0x88, b""), 1);
     assert_eq!(seen, ["left"]);
     assert_eq!(ws_frames(&sent).len(), 1);
 }
@@ -388,7 +394,7 @@ fn an_end_at_the_end_of_a_message() {
     client.data(3, true, b"x");
     let bytes = masked(0x82, &client.bytes);
     for size in [1, 50, usize::MAX] {
-        let (_, seen, _) = serve(SpdyPortForward::tunnelled(), &bytes, size);
+        let (_, seen, _) = serve(SpdyPortForward::over_web_socket(), &bytes, size);
         assert_eq!(seen, ["PairId(3) to 80", "PairId(3): x", "PairId(3) ends"]);
     }
 }
@@ -397,7 +403,7 @@ fn an_end_at_the_end_of_a_message() {
 #[test]
 fn ports_of_a_query() {
     let of = |values: &[&str]| {
-        WebSocketPortForward::of(values.iter().copied()).map_err(|e| e.to_string())
+        WebSocketPortForward::parse_ports(values.iter().copied()).map_err(|e| e.to_string())
     };
     let number = |text: &str| Err(format!("unable to parse {text:?} as a port"));
     assert_eq!(of(&["80"]), Ok(vec![80]));
@@ -416,9 +422,9 @@ fn ports_by_channels() {
     for protocol in [ChannelProtocol::V4, ChannelProtocol::V4Base64] {
         let mut out = Vec::new();
         let mut ports = WebSocketPortForward::new(protocol, vec![80, 443], &mut out);
-        ports.send(1, b"hi", &mut out);
-        ports.fail(0, "refused", &mut out);
-        ports.close(crate::stream::websocket::NORMAL, &mut out);
+        ports.send_data(1, b"hi", &mut out);
+        ports.fail_port(0, "refused", &mut out);
+        ports.send_close(crate::stream::websocket::NORMAL, &mut out);
         let messages: Vec<_> = ws_frames(&out).into_iter().map(|(_, m)| m).collect();
         let plain: [&[u8]; 7] = [
             &[0, 80, 0],
@@ -457,7 +463,7 @@ fn ports_by_channels() {
     drive(
         &bytes.concat(),
         4,
-        |input, out| ports.receive(input, out),
+        |input, out| ports.receive_input(input, out),
         |event, taken, _| {
             seen.push(match event {
                 WebSocketPortEvent::Data { index, span } => (index, piece(span, taken)),

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The caller makes a [`RemoteCommandSession`] for the protocol that was negotiated, drives it as [`crate::stream`] says, starts the
-//! command at [`RemoteCommandEvent::Ready`], and calls [`RemoteCommandSession::end`] when all output was given. Then it closes its own direction
+//! command at [`RemoteCommandEvent::Ready`], and calls [`RemoteCommandSession::send_outcome`] when all output was given. Then it closes its own direction
 //! first: the kernel would throw the output away if bytes of the client were left unread.
 //!
 //! Sources: k8s.io/cri-streaming `remotecommand/{httpstream,websocket,exec,status}.go`.
@@ -38,11 +38,11 @@ pub const SPDY_PROTOCOLS: &[&str] = &[
 
 /// WebSocket protocols that are served, by name. The first is for apiservers that know this node's features.
 pub const WEBSOCKET_PROTOCOLS: &[&str] = &[
-    ChannelProtocol::V5.name(),
-    ChannelProtocol::V4.name(),
-    ChannelProtocol::V4Base64.name(),
-    ChannelProtocol::Channel.name(),
-    ChannelProtocol::Base64.name(),
+    ChannelProtocol::V5.protocol_name(),
+    ChannelProtocol::V4.protocol_name(),
+    ChannelProtocol::V4Base64.protocol_name(),
+    ChannelProtocol::Channel.protocol_name(),
+    ChannelProtocol::Base64.protocol_name(),
 ];
 
 /// A SPDY protocol.
@@ -61,7 +61,7 @@ pub enum RemoteCommandVersion {
 impl RemoteCommandVersion {
     /// The version called `name`, one of [`SPDY_PROTOCOLS`].
     #[must_use]
-    pub fn of(name: &str) -> Option<Self> {
+    pub fn from_name(name: &str) -> Option<Self> {
         let at = SPDY_PROTOCOLS.iter().position(|n| *n == name)?;
         [Self::V4, Self::V3, Self::V2, Self::V1].get(at).copied()
     }
@@ -79,7 +79,7 @@ pub fn websocket_protocol(name: &str) -> Option<ChannelProtocol> {
         ChannelProtocol::V5,
     ]
     .into_iter()
-    .find(|p| p.name() == name)
+    .find(|p| p.protocol_name() == name)
 }
 
 /// The streams that a request asks for.
@@ -103,7 +103,7 @@ pub struct NoStreams;
 impl RequestedStreams {
     /// Reads the wanted streams from a query, `param` giving a parameter's first value. An attach takes `tty` from the
     /// container; for exec it is in the query too.
-    pub fn of<'a>(
+    pub fn from_query<'a>(
         param: impl Fn(&str) -> Option<&'a str>,
         tty: Option<bool>,
     ) -> Result<Self, NoStreams> {

@@ -19,17 +19,17 @@ pub enum CommandOutcome {
 impl CommandOutcome {
     /// A `metav1.Status` as JSON: what v4 and v5 send.
     #[must_use]
-    pub fn status(&self) -> String {
+    pub fn status_json(&self) -> String {
         match self {
             Self::Exited(0) => json!({ "metadata": {}, "status": "Success" }),
             Self::Exited(code) => json!({
                 "metadata": {}, "status": "Failure", "reason": "NonZeroExitCode",
-                "message": self.message(),
+                "message": self.message_text(),
                 "details": { "causes": [{ "reason": "ExitCode", "message": code.to_string() }] },
             }),
             Self::Failed(_) => json!({
                 "metadata": {}, "status": "Failure", "reason": "InternalError", "code": 500,
-                "message": self.message(),
+                "message": self.message_text(),
             }),
             Self::Cut(why) => json!({
                 "metadata": {}, "status": "Failure", "reason": "Forbidden", "code": 403, "message": why,
@@ -40,7 +40,7 @@ impl CommandOutcome {
 
     /// A text: what older protocols send; empty on success.
     #[must_use]
-    pub fn message(&self) -> String {
+    pub fn message_text(&self) -> String {
         match self {
             Self::Exited(0) => String::new(),
             Self::Exited(code) => {

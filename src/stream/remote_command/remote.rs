@@ -40,7 +40,7 @@ impl StreamRole {
         self as u8
     }
 
-    fn of(stream_type: &str) -> Option<Self> {
+    fn from_stream_type(stream_type: &str) -> Option<Self> {
         let names = ["stdin", "stdout", "stderr", "error", "resize"];
         let at = names.iter().position(|name| *name == stream_type)?;
         Self::ALL.get(at).copied()
@@ -67,7 +67,7 @@ pub enum OutputStream {
 }
 
 impl OutputStream {
-    const fn role(self) -> StreamRole {
+    const fn stream_role(self) -> StreamRole {
         match self {
             Self::Stdout => StreamRole::Stdout,
             Self::Stderr => StreamRole::Stderr,
@@ -81,7 +81,7 @@ pub enum RemoteCommandEvent {
     /// The client has made all streams: start. Comes once, before all others but [`RemoteCommandEvent::Left`] (and input of a client
     /// that did not wait).
     Ready,
-    /// Input; to be reported with [`RemoteCommandSession::passed_on`].
+    /// Input; to be reported with [`RemoteCommandSession::record_passed_on`].
     Stdin(Span),
     /// The input has ended.
     StdinEnd,
@@ -127,7 +127,7 @@ pub struct RemoteCommandSession {
 impl RemoteCommandSession {
     /// Makes a session over SPDY.
     #[must_use]
-    pub fn spdy(version: RemoteCommandVersion, wanted: RequestedStreams) -> Self {
+    pub fn over_spdy(version: RemoteCommandVersion, wanted: RequestedStreams) -> Self {
         let wire = RemoteCommandTransport::Spdy {
             session: Box::default(),
             version,
@@ -138,7 +138,7 @@ impl RemoteCommandSession {
 
     /// Makes a session over WebSocket. A first, empty message tells the client that the connection stands.
     #[must_use]
-    pub fn web_socket(
+    pub fn over_web_socket(
         protocol: ChannelProtocol,
         wanted: RequestedStreams,
         out: &mut Vec<u8>,
@@ -151,7 +151,7 @@ impl RemoteCommandSession {
         } else {
             StreamRole::Error
         };
-        channels.send(lowest.channel(), &[], out);
+        channels.send_message(lowest.channel(), &[], out);
         let mut remote = Self::new(RemoteCommandTransport::WebSocket(channels), wanted);
         remote.ready = true;
         remote
@@ -170,8 +170,8 @@ impl RemoteCommandSession {
 
     /// Takes bytes of `input`, up to the first event.
     ///
-    /// - Errors: [`RemoteCommandSession::abort`], then close.
-    pub fn receive(
+    /// - Errors: [`RemoteCommandSession::abort_session`], then close.
+    pub fn receive_input(
         &mut self,
         input: &mut [u8],
         out: &mut Vec<u8>,
@@ -189,14 +189,14 @@ impl RemoteCommandSession {
             let rest = input.get_mut(at..).unwrap_or_default();
             let step = match &mut self.wire {
                 RemoteCommandTransport::Spdy { session, .. } => {
-                    let step = session.receive(rest, out)?;
+                    let step = session.receive_input(rest, out)?;
                     MachineStep {
                         taken: step.taken,
                         event: step.event.map(TransportEvent::Spdy),
                     }
                 }
                 RemoteCommandTransport::WebSocket(channels) => {
-                    let step = channels.receive(rest, out)?;
+                    let step = channels.receive_input(rest, out)?;
                     MachineStep {
                         taken: step.taken,
                         event: step.event.map(TransportEvent::WebSocket),
@@ -206,9 +206,13 @@ impl RemoteCommandSession {
             let base = at;
             at += step.taken;
             let event = match step.event {
-                None => return Ok(MachineStep::took(at)),
-                Some(TransportEvent::Spdy(event)) => self.on_spdy(event, base, input, out),
-                Some(TransportEvent::WebSocket(event)) => self.on_channel(event, base, input),
+                None => return Ok(MachineStep::without_event(at)),
+                Some(TransportEvent::Spdy(event)) => {
+                    self.handle_spdy_event(event, base, input, out)
+                }
+                Some(TransportEvent::WebSocket(event)) => {
+                    self.handle_channel_event(event, base, input)
+                }
             };
             if let Some(event) = event {
                 return Ok(MachineStep::new(at, event));
@@ -217,41 +221,42 @@ impl RemoteCommandSession {
     }
 
     /// `bytes` of input have left the caller's hands.
-    pub fn passed_on(&mut self, bytes: usize, out: &mut Vec<u8>) {
+    pub fn record_passed_on(&mut self, bytes: usize, out: &mut Vec<u8>) {
         if let RemoteCommandTransport::Spdy {
             session, streams, ..
         } = &mut self.wire
         {
-            session.passed_on(streams[StreamRole::Stdin.index()].unwrap_or(0), bytes, out);
+            session.record_passed_on(streams[StreamRole::Stdin.index()].unwrap_or(0), bytes, out);
         }
     }
 
     /// Number of bytes of an output that the client takes now. An output that it does not want has no limit: its bytes
     /// are dropped.
     #[must_use]
-    pub fn sendable(&self, output: OutputStream) -> usize {
+    pub fn sendable_bytes(&self, output: OutputStream) -> usize {
         match &self.wire {
             RemoteCommandTransport::Spdy {
                 session, streams, ..
             } => {
-                let id = streams[output.role().index()].filter(|id| session.is_open(*id));
-                id.map_or(usize::MAX, |id| session.sendable(id))
+                let id =
+                    streams[output.stream_role().index()].filter(|id| session.is_stream_open(*id));
+                id.map_or(usize::MAX, |id| session.sendable_bytes(id))
             }
             RemoteCommandTransport::WebSocket(_) => usize::MAX,
         }
     }
 
-    /// Sends output, at most [`RemoteCommandSession::sendable`] and [`crate::stream::PAYLOAD_BYTES`]. An output that was not asked
+    /// Sends output, at most [`RemoteCommandSession::sendable_bytes`] and [`crate::stream::PAYLOAD_BYTES`]. An output that was not asked
     /// for is dropped.
     ///
     /// - Errors: the client wants no more of it.
-    pub fn send(
+    pub fn send_output(
         &mut self,
         output: OutputStream,
         payload: &[u8],
         out: &mut Vec<u8>,
     ) -> Result<(), StreamClosedError> {
-        let role = output.role();
+        let role = output.stream_role();
         if payload.is_empty() || !role.is_wanted(self.wanted, true) {
             return Ok(());
         }
@@ -260,18 +265,18 @@ impl RemoteCommandSession {
                 session, streams, ..
             } => {
                 let id = streams[role.index()].ok_or(StreamClosedError)?;
-                session.send(id, payload, out)
+                session.send_data(id, payload, out)
             }
             RemoteCommandTransport::WebSocket(channels) => {
-                channels.send(role.channel(), payload, out);
+                channels.send_message(role.channel(), payload, out);
                 Ok(())
             }
         }
     }
 
     /// Tells how the command ended, and says goodbye. Comes behind all output.
-    pub fn end(&mut self, outcome: &CommandOutcome, out: &mut Vec<u8>) {
-        let text = self.last_words(outcome);
+    pub fn send_outcome(&mut self, outcome: &CommandOutcome, out: &mut Vec<u8>) {
+        let text = self.format_outcome(outcome);
         match &mut self.wire {
             RemoteCommandTransport::Spdy {
                 session, streams, ..
@@ -279,38 +284,38 @@ impl RemoteCommandSession {
                 let error = streams[StreamRole::Error.index()];
                 if let Some(id) = error.filter(|_| !text.is_empty()) {
                     // If it was reset, nobody wants to know.
-                    let _ = session.send(id, text.as_bytes(), out);
+                    let _ = session.send_data(id, text.as_bytes(), out);
                 }
                 for id in streams.iter().flatten() {
-                    session.finish(*id, out);
+                    session.finish_stream(*id, out);
                 }
-                session.go_away(GoAwayReason::Ok, out);
+                session.send_go_away(GoAwayReason::Ok, out);
             }
             RemoteCommandTransport::WebSocket(channels) => {
                 if !text.is_empty() {
-                    channels.send(StreamRole::Error.channel(), text.as_bytes(), out);
+                    channels.send_message(StreamRole::Error.channel(), text.as_bytes(), out);
                 }
-                channels.close(websocket::NORMAL, out);
+                channels.send_close(websocket::NORMAL, out);
             }
         }
     }
 
     /// Says that the client broke the protocol.
-    pub fn abort(&mut self, why: RemoteCommandError, out: &mut Vec<u8>) {
+    pub fn abort_session(&mut self, why: RemoteCommandError, out: &mut Vec<u8>) {
         match (&mut self.wire, why) {
             (RemoteCommandTransport::Spdy { session, .. }, _) => {
-                session.go_away(GoAwayReason::ProtocolError, out)
+                session.send_go_away(GoAwayReason::ProtocolError, out)
             }
             (RemoteCommandTransport::WebSocket(channels), RemoteCommandError::WebSocket(e)) => {
-                channels.close(e.code(), out)
+                channels.send_close(e.close_code(), out)
             }
             (RemoteCommandTransport::WebSocket(channels), RemoteCommandError::Spdy(_)) => {
-                channels.close(websocket::NORMAL, out)
+                channels.send_close(websocket::NORMAL, out)
             }
         }
     }
 
-    fn last_words(&self, outcome: &CommandOutcome) -> String {
+    fn format_outcome(&self, outcome: &CommandOutcome) -> String {
         let status = match &self.wire {
             RemoteCommandTransport::Spdy { version, .. } => *version == RemoteCommandVersion::V4,
             RemoteCommandTransport::WebSocket(channels) => matches!(
@@ -319,13 +324,13 @@ impl RemoteCommandSession {
             ),
         };
         if status {
-            outcome.status()
+            outcome.status_json()
         } else {
-            outcome.message()
+            outcome.message_text()
         }
     }
 
-    fn on_spdy(
+    fn handle_spdy_event(
         &mut self,
         event: spdy::SpdyEvent,
         base: usize,
@@ -347,14 +352,17 @@ impl RemoteCommandSession {
         match event {
             spdy::SpdyEvent::Open { id, fin } => {
                 let sizes = *version >= RemoteCommandVersion::V3;
-                let role = session.headers().get("streamtype").and_then(StreamRole::of);
+                let role = session
+                    .headers()
+                    .get("streamtype")
+                    .and_then(StreamRole::from_stream_type);
                 let role = role.filter(|r| r.is_wanted(self.wanted, sizes));
                 let Some(role) = role.filter(|r| streams[r.index()].is_none()) else {
-                    session.reset(id, ResetReason::ProtocolError, out);
+                    session.reset_stream(id, ResetReason::ProtocolError, out);
                     return None;
                 };
                 streams[role.index()] = Some(id);
-                session.reply(id, out);
+                session.accept_stream(id, out);
                 self.stdin_end |= fin && role == StreamRole::Stdin;
                 self.ready = StreamRole::ALL
                     .iter()
@@ -362,19 +370,19 @@ impl RemoteCommandSession {
                 None
             }
             spdy::SpdyEvent::Data { id, span } => {
-                let span = span.after(base);
+                let span = span.shifted_by(base);
                 match role(id) {
                     Some(StreamRole::Stdin) => return Some(RemoteCommandEvent::Stdin(span)),
                     Some(StreamRole::Resize) => {
-                        session.passed_on(id, span.len, out);
+                        session.record_passed_on(id, span.len, out);
                         return self
                             .sizes
-                            .feed(span.of(input))
+                            .read_piece(span.slice_of(input))
                             .map(RemoteCommandEvent::Resize);
                     }
                     Some(StreamRole::Stdout | StreamRole::Stderr | StreamRole::Error) | None => {}
                 }
-                session.passed_on(id, span.len, out);
+                session.record_passed_on(id, span.len, out);
                 None
             }
             spdy::SpdyEvent::End { id } | spdy::SpdyEvent::Reset { id } => {
@@ -387,7 +395,7 @@ impl RemoteCommandSession {
         }
     }
 
-    fn on_channel(
+    fn handle_channel_event(
         &mut self,
         event: ChannelEvent,
         base: usize,
@@ -397,14 +405,14 @@ impl RemoteCommandSession {
         const RESIZE: u8 = StreamRole::Resize.channel();
         match event {
             ChannelEvent::Data { channel, span } => {
-                let span = span.after(base);
+                let span = span.shifted_by(base);
                 match channel {
                     STDIN if self.wanted.stdin && !self.stdin_ended => {
                         Some(RemoteCommandEvent::Stdin(span))
                     }
                     RESIZE => self
                         .sizes
-                        .feed(span.of(input))
+                        .read_piece(span.slice_of(input))
                         .map(RemoteCommandEvent::Resize),
                     _ => None,
                 }

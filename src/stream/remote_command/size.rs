@@ -34,7 +34,7 @@ impl TerminalSizeReader {
     }
 
     /// The newest size that ends in `piece`. One with a zero says nothing.
-    pub(super) fn feed(&mut self, piece: &[u8]) -> Option<TerminalSize> {
+    pub(super) fn read_piece(&mut self, piece: &[u8]) -> Option<TerminalSize> {
         let mut newest = None;
         for byte in piece {
             if self.broken {

@@ -28,11 +28,11 @@ fn serve(
     let (sent, error) = drive(
         bytes,
         size,
-        |input, out| shared.borrow_mut().receive(input, out),
+        |input, out| shared.borrow_mut().receive_input(input, out),
         |event, taken, out| match event {
             RemoteCommandEvent::Stdin(span) => {
                 let text = String::from_utf8(piece(span, taken)).expect("text");
-                shared.borrow_mut().passed_on(span.len, out);
+                shared.borrow_mut().record_passed_on(span.len, out);
                 match seen.last_mut() {
                     Some(data) if data.starts_with("stdin ") => data.push_str(&text),
                     _ => seen.push(format!("stdin {text}")),
@@ -57,7 +57,7 @@ fn serve(
 fn what_is_wanted() {
     let of = |query: &[(&str, &'static str)], tty| {
         let param = |name: &str| query.iter().find(|(n, _)| *n == name).map(|(_, v)| *v);
-        RequestedStreams::of(param, tty)
+        RequestedStreams::from_query(param, tty)
     };
     let all = [("input", "1"), ("output", "1"), ("error", "1")];
     assert_eq!(of(&all, None), Ok(ALL));
@@ -81,7 +81,7 @@ fn what_is_wanted() {
 fn protocols() {
     let versions: Vec<_> = SPDY_PROTOCOLS
         .iter()
-        .map(|n| RemoteCommandVersion::of(n))
+        .map(|n| RemoteCommandVersion::from_name(n))
         .collect();
     let all = [
         RemoteCommandVersion::V4,
@@ -90,10 +90,10 @@ fn protocols() {
         RemoteCommandVersion::V1,
     ];
     assert_eq!(versions, all.map(Some));
-    assert_eq!(RemoteCommandVersion::of("v5.channel.k8s.io"), None);
+    assert_eq!(RemoteCommandVersion::from_name("v5.channel.k8s.io"), None);
     for name in WEBSOCKET_PROTOCOLS.iter().chain(&[""]) {
         assert_eq!(
-            websocket_protocol(name).map(ChannelProtocol::name),
+            websocket_protocol(name).map(ChannelProtocol::protocol_name),
             Some(*name)
         );
     }
@@ -103,20 +103,21 @@ fn protocols() {
 #[test]
 fn real_kubectl() {
     for size in [1, 3, 10, usize::MAX] {
-        let remote = || RemoteCommandSession::spdy(RemoteCommandVersion::V4, ALL);
-        let (_, seen, sent) = serve(remote(), &recorded::bytes(EXEC_SPDY), size);
+        let remote = || RemoteCommandSession::over_spdy(RemoteCommandVersion::V4, ALL);
+        let (_, seen, sent) = serve(remote(), &recorded::decode_recorded(EXEC_SPDY), size);
         assert_eq!(seen, ["Ready", "stdin some input\n", "StdinEnd", "Left"]);
         assert_eq!(
             spdy_frames(&sent),
             ["reply 1", "reply 3", "reply 5", "reply 7"]
         );
 
-        let remote = RemoteCommandSession::spdy(RemoteCommandVersion::V4, TERMINAL);
-        let (_, seen, _) = serve(remote, &recorded::bytes(TERMINAL_SPDY), size);
+        let remote = RemoteCommandSession::over_spdy(RemoteCommandVersion::V4, TERMINAL);
+        let (_, seen, _) = serve(remote, &recorded::decode_recorded(TERMINAL_SPDY), size);
         assert_eq!(seen[..3], ["Ready", "100x30", "stdin q"]);
 
-        let remote = RemoteCommandSession::web_socket(ChannelProtocol::V5, ALL, &mut Vec::new());
-        let (_, seen, _) = serve(remote, &recorded::bytes(EXEC_WEBSOCKET), size);
+        let remote =
+            RemoteCommandSession::over_web_socket(ChannelProtocol::V5, ALL, &mut Vec::new());
+        let (_, seen, _) = serve(remote, &recorded::decode_recorded(EXEC_WEBSOCKET), size);
         assert_eq!(seen, ["Ready", "stdin some input\n", "StdinEnd", "Left"]);
     }
 }
@@ -194,7 +195,7 @@ fn all_streams_make_it_ready() {
             client.stream(2 * n + 1, kind);
         }
         let (_, seen, sent) = serve(
-            RemoteCommandSession::spdy(version, wanted),
+            RemoteCommandSession::over_spdy(version, wanted),
             &client.bytes,
             9,
         );
@@ -214,7 +215,7 @@ fn ready(version: RemoteCommandVersion, wanted: RequestedStreams) -> RemoteComma
         client.stream(id, kind);
     }
     serve(
-        RemoteCommandSession::spdy(version, wanted),
+        RemoteCommandSession::over_spdy(version, wanted),
         &client.bytes,
         usize::MAX,
     )
@@ -246,12 +247,12 @@ fn ends_over_spdy() {
     ] {
         let (mut remote, mut out) = (ready(version, ALL), Vec::new());
         remote
-            .send(OutputStream::Stdout, b"out", &mut out)
+            .send_output(OutputStream::Stdout, b"out", &mut out)
             .expect("open");
         remote
-            .send(OutputStream::Stderr, b"err", &mut out)
+            .send_output(OutputStream::Stderr, b"err", &mut out)
             .expect("open");
-        remote.end(&outcome, &mut out);
+        remote.send_outcome(&outcome, &mut out);
         // The reply's compression context is the one of before.
         let mut frames = spdy_frames(&out);
         let mut expected = vec!["data 5 \"out\"".to_owned(), "data 7 \"err\"".to_owned()];
@@ -268,21 +269,21 @@ fn ends_over_spdy() {
 #[test]
 fn web_socket() {
     let failed = CommandOutcome::Failed("no".into());
-    let text = failed.message();
+    let text = failed.message_text();
     for (protocol, wanted, outcome, first, words) in [
         (
             ChannelProtocol::V4,
             ALL,
             CommandOutcome::Exited(0),
             1,
-            CommandOutcome::Exited(0).status(),
+            CommandOutcome::Exited(0).status_json(),
         ),
         (
             ChannelProtocol::V5,
             ALL,
             CommandOutcome::Exited(1),
             1,
-            CommandOutcome::Exited(1).status(),
+            CommandOutcome::Exited(1).status_json(),
         ),
         // The conformance test fails on anything here.
         (
@@ -301,7 +302,7 @@ fn web_socket() {
             },
             CommandOutcome::Exited(0),
             2,
-            CommandOutcome::Exited(0).status(),
+            CommandOutcome::Exited(0).status_json(),
         ),
         (
             ChannelProtocol::V4,
@@ -312,16 +313,16 @@ fn web_socket() {
             },
             CommandOutcome::Exited(0),
             3,
-            CommandOutcome::Exited(0).status(),
+            CommandOutcome::Exited(0).status_json(),
         ),
     ] {
         let mut out = Vec::new();
-        let mut remote = RemoteCommandSession::web_socket(protocol, wanted, &mut out);
-        assert_eq!(remote.sendable(OutputStream::Stdout), usize::MAX);
+        let mut remote = RemoteCommandSession::over_web_socket(protocol, wanted, &mut out);
+        assert_eq!(remote.sendable_bytes(OutputStream::Stdout), usize::MAX);
         remote
-            .send(OutputStream::Stdout, b"x", &mut out)
+            .send_output(OutputStream::Stdout, b"x", &mut out)
             .expect("dropped at worst");
-        remote.end(&outcome, &mut out);
+        remote.send_outcome(&outcome, &mut out);
         let mut frames = vec![(0x82, vec![first])];
         if wanted.stdout {
             frames.push((0x82, b"\x01x".to_vec()));
@@ -351,7 +352,7 @@ fn channels_that_were_not_asked_for() {
     ]
     .concat();
     let seen = |protocol, wanted| {
-        let remote = RemoteCommandSession::web_socket(protocol, wanted, &mut Vec::new());
+        let remote = RemoteCommandSession::over_web_socket(protocol, wanted, &mut Vec::new());
         serve(remote, &bytes, 5).1
     };
     assert_eq!(seen(ChannelProtocol::V5, no_stdin), ["Ready", "80x24"]);
@@ -370,7 +371,7 @@ fn channels_that_were_not_asked_for() {
 #[test]
 fn streams_that_go() {
     let mut remote = ready(RemoteCommandVersion::V4, ALL);
-    assert_eq!(remote.sendable(OutputStream::Stdout), usize::MAX);
+    assert_eq!(remote.sendable_bytes(OutputStream::Stdout), usize::MAX);
     let mut client = SpdyClient::default();
     client
         .reset(5)
@@ -379,19 +380,24 @@ fn streams_that_go() {
         .reset(3);
     let (mut remote, seen, _) = {
         let mut out = Vec::new();
-        let step = remote.receive(&mut client.bytes, &mut out).expect("frames");
+        let step = remote
+            .receive_input(&mut client.bytes, &mut out)
+            .expect("frames");
         assert_eq!(step.taken, client.bytes.len());
         (remote, format!("{:?}", step.event), out)
     };
     assert_eq!(seen, "Some(StdinEnd)");
     let mut out = Vec::new();
-    assert_eq!(remote.sendable(OutputStream::Stdout), usize::MAX);
+    assert_eq!(remote.sendable_bytes(OutputStream::Stdout), usize::MAX);
     assert_eq!(
-        remote.send(OutputStream::Stdout, b"x", &mut out),
+        remote.send_output(OutputStream::Stdout, b"x", &mut out),
         Err(StreamClosedError)
     );
-    assert_eq!(remote.send(OutputStream::Stderr, b"x", &mut out), Ok(()));
-    remote.abort(
+    assert_eq!(
+        remote.send_output(OutputStream::Stderr, b"x", &mut out),
+        Ok(())
+    );
+    remote.abort_session(
         RemoteCommandError::Spdy(crate::stream::spdy::SpdyError::Window),
         &mut out,
     );
@@ -430,12 +436,19 @@ fn sizes() {
     ] {
         for size in [1, 7, usize::MAX] {
             let mut sizes = size::TerminalSizeReader::new();
-            let pieces = text.as_bytes().chunks(size).map(|piece| sizes.feed(piece));
+            let pieces = text
+                .as_bytes()
+                .chunks(size)
+                .map(|piece| sizes.read_piece(piece));
             let found = pieces.collect::<Vec<_>>().into_iter().flatten().next_back();
             assert_eq!(found, newest, "{name}");
         }
     }
     let mut sizes = size::TerminalSizeReader::new();
-    assert_eq!(sizes.feed(&[b' '; 1000]), None);
-    assert_eq!(sizes.feed(b"{\"Width\":8,\"Height\":2}"), None, "too long");
+    assert_eq!(sizes.read_piece(&[b' '; 1000]), None);
+    assert_eq!(
+        sizes.read_piece(b"{\"Width\":8,\"Height\":2}"),
+        None,
+        "too long"
+    );
 }

@@ -87,7 +87,7 @@ const VALUES: &[&str] = &[
 ];
 
 /// The whole.
-pub(super) fn bytes() -> impl Iterator<Item = u8> {
+pub(super) fn dictionary_bytes() -> impl Iterator<Item = u8> {
     let names = NAMES.iter().flat_map(|name| {
         let length = u32::try_from(name.len()).unwrap_or_default();
         length.to_be_bytes().into_iter().chain(name.bytes())
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn is_the_one_of_the_draft() {
         let (mut a, mut b, mut n) = (1_u32, 0_u32, 0);
-        for byte in bytes() {
+        for byte in dictionary_bytes() {
             a = (a + u32::from(byte)) % 65521;
             b = (b + a) % 65521;
             n += 1;

@@ -35,21 +35,21 @@ impl<'a> SpdyHeaders<'a> {
     fn iter(&self) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
         let mut rest = self.block.get(4..).unwrap_or_default();
         core::iter::from_fn(move || {
-            let name = text(&mut rest)?;
-            Some((name, text(&mut rest)?))
+            let name = take_text(&mut rest)?;
+            Some((name, take_text(&mut rest)?))
         })
     }
 
     /// Checks the block's form: as many headers as it says and no more, names in lower case, none twice.
-    pub(super) fn check(&self) -> Result<(), SpdyError> {
+    pub(super) fn check_form(&self) -> Result<(), SpdyError> {
         let mut rest = self.block;
-        let count = number(&mut rest).ok_or(SpdyError::Headers("cut short"))?;
+        let count = take_number(&mut rest).ok_or(SpdyError::Headers("cut short"))?;
         if count > MAX_HEADERS {
             return Err(SpdyError::Headers("too many"));
         }
         for n in 0..count {
-            let name = text(&mut rest).ok_or(SpdyError::Headers("cut short"))?;
-            text(&mut rest).ok_or(SpdyError::Headers("cut short"))?;
+            let name = take_text(&mut rest).ok_or(SpdyError::Headers("cut short"))?;
+            take_text(&mut rest).ok_or(SpdyError::Headers("cut short"))?;
             if name.is_empty() || name.iter().any(u8::is_ascii_uppercase) {
                 return Err(SpdyError::Headers("a name that is none"));
             }
@@ -67,7 +67,7 @@ impl<'a> SpdyHeaders<'a> {
 }
 
 /// A block of these headers, each of which is there once: names in lower case.
-pub(crate) fn plain(headers: &[(&str, &str)]) -> Vec<u8> {
+pub(crate) fn encode_headers(headers: &[(&str, &str)]) -> Vec<u8> {
     let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX).to_be_bytes();
     let mut plain = number(headers.len()).to_vec();
     for text in headers.iter().flat_map(|(name, value)| [name, value]) {
@@ -77,14 +77,14 @@ pub(crate) fn plain(headers: &[(&str, &str)]) -> Vec<u8> {
     plain
 }
 
-fn number(rest: &mut &[u8]) -> Option<u32> {
+fn take_number(rest: &mut &[u8]) -> Option<u32> {
     let (number, after) = rest.split_first_chunk::<4>()?;
     *rest = after;
     Some(u32::from_be_bytes(*number))
 }
 
-fn text<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
-    let length = usize::try_from(number(rest)?).ok()?;
+fn take_text<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let length = usize::try_from(take_number(rest)?).ok()?;
     let (text, after) = rest.split_at_checked(length)?;
     *rest = after;
     Some(text)
@@ -98,7 +98,7 @@ pub(crate) struct HeaderCompressor {
 
 impl HeaderCompressor {
     /// A header block with `plain` (at most 64 KiB) in compressed form.
-    pub(crate) fn block(&mut self, plain: &[u8]) -> Vec<u8> {
+    pub(crate) fn compress_block(&mut self, plain: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(plain.len() + 16);
         if !self.begun {
             self.begun = true;

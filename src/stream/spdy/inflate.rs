@@ -42,7 +42,7 @@ pub(crate) struct HeaderDecompressor {
 
 impl HeaderDecompressor {
     pub(crate) fn new() -> Self {
-        let mut window: Vec<u8> = dictionary::bytes().collect();
+        let mut window: Vec<u8> = dictionary::dictionary_bytes().collect();
         window.resize(FIRST_WINDOW_BYTES, 0);
         Self {
             state: Box::default(),
@@ -55,14 +55,18 @@ impl HeaderDecompressor {
     }
 
     /// Appends to `block` what `input` holds. All of `input` is used.
-    pub(crate) fn feed(&mut self, input: &[u8], block: &mut Vec<u8>) -> Result<(), SpdyError> {
-        let mut input = self.zlib_head(input)?;
+    pub(crate) fn decompress_into(
+        &mut self,
+        input: &[u8],
+        block: &mut Vec<u8>,
+    ) -> Result<(), SpdyError> {
+        let mut input = self.take_zlib_head(input)?;
         if self.head_len < ZLIB_HEAD_BYTES {
             return Ok(());
         }
         loop {
             if self.at == self.window.len() {
-                self.next_window();
+                self.advance_window();
             }
             let mut flags = TINFL_FLAG_HAS_MORE_INPUT;
             if !self.wrapped {
@@ -88,7 +92,7 @@ impl HeaderDecompressor {
     }
 
     /// Reads the head of the zlib stream, once; returns the bytes behind it.
-    fn zlib_head<'a>(&mut self, input: &'a [u8]) -> Result<&'a [u8], SpdyError> {
+    fn take_zlib_head<'a>(&mut self, input: &'a [u8]) -> Result<&'a [u8], SpdyError> {
         let n = input.len().min(ZLIB_HEAD_BYTES - self.head_len);
         if n == 0 {
             return Ok(input);
@@ -108,7 +112,7 @@ impl HeaderDecompressor {
         Ok(rest)
     }
 
-    fn next_window(&mut self) {
+    fn advance_window(&mut self) {
         if self.window.len() < TINFL_LZ_DICT_SIZE {
             self.window.resize(self.window.len() * 2, 0);
         } else {

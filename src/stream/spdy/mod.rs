@@ -27,10 +27,10 @@ mod wire;
 pub use header_block::SpdyHeaders;
 pub use session::{MAX_STREAMS, SpdyEvent, SpdySession, StreamClosedError};
 #[cfg(test)]
-pub(crate) use wire::head as wire_head;
+pub(crate) use wire::data_head as wire_head;
 pub use wire::{GoAwayReason, ResetReason, SpdyError, SpdyStreamId};
 #[cfg(test)]
 pub(crate) use {
-    header_block::{HeaderCompressor, plain},
+    header_block::{HeaderCompressor, encode_headers},
     inflate::HeaderDecompressor,
 };

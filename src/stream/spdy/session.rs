@@ -2,11 +2,11 @@
 
 use alloc::vec::Vec;
 
-use super::header_block::{HeaderCompressor, SpdyHeaders, plain};
+use super::header_block::{HeaderCompressor, SpdyHeaders, encode_headers};
 use super::inflate::HeaderDecompressor;
 use super::wire::{
     ControlFrame, FLAG_FIN, FLAG_UNIDIRECTIONAL, GoAwayReason, HEAD_BYTES, MASK_31,
-    MAX_FRAME_BYTES, ResetReason, SpdyError, SpdyFrameHead, SpdyStreamId, control_head, head,
+    MAX_FRAME_BYTES, ResetReason, SpdyError, SpdyFrameHead, SpdyStreamId, control_head, data_head,
 };
 use crate::stream::{MachineStep, OUT_BYTES, Span};
 
@@ -35,7 +35,7 @@ pub enum SpdyEvent {
         /// The peer will send nothing on it.
         fin: bool,
     },
-    /// Payload, at least a byte; to be reported with [`SpdySession::passed_on`].
+    /// Payload, at least a byte; to be reported with [`SpdySession::record_passed_on`].
     Data {
         /// Stream of the payload.
         id: SpdyStreamId,
@@ -165,7 +165,7 @@ impl SpdySession {
 
     /// The client's side.
     #[must_use]
-    pub fn client() -> Self {
+    pub fn new_client() -> Self {
         Self::side(StreamOpener::Us)
     }
 
@@ -190,18 +190,18 @@ impl SpdySession {
 
     /// Takes bytes of `input`, up to the first event. Pings, refusals and the like go to `out`.
     ///
-    /// - Errors: the peer broke the protocol; [`SpdySession::go_away`], then close. Nothing further is understood.
-    pub fn receive(
+    /// - Errors: the peer broke the protocol; [`SpdySession::send_go_away`], then close. Nothing further is understood.
+    pub fn receive_input(
         &mut self,
         input: &[u8],
         out: &mut Vec<u8>,
     ) -> Result<MachineStep<SpdyEvent>, SpdyError> {
         let mut at = 0;
         while out.len() < OUT_BYTES {
-            let before = (at, self.is_between());
-            match self.advance(input, &mut at, out) {
+            let before = (at, self.is_between_frames());
+            match self.read_frame_part(input, &mut at, out) {
                 Ok(Some(event)) => return Ok(MachineStep::new(at, event)),
-                Ok(None) if at == before.0 && self.is_between() == before.1 => break,
+                Ok(None) if at == before.0 && self.is_between_frames() == before.1 => break,
                 Ok(None) => {}
                 Err(e) => {
                     self.reading = SpdyReadState::Broken;
@@ -209,7 +209,7 @@ impl SpdySession {
                 }
             }
         }
-        Ok(MachineStep::took(at))
+        Ok(MachineStep::without_event(at))
     }
 
     /// Headers that [`SpdyEvent::Open`] came with, until `receive` is called again.
@@ -220,19 +220,19 @@ impl SpdySession {
 
     /// Returns true if either side may still send on `id`.
     #[must_use]
-    pub fn has(&self, id: SpdyStreamId) -> bool {
+    pub fn has_stream(&self, id: SpdyStreamId) -> bool {
         self.stream(id).is_some()
     }
 
     /// Returns true if payload can be sent on `id`.
     #[must_use]
-    pub fn is_open(&self, id: SpdyStreamId) -> bool {
+    pub fn is_stream_open(&self, id: SpdyStreamId) -> bool {
         self.stream(id).is_some_and(|s| !s.finished)
     }
 
     /// Number of bytes that the peer takes on `id` now; `usize::MAX` from a peer without windows.
     #[must_use]
-    pub fn sendable(&self, id: SpdyStreamId) -> usize {
+    pub fn sendable_bytes(&self, id: SpdyStreamId) -> usize {
         let Some(stream) = self.stream(id).filter(|s| !s.finished) else {
             return 0;
         };
@@ -250,7 +250,7 @@ impl SpdySession {
     /// A client opens a stream; nothing can be sent on it before [`SpdyEvent::Reply`].
     ///
     /// - Errors: this is a server's side, there are too many streams, or the peer wants no more of them.
-    pub fn open(
+    pub fn open_stream(
         &mut self,
         headers: &[(&str, &str)],
         out: &mut Vec<u8>,
@@ -260,8 +260,8 @@ impl SpdySession {
             return Err(StreamClosedError);
         }
         self.last = id;
-        self.add(id, false, false);
-        let block = self.compress.block(&plain(headers));
+        self.add_stream(id, false, false);
+        let block = self.compress.compress_block(&encode_headers(headers));
         let length = u32::try_from(FIXED_BYTES + block.len()).unwrap_or(MAX_FRAME_BYTES);
         out.extend_from_slice(&control_head(ControlFrame::SynStream, length));
         out.extend_from_slice(&id.to_be_bytes());
@@ -272,12 +272,12 @@ impl SpdySession {
     }
 
     /// Accepts a stream. Nothing can be sent on it before: spdystream drops earlier data.
-    pub fn reply(&mut self, id: SpdyStreamId, out: &mut Vec<u8>) {
+    pub fn accept_stream(&mut self, id: SpdyStreamId, out: &mut Vec<u8>) {
         let Some(stream) = self.streams.iter_mut().find(|s| s.id == id) else {
             return;
         };
         if !core::mem::replace(&mut stream.replied, true) {
-            let block = self.compress.block(&[0; 4]);
+            let block = self.compress.compress_block(&[0; 4]);
             let length = u32::try_from(4 + block.len()).unwrap_or(MAX_FRAME_BYTES);
             out.extend_from_slice(&control_head(ControlFrame::SynReply, length));
             out.extend_from_slice(&id.to_be_bytes());
@@ -285,10 +285,10 @@ impl SpdySession {
         }
     }
 
-    /// Sends payload. The caller minds [`SpdySession::sendable`].
+    /// Sends payload. The caller minds [`SpdySession::sendable_bytes`].
     ///
     /// - Errors: the stream is gone; its reader may be gone, too.
-    pub fn send(
+    pub fn send_data(
         &mut self,
         id: SpdyStreamId,
         payload: &[u8],
@@ -301,23 +301,23 @@ impl SpdySession {
             let stream = stream.ok_or(StreamClosedError)?;
             stream.window -= i64::from(length);
             self.window -= i64::from(length);
-            out.extend_from_slice(&head(id, false, length));
+            out.extend_from_slice(&data_head(id, false, length));
             out.extend_from_slice(piece);
         }
         Ok(())
     }
 
     /// Says that nothing more will be sent on `id`.
-    pub fn finish(&mut self, id: SpdyStreamId, out: &mut Vec<u8>) {
+    pub fn finish_stream(&mut self, id: SpdyStreamId, out: &mut Vec<u8>) {
         if let Some(stream) = self.stream_mut(id).filter(|s| !s.finished) {
             stream.finished = true;
-            out.extend_from_slice(&head(id, true, 0));
+            out.extend_from_slice(&data_head(id, true, 0));
             self.forget_if_over(id);
         }
     }
 
     /// Ends a stream in both directions.
-    pub fn reset(&mut self, id: SpdyStreamId, why: ResetReason, out: &mut Vec<u8>) {
+    pub fn reset_stream(&mut self, id: SpdyStreamId, why: ResetReason, out: &mut Vec<u8>) {
         if self.stream(id).is_some() {
             self.streams.retain(|s| s.id != id);
             send_control(ControlFrame::Reset, [id, why.code()], out);
@@ -325,7 +325,7 @@ impl SpdySession {
     }
 
     /// Payload of an [`SpdyEvent::Data`] has left the caller's hands: opens windows.
-    pub fn passed_on(&mut self, id: SpdyStreamId, bytes: usize, out: &mut Vec<u8>) {
+    pub fn record_passed_on(&mut self, id: SpdyStreamId, bytes: usize, out: &mut Vec<u8>) {
         // A server closes as soon as it has sent all. Bytes that reach it later destroy the data on the way from it.
         if self.opener == StreamOpener::Us {
             return;
@@ -338,14 +338,14 @@ impl SpdySession {
     }
 
     /// Says goodbye. spdystream reads nothing behind this frame: it comes last.
-    pub fn go_away(&mut self, why: GoAwayReason, out: &mut Vec<u8>) {
+    pub fn send_go_away(&mut self, why: GoAwayReason, out: &mut Vec<u8>) {
         if !core::mem::replace(&mut self.going, true) {
             send_control(ControlFrame::GoAway, [self.last, why.code()], out);
         }
     }
 
     /// Reads a part of a frame, if `input` has it from `at`. No progress means that it has not.
-    fn advance(
+    fn read_frame_part(
         &mut self,
         input: &[u8],
         at: &mut usize,
@@ -353,8 +353,8 @@ impl SpdySession {
     ) -> Result<Option<SpdyEvent>, SpdyError> {
         match self.reading {
             SpdyReadState::Head => {
-                if let Some(bytes) = self.collect::<HEAD_BYTES>(input, at) {
-                    self.reading = match SpdyFrameHead::read(bytes)? {
+                if let Some(bytes) = self.collect_bytes::<HEAD_BYTES>(input, at) {
+                    self.reading = match SpdyFrameHead::parse_head(bytes)? {
                         SpdyFrameHead::Unknown { length } => SpdyReadState::Skip { left: length },
                         SpdyFrameHead::Data { id, .. } if id > self.last => {
                             return Err(SpdyError::Stream(id));
@@ -380,43 +380,46 @@ impl SpdySession {
                 control,
                 flags,
                 length,
-            } => return self.fixed(control, flags, length, input, at, out),
+            } => return self.handle_control_frame(control, flags, length, input, at, out),
             SpdyReadState::Block { ends, left } => {
-                let now = take(input, at, left);
-                self.inflate.feed(now, &mut self.block)?;
-                let left = left - bytes(now);
+                let now = take_bytes(input, at, left);
+                self.inflate.decompress_into(now, &mut self.block)?;
+                let left = left - byte_count(now);
                 self.reading = SpdyReadState::Block { ends, left };
                 if left == 0 {
                     self.reading = SpdyReadState::Head;
-                    return self.block_ends(ends, out);
+                    return self.handle_block_end(ends, out);
                 }
             }
             SpdyReadState::Setting { left: 0 } | SpdyReadState::Skip { left: 0 } => {
                 self.reading = SpdyReadState::Head;
             }
             SpdyReadState::Setting { left } => {
-                if let Some([_, a, b, c, value @ ..]) = self.collect::<8>(input, at) {
+                if let Some([_, a, b, c, value @ ..]) = self.collect_bytes::<8>(input, at) {
                     self.reading = SpdyReadState::Setting {
                         left: left - SETTING_BYTES,
                     };
-                    self.setting(u32::from_be_bytes([0, a, b, c]), u32::from_be_bytes(value))?;
+                    self.apply_setting(
+                        u32::from_be_bytes([0, a, b, c]),
+                        u32::from_be_bytes(value),
+                    )?;
                 }
             }
             SpdyReadState::Data { id, fin, left: 0 } => {
                 self.reading = SpdyReadState::Head;
-                return Ok(if fin { self.ended(id) } else { None });
+                return Ok(if fin { self.handle_peer_fin(id) } else { None });
             }
             SpdyReadState::Data { id, fin, left } => {
                 let start = *at;
-                let len = take(input, at, left).len();
+                let len = take_bytes(input, at, left).len();
                 let left = left - u32::try_from(len).unwrap_or(left);
                 self.reading = SpdyReadState::Data { id, fin, left };
                 if len > 0 {
-                    return Ok(self.data(id, Span { at: start, len }, out));
+                    return Ok(self.data_event(id, Span { at: start, len }, out));
                 }
             }
             SpdyReadState::Skip { left } => {
-                let left = left - bytes(take(input, at, left));
+                let left = left - byte_count(take_bytes(input, at, left));
                 self.reading = SpdyReadState::Skip { left };
             }
             SpdyReadState::Broken => *at = input.len(),
@@ -425,14 +428,14 @@ impl SpdySession {
     }
 
     /// Returns true if a frame's head comes next: steps that take no byte change this.
-    const fn is_between(&self) -> bool {
+    const fn is_between_frames(&self) -> bool {
         matches!(self.reading, SpdyReadState::Head)
     }
 
     /// Collects `N` bytes, over several calls if need be.
-    fn collect<const N: usize>(&mut self, input: &[u8], at: &mut usize) -> Option<[u8; N]> {
+    fn collect_bytes<const N: usize>(&mut self, input: &[u8], at: &mut usize) -> Option<[u8; N]> {
         let missing = u32::try_from(N - self.small_len).unwrap_or_default();
-        let now = take(input, at, missing);
+        let now = take_bytes(input, at, missing);
         self.small[self.small_len..self.small_len + now.len()].copy_from_slice(now);
         self.small_len += now.len();
         let whole = self.small.first_chunk::<N>().copied();
@@ -444,7 +447,7 @@ impl SpdySession {
         }
     }
 
-    fn fixed(
+    fn handle_control_frame(
         &mut self,
         control: ControlFrame,
         flags: u8,
@@ -453,17 +456,17 @@ impl SpdySession {
         at: &mut usize,
         out: &mut Vec<u8>,
     ) -> Result<Option<SpdyEvent>, SpdyError> {
-        let (fixed, _) = control.fixed();
+        let (fixed, _) = control.fixed_part();
         let number = |a, b, c, d| u32::from_be_bytes([a, b, c, d]);
         let parts = match fixed {
             10 => self
-                .collect::<10>(input, at)
+                .collect_bytes::<10>(input, at)
                 .map(|[a, b, c, d, ..]| (number(a, b, c, d), 0)),
             8 => self
-                .collect::<8>(input, at)
+                .collect_bytes::<8>(input, at)
                 .map(|[a, b, c, d, e, f, g, h]| (number(a, b, c, d), number(e, f, g, h))),
             _ => self
-                .collect::<4>(input, at)
+                .collect_bytes::<4>(input, at)
                 .map(|[a, b, c, d]| (number(a, b, c, d), 0)),
         };
         let Some((first, second)) = parts else {
@@ -509,22 +512,22 @@ impl SpdySession {
                 self.going |= self.opener == StreamOpener::Us;
                 return Ok(Some(SpdyEvent::GoAway));
             }
-            ControlFrame::WindowUpdate => self.opened(id, second & MASK_31),
+            ControlFrame::WindowUpdate => self.widen_window(id, second & MASK_31),
         }
         Ok(None)
     }
 
-    fn block_ends(
+    fn handle_block_end(
         &mut self,
         ends: HeaderBlockOwner,
         out: &mut Vec<u8>,
     ) -> Result<Option<SpdyEvent>, SpdyError> {
-        self.headers().check()?;
+        self.headers().check_form()?;
         let (id, flags) = match ends {
             HeaderBlockOwner::Open { id, flags } => (id, flags),
-            HeaderBlockOwner::Reply { id, fin } => return Ok(self.replied(id, fin)),
+            HeaderBlockOwner::Reply { id, fin } => return Ok(self.handle_reply(id, fin)),
             HeaderBlockOwner::More { id, fin } => {
-                return Ok(if fin { self.ended(id) } else { None });
+                return Ok(if fin { self.handle_peer_fin(id) } else { None });
             }
         };
         if self.opener == StreamOpener::Us || id.is_multiple_of(2) || id <= self.last {
@@ -540,11 +543,11 @@ impl SpdySession {
             return Ok(None);
         }
         let fin = flags & FLAG_FIN != 0;
-        self.add(id, fin, flags & FLAG_UNIDIRECTIONAL != 0);
+        self.add_stream(id, fin, flags & FLAG_UNIDIRECTIONAL != 0);
         Ok(Some(SpdyEvent::Open { id, fin }))
     }
 
-    fn add(&mut self, id: SpdyStreamId, ended: bool, finished: bool) {
+    fn add_stream(&mut self, id: SpdyStreamId, ended: bool, finished: bool) {
         debug_assert!(self.streams.len() < MAX_STREAMS);
         self.streams.push(SpdyStream {
             id,
@@ -557,9 +560,9 @@ impl SpdySession {
     }
 
     /// The peer accepts a stream of ours. One that it ends with that has nothing for us, and is of no use.
-    fn replied(&mut self, id: SpdyStreamId, fin: bool) -> Option<SpdyEvent> {
+    fn handle_reply(&mut self, id: SpdyStreamId, fin: bool) -> Option<SpdyEvent> {
         if fin {
-            return self.ended(id);
+            return self.handle_peer_fin(id);
         }
         let stream = self.stream_mut(id).filter(|s| !s.replied)?;
         stream.replied = true;
@@ -567,23 +570,23 @@ impl SpdySession {
     }
 
     /// Returns the event of payload; `None` if it is not wanted any more.
-    fn data(&mut self, id: SpdyStreamId, span: Span, out: &mut Vec<u8>) -> Option<SpdyEvent> {
+    fn data_event(&mut self, id: SpdyStreamId, span: Span, out: &mut Vec<u8>) -> Option<SpdyEvent> {
         if self.stream(id).is_some_and(|s| !s.ended) {
             return Some(SpdyEvent::Data { id, span });
         }
-        self.passed_on(id, span.len, out);
+        self.record_passed_on(id, span.len, out);
         None
     }
 
     /// The peer's FIN.
-    fn ended(&mut self, id: SpdyStreamId) -> Option<SpdyEvent> {
+    fn handle_peer_fin(&mut self, id: SpdyStreamId) -> Option<SpdyEvent> {
         let stream = self.stream_mut(id).filter(|s| !s.ended)?;
         stream.ended = true;
         self.forget_if_over(id);
         Some(SpdyEvent::End { id })
     }
 
-    fn setting(&mut self, id: u32, value: u32) -> Result<(), SpdyError> {
+    fn apply_setting(&mut self, id: u32, value: u32) -> Result<(), SpdyError> {
         if id == SETTINGS_INITIAL_WINDOW {
             let value = i64::from(value);
             if value > i64::from(MASK_31) {
@@ -599,7 +602,7 @@ impl SpdySession {
     }
 
     /// The peer's WINDOW_UPDATE.
-    fn opened(&mut self, id: SpdyStreamId, by: u32) {
+    fn widen_window(&mut self, id: SpdyStreamId, by: u32) {
         let most = i64::from(MASK_31);
         if id == CONNECTION {
             self.keeps_windows.1 = true;
@@ -629,14 +632,14 @@ impl SpdySession {
 }
 
 /// The next bytes of `input`, at most `most`.
-fn take<'a>(input: &'a [u8], at: &mut usize, most: u32) -> &'a [u8] {
+fn take_bytes<'a>(input: &'a [u8], at: &mut usize, most: u32) -> &'a [u8] {
     let rest = input.get(*at..).unwrap_or_default();
     let n = rest.len().min(usize::try_from(most).unwrap_or(usize::MAX));
     *at += n;
     rest.get(..n).unwrap_or_default()
 }
 
-fn bytes(taken: &[u8]) -> u32 {
+fn byte_count(taken: &[u8]) -> u32 {
     u32::try_from(taken.len()).unwrap_or_default()
 }
 

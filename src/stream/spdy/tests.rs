@@ -17,13 +17,13 @@ fn serve(bytes: &[u8], size: usize) -> (Vec<String>, Vec<String>, Option<SpdyErr
     let (sent, error) = drive(
         bytes,
         size,
-        |input, out| session.borrow_mut().receive(input, out),
+        |input, out| session.borrow_mut().receive_input(input, out),
         |event, taken, out| {
             let mut session = session.borrow_mut();
             match event {
                 SpdyEvent::Open { id, fin } => {
                     let kind = session.headers().get("streamtype").map(String::from);
-                    session.reply(id, out);
+                    session.accept_stream(id, out);
                     seen.push((
                         None,
                         format!("open {id} {} {fin}", kind.unwrap_or_default()),
@@ -31,7 +31,7 @@ fn serve(bytes: &[u8], size: usize) -> (Vec<String>, Vec<String>, Option<SpdyErr
                 }
                 SpdyEvent::Data { id, span } => {
                     let text = String::from_utf8(piece(span, taken)).expect("text");
-                    session.passed_on(id, span.len, out);
+                    session.record_passed_on(id, span.len, out);
                     match seen.last_mut() {
                         Some((Some(last), data)) if *last == id => data.push_str(&text),
                         _ => seen.push((Some(id), format!("data {id} {text}"))),
@@ -55,7 +55,7 @@ fn served(client: &SpdyClient) -> (Vec<String>, Vec<String>, Option<SpdyError>) 
 // STREAM-05 STREAM-06
 #[test]
 fn real_kubectl() {
-    let bytes = recorded::bytes(EXEC_SPDY);
+    let bytes = recorded::decode_recorded(EXEC_SPDY);
     for size in [1, 2, 3, 5, 7, 8, 9, 64, usize::MAX] {
         let (seen, sent, error) = serve(&bytes, size);
         let expected = [
@@ -75,8 +75,10 @@ fn real_kubectl() {
         assert_eq!(error, None);
     }
     let mut session = SpdySession::new();
-    let bytes = recorded::bytes(FORWARD_SPDY);
-    let step = session.receive(&bytes, &mut Vec::new()).expect("frames");
+    let bytes = recorded::decode_recorded(FORWARD_SPDY);
+    let step = session
+        .receive_input(&bytes, &mut Vec::new())
+        .expect("frames");
     assert_eq!(step.event, Some(SpdyEvent::Open { id: 1, fin: false }));
     let headers = session.headers();
     for (name, value) in [
@@ -257,15 +259,15 @@ fn nonsense_is_refused() {
     }
     let mut session = SpdySession::new();
     let mut out = Vec::new();
-    assert!(session.receive(&[0; 8], &mut out).is_err());
-    let rest = session.receive(b"whatever comes", &mut out);
+    assert!(session.receive_input(&[0; 8], &mut out).is_err());
+    let rest = session.receive_input(b"whatever comes", &mut out);
     assert_eq!(
         rest,
-        Ok(crate::stream::MachineStep::took(14)),
+        Ok(crate::stream::MachineStep::without_event(14)),
         "nothing is understood"
     );
-    session.go_away(GoAwayReason::ProtocolError, &mut out);
-    session.go_away(GoAwayReason::Ok, &mut out);
+    session.send_go_away(GoAwayReason::ProtocolError, &mut out);
+    session.send_go_away(GoAwayReason::Ok, &mut out);
     assert_eq!(spdy_frames(&out), ["go away 0 1"]);
 }
 
@@ -298,7 +300,7 @@ fn header_blocks() {
             Err(SpdyError::Headers("more than they say")),
         ),
     ] {
-        assert_eq!(SpdyHeaders::new(&block).check(), expected, "{name}");
+        assert_eq!(SpdyHeaders::new(&block).check_form(), expected, "{name}");
     }
     let lists = [number(1), text("a"), text("1\x002")].concat();
     assert_eq!(
@@ -352,7 +354,7 @@ fn one_compression_context_for_ever() {
         packed.extend(peer.block(&plain));
         let mut block = Vec::new();
         for piece in packed.chunks(1 + n % 50) {
-            ours.feed(piece, &mut block).expect("deflate");
+            ours.decompress_into(piece, &mut block).expect("deflate");
         }
         assert_eq!(block, plain, "{n}");
         packed.clear();
@@ -369,7 +371,7 @@ fn a_bomb_does_not_go_off() {
     assert!(packed.len() < 4 * 1024, "fits into a frame");
     let mut block = Vec::new();
     let error = HeaderDecompressor::new()
-        .feed(&packed, &mut block)
+        .decompress_into(&packed, &mut block)
         .expect_err("a bomb");
     assert_eq!(error, SpdyError::Headers("too long"));
     assert!(block.len() <= MAX_BLOCK_BYTES);
@@ -398,12 +400,12 @@ fn open(ids: &[SpdyStreamId]) -> (SpdySession, Vec<u8>) {
     let mut at = 0;
     while at < client.bytes.len() {
         let step = session
-            .receive(&client.bytes[at..], &mut out)
+            .receive_input(&client.bytes[at..], &mut out)
             .expect("frames");
         at += step.taken;
     }
     for id in ids {
-        session.reply(*id, &mut out);
+        session.accept_stream(*id, &mut out);
     }
     out.clear();
     (session, out)
@@ -412,30 +414,40 @@ fn open(ids: &[SpdyStreamId]) -> (SpdySession, Vec<u8>) {
 #[test]
 fn sending() {
     let (mut session, mut out) = open(&[1, 3]);
-    assert_eq!(session.send(1, b"abc", &mut out), Ok(()));
-    session.finish(1, &mut out);
-    session.finish(1, &mut out);
-    assert_eq!(session.send(1, b"late", &mut out), Err(StreamClosedError));
-    assert!(session.has(1) && !session.is_open(1));
-    session.reset(3, ResetReason::Cancel, &mut out);
-    session.reset(3, ResetReason::Cancel, &mut out);
-    assert_eq!(session.send(3, b"late", &mut out), Err(StreamClosedError));
-    assert_eq!((session.has(3), session.streams.len()), (false, 1));
+    assert_eq!(session.send_data(1, b"abc", &mut out), Ok(()));
+    session.finish_stream(1, &mut out);
+    session.finish_stream(1, &mut out);
+    assert_eq!(
+        session.send_data(1, b"late", &mut out),
+        Err(StreamClosedError)
+    );
+    assert!(session.has_stream(1) && !session.is_stream_open(1));
+    session.reset_stream(3, ResetReason::Cancel, &mut out);
+    session.reset_stream(3, ResetReason::Cancel, &mut out);
+    assert_eq!(
+        session.send_data(3, b"late", &mut out),
+        Err(StreamClosedError)
+    );
+    assert_eq!((session.has_stream(3), session.streams.len()), (false, 1));
     assert_eq!(
         spdy_frames(&out),
         ["data 1 \"abc\"", "data 1 \"\" fin", "reset 3 5"]
     );
     let mut client = SpdyClient::default();
     client.data(1, true, b"");
-    session.receive(&client.bytes, &mut out).expect("frames");
+    session
+        .receive_input(&client.bytes, &mut out)
+        .expect("frames");
     assert_eq!(session.streams.len(), 0, "over in both directions");
 
     let mut client = SpdyClient::default();
     client.stream(1, "x");
     let mut session = SpdySession::new();
-    session.receive(&client.bytes, &mut out).expect("frames");
+    session
+        .receive_input(&client.bytes, &mut out)
+        .expect("frames");
     assert_eq!(
-        session.send(1, b"x", &mut out),
+        session.send_data(1, b"x", &mut out),
         Err(StreamClosedError),
         "not before the reply"
     );
@@ -446,37 +458,37 @@ fn sending() {
 fn windows_of_the_peer() {
     let (mut session, mut out) = open(&[1, 3]);
     let big = vec![0; 100_000];
-    session.send(1, &big, &mut out).expect("open");
-    assert_eq!(session.sendable(1), usize::MAX, "no window");
-    assert_eq!(session.sendable(7), 0, "no stream");
+    session.send_data(1, &big, &mut out).expect("open");
+    assert_eq!(session.sendable_bytes(1), usize::MAX, "no window");
+    assert_eq!(session.sendable_bytes(7), 0, "no stream");
 
     let say = |session: &mut SpdySession, kind, numbers: &[u32]| {
         let mut client = SpdyClient::default();
         client.numbers(kind, numbers);
         session
-            .receive(&client.bytes, &mut Vec::new())
+            .receive_input(&client.bytes, &mut Vec::new())
             .expect("frames");
     };
     say(&mut session, 4, &[1, 7, 1000]);
     assert_eq!(
-        (session.sendable(1), session.sendable(3)),
+        (session.sendable_bytes(1), session.sendable_bytes(3)),
         (0, 1000),
         "from now on"
     );
     say(&mut session, 9, &[1, 99_500]);
-    assert_eq!(session.sendable(1), 500);
-    session.send(3, &big[..600], &mut out).expect("open");
-    assert_eq!(session.sendable(3), 400);
+    assert_eq!(session.sendable_bytes(1), 500);
+    session.send_data(3, &big[..600], &mut out).expect("open");
+    assert_eq!(session.sendable_bytes(3), 400);
     say(&mut session, 9, &[0, 35_200]);
     assert_eq!(
-        (session.sendable(1), session.sendable(3)),
+        (session.sendable_bytes(1), session.sendable_bytes(3)),
         (136, 136),
         "all streams together"
     );
     say(&mut session, 9, &[3, u32::MAX]);
-    assert_eq!(session.sendable(3), 136);
+    assert_eq!(session.sendable_bytes(3), 136);
     say(&mut session, 4, &[1, 4, 100]);
-    assert_eq!(session.sendable(3), 136, "another setting");
+    assert_eq!(session.sendable_bytes(3), 136, "another setting");
 }
 
 #[test]
@@ -488,25 +500,27 @@ fn our_windows_open_when_payload_has_left() {
         client.bytes
     };
     for id in [1, 3] {
-        let step = session.receive(&client(id), &mut out).expect("frames");
+        let step = session
+            .receive_input(&client(id), &mut out)
+            .expect("frames");
         assert!(matches!(step.event, Some(SpdyEvent::Data { .. })));
     }
     assert!(out.is_empty(), "nothing has left yet");
-    session.passed_on(1, 20_000, &mut out);
-    session.passed_on(3, 20_000, &mut out);
+    session.record_passed_on(1, 20_000, &mut out);
+    session.record_passed_on(3, 20_000, &mut out);
     assert_eq!(spdy_frames(&out), ["window 0 40000"]);
     out.clear();
-    session.passed_on(1, 20_000, &mut out);
+    session.record_passed_on(1, 20_000, &mut out);
     assert_eq!(spdy_frames(&out), ["window 1 40000"]);
     out.clear();
     // What comes for a stream that is no more counts as passed on.
-    session.reset(3, ResetReason::Cancel, &mut out);
+    session.reset_stream(3, ResetReason::Cancel, &mut out);
     out.clear();
     let bytes = client(3);
     let mut taken = 0;
     while taken < bytes.len() {
         taken += session
-            .receive(&bytes[taken..], &mut out)
+            .receive_input(&bytes[taken..], &mut out)
             .expect("frames")
             .taken;
     }
@@ -520,10 +534,12 @@ fn a_peer_that_does_not_read_is_not_read() {
         client.numbers(6, &[1]);
     }
     let (mut session, mut out) = (SpdySession::new(), Vec::new());
-    let step = session.receive(&client.bytes, &mut out).expect("frames");
+    let step = session
+        .receive_input(&client.bytes, &mut out)
+        .expect("frames");
     assert!(out.len() >= OUT_BYTES && out.len() < OUT_BYTES + 100);
     assert_eq!(step.taken, out.len());
-    let next = session.receive(&client.bytes[step.taken..], &mut out);
+    let next = session.receive_input(&client.bytes[step.taken..], &mut out);
     assert!(next.expect("frames").is_idle());
 }
 
@@ -536,12 +552,12 @@ fn the_end_of_all_streams_fits() {
     let (mut session, mut out) = open(&ids);
     out.resize(OUT_BYTES - 1, 0);
     session
-        .send(1, &[0; PAYLOAD_BYTES], &mut out)
+        .send_data(1, &[0; PAYLOAD_BYTES], &mut out)
         .expect("open");
     for id in ids {
-        session.finish(id, &mut out);
+        session.finish_stream(id, &mut out);
     }
-    session.go_away(GoAwayReason::Ok, &mut out);
+    session.send_go_away(GoAwayReason::Ok, &mut out);
     assert!(out.len() <= MAX_OUT_BYTES, "{}", out.len());
 }
 
@@ -549,39 +565,39 @@ fn the_end_of_all_streams_fits() {
 /// WINDOW_UPDATE, for the server does not heed it.
 #[test]
 fn a_client_opens_no_windows() {
-    let (mut client, mut out) = (SpdySession::client(), Vec::new());
-    let id = client.open(&[], &mut out).expect("a stream");
+    let (mut client, mut out) = (SpdySession::new_client(), Vec::new());
+    let id = client.open_stream(&[], &mut out).expect("a stream");
     out.clear();
-    client.passed_on(id, 1_000_000, &mut out);
+    client.record_passed_on(id, 1_000_000, &mut out);
     assert!(out.is_empty(), "{out:?}");
 }
 
 /// A client and a server understand each other; the server says what it hears.
 #[test]
 fn our_client_and_our_server() {
-    let (mut client, mut server) = (SpdySession::client(), SpdySession::new());
+    let (mut client, mut server) = (SpdySession::new_client(), SpdySession::new());
     let (mut there, mut back) = (Vec::new(), Vec::new());
     let first = client
-        .open(&[("streamtype", "error")], &mut there)
+        .open_stream(&[("streamtype", "error")], &mut there)
         .expect("a stream");
     let second = client
-        .open(&[("port", "80"), ("streamtype", "data")], &mut there)
+        .open_stream(&[("port", "80"), ("streamtype", "data")], &mut there)
         .expect("a stream");
     assert_eq!((first, second), (1, 3));
-    let early = client.send(first, b"early", &mut there);
+    let early = client.send_data(first, b"early", &mut there);
     assert_eq!(early, Err(StreamClosedError), "it is not accepted yet");
     let mut heard = Vec::new();
     let mut take = |bytes: &mut Vec<u8>, session: &mut SpdySession, out: &mut Vec<u8>| {
         let mut events = Vec::new();
         loop {
-            let step = session.receive(bytes, out).expect("valid");
+            let step = session.receive_input(bytes, out).expect("valid");
             bytes.drain(..step.taken);
             if step.is_idle() {
                 return events;
             }
             if let Some(SpdyEvent::Open { id, .. }) = step.event {
                 heard.push((id, session.headers().get("streamtype").map(String::from)));
-                session.reply(id, out);
+                session.accept_stream(id, out);
             }
             events.extend(step.event);
         }
@@ -596,23 +612,29 @@ fn our_client_and_our_server() {
     );
     assert_eq!(there, [0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 2]);
     there.clear();
-    client.send(second, b"hi", &mut there).expect("open");
-    client.finish(second, &mut there);
+    client.send_data(second, b"hi", &mut there).expect("open");
+    client.finish_stream(second, &mut there);
     let span = Span { at: 8, len: 2 };
     let events = take(&mut there, &mut server, &mut back);
     assert_eq!(events.len(), 2, "{events:?}");
     assert!(matches!(events[0], SpdyEvent::Data { id: 3, span: got } if got.len == span.len));
     assert_eq!(events[1], SpdyEvent::End { id: 3 });
-    server.go_away(GoAwayReason::Ok, &mut back);
+    server.send_go_away(GoAwayReason::Ok, &mut back);
     assert_eq!(
         take(&mut back, &mut client, &mut there),
         [SpdyEvent::GoAway]
     );
-    assert!(client.open(&[], &mut there).is_err(), "it wants no more");
-    assert!(server.open(&[], &mut there).is_err(), "servers open none");
+    assert!(
+        client.open_stream(&[], &mut there).is_err(),
+        "it wants no more"
+    );
+    assert!(
+        server.open_stream(&[], &mut there).is_err(),
+        "servers open none"
+    );
     let open = |id: u32| SpdyClient::default().open(id, false, &[]).bytes.clone();
     assert_eq!(
-        SpdySession::client().receive(&open(2), &mut there),
+        SpdySession::new_client().receive_input(&open(2), &mut there),
         Err(SpdyError::Stream(2)),
         "clients are opened none"
     );

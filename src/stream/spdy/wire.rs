@@ -35,7 +35,7 @@ pub(super) enum ControlFrame {
 }
 
 impl ControlFrame {
-    const fn of(kind: u16) -> Option<Self> {
+    const fn from_kind(kind: u16) -> Option<Self> {
         Some(match kind {
             1 => Self::SynStream,
             2 => Self::SynReply,
@@ -50,7 +50,7 @@ impl ControlFrame {
         })
     }
 
-    const fn kind(self) -> u16 {
+    const fn kind_code(self) -> u16 {
         match self {
             Self::SynStream => 1,
             Self::SynReply => 2,
@@ -64,7 +64,7 @@ impl ControlFrame {
     }
 
     /// Bytes before the part whose length differs, and whether there is one.
-    pub(super) const fn fixed(self) -> (u32, bool) {
+    pub(super) const fn fixed_part(self) -> (u32, bool) {
         match self {
             Self::SynStream => (10, true),
             Self::SynReply | Self::Headers | Self::Settings => (4, true),
@@ -92,7 +92,7 @@ pub(super) enum SpdyFrameHead {
 }
 
 impl SpdyFrameHead {
-    pub(super) fn read(bytes: [u8; HEAD_BYTES]) -> Result<Self, SpdyError> {
+    pub(super) fn parse_head(bytes: [u8; HEAD_BYTES]) -> Result<Self, SpdyError> {
         let [a, b, c, d, flags, x, y, z] = bytes;
         let length = u32::from_be_bytes([0, x, y, z]);
         let first = u32::from_be_bytes([a, b, c, d]);
@@ -109,10 +109,10 @@ impl SpdyFrameHead {
             return Err(SpdyError::Version(version));
         }
         let kind = u16::from_be_bytes([c, d]);
-        let Some(control) = ControlFrame::of(kind) else {
+        let Some(control) = ControlFrame::from_kind(kind) else {
             return Ok(Self::Unknown { length });
         };
-        let (fixed, more) = control.fixed();
+        let (fixed, more) = control.fixed_part();
         if length < fixed || length > MAX_CONTROL_BYTES || (length > fixed && !more) {
             return Err(SpdyError::Length { kind, length });
         }
@@ -125,7 +125,7 @@ impl SpdyFrameHead {
 }
 
 /// Head of a data frame. `length` is at most 24 bits.
-pub(crate) const fn head(id: SpdyStreamId, fin: bool, length: u32) -> [u8; HEAD_BYTES] {
+pub(crate) const fn data_head(id: SpdyStreamId, fin: bool, length: u32) -> [u8; HEAD_BYTES] {
     let [a, b, c, d] = (id & MASK_31).to_be_bytes();
     let [_, x, y, z] = length.to_be_bytes();
     [a, b, c, d, if fin { FLAG_FIN } else { 0 }, x, y, z]
@@ -134,7 +134,7 @@ pub(crate) const fn head(id: SpdyStreamId, fin: bool, length: u32) -> [u8; HEAD_
 /// Head of a control frame.
 pub(super) const fn control_head(control: ControlFrame, length: u32) -> [u8; HEAD_BYTES] {
     let [a, b] = (0x8000 | VERSION).to_be_bytes();
-    let [c, d] = control.kind().to_be_bytes();
+    let [c, d] = control.kind_code().to_be_bytes();
     let [_, x, y, z] = length.to_be_bytes();
     [a, b, c, d, 0, x, y, z]
 }

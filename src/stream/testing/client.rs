@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use crate::stream::spdy::{HeaderCompressor, HeaderDecompressor, plain, wire_head};
+use crate::stream::spdy::{HeaderCompressor, HeaderDecompressor, encode_headers, wire_head};
 
 /// Frames as a SPDY client sends them.
 #[derive(Default)]
@@ -30,14 +30,14 @@ impl SpdyClient {
     pub(crate) fn open_with(&mut self, id: u32, flags: u8, headers: &[(&str, &str)]) -> &mut Self {
         let mut payload = id.to_be_bytes().to_vec();
         payload.extend([0; 6]);
-        payload.extend(self.compress.block(&plain(headers)));
+        payload.extend(self.compress.compress_block(&encode_headers(headers)));
         self.control(1, flags, &payload)
     }
 
     /// HEADERS.
     pub(crate) fn headers(&mut self, id: u32, fin: bool, headers: &[(&str, &str)]) -> &mut Self {
         let mut payload = id.to_be_bytes().to_vec();
-        payload.extend(self.compress.block(&plain(headers)));
+        payload.extend(self.compress.compress_block(&encode_headers(headers)));
         self.control(8, u8::from(fin), &payload)
     }
 
@@ -95,7 +95,9 @@ pub(crate) fn spdy_frames(mut bytes: &[u8]) -> Vec<String> {
             }
             (_, 2) => {
                 let mut block = Vec::new();
-                inflate.feed(&payload[4..], &mut block).expect("headers");
+                inflate
+                    .decompress_into(&payload[4..], &mut block)
+                    .expect("headers");
                 assert_eq!(block, [0; 4], "no headers");
                 format!("reply {}", number(0))
             }

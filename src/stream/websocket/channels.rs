@@ -35,7 +35,7 @@ pub enum ChannelProtocol {
 impl ChannelProtocol {
     /// Name of the protocol on the wire.
     #[must_use]
-    pub const fn name(self) -> &'static str {
+    pub const fn protocol_name(self) -> &'static str {
         match self {
             Self::Unnamed => "",
             Self::Channel => "channel.k8s.io",
@@ -115,8 +115,8 @@ impl Channels {
 
     /// Takes bytes of `input`, up to the first event, and decodes them.
     ///
-    /// - Errors: [`Channels::close`] with the error's code.
-    pub fn receive(
+    /// - Errors: [`Channels::send_close`] with the error's code.
+    pub fn receive_input(
         &mut self,
         input: &mut [u8],
         out: &mut Vec<u8>,
@@ -128,10 +128,10 @@ impl Channels {
         loop {
             let rest = input.get_mut(at..).unwrap_or_default();
             let behind = rest.get_mut(self.ready..).unwrap_or_default();
-            let step = self.socket.receive(behind, out)?;
+            let step = self.socket.receive_input(behind, out)?;
             match step.event {
                 // Only payload follows a group that was cut, so no head is in between.
-                None => return Ok(MachineStep::took(at + step.taken)),
+                None => return Ok(MachineStep::without_event(at + step.taken)),
                 Some(frame::WebSocketEvent::Close { .. }) => {
                     return Ok(MachineStep::new(at + step.taken, ChannelEvent::Left));
                 }
@@ -143,14 +143,15 @@ impl Channels {
                 }) => {
                     let end = at + self.ready + step.taken;
                     let start = at + span.at;
-                    let (taken, event) = self.message(input, start..end, frame_ends, last)?;
+                    let (taken, event) =
+                        self.read_message_piece(input, start..end, frame_ends, last)?;
                     at = taken;
                     self.ready = end - taken;
                     if let Some(event) = event {
                         return Ok(MachineStep::new(at, event));
                     }
                     if self.ready > 0 {
-                        return Ok(MachineStep::took(at));
+                        return Ok(MachineStep::without_event(at));
                     }
                 }
             }
@@ -158,13 +159,13 @@ impl Channels {
     }
 
     /// Sends `payload` on `channel`, in one message.
-    pub fn send(&mut self, channel: u8, payload: &[u8], out: &mut Vec<u8>) {
+    pub fn send_message(&mut self, channel: u8, payload: &[u8], out: &mut Vec<u8>) {
         if !self.protocol.is_base64() {
             self.socket
-                .send(MessageKind::Binary, &[&[channel], payload], out);
+                .send_message(MessageKind::Binary, &[&[channel], payload], out);
         } else if !self.socket.is_closed() {
             let encoded = payload.len().div_ceil(GROUP.1) * GROUP.0;
-            frame::head(MessageKind::Text, 1 + encoded, out);
+            frame::write_message_head(MessageKind::Text, 1 + encoded, out);
             out.push(b'0'.wrapping_add(channel));
             let at = out.len();
             out.resize(at + encoded, 0);
@@ -174,13 +175,13 @@ impl Channels {
     }
 
     /// Says goodbye, once.
-    pub fn close(&mut self, code: u16, out: &mut Vec<u8>) {
-        self.socket.close(code, out);
+    pub fn send_close(&mut self, code: u16, out: &mut Vec<u8>) {
+        self.socket.send_close(code, out);
     }
 
     /// Reads a piece of a message, unmasked, at `piece` of `input`. Returns the index behind the taken bytes, and their
     /// event.
-    fn message(
+    fn read_message_piece(
         &mut self,
         input: &mut [u8],
         piece: core::ops::Range<usize>,
@@ -213,7 +214,7 @@ impl Channels {
                     let bytes = input.get_mut(at..end).unwrap_or_default();
                     let (mut taken, mut len) = (bytes.len(), bytes.len());
                     if self.protocol.is_base64() {
-                        (taken, len) = decode(bytes);
+                        (taken, len) = decode_base64(bytes);
                         let rest = bytes.len() - taken;
                         if rest >= GROUP.0 || (rest > 0 && frame_ends) {
                             let error = WebSocketError::Message("not base64");
@@ -246,7 +247,7 @@ impl Channels {
 }
 
 /// Decodes in place. Returns characters taken and bytes made; at least a group is left if it is none.
-fn decode(bytes: &mut [u8]) -> (usize, usize) {
+fn decode_base64(bytes: &mut [u8]) -> (usize, usize) {
     let (mut read, mut made) = (0, 0);
     while let Some(group) = bytes
         .get(read..)

@@ -71,7 +71,7 @@ pub enum WebSocketError {
 impl WebSocketError {
     /// The code to close with.
     #[must_use]
-    pub const fn code(self) -> u16 {
+    pub const fn close_code(self) -> u16 {
         match self {
             Self::Protocol(_) => 1002,
             Self::Message(_) => 1003,
@@ -85,7 +85,7 @@ struct MaskingKey([u8; 4]);
 
 impl MaskingKey {
     /// Unmasks `bytes`, and is turned to go on behind them.
-    fn apply(&mut self, bytes: &mut [u8]) {
+    fn unmask_bytes(&mut self, bytes: &mut [u8]) {
         let mut words = bytes.chunks_exact_mut(8);
         let [a, b, c, d] = self.0;
         let wide = u64::from_ne_bytes([a, b, c, d, a, b, c, d]);
@@ -152,8 +152,8 @@ impl WebSocket {
 
     /// Takes bytes of `input`, up to the first event, and unmasks them. Pings are answered.
     ///
-    /// - Errors: [`WebSocket::close`] with the error's code. Nothing further is understood.
-    pub fn receive(
+    /// - Errors: [`WebSocket::send_close`] with the error's code. Nothing further is understood.
+    pub fn receive_input(
         &mut self,
         input: &mut [u8],
         out: &mut Vec<u8>,
@@ -162,13 +162,16 @@ impl WebSocket {
         while out.len() < OUT_BYTES {
             match self.reading {
                 WebSocketReadState::Head => {
-                    if !self.head(input, &mut at).inspect_err(|_| self.over())? {
+                    if !self
+                        .read_frame_head(input, &mut at)
+                        .inspect_err(|_| self.stop_reading())?
+                    {
                         break;
                     }
                 }
                 WebSocketReadState::Data { fin, left, mut key } => {
                     let Some((kind, first)) = self.message else {
-                        return Ok(MachineStep::took(at));
+                        return Ok(MachineStep::without_event(at));
                     };
                     let rest = input.get_mut(at..).unwrap_or_default();
                     let len = rest.len().min(usize::try_from(left).unwrap_or(usize::MAX));
@@ -176,7 +179,7 @@ impl WebSocket {
                     if len == 0 && left > 0 {
                         break;
                     }
-                    key.apply(rest.get_mut(..len).unwrap_or_default());
+                    key.unmask_bytes(rest.get_mut(..len).unwrap_or_default());
                     let (frame_ends, last) = (left == 0, left == 0 && fin);
                     self.message = (!last).then_some((kind, false));
                     self.reading = if frame_ends {
@@ -198,29 +201,29 @@ impl WebSocket {
                     length,
                     mut key,
                 } => {
-                    if !self.collect(length, input, &mut at) {
+                    if !self.collect_bytes(length, input, &mut at) {
                         break;
                     }
                     let mut payload = self.small;
                     let payload = payload.get_mut(..length).unwrap_or_default();
-                    key.apply(payload);
+                    key.unmask_bytes(payload);
                     self.small_len = 0;
                     self.reading = WebSocketReadState::Head;
-                    if let Some(event) = self.control(opcode, payload, out)? {
+                    if let Some(event) = self.handle_control_frame(opcode, payload, out)? {
                         return Ok(MachineStep::new(at, event));
                     }
                 }
-                WebSocketReadState::Over => return Ok(MachineStep::took(input.len())),
+                WebSocketReadState::Over => return Ok(MachineStep::without_event(input.len())),
             }
         }
-        Ok(MachineStep::took(at))
+        Ok(MachineStep::without_event(at))
     }
 
     /// Sends a message whose payload is `parts` in a row. Dropped if the connection is closed.
-    pub fn send(&mut self, kind: MessageKind, parts: &[&[u8]], out: &mut Vec<u8>) {
+    pub fn send_message(&mut self, kind: MessageKind, parts: &[&[u8]], out: &mut Vec<u8>) {
         if !self.closed {
             let length = parts.iter().map(|p| p.len()).sum();
-            head(kind, length, out);
+            write_message_head(kind, length, out);
             for part in parts {
                 out.extend_from_slice(part);
             }
@@ -228,7 +231,7 @@ impl WebSocket {
     }
 
     /// Says goodbye, once.
-    pub fn close(&mut self, code: u16, out: &mut Vec<u8>) {
+    pub fn send_close(&mut self, code: u16, out: &mut Vec<u8>) {
         if !core::mem::replace(&mut self.closed, true) {
             out.extend_from_slice(&[0x80 | CLOSE, 2]);
             out.extend_from_slice(&code.to_be_bytes());
@@ -241,12 +244,12 @@ impl WebSocket {
         self.closed
     }
 
-    const fn over(&mut self) {
+    const fn stop_reading(&mut self) {
         self.reading = WebSocketReadState::Over;
     }
 
     /// Collects bytes until there are `most`.
-    fn collect(&mut self, most: usize, input: &[u8], at: &mut usize) -> bool {
+    fn collect_bytes(&mut self, most: usize, input: &[u8], at: &mut usize) -> bool {
         let rest = input.get(*at..).unwrap_or_default();
         let n = rest.len().min(most.saturating_sub(self.small_len));
         let end = self.small_len + n;
@@ -259,8 +262,8 @@ impl WebSocket {
     }
 
     /// Reads a frame's head; `false` if it has not all come.
-    fn head(&mut self, input: &[u8], at: &mut usize) -> Result<bool, WebSocketError> {
-        if !self.collect(2, input, at) {
+    fn read_frame_head(&mut self, input: &[u8], at: &mut usize) -> Result<bool, WebSocketError> {
+        if !self.collect_bytes(2, input, at) {
             return Ok(false);
         }
         let [first, second, ..] = self.small;
@@ -279,7 +282,7 @@ impl WebSocket {
         };
         let bytes = 2 + longer + 4;
         debug_assert!(bytes <= MAX_HEAD_BYTES);
-        if !self.collect(bytes, input, at) {
+        if !self.collect_bytes(bytes, input, at) {
             return Ok(false);
         }
         self.small_len = 0;
@@ -297,11 +300,11 @@ impl WebSocket {
         }
         let key = self.small.get(2 + longer..bytes).unwrap_or_default();
         let key = MaskingKey(key.try_into().unwrap_or_default());
-        self.reading = self.opened(first & 0x0f, first & 0x80 != 0, length, key)?;
+        self.reading = self.begin_frame(first & 0x0f, first & 0x80 != 0, length, key)?;
         Ok(true)
     }
 
-    fn opened(
+    fn begin_frame(
         &mut self,
         opcode: u8,
         fin: bool,
@@ -343,7 +346,7 @@ impl WebSocket {
         })
     }
 
-    fn control(
+    fn handle_control_frame(
         &mut self,
         opcode: u8,
         payload: &[u8],
@@ -357,7 +360,7 @@ impl WebSocket {
                 Ok(None)
             }
             CLOSE => {
-                self.over();
+                self.stop_reading();
                 let code = match *payload {
                     [] => None,
                     [a, b, ..] => Some(u16::from_be_bytes([a, b])),
@@ -368,7 +371,7 @@ impl WebSocket {
                         "a close code that must not be sent",
                     ));
                 }
-                self.close(code.unwrap_or(super::NORMAL), out);
+                self.send_close(code.unwrap_or(super::NORMAL), out);
                 Ok(Some(WebSocketEvent::Close { code }))
             }
             _ => Ok(None),
@@ -377,7 +380,7 @@ impl WebSocket {
 }
 
 /// Head of a message in one frame, as a server sends it.
-pub(super) fn head(kind: MessageKind, length: usize, out: &mut Vec<u8>) {
+pub(super) fn write_message_head(kind: MessageKind, length: usize, out: &mut Vec<u8>) {
     out.push(match kind {
         MessageKind::Text => 0x80 | TEXT,
         MessageKind::Binary => 0x80 | BINARY,

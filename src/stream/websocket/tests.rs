@@ -14,7 +14,7 @@ fn frames(bytes: &[u8], size: usize) -> (Vec<String>, Vec<u8>, Option<WebSocketE
     let (sent, error) = drive(
         bytes,
         size,
-        |input, out| socket.receive(input, out),
+        |input, out| socket.receive_input(input, out),
         |event, taken, _| match event {
             WebSocketEvent::Data {
                 kind,
@@ -100,10 +100,10 @@ fn goodbyes() {
     }
     // Ours is answered, not answered again.
     let (mut socket, mut out) = (WebSocket::new(), Vec::new());
-    socket.close(NORMAL, &mut out);
-    socket.send(MessageKind::Binary, &[b"late"], &mut out);
+    socket.send_close(NORMAL, &mut out);
+    socket.send_message(MessageKind::Binary, &[b"late"], &mut out);
     let mut answer = masked(0x88, &[3, 0xe8]);
-    let step = socket.receive(&mut answer, &mut out).expect("frames");
+    let step = socket.receive_input(&mut answer, &mut out).expect("frames");
     assert_eq!(step.event, Some(WebSocketEvent::Close { code: Some(1000) }));
     assert_eq!(ws_frames(&out).len(), 1);
 }
@@ -146,14 +146,14 @@ fn nonsense_is_refused() {
     ] {
         for size in SIZES {
             let (_, _, error) = frames(&bytes, size);
-            assert_eq!(error.map(|e| e.code()), Some(code), "{name}");
+            assert_eq!(error.map(|e| e.close_code()), Some(code), "{name}");
         }
     }
     let (mut socket, mut out) = (WebSocket::new(), Vec::new());
-    assert!(socket.receive(&mut [0x82, 1], &mut out).is_err());
+    assert!(socket.receive_input(&mut [0x82, 1], &mut out).is_err());
     assert_eq!(
-        socket.receive(&mut [0x82, 1], &mut out),
-        Ok(MachineStep::took(2))
+        socket.receive_input(&mut [0x82, 1], &mut out),
+        Ok(MachineStep::without_event(2))
     );
 }
 
@@ -161,9 +161,9 @@ fn nonsense_is_refused() {
 fn a_peer_that_does_not_read_is_not_read() {
     let mut pings = masked(0x89, &[b'x'; 125]).repeat(1000);
     let (mut socket, mut out) = (WebSocket::new(), Vec::new());
-    let step = socket.receive(&mut pings, &mut out).expect("frames");
+    let step = socket.receive_input(&mut pings, &mut out).expect("frames");
     assert!(out.len() >= OUT_BYTES && out.len() < OUT_BYTES + 127);
-    let next = socket.receive(&mut pings[step.taken..], &mut out);
+    let next = socket.receive_input(&mut pings[step.taken..], &mut out);
     assert!(next.expect("frames").is_idle());
 }
 
@@ -177,7 +177,7 @@ fn lengths_of_what_is_sent() {
         (65_536, vec![0x82, 127, 0, 0, 0, 0, 0, 1, 0, 0]),
     ] {
         let mut out = Vec::new();
-        WebSocket::new().send(MessageKind::Binary, &[&vec![7; length]], &mut out);
+        WebSocket::new().send_message(MessageKind::Binary, &[&vec![7; length]], &mut out);
         assert_eq!(out[..head.len()], head);
         assert_eq!(out.len(), head.len() + length);
     }
@@ -193,7 +193,7 @@ fn channels(
     let (_, error) = drive(
         bytes,
         size,
-        |input, out| channels.receive(input, out),
+        |input, out| channels.receive_input(input, out),
         |event, taken, _| match event {
             ChannelEvent::Data { channel, span } => {
                 assert!(span.len > 0);
@@ -261,7 +261,7 @@ fn channels_of_messages() {
             let seen = channels(protocol, &base64, size);
             assert_eq!(seen, (said(&all), None), "in pieces of {size}");
         }
-        let kubectl = recorded::bytes(EXEC_WEBSOCKET);
+        let kubectl = recorded::decode_recorded(EXEC_WEBSOCKET);
         let all = [(0, "some input\n"), (0, "END"), (99, "left")];
         assert_eq!(
             channels(ChannelProtocol::V5, &kubectl, size),
@@ -298,7 +298,7 @@ fn messages_that_mean_nothing() {
         for size in SIZES {
             let (_, error) = channels(protocol, &bytes, size);
             assert_eq!(
-                error.map(|e| e.code()),
+                error.map(|e| e.close_code()),
                 Some(1003),
                 "{name}, in pieces of {size}"
             );
@@ -320,11 +320,11 @@ fn channels_of_what_is_sent() {
         (ChannelProtocol::V4Base64, &[0, 255, 254], (0x81, b"1AP/+")),
     ] {
         let (mut channels, mut out) = (Channels::new(protocol), Vec::new());
-        channels.send(1, payload, &mut out);
+        channels.send_message(1, payload, &mut out);
         assert_eq!(ws_frames(&out), [(frame.0, frame.1.to_vec())]);
-        channels.close(NORMAL, &mut out);
+        channels.send_close(NORMAL, &mut out);
         out.clear();
-        channels.send(1, payload, &mut out);
+        channels.send_message(1, payload, &mut out);
         assert!(out.is_empty(), "closed");
     }
 }

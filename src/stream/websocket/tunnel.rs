@@ -19,21 +19,21 @@ pub struct SpdyTunnel {
 }
 
 impl SpdyTunnel {
-    /// Makes the front of `input` readable: takes the bytes that are only WebSocket's. Afterwards [`SpdyTunnel::ready`]
+    /// Makes the front of `input` readable: takes the bytes that are only WebSocket's. Afterwards [`SpdyTunnel::ready_bytes`]
     /// bytes behind them are SPDY's; they are not taken. `true` as event: the peer said goodbye.
     ///
-    /// - Errors: [`SpdyTunnel::close`] with the error's code.
-    pub fn receive(
+    /// - Errors: [`SpdyTunnel::send_close`] with the error's code.
+    pub fn receive_input(
         &mut self,
         input: &mut [u8],
         out: &mut Vec<u8>,
     ) -> Result<MachineStep<bool>, WebSocketError> {
         if self.ready > 0 {
-            return Ok(MachineStep::took(0));
+            return Ok(MachineStep::without_event(0));
         }
-        let step = self.socket.receive(input, out)?;
+        let step = self.socket.receive_input(input, out)?;
         match step.event {
-            None => Ok(MachineStep::took(step.taken)),
+            None => Ok(MachineStep::without_event(step.taken)),
             Some(WebSocketEvent::Close { .. }) => Ok(MachineStep::new(step.taken, true)),
             Some(WebSocketEvent::Data {
                 kind: MessageKind::Text,
@@ -41,24 +41,28 @@ impl SpdyTunnel {
             }) => Err(WebSocketError::Message("text instead of SPDY")),
             Some(WebSocketEvent::Data { span, .. }) => {
                 self.ready = span.len;
-                Ok(MachineStep::took(span.at))
+                Ok(MachineStep::without_event(span.at))
             }
         }
     }
 
     /// Bytes of SPDY at the front of the input.
     #[must_use]
-    pub const fn ready(&self) -> usize {
+    pub const fn ready_bytes(&self) -> usize {
         self.ready
     }
 
     /// SPDY has taken `bytes` of them.
-    pub const fn took(&mut self, bytes: usize) {
+    pub const fn record_taken(&mut self, bytes: usize) {
         self.ready = self.ready.saturating_sub(bytes);
     }
 
     /// Calls `write` and sends the bytes that it wrote as one message.
-    pub fn wrap<R>(&mut self, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>) -> R) -> R {
+    pub fn wrap_message<R>(
+        &mut self,
+        out: &mut Vec<u8>,
+        write: impl FnOnce(&mut Vec<u8>) -> R,
+    ) -> R {
         // The bytes of SPDY come first, for their length makes the head, which is then turned in front of them.
         let start = out.len();
         let result = write(out);
@@ -66,7 +70,7 @@ impl SpdyTunnel {
         if self.socket.is_closed() {
             out.truncate(start);
         } else if length > 0 {
-            super::frame::head(MessageKind::Binary, length, out);
+            super::frame::write_message_head(MessageKind::Binary, length, out);
             let head = out.len() - start - length;
             if let Some(written) = out.get_mut(start..) {
                 written.rotate_right(head);
@@ -76,7 +80,7 @@ impl SpdyTunnel {
     }
 
     /// Says goodbye, once.
-    pub fn close(&mut self, code: u16, out: &mut Vec<u8>) {
-        self.socket.close(code, out);
+    pub fn send_close(&mut self, code: u16, out: &mut Vec<u8>) {
+        self.socket.send_close(code, out);
     }
 }

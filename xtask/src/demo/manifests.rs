@@ -142,12 +142,13 @@ mod tests {
             ("job", job("m1", "/tmp")),
             ("crowd", crate::bench::manifest("crowd-1", &["sleep", "1"])),
         ] {
-            let document = decode::parse(text.as_bytes()).expect(name);
+            let document = decode::parse_document(text.as_bytes()).expect(name);
             assert_eq!(document.duplicates, Vec::<String>::new(), "{name}");
-            static_pod::prepare(document.value, "node", "/manifests/x.yaml").expect(name);
+            static_pod::prepare_static_pod(document.value, "node", "/manifests/x.yaml")
+                .expect(name);
         }
-        let config = decode::parse(config().as_bytes()).expect("config");
-        decode::typed::<ConfigMap>(&config.value).expect("config");
-        decode::parse(broken().as_bytes()).expect_err("it is to be broken");
+        let config = decode::parse_document(config().as_bytes()).expect("config");
+        decode::deserialize_value::<ConfigMap>(&config.value).expect("config");
+        decode::parse_document(broken().as_bytes()).expect_err("it is to be broken");
     }
 }

@@ -385,9 +385,10 @@ mod tests {
         all.push(("kept", kept()));
         all.push(("eater", Eater::Memory.manifest("eater")));
         for (name, text) in all {
-            let document = decode::parse(text.as_bytes()).expect(name);
+            let document = decode::parse_document(text.as_bytes()).expect(name);
             assert_eq!(document.duplicates, Vec::<String>::new(), "{name}");
-            static_pod::prepare(document.value, "node", "/manifests/x.yaml").expect(name);
+            static_pod::prepare_static_pod(document.value, "node", "/manifests/x.yaml")
+                .expect(name);
         }
     }
 }

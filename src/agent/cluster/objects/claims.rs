@@ -31,15 +31,15 @@ pub(in crate::agent) struct KnownVolume {
 
 impl ObjectStore {
     /// Volumes that the pod's claims are bound to, by the name of the pod's volume. Errors: try again.
-    pub(in crate::agent) async fn bound_volumes(
+    pub(in crate::agent) async fn read_bound_volumes(
         &self,
         pod: &Pod,
         cancel: &CallCancel,
     ) -> BTreeMap<String, Result<BoundVolume, PodError>> {
         let mut bound = BTreeMap::new();
         for volume in pod_refs::used_volumes(pod) {
-            if let Some(claim) = bound_volume::claim_of(pod, volume) {
-                let found = self.bound_to(pod, cancel, volume, &claim).await;
+            if let Some(claim) = bound_volume::claim_name_of_volume(pod, volume) {
+                let found = self.read_bound_volume(pod, cancel, volume, &claim).await;
                 bound.insert(volume.name.clone(), found);
             }
         }
@@ -51,9 +51,9 @@ impl ObjectStore {
     pub(in crate::agent) async fn known_volumes(&self, pod: &Pod) -> Vec<KnownVolume> {
         let mut known = Vec::new();
         for volume in pod_refs::used_volumes(pod) {
-            if let Some(claim) = bound_volume::claim_of(pod, volume)
+            if let Some(claim) = bound_volume::claim_name_of_volume(pod, volume)
                 && let Some(ObjectContent::Claim(bound)) =
-                    self.known(&key(pod, volume, &claim)).await
+                    self.known_content(&claim_key(pod, volume, &claim)).await
             {
                 known.push(KnownVolume {
                     name: volume.name.clone(),
@@ -67,11 +67,11 @@ impl ObjectStore {
 
     /// Groups whose members may use the volumes of the pod's claims, as far as these are known.
     pub(in crate::agent) async fn volume_groups(&self, pod: &Pod, cancel: &CallCancel) -> Vec<i64> {
-        let bound = self.bound_volumes(pod, cancel).await.into_values();
+        let bound = self.read_bound_volumes(pod, cancel).await.into_values();
         bound.filter_map(|bound| bound.ok()?.group).collect()
     }
 
-    async fn bound_to(
+    async fn read_bound_volume(
         &self,
         pod: &Pod,
         cancel: &CallCancel,
@@ -79,11 +79,11 @@ impl ObjectStore {
         claim: &str,
     ) -> Result<BoundVolume, PodError> {
         let uid = &pod.metadata.uid;
-        let key = key(pod, volume, claim);
-        self.register(pod, BTreeSet::from([key.clone()]))?;
-        let ask = self.ask_for_claim(pod, volume, claim);
+        let key = claim_key(pod, volume, claim);
+        self.register_references(pod, BTreeSet::from([key.clone()]))?;
+        let ask = self.claim_request(pod, volume, claim);
         match self
-            .obtain(RequestingPod { uid, cancel }, &key, ask)
+            .obtain_object(RequestingPod { uid, cancel }, &key, ask)
             .await?
         {
             Some(ObjectContent::Claim(bound)) => Ok(*bound),
@@ -91,23 +91,24 @@ impl ObjectStore {
         }
     }
 
-    fn ask_for_claim(&self, pod: &Pod, volume: &Volume, claim: &str) -> ObjectRequest {
+    fn claim_request(&self, pod: &Pod, volume: &Volume, claim: &str) -> ObjectRequest {
         let (pod, volume, claim) = (pod.clone(), volume.clone(), claim.to_owned());
         let (node, labels) = (self.node.clone(), Arc::clone(&self.labels.borrow()));
         Arc::new(move |api| {
-            let object = api.persistent_volume_claim(&pod.metadata.namespace, &claim)?;
-            let claim = bound_volume::claim(&object)?;
-            let name = bound_volume::bound_to(&pod, &volume, &claim)?;
-            let object = api.persistent_volume(&name)?;
-            let bound = bound_volume::volume(&object)?;
-            let bound = bound_volume::resolve(&volume, &claim, &bound, &node, &labels)?;
+            let object = api.read_persistent_volume_claim(&pod.metadata.namespace, &claim)?;
+            let claim = bound_volume::parse_claim(&object)?;
+            let name = bound_volume::bound_volume_name(&pod, &volume, &claim)?;
+            let object = api.read_persistent_volume(&name)?;
+            let bound = bound_volume::parse_volume(&object)?;
+            let bound =
+                bound_volume::resolve_bound_volume(&volume, &claim, &bound, &node, &labels)?;
             Ok(ObjectContent::Claim(Box::new(bound)))
         })
     }
 }
 
 /// Volumes of one claim may be used in different ways.
-fn key(pod: &Pod, volume: &Volume, claim: &str) -> PodObjectKey {
+fn claim_key(pod: &Pod, volume: &Volume, claim: &str) -> PodObjectKey {
     let claim = pod_refs::claim_name(&pod.metadata.uid, claim);
     let name = format!("{claim}/{}", volume.name);
     PodObjectKey::new(PodObjectKind::Claim, &pod.metadata.namespace, &name)

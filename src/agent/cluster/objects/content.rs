@@ -33,8 +33,8 @@ pub(super) enum ObjectReadError {
 impl From<KubeError> for ObjectReadError {
     fn from(error: KubeError) -> Self {
         let text = error.to_string();
-        match error.status() {
-            _ if answers::says(&error, 404, "NotFound") => Self::NotFound(text),
+        match error.http_status() {
+            _ if answers::is_api_refusal(&error, 404, "NotFound") => Self::NotFound(text),
             Some(403) => Self::Forbidden(text),
             None if !error.is_answer() => Self::Silent(text),
             _ => Self::Other(PodError::Object(text)),
@@ -88,15 +88,15 @@ impl ObjectContent {
     }
 
     pub(super) fn encode(&self) -> Result<Vec<u8>, serde_json::Error> {
-        fn text(value: &impl Serialize) -> Result<Vec<u8>, serde_json::Error> {
+        fn encode_json(value: &impl Serialize) -> Result<Vec<u8>, serde_json::Error> {
             serde_json::to_vec(value)
         }
         match self {
-            Self::ConfigMap(map) => text(map),
-            Self::Secret(secret) => text(secret),
-            Self::Services(services) => text(services),
-            Self::Claim(bound) => text(bound),
-            Self::RuntimeClass(handler) => text(handler),
+            Self::ConfigMap(map) => encode_json(map),
+            Self::Secret(secret) => encode_json(secret),
+            Self::Services(services) => encode_json(services),
+            Self::Claim(bound) => encode_json(bound),
+            Self::RuntimeClass(handler) => encode_json(handler),
         }
     }
 
@@ -116,7 +116,7 @@ pub(super) type ObjectRequest =
     Arc<dyn Fn(&dyn KubeApi) -> Result<ObjectContent, ObjectReadError> + Send + Sync>;
 
 /// Makes the request for an object that needs only its name.
-pub(super) fn plain(key: &PodObjectKey) -> ObjectRequest {
+pub(super) fn named_object_request(key: &PodObjectKey) -> ObjectRequest {
     let PodObjectKey {
         kind,
         namespace,
@@ -124,20 +124,20 @@ pub(super) fn plain(key: &PodObjectKey) -> ObjectRequest {
     } = key.clone();
     Arc::new(move |api| match kind {
         PodObjectKind::ConfigMap => {
-            let mut map: ConfigMap = decoded(&api.config_map(&namespace, &name)?)?;
-            map.metadata = pruned(map.metadata);
+            let mut map: ConfigMap = decode_object(&api.read_config_map(&namespace, &name)?)?;
+            map.metadata = prune_metadata(map.metadata);
             Ok(ObjectContent::ConfigMap(Box::new(map)))
         }
         PodObjectKind::Secret => {
-            let mut secret: Secret = decoded(&api.secret(&namespace, &name)?)?;
-            secret.metadata = pruned(secret.metadata);
+            let mut secret: Secret = decode_object(&api.read_secret(&namespace, &name)?)?;
+            secret.metadata = prune_metadata(secret.metadata);
             Ok(ObjectContent::Secret(Box::new(secret)))
         }
         PodObjectKind::Services if name.is_empty() => {
             let mut services = Vec::new();
             api.list_services(&namespace, &mut |item| {
                 // One that cannot be read is no reason to know none.
-                if let Ok(service) = strict::typed::<service::Service>(&item)
+                if let Ok(service) = strict::typed_from_value::<service::Service>(&item)
                     && !matches!(&*service.spec.cluster_ip, "" | "None")
                     && services.len() < MAX_SERVICES
                 {
@@ -147,11 +147,11 @@ pub(super) fn plain(key: &PodObjectKey) -> ObjectRequest {
             Ok(ObjectContent::Services(services))
         }
         PodObjectKind::Services => {
-            let service = decoded(&api.service(&namespace, &name)?)?;
+            let service = decode_object(&api.read_service(&namespace, &name)?)?;
             Ok(ObjectContent::Services(vec![service]))
         }
         PodObjectKind::RuntimeClass => {
-            let class: RuntimeClass = decoded(&api.runtime_class(&name)?)?;
+            let class: RuntimeClass = decode_object(&api.read_runtime_class(&name)?)?;
             Ok(ObjectContent::RuntimeClass(class.handler))
         }
         PodObjectKind::Claim => {
@@ -162,12 +162,12 @@ pub(super) fn plain(key: &PodObjectKey) -> ObjectRequest {
 }
 
 /// Reads an object of the apiserver, without telling what is in it.
-fn decoded<T: DeserializeOwned>(object: &Value) -> Result<T, ObjectReadError> {
-    strict::typed(object).map_err(|e| e.without_value().into())
+fn decode_object<T: DeserializeOwned>(object: &Value) -> Result<T, ObjectReadError> {
+    strict::typed_from_value(object).map_err(|e| e.without_value().into())
 }
 
 /// Keeps the identity of an object. Annotations go: they may hold a copy of a Secret.
-fn pruned(metadata: ObjectMeta) -> ObjectMeta {
+fn prune_metadata(metadata: ObjectMeta) -> ObjectMeta {
     ObjectMeta {
         name: metadata.name,
         namespace: metadata.namespace,

@@ -9,7 +9,7 @@
 //!
 //! Mode 0600 in a directory of mode 0700. With `offlineSecrets: memory`, Secrets and tokens lie below the run directory
 //! instead, which a reboot clears. A file is written only if its content changes, by rename; it is on disk for good after
-//! [`ObjectFiles::commit`], which groups writes: one that is lost or damaged before is as good as none, and read anew.
+//! [`ObjectFiles::sync_files`], which groups writes: one that is lost or damaged before is as good as none, and read anew.
 
 use std::{
     collections::BTreeSet,
@@ -22,7 +22,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::api::{PodUid, hex, order::GatherExt as _, strict};
+use crate::api::{PodUid, encode_hex, order::GatherExt as _, strict};
 use crate::logic::pod_refs::{PodObjectKey, PodObjectKind, TokenRef};
 use crate::sys::{crash, file};
 
@@ -71,23 +71,23 @@ impl ObjectFiles {
         }
     }
 
-    fn dir(&self, is_secret: bool) -> &Path {
+    fn kind_dir(&self, is_secret: bool) -> &Path {
         if is_secret { &self.secret } else { &self.open }
     }
 
-    fn path(&self, key: &PodObjectKey) -> PathBuf {
-        self.dir(key.kind == PodObjectKind::Secret)
-            .join(file_name(key))
+    fn object_path(&self, key: &PodObjectKey) -> PathBuf {
+        self.kind_dir(key.kind == PodObjectKind::Secret)
+            .join(object_file_name(key))
     }
 
     fn token_path(&self, uid: &PodUid, token: &TokenRef) -> PathBuf {
-        self.dir(true).join(token_name(uid, token))
+        self.kind_dir(true).join(token_name(uid, token))
     }
 
     /// Reads the copy of an object.
-    pub(super) fn read(&self, key: &PodObjectKey) -> ObjectCopy {
-        let path = self.path(key);
-        match read_file(&path).and_then(|text| parse(&text, key)) {
+    pub(super) fn read_copy(&self, key: &PodObjectKey) -> ObjectCopy {
+        let path = self.object_path(key);
+        match read_limited_file(&path).and_then(|text| parse_object_file(&text, key)) {
             Ok(copy) => copy,
             Err(e) if e.kind() == io::ErrorKind::NotFound => ObjectCopy::None,
             Err(e) => {
@@ -98,12 +98,12 @@ impl ObjectFiles {
     }
 
     /// Returns true if there is a file, whatever its content.
-    pub(super) fn has(&self, key: &PodObjectKey) -> bool {
-        self.path(key).exists()
+    pub(super) fn has_file(&self, key: &PodObjectKey) -> bool {
+        self.object_path(key).exists()
     }
 
     /// Keeps a copy; `None`: that there is no such object. Returns the file if it was written anew.
-    pub(super) fn write(
+    pub(super) fn write_copy(
         &self,
         key: &PodObjectKey,
         object: Option<&[u8]>,
@@ -120,12 +120,12 @@ impl ObjectFiles {
             text.extend_from_slice(object);
             text.push(b'\n');
         }
-        put(self.path(key), &text)
+        write_if_changed(self.object_path(key), &text)
     }
 
     /// Removes the copy of an object. None there is success.
-    pub(super) fn remove(&self, key: &PodObjectKey) {
-        remove(&self.path(key));
+    pub(super) fn remove_copy(&self, key: &PodObjectKey) {
+        remove_or_warn(&self.object_path(key));
     }
 
     /// Keeps a pod's first token; a later one is not kept. Returns the file if it was written.
@@ -139,12 +139,12 @@ impl ObjectFiles {
         if path.exists() {
             return Ok(None);
         }
-        put(path, &[text.as_bytes(), b"\n"].concat())
+        write_if_changed(path, &[text.as_bytes(), b"\n"].concat())
     }
 
     /// The token that was kept.
     pub(super) fn read_token(&self, uid: &PodUid, token: &TokenRef) -> Option<Vec<u8>> {
-        let text = read_file(&self.token_path(uid, token)).ok()?;
+        let text = read_limited_file(&self.token_path(uid, token)).ok()?;
         // Without its end it was not written whole.
         let token = text.strip_suffix(b"\n")?;
         (!token.is_empty()).then(|| token.into())
@@ -153,23 +153,23 @@ impl ObjectFiles {
     /// Removes all tokens of a pod.
     pub(super) fn remove_tokens(&self, uid: &PodUid) {
         let prefix = token_prefix(uid);
-        for (path, name) in list(self.dir(true)) {
+        for (path, name) in list_files(self.kind_dir(true)) {
             if name.starts_with(&prefix) {
-                remove(&path);
+                remove_or_warn(&path);
             }
         }
     }
 
     /// Removes what no object of `keys` and no pod of `pods` owns.
-    pub(super) fn sweep(&self, keys: &BTreeSet<PodObjectKey>, pods: &BTreeSet<PodUid>) {
-        let names: BTreeSet<String> = keys.iter().map(file_name).gather();
-        let prefixes: BTreeSet<String> = pods.iter().map(token_prefix).gather();
+    pub(super) fn remove_unowned(&self, keys: &BTreeSet<PodObjectKey>, pods: &BTreeSet<PodUid>) {
+        let names: BTreeSet<String> = keys.iter().map(object_file_name).gather_items();
+        let prefixes: BTreeSet<String> = pods.iter().map(token_prefix).gather_items();
         for dir in [&self.open, &self.secret] {
-            for (path, name) in list(dir) {
+            for (path, name) in list_files(dir) {
                 let of_token = name.get(..name.rfind('-').map_or(0, |at| at + 1));
                 let keep = names.contains(&name) || of_token.is_some_and(|p| prefixes.contains(p));
                 if !keep {
-                    remove(&path);
+                    remove_or_warn(&path);
                 }
             }
             if self.open == self.secret {
@@ -179,7 +179,7 @@ impl ObjectFiles {
     }
 
     /// Makes written files survive a power cut.
-    pub(super) fn commit(files: &[PathBuf]) -> io::Result<()> {
+    pub(super) fn sync_files(files: &[PathBuf]) -> io::Result<()> {
         let mut dirs = BTreeSet::new();
         for path in files {
             match File::open(path) {
@@ -194,7 +194,7 @@ impl ObjectFiles {
     }
 }
 
-fn parse(text: &[u8], key: &PodObjectKey) -> io::Result<ObjectCopy> {
+fn parse_object_file(text: &[u8], key: &PodObjectKey) -> io::Result<ObjectCopy> {
     let bad = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why);
     let end = text.iter().position(|&b| b == b'\n');
     let end = end.ok_or_else(|| bad("no header line"))?;
@@ -216,7 +216,7 @@ fn parse(text: &[u8], key: &PodObjectKey) -> io::Result<ObjectCopy> {
 }
 
 /// Names of objects may be longer than names of files, so these are digests.
-fn file_name(key: &PodObjectKey) -> String {
+fn object_file_name(key: &PodObjectKey) -> String {
     let PodObjectKey {
         kind,
         namespace,
@@ -225,25 +225,25 @@ fn file_name(key: &PodObjectKey) -> String {
     format!(
         "{}-{}",
         kind.as_str(),
-        digest(&format!("{namespace}\n{name}"))
+        name_digest(&format!("{namespace}\n{name}"))
     )
 }
 
 fn token_prefix(uid: &PodUid) -> String {
-    format!("token-{}-", digest(uid))
+    format!("token-{}-", name_digest(uid))
 }
 
 fn token_name(uid: &PodUid, token: &TokenRef) -> String {
     let seconds = token.expiration_s.unwrap_or(0);
-    let which = digest(&format!("{seconds}\n{}", token.audience));
+    let which = name_digest(&format!("{seconds}\n{}", token.audience));
     format!("{}{which}", token_prefix(uid))
 }
 
-fn digest(text: &str) -> String {
-    hex(&Sha256::digest(text.as_bytes())[..NAME_BYTES])
+fn name_digest(text: &str) -> String {
+    encode_hex(&Sha256::digest(text.as_bytes())[..NAME_BYTES])
 }
 
-fn read_file(path: &Path) -> io::Result<Vec<u8>> {
+fn read_limited_file(path: &Path) -> io::Result<Vec<u8>> {
     let text = file::read_start(path, MAX_FILE_BYTES + 1)?;
     if u64::try_from(text.len()).unwrap_or(u64::MAX) > MAX_FILE_BYTES {
         return Err(io::ErrorKind::FileTooLarge.into());
@@ -252,10 +252,10 @@ fn read_file(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 /// Writes a file unless it says the same already.
-fn put(path: PathBuf, text: &[u8]) -> io::Result<Option<PathBuf>> {
+fn write_if_changed(path: PathBuf, text: &[u8]) -> io::Result<Option<PathBuf>> {
     let len = u64::try_from(text.len()).unwrap_or(u64::MAX);
     if fs::metadata(&path).is_ok_and(|m| m.size() == len)
-        && read_file(&path).is_ok_and(|old| old == text)
+        && read_limited_file(&path).is_ok_and(|old| old == text)
     {
         return Ok(None);
     }
@@ -273,9 +273,9 @@ fn put(path: PathBuf, text: &[u8]) -> io::Result<Option<PathBuf>> {
     Ok(Some(path))
 }
 
-fn remove(path: &Path) {
+fn remove_or_warn(path: &Path) {
     crash::point("object.unwanted");
-    match file::change(path).and_then(|()| fs::remove_file(path)) {
+    match file::mark_change(path).and_then(|()| fs::remove_file(path)) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => {
             log::warn!("cannot remove {}: {e}", path.display());
         }
@@ -284,7 +284,7 @@ fn remove(path: &Path) {
 }
 
 /// Files of a directory with their names; none if it cannot be read.
-fn list(dir: &Path) -> Vec<(PathBuf, String)> {
+fn list_files(dir: &Path) -> Vec<(PathBuf, String)> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries
         .filter_map(|entry| Some((entry.path(), entry.file_name().into_string().ok()?)))
@@ -322,9 +322,9 @@ mod tests {
         let files = ObjectFiles::new(&root, &run);
         let long = "n".repeat(253);
         let key = PodObjectKey::new(PodObjectKind::ConfigMap, "ns", &long);
-        assert_eq!(files.read(&key), ObjectCopy::None);
+        assert_eq!(files.read_copy(&key), ObjectCopy::None);
         let object = b"{\"data\":{\"a\":\"1\"}}";
-        let written = files.write(&key, Some(object)).expect("write");
+        let written = files.write_copy(&key, Some(object)).expect("write");
         let path = written.expect("new");
         assert!(path.starts_with(&root));
         let mode = |path: &Path| fs::metadata(path).expect("stat").permissions().mode() & 0o777;
@@ -332,15 +332,15 @@ mod tests {
             (mode(&path), mode(path.parent().expect("dir"))),
             (0o600, 0o700)
         );
-        assert_eq!(files.read(&key), ObjectCopy::Held(object.to_vec()));
+        assert_eq!(files.read_copy(&key), ObjectCopy::Held(object.to_vec()));
         assert_eq!(
-            files.write(&key, Some(object)).expect("write"),
+            files.write_copy(&key, Some(object)).expect("write"),
             None,
             "the same"
         );
-        ObjectFiles::commit(&[path.clone(), root.join("gone")]).expect("commit");
-        files.write(&key, None).expect("write");
-        assert_eq!(files.read(&key), ObjectCopy::Missing);
+        ObjectFiles::sync_files(&[path.clone(), root.join("gone")]).expect("commit");
+        files.write_copy(&key, None).expect("write");
+        assert_eq!(files.read_copy(&key), ObjectCopy::Missing);
         for damage in [
             "",
             "{}\n",
@@ -348,21 +348,21 @@ mod tests {
             "{\"v\":2,\"kind\":\"configmap\",\"namespace\":\"ns\",\"name\":\"x\"}\n{}\n",
         ] {
             fs::write(&path, damage).expect("write");
-            assert_eq!(files.read(&key), ObjectCopy::None, "{damage:?}");
+            assert_eq!(files.read_copy(&key), ObjectCopy::None, "{damage:?}");
         }
         let text = format!(
             "{{\"v\":1,\"kind\":\"configmap\",\"namespace\":\"ns\",\"name\":\"{long}\"}}\n{{\"data\""
         );
         fs::write(&path, text).expect("write");
-        assert_eq!(files.read(&key), ObjectCopy::None, "half");
+        assert_eq!(files.read_copy(&key), ObjectCopy::None, "half");
         let secret = PodObjectKey::new(PodObjectKind::Secret, "ns", "s");
         let path = files
-            .write(&secret, Some(object))
+            .write_copy(&secret, Some(object))
             .expect("write")
             .expect("new");
         assert!(path.starts_with(&run), "offlineSecrets: memory");
-        files.remove(&secret);
-        assert!(!files.has(&secret));
+        files.remove_copy(&secret);
+        assert!(!files.has_file(&secret));
     }
 
     #[test]
@@ -397,14 +397,14 @@ mod tests {
         // What nobody refers to goes.
         let keys = ["x", "y"].map(|name| PodObjectKey::new(PodObjectKind::Secret, "ns", name));
         for key in &keys {
-            files.write(key, Some(b"{}")).expect("write");
+            files.write_copy(key, Some(b"{}")).expect("write");
         }
         files.write_token(&a, &token, "5").expect("write");
-        files.sweep(
+        files.remove_unowned(
             &keys[..1].iter().cloned().collect(),
             &[b.clone()].into_iter().collect(),
         );
-        assert!(files.has(&keys[0]) && !files.has(&keys[1]));
+        assert!(files.has_file(&keys[0]) && !files.has_file(&keys[1]));
         assert_eq!(files.read_token(&a, &token), None);
         assert!(files.read_token(&b, &token).is_some());
     }

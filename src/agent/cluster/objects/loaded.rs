@@ -23,14 +23,14 @@ pub(in crate::agent) struct LoadedObjects {
 
 impl LoadedObjects {
     pub(in crate::agent) fn config_map(&self, name: &str) -> Result<Option<&ConfigMap>, PodError> {
-        found(&self.config_maps, "configmap", name)
+        find_object(&self.config_maps, "configmap", name)
     }
 
     pub(in crate::agent) fn secret(&self, name: &str) -> Result<Option<&Secret>, PodError> {
-        found(&self.secrets, "secret", name)
+        find_object(&self.secrets, "secret", name)
     }
 
-    pub(in crate::agent) fn token(
+    pub(in crate::agent) fn service_account_token(
         &self,
         audience: &str,
         expiration_s: Option<i64>,
@@ -49,16 +49,16 @@ impl LoadedObjects {
             None => Ok(&self.services),
             Some(why) => Err(why
                 .clone()
-                .of("services have not been read yet, cannot construct environment")),
+                .with_subject("services have not been read yet, cannot construct environment")),
         }
     }
 
     /// Notes that the services could not be read.
-    pub(super) fn fail(&mut self, why: PodError) {
+    pub(super) fn fail_services(&mut self, why: PodError) {
         self.services_error = Some(why);
     }
 
-    pub(super) fn take(
+    pub(super) fn put_object(
         &mut self,
         key: &PodObjectKey,
         content: Result<Option<ObjectContent>, PodError>,
@@ -90,14 +90,14 @@ impl LoadedObjects {
     }
 }
 
-fn found<'a, T>(
+fn find_object<'a, T>(
     all: &'a BTreeMap<Box<str>, Result<Option<T>, PodError>>,
     kind: &str,
     name: &str,
 ) -> Result<Option<&'a T>, PodError> {
     match all.get(name) {
         Some(Ok(object)) => Ok(object.as_ref()),
-        Some(Err(why)) => Err(why.clone().of(format_args!("{kind} {name:?}"))),
+        Some(Err(why)) => Err(why.clone().with_subject(format_args!("{kind} {name:?}"))),
         None => Err(PodError::Node(format!(
             "{kind} {name:?} has not been asked for"
         ))),

@@ -3,7 +3,7 @@
 use alloc::collections::BTreeSet;
 
 use super::{
-    content::{ObjectContent, plain},
+    content::{ObjectContent, named_object_request},
     loaded::LoadedObjects,
     store::{ObjectStore, RequestingPod},
 };
@@ -15,57 +15,64 @@ use crate::{
 
 impl ObjectStore {
     /// Loads the objects of the pod's volumes, tokens included.
-    pub(in crate::agent) async fn for_volumes(
+    pub(in crate::agent) async fn load_for_volumes(
         &self,
         pod: &Pod,
         cancel: &CallCancel,
     ) -> LoadedObjects {
-        let mut loaded = self.load(pod, cancel, pod_refs::of_volumes(pod)).await;
-        loaded.tokens = self.tokens(pod, cancel).await;
+        let mut loaded = self
+            .load_objects(pod, cancel, pod_refs::refs_of_volumes(pod))
+            .await;
+        loaded.tokens = self.pod_tokens(pod, cancel).await;
         loaded
     }
 
     /// Loads the objects of the environment of `container`.
-    pub(in crate::agent) async fn for_environment(
+    pub(in crate::agent) async fn load_for_environment(
         &self,
         pod: &Pod,
         container: &Container,
         cancel: &CallCancel,
     ) -> LoadedObjects {
-        self.load(pod, cancel, pod_refs::of_environment(pod, container))
+        self.load_objects(pod, cancel, pod_refs::refs_of_environment(pod, container))
             .await
     }
 
     /// Loads the pull secrets of the pod.
-    pub(in crate::agent) async fn for_pulls(
+    pub(in crate::agent) async fn load_for_pulls(
         &self,
         pod: &Pod,
         cancel: &CallCancel,
     ) -> LoadedObjects {
-        self.load(pod, cancel, pod_refs::of_pulls(pod)).await
+        self.load_objects(pod, cancel, pod_refs::refs_of_pull_secrets(pod))
+            .await
     }
 
     /// The pod may need its class again, also while nobody answers: what is known of it is kept.
-    pub(in crate::agent) fn note_class(&self, pod: &Pod) {
+    pub(in crate::agent) fn note_runtime_class(&self, pod: &Pod) {
         if let Some(class) = &pod.spec.runtime_class_name
-            && let Err(e) = self.register(pod, BTreeSet::from([class_key(class)]))
+            && let Err(e) = self.register_references(pod, BTreeSet::from([class_key(class)]))
         {
             self.complain(&e.to_string());
         }
     }
 
     /// The handler of the pod's RuntimeClass (RC-01). Errors are to be tried again.
-    pub(in crate::agent) async fn handler(
+    pub(in crate::agent) async fn runtime_handler(
         &self,
         pod: &Pod,
         class: &str,
         cancel: &CallCancel,
     ) -> Result<String, PodError> {
         let key = class_key(class);
-        self.register(pod, BTreeSet::from([key.clone()]))?;
+        self.register_references(pod, BTreeSet::from([key.clone()]))?;
         let uid = &pod.metadata.uid;
         match self
-            .obtain(RequestingPod { uid, cancel }, &key, plain(&key))
+            .obtain_object(
+                RequestingPod { uid, cancel },
+                &key,
+                named_object_request(&key),
+            )
             .await?
         {
             Some(ObjectContent::RuntimeClass(handler)) => Ok(handler),
@@ -75,7 +82,7 @@ impl ObjectStore {
         }
     }
 
-    async fn load(
+    async fn load_objects(
         &self,
         pod: &Pod,
         cancel: &CallCancel,
@@ -84,11 +91,11 @@ impl ObjectStore {
         let mut loaded = LoadedObjects::default();
         let meta = &pod.metadata;
         // What was not taken in is missing with the error where it is looked for.
-        let keys = match keys.and_then(|keys| self.register(pod, keys)) {
+        let keys = match keys.and_then(|keys| self.register_references(pod, keys)) {
             Ok(keys) => keys,
             Err(why) => {
                 self.complain(&format!("pod={}/{} {why}", meta.namespace, meta.name));
-                loaded.fail(why);
+                loaded.fail_services(why);
                 return loaded;
             }
         };
@@ -97,8 +104,10 @@ impl ObjectStore {
             cancel,
         };
         for key in keys {
-            let content = self.obtain(user, &key, plain(&key)).await;
-            loaded.take(&key, content);
+            let content = self
+                .obtain_object(user, &key, named_object_request(&key))
+                .await;
+            loaded.put_object(&key, content);
         }
         loaded
     }

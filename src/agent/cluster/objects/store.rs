@@ -42,7 +42,7 @@ pub(super) const FORBIDDEN_PAUSES: [Duration; 4] = [
 ];
 /// Time for which a pod counts as new to the authorizer.
 const NEW_POD: Duration = Duration::from_secs(30);
-/// Files that wait for [`ObjectStore::commit`]; of more, the kernel writes the rest in its own time.
+/// Files that wait for [`ObjectStore::sync_written_files`]; of more, the kernel writes the rest in its own time.
 const MAX_UNSYNCED: usize = 1024;
 /// Error text while no request is sent.
 pub(super) const SILENT: &str = "the apiserver does not answer";
@@ -118,7 +118,7 @@ impl ObjectStore {
     }
 
     /// Takes from the Node how long objects may be kept (OBJ-03), and its labels.
-    pub(in crate::agent::cluster) fn learn(&self, node: &Node) {
+    pub(in crate::agent::cluster) fn learn_from_node(&self, node: &Node) {
         let ttl = node.metadata.annotations.get(TTL_ANNOTATION);
         self.table.borrow_mut().set_ttl(ttl.map(String::as_str));
         let labels = &node.metadata.labels;
@@ -128,14 +128,14 @@ impl ObjectStore {
     }
 
     /// A pod is gone, or its volumes are: so is the interest in what it referred to (OBJ-02, TOK-02).
-    pub(in crate::agent) async fn forget(&self, uid: &PodUid) {
-        self.tokens.forget(uid);
-        let gone = self.table.borrow_mut().forget(uid);
+    pub(in crate::agent) async fn forget_pod(&self, uid: &PodUid) {
+        self.tokens.forget_pod(uid);
+        let gone = self.table.borrow_mut().forget_pod(uid);
         let (files, uid) = (self.files.clone(), uid.clone());
         self.tools
             .disk
-            .run(move || {
-                gone.iter().for_each(|key| files.remove(key));
+            .run_job(move || {
+                gone.iter().for_each(|key| files.remove_copy(key));
                 files.remove_tokens(&uid);
             })
             .await;
@@ -150,20 +150,20 @@ impl ObjectStore {
     }
 
     /// Notes what a pod refers to; returns it.
-    pub(super) fn register(
+    pub(super) fn register_references(
         &self,
         pod: &Pod,
         keys: BTreeSet<PodObjectKey>,
     ) -> Result<BTreeSet<PodObjectKey>, PodError> {
         let mut table = self.table.borrow_mut();
         table
-            .register(&pod.metadata.uid, &keys, self.now())
+            .register_pod(&pod.metadata.uid, &keys, self.now())
             .map_err(|e| PodError::Node(e.to_string()))?;
         Ok(keys)
     }
 
     /// An object as it is now, or as it was lately; `Ok(None)`: there is none.
-    pub(super) async fn obtain(
+    pub(super) async fn obtain_object(
         &self,
         user: RequestingPod<'_>,
         key: &PodObjectKey,
@@ -173,23 +173,23 @@ impl ObjectStore {
             let step = {
                 let mut table = self.table.borrow_mut();
                 table.set_metered(self.tools.link_policy.is_metered());
-                table.step(user.uid, key, self.now())
+                table.next_step(user.uid, key, self.now())
             };
             match step {
                 ObjectStep::Missing => return Ok(None),
                 ObjectStep::UseHeld => {
-                    if let Some(content) = self.copy(key).await {
+                    if let Some(content) = self.read_copy(key).await {
                         return Ok(content);
                     }
-                    self.table.borrow_mut().damaged(key);
+                    self.table.borrow_mut().mark_copy_damaged(key);
                 }
                 ObjectStep::Wait => {
-                    let is_free = || (!self.table.borrow().is_busy(key)).then_some(());
-                    self.ended.until(is_free).await;
+                    let is_free = || (!self.table.borrow().is_being_read(key)).then_some(());
+                    self.ended.wait_until(is_free).await;
                 }
                 ObjectStep::Read => {
                     let turn = ObjectReadTurn { mine: self, key };
-                    let read = self.read(user, key, ask).await;
+                    let read = self.read_object(user, key, ask).await;
                     drop(turn);
                     return read;
                 }
@@ -197,20 +197,20 @@ impl ObjectStore {
         }
     }
 
-    async fn read(
+    async fn read_object(
         &self,
         user: RequestingPod<'_>,
         key: &PodObjectKey,
         ask: ObjectRequest,
     ) -> Result<Option<ObjectContent>, PodError> {
         let begun = self.now();
-        let refusal = match self.ask_patiently(user, key, ask).await {
+        let refusal = match self.ask_with_retries(user, key, ask).await {
             Ok(content) => {
-                self.keep(key, Some(&content), begun).await;
+                self.keep_copy(key, Some(&content), begun).await;
                 return Ok(Some(content));
             }
             Err(ObjectReadError::NotFound(_)) if key.kind != PodObjectKind::Claim => {
-                self.keep(key, None, begun).await;
+                self.keep_copy(key, None, begun).await;
                 return Ok(None);
             }
             Err(refusal) => refusal,
@@ -220,7 +220,7 @@ impl ObjectStore {
             key.kind != PodObjectKind::Claim || matches!(refusal, ObjectReadError::Silent(_));
         let why = PodError::from(refusal);
         let copy = if may_be_old {
-            self.copy(key).await
+            self.read_copy(key).await
         } else {
             None
         };
@@ -233,23 +233,23 @@ impl ObjectStore {
         }
     }
 
-    async fn ask_patiently(
+    async fn ask_with_retries(
         &self,
         user: RequestingPod<'_>,
         key: &PodObjectKey,
         ask: ObjectRequest,
     ) -> Result<ObjectContent, ObjectReadError> {
-        if !self.reach.borrow_mut().may_ask(self.now()) {
+        if !self.reach.borrow_mut().may_ask_now(self.now()) {
             return Err(ObjectReadError::Silent(SILENT.into()));
         }
         let (files, name) = (self.files.clone(), key.clone());
-        let has_copy = self.tools.disk.run(move || files.has(&name)).await;
+        let has_copy = self.tools.disk.run_job(move || files.has_file(&name)).await;
         let limit = has_copy.then_some(REFRESH_WAIT);
         let mut pauses = FORBIDDEN_PAUSES.iter();
         loop {
             let ask = Arc::clone(&ask);
-            let answer = self.ask(user, limit, move |api| ask(api)).await;
-            if !self.pause(user, &answer, &mut pauses).await {
+            let answer = self.ask_apiserver(user, limit, move |api| ask(api)).await;
+            if !self.pause_before_retry(user, &answer, &mut pauses).await {
                 return answer;
             }
         }
@@ -257,7 +257,7 @@ impl ObjectStore {
 
     /// Waits if the answer is one that a new pod gets before the authorizer knows of it (AUTHZ-08). Returns whether to ask
     /// again.
-    pub(super) async fn pause<T>(
+    pub(super) async fn pause_before_retry<T>(
         &self,
         user: RequestingPod<'_>,
         answer: &Result<T, ObjectReadError>,
@@ -265,19 +265,22 @@ impl ObjectStore {
     ) -> bool {
         let now = self.now();
         if !matches!(answer, Err(ObjectReadError::Forbidden(_)))
-            || !self.table.borrow().is_new(user.uid, NEW_POD, now)
+            || !self
+                .table
+                .borrow()
+                .is_recently_registered(user.uid, NEW_POD, now)
         {
             return false;
         }
         let Some(pause) = pauses.next() else {
             return false;
         };
-        self.tools.clock.until(now + *pause).await;
+        self.tools.clock.sleep_until(now + *pause).await;
         true
     }
 
     /// Asks the apiserver, unless it was found silent since; ends early with the pod, and after `limit`.
-    pub(super) async fn ask<T: Send + 'static>(
+    pub(super) async fn ask_apiserver<T: Send + 'static>(
         &self,
         user: RequestingPod<'_>,
         limit: Option<Duration>,
@@ -285,7 +288,7 @@ impl ObjectStore {
     ) -> Result<T, ObjectReadError> {
         let silences = Arc::clone(&self.silences);
         let before = silences.load(Ordering::SeqCst);
-        let asked = self.tools.lanes.work(move |api| {
+        let asked = self.tools.lanes.run_request(move |api| {
             if silences.load(Ordering::SeqCst) != before {
                 return Err(ObjectReadError::Silent(SILENT.into()));
             }
@@ -296,12 +299,12 @@ impl ObjectStore {
             answer
         });
         let ended = async {
-            user.cancel.cancelled().await;
+            user.cancel.wait_for_cancel().await;
             Err(ObjectReadError::Ended)
         };
         let late = async {
             match limit {
-                Some(limit) => self.tools.clock.until(self.now() + limit).await,
+                Some(limit) => self.tools.clock.sleep_until(self.now() + limit).await,
                 None => core::future::pending().await,
             }
             Err(ObjectReadError::Silent(SILENT.into()))
@@ -309,22 +312,27 @@ impl ObjectStore {
         let answer = asked.or(ended).or(late).await;
         let mut reach = self.reach.borrow_mut();
         match &answer {
-            Err(ObjectReadError::Silent(_)) => reach.silent(self.now()),
+            Err(ObjectReadError::Silent(_)) => reach.record_silence(self.now()),
             Err(ObjectReadError::Ended) => {}
-            _ => reach.answered(),
+            _ => reach.record_answer(),
         }
         answer
     }
 
     /// Writes a copy, and notes what is known.
-    async fn keep(&self, key: &PodObjectKey, content: Option<&ObjectContent>, begun: MonoTime) {
+    async fn keep_copy(
+        &self,
+        key: &PodObjectKey,
+        content: Option<&ObjectContent>,
+        begun: MonoTime,
+    ) {
         let text = content.map(ObjectContent::encode).transpose();
         let (files, name) = (self.files.clone(), key.clone());
         let kept = match text {
             Ok(text) => {
                 self.tools
                     .disk
-                    .run(move || files.write(&name, text.as_deref()))
+                    .run_job(move || files.write_copy(&name, text.as_deref()))
                     .await
             }
             Err(e) => Err(e.into()),
@@ -347,7 +355,7 @@ impl ObjectStore {
                 }
             }
         };
-        self.table.borrow_mut().read(key, found, begun);
+        self.table.borrow_mut().record_read(key, found, begun);
     }
 
     /// A file that is to be on disk for good soon.
@@ -363,13 +371,13 @@ impl ObjectStore {
         }
     }
 
-    /// Returns true if files wait for [`Self::commit`].
-    pub(super) fn is_unsynced(&self) -> bool {
+    /// Returns true if files wait for [`Self::sync_written_files`].
+    pub(super) fn has_unsynced_files(&self) -> bool {
         !self.unsynced.borrow().is_empty()
     }
 
     /// Brings what was written to disk for good.
-    pub(super) async fn commit(&self) {
+    pub(super) async fn sync_written_files(&self) {
         let files = self.unsynced.take();
         if files.is_empty() {
             return;
@@ -377,7 +385,7 @@ impl ObjectStore {
         let done = self
             .tools
             .disk
-            .run(move || ObjectFiles::commit(&files))
+            .run_job(move || ObjectFiles::sync_files(&files))
             .await;
         if let Err(e) = done {
             self.complain(&format!(
@@ -387,20 +395,23 @@ impl ObjectStore {
     }
 
     /// Kept content of an object, however old. Sends no request.
-    pub(super) async fn known(&self, key: &PodObjectKey) -> Option<ObjectContent> {
-        self.copy(key).await.flatten()
+    pub(super) async fn known_content(&self, key: &PodObjectKey) -> Option<ObjectContent> {
+        self.read_copy(key).await.flatten()
     }
 
     /// Reads the copy on disk; `None` if there is none that can be used.
-    async fn copy(&self, key: &PodObjectKey) -> Option<Option<ObjectContent>> {
+    async fn read_copy(&self, key: &PodObjectKey) -> Option<Option<ObjectContent>> {
         let (files, name) = (self.files.clone(), key.clone());
-        let read = self.tools.disk.run(move || match files.read(&name) {
-            ObjectCopy::Held(bytes) => ObjectContent::decode(name.kind, &bytes)
-                .map(Some)
-                .map_err(Some),
-            ObjectCopy::Missing => Ok(None),
-            ObjectCopy::None => Err(None),
-        });
+        let read = self
+            .tools
+            .disk
+            .run_job(move || match files.read_copy(&name) {
+                ObjectCopy::Held(bytes) => ObjectContent::decode(name.kind, &bytes)
+                    .map(Some)
+                    .map_err(Some),
+                ObjectCopy::Missing => Ok(None),
+                ObjectCopy::None => Err(None),
+            });
         match read.await {
             Ok(content) => Some(content),
             Err(why) => {
@@ -424,7 +435,7 @@ struct ObjectReadTurn<'a> {
 
 impl Drop for ObjectReadTurn<'_> {
     fn drop(&mut self) {
-        self.mine.table.borrow_mut().failed(self.key);
+        self.mine.table.borrow_mut().record_read_failure(self.key);
         self.mine.ended.wake_all();
     }
 }

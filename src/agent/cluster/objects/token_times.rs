@@ -22,7 +22,7 @@ pub(super) struct TokenRenewalTime {
     pub(super) is_found: bool,
 }
 
-fn slot(uid: &PodUid, token: &TokenRef) -> (PodUid, u64) {
+fn token_slot(uid: &PodUid, token: &TokenRef) -> (PodUid, u64) {
     let seconds = token.expiration_s.unwrap_or(0).to_le_bytes();
     (
         uid.clone(),
@@ -32,22 +32,22 @@ fn slot(uid: &PodUid, token: &TokenRef) -> (PodUid, u64) {
 
 impl TokenTimes {
     /// Instant at which that token is to be replaced, if it is known.
-    pub(super) fn of(&self, uid: &PodUid, token: &TokenRef) -> Option<TokenRenewalTime> {
-        self.due.borrow().get(&slot(uid, token)).copied()
+    pub(super) fn renewal_time(&self, uid: &PodUid, token: &TokenRef) -> Option<TokenRenewalTime> {
+        self.due.borrow().get(&token_slot(uid, token)).copied()
     }
 
     /// Sets the instant at which that token is to be replaced.
-    pub(super) fn set(&self, uid: &PodUid, token: &TokenRef, due: TokenRenewalTime) {
-        self.due.borrow_mut().insert(slot(uid, token), due);
+    pub(super) fn set_renewal_time(&self, uid: &PodUid, token: &TokenRef, due: TokenRenewalTime) {
+        self.due.borrow_mut().insert(token_slot(uid, token), due);
     }
 
     /// Forgets a pod's.
-    pub(super) fn forget(&self, uid: &PodUid) {
+    pub(super) fn forget_pod(&self, uid: &PodUid) {
         self.due.borrow_mut().retain(|(of, _), _| of != uid);
     }
 
     /// Pods with a token that is to be replaced by now.
-    pub(super) fn due(&self, now: MonoTime) -> Vec<PodUid> {
+    pub(super) fn pods_due(&self, now: MonoTime) -> Vec<PodUid> {
         let due = self.due.borrow();
         let mut pods: Vec<PodUid> = due
             .iter()

@@ -22,13 +22,13 @@ use crate::{
 
 impl ObjectStore {
     /// All tokens of the pod's volumes: those in force, new ones where they are due.
-    pub(super) async fn tokens(
+    pub(super) async fn pod_tokens(
         &self,
         pod: &Pod,
         cancel: &CallCancel,
     ) -> BTreeMap<TokenRef, Result<Vec<u8>, PodError>> {
         let mut tokens = BTreeMap::new();
-        for place in pod_refs::tokens(pod) {
+        for place in pod_refs::token_locations(pod) {
             if let Entry::Vacant(token) = tokens.entry(place.token.clone()) {
                 token.insert(self.current_token(pod, cancel, &place).await);
             }
@@ -44,12 +44,12 @@ impl ObjectStore {
     ) -> Result<Vec<u8>, PodError> {
         let uid = &pod.metadata.uid;
         let mounted = self.mounted_token(uid, place).await;
-        let times = mounted.as_deref().and_then(token::times);
+        let times = mounted.as_deref().and_then(token::parse_token_times);
         let now = self.now();
-        let due = match (self.tokens.of(uid, &place.token), times) {
+        let due = match (self.tokens.renewal_time(uid, &place.token), times) {
             (Some(due), _) if !due.is_found => due,
             (_, Some(times)) => TokenRenewalTime {
-                at: now + token::lease_left(times, uid, self.server_time()),
+                at: now + token::time_left_to_refresh(times, uid, self.server_time()),
                 is_found: true,
             },
             (Some(due), None) => due,
@@ -61,16 +61,16 @@ impl ObjectStore {
         if let Some(token) = &mounted
             && now < due.at
         {
-            self.tokens.set(uid, &place.token, due);
+            self.tokens.set_renewal_time(uid, &place.token, due);
             return Ok(token.clone());
         }
-        let why = match self.ask_for_token(pod, cancel, &place.token).await {
+        let why = match self.request_token(pod, cancel, &place.token).await {
             Ok(issued) => {
                 let due = TokenRenewalTime {
-                    at: self.now() + token::lease(issued.times, uid),
+                    at: self.now() + token::refresh_interval(issued.times, uid),
                     is_found: false,
                 };
-                self.tokens.set(uid, &place.token, due);
+                self.tokens.set_renewal_time(uid, &place.token, due);
                 self.keep_first_token(uid, &place.token, &issued).await;
                 return Ok(issued.token.into_bytes());
             }
@@ -78,16 +78,17 @@ impl ObjectStore {
         };
         // One that does not say how long it is good may be.
         let is_taken = |token: &Vec<u8>| {
-            token::times(token).is_none_or(|times| token::is_taken(times, self.server_time()))
+            token::parse_token_times(token)
+                .is_none_or(|times| token::is_still_accepted(times, self.server_time()))
         };
         let old = match mounted.filter(is_taken) {
             Some(token) => Some(token),
             None => self.kept_token(uid, &place.token).await.filter(is_taken),
         };
         let Some(token) = old else {
-            return Err(why.of(format_args!(
+            return Err(why.with_subject(format_args!(
                 "failed to fetch token for service account {:?}",
-                token::account(pod)
+                token::service_account_of(pod)
             )));
         };
         let meta = &pod.metadata;
@@ -107,20 +108,20 @@ impl ObjectStore {
     async fn mounted_token(&self, uid: &PodUid, place: &TokenLocation<'_>) -> Option<Vec<u8>> {
         let (volumes, uid) = (self.tools.volumes.clone(), uid.clone());
         let (volume, path) = (place.volume.to_owned(), place.path.to_owned());
-        let read = self.tools.disk.run(move || {
+        let read = self.tools.disk.run_job(move || {
             let limit = u64::try_from(token::MAX_TOKEN_BYTES).unwrap_or(u64::MAX);
-            volumes.projected_file(&uid, &volume, &path, limit)
+            volumes.read_projected_file(&uid, &volume, &path, limit)
         });
         read.await.ok().filter(|token| !token.is_empty())
     }
 
-    async fn ask_for_token(
+    async fn request_token(
         &self,
         pod: &Pod,
         cancel: &CallCancel,
         token: &TokenRef,
     ) -> Result<IssuedToken, PodError> {
-        if !self.reach.borrow_mut().may_ask(self.now()) {
+        if !self.reach.borrow_mut().may_ask_now(self.now()) {
             return Err(PodError::Object(SILENT.into()));
         }
         let user = RequestingPod {
@@ -129,18 +130,18 @@ impl ObjectStore {
         };
         let mut pauses = FORBIDDEN_PAUSES.iter();
         loop {
-            let request = token::request(pod, token).to_string();
+            let request = token::token_request(pod, token).to_string();
             let (namespace, account) = (
                 pod.metadata.namespace.clone(),
-                token::account(pod).to_owned(),
+                token::service_account_of(pod).to_owned(),
             );
-            let asked = self.ask(user, None, move |api| {
+            let asked = self.ask_apiserver(user, None, move |api| {
                 let answer = api.create_token(&namespace, &account, request.as_bytes())?;
-                token::issued(&answer)
+                token::parse_issued_token(&answer)
                     .map_err(|e| ObjectReadError::Other(PodError::Object(e.to_string())))
             });
             let answer = asked.await;
-            if !self.pause(user, &answer, &mut pauses).await {
+            if !self.pause_before_retry(user, &answer, &mut pauses).await {
                 return answer.map_err(PodError::from);
             }
         }
@@ -150,7 +151,7 @@ impl ObjectStore {
         let (files, text) = (self.files.clone(), issued.token.clone());
         let (uid, token) = (uid.clone(), token.clone());
         let write = move || files.write_token(&uid, &token, &text);
-        match self.tools.disk.run(write).await {
+        match self.tools.disk.run_job(write).await {
             Ok(written) => self.note_written(written),
             Err(e) => self.complain(&format!("no copy of a token is kept on disk: {e}")),
         }
@@ -159,6 +160,6 @@ impl ObjectStore {
     async fn kept_token(&self, uid: &PodUid, token: &TokenRef) -> Option<Vec<u8>> {
         let (files, uid, token) = (self.files.clone(), uid.clone(), token.clone());
         let read = move || files.read_token(&uid, &token);
-        self.tools.disk.run(read).await
+        self.tools.disk.run_job(read).await
     }
 }

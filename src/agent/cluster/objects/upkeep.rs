@@ -26,51 +26,61 @@ pub(in crate::agent::cluster) struct ObjectKeeper {
 
 impl ObjectKeeper {
     /// For the agent's life.
-    pub(in crate::agent::cluster) async fn run(self) {
+    pub(in crate::agent::cluster) async fn keep_objects(self) {
         let (mine, clock) = (&*self.objects, &self.objects.tools.clock);
         let mut sweep = clock.now() + TOKEN_INTERVAL;
         loop {
             let round = clock.now() + TOKEN_INTERVAL;
             let written = async {
-                let is_unsynced = || mine.is_unsynced().then_some(());
-                mine.written.until(is_unsynced).await;
+                let is_unsynced = || mine.has_unsynced_files().then_some(());
+                mine.written.wait_until(is_unsynced).await;
                 true
             };
             let over = async {
-                clock.until(round).await;
+                clock.sleep_until(round).await;
                 false
             };
             if written.or(over).await {
-                clock.until(clock.now() + GROUP).await;
-                mine.commit().await;
+                clock.sleep_until(clock.now() + GROUP).await;
+                mine.sync_written_files().await;
             }
             let now = clock.now();
-            let due = mine.tokens.due(now);
+            let due = mine.tokens.pods_due(now);
             if !due.is_empty() {
-                self.asker.send(AgentEvent::Resync(due)).await;
+                self.asker.send_event(AgentEvent::Resync(due)).await;
             }
             if now >= sweep {
-                sweep = now + self.tidy().await;
+                sweep = now + self.tidy_objects().await;
             }
         }
     }
 
     /// Forgets pods that nobody wants and removes files that none needs; returns in how long to look again.
-    async fn tidy(&self) -> Duration {
+    async fn tidy_objects(&self) -> Duration {
         let mine = &*self.objects;
-        let known: Vec<PodUid> = mine.table.borrow().pods().cloned().gather();
-        let unwanted = self.asker.ask(move |agent| {
+        let known: Vec<PodUid> = mine
+            .table
+            .borrow()
+            .registered_pods()
+            .cloned()
+            .gather_items();
+        let unwanted = self.asker.ask_agent(move |agent| {
             let unwanted = known.into_iter().filter(|uid| agent.is_orphaned(uid));
             unwanted.collect::<Vec<_>>()
         });
         for uid in unwanted.await {
-            mine.forget(&uid).await;
+            mine.forget_pod(&uid).await;
         }
         // A pod that has not come to say what it needs may need any of them.
-        let known: BTreeSet<PodUid> = mine.table.borrow().pods().cloned().gather();
+        let known: BTreeSet<PodUid> = mine
+            .table
+            .borrow()
+            .registered_pods()
+            .cloned()
+            .gather_items();
         let complete = self
             .asker
-            .ask(move |agent| agent.sources_ready() && agent.every_api_pod(&known));
+            .ask_agent(move |agent| agent.sources_ready() && agent.knows_all_api_pods(&known));
         let complete = complete.await;
         if !complete {
             return TOKEN_INTERVAL;
@@ -78,12 +88,15 @@ impl ObjectKeeper {
         let (keys, pods): (BTreeSet<_>, BTreeSet<_>) = {
             let table = mine.table.borrow();
             (
-                table.keys().cloned().gather(),
-                table.pods().cloned().gather(),
+                table.referenced_keys().cloned().gather_items(),
+                table.registered_pods().cloned().gather_items(),
             )
         };
         let files = mine.files.clone();
-        mine.tools.disk.run(move || files.sweep(&keys, &pods)).await;
+        mine.tools
+            .disk
+            .run_job(move || files.remove_unowned(&keys, &pods))
+            .await;
         SWEEP_INTERVAL
     }
 }

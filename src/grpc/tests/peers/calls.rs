@@ -43,33 +43,35 @@ pub(crate) fn service() -> (CallHandler, Rc<Cell<usize>>) {
         let working = Working::begin(&working);
         Box::pin(async move {
             let _working = working;
-            let path = exchange.path().to_owned();
+            let path = exchange.method_path().to_owned();
             match path.as_str() {
                 "/test.Echo/Once" => {
-                    let mut asked: Text = exchange.request().await?;
-                    exchange.answer(&mut asked).await
+                    let mut asked: Text = exchange.single_request().await?;
+                    exchange.send_answer(&mut asked).await
                 }
                 "/test.Echo/Many" => {
-                    let asked: Text = exchange.request().await?;
+                    let asked: Text = exchange.single_request().await?;
                     for number in 0..asked.number {
                         let mut answer = Text {
                             number,
                             ..asked.clone()
                         };
-                        exchange.answer(&mut answer).await?;
+                        exchange.send_answer(&mut answer).await?;
                     }
                     Ok(())
                 }
                 "/test.Echo/Each" => {
-                    while let Some(message) = exchange.next().await? {
-                        exchange.send(&message).await?;
+                    while let Some(message) = exchange.next_message().await? {
+                        exchange.send_message(&message).await?;
                     }
                     Ok(())
                 }
                 "/test.Echo/Metadata" => {
                     let sent = exchange.metadata().iter().find(|(n, _)| n == b"x-test");
                     let sent = sent.map(|(_, v)| String::from_utf8_lossy(v).into_owned());
-                    exchange.answer(&mut text(&sent.unwrap_or_default())).await
+                    exchange
+                        .send_answer(&mut text(&sent.unwrap_or_default()))
+                        .await
                 }
                 "/test.Echo/Never" => pending().await,
                 "/test.Echo/Refused" => Err(GrpcStatus::new(
@@ -89,12 +91,12 @@ pub(crate) fn service() -> (CallHandler, Rc<Cell<usize>>) {
 async fn once(client: &GrpcClient, mut request: Text) -> Result<Text, GrpcStatus> {
     let options = CallOptions::default();
     client
-        .unary("/test.Echo/Once", &mut request, &options)
+        .call_unary("/test.Echo/Once", &mut request, &options)
         .await
 }
 
 async fn begin(client: &GrpcClient, path: &str) -> ClientCall {
-    let call = client.call(path, &CallOptions::default()).await;
+    let call = client.begin_call(path, &CallOptions::default()).await;
     call.expect("a call")
 }
 
@@ -107,26 +109,30 @@ fn all_kinds_of_methods() {
             number: 3,
         };
         let options = CallOptions::default();
-        let call = client.streaming("/test.Echo/Many", &mut request, &options);
+        let call = client.call_streaming("/test.Echo/Many", &mut request, &options);
         let mut call = call.await.expect("a call");
         for number in 0..3 {
-            let answer = call.answer::<Text>().await.expect("well").expect("more");
+            let answer = call
+                .next_answer::<Text>()
+                .await
+                .expect("well")
+                .expect("more");
             assert_eq!((answer.number, answer.text.as_str()), (number, "b"));
         }
-        assert_eq!(call.answer::<Text>().await, Ok(None));
+        assert_eq!(call.next_answer::<Text>().await, Ok(None));
         let mut call = begin(&client, "/test.Echo/Each").await;
         for message in [&b"x"[..], b"", &[7; 300_000]] {
-            call.send(message).await.expect("sent");
-            assert_eq!(call.next().await, Ok(Some(message.to_vec())));
+            call.send_message(message).await.expect("sent");
+            assert_eq!(call.next_message().await, Ok(Some(message.to_vec())));
         }
-        call.finish();
-        assert_eq!(call.next().await, Ok(None));
+        call.finish_sending();
+        assert_eq!(call.next_message().await, Ok(None));
         let options = CallOptions {
             metadata: vec![(b"x-test".to_vec(), b"value".to_vec())],
             timeout: Some(Duration::from_secs(60)),
             ..CallOptions::default()
         };
-        let answer = client.unary("/test.Echo/Metadata", &mut text(""), &options);
+        let answer = client.call_unary("/test.Echo/Metadata", &mut text(""), &options);
         assert_eq!(answer.await, Ok(text("value")));
     });
 }
@@ -143,7 +149,9 @@ fn failures_say_why() {
             ),
             ("/a.B/C", GrpcCode::UNIMPLEMENTED, "unknown method /a.B/C"),
         ] {
-            let answer = client.unary::<Text>(path, &mut text(""), &options).await;
+            let answer = client
+                .call_unary::<Text>(path, &mut text(""), &options)
+                .await;
             assert_eq!(answer, Err(GrpcStatus::new(code, message)));
         }
         // More than one answer, or none, is no answer to a question.
@@ -152,13 +160,13 @@ fn failures_say_why() {
                 text: String::new(),
                 number,
             };
-            let answer = client.unary::<Text>("/test.Echo/Many", &mut request, &options);
+            let answer = client.call_unary::<Text>("/test.Echo/Many", &mut request, &options);
             assert_eq!(answer.await.map_err(|e| e.code), Err(GrpcCode::INTERNAL));
         }
         let mut call = begin(&client, "/test.Echo/Once").await;
-        call.send(b"\xff").await.expect("sent");
-        call.finish();
-        let status = call.next().await.expect_err("no message");
+        call.send_message(b"\xff").await.expect("sent");
+        call.finish_sending();
+        let status = call.next_message().await.expect_err("no message");
         assert_eq!(status.code, GrpcCode::INTERNAL);
         assert_eq!(once(&client, text("still")).await, Ok(text("still")));
     });
@@ -172,13 +180,13 @@ fn what_takes_too_long_or_is_dropped_is_given_up_on_both_sides() {
             timeout: Some(Duration::from_millis(20)),
             ..CallOptions::default()
         };
-        let answer = client.unary::<Text>("/test.Echo/Never", &mut text(""), &options);
+        let answer = client.call_unary::<Text>("/test.Echo/Never", &mut text(""), &options);
         let status = answer.await.expect_err("never");
         assert_eq!(status.code, GrpcCode::DEADLINE_EXCEEDED);
         until(|| working.get() == 0).await;
         let forever = CallOptions::default();
         let asked = async {
-            let answer = client.unary::<Text>("/test.Echo/Never", &mut text(""), &forever);
+            let answer = client.call_unary::<Text>("/test.Echo/Never", &mut text(""), &forever);
             let _ = answer.await;
         };
         or(asked, until(|| working.get() == 1)).await;
@@ -193,10 +201,10 @@ fn large_messages() {
         let large = text(&"x".repeat(MAX_MESSAGE_BYTES - 100));
         assert_eq!(once(&client, large.clone()).await, Ok(large));
         let mut call = begin(&client, "/test.Echo/Each").await;
-        call.send(&vec![0; MAX_MESSAGE_BYTES + 1])
+        call.send_message(&vec![0; MAX_MESSAGE_BYTES + 1])
             .await
             .expect("sent");
-        let status = call.next().await.expect_err("too large");
+        let status = call.next_message().await.expect_err("too large");
         assert_eq!(status.code, GrpcCode::RESOURCE_EXHAUSTED);
         assert_eq!(once(&client, text("on")).await, Ok(text("on")));
     });
@@ -211,25 +219,25 @@ fn a_reader_that_sleeps_loses_its_call_and_holds_up_nobody() {
             number: 1_000_000,
         };
         let options = CallOptions::default();
-        let call = client.streaming("/test.Echo/Many", &mut request, &options);
+        let call = client.call_streaming("/test.Echo/Many", &mut request, &options);
         let mut sleeper = call.await.expect("a call");
         for _ in 0..200 {
             assert_eq!(once(&client, text("a")).await, Ok(text("a")));
         }
         // Read in time, it goes on; not read at all, it ends.
         for number in 0..5000 {
-            let answer = sleeper.answer::<Text>().await.expect("in time");
+            let answer = sleeper.next_answer::<Text>().await.expect("in time");
             assert_eq!(answer.expect("more").number, number);
         }
         until(|| working.get() == 0).await;
-        let status = sleeper.answer::<Text>().await.expect_err("too late");
+        let status = sleeper.next_answer::<Text>().await.expect_err("too late");
         assert_eq!(status.code, GrpcCode::RESOURCE_EXHAUSTED);
         // One that reads gets all.
         request.number = 20_000;
-        let call = client.streaming("/test.Echo/Many", &mut request, &options);
+        let call = client.call_streaming("/test.Echo/Many", &mut request, &options);
         let mut reader = call.await.expect("a call");
         let mut count = 0;
-        while let Some(answer) = reader.answer::<Text>().await.expect("well") {
+        while let Some(answer) = reader.next_answer::<Text>().await.expect("well") {
             assert_eq!(answer.number, count);
             count += 1;
         }
@@ -244,7 +252,7 @@ fn more_calls_than_streams() {
     with_server(handler, 1, async |client| {
         let never = |client: GrpcClient| async move {
             let options = CallOptions::default();
-            let answer = client.unary::<Text>("/test.Echo/Never", &mut text(""), &options);
+            let answer = client.call_unary::<Text>("/test.Echo/Never", &mut text(""), &options);
             answer.await.expect_err("dropped")
         };
         let calls: Vec<_> = (0..150)

@@ -209,7 +209,9 @@ async fn cri<A: Message + Default>(
         metadata: vec![(b"containerd-namespace".to_vec(), b"test".to_vec())],
         ..CallOptions::default()
     };
-    client.unary(&format!("/{method}"), request, &options).await
+    client
+        .call_unary(&format!("/{method}"), request, &options)
+        .await
 }
 
 #[test]
@@ -291,7 +293,7 @@ async fn runtime_service(client: &GrpcClient) {
 async fn events(client: &GrpcClient) {
     let options = CallOptions::default();
     let path = "/containerd.services.events.v1.Events/Subscribe";
-    let call = client.streaming(path, &mut Subscribe::default(), &options);
+    let call = client.call_streaming(path, &mut Subscribe::default(), &options);
     let mut events = call.await.expect("a subscription");
     // Until the subscription is there, nothing is told of what happens.
     for n in 0.. {
@@ -305,7 +307,7 @@ async fn events(client: &GrpcClient) {
         cri::<CreateNamespace>(client, method, &mut request)
             .await
             .expect("created");
-        let event = async { Some(events.answer::<EventEnvelope>().await) };
+        let event = async { Some(events.next_answer::<EventEnvelope>().await) };
         let soon = async {
             Timer::after(Duration::from_millis(100)).await;
             None
@@ -328,7 +330,7 @@ async fn content(client: &GrpcClient) {
     };
     let mut all = Vec::new();
     let path = "/containerd.services.content.v1.Content/Write";
-    let mut call = client.call(path, &options).await.expect("a call");
+    let mut call = client.begin_call(path, &options).await.expect("a call");
     let mut digest = String::new();
     for (n, action) in (0_u8..).zip([WRITE, WRITE, WRITE, WRITE, COMMIT]) {
         let mut write = Write {
@@ -339,22 +341,22 @@ async fn content(client: &GrpcClient) {
             ..Write::default()
         };
         all.extend_from_slice(&write.data);
-        call.send(&encode(&mut write)).await.expect("sent");
-        let written: Written = call.answer().await.expect("well").expect("an answer");
+        call.send_message(&encode(&mut write)).await.expect("sent");
+        let written: Written = call.next_answer().await.expect("well").expect("an answer");
         assert_eq!(usize::try_from(written.offset), Ok(all.len()));
         digest = written.digest;
     }
-    call.finish();
+    call.finish_sending();
     // The end is told once more.
-    while let Some(written) = call.answer::<Written>().await.expect("well") {
+    while let Some(written) = call.next_answer::<Written>().await.expect("well") {
         assert_eq!(written.digest, digest);
     }
     assert!(digest.starts_with("sha256:"), "{digest}");
     let path = "/containerd.services.content.v1.Content/Read";
-    let call = client.streaming(path, &mut Read { digest }, &options);
+    let call = client.call_streaming(path, &mut Read { digest }, &options);
     let mut call = call.await.expect("a call");
     let mut read = Vec::new();
-    while let Some(piece) = call.answer::<Piece>().await.expect("well") {
+    while let Some(piece) = call.next_answer::<Piece>().await.expect("well") {
         assert_eq!(usize::try_from(piece.offset), Ok(read.len()));
         read.extend(piece.data);
     }

@@ -75,7 +75,7 @@ fn their_client_and_our_server() {
         loop {
             let (client, _) = listener.accept().await.expect("a client");
             let clock = Rc::new(Clock { speed: 1 });
-            let serve = server::serve(client, handler.clone(), clock);
+            let serve = server::serve_calls(client, handler.clone(), clock);
             executor.spawn(serve).detach();
         }
     };
@@ -112,30 +112,30 @@ fn our_client_and_their_server() {
         };
         for bytes in [0, 1, 100_000, MAX_MESSAGE_BYTES - 100] {
             let mut asked = text(&"x".repeat(bytes));
-            let answer = client.unary::<Text>("/test.Echo/Once", &mut asked, &options);
+            let answer = client.call_unary::<Text>("/test.Echo/Once", &mut asked, &options);
             assert!(answer.await == Ok(asked), "{bytes} bytes");
         }
-        let answer = client.unary::<Text>("/test.Echo/Refused", &mut text(""), &options);
+        let answer = client.call_unary::<Text>("/test.Echo/Refused", &mut text(""), &options);
         let status = answer.await.expect_err("refused");
         assert_eq!(
             (status.code, status.message.as_str()),
             (GrpcCode::NOT_FOUND, "100 % né\n")
         );
         let answer = client
-            .unary::<Text>("/a.B/C", &mut text(""), &options)
+            .call_unary::<Text>("/a.B/C", &mut text(""), &options)
             .await;
         assert_eq!(answer.expect_err("unknown").code, GrpcCode::UNIMPLEMENTED);
-        let call = client.streaming("/test.Echo/Many", &mut text("a"), &options);
+        let call = client.call_streaming("/test.Echo/Many", &mut text("a"), &options);
         let mut call = call.await.expect("a call");
         for _ in 0..5000 {
-            assert_eq!(call.answer().await, Ok(Some(text("a"))));
+            assert_eq!(call.next_answer().await, Ok(Some(text("a"))));
         }
-        assert_eq!(call.answer::<Text>().await, Ok(None));
+        assert_eq!(call.next_answer::<Text>().await, Ok(None));
         let short = CallOptions {
             timeout: Some(Duration::from_millis(50)),
             ..CallOptions::default()
         };
-        let answer = client.unary::<Text>("/test.Echo/Never", &mut text(""), &short);
+        let answer = client.call_unary::<Text>("/test.Echo/Never", &mut text(""), &short);
         assert_eq!(
             answer.await.expect_err("late").code,
             GrpcCode::DEADLINE_EXCEEDED

@@ -12,7 +12,7 @@ use h2::{Reason, RecvStream, SendStream, client::SendRequest, server::SendRespon
 use http::{HeaderMap, Request, Response};
 use picolet_grpc::{
     client::CallOptions,
-    envelope::{EnvelopeReader, wrap},
+    envelope::{EnvelopeReader, wrap_message},
     server,
     status::GrpcCode,
 };
@@ -145,11 +145,11 @@ fn our_client_and_their_server() {
         for n in 0..300 {
             let mut asked = text(&n.to_string());
             let path = format!("/h2/Echo{}", n % 150);
-            let answer: Result<Text, _> = client.unary(&path, &mut asked, &options).await;
+            let answer: Result<Text, _> = client.call_unary(&path, &mut asked, &options).await;
             assert_eq!(answer, Ok(asked));
         }
         let mut large = text(&"x".repeat(10 << 20));
-        let answer: Result<Text, _> = client.unary("/h2/Echo", &mut large, &options).await;
+        let answer: Result<Text, _> = client.call_unary("/h2/Echo", &mut large, &options).await;
         assert_eq!(answer, Ok(large));
         for (path, code, message) in [
             ("/h2/TrailersOnly", GrpcCode(9), "not now"),
@@ -159,7 +159,9 @@ fn our_client_and_their_server() {
                 "stream terminated by RST_STREAM with error code: 7",
             ),
         ] {
-            let answer = client.unary::<Text>(path, &mut text(""), &options).await;
+            let answer = client
+                .call_unary::<Text>(path, &mut text(""), &options)
+                .await;
             let status = answer.expect_err("refused");
             assert_eq!((status.code, status.message.as_str()), (code, message));
         }
@@ -168,7 +170,7 @@ fn our_client_and_their_server() {
             ..CallOptions::default()
         };
         let answer = client
-            .unary::<Text>("/h2/Never", &mut text(""), &short)
+            .call_unary::<Text>("/h2/Never", &mut text(""), &short)
             .await;
         assert_eq!(answer.expect_err("late").code, GrpcCode::DEADLINE_EXCEEDED);
         // At once, though seven streams are all there is.
@@ -179,7 +181,9 @@ fn our_client_and_their_server() {
                 executor.spawn(async move {
                     let mut asked = text(&n.to_string().repeat(10_000));
                     let options = CallOptions::default();
-                    let answer = client.unary::<Text>("/h2/Echo", &mut asked, &options).await;
+                    let answer = client
+                        .call_unary::<Text>("/h2/Echo", &mut asked, &options)
+                        .await;
                     assert_eq!(answer, Ok(asked));
                 })
             })
@@ -200,7 +204,7 @@ type Requests = SendRequest<Bytes>;
 fn ask<F: Future>(handler: server::CallHandler, ask: impl FnOnce(Requests) -> F) -> F::Output {
     let executor = LocalExecutor::new();
     let (ours, theirs) = pair();
-    let serve = server::serve(ours, handler, Rc::new(Clock { speed: 1 }));
+    let serve = server::serve_calls(ours, handler, Rc::new(Clock { speed: 1 }));
     executor.spawn(serve).detach();
     smol::block_on(executor.run(async {
         let (requests, connection) = h2::client::handshake(Pipe(theirs))
@@ -226,7 +230,7 @@ async fn call(
     let mut requests = requests.clone().ready().await.expect("room");
     let request = request.body(()).expect("a request");
     let (response, mut stream) = requests.send_request(request, false).expect("sent");
-    write(&mut stream, wrap(body), true).await;
+    write(&mut stream, wrap_message(body), true).await;
     let response = response.await.expect("an answer");
     let head = response.headers().clone();
     let mut body = response.into_body();
@@ -238,7 +242,7 @@ async fn call(
         value.unwrap_or_default().to_owned()
     };
     let message = EnvelopeReader::default()
-        .take(&mut bytes)
+        .take_message(&mut bytes)
         .expect("a message");
     (
         value("grpc-status"),

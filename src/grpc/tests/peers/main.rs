@@ -90,7 +90,7 @@ fn with_server<F: Future>(
     then: impl FnOnce(GrpcClient) -> F,
 ) -> F::Output {
     let serve = |theirs, executor: Rc<LocalExecutor<'static>>| {
-        let server = server::serve(theirs, handler, Rc::new(Clock { speed: 1 }));
+        let server = server::serve_calls(theirs, handler, Rc::new(Clock { speed: 1 }));
         executor.spawn(server).detach();
     };
     speak(speed, serve, then)

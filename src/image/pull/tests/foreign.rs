@@ -47,7 +47,7 @@ fn any(offers: &[Offer], seen: &Seen) -> Reply {
 fn forged(plain: &[&[u8]], packed: &[&[u8]], withheld: &[u8]) -> Offer {
     let mut layout = Layout::new();
     let top = layout.image(&config(plain, "forged"), packed);
-    let layers = packed.iter().map(|l| Digest::of(l)).collect();
+    let layers = packed.iter().map(|l| Digest::compute(l)).collect();
     let mut offer = Offer::from(layout, top, layers);
     offer.blobs.retain(|(_, data)| data != withheld);
     offer
@@ -59,7 +59,7 @@ fn named(server: &Server, repository: &str, tag: usize) -> String {
 
 impl Bench {
     fn pull_with(&self, image: &str, credential: Option<RegistryCredential>) -> PullOutcome {
-        smol::block_on(self.puller.pull(image, credential))
+        smol::block_on(self.puller.pull_image(image, credential))
     }
 }
 
@@ -111,7 +111,7 @@ fn who_knows_a_digest_does_not_get_the_layer() {
         }
         assert_eq!(bench.read(&own, "key"), b"the team's own");
     }
-    assert_eq!(bench.store.list().len(), 1);
+    assert_eq!(bench.store.list_images().len(), 1);
     // Nor if the team itself, which has the layer, pulled the stranger's image.
     let hers = named(&server, "open", 1);
     let pulled = bench.pull_with(&hers, credential(&server, "secret"));
@@ -152,15 +152,15 @@ fn nor_what_only_arrived() {
         assert!(got.is_err(), "{got:?}");
     }
     // Who fetched it has it still.
-    let (first, _) = asked(&team, Digest::of(&packed));
+    let (first, _) = asked(&team, Digest::compute(&packed));
     assert!(bench.pull_with(&image(&team), mine()).is_err());
-    assert_eq!(asked(&team, Digest::of(&packed)), (first, 0));
+    assert_eq!(asked(&team, Digest::compute(&packed)), (first, 0));
 }
 
 #[test]
 fn who_may_have_a_layer_need_not_fetch_it() {
     let base = file("base", b"the team's own");
-    let blob = Digest::of(&gzip(&base));
+    let blob = Digest::compute(&gzip(&base));
     let tops: Vec<Vec<u8>> = (0..4).map(|n| file("top", &[n])).collect();
     let offer = |n: usize| Offer::of(&[base.clone(), tops[n].clone()]);
     let all: Vec<Offer> = (0..4).map(offer).collect();
@@ -170,7 +170,10 @@ fn who_may_have_a_layer_need_not_fetch_it() {
     let image = |n| named(&server, "team", n);
     let pull = |n: usize, password: &str| {
         let done = bench.pull_with(&image(n), credential(&server, password));
-        bench.store.get(&done.expect("pulled")).expect("there")
+        bench
+            .store
+            .image_by_id(&done.expect("pulled"))
+            .expect("there")
     };
     let first = pull(1, "secret");
     assert_eq!(asked(&server, blob), (1, 0));

@@ -17,15 +17,15 @@ fn many_changes_are_read_by_one_list() {
     for name in &names[1..] {
         let said = desk
             .poll
-            .on_object(&item(name, "1"), running("1"), desk.now);
+            .on_list_object(&item(name, "1"), running("1"), desk.now);
         assert_eq!(said, DeliveryVerdict::Deliver);
         let again = desk
             .poll
-            .on_object(&item(name, "1"), running("1"), desk.now);
+            .on_list_object(&item(name, "1"), running("1"), desk.now);
         assert_eq!(again, DeliveryVerdict::Ignore);
     }
     // An over-long object is shown by its metadata, and read by itself.
-    desk.poll.on_item(&item("p0", "1"), desk.now);
+    desk.poll.on_list_item(&item("p0", "1"), desk.now);
     desk.poll.on_list_end("6", desk.now);
     assert_eq!(desk.asks(), ["get pod-p0"], "the first snapshot waits");
     assert!(!desk.poll.has_completed());
@@ -36,7 +36,7 @@ fn many_changes_are_read_by_one_list() {
     }
     assert!(desk.poll.has_completed());
     assert_eq!(
-        desk.poll.unread().collect::<Vec<_>>(),
+        desk.poll.unread_pods().collect::<Vec<_>>(),
         ["p0"],
         "not for ever"
     );
@@ -48,7 +48,7 @@ fn more_pods_than_fit() {
     desk.asks();
     let names: Vec<String> = (0..50).map(|n| format!("p{n}")).collect();
     for name in &names {
-        desk.poll.on_item(&item(name, "1"), desk.now);
+        desk.poll.on_list_item(&item(name, "1"), desk.now);
     }
     desk.poll.on_list_end("5", desk.now);
     let refused: Vec<String> = desk
@@ -79,7 +79,7 @@ fn finished_pods_do_not_fill_the_table() {
         let said = desk.poll.on_write_ended(&item.uid, Some(over(n)), desk.now);
         assert_eq!(said, DeliveryVerdict::Same);
     }
-    assert_eq!(desk.poll.known().count(), MAX_FINISHED + 1);
+    assert_eq!(desk.poll.delivered_pods().count(), MAX_FINISHED + 1);
     let gone: Vec<String> = desk
         .asks()
         .into_iter()

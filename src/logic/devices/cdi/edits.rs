@@ -10,8 +10,8 @@ use crate::{
         oci::{DeviceRule, OciDevice, Spec, may_mount_at},
         order::OrderExt as _,
     },
-    devices::shown,
-    oci::{by_depth, clean},
+    devices::escape_message,
+    oci::{sort_by_depth, trim_trailing_slashes},
 };
 
 /// Most invalid files that the error for an unknown device names.
@@ -21,7 +21,7 @@ const MAX_EDITS: usize = 4096;
 
 /// Chooses among the files that have a device, by the numbers of their directories. The file in the last directory
 /// counts if it is the only one there; its place in `dirs` is returned.
-pub(crate) fn winner(dirs: &[usize]) -> Option<usize> {
+pub(crate) fn choose_file_by_dir(dirs: &[usize]) -> Option<usize> {
     let last = dirs.iter().max()?;
     let mut of_last = (0..dirs.len()).filter(|at| dirs[*at] == *last);
     of_last.next().filter(|_| of_last.next().is_none())
@@ -31,7 +31,7 @@ pub(crate) fn winner(dirs: &[usize]) -> Option<usize> {
 /// errors of other files. `may_hook`: hooks may run.
 ///
 /// - Errors: a name is in no file, or in two of one directory; an edit is not allowed, or not possible here.
-pub fn resolve(
+pub fn resolve_edits(
     mut files: Vec<CdiFile>,
     names: &[String],
     skipped: &[String],
@@ -46,10 +46,10 @@ pub fn resolve(
             places.extend(at.map(|at| (n, at)));
         }
         let dirs: Vec<usize> = places.iter().map(|(n, _)| files[*n].dir).collect();
-        match winner(&dirs) {
+        match choose_file_by_dir(&dirs) {
             Some(at) => chosen.push((name, places[at])),
             // Names come from plugins, which may say anything.
-            None if places.is_empty() => unknown.push(shown(name)),
+            None if places.is_empty() => unknown.push(escape_message(name)),
             None => {
                 let all = places.iter().map(|(n, _)| &*files[*n].path);
                 let all: Vec<&str> = all.collect();
@@ -84,7 +84,7 @@ pub fn resolve(
                     "CDI device {name}: {path} has hooks, which run as root on the machine: picolet.cdiHooks is not set"
                 )));
             }
-            count += size(&edits);
+            count += edit_count(&edits);
             if count > MAX_EDITS {
                 return Err(PodError::Node(format!(
                     "CDI device {name}: {path}: more than {MAX_EDITS} variables, nodes, mounts, hooks and groups"
@@ -98,7 +98,7 @@ pub fn resolve(
 }
 
 /// Number of variables, nodes, mounts, hooks and groups in the edits.
-pub(super) const fn size(edits: &CdiEdits) -> usize {
+pub(super) const fn edit_count(edits: &CdiEdits) -> usize {
     let CdiEdits {
         env,
         nodes,
@@ -113,14 +113,14 @@ pub(super) const fn size(edits: &CdiEdits) -> usize {
 /// Applies edits to a container's configuration, in this order, once the nodes were looked at.
 ///
 /// - Errors: a node is not what it is to be. The configuration is of no use then.
-pub fn apply(spec: &mut Spec, all: Vec<CdiEdits>) -> Result<(), PodError> {
+pub fn apply_edits(spec: &mut Spec, all: Vec<CdiEdits>) -> Result<(), PodError> {
     let mut mounts = false;
     for edits in all {
         for variable in edits.env {
-            set(&mut spec.process.env, variable);
+            set_variable(&mut spec.process.env, variable);
         }
         for node in edits.nodes {
-            give(spec, node).map_err(|e| e.of(&edits.file))?;
+            add_device_node(spec, node).map_err(|e| e.with_subject(&edits.file))?;
         }
         for mount in edits.mounts {
             if !may_mount_at(&mount.destination) {
@@ -138,8 +138,9 @@ pub fn apply(spec: &mut Spec, all: Vec<CdiEdits>) -> Result<(), PodError> {
             } else if propagation.is_empty() && (has("rslave") || has("slave")) {
                 *propagation = "rslave".into();
             }
-            let at = clean(&mount.destination);
-            spec.mounts.retain(|known| clean(&known.destination) != at);
+            let at = trim_trailing_slashes(&mount.destination);
+            spec.mounts
+                .retain(|known| trim_trailing_slashes(&known.destination) != at);
             spec.mounts.push(mount);
             mounts = true;
         }
@@ -148,17 +149,17 @@ pub fn apply(spec: &mut Spec, all: Vec<CdiEdits>) -> Result<(), PodError> {
         }
         let gids = &mut spec.process.user.additional_gids;
         gids.extend(edits.gids.into_iter().filter(|gid| *gid > 0));
-        gids.order();
+        gids.stable_sort();
         gids.dedup();
     }
     if mounts {
-        by_depth(&mut spec.mounts);
+        sort_by_depth(&mut spec.mounts);
     }
     Ok(())
 }
 
 /// Sets `NAME=value`; a variable of that name is replaced where it stands.
-fn set(env: &mut Vec<String>, variable: String) {
+fn set_variable(env: &mut Vec<String>, variable: String) {
     let end = variable.find('=').map_or(variable.len(), |at| at + 1);
     let known = env.iter_mut().find(|v| v.starts_with(&variable[..end]));
     match known {
@@ -167,9 +168,9 @@ fn set(env: &mut Vec<String>, variable: String) {
     }
 }
 
-fn give(spec: &mut Spec, node: DeviceNode) -> Result<(), PodError> {
+fn add_device_node(spec: &mut Spec, node: DeviceNode) -> Result<(), PodError> {
     let access = node.access.clone();
-    let mut device = whole(node)?;
+    let mut device = complete_node(node)?;
     let user = &spec.process.user;
     let [uid, gid] = [user.uid, user.gid].map(|id| Some(id).filter(|id| *id > 0));
     device.uid = device.uid.or(uid);
@@ -192,7 +193,7 @@ fn give(spec: &mut Spec, node: DeviceNode) -> Result<(), PodError> {
 
 /// Completes a node with the values of the machine's device where the file gives none. The device is not needed if the
 /// file gives the type and the major number.
-fn whole(node: DeviceNode) -> Result<OciDevice, PodError> {
+fn complete_node(node: DeviceNode) -> Result<OciDevice, PodError> {
     let DeviceNode {
         mut device,
         host_path,
@@ -234,7 +235,7 @@ mod tests {
     use super::*;
     use crate::{
         api::oci::{Linux, Mount, Process, User},
-        devices::cdi::read_named,
+        devices::cdi::read_named_devices,
     };
 
     const NAMES: [&str; 4] = ["v.com/c=a", "v.com/c=b", "v.com/c=c", "w.com/c=a"];
@@ -259,7 +260,7 @@ mod tests {
             "containerEdits": {"env": [format!("COMMON={common}")]},
             "devices": devices.collect::<Vec<Value>>(),
         });
-        let mut file = read_named(value, &names(&NAMES)).expect("valid");
+        let mut file = read_named_devices(value, &names(&NAMES)).expect("valid");
         file.path = path.into();
         file.dir = dir;
         file
@@ -270,7 +271,7 @@ mod tests {
     }
 
     fn resolved(files: &[CdiFile], wanted: &[&str]) -> Result<Vec<String>, String> {
-        let all = resolve(files.to_vec(), &names(wanted), &["/x: bad".into()], false);
+        let all = resolve_edits(files.to_vec(), &names(wanted), &["/x: bad".into()], false);
         let all = all.map_err(|e| e.to_string())?;
         Ok(all.into_iter().flat_map(|edits| edits.env).collect())
     }
@@ -287,7 +288,7 @@ mod tests {
             (&[0, 0, 2], Some(2)),
             (&[0, 2, 2], None),
         ] {
-            assert_eq!(winner(dirs), at, "{dirs:?}");
+            assert_eq!(choose_file_by_dir(dirs), at, "{dirs:?}");
         }
         let files = [
             file(
@@ -341,7 +342,7 @@ mod tests {
             &[("a", hooks), ("b", net), ("c", env("c"))],
         )];
         let refused = |files: &[CdiFile], name: &str, may_hook| {
-            let all = resolve(files.to_vec(), &names(&[name]), &[], may_hook);
+            let all = resolve_edits(files.to_vec(), &names(&[name]), &[], may_hook);
             all.map(|_| ()).map_err(|e| e.to_string())
         };
         let text = "CDI device v.com/c=a: /0/a has hooks, which run as root on the machine: picolet.cdiHooks is not set";
@@ -414,7 +415,7 @@ mod tests {
         let absent = || HostNodeLookup::Wrong("No such file".into());
         let given = |value: Value, seen| {
             let mut spec = spec(0, 0);
-            apply(&mut spec, [node(&value, seen)].into()).map_err(|e| e.to_string())?;
+            apply_edits(&mut spec, [node(&value, seen)].into()).map_err(|e| e.to_string())?;
             let Linux {
                 devices, resources, ..
             } = spec.linux;
@@ -492,7 +493,7 @@ mod tests {
                 major: 99,
                 ..OciDevice::default()
             });
-            apply(&mut spec, [node(&value, there("c", 5, 6))].into()).expect("done");
+            apply_edits(&mut spec, [node(&value, there("c", 5, 6))].into()).expect("done");
             // A node with the same path replaces the first.
             let [device] = &*spec.linux.devices else {
                 panic!("one: {:?}", spec.linux.devices);
@@ -517,7 +518,7 @@ mod tests {
             "hooks": [{"hookName": "prestart", "path": "/bin/c"}],
         }));
         let mut spec = spec(1, 1);
-        apply(&mut spec, [one, two].into()).expect("done");
+        apply_edits(&mut spec, [one, two].into()).expect("done");
         assert_eq!(spec.process.env, ["PATH=/bin", "A=new", "AB=c", "B=2"]);
         assert_eq!(spec.process.user.additional_gids, [3, 5, 9]);
         let at: Vec<(&str, &str)> = spec
@@ -547,7 +548,7 @@ mod tests {
             })
         );
         let hidden = edits(&json!({"mounts": [mount("/proc/self/attr", &[])]}));
-        let refused = apply(&mut spec, [hidden].into()).expect_err("inside /proc");
+        let refused = apply_edits(&mut spec, [hidden].into()).expect_err("inside /proc");
         assert!(
             format!("{refused}").contains(r#"at "/proc/self/attr""#),
             "{refused}"
@@ -555,7 +556,7 @@ mod tests {
         // A container without such devices has no word of it.
         let mut spec = self::spec(1, 1);
         let before = spec.clone();
-        apply(&mut spec, Vec::new()).expect("done");
+        apply_edits(&mut spec, Vec::new()).expect("done");
         assert_eq!(spec, before);
         assert!(
             serde_json::to_value(&spec)

@@ -4,7 +4,7 @@ use alloc::{borrow::ToOwned as _, boxed::Box, collections::BTreeSet, string::Str
 
 use serde_json::Value;
 
-use super::edits::size;
+use super::edits::edit_count;
 use crate::{
     api::{
         cdi::{CdiEdits, CdiFile, DeviceNode, HostNodeLookup},
@@ -43,39 +43,42 @@ const MAX_NAME: usize = 255;
 /// Reads the devices of these names from a file.
 ///
 /// - Errors: the first thing that is wrong with the file, whatever it concerns. All of it is void then.
-pub fn read_named(value: Value, names: &[String]) -> Result<CdiFile, WrongValue> {
-    read(value, &|name| names.iter().any(|wanted| wanted == name))
+pub fn read_named_devices(value: Value, names: &[String]) -> Result<CdiFile, WrongValue> {
+    read_cdi_file(value, &|name| names.iter().any(|wanted| wanted == name))
 }
 
 /// Reads the devices that are wanted, by their qualified names, from a file.
-pub(crate) fn read(value: Value, wanted: &dyn Fn(&str) -> bool) -> Result<CdiFile, WrongValue> {
-    let mut fields = RemainingFields::owned(value, "")?.with_texts(MAX_TEXT);
+pub(crate) fn read_cdi_file(
+    value: Value,
+    wanted: &dyn Fn(&str) -> bool,
+) -> Result<CdiFile, WrongValue> {
+    let mut fields = RemainingFields::from_value(value, "")?.with_max_text_bytes(MAX_TEXT);
     let mut reader = CdiFileReader::default();
-    let version = fields.text("cdiVersion")?;
+    let version = fields.take_text("cdiVersion")?;
     let plain = version.strip_prefix('v').unwrap_or(&version);
     let Some(version_at) = VERSIONS.iter().position(|known| *known == plain) else {
         let message = format!("is {version:?}, must be one of {}", VERSIONS.join(", "));
-        return Err(fields.wrong("cdiVersion", message));
+        return Err(fields.wrong_field("cdiVersion", message));
     };
-    let kind = fields.text("kind")?;
-    if !is_kind(&kind) {
+    let kind = fields.take_text("kind")?;
+    if !is_cdi_kind(&kind) {
         let message = format!("is {kind:?}, must be such as vendor.com/class");
-        return Err(fields.wrong("kind", message));
+        return Err(fields.wrong_field("kind", message));
     }
     let class = kind.split_once('/').map_or("", |(_, class)| class);
     if class.contains('.') {
-        reader.needs(V0_6, &fields, "kind");
+        reader.require_version(V0_6, &fields, "kind");
     }
-    reader.annotations(&mut fields)?;
+    reader.check_annotations(&mut fields)?;
     let mut file = CdiFile::default();
     let mut names = BTreeSet::new();
-    let devices = fields.list("devices")?;
+    let devices = fields.take_list("devices")?;
     if devices.is_empty() {
-        return Err(fields.wrong("devices", "must have at least one"));
+        return Err(fields.wrong_field("devices", "must have at least one"));
     }
     for (n, value) in devices.into_iter().enumerate() {
         let path = format!("devices[{n}]");
-        let (name, edits) = reader.device(value, &path)?;
+        let (name, edits) = reader.read_device(value, &path)?;
         let qualified = format!("{kind}={name}");
         if !names.insert(name) {
             let message = format!("{qualified} is there twice");
@@ -85,34 +88,34 @@ pub(crate) fn read(value: Value, wanted: &dyn Fn(&str) -> bool) -> Result<CdiFil
             file.devices.push((qualified, edits));
         }
     }
-    file.common = reader.edits(&mut fields)?.unwrap_or_default();
+    file.common = reader.read_edits(&mut fields)?.unwrap_or_default();
     if let Some(field) = reader.field.filter(|_| version_at < reader.version) {
         let least = VERSIONS[reader.version];
         let message = format!("is {version:?}, must be at least {least} for {field}");
-        return Err(fields.wrong("cdiVersion", message));
+        return Err(fields.wrong_field("cdiVersion", message));
     }
-    fields.end()?;
+    fields.expect_empty()?;
     Ok(file)
 }
 
 /// Returns true if the text is `vendor/class`.
-pub(crate) fn is_kind(text: &str) -> bool {
+pub(crate) fn is_cdi_kind(text: &str) -> bool {
     let begins = |text: &str| text.as_bytes()[0].is_ascii_alphabetic();
     text.split_once('/').is_some_and(|(vendor, class)| {
-        is_name(vendor, b"_-.", MAX_VENDOR)
-            && is_name(class, b"_-.", MAX_CLASS)
+        is_name_with(vendor, b"_-.", MAX_VENDOR)
+            && is_name_with(class, b"_-.", MAX_CLASS)
             && begins(vendor)
             && begins(class)
     })
 }
 
 /// Returns true if the text is the name of a device, without its kind.
-fn is_device(text: &str) -> bool {
-    is_name(text, b"_-.:", MAX_NAME)
+fn is_device_name(text: &str) -> bool {
+    is_name_with(text, b"_-.:", MAX_NAME)
 }
 
 /// Returns true if the text is letters and digits, with the bytes `inside` allowed between its ends.
-fn is_name(text: &str, inside: &[u8], most: usize) -> bool {
+fn is_name_with(text: &str, inside: &[u8], most: usize) -> bool {
     let bytes = text.as_bytes();
     let is_end = |end: Option<&u8>| end.is_some_and(u8::is_ascii_alphanumeric);
     bytes.len() <= most
@@ -133,107 +136,112 @@ struct CdiFileReader {
 }
 
 impl CdiFileReader {
-    fn needs(&mut self, version: usize, fields: &RemainingFields<'_>, name: &str) {
+    fn require_version(&mut self, version: usize, fields: &RemainingFields<'_>, name: &str) {
         if version > self.version {
             self.version = version;
-            self.field = Some(fields.path_of(name));
+            self.field = Some(fields.field_path(name));
         }
     }
 
     /// Checks annotations, which are for other programs.
-    fn annotations(&mut self, fields: &mut RemainingFields<'_>) -> Result<(), WrongValue> {
-        let Some(value) = fields.take("annotations") else {
+    fn check_annotations(&mut self, fields: &mut RemainingFields<'_>) -> Result<(), WrongValue> {
+        let Some(value) = fields.take_field("annotations") else {
             return Ok(());
         };
         let all = value.as_object();
         let all = all.filter(|all| all.values().all(Value::is_string));
         match all {
             Some(all) if all.is_empty() => {}
-            Some(_) => self.needs(V0_6, fields, "annotations"),
-            None => return Err(fields.wrong("annotations", "must have texts in its fields")),
+            Some(_) => self.require_version(V0_6, fields, "annotations"),
+            None => return Err(fields.wrong_field("annotations", "must have texts in its fields")),
         }
         Ok(())
     }
 
     /// Reads a device: its name, and its edits.
-    fn device(&mut self, value: Value, path: &str) -> Result<(String, CdiEdits), WrongValue> {
-        let mut fields = RemainingFields::owned(value, path)?.with_texts(MAX_TEXT);
-        let name = fields.text("name")?;
-        if !is_device(&name) {
+    fn read_device(&mut self, value: Value, path: &str) -> Result<(String, CdiEdits), WrongValue> {
+        let mut fields = RemainingFields::from_value(value, path)?.with_max_text_bytes(MAX_TEXT);
+        let name = fields.take_text("name")?;
+        if !is_device_name(&name) {
             let message = format!("is {name:?}, must be letters and digits, with _-.: inside");
-            return Err(fields.wrong("name", message));
+            return Err(fields.wrong_field("name", message));
         }
         if name.as_bytes()[0].is_ascii_digit() {
-            self.needs(V0_5, &fields, "name");
+            self.require_version(V0_5, &fields, "name");
         }
-        self.annotations(&mut fields)?;
-        let edits = self.edits(&mut fields)?;
-        let edits = edits.ok_or_else(|| fields.wrong("containerEdits", "must not be empty"))?;
-        fields.end()?;
+        self.check_annotations(&mut fields)?;
+        let edits = self.read_edits(&mut fields)?;
+        let edits =
+            edits.ok_or_else(|| fields.wrong_field("containerEdits", "must not be empty"))?;
+        fields.expect_empty()?;
         Ok((name, edits))
     }
 
     /// Reads `containerEdits`; `None` if there are none.
-    fn edits(&mut self, of: &mut RemainingFields<'_>) -> Result<Option<CdiEdits>, WrongValue> {
+    fn read_edits(&mut self, of: &mut RemainingFields<'_>) -> Result<Option<CdiEdits>, WrongValue> {
         let name = "containerEdits";
-        let Some(value) = of.take(name) else {
+        let Some(value) = of.take_field(name) else {
             return Ok(None);
         };
-        let path = of.path_of(name);
-        let mut fields = RemainingFields::owned(value, &path)?.with_texts(MAX_TEXT);
+        let path = of.field_path(name);
+        let mut fields = RemainingFields::from_value(value, &path)?.with_max_text_bytes(MAX_TEXT);
         let mut edits = CdiEdits {
-            env: variables(&mut fields)?,
+            env: read_variables(&mut fields)?,
             ..CdiEdits::default()
         };
-        for (value, path) in each(&mut fields, "deviceNodes")? {
-            edits.nodes.push(self.node(value, &path)?);
+        for (value, path) in list_with_paths(&mut fields, "deviceNodes")? {
+            edits.nodes.push(self.read_device_node(value, &path)?);
         }
-        for (value, path) in each(&mut fields, "mounts")? {
-            edits.mounts.push(self.mount(value, &path)?);
+        for (value, path) in list_with_paths(&mut fields, "mounts")? {
+            edits.mounts.push(self.read_mount(value, &path)?);
         }
-        for (value, path) in each(&mut fields, "hooks")? {
-            edits.hooks.push(hook(value, &path)?);
+        for (value, path) in list_with_paths(&mut fields, "hooks")? {
+            edits.hooks.push(read_hook(value, &path)?);
         }
-        for (n, value) in fields.list("additionalGids")?.iter().enumerate() {
-            self.needs(V0_7, &fields, "additionalGids");
+        for (n, value) in fields.take_list("additionalGids")?.iter().enumerate() {
+            self.require_version(V0_7, &fields, "additionalGids");
             let name = format!("additionalGids[{n}]");
-            let gid = fields.as_number(&name, value, 0, u32::MAX)?;
+            let gid = fields.number_of_value(&name, value, 0, u32::MAX)?;
             edits.gids.push(gid);
         }
-        if let Some(value) = fields.take("intelRdt") {
-            self.needs(V0_7, &fields, "intelRdt");
-            self.intel_rdt(value, &fields.path_of("intelRdt"))?;
+        if let Some(value) = fields.take_field("intelRdt") {
+            self.require_version(V0_7, &fields, "intelRdt");
+            self.check_intel_rdt(value, &fields.field_path("intelRdt"))?;
             edits.impossible = Some("intelRdt");
         }
-        if net_devices(&mut fields)? {
-            self.needs(V1_1, &fields, "netDevices");
+        if check_net_devices(&mut fields)? {
+            self.require_version(V1_1, &fields, "netDevices");
             edits.impossible = Some("netDevices");
         }
-        fields.end()?;
-        Ok((size(&edits) > 0 || edits.impossible.is_some()).then_some(edits))
+        fields.expect_empty()?;
+        Ok((edit_count(&edits) > 0 || edits.impossible.is_some()).then_some(edits))
     }
 
-    fn node(&mut self, value: Value, path: &str) -> Result<DeviceNode, WrongValue> {
-        let mut fields = RemainingFields::owned(value, path)?.with_texts(MAX_TEXT);
-        let path = absolute(&mut fields, "path")?;
-        let host_path = match &*fields.text("hostPath")? {
+    fn read_device_node(&mut self, value: Value, path: &str) -> Result<DeviceNode, WrongValue> {
+        let mut fields = RemainingFields::from_value(value, path)?.with_max_text_bytes(MAX_TEXT);
+        let path = read_absolute_path(&mut fields, "path")?;
+        let host_path = match &*fields.take_text("hostPath")? {
             "" => path.clone(),
             written => {
-                self.needs(V0_5, &fields, "hostPath");
-                checked(&fields, "hostPath", written.to_owned())?
+                self.require_version(V0_5, &fields, "hostPath");
+                check_absolute_path(&fields, "hostPath", written.to_owned())?
             }
         };
-        let kind = fields.text("type")?;
+        let kind = fields.take_text("type")?;
         let kind = match &*kind {
             // `u` is another word for a character device.
             "u" => "c",
             "" | "b" | "c" | "p" => &*kind,
-            _ => return Err(fields.wrong("type", format!("is {kind:?}, must be b, c, u or p"))),
+            _ => {
+                return Err(
+                    fields.wrong_field("type", format!("is {kind:?}, must be b, c, u or p"))
+                );
+            }
         };
-        let mut number = |name| fields.number(name, 0, u32::MAX);
+        let mut number = |name| fields.take_number(name, 0, u32::MAX);
         let (major, minor) = (number("major")?, number("minor")?);
         let (uid, gid) = (number("uid")?, number("gid")?);
-        let permissions = fields.text("permissions")?;
+        let permissions = fields.take_text("permissions")?;
         let access = match &*permissions {
             "" => "rwm".to_owned(),
             "none" => String::new(),
@@ -242,7 +250,7 @@ impl CdiFileReader {
             }
             _ => {
                 let message = format!("is {permissions:?}, must be letters of \"rwm\", or none");
-                return Err(fields.wrong("permissions", message));
+                return Err(fields.wrong_field("permissions", message));
             }
         };
         let device = OciDevice {
@@ -250,11 +258,11 @@ impl CdiFileReader {
             path,
             major: major.unwrap_or(0).into(),
             minor: minor.unwrap_or(0).into(),
-            file_mode: mode(&mut fields)?,
+            file_mode: read_permission_bits(&mut fields)?,
             uid,
             gid,
         };
-        fields.end()?;
+        fields.expect_empty()?;
         Ok(DeviceNode {
             device,
             host_path,
@@ -263,127 +271,134 @@ impl CdiFileReader {
         })
     }
 
-    fn mount(&mut self, value: Value, path: &str) -> Result<Mount, WrongValue> {
-        let mut fields = RemainingFields::owned(value, path)?.with_texts(MAX_TEXT);
-        let kind = fields.text("type")?;
+    fn read_mount(&mut self, value: Value, path: &str) -> Result<Mount, WrongValue> {
+        let mut fields = RemainingFields::from_value(value, path)?.with_max_text_bytes(MAX_TEXT);
+        let kind = fields.take_text("type")?;
         if !kind.is_empty() {
-            self.needs(V0_4, &fields, "type");
+            self.require_version(V0_4, &fields, "type");
         }
         // For a file system without a device `hostPath` is a name.
         let source = match matches!(&*kind, "" | "bind" | "none") {
-            true => absolute(&mut fields, "hostPath")?,
-            false => fields.text("hostPath")?,
+            true => read_absolute_path(&mut fields, "hostPath")?,
+            false => fields.take_text("hostPath")?,
         };
         if source.is_empty() || source.contains('\0') {
-            return Err(fields.wrong("hostPath", "is missing"));
+            return Err(fields.wrong_field("hostPath", "is missing"));
         }
         let mount = Mount {
-            destination: absolute(&mut fields, "containerPath")?,
+            destination: read_absolute_path(&mut fields, "containerPath")?,
             kind,
             source,
-            options: fields.texts("options")?,
+            options: fields.take_texts("options")?,
         };
-        fields.end()?;
+        fields.expect_empty()?;
         Ok(mount)
     }
 
     /// Checks `intelRdt`. It has no effect here, but a mistake in it makes the file invalid.
-    fn intel_rdt(&mut self, value: Value, path: &str) -> Result<(), WrongValue> {
-        let mut fields = RemainingFields::owned(value, path)?.with_texts(MAX_TEXT);
+    fn check_intel_rdt(&mut self, value: Value, path: &str) -> Result<(), WrongValue> {
+        let mut fields = RemainingFields::from_value(value, path)?.with_max_text_bytes(MAX_TEXT);
         for name in ["closID", "l3CacheSchema", "memBwSchema"] {
-            fields.text(name)?;
+            fields.take_text(name)?;
         }
-        if fields.has("schemata") {
-            self.needs(V1_1, &fields, "schemata");
+        if fields.has_field("schemata") {
+            self.require_version(V1_1, &fields, "schemata");
         }
-        fields.texts("schemata")?;
-        if fields.flag("enableMonitoring", false)? {
-            self.needs(V1_1, &fields, "enableMonitoring");
+        fields.take_texts("schemata")?;
+        if fields.take_flag("enableMonitoring", false)? {
+            self.require_version(V1_1, &fields, "enableMonitoring");
         }
-        fields.end()
+        fields.expect_empty()
     }
 }
 
 /// The entries of a list with their paths.
-fn each(fields: &mut RemainingFields<'_>, name: &str) -> Result<Vec<(Value, String)>, WrongValue> {
-    let path = fields.path_of(name);
-    let all = fields.list(name)?.into_iter().enumerate();
+fn list_with_paths(
+    fields: &mut RemainingFields<'_>,
+    name: &str,
+) -> Result<Vec<(Value, String)>, WrongValue> {
+    let path = fields.field_path(name);
+    let all = fields.take_list(name)?.into_iter().enumerate();
     Ok(all
         .map(|(n, value)| (value, format!("{path}[{n}]")))
         .collect())
 }
 
-fn absolute(fields: &mut RemainingFields<'_>, name: &str) -> Result<String, WrongValue> {
-    let path = fields.text(name)?;
-    checked(fields, name, path)
+fn read_absolute_path(fields: &mut RemainingFields<'_>, name: &str) -> Result<String, WrongValue> {
+    let path = fields.take_text(name)?;
+    check_absolute_path(fields, name, path)
 }
 
-fn checked(fields: &RemainingFields<'_>, name: &str, path: String) -> Result<String, WrongValue> {
+fn check_absolute_path(
+    fields: &RemainingFields<'_>,
+    name: &str,
+    path: String,
+) -> Result<String, WrongValue> {
     match path.starts_with('/') && !path.contains('\0') {
         true => Ok(path),
-        false => Err(fields.wrong(name, format!("is {path:?}, must be an absolute path"))),
+        false => Err(fields.wrong_field(name, format!("is {path:?}, must be an absolute path"))),
     }
 }
 
-fn variables(fields: &mut RemainingFields<'_>) -> Result<Vec<String>, WrongValue> {
-    let all = fields.texts("env")?;
+fn read_variables(fields: &mut RemainingFields<'_>) -> Result<Vec<String>, WrongValue> {
+    let all = fields.take_texts("env")?;
     let is_wrong = |text: &String| text.find('=').unwrap_or(0) == 0 || text.contains('\0');
     match all.iter().position(is_wrong) {
         None => Ok(all),
         // The value may be a secret, so it is not in the error.
-        Some(n) => Err(fields.wrong(&format!("env[{n}]"), "must be such as NAME=value")),
+        Some(n) => Err(fields.wrong_field(&format!("env[{n}]"), "must be such as NAME=value")),
     }
 }
 
 /// Permission bits. The YAML reader gives 0660 as a text.
-fn mode(fields: &mut RemainingFields<'_>) -> Result<Option<u32>, WrongValue> {
+fn read_permission_bits(fields: &mut RemainingFields<'_>) -> Result<Option<u32>, WrongValue> {
     let name = "fileMode";
-    let Some(value) = fields.take(name) else {
+    let Some(value) = fields.take_field(name) else {
         return Ok(None);
     };
     let octal = value.as_str().filter(|text| text.starts_with('0'));
     let mode = match octal.and_then(|text| u32::from_str_radix(text, 8).ok()) {
         Some(mode) => mode,
-        None => fields.as_number(name, &value, 0, u32::MAX)?,
+        None => fields.number_of_value(name, &value, 0, u32::MAX)?,
     };
     // Other bits may tell the kind of the file.
     Ok(Some(mode & 0o7777))
 }
 
-fn hook(value: Value, path: &str) -> Result<(Box<str>, Hook), WrongValue> {
-    let mut fields = RemainingFields::owned(value, path)?.with_texts(MAX_TEXT);
-    let name = fields.text("hookName")?;
+fn read_hook(value: Value, path: &str) -> Result<(Box<str>, Hook), WrongValue> {
+    let mut fields = RemainingFields::from_value(value, path)?.with_max_text_bytes(MAX_TEXT);
+    let name = fields.take_text("hookName")?;
     if !HOOKS.contains(&&*name) {
         let message = format!("is {name:?}, must be one of {}", HOOKS.join(", "));
-        return Err(fields.wrong("hookName", message));
+        return Err(fields.wrong_field("hookName", message));
     }
     let hook = Hook {
-        path: absolute(&mut fields, "path")?,
-        args: fields.texts("args")?,
-        env: variables(&mut fields)?,
-        timeout: fields.number("timeout", 1, i32::MAX.unsigned_abs())?,
+        path: read_absolute_path(&mut fields, "path")?,
+        args: fields.take_texts("args")?,
+        env: read_variables(&mut fields)?,
+        timeout: fields.take_number("timeout", 1, i32::MAX.unsigned_abs())?,
     };
-    fields.end()?;
+    fields.expect_empty()?;
     Ok((name.into(), hook))
 }
 
 /// Checks network devices, and returns true if there are any. They have no effect here.
-fn net_devices(fields: &mut RemainingFields<'_>) -> Result<bool, WrongValue> {
-    let all = each(fields, "netDevices")?;
+fn check_net_devices(fields: &mut RemainingFields<'_>) -> Result<bool, WrongValue> {
+    let all = list_with_paths(fields, "netDevices")?;
     let any = !all.is_empty();
     let mut taken = BTreeSet::new();
     for (value, path) in all {
-        let mut fields = RemainingFields::owned(value, &path)?.with_texts(MAX_TEXT);
+        let mut fields = RemainingFields::from_value(value, &path)?.with_max_text_bytes(MAX_TEXT);
         for field in ["hostInterfaceName", "name"] {
-            let name = fields.text(field)?;
+            let name = fields.take_text(field)?;
             if name.is_empty() {
-                return Err(fields.wrong(field, "is missing"));
+                return Err(fields.wrong_field(field, "is missing"));
             }
             if !taken.insert((field, name.clone())) {
-                return Err(fields.wrong(field, format!("{name:?} is there twice")));
+                return Err(fields.wrong_field(field, format!("{name:?} is there twice")));
             }
         }
-        fields.end()?;
+        fields.expect_empty()?;
     }
     Ok(any)
 }
@@ -406,12 +421,12 @@ mod tests {
     }
 
     fn edits(value: &Value) -> CdiEdits {
-        let mut file = read(file("1.1.0", value), &|_| true).expect("valid");
+        let mut file = read_cdi_file(file("1.1.0", value), &|_| true).expect("valid");
         file.devices.remove(0).1
     }
 
     fn wrong(value: &Value) -> String {
-        read(value.clone(), &|_| true)
+        read_cdi_file(value.clone(), &|_| true)
             .expect_err("wrong")
             .to_string()
     }
@@ -430,7 +445,7 @@ mod tests {
                 {"name": "z", "containerEdits": {"hooks": [{"hookName": "poststop", "path": "/bin/a", "timeout": 1}]}},
             ],
         });
-        let file = read_named(
+        let file = read_named_devices(
             value.clone(),
             &["vendor.com/a.class=0".into(), "vendor.com/a.class=z".into()],
         );
@@ -444,7 +459,12 @@ mod tests {
             (&**name, &*hook.path, hook.timeout),
             ("poststop", "/bin/a", Some(1))
         );
-        assert!(read_named(value, &[]).expect("valid").devices.is_empty());
+        assert!(
+            read_named_devices(value, &[])
+                .expect("valid")
+                .devices
+                .is_empty()
+        );
     }
 
     #[test]
@@ -492,7 +512,7 @@ mod tests {
             )
         };
         let one = |name: &str, value: Value| file("1.1.0", &json!({name: [value]}));
-        assert!(read(whole.clone(), &|_| true).is_ok());
+        assert!(read_cdi_file(whole.clone(), &|_| true).is_ok());
         for (value, says) in [
             (json!([]), ".: must have fields"),
             (
@@ -688,7 +708,10 @@ mod tests {
                 "cdiVersion: is {before:?}, must be at least {least} for devices[0].containerEdits.{field}"
             );
             assert!(error.starts_with(&says), "{error}");
-            assert!(read(file(least, &edits), &|_| true).is_ok(), "{edits}");
+            assert!(
+                read_cdi_file(file(least, &edits), &|_| true).is_ok(),
+                "{edits}"
+            );
         }
         let edits = json!({"env": ["A=b"]});
         for (change, value, least) in [
@@ -703,7 +726,7 @@ mod tests {
             *file.pointer_mut(change).expect("there") = value;
             assert!(wrong(&file).contains(&format!("must be at least {least} for")));
             file["cdiVersion"] = least.into();
-            assert!(read(file.clone(), &|_| true).is_ok(), "{file}");
+            assert!(read_cdi_file(file.clone(), &|_| true).is_ok(), "{file}");
         }
     }
 

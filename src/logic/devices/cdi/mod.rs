@@ -10,7 +10,7 @@
 mod edits;
 mod file;
 
-pub(crate) use edits::winner;
-pub use edits::{apply, resolve};
-pub use file::read_named;
-pub(crate) use file::{is_kind, read};
+pub(crate) use edits::choose_file_by_dir;
+pub use edits::{apply_edits, resolve_edits};
+pub use file::read_named_devices;
+pub(crate) use file::{is_cdi_kind, read_cdi_file};

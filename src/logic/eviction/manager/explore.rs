@@ -51,11 +51,11 @@ impl NodeModel {
         ] {
             let least = |random: &mut Random| {
                 let amount = i64::try_from(100 + number(random, 300)).expect("small");
-                ThresholdLimit::Amount(Quantity::decimal(amount))
+                ThresholdLimit::Amount(Quantity::from_decimal_units(amount))
             };
             let more = |random: &mut Random| {
                 let amount = i64::try_from(number(random, 200)).expect("small");
-                (amount > 100).then(|| ThresholdLimit::Amount(Quantity::decimal(amount)))
+                (amount > 100).then(|| ThresholdLimit::Amount(Quantity::from_decimal_units(amount)))
             };
             for grace in [None, Some(Duration::from_secs(number(&mut random, 60)))] {
                 if number(&mut random, 3) > 0 {
@@ -108,8 +108,12 @@ impl NodeModel {
     fn looked(&mut self) {
         for (n, threshold) in self.thresholds.iter().enumerate() {
             let place = Self::place(threshold.signal);
-            let more = threshold.min_reclaim.as_ref().map_or(0, |more| more.of(0));
-            let least = threshold.limit.of(0) + if self.acted[n] { more } else { 0 };
+            let more = threshold
+                .min_reclaim
+                .as_ref()
+                .map_or(0, |more| more.amount_of_capacity(0));
+            let least =
+                threshold.limit.amount_of_capacity(0) + if self.acted[n] { more } else { 0 };
             if self.left[place] < least {
                 self.met[n] = self.met[n].or(Some(self.now));
                 self.seen[place] = Some(self.now);
@@ -206,16 +210,17 @@ fn run(seed: u64) -> u64 {
                         EvictionInput::Spared(uid)
                     }
                 };
-                manager.handle(input, world.now);
+                manager.handle_input(input, world.now);
             }
-            1 => manager.handle_bell(world.now),
+            1 => manager.handle_pressure_signal(world.now),
             _ => {
                 let input = match asked.take() {
                     Some(EvictionAction::Observe) => {
                         world.may_evict = true;
                         let observations = world.observations();
                         world.looked();
-                        manager.handle(EvictionInput::Observed(observations, false), world.now);
+                        manager
+                            .handle_input(EvictionInput::Observed(observations, false), world.now);
                         world.conditions_hold(manager.conditions());
                         None
                     }
@@ -226,7 +231,7 @@ fn run(seed: u64) -> u64 {
                     None => None,
                 };
                 if let Some(input) = input {
-                    manager.handle(input, world.now);
+                    manager.handle_input(input, world.now);
                 }
             }
         }

@@ -79,7 +79,7 @@ impl Bench {
     }
 
     fn hear(&mut self, input: EvictionInput) -> Vec<String> {
-        self.manager.handle(input, at(self.now));
+        self.manager.handle_input(input, at(self.now));
         self.done()
     }
 
@@ -163,7 +163,11 @@ fn one_pod_goes_and_then_all_is_looked_at_anew() {
         ]),
         ["evict big 1s memory.available 100 99"]
     );
-    let leaving: Vec<_> = bench.manager.leaving().map(ToString::to_string).collect();
+    let leaving: Vec<_> = bench
+        .manager
+        .pods_being_evicted()
+        .map(ToString::to_string)
+        .collect();
     assert_eq!(leaving, ["big"]);
     // Events that come meanwhile are ignored.
     assert_eq!(bench.measured(&[("small", 10, false)]), [""; 0]);
@@ -315,7 +319,7 @@ fn what_is_nobodys_goes_first() {
         (EvictionSignal::ContainerFsInodes, both, both, containers),
     ] {
         let found = [OneDisk, SeparateRuntime, SplitImages]
-            .map(|layout| format!("{:?}", reclaims(signal, layout)));
+            .map(|layout| format!("{:?}", reclaim_targets(signal, layout)));
         assert_eq!(found, [one, separate, split], "{signal:?}");
     }
 }
@@ -329,7 +333,7 @@ fn memory_goes_before_disk() {
     ]);
     bench.at(0);
     assert_eq!(bench.observed(9, 9), ["tell memory", "measure Groups"]);
-    let conditions: Vec<_> = bench.manager.conditions().names().collect();
+    let conditions: Vec<_> = bench.manager.conditions().condition_names().collect();
     assert_eq!(conditions, ["MemoryPressure", "DiskPressure"]);
 }
 

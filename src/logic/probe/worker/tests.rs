@@ -48,7 +48,7 @@ fn new(kind: ProbeKind) -> ProbeWorker {
 }
 
 fn pass(worker: &mut ProbeWorker, seen: &ProbedPod<'_>, now: MonoTime) -> ProbePassStep {
-    worker.pass(seen, |_| true, now).0
+    worker.make_pass(seen, |_| true, now).0
 }
 
 /// A worker whose container runs, with the outcomes of one pass after the other; what each has changed.
@@ -56,7 +56,7 @@ fn outcomes(worker: &mut ProbeWorker, all: &str) -> Vec<Option<ProbeResult>> {
     let started = worker.settings.kind != Startup;
     all.chars()
         .map(|c| {
-            let due = worker.due().expect("not at its end");
+            let due = worker.next_pass_time().expect("not at its end");
             if pass(worker, &seen("a", RUNNING, started), due) != ProbePassStep::Ask {
                 return None;
             }
@@ -65,7 +65,7 @@ fn outcomes(worker: &mut ProbeWorker, all: &str) -> Vec<Option<ProbeResult>> {
                 '-' => Some(false),
                 _ => None,
             };
-            worker.outcome("a", success, due)
+            worker.take_result("a", success, due)
         })
         .collect()
 }
@@ -159,8 +159,8 @@ fn initial_values() {
         let mut worker = new(kind);
         worker.settings.sidecar = sidecar;
         let _ = pass(&mut worker, &seen("a", state, started), at(0));
-        assert_eq!(worker.result_of("a"), want, "{name} {kind}");
-        assert_eq!(worker.result_of("b"), None);
+        assert_eq!(worker.result_of_instance("a"), want, "{name} {kind}");
+        assert_eq!(worker.result_of_instance("b"), None);
     }
 }
 
@@ -185,7 +185,7 @@ fn what_the_status_does_not_show_is_told() {
             ended: false,
             container: Some(container),
         };
-        let (_, news) = worker.pass(&seen, |_| true, at(0));
+        let (_, news) = worker.make_pass(&seen, |_| true, at(0));
         assert_eq!(news, want, "{kind} {started} {ready}");
     }
 }
@@ -196,30 +196,33 @@ fn a_new_instance_starts_over() {
     let mut worker = new(Liveness);
     outcomes(&mut worker, "---");
     assert_eq!((worker.counts().successful, worker.counts().failed), (0, 3));
-    assert_eq!(worker.result_of("a"), Some(Failure));
-    let due = worker.due().expect("due");
+    assert_eq!(worker.result_of_instance("a"), Some(Failure));
+    let due = worker.next_pass_time().expect("due");
     assert_eq!(
         pass(&mut worker, &seen("a", RUNNING, true), due),
         ProbePassStep::Wait
     );
-    let due = worker.due().expect("due");
+    let due = worker.next_pass_time().expect("due");
     assert_eq!(
         pass(&mut worker, &seen("b", RUNNING, true), due),
         ProbePassStep::Ask
     );
     assert_eq!(
-        (worker.result_of("a"), worker.result_of("b")),
+        (
+            worker.result_of_instance("a"),
+            worker.result_of_instance("b")
+        ),
         (None, Some(Success))
     );
     // Two failures of one instance and one of the next are not three.
     let mut worker = new(Liveness);
     outcomes(&mut worker, "--");
-    let due = worker.due().expect("due");
+    let due = worker.next_pass_time().expect("due");
     assert_eq!(
         pass(&mut worker, &seen("b", RUNNING, true), due),
         ProbePassStep::Ask
     );
-    assert_eq!(worker.outcome("b", Some(false), due), None);
+    assert_eq!(worker.take_result("b", Some(false), due), None);
 }
 
 #[test]
@@ -350,21 +353,21 @@ fn what_a_pass_does() {
     ] {
         let mut worker = new(kind);
         worker.settings.deleting = deleting;
-        let (step, _) = worker.pass(&what, |_| restarts, at(0));
+        let (step, _) = worker.make_pass(&what, |_| restarts, at(0));
         assert_eq!(step, want, "{name}, {kind}");
         assert_eq!(
-            worker.due().is_none(),
+            worker.next_pass_time().is_none(),
             step != ProbePassStep::Wait,
             "{name}"
         );
         if deleting && kind != Readiness {
-            assert_eq!(worker.result_of("a"), Some(Success), "{name}");
+            assert_eq!(worker.result_of_instance("a"), Some(Success), "{name}");
         }
     }
     // `restarts` is called once.
     let mut worker = new(Liveness);
     assert_eq!(pass(&mut worker, &exited, at(0)), ProbePassStep::Wait);
-    let (step, _) = worker.pass(&exited, |_| panic!("asked again"), at(10));
+    let (step, _) = worker.make_pass(&exited, |_| panic!("asked again"), at(10));
     assert_eq!(step, ProbePassStep::Wait);
 }
 
@@ -416,12 +419,12 @@ fn early_passes_count_as_due() {
     // The first pass sees the instance when it is due: only later passes come sooner than the age allows.
     let nows = [
         at(60),
-        MonoTime(at(70).0 - millis(early)),
-        MonoTime(at(80).0 - millis(early)),
+        MonoTime(at(70).0 - duration_ms(early)),
+        MonoTime(at(80).0 - duration_ms(early)),
     ];
     let passes = nows.map(|now| {
         let step = pass(&mut worker, &running, now);
-        (step, worker.due())
+        (step, worker.next_pass_time())
     });
     assert_eq!(
         passes,
@@ -431,8 +434,12 @@ fn early_passes_count_as_due() {
             (ProbePassStep::Ask, None)
         ]
     );
-    worker.outcome("a", Some(true), at(80));
-    assert_eq!(worker.due(), Some(at(90)), "it comes no sooner for that");
+    worker.take_result("a", Some(true), at(80));
+    assert_eq!(
+        worker.next_pass_time(),
+        Some(at(90)),
+        "it comes no sooner for that"
+    );
 }
 
 #[test]
@@ -441,8 +448,8 @@ fn passes_keep_to_their_grid() {
     let running = seen("a", RUNNING, true);
     let took = |worker: &mut ProbeWorker, begin: MonoTime, end: MonoTime| {
         assert_eq!(pass(worker, &running, begin), ProbePassStep::Ask);
-        worker.outcome("a", Some(true), end);
-        worker.due().expect("due")
+        worker.take_result("a", Some(true), end);
+        worker.next_pass_time().expect("due")
     };
     for (name, begin, end, due) in [
         ("quick", 0, 1, 10),
@@ -463,42 +470,50 @@ fn passes_keep_to_their_grid() {
     }
     let mut worker = new(Liveness);
     took(&mut worker, at(0), at(1));
-    worker.trigger(at(4));
-    assert_eq!(worker.due(), Some(at(4)), "now");
+    worker.trigger_pass(at(4));
+    assert_eq!(worker.next_pass_time(), Some(at(4)), "now");
     assert_eq!(
         took(&mut worker, at(4), at(4)),
         at(14),
         "the period counts from there"
     );
     assert_eq!(pass(&mut worker, &running, at(14)), ProbePassStep::Ask);
-    worker.trigger(at(15));
-    assert_eq!(worker.due(), None, "one at a time");
-    worker.outcome("a", Some(true), at(16));
-    assert_eq!(worker.due(), Some(at(16)), "then the other");
+    worker.trigger_pass(at(15));
+    assert_eq!(worker.next_pass_time(), None, "one at a time");
+    worker.take_result("a", Some(true), at(16));
+    assert_eq!(worker.next_pass_time(), Some(at(16)), "then the other");
     // MET-09. One that had to wait for its turn is put off.
     assert_eq!(took(&mut worker, at(16), at(16)), at(26));
     assert_eq!(pass(&mut worker, &running, at(26)), ProbePassStep::Ask);
-    assert!(!worker.begin(true, at(30)));
-    worker.outcome("a", Some(true), at(31));
-    assert_eq!(worker.due(), Some(at(40)));
+    assert!(!worker.begin_probe(true, at(30)));
+    worker.take_result("a", Some(true), at(31));
+    assert_eq!(worker.next_pass_time(), Some(at(40)));
     assert_eq!(pass(&mut worker, &running, at(40)), ProbePassStep::Ask);
-    assert!(worker.begin(true, at(51)), "by more than a period");
+    assert!(worker.begin_probe(true, at(51)), "by more than a period");
     assert_eq!(worker.counts().late, 1);
-    worker.outcome("a", Some(true), at(52));
-    assert_eq!(worker.due(), Some(at(61)));
+    worker.take_result("a", Some(true), at(52));
+    assert_eq!(worker.next_pass_time(), Some(at(61)));
 }
 
 #[test]
 fn the_load_of_a_start_is_spread() {
     // PROBE-03
     let mut worker = ProbeWorker::new(settings(Readiness), at(7), at(1));
-    worker.trigger(at(2));
-    assert_eq!(worker.due(), Some(at(7)), "nothing makes it come sooner");
+    worker.trigger_pass(at(2));
+    assert_eq!(
+        worker.next_pass_time(),
+        Some(at(7)),
+        "nothing makes it come sooner"
+    );
     assert_eq!(
         pass(&mut worker, &seen("a", RUNNING, false), at(7)),
         ProbePassStep::Wait
     );
-    assert_eq!(worker.due(), Some(at(7)), "and then what was asked for");
+    assert_eq!(
+        worker.next_pass_time(),
+        Some(at(7)),
+        "and then what was asked for"
+    );
     assert_eq!(
         pass(&mut worker, &seen("a", RUNNING, true), at(7)),
         ProbePassStep::Ask
@@ -512,9 +527,16 @@ fn late_outcomes_of_what_is_gone() {
         pass(&mut worker, &seen("a", RUNNING, true), at(0)),
         ProbePassStep::Ask
     );
-    assert_eq!(worker.outcome("b", Some(true), at(1)), None, "of another");
     assert_eq!(
-        (worker.result_of("a"), worker.result_of("b")),
+        worker.take_result("b", Some(true), at(1)),
+        None,
+        "of another"
+    );
+    assert_eq!(
+        (
+            worker.result_of_instance("a"),
+            worker.result_of_instance("b")
+        ),
         (Some(Failure), None)
     );
     assert_eq!(
@@ -522,13 +544,16 @@ fn late_outcomes_of_what_is_gone() {
         ProbePassStep::Ask
     );
     worker.stop();
-    assert!(!worker.is_asking());
+    assert!(!worker.is_probing());
     assert_eq!(
-        worker.outcome("a", Some(true), at(11)),
+        worker.take_result("a", Some(true), at(11)),
         None,
         "of one that was stopped"
     );
-    assert_eq!((worker.result_of("a"), worker.due()), (None, None));
+    assert_eq!(
+        (worker.result_of_instance("a"), worker.next_pass_time()),
+        (None, None)
+    );
 }
 
 #[test]
@@ -558,23 +583,23 @@ fn whatever_happens() {
             let ids = ["a", "b"];
             let id = ids[usize::try_from(below(2)).unwrap_or(0)];
             match below(10) {
-                0 => worker.trigger(now),
-                1 if asked.is_some() => _ = worker.begin(true, now),
+                0 => worker.trigger_pass(now),
+                1 if asked.is_some() => _ = worker.begin_probe(true, now),
                 _ => {}
             }
             if let Some(old) = asked {
-                let before = worker.result_of(old);
-                let changed = worker.outcome(
+                let before = worker.result_of_instance(old);
+                let changed = worker.take_result(
                     old,
                     [None, Some(true), Some(false)][usize::try_from(below(3)).unwrap_or(0)],
                     now,
                 );
                 if changed.is_some() {
-                    assert_eq!(worker.result_of(old), changed);
+                    assert_eq!(worker.result_of_instance(old), changed);
                     assert_ne!(before, changed);
                 }
                 asked = None;
-            } else if worker.due().is_some_and(|due| due <= now) {
+            } else if worker.next_pass_time().is_some_and(|due| due <= now) {
                 let state = [
                     ProbedContainerState::Waiting,
                     RUNNING,
@@ -583,14 +608,14 @@ fn whatever_happens() {
                 ];
                 let state = state[usize::try_from(below(4)).unwrap_or(0)];
                 let what = seen(id, state, below(2) == 0);
-                let (step, _) = worker.pass(&what, |_| true, now);
+                let (step, _) = worker.make_pass(&what, |_| true, now);
                 assert_ne!(step, ProbePassStep::End);
                 if step == ProbePassStep::Ask {
                     asked = Some(id);
-                    assert_eq!(worker.due(), None);
+                    assert_eq!(worker.next_pass_time(), None);
                 }
             }
-            if let Some(due) = worker.due() {
+            if let Some(due) = worker.next_pass_time() {
                 // The next pass is never more than a period away, nor, after the first, more than a period behind.
                 let period = 1000 * u64::from(worker.settings.period_s);
                 assert!(due.0 <= now.0.max(3000) + period, "{due:?} {now:?}");

@@ -40,17 +40,17 @@ fn pod() -> Pod {
 
 fn workers(pod: &Pod, now: MonoTime) -> ProbeWorkers<()> {
     let mut workers = ProbeWorkers::new(at(0));
-    workers.add(pod, now, |_, _| (), |n| n / 2);
+    workers.add_pod_workers(pod, now, |_, _| (), |n| n / 2);
     workers
 }
 
 fn due(workers: &mut ProbeWorkers<()>, now: MonoTime) -> Vec<(String, ProbeKind, ProbeWorkerKey)> {
     let mut keys = Vec::new();
-    while let Some(key) = workers.poll_due(now) {
+    while let Some(key) = workers.poll_due_worker(now) {
         keys.push(key);
     }
     let told = |key: ProbeWorkerKey| {
-        let (_, entry) = workers.entry(key).expect("there");
+        let (_, entry) = workers.worker_entry(key).expect("there");
         let kind = entry.worker.settings().kind;
         (entry.container.to_string(), kind, key)
     };
@@ -78,7 +78,7 @@ fn seen(id: &str, started: bool) -> ProbedPod<'_> {
 fn who_is_probed() {
     // PROBE-02
     let mut all = workers(&pod(), at(100));
-    all.add(&pod(), at(100), |_, _| (), |n| n);
+    all.add_pod_workers(&pod(), at(100), |_, _| (), |n| n);
     assert_eq!(all.iter().count(), 5);
     assert_eq!(all.next_due(), Some(at(100)));
     use ProbeKind::{Liveness, Readiness, Startup};
@@ -99,7 +99,7 @@ fn who_is_probed() {
     // PROBE-03
     let mut young = workers(&pod(), at(9));
     assert_eq!(young.next_due(), Some(at(14)), "half a period later");
-    assert_eq!(young.poll_due(at(13)), None);
+    assert_eq!(young.poll_due_worker(at(13)), None);
 }
 
 #[test]
@@ -110,8 +110,9 @@ fn probes_that_come_with_an_edit_are_asked() {
     let mut workers = workers(&pod, at(100));
     let first = due(&mut workers, at(100));
     assert_eq!(first.len(), 1);
-    let add =
-        |workers: &mut ProbeWorkers<()>, pod: &Pod| workers.add(pod, at(105), |_, _| (), |_| 0);
+    let add = |workers: &mut ProbeWorkers<()>, pod: &Pod| {
+        workers.add_pod_workers(pod, at(105), |_, _| (), |_| 0)
+    };
     assert!(!add(&mut workers, &pod), "it has all of them");
     pod.spec.containers[0].readiness_probe = probe();
     pod.spec.containers[1].liveness_probe = probe();
@@ -123,7 +124,7 @@ fn probes_that_come_with_an_edit_are_asked() {
         .collect();
     let expected = [("a", ProbeKind::Readiness), ("b", ProbeKind::Liveness)];
     assert_eq!(names, expected.map(|(name, kind)| (name.to_owned(), kind)));
-    let (_, entry) = workers.entry(first[0].2).expect("it goes on");
+    let (_, entry) = workers.worker_entry(first[0].2).expect("it goes on");
     assert_eq!(entry.worker.settings().kind, ProbeKind::Liveness);
 }
 
@@ -138,20 +139,31 @@ fn ends() {
     let (_, _, liveness) = found[2].clone();
     let (_, _, readiness) = found[1].clone();
     for (_, _, key) in &found {
-        all.pass(*key, &seen("x", true), |_| true, at(100));
+        all.make_pass(*key, &seen("x", true), |_| true, at(100));
     }
     assert_eq!(
-        all.outcome(liveness, "x", Some(false), at(101)),
+        all.take_result(liveness, "x", Some(false), at(101)),
         Some(ProbeResult::Failure)
     );
-    assert_eq!(all.of(uid).liveness(&id), Some(ProbeResult::Failure));
-    assert_eq!(all.of(uid).readiness(&id), Some(ProbeResult::Failure));
-    all.stop(uid, WorkersToKeep::WhileStopping);
-    let all_of_a = |all: &ProbeWorkers<()>| (all.of(uid).liveness(&id), all.of(uid).startup(&id));
+    assert_eq!(
+        all.pod_results(uid).liveness(&id),
+        Some(ProbeResult::Failure)
+    );
+    assert_eq!(
+        all.pod_results(uid).readiness(&id),
+        Some(ProbeResult::Failure)
+    );
+    all.stop_pod_workers(uid, WorkersToKeep::WhileStopping);
+    let all_of_a = |all: &ProbeWorkers<()>| {
+        (
+            all.pod_results(uid).liveness(&id),
+            all.pod_results(uid).startup(&id),
+        )
+    };
     // The results are the sidecar's, which knows that instance too in this test.
     assert_eq!(all_of_a(&all), (Some(ProbeResult::Success), None));
     assert_eq!(
-        all.outcome(readiness, "x", Some(true), at(102)),
+        all.take_result(readiness, "x", Some(true), at(102)),
         Some(ProbeResult::Success)
     );
     assert!(all.next_due().is_some(), "readiness goes on");
@@ -159,12 +171,12 @@ fn ends() {
     assert_eq!(all.iter().count(), 5);
     all.retain(|_| false, at(103));
     assert!(all.pods.is_empty() && all.next_due().is_none());
-    assert_eq!(all.of(uid).readiness(&id), None);
+    assert_eq!(all.pod_results(uid).readiness(&id), None);
     // A late result finds no worker, even if the pod is there again.
-    all.add(&pod, at(200), |_, _| (), |n| n);
-    assert_eq!(all.outcome(readiness, "x", Some(true), at(201)), None);
-    assert_eq!(all.begin(readiness, false, at(201)), None);
-    assert!(all.entry(readiness).is_none());
+    all.add_pod_workers(&pod, at(200), |_, _| (), |n| n);
+    assert_eq!(all.take_result(readiness, "x", Some(true), at(201)), None);
+    assert_eq!(all.begin_probe(readiness, false, at(201)), None);
+    assert!(all.worker_entry(readiness).is_none());
 }
 
 #[test]
@@ -180,7 +192,7 @@ fn readiness_does_not_wait_for_its_turn() {
         container: None,
     };
     for key in &keys {
-        all.pass(*key, &none, |_| true, at(100));
+        all.make_pass(*key, &none, |_| true, at(100));
     }
     let status = |started: Option<bool>, running: bool| PodStatus {
         container_statuses: vec![ContainerStatus {
@@ -201,7 +213,7 @@ fn readiness_does_not_wait_for_its_turn() {
         ("has ended", status(Some(true), false), false),
         ("started", status(Some(true), true), true),
     ] {
-        assert_eq!(all.trigger(uid, &status, at(103)), want, "{name}");
+        assert_eq!(all.trigger_readiness(uid, &status, at(103)), want, "{name}");
     }
     assert_eq!(all.next_due(), Some(at(103)));
     let found = due(&mut all, at(103));
@@ -209,15 +221,15 @@ fn readiness_does_not_wait_for_its_turn() {
     let (_, kind, key) = found[0].clone();
     assert_eq!(kind, ProbeKind::Readiness);
     assert_eq!(
-        all.pass(key, &seen("x", true), |_| true, at(103)).0,
+        all.make_pass(key, &seen("x", true), |_| true, at(103)).0,
         ProbePassStep::Ask
     );
-    all.outcome(key, "x", Some(true), at(103));
+    all.take_result(key, "x", Some(true), at(103));
     assert!(
-        !all.trigger(uid, &status(Some(true), true), at(104)),
+        !all.trigger_readiness(uid, &status(Some(true), true), at(104)),
         "known to be ready"
     );
-    assert!(!all.trigger(&PodUid::from("other"), &status(Some(true), true), at(104)));
+    assert!(!all.trigger_readiness(&PodUid::from("other"), &status(Some(true), true), at(104)));
 }
 
 #[test]
@@ -228,24 +240,27 @@ fn what_an_agent_before_this_one_knew() {
     let id = ContainerId::from("x");
     let mut before = workers(&pod, at(100));
     let keys: Vec<ProbeWorkerKey> = due(&mut before, at(100)).iter().map(|d| d.2).collect();
-    before.pass(keys[1], &seen("x", true), |_| true, at(100));
-    before.outcome(keys[1], "x", Some(true), at(100));
-    before.pass(keys[2], &seen("x", true), |_| true, at(100));
-    let passed: Vec<_> = before.passed().collect();
+    before.make_pass(keys[1], &seen("x", true), |_| true, at(100));
+    before.take_result(keys[1], "x", Some(true), at(100));
+    before.make_pass(keys[2], &seen("x", true), |_| true, at(100));
+    let passed: Vec<_> = before.passed_instances().collect();
     assert_eq!(passed.len(), 1, "liveness is no news");
     let after_as = |adopted: bool| {
         let mut after = workers(&pod, at(100));
-        after.recall(passed.iter().copied());
-        assert_eq!(after.passed().collect::<Vec<_>>(), passed);
+        after.recall_passed(passed.iter().copied());
+        assert_eq!(after.passed_instances().collect::<Vec<_>>(), passed);
         let keys = due(&mut after, at(100));
         let mut shown = seen("x", true);
         let container = shown.container.as_mut().expect("one");
         container.state = ProbedContainerState::Running { age_s: 9, adopted };
         container.ready = true;
-        let asks = after.pass(keys[1].2, &shown, |_| true, at(100));
+        let asks = after.make_pass(keys[1].2, &shown, |_| true, at(100));
         assert_eq!(asks, (ProbePassStep::Ask, None));
-        assert_eq!(after.of(uid).readiness(&id), Some(ProbeResult::Success));
-        assert_eq!(after.of(uid).readiness(&"y".into()), None);
+        assert_eq!(
+            after.pod_results(uid).readiness(&id),
+            Some(ProbeResult::Success)
+        );
+        assert_eq!(after.pod_results(uid).readiness(&"y".into()), None);
         (after, keys[1].2)
     };
     // The age of the instance does not count: the stored result names it.
@@ -255,17 +270,20 @@ fn what_an_agent_before_this_one_knew() {
     };
     let (mut one, key) = after();
     assert_eq!(
-        one.outcome(key, "x", Some(false), at(101)),
+        one.take_result(key, "x", Some(false), at(101)),
         Some(ProbeResult::Failure)
     );
-    assert_eq!(one.of(uid).readiness(&id), Some(ProbeResult::Failure));
-    assert_eq!(one.passed().count(), 0);
+    assert_eq!(
+        one.pod_results(uid).readiness(&id),
+        Some(ProbeResult::Failure)
+    );
+    assert_eq!(one.passed_instances().count(), 0);
     let (mut one, _) = after();
-    one.stop(uid, WorkersToKeep::None);
-    assert_eq!(one.of(uid).readiness(&id), None);
+    one.stop_pod_workers(uid, WorkersToKeep::None);
+    assert_eq!(one.pod_results(uid).readiness(&id), None);
     let (mut one, _) = after();
     one.retain(|_| true, at(3601));
-    assert_eq!(one.of(uid).readiness(&id), None);
+    assert_eq!(one.pod_results(uid).readiness(&id), None);
 }
 
 #[test]
@@ -274,8 +292,15 @@ fn who_was_there_before() {
     let all = ProbeWorkers::<()>::new(at(100));
     let uid = PodUid::from("uid");
     for (s, want) in [(80, true), (89, true), (90, false), (110, false)] {
-        assert_eq!(all.of(&uid).is_adopted(Some(at(s))), want, "{s}");
+        assert_eq!(all.pod_results(&uid).is_adopted(Some(at(s))), want, "{s}");
     }
-    assert!(!all.of(&uid).is_adopted(None));
-    assert_eq!((bare("a://b"), bare("b"), bare("")), ("b", "b", ""));
+    assert!(!all.pod_results(&uid).is_adopted(None));
+    assert_eq!(
+        (
+            strip_runtime_prefix("a://b"),
+            strip_runtime_prefix("b"),
+            strip_runtime_prefix("")
+        ),
+        ("b", "b", "")
+    );
 }

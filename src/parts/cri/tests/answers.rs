@@ -190,7 +190,10 @@ fn the_runtime_says_where_its_disks_are() {
             );
             let cri = double.open().await.expect("a runtime");
             let (images, layers) = ("/proc".into(), layers.into());
-            assert_eq!(*cri.places(), RuntimeDirectories { images, layers });
+            assert_eq!(
+                *cri.runtime_directories(),
+                RuntimeDirectories { images, layers }
+            );
         });
     }
 }

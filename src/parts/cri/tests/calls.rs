@@ -107,11 +107,11 @@ fn calls_are_of_one_version_and_begin_at_once() {
         };
         let line = "1 1 0:1 / /nowhere rw - cgroup2 none rw";
         let hierarchy = crate::cgroup::Hierarchy::parse(line).expect("a tree");
-        let opening = CriClient::open(
+        let opening = CriClient::connect(
             settings,
             &executor,
-            Lane::inline(),
-            Cgroups::with(hierarchy),
+            Lane::without_thread(),
+            Cgroups::with_hierarchy(hierarchy),
         );
         let reading = async {
             let (mut pipe, _) = listener.accept().await.expect("a connection");
@@ -221,12 +221,13 @@ fn what_mounts_from_another_root_is_not_what_its_hash_says() {
     let double = Double::new(&executor);
     smol::block_on(executor.run(async {
         let line = "1 1 0:1 / /nowhere rw - cgroup2 none rw";
-        let cgroups = Cgroups::with(crate::cgroup::Hierarchy::parse(line).expect("a tree"));
+        let cgroups =
+            Cgroups::with_hierarchy(crate::cgroup::Hierarchy::parse(line).expect("a tree"));
         let settings = EndpointSettings {
             root_dir: own.clone(),
             ..double.settings()
         };
-        let opened = CriClient::open(settings, &executor, Lane::inline(), cgroups);
+        let opened = CriClient::connect(settings, &executor, Lane::without_thread(), cgroups);
         let cri = opened.await.expect("a runtime");
         let running = wire::CONTAINER_RUNNING;
         double.on(
@@ -269,11 +270,11 @@ fn a_log_that_cannot_be_opened_anew_is_told() {
             "ReopenContainerLog",
             Reply::Fail(2, "container is not running"),
         );
-        let refused = cri.reopen_log(&"a".into()).await;
+        let refused = cri.reopen_container_log(&"a".into()).await;
         assert_eq!(refused, Err(failed("container is not running")));
         assert_eq!(asked.borrow()[0].word, "a");
         double.on("ReopenContainerLog", say(&mut wire::CriEmpty::default()));
-        assert_eq!(cri.reopen_log(&"a".into()).await, Ok(()));
+        assert_eq!(cri.reopen_container_log(&"a".into()).await, Ok(()));
     });
 }
 

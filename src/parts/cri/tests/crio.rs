@@ -149,7 +149,8 @@ fn cgroups_bear_the_names_of_their_runtimes() {
         let double = Double::new(&executor);
         smol::block_on(executor.run(async {
             let line = format!("1 1 0:1 / {} rw - cgroup2 none rw", tree.display());
-            let cgroups = Cgroups::with(crate::cgroup::Hierarchy::parse(&line).expect("a tree"));
+            let cgroups =
+                Cgroups::with_hierarchy(crate::cgroup::Hierarchy::parse(&line).expect("a tree"));
             let settings = EndpointSettings {
                 cgroup_driver: driver,
                 // As the agent has it: `logic::cgroup` says where.
@@ -165,7 +166,7 @@ fn cgroups_bear_the_names_of_their_runtimes() {
                 cgroup_root: "/".into(),
                 ..double.settings()
             };
-            let opened = CriClient::open(settings, &executor, Lane::inline(), cgroups);
+            let opened = CriClient::connect(settings, &executor, Lane::without_thread(), cgroups);
             let cri = opened.await.expect("a runtime");
             double.on(
                 "ListPodSandbox",

@@ -18,7 +18,7 @@ use crate::{
         strict::WrongValue,
     },
     config::decode,
-    error::chain,
+    error::error_chain,
 };
 
 /// Files of all directories together.
@@ -34,7 +34,7 @@ const MAX_TOLD: usize = 512;
 
 /// Hands each file in these directories to `take`, with the number of its directory and its path, in the order of their
 /// names. Returns the faults of files that cannot be read, or that `take` refuses. Blocking.
-pub(super) fn each(
+pub(super) fn for_each_cdi_file(
     dirs: &[PathBuf],
     take: &mut dyn FnMut(usize, &Path, Value) -> Result<(), WrongValue>,
 ) -> Vec<String> {
@@ -46,7 +46,7 @@ pub(super) fn each(
     };
     let mut left = MAX_FILES;
     for (n, dir) in dirs.iter().enumerate() {
-        let names = match names(dir) {
+        let names = match list_cdi_files(dir) {
             Ok(names) => names,
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
             Err(e) => {
@@ -63,14 +63,14 @@ pub(super) fn each(
                 break;
             }
             left -= 1;
-            match read(&path) {
+            match read_cdi_file(&path) {
                 Ok(Some(value)) => {
                     if let Err(e) = take(n, &path, value) {
                         say(&path, &e);
                     }
                 }
                 Ok(None) => {}
-                Err(e) => say(&path, &chain(&e)),
+                Err(e) => say(&path, &error_chain(&e)),
             }
         }
     }
@@ -78,7 +78,7 @@ pub(super) fn each(
 }
 
 /// Paths of the files of a directory that may be meant, sorted.
-fn names(dir: &Path) -> io::Result<Vec<PathBuf>> {
+fn list_cdi_files(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for (n, entry) in fs::read_dir(dir)?.enumerate() {
         if n == MAX_ENTRIES {
@@ -90,12 +90,12 @@ fn names(dir: &Path) -> io::Result<Vec<PathBuf>> {
             paths.push(path);
         }
     }
-    paths.order();
+    paths.stable_sort();
     Ok(paths)
 }
 
 /// Reads a file; `None` if it is no regular file, or has gone.
-fn read(path: &Path) -> io::Result<Option<Value>> {
+fn read_cdi_file(path: &Path) -> io::Result<Option<Value>> {
     // A FIFO without writer would block the open.
     let open = File::options()
         .read(true)
@@ -113,7 +113,7 @@ fn read(path: &Path) -> io::Result<Option<Value>> {
     if u64::try_from(bytes.len()).is_ok_and(|len| len > MAX_BYTES) {
         return Err(io::Error::other(format!("more than {MAX_BYTES} bytes")));
     }
-    let document = decode::parse(&bytes).map_err(io::Error::other)?;
+    let document = decode::parse_document(&bytes).map_err(io::Error::other)?;
     match document.duplicates.first() {
         None => Ok(Some(document.value)),
         Some(field) => Err(io::Error::other(format!("field {field} occurs twice"))),
@@ -121,25 +121,29 @@ fn read(path: &Path) -> io::Result<Option<Value>> {
 }
 
 /// Adds the wanted devices to `seen`.
-pub(super) fn look(dirs: &[PathBuf], wanted: &dyn DeviceFilter, seen: &mut MachineDevices) {
+pub(super) fn find_wanted_devices(
+    dirs: &[PathBuf],
+    wanted: &dyn DeviceFilter,
+    seen: &mut MachineDevices,
+) {
     let found = &mut seen.cdi;
-    seen.wrong = each(dirs, &mut |dir, _, value| {
-        let names = wanted.cdi(value)?.into_iter();
+    seen.wrong = for_each_cdi_file(dirs, &mut |dir, _, value| {
+        let names = wanted.wanted_cdi_devices(value)?.into_iter();
         found.extend(names.map(|name| (name, dir)));
         Ok(())
     });
-    found.order();
+    found.stable_sort();
     found.truncate(MAX_SEEN);
 }
 
 /// Reads the files that describe devices of these names. Returns them, and the faults of other files. Blocking.
-pub(crate) fn named(
+pub(crate) fn read_named_files(
     dirs: &[PathBuf],
     read: ReadCdiFileFn,
     names: &[String],
 ) -> (Vec<cdi::CdiFile>, Vec<String>) {
     let mut files = Vec::new();
-    let wrong = each(dirs, &mut |dir, path, value| {
+    let wrong = for_each_cdi_file(dirs, &mut |dir, path, value| {
         let mut file = read(value, names)?;
         if !file.devices.is_empty() {
             file.path = path.display().to_string();
@@ -152,9 +156,9 @@ pub(crate) fn named(
 }
 
 /// Looks at the nodes. Blocking.
-pub(crate) fn look_at(all: &mut [CdiEdits]) {
+pub(crate) fn fill_in_node_numbers(all: &mut [CdiEdits]) {
     for node in all.iter_mut().flat_map(|edits| &mut edits.nodes) {
-        let seen = self::node(Path::new(&node.host_path));
+        let seen = read_device_node(Path::new(&node.host_path));
         node.seen = seen.map_or_else(
             |e| HostNodeLookup::Wrong(e.to_string()),
             HostNodeLookup::Node,
@@ -163,7 +167,7 @@ pub(crate) fn look_at(all: &mut [CdiEdits]) {
 }
 
 /// Reads the device number and mode of a node. A link is an error: it may lead to another node at the next moment.
-fn node(path: &Path) -> io::Result<oci::OciDevice> {
+fn read_device_node(path: &Path) -> io::Result<oci::OciDevice> {
     let metadata = fs::symlink_metadata(path)?;
     let kind = metadata.file_type();
     let kind = match () {
@@ -202,7 +206,7 @@ mod tests {
 
     fn all(dirs: &[PathBuf]) -> (Vec<(usize, String, Value)>, Vec<String>) {
         let mut found = Vec::new();
-        let wrong = each(dirs, &mut |dir, path, value| {
+        let wrong = for_each_cdi_file(dirs, &mut |dir, path, value| {
             let name = path.file_name().expect("name").to_string_lossy();
             let is_good = value["bad"].is_null();
             found.push((dir, name.into_owned(), value));
@@ -292,7 +296,7 @@ mod tests {
         nix::unistd::mkfifo(&top.join("fifo"), Mode::from_bits_truncate(0o640)).expect("fifo");
         symlink("/dev/null", top.join("link")).expect("link");
         let look = |path: &Path| {
-            let seen = node(path).map_err(|e| e.to_string())?;
+            let seen = read_device_node(path).map_err(|e| e.to_string())?;
             Ok::<_, String>((seen.kind, seen.major, seen.minor))
         };
         assert_eq!(look(Path::new("/dev/null")), Ok(("c".into(), 1, 3)));

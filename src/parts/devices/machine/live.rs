@@ -31,7 +31,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use crate::{
     api::{
         PodUid,
-        cri::{ContainerDeviceNode, node_owner},
+        cri::{ContainerDeviceNode, device_node_owner},
         device::{DeviceAccess, LiveDeviceRecord, LiveDeviceRules},
         strict::from_json,
     },
@@ -87,7 +87,7 @@ impl LiveNodes {
     ///
     /// # Errors
     /// It cannot be made, or one of the nodes is another device now.
-    pub(crate) fn begin(
+    pub(crate) fn make_container_nodes(
         &self,
         pod: &PodUid,
         container: &str,
@@ -115,12 +115,12 @@ impl LiveNodes {
             return Ok(());
         }
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
-        mount::tmpfs(&at, Some(SIZE_BYTES), 0o700, flags)
+        mount::mount_tmpfs(&at, Some(SIZE_BYTES), 0o700, flags)
     }
 
     /// Reads the records of the pods for which `pods` returns true, and removes the directories of all others. Faults
     /// are added to `wrong`.
-    pub(crate) fn kept(
+    pub(crate) fn read_kept_nodes(
         &self,
         pods: impl Fn(&PodUid) -> bool,
         wrong: &mut Vec<String>,
@@ -140,7 +140,7 @@ impl LiveNodes {
             for (container, dir) in entries(&dir) {
                 let mut dirs: Vec<_> = entries(&dir).into_iter().map(|(_, dir)| dir).collect();
                 dirs.retain(|dir| dir.is_dir());
-                let records = dirs.iter().map(|dir| read(&dir.join(RECORD)));
+                let records = dirs.iter().map(|dir| read_record(&dir.join(RECORD)));
                 match records.collect() {
                     Ok(records) => all.push(KeptLiveNodes {
                         pod: pod.clone(),
@@ -167,7 +167,7 @@ impl LiveNodes {
     ///
     /// # Errors
     /// The first; the rest is done all the same, and the next call tries all of it again.
-    pub(crate) fn update(
+    pub(crate) fn update_container_nodes(
         &self,
         of: &KeptLiveNodes,
         nodes: &[Vec<ContainerDeviceNode>],
@@ -184,12 +184,12 @@ impl LiveNodes {
         // There are none yet, or the container may use all devices.
         let rules = rules.exists().then_some(rules);
         let allow = |allowed: &BTreeSet<DeviceAccess>| match &rules {
-            Some(path) => allow(path, allowed, cgroups),
+            Some(path) => allow_only_nodes(path, allowed, cgroups),
             None => Ok(()),
         };
         let before = rules
             .as_ref()
-            .and_then(|path| read::<LiveDeviceRules>(path).ok());
+            .and_then(|path| read_record::<LiveDeviceRules>(path).ok());
         let before = before.map_or_else(Vec::new, |rules| rules.allowed);
         // A node that can be seen may be used: so both sets are allowed while nodes change.
         let both: BTreeSet<DeviceAccess> = wanted.iter().cloned().chain(before).collect();
@@ -212,12 +212,12 @@ impl LiveNodes {
         for path in nodes_in(at) {
             let is_wanted = |device: &&ContainerDeviceNode| at.join(&device.container_path) == path;
             if !wanted.iter().any(|device| is_wanted(&device)) {
-                let removed = remove(at, &path);
+                let removed = remove_node(at, &path);
                 done = done.and(removed);
             }
         }
         for device in wanted {
-            let put = self.put(at, device, &owner).map_err(|e| {
+            let put = self.put_device_node(at, device, &owner).map_err(|e| {
                 let text = format!("device {:?}: {e}", device.host_path);
                 io::Error::new(e.kind(), text)
             });
@@ -226,18 +226,23 @@ impl LiveNodes {
         done
     }
 
-    fn put(&self, at: &Path, device: &ContainerDeviceNode, owner: &Metadata) -> io::Result<()> {
+    fn put_device_node(
+        &self,
+        at: &Path,
+        device: &ContainerDeviceNode,
+        owner: &Metadata,
+    ) -> io::Result<()> {
         let path = Path::new(&device.container_path);
         let is_name = |part| matches!(part, Component::Normal(_));
         if !path.components().all(is_name) || path.components().count() > MAX_DEPTH {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let of_machine = open::device(device)?;
+        let of_machine = open::read_device_metadata(device)?;
         let (user, node) = (
             (owner.uid(), owner.gid()),
             (of_machine.uid(), of_machine.gid()),
         );
-        let (uid, gid) = node_owner(user, node, device.gid);
+        let (uid, gid) = device_node_owner(user, node, device.gid);
         let mode = device.mode.unwrap_or_else(|| of_machine.mode() & 0o777);
         let target = at.join(path);
         let is_it = |there: Metadata| {
@@ -265,7 +270,7 @@ impl LiveNodes {
     }
 }
 
-/// Gives a directory of [`LiveNodes::begin`], and the nodes in it, to the user of the container that is about to start. `gid`:
+/// Gives a directory of [`LiveNodes::make_container_nodes`], and the nodes in it, to the user of the container that is about to start. `gid`:
 /// group of the nodes, instead.
 ///
 /// # Errors
@@ -274,13 +279,13 @@ pub(crate) fn give_nodes(at: &Path, user: (u32, u32), gid: Option<u32>) -> io::R
     chown(at, Some(user.0), Some(user.1))?;
     for path in nodes_in(at) {
         let node = fs::symlink_metadata(&path)?;
-        let (uid, gid) = node_owner(user, (node.uid(), node.gid()), gid);
+        let (uid, gid) = device_node_owner(user, (node.uid(), node.gid()), gid);
         lchown(&path, Some(uid), Some(gid))?;
     }
     Ok(())
 }
 
-/// Keeps the rules of a container that is about to be made, beside the directory `at` of [`LiveNodes::begin`].
+/// Keeps the rules of a container that is about to be made, beside the directory `at` of [`LiveNodes::make_container_nodes`].
 ///
 /// # Errors
 /// As of the calls.
@@ -295,10 +300,10 @@ pub(crate) fn keep_rules(at: &Path, rules: &LiveDeviceRules) -> io::Result<()> {
 pub(crate) fn open_nodes(at: &Path, cgroups: &Cgroups) -> io::Result<()> {
     let dir = container_dir(at)?;
     let path = dir.join(RULES);
-    let mut rules: LiveDeviceRules = read(&path)?;
+    let mut rules: LiveDeviceRules = read_record(&path)?;
     let mut allowed = BTreeSet::new();
     for (_, dir) in entries(dir).into_iter().filter(|(_, dir)| dir.is_dir()) {
-        let record: LiveDeviceRecord = read(&dir.join(RECORD))?;
+        let record: LiveDeviceRecord = read_record(&dir.join(RECORD))?;
         for node in nodes_in(&dir.join(NODES)) {
             let node = fs::symlink_metadata(node)?;
             let number = node.rdev();
@@ -332,14 +337,14 @@ pub(crate) struct LiveNodeError {
 
 /// Lets the container use these nodes and no others. Does nothing if that is so already, or if the container does not
 /// run: at its start the nodes that are there then count.
-fn allow(
+fn allow_only_nodes(
     path: &Path,
     allowed: &BTreeSet<DeviceAccess>,
     cgroups: &Cgroups,
 ) -> Result<(), LiveNodeError> {
     let change = || {
-        let mut rules: LiveDeviceRules = read(path)?;
-        if !cgroups.exists(&rules.cgroup) || allowed.iter().eq(&rules.allowed) {
+        let mut rules: LiveDeviceRules = read_record(path)?;
+        if !cgroups.has_group(&rules.cgroup) || allowed.iter().eq(&rules.allowed) {
             return Ok(());
         }
         let before = core::mem::take(&mut rules.allowed);
@@ -362,7 +367,7 @@ fn save(path: &Path, record: &impl Serialize) -> io::Result<()> {
     file::write_atomic(path, &text, 0o600, false)
 }
 
-fn read<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
+fn read_record<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
     let text = file::read_start(path, MAX_RECORD_BYTES)?;
     from_json(&text).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.to_string()))
 }
@@ -393,7 +398,7 @@ fn nodes_in(at: &Path) -> Vec<PathBuf> {
 }
 
 /// Removes a node, and directories that become empty.
-fn remove(at: &Path, path: &Path) -> io::Result<()> {
+fn remove_node(at: &Path, path: &Path) -> io::Result<()> {
     fs::remove_file(path)?;
     let dirs = path.ancestors().skip(1).take_while(|dir| *dir != at);
     for dir in dirs {
@@ -437,7 +442,7 @@ mod tests {
                 top.display()
             );
             let hierarchy = Hierarchy::parse(&text).expect("version 1");
-            (dir, Cgroups::with(hierarchy))
+            (dir, Cgroups::with_hierarchy(hierarchy))
         }
 
         /// A node of the machine with this minor number, which is at `path` in containers.
@@ -497,7 +502,8 @@ mod tests {
             permissions: "rw".into(),
         };
         let first = place.node("001/004", 4);
-        let begun = live.begin(&pod, "c", "x", &record, core::slice::from_ref(&first));
+        let begun =
+            live.make_container_nodes(&pod, "c", "x", &record, core::slice::from_ref(&first));
         let at = begun.expect("made");
         assert_eq!(shown(&at), [("001/004".into(), 4, 0, 20, 0o660)]);
         // The container's user, and root, has them as from the start.
@@ -527,13 +533,15 @@ mod tests {
         // A later agent finds the directory, with its records.
         let live = LiveNodes::new(&place.dir.join("run"));
         let mut wrong = Vec::new();
-        let all = live.kept(|uid| *uid == pod, &mut wrong);
+        let all = live.read_kept_nodes(|uid| *uid == pod, &mut wrong);
         let [kept] = &all[..] else { panic!("{all:?}") };
         assert_eq!(
             (&*kept.container, &kept.records[..]),
             ("c", core::slice::from_ref(&record))
         );
-        let update = |nodes: &[ContainerDeviceNode]| live.update(kept, &[nodes.to_vec()], &cgroups);
+        let update = |nodes: &[ContainerDeviceNode]| {
+            live.update_container_nodes(kept, &[nodes.to_vec()], &cgroups)
+        };
         update(core::slice::from_ref(&first)).expect("done");
         assert_eq!(told(), ["", ""], "nothing is new");
         update(&[]).expect("done");
@@ -578,10 +586,11 @@ mod tests {
         fs::rename(group.with_extension("old"), &group).expect("back");
         assert_eq!(told(), ["", ""]);
         // The next instance is of another user.
-        let refused = live.begin(&pod, "c", "x", &record, &[stale]);
+        let refused = live.make_container_nodes(&pod, "c", "x", &record, &[stale]);
         let text = refused.expect_err("another device").to_string();
         assert!(text.ends_with("is another device now"), "{text}");
-        let begun = live.begin(&pod, "c", "x", &record, core::slice::from_ref(&fresh));
+        let begun =
+            live.make_container_nodes(&pod, "c", "x", &record, core::slice::from_ref(&fresh));
         begun.expect("made");
         assert_eq!(shown(&at), [("002/001".into(), 8, 0, 20, 0o660)]);
         let size = nix::sys::statvfs::statvfs(&live.root).expect("a file system");
@@ -599,17 +608,17 @@ mod tests {
         for text in [serde_json::to_vec(&long).expect("text"), b"{}".to_vec()] {
             fs::write(&path, text).expect("written");
             let mut wrong = Vec::new();
-            let kept = live.kept(|_| true, &mut wrong);
+            let kept = live.read_kept_nodes(|_| true, &mut wrong);
             assert!(kept.is_empty() && wrong.len() == 1, "{wrong:?}");
             open_nodes(&at, &cgroups).expect_err("not known");
         }
         assert_eq!(shown(&at).len(), 1);
         // The pod has gone, and an agent was killed.
         fs::write(live.root.join(NEW), "").expect("left");
-        assert_eq!(live.kept(|_| false, &mut wrong), []);
-        assert_eq!(live.kept(|_| false, &mut wrong), []);
+        assert_eq!(live.read_kept_nodes(|_| false, &mut wrong), []);
+        assert_eq!(live.read_kept_nodes(|_| false, &mut wrong), []);
         assert!(!live.root.exists(), "nothing is left");
-        assert_eq!(live.kept(|_| true, &mut wrong), []);
+        assert_eq!(live.read_kept_nodes(|_| true, &mut wrong), []);
         assert!(wrong.is_empty(), "{wrong:?}");
     }
 }

@@ -22,7 +22,7 @@ pub(crate) use uevent::UeventDoorbell;
 /// A machine whose devices can be looked at. Every call blocks for some milliseconds.
 pub(crate) trait DeviceMachine: core::fmt::Debug + Send + Sync {
     /// Looks for the wanted devices. A device that cannot be read counts as absent.
-    fn look(&self, wanted: &dyn DeviceFilter) -> MachineDevices;
+    fn find_devices(&self, wanted: &dyn DeviceFilter) -> MachineDevices;
 }
 
 /// The local machine: its device nodes, its sysfs, and its CDI files.
@@ -44,10 +44,10 @@ impl LocalMachine {
 }
 
 impl DeviceMachine for LocalMachine {
-    fn look(&self, wanted: &dyn DeviceFilter) -> MachineDevices {
-        let mut seen = scan::look(&self.root, wanted);
-        if wanted.any_cdi() {
-            cdi::look(&self.cdi, wanted, &mut seen);
+    fn find_devices(&self, wanted: &dyn DeviceFilter) -> MachineDevices {
+        let mut seen = scan::scan_devices(&self.root, wanted);
+        if wanted.wants_any_cdi() {
+            cdi::find_wanted_devices(&self.cdi, wanted, &mut seen);
         }
         seen
     }

@@ -66,7 +66,7 @@ message! {
 pub(crate) type HoldingsAnswer = Pin<Box<dyn Future<Output = Option<DeviceHoldings>>>>;
 
 /// Answers until it is dropped.
-pub(crate) async fn serve(
+pub(crate) async fn serve_pod_resources(
     listener: DeviceSocketListener,
     ask: Rc<dyn Fn() -> HoldingsAnswer>,
     executor: Rc<LocalExecutor<'static>>,
@@ -74,16 +74,16 @@ pub(crate) async fn serve(
 ) {
     let handler: CallHandler = Rc::new(move |exchange| -> CallFuture {
         let ask = Rc::clone(&ask);
-        Box::pin(answer(exchange, ask))
+        Box::pin(answer_call(exchange, ask))
     });
-    listener.serve(handler, executor, time).await;
+    listener.serve_calls(handler, executor, time).await;
 }
 
-async fn answer(
+async fn answer_call(
     mut call: ServerCall,
     ask: Rc<dyn Fn() -> HoldingsAnswer>,
 ) -> Result<(), GrpcStatus> {
-    let path = call.path().to_owned();
+    let path = call.method_path().to_owned();
     let unknown = || GrpcStatus::new(GrpcCode::UNIMPLEMENTED, format!("{path}: unknown"));
     let method = path.strip_prefix("/v1.PodResourcesLister/");
     let method = method.ok_or_else(unknown)?;
@@ -93,18 +93,19 @@ async fn answer(
     };
     match method {
         "List" => {
-            call.request::<PodResourcesEmpty>().await?;
-            let pods = known.await?.pods.into_iter().map(pod).collect();
-            call.answer(&mut ListPodResourcesResponse { pods }).await
+            call.single_request::<PodResourcesEmpty>().await?;
+            let pods = known.await?.pods.into_iter().map(pod_resources).collect();
+            call.send_answer(&mut ListPodResourcesResponse { pods })
+                .await
         }
         "GetAllocatableResources" => {
-            call.request::<PodResourcesEmpty>().await?;
-            let devices = devices(known.await?.healthy);
-            call.answer(&mut AllocatableResourcesResponse { devices })
+            call.single_request::<PodResourcesEmpty>().await?;
+            let devices = container_devices(known.await?.healthy);
+            call.send_answer(&mut AllocatableResourcesResponse { devices })
                 .await
         }
         "Get" => {
-            let wanted: GetPodResourcesRequest = call.request().await?;
+            let wanted: GetPodResourcesRequest = call.single_request().await?;
             let mut pods = known.await?.pods.into_iter();
             let is_it =
                 |p: &PodDeviceHoldings| p.name == wanted.name && p.namespace == wanted.namespace;
@@ -113,18 +114,18 @@ async fn answer(
                 let text = format!("pod {name} in namespace {namespace} not found");
                 GrpcStatus::new(GrpcCode::UNKNOWN, text)
             })?;
-            let pod = Some(pod(found));
-            call.answer(&mut GetPodResourcesResponse { pod }).await
+            let pod = Some(pod_resources(found));
+            call.send_answer(&mut GetPodResourcesResponse { pod }).await
         }
         _ => Err(unknown()),
     }
 }
 
-fn pod(pod: PodDeviceHoldings) -> PodResources {
+fn pod_resources(pod: PodDeviceHoldings) -> PodResources {
     let containers = pod.containers.into_iter();
     let containers = containers.map(|(name, held)| ContainerResources {
         name,
-        devices: devices(held),
+        devices: container_devices(held),
     });
     PodResources {
         name: pod.name,
@@ -133,7 +134,7 @@ fn pod(pod: PodDeviceHoldings) -> PodResources {
     }
 }
 
-fn devices(held: Vec<(String, Vec<String>)>) -> Vec<ContainerDevicesMessage> {
+fn container_devices(held: Vec<(String, Vec<String>)>) -> Vec<ContainerDevicesMessage> {
     let all = held.into_iter();
     all.map(|(resource_name, device_ids)| ContainerDevicesMessage {
         resource_name,

@@ -19,7 +19,7 @@ use async_io::Async;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use smol::{LocalExecutor, Task};
 
-use super::plugin::{ask, connect};
+use super::plugin::{call_with_bounds, connect_socket};
 use crate::{
     api::order::OrderExt as _,
     grpc::{ConnectionClock, client::GrpcClient, proto::message, status::GrpcStatus},
@@ -70,10 +70,10 @@ impl PluginRegistration {
         executor: &LocalExecutor<'static>,
         time: Rc<dyn ConnectionClock>,
     ) -> Result<(Self, PluginInfo), GrpcStatus> {
-        let (client, driver) = connect(path, executor, time).await?;
+        let (client, driver) = connect_socket(path, executor, time).await?;
         let mut info = PluginInfo::default();
         let method = "/pluginregistration.Registration/GetInfo";
-        ask(
+        call_with_bounds(
             &client,
             method,
             &mut RegistrationEmpty {},
@@ -95,7 +95,7 @@ impl PluginRegistration {
             error: error.into(),
         };
         let method = "/pluginregistration.Registration/NotifyRegistrationStatus";
-        ask(
+        call_with_bounds(
             &self.client,
             method,
             &mut status,
@@ -123,7 +123,10 @@ pub(crate) struct PluginSockets {
 /// Looks for sockets at any depth. Names that begin with a dot are passed over, links are not followed. Blocking.
 ///
 /// - Errors: the directory cannot be read. One that is not there has no sockets.
-pub(crate) fn look(dir: &Path, bell: Option<&DirectoryDoorbell>) -> io::Result<PluginSockets> {
+pub(crate) fn find_plugin_sockets(
+    dir: &Path,
+    bell: Option<&DirectoryDoorbell>,
+) -> io::Result<PluginSockets> {
     let mut seen = PluginSockets::default();
     match seen.walk(dir, bell, 0) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
@@ -155,7 +158,7 @@ impl PluginSockets {
             }
         }
         // Sorted: if there are too many sockets, the same ones are taken each time.
-        names.order_by(Ord::cmp);
+        names.stable_sort_by(Ord::cmp);
         for name in names {
             let path = dir.join(name);
             // It may have gone meanwhile.
@@ -191,7 +194,7 @@ pub(crate) struct DirectoryDoorbell(Arc<Async<Inotify>>);
 
 impl DirectoryDoorbell {
     /// Makes a doorbell that watches no directory yet.
-    pub(crate) fn lay() -> io::Result<Self> {
+    pub(crate) fn open() -> io::Result<Self> {
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
         Ok(Self(Arc::new(Async::new(inotify)?)))
     }
@@ -209,7 +212,7 @@ impl DirectoryDoorbell {
     }
 
     /// Waits until it rings. Returns false if it must be replaced: a watched directory was moved away or unmounted.
-    pub(crate) async fn rung(&self) -> bool {
+    pub(crate) async fn wait_for_ring(&self) -> bool {
         if self.0.readable().await.is_err() {
             return false;
         }
@@ -245,7 +248,7 @@ mod tests {
         }
 
         fn names(&self) -> Vec<String> {
-            let seen = look(&self.0, None).expect("seen");
+            let seen = find_plugin_sockets(&self.0, None).expect("seen");
             let names = seen.sockets.keys();
             let below = names.map(|path| path.strip_prefix(&self.0).expect("below"));
             below.map(|path| path.display().to_string()).collect()
@@ -269,30 +272,30 @@ mod tests {
         std::os::unix::fs::symlink(dir.0.join("b.sock"), dir.0.join("link")).expect("link");
         std::os::unix::fs::symlink(&dir.0, dir.0.join("loop")).expect("link");
         assert_eq!(dir.names(), ["a/x/y.sock", "b.sock"]);
-        let none = look(&dir.0.join("none"), None).expect("nothing");
+        let none = find_plugin_sockets(&dir.0.join("none"), None).expect("nothing");
         assert!(none.sockets.is_empty() && !none.more);
-        look(&dir.0.join("file"), None).expect_err("no directory");
+        find_plugin_sockets(&dir.0.join("file"), None).expect_err("no directory");
         // One made anew is another one.
-        let before = look(&dir.0, None).expect("seen");
+        let before = find_plugin_sockets(&dir.0, None).expect("seen");
         let path = dir.0.join("b.sock");
         // It holds its inode: the next one gets another.
         fs::rename(&path, dir.0.join(".before")).expect("renamed");
         dir.socket("b.sock");
-        let after = look(&dir.0, None).expect("seen");
+        let after = find_plugin_sockets(&dir.0, None).expect("seen");
         assert_ne!(before.sockets[&path], after.sockets[&path]);
         let other = dir.0.join("a/x/y.sock");
         assert_eq!(before.sockets[&other], after.sockets[&other]);
         assert!(!after.more);
         // Too deep, and too many.
         dir.socket(&format!("{}deep.sock", "d/".repeat(MAX_DEPTH + 1)));
-        let seen = look(&dir.0, None).expect("seen");
+        let seen = find_plugin_sockets(&dir.0, None).expect("seen");
         assert!(seen.more && seen.sockets.len() == 2);
         for n in 0..MAX_SOCKETS {
             dir.socket(&format!("c/{n:02}.sock"));
         }
         let names = dir.names();
         assert_eq!((names.len(), &*names[0]), (MAX_SOCKETS, "a/x/y.sock"));
-        assert!(look(&dir.0, None).expect("seen").more);
+        assert!(find_plugin_sockets(&dir.0, None).expect("seen").more);
     }
 
     #[test]
@@ -300,16 +303,16 @@ mod tests {
         // DEV-16
         let dir = Dir::new("registry-bell");
         fs::create_dir_all(dir.0.join("below")).expect("directory");
-        let bell = DirectoryDoorbell::lay().expect("laid");
-        look(&dir.0, Some(&bell)).expect("seen");
+        let bell = DirectoryDoorbell::open().expect("laid");
+        find_plugin_sockets(&dir.0, Some(&bell)).expect("seen");
         let path = dir.socket("below/a.sock");
         smol::block_on(async {
-            assert!(bell.rung().await);
+            assert!(bell.wait_for_ring().await);
             fs::remove_file(&path).expect("removed");
-            assert!(bell.rung().await);
+            assert!(bell.wait_for_ring().await);
             fs::rename(dir.0.join("below"), dir.0.join("moved")).expect("moved");
             // One event comes after the other, or all at once.
-            while bell.rung().await {}
+            while bell.wait_for_ring().await {}
         });
     }
 }

@@ -41,24 +41,24 @@ const MAX_ATTRIBUTE: u64 = 512;
 /// Subsystem of the nodes below `/dev/bus/usb`.
 const USB: &str = "usb";
 
-/// See [`super::DeviceMachine::look`].
-pub(super) fn look(root: &Path, wanted: &dyn DeviceFilter) -> MachineDevices {
+/// See [`super::DeviceMachine::scan_devices`].
+pub(super) fn scan_devices(root: &Path, wanted: &dyn DeviceFilter) -> MachineDevices {
     let places = DevicePaths {
         root: root.to_path_buf(),
         sys: root.join("sys"),
     };
     let mut seen = MachineDevices::default();
     let mut left = MAX_ENTRIES;
-    if wanted.directory("/dev") {
+    if wanted.wants_directory("/dev") {
         places.nodes_below("/dev", wanted, &mut left, &mut seen.nodes);
     }
-    if wanted.any_usb() {
-        seen.usb = places.usb(wanted);
+    if wanted.wants_any_usb() {
+        seen.usb = places.find_usb_devices(wanted);
     }
-    if wanted.any_udev() {
-        seen.udev = places.udev(wanted);
+    if wanted.wants_any_udev() {
+        seen.udev = places.find_udev_nodes(wanted);
     }
-    seen.nodes.order_by(|a, b| a.name.cmp(&b.name));
+    seen.nodes.stable_sort_by(|a, b| a.name.cmp(&b.name));
     seen
 }
 
@@ -69,7 +69,7 @@ struct DevicePaths {
 
 impl DevicePaths {
     /// The path on the machine of the name `name`.
-    fn path(&self, name: &str) -> PathBuf {
+    fn path_on_machine(&self, name: &str) -> PathBuf {
         self.root.join(name.trim_start_matches('/'))
     }
 
@@ -80,7 +80,9 @@ impl DevicePaths {
         left: &mut usize,
         nodes: &mut Vec<HostDeviceNode>,
     ) {
-        let entries = fs::read_dir(self.path(dir)).into_iter().flatten();
+        let entries = fs::read_dir(self.path_on_machine(dir))
+            .into_iter()
+            .flatten();
         for entry in entries.flatten() {
             if *left == 0 || nodes.len() >= MAX_NODES {
                 log::debug!("{dir}: there is more than one look reads");
@@ -92,20 +94,20 @@ impl DevicePaths {
             };
             let name = format!("{dir}/{file}");
             if kind.is_dir() {
-                if wanted.directory(&name) {
+                if wanted.wants_directory(&name) {
                     self.nodes_below(&name, wanted, left, nodes);
                 }
-            } else if wanted.node(&name) {
-                nodes.extend(self.node(name));
+            } else if wanted.wants_node(&name) {
+                nodes.extend(self.find_node(name));
             }
         }
     }
 
     /// The node of that name, or to which that leads; `None` if there is none.
-    fn node(&self, name: String) -> Option<HostDeviceNode> {
-        let path = fs::canonicalize(self.path(&name)).ok()?;
+    fn find_node(&self, name: String) -> Option<HostDeviceNode> {
+        let path = fs::canonicalize(self.path_on_machine(&name)).ok()?;
         // A link out of the directory leads to devices that must not be given.
-        if !path.starts_with(fs::canonicalize(self.path("/dev")).ok()?) {
+        if !path.starts_with(fs::canonicalize(self.path_on_machine("/dev")).ok()?) {
             return None;
         }
         let metadata = fs::metadata(&path).ok()?;
@@ -126,7 +128,7 @@ impl DevicePaths {
         let kind = if node.block { "block" } else { "char" };
         let link = format!("dev/{kind}/{}:{}", node.major, node.minor);
         if let Ok(device) = fs::canonicalize(self.sys.join(link)) {
-            node.usb = place(&device);
+            node.usb = find_usb_place(&device);
             node.sysfs = self.below_sys(&device);
         }
         Some(node)
@@ -138,7 +140,7 @@ impl DevicePaths {
         format!("/{}", below.display())
     }
 
-    fn usb(&self, wanted: &dyn DeviceFilter) -> Vec<UsbDevice> {
+    fn find_usb_devices(&self, wanted: &dyn DeviceFilter) -> Vec<UsbDevice> {
         let dir = self.sys.join("bus/usb/devices");
         let entries = fs::read_dir(dir).into_iter().flatten().flatten();
         let mut all = Vec::new();
@@ -147,20 +149,20 @@ impl DevicePaths {
                 continue;
             };
             // Interfaces are there too, and have no product.
-            let Some(place) = of_device(&device) else {
+            let Some(place) = read_usb_place(&device) else {
                 continue;
             };
-            if wanted.usb(&place) {
-                let nodes = self.nodes_of(&device, &place);
+            if wanted.wants_usb_device(&place) {
+                let nodes = self.find_usb_nodes(&device, &place);
                 all.push(UsbDevice { place, nodes });
             }
         }
-        all.order_by(|a, b| a.place.port.cmp(&b.place.port));
+        all.stable_sort_by(|a, b| a.place.port.cmp(&b.place.port));
         all
     }
 
     /// Finds wanted nodes by the facts of their devices.
-    fn udev(&self, wanted: &dyn DeviceFilter) -> Vec<(u16, HostDeviceNode)> {
+    fn find_udev_nodes(&self, wanted: &dyn DeviceFilter) -> Vec<(u16, HostDeviceNode)> {
         let mut all = Vec::new();
         let mut left = MAX_DEVICES;
         for kind in ["block", "char"] {
@@ -174,7 +176,7 @@ impl DevicePaths {
                 // The cheap test first: most devices are of other subsystems.
                 let link = entry.path();
                 let subsystem = last_of_link(&link.join("subsystem"));
-                let Some(subsystem) = subsystem.filter(|name| wanted.subsystem(name)) else {
+                let Some(subsystem) = subsystem.filter(|name| wanted.wants_subsystem(name)) else {
                     continue;
                 };
                 let (Ok(path), Ok(numbers)) =
@@ -187,24 +189,24 @@ impl DevicePaths {
                     levels: levels(&path),
                     database: self.root.join(database),
                 };
-                let numbers = wanted.udev(&subsystem, &device);
+                let numbers = wanted.matching_udev_rules(&subsystem, &device);
                 if numbers.is_empty() {
                     continue;
                 }
-                if let Some((_, node)) = self.node_of(&path) {
+                if let Some((_, node)) = self.find_node_of_device(&path) {
                     all.extend(numbers.into_iter().map(|number| (number, node.clone())));
                 }
             }
         }
-        all.order_by(|a, b| (a.0, &a.1.name).cmp(&(b.0, &b.1.name)));
+        all.stable_sort_by(|a, b| (a.0, &a.1.name).cmp(&(b.0, &b.1.name)));
         all
     }
 
-    fn nodes_of(&self, device: &Path, place: &UsbPlace) -> Vec<(String, HostDeviceNode)> {
+    fn find_usb_nodes(&self, device: &Path, place: &UsbPlace) -> Vec<(String, HostDeviceNode)> {
         let mut nodes = Vec::new();
         let number = |name: &str| attribute(device, name)?.parse::<u16>().ok();
         if let (Some(bus), Some(number)) = (number("busnum"), number("devnum")) {
-            let own = self.node(format!("/dev/bus/usb/{bus:03}/{number:03}"));
+            let own = self.find_node(format!("/dev/bus/usb/{bus:03}/{number:03}"));
             nodes.extend(own.map(|node| {
                 let usb = Some(place.clone());
                 (USB.to_owned(), HostDeviceNode { usb, ..node })
@@ -212,7 +214,7 @@ impl DevicePaths {
         }
         let mut left = MAX_DIRECTORIES;
         self.nodes_under(device, MAX_DEPTH, &mut left, &mut nodes);
-        nodes.order_by(|a, b| (&a.0, &a.1.name).cmp(&(&b.0, &b.1.name)));
+        nodes.stable_sort_by(|a, b| (&a.0, &a.1.name).cmp(&(&b.0, &b.1.name)));
         nodes
     }
 
@@ -236,18 +238,18 @@ impl DevicePaths {
             }
             *left -= 1;
             if path.join("dev").exists() {
-                nodes.extend(self.node_of(&path));
+                nodes.extend(self.find_node_of_device(&path));
             }
             self.nodes_under(&path, depth - 1, left, nodes);
         }
     }
 
     /// The node that the kernel has made for a device, with its subsystem.
-    fn node_of(&self, device: &Path) -> Option<(String, HostDeviceNode)> {
+    fn find_node_of_device(&self, device: &Path) -> Option<(String, HostDeviceNode)> {
         let event = attribute(device, "uevent")?;
         let name = event.lines().find_map(|l| l.strip_prefix("DEVNAME="))?;
         let subsystem = last_of_link(&device.join("subsystem"))?;
-        let node = self.node(format!("/dev/{name}"))?;
+        let node = self.find_node(format!("/dev/{name}"))?;
         let numbers = attribute(device, "dev")?;
         // A node left by an earlier device counts as none.
         (numbers == format!("{}:{}", node.major, node.minor)).then_some((subsystem, node))
@@ -255,12 +257,12 @@ impl DevicePaths {
 }
 
 /// Finds the place on the USB of a device, or of the USB device that it belongs to.
-fn place(device: &Path) -> Option<UsbPlace> {
+fn find_usb_place(device: &Path) -> Option<UsbPlace> {
     let mut interface = "";
     for dir in device.ancestors() {
         if dir.join("idVendor").exists() {
             let interface = interface.to_owned();
-            return of_device(dir).map(|place| UsbPlace { interface, ..place });
+            return read_usb_place(dir).map(|place| UsbPlace { interface, ..place });
         }
         let name = dir.file_name()?.to_str()?;
         interface = name.split_once(':').map_or("", |(_, interface)| interface);
@@ -268,7 +270,7 @@ fn place(device: &Path) -> Option<UsbPlace> {
     None
 }
 
-fn of_device(device: &Path) -> Option<UsbPlace> {
+fn read_usb_place(device: &Path) -> Option<UsbPlace> {
     let hex = |name: &str| u16::from_str_radix(&attribute(device, name)?, 16).ok();
     Some(UsbPlace {
         port: device.file_name()?.to_str()?.to_owned(),
@@ -279,10 +281,10 @@ fn of_device(device: &Path) -> Option<UsbPlace> {
 }
 
 fn attribute(device: &Path, name: &str) -> Option<String> {
-    read(&device.join(name), MAX_ATTRIBUTE)
+    read_trimmed_text(&device.join(name), MAX_ATTRIBUTE)
 }
 
-fn read(path: &Path, most: u64) -> Option<String> {
+fn read_trimmed_text(path: &Path, most: u64) -> Option<String> {
     let text = file::read_start(path, most).ok()?;
     // The rest of it is as good as it was, whatever one byte is.
     let text = String::from_utf8_lossy(&text);
@@ -311,25 +313,25 @@ struct UdevDevice {
 }
 
 impl NodeDeviceFacts for UdevDevice {
-    fn levels(&self) -> usize {
+    fn level_count(&self) -> usize {
         self.levels.len()
     }
 
-    fn driver(&self, level: usize) -> Option<String> {
+    fn driver_at_level(&self, level: usize) -> Option<String> {
         last_of_link(&self.levels.get(level)?.join("driver"))
     }
 
-    fn attr(&self, level: usize, name: &str) -> Option<String> {
+    fn attribute_at_level(&self, level: usize, name: &str) -> Option<String> {
         attribute(self.levels.get(level)?, name)
     }
 
-    fn database(&self) -> String {
-        read(&self.database, MAX_DATABASE).unwrap_or_default()
+    fn udev_database(&self) -> String {
+        read_trimmed_text(&self.database, MAX_DATABASE).unwrap_or_default()
     }
 
-    fn event(&self) -> String {
+    fn kernel_uevent(&self) -> String {
         let own = self.levels.first();
-        let own = own.and_then(|own| read(&own.join("uevent"), MAX_EVENT));
+        let own = own.and_then(|own| read_trimmed_text(&own.join("uevent"), MAX_EVENT));
         own.unwrap_or_default()
     }
 }
@@ -349,42 +351,47 @@ mod tests {
     struct All;
 
     impl DeviceFilter for All {
-        fn node(&self, _: &str) -> bool {
+        fn wants_node(&self, _: &str) -> bool {
             true
         }
 
-        fn directory(&self, path: &str) -> bool {
+        fn wants_directory(&self, path: &str) -> bool {
             !path.ends_with("/pts")
         }
 
-        fn usb(&self, place: &UsbPlace) -> bool {
+        fn wants_usb_device(&self, place: &UsbPlace) -> bool {
             place.product.0 == 0x403
         }
 
-        fn any_usb(&self) -> bool {
+        fn wants_any_usb(&self) -> bool {
             true
         }
 
-        fn any_udev(&self) -> bool {
+        fn wants_any_udev(&self) -> bool {
             true
         }
 
-        fn subsystem(&self, name: &str) -> bool {
+        fn wants_subsystem(&self, name: &str) -> bool {
             name == "tty"
         }
 
-        fn udev(&self, subsystem: &str, device: &dyn NodeDeviceFacts) -> Vec<u16> {
+        fn matching_udev_rules(&self, subsystem: &str, device: &dyn NodeDeviceFacts) -> Vec<u16> {
             assert_eq!(subsystem, "tty");
-            let levels = 0..device.levels();
-            let drivers: Vec<String> = levels.clone().filter_map(|n| device.driver(n)).collect();
-            let serial = levels.filter_map(|n| device.attr(n, "serial")).next();
+            let levels = 0..device.level_count();
+            let drivers: Vec<String> = levels
+                .clone()
+                .filter_map(|n| device.driver_at_level(n))
+                .collect();
+            let serial = levels
+                .filter_map(|n| device.attribute_at_level(n, "serial"))
+                .next();
             let facts = [
                 drivers == ["ftdi_sio", "usb"],
                 serial.as_deref() == Some("A1"),
-                device.attr(0, "dev").as_deref() == Some("188:1"),
-                device.database() == "E:ID_MODEL=x\nG:tag",
-                device.event().ends_with("DEVNAME=ttyUSB1"),
-                device.levels() == 4,
+                device.attribute_at_level(0, "dev").as_deref() == Some("188:1"),
+                device.udev_database() == "E:ID_MODEL=x\nG:tag",
+                device.kernel_uevent().ends_with("DEVNAME=ttyUSB1"),
+                device.level_count() == 4,
             ];
             (0..)
                 .zip(facts)
@@ -393,11 +400,11 @@ mod tests {
                 .collect()
         }
 
-        fn any_cdi(&self) -> bool {
+        fn wants_any_cdi(&self) -> bool {
             false
         }
 
-        fn cdi(&self, _: Value) -> Result<Vec<String>, WrongValue> {
+        fn wanted_cdi_devices(&self, _: Value) -> Result<Vec<String>, WrongValue> {
             Ok(Vec::new())
         }
     }
@@ -488,7 +495,7 @@ mod tests {
         );
         link("../../devices/usb1/1-1", "sys/dev/char/189:1");
         link("/class/usb", "sys/devices/usb1/1-1/subsystem");
-        let seen = look(&root, &All);
+        let seen = scan_devices(&root, &All);
         let wanted: Vec<(u16, &str)> = seen
             .udev
             .iter()
@@ -542,40 +549,40 @@ mod tests {
     struct Asked(AtomicUsize);
 
     impl DeviceFilter for Asked {
-        fn node(&self, _: &str) -> bool {
+        fn wants_node(&self, _: &str) -> bool {
             false
         }
 
-        fn directory(&self, _: &str) -> bool {
+        fn wants_directory(&self, _: &str) -> bool {
             false
         }
 
-        fn usb(&self, _: &UsbPlace) -> bool {
+        fn wants_usb_device(&self, _: &UsbPlace) -> bool {
             false
         }
 
-        fn any_usb(&self) -> bool {
+        fn wants_any_usb(&self) -> bool {
             false
         }
 
-        fn any_udev(&self) -> bool {
+        fn wants_any_udev(&self) -> bool {
             true
         }
 
-        fn subsystem(&self, _: &str) -> bool {
+        fn wants_subsystem(&self, _: &str) -> bool {
             self.0.fetch_add(1, Ordering::Relaxed);
             false
         }
 
-        fn udev(&self, _: &str, _: &dyn NodeDeviceFacts) -> Vec<u16> {
+        fn matching_udev_rules(&self, _: &str, _: &dyn NodeDeviceFacts) -> Vec<u16> {
             Vec::new()
         }
 
-        fn any_cdi(&self) -> bool {
+        fn wants_any_cdi(&self) -> bool {
             false
         }
 
-        fn cdi(&self, _: Value) -> Result<Vec<String>, WrongValue> {
+        fn wanted_cdi_devices(&self, _: Value) -> Result<Vec<String>, WrongValue> {
             Ok(Vec::new())
         }
     }
@@ -598,12 +605,25 @@ mod tests {
             levels: levels(&device),
             database: root.join("database"),
         };
-        assert_eq!(facts.levels(), MAX_LEVELS);
-        assert_eq!(facts.attr(0, "long").map(|text| text.len()), Some(512));
-        assert_eq!(facts.attr(0, "broken").as_deref(), Some("a\u{fffd}"));
-        assert_eq!(facts.attr(0, "none"), None);
-        assert_eq!(facts.attr(MAX_LEVELS, "uevent"), None, "beyond");
-        assert_eq!((facts.database().len(), &*facts.event()), (32 << 10, "A=1"));
+        assert_eq!(facts.level_count(), MAX_LEVELS);
+        assert_eq!(
+            facts.attribute_at_level(0, "long").map(|text| text.len()),
+            Some(512)
+        );
+        assert_eq!(
+            facts.attribute_at_level(0, "broken").as_deref(),
+            Some("a\u{fffd}")
+        );
+        assert_eq!(facts.attribute_at_level(0, "none"), None);
+        assert_eq!(
+            facts.attribute_at_level(MAX_LEVELS, "uevent"),
+            None,
+            "beyond"
+        );
+        assert_eq!(
+            (facts.udev_database().len(), &*facts.kernel_uevent()),
+            (32 << 10, "A=1")
+        );
         symlink("/class/tty", device.join("subsystem")).expect("link");
         let char = root.join("sys/dev/char");
         fs::create_dir_all(&char).expect("directory");
@@ -611,7 +631,7 @@ mod tests {
             symlink(&device, char.join(format!("4:{minor}"))).expect("link");
         }
         let asked = Asked::default();
-        assert_eq!(look(&root, &asked), MachineDevices::default());
+        assert_eq!(scan_devices(&root, &asked), MachineDevices::default());
         assert_eq!(asked.0.load(Ordering::Relaxed), MAX_DEVICES);
         fs::remove_dir_all(&root).expect("removed");
     }

@@ -18,7 +18,7 @@ use smol::{Async, LocalExecutor, future::or};
 
 use crate::grpc::{
     ConnectionClock,
-    server::{CallHandler, serve},
+    server::{CallHandler, serve_calls},
     status::{GrpcCode, GrpcStatus},
 };
 
@@ -45,26 +45,27 @@ pub(crate) struct DeviceSocketListener {
 impl DeviceSocketListener {
     /// Listens for plugins that register: all sockets in `dir` are unlinked, which is a plugin's sign to register again
     /// (DEV-01); other files stay.
-    pub(crate) fn of_plugins(dir: &Path) -> io::Result<Self> {
-        make(dir)?;
+    pub(crate) fn bind_for_plugins(dir: &Path) -> io::Result<Self> {
+        make_directory(dir)?;
         let entries = fs::read_dir(dir).and_then(Iterator::collect::<io::Result<Vec<_>>>);
-        for entry in entries.map_err(|e| failed("read the directory", dir, &e))? {
+        for entry in entries.map_err(|e| socket_error("read the directory", dir, &e))? {
             let path = entry.path();
             let cleared = match entry.file_type() {
                 Ok(kind) if kind.is_socket() => fs::remove_file(&path),
                 Ok(_) => Ok(()),
                 Err(e) => Err(e),
             };
-            unless_gone(cleared).map_err(|e| failed("remove the socket", &path, &e))?;
+            unless_gone(cleared).map_err(|e| socket_error("remove the socket", &path, &e))?;
         }
         Self::bind(dir, true)
     }
 
     /// Listens for clients that ask for the devices of pods: their connections may last.
-    pub(crate) fn of_readers(dir: &Path) -> io::Result<Self> {
-        make(dir)?;
+    pub(crate) fn bind_for_readers(dir: &Path) -> io::Result<Self> {
+        make_directory(dir)?;
         let path = dir.join(SOCKET);
-        unless_gone(fs::remove_file(&path)).map_err(|e| failed("remove the socket", &path, &e))?;
+        unless_gone(fs::remove_file(&path))
+            .map_err(|e| socket_error("remove the socket", &path, &e))?;
         Self::bind(dir, false)
     }
 
@@ -74,7 +75,7 @@ impl DeviceSocketListener {
             fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
             Async::new(socket)
         });
-        let socket = bound.map_err(|e| failed("make the socket", &path, &e))?;
+        let socket = bound.map_err(|e| socket_error("make the socket", &path, &e))?;
         Ok(Self {
             socket,
             short,
@@ -84,12 +85,12 @@ impl DeviceSocketListener {
 
     /// Returns a shared view of the trouble: every look at it shows the present state (DEV-18).
     #[must_use]
-    pub(crate) fn trouble(&self) -> ListenerTrouble {
+    pub(crate) fn shared_trouble(&self) -> ListenerTrouble {
         Rc::clone(&self.trouble)
     }
 
     /// Answers calls until it is dropped.
-    pub(super) async fn serve(
+    pub(super) async fn serve_calls(
         self,
         handler: CallHandler,
         executor: Rc<LocalExecutor<'static>>,
@@ -123,7 +124,7 @@ impl DeviceSocketListener {
                     }
                     GrpcStatus::new(GrpcCode::DEADLINE_EXCEEDED, "it lasts too long")
                 };
-                or(serve(pipe, handler, time), late).await;
+                or(serve_calls(pipe, handler, time), late).await;
                 open.set(open.get() - 1);
             };
             executor.spawn(connection).detach();
@@ -131,10 +132,10 @@ impl DeviceSocketListener {
     }
 }
 
-fn make(dir: &Path) -> io::Result<()> {
+fn make_directory(dir: &Path) -> io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     let made = builder.recursive(true).mode(0o750).create(dir);
-    made.map_err(|e| failed("make the directory", dir, &e))
+    made.map_err(|e| socket_error("make the directory", dir, &e))
 }
 
 /// Makes "not found" a success: a plugin may have removed the file meanwhile.
@@ -145,7 +146,7 @@ fn unless_gone(done: io::Result<()>) -> io::Result<()> {
     }
 }
 
-fn failed(what: &str, path: &Path, why: &io::Error) -> io::Error {
+fn socket_error(what: &str, path: &Path, why: &io::Error) -> io::Error {
     let text = format!("cannot {what} {}: {why}", path.display());
     io::Error::new(why.kind(), text)
 }
@@ -165,13 +166,13 @@ mod tests {
         let shown = root.display();
         let text =
             |listener: io::Result<DeviceSocketListener>| listener.expect_err("wrong").to_string();
-        let said = text(DeviceSocketListener::of_plugins(&root.join("file")));
+        let said = text(DeviceSocketListener::bind_for_plugins(&root.join("file")));
         let beginning = format!("cannot make the directory {shown}/file: ");
         assert!(said.starts_with(&beginning), "{said}");
-        let said = text(DeviceSocketListener::of_plugins(&root.join("dir")));
+        let said = text(DeviceSocketListener::bind_for_plugins(&root.join("dir")));
         let beginning = format!("cannot make the socket {shown}/dir/{SOCKET}: ");
         assert!(said.starts_with(&beginning), "{said}");
-        let said = text(DeviceSocketListener::of_readers(&root.join("dir")));
+        let said = text(DeviceSocketListener::bind_for_readers(&root.join("dir")));
         let beginning = format!("cannot remove the socket {shown}/dir/{SOCKET}: ");
         assert!(said.starts_with(&beginning), "{said}");
         // A socket goes, another file stays.
@@ -179,7 +180,7 @@ mod tests {
         fs::create_dir(&dir).expect("directory");
         let old = UnixListener::bind(dir.join("old.sock"));
         fs::write(dir.join("file"), "").expect("file");
-        DeviceSocketListener::of_plugins(&dir).expect("listens");
+        DeviceSocketListener::bind_for_plugins(&dir).expect("listens");
         let names = fs::read_dir(&dir).expect("directory");
         let mut names: Vec<_> = names.map(|e| e.expect("entry").file_name()).collect();
         names.sort();
@@ -208,16 +209,17 @@ mod tests {
         let root = crate::testing::unused_path("deaf");
         let handler: CallHandler = Rc::new(|_| Box::pin(async { Ok(()) }));
         for is_deaf in [false, true] {
-            let mut listener = DeviceSocketListener::of_plugins(&root).expect("listens");
+            let mut listener = DeviceSocketListener::bind_for_plugins(&root).expect("listens");
             if is_deaf {
                 // A socket that does not listen accepts no client.
                 let (end, _other) = UnixStream::pair().expect("pair");
                 let end = UnixListener::from(OwnedFd::from(end));
                 listener.socket = Async::new(end).expect("socket");
             }
-            let trouble = listener.trouble();
+            let trouble = listener.shared_trouble();
             let executor = Rc::new(LocalExecutor::new());
-            let serve = listener.serve(Rc::clone(&handler), Rc::clone(&executor), Rc::new(Still));
+            let serve =
+                listener.serve_calls(Rc::clone(&handler), Rc::clone(&executor), Rc::new(Still));
             let task = executor.spawn(serve);
             assert!(executor.try_tick());
             assert_eq!(trouble.borrow().is_some(), is_deaf, "{trouble:?}");

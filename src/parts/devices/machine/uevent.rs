@@ -26,7 +26,7 @@ pub(crate) struct UeventDoorbell {
 
 impl UeventDoorbell {
     /// Lays it.
-    pub(crate) fn lay() -> io::Result<Self> {
+    pub(crate) fn open() -> io::Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let socket = socket(
             AddressFamily::Netlink,
@@ -42,13 +42,13 @@ impl UeventDoorbell {
     /// Waits until it rings.
     ///
     /// - Errors: it is broken.
-    pub(crate) async fn ring(&self) -> io::Result<()> {
+    pub(crate) async fn wait_for_ring(&self) -> io::Result<()> {
         loop {
             self.socket.readable().await?;
             if self.drain()? {
                 return Ok(());
             }
-            crate::sys::turn::give().await;
+            crate::sys::turn::yield_to_others().await;
         }
     }
 

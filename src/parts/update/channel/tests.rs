@@ -48,7 +48,7 @@ impl Site {
     }
 
     fn channel(&self) -> ReleaseChannel {
-        ReleaseChannel::at(DocumentLocation {
+        ReleaseChannel::at_url(DocumentLocation {
             url: Url::parse(&self.url).expect("url"),
             headers: Vec::new(),
             ca: None,
@@ -145,7 +145,7 @@ fn a_release_is_fetched_where_it_stopped() {
     ] {
         let site = Site::new(way);
         fs::write(&part, there).expect("written");
-        let mut found = site.channel().fetch("r/t.tar.gz", (20, ""), &part);
+        let mut found = site.channel().fetch_tarball("r/t.tar.gz", (20, ""), &part);
         if matches!(way, Way::Elsewhere) {
             // It begins anew at the next look.
             assert!(
@@ -153,7 +153,7 @@ fn a_release_is_fetched_where_it_stopped() {
                 "{found:?}"
             );
             assert_eq!(site.asked(), asked, "{name}");
-            found = site.channel().fetch("r/t.tar.gz", (20, ""), &part);
+            found = site.channel().fetch_tarball("r/t.tar.gz", (20, ""), &part);
         } else {
             assert_eq!(site.asked(), asked, "{name}");
         }
@@ -165,13 +165,13 @@ fn a_release_is_fetched_where_it_stopped() {
     fs::write(&part, b"").expect("written");
     let short = Site::new(Way::Whole(9))
         .channel()
-        .fetch("r/t.tar.gz", (20, ""), &part);
+        .fetch_tarball("r/t.tar.gz", (20, ""), &part);
     let short = short.expect_err("ends early");
-    assert!(short.may_pass(), "{short}");
+    assert!(short.may_succeed_later(), "{short}");
     assert_eq!(fs::read(&part).expect("read"), &TARBALL[..9]);
     let gone = Site::new(Way::Status(404)).channel();
     let gone = { gone }
-        .fetch("r/t.tar.gz", (20, ""), &part)
+        .fetch_tarball("r/t.tar.gz", (20, ""), &part)
         .expect_err("gone");
     assert!(
         gone.to_string().ends_with("answers with status 404"),
@@ -179,7 +179,7 @@ fn a_release_is_fetched_where_it_stopped() {
     );
     let nowhere = Site::new(Way::Parts(20))
         .channel()
-        .fetch("ftp://x/y", (20, ""), &part);
+        .fetch_tarball("ftp://x/y", (20, ""), &part);
     assert!(
         matches!(nowhere, Err(ChannelError::Location(..))),
         "{nowhere:?}"
@@ -189,22 +189,25 @@ fn a_release_is_fetched_where_it_stopped() {
 #[test]
 fn channels_are_read_with_bounds() {
     // UPD-01 UPD-02
-    let read = Site::new(Way::Parts(20)).channel().read().expect("read");
+    let read = Site::new(Way::Parts(20))
+        .channel()
+        .read_channel_file()
+        .expect("read");
     assert_eq!(read, (b"offer".to_vec(), b"signature".to_vec()));
     let dir = Dir::new("dir");
     let mut channel = ReleaseChannel::in_dir(dir.0.clone());
-    let missing = channel.read().expect_err("nothing there");
-    assert!(missing.may_pass() && missing.to_string().contains("channel.json"));
+    let missing = channel.read_channel_file().expect_err("nothing there");
+    assert!(missing.may_succeed_later() && missing.to_string().contains("channel.json"));
     fs::write(dir.0.join(CHANNEL), [0; MAX_CHANNEL_BYTES_OF_TESTS]).expect("written");
     fs::write(dir.0.join("channel.json.sig"), "s").expect("written");
-    assert_eq!(channel.read().expect("read").1, b"s");
+    assert_eq!(channel.read_channel_file().expect("read").1, b"s");
     fs::write(dir.0.join(CHANNEL), [0; MAX_CHANNEL_BYTES_OF_TESTS + 1]).expect("written");
-    let large = channel.read().expect_err("too large");
-    assert!(matches!(large, ChannelError::TooLarge(_)) && !large.may_pass());
+    let large = channel.read_channel_file().expect_err("too large");
+    assert!(matches!(large, ChannelError::TooLarge(_)) && !large.may_succeed_later());
     let part = dir.0.join("part");
-    let mut fetch = |part| channel.fetch("t.tar.gz", (20, ""), part);
+    let mut fetch = |part| channel.fetch_tarball("t.tar.gz", (20, ""), part);
     let missing = fetch(&part).expect_err("nothing there");
-    assert!(missing.may_pass(), "{missing}");
+    assert!(missing.may_succeed_later(), "{missing}");
     // A change of the original after that does not change the copy.
     let tarball = dir.0.join("t.tar.gz");
     fs::write(&tarball, &TARBALL[..9]).expect("written");
@@ -220,7 +223,9 @@ fn channels_are_read_with_bounds() {
     let link = fetch(&part).expect_err("a link");
     assert!(matches!(link, ChannelError::File("open", ..)), "{link}");
     for wrong in ["", "a/b", "../x", ".", "/x"] {
-        let refused = channel.fetch(wrong, (20, ""), &part).expect_err(wrong);
+        let refused = channel
+            .fetch_tarball(wrong, (20, ""), &part)
+            .expect_err(wrong);
         assert!(matches!(refused, ChannelError::Name(_)), "{wrong}");
     }
 }

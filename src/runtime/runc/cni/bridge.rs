@@ -43,7 +43,7 @@ pub(super) struct BridgeAttachment {
     pub(super) leases: Vec<AddressLease>,
 }
 
-fn at(step: impl Into<String>) -> impl FnOnce(io::Error) -> CniError {
+fn bridge_error_at(step: impl Into<String>) -> impl FnOnce(io::Error) -> CniError {
     let step = step.into();
     move |source| CniError::Bridge { step, source }
 }
@@ -59,36 +59,40 @@ impl BridgeAttachment {
         map
     }
 
-    pub(super) fn of_plugin(plugin: &Map<String, Value>) -> Result<Self, serde_json::Error> {
+    pub(super) fn from_plugin(plugin: &Map<String, Value>) -> Result<Self, serde_json::Error> {
         serde_json::from_value(Value::Object(plugin.clone()))
     }
 
     /// Attaches a pod and returns a plugin's answer. **The calling thread stays in the pod's network namespace**: call
-    /// it on one that ends afterwards. After an error, [`detach`] undoes the steps done so far.
-    pub(super) fn attach(
+    /// it on one that ends afterwards. After an error, [`detach_pod`] undoes the steps done so far.
+    pub(super) fn attach_pod(
         &self,
         id: &SandboxId,
         version: &str,
         netns: &Path,
     ) -> Result<Value, CniError> {
-        let namespace =
-            File::open(netns).map_err(at(format!("open the namespace {}", netns.display())))?;
+        let namespace = File::open(netns).map_err(bridge_error_at(format!(
+            "open the namespace {}",
+            netns.display()
+        )))?;
         let bridge = self.make_bridge()?;
-        let host = host_name(id);
-        let pair = || netlink::create_pair(&host, INTERFACE, self.mtu, bridge, namespace.as_fd());
+        let host = host_interface_name(id);
+        let pair =
+            || netlink::create_veth_pair(&host, INTERFACE, self.mtu, bridge, namespace.as_fd());
         pair()
             .or_else(|e| match e.raw_os_error() {
                 // Half an attachment, left by a killed agent.
-                Some(libc::EEXIST) => netlink::delete(&host).and_then(|()| pair()),
+                Some(libc::EEXIST) => netlink::delete_link(&host).and_then(|()| pair()),
                 _ => Err(e),
             })
-            .map_err(at(format!("create {host} and {INTERFACE}")))?;
-        let port = find(&host)?.index;
-        netlink::reflect(port).map_err(at(format!("set hairpin mode of {host}")))?;
+            .map_err(bridge_error_at(format!("create {host} and {INTERFACE}")))?;
+        let port = find_interface(&host)?.index;
+        netlink::enable_hairpin(port)
+            .map_err(bridge_error_at(format!("set hairpin mode of {host}")))?;
         drop(namespace);
-        namespaces::join(netns).map_err(at("join the pod's namespace"))?;
-        self.configure()?;
-        Ok(self.answer(&host, version, netns))
+        namespaces::join_namespace(netns).map_err(bridge_error_at("join the pod's namespace"))?;
+        self.configure_pod_interface()?;
+        Ok(self.build_cni_result(&host, version, netns))
     }
 
     /// Makes the missing parts of the bridge; returns its index.
@@ -97,60 +101,66 @@ impl BridgeAttachment {
         let made = match netlink::create_bridge(name, self.mtu) {
             Ok(()) => true,
             Err(e) if e.raw_os_error() == Some(libc::EEXIST) => false,
-            Err(e) => return Err(at(format!("create bridge {name}"))(e)),
+            Err(e) => return Err(bridge_error_at(format!("create bridge {name}"))(e)),
         };
-        let found = find(name)?;
+        let found = find_interface(name)?;
         if found.kind != "bridge" {
             let why = io::Error::other("an interface of this name is there and is no bridge");
-            return Err(at(format!("use {name}"))(why));
+            return Err(bridge_error_at(format!("use {name}"))(why));
         }
         let bridge = found.index;
         if made {
             // If it is not set, it is the lowest address of the ports, and changes when they come and go.
-            netlink::set_hardware_address(bridge, &found.hardware_address)
-                .map_err(at(format!("set the hardware address of {name}")))?;
+            netlink::set_hardware_address(bridge, &found.hardware_address).map_err(
+                bridge_error_at(format!("set the hardware address of {name}")),
+            )?;
             // Absent where the kernel has no IPv6.
             let _ = namespaces::set_sysctl(&format!("net/ipv6/conf/{name}/accept_ra"), "0");
         }
-        netlink::up(bridge).map_err(at(format!("bring {name} up")))?;
+        netlink::bring_link_up(bridge).map_err(bridge_error_at(format!("bring {name} up")))?;
         for lease in &self.leases {
             netlink::add_address(bridge, (lease.gateway, lease.prefix))
-                .map_err(at(format!("add {} to {name}", lease.gateway)))?;
+                .map_err(bridge_error_at(format!("add {} to {name}", lease.gateway)))?;
             let forward = match lease.gateway {
                 IpAddr::V4(_) => "net/ipv4/ip_forward",
                 IpAddr::V6(_) => "net/ipv6/conf/all/forwarding",
             };
-            namespaces::set_sysctl(forward, "1").map_err(at(format!("set {forward}")))?;
+            namespaces::set_sysctl(forward, "1")
+                .map_err(bridge_error_at(format!("set {forward}")))?;
         }
         Ok(bridge)
     }
 
     /// Sets up the inside of the pod: addresses, then up, then the default route.
-    fn configure(&self) -> Result<(), CniError> {
+    fn configure_pod_interface(&self) -> Result<(), CniError> {
         let set = |family: &str, key: &str, value: &str| {
             namespaces::set_sysctl(&format!("net/{family}/conf/{INTERFACE}/{key}"), value)
         };
-        let interface = find(INTERFACE)?.index;
+        let interface = find_interface(INTERFACE)?.index;
         // Neighbours may remember the former owner of the address: the kernel tells them when the interface comes up.
-        set("ipv4", "arp_notify", "1").map_err(at("set arp_notify"))?;
+        set("ipv4", "arp_notify", "1").map_err(bridge_error_at("set arp_notify"))?;
         if self.leases.iter().any(|l| l.address.is_ipv6()) {
-            set("ipv6", "disable_ipv6", "0").map_err(at("enable IPv6"))?;
+            set("ipv6", "disable_ipv6", "0").map_err(bridge_error_at("enable IPv6"))?;
         }
         for lease in &self.leases {
             let address: InterfaceAddress = (lease.address, lease.prefix);
-            netlink::add_address(interface, address)
-                .map_err(at(format!("add {} to {INTERFACE}", lease.address)))?;
+            netlink::add_address(interface, address).map_err(bridge_error_at(format!(
+                "add {} to {INTERFACE}",
+                lease.address
+            )))?;
         }
-        netlink::up(interface).map_err(at(format!("bring {INTERFACE} up")))?;
+        netlink::bring_link_up(interface)
+            .map_err(bridge_error_at(format!("bring {INTERFACE} up")))?;
         for lease in &self.leases {
-            netlink::add_default_route(interface, lease.gateway)
-                .map_err(at(format!("add the route by {}", lease.gateway)))?;
+            netlink::add_default_route(interface, lease.gateway).map_err(bridge_error_at(
+                format!("add the route by {}", lease.gateway),
+            ))?;
         }
         Ok(())
     }
 
     /// Source: CNI specification 0.4.0, "Result".
-    fn answer(&self, host: &str, version: &str, netns: &Path) -> Value {
+    fn build_cni_result(&self, host: &str, version: &str, netns: &Path) -> Value {
         let ips: Vec<Value> = self
             .leases
             .iter()
@@ -176,30 +186,33 @@ impl BridgeAttachment {
     }
 
     /// Checks that the host's side is as it was made. The pod's side may be changed by the pod.
-    pub(super) fn check(&self, id: &SandboxId) -> Result<(), CniError> {
-        let host = host_name(id);
-        let (found, bridge) = (find(&host)?, find(&self.bridge)?);
+    pub(super) fn check_host_side(&self, id: &SandboxId) -> Result<(), CniError> {
+        let host = host_interface_name(id);
+        let (found, bridge) = (find_interface(&host)?, find_interface(&self.bridge)?);
         if found.master == bridge.index {
             return Ok(());
         }
         let why = io::Error::other("it is a port of another bridge, or of none");
-        Err(at(format!("find {host} at bridge {}", self.bridge))(why))
+        Err(bridge_error_at(format!(
+            "find {host} at bridge {}",
+            self.bridge
+        ))(why))
     }
 }
 
 /// Detaches a pod: the interface of the pod goes with the other of the pair. Absent counts as done.
-pub(super) fn detach(id: &SandboxId) -> Result<(), CniError> {
-    let host = host_name(id);
-    netlink::delete(&host).map_err(at(format!("delete interface {host}")))
+pub(super) fn detach_pod(id: &SandboxId) -> Result<(), CniError> {
+    let host = host_interface_name(id);
+    netlink::delete_link(&host).map_err(bridge_error_at(format!("delete interface {host}")))
 }
 
-fn host_name(id: &SandboxId) -> String {
+fn host_interface_name(id: &SandboxId) -> String {
     let letters = id.as_str().chars().filter(char::is_ascii_alphanumeric);
     PREFIX.chars().chain(letters).take(NAME_LIMIT).collect()
 }
 
-fn find(interface: &str) -> Result<NetworkLink, CniError> {
-    netlink::find(interface).map_err(at(format!("find interface {interface}")))
+fn find_interface(interface: &str) -> Result<NetworkLink, CniError> {
+    netlink::find_link(interface).map_err(bridge_error_at(format!("find interface {interface}")))
 }
 
 #[cfg(test)]
@@ -252,7 +265,7 @@ mod tests {
             net: Some(net.clone()),
             ..namespaces::SandboxNamespaces::default()
         };
-        on_thread(move || namespaces::create(&sandbox)).expect("pod");
+        on_thread(move || namespaces::create_namespaces(&sandbox)).expect("pod");
         net
     }
 
@@ -267,7 +280,7 @@ mod tests {
         let address: IpAddr = address.parse().expect("address");
         let receiver = on_thread(move || {
             if let Some(to) = to {
-                namespaces::join(&to).expect("join");
+                namespaces::join_namespace(&to).expect("join");
             }
             UdpSocket::bind((address, 0)).expect("an address of its own")
         });
@@ -278,7 +291,7 @@ mod tests {
         let arrived = (0..100).find_map(|_| {
             let from = from.clone();
             on_thread(move || {
-                namespaces::join(&from).expect("join");
+                namespaces::join_namespace(&from).expect("join");
                 let sender = UdpSocket::bind(any).expect("socket");
                 sender.send_to(b"x", target).expect("a way");
             });
@@ -301,10 +314,10 @@ mod tests {
             let (id_a, id_b) = (SandboxId::new("aaaa"), SandboxId::new("bbbb"));
             let add = |attach: BridgeAttachment, id: &SandboxId, netns: &Path| {
                 let (id, netns) = (id.clone(), netns.to_owned());
-                on_thread(move || attach.attach(&id, "0.4.0", &netns))
+                on_thread(move || attach.attach_pod(&id, "0.4.0", &netns))
             };
             let answer = add(attach(2), &id_a, &a).expect("attached");
-            let ips = super::super::result::pod_ips(&answer);
+            let ips = super::super::result::parse_pod_ips(&answer);
             let leased: Vec<IpAddr> = attach(2).leases.iter().map(|l| l.address).collect();
             assert_eq!(ips, leased);
             add(attach(3), &id_b, &b).expect("attached");
@@ -313,8 +326,8 @@ mod tests {
                 assert_eq!(send(&a, Some(&b), target), source, "{target}");
             }
             // And the rest of the world by way of the gateway.
-            let lo = netlink::find("lo").expect("lo").index;
-            netlink::up(lo).expect("up");
+            let lo = netlink::find_link("lo").expect("lo").index;
+            netlink::bring_link_up(lo).expect("up");
             for (target, prefix, source) in [
                 ("10.99.0.1", 32, "10.77.0.2"),
                 ("fd00:99::1", 128, "fd00:77::2"),
@@ -331,15 +344,15 @@ mod tests {
             assert_eq!(mtu.trim(), "1400");
             let address = || fs::read_to_string("/sys/class/net/pico7/address").expect("address");
             let before = address();
-            attach(2).check(&id_a).expect("as made");
+            attach(2).check_host_side(&id_a).expect("as made");
 
             // Half an attachment does not hinder a new one.
             let c = pod(&dir, "c");
             add(attach(4), &id_a, &c).expect("the former interface is replaced");
-            detach(&id_a).expect("detached");
-            detach(&id_a).expect("again");
-            attach(4).check(&id_a).expect_err("gone");
-            detach(&id_b).expect("detached");
+            detach_pod(&id_a).expect("detached");
+            detach_pod(&id_a).expect("again");
+            attach(4).check_host_side(&id_a).expect_err("gone");
+            detach_pod(&id_b).expect("detached");
             assert_eq!(address(), before, "the bridge's address is its own");
 
             let other = BridgeAttachment {
@@ -356,7 +369,7 @@ mod tests {
                     net: Some(dir.join(name)),
                     ..namespaces::SandboxNamespaces::default()
                 };
-                namespaces::remove(&sandbox).expect("removed");
+                namespaces::unpin_namespaces(&sandbox).expect("removed");
             }
             fs::remove_dir_all(&dir).expect("dir");
         });

@@ -21,7 +21,7 @@ pub struct BuiltInNetwork {
 }
 
 /// The plugins behind the bridge, which is this agent's own: see [`super::bridge`].
-pub(super) fn config(built_in: &BuiltInNetwork) -> NetworkConfig {
+pub(super) fn built_in_network_config(built_in: &BuiltInNetwork) -> NetworkConfig {
     // `snat` makes hostPorts reachable at 127.0.0.1 too.
     let portmap =
         json!({ "type": "portmap", "snat": true, "capabilities": { "portMappings": true } });
@@ -51,8 +51,8 @@ mod tests {
             subnets: vec!["10.88.0.0/16".into(), "fd00:88::/64".into()],
             mtu: 1400,
         };
-        let config = config(&built_in);
-        assert_eq!(config.programs(), ["portmap"]);
+        let config = built_in_network_config(&built_in);
+        assert_eq!(config.list_executables(), ["portmap"]);
         assert_eq!(config.name, "picolet-pico0");
     }
 }

@@ -32,7 +32,7 @@ pub enum NetworkConfigError {
 }
 
 impl NetworkConfigError {
-    fn at(self, path: &Path) -> CniError {
+    fn at_path(self, path: &Path) -> CniError {
         CniError::Config {
             path: path.to_owned(),
             source: self,
@@ -68,19 +68,19 @@ impl NetworkConfig {
 
     /// Returns true if this network speaks `version` or a later one.
     #[must_use]
-    pub fn speaks(&self, version: &str) -> bool {
+    pub fn supports_version(&self, version: &str) -> bool {
         let rank = |v: &str| VERSIONS.iter().position(|x| *x == v);
         rank(&self.version) >= rank(version)
     }
 
     /// Every executable that the chain needs: plugin types and their `ipam` types, sorted.
     #[must_use]
-    pub fn programs(&self) -> Vec<&str> {
-        Self::programs_of(self.plugins.iter())
+    pub fn list_executables(&self) -> Vec<&str> {
+        Self::executables_of_plugins(self.plugins.iter())
     }
 
     /// The executables that some plugins need.
-    pub(super) fn programs_of<'a>(
+    pub(super) fn executables_of_plugins<'a>(
         plugins: impl Iterator<Item = &'a Map<String, Value>>,
     ) -> Vec<&'a str> {
         let mut all: Vec<&str> = plugins
@@ -91,7 +91,7 @@ impl NetworkConfig {
             .flatten()
             .filter_map(Value::as_str)
             .collect();
-        all.order();
+        all.stable_sort();
         all.dedup();
         all
     }
@@ -100,11 +100,11 @@ impl NetworkConfig {
     ///
     /// # Errors
     /// The first file is unreadable or wrong: a broken file does not silently hand the node over to the next one.
-    pub fn first_in(dir: &Path) -> Result<Option<Self>, CniError> {
+    pub fn read_first_in(dir: &Path) -> Result<Option<Self>, CniError> {
         let entries = match fs::read_dir(dir) {
             Ok(entries) => entries,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(NetworkConfigError::Unread(e).at(dir)),
+            Err(e) => return Err(NetworkConfigError::Unread(e).at_path(dir)),
         };
         let mut files: Vec<PathBuf> = entries
             .flatten()
@@ -116,15 +116,15 @@ impl NetworkConfig {
                 known && p.is_file()
             })
             .collect();
-        files.order();
+        files.stable_sort();
         let Some(path) = files.into_iter().next() else {
             return Ok(None);
         };
-        let mut config = read(&path, Self::parse)?;
+        let mut config = read_config_file(&path, Self::parse)?;
         if config.plugins.is_empty() {
             config.add_from_folder(dir)?;
             let checked = config.check_plugins();
-            checked.map_err(|e| NetworkConfigError::Wrong(e).at(&path))?;
+            checked.map_err(|e| NetworkConfigError::Wrong(e).at_path(&path))?;
         }
         config.file = path;
         Ok(Some(config))
@@ -137,13 +137,13 @@ impl NetworkConfig {
     /// # Errors
     /// The first fault.
     pub fn parse(text: &[u8]) -> Result<Self, JsonTextError> {
-        let mut root = object(text)?;
-        let name = text_of(&root, "name").unwrap_or_default();
+        let mut root = parse_json_object(text)?;
+        let name = text_field(&root, "name").unwrap_or_default();
         if !valid_name(&name) {
             let why = format!("{name:?} is empty or has unusual characters");
-            return Err(wrong("name", why));
+            return Err(wrong_value("name", why));
         }
-        let version = version_of(&root)?;
+        let version = choose_version(&root)?;
         let flag = |key: &str| {
             root.get(key)
                 .is_some_and(|v| v == &Value::Bool(true) || v.as_str() == Some("true"))
@@ -155,10 +155,10 @@ impl NetworkConfig {
                 .into_iter()
                 .map(|p| match p {
                     Value::Object(p) => Ok(p),
-                    _ => Err(wrong("plugins", "one is not a JSON object")),
+                    _ => Err(wrong_value("plugins", "one is not a JSON object")),
                 })
                 .collect::<Result<Vec<_>, _>>()?,
-            Some(_) => return Err(wrong("plugins", "not a list")),
+            Some(_) => return Err(wrong_value("plugins", "not a list")),
             // A single plugin is a chain of one.
             None if root.contains_key("type") => vec![root],
             None if only_inlined => Vec::new(),
@@ -186,24 +186,25 @@ impl NetworkConfig {
             .map(|entries| entries.flatten().map(|e| e.path()).collect())
             .unwrap_or_default();
         files.retain(|p| p.extension().is_some_and(|x| x == "conf"));
-        files.order();
+        files.stable_sort();
         for file in files {
-            self.plugins.push(read(&file, object)?);
+            self.plugins
+                .push(read_config_file(&file, parse_json_object)?);
         }
         Ok(())
     }
 
     fn check_plugins(&self) -> Result<(), JsonTextError> {
         if self.plugins.is_empty() {
-            return Err(wrong("plugins", "there are none"));
+            return Err(wrong_value("plugins", "there are none"));
         }
         if self.plugins.len() > MAX_PLUGINS {
-            return Err(wrong("plugins", format!("more than {MAX_PLUGINS}")));
+            return Err(wrong_value("plugins", format!("more than {MAX_PLUGINS}")));
         }
         for name in self.plugins.iter().map(Self::plugin_type) {
             if name.is_empty() || name.contains('/') || name == ".." {
                 let why = format!("plugin type {name:?} is not the name of a program");
-                return Err(wrong("plugins", why));
+                return Err(wrong_value("plugins", why));
             }
         }
         Ok(())
@@ -211,31 +212,34 @@ impl NetworkConfig {
 }
 
 /// Reads a file of the configuration.
-fn read<T>(path: &Path, parse: fn(&[u8]) -> Result<T, JsonTextError>) -> Result<T, CniError> {
+fn read_config_file<T>(
+    path: &Path,
+    parse: fn(&[u8]) -> Result<T, JsonTextError>,
+) -> Result<T, CniError> {
     let text = read_limited(path, FILE_LIMIT).map_err(NetworkConfigError::from);
     let parsed = text.and_then(|text| Ok(parse(&text)?));
-    parsed.map_err(|e| e.at(path))
+    parsed.map_err(|e| e.at_path(path))
 }
 
-fn object(text: &[u8]) -> Result<Map<String, Value>, JsonTextError> {
+fn parse_json_object(text: &[u8]) -> Result<Map<String, Value>, JsonTextError> {
     match serde_json::from_slice(text) {
         Ok(Value::Object(object)) => Ok(object),
-        Ok(_) => Err(wrong(".", "not a JSON object")),
+        Ok(_) => Err(wrong_value(".", "not a JSON object")),
         Err(e) => Err(JsonTextError::Syntax(format!("not valid JSON: {e}"))),
     }
 }
 
-fn wrong(path: &str, why: impl Into<String>) -> JsonTextError {
+fn wrong_value(path: &str, why: impl Into<String>) -> JsonTextError {
     JsonTextError::Value(WrongValue::new(path, why))
 }
 
-fn text_of(object: &Map<String, Value>, key: &str) -> Option<String> {
+fn text_field(object: &Map<String, Value>, key: &str) -> Option<String> {
     object.get(key).and_then(Value::as_str).map(str::to_owned)
 }
 
 /// Chooses the version. `cniVersions` (1.1) offers several: the newest that is spoken here wins. No version means
 /// 0.1.0, which is not spoken here.
-fn version_of(root: &Map<String, Value>) -> Result<String, JsonTextError> {
+fn choose_version(root: &Map<String, Value>) -> Result<String, JsonTextError> {
     let offered: Vec<&str> = match root.get("cniVersions").and_then(Value::as_array) {
         Some(list) => list.iter().filter_map(Value::as_str).collect(),
         None => Vec::new(),
@@ -249,7 +253,7 @@ fn version_of(root: &Map<String, Value>) -> Result<String, JsonTextError> {
         .rfind(|v| offered.contains(v) || stated == **v);
     best.map(|v| (*v).to_owned()).ok_or_else(|| {
         let known = VERSIONS.join(", ");
-        wrong(
+        wrong_value(
             "cniVersion",
             format!("{stated:?} is not spoken (known: {known})"),
         )
@@ -267,7 +271,7 @@ fn valid_name(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::chain;
+    use crate::error::error_chain;
 
     #[test]
     fn lists_and_single_plugins() {
@@ -277,12 +281,12 @@ mod tests {
         )
         .expect("list");
         assert_eq!((list.plugins.len(), list.disable_check), (2, true));
-        assert_eq!(list.programs(), ["bridge", "host-local", "portmap"]);
-        assert!(list.speaks("0.4.0") && !list.speaks("1.1.0"));
+        assert_eq!(list.list_executables(), ["bridge", "host-local", "portmap"]);
+        assert!(list.supports_version("0.4.0") && !list.supports_version("1.1.0"));
         let single = NetworkConfig::parse(br#"{"cniVersion":"0.3.1","name":"n","type":"ptp"}"#)
             .expect("one");
-        assert_eq!(single.programs(), ["ptp"]);
-        assert!(!single.speaks("0.4.0"));
+        assert_eq!(single.list_executables(), ["ptp"]);
+        assert!(!single.supports_version("0.4.0"));
         let offered = NetworkConfig::parse(
             br#"{"cniVersion":"0.4.0","cniVersions":["0.4.0","1.1.0","9.0.0"],"name":"n","type":"ptp"}"#,
         );
@@ -331,10 +335,10 @@ mod tests {
         let dir = crate::testing::unused_path("cni-conf");
         fs::create_dir_all(dir.join("folder")).expect("dir");
         assert_eq!(
-            NetworkConfig::first_in(&dir.join("none")).expect("absent"),
+            NetworkConfig::read_first_in(&dir.join("none")).expect("absent"),
             None
         );
-        assert_eq!(NetworkConfig::first_in(&dir).expect("empty"), None);
+        assert_eq!(NetworkConfig::read_first_in(&dir).expect("empty"), None);
         let put = |name: &str, text: &str| fs::write(dir.join(name), text).expect("write");
         put(
             "90.conflist",
@@ -345,27 +349,31 @@ mod tests {
             "10.conf",
             r#"{"cniVersion":"1.0.0","name":"early","type":"b"}"#,
         );
-        let found = NetworkConfig::first_in(&dir).expect("read").expect("found");
+        let found = NetworkConfig::read_first_in(&dir)
+            .expect("read")
+            .expect("found");
         assert_eq!((found.name.as_str(), found.built_in), ("early", false));
         put("05.json", r#"{"cniVersion":"1.1.0","name":"folder"}"#);
-        let empty = NetworkConfig::first_in(&dir).expect_err("no plugins");
+        let empty = NetworkConfig::read_first_in(&dir).expect_err("no plugins");
         let path = dir.join("05.json");
         assert_eq!(
-            chain(&empty),
+            error_chain(&empty),
             format!(
                 "network configuration {}: plugins: there are none",
                 path.display()
             )
         );
         put("folder/1.conf", "[]");
-        let list = NetworkConfig::first_in(&dir).expect_err("no plugin");
+        let list = NetworkConfig::read_first_in(&dir).expect_err("no plugin");
         assert!(
-            chain(&list).ends_with("folder/1.conf: not a JSON object"),
+            error_chain(&list).ends_with("folder/1.conf: not a JSON object"),
             "{list}"
         );
         put("folder/1.conf", r#"{"type":"c"}"#);
-        let found = NetworkConfig::first_in(&dir).expect("read").expect("found");
-        assert_eq!(found.programs(), ["c"]);
+        let found = NetworkConfig::read_first_in(&dir)
+            .expect("read")
+            .expect("found");
+        assert_eq!(found.list_executables(), ["c"]);
         fs::remove_dir_all(dir).expect("clean");
     }
 }

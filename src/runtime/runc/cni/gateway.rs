@@ -16,12 +16,12 @@ pub(super) type BridgeAddress = (Ipv4Addr, u8);
 /// - `wanted`: the present gateways, which are added with the next pod.
 /// - `in_use`: returns true if a pod is in the network of an address. Called only for addresses that are not wanted.
 /// - Returns true if unwanted ones are left.
-pub(super) fn settle(
+pub(super) fn remove_unused_gateways(
     bridge: &str,
     wanted: &[BridgeAddress],
     in_use: impl Fn(BridgeAddress) -> bool,
 ) -> io::Result<bool> {
-    let mut others = addresses(bridge)?;
+    let mut others = list_bridge_addresses(bridge)?;
     others.retain(|address| !wanted.contains(address));
     let (kept, gone): (Vec<_>, Vec<_>) = others.into_iter().partition(|a| in_use(*a));
     if !gone.is_empty() {
@@ -34,7 +34,7 @@ pub(super) fn settle(
 }
 
 /// IPv4 addresses of an interface as the kernel lists them; none if there is no such interface.
-fn addresses(name: &str) -> io::Result<Vec<BridgeAddress>> {
+fn list_bridge_addresses(name: &str) -> io::Result<Vec<BridgeAddress>> {
     let own = getifaddrs()?.filter(|entry| entry.interface_name == name);
     let found = own.filter_map(|entry| {
         let ip = entry.address?.as_sockaddr_in()?.ip();
@@ -46,7 +46,7 @@ fn addresses(name: &str) -> io::Result<Vec<BridgeAddress>> {
 }
 
 /// Returns true if `ip` is in the network of an address.
-pub(super) fn contains((address, prefix): BridgeAddress, ip: Ipv4Addr) -> bool {
+pub(super) fn network_contains((address, prefix): BridgeAddress, ip: Ipv4Addr) -> bool {
     let mask = u32::MAX
         .checked_shl(32 - u32::from(prefix.min(32)))
         .unwrap_or(0);
@@ -61,7 +61,7 @@ mod tests {
     fn networks() {
         let net = (Ipv4Addr::new(10, 85, 0, 1), 16);
         for (ip, is) in [("10.85.200.3", true), ("10.86.0.1", false)] {
-            assert_eq!(contains(net, ip.parse().expect("ip")), is, "{ip}");
+            assert_eq!(network_contains(net, ip.parse().expect("ip")), is, "{ip}");
         }
     }
 }

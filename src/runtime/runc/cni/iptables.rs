@@ -41,34 +41,34 @@ pub enum IptablesError {
     InUse(String),
 }
 
-pub(super) fn find(program: &str) -> Option<PathBuf> {
+pub(super) fn find_iptables_program(program: &str) -> Option<PathBuf> {
     PATH.split(':')
         .map(|dir| Path::new(dir).join(program))
         .find(|path| path.is_file())
 }
 
 /// Runs a program of the family; `gate` is for one that others may have to wait for. Returns its answer.
-pub(super) async fn call(
+pub(super) async fn run_iptables(
     program: &'static str,
     args: &[&str],
     input: Option<String>,
     gate: Option<&ChildLimiter>,
 ) -> Result<String, IptablesError> {
-    let path = find(program).ok_or(IptablesError::Missing(program))?;
+    let path = find_iptables_program(program).ok_or(IptablesError::Missing(program))?;
     let mut command = Command::new(path)
         .args(["-w", LOCK_WAIT_S])
         .args(args)
         .env("PATH", PATH)
-        .capture(ANSWER_LIMIT);
+        .capture_output(ANSWER_LIMIT);
     if let Some(input) = input {
         command = command.stdin(ChildInput::Bytes(input.into()));
     }
     let ran = match gate {
         Some(gate) => {
-            let _pass = gate.pass(ChildPriority::Connect).await;
-            child::run(gate.mark(command), Some(CALL_TIMEOUT)).await
+            let _pass = gate.acquire_permit(ChildPriority::Connect).await;
+            child::run_command(gate.attach_lock(command), Some(CALL_TIMEOUT)).await
         }
-        None => child::run(command, Some(CALL_TIMEOUT)).await,
+        None => child::run_command(command, Some(CALL_TIMEOUT)).await,
     };
     let output = ran.map_err(|e| IptablesError::Run(program, e))?;
     if output.status.success() {
@@ -79,12 +79,12 @@ pub(super) async fn call(
 }
 
 /// Runs a program whose refusal is an answer too: `None`.
-pub(super) async fn ask(
+pub(super) async fn query_iptables(
     program: &'static str,
     args: &[&str],
     gate: &ChildLimiter,
 ) -> Result<Option<String>, IptablesError> {
-    match call(program, args, None, Some(gate)).await {
+    match run_iptables(program, args, None, Some(gate)).await {
         Err(IptablesError::Refused { .. }) => Ok(None),
         answer => answer.map(Some),
     }

@@ -14,7 +14,7 @@ use smol::lock::Mutex;
 
 use super::{
     BuiltInNetwork,
-    iptables::{IptablesError, ask, call, find},
+    iptables::{IptablesError, find_iptables_program, query_iptables, run_iptables},
 };
 use crate::{api::MonoTime, runtime::runc::gate::ChildLimiter, sys::clock};
 
@@ -47,7 +47,7 @@ pub(super) struct Masquerade {
 
 impl Masquerade {
     /// Makes the rules if they are missing. Pods that start together wait for one look.
-    pub(super) async fn ensure(
+    pub(super) async fn ensure_rules(
         &self,
         built_in: &BuiltInNetwork,
         gate: &ChildLimiter,
@@ -55,65 +55,70 @@ impl Masquerade {
         let mut seen = self.seen.lock().await;
         if let Some((at, subnets)) = &*seen
             && *subnets == built_in.subnets
-            && clock::mono().0.saturating_sub(at.0) < LOOK_AGAIN_MS
+            && clock::mono_now().0.saturating_sub(at.0) < LOOK_AGAIN_MS
         {
             return Ok(());
         }
         *seen = None;
-        let chain = chain(built_in);
-        for (family, subnets) in families(built_in) {
+        let chain = chain_name(built_in);
+        for (family, subnets) in families_in_use(built_in) {
             let mut missing = Vec::new();
             for subnet in subnets.iter().copied() {
                 let mut check = vec!["-t", "nat", "-C", "POSTROUTING"];
-                let jump = jump(subnet, &chain);
+                let jump = jump_rule(subnet, &chain);
                 check.extend(jump.iter().map(String::as_str));
-                if ask(family.program, &check, gate).await?.is_none() {
+                if query_iptables(family.program, &check, gate)
+                    .await?
+                    .is_none()
+                {
                     missing.push(subnet);
                 }
             }
             if !missing.is_empty() {
                 // The jumps of earlier subnets stay: these may still have pods.
                 let list = ["-t", "nat", "-S", "POSTROUTING"];
-                let list = ask(family.program, &list, gate).await?;
+                let list = query_iptables(family.program, &list, gate).await?;
                 let list = list.unwrap_or_default();
                 let jumps = jumps_to(&list, &chain);
-                let former = jumps.iter().filter_map(|words| source(words));
+                let former = jumps.iter().filter_map(|words| rule_source_subnet(words));
                 let mut all = subnets.clone();
                 all.extend(former.filter(|subnet| !subnets.contains(subnet)));
-                let rules = rules(&family, &chain, &all, &missing);
-                call(family.restore, &["--noflush"], Some(rules), Some(gate)).await?;
+                let rules = format_restore_input(&family, &chain, &all, &missing);
+                run_iptables(family.restore, &["--noflush"], Some(rules), Some(gate)).await?;
             }
         }
-        *seen = Some((clock::mono(), built_in.subnets.clone()));
+        *seen = Some((clock::mono_now(), built_in.subnets.clone()));
         Ok(())
     }
 
     /// Removes the rules of both families: there may have been subnets of the other one. Absent rules count as removed,
     /// also if iptables is not installed or the kernel has no such table.
-    pub(super) async fn remove(
+    pub(super) async fn remove_rules(
         &self,
         built_in: &BuiltInNetwork,
         gate: &ChildLimiter,
     ) -> Result<(), IptablesError> {
         let mut seen = self.seen.lock().await;
         *seen = None;
-        let chain = chain(built_in);
+        let chain = chain_name(built_in);
         for family in [V4, V6] {
-            if find(family.program).is_none() {
+            if find_iptables_program(family.program).is_none() {
                 continue;
             }
             let list = ["-t", "nat", "-S", "POSTROUTING"];
-            let list = ask(family.program, &list, gate).await?.unwrap_or_default();
+            let list = query_iptables(family.program, &list, gate)
+                .await?
+                .unwrap_or_default();
             let mut undo = jumps_to(&list, &chain);
             undo.push(vec!["-F", &chain]);
             undo.push(vec!["-X", &chain]);
             for rule in undo {
                 let args: Vec<&str> = ["-t", "nat"].into_iter().chain(rule).collect();
                 // A rule may be gone already; the result is checked below.
-                ask(family.program, &args, gate).await?;
+                query_iptables(family.program, &args, gate).await?;
             }
             let left = ["-t", "nat", "-S", &chain];
-            if ask(family.program, &left, gate).await?.is_some() {
+            if query_iptables(family.program, &left, gate).await?.is_some() {
                 return Err(IptablesError::InUse(chain));
             }
         }
@@ -122,19 +127,21 @@ impl Masquerade {
 
     /// Name of the program that the network needs and that is not installed.
     pub(super) fn missing_program(built_in: &BuiltInNetwork) -> Option<&'static str> {
-        families(built_in)
+        families_in_use(built_in)
             .flat_map(|(family, _)| [family.program, family.restore])
-            .find(|program| find(program).is_none())
+            .find(|program| find_iptables_program(program).is_none())
     }
 }
 
 /// Name of the chain: at most 28 bytes, the limit of iptables, as a bridge's name has 15 at most.
-fn chain(built_in: &BuiltInNetwork) -> String {
+fn chain_name(built_in: &BuiltInNetwork) -> String {
     format!("PICOLET-MASQ-{}", built_in.bridge)
 }
 
 /// The families in use, each with its subnets.
-fn families(built_in: &BuiltInNetwork) -> impl Iterator<Item = (MasqueradeFamily, Vec<&str>)> {
+fn families_in_use(
+    built_in: &BuiltInNetwork,
+) -> impl Iterator<Item = (MasqueradeFamily, Vec<&str>)> {
     [(V4, false), (V6, true)]
         .into_iter()
         .map(|(family, six)| {
@@ -145,12 +152,17 @@ fn families(built_in: &BuiltInNetwork) -> impl Iterator<Item = (MasqueradeFamily
 }
 
 /// The rule that leads into the chain, without its `-A POSTROUTING`.
-fn jump(subnet: &str, chain: &str) -> [String; 4] {
+fn jump_rule(subnet: &str, chain: &str) -> [String; 4] {
     ["-s", subnet, "-j", chain].map(str::to_owned)
 }
 
 /// Writes the input of iptables-restore: the chain anew, and the jumps that are missing.
-fn rules(family: &MasqueradeFamily, chain: &str, subnets: &[&str], missing: &[&str]) -> String {
+fn format_restore_input(
+    family: &MasqueradeFamily,
+    chain: &str,
+    subnets: &[&str],
+    missing: &[&str],
+) -> String {
     let mut rules = format!("*nat\n:{chain} - [0:0]\n");
     for subnet in subnets {
         rules.push_str(&format!("-A {chain} -d {subnet} -j RETURN\n"));
@@ -158,7 +170,7 @@ fn rules(family: &MasqueradeFamily, chain: &str, subnets: &[&str], missing: &[&s
     let multicast = family.multicast;
     rules.push_str(&format!("-A {chain} ! -d {multicast} -j MASQUERADE\n"));
     for subnet in missing {
-        let jump = jump(subnet, chain).join(" ");
+        let jump = jump_rule(subnet, chain).join(" ");
         rules.push_str(&format!("-A POSTROUTING {jump}\n"));
     }
     rules.push_str("COMMIT\n");
@@ -178,7 +190,7 @@ fn jumps_to<'a>(list: &'a str, chain: &str) -> Vec<Vec<&'a str>> {
 }
 
 /// The subnet of a rule, as the words that delete it.
-fn source<'a>(words: &[&'a str]) -> Option<&'a str> {
+fn rule_source_subnet<'a>(words: &[&'a str]) -> Option<&'a str> {
     let at = words.iter().position(|word| *word == "-s")?;
     words.get(at + 1).copied()
 }
@@ -197,7 +209,7 @@ mod tests {
 
     #[test]
     fn chain_name_fits() {
-        assert!(chain(&built_in(&[])).len() <= 28);
+        assert!(chain_name(&built_in(&[])).len() <= 28);
     }
 
     #[test]
@@ -212,14 +224,14 @@ mod tests {
             ),
         ] {
             let built_in = built_in(subnets);
-            let got: Vec<_> = families(&built_in).map(|(f, _)| f.program).collect();
+            let got: Vec<_> = families_in_use(&built_in).map(|(f, _)| f.program).collect();
             assert_eq!(got, want, "{name}");
         }
     }
 
     #[test]
     fn rules_leave_other_chains_alone() {
-        let text = rules(&V4, "C", &["10.1.0.0/16"], &["10.1.0.0/16"]);
+        let text = format_restore_input(&V4, "C", &["10.1.0.0/16"], &["10.1.0.0/16"]);
         assert_eq!(
             text,
             "*nat\n:C - [0:0]\n-A C -d 10.1.0.0/16 -j RETURN\n-A C ! -d 224.0.0.0/4 -j MASQUERADE\n\
@@ -235,7 +247,13 @@ mod tests {
             jumps_to(list, "C"),
             [["-D", "POSTROUTING", "-s", "10.1.0.0/16", "-j", "C"]]
         );
-        assert_eq!(source(&jumps_to(list, "C")[0]), Some("10.1.0.0/16"));
-        assert_eq!(source(&["-D", "POSTROUTING", "-j", "C", "-s"]), None);
+        assert_eq!(
+            rule_source_subnet(&jumps_to(list, "C")[0]),
+            Some("10.1.0.0/16")
+        );
+        assert_eq!(
+            rule_source_subnet(&["-D", "POSTROUTING", "-j", "C", "-s"]),
+            None
+        );
     }
 }

@@ -38,7 +38,7 @@ use super::{
 };
 use crate::api::order::OrderExt;
 use crate::api::strict::from_json;
-use crate::error::chain;
+use crate::error::error_chain;
 use crate::{
     api::{
         Quantity, SandboxId,
@@ -218,7 +218,7 @@ impl Cni {
         }
     }
 
-    fn built_in(&self) -> BuiltInNetwork {
+    fn built_in_network(&self) -> BuiltInNetwork {
         self.built_in.borrow().clone()
     }
 
@@ -226,8 +226,8 @@ impl Cni {
     async fn ensure_masquerade(&self, gate: &ChildLimiter) -> Result<(), CniError> {
         // Bounded: by how often the cluster gives the node others meanwhile.
         loop {
-            let built_in = self.built_in();
-            self.masquerade.ensure(&built_in, gate).await?;
+            let built_in = self.built_in_network();
+            self.masquerade.ensure_rules(&built_in, gate).await?;
             if *self.built_in.borrow() == built_in {
                 return Ok(());
             }
@@ -235,7 +235,7 @@ impl Cni {
     }
 
     /// Removes from the bridge the gateways of pods that are gone.
-    fn settle(&self) -> Result<(), CniError> {
+    fn remove_gone_gateways(&self) -> Result<(), CniError> {
         if !self.unsettled.get() {
             return Ok(());
         }
@@ -243,35 +243,42 @@ impl Cni {
         let wanted: Vec<_> = built_in
             .subnets
             .iter()
-            .filter_map(|s| pool::gateway(s))
+            .filter_map(|s| pool::subnet_gateway(s))
             .collect();
-        let left =
-            gateway::settle(&built_in.bridge, &wanted, |a| self.has_pods(a)).map_err(|source| {
-                CniError::Bridge {
-                    step: format!("remove former gateways from {}", built_in.bridge),
-                    source,
-                }
-            })?;
+        let left = gateway::remove_unused_gateways(&built_in.bridge, &wanted, |a| {
+            self.gateway_has_pods(a)
+        })
+        .map_err(|source| CniError::Bridge {
+            step: format!("remove former gateways from {}", built_in.bridge),
+            source,
+        })?;
         self.unsettled.set(left);
         Ok(())
     }
 
     /// Lends a pod addresses of the built-in network. Returns the attachment that is to be made.
-    fn lend(&self) -> Result<bridge::BridgeAttachment, CniError> {
+    fn lend_addresses(&self) -> Result<bridge::BridgeAttachment, CniError> {
         if self.pool.borrow().is_none() {
             let mut pool = AddressPool::default();
-            for id in self.attached(true) {
-                match load(&self.file(&id, true)) {
-                    Ok(Some(attachment)) => attachment.ips().for_each(|ip| pool.note(ip)),
+            for id in self.attached_sandboxes(true) {
+                match load_attachment(&self.attachment_path(&id, true)) {
+                    Ok(Some(attachment)) => {
+                        attachment.pod_addresses().for_each(|ip| pool.mark_lent(ip))
+                    }
                     Ok(None) => {}
-                    Err(e) => log::warn!("sandbox={id} its addresses are not known: {}", chain(&e)),
+                    Err(e) => log::warn!(
+                        "sandbox={id} its addresses are not known: {}",
+                        error_chain(&e)
+                    ),
                 }
             }
             self.pool.replace(Some(pool));
         }
         let built_in = self.built_in.borrow();
         let mut pool = self.pool.borrow_mut();
-        let leases = pool.get_or_insert_default().lend(&built_in.subnets)?;
+        let leases = pool
+            .get_or_insert_default()
+            .lend_addresses(&built_in.subnets)?;
         Ok(bridge::BridgeAttachment {
             bridge: built_in.bridge.clone(),
             mtu: built_in.mtu,
@@ -280,24 +287,28 @@ impl Cni {
     }
 
     /// Takes back the addresses of a pod whose record is gone, or was never there.
-    fn give_back(&self, attachment: &AttachmentRecord) {
+    fn give_back_addresses(&self, attachment: &AttachmentRecord) {
         if let Some(pool) = &mut *self.pool.borrow_mut() {
-            attachment.ips().for_each(|ip| pool.give_back(ip));
+            attachment
+                .pod_addresses()
+                .for_each(|ip| pool.give_back_address(ip));
         }
     }
 
     /// Returns true if a pod of the built-in network has an address in the network of a gateway. A pod whose addresses
     /// are not known counts: it is just being attached, or its record cannot be read.
-    fn has_pods(&self, gateway: gateway::BridgeAddress) -> bool {
-        self.attached(true).iter().any(|id| {
-            let attachment = match load(&self.file(id, true)) {
+    fn gateway_has_pods(&self, gateway: gateway::BridgeAddress) -> bool {
+        self.attached_sandboxes(true).iter().any(|id| {
+            let attachment = match load_attachment(&self.attachment_path(id, true)) {
                 Ok(None) => return false,
                 Ok(Some(attachment)) => attachment,
                 Err(_) => return true,
             };
-            let mut ips = attachment.ips().peekable();
+            let mut ips = attachment.pod_addresses().peekable();
             ips.peek().is_none()
-                || ips.any(|ip| matches!(ip, IpAddr::V4(ip) if gateway::contains(gateway, ip)))
+                || ips.any(
+                    |ip| matches!(ip, IpAddr::V4(ip) if gateway::network_contains(gateway, ip)),
+                )
         })
     }
 
@@ -305,27 +316,27 @@ impl Cni {
     ///
     /// # Errors
     /// [`CniError::Config`].
-    pub fn network(&self) -> Result<NetworkConfig, CniError> {
-        Ok(NetworkConfig::first_in(&self.settings.conf_dir)?
-            .unwrap_or_else(|| builtin::config(&self.built_in.borrow())))
+    pub fn read_network_config(&self) -> Result<NetworkConfig, CniError> {
+        Ok(NetworkConfig::read_first_in(&self.settings.conf_dir)?
+            .unwrap_or_else(|| builtin::built_in_network_config(&self.built_in.borrow())))
     }
 
     /// Condition of the pods' network: met if the configuration is readable, every plugin is installed, and iptables is
     /// there where it is needed.
     #[must_use]
-    pub fn condition(&self) -> RuntimeCondition {
+    pub fn network_condition(&self) -> RuntimeCondition {
         let not = |reason: &str, message: String| RuntimeCondition {
             ok: false,
             reason: reason.into(),
             message,
         };
-        let network = match self.network() {
+        let network = match self.read_network_config() {
             Ok(network) => network,
-            Err(e) => return not("NetworkConfigInvalid", chain(&e)),
+            Err(e) => return not("NetworkConfigInvalid", error_chain(&e)),
         };
         // The built-in network needs a plugin for host ports only: pods with host ports report a missing one.
         if !network.built_in
-            && let Some(why) = self.missing_plugin(&network)
+            && let Some(why) = self.missing_plugin_error(&network)
         {
             return not("NetworkPluginMissing", why);
         }
@@ -348,42 +359,42 @@ impl Cni {
 
     /// Error text for the first plugin of a network that is not installed.
     #[must_use]
-    pub fn missing_plugin(&self, network: &NetworkConfig) -> Option<String> {
-        let programs = network.programs();
-        let missing = |p: &str| self.plugin(&network.name, p).err();
+    pub fn missing_plugin_error(&self, network: &NetworkConfig) -> Option<String> {
+        let programs = network.list_executables();
+        let missing = |p: &str| self.find_plugin(&network.name, p).err();
         programs
             .into_iter()
             .find_map(missing)
             .map(|e| e.to_string())
     }
 
-    /// Attaches a pod. On error all steps were undone, or an attachment is left for [`Self::del`].
+    /// Attaches a pod. On error all steps were undone, or an attachment is left for [`Self::detach_sandbox`].
     ///
     /// # Errors
     /// See [`CniError`].
-    pub async fn add(
+    pub async fn attach_pod(
         &self,
         pod: &PodNetwork<'_>,
         gate: &ChildLimiter,
     ) -> Result<Vec<IpAddr>, CniError> {
-        let network = self.network()?;
+        let network = self.read_network_config()?;
         let wanted: Vec<&Map<String, Value>> = network
             .plugins
             .iter()
-            .filter(|p| !(network.built_in && is_idle(p, pod.config)))
+            .filter(|p| !(network.built_in && is_plugin_idle(p, pod.config)))
             .collect();
-        for program in NetworkConfig::programs_of(wanted.iter().copied()) {
-            self.plugin(&network.name, program)?;
+        for program in NetworkConfig::executables_of_plugins(wanted.iter().copied()) {
+            self.find_plugin(&network.name, program)?;
         }
         let mut plugins: Vec<Map<String, Value>> = wanted
             .into_iter()
-            .map(|p| handed_over(p, &network, pod.config))
+            .map(|p| build_plugin_config(p, &network, pod.config))
             .collect();
         if network.built_in {
             self.ensure_masquerade(gate).await?;
-            self.settle()?;
+            self.remove_gone_gateways()?;
             // There is no wait until the record is saved: others may ask for addresses.
-            plugins.insert(0, self.lend()?.to_plugin());
+            plugins.insert(0, self.lend_addresses()?.to_plugin());
         }
         let mut attachment = AttachmentRecord {
             v: ATTACHMENT_VERSION,
@@ -393,44 +404,47 @@ impl Cni {
             plugins,
             name: network.name.clone(),
             version: network.version.clone(),
-            args: args_of(pod),
+            args: format_cni_args(pod),
             disable_check: network.disable_check,
             result: None,
         };
-        let file = self.file(pod.id, network.built_in);
+        let file = self.attachment_path(pod.id, network.built_in);
         // Saved before the first plugin: its work is undone even if this process dies now.
         let lasts = !network.built_in;
-        save(&file, &attachment, lasts).inspect_err(|_| {
+        save_attachment(&file, &attachment, lasts).inspect_err(|_| {
             if network.built_in {
-                self.give_back(&attachment);
+                self.give_back_addresses(&attachment);
             }
         })?;
         crash::point("network.intent");
         let mut result = Value::Null;
         for plugin in &attachment.plugins {
-            match self.call("ADD", &attachment, plugin, &result, gate).await {
+            match self
+                .call_plugin("ADD", &attachment, plugin, &result, gate)
+                .await
+            {
                 Ok(answer) => {
                     crash::point("network.plugin-added");
                     result = answer;
                 }
                 Err(e) => {
-                    if let Err(undo) = self.del(pod.id, gate).await {
+                    if let Err(undo) = self.detach_sandbox(pod.id, gate).await {
                         log::warn!(
                             "sandbox={} undoing a failed ADD: {}; will be tried again",
                             pod.id,
-                            chain(&undo)
+                            error_chain(&undo)
                         );
                     }
                     return Err(e);
                 }
             }
         }
-        let ips = result::pod_ips(&result);
+        let ips = result::parse_pod_ips(&result);
         attachment.result = Some(result);
-        save(&file, &attachment, lasts)?;
+        save_attachment(&file, &attachment, lasts)?;
         if ips.is_empty() {
-            if let Err(undo) = self.del(pod.id, gate).await {
-                let (id, undo) = (pod.id, chain(&undo));
+            if let Err(undo) = self.detach_sandbox(pod.id, gate).await {
+                let (id, undo) = (pod.id, error_chain(&undo));
                 log::warn!("sandbox={id} undoing an ADD without address: {undo}");
             }
             return Err(CniError::NoAddress(network.name));
@@ -442,14 +456,18 @@ impl Cni {
     ///
     /// # Errors
     /// See [`CniError`]; the attachment is kept.
-    pub async fn del(&self, id: &SandboxId, gate: &ChildLimiter) -> Result<(), CniError> {
+    pub async fn detach_sandbox(
+        &self,
+        id: &SandboxId,
+        gate: &ChildLimiter,
+    ) -> Result<(), CniError> {
         for built_in in [true, false] {
-            let file = self.file(id, built_in);
-            if let Some(attachment) = load(&file)? {
-                self.undo(&attachment, gate).await?;
+            let file = self.attachment_path(id, built_in);
+            if let Some(attachment) = load_attachment(&file)? {
+                self.detach_plugins(&attachment, gate).await?;
                 files::remove_file(&file).map_err(|source| CniError::Io { path: file, source })?;
                 if built_in {
-                    self.give_back(&attachment);
+                    self.give_back_addresses(&attachment);
                 }
             }
         }
@@ -460,15 +478,19 @@ impl Cni {
     ///
     /// # Errors
     /// The error of the first plugin that has one.
-    pub async fn check(&self, id: &SandboxId, gate: &ChildLimiter) -> Result<(), CniError> {
+    pub async fn check_attachment(
+        &self,
+        id: &SandboxId,
+        gate: &ChildLimiter,
+    ) -> Result<(), CniError> {
         for built_in in [true, false] {
-            if let Some(attachment) = load(&self.file(id, built_in))?
+            if let Some(attachment) = load_attachment(&self.attachment_path(id, built_in))?
                 && !attachment.disable_check
                 && attachment.version != "0.3.1"
                 && let Some(result) = &attachment.result
             {
                 for plugin in &attachment.plugins {
-                    self.call("CHECK", &attachment, plugin, result, gate)
+                    self.call_plugin("CHECK", &attachment, plugin, result, gate)
                         .await?;
                 }
             }
@@ -480,11 +502,11 @@ impl Cni {
     ///
     /// # Errors
     /// The kernel's, iptables'. The bridge is deleted even if the rules could not be.
-    pub async fn remove_built_in(&self, gate: &ChildLimiter) -> Result<(), CniError> {
-        let built_in = self.built_in();
-        let rules = self.masquerade.remove(&built_in, gate).await;
+    pub async fn remove_built_in_network(&self, gate: &ChildLimiter) -> Result<(), CniError> {
+        let built_in = self.built_in_network();
+        let rules = self.masquerade.remove_rules(&built_in, gate).await;
         let bridge = &built_in.bridge;
-        netlink::delete(bridge).map_err(|source| CniError::Bridge {
+        netlink::delete_link(bridge).map_err(|source| CniError::Bridge {
             step: format!("delete {bridge}"),
             source,
         })?;
@@ -493,43 +515,43 @@ impl Cni {
 
     /// Cleans up at the start: removes attachments without a sandbox of this boot, then tells plugins that speak 1.1
     /// which are in use. Failures are logged and tried again at the next start.
-    pub async fn sweep(&self, live: &BTreeSet<SandboxId>, gate: &ChildLimiter) {
+    pub async fn sweep_attachments(&self, live: &BTreeSet<SandboxId>, gate: &ChildLimiter) {
         for built_in in [true, false] {
             self.remove_staged(built_in);
-            for id in self.attached(built_in) {
-                let stale = match load(&self.file(&id, built_in)) {
+            for id in self.attached_sandboxes(built_in) {
+                let stale = match load_attachment(&self.attachment_path(&id, built_in)) {
                     Ok(Some(a)) => a.boot != self.boot || !live.contains(&id),
                     Ok(None) => false,
                     Err(e) => {
-                        log::warn!("sandbox={id} attachment: {}", chain(&e));
+                        log::warn!("sandbox={id} attachment: {}", error_chain(&e));
                         false
                     }
                 };
-                if stale && let Err(e) = self.del(&id, gate).await {
-                    let e = chain(&e);
+                if stale && let Err(e) = self.detach_sandbox(&id, gate).await {
+                    let e = error_chain(&e);
                     log::warn!("sandbox={id} detaching what an earlier run left: {e}");
                 }
             }
         }
         // A firewall may have been reloaded, and perhaps no new pod comes that looks.
-        if !self.attached(true).is_empty()
+        if !self.attached_sandboxes(true).is_empty()
             && let Err(e) = self.ensure_masquerade(gate).await
         {
-            log::warn!("{}", chain(&e));
+            log::warn!("{}", error_chain(&e));
         }
-        match self.network() {
-            Ok(network) if network.speaks("1.1.0") && !network.disable_gc => {
-                if let Err(e) = self.gc(&network, live, gate).await {
-                    log::warn!("{}", chain(&e));
+        match self.read_network_config() {
+            Ok(network) if network.supports_version("1.1.0") && !network.disable_gc => {
+                if let Err(e) = self.call_plugins_gc(&network, live, gate).await {
+                    log::warn!("{}", error_chain(&e));
                 }
             }
             Ok(_) => {}
-            Err(e) => log::warn!("{}", chain(&e)),
+            Err(e) => log::warn!("{}", error_chain(&e)),
         }
     }
 
     /// Source: CNI specification 1.1, "GC".
-    async fn gc(
+    async fn call_plugins_gc(
         &self,
         network: &NetworkConfig,
         live: &BTreeSet<SandboxId>,
@@ -540,31 +562,31 @@ impl Cni {
             .map(|id| json!({ "containerID": id.as_str(), "ifname": INTERFACE }))
             .collect();
         for plugin in &network.plugins {
-            let mut plugin = handed_over(plugin, network, &SandboxConfig::default());
+            let mut plugin = build_plugin_config(plugin, network, &SandboxConfig::default());
             plugin.insert("cni.dev/valid-attachments".into(), valid.clone().into());
             let name = NetworkConfig::plugin_type(&plugin).to_owned();
-            self.exec("GC", &network.name, &name, &[], &plugin, gate)
+            self.exec_plugin("GC", &network.name, &name, &[], &plugin, gate)
                 .await?;
         }
         Ok(())
     }
 
     /// Calls DEL in the reverse order of ADD.
-    async fn undo(
+    async fn detach_plugins(
         &self,
         attachment: &AttachmentRecord,
         gate: &ChildLimiter,
     ) -> Result<(), CniError> {
         let previous = attachment.result.clone().unwrap_or(Value::Null);
         for plugin in attachment.plugins.iter().rev() {
-            self.call("DEL", attachment, plugin, &previous, gate)
+            self.call_plugin("DEL", attachment, plugin, &previous, gate)
                 .await?;
             crash::point("network.plugin-deleted");
         }
         Ok(())
     }
 
-    async fn call(
+    async fn call_plugin(
         &self,
         verb: &'static str,
         attachment: &AttachmentRecord,
@@ -573,7 +595,7 @@ impl Cni {
         gate: &ChildLimiter,
     ) -> Result<Value, CniError> {
         if NetworkConfig::plugin_type(plugin) == bridge::TYPE {
-            return self.own(verb, attachment, plugin, gate).await;
+            return self.run_bridge_plugin(verb, attachment, plugin, gate).await;
         }
         let mut config = plugin.clone();
         // 0.3.1 hands no result to DEL.
@@ -596,31 +618,32 @@ impl Cni {
             ("CNI_ARGS", attachment.args.clone()),
         ];
         let name = NetworkConfig::plugin_type(plugin).to_owned();
-        self.exec(verb, &attachment.name, &name, &env, &config, gate)
+        self.exec_plugin(verb, &attachment.name, &name, &env, &config, gate)
             .await
     }
 
     /// Runs [`bridge`] in a plugin's place, on a thread that ends with it.
-    async fn own(
+    async fn run_bridge_plugin(
         &self,
         verb: &'static str,
         attachment: &AttachmentRecord,
         plugin: &Map<String, Value>,
         gate: &ChildLimiter,
     ) -> Result<Value, CniError> {
-        let attach = bridge::BridgeAttachment::of_plugin(plugin).map_err(|e| CniError::Plugin {
-            plugin: bridge::TYPE.into(),
-            verb,
-            network: attachment.name.clone(),
-            why: e.to_string(),
-        })?;
+        let attach =
+            bridge::BridgeAttachment::from_plugin(plugin).map_err(|e| CniError::Plugin {
+                plugin: bridge::TYPE.into(),
+                verb,
+                network: attachment.name.clone(),
+                why: e.to_string(),
+            })?;
         let id = attachment.sandbox.clone();
         let (version, netns) = (attachment.version.clone(), attachment.netns.clone());
-        let _pass = gate.pass(turn(verb)).await;
-        lane::on_fresh_thread("bridge", move || match verb {
-            "ADD" => attach.attach(&id, &version, &netns),
-            "CHECK" => attach.check(&id).map(|()| Value::Null),
-            _ => bridge::detach(&id).map(|()| Value::Null),
+        let _pass = gate.acquire_permit(verb_priority(verb)).await;
+        lane::run_on_fresh_thread("bridge", move || match verb {
+            "ADD" => attach.attach_pod(&id, &version, &netns),
+            "CHECK" => attach.check_host_side(&id).map(|()| Value::Null),
+            _ => bridge::detach_pod(&id).map(|()| Value::Null),
         })
         .await
         .map_err(|source| CniError::Bridge {
@@ -629,7 +652,7 @@ impl Cni {
         })?
     }
 
-    async fn exec(
+    async fn exec_plugin(
         &self,
         verb: &'static str,
         network: &str,
@@ -644,7 +667,7 @@ impl Cni {
             network: network.to_owned(),
             why,
         };
-        let program = self.plugin(network, plugin)?;
+        let program = self.find_plugin(network, plugin)?;
         let input = serde_json::to_vec(config).map_err(|e| failed(e.to_string()))?;
         let dirs: Vec<String> = self
             .bin_dirs()
@@ -656,19 +679,19 @@ impl Cni {
             .env("CNI_COMMAND", verb)
             .env("CNI_PATH", dirs.join(":"))
             .stdin(ChildInput::Bytes(input))
-            .capture(ANSWER_LIMIT);
+            .capture_output(ANSWER_LIMIT);
         for (key, value) in env {
             command = command.env(key, value);
         }
-        let _pass = gate.pass(turn(verb)).await;
-        let output = child::run(gate.mark(command), Some(PLUGIN_TIMEOUT))
+        let _pass = gate.acquire_permit(verb_priority(verb)).await;
+        let output = child::run_command(gate.attach_lock(command), Some(PLUGIN_TIMEOUT))
             .await
             .map_err(|e| failed(e.to_string()))?;
         if !output.status.success() {
-            return Err(failed(result::failure(
+            return Err(failed(result::plugin_failure_text(
                 &output.stdout,
                 &output.stderr,
-                output.code(),
+                output.exit_code(),
             )));
         }
         if verb != "ADD" {
@@ -685,7 +708,7 @@ impl Cni {
         dirs
     }
 
-    fn plugin(&self, network: &str, name: &str) -> Result<PathBuf, CniError> {
+    fn find_plugin(&self, network: &str, name: &str) -> Result<PathBuf, CniError> {
         let dirs = self.bin_dirs();
         dirs.iter()
             .map(|d| d.join(name))
@@ -700,7 +723,7 @@ impl Cni {
             })
     }
 
-    fn dir(&self, built_in: bool) -> PathBuf {
+    fn attachments_dir(&self, built_in: bool) -> PathBuf {
         let base = if built_in {
             &self.settings.run_dir
         } else {
@@ -709,13 +732,13 @@ impl Cni {
         base.join("attachments")
     }
 
-    fn file(&self, id: &SandboxId, built_in: bool) -> PathBuf {
-        self.dir(built_in).join(format!("{id}.json"))
+    fn attachment_path(&self, id: &SandboxId, built_in: bool) -> PathBuf {
+        self.attachments_dir(built_in).join(format!("{id}.json"))
     }
 
     /// Removes records that an agent was writing when it died: the next write of the name may never come.
     fn remove_staged(&self, built_in: bool) {
-        for entry in fs::read_dir(self.dir(built_in))
+        for entry in fs::read_dir(self.attachments_dir(built_in))
             .into_iter()
             .flatten()
             .flatten()
@@ -730,8 +753,8 @@ impl Cni {
         }
     }
 
-    fn attached(&self, built_in: bool) -> Vec<SandboxId> {
-        let Ok(entries) = fs::read_dir(self.dir(built_in)) else {
+    fn attached_sandboxes(&self, built_in: bool) -> Vec<SandboxId> {
+        let Ok(entries) = fs::read_dir(self.attachments_dir(built_in)) else {
             return Vec::new();
         };
         let mut ids: Vec<SandboxId> = entries
@@ -742,18 +765,18 @@ impl Cni {
                 ))
             })
             .collect();
-        ids.order();
+        ids.stable_sort();
         ids
     }
 }
 
 impl AttachmentRecord {
     /// Addresses that the pod has, or gets from the built-in network.
-    fn ips(&self) -> impl Iterator<Item = IpAddr> {
-        let has = self.result.as_ref().map(result::pod_ips);
+    fn pod_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        let has = self.result.as_ref().map(result::parse_pod_ips);
         let own = |p: &&Map<String, Value>| NetworkConfig::plugin_type(p) == bridge::TYPE;
         let gets = self.plugins.iter().filter(own);
-        let gets = gets.filter_map(|p| bridge::BridgeAttachment::of_plugin(p).ok());
+        let gets = gets.filter_map(|p| bridge::BridgeAttachment::from_plugin(p).ok());
         let gets: Vec<IpAddr> = gets
             .flat_map(|a| a.leases)
             .map(|lease| lease.address)
@@ -762,7 +785,7 @@ impl AttachmentRecord {
     }
 }
 
-fn turn(verb: &str) -> ChildPriority {
+fn verb_priority(verb: &str) -> ChildPriority {
     if verb == "ADD" {
         ChildPriority::Connect
     } else {
@@ -771,13 +794,13 @@ fn turn(verb: &str) -> ChildPriority {
 }
 
 /// Returns true for a plugin of the built-in network that has nothing to do for this pod: no host port, no portmap.
-fn is_idle(plugin: &Map<String, Value>, pod: &SandboxConfig) -> bool {
+fn is_plugin_idle(plugin: &Map<String, Value>, pod: &SandboxConfig) -> bool {
     NetworkConfig::plugin_type(plugin) == "portmap"
         && pod.port_mappings.iter().all(|p| p.host_port == 0)
 }
 
 /// Configuration as a plugin gets it: name, version, and the capabilities that it asked for.
-fn handed_over(
+fn build_plugin_config(
     plugin: &Map<String, Value>,
     network: &NetworkConfig,
     pod: &SandboxConfig,
@@ -814,7 +837,7 @@ fn handed_over(
         );
     }
     if wants("bandwidth")
-        && let Some(limits) = bandwidth(pod)
+        && let Some(limits) = parse_bandwidth(pod)
     {
         runtime.insert("bandwidth".into(), limits);
     }
@@ -826,7 +849,7 @@ fn handed_over(
 
 /// Reads the two well-known annotations for bandwidth, bits a second. Bursts are as large as the plugin takes, as with
 /// other runtimes.
-fn bandwidth(pod: &SandboxConfig) -> Option<Value> {
+fn parse_bandwidth(pod: &SandboxConfig) -> Option<Value> {
     const BURST_BITS: u32 = i32::MAX.unsigned_abs();
     let mut limits = Map::new();
     for (key, rate, burst) in [
@@ -852,7 +875,7 @@ fn bandwidth(pod: &SandboxConfig) -> Option<Value> {
     (!limits.is_empty()).then_some(Value::Object(limits))
 }
 
-fn args_of(pod: &PodNetwork<'_>) -> String {
+fn format_cni_args(pod: &PodNetwork<'_>) -> String {
     format!(
         "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID={};K8S_POD_UID={}",
         pod.config.namespace, pod.config.name, pod.id, pod.config.uid
@@ -860,7 +883,11 @@ fn args_of(pod: &PodNetwork<'_>) -> String {
 }
 
 /// Writes an attachment file. `lasts`: it has to survive a power cut, because the plugins' own leases may survive it.
-fn save(file: &Path, attachment: &AttachmentRecord, lasts: bool) -> Result<(), CniError> {
+fn save_attachment(
+    file: &Path,
+    attachment: &AttachmentRecord,
+    lasts: bool,
+) -> Result<(), CniError> {
     let io = |source| CniError::Io {
         path: file.to_owned(),
         source,
@@ -874,7 +901,7 @@ fn save(file: &Path, attachment: &AttachmentRecord, lasts: bool) -> Result<(), C
 
 /// Reads an attachment file; `None` if there is none. One that cannot be read is an error: forgetting it would leak an
 /// address.
-fn load(file: &Path) -> Result<Option<AttachmentRecord>, CniError> {
+fn load_attachment(file: &Path) -> Result<Option<AttachmentRecord>, CniError> {
     let io = |source| CniError::Io {
         path: file.to_owned(),
         source,
@@ -903,8 +930,8 @@ pub(crate) mod fuzz {
 
     /// For [`crate::fuzz`]: a plugin's answer, its error, a configuration.
     pub(crate) fn run(data: &[u8]) -> String {
-        let ips = from_json::<Value>(data).map_or(0, |answer| result::pod_ips(&answer).len());
-        let failure = result::failure(data, data, 1);
+        let ips = from_json::<Value>(data).map_or(0, |answer| result::parse_pod_ips(&answer).len());
+        let failure = result::plugin_failure_text(data, data, 1);
         assert!(failure.len() <= 8 * 1024, "an error is short");
         let config = NetworkConfig::parse(data).map_or_else(|e| e.to_string(), |_| "ok".into());
         format!("{} {config}", ips.min(2))
@@ -1008,11 +1035,11 @@ mod tests {
                 netns: Path::new("/proc/self/ns/net"),
                 config: &config,
             };
-            smol::block_on(self.cni.add(&pod, &self.gate))
+            smol::block_on(self.cni.attach_pod(&pod, &self.gate))
         }
 
         fn del(&self, id: &SandboxId) -> Result<(), CniError> {
-            smol::block_on(self.cni.del(id, &self.gate))
+            smol::block_on(self.cni.detach_sandbox(id, &self.gate))
         }
     }
 
@@ -1039,7 +1066,7 @@ mod tests {
             log[1]
         );
         assert!(log[1].contains(r#""hostPort":8080"#) && !log[1].contains("capabilities"));
-        smol::block_on(bench.cni.check(&id, &bench.gate)).expect("check");
+        smol::block_on(bench.cni.check_attachment(&id, &bench.gate)).expect("check");
         assert_eq!(bench.log().len(), 2);
         bench.del(&id).expect("deleted");
         let log = bench.log();
@@ -1090,7 +1117,7 @@ mod tests {
         }
         bench.log();
         let alive: BTreeSet<SandboxId> = [live.clone()].into();
-        smol::block_on(bench.cni.sweep(&alive, &bench.gate));
+        smol::block_on(bench.cni.sweep_attachments(&alive, &bench.gate));
         let log = bench.log();
         let gone = log.iter().filter(|l| l.contains(" DEL ")).count();
         assert_eq!(gone, 4, "two orphans, two plugins each: {log:?}");
@@ -1099,7 +1126,7 @@ mod tests {
                 .any(|l| l.contains(" GC ") && l.contains(r#""containerID":"live""#))
         );
         let next = Bench::cni(&bench.dir, "boot2");
-        smol::block_on(next.sweep(&alive, &bench.gate));
+        smol::block_on(next.sweep_attachments(&alive, &bench.gate));
         let log = bench.log();
         assert!(
             log[0].starts_with("second DEL live [] "),
@@ -1112,7 +1139,7 @@ mod tests {
     fn missing_plugin_is_named() {
         let bench = Bench::new("missing");
         fs::remove_file(bench.dir.join("bin/second")).expect("remove");
-        let condition = bench.cni.condition();
+        let condition = bench.cni.network_condition();
         assert_eq!(
             (condition.ok, condition.reason.as_str()),
             (false, "NetworkPluginMissing")

@@ -31,22 +31,25 @@ pub(super) struct AddressPool {
 
 impl AddressPool {
     /// Notes an address that is lent already.
-    pub(super) fn note(&mut self, ip: IpAddr) {
+    pub(super) fn mark_lent(&mut self, ip: IpAddr) {
         self.lent.insert(ip);
     }
 
-    pub(super) fn give_back(&mut self, ip: IpAddr) {
+    pub(super) fn give_back_address(&mut self, ip: IpAddr) {
         self.lent.remove(&ip);
     }
 
     /// Lends one address of each subnet, or none at all.
-    pub(super) fn lend(&mut self, subnets: &[String]) -> Result<Vec<AddressLease>, CniError> {
+    pub(super) fn lend_addresses(
+        &mut self,
+        subnets: &[String],
+    ) -> Result<Vec<AddressLease>, CniError> {
         let mut leases: Vec<AddressLease> = Vec::with_capacity(subnets.len());
         for text in subnets {
             let found = LeaseSubnet::parse(text)
                 .ok_or_else(|| CniError::NoSubnet(text.clone()))
                 .and_then(|subnet| {
-                    self.find(subnet)
+                    self.find_free_address(subnet)
                         .ok_or_else(|| CniError::NoAddressLeft(text.clone()))
                 });
             match found {
@@ -56,7 +59,7 @@ impl AddressPool {
                 }
                 Err(why) => {
                     for lease in leases {
-                        self.give_back(lease.address);
+                        self.give_back_address(lease.address);
                     }
                     return Err(why);
                 }
@@ -65,11 +68,15 @@ impl AddressPool {
         Ok(leases)
     }
 
-    fn find(&mut self, subnet: LeaseSubnet) -> Option<AddressLease> {
-        let end = subnet.end();
+    fn find_free_address(&mut self, subnet: LeaseSubnet) -> Option<AddressLease> {
+        let end = subnet.end_offset();
         // After an agent's start the search begins behind the last known address.
         let known = || {
-            let last = self.lent.iter().filter_map(|ip| subnet.offset(*ip)).max();
+            let last = self
+                .lent
+                .iter()
+                .filter_map(|ip| subnet.address_offset(*ip))
+                .max();
             last.map_or(FIRST, |offset| offset + 1)
         };
         let key = (subnet.base, subnet.prefix);
@@ -81,20 +88,20 @@ impl AddressPool {
         };
         let offset = (start..end)
             .chain(FIRST..start)
-            .find(|offset| !self.lent.contains(&subnet.at(*offset)))?;
+            .find(|offset| !self.lent.contains(&subnet.address_at(*offset)))?;
         self.next.insert(key, offset + 1);
         Some(AddressLease {
-            address: subnet.at(offset),
+            address: subnet.address_at(offset),
             prefix: subnet.prefix,
-            gateway: subnet.at(GATEWAY),
+            gateway: subnet.address_at(GATEWAY),
         })
     }
 }
 
 /// Gateway of the pods of a subnet. `None` for IPv6: those addresses stay at the bridge.
-pub(super) fn gateway(subnet: &str) -> Option<gateway::BridgeAddress> {
+pub(super) fn subnet_gateway(subnet: &str) -> Option<gateway::BridgeAddress> {
     let subnet = LeaseSubnet::parse(subnet)?;
-    match subnet.at(GATEWAY) {
+    match subnet.address_at(GATEWAY) {
         IpAddr::V4(ip) => Some((ip, subnet.prefix)),
         IpAddr::V6(_) => None,
     }
@@ -123,13 +130,13 @@ impl LeaseSubnet {
     }
 
     /// Offset behind the last address that is lent. The last address of an IPv4 subnet is its broadcast address.
-    fn end(&self) -> u128 {
+    fn end_offset(&self) -> u128 {
         let bits = if self.is_v4 { 32 } else { 128 };
         let hosts = 1_u128.checked_shl(bits - u32::from(self.prefix));
         hosts.map_or(MAX_ADDRESSES, |h| h.min(MAX_ADDRESSES)) - u128::from(self.is_v4)
     }
 
-    fn at(&self, offset: u128) -> IpAddr {
+    fn address_at(&self, offset: u128) -> IpAddr {
         let value = self.base + offset;
         match u32::try_from(value) {
             Ok(bits) if self.is_v4 => Ipv4Addr::from_bits(bits).into(),
@@ -137,14 +144,14 @@ impl LeaseSubnet {
         }
     }
 
-    fn offset(&self, ip: IpAddr) -> Option<u128> {
+    fn address_offset(&self, ip: IpAddr) -> Option<u128> {
         let value = match ip {
             IpAddr::V4(ip) if self.is_v4 => u128::from(ip.to_bits()),
             IpAddr::V6(ip) if !self.is_v4 => ip.to_bits(),
             _ => return None,
         };
         let offset = value.checked_sub(self.base)?;
-        (offset < self.end()).then_some(offset)
+        (offset < self.end_offset()).then_some(offset)
     }
 }
 
@@ -154,7 +161,7 @@ mod tests {
 
     fn lend(pool: &mut AddressPool, subnets: &[&str]) -> Result<String, CniError> {
         let subnets: Vec<String> = subnets.iter().map(|s| (*s).to_owned()).collect();
-        let leases = pool.lend(&subnets)?;
+        let leases = pool.lend_addresses(&subnets)?;
         let words = leases
             .iter()
             .map(|l| format!("{}/{} by {}", l.address, l.prefix, l.gateway));
@@ -175,7 +182,7 @@ mod tests {
             "every address of subnet 10.1.2.128/29 is lent to a pod"
         );
         for back in ["10.1.2.131", "10.1.2.133"] {
-            pool.give_back(back.parse().expect("ip"));
+            pool.give_back_address(back.parse().expect("ip"));
         }
         for again in [131, 133] {
             let got = lend(&mut pool, &small).expect("free");
@@ -192,7 +199,7 @@ mod tests {
                 .expect("free")
                 .starts_with("10.0.0.2/")
         );
-        pool.give_back("10.0.0.2".parse().expect("ip"));
+        pool.give_back_address("10.0.0.2".parse().expect("ip"));
         assert!(
             lend(&mut pool, &net)
                 .expect("free")
@@ -200,7 +207,7 @@ mod tests {
         );
         let mut pool = AddressPool::default();
         for ip in ["10.0.0.9", "10.0.1.7", "10.7.0.9", "fd00::99"] {
-            pool.note(ip.parse().expect("ip"));
+            pool.mark_lent(ip.parse().expect("ip"));
         }
         assert!(
             lend(&mut pool, &net)
@@ -218,7 +225,7 @@ mod tests {
             ("fd00::/64", None),
             ("x", None),
         ] {
-            let ip = gateway(subnet).map(|(ip, _)| ip.to_string());
+            let ip = subnet_gateway(subnet).map(|(ip, _)| ip.to_string());
             assert_eq!(ip.as_deref(), expected, "{subnet}");
             // The same gateway is given to pods.
             if let Some(expected) = expected {
@@ -259,9 +266,9 @@ mod tests {
             ("x/24", None),
         ] {
             let subnet = LeaseSubnet::parse(text);
-            assert_eq!(subnet.map(|s| s.end()), end, "{text}");
+            assert_eq!(subnet.map(|s| s.end_offset()), end, "{text}");
         }
-        let mixed = LeaseSubnet::parse("10.1.2.3/24").map(|s| s.at(0));
+        let mixed = LeaseSubnet::parse("10.1.2.3/24").map(|s| s.address_at(0));
         assert_eq!(mixed, Some("10.1.2.0".parse().expect("ip")));
     }
 }

@@ -1,6 +1,6 @@
 //! Chains that the portmap plugin shares among all pods of all networks. The plugin makes them and never removes them.
 
-use super::iptables::{IptablesError, call};
+use super::iptables::{IptablesError, run_iptables};
 
 /// Chain with a rule for each pod that has a hostPort: while it has a rule, it is in use.
 const ENTRY: &str = "CNI-HOSTPORT-DNAT";
@@ -13,13 +13,13 @@ const CHAINS: [&str; 3] = [ENTRY, "CNI-HOSTPORT-MASQ", "CNI-HOSTPORT-SETMARK"];
 /// iptables refuses, or cannot be run. All or nothing is removed: a pod that gets a hostPort meanwhile keeps the chains.
 pub async fn forget_port_chains() -> Result<(), IptablesError> {
     // A kernel without the table has no chains.
-    let Ok(list) = call("iptables", &["-t", "nat", "-S"], None, None).await else {
+    let Ok(list) = run_iptables("iptables", &["-t", "nat", "-S"], None, None).await else {
         return Ok(());
     };
-    let Some(script) = removal(&list) else {
+    let Some(script) = format_chain_removal(&list) else {
         return Ok(());
     };
-    match call("iptables-restore", &["--noflush"], Some(script), None).await {
+    match run_iptables("iptables-restore", &["--noflush"], Some(script), None).await {
         Err(IptablesError::Missing(_)) => Ok(()),
         done => done.map(drop),
     }
@@ -27,7 +27,7 @@ pub async fn forget_port_chains() -> Result<(), IptablesError> {
 
 /// Writes the input of iptables-restore for the removal, from the rules of the nat table; `None` if there is nothing to
 /// do.
-fn removal(rules: &str) -> Option<String> {
+fn format_chain_removal(rules: &str) -> Option<String> {
     let used = rules
         .lines()
         .any(|l| l.starts_with(&format!("-A {ENTRY} ")));
@@ -69,7 +69,7 @@ mod tests {
             -A CNI-HOSTPORT-MASQ -m mark --mark 0x2000/0x2000 -j MASQUERADE\n\
             -A CNI-HOSTPORT-SETMARK -m comment --comment \"CNI portfwd masquerade mark\" -j MARK --set-xmark 0x2000/0x2000";
         assert_eq!(
-            removal(idle).as_deref(),
+            format_chain_removal(idle).as_deref(),
             Some(
                 "*nat\n-D PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT\n\
                  -D POSTROUTING -m comment --comment \"CNI portfwd requiring masquerade\" -j CNI-HOSTPORT-MASQ\n\
@@ -78,7 +78,10 @@ mod tests {
             )
         );
         let used = format!("{idle}\n-A CNI-HOSTPORT-DNAT -p tcp -j CNI-DN-0123");
-        assert_eq!(removal(&used), None);
-        assert_eq!(removal("-P PREROUTING ACCEPT\n-N DOCKER"), None);
+        assert_eq!(format_chain_removal(&used), None);
+        assert_eq!(
+            format_chain_removal("-P PREROUTING ACCEPT\n-N DOCKER"),
+            None
+        );
     }
 }

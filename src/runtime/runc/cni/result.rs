@@ -14,7 +14,7 @@ const TEXT_LIMIT: usize = 1024;
 ///
 /// Source: CNI specification 1.1, "Success result types"; the shape is the same since 0.3.0.
 /// An address of an interface outside the sandbox (the bridge's) is not the pod's.
-pub(super) fn pod_ips(result: &Value) -> Vec<IpAddr> {
+pub(super) fn parse_pod_ips(result: &Value) -> Vec<IpAddr> {
     let interfaces = result.get("interfaces").and_then(Value::as_array);
     let outside = |ip: &Value| {
         let index = ip
@@ -62,7 +62,7 @@ struct CniPluginError {
 /// Turns the output of a failed plugin into one text.
 ///
 /// Most plugins print an error object on standard output; those that die before that write to standard error.
-pub(super) fn failure(stdout: &[u8], stderr: &[u8], code: i32) -> String {
+pub(super) fn plugin_failure_text(stdout: &[u8], stderr: &[u8], code: i32) -> String {
     let mut text = match from_json::<CniPluginError>(stdout) {
         Ok(error) if !error.msg.is_empty() || !error.details.is_empty() => {
             let join = if error.msg.is_empty() || error.details.is_empty() {
@@ -99,7 +99,7 @@ mod tests {
     fn addresses() {
         let ips = |text: &str| {
             let value = serde_json::from_str(text).expect(text);
-            pod_ips(&value)
+            parse_pod_ips(&value)
                 .iter()
                 .map(ToString::to_string)
                 .collect::<Vec<_>>()
@@ -146,7 +146,10 @@ mod tests {
                 "exec: \"iptables\": executable file not found in $PATH (code 999): install the iptables package",
             ),
         ] {
-            assert_eq!(failure(stdout.as_bytes(), stderr.as_bytes(), 2), want);
+            assert_eq!(
+                plugin_failure_text(stdout.as_bytes(), stderr.as_bytes(), 2),
+                want
+            );
         }
     }
 }

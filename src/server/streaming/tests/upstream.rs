@@ -70,16 +70,20 @@ impl Runtime {
                 Some(tls) => StreamConnection::new(tls.accept(socket).await.expect("handshake")),
                 None => StreamConnection::new(socket),
             }
-            .of_socket(fd);
+            .with_socket(fd);
             let request = http::read_request(&mut connection).await;
             let request = request.expect("read").expect("valid").expect("a request");
             for newer in [V5, TUNNEL] {
-                assert!(!upgrade(&request).is_ok_and(|upgrade| upgrade.offers(newer)));
+                assert!(
+                    !parse_upgrade(&request).is_ok_and(|upgrade| upgrade.offers_protocol(newer))
+                );
             }
             self.asked.borrow_mut().push(request.clone());
-            let outcome = serve(&self.node, &mut connection, &request).await;
+            let outcome = serve_streaming_request(&self.node, &mut connection, &request).await;
             match outcome.expect("a route of ours") {
-                Ok(Err(refusal)) => http::refuse(&mut connection, &refusal).await.expect("say"),
+                Ok(Err(refusal)) => http::send_refusal(&mut connection, &refusal)
+                    .await
+                    .expect("say"),
                 Ok(Ok(())) => {}
                 // The agent left.
                 Err(e) => log::debug!("{e}"),
@@ -158,7 +162,7 @@ fn commands_over_every_protocol() {
                 assert!(head.contains(&format!("Sec-WebSocket-Protocol: {protocol}\r\n")));
                 let rest = client.rest().await;
                 let asked = runtime.asked.borrow();
-                let passed = asked[0].header("upgrade") == Some("websocket");
+                let passed = asked[0].header_value("upgrade") == Some("websocket");
                 assert_eq!(passed, protocol == V4, "the newest is SPDY there");
                 messages(&rest)
             });
@@ -186,7 +190,7 @@ fn what_the_runtime_is_asked() {
         let request = &asked[0];
         assert_eq!(request.method, "GET");
         assert_eq!(request.path, ["exec", "n", "p", "c"]);
-        assert_eq!(request.param("command"), Some("echo"));
+        assert_eq!(request.query_param("command"), Some("echo"));
         for (name, value) in [
             ("host", Some("node:10250")),
             ("user-agent", Some("kubectl")),
@@ -197,7 +201,7 @@ fn what_the_runtime_is_asked() {
             ("cookie", None),
             ("expect", None),
         ] {
-            assert_eq!(request.header(name), value, "{name}");
+            assert_eq!(request.header_value(name), value, "{name}");
         }
     });
 }
@@ -211,8 +215,8 @@ fn a_client_of_the_network_is_named() {
         let client = Async::<TcpStream>::connect(address).await.expect("connect");
         let (socket, _) = listener.accept().await.expect("accept");
         let fd = socket.as_raw_fd();
-        let connection = StreamConnection::new(socket).of_socket(fd);
-        let peer = connection.peer();
+        let connection = StreamConnection::new(socket).with_socket(fd);
+        let peer = connection.peer_address();
         assert_eq!(peer, client.get_ref().local_addr().ok().map(|a| a.ip()));
         let request = HttpRequest {
             method: "POST".into(),
@@ -221,7 +225,11 @@ fn a_client_of_the_network_is_named() {
         };
         let url = crate::net::Url::parse("http://127.0.0.1:1/exec/t").expect("url");
         assert_eq!(
-            super::super::upstream::head(&request, &url, peer.map(|ip| ip.to_string())),
+            super::super::upstream::build_request_head(
+                &request,
+                &url,
+                peer.map(|ip| ip.to_string())
+            ),
             "POST /exec/t HTTP/1.1\r\nHost: 127.0.0.1:1\r\nX-Forwarded-For: 192.0.2.7, 127.0.0.1\r\n\
              Connection: Upgrade\r\nContent-Length: 0\r\n\r\n"
         );
@@ -396,10 +404,10 @@ fn silence_ends_both_sides() {
                 *runtime.node.session.borrow_mut() = Some(session);
             },
             async |mut client, _, _| {
-                let begun = clock::mono();
+                let begun = clock::mono_now();
                 client.ask(path, &format!("{WEBSOCKET}{protocol}")).await;
                 client.rest().await;
-                assert!(clock::mono() - begun >= Duration::from_millis(80));
+                assert!(clock::mono_now() - begun >= Duration::from_millis(80));
                 while !told.borrow().dropped {
                     Timer::after(Duration::from_millis(1)).await;
                 }
@@ -671,12 +679,14 @@ fn what_the_runtime_says_instead_of_a_url() {
         ),
         (RuntimeError::Failed("no".into()), 500),
     ] {
-        assert_eq!(not_opened(error).status, status);
+        assert_eq!(streams_refusal(error).status, status);
     }
     smol::block_on(async {
         let (mut connection, mut client) = pair(None);
         let refusal = Refusal::new(429, "later");
-        http::refuse(&mut connection, &refusal).await.expect("say");
+        http::send_refusal(&mut connection, &refusal)
+            .await
+            .expect("say");
         drop(connection);
         let answer = String::from_utf8(client.rest().await).expect("text");
         assert!(answer.contains("\r\nRetry-After: 60\r\n"), "{answer}");

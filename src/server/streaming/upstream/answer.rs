@@ -57,7 +57,7 @@ pub(in crate::server::streaming) struct UpstreamAnswer {
 
 impl UpstreamAnswer {
     /// Content type of the body.
-    pub(super) fn kind(&self) -> &str {
+    pub(super) fn content_type(&self) -> &str {
         self.kind.as_deref().unwrap_or("text/plain")
     }
 
@@ -80,7 +80,7 @@ pub(super) struct UpstreamAnswerHead {
 }
 
 /// Reads the head of an answer. Bytes behind it stay in the connection.
-pub(super) async fn head(
+pub(super) async fn read_answer_head(
     connection: &mut StreamConnection,
     place: &str,
 ) -> Result<UpstreamAnswerHead, UpstreamError> {
@@ -100,8 +100,8 @@ pub(super) async fn head(
         if n == 0 {
             return Err(nonsense(UpstreamAnswerError::Cut));
         }
-        if let Some(length) = end.find(&step[..n]) {
-            connection.unread(&step[length..n]);
+        if let Some(length) = end.find_end(&step[..n]) {
+            connection.push_back_bytes(&step[length..n]);
             raw.extend_from_slice(&step[..length]);
             break;
         }
@@ -109,13 +109,13 @@ pub(super) async fn head(
         if raw.len() > MAX_HEAD_BYTES {
             return Err(nonsense(UpstreamAnswerError::TooLong));
         }
-        turn::give().await;
+        turn::yield_to_others().await;
     }
-    let answer = parse(&raw).map_err(nonsense)?;
+    let answer = parse_answer(&raw).map_err(nonsense)?;
     Ok(UpstreamAnswerHead { answer, raw })
 }
 
-fn parse(raw: &[u8]) -> Result<UpstreamAnswer, UpstreamAnswerError> {
+fn parse_answer(raw: &[u8]) -> Result<UpstreamAnswer, UpstreamAnswerError> {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let head = ResponseHead::parse(raw, &mut headers).map_err(UpstreamAnswerError::Http)?;
     let head = head.ok_or(UpstreamAnswerError::Cut)?;
@@ -142,7 +142,7 @@ fn parse(raw: &[u8]) -> Result<UpstreamAnswer, UpstreamAnswerError> {
 }
 
 /// Reads the text of a refusal, as far as it comes.
-pub(super) async fn body(
+pub(super) async fn read_answer_body(
     connection: &mut StreamConnection,
     mut answer: UpstreamAnswer,
 ) -> UpstreamAnswer {
@@ -159,7 +159,7 @@ pub(super) async fn body(
                 Ok(0) | Err(_) => break,
                 Ok(n) => answer.body.extend_from_slice(&step[..n]),
             }
-            turn::give().await;
+            turn::yield_to_others().await;
         }
     };
     let late = async {

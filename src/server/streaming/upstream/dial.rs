@@ -23,27 +23,27 @@ use crate::server::connection::StreamConnection;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Connects to `url`, asks there what `head` makes of it, and waits `time` until the server has switched protocols.
-pub(super) async fn open(
+pub(super) async fn open_upstream(
     url: &str,
     time: Duration,
     head: impl FnOnce(&Url) -> String,
 ) -> Result<UpstreamConnection, UpstreamError> {
-    let url = parse(url)?;
+    let url = parse_runtime_url(url)?;
     let place = &url.authority;
-    let addresses = addresses(&url)?;
+    let addresses = local_addresses(&url)?;
     let broken = |source| UpstreamError::Broken {
         place: place.clone(),
         source,
     };
     let connecting = async {
-        let socket = connect(&addresses, url.port()).await;
+        let socket = connect_first(&addresses, url.port()).await;
         let socket = socket.map_err(|source| UpstreamError::Connect {
             place: place.clone(),
             source,
         })?;
-        secure(&url, socket).await.map_err(broken)
+        secure_connection(&url, socket).await.map_err(broken)
     };
-    let mut connection = within(CONNECT_TIMEOUT, place, connecting).await?;
+    let mut connection = fail_after(CONNECT_TIMEOUT, place, connecting).await?;
     let head = head(&url);
     let asking = async {
         connection
@@ -51,9 +51,9 @@ pub(super) async fn open(
             .await
             .map_err(broken)?;
         connection.flush().await.map_err(broken)?;
-        answer::head(&mut connection, place).await
+        answer::read_answer_head(&mut connection, place).await
     };
-    let UpstreamAnswerHead { answer, raw } = within(time, place, asking).await?;
+    let UpstreamAnswerHead { answer, raw } = fail_after(time, place, asking).await?;
     if answer.status == 101 {
         return Ok(UpstreamConnection {
             connection,
@@ -61,12 +61,12 @@ pub(super) async fn open(
         });
     }
     Err(UpstreamError::Refused(
-        answer::body(&mut connection, answer).await,
+        answer::read_answer_body(&mut connection, answer).await,
     ))
 }
 
 /// A runtime may leave the scheme out.
-fn parse(url: &str) -> Result<Url, UrlError> {
+fn parse_runtime_url(url: &str) -> Result<Url, UrlError> {
     if url.contains("://") {
         return Url::parse(url);
     }
@@ -74,17 +74,17 @@ fn parse(url: &str) -> Result<Url, UrlError> {
 }
 
 /// Returns the addresses of the URL's host, on this node and nowhere else: names are not asked for.
-fn addresses(url: &Url) -> Result<Vec<IpAddr>, UpstreamError> {
+fn local_addresses(url: &Url) -> Result<Vec<IpAddr>, UpstreamError> {
     let host = url.host();
     if host == "localhost" {
         return Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]);
     }
-    let ip = host.parse().ok().filter(|ip: &IpAddr| is_own(*ip));
+    let ip = host.parse().ok().filter(|ip: &IpAddr| is_own_address(*ip));
     ip.map(|ip| vec![ip])
         .ok_or_else(|| UpstreamError::Elsewhere(host.to_owned()))
 }
 
-fn is_own(ip: IpAddr) -> bool {
+fn is_own_address(ip: IpAddr) -> bool {
     if ip.is_loopback() || ip.is_unspecified() {
         return true;
     }
@@ -101,7 +101,7 @@ fn is_own(ip: IpAddr) -> bool {
 }
 
 /// Connects to the first address with a listener.
-async fn connect(addresses: &[IpAddr], port: u16) -> io::Result<Async<TcpStream>> {
+async fn connect_first(addresses: &[IpAddr], port: u16) -> io::Result<Async<TcpStream>> {
     let mut failed = io::ErrorKind::AddrNotAvailable.into();
     for ip in addresses {
         match Async::<TcpStream>::connect(SocketAddr::new(*ip, port)).await {
@@ -118,18 +118,19 @@ async fn connect(addresses: &[IpAddr], port: u16) -> io::Result<Async<TcpStream>
 
 /// Speaks TLS if the scheme is `https`. The signer of the certificate is not looked at: the way does not leave the
 /// node, and without `https` the server would have shown none.
-async fn secure(url: &Url, socket: Async<TcpStream>) -> io::Result<StreamConnection> {
+async fn secure_connection(url: &Url, socket: Async<TcpStream>) -> io::Result<StreamConnection> {
     let fd = socket.as_raw_fd();
     if !url.https {
-        return Ok(StreamConnection::new(socket).of_socket(fd));
+        return Ok(StreamConnection::new(socket).with_socket(fd));
     }
-    let config = tls::config(ServerRoots::Any(PeerProof::Key), None).map_err(io::Error::other)?;
+    let config =
+        tls::client_config(ServerRoots::Any(PeerProof::Key), None).map_err(io::Error::other)?;
     let name = ServerName::try_from(url.host().to_owned()).map_err(io::Error::other)?;
     let stream = TlsConnector::from(config).connect(name, socket).await?;
-    Ok(StreamConnection::new(stream).of_socket(fd))
+    Ok(StreamConnection::new(stream).with_socket(fd))
 }
 
-async fn within<T>(
+async fn fail_after<T>(
     limit: Duration,
     place: &str,
     work: impl Future<Output = Result<T, UpstreamError>>,
@@ -151,7 +152,7 @@ mod tests {
     // CRI-80
     #[test]
     fn only_this_node_is_called() {
-        let of = |url: &str| addresses(&parse(url).expect(url));
+        let of = |url: &str| local_addresses(&parse_runtime_url(url).expect(url));
         for own in [
             "http://127.0.0.1:1/exec/a",
             "127.0.0.2:1/exec/a",
@@ -176,7 +177,7 @@ mod tests {
             "http://127.0.0.1/ a",
             "http://u@127.0.0.1/",
         ] {
-            assert!(parse(none).is_err(), "{none}");
+            assert!(parse_runtime_url(none).is_err(), "{none}");
         }
     }
 }

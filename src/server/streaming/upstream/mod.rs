@@ -3,10 +3,10 @@
 //!
 //! | client | way of its bytes |
 //! |---|---|
-//! | SPDY, the old WebSocket channels | its request goes to the URL as it came, then bytes pass both ways: [`pass`]; or [`session`], if its bytes are limited |
+//! | SPDY, the old WebSocket channels | its request goes to the URL as it came, then bytes pass both ways: [`pass_client_on`]; or [`session`], if its bytes are limited |
 //! | `v5.channel.k8s.io`, which such servers do not know | is spoken with here, and is SPDY there: [`session`] |
-//! | SPDY tunnelled through WebSocket, likewise | is unpacked here: [`tunnel()`] |
-//! | `picolet-port`, of the local socket | is a pair of SPDY's streams there: [`port`] |
+//! | SPDY tunnelled through WebSocket, likewise | is unpacked here: [`serve_tunnel()`] |
+//! | `picolet-port`, of the local socket | is a pair of SPDY's streams there: [`connect_port`] |
 //!
 //! Source: kubelet `server/server.go`, `proxyStream`; k8s.io/apimachinery `util/proxy/upgradeaware.go`; KEP-4006.
 
@@ -21,15 +21,15 @@ use std::io;
 use smol::io::AsyncWriteExt as _;
 
 use self::answer::{UpstreamAnswer, UpstreamAnswerError};
-pub(super) use self::spdy::{port, session};
-pub(super) use self::tunnel::tunnel;
-use super::join::{HalfClose, join};
-use super::{ServeOutcome, upgrade};
+pub(super) use self::spdy::{connect_port, open_command_session};
+pub(super) use self::tunnel::serve_tunnel;
+use super::join::{HalfClose, join_connections};
+use super::{ServeOutcome, parse_upgrade};
 use crate::net::{Url, UrlError};
 use crate::server::backend::StreamingBackend;
 use crate::server::connection::StreamConnection;
 use crate::server::http::{self, HttpRequest, Refusal, RequestOrigin};
-use crate::stream::upgrade::without_bearer;
+use crate::stream::upgrade::strip_bearer_tokens;
 
 /// Headers of a client that are not the runtime's business, or that are written anew.
 const OWN_HEADERS: [&str; 8] = [
@@ -93,7 +93,7 @@ pub(super) enum UpstreamError {
 
 impl UpstreamError {
     /// HTTP status.
-    const fn status(&self) -> u16 {
+    const fn http_status(&self) -> u16 {
         match self {
             Self::Url(_) | Self::Elsewhere(_) => 500,
             Self::Connect { .. } | Self::Broken { .. } | Self::Nonsense { .. } => 502,
@@ -105,14 +105,27 @@ impl UpstreamError {
     }
 
     /// Tells the client.
-    pub(super) async fn tell(self, connection: &mut StreamConnection) -> io::Result<()> {
+    pub(super) async fn send_to_client(self, connection: &mut StreamConnection) -> io::Result<()> {
         log::debug!("streams of the runtime: {self}");
         match &self {
             Self::Refused(answer) if answer.status >= 400 => {
-                let (status, kind) = (self.status(), answer.kind());
-                http::respond_with(connection, status, kind, &answer.lines, &answer.body).await
+                let (status, kind) = (self.http_status(), answer.content_type());
+                http::send_response_with_headers(
+                    connection,
+                    status,
+                    kind,
+                    &answer.lines,
+                    &answer.body,
+                )
+                .await
             }
-            _ => http::refuse(connection, &Refusal::new(self.status(), self.to_string())).await,
+            _ => {
+                http::send_refusal(
+                    connection,
+                    &Refusal::new(self.http_status(), self.to_string()),
+                )
+                .await
+            }
         }
     }
 }
@@ -126,38 +139,40 @@ pub(super) struct UpstreamConnection {
 }
 
 /// Passes a client on to `url`, with the request as it came.
-pub(super) async fn pass(
+pub(super) async fn pass_client_on(
     streaming: &dyn StreamingBackend,
     connection: &mut StreamConnection,
     request: &HttpRequest,
     url: &str,
 ) -> ServeOutcome {
-    if let Err(refused) = upgrade(request) {
-        let refusal = Refusal::new(refused.status(), refused.to_string());
-        http::refuse_with(connection, &refusal, &refused.header_lines()).await?;
+    if let Err(refused) = parse_upgrade(request) {
+        let refusal = Refusal::new(refused.http_status(), refused.to_string());
+        http::send_refusal_with_headers(connection, &refusal, &refused.header_lines()).await?;
         return Ok(Ok(()));
     }
     // A server of the network has read the body already. Here it would be taken for the bytes of the stream.
     let has_body = request.content_length > 0 || request.is_chunked;
     if has_body && request.origin == RequestOrigin::Local {
-        return Ok(Err(Refusal::bad("a request for streams has no body")));
+        return Ok(Err(Refusal::bad_request(
+            "a request for streams has no body",
+        )));
     }
-    let peer = connection.peer().map(|ip| ip.to_string());
+    let peer = connection.peer_address().map(|ip| ip.to_string());
     let time = streaming.creation_timeout();
-    let opening = dial::open(url, time, |url| head(request, url, peer));
+    let opening = dial::open_upstream(url, time, |url| build_request_head(request, url, peer));
     let Some(opened) = unless_left(connection, opening).await else {
         return Ok(Ok(()));
     };
     let mut opened = match opened {
         Ok(opened) => opened,
-        Err(lost) => return lost.tell(connection).await.map(Ok),
+        Err(lost) => return lost.send_to_client(connection).await.map(Ok),
     };
     connection.answer.keep = false;
     // A client may take nothing for as long as it likes: a pager holds its command back.
-    connection.set_patience(None);
+    connection.set_write_timeout(None);
     connection.write_all(&opened.head).await?;
     connection.flush().await?;
-    let joined = join(
+    let joined = join_connections(
         connection,
         &mut opened.connection,
         streaming,
@@ -165,7 +180,7 @@ pub(super) async fn pass(
     );
     let joined = joined.await;
     if joined.is_err() {
-        opened.connection.cut();
+        opened.connection.abort_on_drop();
     }
     joined.map(Ok)
 }
@@ -176,24 +191,24 @@ async fn unless_left<T>(
     work: impl Future<Output = T>,
 ) -> Option<T> {
     let left = async {
-        connection.left().await;
+        connection.wait_for_close().await;
         None
     };
     smol::future::or(async { Some(work.await) }, left).await
 }
 
 /// The client's request, for the runtime: another path, and none of its secrets.
-pub(super) fn head(request: &HttpRequest, url: &Url, peer: Option<String>) -> String {
+pub(super) fn build_request_head(request: &HttpRequest, url: &Url, peer: Option<String>) -> String {
     use core::fmt::Write as _;
     let mut head = format!("{} {} HTTP/1.1\r\n", request.method, url.path);
-    if request.header("host").is_none() {
+    if request.header_value("host").is_none() {
         let _ = write!(head, "Host: {}\r\n", url.authority);
     }
     for (name, value) in &request.headers {
         let is = |other: &&str| name.eq_ignore_ascii_case(other);
         let kept = match name.eq_ignore_ascii_case("sec-websocket-protocol") {
             _ if OWN_HEADERS.iter().any(is) => None,
-            true => without_bearer(value),
+            true => strip_bearer_tokens(value),
             false => Some(value.clone()),
         };
         if let Some(value) = kept {

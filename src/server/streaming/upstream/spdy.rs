@@ -29,12 +29,12 @@ const INPUT_BYTES: usize = 8 * 1024;
 const MAX_ERROR_BYTES: usize = 16 * 1024;
 
 /// Makes the server at `url` speak `protocol` over SPDY, within this time.
-pub(super) async fn upgraded(
+pub(super) async fn connect_spdy(
     url: &str,
     protocol: &str,
     time: Duration,
 ) -> Result<UpstreamConnection, UpstreamError> {
-    dial::open(url, time, |url| {
+    dial::open_upstream(url, time, |url| {
         format!(
             "POST {} HTTP/1.1\r\nHost: {}\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\
              X-Stream-Protocol-Version: {protocol}\r\nContent-Length: 0\r\n\r\n",
@@ -71,7 +71,7 @@ struct SpdyWire {
 impl Drop for SpdyWire {
     fn drop(&mut self) {
         if !self.is_whole {
-            self.peer.cut();
+            self.peer.abort_on_drop();
         }
     }
 }
@@ -80,7 +80,7 @@ impl SpdyWire {
     fn new(peer: StreamConnection) -> Self {
         Self {
             peer,
-            spdy: spdy::SpdySession::client(),
+            spdy: spdy::SpdySession::new_client(),
             input: vec![0; INPUT_BYTES].into_boxed_slice(),
             have: 0,
             out: Vec::with_capacity(MAX_OUT_BYTES),
@@ -91,7 +91,7 @@ impl SpdyWire {
     }
 
     /// Opens a stream with each of these headers, and waits `time` until all are accepted.
-    async fn open(
+    async fn open_streams(
         &mut self,
         streams: &[&[(&str, &str)]],
         time: Duration,
@@ -101,7 +101,7 @@ impl SpdyWire {
         for headers in streams {
             ids.push(
                 self.spdy
-                    .open(headers, &mut self.out)
+                    .open_stream(headers, &mut self.out)
                     .map_err(|_| refused())?,
             );
         }
@@ -161,7 +161,7 @@ impl SpdyWire {
                 return Poll::Ready(Ok(SpdyEvent::Data { id, span }));
             }
             let input = self.input.get(..self.have).unwrap_or_default();
-            let step = self.spdy.receive(input, &mut self.out);
+            let step = self.spdy.receive_input(input, &mut self.out);
             let step = step.map_err(io::Error::other)?;
             match step.event {
                 Some(SpdyEvent::Data { id, span }) => {
@@ -174,10 +174,10 @@ impl SpdyWire {
                     continue;
                 }
                 Some(event) => {
-                    self.take(step.taken);
+                    self.consume_input(step.taken);
                     return Poll::Ready(Ok(event));
                 }
-                None => self.take(step.taken),
+                None => self.consume_input(step.taken),
             }
             let flushed = self.poll_flush(cx)?;
             if !step.is_idle() {
@@ -203,12 +203,12 @@ impl SpdyWire {
     }
 
     /// The bytes of data that an event told of.
-    fn data(&self, span: Span) -> &[u8] {
-        span.of(&self.input)
+    fn span_bytes(&self, span: Span) -> &[u8] {
+        span.slice_of(&self.input)
     }
 
     /// Marks so many bytes of the data that came as taken.
-    fn took(&mut self, bytes: usize) {
+    fn mark_taken(&mut self, bytes: usize) {
         let Some(pending) = &mut self.pending else {
             return;
         };
@@ -219,14 +219,14 @@ impl SpdyWire {
             done,
             taken,
         } = *pending;
-        self.spdy.passed_on(id, bytes, &mut self.out);
+        self.spdy.record_passed_on(id, bytes, &mut self.out);
         if done >= span.len {
             self.pending = None;
-            self.take(taken);
+            self.consume_input(taken);
         }
     }
 
-    fn take(&mut self, bytes: usize) {
+    fn consume_input(&mut self, bytes: usize) {
         self.input.copy_within(bytes..self.have, 0);
         self.have -= bytes;
     }
@@ -242,17 +242,20 @@ impl SpdyWire {
             ready!(self.poll_flush(cx))?;
         }
         let gone = || io::Error::from(io::ErrorKind::BrokenPipe);
-        if !self.spdy.is_open(id) {
+        if !self.spdy.is_stream_open(id) {
             return Poll::Ready(Err(gone()));
         }
-        let n = bytes.len().min(PAYLOAD_BYTES).min(self.spdy.sendable(id));
+        let n = bytes
+            .len()
+            .min(PAYLOAD_BYTES)
+            .min(self.spdy.sendable_bytes(id));
         if n == 0 {
             // The window opens by a frame that is read, and the task that reads is woken.
             return Poll::Pending;
         }
         let piece = bytes.get(..n).unwrap_or_default();
         self.spdy
-            .send(id, piece, &mut self.out)
+            .send_data(id, piece, &mut self.out)
             .map_err(|_| gone())?;
         let _ = self.poll_flush(cx)?;
         Poll::Ready(Ok(n))
@@ -277,12 +280,12 @@ struct UpstreamCommand {
 }
 
 /// Begins what `url` stands for, with these streams.
-pub(in crate::server::streaming) async fn session(
+pub(in crate::server::streaming) async fn open_command_session(
     url: String,
     wanted: RequestedStreams,
     time: Duration,
 ) -> Result<StreamSession, RuntimeError> {
-    let opened = upgraded(&url, COMMAND_PROTOCOL, time).await;
+    let opened = connect_spdy(&url, COMMAND_PROTOCOL, time).await;
     let opened = opened.map_err(|lost| RuntimeError::Failed(lost.to_string()))?;
     let mut wire = SpdyWire::new(opened.connection);
     let kinds = [
@@ -298,7 +301,7 @@ pub(in crate::server::streaming) async fn session(
         .zip(kinds)
         .filter_map(|(headers, (_, is_wanted))| is_wanted.then_some(headers.as_slice()))
         .collect();
-    let ids = wire.open(&streams, time).await;
+    let ids = wire.open_streams(&streams, time).await;
     let ids = ids.map_err(|e| RuntimeError::Failed(format!("streams of the runtime: {e}")))?;
     let mut ids = ids.into_iter();
     let [error, stdin, stdout, stderr, resize] =
@@ -317,29 +320,29 @@ pub(in crate::server::streaming) async fn session(
     };
     Ok(StreamSession {
         streams: Box::new(command),
-        end: Box::pin(async move { end.take().unwrap_or_else(|| Err(unknown())) }),
+        end: Box::pin(async move { end.take().unwrap_or_else(|| Err(unknown_end_error())) }),
     })
 }
 
-fn unknown() -> RuntimeError {
+fn unknown_end_error() -> RuntimeError {
     RuntimeError::Failed("the runtime ended the streams and did not say how it went".into())
 }
 
 impl UpstreamCommand {
     /// Keeps bytes of the command's status, and ends the command when the status is complete.
-    fn hear(&mut self, span: Span) {
+    fn receive_status(&mut self, span: Span) {
         let room = MAX_ERROR_BYTES.saturating_sub(self.status.len());
-        let bytes = self.wire.data(span);
+        let bytes = self.wire.span_bytes(span);
         self.status
             .extend_from_slice(&bytes[..bytes.len().min(room)]);
-        self.wire.took(span.len);
+        self.wire.mark_taken(span.len);
         // All output was sent before it (STREAM-07).
         if let Ok(status) = serde_json::from_slice(&self.status) {
-            self.finish(read(&status));
+            self.finish_command(parse_exit_code(&status));
         }
     }
 
-    fn finish(&mut self, end: Result<i32, RuntimeError>) {
+    fn finish_command(&mut self, end: Result<i32, RuntimeError>) {
         self.is_over = true;
         self.wire.is_whole = true;
         self.end.set(Some(end));
@@ -357,7 +360,7 @@ impl ProcessStreams for UpstreamCommand {
         while !self.is_over {
             let event = match ready!(self.wire.poll_event(cx)) {
                 Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
-                    self.finish(Err(unknown()));
+                    self.finish_command(Err(unknown_end_error()));
                     break;
                 }
                 event => event?,
@@ -367,13 +370,13 @@ impl ProcessStreams for UpstreamCommand {
                     let is_stderr = Some(id) == self.stderr;
                     let room = match id {
                         _ if id == self.error => {
-                            self.hear(span);
+                            self.receive_status(span);
                             continue;
                         }
                         _ if is_stderr => room.stderr,
                         _ if Some(id) == self.stdout => room.stdout,
                         _ => {
-                            self.wire.took(span.len);
+                            self.wire.mark_taken(span.len);
                             continue;
                         }
                     };
@@ -381,8 +384,8 @@ impl ProcessStreams for UpstreamCommand {
                     if n == 0 {
                         return Poll::Pending;
                     }
-                    buffer[..n].copy_from_slice(&self.wire.data(span)[..n]);
-                    self.wire.took(n);
+                    buffer[..n].copy_from_slice(&self.wire.span_bytes(span)[..n]);
+                    self.wire.mark_taken(n);
                     let output = if is_stderr {
                         OutputRead::Stderr
                     } else {
@@ -391,7 +394,7 @@ impl ProcessStreams for UpstreamCommand {
                     return Poll::Ready(Ok(output(n)));
                 }
                 SpdyEvent::End { id } | SpdyEvent::Reset { id } if id == self.error => {
-                    self.finish(Err(unknown()));
+                    self.finish_command(Err(unknown_end_error()));
                 }
                 SpdyEvent::End { .. }
                 | SpdyEvent::Reset { .. }
@@ -413,21 +416,24 @@ impl ProcessStreams for UpstreamCommand {
     fn end_input(&mut self) {
         if let Some(id) = self.stdin.take() {
             // The frame is sent when output is waited for.
-            self.wire.spdy.finish(id, &mut self.wire.out);
+            self.wire.spdy.finish_stream(id, &mut self.wire.out);
         }
     }
 
-    fn resize(&mut self, columns: u16, rows: u16) {
+    fn resize_terminal(&mut self, columns: u16, rows: u16) {
         // A size for which there is no room is dropped: it is of no use later, and another follows.
         if let Some(id) = self.resize.filter(|_| self.wire.out.len() < OUT_BYTES) {
             let size = format!("{{\"Width\":{columns},\"Height\":{rows}}}");
-            let _ = self.wire.spdy.send(id, size.as_bytes(), &mut self.wire.out);
+            let _ = self
+                .wire
+                .spdy
+                .send_data(id, size.as_bytes(), &mut self.wire.out);
         }
     }
 }
 
 /// Reads the exit code of a command from a `metav1.Status`.
-fn read(status: &serde_json::Value) -> Result<i32, RuntimeError> {
+fn parse_exit_code(status: &serde_json::Value) -> Result<i32, RuntimeError> {
     if status["status"] == "Success" {
         return Ok(0);
     }
@@ -441,7 +447,7 @@ fn read(status: &serde_json::Value) -> Result<i32, RuntimeError> {
     }
     let message = status["message"].as_str().unwrap_or("the command failed");
     // The prefix is put before the message again for the client.
-    let prefix = CommandOutcome::Failed(String::new()).message();
+    let prefix = CommandOutcome::Failed(String::new()).message_text();
     let message = message.strip_prefix(prefix.as_str()).unwrap_or(message);
     Err(RuntimeError::Failed(message.to_owned()))
 }
@@ -456,17 +462,17 @@ struct UpstreamPort {
 }
 
 /// Connects to a port of the pod that `url` stands for.
-pub(in crate::server::streaming) async fn port(
+pub(in crate::server::streaming) async fn connect_port(
     url: &str,
     port: u16,
     time: Duration,
 ) -> Result<StreamConnection, UpstreamError> {
-    let opened = upgraded(url, PORTS_PROTOCOL, time).await?;
+    let opened = connect_spdy(url, PORTS_PROTOCOL, time).await?;
     let mut wire = SpdyWire::new(opened.connection);
     let number = port.to_string();
     let headers = |kind| [("port", &*number), ("requestid", "0"), ("streamtype", kind)];
     let (error, data) = (headers("error"), headers("data"));
-    let ids = wire.open(&[&error, &data], time).await;
+    let ids = wire.open_streams(&[&error, &data], time).await;
     let ids = ids.map_err(|source| UpstreamError::Broken {
         place: url.to_owned(),
         source,
@@ -478,7 +484,7 @@ pub(in crate::server::streaming) async fn port(
         });
     };
     // This side sends nothing on the error stream.
-    wire.spdy.finish(error, &mut wire.out);
+    wire.spdy.finish_stream(error, &mut wire.out);
     Ok(StreamConnection::new(UpstreamPort {
         wire,
         error,
@@ -489,7 +495,7 @@ pub(in crate::server::streaming) async fn port(
 
 impl UpstreamPort {
     /// The end, if the server did not say why there is one.
-    fn end(&self) -> io::Result<usize> {
+    fn end_of_data(&self) -> io::Result<usize> {
         match &*self.why {
             [] => Ok(0),
             why => Err(io::Error::other(String::from_utf8_lossy(why).into_owned())),
@@ -508,29 +514,29 @@ impl AsyncRead for UpstreamPort {
             match ready!(self.wire.poll_event(cx))? {
                 SpdyEvent::Data { id, span } if id == self.data => {
                     let n = span.len.min(buf.len());
-                    buf[..n].copy_from_slice(&self.wire.data(span)[..n]);
-                    self.wire.took(n);
+                    buf[..n].copy_from_slice(&self.wire.span_bytes(span)[..n]);
+                    self.wire.mark_taken(n);
                     return Poll::Ready(Ok(n));
                 }
                 SpdyEvent::Data { id, span } => {
                     let room = MAX_ERROR_BYTES.saturating_sub(self.why.len());
-                    let bytes = self.wire.data(span);
+                    let bytes = self.wire.span_bytes(span);
                     let bytes = bytes[..bytes.len().min(room)].to_vec();
                     if id == self.error {
                         self.why.extend(bytes);
                     }
-                    self.wire.took(span.len);
+                    self.wire.mark_taken(span.len);
                 }
                 SpdyEvent::End { id } if id == self.data => {
                     self.wire.is_whole = true;
-                    return Poll::Ready(self.end());
+                    return Poll::Ready(self.end_of_data());
                 }
                 SpdyEvent::End { id } if id == self.error && !self.why.is_empty() => {
-                    return Poll::Ready(self.end());
+                    return Poll::Ready(self.end_of_data());
                 }
                 SpdyEvent::Reset { id } if id == self.data => {
                     return Poll::Ready(
-                        self.end()
+                        self.end_of_data()
                             .and_then(|_| Err(io::ErrorKind::ConnectionReset.into())),
                     );
                 }
@@ -560,7 +566,7 @@ impl AsyncWrite for UpstreamPort {
 
     fn poll_close(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        this.wire.spdy.finish(this.data, &mut this.wire.out);
+        this.wire.spdy.finish_stream(this.data, &mut this.wire.out);
         this.wire.poll_flush(cx)
     }
 }

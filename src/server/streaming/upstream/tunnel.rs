@@ -7,8 +7,8 @@ use std::io;
 use smol::io::{AsyncRead as _, AsyncWrite as _};
 
 use super::super::carrier::{SessionCarrier, TURNS, WaitEndReason};
-use super::super::{ServeOutcome, agree, port_protocols};
-use super::spdy::{PORTS_PROTOCOL, upgraded};
+use super::super::{ServeOutcome, agree_on_protocol, port_protocols};
+use super::spdy::{PORTS_PROTOCOL, connect_spdy};
 use super::unless_left;
 use crate::server::backend::StreamingBackend;
 use crate::server::connection::StreamConnection;
@@ -37,21 +37,24 @@ struct TunnelDriver<'a> {
 }
 
 /// Serves a client of the tunnel, with its ports at `url`.
-pub(in crate::server::streaming) async fn tunnel(
+pub(in crate::server::streaming) async fn serve_tunnel(
     streaming: &dyn StreamingBackend,
     connection: &mut StreamConnection,
     request: &HttpRequest,
     url: &str,
 ) -> ServeOutcome {
-    let opening = upgraded(url, PORTS_PROTOCOL, streaming.creation_timeout());
+    let opening = connect_spdy(url, PORTS_PROTOCOL, streaming.creation_timeout());
     let Some(opened) = unless_left(connection, opening).await else {
         return Ok(Ok(()));
     };
     let runtime = match opened {
         Ok(opened) => opened.connection,
-        Err(lost) => return lost.tell(connection).await.map(Ok),
+        Err(lost) => return lost.send_to_client(connection).await.map(Ok),
     };
-    if agree(connection, request, port_protocols).await?.is_none() {
+    if agree_on_protocol(connection, request, port_protocols)
+        .await?
+        .is_none()
+    {
         return Ok(Ok(()));
     }
     let mut drive = TunnelDriver {
@@ -66,17 +69,17 @@ pub(in crate::server::streaming) async fn tunnel(
         runtime,
     } = drive;
     if !matches!(over, TunnelSessionEnd::Done) {
-        runtime.cut();
+        runtime.abort_on_drop();
     }
     drop(runtime);
     match over {
         TunnelSessionEnd::Done | TunnelSessionEnd::Idle | TunnelSessionEnd::Spent => {
-            tunnel.close(websocket::NORMAL, &mut carrier.out)
+            tunnel.send_close(websocket::NORMAL, &mut carrier.out)
         }
-        TunnelSessionEnd::Broken(e) => tunnel.close(e.code(), &mut carrier.out),
+        TunnelSessionEnd::Broken(e) => tunnel.send_close(e.close_code(), &mut carrier.out),
         TunnelSessionEnd::Left => return Ok(Ok(())),
     }
-    carrier.leave().await;
+    carrier.close_gracefully().await;
     Ok(Ok(()))
 }
 
@@ -87,7 +90,7 @@ impl TunnelDriver<'_> {
             for _ in 0..TURNS {
                 let mut moved = self.carrier.poll_write(cx)?;
                 // The bytes of the runtime are not understood here: there is no place for a line of ours among them.
-                if self.carrier.spent().is_some() {
+                if self.carrier.spent_reason().is_some() {
                     return Poll::Ready(Ok(TunnelSessionEnd::Spent));
                 }
                 let over = self
@@ -97,7 +100,7 @@ impl TunnelDriver<'_> {
                     return Poll::Ready(Ok(over));
                 }
                 if !moved {
-                    match ready!(self.carrier.poll_late(cx, None)) {
+                    match ready!(self.carrier.poll_wait_end(cx, None)) {
                         WaitEndReason::Idle => return Poll::Ready(Ok(TunnelSessionEnd::Idle)),
                         WaitEndReason::Gone | WaitEndReason::Due => {
                             return Poll::Ready(Ok(TunnelSessionEnd::Left));
@@ -105,7 +108,7 @@ impl TunnelDriver<'_> {
                     }
                 }
             }
-            self.carrier.pause();
+            self.carrier.begin_pause();
         }
     }
 
@@ -115,24 +118,24 @@ impl TunnelDriver<'_> {
             Ok(read) => *moved |= read,
             Err(_) => return Some(TunnelSessionEnd::Left),
         }
-        let (input, out) = self.carrier.buffers();
-        match self.tunnel.receive(input, out) {
+        let (input, out) = self.carrier.io_buffers();
+        match self.tunnel.receive_input(input, out) {
             Ok(step) if step.event == Some(true) => return Some(TunnelSessionEnd::Left),
             Ok(step) => {
                 *moved |= !step.is_idle();
-                self.carrier.take(step.taken);
+                self.carrier.consume_input(step.taken);
             }
             Err(e) => return Some(TunnelSessionEnd::Broken(e)),
         }
-        let ready = self.tunnel.ready();
-        let (input, _) = self.carrier.buffers();
+        let ready = self.tunnel.ready_bytes();
+        let (input, _) = self.carrier.io_buffers();
         let bytes = input.get(..ready).filter(|bytes| !bytes.is_empty())?;
         match Pin::new(&mut self.runtime).poll_write(cx, bytes) {
             Poll::Pending => {}
             Poll::Ready(Ok(n)) if n > 0 => {
                 *moved = true;
-                self.tunnel.took(n);
-                self.carrier.take(n);
+                self.tunnel.record_taken(n);
+                self.carrier.consume_input(n);
             }
             Poll::Ready(_) => return Some(TunnelSessionEnd::Done),
         }
@@ -151,7 +154,7 @@ impl TunnelDriver<'_> {
                 *moved = true;
                 let out = &mut self.carrier.out;
                 self.tunnel
-                    .wrap(out, |out| out.extend_from_slice(&piece[..n]));
+                    .wrap_message(out, |out| out.extend_from_slice(&piece[..n]));
                 None
             }
             Poll::Ready(_) => Some(TunnelSessionEnd::Done),

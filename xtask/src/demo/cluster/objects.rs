@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn the_agent_takes_the_static_one() {
         let text = super::static_pod("m1", "fixed", "one");
-        let document = decode::parse(text.as_bytes()).expect("a document");
-        static_pod::prepare(document.value, "node", "/manifests/x.yaml").expect("a pod");
+        let document = decode::parse_document(text.as_bytes()).expect("a document");
+        static_pod::prepare_static_pod(document.value, "node", "/manifests/x.yaml").expect("a pod");
     }
 }

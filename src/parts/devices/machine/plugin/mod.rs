@@ -65,31 +65,32 @@ const MAX_DEPTH: usize = 4;
 pub(crate) type RegistrationResult = Pin<Box<dyn Future<Output = Result<(), GrpcStatus>>>>;
 
 /// Takes registrations until it is dropped.
-pub(crate) async fn serve(
+pub(crate) async fn serve_registrations(
     listener: DeviceSocketListener,
     register: Rc<dyn Fn(RegisterRequest) -> RegistrationResult>,
     executor: Rc<LocalExecutor<'static>>,
     time: Rc<dyn ConnectionClock>,
 ) {
-    let handler: CallHandler =
-        Rc::new(move |exchange| -> CallFuture { Box::pin(answer(exchange, Rc::clone(&register))) });
-    listener.serve(handler, executor, time).await;
+    let handler: CallHandler = Rc::new(move |exchange| -> CallFuture {
+        Box::pin(answer_registration(exchange, Rc::clone(&register)))
+    });
+    listener.serve_calls(handler, executor, time).await;
 }
 
-async fn answer(
+async fn answer_registration(
     mut call: ServerCall,
     register: Rc<dyn Fn(RegisterRequest) -> RegistrationResult>,
 ) -> Result<(), GrpcStatus> {
-    if call.path() != "/v1beta1.Registration/Register" {
-        let text = format!("{}: device plugins register here", call.path());
+    if call.method_path() != "/v1beta1.Registration/Register" {
+        let text = format!("{}: device plugins register here", call.method_path());
         return Err(GrpcStatus::new(GrpcCode::UNIMPLEMENTED, text));
     }
-    register(call.request().await?).await?;
-    call.answer(&mut wire::DevicePluginEmpty {}).await
+    register(call.single_request().await?).await?;
+    call.send_answer(&mut wire::DevicePluginEmpty {}).await
 }
 
 /// Dials a plugin. The task carries the connection.
-pub(super) async fn connect(
+pub(super) async fn connect_socket(
     path: &Path,
     executor: &LocalExecutor<'static>,
     time: Rc<dyn ConnectionClock>,
@@ -115,7 +116,7 @@ pub(super) async fn connect(
 }
 
 /// Asks a plugin once. Its answer is bounded.
-pub(super) async fn ask(
+pub(super) async fn call_with_bounds(
     client: &GrpcClient,
     path: &str,
     request: &mut dyn Message,
@@ -126,14 +127,14 @@ pub(super) async fn ask(
         timeout: Some(timeout),
         ..client::CallOptions::default()
     };
-    let mut call = client.call(path, &options).await?;
-    call.settle(MAX_ANSWER_BYTES);
-    call.send(&proto::encode(request)).await?;
-    call.finish();
+    let mut call = client.begin_call(path, &options).await?;
+    call.make_lasting(MAX_ANSWER_BYTES);
+    call.send_message(&proto::encode(request)).await?;
+    call.finish_sending();
     let odd = |text| GrpcStatus::new(GrpcCode::INTERNAL, text);
-    let bytes = call.next().await?;
+    let bytes = call.next_message().await?;
     let bytes = bytes.ok_or_else(|| odd("there is no answer".into()))?;
-    if call.next().await?.is_some() {
+    if call.next_message().await?.is_some() {
         return Err(odd("there is more than one answer".into()));
     }
     let read = proto::decode(answer, &bytes, ANSWER_LIMITS);
@@ -157,7 +158,7 @@ impl PluginConnection {
         executor: &LocalExecutor<'static>,
         time: Rc<dyn ConnectionClock>,
     ) -> Result<(Self, Task<()>), GrpcStatus> {
-        let (client, driver) = connect(path, executor, time).await?;
+        let (client, driver) = connect_socket(path, executor, time).await?;
         let mut plugin = Self {
             client,
             pre_start: false,
@@ -166,7 +167,7 @@ impl PluginConnection {
         let mut options = wire::PluginOptions::default();
         let method = "GetDevicePluginOptions";
         plugin
-            .ask(
+            .call_plugin(
                 method,
                 &mut wire::DevicePluginEmpty {},
                 &mut options,
@@ -178,7 +179,7 @@ impl PluginConnection {
         Ok((plugin, driver))
     }
 
-    async fn ask(
+    async fn call_plugin(
         &self,
         method: &str,
         request: &mut dyn Message,
@@ -186,29 +187,31 @@ impl PluginConnection {
         timeout: Duration,
     ) -> Result<(), GrpcStatus> {
         let path = format!("/v1beta1.DevicePlugin/{method}");
-        let asked = ask(&self.client, &path, request, answer, timeout).await;
+        let asked = call_with_bounds(&self.client, &path, request, answer, timeout).await;
         asked.map_err(|e| GrpcStatus::new(e.code, format!("{method}: {}", e.message)))
     }
 
     /// Subscribes to the plugin's lists of devices. They end when the plugin goes.
-    pub(crate) async fn lists(&self) -> Result<DeviceListStream, GrpcStatus> {
+    pub(crate) async fn subscribe_device_lists(&self) -> Result<DeviceListStream, GrpcStatus> {
         let path = "/v1beta1.DevicePlugin/ListAndWatch";
         let options = client::CallOptions::default();
-        let mut call = self.client.call(path, &options).await?;
-        call.settle(MAX_LIST_BYTES);
-        call.send(&proto::encode(&mut wire::DevicePluginEmpty {}))
+        let mut call = self.client.begin_call(path, &options).await?;
+        call.make_lasting(MAX_LIST_BYTES);
+        call.send_message(&proto::encode(&mut wire::DevicePluginEmpty {}))
             .await?;
-        call.finish();
+        call.finish_sending();
         Ok(DeviceListStream { call, began: false })
     }
 
     /// Asks for the environment, mounts, nodes, annotations and CDI devices of a container with these units.
     pub(crate) async fn allocate(&self, ids: &[Box<str>]) -> Result<PluginAllocation, GrpcStatus> {
         let mut request = wire::ContainersDeviceIds {
-            containers: vec![wire::DeviceIds { ids: texts(ids) }],
+            containers: vec![wire::DeviceIds {
+                ids: owned_ids(ids),
+            }],
         };
         let mut response = wire::AllocateResponse::default();
-        self.ask("Allocate", &mut request, &mut response, ANSWER_TIME)
+        self.call_plugin("Allocate", &mut request, &mut response, ANSWER_TIME)
             .await?;
         let Some(response) = response.containers.into_iter().next() else {
             let text = "Allocate: no containers return in allocation response";
@@ -240,7 +243,7 @@ impl PluginConnection {
     }
 
     /// Asks which units the plugin would choose. The answer is not checked here.
-    pub(crate) async fn preferred(
+    pub(crate) async fn ask_preferred_allocation(
         &self,
         available: &[Box<str>],
         must_include: &[Box<str>],
@@ -248,14 +251,14 @@ impl PluginConnection {
     ) -> Result<Vec<String>, GrpcStatus> {
         let mut request = wire::PreferredAllocationRequest {
             containers: vec![wire::ContainerPreferredRequest {
-                available: texts(available),
-                must_include: texts(must_include),
+                available: owned_ids(available),
+                must_include: owned_ids(must_include),
                 size: i32::try_from(size).unwrap_or(i32::MAX),
             }],
         };
         let mut response = wire::ContainersDeviceIds::default();
         let method = "GetPreferredAllocation";
-        self.ask(method, &mut request, &mut response, ANSWER_TIME)
+        self.call_plugin(method, &mut request, &mut response, ANSWER_TIME)
             .await?;
         let first = response.containers.into_iter().next().unwrap_or_default();
         Ok(first.ids)
@@ -263,15 +266,17 @@ impl PluginConnection {
 
     /// A container that holds these units is about to start.
     pub(crate) async fn pre_start(&self, ids: &[Box<str>]) -> Result<(), GrpcStatus> {
-        let mut request = wire::DeviceIds { ids: texts(ids) };
+        let mut request = wire::DeviceIds {
+            ids: owned_ids(ids),
+        };
         let mut answer = wire::DevicePluginEmpty {};
         let method = "PreStartContainer";
-        self.ask(method, &mut request, &mut answer, ANSWER_TIME)
+        self.call_plugin(method, &mut request, &mut answer, ANSWER_TIME)
             .await
     }
 }
 
-fn texts(ids: &[Box<str>]) -> Vec<String> {
+fn owned_ids(ids: &[Box<str>]) -> Vec<String> {
     ids.iter().map(|id| String::from(&**id)).collect()
 }
 
@@ -285,7 +290,7 @@ pub(crate) struct DeviceListStream {
 impl DeviceListStream {
     /// Returns the next list: ids, and their health. `None` at the end. Waits some time after the last list, so that a
     /// plugin cannot flood the agent.
-    pub(crate) async fn next(
+    pub(crate) async fn next_device_list(
         &mut self,
         time: &dyn ConnectionClock,
     ) -> Result<Option<Vec<(String, String)>>, GrpcStatus> {
@@ -293,7 +298,7 @@ impl DeviceListStream {
             time.sleep(LIST_PAUSE).await;
         }
         self.began = true;
-        let Some(bytes) = self.call.next().await? else {
+        let Some(bytes) = self.call.next_message().await? else {
             return Ok(None);
         };
         let mut list = wire::ListAndWatchResponse::default();
@@ -309,7 +314,9 @@ impl DeviceListStream {
 /// The nodes that plugins name, with their numbers; of a directory all that are in it. Blocking.
 ///
 /// - Errors: there is none, or there are too many; with the path.
-pub(crate) fn nodes(named: Vec<ContainerDeviceNode>) -> io::Result<Vec<ContainerDeviceNode>> {
+pub(crate) fn find_plugin_nodes(
+    named: Vec<ContainerDeviceNode>,
+) -> io::Result<Vec<ContainerDeviceNode>> {
     let mut walk = DeviceNodeWalk::default();
     for device in named {
         walk.add(device, 0)?;
@@ -334,7 +341,7 @@ impl DeviceNodeWalk {
         let kind = metadata.file_type();
         if kind.is_dir() && depth < MAX_DEPTH {
             let mut names = self.names(&device.host_path).map_err(failed)?;
-            names.order_by(Ord::cmp);
+            names.stable_sort_by(Ord::cmp);
             for name in names {
                 let below = ContainerDeviceNode {
                     host_path: format!("{}/{name}", device.host_path),
@@ -397,7 +404,7 @@ mod tests {
                 container_path: "/dev/x".into(),
                 ..ContainerDeviceNode::default()
             };
-            nodes(vec![device])
+            find_plugin_nodes(vec![device])
         };
         let text = |name: &str| {
             let said = of(name).expect_err("wrong").to_string();
