@@ -48,8 +48,8 @@ const CROWD: usize = 60;
 const OLD_CROWDS: usize = 13;
 /// Crowds with which the heap finds its size: what the last of them has left is the first that is judged.
 const GROWN_UP: usize = 3;
-/// By which the floor of the agent's anonymous memory may grow with a crowd, in KiB: see [`floor_growth`]. A leak of 1 KiB a pod is
-/// four times that.
+/// By which the floor of the agent's anonymous memory may grow with a crowd, in KiB: see [`floor_growth`]. A leak of
+/// 1 KiB a pod is four times that.
 const CROWD_CREEP_KIB: i64 = 16;
 /// By which that floor may grow while a node becomes old, in KiB.
 const AGE_KIB: i64 = 64;
@@ -185,8 +185,9 @@ fn crowds_that_come_and_go() {
     node.stop();
 }
 
-/// Growth of the least that is left, from the first half of the crowds that are judged to the second, in KiB. Pieces that outlive a
-/// crowd lie where chance put them, and some crowds leave 200 KiB of pages around them, until the next goes. A leak never goes.
+/// Growth of the least that is left, from the first half of the crowds that are judged to the second, in KiB. Pieces
+/// that outlive a crowd lie where chance put them, and some crowds leave 200 KiB of pages around them, until the next
+/// goes. A leak never goes.
 fn floor_growth(left: &[u64]) -> i64 {
     let judged = &left[GROWN_UP - 1..];
     let (early, late) = judged.split_at(judged.len() / 2);

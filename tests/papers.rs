@@ -218,7 +218,7 @@ fn papers_name_what_exists() {
     let script = read("cross/install.sh");
     let has_flag = |flag: &str| {
         flags.contains(&format!("flag(\"{flag}\""))
-            || ["switch", "value"]
+            || ["switch_flag", "value_flag"]
                 .iter()
                 .any(|kind| commands.contains(&format!("{kind}(\"{flag}\"")))
             // In its help.
@@ -226,8 +226,8 @@ fn papers_name_what_exists() {
             // Of every command, of tasks, and of tests.
             || ["help", "version", "socket", "cluster", "schedules", "long", "core"].contains(&flag)
             || commands.contains(&format!("\n    \"{flag}\",\n"))
-            || parts.contains(&format!("value(\n                \"{flag}\","))
-            || parts.contains(&format!("switch(\n                \"{flag}\","))
+            || parts.contains(&format!("value_flag(\n                \"{flag}\","))
+            || parts.contains(&format!("switch_flag(\n                \"{flag}\","))
     };
     let mut named = 0;
     for name in papers() {

@@ -22,7 +22,7 @@ const LAYERS: [&str; 12] = [
     "parts/provider",
 ];
 /// What gives a turn.
-const TURNS: [&str; 3] = ["turn::give(", "poll_pause(", "yield_now("];
+const TURNS: [&str; 3] = ["turn::yield_to_others(", "poll_pause(", "yield_now("];
 const MARK: &str = "// Bounded: ";
 
 /// Code without texts and comments, so that braces and words in it are the language's own.
@@ -203,11 +203,11 @@ fn what_counts_as_such_a_loop() {
             &[3],
         ),
         (
-            "async fn a() {\n    loop {\n        turn::give().await;\n    }\n}",
+            "async fn a() {\n    loop {\n        turn::yield_to_others().await;\n    }\n}",
             &[],
         ),
         (
-            "async fn a() {\n    loop {\n    }\n    turn::give().await;\n}",
+            "async fn a() {\n    loop {\n    }\n    turn::yield_to_others().await;\n}",
             &[2],
         ),
         (

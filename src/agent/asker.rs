@@ -36,8 +36,8 @@ impl AgentHandle {
         *answer.downcast().expect("it is what was asked for")
     }
 
-    /// Asks a question of any kind. Kept apart from [`AgentHandle::ask_agent`] so that it is in the program once, and not once for
-    /// each type of answer.
+    /// Asks a question of any kind. Kept apart from [`AgentHandle::ask_agent`] so that it is in the program once, and
+    /// not once for each type of answer.
     async fn fetch_answer(&self, look: AgentLookup) -> Box<dyn Any> {
         let (answer, answered) = bounded(1);
         let question: AgentQuestion = Box::new(move |agent| {

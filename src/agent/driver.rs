@@ -1,10 +1,11 @@
-//! The seam above the runtime: what runs a pod. Containers are one way ([`ContainerDriver`]); a provider that runs none is another.
+//! The seam above the runtime: what runs a pod. Containers are one way ([`ContainerDriver`]); a provider that runs
+//! none is another.
 //!
 //! A driver carries out what a pod's worker wants and says what there is. Everything else is the same for all: configuration,
 //! admission, the worker's stages, statuses, back-off, housekeeping. Its contract:
 //!
 //! - Calls of one pod never overlap. Each ends with what the worker goes on by, and tells on the way what a status must show
-//!   ([`Step`](super::executor::Step)).
+//!   ([`CallStep`](super::executor::CallStep)).
 //! - `terminate` and `clean_up` may come again for the same pod. What is not there is success for them.
 //! - `list` says everything that there is, whoever made it: an agent that has just started knows of nothing else.
 

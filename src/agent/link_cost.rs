@@ -1,5 +1,6 @@
-//! Cost of the link: one value of the agent, asked by all who do less while bytes cost money. [`LinkMetering`] decides. Where the cost
-//! does not depend on the interface (`picolet.link.meteredInterfaces`), the kernel is not asked for one.
+//! Cost of the link: one value of the agent, asked by all who do less while bytes cost money. [`LinkMetering`]
+//! decides. Where the cost does not depend on the interface (`picolet.link.meteredInterfaces`), the kernel is not
+//! asked for one.
 
 use alloc::rc::Rc;
 use core::cell::{Cell, RefCell};

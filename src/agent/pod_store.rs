@@ -7,8 +7,8 @@
 //!
 //! Written once a change, by rename, mode 0600. While the disk cannot be written (full, read-only, broken) records wait in the
 //! run directory, `<run>/pod-records/<uid>/`, up to [`MAX_WAITING_BYTES`]; one that waits is newer than the one on disk, and
-//! moves there as soon as it can ([`PodStore::settle_waiting_records`]). What a record holds is never trusted to be whole: an unreadable one is
-//! an error of that pod alone.
+//! moves there as soon as it can ([`PodStore::settle_waiting_records`]). What a record holds is never trusted to be
+//! whole: an unreadable one is an error of that pod alone.
 
 use alloc::{rc::Rc, sync::Arc};
 use core::{fmt::Display, time::Duration};

@@ -2,7 +2,7 @@
 //! or longer than its limit.
 //!
 //! A [`BootRecord`] lies in the run dir and holds for one boot. The run dir is on tmpfs as a rule: records cost no
-//! flash, and a power cut takes all of them. Files in the root directory ([`keep_record`], [`recall`]) are durable.
+//! flash, and a power cut takes all of them. Files in the root directory ([`keep_record`], [`recall_record`]) are durable.
 
 use std::{
     fs::{self, File},

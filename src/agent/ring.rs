@@ -1,8 +1,9 @@
 //! The latest inputs and outputs of the loop: a ring in memory, bounded in bytes, that `picolet debug dump` prints and
 //! the simulator replays.
 //!
-//! A dump is text, one JSON object a line. The first is the [`LoopHistoryHeader`]; each other one is a [`RecordedLine`]: the time in
-//! milliseconds since the machine was switched on, and either an input (`in`) or an output (`out`).
+//! A dump is text, one JSON object a line. The first is the [`LoopHistoryHeader`]; each other one is a
+//! [`RecordedLine`]: the time in milliseconds since the machine was switched on, and either an input (`in`) or an
+//! output (`out`).
 //!
 //! ```text
 //! {"v":2,"picolet":"0.1.0","nowMs":73512,"wall":"2026-01-31T12:00:00Z","lost":0,"state":"6c62272e07bb014262b821756295c58d"}
@@ -13,7 +14,7 @@
 //! {"t":1395,"in":{"done":{"pod":"0a1b","outcome":"done","untilMs":null}}}
 //! ```
 //!
-//! A dump tells every change of the facts by which the loop decides, by each [`KeptEvent`](super::core::Event) that can
+//! A dump tells every change of the facts by which the loop decides, by each [`AgentEvent`](super::core::AgentEvent) that can
 //! bring one:
 //!
 //! ```text

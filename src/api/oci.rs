@@ -1,7 +1,7 @@
 //! OCI formats: runtime configuration (`config.json`), image manifest, index and configuration. Data only.
 //!
 //! - Written, never read: [`Spec`] and what it holds, limited to what a Linux container of a pod needs.
-//! - Read, never written: [`StoreIndex`], [`Manifest`], [`ImageConfig`]. Docker's own media types have the same shape.
+//! - Read, never written: [`Index`], [`Manifest`], [`ImageConfig`]. Docker's own media types have the same shape.
 //! - Both: [`SeccompFilter`], because a `Localhost` profile is a file of that type.
 //! - [`SpecInput`] is what the direct backend gathers for `logic::oci::container_spec`; [`PodCgroup`] is
 //!   what `logic::cgroup` decides and `crate::cgroup` writes.

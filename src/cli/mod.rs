@@ -94,8 +94,8 @@ impl From<lexopt::Error> for CliError {
 
 /// Entry point of the program, but for `picolet shim`.
 ///
-/// Not inlined, like [`execute_command`] and [`crate::agent::main`]: the frames of commands would be part of the stack of the process that
-/// stays, the shim's (80 KiB, once).
+/// Not inlined, like [`execute_command`] and [`crate::agent::agent_main`]: the frames of commands would be part of
+/// the stack of the process that stays, the shim's (80 KiB, once).
 #[must_use]
 #[inline(never)]
 pub fn main() -> ExitCode {

@@ -107,7 +107,8 @@ fn collect_unknown_fields(value: &Value, shown: &str, pattern: &str, unknown: &m
     }
 }
 
-/// Fields that this version acts on, with the names and meanings of KubeletConfiguration. An absent field is `None`; its default is decided in one place, [`super::AgentConfig`].
+/// Fields that this version acts on, with the names and meanings of KubeletConfiguration. An absent field is `None`;
+/// its default is decided in one place, [`super::AgentConfig`].
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct KubeletConfiguration {

@@ -1,4 +1,4 @@
-//! Answers to the calls of one client: [`serve`] runs a [`CallHandler`] for each of them.
+//! Answers to the calls of one client: [`serve_calls`] runs a [`CallHandler`] for each of them.
 //!
 //! A handler is dropped when its client gives the call up, when the call has taken longer than it may, and when the
 //! connection ends.

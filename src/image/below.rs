@@ -1,10 +1,11 @@
 //! View of the layers below a layer: it takes over the metadata of their directories, writes through their links, and
 //! links to their files.
 //!
-//! A layer is unpacked alone as a rule, and [`settle_implied_dirs`] afterwards copies metadata to directories that it used without
-//! declaring them. Where that is not enough it is unpacked with a view of the layers below ([`LowerLayers`]), which shows them
-//! as overlayfs would: nearest first, removed names and opaque directories heeded. Everything is looked up name by name
-//! from opened layer roots, links resolved with the image's root as `/`, so that nothing of an image can lead out of it.
+//! A layer is unpacked alone as a rule, and [`settle_implied_dirs`] afterwards copies metadata to directories that it
+//! used without declaring them. Where that is not enough it is unpacked with a view of the layers below
+//! ([`LowerLayers`]), which shows them as overlayfs would: nearest first, removed names and opaque directories
+//! heeded. Everything is looked up name by name from opened layer roots, links resolved with the image's root as `/`,
+//! so that nothing of an image can lead out of it.
 
 use alloc::collections::BTreeSet;
 use alloc::rc::Rc;

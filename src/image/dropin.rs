@@ -9,8 +9,8 @@
 //! An archive that does not say what its image is called gives it the name of its file ([`image_name_from_file`]).
 //!
 //! A list has one reference a line; `#` begins a comment. Pulling is not done here, for it takes as long as the link
-//! takes: [`DropInPoller::next_due_pull`] gives the next reference, [`DropInPoller::record_pull_result`] hears how its pull ended. When a list
-//! changes, its new references are pulled, and images that were removed from the store since.
+//! takes: [`DropInPoller::next_due_pull`] gives the next reference, [`DropInPoller::record_pull_result`] hears how
+//! its pull ended. When a list changes, its new references are pulled, and images that were removed from the store since.
 //!
 //! Images from here are pinned while their file lies here: a board without a registry could not get them back.
 //! Removing a file removes no image. An image that was removed comes back when its file is touched.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::digest::{Digest, DigestError};
 use super::reference::ReferenceError;
 
-/// Errors of the image store. The cause is in `source`: print the chain ([`crate::error::chain`]).
+/// Errors of the image store. The cause is in `source`: print the chain ([`crate::error::error_chain`]).
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// The text is no reference. The API's reason is `InvalidImageName`; repeating is useless.

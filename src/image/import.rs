@@ -119,8 +119,8 @@ pub(super) fn import_archive(
     import_images(store, path, &archive, planned, origin, tick)
 }
 
-/// Imports an image that was planned from a registry; the blobs that [`find_missing_layers`] names lie in `layout` as its members.
-/// The caller holds the store's change lock and empties `staging` afterwards.
+/// Imports an image that was planned from a registry; the blobs that [`find_missing_layers`] names lie in `layout` as
+/// its members. The caller holds the store's change lock and empties `staging` afterwards.
 pub(super) fn import_planned_image(
     store: &ImageStore,
     layout: &Path,

@@ -5,10 +5,11 @@
 //! itself, if it was made from a directory of overlayfs: they are whiteouts too.
 //!
 //! **Leaning.** A layer may write to `etc/x` without declaring `etc`. The directory made for it would hide mode, owner
-//! and time of the one below. Such paths are returned in [`UnpackedLayer::implied`]; [`super::below::settle`] copies these
-//! from below, and the layer is then shared only where the layers below are the same (keyed by chain id, not diff id).
-//! Where the name below is a symbolic link to a directory, or a hard link names a file of a layer below, the layer
-//! cannot be unpacked alone: it is unpacked once more with a view of those below ([`LowerLayers`]).
+//! and time of the one below. Such paths are returned in [`UnpackedLayer::implied`];
+//! [`super::below::settle_implied_dirs`] copies these from below, and the layer is then shared only where the layers
+//! below are the same (keyed by chain id, not diff id). Where the name below is a symbolic link to a directory, or a
+//! hard link names a file of a layer below, the layer cannot be unpacked alone: it is unpacked once more with a view
+//! of those below ([`LowerLayers`]).
 
 use alloc::collections::BTreeSet;
 use std::ffi::CString;

@@ -245,8 +245,8 @@ impl ImageStore {
 
     /// Keeps the image with this id from being removed; `None` if it is not there.
     ///
-    /// A caller of [`ImageStore::remove_image`] or [`ImageStore::prune_images`] knows the images in use as of its request. A container may
-    /// have been made since, for a removal waits its turn behind imports.
+    /// A caller of [`ImageStore::remove_image`] or [`ImageStore::prune_images`] knows the images in use as of its
+    /// request. A container may have been made since, for a removal waits its turn behind imports.
     #[must_use]
     pub fn hold_image(&self, id: &str) -> Option<StoredImageHold> {
         let mut index = self.lock_index();
@@ -368,8 +368,8 @@ impl ImageStore {
         Some(names.iter().map(|name| root.join(name)).collect())
     }
 
-    /// Layer directories of an image as [`ImageStore::layer_dirs`] has them, as names below [`ImageStore::layers_root`], at most
-    /// 16 bytes each.
+    /// Layer directories of an image as [`ImageStore::layer_dirs`] has them, as names below
+    /// [`ImageStore::layers_root`], at most 16 bytes each.
     #[must_use]
     pub fn layer_names(&self, id: &str) -> Option<Vec<String>> {
         let image = self.image_by_id(id)?;

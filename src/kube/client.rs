@@ -554,7 +554,7 @@ impl ApiResponse {
         fits.map_err(|e| body_read_error(&url, e))
     }
 
-    /// The body as a list, or one page of it. See [`stream::list`].
+    /// The body as a list, or one page of it. See [`stream::read_list_items`].
     pub(super) fn read_list(
         self,
         most: usize,

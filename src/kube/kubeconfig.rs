@@ -167,7 +167,7 @@ pub struct KubeconfigUser {
     pub certificate: Option<(KubeconfigMaterial, KubeconfigMaterial)>,
     /// A bearer token.
     pub token: Option<String>,
-    /// A file that holds a token; goes before [`KubeconfigUser::current_token`].
+    /// A file that holds a token; goes before [`KubeconfigUser::token`].
     pub token_file: Option<PathBuf>,
     /// A program that gives a token or a certificate.
     pub exec: Option<ExecPlugin>,

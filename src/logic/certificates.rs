@@ -255,7 +255,7 @@ impl CertificateRequests {
     }
 
     /// Counts a request that brought a certificate. A signer whose certificates must be renewed at once is not asked
-    /// without end: see [`may_request`](Self::may_ask).
+    /// without end: see [`may_request`](Self::may_request).
     pub fn record_obtained(&mut self, now: MonoTime) {
         self.obtained = self.obtained.saturating_add(1);
         if self.obtained == 1 {

@@ -154,8 +154,8 @@ impl CgroupTree {
         self.join_path(tier_name(qos))
     }
 
-    /// Absolute path of a pod's group (RES-10, SVC-31). A UID that [`CgroupTree::is_unambiguous_uid`] refuses has no group of its
-    /// own.
+    /// Absolute path of a pod's group (RES-10, SVC-31). A UID that [`CgroupTree::is_unambiguous_uid`] refuses has no
+    /// group of its own.
     #[must_use]
     pub fn pod_path(&self, qos: QosClass, uid: &str) -> String {
         let name = format!("{POD}{uid}");

@@ -1,7 +1,7 @@
 //! Configuration of sandboxes and containers, as it crosses the runtime seam (CFG).
 //!
-//! Order of use for one container: [`env::build_environment`](super::env::environment), [`resolve_sub_paths`], then the effects that pin
-//! subPaths and make the hosts file and the termination log, then [`container_config`].
+//! Order of use for one container: [`env::build_environment`](super::env::build_environment), [`resolve_sub_paths`],
+//! then the effects that pin subPaths and make the hosts file and the termination log, then [`container_config`].
 
 use alloc::{
     borrow::ToOwned,

@@ -131,8 +131,8 @@ impl<'a> HousekeepingPass<'a> {
             })
     }
 
-    /// Pods that run and have no worker: to be killed with `Update::runtime_only`. Those of [`HousekeepingPass::pods_to_restart`] have
-    /// one by now.
+    /// Pods that run and have no worker: to be killed with `Update::runtime_only`. Those of
+    /// [`HousekeepingPass::pods_to_restart`] have one by now.
     pub fn runtime_orphans(&self) -> impl Iterator<Item = &'a RunningPod> + use<'a> {
         let restarted: BTreeSet<&PodUid> = self
             .pods_to_restart()

@@ -117,8 +117,8 @@ impl RuntimeGate {
         pleg.map_err(RuntimeDown::Pleg)
     }
 
-    /// Checks that pods may be handled at all. As [`RuntimeGate::check_runtime_ready`], but a runtime that is not ready and can still
-    /// stop containers holds up no pod; [`RuntimeGate::start_error`] then says that nothing may start.
+    /// Checks that pods may be handled at all. As [`RuntimeGate::check_runtime_ready`], but a runtime that is not
+    /// ready and can still stop containers holds up no pod; [`RuntimeGate::start_error`] then says that nothing may start.
     ///
     /// - Errors: the first cause.
     pub fn check_loop_may_run(

@@ -1,12 +1,13 @@
 //! Merges the snapshots of all sources into operations on pods. Names follow kubelet `config/config.go`.
 //!
-//! A source sends full snapshots ([`SourceMux::merge_snapshot`]). The mux compares each with that source's previous one by uid and
-//! says what changed. Of a pod it keeps four digests and the time it was first seen, never the pod.
+//! A source sends full snapshots ([`SourceMux::merge_snapshot`]). The mux compares each with that source's previous
+//! one by uid and says what changed. Of a pod it keeps four digests and the time it was first seen, never the pod.
 //!
-//! The apiserver's poller knows single pods sooner than the whole: [`SourceMux::merge_partial`] takes what is certain of some pods
-//! without calling it a snapshot. It removes nothing that is not named, and it never makes the source ready: before the
-//! first complete list nobody may conclude that a pod is not there (SRC-13, SRC-30). What an agent finds on its own
-//! disk at a start comes in the same way ([`SourceMux::restore_recorded`]), so that pods start with no apiserver in reach.
+//! The apiserver's poller knows single pods sooner than the whole: [`SourceMux::merge_partial`] takes what is certain
+//! of some pods without calling it a snapshot. It removes nothing that is not named, and it never makes the source
+//! ready: before the first complete list nobody may conclude that a pod is not there (SRC-13, SRC-30). What an agent
+//! finds on its own disk at a start comes in the same way ([`SourceMux::restore_recorded`]), so that pods start with
+//! no apiserver in reach.
 
 use alloc::{boxed::Box, collections::BTreeMap, vec::Vec};
 
@@ -161,7 +162,7 @@ impl SourceMux {
     /// Takes certain knowledge of some pods of `source`: the present state of `pods`, and the end of `gone`. Nothing
     /// follows for any other pod, and the source is no readier than before.
     ///
-    /// A pod is left out as [`MergeResult::note_abandoned_pull`], like in a snapshot, if another held pod has its full name and is not
+    /// A pod is left out as [`MergeResult::dropped`], like in a snapshot, if another held pod has its full name and is not
     /// in `gone`.
     pub fn merge_partial(
         &mut self,

@@ -1,9 +1,10 @@
 //! Pod lifecycle event generator: what changed at the runtime between two relists.
 //!
 //! A relist is four steps of the caller, which alone talks to the runtime: take the time, list all pods,
-//! hand the list to [`Pleg::record_listing`], read each pod that it names and hand that to [`Pleg::record_inspection`], then close
-//! with [`RuntimeCache::set_relist_time`]. Relists never overlap. A listing that fails is simply not handed over. Afterwards
-//! [`Pleg::poll_event`] yields what happened; the cache is by then at least as new as the event.
+//! hand the list to [`Pleg::record_listing`], read each pod that it names and hand that to
+//! [`Pleg::record_inspection`], then close with [`RuntimeCache::set_relist_time`]. Relists never overlap. A listing
+//! that fails is simply not handed over. Afterwards [`Pleg::poll_event`] yields what happened; the cache is by then
+//! at least as new as the event.
 //!
 //! A container that is created and removed between two relists is invisible: exited containers must be kept for a
 //! while. Names and rules follow kubelet `pleg/generic.go`.

@@ -32,7 +32,7 @@ pub fn prepare_static_pod(
     prepare_from(raw, node, ManifestOrigin::File(file))
 }
 
-/// Turns a manifest from a URL into a pod of this node, as [`prepare`] does for a file.
+/// Turns a manifest from a URL into a pod of this node, as [`prepare_static_pod`] does for a file.
 ///
 /// - Source: kubelet `config/http.go` (`extractFromURL`).
 pub fn prepare_from_url(

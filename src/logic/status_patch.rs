@@ -19,8 +19,8 @@
 //! A terminal phase must not be sent while containers may still run: then the lead is left out.
 //!
 //! Some servers do not show what they were sent: an older one drops fields that it does not know, and each writes
-//! quantities in its own way. The difference is remembered as a [`ServerStatusQuirk`]; without it, a difference that no write can
-//! remove would be written for ever. This is safe because the patch decides every field of a part: the answer then
+//! quantities in its own way. The difference is remembered as a [`ServerStatusQuirk`]; without it, a difference that
+//! no write can remove would be written for ever. This is safe because the patch decides every field of a part: the answer then
 //! holds no field of the part that others wrote before.
 //!
 //! Source: kubelet `status/status_manager.go` (`mergePodStatus`), `util/pod/pod.go` (`PatchPodStatus`); apimachinery

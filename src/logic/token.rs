@@ -102,7 +102,7 @@ struct TokenRequestStatus {
     expiration_timestamp: Option<WallTime>,
 }
 
-/// Fault of the apiserver's answer to a [`request`]. Never contains the token.
+/// Fault of the apiserver's answer to a [`token_request`]. Never contains the token.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenRequestError {
     /// A value of the wrong kind.
@@ -116,7 +116,7 @@ pub enum TokenRequestError {
     NoEnd,
 }
 
-/// Reads the answer to a [`request`]. The server may have given the token another life than was asked for (TOK-03).
+/// Reads the answer to a [`token_request`]. The server may have given the token another life than was asked for (TOK-03).
 pub fn parse_issued_token(answer: &Value) -> Result<IssuedToken, TokenRequestError> {
     let answer: TokenRequestAnswer =
         strict::typed_from_value(answer).map_err(WrongValue::without_value)?;
@@ -182,7 +182,7 @@ pub fn refresh_interval(times: TokenLifetime, uid: &str) -> Duration {
     Duration::from_secs(used_s.saturating_sub(jitter_s))
 }
 
-/// Rest of the [`lease`] of a token that was found, by this machine's time of day.
+/// Rest of the [`refresh_interval`] of a token that was found, by this machine's time of day.
 #[must_use]
 pub fn time_left_to_refresh(times: TokenLifetime, uid: &str, now: WallTime) -> Duration {
     let age_s = u64::try_from(now.unix_seconds().saturating_sub(times.issued_s)).unwrap_or(0);

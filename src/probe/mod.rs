@@ -71,7 +71,7 @@ pub struct HttpGet {
     pub host: Box<str>,
     /// Port.
     pub port: u16,
-    /// Path and query, as [`http::target`] makes them.
+    /// Path and query, as [`http::request_target`] makes them.
     pub target: Box<str>,
     /// Headers in their order.
     pub headers: Box<[(Box<str>, Box<str>)]>,

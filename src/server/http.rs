@@ -297,7 +297,7 @@ fn parse_request_head(head: &[u8]) -> Result<Option<(HttpRequest, usize)>, Refus
     Ok(Some((request, body_at)))
 }
 
-/// Returns true if no segment is empty but one at the end; see [`HttpRequest::is_plain_path`].
+/// Returns true if no segment is empty but one at the end; see [`HttpRequest::is_plain`].
 fn is_plain_path(path: &str) -> bool {
     let below = path.strip_prefix('/');
     below.is_some_and(|p| p.is_empty() || !p.starts_with('/') && !p.contains("//"))

@@ -97,7 +97,7 @@ pub enum ShimLaunchError {
 /// Starts a shim and has it create the container. Returns when the runtime's `create` has ended.
 ///
 /// Blocks for the making of a few files in `dir` (tmpfs) and a fork. If the future is dropped, or the agent dies, the shim
-/// goes on ([`open`] finds it) unless it had not begun yet.
+/// goes on ([`find_live_shim`] finds it) unless it had not begun yet.
 pub async fn launch_shim(launch: &ShimLaunch) -> Result<LiveShim, ShimLaunchError> {
     let mut command = Command::from_opened(Arc::clone(&launch.exe), "picolet")
         .args(["shim", "--dir"])
@@ -144,7 +144,7 @@ pub struct LogShimLaunch {
     pub log: PathBuf,
     /// As in [`ShimLaunch::log_limit`].
     pub log_limit: Option<LogLimit>,
-    /// As in [`ShimLaunch::read_log_memory_bytes`]. The records of the dead shim in it are saved.
+    /// As in [`ShimLaunch::log_memory`]. The records of the dead shim in it are saved.
     pub log_memory: Option<PathBuf>,
     /// As in [`ShimLaunch::memory_cgroup`].
     pub memory_cgroup: Option<PathBuf>,
@@ -234,7 +234,7 @@ pub async fn end_launch(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns true if the process is the shim of `dir`, by the command line that [`launch`] gives it. Before its state
+/// Returns true if the process is the shim of `dir`, by the command line that [`launch_shim`] gives it. Before its state
 /// record is written there is no other sign.
 fn is_shim_of(pid: i32, dir: &Path) -> bool {
     let mut buffer = [0; 1024];

@@ -129,7 +129,7 @@ fn path_from_text(text: &'static CStr) -> &'static Path {
     Path::new(OsStr::from_bytes(text.to_bytes()))
 }
 
-/// Entry point: `args` follow the word `shim`. Started by [`super::launch`](fn@super::launch) only.
+/// Entry point: `args` follow the word `shim`. Started by [`super::launch_shim`] only.
 ///
 /// Standard input is `/dev/null`, standard output the pipe to the launcher. Returns the exit code, which is not used.
 pub fn main(args: impl Iterator<Item = &'static CStr>) -> i32 {

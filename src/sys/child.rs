@@ -346,7 +346,7 @@ pub struct Child {
 }
 
 impl Child {
-    /// Waits for its end and reaps it. Does not read its pipes: use [`run`] for children with captured output.
+    /// Waits for its end and reaps it. Does not read its pipes: use [`run_command`] for children with captured output.
     pub async fn wait(&mut self) -> io::Result<ExitStatus> {
         let gone = || io::Error::other("child was waited for twice");
         // Bounded: a child that has ended is reaped in the next round.

@@ -16,7 +16,7 @@ use smol::{
     future,
 };
 
-/// Jobs that may wait in one lane; a producer that finds it full waits on the executor (see [`Lane::run`]).
+/// Jobs that may wait in one lane; a producer that finds it full waits on the executor (see [`Lane::run_job`]).
 pub const LANE_QUEUE: usize = 128;
 /// Stack of a lane's thread in bytes; only pages once touched cost memory. Unpacking a layer takes well below 128 KiB.
 /// The rest is for compressing a log: a compressor of 330 KiB is built on the stack, unless the optimizer avoids it.

@@ -46,7 +46,7 @@ pub fn open_beneath(dir: impl AsFd, path: &Path, flags: OFlag, mode: u32) -> io:
     open_resolved(dir, path, flags, mode, ResolveFlag::RESOLVE_BENEATH)
 }
 
-/// As [`beneath`], but any symbolic link on the way, the last component included, fails with `ELOOP`.
+/// As [`open_beneath`], but any symbolic link on the way, the last component included, fails with `ELOOP`.
 pub fn open_without_symlinks(
     dir: impl AsFd,
     path: &Path,

@@ -265,8 +265,8 @@ pub fn open_program() -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// Becomes the program of [`open`], with these arguments, no environment and no descriptor. From here on nothing is called but
-/// what the program needs. What is blocked and ignored among signals stays so. Returns only an error.
+/// Becomes the program of [`open_program`], with these arguments, no environment and no descriptor. From here on
+/// nothing is called but what the program needs. What is blocked and ignored among signals stays so. Returns only an error.
 pub fn exec_program(program: &OwnedFd, args: &[CString]) -> io::Error {
     super::child::close_on_exec_from(0);
     let mut list: Vec<_> = args.iter().map(|arg| arg.as_ptr()).collect();

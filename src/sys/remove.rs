@@ -39,8 +39,8 @@ pub fn remove_path(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// As [`path`], on `lane`, where others have their turn between two slices. Dropping the future ends it with the slice that
-/// runs.
+/// As [`remove_path`], on `lane`, where others have their turn between two slices. Dropping the future ends it with
+/// the slice that runs.
 ///
 /// # Errors
 /// As [`remove_entry`].

@@ -34,7 +34,7 @@ const STACK_BYTES: usize = 64 * 1024;
 const GUARD_BYTES: usize = 64 * 1024;
 /// The highest signal number of Linux.
 const LAST_SIGNAL: libc::c_int = 64;
-/// Exit code of a child that could not run its program; only [`spawn`] sees it.
+/// Exit code of a child that could not run its program; only [`spawn_program`] sees it.
 const FAILED: libc::c_int = 127;
 
 /// A program and all that it gets.

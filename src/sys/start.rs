@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
-/// Most arguments, or variables, of [`spawn`].
+/// Most arguments, or variables, of [`spawn_with_stdio`].
 pub const MAX_ARGS: usize = 31;
 
 /// The arguments of the process, its own name included.

@@ -12,8 +12,8 @@ use nix::sys::{
 use super::readiness;
 use crate::api::MonoTime;
 
-/// Expires at a time of [`mono_now`](super::clock::mono). If the machine is suspended beyond that time, it expires as the machine
-/// goes on.
+/// Expires at a time of [`mono_now`](super::clock::mono_now). If the machine is suspended beyond that time, it
+/// expires as the machine goes on.
 #[derive(Debug)]
 pub struct KernelTimer(Async<TimerFd>);
 

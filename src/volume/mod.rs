@@ -11,8 +11,8 @@
 //! ```
 //!
 //! All functions block and belong on the disk lane, except those that look at files of the host which may never answer
-//! ([`PodVolumes::split_off_checks`], [`Volumes::owns_volume_data`]): these belong elsewhere. They decide nothing: the content of a
-//! volume is passed in. Invariants:
+//! ([`PodVolumes::split_off_checks`], [`Volumes::owns_volume_data`]): these belong elsewhere. They decide nothing:
+//! the content of a volume is passed in. Invariants:
 //!
 //! - nothing below a volume's root is ever reached through a path that a container can redirect: descriptors are
 //!   opened with `openat2(2)` beneath a directory of ours (Linux 5.6);

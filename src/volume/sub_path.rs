@@ -45,8 +45,8 @@ pub struct SubPath<'a> {
 impl Volumes {
     /// Pins a subPath of `volume` and returns the path to give to the runtime. A missing directory is made.
     ///
-    /// - Shape: a pin that is still right is used again. If the volume is not the pod's own ([`Self::owns_volume_data`]) this may
-    ///   never return: the server of a share may be gone.
+    /// - Shape: a pin that is still right is used again. If the volume is not the pod's own
+    ///   ([`Self::owns_volume_data`]) this may never return: the server of a share may be gone.
     /// - Errors: [`VolumeError::SubPath`]; its text may be shown to the pod's owner.
     /// - Source: kubelet `pkg/volume/util/subpath/subpath_linux.go`.
     pub fn pin_sub_path(

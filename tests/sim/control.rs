@@ -420,7 +420,7 @@ impl Control {
     /// Somebody does something to a pod. Returns the uid of a new one.
     pub(super) fn act(&mut self, name: u8, deed: &Deed, now: WallTime) -> Option<PodUid> {
         let key = key(name);
-        // A store that was just restored is left alone until nodes have looked at it (see `Server::may_still_change`).
+        // A store that was just restored is left alone until nodes have looked at it (see `Server::is_fresh`).
         let (fresh, found) = self
             .api
             .with(|s| (s.is_fresh, s.objects.get(&key).cloned()));

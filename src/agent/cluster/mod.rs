@@ -18,8 +18,8 @@
 //! | `nfs` | shares of the network |
 //! | `events` | Kubernetes events, sent |
 //!
-//! Each long-lived task is a value made by [`Cluster::cluster_tasks`] with what it needs. Nothing here knows the rest of the agent:
-//! it sees pods, node and sources through [`views`](super::views).
+//! Each long-lived task is a value made by [`Cluster::cluster_tasks`] with what it needs. Nothing here knows the rest
+//! of the agent: it sees pods, node and sources through [`views`](super::views).
 
 mod answers;
 mod api_pods;

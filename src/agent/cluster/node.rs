@@ -8,9 +8,9 @@
 //! ```
 //!
 //! A round compares with the last answer instead of reading anew: that answer is the Node, as long as nobody else writes to
-//! it. Whoever has reason to think that somebody did says [`Membership::request_reread`]: the next round reads first. So does each
-//! round in the first minutes after an outage: the node controller may yet notice it. Every report comes back with the
-//! whole Node, so that anything else is seen within `nodeStatusReportFrequency`.
+//! it. Whoever has reason to think that somebody did says [`Membership::request_reread`]: the next round reads first.
+//! So does each round in the first minutes after an outage: the node controller may yet notice it. Every report comes
+//! back with the whole Node, so that anything else is seen within `nodeStatusReportFrequency`.
 
 use alloc::rc::Rc;
 use core::time::Duration;

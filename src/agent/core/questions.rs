@@ -1,4 +1,4 @@
-//! Questions by which others read the agent, through an [`AgentHandle`](crate::agent::asker::Asker). Answers are values.
+//! Questions by which others read the agent, through an [`AgentHandle`](crate::agent::asker::AgentHandle). Answers are values.
 
 use alloc::rc::Rc;
 
@@ -77,23 +77,23 @@ impl Agent {
         self.view.may_container_run(id)
     }
 
-    /// See [`Backend::config_maps`](crate::server::backend::Backend::config_maps).
+    /// See [`ServerBackend::config_maps`](crate::server::backend::ServerBackend::config_maps).
     pub(in crate::agent) fn config_maps(&self, namespace: Option<&str>) -> Vec<Value> {
         self.objects.config_maps_shown(namespace)
     }
 
-    /// See [`Backend::secrets`](crate::server::backend::Backend::secrets).
+    /// See [`ServerBackend::secrets`](crate::server::backend::ServerBackend::secrets).
     pub(in crate::agent) fn secrets(&self, namespace: Option<&str>) -> Vec<Value> {
         self.objects.secrets_shown(namespace)
     }
 
-    /// See [`Backend::dump_history`](crate::server::backend::Backend::dump).
+    /// See [`ServerBackend::dump_recorded_events`](crate::server::backend::ServerBackend::dump_recorded_events).
     pub(in crate::agent) fn dump_history(&self) -> String {
         let clock = &self.tools.clock;
         self.ring.write_dump(clock.now(), clock.wall_time())
     }
 
-    /// See [`Backend::compute_health`](crate::server::backend::Backend::health).
+    /// See [`ServerBackend::agent_health`](crate::server::backend::ServerBackend::agent_health).
     pub(in crate::agent) fn compute_health(&self) -> AgentHealth {
         let now = self.tools.clock.now();
         let age_ms = |at: Option<MonoTime>| at.map(|at| now.since_ms(at));

@@ -9,8 +9,9 @@
 //! | `terminate`, `kill`, `hooks` | ends a pod; kills containers; runs their hooks |
 //! | `generation`, `volumes`, `cgroups` | from a spec to what the runtime is told, with what that needs on disk |
 //!
-//! None of it sees the state of the agent (`tests/layers.rs` holds that): what it must know comes with its [`CallPlan`], what it did
-//! the loop hears as a [`CallStep`]. Nothing is kept between two calls. Files are read and written on the disk lane.
+//! None of it sees the state of the agent (`tests/layers.rs` holds that): what it must know comes with its
+//! [`CallPlan`], what it did the loop hears as a [`CallStep`]. Nothing is kept between two calls. Files are read and
+//! written on the disk lane.
 
 mod cancel;
 mod cgroups;

@@ -29,8 +29,8 @@ use crate::{
     sys::lane::Lane,
 };
 
-/// Looks of [`ImageAccess::tidy_records`] for which the note of a dropped pull stays at a runtime that does not tell of it: two may come one
-/// after the other, the third comes a collection of garbage later.
+/// Looks of [`ImageAccess::tidy_records`] for which the note of a dropped pull stays at a runtime that does not tell
+/// of it: two may come one after the other, the third comes a collection of garbage later.
 const MAX_LOOKS: u32 = 3;
 
 /// Right of pods to use the images that are there.

@@ -67,9 +67,9 @@ pub(super) struct PulledImage {
 ///
 /// - Bounds: as many delays as it is told at start, the one that ends first makes room; one entry for each pull under way
 ///   that a pod brought credentials for; records on disk, one an image, which end with it.
-/// - Called by: starts of containers ([`AgentImages::ensure_image`], [`AgentImages::ensure_volume_images`]), the loop when images arrived
-///   ([`AgentImages::forget_pull_delays`]) and when memory is given back ([`AgentImages::take_heap_used`]), the garbage collection
-///   ([`AgentImages::sweep_pull_delays`]), and the local commands.
+/// - Called by: starts of containers ([`AgentImages::ensure_image`], [`AgentImages::ensure_volume_images`]), the loop
+///   when images arrived ([`AgentImages::forget_pull_delays`]) and when memory is given back
+///   ([`AgentImages::take_heap_used`]), the garbage collection ([`AgentImages::sweep_pull_delays`]), and the local commands.
 pub(in crate::agent) struct AgentImages {
     pub(super) service: Rc<dyn ImageService>,
     keyring: Rc<dyn NodeKeyring>,

@@ -27,7 +27,7 @@ const RESTART_ALL: &str = "RestartAllContainersOnContainerExits";
 pub(crate) struct MachineFacts {
     /// Node name.
     pub(crate) name: String,
-    /// Host IPs at the start, primary first; [`LocalNode::choose_host_ips`](super::Node::host_ips) knows the present ones.
+    /// Host IPs at the start, primary first; [`LocalNode::host_ips`](super::LocalNode::host_ips) knows the present ones.
     pub(in crate::agent) host_ips: Vec<IpAddr>,
     /// Memory of the machine, bytes.
     pub(in crate::agent) memory_bytes: u64,

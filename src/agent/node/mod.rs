@@ -3,8 +3,8 @@
 //!
 //! - [`mod@facts`]: facts read once. [`machine`]: facts from `/proc`, `/sys` and `/etc`. [`network`]: addresses of the
 //!   machine; [`follow`](mod@follow): changes of them.
-//! - [`LocalNode`] owns all of it; [`LocalNode::gather_facts`] reads what may have changed, [`LocalNode::apply_current_facts`] puts it into an
-//!   object.
+//! - [`LocalNode`] owns all of it; [`LocalNode::gather_facts`] reads what may have changed,
+//!   [`LocalNode::apply_current_facts`] puts it into an object.
 
 pub(super) mod facts;
 pub(in crate::agent) mod follow;
@@ -65,8 +65,8 @@ pub(super) struct NodeConditionInputs {
 pub(super) type AddressReader = fn(&str) -> LocalAddresses;
 
 /// The machine as a node: its facts, its addresses, the resources that pods may ask for, and its Node object. There is
-/// one of each, so nothing here grows. The apiserver's answers come in by [`LocalNode::learn_node_object`]; the starters of pods and the
-/// reporters of the node ask.
+/// one of each, so nothing here grows. The apiserver's answers come in by [`LocalNode::learn_node_object`]; the
+/// starters of pods and the reporters of the node ask.
 pub(crate) struct LocalNode {
     facts: Rc<MachineFacts>,
     addresses: AddressReader,

@@ -69,7 +69,7 @@ pub(super) trait ProbeNetwork {
         limit: Duration,
         late: TimerFuture,
     ) -> ProbeFuture<'a, ProbeAnswer>;
-    /// [`crate::probe::http::call_hook`].
+    /// [`crate::probe::http::run_http_hook`].
     fn call_hook<'a>(
         &'a self,
         get: &'a HttpGet,

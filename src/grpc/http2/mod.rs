@@ -1,9 +1,10 @@
 //! A connection of HTTP/2 and its streams, for both roles. Source: RFC 9113.
 //!
-//! No I/O and no clock: [`Http2Connection::receive_frame`] takes the bytes that came and the time, [`Http2Connection::next_output`] has the
-//! bytes to send. Received payload is told at once and not kept: the window of the connection is granted again as it is
-//! used, that of a stream by [`Http2Connection::release`]. So a stream whose reader is slow holds up no other. Not
-//! supported: pushed streams (the peer is told so), priorities (ignored), upgrades from HTTP/1.
+//! No I/O and no clock: [`Http2Connection::receive_frame`] takes the bytes that came and the time,
+//! [`Http2Connection::next_output`] has the bytes to send. Received payload is told at once and not kept: the window
+//! of the connection is granted again as it is used, that of a stream by [`Http2Connection::release_payload`]. So a
+//! stream whose reader is slow holds up no other. Not supported: pushed streams (the peer is told so), priorities
+//! (ignored), upgrades from HTTP/1.
 //!
 //! Peers may be hostile. An error of the protocol ends the stream or the connection, as the standard has it; limits that it
 //! leaves open are the constants below.
@@ -134,7 +135,7 @@ pub enum Http2Event<'a> {
         /// Set if the peer sends no more on the stream.
         is_end: bool,
     },
-    /// Payload. It is to be [released](Connection::release).
+    /// Payload. It is to be [released](Http2Connection::release_payload).
     Data {
         /// Stream of the payload.
         id: Http2StreamId,

@@ -376,8 +376,8 @@ impl<'a> RegistrySession<'a> {
         }
     }
 
-    /// Replaces the authorization for the server of `url` (see [`AuthorizationValues::value_for_server`]), unless another thread has done so
-    /// since `sent`.
+    /// Replaces the authorization for the server of `url` (see [`AuthorizationValues::value_for_server`]), unless
+    /// another thread has done so since `sent`.
     fn answer_challenge(
         &self,
         url: &Url,

@@ -202,7 +202,8 @@ impl StagedFiles {
 
     /// Puts all files in their places.
     ///
-    /// - Errors: if the path is that of the configuration, nothing counts; else the rest counts after [`finish_interrupted_join`].
+    /// - Errors: if the path is that of the configuration, nothing counts; else the rest counts after
+    ///   [`finish_interrupted_join`].
     pub fn commit(mut self) -> Result<(), StageError> {
         let file = &self.file;
         let renamed = file::mark_change(file).and_then(|()| fs::rename(waiting_path(file), file));

@@ -110,7 +110,7 @@ const KUBEADM: [NodeCheck; 17] = [
 
 /// Carries out the checks of kubeadm.
 ///
-/// - Shape: as [`super::run`]; without root only the first, as kubeadm does.
+/// - Shape: as [`super::run_checks`]; without root only the first, as kubeadm does.
 #[must_use]
 pub fn run_kubeadm_checks(facts: &CheckFacts) -> Vec<(&'static str, CheckFinding)> {
     let count = if facts.rights.root { KUBEADM.len() } else { 1 };

@@ -284,7 +284,7 @@ pub struct HeldUnitsAnswer {
     /// Set if the plugin must be called before each start of the container.
     #[serde(default)]
     pub pre_start: bool,
-    /// Answer, checked by [`answer`].
+    /// Answer, checked by [`check_allocate_answer`].
     pub answer: PluginAllocation,
 }
 

@@ -21,7 +21,7 @@ const MAX_NAMES: usize = 16;
 /// Pattern for a device. All fields must match; an empty field matches any device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct UdevPattern {
-    /// Number of this pattern among those of all entries, as [`crate::api::device::Seen::udev`] uses it.
+    /// Number of this pattern among those of all entries, as [`crate::api::device::MachineDevices::udev`] uses it.
     pub(super) number: u16,
     subsystem: String,
     /// Driver of the device or of one of its parents.

@@ -39,7 +39,7 @@ const MIN_STOP: Duration = Duration::from_secs(10);
 /// Settings of the configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EvictionSettings {
-    /// See [`parse_thresholds`](super::thresholds).
+    /// See [`parse_thresholds`](super::parse_thresholds).
     pub thresholds: Vec<EvictionThreshold>,
     /// Time that a condition stays after its threshold was last met.
     pub transition: Duration,

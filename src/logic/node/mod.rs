@@ -3,7 +3,7 @@
 //!
 //! - [`initial_node`] makes the Node to create; [`reconcile_node`] brings an old Node of the same name up to date.
 //! - [`apply_node_status`] brings a Node's status up to date from a [`NodeView`]: in each round, and for local commands.
-//! - [`patch`](status_patch) is the smallest patch between the Node last seen and the one wanted.
+//! - [`patch`](compute_status_patch) is the smallest patch between the Node last seen and the one wanted.
 //! - [`StatusPace`] tells when to compute and when to send; [`RegisterBackoff`] the pauses until the Node is created.
 //!
 //! This module neither sends nor keeps a Node: callers hold the one last read from the API.

@@ -99,8 +99,8 @@ impl PodCidrs {
         }
     }
 
-    /// Takes in that the runtime accepted the networks that [`PodCidrs::changed_networks`] found in `spec`. Until it does, `news`
-    /// returns them again.
+    /// Takes in that the runtime accepted the networks that [`PodCidrs::changed_networks`] found in `spec`. Until it
+    /// does, `news` returns them again.
     pub fn record_accepted(&mut self, spec: &NodeSpec) {
         self.accepted = Self::joined_cidrs(spec);
     }

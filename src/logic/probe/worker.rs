@@ -227,8 +227,8 @@ impl ProbeWorker {
         self.result
     }
 
-    /// Returns true if it is known whether another instance follows the one that ended. [`ProbeWorker::make_pass`] does not call
-    /// `restarts` then.
+    /// Returns true if it is known whether another instance follows the one that ended. [`ProbeWorker::make_pass`]
+    /// does not call `restarts` then.
     #[must_use]
     pub const fn knows_restarts(&self) -> bool {
         self.restarts.is_some()

@@ -90,8 +90,8 @@ impl<A> ProbeWorkers<A> {
         }
     }
 
-    /// Takes in what [`ProbeWorkers::passed_instances`] returned under the agent before this one: it counts until a probe has a new
-    /// result. The API has such results only for pods that it knows, and only for a container as a whole.
+    /// Takes in what [`ProbeWorkers::passed_instances`] returned under the agent before this one: it counts until a
+    /// probe has a new result. The API has such results only for pods that it knows, and only for a container as a whole.
     pub fn recall_passed(&mut self, passed: impl Iterator<Item = (ProbeKind, u64)>) {
         self.passed = passed.gather_items();
     }
@@ -261,8 +261,8 @@ impl<A> ProbeWorkers<A> {
         Some((&pod.uid, pod.entries.get(usize::from(key.index))?))
     }
 
-    /// [`ProbeWorker::make_pass`]. An instance that the agent before this one has a success for counts as adopted, however young
-    /// it is.
+    /// [`ProbeWorker::make_pass`]. An instance that the agent before this one has a success for counts as adopted,
+    /// however young it is.
     pub fn make_pass(
         &mut self,
         key: ProbeWorkerKey,

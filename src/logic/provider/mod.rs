@@ -85,7 +85,7 @@ pub struct ProviderPodReport {
     pub namespace: String,
     /// Name.
     pub name: String,
-    /// Generation of the pod that the provider was last told; see [`generation`].
+    /// Generation of the pod that the provider was last told; see [`pod_generation`].
     pub generation: String,
     /// Status of the pod.
     pub status: ReportedPodStatus,

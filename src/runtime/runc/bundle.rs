@@ -9,7 +9,7 @@
 //! The `subPath` of a mount is found once, below that mount; images do not change.
 //!
 //! Every container has a writable upper directory, also one with a read-only root: mount points that the image lacks are
-//! made in it. Blocking: all of this runs on the disk lane, but for [`resolve`].
+//! made in it. Blocking: all of this runs on the disk lane, but for [`resolve_mounts`].
 
 use std::{
     fs,
@@ -95,7 +95,7 @@ pub(super) struct VolumeImage {
 pub(super) struct BundleRequest {
     pub(super) dirs: ContainerDirs,
     pub(super) layers: Vec<PathBuf>,
-    /// Mounts as [`resolve`] returned them.
+    /// Mounts as [`resolve_mounts`] returned them.
     pub(super) mounts: Vec<ContainerMount>,
     /// Images of `mounts`, each once.
     pub(super) volume_images: Vec<VolumeImage>,

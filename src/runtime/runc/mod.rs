@@ -133,7 +133,7 @@ impl Runc {
     ///
     /// # Errors
     /// A directory cannot be made or a record directory cannot be read. A missing OCI runtime or network is no error here:
-    /// [`RuntimeService::describe_image`] says so.
+    /// [`RuntimeService::runtime_status`] says so.
     pub async fn open(
         settings: RuncSettings,
         images: Box<dyn BackendImageStore>,

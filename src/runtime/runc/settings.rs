@@ -38,7 +38,7 @@ pub struct RuncSettings {
     pub log_memory: Option<u64>,
     /// Executable of this program, opened at start.
     pub exe: Arc<OwnedFd>,
-    /// The machine; see [`super::host::facts`].
+    /// The machine; see [`super::host::read_host_facts`].
     pub host: HostFacts,
     /// `logic::oci::container_spec`.
     pub spec: SpecFn,

@@ -1,8 +1,9 @@
 //! Port forwarding: connections to a pod's ports, each a pair of streams (SPDY, plain or tunnelled) or of channels
 //! (WebSocket).
 //!
-//! [`SpdyPortForward`] is what kubectl speaks: a client opens an error and a data stream for each connection, as many as it likes.
-//! [`WebSocketPortForward`] is the older form for other clients: one connection for each port named in the query, all at once.
+//! [`SpdyPortForward`] is what kubectl speaks: a client opens an error and a data stream for each connection, as many
+//! as it likes. [`WebSocketPortForward`] is the older form for other clients: one connection for each port named in
+//! the query, all at once.
 //!
 //! Sources: k8s.io/cri-streaming `portforward/{httpstream,websocket}.go`.
 

@@ -5,9 +5,10 @@
 //! WebSocket  channels by number:            3      0      1       2       4          (255: a channel is closed, v5)
 //! ```
 //!
-//! The caller makes a [`RemoteCommandSession`] for the protocol that was negotiated, drives it as [`crate::stream`] says, starts the
-//! command at [`RemoteCommandEvent::Ready`], and calls [`RemoteCommandSession::send_outcome`] when all output was given. Then it closes its own direction
-//! first: the kernel would throw the output away if bytes of the client were left unread.
+//! The caller makes a [`RemoteCommandSession`] for the protocol that was negotiated, drives it as [`crate::stream`]
+//! says, starts the command at [`RemoteCommandEvent::Ready`], and calls [`RemoteCommandSession::send_outcome`] when
+//! all output was given. Then it closes its own direction first: the kernel would throw the output away if bytes of
+//! the client were left unread.
 //!
 //! Sources: k8s.io/cri-streaming `remotecommand/{httpstream,websocket,exec,status}.go`.
 

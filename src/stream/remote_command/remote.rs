@@ -78,8 +78,8 @@ impl OutputStream {
 /// An event from the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemoteCommandEvent {
-    /// The client has made all streams: start. Comes once, before all others but [`RemoteCommandEvent::Left`] (and input of a client
-    /// that did not wait).
+    /// The client has made all streams: start. Comes once, before all others but [`RemoteCommandEvent::Left`] (and
+    /// input of a client that did not wait).
     Ready,
     /// Input; to be reported with [`RemoteCommandSession::record_passed_on`].
     Stdin(Span),
@@ -246,8 +246,8 @@ impl RemoteCommandSession {
         }
     }
 
-    /// Sends output, at most [`RemoteCommandSession::sendable_bytes`] and [`crate::stream::PAYLOAD_BYTES`]. An output that was not asked
-    /// for is dropped.
+    /// Sends output, at most [`RemoteCommandSession::sendable_bytes`] and [`crate::stream::PAYLOAD_BYTES`]. An output
+    /// that was not asked for is dropped.
     ///
     /// - Errors: the client wants no more of it.
     pub fn send_output(

@@ -270,8 +270,8 @@ impl LiveNodes {
     }
 }
 
-/// Gives a directory of [`LiveNodes::make_container_nodes`], and the nodes in it, to the user of the container that is about to start. `gid`:
-/// group of the nodes, instead.
+/// Gives a directory of [`LiveNodes::make_container_nodes`], and the nodes in it, to the user of the container that
+/// is about to start. `gid`: group of the nodes, instead.
 ///
 /// # Errors
 /// As of the calls.

@@ -41,7 +41,7 @@ const MAX_ATTRIBUTE: u64 = 512;
 /// Subsystem of the nodes below `/dev/bus/usb`.
 const USB: &str = "usb";
 
-/// See [`super::DeviceMachine::scan_devices`].
+/// See [`super::DeviceMachine::find_devices`].
 pub(super) fn scan_devices(root: &Path, wanted: &dyn DeviceFilter) -> MachineDevices {
     let places = DevicePaths {
         root: root.to_path_buf(),

@@ -3,8 +3,8 @@
 //!
 //! | client | way of its bytes |
 //! |---|---|
-//! | SPDY, the old WebSocket channels | its request goes to the URL as it came, then bytes pass both ways: [`pass_client_on`]; or [`session`], if its bytes are limited |
-//! | `v5.channel.k8s.io`, which such servers do not know | is spoken with here, and is SPDY there: [`session`] |
+//! | SPDY, the old WebSocket channels | its request goes to the URL as it came, then bytes pass both ways: [`pass_client_on`]; or [`open_command_session`], if its bytes are limited |
+//! | `v5.channel.k8s.io`, which such servers do not know | is spoken with here, and is SPDY there: [`open_command_session`] |
 //! | SPDY tunnelled through WebSocket, likewise | is unpacked here: [`serve_tunnel()`] |
 //! | `picolet-port`, of the local socket | is a pair of SPDY's streams there: [`connect_port`] |
 //!
