@@ -23,8 +23,8 @@ const DIR: &str = "target/reach";
 type Kept = (&'static str, &'static str, &'static str);
 const KEPT: &[Kept] = &[
     ("src/grpc/server.rs", "pub fn metadata(", GRPC),
-    ("src/grpc/client.rs", "pub fn unary<", GRPC),
-    ("src/grpc/client.rs", "pub async fn answer<", GRPC),
+    ("src/grpc/client.rs", "pub fn call_unary<", GRPC),
+    ("src/grpc/client.rs", "pub async fn next_answer<", GRPC),
     ("src/grpc/proto/mod.rs", "pub fn formed(", GRPC),
     ("src/grpc/proto/mod.rs", "Zigzag,", GRPC),
     (
@@ -33,13 +33,13 @@ const KEPT: &[Kept] = &[
         "CNI's CHECK, which tests ask of real plugins",
     ),
     ("src/shim/control.rs", "pub async fn close_stdin(", SHIM),
-    ("src/shim/control.rs", "pub async fn resize(", SHIM),
-    ("src/shim/control.rs", "pub async fn event(", SHIM),
-    ("src/shim/control.rs", "pub async fn input(", SHIM),
+    ("src/shim/control.rs", "pub async fn resize_terminal(", SHIM),
+    ("src/shim/control.rs", "pub async fn next_event(", SHIM),
+    ("src/shim/control.rs", "pub async fn send_input(", SHIM),
     ("src/shim/launch.rs", "pub shim_pid: ", SHIM),
     (
         "src/sys/file.rs",
-        "pub fn watch(",
+        "pub fn set_watcher(",
         "where the simulation stops the disk, in the code that ships",
     ),
 ];
