@@ -198,7 +198,7 @@ pub(super) fn memory_notice_task(
         ))),
         Err(e) => {
             log::info!(
-                "the kernel does not tell when memory gets short, it is looked at every ten seconds: {e}"
+                "the kernel does not report memory pressure, so memory is checked every ten seconds: {e}"
             );
             None
         }

@@ -65,7 +65,7 @@ pub(super) async fn open_backend(
         let own = &cfg.dirs.image_drop_in;
         if fs::read_dir(own).is_ok_and(|mut entries| entries.next().is_some()) {
             log::warn!(
-                "{} is not looked at: images are the container runtime's",
+                "{} is not read: the container runtime keeps the images",
                 own.display()
             );
         }

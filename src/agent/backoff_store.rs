@@ -13,7 +13,7 @@ const RECORD: BootRecord = BootRecord {
     name: "backoff.json",
     version: 1,
     max_bytes: 4 << 20,
-    lost: "crash-loop delays of the agent before are lost",
+    lost: "crash-loop delays of the previous agent are lost",
 };
 
 #[derive(Debug, Default, Serialize, Deserialize)]

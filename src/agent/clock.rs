@@ -67,7 +67,7 @@ impl SystemClock {
         loop {
             if let Err(e) = waits.timer.wait_until_expired().await {
                 // Descriptors of this kind do not fail.
-                log::error!("the timer of all waits: {e}");
+                log::error!("the agent's timer fails: {e}");
             }
             waits.set_to.set(MonoTime(0));
             waits.end_due_waits(sys::clock::mono_now());
@@ -119,7 +119,7 @@ impl TimerWaits {
         let deadline = self.set_to.get();
         let deadline = (deadline < NEVER).then_some(deadline);
         if let Err(e) = self.timer.set_deadline(deadline) {
-            log::error!("the timer of all waits: {e}");
+            log::error!("the agent's timer fails: {e}");
         }
     }
 

@@ -48,7 +48,7 @@ impl Complaints {
             .take_held_count(what, self.clock.now());
         match told {
             Some(0) => log::warn!("{text}"),
-            Some(more) => log::warn!("{text} ({more} times more since it was told)"),
+            Some(more) => log::warn!("{text} ({more} more times since the last report)"),
             None => log::debug!("{text}"),
         }
     }

@@ -61,7 +61,7 @@ impl ShutdownWatch {
                     // Once, not once a minute.
                     if why != told {
                         log::warn!(
-                            "logind is not heard: {why}. Without it pods end with the machine only by picolet-pods.service"
+                            "cannot watch logind for a shutdown: {why}. Until this works, only picolet-pods.service stops the pods at shutdown"
                         );
                         told = why;
                     }

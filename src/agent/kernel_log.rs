@@ -31,7 +31,7 @@ pub(super) async fn watch_kernel_log(recorder: Rc<EventRecorder>) {
         Err(e) => Err(e),
     };
     if let Err(e) = followed {
-        log::info!("{KERNEL_LOG} cannot be read, SystemOOM is not told: {e}");
+        log::info!("{KERNEL_LOG} cannot be read, SystemOOM is not reported: {e}");
     }
 }
 

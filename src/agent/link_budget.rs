@@ -119,7 +119,7 @@ impl LinkBudget {
     /// Goes on where the record in `root` ends. Blocking, and brief.
     pub(super) fn open(settings: LinkBudgetSettings, root: &Path) -> Self {
         let record = read_budget_file(&root.join(FILE)).unwrap_or_else(|e| {
-            log::warn!("what was used of the link's budget is not known: {e}");
+            log::warn!("cannot read how much of the link's budget was used: {e}");
             None
         });
         let kept = record.map_or_else(KeptBudget::default, |record| {
@@ -217,7 +217,7 @@ impl LinkBudget {
             clock.sleep_until(clock.now() + WRITTEN_EVERY).await;
             let (this, at) = (Arc::clone(&self), root.clone());
             if let Err(e) = disk.run_job(move || this.save_budget(&at)).await {
-                complaints.complain(&format!("the link's budget cannot be noted: {e}"));
+                complaints.complain(&format!("cannot store the link's budget: {e}"));
             }
         }
     }

@@ -46,7 +46,7 @@ impl LinkCost {
         }
         let found = (self.way)();
         if let Err(e) = &found {
-            log::debug!("no way to the apiserver: {e}");
+            log::debug!("no route to the apiserver: {e}");
         }
         if self.cost.borrow_mut().record_interface(found.ok(), now) {
             self.since.set(Some(self.clock.wall_time()));
@@ -58,7 +58,7 @@ impl LinkCost {
         let cost = self.cost.borrow();
         let word = if cost.is_metered() { "" } else { "not " };
         match cost.interface() {
-            Some(name) => format!("the link is {word}metered: its way leaves by {name}"),
+            Some(name) => format!("the link is {word}metered: the route to the apiserver uses {name}"),
             None => format!("the link is {word}metered"),
         }
     }

@@ -137,7 +137,7 @@ impl LogRotation {
             path, mut names, ..
         } = files;
         self.complaints.complain(&format!(
-            "all logs have more than picolet.maxLogBytes: the oldest of {} goes",
+            "the logs together are larger than picolet.maxLogBytes: removing the oldest file of {}",
             path.parent().unwrap_or(&path).display()
         ));
         names.truncate(trim.files - usize::from(trim.rotate));

@@ -163,7 +163,7 @@ impl PodRecordWriter {
                 .await
             {
                 self.complaints.complain(&format!(
-                    "uid={uid} its record waits for the disk: {}",
+                    "uid={uid} its record is not on disk yet: {}",
                     error_chain(&e)
                 ));
                 left = true;

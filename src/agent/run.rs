@@ -106,7 +106,7 @@ impl ServiceManagerEnv {
         match interval.filter(|i| *i > MIN_WATCHDOG) {
             Some(interval) => Ok(Some(interval)),
             None => Err(usage_error(format!(
-                "WATCHDOG_USEC={} is not more than a second: set WatchdogSec= to more",
+                "WATCHDOG_USEC={} is too short: set WatchdogSec= to more than a second",
                 asked.display()
             ))),
         }
@@ -164,7 +164,7 @@ fn start_agent(
     if let Some(file) = &loaded.file
         && let Err(e) = finish_join(file, &cfg, loaded.drop_ins.as_deref())
     {
-        log::warn!("what a join has left to do: {}", error_chain(&e));
+        log::warn!("cannot finish an interrupted join: {}", error_chain(&e));
     }
     let _neighbours =
         neighbours::claim_exclusive_resources(&cfg).map_err(|e| fatal_error(e.to_string()))?;
@@ -285,7 +285,7 @@ fn refuse_swap(swaps: &str, is_asked: bool) -> Result<(), AgentStartError> {
     match swaps.lines().nth(1).filter(|_| is_asked) {
         None => Ok(()),
         Some(first) => Err(fatal_error(format!(
-            "swap is on ({}) and failSwapOn is true: swapoff -a, or set it to false",
+            "swap is on ({}) and failSwapOn is true: run swapoff -a, or set failSwapOn to false",
             first.split_whitespace().next().unwrap_or("")
         ))),
     }
@@ -572,7 +572,7 @@ async fn run_until_stopped(
     let _ = fs::remove_file(&parts.cfg.dirs.socket);
     if let Some(limits) = &parts.owners.link_limits {
         let saved = limits.save_budget();
-        saved.unwrap_or_else(|e| log::warn!("the link's budget cannot be noted: {e}"));
+        saved.unwrap_or_else(|e| log::warn!("cannot store the link's budget: {e}"));
     }
     if let Some(why) = parts
         .owners
@@ -611,7 +611,7 @@ async fn feed_watchdog(
                 notify_manager(Some(&notify), ServiceNotifier::send_watchdog);
             }
         } else {
-            log::error!("the loop does not move: the service manager is not told otherwise");
+            log::error!("the event loop is stuck: the service manager gets no watchdog message");
         }
         clock.sleep_until(next).await;
     }
@@ -627,7 +627,7 @@ async fn assemble_agent(
     let mut cgroups = Cgroups::detect().map_err(|e| fatal_error(error_chain(&e)))?;
     if cfg.cgroup.fail_cgroup_v1 && cgroups.cgroup_version() != CgroupVersion::V2 {
         return Err(fatal_error(
-            "this machine uses cgroup v1 and failCgroupV1 is true: boot with cgroup v2, or set it to false",
+            "this machine uses cgroup v1 and failCgroupV1 is true: boot with cgroup v2, or set failCgroupV1 to false",
         ));
     }
     kernel_settings::apply_kernel_settings(
@@ -686,7 +686,7 @@ async fn assemble_agent(
         cgroups = use_systemd_slices(cgroups)?;
     }
     if let Err(e) = neighbours::record_backend(&cfg) {
-        log::warn!("cannot keep who runs pods: {e}");
+        log::warn!("cannot store which container runtime runs the pods: {e}");
     }
     let mut parts = cfg.parts.iter();
     let external = parts.find_map(|part| part.external_pods(&cfg.node_name, &shared));

@@ -23,7 +23,7 @@ const RECORD: BootRecord = BootRecord {
     name: "clock.json",
     version: 1,
     max_bytes: 64 << 10,
-    lost: "what the clock has said in this boot is forgotten",
+    lost: "the clock readings of this boot are lost",
 };
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -38,7 +38,7 @@ impl ClockHistoryFile {
     /// Blocking.
     pub(crate) fn save_history(&self, run: &Path) {
         if let Err(e) = RECORD.write_boot_record(run, &self.boot_id, self) {
-            log::warn!("cannot store what the clock has said: {e}");
+            log::warn!("cannot store the clock readings: {e}");
         }
     }
 }

@@ -27,7 +27,7 @@ const RECORD: BootRecord = BootRecord {
     name: "pod-writes.json",
     version: 1,
     max_bytes: 1 << 20,
-    lost: "what pods have written in this boot is forgotten",
+    lost: "the record of what pods wrote in this boot is lost",
 };
 
 #[derive(Serialize, Deserialize)]
@@ -87,7 +87,7 @@ impl WriteWatch {
                 .unwrap_or_default();
             let stored = DiskWritersFile { writers };
             if is_new && let Err(e) = RECORD.write_boot_record(&run, &boot_id, &stored) {
-                log::warn!("cannot store what pods have written: {e}");
+                log::warn!("cannot store how much pods wrote: {e}");
             }
             (stored.writers, much)
         };

@@ -97,7 +97,7 @@ impl ShutdownInhibitor {
             match lengthen_inhibit_delay(&mut bus, &places.drop_ins, needed) {
                 Ok(lengthened) => delay = lengthened,
                 // A shorter wait is better than none. If the bus is gone, taking the lock fails, too.
-                Err(e) => log::warn!("logind is not told to wait longer: {}", error_chain(&e)),
+                Err(e) => log::warn!("cannot make logind wait longer: {}", error_chain(&e)),
             }
         }
         let mut inhibitor = Self {

@@ -82,7 +82,7 @@ pub enum BusError {
         text: String,
     },
     /// A job of systemd did not end well.
-    #[error("systemd says {result:?} of {unit}")]
+    #[error("systemd reports {result:?} for {unit}")]
     Job {
         /// The unit.
         unit: String,

@@ -76,7 +76,7 @@ fn what_systemd_does_not_do_is_told() {
     for (reply, said) in [
         (
             Reply::Job("failed"),
-            "systemd says \"failed\" of kubepods.slice",
+            "systemd reports \"failed\" for kubepods.slice",
         ),
         (
             Reply::Fail("org.freedesktop.DBus.Error.AccessDenied", "Not for you"),

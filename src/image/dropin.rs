@@ -182,7 +182,7 @@ impl DropInPoller {
         let state = read_state(&store.root().join("dropin.json")).unwrap_or_else(|error| {
             if error.kind() != io::ErrorKind::NotFound {
                 log::warn!(
-                    "what was imported from {} is forgotten: {error}",
+                    "the record of imports from {} is lost, so its files are imported again: {error}",
                     dir.display()
                 );
             }
@@ -221,7 +221,7 @@ impl DropInPoller {
         for name in no_files.difference(&self.no_files) {
             look.reports.push(DropInReport::Failed {
                 file: name.clone(),
-                error: "it is no file, and only archives and lists are read: pack a directory with an image into an archive (tar -cf NAME.tar -C DIRECTORY .)".into(),
+                error: "it is not a file, and only archives and lists are read: pack a directory with an image into an archive (tar -cf NAME.tar -C DIRECTORY .)".into(),
                 retried: false,
             });
         }

@@ -69,7 +69,7 @@ pub enum ImageProblem {
     #[error("{0}")]
     Damaged(String),
     /// Neither the archive nor the caller has a name for its image.
-    #[error("it does not say what its image is called: import it with --name NAME")]
+    #[error("it has no name for its image: import it with --name NAME")]
     Unnamed,
     /// Well-formed, but not something that this program takes.
     #[error("{0}")]

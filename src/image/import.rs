@@ -1116,7 +1116,7 @@ mod tests {
         let bench = Bench::new();
         let error = bench.error(&with_name("latest"));
         assert!(
-            error.contains("does not say what its image is called: import it with --name NAME"),
+            error.contains("has no name for its image: import it with --name NAME"),
             "{error}"
         );
         let images = bench

@@ -55,7 +55,7 @@ pub(super) enum ImageRecordError {
     #[error("version {0} is not known")]
     Version(u32),
     /// The record is of another image, with this id.
-    #[error("it is about {0:?}")]
+    #[error("it belongs to image {0:?}")]
     Other(String),
     /// The directory of a layer has no such name.
     #[error("{0:?} is not a layer")]
@@ -64,7 +64,7 @@ pub(super) enum ImageRecordError {
     #[error("layer {0} is missing")]
     Missing(String),
     /// The record differs from the one in memory.
-    #[error("it is not what was written")]
+    #[error("its content is not what was written")]
     Changed,
 }
 

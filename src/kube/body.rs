@@ -45,7 +45,7 @@ impl<R: Read> Read for UnpackedBody<R> {
                 if n == 0 && !buf.is_empty() && unpacked.get_mut().read(&mut [0])? != 0 {
                     return Err(io::Error::new(
                         io::ErrorKind::InvalidData,
-                        "something follows its packed body",
+                        "there is more data after its compressed body",
                     ));
                 }
                 Ok(n)

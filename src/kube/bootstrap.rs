@@ -55,13 +55,13 @@ pub enum CertificatePairError {
     #[error(transparent)]
     Certificate(#[from] CertificateError),
     /// Fault of the files' writer: the certificate or the key is not text.
-    #[error("the client certificate or its key is no text")]
+    #[error("the client certificate or its key is not text")]
     NoText,
     /// Fault of the files' writer: the key is not a key.
-    #[error("its key is of no use: {0}")]
+    #[error("its key cannot be used: {0}")]
     Key(rustls::pki_types::pem::Error),
     /// Fault of the signer: it has issued no certificate, or one for another key.
-    #[error("the certificate issued is of no use: {0}")]
+    #[error("the issued certificate cannot be used: {0}")]
     Issued(String),
 }
 

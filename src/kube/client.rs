@@ -492,7 +492,7 @@ impl KubeClient {
         // Its text may hold a password.
         Proxy::new(text)
             .map(Some)
-            .map_err(|_| KubeError::Local("the proxy's address is not one".into()))
+            .map_err(|_| KubeError::Local("the proxy's address is not valid".into()))
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<ServerConnections>> {

@@ -159,7 +159,7 @@ impl ApiCredentials {
             }
             Err(why) => match (error_chain(&why), &state.tls) {
                 (why, Some(tls)) => {
-                    log::warn!("new credentials for the apiserver are of no use: {why}");
+                    log::warn!("new credentials for the apiserver cannot be used: {why}");
                     Ok((Arc::clone(&tls.config), tls.generation))
                 }
                 (why, None) => {

@@ -52,7 +52,7 @@ pub enum KeyError {
     #[error("the system gives no random numbers")]
     NoRandom,
     /// The new key does not pass the checks of a key.
-    #[error("the new key is of no use: {0}")]
+    #[error("the new key cannot be used: {0}")]
     Unusable(ring::error::KeyRejected),
 }
 

@@ -41,7 +41,7 @@ pub enum KubeError {
         clock: bool,
     },
     /// The answer is not what it has to be: not JSON, too long, another kind.
-    #[error("{url} answers what nobody can use: {why}")]
+    #[error("the answer of {url} cannot be used: {why}")]
     Wrong {
         /// URL without its query.
         url: String,

@@ -49,7 +49,7 @@ pub(super) enum ExecError {
     #[error("it ends with code {0}")]
     Code(i32),
     /// Fault of the plugin: its output is not of the required form.
-    #[error("its answer is none")]
+    #[error("its answer is not valid")]
     NoAnswer,
     /// The answer has another kind or another version than `version`.
     #[error("it answers with {kind:?} {found:?}, not with ExecCredential {version:?}")]
@@ -267,7 +267,7 @@ mod tests {
             ("{}", "neither a token nor a certificate"),
             (r#"{"clientKeyData":"K"}"#, "only one of"),
             (r#"{"token":"a b"}"#, "its token has characters"),
-            (r#"{"token":1}"#, "its answer is none"),
+            (r#"{"token":1}"#, "its answer is not valid"),
         ] {
             let why = read(status).err().expect(want).to_string();
             assert!(why.contains(want), "{why}");
@@ -311,8 +311,8 @@ mod tests {
         for (script, want) in [
             (good.as_str(), None),
             ("exit 3", Some("it ends with code 3")),
-            ("echo secret", Some("its answer is none")),
-            ("head -c 400000 /dev/zero", Some("its answer is none")),
+            ("echo secret", Some("its answer is not valid")),
+            ("head -c 400000 /dev/zero", Some("its answer is not valid")),
         ] {
             fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("script");
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("script");

@@ -105,7 +105,7 @@ impl KubeconfigError {
 #[derive(Debug, thiserror::Error)]
 pub enum KubeconfigTextError {
     /// A path that is not UTF-8.
-    #[error("the path {} is no text", .0.display())]
+    #[error("the path {} is not text", .0.display())]
     Path(PathBuf),
     /// A value that YAML cannot express.
     #[error(transparent)]

@@ -95,7 +95,7 @@ pub fn bound_volume_name(
         || volume_name.starts_with('.')
     {
         return Err(PodError::Object(format!(
-            "PVC {at} names a volume {volume_name:?} that cannot be"
+            "PVC {at} names a volume {volume_name:?}, which is not a valid name"
         )));
     }
     Ok(volume_name.clone())
@@ -298,7 +298,7 @@ mod tests {
                 &plain,
                 mounted(),
                 &[("/spec/volumeName", json!("../x"))],
-                "error: PVC ns/data names a volume \"../x\" that cannot be",
+                "error: PVC ns/data names a volume \"../x\", which is not a valid name",
             ),
             (
                 "its own",

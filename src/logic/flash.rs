@@ -28,7 +28,7 @@ pub fn is_disk_worn(disk: &DiskWearFacts) -> bool {
 pub fn used_life_text(disk: &DiskWearFacts) -> String {
     match disk.used_life {
         Some(percent) => format!("{}: up to {percent} % of its life is used", disk.name),
-        None => format!("{}: it does not tell of its wear", disk.name),
+        None => format!("{}: it does not report its wear", disk.name),
     }
 }
 
@@ -40,7 +40,7 @@ pub fn storage_worn_condition(disk: &DiskWearFacts) -> Option<RuntimeCondition> 
     }
     let ok = !is_disk_worn(disk);
     let spare = match disk.at_its_end {
-        true => "; its spare blocks come to an end",
+        true => "; its spare blocks are nearly used up",
         false => "",
     };
     Some(RuntimeCondition {
@@ -187,13 +187,13 @@ mod tests {
                 Some(10),
                 true,
                 false,
-                "mmcblk0: up to 10 % of its life is used; its spare blocks come to an end",
+                "mmcblk0: up to 10 % of its life is used; its spare blocks are nearly used up",
             ),
             (
                 None,
                 true,
                 false,
-                "mmcblk0: it does not tell of its wear; its spare blocks come to an end",
+                "mmcblk0: it does not report its wear; its spare blocks are nearly used up",
             ),
         ] {
             let reason = if ok {

@@ -131,7 +131,7 @@ impl fmt::Display for DownloadDeferral {
         }
         write!(f, "{left} of {of} are left for it today")?;
         if self.is_too_large {
-            return f.write_str("; it is more than a day has: picolet image pull --now");
+            return f.write_str("; it is larger than the budget of a day: use picolet image pull --now");
         }
         match self.until {
             DeferralEnd::At(at) => write!(f, "; goes on at {at}"),
@@ -629,7 +629,7 @@ mod tests {
         );
         assert_eq!(
             why(Some(90_000_000), at(60, 0)),
-            "needs 90.0MB, 40.0MB of 40.0MB are left for it today; it is more than a day has: picolet image pull --now"
+            "needs 90.0MB, 40.0MB of 40.0MB are left for it today; it is larger than the budget of a day: use picolet image pull --now"
         );
         let mut budget = DownloadBudget::new(big, KeptBudget::default(), at(0, 0));
         for (used, says, waits) in [

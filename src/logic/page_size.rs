@@ -35,7 +35,7 @@ pub fn page_size_misfit(page_bytes: u64, container: &ContainerStatus) -> Option<
         && container.state == ContainerState::Exited)
         .then(|| {
             format!(
-                "It ended by {told} right at its start. This kernel has pages of {} KiB: a program built for {} KiB ends so",
+                "{told} ended it right at its start. This kernel has pages of {} KiB: a program built for pages of {} KiB fails like this",
                 page_bytes / 1024,
                 COMMON_PAGE_BYTES / 1024
             )

@@ -33,12 +33,12 @@ pub fn is_mirror(pod: &Pod) -> bool {
 ///   once, and its end or the start of its active time is on record.
 pub fn may_start_anew(pod: &Pod) -> Result<(), &'static str> {
     if !is_static(pod) {
-        return Err("is the apiserver's: kubectl delete it, and its owner makes another");
+        return Err("belongs to the apiserver: kubectl delete it, and its owner makes another");
     }
     let spec = &pod.spec;
     if spec.restart_policy != RestartPolicy::Always || spec.active_deadline_seconds.is_some() {
         return Err(
-            "is to run once: edit its manifest, or take it away for a moment, to run it again",
+            "runs only once: to run it again, edit its manifest, or remove the manifest for a moment",
         );
     }
     Ok(())
@@ -106,7 +106,7 @@ mod tests {
             json!({"restartPolicy": "OnFailure"}),
             json!({"restartPolicy": "Always", "activeDeadlineSeconds": 9}),
         ] {
-            assert!(says("file", once.clone()).contains("run once"), "{once}");
+            assert!(says("file", once.clone()).contains("runs only once"), "{once}");
         }
     }
 }

@@ -302,7 +302,7 @@ fn ask_servers(
     name: &str,
     end: MonoTime,
 ) -> Result<Vec<IpAddr>, LookupError> {
-    let mut why = LookupError::NoAnswer("none is named".into());
+    let mut why = LookupError::NoAnswer("no name server is configured".into());
     for _ in 0..settings.rounds {
         for server in &settings.servers {
             let until = end.min(clock::mono_now() + settings.time);
@@ -401,7 +401,7 @@ fn ask_server_over_tcp(
     stream.read_exact(&mut message).map_err(describe_error)?;
     ConnectionMeter::new(&stream).count_last_bytes(&stream, LinkClass::Api);
     match dns::parse_answer(id, name, kind, &message) {
-        DnsReply::Other | DnsReply::Cut => Err(io::Error::other("its answer is none")),
+        DnsReply::Other | DnsReply::Cut => Err(io::Error::other("its answer is not valid")),
         reply => Ok(reply),
     }
 }
@@ -409,14 +409,14 @@ fn ask_server_over_tcp(
 /// Time until then. Errors: it is over.
 fn remaining_time(until: MonoTime) -> io::Result<Duration> {
     match until.since_ms(clock::mono_now()) {
-        0 => Err(io::Error::new(io::ErrorKind::TimedOut, "it is silent")),
+        0 => Err(io::Error::new(io::ErrorKind::TimedOut, "it does not answer")),
         ms => Ok(Duration::from_millis(ms)),
     }
 }
 
 fn describe_error(error: io::Error) -> io::Error {
     match error.kind() {
-        io::ErrorKind::WouldBlock => io::Error::new(io::ErrorKind::TimedOut, "it is silent"),
+        io::ErrorKind::WouldBlock => io::Error::new(io::ErrorKind::TimedOut, "it does not answer"),
         _ => error,
     }
 }

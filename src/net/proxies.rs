@@ -65,7 +65,7 @@ impl ProxyVariables {
         }
         ureq::Proxy::new(text)
             .map(Some)
-            .map_err(|_| "the proxy's address is not one")
+            .map_err(|_| "the proxy's address is not valid")
     }
 
     /// The proxy for a request. This machine itself is never reached through one.

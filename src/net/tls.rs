@@ -325,7 +325,7 @@ impl<In: Transport> Connector<In> for TlsConnector {
             bare = name;
         }
         let name = ServerName::try_from(bare.to_owned())
-            .map_err(|_| ureq::Error::Tls("its name is not one"))?;
+            .map_err(|_| ureq::Error::Tls("its name is not valid"))?;
         let mut session =
             ClientConnection::new(Arc::clone(config), name).map_err(io::Error::other)?;
         let mut link = TransportAdapter::new(below.boxed(), Arc::clone(&details.current_time));

@@ -22,7 +22,7 @@ pub enum UrlError {
     #[error("it has a user in it")]
     User,
     /// Neither a name nor an address, or its port is no number.
-    #[error("its host is not one")]
+    #[error("its host is not valid")]
     Host,
 }
 

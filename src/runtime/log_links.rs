@@ -21,7 +21,7 @@ use crate::sys::open;
 /// Mode of a directory that is made.
 const MODE: u32 = 0o755;
 /// Error for a link in its place.
-const IS_LINK: &str = "the directory is a link, behind which the agent makes and removes nothing: remove it, or name the directory itself by picolet.containerLogDir";
+const IS_LINK: &str = "the directory is a symbolic link, and the agent makes and removes nothing behind a link: remove the link, or set picolet.containerLogDir to the directory itself";
 
 /// The directory of links to logs, open.
 #[derive(Debug)]

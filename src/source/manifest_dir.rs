@@ -380,9 +380,9 @@ impl ManifestDir {
             };
             let message = if let Some(other) = keys.get(&key) {
                 let (kind, (namespace, object)) = key;
-                format!("{kind} {namespace}/{object} is also in {other:?}, which counts")
+                format!("{kind} {namespace}/{object} is also in {other:?}, which is used")
             } else if let Some((uid, other)) = uid.and_then(|u| Some((u, uids.get(u)?))) {
-                format!("pod uid {uid} is also in {other:?}, which counts")
+                format!("pod uid {uid} is also in {other:?}, which is used")
             } else {
                 keys.insert(key, name.clone());
                 if let Some(uid) = uid {

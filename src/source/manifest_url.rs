@@ -240,7 +240,7 @@ impl ManifestUrl {
             && let Some(copy) = self.read_kept_copy()
             && let Ok((pods, _)) = self.decode_pods(&copy.document)
         {
-            problem.message = format!("{}; its answer of {} counts", problem.message, copy.head.at);
+            problem.message = format!("{}; its answer of {} stays in use", problem.message, copy.head.at);
             return self.deliver_pods(pods, vec![problem]);
         }
         SourceReading::Failed(problem)
@@ -286,7 +286,7 @@ impl ManifestUrl {
             }
             Err(e) => vec![SourceProblem {
                 path: self.copy.clone(),
-                message: format!("the answer is not kept for a start without link: {e}"),
+                message: format!("cannot store the answer for a start without a link: {e}"),
                 fatal: false,
                 new: !core::mem::replace(&mut self.unwritten, true),
             }],

@@ -59,7 +59,7 @@ impl ManifestDirPoller {
             if let Some(doorbell) = &mut self.doorbell
                 && let Err(e) = doorbell.arm()
             {
-                log::debug!("manifests: no doorbell until the next poll: {e}");
+                log::debug!("manifests: changes are not noticed before the next poll: {e}");
             }
             let dir = self.dir.clone();
             let lost = core::mem::replace(&mut self.lost, true);

@@ -345,8 +345,8 @@ fn two_files_with_one_pod() {
     assert_eq!(
         problems(&first),
         [
-            "a.yaml: pod default/x-n is also in \"b.yaml\", which counts",
-            "c.yaml: pod uid u is also in \"d.yaml\", which counts",
+            "a.yaml: pod default/x-n is also in \"b.yaml\", which is used",
+            "c.yaml: pod uid u is also in \"d.yaml\", which is used",
         ]
     );
     settle(&mut dir);
@@ -518,7 +518,7 @@ fn two_files_with_one_object() {
     assert_eq!(value(&first), ("2".into(), true));
     assert_eq!(
         problems(&first),
-        ["a.yaml: ConfigMap default/c is also in \"b.yaml\", which counts"]
+        ["a.yaml: ConfigMap default/c is also in \"b.yaml\", which is used"]
     );
     settle(&mut dir);
     scratch.remove("b.yaml");

@@ -422,7 +422,7 @@ fn redirects_are_followed_to_an_end() {
     );
     for (location, says) in [
         ("/m/a", "redirects more than 5 times"),
-        ("file:///etc/passwd", "redirects to no URL"),
+        ("file:///etc/passwd", "redirects to an invalid URL"),
     ] {
         script.set(move |_| to(location));
         let (pods, said) = bench.look();
@@ -487,7 +487,7 @@ fn a_copy_that_cannot_be_kept_is_named_once() {
     let (pods, said) = bench.look();
     assert_eq!(pods, some(&["p0"]));
     assert!(
-        matches!(&*said, [one] if one.starts_with("the answer is not kept")),
+        matches!(&*said, [one] if one.starts_with("cannot store the answer")),
         "{said:?}"
     );
     assert_eq!(bench.look(), (some(&["p1"]), vec![]));

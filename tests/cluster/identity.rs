@@ -206,7 +206,7 @@ fn a_certificate_that_ended_while_nobody_answered() {
         let said = condition(&shown(host), "ApiserverReachable").clone();
         let message = said["message"].as_str().unwrap_or_default().to_owned();
         (
-            message.contains("ended at") && message.contains("401"),
+            message.contains("expired at") && message.contains("401"),
             message,
         )
     });

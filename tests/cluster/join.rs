@@ -208,18 +208,18 @@ fn what_kubeadm_would_refuse_changes_nothing() {
             BOOTSTRAP_TOKEN,
             &"sha256:12".to_owned(),
             &at,
-            "is not sha256: and 64",
+            "must be sha256: and 64",
         ),
         (BOOTSTRAP_TOKEN, &pin, &nowhere, "cannot reach"),
         (
             unsigned,
             &pin,
             &at,
-            "knows no token \"aaaaaa\": it is wrong or has ended",
+            "does not know the token \"aaaaaa\": it is wrong or has expired",
         ),
         (secret, &pin, &at, "is not signed with this token"),
         (BOOTSTRAP_TOKEN, &other, &at, "has the digest sha256:"),
-        (shut_out, &pin, &at, "does not let this token in"),
+        (shut_out, &pin, &at, "refuses this token"),
     ] {
         let said = refuses(&host, &["--token", token, hash, pin, at]);
         assert!(said.contains(says), "{token} {pin} {at}: {said}");
@@ -651,7 +651,7 @@ fn what_k3s_would_refuse_changes_nothing() {
         (
             &url,
             &*server.k3s_token("server:wrong"),
-            "does not let this token in",
+            "refuses this token",
         ),
         (&url, "a-word", "the token names no CA"),
         (&url, BOOTSTRAP_TOKEN, "node-token on the server"),
@@ -659,7 +659,7 @@ fn what_k3s_would_refuse_changes_nothing() {
         (
             &url,
             &*server.k3s_token("aaaaaa.0123456789abcdef"),
-            "does not let this token in",
+            "refuses this token",
         ),
     ] {
         let said = refuses(&host, &["--k3s", url, "--token", token]);

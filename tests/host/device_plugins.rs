@@ -178,7 +178,7 @@ fn what_a_plugin_gives() {
             "v1beta1",
             "probe.sock",
             "example.com/declared",
-            "example.com/declared is given by picolet.devices: take it out there",
+            "example.com/declared is defined in picolet.devices: remove it there",
         ),
         (
             "v1beta1",
@@ -617,7 +617,7 @@ fn plugins_that_misbehave() {
     node_has(&host, "1", "0");
     let log = host.agent_log();
     assert!(
-        log.contains("the device plugin of example.com/probe has gone: it lists 2000 devices, more than 1024 are not taken"),
+        log.contains("the device plugin of example.com/probe has gone: it lists 2000 devices, at most 1024 are accepted"),
         "{log}"
     );
     plugin.change(|all| *all = habits("", ""));

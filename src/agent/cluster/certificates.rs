@@ -70,7 +70,7 @@ impl ClientCertificateState {
             match &trouble {
                 Some(what) => log::warn!("{what}"),
                 None => log::info!(
-                    "the client certificate holds until {}",
+                    "the client certificate is valid until {}",
                     end.unwrap_or(WallTime(0))
                 ),
             }
@@ -154,11 +154,11 @@ impl ClientCertificateKeeper {
                 continue;
             };
             let failures = requests.record_failure();
-            complaints.complain(&format!("no new client certificate: {}", failed.why));
+            complaints.complain(&format!("cannot get a new client certificate: {}", failed.why));
             let may_end = self.kept.bootstrap.is_some();
             if may_end && must_restart_agent(without_since, false, failed.answers, clock.now()) {
                 let why =
-                    "no client certificate that holds for 5 minutes, and the apiserver answers";
+                    "the node has had no valid client certificate for 5 minutes, although the apiserver answers";
                 self.state.ended.replace(Some(why.into()));
                 self.asker.send_event(AgentEvent::Terminate).await;
                 return;
@@ -175,7 +175,7 @@ impl ClientCertificateKeeper {
         let trouble = match end {
             None => Some("this node has no client certificate yet".to_owned()),
             Some(end) if end < self.signer.server_time() => Some(format!(
-                "the client certificate of this node ended at {end}"
+                "the client certificate of this node expired at {end}"
             )),
             Some(_) => None,
         };

@@ -105,7 +105,7 @@ pub(in crate::agent) fn join_cluster(
         adopt_stored_pair(&mut config, &store, &own, now);
     } else if is_kept {
         log::info!(
-            "{} names no client certificate: there is none to renew",
+            "{} names no client certificate, so none is renewed",
             path.display()
         );
     }
@@ -183,7 +183,7 @@ fn choose_credentials(
                 Err(e) if found.facts.is_usable() => {
                     // Pods run meanwhile, and whoever puts the file there again needs no restart.
                     log::warn!(
-                        "{e}. The bootstrap kubeconfig is looked for again with each request"
+                        "{e}. The agent looks for the bootstrap kubeconfig again before each request"
                     );
                     found
                         .config
@@ -280,7 +280,7 @@ fn begin_with_bootstrap(
     };
     let from = bootstrap.ok_or_else(|| complaint(&"there is no bootstrap kubeconfig"))?;
     let from = Kubeconfig::load(from, &wanted.servers).map_err(|e| complaint(&e))?;
-    log::info!("a certificate is asked for as {} says", from.path.display());
+    log::info!("requesting a client certificate with {}", from.path.display());
     let pem = store.current_path();
     let text = from.with_certificate(&pem);
     let text = text.map_err(|e| NodeJoinError::Usage(error_chain(&e)))?;

@@ -140,10 +140,10 @@ impl ApiserverLink {
             Some(why) if is_news => {
                 state.since = Some(clock.wall_time());
                 state.lost = Some(state.answered.unwrap_or_else(|| clock.now()));
-                log::warn!("no word from the apiserver, pods go on: {why}");
+                log::warn!("the apiserver does not answer, pods keep running: {why}");
             }
             Some(why) => {
-                complaints.complain(&format!("still no word from the apiserver: {why}"));
+                complaints.complain(&format!("the apiserver still does not answer: {why}"));
             }
         }
         state.trouble = trouble;
@@ -174,7 +174,7 @@ impl ApiserverLink {
             if ahead > 0 { "ahead of" } else { "behind" },
         );
         Some(format!(
-            "the clock of this machine is {by} s {word} the apiserver's: certificates and tokens count by it"
+            "the clock of this machine is {by} s {word} the apiserver's: it decides whether certificates and tokens are valid"
         ))
     }
 

@@ -56,7 +56,7 @@ enum MirrorUpkeepError {
     #[error("{0}")]
     InTheWay(&'static str),
     /// The apiserver shows something else.
-    #[error("the answer is no pod of this node")]
+    #[error("the answer is not a pod of this node")]
     Answer(#[source] Option<WrongValue>),
 }
 
@@ -164,7 +164,7 @@ impl MirrorKeeper {
             let made = match api.create_pod(namespace, body.to_string().as_bytes()) {
                 Err(e) if already_exists(&e) => match api.read_pod(&node, namespace, name) {
                     Err(e) if e.http_status() == Some(403) => {
-                        let why = "a pod of this name is there, of another node";
+                        let why = "another node has a pod of this name";
                         return Err(MirrorUpkeepError::InTheWay(why));
                     }
                     found => found,
@@ -179,7 +179,7 @@ impl MirrorKeeper {
         let found = pod.map_err(|e| MirrorUpkeepError::Answer(Some(e)))?;
         match mirror::judge_existing_pod(&found.pod.metadata, &meta) {
             MirrorConflict::Stranger => Err(MirrorUpkeepError::InTheWay(
-                "a pod of this name is there that is no mirror",
+                "a pod of this name exists and is not a mirror",
             )),
             // Seen at the next look: one that is older is deleted then.
             MirrorConflict::Same(_) | MirrorConflict::Older(_) => {

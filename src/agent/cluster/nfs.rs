@@ -52,7 +52,7 @@ impl NfsShare {
         }
         let mut options: Vec<&str> = self.options.iter().map(String::as_str).collect();
         if let Some(bad) = options.iter().find(|option| !is_text(option)) {
-            return Err(PodError::Spec(format!("mount option {bad:?} is none")));
+            return Err(PodError::Spec(format!("{bad:?} is not a mount option")));
         }
         if self.read_only {
             options.push("ro");
@@ -216,7 +216,7 @@ mod tests {
             (share("", &[], false), "error: :/x y is not an NFS share"),
             (
                 share("nas", &["a\nb"], false),
-                "error: mount option \"a\\nb\" is none",
+                "error: \"a\\nb\" is not a mount option",
             ),
         ] {
             let shown = share.mount_arguments().map_or_else(

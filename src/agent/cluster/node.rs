@@ -210,7 +210,7 @@ impl NodeKeeper {
             .await;
         if let Err(e) = kept {
             // Only the next start is worse off.
-            self.complain(&format!("cannot keep which resources are offered: {e}"));
+            self.complain(&format!("cannot store which resources are offered: {e}"));
         }
     }
 
@@ -238,7 +238,7 @@ impl NodeKeeper {
                 let patch = node::reconcile_node(&existing, initial, before)
                     .and_then(|wanted| node::compute_status_patch(&existing, &wanted));
                 log::info!(
-                    "node {} is there already, uid {}",
+                    "node {} exists already, uid {}",
                     self.name,
                     existing.metadata.uid
                 );
@@ -272,9 +272,9 @@ impl NodeKeeper {
                 // Somebody deleted it, and only a new agent makes it anew (NODE-06).
                 e if e.is_not_found() => {
                     let then = if self.settings.register {
-                        "restart the agent to register it anew"
+                        "restart the agent to register it again"
                     } else {
-                        "somebody else has to create it, for registerNode is false"
+                        "create it by hand, because registerNode is false"
                     };
                     self.complain(&format!("node {} is not in the API: {then}", self.name));
                     return;

@@ -131,7 +131,7 @@ impl PodRequests {
                 Ok(started) => *bell = Some(started),
                 Err(e) => self
                     .complaints
-                    .complain(&format!("apiserver: no thread for the doorbell: {e}")),
+                    .complain(&format!("apiserver: cannot start a thread that watches pods: {e}")),
             }
         }
         let Some(bell) = bell else { return false };
@@ -502,7 +502,7 @@ impl PodPoller {
         let item = seen.item;
         let uid = &item.uid;
         self.complain(&format!(
-            "pod={}/{} uid={uid} is of no use: {why}",
+            "pod={}/{} uid={uid} cannot be used: {why}",
             item.namespace, item.name
         ));
         let about = EventSubject::whole_object(uid, &item.namespace, &item.name);

@@ -98,7 +98,7 @@ impl PodRecordRestorer {
             }
             if !authority::is_same_authority(&header.cluster, store.cluster_identity()) {
                 log::warn!(
-                    "uid={uid} is a pod of another cluster: it is not started, and ends with the first list of pods"
+                    "uid={uid} is a pod of another cluster: it is not started, and is ended after the first list of pods"
                 );
                 return Ok(None);
             }
@@ -106,7 +106,7 @@ impl PodRecordRestorer {
                 .ok_or_else(|| "its object has no identity".to_owned());
             let seen = store.check_decoded(&uid, seen)?;
             if seen.item.uid != uid {
-                let why = format!("its object is of {}", seen.item.uid);
+                let why = format!("its object belongs to {}", seen.item.uid);
                 return store.check_decoded(&uid, Err(why));
             }
             renew_authority(&store, &uid, &header);
@@ -136,7 +136,7 @@ impl PodRecordRestorer {
             .with_poll(|poll| poll.restore(&item, sight, now));
         if !self.api_pods.is_known(uid) {
             self.complaints
-                .complain(&format!("uid={uid} no room for a pod from disk"));
+                .complain(&format!("uid={uid} no room for this pod from disk"));
             return Ok(false);
         }
         let copy = api_copy_of(&received.pod);

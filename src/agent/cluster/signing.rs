@@ -114,7 +114,7 @@ impl SigningFailure {
 
     /// Refuses to ask: the last certificates were to be renewed at once.
     pub(super) fn renewed_too_soon() -> Self {
-        Self::answered("each is to be renewed at once")
+        Self::answered("each new certificate would have to be renewed at once")
     }
 }
 

@@ -167,7 +167,7 @@ impl StatusSender {
             }
             Ok(_) => {
                 self.complaints
-                    .complain(&format!("uid={uid} the answer to its status is of no use"));
+                    .complain(&format!("uid={uid} cannot use the answer to its status"));
                 self.api_pods.note_write_end(uid, None, now);
                 Err(WriteFailure::Failed)
             }
@@ -213,7 +213,7 @@ impl StatusSender {
             Ok(false) => {}
             Ok(true) => self.asker.send_event(AgentEvent::Settled(true)).await,
             Err(e) => {
-                let complaint = format!("uid={uid} cannot keep the outcome: {e}");
+                let complaint = format!("uid={uid} cannot store the outcome: {e}");
                 self.complaints.complain(&complaint);
             }
         }
@@ -226,13 +226,13 @@ impl StatusSender {
             .and_then(|word| self.forbidden.borrow_mut().take_write_answer(word));
         match (turn, answer) {
             (Some(WriteRightChange::Refused), Err(e)) => log::warn!(
-                "the apiserver takes no status of a pod from this node: {}. Nobody sees how its pods are. Its certificate must be \
-                 of system:node:{} in the group system:nodes, and the apiserver must have --authorization-mode=Node,RBAC",
+                "the apiserver refuses the pod statuses of this node: {}. The API does not show how its pods are. The certificate of the node must be \
+                 for user system:node:{} in the group system:nodes, and the apiserver must have --authorization-mode=Node,RBAC",
                 error_chain(e),
                 self.node
             ),
             (Some(WriteRightChange::TakenAgain), _) => {
-                log::info!("the apiserver takes statuses of pods again")
+                log::info!("the apiserver accepts pod statuses again")
             }
             (Some(WriteRightChange::Refused) | None, _) => {}
         }

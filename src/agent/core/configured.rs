@@ -237,7 +237,7 @@ impl Agent {
         self.kill_pod(uid, Some(config.clone()), None, now);
         let again = PodUpdate::new(UpdateKind::Create, config.worker_facts(uid));
         if let Err(e) = self.pods.update_worker(again, now) {
-            log::warn!("uid={uid} cannot be started anew: {e}");
+            log::warn!("uid={uid} cannot be restarted: {e}");
         }
     }
 

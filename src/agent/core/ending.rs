@@ -81,7 +81,7 @@ impl Agent {
         if !self.stop.shutdown.cancel_shutdown() {
             return;
         }
-        log::warn!("the node does not shut down after all");
+        log::warn!("the shutdown of the node was cancelled");
         let message = "Shutdown manager detected shutdown cancelled";
         self.tools
             .recorder
@@ -153,7 +153,7 @@ impl Agent {
             if !waits(*since) {
                 // Who has gone does not hear it.
                 let _ = waiter.try_send(format!(
-                    "the pods cannot be stopped now: {why}. They are stopped when that is over, and the agent ends then"
+                    "the pods cannot be stopped now: {why}. They are stopped when this problem is over, and then the agent ends"
                 ));
             }
             waits(*since)

@@ -174,7 +174,7 @@ impl Agent {
     /// Kills what runs and nobody knows: expected only right after a start (CLEAN-11).
     fn end_runtime_orphan(&mut self, pod: &RunningPod, now: MonoTime) {
         log::info!(
-            "pod={}/{} uid={} runs and no source knows it: it is ended",
+            "pod={}/{} uid={} runs, but no source has it: it is stopped",
             pod.namespace,
             pod.name,
             pod.uid

@@ -20,7 +20,7 @@ pub(in crate::agent) async fn forward_rings(
     loop {
         if let Err(e) = bell.wait_for_ring().await {
             log::warn!(
-                "the doorbell of memory is broken, memory is looked at every ten seconds: {e}"
+                "cannot wait for the kernel's memory events, so memory is checked every ten seconds: {e}"
             );
             return;
         }

@@ -46,7 +46,7 @@ impl Evictor {
         let usages = match self.runtime.list_pod_usage(StatsDetail::Basic).await {
             Ok(usages) => usages,
             Err(e) => {
-                let text = format!("cannot look at the disk use of pods: {}", error_chain(&e));
+                let text = format!("cannot measure the disk use of pods: {}", error_chain(&e));
                 self.complaints.complain(&text);
                 return Vec::new();
             }

@@ -130,7 +130,7 @@ impl PodPreparer {
         let keep = move || outcome::keep_outcome(&store, &uid, kept);
         let waits = self.disk.run_job(keep).await.unwrap_or_else(|e| {
             self.complaints
-                .complain(&format!("uid={} cannot keep the outcome: {e}", plan.uid));
+                .complain(&format!("uid={} cannot store the outcome: {e}", plan.uid));
             false
         });
         if !plan

@@ -97,7 +97,7 @@ impl ImageAccess {
             Ok((None, is_pulling)) => return !needed(!is_pulling),
             Err(e) => {
                 self.complaints.complain(&format!(
-                    "what image {id} was pulled with is not known: {e}"
+                    "cannot read with which credentials image {id} was pulled: {e}"
                 ));
                 return false;
             }
@@ -357,7 +357,7 @@ impl ImageAccess {
             .run_job(move || files.change_record(&image, change));
         if let Err(e) = written.await {
             self.complaints.complain(&format!(
-                "what image {id} was pulled with cannot be noted: {e}"
+                "cannot store with which credentials image {id} was pulled: {e}"
             ));
         }
     }

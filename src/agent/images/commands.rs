@@ -88,7 +88,7 @@ impl ImageCommands {
             RuntimeError::Invalid(text) => Refusal::bad_request(text),
             RuntimeError::Deferred(text) => Refusal::new(
                 429,
-                format!("the link has no bytes left for it today: {text} (--now pulls it now)"),
+                format!("the link's budget for today is too small for it: {text} (--now pulls it anyway)"),
             ),
             other => internal_refusal(other),
         })

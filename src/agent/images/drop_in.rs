@@ -141,7 +141,7 @@ async fn pull_for_list(
     if let Some(deferred) = link_delay(&images, &wanted).await {
         return (wanted, Err(RuntimeError::Deferred(deferred.says)));
     }
-    log::info!("image {} of {} is pulled", wanted.reference, wanted.file);
+    log::info!("pulling image {} of {}", wanted.reference, wanted.file);
     let reference = with_default_tag(&wanted.reference);
     let pulled = images.pull_for_node(&reference, false).await;
     (wanted, pulled)
@@ -180,7 +180,7 @@ fn log_reports(reports: &[DropInReport]) -> bool {
             DropInReport::Pulled { wanted, id } => {
                 arrived = true;
                 log::info!(
-                    "image {} of {} is there: {id}",
+                    "image {} of {} is present: {id}",
                     wanted.reference,
                     wanted.file
                 );
@@ -190,7 +190,7 @@ fn log_reports(reports: &[DropInReport]) -> bool {
                 error,
                 retried,
             } => {
-                let next = if *retried { "; it is tried again" } else { "" };
+                let next = if *retried { "; the agent will try again" } else { "" };
                 log::error!("image directory: {file}: {error}{next}");
             }
         }

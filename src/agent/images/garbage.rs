@@ -98,7 +98,7 @@ impl ImageGarbageCollector {
                 Ok(()) => failed_before = false,
                 Err(e) => {
                     let why = error_chain(&e);
-                    log::warn!("image garbage: {why}");
+                    log::warn!("image garbage collection: {why}");
                     // Once may be chance (GC-13).
                     if failed_before {
                         (self.warn)("ImageGCFailed", &why);
@@ -123,7 +123,7 @@ impl ImageGarbageCollector {
                     break;
                 };
                 if let Err(e) = self.reclaim_unused().await {
-                    log::warn!("image garbage: {}", error_chain(&e));
+                    log::warn!("image garbage collection: {}", error_chain(&e));
                 }
                 let _ = done.try_send(());
             }
@@ -141,11 +141,11 @@ impl ImageGarbageCollector {
         let cleared = self.stock.remove_unfinished().await;
         let freed = cleared.map_err(ImageStockError::from)?;
         log::info!(
-            "the disk is short: unused images are removed; {freed} bytes of unfinished pulls went"
+            "the disk is low on space: unused images are removed; {freed} bytes of unfinished pulls were removed"
         );
         let all = self.gc.images_to_free(&images, u64::MAX, &self.policy, now);
         let all = choose_images(&kept, all);
-        let (_, failed) = self.remove_images(all, &used, "the disk is short").await;
+        let (_, failed) = self.remove_images(all, &used, "the disk is low on space").await;
         self.images.tidy_access_records().await;
         Ok(failed?)
     }
@@ -161,7 +161,7 @@ impl ImageGarbageCollector {
             &kept,
             self.gc.images_over_max_age(&images, &self.policy, now),
         );
-        let old = self.remove_images(old, &used, "it was not used for long");
+        let old = self.remove_images(old, &used, "it was not used for a long time");
         let (_, old) = old.await;
         let fs = self.image_filesystem().await?;
         let Ok(wanted) = self.policy.bytes_to_free(&fs) else {

@@ -175,7 +175,7 @@ impl AgentImages {
         let Some(ask) = &self.unused_images else {
             return false;
         };
-        log::info!("image {reference} has no room on the disk: images that nobody uses make it");
+        log::info!("the disk has no room for image {reference}: removing unused images");
         remove_unused_images(ask).await
     }
 

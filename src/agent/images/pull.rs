@@ -177,7 +177,7 @@ impl AgentImages {
             .await;
         let allowed = self.may_begin_pull(started);
         let pulled = if let Err(e) = &begun {
-            let message = format!("that it is pulled cannot be noted: {e}");
+            let message = format!("cannot record the start of the pull: {e}");
             Some(Err(RuntimeError::Failed(message)))
         } else if allowed {
             // A pull may take hours, and a pod that is to end waits for nothing of that (PW-14).

@@ -52,7 +52,7 @@ impl ImageRecordFiles {
             record::read_record(&self.record_path(PULLED, id), MAX_FILE_BYTES)?;
         match record {
             Some(record) if record.v != RECORD_VERSION || record.image != id => Err(
-                io::Error::new(io::ErrorKind::InvalidData, "its record is another's"),
+                io::Error::new(io::ErrorKind::InvalidData, "its record belongs to another image or version"),
             ),
             record => Ok(record),
         }
@@ -102,7 +102,7 @@ impl ImageRecordFiles {
         change: impl FnOnce(&mut PulledRecord) -> bool,
     ) -> io::Result<()> {
         let known = self.read_record(image).unwrap_or_else(|e| {
-            log::warn!("what image {image} was pulled with is noted anew: {e}");
+            log::warn!("the record of the credentials for image {image} is replaced: {e}");
             None
         });
         let mut record = known.clone().unwrap_or_else(|| PulledRecord::new(image));

@@ -55,7 +55,7 @@ impl ImageStock {
             Self::Own(store) => Ok(store),
             Self::Runtime => {
                 let text = format!(
-                    "images are the container runtime's (containerRuntimeEndpoint): {what} them with its own tools"
+                    "the container runtime keeps the images (containerRuntimeEndpoint): {what} them with its own tools"
                 );
                 Err(Refusal::bad_request(text))
             }

@@ -151,7 +151,7 @@ struct ScrapeGuard(Rc<Cell<usize>>);
 impl ScrapeGuard {
     fn enter_scrape(readers: &Rc<Cell<usize>>) -> Result<Self, Refusal> {
         if readers.get() >= MAX_READERS {
-            let busy = format!("{MAX_READERS} answers with figures are being read already");
+            let busy = format!("{MAX_READERS} clients are reading metrics already");
             return Err(Refusal::new(429, busy));
         }
         readers.set(readers.get() + 1);

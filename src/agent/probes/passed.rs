@@ -20,7 +20,7 @@ const RECORD: BootRecord = BootRecord {
     name: "probes.json",
     version: 1,
     max_bytes: 1 << 20,
-    lost: "what was ready is forgotten",
+    lost: "the record of ready containers is lost",
 };
 
 #[derive(Debug, Serialize, Deserialize)]

@@ -95,7 +95,7 @@ impl ResetPlan {
     /// The flags or the configuration are wrong, or this is not root.
     pub fn new(words: Vec<OsString>, choice: ResetOptions) -> Result<Self, ResetError> {
         let Some(loaded) = run::load_configuration(words, run::ProgramName::Picolet)? else {
-            let why = "--help is no flag of this command";
+            let why = "this command has no --help";
             return Err(ResetError::Refused(why.into()));
         };
         let mut cfg = loaded.config;

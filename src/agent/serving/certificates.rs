@@ -48,7 +48,7 @@ pub(in crate::agent) enum ServingFileError {
     #[error("serving certificate {}", .0.display())]
     Pair(PathBuf, #[source] TlsError),
     #[error(
-        "{} is there and {} is not: put it back, or remove the other one and a new pair is made",
+        "{} exists, but {} is missing: put it back, or remove the other file, and a new pair is made",
         .there.display(),
         .missing.display()
     )]
@@ -57,7 +57,7 @@ pub(in crate::agent) enum ServingFileError {
     #[error(transparent)]
     Own(#[from] KeyError),
     /// The disk does not keep a certificate that was made.
-    #[error("cannot keep a certificate in {}", .0.display())]
+    #[error("cannot store a certificate in {}", .0.display())]
     Unkept(PathBuf, #[source] io::Error),
 }
 
@@ -176,7 +176,7 @@ pub(super) fn follow_pair_files(
             // The two files may be read between their replacements: one is new then, the other old.
             Ok(pair) => match show_pair(&files, &pair, &shown) {
                 Ok(now) => {
-                    log::info!("a new serving certificate is shown");
+                    log::info!("a new serving certificate is in use");
                     before = now;
                 }
                 Err(e) => looker.complaints.complain(&error_chain(&e)),
@@ -314,7 +314,7 @@ mod tests {
         assert!(fs::read(key).expect("key") != first);
         fs::remove_file(key).expect("removed");
         let why = error_chain(&start(&scratch.0).expect_err("half"));
-        assert!(why.contains("kubelet.crt is there and"), "{why}");
+        assert!(why.contains("kubelet.crt exists, but"), "{why}");
         assert!(certificate.exists() && !key.exists());
     }
 }

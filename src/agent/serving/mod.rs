@@ -66,7 +66,7 @@ pub(super) struct ServingInputs<'a> {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ServingError {
     /// The TLS settings of the configuration cannot be used.
-    #[error("TLS as configured cannot be spoken")]
+    #[error("cannot use TLS as configured")]
     Offer(#[from] TlsError),
     #[error(transparent)]
     File(#[from] ServingFileError),

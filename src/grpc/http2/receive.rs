@@ -138,7 +138,7 @@ impl Http2Connection {
             kind::WINDOW_UPDATE => self.handle_window_update(frame, now),
             kind::PUSH_PROMISE => Err(connection_fault(
                 Http2ErrorCode::PROTOCOL_ERROR,
-                "a pushed stream that was told away",
+                "a pushed stream, although push is off",
             )),
             // Priorities, and unknown frames.
             _ => Ok(None),
@@ -265,7 +265,7 @@ impl Http2Connection {
         let Some(mut block) = self.block.take_if(|block| block.id == frame.head.id) else {
             return Err(connection_fault(
                 Http2ErrorCode::PROTOCOL_ERROR,
-                "CONTINUATION of no header block",
+                "CONTINUATION without a header block",
             ));
         };
         block.frames += 1;
@@ -445,7 +445,7 @@ impl Http2Connection {
             if more == 0 {
                 return Err(connection_fault(
                     Http2ErrorCode::PROTOCOL_ERROR,
-                    "a window by nothing larger",
+                    "WINDOW_UPDATE by 0",
                 ));
             }
             if self.send_window > MAX_WINDOW_BYTES {

@@ -138,7 +138,7 @@ impl BlobDirectory {
             .and_then(|()| blobs.dir.ancestors().take(4).try_for_each(sync_dir))
             .and_then(|()| blobs.remove_older(now, MAX_AGE).map(drop));
         if let Err(e) = opened {
-            log::warn!("layers on their way, {}: {e}", blobs.dir.display());
+            log::warn!("partly pulled layers in {}: {e}", blobs.dir.display());
         }
         blobs
     }
@@ -167,7 +167,7 @@ impl BlobDirectory {
         if !claim.layers.is_empty()
             && let Err(e) = self.remove_beyond(MAX_KEPT)
         {
-            log::warn!("layers on their way, {}: {e}", self.dir.display());
+            log::warn!("partly pulled layers in {}: {e}", self.dir.display());
         }
         claim
     }

@@ -469,7 +469,7 @@ impl PullJob<'_> {
         for blob in import::find_blobs_to_confirm(&self.inner.store, planned, shares) {
             match session.head_blob(blob) {
                 Ok(()) => drop(shares.confirmed.insert(blob)),
-                Err(e) => log::debug!("image {}: {e}; it is fetched", self.reference),
+                Err(e) => log::debug!("image {}: {e}; pulling the layer again", self.reference),
             }
         }
     }

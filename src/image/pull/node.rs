@@ -140,7 +140,7 @@ impl CredentialProviders {
 #[derive(Debug, thiserror::Error)]
 enum CredentialProgramError {
     /// The docker configuration: no name of a file.
-    #[error("its name is not one")]
+    #[error("its name is not valid")]
     Name,
     /// The operator: it is not installed.
     #[error("it is not in {}", HELPER_DIRS.join(", "))]
@@ -152,7 +152,7 @@ enum CredentialProgramError {
     #[error("it ends with code {0}")]
     Code(i32),
     /// The program: no JSON of the right kind.
-    #[error("its answer is not one: {0}")]
+    #[error("its answer is not valid: {0}")]
     Answer(JsonTextError),
     /// The program: JSON of another kind, or of another version.
     #[error("it answers with {0:?} {1:?}")]

@@ -23,7 +23,7 @@ pub enum ImagePolicyError {
     #[error("image policy of this node: {0} must name a digest (…@sha256:…)")]
     NoDigest(ImageReference),
     /// [`NodeImagePolicy::allowed`]: the repository, and the allowed patterns.
-    #[error("image policy of this node: {0} is of no allowed registry ({1})")]
+    #[error("image policy of this node: {0} is not from an allowed registry ({1})")]
     Registry(String, String),
 }
 

@@ -86,14 +86,14 @@ impl BlobFetch<'_> {
                 }
                 spoiled += 1;
                 log::warn!(
-                    "layer {} arrived with digest {found}; it is fetched anew",
+                    "the pulled layer {} has digest {found}; pulling it again",
                     self.digest
                 );
                 self.restart(&mut part)?;
                 if spoiled >= MAX_SPOILED {
                     return Err(RegistryError::Wrong {
                         url: self.digest.to_string(),
-                        why: format!("it arrived with digest {found}, {spoiled} times another one"),
+                        why: format!("{spoiled} downloads had a wrong digest, the last one {found}"),
                     });
                 }
                 continue;
@@ -115,7 +115,7 @@ impl BlobFetch<'_> {
             if attempts >= session.max_attempts(&error) {
                 return Err(error);
             }
-            log::debug!("{error}; it is resumed at byte {}", part.length);
+            log::debug!("{error}; resuming at byte {}", part.length);
             (self.pause)(error.retry_after() + delays.next_delay())?;
         }
     }
@@ -257,7 +257,7 @@ impl BlobFetch<'_> {
         }
         let range = header_text(&answer.response, "content-range").unwrap_or("");
         let Some((start, total)) = parse_content_range(range) else {
-            return Err(wrong(format!("its range {range:?} is not one")));
+            return Err(wrong(format!("its range {range:?} is not valid")));
         };
         if total.is_some_and(|total| total != self.size) {
             return Err(wrong(format!(

@@ -92,7 +92,7 @@ fn dash(message: &str) -> String {
 fn again(retry_after: Option<Duration>) -> String {
     match retry_after {
         Some(time) if time > MAX_RETRY_AFTER => {
-            format!(", to be asked again in {} s", time.as_secs())
+            format!(", try again in {} s", time.as_secs())
         }
         _ => String::new(),
     }

@@ -218,7 +218,7 @@ impl RegistriesConfig {
                 tls.cert_file.as_os_str().is_empty() != tls.key_file.as_os_str().is_empty()
             };
             if tls.is_some_and(alone) {
-                let why = "cert_file and key_file go together";
+                let why = "cert_file and key_file must both be set";
                 return Err(WrongValue::new(format!("configs.{host}.tls"), why));
             }
         }
@@ -621,7 +621,7 @@ mod tests {
             ),
             (
                 json!({"configs": {"a": {"tls": {"cert_file": "/c"}}}}),
-                "configs.a.tls: cert_file and key_file go together",
+                "configs.a.tls: cert_file and key_file must both be set",
             ),
         ] {
             let error = RegistriesConfig::parse(&document)

@@ -132,7 +132,7 @@ impl<'a> RegistryHttp<'a> {
             }
             let location = header_text(&answer, "location").unwrap_or("");
             let next = url.resolve_location(location).map_err(|why| {
-                RegistryError::unusable_answer(&url, format!("it redirects to no URL: {why}"))
+                RegistryError::unusable_answer(&url, format!("it redirects to an invalid URL: {why}"))
             })?;
             if url.https && !next.https {
                 return Err(RegistryError::unusable_answer(
@@ -192,7 +192,7 @@ impl<'a> RegistryHttp<'a> {
         if let (_, Some(port)) = split_port(&url.authority)
             && !port.parse::<u16>().is_ok_and(|port| port > 0)
         {
-            let why = format!("{port} is no port (1 to 65535)");
+            let why = format!("{port} is not a port (1 to 65535)");
             return Err(RegistryError::unusable_answer(url, why));
         }
         let agent = self.agent_for_url(url)?;

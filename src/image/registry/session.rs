@@ -337,7 +337,7 @@ impl<'a> RegistrySession<'a> {
                 return Err(error);
             }
             attempts += 1;
-            log::debug!("{error}; it is tried again");
+            log::debug!("{error}; trying again");
             // The usual delay comes on top, so that not all come back at once.
             self.pause_before_retry(error.retry_after() + delays.next_delay())?;
         }
@@ -441,7 +441,7 @@ impl<'a> RegistrySession<'a> {
             return Ok(credential.registry_token.clone());
         }
         let realm = url.resolve_location(realm).map_err(|why| {
-            RegistryError::unusable_answer(url, format!("its token service is no URL: {why}"))
+            RegistryError::unusable_answer(url, format!("the URL of its token service is not valid: {why}"))
         })?;
         if url.https && !realm.https {
             return Err(RegistryError::unusable_answer(
@@ -528,7 +528,7 @@ impl<'a> RegistrySession<'a> {
 
 fn wrong_digest(found: Digest, wanted: Digest) -> String {
     format!(
-        "the registry sent other content than it was asked for: its digest is {found}, not {wanted}"
+        "the registry sent other content than requested: its digest is {found}, not {wanted}"
     )
 }
 

@@ -364,7 +364,7 @@ impl K3sSupervisor {
             return Err(wrong_answer(
                 file,
                 url,
-                "it sends a key that other nodes have too",
+                "it sends a private key, which other nodes would have too",
             ));
         }
         check_pair(&text, &made.key)

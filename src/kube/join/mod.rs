@@ -58,11 +58,11 @@ pub enum JoinError {
     #[error("the token {0}")]
     Token(&'static str),
     /// The text typed as a digest is not one.
-    #[error("--discovery-token-ca-cert-hash: one is not sha256: and 64 hexadecimal digits")]
+    #[error("--discovery-token-ca-cert-hash: each value must be sha256: and 64 hexadecimal digits")]
     Pin,
     /// The server is not the expected one.
     #[error(
-        "{url} has no ConfigMap cluster-info that strangers may read: it is no cluster of kubeadm, or its operator has closed that"
+        "{url} has no ConfigMap cluster-info that can be read without credentials: it is not a kubeadm cluster, or its operator has closed this access"
     )]
     NoClusterInfo {
         /// The server.
@@ -70,7 +70,7 @@ pub enum JoinError {
     },
     /// The token's first half is not known there.
     #[error(
-        "the cluster knows no token {id:?}: it is wrong or has ended. On the control plane: kubeadm token create --print-join-command"
+        "the cluster does not know the token {id:?}: it is wrong or has expired. Run on the control plane: kubeadm token create --print-join-command"
     )]
     UnknownToken {
         /// The part before the dot, which is no secret.
@@ -86,7 +86,7 @@ pub enum JoinError {
     },
     /// The CA is another one.
     #[error(
-        "the CA of {url} has the digest {found}, which was not named: the digest is wrong, the CA has changed, or this is not the cluster"
+        "the CA of {url} has the digest {found}, which is not a given one: the given digest is wrong, the CA has changed, or this is not the cluster"
     )]
     OtherCa {
         /// The server.
@@ -96,7 +96,7 @@ pub enum JoinError {
     },
     /// Two answers that must be the same and are not.
     #[error(
-        "{url} tells a stranger something else than one who knows its CA: somebody is in between"
+        "{url} answers differently when its CA is checked and when it is not: somebody between here and the server changes the answers"
     )]
     TwoAnswers {
         /// The server.
@@ -104,7 +104,7 @@ pub enum JoinError {
     },
     /// The token is known, and is not let in.
     #[error(
-        "{url} does not let this token in: it is wrong, has ended, or is not for authentication ({error})"
+        "{url} refuses this token: it is wrong, has expired, or is not for authentication ({error})"
     )]
     Refused {
         /// The server.
@@ -122,7 +122,7 @@ pub enum JoinError {
     },
     /// The node has had a password before.
     #[error(
-        "the cluster knows node {node:?} by another password. If this board is new or was wiped, run on a server: kubectl -n kube-system delete secret {node}.node-password.k3s. If another board has that name: --hostname-override"
+        "the cluster has another password for node {node:?}. If this board is new or was wiped, run on a server: kubectl -n kube-system delete secret {node}.node-password.k3s. If another board has that name, choose one with --hostname-override"
     )]
     NodePassword {
         /// Name of the node.

@@ -37,16 +37,16 @@ pub enum DashboardDenial {
     )]
     Host(String),
     /// The request comes from a page that is not the dashboard's.
-    #[error("a page of {0:?} may not ask; open the URL that picolet dashboard printed")]
+    #[error("a page of {0:?} may not use this dashboard; open the URL that picolet dashboard printed")]
     Origin(String),
     /// An action without `Origin`: the page that asks for it is not known.
-    #[error("a request that changes something has to say its Origin")]
+    #[error("a request that changes something needs an Origin header")]
     NoOrigin,
     /// Without the token, or with a wrong one.
     #[error("the token is missing or wrong; open the URL that picolet dashboard printed")]
     Token,
     /// An action on a dashboard that may only show.
-    #[error("this dashboard only shows; picolet dashboard --allow-actions lets it act")]
+    #[error("this dashboard is read-only; start it with picolet dashboard --allow-actions to make changes")]
     ReadOnly,
 }
 

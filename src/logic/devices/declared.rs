@@ -335,7 +335,7 @@ fn parse_entry(value: &Value, path: &str) -> Result<DeviceEntry, WrongValue> {
     }
     match (fields.take_field("match"), preset.is_empty()) {
         (None, false) => {}
-        (Some(_), false) => return Err(fields.wrong_field("match", "is what preset says already")),
+        (Some(_), false) => return Err(fields.wrong_field("match", "is set by preset already")),
         (None, true) => return Err(fields.wrong_field("match", "is missing")),
         (Some(value), true) => {
             entry.matches = parse_alternatives(&value, &format!("{path}.match"))?
@@ -761,7 +761,7 @@ mod tests {
             ),
             (
                 json!([{"preset": "i2c", "match": path}]),
-                "picolet.devices[0].match: is what preset says already",
+                "picolet.devices[0].match: is set by preset already",
             ),
         ] {
             let error = wrong(&value);

@@ -77,7 +77,7 @@ impl fmt::Display for PluginMessageError {
             ),
             Self::Resource(name) => write!(f, "the ResourceName {name:?} is invalid"),
             Self::Declared(name) => {
-                write!(f, "{name} is given by picolet.devices: take it out there")
+                write!(f, "{name} is defined in picolet.devices: remove it there")
             }
             Self::Endpoint(name) => write!(
                 f,
@@ -90,7 +90,7 @@ impl fmt::Display for PluginMessageError {
             Self::Plugins => write!(f, "plugins offer {MAX_PLUGINS} resources already"),
             Self::Listed(count) => write!(
                 f,
-                "it lists {count} devices, more than {MAX_LISTED} are not taken"
+                "it lists {count} devices, at most {MAX_LISTED} are accepted"
             ),
             Self::AllListed => write!(
                 f,
@@ -253,7 +253,7 @@ pub fn check_allocate_answer(
     let is_wrong = |path: &&String| !path.starts_with('/') || path.contains('\0');
     if let Some(path) = mounts.chain(nodes).find(is_wrong) {
         return wrong(format!(
-            "{:?} is no absolute path",
+            "{:?} is not an absolute path",
             shorten_to_id_limit(path)
         ));
     }
@@ -397,7 +397,7 @@ mod tests {
         let declared = check_registration("v1beta1", "a", "example.com/a", true);
         assert_eq!(
             declared.expect_err("declared").to_string(),
-            "example.com/a is given by picolet.devices: take it out there"
+            "example.com/a is defined in picolet.devices: remove it there"
         );
     }
 
@@ -422,7 +422,7 @@ mod tests {
         let refused = check_unit_list(many(MAX_LISTED + 1), 0).expect_err("too many");
         assert_eq!(
             refused.to_string(),
-            "it lists 1025 devices, more than 1024 are not taken"
+            "it lists 1025 devices, at most 1024 are accepted"
         );
         assert!(check_unit_list(many(96), MAX_ALL_LISTED - 96).is_ok());
         let refused = check_unit_list(many(96), MAX_ALL_LISTED - 95).expect_err("too many");
@@ -510,15 +510,15 @@ mod tests {
         );
         assert_eq!(
             text(nodes(vec![node("dev/a", "r")])),
-            "its answer is wrong: \"dev/a\" is no absolute path"
+            "its answer is wrong: \"dev/a\" is not an absolute path"
         );
         assert_eq!(
             text(mounts(vec![mount("/a", "b")])),
-            "its answer is wrong: \"b\" is no absolute path"
+            "its answer is wrong: \"b\" is not an absolute path"
         );
         assert_eq!(
             text(mounts(vec![mount("/a\0", "/b")])),
-            "its answer is wrong: \"/a\\0\" is no absolute path"
+            "its answer is wrong: \"/a\\0\" is not an absolute path"
         );
         assert_eq!(
             text(mounts(vec![mount("/a", "/b"); 257])),

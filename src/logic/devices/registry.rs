@@ -99,7 +99,7 @@ mod tests {
                 "example.com/declared",
                 "",
                 "v1beta1",
-                "example.com/declared is given by picolet.devices",
+                "example.com/declared is defined in picolet.devices",
             ),
             (
                 kind,

@@ -27,10 +27,10 @@ impl fmt::Display for Cidr {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CidrError {
     /// The text is not `address/length`, or the length leaves no room.
-    #[error("pod CIDR {0:?} is no network with room for pods")]
+    #[error("pod CIDR {0:?} is not a network with room for pods")]
     NoNetwork(String),
     /// There are more than one of each family.
-    #[error("pod CIDRs {0:?} are not one, or one of each family")]
+    #[error("pod CIDRs {0:?} must be one, or one of each family")]
     TooMany(String),
 }
 

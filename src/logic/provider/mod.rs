@@ -141,7 +141,7 @@ fn read_number<T: TryFrom<i64> + Default>(of: &Value, name: &str) -> Result<T, P
         return Ok(T::default());
     };
     let number = value.as_i64().and_then(|number| T::try_from(number).ok());
-    number.ok_or_else(|| ProviderFault(format!("{name} is no number that it can be")))
+    number.ok_or_else(|| ProviderFault(format!("{name} is not a number in its range")))
 }
 
 fn read_items<'a>(of: &'a Value, name: &str) -> Result<&'a [Value], ProviderFault> {
@@ -485,7 +485,7 @@ impl ProviderPodTable {
         if let Some(bad) = list.pods.iter().filter(is_ours).find(|pod| !is_named(pod)) {
             let uid: String = bad.uid.chars().take(MAX_WORD_BYTES).collect();
             return Err(ProviderFault(format!(
-                "it lists a pod with a uid, namespace or name that cannot be: {uid:?}"
+                "it lists a pod with a uid, namespace or name that is not valid: {uid:?}"
             )));
         }
         list.pods.stable_sort_by(|a, b| a.uid.cmp(&b.uid));
@@ -902,7 +902,7 @@ fn check_reported_status(
                 .filter(|at| at.0 <= now.0.saturating_add(MAX_AHEAD_NS))
                 .ok_or_else(|| {
                     ProviderFault(format!(
-                        "container {name:?}: {field} {text:?} is no time, or not yet"
+                        "container {name:?}: {field} {text:?} is not a time, or lies in the future"
                     ))
                 })?;
             Ok(Some(at))
@@ -935,7 +935,7 @@ fn check_reported_status(
                 return wrong("it had terminated, and the pod's restartPolicy is Never");
             }
             if had_ended && !is_next && known.exit_code != container.exit_code {
-                return wrong("its exitCode became another");
+                return wrong("its exitCode changed");
             }
         }
         let reason = match (&*container.reason, state, container.exit_code) {
@@ -1426,11 +1426,11 @@ mod tests {
             ),
             (
                 of_container(json!({"restartCount": -1})),
-                "pods[1]: containers[0]: restartCount is no number that it can be",
+                "pods[1]: containers[0]: restartCount is not a number in its range",
             ),
             (
                 of_container(json!({"exitCode": 4_294_967_296_u64})),
-                "pods[1]: containers[0]: exitCode is no number that it can be",
+                "pods[1]: containers[0]: exitCode is not a number in its range",
             ),
             (
                 of_container(json!({"message": []})),

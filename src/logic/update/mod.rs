@@ -238,7 +238,7 @@ pub struct UpdateCircumstances {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PostponeReason {
     /// No time service keeps the clock right.
-    #[error("nobody keeps the clock of this machine right")]
+    #[error("no time service keeps the clock of this machine right")]
     Clock,
     /// See [`WeeklyWindow`].
     #[error("the window is closed")]
@@ -339,7 +339,7 @@ const fn everyone() -> u8 {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OfferError {
     /// Not JSON, or fields are missing.
-    #[error("it is no channel file: {0}")]
+    #[error("it is not a channel file: {0}")]
     Form(String),
     /// A field has an impossible value.
     #[error("its {0} cannot be right")]

@@ -420,7 +420,7 @@ fn channel_files() {
             r#""serial": 0"#,
             "its serial cannot be right",
         ),
-        (r#""serial": 7"#, r#""serial": -1"#, "it is no channel file"),
+        (r#""serial": 7"#, r#""serial": -1"#, "it is not a channel file"),
         ("cdef\"", "cdeF\"", "its sha256 cannot be right"),
         ("cdef\"", "cde\"", "its sha256 cannot be right"),
         (
@@ -429,13 +429,13 @@ fn channel_files() {
             "its share cannot be right",
         ),
         (r#""share": 100,"#, "", ""),
-        ("\"serial\": 7,", "", "it is no channel file"),
+        ("\"serial\": 7,", "", "it is not a channel file"),
         (
             r#""later": []"#,
             r#""expires": "in 90 days""#,
-            "it is no channel file",
+            "it is not a channel file",
         ),
-        ("{", "", "it is no channel file"),
+        ("{", "", "it is not a channel file"),
     ] {
         match UpdateOffer::parse(OFFER.replace(from, to).as_bytes()) {
             Ok(_) => assert!(says.is_empty(), "{to}"),

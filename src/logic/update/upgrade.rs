@@ -262,7 +262,7 @@ impl TrialJudge {
                 let ended =
                     |gone: &&EndedContainer| !gone.by_itself && !self.leaving.contains(&gone.pod);
                 if let Some(gone) = look.gone.iter().find(ended) {
-                    return TrialVerdict::Back(format!("container {} did not stay", gone.id));
+                    return TrialVerdict::Back(format!("container {} did not keep running", gone.id));
                 }
                 let since = self.well.filter(|(other, _)| *other == pid);
                 let (_, since) = *self.well.insert(since.unwrap_or((pid, now)));
@@ -275,7 +275,7 @@ impl TrialJudge {
                         None => TrialVerdict::AskApiserver,
                         Some(until) if now < until => TrialVerdict::Wait,
                         Some(_) => TrialVerdict::Back(
-                            "the apiserver answers, but not to the agent".to_owned(),
+                            "the apiserver can be reached, but the agent gets no answer from it".to_owned(),
                         ),
                     };
                 }
@@ -460,7 +460,7 @@ mod tests {
             (
                 "killed one",
                 &[(1, well(1)), (2, gone(false))],
-                back("container c1 did not stay"),
+                back("container c1 did not keep running"),
             ),
             (
                 "one ended",
@@ -514,7 +514,7 @@ mod tests {
         };
         assert_eq!(asked().judge_look(well(1), at(184)), TrialVerdict::Stay);
         let back = |why: &str| TrialVerdict::Back(why.into());
-        let why = "the apiserver answers, but not to the agent";
+        let why = "the apiserver can be reached, but the agent gets no answer from it";
         assert_eq!(asked().judge_look(unanswered(), at(185)), back(why));
         // Any other trouble gets no more time.
         let why = "it was not healthy within 120 s: x";

@@ -139,7 +139,7 @@ impl AppArmor {
         match self.ensure_default().await {
             Ok(mode) if mode == "enforce" => {}
             Ok(mode) => log::warn!(
-                "AppArmor profile {DEFAULT_PROFILE} was put into mode {mode}: it does not hold containers"
+                "AppArmor profile {DEFAULT_PROFILE} was put into mode {mode}: it does not confine containers"
             ),
             // Logged by `ensure_default`.
             Err(_) => {}

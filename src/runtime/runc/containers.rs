@@ -841,7 +841,7 @@ impl Runc {
                 if exit.log_lost > 0 {
                     let count = exit.log_lost;
                     log::warn!(
-                        "container={id} {count} records of its log are lost: no disk took them"
+                        "container={id} {count} records of its log are lost: they could not be written to the disk"
                     );
                 }
                 record_exit(container, &exit);

@@ -107,7 +107,7 @@ impl ChildLimiter {
                 Ok(None) if clock::mono_now() < deadline => {}
                 Ok(None) => {
                     log::warn!(
-                        "calls of an agent before this one still go on; they are no longer waited for"
+                        "calls of an earlier agent are still running; this agent no longer waits for them"
                     );
                     return;
                 }

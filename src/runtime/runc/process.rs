@@ -388,7 +388,7 @@ fn find_program(directories: &[PathBuf], name: &str) -> Result<PathBuf, ProcessE
         return wrong(&why);
     }
     if !found.is_file() {
-        return wrong(" cannot be run: it is no file");
+        return wrong(" cannot be run: it is not a file");
     }
     match access(&found, AccessFlags::X_OK) {
         Ok(()) => Ok(found),

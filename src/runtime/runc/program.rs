@@ -50,7 +50,7 @@ pub enum OciRuntimeError {
         looked: String,
     },
     /// The program does not behave like an OCI runtime.
-    #[error("{} is no OCI runtime: {why}", path.display())]
+    #[error("{} is not an OCI runtime: {why}", path.display())]
     NotARuntime {
         /// The program.
         path: PathBuf,
@@ -483,7 +483,7 @@ mod tests {
         };
         assert!(probe("no-such-runtime").contains("install runc"));
         assert!(probe("/no/such").contains("absolute"));
-        assert!(probe("/bin/true").contains("no OCI runtime"));
+        assert!(probe("/bin/true").contains("not an OCI runtime"));
     }
 
     #[test]

@@ -112,7 +112,7 @@ impl ProcessDoorbell {
     /// Resolves when an end is waiting to be taken by [`InstanceTable::take_ended_processes`].
     pub(super) async fn wait_for_ring(&self) {
         if let Err(e) = self.0.readable().await {
-            log::warn!("doorbell of the runtime: {e}; polling only");
+            log::warn!("cannot watch the runtime: {e}; the agent only polls it");
             core::future::pending::<()>().await;
         }
     }

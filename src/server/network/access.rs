@@ -384,7 +384,7 @@ fn verify_chain(
     let moment = KNOWN.certificate_time();
     let now = moment.at;
     if let Err(why) = authorities.vouch_for_chain(chain, moment) {
-        log::debug!("a client's certificate is not taken: {why}");
+        log::debug!("a client's certificate is not accepted: {why}");
         let until = match why.is_time_dependent() {
             true => now,
             false => NEVER,

@@ -411,7 +411,7 @@ pub(super) async fn listen_when_free(address: SocketAddr, whose: &str) -> Async<
                 return listener;
             }
             Err(e) if !told => {
-                log::error!("{whose} cannot listen at {address}, is tried again: {e}");
+                log::error!("{whose} cannot listen at {address}, will try again: {e}");
                 told = true;
             }
             Err(e) => log::debug!("{whose} cannot listen at {address}: {e}"),

@@ -196,7 +196,7 @@ async fn serve_statusz(
     let seconds = uptime.up.as_secs();
     let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
     let text = format!(
-        "\nkubelet statusz\nWarning: for people who look for a fault; its form may change at any time.\n\n\
+        "\nkubelet statusz\nWarning: for troubleshooting by people; the format may change at any time.\n\n\
          Started: {}\nUp: {hours} hr {minutes:02} min {:02} sec\nBinary version: {}\nProgram: picolet {}\n",
         uptime.since,
         seconds % 60,

@@ -51,7 +51,7 @@ impl<'a> SpdyHeaders<'a> {
             let name = take_text(&mut rest).ok_or(SpdyError::Headers("cut short"))?;
             take_text(&mut rest).ok_or(SpdyError::Headers("cut short"))?;
             if name.is_empty() || name.iter().any(u8::is_ascii_uppercase) {
-                return Err(SpdyError::Headers("a name that is none"));
+                return Err(SpdyError::Headers("an invalid name"));
             }
             let before = usize::try_from(n).unwrap_or(usize::MAX);
             if self.iter().take(before).any(|(other, _)| other == name) {

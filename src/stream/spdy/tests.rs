@@ -245,7 +245,7 @@ fn nonsense_is_refused() {
             |c| {
                 c.open(1, false, &[("streamType", "x")]);
             },
-            block("a name that is none"),
+            block("an invalid name"),
         ),
     ];
     for (name, say, expected) in cases {

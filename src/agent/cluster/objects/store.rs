@@ -226,7 +226,7 @@ impl ObjectStore {
         };
         match copy {
             Some(content) => {
-                log::debug!("{key} is used as it was last known: {why}");
+                log::debug!("the last known copy of {key} is used: {why}");
                 Ok(content)
             }
             None => Err(why),
@@ -348,7 +348,7 @@ impl ObjectStore {
                 }
             }
             (Err(e), content) => {
-                self.complain(&format!("no copy of {key} is kept on disk: {e}"));
+                self.complain(&format!("cannot keep a copy of {key} on disk: {e}"));
                 match content {
                     Some(_) => ObjectReadResult::Unkept,
                     None => ObjectReadResult::Missing,

@@ -93,7 +93,7 @@ impl ObjectStore {
         };
         let meta = &pod.metadata;
         self.complain(&format!(
-            "pod={}/{} a token is not replaced, the old one goes on: {why}",
+            "pod={}/{} cannot replace a token, the old one stays in use: {why}",
             meta.namespace, meta.name
         ));
         Ok(token)
@@ -153,7 +153,7 @@ impl ObjectStore {
         let write = move || files.write_token(&uid, &token, &text);
         match self.tools.disk.run_job(write).await {
             Ok(written) => self.note_written(written),
-            Err(e) => self.complain(&format!("no copy of a token is kept on disk: {e}")),
+            Err(e) => self.complain(&format!("cannot keep a copy of a token on disk: {e}")),
         }
     }
 

@@ -105,7 +105,7 @@ impl BridgeAttachment {
         };
         let found = find_interface(name)?;
         if found.kind != "bridge" {
-            let why = io::Error::other("an interface of this name is there and is no bridge");
+            let why = io::Error::other("an interface of this name exists and is not a bridge");
             return Err(bridge_error_at(format!("use {name}"))(why));
         }
         let bridge = found.index;

@@ -255,7 +255,7 @@ fn choose_version(root: &Map<String, Value>) -> Result<String, JsonTextError> {
         let known = VERSIONS.join(", ");
         wrong_value(
             "cniVersion",
-            format!("{stated:?} is not spoken (known: {known})"),
+            format!("{stated:?} is not supported (known: {known})"),
         )
     })
 }

@@ -121,7 +121,7 @@ pub enum CniError {
     #[error("{0:?} is not a subnet with addresses for pods")]
     NoSubnet(String),
     /// The built-in network has no address to lend.
-    #[error("every address of subnet {0} is lent to a pod")]
+    #[error("all addresses of subnet {0} are in use by pods")]
     NoAddressLeft(String),
     /// The rules that let pods of the built-in network speak to the world.
     #[error("masquerade the pods' addresses")]

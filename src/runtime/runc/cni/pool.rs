@@ -179,7 +179,7 @@ mod tests {
         let full = lend(&mut pool, &small).expect_err("full");
         assert_eq!(
             full.to_string(),
-            "every address of subnet 10.1.2.128/29 is lent to a pod"
+            "all addresses of subnet 10.1.2.128/29 are in use by pods"
         );
         for back in ["10.1.2.131", "10.1.2.133"] {
             pool.give_back_address(back.parse().expect("ip"));

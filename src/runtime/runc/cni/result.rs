@@ -76,7 +76,7 @@ pub(super) fn plugin_failure_text(stdout: &[u8], stderr: &[u8], code: i32) -> St
             let spoken = if stderr.is_empty() { stdout } else { stderr };
             let spoken = String::from_utf8_lossy(&spoken[..spoken.len().min(TEXT_LIMIT)]);
             match spoken.trim() {
-                "" => format!("exit code {code} without a word"),
+                "" => format!("exit code {code} without a message"),
                 words => format!("exit code {code}: {words}"),
             }
         }
@@ -139,7 +139,7 @@ mod tests {
             (r#"{"code":999,"msg":"bad"}"#, "", "bad (code 999)"),
             ("", "panic: oh\n", "exit code 2: panic: oh"),
             ("not json", "", "exit code 2: not json"),
-            ("", "", "exit code 2 without a word"),
+            ("", "", "exit code 2 without a message"),
             (
                 r#"{"code":999,"msg":"exec: \"iptables\": executable file not found in $PATH"}"#,
                 "",

@@ -568,10 +568,10 @@ fn servers_that_do_not_do_as_they_should() {
     let spdy = format!("{SPDY}{V4}");
     for (says, status, text) in [
         (&b""[..], 504, "did not answer within 500ms"),
-        (b"hello\r\n\r\n", 502, "answered nonsense"),
+        (b"hello\r\n\r\n", 502, "gave an invalid answer"),
         (b"HTTP/1.1 101 Sw", 502, "cut short"),
         (&endless, 502, "over 16384 bytes"),
-        (many.as_bytes(), 502, "answered nonsense"),
+        (many.as_bytes(), 502, "gave an invalid answer"),
         (
             b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi",
             500,
@@ -610,7 +610,7 @@ fn servers_that_do_not_do_as_they_should() {
     // Who is spoken with here hears it by his protocol.
     for (says, text) in [
         (&b""[..], "did not answer within 500ms"),
-        (b"hello\r\n\r\n", "answered nonsense"),
+        (b"hello\r\n\r\n", "gave an invalid answer"),
         (
             b"HTTP/1.1 404 Not Found\r\n\r\n404 page not found",
             "404 page not found",

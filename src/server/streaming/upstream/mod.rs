@@ -79,7 +79,7 @@ pub(super) enum UpstreamError {
         source: io::Error,
     },
     /// The answer is no HTTP, or too long.
-    #[error("the runtime's streams at {place} answered nonsense: {why}")]
+    #[error("the runtime's streams at {place} gave an invalid answer: {why}")]
     Nonsense {
         /// Host and port.
         place: String,

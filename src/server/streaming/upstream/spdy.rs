@@ -325,7 +325,7 @@ pub(in crate::server::streaming) async fn open_command_session(
 }
 
 fn unknown_end_error() -> RuntimeError {
-    RuntimeError::Failed("the runtime ended the streams and did not say how it went".into())
+    RuntimeError::Failed("the runtime ended the streams without a result".into())
 }
 
 impl UpstreamCommand {
