@@ -11,13 +11,13 @@ Usage: install.sh [FLAGS] [TARBALL]
 
 TARBALL is picolet-VERSION-BOARD.tar.gz. SHA256SUMS and SHA256SUMS.sig of its release are beside it.
 
-  --mode standalone|kubeadm  run by itself (default), or take the place of the kubelet for kubeadm
+  --mode standalone|kubeadm  run standalone (default), or as the kubelet for kubeadm
   --key FILE                 public key that the release is signed by (default: of the installed release, else release.pub
                              beside this file)
   --root DIR                 install into the system below DIR, such as a mounted SD card; starts nothing
   --no-start                 install and enable, but start nothing
-  --enable-memory            also switch the memory controller on, in the kernel's command line of a Raspberry Pi (cmdline.txt; a
-                             copy stays beside it); it is on after the next restart, which you make
+  --enable-memory            also switch on the memory controller, in cmdline.txt of a Raspberry Pi (a copy of that file stays
+                             beside it); restart the machine afterwards
   --dry-run                  say what would be done
   --uninstall                remove the program and its units; pods, data and configuration stay
   --purge                    with --uninstall: end the pods, remove data and configuration too
@@ -119,21 +119,21 @@ verify() {
     if [ -z "$key" ]; then
         key=$library/release.pub
         [ -f "$key" ] || key=$here/release.pub
-        [ -f "$key" ] || refuse_release "there is no $key to check the release by: name it by --key"
+        [ -f "$key" ] || refuse_release "there is no $key to check the release with: give the key with --key"
     fi
     command -v openssl >/dev/null ||
-        refuse_release "openssl is not installed, which checks the signature: install it, or unpack the tarball and run its install.sh"
+        refuse_release "openssl is needed to check the signature, but is not installed: install it, or unpack the tarball and run its install.sh"
     openssl pkeyutl -help 2>&1 | grep -q -e -rawin ||
-        refuse_release "this openssl is too old to check the signature, it has to be 3.0 or newer: unpack the tarball and run its install.sh"
+        refuse_release "this openssl is too old to check the signature, it must be 3.0 or newer: upgrade it, or unpack the tarball and run its install.sh"
     for file in "$sums" "$signature" "$tarball"; do
         cp "$file" "$unpacked/" || failed "cannot copy $file to $unpacked"
     done
     sums=$unpacked/SHA256SUMS signature=$unpacked/SHA256SUMS.sig copy=$unpacked/$name
     openssl pkeyutl -verify -pubin -inkey "$key" -rawin -in "$sums" -sigfile "$signature" >/dev/null 2>&1 ||
-        refuse_release "SHA256SUMS is not signed by $key: fetch it and SHA256SUMS.sig again, or name the key of who released it by --key"
+        refuse_release "SHA256SUMS is not signed by $key: fetch it and SHA256SUMS.sig again, or give the publisher's key with --key"
     sum=$(awk -v name="$name" '$2 == name { print $1 }' "$sums")
-    [ -n "$sum" ] || refuse_release "SHA256SUMS does not name $name: both have to be of one release, and have the names that they had there"
-    [ "$(sha256sum <"$copy" | cut -d' ' -f1)" = "$sum" ] || refuse_release "$name is not what was released: fetch it again"
+    [ -n "$sum" ] || refuse_release "SHA256SUMS does not name $name: both files must be from the same release, under their original names"
+    [ "$(sha256sum <"$copy" | cut -d' ' -f1)" = "$sum" ] || refuse_release "$name does not match its checksum in the release: fetch it again"
 }
 
 if [ -n "$tarball" ]; then
@@ -259,7 +259,7 @@ fits_disk() {
     # The new program stands beside the old one for a moment.
     need=$(($(wc -c <"$program") / 1024 + 64))
     has=$(df -Pk "$disk" | awk 'NR == 2 { print $4 }')
-    [ "$has" -ge "$need" ] || refuse "$disk has $has KiB of room, it needs $need KiB: make room there"
+    [ "$has" -ge "$need" ] || refuse "$disk has $has KiB free, but $need KiB are needed: make room there"
 }
 
 fits_neighbours() {
@@ -272,7 +272,7 @@ fits_neighbours() {
     fi
     # Of k3s, of a distribution, or written by hand.
     if [ -f "$units/kubelet.service" ] && ! grep -q picolet "$units/kubelet.service"; then
-        refuse "$units/kubelet.service is of another kubelet: disable it and move it away first"
+        refuse "$units/kubelet.service belongs to another kubelet: disable it and move it away first"
     fi
     [ -z "$root" ] || return
     for comm in /proc/[0-9]*/comm; do
@@ -284,7 +284,7 @@ fits_neighbours() {
         pid=${comm#/proc/} pid=${pid%/comm}
         case $(readlink "/proc/$pid/exe") in
         "$link"*) ;;
-        *) refuse "$name (pid $pid) runs here and would want the same port and cgroups: stop and disable it first" ;;
+        *) refuse "$name (pid $pid) runs here and uses the same port and cgroups: stop and disable it first" ;;
         esac
     done
 }
@@ -299,7 +299,7 @@ check() {
         refuse "this is picolet-core, which has no 'picolet cri' for kubeadm: take the tarball of picolet"
     fits_processor
     [ -n "$root" ] || fits_kernel
-    [ $init != none ] || refuse "the system has neither systemd nor OpenRC: start '$link run' by what it has"
+    [ $init != none ] || refuse "the system has neither systemd nor OpenRC: start '$link run' with its own service manager"
     fits_disk
     fits_neighbours
     [ -z "$unfit" ] || exit 3
@@ -315,7 +315,7 @@ check() {
         fi
     fi
     [ -z "$memory" ] || [ -n "$(cmdline)" ] ||
-        { refuse "there is no cmdline.txt with a root= in $root/boot/firmware or $root/boot: add cgroup_enable=memory to the kernel's command line by what this board has" && exit 3; }
+        { refuse "there is no cmdline.txt with a root= in $root/boot/firmware or $root/boot: add cgroup_enable=memory to the kernel's command line in the way of this board" && exit 3; }
 }
 
 # The file that the firmware of a Raspberry Pi takes the kernel's command line from: before Debian 12 in /boot, where a note that
@@ -352,7 +352,7 @@ enable_memory() {
     flush "$file.new"
     mv -f "$file.new" "$file" || failed "cannot replace $file"
     flush "$(dirname "$file")"
-    echo "switched the memory controller on in $file (before: $before): restart the board when it suits you"
+    echo "switched on the memory controller in $file (copy of the old file: $before): restart the board to use it"
 }
 
 # ---- What is done.

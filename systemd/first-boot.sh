@@ -141,7 +141,7 @@ words_of() {
             result="$result $1" && shift
             ;;
         --discovery-token-unsafe-skip-ca-verification*)
-            echo "! ${1%%=*} is not for a board that joins alone: nobody would see who answers"
+            echo "! ${1%%=*} cannot be used on a board that joins by itself: nobody checks which server answers"
             return 0
             ;;
         -*) break ;;
@@ -153,7 +153,7 @@ words_of() {
     case $most_bare$token in
     0K10*::*) ;;
     0*)
-        echo "! its --token names no CA, so nobody would see who answers: a whole one, as 'k3s token create' prints it, is K10, 64 digits, :: and the secret"
+        echo "! its --token names no CA, so nobody checks which server answers: a full token, as 'k3s token create' prints it, is K10, 64 digits, :: and the secret"
         return 0
         ;;
     esac
@@ -193,7 +193,7 @@ take_part() {
 }
 
 cannot_write() {
-    complain "$boot" "cannot write $1: /etc/picolet has to be on a disk that can be written"
+    complain "$boot" "cannot write $1: /etc/picolet must be on a writable disk"
     return 1
 }
 

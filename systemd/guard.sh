@@ -76,7 +76,7 @@ count() {
         ;;
     *)
         if [ -e "$old" ]; then
-            back "it did not become healthy in the starts it had"
+            back "it did not become healthy after the allowed number of starts"
         else
             say "$old is gone, there is nothing to put back"
             end_trial

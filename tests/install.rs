@@ -479,10 +479,7 @@ fn the_memory_controller_is_switched_on_where_that_is_wanted() {
             assert!(said.contains(&format!("cmdline.txt: {WANTED}")), "{said}");
             assert_eq!(fs::read_to_string(&file).expect("read"), text);
             let said = board.does(&["--enable-memory"]);
-            assert!(
-                said.contains("restart the board when it suits you"),
-                "{said}"
-            );
+            assert!(said.contains("restart the board to use it"), "{said}");
             assert_eq!(fs::read_to_string(&file).expect("read"), wanted);
             let copy = board.path(dir).join("cmdline.txt.before-picolet");
             assert_eq!(fs::read_to_string(&copy).expect("kept"), text);
@@ -628,7 +625,11 @@ fn what_cannot_work_is_refused_before_anything_is_written() {
         let foreign = board.path("etc/systemd/system/kubelet.service");
         fs::create_dir_all(foreign.parent().expect("directory")).expect("directory");
         fs::write(&foreign, "[Service]\nExecStart=/opt/bin/kubelet\n").expect("written");
-        board.refuses(&[], 3, "kubelet.service is of another kubelet: disable it");
+        board.refuses(
+            &[],
+            3,
+            "kubelet.service belongs to another kubelet: disable it",
+        );
         fs::remove_file(foreign).expect("removed");
 
         fs::create_dir_all(board.path("usr/lib/picolet")).expect("directory");
@@ -652,7 +653,7 @@ fn what_cannot_work_is_refused_before_anything_is_written() {
         for (options, says) in [
             ("noexec", "is mounted noexec: mount -o remount,exec"),
             ("ro", "is read-only: mount -o remount,rw"),
-            ("size=16k", "KiB of room, it needs"),
+            ("size=16k", "KiB free, but"),
         ] {
             let mount = Command::new("mount")
                 .args(["-t", "tmpfs", "-o", options, "none"])
@@ -1158,7 +1159,7 @@ fn what_would_not_last_is_not_wiped() {
         assert!(!flashed.run("take").status.success());
         let error = fs::read_to_string(flashed.boot("picolet-join.error.txt")).expect("told");
         assert!(
-            error.contains("first-boot.join: /etc/picolet has to be"),
+            error.contains("first-boot.join: /etc/picolet must be"),
             "{error}"
         );
         assert!(flashed.boot("picolet.yaml").exists() && flashed.boot("picolet-join.txt").exists());
@@ -1166,7 +1167,7 @@ fn what_would_not_last_is_not_wiped() {
         assert!(!flashed.run("take").status.success());
         let error = fs::read_to_string(flashed.boot("picolet-join.error.txt")).expect("told");
         assert!(
-            error.contains("10-first-boot.conf: /etc/picolet has to be"),
+            error.contains("10-first-boot.conf: /etc/picolet must be"),
             "{error}"
         );
     }

@@ -58,7 +58,9 @@ impl LinkCost {
         let cost = self.cost.borrow();
         let word = if cost.is_metered() { "" } else { "not " };
         match cost.interface() {
-            Some(name) => format!("the link is {word}metered: the route to the apiserver uses {name}"),
+            Some(name) => {
+                format!("the link is {word}metered: the route to the apiserver uses {name}")
+            }
             None => format!("the link is {word}metered"),
         }
     }

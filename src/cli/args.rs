@@ -172,7 +172,7 @@ pub(crate) fn split_flags(
 /// Makes the error of a word that the command does not take at this place.
 pub(crate) fn unexpected_word(word: CliWord) -> CliError {
     CliError::new(match word {
-        CliWord::Flag(name) => format!("flag --{name} is of no use here"),
+        CliWord::Flag(name) => format!("flag --{name} cannot be used here"),
         CliWord::Value(value) => format!("unexpected argument {value:?}"),
     })
 }

@@ -125,7 +125,7 @@ impl AgentClient {
             if answer.status == 0 {
                 let code = text.split(' ').nth(1).and_then(|c| c.parse().ok());
                 answer.status = code.ok_or_else(|| {
-                    CliError::new("what listens at the socket is no picolet agent")
+                    CliError::new("the program that listens at the socket is not a picolet agent")
                 })?;
             } else if text.is_empty() {
                 break;
@@ -164,7 +164,7 @@ fn connection_error(e: &io::Error) -> CliError {
 }
 
 fn incomplete_answer() -> CliError {
-    CliError::new("the answer broke off before its end: the agent has ended, or could not read on")
+    CliError::new("the answer is incomplete: the agent has ended, or could not read the rest")
 }
 
 impl AgentAnswer {

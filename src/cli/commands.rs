@@ -113,7 +113,7 @@ const NO_HEADERS: CommandFlag = switch_flag("no-headers", None, "without the hea
 const WATCH: CommandFlag = switch_flag(
     "watch",
     Some('w'),
-    "go on: live on a terminal, elsewhere a line for each change",
+    "keep watching: a live table on a terminal, otherwise one line per change",
 );
 pub(crate) const QUIET: CommandFlag = switch_flag("quiet", Some('q'), "show no progress");
 const CONTAINER: CommandFlag = value_flag(
@@ -136,27 +136,27 @@ const GROUPS: [&str; 5] = [AGENT, PODS, IMAGES, MACHINE, OTHER];
 #[rustfmt::skip]
 const COMMANDS: &[CliCommand] = &[
     CliCommand { name: "run", args: "", group: AGENT, help: "Run the node agent", flags: &[], agent_flags: true, takes: CompletionKind::Nothing },
-    CliCommand { name: "stop", args: "", group: AGENT, help: "Stop the agent; pods go on unless --all is given", flags: &[
-        switch_flag("all", None, "end all pods first; the next agent starts them again"),
-        switch_flag("shutdown", None, "the machine goes down: end the pods as shutdownGracePeriod says, or as --all does"),
+    CliCommand { name: "stop", args: "", group: AGENT, help: "Stop the agent; pods keep running unless --all is given", flags: &[
+        switch_flag("all", None, "end all pods first; they start again when the agent is started again"),
+        switch_flag("shutdown", None, "for a machine that shuts down: end the pods as shutdownGracePeriod says, or else like --all"),
         QUIET,
     ], agent_flags: false, takes: CompletionKind::Nothing },
 
     CliCommand { name: "get", args: "KIND [NAME...]", group: PODS, help: "Show pods, images, node, devices, events, configmaps or secrets", flags: &[
         NAMESPACE,
         ALL_NAMESPACES,
-        value_flag("output", Some('o'), "wide|json|yaml|name", "form of the answer (default: a table)"),
+        value_flag("output", Some('o'), "wide|json|yaml|name", "output format (default: a table)"),
         WATCH,
         NO_HEADERS,
     ], agent_flags: false, takes: CompletionKind::Kinds },
     CliCommand { name: "describe", args: "KIND [NAME]", group: PODS, help: "Show everything about a pod, configmap, secret or the node", flags: &[
         NAMESPACE,
-        switch_flag("eviction-order", None, "of the node: also which pods would be evicted first"),
+        switch_flag("eviction-order", None, "for the node: also show which pods would be evicted first"),
     ], agent_flags: false, takes: CompletionKind::Kinds },
-    CliCommand { name: "top", args: "pods|node|disk|net [NAME]", group: PODS, help: "Show what pods or the node use, who writes to the disk, or bytes of the link", flags: &[
+    CliCommand { name: "top", args: "pods|node|disk|net [NAME]", group: PODS, help: "Show what pods or the node use, which pods write to the disk, or the traffic of the link", flags: &[
         NAMESPACE,
         ALL_NAMESPACES,
-        switch_flag("containers", None, "each container of the pods"),
+        switch_flag("containers", None, "one line for each container"),
         value_flag("sort-by", None, "cpu|memory|name", "order of the lines (default: name, with --watch cpu)"),
         WATCH,
         NO_HEADERS,
@@ -165,11 +165,11 @@ const COMMANDS: &[CliCommand] = &[
         NAMESPACE,
         CONTAINER,
         switch_flag("follow", Some('f'), "print new lines as they come"),
-        switch_flag("previous", Some('p'), "the instance before the last restart"),
+        switch_flag("previous", Some('p'), "the log of the instance before the last restart"),
         value_flag("tail", None, "N", "only the last N lines"),
         value_flag("since", None, "DURATION", "only lines younger than this (90s, 5m, 1h30m)"),
         value_flag("since-time", None, "TIME", "only lines after this time (RFC 3339)"),
-        switch_flag("timestamps", None, "each line with its time"),
+        switch_flag("timestamps", None, "put the time before each line"),
         value_flag("limit-bytes", None, "N", "at most N bytes"),
     ], agent_flags: false, takes: CompletionKind::Pods },
     CliCommand { name: "exec", args: "POD -- COMMAND [ARG...]", group: PODS, help: "Run a command in a container", flags: &[
@@ -194,40 +194,40 @@ const COMMANDS: &[CliCommand] = &[
         QUIET,
     ], agent_flags: false, takes: CompletionKind::Files },
     CliCommand { name: "image pull", args: "REFERENCE...", group: IMAGES, help: "Pull images from their registries", flags: &[
-        switch_flag("now", None, "also if the link has no bytes left for it today"),
+        switch_flag("now", None, "pull even if the daily budget of the link has no bytes left for it"),
         QUIET,
     ], agent_flags: false, takes: CompletionKind::Images },
     CliCommand { name: "image ls", args: "", group: IMAGES, help: "List images", flags: &[
-        value_flag("output", Some('o'), "wide", "whole identifiers"),
+        value_flag("output", Some('o'), "wide", "full identifiers"),
         NO_HEADERS,
     ], agent_flags: false, takes: CompletionKind::Nothing },
     CliCommand { name: "image rm", args: "IMAGE...", group: IMAGES, help: "Remove images", flags: &[], agent_flags: false, takes: CompletionKind::Images },
     CliCommand { name: "image verify", args: "", group: IMAGES, help: "Check that images have not changed since they were unpacked", flags: &[
         switch_flag("repair", None, "remove damaged images that no container uses; they are fetched again"),
-        value_flag("root-dir", None, "DIR", "look at the images of this root directory without an agent; none may be running with it"),
+        value_flag("root-dir", None, "DIR", "check the images in this root directory without an agent; no agent may be using the directory"),
         QUIET,
     ], agent_flags: false, takes: CompletionKind::Nothing },
     CliCommand { name: "image prune", args: "", group: IMAGES, help: "Remove images that no container uses", flags: &[], agent_flags: false, takes: CompletionKind::Nothing },
 
     CliCommand { name: "check", args: "[FILE...]", group: MACHINE, help: "Say what is wrong with this machine, or with manifests, and the exact fix", flags: &[
-        value_flag("output", Some('o'), "json", "form of the answer (default: lines)"),
-        switch_flag("quiet", Some('q'), "only what is wrong"),
+        value_flag("output", Some('o'), "json", "output format (default: lines)"),
+        switch_flag("quiet", Some('q'), "show only problems"),
         switch_flag("strict", None, "exit code 1 for warnings too"),
-        switch_flag("kubeadm", None, "what kubeadm join would say of it, by its own names"),
-        switch_flag("kubelet", None, "the flags are those of the program that is called kubelet"),
+        switch_flag("kubeadm", None, "do the checks that kubeadm join does, under the names that kubeadm uses"),
+        switch_flag("kubelet", None, "read the flags as the program does when it is called as kubelet"),
     ], agent_flags: true, takes: CompletionKind::Files },
     CliCommand { name: "reset", args: "", group: MACHINE, help: "Remove everything the agent made; manifests and configuration stay", flags: &[
         switch_flag("yes", Some('y'), "do not ask"),
-        switch_flag("force", Some('f'), "the same, as kubeadm has it"),
+        switch_flag("force", Some('f'), "the same as --yes, for those who know it from kubeadm"),
         switch_flag("dry-run", None, "only list what would be removed"),
-        switch_flag("stop", None, "if the agent runs, end it and its pods first, and run their hooks"),
-        switch_flag("keep-images", None, "leave the images"),
-        value_flag("grace-period", None, "SECONDS", "longest time that a pod gets to end, if no agent runs (default: what its manifest says)"),
+        switch_flag("stop", None, "if the agent is running, first end it and its pods; hooks of the pods are run"),
+        switch_flag("keep-images", None, "keep the images"),
+        value_flag("grace-period", None, "SECONDS", "longest time that a pod has to end, if no agent is running (default: as its manifest says)"),
     ], agent_flags: true, takes: CompletionKind::Nothing },
-    CliCommand { name: "health", args: "", group: MACHINE, help: "Say whether the agent does its work; exit code 1 if not", flags: &[
-        value_flag("wait", None, "SECONDS", "wait so long for it (default 0, at most 3600)"),
+    CliCommand { name: "health", args: "", group: MACHINE, help: "Say whether the agent is healthy; exit code 1 if not", flags: &[
+        value_flag("wait", None, "SECONDS", "wait up to this time for a healthy agent (default 0, at most 3600)"),
     ], agent_flags: false, takes: CompletionKind::Nothing },
-    CliCommand { name: "debug dump", args: "", group: MACHINE, help: "Print what the agent's loop lately heard and did", flags: &[], agent_flags: false, takes: CompletionKind::Nothing },
+    CliCommand { name: "debug dump", args: "", group: MACHINE, help: "Print the latest events and actions of the agent's main loop", flags: &[], agent_flags: false, takes: CompletionKind::Nothing },
 
     CliCommand { name: "completion", args: "bash|zsh|fish", group: OTHER, help: "Print a completion script", flags: &[], agent_flags: false, takes: CompletionKind::Shells },
     CliCommand { name: "man", args: "", group: OTHER, help: "Print the manual page (picolet man | man -l -)", flags: &[], agent_flags: false, takes: CompletionKind::Nothing },
@@ -295,7 +295,7 @@ impl CliCommand {
         out += &two_columns(rows.iter().map(|(left, right)| (&**left, *right)));
         match (self.agent_flags, self.name) {
             (true, "run") => {
-                out += "\nEach flag stands for the key of the configuration behind it:\n";
+                out += "\nEach flag sets the configuration key that stands in brackets:\n";
                 out += &config::flags::help_text();
             }
             (true, _) => {

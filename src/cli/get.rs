@@ -485,7 +485,7 @@ const EVERY: Duration = Duration::from_secs(1);
 fn watch_objects(client: AgentClient, get: GetCommand) -> Result<(), CliError> {
     if !matches!(get.output, OutputFormat::Table | OutputFormat::Wide) {
         return Err(CliError::new(
-            "--watch shows a table: leave --output out, or give it wide",
+            "--watch shows only a table: remove --output, or use --output wide",
         ));
     }
     let kind = parse_kind(&get.kind)?;

@@ -33,7 +33,9 @@ pub(super) fn manual_page() -> String {
         let others = escape_roff(&others.join(", "));
         let _ = writeln!(out, ".B {others}\nand\n.B {}", escape_roff(last));
     }
-    out.push_str("take these. Each stands for the key of the configuration in brackets; a flag wins over the file.\n");
+    out.push_str(
+        "take these. Each sets the configuration key in brackets; a flag overrides the file.\n",
+    );
     for flag in flag_descriptions() {
         write_tag(
             &mut out,
@@ -82,11 +84,11 @@ pub(super) fn manual_page() -> String {
         ),
         (
             "/var/lib/picolet",
-            "what survives a reboot: pods, images, volumes; archives in import are imported",
+            "data that survives a reboot: pods, images, volumes; archives in import are imported",
         ),
         (
             "/run/picolet",
-            "what ends with a reboot: sandboxes, containers, the socket",
+            "data that does not survive a reboot: sandboxes, containers, the socket",
         ),
         ("/var/log/pods", "logs of containers"),
     ] {

@@ -38,7 +38,7 @@ pub(super) fn run_reset(
     }
     if agent_runs && !flags.stop {
         return Err(CliError::new(
-            "the agent runs: --stop ends it and its pods first. Only to end it: systemctl disable --now picolet, or rc-service picolet stop",
+            "the agent is running: use --stop to end it and its pods first. To end only the agent: systemctl disable --now picolet, or rc-service picolet stop",
         ));
     }
     if survey.is_empty() && !agent_runs {
@@ -65,7 +65,7 @@ pub(super) fn run_reset(
     match locked.carry_out() {
         Ok(()) => print_text("Everything was removed.\n"),
         Err(left) => Err(CliError::new(format!(
-            "not everything could be removed; run it again after looking at:\n{}",
+            "some things could not be removed. Correct what is wrong, then run this again:\n{}",
             indent_lines(&left)
         ))),
     }
@@ -118,7 +118,7 @@ fn indent_lines(lines: &[String]) -> String {
 fn ask_confirmation() -> Result<bool, CliError> {
     if !io::stdin().is_terminal() {
         return Err(CliError::new(
-            "standard input is no terminal to ask at: --yes answers beforehand",
+            "cannot ask for confirmation, because standard input is not a terminal: use --yes",
         ));
     }
     let _ = write!(io::stderr(), "Remove all of it? [y/N] ");

@@ -96,7 +96,7 @@ pub(super) fn stop_supervisor(name: &str) {
     ) {
         let _ = writeln!(
             io::stderr(),
-            "warning: OpenRC will start the agent again: rc-service {name} stop"
+            "warning: OpenRC will start the agent again. To prevent that: rc-service {name} stop"
         );
     }
 }

@@ -119,7 +119,7 @@ pub(super) fn run_top(mut words: CliWords) -> Result<(), CliError> {
         }
         other => {
             return Err(CliError::new(format!(
-                "there are no figures of {other:?}, only of pods, node, disk and net"
+                "cannot show {other:?}, only pods, node, disk and net"
             )));
         }
     };

@@ -40,7 +40,7 @@ pub(super) fn run_image_verify(mut words: CliWords) -> Result<(), CliError> {
         }
     } else if repair {
         return Err(CliError::new(
-            "--repair needs the agent, which knows what containers use: leave --root-dir out",
+            "--repair needs the agent, which knows the images that containers use: remove --root-dir",
         ));
     } else {
         verify_without_agent(&Path::new(&dir).join(IMAGES), &mut progress)?
@@ -67,7 +67,7 @@ fn verify_without_agent(
     }
     let store = ImageStore::open(dir).map_err(|e| match e {
         ImageError::Locked(_) => CliError::new(format!(
-            "{} belongs to an agent that runs: leave --root-dir out",
+            "{} is used by a running agent: remove --root-dir",
             dir.display()
         )),
         other => CliError::new(error_chain(&other)),
@@ -115,7 +115,7 @@ fn verification_text(verification: &StoreVerification) -> String {
     ));
     if found.unrecorded > 0 {
         text.push_str(&format!(
-            "{} of the layers were unpacked by an earlier version: they can be read, more is not known\n",
+            "{} of the layers were unpacked by an earlier version: they can be read, but it is not known whether they have changed\n",
             found.unrecorded
         ));
     }
@@ -125,8 +125,8 @@ fn verification_text(verification: &StoreVerification) -> String {
 fn repair_line(repair: &RepairResult, image: &DamagedImage, name: &str) -> String {
     let why = match repair {
         RepairResult::Removed => return format!("Deleted: {name}\n"),
-        RepairResult::Rewritten => return format!("Written again: the record of {name}\n"),
-        RepairResult::Whole => "it was brought again meanwhile",
+        RepairResult::Rewritten => return format!("Record rewritten: {name}\n"),
+        RepairResult::Whole => "it was fetched again in the meantime",
         RepairResult::InUse(user) if *user == image.id => "a container uses it",
         RepairResult::InUse(user) => {
             &format!("a container uses {user}, which has the damaged layer too")
@@ -179,7 +179,7 @@ mod tests {
              sha256:bb: layer z: cut\nKept: sha256:bb: a container uses it\n\
              c:1: its record: half\n\
              3 images with 5 layers checked, 3 damaged\n\
-             1 of the layers were unpacked by an earlier version: they can be read, more is not known\n"
+             1 of the layers were unpacked by an earlier version: they can be read, but it is not known whether they have changed\n"
         );
         let fine = StoreVerification {
             found: VerifyFindings::default(),

@@ -32,7 +32,7 @@ pub(super) fn resolve_cluster(
     if bootstrap_kubeconfig.is_some() && kubeconfig.is_none() {
         return invalid_field(
             "picolet.bootstrapKubeconfig",
-            "needs picolet.kubeconfig: where the kubeconfig is to be written",
+            "needs picolet.kubeconfig, the path where the agent writes its kubeconfig",
         );
     }
     let k3s = match own.k3s_server.as_deref() {

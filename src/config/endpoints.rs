@@ -51,7 +51,7 @@ pub(super) fn read_process_directories(
     {
         return invalid_field(
             field,
-            "cannot be kept with containerRuntimeEndpoint: only the agent's own runtime runs processes",
+            "cannot be used with containerRuntimeEndpoint: only the agent's own runtime runs processes",
         );
     }
     let variables = &own.process.variables;
@@ -65,13 +65,13 @@ pub(super) fn read_process_directories(
     if let Some(wrong) = variables.iter().find(odd) {
         return invalid_field(
             "picolet.process.variables",
-            format!("has {wrong:?}, must have names, or beginnings of names with a * behind them"),
+            format!("has {wrong:?}, must have names, or prefixes of names that end in *"),
         );
     }
     if own.handlers.contains_key(HANDLER) {
         return invalid_field(
             "picolet.process",
-            format!("the handler {HANDLER:?} is in picolet.handlers too: one of them must go"),
+            format!("the handler {HANDLER:?} is in picolet.handlers too: remove one of them"),
         );
     }
     Ok(Some(ProcessPermissions {
@@ -126,7 +126,7 @@ pub(super) fn resolve_endpoints(
             return invalid_field(
                 &format!("picolet.{name}"),
                 format!(
-                    "cannot be kept with {field}: the runtime pulls images; set it there, and remove it here"
+                    "cannot be used with {field}: the runtime pulls images; set it there, and remove it here"
                 ),
             );
         }
@@ -134,14 +134,14 @@ pub(super) fn resolve_endpoints(
     if own.log_memory.is_some() {
         return invalid_field(
             "picolet.logMemory",
-            format!("cannot be kept with {field}: the runtime writes logs as it likes"),
+            format!("cannot be used with {field}: the runtime writes the logs itself"),
         );
     }
     if !own.handlers.is_empty() {
         return invalid_field(
             "picolet.handlers",
             format!(
-                "cannot be kept with {field}: the runtime has handlers of its own; set them there"
+                "cannot be used with {field}: the runtime has handlers of its own; set them there"
             ),
         );
     }

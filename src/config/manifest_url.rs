@@ -24,7 +24,7 @@ pub(super) fn resolve_manifest_url(
     };
     let url = match Url::parse(text) {
         Ok(url) => url,
-        Err(why) => return invalid_field("staticPodURL", format!("is no URL that is read: {why}")),
+        Err(why) => return invalid_field("staticPodURL", format!("is not a usable URL: {why}")),
     };
     let mut headers = Vec::new();
     for (name, values) in &fields.static_pod_url_header {
@@ -36,7 +36,7 @@ pub(super) fn resolve_manifest_url(
                 // The value may be a secret key.
                 return invalid_field(
                     &format!("staticPodURLHeader[{name:?}]"),
-                    "is no header of HTTP",
+                    "is not an HTTP header",
                 );
             }
             headers.push((name.clone(), value.clone()));

@@ -39,10 +39,13 @@ pub(super) fn resolve_node(fields: &KubeletConfiguration) -> Result<NodeConfig, 
     for (key, value) in &own.node_labels {
         let field = format!("picolet.nodeLabels[{key}]");
         if !names::is_qualified_name(key) {
-            return invalid_field(&field, "the key is no label");
+            return invalid_field(&field, "the key is not valid for a label");
         }
         if !names::is_label_value(value) {
-            return invalid_field(&field, format!("{value:?} is no value of a label"));
+            return invalid_field(
+                &field,
+                format!("{value:?} is not valid as the value of a label"),
+            );
         }
         if !may_label(key) {
             return invalid_field(
@@ -148,12 +151,15 @@ fn check_taints(taints: &[Taint]) -> Result<(), InvalidField> {
             key, value, effect, ..
         } = taint;
         if !names::is_qualified_name(key) {
-            return invalid_field(&field(".key"), format!("is {key:?}, must be as a label's"));
+            return invalid_field(
+                &field(".key"),
+                format!("is {key:?}, must be valid as the key of a label"),
+            );
         }
         if !names::is_label_value(value) {
             return invalid_field(
                 &field(".value"),
-                format!("is {value:?}, must be as a label's"),
+                format!("is {value:?}, must be valid as the value of a label"),
             );
         }
         if !["NoSchedule", "PreferNoSchedule", "NoExecute"].contains(&effect.as_str()) {
@@ -167,7 +173,7 @@ fn check_taints(taints: &[Taint]) -> Result<(), InvalidField> {
         }
         let same = |other: &Taint| other.key == *key && other.effect == *effect;
         if taints[..n].iter().any(same) {
-            return invalid_field(&field(""), "has the key and effect of another");
+            return invalid_field(&field(""), "has the same key and effect as another taint");
         }
     }
     Ok(())
@@ -183,7 +189,7 @@ pub(super) fn resolve_node_name(
     if name.is_empty() {
         return invalid_field(
             "picolet.hostnameOverride",
-            "the host has no name: set one, or --hostname-override",
+            "the host has no name: set one, or use --hostname-override",
         );
     }
     // Names of static pods end in the node's name.
@@ -214,8 +220,6 @@ pub(super) fn read_node_ips(text: &str) -> Result<Vec<IpAddr>, InvalidField> {
     }
     invalid_field(
         "picolet.nodeIP",
-        format!(
-            "is {text:?}, must be one address, or one of each family and neither of them all zeros"
-        ),
+        format!("is {text:?}, must be one address, or one of each family that are not all zeros"),
     )
 }

@@ -187,7 +187,7 @@ fn refuse_unsupported(fields: &KubeletConfiguration) -> Result<(), InvalidField>
     if let Some(name) = gates.find(|name| !gates::is_known_gate(name)) {
         return invalid_field(
             &format!("featureGates.{name}"),
-            "no Kubernetes has this feature gate; only MemoryQoS has an effect here",
+            "is not a feature gate of Kubernetes; only MemoryQoS has an effect here",
         );
     }
     Ok(())
@@ -393,7 +393,7 @@ fn read_enforced_limits(
             }
         };
         let Some(path) = path.as_deref().filter(|path| !path.is_empty()) else {
-            return invalid_field(key, format!("is missing, which {tier} in {field} needs"));
+            return invalid_field(key, format!("is missing, but {tier} in {field} needs it"));
         };
         if path == "/" || !is_clean(path) {
             return invalid_field(key, format!("is {path:?}, {CLEAN}"));
@@ -410,7 +410,7 @@ fn read_enforced_limits(
     }
     let has = |name: &str| tiers.iter().any(|tier| tier == name);
     if has("none") && tiers.len() > 1 {
-        return invalid_field(field, "none excludes all others");
+        return invalid_field(field, "must have no other item beside none");
     }
     if !(has("none") || tiers.is_empty() || per_qos) {
         return invalid_field(field, "must be [none] when cgroupsPerQOS is false");

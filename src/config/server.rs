@@ -43,20 +43,20 @@ pub(super) fn resolve_server(
         if tokens && !member {
             return invalid_field(
                 "authentication.webhook.enabled",
-                "asks an apiserver whose a token is, and there is none: set false, or picolet.kubeconfig",
+                "needs an apiserver to check tokens, and none is configured: set it to false, or set picolet.kubeconfig",
             );
         }
         if !tokens && client_ca.is_none() && !anonymous {
             return invalid_field(
                 "authentication",
-                "leaves nobody who could be known: set x509.clientCAFile, or webhook.enabled with an apiserver, or \
+                "leaves no way to know a client: set x509.clientCAFile, or webhook.enabled with an apiserver, or \
                  enableServer: false",
             );
         }
         if asks && !member {
             return invalid_field(
                 "authorization.mode",
-                "is Webhook, which asks an apiserver, and there is none: set AlwaysAllow, or enableServer: false",
+                "is Webhook, which needs an apiserver, and none is configured: set AlwaysAllow, or enableServer: false",
             );
         }
     }
@@ -111,7 +111,7 @@ fn resolve_serving_certificate(
         _ if bootstrap && member => Ok(ServingCertificateSource::Requested),
         _ if bootstrap && enabled => invalid_field(
             "serverTLSBootstrap",
-            "asks an apiserver for a certificate, and there is none: set false, or picolet.kubeconfig",
+            "needs an apiserver to sign the certificate, and none is configured: set it to false, or set picolet.kubeconfig",
         ),
         (Some(certificate), Some(key)) => Ok(ServingCertificateSource::Files(certificate, key)),
         (None, None) => Ok(ServingCertificateSource::SelfSigned),
@@ -150,7 +150,7 @@ fn check_cipher_suites(names: &[String]) -> Result<(), InvalidField> {
         if !is_cipher_suite(name) {
             return invalid_field(
                 &format!("tlsCipherSuites[{n}]"),
-                format!("is {name:?}, which is no cipher suite"),
+                format!("is {name:?}, which is not a cipher suite"),
             );
         }
     }

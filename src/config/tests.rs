@@ -771,8 +771,11 @@ fn node_object() {
             "a node may not give itself",
         ),
         ("--node-labels=x.k8s.io/a=b", "a node may not give itself"),
-        ("--node-labels=a_/b=c", "is no label"),
-        ("--node-labels=a=-b", "\"-b\" is no value of a label"),
+        ("--node-labels=a_/b=c", "the key is not valid for a label"),
+        (
+            "--node-labels=a=-b",
+            "\"-b\" is not valid as the value of a label",
+        ),
         (
             "--register-with-taints=a:Never",
             "registerWithTaints[0].effect: is \"Never\"",
@@ -787,7 +790,7 @@ fn node_object() {
         ),
         (
             "--register-with-taints=a=1:NoSchedule,a=2:NoSchedule",
-            "registerWithTaints[1]: has the key and effect of another",
+            "registerWithTaints[1]: has the same key and effect as another taint",
         ),
         ("--cloud-provider=aws", "picolet.cloudProvider: is \"aws\""),
     ] {
@@ -933,11 +936,11 @@ fn refused() {
         ),
         (
             "containerRuntimeEndpoint: /x\npicolet: {imagePolicy: {requireDigest: true}}",
-            "picolet.imagePolicy.requireDigest: cannot be kept with containerRuntimeEndpoint",
+            "picolet.imagePolicy.requireDigest: cannot be used with containerRuntimeEndpoint",
         ),
         (
             "containerRuntimeEndpoint: /x\npicolet: {handlers: {kata: /x}}",
-            "picolet.handlers: cannot be kept with containerRuntimeEndpoint",
+            "picolet.handlers: cannot be used with containerRuntimeEndpoint",
         ),
         (
             "picolet: {handlers: {kata: kata-runtime}}",
@@ -962,7 +965,7 @@ fn refused() {
         ),
         (
             "picolet: {providers: {a: /x}, handlers: {a: /x}}",
-            "picolet.providers.a: is in picolet.handlers too: one of them must go",
+            "picolet.providers.a: is in picolet.handlers too: remove one of them",
         ),
         (
             "picolet: {providers: {a: /x, b: /x, c: /x, d: /x, e: /x, f: /x, g: /x, h: /x, i: /x}}",
@@ -986,11 +989,11 @@ fn refused() {
         ),
         (
             "staticPodURL: ftp://x",
-            "staticPodURL: is no URL that is read: it is neither http:// nor https://",
+            "staticPodURL: is not a usable URL: it is neither http:// nor https://",
         ),
         (
             "staticPodURL: http://x\nstaticPodURLHeader: {\"a b\": [c]}",
-            "staticPodURLHeader[\"a b\"]: is no header of HTTP",
+            "staticPodURLHeader[\"a b\"]: is not an HTTP header",
         ),
         (
             "staticPodURL: http://x\npicolet: {manifestURLCA: /ca}",
@@ -1078,7 +1081,7 @@ fn refused() {
         ),
         (
             "featureGates: {MemoryQOS: true}",
-            "featureGates.MemoryQOS: no Kubernetes has this feature gate; only MemoryQoS",
+            "featureGates.MemoryQOS: is not a feature gate of Kubernetes; only MemoryQoS",
         ),
         (
             "memorySwap: {swapBehavior: Some}",
@@ -1098,11 +1101,11 @@ fn refused() {
         ),
         (
             "picolet: {logMemory: 4Mi}\ncontainerRuntimeEndpoint: unix:///run/c.sock",
-            "picolet.logMemory: cannot be kept with containerRuntimeEndpoint",
+            "picolet.logMemory: cannot be used with containerRuntimeEndpoint",
         ),
         (
             "picolet: {devices: [{preset: i2c}, {preset: coral}]}\ncontainerRuntimeEndpoint: unix:///run/c.sock",
-            "picolet.devices[1].live: cannot be kept with containerRuntimeEndpoint",
+            "picolet.devices[1].live: cannot be used with containerRuntimeEndpoint",
         ),
         (
             "picolet: {podWriteLimit: 63Ki}",
@@ -1130,7 +1133,7 @@ fn refused() {
         ),
         (
             "enforceNodeAllocatable: [pods, none]",
-            "enforceNodeAllocatable: none excludes all others",
+            "enforceNodeAllocatable: must have no other item beside none",
         ),
         (
             "enforceNodeAllocatable: [all]",
@@ -1142,7 +1145,7 @@ fn refused() {
         ),
         (
             "enforceNodeAllocatable: [pods, kube-reserved]",
-            "kubeReservedCgroup: is missing, which kube-reserved in enforceNodeAllocatable needs",
+            "kubeReservedCgroup: is missing, but kube-reserved in enforceNodeAllocatable needs it",
         ),
         (
             "enforceNodeAllocatable: [system-reserved]\nsystemReservedCgroup: system.slice",
@@ -1317,7 +1320,7 @@ fn who_is_served() {
         (
             "tlsCipherSuites: [a]",
             "",
-            "tlsCipherSuites[0]: is \"a\", which is no cipher suite",
+            "tlsCipherSuites[0]: is \"a\", which is not a cipher suite",
         ),
         ("tlsMinVersion: TLS1.2", "", "tlsMinVersion: is \"TLS1.2\""),
         ("tlsCertFile: /c", "", "tlsPrivateKeyFile: is missing"),
@@ -1336,27 +1339,27 @@ fn who_is_served() {
         (
             "enableServer: true",
             "",
-            "authentication: leaves nobody who could be known",
+            "authentication: leaves no way to know a client",
         ),
         (
             "authentication: {webhook: {enabled: true}}",
             "--enable-server",
-            "authentication.webhook.enabled: asks an apiserver",
+            "authentication.webhook.enabled: needs an apiserver",
         ),
         (
             "authentication: {x509: {clientCAFile: /ca}}",
             "--enable-server",
-            "authorization.mode: is Webhook, which asks an apiserver",
+            "authorization.mode: is Webhook, which needs an apiserver",
         ),
         (
             "authentication: {webhook: {enabled: false}}",
             "--kubeconfig /k",
-            "authentication: leaves nobody who could be known",
+            "authentication: leaves no way to know a client",
         ),
         (
             "serverTLSBootstrap: true\nauthorization: {mode: AlwaysAllow}",
             "--anonymous-auth",
-            "serverTLSBootstrap: asks an apiserver",
+            "serverTLSBootstrap: needs an apiserver",
         ),
     ] {
         let error = load("wrong", text, line).expect_err(text);

@@ -15,7 +15,9 @@ pub(crate) fn encode_segment(name: &str) -> Result<String, KubeError> {
         && !name.contains(['/', '%']);
     if !is_name {
         let cut: String = name.chars().take(80).collect();
-        return Err(KubeError::Local(format!("{cut:?} is not the name of an object")));
+        return Err(KubeError::Local(format!(
+            "{cut:?} is not the name of an object"
+        )));
     }
     Ok(encode_query(name))
 }

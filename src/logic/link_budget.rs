@@ -131,7 +131,9 @@ impl fmt::Display for DownloadDeferral {
         }
         write!(f, "{left} of {of} are left for it today")?;
         if self.is_too_large {
-            return f.write_str("; it is larger than the budget of a day: use picolet image pull --now");
+            return f.write_str(
+                "; it is larger than the budget of a day: use picolet image pull --now",
+            );
         }
         match self.until {
             DeferralEnd::At(at) => write!(f, "; goes on at {at}"),

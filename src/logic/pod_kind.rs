@@ -106,7 +106,10 @@ mod tests {
             json!({"restartPolicy": "OnFailure"}),
             json!({"restartPolicy": "Always", "activeDeadlineSeconds": 9}),
         ] {
-            assert!(says("file", once.clone()).contains("runs only once"), "{once}");
+            assert!(
+                says("file", once.clone()).contains("runs only once"),
+                "{once}"
+            );
         }
     }
 }

@@ -409,7 +409,10 @@ fn ask_server_over_tcp(
 /// Time until then. Errors: it is over.
 fn remaining_time(until: MonoTime) -> io::Result<Duration> {
     match until.since_ms(clock::mono_now()) {
-        0 => Err(io::Error::new(io::ErrorKind::TimedOut, "it does not answer")),
+        0 => Err(io::Error::new(
+            io::ErrorKind::TimedOut,
+            "it does not answer",
+        )),
         ms => Ok(Duration::from_millis(ms)),
     }
 }

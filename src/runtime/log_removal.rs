@@ -54,7 +54,10 @@ fn remove_beside(log: &Path, is_one: impl Fn(&str) -> bool) -> io::Result<()> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(e) => match e.raw_os_error().map(Errno::from_raw) {
             Some(Errno::ELOOP | Errno::ENOTDIR) => {
-                log::warn!("the other logs in the directory of {} are not removed: {e}", log.display());
+                log::warn!(
+                    "the other logs in the directory of {} are not removed: {e}",
+                    log.display()
+                );
                 Ok(())
             }
             _ => Err(e),

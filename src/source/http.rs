@@ -164,9 +164,9 @@ impl DocumentClient {
             }
             let location = answer.headers().get("location");
             let location = location.and_then(|v| v.to_str().ok()).unwrap_or("");
-            let next = url
-                .resolve_location(location)
-                .map_err(|why| HttpError::Redirect(format!("redirects to an invalid URL: {why}")))?;
+            let next = url.resolve_location(location).map_err(|why| {
+                HttpError::Redirect(format!("redirects to an invalid URL: {why}"))
+            })?;
             if url.https && !next.https {
                 let to = next.without_query();
                 let why = format!("redirects from https to {to}: that is not followed");

@@ -240,7 +240,10 @@ impl ManifestUrl {
             && let Some(copy) = self.read_kept_copy()
             && let Ok((pods, _)) = self.decode_pods(&copy.document)
         {
-            problem.message = format!("{}; its answer of {} stays in use", problem.message, copy.head.at);
+            problem.message = format!(
+                "{}; its answer of {} stays in use",
+                problem.message, copy.head.at
+            );
             return self.deliver_pods(pods, vec![problem]);
         }
         SourceReading::Failed(problem)

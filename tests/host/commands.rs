@@ -626,7 +626,7 @@ fn reset_leaves_nothing() {
     let refused = host.command_with_flags("reset", &["--yes"]);
     assert_eq!(refused.status.code(), Some(1));
     assert!(
-        text(&refused.stderr).contains("the agent runs: --stop"),
+        text(&refused.stderr).contains("the agent is running: use --stop"),
         "{refused:?}"
     );
     host.end_agent(nix::sys::signal::Signal::SIGKILL);

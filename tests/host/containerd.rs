@@ -120,7 +120,10 @@ fn a_node_on_containerd() {
         let refused = host.cli(words);
         let told = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert!(!refused.status.success(), "{words:?}");
-        assert!(told.contains("the container runtime keeps the images"), "{told}");
+        assert!(
+            told.contains("the container runtime keeps the images"),
+            "{told}"
+        );
     }
 
     // Another agent finds everything again.

@@ -450,7 +450,13 @@ fn who_may_not_ask() {
             403,
             "a page of \"http://evil.example\" may not use this dashboard",
         ),
-        ("GET /", &own, foreign.into(), 403, "may not use this dashboard"),
+        (
+            "GET /",
+            &own,
+            foreign.into(),
+            403,
+            "may not use this dashboard",
+        ),
         (
             "POST /restart?namespace=x&pod=y",
             &own,

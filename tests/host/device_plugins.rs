@@ -477,7 +477,7 @@ fn plugins_that_are_found() {
     // Its socket goes, though it is there itself. Then it is restarted.
     fs::remove_file(&socket).expect("removed");
     node_has(&host, "1", "0");
-    assert!(host.agent_log().contains("has gone: so has its socket"));
+    assert!(host.agent_log().contains("has gone, and so has its socket"));
     drop(plugin);
     let plugin = Plugin::start(&socket, one.clone());
     node_has(&host, "1", "1");
@@ -572,7 +572,7 @@ fn plugins_that_misbehave() {
         asked.map(|asked| asked.expect_err("mute")).collect()
     });
     let late = "GetDevicePluginOptions: context deadline exceeded";
-    let many = "8 device plugins register already";
+    let many = "8 device plugins are registering already";
     assert!(refused.iter().any(|text| text == late), "{refused:?}");
     assert!(refused.iter().any(|text| text == many), "{refused:?}");
     let is_known = |text: &String| text == late || text == many;

@@ -352,7 +352,7 @@ fn a_line_for_a_container_without_rights() {
     let check = host.command_with_flags("check", &[]);
     let said = host::text(&check.stdout);
     assert!(
-        said.contains("nothing is here of example.com/none"),
+        said.contains("no device of example.com/none was found"),
         "{said}"
     );
     host.finish();

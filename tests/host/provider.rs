@@ -273,7 +273,10 @@ fn a_lamp_is_reached_like_a_container() {
         .expect("python3");
     host.until("nor is whoever serves it", |host| {
         let node = host.ok(&["get", "node", "-o", "json"]);
-        (node.contains("served by somebody who is not root"), node)
+        (
+            node.contains("served by a process that is not root's"),
+            node,
+        )
     });
     stranger.kill().expect("kill");
     stranger.wait().expect("wait");

@@ -104,7 +104,7 @@ fn what_cannot_be_written_is_named_before_the_first_pod() {
             && found.contains("more are read-only"),
         "{found}"
     );
-    assert!(said.contains("another directory by --root-dir"), "{said}");
+    assert!(said.contains("another directory with --root-dir"), "{said}");
     // Each of them can be elsewhere.
     let at = |name: &str| host.path(name).display().to_string();
     let moved = [
@@ -146,7 +146,7 @@ fn what_cannot_be_written_is_named_before_the_first_pod() {
             "{left}: {found}"
         );
         assert!(
-            said.contains(&format!("another directory by {left}")),
+            said.contains(&format!("another directory with {left}")),
             "{said}"
         );
     }

@@ -352,7 +352,7 @@ fn a_node_updates_itself_in_its_window() {
         &board,
         &["--look"],
         0,
-        "serial 5 is for others first: its share is 0 %",
+        "serial 5 is not offered to this node yet: its share is 0 %",
     );
     assert!(board.runs(&board.first()));
     // While images wait for the budget of the link. What a directory has does not come over it.
@@ -372,7 +372,7 @@ fn a_node_updates_itself_in_its_window() {
     assert_eq!(site.asked().len(), asked, "nobody was asked");
     limited["update"]["source"] = channel.dir.display().to_string().into();
     configure(&board.host, &limited);
-    let others = "serial 5 is for others first: its share is 0 %";
+    let others = "serial 5 is not offered to this node yet: its share is 0 %";
     says(&board, &["--look"], 0, others);
     configure(&board.host, &own);
 
@@ -431,7 +431,11 @@ fn a_node_updates_itself_in_its_window() {
             "vax".into(),
             "update refused: serial 6 is for vax, this node is",
         ),
-        ("sha256", "0".repeat(64).into(), "is not what was released"),
+        (
+            "sha256",
+            "0".repeat(64).into(),
+            "does not match its checksum",
+        ),
         ("version", "9.9.9".into(), "no update now: "),
     ];
     for (field, value, why) in changes {
@@ -619,14 +623,14 @@ fn what_is_not_healthy_is_barred() {
     says(&board, &["--now"], 75, "no update now: cannot open");
     let other = fs::File::open(board.host.path("root/update")).expect("directory");
     other.lock().expect("locked");
-    let busy = "no update now: another look is under way";
+    let busy = "no update now: another look for updates is running";
     says(&board, &["--now"], 75, busy);
     drop(other);
     channel.offer(6, "99.0.0", &board.double(0), |_| ());
     // Somebody upgrades by hand: that passes.
     let program = fs::File::open(board.file("")).expect("program");
     program.lock().expect("locked");
-    let busy = "no update now: another upgrade is under way";
+    let busy = "no update now: another upgrade is running";
     says(&board, &["--now"], 75, busy);
     drop(program);
     says(

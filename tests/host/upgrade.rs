@@ -207,7 +207,12 @@ fn a_healthy_program_stays() {
     }
     let board = Board::start(3);
     let good = board.good("two");
-    board.does(&good, &["--dry-run"], 0, "can take over");
+    board.does(
+        &good,
+        &["--dry-run"],
+        0,
+        "can replace the installed program",
+    );
     assert!(board.runs(&board.first()) && !board.file(".new").exists());
     let before = fs::metadata(board.file("")).expect("installed").ino();
     board.does(&good, &[], 0, "is healthy and stays");
@@ -235,7 +240,10 @@ fn what_is_not_healthy_goes() {
     let board = Board::start(3);
     let first = board.first();
     for (mode, why) in [
-        (0, "99.0.0 it did not become healthy in the starts it had"),
+        (
+            0,
+            "99.0.0 it did not become healthy after the allowed number of starts",
+        ),
         (1, "99.0.0 it was not healthy within 20 s"),
         (2, "last looked at its containers never"),
         (
@@ -257,7 +265,12 @@ fn what_is_not_healthy_goes() {
         });
         assert!(!board.file(".back").exists(), "it is told once");
     }
-    assert!(board.host.agent_log().contains("Put back, and why: 99.0.0"));
+    assert!(
+        board
+            .host
+            .agent_log()
+            .contains("The old program was put back: 99.0.0")
+    );
 
     // Before anything is touched.
     let of_text = board.host.path("text");
@@ -276,7 +289,7 @@ fn what_is_not_healthy_goes() {
     fs::remove_file(board.file(".trial")).expect("removed");
     // What does not restart the agent ends no trial: there is none then.
     let fails = "echo it does not >&2; exit 3";
-    let says = format!("({fails}): it does not: the old program is in its place again");
+    let says = format!("({fails}): it does not: the old program is installed again");
     board.does(&board.good("x"), &["--restart", fails], 1, &says);
     assert!(board.runs(&first) && !board.file(".trial").exists());
     board.nobody_noticed();
@@ -295,7 +308,7 @@ fn what_is_not_healthy_goes() {
         &board.good("x"),
         &[],
         1,
-        "install the release by its install.sh once",
+        "install a release with its install.sh once",
     );
     fs::rename(board.host.path("guard"), &guard).expect("renamed");
     assert!(board.runs(&first) && !board.file(".new").exists());

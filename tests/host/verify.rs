@@ -86,7 +86,7 @@ fn damaged_images_are_named_and_come_again() {
     let root = host.path("root").display().to_string();
     let refused = host.cli(&["image", "verify", "--root-dir", &root]);
     assert_eq!(refused.status.code(), Some(1));
-    assert!(text(&refused.stderr).contains("belongs to an agent that runs"));
+    assert!(text(&refused.stderr).contains("is used by a running agent"));
     host.end_agent(Signal::SIGTERM);
     assert_eq!(verify(&host, &["--root-dir", &root]), fine);
     fs::write(layer(&host).join("harm"), "").expect("harmed");

@@ -202,7 +202,7 @@ fn registry_is_told(registry: &Registry, tarball: &[u8], part: &Path) {
     let mut signed = tarball.to_vec();
     signed[0] ^= 1;
     let found = fetch(&mut there, &signed, part).expect_err("another sum");
-    wrong(found, false, "in the registry, and not what was released");
+    wrong(found, false, "in the registry is not the released file");
     let found = fetch(&mut there, &tarball[1..], part).expect_err("another size");
     wrong(
         found,

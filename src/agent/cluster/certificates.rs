@@ -154,11 +154,13 @@ impl ClientCertificateKeeper {
                 continue;
             };
             let failures = requests.record_failure();
-            complaints.complain(&format!("cannot get a new client certificate: {}", failed.why));
+            complaints.complain(&format!(
+                "cannot get a new client certificate: {}",
+                failed.why
+            ));
             let may_end = self.kept.bootstrap.is_some();
             if may_end && must_restart_agent(without_since, false, failed.answers, clock.now()) {
-                let why =
-                    "the node has had no valid client certificate for 5 minutes, although the apiserver answers";
+                let why = "the node has had no valid client certificate for 5 minutes, although the apiserver answers";
                 self.state.ended.replace(Some(why.into()));
                 self.asker.send_event(AgentEvent::Terminate).await;
                 return;

@@ -280,7 +280,10 @@ fn begin_with_bootstrap(
     };
     let from = bootstrap.ok_or_else(|| complaint(&"there is no bootstrap kubeconfig"))?;
     let from = Kubeconfig::load(from, &wanted.servers).map_err(|e| complaint(&e))?;
-    log::info!("requesting a client certificate with {}", from.path.display());
+    log::info!(
+        "requesting a client certificate with {}",
+        from.path.display()
+    );
     let pem = store.current_path();
     let text = from.with_certificate(&pem);
     let text = text.map_err(|e| NodeJoinError::Usage(error_chain(&e)))?;

@@ -129,9 +129,9 @@ impl PodRequests {
         if bell.is_none() {
             match self.lanes.open_doorbell() {
                 Ok(started) => *bell = Some(started),
-                Err(e) => self
-                    .complaints
-                    .complain(&format!("apiserver: cannot start a thread that watches pods: {e}")),
+                Err(e) => self.complaints.complain(&format!(
+                    "apiserver: cannot start a thread that watches pods: {e}"
+                )),
             }
         }
         let Some(bell) = bell else { return false };

@@ -108,7 +108,10 @@ impl ServingCertificateKeeper {
                 continue;
             };
             let failures = requests.record_failure();
-            complaints.complain(&format!("cannot get a new serving certificate: {}", failed.why));
+            complaints.complain(&format!(
+                "cannot get a new serving certificate: {}",
+                failed.why
+            ));
             let delay =
                 csr_retry_delay(failures, random()).max(failed.retry_after.unwrap_or_default());
             clock.sleep_until(clock.now() + delay).await;

@@ -29,7 +29,10 @@ impl Agent {
         // A node that stands alone has nobody to ask.
         let is_held = self.owners.cluster.is_some() && self.sources.rereads.hold_back(uid, now);
         if is_held {
-            log::info!("uid={uid} waits until the Node object has been read: {}", why.message);
+            log::info!(
+                "uid={uid} waits until the Node object has been read: {}",
+                why.message
+            );
         }
         is_held
     }

@@ -103,7 +103,9 @@ impl Evictor {
         };
         if !done.or(late).await {
             let s = IMAGE_RECLAIM.as_secs();
-            let text = format!("removing unused images has taken more than {s} s: eviction goes on without waiting for it");
+            let text = format!(
+                "removing unused images has taken more than {s} s: eviction goes on without waiting for it"
+            );
             self.complaints.complain(&text);
         }
     }

@@ -190,7 +190,11 @@ fn log_reports(reports: &[DropInReport]) -> bool {
                 error,
                 retried,
             } => {
-                let next = if *retried { "; the agent will try again" } else { "" };
+                let next = if *retried {
+                    "; the agent will try again"
+                } else {
+                    ""
+                };
                 log::error!("image directory: {file}: {error}{next}");
             }
         }

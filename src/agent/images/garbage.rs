@@ -145,7 +145,9 @@ impl ImageGarbageCollector {
         );
         let all = self.gc.images_to_free(&images, u64::MAX, &self.policy, now);
         let all = choose_images(&kept, all);
-        let (_, failed) = self.remove_images(all, &used, "the disk is low on space").await;
+        let (_, failed) = self
+            .remove_images(all, &used, "the disk is low on space")
+            .await;
         self.images.tidy_access_records().await;
         Ok(failed?)
     }

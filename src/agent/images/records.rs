@@ -51,9 +51,12 @@ impl ImageRecordFiles {
         let record: Option<PulledRecord> =
             record::read_record(&self.record_path(PULLED, id), MAX_FILE_BYTES)?;
         match record {
-            Some(record) if record.v != RECORD_VERSION || record.image != id => Err(
-                io::Error::new(io::ErrorKind::InvalidData, "its record belongs to another image or version"),
-            ),
+            Some(record) if record.v != RECORD_VERSION || record.image != id => {
+                Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "its record belongs to another image or version",
+                ))
+            }
             record => Ok(record),
         }
     }

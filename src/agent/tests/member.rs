@@ -429,7 +429,10 @@ fn what_the_link_costs_changes_with_the_way() {
     let (status, says) = shown();
     assert_eq!(
         (&*status, &*says),
-        ("True", "the link is metered: the route to the apiserver uses wwan0")
+        (
+            "True",
+            "the link is metered: the route to the apiserver uses wwan0"
+        )
     );
     // A missing way does not count as a change of the way.
     world.leave_by(None);

@@ -34,7 +34,7 @@ pub(super) fn write_pressure(out: &mut String, pressure: &Value, now: WallTime) 
     }
     let order = list_at(pressure, "/order");
     if order.is_empty() {
-        let _ = writeln!(out, "Eviction order by {by}:\t<nobody may be evicted>");
+        let _ = writeln!(out, "Eviction order by {by}:\t<no pod may be evicted>");
         return;
     }
     let _ = writeln!(out, "Eviction order by {by}:");
@@ -95,6 +95,6 @@ Eviction order by memory.available:
 "
         );
         let nobody = json!({"short": [], "by": "memory.available", "order": []});
-        assert!(shown(nobody).contains("<nobody may be evicted>"));
+        assert!(shown(nobody).contains("<no pod may be evicted>"));
     }
 }

@@ -93,7 +93,9 @@ impl BlobFetch<'_> {
                 if spoiled >= MAX_SPOILED {
                     return Err(RegistryError::Wrong {
                         url: self.digest.to_string(),
-                        why: format!("{spoiled} downloads had a wrong digest, the last one {found}"),
+                        why: format!(
+                            "{spoiled} downloads had a wrong digest, the last one {found}"
+                        ),
                     });
                 }
                 continue;

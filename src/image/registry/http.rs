@@ -132,7 +132,10 @@ impl<'a> RegistryHttp<'a> {
             }
             let location = header_text(&answer, "location").unwrap_or("");
             let next = url.resolve_location(location).map_err(|why| {
-                RegistryError::unusable_answer(&url, format!("it redirects to an invalid URL: {why}"))
+                RegistryError::unusable_answer(
+                    &url,
+                    format!("it redirects to an invalid URL: {why}"),
+                )
             })?;
             if url.https && !next.https {
                 return Err(RegistryError::unusable_answer(

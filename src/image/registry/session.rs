@@ -441,7 +441,10 @@ impl<'a> RegistrySession<'a> {
             return Ok(credential.registry_token.clone());
         }
         let realm = url.resolve_location(realm).map_err(|why| {
-            RegistryError::unusable_answer(url, format!("the URL of its token service is not valid: {why}"))
+            RegistryError::unusable_answer(
+                url,
+                format!("the URL of its token service is not valid: {why}"),
+            )
         })?;
         if url.https && !realm.https {
             return Err(RegistryError::unusable_answer(
@@ -527,9 +530,7 @@ impl<'a> RegistrySession<'a> {
 }
 
 fn wrong_digest(found: Digest, wanted: Digest) -> String {
-    format!(
-        "the registry sent other content than requested: its digest is {found}, not {wanted}"
-    )
+    format!("the registry sent other content than requested: its digest is {found}, not {wanted}")
 }
 
 fn challenges_of(response: &Response<Body>) -> Vec<Challenge> {

@@ -18,7 +18,7 @@ pub(super) fn check_config(facts: &CheckFacts) -> CheckFinding {
     if let Some(why) = &wanted.protected {
         return CheckFinding::error(
             why.clone(),
-            "set them by sysctl, or protectKernelDefaults to false: then the agent sets them",
+            "set them with sysctl, or set protectKernelDefaults to false so that the agent sets them",
         );
     }
     let file = wanted.file.as_deref();
@@ -33,7 +33,7 @@ pub(super) fn check_config(facts: &CheckFacts) -> CheckFinding {
 
 pub(super) fn check_neighbours(facts: &CheckFacts) -> CheckFinding {
     let Some((name, pid)) = facts.kubelets.first() else {
-        return CheckFinding::ok("nobody else runs pods here");
+        return CheckFinding::ok("no other program runs pods here");
     };
     let unit = match name.as_str() {
         "k3s" | "k3s-server" | "k3s-agent" => "k3s",
@@ -81,8 +81,8 @@ pub fn judge_manifests(manifests: &ManifestFacts) -> CheckFinding {
     let url = manifests.url.as_deref();
     let plain = url.filter(|_| manifests.is_url_plain).map(|url| {
         CheckFinding::warning(
-            format!("staticPodURL {url} is plain http: who is on the way decides which pods run"),
-            "serve it by https; picolet.manifestURLCA names the CA",
+            format!("staticPodURL {url} is plain http: anyone on the network path can decide which pods run"),
+            "serve it over https; set picolet.manifestURLCA to the CA of the server",
         )
     });
     let Some(path) = &manifests.path else {
@@ -136,7 +136,7 @@ pub(super) fn check_secret_files(facts: &CheckFacts) -> CheckFinding {
 pub(super) fn check_registries(facts: &CheckFacts) -> CheckFinding {
     let registries = &facts.registries;
     let Some(path) = &registries.path else {
-        return CheckFinding::ok("no configuration of registries: each is asked itself");
+        return CheckFinding::ok("no configuration of registries: each is contacted directly");
     };
     if let Some(why) = &registries.unusable {
         return CheckFinding::error(
@@ -176,7 +176,7 @@ pub(super) fn check_agent(facts: &CheckFacts) -> CheckFinding {
     }
     if let Some(why) = &agent.network_down {
         return CheckFinding::error(
-            format!("gives pods no network: {why}"),
+            format!("pods get no network: {why}"),
             "see cni-config and cni-plugins",
         );
     }
@@ -199,7 +199,7 @@ pub(super) fn check_link_budget(facts: &CheckFacts) -> CheckFinding {
         Some((says, false)) => CheckFinding::ok(says.clone()),
         Some((says, true)) => CheckFinding::warning(
             says.clone(),
-            "picolet image pull --now IMAGE, or more for picolet.link.dailyBytes",
+            "picolet image pull --now IMAGE, or raise picolet.link.dailyBytes",
         ),
     }
 }

@@ -27,12 +27,12 @@ pub(super) fn check_kubeconfig(facts: &CheckFacts) -> CheckFinding {
     match (&it.error, &it.bootstrap) {
         (None, _) => CheckFinding::ok(format!("{path} for {}", it.server)),
         // The agent writes it.
-        (Some(_), Some(BootstrapKubeconfig::Usable(bootstrap))) => {
-            CheckFinding::ok(format!("{path} will be written as {bootstrap} says"))
-        }
+        (Some(_), Some(BootstrapKubeconfig::Usable(bootstrap))) => CheckFinding::ok(format!(
+            "the agent will write {path} with the help of {bootstrap}"
+        )),
         (Some(why), Some(BootstrapKubeconfig::Unusable(bootstrap))) => CheckFinding::error(
             format!("{why}; {bootstrap}"),
-            "picolet join --force, with what this prints on the control plane: kubeadm token create --print-join-command",
+            "picolet join --force, with the arguments that this prints on the control plane: kubeadm token create --print-join-command",
         ),
         (Some(why), None) => CheckFinding::error(
             why.clone(),
@@ -48,8 +48,8 @@ pub(super) fn check_certificate(facts: &CheckFacts) -> CheckFinding {
     };
     let Some((begins, ends)) = it.certificate else {
         return CheckFinding::ok(match it.bootstrap {
-            Some(_) => "none yet: it is asked for",
-            None => "none: another way to say who this is",
+            Some(_) => "none yet: the agent requests it",
+            None => "none: the kubeconfig has another credential",
         });
     };
     let now = facts.clock.now;
@@ -57,22 +57,22 @@ pub(super) fn check_certificate(facts: &CheckFacts) -> CheckFinding {
         "picolet join --force with a new token, or copy a new kubeconfig from the control plane";
     if now < begins {
         return CheckFinding::warning(
-            format!("holds from {begins} on, and it is {now}"),
+            format!("valid only from {begins} on, and the clock shows {now}"),
             SET_CLOCK,
         );
     }
     // The agent tries it then (SVC-15).
     if now > ends && facts.clock.synchronized != Some(true) {
         return CheckFinding::warning(
-            format!("ended at {ends}, says a clock that nobody keeps right: it is {now} here"),
+            format!("expired at {ends} by the clock, which shows {now} and is not synchronized"),
             SET_CLOCK,
         );
     }
     if now > ends {
-        let says = format!("ended at {ends}");
+        let says = format!("expired at {ends}");
         return match &it.bootstrap {
             Some(BootstrapKubeconfig::Usable(_)) => {
-                CheckFinding::ok(format!("{says}: another is asked for"))
+                CheckFinding::ok(format!("{says}: the agent requests a new one"))
             }
             _ => CheckFinding::error(says, renew),
         };
@@ -81,11 +81,11 @@ pub(super) fn check_certificate(facts: &CheckFacts) -> CheckFinding {
         && ends < WallTime::from_unix_seconds(now.unix_seconds().saturating_add(SHORT_SECS))
     {
         return CheckFinding::warning(
-            format!("ends at {ends}, and the agent does not renew it"),
+            format!("expires at {ends}, and the agent does not renew it"),
             "picolet run --rotate-certificates  (or rotateCertificates: true in the configuration)",
         );
     }
-    CheckFinding::ok(format!("holds until {ends}"))
+    CheckFinding::ok(format!("valid until {ends}"))
 }
 
 pub(super) fn check_apiserver(facts: &CheckFacts) -> CheckFinding {
@@ -100,7 +100,7 @@ pub(super) fn check_apiserver(facts: &CheckFacts) -> CheckFinding {
         None => CheckFinding::ok("not asked"),
         Some(ApiserverAnswer::Given) => CheckFinding::ok(format!("{} answers", it.server)),
         Some(ApiserverAnswer::Silent(why)) => CheckFinding::warning(
-            format!("{why}; pods go on without it"),
+            format!("{why}; pods keep running without it"),
             format!("curl -kv {}/healthz", it.server),
         ),
     }
@@ -113,13 +113,15 @@ pub(super) fn check_pod_routes(facts: &CheckFacts) -> CheckFinding {
     match apiserver_facts(facts) {
         Err(alone) => alone,
         Ok(_) if facts.runtime.socket.is_some() || net.conf.is_some() => {
-            CheckFinding::ok("the configured network's")
+            CheckFinding::ok("managed by the configured network")
         }
-        Ok(_) if net.routes > 0 => CheckFinding::ok(format!("{} by other machines", net.routes)),
+        Ok(_) if net.routes > 0 => {
+            CheckFinding::ok(format!("{} routes through other machines", net.routes))
+        }
         Ok(_) => CheckFinding::warning(
             "pods do not reach pods of other nodes: the built-in network has no routes to them",
             format!(
-                "ip route add PODS-OF-A-NODE via ADDRESS-OF-THE-NODE, for each other node; or a network configuration in {}",
+                "ip route add POD-CIDR via NODE-IP, for each other node; or put a network configuration into {}",
                 net.conf_dir
             ),
         ),

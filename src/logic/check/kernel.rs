@@ -174,7 +174,7 @@ pub(super) fn check_apparmor(facts: &CheckFacts) -> CheckFinding {
         (false, _) => CheckFinding::ok("not in this kernel; containers are not confined by it"),
         (true, Some(profile)) => CheckFinding::ok(format!("profile {profile}")),
         (true, None) => CheckFinding::warning(
-            "on, and nothing can load the profile for containers: they run unconfined",
+            "on, but the profile for containers cannot be loaded: they run unconfined",
             "apt-get install apparmor && systemctl restart picolet",
         ),
     }
@@ -231,7 +231,7 @@ pub(super) fn check_swap(facts: &CheckFacts) -> CheckFinding {
         let needed = zram.div_ceil(1 << 20);
         return CheckFinding::warning(
             format!(
-                "{list} takes {needed} MiB of memory that is no pod's, and systemReserved keeps {} MiB",
+                "{list} takes {needed} MiB of memory that pods cannot use, but systemReserved keeps only {} MiB",
                 kept >> 20
             ),
             format!("systemReserved: {{memory: {needed}Mi}} in the configuration"),
@@ -240,7 +240,9 @@ pub(super) fn check_swap(facts: &CheckFacts) -> CheckFinding {
     let on_disk = swaps.iter().any(|name| !name.starts_with("/dev/zram"));
     if on_disk && release_numbers(&facts.kernel.release) < NOSWAP_KERNEL {
         return CheckFinding::warning(
-            format!("{list}: Secrets in memory may get to the disk, which Linux 6.4 can prevent"),
+            format!(
+                "{list}: Secrets in memory may be written to the disk; Linux 6.4 can prevent that"
+            ),
             "swapoff -a, or swap to zram, or a newer kernel",
         );
     }
@@ -273,18 +275,21 @@ pub(super) fn check_cgroup_driver(facts: &CheckFacts) -> CheckFinding {
     {
         return CheckFinding::error(
             format!(
-                "the runtime's is {}, cgroupDriver is {}: containers do not start, or not in their pod's cgroup",
+                "the container runtime uses {}, but cgroupDriver is {}: containers do not start, or start outside the cgroup of their pod",
                 shown.config_word(),
                 wanted.config_word()
             ),
-            format!("write cgroupDriver: {}", shown.config_word()),
+            format!(
+                "set cgroupDriver: {} in the configuration",
+                shown.config_word()
+            ),
         );
     }
     if driver == CgroupDriver::Systemd {
         let lacks = if !drivers.systemd {
-            "systemd, which is not here"
+            "the driver is systemd, but systemd does not run here"
         } else if !facts.cgroups.v2 {
-            "systemd, which needs cgroup version 2 here"
+            "the driver is systemd, which needs cgroup version 2 here"
         } else {
             return CheckFinding::ok("systemd makes the cgroups of pods");
         };
@@ -295,7 +300,7 @@ pub(super) fn check_cgroup_driver(facts: &CheckFacts) -> CheckFinding {
     }
     if drivers.slice {
         return CheckFinding::warning(
-            "kubepods.slice is loaded, and nobody uses it: a kubelet has left it",
+            "kubepods.slice is loaded but not used: another kubelet has left it behind",
             "systemctl stop kubepods.slice",
         );
     }
@@ -317,7 +322,7 @@ pub(super) fn check_runtime_handlers(facts: &CheckFacts) -> CheckFinding {
         program => format!("{}: {program}", handler.name),
     });
     match all.is_empty() {
-        true => CheckFinding::ok("none beside the default one"),
+        true => CheckFinding::ok("only the default one"),
         false => CheckFinding::ok(shown.collect::<Vec<_>>().join("; ")),
     }
 }
@@ -332,7 +337,7 @@ pub(super) fn check_runtime_version(facts: &CheckFacts) -> CheckFinding {
             facts.runtime.program,
             facts.runtime.holes.join("; ")
         ),
-        "apt-get update && apt-get install --only-upgrade runc; where that brings no newer one: a release of \
+        "apt-get update && apt-get install --only-upgrade runc; if there is no newer package, install a release of \
          github.com/opencontainers/runc, and picolet run --oci-runtime /usr/local/sbin/runc",
     )
 }

@@ -123,7 +123,7 @@ fn check_kubeadm_root(facts: &CheckFacts) -> CheckFinding {
         return CheckFinding::ok("runs as root");
     }
     CheckFinding::error(
-        "not root: kubeadm looks at nothing else",
+        "not root: without root, kubeadm checks nothing else",
         "sudo picolet check --kubeadm",
     )
 }
@@ -144,7 +144,7 @@ fn check_kubeadm_file(facts: &CheckFacts, n: usize) -> CheckFinding {
 fn check_kubeadm_runtime(facts: &CheckFacts) -> CheckFinding {
     match facts.kubeadm.sockets.as_slice() {
         [] if facts.kubeadm.own_socket => CheckFinding::warning(
-            format!("kubeadm has to be told of {OWN_SOCKET}: it does not look there"),
+            format!("kubeadm does not find {OWN_SOCKET} by itself"),
             format!("kubeadm join --cri-socket unix://{OWN_SOCKET}"),
         ),
         [] => CheckFinding::error(
@@ -178,7 +178,7 @@ fn check_kubeadm_swap(facts: &CheckFacts) -> CheckFinding {
     }
     let list = join_first(facts.kernel.swaps.iter().map(String::as_str), MAX_NAMED);
     CheckFinding::warning(
-        format!("{list} is on: the agent starts all the same, unless failSwapOn is true"),
+        format!("{list} is on: the agent starts anyway, unless failSwapOn is true"),
         "failSwapOn: false in the cluster's ConfigMap kubelet-config, or swapoff -a",
     )
 }
@@ -200,7 +200,7 @@ fn check_kubeadm_system(facts: &CheckFacts) -> CheckFinding {
     const IGNORE: &str = "kubeadm join --ignore-preflight-errors=SystemVerification";
     if !facts.cgroups.v2 {
         return CheckFinding::error(
-            "control groups are of version 1, which a kubelet of 1.35 does not have any more",
+            "control groups are of version 1, which kubelet 1.35 no longer supports",
             "systemd.unified_cgroup_hierarchy=1 on the kernel's command line",
         );
     }
@@ -218,17 +218,17 @@ fn check_kubeadm_system(facts: &CheckFacts) -> CheckFinding {
                 "the kernel's configuration is neither in /proc/config.gz nor in /boot/config-{}",
                 facts.kernel.release
             ),
-            format!("modprobe configs; where the kernel was built without it: {IGNORE}"),
+            format!("modprobe configs; if the kernel was built without that module: {IGNORE}"),
         );
     };
     if !lacks.is_empty() {
         let list = join_first(lacks.iter().map(String::as_str), MAX_NAMED);
         return CheckFinding::error(
             format!("{path} lacks {list}"),
-            format!("a kernel with these; if the board does without: {IGNORE}"),
+            format!("boot a kernel with these options; if the board works without them: {IGNORE}"),
         );
     }
-    CheckFinding::ok(format!("{path} has all that is asked for"))
+    CheckFinding::ok(format!("{path} has all required options"))
 }
 
 fn check_kubeadm_hostname(facts: &CheckFacts) -> CheckFinding {
@@ -237,7 +237,7 @@ fn check_kubeadm_hostname(facts: &CheckFacts) -> CheckFinding {
         return CheckFinding::ok(name.clone());
     }
     CheckFinding::warning(
-        format!("the name {name} leads to no address"),
+        format!("the name {name} cannot be resolved to an address"),
         format!("echo '127.0.1.1 {name}' >> /etc/hosts"),
     )
 }
@@ -287,11 +287,11 @@ fn check_kubelet_port(facts: &CheckFacts) -> CheckFinding {
     };
     match (&facts.agent, facts.apiserver.is_some()) {
         (AgentReachability::Up(_), false) => CheckFinding::error(
-            format!("the picolet that stands alone here holds port {port}"),
-            "systemctl disable --now picolet, and kubeadm starts it as kubelet",
+            format!("the standalone picolet of this machine uses port {port}"),
+            "systemctl disable --now picolet; kubeadm then starts it as kubelet",
         ),
         (AgentReachability::Up(_), true) => CheckFinding::error(
-            format!("the picolet that is a node already holds port {port}"),
+            format!("picolet uses port {port}, and this machine is a node already"),
             "kubeadm reset; picolet reset --stop",
         ),
         (AgentReachability::Absent | AgentReachability::Mute(_), _) => CheckFinding::error(
@@ -306,7 +306,7 @@ fn check_kubeadm_proxy(facts: &CheckFacts) -> CheckFinding {
         return CheckFinding::ok("none");
     }
     CheckFinding::warning(
-        "HTTPS_PROXY is set: is the control plane to be reached through it?",
+        "HTTPS_PROXY is set: must the control plane be reached through that proxy?",
         "add the addresses of the control plane to NO_PROXY",
     )
 }
@@ -357,14 +357,14 @@ mod tests {
         (|f| f.cgroups.missing = ["memory".to_owned()].into(), "SystemVerification", FindingLevel::Error, "missing: memory", "cgroup-memory"),
         (|f| f.kubeadm.kernel = None, "SystemVerification", FindingLevel::Error, "neither in /proc/config.gz nor in /boot/config-6.12.25+rpt-rpi-v8", "--ignore-preflight-errors=SystemVerification"),
         (|f| f.kubeadm.kernel = Some(("/proc/config.gz".into(), ["CONFIG_EXT4_FS".to_owned()].into())), "SystemVerification", FindingLevel::Error, "/proc/config.gz lacks CONFIG_EXT4_FS", "--ignore-preflight-errors=SystemVerification"),
-        (|f| f.kubeadm.resolves = false, "Hostname", FindingLevel::Warning, "pi.example leads to no address", "/etc/hosts"),
+        (|f| f.kubeadm.resolves = false, "Hostname", FindingLevel::Warning, "pi.example cannot be resolved", "/etc/hosts"),
         (|f| f.kubeadm.version = "picolet 0.1.0".into(), "KubeletVersion", FindingLevel::Error, "says \"picolet 0.1.0\"", "--mode kubeadm"),
         (|f| f.kubeadm.version_error = Some("there is no such program".into()), "KubeletVersion", FindingLevel::Error, "no such program", "--mode kubeadm"),
         (|f| f.kubeadm.enabled = Some(false), "Service-kubelet", FindingLevel::Warning, "does not start", "systemctl enable kubelet"),
         // KADM-11
         (|f| f.network.listening = [22, 10_250].into(), "Port-10250", FindingLevel::Error, "port 10250 is taken", "sport = :10250"),
         (|f| f.network.listening = [10_248].into(), "Port-10250", FindingLevel::Error, "port 10248 is taken", "sport = :10248"),
-        (|f| { f.network.listening = [10_250].into(); f.agent = sound().agent; }, "Port-10250", FindingLevel::Error, "stands alone here holds port 10250", "disable --now picolet"),
+        (|f| { f.network.listening = [10_250].into(); f.agent = sound().agent; }, "Port-10250", FindingLevel::Error, "standalone picolet of this machine uses port 10250", "disable --now picolet"),
         (|f| f.kubeadm.proxy = true, "HTTPProxy", FindingLevel::Warning, "HTTPS_PROXY", "NO_PROXY"),
     ];
 

@@ -34,7 +34,7 @@ pub(super) fn check_root(facts: &CheckFacts) -> CheckFinding {
         return CheckFinding::ok("runs as root");
     }
     CheckFinding::error(
-        "not root: what could not be looked at counts as wrong",
+        "not root: a fact that only root can read counts as wrong",
         "sudo picolet check",
     )
 }
@@ -72,7 +72,7 @@ pub(super) fn check_hostname(facts: &CheckFacts) -> CheckFinding {
         return CheckFinding::error(format!("{name:?} cannot be the name of a node"), fix);
     }
     if name == "localhost" || name.starts_with("localhost.") {
-        return CheckFinding::warning(format!("{name:?} names every machine"), fix);
+        return CheckFinding::warning(format!("{name:?} is a name that every machine has"), fix);
     }
     CheckFinding::ok(name)
 }
@@ -88,7 +88,7 @@ pub(super) fn check_clock(facts: &CheckFacts) -> CheckFinding {
         )),
         Some(false) => CheckFinding::warning(
             format!(
-                "it is {now} here, and nobody keeps the clock right: times in logs and status may be wrong"
+                "the clock shows {now}, and nothing synchronizes it: times in logs and status may be wrong"
             ),
             SET_CLOCK,
         ),
@@ -127,14 +127,14 @@ pub(super) fn check_devices(facts: &CheckFacts) -> CheckFinding {
     };
     if let Some(wrong) = facts.devices.wrong.first() {
         return CheckFinding::warning(
-            format!("CDI file {wrong}: its devices are not there"),
-            "mend the file, or remove it",
+            format!("CDI file {wrong}: its devices are not available"),
+            "correct the file, or remove it",
         );
     }
     if let Some(absent) = absent(units) {
         return CheckFinding::warning(
-            format!("nothing is here of {absent}: pods that ask for it wait"),
-            "plug it in, load its module (modprobe), or mend match in picolet.devices: ls -l /dev shows what there is",
+            format!("no device of {absent} was found: pods that ask for it wait"),
+            "plug it in, load its module (modprobe), or correct match in picolet.devices; ls -l /dev lists the devices that exist",
         );
     }
     if let Some(absent) = absent(plugins) {
@@ -216,7 +216,7 @@ pub(super) fn check_eviction(facts: &CheckFacts) -> CheckFinding {
     let says = format!("kept free: {}", kept.join(", "));
     if facts.apiserver.is_none() && !facts.wanted.evict_static_pods {
         return CheckFinding::warning(
-            format!("{says}; but no pod goes for it: there are only static pods here"),
+            format!("{says}; but no pod can be evicted for it: this node has only static pods"),
             "set picolet.evictStaticPods, or picolet run --evict-static-pods",
         );
     }
@@ -243,7 +243,7 @@ pub(super) fn check_read_only(facts: &CheckFacts) -> CheckFinding {
         dir.kind
     );
     let remount = format!(
-        "mount -o remount,rw $(findmnt -no TARGET -T {}); after an I/O error: dmesg, fsck, a new card",
+        "mount -o remount,rw $(findmnt -no TARGET -T {}); after an I/O error: look at dmesg, run fsck, or replace the card",
         dir.path
     );
     if dir.moved_by.is_empty() {
@@ -252,7 +252,7 @@ pub(super) fn check_read_only(facts: &CheckFacts) -> CheckFinding {
     CheckFinding::error(
         says,
         format!(
-            "{remount}; where the system is to be read-only: another directory by {}",
+            "{remount}; if the system is meant to be read-only: choose another directory with {}",
             dir.moved_by
         ),
     )
@@ -265,18 +265,18 @@ pub(super) fn check_mount_options(facts: &CheckFacts) -> CheckFinding {
         path, restricted, ..
     } = &facts.dirs.root;
     if restricted.is_empty() {
-        return CheckFinding::ok(format!("nothing is forbidden at {path}"));
+        return CheckFinding::ok(format!("no restrictions at {path}"));
     }
     let what = restricted.iter().map(|option| match option.as_str() {
-        "noexec" => "no program starts (noexec)",
-        "nosuid" => "no program changes its user (nosuid)",
-        _ => "no device opens (nodev)",
+        "noexec" => "programs do not start (noexec)",
+        "nosuid" => "programs cannot change their user (nosuid)",
+        _ => "devices cannot be opened (nodev)",
     });
     let what: Vec<&str> = what.collect();
     let undo = restricted.iter().map(|option| &option[2..]);
     let undo: Vec<&str> = undo.collect();
     CheckFinding::warning(
-        format!("in volumes below {path} {}", what.join(", ")),
+        format!("in volumes below {path}: {}", what.join(", ")),
         format!(
             "mount -o remount,{} $(findmnt -no TARGET -T {path}), and in /etc/fstab; or picolet run --root-dir on another disk",
             undo.join(",")
@@ -294,7 +294,9 @@ pub(super) fn check_root_dir(facts: &CheckFacts) -> CheckFinding {
             "picolet run --root-dir on a disk",
         ),
         "overlay" => CheckFinding::error(
-            format!("{path} is on an overlay, on which containers cannot have another"),
+            format!(
+                "{path} is on an overlay file system, on which the overlays of containers do not work"
+            ),
             "raspi-config nonint disable_overlayfs && reboot, or picolet run --root-dir on another disk",
         ),
         "vfat" | "exfat" | "ntfs" | "ntfs3" | "fuseblk" | "9p" | "nfs" | "nfs4" | "cifs" => {
@@ -311,7 +313,7 @@ pub(super) fn check_root_dir(facts: &CheckFacts) -> CheckFinding {
 pub(super) fn check_disk_wear(facts: &CheckFacts) -> CheckFinding {
     let Some(disk) = &facts.dirs.root_disk else {
         return CheckFinding::ok(format!(
-            "{} is on no disk that could tell",
+            "{} is not on a disk that reports its wear",
             facts.dirs.root.path
         ));
     };
@@ -332,19 +334,21 @@ pub(super) fn check_run_dir(facts: &CheckFacts) -> CheckFinding {
         return CheckFinding::ok(format!("{path} on {kind}"));
     }
     CheckFinding::warning(
-        format!("{path} is on {kind}: it wears the disk and does not end with a reboot"),
+        format!(
+            "{path} is on {kind}: writing to it wears the disk, and a reboot does not clear it"
+        ),
         format!("mount -t tmpfs -o mode=755 tmpfs {path}, or picolet run --run-dir /run/picolet"),
     )
 }
 
 pub(super) fn check_records(facts: &CheckFacts) -> CheckFinding {
     match &facts.dirs.foreign_record {
-        None => CheckFinding::ok("all are of versions that this program reads"),
+        None => CheckFinding::ok("this program can read all of them"),
         Some((path, v)) => CheckFinding::error(
             format!(
-                "{path} is of version {v}, which a newer picolet wrote and this one does not read"
+                "{path} has version {v}: a newer picolet wrote it, and this one cannot read it"
             ),
-            "install that one again; or end the pods with it and remove what it made: picolet reset --stop",
+            "install the newer picolet again, or use it to end the pods and remove its data: picolet reset --stop",
         ),
     }
 }

@@ -5,7 +5,7 @@ use alloc::string::String;
 use super::{CheckFacts, CheckFinding, join_first};
 
 /// Text for a network that is the container runtime's, not this agent's.
-const OF_RUNTIME: &str = "the container runtime's";
+const OF_RUNTIME: &str = "managed by the container runtime";
 
 pub(super) fn check_network_config(facts: &CheckFacts) -> CheckFinding {
     let net = &facts.network;
@@ -13,7 +13,7 @@ pub(super) fn check_network_config(facts: &CheckFacts) -> CheckFinding {
         (Some(_), Some(why)) => {
             return CheckFinding::error(
                 format!("the container runtime says: {why}"),
-                "give it a network configuration, and restart it if it does not see that",
+                "give the container runtime a network configuration; restart it if it does not notice that",
             );
         }
         (Some(_), None) => return CheckFinding::ok(OF_RUNTIME),
@@ -23,7 +23,7 @@ pub(super) fn check_network_config(facts: &CheckFacts) -> CheckFinding {
         return CheckFinding::error(
             why.clone(),
             format!(
-                "correct that file, or move it away to use the built-in network: mv it out of {}",
+                "correct that file, or move it out of {} to use the built-in network",
                 net.conf_dir
             ),
         );
@@ -32,7 +32,7 @@ pub(super) fn check_network_config(facts: &CheckFacts) -> CheckFinding {
         None => CheckFinding::ok(format!("built in, bridge {}", facts.wanted.bridge)),
         Some(file) if needs_daemon(&net.plugins) => CheckFinding::warning(
             format!(
-                "{file} calls {}, which works only beside its daemon: was it left by another cluster?",
+                "{file} calls {}, which works only with its daemon: was it left by another cluster?",
                 join_first(net.plugins.iter().map(String::as_str), 3)
             ),
             format!("mv {file} {file}.off  (the built-in network is used then)"),
@@ -86,7 +86,7 @@ pub(super) fn check_iptables(facts: &CheckFacts) -> CheckFinding {
                 "apt-get install iptables",
             )
         } else {
-            CheckFinding::ok("not installed; the configured network has to do without")
+            CheckFinding::ok("not installed; the configured network must work without it")
         };
     };
     if let Some(why) = &net.nat_error {
@@ -126,7 +126,7 @@ pub(super) fn check_forwarding(facts: &CheckFacts) -> CheckFinding {
     }
     if net.conf.is_some() && net.bridge_filter != Some(true) {
         return CheckFinding::warning(
-            "bridged packets pass no firewall (br_netfilter): Services of a cluster do not reach their own node",
+            "the firewall does not see bridged packets (br_netfilter): Services of a cluster do not reach pods on the same node",
             "modprobe br_netfilter && echo br_netfilter > /etc/modules-load.d/br_netfilter.conf && \
              sysctl -w net.bridge.bridge-nf-call-iptables=1",
         );
@@ -178,7 +178,7 @@ pub(super) fn check_dns(facts: &CheckFacts) -> CheckFinding {
     let local = |server: &String| server.starts_with("127.") || server == "::1";
     if net.name_servers.is_empty() {
         return CheckFinding::warning(
-            format!("{file} names no server: pods resolve nothing"),
+            format!("{file} names no server: pods cannot resolve names"),
             "picolet run --resolv-conf FILE with a line such as: nameserver 192.168.1.1",
         );
     }
@@ -197,6 +197,6 @@ pub(super) fn check_dns(facts: &CheckFacts) -> CheckFinding {
     }
     CheckFinding::error(
         says,
-        "picolet run --resolv-conf FILE with the servers that this machine's own server asks",
+        "picolet run --resolv-conf FILE, which names the servers that the local name server asks",
     )
 }

@@ -37,7 +37,9 @@ pub enum DashboardDenial {
     )]
     Host(String),
     /// The request comes from a page that is not the dashboard's.
-    #[error("a page of {0:?} may not use this dashboard; open the URL that picolet dashboard printed")]
+    #[error(
+        "a page of {0:?} may not use this dashboard; open the URL that picolet dashboard printed"
+    )]
     Origin(String),
     /// An action without `Origin`: the page that asks for it is not known.
     #[error("a request that changes something needs an Origin header")]
@@ -46,7 +48,9 @@ pub enum DashboardDenial {
     #[error("the token is missing or wrong; open the URL that picolet dashboard printed")]
     Token,
     /// An action on a dashboard that may only show.
-    #[error("this dashboard is read-only; start it with picolet dashboard --allow-actions to make changes")]
+    #[error(
+        "this dashboard is read-only; start it with picolet dashboard --allow-actions to make changes"
+    )]
     ReadOnly,
 }
 

@@ -420,7 +420,11 @@ fn channel_files() {
             r#""serial": 0"#,
             "its serial cannot be right",
         ),
-        (r#""serial": 7"#, r#""serial": -1"#, "it is not a channel file"),
+        (
+            r#""serial": 7"#,
+            r#""serial": -1"#,
+            "it is not a channel file",
+        ),
         ("cdef\"", "cdeF\"", "its sha256 cannot be right"),
         ("cdef\"", "cde\"", "its sha256 cannot be right"),
         (

@@ -262,7 +262,10 @@ impl TrialJudge {
                 let ended =
                     |gone: &&EndedContainer| !gone.by_itself && !self.leaving.contains(&gone.pod);
                 if let Some(gone) = look.gone.iter().find(ended) {
-                    return TrialVerdict::Back(format!("container {} did not keep running", gone.id));
+                    return TrialVerdict::Back(format!(
+                        "container {} did not keep running",
+                        gone.id
+                    ));
                 }
                 let since = self.well.filter(|(other, _)| *other == pid);
                 let (_, since) = *self.well.insert(since.unwrap_or((pid, now)));
@@ -275,7 +278,8 @@ impl TrialJudge {
                         None => TrialVerdict::AskApiserver,
                         Some(until) if now < until => TrialVerdict::Wait,
                         Some(_) => TrialVerdict::Back(
-                            "the apiserver can be reached, but the agent gets no answer from it".to_owned(),
+                            "the apiserver can be reached, but the agent gets no answer from it"
+                                .to_owned(),
                         ),
                     };
                 }

@@ -48,7 +48,7 @@ pub(super) static COMMANDS: [PartCommand; 1] = [PartCommand {
             "listen",
             None,
             "PATH",
-            "a socket of its own (default: the one that the service manager hands over)",
+            "socket to listen at (default: the one that the service manager passes)",
         )],
         agent_flags: true,
         takes: CompletionKind::Nothing,
@@ -70,7 +70,7 @@ fn run_cri_command(command: &'static CliCommand, words: Vec<OsString>) -> Result
             .map_err(|e| CliError::new(format!("the socket of the service manager: {e}")))?,
         (None, _) => {
             return Err(CliError::new(
-                "where to? picolet-cri.socket hands a socket over; by hand: --listen PATH",
+                "no socket to listen at: picolet-cri.socket passes one; without it, use --listen PATH",
             ));
         }
     };
@@ -107,7 +107,7 @@ async fn serve_until_idle(listener: UnixListener, remains: &RemainingPods) -> io
                 None => {}
                 Some(Ok(_)) if clients.get() >= MAX_CLIENTS => {}
                 Some(Err(e)) => {
-                    log::warn!("a client did not come: {e}");
+                    log::warn!("cannot accept a client: {e}");
                     Timer::after(PAUSE).await;
                 }
                 Some(Ok((stream, _))) => {

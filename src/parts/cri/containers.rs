@@ -55,7 +55,7 @@ impl CriClient {
         if let Some(live) = config.live_devices.first() {
             let at = &live.container_path;
             return Err(RuntimeError::Invalid(format!(
-                "devices in {at}: a runtime that serves CRI cannot let them come and go"
+                "devices in {at}: a CRI runtime cannot add or remove devices while a container runs"
             )));
         }
         let made =

@@ -100,7 +100,7 @@ fn check_version(answer: wire::VersionResponse) -> Result<RuntimeVersion, GrpcSt
     .iter()
     .any(|field| field.is_empty())
     {
-        return wrong("it does not say who it is".into());
+        return wrong("it does not report its name and version".into());
     }
     if answer.version != KUBE_API_VERSION {
         return wrong(format!(

@@ -165,7 +165,7 @@ impl RuntimeLink {
         };
         let client = self.connected_client().await?;
         if kind == CallKind::Make && self.listed.get() != self.connection_number() {
-            let text = "the runtime was connected to anew: its pods are listed first";
+            let text = "the connection to the runtime is new: its pods are listed first";
             return Err(unavailable(text));
         }
         let path = format!("/runtime.v1.{service}Service/{method}");

@@ -57,7 +57,7 @@ impl RemainingPods {
         let reset = ResetPlan::new(words, choice)?;
         if let Some(endpoints) = &reset.cfg.runtime.endpoints {
             let at = endpoints.runtime.display();
-            let why = format!("the runtime at {at} has the pods: name that one to kubeadm");
+            let why = format!("the runtime at {at} has the pods: give its socket to kubeadm");
             return Err(ResetError::Refused(why));
         }
         Ok(Self {

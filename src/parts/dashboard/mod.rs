@@ -65,7 +65,7 @@ static COMMANDS: [PartCommand; 1] = [PartCommand {
                 "listen",
                 None,
                 "ADDRESS:PORT",
-                "where the browser finds it (default 127.0.0.1:8899)",
+                "address that the browser connects to (default 127.0.0.1:8899)",
             ),
             switch_flag(
                 "allow-actions",
@@ -140,9 +140,9 @@ fn page_address_text(bound: SocketAddr, token: &str) -> String {
         );
     }
     if !bound.ip().is_loopback() {
-        text += "Who listens on the network can read what the page shows, and the token. ssh -L is safer.\n";
+        text += "Anyone who can read the network traffic can read the page and the token. ssh -L is safer.\n";
     }
-    text + "The page lives until this command ends (Ctrl-C).\n"
+    text + "The page is available until this command ends (Ctrl-C).\n"
 }
 
 fn accept(listener: &TcpListener, dashboard: &Arc<DashboardState>) -> Result<(), CliError> {
@@ -186,7 +186,7 @@ mod tests {
         let of = |address: &str| page_address_text(address.parse().expect("address"), "t0");
         assert_eq!(
             of("127.0.0.1:8899"),
-            "Open http://127.0.0.1:8899/#t0\nThe page lives until this command ends (Ctrl-C).\n"
+            "Open http://127.0.0.1:8899/#t0\nThe page is available until this command ends (Ctrl-C).\n"
         );
         assert!(of("[::1]:1").starts_with("Open http://[::1]:1/#t0\nThe page"));
         assert!(of("0.0.0.0:1").starts_with("Open http://ADDRESS-OF-THIS-MACHINE:1/#t0\nWho"));

@@ -188,7 +188,7 @@ fn refuse_live_devices(declared: &DeclaredDevices) -> Result<(), InvalidField> {
         None => Ok(()),
         Some(n) => invalid_field(
             &format!("picolet.devices[{n}].live"),
-            "cannot be kept with containerRuntimeEndpoint: the runtime gives nodes when a container starts; set it to false",
+            "cannot be used with containerRuntimeEndpoint: the runtime adds device nodes only when a container starts; set it to false",
         ),
     }
 }

@@ -221,7 +221,7 @@ impl PluginRegistry {
         // What it is told changes nothing of what it is.
         if let Err(e) = registration.notify(&error).await {
             complain(&format!(
-                "it does not hear what became of it: {}",
+                "it cannot be told the result of its registration: {}",
                 e.message
             ));
         }

@@ -65,7 +65,7 @@ pub(crate) enum DevicePluginError {
     #[error("{0}")]
     Wrong(PluginMessageError),
     /// The plugin has ended its list.
-    #[error("it ends its list")]
+    #[error("it ended its list of devices")]
     Ended,
     /// The record of the plugin cannot be written.
     #[error("cannot write {0}: {1}")]
@@ -235,7 +235,7 @@ impl DevicePlugins {
         } = request;
         let _one_more = Rc::clone(&self.under_way);
         if Rc::strong_count(&self.under_way) - 1 > MAX_REGISTERING {
-            let text = format!("{MAX_REGISTERING} device plugins register already");
+            let text = format!("{MAX_REGISTERING} device plugins are registering already");
             self.complaints.complain(&text);
             return Err(GrpcStatus::new(GrpcCode::RESOURCE_EXHAUSTED, text));
         }
@@ -299,7 +299,7 @@ impl DevicePlugins {
     pub(crate) async fn drop_plugin(&self, resource: &str, number: u64, agent: &DeviceLoop) {
         if let Some(live) = self.take_live_plugin(resource, number) {
             drop(live);
-            log::info!("the device plugin of {resource} has gone: so has its socket");
+            log::info!("the device plugin of {resource} has gone, and so has its socket");
             let resource = resource.into();
             agent.tell_loop(DeviceNews::Gone { resource }).await;
         }

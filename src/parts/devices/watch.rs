@@ -42,7 +42,7 @@ impl DeviceWatch {
         let mut doorbell = doorbell.and_then(|laid| {
             let told = laid.inspect_err(|e| {
                 log::info!(
-                    "the kernel does not tell of devices, they are looked at every ten seconds: {e}"
+                    "the kernel does not report devices, so they are looked at every ten seconds: {e}"
                 );
             });
             told.ok()
@@ -79,7 +79,7 @@ impl DeviceWatch {
                 .or(wait_for_doorbell(doorbell.as_ref(), &*self.clock))
                 .await
             {
-                log::info!("the kernel no longer tells of devices: {e}");
+                log::info!("the kernel no longer reports devices: {e}");
                 doorbell = None;
             }
         }

@@ -44,7 +44,7 @@ impl BootstrapToken {
     /// Reads `abcdef.0123456789abcdef`.
     pub(super) fn parse(text: &str) -> Result<Self, JoinError> {
         let (id, secret) = split_bootstrap_token(text).ok_or(JoinError::Token(
-            "is not of the form of a bootstrap token: 6 and 16 lower-case letters or digits, with a dot between",
+            "is not a bootstrap token: 6 lower-case letters or digits, a dot, and 16 more",
         ))?;
         Ok(Self {
             id: id.into(),
@@ -153,7 +153,11 @@ fn read_cluster_info(kubeconfig: &str, url: &Url) -> Result<(String, Vec<u8>), J
         decode::parse_document(kubeconfig.as_bytes()).map_err(|e| wrong_answer(INFO, url, e))?;
     let clusters = document.value["clusters"].as_array();
     let Some([one]) = clusters.map(Vec::as_slice) else {
-        return Err(wrong_answer(INFO, url, "it names not one cluster"));
+        return Err(wrong_answer(
+            INFO,
+            url,
+            "it does not name exactly one cluster",
+        ));
     };
     let text = |field: &str| one["cluster"][field].as_str().unwrap_or_default();
     let ca = STANDARD.decode(text("certificate-authority-data"));

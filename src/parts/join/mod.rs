@@ -58,13 +58,13 @@ pub(super) struct JoinPart;
 static COMMANDS: [PartCommand; 1] = [
     PartCommand {
         command: CliCommand { name: "join", args: "[HOST:PORT]", group: MACHINE, help: "Make this machine a node of a cluster of kubeadm or k3s", flags: &[
-            value_flag("token", None, "TOKEN", "what kubeadm token create or k3s token create has printed; every user of this machine sees it"),
-            value_flag("token-file", None, "FILE", "the same in a file that root alone can read; - is standard input"),
+            value_flag("token", None, "TOKEN", "token that kubeadm token create or k3s token create has printed; every user of this machine can see it"),
+            value_flag("token-file", None, "FILE", "file with the token, which only root may be able to read; - is standard input"),
             value_flag("discovery-token-ca-cert-hash", None, "sha256:HASH", "digest of the cluster's CA, as kubeadm prints it; may be repeated"),
-            switch_flag("discovery-token-unsafe-skip-ca-verification", None, "take any CA that the token has signed; with --k3s, any at all"),
+            switch_flag("discovery-token-unsafe-skip-ca-verification", None, "trust any CA that the token has signed; with --k3s: any CA"),
             value_flag("k3s", None, "URL", "server of a k3s cluster, in place of HOST:PORT"),
-            value_flag("node-password-file", None, "PATH", "what k3s knows this node by (default /etc/rancher/node/password)"),
-            switch_flag("force", Some('f'), "also if this machine is a node, or a ready node has its name"),
+            value_flag("node-password-file", None, "PATH", "file with the password by which k3s knows this node (default /etc/rancher/node/password)"),
+            switch_flag("force", Some('f'), "join even if this machine is a node, or a ready node has its name"),
             switch_flag("no-start", None, "do not restart the agent"),
         ], agent_flags: true, takes: CompletionKind::Nothing },
         run: |command, words| run_join(command, words).map(|()| ExitCode::SUCCESS),
@@ -134,14 +134,14 @@ fn run_join(command: &'static CliCommand, words: Vec<OsString>) -> Result<(), Cl
     let joined = match (&asked.k3s, &server) {
         (Some(_), Some(_)) => {
             return Err(CliError::new(
-                "there is an argument too many: beside --k3s no server is named",
+                "too many arguments: with --k3s, HOST:PORT is not given",
             ));
         }
         (Some(url), None) => join_k3s_cluster(&asked, &machine, url),
         (None, Some(server)) => join_kubeadm_cluster(&asked, &machine, server),
         (None, None) => {
             return Err(CliError::new(
-                "where to? picolet join --token-file FILE --discovery-token-ca-cert-hash sha256:… HOST:6443, or --k3s https://HOST:6443",
+                "no server is given. Use: picolet join --token-file FILE --discovery-token-ca-cert-hash sha256:… HOST:6443, or --k3s https://HOST:6443",
             ));
         }
     };
@@ -194,11 +194,11 @@ fn read_join_flags(own: Vec<(&'static str, String)>) -> Result<JoinFlags, CliErr
         (false, None) => {}
         (true, None) => {
             return Err(CliError::new(
-                "--token is missing, or --token-file with the file that holds it",
+                "no token is given: use --token-file or --token",
             ));
         }
         (false, Some(_)) => {
-            return Err(CliError::new("--token or --token-file: only one of them"));
+            return Err(CliError::new("use only one of --token and --token-file"));
         }
     }
     Ok(asked)
@@ -214,7 +214,7 @@ fn read_token(file: &str) -> io::Result<String> {
         let about = opened.metadata()?;
         if about.uid() != nix::unistd::geteuid().as_raw() || about.mode() & 0o077 != 0 {
             return Err(io::Error::other(
-                "others than root may read or change it: give it to root, chmod 600, and take a new token if they may know this one",
+                "users other than root may read or change it: give it to root, chmod 600, and use a new token if somebody may have read this one",
             ));
         }
         from = Box::new(opened);
@@ -250,7 +250,7 @@ fn read_agent_flags(
             }
             Err(FlagError::Stray(_)) => {
                 return Err(CliError::new(
-                    "there is an argument too many: only HOST:PORT belongs to no flag",
+                    "too many arguments: only HOST:PORT is given without a flag",
                 ));
             }
             Err(e) => return Err(CliError::new(e.to_string())),
@@ -336,7 +336,7 @@ impl MachineBeforeJoin {
             && self.flags.config_dir.is_none()
         {
             return Err(CliError::new(format!(
-                "{} is there, and has to make room: name a directory with --config-dir, where it goes on counting as a drop-in",
+                "{} exists, and picolet join has to replace it: give a directory with --config-dir, where it is kept as a drop-in",
                 self.file.display()
             )));
         }
@@ -345,7 +345,7 @@ impl MachineBeforeJoin {
                 document::find_earlier_drop_in(&dir).map_err(|e| CliError::new(error_chain(&e)))?;
             if let Some(first) = first {
                 return Err(CliError::new(format!(
-                    "{} sorts before {}, which {} becomes, and would not win over it any more: give it a name that sorts after. Nothing was changed",
+                    "{} sorts before {}, the new name of {}, and would no longer override it: give it a name that sorts after. Nothing was changed",
                     first.display(),
                     OWN_DROP_IN,
                     self.file.display()
@@ -474,7 +474,7 @@ impl MachineBeforeJoin {
     ) -> Result<CliError, CliError> {
         let way_out = self.advise_on_value(keys, waiting)?;
         Ok(CliError::new(format!(
-            "this machine joins with the {what} {ours:?}, and its agent would start with {theirs:?}. {way_out}. Nothing was changed"
+            "this machine joins with the {what} {ours:?}, but its agent would start with {theirs:?}. {way_out}. Nothing was changed"
         )))
     }
 
@@ -500,13 +500,13 @@ impl MachineBeforeJoin {
                 file.clone_from(&self.file);
             }
             return Ok(format!(
-                "{} sets {key}, and wins: change it there",
+                "{} sets {key}, which takes precedence: change it there",
                 file.display()
             ));
         }
         let flag = flags::flag_descriptions().find(|flag| keys.first() == Some(&flag.field));
         Ok(format!(
-            "The new {} does not say it: give --{}",
+            "The new {} does not set it: use --{}",
             self.file.display(),
             flag.map_or("", |flag| flag.name)
         ))
@@ -575,29 +575,29 @@ impl MachineBeforeJoin {
 enum JoinRefusal {
     #[error(transparent)]
     Join(#[from] JoinError),
-    #[error("{0} is no address of a server: {1}")]
+    #[error("{0} is not the address of a server: {1}")]
     Server(&'static str, crate::net::UrlError),
     #[error("{0} must begin with https://")]
     NoTls(&'static str),
-    #[error("{0} is a token: name the server there, and the token by --token-file")]
+    #[error("{0} is a token: give the server there, and the token with --token-file")]
     IsToken(&'static str),
     #[error(
         "--discovery-token-ca-cert-hash is missing. On the control plane: kubeadm token create --print-join-command"
     )]
     NoPin,
     #[error(
-        "the token names no CA, so this machine would trust whoever answers. A whole token is K10, 64 hexadecimal digits, :: and the secret: see 'k3s token create' or /var/lib/rancher/k3s/server/node-token on the server. --discovery-token-unsafe-skip-ca-verification joins all the same"
+        "the token names no CA, so this machine would trust any server that answers. A full token is K10, 64 hexadecimal digits, :: and the secret: see 'k3s token create' or /var/lib/rancher/k3s/server/node-token on the server. --discovery-token-unsafe-skip-ca-verification joins anyway"
     )]
     NoCa,
-    #[error("{} is there: another kubelet of this machine is or was a node. Nothing was changed; --force takes its place", _0.display())]
+    #[error("{} exists: this machine is or was a node with another kubelet. Nothing was changed; --force takes its place", _0.display())]
     Taken(PathBuf),
     #[error(
-        "the cluster has a node {0:?} already, and it is ready: give this one another name with --hostname-override, or --force"
+        "the cluster has a node {0:?} already, and it is ready: give this one another name with --hostname-override, or use --force"
     )]
     Name(String),
     #[error("{}: {source}", path.display())]
     File { path: PathBuf, source: io::Error },
-    #[error("what the cluster wants of its kubelets is no document: {0}")]
+    #[error("cannot read the kubelet configuration of the cluster: {0}")]
     Document(#[from] config::decode::DecodeError),
     #[error(transparent)]
     Kubeconfig(#[from] crate::kube::kubeconfig::KubeconfigTextError),
@@ -693,7 +693,7 @@ fn join_k3s_cluster(
         if !asked.any_ca {
             return Err(JoinRefusal::NoCa);
         }
-        notes.push("the token does not say which CA the cluster has (K10…::): whoever answers now is trusted".into());
+        notes.push("the token does not name the CA of the cluster (K10…::): any server that answers now is trusted".into());
     }
     let proxies = &machine.proxies;
     let (supervisor, ca) = k3s::find_supervisor(&url, token, proxies)?;
@@ -750,7 +750,7 @@ fn join_k3s_cluster(
         pairs: vec![first, second],
         server: first_server_text(&config),
         notes,
-        next: "'kubectl get nodes' shows the node when the agent runs. 'picolet check' says what the cluster does not bring to this node.\n",
+        next: "'kubectl get nodes' shows the node when the agent runs. 'picolet check' says what this node needs and the cluster does not provide.\n",
     })
 }
 
@@ -794,7 +794,7 @@ fn restart_agent_service() {
             .map_or_else(String::new, |e| format!(" ({e})"));
         let _ = writeln!(
             io::stderr(),
-            "warning: no service picolet could be started{why}: start the agent yourself (picolet run)"
+            "warning: the service picolet could not be started{why}: start the agent yourself (picolet run)"
         );
     }
 }
@@ -822,9 +822,9 @@ mod tests {
         for (mode, text, says) in [
             (0o600, format!("{SECRET}\n"), Ok(())),
             (0o400, format!("{SECRET}\r\n\n"), Ok(())),
-            (0o640, SECRET.into(), Err("others than root may read")),
-            (0o604, SECRET.into(), Err("others than root may read")),
-            (0o620, SECRET.into(), Err("others than root may read")),
+            (0o640, SECRET.into(), Err("users other than root may read")),
+            (0o604, SECRET.into(), Err("users other than root may read")),
+            (0o620, SECRET.into(), Err("users other than root may read")),
             (0o600, " \n".into(), Err("it is empty")),
             (0o600, "x".repeat(most + 1), Err("more than 4096 bytes")),
         ] {

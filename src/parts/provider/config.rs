@@ -82,12 +82,12 @@ fn read_provider_sockets(
         }
         let field = format!("{FIELD}.{name}");
         if config.runtime.handlers.contains_key(&name) {
-            return invalid_field(&field, "is in picolet.handlers too: one of them must go");
+            return invalid_field(&field, "is in picolet.handlers too: remove one of them");
         }
         if config.runtime.process.is_some() && name == process::HANDLER {
             return invalid_field(
                 "picolet.process",
-                format!("the handler {name:?} is in picolet.providers too: one of them must go"),
+                format!("the handler {name:?} is in picolet.providers too: remove one of them"),
             );
         }
         match read_endpoint(&field, "provider", Some(&text))? {

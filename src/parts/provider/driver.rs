@@ -209,12 +209,12 @@ impl PodDriverRouter {
             Ok(name) => name,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return PodOwner::Containers,
             // The read is tried again. Taken for a pod of containers, a provider's pod would be left running.
-            Err(e) => return PodOwner::Nobody(format!("cannot read whose it is: {e}")),
+            Err(e) => return PodOwner::Nobody(format!("cannot read which provider runs it: {e}")),
         };
         match self.providers.by_handler(&name) {
             Some(provider) => PodOwner::Provider(provider),
             None => PodOwner::Nobody(format!(
-                "it runs at provider {name:?}, which is not configured any more: nobody can end it there"
+                "it runs at provider {name:?}, which is no longer configured: the pod cannot be ended there"
             )),
         }
     }

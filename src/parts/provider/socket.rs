@@ -76,7 +76,7 @@ impl ProviderSocket {
         let peer = getsockopt(&socket, PeerCredentials)
             .map_err(|e| ProviderError::Unreachable(e.into()))?;
         if peer.uid() != 0 {
-            return Err(untrusted("is served by somebody who is not root"));
+            return Err(untrusted("is served by a process that is not root's"));
         }
         Ok(socket)
     }

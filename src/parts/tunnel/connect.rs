@@ -165,7 +165,7 @@ pub(super) async fn open_stream(
     let server = header(&head, b"serverid").map(|id| String::from_utf8_lossy(id).into_owned());
     let count = header(&head, b"servercount").and_then(|n| str::from_utf8(n).ok()?.parse().ok());
     let (Some(server), Some(count)) = (server, count) else {
-        let why = "it answers without serverid and servercount: it is no konnectivity server, or its agent port is another";
+        let why = "it answers without serverid and servercount: it is not a konnectivity server, or it has another agent port";
         return Err(StreamFailure::broken(why));
     };
     Ok(OpenedStream {

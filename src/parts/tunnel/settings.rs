@@ -79,13 +79,13 @@ pub(super) fn resolve_tunnel(
     if !is_member {
         return invalid_field(
             field,
-            "is for an apiserver to reach this node, and there is none: set picolet.kubeconfig too",
+            "lets an apiserver reach this node, and none is configured: set picolet.kubeconfig too",
         );
     }
     if server.listen.is_none() {
         return invalid_field(
             field,
-            "leads to the server of this node, and enableServer is false: set it to true",
+            "needs the server of this node, but enableServer is false: set it to true",
         );
     }
     let servers = own
@@ -171,11 +171,11 @@ mod tests {
         for (found, says) in [
             (
                 with(one(), false, true),
-                "servers: is for an apiserver to reach this node, and there is none: set picolet.kubeconfig too",
+                "servers: lets an apiserver reach this node, and none is configured: set picolet.kubeconfig too",
             ),
             (
                 with(one(), true, false),
-                "servers: leads to the server of this node, and enableServer is false: set it to true",
+                "servers: needs the server of this node, but enableServer is false: set it to true",
             ),
             (
                 of(json!({ "servers": vec!["a"; 9] })),

@@ -80,10 +80,10 @@ pub enum ChannelError {
     #[error("{0} has more than {MAX_CHANNEL_BYTES} bytes")]
     TooLarge(String),
     /// The channel file leads nowhere.
-    #[error("its url {0:?} leads nowhere: {1}")]
+    #[error("its url {0:?} is not usable: {1}")]
     Location(String, UrlError),
     /// The channel file leads out of its directory.
-    #[error("its url {0:?} is no name of a file beside it")]
+    #[error("its url {0:?} is not the name of a file in the same directory")]
     Name(String),
     /// The answer ended early, again and again.
     #[error("{0} ended at byte {1} of {2}")]
@@ -95,7 +95,7 @@ pub enum ChannelError {
     #[error("{0} has no file {1:?}")]
     NoFile(String, String),
     /// The artefact has another file than the channel file names.
-    #[error("{0:?} is {1} of {2} bytes in the registry, and not what was released")]
+    #[error("{0:?} in the registry is not the released file: it has digest {1} and {2} bytes")]
     Other(String, Digest, u64),
 }
 

@@ -183,7 +183,7 @@ impl ChannelVisit {
         // The lock is held to the end of the trial: two looks would write one file.
         let lock = fs::File::open(&dir).map_err(|e| file_error("open", &dir, &e))?;
         if lock.try_lock().is_err() {
-            return Err(passing_failure("another look is under way"));
+            return Err(passing_failure("another look for updates is running"));
         }
         let mut memory = self.read_settled_memory()?;
         if memory != self.read_memory()? {
@@ -217,7 +217,7 @@ impl ChannelVisit {
             OfferVerdict::Have => return Ok(format!("serial {serial} is installed{endless}")),
             OfferVerdict::NotInShare => {
                 return Ok(format!(
-                    "serial {serial} is for others first: its share is {} %{endless}",
+                    "serial {serial} is not offered to this node yet: its share is {} %{endless}",
                     offer.share
                 ));
             }
@@ -323,7 +323,7 @@ impl ChannelVisit {
             return Ok(());
         };
         let mut e = refused_update(format_args!(
-            "the channel file expired at {at}: sign a new one; if there is one, it does not reach this node"
+            "the channel file expired at {at}: sign a new one. If there is a new one, it has not reached this node"
         ));
         e.why.code = u8::try_from(EXPIRED).unwrap_or(1);
         Err(e)
@@ -475,7 +475,7 @@ impl ChannelVisit {
             minutes % 60,
         );
         if clock::is_synchronized() != Some(true) && !schedule.trusts_clock {
-            out += "clock      nobody keeps it right: no update until then\n";
+            out += "clock      not synchronized: no update until it is\n";
         }
         out += &match memory.committed {
             0 => "serial     none yet\n".into(),

@@ -47,23 +47,23 @@ pub(super) struct UpdatePart;
 #[rustfmt::skip]
 static COMMANDS: [PartCommand; 2] = [
     PartCommand {
-        command: CliCommand { name: "upgrade", args: "FILE", group: MACHINE, help: "Replace picolet by FILE, and put the old one back if that does not become healthy", flags: &[
-            switch_flag("dry-run", None, "only say whether it can take over"),
-            switch_flag("force", None, "also if it is older, was put back before, or finds something wrong; it is watched all the same"),
+        command: CliCommand { name: "upgrade", args: "FILE", group: MACHINE, help: "Replace picolet with FILE; put the old one back if the new one does not become healthy", flags: &[
+            switch_flag("dry-run", None, "only check whether FILE can replace the installed program"),
+            switch_flag("force", None, "even if FILE is older, was put back before, or finds something wrong; it is still on trial"),
             value_flag("key", None, "PATH", "public key that the release is signed by (default ../lib/picolet/release.pub beside the program's directory)"),
-            value_flag("restart", None, "COMMAND", "what restarts the agent (default: its service of systemd or OpenRC)"),
-            value_flag("wait", None, "SECONDS", "time that the new one has to become healthy, from 20 to 3600 (default 120)"),
-            switch_flag("watch", None, "go on with a trial that was cut off; picolet-upgrade.service does it"),
+            value_flag("restart", None, "COMMAND", "command that restarts the agent (default: restart its service of systemd or OpenRC)"),
+            value_flag("wait", None, "SECONDS", "time for the new program to become healthy, from 20 to 3600 (default 120)"),
+            switch_flag("watch", None, "continue a trial that was interrupted; picolet-upgrade.service calls this"),
             QUIET,
         ], agent_flags: false, takes: CompletionKind::Files },
         run: |command, words| upgrade::run_upgrade(CliWords::new(command, words)).map(|()| ExitCode::SUCCESS),
     },
     PartCommand {
-        command: CliCommand { name: "update", args: "", group: MACHINE, help: "Show how this node updates itself (picolet.update), or have it look now", flags: &[
-            switch_flag("status", None, "where it looks, when, and what it has (the default)"),
-            switch_flag("now", None, "update to what the channel offers, whatever its window and its share"),
+        command: CliCommand { name: "update", args: "", group: MACHINE, help: "Show how this node updates itself (picolet.update), or look for an update now", flags: &[
+            switch_flag("status", None, "show where and when it looks for updates, and what is installed (the default)"),
+            switch_flag("now", None, "update to what the channel offers now; ignore the time window and the share of nodes"),
             switch_flag("force", None, "with --now: also a lower serial, or one that was put back before"),
-            switch_flag("look", None, "update if it may now; the agent calls it. Exit code 75: it has to be tried again"),
+            switch_flag("look", None, "update if the settings allow it now; the agent calls this. Exit code 75: try again later"),
             QUIET,
         ], agent_flags: false, takes: CompletionKind::Nothing },
         run: |command, words| command::run_update(CliWords::new(command, words)).map(|()| ExitCode::SUCCESS),

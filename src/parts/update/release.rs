@@ -97,7 +97,7 @@ pub(super) fn stage_program(
         let copied = io::copy(&mut from.take(MAX_PROGRAM_BYTES), &mut out);
         if copied.map_err(|e| file_error("write", &to, &e))? == MAX_PROGRAM_BYTES {
             return Err(TakeoverFailure::lasting(format!(
-                "{} has {MAX_PROGRAM_BYTES} bytes or more, which no picolet has",
+                "{} is too large to be picolet: it has {MAX_PROGRAM_BYTES} bytes or more",
                 path.display()
             )));
         }
@@ -180,7 +180,7 @@ fn verify_tarball(
     };
     if hash_contents(tarball).map_err(|e| file_error("read", path, &e))? != wanted {
         return Err(TakeoverFailure::lasting(format!(
-            "{name} is not what was released: fetch it again"
+            "{name} does not match its checksum in the release: fetch it again"
         )));
     }
     Ok(base)
@@ -201,20 +201,20 @@ fn read_released_sum(path: &Path, name: &str, key_path: &Path) -> Result<String,
     let key = read_small_file(key_path).map_err(|e| file_error("read the key", key_path, &e))?;
     let key = parse_public_key(&key).ok_or_else(|| {
         CliError::new(format!(
-            "{} is no public key for Ed25519 in PEM",
+            "{} is not an Ed25519 public key in PEM",
             key_path.display()
         ))
     })?;
     if !is_signed(&sums, &signature, &[key]) {
         return Err(CliError::new(format!(
-            "{SUMS} is not signed by {}: fetch it and {SIGNATURE} again, or name the key of who released it by --key",
+            "{SUMS} is not signed by {}: fetch it and {SIGNATURE} again, or give the publisher's key with --key",
             key_path.display()
         )));
     }
     let sums = String::from_utf8_lossy(&sums);
     let sum = find_listed_sum(&sums, name).ok_or_else(|| {
         CliError::new(format!(
-            "{SUMS} does not name {name}: both have to be of one release, and have the names that they had there"
+            "{SUMS} does not name {name}: both files must be from the same release, under their original names"
         ))
     })?;
     Ok(sum.to_owned())
@@ -428,7 +428,7 @@ mod tests {
         );
         publish(&format!("{sum}  {NAME}\n"));
         refused(&path, &foreign, "is not signed by");
-        refused(&path, &path, "is no public key");
+        refused(&path, &path, "is not an Ed25519 public key");
         refused(&path, &dir.join("none"), "cannot read the key");
         write(SUMS, format!("{sum}  {NAME}\n \n").as_bytes());
         refused(&path, &key_file, "is not signed by");
@@ -437,7 +437,11 @@ mod tests {
         let middle = changed.len() / 2;
         changed[middle] ^= 1;
         write(NAME, &changed);
-        refused(&path, &key_file, "is not what was released: fetch it again");
+        refused(
+            &path,
+            &key_file,
+            "does not match its checksum in the release: fetch it again",
+        );
         write(NAME, &whole);
         let moved = dir.join("picolet-2.0.0-armv7.tar.gz");
         fs::copy(&path, &moved).expect("copied");
@@ -469,7 +473,10 @@ mod tests {
         assert_eq!(fs::read(places.staged_path()).expect("staged"), program);
         fs::write(&path, program).expect("written");
         let wrong = offered(&"0".repeat(64));
-        for (path, says) in [(&part, "is not what was released"), (&path, "is neither")] {
+        for (path, says) in [
+            (&part, "does not match its checksum"),
+            (&path, "is neither"),
+        ] {
             let refused = stage_program(path, &wrong, &places).expect_err(says);
             let said = refused.to_string();
             assert!(said.contains(says) && refused.lasts, "{said}");

@@ -118,7 +118,7 @@ impl RunningAgent {
             }
         }
         Err(CliError::new(
-            "the agent is no service of systemd or OpenRC: say by --restart what restarts it",
+            "the agent is not a service of systemd or OpenRC: give the command that restarts it with --restart",
         ))
     }
 
@@ -173,7 +173,7 @@ impl RunningAgent {
         let lines = [&trial.socket, &trial.restart, &trial.containers_dir];
         if lines.iter().any(|line| line.contains('\n')) {
             return Err(CliError::new(
-                "a path or --restart has a line break, which an upgrade cannot remember",
+                "a path or --restart has a line break, which an upgrade does not support",
             ));
         }
         Ok(trial)

@@ -154,7 +154,7 @@ fn read_release_keys(texts: &[String]) -> Result<Vec<[u8; 32]>, InvalidField> {
         let Some(key) = update::parse_public_key(text.trim()) else {
             return invalid_field(
                 &format!("{field}[{n}]"),
-                "is no public key for Ed25519, such as the line between the marks of release.pub",
+                "is not an Ed25519 public key, such as the line between the marks of release.pub",
             );
         };
         keys.push(key);
@@ -327,7 +327,7 @@ mod tests {
             ),
             (
                 "source: /x, keys: [KEY, a]",
-                "keys[1]: is no public key for Ed25519",
+                "keys[1]: is not an Ed25519 public key",
             ),
             (
                 "source: /x, keys: [KEY], ca: /ca",

@@ -95,7 +95,7 @@ impl ProgramPaths {
             return Ok(());
         }
         Err(CliError::new(format!(
-            "{} is not there, which would put the old program back: install the release by its install.sh once",
+            "{} is missing, but it is needed to put the old program back: install a release with its install.sh once",
             guard.display()
         )))
     }

@@ -23,7 +23,7 @@ pub(super) fn report_undone_upgrade(recorder: &EventRecorder) {
         recorder.record_node_event(
             EventSeverity::Warning,
             "UpgradeUndone",
-            &format!("Put back, and why: {note}"),
+            &format!("The old program was put back: {note}"),
         );
     }
 }

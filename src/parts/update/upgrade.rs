@@ -109,9 +109,10 @@ fn begin_upgrade(
 ) -> Result<(), CliError> {
     match stage_and_check(RunningAgent::find(client)?, asked, file)? {
         None => print_text("nothing to change: this program is installed\n"),
-        Some(staged) if dry_run => {
-            print_text(&format!("picolet {} can take over\n", staged.version))
-        }
+        Some(staged) if dry_run => print_text(&format!(
+            "picolet {} can replace the installed program\n",
+            staged.version
+        )),
         Some(staged) => Ok(staged.take_over(asked)?),
     }
 }
@@ -199,7 +200,7 @@ pub(super) fn stage_and_check(
 /// Makes the error of a program that is on trial already. Its upgrade may have been killed.
 pub(super) fn trial_under_way_error(places: &ProgramPaths) -> CliError {
     CliError::new(format!(
-        "another upgrade is under way: wait some minutes for its end; if nobody watches it: {} upgrade --watch",
+        "another upgrade is running: wait some minutes until it ends. If it was interrupted: {} upgrade --watch",
         places.old_path().display()
     ))
 }
@@ -220,10 +221,7 @@ impl StagedProgram {
             if running.still_runs(&places.old_path()) {
                 // Without a restart no start would be counted: the trial would never end.
                 switch::undo_switch(places).map_err(|_| running::restart_by_hand_error(&e))?;
-                let why = format!(
-                    "{}: the old program is in its place again",
-                    e.bare_message()
-                );
+                let why = format!("{}: the old program is installed again", e.bare_message());
                 return Err(TakeoverFailure::lasting(why));
             }
             // The old agent has ended at least. The watch sees the rest.
@@ -279,7 +277,7 @@ fn may_be_tried(
     }
     if is_older_version(version, crate::VERSION) {
         return Err(TakeoverFailure::lasting(format!(
-            "it is {version}, older than {} (--force takes it, if it reads what this one wrote)",
+            "it is {version}, older than {} (--force installs it, if it can read what this one wrote)",
             crate::VERSION
         )));
     }

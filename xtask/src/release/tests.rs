@@ -422,7 +422,11 @@ fn only_what_was_released_is_installed() {
             let middle = bytes.len() / 2;
             bytes[middle] ^= 1;
         });
-        refused("x86_64", &[], "is not what was released: fetch it again");
+        refused(
+            "x86_64",
+            &[],
+            "does not match its checksum in the release: fetch it again",
+        );
         undo();
         let undo = changed(&sums, &|bytes| bytes[0] ^= 1);
         refused("x86_64", &[], "SHA256SUMS is not signed by");
@@ -430,7 +434,7 @@ fn only_what_was_released_is_installed() {
         refused(
             "x86_64",
             &["--key", &foreign_key],
-            "or name the key of who released it by --key",
+            "or give the publisher's key with --key",
         );
         refused("other", &[], "take the tarball for that");
         // One of before 3.0 has no -rawin.
@@ -442,7 +446,7 @@ fn only_what_was_released_is_installed() {
         )
         .unwrap();
         fs::set_permissions(&old, fs::Permissions::from_mode(0o755)).unwrap();
-        refused("x86_64", &[], "it has to be 3.0 or newer");
+        refused("x86_64", &[], "it must be 3.0 or newer");
         fs::remove_file(&old).unwrap();
         fs::rename(&tarball, dir.path("files/picolet-1.2.3-renamed.tar.gz")).unwrap();
         refused(
