@@ -334,7 +334,7 @@ mod tests {
         let url = Url::parse("https://a.example/").expect("a URL");
         for (proxy, says) in [
             ("socks5://p:1", "neither http:// nor https://"),
-            ("http://", "not one"),
+            ("http://", "not valid"),
         ] {
             let proxies = ProxyVariables {
                 https: proxy.into(),

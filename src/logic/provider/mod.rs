@@ -1224,11 +1224,15 @@ mod tests {
                 with(|c| c.state = "glows".into()),
                 "state must be",
             ),
-            ("no time", with(|c| c.started_at = "x".into()), "no time"),
+            (
+                "no time",
+                with(|c| c.started_at = "x".into()),
+                "is not a time",
+            ),
             (
                 "later",
                 with(|c| c.started_at = "2033-01-01T00:00:00Z".into()),
-                "not yet",
+                "in the future",
             ),
             (
                 "no start",

@@ -189,7 +189,7 @@ mod tests {
             "Open http://127.0.0.1:8899/#t0\nThe page is available until this command ends (Ctrl-C).\n"
         );
         assert!(of("[::1]:1").starts_with("Open http://[::1]:1/#t0\nThe page"));
-        assert!(of("0.0.0.0:1").starts_with("Open http://ADDRESS-OF-THIS-MACHINE:1/#t0\nWho"));
+        assert!(of("0.0.0.0:1").starts_with("Open http://ADDRESS-OF-THIS-MACHINE:1/#t0\nAnyone"));
         let (a, b) = (
             generate_token().expect("random"),
             generate_token().expect("random"),
