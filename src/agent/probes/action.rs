@@ -1,5 +1,5 @@
-//! Actions of probes, made once from a pod's spec: specs do not live in memory, and reading one a second would cost
-//! more than the probe.
+//! Actions of probes, made once from a pod's spec. Specs are not kept in memory, and reading a spec every second would
+//! cost more than the probe.
 
 use crate::{
     api::{
@@ -16,11 +16,11 @@ use crate::{
 /// Action of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::agent) enum PodProbeAction {
-    /// Asks by way of the network.
+    /// Asks over the network.
     Ask(probe::ProbeAction),
     /// Runs a command in the container.
     Exec(Box<[String]>),
-    /// Cannot be done, for this reason: the probe errs each time (PROBE-24).
+    /// Cannot be done, for this reason. The probe ends in an error each time (PROBE-24).
     Broken(String),
 }
 
@@ -42,10 +42,10 @@ fn missing_handler_error(container: &Container) -> PodError {
 
 fn parse_action(container: &Container, probe: &Probe) -> Result<PodProbeAction, PodError> {
     if let Some(exec) = &probe.exec {
-        // Values that are not written down in the spec count as empty.
+        // Values that the spec does not contain itself count as empty.
         let value = |name: &str| {
-            let named = container.env.iter().rev().find(|e| e.name == name);
-            named.map(|e| e.value.clone())
+            let variable = container.env.iter().rev().find(|e| e.name == name);
+            variable.map(|e| e.value.clone())
         };
         let words: Result<Box<[_]>, _> = exec
             .command
@@ -74,7 +74,7 @@ fn parse_action(container: &Container, probe: &Probe) -> Result<PodProbeAction, 
     }
 }
 
-/// The request of an `httpGet`, of a probe or a hook.
+/// Makes the request of an `httpGet` action, for a probe or a hook.
 pub(in crate::agent) fn parse_http_get(
     container: &Container,
     get: &HttpGetAction,

@@ -1,4 +1,4 @@
-//! A probe at work: asked, asked again if it errs, its result told.
+//! One run of a probe: its attempts, its event, and the result for the loop.
 
 use alloc::rc::Rc;
 use core::{net::IpAddr, time::Duration};
@@ -19,7 +19,7 @@ use crate::{
     runtime::RuntimeError,
 };
 
-/// Tries of a probe that errs (PROBE-09).
+/// Attempts of a probe as long as each ends in an error (PROBE-09).
 const TRIES: usize = 3;
 /// Bytes kept of each of a command's two output streams (PROBE-20).
 const MAX_OUTPUT_BYTES: usize = 10 * 1024;
@@ -28,8 +28,9 @@ const MAX_OUTPUT_BYTES: usize = 10 * 1024;
 pub(super) struct ProbeTarget {
     uid: PodUid,
     name: Box<str>,
-    /// Instance, as the API names it and as the runtime does.
+    /// Id of the instance, as the API writes it.
     container_id: Box<str>,
+    /// Id of the instance, as the runtime writes it.
     id: ContainerId,
     ip: Option<IpAddr>,
     settings: ProbeSettings,
@@ -37,7 +38,7 @@ pub(super) struct ProbeTarget {
 }
 
 impl ProbeTarget {
-    /// Makes the target of a pod's worker. `container_id`: the present instance, as the API names it.
+    /// Makes the target of a pod's worker. `container_id`: id of the present instance, as the API writes it.
     pub(super) fn from_worker(
         uid: &PodUid,
         entry: &ProbeWorkerEntry<Rc<ProbeJob>>,
@@ -56,33 +57,35 @@ impl ProbeTarget {
     }
 }
 
-/// Probes, and hands the result to the loop.
+/// Runs the probe, and hands its result to the loop.
 pub(super) async fn run_probe(driver: &ProbeDriver, key: ProbeWorkerKey, target: ProbeTarget) {
     let (probes, clock) = (&driver.probes, &driver.clock);
-    let of = |turns: &ProbeSlots| match &target.job.action {
-        PodProbeAction::Exec(_) => Rc::clone(&turns.commands),
-        PodProbeAction::Ask(_) | PodProbeAction::Broken(_) => Rc::clone(&turns.connections),
+    let slots_for_action = |slots: &ProbeSlots| match &target.job.action {
+        PodProbeAction::Exec(_) => Rc::clone(&slots.commands),
+        PodProbeAction::Ask(_) | PodProbeAction::Broken(_) => Rc::clone(&slots.connections),
     };
-    let (of_pod, of_node) = (of(&target.job.turns), of(&probes.turns));
+    let pod_slots = slots_for_action(&target.job.turns);
+    let node_slots = slots_for_action(&probes.turns);
     let mut waited = false;
-    // The pod's place first: a probe that waits for its own pod's places is in no other pod's way.
-    let turn_of_pod = take_probe_slot(&of_pod, &mut waited).await;
-    let turn = take_probe_slot(&of_node, &mut waited).await;
+    // The pod's slot is taken first. A probe that waits for a slot of its own pod then holds no slot that other pods
+    // need.
+    let pod_slot = take_probe_slot(&pod_slots, &mut waited).await;
+    let node_slot = take_probe_slot(&node_slots, &mut waited).await;
     let began = clock.now();
-    // The pod went meanwhile.
+    // Without a worker there is nothing to do: the pod went while the probe waited.
     let Some(late) = probes.workers.borrow_mut().begin_probe(key, waited, began) else {
         return;
     };
     probes.late.set(probes.late.get() + u64::from(late));
     let answer = probe_with_retries(driver, &target).await;
-    drop((turn, turn_of_pod));
-    let gone = {
+    drop((node_slot, pod_slot));
+    let is_gone = {
         let workers = probes.workers.borrow();
         !workers
             .worker_entry(key)
             .is_some_and(|(_, entry)| entry.worker.is_probing())
     };
-    if gone {
+    if is_gone {
         return;
     }
     let success = match &answer {
@@ -95,13 +98,13 @@ pub(super) async fn run_probe(driver: &ProbeDriver, key: ProbeWorkerKey, target:
         probes.workers.borrow_mut().count_duration(key, took_ms);
     }
     record_probe_event(driver, &target, answer).await;
-    let changed =
+    let new_result =
         probes
             .workers
             .borrow_mut()
             .take_result(key, target.id.as_str(), success, clock.now());
     probes.wake_driver();
-    if let Some(result) = changed {
+    if let Some(result) = new_result {
         if target.settings.kind != ProbeKind::Liveness {
             passed::save_passed_probes(probes, &driver.run_dir, &driver.complaints);
         }
@@ -111,24 +114,24 @@ pub(super) async fn run_probe(driver: &ProbeDriver, key: ProbeWorkerKey, target:
             target.name,
             target.settings.kind
         );
-        let probed = UnshownProbeResult {
+        let unshown = UnshownProbeResult {
             uid: target.uid,
             container_id: target.container_id,
             kind: target.settings.kind,
             result,
         };
-        // Closed only when the agent ends.
-        let _ = (driver.tell)(probed).await;
+        // The answer is `false` only when the agent ends.
+        let _ = (driver.tell)(unshown).await;
     }
-    debug_assert!(changed != Some(ProbeResult::Unknown));
+    debug_assert!(new_result != Some(ProbeResult::Unknown));
 }
 
-async fn take_probe_slot<'a>(turns: &'a Semaphore, waited: &mut bool) -> SemaphoreGuard<'a> {
-    match turns.try_acquire() {
-        Some(turn) => turn,
+async fn take_probe_slot<'a>(slots: &'a Semaphore, waited: &mut bool) -> SemaphoreGuard<'a> {
+    match slots.try_acquire() {
+        Some(slot) => slot,
         None => {
             *waited = true;
-            turns.acquire().await
+            slots.acquire().await
         }
     }
 }
@@ -149,15 +152,18 @@ async fn probe_once(driver: &ProbeDriver, target: &ProbeTarget, limit: Duration)
     match &target.job.action {
         PodProbeAction::Broken(why) => ProbeAnswer::Error(why.clone()),
         PodProbeAction::Ask(action) => {
-            let late = driver.probes.limits.alarm_at(driver.clock.now() + limit);
-            driver.wire.send_probe(action, target.ip, limit, late).await
+            let deadline = driver.probes.limits.alarm_at(driver.clock.now() + limit);
+            driver
+                .wire
+                .send_probe(action, target.ip, limit, deadline)
+                .await
         }
         PodProbeAction::Exec(words) => {
-            let ran = driver
+            let run = driver
                 .runtime
                 .exec_sync(&target.id, words, Some(limit), MAX_OUTPUT_BYTES)
                 .await;
-            match ran {
+            match run {
                 Ok(output) if output.exit_code == 0 => ProbeAnswer::Success,
                 Ok(output) => {
                     let mut text = output.stdout;
@@ -176,7 +182,7 @@ async fn probe_once(driver: &ProbeDriver, target: &ProbeTarget, limit: Duration)
     }
 }
 
-/// The event of an answer that is not a plain success (EVT-17, EVT-18), as long as the pod has a worker.
+/// Records the event of an answer that is not a plain success (EVT-17, EVT-18), as long as the pod has a worker.
 async fn record_probe_event(driver: &ProbeDriver, target: &ProbeTarget, answer: ProbeAnswer) {
     let kind = target.settings.kind;
     let (reason, text) = match answer {
@@ -184,7 +190,8 @@ async fn record_probe_event(driver: &ProbeDriver, target: &ProbeTarget, answer: 
         ProbeAnswer::Warning(text) => ("ProbeWarning", format!("{kind} probe warning: {text}")),
         ProbeAnswer::Failure(text) => ("Unhealthy", format!("{kind} probe failed: {text}")),
         ProbeAnswer::Error(text) => {
-            // An answer that cannot be read to its end is a failure to the kubelet's HTTP prober, which does not count either.
+            // The kubelet's HTTP prober calls it a failure if an answer cannot be read to its end. That failure does
+            // not count there either.
             let state = match &target.job.action {
                 PodProbeAction::Ask(_) => "failure",
                 PodProbeAction::Exec(_) | PodProbeAction::Broken(_) => "unknown",
@@ -193,7 +200,8 @@ async fn record_probe_event(driver: &ProbeDriver, target: &ProbeTarget, answer: 
             ("Unhealthy", text)
         }
     };
-    // Repeats of another instance are repeats (EVT-01).
+    // The container's name replaces the id of the instance. The same event of another instance then counts as a repeat
+    // (EVT-01).
     let text = text.replace(target.id.as_str(), &target.name);
     let field = if target.settings.sidecar {
         "initContainers"
@@ -209,7 +217,7 @@ async fn record_probe_event(driver: &ProbeDriver, target: &ProbeTarget, answer: 
     else {
         return;
     };
-    let about = EventSubject {
+    let subject = EventSubject {
         uid: &target.uid,
         namespace: &namespace,
         name: &name,
@@ -218,5 +226,5 @@ async fn record_probe_event(driver: &ProbeDriver, target: &ProbeTarget, answer: 
     };
     driver
         .recorder
-        .record_event(about, EventSeverity::Warning, reason, &text);
+        .record_event(subject, EventSeverity::Warning, reason, &text);
 }

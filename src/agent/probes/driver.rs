@@ -1,4 +1,4 @@
-//! The task that drives all probes of the node: it looks when one is due, and starts it.
+//! The task that drives all probes of the node: it waits until one is due, and starts it.
 
 use alloc::rc::Rc;
 use core::{net::IpAddr, time::Duration};
@@ -24,18 +24,18 @@ use crate::{
     sys::lane::Lane,
 };
 
-/// Time that probes may come early: those that are due at nearly the same time share a wake-up, and find the code they
-/// run in the processor's caches. A tenth of the shortest period.
+/// Time by which a probe may run early. Probes that are due at nearly the same time then share a wake-up, and their
+/// code is still in the processor's caches. A tenth of the shortest period.
 const SLACK: Duration = Duration::from_millis(100);
 
 /// State of a probed container, as the pod's status shows it.
 #[derive(Clone, Debug, Default)]
 pub(in crate::agent) struct ProbedContainerStatus {
-    /// The pod's phase is terminal.
-    ended: bool,
-    ip: Option<IpAddr>,
+    /// Set if the pod's phase is terminal.
+    pod_ended: bool,
+    pod_ip: Option<IpAddr>,
     /// Present address of the node.
-    host: Option<IpAddr>,
+    node_ip: Option<IpAddr>,
     /// The present instance, if one was created.
     instance: Option<ProbedInstance>,
 }
@@ -69,14 +69,14 @@ impl ProbedContainerStatus {
         let mut created = all.filter(|c| !c.container_id.is_empty());
         let container = created.find(|c| c.name == name);
         Self {
-            ended: status.phase.is_terminal(),
-            ip: status.pod_ip.parse().ok(),
-            host: Some(host),
+            pod_ended: status.phase.is_terminal(),
+            pod_ip: status.pod_ip.parse().ok(),
+            node_ip: Some(host),
             instance: container.map(|c| ProbedInstance {
                 id: c.container_id.as_str().into(),
                 state: match (&c.state.running, &c.state.terminated) {
                     (Some(running), _) => ProbedInstanceState::Running(running.started_at),
-                    (None, Some(ended)) => ProbedInstanceState::Ended(ended.exit_code),
+                    (None, Some(terminated)) => ProbedInstanceState::Ended(terminated.exit_code),
                     (None, None) => ProbedInstanceState::Waiting,
                 },
                 started: c.started == Some(true),
@@ -91,11 +91,11 @@ pub(in crate::agent) struct ProbeDriver {
     /// The probes.
     pub(in crate::agent) probes: Rc<NodeProbes>,
     pub(in crate::agent) clock: Rc<dyn Clock>,
-    /// Moments of dates in statuses.
+    /// Converts dates in statuses to times since boot.
     pub(in crate::agent) times: Rc<DateCorrector>,
     /// Runtime in which commands run.
     pub(in crate::agent) runtime: Rc<dyn RuntimeService>,
-    /// Network over which all other probes ask.
+    /// Network for all probes that are not commands.
     pub(in crate::agent) wire: Rc<dyn ProbeNetwork>,
     /// Asks the loop for the pods' statuses.
     pub(in crate::agent) agent: AgentHandle,
@@ -107,7 +107,7 @@ pub(in crate::agent) struct ProbeDriver {
     pub(in crate::agent) recorder: Rc<EventRecorder>,
     /// Hands a result to the loop; `false`: the loop has ended.
     pub(in crate::agent) tell: Box<dyn Fn(UnshownProbeResult) -> ProbeFuture<'static, bool>>,
-    /// Log of what cannot be stored.
+    /// Log of results that cannot be stored.
     pub(in crate::agent) complaints: Rc<Complaints>,
     /// Directory in which started and ready containers are stored, for the next agent.
     pub(in crate::agent) run_dir: PathBuf,
@@ -119,7 +119,7 @@ impl ProbeDriver {
         passed::load_passed_probes(&self.probes, &self.run_dir);
     }
 
-    /// Drives the probes for the life of the agent; each that is due is a task of its own on `executor`.
+    /// Drives the probes until the agent ends. Each probe that is due runs in a task of its own on `executor`.
     pub(in crate::agent) async fn drive_probes(self, executor: Rc<LocalExecutor<'static>>) {
         let this = Rc::new(self);
         let (probes, clock) = (&this.probes, &this.clock);
@@ -128,7 +128,7 @@ impl ProbeDriver {
             let now = clock.now();
             probes.limits.end_passed_deadlines(now);
             for (key, shown) in this.take_due_workers(now + SLACK).await {
-                let (step, probed) = this.step_worker(key, &shown, now).await;
+                let (step, unshown) = this.step_worker(key, &shown, now).await;
                 if step == ProbePassStep::Ask {
                     match this.worker_target(key, &shown) {
                         Some(target) => {
@@ -139,8 +139,8 @@ impl ProbeDriver {
                         None => _ = probes.workers.borrow_mut().take_result(key, "", None, now),
                     }
                 }
-                if let Some(probed) = probed
-                    && !(this.tell)(probed).await
+                if let Some(unshown) = unshown
+                    && !(this.tell)(unshown).await
                 {
                     return;
                 }
@@ -157,7 +157,7 @@ impl ProbeDriver {
         }
     }
 
-    /// The workers that are due, each with the state of its container. One question for all of them.
+    /// Takes the workers that are due, each with the state of its container. The loop is asked once for all of them.
     async fn take_due_workers(
         &self,
         now: MonoTime,
@@ -191,15 +191,16 @@ impl ProbeDriver {
         let workers = self.probes.workers.borrow();
         let (uid, entry) = workers.worker_entry(key)?;
         let id = &shown.instance.as_ref()?.id;
-        // A pod in the host's network is where the node is now, whatever its status has shown since it came (PROBE-24).
+        // A pod in the host's network has the present address of the node, also if its status still shows an older one
+        // (PROBE-24).
         let ip = match entry.action.in_host {
-            true => shown.host,
-            false => shown.ip,
+            true => shown.node_ip,
+            false => shown.pod_ip,
         };
         Some(ask::ProbeTarget::from_worker(uid, entry, id, ip))
     }
 
-    /// Runs one pass of a worker, by what the status shows.
+    /// Runs one pass of a worker with the container's state from the status.
     async fn step_worker(
         &self,
         key: ProbeWorkerKey,
@@ -216,8 +217,8 @@ impl ProbeDriver {
             return (ProbePassStep::End, None);
         };
         let (uid, kind) = (uid.clone(), entry.worker.settings().kind);
-        let seen = ProbedPod {
-            ended: shown.ended,
+        let probed_pod = ProbedPod {
+            ended: shown.pod_ended,
             container: shown.instance.as_ref().map(|c| ProbedContainer {
                 id: strip_runtime_prefix(&c.id),
                 state: match c.state {
@@ -236,20 +237,21 @@ impl ProbeDriver {
                 ready: c.ready,
             }),
         };
-        let (step, news) = workers.make_pass(key, &seen, |_| restarts, now);
-        let probed = news
-            .zip(shown.instance.as_ref())
-            .map(|(result, c)| UnshownProbeResult {
-                uid,
-                container_id: c.id.clone(),
-                kind,
-                result,
-            });
-        (step, probed)
+        let (step, new_result) = workers.make_pass(key, &probed_pod, |_| restarts, now);
+        let unshown =
+            new_result
+                .zip(shown.instance.as_ref())
+                .map(|(result, c)| UnshownProbeResult {
+                    uid,
+                    container_id: c.id.clone(),
+                    kind,
+                    result,
+                });
+        (step, unshown)
     }
 
-    /// Returns true if the pod's record says that another instance follows; read once an instance. A record that cannot
-    /// be read ends nothing.
+    /// Returns true if the pod's record says that another instance follows. The record is read once for each instance.
+    /// If it cannot be read, the answer is true, so that the worker goes on.
     async fn will_restart(&self, key: ProbeWorkerKey, exit_code: i32) -> bool {
         let (uid, name) = match self.probes.workers.borrow().worker_entry(key) {
             Some((uid, entry)) if !entry.worker.knows_restarts() => {

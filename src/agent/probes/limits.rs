@@ -1,5 +1,5 @@
-//! Time limits of probes that are under way, kept by the driver of all probes. A timer of the reactor for each would
-//! be dear: setting one wakes the reactor's thread, for six calls to the kernel.
+//! Time limits of running probes, kept by the driver of all probes. A timer of the reactor for each probe would cost
+//! much: setting one wakes the reactor's thread, which takes six calls to the kernel.
 
 use alloc::{collections::BTreeMap, rc::Rc};
 use core::{
@@ -20,51 +20,52 @@ use crate::{
 #[derive(Debug, Default)]
 pub(super) struct ProbeDeadlines {
     waiting: RefCell<BTreeMap<(MonoTime, u64), Waker>>,
-    number: Cell<u64>,
+    next_number: Cell<u64>,
     pub(super) rest: ProbeDriverRest,
 }
 
-/// The driver's rest.
+/// Pause of the driver between two passes.
 #[derive(Debug, Default)]
 pub(super) struct ProbeDriverRest {
-    /// End of the rest; [`MonoTime`]'s least while the driver does not rest.
+    /// End of the pause; the least [`MonoTime`] while the driver works.
     until: Cell<MonoTime>,
-    moved: Cell<bool>,
+    is_cut_short: Cell<bool>,
     waiters: WakerSet,
 }
 
 impl ProbeDriverRest {
-    /// Ends the rest: the driver looks at everything before it rests again.
+    /// Notes that the driver works. It checks all probes and deadlines before its next pause, so nobody has to wake it.
     pub(super) fn mark_ended(&self) {
         self.until.set(MonoTime(0));
     }
 
-    /// Rests until `due`. Resolves when the driver is wanted sooner.
+    /// Waits for an earlier end of the pause, which else lasts until `due`. The caller's own timer ends the pause at
+    /// `due`.
     pub(super) async fn wait_until(&self, due: MonoTime) {
         self.until.set(due);
         self.waiters
-            .wait_until(|| self.moved.take().then_some(()))
+            .wait_until(|| self.is_cut_short.take().then_some(()))
             .await;
     }
 
-    /// Ends the rest if `due` comes before its end.
+    /// Ends the pause if `due` comes before its end.
     pub(super) fn end_if_before(&self, due: MonoTime) {
         if due < self.until.get() {
-            self.moved.set(true);
+            self.is_cut_short.set(true);
             self.waiters.wake_all();
         }
     }
 }
 
 impl ProbeDeadlines {
-    /// Resolves once the driver has found that `deadline` is over.
+    /// Returns a future that resolves once the driver has found that `deadline` is over.
     pub(super) fn alarm_at(self: &Rc<Self>, deadline: MonoTime) -> TimerFuture {
-        let number = self.number.get();
-        self.number.set(number.wrapping_add(1));
+        let number = self.next_number.get();
+        self.next_number.set(number.wrapping_add(1));
         Box::pin(ProbeDeadline {
-            all: Rc::clone(self),
+            deadlines: Rc::clone(self),
             key: (deadline, number),
-            waits: false,
+            is_registered: false,
         })
     }
 
@@ -89,24 +90,24 @@ impl ProbeDeadlines {
 }
 
 struct ProbeDeadline {
-    all: Rc<ProbeDeadlines>,
+    deadlines: Rc<ProbeDeadlines>,
     key: (MonoTime, u64),
-    waits: bool,
+    is_registered: bool,
 }
 
 impl Future for ProbeDeadline {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let mut waiting = self.all.waiting.borrow_mut();
+        let mut waiting = self.deadlines.waiting.borrow_mut();
         match waiting.get_mut(&self.key) {
             Some(waker) => waker.clone_from(cx.waker()),
-            None if self.waits => return Poll::Ready(()),
+            None if self.is_registered => return Poll::Ready(()),
             None => {
                 waiting.insert(self.key, cx.waker().clone());
                 drop(waiting);
-                self.all.rest.end_if_before(self.key.0);
-                self.waits = true;
+                self.deadlines.rest.end_if_before(self.key.0);
+                self.is_registered = true;
             }
         }
         Poll::Pending
@@ -115,7 +116,7 @@ impl Future for ProbeDeadline {
 
 impl Drop for ProbeDeadline {
     fn drop(&mut self) {
-        self.all.waiting.borrow_mut().remove(&self.key);
+        self.deadlines.waiting.borrow_mut().remove(&self.key);
     }
 }
 
@@ -163,7 +164,7 @@ mod tests {
         });
         all.rest.mark_ended();
         block_on(async {
-            // At work: it looks at all limits before it rests.
+            // While the driver works, nothing has to end its pause.
             assert_eq!(poll_once(&mut all.alarm_at(MonoTime(1))).await, None);
             assert_eq!(
                 poll_once(Box::pin(all.rest.wait_until(MonoTime(10)))).await,

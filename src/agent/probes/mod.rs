@@ -1,19 +1,20 @@
-//! Probes: one task drives all probes of the node by their timetable, and each probe that is due is a task of its own
-//! for as long as it takes. Rows PROBE-01 to PROBE-24, EVT-17, EVT-18.
+//! Probes. One task drives all probes of the node by their timetable. Each probe that is due runs in a task of its own.
+//! Rows PROBE-01 to PROBE-24, EVT-17, EVT-18.
 //!
 //! | module | content |
 //! |---|---|
 //! | [`action`] | actions of probes, made from a spec |
-//! | [`driver`] | the task that drives all of them, and what it needs |
-//! | [`ask`] | a probe at work, its repeats and its events |
-//! | [`limits`] | time limits of probes that are under way |
+//! | [`driver`] | the task that drives all probes, and what it needs |
+//! | [`ask`] | one run of a probe: its attempts, its result and its event |
+//! | [`limits`] | time limits of running probes |
 //! | [`passed`] | started and ready containers, for the next agent |
 //!
-//! [`crate::logic::probe`] decides when a probe is due and what its outcome means. Workers are made by a pod's sync and
-//! go with its end. No probe has a thread, and none holds up another: only commands in containers take turns, for each
-//! costs a run of the OCI runtime. A pod has only some of these turns, so that its slow commands are in its own way
-//! first. A probe that has to wait puts its own next one off, so that a machine that is behind gets no further behind;
-//! [`NodeProbes::node_figures`] says how many did.
+//! [`crate::logic::probe`] decides when a probe is due and what its outcome means. A pod's sync makes its workers, and
+//! the end of the pod removes them. No probe has a thread. Probes do not delay one another, except for commands in
+//! containers. These share a small number of slots, because each command costs a run of the OCI runtime. A pod can take
+//! only some of these slots, so its slow commands delay its own probes first. If a probe has to wait for a slot, its
+//! next run is postponed as well, so that a slow machine does not fall further behind. [`NodeProbes::node_figures`]
+//! counts the probes that began late.
 
 mod action;
 mod ask;
@@ -47,29 +48,30 @@ use crate::{
     probe::{HttpGet, ProbeAnswer, Prober, UnansweredRequest, http::HookOutcome},
 };
 
-/// Commands in containers that run at a time. Each start takes a core for about 14 ms; more only wait for one another, fewer
-/// would let slow commands keep quick ones waiting.
+/// Commands in containers that run at a time. Each start takes a core for about 14 ms. With a higher limit the commands
+/// would only wait for one another. With a lower one slow commands would delay quick ones.
 const MAX_COMMANDS: usize = 8;
 /// Commands of one pod that run at a time.
 const MAX_COMMANDS_OF_POD: usize = 2;
-/// Connections of probes that are open at a time. Far more than are ever late; the rest wait.
+/// Connections of probes that are open at a time. The limit is far above the number that is ever slow at once. Further
+/// probes wait.
 const MAX_CONNECTIONS: usize = 256;
 /// Connections of one pod's probes that are open at a time.
 const MAX_CONNECTIONS_OF_POD: usize = 32;
-/// An answer on its way.
+/// Future of an answer.
 pub(super) type ProbeFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
-/// The seam to the network: the simulator has one of its own.
+/// Network over which probes and hooks ask. The simulator has its own implementation.
 pub(super) trait ProbeNetwork {
-    /// [`Prober::send_probe`].
+    /// See [`Prober::run_probe`].
     fn send_probe<'a>(
         &'a self,
         action: &'a crate::probe::ProbeAction,
         ip: Option<IpAddr>,
         limit: Duration,
-        late: TimerFuture,
+        deadline: TimerFuture,
     ) -> ProbeFuture<'a, ProbeAnswer>;
-    /// [`crate::probe::http::run_http_hook`].
+    /// See [`crate::probe::http::run_http_hook`].
     fn call_hook<'a>(
         &'a self,
         get: &'a HttpGet,
@@ -83,9 +85,9 @@ impl ProbeNetwork for Prober {
         action: &'a crate::probe::ProbeAction,
         ip: Option<IpAddr>,
         limit: Duration,
-        late: TimerFuture,
+        deadline: TimerFuture,
     ) -> ProbeFuture<'a, ProbeAnswer> {
-        Box::pin(Self::run_probe(self, action, ip, limit, late))
+        Box::pin(Self::run_probe(self, action, ip, limit, deadline))
     }
 
     fn call_hook<'a>(
@@ -102,7 +104,7 @@ impl ProbeNetwork for Prober {
 pub(super) struct UnshownProbeResult {
     /// Pod.
     pub(super) uid: PodUid,
-    /// Instance, as the API names it.
+    /// Id of the instance, as the API writes it.
     pub(super) container_id: Box<str>,
     /// Kind of the probe.
     pub(super) kind: ProbeKind,
@@ -110,16 +112,16 @@ pub(super) struct UnshownProbeResult {
     pub(super) result: ProbeResult,
 }
 
-/// Action of a probe, and the bounds for it.
+/// Action of a probe, and the slots that it may use.
 struct ProbeJob {
     action: PodProbeAction,
-    /// Places of the pod.
+    /// Slots of the pod.
     turns: ProbeSlots,
     /// Set if the pod is in the host's network.
     in_host: bool,
 }
 
-/// Places for probes that are under way.
+/// Slots for running probes: each holds one while it runs.
 #[derive(Clone)]
 struct ProbeSlots {
     commands: Rc<Semaphore>,
@@ -135,48 +137,49 @@ impl ProbeSlots {
     }
 }
 
-/// The probes of this node: their workers, and the places that bound how many are under way. At most three workers a container
-/// of each pod. A pod's sync makes them, its end takes them away; [`ProbeDriver`] drives them.
+/// The probes of this node: their workers, and the slots that limit how many run at a time. At most three workers for
+/// each container of a pod. A pod's sync makes the workers, and its end removes them. [`ProbeDriver`] drives them.
 pub(super) struct NodeProbes {
     workers: RefCell<ProbeWorkers<Rc<ProbeJob>>>,
     limits: Rc<ProbeDeadlines>,
     turns: ProbeSlots,
+    /// Number of probes that began more than a period late.
     late: Cell<u64>,
     seed: Cell<u64>,
 }
 
 impl NodeProbes {
-    /// Makes the probes of a node, none yet.
+    /// Starts without probes.
     pub(super) fn new(now: MonoTime, wall: WallTime) -> Self {
         Self {
             workers: RefCell::new(ProbeWorkers::new(now)),
             limits: Rc::default(),
             turns: ProbeSlots::new(MAX_COMMANDS, MAX_CONNECTIONS),
             late: Cell::new(0),
-            // Spreads load; no secret.
+            // The numbers only spread load, so the seed need not be secret.
             seed: Cell::new(now.0 ^ wall.0.unsigned_abs()),
         }
     }
 
     /// Makes the workers that a pod does not have yet (SYNC-12). Returns whether some were made.
     pub(super) fn add_workers(&self, pod: &Pod, now: MonoTime) -> bool {
-        let turns = OnceCell::new();
-        let turns =
-            || turns.get_or_init(|| ProbeSlots::new(MAX_COMMANDS_OF_POD, MAX_CONNECTIONS_OF_POD));
+        let cell = OnceCell::new();
+        let pod_slots =
+            || cell.get_or_init(|| ProbeSlots::new(MAX_COMMANDS_OF_POD, MAX_CONNECTIONS_OF_POD));
         let job = |container: &crate::api::Container, kind| {
             Rc::new(ProbeJob {
                 action: action::for_container(container, kind),
-                turns: turns().clone(),
+                turns: pod_slots().clone(),
                 in_host: pod.spec.host_network,
             })
         };
-        let below = |n: u64| self.next_random() % n.max(1);
-        let is_new = self
+        let random_below = |n: u64| self.next_random() % n.max(1);
+        let has_new = self
             .workers
             .borrow_mut()
-            .add_pod_workers(pod, now, job, below);
+            .add_pod_workers(pod, now, job, random_below);
         self.wake_driver();
-        is_new
+        has_new
     }
 
     /// Notes that the containers of a pod are being stopped: only its readiness goes on, and the probes of sidecars
@@ -199,7 +202,7 @@ impl NodeProbes {
         self.workers.borrow_mut().retain(is_kept, now);
     }
 
-    /// Calls `read` with the probes' results of a pod.
+    /// Calls `read` with the results of a pod's probes.
     pub(super) fn with_pod_results<T>(
         &self,
         uid: &PodUid,
@@ -208,7 +211,7 @@ impl NodeProbes {
         read(&self.workers.borrow().pod_results(uid))
     }
 
-    /// Takes note of a generated status: containers that are started and not known to be ready are probed at once
+    /// Takes note of a generated status. Its containers that are started and not known to be ready are probed at once
     /// (PROBE-13).
     pub(super) fn note_status_generated(&self, uid: &PodUid, status: &PodStatus, now: MonoTime) {
         if self
@@ -220,10 +223,10 @@ impl NodeProbes {
         }
     }
 
-    /// Counts of all probes (MET-09). `name_of` says namespace and name of a pod; pods that it does not know are left
-    /// out.
+    /// Counts of all probes (MET-09). `name_of` returns the namespace and name of a pod. Pods that it does not know are
+    /// left out.
     ///
-    /// - Shape: at most three a container of each pod.
+    /// - Shape: at most three for each container of a pod.
     pub(super) fn node_figures(
         &self,
         name_of: impl Fn(&PodUid) -> Option<(Box<str>, Box<str>)>,
@@ -249,7 +252,7 @@ impl NodeProbes {
         }
     }
 
-    /// Has the driver look again if something is due sooner than it waits for.
+    /// Wakes the driver if a probe is due before the end of the driver's pause.
     fn wake_driver(&self) {
         if let Some(due) = self.workers.borrow().next_due() {
             self.limits.rest.end_if_before(due);
@@ -268,9 +271,9 @@ impl NodeProbes {
 
 #[cfg(test)]
 mod testing {
-    //! Looks for tests.
+    //! Access for tests.
     impl super::NodeProbes {
-        /// Workers there are.
+        /// Number of workers.
         pub(in crate::agent) fn worker_count(&self) -> usize {
             self.workers.borrow().iter().count()
         }

@@ -1,6 +1,7 @@
-//! Started and ready containers, in the run dir, so that a new agent flips nothing (PROBE-15): `probes.json`, written
-//! by rename when a probe changes its mind. The API knows them of its own pods only, and an agent may start without the
-//! API. The file is small, and on tmpfs: it is written on the deciding thread.
+//! Record of started and ready containers in the run dir, so that a new agent does not change their state (PROBE-15).
+//! The file is `probes.json`. It is written by rename when the result of a probe changes. The API has this state only
+//! for its own pods, and an agent may start without the API. The file is small and on tmpfs, so the deciding thread
+//! writes it.
 
 use std::path::Path;
 
@@ -15,7 +16,7 @@ use crate::{
     logic::probe::ProbeKind,
 };
 
-/// Record of passed probes: room for 20 bytes of each of far more instances than there can be.
+/// Record of passed probes. An instance takes 20 bytes. The limit has room for far more instances than there can be.
 const RECORD: BootRecord = BootRecord {
     name: "probes.json",
     version: 1,
@@ -25,21 +26,22 @@ const RECORD: BootRecord = BootRecord {
 
 #[derive(Debug, Serialize, Deserialize)]
 struct StoredProbeResults {
-    /// Digests of instances.
+    /// Digests of ready instances.
     ready: Vec<u64>,
+    /// Digests of started instances.
     started: Vec<u64>,
 }
 
-/// Writes the record. Failing costs no more than a pod that is not ready for a moment, so it is only logged.
+/// Writes the record. A failure is only logged: it costs no more than a pod that is not ready for a moment.
 pub(super) fn save_passed_probes(probes: &NodeProbes, run: &Path, complaints: &Complaints) {
     let workers = probes.workers.borrow();
-    let of = |kind| {
-        let named = workers.passed_instances().filter(move |(k, _)| *k == kind);
-        named.map(|(_, instance)| instance).collect()
+    let instances_of = |kind| {
+        let passed = workers.passed_instances().filter(move |(k, _)| *k == kind);
+        passed.map(|(_, instance)| instance).collect()
     };
     let stored = StoredProbeResults {
-        ready: of(ProbeKind::Readiness),
-        started: of(ProbeKind::Startup),
+        ready: instances_of(ProbeKind::Readiness),
+        started: instances_of(ProbeKind::Startup),
     };
     if let Err(e) = RECORD.write_boot_record(run, &read_boot_id(), &stored) {
         complaints.complain(&format!("cannot store what is ready: {e}"));

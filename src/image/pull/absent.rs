@@ -1,4 +1,4 @@
-//! Servers that were not there a moment ago: of several endpoints they are asked last.
+//! Servers that could not be reached a moment ago. If an image has several endpoints, these are asked last.
 
 use alloc::collections::BTreeMap;
 use core::time::Duration;
@@ -8,12 +8,12 @@ use crate::api::MonoTime;
 use crate::net::Url;
 use crate::sys::clock;
 
-/// Time for which a server that was not there is asked last.
+/// Time for which a server that could not be reached is asked last.
 const ABSENCE: Duration = Duration::from_secs(120);
-/// Servers remembered. One more is asked in its turn, which takes longer and is not wrong.
+/// Most servers that are remembered. A further one is asked in its usual turn, which takes longer and is not wrong.
 const MAX_ABSENT: usize = 64;
 
-/// Servers that were not there, by scheme and host, with the end of their time.
+/// Servers that could not be reached, by scheme and host, each with the time until which it is asked last.
 #[derive(Debug, Default)]
 pub(super) struct AbsentServers(Mutex<BTreeMap<String, MonoTime>>);
 

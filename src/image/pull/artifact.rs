@@ -1,6 +1,7 @@
-//! Files that a registry keeps under a name: an artefact, as `oras push` makes one. Blocking.
+//! Artefacts: files that a registry keeps under one name, as `oras push` makes them. All calls block.
 //!
-//! It is asked as for an image: the same endpoints, credentials, certificates, proxies and cap. Nothing of it goes into the store.
+//! An artefact is fetched like an image: with the same endpoints, credentials, certificates, proxies and limit of bytes
+//! per second. Nothing of it goes into the store of images.
 //!
 //! Source: opencontainers/image-spec 1.1, "Guidelines for Artifact Usage"; `org.opencontainers.image.title` in its annotations.
 
@@ -25,15 +26,15 @@ use crate::net::pace::StopFlag;
 
 /// Annotation with the file name of a layer that is a file.
 const TITLE: &str = "org.opencontainers.image.title";
-/// Layers of an artefact that is read.
+/// Most layers of an artefact.
 const MAX_FILES: usize = 64;
-/// Longest foreign word in an error, characters.
-const MAX_TOLD_CHARS: usize = 100;
+/// Longest foreign text that an error quotes, in characters.
+const MAX_QUOTED_CHARS: usize = 100;
 
-/// Files by name, each by its digest and bytes. At most [`MAX_FILES`].
+/// Files by name, each with its digest and its size in bytes. At most [`MAX_FILES`].
 pub type ArtifactFiles = BTreeMap<String, (Digest, u64)>;
 
-/// An artefact of a registry.
+/// Reader of one artefact of a registry.
 pub struct ArtifactReader {
     settings: PullSettings,
     node: NodeCredentials,
@@ -43,13 +44,13 @@ pub struct ArtifactReader {
     stop: Arc<StopFlag>,
 }
 
-/// Reason why an artefact could not be had.
+/// Reason why an artefact could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ArtifactError {
-    /// The registry, the way to it, or this machine's disk. It may be otherwise in a while.
+    /// Fault of the registry, of the way to it, or of this machine's disk. A later attempt may succeed.
     #[error("{0}: {1}")]
     Registry(String, String),
-    /// The registry's answer is wrong, and was so again and again.
+    /// The registry's answer is wrong, and several attempts gave a wrong answer.
     #[error("{0}: {1}")]
     Wrong(String, String),
     /// The artefact is of another type.
@@ -64,7 +65,8 @@ impl core::fmt::Debug for ArtifactReader {
 }
 
 impl ArtifactReader {
-    /// Makes the artefact that `reference` leads to, which has to be of the type `kind`. No registry is asked yet.
+    /// Makes a reader of the artefact that `reference` names. The artefact has to be of the type `kind`. No registry is
+    /// asked yet.
     #[must_use]
     pub fn new(settings: PullSettings, reference: ImageReference, kind: &'static str) -> Self {
         Self {
@@ -83,10 +85,10 @@ impl ArtifactReader {
         &self.reference
     }
 
-    /// Asks which files it has by now.
+    /// Asks the registry for the files that the artefact has now.
     ///
     /// # Errors
-    /// The registry does not say, or it is no artefact of the right type.
+    /// The registry does not tell the files, or the artefact is not of the right type.
     pub fn list_files(&self) -> Result<ArtifactFiles, ArtifactError> {
         let digest = self.reference.digest().map(|digest| digest.to_string());
         let tag = self.reference.tag().unwrap_or("latest");
@@ -140,7 +142,7 @@ impl ArtifactReader {
     /// Reads a small file. Its digest and size are checked.
     ///
     /// # Errors
-    /// It cannot be had.
+    /// The file cannot be fetched.
     pub fn read_file(&self, (digest, size): (Digest, u64)) -> Result<Vec<u8>, ArtifactError> {
         let mut bytes = Vec::new();
         self.ask_endpoints(&mut |session| {
@@ -150,11 +152,11 @@ impl ArtifactReader {
         Ok(bytes)
     }
 
-    /// Fetches a file into `part`, whole and durable. Bytes already in `part` are taken for its beginning, and stay
-    /// there after an error.
+    /// Fetches a file into `part`, whole and durable. Bytes that are in `part` already count as the beginning of the
+    /// file. After an error the bytes stay there.
     ///
     /// # Errors
-    /// It cannot be had, or not be written.
+    /// The file cannot be fetched, or cannot be written.
     pub fn fetch_file(
         &self,
         (digest, size): (Digest, u64),
@@ -176,7 +178,7 @@ impl ArtifactReader {
         })
     }
 
-    /// Has one endpoint after the other asked, with the node's credentials for it.
+    /// Calls `ask` for one endpoint after the other, with the node's credentials for it.
     fn ask_endpoints(
         &self,
         ask: &mut dyn FnMut(&RegistrySession<'_>) -> Result<(), RegistryError>,
@@ -189,7 +191,7 @@ impl ArtifactReader {
             settings.limits,
             stop,
         );
-        let mut end = None;
+        let mut outcome = None;
         let mut errors = ways::try_endpoints(
             &http,
             settings.registries.image_endpoints(&self.reference),
@@ -207,35 +209,35 @@ impl ArtifactReader {
                     log::debug!("{} from {}: {error}", self.reference, endpoint.base);
                     ControlFlow::Continue(error)
                 }
-                done => {
-                    end = Some(done);
+                result => {
+                    outcome = Some(result);
                     ControlFlow::Break(())
                 }
             },
         );
-        match end {
+        match outcome {
             Some(Ok(())) => return Ok(()),
             Some(Err(error)) => errors = vec![error],
             None => {}
         }
-        // A link spoils nothing so often: a server that sent another digest will do so again.
-        let lasts = |e: &RegistryError| {
+        // A bad link does not spoil every attempt. A server that sent wrong content each time will send it again.
+        let is_permanent = |e: &RegistryError| {
             matches!(
                 e,
                 RegistryError::Wrong { .. } | RegistryError::Unusable { .. }
             )
         };
         let (name, why) = (self.reference.to_string(), ways::join_errors(&errors));
-        Err(match errors.iter().all(lasts) {
+        Err(match errors.iter().all(is_permanent) {
             true => ArtifactError::Wrong(name, why),
             false => ArtifactError::Registry(name, why),
         })
     }
 }
 
-/// The beginning of a foreign text.
+/// Returns the beginning of a foreign text.
 fn cut_foreign_text(text: &str) -> String {
-    text.chars().take(MAX_TOLD_CHARS).collect()
+    text.chars().take(MAX_QUOTED_CHARS).collect()
 }
 
 #[cfg(test)]

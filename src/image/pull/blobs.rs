@@ -1,4 +1,4 @@
-//! Layers on their way: one file each, shared by the pulls that want them.
+//! Layers between registry and store: one file each, shared by the pulls that want them.
 //!
 //! ```text
 //! <store>/pulls/blobs/sha256/<64 hex>-<16 hex>.part   growing, or left by a cut: the beginning of the layer
@@ -6,11 +6,12 @@
 //!                            <64 hex>-<16 hex>       the same, of a pull with a credential that only its pod has
 //! ```
 //!
-//! Pulls share a part if they agree on layer, size and registry (its mirrors included). Until the last byte another
-//! registry may send anything for the same digest, so its bytes go to another part and cannot spoil this one.
+//! Pulls share a part if they agree on layer, size and registry (its mirrors included). Until the last byte has arrived
+//! and the digest is checked, another registry may send anything for the same digest. Its bytes therefore go to another
+//! part and cannot spoil this one.
 //!
-//! Both outlive the agent, so that no byte is fetched twice. They go when the image is in the store, when no pull asked
-//! for them in [`MAX_AGE`], and when their space is wanted.
+//! Parts and whole layers outlive the agent, so that no byte is fetched twice. They are removed when the image is in
+//! the store, when no pull asked for them in [`MAX_AGE`], or when their space is wanted.
 
 use alloc::collections::BTreeMap;
 use core::time::Duration;
@@ -33,9 +34,9 @@ use crate::sys::file::sync_dir;
 
 /// Age from which a layer is removed at the next start if no pull asked for it.
 pub(super) const MAX_AGE: Duration = Duration::from_secs(14 * 24 * 3600);
-/// Time that a layer stays, whatever space is wanted, after its last byte arrived, or after a start. Longer than the
-/// back-off of a pull, which will ask for it again. Asking alone keeps nothing: a layer that can never be unpacked
-/// would have other images removed for ever.
+/// Time that a layer is kept after its last byte arrived, or after a start, even if space is wanted. It is longer than
+/// the back-off of a pull, so the next attempt finds the layer. An attempt that brings no byte does not extend the
+/// time. Else a layer that can never be unpacked would stay, and other images would be removed for it again and again.
 pub const RESUME_TIME: Duration = Duration::from_secs(1800);
 
 /// A layer as one registry has it.
@@ -45,30 +46,30 @@ pub(super) struct BlobKey {
     /// Hash of registry and size, and of the credential if only the pod has it.
     origin: u64,
     /// Set if the layer is fetched with a credential that only the pod has. No other pod gets the bytes then.
-    own: bool,
+    is_private: bool,
 }
 
 impl BlobKey {
-    pub(super) fn new(digest: Digest, size: u64, way: &RegistryAccess) -> Self {
-        let mut text = format!("{size} {}", way.registry_domain());
-        if let Some(by) = way.credential_hash() {
+    pub(super) fn new(digest: Digest, size: u64, access: &RegistryAccess) -> Self {
+        let mut text = format!("{size} {}", access.registry_domain());
+        if let Some(by) = access.credential_hash() {
             text = format!("{text} {by}");
         }
         let hex = Digest::compute(text.as_bytes()).hex();
         Self {
             digest,
             origin: u64::from_str_radix(&hex[..ORIGIN_DIGITS], 16).expect("hex digits"),
-            own: way.credential_hash().is_some(),
+            is_private: access.credential_hash().is_some(),
         }
     }
 
-    /// Name of the file, whole, in the directory above `blobs`.
+    /// Path of the whole layer's file in the directory above `blobs`.
     pub(super) fn member_name(self) -> String {
         format!("blobs/sha256/{}", self.whole_file_name())
     }
 
     fn whole_file_name(self) -> String {
-        match self.own {
+        match self.is_private {
             true => self.keyed_file_name(),
             false => self.digest.hex(),
         }
@@ -79,7 +80,7 @@ impl BlobKey {
         format!("{}-{origin:0ORIGIN_DIGITS$x}", digest.hex())
     }
 
-    /// Reads a file's name: digest and origin. A whole layer that is everybody's has no origin.
+    /// Reads a file's name: digest and origin. A whole layer that is open to every pod has no origin.
     fn parse_file_name(name: &str) -> Option<(Digest, Option<u64>)> {
         let part = name.strip_suffix(".part").unwrap_or(name);
         if part == name && !name.contains('-') {
@@ -94,7 +95,7 @@ impl BlobKey {
 /// Hex digits of an origin.
 const ORIGIN_DIGITS: usize = 16;
 
-/// Files that lie there for pulls that may come back; with more of them the oldest go.
+/// Most files that are kept for pulls that may be tried again. If there are more, the oldest are removed.
 const MAX_KEPT: usize = 512;
 
 /// The directory, and the pulls that use its files.
@@ -102,13 +103,13 @@ const MAX_KEPT: usize = 512;
 pub(super) struct BlobDirectory {
     dir: PathBuf,
     uses: Mutex<BTreeMap<BlobKey, BlobUse>>,
-    bell: Condvar,
+    fetch_ended: Condvar,
     opened: MonoTime,
 }
 
 #[derive(Debug, Default)]
 struct BlobUse {
-    /// 0 for one that lies here for the next attempt.
+    /// Number of pulls that want the layer. 0: it is only kept for the next attempt.
     pulls: usize,
     /// Arrival of the last byte; `None`: none arrived since the start.
     arrived: Option<MonoTime>,
@@ -116,25 +117,25 @@ struct BlobUse {
     fetching: bool,
 }
 
-/// Layers that one pull wants. Let go when dropped.
+/// Layers that one pull wants. The claim ends when it is dropped.
 pub(super) struct BlobClaim<'a> {
     blobs: &'a BlobDirectory,
     layers: Vec<BlobKey>,
 }
 
 impl BlobDirectory {
-    /// Opens the directory below `layout`, makes it if absent, and removes forgotten layers. A disk that cannot be
-    /// written is logged and does not keep the agent from starting: the next pull will say so too.
+    /// Opens the directory below `layout`, makes it if absent, and removes forgotten layers. If the disk cannot be
+    /// written, this is only logged, and the agent still starts. The next pull fails with the same error.
     pub(super) fn open(layout: &Path, now: WallTime) -> Self {
         let blobs = Self {
             dir: layout.join("blobs/sha256"),
             uses: Mutex::new(BTreeMap::new()),
-            bell: Condvar::new(),
+            fetch_ended: Condvar::new(),
             opened: clock::mono_now(),
         };
         let opened = blobs
             .make_directory()
-            // Layers are on disk only if the names that lead to them are: up to the store's root.
+            // A layer is durable only if its directory and the directories above it are, up to the store's root.
             .and_then(|()| blobs.dir.ancestors().take(4).try_for_each(sync_dir))
             .and_then(|()| blobs.remove_older(now, MAX_AGE).map(drop));
         if let Err(e) = opened {
@@ -150,7 +151,8 @@ impl BlobDirectory {
             .create(&self.dir)
     }
 
-    /// Takes note of a pull's layers, so that they are not removed. If too many are left of other pulls, the oldest go.
+    /// Takes note of a pull's layers, so that they are not removed. If too many files of other pulls are left, the
+    /// oldest are removed.
     pub(super) fn claim_layers(&self, layers: impl Iterator<Item = BlobKey>) -> BlobClaim<'_> {
         let mut claim = BlobClaim {
             blobs: self,
@@ -180,13 +182,14 @@ impl BlobDirectory {
             .unwrap_or(0)
     }
 
-    /// Returns true if a layer of `size` bytes lies here, fetched.
+    /// Returns true if the layer is here, fetched completely, with `size` bytes.
     pub(super) fn is_layer_whole(&self, layer: BlobKey, size: u64) -> bool {
         fs::metadata(self.whole_path(layer)).is_ok_and(|m| m.len() == size)
     }
 
-    /// Makes a layer whole: `fetch` gets the path of the growing file. If another pull fetches it from the same registry,
-    /// this one waits, and tries itself should the other one fail. Returns whether `fetch` was called.
+    /// Completes a layer. `fetch` gets the path of the growing file. If another pull is fetching the layer from the
+    /// same registry, this one waits. If the other one fails, this one fetches itself. Returns whether `fetch` was
+    /// called.
     pub(super) fn complete_layer(
         &self,
         layer: BlobKey,
@@ -199,7 +202,7 @@ impl BlobDirectory {
                 return Err(RegistryError::Cancelled);
             }
             (uses, _) = self
-                .bell
+                .fetch_ended
                 .wait_timeout(uses, LOOK)
                 .unwrap_or_else(PoisonError::into_inner);
         }
@@ -210,7 +213,7 @@ impl BlobDirectory {
         uses.entry(layer).or_default().fetching = true;
         drop(uses);
         let part = self.part_path(layer);
-        let before = self.present_bytes(layer);
+        let bytes_before = self.present_bytes(layer);
         let result = self
             .make_directory()
             .map_err(RegistryError::local_file_error("make", &self.dir));
@@ -220,13 +223,13 @@ impl BlobDirectory {
                 .map_err(RegistryError::local_file_error("rename", &part))
         });
         let mut uses = self.lock();
-        let this = uses.entry(layer).or_default();
-        this.fetching = false;
-        if result.is_ok() || self.present_bytes(layer) > before {
-            this.arrived = Some(clock::mono_now());
+        let layer_use = uses.entry(layer).or_default();
+        layer_use.fetching = false;
+        if result.is_ok() || self.present_bytes(layer) > bytes_before {
+            layer_use.arrived = Some(clock::mono_now());
         }
         drop(uses);
-        self.bell.notify_all();
+        self.fetch_ended.notify_all();
         result.map(|()| true)
     }
 
@@ -238,7 +241,7 @@ impl BlobDirectory {
     fn remove_older(&self, now: WallTime, age: Duration) -> io::Result<u64> {
         let age = i64::try_from(age.as_nanos()).unwrap_or(i64::MAX);
         let limit = now.0.saturating_sub(age);
-        // A clock that was not set yet makes everything young: it is removed another time.
+        // While the clock is not set, all files look young. They are removed another time.
         self.remove_if(&|_, metadata| metadata.mtime().saturating_mul(1_000_000_000) < limit)
     }
 
@@ -259,12 +262,13 @@ impl BlobDirectory {
         Ok(())
     }
 
-    /// `unwanted` hears when the last byte of a layer arrived.
-    fn remove_if(&self, unwanted: &dyn Fn(MonoTime, &fs::Metadata) -> bool) -> io::Result<u64> {
+    /// Removes files that no pull uses and for which `is_unwanted` returns true. It gets the arrival of the last byte,
+    /// and the metadata. Returns the bytes freed.
+    fn remove_if(&self, is_unwanted: &dyn Fn(MonoTime, &fs::Metadata) -> bool) -> io::Result<u64> {
         let mut uses = self.lock();
         let mut freed = 0;
         self.visit_unclaimed_files(&uses, &mut |path, arrived, metadata| {
-            if unwanted(arrived, metadata) {
+            if is_unwanted(arrived, metadata) {
                 blob::remove_if_present(&path)?;
                 freed += metadata.len();
             }
@@ -275,7 +279,8 @@ impl BlobDirectory {
         Ok(freed)
     }
 
-    /// Visits each file that no pull uses, with the arrival of its last byte, as far as that is known.
+    /// Visits each file that no pull uses, with the arrival of its last byte. If that is not known, the time of the
+    /// start takes its place.
     fn visit_unclaimed_files(
         &self,
         uses: &BTreeMap<BlobKey, BlobUse>,
@@ -288,16 +293,16 @@ impl BlobDirectory {
         for entry in list {
             let entry = entry?;
             let name = entry.file_name();
-            let of = name.to_str().and_then(BlobKey::parse_file_name);
-            let known = || {
+            let parsed_name = name.to_str().and_then(BlobKey::parse_file_name);
+            let matching_uses = || {
                 uses.iter().filter(|(layer, _)| {
-                    of.is_some_and(|(digest, origin)| {
+                    parsed_name.is_some_and(|(digest, origin)| {
                         layer.digest == digest && origin.is_none_or(|o| layer.origin == o)
                     })
                 })
             };
-            let used = known().any(|(_, u)| u.pulls > 0 || u.fetching);
-            let arrived = known().filter_map(|(_, u)| u.arrived).max();
+            let used = matching_uses().any(|(_, u)| u.pulls > 0 || u.fetching);
+            let arrived = matching_uses().filter_map(|(_, u)| u.arrived).max();
             let metadata = entry.metadata()?;
             if !used && metadata.is_file() {
                 visit(entry.path(), arrived.unwrap_or(self.opened), &metadata)?;
@@ -327,7 +332,7 @@ impl BlobClaim<'_> {
     /// Removes the layers that no other pull wants: they are in the store, or of no use.
     pub(super) fn discard_layers(self) {
         let uses = self.blobs.lock();
-        let pulls = |wanted: &dyn Fn(&BlobKey) -> bool| -> usize {
+        let count_pulls = |wanted: &dyn Fn(&BlobKey) -> bool| -> usize {
             let all = uses.iter().filter(|(layer, _)| wanted(layer));
             all.map(|(_, u)| u.pulls).sum()
         };
@@ -337,9 +342,9 @@ impl BlobClaim<'_> {
             for (path, pulls) in [
                 (
                     whole,
-                    pulls(&|other| other.whole_file_name() == layer.whole_file_name()),
+                    count_pulls(&|other| other.whole_file_name() == layer.whole_file_name()),
                 ),
-                (part, pulls(&|other| *other == layer)),
+                (part, count_pulls(&|other| *other == layer)),
             ] {
                 if pulls <= 1
                     && let Err(e) = blob::remove_if_present(&path)
@@ -355,9 +360,9 @@ impl Drop for BlobClaim<'_> {
     fn drop(&mut self) {
         let mut uses = self.blobs.lock();
         for layer in &self.layers {
-            if let Some(one) = uses.get_mut(layer) {
-                one.pulls -= 1;
-                if one.pulls == 0 && self.blobs.present_bytes(*layer) == 0 {
+            if let Some(layer_use) = uses.get_mut(layer) {
+                layer_use.pulls -= 1;
+                if layer_use.pulls == 0 && self.blobs.present_bytes(*layer) == 0 {
                     uses.remove(layer);
                 }
             }
@@ -491,7 +496,7 @@ mod tests {
                 .expect("clear"),
             1
         );
-        // Nor does an attempt that brings nothing; one that brings something does.
+        // An attempt that brings nothing does not extend the time. One that brings a byte does.
         for (bytes, kept) in [("", 0), ("x", 1)] {
             let fetched = blobs.complete_layer(a, &StopFlag::default(), |path| {
                 fs::write(path, bytes).expect("part");
@@ -619,7 +624,7 @@ mod tests {
                 })
                 .expect("whole")
         );
-        // Whole it is what its digest says, whoever sent it.
+        // A whole layer has the right digest, whoever sent it.
         let other = BlobKey::new(digest, 3, &RegistryAccess::new("evil.example", None));
         assert!(
             !blobs

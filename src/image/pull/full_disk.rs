@@ -18,10 +18,10 @@ use crate::image::import::{ImportLimits, ImportOptions};
 use crate::image::testing::{Scratch, docker_archive};
 use crate::sys::mount;
 
-/// Tries of what is busy for a moment, so that a disk that stays busy fails the test.
+/// Attempts while the disk is busy. A disk that stays busy fails the test.
 const MAX_BUSY: usize = 10_000;
 
-/// A small disk of its own, gone at the end.
+/// A small disk of a test, removed at its end.
 struct Disk {
     scratch: Scratch,
 }
@@ -43,7 +43,8 @@ impl Disk {
         self.scratch.join("disk")
     }
 
-    /// A child of another test may have files of this one open until it is another program: the disk is busy for that moment.
+    /// A child that another test forks may hold files of this disk open until it executes its program. The disk is busy
+    /// for that moment.
     fn remount(&self, how: &str) {
         let remount = || {
             let mut mount = Command::new("mount");
@@ -136,7 +137,7 @@ fn what_was_fetched_stays_when_there_is_no_room_to_unpack_it() {
     assert_eq!(disk.files("records"), []);
     assert_eq!(disk.files("pulls/blobs/sha256").len(), 2, "kept");
     let before = asked(&server, &offer);
-    // Tried again with room, it goes on from there.
+    // The next attempt has room, and goes on from there.
     disk.remount("size=8m");
     let pulled = pull(&puller, &server).expect("pulled");
     assert!(store.image_by_id(&pulled).is_some());
@@ -227,7 +228,7 @@ fn what_others_write_meanwhile_counts() {
         }
         served.answer(seen)
     });
-    // There are 4 MiB to be used, then none: 4 are left of 8 that stay free.
+    // At first 4 MiB may be used. Then none may: only 4 MiB are free, and 8 have to stay free.
     let store = disk.store_with(8 * MIB);
     let error = pull(&puller(&store), &server).expect_err("no room");
     assert!(
@@ -249,7 +250,7 @@ fn what_others_write_while_it_is_unpacked_counts() {
     let layer = file("a", &vec![7; 12 << 20]);
     fs::write(&archive, docker_archive("a:1", &[&layer])).expect("archive");
     let ballast = disk.path().join("ballast");
-    // There are 20 MiB to be used; after the first 4 somebody else writes 14.
+    // 20 MiB may be used. After the first 4 another program writes 14.
     let mut tick = |_| {
         if !ballast.exists() {
             fs::write(&ballast, vec![1; 14 << 20]).expect("room");
@@ -265,18 +266,18 @@ fn what_others_write_while_it_is_unpacked_counts() {
     assert!(matches!(**source, ImageProblem::NoSpace { .. }), "{source}");
     assert!(error.is_transient() && store.list_images().is_empty());
     assert_eq!(disk.files("staging"), []);
-    // With room it comes.
+    // With enough room the import succeeds.
     fs::remove_file(&ballast).expect("room");
     let mut go = |_| ControlFlow::Continue(());
     let imported = store.import_archive(&archive, &ImportOptions::default(), &mut go);
     assert_eq!(imported.expect("imported").len(), 1);
 }
 
-/// Leaves some pages.
+/// Fills the disk except for some pages.
 fn fill_up(path: &Path) {
     const LEFT: usize = 128 << 10;
     let mut data = vec![1; 4 << 20];
-    // What there is room for.
+    // Writes as much as there is room for, and then fails.
     let _ = fs::write(path, &data);
     let length = fs::metadata(path).expect("ballast").size();
     data.truncate(usize::try_from(length).expect("small").saturating_sub(LEFT));
@@ -293,7 +294,7 @@ fn images_on_a_disk_that_cannot_be_written_can_be_used() {
     let store = disk.store();
     let id = pull(&puller(&store), &server).expect("pulled");
     drop(store);
-    // What an end in the middle leaves.
+    // Files that an interrupted import leaves.
     let left = disk.path().join("images/staging/l0");
     fs::create_dir(&left).expect("left");
     let orphan = disk.path().join("images/layers/0123456789abcdef");

@@ -40,19 +40,20 @@ use crate::image::whose::{LayerSharing, RegistryAccess};
 use crate::net::pace::StopFlag;
 use crate::sys::clock;
 
-/// Layers that one pull fetches at once. Pulls at the same time share all but one of each.
+/// Layers that one pull fetches at once. Each pull has one slot of its own. All pulls that run at the same time share
+/// the others.
 pub const MAX_LAYERS_AT_ONCE: usize = 4;
-/// Stack of a thread that fetches, bytes; only touched pages cost memory. A TLS handshake takes most of it.
+/// Stack of a thread that fetches, in bytes. A TLS handshake needs most of it. Only pages that are used cost memory.
 pub(super) const STACK_BYTES: usize = 512 * 1024;
-/// Documents read for one image: an index, a manifest, a configuration; more where an index does not say for which
-/// machine its images are.
+/// Most documents that are read for one image. Usual are an index, a manifest and a configuration. There are more if an
+/// index does not say for which machine its images are.
 const MAX_DOCUMENTS: usize = 48;
-/// Time to find out what an image is made of: a registry that sends documents without end is cut off then.
+/// Time for reading the documents of an image. A registry that sends documents without end is cut off then.
 const PLAN_TIMEOUT: Duration = Duration::from_secs(600);
 /// Times that layers are fetched again because other layers were removed from the store meanwhile.
 const MAX_ROUNDS: usize = 3;
 
-/// A pull at work.
+/// A pull that runs.
 pub(super) struct PullJob<'a> {
     pub(super) inner: &'a PullerShared,
     pub(super) reference: &'a ImageReference,
@@ -62,11 +63,11 @@ pub(super) struct PullJob<'a> {
     pub(super) stop: &'a Arc<StopFlag>,
 }
 
-/// An error, by the use of asking elsewhere.
+/// Failure of an attempt, by whether another endpoint or credential may help.
 enum AttemptFailure {
-    /// Fault of this endpoint or credential: another one may help.
-    Here(RegistryError),
-    /// Fault of the image or of this machine: no other endpoint helps.
+    /// Fault of this endpoint or credential. Another one may help.
+    TryNext(RegistryError),
+    /// Fault of the image or of this machine. No other endpoint helps.
     Final(PullError),
 }
 
@@ -77,13 +78,13 @@ impl From<RegistryError> for AttemptFailure {
         } else if error.is_local_fault() {
             Self::Final(PullError::Failed(error.to_string()))
         } else {
-            Self::Here(error)
+            Self::TryNext(error)
         }
     }
 }
 
 impl PullJob<'_> {
-    /// Pulls. Blocks for as long as the link takes.
+    /// Runs the pull. Blocks for as long as the link takes.
     pub(super) fn run_pull(&self) -> Result<Arc<ImageRecord>, PullError> {
         let settings = &self.inner.settings;
         if self.stop.is_stopped() {
@@ -100,7 +101,7 @@ impl PullJob<'_> {
             Arc::clone(self.stop),
         );
         let endpoints = settings.registries.image_endpoints(self.reference);
-        let mut end = None;
+        let mut outcome = None;
         let errors = ways::try_endpoints(
             &http,
             endpoints,
@@ -108,15 +109,15 @@ impl PullJob<'_> {
             &|endpoint| self.endpoint_credentials(endpoint),
             &mut |session, endpoint, credential| {
                 // The node's own credentials are good for every pod.
-                let is_pods = |c: &&RegistryCredential| {
+                let is_pod_credential = |c: &&RegistryCredential| {
                     endpoint.mirrored.is_none() && !self.inner.node.is_node_credential(c)
                 };
-                let own = credential.filter(is_pods);
-                let way = RegistryAccess::new(self.reference.domain(), own);
-                end = Some(match self.pull_from_endpoint(session, &way) {
+                let pod_credential = credential.filter(is_pod_credential);
+                let access = RegistryAccess::new(self.reference.domain(), pod_credential);
+                outcome = Some(match self.pull_from_endpoint(session, &access) {
                     Ok(image) => Ok(image),
                     Err(AttemptFailure::Final(error)) => Err(error),
-                    Err(AttemptFailure::Here(error)) => {
+                    Err(AttemptFailure::TryNext(error)) => {
                         log::debug!("image {} from {}: {error}", self.reference, endpoint.base);
                         return ControlFlow::Continue(error);
                     }
@@ -124,11 +125,11 @@ impl PullJob<'_> {
                 ControlFlow::Break(())
             },
         );
-        end.unwrap_or_else(|| Err(join_pull_errors(&errors)))
+        outcome.unwrap_or_else(|| Err(join_pull_errors(&errors)))
     }
 
-    /// Credentials to present at an endpoint, in order. A mirror gets what the node has for the mirror: a secret for
-    /// the registry is none of its business.
+    /// Credentials to present at an endpoint, in order. A mirror gets only the credentials that the node has for the
+    /// mirror. It must not see a secret for the registry.
     fn endpoint_credentials(&self, endpoint: &RegistryEndpoint) -> Vec<RegistryCredential> {
         match &endpoint.mirrored {
             None => self.credential.cloned().into_iter().collect(),
@@ -142,11 +143,11 @@ impl PullJob<'_> {
     fn pull_from_endpoint(
         &self,
         session: &RegistrySession<'_>,
-        way: &RegistryAccess,
+        access: &RegistryAccess,
     ) -> Result<Arc<ImageRecord>, AttemptFailure> {
         self.tracker.begin_stage(ImageStage::Resolving);
         let store = &self.inner.store;
-        if let Some(image) = self.find_unchanged_image(session, way)? {
+        if let Some(image) = self.find_unchanged_image(session, access)? {
             return Ok(image);
         }
         let name = match self.reference.digest() {
@@ -157,11 +158,11 @@ impl PullJob<'_> {
         let mut planned = self.plan_image(session, &top)?;
         for layer in &mut planned.layers {
             if let Some(blob) = layer.blob {
-                layer.member = layer_blob_key(blob, way).member_name();
+                layer.member = layer_blob_key(blob, access).member_name();
             }
         }
         let mut shares = LayerSharing {
-            way,
+            way: access,
             confirmed: BTreeSet::new(),
         };
         for _ in 0..MAX_ROUNDS {
@@ -171,8 +172,8 @@ impl PullJob<'_> {
             let claim = self
                 .inner
                 .blobs
-                .claim_layers(blobs.map(|b| layer_blob_key(b, way)));
-            self.fetch_layers(session, way, &missing)?;
+                .claim_layers(blobs.map(|b| layer_blob_key(b, access)));
+            self.fetch_layers(session, access, &missing)?;
             self.tracker.begin_stage(ImageStage::Unpacking);
             let stop = self.stop;
             let mut tick = |p| {
@@ -190,10 +191,10 @@ impl PullJob<'_> {
                     claim.discard_layers();
                     return Ok(image);
                 }
-                // Another image that shared a layer was removed in between.
+                // Another image that shared a layer was removed meanwhile. The missing layers are fetched again.
                 Err(_) if !self.has_all_layers(&planned, &shares) => {}
                 Err(error) => {
-                    // Layers that cannot be unpacked are of no use; if only space or time lacks, they are kept.
+                    // Layers that cannot be unpacked are of no use. If only space or time was missing, they are kept.
                     if !error.is_transient() {
                         claim.discard_layers();
                     }
@@ -206,15 +207,15 @@ impl PullJob<'_> {
         )))
     }
 
-    /// The store's image, if the name still leads to it: one request without a body.
+    /// Finds the image in the store, if the name still leads to it. Asks the registry with one request without a body.
     fn find_unchanged_image(
         &self,
         session: &RegistrySession<'_>,
-        way: &RegistryAccess,
+        access: &RegistryAccess,
     ) -> Result<Option<Arc<ImageRecord>>, AttemptFailure> {
         let store = &self.inner.store;
         let digest = match self.reference.digest() {
-            // The digest says which image it is; the registry is asked all the same, for it decides who may have it.
+            // The digest names the image. The registry is still asked below, because it decides who may have the image.
             Some(digest) => digest,
             None => match self.reference.tag() {
                 Some(tag)
@@ -234,11 +235,14 @@ impl PullJob<'_> {
         let Some(image) = self.find_stored_image(&name) else {
             return Ok(None);
         };
-        // It may name layers that only the pod may have for which it was pulled.
+        // The image may have layers that only the pod may have for which the image was pulled.
         let layers = store.layer_records();
-        let known =
-            |layer: &LayerRecord| layers.get(&layer.key).is_some_and(|l| way.holds_layer(l));
-        if !image.layers.iter().all(known) {
+        let may_use = |layer: &LayerRecord| {
+            layers
+                .get(&layer.key)
+                .is_some_and(|l| access.holds_layer(l))
+        };
+        if !image.layers.iter().all(may_use) {
             return Ok(None);
         }
         if self.reference.digest().is_some()
@@ -246,7 +250,7 @@ impl PullJob<'_> {
         {
             return Ok(None);
         }
-        // An agent of before did not note it.
+        // An earlier version of the agent did not record the digest.
         let image = match image.led_by.is_empty() {
             true => store
                 .record_pulled_digest(&image.id, &name)
@@ -254,7 +258,7 @@ impl PullJob<'_> {
             false => image,
         };
         match self.reference.tagged_name() {
-            // By digest the registry said nothing of the tag.
+            // If the registry was asked by digest, it said nothing about the tag.
             Some(tag) if self.reference.digest().is_none() && !image.names.contains(&tag) => store
                 .tag_image(&image.id, &tag)
                 .map(Some)
@@ -277,7 +281,7 @@ impl PullJob<'_> {
             top,
             error: RefCell::new(None),
             read: Cell::new((0, 0)),
-            end: clock::mono_now() + PLAN_TIMEOUT,
+            deadline: clock::mono_now() + PLAN_TIMEOUT,
         };
         let machine = self.inner.store.import_limits().machine;
         let planned = plan::plan_remote(&documents, &top.descriptor, self.reference, machine);
@@ -290,36 +294,37 @@ impl PullJob<'_> {
         })
     }
 
-    /// Fetches missing layers, several at once. The first error ends it; layers under way are finished.
+    /// Fetches missing layers, several at once. After the first error no further layer is begun, and those under way
+    /// are finished.
     fn fetch_layers(
         &self,
         session: &RegistrySession<'_>,
-        way: &RegistryAccess,
+        access: &RegistryAccess,
         missing: &[PlannedLayer],
     ) -> Result<(), AttemptFailure> {
         let sizes = missing.iter().filter_map(|l| l.blob);
         let total: u64 = sizes.clone().map(|(_, size)| size).sum();
-        let have: u64 = sizes
+        let present: u64 = sizes
             .map(|blob| {
                 self.inner
                     .blobs
-                    .present_bytes(layer_blob_key(blob, way))
+                    .present_bytes(layer_blob_key(blob, access))
                     .min(blob.1)
             })
             .sum();
         self.tracker.begin_fetching(missing.len(), total);
-        self.check_disk_room(total.saturating_sub(have))
+        self.check_disk_room(total.saturating_sub(present))
             .map_err(|e| AttemptFailure::Final(local_disk_error(e.kind(), e.to_string())))?;
-        let needs = total.saturating_sub(have);
+        let needed = total.saturating_sub(present);
         let gate = self.inner.settings.gate.as_deref();
         let deferred = |why| AttemptFailure::Final(PullError::Deferred(why));
-        let admitted = gate.map(|gate| gate.admit_fetch(self.reference, needs));
+        let admitted = gate.map(|gate| gate.admit_fetch(self.reference, needed));
         admitted.transpose().map_err(deferred)?;
-        let fetched = self.fetch_all(session, way, missing);
+        let fetched = self.fetch_all(session, access, missing);
         let Some(gate) = gate else {
             return fetched.map_err(AttemptFailure::from);
         };
-        gate.record_fetch_end(needs);
+        gate.record_fetch_end(needed);
         fetched.map_err(|e| match gate.may_continue_fetch(self.reference) {
             Err(why) => deferred(why),
             Ok(()) => e.into(),
@@ -329,27 +334,27 @@ impl PullJob<'_> {
     fn fetch_all(
         &self,
         session: &RegistrySession<'_>,
-        way: &RegistryAccess,
+        access: &RegistryAccess,
         missing: &[PlannedLayer],
     ) -> Result<(), RegistryError> {
-        let own = OwnFetchSlot::default();
+        let own_slot = OwnFetchSlot::default();
         let next = Mutex::new(0);
         let failed = Mutex::new(None);
-        let work = || {
+        let fetch_next_layers = || {
             loop {
-                let at = {
+                let index = {
                     let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
-                    let over = failed
+                    let has_failed = failed
                         .lock()
                         .unwrap_or_else(PoisonError::into_inner)
                         .is_some();
-                    if over || *next == missing.len() {
+                    if has_failed || *next == missing.len() {
                         return;
                     }
                     *next += 1;
                     *next - 1
                 };
-                if let Err(e) = self.fetch_layer(session, way, &missing[at], &own) {
+                if let Err(e) = self.fetch_layer(session, access, &missing[index], &own_slot) {
                     failed
                         .lock()
                         .unwrap_or_else(PoisonError::into_inner)
@@ -362,13 +367,13 @@ impl PullJob<'_> {
                 let started = thread::Builder::new()
                     .name("pull-layer".into())
                     .stack_size(STACK_BYTES)
-                    .spawn_scoped(scope, work);
+                    .spawn_scoped(scope, fetch_next_layers);
                 if started.is_err() {
-                    // Slower, not wrong.
+                    // With fewer threads the pull is slower, not wrong.
                     break;
                 }
             }
-            work();
+            fetch_next_layers();
         });
         match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Some(error) => Err(error),
@@ -379,20 +384,20 @@ impl PullJob<'_> {
     fn fetch_layer(
         &self,
         session: &RegistrySession<'_>,
-        way: &RegistryAccess,
+        access: &RegistryAccess,
         layer: &PlannedLayer,
-        own: &OwnFetchSlot,
+        own_slot: &OwnFetchSlot,
     ) -> Result<(), RegistryError> {
         let Some((digest, size)) = layer.blob else {
             return Ok(());
         };
-        let wanted = layer_blob_key((digest, size), way);
-        let take = || {
-            let slot = self.inner.slots.take_slot(own, self.stop);
+        let wanted = layer_blob_key((digest, size), access);
+        let take_slot = || {
+            let slot = self.inner.slots.take_slot(own_slot, self.stop);
             slot.ok_or(RegistryError::Cancelled)
         };
         let fetched = self.inner.blobs.complete_layer(wanted, self.stop, |part| {
-            let slot = RefCell::new(Some(take()?));
+            let slot = RefCell::new(Some(take_slot()?));
             BlobFetch {
                 digest,
                 size,
@@ -403,7 +408,7 @@ impl PullJob<'_> {
                 pause: &|time| {
                     slot.take();
                     session.pause_before_retry(time)?;
-                    slot.replace(Some(take()?));
+                    slot.replace(Some(take_slot()?));
                     Ok(())
                 },
                 arrived: &|bytes| self.tracker.add_fetched_bytes(bytes),
@@ -448,7 +453,8 @@ impl PullJob<'_> {
         }
     }
 
-    /// Returns true if all layers are in the store or lie fetched. An import that failed then had another reason.
+    /// Returns true if all layers are in the store or fetched completely. Then an import failed for another reason than
+    /// a missing layer.
     fn has_all_layers(&self, planned: &PlannedImage, shares: &LayerSharing<'_>) -> bool {
         import::find_missing_layers(&self.inner.store, planned, shares)
             .iter()
@@ -459,7 +465,8 @@ impl PullJob<'_> {
             })
     }
 
-    /// Asks the registry for layers that came from it with another pod's credential. One that it does not confirm is fetched.
+    /// Asks the registry for the layers that came from it with another pod's credential. A layer that it does not
+    /// confirm is fetched.
     fn confirm_shared_layers(
         &self,
         session: &RegistrySession<'_>,
@@ -475,35 +482,35 @@ impl PullJob<'_> {
     }
 }
 
-/// A layer of digest and size, as the registry of the image has it.
-fn layer_blob_key((digest, size): (Digest, u64), way: &RegistryAccess) -> BlobKey {
-    BlobKey::new(digest, size, way)
+/// Key of the layer with this digest and size, as the image's registry has it.
+fn layer_blob_key((digest, size): (Digest, u64), access: &RegistryAccess) -> BlobKey {
+    BlobKey::new(digest, size, access)
 }
 
 /// Documents from the registry, as the plan asks for them.
 struct RegistryDocuments<'a> {
     session: &'a RegistrySession<'a>,
     top: &'a TopManifest,
-    /// The plan knows problems only.
+    /// Error of the registry. It is kept here, because the plan can only return problems.
     error: RefCell<Option<RegistryError>>,
     /// Number of documents read from the registry, and their bytes.
     read: Cell<(usize, u64)>,
-    end: MonoTime,
+    deadline: MonoTime,
 }
 
 impl RegistryDocuments<'_> {
     /// Checks that another document may be read: by number, bytes and time.
     fn check_document_budget(&self) -> Result<(), ImageProblem> {
-        let limit = |what, limit| Err(ImageProblem::Limit { what, limit });
+        let exceeded = |what, limit| Err(ImageProblem::Limit { what, limit });
         let (documents, bytes) = self.read.get();
         if documents >= MAX_DOCUMENTS {
-            return limit("documents for an image", MAX_DOCUMENTS as u64);
+            return exceeded("documents for an image", MAX_DOCUMENTS as u64);
         }
         if bytes > MAX_JSON_TOTAL_BYTES {
-            return limit("bytes of documents for an image", MAX_JSON_TOTAL_BYTES);
+            return exceeded("bytes of documents for an image", MAX_JSON_TOTAL_BYTES);
         }
-        if clock::mono_now() >= self.end {
-            return limit("seconds for an image's documents", PLAN_TIMEOUT.as_secs());
+        if clock::mono_now() >= self.deadline {
+            return exceeded("seconds for an image's documents", PLAN_TIMEOUT.as_secs());
         }
         Ok(())
     }
@@ -545,7 +552,7 @@ impl DocumentSource for RegistryDocuments<'_> {
     }
 }
 
-/// Joins the errors of all ways into one. An outage everywhere is one of the registry.
+/// Joins the errors of all ways into one. An outage of all ways counts as one of the registry.
 fn join_pull_errors(errors: &[RegistryError]) -> PullError {
     let text = ways::join_errors(errors);
     let is_outage = !errors.is_empty() && errors.iter().all(RegistryError::is_outage);
@@ -558,7 +565,7 @@ fn join_pull_errors(errors: &[RegistryError]) -> PullError {
     }
 }
 
-/// An error of this machine's disk.
+/// Makes the error of a pull from an error of this machine's disk.
 fn local_disk_error(kind: io::ErrorKind, text: String) -> PullError {
     match kind {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => PullError::Full(text),
@@ -566,7 +573,7 @@ fn local_disk_error(kind: io::ErrorKind, text: String) -> PullError {
     }
 }
 
-/// An import's error without the path of our own directory.
+/// Makes the error of a pull from an import's error, without the path of the agent's own directory.
 fn import_pull_error(error: &ImageError) -> PullError {
     let ImageError::Import {
         blob,
@@ -581,7 +588,7 @@ fn import_pull_error(error: &ImageError) -> PullError {
     if let Some(blob) = blob {
         text.push(' ');
         let name = blob.strip_prefix("blobs/").unwrap_or(blob);
-        // The part behind the digest only tells our files apart.
+        // The part after the digest only tells the agent's own files apart.
         text.push_str(name.split('-').next().unwrap_or(name));
     }
     if let Some(entry) = entry {

@@ -54,13 +54,13 @@ pub(in crate::image) use self::node::fuzz;
 pub use self::node::{CredentialProvider, CredentialProviders};
 pub use self::policy::{ImagePolicyError, NodeImagePolicy};
 
-/// Pulls at once if the configuration names no limit: each has threads of its own.
+/// Pulls that run at once if the configuration names no limit. Each pull has threads of its own.
 pub const MAX_PARALLEL: usize = 16;
 
-/// Pulls that wait for their turn; with as many a further one fails, and the back-off of its pod asks again. Twice what the
-/// pods of a node can ask for at once.
+/// Most pulls that wait for their turn. A further pull fails, and its pod asks again after its back-off. The limit is
+/// twice the number of pulls that the pods of a node can ask for at once.
 pub const MAX_WAITING: usize = 1024;
-/// Time between two looks of a waiting pull whether it is still wanted.
+/// Time between two checks of a waiting pull whether it is still wanted.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// Settings of pulls.
@@ -78,7 +78,7 @@ pub struct PullSettings {
     pub policy: NodeImagePolicy,
     /// Bytes per second over all pulls; `None`: as fast as it goes.
     pub bytes_per_second: Option<u64>,
-    /// Pulls at once, at least 1; `None`: [`MAX_PARALLEL`].
+    /// Pulls that run at once, at least 1; `None`: [`MAX_PARALLEL`].
     pub parallel: Option<u32>,
     /// Time limits of single exchanges.
     pub limits: RegistryTimeLimits,
@@ -86,14 +86,16 @@ pub struct PullSettings {
     pub gate: Option<Arc<dyn FetchGate>>,
 }
 
-/// The link has no bytes left for an image: how many it needs, and when it goes on, for people.
+/// Refusal because the link has no bytes left for an image. The text says to people how many bytes the image needs, and
+/// when fetching goes on.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct LinkBudgetRefusal(pub String);
 
-/// Says whether bytes may be fetched. Asked by threads of pulls.
+/// Gate that says whether bytes may be fetched. Threads of pulls ask it.
 pub trait FetchGate: Send + Sync {
-    /// Asks to fetch `bytes` that are missing of an image. If admitted, [`FetchGate::record_fetch_end`] is told at the end.
+    /// Asks to fetch the missing `bytes` of an image. If the fetch is admitted, the caller calls
+    /// [`FetchGate::record_fetch_end`] at its end.
     ///
     /// # Errors
     /// The bytes have to wait.
@@ -103,7 +105,7 @@ pub trait FetchGate: Send + Sync {
     /// # Errors
     /// The rest has to wait.
     fn may_continue_fetch(&self, reference: &ImageReference) -> Result<(), LinkBudgetRefusal>;
-    /// A fetch that was admitted is over, however it ended.
+    /// Notes that an admitted fetch is over, however it ended.
     fn record_fetch_end(&self, bytes: u64);
 }
 
@@ -116,17 +118,17 @@ pub enum PullError {
     /// No registry could be asked (waiting reason `RegistryUnavailable`).
     #[error("RegistryUnavailable: {0}")]
     Unavailable(String),
-    /// No registry could be asked, and one has had too many requests. Some count by account, so another credential may
-    /// help (waiting reason `RegistryUnavailable`).
+    /// No registry could be asked, and one of them had too many requests. Some registries count requests by account, so
+    /// another credential may help (waiting reason `RegistryUnavailable`).
     #[error("RegistryUnavailable: {0}")]
     Limited(String),
-    /// A registry refused it, or hides it: with another credential it may be had (waiting reason `ErrImagePull`).
+    /// A registry refuses or hides the image. Another credential may help (waiting reason `ErrImagePull`).
     #[error("{0}")]
     Denied(String),
-    /// The disk has no room for it (waiting reason `ErrImagePull`).
+    /// The disk has no room for the image (waiting reason `ErrImagePull`).
     #[error("{0}")]
     Full(String),
-    /// The link has no bytes left for it today (waiting reason `PullDeferred`).
+    /// The link has no bytes left for the image today (waiting reason `PullDeferred`).
     #[error(transparent)]
     Deferred(LinkBudgetRefusal),
     /// Anything else (waiting reason `ErrImagePull`).
@@ -137,7 +139,7 @@ pub enum PullError {
 /// `sha256:` and the digest of the image's configuration.
 type PullOutcome = Result<String, PullError>;
 
-/// Pulls images into a store. Clones share it.
+/// Pulls images into a store. Clones share one state.
 #[derive(Clone)]
 pub struct Puller {
     inner: Arc<PullerShared>,
@@ -162,23 +164,24 @@ struct PullQueue {
     waiting: VecDeque<Arc<SharedPull>>,
     /// Pulls that run or wait, by reference and credential.
     flights: BTreeMap<(String, Option<String>), Arc<SharedPull>>,
-    /// Pulls that run, were told to end, and were asked for again meanwhile: at most as many as run.
+    /// Pulls that still run after they were told to end, and whose image was asked for again meanwhile. At most as many
+    /// as run.
     ending: Vec<Arc<SharedPull>>,
 }
 
-/// A pull with its waiters.
+/// A pull with its waiters: a flight.
 struct SharedPull {
     reference: ImageReference,
     credential: Option<RegistryCredential>,
     tracker: Tracker,
     outcome: OnceLock<PullOutcome>,
-    /// Number of waiters; changed with the queue locked.
-    waiting: AtomicUsize,
-    /// Tells it to end.
+    /// Number of waiters; changed only while the queue is locked.
+    waiters: AtomicUsize,
+    /// Tells the pull to end.
     stop: Arc<StopFlag>,
-    /// Closed at the end, which wakes all.
+    /// Closed when the pull ends, which wakes all waiters.
     done: Receiver<()>,
-    doing: Sender<()>,
+    done_sender: Sender<()>,
 }
 
 impl Puller {
@@ -214,7 +217,7 @@ impl Puller {
 
     /// Pulls an image, or waits for a pull of it with the same credential. Without a credential it is pulled
     /// anonymously; mirrors get what the node has for them. When the last future that waits for a pull is dropped, the
-    /// pull ends soon; the bytes that arrived stay for the next one.
+    /// pull ends soon. The bytes that arrived stay for the next pull.
     ///
     /// # Errors
     /// See [`PullError`].
@@ -225,13 +228,14 @@ impl Puller {
     ) -> PullOutcome {
         let reference =
             ImageReference::parse(reference).map_err(|e| PullError::Invalid(e.to_string()))?;
-        let seat = PullWaiter {
+        let waiter = PullWaiter {
             inner: &self.inner,
             flight: self.join_pull(reference, credential),
         };
-        // Never sent to: it ends by being closed.
-        let _ = seat.flight.done.recv().await;
-        seat.flight
+        // Nothing is ever sent. The channel is closed when the pull ends.
+        let _ = waiter.flight.done.recv().await;
+        waiter
+            .flight
             .outcome
             .get()
             .expect("a flight is closed after its outcome is known")
@@ -261,8 +265,8 @@ impl Puller {
         all.any(|flight| flight.reference == wanted)
     }
 
-    /// Removes layers of pulls that are not under way, nor were in the last `unused`. Returns the bytes freed.
-    /// Blocks on the disk.
+    /// Removes layers that no pull uses and that did not grow in the last `unused`. Returns the bytes freed. Blocks on
+    /// the disk.
     ///
     /// # Errors
     /// The directory cannot be read or changed.
@@ -275,35 +279,35 @@ impl Puller {
         reference: ImageReference,
         credential: Option<RegistryCredential>,
     ) -> Arc<SharedPull> {
-        let digest = credential
+        let credential_digest = credential
             .as_ref()
             .map(RegistryCredential::credential_digest);
-        let key = (reference.to_string(), digest);
+        let key = (reference.to_string(), credential_digest);
         let mut queue = self.inner.lock();
-        // A pull without waiters is about to end: this pull comes behind it.
+        // A pull without waiters is about to end, and is not joined: the new pull takes its place.
         if let Some(flight) = queue.flights.get(&key).filter(|f| !f.stop.is_stopped()) {
-            flight.waiting.fetch_add(1, Ordering::Relaxed);
+            flight.waiters.fetch_add(1, Ordering::Relaxed);
             return Arc::clone(flight);
         }
-        let full = queue.waiting.len() >= MAX_WAITING;
-        let (doing, done) = smol::channel::bounded(1);
+        let is_full = queue.waiting.len() >= MAX_WAITING;
+        let (done_sender, done) = smol::channel::bounded(1);
         let flight = Arc::new(SharedPull {
             reference,
             credential,
             tracker: Tracker::default(),
             outcome: OnceLock::new(),
-            waiting: AtomicUsize::new(1),
+            waiters: AtomicUsize::new(1),
             stop: Arc::default(),
             done,
-            doing,
+            done_sender,
         });
-        if full {
+        if is_full {
             let why = format!("{MAX_WAITING} pulls are waiting already");
             queue.finish_pull(&flight, Err(PullError::Failed(why)));
             return flight;
         }
-        let before = queue.flights.insert(key, Arc::clone(&flight));
-        queue.ending.extend(before);
+        let replaced = queue.flights.insert(key, Arc::clone(&flight));
+        queue.ending.extend(replaced);
         queue.waiting.push_back(Arc::clone(&flight));
         if queue.running < self.inner.parallel_pulls() {
             queue.running += 1;
@@ -334,7 +338,7 @@ pub struct NodeCredentialLookup {
 }
 
 impl NodeCredentialLookup {
-    /// Makes the keys of a node with these settings.
+    /// Makes a lookup with these settings.
     #[must_use]
     pub fn new(settings: PullSettings) -> Self {
         let node = NodeCredentials::new(&settings);
@@ -357,8 +361,8 @@ fn node_credentials_for(
         return Vec::new();
     };
     let endpoints = settings.registries.image_endpoints(&reference);
-    let own = endpoints.iter().find(|e| e.mirrored.is_none());
-    let authority = own.map_or("", |e| e.base.authority.as_str());
+    let registry = endpoints.iter().find(|e| e.mirrored.is_none());
+    let authority = registry.map_or("", |e| e.base.authority.as_str());
     collect_credentials_at(settings, node, reference.repository(), authority)
 }
 
@@ -388,7 +392,7 @@ impl PullerShared {
             .map_or(MAX_PARALLEL, |n| n.clamp(1, MAX_PARALLEL))
     }
 
-    /// Takes one pull after the other off the queue, until there is none.
+    /// Runs the pulls of the queue one after the other, until the queue is empty.
     fn run_queued_pulls(&self) {
         loop {
             let flight = {
@@ -417,17 +421,17 @@ impl PullerShared {
 }
 
 impl PullQueue {
-    /// Ends a flight: a pull that is asked for from now on starts another one.
+    /// Ends a flight (a pull with its waiters). A later request for the same image starts another one.
     fn finish_pull(&mut self, flight: &Arc<SharedPull>, outcome: PullOutcome) {
         self.flights.retain(|_, other| !Arc::ptr_eq(other, flight));
         self.ending.retain(|other| !Arc::ptr_eq(other, flight));
         // Only its own thread ends a flight.
         let _ = flight.outcome.set(outcome);
-        flight.doing.close();
+        flight.done_sender.close();
     }
 }
 
-/// A place in a flight; the last one that is dropped ends it.
+/// A waiter of a flight. When the last waiter is dropped, the pull is told to end.
 struct PullWaiter<'a> {
     inner: &'a PullerShared,
     flight: Arc<SharedPull>,
@@ -436,9 +440,9 @@ struct PullWaiter<'a> {
 impl Drop for PullWaiter<'_> {
     fn drop(&mut self) {
         let mut queue = self.inner.lock();
-        if self.flight.waiting.fetch_sub(1, Ordering::Relaxed) == 1 {
+        if self.flight.waiters.fetch_sub(1, Ordering::Relaxed) == 1 {
             self.flight.stop.stop();
-            // Not begun, it need not begin.
+            // A pull that is still in the queue need not begin.
             let is_this = |other: &Arc<SharedPull>| Arc::ptr_eq(other, &self.flight);
             if queue.waiting.iter().any(is_this) {
                 queue.waiting.retain(|other| !is_this(other));
@@ -449,19 +453,19 @@ impl Drop for PullWaiter<'_> {
     }
 }
 
-/// Places to fetch a layer. Each pull has one of its own, so that no slow registry keeps pulls from others waiting; the
-/// rest goes to the first that asks.
+/// Slots for fetching layers. Each pull has one slot of its own, so that a slow registry does not delay pulls from
+/// other registries. The shared slots go to the first pull that asks.
 #[derive(Debug)]
 struct FetchSlots {
     shared: Mutex<usize>,
-    bell: Condvar,
+    slot_freed: Condvar,
 }
 
-/// The place that a pull has for itself.
+/// The slot that a pull has for itself. Set while it is taken.
 #[derive(Debug, Default)]
 struct OwnFetchSlot(AtomicBool);
 
-/// A place, given back when dropped.
+/// A taken slot. It is given back when dropped.
 struct FetchSlot<'a> {
     slots: &'a FetchSlots,
     own: Option<&'a OwnFetchSlot>,
@@ -471,11 +475,11 @@ impl FetchSlots {
     const fn new(shared: usize) -> Self {
         Self {
             shared: Mutex::new(shared),
-            bell: Condvar::new(),
+            slot_freed: Condvar::new(),
         }
     }
 
-    /// Waits for a place. `None`: the pull was told to stop first.
+    /// Waits for a slot. `None`: the pull was told to stop first.
     fn take_slot<'a>(&'a self, own: &'a OwnFetchSlot, stop: &StopFlag) -> Option<FetchSlot<'a>> {
         let mut shared = self.lock();
         loop {
@@ -496,7 +500,7 @@ impl FetchSlots {
                 });
             }
             (shared, _) = self
-                .bell
+                .slot_freed
                 .wait_timeout(shared, LOOK)
                 .unwrap_or_else(PoisonError::into_inner);
         }
@@ -515,7 +519,7 @@ impl Drop for FetchSlot<'_> {
             None => *shared += 1,
         }
         drop(shared);
-        // All are woken, for it is not known here which pull has this place as its own.
-        self.slots.bell.notify_all();
+        // All waiters are woken, because it is not known here which pull owns this slot.
+        self.slots.slot_freed.notify_all();
     }
 }

@@ -1,7 +1,7 @@
 //! Credentials of the node: docker's `config.json`, its helpers, and the kubelet's credential plugins.
 //!
-//! Everything here is asked anew for each pull, but for the answers of plugins, which say themselves how long they hold.
-//! The output of helpers and plugins is never logged.
+//! Files, helpers and plugins are asked anew for each pull. Only answers of plugins are kept, for the time that the
+//! answer itself names. The output of helpers and plugins is never logged.
 //!
 //! Source: kubelet `pkg/credentialprovider/plugin`; docker-credential-helpers, README "Development".
 
@@ -24,15 +24,15 @@ use crate::image::registry::keyring::{
 };
 use crate::sys::{child, clock};
 
-/// Time that a plugin or helper has. The kubelet's own limit.
+/// Time that a plugin or helper may take. The kubelet has the same limit.
 const EXEC_TIMEOUT: Duration = Duration::from_secs(60);
-/// Bytes read of the output of one.
+/// Bytes that are read of the output of a helper or plugin.
 const MAX_ANSWER_BYTES: usize = 256 * 1024;
-/// Answers of plugins kept.
+/// Most answers of plugins that are kept.
 const MAX_CACHED: usize = 100;
-/// Credentials remembered that were handed out.
-const MAX_HANDED: usize = 1000;
-/// Plugins configured at most.
+/// Most credentials that are remembered as handed out.
+const MAX_HANDED_OUT: usize = 1000;
+/// Most plugins that can be configured.
 const MAX_PROVIDERS: usize = 32;
 /// Directories in which docker's helpers are looked for.
 const HELPER_DIRS: [&str; 4] = ["/usr/local/bin", "/usr/bin", "/bin", "/opt/bin"];
@@ -57,15 +57,15 @@ pub struct CredentialProvider {
     pub name: String,
     /// Patterns of images that it is asked for.
     pub match_images: Vec<String>,
-    /// Time that an answer holds if it names none.
+    /// Time that an answer holds if the answer names none.
     pub default_cache_duration: String,
-    /// [`PROVIDER_API`]
+    /// Must be [`PROVIDER_API`].
     pub api_version: String,
     /// Arguments.
     pub args: Vec<String>,
     /// Environment.
     pub env: Vec<ProviderVariable>,
-    /// Wants tokens of service accounts: not supported.
+    /// Request for tokens of service accounts. Not supported.
     pub token_attributes: Option<Value>,
 }
 
@@ -136,28 +136,28 @@ impl CredentialProviders {
     }
 }
 
-/// Reason why a program that knows credentials is of no help. Never has the program's output.
+/// Reason why a helper or plugin gave no credential. It never contains the program's output.
 #[derive(Debug, thiserror::Error)]
 enum CredentialProgramError {
-    /// The docker configuration: no name of a file.
+    /// Fault of the docker configuration: the name of the helper is no name of a file.
     #[error("its name is not valid")]
     Name,
-    /// The operator: it is not installed.
+    /// Fault of the operator: the helper is not installed.
     #[error("it is not in {}", HELPER_DIRS.join(", "))]
     Missing,
-    /// The machine: the program does not start, or does not end in time.
+    /// Fault of the machine: the program does not start, or does not end in time.
     #[error("cannot run: {0}")]
     Run(io::ErrorKind),
-    /// The program: it failed.
+    /// Fault of the program: it failed.
     #[error("it ends with code {0}")]
     Code(i32),
-    /// The program: no JSON of the right kind.
+    /// Fault of the program: its answer is no JSON of the right form.
     #[error("its answer is not valid: {0}")]
     Answer(JsonTextError),
-    /// The program: JSON of another kind, or of another version.
+    /// Fault of the program: its answer is of another kind or version.
     #[error("it answers with {0:?} {1:?}")]
     Kind(String, String),
-    /// The program: a wrong field, and its text.
+    /// Fault of the program: a field of its answer is wrong. Has the field and its text.
     #[error("{0} is {1:?}")]
     Field(&'static str, String),
 }
@@ -169,11 +169,11 @@ type ProviderCache = BTreeMap<(String, String), (MonoTime, Vec<(String, Registry
 pub(super) struct NodeCredentials {
     docker_configs: Vec<PathBuf>,
     providers: CredentialProviders,
-    /// Environment of all programs, besides what is configured for one.
+    /// Environment of all programs. A program may get further variables from its configuration.
     environment: Vec<(&'static str, String)>,
     cache: Mutex<ProviderCache>,
     /// Digests of credentials that were handed out: the node's own, not a pod's.
-    handed: Mutex<BTreeSet<String>>,
+    handed_out: Mutex<BTreeSet<String>>,
 }
 
 impl NodeCredentials {
@@ -183,18 +183,21 @@ impl NodeCredentials {
             providers: settings.providers.clone(),
             environment: settings.proxies.to_environment(),
             cache: Mutex::new(BTreeMap::new()),
-            handed: Mutex::default(),
+            handed_out: Mutex::default(),
         }
     }
 
-    /// Remembers credentials that are handed out, for a caller that uses them among others. If they become too many,
-    /// all are forgotten and count as a pod's.
+    /// Remembers that these credentials are the node's own, for a caller that uses them among others. If too many are
+    /// remembered, all are forgotten, and then count as a pod's.
     pub(super) fn hand_out(&self, credentials: &[RegistryCredential]) {
-        let mut handed = self.handed.lock().unwrap_or_else(PoisonError::into_inner);
-        if handed.len() + credentials.len() > MAX_HANDED {
-            handed.clear();
+        let mut handed_out = self
+            .handed_out
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if handed_out.len() + credentials.len() > MAX_HANDED_OUT {
+            handed_out.clear();
         }
-        handed.extend(
+        handed_out.extend(
             credentials
                 .iter()
                 .map(RegistryCredential::credential_digest),
@@ -203,8 +206,11 @@ impl NodeCredentials {
 
     /// Returns true if the credential was handed out as the node's own.
     pub(super) fn is_node_credential(&self, credential: &RegistryCredential) -> bool {
-        let handed = self.handed.lock().unwrap_or_else(PoisonError::into_inner);
-        handed.contains(&credential.credential_digest())
+        let handed_out = self
+            .handed_out
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        handed_out.contains(&credential.credential_digest())
     }
 
     /// All credentials for `image` (domain and path), in the order in which they are tried. Blocks on programs.
@@ -212,9 +218,9 @@ impl NodeCredentials {
     pub(super) fn find_credentials(&self, image: &str) -> Vec<RegistryCredential> {
         let mut ring = Keyring::default();
         if let Some(config) = self.read_docker_config() {
-            let helped = helpers_for_image(&config, image);
+            let helpers = helpers_for_image(&config, image);
             ring.add_place(config.auths);
-            for (program, server) in helped {
+            for (program, server) in helpers {
                 match ask_helper(&program, &server, &self.environment) {
                     Ok(credential) => ring.add_place([(image.to_owned(), credential)]),
                     Err(why) => log::warn!("docker-credential-{program}: {why}"),
@@ -264,7 +270,7 @@ impl NodeCredentials {
         {
             let mut cache = self.lock();
             cache.retain(|_, (until, _)| *until > now);
-            // Whichever kind of key the plugin chose.
+            // The plugin may have chosen any of the three kinds of key.
             for key in [image, registry, ""] {
                 if let Some((_, auths)) = cache.get(&(provider.name.clone(), key.to_owned())) {
                     return Ok(auths.clone());
@@ -280,17 +286,17 @@ impl NodeCredentials {
             "Global" => "",
             other => return Err(CredentialProgramError::Field("cacheKeyType", other.into())),
         };
-        let holds = match &answer.cache_duration {
+        let hold_time = match &answer.cache_duration {
             Some(text) => parse_go_duration(text)
                 .ok_or_else(|| CredentialProgramError::Field("cacheDuration", text.clone()))?,
             None => parse_go_duration(&provider.default_cache_duration).unwrap_or_default(),
         };
         let auths: Vec<(String, RegistryCredential)> = answer.auth.into_iter().collect();
         let mut cache = self.lock();
-        if !holds.is_zero() && cache.len() < MAX_CACHED {
+        if !hold_time.is_zero() && cache.len() < MAX_CACHED {
             cache.insert(
                 (provider.name.clone(), key.to_owned()),
-                (now + holds, auths.clone()),
+                (now + hold_time, auths.clone()),
             );
         }
         Ok(auths)
@@ -327,15 +333,15 @@ fn provider_command(
 ) -> child::Command {
     let mut command = with_environment(child::Command::new(dir.join(&provider.name)), environment)
         .args(&provider.args);
-    // Last, for it may say otherwise.
+    // The plugin's own variables come last, because they may override the others.
     for variable in &provider.env {
         command = command.env(&variable.name, &variable.value);
     }
     command
 }
 
-/// Sets the environment of a program: where programs are found, root's home, and the proxies. The agent's own
-/// environment is not passed on.
+/// Sets the environment of a program: `PATH`, root's home, and the proxies. The agent's own environment is not passed
+/// on.
 fn with_environment(command: child::Command, environment: &[(&str, String)]) -> child::Command {
     let command = command.env("PATH", PATH).env("HOME", "/root");
     environment
@@ -355,7 +361,7 @@ fn parse_provider_answer(bytes: &[u8]) -> Result<ProviderAnswer, CredentialProgr
     Ok(answer)
 }
 
-/// Programs to ask for an image, and for which server.
+/// Helpers to ask for an image, each with the server whose credential it is asked for.
 fn helpers_for_image(config: &DockerConfig, image: &str) -> Vec<(String, String)> {
     let mut found: Vec<(String, String)> = Vec::new();
     for (server, program) in &config.cred_helpers {
@@ -417,7 +423,8 @@ fn parse_helper_answer(bytes: &[u8]) -> Result<RegistryCredential, CredentialPro
     })
 }
 
-/// Runs a program to its end. Errors: the end in words, without the program's output, which may hold secrets.
+/// Runs a program to its end, and returns its output. An error tells how the program ended, without the output, which
+/// may hold secrets.
 fn run_credential_program(
     command: child::Command,
     input: String,
@@ -433,7 +440,7 @@ fn run_credential_program(
     Ok(output.stdout)
 }
 
-/// Go's notation of durations, positive ones: `12h`, `1h30m`, `0s`, `1.5s`.
+/// Parses a duration in Go's notation that is not negative: `12h`, `1h30m`, `0s`, `1.5s`.
 fn parse_go_duration(text: &str) -> Option<Duration> {
     if text == "0" {
         return Some(Duration::ZERO);
@@ -502,8 +509,8 @@ mod tests {
         let from = path.with_extension("text");
         fs::write(&from, format!("#!/bin/sh\n{text}\n")).expect("script");
         fs::set_permissions(&from, fs::Permissions::from_mode(0o755)).expect("script");
-        // By a process of its own: a file that this one writes stays open in whatever another test forks meanwhile, and is
-        // busy as a program then.
+        // Another process copies the script. If this process wrote it, a child that another test forks meanwhile would
+        // hold the file open, and the script could not be executed.
         let copied = std::process::Command::new("cp")
             .arg(&from)
             .arg(path)

@@ -1,7 +1,7 @@
-//! Policy of pulls: the images that may come from registries at all.
+//! Policy of pulls: the images that this node may pull from registries.
 //!
-//! The policy is for pulls only. Archives that the operator imports, or drops into the image directory, are the
-//! operator's own doing. A mirror counts as the registry that it stands for.
+//! The policy is for pulls only. It does not apply to archives, which the operator imports or puts into the image
+//! directory. A mirror counts as the registry whose images it has.
 
 use crate::image::reference::ImageReference;
 use crate::image::registry::keyring;
@@ -37,14 +37,14 @@ impl NodeImagePolicy {
         let allowed = |pattern: &String| {
             let pattern = keyring::normalise_key(pattern);
             let pattern = pattern.trim_end_matches('/');
-            let path = pattern.split_once('/').map_or("", |(_, path)| path);
-            let own = name.split_once('/').map_or("", |(_, path)| path);
-            // A prefix of text is no prefix of a name: `team` is not for `teamwork/…`.
-            let whole = path.is_empty()
-                || own
-                    .strip_prefix(path)
+            let pattern_path = pattern.split_once('/').map_or("", |(_, path)| path);
+            let image_path = name.split_once('/').map_or("", |(_, path)| path);
+            // A name matches by whole components: `team` does not match `teamwork/…`.
+            let is_below = pattern_path.is_empty()
+                || image_path
+                    .strip_prefix(pattern_path)
                     .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-            whole && keyring::key_matches_image(pattern, name)
+            is_below && keyring::key_matches_image(pattern, name)
         };
         if self.allowed.is_empty() || self.allowed.iter().any(allowed) {
             return Ok(());

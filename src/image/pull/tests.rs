@@ -1,4 +1,4 @@
-//! Pulls from a registry of the tests' own that does what it is told, wrong things too.
+//! Pulls from a test registry that does as the test says, also wrong things.
 
 use core::time::Duration;
 use std::fs;
@@ -52,11 +52,11 @@ impl Reply {
     }
 }
 
-/// Answers each request by a function of it; remembers all of them.
+/// Test server. It answers each request with the result of a function, and remembers all requests.
 pub(in crate::image) struct Server {
     pub(in crate::image) address: SocketAddr,
     seen: Arc<Mutex<Vec<Seen>>>,
-    /// Bytes of bodies that left.
+    /// Bytes of bodies that were sent.
     sent: Arc<AtomicUsize>,
 }
 
@@ -177,7 +177,7 @@ fn serve(
     } else {
         &reply.body[..cut]
     };
-    // A client that had enough leaves.
+    // A client may close the connection early.
     if stream.write_all(head.as_bytes()).is_ok() && stream.write_all(body).is_ok() {
         sent.fetch_add(body.len(), Ordering::SeqCst);
     }
@@ -222,7 +222,7 @@ impl Offer {
         Self::of(&[file("a", b"base"), file("b", b"top")])
     }
 
-    /// Two layers that do not compress, of so many bytes.
+    /// Two layers of `bytes` bytes each that do not compress.
     pub(in crate::image) fn large(bytes: usize) -> Self {
         let noise = |seed: u64| {
             let mut state = seed;

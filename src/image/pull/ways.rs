@@ -9,7 +9,7 @@ use crate::image::registry::http::RegistryHttp;
 use crate::image::registry::session::RegistrySession;
 use crate::image::registry::{RegistryCredential, RegistryError};
 
-/// Goes one way.
+/// Tries one way: one credential, or none, at one endpoint.
 pub(super) type RegistryAttempt<'a> = dyn FnMut(
         &RegistrySession<'_>,
         &RegistryEndpoint,
@@ -17,9 +17,9 @@ pub(super) type RegistryAttempt<'a> = dyn FnMut(
     ) -> ControlFlow<(), RegistryError>
     + 'a;
 
-/// Goes one way after the other until `through` breaks. After a refusal the next credential is tried, after any other
-/// failure the next endpoint. `credentials`: those to present at an endpoint, in order; without any it is asked
-/// anonymously.
+/// Tries one way after the other until `attempt` breaks. After a refusal the next credential is tried, after any other
+/// failure the next endpoint. `credentials` returns the credentials for an endpoint, in order. An endpoint without any
+/// is asked anonymously.
 ///
 /// Returns the errors of the ways that failed.
 pub(super) fn try_endpoints(
@@ -27,10 +27,10 @@ pub(super) fn try_endpoints(
     mut endpoints: Vec<RegistryEndpoint>,
     absent: &AbsentServers,
     credentials: &dyn Fn(&RegistryEndpoint) -> Vec<RegistryCredential>,
-    through: &mut RegistryAttempt<'_>,
+    attempt: &mut RegistryAttempt<'_>,
 ) -> Vec<RegistryError> {
     let mut errors: Vec<RegistryError> = Vec::new();
-    // Stable: of those that are there the first named comes first.
+    // The sort is stable: servers that are not absent keep their order.
     endpoints.stable_sort_by_key(|endpoint| absent.is_absent(&endpoint.base));
     let count = endpoints.len();
     for (n, mut endpoint) in endpoints.into_iter().enumerate() {
@@ -43,7 +43,7 @@ pub(super) fn try_endpoints(
         };
         for credential in ways {
             let session = RegistrySession::new(http, &endpoint, credential, n + 1 < count);
-            let ControlFlow::Continue(error) = through(&session, &endpoint, credential) else {
+            let ControlFlow::Continue(error) = attempt(&session, &endpoint, credential) else {
                 return errors;
             };
             let refused = error.is_refusal();

@@ -1,5 +1,5 @@
-//! Limits of a pod's own for its usage of the node's disk (EVICT-11). A pod that exceeds one is evicted, however much
-//! of the disk is left.
+//! A pod's own limits for its usage of the node's disk (EVICT-11). A pod that exceeds one is evicted, however much of
+//! the disk is left.
 
 use alloc::{format, string::String};
 
@@ -21,7 +21,7 @@ pub struct StorageViolation {
     pub signal: &'static str,
 }
 
-/// Returns true if the pod has such a limit.
+/// Returns true if the pod has a limit of its own for the node's disk.
 #[must_use]
 pub fn has_storage_limit(pod: &Pod) -> bool {
     pod.spec
@@ -39,7 +39,7 @@ pub fn find_violation(
     figures: &PodFigures,
     has_image_disk: bool,
 ) -> Option<StorageViolation> {
-    let found = |signal, message| {
+    let violation = |signal, message| {
         Some(StorageViolation {
             uid: pod.metadata.uid.clone(),
             message,
@@ -51,32 +51,32 @@ pub fn find_violation(
         let Some(limit) = volume_size_limit(volume) else {
             continue;
         };
-        let mut held = figures.volumes.iter();
-        let used = held.find(|(name, _)| *name == volume.name);
+        let mut volumes = figures.volumes.iter();
+        let used = volumes.find(|(name, _)| *name == volume.name);
         if used.is_some_and(|(_, used)| signed(used.used_bytes) > limit.value()) {
             let limit = shortest_quantity(limit, limit.value());
             let message = format!(
                 "Usage of EmptyDir volume {:?} exceeds the limit \"{limit}\". ",
                 volume.name
             );
-            return found("emptydirfs.limit", message);
+            return violation("emptydirfs.limit", message);
         }
     }
-    let limits = pod.spec.containers.iter().chain(&pod.spec.init_containers);
-    let first = limits
+    let containers = pod.spec.containers.iter().chain(&pod.spec.init_containers);
+    let first_limit = containers
         .filter_map(|c| c.resources.limits.get(EPHEMERAL_STORAGE))
         .next();
     if let Some(limit) = pod_sum(pod, AmountKind::Limits, EPHEMERAL_STORAGE)
         && signed(figures.ephemeral_bytes()) > limit
     {
-        let limit = first.map_or_else(
+        let limit = first_limit.map_or_else(
             || Quantity::from_binary_units(limit),
             |like| shortest_quantity(like, limit),
         );
         let message = format!(
             "Pod ephemeral local storage usage exceeds the total limit of containers {limit}. "
         );
-        return found("ephemeralpodfs.limit", message);
+        return violation("ephemeralpodfs.limit", message);
     }
     for measured in &figures.containers {
         let mut all = pod.spec.containers.iter();
@@ -96,7 +96,7 @@ pub fn find_violation(
                 "Container {} exceeded its local ephemeral storage limit \"{limit}\". ",
                 measured.name
             );
-            return found("ephemeralcontainerfs.limit", message);
+            return violation("ephemeralcontainerfs.limit", message);
         }
     }
     None

@@ -1,11 +1,11 @@
-//! The rounds (EVICT-04, EVICT-06, EVICT-07, EVICT-10): observe, reclaim what is unused, measure pods, evict one, wait
-//! for its end, observe again.
+//! Rounds of the eviction manager (EVICT-04, EVICT-06, EVICT-07, EVICT-10): observe, reclaim what is unused, measure
+//! pods, evict one, wait for its end, observe again.
 //!
 //! ```text
 //!  Waiting ──due──▶ Observing ──▶ CheckingLimits ──▶ Reclaiming ──▶ Measuring ──▶ Ending ──stopped──▶ CleaningUp ──┐
-//!     ▲                 │ nothing is short │ the same     │ enough        │ nobody    ▲  │ it takes too long   ▲    │ gone,
+//!     ▲                 │ nothing is short │ the same     │ enough        │ no victim ▲  │ it takes too long   ▲    │ gone,
 //!     └─────────────────┴──────────────────┴──────────────┴───────────────┘           │  └─────────────────────┘    │ or 30 s
-//!                       ▲                  └── pods that have more than they may ─────┘                             │
+//!                       ▲                  └── pods that exceed their own limits ─────┘                             │
 //!                       └───────────────────────────────────────────────────────────────────────────────────────────┘
 //! ```
 
@@ -27,16 +27,16 @@ pub const POLL: Duration = Duration::from_secs(10);
 /// Pause between two observations while a resource falls so fast that it would be short before [`POLL`] ends, or when
 /// the kernel reports memory pressure.
 pub const MIN_POLL: Duration = Duration::from_secs(1);
-/// Longest wait for the removal of unused images; then the round goes on with what is left. The removal itself waits
-/// while an image is unpacked, which takes minutes on a board, and meanwhile no other resource is observed, not even
-/// memory.
+/// Longest wait for the removal of unused images. After it the round goes on, whether or not the removal has ended. The
+/// removal itself waits while an image is unpacked, which takes minutes on a board. During the wait no other resource
+/// is observed, not even memory.
 pub const IMAGE_RECLAIM: Duration = Duration::from_secs(30);
 /// Longest wait for the clean-up of a pod that has stopped.
-const CLEAN_UP: Duration = Duration::from_secs(30);
+const MAX_CLEAN_UP: Duration = Duration::from_secs(30);
 /// Least time that a pod is given to stop, whatever its grace.
 const MIN_STOP: Duration = Duration::from_secs(10);
 
-/// Settings of the configuration.
+/// Settings of eviction, from the configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EvictionSettings {
     /// See [`parse_thresholds`](super::parse_thresholds).
@@ -61,7 +61,7 @@ pub enum ReclaimTarget {
 pub enum MeasureScope {
     /// Memory and processes: a few small files for each container.
     Groups,
-    /// Files as well, which takes a walk.
+    /// Files as well, which needs a walk through all of them.
     Disk,
 }
 
@@ -95,7 +95,7 @@ impl MeasureScope {
     }
 }
 
-/// Order of the manager to its caller.
+/// Action that the manager asks of its caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EvictionAction {
     /// Observe all resources; ends with [`EvictionInput::Observed`].
@@ -124,7 +124,7 @@ pub enum EvictionInput {
     Observed(Observations, bool),
     /// These pods exceed their own limits.
     Checked(Vec<StorageViolation>),
-    /// Everything that could be removed in time is gone; the new observations.
+    /// Unused resources were removed as far as time allowed. Carries the new observations.
     Reclaimed(Observations),
     /// Pods that might be evicted, with their usage.
     Measured(Vec<EvictablePod>),
@@ -136,11 +136,11 @@ pub enum EvictionInput {
     Spared(PodUid),
 }
 
-/// Round in which a threshold may have been found met.
+/// Round that follows an observation. It may have no threshold to deal with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct EvictionRound {
-    /// Indices of the thresholds that call for action; the round deals with the first.
-    driving: Vec<usize>,
+    /// Indices of the thresholds that call for action, most urgent first. The round deals with the first.
+    thresholds: Vec<usize>,
     at: MonoTime,
 }
 
@@ -228,11 +228,11 @@ impl EvictionManager {
         }
     }
 
-    /// Applies the passage of time. `limited`: a pod has limits of its own.
-    pub fn handle_timeout(&mut self, limited: bool, now: MonoTime) {
+    /// Applies the passage of time. `has_pod_limits`: a pod has limits of its own.
+    pub fn handle_timeout(&mut self, has_pod_limits: bool, now: MonoTime) {
         match &mut self.stage {
             EvictionStage::Waiting { due } if *due <= now => {
-                if limited || !self.pressure.is_empty() {
+                if has_pod_limits || !self.pressure.is_empty() {
                     self.begin_observation();
                 } else {
                     // There is no threshold and no limit.
@@ -244,8 +244,8 @@ impl EvictionManager {
                 stopped,
                 until,
             } if *until <= now => {
-                let late = running.iter().cloned().map(EvictionAction::TellExceeded);
-                self.actions.extend(late);
+                let exceeded = running.iter().cloned().map(EvictionAction::TellExceeded);
+                self.actions.extend(exceeded);
                 let pods = running.drain(..).chain(stopped.drain(..)).collect();
                 self.wait_for_clean_up(pods, now);
             }
@@ -260,8 +260,8 @@ impl EvictionManager {
         }
     }
 
-    /// Takes in that the kernel reports memory pressure: the next observation is due, unless the last one was made less
-    /// than [`MIN_POLL`] ago.
+    /// Handles the kernel's report of memory pressure. The next observation is due now, but not before [`MIN_POLL`] has
+    /// passed since the last one.
     pub fn handle_pressure_signal(&mut self, now: MonoTime) {
         let last = self.pressure.last_observations();
         let earliest = last.map_or(now, |last| now.max(last.at + MIN_POLL));
@@ -273,12 +273,12 @@ impl EvictionManager {
     /// Takes in an event. An event that does not belong to the present stage is ignored.
     pub fn handle_input(&mut self, input: EvictionInput, now: MonoTime) {
         match input {
-            EvictionInput::Observed(observations, limited) => {
+            EvictionInput::Observed(observations, has_pod_limits) => {
                 if self.stage == EvictionStage::Observing {
-                    let driving = self.pressure.take_observations(&observations, now);
+                    let thresholds = self.pressure.take_observations(&observations, now);
                     let at = observations.at;
-                    let round = EvictionRound { driving, at };
-                    if limited {
+                    let round = EvictionRound { thresholds, at };
+                    if has_pod_limits {
                         self.stage = EvictionStage::CheckingLimits(round);
                         self.actions.push_back(EvictionAction::CheckLimits);
                     } else {
@@ -363,7 +363,7 @@ impl EvictionManager {
         }
     }
 
-    /// The next thing to do.
+    /// The next action for the caller.
     pub fn poll_action(&mut self) -> Option<EvictionAction> {
         self.actions.pop_front()
     }
@@ -399,7 +399,7 @@ impl EvictionManager {
     }
 
     fn begin_round(&mut self, round: EvictionRound, now: MonoTime) {
-        let Some(first) = round.driving.first() else {
+        let Some(first) = round.thresholds.first() else {
             return self.wait_for_poll(now);
         };
         let signal = self.pressure.threshold_at(*first).signal;
@@ -407,20 +407,20 @@ impl EvictionManager {
             .push_back(EvictionAction::Tell(signal.starved_resource()));
         match reclaim_targets(signal, self.layout()) {
             [] => self.begin_measuring(round, now),
-            all => {
-                self.actions.push_back(EvictionAction::Reclaim(all));
+            targets => {
+                self.actions.push_back(EvictionAction::Reclaim(targets));
                 self.stage = EvictionStage::Reclaiming(round);
             }
         }
     }
 
     fn begin_measuring(&mut self, round: EvictionRound, now: MonoTime) {
-        let Some(first) = round.driving.first() else {
+        let Some(first) = round.thresholds.first() else {
             return self.wait_for_poll(now);
         };
-        let what =
+        let scope =
             MeasureScope::for_starved(self.pressure.threshold_at(*first).signal.starved_resource());
-        self.actions.push_back(EvictionAction::Measure(what));
+        self.actions.push_back(EvictionAction::Measure(scope));
         self.stage = EvictionStage::Measuring(round);
     }
 
@@ -431,7 +431,7 @@ impl EvictionManager {
         mut candidates: Vec<EvictablePod>,
         now: MonoTime,
     ) {
-        let Some(first) = round.driving.first() else {
+        let Some(first) = round.thresholds.first() else {
             return self.wait_for_poll(now);
         };
         let threshold = self.pressure.threshold_at(*first);
@@ -443,15 +443,15 @@ impl EvictionManager {
             None => IMMEDIATE_GRACE_S,
             Some(_) => self.max_grace_s.min(pod.grace_s.unwrap_or(i64::MAX)),
         };
-        let short = round.driving.iter();
+        let indices = round.thresholds.iter();
         let victim = EvictionVictim {
             uid: pod.uid.clone(),
             figures: pod.figures,
             grace_s,
             signal: threshold.signal,
             quantities: self.pressure.limit_and_available(*first),
-            short: short
-                .map(|at| self.pressure.threshold_at(*at).signal)
+            short: indices
+                .map(|index| self.pressure.threshold_at(*index).signal)
                 .collect(),
             age: now - round.at,
         };
@@ -484,7 +484,7 @@ impl EvictionManager {
         if pods.is_empty() {
             return self.begin_observation();
         }
-        let until = now + CLEAN_UP;
+        let until = now + MAX_CLEAN_UP;
         self.stage = EvictionStage::CleaningUp { pods, until };
     }
 }

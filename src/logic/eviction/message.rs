@@ -44,7 +44,7 @@ pub fn eviction_texts(
     let (mut names, mut usages) = (Vec::new(), Vec::new());
     let spec = &pod.spec;
     for measured in &figures.containers {
-        // An ephemeral container cannot have a request: it is not blamed.
+        // An ephemeral container cannot have a request, so it is not named.
         let mut all = spec.containers.iter().chain(&spec.init_containers);
         let Some(container) = all.find(|c| c.name == measured.name) else {
             continue;
@@ -85,8 +85,8 @@ pub fn eviction_texts(
 }
 
 fn container_request(container: &Container, resource: &str) -> Quantity {
-    let asked = container.resources.requests.get(resource);
-    asked.map_or_else(
+    let request = container.resources.requests.get(resource);
+    request.map_or_else(
         || Quantity::from_decimal_units(0),
         |q| shortest_quantity(q, q.value()),
     )

@@ -3,13 +3,13 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `threshold` | resources that may run short, and how much must be left: as an operator writes it |
+//! | `threshold` | resources that may run short, and the amount of each that must be left, as an operator writes it |
 //! | `observation` | amounts of all resources, at one time |
 //! | `pressure` | thresholds that are met, since when, and the conditions that result |
 //! | `rank` | order in which pods are evicted |
 //! | `walks` | rounds in which the files of pods are counted, and the rank of a pod that could not be counted |
 //! | `manager` | the rounds: observe, reclaim, measure, evict one pod, wait for its end |
-//! | `local_storage` | limits of a pod's own for its usage of the node's disk |
+//! | `local_storage` | a pod's own limits for its usage of the node's disk |
 //! | `message` | message of the pod's status |
 //!
 //! Pods without limits of their own are not measured before a threshold is met.

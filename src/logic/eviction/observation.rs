@@ -34,9 +34,9 @@ pub enum DiskLayout {
     /// All on one file system.
     #[default]
     OneDisk,
-    /// Images and writable layers on a file system of their own.
+    /// Images and writable layers on other file systems than the root directory.
     SeparateRuntime,
-    /// Images alone on a file system of their own.
+    /// Only images on another file system than the root directory.
     SplitImages,
 }
 
@@ -52,7 +52,7 @@ pub struct FileSystems {
 }
 
 impl FileSystems {
-    /// Layout that these file systems make.
+    /// Layout that follows from these identities.
     #[must_use]
     pub const fn layout(self) -> DiskLayout {
         if self.images == self.root {
@@ -65,7 +65,7 @@ impl FileSystems {
     }
 }
 
-/// All resources that may run short. `None`: not known, and then none of their thresholds is met.
+/// All resources that may run short. `None`: the amount is not known, and then no threshold of the resource is met.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Observations {
     /// Time of the observation.
@@ -95,7 +95,7 @@ impl Observations {
         let bytes = |fs: Option<FsInfo>| {
             fs.and_then(|fs| ResourceReading::from_available(fs.capacity_bytes, fs.available_bytes))
         };
-        // File systems without an inode table say 0 of 0.
+        // File systems without an inode table report 0 of 0.
         let inodes = |fs: Option<FsInfo>| {
             fs.and_then(|fs| ResourceReading::from_available(fs.inodes, fs.inodes_free))
         };

@@ -40,7 +40,7 @@ const fn condition_index(signal: EvictionSignal) -> usize {
     }
 }
 
-/// A threshold that is met, for people.
+/// A threshold that is met, in the form that people read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetThreshold {
     /// Signal of the threshold.
@@ -51,7 +51,7 @@ pub struct MetThreshold {
     pub limit: Quantity,
     /// Amount that was left at the last observation.
     pub available: Quantity,
-    /// Set for a soft threshold. Its grace period may not be over.
+    /// Set for a soft threshold. Its grace period may still be running.
     pub soft: bool,
 }
 
@@ -61,23 +61,23 @@ struct TrackedThreshold {
     threshold: EvictionThreshold,
     /// Time since which the threshold is met without interruption.
     since: Option<MonoTime>,
-    /// Set if the threshold had been met for its grace period at the last observation. The threshold stays met until
-    /// its minimum to reclaim is back as well.
-    drives: bool,
+    /// Set if the threshold had been met for its grace period at the last observation. Then the threshold stays met
+    /// until its minimum to reclaim is available as well.
+    needs_action: bool,
 }
 
 impl TrackedThreshold {
-    /// Returns true if less is left than must be; with `reclaim` the minimum to reclaim counts as well. `None`: not
-    /// known.
-    fn is_met(&self, observations: &Observations, reclaim: bool) -> Option<bool> {
+    /// Returns true if less is left than must be left. `with_reclaim`: the minimum to reclaim must be left in addition.
+    /// `None`: the amount is not known.
+    fn is_met(&self, observations: &Observations, with_reclaim: bool) -> Option<bool> {
         let reading = observations.signal_reading(self.threshold.signal)?;
-        let more = self.threshold.min_reclaim.as_ref().filter(|_| reclaim);
+        let more = self.threshold.min_reclaim.as_ref().filter(|_| with_reclaim);
         let more = more.map_or(0, |more| more.amount_of_capacity(reading.capacity));
         let least = self.threshold.limit.amount_of_capacity(reading.capacity);
         Some(reading.available < least.saturating_add(more))
     }
 
-    /// The limit and the available amount, in the form of messages.
+    /// The limit and the available amount, as messages write them.
     fn limit_and_available(&self, observations: &Observations) -> Option<(Quantity, Quantity)> {
         let EvictionThreshold { signal, limit, .. } = &self.threshold;
         let ResourceReading {
@@ -95,42 +95,41 @@ impl TrackedThreshold {
 #[derive(Clone, Debug)]
 pub(super) struct PressureState {
     /// Sorted by signal, hard ones first.
-    held: Vec<TrackedThreshold>,
+    tracked: Vec<TrackedThreshold>,
     layout: Option<DiskLayout>,
     transition: Duration,
     /// Time at which a threshold of each condition was last met.
-    seen: [Option<MonoTime>; 3],
+    last_met: [Option<MonoTime>; 3],
     conditions: PressureConditions,
     last: Option<Observations>,
-    /// Observations before the last ones.
-    before: Option<Observations>,
+    /// Observations before `last`.
+    previous: Option<Observations>,
 }
 
 impl PressureState {
     /// Starts with these thresholds and without observations.
     pub(super) fn new(thresholds: Vec<EvictionThreshold>, transition: Duration) -> Self {
-        let held = |threshold| TrackedThreshold {
+        let tracked = |threshold| TrackedThreshold {
             threshold,
             since: None,
-            drives: false,
+            needs_action: false,
         };
         Self {
-            held: thresholds.into_iter().map(held).collect(),
+            tracked: thresholds.into_iter().map(tracked).collect(),
             layout: None,
             transition,
-            seen: [None; 3],
+            last_met: [None; 3],
             conditions: PressureConditions::default(),
             last: None,
-            before: None,
+            previous: None,
         }
     }
 
     /// Returns true if there are no thresholds.
     pub(super) fn is_empty(&self) -> bool {
-        self.held.is_empty()
+        self.tracked.is_empty()
     }
 
-    /// Conditions that hold.
     pub(super) const fn conditions(&self) -> PressureConditions {
         self.conditions
     }
@@ -147,7 +146,7 @@ impl PressureState {
 
     /// The threshold at this index.
     pub(super) fn threshold_at(&self, at: usize) -> &EvictionThreshold {
-        &self.held[at].threshold
+        &self.tracked[at].threshold
     }
 
     /// Takes observations in. Returns the indices of thresholds that call for action, most urgent first.
@@ -157,17 +156,20 @@ impl PressureState {
         now: MonoTime,
     ) -> Vec<usize> {
         self.adopt_layout(observations.layout);
-        for held in &mut self.held {
-            let met = held.is_met(observations, held.drives).unwrap_or(false);
-            held.since = met.then(|| held.since.unwrap_or(now));
+        for tracked in &mut self.tracked {
+            let met = tracked
+                .is_met(observations, tracked.needs_action)
+                .unwrap_or(false);
+            tracked.since = met.then(|| tracked.since.unwrap_or(now));
             if met {
-                self.seen[condition_index(held.threshold.signal)] = Some(now);
+                self.last_met[condition_index(tracked.threshold.signal)] = Some(now);
             }
-            let grace = held.threshold.grace.unwrap_or_default();
-            held.drives = held.since.is_some_and(|since| now - since >= grace);
+            let grace = tracked.threshold.grace.unwrap_or_default();
+            tracked.needs_action = tracked.since.is_some_and(|since| now - since >= grace);
         }
         let holds = |at: usize| {
-            self.seen[at].is_some_and(|seen| is_condition_held(seen, now, self.transition))
+            self.last_met[at]
+                .is_some_and(|last_met| is_condition_held(last_met, now, self.transition))
         };
         self.conditions = PressureConditions {
             memory: holds(0),
@@ -176,23 +178,23 @@ impl PressureState {
         };
         let is_newer = self.last.is_none_or(|last| observations.at > last.at);
         if is_newer {
-            self.before = self.last;
+            self.previous = self.last;
         }
         self.last = Some(*observations);
-        let all = self.held.iter().enumerate();
-        let driving = all.filter(|(_, held)| held.drives && is_newer);
-        driving.map(|(at, _)| at).collect()
+        let all = self.tracked.iter().enumerate();
+        let acting = all.filter(|(_, tracked)| tracked.needs_action && is_newer);
+        acting.map(|(at, _)| at).collect()
     }
 
     /// Returns true if a resource falls so fast that a threshold which is not met would be met within this time.
     pub(super) fn is_falling(&self, within: Duration) -> bool {
-        let (Some(before), Some(last)) = (&self.before, &self.last) else {
+        let (Some(previous), Some(last)) = (&self.previous, &self.last) else {
             return false;
         };
-        let took = (last.at - before.at).as_millis();
+        let elapsed_ms = (last.at - previous.at).as_millis();
         let falls = |threshold: &EvictionThreshold| {
             let (first, second) = (
-                before.signal_reading(threshold.signal)?,
+                previous.signal_reading(threshold.signal)?,
                 last.signal_reading(threshold.signal)?,
             );
             let left = second.available - threshold.limit.amount_of_capacity(second.capacity);
@@ -200,52 +202,53 @@ impl PressureState {
                 u128::try_from(left).ok()?,
                 u128::try_from(first.available - second.available).ok()?,
             );
-            Some(left.saturating_mul(took) < fall.saturating_mul(within.as_millis()))
+            Some(left.saturating_mul(elapsed_ms) < fall.saturating_mul(within.as_millis()))
         };
-        let mut all = self.held.iter();
-        all.any(|held| falls(&held.threshold) == Some(true))
+        let mut all = self.tracked.iter();
+        all.any(|tracked| falls(&tracked.threshold) == Some(true))
     }
 
     /// Returns true if no threshold is met any more, minimums to reclaim included.
     pub(super) fn is_resolved(&self, observations: &Observations) -> bool {
-        let mut all = self.held.iter();
-        !all.any(|held| held.is_met(observations, true) == Some(true))
+        let mut all = self.tracked.iter();
+        !all.any(|tracked| tracked.is_met(observations, true) == Some(true))
     }
 
     /// Thresholds that are met.
     pub(super) fn met_thresholds(&self) -> Vec<MetThreshold> {
-        let shown = |held: &TrackedThreshold| {
-            let (limit, available) = held.limit_and_available(self.last.as_ref()?)?;
+        let shown = |tracked: &TrackedThreshold| {
+            let (limit, available) = tracked.limit_and_available(self.last.as_ref()?)?;
             Some(MetThreshold {
-                signal: held.threshold.signal,
-                since: held.since?,
+                signal: tracked.threshold.signal,
+                since: tracked.since?,
                 limit,
                 available,
-                soft: held.threshold.grace.is_some(),
+                soft: tracked.threshold.grace.is_some(),
             })
         };
-        self.held.iter().filter_map(shown).collect()
+        self.tracked.iter().filter_map(shown).collect()
     }
 
-    /// The limit of the threshold at this index and the amount that was left, in the form of messages.
+    /// The limit of the threshold at this index and the amount that was left, as messages write them.
     pub(super) fn limit_and_available(&self, at: usize) -> Option<(Quantity, Quantity)> {
-        self.held[at].limit_and_available(self.last.as_ref()?)
+        self.tracked[at].limit_and_available(self.last.as_ref()?)
     }
 
-    /// Gives the file system of the writable layers the thresholds of the file system it is on: the root's or the
-    /// images' (EVICT-01).
+    /// Makes the thresholds of `containerfs` anew, when the layout has changed. The writable layers are on the file
+    /// system of the root directory or on that of the images, and get copies of its thresholds (EVICT-01).
     fn adopt_layout(&mut self, layout: DiskLayout) {
         if self.layout == Some(layout) {
             return;
         }
         self.layout = Some(layout);
-        let is_own = |signal| {
+        let is_containerfs = |signal| {
             matches!(
                 signal,
                 EvictionSignal::ContainerFsAvailable | EvictionSignal::ContainerFsInodes
             )
         };
-        self.held.retain(|held| !is_own(held.threshold.signal));
+        self.tracked
+            .retain(|tracked| !is_containerfs(tracked.threshold.signal));
         let (bytes, inodes) = match layout {
             DiskLayout::OneDisk | DiskLayout::SplitImages => (
                 EvictionSignal::NodeFsAvailable,
@@ -256,33 +259,33 @@ impl PressureState {
                 EvictionSignal::ImageFsInodes,
             ),
         };
-        let mut more = Vec::new();
-        for held in &self.held {
-            let signal = if held.threshold.signal == bytes {
+        let mut copies = Vec::new();
+        for tracked in &self.tracked {
+            let signal = if tracked.threshold.signal == bytes {
                 EvictionSignal::ContainerFsAvailable
-            } else if held.threshold.signal == inodes {
+            } else if tracked.threshold.signal == inodes {
                 EvictionSignal::ContainerFsInodes
             } else {
                 continue;
             };
             let threshold = EvictionThreshold {
                 signal,
-                ..held.threshold.clone()
+                ..tracked.threshold.clone()
             };
-            more.push(TrackedThreshold {
+            copies.push(TrackedThreshold {
                 threshold,
-                since: held.since,
-                drives: held.drives,
+                since: tracked.since,
+                needs_action: tracked.needs_action,
             });
         }
-        self.held.extend(more);
-        self.held
-            .stable_sort_by_key(|held| (held.threshold.signal, held.threshold.grace));
+        self.tracked.extend(copies);
+        self.tracked
+            .stable_sort_by_key(|tracked| (tracked.threshold.signal, tracked.threshold.grace));
     }
 }
 
-/// Returns true if a condition still holds whose threshold was last met at `seen` (EVICT-05). A kubelet puts it as:
-/// observed since now less the period.
+/// Returns true if a condition still holds (EVICT-05). `seen`: time at which its threshold was last met. A kubelet has
+/// the same rule: the time must be later than `now` less `period`.
 #[must_use]
 pub fn is_condition_held(seen: MonoTime, now: MonoTime, period: Duration) -> bool {
     seen == now || now - seen < period

@@ -38,20 +38,20 @@ pub struct PodFigures {
 impl PodFigures {
     /// Usage of the file system that a signal watches.
     fn disk_usage(&self, signal: EvictionSignal, layout: DiskLayout) -> DiskUsage {
-        let (rootfs, rest) = contents_of_filesystem(signal, layout);
+        let (has_layers, has_other_files) = contents_of_filesystem(signal, layout);
         let mut sum = DiskUsage::default();
         for container in &self.containers {
-            let rootfs = container.rootfs.filter(|_| rootfs);
-            let logs = container.logs.filter(|_| rest);
+            let rootfs = container.rootfs.filter(|_| has_layers);
+            let logs = container.logs.filter(|_| has_other_files);
             rootfs.into_iter().chain(logs).for_each(|used| sum += used);
         }
-        if rest {
+        if has_other_files {
             self.volumes.iter().for_each(|(_, used)| sum += *used);
         }
         sum
     }
 
-    /// Usage of the node's disk in all, bytes.
+    /// Bytes that the pod uses of the node's disk in all.
     #[must_use]
     pub(super) fn ephemeral_bytes(&self) -> u64 {
         let files = self.containers.iter().flat_map(|c| [c.rootfs, c.logs]);
@@ -61,7 +61,8 @@ impl PodFigures {
     }
 }
 
-/// Two flags for the file system that a signal watches: set if writable layers, and if logs and volumes, are on it.
+/// Returns two flags for the file system that a signal watches. The first is set if writable layers are on it, the
+/// second if logs and volumes are.
 const fn contents_of_filesystem(signal: EvictionSignal, layout: DiskLayout) -> (bool, bool) {
     match (layout, signal) {
         (
@@ -120,7 +121,7 @@ impl EvictablePod {
         }
     }
 
-    /// Usage of and request for the signal's resource, for people.
+    /// Usage of the signal's resource and request for it, as messages write them.
     #[must_use]
     pub fn used_and_requested(
         &self,
@@ -142,7 +143,7 @@ pub fn rank_candidates(
 ) {
     let used = |pod: &EvictablePod| pod.used_amount(signal, layout);
     let request = |pod: &EvictablePod| pod.requested_amount(signal);
-    // The larger, the sooner; an unknown usage is the largest.
+    // The pod with the larger excess is evicted sooner. An unknown usage counts as the largest.
     let excess =
         |pod: &EvictablePod| used(pod).map_or(i64::MAX, |used| used.saturating_sub(request(pod)));
     let exceeds = |pod: &EvictablePod| excess(pod) > 0;

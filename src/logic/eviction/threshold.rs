@@ -138,7 +138,7 @@ impl ThresholdLimit {
         }
     }
 
-    /// Amount for this capacity, in the form of messages.
+    /// Amount for this capacity, as messages write it.
     pub(super) fn quantity_of_capacity(&self, capacity: i64) -> Quantity {
         match self {
             Self::Percent(_) => Quantity::from_binary_units(self.amount_of_capacity(capacity)),
@@ -156,7 +156,7 @@ impl fmt::Display for ThresholdLimit {
     }
 }
 
-/// Writes `value` in the form of `like`, as short as possible.
+/// Writes `value` as short as possible, in binary or decimal units like `like`.
 pub(super) fn shortest_quantity(like: &Quantity, value: i64) -> Quantity {
     if like.as_str().ends_with('i') {
         Quantity::from_binary_units(value)
@@ -207,43 +207,43 @@ pub struct ThresholdMaps<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}[{signal}]: {why}")]
 pub struct ThresholdError {
-    /// The map.
+    /// Name of the map.
     pub field: &'static str,
-    /// The key.
+    /// Key of the entry.
     pub signal: String,
     /// Fault of the entry.
     pub why: String,
 }
 
-/// Reads the thresholds. Sorted by signal, hard ones first. Those of `containerfs` are left out: they follow the file
-/// system that it is on.
+/// Reads the thresholds. The result is sorted by signal, hard ones first. Thresholds of `containerfs` are left out,
+/// because they follow those of the file system that it is on.
 ///
 /// - Errors: an unknown signal; a wrong amount; a soft threshold without a grace period.
 pub fn parse_thresholds(
-    written: &ThresholdMaps<'_>,
+    maps: &ThresholdMaps<'_>,
 ) -> Result<Vec<EvictionThreshold>, ThresholdError> {
     let mut reclaim = BTreeMap::new();
-    for (name, text) in written.min_reclaim {
+    for (name, text) in maps.min_reclaim {
         let field = "evictionMinimumReclaim";
         let signal = parse_signal(field, name)?;
         if let Some(limit) = parse_limit(field, name, text, true)? {
             reclaim.insert(signal, limit);
         }
     }
-    for name in written.grace.keys() {
+    for name in maps.grace.keys() {
         parse_signal("evictionSoftGracePeriod", name)?;
     }
     let mut found = Vec::new();
     for (field, map, is_soft) in [
-        ("evictionHard", written.hard, false),
-        ("evictionSoft", written.soft, true),
+        ("evictionHard", maps.hard, false),
+        ("evictionSoft", maps.soft, true),
     ] {
         for (name, text) in map {
             let signal = parse_signal(field, name)?;
             let Some(limit) = parse_limit(field, name, text, false)? else {
                 continue;
             };
-            let grace = match (is_soft, written.grace.get(name)) {
+            let grace = match (is_soft, maps.grace.get(name)) {
                 (false, _) => None,
                 (true, Some(grace)) => Some(*grace),
                 (true, None) => {
@@ -260,12 +260,12 @@ pub fn parse_thresholds(
             });
         }
     }
-    if written.enforce_pods {
+    if maps.enforce_pods {
         let of_memory = |t: &&EvictionThreshold| {
             t.signal == EvictionSignal::MemoryAvailable && t.grace.is_none()
         };
-        let more: Vec<EvictionThreshold> = found.iter().filter(of_memory).cloned().collect();
-        found.extend(more.into_iter().map(|threshold| EvictionThreshold {
+        let allocatable: Vec<EvictionThreshold> = found.iter().filter(of_memory).cloned().collect();
+        found.extend(allocatable.into_iter().map(|threshold| EvictionThreshold {
             signal: EvictionSignal::AllocatableMemory,
             ..threshold
         }));
@@ -295,15 +295,15 @@ fn parse_signal(field: &'static str, name: &str) -> Result<EvictionSignal, Thres
     })
 }
 
-/// Reads a limit. `None`: no threshold, written as 0% or 100%. `is_zero_fine`: an amount of 0 is allowed.
+/// Reads a limit. `None`: no threshold, written as 0% or 100%. `allows_zero`: an amount of 0 is allowed.
 fn parse_limit(
     field: &'static str,
     name: &str,
     text: &str,
-    is_zero_fine: bool,
+    allows_zero: bool,
 ) -> Result<Option<ThresholdLimit>, ThresholdError> {
     let wrong = || {
-        let least = if is_zero_fine {
+        let least = if allows_zero {
             "not negative"
         } else {
             "more than 0"
@@ -316,7 +316,7 @@ fn parse_limit(
         let quantity = Quantity::parse(text).map_err(|_| wrong())?;
         // A fraction rounds up to a whole number.
         return match quantity.value() {
-            value if value < 0 || (value == 0 && !is_zero_fine) => Err(wrong()),
+            value if value < 0 || (value == 0 && !allows_zero) => Err(wrong()),
             _ => Ok(Some(ThresholdLimit::Amount(quantity))),
         };
     };

@@ -1,7 +1,7 @@
 //! Rounds in which the files of pods are counted, and the rank of a pod that could not be counted (EVICT-09).
 //!
-//! Only a pod that is certainly large ranks before the largest counted one. A pod whose turn came too late is ranked by
-//! what is known of it, and begins the next round.
+//! Only a pod that is certainly large ranks before the largest counted one. A pod that was reached too late is ranked
+//! by the figures that are known of it, and the next round begins with it.
 
 use core::time::Duration;
 
@@ -10,17 +10,18 @@ use crate::api::PodUid;
 
 /// Time for all walks of one round together.
 pub const MAX_WALKS: Duration = Duration::from_secs(10);
-/// Time within a round after which an uncounted pod is taken for too large, whoever came before it.
-const TOO_LARGE: Duration = Duration::from_secs(5);
+/// Time of a pod's own walk. A walk that took at least as long and was cut off makes the pod count as too large. The
+/// time of the walks before it does not matter.
+const TOO_LARGE_AFTER: Duration = Duration::from_secs(5);
 
 /// Result of the walk through a pod's files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WalkResult {
     /// All files were counted.
     Counted(PodFigures),
-    /// The pod has more files than are counted of one pod.
+    /// The pod has more files than one walk counts.
     TooLarge,
-    /// The round ended first. The figures lack the pod's files.
+    /// The time of the round ended before the walk did. The figures lack the pod's files.
     Cut(PodFigures),
 }
 
@@ -28,17 +29,19 @@ pub enum WalkResult {
 #[derive(Clone, Debug, Default)]
 pub struct WalkRound {
     /// Last pod that had its turn in the round before, if that round did not reach all pods.
-    after: Option<PodUid>,
-    last: Option<PodUid>,
-    cut: bool,
+    resume_after: Option<PodUid>,
+    last_walked: Option<PodUid>,
+    was_cut: bool,
 }
 
 impl WalkRound {
-    /// Returns true if the pod had its turn in the round before: it comes after the others. Pods are walked in the
-    /// order of their UIDs.
+    /// Returns true if the pod had its turn in the round before. Such a pod comes after the others. Pods are walked in
+    /// the order of their UIDs.
     #[must_use]
     pub fn was_walked_last_round(&self, uid: &PodUid) -> bool {
-        self.after.as_ref().is_some_and(|after| uid <= after)
+        self.resume_after
+            .as_ref()
+            .is_some_and(|resume_after| uid <= resume_after)
     }
 
     /// Takes in that the walk of a pod ended, after the time `took`. Returns the figures by which the pod is ranked;
@@ -51,13 +54,13 @@ impl WalkRound {
     ) -> Option<PodFigures> {
         let figures = match walked {
             WalkResult::Counted(figures) => Some(figures),
-            WalkResult::Cut(known) if took < TOO_LARGE => {
-                self.cut = true;
+            WalkResult::Cut(known) if took < TOO_LARGE_AFTER => {
+                self.was_cut = true;
                 return Some(known);
             }
             WalkResult::TooLarge | WalkResult::Cut(_) => None,
         };
-        self.last = Some(uid.clone());
+        self.last_walked = Some(uid.clone());
         figures
     }
 
@@ -65,7 +68,7 @@ impl WalkRound {
     #[must_use]
     pub fn into_next_round(self) -> Self {
         Self {
-            after: self.last.filter(|_| self.cut),
+            resume_after: self.last_walked.filter(|_| self.was_cut),
             ..Self::default()
         }
     }

@@ -24,7 +24,7 @@ fn private(team: Vec<Offer>, open: Vec<Offer>) -> Server {
     })
 }
 
-/// The first that has it; of several the tag is the number.
+/// Answer of the first offer that has the content. A tag is the number of an offer.
 fn any(offers: &[Offer], seen: &Seen) -> Reply {
     let (path, tag) = seen.path.rsplit_once('/').expect("a path");
     if let Ok(number) = tag.parse::<usize>()
@@ -43,7 +43,8 @@ fn any(offers: &[Offer], seen: &Seen) -> Reply {
         .unwrap_or_else(|| reply(404, "{}"))
 }
 
-/// An image whose configuration names the layers `plain`, and whose manifest the blobs `packed`, without `withheld`.
+/// An image whose configuration names the layers `plain`, and whose manifest names the blobs `packed`. The blob
+/// `withheld` is missing.
 fn forged(plain: &[&[u8]], packed: &[&[u8]], withheld: &[u8]) -> Offer {
     let mut layout = Layout::new();
     let top = layout.image(&config(plain, "forged"), packed);

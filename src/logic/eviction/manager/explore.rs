@@ -28,15 +28,16 @@ struct NodeModel {
     transition: Duration,
     /// Memory and process numbers that are left, of 1000 each.
     left: [i64; 2],
-    /// Time since which each threshold is met at every observation; after an eviction for it the minimum counts, too.
+    /// Time since which each threshold is met at every observation. Once the threshold called for action, the minimum
+    /// to reclaim counts, too.
     met: Vec<Option<MonoTime>>,
     acted: Vec<bool>,
     /// Time at which a threshold of each condition was last met.
     seen: [Option<MonoTime>; 2],
     last: MonoTime,
-    /// Set if the round may evict a pod: one, after an observation of its own.
+    /// Set if the round may still evict a pod. Each observation allows one.
     may_evict: bool,
-    /// Pods that were told to go and have not gone, with the grace they got.
+    /// Pods that are being evicted, with the time at which that began.
     ending: BTreeMap<PodUid, MonoTime>,
     evictions: u64,
 }
@@ -104,7 +105,7 @@ impl NodeModel {
         usize::from(signal == EvictionSignal::PidAvailable)
     }
 
-    /// Reckons what a look has to show.
+    /// Computes what an observation must show.
     fn looked(&mut self) {
         for (n, threshold) in self.thresholds.iter().enumerate() {
             let place = Self::place(threshold.signal);
@@ -176,7 +177,7 @@ impl NodeModel {
     }
 }
 
-/// Runs one schedule; how many pods went.
+/// Runs one schedule. Returns the number of evicted pods.
 fn run(seed: u64) -> u64 {
     let mut world = NodeModel::new(seed);
     let settings = EvictionSettings {

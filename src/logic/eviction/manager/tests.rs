@@ -27,7 +27,7 @@ fn threshold(signal: EvictionSignal, least: &str, grace: Option<u64>) -> Evictio
     }
 }
 
-/// A manager, and what it made be done.
+/// A manager, and the time.
 struct Bench {
     manager: EvictionManager,
     now: u64,
