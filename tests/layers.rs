@@ -34,9 +34,9 @@ fn offenders(layer: &str, forbidden: &[&str]) -> Vec<String> {
                 // A whole word: `std::` but not `my_std::`, `PodStore` but not `PodStoreError`.
                 let is_of_word = |c: char| c.is_alphanumeric() || c == '_';
                 let hit = code.match_indices(word).any(|(at, _)| {
-                    !code[..at].ends_with(is_of_word)
-                        && !(word.ends_with(is_of_word)
-                            && code[at + word.len()..].starts_with(is_of_word))
+                    let goes_on = word.ends_with(is_of_word)
+                        && code[at + word.len()..].starts_with(is_of_word);
+                    !goes_on && !code[..at].ends_with(is_of_word)
                 });
                 if hit {
                     found.push(format!("{path}:{}: {}", n + 1, line.trim()));

@@ -247,7 +247,7 @@ mod tests {
     use super::*;
     use crate::image::testing::{Scratch, gzip};
     use crate::net::ProxyVariables;
-    use crate::sys::memory::touched_stack_bytes;
+    use crate::sys::pages::page_size_bytes;
 
     fn event(n: usize) -> String {
         format!(
@@ -388,6 +388,22 @@ mod tests {
                 assert!(executor.run(task).await);
             }
         });
+    }
+
+    /// Counts the pages of the calling thread's stack that were ever touched, in bytes: those from this function down to `depth`
+    /// bytes below it, which must not be more than the stack has left. The kernel may map a stack and its neighbours as one, so
+    /// that the figures of the mapping tell less.
+    #[expect(unsafe_code, reason = "mincore has no safe wrapper")]
+    fn touched_stack_bytes(depth: usize) -> usize {
+        let here = 0_u8;
+        let page = usize::try_from(page_size_bytes()).expect("a size of pages");
+        let start = ((&raw const here).addr() - depth) / page * page;
+        let mut pages = vec![0; depth.div_ceil(page)];
+        let first = (&raw const here).cast_mut().with_addr(start).cast();
+        // SAFETY: the vector has a byte of each page of the range, and the call writes nothing else.
+        let done = unsafe { libc::mincore(first, pages.len() * page, pages.as_mut_ptr()) };
+        assert_eq!(done, 0, "{}", io::Error::last_os_error());
+        pages.iter().filter(|state| **state & 1 != 0).count() * page
     }
 
     #[test]

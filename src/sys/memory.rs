@@ -120,27 +120,6 @@ fn clear_below(bytes: usize) {
     // An error means that the stack does not reach so far down: the existing part was given back all the same.
 }
 
-/// Counts the pages of the calling thread's stack that were ever touched, in bytes: those from this function down to `depth` bytes
-/// below it, which must not be more than the stack has left. A thread's stack may be one mapping with its neighbours, so the
-/// mapping tells less.
-#[cfg(test)]
-pub fn touched_stack_bytes(depth: usize) -> usize {
-    let here = 0_u8;
-    let page = page_bytes().expect("a size of pages");
-    let start = ((&raw const here).addr() - depth) / page * page;
-    let mut pages = vec![0; depth.div_ceil(page)];
-    // SAFETY: the vector has a byte of each page of the range, and the call writes nothing else.
-    let done = unsafe {
-        libc::mincore(
-            (&raw const here).cast_mut().with_addr(start).cast(),
-            pages.len() * page,
-            pages.as_mut_ptr(),
-        )
-    };
-    assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
-    pages.iter().filter(|state| **state & 1 != 0).count() * page
-}
-
 fn page_bytes() -> Option<usize> {
     usize::try_from(super::pages::page_size_bytes()).ok()
 }
