@@ -58,7 +58,7 @@ while [ $# -gt 0 ]; do
         [ "$root" != / ] || root=''
         ;;
     --key)
-        [ -f "$value" ] || wrong "--key: $value is no file"
+        [ -f "$value" ] || wrong "--key: there is no file $value"
         key=$value
         ;;
     --no-start) start='' ;;

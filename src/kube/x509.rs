@@ -51,7 +51,7 @@ pub enum CertificateError {
     #[error("it holds no certificate")]
     Absent,
     /// The bytes do not have the form of a certificate.
-    #[error("its certificate is not valid")]
+    #[error("its certificate has a wrong format")]
     Malformed,
     /// A name is of an unknown type, or has bytes that its type does not allow.
     #[error("a name in its certificate cannot be read")]

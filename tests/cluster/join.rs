@@ -345,7 +345,7 @@ fn a_node_comes_up_as_what_it_joined_as() {
         let words: Vec<&str> = good.into_iter().chain(typed).collect();
         let said = refuses(&host, &words);
         let wins = format!(
-            "start with {seen:?}. {} sets {key}, and wins",
+            "start with {seen:?}. {} sets {key}, which takes precedence",
             path.display()
         );
         assert!(said.contains(&wins), "{text}: {said}");
@@ -411,7 +411,7 @@ fn a_node_comes_up_as_what_it_joined_as() {
     host.flags.drain(at_name.map_or(0..0, |at| at..at + 2));
     let said = refuses(&host, &typed);
     assert!(
-        said.contains("with the name \"node\"") && said.contains("give --hostname-override"),
+        said.contains("with the name \"node\"") && said.contains("use --hostname-override"),
         "{said}"
     );
     host.clear();

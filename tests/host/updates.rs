@@ -567,7 +567,9 @@ fn a_registry_has_the_channel() {
     other["sha256"] = "0".repeat(64).into();
     channel.sign(&other, &channel.key);
     channel.push("", "");
-    refuses(&format!("{tarball:?} is sha256:"));
+    refuses(&format!(
+        "{tarball:?} in the registry is not the released file: it has digest sha256:"
+    ));
     let parts = fs::read_dir(board.host.path("root/update")).expect("directory");
     let names: Vec<_> = parts.flatten().map(|entry| entry.file_name()).collect();
     assert!(

@@ -269,7 +269,7 @@ fn what_is_not_healthy_goes() {
         board
             .host
             .agent_log()
-            .contains("The old program was put back: 99.0.0")
+            .contains("The old program was put back, because the new one failed: 99.0.0")
     );
 
     // Before anything is touched.

@@ -207,7 +207,7 @@ fn registry_is_told(registry: &Registry, tarball: &[u8], part: &Path) {
     wrong(
         found,
         false,
-        &format!("is sha256:{} of {SIZE} bytes", hex(tarball)),
+        &format!("it has digest sha256:{} and {SIZE} bytes", hex(tarball)),
     );
     let found = there
         .fetch_tarball("../x", (1, ""), part)

@@ -243,7 +243,7 @@ impl FoundKubeconfig {
                 Ok(None) => KubeconfigFacts::WithoutCertificate,
                 Ok(Some(chain)) => {
                     let end = earliest_chain_end(&chain).unwrap_or(WallTime(i64::MIN));
-                    bad = format!("it ended at {end}");
+                    bad = format!("it expired at {end}");
                     KubeconfigFacts::Until(end)
                 }
                 Err(why) => {
@@ -399,7 +399,7 @@ mod tests {
         let found = FoundKubeconfig::read_kubeconfig(&path, &[]);
         let why = found.describe_fault();
         assert!(
-            why.contains("its client certificate: it ended at 2"),
+            why.contains("its client certificate: it expired at 2"),
             "{why}"
         );
         let config = of().expect("it is tried");

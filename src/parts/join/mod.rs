@@ -327,7 +327,7 @@ impl MachineBeforeJoin {
             && !asked.force
         {
             return Err(CliError::new(format!(
-                "this machine is a node already: {} names {kubeconfig}. Nothing was changed; --force joins anew",
+                "this machine is a node already: {} names {kubeconfig}. Nothing was changed; --force joins again",
                 self.file.display()
             )));
         }

@@ -23,7 +23,7 @@ pub(super) fn report_undone_upgrade(recorder: &EventRecorder) {
         recorder.record_node_event(
             EventSeverity::Warning,
             "UpgradeUndone",
-            &format!("The old program was put back: {note}"),
+            &format!("The old program was put back, because the new one failed: {note}"),
         );
     }
 }
