@@ -343,7 +343,7 @@ fn budgets(run: &mut Run) -> Result<(), Failure> {
     each_budget(run, &shipped)?;
     let mut command = run.tests()?.program("cluster")?;
     command.args(["--ignored", "--exact", EDGE_AT_REST]);
-    let alone = run.tests()?.alone("cluster")?;
+    let alone = run.tests()?.alone("cluster")?.with_shipped(&shipped);
     run.step_called(run.lane, &alone, command.env(SHIPPED, shipped));
     Ok(())
 }
@@ -351,7 +351,7 @@ fn budgets(run: &mut Run) -> Result<(), Failure> {
 fn each_budget(run: &mut Run, shipped: &Path) -> Result<(), Failure> {
     for name in BUDGETS {
         let mut command = run.tests()?.program(name)?;
-        let alone = run.tests()?.alone(name)?;
+        let alone = run.tests()?.alone(name)?.with_shipped(shipped);
         run.step_called(run.lane, &alone, command.env(SHIPPED, shipped));
     }
     Ok(())
@@ -649,6 +649,14 @@ impl Alone {
             words: format!("cargo test --profile sim{features} -p {package} {target}"),
             of_tests: true,
         }
+    }
+
+    /// Has the program `shipped` tried, as the lane does.
+    fn with_shipped(mut self, shipped: &Path) -> Self {
+        let here = env::current_dir().unwrap_or_default();
+        let shipped = shipped.strip_prefix(&here).unwrap_or(shipped);
+        self.words = format!("{SHIPPED}=$PWD/{} {}", shipped.display(), self.words);
+        self
     }
 
     fn whole(&self) -> String {

@@ -33,14 +33,10 @@ const IGNORED: [&str; 2] = ["test ", " ... ignored"];
 
 /// Lines of a failed step that are repeated at the end, of each kind: what says that something failed, and the last ones.
 const MAX_REPEATED: usize = 30;
+/// What a line has before the one that says why a test failed.
+const PANICKED: &str = "panicked at";
 /// What a line has that says so.
-const TELLING: [&str; 5] = [
-    "FAILED",
-    "panicked at",
-    "error: ",
-    "error[",
-    "timeout: sending",
-];
+const TELLING: [&str; 5] = ["FAILED", PANICKED, "error: ", "error[", "timeout: sending"];
 
 /// What the build beside other steps said, and the lanes beside others.
 const BUILD_LOG: &str = "target/program.log";
@@ -399,10 +395,6 @@ impl Run {
         if let Some(file) = env::var_os(SUMMARY) {
             self.put_summary(&file)?;
         }
-        for (name, lines) in &self.failed {
-            println!("\n== what {name} said:");
-            lines.lines().for_each(|line| println!("{line}"));
-        }
         let minutes = |time: Duration| time.as_secs_f64() / 60.0;
         println!("\n{:<32} {:>7} {:>9}", "lane", "minutes", "processor");
         for row in &self.rows {
@@ -430,6 +422,11 @@ impl Run {
         if self.failed.is_empty() {
             println!("All passed.");
             return Ok(());
+        }
+        // After the tables: where a log is kept in part, it is the end that is kept.
+        for (name, lines) in &self.failed {
+            println!("\n== what {name} said:");
+            lines.lines().for_each(|line| println!("{line}"));
         }
         println!("\nWhat failed, and what runs it alone:");
         for command in self.failed_tests.keys() {
@@ -564,13 +561,17 @@ struct Telling {
     /// Lines that say what failed: the first of them.
     telling: Vec<String>,
     last: VecDeque<String>,
+    /// The line before said that a test panicked: the next one says why.
+    has_panicked: bool,
 }
 
 impl Telling {
     fn note(&mut self, line: &str) {
-        if self.telling.len() < MAX_REPEATED && TELLING.iter().any(|word| line.contains(word)) {
+        let tells = self.has_panicked || TELLING.iter().any(|word| line.contains(word));
+        if self.telling.len() < MAX_REPEATED && tells {
             self.telling.push(line.to_owned());
         }
+        self.has_panicked = line.contains(PANICKED);
         if self.last.len() == MAX_REPEATED {
             self.last.pop_front();
         }
