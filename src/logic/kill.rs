@@ -9,6 +9,7 @@ use crate::api::{
     Container, ContainerId, Pod, SandboxId,
     cri::{ContainerState, PodRuntimeStatus},
 };
+use crate::defaults::GRACE_S;
 
 /// Shortest grace of a stop call, seconds: a process must at least be able to notice the signal.
 pub const MIN_STOP_GRACE_S: i64 = 2;
@@ -58,6 +59,13 @@ pub fn container_grace_s(
         .and_then(|p| p.termination_grace_period_seconds)
         .or(pod.spec.termination_grace_period_seconds)
         .unwrap_or(MIN_STOP_GRACE_S)
+}
+
+/// Grace of a pod that ends as its spec says, seconds: at least 1, as a kubelet has it. Without a spec the API's default.
+#[must_use]
+pub fn specified_grace_s(pod: Option<&Pod>) -> u32 {
+    let grace_s = pod.and_then(|pod| pod.spec.termination_grace_period_seconds);
+    u32::try_from(grace_s.unwrap_or(GRACE_S).max(1)).unwrap_or(u32::MAX)
 }
 
 /// Rest of `grace_s` after `spent`, in whole seconds of `spent` rounded down (KILL-05). May be negative.
@@ -301,6 +309,24 @@ mod tests {
             let left = remaining_s(grace, Duration::from_millis(spent_ms));
             assert_eq!(stop_grace(left), Duration::from_secs(stop_s), "{name}");
         }
+    }
+
+    #[test]
+    fn grace_of_a_pod_by_its_spec() {
+        // KILL-02
+        for (spec, expected) in [
+            (Some(-7), 1),
+            (Some(i64::MIN), 1),
+            (Some(0), 1),
+            (Some(5), 5),
+            (Some(i64::MAX), u32::MAX),
+            (None, 30),
+        ] {
+            let mut pod = pod_with(&[]);
+            pod.spec.termination_grace_period_seconds = spec;
+            assert_eq!(specified_grace_s(Some(&pod)), expected, "{spec:?}");
+        }
+        assert_eq!(specified_grace_s(None), 30);
     }
 
     #[test]

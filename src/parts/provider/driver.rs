@@ -35,6 +35,7 @@ use crate::{
     },
     error::error_chain,
     logic::{
+        kill::specified_grace_s,
         pod_worker::CallOutcome,
         provider::{self, NOT_FOUND, VolumePath},
         status::PodFailure,
@@ -50,8 +51,6 @@ const MAX_RECORD_BYTES: u64 = 64;
 const TELL_AGAIN: Duration = Duration::from_secs(10);
 /// Reason of a pod that waits because its provider has not taken it, and of the event that says so.
 const FAILED: &str = "ProviderFailed";
-/// Grace of a pod whose spec is not known, seconds: the API's default.
-const UNKNOWN_GRACE_S: u32 = 30;
 
 /// See the module's words.
 pub(super) struct PodDriverRouter {
@@ -374,13 +373,11 @@ impl PodDriverRouter {
             });
             stopping.await;
         }
-        let spec = pod.as_ref().map(|pod| &pod.spec);
         let grace_s = match stop {
             PodStopMode::AsSpecified(Some(grace_s)) => grace_s,
-            PodStopMode::AsSpecified(None) | PodStopMode::Unknown => spec
-                .and_then(|spec| spec.termination_grace_period_seconds)
-                .and_then(|s| u32::try_from(s).ok())
-                .unwrap_or(UNKNOWN_GRACE_S),
+            PodStopMode::AsSpecified(None) | PodStopMode::Unknown => {
+                specified_grace_s(pod.as_deref())
+            }
         };
         self.stop_at(provider, plan, grace_s).await?;
         plan.line.tell_loop(CallStep::Killed).await;
