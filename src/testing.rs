@@ -1,7 +1,13 @@
-//! Paths for the unit tests of all modules.
+//! Paths and directories for the unit tests of all modules.
 
-use core::sync::atomic::{AtomicU32, Ordering};
-use std::path::PathBuf;
+use core::{
+    ops::Deref,
+    sync::atomic::{AtomicU32, Ordering},
+};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 /// Returns a path of the directory for temporary files that no other test has, of this process or of another.
 pub(crate) fn unused_path(name: &str) -> PathBuf {
@@ -11,8 +17,34 @@ pub(crate) fn unused_path(name: &str) -> PathBuf {
         let name = format!("picolet-{name}-{}-{number}", std::process::id());
         let path = std::env::temp_dir().join(name);
         // An earlier process of this number may have left one.
-        if std::fs::symlink_metadata(&path).is_err() {
+        if fs::symlink_metadata(&path).is_err() {
             return path;
         }
+    }
+}
+
+/// Directory of one test, removed with the value.
+pub(crate) struct TestDir(pub(crate) PathBuf);
+
+impl TestDir {
+    /// Makes it at [`unused_path`].
+    pub(crate) fn new(name: &str) -> Self {
+        let path = unused_path(name);
+        fs::create_dir_all(&path).expect("a directory for a test");
+        Self(path)
+    }
+}
+
+impl Deref for TestDir {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for TestDir {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
     }
 }

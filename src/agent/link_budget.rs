@@ -361,8 +361,8 @@ mod tests {
             tests::world::{Hands, TestClock},
             times::DateCorrector,
         },
-        image::testing::Scratch,
         logic::clock_history::ClockObservation,
+        testing::TestDir,
     };
 
     /// 2026-11-26T00:00:00Z.
@@ -469,7 +469,7 @@ mod tests {
         // TIME-06
         let mut world = Hands::default();
         let certainty = ClockCertainty::default();
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("link-budget");
         let times = |world: Hands, certainty: &ClockCertainty| {
             let clock = Rc::new(TestClock(Rc::new(world)));
             DateCorrector::restore(clock, &scratch.0, "boot", certainty.clone())
@@ -506,7 +506,7 @@ mod tests {
     #[test]
     fn the_day_outlives_the_agent() {
         // METER-01
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("link-budget");
         let root = scratch.join("");
         assert!(
             read_budget_file(&root.join(FILE))

@@ -372,17 +372,18 @@ impl UsageFileReader {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::TestDir;
     use std::fs;
 
     const MIB: u64 = 1 << 20;
     const PSI: &str = "some avg10=1.50 avg60=0.25 avg300=0.00 total=4711\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=11\n";
 
     /// A tree of files, gone at the end.
-    struct Tree(PathBuf);
+    struct Tree(TestDir);
 
     impl Tree {
         fn new(name: &str, files: &[(&str, &str)]) -> Self {
-            let root = crate::testing::unused_path(&format!("usage-{name}"));
+            let root = TestDir::new(&format!("usage-{name}"));
             for (path, text) in files {
                 let path = root.join(path);
                 fs::create_dir_all(path.parent().expect("parent")).expect("dir");
@@ -408,12 +409,6 @@ mod tests {
                 })
                 .collect();
             Hierarchy::parse(&mounts).expect("version 1")
-        }
-    }
-
-    impl Drop for Tree {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
         }
     }
 
@@ -561,7 +556,7 @@ mod tests {
                 ("none/cgroup.procs", ""),
             ],
         );
-        let root = tree.0.as_path();
+        let root = &*tree.0;
         assert_eq!(read_written_bytes(root, "/pods", "179:0"), Some(8192));
         assert_eq!(
             read_written_bytes(root, "/pods", "8:1"),

@@ -6,23 +6,7 @@ use super::*;
 use crate::api::cri::CgroupDriver;
 use crate::logic::eviction::{EvictionSignal, EvictionThreshold};
 use crate::logic::image_access::VerificationPolicy;
-
-/// A directory for one test, removed at its end.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str) -> Self {
-        let dir = crate::testing::unused_path(&format!("config-{name}"));
-        fs::create_dir_all(&dir).expect("scratch");
-        Self(dir)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
+use crate::testing::TestDir;
 
 fn host() -> HostIdentity {
     HostIdentity {
@@ -40,7 +24,7 @@ fn flags(line: &str) -> flags::CommandLineFlags {
 
 /// Loads `text` as a file with the flags in `line`; an empty text means no file.
 fn load(name: &str, text: &str, line: &str) -> Result<AgentConfig, String> {
-    let scratch = Scratch::new(name);
+    let scratch = TestDir::new(name);
     let path = scratch.0.join("config.yaml");
     if !text.is_empty() {
         let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
@@ -54,7 +38,7 @@ fn load(name: &str, text: &str, line: &str) -> Result<AgentConfig, String> {
 
 /// Loads `text` as a file, called as `kubelet`.
 fn load_as_kubelet(name: &str, text: &str, line: &str) -> Result<LoadedConfig, String> {
-    let scratch = Scratch::new(name);
+    let scratch = TestDir::new(name);
     let path = scratch.0.join("config.yaml");
     let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
     fs::write(&path, format!("{head}{text}\n")).expect("write");
@@ -71,7 +55,7 @@ fn load_dir(
     drop_ins: &[(&str, &str)],
     line: &str,
 ) -> Result<LoadedConfig, String> {
-    let scratch = Scratch::new(name);
+    let scratch = TestDir::new(name);
     let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
     let path = scratch.0.join("config.yaml");
     if !text.is_empty() {
@@ -1250,7 +1234,7 @@ fn refused() {
 #[test]
 fn files() {
     // CONF-01
-    let scratch = Scratch::new("files");
+    let scratch = TestDir::new("config-files");
     let missing = flags(&format!("--config {}/none.yaml", scratch.0.display()));
     let error = load_config_from(missing, &host(), Path::new("/nonexistent"))
         .expect_err("named file must exist");

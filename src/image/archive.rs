@@ -277,11 +277,11 @@ impl TarInput for DecodedInput<'_> {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::image::testing::Scratch;
+    use crate::testing::TestDir;
 
     #[test]
     fn certain_members_and_no_others() {
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("archive");
         let dir = scratch.join("blobs/sha256");
         fs::create_dir_all(&dir).expect("layout");
         for name in ["a", "b", "c"] {

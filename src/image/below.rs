@@ -226,24 +226,25 @@ mod tests {
     use std::path::PathBuf;
 
     use super::super::layer::{SpaceBudget, UnpackedLayer, unpack};
-    use super::super::testing::{Scratch, Stream};
+    use super::super::testing::Stream;
     use super::*;
+    use crate::testing::TestDir;
 
     /// Layers unpacked over each other, and files beside them that must not be touched.
     struct Pile {
-        scratch: Scratch,
+        scratch: TestDir,
         layers: usize,
     }
 
     impl Pile {
         fn new() -> Self {
-            let scratch = Scratch::new();
+            let scratch = TestDir::new("below");
             fs::write(scratch.join("secret"), b"secret").expect("scratch");
             Self { scratch, layers: 0 }
         }
 
         fn open(&self, at: usize) -> OwnedFd {
-            let dir = self.scratch.join(&format!("l{at}"));
+            let dir = self.scratch.join(format!("l{at}"));
             fs::File::open(dir).expect("layer").into()
         }
 
@@ -253,7 +254,7 @@ mod tests {
 
         fn try_layer(&mut self, stream: Stream, bytes: u64) -> Result<UnpackedLayer, LayerError> {
             let below = self.below();
-            fs::create_dir(self.scratch.join(&format!("l{}", self.layers))).expect("scratch");
+            fs::create_dir(self.scratch.join(format!("l{}", self.layers))).expect("scratch");
             let mut budget = SpaceBudget {
                 bytes,
                 bytes_left: bytes,
@@ -281,7 +282,7 @@ mod tests {
         /// A path of the uppermost layer.
         fn top(&self, name: &str) -> PathBuf {
             self.scratch
-                .join(&format!("l{}", self.layers - 1))
+                .join(format!("l{}", self.layers - 1))
                 .join(name)
         }
 
@@ -502,7 +503,7 @@ mod tests {
             assert!(text.contains(says), "{name}: {text}");
             assert_eq!(error.entry.as_deref(), Some("x"), "{name}");
             pile.layers -= 1;
-            fs::remove_dir_all(pile.scratch.join(&format!("l{}", pile.layers))).expect("scratch");
+            fs::remove_dir_all(pile.scratch.join(format!("l{}", pile.layers))).expect("scratch");
         }
     }
 

@@ -705,9 +705,10 @@ mod tests {
 
     use super::super::import::ImportLimits;
     use super::super::progress::ImageProgress;
-    use super::super::testing::{Layout, Scratch, Stream, config, docker_archive, gzip};
+    use super::super::testing::{Layout, Stream, config, docker_archive, gzip};
     use super::*;
     use crate::api::order::OrderExt as _;
+    use crate::testing::TestDir;
 
     fn go(_: ImageProgress) -> ControlFlow<()> {
         ControlFlow::Continue(())
@@ -719,7 +720,7 @@ mod tests {
     }
 
     struct Bench {
-        scratch: Scratch,
+        scratch: TestDir,
         store: ImageStore,
         dropin: DropInPoller,
         now: MonoTime,
@@ -727,7 +728,7 @@ mod tests {
 
     impl Bench {
         fn new() -> Self {
-            let scratch = Scratch::new();
+            let scratch = TestDir::new("dropin");
             let store = ImageStore::open(&scratch.join("images")).expect("store");
             fs::create_dir(scratch.join("drop")).expect("scratch");
             let dropin = DropInPoller::open(store.clone(), scratch.join("drop"));

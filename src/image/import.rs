@@ -776,13 +776,13 @@ mod tests {
     use std::path::PathBuf;
 
     use super::super::testing::{
-        Layout, Scratch, Stream, architecture, config, docker_archive, estargz, gzip, zstd,
-        zstd_chunked,
+        Layout, Stream, architecture, config, docker_archive, estargz, gzip, zstd, zstd_chunked,
     };
     use super::*;
+    use crate::testing::TestDir;
 
     struct Bench {
-        scratch: Scratch,
+        scratch: TestDir,
         store: ImageStore,
     }
 
@@ -792,7 +792,7 @@ mod tests {
         }
 
         fn with(limits: ImportLimits) -> Self {
-            let scratch = Scratch::new();
+            let scratch = TestDir::new("import");
             let store = ImageStore::open_with(&scratch.join("images"), limits).expect("store");
             Self { scratch, store }
         }

@@ -935,9 +935,10 @@ mod tests {
 
     use super::super::below;
     use super::super::tarball::MAX_EXTENTS;
-    use super::super::testing::{Scratch, Stream};
+    use super::super::testing::Stream;
     use super::super::tree::MAX_DEPTH;
     use super::*;
+    use crate::testing::TestDir;
 
     fn is_root() -> bool {
         let root = nix::unistd::geteuid().is_root();
@@ -948,7 +949,7 @@ mod tests {
     }
 
     struct Bench {
-        scratch: Scratch,
+        scratch: TestDir,
         bytes: u64,
         inodes: u64,
     }
@@ -956,7 +957,7 @@ mod tests {
     impl Bench {
         /// Makes a root directory between files that must not be touched.
         fn new() -> Self {
-            let scratch = Scratch::new();
+            let scratch = TestDir::new("layer");
             fs::create_dir(scratch.join("root")).expect("scratch");
             fs::write(scratch.join("secret"), b"secret").expect("scratch");
             fs::create_dir(scratch.join("outside")).expect("scratch");

@@ -899,8 +899,9 @@ fn plan_docker_archive(
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{Layout, Scratch};
+    use super::super::testing::Layout;
     use super::*;
+    use crate::testing::TestDir;
 
     #[test]
     fn of_platforms_without_end_few_are_kept_and_told() {
@@ -921,7 +922,7 @@ mod tests {
         let mut layout = Layout::new();
         let inner = layout.index(&manifests);
         let outer = layout.index(&vec![inner; 50]);
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("plan");
         let path = scratch.join("archive");
         std::fs::write(&path, layout.tar()).expect("scratch");
         let archive = Archive::open(&path).expect("an archive");

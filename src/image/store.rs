@@ -869,14 +869,15 @@ fn sync_dir(path: &Path) -> Result<(), ImageError> {
 mod tests {
     use core::ops::ControlFlow;
 
-    use super::super::testing::{Layout, Scratch, Stream, config, docker_archive};
+    use super::super::testing::{Layout, Stream, config, docker_archive};
     use super::*;
+    use crate::testing::TestDir;
 
     fn go(_: crate::image::ImageProgress) -> ControlFlow<()> {
         ControlFlow::Continue(())
     }
 
-    fn import(store: &ImageStore, scratch: &Scratch, archive: &[u8]) -> Vec<Arc<ImageRecord>> {
+    fn import(store: &ImageStore, scratch: &TestDir, archive: &[u8]) -> Vec<Arc<ImageRecord>> {
         let path = scratch.join("archive.tar");
         fs::write(&path, archive).expect("scratch");
         store
@@ -887,7 +888,7 @@ mod tests {
     #[test]
     fn imported_image_is_found_by_every_form_of_its_name() {
         // IMG-04
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("store");
         let store = ImageStore::open(&scratch.join("images")).expect("store");
         let layer = Stream::new().file("a", b"1").bytes();
         let image = import(&store, &scratch, &docker_archive("busybox:1", &[&layer]))
@@ -914,7 +915,7 @@ mod tests {
     #[test]
     fn a_name_that_has_moved_does_not_come_back() {
         // As a power cut leaves it between the record that gets a name and the one that loses it.
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("store");
         let open = || ImageStore::open(&scratch.join("images")).expect("store");
         let layer = |text: &[u8]| Stream::new().file("a", text).bytes();
         let name = "app:1";
@@ -948,7 +949,7 @@ mod tests {
 
     #[test]
     fn one_of_several_names_is_taken_away_alone() {
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("store");
         let store = ImageStore::open(&scratch.join("images")).expect("store");
         let layer = Stream::new().file("a", b"1").bytes();
         let id = import(&store, &scratch, &docker_archive("x:a", &[&layer]))[0]
@@ -977,7 +978,7 @@ mod tests {
 
     #[test]
     fn what_is_not_there_cannot_be_kept() {
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("store");
         let store = ImageStore::open(&scratch.join("images")).expect("store");
         let absent = Digest::compute(b"absent").to_string();
         let kept = store.set_pinned(&absent, true);
@@ -987,7 +988,7 @@ mod tests {
 
     #[test]
     fn the_newest_name_of_many_is_found() {
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("store");
         let store = ImageStore::open(&scratch.join("images")).expect("store");
         let layer = Stream::new().file("a", b"1").bytes();
         let mut layout = Layout::new();
@@ -1032,7 +1033,7 @@ mod tests {
     #[test]
     fn a_store_that_is_as_it_should_be_is_opened_without_a_write() {
         use std::os::unix::fs::MetadataExt as _;
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("store");
         let root = scratch.join("images");
         drop(ImageStore::open(&root).expect("store"));
         let changed = || {

@@ -2,32 +2,11 @@
 
 use std::fs;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use tar::{Builder, EntryType, Header};
 
 use super::digest::Digest;
-
-/// A directory of its own, removed at the end.
-pub(crate) struct Scratch(pub(crate) PathBuf);
-
-impl Scratch {
-    pub(crate) fn new() -> Self {
-        let path = crate::testing::unused_path("image");
-        fs::create_dir_all(&path).expect("scratch");
-        Self(path)
-    }
-
-    pub(crate) fn join(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 /// Builds a tar stream. Names go in as they are, hostile ones too.
 pub(crate) struct Stream(Builder<Vec<u8>>);

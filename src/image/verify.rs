@@ -254,12 +254,13 @@ mod tests {
 
     use super::super::dropin::{DropInPoller, DropInReport, SETTLE};
     use super::super::import::{ImportLimits, ImportOptions};
-    use super::super::testing::{Scratch, Stream, docker_archive};
+    use super::super::testing::{Stream, docker_archive};
     use super::*;
     use crate::api::MonoTime;
+    use crate::testing::TestDir;
 
     struct Bench {
-        scratch: Scratch,
+        scratch: TestDir,
         store: ImageStore,
     }
 
@@ -269,7 +270,7 @@ mod tests {
                 skipped!("unpacking needs root");
                 return None;
             }
-            let scratch = Scratch::new();
+            let scratch = TestDir::new("verify");
             let store = ImageStore::open(&scratch.join("images")).expect("store");
             Some(Self { scratch, store })
         }
@@ -423,7 +424,7 @@ mod tests {
         fs::write(bench.file(&a, "base"), "harm").expect("harmed");
         let record = bench
             .scratch
-            .join(&format!("images/records/{}.json", &c["sha256:".len()..]));
+            .join(format!("images/records/{}.json", &c["sha256:".len()..]));
         fs::write(&record, "{").expect("harmed");
         let (verifying, found) = bench.verify();
         assert_eq!(found.damaged.len(), 3, "{found:?}");
@@ -530,7 +531,7 @@ mod tests {
         fs::write(files.join("a.tar"), docker_archive("a:1", &[&layer])).expect("scratch");
         assert_eq!(look(&mut dropin), 1);
         let Bench { scratch, store } = bench;
-        let record = scratch.join(&format!("images/records/{}.json", &id["sha256:".len()..]));
+        let record = scratch.join(format!("images/records/{}.json", &id["sha256:".len()..]));
         drop((dropin, store, verifying, damaged));
         fs::write(record, "{").expect("harmed");
         let store =

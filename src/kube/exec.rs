@@ -228,7 +228,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
-    use crate::image::testing::Scratch;
+    use crate::testing::TestDir;
 
     const V1: &str = "client.authentication.k8s.io/v1";
 
@@ -287,7 +287,7 @@ mod tests {
     #[test]
     fn programs_that_fail() {
         // CONF-20
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("exec");
         let path = scratch.join("plugin");
         let config = Kubeconfig::parse(
             Path::new("/etc/k"),

@@ -245,9 +245,10 @@ mod tests {
         ClientTimeouts, HttpApi, Kubeconfig, RequestRates, SharedApiserver, WatchEventKind,
     };
     use super::*;
-    use crate::image::testing::{Scratch, gzip};
+    use crate::image::testing::gzip;
     use crate::net::ProxyVariables;
     use crate::sys::pages::page_size_bytes;
+    use crate::testing::TestDir;
 
     fn event(n: usize) -> String {
         format!(
@@ -426,7 +427,7 @@ mod tests {
                 ok(&deep)
             }
         });
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("lanes");
         let pem = scratch.join("pair.pem");
         fs::write(&pem, ca.client("system:nodes", "system:node:n", NOW).both()).expect("pair");
         let user = format!(

@@ -299,8 +299,8 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
-    use crate::image::testing::Scratch;
     use crate::sys::clock;
+    use crate::testing::TestDir;
 
     fn names(dir: &Path) -> Vec<String> {
         let mut names: Vec<_> = fs::read_dir(dir)
@@ -319,7 +319,7 @@ mod tests {
     #[test]
     fn stored_and_switched() {
         // BOOT-06
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("store");
         let dir = scratch.join("pki");
         let store = CertificateStore::client(&dir);
         store.recover().expect("directory");
@@ -362,7 +362,7 @@ mod tests {
     #[test]
     fn a_pair_and_the_one_before_are_kept() {
         // BOOT-06
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("store");
         let store = CertificateStore::client(&scratch.0);
         let others = [
             "kubelet-client-1970-01-01-00-00-00.pem.bak",
@@ -407,7 +407,7 @@ mod tests {
     #[test]
     fn what_a_crash_left() {
         // BOOT-06
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("store");
         let store = CertificateStore::server(&scratch.0);
         let path = store
             .store_pair("chain", "key", WallTime::from_unix_seconds(0))
@@ -431,7 +431,7 @@ mod tests {
     #[test]
     fn other_places() {
         // BOOT-06
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("store");
         let store = CertificateStore::client(&scratch.0);
         fs::write(scratch.join("kubelet-client.crt"), "c").expect("write");
         assert_eq!(chain(&store), None, "without its key");

@@ -16,11 +16,12 @@ use super::watch::{WatchEnd, WatchEvent, WatchEventKind, WatchOptions};
 use super::*;
 use crate::api::{PodUid, WallTime};
 use crate::error::error_chain;
-use crate::image::testing::{Scratch, gzip};
+use crate::image::testing::gzip;
 use crate::net::ProxyVariables;
 use crate::net::known_time::SharedKnownTime;
 use crate::net::way::PeerAddress;
 use crate::sys::clock;
+use crate::testing::TestDir;
 
 /// A kubeconfig: fields of the cluster beside `server`, the user, further servers.
 fn kubeconfig(url: &str, cluster: &str, user: &str, more: &[String]) -> Kubeconfig {
@@ -242,7 +243,7 @@ fn one_session_of_tls_and_its_address() {
     let ca = Authority::new();
     let pair = ca.server(&["127.0.0.1"], NOW);
     let server = Server::tls(&pair, Some(&ca), |_| ok("{}"));
-    let scratch = Scratch::new();
+    let scratch = TestDir::new("kube");
     let pem = scratch.join("pair.pem");
     fs::write(&pem, ca.client("system:nodes", "system:node:n", NOW).both()).expect("pair");
     let user = format!(
@@ -506,7 +507,7 @@ fn servers_in_turn() {
 #[test]
 fn tokens_change() {
     // CONF-20
-    let scratch = Scratch::new();
+    let scratch = TestDir::new("kube");
     let file = scratch.join("token");
     fs::write(&file, "one\n").expect("token");
     let server = Server::plain(|seen| {
@@ -714,7 +715,7 @@ fn new_certificates_are_taken_without_a_restart() {
     // BOOT-08
     let ca = Authority::new();
     let server = Server::tls(&ca.server(&["127.0.0.1"], NOW), Some(&ca), |_| ok("{}"));
-    let scratch = Scratch::new();
+    let scratch = TestDir::new("kube");
     let pem = scratch.join("current.pem");
     let user = format!(
         "client-certificate: '{0}', client-key: '{0}'",
@@ -756,7 +757,7 @@ fn a_plugin_knows_a_certificate() {
     // CONF-20
     let ca = Authority::new();
     let server = Server::tls(&ca.server(&["127.0.0.1"], NOW), Some(&ca), |_| ok("{}"));
-    let scratch = Scratch::new();
+    let scratch = TestDir::new("kube");
     let pair = ca.client("system:nodes", "system:node:a", NOW);
     let answer = serde_json::json!({
         "apiVersion": "client.authentication.k8s.io/v1beta1",
@@ -896,7 +897,7 @@ fn new_certificates_end_the_doorbell() {
             ok("{}")
         }
     });
-    let scratch = Scratch::new();
+    let scratch = TestDir::new("kube");
     let pem = scratch.join("current.pem");
     let replace = || {
         let text = ca.client("system:nodes", "system:node:a", NOW).both();
@@ -968,7 +969,7 @@ fn from_a_token_to_a_certificate() {
             _ => say(403, "", b""),
         }
     });
-    let scratch = Scratch::new();
+    let scratch = TestDir::new("kube");
     let trust = format!("certificate-authority-data: {}", STANDARD.encode(&ca.pem));
     let first = kubeconfig(&server.url(), &trust, "token: ab.cd", &[]);
     let store = store::CertificateStore::client(&scratch.join("pki"));

@@ -334,7 +334,7 @@ mod tests {
 
     #[test]
     fn bridges() {
-        let scratch = crate::image::testing::Scratch::new();
+        let scratch = crate::testing::TestDir::new("meter");
         let make = |path: &str| fs::create_dir_all(scratch.join(path)).expect("directory");
         make("eth0/device");
         make("veth1");

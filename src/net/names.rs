@@ -462,7 +462,7 @@ mod tests {
 
     use super::super::dns::tests::{reply, wire};
     use super::*;
-    use crate::image::testing::Scratch;
+    use crate::testing::TestDir;
 
     fn ips(texts: &[&str]) -> Vec<IpAddr> {
         texts.iter().map(|t| t.parse().expect("address")).collect()
@@ -593,7 +593,7 @@ mod tests {
         port
     }
 
-    fn names(scratch: &Scratch, resolv: &str, port: u16) -> NameResolver {
+    fn names(scratch: &TestDir, resolv: &str, port: u16) -> NameResolver {
         fs::write(scratch.join("hosts"), "10.9.9.9 listed.example\n").expect("hosts");
         fs::write(scratch.join("resolv.conf"), resolv).expect("resolv.conf");
         NameResolver {
@@ -632,7 +632,7 @@ mod tests {
                 _ => (3, Vec::new()),
             }
         });
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("names");
         let names = names(
             &scratch,
             "nameserver 127.0.0.1\nsearch lan\noptions timeout:5 attempts:1\n",
@@ -721,7 +721,7 @@ mod tests {
                 }
             }
         });
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("names");
         let names = names(
             &scratch,
             "nameserver 127.0.0.1\noptions timeout:30 attempts:1\n",
@@ -741,7 +741,7 @@ mod tests {
         });
         // Bound, so that the kernel does not refuse, and never read.
         let silent = UdpSocket::bind(("127.0.0.9", port)).expect("loopback");
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("names");
         let names = names(
             &scratch,
             "nameserver 127.0.0.9\nnameserver 127.0.0.1\noptions timeout:1 attempts:1\n",

@@ -450,21 +450,9 @@ mod tests {
     use std::io::Write as _;
 
     use super::*;
+    use crate::testing::TestDir;
 
     const T: &str = "2024-01-02T03:04:05";
-
-    struct Scratch(PathBuf);
-    impl Drop for Scratch {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
-
-    fn scratch(name: &str) -> Scratch {
-        let dir = crate::testing::unused_path(&format!("log-{name}"));
-        fs::create_dir_all(&dir).expect("scratch directory");
-        Scratch(dir)
-    }
 
     fn all(reader: &mut LogReader) -> String {
         let mut text = Vec::new();
@@ -483,7 +471,7 @@ mod tests {
     #[test]
     fn options_choose_what_is_shown() {
         // LOG-01 LOG-03
-        let dir = scratch("options");
+        let dir = TestDir::new("log-options");
         let path = dir.0.join("0.log");
         fs::write(&path, sample()).expect("write");
         let stamp = |tenth: u8| format!("{T}.{tenth}00000000Z ");
@@ -561,7 +549,7 @@ mod tests {
     #[test]
     fn follow_survives_rotation() {
         // LOG-03
-        let dir = scratch("rotation");
+        let dir = TestDir::new("log-rotation");
         let path = dir.0.join("0.log");
         fs::write(&path, format!("{T}Z stdout F one\n")).expect("write");
         let mut reader = LogReader::open(
@@ -586,7 +574,7 @@ mod tests {
     #[test]
     fn follow_survives_many_rotations_at_once() {
         // LOG-03
-        let dir = scratch("rotations");
+        let dir = TestDir::new("log-rotations");
         let path = dir.0.join("0.log");
         let rotate = |word: &str, name: &str| {
             fs::rename(&path, dir.0.join(format!("0.log.{name}"))).expect("rotate");
@@ -616,7 +604,7 @@ mod tests {
 
     #[test]
     fn without_following_there_is_an_end() {
-        let dir = scratch("end");
+        let dir = TestDir::new("log-end");
         let path = dir.0.join("0.log");
         fs::write(&path, format!("{T}Z stdout F one\n")).expect("write");
         let mut reader = LogReader::open(&path, None, LogOptions::default()).expect("open");
@@ -646,7 +634,7 @@ mod tests {
 
     /// A log of which the shim holds the end in memory.
     struct Held {
-        dir: Scratch,
+        dir: TestDir,
         lost: u64,
     }
 
@@ -703,7 +691,7 @@ mod tests {
 
     fn held(name: &str) -> Held {
         Held {
-            dir: scratch(name),
+            dir: TestDir::new(&format!("log-{name}")),
             lost: 0,
         }
     }
@@ -830,7 +818,7 @@ mod tests {
 
     #[test]
     fn hostile_logs() {
-        let dir = scratch("hostile");
+        let dir = TestDir::new("log-hostile");
         let path = dir.0.join("0.log");
         let mut text = vec![b'x'; MAX_RECORD_BYTES * 3];
         text.extend_from_slice(format!("\n{T}Z stdout F fine\n").as_bytes());

@@ -7,18 +7,18 @@ use super::*;
 use crate::api::strict::{WrongValue, typed_from_value};
 use crate::config::decode::{MAX_DEPTH, MAX_DOCUMENT_BYTES};
 use crate::sys::lane::Lane;
+use crate::testing::TestDir;
 
 /// Time limit of a wait. Only a hang reaches it, even if an emulator runs the tests beside others.
 const PATIENCE: Duration = Duration::from_mins(1);
 
 /// A directory for one test, removed at its end.
-struct Scratch(PathBuf);
+struct Scratch(TestDir);
 
 impl Scratch {
     fn new(name: &str) -> Self {
-        let dir = crate::testing::unused_path(&format!("source-{name}"));
-        let _ = fs::remove_dir_all(&dir);
-        fs::create_dir_all(dir.join("m")).expect("scratch");
+        let dir = TestDir::new(&format!("source-{name}"));
+        fs::create_dir(dir.join("m")).expect("scratch");
         Self(dir)
     }
 
@@ -39,12 +39,6 @@ impl Scratch {
 
     fn remove(&self, name: &str) {
         fs::remove_file(self.dir().join(name)).expect("remove");
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 

@@ -14,9 +14,9 @@ use crate::api::received::{InvalidObject, ReceivedPod, SnapshotEntry};
 use crate::api::strict::WrongValue;
 use crate::api::{Pod, strict};
 use crate::config::decode::MAX_DOCUMENT_BYTES;
-use crate::image::testing::Scratch;
 use crate::kube::testing::{Authority, NOW, Say, Seen, Server, Then, ok, say};
 use crate::net::{ProxyVariables, Url};
+use crate::testing::TestDir;
 
 /// Answers of the server; a test exchanges them.
 #[derive(Clone)]
@@ -71,13 +71,13 @@ fn pod(name: &str) -> Value {
 }
 
 struct Bench {
-    dir: Scratch,
+    dir: TestDir,
     source: ManifestUrl,
 }
 
 impl Bench {
     fn new(url: &str) -> Self {
-        let dir = Scratch::new();
+        let dir = TestDir::new("url-tests");
         Self {
             source: source(place(url), dir.join("copy")),
             dir,
@@ -499,7 +499,7 @@ fn whose_certificate_counts() {
     let ca = Authority::new();
     let pair = ca.server(&["127.0.0.1"], NOW);
     let server = Server::tls(&pair, None, |_| ok(&pod("a").to_string()));
-    let dir = Scratch::new();
+    let dir = TestDir::new("url-tests");
     let by = |pem: &str, name: &str| {
         fs::write(dir.join(name), pem).expect("written");
         DocumentLocation {

@@ -344,8 +344,8 @@ mod tests {
 
     use super::*;
     use crate::config::{HostIdentity, default_config};
-    use crate::image::testing::Scratch;
     use crate::kube::testing::{Authority, NOW, Pair, Validity};
+    use crate::testing::TestDir;
 
     const OWN: &str = "system:node:n";
     /// A validity that has ended.
@@ -372,7 +372,7 @@ mod tests {
         )
     }
 
-    fn wanted(scratch: &Scratch) -> ClusterConfig {
+    fn wanted(scratch: &TestDir) -> ClusterConfig {
         let defaults = default_config(&HostIdentity {
             hostname: "n".into(),
         });
@@ -385,7 +385,7 @@ mod tests {
     #[test]
     fn an_ended_certificate_and_no_bootstrap_kubeconfig() {
         // BOOT-01
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("join");
         let (ca, path) = (Authority::new(), scratch.join("kubelet.conf"));
         let store = CertificateStore::client(&scratch.join("pki"));
         store.recover().expect("directory");
@@ -452,7 +452,7 @@ mod tests {
                 true,
             ),
         ] {
-            let scratch = Scratch::new();
+            let scratch = TestDir::new("join");
             let store = CertificateStore::client(&scratch.0);
             let (kept, brought) = (
                 client(&ca, kept.0, kept.1),

@@ -22,7 +22,6 @@ use crate::{
         tests::world::{Hands, Template, TestClock},
     },
     api::{self, WallTime, node::NodeAddress},
-    image::testing::Scratch,
     kube::{
         ClientTimeouts, HttpApi, KubeLanes, Kubeconfig, RequestRates, SharedApiserver,
         ThreadTransport,
@@ -35,6 +34,7 @@ use crate::{
     net::{ProxyVariables, Url, tls},
     runtime::fake::Fake,
     sys::{clock, lane::Lane},
+    testing::TestDir,
 };
 
 /// Name of the node.
@@ -54,7 +54,7 @@ struct World {
     skew: Arc<ServerClockSkew>,
     ca: Arc<Authority>,
     server: Server,
-    scratch: Scratch,
+    scratch: TestDir,
     executor: LocalExecutor<'static>,
 }
 
@@ -84,7 +84,7 @@ impl World {
             skew: Arc::default(),
             ca,
             server,
-            scratch: Scratch::new(),
+            scratch: TestDir::new("cluster"),
             executor: LocalExecutor::new(),
         }
     }
@@ -306,7 +306,7 @@ fn the_supervisor_of_k3s_is_shown_what_was_renewed() {
     let server = Server::tls(&ca.server(&["127.0.0.1"], NOW), Some(&ca), |_| {
         say(403, "", b"")
     });
-    let scratch = Scratch::new();
+    let scratch = TestDir::new("cluster");
     let own = |_| ca.client("system:nodes", "system:node:n", NOW);
     let [brought, renewed] = [(), ()].map(own);
     let (kubeconfig, password_file) = (scratch.join("kubelet.conf"), scratch.join("password"));

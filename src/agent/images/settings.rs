@@ -180,11 +180,11 @@ fn find_line_number(text: &str, path: &str) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{error::error_chain, image::testing::Scratch};
+    use crate::{error::error_chain, testing::TestDir};
 
     #[test]
     fn what_is_wrong_in_registries_yaml_is_told_with_its_line() {
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("settings");
         let path = scratch.join("registries.yaml");
         let told = |text: &str| {
             std::fs::write(&path, text).expect("scratch");

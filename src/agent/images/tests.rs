@@ -33,7 +33,7 @@ use crate::{
     image::{
         ImageReference,
         pull::{FetchGate as _, PullSettings},
-        testing::{Scratch, Stream, docker_archive},
+        testing::{Stream, docker_archive},
     },
     logic::{
         image_access::{PullSecret, VerificationPolicy},
@@ -46,6 +46,7 @@ use crate::{
         runc::store_images::StoreImages,
     },
     sys::lane::Lane,
+    testing::TestDir,
 };
 
 const PRIVATE: &str = "registry.test/app:1";
@@ -159,13 +160,13 @@ fn user(name: &str) -> AuthConfig {
 }
 
 /// The owner, with its records below `dir`.
-fn images(dir: &Scratch, fake: &Rc<Fake>) -> Rc<AgentImages> {
+fn images(dir: &TestDir, fake: &Rc<Fake>) -> Rc<AgentImages> {
     images_of(dir, fake, Rc::new(()), None)
 }
 
 /// Makes the owner with the node's keyring, and with `parallel` pulls at once.
 fn images_of(
-    dir: &Scratch,
+    dir: &TestDir,
     fake: &Rc<Fake>,
     keyring: Rc<dyn NodeKeyring>,
     parallel: Option<u32>,
@@ -181,7 +182,7 @@ fn images_of(
 
 /// Makes the owner with another clock as well.
 fn images_by(
-    dir: &Scratch,
+    dir: &TestDir,
     fake: &Rc<Fake>,
     keyring: Rc<dyn NodeKeyring>,
     parallel: Option<u32>,
@@ -211,7 +212,7 @@ fn images_by(
 }
 
 /// An image store in the scratch directory.
-fn own_store(scratch: &Scratch) -> StoreImages {
+fn own_store(scratch: &TestDir) -> StoreImages {
     let (path, lane) = (scratch.join("store"), Lane::without_thread());
     block_on(StoreImages::open(
         path,
@@ -225,7 +226,7 @@ fn own_store(scratch: &Scratch) -> StoreImages {
 #[test]
 fn what_the_operator_imports_is_everybodys() {
     // IMG-20
-    let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
+    let (scratch, fake) = (TestDir::new("images"), Rc::new(Fake::new()));
     let images = images(&scratch, &fake);
     let commands = ImageCommands {
         images: Rc::clone(&images),
@@ -289,7 +290,7 @@ fn the_policy_says_for_which_images_a_pod_needs_the_right() {
         (elsewhere(), [false, false, false, true]),
         (VerificationPolicy::Always, [false, false, false, true]),
     ] {
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("images");
         let clock: Rc<dyn Clock> = Rc::new(SystemClock::new().expect("timer"));
         let complaints = Rc::new(Complaints::new(clock));
         let access = ImageAccess::new(
@@ -346,7 +347,7 @@ fn what_the_node_itself_pulls_is_everybodys() {
     };
     let pod = plain();
     for node_first in [true, false] {
-        let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
+        let (scratch, fake) = (TestDir::new("images"), Rc::new(Fake::new()));
         fake.offer_private_image(PRIVATE, "node");
         let images = images_of(&scratch, &fake, Rc::new(vec![user("node")]), None);
         let by_node = || block_on(images.pull_for_node(PRIVATE, false)).expect("pulled");
@@ -377,7 +378,7 @@ fn an_image_that_comes_after_its_pod_was_deleted_is_not_everybodys() {
     // IMG-20
     // At a runtime that tells of such pulls, and at one that does not.
     for tells in [true, false] {
-        let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
+        let (scratch, fake) = (TestDir::new("images"), Rc::new(Fake::new()));
         let images = images(&scratch, &fake);
         let ensure = |pod: &dyn StartingPod| {
             let ensured = images.ensure_image(pod, &pod.pod().spec.containers[0]);
@@ -416,7 +417,7 @@ fn an_image_that_comes_after_its_pod_was_deleted_is_not_everybodys() {
         assert_eq!(notes(), 0);
     }
     // One that was there before is everybody's as before.
-    let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
+    let (scratch, fake) = (TestDir::new("images"), Rc::new(Fake::new()));
     let images = images(&scratch, &fake);
     let id = fake.add_image(PRIVATE);
     fake.add_fault(Fault {
@@ -439,7 +440,7 @@ type Warnings = Rc<RefCell<Vec<(String, String)>>>;
 
 /// Collects the garbage of `stock`, and what it warns of.
 fn garbage(
-    scratch: &Scratch,
+    scratch: &TestDir,
     fake: &Rc<Fake>,
     hands: &Rc<Hands>,
     stock: ImageStock,
@@ -469,7 +470,7 @@ fn garbage(
 #[test]
 fn one_that_is_broken_keeps_no_other_image() {
     // GC-10 GC-13 CRI-75
-    let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
+    let (scratch, fake) = (TestDir::new("images"), Rc::new(Fake::new()));
     let hands = Rc::new(Hands::default());
     let (garbage, told) = garbage(&scratch, &fake, &hands, ImageStock::Runtime);
     let sandbox = SandboxConfig {
@@ -517,7 +518,7 @@ fn one_that_is_broken_keeps_no_other_image() {
 #[test]
 fn what_the_garbage_of_images_is_told_for() {
     // GC-13 IGC-01 EVT-35
-    let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
+    let (scratch, fake) = (TestDir::new("images"), Rc::new(Fake::new()));
     let hands = Rc::new(Hands::default());
     let stock = ImageStock::Own(own_store(&scratch));
     let (garbage, told) = garbage(&scratch, &fake, &hands, stock);
@@ -585,7 +586,7 @@ fn what_the_garbage_of_images_is_told_for() {
 #[test]
 fn a_failed_pull_is_delayed_until_images_arrive() {
     // IMG-10
-    let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
+    let (scratch, fake) = (TestDir::new("images"), Rc::new(Fake::new()));
     let images = images(&scratch, &fake);
     let pod = plain();
     let container = &pod.0.spec.containers[0];
@@ -622,7 +623,7 @@ fn a_failed_pull_is_delayed_until_images_arrive() {
 #[test]
 fn credentials_are_tried_one_after_the_other() {
     // IMG-13
-    let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
+    let (scratch, fake) = (TestDir::new("images"), Rc::new(Fake::new()));
     fake.offer_private_image(PRIVATE, "right");
     let own = |names: &[&str]| -> Vec<PullAttempt> {
         let of = |name: &&str| PullAttempt {
@@ -694,7 +695,7 @@ fn credentials_are_tried_one_after_the_other() {
 #[test]
 fn pulls_wait_for_their_turn() {
     // IMG-16
-    let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
+    let (scratch, fake) = (TestDir::new("images"), Rc::new(Fake::new()));
     let images = images_of(&scratch, &fake, Rc::new(()), Some(1));
     fake.add_fault(Fault {
         op: Op::PullImage,
@@ -725,7 +726,7 @@ fn pulls_wait_for_their_turn() {
 #[test]
 fn an_image_waits_for_the_link() {
     // METER-02 METER-04
-    let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
+    let (scratch, fake) = (TestDir::new("images"), Rc::new(Fake::new()));
     let used = Arc::new(AtomicU64::new(900));
     let counted = Arc::clone(&used);
     let settings = link_budget::LinkBudgetSettings {
@@ -826,7 +827,7 @@ fn an_image_waits_for_the_link() {
 #[test]
 fn a_list_waits_for_the_link() {
     // METER-04
-    let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
+    let (scratch, fake) = (TestDir::new("images"), Rc::new(Fake::new()));
     let hands = Rc::new(Hands::default());
     let clock: Rc<dyn Clock> = Rc::new(TestClock(Rc::clone(&hands)));
     let mut images = images_by(&scratch, &fake, Rc::new(()), None, clock);

@@ -246,7 +246,7 @@ mod tests {
     use std::panic;
 
     use super::*;
-    use crate::{image::testing::Scratch, sys::file::watched};
+    use crate::{sys::file::watched, testing::TestDir};
 
     fn start(dir: &Path) -> Result<(), ServingFileError> {
         show_own_certificate(
@@ -262,7 +262,7 @@ mod tests {
         // BOOT-10
         let mut alone = 0;
         for cut in 0.. {
-            let scratch = Scratch::new();
+            let scratch = TestDir::new("certificates");
             let [certificate, key] = ["kubelet.crt", "kubelet.key"].map(|name| scratch.join(name));
             let pair = || [&certificate, &key].map(|path| fs::read(path).expect("file"));
             let left = Rc::new(Cell::new(cut));
@@ -295,7 +295,7 @@ mod tests {
     #[test]
     fn half_a_pair() {
         // BOOT-10
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("certificates");
         let files = ["kubelet.crt", "kubelet.key"].map(|name| scratch.join(name));
         let [certificate, key] = &files;
         start(&scratch.0).expect("made");

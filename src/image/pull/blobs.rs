@@ -375,11 +375,11 @@ mod tests {
     use std::time::SystemTime;
 
     use super::*;
-    use crate::image::testing::Scratch;
+    use crate::testing::TestDir;
 
     const NO_TIME: Duration = Duration::ZERO;
 
-    fn open(scratch: &Scratch) -> BlobDirectory {
+    fn open(scratch: &TestDir) -> BlobDirectory {
         BlobDirectory::open(&scratch.join("pulls"), clock::wall_now())
     }
 
@@ -400,7 +400,7 @@ mod tests {
 
     #[test]
     fn a_layer_is_fetched_once_and_stays_while_it_is_wanted() {
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("blobs");
         let blobs = open(&scratch);
         let (a, b) = (layer(b"a"), layer(b"b"));
         let one = blobs.claim_layers([a, a, b].into_iter());
@@ -441,7 +441,7 @@ mod tests {
 
     #[test]
     fn a_start_on_a_full_disk_keeps_what_may_be_resumed() {
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("blobs");
         let a = layer(b"a");
         let blobs = open(&scratch);
         assert!(
@@ -467,7 +467,7 @@ mod tests {
 
     #[test]
     fn asking_again_keeps_nothing() {
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("blobs");
         let blobs = open(&scratch);
         let a = layer(b"a");
         assert!(
@@ -510,7 +510,7 @@ mod tests {
 
     #[test]
     fn what_is_left_is_limited() {
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("blobs");
         let blobs = open(&scratch);
         let layers: Vec<BlobKey> = (0..6).map(|n: u8| layer(&[n])).collect();
         for (age, one) in layers.iter().enumerate() {
@@ -533,7 +533,7 @@ mod tests {
 
     #[test]
     fn who_waits_takes_over_when_the_other_one_fails() {
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("blobs");
         let blobs = open(&scratch);
         let a = layer(b"a");
         let started = std::sync::Barrier::new(2);
@@ -558,7 +558,7 @@ mod tests {
 
     #[test]
     fn who_waits_for_another_pull_can_be_stopped() {
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("blobs");
         let blobs = open(&scratch);
         let a = layer(b"a");
         let stop = StopFlag::default();
@@ -577,7 +577,7 @@ mod tests {
 
     #[test]
     fn a_part_is_for_those_of_one_mind() {
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("blobs");
         let blobs = open(&scratch);
         let digest = Digest::compute(b"abc");
         let mine = BlobKey::new(digest, 3, &RegistryAccess::new("registry.example", None));
@@ -642,7 +642,7 @@ mod tests {
 
     #[test]
     fn what_is_forgotten_goes_at_the_next_start() {
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("blobs");
         let a = layer(b"a");
         let blobs = open(&scratch);
         assert!(

@@ -15,15 +15,16 @@ use super::*;
 use crate::error::error_chain;
 use crate::image::error::{ImageError, ImageProblem};
 use crate::image::import::{ImportLimits, ImportOptions};
-use crate::image::testing::{Scratch, docker_archive};
+use crate::image::testing::docker_archive;
 use crate::sys::mount;
+use crate::testing::TestDir;
 
 /// Attempts while the disk is busy. A disk that stays busy fails the test.
 const MAX_BUSY: usize = 10_000;
 
 /// A small disk of a test, removed at its end.
 struct Disk {
-    scratch: Scratch,
+    scratch: TestDir,
 }
 
 impl Disk {
@@ -32,7 +33,7 @@ impl Disk {
             skipped!("mounting needs root");
             return None;
         }
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("full-disk");
         let disk = Self { scratch };
         fs::create_dir(disk.path()).expect("scratch");
         mount::mount_tmpfs(&disk.path(), Some(bytes), 0o755, MsFlags::empty()).expect("tmpfs");

@@ -502,8 +502,8 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
-    use crate::image::testing::Scratch;
     use crate::net::proxies::ProxyVariables;
+    use crate::testing::TestDir;
 
     fn script(path: &Path, text: &str) {
         let from = path.with_extension("text");
@@ -543,7 +543,7 @@ mod tests {
     #[test]
     fn plugins_are_asked_once_as_long_as_their_answer_holds() {
         // IMG-13
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("node");
         let asked = scratch.join("asked");
         script(
             &scratch.join("plugin"),
@@ -580,7 +580,7 @@ echo '{{"apiVersion": "{PROVIDER_API}", "kind": "CredentialProviderResponse", "c
     #[test]
     fn the_docker_configuration_is_read_each_time() {
         // IMG-13
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("node");
         let path = scratch.join("config.json");
         let settings = PullSettings {
             docker_configs: vec![scratch.join("absent"), path.clone()],
@@ -596,7 +596,7 @@ echo '{{"apiVersion": "{PROVIDER_API}", "kind": "CredentialProviderResponse", "c
 
     #[test]
     fn programs_find_the_proxies_and_what_is_configured_for_them() {
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("node");
         script(
             &scratch.join("plugin"),
             &format!(

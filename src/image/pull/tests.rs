@@ -13,7 +13,8 @@ use super::*;
 use crate::image::digest::Digest;
 use crate::image::progress::ImageStage;
 use crate::image::registry::{DockerConfig, RegistryCredential};
-use crate::image::testing::{Layout, Scratch, Stream, config, gzip};
+use crate::image::testing::{Layout, Stream, config, gzip};
+use crate::testing::TestDir;
 
 mod foreign;
 
@@ -282,7 +283,7 @@ pub(in crate::image) fn file(name: &str, data: &[u8]) -> Vec<u8> {
 
 /// A store and a puller of its own.
 struct Bench {
-    scratch: Scratch,
+    scratch: TestDir,
     store: ImageStore,
     puller: Puller,
 }
@@ -293,7 +294,7 @@ impl Bench {
     }
 
     fn with(settings: PullSettings) -> Self {
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("pull");
         let store = ImageStore::open(&scratch.join("images")).expect("store");
         let puller = Puller::new(store.clone(), quick(settings));
         Self {

@@ -323,8 +323,8 @@ mod tests {
 
     use super::*;
     use crate::error::error_chain;
-    use crate::image::testing::Scratch;
     use crate::sys::file::watched;
+    use crate::testing::TestDir;
 
     /// Names below the directory with what is in the files; links are followed.
     fn tree(dir: &Path) -> BTreeMap<String, String> {
@@ -348,7 +348,7 @@ mod tests {
     #[test]
     fn what_never_counted_is_left_alone() {
         // KADM-20
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("staged");
         let (file, ca) = (scratch.join("other.yaml"), scratch.join("ca"));
         fs::write(&ca, "kubeadm's").expect("file");
         fs::write(waiting_path(&ca), "of a join").expect("file");
@@ -370,7 +370,7 @@ mod tests {
         const OWN: &str =
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 9\n";
         for name in [OWN_DROP_IN, EARLIER_OWN_DROP_IN] {
-            let scratch = Scratch::new();
+            let scratch = TestDir::new("staged");
             let (file, dir) = (scratch.join("config"), scratch.join("config.d"));
             let (copy, other) = (dir.join(name), dir.join("10-other.conf"));
             fs::create_dir(&dir).expect("directory");
@@ -439,7 +439,7 @@ mod tests {
 
     #[test]
     fn one_join_at_a_time() {
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("staged");
         let file = scratch.join("config");
         let held = lock_join(&file).expect("free");
         assert!(matches!(lock_join(&file), Err(TryLockError::WouldBlock)));
@@ -450,8 +450,8 @@ mod tests {
     }
 
     /// A member of cluster `a`.
-    fn member() -> Scratch {
-        let scratch = Scratch::new();
+    fn member() -> TestDir {
+        let scratch = TestDir::new("staged");
         for name in ["ca", "config", "kubeconfig", "pair-a"] {
             fs::write(scratch.join(name), "a").expect("file");
         }
@@ -467,14 +467,14 @@ mod tests {
         ("pair-a", "a"),
     ];
 
-    fn all_places(scratch: &Scratch) -> Vec<PathBuf> {
+    fn all_places(scratch: &TestDir) -> Vec<PathBuf> {
         ["ca", "kubeconfig", "current", "new"]
             .map(|name| scratch.join(name))
             .into()
     }
 
     /// Joins cluster `b`, whose pair is there already, or else is to be asked for.
-    fn join(scratch: &Scratch, has_pair: bool) -> Result<(), StageError> {
+    fn join(scratch: &TestDir, has_pair: bool) -> Result<(), StageError> {
         let place = |name: &str| scratch.join(name);
         let mut staged = StagedFiles::stage_config(&place("config"), b"b", 0o644)?;
         staged.clear_leftovers(&all_places(scratch))?;
@@ -494,7 +494,7 @@ mod tests {
     fn one_rename_decides() {
         // KADM-20: whatever cuts the join off, the machine is whole in one cluster after the next start.
         for has_pair in [true, false] {
-            let after = |scratch: &Scratch| {
+            let after = |scratch: &TestDir| {
                 let mut tree = tree(&scratch.0);
                 tree.remove("pair-b");
                 tree

@@ -189,7 +189,7 @@ pub(super) fn preview(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::image::testing::Scratch;
+    use crate::testing::TestDir;
 
     #[test]
     fn what_the_file_says() {
@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn who_has_the_last_word() {
         // KADM-20
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("document");
         let (file, dir) = (scratch.join("config.yaml"), scratch.join("config.d"));
         let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
         let write = |path: &Path, text: &str| {

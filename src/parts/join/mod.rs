@@ -804,14 +804,14 @@ mod tests {
     use std::{fs::Permissions, os::unix::fs::PermissionsExt as _};
 
     use super::*;
-    use crate::image::testing::Scratch;
+    use crate::testing::TestDir;
 
     const SECRET: &str = "abcdef.0123456789abcdef";
 
     #[test]
     fn a_token_comes_from_a_file_of_root_alone() {
         // KADM-20
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("join");
         let path = scratch.join("token").display().to_string();
         let flags = |words: &[(&'static str, &str)]| {
             let words = words.iter().map(|(name, value)| (*name, (*value).into()));

@@ -73,15 +73,15 @@ mod tests {
     use super::*;
     use crate::{
         api::WallTime,
-        image::testing::Scratch,
         kube::testing::{Authority, NOW, Pair},
+        testing::TestDir,
     };
 
     #[test]
     fn the_tunnel_shows_what_was_renewed() {
         // TUN-09
         let ca = Authority::new();
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("credentials");
         let own = |_| ca.client("system:nodes", "system:node:a", NOW);
         let [brought, first, second] = [(), (), ()].map(own);
         let pem = scratch.join("brought.pem");

@@ -29,8 +29,8 @@ use crate::{
         client::{CallOptions, connect},
         server::{CallFuture, CallHandler, ServerCall, serve_calls},
     },
-    image::testing::Scratch,
     logic::tunnel::stream::{DialRefusal, MAX_REPLACED},
+    testing::TestDir,
 };
 
 const PORT: u16 = 10250;
@@ -144,12 +144,12 @@ struct World {
     near: Rc<RefCell<Vec<PipeServerEnd>>>,
     /// Opened streams that lines find when they dial, one after the other.
     offers: Rc<RefCell<VecDeque<OpenedStream>>>,
-    _scratch: Scratch,
+    _scratch: TestDir,
 }
 
 impl World {
     fn new() -> Self {
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("tunnel");
         let hands = Rc::new(Hands::default());
         hands.set(MonoTime(1000));
         let template = Template::new(&scratch.join(""), &[]);

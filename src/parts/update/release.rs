@@ -289,7 +289,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::image::testing::Scratch;
+    use crate::testing::TestDir;
 
     const DER_HEAD: [u8; 12] = *b"\x30\x2a\x30\x05\x06\x03\x2b\x65\x70\x03\x21\x00";
 
@@ -325,7 +325,7 @@ mod tests {
             let private = MsFlags::MS_PRIVATE | MsFlags::MS_REC;
             let none = None::<&str>;
             nix::mount::mount(none, "/", none, private, none).expect("private");
-            let scratch = Scratch::new();
+            let scratch = TestDir::new("release");
             // Without links.
             let dir = fs::canonicalize(&scratch.0).expect("directory");
             let bin = dir.join("bin");

@@ -215,7 +215,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::{image::testing::Scratch, server::backend::AgentHealth};
+    use crate::{server::backend::AgentHealth, testing::TestDir};
 
     /// Answers the first who asks how the agent is.
     fn tell(listener: &UnixListener, pid: u32) {
@@ -238,7 +238,7 @@ mod tests {
     #[test]
     fn who_is_at_fault() {
         // PKG-21
-        let scratch = Scratch::new();
+        let scratch = TestDir::new("watch");
         let socket = scratch.join("picolet.sock");
         let listener = UnixListener::bind(&socket).expect("socket");
         let client = AgentClient::new(&socket);

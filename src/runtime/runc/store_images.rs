@@ -271,13 +271,14 @@ mod tests {
     use super::*;
     use crate::{
         api::cri::ContainerState,
-        image::testing::{Scratch, Stream, docker_archive},
+        image::testing::{Stream, docker_archive},
         logic::testing::instance,
+        testing::TestDir,
     };
 
     #[test]
     fn a_disk_that_hangs_is_not_waited_for() {
-        let temp = Scratch::new();
+        let temp = TestDir::new("store-images");
         let disk = Lane::start("disk").expect("a thread");
         let settings = PullSettings::default();
         let opened = StoreImages::open(
@@ -316,7 +317,7 @@ mod tests {
     #[test]
     fn what_dead_and_living_instances_are_made_of_and_mount_is_in_use() {
         // GC-11 IGC-02
-        let temp = Scratch::new();
+        let temp = TestDir::new("store-images");
         let lane = Lane::without_thread();
         let opened = StoreImages::open(
             temp.join("store"),

@@ -15,7 +15,6 @@ use smol::future::yield_now;
 
 use super::*;
 use crate::{
-    image::testing::Scratch,
     kube::testing::{Authority, NOW, Pair},
     net::{
         any_peer::{MAX_CHAIN, MAX_CHAIN_BYTES, PeerProof},
@@ -28,6 +27,7 @@ use crate::{
         http::UserIdentity,
         testing::{FakeBackend, cpu_time},
     },
+    testing::TestDir,
 };
 
 /// Says who may what, and counts how often it was asked.
@@ -517,7 +517,7 @@ fn who_comes_without_a_name() {
 #[test]
 fn pages() {
     // SRV-03 SRV-11 SRV-13 SRV-19 SRV-20
-    let scratch = Scratch::new();
+    let scratch = TestDir::new("network");
     let log = scratch.join("log");
     let line = |n: u8, text: &str| format!("2024-01-01T00:00:0{n}.000000000Z stdout F {text}\n");
     fs::write(&log, line(1, "one") + &line(2, "two")).expect("log");
@@ -601,7 +601,7 @@ fn pages() {
 #[test]
 fn a_log_ends_with_its_bytes() {
     // METER-05
-    let scratch = Scratch::new();
+    let scratch = TestDir::new("network");
     let log = scratch.join("log");
     let line = |n: u32| format!("2024-01-01T00:00:00.000000000Z stdout F line {n:060}\n");
     fs::write(&log, (0..4000).map(line).collect::<String>()).expect("log");

@@ -296,28 +296,12 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
-
-    struct Dir(PathBuf);
-
-    impl Dir {
-        fn new(name: &str) -> Self {
-            let path = crate::testing::unused_path(&format!("objects-{name}"));
-            let _ = fs::remove_dir_all(&path);
-            fs::create_dir_all(&path).expect("directory");
-            Self(path)
-        }
-    }
-
-    impl Drop for Dir {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
+    use crate::testing::TestDir;
 
     #[test]
     fn what_is_written_is_read_and_damage_is_as_good_as_nothing() {
         // OFF-02
-        let dir = Dir::new("read");
+        let dir = TestDir::new("objects-read");
         let (root, run) = (dir.0.join("root"), dir.0.join("run"));
         let files = ObjectFiles::new(&root, &run);
         let long = "n".repeat(253);
@@ -367,7 +351,7 @@ mod tests {
 
     #[test]
     fn only_the_first_token_is_kept_and_goes_with_its_pod() {
-        let dir = Dir::new("token");
+        let dir = TestDir::new("objects-token");
         let files = ObjectFiles::new(&dir.0, &dir.0);
         let (a, b) = (PodUid::from("a"), PodUid::from("b"));
         let token = TokenRef {

@@ -229,14 +229,13 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     use super::*;
+    use crate::testing::TestDir;
 
-    struct Dir(PathBuf);
+    struct Dir(TestDir);
 
     impl Dir {
         fn new(name: &str) -> Self {
-            let dir = crate::testing::unused_path(name);
-            fs::create_dir_all(&dir).expect("directory");
-            Self(dir)
+            Self(TestDir::new(name))
         }
 
         fn socket(&self, path: &str) -> PathBuf {
@@ -250,14 +249,8 @@ mod tests {
         fn names(&self) -> Vec<String> {
             let seen = find_plugin_sockets(&self.0, None).expect("seen");
             let names = seen.sockets.keys();
-            let below = names.map(|path| path.strip_prefix(&self.0).expect("below"));
+            let below = names.map(|path| path.strip_prefix(&*self.0).expect("below"));
             below.map(|path| path.display().to_string()).collect()
-        }
-    }
-
-    impl Drop for Dir {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
         }
     }
 
@@ -270,7 +263,7 @@ mod tests {
         }
         fs::write(dir.0.join("file"), "").expect("file");
         std::os::unix::fs::symlink(dir.0.join("b.sock"), dir.0.join("link")).expect("link");
-        std::os::unix::fs::symlink(&dir.0, dir.0.join("loop")).expect("link");
+        std::os::unix::fs::symlink(&*dir.0, dir.0.join("loop")).expect("link");
         assert_eq!(dir.names(), ["a/x/y.sock", "b.sock"]);
         let none = find_plugin_sockets(&dir.0.join("none"), None).expect("nothing");
         assert!(none.sockets.is_empty() && !none.more);

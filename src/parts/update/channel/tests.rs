@@ -7,6 +7,7 @@ use std::{fs, io};
 use super::*;
 use crate::net::{ProxyVariables, Url};
 use crate::source::WHOLE_TIMEOUT;
+use crate::testing::TestDir;
 
 /// A server's way with a request of the tarball.
 #[derive(Clone, Copy, Debug)]
@@ -107,27 +108,10 @@ fn answer(mut stream: &TcpStream, way: Way, asked: &Mutex<Vec<String>>) -> io::R
     stream.write_all(sent)
 }
 
-struct Dir(PathBuf);
-
-impl Dir {
-    fn new(name: &str) -> Self {
-        let dir = crate::testing::unused_path(&format!("channel-{name}"));
-        let _ = fs::remove_dir_all(&dir);
-        fs::create_dir_all(&dir).expect("directory");
-        Self(dir)
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 #[test]
 fn a_release_is_fetched_where_it_stopped() {
     // UPD-02
-    let dir = Dir::new("http");
+    let dir = TestDir::new("channel-http");
     let part = dir.0.join("part");
     for (name, way, there, asked) in [
         ("at once", Way::Parts(20), &b""[..], &["0"][..]),
@@ -194,7 +178,7 @@ fn channels_are_read_with_bounds() {
         .read_channel_file()
         .expect("read");
     assert_eq!(read, (b"offer".to_vec(), b"signature".to_vec()));
-    let dir = Dir::new("dir");
+    let dir = TestDir::new("channel-dir");
     let mut channel = ReleaseChannel::in_dir(dir.0.clone());
     let missing = channel.read_channel_file().expect_err("nothing there");
     assert!(missing.may_succeed_later() && missing.to_string().contains("channel.json"));
