@@ -1670,11 +1670,11 @@ fn a_handler_has_an_oci_runtime_of_its_own() {
         runtime.stop_container(id, grace).await.expect("stopped");
         assert_eq!(lab.ended(own, id).await.exit_code, 0);
         runtime
-            .remove_container(id, LogRetention::Go)
+            .remove_container(id, LogRetention::Remove)
             .await
             .expect("removed");
         // ACT-72: one whose pod starts over leaves its log.
-        let removed = runtime.remove_container(&quick, LogRetention::Stay).await;
+        let removed = runtime.remove_container(&quick, LogRetention::Keep).await;
         removed.expect("removed");
         assert!(lab.log(own, "quick").contains("up"));
         for word in ["exec", "update", "kill", "delete"] {
@@ -1985,7 +1985,7 @@ fn images_as_volumes() {
         assert_eq!(mounts(&id), 0);
         assert!(runtime.remove_image(DEEP).await.is_err());
         runtime
-            .remove_container(&id, LogRetention::Go)
+            .remove_container(&id, LogRetention::Remove)
             .await
             .expect("remove");
         assert!(!run.join(&*id).exists());

@@ -104,7 +104,7 @@ impl PodDriver for ContainerDriver {
             for container in &status.containers {
                 if let Err(e) = self
                     .runtime
-                    .remove_container(&container.id, LogRetention::Go)
+                    .remove_container(&container.id, LogRetention::Remove)
                     .await
                 {
                     let complaint = format!("container={} cannot remove: {e}", container.id);

@@ -171,7 +171,7 @@ impl GarbageCollector {
             let removed = match stopped {
                 Ok(()) => {
                     self.runtime
-                        .remove_container(&removal.id, LogRetention::Go)
+                        .remove_container(&removal.id, LogRetention::Remove)
                         .await
                 }
                 Err(e) => Err(e),
@@ -216,7 +216,11 @@ impl GarbageCollector {
     }
 
     async fn remove_container(&self, id: &ContainerId) {
-        if let Err(e) = self.runtime.remove_container(id, LogRetention::Go).await {
+        if let Err(e) = self
+            .runtime
+            .remove_container(id, LogRetention::Remove)
+            .await
+        {
             self.complaints
                 .complain(&format!("container={id} cannot remove: {e}"));
         }

@@ -177,7 +177,9 @@ impl ContractRun<'_> {
             "stop of an unknown container",
         )?;
         expect_success(
-            runtime.remove_container(&container, LogRetention::Go).await,
+            runtime
+                .remove_container(&container, LogRetention::Remove)
+                .await,
             "removal of an unknown container",
         )?;
         expect_success(
@@ -416,7 +418,7 @@ impl ContractRun<'_> {
 
         for _ in 0..2 {
             expect_success(
-                runtime.remove_container(&first, LogRetention::Go).await,
+                runtime.remove_container(&first, LogRetention::Remove).await,
                 "removal",
             )?;
         }
@@ -473,7 +475,9 @@ impl ContractRun<'_> {
             "what could not be created is not listed",
         )?;
         expect_success(
-            runtime.remove_container(&reader, LogRetention::Go).await,
+            runtime
+                .remove_container(&reader, LogRetention::Remove)
+                .await,
             "removal",
         )
     }

@@ -34,12 +34,12 @@ pub(crate) fn remove_instance_logs(
 ) -> io::Result<()> {
     let attempt = |name: &str| name.split_once(".log")?.0.parse::<u32>().ok();
     match (logs, log.file_name().and_then(|n| n.to_str())) {
-        (LogRetention::Go, _) => remove_logs(log, links, link_end),
-        (LogRetention::Stay, Some(name)) => {
+        (LogRetention::Remove, _) => remove_logs(log, links, link_end),
+        (LogRetention::Keep, Some(name)) => {
             let own = attempt(name);
             remove_beside(log, |found| attempt(found).is_some_and(|n| Some(n) < own))
         }
-        (LogRetention::Stay, None) => Ok(()),
+        (LogRetention::Keep, None) => Ok(()),
     }
 }
 
@@ -124,16 +124,16 @@ mod tests {
         }
         let remove =
             |logs, name: &str, end| remove_instance_logs(logs, &dir.join(name), &links, end);
-        remove(LogRetention::Go, "1.log", "app-abc.log").expect("removed");
+        remove(LogRetention::Remove, "1.log", "app-abc.log").expect("removed");
         assert_eq!(names(&dir), ["0.log", "11.log", "links"]);
         assert_eq!(names(&links), ["p_ns_app-abd.log"]);
-        remove(LogRetention::Go, "gone/1.log", "x").expect("absent is fine");
+        remove(LogRetention::Remove, "gone/1.log", "x").expect("absent is fine");
         // ACT-72
         fs::write(dir.join("9.log.20240101-000000.gz"), "").expect("file");
-        remove(LogRetention::Stay, "11.log", "app-abd.log").expect("removed");
+        remove(LogRetention::Keep, "11.log", "app-abd.log").expect("removed");
         assert_eq!(names(&dir), ["11.log", "links"]);
         assert_eq!(names(&links).len(), 1);
-        remove(LogRetention::Stay, "gone/1.log", "x").expect("absent is fine");
+        remove(LogRetention::Keep, "gone/1.log", "x").expect("absent is fine");
         // A link in the place of the directory of links.
         std::os::unix::fs::symlink(&dir, dir.join("planted")).expect("link");
         fs::write(dir.join("app-abc.log"), "").expect("file");
@@ -156,7 +156,7 @@ mod tests {
         std::os::unix::fs::symlink("../victim/main", top.join("pod/link")).expect("link");
         fs::write(top.join("pod/file"), "").expect("file");
         for dir in ["by-pod/main", "pod/link", "pod/file"] {
-            for logs in [LogRetention::Go, LogRetention::Stay] {
+            for logs in [LogRetention::Remove, LogRetention::Keep] {
                 let log = top.join(dir).join("1.log");
                 remove_instance_logs(logs, &log, Path::new(""), "x").expect("nothing of ours");
             }

@@ -76,10 +76,10 @@ pub enum RuntimeError {
 /// Fate of the logs of an instance that is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogRetention {
-    /// The logs are removed, too.
-    Go,
-    /// The next instance of the container goes on behind them.
-    Stay,
+    /// The logs are removed too.
+    Remove,
+    /// The logs are kept: the next instance of the container continues them.
+    Keep,
 }
 
 /// A store of images. Callers that need images alone use this half of a backend.

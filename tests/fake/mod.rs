@@ -1612,7 +1612,7 @@ mod tests {
             assert_eq!(poll_once(&mut stop).await, None);
             assert_eq!(fake.hanging(Op::StopContainer), 1);
             assert_eq!(fake.violations().len(), 0);
-            fake.remove_container(&id, LogRetention::Go)
+            fake.remove_container(&id, LogRetention::Remove)
                 .await
                 .expect("removed");
             assert_eq!(fake.violations().len(), 1, "two operations at a time");

@@ -218,8 +218,8 @@ impl PodSyncer {
         }
         // The next instance goes on behind what the last one wrote.
         let logs = match actions.restart_all {
-            true => LogRetention::Stay,
-            false => LogRetention::Go,
+            true => LogRetention::Keep,
+            false => LogRetention::Remove,
         };
         for id in &actions.to_remove {
             if let Err(e) = self.runtime.remove_container(id, logs).await {

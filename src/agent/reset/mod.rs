@@ -268,7 +268,7 @@ impl ResetPlan {
             for pod in self.end_pods(&*runtime).await? {
                 for container in &pod.containers {
                     runtime
-                        .remove_container(&container.id, LogRetention::Go)
+                        .remove_container(&container.id, LogRetention::Remove)
                         .await?;
                 }
                 for sandbox in &pod.sandboxes {

@@ -251,7 +251,7 @@ impl CriClient {
         for container in inside {
             // A runtime could take a prefix of an id for others.
             if container.sandbox == **id {
-                self.remove_container_and_logs(&container.id.into(), LogRetention::Go)
+                self.remove_container_and_logs(&container.id.into(), LogRetention::Remove)
                     .await?;
             }
         }

@@ -163,7 +163,7 @@ impl MachinePods for RemainingPods {
             for container in status.containers.iter().filter(|c| c.sandbox == *id) {
                 opened
                     .runtime
-                    .remove_container(&container.id, LogRetention::Go)
+                    .remove_container(&container.id, LogRetention::Remove)
                     .await?;
             }
             opened.runtime.remove_pod_sandbox(id).await

@@ -855,7 +855,10 @@ fn a_stop_counts_once_it_is_seen() {
         double.on("StopContainer", Reply::Fail(5, "not found"));
         double.on("ContainerStatus", Reply::Fail(5, "not found"));
         assert_eq!(cri.stop_container(&id, grace).await, Ok(()));
-        assert_eq!(cri.remove_container(&id, LogRetention::Go).await, Ok(()));
+        assert_eq!(
+            cri.remove_container(&id, LogRetention::Remove).await,
+            Ok(())
+        );
         double.on("StopPodSandbox", Reply::Fail(2, "no network"));
         let refused = cri.remove_pod_sandbox(&"s".into()).await;
         assert_eq!(refused, Err(failed("no network")), "it is tried again");

@@ -116,7 +116,7 @@ impl Runc {
                 return Err(RuntimeError::Failed(format!("container {id} runs already")));
             }
             // An earlier try failed, or was never started.
-            Some(false) => self.remove_instance(&id, LogRetention::Go).await?,
+            Some(false) => self.remove_instance(&id, LogRetention::Remove).await?,
             None => {}
         }
         let process = self.settings.process.as_ref();

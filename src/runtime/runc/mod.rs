@@ -235,7 +235,7 @@ impl Runc {
         }
         let ids: Vec<ContainerId> = self.table.borrow().containers.keys().cloned().collect();
         for id in ids {
-            result = result.and(self.remove_instance(&id, LogRetention::Go).await);
+            result = result.and(self.remove_instance(&id, LogRetention::Remove).await);
         }
         let network = self.cni.remove_built_in_network(&self.gate).await;
         // The first error counts.

@@ -262,7 +262,8 @@ impl Runc {
         self.stop_sandbox(id).await?;
         let containers = self.table.borrow().sandbox_containers(id);
         for container in containers {
-            self.remove_instance(&container, LogRetention::Go).await?;
+            self.remove_instance(&container, LogRetention::Remove)
+                .await?;
         }
         let dirs = self.sandbox_dirs(id);
         crash::point("sandbox.emptied");

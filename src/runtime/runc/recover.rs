@@ -310,7 +310,7 @@ impl Runc {
         }
         self.clear_failed_start(&id).await;
         crash::point("recover.cleared");
-        if let Err(e) = self.remove_instance(&id, LogRetention::Go).await {
+        if let Err(e) = self.remove_instance(&id, LogRetention::Remove).await {
             // It stays listed as created, and is removed with its pod.
             log::warn!("container={id} {e}");
             self.forget_shim(&id);
