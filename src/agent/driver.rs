@@ -6,8 +6,8 @@
 //!
 //! - Calls of one pod never overlap. Each ends with what the worker goes on by, and tells on the way what a status must show
 //!   ([`CallStep`](super::executor::CallStep)).
-//! - `terminate` and `clean_up` may come again for the same pod. What is not there is success for them.
-//! - `list` says everything that there is, whoever made it: an agent that has just started knows of nothing else.
+//! - `terminate_pod` and `clean_up_pod` may come again for the same pod. What is not there is success for them.
+//! - `list_pods` says everything that there is, whoever made it: an agent that has just started knows of nothing else.
 
 use alloc::rc::Rc;
 use core::pin::Pin;

@@ -260,7 +260,7 @@ fn read_shutdown_groups(
     Ok(groups)
 }
 
-/// Reads the cgroup driver. `adapt` has left `systemd` only where a CRI runtime is configured.
+/// Reads the cgroup driver. `adapt_document` has left `systemd` only where a CRI runtime is configured.
 fn read_cgroup_driver(fields: &KubeletConfiguration) -> Result<CgroupDriver, InvalidField> {
     match fields.cgroup_driver.as_deref() {
         None | Some("" | "cgroupfs") => Ok(CgroupDriver::Cgroupfs),

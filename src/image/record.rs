@@ -32,7 +32,7 @@ pub struct ImageRecord {
     pub led_by: String,
     /// Bytes of the files of all layers, unpacked.
     pub size_bytes: u64,
-    /// Set if `prune` and image GC keep the image: its archive lies in the drop-in directory.
+    /// Set if `prune_images` and image GC keep the image: its archive lies in the drop-in directory.
     pub pinned: bool,
     /// Set if the image came from a registry at least once: it can be pulled again, so image GC may remove it.
     #[serde(skip_serializing_if = "core::ops::Not::not")]

@@ -78,7 +78,7 @@ const EMPTY: &str = "empty";
 /// The image store of one agent. Clones share it.
 ///
 /// Reading calls take a short lock and touch no disk; calls that change something (`import_archive`, `tag`, `remove`,
-/// `prune`, `set_pinned`) block on the disk and on each other: run them on the unpack lane.
+/// `prune_images`, `set_pinned`) block on the disk and on each other: run them on the unpack lane.
 #[derive(Clone)]
 pub struct ImageStore {
     inner: Arc<ImageStoreShared>,
@@ -312,7 +312,7 @@ impl ImageStore {
         Ok(true)
     }
 
-    /// Marks an image as kept by `prune` and image GC, or takes the mark away.
+    /// Marks an image as kept by `prune_images` and image GC, or takes the mark away.
     ///
     /// Errors: [`ImageError::NotFound`] if it is to be kept and is not there; [`ImageError::Store`].
     pub fn set_pinned(&self, id: &str, pinned: bool) -> Result<(), ImageError> {

@@ -192,7 +192,7 @@ fn walk_path(
     mut below: Option<&mut LowerLayers>,
 ) -> Result<ReachedDirectory, TreePathError> {
     let mut todo: VecDeque<PathComponent> = path.iter().cloned().collect();
-    // Real directories only: the way that `beneath` can open.
+    // Real directories only: the way that `open_beneath` can open.
     let mut real: Vec<PathComponent> = Vec::new();
     let mut dir = open_beneath(root, &real)?;
     let mut links = 0;

@@ -137,7 +137,7 @@ impl Random {
     }
 }
 
-/// The whole status that a patch is to lead to; `status_patch` is compared with it.
+/// The whole status that a patch is to lead to; `compute_status_patch` is compared with it.
 ///
 /// - Conditions of others are those of the API.
 /// - While containers may still run, a move to a terminal phase is withheld with its reason and message, and so is

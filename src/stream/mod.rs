@@ -19,7 +19,7 @@
 //!
 //! # How they are driven
 //!
-//! A machine's `receive` is given the bytes that were read from the connection and not yet taken. It answers with a
+//! A machine's `receive_input` is given the bytes that were read from the connection and not yet taken. It answers with a
 //! [`MachineStep`]: so many bytes are taken, and there is at most one event. Payload is never copied: an event names a
 //! [`Span`] of the given bytes, decoded in place. The caller
 //!
@@ -31,7 +31,7 @@
 //! included, so that any two calls can follow each other. A payload given at once is at most [`PAYLOAD_BYTES`], and is given
 //! only while `out` is below [`OUT_BYTES`]: that bounds `out` by [`MAX_OUT_BYTES`].
 //!
-//! A caller that cannot pass payload on (a full pipe) keeps the span and does not call `receive`: the peer is slowed by its
+//! A caller that cannot pass payload on (a full pipe) keeps the span and does not call `receive_input`: the peer is slowed by its
 //! connection. That holds up all streams of the connection, as spdystream does it; its clients know no other back-pressure.
 //! Time-outs are the caller's; any byte counts against a connection being idle, pings too, as upstream counts.
 //! After an error the peer is told (`close`, `go_away`), `out` written, the connection closed.

@@ -44,7 +44,8 @@ impl Agent {
             }
             AgentEvent::Probed(probed) => RecordedEvent::probe_result(probed),
             AgentEvent::Api(answer) => RecordedEvent::Api(answer.clone()),
-            // Told where it shows what they bring: `note_config`, `on_recorded`, `note_waiting`, `note_step`, `on_pleg`.
+            // Told where it shows what they bring: `note_config`, `on_recorded`, `note_waiting_records`,
+            // `note_step`, `on_pleg_events`.
             AgentEvent::Delivered(_)
             | AgentEvent::Recorded(_)
             | AgentEvent::Settled(_)

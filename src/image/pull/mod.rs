@@ -232,7 +232,7 @@ impl Puller {
             inner: &self.inner,
             flight: self.join_pull(reference, credential),
         };
-        // Nothing is ever sent. The channel is closed when the pull ends.
+        // The channel carries no message. It is closed when the pull ends.
         let _ = waiter.flight.done.recv().await;
         waiter
             .flight

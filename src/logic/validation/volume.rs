@@ -53,7 +53,7 @@ fn validate_volume_source(volume: &Volume, path: &str, errors: &mut FieldErrors)
             "may not specify more than 1 volume type",
         );
     }
-    // A volume without any modelled source either became an emptyDir or is named by `unmodelled`.
+    // A volume without any modelled source either became an emptyDir or is named by `find_unmodelled_fields`.
     if let Some(source) = &volume.empty_dir {
         let path = format!("{path}.emptyDir");
         if let Some(limit) = &source.size_limit

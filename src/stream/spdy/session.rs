@@ -212,7 +212,7 @@ impl SpdySession {
         Ok(MachineStep::without_event(at))
     }
 
-    /// Headers that [`SpdyEvent::Open`] came with, until `receive` is called again.
+    /// Headers that [`SpdyEvent::Open`] came with, until `receive_input` is called again.
     #[must_use]
     pub fn headers(&self) -> SpdyHeaders<'_> {
         SpdyHeaders::new(&self.block)
