@@ -45,7 +45,7 @@ const GROWTH_KIB: u64 = 1024;
 const CROWDS: usize = 12;
 const CROWD: usize = 60;
 /// Crowds of a node that has become old.
-const OLD_CROWDS: usize = 13;
+const OLD_CROWDS: usize = 25;
 /// Crowds with which the heap finds its size: what the last of them has left is the first that is judged.
 const GROWN_UP: usize = 3;
 /// By which the floor of the agent's anonymous memory may grow with a crowd, in KiB: see [`floor_growth`]. A leak of
@@ -222,8 +222,8 @@ fn a_leak_of_a_kibibyte_a_pod_is_seen() {
 
 /// Age: crowds come and go, and nothing of them stays.
 #[test]
-#[ignore = "long: thirteen crowds take some minutes"]
-fn thirteen_crowds() {
+#[ignore = "long: twenty-five crowds take five minutes"]
+fn many_crowds() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(why) = missing() {
         skipped!("what crowds leave over time: {why}");
