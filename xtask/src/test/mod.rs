@@ -50,10 +50,12 @@ const KUBECTLS: &str = "K8S_BIN";
 
 /// Lanes that want processors. In a whole run that is not long, they run beside those that mostly wait.
 const BESIDE: [&str; 5] = ["lints", "documentation", "rules", "boards", "emulation"];
-/// Test programs that run nodes: they mostly wait, for containers and for times.
+/// Test programs that run nodes.
 const NODES: [&str; 2] = ["cluster", "host"];
+/// Test programs that mostly wait, for containers and for times.
+const WAITING: [&str; 3] = ["cluster", "host", LIBRARY];
 /// Tests of each of them at once.
-const NODES_AT_ONCE: &str = "4";
+pub(crate) const AT_ONCE: &str = "4";
 /// Test programs that neither touch the kernel nor measure: they run beside those.
 const RULES: [&str; 3] = ["picolet_api", "picolet_grpc", "picolet_logic"];
 /// Test programs of which another lane runs a part, or all.
@@ -571,8 +573,8 @@ fn test_step(run: &mut Run, name: &str, kubectls: &OsStr) -> Result<Step, Failur
     let tests = run.tests()?;
     let mut command = tests.program(name)?;
     command.env(KUBECTLS, kubectls);
-    if NODES.contains(&name) {
-        command.args(["--test-threads", NODES_AT_ONCE]);
+    if WAITING.contains(&name) {
+        command.args(["--test-threads", AT_ONCE]);
     }
     if name == LIBRARY {
         command.args(LANES_OF_THEIR_OWN.iter().flat_map(|test| ["--skip", test]));
