@@ -49,7 +49,7 @@ const LONG_FUZZ_S: u32 = 600;
 const KUBECTLS: &str = "K8S_BIN";
 
 /// Lanes that want processors. In a whole run that is not long, they run beside those that mostly wait.
-const BESIDE: [&str; 5] = ["lints", "documentation", "rules", "boards", "emulation"];
+const BESIDE: [&str; 5] = ["boards", "lints", "documentation", "rules", "emulation"];
 /// Test programs that run nodes.
 const NODES: [&str; 2] = ["cluster", "host"];
 /// Test programs that mostly wait, for containers and for times.
@@ -83,12 +83,13 @@ const LANES: [Lane; 24] = [
     ("format", When::Always, format),
     ("crates", When::Always, crates),
     ("budgets", When::Root, budgets),
+    // First of those beside others: the lane `board` wants its program.
+    ("boards", When::Always, boards),
     ("lints", When::Always, lints),
     ("documentation", When::Always, documentation),
     ("rules", When::Always, rules),
     ("simulation", When::Always, simulation),
     ("fuzz", When::Always, fuzz),
-    ("boards", When::Always, boards),
     ("emulation", When::Always, emulation),
     ("machine", When::Root, machine),
     ("chaos", When::Root, chaos),
