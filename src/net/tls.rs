@@ -95,6 +95,14 @@ pub(crate) fn client_config(
     roots: ServerRoots<'_>,
     identity: Option<ClientIdentity<'_>>,
 ) -> Result<Arc<ClientConfig>, TlsError> {
+    make_client_config(&SYSTEM_ROOTS, roots, identity)
+}
+
+fn make_client_config(
+    system: &[&str],
+    roots: ServerRoots<'_>,
+    identity: Option<ClientIdentity<'_>>,
+) -> Result<Arc<ClientConfig>, TlsError> {
     let wrong = |e: rustls::Error| TlsError::Unusable(e.to_string());
     let provider = Arc::new(ring::default_provider());
     let builder = ClientConfig::builder_with_details(provider, Arc::new(OwnClock))
@@ -104,17 +112,14 @@ pub(crate) fn client_config(
         ServerRoots::Any(proof) => builder
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(AnyPeer::new(proof))),
-        ServerRoots::SystemAnd(more) => {
-            let (roots, given) = load_system_roots(more)?;
-            with_server_verifier(builder, roots, given)?
-        }
+        ServerRoots::SystemAnd(more) => with_server_verifier(builder, load_roots(system, more)?)?,
         ServerRoots::Only(pem) => {
             let mut store = RootCertStore::empty();
-            let given = add_pem_roots(&mut store, pem)?;
+            add_pem_roots(&mut store, pem)?;
             if store.is_empty() {
                 return Err(TlsError::Unusable(format!("{pem} holds no CA certificate")));
             }
-            with_server_verifier(builder, store, given)?
+            with_server_verifier(builder, store)?
         }
     };
     let config = match identity {
@@ -133,28 +138,40 @@ pub(crate) fn client_config(
     Ok(Arc::new(config))
 }
 
-/// Takes servers whose certificates are signed by `roots`, or are among `given`, by the time that is known.
+/// Takes servers whose certificates are signed by `roots`, or are among them, by the time that is known.
 fn with_server_verifier(
     builder: ConfigBuilder<ClientConfig, WantsVerifier>,
     roots: RootCertStore,
-    given: Vec<CertificateDer<'static>>,
 ) -> Result<ConfigBuilder<ClientConfig, WantsClientCert>, TlsError> {
-    let provider = Arc::clone(builder.crypto_provider());
-    let signed = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
+    let (provider, roots) = (Arc::clone(builder.crypto_provider()), Arc::new(roots));
+    let signed = WebPkiServerVerifier::builder_with_provider(Arc::clone(&roots), provider).build();
     let signed = signed.map_err(|e| TlsError::Unusable(e.to_string()))?;
     Ok(builder
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(ServerVerifier { signed, given })))
+        .with_custom_certificate_verifier(Arc::new(ServerVerifier { signed, roots })))
 }
 
 /// The one verifier of servers' certificates. It takes one that begins later than a clock shows which may be wrong, and
-/// one that is itself among the given: mostly a server's own self-signed certificate, which says that it is a CA's.
+/// one that is itself a root: mostly a server's own self-signed certificate, which says that it is a CA's.
 ///
 /// - Source: Go `crypto/x509`, `Certificate.Verify`: a certificate in the pool of roots needs no signer.
 #[derive(Debug)]
 struct ServerVerifier {
     signed: Arc<WebPkiServerVerifier>,
-    given: Vec<CertificateDer<'static>>,
+    roots: Arc<RootCertStore>,
+}
+
+impl ServerVerifier {
+    /// Returns true if a root has the subject and the key of this certificate. The server proves that it has the key, so
+    /// it could sign any certificate. A root for certain names only could not, and its own names were not looked at.
+    fn is_root(&self, certificate: &CertificateDer<'_>) -> bool {
+        let mut own = RootCertStore::empty();
+        own.add(certificate.clone()).is_ok()
+            && own
+                .roots
+                .iter()
+                .all(|root| root.name_constraints.is_none() && self.roots.roots.contains(root))
+    }
 }
 
 type ServerSignatureResult = Result<HandshakeSignatureValid, rustls::Error>;
@@ -168,7 +185,6 @@ impl ServerCertVerifier for ServerVerifier {
         ocsp: &[u8],
         _: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        let is_given = self.given.iter().any(|one| one == own);
         let verify = |now| match self.signed.verify_server_cert(own, others, name, ocsp, now) {
             // These come once the time is known to be right, and before the name is looked at. Other is what a CA's
             // certificate gets: it is no server's.
@@ -176,7 +192,7 @@ impl ServerCertVerifier for ServerVerifier {
                 CertificateError::UnknownIssuer
                 | CertificateError::BadSignature
                 | CertificateError::Other(_),
-            )) if is_given => {
+            )) if self.is_root(own) => {
                 verify_server_name(&ParsedCertificate::try_from(own)?, name)?;
                 Ok(ServerCertVerified::assertion())
             }
@@ -210,37 +226,32 @@ impl ServerCertVerifier for ServerVerifier {
     }
 }
 
-/// The CAs of this machine and `more`, and the certificates in `more`.
-fn load_system_roots(
-    more: Option<PemSource<'_>>,
-) -> Result<(RootCertStore, Vec<CertificateDer<'static>>), TlsError> {
+/// The CAs of this machine, in the first of the files that exists, and `more`.
+fn load_roots(system: &[&str], more: Option<PemSource<'_>>) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
-    if let Some(path) = SYSTEM_ROOTS.iter().map(Path::new).find(|p| p.exists()) {
-        add_pem_roots(&mut roots, PemSource::File(path))?;
+    let system_file = system.iter().map(Path::new).find(|p| p.exists());
+    for pem in system_file.map(PemSource::File).into_iter().chain(more) {
+        add_pem_roots(&mut roots, pem)?;
     }
-    let given = more.map(|pem| add_pem_roots(&mut roots, pem)).transpose()?;
     if roots.is_empty() {
         return Err(TlsError::Unusable(format!(
             "this machine has no CA certificates: install ca-certificates (looked at {})",
-            SYSTEM_ROOTS.join(", ")
+            system.join(", ")
         )));
     }
-    Ok((roots, given.unwrap_or_default()))
+    Ok(roots)
 }
 
-/// Adds the CAs in `pem`. Returns its certificates.
-fn add_pem_roots(
-    roots: &mut RootCertStore,
-    pem: PemSource<'_>,
-) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+/// Adds the CAs in `pem`.
+fn add_pem_roots(roots: &mut RootCertStore, pem: PemSource<'_>) -> Result<(), TlsError> {
     let room = MAX_ROOTS.saturating_sub(roots.len());
     // Among the certificates of a system some are not well-formed.
     let found = parse_certificates(&pem.read_pem()?);
     if found.is_empty() {
         return Err(TlsError::Unusable(format!("{pem} holds no CA certificate")));
     }
-    roots.add_parsable_certificates(found.iter().take(room).cloned());
-    Ok(found)
+    roots.add_parsable_certificates(found.into_iter().take(room));
+    Ok(())
 }
 
 /// The certificates in PEM text; other items, and unreadable ones, are passed over.
@@ -406,16 +417,24 @@ impl fmt::Debug for TlsTransport {
 
 #[cfg(test)]
 mod tests {
-    use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+    use std::fs;
+
+    use rcgen::{
+        BasicConstraints, CertificateParams, GeneralSubtree, IsCa, Issuer, KeyPair, NameConstraints,
+    };
     use rustls::pki_types::PrivatePkcs8KeyDer;
     use rustls::{ServerConfig, ServerConnection};
 
     use super::*;
+    use crate::testing::TestDir;
 
-    /// Shakes hands with a server that shows `own`. `given`: the CA file.
-    fn shake(own: &rcgen::Certificate, key: &KeyPair, given: &str, name: &str) -> io::Result<()> {
-        let roots = ServerRoots::Only(PemSource::Text("ca", given.as_bytes()));
-        let client = client_config(roots, None).map_err(io::Error::other)?;
+    /// Shakes hands with a server that shows `own`.
+    fn shake(
+        own: &rcgen::Certificate,
+        key: &KeyPair,
+        client: Arc<ClientConfig>,
+        name: &str,
+    ) -> io::Result<()> {
         let key = PrivatePkcs8KeyDer::from(key.serialize_der());
         let server = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
@@ -440,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_in_the_ca_file_is_taken_without_a_signer() {
+    fn a_certificate_among_the_cas_is_taken_without_a_signer() {
         // IMG-23
         let made = |is_ca, ended: bool| {
             let mut params = CertificateParams::new(["a.example".to_owned()]).expect("names");
@@ -454,6 +473,7 @@ mod tests {
         };
         let (params, key) = made(true, false);
         let (own, other) = (params.self_signed(&key), made(true, false));
+        let renewed = made(true, true).0.self_signed(&key).expect("certificate");
         let own = own.expect("certificate");
         let twin = other.0.self_signed(&other.1).expect("certificate");
         let (params, old_key) = made(true, true);
@@ -463,6 +483,13 @@ mod tests {
         let (params, leaf_key) = made(false, false);
         let issuer = Issuer::new(made(true, false).0, other.1);
         let leaf = params.signed_by(&leaf_key, &issuer).expect("certificate");
+        let mut limited = made(true, false).0;
+        limited.name_constraints = Some(NameConstraints {
+            permitted_subtrees: vec![GeneralSubtree::DnsName("a.example".into())],
+            excluded_subtrees: Vec::new(),
+        });
+        let limited = limited.self_signed(&key).expect("certificate");
+        let scratch = TestDir::new("tls-roots");
         for (case, shown, key, given, name, is_taken) in [
             ("a CA's", &own, &key, own.pem(), "a.example", true),
             (
@@ -514,10 +541,43 @@ mod tests {
                 "a.example",
                 true,
             ),
+            ("renewed", &own, &key, renewed.pem(), "a.example", true),
+            (
+                "a CA's for certain names",
+                &limited,
+                &key,
+                limited.pem(),
+                "a.example",
+                false,
+            ),
+            (
+                "with the key of such a CA",
+                &own,
+                &key,
+                limited.pem(),
+                "a.example",
+                false,
+            ),
             ("neither", &leaf, &leaf_key, own.pem(), "a.example", false),
         ] {
-            let shaken = shake(shown, key, &given, name);
-            assert_eq!(shaken.is_ok(), is_taken, "{case}: {shaken:?}");
+            let (ca, path) = (
+                PemSource::Text("ca", given.as_bytes()),
+                scratch.join("ca.crt"),
+            );
+            fs::write(&path, &given).expect("written");
+            for (place, system, roots) in [
+                ("alone", None, ServerRoots::Only(ca)),
+                (
+                    "beside the system's",
+                    None,
+                    ServerRoots::SystemAnd(Some(ca)),
+                ),
+                ("the system's", path.to_str(), ServerRoots::SystemAnd(None)),
+            ] {
+                let client = make_client_config(system.as_slice(), roots, None).expect(place);
+                let shaken = shake(shown, key, client, name);
+                assert_eq!(shaken.is_ok(), is_taken, "{case}, {place}: {shaken:?}");
+            }
         }
     }
 
