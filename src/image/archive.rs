@@ -92,11 +92,8 @@ impl Archive {
             return Err(ImageProblem::Truncated);
         }
         match compress::detect_compression(&head[..n]).map_err(ImageProblem::from_read_error)? {
-            // A header has zero bytes behind the name, if only a part of it is there.
-            StreamCompression::Plain if n < BLOCK_BYTES && !head[..n].contains(&0) => {
-                Err(not_an_archive())
-            }
             StreamCompression::Plain => {
+                refuse_short_text(&head[..n])?;
                 let length = file.metadata().map_err(ImageProblem::Read)?.len();
                 visit_tar_entries(
                     &mut PlainFileInput {
@@ -110,7 +107,10 @@ impl Archive {
             StreamCompression::Gzip | StreamCompression::Zstd => {
                 let (_, mut input) =
                     compress::open_decoder(file).map_err(ImageProblem::from_read_error)?;
-                visit_tar_entries(&mut DecodedInput(&mut *input), visit)
+                let n = compress::read_up_to(&mut *input, &mut head)
+                    .map_err(|error| classify_tar_error(0, error))?;
+                refuse_short_text(&head[..n])?;
+                visit_tar_entries(&mut DecodedInput(&mut head[..n].chain(input)), visit)
             }
         }
     }
@@ -206,6 +206,14 @@ fn classify_tar_error(members: u64, error: io::Error) -> ImageProblem {
         return not_an_archive();
     }
     ImageProblem::from_read_error(error)
+}
+
+/// Refuses a file that ends in its first block without a zero byte: in a part of a header they stand behind the name.
+fn refuse_short_text(head: &[u8]) -> Result<(), ImageProblem> {
+    if head.len() < BLOCK_BYTES && !head.contains(&0) {
+        return Err(not_an_archive());
+    }
+    Ok(())
 }
 
 fn not_an_archive() -> ImageProblem {

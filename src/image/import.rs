@@ -1220,6 +1220,16 @@ mod tests {
             ("empty file", Vec::new(), &["ends early"][..]),
             ("a text", b"hello world".to_vec(), &["not an image archive"]),
             (
+                "a compressed text",
+                gzip(b"hello world"),
+                &["not an image archive"],
+            ),
+            (
+                "a compressed part of a header",
+                gzip(&truncated[..300]),
+                &["ends early"],
+            ),
+            (
                 "a part of a header",
                 truncated[..300].to_vec(),
                 &["ends early"],
