@@ -450,6 +450,14 @@ fn a_registry_of_this_machine_is_asked_as_it_speaks() {
         let error = bench.pull(&absent).expect_err("absent").to_string();
         let asked = format!("{scheme}://{absent}").replace("/team/app:2", "/v2/team/app/");
         assert!(error.starts_with(&asked), "{error}");
+        // A mirror for all is asked likewise, if it is written without a scheme.
+        let document = json!({"mirrors": {"*": {"endpoint": [server.address.to_string()]}}});
+        let bench = Bench::with(PullSettings {
+            registries: RegistriesConfig::parse(&document).expect("registries"),
+            ..PullSettings::default()
+        });
+        bench.pulled(&image(&server));
+        bench.pulled("a.invalid/team/app:1");
         // Written somewhere, it is no guess.
         let document = json!({"mirrors": {server.address.to_string(): {
             "endpoint": [format!("https://{}", server.address)],

@@ -82,7 +82,8 @@ pub struct RegistriesConfig {
 
 #[derive(Debug)]
 struct RegistryMirror {
-    endpoints: Vec<Url>,
+    /// URLs; `true` for those that are written with a scheme.
+    endpoints: Vec<(Url, bool)>,
     /// Patterns and their replacements, in the order of the patterns' texts.
     rewrites: Vec<(Regex, String)>,
 }
@@ -152,8 +153,8 @@ pub struct RegistryEndpoint {
     pub repository: String,
     /// Registry that a mirror stands for; `None` for the registry itself.
     pub mirrored: Option<String>,
-    /// Set if the scheme of `base` is a guess, http: a registry of this machine without `tls` and without an endpoint of
-    /// its own. If it speaks TLS, it is asked so ([`super::http::RegistryHttp::settle_scheme`]).
+    /// Set if the scheme of `base` is a guess, http: a server of this machine without `tls`, whose scheme is written
+    /// nowhere. If it speaks TLS, it is asked so ([`super::http::RegistryHttp::settle_scheme`]).
     pub guessed: bool,
 }
 
@@ -193,8 +194,9 @@ impl RegistriesConfig {
             }
             let mut endpoints = Vec::new();
             for text in &mirror.endpoint {
-                let url = parse_endpoint(text);
-                endpoints.push(url.map_err(|why| at(&format!("endpoint {text:?}"), &why))?);
+                let url =
+                    parse_endpoint(text).map_err(|why| at(&format!("endpoint {text:?}"), &why))?;
+                endpoints.push((url, text.contains("://")));
             }
             let mut rewrites = Vec::new();
             for (pattern, by) in &mirror.rewrite {
@@ -302,15 +304,16 @@ impl RegistriesConfig {
         let mirror = find_by_alias(&self.mirrors, domain).or_else(|| self.mirrors.get("*"));
         if let Some(mirror) = mirror {
             let repository = mirror.rewrite_path(path);
-            for url in &mirror.endpoints {
-                let base = with_version(url);
+            for (url, has_scheme) in &mirror.endpoints {
+                let mut base = with_version(url);
+                base.https |= !has_scheme && !self.is_plain_http(&base.authority);
                 // Named as its own mirror, usually for plain http, it is still the registry: no mirror stands for it.
                 let itself = base.authority == own.base.authority;
                 endpoints.push(RegistryEndpoint {
+                    guessed: !base.https && self.is_scheme_guessed(&base.authority),
                     base,
                     repository: repository.clone(),
                     mirrored: (!itself).then(|| domain.to_owned()),
-                    guessed: false,
                 });
             }
         }
@@ -352,7 +355,8 @@ impl RegistriesConfig {
     /// - Source: docker, for which every registry on a loopback address is an insecure one.
     fn is_scheme_guessed(&self, authority: &str) -> bool {
         let mut endpoints = self.mirrors.values().flat_map(|mirror| &mirror.endpoints);
-        self.is_plain_http(authority) && !endpoints.any(|url| url.authority == authority)
+        self.is_plain_http(authority)
+            && !endpoints.any(|(url, has_scheme)| *has_scheme && url.authority == authority)
     }
 }
 
@@ -435,6 +439,7 @@ mod tests {
                 },
                 "plain.example:80": {"endpoint": ["http://plain.example:80"]},
                 "bad.example": {"endpoint": ["https://m.example"], "rewrite": {".*": "../../$0"}},
+                "tls.example": {"endpoint": ["localhost:6000", "localhost:7000"]},
                 "*": {"endpoint": ["https://all.example"]},
             },
             "configs": {"localhost:6000": {"tls": {"insecure_skip_verify": true}}},
@@ -463,6 +468,14 @@ mod tests {
             (
                 "bad.example/a",
                 &["https://m.example/v2/a", "https://bad.example/v2/a"],
+            ),
+            (
+                "tls.example/a",
+                &[
+                    "https://localhost:6000/v2/a",
+                    "http://localhost:7000/v2/a",
+                    "https://tls.example/v2/a",
+                ],
             ),
             (
                 "quay.io/a/b",
