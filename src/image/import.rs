@@ -1284,7 +1284,7 @@ mod tests {
             (
                 "wrong layer digest",
                 wrong_blob.tar(),
-                &["digest is sha256:"],
+                &["the content is damaged, or was changed: its digest is sha256:"],
             ),
             (
                 "wrong manifest digest",
