@@ -129,6 +129,24 @@ mod tests {
     }
 
     #[test]
+    fn an_orphan_whose_mounts_are_not_known_is_skipped() {
+        // CLEAN-06 DIR-04
+        let scratch = Scratch::new();
+        let mut volumes = scratch.volumes();
+        let dir = volumes.pod_dir(&uid());
+        fs::create_dir(&dir).unwrap();
+        fs::write(dir.join("pod.json"), "{}").unwrap();
+        let known = volumes.mounts_below;
+        volumes.mounts_below = |_| Err(io::ErrorKind::PermissionDenied.into());
+        let error = volumes.remove_pod_dir(&uid()).unwrap_err();
+        assert!(matches!(error, VolumeError::Mounted { .. }), "{error}");
+        assert!(dir.join("pod.json").exists());
+        volumes.mounts_below = known;
+        volumes.remove_pod_dir(&uid()).expect("the next pass");
+        assert!(!dir.exists());
+    }
+
+    #[test]
     fn nothing_is_removed_of_another_file_system() {
         // DIR-05 CLEAN-08
         if !can_mount("nothing_is_removed_of_another_file_system") {

@@ -168,8 +168,30 @@ fn a_config_map_is_followed_and_never_emptied_by_trouble() {
 fn a_pod_waits_for_what_it_requires() {
     // VOL-07 VOL-27 VOL-28 OBJ-02
     let (world, api) = cluster();
-    let uid = api.create("a", mounting(&[config_volume(false)]));
-    world.until("is told", |w| w.events_of("FailedMount") > 0);
+    let volumes = [
+        config_volume(false),
+        json!({"name": "w", "secret": {"secretName": "s", "defaultMode": 420}}),
+        json!({"name": "e", "emptyDir": {}}),
+    ];
+    let uid = api.create("a", mounting(&volumes));
+    let told = |w: &World, volume: &str| -> u32 {
+        let text = format!("MountVolume.SetUp failed for volume \"{volume}\" : ");
+        let all = w.parts.tools.recorder.newest_events(None, usize::MAX);
+        let of = all
+            .iter()
+            .filter(|e| e.reason == "FailedMount" && e.message.starts_with(&text));
+        of.map(|e| e.count).sum()
+    };
+    // Each sync tries each of them, and tells of each that failed.
+    world.until("both are told again", |w| {
+        told(w, "v") > 1 && told(w, "w") > 1
+    });
+    let all = told(&world, "v") + told(&world, "w");
+    assert_eq!(world.events_of("FailedMount"), all, "and of nothing else");
+    let empty = world.parts.machine.volumes.pod_dir(&PodUid::from(&*uid));
+    assert!(empty.join("volumes/kubernetes.io~empty-dir/e").is_dir());
+    api.put_object("secrets/ns/s", secret());
+    world.advance(SYNC);
     assert_eq!(world.waiting(&uid).as_deref(), Some("ContainerCreating"));
     let calls = world.fake.take_calls();
     assert!(calls.iter().all(|(op, _)| *op != Op::CreateContainer));
@@ -186,6 +208,24 @@ fn a_pod_waits_for_what_it_requires() {
         Vec::<PathBuf>::new(),
         "nothing is kept of what nobody needs"
     );
+}
+
+#[test]
+fn a_volume_of_a_csi_driver_is_refused_by_name() {
+    // VOL-20 VOL-27
+    let (world, api) = cluster();
+    let volume = json!({"name": "v", "csi": {"driver": "d"}});
+    let uid = api.create("a", mounting(&[volume]));
+    world.until("is told", |w| w.events_of("FailedMount") > 1);
+    let all = world.parts.tools.recorder.newest_events(None, usize::MAX);
+    let told = all.iter().find(|e| e.reason == "FailedMount");
+    assert_eq!(
+        told.expect("told").message,
+        "MountVolume.SetUp failed for volume \"v\" : volumes of type \"csi\" are not supported by this agent"
+    );
+    assert_eq!(world.waiting(&uid).as_deref(), Some("ContainerCreating"));
+    let calls = world.fake.take_calls();
+    assert!(calls.iter().all(|(op, _)| *op != Op::CreateContainer));
 }
 
 #[test]
