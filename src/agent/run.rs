@@ -785,7 +785,55 @@ async fn wait_for_signal(signals: SignalFd, events: smol::channel::Sender<AgentE
 
 #[cfg(test)]
 mod tests {
-    use super::refuse_swap;
+    use std::os::unix::net::UnixDatagram;
+
+    use super::*;
+    use crate::{
+        agent::tests::world::{Hands, TestClock},
+        testing::TestDir,
+    };
+
+    #[test]
+    fn the_service_manager_hears_nothing_of_a_loop_that_does_not_move() {
+        // SVC-05 SHUT-08
+        const MINUTE: Duration = Duration::from_secs(60);
+        let dir = TestDir::new("watchdog");
+        let path = dir.join("manager");
+        let manager = UnixDatagram::bind(&path).expect("bind");
+        manager.set_nonblocking(true).expect("mode");
+        let notify = ServiceNotifier::connect(path.as_os_str()).expect("connect");
+        let hands = Rc::new(Hands::default());
+        let watch = LoopWatch::new(MINUTE);
+        let executor = LocalExecutor::new();
+        let task = executor.spawn(feed_watchdog(
+            Rc::new(TestClock(Rc::clone(&hands))),
+            watch.clone(),
+            Rc::new(notify),
+            MINUTE,
+        ));
+        let heard_after = |time: Duration| {
+            hands.set(hands.now() + time);
+            while executor.try_tick() {}
+            let mut buffer = [0; 64];
+            let mut heard = Vec::new();
+            while let Ok(count) = manager.recv(&mut buffer) {
+                heard.push(String::from_utf8_lossy(&buffer[..count]).into_owned());
+            }
+            heard
+        };
+        watch.note_loop_turn(hands.now());
+        assert_eq!(heard_after(Duration::ZERO), ["WATCHDOG=1"]);
+        // The loop counts as stuck after five minutes.
+        for _ in 0..10 {
+            assert_eq!(heard_after(MINUTE / 2), ["WATCHDOG=1"]);
+        }
+        for _ in 0..10 {
+            assert_eq!(heard_after(MINUTE / 2), [""; 0]);
+        }
+        watch.note_loop_turn(hands.now());
+        assert_eq!(heard_after(MINUTE / 2), ["WATCHDOG=1"]);
+        drop(task);
+    }
 
     #[test]
     fn swap_is_refused_if_that_is_asked_for() {

@@ -101,6 +101,26 @@ fn a_label_of_others_is_known_to_the_next_agent() {
 }
 
 #[test]
+fn a_node_that_is_deleted_takes_no_pod_with_it() {
+    // NODE-06
+    let (world, api) = world(&[]);
+    label(&api, Some("ssd"));
+    world.advance(REPORT);
+    let uid = api.create("a", on_ssd());
+    runs(&world, &api, "a");
+    let before = container(&world, &uid);
+    api.edit_node(|node| *node = Value::Null);
+    world.advance(REPORT + REPORT);
+    api.edit_node(|node| assert!(node.is_null(), "it is not created again"));
+    assert_eq!(container(&world, &uid), before, "it goes on");
+    // What was read last counts, also for pods that come now.
+    api.create("b", on_ssd());
+    runs(&world, &api, "b");
+    let pod = api.get("ns", "b").expect("there");
+    assert_eq!(pod["status"]["hostIP"], "192.0.2.1");
+}
+
+#[test]
 fn where_nothing_is_known_of_the_node_pods_from_disk_go_on() {
     // ADM-04 NODE-06 OFF-07
     let (world, api) = world(&[]);

@@ -37,6 +37,16 @@ fn a_manifest_comes_and_goes() {
 }
 
 #[test]
+fn the_loop_itself_says_that_it_moves() {
+    // SVC-05 LOOP-05
+    let world = World::new();
+    world.advance(s(3600));
+    let watch = &world.parts.tools.loop_watch;
+    assert!(watch.is_healthy(world.now()));
+    assert!(!watch.is_healthy(world.now() + s(301)));
+}
+
+#[test]
 fn a_missing_image_arrives() {
     let world = World::new();
     let containers = json!([{"name": "c", "image": "later:1"}]);

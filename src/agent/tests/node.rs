@@ -2,10 +2,10 @@
 
 use core::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::world::{IMAGE, NODE, World};
-use crate::config::KUBELET_VERSION;
+use super::world::{IMAGE, NODE, World, manifest};
+use crate::{api::pod_status::PodPhase, config::KUBELET_VERSION};
 
 const fn s(n: u64) -> Duration {
     Duration::from_secs(n)
@@ -30,7 +30,11 @@ fn condition(node: &Value, kind: &str) -> (String, String, String, String) {
 #[test]
 fn it_is_the_one_that_would_be_registered() {
     // NODE-05 NODE-06 NODE-09 NODE-14 NODE-17 NODE-20
-    let world = World::new();
+    let flags = &[
+        "--node-labels=disk=ssd",
+        "--register-with-taints=dedicated=x:NoExecute",
+    ];
+    let world = World::with(flags, None);
     world.advance(s(2));
     let node = shown(&world);
     assert_eq!(
@@ -61,6 +65,19 @@ fn it_is_the_one_that_would_be_registered() {
         ["MemoryPressure", "DiskPressure", "PIDPressure", "Ready"]
     );
     assert_eq!(condition(&node, "Ready").0, "True");
+    let addresses = status["addresses"].to_string();
+    assert!(addresses.contains("192.0.2.1"), "{addresses}");
+    assert_eq!(node["metadata"]["labels"]["disk"], "ssd");
+    assert_eq!(node["spec"]["taints"][0]["key"], "dedicated");
+    // Pods are admitted by this Node, and shown with its address.
+    let facts = world.parts.owners.node.with_admission(Clone::clone);
+    assert_eq!(facts.labels["disk"], "ssd");
+    assert_eq!(facts.labels["kubernetes.io/hostname"], NODE);
+    assert_eq!(facts.taints.len(), 1);
+    assert_eq!((facts.allocatable["pods"], facts.unread), (110, false));
+    world.apply(&[manifest("a", json!({"nodeSelector": {"disk": "ssd"}}))]);
+    world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
+    assert_eq!(world.status("a").expect("told").host_ip, "192.0.2.1");
 }
 
 #[test]

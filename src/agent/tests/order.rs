@@ -1,6 +1,6 @@
 //! Order of the steps of a sync. Each test delays or breaks one step, and looks at the next ones.
 
-use alloc::sync::Arc;
+use alloc::{rc::Rc, sync::Arc};
 use std::{fs, path::PathBuf};
 
 use serde_json::json;
@@ -564,6 +564,99 @@ fn what_is_told_of_pods_and_containers() {
             );
         }
     }
+}
+
+/// Calls that bring a container up, with their targets.
+fn starts(world: &World) -> Vec<(Op, String)> {
+    let mut calls = world.fake.take_calls();
+    calls.retain(|(op, _)| matches!(op, Op::PullImage | Op::CreateContainer | Op::StartContainer));
+    calls
+}
+
+/// Logs that the links of containers lead to.
+fn linked_logs(world: &World) -> Vec<PathBuf> {
+    let links = fs::read_dir(world.dir().join("links")).expect("directory");
+    let logs = links.map(|link| fs::read_link(link.expect("entry").path()).expect("a link"));
+    logs.collect()
+}
+
+#[test]
+fn a_container_starts_step_by_step_and_the_next_one_after_it() {
+    // ACT-07
+    let world = World::new();
+    for image in ["model:1", "a:1", "b:1"] {
+        world.fake.offer_image(image);
+    }
+    // A runtime makes the log.
+    world.fake.set_watch(Some(Rc::new(|operation| {
+        if operation.op == Op::StartContainer
+            && let Some(container) = operation.container
+        {
+            fs::write(&container.log_path, "").expect("a log");
+        }
+        None
+    })));
+    for op in [Op::CreateContainer, Op::StartContainer] {
+        world.fake.add_fault(fault(op, 1, Trouble::Hangs));
+    }
+    let hook = json!({"postStart": {"sleep": {"seconds": 30}}});
+    let mounts = json!([{"name": "v", "mountPath": "/v"}]);
+    let spec = json!({
+        "terminationGracePeriodSeconds": 60,
+        "volumes": [{"name": "v", "image": {"reference": "model:1"}}],
+        "containers": [
+            {"name": "c", "image": "a:1", "command": ["sleep"], "volumeMounts": mounts, "lifecycle": hook},
+            {"name": "d", "image": "b:1", "command": ["sleep"]},
+        ],
+    });
+    world.apply(&[manifest("a", spec)]);
+    for (op, created) in [(Op::CreateContainer, 0), (Op::StartContainer, 1)] {
+        world.until("the call is made", |w| w.fake.hanging(op) == 1);
+        let told = ["Created", "Started"].map(|reason| world.events_of(reason));
+        assert_eq!(told, [created, 0], "{op:?}");
+        assert_eq!(linked_logs(&world), Vec::<PathBuf>::new(), "{op:?}");
+        world.fake.release(op);
+    }
+    world.until("its log is linked", |w| !linked_logs(w).is_empty());
+    let first = world.fake.container(&"a".into(), "c").expect("runs");
+    assert_eq!(linked_logs(&world), [PathBuf::from(&first.log_path)]);
+    // The next container waits for the hook of this one.
+    world.advance(s(25));
+    assert_eq!(world.events_of("Started"), 1);
+    assert_eq!(
+        starts(&world),
+        named(&[
+            (Op::PullImage, "model:1"),
+            (Op::PullImage, "a:1"),
+            (Op::CreateContainer, "c"),
+            (Op::StartContainer, "c"),
+        ])
+    );
+    world.until("the next one runs", |w| {
+        state(w, "a", "d") == Some(ContainerState::Running)
+    });
+    assert_eq!(
+        starts(&world),
+        named(&[
+            (Op::PullImage, "b:1"),
+            (Op::CreateContainer, "d"),
+            (Op::StartContainer, "d"),
+        ])
+    );
+    // While a crash loop is slowed down, not even the images are looked for.
+    let second = world.fake.container(&"a".into(), "d").expect("runs");
+    world.fake.exit(&second.id, 1);
+    world.until("runs again", |w| {
+        let now = w.fake.container(&"a".into(), "d");
+        now.is_some_and(|d| d.restart_count == 1 && d.state == ContainerState::Running)
+    });
+    let again = world.fake.container(&"a".into(), "d").expect("runs");
+    world.fake.take_calls();
+    world.fake.exit(&again.id, 1);
+    world.until("it is told", |w| w.events_of("BackOff") > 0);
+    let calls = world.fake.take_calls();
+    assert!(calls.iter().all(|(op, _)| *op != Op::ImageStatus));
+    assert_eq!(world.events_of("Failed"), 0);
 }
 
 #[test]
