@@ -118,7 +118,7 @@ struct OwnNode {
 
 /// The apiserver in memory; see the module.
 #[derive(Default)]
-pub(in crate::agent) struct FakeApi(Mutex<State>);
+pub(crate) struct FakeApi(Mutex<State>);
 
 impl Default for State {
     fn default() -> Self {
@@ -268,7 +268,7 @@ impl FakeApi {
     }
 
     /// Creates a pod with one container `c`; `more` is laid over its spec. Returns its uid.
-    pub(super) fn create(&self, name: &str, more: Value) -> String {
+    pub(crate) fn create(&self, name: &str, more: Value) -> String {
         let mut pod = super::world::manifest(name, more);
         pod["spec"]["nodeName"] = NODE.into();
         pod["metadata"] = json!({"name": name, "namespace": "ns"});
@@ -363,7 +363,7 @@ impl FakeApi {
     }
 
     /// Puts an object that pods refer to at a path such as `configmaps/ns/name`, in place of the one there.
-    pub(in crate::agent) fn put_object(&self, path: &str, object: Value) {
+    pub(crate) fn put_object(&self, path: &str, object: Value) {
         self.state().stored.put(path, object);
     }
 

@@ -37,6 +37,14 @@ impl FakeDevices {
     pub(in crate::agent) fn set(&self, nodes: &[(&str, u32)]) {
         *self.0.lock().expect("devices") = seen(nodes);
     }
+
+    /// Sets the CDI devices of the machine, which has no others then.
+    fn set_cdi_devices(&self, names: &[&str]) {
+        *self.0.lock().expect("devices") = MachineDevices {
+            cdi: names.iter().map(|name| ((*name).to_owned(), 0)).collect(),
+            ..MachineDevices::default()
+        };
+    }
 }
 
 fn seen(nodes: &[(&str, u32)]) -> MachineDevices {
@@ -371,6 +379,34 @@ fn who_wants_it_is_restarted_after_a_short_absence_too() {
     world.until("is restarted", |w| instance(w, "a").id != first.id);
     let told = ["DeviceLost", "DeviceBack"].map(|reason| world.events_of(reason));
     assert_eq!(told, [0, 0], "nobody is told");
+}
+
+#[test]
+fn a_cdi_device_restarts_its_container_only_where_that_is_asked_for() {
+    // DEV-46
+    for (on_replug, restarts) in [
+        ("", false),
+        (", onReplug: none", false),
+        (", onReplug: restart", true),
+    ] {
+        let declared =
+            format!(r#"[{{resource: serial, match: {{cdi: "v.com/line=*"}}{on_replug}}}]"#);
+        let devices = Arc::new(FakeDevices::default());
+        devices.set_cdi_devices(&["v.com/line=0"]);
+        let world = with_devices(&declared, &devices, None);
+        world.apply(&[manifest("a", asking())]);
+        runs(&world, "a");
+        let first = instance(&world, "a");
+        let config = world.fake.config(&PodUid::from("a"), "c").expect("made");
+        assert_eq!(config.cdi_devices, ["v.com/line=0"]);
+        devices.set_cdi_devices(&[]);
+        world.until("is told", |w| w.events_of("DeviceLost") == 1);
+        devices.set_cdi_devices(&["v.com/line=0"]);
+        world.until("is told", |w| w.events_of("DeviceBack") == 1);
+        world.advance(s(60));
+        let is_another = instance(&world, "a").id != first.id;
+        assert_eq!(is_another, restarts, "{declared}");
+    }
 }
 
 #[test]

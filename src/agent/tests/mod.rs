@@ -1,7 +1,7 @@
 //! The whole agent over the fake runtime and a clock that tests move: from a manifest to the calls of the runtime.
 
 mod admission;
-pub(super) mod api;
+pub(crate) mod api;
 pub(in crate::agent) mod api_objects;
 mod cluster;
 mod dates;

@@ -357,6 +357,18 @@ impl World {
         })
     }
 
+    /// Makes a node of a cluster, with something beside the runtime that runs pods without containers.
+    pub(crate) fn beside_in_cluster(external: MakeExternal, api: &Arc<FakeApi>) -> Self {
+        let mut world = Self::make(Way {
+            api: Some(Arc::clone(api) as Arc<dyn KubeApi>),
+            external: Some(external),
+            ..Way::plain(assembly::make_pod_driver)
+        });
+        world.api = Some(Arc::clone(api));
+        world.set(world.now());
+        world
+    }
+
     /// Counts the tasks that follow external pods; `None`: nothing runs any.
     pub(crate) fn external_tasks(&self) -> Option<usize> {
         self.parts.machine.external.as_ref()?;

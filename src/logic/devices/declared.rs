@@ -834,8 +834,11 @@ mod tests {
             assert!(error.contains(says), "{value}: {error}");
         }
         for (field, value) in [
+            ("permissions", json!("r")),
             ("live", json!(true)),
             ("containerPath", json!("/dev/x")),
+            ("env", json!("GPU")),
+            ("gid", json!(44)),
             ("mode", json!("0660")),
         ] {
             let mut entry = entry("v.com/gpu=*");

@@ -884,8 +884,14 @@ mod tests {
             ..MachineDevices::default()
         };
         assert_eq!(shown(&all, &seen), ["v.com/gpu=0", "v.com/gpu=1"]);
+        let alone = MachineDevices {
+            cdi: Vec::from([name("v.com/gpu=1", 1)]),
+            ..MachineDevices::default()
+        };
+        let alone = ids(&all, &alone);
         let ids = ids(&all, &seen);
         assert_ne!(ids[0], ids[1]);
+        assert_eq!(alone, ids[1..], "by its name, whatever else there is");
         let held = [HeldUnits {
             container: "c".into(),
             resource: "picolet/x".into(),

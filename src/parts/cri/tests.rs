@@ -741,7 +741,7 @@ fn nothing_is_made_of_what_is_not_there() {
 
 #[test]
 fn lists_and_statuses() {
-    // CRI-51 CRI-53 CRI-54 CRI-55 CRI-56 CRI-57 CRI-58 CRI-59 CRI-99
+    // CRI-51 CRI-53 CRI-54 CRI-55 CRI-56 CRI-57 CRI-58 CRI-59 CRI-61 CRI-99
     test(async |double| {
         let cri = double.client().await;
         let mut foreign = listed_container("foreign", 1);
@@ -788,6 +788,13 @@ fn lists_and_statuses() {
         let mut lost = container_status("a", wire::CONTAINER_EXITED);
         (lost.exit_code, lost.reason) = (255, "Unknown".into());
         lost.finished_at = i64::MAX;
+        lost.user = Some(wire::ContainerUserMessage {
+            linux: Some(wire::LinuxUser {
+                uid: 1000,
+                gid: 2000,
+                supplemental_groups: vec![3000],
+            }),
+        });
         double.on("ContainerStatus", of_container(lost.clone()));
         let uid = PodUid::new("u");
         let pod = cri.pod_status(&uid).await.expect("a status");
@@ -798,6 +805,7 @@ fn lists_and_statuses() {
         assert_eq!(instance.finished_at.map(|at| at.0), Some(i64::MAX));
         assert_eq!(instance.image, "app:1");
         assert_eq!(instance.image_id, "app@sha256:d");
+        assert_eq!(instance.user, Some((1000, 2000, vec![3000])));
         // A running container has not ended, whatever its answer says of an end.
         lost.state = wire::CONTAINER_RUNNING;
         double.on("ContainerStatus", of_container(lost.clone()));

@@ -1,7 +1,7 @@
 //! Pods of a provider that may be slow, silent, forgetful, repeating, lying or started anew; and pods of containers
 //! beside them.
 
-use alloc::{collections::BTreeMap, rc::Rc};
+use alloc::{collections::BTreeMap, rc::Rc, sync::Arc};
 use core::cell::RefCell;
 use std::io;
 
@@ -17,8 +17,9 @@ use super::{
 };
 use crate::{
     agent::tests::{
+        api::FakeApi,
         probes::s,
-        world::{NODE, World, manifest},
+        world::{MakeExternal, NODE, World, manifest},
     },
     api::pod_status::PodPhase,
 };
@@ -233,13 +234,17 @@ fn with_provider(provider: &Rc<FakeProvider>) -> World {
 
 /// Makes a machine with providers beside the runtime, asked in this order.
 fn with_providers(providers: Vec<(&'static str, Rc<FakeProvider>)>) -> World {
-    World::beside(Rc::new(move |clock| {
+    World::beside(make_providers(providers))
+}
+
+fn make_providers(providers: Vec<(&'static str, Rc<FakeProvider>)>) -> MakeExternal {
+    Rc::new(move |clock| {
         let wires = providers.iter().map(|(handler, fake)| {
             let wire: Box<dyn ProviderWire> = Box::new(Rc::clone(fake));
             ((*handler).to_owned(), wire)
         });
         PodProviders::new(wires.collect(), NODE, clock)
-    }))
+    })
 }
 
 /// Makes a world with a provider, a pod of it named `lamp`, and a pod of a container named `box`. Both run.
@@ -382,6 +387,91 @@ fn everything_that_a_pod_refers_to_is_resolved() {
         "default"
     );
     assert_eq!(told["node"], NODE);
+}
+
+#[test]
+fn objects_of_the_cluster_are_resolved_and_tokens_renewed() {
+    // PRVD-03
+    let (provider, api) = (
+        Rc::new(FakeProvider::default()),
+        Arc::new(FakeApi::default()),
+    );
+    for (path, object) in [
+        ("runtimeclasses//lamps", json!({"handler": HANDLER})),
+        ("configmaps/ns/conf", json!({"data": {"colour": "red"}})),
+        (
+            "secrets/ns/key",
+            json!({"data": {"word": "aGk="}, "type": "Opaque"}),
+        ),
+        (
+            "services/default/kubernetes",
+            json!({"spec": {"clusterIP": "10.0.0.1", "ports": [{"name": "https", "port": 443}]}}),
+        ),
+        (
+            "services/ns/db",
+            json!({"spec": {"clusterIP": "10.0.0.2", "ports": [{"port": 5432}]}}),
+        ),
+    ] {
+        api.put_object(path, object);
+    }
+    let wires = vec![(HANDLER, Rc::clone(&provider))];
+    let world = World::beside_in_cluster(make_providers(wires), &api);
+    world.apply(&[]);
+    let lamp = |volumes: Value| {
+        let names = volumes.as_array().expect("list").iter();
+        let names = names.map(|volume| volume["name"].as_str().expect("name"));
+        let mounts = names.map(|name| json!({"name": name, "mountPath": format!("/{name}")}));
+        json!({
+            "runtimeClassName": HANDLER,
+            "containers": [{
+                "name": "c", "image": "none", "volumeMounts": mounts.collect::<Vec<_>>(),
+                "env": [
+                    {"name": "COLOUR", "valueFrom": {"configMapKeyRef": {"name": "conf", "key": "colour"}}},
+                    {"name": "WORD", "valueFrom": {"secretKeyRef": {"name": "key", "key": "word"}}},
+                ],
+            }],
+            "volumes": volumes,
+        })
+    };
+    let token = json!({"serviceAccountToken": {"path": "token", "expirationSeconds": 600}});
+    let volumes = json!([
+        {"name": "conf", "configMap": {"name": "conf", "defaultMode": 420}},
+        {"name": "key", "secret": {"secretName": "key", "defaultMode": 420}},
+        {"name": "token", "projected": {"defaultMode": 420, "sources": [token]}},
+    ]);
+    let uid = api.create("lamp", lamp(volumes));
+    runs(&world, &uid);
+    let told = provider.0.borrow().told[0].clone();
+    let env = &told["pod"]["spec"]["containers"][0]["env"];
+    for (name, value) in [
+        ("COLOUR", "red"),
+        ("WORD", "hi"),
+        ("DB_SERVICE_HOST", "10.0.0.2"),
+    ] {
+        let wanted = json!({"name": name, "value": value});
+        assert!(
+            env.as_array().expect("list").contains(&wanted),
+            "{name}: {env}"
+        );
+    }
+    let file = |volume: &str, name: &str| {
+        let path = told["volumes"][volume]["path"].as_str().expect("path");
+        std::fs::read_to_string(format!("{path}/{name}")).expect("file")
+    };
+    assert_eq!(
+        (&*file("conf", "colour"), &*file("key", "word")),
+        ("red", "hi")
+    );
+    let token = file("token", "token");
+    world.advance(s(590));
+    assert_ne!(file("token", "token"), token, "before it expires");
+    assert_eq!(provider.calls(), [format!("PUT /pods/{uid}")]);
+    // A volume that the agent cannot set up keeps the pod from the provider.
+    let odd = json!([{"name": "disk", "iscsi": {"targetPortal": "a", "iqn": "b", "lun": 0}}]);
+    let before = world.events_of("FailedMount");
+    api.create("odd", lamp(odd));
+    world.until("it is told", |w| w.events_of("FailedMount") > before);
+    assert_eq!(provider.calls(), [""; 0]);
 }
 
 #[test]

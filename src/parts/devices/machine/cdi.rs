@@ -196,7 +196,11 @@ mod tests {
     use nix::sys::stat::Mode;
     use serde_json::json;
 
-    use super::*;
+    use super::{
+        super::{DeviceMachine as _, LocalMachine},
+        *,
+    };
+    use crate::logic::devices::parse_declared_devices;
 
     fn place(name: &str) -> PathBuf {
         let dir = crate::testing::unused_path(&format!("cdi-{name}"));
@@ -270,6 +274,26 @@ mod tests {
         .collect();
         assert_eq!(names, [true; 4], "{wrong:?}");
         assert_eq!(wrong.len(), 4);
+        fs::remove_dir_all(&top).expect("removed");
+    }
+
+    #[test]
+    fn files_are_read_only_where_a_device_of_theirs_is_wanted() {
+        // DEV-46
+        let top = place("wanted");
+        let edits = json!({"env": ["A="]});
+        let file = json!({"cdiVersion": "0.5.0", "kind": "v.com/gpu", "devices": [{"name": "0", "containerEdits": edits}]});
+        fs::write(top.join("a.json"), file.to_string()).expect("written");
+        fs::write(top.join("b.json"), "{").expect("written");
+        let machine = LocalMachine::below(&top, std::slice::from_ref(&top));
+        let look = |wanted: Value| {
+            let wanted = parse_declared_devices(&json!([{"resource": "a", "match": wanted}]));
+            let seen = machine.find_devices(&wanted.expect("right"));
+            (seen.cdi, seen.wrong.len())
+        };
+        assert_eq!(look(json!({"path": "/dev/x"})), (Vec::new(), 0));
+        let found = vec![("v.com/gpu=0".to_owned(), 0)];
+        assert_eq!(look(json!({"cdi": "v.com/gpu=*"})), (found, 1));
         fs::remove_dir_all(&top).expect("removed");
     }
 
