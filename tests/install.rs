@@ -706,6 +706,57 @@ fn what_cannot_work_is_refused_before_anything_is_written() {
     }
 }
 
+/// This machine in namespaces of its own, by the tarball in the directory `$1` and the shell `$2`: another agent runs, the user
+/// is not root, the memory controller is off.
+const UNFIT: &str = r#"
+set -eu
+base=$1 shell=$2
+for dir in /run /usr/local /sys/fs/cgroup; do mount -t tmpfs none $dir; done
+mkdir -p /run/systemd/system
+echo 'cpuset cpu memory pids' >/sys/fs/cgroup/cgroup.controllers
+fails() { echo "$1: $(cat $base/said)" >&2; exit 1; }
+# What is said, and who runs it. Dry: what is not refused would be installed on the machine of the test.
+refuses() {
+    says=$1 code=0 && shift
+    "$@" $shell $base/tarball/install.sh --dry-run >$base/said 2>&1 || code=$?
+    [ $code = 3 ] && grep -qF "$says" $base/said || fails "exit $code without '$says'"
+}
+for name in kubelet k3s k3s-server k3s-agent; do
+    cp "$(command -v sleep)" $base/$name
+    $base/$name 1000 &
+    until [ "$(cat /proc/$!/comm)" = $name ]; do :; done
+    refuses "$name (pid $!) runs here and uses the same port and cgroups: stop and disable it first" env
+    kill $! && { wait $! || :; }
+done
+refuses 'must run as root: sudo sh install.sh' setpriv --reuid 65534 --clear-groups
+warning='warning: the memory controller is off, pods with memory limits do not start'
+plan() { $shell $base/tarball/install.sh --dry-run >$base/said 2>&1 || fails "refused"; }
+plan && ! grep -qF "$warning" $base/said || fails "warned"
+echo 'cpuset cpu pids' >/sys/fs/cgroup/cgroup.controllers
+plan && grep -qF "$warning" $base/said || fails "not warned"
+echo whole
+"#;
+
+#[test]
+fn a_machine_that_is_in_use_or_lacks_something_is_told_so() {
+    // PKG-06
+    if !nix::unistd::geteuid().is_root() {
+        skipped!("a_machine_that_is_in_use_or_lacks_something_is_told_so: not root");
+        return;
+    }
+    for board in boards("in-use") {
+        let output = Command::new("unshare")
+            .args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"])
+            .args(["sh", "-c", UNFIT, "sh"])
+            .arg(&board.dir)
+            .arg(board.shell.join(" "))
+            .output()
+            .expect("unshare");
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(said, "whole\n", "{}: {output:?}", board.shell[0]);
+    }
+}
+
 #[test]
 fn a_root_may_have_a_space_in_its_name() {
     // PKG-05 PKG-06 PKG-08

@@ -234,7 +234,7 @@ fn set_flags(machine: &Machine) {
 
 #[test]
 fn a_machine_joins_upgrades_leaves_and_joins_another_cluster() {
-    // KADM-05 KADM-07 KADM-30 KADM-31
+    // KADM-05 KADM-07 KADM-30 KADM-31 QEMU-29
     if !able() {
         return;
     }

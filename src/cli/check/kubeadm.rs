@@ -91,11 +91,33 @@ mod tests {
     #[test]
     fn configurations_of_kernels() {
         // KADM-12
-        let all: String = KERNEL_OPTIONS
-            .iter()
-            .map(|any| format!("{}=y\n", any[0]))
-            .collect();
+        const WANTED: [&str; 17] = [
+            "NAMESPACES",
+            "NET_NS",
+            "PID_NS",
+            "IPC_NS",
+            "UTS_NS",
+            "CGROUPS",
+            "CGROUP_BPF",
+            "CGROUP_DEVICE",
+            "CGROUP_FREEZER",
+            "CGROUP_PIDS",
+            "FAIR_GROUP_SCHED",
+            "CPUSETS",
+            "MEMCG",
+            "INET",
+            "EXT4_FS",
+            "NETFILTER_XT_TARGET_REDIRECT",
+            "NETFILTER_XT_MATCH_COMMENT",
+        ];
+        let line = |name: &str| format!("CONFIG_{name}=y\n");
+        let all: String = WANTED.iter().map(|name| line(name)).collect();
         assert_eq!(missing_options(&all), [""; 0]);
+        assert_eq!(missing_options("").len(), WANTED.len(), "and no other");
+        for name in WANTED {
+            let without = all.replace(&line(name), "");
+            assert_eq!(missing_options(&without), [format!("CONFIG_{name}")]);
+        }
         let other = all.replace("CONFIG_EXT4_FS=y", "CONFIG_EXT4_FS=m").replace(
             "CONFIG_NETFILTER_XT_TARGET_REDIRECT",
             "CONFIG_IP_NF_TARGET_REDIRECT",

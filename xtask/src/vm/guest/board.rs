@@ -78,8 +78,39 @@ fn tarball(own: bool) -> Result<String, Failure> {
     Err("there is no tarball".into())
 }
 
+// QEMU-01 QEMU-05
+fn machine(guest: &mut Guest) {
+    guest.step("qemu's virt has started Debian's kernel itself", || {
+        let kind = text("/sys/firmware/devicetree/base/compatible")?;
+        expect(&kind, &kind.contains("linux,dummy-virt"), &true)?;
+        let firmware = Path::new("/sys/firmware/efi").exists();
+        expect("it has a firmware", &firmware, &false)?;
+        let version = text("/proc/version")?;
+        expect(&version, &version.contains("debian-kernel@"), &true)?;
+        text("/proc/sys/kernel/osrelease")
+    });
+    guest.step("A port for verdicts, a disk to read from, one UART", || {
+        let port = port().ok_or("no port has the name of that for verdicts")?;
+        let mounts = text("/proc/mounts")?;
+        let payload: Vec<&str> = mounts
+            .lines()
+            .map(|line| line.split(' ').collect::<Vec<_>>())
+            .find(|words| words.get(1) == Some(&PAYLOAD))
+            .ok_or("the payload is not mounted")?;
+        expect(payload[0], &payload[0].starts_with("/dev/vd"), &true)?;
+        let is_read_only = payload[3].split(',').any(|option| option == "ro");
+        expect("it can be written", &!is_read_only, &false)?;
+        let ports = fs::read_dir("/sys/class/tty")?.flatten();
+        let ports = ports.map(|port| port.file_name().to_string_lossy().into_owned());
+        let ports: Vec<_> = ports.filter(|name| name.starts_with("ttyAMA")).collect();
+        expect("UARTs", &ports, &vec!["ttyAMA0".to_owned()])?;
+        Ok(format!("{port}, {}, {}", payload[0], ports[0]))
+    });
+}
+
 // QEMU-20
 pub(super) fn install(guest: &mut Guest) {
+    machine(guest);
     let installer = format!("{PAYLOAD}/install.sh");
     let key = format!("{PAYLOAD}/release.pub");
     guest.step("The tarball of another board is refused", || {
