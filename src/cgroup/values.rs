@@ -184,10 +184,12 @@ mod tests {
 
     #[test]
     fn shares_become_weight() {
-        // RES-14
+        // RES-14 CG-08
         for (shares, want) in [
             (0, 1),
             (2, 1),
+            (102, 4),
+            (256, 10),
             (1024, 39),
             (262_144, 10_000),
             (u64::MAX, 10_000),

@@ -307,7 +307,7 @@ fn nothing_is_served_to_strangers() {
 
 #[test]
 fn a_path_is_what_was_asked_about() {
-    // SRV-09 SRV-17
+    // SRV-09 SRV-14 SRV-17
     let world = World::new(Plan::default());
     let (admin, reader) = (world.user("admin"), world.user("reader"));
     world.run(async {
@@ -370,7 +370,7 @@ fn a_path_is_what_was_asked_about() {
 
 #[test]
 fn what_a_kubelet_has_for_people() {
-    // SRV-13 SRV-14 SRV-15
+    // SRV-13 SRV-15
     let world = World::new(Plan::default());
     let admin = world.user("admin");
     world.run(async {

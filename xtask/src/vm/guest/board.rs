@@ -193,7 +193,7 @@ pub(super) fn pods(guest: &mut Guest) {
         Ok(said)
     });
     guest.step("Numbers of 64 bits are whole", || {
-        // CG-08: more than 32 bits can say.
+        // QEMU-22: more than 32 bits can say.
         let wanted = 5_u64 << 30;
         let asking = format!("resources: {{requests: {{memory: 1Mi}}, limits: {{memory: '{wanted}'}}}}\n    imagePullPolicy");
         let text = manifests::sleeper("wide", 1_000_000).replace("imagePullPolicy", &asking);

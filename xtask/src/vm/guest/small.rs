@@ -22,6 +22,7 @@ pub(super) fn crowd() -> Vec<String> {
     (0..SMALL_CROWD).map(|n| format!("crowd-{n}")).collect()
 }
 
+// QEMU-24: xtask looks from outside how each of them ends.
 pub(super) fn run(guest: &mut Guest) {
     guest.step("It has no more memory than that", || {
         let total: u64 = text("/proc/meminfo")?
