@@ -1,9 +1,9 @@
 //! The agent as a service manager has it.
 
-use std::{os::unix::net::UnixDatagram, time::Duration};
+use std::{fs, os::unix::net::UnixDatagram, path::Path, time::Duration};
 
 use nix::sys::signal::{Signal, kill};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::host::{Host, able, sh};
 
@@ -60,6 +60,43 @@ fn a_stuck_agent_falls_silent_and_the_next_one_has_its_pods() {
     host.finish();
 }
 
+#[test]
+fn the_node_has_events_about_its_machine() {
+    // EVT-35 CG-20
+    if !able() {
+        return;
+    }
+    let mut host = Host::new(&[]);
+    let resolver = host.path("shared/resolv.conf");
+    let searches = " a.example".repeat(33);
+    fs::write(&resolver, format!("search{searches}\n")).expect("written");
+    host.flags
+        .push(format!("--resolv-conf={}", resolver.display()));
+    host.start_agent();
+    let wanted = format!(
+        "Resolv.conf file '{}' contains search line consisting of more than 32 domains!",
+        resolver.display()
+    );
+    host.until("it is told", |host| {
+        let list = host.ok(&["get", "events", "-A", "-o", "json"]);
+        let all: Value = serde_json::from_str(&list).expect("events");
+        let mut all = all["items"].as_array().expect("items").iter();
+        let is_told = all.any(|event| {
+            event["reason"] == "CheckLimitsForResolvConf" && event["message"] == wanted
+        });
+        (is_told, list)
+    });
+    // No program can write what the kernel says of a kill, but the agent reads it.
+    host.until("the log of the kernel is read", |host| {
+        let files = fs::read_dir(format!("/proc/{}/fd", host.agent_pid())).expect("files");
+        let mut files = files.filter_map(|file| fs::read_link(file.ok()?.path()).ok());
+        let log = host.agent_log();
+        let is_read = files.any(|file| file == Path::new("/dev/kmsg"));
+        (is_read || log.contains("/dev/kmsg cannot be read"), log)
+    });
+    host.finish();
+}
+
 /// What the agent runs under does not reach containers, unless somebody puts it on the agent.
 #[test]
 fn containers_inherit_nothing_of_the_unit() {
@@ -71,7 +108,7 @@ fn containers_inherit_nothing_of_the_unit() {
     host.pod("bare", json!({"containers": [sh("main", "sleep 1000")]}));
     host.wait_phase("bare", "Running");
     let status = format!("/proc/{}/status", host.pid("bare", "main"));
-    let status = std::fs::read_to_string(status).expect("status");
+    let status = fs::read_to_string(status).expect("status");
     let value = |name: &str| {
         let mut lines = status.lines();
         let line = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
