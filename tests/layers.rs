@@ -394,3 +394,33 @@ fn the_size_of_a_page_is_asked_for() {
     let here = asked.iter().all(|path| path.ends_with("sys/pages.rs"));
     assert!(here && !asked.is_empty(), "one place asks: {asked:?}");
 }
+
+#[test]
+fn what_is_configured_is_read() {
+    // CONF-22: a setting that only `src/config` knows does nothing.
+    let mut files = Vec::new();
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    sources(&src, &mut files);
+    let is_reader = |path: &str| {
+        let path = path.trim_start_matches(&*src.to_string_lossy());
+        !path.starts_with("/config/") && !path.contains("tests")
+    };
+    let values = fs::read_to_string(src.join("config/values.rs")).expect("source");
+    let members: Vec<&str> = values
+        .lines()
+        .filter_map(|line| line.strip_prefix("    pub ")?.split_once(": "))
+        .map(|(name, _)| name)
+        .collect();
+    assert!(members.len() > 50, "{members:?}");
+    let of_word = |c: char| c.is_alphanumeric() || c == '_';
+    let mut words = std::collections::BTreeSet::new();
+    for (_, text) in files.iter().filter(|(path, _)| is_reader(path)) {
+        let code = text
+            .lines()
+            .map(|line| line.split("//").next().unwrap_or(""));
+        words.extend(code.flat_map(|line| line.split(|c| !of_word(c))));
+    }
+    let is_read = |name: &str| words.contains(name) || values.contains(&format!("self.{name}"));
+    let unread: Vec<_> = members.iter().filter(|name| !is_read(name)).collect();
+    assert!(unread.is_empty(), "nothing reads {unread:?}");
+}

@@ -172,7 +172,6 @@ pub(super) struct KubeletConfiguration {
     pub(super) kube_reserved_cgroup: Option<String>,
     pub(super) local_storage_capacity_isolation: Option<bool>,
     pub(super) logging: LoggingConfiguration,
-    pub(super) max_open_files: Option<i64>,
     pub(super) max_parallel_image_pulls: Option<i64>,
     pub(super) max_pods: Option<i64>,
     pub(super) memory_reservation_policy: Option<String>,

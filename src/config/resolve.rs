@@ -303,7 +303,6 @@ fn resolve_cgroups(fields: &KubeletConfiguration) -> Result<CgroupConfig, Invali
         pod_pids_limit: fields.pod_pids_limit.filter(|n| *n > 0),
         pod_write_limit: pod_write_limit(fields, per_qos)?,
         oom_score_adj: i32::try_from(fields.oom_score_adj.unwrap_or(-999)).unwrap_or(-999),
-        max_open_files: u64::try_from(fields.max_open_files.unwrap_or(1_000_000)).unwrap_or(0),
         fail_swap_on: fields.fail_swap_on.unwrap_or(false),
         fail_cgroup_v1: fields.fail_cgroup_v1.unwrap_or(false),
         protect_kernel_defaults: fields.protect_kernel_defaults.unwrap_or(false),

@@ -269,7 +269,6 @@ fn defaults() {
             pod_pids_limit: None,
             pod_write_limit: None,
             oom_score_adj: -999,
-            max_open_files: 1_000_000,
             fail_swap_on: false,
             fail_cgroup_v1: false,
             protect_kernel_defaults: false,

@@ -326,8 +326,6 @@ pub struct CgroupConfig {
     pub pod_write_limit: Option<u64>,
     /// OOM score adjustment of the agent, -1000 to 1000.
     pub oom_score_adj: i32,
-    /// Most open files of the agent.
-    pub max_open_files: u64,
     /// Refuse to start while swap is on.
     pub fail_swap_on: bool,
     /// Refuse to start on cgroup v1.

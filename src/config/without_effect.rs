@@ -47,6 +47,7 @@ pub(super) const FLAGS: &[(&str, FlagValueKind)] = &[
     ("logging-format", Text),
     ("machine-id-file", Text),
     ("make-iptables-util-chains", Switch),
+    ("max-open-files", Number),
     ("memory-manager-policy", Text),
     ("pod-infra-container-image", Text),
     ("qos-reserved", Map("=")),
@@ -97,6 +98,7 @@ const KEYS: &[(&str, &str)] = &[
     ("logging.options", ""),
     ("logging.vmodule", ""),
     ("makeIPTablesUtilChains", ""),
+    ("maxOpenFiles", "1000000"),
     ("memoryManagerPolicy", "None"),
     ("qosReserved", ""),
     ("reservedMemory", ""),
@@ -121,7 +123,8 @@ pub(super) fn remove_ignored_keys(document: &mut Value) -> Vec<String> {
             None => (Some(&mut *document), *key),
         };
         let fields = parent.and_then(Value::as_object_mut);
-        let is_ignored = |value: &Value| !asks_nothing(value) && value != so;
+        let is_ignored =
+            |value: &Value| !asks_nothing(value) && value.to_string().trim_matches('"') != *so;
         if let Some(fields) = fields
             && fields.get(name).is_some_and(is_ignored)
         {
@@ -196,7 +199,7 @@ mod tests {
             "cpuManagerPolicy": "static", "topologyManagerPolicy": "none", "enableSystemLogHandler": true,
             "hairpinMode": "veth", "kernelMemcgNotification": false, "maxPods": 7,
             "configMapAndSecretChangeDetectionStrategy": "Watch", "reservedMemory": [],
-            "tracing": {"endpoint": "a:1"}, "userNamespaces": {"idsPerPod": 65536},
+            "maxOpenFiles": 4096, "tracing": {"endpoint": "a:1"}, "userNamespaces": {"idsPerPod": 65536},
             "logging": {"format": "json", "verbosity": 2},
             "featureGates": {"MemoryQoS": true, "NodeSwap": false},
         });
@@ -213,6 +216,7 @@ mod tests {
                 "enableSystemLogHandler",
                 "hairpinMode",
                 "logging.format",
+                "maxOpenFiles",
                 "tracing",
                 "userNamespaces",
                 "featureGates.NodeSwap",
@@ -232,7 +236,7 @@ mod tests {
         // CONF-22
         let mut document = json!({
             "cgroupDriver": "systemd", "containerRuntimeEndpoint": "", "cpuManagerReconcilePeriod": "0s",
-            "crashLoopBackOff": {}, "evictionPressureTransitionPeriod": "0s", "memorySwap": {},
+            "crashLoopBackOff": {}, "evictionPressureTransitionPeriod": "0s", "maxOpenFiles": 1000000, "memorySwap": {},
             "logging": {
                 "flushFrequency": 0, "verbosity": 0,
                 "options": {"json": {"infoBufferSize": "0"}, "text": {"infoBufferSize": "0"}},
