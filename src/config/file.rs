@@ -14,6 +14,7 @@ use super::duration::GoDuration;
 use super::keys::{self, KeyPlace};
 use crate::{
     api::{Quantity, node::Taint},
+    logic::spelling,
     parts,
 };
 
@@ -21,6 +22,9 @@ use crate::{
 pub const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 /// `kind` of the document.
 pub const KIND: &str = "KubeletConfiguration";
+
+/// Most warnings about one document: an operator reads no more of them.
+const MAX_WARNINGS: usize = 200;
 
 /// A document as read, before flags and defaults.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -67,21 +71,33 @@ fn check_document(read: decode::DecodedDocument) -> Result<ConfigDocument, Decod
         .into_iter()
         .map(|path| format!("field {path} occurs twice, the last one counts"))
         .collect();
-    let mut unknown = Vec::new();
-    collect_unknown_fields(&value, "", "", &mut unknown);
-    let unknown = unknown.into_iter().map(|path| {
-        let section = path.strip_prefix("picolet.").unwrap_or("");
-        match parts::find_left_out_part(section.split('.').next().unwrap_or("")) {
-            Some(part) => {
-                format!("{path} is ignored: this program was built without the part {part}")
-            }
-            None => format!("unknown field {path} is ignored"),
-        }
-    });
-    warnings.extend(unknown);
+    collect_unknown_fields(&value, "", "", &mut warnings);
     Ok(ConfigDocument { value, warnings })
 }
 
+/// Makes the sentence about an unknown field. `pattern`: its path without indices.
+fn describe_unknown_key(shown: &str, pattern: &str) -> String {
+    let section = pattern.strip_prefix("picolet.").unwrap_or("");
+    if let Some(part) = parts::find_left_out_part(section.split('.').next().unwrap_or("")) {
+        return format!("{shown} is ignored: this program was built without the part {part}");
+    }
+    let (parent, name) = pattern.rsplit_once('.').unwrap_or(("", pattern));
+    let mut siblings = keys::key_names().filter_map(|key| {
+        let rest = match parent {
+            "" => key,
+            parent => key.strip_prefix(parent)?.strip_prefix('.')?,
+        };
+        rest.split('.').next()
+    });
+    let near = spelling::nearest_name(name, &mut siblings);
+    let home = keys::key_names().find_map(|key| {
+        let (home, last) = key.rsplit_once('.').unwrap_or(("the document", key));
+        (last == name).then_some(home)
+    });
+    spelling::describe_unknown_field(shown, near, home)
+}
+
+/// Adds a sentence for each unknown field.
 fn collect_unknown_fields(value: &Value, shown: &str, pattern: &str, unknown: &mut Vec<String>) {
     match value {
         Value::Object(fields) => {
@@ -94,7 +110,10 @@ fn collect_unknown_fields(value: &Value, shown: &str, pattern: &str, unknown: &m
                 match keys::find_key_place(&pattern) {
                     KeyPlace::Leaf => {}
                     KeyPlace::Branch => collect_unknown_fields(field, &shown, &pattern, unknown),
-                    KeyPlace::No => unknown.push(shown),
+                    KeyPlace::No if unknown.len() < MAX_WARNINGS => {
+                        unknown.push(describe_unknown_key(&shown, &pattern));
+                    }
+                    KeyPlace::No => {}
                 }
             }
         }
@@ -418,7 +437,7 @@ pub(super) mod tests {
         // CONF-01
         let document = load(
             "maxPods: 5\nmaxPods: 6\nmaxpods: 7\nauthentication:\n  x509: {clientCAFile: ca, other: 1}\n\
-             picolet: {rootDirectory: a}\nregisterWithTaints:\n- key: a\n- kez: b\nevictionHard: {memory.available: 1Mi}\n\
+             picolet: {rootDirectory: a, maxPods: 1}\nregistriesFile: r\nregisterWithTaints:\n- key: a\n- kez: b\nevictionHard: {memory.available: 1Mi}\n\
              logging: {format: text, options: {anything: 1}}\n",
         )
         .expect("lenient");
@@ -427,9 +446,11 @@ pub(super) mod tests {
             [
                 "field maxPods occurs twice, the last one counts",
                 "unknown field authentication.x509.other is ignored",
-                "unknown field maxpods is ignored",
+                "unknown field maxpods is ignored, did you mean maxPods?",
+                "unknown field picolet.maxPods is ignored, it is a field of the document",
                 "unknown field picolet.rootDirectory is ignored",
-                "unknown field registerWithTaints[1].kez is ignored",
+                "unknown field registerWithTaints[1].kez is ignored, did you mean key?",
+                "unknown field registriesFile is ignored, it is a field of picolet",
             ]
         );
         assert_eq!(document.value["maxPods"], 6);

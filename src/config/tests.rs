@@ -233,7 +233,7 @@ fn what_is_wrong_with_a_drop_in_is_told_with_its_name() {
     let loaded = load_dir("unknown", "", &[("a.conf", "maxpods: 5")], "").expect("loads");
     assert_eq!(
         loaded.warnings,
-        ["DIR/dir/a.conf: unknown field maxpods is ignored"]
+        ["DIR/dir/a.conf: unknown field maxpods is ignored, did you mean maxPods?"]
     );
     let missing = load_config_from(flags("--config-dir=/nowhere"), &host(), Path::new(""));
     assert_eq!(missing.expect_err("none").to_string(), "read /nowhere");
@@ -1246,7 +1246,10 @@ fn files() {
         Path::new("/nonexistent"),
     )
     .expect("loads");
-    assert_eq!(loaded.warnings, ["unknown field maxPod is ignored"]);
+    assert_eq!(
+        loaded.warnings,
+        ["unknown field maxPod is ignored, did you mean maxPods?"]
+    );
     assert_eq!(loaded.config.dirs.manifests, Some(scratch.0.join("m")));
     assert_eq!(loaded.file, Some(path));
 }

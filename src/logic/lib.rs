@@ -24,6 +24,7 @@ pub mod defaults;
 pub mod digest;
 pub mod mux;
 pub mod object_fields;
+pub mod spelling;
 pub mod static_pod;
 pub mod validation;
 

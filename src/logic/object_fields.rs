@@ -8,10 +8,10 @@ use alloc::{string::String, vec::Vec};
 
 use serde_json::Value;
 
+use super::spelling::{MAX_NAME_BYTES, describe_unknown_field, nearest_name};
+
 /// Most findings of one object: the rest says nothing new.
 pub const MAX_FINDINGS: usize = 20;
-/// Most bytes of a key that are shown or compared. No key of Kubernetes is longer.
-const MAX_KEY_BYTES: usize = 64;
 
 /// A line for each type: its name, then its fields. `:Type` names the type of a field's value, or of its items. The last
 /// sign says what becomes of a field: `!` a pod would run otherwise with it, so it is refused or told; `~` nothing that
@@ -111,7 +111,7 @@ PodOS name
 PodResourceClaim name resourceClaimName= resourceClaimTemplateName=
 ";
 
-/// Places in which people look for a field that belongs elsewhere, with their types.
+/// Places of most fields, with their types.
 const HOMES: [(&str, &str); 3] = [
     ("spec", "PodSpec"),
     ("a container", "Container"),
@@ -173,15 +173,13 @@ pub fn misspelt_keys(object: &Value) -> Vec<String> {
     let kind = object["kind"].as_str().unwrap_or("");
     visit_fields(object, kind, "", &mut |path, field| {
         if field.known.is_none() && found.len() < MAX_FINDINGS {
-            let hint = match (
-                nearest_known_key(field.key, field.owner),
+            let mut names = fields_of(field.owner).map(|known| known.name);
+            let near = nearest_name(field.key, &mut names);
+            found.push(describe_unknown_field(
+                path,
+                near,
                 find_other_owner(field.key),
-            ) {
-                (Some(near), _) => format!(", did you mean {near}?"),
-                (None, Some(home)) => format!(", it is a field of {home}"),
-                (None, None) => String::new(),
-            };
-            found.push(format!("unknown field {path} is ignored{hint}"));
+            ));
         }
     });
     found
@@ -222,7 +220,7 @@ fn visit_type_fields(
         }
         Value::Object(fields) => {
             for (key, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
-                let key = &key[..key.floor_char_boundary(MAX_KEY_BYTES)];
+                let key = &key[..key.floor_char_boundary(MAX_NAME_BYTES)];
                 let dot = if path.is_empty() { "" } else { "." };
                 let path = format!("{path}{dot}{key}");
                 let known = all.iter().find(|known| known.name == key).copied();
@@ -252,40 +250,16 @@ fn is_unset(value: &Value) -> bool {
     }
 }
 
-/// Finds the place of a field that is known elsewhere.
+/// Finds the place of a field that is known elsewhere: one of [`HOMES`], or the first field whose value has it.
 fn find_other_owner(key: &str) -> Option<&'static str> {
-    let has = |(_, owner): &&(&str, &str)| fields_of(owner).any(|known| known.name == key);
-    HOMES.iter().find(has).map(|(home, _)| *home)
-}
-
-/// Finds the field of type `owner` that `key` was meant to be: the one in which the fewest letters differ, if these are not
-/// more than a third.
-fn nearest_known_key(key: &str, owner: &str) -> Option<&'static str> {
-    let of = |known: KnownField<'static>| (edit_distance(key, known.name), known.name);
-    let (letters, name) = fields_of(owner).map(of).min()?;
-    (letters <= (key.len() / 3).max(1)).then_some(name)
-}
-
-/// Number of letters to insert, remove, replace or swap with their neighbour that make `b` of `a`. Case does not count.
-fn edit_distance(a: &str, b: &str) -> usize {
-    let (a, b) = (a.as_bytes(), b.as_bytes());
-    let mut before: Vec<usize> = Vec::new();
-    let mut above: Vec<usize> = (0..=b.len()).collect();
-    for i in 1..=a.len() {
-        let mut row = Vec::with_capacity(b.len() + 1);
-        row.push(i);
-        for j in 1..=b.len() {
-            let is_same = |i: usize, j: usize| a[i - 1].eq_ignore_ascii_case(&b[j - 1]);
-            let replaced = above[j - 1] + usize::from(!is_same(i, j));
-            let mut least = replaced.min(above[j] + 1).min(row[j - 1] + 1);
-            if i > 1 && j > 1 && is_same(i, j - 1) && is_same(i - 1, j) {
-                least = least.min(before[j - 2] + 1);
-            }
-            row.push(least);
-        }
-        before = core::mem::replace(&mut above, row);
-    }
-    above.last().copied().unwrap_or(0)
+    let has = |owner: &str| fields_of(owner).any(|known| known.name == key);
+    let home = HOMES.iter().find(|(_, owner)| has(owner));
+    let elsewhere = || {
+        let types = TYPES.lines().filter_map(|line| line.split(' ').next());
+        types.flat_map(fields_of).find(|known| has(known.holds))
+    };
+    home.map(|(home, _)| *home)
+        .or_else(|| elsewhere().map(|known| known.name))
 }
 
 #[cfg(test)]
