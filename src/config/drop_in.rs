@@ -5,9 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use super::decode::DecodeError;
-use super::file::{self, ConfigDocument};
-use super::{ConfigError, eviction::DEFAULT_HARD, read_bounded};
+use super::{ConfigError, eviction::DEFAULT_HARD};
 use crate::api::order::OrderExt as _;
 
 /// Extension of a drop-in's name; other files are left alone.
@@ -17,43 +15,20 @@ const MAX_DROP_INS: usize = 100;
 /// Most directories within each other.
 const MAX_DIRS: usize = 16;
 
-/// Lays every drop-in below `dir` over `document`, in the order of their paths.
+/// Lays a drop-in over `document`.
 ///
 /// - `from_file`: true if there is a configuration below them. `evictionHard` has a default only then, and drop-ins
 ///   change that key by key (CONF-10).
-/// - Errors: the directory or a file cannot be read, or a file is not a drop-in; the error names the file.
 /// - Source: kubelet `cmd/kubelet/app/server.go`, `mergeKubeletConfigurations`.
-pub(super) fn apply_drop_ins(
-    document: &mut ConfigDocument,
-    dir: &Path,
-    from_file: bool,
-) -> Result<(), ConfigError> {
-    for path in list_drop_ins(dir)? {
-        let of_file = |source: DecodeError| ConfigError::Decode {
-            path: path.display().to_string(),
-            source,
-        };
-        let bytes = read_bounded(&path).map_err(|source| ConfigError::Read {
-            path: path.clone(),
-            source,
-        })?;
-        let drop_in = file::read_drop_in(&bytes).map_err(of_file)?;
-        if from_file && drop_in.value.get("evictionHard").is_some() {
-            let defaults = DEFAULT_HARD.map(|(signal, text)| (signal.into(), text.into()));
-            if let Some(base) = document.value.as_object_mut() {
-                base.entry("evictionHard")
-                    .or_insert_with(|| Value::Object(defaults.into_iter().collect()));
-            }
+pub(super) fn apply_drop_in(document: &mut Value, drop_in: Value, from_file: bool) {
+    if from_file && drop_in.get("evictionHard").is_some() {
+        let defaults = DEFAULT_HARD.map(|(signal, text)| (signal.into(), text.into()));
+        if let Some(base) = document.as_object_mut() {
+            base.entry("evictionHard")
+                .or_insert_with(|| Value::Object(defaults.into_iter().collect()));
         }
-        apply_merge_patch(&mut document.value, drop_in.value);
-        let warnings = drop_in.warnings.into_iter();
-        let named = warnings.map(|warning| format!("{}: {warning}", path.display()));
-        document.warnings.extend(named);
-        // Checked now, while it is known which file the value comes from.
-        super::decode::deserialize_value::<file::KubeletConfiguration>(&document.value)
-            .map_err(of_file)?;
     }
-    Ok(())
+    apply_merge_patch(document, drop_in);
 }
 
 /// Lists the paths of all drop-ins below `dir`, at most [`MAX_DROP_INS`], in lexical order: a later one wins.

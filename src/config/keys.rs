@@ -298,6 +298,16 @@ pub(super) fn all_keys() -> impl Iterator<Item = &'static TableKey> {
     KEYS.iter().chain(parts::part_keys())
 }
 
+/// Finds the flag that sets a field, or a map or list that has it.
+pub(super) fn find_flag(field: &str) -> Option<&'static str> {
+    let has = |key: &&TableKey| {
+        let rest = field.strip_prefix(key.name);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+    };
+    let flag = all_keys().filter(has).find_map(|key| key.flag);
+    flag.map(|flag| flag.name)
+}
+
 /// Lists the names of all keys.
 pub(super) fn key_names() -> impl Iterator<Item = &'static str> {
     PLAIN.iter().copied().chain(all_keys().map(|key| key.name))

@@ -6,6 +6,7 @@
 //! - `keys`: one table of all keys: flag, range, default, and if it is a path.
 //! - [`flags`]: the parser of flags and their help text; `without_effect`: flags and keys that only a kubelet has.
 //! - `gates`: names of feature gates.
+//! - `layers`: the file or flag that has set a field.
 //! - [`join`]: the file of a machine that joins a cluster.
 //! - `adapt`: settings of a kubelet that this agent fulfils in its own way.
 //! - [`AgentConfig`]: the result: defaults < file < drop-ins < flags (CONF-03), every limit with its unit.
@@ -19,6 +20,7 @@
 //! | `staticPodPath` | none | `/etc/picolet/manifests` | without a control plane it is the only source; empty turns it off |
 //! | `containerRuntimeEndpoint` | containerd | none | without it containers are run by the agent itself |
 
+use core::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -36,6 +38,7 @@ pub mod flags;
 mod gates;
 pub mod join;
 pub(crate) mod keys;
+mod layers;
 mod link;
 mod manifest_url;
 mod node;
@@ -43,6 +46,9 @@ mod resolve;
 mod server;
 mod values;
 mod without_effect;
+
+use decode::DecodeError;
+use serde_json::Value;
 
 use crate::api::cri::CgroupDriver;
 
@@ -63,6 +69,9 @@ pub const KUBELET_VERSION: &str = concat!("v1.36.0+picolet-", env!("CARGO_PKG_VE
 /// read too then.
 pub const DEFAULT_CONFIG_FILE: &str = "/etc/picolet/config.yaml";
 
+/// Name of the node in a configuration that is only looked at, if the host's name cannot be used.
+pub const STAND_IN_NAME: &str = "localhost";
+
 /// Facts about the machine, read once by the caller.
 #[derive(Clone, Debug, Default)]
 pub struct HostIdentity {
@@ -80,7 +89,22 @@ pub struct LoadedConfig {
     /// The directory of drop-ins that was read, if any.
     pub drop_ins: Option<PathBuf>,
     /// Warnings for the operator: unknown fields and the like. The configuration is usable all the same.
-    pub warnings: Vec<String>,
+    pub warnings: Vec<ConfigWarning>,
+}
+
+/// A warning about the configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigWarning {
+    /// The file or the flag that it is about.
+    pub place: String,
+    /// Path of the field, and what becomes of it.
+    pub message: String,
+}
+
+impl fmt::Display for ConfigWarning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.place, self.message)
+    }
 }
 
 /// Reason why there is no configuration.
@@ -94,24 +118,35 @@ pub enum ConfigError {
         /// Cause.
         source: io::Error,
     },
-    /// The file is no document, or a field has a value of the wrong kind.
+    /// The file is no document of this kind.
     #[error("{path}: {source}")]
     Decode {
-        /// The file, or `command line`.
+        /// The file.
         path: String,
         /// Fault of the document, with the field's path.
-        source: decode::DecodeError,
+        source: DecodeError,
     },
     /// A field has a value that cannot be used.
     #[error("{path}: {field}: {message}")]
     Invalid {
-        /// The file, or `command line`.
+        /// The file or the flag that has set the field.
         path: String,
         /// The field's path.
         field: String,
         /// Rule that the value breaks.
         message: String,
     },
+}
+
+impl ConfigError {
+    /// The file or the flag that is to be corrected.
+    #[must_use]
+    pub fn place(&self) -> String {
+        match self {
+            Self::Read { path, .. } => path.display().to_string(),
+            Self::Decode { path, .. } | Self::Invalid { path, .. } => path.clone(),
+        }
+    }
 }
 
 /// Reads the file, lays drop-ins and then the flags over it and checks the whole.
@@ -129,62 +164,150 @@ fn load_config_from(
     host: &HostIdentity,
     default_file: &Path,
 ) -> Result<LoadedConfig, ConfigError> {
+    load_with(flags, host, default_file, &mut Err)
+}
+
+/// Loads the configuration without what is faulty in it, and returns the faults too: the rest can be judged. A file
+/// that is no document is left out whole. If the faults leave nothing to judge, the configuration is that without file
+/// and flags.
+pub fn load_usable_config(
+    flags: flags::CommandLineFlags,
+    host: &HostIdentity,
+) -> Result<(LoadedConfig, Vec<ConfigError>), ConfigError> {
+    let file = Path::new(DEFAULT_CONFIG_FILE);
+    let mut faults = Vec::new();
+    let usable = load_with(flags.clone(), host, file, &mut |fault| {
+        faults.push(fault);
+        Ok(())
+    });
+    let usable = usable.or_else(|fault| {
+        faults.push(fault);
+        // The host's name cannot be left out.
+        let stand_in = HostIdentity {
+            hostname: STAND_IN_NAME.into(),
+        };
+        load_with(flags, &stand_in, file, &mut |_| Ok(())).or_else(|_| {
+            Ok(LoadedConfig {
+                config: default_config(&stand_in)?,
+                file: None,
+                drop_ins: None,
+                warnings: Vec::new(),
+            })
+        })
+    });
+    Ok((usable?, faults))
+}
+
+/// Takes a fault. An error ends the load, otherwise the faulty part is left out.
+type FaultHandler<'a> = dyn FnMut(ConfigError) -> Result<(), ConfigError> + 'a;
+
+fn load_with(
+    flags: flags::CommandLineFlags,
+    host: &HostIdentity,
+    default_file: &Path,
+    tell: &mut FaultHandler<'_>,
+) -> Result<LoadedConfig, ConfigError> {
     let named = flags.config.is_some();
     let path = flags.config.unwrap_or_else(|| default_file.into());
-    let (file, mut document) = match read_bounded(&path) {
-        Ok(bytes) => {
-            let dir = path.parent().unwrap_or_else(|| Path::new("/"));
-            let document =
-                file::read_config_document(&bytes, dir).map_err(|source| ConfigError::Decode {
-                    path: path.display().to_string(),
-                    source,
-                })?;
-            (Some(path), document)
+    let mut layers = layers::ConfigLayers::default();
+    let mut warnings = Vec::new();
+    let mut value = Value::Null;
+    let file = match read_bounded(&path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound && !named => None,
+        bytes => {
+            match read_layer(&path, bytes, false) {
+                Ok(document) => value = layers.push_file(&path, document, &mut warnings),
+                Err(fault) => tell(fault)?,
+            }
+            Some(path)
         }
-        Err(e) if e.kind() == io::ErrorKind::NotFound && !named => {
-            (None, file::ConfigDocument::default())
-        }
-        Err(source) => return Err(ConfigError::Read { path, source }),
     };
     let usual =
         (!named && default_file.is_absolute()).then(|| join::default_drop_in_dir(default_file));
     let usual = usual.filter(|dir| dir.is_dir());
     let drop_ins = flags.config_dir.or(usual);
-    if let Some(dir) = &drop_ins {
-        drop_in::apply_drop_ins(&mut document, dir, file.is_some())?;
+    let listed = drop_ins.as_deref().map(drop_in::list_drop_ins);
+    let listed = listed
+        .transpose()
+        .or_else(|fault| tell(fault).map(|()| None))?;
+    for path in listed.into_iter().flatten() {
+        match read_layer(&path, read_bounded(&path), true) {
+            Ok(document) => {
+                let patch = layers.push_file(&path, document, &mut warnings);
+                drop_in::apply_drop_in(&mut value, patch, file.is_some());
+            }
+            Err(fault) => tell(fault)?,
+        }
     }
-    flags::overlay_flags(&mut document.value, flags.overlay);
+    layers.push_flags(&flags.overlay);
+    flags::overlay_flags(&mut value, flags.overlay);
     let ignored = flags.without_effect.into_iter();
-    let ignored = ignored.map(|name| format!("--{name} is without effect here"));
-    document.warnings.extend(ignored);
-    adapt::adapt_document(
-        &mut document.value,
-        flags.as_kubelet,
-        &mut document.warnings,
-    );
-    let from = file
-        .as_ref()
-        .map_or_else(|| "command line".into(), |p| p.display().to_string());
-    let fields: file::KubeletConfiguration =
-        decode::deserialize_value(&document.value).map_err(|source| ConfigError::Decode {
-            path: from.clone(),
-            source,
-        })?;
-    let file::ConfigDocument {
-        value,
-        mut warnings,
-    } = document;
-    let resolved = resolve::resolve_config(fields, value, file.is_some(), host, &mut warnings);
-    let config = resolved.map_err(|e| ConfigError::Invalid {
-        path: from,
-        field: e.field,
-        message: e.message,
-    })?;
+    let mut said: Vec<String> = ignored
+        .map(|name| format!("--{name} is without effect here"))
+        .collect();
+    adapt::adapt_document(&mut value, flags.as_kubelet, &mut said);
+    // Bounded: each turn but the last removes a field.
+    let config = loop {
+        let fault = match decode::deserialize_value(&value) {
+            Err(DecodeError::Value { path, message }) => InvalidField {
+                field: path,
+                message,
+            },
+            Err(e) => return Err(layers.config_error(String::new(), e.to_string())),
+            Ok(fields) => {
+                let mut more = Vec::new();
+                let document = value.clone();
+                match resolve::resolve_config(fields, document, file.is_some(), host, &mut more) {
+                    Ok(config) => {
+                        said.append(&mut more);
+                        break config;
+                    }
+                    Err(fault) => fault,
+                }
+            }
+        };
+        let is_removed = layers::remove_fault(&mut value, &fault);
+        let error = layers.config_error(fault.field, fault.message);
+        if !is_removed {
+            return Err(error);
+        }
+        tell(error)?;
+    };
+    warnings.extend(said.into_iter().map(|message| {
+        let field = message.split([':', ' ']).next().unwrap_or("");
+        ConfigWarning {
+            place: layers.name_source(field),
+            message,
+        }
+    }));
     Ok(LoadedConfig {
         config,
         file,
         drop_ins,
         warnings,
+    })
+}
+
+/// Reads the file, or a drop-in.
+fn read_layer(
+    path: &Path,
+    bytes: io::Result<Vec<u8>>,
+    is_drop_in: bool,
+) -> Result<file::ConfigDocument, ConfigError> {
+    let bytes = bytes.map_err(|source| ConfigError::Read {
+        path: path.into(),
+        source,
+    })?;
+    let document = match is_drop_in {
+        true => file::read_drop_in(&bytes),
+        false => {
+            let dir = path.parent().unwrap_or_else(|| Path::new("/"));
+            file::read_config_document(&bytes, dir)
+        }
+    };
+    document.map_err(|source| ConfigError::Decode {
+        path: path.display().to_string(),
+        source,
     })
 }
 

@@ -73,8 +73,14 @@ fn load_dir(
     let show = |text: String| text.replace(&scratch.0.display().to_string(), "DIR");
     let mut loaded =
         load_config_from(flags(&line), &host(), &path).map_err(|e| show(e.to_string()))?;
-    loaded.warnings = loaded.warnings.drain(..).map(show).collect();
+    for warning in &mut loaded.warnings {
+        warning.place = show(core::mem::take(&mut warning.place));
+    }
     Ok(loaded)
+}
+
+fn lines(warnings: &[ConfigWarning]) -> Vec<String> {
+    warnings.iter().map(ToString::to_string).collect()
 }
 
 #[test]
@@ -172,15 +178,15 @@ fn drop_ins_are_laid_over_the_file_and_flags_over_them() {
     assert_eq!((config.max_pods, config.pods_per_core), (7, 3));
     assert_eq!(config.node.port, 22, "a flag wins");
     assert_eq!(config.network.cluster_dns.len(), 1, "a list is replaced");
-    let document: serde_json::Value = serde_json::from_str(&config.document).expect("JSON");
+    let document: Value = serde_json::from_str(&config.document).expect("JSON");
     assert_eq!(document["healthzPort"], 11, "the file's is left");
     let gates = &document["featureGates"];
     assert_eq!(*gates, serde_json::json!({"MemoryQoS": false}));
     assert_eq!(
-        warnings,
+        lines(&warnings),
         [
-            "featureGates.EnvFiles is without effect here",
-            "featureGates.NodeSwap is without effect here",
+            "--feature-gates: featureGates.EnvFiles is without effect here",
+            "DIR/config.yaml: featureGates.NodeSwap is without effect here",
         ],
         "gates of both are merged"
     );
@@ -232,7 +238,7 @@ fn what_is_wrong_with_a_drop_in_is_told_with_its_name() {
     }
     let loaded = load_dir("unknown", "", &[("a.conf", "maxpods: 5")], "").expect("loads");
     assert_eq!(
-        loaded.warnings,
+        lines(&loaded.warnings),
         ["DIR/dir/a.conf: unknown field maxpods is ignored, did you mean maxPods?"]
     );
     let missing = load_config_from(flags("--config-dir=/nowhere"), &host(), Path::new(""));
@@ -373,7 +379,7 @@ fn several_agents_on_one_machine() {
 fn the_defaults_that_are_shown_are_those_that_count() {
     // SRV-13
     let plain = load("no defaults", "maxPods: 110", "").expect("a configuration");
-    let shown: serde_json::Value = serde_json::from_str(&plain.document).expect("JSON");
+    let shown: Value = serde_json::from_str(&plain.document).expect("JSON");
     let fields = shown.as_object().expect("an object").iter();
     let own = fields.filter(|(name, _)| !["apiVersion", "kind"].contains(&name.as_str()));
     let text: String = own
@@ -587,8 +593,16 @@ volumeStatsAggPeriod: 0s"#;
     let loaded = load_as_kubelet("kubeadm-unit", &text, &line).expect("as kubeadm has it");
     let warnings = &loaded.warnings;
     assert_eq!(warnings.len(), 2, "{warnings:?}");
-    assert!(warnings[0].starts_with("containerRuntimeEndpoint unix:///"));
-    assert!(warnings[1].starts_with("cgroupDriver: systemd is not used"));
+    assert!(
+        warnings[0]
+            .message
+            .starts_with("containerRuntimeEndpoint unix:///")
+    );
+    assert!(
+        warnings[1]
+            .message
+            .starts_with("cgroupDriver: systemd is not used")
+    );
     let config = loaded.config;
     assert_eq!(config.runtime.endpoints, None);
     assert_eq!(
@@ -620,7 +634,7 @@ volumeStatsAggPeriod: 0s"#;
     );
     let ignored = "--pod-infra-container-image is without effect here";
     assert!(
-        chosen.warnings.iter().any(|w| w == ignored),
+        chosen.warnings.iter().any(|w| w.message == ignored),
         "{:?}",
         chosen.warnings
     );
@@ -1226,8 +1240,70 @@ fn refused() {
     let error = load("refused", "", "--max-pods=-1").expect_err("flag");
     assert_eq!(
         error,
-        "command line: maxPods: is -1, must be a whole number, at least 0"
+        "--max-pods: maxPods: is -1, must be a whole number, at least 0"
     );
+}
+
+#[test]
+fn the_rest_of_a_faulty_configuration_is_usable() {
+    // CONF-22
+    let scratch = TestDir::new("usable");
+    let dir = scratch.join("config.d");
+    fs::create_dir(&dir).expect("directory");
+    let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+    let write = |name: &str, text: &str| {
+        fs::write(scratch.join(name), format!("{head}{text}")).expect("written");
+    };
+    write(
+        "own.yaml",
+        "staticPodPath: m\nmaxPods: many\nfeatureGates: {Nope: true}\ncpuManagerPolicy: static\n",
+    );
+    write(
+        "config.d/a.conf",
+        "port: 0\nreservedMemory: [{numaNode: 1}]\n",
+    );
+    write("config.d/b.conf", "a: [");
+    let line = format!(
+        "--config {0}/own.yaml --config-dir {0}/config.d --sync-frequency=1m --cgroup-root=x --vmodule=a=1",
+        scratch.0.display()
+    );
+    let (loaded, faults) = load_usable_config(flags(&line), &host()).expect("usable");
+    let show = |text: String| text.replace(&scratch.0.display().to_string(), "DIR");
+    let told: Vec<String> = faults.iter().map(|e| show(e.to_string())).collect();
+    let begins = [
+        "DIR/config.d/b.conf: ",
+        "DIR/own.yaml: maxPods: invalid type",
+        "DIR/config.d/a.conf: port: is 0",
+        "DIR/own.yaml: featureGates.Nope: is not a feature gate",
+        "--cgroup-root: cgroupRoot: is \"x\"",
+    ];
+    assert_eq!(told.len(), begins.len(), "{told:?}");
+    for (told, begin) in told.iter().zip(begins) {
+        assert!(told.starts_with(begin), "{told}");
+    }
+    assert_eq!(show(faults[4].place()), "--cgroup-root");
+    let config = loaded.config;
+    assert_eq!(config.dirs.manifests, Some(scratch.0.join("m")));
+    assert_eq!((config.max_pods, config.node.port), (110, 10250));
+    let warnings: Vec<String> = lines(&loaded.warnings).into_iter().map(show).collect();
+    assert_eq!(
+        warnings,
+        [
+            "the command line: --vmodule is without effect here",
+            "DIR/own.yaml: cpuManagerPolicy is without effect here",
+            "DIR/config.d/a.conf: reservedMemory is without effect here",
+        ]
+    );
+    // The host's name cannot be left out.
+    let odd = HostIdentity {
+        hostname: "a_b".into(),
+    };
+    let (loaded, faults) = load_usable_config(flags(&line), &odd).expect("usable");
+    assert_eq!(
+        (&*loaded.config.node_name, faults.len()),
+        (STAND_IN_NAME, 6)
+    );
+    assert_eq!(loaded.config.dirs.manifests, Some(scratch.0.join("m")));
 }
 
 #[test]
@@ -1247,8 +1323,8 @@ fn files() {
     )
     .expect("loads");
     assert_eq!(
-        loaded.warnings,
-        ["unknown field maxPod is ignored, did you mean maxPods?"]
+        loaded.warnings[0].message,
+        "unknown field maxPod is ignored, did you mean maxPods?"
     );
     assert_eq!(loaded.config.dirs.manifests, Some(scratch.0.join("m")));
     assert_eq!(loaded.file, Some(path));

@@ -22,7 +22,7 @@ use crate::{
     bus::logind::LogindPaths,
     cgroup::{CgroupVersion, Cgroups, Hierarchy},
     config::{
-        self, AgentConfig, HostIdentity,
+        self, AgentConfig, HostIdentity, STAND_IN_NAME,
         flags::{self, FlagError},
     },
     error::error_chain,
@@ -94,29 +94,24 @@ fn load_configuration(
     let host = HostIdentity {
         hostname: read_text("/proc/sys/kernel/hostname").trim().to_owned(),
     };
-    let (cfg, wanted) = match config::load_config(flags, &host) {
-        Ok(loaded) => {
-            let wanted = check::OperatorConfig {
-                node_name: loaded.config.node_name.clone(),
-                file: loaded.file.map(|f| f.display().to_string()),
-                warnings: loaded.warnings,
-                ..check::OperatorConfig::default()
-            };
-            (loaded.config, wanted)
-        }
-        Err(e) => {
-            let stand_in = HostIdentity {
-                hostname: "localhost".into(),
-            };
-            let cfg =
-                config::default_config(&stand_in).map_err(|e| CliError::new(error_chain(&e)))?;
-            let wanted = check::OperatorConfig {
-                unusable: Some(error_chain(&e)),
-                node_name: host.hostname.to_lowercase(),
-                ..check::OperatorConfig::default()
-            };
-            (cfg, wanted)
-        }
+    let loaded = config::load_usable_config(flags, &host);
+    let (loaded, faults) = loaded.map_err(|e| CliError::new(error_chain(&e)))?;
+    let cfg = loaded.config;
+    // The name of a host that cannot be that of a node is judged, too.
+    let is_usable = faults.is_empty() || cfg.node_name != STAND_IN_NAME;
+    let wanted = check::OperatorConfig {
+        node_name: match is_usable {
+            true => cfg.node_name.clone(),
+            false => host.hostname.to_lowercase(),
+        },
+        file: loaded.file.map(|f| f.display().to_string()),
+        errors: faults.iter().map(|e| (e.place(), error_chain(e))).collect(),
+        warnings: loaded
+            .warnings
+            .into_iter()
+            .map(|warning| (warning.place.clone(), warning.to_string()))
+            .collect(),
+        ..check::OperatorConfig::default()
     };
     let socket = agent_socket(&words, &cfg.dirs.socket);
     Ok((cfg, wanted, socket))
@@ -892,9 +887,52 @@ fn ask_agent_health(socket: &Path) -> (AgentReachability, Option<u32>) {
     (AgentReachability::Up(facts_of(health)), Some(pid))
 }
 
+/// Judges only what an agent with these flags would read: configuration, manifests, registries.
+#[cfg(test)]
+pub(super) fn judge_configuration(
+    flags: Vec<OsString>,
+) -> Result<Vec<(&'static str, CheckFinding)>, CliError> {
+    let (cfg, wanted, _) = load_configuration(flags, false)?;
+    Ok(check::run_checks(&CheckFacts {
+        wanted,
+        manifests: gather_manifests(&cfg),
+        registries: gather_registries(&cfg, None),
+        ..CheckFacts::default()
+    }))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::TestDir;
+
+    #[test]
+    fn registries_are_read_as_the_agent_reads_them() {
+        let dir = TestDir::new("gather-registries");
+        let path = dir.join("r.yaml");
+        let socket = dir.join("socket");
+        let stand_in = HostIdentity {
+            hostname: "board".into(),
+        };
+        let mut cfg = config::default_config(&stand_in).expect("defaults");
+        cfg.images.registries.clone_from(&path);
+        assert_eq!(gather_registries(&cfg, None).path, None, "no file");
+        fs::write(&path, "mirrors: [").expect("written");
+        let found = gather_registries(&cfg, None);
+        assert_eq!(found.path, Some(path.display().to_string()));
+        assert!(found.unusable.is_some_and(|why| why.contains("r.yaml")));
+        fs::write(&path, "mirrors: {a: {}}\nmirrrors: {}\n").expect("written");
+        assert_eq!(gather_registries(&cfg, None).faults.len(), 1);
+        let start = |seconds| {
+            fs::write(&socket, "").expect("written");
+            let at = fs::metadata(&path).and_then(|meta| meta.modified());
+            let at = at.expect("a time") + Duration::from_secs(10) - Duration::from_secs(seconds);
+            let file = File::options().write(true).open(&socket).expect("socket");
+            file.set_modified(at).expect("set");
+            gather_registries(&cfg, Some(&socket)).is_newer
+        };
+        assert!(start(20) && !start(0));
+    }
 
     #[test]
     fn versions_of_records() {

@@ -14,6 +14,9 @@ use serde_json::{Value, json};
 use super::{CliError, args, commands::CliCommand, print_text};
 use crate::logic::check::{self, CheckFinding, FindingLevel};
 
+/// Findings of a check behind which its warnings are only counted, for people.
+const MAX_SHOWN: usize = 40;
+
 /// Exit code if pods cannot run.
 const EXIT_ERRORS: u8 = 1;
 
@@ -61,17 +64,21 @@ pub(crate) fn run_check(
             std::io::stdout().is_terminal(),
         ))?;
     }
+    Ok(if has_failed(&findings, strict) {
+        EXIT_ERRORS.into()
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+/// Returns true if a finding makes the command fail. `strict`: warnings count too.
+fn has_failed(findings: &CheckFindings, strict: bool) -> bool {
     let least = if strict {
         FindingLevel::Warning
     } else {
         FindingLevel::Error
     };
-    let wrong = findings.iter().any(|(_, f)| f.level >= least);
-    Ok(if wrong {
-        EXIT_ERRORS.into()
-    } else {
-        ExitCode::SUCCESS
-    })
+    findings.iter().any(|(_, f)| f.level >= least)
 }
 
 type CheckFindings = [(&'static str, CheckFinding)];
@@ -84,9 +91,9 @@ fn judge_files(
     let node = AgentPaths::from_flags(flags)?.node_name;
     let judge = |file: &String| {
         let manifests = gather::gather_manifest_file(Path::new(file), &node);
-        ("manifest", check::judge_manifests(&manifests))
+        check::judge_manifests(&manifests).list_all("manifest")
     };
-    Ok(files.iter().map(judge).collect())
+    Ok(files.iter().flat_map(judge).collect())
 }
 
 fn count_level(findings: &CheckFindings, level: FindingLevel) -> usize {
@@ -97,23 +104,36 @@ fn count_level(findings: &CheckFindings, level: FindingLevel) -> usize {
 fn findings_as_lines(findings: &CheckFindings, quiet: bool, color: bool) -> String {
     let width = findings.iter().map(|(n, _)| n.len()).max().unwrap_or(0);
     let mut out = String::new();
-    for (name, finding) in findings {
-        if quiet && finding.level == FindingLevel::Ok {
-            continue;
+    for of_check in findings.chunk_by(|a, b| a.0 == b.0) {
+        let mut hidden = 0;
+        for (n, (name, finding)) in of_check.iter().enumerate() {
+            if quiet && finding.level == FindingLevel::Ok {
+                continue;
+            }
+            if n >= MAX_SHOWN && finding.level == FindingLevel::Warning {
+                hidden += 1;
+                continue;
+            }
+            let (word, paint) = match finding.level {
+                FindingLevel::Ok => ("ok   ", "32"),
+                FindingLevel::Warning => ("warn ", "33"),
+                FindingLevel::Error => ("ERROR", "31"),
+            };
+            let word = if color {
+                format!("\x1b[{paint}m{word}\x1b[0m")
+            } else {
+                word.to_owned()
+            };
+            out += &format!("{word} {name:width$}  {}\n", finding.says);
+            if !finding.fix.is_empty() {
+                out += &format!("      {:width$}  fix: {}\n", "", finding.fix);
+            }
         }
-        let (word, paint) = match finding.level {
-            FindingLevel::Ok => ("ok   ", "32"),
-            FindingLevel::Warning => ("warn ", "33"),
-            FindingLevel::Error => ("ERROR", "31"),
-        };
-        let word = if color {
-            format!("\x1b[{paint}m{word}\x1b[0m")
-        } else {
-            word.to_owned()
-        };
-        out += &format!("{word} {name:width$}  {}\n", finding.says);
-        if !finding.fix.is_empty() {
-            out += &format!("      {:width$}  fix: {}\n", "", finding.fix);
+        if hidden > 0 {
+            out += &format!(
+                "      {:width$}  and {hidden} more warnings: -o json shows all\n",
+                ""
+            );
         }
     }
     let (errors, warnings) = (
@@ -158,12 +178,14 @@ fn json_report(findings: &CheckFindings, answers: Option<bool>) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::TestDir;
 
     fn finding(level: FindingLevel, says: &str, fix: &str) -> CheckFinding {
         CheckFinding {
             level,
             says: says.into(),
             fix: fix.into(),
+            more: Vec::new(),
         }
     }
 
@@ -219,6 +241,62 @@ mod tests {
             (FindingLevel::Error, "/no/such/file: does not exist")
         );
         assert_eq!(findings[1].1.fix, format!("correct {}", named[1]));
+        for (findings, fails, fails_strictly) in [
+            (&findings[..1], false, false),
+            (&findings[1..2], false, true),
+            (&findings[2..], true, true),
+        ] {
+            assert_eq!(has_failed(findings, false), fails);
+            assert_eq!(has_failed(findings, true), fails_strictly);
+        }
+    }
+
+    #[test]
+    fn a_board_with_several_faults_shows_each_with_file_place_and_fix() {
+        // CONF-22 SRC-34
+        let dir = TestDir::new("faulty-board");
+        let write = |name: &str, text: &str| std::fs::write(dir.join(name), text).expect("file");
+        std::fs::create_dir(dir.join("m")).expect("directory");
+        write("m/bad.yaml", "kind: Pod\n");
+        write(
+            "m/odd.yaml",
+            "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\n\
+             spec: {containers: [{name: c, image: i, comand: [x]}]}\n",
+        );
+        write("r.yaml", "configs: {}\nmirrrors: {}\n");
+        let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
+            cpuManagerPolicy: static\nstaticPodPath: m\npicolet: {registriesFile: r.yaml, nodeip: x}\n";
+        let shown = |more: &str| -> Vec<String> {
+            write("c.yaml", &format!("{head}{more}"));
+            let words = ["--config".into(), dir.join("c.yaml").into()];
+            let findings = gather::judge_configuration(words.into()).expect("judged");
+            let lines = findings
+                .iter()
+                .filter(|(name, _)| matches!(*name, "config" | "manifests" | "registries"));
+            let place = format!("{}/", dir.0.display());
+            let lines = lines.map(|(name, f)| {
+                format!("{} {name} {} | {}", f.level.as_str(), f.says, f.fix).replace(&place, "")
+            });
+            lines.collect()
+        };
+        let config = [
+            "warning config c.yaml: unknown field picolet.nodeip is ignored, did you mean nodeIP? | correct c.yaml",
+            "warning config c.yaml: cpuManagerPolicy is without effect here | correct c.yaml",
+        ];
+        let others = [
+            "error manifests m/bad.yaml: ",
+            "warning manifests m/odd.yaml: unknown field spec.containers[0].comand is ignored, did you mean command? | correct m/odd.yaml",
+            "warning registries r.yaml:2: mirrrors: unknown key is ignored (known there: mirrors, configs) | correct r.yaml, then restart the agent",
+        ];
+        let gate = "error config c.yaml: featureGates.Nope: is not a feature gate of Kubernetes; only MemoryQoS has an effect here | correct c.yaml";
+        for (more, gate) in [("", None), ("featureGates: {Nope: true}\n", Some(gate))] {
+            let lines = shown(more);
+            let want: Vec<&str> = gate.into_iter().chain(config).chain(others).collect();
+            assert_eq!(lines.len(), want.len(), "{lines:#?}");
+            for (line, want) in lines.iter().zip(want) {
+                assert!(line.starts_with(want), "{line}");
+            }
+        }
     }
 
     #[test]
@@ -241,6 +319,12 @@ mod tests {
         let short = findings_as_lines(&findings[..1], true, true);
         assert_eq!(short, "1 check: 0 errors, 0 warnings\n");
         assert!(findings_as_lines(&findings, true, true).contains("\x1b[31mERROR\x1b[0m runtime"));
+        let many = vec![("config", finding(FindingLevel::Warning, "odd", "")); MAX_SHOWN + 2];
+        let text = findings_as_lines(&many, true, false);
+        assert_eq!(text.matches("odd").count(), MAX_SHOWN);
+        assert!(text.ends_with(
+            "and 2 more warnings: -o json shows all\n42 checks: 0 errors, 42 warnings\n"
+        ));
         let report = json_report(&findings, Some(true));
         assert_eq!(report["errors"], 1);
         assert_eq!(report["apiserverAnswers"], true);

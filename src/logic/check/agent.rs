@@ -9,26 +9,19 @@ const STALE_RELIST_MS: u64 = 30_000;
 
 pub(super) fn check_config(facts: &CheckFacts) -> CheckFinding {
     let wanted = &facts.wanted;
-    if let Some(why) = &wanted.unusable {
-        return CheckFinding::error(
-            why.clone(),
-            "correct that field; picolet run --help lists them",
-        );
-    }
-    if let Some(why) = &wanted.protected {
-        return CheckFinding::error(
-            why.clone(),
+    let fix = |place: &String| format!("correct {place}");
+    let errors = wanted.errors.iter();
+    let errors = errors.map(|(place, why)| CheckFinding::error(why, fix(place)));
+    let protected = wanted.protected.iter().map(|why| {
+        CheckFinding::error(
+            why,
             "set them with sysctl, or set protectKernelDefaults to false so that the agent sets them",
-        );
-    }
-    let file = wanted.file.as_deref();
-    if !wanted.warnings.is_empty() {
-        return CheckFinding::warning(
-            join_first(wanted.warnings.iter().map(String::as_str), 3),
-            format!("correct {}", file.unwrap_or("the flags")),
-        );
-    }
-    CheckFinding::ok(file.unwrap_or("defaults and flags"))
+        )
+    });
+    let warnings = wanted.warnings.iter();
+    let warnings = warnings.map(|(place, what)| CheckFinding::warning(what, fix(place)));
+    CheckFinding::join(errors.chain(protected).chain(warnings).collect())
+        .unwrap_or_else(|| CheckFinding::ok(wanted.file.as_deref().unwrap_or("defaults and flags")))
 }
 
 pub(super) fn check_neighbours(facts: &CheckFacts) -> CheckFinding {
@@ -85,36 +78,20 @@ pub fn judge_manifests(manifests: &ManifestFacts) -> CheckFinding {
             "serve it over https; set picolet.manifestURLCA to the CA of the server",
         )
     });
-    let Some(path) = &manifests.path else {
-        let none = || "turned off".into();
-        let only = url.map_or_else(none, |url| format!("only at {url}"));
-        return plain.unwrap_or_else(|| CheckFinding::ok(only));
-    };
-    match manifests.bad.as_slice() {
-        [] => {
-            if let Some((file, _)) = manifests.odd.first() {
-                let all: Vec<String> = manifests
-                    .odd
-                    .iter()
-                    .map(|(file, what)| format!("{file}: {what}"))
-                    .collect();
-                let says = join_first(all.iter().map(String::as_str), 3);
-                return CheckFinding::warning(says, format!("correct {file}"));
-            }
-            if let Some(plain) = plain {
-                return plain;
-            }
-            let more = url.map_or_else(String::new, |url| format!("; more at {url}"));
-            CheckFinding::ok(format!("{} pods in {path}{more}", manifests.pods))
-        }
-        [(file, why), more @ ..] => CheckFinding::error(
-            match more.len() {
-                0 => format!("{file}: {why}"),
-                more => format!("{file}: {why} (and {more} more files)"),
-            },
-            format!("correct {file}"),
-        ),
-    }
+    let says = |(file, what): &(String, String)| format!("{file}: {what}");
+    let fix = |(file, _): &(String, String)| format!("correct {file}");
+    let bad = manifests.bad.iter();
+    let bad = bad.map(|found| CheckFinding::error(says(found), fix(found)));
+    let odd = manifests.odd.iter();
+    let odd = odd.map(|found| CheckFinding::warning(says(found), fix(found)));
+    CheckFinding::join(bad.chain(odd).chain(plain).collect()).unwrap_or_else(|| {
+        CheckFinding::ok(match (&manifests.path, url) {
+            (Some(path), None) => format!("{} pods in {path}", manifests.pods),
+            (Some(path), Some(url)) => format!("{} pods in {path}; more at {url}", manifests.pods),
+            (None, Some(url)) => format!("only at {url}"),
+            (None, None) => "turned off".into(),
+        })
+    })
 }
 
 pub(super) fn check_secret_files(facts: &CheckFacts) -> CheckFinding {
@@ -136,25 +113,29 @@ pub(super) fn check_secret_files(facts: &CheckFacts) -> CheckFinding {
 pub(super) fn check_registries(facts: &CheckFacts) -> CheckFinding {
     let registries = &facts.registries;
     let Some(path) = &registries.path else {
-        return CheckFinding::ok("no configuration of registries: each is contacted directly");
+        let restart = match facts.agent {
+            AgentReachability::Up(_) => "; if there was one, restart the agent",
+            AgentReachability::Absent | AgentReachability::Mute(_) => "",
+        };
+        return CheckFinding::ok(format!(
+            "no configuration of registries: each is contacted directly{restart}"
+        ));
     };
-    if let Some(why) = &registries.unusable {
-        return CheckFinding::error(
-            why.clone(),
-            format!("correct {path}: the agent does not start"),
-        );
-    }
-    if !registries.faults.is_empty() {
-        let faults = join_first(registries.faults.iter().map(String::as_str), 5);
-        return CheckFinding::warning(faults, format!("correct {path}, then restart the agent"));
-    }
-    if registries.is_newer {
-        return CheckFinding::warning(
+    let unusable = registries
+        .unusable
+        .iter()
+        .map(|why| CheckFinding::error(why, format!("correct {path}: the agent does not start")));
+    let faults = registries.faults.iter().map(|fault| {
+        CheckFinding::warning(fault, format!("correct {path}, then restart the agent"))
+    });
+    let newer = registries.is_newer.then(|| {
+        CheckFinding::warning(
             format!("{path} was changed after the agent had read it"),
             "systemctl restart picolet",
-        );
-    }
-    CheckFinding::ok(format!("{path}, read when the agent starts"))
+        )
+    });
+    CheckFinding::join(unusable.chain(faults).chain(newer).collect())
+        .unwrap_or_else(|| CheckFinding::ok(format!("{path}, read when the agent starts")))
 }
 
 pub(super) fn check_agent(facts: &CheckFacts) -> CheckFinding {

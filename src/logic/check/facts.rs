@@ -47,14 +47,15 @@ pub struct CheckFacts {
 /// Configuration of the operator, defaults included.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OperatorConfig {
-    /// Reason why the configuration cannot be used; the other fields are defaults then.
-    pub unusable: Option<String>,
+    /// Errors for which no agent starts with it: the place to be corrected, and the error. The other fields are those of
+    /// the configuration without the faulty parts.
+    pub errors: Vec<(String, String)>,
     /// Settings of the kernel that `protectKernelDefaults` keeps from being changed, and that are wrong.
     pub protected: Option<String>,
     /// The file that was read.
     pub file: Option<String>,
-    /// Warnings about the file: unknown fields and the like.
-    pub warnings: Vec<String>,
+    /// Warnings: the place to be corrected, and the warning.
+    pub warnings: Vec<(String, String)>,
     /// Name of the node.
     pub node_name: String,
     /// Refuse to start while swap is on.

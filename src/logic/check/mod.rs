@@ -58,31 +58,44 @@ pub struct CheckFinding {
     pub says: String,
     /// Command to type or line to write; empty where nothing is to be done.
     pub fix: String,
+    /// More findings of the same check.
+    pub more: Vec<Self>,
 }
 
 impl CheckFinding {
-    pub(crate) fn ok(says: impl Into<String>) -> Self {
+    fn new(level: FindingLevel, says: String, fix: String) -> Self {
         Self {
-            level: FindingLevel::Ok,
-            says: says.into(),
-            fix: String::new(),
+            level,
+            says,
+            fix,
+            more: Vec::new(),
         }
+    }
+
+    pub(crate) fn ok(says: impl Into<String>) -> Self {
+        Self::new(FindingLevel::Ok, says.into(), String::new())
     }
 
     pub(crate) fn warning(says: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self {
-            level: FindingLevel::Warning,
-            says: says.into(),
-            fix: fix.into(),
-        }
+        Self::new(FindingLevel::Warning, says.into(), fix.into())
     }
 
     pub(crate) fn error(says: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self {
-            level: FindingLevel::Error,
-            says: says.into(),
-            fix: fix.into(),
-        }
+        Self::new(FindingLevel::Error, says.into(), fix.into())
+    }
+
+    /// Makes one of all findings of a check; `None`: there are none.
+    fn join(mut findings: Vec<Self>) -> Option<Self> {
+        let more = findings.split_off(findings.len().min(1));
+        let first = findings.pop()?;
+        Some(Self { more, ..first })
+    }
+
+    /// Lists this finding and those that are joined to it, under the name of their check.
+    pub fn list_all(mut self, name: &str) -> impl Iterator<Item = (&str, Self)> {
+        let more = core::mem::take(&mut self.more);
+        let all = core::iter::once(self).chain(more);
+        all.map(move |finding| (name, finding))
     }
 }
 
@@ -148,15 +161,15 @@ pub const CHECKS: [NodeCheck; 53] = [
 
 /// Carries out every check.
 ///
-/// - Shape: in the order of [`CHECKS`], with their names.
+/// - Shape: in the order of [`CHECKS`], with their names. A check may have more than one finding.
 #[must_use]
 pub fn run_checks(facts: &CheckFacts) -> Vec<(&'static str, CheckFinding)> {
     let found = |(name, rule): &NodeCheck| {
         let of_part = facts.of_parts.iter().find(|(of, _)| of == name);
         let finding = of_part.map_or_else(|| rule(facts), |(_, finding)| finding.clone());
-        (*name, finding)
+        finding.list_all(name)
     };
-    CHECKS.iter().map(found).collect()
+    CHECKS.iter().flat_map(found).collect()
 }
 
 /// `a, b and 3 more`: at most `limit` of `items`.

@@ -193,12 +193,12 @@ fn a_sound_board() {
 /// Rows: check, change, level, part of the finding, the exact fix.
 #[rustfmt::skip]
 const BAD: &[(&str, Change, FindingLevel, &str, &str)] = &[
-    ("config", |f| f.wanted.unusable = Some("maxPods: must be positive".into()), FindingLevel::Error, "maxPods: must be positive",
-        "correct that field; picolet run --help lists them"),
+    ("config", |f| f.wanted.errors = vec![("/c.yaml".into(), "/c.yaml: maxPods: must be positive".into())], FindingLevel::Error, "/c.yaml: maxPods: must be positive",
+        "correct /c.yaml"),
     ("config", |f| f.wanted.protected = Some("invalid kernel flag: kernel.panic".into()), FindingLevel::Error, "kernel.panic",
         "set them with sysctl, or set protectKernelDefaults to false so that the agent sets them"),
-    ("config", |f| f.wanted.warnings = vec!["unknown field maxpods is ignored".into()], FindingLevel::Warning, "maxpods",
-        "correct /etc/picolet/config.yaml"),
+    ("config", |f| f.wanted.warnings = vec![("--feature-gates".into(), "--feature-gates: featureGates.A is without effect here".into())], FindingLevel::Warning, "--feature-gates: featureGates.A",
+        "correct --feature-gates"),
     ("root", |f| f.rights.root = false, FindingLevel::Error, "not root", "sudo picolet check"),
     ("capabilities", |f| f.rights.capabilities.retain(|c| c != "CAP_NET_ADMIN"), FindingLevel::Error, "missing: CAP_NET_ADMIN",
         "remove CapabilityBoundingSet= from the unit, or run outside of a container"),
@@ -366,8 +366,8 @@ const BAD: &[(&str, Change, FindingLevel, &str, &str)] = &[
         "systemctl disable --now k3s, or give picolet --cgroup-root and --pod-logs-dir of its own"),
     ("manifests", |f| f.manifests.bad = vec![("/m/a.yaml".into(), "spec: required".into())], FindingLevel::Error, "/m/a.yaml: spec: required",
         "correct /m/a.yaml"),
-    ("manifests", |f| f.manifests.odd = vec![("/m/a.yaml".into(), "unknown field imgae".into()), ("/m/b.yaml".into(), "unknown field x".into())],
-        FindingLevel::Warning, "/m/a.yaml: unknown field imgae, /m/b.yaml: unknown field x", "correct /m/a.yaml"),
+    ("manifests", |f| f.manifests.odd = vec![("/m/a.yaml".into(), "unknown field imgae".into())], FindingLevel::Warning, "/m/a.yaml: unknown field imgae",
+        "correct /m/a.yaml"),
     ("manifests", |f| { f.manifests.url = Some("http://h/m".into()); f.manifests.is_url_plain = true; }, FindingLevel::Warning,
         "staticPodURL http://h/m is plain http", "serve it over https; set picolet.manifestURLCA to the CA of the server"),
     ("manifests", |f| { f.manifests.path = None; f.manifests.url = Some("http://h/m".into()); f.manifests.is_url_plain = true; }, FindingLevel::Warning,
@@ -435,6 +435,44 @@ fn everything_that_goes_wrong_is_named_with_its_fix() {
     for (check, _) in CHECKS {
         assert!(BAD.iter().any(|row| row.0 == check), "{check} has no row");
     }
+}
+
+#[test]
+fn each_fault_has_a_finding_of_its_own() {
+    // CONF-22 SRC-34
+    let mut facts = sound();
+    let all = |names: [&str; 2]| names.map(|name| (name.into(), format!("{name}: x"))).into();
+    facts.wanted.warnings = all(["/c.yaml", "/d.conf"]);
+    facts.wanted.errors = all(["/c.yaml", "--port"]);
+    facts.wanted.protected = Some("kernel.panic".into());
+    facts.manifests.odd = vec![("/m/a.yaml".into(), "imgae".into())];
+    facts.manifests.bad = ["/m/b.yaml", "/m/c.yaml"]
+        .map(|file| (file.into(), "y".into()))
+        .into();
+    facts.registries = registries(|r| {
+        r.faults = vec!["/r.yaml:1: mirrrors: unknown key".into()];
+        r.is_newer = true;
+    });
+    let found = run_checks(&facts).into_iter();
+    let found = found.filter(|(_, f)| f.level != FindingLevel::Ok);
+    let lines: Vec<String> = found
+        .map(|(name, f)| format!("{} {name} {}", f.level.as_str(), f.says))
+        .collect();
+    assert_eq!(
+        lines,
+        [
+            "error config /c.yaml: x",
+            "error config --port: x",
+            "error config kernel.panic",
+            "warning config /c.yaml: x",
+            "warning config /d.conf: x",
+            "error manifests /m/b.yaml: y",
+            "error manifests /m/c.yaml: y",
+            "warning manifests /m/a.yaml: imgae",
+            "warning registries /r.yaml:1: mirrrors: unknown key",
+            "warning registries /r.yaml was changed after the agent had read it",
+        ]
+    );
 }
 
 #[test]
