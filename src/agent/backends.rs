@@ -69,6 +69,9 @@ pub(super) async fn open_backend(
                 own.display()
             );
         }
+        if let Some(what) = pulls.registries.without_effect() {
+            log::warn!("{}: {what}", cfg.images.registries.display());
+        }
         return Ok(RuntimeBackend {
             driver: runtime.cgroup_driver(),
             images: runtime.runtime_directories().images.clone(),

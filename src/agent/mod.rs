@@ -106,4 +106,5 @@ pub use pod_store::RECORD_VERSION as POD_RECORD_VERSION;
 #[cfg(any(test, fuzzing))]
 pub(crate) use pod_store::fuzz;
 pub use reset::{LockedReset, ResetError, ResetOptions, ResetPlan};
+pub(crate) use run::find_start_faults;
 pub use run::{ProgramName, ServiceManagerEnv, agent_main};

@@ -291,15 +291,20 @@ fn refuse_swap(swaps: &str, is_asked: bool) -> Result<(), AgentStartError> {
     }
 }
 
+/// Finds a group of the operator's that is to be limited and is not there.
+fn find_absent_group(cfg: &AgentConfig, cgroups: &Cgroups) -> Option<(&'static str, String)> {
+    let mut groups = cfg.cgroup.reserved_groups.iter();
+    let group = groups.find(|group| !cgroups.has_group(&group.path))?;
+    let (field, path) = (group.field, &group.path);
+    Some((field, format!("{field}: there is no control group {path}")))
+}
+
 /// Limits groups of the operator's to what is reserved for them (CG-13): they have to be there.
 fn limit_reserved(cfg: &AgentConfig, cgroups: &Cgroups) -> Result<(), AgentStartError> {
+    if let Some((_, why)) = find_absent_group(cfg, cgroups) {
+        return Err(fatal_error(why));
+    }
     for group in &cfg.cgroup.reserved_groups {
-        let (field, path) = (group.field, &group.path);
-        if !cgroups.has_group(path) {
-            return Err(fatal_error(format!(
-                "{field}: there is no control group {path}"
-            )));
-        }
         let reserved = if group.is_system {
             &cfg.reserved.system
         } else {
@@ -307,10 +312,26 @@ fn limit_reserved(cfg: &AgentConfig, cgroups: &Cgroups) -> Result<(), AgentStart
         };
         let values = node_resources::reserved_group(reserved, group.compressible);
         cgroups
-            .update_limits(path, &values)
-            .map_err(|e| fatal_error(format!("{field}: {}", error_chain(&e))))?;
+            .update_limits(&group.path, &values)
+            .map_err(|e| fatal_error(format!("{}: {}", group.field, error_chain(&e))))?;
     }
     Ok(())
+}
+
+/// Finds the reasons for which an agent would not start although each value of its configuration is valid: files that
+/// cannot be used, an absent control group, reservations that are too large. Each with the place to be corrected.
+pub(crate) fn find_start_faults(
+    cfg: &AgentConfig,
+    cgroups: Option<&Cgroups>,
+) -> Vec<(String, String)> {
+    let providers = images::read_credential_providers(&cfg.images).err();
+    let providers = providers.map(|e| ("picolet.imageCredentialProviderConfig", error_chain(&e)));
+    let files = serving::find_unusable_files(&cfg.server).into_iter();
+    let kept = node::read_machine_facts(cfg).err();
+    let kept = kept.map(|e| ("systemReserved or kubeReserved", error_chain(&e)));
+    let group = cgroups.and_then(|cgroups| find_absent_group(cfg, cgroups));
+    let all = files.chain(providers).chain(kept).chain(group);
+    all.map(|(place, why)| (place.to_owned(), why)).collect()
 }
 
 /// Checks `picolet.podWriteLimit`.
@@ -833,6 +854,41 @@ mod tests {
         watch.note_loop_turn(hands.now());
         assert_eq!(heard_after(MINUTE / 2), ["WATCHDOG=1"]);
         drop(task);
+    }
+
+    #[test]
+    fn reasons_not_to_start_are_found_beforehand() {
+        let dir = TestDir::new("start-faults");
+        let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+        let faults = |text: &str| {
+            let file = dir.join("c.yaml");
+            fs::write(&file, format!("{head}{text}")).expect("written");
+            let flags = config::flags::CommandLineFlags {
+                config: Some(file),
+                ..config::flags::CommandLineFlags::default()
+            };
+            let host = config::HostIdentity {
+                hostname: "board".into(),
+            };
+            let loaded = config::load_config(flags, &host).expect("valid");
+            find_start_faults(&loaded.config, None)
+        };
+        assert_eq!(faults(""), []);
+        let found = faults(
+            "systemReserved: {memory: 999Ti}\ntlsCertFile: no.crt\ntlsPrivateKeyFile: no.key\n\
+             authentication: {x509: {clientCAFile: no.ca}}\nauthorization: {mode: AlwaysAllow}\n\
+             picolet: {imageCredentialProviderConfig: no.yaml, imageCredentialProviderBinDir: bin}\n",
+        );
+        let places = [
+            ("authentication.x509.clientCAFile", "no.ca"),
+            ("tlsCertFile or tlsPrivateKeyFile", "no.crt"),
+            ("picolet.imageCredentialProviderConfig", "no.yaml"),
+            ("systemReserved or kubeReserved", "of memory"),
+        ];
+        assert_eq!(found.len(), places.len(), "{found:?}");
+        for ((place, why), (want, part)) in found.iter().zip(places) {
+            assert!(place == want && why.contains(part), "{place}: {why}");
+        }
     }
 
     #[test]

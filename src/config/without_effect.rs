@@ -112,6 +112,16 @@ const KEYS: &[(&str, &str)] = &[
     ("volumePluginDir", ""),
 ];
 
+/// Keys of `picolet` without effect if a container runtime runs the pods.
+const KEYS_OF_OWN_RUNTIME: &[&str] = &[
+    "builtinNetwork.bridge",
+    "cniBinDir",
+    "cniConfDir",
+    "imageDir",
+    "ociRuntime",
+    "ociRuntimeRoot",
+];
+
 /// Removes what is without effect from a document, and returns one sentence for each.
 ///
 /// A key stays if its value asks for nothing: kubeadm writes many of those.
@@ -141,6 +151,14 @@ pub(super) fn remove_ignored_keys(document: &mut Value) -> Vec<String> {
             }
             counts
         });
+    }
+    let runtime = "containerRuntimeEndpoint";
+    for key in KEYS_OF_OWN_RUNTIME {
+        let own = &document["picolet"];
+        let value = key.split('.').fold(own, |value, name| &value[name]);
+        if !asks_nothing(value) && !asks_nothing(&document[runtime]) {
+            said.push(format!("picolet.{key} is without effect with {runtime}"));
+        }
     }
     said
 }
@@ -228,6 +246,21 @@ mod tests {
                 "topologyManagerPolicy": "none", "kernelMemcgNotification": false, "maxPods": 7, "reservedMemory": [],
                 "logging": {"verbosity": 2}, "featureGates": {"MemoryQoS": true},
             })
+        );
+    }
+
+    #[test]
+    fn keys_of_the_own_runtime_are_said_beside_another() {
+        // CONF-22
+        let own = json!({"imageDir": "/i", "cniBinDir": "", "builtinNetwork": {"bridge": "b", "subnet": "s"}});
+        let mut document = json!({"picolet": own});
+        assert_eq!(remove_ignored_keys(&mut document), [""; 0]);
+        document["containerRuntimeEndpoint"] = "unix:///r".into();
+        assert_eq!(
+            remove_ignored_keys(&mut document),
+            ["builtinNetwork.bridge", "imageDir"].map(|key| format!(
+                "picolet.{key} is without effect with containerRuntimeEndpoint"
+            ))
         );
     }
 

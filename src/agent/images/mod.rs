@@ -38,5 +38,5 @@ pub(super) use ensure::PodVolumeImages;
 pub(super) use for_pod::{ImageFuture, ImageWaitReason, StartingPod};
 pub(super) use garbage::{ImageGarbageCollector, UnusedImageRequests, remove_unused_images};
 pub(super) use owner::{AgentImages, ImageTools, NodeImageHelpers};
-pub(crate) use settings::{read_pull_settings, read_registries};
+pub(crate) use settings::{read_credential_providers, read_pull_settings, read_registries};
 pub(super) use stock::ImageStock;

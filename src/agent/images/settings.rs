@@ -76,17 +76,7 @@ pub(crate) fn read_pull_settings(
     for fault in faults {
         log::warn!("{fault}");
     }
-    let providers = match &images.credential_providers {
-        Some((file, dir)) => {
-            let read = read_settings_file(file)?.ok_or_else(|| {
-                let absent = io::Error::new(io::ErrorKind::NotFound, "not found");
-                PullSettingsError::Unread(file.clone(), absent)
-            })?;
-            CredentialProviders::parse(&read.value, dir.clone())
-                .map_err(read.wrong_value_error())?
-        }
-        None => CredentialProviders::default(),
-    };
+    let providers = read_credential_providers(images)?;
     let mut docker_configs: Vec<PathBuf> = vec![dirs.root.join("config.json")];
     docker_configs.extend(DOCKER_CONFIGS.iter().map(PathBuf::from));
     Ok(PullSettings {
@@ -102,6 +92,20 @@ pub(crate) fn read_pull_settings(
         parallel: images.parallel_pulls,
         ..PullSettings::default()
     })
+}
+
+/// Reads the configuration of credential plugins, if one is named.
+pub(crate) fn read_credential_providers(
+    images: &ImageConfig,
+) -> Result<CredentialProviders, PullSettingsError> {
+    let Some((file, dir)) = &images.credential_providers else {
+        return Ok(CredentialProviders::default());
+    };
+    let read = read_settings_file(file)?.ok_or_else(|| {
+        let absent = io::Error::new(io::ErrorKind::NotFound, "not found");
+        PullSettingsError::Unread(file.clone(), absent)
+    })?;
+    CredentialProviders::parse(&read.value, dir.clone()).map_err(read.wrong_value_error())
 }
 
 /// Reads `registries.yaml`, if it is there. Returns it, and what is wrong in it and keeps no agent from its start: a line

@@ -12,6 +12,7 @@ use alloc::{rc::Rc, sync::Arc};
 
 use crate::{
     agent::{clock::Clock, complaints::Complaints},
+    config::{ServerConfig, ServingCertificateSource},
     error::error_chain,
     kube::csr::{self, CertificateSubject, KeyError},
     logic::fnv::fnv1a,
@@ -100,10 +101,39 @@ fn take_authorities(
     text: &[u8],
     access: &AccessControl,
 ) -> Result<FilesDigest, ServingFileError> {
-    let authorities = ClientAuthorities::from_pem(text);
-    let authorities = authorities.map_err(|e| ServingFileError::Authorities(path.to_owned(), e))?;
+    let authorities = parse_authorities(path, text)?;
     access.set_authorities(Arc::new(authorities));
     Ok(files_digest([text, b""]))
+}
+
+fn parse_authorities(path: &Path, text: &[u8]) -> Result<ClientAuthorities, ServingFileError> {
+    let authorities = ClientAuthorities::from_pem(text);
+    authorities.map_err(|e| ServingFileError::Authorities(path.to_owned(), e))
+}
+
+/// Finds the files of the operator's with which no agent starts: keys of the configuration, and why.
+pub(in crate::agent) fn find_unusable_files(cfg: &ServerConfig) -> Vec<(&'static str, String)> {
+    if cfg.listen.is_none() {
+        return Vec::new();
+    }
+    let authorities = cfg.client_ca.as_deref().map(|path| {
+        let text = read_authorities(path)?;
+        parse_authorities(path, &text).map(drop)
+    });
+    let pair = match &cfg.certificate {
+        ServingCertificateSource::Files(certificate, key) => {
+            let files = (certificate.clone(), key.clone());
+            Some(show_certificate(&files, &ServingCertificateSlot::default()).map(drop))
+        }
+        ServingCertificateSource::Requested | ServingCertificateSource::SelfSigned => None,
+    };
+    let all = [
+        ("authentication.x509.clientCAFile", authorities),
+        ("tlsCertFile or tlsPrivateKeyFile", pair),
+    ];
+    all.into_iter()
+        .filter_map(|(place, read)| Some((place, error_chain(&read?.err()?))))
+        .collect()
 }
 
 /// Looks at the file of CAs again and again.

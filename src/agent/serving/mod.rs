@@ -15,6 +15,7 @@ use std::path::PathBuf;
 
 use smol::LocalExecutor;
 
+pub(super) use certificates::find_unusable_files;
 pub(super) use reviews::ApiserverReviews;
 
 use certificates::{CertificatePoller, ServingFileError};

@@ -17,7 +17,7 @@ use super::super::{
 };
 use super::{apiserver, kubeadm, runtime};
 use crate::{
-    agent::{POD_RECORD_VERSION, images, kernel_settings},
+    agent::{POD_RECORD_VERSION, find_start_faults, images, kernel_settings},
     api::{Quantity, order::OrderExt as _, received::SnapshotEntry},
     bus::logind::LogindPaths,
     cgroup::{CgroupVersion, Cgroups, Hierarchy},
@@ -163,6 +163,8 @@ pub(super) fn gather_facts(flags: Vec<OsString>, is_kubelet: bool) -> Result<Che
     wanted.evict_static_pods = cfg.eviction.static_pods;
     let (agent, pid) = ask_agent_health(&socket);
     let detected = Cgroups::detect();
+    let faults = find_start_faults(&cfg, detected.as_ref().ok());
+    wanted.errors.extend(faults);
     let cgroups = check::CgroupFacts {
         mounted: detected.is_ok(),
         v2: detected
@@ -807,7 +809,12 @@ fn gather_registries(cfg: &AgentConfig, socket: Option<&Path>) -> check::Registr
         ..check::RegistryConfigFacts::default()
     };
     match images::read_registries(path) {
-        Ok((_, faults)) => found.faults = faults,
+        Ok((registries, faults)) => {
+            let what = registries.without_effect();
+            let of_runtime = cfg.runtime.endpoints.as_ref().and(what);
+            let of_runtime = of_runtime.map(|what| format!("{}: {what}", path.display()));
+            found.faults = faults.into_iter().chain(of_runtime).collect();
+        }
         Err(e) => found.unusable = Some(error_chain(&e)),
     }
     found
@@ -923,6 +930,12 @@ mod tests {
         assert!(found.unusable.is_some_and(|why| why.contains("r.yaml")));
         fs::write(&path, "mirrors: {a: {}}\nmirrrors: {}\n").expect("written");
         assert_eq!(gather_registries(&cfg, None).faults.len(), 1);
+        cfg.runtime.endpoints = Some(config::RuntimeEndpoints {
+            runtime: "/r".into(),
+            images: "/r".into(),
+        });
+        let faults = gather_registries(&cfg, None).faults;
+        assert!(faults[1].ends_with("set them in the container runtime"));
         let start = |seconds| {
             fs::write(&socket, "").expect("written");
             let at = fs::metadata(&path).and_then(|meta| meta.modified());

@@ -273,6 +273,15 @@ impl RegistriesConfig {
         hosts.collect()
     }
 
+    /// Says what in it is without effect if a container runtime pulls the images.
+    #[must_use]
+    pub fn without_effect(&self) -> Option<&'static str> {
+        let has_tls = self.configs.values().any(|config| config.tls.is_some());
+        (has_tls || !self.mirrors.is_empty()).then_some(
+            "mirrors and tls are without effect with containerRuntimeEndpoint: set them in the container runtime",
+        )
+    }
+
     /// Returns true if there are credentials in it.
     #[must_use]
     pub fn has_credentials(&self) -> bool {
