@@ -731,17 +731,9 @@ const SIGRTMAX: i32 = 65;
 /// CRI's number of a stop signal, as a pod names it; 0: there is none of that name.
 #[must_use]
 pub fn stop_signal_number(name: &str) -> i32 {
-    if let Some(place) = STOP_SIGNALS.iter().position(|known| *known == name) {
-        return i32::try_from(place).map_or(0, |place| place + 1);
-    }
-    let after = |start: &str| name.strip_prefix(start).and_then(|n| n.parse::<i32>().ok());
-    match (name, after("SIGRTMIN+"), after("SIGRTMAX-")) {
-        ("SIGRTMIN", ..) => SIGRTMIN,
-        ("SIGRTMAX", ..) => SIGRTMAX,
-        (_, Some(n @ 1..=15), _) => SIGRTMIN + n,
-        (_, _, Some(n @ 1..=14)) => SIGRTMAX - n,
-        _ => 0,
-    }
+    (1..=SIGRTMAX)
+        .find(|number| stop_signal_of_number(*number).as_deref() == Some(name))
+        .unwrap_or(0)
 }
 
 /// Name of the stop signal with that number of CRI; `None` if there is none.
@@ -762,10 +754,9 @@ pub fn stop_signal_of_number(number: i32) -> Option<String> {
 /// Returns true for the name of a stop signal as images write it: `SIGTERM`, `term`, `15`.
 #[must_use]
 pub fn is_stop_signal(text: &str) -> bool {
-    let number = text.to_ascii_uppercase();
-    let number = number.strip_prefix("SIG").unwrap_or(&number);
-    let by_number = number.parse::<u8>().is_ok_and(|n| (1..=64).contains(&n));
-    by_number || stop_signal_name(text).is_some()
+    let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+    let by_number = text.parse::<u8>().is_ok_and(|n| (1..=64).contains(&n));
+    is_number && by_number || stop_signal_name(text).is_some()
 }
 
 /// Name of a stop signal as pods write it, from that of an image; `None` for a number, and for what is no signal.
@@ -918,6 +909,7 @@ mod tests {
             ("rtmin+3", Some("SIGRTMIN+3")),
             ("15", None),
             ("SIGFOO", None),
+            ("RTMIN+03", None),
         ] {
             assert_eq!(stop_signal_name(text).as_deref(), name, "{text}");
         }
@@ -942,7 +934,13 @@ mod tests {
             ("0", false),
             ("65", false),
             ("-1", false),
+            ("+9", false),
+            ("SIG9", false),
             ("SIGRTMIN+16", false),
+            ("SIGRTMIN++5", false),
+            ("SIGRTMIN+05", false),
+            ("SIGRTMAX-+3", false),
+            ("SIGRTMIN+0", false),
             ("SIGRTMIN+99", false),
             (" SIGTERM", false),
         ] {

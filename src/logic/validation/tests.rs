@@ -559,6 +559,14 @@ fn wrong_containers() {
             ".lifecycle.stopSignal: Unsupported value",
         ),
         (
+            json!({"lifecycle": {"stopSignal": "SIGRTMIN++5"}}),
+            ".lifecycle.stopSignal: Unsupported value",
+        ),
+        (
+            json!({"lifecycle": {"stopSignal": "SIGRTMIN+05"}}),
+            ".lifecycle.stopSignal: Unsupported value",
+        ),
+        (
             json!({"lifecycle": {"stopSignal": ""}}),
             ".lifecycle.stopSignal: Unsupported value",
         ),
