@@ -26,7 +26,7 @@ use super::{
     record::{self, ContainerRecord, SandboxRecord},
     sandbox,
     sources::{self, MountSource},
-    table::{ContainerEntry, ProcessOwner, container_entry},
+    table::{ContainerEntry, ProcessOwner, container_entry, first_stop_signal},
     tracers::{StoppedTracers, TRACED_CREATE_LIMIT},
 };
 use crate::{
@@ -36,7 +36,7 @@ use crate::{
         cri::{
             ANNOTATION_TERMINATION_PATH, ContainerConfig, ContainerMount, ContainerState,
             DEFAULT_HANDLER, LinuxResources, MountStatus, MountedImage, NamespaceMode, OOM_KILLED,
-            SandboxState, SecurityProfile, is_stop_signal,
+            SandboxState, SecurityProfile,
         },
         oci::SpecInput,
     },
@@ -139,10 +139,7 @@ impl Runc {
             return Err(not_found("image", "that was just there"));
         }
         let log = Path::new(&parent.config.log_directory).join(&config.log_path);
-        let stop_signal = [&config.stop_signal, &image.process.stop_signal]
-            .into_iter()
-            .find(|s| !s.is_empty() && is_stop_signal(s))
-            .map_or_else(|| "SIGTERM".to_owned(), Clone::clone);
+        let stop_signal = first_stop_signal(&[&config.stop_signal, &image.process.stop_signal]);
         let termination = config.annotations.get(ANNOTATION_TERMINATION_PATH);
         let termination_file = config
             .mounts
@@ -1125,6 +1122,30 @@ fn signal_argument(signal: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn entry_with_signal(signal: &str) -> ContainerEntry {
+        let text = include_str!("../../../tests/golden/container_record.1.json");
+        let mut record: ContainerRecord =
+            crate::api::strict::from_json(text.as_bytes()).expect("a record");
+        record.stop_signal = signal.into();
+        container_entry(&record)
+    }
+
+    #[test]
+    fn stop_signals_that_an_older_agent_recorded() {
+        // KILL-11
+        for (recorded, sent, shown) in [
+            ("SIGFOO", "SIGTERM", "SIGTERM"),
+            ("SIGRTMIN++5", "SIGTERM", "SIGTERM"),
+            ("", "SIGTERM", "SIGTERM"),
+            ("sigquit", "sigquit", "SIGQUIT"),
+            ("15", "15", ""),
+        ] {
+            let entry = entry_with_signal(recorded);
+            assert_eq!(entry.stop_signal, sent, "{recorded}");
+            assert_eq!(entry.status.stop_signal, shown, "{recorded}");
+        }
+    }
 
     #[test]
     fn stop_signals() {

@@ -25,7 +25,7 @@ use crate::api::{
     ContainerId, PodUid, SandboxId,
     cri::{
         ANNOTATION_HASH, ContainerItem, ContainerState, ContainerStatus, PodItem, PodRuntimeStatus,
-        SandboxItem, SandboxState, SandboxStatus, stop_signal_name,
+        SandboxItem, SandboxState, SandboxStatus, is_stop_signal, stop_signal_name,
     },
 };
 
@@ -290,12 +290,15 @@ pub(super) fn container_entry(record: &ContainerRecord) -> ContainerEntry {
     let user = &record.user;
     let config = &record.config;
     let hash = config.annotations.get(ANNOTATION_HASH);
+    // An older agent took any text.
+    let stop_signal = first_stop_signal(&[&record.stop_signal]);
+    let shown_signal = stop_signal_name(&stop_signal);
     ContainerEntry {
         uid: record.uid.clone(),
         created: record.created,
         image: record.image.clone(),
         holds: Vec::new(),
-        stop_signal: record.stop_signal.clone(),
+        stop_signal,
         cgroup: record.cgroup.clone(),
         traces: tracers::may_trace(&config.security),
         termination_file: record.termination_file.clone(),
@@ -324,7 +327,7 @@ pub(super) fn container_entry(record: &ContainerRecord) -> ContainerEntry {
             image_id: record.image_ref.clone(),
             volume_images: record.volume_images.clone(),
             mounts: record.mounts.clone(),
-            stop_signal: stop_signal_name(&record.stop_signal).unwrap_or_default(),
+            stop_signal: shown_signal.unwrap_or_default(),
             hash: hash
                 .and_then(|h| u64::from_str_radix(h, 16).ok())
                 .unwrap_or(0),
@@ -337,6 +340,12 @@ pub(super) fn container_entry(record: &ContainerRecord) -> ContainerEntry {
             log_path: record.log.clone(),
         },
     }
+}
+
+/// First of `wanted` that is a stop signal; SIGTERM if none is (KILL-11).
+pub(super) fn first_stop_signal(wanted: &[&str]) -> String {
+    let mut known = wanted.iter().filter(|signal| is_stop_signal(signal));
+    (*known.next().unwrap_or(&"SIGTERM")).to_owned()
 }
 
 #[cfg(test)]
