@@ -155,8 +155,10 @@ pub(super) fn validate_quantities(
 }
 
 fn is_page_multiple(quantity: &Quantity, page: &str) -> bool {
-    let size = Quantity::parse(page).map_or(0, |page| page.value());
-    size > 0 && quantity.value() % size == 0
+    Quantity::parse(page).is_ok_and(|page| {
+        let size = page.value();
+        size > 0 && page.milli_value() % 1000 == 0 && quantity.value() % size == 0
+    })
 }
 
 fn is_standard_resource(name: &str) -> bool {

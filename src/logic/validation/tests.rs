@@ -487,6 +487,10 @@ fn wrong_containers() {
             ".resources.limits[memory]: Invalid value: \"-1\": must be greater than or equal to 0",
         ),
         (
+            json!({"resources": {"limits": {"memory": "1Mi", "hugepages-1500m": "2"}}}),
+            ".resources.limits[hugepages-1500m]: Invalid value: \"2\": must be a multiple of the page size",
+        ),
+        (
             json!({"resources": {"limits": {"gpu": "1"}}}),
             ".resources.limits[gpu]: Invalid value: \"gpu\": must be a standard resource type or fully qualified",
         ),
