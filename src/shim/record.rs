@@ -73,7 +73,7 @@ impl fmt::Display for ContainerStateRecord {
 }
 
 /// An ended container.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct ContainerExitRecord {
     /// [`VERSION`].
     pub v: u32,

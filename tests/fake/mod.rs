@@ -557,6 +557,14 @@ impl Fake {
         id
     }
 
+    /// Gives an image of the store a stop signal.
+    pub fn set_stop_signal(&self, reference: &str, signal: &str) {
+        self.change(|state| {
+            let image = state.images.get_mut(&image_id(reference));
+            image.expect("in the store").stop_signal = signal.into();
+        });
+    }
+
     /// What it says of pulls that were dropped: whether they may still bring their image, if it tells.
     pub fn set_still_pulling(&self, still: Option<bool>) {
         self.change(|state| state.still_pulling = still);

@@ -15,7 +15,7 @@ use crate::{
     agent::{recorder::EventSeverity, ring::RecordedEvent},
     api::{PodUid, cri::ContainerState, pod_status::PodPhase},
     probe::{ProbeRequestError, UnansweredRequest},
-    runtime::fake::{Op, Trouble},
+    runtime::fake::{OnStop, Op, Trouble},
 };
 
 /// Files that the kernel makes in a new cgroup.
@@ -260,6 +260,44 @@ fn a_pod_whose_cgroup_has_gone_starts_anew_with_its_limits() {
         let now = world.fake.container(&"a".into(), "c").expect("runs");
         assert_eq!(now.restart_count, 1);
     }
+}
+
+#[test]
+fn a_stop_signal_that_does_not_exist_is_told() {
+    // KILL-11
+    let world = World::new();
+    let pod = |uid: &str, signal: &str, more: serde_json::Value| {
+        let image = format!("signal-{uid}:1");
+        world.fake.add_image(&image);
+        world.fake.set_stop_signal(&image, signal);
+        let mut container = json!({"name": uid, "image": image, "command": ["sleep"]});
+        container["lifecycle"] = more;
+        manifest(
+            uid,
+            json!({"os": {"name": "linux"}, "containers": [container]}),
+        )
+    };
+    let pods = [
+        pod("bad", "SIGFOO", json!({})),
+        pod("name", "quit", json!({})),
+        pod("number", "15", json!({})),
+        pod("none", "", json!({})),
+        pod("own", "SIGFOO", json!({"stopSignal": "SIGINT"})),
+    ];
+    world.apply(&pods);
+    for uid in ["bad", "name", "number", "none", "own"] {
+        runs(&world, uid);
+    }
+    assert_eq!(
+        told(&world, "UnknownStopSignal"),
+        [r#"stop signal "SIGFOO" of the image is unknown: SIGTERM is sent"#]
+    );
+    // It has its whole grace.
+    world.fake.on_stop("bad", OnStop::Ignores);
+    let before = world.now();
+    world.apply(&pods[1..]);
+    world.until("has ended", |w| !w.fake.runs(&"bad".into()));
+    assert!(world.now() - before >= s(5));
 }
 
 #[test]

@@ -146,13 +146,29 @@ fn a_pod_whose_container_wants_it_starts_over_at_once() {
 #[test]
 fn a_pod_that_starts_over_again_and_again_waits_longer_each_time() {
     // ACT-72 BACK-02 BACK-06
+    for (policy, kind) in [
+        ("Never", "containers"),
+        ("Always", "initContainers"),
+        ("Never", "initContainers"),
+    ] {
+        starts_over_with_back_off(policy, kind);
+    }
+}
+
+/// A container of this kind, with this policy of its own, ends again and again so that its pod starts over.
+fn starts_over_with_back_off(policy: &str, kind: &str) {
     let world = World::new();
     let rule =
         json!({"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [88]}});
-    let source = json!({"name": "c", "image": IMAGE, "command": ["sleep"], "restartPolicy": "Never",
+    let source = json!({"name": "c", "image": IMAGE, "command": ["sleep"], "restartPolicy": policy,
         "restartPolicyRules": [rule]});
-    let other = json!({"name": "other", "image": IMAGE, "command": ["sleep"]});
-    let pods = [manifest("a", json!({"containers": [source, other]}))];
+    let other =
+        json!({"name": "other", "image": IMAGE, "command": ["sleep"], "restartPolicy": "Always"});
+    let main = json!({"name": "main", "image": IMAGE, "command": ["sleep"]});
+    let mut spec = json!({"initContainers": [other], "containers": [main]});
+    let list = spec[kind].as_array_mut().expect("a list");
+    list.push(source);
+    let pods = [manifest("a", spec)];
     world.apply(&pods);
     let uid = PodUid::from("a");
     let instance = |w: &World, name: &str| w.fake.container(&uid, name);
@@ -169,18 +185,17 @@ fn a_pod_that_starts_over_again_and_again_waits_longer_each_time() {
         let before = world.now();
         if wait > 0 {
             world.until("waits", |w| {
-                let status = w
-                    .status("a")
-                    .map(|s| s.container_statuses)
-                    .unwrap_or_default();
-                let mut waiting = status.iter().filter_map(|c| c.state.waiting.as_ref());
+                let status = w.status("a").unwrap_or_default();
+                let all = status.init_container_statuses.iter();
+                let all = all.chain(&status.container_statuses);
+                let mut waiting = all.filter_map(|c| c.state.waiting.as_ref());
                 waiting.any(|state| state.reason == "CrashLoopBackOff")
             });
             let other = instance(&world, "other").map(|c| (c.state, c.started_at));
             assert_eq!(
                 other,
                 Some((ContainerState::Running, kept.started_at)),
-                "runs on"
+                "{policy} {kind}: runs on"
             );
             // Another agent goes on with the wait.
             world = world.restart_agent();
@@ -194,6 +209,9 @@ fn a_pod_that_starts_over_again_and_again_waits_longer_each_time() {
         // The spread of the requeue adds up to a half.
         let waited = (world.now() - before).as_secs();
         let most = wait + wait / 2 + 5;
-        assert!((wait..=most).contains(&waited), "{waited} s for {wait} s");
+        assert!(
+            (wait..=most).contains(&waited),
+            "{policy} {kind}: {waited} s for {wait} s"
+        );
     }
 }

@@ -1148,6 +1148,54 @@ mod tests {
     }
 
     #[test]
+    fn the_first_stop_signal_that_exists_counts() {
+        // KILL-11
+        for (of_pod, of_image, sent) in [
+            ("SIGINT", "SIGFOO", "SIGINT"),
+            ("", "SIGFOO", "SIGTERM"),
+            ("", "SIGRTMIN+05", "SIGTERM"),
+            ("", "quit", "quit"),
+            ("", "", "SIGTERM"),
+        ] {
+            let first = first_stop_signal(&[of_pod, of_image]);
+            assert_eq!(first, sent, "{of_pod} {of_image}");
+        }
+    }
+
+    #[test]
+    fn the_reason_of_an_end() {
+        // RTM-05 WAIT-20
+        for (code, oom_kills, known, reason) in [
+            (0, 0, true, "Completed"),
+            (1, 0, true, "Error"),
+            (137, 0, true, "Error"),
+            // A child, which init outlived.
+            (0, 1, true, OOM_KILLED),
+            (1, 1, true, OOM_KILLED),
+            (137, 1, true, OOM_KILLED),
+            (143, 1, true, "Error"),
+            (137, 0, false, LOST),
+            (137, 1, false, LOST),
+        ] {
+            let mut entry = entry_with_signal("");
+            let exit = shim::ContainerExitRecord {
+                created: true,
+                code,
+                oom_kills,
+                known,
+                ..shim::ContainerExitRecord::default()
+            };
+            record_exit(&mut entry, &exit);
+            let status = &entry.status;
+            assert_eq!(
+                (status.exit_code, status.reason.as_str()),
+                (code, reason),
+                "{code} {oom_kills} {known}"
+            );
+        }
+    }
+
+    #[test]
     fn stop_signals() {
         for (given, want) in [
             ("SIGTERM", "SIGTERM"),
