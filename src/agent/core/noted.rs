@@ -72,8 +72,8 @@ impl Agent {
     pub(super) fn note_step(&mut self, call: PodHandle, step: &CallStep, now: MonoTime) {
         let word = match step {
             CallStep::OutcomeKept(..) => "outcomeKept",
-            CallStep::Limited(true) => "limited",
-            CallStep::Limited(false) => "unlimited",
+            CallStep::Limited(Some(_)) => "limited",
+            CallStep::Limited(None) => "unlimited",
             CallStep::SandboxUp(_) => "sandboxUp",
             CallStep::Killed => "killed",
             CallStep::CleanedUp(_) => "cleanedUp",

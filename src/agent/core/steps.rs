@@ -46,7 +46,7 @@ impl Agent {
             objects: Rc::clone(&self.objects),
             host_ips: self.owners.node.host_ips(),
             asked: self.pods.active_requests(),
-            limited: self.pods.has_cgroup_limits(&uid),
+            limits: self.pods.cgroup_limits(&uid),
             content_goes: self.pods.worker_table().should_pod_content_be_removed(&uid)
                 || !self.pods.is_configured(&uid),
             held: self.resources.held_devices(&uid),
@@ -80,7 +80,7 @@ impl Agent {
                 let uid = self.pods.uid_of_handle(call);
                 answer.send_answer(uid.is_some_and(|uid| self.pods.is_configured(&uid)));
             }
-            CallStep::Limited(limited) => self.set_limited(call, limited),
+            CallStep::Limited(limits) => self.set_limits(call, limits),
             CallStep::Unsettled(pod) => self.replace_resources(&pod, now),
             CallStep::HoldsNothing(pod, answer) => {
                 answer.send_answer(self.give_resources_late(&pod, now))
@@ -151,7 +151,7 @@ impl Agent {
             }
             CallStep::Changed => self.view.request_relist(),
             CallStep::CleanedUp(pod) => {
-                self.set_limited(call, false);
+                self.set_limits(call, None);
                 if let Some(pod) = pod {
                     self.status_generator().finish_pod_status(&pod);
                 }
@@ -297,9 +297,9 @@ impl Agent {
         }
     }
 
-    fn set_limited(&mut self, call: PodHandle, limited: bool) {
+    fn set_limits(&mut self, call: PodHandle, limits: Option<u32>) {
         if let Some(uid) = self.pods.uid_of_handle(call) {
-            self.pods.set_cgroup_limits(&uid, limited);
+            self.pods.set_cgroup_limits(&uid, limits);
         }
     }
 }

@@ -23,6 +23,7 @@ use crate::{
     error::error_chain,
     logic::{
         cgroup::{self as values, PodRequestTotals, pod_cgroup},
+        fnv::fnv1a_32,
         node_resources,
         pod_writes::{self, WriteLimits},
         qos::qos_class,
@@ -110,8 +111,8 @@ struct PodCgroupTree {
 pub(in crate::agent) enum PodCgroupState {
     /// The cgroup had its limits already.
     There,
-    /// The cgroup has its limits now.
-    Made,
+    /// The cgroup has the limits of this digest now.
+    Made(u32),
     /// The cgroup is missing while containers of the pod run, outside of any limit: they must end before it is made
     /// again.
     MissingUnderContainers,
@@ -196,12 +197,12 @@ impl PodCgroups {
             .await
     }
 
-    /// Makes the pod's cgroup with its limits, or brings its limits up to date. `limited`: this agent has done so before;
-    /// `runs`: the pod has containers that run.
+    /// Makes the pod's cgroup with its limits, or brings its limits up to date. `given`: digest of the limits that this agent
+    /// has given it; `runs`: the pod has containers that run.
     pub(in crate::agent) async fn ensure_pod_cgroup(
         &self,
         pod: &Pod,
-        limited: bool,
+        given: Option<u32>,
         runs: bool,
         asked: PodRequestTotals,
     ) -> Result<PodCgroupState, CgroupError> {
@@ -225,13 +226,15 @@ impl PodCgroups {
                 .unified
                 .insert(pod_writes::FILE.into(), writes);
         }
+        // Another path is another cgroup: the values say enough.
+        let digest = fnv1a_32(serde_json::to_vec(&wanted.values).unwrap_or_default());
         self.run_on_lane(move |tree| {
             let is_there = tree.cgroups.has_group(&wanted.path);
             if !is_there && runs {
                 return Ok(PodCgroupState::MissingUnderContainers);
             }
             // One that an agent before this one left may have died before its limits were written.
-            if is_there && limited {
+            if is_there && given == Some(digest) {
                 return Ok(PodCgroupState::There);
             }
             let tier = tree.settings.tree.tier_path(qos);
@@ -243,7 +246,7 @@ impl PodCgroups {
                 tree.unlimit_writes(&mut wanted);
             }
             tree.cgroups.create_group(&wanted.path, &wanted.values)?;
-            Ok(PodCgroupState::Made)
+            Ok(PodCgroupState::Made(digest))
         })
         .await
     }
@@ -410,13 +413,13 @@ mod tests {
             pod.metadata.uid = PodUid::new("u-1");
             let annotation = annotation.map(|text| ("picolet/write-limit".into(), text.into()));
             pod.metadata.annotations.extend(annotation);
-            let ensured =
-                cgroups.ensure_pod_cgroup(&pod, false, false, PodRequestTotals::default());
+            let ensured = cgroups.ensure_pod_cgroup(&pod, None, false, PodRequestTotals::default());
             let ensured = smol::block_on(ensured);
             let text = fs::read_to_string(dir.join("io.max")).expect("file");
-            (ensured.map_err(|e| e.to_string()), text)
+            let is_made = ensured.map(|state| matches!(state, PodCgroupState::Made(_)));
+            (is_made.map_err(|e| e.to_string()), text)
         };
-        let made = |text: &str| (Ok(PodCgroupState::Made), text.to_owned());
+        let made = |text: &str| (Ok(true), text.to_owned());
         let disk = Some("179:0");
         assert_eq!(ensure(None, disk, None), made(""), "nothing to take back");
         let limited = made("179:0 wbps=4194304");

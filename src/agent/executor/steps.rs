@@ -31,8 +31,8 @@ pub(crate) struct CallPlan {
     pub(crate) host_ips: Vec<IpAddr>,
     /// Requests of all active pods together.
     pub(crate) asked: PodRequestTotals,
-    /// Set if this agent has given the pod's cgroup its limits.
-    pub(crate) limited: bool,
+    /// Digest of the limits that this agent has given the pod's cgroup.
+    pub(crate) limits: Option<u32>,
     /// Set if the remains of the pod may go: it is deleted or evicted, or no source has it.
     pub(crate) content_goes: bool,
     /// Extended resources that the pod holds.
@@ -57,8 +57,8 @@ pub(crate) enum CallStep {
     },
     /// The outcome of the pod is kept, or waits for the disk. Answered: a source still has the pod.
     OutcomeKept(bool, StepAnswer<bool>),
-    /// The pod's cgroup has its limits (true), or does not have them.
-    Limited(bool),
+    /// The pod's cgroup has the limits of this digest, or does not have its limits.
+    Limited(Option<u32>),
     /// Resources that the pod holds cannot be recorded, or are not given.
     Unsettled(Rc<Pod>),
     /// A pod is about to start a container, asks for extended resources and holds none. Answered: what it was given.

@@ -151,19 +151,24 @@ impl PodSyncer {
         let ensure = async |runs| {
             let made = self
                 .cgroups
-                .ensure_pod_cgroup(pod, plan.limited, runs, plan.asked);
+                .ensure_pod_cgroup(pod, plan.limits, runs, plan.asked);
             let made = made.await.map_err(|e| {
                 let message = format!("unable to ensure pod container exists: {}", error_chain(&e));
                 self.record_warning(pod, "FailedCreatePodContainer", &message);
                 SyncError::new(message)
             });
-            if made.is_err() && plan.limited {
+            if made.is_err() && plan.limits.is_some() && !runs {
                 // What is there may be half made.
-                plan.line.tell_loop(CallStep::Limited(false)).await;
+                plan.line.tell_loop(CallStep::Limited(None)).await;
             }
             made
         };
-        let mut ensured = ensure(runtime.has_running_container()).await?;
+        let runs = runtime.has_running_container();
+        let mut ensured = match ensure(runs).await {
+            // What runs may use more than a lower limit allows. The next sync tries again.
+            Err(_) if runs && plan.limits.is_some() => return Ok(()),
+            ensured => ensured?,
+        };
         if ensured == PodCgroupState::MissingUnderContainers {
             let killed = self.killer.kill_pod(pod, runtime, None);
             killed.await?;
@@ -172,8 +177,8 @@ impl PodSyncer {
             }
             ensured = ensure(false).await?;
         }
-        if ensured == PodCgroupState::Made {
-            plan.line.tell_loop(CallStep::Limited(true)).await;
+        if let PodCgroupState::Made(limits) = ensured {
+            plan.line.tell_loop(CallStep::Limited(Some(limits))).await;
         }
         Ok(())
     }

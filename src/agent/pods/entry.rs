@@ -27,8 +27,8 @@ pub(super) struct PodEntry {
     /// Containers of the pod that had succeeded a boot ago and that the runtime has forgotten. None as a rule.
     #[expect(clippy::box_collection, reason = "one word for each of many pods")]
     pub(super) succeeded: Option<Box<Vec<ContainerStatus>>>,
-    /// Set if this agent has made the pod's cgroup, or brought its limits up to date.
-    pub(super) limited: bool,
+    /// Digest of the limits that this agent has given the pod's cgroup.
+    pub(super) limits: Option<u32>,
 }
 
 const _: () = assert!(
@@ -46,14 +46,14 @@ impl PodEntry {
             unsynced: _,
             arriving,
             succeeded,
-            limited,
+            limits,
         } = self;
         config.is_none()
             && status.stored_status().is_none()
             && starting.is_none()
             && *arriving == 0
             && succeeded.is_none()
-            && !limited
+            && limits.is_none()
     }
 
     /// Returns true if the pod counts for admission and shares.

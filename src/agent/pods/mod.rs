@@ -426,14 +426,14 @@ impl PodRegistry {
         self.change_entry(uid, |entry| entry.starting.take())
     }
 
-    /// Returns true if this agent has given the pod's cgroup its limits.
-    pub(super) fn has_cgroup_limits(&self, uid: &PodUid) -> bool {
-        self.entries.get(uid).is_some_and(|e| e.limited)
+    /// Digest of the limits that this agent has given the pod's cgroup.
+    pub(super) fn cgroup_limits(&self, uid: &PodUid) -> Option<u32> {
+        self.entries.get(uid)?.limits
     }
 
-    /// Notes that the pod's cgroup has its limits, or is gone.
-    pub(super) fn set_cgroup_limits(&mut self, uid: &PodUid, limited: bool) {
-        self.change_entry(uid, |entry| entry.limited = limited);
+    /// Notes the limits that the pod's cgroup has; `None`: it is gone.
+    pub(super) fn set_cgroup_limits(&mut self, uid: &PodUid, limits: Option<u32>) {
+        self.change_entry(uid, |entry| entry.limits = limits);
     }
 
     /// Reasons why containers did not start.

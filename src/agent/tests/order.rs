@@ -48,7 +48,7 @@ pub(super) fn groups_above(world: &World) {
 }
 
 /// Messages of the events with this reason.
-fn told(world: &World, reason: &str) -> Vec<String> {
+pub(super) fn told(world: &World, reason: &str) -> Vec<String> {
     let recorder = &world.parts.tools.recorder;
     let of = recorder
         .newest_events(None, usize::MAX)
@@ -260,6 +260,42 @@ fn a_pod_whose_cgroup_has_gone_starts_anew_with_its_limits() {
         let now = world.fake.container(&"a".into(), "c").expect("runs");
         assert_eq!(now.restart_count, 1);
     }
+}
+
+#[test]
+fn edited_limits_reach_the_cgroup_before_the_next_container_starts() {
+    // RSZ-04 CG-10
+    let world = World::with(&["--cgroups-per-qos=true"], None);
+    groups_above(&world);
+    let file = group(&world, "kubepods/burstable/poda").join("memory.max");
+    let limit = || fs::read_to_string(&file).unwrap_or_default();
+    let edit = |limit: &str| {
+        let resources = json!({"limits": {"memory": limit}});
+        let container =
+            json!({"name": "c", "image": IMAGE, "command": ["sleep"], "resources": resources});
+        world.apply(&[manifest("a", json!({"containers": [container]}))]);
+    };
+    edit("64Mi");
+    runs(&world, "a");
+    assert_eq!(limit(), "67108864");
+    edit("128Mi");
+    world.until("has the new limit", |_| limit() == "134217728");
+    // Containers that run are not held up by a limit that the kernel does not take.
+    fs::remove_file(&file).expect("removed");
+    edit("32Mi");
+    world.until("is told", |w| w.events_of("FailedCreatePodContainer") > 0);
+    let first = world.fake.container(&"a".into(), "c").expect("there");
+    assert_eq!(first.state, ContainerState::Running);
+    // One that starts has it first.
+    world.fake.exit(&first.id, 1);
+    world.advance(s(100));
+    let now = world.fake.container(&"a".into(), "c").expect("there");
+    assert_eq!((now.id, now.state), (first.id, ContainerState::Exited));
+    fs::write(&file, "").expect("file");
+    world.until("runs again", |w| {
+        state(w, "a", "c") == Some(ContainerState::Running)
+    });
+    assert_eq!(limit(), "33554432");
 }
 
 #[test]
