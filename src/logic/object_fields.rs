@@ -15,7 +15,7 @@ pub const MAX_FINDINGS: usize = 20;
 
 /// A line for each type: its name, then its fields. `:Type` names the type of a field's value, or of its items. The last
 /// sign says what becomes of a field: `!` a pod would run otherwise with it, so it is refused or told; `~` nothing that
-/// this node does depends on it; `=` another rule answers.
+/// this node does depends on it; `=` nothing runs with it.
 const TYPES: &str = "\
 Pod apiVersion kind metadata:ObjectMeta spec:PodSpec status~
 ConfigMap apiVersion kind metadata:ObjectMeta data binaryData immutable
@@ -23,12 +23,12 @@ Secret apiVersion kind metadata:ObjectMeta data stringData type immutable
 ObjectMeta name generateName~ namespace selfLink~ uid resourceVersion generation creationTimestamp deletionTimestamp \
 deletionGracePeriodSeconds labels annotations ownerReferences~ finalizers~ managedFields~
 PodSpec volumes:Volume initContainers:Container containers:Container ephemeralContainers:Container restartPolicy \
-terminationGracePeriodSeconds activeDeadlineSeconds dnsPolicy nodeSelector serviceAccountName serviceAccount= \
-automountServiceAccountToken nodeName hostNetwork hostPID hostIPC shareProcessNamespace securityContext:PodSecurityContext \
-imagePullSecrets:LocalObjectReference hostname subdomain affinity:Affinity schedulerName tolerations:Toleration \
-hostAliases:HostAlias priorityClassName priority dnsConfig:PodDNSConfig readinessGates:PodReadinessGate runtimeClassName \
-enableServiceLinks preemptionPolicy~ overhead topologySpreadConstraints~ setHostnameAsFQDN os:PodOS hostUsers schedulingGates= \
-resourceClaims:PodResourceClaim resources:ResourceRequirements hostnameOverride schedulingGroup~ evictionResponders~
+terminationGracePeriodSeconds activeDeadlineSeconds dnsPolicy nodeSelector serviceAccountName serviceAccount~ \
+automountServiceAccountToken~ nodeName hostNetwork hostPID hostIPC shareProcessNamespace securityContext:PodSecurityContext \
+imagePullSecrets:LocalObjectReference hostname subdomain affinity:Affinity schedulerName~ tolerations:Toleration \
+hostAliases:HostAlias priorityClassName~ priority dnsConfig:PodDNSConfig readinessGates:PodReadinessGate runtimeClassName \
+enableServiceLinks preemptionPolicy~ overhead topologySpreadConstraints~ setHostnameAsFQDN os:PodOS hostUsers= schedulingGates= \
+resourceClaims:PodResourceClaim= resources:ResourceRequirements hostnameOverride schedulingGroup~ evictionResponders~
 Volume name hostPath:HostPathVolumeSource emptyDir:EmptyDirVolumeSource secret:SecretVolumeSource nfs:NFSVolumeSource \
 persistentVolumeClaim:PersistentVolumeClaimVolumeSource downwardAPI:DownwardAPIVolumeSource configMap:ConfigMapVolumeSource \
 projected:ProjectedVolumeSource ephemeral:EphemeralVolumeSource image:ImageVolumeSource gcePersistentDisk= \
@@ -54,7 +54,7 @@ EphemeralVolumeSource volumeClaimTemplate~
 ImageVolumeSource reference pullPolicy
 Container name image command args workingDir ports:ContainerPort envFrom:EnvFromSource env:EnvVar \
 resources:ResourceRequirements resizePolicy:ContainerResizePolicy~ restartPolicy restartPolicyRules:ContainerRestartRule \
-volumeMounts:VolumeMount volumeDevices:VolumeDevice livenessProbe:Probe readinessProbe:Probe startupProbe:Probe \
+volumeMounts:VolumeMount volumeDevices:VolumeDevice= livenessProbe:Probe readinessProbe:Probe startupProbe:Probe \
 lifecycle:Lifecycle terminationMessagePath terminationMessagePolicy imagePullPolicy securityContext:SecurityContext stdin \
 stdinOnce tty targetContainerName
 ContainerPort name hostPort containerPort protocol hostIP
@@ -70,11 +70,11 @@ ConfigMapKeySelector name key optional
 SecretKeySelector name key optional
 FileKeySelector volumeName path key optional
 ResourceRequirements limits requests claims!
-ContainerResizePolicy resourceName restartPolicy
+ContainerResizePolicy resourceName~ restartPolicy~
 ContainerRestartRule action exitCodes:ContainerRestartRuleOnExitCodes
 ContainerRestartRuleOnExitCodes operator values
 VolumeMount name readOnly recursiveReadOnly mountPath subPath mountPropagation subPathExpr bindMountOptions!
-VolumeDevice name devicePath
+VolumeDevice name= devicePath=
 Probe exec:ExecAction httpGet:HTTPGetAction tcpSocket:TCPSocketAction grpc:GRPCAction initialDelaySeconds timeoutSeconds \
 periodSeconds successThreshold failureThreshold terminationGracePeriodSeconds
 Lifecycle postStart:LifecycleHandler preStop:LifecycleHandler stopSignal
@@ -102,13 +102,13 @@ NodeAffinity requiredDuringSchedulingIgnoredDuringExecution:NodeSelector preferr
 NodeSelector nodeSelectorTerms:NodeSelectorTerm
 NodeSelectorTerm matchExpressions:NodeSelectorRequirement matchFields:NodeSelectorRequirement
 NodeSelectorRequirement key operator values
-Toleration key operator value effect tolerationSeconds
+Toleration key operator value effect tolerationSeconds~
 HostAlias ip hostnames
 PodDNSConfig nameservers searches options:PodDNSConfigOption
 PodDNSConfigOption name value
 PodReadinessGate conditionType
 PodOS name
-PodResourceClaim name resourceClaimName= resourceClaimTemplateName=
+PodResourceClaim name= resourceClaimName= resourceClaimTemplateName=
 ";
 
 /// Places of most fields, with their types.

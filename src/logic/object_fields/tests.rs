@@ -49,7 +49,7 @@ fn differences(schema: &str) -> Vec<String> {
         let mark = match row.fate {
             "used" => ' ',
             "told" => '!',
-            "elsewhere" => '=',
+            "refused" => '=',
             "harmless" => '~',
             other => panic!("{place}: {other}"),
         };
@@ -58,7 +58,7 @@ fn differences(schema: &str) -> Vec<String> {
             Some(_) => wrong.push(format!("{place}: the table says something else")),
             None => wrong.push(format!("{place}: not in the table")),
         }
-        if matches!(row.fate, "elsewhere" | "harmless") && row.reason.is_empty() {
+        if matches!(row.fate, "refused" | "harmless") && row.reason.is_empty() {
             wrong.push(format!("{place}: without a reason"));
         }
         if row.fate == "used" && row.owner != "Pod" && !is_read(&rows, row) {
@@ -82,11 +82,11 @@ fn differences(schema: &str) -> Vec<String> {
     }
     let count = |fate| counts.get(fate).copied().unwrap_or(0);
     let sum = format!(
-        "# {} fields: {} used, {} told, {} elsewhere, {} harmless",
+        "# {} fields: {} used, {} refused, {} told, {} harmless",
         rows.len(),
         count("used"),
+        count("refused"),
         count("told"),
-        count("elsewhere"),
         count("harmless")
     );
     if !schema.lines().any(|line| line == sum) {
@@ -119,6 +119,7 @@ fn the_table_has_what_kubernetes_has() {
     assert_eq!(differences(SCHEMA), [""; 0]);
     for planted in [
         "PodSpec.brandNew used",
+        "PodSpec.brandNew refused no reason",
         "Probe.brandNew:BrandNew told",
         "Brand.new harmless no reason",
         "SleepAction.seconds told",
@@ -128,6 +129,25 @@ fn the_table_has_what_kubernetes_has() {
     }
     let without = SCHEMA.replace("SleepAction.seconds used\n", "");
     assert!(!differences(&without).is_empty());
+}
+
+#[test]
+fn fields_that_are_not_read_and_with_which_nothing_runs() {
+    // SRC-33 SRC-20
+    let rows = rows(SCHEMA);
+    let is_refused = |owner: &str| {
+        let mut above = rows.iter().filter(|above| above.holds == owner);
+        above.all(|above| above.fate == "refused")
+    };
+    for row in rows.iter().filter(|row| row.fate == "refused") {
+        if !is_read(&rows, row) && !is_refused(row.owner) {
+            let pod = wrapped(&rows, row, json!({}));
+            assert!(
+                !crate::validation::find_unmodelled_fields(&pod).is_empty(),
+                "{pod}"
+            );
+        }
+    }
 }
 
 #[test]
