@@ -151,11 +151,12 @@ pub fn unsupported_fields(pod: &Value) -> Vec<String> {
     let mut found = Vec::new();
     visit_fields(pod, "Pod", "", &mut |path, field| {
         // Values that mean what this node does in any case.
-        let is_default = matches!(
-            (field.owner, field.key, field.value.as_str()),
-            ("HTTPGetAction", "protocol", Some("HTTP1"))
-                | ("GRPCAction", "mode", Some("Plaintext"))
-        );
+        let is_default = match field.owner {
+            "HTTPGetAction" => field.value == "HTTP1",
+            "GRPCAction" => field.value == "Plaintext",
+            "EmptyDirVolumeSource" => field.value == 0o777,
+            _ => false,
+        };
         let counts = field.known.is_some_and(|known| known.mark == '!') && !is_default;
         if counts && !is_unset(field.value) && found.len() < MAX_FINDINGS {
             found.push(path.into());

@@ -161,7 +161,7 @@ fn fields_that_change_what_runs() {
         assert!(found[0].ends_with(row.name), "{found:?}");
     }
     let pod = json!({"spec": {
-        "volumes": [{"name": "a"}, {"name": "v", "emptyDir": {"mode": 0}}],
+        "volumes": [{"name": "a"}, {"name": "v", "emptyDir": {"mode": 0}}, {"emptyDir": {"mode": 511}}],
         "initContainers": [{
             "livenessProbe": {"httpGet": {"protocol": "HTTP2"}}, "startupProbe": {"httpGet": {"protocol": "HTTP1"}},
         }],
