@@ -12,6 +12,7 @@
 use alloc::{collections::BTreeMap, rc::Rc};
 use core::time::Duration;
 
+use serde_json::{Value, json};
 use smol::{
     channel::{Receiver, Sender},
     future::FutureExt as _,
@@ -420,15 +421,26 @@ impl PodPoller {
             self.writer.wake_mirror_keeper();
             return Ok(());
         }
-        if known.is_none() {
-            self.report_unsupported_fields(&received);
-        }
+        self.report_unsupported_fields(&received, known.is_none());
         self.hand_to_loop(ApiPodChange::Read(received)).await
     }
 
-    /// Tells the author of a new pod which of its fields this node leaves out.
-    fn report_unsupported_fields(&self, received: &ReceivedPod) {
-        let message = match &*object_fields::unsupported_fields(&received.raw) {
+    /// Tells the author of a new pod which of its fields this node leaves out; of a pod that is known, those of ephemeral
+    /// containers that have no status yet.
+    fn report_unsupported_fields(&self, received: &ReceivedPod, is_new: bool) {
+        let fields = if is_new {
+            object_fields::unsupported_fields(&received.raw)
+        } else {
+            let mut added = received.raw["spec"]["ephemeralContainers"].clone();
+            let shown = &received.pod.status.ephemeral_container_statuses;
+            for container in added.as_array_mut().into_iter().flatten() {
+                if shown.iter().any(|status| container["name"] == *status.name) {
+                    *container = Value::Null;
+                }
+            }
+            object_fields::unsupported_fields(&json!({"spec": {"ephemeralContainers": added}}))
+        };
+        let message = match &*fields {
             [] => return,
             [field] => format!("field {field} is not supported by this node"),
             fields => format!(

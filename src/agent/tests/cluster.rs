@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::{
     super::ring::{self, RecordedEvent},
     api::{FakeApi, Link, NODE_UID},
+    order,
     world::{NODE, World, fault, manifest},
 };
 use crate::{
@@ -633,6 +634,10 @@ fn fields_that_this_node_leaves_out_are_told_once() {
         "containers": [{"name": "c", "image": "busybox:1", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
         "volumes": [{"name": "v", "emptyDir": {"mode": 448}}],
     });
+    let look = |name: &str, options: Value| {
+        json!({"name": name, "image": "busybox:1", "command": ["sleep"],
+            "volumeMounts": [{"name": "v", "mountPath": "/v", "bindMountOptions": options}]})
+    };
     api.create("with-mode", with_mode);
     api.create(
         "plain",
@@ -642,12 +647,38 @@ fn fields_that_this_node_leaves_out_are_told_once() {
         is_ready(&api, "with-mode") && is_ready(&api, "plain")
     });
     let told = |world: &World| world.events_of("UnsupportedField");
-    assert_eq!(told(&world), 1);
+    let text = "field spec.volumes[0].emptyDir.mode is not supported by this node";
+    assert_eq!(order::told(&world, "UnsupportedField"), [text]);
     api.edit("with-mode", |pod| {
         pod["metadata"]["labels"] = json!({"a": "b"})
     });
     world.advance(s(60));
     assert_eq!(told(&world), 1, "an edit is no new pod");
+    // An ephemeral container is new.
+    let of = |n: u32, field: &str| format!("spec.ephemeralContainers[{n}].volumeMounts[0].{field}");
+    api.edit("with-mode", |pod| {
+        pod["spec"]["ephemeralContainers"] = json!([look("one", json!(["noexec"]))]);
+    });
+    world.advance(s(60));
+    assert_eq!(told(&world), 2);
+    api.edit("with-mode", |pod| {
+        let all = pod["spec"]["ephemeralContainers"].as_array_mut();
+        let all = all.expect("a list");
+        all.extend(["two", "three"].map(|name| look(name, json!(["nodev"]))));
+    });
+    world.advance(s(60));
+    assert_eq!(told(&world), 3);
+    let mut texts = order::told(&world, "UnsupportedField");
+    texts.sort();
+    let [one, two, three] = [0, 1, 2].map(|n| of(n, "bindMountOptions"));
+    assert_eq!(
+        texts,
+        [
+            format!("field {one} is not supported by this node"),
+            text.into(),
+            format!("fields {two}, {three} are not supported by this node"),
+        ]
+    );
     let world = world.restart_agent();
     world.apply(&[]);
     world.advance(s(60));
