@@ -77,9 +77,10 @@ pub(super) fn item_from_metadata(meta: ObjectMeta) -> PodListItem {
 }
 
 /// Picks what the writer needs of a pod that the API shows.
-pub(super) fn api_copy_of(pod: &Pod) -> ApiPodCopy {
+pub(super) fn api_copy_of(received: &ReceivedPod) -> ApiPodCopy {
+    let pod = &received.pod;
     ApiPodCopy {
-        status: ApiStatusDigest::from_status(&pod.status),
+        status: ApiStatusDigest::from_pod(pod, &received.raw),
         deleting: pod.metadata.deletion_timestamp.is_some(),
         mirror: is_mirror(pod),
     }

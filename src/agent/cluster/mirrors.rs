@@ -185,7 +185,7 @@ impl MirrorKeeper {
             MirrorConflict::Same(_) | MirrorConflict::Older(_) => {
                 self.api_pods
                     .note_created_pod(&item, sight, self.clock.now());
-                let (copy, mirror) = (api_copy_of(&found.pod), parse_mirror(&found.pod));
+                let (copy, mirror) = (api_copy_of(&found), parse_mirror(&found.pod));
                 self.writer.take_shown_pod(&item.uid, copy, mirror);
                 Ok(())
             }

@@ -415,7 +415,7 @@ impl PodPoller {
             self.complain(&format!("uid={uid} {message}"));
             return Ok(());
         }
-        let copy = answers::api_copy_of(&received.pod);
+        let copy = answers::api_copy_of(&received);
         let mirror = answers::parse_mirror(&received.pod);
         if self.writer.take_shown_pod(&uid, copy, mirror) {
             self.writer.wake_mirror_keeper();

@@ -139,7 +139,7 @@ impl PodRecordRestorer {
                 .complain(&format!("uid={uid} no room for this pod from disk"));
             return Ok(false);
         }
-        let copy = api_copy_of(&received.pod);
+        let copy = api_copy_of(&received);
         let change = ApiPodChange::OnDisk(received, outcome.map(Box::new));
         if !self
             .asker

@@ -345,7 +345,7 @@ fn write_answer<T>(answer: &Result<T, KubeError>) -> Option<WriteAnswer> {
 
 fn snapshot_copy(seen: &ApiPodSnapshot) -> Option<ApiPodCopy> {
     let pod = seen.pod.as_ref().ok()?;
-    Some(answers::api_copy_of(&pod.pod))
+    Some(answers::api_copy_of(pod))
 }
 
 fn report_write_failure(

@@ -56,11 +56,11 @@ fn container(name: &str, state: ContainerState) -> ContainerStatus {
 }
 
 fn patched(raw: &Value, stored: &PodStatus, could_run: bool) -> Option<(Value, StatusPatch)> {
-    let api: PodStatus = strict::typed_from_value(&raw["status"]).expect("a status");
+    let api: Pod = strict::typed_from_value(raw).expect("a pod");
     let uid = PodUid::from("u");
     let patch = compute_status_patch(
         &uid,
-        &ApiStatusDigest::from_status(&api),
+        &ApiStatusDigest::from_pod(&api, raw),
         None,
         stored,
         could_run,
@@ -108,12 +108,14 @@ fn only_what_differs() {
             "address",
             |s| s.pod_ip = "::1".into(),
             vec![
+                "allocatedResources",
                 "hostIP",
                 "hostIPs",
                 "observedGeneration",
                 "podIP",
                 "podIPs",
                 "qosClass",
+                "resources",
                 "startTime",
             ],
         ),
@@ -155,6 +157,18 @@ fn what_others_wrote_stays() {
     list.insert(0, json!({"type": "x/gate", "status": "True"}));
     expected["status"]["resourceClaimStatuses"] = json!([{"name": "c"}]);
     assert_eq!(after, expected);
+}
+
+#[test]
+fn resources_that_a_kubelet_left_are_removed() {
+    // RSZ-04
+    for field in LEFT_BY_OTHERS {
+        let mut raw = object(&running());
+        raw["status"][field] = json!({"limits": {"cpu": "1"}});
+        let (after, _) = patched(&raw, &running(), true).expect("differs");
+        assert_eq!(after, object(&running()), "{field}");
+        assert!(patched(&after, &running(), true).is_none(), "{field}");
+    }
 }
 
 #[test]
