@@ -699,6 +699,16 @@ fn exit_codes_oom_and_last_words() {
             (status.exit_code, status.reason.as_str()),
             (137, "OOMKilled")
         );
+        // A child, which init outlives.
+        for (code, name) in [(0, "outlived"), (1, "outlived-fails")] {
+            let script = format!("sh -c 'tail /dev/zero'; exit {code}");
+            let mut parent = lab.container(&config, name, &script);
+            parent.resources.memory_limit_bytes = Some(24 << 20);
+            let id = lab.start(&sandbox, &parent).await;
+            let status = lab.ended(&config, &id).await;
+            let ended = (status.exit_code, status.reason.as_str());
+            assert_eq!(ended, (code, "OOMKilled"), "{name}");
+        }
 
         let mut user = lab.container(&config, "user", "id");
         user.security.username = "web".into();

@@ -311,6 +311,12 @@ fn a_class_names_the_oci_runtime_of_a_pod() {
             .iter()
             .map(|h| h["name"].as_str().unwrap_or_default())
             .collect();
+        // Whatever the runtime says: pods with a user namespace are refused.
+        let features = handlers.iter().map(|h| &h["features"]["userNamespaces"]);
+        assert!(
+            features.into_iter().all(|has| *has == false),
+            "{handlers:?}"
+        );
         (names == ["", "other"]).then_some(())
     });
     finish(host, &server);

@@ -1,4 +1,21 @@
+use serde_json::json;
+
 use super::*;
+
+#[test]
+fn no_handler_has_user_namespaces() {
+    // NODE-14
+    for rro in [true, false] {
+        let told = runtime_handler(HandlerCapabilities {
+            name: "runc".into(),
+            recursive_read_only_mounts: rro,
+        });
+        assert_eq!(
+            serde_json::to_value(told).expect("json"),
+            json!({"name": "runc", "features": {"recursiveReadOnlyMounts": rro, "userNamespaces": false}})
+        );
+    }
+}
 
 #[test]
 fn when_the_disk_of_the_images_is_full() {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{
     api::FakeApi,
-    order::{pod_dir, runs, state},
+    order::{pod_dir, runs, state, told},
     probes::s,
     world::{IMAGE, World, manifest},
 };
@@ -27,6 +27,43 @@ fn with_volumes(uid: &str, more: Value) -> Value {
         pod["spec"][key] = value;
     }
     pod
+}
+
+#[test]
+fn volumes_that_this_node_does_not_have_are_named() {
+    // SRC-33
+    let api = Arc::new(FakeApi::default());
+    let world = World::with_api(&api);
+    world.apply(&[]);
+    let projected = |source: Value| json!({"projected": {"sources": [source]}});
+    let rows = [
+        ("csi", json!({"csi": {"driver": "d"}})),
+        ("iscsi", json!({"iscsi": {}})),
+        (
+            "clusterTrustBundle",
+            projected(json!({"clusterTrustBundle": {"path": "p"}})),
+        ),
+        (
+            "podCertificate",
+            projected(json!({"podCertificate": {"keyType": "k"}})),
+        ),
+    ];
+    for (kind, mut volume) in rows {
+        volume["name"] = "v".into();
+        let mounts = json!([{"name": "v", "mountPath": "/v"}]);
+        let container =
+            json!({"name": "c", "image": IMAGE, "command": ["sleep"], "volumeMounts": mounts});
+        let name = kind.to_lowercase();
+        api.create(
+            &name,
+            json!({"volumes": [volume], "containers": [container]}),
+        );
+        let text = format!(" of type {kind:?} ");
+        world.until(kind, |w| {
+            told(w, "FailedMount").iter().any(|t| t.contains(&text))
+        });
+        assert_eq!(api.phase(&name), "Pending");
+    }
 }
 
 #[test]
