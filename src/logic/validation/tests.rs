@@ -374,7 +374,7 @@ fn wrong_pods() {
             "spec.initContainers[0].resizePolicy[0].restartPolicy: Invalid value: \"RestartContainer\"",
         ),
         (
-            json!({"volumes": [{"name": "v", "emptyDir": {"mode": 511}}]}),
+            json!({"volumes": [{"name": "v", "emptyDir": {"mode": 448}}]}),
             "spec.volumes[0].emptyDir.mode: Forbidden: this field is not supported by this node",
         ),
         (
