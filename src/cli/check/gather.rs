@@ -88,7 +88,7 @@ fn load_configuration(
 ) -> Result<(AgentConfig, check::OperatorConfig, PathBuf), CliError> {
     let cwd = std::env::current_dir()
         .map_err(|e| CliError::new(format!("cannot read the working directory: {e}")))?;
-    let parsed = flags::parse_flags(words.iter().cloned(), &cwd);
+    let parsed = flags::parse_flags(words.clone(), &cwd);
     let mut flags = parsed.map_err(|e| CliError::new(e.to_string()))?;
     flags.as_kubelet = is_kubelet;
     let host = HostIdentity {
@@ -124,7 +124,7 @@ pub(super) fn split_files(
     let mut files = Vec::new();
     // Bounded: each turn but the last takes a word away.
     loop {
-        match flags::parse_flags(words.iter().cloned(), Path::new("/")) {
+        match flags::parse_flags(words.clone(), Path::new("/")) {
             Err(FlagError::Stray(word)) => {
                 // The last such word: an earlier one may be a flag's value.
                 let is_it = |one: &OsString| one.to_string_lossy() == *word;
@@ -894,24 +894,23 @@ fn ask_agent_health(socket: &Path) -> (AgentReachability, Option<u32>) {
     (AgentReachability::Up(facts_of(health)), Some(pid))
 }
 
-/// Judges only what an agent with these flags would read: configuration, manifests, registries.
 #[cfg(test)]
-pub(super) fn judge_configuration(
-    flags: Vec<OsString>,
-) -> Result<Vec<(&'static str, CheckFinding)>, CliError> {
-    let (cfg, wanted, _) = load_configuration(flags, false)?;
-    Ok(check::run_checks(&CheckFacts {
-        wanted,
-        manifests: gather_manifests(&cfg),
-        registries: gather_registries(&cfg, None),
-        ..CheckFacts::default()
-    }))
-}
-
-#[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::testing::TestDir;
+
+    /// Judges only what an agent with these flags would read: configuration, manifests, registries.
+    pub(in crate::cli::check) fn judge_configuration(
+        flags: Vec<OsString>,
+    ) -> Result<Vec<(&'static str, CheckFinding)>, CliError> {
+        let (cfg, wanted, _) = load_configuration(flags, false)?;
+        Ok(check::run_checks(&CheckFacts {
+            wanted,
+            manifests: gather_manifests(&cfg),
+            registries: gather_registries(&cfg, None),
+            ..CheckFacts::default()
+        }))
+    }
 
     #[test]
     fn registries_are_read_as_the_agent_reads_them() {

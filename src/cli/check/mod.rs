@@ -269,7 +269,7 @@ mod tests {
         let shown = |more: &str| -> Vec<String> {
             write("c.yaml", &format!("{head}{more}"));
             let words = ["--config".into(), dir.join("c.yaml").into()];
-            let findings = gather::judge_configuration(words.into()).expect("judged");
+            let findings = gather::tests::judge_configuration(words.into()).expect("judged");
             let lines = findings
                 .iter()
                 .filter(|(name, _)| matches!(*name, "config" | "manifests" | "registries"));
