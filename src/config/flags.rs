@@ -170,10 +170,7 @@ pub enum FlagValueError {
 }
 
 /// Reads flags. `arguments` come without program and command name; `cwd` is absolute.
-pub fn parse_flags(
-    arguments: impl IntoIterator<Item = OsString>,
-    cwd: &Path,
-) -> Result<CommandLineFlags, FlagError> {
+pub fn parse_flags(arguments: Vec<OsString>, cwd: &Path) -> Result<CommandLineFlags, FlagError> {
     let mut parser = lexopt::Parser::from_args(arguments);
     let mut flags = CommandLineFlags::default();
     loop {
@@ -436,7 +433,7 @@ mod tests {
 
     fn read(line: &str) -> Result<CommandLineFlags, FlagError> {
         parse_flags(
-            line.split_whitespace().map(OsString::from),
+            line.split_whitespace().map(OsString::from).collect(),
             Path::new("/cwd"),
         )
     }

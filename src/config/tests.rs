@@ -16,7 +16,7 @@ fn host() -> HostIdentity {
 
 fn flags(line: &str) -> flags::CommandLineFlags {
     flags::parse_flags(
-        line.split_whitespace().map(OsString::from),
+        line.split_whitespace().map(OsString::from).collect(),
         Path::new("/cwd"),
     )
     .expect(line)

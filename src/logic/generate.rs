@@ -283,7 +283,7 @@ pub struct ContainerInput<'a> {
     pub volumes: &'a BTreeMap<String, MountableVolume>,
     /// Pinned subPaths: place of the volumeMount to absolute path on the host; for an image volume the relative path as
     /// [`resolve_sub_paths`] gave it, which the runtime resolves in the image.
-    pub sub_paths: &'a BTreeMap<usize, String>,
+    pub sub_paths: &'a [(usize, String)],
     /// Managed hosts file on the host; `None` if `hosts::manages_hosts` says no.
     pub hosts_file: Option<&'a str>,
     /// Termination log of the instance on the host; `None` if [`termination_path`] is `None`.
@@ -459,8 +459,9 @@ fn volume_mount(
         )));
     };
     let has_sub_path = !mount.sub_path.is_empty() || !mount.sub_path_expr.is_empty();
-    let path = match input.sub_paths.get(&index) {
-        Some(path) => path,
+    let pinned = input.sub_paths.iter().find(|(place, _)| *place == index);
+    let path = match pinned {
+        Some((_, path)) => path,
         None if has_sub_path => {
             return Err(PodError::Spec(format!(
                 "subPath of volume {name:?} is not prepared for container {:?}",
@@ -782,7 +783,7 @@ mod tests {
                 })
                 .chain([("model".into(), image_volume())])
                 .collect();
-        let pinned = [(1, "/pinned/1".to_owned())].into();
+        let pinned = [(1, "/pinned/1".to_owned())];
         container_config(&ContainerInput {
             pod: &pod,
             container: &pod.spec.containers[0],
@@ -1047,7 +1048,7 @@ mod tests {
                 image: &image,
                 env: &env,
                 volumes: &volumes,
-                sub_paths: &BTreeMap::new(),
+                sub_paths: &[],
                 hosts_file: None,
                 termination_log: None,
                 target: None,

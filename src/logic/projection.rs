@@ -2,7 +2,7 @@
 
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
 
-use crate::api::order::GatherExt;
+use crate::api::order::{GatherExt, OrderExt};
 use crate::api::pod::{DownwardApiVolume, KeyToPath, ProjectedSource, Volume};
 use crate::api::{Pod, PodError, ProjectedFile};
 use crate::downward::{Allocatable, UnsetLimit, metadata_field, resource_field};
@@ -151,8 +151,9 @@ impl ProjectionBuilder<'_> {
         };
         let text = map.data.iter().map(|(key, text)| (key, text.as_bytes()));
         let binary = map.binary_data.iter().map(|(key, b)| (key, b.0.as_slice()));
-        let data = text.chain(binary);
-        self.add_keys("configmap", name, &data.gather_items(), items, optional)
+        let mut data: Vec<_> = text.chain(binary).collect();
+        data.stable_sort_by_key(|(key, _)| *key);
+        self.add_keys("configmap", name, &data, items, optional)
     }
 
     fn add_secret(
@@ -166,14 +167,14 @@ impl ProjectionBuilder<'_> {
             return missing_object("secret", name, optional);
         };
         let data = secret.data.iter().map(|(key, b)| (key, b.0.as_slice()));
-        self.add_keys("secret", name, &data.gather_items(), items, optional)
+        self.add_keys("secret", name, &data.collect::<Vec<_>>(), items, optional)
     }
 
     fn add_keys(
         &mut self,
         kind: &str,
         name: &str,
-        data: &BTreeMap<&String, &[u8]>,
+        data: &[(&String, &[u8])],
         items: &[KeyToPath],
         optional: Option<bool>,
     ) -> Result<(), PodError> {
@@ -184,8 +185,8 @@ impl ProjectionBuilder<'_> {
             return Ok(());
         }
         for item in items {
-            match data.get(&item.key) {
-                Some(bytes) => {
+            match data.iter().find(|(key, _)| **key == item.key) {
+                Some((_, bytes)) => {
                     let mode = self.effective_mode(item.mode)?;
                     self.add_file(&item.path, bytes, mode, None)?;
                 }

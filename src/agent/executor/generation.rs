@@ -374,13 +374,13 @@ impl ConfigGenerator {
         container: &Container,
         environment: &env::EnvVariables,
         volume_images: &BTreeMap<String, MountedImage>,
-    ) -> Result<BTreeMap<usize, String>, PodError> {
-        let mut pinned = BTreeMap::new();
+    ) -> Result<Vec<(usize, String)>, PodError> {
+        let mut pinned = Vec::new();
         for (index, path) in generate::resolve_sub_paths(container, environment)? {
             let name = container.volume_mounts[index].name.clone();
             // The runtime knows the image's files, and they do not change.
             if volume_images.contains_key(&name) {
-                pinned.insert(index, path);
+                pinned.push((index, path));
                 continue;
             }
             // A volume that is missing is told by what reads the mounts.
@@ -397,7 +397,7 @@ impl ConfigGenerator {
             };
             let path = pin.pin_sub_path(&self.volumes, &self.disk).await;
             let path = path.map_err(|e| PodError::Node(error_chain(&e)))?;
-            pinned.insert(index, path.display().to_string());
+            pinned.push((index, path.display().to_string()));
         }
         Ok(pinned)
     }
