@@ -233,8 +233,9 @@ impl PodCgroups {
             if !is_there && runs {
                 return Ok(PodCgroupState::MissingUnderContainers);
             }
-            // One that an agent before this one left may have died before its limits were written.
-            if is_there && given == Some(digest) {
+            // One that an agent before this one left may have died before its limits were written. A lower limit could kill
+            // what runs.
+            if is_there && given.is_some_and(|given| runs || given == digest) {
                 return Ok(PodCgroupState::There);
             }
             let tier = tree.settings.tree.tier_path(qos);

@@ -157,18 +157,13 @@ impl PodSyncer {
                 self.record_warning(pod, "FailedCreatePodContainer", &message);
                 SyncError::new(message)
             });
-            if made.is_err() && plan.limits.is_some() && !runs {
+            if made.is_err() && plan.limits.is_some() {
                 // What is there may be half made.
                 plan.line.tell_loop(CallStep::Limited(None)).await;
             }
             made
         };
-        let runs = runtime.has_running_container();
-        let mut ensured = match ensure(runs).await {
-            // What runs may use more than a lower limit allows. The next sync tries again.
-            Err(_) if runs && plan.limits.is_some() => return Ok(()),
-            ensured => ensured?,
-        };
+        let mut ensured = ensure(runtime.has_running_container()).await?;
         if ensured == PodCgroupState::MissingUnderContainers {
             let killed = self.killer.kill_pod(pod, runtime, None);
             killed.await?;

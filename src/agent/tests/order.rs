@@ -278,22 +278,17 @@ fn edited_limits_reach_the_cgroup_before_the_next_container_starts() {
     edit("64Mi");
     runs(&world, "a");
     assert_eq!(limit(), "67108864");
-    edit("128Mi");
-    world.until("has the new limit", |_| limit() == "134217728");
-    // Containers that run are not held up by a limit that the kernel does not take.
-    fs::remove_file(&file).expect("removed");
+    // A lower limit could kill what runs.
     edit("32Mi");
-    world.until("is told", |w| w.events_of("FailedCreatePodContainer") > 0);
+    world.advance(s(100));
+    assert_eq!(limit(), "67108864");
     let first = world.fake.container(&"a".into(), "c").expect("there");
     assert_eq!(first.state, ContainerState::Running);
-    // One that starts has it first.
+    // What starts has it first.
     world.fake.exit(&first.id, 1);
-    world.advance(s(100));
-    let now = world.fake.container(&"a".into(), "c").expect("there");
-    assert_eq!((now.id, now.state), (first.id, ContainerState::Exited));
-    fs::write(&file, "").expect("file");
     world.until("runs again", |w| {
-        state(w, "a", "c") == Some(ContainerState::Running)
+        let now = w.fake.container(&"a".into(), "c").expect("there");
+        now.id != first.id && now.state == ContainerState::Running
     });
     assert_eq!(limit(), "33554432");
 }
