@@ -81,9 +81,14 @@ fn split_path<'a>(fields: &Map<String, Value>, path: &'a str) -> Option<(&'a str
 fn matched_bytes(document: &Value, path: &str) -> usize {
     let known = document.as_object().and_then(|map| split_path(map, path));
     known.map_or(0, |(name, rest)| {
-        let below = rest.strip_prefix('.');
-        name.len() + below.map_or(0, |rest| matched_bytes(&document[name], rest))
+        name.len() + path_below(rest).map_or(0, |rest| matched_bytes(&document[name], rest))
     })
+}
+
+/// Returns the path below a section, or the key of an entry, which rules write in brackets.
+fn path_below(rest: &str) -> Option<&str> {
+    let entry = || rest.strip_prefix('[')?.strip_suffix(']');
+    rest.strip_prefix('.').or_else(entry)
 }
 
 /// Removes a field with all that is below it. An item of a list is removed with the list. Returns false if there is no
@@ -95,7 +100,7 @@ fn remove_field(document: &mut Value, path: &str) -> bool {
     let Some((name, rest)) = split_path(fields, path) else {
         return false;
     };
-    match (rest.strip_prefix('.'), &mut fields[name]) {
+    match (path_below(rest), &mut fields[name]) {
         (Some(rest), value @ Value::Object(_)) => remove_field(value, rest),
         _ => fields.remove(name).is_some(),
     }
@@ -123,7 +128,8 @@ mod tests {
         let mut layers = ConfigLayers::default();
         assert_eq!(layers.name_source("maxPods"), "the command line");
         let file = json!({"maxPods": 1, "evictionHard": {"memory.available": "x"}, "picolet": {"nodeIP": "a"}});
-        let drop_in = json!({"maxPods": 2, "clusterDNS": ["x"], "picolet": {"rootDir": null}});
+        let drop_in = json!({"maxPods": 2, "clusterDNS": ["x"], "evictionHard": {"nodefs.available": "x"},
+            "picolet": {"rootDir": null}});
         for (path, value) in [("FILE", file), ("DROP-IN", drop_in)] {
             let warnings = vec!["odd".into()];
             let mut said = Vec::new();
@@ -139,7 +145,8 @@ mod tests {
         layers.push_flags(flags.as_object().expect("a map"));
         for (field, source) in [
             ("maxPods", "DROP-IN"),
-            ("evictionHard.memory.available", "FILE"),
+            ("evictionHard[memory.available]", "FILE"),
+            ("evictionHard[nodefs.available]", "DROP-IN"),
             ("picolet.nodeIP", "FILE"),
             ("picolet.rootDir", "DROP-IN"),
             ("clusterDNS[0]", "DROP-IN"),
@@ -162,7 +169,7 @@ mod tests {
         for (field, message, removed) in [
             ("clusterDNS[1]", "", Some("/clusterDNS")),
             (
-                "evictionHard.memory.available",
+                "evictionHard[memory.available]",
                 "",
                 Some("/evictionHard/memory.available"),
             ),

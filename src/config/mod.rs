@@ -72,6 +72,9 @@ pub const DEFAULT_CONFIG_FILE: &str = "/etc/picolet/config.yaml";
 /// Name of the node in a configuration that is only looked at, if the host's name cannot be used.
 pub const STAND_IN_NAME: &str = "localhost";
 
+/// Most faults of a configuration that are looked for, one after the other.
+const MAX_FAULTS: usize = 100;
+
 /// Facts about the machine, read once by the caller.
 #[derive(Clone, Debug, Default)]
 pub struct HostIdentity {
@@ -176,9 +179,12 @@ pub fn load_usable_config(
 ) -> Result<(LoadedConfig, Vec<ConfigError>), ConfigError> {
     let file = Path::new(DEFAULT_CONFIG_FILE);
     let mut faults = Vec::new();
-    let usable = load_with(flags.clone(), host, file, &mut |fault| {
-        faults.push(fault);
-        Ok(())
+    let usable = load_with(flags.clone(), host, file, &mut |fault| match faults.len() {
+        MAX_FAULTS => Err(fault),
+        _ => {
+            faults.push(fault);
+            Ok(())
+        }
     });
     let usable = usable.or_else(|fault| {
         faults.push(fault);

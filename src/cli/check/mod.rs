@@ -265,7 +265,7 @@ mod tests {
         );
         write("r.yaml", "configs: {}\nmirrrors: {}\n");
         let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
-            cpuManagerPolicy: static\nstaticPodPath: m\npicolet: {registriesFile: r.yaml, nodeip: x}\n";
+            cpuManagerPolicy: static\nstaticPodPath: m\npicolet: {registriesFile: r.yaml, nodeip: x, hostnameOverride: board}\n";
         let shown = |more: &str| -> Vec<String> {
             write("c.yaml", &format!("{head}{more}"));
             let words = ["--config".into(), dir.join("c.yaml").into()];

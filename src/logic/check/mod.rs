@@ -62,6 +62,9 @@ pub struct CheckFinding {
     pub more: Vec<Self>,
 }
 
+/// Most findings of one check. Errors come first.
+const MAX_FINDINGS: usize = 500;
+
 impl CheckFinding {
     fn new(level: FindingLevel, says: String, fix: String) -> Self {
         Self {
@@ -84,8 +87,9 @@ impl CheckFinding {
         Self::new(FindingLevel::Error, says.into(), fix.into())
     }
 
-    /// Makes one of all findings of a check; `None`: there are none.
+    /// Makes one of the first [`MAX_FINDINGS`] findings of a check; `None`: there are none.
     fn join(mut findings: Vec<Self>) -> Option<Self> {
+        findings.truncate(MAX_FINDINGS);
         let more = findings.split_off(findings.len().min(1));
         let first = findings.pop()?;
         Some(Self { more, ..first })
