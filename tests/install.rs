@@ -724,7 +724,11 @@ refuses() {
 for name in kubelet k3s k3s-server k3s-agent; do
     cp "$(command -v sleep)" $base/$name
     $base/$name 1000 &
-    until [ "$(cat /proc/$!/comm)" = $name ]; do :; done
+    tries=0
+    until [ "$(cat /proc/$!/comm)" = $name ]; do
+        tries=$((tries + 1))
+        [ $tries -lt 5000 ] || { : >$base/said && fails "$name does not start"; }
+    done
     refuses "$name (pid $!) runs here and uses the same port and cgroups: stop and disable it first" env
     kill $! && { wait $! || :; }
 done

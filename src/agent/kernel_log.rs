@@ -22,12 +22,7 @@ const RECORD_BYTES: usize = 8192;
 /// Tells until the log cannot be read any more.
 pub(super) async fn watch_kernel_log(recorder: Rc<EventRecorder>) {
     let followed = match open_kernel_log(Path::new(KERNEL_LOG)) {
-        Ok(log) => {
-            let tell = |message: &str| {
-                recorder.record_node_event(EventSeverity::Warning, "SystemOOM", message)
-            };
-            follow_kernel_log(&log, tell).await
-        }
+        Ok(log) => follow_kernel_log(&log, &recorder).await,
         Err(e) => Err(e),
     };
     if let Err(e) = followed {
@@ -46,7 +41,7 @@ fn open_kernel_log(path: &Path) -> io::Result<Async<OwnedFd>> {
     Async::new_nonblocking(log.into())
 }
 
-async fn follow_kernel_log(log: &Async<OwnedFd>, tell: impl Fn(&str)) -> io::Result<()> {
+async fn follow_kernel_log(log: &Async<OwnedFd>, recorder: &EventRecorder) -> io::Result<()> {
     loop {
         log.readable().await?;
         // Only while there is something to read.
@@ -55,9 +50,9 @@ async fn follow_kernel_log(log: &Async<OwnedFd>, tell: impl Fn(&str)) -> io::Res
             Ok(0) => return Ok(()),
             Ok(n) => {
                 let text = String::from_utf8_lossy(&record[..n]);
-                text.lines()
-                    .filter_map(parse_system_oom)
-                    .for_each(|message| tell(&message));
+                for message in text.lines().filter_map(parse_system_oom) {
+                    recorder.record_node_event(EventSeverity::Warning, "SystemOOM", &message);
+                }
             }
             // Records were overwritten before they were read.
             Err(Errno::EPIPE | Errno::EAGAIN | Errno::EINTR) => {}
@@ -69,10 +64,10 @@ async fn follow_kernel_log(log: &Async<OwnedFd>, tell: impl Fn(&str)) -> io::Res
 
 #[cfg(test)]
 mod tests {
-    use core::cell::RefCell;
     use std::io::Write as _;
 
     use super::*;
+    use crate::agent::tests::world::{Hands, TestClock};
 
     #[test]
     fn kills_are_told() {
@@ -84,14 +79,22 @@ mod tests {
         writeln!(write, "6,1,2,-;usb 1-1: new device\n SUBSYSTEM=usb").expect("write");
         writeln!(write, "6,2,3,-;{kill}").expect("write");
         drop(write);
-        let told = RefCell::new(Vec::new());
+        let clock = Rc::new(TestClock(Rc::new(Hands::default())));
+        let recorder = EventRecorder::new(clock, "node".into());
         let log = Async::new(OwnedFd::from(read)).expect("readable");
-        let followed =
-            follow_kernel_log(&log, |message| told.borrow_mut().push(message.to_owned()));
-        smol::block_on(followed).expect("to its end");
+        smol::block_on(follow_kernel_log(&log, &recorder)).expect("to its end");
+        let told = recorder.newest_events(None, 2);
+        let told: Vec<_> = told
+            .iter()
+            .map(|event| (event.severity, &*event.reason, &*event.message))
+            .collect();
         assert_eq!(
-            *told.borrow(),
-            ["System OOM encountered, victim process: tail, pid: 77"]
+            told,
+            [(
+                EventSeverity::Warning,
+                "SystemOOM",
+                "System OOM encountered, victim process: tail, pid: 77"
+            )]
         );
     }
 }

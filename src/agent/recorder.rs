@@ -15,7 +15,7 @@ const EVENTS_KEPT: usize = 256;
 /// Bytes of an event's message, as the API limits it.
 const MAX_MESSAGE_BYTES: usize = 1024;
 
-/// `Normal` or `VolumeWarning`.
+/// `Normal` or `Warning`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EventSeverity {
     /// Part of a pod's ordinary life.

@@ -392,3 +392,42 @@ async fn serve_logs(
         Err(refusal) => Ok(Err(refusal)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::{
+        super::{connection::testing::pair, testing::FakeBackend},
+        *,
+    };
+
+    #[test]
+    fn a_log_has_an_end_of_its_own_for_who_takes_chunks() {
+        // LOG-10
+        let dir = crate::testing::TestDir::new("routes");
+        let backend = FakeBackend {
+            log: dir.join("log"),
+            ..FakeBackend::default()
+        };
+        let line = "2026-01-01T00:00:00.000000000Z stdout F hello\n";
+        std::fs::write(&backend.log, line).expect("log");
+        for (header, end) in [
+            ("TE: chunked\r\n", "\r\n0\r\n\r\n"),
+            ("", "\r\n\r\nhello\n"),
+        ] {
+            let answer = smol::block_on(async {
+                let (connection, mut client) = pair();
+                let ask = format!("GET /containerLogs/ns/p/c HTTP/1.1\r\n{header}\r\n");
+                client.write_all(ask.as_bytes()).await.expect("sent");
+                serve_connection(&backend, connection)
+                    .await
+                    .expect("served");
+                let mut answer = String::new();
+                client.read_to_string(&mut answer).await.expect("read");
+                answer
+            });
+            assert!(answer.ends_with(end), "{answer}");
+        }
+    }
+}

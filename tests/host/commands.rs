@@ -629,7 +629,18 @@ fn reset_leaves_nothing() {
         text(&refused.stderr).contains("the agent is running: use --stop"),
         "{refused:?}"
     );
+    let mut follow = host.command(&["logs", "-f", &full("one")]);
+    let follow = follow.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut follow = follow.spawn().expect("logs");
+    let mut output = BufReader::new(follow.stdout.take().expect("a pipe"));
+    let mut line = String::new();
+    output.read_line(&mut line).expect("a line");
+    assert_eq!(line, "hello\n");
     host.end_agent(nix::sys::signal::Signal::SIGKILL);
+    // LOG-10
+    let followed = follow.wait_with_output().expect("logs");
+    assert_eq!(followed.status.code(), Some(1));
+    assert!(text(&followed.stderr).contains("the answer is incomplete"));
 
     let listed = host.command_with_flags("reset", &["--dry-run"]);
     assert!(listed.status.success(), "{listed:?}");

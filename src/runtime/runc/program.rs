@@ -133,7 +133,7 @@ impl OciRuntime {
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         Ok(Self {
             recursive_read_only: features.is_ok_and(|output| offers_rro(&output.stdout))
-                && parse_version_triple(&kernel) >= RECURSIVE_READ_ONLY_KERNEL,
+                && has_rro(&kernel),
             path,
             name,
             version,
@@ -310,6 +310,11 @@ fn is_executable(path: &Path) -> bool {
         .is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
 }
 
+/// Returns true if a kernel of this release can make a mount read-only with all below it.
+fn has_rro(release: &str) -> bool {
+    parse_version_triple(release) >= RECURSIVE_READ_ONLY_KERNEL
+}
+
 /// Returns true if the answer to `features` lists the mount option `rro`.
 fn offers_rro(features: &[u8]) -> bool {
     let features: Value = serde_json::from_slice(features).unwrap_or_default();
@@ -419,8 +424,17 @@ mod tests {
         let probe = |name: &str| smol::block_on(OciRuntime::probe(name));
         let all = BTreeMap::from([(String::new(), (name.clone(), RefCell::new(probe(&name))))]);
         let programs = OciRuntimes { all };
+        for (release, able) in [
+            ("4.19.0", false),
+            ("5.11.99", false),
+            ("5.12.0-rc1", true),
+            ("6.1.0-13-arm64", true),
+            ("", false),
+        ] {
+            assert_eq!(has_rro(release), able, "{release}");
+        }
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").expect("release");
-        let able = parse_version_triple(&kernel) >= RECURSIVE_READ_ONLY_KERNEL;
+        let able = has_rro(&kernel);
         for (features, offered) in [
             ("exit 1", false),
             (r#"echo '{"mountOptions": ["ro", "rro"]}'"#, true),
