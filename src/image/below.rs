@@ -509,6 +509,7 @@ mod tests {
 
     #[test]
     fn what_was_copied_for_a_link_can_be_removed() {
+        // IMG-25
         if !is_root() {
             return;
         }

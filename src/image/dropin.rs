@@ -1022,6 +1022,7 @@ mod tests {
 
     #[test]
     fn an_archive_without_a_name_gives_that_of_its_file() {
+        // IMG-27
         let mut bench = Bench::new();
         let unnamed = |text: &[u8]| {
             let layer = Stream::new().file("a", text).bytes();
@@ -1049,6 +1050,7 @@ mod tests {
 
     #[test]
     fn a_directory_is_told_of_once() {
+        // IMG-27
         let mut bench = Bench::new();
         for name in ["oci", ".hidden", "lost+found"] {
             fs::create_dir(bench.scratch.join("drop").join(name)).expect("scratch");

@@ -1158,6 +1158,7 @@ mod tests {
 
     #[test]
     fn hostile_archives() {
+        // IMG-27
         let base = layer("a", "1");
         let good = config(&[&base], "x");
         let docker = |config_name: &str, config: &[u8], layers: &[&str]| {

@@ -949,6 +949,7 @@ mod tests {
 
     #[test]
     fn one_of_several_names_is_taken_away_alone() {
+        // IMG-26
         let scratch = TestDir::new("store");
         let store = ImageStore::open(&scratch.join("images")).expect("store");
         let layer = Stream::new().file("a", b"1").bytes();

@@ -188,6 +188,7 @@ mod tests {
 
     #[test]
     fn what_is_wrong_in_registries_yaml_is_told_with_its_line() {
+        // CONF-23
         let scratch = TestDir::new("settings");
         let path = scratch.join("registries.yaml");
         let told = |text: &str| {

@@ -914,6 +914,7 @@ pub(super) mod tests {
 
     #[test]
     fn registries_are_read_as_the_agent_reads_them() {
+        // CONF-23
         let dir = TestDir::new("gather-registries");
         let path = dir.join("r.yaml");
         let socket = dir.join("socket");

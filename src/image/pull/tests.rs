@@ -476,6 +476,7 @@ fn a_registry_of_this_machine_is_asked_as_it_speaks() {
 
 #[test]
 fn what_is_no_registry_is_named_and_not_asked_again() {
+    // IMG-27
     let server = Server::start(|_| {
         reply(200, "<!DOCTYPE html><title>Log in to the hotel</title>")
             .with("Content-Type", "text/html; charset=utf-8")
@@ -497,6 +498,7 @@ fn what_is_no_registry_is_named_and_not_asked_again() {
 
 #[test]
 fn a_port_that_is_none_is_said_at_once() {
+    // IMG-27
     let bench = Bench::new();
     for image in [
         "registry.invalid:99999/a:1",

@@ -510,6 +510,7 @@ mod tests {
 
     #[test]
     fn keys_that_mean_nothing_and_files_that_are_not_there() {
+        // CONF-23
         let document = json!({
             "mirrrors": {},
             "mirrors": {"docker.io": {"endpoints": [], "endpoint": [], "rewrite": {"any": "x"}}},
