@@ -5,6 +5,7 @@
 //! file ([`crate::api::log_memory`]), where they will be. Source: kubelet `logs.go` (rows LOG-01, LOG-03, LOG-05).
 
 use std::{
+    ffi::OsString,
     fs::{self, File},
     io,
     os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _},
@@ -78,8 +79,16 @@ impl LogReader {
     /// Opens the log at `path`, at the start or where the tail begins. Never follows a link. `memory`: where its shim may hold
     /// the end of it.
     pub fn open(path: &Path, memory: Option<PathBuf>, options: LogOptions) -> io::Result<Self> {
+        let file = match open::open_log(path) {
+            // A shim that rotates is between two files: the one that it has left is the end of the log.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                let newest = list_rotated(path)?.and_then(|mut names| names.pop());
+                open::open_log(&path.with_file_name(newest.ok_or(e)?))?
+            }
+            opened => opened?,
+        };
         let mut source = LogSource {
-            file: open::open_log(path)?,
+            file,
             memory,
             lost: None,
         };
@@ -189,25 +198,13 @@ impl LogReader {
 
     /// The file that was rotated next after `old`, if the live one is not it: a fast writer fills many between two looks.
     fn find_rotated_successor(&self, old: (u64, u64)) -> io::Result<Option<File>> {
-        let prefix = format!("{}.", self.path.file_name().unwrap_or_default().display());
-        let dir = self.path.parent().unwrap_or(&self.path);
-        let mut rotated = Vec::new();
-        for entry in fs::read_dir(dir)? {
-            let entry = entry?;
-            let name = entry.file_name();
-            let text = name.to_string_lossy();
-            if text.starts_with(&prefix) && !text.ends_with(".gz") && !text.ends_with(".tmp") {
-                rotated.push(name);
-            }
-            if rotated.len() > MAX_ROTATED {
-                return Ok(None);
-            }
-        }
-        rotated.stable_sort();
+        let Some(rotated) = list_rotated(&self.path)? else {
+            return Ok(None);
+        };
         let mut next = None;
         for name in rotated {
             // Gone meanwhile, or no log.
-            let Ok(file) = open::open_log(&dir.join(name)) else {
+            let Ok(file) = open::open_log(&self.path.with_file_name(name)) else {
                 continue;
             };
             let metadata = file.metadata()?;
@@ -220,6 +217,25 @@ impl LogReader {
         // If the old file is there, the files behind it came later; if it went, for its age, all others did.
         Ok(next)
     }
+}
+
+/// Names of the rotated files of the log at `path` that are not packed, the oldest first; `None`: more than
+/// [`MAX_ROTATED`].
+fn list_rotated(path: &Path) -> io::Result<Option<Vec<OsString>>> {
+    let prefix = format!("{}.", path.file_name().unwrap_or_default().display());
+    let mut rotated = Vec::new();
+    for entry in fs::read_dir(path.parent().unwrap_or(path))? {
+        let name = entry?.file_name();
+        let text = name.to_string_lossy();
+        if text.starts_with(&prefix) && !text.ends_with(".gz") && !text.ends_with(".tmp") {
+            rotated.push(name);
+        }
+        if rotated.len() > MAX_ROTATED {
+            return Ok(None);
+        }
+    }
+    rotated.stable_sort();
+    Ok(Some(rotated))
 }
 
 /// The file of a log, and what its shim holds in memory beyond its end.
@@ -600,6 +616,28 @@ mod tests {
         fs::remove_file(dir.0.join("0.log.20231114-221321.1")).expect("removed");
         fs::write(dir.0.join("0.log.20231114-221321.1.gz"), "x").expect("write");
         assert_eq!(all(&mut reader), "five\nsix\n");
+    }
+
+    #[test]
+    fn between_two_files_the_last_one_is_the_log() {
+        // LOG-03
+        let dir = TestDir::new("log-between");
+        let path = dir.0.join("0.log");
+        let options = |follow| LogOptions {
+            follow,
+            ..LogOptions::default()
+        };
+        let none = LogReader::open(&path, None, options(false)).err();
+        assert_eq!(none.expect("no file").kind(), io::ErrorKind::NotFound);
+        for (name, word) in [("20231114-221320", "old"), ("20231114-221321", "one")] {
+            let text = format!("{T}Z stdout F {word}\n");
+            fs::write(dir.0.join(format!("0.log.{name}")), text).expect("write");
+        }
+        let mut reader = LogReader::open(&path, None, options(false)).expect("open");
+        assert_eq!(all(&mut reader), "one\n");
+        let mut reader = LogReader::open(&path, None, options(true)).expect("open");
+        fs::write(&path, format!("{T}Z stdout F two\n")).expect("write");
+        assert_eq!(all(&mut reader), "one\ntwo\n");
     }
 
     #[test]
