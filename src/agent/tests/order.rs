@@ -15,7 +15,7 @@ use crate::{
     agent::{recorder::EventSeverity, ring::RecordedEvent},
     api::{PodUid, cri::ContainerState, pod_status::PodPhase},
     probe::{ProbeRequestError, UnansweredRequest},
-    runtime::fake::{OnStop, Op, Trouble},
+    runtime::fake::{Op, Trouble},
 };
 
 /// Files that the kernel makes in a new cgroup.
@@ -284,7 +284,7 @@ fn edited_limits_reach_the_cgroup_before_the_next_container_starts() {
     assert_eq!(limit(), "67108864");
     let first = world.fake.container(&"a".into(), "c").expect("there");
     assert_eq!(first.state, ContainerState::Running);
-    // What starts has it first.
+    // The next container starts within the new limit.
     world.fake.exit(&first.id, 1);
     world.until("runs again", |w| {
         let now = w.fake.container(&"a".into(), "c").expect("there");
@@ -323,12 +323,6 @@ fn a_stop_signal_that_does_not_exist_is_told() {
         told(&world, "UnknownStopSignal"),
         [r#"stop signal "SIGFOO" of the image is unknown: SIGTERM is sent"#]
     );
-    // It has its whole grace.
-    world.fake.on_stop("bad", OnStop::Ignores);
-    let before = world.now();
-    world.apply(&pods[1..]);
-    world.until("has ended", |w| !w.fake.runs(&"bad".into()));
-    assert!(world.now() - before >= s(5));
 }
 
 #[test]
