@@ -3,10 +3,7 @@
 //! A [`HousekeepingPass`] holds the lists; each method decides one step from them. Names and rules follow kubelet
 //! `kubelet_pods.go`, `HandlePodCleanups`, and `pod_container_deletor.go`.
 
-use alloc::collections::BTreeSet;
-
 use crate::api::PodUid;
-use crate::api::order::GatherExt;
 
 use super::pod_table::{KnownPod, WorkState};
 use super::runtime_cache::RunningPod;
@@ -80,6 +77,12 @@ impl<'a> HousekeepingPass<'a> {
         at.ok().map(|at| &self.known[at])
     }
 
+    /// Returns true if the pod has a worker.
+    #[must_use]
+    pub fn has_worker(&self, uid: &PodUid) -> bool {
+        self.find_known_pod(uid).is_some()
+    }
+
     fn is_pod_running(&self, uid: &PodUid) -> bool {
         let at = self.running.binary_search_by(|pod| pod.uid.cmp(uid));
         at.is_ok()
@@ -115,33 +118,37 @@ impl<'a> HousekeepingPass<'a> {
         let pass = *self;
         pass.config
             .iter()
-            .filter(move |pod| pass.find_known_pod(pod.uid).is_none())
-            .filter_map(move |pod| {
-                // A worker has to find that no container is left. The API's own word of the pod's end may be on its
-                // way.
-                let over = pod.api_phase_terminal || !(pod.active || pod.restart_requested);
-                let deleted =
-                    pod.deletion_requested && !pod.is_static && !pass.is_pod_running(pod.uid);
-                (!over || deleted).then_some(PodRestart {
-                    uid: pod.uid,
-                    is_static: pod.is_static,
-                    drop_status: pod.restart_requested,
-                    ended: over,
-                })
-            })
+            .filter_map(move |pod| pass.find_restart(pod))
+    }
+
+    fn find_restart(&self, pod: &HousekeepingPod<'a>) -> Option<PodRestart<'a>> {
+        if self.has_worker(pod.uid) {
+            return None;
+        }
+        // A worker has to find that no container is left. The API's own word of the pod's end may be on its way.
+        let over = pod.api_phase_terminal || !(pod.active || pod.restart_requested);
+        let deleted = pod.deletion_requested && !pod.is_static && !self.is_pod_running(pod.uid);
+        (!over || deleted).then_some(PodRestart {
+            uid: pod.uid,
+            is_static: pod.is_static,
+            drop_status: pod.restart_requested,
+            ended: over,
+        })
+    }
+
+    /// Returns true if the pod is one of [`HousekeepingPass::pods_to_restart`].
+    fn is_to_restart(&self, uid: &PodUid) -> bool {
+        let pod = self.config_pod(uid);
+        pod.is_some_and(|pod| self.find_restart(pod).is_some())
     }
 
     /// Pods that run and have no worker: to be killed with `Update::runtime_only`. Those of
     /// [`HousekeepingPass::pods_to_restart`] have one by now.
     pub fn runtime_orphans(&self) -> impl Iterator<Item = &'a RunningPod> + use<'a> {
-        let restarted: BTreeSet<&PodUid> = self
-            .pods_to_restart()
-            .map(|restart| restart.uid)
-            .gather_items();
         let pass = *self;
-        pass.running.iter().filter(move |pod| {
-            pass.find_known_pod(&pod.uid).is_none() && !restarted.contains(&pod.uid)
-        })
+        pass.running
+            .iter()
+            .filter(move |pod| !pass.has_worker(&pod.uid) && !pass.is_to_restart(&pod.uid))
     }
 
     /// Decides about a pod cgroup that was listed when the pass began; `None` to leave it.
@@ -150,8 +157,7 @@ impl<'a> HousekeepingPass<'a> {
     /// orphan gets its grace, and a restarted pod keeps the cgroup it is about to use.
     #[must_use]
     pub fn cgroup_action(&self, uid: &PodUid, volumes_present: bool) -> Option<CgroupAction> {
-        let wanted = self.pods_to_restart().any(|restart| restart.uid == uid);
-        if self.may_have_containers(uid) || self.is_pod_running(uid) || wanted {
+        if self.may_have_containers(uid) || self.is_pod_running(uid) || self.is_to_restart(uid) {
             return None;
         }
         Some(match volumes_present {

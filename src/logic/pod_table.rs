@@ -159,6 +159,19 @@ pub struct KnownPod {
     pub is_static: bool,
 }
 
+/// Steps towards its end that a pod has taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PodEnding {
+    /// See [`PodTable::is_pod_termination_requested`].
+    pub requested: bool,
+    /// See [`PodTable::is_pod_known_terminated`].
+    pub terminated: bool,
+    /// See [`PodTable::should_pod_be_finished`].
+    pub finished: bool,
+    /// See [`PodTable::is_restart_requested`].
+    pub restart_requested: bool,
+}
+
 /// UID and full name of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PodIdentity<'a> {
@@ -185,7 +198,7 @@ struct PodSlot {
     uid: PodUid,
     name: Box<str>,
     namespace: Box<str>,
-    /// Hash of the UID: saves most comparisons of its text.
+    /// Hash of the UID, by which a slot is found.
     hash: u64,
     generation: u32,
     occupancy: Occupancy,
@@ -226,6 +239,8 @@ impl PodSlot {
 #[derive(Clone, Debug)]
 pub struct PodTable {
     slots: Box<[PodSlot]>,
+    /// Slots in use, sorted by the hashes of their UIDs: one is found without a look at all.
+    by_hash: Vec<usize>,
     capacity: PodTableCapacity,
     used: usize,
     /// Slot at which the next search for a call begins, so that no pod starves another.
@@ -253,6 +268,7 @@ impl PodTable {
         };
         Self {
             slots: vec![free; capacity.slots()].into_boxed_slice(),
+            by_hash: Vec::with_capacity(capacity.slots()),
             capacity,
             used: 0,
             cursor: 0,
@@ -297,6 +313,8 @@ impl PodTable {
                 slot.occupancy = Occupancy::Used;
                 slot.turn = turn;
                 slot.worker = PodWorker::new(&update);
+                let place = self.place_of_hash(self.slots[index].hash);
+                self.by_hash.insert(place, index);
                 self.used += 1;
                 (index, true)
             }
@@ -662,6 +680,26 @@ impl PodTable {
         self.ask_worker(uid, false, |worker| worker.stage.is_termination_requested())
     }
 
+    /// Returns all steps towards its end that the pod has taken, by one search.
+    #[must_use]
+    pub fn pod_ending(&self, uid: &PodUid) -> PodEnding {
+        let Some(index) = self.find_slot(uid) else {
+            return PodEnding {
+                requested: false,
+                terminated: false,
+                finished: self.synced,
+                restart_requested: false,
+            };
+        };
+        let worker = &self.slots[index].worker;
+        PodEnding {
+            requested: worker.stage.is_termination_requested(),
+            terminated: worker.stage.is_terminated(),
+            finished: worker.stage.is_finished(),
+            restart_requested: worker.restart_requested,
+        }
+    }
+
     /// Returns true if containers, sandboxes and logs of the pod may be removed.
     #[must_use]
     pub fn should_pod_content_be_removed(&self, uid: &PodUid) -> bool {
@@ -700,9 +738,16 @@ impl PodTable {
 
     fn find_slot(&self, uid: &PodUid) -> Option<usize> {
         let hash = fnv1a(uid.bytes());
-        self.slots
-            .iter()
-            .position(|slot| slot.hash == hash && slot.is_used() && slot.uid == *uid)
+        let places = self.by_hash[self.place_of_hash(hash)..].iter().copied();
+        places
+            .take_while(|index| self.slots[*index].hash == hash)
+            .find(|index| self.slots[*index].uid == *uid)
+    }
+
+    /// Place in `by_hash` where slots of this hash begin.
+    fn place_of_hash(&self, hash: u64) -> usize {
+        let before = |index: &usize| self.slots[*index].hash < hash;
+        self.by_hash.partition_point(before)
     }
 
     fn index_of(&self, handle: PodHandle) -> Option<usize> {
@@ -793,6 +838,7 @@ impl PodTable {
             restart: slot.worker.restart_requested,
         };
         slot.worker.cancel_due = false;
+        self.by_hash.retain(|other| *other != index);
         self.wake_line(index);
     }
 

@@ -107,13 +107,12 @@ impl Agent {
             running: running.as_deref().unwrap_or_default(),
         };
         self.pods.set_gauges(pass.count_pods());
-        let has_worker = |uid: &PodUid| known.iter().any(|k| k.uid == *uid);
         self.owners
             .probes
             .retain_workers(|uid| pass.keeps_probes(uid), now);
         // Who comes back under the same UID must not find it, so it goes with the worker.
         self.pods
-            .drop_stale_facts(|uid| pass.keeps_status(uid), has_worker);
+            .drop_stale_facts(|uid| pass.keeps_status(uid), |uid| pass.has_worker(uid));
         // An old list is as good as none (CLEAN-02).
         if running.is_none() {
             return HousekeepingFindings::default();

@@ -59,11 +59,12 @@ impl PodEntry {
     /// Returns true if the pod counts for admission and shares.
     pub(super) fn is_active(&self, uid: &PodUid, table: &PodTable) -> bool {
         let config = self.config.as_ref();
+        let ending = table.pod_ending(uid);
         dispatch::is_active(PodActivity {
-            known_terminated: table.is_pod_known_terminated(uid),
-            restart_requested: table.is_restart_requested(uid),
-            termination_requested: table.is_pod_termination_requested(uid),
-            termination_complete: table.should_pod_be_finished(uid),
+            known_terminated: ending.terminated,
+            restart_requested: ending.restart_requested,
+            termination_requested: ending.requested,
+            termination_complete: ending.finished,
             api_phase_terminal: config.is_some_and(|c| !c.is_static && c.api_phase_terminal),
             local_phase_terminal: self
                 .status

@@ -230,17 +230,22 @@ impl PodRegistry {
 
     /// Requests of all active pods together.
     pub(super) fn active_requests(&self) -> PodRequestTotals {
-        let sum = |qos, name: &str| {
-            self.active_pods()
-                .filter(|(_, pod)| pod.qos == qos)
-                .filter_map(|(_, pod)| pod.takes.requests.get(name))
-                .fold(0_i64, |sum, amount| sum.saturating_add(*amount))
-        };
-        PodRequestTotals {
-            burstable_milli: sum(QosClass::Burstable, CPU),
-            burstable_bytes: sum(QosClass::Burstable, MEMORY),
-            guaranteed_bytes: sum(QosClass::Guaranteed, MEMORY),
+        let mut totals = PodRequestTotals::default();
+        for (_, pod) in self.active_pods() {
+            let add = |total: &mut i64, name: &str| {
+                let asked = pod.takes.requests.get(name).copied();
+                *total = total.saturating_add(asked.unwrap_or(0));
+            };
+            match pod.qos {
+                QosClass::Burstable => {
+                    add(&mut totals.burstable_milli, CPU);
+                    add(&mut totals.burstable_bytes, MEMORY);
+                }
+                QosClass::Guaranteed => add(&mut totals.guaranteed_bytes, MEMORY),
+                QosClass::BestEffort => {}
+            }
         }
+        totals
     }
 
     /// Facts of a configured pod for housekeeping.
