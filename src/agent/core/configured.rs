@@ -43,9 +43,7 @@ impl Agent {
                 }
                 ConfigOp::Add(pods) => {
                     for pod in pods {
-                        let uid = &pod.metadata.uid;
-                        self.pods
-                            .set_config(uid, PodConfigFacts::from_pod(source, &pod));
+                        self.set_config_in_line(source, &pod);
                         self.sources.early.push(pod);
                     }
                     self.take_in_early(now);
@@ -76,16 +74,21 @@ impl Agent {
     /// `pod`, unless it waits to be taken in: then this is what waits from now on.
     fn replace_early_pod(&mut self, source: PodSource, pod: Pod) -> Option<Pod> {
         let uid = &pod.metadata.uid;
-        let mut early = self.sources.early.iter_mut();
-        match early.find(|early| early.metadata.uid == *uid) {
-            Some(early) => {
-                self.pods
-                    .set_config(uid, PodConfigFacts::from_pod(source, &pod));
-                *early = pod;
-                None
-            }
-            None => Some(pod),
-        }
+        let mut early = self.sources.early.iter();
+        let Some(at) = early.position(|early| early.metadata.uid == *uid) else {
+            return Some(pod);
+        };
+        self.set_config_in_line(source, &pod);
+        self.sources.early[at] = pod;
+        None
+    }
+
+    fn set_config_in_line(&mut self, source: PodSource, pod: &Pod) {
+        let facts = PodConfigFacts {
+            waits_in_line: true,
+            ..PodConfigFacts::from_pod(source, pod)
+        };
+        self.pods.set_config(&pod.metadata.uid, facts);
     }
 
     /// Takes new pods in, once the runtime was listed: what runs was admitted before, and nobody who was refused then takes its
@@ -102,8 +105,11 @@ impl Agent {
         });
         early.reverse();
         while let Some(pod) = self.sources.early.pop() {
+            self.pods.end_wait_in_line(&pod.metadata.uid);
             self.add_pod(pod, now);
         }
+        // A crowd's list is not kept: it has whole pods.
+        self.sources.early = Vec::new();
     }
 
     fn add_pod(&mut self, pod: Pod, now: MonoTime) {
@@ -203,6 +209,7 @@ impl Agent {
     ) {
         // It has a worker from now on, which must not be told that the pod begins.
         self.sources.early.retain(|pod| pod.metadata.uid != *uid);
+        self.pods.end_wait_in_line(uid);
         self.forget_held_back(uid);
         let taken = match &config {
             Some(config) => {
@@ -360,10 +367,8 @@ impl Agent {
         }
         let gone = self.take_room_makers(uid);
         let was_read = self.sources.rereads.release_pod(uid);
-        // Those whose turn comes later take nothing yet.
-        let later = self.sources.early.iter().map(|pod| &pod.metadata.uid);
-        let others: Vec<PodUid> = gone.iter().flatten().chain(later).cloned().collect();
-        let (uids, active) = self.pods.active_pods_except(uid, &others);
+        let leaving = gone.as_deref().unwrap_or_default();
+        let (uids, active) = self.pods.active_pods_except(uid, leaving);
         let node = &self.owners.node;
         let verdict = node.with_admission(|node| match &gone {
             // Nobody is made to go twice.

@@ -21,6 +21,8 @@ pub(in crate::agent) struct PodConfigFacts {
     pub(in crate::agent) uses_objects: bool,
     /// Set if the pod has limits of its own on the node's disk.
     pub(in crate::agent) limits_storage: bool,
+    /// Set while the pod waits to be taken in: it takes nothing of the node yet.
+    pub(in crate::agent) waits_in_line: bool,
     /// QoS class of the pod.
     pub(in crate::agent) qos: QosClass,
     /// Resources that the pod takes of the node.
@@ -71,6 +73,7 @@ impl PodConfigFacts {
             api_phase_terminal: pod.status.phase.is_terminal(),
             uses_objects: volumes || env,
             limits_storage: has_storage_limit(pod),
+            waits_in_line: false,
             qos: qos_class(pod),
             takes: ActivePod::from_pod(pod),
             id: Box::new(ConfiguredPodIdentity {

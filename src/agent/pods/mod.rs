@@ -215,14 +215,22 @@ impl PodRegistry {
         entry.is_active(uid, &self.table).then_some(config)
     }
 
-    /// Active pods other than `uid` and `gone`, and the resources that they take of the node.
+    /// Notes that the pod waits no longer to be taken in: from now on it takes its share of the node.
+    pub(super) fn end_wait_in_line(&mut self, uid: &PodUid) {
+        let config = self.entries.get_mut(uid).and_then(|e| e.config.as_mut());
+        if let Some(config) = config {
+            config.waits_in_line = false;
+        }
+    }
+
+    /// Active pods other than `uid`, `gone` and those in line, and the resources that they take of the node.
     pub(super) fn active_pods_except(
         &self,
         uid: &PodUid,
         gone: &[PodUid],
     ) -> (Vec<PodUid>, Vec<ActivePod>) {
         let others = self.active_pods().filter(|(other, _)| *other != uid);
-        let others = others.filter(|(other, _)| !gone.contains(other));
+        let others = others.filter(|(other, pod)| !pod.waits_in_line && !gone.contains(other));
         others
             .map(|(uid, pod)| (uid.clone(), pod.takes.clone()))
             .unzip()
