@@ -243,6 +243,13 @@ fn follows_a_log(host: &Host, browser: &mut Browser) {
     browser.wait("[...document.querySelectorAll('#lines span')].some((s) => s.textContent === 'red' && s.style.color)");
     browser.eval("const f = document.getElementById('find-lines'); f.value = 'NEWS'; f.dispatchEvent(new Event('input', { bubbles: true }))");
     browser.wait("!document.getElementById('lines').innerText.includes('begun')");
+    // The whole log ends, though the container goes on.
+    let whole = browser.eval(
+        "fetch('log?namespace=default&pod=talks-node&all=true', \
+         { headers: { authorization: 'Bearer ' + sessionStorage.getItem('picolet-token') } }).then((answer) => answer.text())",
+    );
+    let first = whole.as_str().and_then(|log| log.lines().next());
+    assert!(first.is_some_and(|l| l.ends_with("Z begun")), "{whole}");
     browser.eval("document.getElementById('close').click()");
     assert_eq!(browser.eval("document.getElementById('log').hidden"), true);
 }
