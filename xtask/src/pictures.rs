@@ -9,6 +9,7 @@ use std::{
 };
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
+use serde_json::json;
 
 use crate::{
     Failure,
@@ -27,6 +28,15 @@ const PICTURES: [(u32, u32, &str); 4] = [
     (1400, 1000, "light"),
     (1400, 1000, "dark"),
 ];
+/// Pictures that are only looked at: of the same pods, and of a crowd.
+const LOOKS_DIR: &str = "target/pictures";
+const LOOKS: [(u32, u32); 3] = [(360, 1500), (1024, 1000), (1400, 1000)];
+/// Has the page hear of 100 pods and 100 images, each like one that is there.
+const CROWD: &str = "const ask = fetch; window.fetch = async (path, more) => { const answer = await ask(path, more); \
+     if (!answer.ok || !path.startsWith('state')) return answer; const news = await answer.json(); \
+     for (const list of news.state?.pods ? ['pods', 'images'] : []) { const some = news.state[list]; \
+     news.state[list] = some.length && Array.from({ length: 100 }, (_, n) => ({ ...some[n % some.length], uid: 'u' + n, \
+     name: some[n % some.length].name + '-' + n })); } return new Response(JSON.stringify(news)); };";
 /// Bytes that a picture has at most: who clones the project gets all of them.
 const MAX_BYTES: usize = 150_000;
 /// Pods are there by then.
@@ -97,8 +107,39 @@ pub(crate) fn run() -> Result<(), Failure> {
 
 fn pictures(url: &str) -> Result<(), Failure> {
     fs::create_dir_all(DIR)?;
+    fs::create_dir_all(LOOKS_DIR)?;
     let mut browser = Browser::start();
     browser.size(1400, 1000, "light");
+    open(&mut browser, url);
+    for (width, height, scheme) in PICTURES {
+        let path = format!("{DIR}/dashboard-{width}-{scheme}.png");
+        let bytes = take(&mut browser, &path, (width, height), scheme)?;
+        if bytes > MAX_BYTES {
+            return Err(format!("{path} has {bytes} bytes").into());
+        }
+    }
+    for pods in ["few", "crowd"] {
+        if pods == "crowd" {
+            browser.call(
+                "Page.addScriptToEvaluateOnNewDocument",
+                json!({"source": CROWD}),
+            );
+            browser.open("about:blank");
+            open(&mut browser, url);
+        }
+        for (size, scheme) in LOOKS
+            .into_iter()
+            .flat_map(|size| [(size, "light"), (size, "dark")])
+        {
+            let path = format!("{LOOKS_DIR}/{pods}-{}-{scheme}.png", size.0);
+            take(&mut browser, &path, size, scheme)?;
+        }
+    }
+    Ok(())
+}
+
+/// Opens the page, and unfolds the pods that fail.
+fn open(browser: &mut Browser, url: &str) {
     browser.open(url);
     browser.wait(&format!(
         "document.getElementById('pods').innerText.includes('web-{NODE}')"
@@ -109,20 +150,23 @@ fn pictures(url: &str) -> Result<(), Failure> {
     );
     browser.wait(&points);
     browser.wait("document.getElementById('check').children.length > 3");
-    let open = "[...document.querySelectorAll('#pods > li')].filter((li) => li.innerText.includes('broken')).forEach((li) => { li.querySelector('details').open = true; })";
+    let open = "[...document.querySelectorAll('#pods > li')].filter((li) => li.innerText.includes('broken')).slice(0, 1).forEach((li) => { li.querySelector('details').open = true; })";
     browser.eval(open);
-    for (width, height, scheme) in PICTURES {
-        browser.size(width, height, scheme);
-        browser.eval("scrollTo(0, 0); new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))");
-        let picture = png::pack(&STANDARD.decode(browser.picture())?)?;
-        let path = format!("{DIR}/dashboard-{width}-{scheme}.png");
-        if picture.len() > MAX_BYTES {
-            return Err(format!("{path} has {} bytes", picture.len()).into());
-        }
-        println!("{path}: {} bytes", picture.len());
-        fs::write(path, picture)?;
-    }
-    Ok(())
+}
+
+/// Takes a picture; its bytes.
+fn take(
+    browser: &mut Browser,
+    path: &str,
+    (width, height): (u32, u32),
+    scheme: &str,
+) -> Result<usize, Failure> {
+    browser.size(width, height, scheme);
+    browser.eval("scrollTo(0, 0); new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))");
+    let picture = png::pack(&STANDARD.decode(browser.picture())?)?;
+    println!("{path}: {} bytes", picture.len());
+    fs::write(path, &picture)?;
+    Ok(picture.len())
 }
 
 /// The demo as it is seen.

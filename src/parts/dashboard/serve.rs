@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `GET /`, `/app.js`, `/style.css` | the page, without data |
 //! | `GET /state?seen=&from=` | JSON: what changed; see [`super::watch`] |
-//! | `GET /log?namespace=&pod=&container=[&previous=true]` | text, followed |
+//! | `GET /log?namespace=&pod=&container=[&previous=true]` | text with times, followed; with `&all=true` the whole log, not followed |
 //! | `POST /restart?namespace=&pod=`, `/delete?…`, `/pull?reference=` | text; with `--allow-actions` |
 
 use core::{net::IpAddr, time::Duration};
@@ -42,8 +42,8 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Interval of looks at whether the browser still reads a silent log.
 const LOOK: Duration = Duration::from_secs(1);
-/// Lines of a log that are shown at first.
-const LOG_LINES: u32 = 200;
+/// Lines of a log that are shown at first: 200.
+const LOG_LINES: &str = "&tailLines=200";
 /// Most manifests of one name that are set aside.
 const MAX_SET_ASIDE: u32 = 1000;
 /// Most bytes of one line of a pull's answer.
@@ -217,7 +217,7 @@ impl DashboardState {
         }
     }
 
-    /// Sends a container's log until it ends or the browser leaves.
+    /// Sends a container's log with its times: its last lines until it ends or the browser leaves, or all that there is.
     async fn stream_container_log(
         &self,
         connection: &mut StreamConnection,
@@ -226,12 +226,14 @@ impl DashboardState {
     ) -> AnswerResult {
         let container = request.query_param("container").unwrap_or_default();
         let previous = request.query_flag("previous");
+        let all = request.query_flag("all");
         let target = format!(
-            "/containerLogs/{}/{}/{}?follow={}&previous={previous}&tailLines={LOG_LINES}",
+            "/containerLogs/{}/{}/{}?timestamps=true&follow={}&previous={previous}{}",
             percent_encode(namespace),
             percent_encode(pod),
             percent_encode(container_or_default(container)),
-            !previous,
+            !previous && !all,
+            if all { "" } else { LOG_LINES },
         );
         let mut answer = match self.client.send_request("GET", &target, "") {
             Ok(answer) => answer,
