@@ -52,7 +52,7 @@ use super::{
 use crate::{
     api::cri::CgroupDriver,
     cgroup::{CgroupVersion, Cgroups, SYSTEMD_SOCKET, Slices},
-    config::{self, AgentConfig},
+    config::{self, AgentConfig, flags::FlagError},
     error::error_chain,
     image::pull::FetchGate,
     kube::join::staged::{self, StageError},
@@ -67,6 +67,10 @@ use crate::{
 
 /// Turns that tasks get after the loop's end.
 const LAST_TURNS: usize = 8;
+
+/// Answer to those who know another `run`, as in `podman run IMAGE`.
+const RUN_HINT: &str = "'picolet run' runs the node agent. To run a pod, write its manifest into the directory of manifests \
+    (staticPodPath, by default /etc/picolet/manifests)";
 
 /// Makes the error of a mistake that the operator has to mend.
 fn operator_error(error: &dyn Error) -> AgentStartError {
@@ -202,8 +206,12 @@ pub(super) fn load_configuration(
 ) -> Result<Option<config::LoadedConfig>, AgentStartError> {
     let cwd = std::env::current_dir()
         .map_err(|e| fatal_error(format!("cannot read the working directory: {e}")))?;
-    let mut flags = config::flags::parse_flags(words, &cwd).map_err(|e| operator_error(&e))?;
     let is_kubelet = name == ProgramName::Kubelet;
+    let flags = config::flags::parse_flags(words, &cwd);
+    let mut flags = flags.map_err(|e| match e {
+        FlagError::Stray(_) if !is_kubelet => usage_error(format!("{e}: {RUN_HINT}")),
+        e => operator_error(&e),
+    })?;
     let shown = match (flags.help, flags.version, is_kubelet) {
         (false, false, _) => None,
         // The only line that kubeadm takes (KADM-01).

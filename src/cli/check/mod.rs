@@ -35,13 +35,18 @@ pub(crate) fn run_check(
                     "unable to match a printer suitable for the output format \"{other}\", allowed formats are: json"
                 )));
             }
-            ("kubeadm", value) => of_kubeadm = value != "false",
-            ("kubelet", value) => is_kubelet = value != "false",
-            ("strict", value) => strict = value != "false",
-            (_, value) => quiet = value != "false",
+            ("kubeadm", value) => of_kubeadm = args::parse_switch(value)?,
+            ("kubelet", value) => is_kubelet = args::parse_switch(value)?,
+            ("strict", value) => strict = args::parse_switch(value)?,
+            (_, value) => quiet = args::parse_switch(value)?,
         }
     }
     let (agent, files) = gather::split_files(agent)?;
+    if !files.is_empty() && (of_kubeadm || is_kubelet) {
+        return Err(CliError::new(
+            "--kubeadm and --kubelet check this machine, and FILE a manifest by itself: use only one of them",
+        ));
+    }
     let (findings, answers) = if files.is_empty() {
         let mut facts = gather::gather_facts(agent, is_kubelet)?;
         let findings = if of_kubeadm {
@@ -56,7 +61,11 @@ pub(crate) fn run_check(
         (judge_files(&files, agent)?, None)
     };
     if json {
-        print_text(&format!("{:#}\n", json_report(&findings, answers)))?;
+        let mut report = json_report(&findings, answers);
+        if quiet && let Some(checks) = report["checks"].as_array_mut() {
+            checks.retain(|check| check["level"] != FindingLevel::Ok.as_str());
+        }
+        print_text(&format!("{report:#}\n"))?;
     } else {
         print_text(&findings_as_lines(
             &findings,

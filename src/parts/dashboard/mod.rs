@@ -95,7 +95,7 @@ fn run_dashboard(command: &'static CliCommand, words: Vec<OsString>) -> Result<(
     for (flag, value) in own {
         match flag {
             "listen" => listen = value,
-            _ => allow_actions = value != "false",
+            _ => allow_actions = args::parse_switch(&value)?,
         }
     }
     let address: SocketAddr = listen.parse().map_err(|_| {
