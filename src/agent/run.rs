@@ -459,6 +459,7 @@ async fn run_until_stopped(
             run_dir: parts.cfg.dirs.run.clone(),
             streaming_idle: parts.cfg.times.streaming_idle,
             started_at: parts.started_at,
+            node_made_at: backend::find_node_age(&parts.cfg.dirs.root, parts.started_at),
             started: parts.started,
             kubelet_version: parts.cfg.node.kubelet_version.clone(),
             external: parts.machine.external.clone(),
@@ -862,6 +863,21 @@ mod tests {
         watch.note_loop_turn(hands.now());
         assert_eq!(heard_after(MINUTE / 2), ["WATCHDOG=1"]);
         drop(task);
+    }
+
+    #[test]
+    fn those_who_know_another_run_are_told_what_this_one_is() {
+        // CLI-02
+        let told = |name| {
+            let refused = load_configuration(vec!["nginx".into()], name);
+            refused.expect_err("refused").message
+        };
+        let own = told(ProgramName::Picolet);
+        assert!(
+            own.starts_with("unexpected argument \"nginx\": 'picolet run' runs the node agent")
+        );
+        assert!(own.contains("/etc/picolet/manifests"), "{own}");
+        assert_eq!(told(ProgramName::Kubelet), "unexpected argument \"nginx\"");
     }
 
     #[test]
