@@ -5,7 +5,7 @@ mod gather;
 mod kubeadm;
 mod runtime;
 
-pub(crate) use gather::{AgentPaths, run_program};
+pub(crate) use gather::{AgentPaths, flags_of_command_line, run_program};
 
 use std::{ffi::OsString, io::IsTerminal as _, path::Path, process::ExitCode};
 
@@ -93,7 +93,7 @@ fn has_failed(findings: &CheckFindings, strict: bool) -> bool {
 type CheckFindings = [(&'static str, CheckFinding)];
 
 /// Judges manifests by themselves: the agent, if there is one, is not asked. `flags`: of an agent that would read them.
-fn judge_files(
+pub(super) fn judge_files(
     files: &[String],
     flags: Vec<OsString>,
 ) -> Result<Vec<(&'static str, CheckFinding)>, CliError> {
@@ -183,6 +183,9 @@ fn json_report(findings: &CheckFindings, answers: Option<bool>) -> Value {
         "checks": checks,
     })
 }
+
+#[cfg(test)]
+pub(super) use gather::tests::judge_configuration;
 
 #[cfg(test)]
 mod tests {
@@ -278,7 +281,7 @@ mod tests {
         let shown = |more: &str| -> Vec<String> {
             write("c.yaml", &format!("{head}{more}"));
             let words = ["--config".into(), dir.join("c.yaml").into()];
-            let findings = gather::tests::judge_configuration(words.into()).expect("judged");
+            let findings = judge_configuration(words.into()).expect("judged");
             let lines = findings
                 .iter()
                 .filter(|(name, _)| matches!(*name, "config" | "manifests" | "registries"));
