@@ -17,6 +17,8 @@ mod image;
 mod live;
 pub(crate) mod logs;
 mod man;
+#[cfg(test)]
+mod mistakes;
 mod port_forward;
 pub(crate) mod progress;
 mod remote;
