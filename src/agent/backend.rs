@@ -2,7 +2,7 @@
 
 use alloc::rc::Rc;
 use core::time::Duration;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
@@ -52,7 +52,7 @@ use crate::{
         log_reader::LogOptions,
     },
     shim::held_log_path,
-    sys::lane::Lane,
+    sys::{file, lane::Lane},
 };
 
 /// Annotation of `kubectl` that names a pod's default container.
@@ -68,6 +68,8 @@ pub(super) struct LocalBackendSettings {
     pub(super) streaming_idle: Duration,
     /// Time of the agent's start, by the wall clock.
     pub(super) started_at: WallTime,
+    /// Creation time of a Node that no apiserver has.
+    pub(super) node_made_at: WallTime,
     /// Time of the agent's start, by the monotonic clock.
     pub(super) started: MonoTime,
     /// Kubelet version that the Node shows.
@@ -86,6 +88,17 @@ pub(super) struct LocalBackendSettings {
     pub(super) loop_watch: LoopWatch,
     /// Giver of extended resources, if there is one.
     pub(super) resources: Option<Rc<dyn ResourceGiver>>,
+}
+
+/// Earliest creation time of a Node that is believed: 2024-01-01. Boards without a battery make directories in 1970.
+const EARLIEST_NODE: WallTime = WallTime::from_unix_seconds(1_704_067_200);
+
+/// Finds the creation time of a Node that no apiserver has: that of the root directory, which the first agent made. The start
+/// of this agent is the time if the file system does not say, or if the clock was wrong then.
+pub(super) fn find_node_age(root: &Path, started_at: WallTime) -> WallTime {
+    let made = file::birth_time_ns(root).map(WallTime);
+    let is_believed = |made: &WallTime| (EARLIEST_NODE..started_at).contains(made);
+    made.filter(is_believed).unwrap_or(started_at)
 }
 
 /// Serves the local commands and the node's server.
@@ -505,7 +518,7 @@ impl ServerBackend for LocalBackend {
     fn node_object(&self) -> BackendReply<'_, api::Node> {
         Box::pin(async {
             let (runtime, clock) = (&*self.runtime, &*self.clock);
-            let made = self.settings.started_at;
+            let made = self.settings.node_made_at;
             let standing = self.agent.ask_agent(Agent::node_standing).await;
             let shown = self.node.show_node(
                 runtime,
@@ -718,6 +731,20 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_node_of_no_cluster_is_as_old_as_its_root_directory() {
+        // CLI-04
+        let dir = crate::testing::TestDir::new("node-age");
+        let made = file::birth_time_ns(&dir.0).map(WallTime);
+        let later = WallTime(made.unwrap_or_default().0 + 1);
+        let is_told = made.is_some_and(|made| made > EARLIEST_NODE);
+        let wanted = made.filter(|_| is_told).unwrap_or(later);
+        assert_eq!(find_node_age(&dir.0, later), wanted);
+        // A directory that is younger than the agent, or not there, tells nothing.
+        assert_eq!(find_node_age(&dir.0, EARLIEST_NODE), EARLIEST_NODE);
+        assert_eq!(find_node_age(&dir.join("none"), later), later);
+    }
 
     #[test]
     fn overlay_keeps_what_is_not_modelled() {

@@ -52,7 +52,7 @@ use super::{
 use crate::{
     api::cri::CgroupDriver,
     cgroup::{CgroupVersion, Cgroups, SYSTEMD_SOCKET, Slices},
-    config::{self, AgentConfig},
+    config::{self, AgentConfig, flags::FlagError},
     error::error_chain,
     image::pull::FetchGate,
     kube::join::staged::{self, StageError},
@@ -67,6 +67,10 @@ use crate::{
 
 /// Turns that tasks get after the loop's end.
 const LAST_TURNS: usize = 8;
+
+/// Answer to those who know another `run`, as in `podman run IMAGE`.
+const RUN_HINT: &str = "'picolet run' runs the node agent. To run a pod, write its manifest into the directory of manifests \
+    (staticPodPath, by default /etc/picolet/manifests)";
 
 /// Makes the error of a mistake that the operator has to mend.
 fn operator_error(error: &dyn Error) -> AgentStartError {
@@ -202,8 +206,12 @@ pub(super) fn load_configuration(
 ) -> Result<Option<config::LoadedConfig>, AgentStartError> {
     let cwd = std::env::current_dir()
         .map_err(|e| fatal_error(format!("cannot read the working directory: {e}")))?;
-    let mut flags = config::flags::parse_flags(words, &cwd).map_err(|e| operator_error(&e))?;
     let is_kubelet = name == ProgramName::Kubelet;
+    let flags = config::flags::parse_flags(words, &cwd);
+    let mut flags = flags.map_err(|e| match e {
+        FlagError::Stray(_) if !is_kubelet => usage_error(format!("{e}: {RUN_HINT}")),
+        e => operator_error(&e),
+    })?;
     let shown = match (flags.help, flags.version, is_kubelet) {
         (false, false, _) => None,
         // The only line that kubeadm takes (KADM-01).
@@ -451,6 +459,7 @@ async fn run_until_stopped(
             run_dir: parts.cfg.dirs.run.clone(),
             streaming_idle: parts.cfg.times.streaming_idle,
             started_at: parts.started_at,
+            node_made_at: backend::find_node_age(&parts.cfg.dirs.root, parts.started_at),
             started: parts.started,
             kubelet_version: parts.cfg.node.kubelet_version.clone(),
             external: parts.machine.external.clone(),
@@ -854,6 +863,21 @@ mod tests {
         watch.note_loop_turn(hands.now());
         assert_eq!(heard_after(MINUTE / 2), ["WATCHDOG=1"]);
         drop(task);
+    }
+
+    #[test]
+    fn those_who_know_another_run_are_told_what_this_one_is() {
+        // CLI-02
+        let told = |name| {
+            let refused = load_configuration(vec!["nginx".into()], name);
+            refused.expect_err("refused").message
+        };
+        let own = told(ProgramName::Picolet);
+        assert!(
+            own.starts_with("unexpected argument \"nginx\": 'picolet run' runs the node agent")
+        );
+        assert!(own.contains("/etc/picolet/manifests"), "{own}");
+        assert_eq!(told(ProgramName::Kubelet), "unexpected argument \"nginx\"");
     }
 
     #[test]

@@ -8,6 +8,10 @@ use std::{
 use lexopt::{Arg, Parser};
 
 use super::{AgentClient, CliError, commands::CliCommand, default_socket};
+use crate::{
+    config::flags::{self, FlagError},
+    logic::spelling::suggest_name,
+};
 
 /// A word of a command line, understood as far as the table of commands goes.
 #[derive(Debug, PartialEq, Eq)]
@@ -50,15 +54,14 @@ impl CliWords {
                     self.socket = PathBuf::from(self.parser.value()?);
                     continue;
                 }
-                Some(Arg::Short(letter)) => self
-                    .command
-                    .long_flag_name(letter)
-                    .ok_or_else(|| CliError::new(format!("unknown shorthand flag: -{letter}")))?,
-                Some(Arg::Long(name)) => {
-                    let own = self.command.flags.iter().find(|f| f.name == name);
-                    own.map(|f| f.name)
-                        .ok_or_else(|| CliError::new(format!("unknown flag: --{name}")))?
-                }
+                Some(Arg::Short(letter)) => match self.command.long_flag_name(letter) {
+                    Some(name) => name,
+                    None => return Err(unknown_flag(self.command, &format!("-{letter}"))),
+                },
+                Some(Arg::Long(name)) => match self.command.flags.iter().find(|f| f.name == name) {
+                    Some(flag) => flag.name,
+                    None => return Err(unknown_flag(self.command, &format!("--{name}"))),
+                },
             };
             return Ok(Some(CliWord::Flag(long)));
         }
@@ -76,11 +79,7 @@ impl CliWords {
         }
         match self.parser.optional_value() {
             None => Ok(true),
-            Some(value) => match word_to_text(value)?.as_str() {
-                "true" | "1" => Ok(true),
-                "false" | "0" => Ok(false),
-                other => Err(CliError::new(format!("invalid boolean value {other:?}"))),
-            },
+            Some(value) => parse_switch(&word_to_text(value)?),
         }
     }
 
@@ -118,6 +117,32 @@ impl CliWords {
     pub(crate) fn agent_client(&self) -> AgentClient {
         AgentClient::new(&self.socket)
     }
+}
+
+/// Reads the value of a switch.
+pub(crate) fn parse_switch(text: &str) -> Result<bool, CliError> {
+    match text {
+        "true" | "1" => Ok(true),
+        "false" | "0" => Ok(false),
+        other => Err(CliError::new(format!("invalid boolean value {other:?}"))),
+    }
+}
+
+/// Makes the error of a flag that a command does not take. `shown`: with its dashes.
+fn unknown_flag(command: &'static CliCommand, shown: &str) -> CliError {
+    let kind = if shown.starts_with("--") {
+        "flag"
+    } else {
+        "shorthand flag"
+    };
+    let of_agent = command.agent_flags.then(flags::flag_descriptions);
+    let of_agent = of_agent.into_iter().flatten().map(|flag| flag.name);
+    let mut names = command.all_flags().map(|flag| flag.name).chain(of_agent);
+    let meant = suggest_name(shown.trim_start_matches('-'), "--", &mut names);
+    CliError::new(format!(
+        "unknown {kind}: {shown}{meant}\n'picolet help {}' lists the flags",
+        command.name
+    ))
 }
 
 /// A command's own flags with their values, and the words that are left.
@@ -165,6 +190,9 @@ pub(crate) fn split_flags(
             })?)?,
         };
         own.push((flag.name, value));
+    }
+    if let Err(FlagError::Unknown(name)) = flags::parse_flags(rest.clone(), Path::new("/")) {
+        return Err(unknown_flag(command, &format!("--{name}")));
     }
     Ok((own, rest))
 }

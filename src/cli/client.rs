@@ -49,6 +49,16 @@ impl AgentClient {
         self
     }
 
+    /// Checks that this user may talk to the agent. An agent that does not run is no error.
+    pub(crate) fn check_permission(&self) -> Result<(), CliError> {
+        match UnixStream::connect(&self.socket) {
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+                self.start_request("GET", "/health", "").map(drop)
+            }
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn socket_path(&self) -> &Path {
         &self.socket
     }
@@ -81,7 +91,9 @@ impl AgentClient {
                 io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
                     "; is the agent running (picolet run)?"
                 }
-                io::ErrorKind::PermissionDenied => "; only root may talk to the agent",
+                io::ErrorKind::PermissionDenied => {
+                    "; only root may talk to the agent: use sudo picolet …"
+                }
                 _ => "",
             };
             CliError::new(format!(

@@ -78,16 +78,6 @@ pub(crate) const fn value_flag(
     }
 }
 
-/// Kinds that can be shown, as [`CompletionKind::Kinds`] completes them.
-pub(crate) const KINDS: [&str; 7] = [
-    "pods",
-    "images",
-    "node",
-    "devices",
-    "events",
-    "configmaps",
-    "secrets",
-];
 /// Shells that can be completed for.
 pub(crate) const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 
@@ -108,7 +98,11 @@ const NAMESPACE: CommandFlag = value_flag(
     "NAME",
     "namespace of the pod (default \"default\")",
 );
-const ALL_NAMESPACES: CommandFlag = switch_flag("all-namespaces", Some('A'), "of all namespaces");
+const ALL_NAMESPACES: CommandFlag = switch_flag(
+    "all-namespaces",
+    Some('A'),
+    "of all namespaces, in place of --namespace",
+);
 const NO_HEADERS: CommandFlag = switch_flag("no-headers", None, "without the header line");
 const WATCH: CommandFlag = switch_flag(
     "watch",
@@ -198,7 +192,7 @@ const COMMANDS: &[CliCommand] = &[
         QUIET,
     ], agent_flags: false, takes: CompletionKind::Images },
     CliCommand { name: "image ls", args: "", group: IMAGES, help: "List images", flags: &[
-        value_flag("output", Some('o'), "wide", "full identifiers"),
+        value_flag("output", Some('o'), "wide|json|yaml|name", "output format (default: a table; wide: full identifiers)"),
         NO_HEADERS,
     ], agent_flags: false, takes: CompletionKind::Nothing },
     CliCommand { name: "image rm", args: "IMAGE...", group: IMAGES, help: "Remove images", flags: &[], agent_flags: false, takes: CompletionKind::Images },
@@ -235,6 +229,23 @@ const COMMANDS: &[CliCommand] = &[
     CliCommand { name: "help", args: "[COMMAND]", group: OTHER, help: "Print help", flags: &[], agent_flags: false, takes: CompletionKind::Commands },
 ];
 
+/// Commands of kubectl, crictl, podman and docker that picolet has not, with what serves instead.
+#[rustfmt::skip]
+pub(crate) const OF_OTHERS: &[(&str, &str)] = &[
+    ("apply create replace patch edit scale rollout", "to run or change a pod, write its manifest into the directory of manifests (staticPodPath, by default /etc/picolet/manifests)"),
+    ("delete rm rmp", "to end a pod, remove its manifest from the directory of manifests (staticPodPath, by default /etc/picolet/manifests)"),
+    ("start restart", "the service manager starts the agent: systemctl start picolet"),
+    ("ps pods", "use 'picolet get pods'"),
+    ("images rmi pull", "use 'picolet image ls', 'picolet image rm' or 'picolet image pull'"),
+    ("load", "use 'picolet image import'"),
+    ("inspect", "use 'picolet describe', or 'picolet get KIND NAME -o yaml'"),
+    ("stats", "use 'picolet top pods'"),
+    ("status info cluster-info", "use 'picolet health', 'picolet get node' or 'picolet check'"),
+    ("cp", "use 'picolet exec POD -- tar cf - PATH'"),
+    ("install", "use 'picolet upgrade FILE' for another release; install.sh of a release installs picolet"),
+    ("config", "the configuration is a file: see 'picolet run --help', and judge it with 'picolet check'"),
+];
+
 /// Lists all commands, those of parts too, in the order of the help.
 pub(crate) fn all_commands() -> impl Iterator<Item = &'static CliCommand> {
     GROUPS.iter().flat_map(|group| {
@@ -242,6 +253,15 @@ pub(crate) fn all_commands() -> impl Iterator<Item = &'static CliCommand> {
         let commands = COMMANDS.iter().chain(of_parts);
         commands.filter(move |command| command.group == *group)
     })
+}
+
+/// Lists the words of the first place.
+pub(crate) fn first_words() -> Vec<&'static str> {
+    let mut words: Vec<&str> = all_commands()
+        .map(|c| c.name.split(' ').next().unwrap_or(c.name))
+        .collect();
+    words.dedup();
+    words
 }
 
 impl CliCommand {
@@ -263,7 +283,7 @@ impl CliCommand {
     }
 
     /// Flags of this command and those that every command takes; not the agent's.
-    pub(crate) fn all_flags(&self) -> impl Iterator<Item = &CommandFlag> {
+    pub(crate) fn all_flags(&'static self) -> impl Iterator<Item = &'static CommandFlag> {
         let common = COMMON
             .iter()
             .filter(|f| !(self.agent_flags && f.name == "socket"));
@@ -277,7 +297,7 @@ impl CliCommand {
     }
 
     /// Makes the help for this command alone.
-    pub(crate) fn help_text(&self) -> String {
+    pub(crate) fn help_text(&'static self) -> String {
         let mut out = format!("{}.\n\nUsage: picolet {}", self.help, self.name);
         for part in [self.args, "[FLAGS]"] {
             if !part.is_empty() {

@@ -1,20 +1,136 @@
-//! `picolet completion bash|zsh|fish`: scripts made from the tables of commands and flags. The agent is asked for the
-//! names of pods and images while the user types; without an answer no name is completed.
+//! `picolet completion bash|zsh|fish`: scripts made from the tables of commands and flags. While the user types, the scripts
+//! call [`NAMES_COMMAND`], which asks the agent for names; without an answer no name is completed.
 
-use core::fmt::Write as _;
+use core::{fmt::Write as _, time::Duration};
+use std::{ffi::OsString, path::PathBuf};
 
 use super::{
     CliError,
     args::{CliWord, CliWords, unexpected_word},
-    commands::{self, CliCommand, CommandFlag, CompletionKind, KINDS, SHELLS},
-    print_text,
+    client::AgentClient,
+    commands::{self, CliCommand, CommandFlag, CompletionKind, SHELLS},
+    default_socket, describe, find_command_of_words, get, print_text,
 };
 use crate::config::flags::flag_descriptions;
 
-/// Shell command that prints the names of pods, one a line.
-const POD_NAMES: &str = "picolet get pods -o name 2>/dev/null | sed s,pod/,,";
-/// Shell command that prints the references of images, one a line.
-const IMAGE_NAMES: &str = "picolet image ls --no-headers 2>/dev/null | awk '{print ($2 == \"<none>\") ? $3 : $1 \":\" $2}'";
+/// Command of the scripts: prints the names that may stand in the place of the last word, one a line. The words of the line
+/// follow it.
+pub(super) const NAMES_COMMAND: &str = "__complete";
+/// Longest silence of the agent while a user waits for names.
+const PATIENCE: Duration = Duration::from_millis(700);
+/// [`NAMES_COMMAND`] as bash and fish call it.
+const BASH_NAMES: &str = "picolet __complete \"${COMP_WORDS[@]:1:COMP_CWORD}\" 2>/dev/null";
+const FISH_NAMES: &str = "picolet __complete (commandline -opc)[2..] (commandline -ct) 2>/dev/null";
+
+/// Prints names; none if the agent does not answer at once.
+pub(super) fn print_names(words: Vec<OsString>) -> Result<(), CliError> {
+    let words = words.into_iter().map(|w| w.to_string_lossy().into_owned());
+    let line = TypedLine::parse(words.collect());
+    let names = line.and_then(|line| line.list_names()).unwrap_or_default();
+    print_text(
+        &names
+            .iter()
+            .map(|name| format!("{name}\n"))
+            .collect::<String>(),
+    )
+}
+
+/// Words of a command line before the one that is completed.
+struct TypedLine {
+    command: &'static CliCommand,
+    socket: PathBuf,
+    namespace: Option<String>,
+    /// Words that belong to no flag.
+    values: Vec<String>,
+    /// Flag whose value is completed.
+    flag: Option<&'static str>,
+}
+
+impl TypedLine {
+    /// Reads a line; `None` if it begins with no command.
+    fn parse(mut words: Vec<String>) -> Option<Self> {
+        // The word that is completed.
+        words.pop();
+        let mut socket = default_socket();
+        let begin = if words.first()? == "--socket" {
+            socket = words.get(1)?.into();
+            2
+        } else {
+            0
+        };
+        let mut rest = words.split_off(begin).into_iter();
+        let first = rest.next()?;
+        let (command, rest) =
+            find_command_of_words(&first, rest.map(OsString::from).collect()).ok()?;
+        let mut line = Self {
+            command,
+            socket,
+            namespace: None,
+            values: Vec::new(),
+            flag: None,
+        };
+        for word in rest {
+            let word = word.to_string_lossy().into_owned();
+            let (dashed, value) = match word.split_once('=') {
+                Some((dashed, value)) => (dashed, Some(value.to_owned())),
+                None => (&*word, None),
+            };
+            match (line.flag.take(), dashed.strip_prefix('-')) {
+                (Some(flag), _) => line.set_flag(flag, word),
+                (None, None) => line.values.push(word),
+                (None, Some(name)) => {
+                    let is_it = |f: &&CommandFlag| {
+                        name.strip_prefix('-') == Some(f.name)
+                            || f.short
+                                .is_some_and(|c| name.ends_with(c) && !name.starts_with('-'))
+                    };
+                    let found = command.all_flags().find(is_it);
+                    let found = found.filter(|f| !f.value.is_empty()).map(|f| f.name);
+                    match (found, value) {
+                        (Some(flag), Some(value)) => line.set_flag(flag, value),
+                        (flag, _) => line.flag = flag,
+                    }
+                }
+            }
+        }
+        Some(line)
+    }
+
+    fn set_flag(&mut self, flag: &str, value: String) {
+        match flag {
+            "namespace" => self.namespace = Some(value),
+            "socket" => self.socket = value.into(),
+            _ => {}
+        }
+    }
+
+    /// Lists the names that may stand in the next place; `None`: the agent does not answer, or none can be guessed.
+    fn list_names(&self) -> Option<Vec<String>> {
+        let client = AgentClient::new(&self.socket).with_patience(PATIENCE);
+        let list = |kind: &str| get::list_names(&client, kind, self.namespace.as_deref());
+        let first = self.values.first();
+        let containers = || get::list_containers(&client, first?, self.namespace.as_deref());
+        match (self.flag, self.command.takes) {
+            (Some("container"), _) => containers(),
+            (Some("namespace"), _) => get::list_namespaces(&client),
+            (Some(_), _) => None,
+            (None, CompletionKind::Pods) if first.is_none() => list("pods"),
+            (None, CompletionKind::Pods) if self.command.name == "logs" => containers(),
+            (None, CompletionKind::Images) => list("images"),
+            (None, CompletionKind::Kinds) => match first {
+                Some(kind) => list(kind),
+                None => {
+                    let kinds: &[_] = match self.command.name {
+                        "describe" => &describe::KINDS,
+                        _ => &get::KINDS,
+                    };
+                    Some(kinds.iter().map(|kind| kind.names[0].to_owned()).collect())
+                }
+            },
+            _ => None,
+        }
+    }
+}
 
 pub(super) fn run_completion(mut words: CliWords) -> Result<(), CliError> {
     let mut shell = None;
@@ -53,6 +169,8 @@ enum FlagCompletion<'a> {
     Anything,
     /// A path.
     Path,
+    /// Names that the agent knows.
+    Names,
     /// A word of this list.
     OneOf(Vec<&'a str>),
 }
@@ -65,6 +183,7 @@ fn completion_flag<'a>(flag: &'a CommandFlag) -> CompletionFlag<'a> {
         takes: match flag.value {
             "" => FlagCompletion::None,
             "PATH" => FlagCompletion::Path,
+            "NAME" => FlagCompletion::Names,
             list if list.contains(|c: char| c.is_ascii_lowercase()) => {
                 FlagCompletion::OneOf(list.split('|').collect())
             }
@@ -73,8 +192,8 @@ fn completion_flag<'a>(flag: &'a CommandFlag) -> CompletionFlag<'a> {
     }
 }
 
-fn completion_flags(command: &CliCommand) -> Vec<CompletionFlag<'_>> {
-    let mut all: Vec<CompletionFlag<'_>> = command.all_flags().map(completion_flag).collect();
+fn completion_flags(command: &'static CliCommand) -> Vec<CompletionFlag<'static>> {
+    let mut all: Vec<CompletionFlag<'static>> = command.all_flags().map(completion_flag).collect();
     if command.agent_flags {
         all.extend(flag_descriptions().map(|f| CompletionFlag {
             name: f.name,
@@ -90,15 +209,6 @@ fn completion_flags(command: &CliCommand) -> Vec<CompletionFlag<'_>> {
     all
 }
 
-/// Lists the words of the first place.
-fn first_words() -> Vec<&'static str> {
-    let mut words: Vec<&str> = commands::all_commands()
-        .map(|c| c.name.split(' ').next().unwrap_or(c.name))
-        .collect();
-    words.dedup();
-    words
-}
-
 /// Lists the families of commands with their second words.
 fn command_families() -> Vec<(&'static str, Vec<&'static str>)> {
     let mut families: Vec<(&str, Vec<&str>)> = Vec::new();
@@ -111,16 +221,20 @@ fn command_families() -> Vec<(&'static str, Vec<&'static str>)> {
     families
 }
 
-/// Makes a shell command that prints the words that may stand behind `command`. True: files may stand there, too.
-fn argument_words_command(command: &CliCommand) -> (String, bool) {
+/// Makes a shell command that prints the words that may stand behind `command`. True: files may stand there, too. `names`:
+/// calls [`NAMES_COMMAND`].
+fn argument_words_command(command: &CliCommand, names: &str) -> (String, bool) {
     match command.takes {
         CompletionKind::Nothing => (String::new(), false),
         CompletionKind::Files => (String::new(), true),
-        CompletionKind::Pods => (POD_NAMES.into(), false),
-        CompletionKind::Images => (IMAGE_NAMES.into(), false),
-        CompletionKind::Kinds => (format!("echo '{}'; {POD_NAMES}", KINDS.join(" ")), false),
+        CompletionKind::Pods | CompletionKind::Images | CompletionKind::Kinds => {
+            (names.into(), false)
+        }
         CompletionKind::Shells => (format!("echo '{}'", SHELLS.join(" ")), false),
-        CompletionKind::Commands => (format!("echo '{}'", first_words().join(" ")), false),
+        CompletionKind::Commands => (
+            format!("echo '{}'", commands::first_words().join(" ")),
+            false,
+        ),
     }
 }
 
@@ -158,6 +272,9 @@ fn bash_script() -> String {
                     "compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- \"$cur\")); "
                         .into()
                 }
+                FlagCompletion::Names => {
+                    format!("COMPREPLY=($(compgen -W \"$({BASH_NAMES})\" -- \"$cur\")); ")
+                }
                 FlagCompletion::OneOf(words) => {
                     format!(
                         "COMPREPLY=($(compgen -W '{}' -- \"$cur\")); ",
@@ -174,7 +291,7 @@ fn bash_script() -> String {
     let _ = writeln!(
         out,
         "    '') COMPREPLY=($(compgen -W '{} --socket --help' -- \"$cur\")) ;;",
-        first_words().join(" ")
+        commands::first_words().join(" ")
     );
     for (family, verbs) in &families {
         let _ = writeln!(
@@ -188,7 +305,7 @@ fn bash_script() -> String {
             .iter()
             .map(|f| format!("--{}", f.name))
             .collect();
-        let (words, files) = argument_words_command(command);
+        let (words, files) = argument_words_command(command, BASH_NAMES);
         let rest = if files {
             "compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- \"$cur\"))".to_owned()
         } else if words.is_empty() {
@@ -227,21 +344,16 @@ fn zsh_script() -> String {
     let mut out = String::from(
         "#compdef picolet\n\
          # zsh completion of picolet: put it into a directory of $fpath as _picolet.\n\
-         _picolet_pods() { local -a names; names=(${(f)\"$(picolet get pods -o name 2>/dev/null | sed s,pod/,,)\"}); compadd -a names }\n",
-    );
-    let _ = writeln!(
-        out,
-        "_picolet_images() {{ local -a names; names=(${{(f)\"$({IMAGE_NAMES})\"}}); compadd -a names }}"
-    );
-    out.push_str(
-        "_picolet() {\n\
+         _picolet_names() { local -a names; names=(${(f)\"$(picolet __complete \"${typed[@]}\" 2>/dev/null)\"}); compadd -a names }\n\
+         _picolet() {\n\
          \x20   local context state state_descr line\n\
+         \x20   local -a typed; typed=(\"${(@)words[2,CURRENT]}\")\n\
          \x20   typeset -A opt_args\n\
          \x20   if (( CURRENT == 2 )); then\n\
          \x20       local -a commands\n\
          \x20       commands=(\n",
     );
-    for word in first_words() {
+    for word in commands::first_words() {
         let help = commands::all_commands()
             .find(|c| c.name.split(' ').next() == Some(word))
             .filter(|c| c.name == word)
@@ -264,6 +376,7 @@ fn zsh_script() -> String {
                 FlagCompletion::None => String::new(),
                 FlagCompletion::Anything => format!(":{}: ", flag.name),
                 FlagCompletion::Path => format!(":{}:_files", flag.name),
+                FlagCompletion::Names => format!(":{}:_picolet_names", flag.name),
                 FlagCompletion::OneOf(words) => format!(":{}:({})", flag.name, words.join(" ")),
             };
             let help = escape_zsh(flag.help);
@@ -274,15 +387,15 @@ fn zsh_script() -> String {
         }
         let rest = match command.takes {
             CompletionKind::Nothing => None,
-            CompletionKind::Pods => Some("'*:pod:_picolet_pods'".to_owned()),
-            CompletionKind::Images => Some("'*:image:_picolet_images'".to_owned()),
+            CompletionKind::Pods | CompletionKind::Images | CompletionKind::Kinds => {
+                Some("'*:name:_picolet_names'".to_owned())
+            }
             CompletionKind::Files => Some("'*:file:_files'".to_owned()),
-            CompletionKind::Kinds => Some(format!(
-                "'1:kind:({})' '*:pod:_picolet_pods'",
-                KINDS.join(" ")
-            )),
             CompletionKind::Shells => Some(format!("'1:shell:({})'", SHELLS.join(" "))),
-            CompletionKind::Commands => Some(format!("'1:command:({})'", first_words().join(" "))),
+            CompletionKind::Commands => Some(format!(
+                "'1:command:({})'",
+                commands::first_words().join(" ")
+            )),
         };
         if let Some(rest) = rest {
             let _ = write!(out, " \\\n            {rest}");
@@ -320,7 +433,7 @@ fn fish_script() -> String {
          end\n\
          complete -c picolet -f\n",
     );
-    for word in first_words() {
+    for word in commands::first_words() {
         let help = commands::all_commands()
             .find(|c| c.name == word)
             .map_or("", |c| c.help);
@@ -344,6 +457,7 @@ fn fish_script() -> String {
                 FlagCompletion::None => String::new(),
                 FlagCompletion::Anything => " -x".into(),
                 FlagCompletion::Path => " -r -F".into(),
+                FlagCompletion::Names => format!(" -x -a '({FISH_NAMES})'"),
                 FlagCompletion::OneOf(words) => format!(" -x -a '{}'", words.join(" ")),
             };
             let short = flag.short.map_or_else(String::new, |c| format!(" -s {c}"));
@@ -354,7 +468,7 @@ fn fish_script() -> String {
                 escape_fish(flag.help)
             );
         }
-        let (words, files) = argument_words_command(command);
+        let (words, files) = argument_words_command(command, FISH_NAMES);
         if files {
             let _ = writeln!(out, "complete -c picolet {at} -F");
         } else if !words.is_empty() {
@@ -428,7 +542,10 @@ mod tests {
 
     #[test]
     fn bash_completes() {
+        // CLI-05
         for (line, has, has_not) in [
+            ("picolet logs web -c ''", "side", "web"),
+            ("picolet get pods w", "web", "side"),
             ("picolet ''", "check get image logs", "ls"),
             ("picolet image ''", "import ls prune rm", "get"),
             ("picolet --socket /x im", "image", "import"),
@@ -438,7 +555,7 @@ mod tests {
             ("picolet completion ''", "bash zsh fish", "sh"),
         ] {
             let ask = format!(
-                "{}\nCOMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _picolet; echo \"${{COMPREPLY[@]}}\"\n",
+                "{}\npicolet() {{ case \"$*\" in '__complete logs web -c ') echo side ;; '__complete get pods w') echo web side ;; esac }}\nCOMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _picolet; echo \"${{COMPREPLY[@]}}\"\n",
                 bash_script()
             );
             let (ok, said) = fed("bash", &[], &ask).expect("bash");
@@ -449,5 +566,73 @@ mod tests {
             }
             assert!(!words.contains(&has_not), "{line}: {said}");
         }
+    }
+
+    #[test]
+    fn places_of_names() {
+        // CLI-05
+        for (words, command, namespace, values, flag) in [
+            (&["logs", ""][..], "logs", None, &[][..], None),
+            (
+                &["logs", "-n", "x", "web", "-c", "s"],
+                "logs",
+                Some("x"),
+                &["web"],
+                Some("container"),
+            ),
+            (
+                &["exec", "-it", "web", "--container", ""],
+                "exec",
+                None,
+                &["web"],
+                Some("container"),
+            ),
+            (
+                &["exec", "--namespace=x", "-n"],
+                "exec",
+                Some("x"),
+                &[],
+                None,
+            ),
+            (
+                &["--socket", "/s", "get", "pods", "w"],
+                "get",
+                None,
+                &["pods"],
+                None,
+            ),
+            (
+                &["image", "--socket", "/s", "rm", "a", ""],
+                "image rm",
+                None,
+                &["a"],
+                None,
+            ),
+            (&["get", "-A", "-o", ""], "get", None, &[], Some("output")),
+        ] {
+            let line = TypedLine::parse(words.iter().map(|w| (*w).to_owned()).collect());
+            let line = line.expect("a command");
+            let got = (line.command.name, line.namespace.as_deref(), line.flag);
+            assert_eq!(got, (command, namespace, flag), "{words:?}");
+            assert_eq!(line.values, values, "{words:?}");
+            let is_named = words.contains(&"/s");
+            assert_eq!(line.socket == PathBuf::from("/s"), is_named, "{words:?}");
+        }
+        for words in [&["fly", ""][..], &["lo"], &[], &["image", "fly", ""]] {
+            let words = words.iter().map(|w| (*w).to_owned());
+            assert!(TypedLine::parse(words.collect()).is_none());
+        }
+        // Without an agent kinds are known, names are not, and nothing is said.
+        let line = |words: &[&str]| {
+            let words = words.iter().map(|w| (*w).to_owned()).collect();
+            TypedLine::parse(words).expect("a command").list_names()
+        };
+        let kinds = line(&["describe", "--socket", "/no/agent", ""]).expect("kinds");
+        assert_eq!(kinds, ["pods", "node", "configmaps", "secrets"]);
+        assert_eq!(line(&["logs", "--socket", "/no/agent", ""]), None);
+        assert_eq!(
+            line(&["logs", "--socket", "/no/agent", "web", "-c", ""]),
+            None
+        );
     }
 }

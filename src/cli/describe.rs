@@ -13,7 +13,7 @@ use super::{
     AgentClient, CliError,
     args::{CliWord, CliWords, unexpected_word},
     elastic,
-    get::DEFAULT_NAMESPACE,
+    get::{self, DEFAULT_NAMESPACE, ObjectKind},
     print_text, table,
 };
 use crate::{
@@ -22,39 +22,33 @@ use crate::{
     sys::clock,
 };
 
+/// Kinds that can be described.
+pub(super) static KINDS: [&ObjectKind; 4] =
+    [&get::PODS, &get::NODE, &get::CONFIG_MAPS, &get::SECRETS];
+
 pub(super) fn run_describe(mut words: CliWords) -> Result<(), CliError> {
-    let mut namespace = DEFAULT_NAMESPACE.to_owned();
+    let mut namespace = None;
     let (mut kind, mut names) = (String::new(), Vec::new());
     let mut order = false;
     while let Some(word) = words.next_word()? {
         match word {
-            CliWord::Flag("namespace") => namespace = words.flag_value()?,
+            CliWord::Flag("namespace") => namespace = Some(words.flag_value()?),
             CliWord::Flag("eviction-order") => order = words.switch_value()?,
-            CliWord::Value(value) if kind.is_empty() => match value.split_once('/') {
-                Some((of, name)) => {
-                    kind = of.to_owned();
-                    names.push(name.to_owned());
-                }
-                None => kind = value,
-            },
-            CliWord::Value(value) => names.push(value),
+            CliWord::Value(value) => get::add_kind_or_name(&mut kind, &mut names, value),
             other @ CliWord::Flag(_) => return Err(unexpected_word(other)),
         }
     }
+    let kind = get::find_kind(&kind, &KINDS)?;
+    get::expect_namespaced(kind, namespace.is_some())?;
+    if order && kind.plural != "nodes" {
+        return Err(unexpected_word(CliWord::Flag("eviction-order")));
+    }
+    let namespace = namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
     let client = words.agent_client();
-    match kind.as_str() {
-        "pod" | "pods" | "po" => describe_pods(&client, &namespace, &names),
-        "node" | "nodes" | "no" => describe_node(&client, &names, order),
-        "configmap" | "configmaps" | "cm" => {
-            objects::describe_objects(&client, "configmaps", &namespace, &names)
-        }
-        "secret" | "secrets" => objects::describe_objects(&client, "secrets", &namespace, &names),
-        "" => Err(CliError::new(
-            "you must say what to describe: pod, node, configmap or secret",
-        )),
-        other => Err(CliError::new(format!(
-            "the server doesn't have a resource type \"{other}\""
-        ))),
+    match kind.plural {
+        "pods" => describe_pods(&client, namespace, &names),
+        "nodes" => describe_node(&client, &names, order),
+        route => objects::describe_objects(&client, route, namespace, &names),
     }
 }
 

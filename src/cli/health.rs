@@ -27,8 +27,13 @@ pub(crate) fn run_health(mut words: CliWords) -> Result<(), CliError> {
             other => return Err(unexpected_word(other)),
         }
     }
+    if wait_s > MAX_WAIT_S {
+        return Err(CliError::new(format!(
+            "invalid argument \"{wait_s}\" for \"wait\": must be at most {MAX_WAIT_S} seconds"
+        )));
+    }
     let client = words.agent_client();
-    let deadline = clock::mono_now() + Duration::from_secs(wait_s.min(MAX_WAIT_S));
+    let deadline = clock::mono_now() + Duration::from_secs(wait_s);
     // Bounded: by the deadline.
     loop {
         match check_health(&client) {

@@ -1,4 +1,4 @@
-//! `picolet image pull|import|ls|rm|verify|prune`.
+//! `picolet image pull|import|rm|verify|prune`.
 
 use std::io::{BufRead as _, Read as _};
 
@@ -6,7 +6,7 @@ use super::{
     CliError,
     args::{CliWord, CliWords, unexpected_word},
     client::AgentAnswer,
-    get, print_text,
+    print_text,
     progress::ProgressDisplay,
     verify,
 };
@@ -19,16 +19,14 @@ pub(super) fn run_image_command(verb: &str, mut words: CliWords) -> Result<(), C
     }
     let mut values = Vec::new();
     let mut name = String::new();
-    let (mut wide, mut no_headers, mut quiet, mut now) = (false, false, false, false);
+    let (mut quiet, mut now) = (false, false);
     while let Some(word) = words.next_word()? {
         match word {
             CliWord::Flag("name") => name = words.flag_value()?,
             CliWord::Flag("quiet") => quiet = words.switch_value()?,
             CliWord::Flag("now") => now = words.switch_value()?,
-            CliWord::Flag("no-headers") => no_headers = words.switch_value()?,
-            CliWord::Flag("output") => wide = words.flag_value()? == "wide",
-            CliWord::Value(value) => values.push(value),
-            other @ CliWord::Flag(_) => return Err(unexpected_word(other)),
+            CliWord::Value(value) if verb != "prune" => values.push(value),
+            other => return Err(unexpected_word(other)),
         }
     }
     let client = words.agent_client();
@@ -36,6 +34,11 @@ pub(super) fn run_image_command(verb: &str, mut words: CliWords) -> Result<(), C
         "import" => {
             if values.is_empty() {
                 return Err(CliError::new("expected 'image import FILE...'"));
+            }
+            if values.len() > 1 && !name.is_empty() {
+                return Err(CliError::new(
+                    "--name is for one image: import each FILE by itself",
+                ));
             }
             for file in values {
                 // The agent opens the file: it needs the whole path.
@@ -70,7 +73,6 @@ pub(super) fn run_image_command(verb: &str, mut words: CliWords) -> Result<(), C
             }
             Ok(())
         }
-        "ls" => get::show_images(&client, wide, no_headers),
         "rm" => {
             if values.is_empty() {
                 return Err(CliError::new("expected 'image rm IMAGE...'"));

@@ -5,6 +5,7 @@ use core::fmt::Write as _;
 use super::{
     CliError,
     args::{CliWord, CliWords, parse_duration_ms, unexpected_word},
+    exec::parse_pod_name,
     get::DEFAULT_NAMESPACE,
 };
 use crate::server::http::percent_encode;
@@ -17,7 +18,7 @@ pub(crate) fn run_logs(mut words: CliWords) -> Result<(), CliError> {
     let mut ask = |name: &str, value: &str| {
         let _ = write!(query, "&{name}={}", percent_encode(value));
     };
-    let mut since = None;
+    let mut since = 0;
     while let Some(word) = words.next_word()? {
         match word {
             CliWord::Flag(name) => match name {
@@ -41,29 +42,35 @@ pub(crate) fn run_logs(mut words: CliWords) -> Result<(), CliError> {
                     let ms = parse_duration_ms(&text).ok_or_else(|| {
                         CliError::new(format!("invalid argument {text:?} for \"--since\""))
                     })?;
-                    since = Some("--since");
+                    since += 1;
                     ask("sinceSeconds", &ms.div_ceil(1000).to_string());
                 }
-                "since-time" if since.is_some() => {
-                    return Err(CliError::new(
-                        "only one of --since-time / --since may be used",
-                    ));
+                "since-time" => {
+                    since += 1;
+                    ask("sinceTime", &words.flag_value()?);
                 }
-                "since-time" => ask("sinceTime", &words.flag_value()?),
                 _ => return Err(unexpected_word(CliWord::Flag(name))),
             },
             CliWord::Value(value) => names.push(value),
         }
     }
+    if since > 1 {
+        return Err(CliError::new(
+            "only one of --since-time / --since may be used",
+        ));
+    }
     let mut names = names.into_iter();
-    let pod = names
-        .next()
-        .ok_or_else(|| CliError::new("expected 'logs POD [-c CONTAINER]'"))?;
-    let pod = pod
-        .strip_prefix("pod/")
-        .or_else(|| pod.strip_prefix("pods/"))
-        .unwrap_or(&pod);
-    if let Some(second) = names.next() {
+    let (pod, second) = (names.next(), names.next());
+    let (Some(pod), None) = (pod, names.next()) else {
+        return Err(CliError::new("expected 'logs POD [-c CONTAINER]'"));
+    };
+    let pod = &*parse_pod_name(pod);
+    if let Some(second) = second {
+        if !container.is_empty() {
+            return Err(CliError::new(
+                "only one of -c or an inline [CONTAINER] arg is allowed",
+            ));
+        }
         container = second;
     }
     let target = format!(

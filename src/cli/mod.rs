@@ -17,6 +17,8 @@ mod image;
 mod live;
 pub(crate) mod logs;
 mod man;
+#[cfg(test)]
+mod mistakes;
 mod port_forward;
 pub(crate) mod progress;
 mod remote;
@@ -38,6 +40,7 @@ pub(crate) use client::AgentClient;
 pub(crate) use commands::CliCommand;
 
 use crate::agent::{ProgramName, ServiceManagerEnv};
+use crate::logic::spelling::suggest_name;
 use crate::net::ProxyVariables;
 use crate::parts;
 use crate::runtime::runc::{exec_wait, pod_init, process};
@@ -151,14 +154,20 @@ fn run_command(command: &str, words: Vec<OsString>) -> Result<ExitCode, CliError
                 read_service_manager(),
             ));
         }
+        completion::NAMES_COMMAND => {
+            return completion::print_names(words).map(|()| ExitCode::SUCCESS);
+        }
         pod_init::COMMAND => return Ok(pod_init::run_pod_init(words)),
         exec_wait::COMMAND => return Ok(exec_wait::run_exec_wait(&words)),
-        "--version" | "-V" => return print_version().map(|()| ExitCode::SUCCESS),
         "--help" | "-h" => {
             return print_text(&commands::overview_text()).map(|()| ExitCode::SUCCESS);
         }
         _ => {}
     }
+    let command = match command {
+        "--version" | "-V" | "-v" => "version",
+        other => other,
+    };
     let (known, words) = find_command_of_words(command, words)?;
     execute_command(known, words)
 }
@@ -194,28 +203,44 @@ fn find_command_of_words(
     if let Some((command, _)) = CliCommand::find_command(first, None) {
         return Ok((command, words));
     }
-    // Flags may stand before the second word.
-    if let Some((at, command)) = words
-        .iter()
-        .enumerate()
-        .find_map(|(at, word)| second(word).map(|(command, _)| (at, command)))
-    {
-        words.remove(at);
-        return Ok((command, words));
-    }
     if CliCommand::is_command_family(first) {
+        // Flags may stand before the second word, each with its value.
+        let mut typed = "";
+        let mut is_value = false;
+        for (at, word) in words.iter().enumerate() {
+            if let Some((command, _)) = second(word) {
+                words.remove(at);
+                return Ok((command, words));
+            }
+            typed = word.to_str().unwrap_or("");
+            let is_flag = typed.starts_with('-');
+            if !is_flag && !is_value {
+                break;
+            }
+            is_value = is_flag && !typed.contains('=');
+        }
         let verbs: Vec<&str> = commands::all_commands()
             .filter_map(|c| c.name.split_once(' '))
             .filter(|(family, _)| *family == first)
             .map(|(_, verb)| verb)
             .collect();
+        let meant = suggest_name(typed, "", &mut verbs.iter().copied());
         return Err(CliError::new(format!(
-            "expected 'picolet {first} {}'",
+            "expected 'picolet {first} {}'{meant}",
             verbs.join("|")
         )));
     }
+    let of_others = commands::OF_OTHERS.iter();
+    let hint = match of_others
+        .into_iter()
+        .find(|(words, _)| words.split(' ').any(|w| w == first))
+    {
+        Some((_, hint)) => format!(": {hint}"),
+        None if first.starts_with('-') => ": only --socket can stand before the command".into(),
+        None => suggest_name(first, "", &mut commands::first_words().into_iter()),
+    };
     Err(CliError::new(format!(
-        "unknown command {first:?}\nRun 'picolet help' for usage."
+        "unknown command {first:?}{hint}\nRun 'picolet help' for usage."
     )))
 }
 
@@ -255,6 +280,7 @@ fn execute_command(
             .and_then(|()| print_version())
             .map(done),
         other => match other.split_once(' ') {
+            Some(("image", "ls")) => get::run_image_list(words).map(done),
             Some(("image", verb)) => image::run_image_command(verb, words).map(done),
             // Not reached: a test checks that every command of the table is carried out.
             _ => Err(CliError::new(format!(
@@ -295,8 +321,11 @@ fn print_help(mut words: CliWords) -> Result<(), CliError> {
     let Some((first, rest)) = names.split_first() else {
         return print_text(&commands::overview_text());
     };
-    let (command, _) = find_command_of_words(first, rest.iter().map(OsString::from).collect())?;
-    print_text(&command.help_text())
+    let (command, rest) = find_command_of_words(first, rest.iter().map(OsString::from).collect())?;
+    match rest.first() {
+        None => print_text(&command.help_text()),
+        Some(word) => Err(CliError::new(format!("unexpected argument {word:?}"))),
+    }
 }
 
 /// Writes to standard output; a reader that left is no error.
@@ -399,6 +428,12 @@ mod tests {
                 "expected 'picolet image import|pull|ls|rm|verify|prune'",
             ),
             ("image", &["fly"], "expected 'picolet image"),
+            (
+                "image",
+                &["inspect", "rm"],
+                "expected 'picolet image import",
+            ),
+            ("image", &["pul"], ", did you mean pull?"),
             ("fly", &["image"], "unknown command \"fly\""),
         ] {
             let error = found(first, rest).expect_err(first);

@@ -74,11 +74,7 @@ pub(super) fn run_reset(
 fn parse_reset_flags(own: &[(&'static str, String)]) -> Result<ResetFlags, CliError> {
     let mut flags = ResetFlags::default();
     for (name, value) in own {
-        let on = || match value.as_str() {
-            "true" | "1" => Ok(true),
-            "false" | "0" => Ok(false),
-            other => Err(CliError::new(format!("invalid boolean value {other:?}"))),
-        };
+        let on = || args::parse_switch(value);
         match *name {
             "yes" | "force" => flags.yes |= on()?,
             "dry-run" => flags.dry_run = on()?,

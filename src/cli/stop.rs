@@ -38,6 +38,9 @@ pub(super) fn run_stop(mut words: CliWords) -> Result<(), CliError> {
             other => return Err(unexpected_word(other)),
         }
     }
+    if all && shutdown {
+        return Err(CliError::new("use only one of --all and --shutdown"));
+    }
     let path = match (shutdown, all) {
         (true, _) => "/stop?shutdown=true",
         (false, true) => "/stop?all=true",

@@ -16,6 +16,7 @@ use super::{
 };
 use crate::{
     api::{Node, Quantity, link::LinkClass, order::OrderExt as _, quantity::human_bytes},
+    logic::spelling::suggest_name,
     server::backend::LinkReport,
     sys::start,
 };
@@ -107,7 +108,7 @@ pub(super) fn run_top(mut words: CliWords) -> Result<(), CliError> {
         true => words.agent_client().with_patience(live::PATIENCE),
         false => words.agent_client(),
     };
-    let look = match top.kind.as_str() {
+    let look: ReadUsageFn = match top.kind.as_str() {
         "pod" | "pods" | "po" => read_pod_usage,
         "node" | "nodes" | "no" => read_node_usage,
         "disk" => read_disk_usage,
@@ -118,11 +119,14 @@ pub(super) fn run_top(mut words: CliWords) -> Result<(), CliError> {
             ));
         }
         other => {
+            let mut known = ["pods", "node", "disk", "net"].into_iter();
+            let meant = suggest_name(other, "", &mut known);
             return Err(CliError::new(format!(
-                "cannot show {other:?}, only pods, node, disk and net"
+                "cannot show {other:?}, only pods, node, disk and net{meant}"
             )));
         }
     };
+    top.expect_flags_of_kind()?;
     if top.watch {
         let no_headers = top.no_headers;
         return live::watch_table(EVERY, no_headers, Box::new(move || look(&client, &top)));
@@ -141,6 +145,28 @@ pub(super) fn run_top(mut words: CliWords) -> Result<(), CliError> {
         false => &text,
     })?;
     notes.try_for_each(|note| print_text(&format!("{note}\n")))
+}
+
+/// Function that reads the figures of a kind.
+type ReadUsageFn = fn(&AgentClient, &TopCommand) -> Result<LiveTable, CliError>;
+
+impl TopCommand {
+    /// Checks that a kind other than pods has no flags and names of pods.
+    fn expect_flags_of_kind(&self) -> Result<(), CliError> {
+        let is_of_pods = self.namespace.is_some()
+            || self.all_namespaces
+            || self.containers
+            || self.sort_by.is_some()
+            || self.name.is_some() && !self.kind.starts_with("no");
+        if self.kind.starts_with("po") || !is_of_pods {
+            return Ok(());
+        }
+        Err(CliError::new(format!(
+            "top {}: takes no name of a pod, and none of --namespace, --all-namespaces, --containers and --sort-by: \
+             remove them, or use 'top pods'",
+            self.kind
+        )))
+    }
 }
 
 fn parse_sort_by(text: &str) -> Result<SortBy, CliError> {
@@ -258,9 +284,13 @@ fn pod_usage_rows(summary: &UsageSummary, top: &TopCommand) -> (Vec<&'static str
     (header, rows.into_iter().map(|(_, row)| row).collect())
 }
 
-fn read_node_usage(client: &AgentClient, _: &TopCommand) -> Result<LiveTable, CliError> {
+fn read_node_usage(client: &AgentClient, top: &TopCommand) -> Result<LiveTable, CliError> {
     let summary = read_summary(client)?;
-    let node = client.fetch_typed("/node")?;
+    let node: Node = client.fetch_typed("/node")?;
+    if let Some(other) = top.name.as_ref().filter(|n| **n != node.metadata.name) {
+        let text = format!("nodes \"{other}\" not found");
+        return Err(CliError::from_server(404, &text));
+    }
     let row = node_usage_row(&summary.node, &node)
         .ok_or_else(|| CliError::new("no figures of the node"))?;
     Ok(LiveTable {

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use super::keys::{ConfigFlag, KEYS, flag};
 use super::{duration, without_effect};
 use crate::api::quantity::{Quantity, QuantityError};
-use crate::logic::text::two_columns;
+use crate::logic::{spelling::suggest_name, text::two_columns};
 
 /// Kind of a flag's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,7 +122,7 @@ pub struct CommandLineFlags {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FlagError {
     /// No such flag.
-    #[error("unknown flag --{0} (try --help)")]
+    #[error("unknown flag --{}{} (try --help)", .0, suggest_flag(.0))]
     Unknown(String),
     /// An argument that belongs to no flag (CONF-03).
     #[error("unexpected argument {0:?}")]
@@ -167,6 +167,12 @@ pub enum FlagValueError {
     /// Not an entry of a map: the part, and the sign that must be between key and value.
     #[error("{0:?} has no {1:?}")]
     Pair(String, &'static str),
+}
+
+/// Makes the end of the error about an unknown flag: the flag that was meant.
+fn suggest_flag(name: &str) -> String {
+    let known = all_flags().map(|(_, flag)| flag.name);
+    suggest_name(name, "--", &mut known.chain([VERSION, "help"]))
 }
 
 /// Reads flags. `arguments` come without program and command name; `cwd` is absolute.
@@ -580,7 +586,11 @@ mod tests {
         // CONF-03
         for (line, says) in [
             ("run", "unexpected argument \"run\""),
-            ("--nonsense", "unknown flag --nonsense"),
+            ("--nonsense", "unknown flag --nonsense (try --help)"),
+            (
+                "--max-pod 7",
+                "unknown flag --max-pod, did you mean --max-pods? (try --help)",
+            ),
             ("-x", "unknown flag --x"),
             ("--max-pods", "--max-pods: needs a value"),
             ("--max-pods many", "--max-pods: \"many\" is not a number"),

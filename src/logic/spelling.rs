@@ -16,6 +16,22 @@ pub fn nearest_name(
     (letters <= (word.len() / 3).max(1)).then_some(name)
 }
 
+/// Shortest word for which a name is suggested, bytes: of shorter ones half the letters would differ.
+const MIN_WORD_BYTES: usize = 3;
+
+/// Makes the end of an error about a misspelt word: the name that was meant, with `before` in front; empty if none is near.
+#[must_use]
+pub fn suggest_name(
+    word: &str,
+    before: &str,
+    names: &mut dyn Iterator<Item = &'static str>,
+) -> String {
+    match nearest_name(word, names) {
+        Some(near) if word.len() >= MIN_WORD_BYTES => format!(", did you mean {before}{near}?"),
+        _ => String::new(),
+    }
+}
+
 /// Makes the sentence about a field that nothing knows. `near`: the name that was meant; `home`: the place in which a field
 /// of this name is known.
 #[must_use]
@@ -53,6 +69,21 @@ fn edit_distance(a: &str, b: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_that_were_meant() {
+        // CLI-02
+        for (word, end) in [
+            ("describ", ", did you mean -describe?"),
+            ("Pods", ", did you mean -pods?"),
+            ("ppods", ", did you mean -pods?"),
+            ("po", ""),
+            ("nothing", ""),
+        ] {
+            let mut names = ["pods", "describe"].into_iter();
+            assert_eq!(suggest_name(word, "-", &mut names), end, "{word}");
+        }
+    }
 
     #[test]
     fn letters_that_differ() {

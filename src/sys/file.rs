@@ -45,6 +45,14 @@ pub fn read_start(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Reads when a file or directory was made, nanoseconds since 1970; `None` if the file system does not say. Source: statx(2).
+#[must_use]
+pub fn birth_time_ns(path: &Path) -> Option<i64> {
+    let made = std::fs::metadata(path).and_then(|meta| meta.created());
+    let since = made.ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
+    i64::try_from(since.as_nanos()).ok()
+}
+
 /// Makes names that were created, renamed or removed in `dir` survive a power cut.
 pub fn sync_dir(dir: &Path) -> io::Result<()> {
     mark_change(dir)?;

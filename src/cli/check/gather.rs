@@ -2,17 +2,17 @@
 
 use core::time::Duration;
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     fs::{self, File},
     io::{self, Read as _},
-    os::unix::fs::PermissionsExt as _,
+    os::unix::{ffi::OsStringExt as _, fs::PermissionsExt as _},
     path::{Path, PathBuf},
 };
 
 use nix::sys::statvfs::{FsFlags, statvfs};
 
 use super::super::{
-    AgentClient, CliError, agent_socket, health::agent_facts as facts_of,
+    AgentClient, CliError, KUBELET, agent_socket, health::agent_facts as facts_of,
     read_proxies as named_proxies,
 };
 use super::{apiserver, kubeadm, runtime};
@@ -80,15 +80,71 @@ const KUBELETS: [&str; 6] = [
 /// Directories in which firmware of boards keeps its files: newer Raspberry Pi OS first.
 const FIRMWARE_DIRS: [&str; 2] = ["/boot/firmware", "/boot"];
 
-/// Loads the configuration of an agent with these flags. Returns it, the operator's wishes for the checks, and the
-/// agent's socket. `is_kubelet`: the agent is called as `kubelet`.
-fn load_configuration(
-    words: Vec<OsString>,
-    is_kubelet: bool,
-) -> Result<(AgentConfig, check::OperatorConfig, PathBuf), CliError> {
+/// Configuration of an agent, the operator's wishes for the checks, and the agent's socket.
+type LoadedFacts = (AgentConfig, check::OperatorConfig, PathBuf);
+
+/// Loads the configuration of an agent with these flags. `is_kubelet`: the agent is called as `kubelet`.
+fn load_configuration(words: Vec<OsString>, is_kubelet: bool) -> Result<LoadedFacts, CliError> {
     let cwd = std::env::current_dir()
         .map_err(|e| CliError::new(format!("cannot read the working directory: {e}")))?;
-    let parsed = flags::parse_flags(words.clone(), &cwd);
+    load_configuration_at(words, is_kubelet, &cwd)
+}
+
+/// Loads the configuration as [`load_configuration`] does. Flags that name at most a socket mean the agent that answers there:
+/// then its own flags count.
+fn load_running_configuration(
+    words: Vec<OsString>,
+    is_kubelet: bool,
+) -> Result<LoadedFacts, CliError> {
+    let texts: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
+    let is_of_socket = match &*texts {
+        [] => true,
+        [one] => one.starts_with("--socket="),
+        [one, _] => one == "--socket",
+        _ => false,
+    };
+    let loaded = load_configuration(words, is_kubelet);
+    let (Ok((_, _, socket)), true) = (&loaded, is_of_socket) else {
+        return loaded;
+    };
+    let running = ask_agent_health(socket).1.and_then(running_agent_flags);
+    let Some((words, is_kubelet, cwd)) = running else {
+        return loaded;
+    };
+    let (cfg, wanted, _) = load_configuration_at(words, is_kubelet, &cwd)?;
+    Ok((cfg, wanted, socket.clone()))
+}
+
+/// Finds the flags of the agent that is a process, whether it was called as `kubelet`, and the directory that relative paths
+/// in the flags are below. Source: proc_pid_cmdline(5).
+fn running_agent_flags(pid: u32) -> Option<(Vec<OsString>, bool, PathBuf)> {
+    let cwd = fs::read_link(format!("/proc/{pid}/cwd")).ok()?;
+    let typed = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let (words, is_kubelet) = flags_of_command_line(&typed);
+    Some((words, is_kubelet, cwd))
+}
+
+/// Finds the agent's flags in its command line. True: it was called as `kubelet`.
+pub(crate) fn flags_of_command_line(typed: &[u8]) -> (Vec<OsString>, bool) {
+    let words = typed
+        .split(|b| *b == 0)
+        .map(|w| OsString::from_vec(w.to_vec()));
+    let mut words: Vec<OsString> = words.collect();
+    // The last word ends in a zero, too.
+    words.pop();
+    let is_kubelet = words
+        .first()
+        .is_some_and(|w| Path::new(w).file_name() == Some(OsStr::new(KUBELET)));
+    words.drain(..words.len().min(if is_kubelet { 1 } else { 2 }));
+    (words, is_kubelet)
+}
+
+fn load_configuration_at(
+    words: Vec<OsString>,
+    is_kubelet: bool,
+    cwd: &Path,
+) -> Result<LoadedFacts, CliError> {
+    let parsed = flags::parse_flags(words.clone(), cwd);
     let mut flags = parsed.map_err(|e| CliError::new(e.to_string()))?;
     flags.as_kubelet = is_kubelet;
     let host = HostIdentity {
@@ -143,7 +199,7 @@ pub(super) fn split_files(
 /// Gathers the facts of this machine, as an agent with these flags would find them. `is_kubelet`: the agent is called
 /// as `kubelet`.
 pub(super) fn gather_facts(flags: Vec<OsString>, is_kubelet: bool) -> Result<CheckFacts, CliError> {
-    let (cfg, mut wanted, socket) = load_configuration(flags, is_kubelet)?;
+    let (cfg, mut wanted, socket) = load_running_configuration(flags, is_kubelet)?;
     wanted.fail_swap_on = cfg.cgroup.fail_swap_on;
     if cfg.cgroup.protect_kernel_defaults {
         let judged = kernel_settings::apply_kernel_settings(Path::new(kernel_settings::DIR), true);
@@ -273,13 +329,21 @@ pub(crate) struct AgentPaths {
 impl AgentPaths {
     /// Finds the places of an agent with these flags.
     pub(crate) fn from_flags(flags: Vec<OsString>) -> Result<Self, CliError> {
-        let (cfg, _, socket) = load_configuration(flags, false)?;
-        Ok(Self {
+        load_configuration(flags, false).map(Self::new)
+    }
+
+    /// Finds the places of the agent that runs, if the flags name at most its socket.
+    pub(crate) fn of_running_agent(flags: Vec<OsString>) -> Result<Self, CliError> {
+        load_running_configuration(flags, false).map(Self::new)
+    }
+
+    fn new((cfg, _, socket): LoadedFacts) -> Self {
+        Self {
             socket,
             root: cfg.dirs.root,
             manifests: cfg.dirs.manifests,
             node_name: cfg.node_name,
-        })
+        }
     }
 
     /// Finds the file that a pod comes from; `None`: no manifest has it.
@@ -883,12 +947,14 @@ fn find_kubelets() -> Vec<(String, u32)> {
 
 /// Asks the agent for its health and its process id.
 fn ask_agent_health(socket: &Path) -> (AgentReachability, Option<u32>) {
-    if std::os::unix::net::UnixStream::connect(socket).is_err() {
+    if let Err(e) = std::os::unix::net::UnixStream::connect(socket)
+        && e.kind() != io::ErrorKind::PermissionDenied
+    {
         return (AgentReachability::Absent, None);
     }
     let health: AgentHealth = match AgentClient::new(socket).fetch_typed("/health") {
         Ok(health) => health,
-        Err(e) => return (AgentReachability::Mute(e.to_string()), None),
+        Err(e) => return (AgentReachability::Mute(e.bare_message().to_owned()), None),
     };
     let pid = health.pid;
     (AgentReachability::Up(facts_of(health)), Some(pid))
@@ -900,7 +966,7 @@ pub(super) mod tests {
     use crate::testing::TestDir;
 
     /// Judges only what an agent with these flags would read: configuration, manifests, registries.
-    pub(in crate::cli::check) fn judge_configuration(
+    pub(in crate::cli) fn judge_configuration(
         flags: Vec<OsString>,
     ) -> Result<Vec<(&'static str, CheckFinding)>, CliError> {
         let (cfg, wanted, _) = load_configuration(flags, false)?;
@@ -910,6 +976,15 @@ pub(super) mod tests {
             registries: gather_registries(&cfg, None),
             ..CheckFacts::default()
         }))
+    }
+
+    #[test]
+    fn flags_of_a_process_are_found() {
+        // CLI-04
+        let (_, is_kubelet, cwd) = running_agent_flags(std::process::id()).expect("this one");
+        assert_eq!(Some(cwd), std::env::current_dir().ok());
+        assert!(!is_kubelet);
+        assert!(running_agent_flags(u32::MAX).is_none());
     }
 
     #[test]

@@ -5,7 +5,7 @@ mod gather;
 mod kubeadm;
 mod runtime;
 
-pub(crate) use gather::{AgentPaths, run_program};
+pub(crate) use gather::{AgentPaths, flags_of_command_line, run_program};
 
 use std::{ffi::OsString, io::IsTerminal as _, path::Path, process::ExitCode};
 
@@ -35,13 +35,18 @@ pub(crate) fn run_check(
                     "unable to match a printer suitable for the output format \"{other}\", allowed formats are: json"
                 )));
             }
-            ("kubeadm", value) => of_kubeadm = value != "false",
-            ("kubelet", value) => is_kubelet = value != "false",
-            ("strict", value) => strict = value != "false",
-            (_, value) => quiet = value != "false",
+            ("kubeadm", value) => of_kubeadm = args::parse_switch(value)?,
+            ("kubelet", value) => is_kubelet = args::parse_switch(value)?,
+            ("strict", value) => strict = args::parse_switch(value)?,
+            (_, value) => quiet = args::parse_switch(value)?,
         }
     }
     let (agent, files) = gather::split_files(agent)?;
+    if !files.is_empty() && (of_kubeadm || is_kubelet) {
+        return Err(CliError::new(
+            "--kubeadm and --kubelet check this machine, and FILE a manifest by itself: use only one of them",
+        ));
+    }
     let (findings, answers) = if files.is_empty() {
         let mut facts = gather::gather_facts(agent, is_kubelet)?;
         let findings = if of_kubeadm {
@@ -56,7 +61,11 @@ pub(crate) fn run_check(
         (judge_files(&files, agent)?, None)
     };
     if json {
-        print_text(&format!("{:#}\n", json_report(&findings, answers)))?;
+        let mut report = json_report(&findings, answers);
+        if quiet && let Some(checks) = report["checks"].as_array_mut() {
+            checks.retain(|check| check["level"] != FindingLevel::Ok.as_str());
+        }
+        print_text(&format!("{report:#}\n"))?;
     } else {
         print_text(&findings_as_lines(
             &findings,
@@ -84,7 +93,7 @@ fn has_failed(findings: &CheckFindings, strict: bool) -> bool {
 type CheckFindings = [(&'static str, CheckFinding)];
 
 /// Judges manifests by themselves: the agent, if there is one, is not asked. `flags`: of an agent that would read them.
-fn judge_files(
+pub(super) fn judge_files(
     files: &[String],
     flags: Vec<OsString>,
 ) -> Result<Vec<(&'static str, CheckFinding)>, CliError> {
@@ -174,6 +183,9 @@ fn json_report(findings: &CheckFindings, answers: Option<bool>) -> Value {
         "checks": checks,
     })
 }
+
+#[cfg(test)]
+pub(super) use gather::tests::judge_configuration;
 
 #[cfg(test)]
 mod tests {
@@ -269,7 +281,7 @@ mod tests {
         let shown = |more: &str| -> Vec<String> {
             write("c.yaml", &format!("{head}{more}"));
             let words = ["--config".into(), dir.join("c.yaml").into()];
-            let findings = gather::tests::judge_configuration(words.into()).expect("judged");
+            let findings = judge_configuration(words.into()).expect("judged");
             let lines = findings
                 .iter()
                 .filter(|(name, _)| matches!(*name, "config" | "manifests" | "registries"));

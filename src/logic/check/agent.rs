@@ -145,7 +145,12 @@ pub(super) fn check_agent(facts: &CheckFacts) -> CheckFinding {
             return CheckFinding::ok("not running (systemctl start picolet)");
         }
         AgentReachability::Mute(why) => {
-            return CheckFinding::error(format!("does not answer: {why}"), restart);
+            // Nobody but root may ask it.
+            let fix = match facts.rights.root {
+                true => restart,
+                false => "sudo picolet check",
+            };
+            return CheckFinding::error(format!("does not answer: {why}"), fix);
         }
         AgentReachability::Up(agent) => agent,
     };

@@ -95,7 +95,7 @@ fn run_dashboard(command: &'static CliCommand, words: Vec<OsString>) -> Result<(
     for (flag, value) in own {
         match flag {
             "listen" => listen = value,
-            _ => allow_actions = value != "false",
+            _ => allow_actions = args::parse_switch(&value)?,
         }
     }
     let address: SocketAddr = listen.parse().map_err(|_| {
@@ -103,14 +103,15 @@ fn run_dashboard(command: &'static CliCommand, words: Vec<OsString>) -> Result<(
             "invalid argument {listen:?} for \"--listen\": expected an IP address and a port, as in {DEFAULT_LISTEN}"
         ))
     })?;
-    let place = AgentPaths::from_flags(agent.clone())?;
+    let place = AgentPaths::of_running_agent(agent.clone())?;
+    let client = AgentClient::new(&place.socket).with_patience(PATIENCE);
+    client.check_permission()?;
     let listener = TcpListener::bind(address)
         .and_then(|listener| Ok((listener.local_addr()?, listener)))
         .map_err(|e| CliError::new(format!("cannot listen at {address}: {e}")));
     let (bound, listener) = listener?;
     let token = generate_token()?;
     print_text(&page_address_text(bound, &token))?;
-    let client = AgentClient::new(&place.socket).with_patience(PATIENCE);
     let looks = client.clone().with_patience(LOOK_PATIENCE);
     let watch = NodeStateCache::new(looks, place.root.clone(), agent);
     let dashboard = Arc::new(DashboardState {

@@ -137,6 +137,14 @@ fn run_join(command: &'static CliCommand, words: Vec<OsString>) -> Result<(), Cl
                 "too many arguments: with --k3s, HOST:PORT is not given",
             ));
         }
+        (Some(_), None) if !asked.hashes.is_empty() => {
+            return Err(CliError::new(
+                "with --k3s, the token names the CA: remove --discovery-token-ca-cert-hash",
+            ));
+        }
+        (None, Some(_)) if asked.password_file != Path::new(config::K3S_PASSWORD_FILE) => {
+            return Err(CliError::new("--node-password-file works only with --k3s"));
+        }
         (Some(url), None) => join_k3s_cluster(&asked, &machine, url),
         (None, Some(server)) => join_kubeadm_cluster(&asked, &machine, server),
         (None, None) => {
@@ -167,11 +175,7 @@ fn read_join_flags(own: Vec<(&'static str, String)>) -> Result<JoinFlags, CliErr
     };
     let mut token_file = None;
     for (name, value) in own {
-        let on = || match value.as_str() {
-            "true" | "1" => Ok(true),
-            "false" | "0" => Ok(false),
-            other => Err(CliError::new(format!("invalid boolean value {other:?}"))),
-        };
+        let on = || args::parse_switch(&value);
         match name {
             "token" => asked.token = value,
             "token-file" => token_file = Some(value),
@@ -528,7 +532,6 @@ impl MachineBeforeJoin {
             joined.own.clone(),
             typed,
         );
-        let text = text.map_err(|e| failed(&e))?;
         let mut staged =
             StagedFiles::stage_config(&self.file, text.as_bytes(), mode).map_err(unwritten)?;
         let drop_ins = self.drop_ins();

@@ -2,7 +2,7 @@
 //! the restart.
 
 use std::{
-    ffi::{OsStr, OsString},
+    ffi::OsString,
     fs::{self, File},
     io::{self, Read as _},
     os::unix::ffi::OsStringExt as _,
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     api::strict::from_json,
-    cli::{CliError, KUBELET, client::AgentClient},
+    cli::{CliError, KUBELET, check::flags_of_command_line, client::AgentClient},
     config::{self, AgentConfig, HostIdentity, flags},
     error::error_chain,
     logic::update::upgrade::{MAX_KEPT, TRIES, TrialContainer, UpgradeTrial},
@@ -86,7 +86,7 @@ impl RunningAgent {
         let program = link("exe")?.into_os_string().into_vec();
         let program = program.strip_suffix(b" (deleted)").unwrap_or(&program);
         let typed = fs::read(of("cmdline")).map_err(|e| file_error("read", &of("cmdline"), &e))?;
-        let (words, is_kubelet) = flags_of(&typed);
+        let (words, is_kubelet) = flags_of_command_line(&typed);
         let set = environ(&of("environ")).map_err(|e| file_error("read", &of("environ"), &e))?;
         Ok(Self {
             program: OsString::from_vec(program.to_vec()).into(),
@@ -199,21 +199,6 @@ impl RunningAgent {
         let loaded = config::load_config(flags, &host).map_err(|e| wrong(&e))?;
         Ok(loaded.config)
     }
-}
-
-/// Finds the agent's flags in its command line. True: it was called as `kubelet`.
-fn flags_of(typed: &[u8]) -> (Vec<OsString>, bool) {
-    let words = typed
-        .split(|b| *b == 0)
-        .map(|w| OsString::from_vec(w.to_vec()));
-    let mut words: Vec<OsString> = words.collect();
-    // The last word ends in a zero, too.
-    words.pop();
-    let is_kubelet = words
-        .first()
-        .is_some_and(|w| Path::new(w).file_name() == Some(OsStr::new(KUBELET)));
-    words.drain(..words.len().min(if is_kubelet { 1 } else { 2 }));
-    (words, is_kubelet)
 }
 
 fn environ(path: &Path) -> io::Result<Vec<u8>> {
@@ -339,7 +324,11 @@ mod tests {
             ("", &[], false),
         ] {
             let wanted = wanted.iter().map(OsString::from).collect();
-            assert_eq!(flags_of(text.as_bytes()), (wanted, as_kubelet), "{text:?}");
+            assert_eq!(
+                flags_of_command_line(text.as_bytes()),
+                (wanted, as_kubelet),
+                "{text:?}"
+            );
         }
         for (text, http, https, no_proxy) in [
             (
