@@ -109,6 +109,12 @@ const NAMESPACE: CommandFlag = value_flag(
     "namespace of the pod (default \"default\")",
 );
 const ALL_NAMESPACES: CommandFlag = switch_flag("all-namespaces", Some('A'), "of all namespaces");
+const SELECTOR: CommandFlag = value_flag(
+    "selector",
+    Some('l'),
+    "LABELS",
+    "pods with these labels (app=web,tier!=back)",
+);
 const NO_HEADERS: CommandFlag = switch_flag("no-headers", None, "without the header line");
 const WATCH: CommandFlag = switch_flag(
     "watch",
@@ -161,10 +167,15 @@ const COMMANDS: &[CliCommand] = &[
         WATCH,
         NO_HEADERS,
     ], agent_flags: false, takes: CompletionKind::Nothing },
-    CliCommand { name: "logs", args: "POD", group: PODS, help: "Print a container's log", flags: &[
+    CliCommand { name: "logs", args: "POD", group: PODS, help: "Print the logs of containers", flags: &[
         NAMESPACE,
         CONTAINER,
+        switch_flag("all-containers", None, "the logs of all containers of the pod"),
+        SELECTOR,
+        switch_flag("prefix", None, "put the pod and the container before each line"),
         switch_flag("follow", Some('f'), "print new lines as they come"),
+        value_flag("max-log-requests", None, "N", "follow at most N logs at once (default 5)"),
+        switch_flag("ignore-errors", None, "go on with the other logs if one cannot be read"),
         switch_flag("previous", Some('p'), "the log of the instance before the last restart"),
         value_flag("tail", None, "N", "only the last N lines"),
         value_flag("since", None, "DURATION", "only lines younger than this (90s, 5m, 1h30m)"),

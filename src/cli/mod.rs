@@ -17,6 +17,7 @@ mod image;
 mod live;
 pub(crate) mod logs;
 mod man;
+mod pods;
 mod port_forward;
 pub(crate) mod progress;
 mod remote;

@@ -81,6 +81,7 @@ pub mod image_access;
 pub mod image_gc;
 pub mod kernel_log;
 pub mod kill;
+pub mod label_selector;
 pub mod lease;
 pub mod link_budget;
 pub mod link_cost;

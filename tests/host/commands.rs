@@ -110,6 +110,7 @@ fn pod_and_commands() {
     shows_tables(&host, &pod);
     shows_environment_and_files(&host, &pod);
     shows_logs(&host);
+    shows_logs_of_many(&host);
     follows_logs(&host);
     runs_commands(&host);
     serves(&host, &pod);
@@ -292,6 +293,66 @@ fn shows_logs(host: &Host) {
         .collect();
     let start = format!("{pod}_default_talker-");
     assert!(links.iter().any(|l| l.starts_with(&start)), "{links:?}");
+}
+
+// CMD-01 CMD-02
+fn shows_logs_of_many(host: &Host) {
+    let pod = full("web");
+    let all = host.ok(&["logs", &pod, "--all-containers", "--prefix", "--tail=1"]);
+    let side = format!("[pod/{pod}/side] side is up");
+    let talker = format!("[pod/{pod}/talker] ");
+    assert!(all.lines().any(|line| line == side), "{all}");
+    assert!(all.lines().any(|line| line.starts_with(&talker)), "{all}");
+    let chosen = host.ok(&["logs", "-l", "app=web,tier", "-c", "talker"]);
+    assert_eq!(chosen.lines().count(), 6, "{chosen}");
+    let none = host.cli(&["logs", "-l", "app=db"]);
+    assert!(none.status.success() && none.stdout.is_empty(), "{none:?}");
+    assert_eq!(
+        text(&none.stderr),
+        "No resources found in default namespace.\n"
+    );
+    let three = ["logs", &pod, "--all-containers", "-f", "--max-log-requests"];
+    for (words, says) in [
+        (
+            &[&three[..], &["3"]].concat()[..],
+            "attempting to follow 4 log streams",
+        ),
+        (
+            &["logs", "nobody", "--prefix"],
+            "(NotFound): pods \"nobody\" not found",
+        ),
+        (
+            &["logs", "-l", "app=web", &pod],
+            "only a selector (-l) or a POD name",
+        ),
+        (
+            &["logs", &pod, "-c", "side", "--all-containers"],
+            "container name side",
+        ),
+        (&["logs", "-l", "app="], "No resources found"),
+        (&["logs", "-l", "a b"], "invalid selector"),
+        (
+            &["logs", "-l", "app", "-c", "nobody", "-f"],
+            "not valid for pod",
+        ),
+        (
+            &["logs", &pod, "--all-containers", "-f", "-p"],
+            "previous terminated container",
+        ),
+        (
+            &["logs", &pod, "side", "more"],
+            "unexpected argument \"more\"",
+        ),
+    ] {
+        let said = host.cli(words);
+        let is_error = !says.starts_with("No resources");
+        assert_eq!(said.status.code(), Some(i32::from(is_error)), "{words:?}");
+        assert!(text(&said.stderr).contains(says), "{words:?}: {said:?}");
+    }
+    let words = ["logs", &pod, "--all-containers", "-p", "--ignore-errors"];
+    let told = host.cli(&words);
+    let errors = text(&told.stderr).matches("Error from server").count();
+    assert!(told.status.success() && errors == 4, "{told:?}");
 }
 
 // LOG-03
