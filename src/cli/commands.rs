@@ -183,6 +183,26 @@ const COMMANDS: &[CliCommand] = &[
         switch_flag("timestamps", None, "put the time before each line"),
         value_flag("limit-bytes", None, "N", "at most N bytes"),
     ], agent_flags: false, takes: CompletionKind::Pods },
+    CliCommand { name: "events", args: "", group: PODS, help: "Show events, the newest last", flags: &[
+        NAMESPACE,
+        ALL_NAMESPACES,
+        value_flag("for", None, "KIND/NAME", "only events of this pod or node"),
+        value_flag("types", None, "TYPE,...", "only events of these types: Normal, Warning"),
+        WATCH,
+        NO_HEADERS,
+    ], agent_flags: false, takes: CompletionKind::Nothing },
+    CliCommand { name: "wait", args: "pod NAME...", group: PODS, help: "Wait until pods are in a state; exit code 1 if that takes too long", flags: &[
+        NAMESPACE,
+        value_flag("for", None, "GOAL", "condition=NAME, condition=NAME=STATUS, create or delete"),
+        SELECTOR,
+        switch_flag("all", None, "all pods of the namespace"),
+        value_flag("timeout", None, "DURATION", "longest time to wait, for all pods together (default 30s; negative: a week)"),
+    ], agent_flags: false, takes: CompletionKind::Pods },
+    CliCommand { name: "restart", args: "POD...", group: PODS, help: "End static pods and start them anew", flags: &[NAMESPACE], agent_flags: false, takes: CompletionKind::Pods },
+    CliCommand { name: "delete", args: "pod NAME...", group: PODS, help: "End static pods; each manifest is renamed to .NAME.deleted", flags: &[
+        NAMESPACE,
+        switch_flag("wait", None, "wait until the pods have ended (default true)"),
+    ], agent_flags: true, takes: CompletionKind::Pods },
     CliCommand { name: "exec", args: "POD -- COMMAND [ARG...]", group: PODS, help: "Run a command in a container", flags: &[
         NAMESPACE,
         CONTAINER,

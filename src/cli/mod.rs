@@ -8,8 +8,10 @@ pub(crate) mod check;
 pub(crate) mod client;
 pub(crate) mod commands;
 mod completion;
+pub(crate) mod delete;
 mod describe;
 mod elastic;
+mod events;
 mod exec;
 pub(crate) mod get;
 pub(crate) mod health;
@@ -22,10 +24,12 @@ mod port_forward;
 pub(crate) mod progress;
 mod remote;
 mod reset;
+pub(crate) mod restart;
 mod stop;
 pub(crate) mod table;
 mod top;
 mod verify;
+mod wait;
 
 use std::{
     ffi::OsString,
@@ -235,11 +239,17 @@ fn execute_command(
     if command.name == "reset" {
         return reset::run_reset(command, words).map(done);
     }
+    if command.name == "delete" {
+        return delete::run_delete(command, words).map(done);
+    }
     let words = CliWords::new(command, words);
     match command.name {
         "get" => get::run_get(words).map(done),
         "describe" => describe::run_describe(words).map(done),
         "logs" => logs::run_logs(words).map(done),
+        "events" => events::run_events(words).map(done),
+        "wait" => wait::run_wait(words).map(done),
+        "restart" => restart::run_restart(words).map(done),
         "top" => top::run_top(words).map(done),
         "exec" => exec::run_exec(words),
         "attach" => attach::run_attach(words),

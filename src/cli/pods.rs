@@ -59,11 +59,54 @@ pub(super) fn pod_not_found(name: &str) -> CliError {
     CliError::from_server(404, &format!("pods \"{name}\" not found"))
 }
 
+/// Reads a word of a command for pods, as kubectl does: `pod` before names, or `pod/NAME`.
+pub(super) fn add_pod_word(
+    names: &mut Vec<String>,
+    is_kind_known: &mut bool,
+    word: String,
+) -> Result<(), CliError> {
+    let (kind, name) = match word.split_once('/') {
+        Some((kind, name)) => (kind, name),
+        None if *is_kind_known => ("pod", &*word),
+        None => (&*word, ""),
+    };
+    if !matches!(kind, "pod" | "pods" | "po") {
+        return Err(CliError::new(format!(
+            "{word:?} is not understood: expected pod NAME or pod/NAME"
+        )));
+    }
+    *is_kind_known = true;
+    if !name.is_empty() {
+        names.push(name.to_owned());
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn words_that_name_pods() {
+        for (words, names) in [
+            (&["pod", "a", "b"][..], Some(&["a", "b"][..])),
+            (&["pod/a", "pods/b"], Some(&["a", "b"])),
+            (&["po"], Some(&[])),
+            (&["web"], None),
+            (&["pod", "node/a"], None),
+        ] {
+            let (mut found, mut is_kind_known) = (Vec::new(), false);
+            let read = words
+                .iter()
+                .try_for_each(|w| add_pod_word(&mut found, &mut is_kind_known, (*w).to_owned()));
+            match names {
+                Some(names) => assert!(read.is_ok() && found == names, "{words:?}: {found:?}"),
+                None => assert!(read.is_err(), "{words:?}"),
+            }
+        }
+    }
 
     #[test]
     fn a_successor_counts_first() {

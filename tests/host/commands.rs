@@ -114,6 +114,7 @@ fn pod_and_commands() {
     follows_logs(&host);
     runs_commands(&host);
     serves(&host, &pod);
+    waits_restarts_and_deletes(&host);
     manages_images(&host);
     host.finish();
 }
@@ -432,6 +433,111 @@ fn runs_commands(host: &Host) {
     // An init container that has ended cannot run anything.
     let ended = host.cli(&["exec", &pod, "-c", "prepare", "--", "true"]);
     assert_eq!(ended.status.code(), Some(1));
+}
+
+// CMD-03 CMD-04 CMD-05 CMD-06
+fn waits_restarts_and_deletes(host: &Host) {
+    let brief = full("brief");
+    let met = format!("pod/{brief} condition met\n");
+    assert_eq!(host.ok(&["wait", "pod", &brief, "--for=delete"]), "");
+    host.pod("brief", json!({"containers": [sh("main", IDLE)]}));
+    for goal in ["create", "condition=Ready"] {
+        let words = ["wait", "pod", &brief, "--for", goal, "--timeout=3m"];
+        assert_eq!(host.ok(&words), met, "{goal}");
+    }
+    let every = host.ok(&["wait", "pod", "--all", "--for=condition=Ready"]);
+    assert!(
+        every.contains(&met) && every.contains(&full("web")),
+        "{every}"
+    );
+    let events = host.ok(&["events", "--for", &format!("pod/{brief}"), "--no-headers"]);
+    assert!(events.contains("Started"), "{events}");
+    assert!(events.lines().all(|line| line.contains(&brief)), "{events}");
+    let node = host.ok(&["events", "--for", &format!("node/{NODE}")]);
+    assert!(
+        node.starts_with("LAST SEEN") && node.contains("node/"),
+        "{node}"
+    );
+    let object = format!("pod/{brief}");
+    let pod = object.as_str();
+    for (words, code, says) in [
+        (
+            &["wait", pod, "--for=condition=Ready=False", "--timeout=0"][..],
+            1,
+            "timed out waiting for the condition on pods/",
+        ),
+        (
+            &["wait", "pod", "nobody", "--for=condition=Ready"],
+            1,
+            "(NotFound): pods \"nobody\" not found",
+        ),
+        (
+            &["wait", "pod", "-l", "app=db", "--for=condition=Ready"],
+            1,
+            "no matching resources found",
+        ),
+        (
+            &["wait", pod, "--for=jsonpath={.status.phase}=Running"],
+            1,
+            "--for must be",
+        ),
+        (&["wait", pod], 1, "--for must be"),
+        (
+            &["wait", "pod", "--for=create"],
+            1,
+            "expected 'wait pod NAME...",
+        ),
+        (
+            &["wait", "web", "--for=create"],
+            1,
+            "expected pod NAME or pod/NAME",
+        ),
+        (
+            &["events", "--for", pod, "--types=Warning"],
+            0,
+            "No events found.",
+        ),
+        (
+            &["restart", "nobody"],
+            1,
+            "(NotFound): pods \"nobody\" not found",
+        ),
+    ] {
+        let said = host.cli(words);
+        assert_eq!(said.status.code(), Some(code), "{words:?}: {said:?}");
+        assert!(text(&said.stderr).contains(says), "{words:?}: {said:?}");
+    }
+    let id = |host: &Host| status_of(&host.get("brief"), "main")["containerID"].clone();
+    let before = id(host);
+    assert_eq!(
+        host.ok(&["restart", &brief]),
+        format!("Restarting: {brief}\n")
+    );
+    host.until("another container runs", |host| {
+        let pod = host.get("brief");
+        let ready = status_of(&pod, "main")["ready"] == true;
+        (ready && id(host) != before, pod.to_string())
+    });
+    let absent = host.command_with_flags("delete", &["pod", "nobody"]);
+    assert_eq!(absent.status.code(), Some(1));
+    assert_eq!(
+        text(&absent.stderr),
+        "Error from server (NotFound): pods \"nobody\" not found\n"
+    );
+    let forced = host.command_with_flags("delete", &["--force", pod]);
+    assert!(text(&forced.stderr).contains("--force") && !forced.status.success());
+    let deleted = host.command_with_flags("delete", &[pod]);
+    let kept = host.path("manifests/.brief.yaml.deleted");
+    assert_eq!(
+        text(&deleted.stdout),
+        format!(
+            "pod \"{brief}\" deleted: its manifest is now {}\n",
+            kept.display()
+        ),
+        "{deleted:?}"
+    );
+    assert!(deleted.status.success() && kept.exists());
+    assert!(host.get("brief").is_null(), "the command waits for its end");
 }
 
 // STAT-30 RTM-12 CFG-12
