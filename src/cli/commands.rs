@@ -209,6 +209,11 @@ const COMMANDS: &[CliCommand] = &[
         switch_flag("stdin", Some('i'), "pass standard input on"),
         switch_flag("tty", Some('t'), "give the command a terminal"),
     ], agent_flags: false, takes: CompletionKind::Pods },
+    CliCommand { name: "cp", args: "FROM TO", group: PODS, help: "Copy files from a container (POD:PATH) or into one; it must have tar", flags: &[
+        NAMESPACE,
+        CONTAINER,
+        switch_flag("no-preserve", None, "owners and permissions are not kept in the container"),
+    ], agent_flags: false, takes: CompletionKind::Files },
     CliCommand { name: "attach", args: "POD", group: PODS, help: "Attach to a container's own streams", flags: &[
         NAMESPACE,
         CONTAINER,

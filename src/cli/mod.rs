@@ -8,6 +8,7 @@ pub(crate) mod check;
 pub(crate) mod client;
 pub(crate) mod commands;
 mod completion;
+mod cp;
 pub(crate) mod delete;
 mod describe;
 mod elastic;
@@ -252,6 +253,7 @@ fn execute_command(
         "restart" => restart::run_restart(words).map(done),
         "top" => top::run_top(words).map(done),
         "exec" => exec::run_exec(words),
+        "cp" => cp::run_cp(words),
         "attach" => attach::run_attach(words),
         "port-forward" => port_forward::run_port_forward(words).map(done),
         "stop" => stop::run_stop(words).map(done),

@@ -65,6 +65,7 @@ pub mod certificates;
 pub mod check;
 pub mod clock_history;
 pub mod conditions;
+pub mod container_copy;
 pub mod container_status;
 #[cfg(feature = "dashboard")]
 pub mod dashboard;

@@ -113,6 +113,7 @@ fn pod_and_commands() {
     shows_logs_of_many(&host);
     follows_logs(&host);
     runs_commands(&host);
+    copies_files(&host);
     serves(&host, &pod);
     waits_restarts_and_deletes(&host);
     manages_images(&host);
@@ -433,6 +434,51 @@ fn runs_commands(host: &Host) {
     // An init container that has ended cannot run anything.
     let ended = host.cli(&["exec", &pod, "-c", "prepare", "--", "true"]);
     assert_eq!(ended.status.code(), Some(1));
+}
+
+// CMD-07 CMD-08
+fn copies_files(host: &Host) {
+    let pod = full("web");
+    let dir = host.path("copies");
+    fs::create_dir_all(dir.join("there/deep")).expect("directory");
+    let large = vec![b'x'; 1_000_001];
+    fs::write(dir.join("there/deep/large"), &large).expect("file");
+    fs::write(dir.join("one"), "one\n").expect("file");
+    let local = |name: &str| dir.join(name).display().to_string();
+    let inside = |path: &str| format!("{pod}:{path}");
+    let copy = |from: &str, to: &str| host.ok(&["cp", from, to, "-c", "talker"]);
+    copy(&local("there"), &inside("/tmp/new"));
+    copy(&local("one"), &inside("/tmp/new/"));
+    copy(&local("one"), &inside("/tmp/two"));
+    let seen = host.exec(
+        "web",
+        "talker",
+        "wc -c < /tmp/new/deep/large; cat /tmp/new/one /tmp/two",
+    );
+    assert_eq!(seen, "1000001\none\none\n");
+    host.exec("web", "talker", "ln -s /etc/passwd /tmp/new/link");
+    copy(&inside("/tmp/new"), &local("back"));
+    assert_eq!(fs::read(dir.join("back/deep/large")).expect("file"), large);
+    assert!(fs::symlink_metadata(dir.join("back/link")).is_err());
+    copy(&inside("/tmp/new/one"), &local("back"));
+    assert_eq!(
+        fs::read_to_string(dir.join("back/one")).expect("file"),
+        "one\n"
+    );
+    for (words, says) in [
+        ([&inside("/absent"), &local("x")], "absent"),
+        ([&local("absent"), &inside("/tmp")], "absent"),
+        ([&local("one"), &local("x")], "must be a remote file"),
+        ([&inside("/a"), &inside("/b")], "must be a local file"),
+        (
+            [&"nobody:/a".to_owned(), &local("x")],
+            "(NotFound): pods \"nobody\" not found",
+        ),
+    ] {
+        let said = host.cli(&["cp", words[0], words[1]]);
+        assert!(!said.status.success(), "{words:?}");
+        assert!(text(&said.stderr).contains(says), "{words:?}: {said:?}");
+    }
 }
 
 // CMD-03 CMD-04 CMD-05 CMD-06
