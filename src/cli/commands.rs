@@ -224,6 +224,7 @@ const COMMANDS: &[CliCommand] = &[
         NAMESPACE,
         value_flag("address", None, "IP,...", "where to listen (default localhost)"),
     ], agent_flags: false, takes: CompletionKind::Pods },
+    CliCommand { name: "explain", args: "FIELD", group: PODS, help: "List the fields of a manifest (pod.spec.containers)", flags: &[], agent_flags: false, takes: CompletionKind::Nothing },
 
     CliCommand { name: "image import", args: "FILE...", group: IMAGES, help: "Import docker and OCI archives", flags: &[
         value_flag("name", None, "REFERENCE", "name of an image that has none in its archive"),

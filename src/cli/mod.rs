@@ -14,6 +14,7 @@ mod describe;
 mod elastic;
 mod events;
 mod exec;
+mod explain;
 pub(crate) mod get;
 pub(crate) mod health;
 mod image;
@@ -249,6 +250,7 @@ fn execute_command(
         "describe" => describe::run_describe(words).map(done),
         "logs" => logs::run_logs(words).map(done),
         "events" => events::run_events(words).map(done),
+        "explain" => explain::run_explain(words).map(done),
         "wait" => wait::run_wait(words).map(done),
         "restart" => restart::run_restart(words).map(done),
         "top" => top::run_top(words).map(done),

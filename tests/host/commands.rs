@@ -481,7 +481,7 @@ fn copies_files(host: &Host) {
     }
 }
 
-// CMD-03 CMD-04 CMD-05 CMD-06
+// CMD-03 CMD-04 CMD-05 CMD-06 CMD-09
 fn waits_restarts_and_deletes(host: &Host) {
     let brief = full("brief");
     let met = format!("pod/{brief} condition met\n");
@@ -504,6 +504,8 @@ fn waits_restarts_and_deletes(host: &Host) {
         node.starts_with("LAST SEEN") && node.contains("node/"),
         "{node}"
     );
+    let fields = host.ok(&["explain", "pod.spec.containers"]);
+    assert!(fields.contains("\n  image\n"), "{fields}");
     let object = format!("pod/{brief}");
     let pod = object.as_str();
     for (words, code, says) in [
@@ -542,6 +544,11 @@ fn waits_restarts_and_deletes(host: &Host) {
             &["events", "--for", pod, "--types=Warning"],
             0,
             "No events found.",
+        ),
+        (
+            &["explain", "pod.spec.imgae"],
+            1,
+            "\"pod.spec.imgae\" does not exist",
         ),
         (
             &["restart", "nobody"],
