@@ -11,6 +11,7 @@ use super::{
     exec::parse_pod_name,
     get::DEFAULT_NAMESPACE,
     logs::container_or_default,
+    pods,
     remote::{self, TerminalStreams},
 };
 use crate::server::http::percent_encode;
@@ -34,12 +35,8 @@ pub(super) fn run_attach(mut words: CliWords) -> Result<ExitCode, CliError> {
         return Err(CliError::new("pod or type/name must be specified"));
     }
     let client = words.agent_client();
-    let pods = client.request_json(
-        "GET",
-        &format!("/pods?namespace={}", percent_encode(&namespace)),
-    )?;
-    let items = pods["items"].as_array();
-    let object = items.and_then(|all| all.iter().find(|p| p["metadata"]["name"] == *pod));
+    let found = pods::fetch_pods(&client, &namespace)?;
+    let object = pods::find_pod(&found, &pod);
     drop_missing_streams(&mut streams, object, &container);
     streams.drop_absent_terminal();
     if streams.tty {

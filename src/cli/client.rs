@@ -197,7 +197,7 @@ impl AgentAnswer {
 
     /// Copies the body to `out` as it comes. In chunks ([`AgentClient::request_stream`]) it has an end of its own:
     /// without that the agent has ended, which is an error.
-    pub(crate) fn copy_body_to(&mut self, out: &mut impl io::Write) -> Result<(), CliError> {
+    pub(crate) fn copy_body_to(&mut self, out: &mut dyn io::Write) -> Result<(), CliError> {
         // Bytes until the end of the chunk.
         let mut left = if self.is_chunked { 0 } else { usize::MAX };
         loop {

@@ -103,6 +103,12 @@ const ALL_NAMESPACES: CommandFlag = switch_flag(
     Some('A'),
     "of all namespaces, in place of --namespace",
 );
+const SELECTOR: CommandFlag = value_flag(
+    "selector",
+    Some('l'),
+    "LABELS",
+    "pods with these labels (app=web,tier!=back)",
+);
 const NO_HEADERS: CommandFlag = switch_flag("no-headers", None, "without the header line");
 const WATCH: CommandFlag = switch_flag(
     "watch",
@@ -155,10 +161,15 @@ const COMMANDS: &[CliCommand] = &[
         WATCH,
         NO_HEADERS,
     ], agent_flags: false, takes: CompletionKind::Nothing },
-    CliCommand { name: "logs", args: "POD", group: PODS, help: "Print a container's log", flags: &[
+    CliCommand { name: "logs", args: "POD", group: PODS, help: "Print the logs of containers", flags: &[
         NAMESPACE,
         CONTAINER,
+        switch_flag("all-containers", None, "the logs of all containers of the pod"),
+        SELECTOR,
+        switch_flag("prefix", None, "put the pod and the container before each line"),
         switch_flag("follow", Some('f'), "print new lines as they come"),
+        value_flag("max-log-requests", None, "N", "follow at most N logs at once (default 5)"),
+        switch_flag("ignore-errors", None, "go on with the other logs if one cannot be read"),
         switch_flag("previous", Some('p'), "the log of the instance before the last restart"),
         value_flag("tail", None, "N", "only the last N lines"),
         value_flag("since", None, "DURATION", "only lines younger than this (90s, 5m, 1h30m)"),
@@ -166,12 +177,37 @@ const COMMANDS: &[CliCommand] = &[
         switch_flag("timestamps", None, "put the time before each line"),
         value_flag("limit-bytes", None, "N", "at most N bytes"),
     ], agent_flags: false, takes: CompletionKind::Pods },
+    CliCommand { name: "events", args: "", group: PODS, help: "Show events, the newest last", flags: &[
+        NAMESPACE,
+        ALL_NAMESPACES,
+        value_flag("for", None, "KIND/NAME", "only events of this pod or node"),
+        value_flag("types", None, "TYPE,...", "only events of these types: Normal, Warning"),
+        WATCH,
+        NO_HEADERS,
+    ], agent_flags: false, takes: CompletionKind::Nothing },
+    CliCommand { name: "wait", args: "pod NAME...", group: PODS, help: "Wait until pods are in a state; exit code 1 if that takes too long", flags: &[
+        NAMESPACE,
+        value_flag("for", None, "GOAL", "condition=NAME, condition=NAME=STATUS, create or delete"),
+        SELECTOR,
+        switch_flag("all", None, "all pods of the namespace"),
+        value_flag("timeout", None, "DURATION", "longest time to wait, for all pods together (default 30s; negative: a week)"),
+    ], agent_flags: false, takes: CompletionKind::Pods },
+    CliCommand { name: "restart", args: "POD...", group: PODS, help: "End static pods and start them anew", flags: &[NAMESPACE], agent_flags: false, takes: CompletionKind::Pods },
+    CliCommand { name: "delete", args: "pod NAME...", group: PODS, help: "End static pods; each manifest is renamed to .NAME.deleted", flags: &[
+        NAMESPACE,
+        switch_flag("wait", None, "wait until the pods have ended (default true)"),
+    ], agent_flags: true, takes: CompletionKind::Pods },
     CliCommand { name: "exec", args: "POD -- COMMAND [ARG...]", group: PODS, help: "Run a command in a container", flags: &[
         NAMESPACE,
         CONTAINER,
         switch_flag("stdin", Some('i'), "pass standard input on"),
         switch_flag("tty", Some('t'), "give the command a terminal"),
     ], agent_flags: false, takes: CompletionKind::Pods },
+    CliCommand { name: "cp", args: "FROM TO", group: PODS, help: "Copy files from a container (POD:PATH) or into one; it must have tar", flags: &[
+        NAMESPACE,
+        CONTAINER,
+        switch_flag("no-preserve", None, "owners and permissions are not kept in the container"),
+    ], agent_flags: false, takes: CompletionKind::Files },
     CliCommand { name: "attach", args: "POD", group: PODS, help: "Attach to a container's own streams", flags: &[
         NAMESPACE,
         CONTAINER,
@@ -182,6 +218,7 @@ const COMMANDS: &[CliCommand] = &[
         NAMESPACE,
         value_flag("address", None, "IP,...", "where to listen (default localhost)"),
     ], agent_flags: false, takes: CompletionKind::Pods },
+    CliCommand { name: "explain", args: "FIELD", group: PODS, help: "List the fields of a manifest (pod.spec.containers)", flags: &[], agent_flags: false, takes: CompletionKind::Nothing },
 
     CliCommand { name: "image import", args: "FILE...", group: IMAGES, help: "Import docker and OCI archives", flags: &[
         value_flag("name", None, "REFERENCE", "name of an image that has none in its archive"),

@@ -11,13 +11,16 @@ use super::{
 };
 use crate::server::http::percent_encode;
 
+/// A command to run in a container.
 #[derive(Default)]
-struct ExecCommand {
-    namespace: String,
-    pod: String,
-    container: String,
-    streams: TerminalStreams,
-    command: Vec<String>,
+pub(super) struct ExecCommand {
+    pub(super) namespace: String,
+    pub(super) pod: String,
+    /// Name of the container; empty: the default one.
+    pub(super) container: String,
+    pub(super) streams: TerminalStreams,
+    /// Words of the command.
+    pub(super) command: Vec<String>,
 }
 
 pub(super) fn run_exec(mut words: CliWords) -> Result<ExitCode, CliError> {
@@ -60,7 +63,8 @@ pub(super) fn parse_pod_name(word: String) -> String {
 }
 
 impl ExecCommand {
-    fn request_target(&self) -> String {
+    /// Path at the agent that runs the command.
+    pub(super) fn request_target(&self) -> String {
         let mut target = format!(
             "/exec/{}/{}/{}?{}",
             percent_encode(&self.namespace),

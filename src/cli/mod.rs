@@ -8,9 +8,13 @@ pub(crate) mod check;
 pub(crate) mod client;
 pub(crate) mod commands;
 mod completion;
+mod cp;
+pub(crate) mod delete;
 mod describe;
 mod elastic;
+mod events;
 mod exec;
+mod explain;
 pub(crate) mod get;
 pub(crate) mod health;
 mod image;
@@ -19,14 +23,17 @@ pub(crate) mod logs;
 mod man;
 #[cfg(test)]
 mod mistakes;
+mod pods;
 mod port_forward;
 pub(crate) mod progress;
 mod remote;
 mod reset;
+pub(crate) mod restart;
 mod stop;
 pub(crate) mod table;
 mod top;
 mod verify;
+mod wait;
 
 use std::{
     ffi::OsString,
@@ -259,13 +266,21 @@ fn execute_command(
     if command.name == "reset" {
         return reset::run_reset(command, words).map(done);
     }
+    if command.name == "delete" {
+        return delete::run_delete(command, words).map(done);
+    }
     let words = CliWords::new(command, words);
     match command.name {
         "get" => get::run_get(words).map(done),
         "describe" => describe::run_describe(words).map(done),
         "logs" => logs::run_logs(words).map(done),
+        "events" => events::run_events(words).map(done),
+        "explain" => explain::run_explain(words).map(done),
+        "wait" => wait::run_wait(words).map(done),
+        "restart" => restart::run_restart(words).map(done),
         "top" => top::run_top(words).map(done),
         "exec" => exec::run_exec(words),
+        "cp" => cp::run_cp(words),
         "attach" => attach::run_attach(words),
         "port-forward" => port_forward::run_port_forward(words).map(done),
         "stop" => stop::run_stop(words).map(done),

@@ -2,7 +2,7 @@
 //! newer kubelets.
 
 use std::{
-    io::{self, Read as _, Write as _},
+    io::{self, BufReader, Read as _, Write as _},
     os::{
         fd::{AsFd as _, BorrowedFd},
         unix::net::UnixStream,
@@ -17,10 +17,7 @@ use nix::sys::{
     termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr},
 };
 
-use super::{
-    CliError,
-    client::{AgentAnswer, AgentClient},
-};
+use super::{CliError, client::AgentClient};
 use crate::{stream::websocket::ChannelProtocol, sys::tty};
 
 /// Bytes of standard input read at a time. A frame's length is two bytes.
@@ -85,20 +82,140 @@ pub(super) fn run_remote_streams(
     target: &str,
     streams: TerminalStreams,
 ) -> Result<ExitCode, CliError> {
-    let headers = format!(
-        "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {KEY}\r\n\
-         Sec-WebSocket-Protocol: {}\r\n",
-        ChannelProtocol::V5.protocol_name()
-    );
-    let answer = client.send_request("GET", target, &headers)?;
+    let command = RemoteCommand::start(client, target)?;
     let raw = if streams.tty {
         RawTerminal::enter()
     } else {
         None
     };
-    let end = copy_streams(answer, streams);
+    let end = copy_streams(command, streams);
     drop(raw);
-    exit_code_of_status(end?)
+    end
+}
+
+/// A command in a container, with its streams. Reading gives its standard output; its standard error goes to ours.
+pub(super) struct RemoteCommand {
+    body: BufReader<UnixStream>,
+    /// The last message: a channel, then its bytes.
+    message: Vec<u8>,
+    /// Bytes of the message that were read.
+    at: usize,
+    /// Status object of the agent, once the command has ended.
+    status: Option<serde_json::Value>,
+}
+
+impl RemoteCommand {
+    /// Opens the streams at `target`.
+    pub(super) fn start(client: &AgentClient, target: &str) -> Result<Self, CliError> {
+        let headers = format!(
+            "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {KEY}\r\n\
+             Sec-WebSocket-Protocol: {}\r\n",
+            ChannelProtocol::V5.protocol_name()
+        );
+        let answer = client.send_request("GET", target, &headers)?;
+        Ok(Self {
+            body: answer.body,
+            message: Vec::new(),
+            at: 0,
+            status: None,
+        })
+    }
+
+    fn sender(&self) -> Result<UnixStream, CliError> {
+        let sender = self.body.get_ref().try_clone();
+        sender.map_err(|e| connection_lost(&e))
+    }
+
+    /// Opens the way to the standard input of the command.
+    pub(super) fn stdin(&self) -> Result<RemoteStdin, CliError> {
+        self.sender().map(RemoteStdin)
+    }
+
+    /// Waits for the next standard output, which is then in the message. False: the command has ended.
+    fn next_output(&mut self) -> Result<bool, CliError> {
+        while self.status.is_none() {
+            match read_message(&mut self.body, &mut self.message) {
+                Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
+                    return Err(CliError::new(
+                        "the agent ended the connection before the command did",
+                    ));
+                }
+                other => other.map_err(|e| connection_lost(&e))?,
+            }
+            self.at = 1;
+            match self.message.split_first() {
+                Some((&STDOUT, _)) => return Ok(true),
+                Some((&STDERR, bytes)) => written(io::stderr().write_all(bytes))?,
+                Some((&ERROR, bytes)) if !bytes.is_empty() => {
+                    let status = serde_json::from_slice(bytes);
+                    let status =
+                        status.map_err(|e| CliError::new(format!("malformed status: {e}")))?;
+                    self.status = Some(status);
+                }
+                _ => {}
+            }
+        }
+        Ok(false)
+    }
+
+    /// Waits for the end of the command, and passes over its standard output.
+    pub(super) fn finish(mut self) -> Result<ExitCode, CliError> {
+        while self.next_output()? {}
+        exit_code_of_status(&self.status.unwrap_or_default())
+    }
+}
+
+impl io::Read for RemoteCommand {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let lost = |e: CliError| io::Error::other(e.bare_message().to_owned());
+        // At the end of a command the message is its status, which is no output.
+        while self.status.is_some() || self.at >= self.message.len() {
+            if !self.next_output().map_err(lost)? {
+                return Ok(0);
+            }
+        }
+        let from = &self.message[self.at..];
+        let n = from.len().min(buffer.len());
+        buffer[..n].copy_from_slice(&from[..n]);
+        self.at += n;
+        Ok(n)
+    }
+}
+
+/// Standard input of a command in a container. Dropped, it ends.
+pub(super) struct RemoteStdin(UnixStream);
+
+impl io::Write for RemoteStdin {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let n = bytes.len().min(INPUT_BYTES);
+        send_frame(&self.0, STDIN, &bytes[..n])?;
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for RemoteStdin {
+    fn drop(&mut self) {
+        // A command that has ended needs no end of its input.
+        let _ = send_frame(&self.0, CLOSE, &[STDIN]);
+    }
+}
+
+fn connection_lost(e: &io::Error) -> CliError {
+    CliError::new(format!("connection to the agent failed: {e}"))
+}
+
+/// A reader of our output that left is no error.
+fn written(result: io::Result<()>) -> Result<(), CliError> {
+    match result {
+        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
+            Err(CliError::new(format!("cannot write: {e}")))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn is_terminal(fd: BorrowedFd<'_>) -> bool {
@@ -125,50 +242,24 @@ impl Drop for RawTerminal {
     }
 }
 
-/// Copies both ways until the agent sends the end of the command; returns its status object.
+/// Copies both ways until the command ends.
 fn copy_streams(
-    mut answer: AgentAnswer,
+    mut command: RemoteCommand,
     streams: TerminalStreams,
-) -> Result<serde_json::Value, CliError> {
-    let lost = |e: io::Error| CliError::new(format!("connection to the agent failed: {e}"));
-    let sender = answer.body.get_ref().try_clone().map_err(lost)?;
+) -> Result<ExitCode, CliError> {
     if streams.tty {
-        send_window_sizes(sender.try_clone().map_err(lost)?);
+        send_window_sizes(command.sender()?);
     }
     if streams.stdin {
-        thread::spawn(move || send_stdin(sender));
+        let stdin = command.stdin()?;
+        thread::spawn(move || send_stdin(stdin));
     }
-    let mut message = Vec::new();
-    loop {
-        match read_message(&mut answer.body, &mut message) {
-            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
-                return Err(CliError::new(
-                    "the agent ended the connection before the command did",
-                ));
-            }
-            other => other.map_err(lost)?,
-        }
-        let Some((&channel, bytes)) = message.split_first() else {
-            continue;
-        };
-        let shown = match channel {
-            STDOUT => io::stdout()
-                .write_all(bytes)
-                .and_then(|()| io::stdout().flush()),
-            STDERR => io::stderr().write_all(bytes),
-            ERROR if !bytes.is_empty() => {
-                return serde_json::from_slice(bytes)
-                    .map_err(|e| CliError::new(format!("malformed status: {e}")));
-            }
-            _ => Ok(()),
-        };
-        match shown {
-            Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
-                return Err(CliError::new(format!("cannot write: {e}")));
-            }
-            _ => {}
-        }
+    while command.next_output()? {
+        let mut stdout = io::stdout();
+        let bytes = &command.message[1..];
+        written(stdout.write_all(bytes).and_then(|()| stdout.flush()))?;
     }
+    command.finish()
 }
 
 /// Reads the next binary message; the agent sends none in pieces.
@@ -223,19 +314,11 @@ fn send_frame(to: &UnixStream, channel: u8, bytes: &[u8]) -> io::Result<()> {
     to.write_all(&encode_frame(channel, bytes))
 }
 
-fn send_stdin(to: UnixStream) {
+fn send_stdin(mut to: RemoteStdin) {
     let mut buffer = vec![0; INPUT_BYTES];
-    loop {
-        match io::stdin().read(&mut buffer) {
-            Ok(0) | Err(_) => {
-                let _ = send_frame(&to, CLOSE, &[STDIN]);
-                return;
-            }
-            Ok(n) => {
-                if send_frame(&to, STDIN, &buffer[..n]).is_err() {
-                    return;
-                }
-            }
+    while let Ok(n @ 1..) = io::stdin().read(&mut buffer) {
+        if to.write_all(&buffer[..n]).is_err() {
+            return;
         }
     }
 }
@@ -266,7 +349,7 @@ fn send_window_sizes(to: UnixStream) {
 }
 
 /// Finds the exit code as kubectl does: the command's own.
-fn exit_code_of_status(status: serde_json::Value) -> Result<ExitCode, CliError> {
+fn exit_code_of_status(status: &serde_json::Value) -> Result<ExitCode, CliError> {
     if status["status"] == "Success" {
         return Ok(ExitCode::SUCCESS);
     }
@@ -310,5 +393,37 @@ mod tests {
             next().expect_err("over").kind(),
             io::ErrorKind::UnexpectedEof
         );
+    }
+
+    #[test]
+    fn output_of_a_command() {
+        // CMD-07
+        let run = |frames: &[(u8, &[u8])]| {
+            let (agent, client) = UnixStream::pair().expect("pair");
+            for (channel, bytes) in frames {
+                // As the agent sends them: without a mask.
+                let length = u8::try_from(bytes.len() + 1).expect("short");
+                let frame = [&[BINARY, length, *channel], *bytes].concat();
+                (&agent).write_all(&frame).expect("sent");
+            }
+            drop(agent);
+            let mut command = RemoteCommand {
+                body: BufReader::new(client),
+                message: Vec::new(),
+                at: 0,
+                status: None,
+            };
+            let mut output = String::new();
+            let read = command.read_to_string(&mut output).is_ok();
+            (read, output, command.finish().map_err(|e| e.code))
+        };
+        let done = (ERROR, &br#"{"status":"Success"}"#[..]);
+        let failed = br#"{"details":{"causes":[{"message":"3","reason":"ExitCode"}]}}"#;
+        let (read, output, end) = run(&[(STDOUT, b"a"), (STDOUT, b""), (STDOUT, b"bc"), done]);
+        assert!(read && output == "abc" && end.is_ok());
+        let (read, output, end) = run(&[(STDOUT, b"a"), (ERROR, failed)]);
+        assert!(read && output == "a" && end == Err(3));
+        let (read, output, end) = run(&[(STDOUT, b"a")]);
+        assert!(!read && output == "a" && end == Err(1), "the agent ended");
     }
 }

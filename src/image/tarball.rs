@@ -21,7 +21,7 @@ pub const MAX_XATTRS: usize = 64;
 pub const MAX_EXTENTS: usize = 65_536;
 
 /// Source of tar bytes.
-pub(super) trait TarInput: Read {
+pub(crate) trait TarInput: Read {
     /// Passes over `n` bytes. An input that ends before is an [`io::ErrorKind::UnexpectedEof`].
     fn skip_bytes(&mut self, n: u64) -> io::Result<()> {
         let skipped = io::copy(&mut self.take(n), &mut io::sink())?;
@@ -34,7 +34,7 @@ pub(super) trait TarInput: Read {
 
 /// Type of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum TarEntryKind {
+pub(crate) enum TarEntryKind {
     /// Regular file.
     File,
     /// Hard link to an entry before it.
@@ -53,15 +53,15 @@ pub(super) enum TarEntryKind {
 
 /// An entry of a tar stream.
 #[derive(Debug)]
-pub(super) struct TarEntry {
+pub(crate) struct TarEntry {
     /// Path as written, at most [`MAX_PATH_BYTES`].
-    pub(super) path: Vec<u8>,
+    pub(crate) path: Vec<u8>,
     /// Target of a link, as written.
-    pub(super) link: Vec<u8>,
+    pub(crate) link: Vec<u8>,
     /// Type.
-    pub(super) kind: TarEntryKind,
+    pub(crate) kind: TarEntryKind,
     /// Permission bits with set-id and sticky.
-    pub(super) mode: u32,
+    pub(crate) mode: u32,
     /// Owner.
     pub(super) uid: u64,
     /// Group.
@@ -75,12 +75,12 @@ pub(super) struct TarEntry {
     /// Extended attributes: name, value.
     pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     /// Layout of the data, for a sparse file.
-    pub(super) sparse: Option<SparseLayout>,
+    pub(crate) sparse: Option<SparseLayout>,
 }
 
 /// Layout of a sparse file.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct SparseLayout {
+pub(crate) struct SparseLayout {
     /// Size of the file, bytes.
     pub(super) size: u64,
     /// Offset and length of each run of data, in order.
@@ -88,7 +88,7 @@ pub(super) struct SparseLayout {
 }
 
 /// Reads one tar stream. Its own `Read` gives the data of the current entry.
-pub(super) struct TarReader<'a> {
+pub(crate) struct TarReader<'a> {
     input: &'a mut dyn TarInput,
     /// Data of the current entry not yet read.
     left: u64,
@@ -120,7 +120,7 @@ struct PaxSparse {
 }
 
 impl<'a> TarReader<'a> {
-    pub(super) fn new(input: &'a mut dyn TarInput) -> Self {
+    pub(crate) fn new(input: &'a mut dyn TarInput) -> Self {
         Self {
             input,
             left: 0,
@@ -131,7 +131,7 @@ impl<'a> TarReader<'a> {
     /// Passes to the next entry. `None` at the end mark, or where the input ends between entries.
     ///
     /// Errors: `UnexpectedEof` for a cut stream, `InvalidData` for a damaged one, `Unsupported` for an unknown type.
-    pub(super) fn next_entry(&mut self) -> io::Result<Option<TarEntry>> {
+    pub(crate) fn next_entry(&mut self) -> io::Result<Option<TarEntry>> {
         let mut extension = TarExtension::default();
         let mut extended: u64 = 0;
         loop {

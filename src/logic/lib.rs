@@ -65,6 +65,7 @@ pub mod certificates;
 pub mod check;
 pub mod clock_history;
 pub mod conditions;
+pub mod container_copy;
 pub mod container_status;
 #[cfg(feature = "dashboard")]
 pub mod dashboard;
@@ -81,6 +82,7 @@ pub mod image_access;
 pub mod image_gc;
 pub mod kernel_log;
 pub mod kill;
+pub mod label_selector;
 pub mod lease;
 pub mod link_budget;
 pub mod link_cost;

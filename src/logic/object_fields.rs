@@ -143,6 +143,44 @@ fn fields_of(name: &str) -> impl Iterator<Item = KnownField<'static>> {
     })
 }
 
+/// Lists the fields at a path such as `pod.spec.containers`, one a line below the line of the path's own field: its name,
+/// the type of its value or items, and what becomes of it here. `None`: there is no such field.
+#[must_use]
+pub fn explain_field(path: &str) -> Option<String> {
+    let mut names = path.split('.');
+    let kind = match names.next()? {
+        "pod" | "pods" | "po" => "Pod",
+        "configmap" | "configmaps" | "cm" => "ConfigMap",
+        "secret" | "secrets" => "Secret",
+        _ => return None,
+    };
+    let mut field = KnownField {
+        name: kind,
+        holds: kind,
+        mark: ' ',
+    };
+    for name in names {
+        field = fields_of(field.holds).find(|known| known.name == name)?;
+    }
+    let mut out = String::new();
+    let mut indent = "";
+    for known in core::iter::once(field).chain(fields_of(field.holds)) {
+        let holds = match known.holds {
+            "" => String::new(),
+            holds => format!(" <{holds}>"),
+        };
+        let note = match known.mark {
+            '!' => "  (not supported: refused in a static pod)",
+            '~' => "  (no effect on this node)",
+            '=' => "  (not supported: no pod runs with it)",
+            _ => "",
+        };
+        out += &[indent, known.name, &holds, note, "\n"].concat();
+        indent = "  ";
+    }
+    Some(out)
+}
+
 /// Names the fields of a pod that change what runs, and that this node leaves out.
 ///
 /// - Shape: paths such as `spec.volumes[0].emptyDir.mode`, at most [`MAX_FINDINGS`].

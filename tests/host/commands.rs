@@ -110,9 +110,12 @@ fn pod_and_commands() {
     shows_tables(&host, &pod);
     shows_environment_and_files(&host, &pod);
     shows_logs(&host);
+    shows_logs_of_many(&host);
     follows_logs(&host);
     runs_commands(&host);
+    copies_files(&host);
     serves(&host, &pod);
+    waits_restarts_and_deletes(&host);
     manages_images(&host);
     host.finish();
 }
@@ -294,6 +297,66 @@ fn shows_logs(host: &Host) {
     assert!(links.iter().any(|l| l.starts_with(&start)), "{links:?}");
 }
 
+// CMD-01 CMD-02
+fn shows_logs_of_many(host: &Host) {
+    let pod = full("web");
+    let all = host.ok(&["logs", &pod, "--all-containers", "--prefix", "--tail=1"]);
+    let side = format!("[pod/{pod}/side] side is up");
+    let talker = format!("[pod/{pod}/talker] ");
+    assert!(all.lines().any(|line| line == side), "{all}");
+    assert!(all.lines().any(|line| line.starts_with(&talker)), "{all}");
+    let chosen = host.ok(&["logs", "-l", "app=web,tier", "-c", "talker"]);
+    assert_eq!(chosen.lines().count(), 6, "{chosen}");
+    let none = host.cli(&["logs", "-l", "app=db"]);
+    assert!(none.status.success() && none.stdout.is_empty(), "{none:?}");
+    assert_eq!(
+        text(&none.stderr),
+        "No resources found in default namespace.\n"
+    );
+    let three = ["logs", &pod, "--all-containers", "-f", "--max-log-requests"];
+    for (words, says) in [
+        (
+            &[&three[..], &["3"]].concat()[..],
+            "attempting to follow 4 log streams",
+        ),
+        (
+            &["logs", "nobody", "--prefix"],
+            "(NotFound): pods \"nobody\" not found",
+        ),
+        (
+            &["logs", "-l", "app=web", &pod],
+            "only a selector (-l) or a POD name",
+        ),
+        (
+            &["logs", &pod, "-c", "side", "--all-containers"],
+            "container name side",
+        ),
+        (&["logs", "-l", "app="], "No resources found"),
+        (&["logs", "-l", "a b"], "invalid selector"),
+        (
+            &["logs", "-l", "app", "-c", "nobody", "-f"],
+            "not valid for pod",
+        ),
+        (
+            &["logs", &pod, "--all-containers", "-f", "-p"],
+            "previous terminated container",
+        ),
+        (
+            &["logs", &pod, "side", "more"],
+            "unexpected argument \"more\"",
+        ),
+    ] {
+        let said = host.cli(words);
+        let is_error = !says.starts_with("No resources");
+        assert_eq!(said.status.code(), Some(i32::from(is_error)), "{words:?}");
+        assert!(text(&said.stderr).contains(says), "{words:?}: {said:?}");
+    }
+    let words = ["logs", &pod, "--all-containers", "-p", "--ignore-errors"];
+    let told = host.cli(&words);
+    let errors = text(&told.stderr).matches("Error from server").count();
+    assert!(told.status.success() && errors == 4, "{told:?}");
+}
+
 // LOG-03
 fn follows_logs(host: &Host) {
     let mut follow = host
@@ -371,6 +434,163 @@ fn runs_commands(host: &Host) {
     // An init container that has ended cannot run anything.
     let ended = host.cli(&["exec", &pod, "-c", "prepare", "--", "true"]);
     assert_eq!(ended.status.code(), Some(1));
+}
+
+// CMD-07 CMD-08
+fn copies_files(host: &Host) {
+    let pod = full("web");
+    let dir = host.path("copies");
+    fs::create_dir_all(dir.join("there/deep")).expect("directory");
+    let large = vec![b'x'; 1_000_001];
+    fs::write(dir.join("there/deep/large"), &large).expect("file");
+    fs::write(dir.join("one"), "one\n").expect("file");
+    let local = |name: &str| dir.join(name).display().to_string();
+    let inside = |path: &str| format!("{pod}:{path}");
+    let copy = |from: &str, to: &str| host.ok(&["cp", from, to, "-c", "talker"]);
+    copy(&local("there"), &inside("/tmp/new"));
+    copy(&local("one"), &inside("/tmp/new/"));
+    copy(&local("one"), &inside("/tmp/two"));
+    let seen = host.exec(
+        "web",
+        "talker",
+        "wc -c < /tmp/new/deep/large; cat /tmp/new/one /tmp/two",
+    );
+    assert_eq!(seen, "1000001\none\none\n");
+    host.exec("web", "talker", "ln -s /etc/passwd /tmp/new/link");
+    copy(&inside("/tmp/new"), &local("back"));
+    assert_eq!(fs::read(dir.join("back/deep/large")).expect("file"), large);
+    assert!(fs::symlink_metadata(dir.join("back/link")).is_err());
+    copy(&inside("/tmp/new/one"), &local("back"));
+    assert_eq!(
+        fs::read_to_string(dir.join("back/one")).expect("file"),
+        "one\n"
+    );
+    for (words, says) in [
+        ([&inside("/absent"), &local("x")], "absent"),
+        ([&local("absent"), &inside("/tmp")], "absent"),
+        ([&local("one"), &local("x")], "must be a remote file"),
+        ([&inside("/a"), &inside("/b")], "must be a local file"),
+        (
+            [&"nobody:/a".to_owned(), &local("x")],
+            "(NotFound): pods \"nobody\" not found",
+        ),
+    ] {
+        let said = host.cli(&["cp", words[0], words[1]]);
+        assert!(!said.status.success(), "{words:?}");
+        assert!(text(&said.stderr).contains(says), "{words:?}: {said:?}");
+    }
+}
+
+// CMD-03 CMD-04 CMD-05 CMD-06 CMD-09
+fn waits_restarts_and_deletes(host: &Host) {
+    let brief = full("brief");
+    let met = format!("pod/{brief} condition met\n");
+    assert_eq!(host.ok(&["wait", "pod", &brief, "--for=delete"]), "");
+    host.pod("brief", json!({"containers": [sh("main", IDLE)]}));
+    for goal in ["create", "condition=Ready"] {
+        let words = ["wait", "pod", &brief, "--for", goal, "--timeout=3m"];
+        assert_eq!(host.ok(&words), met, "{goal}");
+    }
+    let every = host.ok(&["wait", "pod", "--all", "--for=condition=Ready"]);
+    assert!(
+        every.contains(&met) && every.contains(&full("web")),
+        "{every}"
+    );
+    let events = host.ok(&["events", "--for", &format!("pod/{brief}"), "--no-headers"]);
+    assert!(events.contains("Started"), "{events}");
+    assert!(events.lines().all(|line| line.contains(&brief)), "{events}");
+    let node = host.ok(&["events", "--for", &format!("node/{NODE}")]);
+    assert!(
+        node.starts_with("LAST SEEN") && node.contains("node/"),
+        "{node}"
+    );
+    let fields = host.ok(&["explain", "pod.spec.containers"]);
+    assert!(fields.contains("\n  image\n"), "{fields}");
+    let object = format!("pod/{brief}");
+    let pod = object.as_str();
+    for (words, code, says) in [
+        (
+            &["wait", pod, "--for=condition=Ready=False", "--timeout=0"][..],
+            1,
+            "timed out waiting for the condition on pods/",
+        ),
+        (
+            &["wait", "pod", "nobody", "--for=condition=Ready"],
+            1,
+            "(NotFound): pods \"nobody\" not found",
+        ),
+        (
+            &["wait", "pod", "-l", "app=db", "--for=condition=Ready"],
+            1,
+            "no matching resources found",
+        ),
+        (
+            &["wait", pod, "--for=jsonpath={.status.phase}=Running"],
+            1,
+            "--for must be",
+        ),
+        (&["wait", pod], 1, "--for must be"),
+        (
+            &["wait", "pod", "--for=create"],
+            1,
+            "expected 'wait pod NAME...",
+        ),
+        (
+            &["wait", "web", "--for=create"],
+            1,
+            "expected pod NAME or pod/NAME",
+        ),
+        (
+            &["events", "--for", pod, "--types=Warning"],
+            0,
+            "No events found.",
+        ),
+        (
+            &["explain", "pod.spec.imgae"],
+            1,
+            "\"pod.spec.imgae\" does not exist",
+        ),
+        (
+            &["restart", "nobody"],
+            1,
+            "(NotFound): pods \"nobody\" not found",
+        ),
+    ] {
+        let said = host.cli(words);
+        assert_eq!(said.status.code(), Some(code), "{words:?}: {said:?}");
+        assert!(text(&said.stderr).contains(says), "{words:?}: {said:?}");
+    }
+    let id = |host: &Host| status_of(&host.get("brief"), "main")["containerID"].clone();
+    let before = id(host);
+    assert_eq!(
+        host.ok(&["restart", &brief]),
+        format!("Restarting: {brief}\n")
+    );
+    host.until("another container runs", |host| {
+        let pod = host.get("brief");
+        let ready = status_of(&pod, "main")["ready"] == true;
+        (ready && id(host) != before, pod.to_string())
+    });
+    let absent = host.command_with_flags("delete", &["pod", "nobody"]);
+    assert_eq!(absent.status.code(), Some(1));
+    assert_eq!(
+        text(&absent.stderr),
+        "Error from server (NotFound): pods \"nobody\" not found\n"
+    );
+    let forced = host.command_with_flags("delete", &["--force", pod]);
+    assert!(text(&forced.stderr).contains("--force") && !forced.status.success());
+    let deleted = host.command_with_flags("delete", &[pod]);
+    let kept = host.path("manifests/.brief.yaml.deleted");
+    assert_eq!(
+        text(&deleted.stdout),
+        format!(
+            "pod \"{brief}\" deleted: its manifest is now {}\n",
+            kept.display()
+        ),
+        "{deleted:?}"
+    );
+    assert!(deleted.status.success() && kept.exists());
+    assert!(host.get("brief").is_null(), "the command waits for its end");
 }
 
 // STAT-30 RTM-12 CFG-12

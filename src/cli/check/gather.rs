@@ -173,8 +173,8 @@ fn load_configuration_at(
     Ok((cfg, wanted, socket))
 }
 
-/// Separates the flags of an agent from the words that belong to none of them: files.
-pub(super) fn split_files(
+/// Separates the flags of an agent from the words that belong to none of them: files, names of pods.
+pub(crate) fn split_files(
     mut words: Vec<OsString>,
 ) -> Result<(Vec<OsString>, Vec<String>), CliError> {
     let mut files = Vec::new();

@@ -5,7 +5,7 @@ mod gather;
 mod kubeadm;
 mod runtime;
 
-pub(crate) use gather::{AgentPaths, flags_of_command_line, run_program};
+pub(crate) use gather::{AgentPaths, flags_of_command_line, run_program, split_files};
 
 use std::{ffi::OsString, io::IsTerminal as _, path::Path, process::ExitCode};
 
@@ -41,7 +41,7 @@ pub(crate) fn run_check(
             (_, value) => quiet = args::parse_switch(value)?,
         }
     }
-    let (agent, files) = gather::split_files(agent)?;
+    let (agent, files) = split_files(agent)?;
     if !files.is_empty() && (of_kubeadm || is_kubelet) {
         return Err(CliError::new(
             "--kubeadm and --kubelet check this machine, and FILE a manifest by itself: use only one of them",
@@ -235,7 +235,7 @@ mod tests {
             words.push(path.into());
         }
         words.push("/no/such/file".into());
-        let (flags, named) = gather::split_files(words).expect("files");
+        let (flags, named) = split_files(words).expect("files");
         assert_eq!((flags.len(), named.len()), (3, 4));
         let findings = judge_files(&named, flags).expect("judged");
         std::fs::remove_dir_all(&dir).expect("removed");

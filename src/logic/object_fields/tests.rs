@@ -262,3 +262,34 @@ fn keys_that_no_kubernetes_has() {
     let found = misspelt_keys(&json!({"kind": "Pod", long: 1}));
     assert!(found[0].len() < 200, "{}", found[0].len());
 }
+
+#[test]
+fn fields_that_are_explained() {
+    // CMD-09
+    assert_eq!(
+        explain_field("pod.spec.volumes.emptyDir").as_deref(),
+        Some(
+            "emptyDir <EmptyDirVolumeSource>\n  medium\n  sizeLimit\n  mode  (not supported: refused in a static pod)\n"
+        )
+    );
+    let pod = explain_field("pods").expect("a kind");
+    assert!(pod.starts_with("Pod <Pod>\n  apiVersion\n") && pod.contains("\n  spec <PodSpec>\n"));
+    assert!(
+        pod.ends_with("\n  status  (no effect on this node)\n"),
+        "{pod}"
+    );
+    assert_eq!(
+        explain_field("po.spec.nodeName").as_deref(),
+        Some("nodeName\n")
+    );
+    for absent in [
+        "",
+        "deployment",
+        "pod.",
+        "pod.spec.imgae",
+        "pod.spec.nodeName.x",
+        "Pod",
+    ] {
+        assert_eq!(explain_field(absent), None, "{absent}");
+    }
+}

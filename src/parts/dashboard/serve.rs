@@ -9,15 +9,12 @@
 
 use core::{net::IpAddr, time::Duration};
 use std::{
-    ffi::OsStr,
     io::{self, BufRead as _, Read as _},
     net::TcpStream,
     os::fd::AsRawFd as _,
-    path::{Path, PathBuf},
 };
 
 use async_io::{Async, Timer};
-use nix::errno::Errno;
 
 use super::{MAX_CONNECTIONS, watch::NodeStateCache};
 use crate::{
@@ -26,14 +23,15 @@ use crate::{
         CliError,
         check::AgentPaths,
         client::{AgentAnswer, AgentClient},
+        delete::set_manifest_aside,
         logs::container_or_default,
+        restart::restart_target,
     },
     logic::dashboard::{self, DashboardRequestKind, DashboardRequester},
     server::{
         backend::ProgressLine,
         http::{self, HttpRequest, Refusal, StreamConnection, percent_encode},
     },
-    sys::file,
 };
 
 /// Time in which a request's head has to arrive.
@@ -44,8 +42,6 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_secs(1);
 /// Lines of a log that are shown at first: 200.
 const LOG_LINES: &str = "&tailLines=200";
-/// Most manifests of one name that are set aside.
-const MAX_SET_ASIDE: u32 = 1000;
 /// Most bytes of one line of a pull's answer.
 const MAX_LINE_BYTES: u64 = 1 << 20;
 
@@ -171,17 +167,16 @@ impl DashboardState {
             }
             ["pull"] => self.stream_image_pull(connection, param("reference")).await,
             ["restart"] => {
-                let target = format!(
-                    "/pods/{}/{}/restart",
-                    percent_encode(namespace),
-                    percent_encode(pod)
-                );
+                let target = restart_target(namespace, pod);
                 let told = self.client.send_request("POST", &target, "");
                 let told = told.and_then(|mut answer| answer.read_text());
                 self.answer_action_result(connection, told).await
             }
             _ => {
-                let told = remove_static_pod(&self.place, namespace, pod);
+                let kept = set_manifest_aside(&self.place, namespace, pod);
+                let told = kept.map(|kept| {
+                    format!("Deleting {pod}: its manifest is now {}\n", kept.display())
+                });
                 self.answer_action_result(connection, told).await
             }
         }
@@ -332,57 +327,4 @@ async fn respond_with_text(
 /// Makes the answer to a request that the agent refuses.
 fn agent_refusal(e: &CliError) -> Refusal {
     Refusal::new(502, e.message.clone())
-}
-
-/// Sets a static pod's manifest aside, which ends the pod. The file stays beside the others under a name with a leading
-/// dot, which is not read.
-fn remove_static_pod(place: &AgentPaths, namespace: &str, pod: &str) -> Result<String, CliError> {
-    let file = place.find_manifest(namespace, pod).ok_or_else(|| {
-        CliError::new(format!(
-            "no manifest of this machine has the pod {namespace}/{pod}"
-        ))
-    })?;
-    let kept = set_aside(&file)
-        .map_err(|e| CliError::new(format!("cannot rename {}: {e}", file.display())))?;
-    Ok(format!(
-        "Deleting {pod}: its manifest is now {}\n",
-        kept.display()
-    ))
-}
-
-/// Renames a manifest to `.NAME.deleted`. If a file has that name already, it stays, and the new name is
-/// `.NAME.deleted.1`, and so on.
-fn set_aside(file: &Path) -> io::Result<PathBuf> {
-    let (Some(dir), Some(name)) = (file.parent(), file.file_name()) else {
-        return Err(io::ErrorKind::InvalidInput.into());
-    };
-    let opened = std::fs::File::open(dir)?;
-    let plain = format!(".{}.deleted", name.to_string_lossy());
-    let others = (1..MAX_SET_ASIDE).map(|n| format!("{plain}.{n}"));
-    for kept in core::iter::once(plain.clone()).chain(others) {
-        match file::rename_new(&opened, name, &opened, OsStr::new(&kept)) {
-            Err(Errno::EEXIST) => {}
-            other => return other.map(|()| dir.join(kept)).map_err(Into::into),
-        }
-    }
-    Err(io::ErrorKind::AlreadyExists.into())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn manifests_set_aside_are_all_kept() {
-        let dir = crate::testing::unused_path("aside");
-        std::fs::create_dir_all(&dir).expect("directory");
-        let file = dir.join("web.yaml");
-        for (text, name) in [("one", ".web.yaml.deleted"), ("two", ".web.yaml.deleted.1")] {
-            std::fs::write(&file, text).expect("manifest");
-            assert_eq!(set_aside(&file).expect("set aside"), dir.join(name));
-            assert_eq!(std::fs::read_to_string(dir.join(name)).expect("kept"), text);
-        }
-        assert!(set_aside(&file).is_err(), "it is gone");
-        std::fs::remove_dir_all(dir).expect("clean up");
-    }
 }

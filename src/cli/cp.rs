@@ -1,0 +1,453 @@
+//! `picolet cp`: copies files between this machine and a container, by the `tar` of the container, as kubectl does.
+
+use std::{
+    ffi::OsString,
+    fs::{self, File},
+    io::{self, Read, Write},
+    os::unix::{
+        ffi::{OsStrExt as _, OsStringExt as _},
+        fs::{MetadataExt as _, OpenOptionsExt as _},
+    },
+    path::{Path, PathBuf},
+    process::ExitCode,
+    thread,
+};
+
+use super::{
+    AgentClient, CliError,
+    args::{CliWord, CliWords, unexpected_word},
+    exec::ExecCommand,
+    get::DEFAULT_NAMESPACE,
+    remote::RemoteCommand,
+};
+use crate::{
+    image::tarball::{TarEntryKind, TarInput, TarReader},
+    logic::container_copy::{self, TAR_BLOCK, TarHeader},
+};
+
+/// Bytes of a file that are copied at a time.
+const COPY_BYTES: usize = 32 * 1024;
+/// Exit codes of a shell for a command that cannot be run.
+const CANNOT_RUN: [u8; 2] = [126, 127];
+
+/// Source or destination of a copy.
+#[derive(Debug, PartialEq, Eq)]
+enum CopyPlace {
+    Local(PathBuf),
+    Pod {
+        /// Namespace, if it is named here.
+        namespace: Option<String>,
+        pod: String,
+        path: String,
+    },
+}
+
+pub(super) fn run_cp(mut words: CliWords) -> Result<ExitCode, CliError> {
+    let mut exec = ExecCommand {
+        namespace: DEFAULT_NAMESPACE.into(),
+        ..ExecCommand::default()
+    };
+    let (mut places, mut no_preserve) = (Vec::new(), false);
+    while let Some(word) = words.next_word()? {
+        match word {
+            CliWord::Flag("namespace") => exec.namespace = words.flag_value()?,
+            CliWord::Flag("container") => exec.container = words.flag_value()?,
+            CliWord::Flag("no-preserve") => no_preserve = words.switch_value()?,
+            CliWord::Value(word) => places.push(parse_place(&word)?),
+            other @ CliWord::Flag(_) => return Err(unexpected_word(other)),
+        }
+    }
+    let places = <[CopyPlace; 2]>::try_from(places);
+    let places = places.map_err(|_| CliError::new("source and destination are required"))?;
+    let client = words.agent_client();
+    let mut set_pod = |namespace: Option<String>, pod| {
+        exec.pod = pod;
+        if let Some(namespace) = namespace {
+            exec.namespace = namespace;
+        }
+    };
+    match places {
+        [
+            CopyPlace::Pod {
+                namespace,
+                pod,
+                path,
+            },
+            CopyPlace::Local(to),
+        ] => {
+            set_pod(namespace, pod);
+            copy_from_pod(&client, exec, path, to)
+        }
+        [
+            CopyPlace::Local(from),
+            CopyPlace::Pod {
+                namespace,
+                pod,
+                path,
+            },
+        ] => {
+            set_pod(namespace, pod);
+            copy_to_pod(&client, exec, from, path, no_preserve)
+        }
+        [CopyPlace::Local(_), CopyPlace::Local(_)] => Err(CliError::new(
+            "one of src or dest must be a remote file specification (POD:PATH)",
+        )),
+        [CopyPlace::Pod { .. }, CopyPlace::Pod { .. }] => Err(CliError::new(
+            "one of src or dest must be a local file specification",
+        )),
+    }
+}
+
+/// Reads `[[NAMESPACE/]POD:]PATH`. A word that begins with a slash or a dot is a local path, whatever is in it.
+fn parse_place(word: &str) -> Result<CopyPlace, CliError> {
+    let remote = word.split_once(':');
+    let Some((pod, path)) = remote.filter(|_| !word.starts_with(['/', '.'])) else {
+        return match word {
+            "" => Err(CliError::new("filepath can not be empty")),
+            path => Ok(CopyPlace::Local(path.into())),
+        };
+    };
+    let (namespace, pod) = match pod.split_once('/') {
+        Some((namespace, pod)) => (Some(namespace.to_owned()), pod),
+        None => (None, pod),
+    };
+    if pod.is_empty() || pod.contains('/') || path.is_empty() {
+        return Err(CliError::new(format!(
+            "{word:?} is not understood: expected [[NAMESPACE/]POD:]PATH"
+        )));
+    }
+    Ok(CopyPlace::Pod {
+        namespace,
+        pod: pod.to_owned(),
+        path: path.to_owned(),
+    })
+}
+
+impl ExecCommand {
+    fn start(&mut self, client: &AgentClient, command: &[&str]) -> Result<RemoteCommand, CliError> {
+        self.command = command.iter().map(|&word| word.to_owned()).collect();
+        RemoteCommand::start(client, &self.request_target())
+    }
+}
+
+/// Makes the error of a failed tar understood if the container has none.
+fn tar_error(e: CliError) -> CliError {
+    // An error that is no exit code: the command was not started.
+    if e.message.starts_with("error: ") || CANNOT_RUN.contains(&e.code) {
+        let why = e.bare_message();
+        return CliError::new(format!(
+            "cannot run tar in the container, which cp needs: {why}"
+        ));
+    }
+    e
+}
+
+fn copy_error(path: &Path, e: &io::Error) -> CliError {
+    CliError::new(format!("cannot copy {}: {e}", path.display()))
+}
+
+/// Copies at most `limit` bytes. Returns how many there were.
+fn copy_bytes(from: &mut dyn Read, to: &mut dyn Write, limit: u64) -> io::Result<u64> {
+    let mut buffer = vec![0; COPY_BYTES];
+    let mut done = 0;
+    while done < limit {
+        let room = usize::try_from(limit - done).unwrap_or(COPY_BYTES);
+        let n = from.read(&mut buffer[..room.min(COPY_BYTES)])?;
+        if n == 0 {
+            break;
+        }
+        to.write_all(&buffer[..n])?;
+        done += u64::try_from(n).unwrap_or(0);
+    }
+    Ok(done)
+}
+
+fn copy_from_pod(
+    client: &AgentClient,
+    mut exec: ExecCommand,
+    path: String,
+    mut to: PathBuf,
+) -> Result<ExitCode, CliError> {
+    let source = container_copy::clean_path(&path);
+    if let Some(name) = source.last().filter(|_| to.is_dir()) {
+        to.push(name);
+    }
+    let mut tar = exec.start(client, &["tar", "cf", "-", &path])?;
+    let unpacked = unpack_tar(&mut tar, &source, &to);
+    match unpacked {
+        // A tar that failed says why.
+        Ok(()) => tar.finish().map_err(tar_error),
+        Err(e) => Err(e),
+    }
+}
+
+impl TarInput for RemoteCommand {}
+
+/// Unpacks the entries of `source` to the path `to`: files and directories. Everything else is left out, and told.
+fn unpack_tar(input: &mut dyn TarInput, source: &[&str], to: &Path) -> Result<(), CliError> {
+    let mut reader = TarReader::new(input);
+    // Bounded: by the stream, whose files the user asked for.
+    while let Some(entry) = reader.next_entry().map_err(|e| copy_error(to, &e))? {
+        let shown = String::from_utf8_lossy(&entry.path);
+        let place = container_copy::path_in_target(&entry.path, source).ok_or_else(|| {
+            CliError::new(format!(
+                "tar in the container sent {shown:?}, which is outside of what was asked for: the copy ends here"
+            ))
+        })?;
+        let path = match place.is_empty() {
+            true => to.to_owned(),
+            false => to.join(OsString::from_vec(place)),
+        };
+        let made = match entry.kind {
+            TarEntryKind::Dir => fs::create_dir_all(&path),
+            TarEntryKind::File if entry.sparse.is_none() => {
+                unpack_file(&mut reader, &path, entry.mode)
+            }
+            _ => {
+                let link = String::from_utf8_lossy(&entry.link);
+                warn(&format!(
+                    "skipping {shown:?} {link:?}: only files and directories are copied"
+                ));
+                Ok(())
+            }
+        };
+        made.map_err(|e| copy_error(&path, &e))?;
+    }
+    Ok(())
+}
+
+fn unpack_file(reader: &mut TarReader<'_>, path: &Path, mode: u32) -> io::Result<()> {
+    fs::create_dir_all(path.parent().unwrap_or(path))?;
+    let mut options = File::options();
+    options.write(true).create(true).truncate(true);
+    let mut file = options.mode(mode & 0o777).open(path)?;
+    copy_bytes(reader, &mut file, u64::MAX).map(drop)
+}
+
+fn copy_to_pod(
+    client: &AgentClient,
+    mut exec: ExecCommand,
+    from: PathBuf,
+    path: String,
+    no_preserve: bool,
+) -> Result<ExitCode, CliError> {
+    let local = |e: io::Error| CliError::new(format!("{}: {e}", from.display()));
+    fs::symlink_metadata(&from).map_err(local)?;
+    let whole = match from.file_name() {
+        Some(_) => from.clone(),
+        None => fs::canonicalize(&from).map_err(local)?,
+    };
+    let name = whole.file_name().unwrap_or_default();
+    let is_dir = exec.start(client, &["test", "-d", &path])?.finish().is_ok();
+    // A relative path stays one: it begins at the working directory of the container.
+    let path = path.trim_end_matches('/');
+    let (dir, name) = match path.rsplit_once('/') {
+        _ if is_dir => (if path.is_empty() { "/" } else { path }, name.as_bytes()),
+        Some(("", name)) => ("/", name.as_bytes()),
+        Some((dir, name)) => (dir, name.as_bytes()),
+        None => (".", path.as_bytes()),
+    };
+    let mut command = vec!["tar"];
+    if no_preserve {
+        command.extend(["--no-same-permissions", "--no-same-owner"]);
+    }
+    command.extend(["-xmf", "-", "-C", dir]);
+    exec.streams.stdin = true;
+    let tar = exec.start(client, &command)?;
+    let mut stdin = tar.stdin()?;
+    let (name, whole) = (name.to_owned(), whole.clone());
+    let pack: Box<dyn FnOnce() + Send> = Box::new(move || {
+        match pack_tar(&mut stdin, &name, &whole) {
+            // A tar that has ended says why.
+            Err((path, e)) if e.kind() != io::ErrorKind::BrokenPipe => {
+                // If standard error is closed, nobody can be told.
+                let _ = writeln!(io::stderr(), "{}", copy_error(&path, &e));
+                std::process::exit(1);
+            }
+            _ => {}
+        }
+    });
+    let thread = thread::Builder::new().spawn(pack);
+    thread.map_err(|e| CliError::new(format!("cannot start a thread: {e}")))?;
+    tar.finish().map_err(tar_error)
+}
+
+type PackError = (PathBuf, io::Error);
+
+/// Writes the tar stream of a file or directory, which is called `name` there.
+fn pack_tar(to: &mut dyn Write, name: &[u8], path: &Path) -> Result<(), PackError> {
+    pack_entry(to, name, path)?;
+    let end = [0; 2 * TAR_BLOCK];
+    to.write_all(&end).map_err(|e| (path.to_owned(), e))
+}
+
+/// Writes an entry and those below it. Links are not followed.
+fn pack_entry(to: &mut dyn Write, name: &[u8], path: &Path) -> Result<(), PackError> {
+    let failed = |e| (path.to_owned(), e);
+    let metadata = fs::symlink_metadata(path).map_err(failed)?;
+    let kind = metadata.file_type();
+    if !(kind.is_dir() || kind.is_symlink() || kind.is_file()) {
+        warn(&format!("skipping {}: no file", path.display()));
+        return Ok(());
+    }
+    let mut header = TarHeader {
+        name,
+        kind: b'5',
+        mode: metadata.mode() & 0o7777,
+        uid: metadata.uid(),
+        gid: metadata.gid(),
+        mtime: u64::try_from(metadata.mtime()).unwrap_or(0),
+        ..TarHeader::default()
+    };
+    if kind.is_file() {
+        let mut file = File::open(path).map_err(failed)?;
+        header.kind = b'0';
+        header.size = file.metadata().map_err(failed)?.len();
+        to.write_all(&header.to_blocks()).map_err(failed)?;
+        let copied = copy_bytes(&mut file, to, header.size).map_err(failed)?;
+        if copied < header.size {
+            return Err(failed(io::Error::other("it became shorter meanwhile")));
+        }
+        let over = usize::try_from(copied % TAR_BLOCK as u64).unwrap_or(0);
+        let padding = [0; TAR_BLOCK];
+        let padding = &padding[..(TAR_BLOCK - over) % TAR_BLOCK];
+        return to.write_all(padding).map_err(failed);
+    }
+    if kind.is_symlink() {
+        let link = fs::read_link(path).map_err(failed)?;
+        header.kind = b'2';
+        header.link = link.as_os_str().as_bytes();
+        return to.write_all(&header.to_blocks()).map_err(failed);
+    }
+    to.write_all(&header.to_blocks()).map_err(failed)?;
+    for entry in fs::read_dir(path).map_err(failed)? {
+        let below = entry.map_err(failed)?.file_name();
+        let name = [name, b"/", below.as_bytes()].concat();
+        pack_entry(to, &name, &path.join(below))?;
+    }
+    Ok(())
+}
+
+fn warn(text: &str) {
+    // If standard error is closed, nobody can be told.
+    let _ = writeln!(io::stderr(), "warning: {text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    impl TarInput for &[u8] {}
+
+    #[test]
+    fn places_of_a_copy() {
+        // CMD-07
+        let pod = |namespace: Option<&str>, pod: &str, path: &str| CopyPlace::Pod {
+            namespace: namespace.map(str::to_owned),
+            pod: pod.into(),
+            path: path.into(),
+        };
+        for (word, place) in [
+            ("web:/etc/a", Some(pod(None, "web", "/etc/a"))),
+            ("web:a:b", Some(pod(None, "web", "a:b"))),
+            ("ns/web:a", Some(pod(Some("ns"), "web", "a"))),
+            ("a/b", Some(CopyPlace::Local("a/b".into()))),
+            ("/a:b", Some(CopyPlace::Local("/a:b".into()))),
+            ("./a:b", Some(CopyPlace::Local("./a:b".into()))),
+            ("web:", None),
+            (":a", None),
+            ("a/b/c:d", None),
+            ("", None),
+        ] {
+            assert_eq!(parse_place(word).ok(), place, "{word}");
+        }
+    }
+
+    #[test]
+    fn a_container_without_tar() {
+        // CMD-07
+        let failed = |message: &str, code| CliError {
+            message: message.into(),
+            code,
+        };
+        for (message, code, is_absent) in [
+            (
+                "error: exec: \"tar\": executable file not found in $PATH",
+                1,
+                true,
+            ),
+            ("command terminated with exit code 127", 127, true),
+            ("command terminated with exit code 1", 1, false),
+            ("command terminated with exit code 2", 2, false),
+        ] {
+            let e = tar_error(failed(message, code));
+            let says = e
+                .message
+                .starts_with("error: cannot run tar in the container");
+            assert_eq!(says, is_absent, "{message}");
+            assert!(is_absent || e.code == code, "{message}");
+        }
+    }
+
+    #[test]
+    fn packed_and_unpacked() {
+        // CMD-07
+        let dir = crate::testing::TestDir::new("cp");
+        let (from, to) = (dir.join("from"), dir.join("to"));
+        let long = "long".repeat(40);
+        fs::create_dir_all(from.join(&long).join("empty")).expect("directory");
+        let whole = vec![b'x'; 3 * COPY_BYTES + 1];
+        fs::write(from.join(&long).join("large"), &whole).expect("file");
+        fs::write(from.join("none"), "").expect("file");
+        symlink("/etc/passwd", from.join("link")).expect("link");
+        let mut tar = Vec::new();
+        pack_tar(&mut tar, b"app", &from)
+            .map_err(|(_, e)| e)
+            .expect("packed");
+        assert!(tar.len().is_multiple_of(TAR_BLOCK));
+        // The standard one reads it too, with its links.
+        let mut archive = tar::Archive::new(&tar[..]);
+        let entries = archive
+            .entries()
+            .expect("entries")
+            .map(|e| e.expect("entry"));
+        let links = entries.filter_map(|e| Some(e.link_name().expect("name")?.into_owned()));
+        assert_eq!(links.collect::<Vec<_>>(), [Path::new("/etc/passwd")]);
+        unpack_tar(&mut &tar[..], &["app"], &to).expect("unpacked");
+        assert_eq!(fs::read(to.join(&long).join("large")).expect("file"), whole);
+        assert_eq!(fs::read(to.join("none")).expect("file"), b"");
+        assert!(to.join(&long).join("empty").is_dir());
+        assert!(
+            fs::symlink_metadata(to.join("link")).is_err(),
+            "links are left out"
+        );
+        let other = unpack_tar(&mut &tar[..], &["other"], &dir.join("x"));
+        assert!(other.expect_err("refused").message.contains("outside"));
+        assert!(!dir.join("x").exists());
+        let cut = &tar[..tar.len() - 3 * TAR_BLOCK - COPY_BYTES];
+        assert!(
+            unpack_tar(&mut &*cut, &["app"], &to).is_err(),
+            "a cut stream"
+        );
+    }
+
+    #[test]
+    fn an_entry_that_leaves_the_target() {
+        // CMD-08
+        let dir = crate::testing::TestDir::new("cp-out");
+        let to = dir.join("to");
+        for name in [&b"app/../../out"[..], b"/out", b"../out"] {
+            let header = TarHeader {
+                name,
+                kind: b'0',
+                mode: 0o644,
+                ..TarHeader::default()
+            };
+            let tar = header.to_blocks();
+            assert!(unpack_tar(&mut &tar[..], &["app"], &to).is_err());
+            assert!(!dir.join("out").exists() && !to.exists());
+        }
+    }
+}

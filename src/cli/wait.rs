@@ -1,0 +1,204 @@
+//! `picolet wait pod NAME --for condition=Ready`: for scripts.
+
+use core::time::Duration;
+
+use serde_json::Value;
+
+use super::{
+    CliError,
+    args::{CliWord, CliWords, parse_duration_ms, unexpected_word},
+    get::DEFAULT_NAMESPACE,
+    health, pods, print_text,
+};
+use crate::{logic::label_selector::LabelSelector, sys::clock};
+
+/// Time to wait for all pods together, unless told otherwise.
+const DEFAULT_TIMEOUT_MS: u64 = 30_000;
+/// Longest time to wait: a week, as for kubectl if a timeout is negative.
+const MAX_TIMEOUT_MS: u64 = 7 * 24 * 3600 * 1000;
+
+/// Goal of `--for`.
+#[derive(Debug, PartialEq, Eq)]
+enum WaitGoal {
+    Create,
+    Delete,
+    /// A condition has this status; case does not count.
+    Condition(String, String),
+}
+
+pub(super) fn run_wait(mut words: CliWords) -> Result<(), CliError> {
+    let mut namespace = DEFAULT_NAMESPACE.to_owned();
+    let (mut names, mut is_kind_known) = (Vec::new(), false);
+    let (mut selector, mut goal) = (None, None);
+    let mut timeout_ms = DEFAULT_TIMEOUT_MS;
+    while let Some(word) = words.next_word()? {
+        match word {
+            CliWord::Flag("namespace") => namespace = words.flag_value()?,
+            CliWord::Flag("selector") => {
+                selector = Some(pods::parse_selector(&words.flag_value()?)?);
+            }
+            CliWord::Flag("all") => {
+                selector = words.switch_value()?.then(LabelSelector::default);
+            }
+            CliWord::Flag("for") => goal = Some(parse_goal(&words.flag_value()?)?),
+            CliWord::Flag("timeout") => {
+                let text = words.flag_value()?;
+                timeout_ms = parse_timeout_ms(&text).ok_or_else(|| {
+                    CliError::new(format!("invalid argument {text:?} for \"--timeout\""))
+                })?;
+            }
+            CliWord::Value(word) => pods::add_pod_word(&mut names, &mut is_kind_known, word)?,
+            other @ CliWord::Flag(_) => return Err(unexpected_word(other)),
+        }
+    }
+    let goal = goal.ok_or_else(unknown_goal)?;
+    if names.is_empty() == selector.is_none() {
+        return Err(CliError::new(
+            "expected 'wait pod NAME... --for GOAL', or -l or --all instead of names",
+        ));
+    }
+    let client = words.agent_client();
+    let deadline = clock::mono_now() + Duration::from_millis(timeout_ms);
+    let mut found = pods::fetch_pods(&client, &namespace)?;
+    if let Some(selector) = selector {
+        let chosen = found.iter().filter(|pod| selector.matches(pod));
+        names = chosen.map(|pod| pods::name_of(pod).to_owned()).collect();
+        if names.is_empty() && goal != WaitGoal::Delete {
+            return Err(CliError::new("no matching resources found"));
+        }
+    }
+    // Another pod of the same name is not the one that was to be deleted.
+    let uids = names.iter().map(|name| pods::find_pod(&found, name));
+    let uids: Vec<Value> = uids.map(|pod| uid_of(pod).clone()).collect();
+    for (name, uid) in names.iter().zip(&uids) {
+        if goal == WaitGoal::Delete && uid.is_null() {
+            continue;
+        }
+        // Bounded: by the deadline.
+        while !goal.is_reached(&found, name, uid)? {
+            if clock::mono_now() >= deadline {
+                return Err(CliError::new(format!(
+                    "timed out waiting for the condition on pods/{name}"
+                )));
+            }
+            health::wait_for_next_look();
+            found = pods::fetch_pods(&client, &namespace)?;
+        }
+        print_text(&format!("pod/{name} condition met\n"))?;
+    }
+    Ok(())
+}
+
+fn uid_of(pod: Option<&Value>) -> &Value {
+    pod.map_or(&Value::Null, |pod| &pod["metadata"]["uid"])
+}
+
+fn parse_goal(text: &str) -> Result<WaitGoal, CliError> {
+    match text.split_once('=') {
+        None if text.eq_ignore_ascii_case("create") => Ok(WaitGoal::Create),
+        None if text.eq_ignore_ascii_case("delete") => Ok(WaitGoal::Delete),
+        Some(("condition", wanted)) if !wanted.is_empty() => {
+            let (name, status) = wanted.split_once('=').unwrap_or((wanted, "true"));
+            Ok(WaitGoal::Condition(name.to_owned(), status.to_owned()))
+        }
+        _ => Err(unknown_goal()),
+    }
+}
+
+fn unknown_goal() -> CliError {
+    CliError::new("--for must be create, delete, condition=NAME or condition=NAME=STATUS")
+}
+
+/// Parses a time to wait, in milliseconds; `None` if it is malformed.
+fn parse_timeout_ms(text: &str) -> Option<u64> {
+    match text.strip_prefix('-') {
+        Some(rest) => parse_duration_ms(rest).map(|_| MAX_TIMEOUT_MS),
+        None if text == "0" => Some(0),
+        None => parse_duration_ms(text).map(|ms| ms.min(MAX_TIMEOUT_MS)),
+    }
+}
+
+impl WaitGoal {
+    /// Returns true if a pod has reached the goal. `uid`: its UID at the start.
+    ///
+    /// Errors: a pod whose condition is waited for does not exist.
+    fn is_reached(&self, found: &[Value], name: &str, uid: &Value) -> Result<bool, CliError> {
+        let pod = pods::find_pod(found, name);
+        Ok(match self {
+            Self::Create => pod.is_some(),
+            Self::Delete => !found.iter().any(|pod| uid_of(Some(pod)) == uid),
+            Self::Condition(wanted, status) => {
+                let pod = pod.ok_or_else(|| pods::pod_not_found(name))?;
+                let is = |value: &Value, text: &str| {
+                    value.as_str().is_some_and(|v| v.eq_ignore_ascii_case(text))
+                };
+                let conditions = pod["status"]["conditions"].as_array();
+                conditions.is_some_and(|all| {
+                    all.iter()
+                        .any(|c| is(&c["type"], wanted) && is(&c["status"], status))
+                })
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn goals_that_are_reached() {
+        // CMD-03
+        let pod = |name: &str, uid: &str, ready: &str| {
+            json!({
+                "metadata": {"name": name, "uid": uid},
+                "status": {"conditions": [{"type": "Ready", "status": ready}]},
+            })
+        };
+        let found = [pod("a", "1", "True"), pod("b", "2", "False")];
+        for (goal, name, uid, reached) in [
+            ("condition=Ready", "a", "1", Some(true)),
+            ("condition=ready=TRUE", "a", "1", Some(true)),
+            ("condition=Ready", "b", "2", Some(false)),
+            ("condition=Ready=False", "b", "2", Some(true)),
+            ("condition=Initialized", "a", "1", Some(false)),
+            ("condition=Ready", "gone", "3", None),
+            ("delete", "a", "1", Some(false)),
+            ("Delete", "a", "of another before it", Some(true)),
+            ("delete", "gone", "3", Some(true)),
+            ("create", "a", "1", Some(true)),
+            ("create", "gone", "3", Some(false)),
+        ] {
+            let parsed = parse_goal(goal).expect(goal);
+            let got = parsed.is_reached(&found, name, &uid.into());
+            assert_eq!(got.ok(), reached, "{goal} {name}");
+        }
+        for bad in [
+            "",
+            "condition",
+            "condition=",
+            "ready",
+            "jsonpath={.status.phase}=Running",
+        ] {
+            assert!(parse_goal(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn timeouts() {
+        for (text, ms) in [
+            ("90s", Some(90_000)),
+            ("0", Some(0)),
+            ("0s", Some(0)),
+            ("-1s", Some(MAX_TIMEOUT_MS)),
+            ("1000h", Some(MAX_TIMEOUT_MS)),
+            ("30", None),
+            ("-", None),
+            ("soon", None),
+        ] {
+            assert_eq!(parse_timeout_ms(text), ms, "{text}");
+        }
+    }
+}
