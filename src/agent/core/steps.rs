@@ -41,11 +41,12 @@ impl Agent {
         };
         // Behind it what the runtime has forgotten since a boot ago.
         let runtime = add_succeeded_containers(runtime, self.pods.succeeded_containers(&uid));
+        let runs = runtime.has_running_container();
         Some(CallPlan {
             runtime,
             objects: Rc::clone(&self.objects),
             host_ips: self.owners.node.host_ips(),
-            asked: self.pods.active_requests(),
+            asked: (!runs).then(|| self.pods.active_requests()),
             limits: self.pods.cgroup_limits(&uid),
             content_goes: self.pods.worker_table().should_pod_content_be_removed(&uid)
                 || !self.pods.is_configured(&uid),

@@ -198,13 +198,14 @@ impl PodCgroups {
     }
 
     /// Makes the pod's cgroup with its limits, or brings its limits up to date. `given`: digest of the limits that this agent
-    /// has given it; `runs`: the pod has containers that run.
+    /// has given it; `runs`: the pod has
+    /// containers that run. `asked`: requests of all pods together, if they were added up.
     pub(in crate::agent) async fn ensure_pod_cgroup(
         &self,
         pod: &Pod,
         given: Option<u32>,
         runs: bool,
-        asked: PodRequestTotals,
+        asked: Option<PodRequestTotals>,
     ) -> Result<PodCgroupState, CgroupError> {
         if !self.tree.per_qos {
             return Ok(PodCgroupState::There);
@@ -242,7 +243,9 @@ impl PodCgroups {
             if !tree.cgroups.has_group(&tier) {
                 tree.make_tiers()?;
             }
-            tree.refresh_tiers(asked)?;
+            if let Some(asked) = asked {
+                tree.refresh_tiers(asked)?;
+            }
             if is_there {
                 tree.unlimit_writes(&mut wanted);
             }
@@ -414,7 +417,8 @@ mod tests {
             pod.metadata.uid = PodUid::new("u-1");
             let annotation = annotation.map(|text| ("picolet/write-limit".into(), text.into()));
             pod.metadata.annotations.extend(annotation);
-            let ensured = cgroups.ensure_pod_cgroup(&pod, None, false, PodRequestTotals::default());
+            let ensured =
+                cgroups.ensure_pod_cgroup(&pod, None, false, Some(PodRequestTotals::default()));
             let ensured = smol::block_on(ensured);
             let text = fs::read_to_string(dir.join("io.max")).expect("file");
             let is_made = ensured.map(|state| matches!(state, PodCgroupState::Made(_)));

@@ -29,8 +29,8 @@ pub(crate) struct CallPlan {
     pub(in crate::agent) objects: Rc<ManifestObjects>,
     /// Addresses of the node, primary first.
     pub(crate) host_ips: Vec<IpAddr>,
-    /// Requests of all active pods together.
-    pub(crate) asked: PodRequestTotals,
+    /// Requests of all pods together, by which the cgroups above this one are made; `None`: the pod runs and has its cgroup.
+    pub(crate) asked: Option<PodRequestTotals>,
     /// Digest of the limits that this agent has given the pod's cgroup.
     pub(crate) limits: Option<u32>,
     /// Set if the remains of the pod may go: it is deleted or evicted, or no source has it.
