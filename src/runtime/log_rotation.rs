@@ -57,18 +57,20 @@ pub type LogDirectoryStates = BTreeMap<PathBuf, (i64, i64)>;
 ///   log never exceeds them, however fast its writer is.
 pub fn compress_rotated(
     lives: Vec<PathBuf>,
-    mut looked: LogDirectoryStates,
+    mut looked_before: LogDirectoryStates,
     max_bytes: u64,
     max_files: usize,
 ) -> (LogDirectoryStates, Vec<(PathBuf, io::Error)>) {
     let (mut left, mut failed) = (MAX_COMPRESSED_BYTES, Vec::new());
-    looked.retain(|live, _| lives.contains(live));
+    let mut looked = LogDirectoryStates::new();
     for live in lives {
+        let before = looked_before.remove(&live);
         let result = open::open_log_dir(&live).and_then(|dir| {
             let pinned = path_in_dir(&dir, &live);
             let metadata = fs::metadata(pinned.parent().unwrap_or(&pinned))?;
             let state = (metadata.mtime(), metadata.mtime_nsec());
-            if left == 0 || looked.get(&live) == Some(&state) {
+            if left == 0 || before == Some(state) {
+                looked.extend(before.map(|before| (live.clone(), before)));
                 return Ok(());
             }
             let room = max_bytes.saturating_mul(u64::try_from(max_files).unwrap_or(u64::MAX));
@@ -76,8 +78,6 @@ pub fn compress_rotated(
             left = left.saturating_sub(done);
             if is_tidy {
                 looked.insert(live.clone(), state);
-            } else {
-                looked.remove(&live);
             }
             Ok(())
         });
