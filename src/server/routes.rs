@@ -37,7 +37,7 @@ use crate::{
 };
 
 /// Interval at which a client hears the progress of a pull.
-const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 /// Bytes each way that another process may report at a time.
 const MAX_REPORTED_BYTES: u64 = 1 << 30;
 /// A request's head must arrive within this time.
@@ -275,10 +275,15 @@ async fn pull_image(
     // Bounded: each round waits a while.
     let next = async || loop {
         async_io::Timer::after(PROGRESS_INTERVAL).await;
-        if let Some(step) = backend.pull_progress(reference)
-            && told != Some(step)
+        let step = match backend.pull_progress(reference) {
+            // Its turn or a credential plugin is waited for, or a runtime pulls and tells no progress.
+            None if told.is_none() => Some(ImageProgress::default()),
+            step => step,
+        };
+        if let Some(step) = step
+            && told.as_ref() != Some(&step)
         {
-            told = Some(step);
+            told = Some(step.clone());
             break step;
         }
     };

@@ -150,7 +150,7 @@ impl ImageCommands {
                 layers_done: done,
                 layers,
                 bytes,
-                bytes_total: 0,
+                ..ImageProgress::default()
             };
             let _ = steps.try_send(step);
             if steps.is_closed() {
