@@ -14,7 +14,7 @@ use crate::config::flags::flag_descriptions;
 /// Shell command that prints the names of pods, one a line.
 const POD_NAMES: &str = "picolet get pods -o name 2>/dev/null | sed s,pod/,,";
 /// Shell command that prints the references of images, one a line.
-const IMAGE_NAMES: &str = "picolet image ls --no-headers 2>/dev/null | awk '{print ($2 == \"<none>\") ? $3 : $1 \":\" $2}'";
+const IMAGE_NAMES: &str = "picolet image ls -o name 2>/dev/null";
 
 pub(super) fn run_completion(mut words: CliWords) -> Result<(), CliError> {
     let mut shell = None;

@@ -28,7 +28,7 @@ const PULLING: &str = "Pulling image ";
 pub(crate) const DEFAULT_NAMESPACE: &str = "default";
 
 #[derive(Debug, Default, PartialEq, Eq)]
-enum OutputFormat {
+pub(super) enum OutputFormat {
     #[default]
     Table,
     Wide,
@@ -117,7 +117,7 @@ fn parse_kind(kind: &str) -> Result<RequestedKind, CliError> {
     })
 }
 
-fn parse_output_format(text: &str) -> Result<OutputFormat, CliError> {
+pub(super) fn parse_output_format(text: &str) -> Result<OutputFormat, CliError> {
     Ok(match text {
         "" => OutputFormat::Table,
         "wide" => OutputFormat::Wide,
@@ -133,7 +133,7 @@ fn parse_output_format(text: &str) -> Result<OutputFormat, CliError> {
 }
 
 /// Prints `value` in the form that was asked for; `None` if that is a table.
-fn print_object(value: &Value, output: &OutputFormat) -> Option<Result<(), CliError>> {
+pub(super) fn print_object(value: &Value, output: &OutputFormat) -> Option<Result<(), CliError>> {
     let text = match output {
         OutputFormat::Json => serde_json::to_string_pretty(value)
             .map(|t| t + "\n")
@@ -316,7 +316,11 @@ fn list_with_items(list: &mut Value, items: Vec<Value>) -> Value {
     list.take()
 }
 
-fn show_table(header: &[&str], rows: &[Vec<String>], no_headers: bool) -> Result<(), CliError> {
+pub(super) fn show_table(
+    header: &[&str],
+    rows: &[Vec<String>],
+    no_headers: bool,
+) -> Result<(), CliError> {
     let text = table::render_table(header, rows);
     print_text(if no_headers {
         text.split_once('\n').map_or("", |(_, rest)| rest)
@@ -325,12 +329,8 @@ fn show_table(header: &[&str], rows: &[Vec<String>], no_headers: bool) -> Result
     })
 }
 
-/// `get images` and `image ls`.
-pub(crate) fn show_images(
-    client: &AgentClient,
-    wide: bool,
-    no_headers: bool,
-) -> Result<(), CliError> {
+/// `get images`.
+fn show_images(client: &AgentClient, wide: bool, no_headers: bool) -> Result<(), CliError> {
     let rows = fetch_image_rows(client, wide)?;
     show_table(&table::IMAGE_HEADER, &rows, no_headers)
 }
@@ -338,7 +338,9 @@ pub(crate) fn show_images(
 fn fetch_image_rows(client: &AgentClient, wide: bool) -> Result<Vec<Vec<String>>, CliError> {
     let images: ObjectList<StoredImage> = client.fetch_typed("/images")?;
     let rows = images.items.iter();
-    Ok(rows.flat_map(|i| table::image_rows(i, wide)).collect())
+    let mut rows: Vec<_> = rows.flat_map(|i| table::image_rows(i, wide)).collect();
+    rows.stable_sort();
+    Ok(rows)
 }
 
 fn run_get_images(client: &AgentClient, get: &GetCommand) -> Result<(), CliError> {

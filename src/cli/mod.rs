@@ -204,6 +204,11 @@ fn find_command_of_words(
         return Ok((command, words));
     }
     if CliCommand::is_command_family(first) {
+        let is_help = |word: &OsString| word == "-h" || word == "--help";
+        if words.is_empty() || words.iter().any(is_help) {
+            let message = commands::family_text(first).trim_end().to_owned();
+            return Err(CliError { message, code: 0 });
+        }
         let verbs: Vec<&str> = commands::all_commands()
             .filter_map(|c| c.name.split_once(' '))
             .filter(|(family, _)| *family == first)
@@ -393,12 +398,13 @@ mod tests {
             Ok(("image rm", 3))
         );
         for (first, rest, says) in [
+            ("image", &[][..], "Usage: picolet image COMMAND"),
+            ("image", &["--help"], "  image ls [NAME...]"),
             (
                 "image",
-                &[][..],
-                "expected 'picolet image import|pull|ls|rm|verify|prune'",
+                &["fly"],
+                "expected 'picolet image import|pull|save|ls|inspect|tag|rm|verify|prune'",
             ),
-            ("image", &["fly"], "expected 'picolet image"),
             ("fly", &["image"], "unknown command \"fly\""),
         ] {
             let error = found(first, rest).expect_err(first);

@@ -7,6 +7,8 @@
 //! | `GET /containerLogs/{namespace}/{pod}/{container}` | text, streamed; kubelet's parameters |
 //! | `/exec`, `/attach`, `/run`, `/portForward` | see [`super::streaming`] |
 //! | `POST /images/import`, `/images/prune`, `DELETE /images` | text; `import?progress=true`: JSON lines |
+//! | `GET /images/inspect?reference=[&layers=true]` | JSON; `layers`: an error without a store of the agent's own |
+//! | `POST /images/tag?reference=&name=` | text |
 //! | `POST /images/verify[?repair=true]` | JSON lines: [`ProgressLine`]s: `step`, then `verified` or `failed` |
 //! | `POST /images/pull?reference=[&now=true]` | JSON lines, as of an import |
 //! | `POST /link/update?received=&sent=` | text; bytes that another process of picolet spent on a release, at most 1 GiB at a time |
@@ -184,6 +186,16 @@ async fn route_request(
             };
             pull_image(backend, connection, reference, request.query_flag("now")).await
         }
+        ("GET", ["images", "inspect"]) => {
+            let reference = request.query_param("reference").unwrap_or("");
+            let layers = request.query_flag("layers");
+            respond_json(connection, backend.inspect_image(reference, layers).await).await
+        }
+        ("POST", ["images", "tag"]) => {
+            let param = |name| request.query_param(name).unwrap_or("");
+            let tagged = backend.tag_image(param("reference"), param("name")).await;
+            respond_text(connection, tagged.map(|name| format!("Tagged: {name}\n"))).await
+        }
         ("POST", ["images", "verify"]) => {
             let (sender, steps) = smol::channel::bounded(1);
             let verifying = backend.verify_images(request.query_flag("repair"), sender);
@@ -226,12 +238,17 @@ async fn route_request(
         )
         | (_, ["containerLogs", _, _, _] | ["pods", _, _, "restart"])
         | (_, ["link", "update"])
-        | (_, ["images", "import" | "prune" | "pull" | "verify"] | ["debug", "dump"]) => {
-            Ok(Err(Refusal::new(
-                405,
-                format!("method {} is not allowed here", request.method),
-            )))
-        }
+        | (
+            _,
+            [
+                "images",
+                "import" | "inspect" | "prune" | "pull" | "tag" | "verify",
+            ]
+            | ["debug", "dump"],
+        ) => Ok(Err(Refusal::new(
+            405,
+            format!("method {} is not allowed here", request.method),
+        ))),
         _ => Ok(Err(Refusal::not_found("no such page"))),
     }
 }
