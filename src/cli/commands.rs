@@ -220,7 +220,7 @@ const COMMANDS: &[CliCommand] = &[
     ], agent_flags: false, takes: CompletionKind::Pods },
     CliCommand { name: "explain", args: "FIELD", group: PODS, help: "List the fields of a manifest (pod.spec.containers)", flags: &[], agent_flags: false, takes: CompletionKind::Nothing },
 
-    CliCommand { name: "image import", args: "FILE...", group: IMAGES, help: "Import docker and OCI archives", flags: &[
+    CliCommand { name: "image import", args: "FILE...", group: IMAGES, help: "Import docker and OCI archives; - is standard input", flags: &[
         value_flag("name", None, "REFERENCE", "name of an image that has none in its archive"),
         QUIET,
     ], agent_flags: false, takes: CompletionKind::Files },
@@ -228,10 +228,19 @@ const COMMANDS: &[CliCommand] = &[
         switch_flag("now", None, "pull even if the daily budget of the link has no bytes left for it"),
         QUIET,
     ], agent_flags: false, takes: CompletionKind::Images },
-    CliCommand { name: "image ls", args: "", group: IMAGES, help: "List images", flags: &[
+    CliCommand { name: "image save", args: "IMAGE...", group: IMAGES, help: "Write images into a docker archive", flags: &[
+        value_flag("output", Some('o'), "FILE", "file to write (default: standard output)"),
+        QUIET,
+    ], agent_flags: false, takes: CompletionKind::Images },
+    CliCommand { name: "image ls", args: "[NAME...]", group: IMAGES, help: "List images (also: picolet images)", flags: &[
         value_flag("output", Some('o'), "wide|json|yaml|name", "output format (default: a table; wide: full identifiers)"),
+        switch_flag("quiet", Some('q'), "only ids"),
         NO_HEADERS,
-    ], agent_flags: false, takes: CompletionKind::Nothing },
+    ], agent_flags: false, takes: CompletionKind::Images },
+    CliCommand { name: "image inspect", args: "IMAGE...", group: IMAGES, help: "Show the configuration, layers, size and digests of images", flags: &[
+        value_flag("output", Some('o'), "json|yaml", "output format (default: json)"),
+    ], agent_flags: false, takes: CompletionKind::Images },
+    CliCommand { name: "image tag", args: "IMAGE NAME...", group: IMAGES, help: "Give an image further names", flags: &[], agent_flags: false, takes: CompletionKind::Images },
     CliCommand { name: "image rm", args: "IMAGE...", group: IMAGES, help: "Remove images", flags: &[], agent_flags: false, takes: CompletionKind::Images },
     CliCommand { name: "image verify", args: "", group: IMAGES, help: "Check that images have not changed since they were unpacked", flags: &[
         switch_flag("repair", None, "remove damaged images that no container uses; they are fetched again"),
@@ -270,15 +279,14 @@ const COMMANDS: &[CliCommand] = &[
 #[rustfmt::skip]
 pub(crate) const OF_OTHERS: &[(&str, &str)] = &[
     ("apply create replace patch edit scale rollout", "to run or change a pod, write its manifest into the directory of manifests (staticPodPath, by default /etc/picolet/manifests)"),
-    ("delete rm rmp", "to end a pod, remove its manifest from the directory of manifests (staticPodPath, by default /etc/picolet/manifests)"),
-    ("start restart", "the service manager starts the agent: systemctl start picolet"),
+    ("rm rmp", "to end a pod, use 'picolet delete pod NAME', or remove its manifest from the directory of manifests (staticPodPath, by default /etc/picolet/manifests)"),
+    ("start", "the service manager starts the agent: systemctl start picolet"),
     ("ps pods", "use 'picolet get pods'"),
-    ("images rmi pull", "use 'picolet image ls', 'picolet image rm' or 'picolet image pull'"),
+    ("rmi pull", "use 'picolet image rm' or 'picolet image pull'"),
     ("load", "use 'picolet image import'"),
-    ("inspect", "use 'picolet describe', or 'picolet get KIND NAME -o yaml'"),
+    ("inspect", "use 'picolet describe', 'picolet image inspect', or 'picolet get KIND NAME -o yaml'"),
     ("stats", "use 'picolet top pods'"),
     ("status info cluster-info", "use 'picolet health', 'picolet get node' or 'picolet check'"),
-    ("cp", "use 'picolet exec POD -- tar cf - PATH'"),
     ("install", "use 'picolet upgrade FILE' for another release; install.sh of a release installs picolet"),
     ("config", "the configuration is a file: see 'picolet run --help', and judge it with 'picolet check'"),
 ];
@@ -307,6 +315,10 @@ impl CliCommand {
         first: &str,
         second: Option<&str>,
     ) -> Option<(&'static Self, usize)> {
+        // crictl's and podman's word.
+        if first == "images" {
+            return Self::find_command("image", Some("ls")).map(|(c, _)| (c, 1));
+        }
         let named = |name: &str| all_commands().find(|c| c.name == name);
         named(first).map(|c| (c, 1)).or_else(|| {
             let both = format!("{first} {}", second?);
@@ -372,22 +384,38 @@ fn with_leading_space(value: &str) -> String {
     }
 }
 
+/// Makes the help for the commands whose names begin with one word, `image`.
+pub(crate) fn family_text(first: &str) -> String {
+    let of_family = |command: &&CliCommand| {
+        command
+            .name
+            .split_once(' ')
+            .is_some_and(|(f, _)| f == first)
+    };
+    let rows = command_rows(&mut all_commands().filter(of_family));
+    format!("Usage: picolet {first} COMMAND [FLAGS]\n\n{rows}\n{HELP_HINT}")
+}
+
+/// Makes the lines of an overview.
+fn command_rows(commands: &mut dyn Iterator<Item = &'static CliCommand>) -> String {
+    let left = |c: &CliCommand| format!("{}{}", c.name, with_leading_space(c.args));
+    let rows: Vec<_> = commands
+        .map(|command| (left(command), command.help))
+        .collect();
+    two_columns(rows.iter().map(|(left, right)| (&**left, *right)))
+}
+
+const HELP_HINT: &str = "'picolet help COMMAND' lists the flags of a command.\n";
+
 /// Makes the help for all commands.
 pub(crate) fn overview_text() -> String {
     let mut out =
         "picolet: a kubelet for very small machines\n\nUsage: picolet COMMAND [FLAGS]\n".to_owned();
-    let left = |c: &CliCommand| format!("{}{}", c.name, with_leading_space(c.args));
     for group in GROUPS {
         let _ = write!(out, "\n{group}:\n");
-        let of_group = all_commands().filter(|command| command.group == group);
-        let rows: Vec<_> = of_group
-            .map(|command| (left(command), command.help))
-            .collect();
-        out += &two_columns(rows.iter().map(|(left, right)| (&**left, *right)));
+        out += &command_rows(&mut all_commands().filter(|command| command.group == group));
     }
-    out += "\n'picolet help COMMAND' lists the flags of a command.\n\
-            Commands find the agent by --socket or PICOLET_SOCKET.\n";
-    out
+    out + "\n" + HELP_HINT + "Commands find the agent by --socket or PICOLET_SOCKET.\n"
 }
 
 #[cfg(test)]
@@ -428,6 +456,8 @@ mod tests {
         for (first, second, found) in [
             ("get", Some("pods"), Some(("get", 1))),
             ("image", Some("import"), Some(("image import", 2))),
+            ("images", None, Some(("image ls", 1))),
+            ("images", Some("nginx"), Some(("image ls", 1))),
             ("debug", Some("dump"), Some(("debug dump", 2))),
             ("image", Some("fly"), None),
             ("image", None, None),

@@ -68,11 +68,7 @@ pub(super) fn run_events(mut words: CliWords) -> Result<(), CliError> {
         return Ok(());
     }
     let rows: Vec<Vec<String>> = seen.rows.into_iter().map(|row| row.cells).collect();
-    let text = table::render_table(&seen.header, &rows);
-    print_text(match no_headers {
-        true => text.split_once('\n').map_or("", |(_, rest)| rest),
-        false => &text,
-    })
+    print_text(&table::render_table(&seen.header, &rows, no_headers))
 }
 
 /// Reads the value of `--for`: `pod/NAME` or `node/NAME`.

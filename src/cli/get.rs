@@ -26,7 +26,7 @@ const PULLING: &str = "Pulling image ";
 pub(crate) const DEFAULT_NAMESPACE: &str = "default";
 
 #[derive(Debug, Default, PartialEq, Eq)]
-enum OutputFormat {
+pub(super) enum OutputFormat {
     #[default]
     Table,
     Wide,
@@ -72,19 +72,6 @@ pub(crate) fn run_get(mut words: CliWords) -> Result<(), CliError> {
     }
 }
 
-/// Runs `image ls`: `get images` without a kind to name.
-pub(super) fn run_image_list(mut words: CliWords) -> Result<(), CliError> {
-    let mut get = GetCommand::default();
-    while let Some(word) = words.next_word()? {
-        match word {
-            CliWord::Flag("output") => get.output = parse_output_format(&words.flag_value()?)?,
-            CliWord::Flag("no-headers") => get.no_headers = words.switch_value()?,
-            other => return Err(unexpected_word(other)),
-        }
-    }
-    run_get_objects(&words.agent_client(), &get, &IMAGES)
-}
-
 /// Takes a word behind `get` or `describe`: `KIND`, `KIND/NAME`, or another name.
 pub(super) fn add_kind_or_name(kind: &mut String, names: &mut Vec<String>, word: String) {
     match word.split_once('/') {
@@ -128,7 +115,7 @@ pub(super) fn expect_namespaced(kind: &ObjectKind, has_namespace: bool) -> Resul
     )))
 }
 
-fn parse_output_format(text: &str) -> Result<OutputFormat, CliError> {
+pub(super) fn parse_output_format(text: &str) -> Result<OutputFormat, CliError> {
     Ok(match text {
         "" => OutputFormat::Table,
         "wide" => OutputFormat::Wide,
@@ -141,6 +128,14 @@ fn parse_output_format(text: &str) -> Result<OutputFormat, CliError> {
             )));
         }
     })
+}
+
+/// Writes `value` as JSON or YAML.
+pub(super) fn object_text(value: &Value, output: &OutputFormat) -> String {
+    match output {
+        OutputFormat::Yaml => yaml_text(value),
+        _ => format!("{value:#}\n"),
+    }
 }
 
 /// A kind of objects: its route and its table.
@@ -235,7 +230,7 @@ pub(super) static SECRETS: ObjectKind = ObjectKind {
     },
 };
 
-fn read_item<T: DeserializeOwned>(item: &Value) -> Result<T, CliError> {
+pub(super) fn read_item<T: DeserializeOwned>(item: &Value) -> Result<T, CliError> {
     let malformed = |e| CliError::new(format!("the agent's answer is not understood: {e}"));
     strict::typed_from_value(item).map_err(malformed)
 }
@@ -243,7 +238,7 @@ fn read_item<T: DeserializeOwned>(item: &Value) -> Result<T, CliError> {
 /// Lists the names of an object, the one that is shown first: that of its metadata, an image's references and id, a device's
 /// id and resource.
 fn object_names(item: &Value) -> impl Iterator<Item = &str> {
-    let tags = item["repo_tags"].as_array().into_iter().flatten();
+    let tags = item["repoTags"].as_array().into_iter().flatten();
     let before = [&item["metadata"]["name"]].into_iter().chain(tags);
     let all = before.chain([&item["id"], &item["resource"]]);
     all.filter_map(Value::as_str)
@@ -376,10 +371,7 @@ fn show_objects(
             Err(items) if items.is_empty() && missing && get.names.len() == 1 => return Ok(()),
             Err(items) => list_with_items(&mut list, items),
         };
-        return print_text(&match get.output {
-            OutputFormat::Yaml => yaml_text(&value),
-            _ => format!("{value:#}\n"),
-        });
+        return print_text(&object_text(&value, &get.output));
     }
     if get.output == OutputFormat::Name {
         let lines = items.iter().map(object_name);
@@ -401,11 +393,11 @@ fn show_objects(
     for item in &items {
         rows.extend((kind.rows)(item, now, get.all_namespaces, wide)?);
     }
-    let text = table::render_table(&(kind.header)(get.all_namespaces, wide), &rows);
-    print_text(match get.no_headers {
-        true => text.split_once('\n').map_or("", |(_, rest)| rest),
-        false => &text,
-    })?;
+    if kind.singular == IMAGES.singular {
+        rows.stable_sort();
+    }
+    let header = (kind.header)(get.all_namespaces, wide);
+    print_text(&table::render_table(&header, &rows, get.no_headers))?;
     for line in items.iter().flat_map(pull_progress_lines) {
         // If standard error is closed, nobody can be told.
         let _ = writeln!(std::io::stderr(), "{line}");

@@ -226,6 +226,11 @@ fn find_command_of_words(
             }
             is_value = is_flag && !typed.contains('=');
         }
+        let is_help = |word: &OsString| word == "-h" || word == "--help";
+        if words.is_empty() || words.iter().any(is_help) {
+            let message = commands::family_text(first).trim_end().to_owned();
+            return Err(CliError { message, code: 0 });
+        }
         let verbs: Vec<&str> = commands::all_commands()
             .filter_map(|c| c.name.split_once(' '))
             .filter(|(family, _)| *family == first)
@@ -295,7 +300,6 @@ fn execute_command(
             .and_then(|()| print_version())
             .map(done),
         other => match other.split_once(' ') {
-            Some(("image", "ls")) => get::run_image_list(words).map(done),
             Some(("image", verb)) => image::run_image_command(verb, words).map(done),
             // Not reached: a test checks that every command of the table is carried out.
             _ => Err(CliError::new(format!(
@@ -437,12 +441,13 @@ mod tests {
             Ok(("image rm", 3))
         );
         for (first, rest, says) in [
+            ("image", &[][..], "Usage: picolet image COMMAND"),
+            ("image", &["--help"], "  image ls [NAME...]"),
             (
                 "image",
-                &[][..],
-                "expected 'picolet image import|pull|ls|rm|verify|prune'",
+                &["fly"],
+                "expected 'picolet image import|pull|save|ls|inspect|tag|rm|verify|prune'",
             ),
-            ("image", &["fly"], "expected 'picolet image"),
             (
                 "image",
                 &["inspect", "rm"],

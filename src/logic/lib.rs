@@ -80,6 +80,7 @@ pub mod gc;
 pub mod housekeeping;
 pub mod image_access;
 pub mod image_gc;
+pub mod image_names;
 pub mod kernel_log;
 pub mod kill;
 pub mod label_selector;

@@ -679,6 +679,17 @@ fn manages_images(host: &Host) {
         "{broken:?}"
     );
     assert!(listed(host, "localhost/again").0);
+    // IMG-29 IMG-30 IMG-31
+    let said = host.ok(&["image", "tag", "localhost/again:3", "localhost/saved:1"]);
+    assert_eq!(said, "Tagged: localhost/saved:1\n");
+    let id = host.ok(&["images", "-q", "localhost/saved"]);
+    let shown = host.ok(&["image", "inspect", id.trim()]);
+    let shown: Value = serde_json::from_str(&shown).expect("JSON");
+    assert_eq!(shown["info"]["imageSpec"]["config"]["Env"], json!(["A=c"]));
+    let archive = host.path("saved.tar").display().to_string();
+    host.ok(&["image", "save", "-q", "-o", &archive, "localhost/saved:1"]);
+    let said = host.ok(&["image", "import", "-q", &archive]);
+    assert_eq!(said, "Imported: localhost/saved:1\n");
     host.ok(&["image", "prune"]);
     let (there, table) = listed(host, "localhost/again");
     assert!(!there && table.contains("localhost/busybox"), "{table}");
