@@ -9,7 +9,7 @@
 //! - [`device`]: what a look at the machine's devices shows. [`cdi`]: what files of their vendors say.
 //! - [`oci`]: the OCI runtime configuration (`config.json`) and image configuration.
 //! - [`received`]: a pod on its way from a source to the pod table.
-//! - [`strict`]: JSON text or value → typed value, with the path of what is wrong.
+//! - [`strict`]: JSON text or value → typed value, with the path of what is wrong. [`yaml`]: value → YAML text.
 //! - [`time`], [`quantity`], [`ids`], [`names`], [`mod@hex`]: small value types, which texts are names, and bytes as text.
 //!
 //! Every type decodes with absent fields at their Go zero value. `null` counts as absent: callers strip nulls
@@ -45,6 +45,7 @@ pub mod stats;
 pub mod storage;
 pub mod strict;
 pub mod time;
+pub mod yaml;
 
 pub use certificates::CertificateSigningRequest;
 pub use config_map::{ConfigMap, Secret};

@@ -13,6 +13,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::api::yaml::yaml_text;
 use crate::config::decode::{self, DecodeError};
 use crate::net::url::{Url, UrlError};
 use crate::sys::file;
@@ -107,9 +108,6 @@ pub enum KubeconfigTextError {
     /// A path that is not UTF-8.
     #[error("the path {} is not text", .0.display())]
     Path(PathBuf),
-    /// A value that YAML cannot express.
-    #[error(transparent)]
-    Yaml(#[from] serde_yaml_ng::Error),
 }
 
 /// The current context of a kubeconfig, resolved. Paths are absolute if the path of the file was.
@@ -338,7 +336,7 @@ impl Kubeconfig {
                 "client-certificate": pem, "client-key": pem,
             }}],
         });
-        Ok(serde_yaml_ng::to_string(&config)?)
+        Ok(yaml_text(&config))
     }
 }
 

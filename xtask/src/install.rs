@@ -29,7 +29,7 @@ pub(crate) struct Need {
 }
 
 /// The pod host itself.
-pub(crate) const HOST: [Need; 6] = [
+pub(crate) const HOST: [Need; 7] = [
     Need {
         package: "runc",
         purpose: "runs the containers",
@@ -63,6 +63,15 @@ pub(crate) const HOST: [Need; 6] = [
         package: "python3",
         purpose: "runs the example of a provider",
         present: || find("python3").is_some(),
+    },
+    Need {
+        package: "python3-yaml",
+        purpose: "reads the YAML that the commands print",
+        present: || {
+            let mut python = Command::new("python3");
+            python.args(["-c", "import yaml"]).stderr(Stdio::null());
+            python.status().is_ok_and(|status| status.success())
+        },
     },
 ];
 

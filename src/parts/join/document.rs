@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
+use crate::api::yaml::yaml_text;
 use crate::config::{
     ConfigError, HostIdentity, LoadedConfig,
     decode::{self, DecodeError},
@@ -145,7 +146,7 @@ pub(super) fn config_file_text(
     files: &ClusterFiles,
     own: Map<String, Value>,
     typed: Map<String, Value>,
-) -> Result<String, serde_yaml_ng::Error> {
+) -> String {
     let mut own = Value::Object(own);
     own["kubeconfig"] = json!(files.kubeconfig);
     if let Some(path) = &files.bootstrap {
@@ -159,7 +160,7 @@ pub(super) fn config_file_text(
         flags::overlay_flags(&mut document, of_files);
     }
     flags::overlay_flags(&mut document, typed);
-    Ok(format!("{HEAD}{}", serde_yaml_ng::to_string(&document)?))
+    HEAD.to_owned() + &yaml_text(&document)
 }
 
 /// Mode of the file, from that of the earlier file and the new content: the operator's secrets are for root alone.
@@ -209,7 +210,7 @@ mod tests {
             unreachable!()
         };
         files.apply_typed_paths(&typed);
-        let text = config_file_text(document, &files, Map::new(), typed).expect("a text");
+        let text = config_file_text(document, &files, Map::new(), typed);
         let read = decode::parse_document(text.as_bytes()).expect("YAML").value;
         assert_eq!(
             read,

@@ -16,13 +16,12 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::api::encode_hex;
+use crate::api::yaml::yaml_text;
 use crate::config::decode;
 use crate::kube::join::{
     JoinError, JoinServer, anonymous_kubeconfig, is_digest, split_bootstrap_token, wrong_answer,
 };
-use crate::kube::kubeconfig::{
-    KubeconfigFault, KubeconfigMaterial, KubeconfigTextError, ServerTrust,
-};
+use crate::kube::kubeconfig::{KubeconfigFault, KubeconfigMaterial, ServerTrust};
 use crate::kube::{KubeError, Kubeconfig, x509};
 use crate::net::{ProxyVariables, Url, tls};
 
@@ -141,7 +140,7 @@ pub(super) fn discover_cluster(
             url: url.without_query(),
         });
     }
-    let text = bootstrap_kubeconfig(&server, &ca, token).map_err(|e| wrong_answer(INFO, url, e))?;
+    let text = bootstrap_kubeconfig(&server, &ca, token);
     let config = Kubeconfig::parse("bootstrap".as_ref(), text.as_bytes(), &[])
         .map_err(|e: KubeconfigFault| wrong_answer(INFO, url, e))?;
     Ok(DiscoveredCluster { text, config, ca })
@@ -185,11 +184,7 @@ fn check_ca_pins(ca: &[u8], pins: &CaPins, url: &Url) -> Result<(), JoinError> {
 }
 
 /// Makes the text of `bootstrap-kubelet.conf`, with kubeadm's names.
-fn bootstrap_kubeconfig(
-    server: &str,
-    ca: &[u8],
-    token: &BootstrapToken,
-) -> Result<String, KubeconfigTextError> {
+fn bootstrap_kubeconfig(server: &str, ca: &[u8], token: &BootstrapToken) -> String {
     let config = json!({
         "apiVersion": "v1",
         "kind": "Config",
@@ -204,7 +199,7 @@ fn bootstrap_kubeconfig(
             "token": format!("{}.{}", token.id, token.secret),
         }}],
     });
-    Ok(serde_yaml_ng::to_string(&config)?)
+    yaml_text(&config)
 }
 
 /// Reads the cluster's settings for kubelets: the text of a `KubeletConfiguration`. `version` is that of the apiserver;

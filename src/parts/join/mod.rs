@@ -528,7 +528,6 @@ impl MachineBeforeJoin {
             joined.own.clone(),
             typed,
         );
-        let text = text.map_err(|e| failed(&e))?;
         let mut staged =
             StagedFiles::stage_config(&self.file, text.as_bytes(), mode).map_err(unwritten)?;
         let drop_ins = self.drop_ins();
