@@ -13,7 +13,7 @@ use super::{
     AgentClient, CliError,
     args::{CliWord, CliWords, unexpected_word},
     elastic,
-    get::DEFAULT_NAMESPACE,
+    get::{self, DEFAULT_NAMESPACE},
     print_text, table,
 };
 use crate::{
@@ -24,38 +24,40 @@ use crate::{
 
 pub(super) fn run_describe(mut words: CliWords) -> Result<(), CliError> {
     let mut namespace = DEFAULT_NAMESPACE.to_owned();
-    let (mut kind, mut names) = (String::new(), Vec::new());
+    let mut values = Vec::new();
     let mut order = false;
     while let Some(word) = words.next_word()? {
         match word {
             CliWord::Flag("namespace") => namespace = words.flag_value()?,
             CliWord::Flag("eviction-order") => order = words.switch_value()?,
-            CliWord::Value(value) if kind.is_empty() => match value.split_once('/') {
-                Some((of, name)) => {
-                    kind = of.to_owned();
-                    names.push(name.to_owned());
-                }
-                None => kind = value,
-            },
-            CliWord::Value(value) => names.push(value),
+            CliWord::Value(value) => values.push(value),
             other @ CliWord::Flag(_) => return Err(unexpected_word(other)),
         }
     }
     let client = words.agent_client();
-    match kind.as_str() {
-        "pod" | "pods" | "po" => describe_pods(&client, &namespace, &names),
-        "node" | "nodes" | "no" => describe_node(&client, &names, order),
-        "configmap" | "configmaps" | "cm" => {
-            objects::describe_objects(&client, "configmaps", &namespace, &names)
-        }
-        "secret" | "secrets" => objects::describe_objects(&client, "secrets", &namespace, &names),
-        "" => Err(CliError::new(
+    let requests = get::parse_resources(&values)?;
+    if requests.is_empty() {
+        return Err(CliError::new(
             "you must say what to describe: pod, node, configmap or secret",
-        )),
-        other => Err(CliError::new(format!(
-            "the server doesn't have a resource type \"{other}\""
-        ))),
+        ));
     }
+    for (n, (kind, names)) in requests.iter().enumerate() {
+        if n > 0 {
+            print_text("\n\n")?;
+        }
+        match kind.as_str() {
+            "pod" | "pods" | "po" => describe_pods(&client, &namespace, names),
+            "node" | "nodes" | "no" => describe_node(&client, names, order),
+            "configmap" | "configmaps" | "cm" => {
+                objects::describe_objects(&client, "configmaps", &namespace, names)
+            }
+            "secret" | "secrets" => {
+                objects::describe_objects(&client, "secrets", &namespace, names)
+            }
+            other => Err(get::unknown_kind(other)),
+        }?;
+    }
+    Ok(())
 }
 
 fn take_items(mut list: Value) -> Vec<Value> {

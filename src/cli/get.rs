@@ -1,23 +1,31 @@
 //! `picolet get pods|images|node|devices|events|configmaps|secrets`.
 
+mod kinds;
+
 use core::time::Duration;
 use std::io::{IsTerminal as _, Write as _};
+use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Value, json};
+
+use kinds::{EVENTS, IMAGES, NODE, OBJECT_KINDS, ObjectKind};
 
 use super::{
     AgentClient, CliError,
-    args::{CliWord, CliWords, unexpected_word},
+    args::{CliWord, CliWords},
     commands::KINDS,
     live::{self, LiveRow, LiveTable},
-    print_text, table,
+    pods, print_text, table,
 };
 use crate::{
-    api::{Event, Pod, WallTime, cri::StoredImage, order::OrderExt as _, strict, yaml::yaml_text},
-    server::{
-        backend::{DeviceReport, ObjectList},
-        http::percent_encode,
+    api::{WallTime, order::OrderExt as _, yaml::yaml_text},
+    config,
+    logic::{
+        field_selector::FieldSelector,
+        jsonpath::{self, Template},
+        label_selector::LabelSelector,
     },
+    server::http::percent_encode,
     sys::clock,
 };
 
@@ -27,246 +35,585 @@ const PULLING: &str = "Pulling image ";
 /// Namespace of pods that name none, as kubectl has it.
 pub(crate) const DEFAULT_NAMESPACE: &str = "default";
 
-#[derive(Debug, Default, PartialEq, Eq)]
-enum OutputFormat {
+#[derive(Debug, Default)]
+pub(super) enum OutputFormat {
     #[default]
     Table,
     Wide,
     Json,
     Yaml,
     Name,
+    JsonPath(Template),
+    /// A table of these columns.
+    Columns(Vec<TableColumn<Template>>),
 }
+
+/// Header of a column, which lives as long as the command, and the source of its cells.
+type TableColumn<T> = (&'static str, T);
+
+/// A kind and the names that were given for it.
+pub(super) type ResourceRequest = (String, Vec<String>);
 
 #[derive(Default)]
 struct GetCommand {
-    kind: String,
-    names: Vec<String>,
     namespace: Option<String>,
     all_namespaces: bool,
     output: OutputFormat,
     no_headers: bool,
     watch: bool,
+    /// Output format as it was given.
+    printer: String,
+    selector: String,
+    field_selector: String,
+    /// Labels that have a column each.
+    label_columns: Vec<TableColumn<String>>,
+    show_labels: bool,
+    show_kind: bool,
+    ignore_not_found: bool,
+    sort_by: Option<Template>,
 }
+
+/// Flags without a value.
+const SWITCHES: [&str; 6] = [
+    "all-namespaces",
+    "no-headers",
+    "watch",
+    "show-labels",
+    "show-kind",
+    "ignore-not-found",
+];
 
 pub(crate) fn run_get(mut words: CliWords) -> Result<(), CliError> {
     let mut get = GetCommand::default();
+    let mut values = Vec::new();
     while let Some(word) = words.next_word()? {
         match word {
-            CliWord::Flag("namespace") => get.namespace = Some(words.flag_value()?),
-            CliWord::Flag("all-namespaces") => get.all_namespaces = words.switch_value()?,
-            CliWord::Flag("output") => get.output = parse_output_format(&words.flag_value()?)?,
-            CliWord::Flag("no-headers") => get.no_headers = words.switch_value()?,
-            CliWord::Flag("watch") => get.watch = words.switch_value()?,
-            CliWord::Value(value) if get.kind.is_empty() => match value.split_once('/') {
-                Some((kind, name)) => {
-                    get.kind = kind.to_owned();
-                    get.names.push(name.to_owned());
-                }
-                None => get.kind = value,
-            },
-            CliWord::Value(value) => get.names.push(value),
-            other @ CliWord::Flag(_) => return Err(unexpected_word(other)),
+            CliWord::Flag(name) => {
+                let value = match SWITCHES.contains(&name) {
+                    true => words.switch_value()?.to_string(),
+                    false => words.flag_value()?,
+                };
+                get.read_flag(name, value)?;
+            }
+            CliWord::Value(value) => values.push(value),
         }
     }
-    let client = match get.watch {
-        true => words.agent_client().with_patience(live::PATIENCE),
-        false => words.agent_client(),
-    };
+    get.check_flags()?;
+    get.show_kind |= values.first().is_some_and(|first| first == "all");
+    let requests = parse_resources(&values)?;
+    if requests.is_empty() {
+        let text = format!("you must say what to get: {}", KINDS.join(", "));
+        return Err(CliError::new(text));
+    }
+    let has_names = requests.iter().any(|(_, names)| !names.is_empty());
+    if has_names && !(get.selector.is_empty() && get.field_selector.is_empty()) {
+        let text = "name cannot be provided when a selector is specified";
+        return Err(CliError::new(text));
+    }
+    get.show_kind |= requests.len() > 1;
+    let client = words.agent_client();
     if get.watch {
-        return watch_objects(client, get);
+        return watch_objects(client.with_patience(live::PATIENCE), get, requests);
     }
-    match parse_kind(&get.kind)? {
-        RequestedKind::Objects(kind) => run_get_objects(&client, &get, kind),
-        RequestedKind::Images => run_get_images(&client, &get),
-        RequestedKind::Devices => run_get_devices(&client, &get),
-        RequestedKind::Node => run_get_node(&client, &get),
-        RequestedKind::Events => run_get_events(&client, &get),
+    let mut found = Vec::new();
+    let mut missing = Vec::new();
+    for (kind, names) in &requests {
+        let kind = parse_kind(kind)?;
+        let objects = get.fetch_objects(&client, kind, names)?;
+        missing.extend(objects.missing);
+        found.push((kind, objects.items));
+    }
+    let is_one = match requests.as_slice() {
+        [(_, names)] => names.len() == 1 || names.is_empty() && found[0].0.route == NODE.route,
+        _ => false,
+    };
+    print_text(&get.objects_text(&found, is_one)?)?;
+    let mut notes = Vec::new();
+    if get.is_table() {
+        let items = found.iter().flat_map(|(_, items)| items);
+        notes = items.clone().flat_map(pull_progress_lines).collect();
+        if missing.is_empty() && !get.ignore_not_found && items.count() == 0 {
+            let is_namespaced = found.iter().any(|(kind, _)| kind.is_namespaced);
+            notes.push(get.nothing_found_text(is_namespaced));
+        }
+    }
+    for note in notes {
+        // If standard error is closed, nobody can be told.
+        let _ = writeln!(std::io::stderr(), "{note}");
+    }
+    match missing.is_empty() {
+        true => Ok(()),
+        false => Err(CliError {
+            message: missing.join("\n"),
+            code: 1,
+        }),
     }
 }
 
-/// Kind of things that was asked for.
-#[derive(Clone, Copy)]
-enum RequestedKind {
-    Objects(&'static ObjectKind),
-    Images,
-    Devices,
-    Node,
-    Events,
+/// Reads `TYPE[,TYPE...] [NAME...]` or `TYPE/NAME...`.
+pub(super) fn parse_resources(words: &[String]) -> Result<Vec<ResourceRequest>, CliError> {
+    let mut requests: Vec<ResourceRequest> = Vec::new();
+    match words.split_first() {
+        None => {}
+        Some((first, names)) if !first.contains('/') => {
+            let kinds = first.split(',');
+            requests.extend(kinds.map(|kind| (kind.to_owned(), names.to_vec())));
+        }
+        Some(_) => {
+            for word in words {
+                let parts = word.split_once('/');
+                let parts = parts.filter(|(kind, name)| !kind.is_empty() && !name.is_empty());
+                let Some((kind, name)) = parts else {
+                    return Err(CliError::new(format!(
+                        "expected TYPE/NAME like the words before, not {word:?}"
+                    )));
+                };
+                match requests.iter_mut().find(|(known, _)| known == kind) {
+                    Some((_, names)) => names.push(name.to_owned()),
+                    None => requests.push((kind.to_owned(), vec![name.to_owned()])),
+                }
+            }
+        }
+    }
+    Ok(requests)
 }
 
-fn parse_kind(kind: &str) -> Result<RequestedKind, CliError> {
-    Ok(match kind {
-        "pod" | "pods" | "po" => RequestedKind::Objects(&PODS),
-        "image" | "images" => RequestedKind::Images,
-        "device" | "devices" => RequestedKind::Devices,
-        "node" | "nodes" | "no" => RequestedKind::Node,
-        "event" | "events" | "ev" => RequestedKind::Events,
-        "configmap" | "configmaps" | "cm" => RequestedKind::Objects(&CONFIG_MAPS),
-        "secret" | "secrets" => RequestedKind::Objects(&SECRETS),
-        "" => {
-            return Err(CliError::new(format!(
-                "you must say what to get: {}",
-                KINDS.join(", ")
-            )));
-        }
-        other => {
-            return Err(CliError::new(format!(
-                "the server doesn't have a resource type \"{other}\""
-            )));
-        }
-    })
+pub(super) fn unknown_kind(kind: &str) -> CliError {
+    CliError::new(format!(
+        "the server doesn't have a resource type \"{kind}\""
+    ))
 }
 
-fn parse_output_format(text: &str) -> Result<OutputFormat, CliError> {
-    Ok(match text {
+fn parse_kind(kind: &str) -> Result<&'static ObjectKind, CliError> {
+    let found = OBJECT_KINDS
+        .iter()
+        .find(|known| known.names.contains(&kind));
+    found.copied().ok_or_else(|| unknown_kind(kind))
+}
+
+pub(super) fn parse_output_format(text: &str) -> Result<OutputFormat, CliError> {
+    let (name, value) = text.split_once('=').unwrap_or((text, ""));
+    let of_file = || {
+        let text = config::read_bounded(Path::new(value)).map(String::from_utf8);
+        let text = text.map_err(|e| CliError::new(format!("cannot read {value}: {e}")))?;
+        text.map_err(|_| CliError::new(format!("{value} is not UTF-8")))
+    };
+    let wrong = |e: String| CliError::new(format!("error parsing {name} {value}: {e}"));
+    Ok(match name {
         "" => OutputFormat::Table,
         "wide" => OutputFormat::Wide,
         "json" => OutputFormat::Json,
         "yaml" => OutputFormat::Yaml,
         "name" => OutputFormat::Name,
-        other => {
+        "jsonpath" | "jsonpath-file" | "custom-columns" | "custom-columns-file"
+            if value.is_empty() =>
+        {
             return Err(CliError::new(format!(
-                "unable to match a printer suitable for the output format \"{other}\", allowed formats are: json,name,wide,yaml"
+                "{name} format specified but no value given: --output {name}=..."
+            )));
+        }
+        "jsonpath" => OutputFormat::JsonPath(Template::parse(value).map_err(wrong)?),
+        "jsonpath-file" => OutputFormat::JsonPath(Template::parse(&of_file()?).map_err(wrong)?),
+        "custom-columns" => {
+            OutputFormat::Columns(parse_columns(&mut value.split(',')).map_err(wrong)?)
+        }
+        "custom-columns-file" => {
+            let text = of_file()?;
+            let mut lines = text.lines();
+            let mut line = || lines.next().unwrap_or("").split_whitespace();
+            let (headers, paths) = (line(), line());
+            if headers.clone().count() != paths.clone().count() {
+                return Err(wrong(
+                    "the two lines have different numbers of words".into(),
+                ));
+            }
+            let columns: Vec<String> = headers
+                .zip(paths)
+                .map(|(h, p)| format!("{h}:{p}"))
+                .collect();
+            let mut columns = columns.iter().map(String::as_str);
+            OutputFormat::Columns(parse_columns(&mut columns).map_err(wrong)?)
+        }
+        other => {
+            let hint = match other.starts_with("go-template") {
+                true => "; instead of go-template use jsonpath",
+                false => "",
+            };
+            return Err(CliError::new(format!(
+                "unable to match a printer suitable for the output format \"{other}\", allowed formats are: \
+                 custom-columns,custom-columns-file,json,jsonpath,jsonpath-file,name,wide,yaml{hint}"
             )));
         }
     })
 }
 
-/// Prints `value` in the form that was asked for; `None` if that is a table.
-fn print_object(value: &Value, output: &OutputFormat) -> Option<Result<(), CliError>> {
-    Some(print_text(&match output {
-        OutputFormat::Json => format!("{value:#}\n"),
-        OutputFormat::Yaml => yaml_text(value),
-        OutputFormat::Table | OutputFormat::Wide | OutputFormat::Name => return None,
-    }))
+/// Reads columns of the form `HEADER:PATH`.
+fn parse_columns(
+    columns: &mut dyn Iterator<Item = &str>,
+) -> Result<Vec<TableColumn<Template>>, String> {
+    columns
+        .map(|column| {
+            let parts = column.split_once(':');
+            let (header, path) = parts.ok_or_else(|| {
+                format!("unexpected column {column:?}, expected <header>:<json-path-expr>")
+            })?;
+            Ok((&*header.to_owned().leak(), Template::parse_path(path)?))
+        })
+        .collect()
 }
 
-/// A kind of namespaced objects: its route and its table.
-struct ObjectKind {
-    /// Route, and the kind's name in the plural.
-    route: &'static str,
-    singular: &'static str,
-    header: fn(all_namespaces: bool, wide: bool) -> Vec<&'static str>,
-    row: ObjectRowFn,
+/// Writes `value` as JSON or YAML, or with a template.
+pub(super) fn object_text(value: &Value, output: &OutputFormat) -> Result<String, CliError> {
+    match output {
+        OutputFormat::Yaml => Ok(yaml_text(value)),
+        OutputFormat::JsonPath(template) => template
+            .render(value)
+            .map_err(|e| CliError::new(format!("error executing jsonpath: {e}"))),
+        _ => Ok(format!("{value:#}\n")),
+    }
 }
 
-/// Makes a row of an object: (object, now, of all namespaces, wide). Errors: the object is malformed.
-type ObjectRowFn = fn(&Value, WallTime, bool, bool) -> Result<Vec<String>, CliError>;
-
-static PODS: ObjectKind = ObjectKind {
-    route: "pods",
-    singular: "pod",
-    header: table::pod_header,
-    row: |item, now, all_namespaces, wide| {
-        let malformed = |e| CliError::new(format!("malformed pod: {e}"));
-        let pod = strict::typed_from_value::<Pod>(item).map_err(malformed)?;
-        Ok(table::pod_row(&pod, now, all_namespaces, wide))
-    },
-};
-static CONFIG_MAPS: ObjectKind = ObjectKind {
-    route: "configmaps",
-    singular: "configmap",
-    header: |all_namespaces, _| table::object_header(all_namespaces, false),
-    row: |item, now, all_namespaces, _| Ok(table::object_row(item, now, all_namespaces, false)),
-};
-static SECRETS: ObjectKind = ObjectKind {
-    route: "secrets",
-    singular: "secret",
-    header: |all_namespaces, _| table::object_header(all_namespaces, true),
-    row: |item, now, all_namespaces, _| Ok(table::object_row(item, now, all_namespaces, true)),
-};
-
+/// Returns the name of an object, or the id of an image or device.
 fn object_name(item: &Value) -> &str {
-    item["metadata"]["name"].as_str().unwrap_or("")
+    let name = item["metadata"]["name"].as_str();
+    name.or_else(|| item["id"].as_str()).unwrap_or("")
 }
 
-fn run_get_objects(
-    client: &AgentClient,
-    get: &GetCommand,
-    kind: &ObjectKind,
-) -> Result<(), CliError> {
-    let (list, items, missing) = fetch_objects(client, get, kind)?;
-    show_objects(items, list, get, kind, missing.is_some())?;
-    missing.map_or(Ok(()), Err)
+fn is_named(item: &Value, name: &str) -> bool {
+    let mut tags = item["repo_tags"].as_array().into_iter().flatten();
+    object_name(item) == name || tags.any(|tag| tag == name)
 }
 
-/// The list without its items, the items that were asked for, and the error of a name that is missing.
-type FoundObjects = (Value, Vec<Value>, Option<CliError>);
+struct FoundObjects {
+    items: Vec<Value>,
+    /// An error for each name that does not exist.
+    missing: Vec<String>,
+}
 
-fn fetch_objects(
-    client: &AgentClient,
-    get: &GetCommand,
-    kind: &ObjectKind,
-) -> Result<FoundObjects, CliError> {
-    let namespace = get.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
-    let route = kind.route;
-    let target = if get.all_namespaces {
-        format!("/{route}")
-    } else {
-        format!("/{route}?namespace={}", percent_encode(namespace))
-    };
-    let mut list = client.request_json("GET", &target)?;
-    let mut items = list
-        .get_mut("items")
-        .and_then(|i| i.as_array_mut())
-        .map(core::mem::take)
-        .unwrap_or_default();
-    let mut missing = None;
-    if !get.names.is_empty() {
-        for name in &get.names {
-            if !items.iter().any(|i| object_name(i) == name) {
-                let message = format!("Error from server (NotFound): {route} \"{name}\" not found");
-                missing.get_or_insert(CliError { message, code: 1 });
+impl GetCommand {
+    fn is_table(&self) -> bool {
+        matches!(self.output, OutputFormat::Table | OutputFormat::Wide)
+    }
+
+    /// Takes a flag. `value`: of a switch `true` or `false`.
+    fn read_flag(&mut self, name: &str, value: String) -> Result<(), CliError> {
+        let is_on = value == "true";
+        match name {
+            "namespace" => self.namespace = Some(value),
+            "all-namespaces" => self.all_namespaces = is_on,
+            "no-headers" => self.no_headers = is_on,
+            "watch" => self.watch = is_on,
+            "show-labels" => self.show_labels = is_on,
+            "show-kind" => self.show_kind = is_on,
+            "ignore-not-found" => self.ignore_not_found = is_on,
+            "output" => {
+                self.output = parse_output_format(&value)?;
+                self.printer = value;
+            }
+            "selector" => self.selector = value,
+            "field-selector" => self.field_selector = value,
+            "label-columns" => {
+                self.label_columns.extend(value.split(',').map(|label| {
+                    let last = label.rsplit('/').next().unwrap_or(label);
+                    (&*last.to_uppercase().leak(), label.to_owned())
+                }));
+            }
+            _ => self.sort_by = Some(Template::parse_path(&value).map_err(CliError::new)?),
+        }
+        Ok(())
+    }
+
+    /// Checks that all flags fit together.
+    fn check_flags(&self) -> Result<(), CliError> {
+        for (flag, is_given) in [
+            ("show-labels", self.show_labels),
+            ("label-columns", !self.label_columns.is_empty()),
+            ("show-kind", self.show_kind),
+        ] {
+            if is_given && !self.is_table() {
+                let printer = self.printer.split('=').next().unwrap_or("");
+                return Err(CliError::new(format!(
+                    "--{flag} option cannot be used with {printer} printer"
+                )));
             }
         }
-        items.retain(|i| get.names.iter().any(|name| name == object_name(i)));
+        Ok(())
     }
-    Ok((list, items, missing))
+
+    fn fetch_objects(
+        &self,
+        client: &AgentClient,
+        kind: &ObjectKind,
+        names: &[String],
+    ) -> Result<FoundObjects, CliError> {
+        let fields = FieldSelector::parse(&self.field_selector, kind.fields)
+            .map_err(|e| CliError::from_server(400, &format!("{}: {e}", kind.names[0])))?;
+        let labels = match self.selector.is_empty() {
+            true => LabelSelector::default(),
+            false => pods::parse_selector(&self.selector)?,
+        };
+        let namespace = self.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
+        let mut target = format!("/{}", kind.route);
+        if kind.is_namespaced && !self.all_namespaces {
+            target += "?namespace=";
+            target += &percent_encode(namespace);
+        }
+        let mut list = client.request_json("GET", &target)?;
+        let items = list.get_mut("items").map(Value::take);
+        let all = match items {
+            Some(Value::Array(items)) => items,
+            Some(_) => Vec::new(),
+            // The node is no list.
+            None => vec![list.take()],
+        };
+        let (items, missing) = choose_objects(all, kind, names);
+        let mut found = FoundObjects { items, missing };
+        if self.ignore_not_found {
+            found.missing.clear();
+        }
+        found
+            .items
+            .retain(|item| labels.matches(item) && fields.matches(item));
+        if let Some(path) = &self.sort_by {
+            found.items = sort_objects(found.items, path)?;
+        }
+        Ok(found)
+    }
+
+    /// Makes the text of what was found. `is_one`: a single object stands for itself, not in a list.
+    fn objects_text(
+        &self,
+        found: &[(&ObjectKind, Vec<Value>)],
+        is_one: bool,
+    ) -> Result<String, CliError> {
+        let mut text = String::new();
+        if matches!(self.output, OutputFormat::Name) {
+            for (kind, items) in found {
+                for item in items {
+                    text += &format!("{}/{}\n", kind.singular, object_name(item));
+                }
+            }
+            return Ok(text);
+        }
+        let is_columns = matches!(self.output, OutputFormat::Columns(_));
+        if !self.is_table() && !is_columns {
+            let all: Vec<&Value> = found.iter().flat_map(|(_, items)| items).collect();
+            return match all.as_slice() {
+                [] if is_one => Ok(text),
+                [one] if is_one => object_text(one, &self.output),
+                // kubectl's kind of all that it has put together.
+                _ => object_text(
+                    &json!({
+                        "apiVersion": "v1",
+                        "kind": "List",
+                        "metadata": {"resourceVersion": ""},
+                        "items": all,
+                    }),
+                    &self.output,
+                ),
+            };
+        }
+        let now = clock::wall_now();
+        let mut rows = Vec::new();
+        for (n, (kind, items)) in found.iter().enumerate() {
+            for item in items {
+                rows.extend(self.object_rows(kind, item, now)?);
+            }
+            // Columns are those of all kinds: one table has all.
+            let is_table = match is_columns {
+                true => n + 1 == found.len(),
+                false => !rows.is_empty(),
+            };
+            if !is_table {
+                continue;
+            }
+            if !text.is_empty() {
+                text.push('\n');
+            }
+            text += &self.table_text(kind, &rows);
+            rows.clear();
+        }
+        Ok(text)
+    }
+
+    fn table_text(&self, kind: &ObjectKind, rows: &[Vec<String>]) -> String {
+        let text = table::render_table(&self.table_header(kind), rows);
+        match self.no_headers {
+            true => text
+                .split_once('\n')
+                .map_or("", |(_, rest)| rest)
+                .to_owned(),
+            false => text,
+        }
+    }
+
+    fn table_header(&self, kind: &ObjectKind) -> Vec<&'static str> {
+        if let OutputFormat::Columns(columns) = &self.output {
+            return columns.iter().map(|(header, _)| *header).collect();
+        }
+        let is_wide = matches!(self.output, OutputFormat::Wide);
+        let mut header = (kind.header)(self.all_namespaces, is_wide);
+        header.extend(self.label_columns.iter().map(|(header, _)| *header));
+        if self.show_labels {
+            header.push("LABELS");
+        }
+        header
+    }
+
+    /// Makes the rows of an object, below [`Self::table_header`].
+    fn object_rows(
+        &self,
+        kind: &ObjectKind,
+        item: &Value,
+        now: WallTime,
+    ) -> Result<Vec<Vec<String>>, CliError> {
+        if let OutputFormat::Columns(columns) = &self.output {
+            let cells = columns.iter().map(|(_, path)| column_cell(path, item));
+            return Ok(vec![cells.collect::<Result<_, _>>()?]);
+        }
+        let is_wide = matches!(self.output, OutputFormat::Wide);
+        let mut rows = (kind.rows)(item, now, self.all_namespaces, is_wide)?;
+        let labels = item["metadata"]["labels"].as_object();
+        for row in &mut rows {
+            let header = (kind.header)(self.all_namespaces, is_wide);
+            let name = header.iter().position(|header| *header == "NAME");
+            if let Some(cell) = name
+                .filter(|_| self.show_kind)
+                .and_then(|at| row.get_mut(at))
+            {
+                cell.insert_str(0, &format!("{}/", kind.singular));
+            }
+            row.extend(self.label_columns.iter().map(|(_, label)| {
+                let value = labels.and_then(|labels| labels.get(label)?.as_str());
+                value.unwrap_or("").to_owned()
+            }));
+            if self.show_labels {
+                let pairs = labels.into_iter().flatten();
+                let pair = |(name, value): (&String, &Value)| {
+                    format!("{name}={}", value.as_str().unwrap_or(""))
+                };
+                let pairs: Vec<String> = pairs.map(pair).collect();
+                row.push(match pairs.is_empty() {
+                    true => "<none>".to_owned(),
+                    false => pairs.join(","),
+                });
+            }
+        }
+        Ok(rows)
+    }
+
+    fn nothing_found_text(&self, is_namespaced: bool) -> String {
+        match is_namespaced && !self.all_namespaces {
+            true => {
+                let namespace = self.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
+                format!("No resources found in {namespace} namespace.")
+            }
+            false => "No resources found".to_owned(),
+        }
+    }
+
+    /// Reads the present objects. Ages count from `since` where lines are compared, so that time alone is no change.
+    /// `first`: missing names are an error; later they have ended.
+    fn read_live_table(
+        &self,
+        client: &AgentClient,
+        (kind, names): (&ObjectKind, &[String]),
+        since: WallTime,
+        first: bool,
+    ) -> Result<LiveTable, CliError> {
+        let now = clock::wall_now();
+        let found = self.fetch_objects(client, kind, names)?;
+        if let Some(message) = found.missing.into_iter().next().filter(|_| first) {
+            return Err(CliError { message, code: 1 });
+        }
+        let mut seen = LiveTable {
+            header: self.table_header(kind),
+            ..LiveTable::default()
+        };
+        for item in &found.items {
+            let namespace = item["metadata"]["namespace"].as_str().unwrap_or("");
+            let said = self.object_rows(kind, item, since)?;
+            for (cells, mut said) in self.object_rows(kind, item, now)?.into_iter().zip(said) {
+                // An event that happens again may look the same.
+                said.push(item["count"].to_string());
+                let id = match kind.name_cells {
+                    0 => format!("{namespace}/{}", object_name(item)),
+                    count => cells[..count.min(cells.len())].join(" "),
+                };
+                seen.rows.push(LiveRow { id, said, cells });
+            }
+        }
+        if kind.route == EVENTS.route {
+            if std::io::stdout().is_terminal() {
+                // What happened last is at the top, where it is never cut off.
+                seen.rows.reverse();
+            }
+        } else if self.sort_by.is_none() {
+            seen.rows.stable_sort_by(|a, b| a.id.cmp(&b.id));
+        }
+        seen.notes = found.items.iter().flat_map(pull_progress_lines).collect();
+        if seen.rows.is_empty() {
+            seen.notes.push(self.nothing_found_text(kind.is_namespaced));
+        }
+        Ok(seen)
+    }
 }
 
-fn show_objects(
-    items: Vec<Value>,
-    mut list: Value,
-    get: &GetCommand,
+/// Chooses the objects that were named, in the order of the names; without names all. Returns also an error for each
+/// name that does not exist.
+fn choose_objects(
+    all: Vec<Value>,
     kind: &ObjectKind,
-    missing: bool,
-) -> Result<(), CliError> {
-    if matches!(get.output, OutputFormat::Json | OutputFormat::Yaml) {
-        // One name, one object; otherwise a list, as kubectl prints it.
-        let value = match <[_; 1]>::try_from(items) {
-            Ok([one]) if get.names.len() == 1 => one,
-            Ok(one) => list_with_items(&mut list, one.into()),
-            Err(_) if get.names.len() == 1 && missing => return Ok(()),
-            Err(items) => list_with_items(&mut list, items),
-        };
-        return print_object(&value, &get.output).unwrap_or(Ok(()));
+    names: &[String],
+) -> (Vec<Value>, Vec<String>) {
+    if names.is_empty() {
+        return (all, Vec::new());
     }
-    if get.output == OutputFormat::Name {
-        let lines = items.iter().map(object_name);
-        return print_text(
-            &lines
-                .map(|name| format!("{}/{name}\n", kind.singular))
-                .collect::<String>(),
-        );
-    }
-    if items.is_empty() {
-        if !missing {
-            report_nothing_found(get);
+    let (mut items, mut missing) = (Vec::new(), Vec::new());
+    for name in names {
+        let before = items.len();
+        items.extend(all.iter().filter(|item| is_named(item, name)).cloned());
+        if items.len() == before {
+            let text = format!("{} \"{name}\" not found", kind.names[0]);
+            missing.push(CliError::from_server(404, &text).message);
         }
-        return Ok(());
     }
-    let (now, wide) = (clock::wall_now(), get.output == OutputFormat::Wide);
-    let rows = items
-        .iter()
-        .map(|item| (kind.row)(item, now, get.all_namespaces, wide))
-        .collect::<Result<Vec<_>, _>>()?;
-    let header = (kind.header)(get.all_namespaces, wide);
-    show_table(&header, &rows, get.no_headers)?;
-    for line in items.iter().flat_map(pull_progress_lines) {
-        // If standard error is closed, nobody can be told.
-        let _ = writeln!(std::io::stderr(), "{line}");
+    (items, missing)
+}
+
+/// Sorts objects by the value at a path. Objects without it come first, as with kubectl.
+fn sort_objects(items: Vec<Value>, path: &Template) -> Result<Vec<Value>, CliError> {
+    let mut keyed = Vec::new();
+    for item in items {
+        let key = path.find(&item).map_err(CliError::new)?;
+        let key = key.first().map(|key| (*key).clone());
+        keyed.push((key, item));
     }
-    Ok(())
+    if !keyed.is_empty() && keyed.iter().all(|(key, _)| key.is_none()) {
+        return Err(CliError::new(
+            "couldn't find any field with the path of --sort-by in the list of objects",
+        ));
+    }
+    keyed.stable_sort_by(|(a, _), (b, _)| match (a, b) {
+        (Some(a), Some(b)) => jsonpath::compare_sort_keys(a, b),
+        (a, b) => a.is_some().cmp(&b.is_some()),
+    });
+    Ok(keyed.into_iter().map(|(_, item)| item).collect())
+}
+
+fn column_cell(path: &Template, item: &Value) -> Result<String, CliError> {
+    let found = path.find(item).map_err(CliError::new)?;
+    let mut cell = String::new();
+    for (n, value) in found.iter().enumerate() {
+        if n > 0 {
+            cell.push(',');
+        }
+        jsonpath::push_go_text(value, &mut cell);
+    }
+    Ok(match found.is_empty() {
+        true => "<none>".to_owned(),
+        false => cell,
+    })
 }
 
 /// Lines with the progress of the images that a pod waits for. They stand beside the table, which has kubectl's columns
@@ -288,438 +635,59 @@ pub(crate) fn pull_progress_lines(pod: &Value) -> Vec<String> {
     lines
 }
 
-fn report_nothing_found(get: &GetCommand) {
-    // If standard error is closed, nobody can be told.
-    let _ = writeln!(std::io::stderr(), "{}", nothing_found_text(get));
-}
-
-fn nothing_found_text(get: &GetCommand) -> String {
-    let place = if get.all_namespaces {
-        String::new()
-    } else {
-        let namespace = get.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
-        format!(" in {namespace} namespace")
-    };
-    format!("No resources found{place}.")
-}
-
-fn list_with_items(list: &mut Value, items: Vec<Value>) -> Value {
-    // kubectl's word for whatever it has put together.
-    list["kind"] = "List".into();
-    list["items"] = items.into();
-    list.take()
-}
-
-fn show_table(header: &[&str], rows: &[Vec<String>], no_headers: bool) -> Result<(), CliError> {
-    let text = table::render_table(header, rows);
-    print_text(if no_headers {
-        text.split_once('\n').map_or("", |(_, rest)| rest)
-    } else {
-        &text
-    })
-}
-
-/// `get images` and `image ls`.
+/// `image ls`.
 pub(crate) fn show_images(
     client: &AgentClient,
     wide: bool,
     no_headers: bool,
 ) -> Result<(), CliError> {
-    let rows = fetch_image_rows(client, wide)?;
-    show_table(&table::IMAGE_HEADER, &rows, no_headers)
-}
-
-fn fetch_image_rows(client: &AgentClient, wide: bool) -> Result<Vec<Vec<String>>, CliError> {
-    let images: ObjectList<StoredImage> = client.fetch_typed("/images")?;
-    let rows = images.items.iter();
-    Ok(rows.flat_map(|i| table::image_rows(i, wide)).collect())
-}
-
-fn run_get_images(client: &AgentClient, get: &GetCommand) -> Result<(), CliError> {
-    if matches!(get.output, OutputFormat::Json | OutputFormat::Yaml) {
-        let list = client.request_json("GET", "/images")?;
-        return print_object(&list, &get.output).unwrap_or(Ok(()));
-    }
-    show_images(client, get.output == OutputFormat::Wide, get.no_headers)
-}
-
-fn run_get_devices(client: &AgentClient, get: &GetCommand) -> Result<(), CliError> {
-    if matches!(get.output, OutputFormat::Json | OutputFormat::Yaml) {
-        let list = client.request_json("GET", "/devices")?;
-        return print_object(&list, &get.output).unwrap_or(Ok(()));
-    }
-    let rows = fetch_device_rows(client)?;
-    if rows.is_empty() {
-        report_nothing_found(get);
-        return Ok(());
-    }
-    show_table(&table::DEVICE_HEADER, &rows, get.no_headers)
-}
-
-fn fetch_device_rows(client: &AgentClient) -> Result<Vec<Vec<String>>, CliError> {
-    let list: ObjectList<DeviceReport> = client.fetch_typed("/devices")?;
-    Ok(list.items.iter().map(table::device_row).collect())
-}
-
-fn run_get_events(client: &AgentClient, get: &GetCommand) -> Result<(), CliError> {
-    let target = events_target(get);
-    if matches!(get.output, OutputFormat::Json | OutputFormat::Yaml) {
-        let list = client.request_json("GET", &target)?;
-        return print_object(&list, &get.output).unwrap_or(Ok(()));
-    }
-    let list: ObjectList<Event> = client.fetch_typed(&target)?;
-    let now = clock::wall_now();
-    let rows: Vec<Vec<String>> = list
-        .items
-        .iter()
-        .map(|event| table::event_row(event, now, get.all_namespaces))
-        .collect();
-    if rows.is_empty() {
-        report_nothing_found(get);
-        return Ok(());
-    }
-    show_table(&event_header(get), &rows, get.no_headers)
-}
-
-fn events_target(get: &GetCommand) -> String {
-    let namespace = get.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
-    match get.all_namespaces {
-        true => "/events".into(),
-        false => format!("/events?namespace={}", percent_encode(namespace)),
-    }
-}
-
-fn event_header(get: &GetCommand) -> Vec<&'static str> {
-    let mut header = vec!["LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE"];
-    if get.all_namespaces {
-        header.insert(0, "NAMESPACE");
-    }
-    header
-}
-
-fn run_get_node(client: &AgentClient, get: &GetCommand) -> Result<(), CliError> {
-    let node = fetch_own_node(client, get)?;
-    if let Some(done) = print_object(&node, &get.output) {
-        return done;
-    }
-    if get.output == OutputFormat::Name {
-        return print_text(&format!("node/{}\n", object_name(&node)));
-    }
-    let wide = get.output == OutputFormat::Wide;
-    let row = node_row(&node, clock::wall_now(), wide);
-    show_table(&node_header(wide), &[row], get.no_headers)
-}
-
-/// The node; an error if another was asked for.
-fn fetch_own_node(client: &AgentClient, get: &GetCommand) -> Result<Value, CliError> {
-    let node = client.request_json("GET", "/node")?;
-    match get.names.iter().find(|name| **name != object_name(&node)) {
-        None => Ok(node),
-        Some(other) => Err(CliError {
-            message: format!("Error from server (NotFound): nodes \"{other}\" not found"),
-            code: 1,
-        }),
-    }
-}
-
-fn node_header(wide: bool) -> Vec<&'static str> {
-    let mut header = vec!["NAME", "STATUS", "ROLES", "AGE", "VERSION"];
-    if wide {
-        header.extend([
-            "INTERNAL-IP",
-            "EXTERNAL-IP",
-            "OS-IMAGE",
-            "KERNEL-VERSION",
-            "CONTAINER-RUNTIME",
-        ]);
-    }
-    header
-}
-
-fn node_row(node: &Value, now: WallTime, wide: bool) -> Vec<String> {
-    let text = |path: &str| {
-        node.pointer(path)
-            .and_then(|v| v.as_str())
-            .unwrap_or("<unknown>")
-            .to_owned()
+    let get = GetCommand {
+        output: match wide {
+            true => OutputFormat::Wide,
+            false => OutputFormat::Table,
+        },
+        no_headers,
+        ..GetCommand::default()
     };
-    let ready = node["status"]["conditions"].as_array().is_some_and(|all| {
-        all.iter()
-            .any(|c| c["type"] == "Ready" && c["status"] == "True")
-    });
-    let created = WallTime::parse(&text("/metadata/creationTimestamp"));
-    let status = if ready { "Ready" } else { "NotReady" };
-    let mut row = vec![
-        text("/metadata/name"),
-        status.into(),
-        "<none>".into(),
-        table::human_age(created, now),
-        text("/status/nodeInfo/kubeletVersion"),
-    ];
-    if wide {
-        let addresses = node["status"]["addresses"].as_array();
-        let internal = addresses.and_then(|all| all.iter().find(|a| a["type"] == "InternalIP"));
-        let internal = internal
-            .and_then(|a| a["address"].as_str())
-            .unwrap_or("<none>");
-        row.extend([
-            internal.to_owned(),
-            "<none>".into(),
-            text("/status/nodeInfo/osImage"),
-            text("/status/nodeInfo/kernelVersion"),
-            text("/status/nodeInfo/containerRuntimeVersion"),
-        ]);
+    let mut rows = Vec::new();
+    for item in get.fetch_objects(client, &IMAGES, &[])?.items {
+        rows.extend(get.object_rows(&IMAGES, &item, clock::wall_now())?);
     }
-    row
+    // Without images, too, there is a header.
+    print_text(&get.table_text(&IMAGES, &rows))
 }
 
 /// Time between two looks of `get -w`.
 const EVERY: Duration = Duration::from_secs(1);
 
-fn watch_objects(client: AgentClient, get: GetCommand) -> Result<(), CliError> {
-    if !matches!(get.output, OutputFormat::Table | OutputFormat::Wide) {
+fn watch_objects(
+    client: AgentClient,
+    get: GetCommand,
+    mut requests: Vec<ResourceRequest>,
+) -> Result<(), CliError> {
+    if !get.is_table() && !matches!(get.output, OutputFormat::Columns(_)) {
         return Err(CliError::new(
             "--watch shows only a table: remove --output, or use --output wide",
         ));
     }
-    let kind = parse_kind(&get.kind)?;
+    let (kind, names) = match (requests.pop(), requests.is_empty()) {
+        (Some(request), true) => request,
+        _ => {
+            return Err(CliError::new(
+                "you may only specify a single resource type with --watch",
+            ));
+        }
+    };
+    let kind = parse_kind(&kind)?;
     let (since, no_headers) = (clock::wall_now(), get.no_headers);
     let mut first = true;
     let look = move || {
-        let seen = read_live_table(&client, &get, kind, since, first);
+        let seen = get.read_live_table(&client, (kind, &names), since, first);
         first = false;
         seen
     };
     live::watch_table(EVERY, no_headers, Box::new(look))
 }
 
-/// Reads the present objects. Ages count from `since` where lines are compared, so that time alone is no change.
-/// `first`: missing names are an error; later they have ended.
-fn read_live_table(
-    client: &AgentClient,
-    get: &GetCommand,
-    kind: RequestedKind,
-    since: WallTime,
-    first: bool,
-) -> Result<LiveTable, CliError> {
-    let (now, wide) = (clock::wall_now(), get.output == OutputFormat::Wide);
-    let mut seen = LiveTable::default();
-    match kind {
-        RequestedKind::Objects(kind) => {
-            let (_, items, missing) = fetch_objects(client, get, kind)?;
-            if let Some(missing) = missing.filter(|_| first) {
-                return Err(missing);
-            }
-            seen.header = (kind.header)(get.all_namespaces, wide);
-            for item in &items {
-                let namespace = item["metadata"]["namespace"].as_str().unwrap_or("");
-                let row = |at: WallTime| (kind.row)(item, at, get.all_namespaces, wide);
-                seen.rows.push(LiveRow {
-                    id: format!("{namespace}/{}", object_name(item)),
-                    said: row(since)?,
-                    cells: row(now)?,
-                });
-            }
-            seen.rows.stable_sort_by(|a, b| a.id.cmp(&b.id));
-            seen.notes = items.iter().flat_map(pull_progress_lines).collect();
-        }
-        RequestedKind::Images => {
-            seen.header = table::IMAGE_HEADER.to_vec();
-            let rows = fetch_image_rows(client, wide)?;
-            let rows = rows.into_iter();
-            // A name may move to another image, and an image may have none.
-            seen.rows = rows
-                .map(|cells| LiveRow::with_name_cells(cells, 3))
-                .collect();
-            seen.rows.stable_sort_by(|a, b| a.id.cmp(&b.id));
-        }
-        RequestedKind::Devices => {
-            seen.header = table::DEVICE_HEADER.to_vec();
-            let rows = fetch_device_rows(client)?.into_iter();
-            // A unit may be of two resources.
-            let id = |cells: &[String]| format!("{} {}", cells[0], cells[1]);
-            seen.rows = rows
-                .map(|cells| LiveRow {
-                    id: id(&cells),
-                    said: cells.clone(),
-                    cells,
-                })
-                .collect();
-        }
-        RequestedKind::Node => {
-            let node = fetch_own_node(client, get)?;
-            seen.header = node_header(wide);
-            seen.rows = vec![LiveRow {
-                id: object_name(&node).to_owned(),
-                said: node_row(&node, since, wide),
-                cells: node_row(&node, now, wide),
-            }];
-        }
-        RequestedKind::Events => {
-            let list: ObjectList<Event> = client.fetch_typed(&events_target(get))?;
-            seen.header = event_header(get);
-            let rows = list.items.iter().map(|event| LiveRow {
-                id: format!("{}/{}", event.metadata.namespace, event.metadata.name),
-                said: vec![event.count.to_string(), event.message.clone()],
-                cells: table::event_row(event, now, get.all_namespaces),
-            });
-            seen.rows = rows.collect();
-            if std::io::stdout().is_terminal() {
-                // What happened last is at the top, where it is never cut off.
-                seen.rows.reverse();
-            }
-        }
-    }
-    if seen.rows.is_empty() {
-        seen.notes.push(nothing_found_text(get));
-    }
-    Ok(seen)
-}
-
 #[cfg(test)]
-mod tests {
-    use std::process::{Command, Stdio};
-
-    use serde_json::json;
-
-    use super::*;
-    use crate::{config::decode::parse_patch, logic::testing::Random};
-
-    #[test]
-    fn who_waits_for_an_image() {
-        let status = |message: &str| json!({"state": {"waiting": {"message": message}}});
-        let pulling = "Pulling image \"a:1\": fetching 1 of 2 MiB (50%), 0 of 1 layers";
-        let after = format!("cannot reach x; {pulling}");
-        let pod = json!({
-            "metadata": {"name": "p"},
-            "status": {
-                "initContainerStatuses": [status(""), status(pulling)],
-                "containerStatuses": [status(&after), status("no such thing"), {"state": {}}],
-            },
-        });
-        assert_eq!(pull_progress_lines(&pod), [format!("pod/p: {pulling}")]);
-        assert_eq!(
-            pull_progress_lines(&json!({"metadata": {"name": "p"}})),
-            [""; 0]
-        );
-    }
-
-    /// Texts that readers of YAML could take for something else.
-    const TRICKY: &str = "yes No ON off y N true False ~ null = << 0 -1 +7 007 0x1F 0o17 0b11 0b_ 1_000 _1 1. . ._ .5 1e3 \
-        1E-3 .inf -.INF .NaN 12:30 1:2:3 190:20:30.15 8080:80 2001-12-14 2001-1-1 2001-12-14T21:59:43Z - -a --- ... ? ?a \
-        : :a a: a:b # a#b *a &a !a !!int |a >a %a @a `a 'a' \"a\" [a] {a} ,a {} [] \\ \\n";
-
-    /// Makes a text of parts that matter to YAML.
-    fn random_text(random: &mut Random) -> String {
-        let parts: Vec<&str> = TRICKY.split_whitespace().collect();
-        let signs = [
-            " ",
-            "  ",
-            "\n",
-            "\n\n",
-            "\t",
-            "\r",
-            "a",
-            "b c",
-            ": ",
-            " #",
-            "- ",
-            "\u{85}",
-            "\u{a0}",
-            "\u{2028}",
-            "\u{feff}",
-            "\0",
-            "\u{7f}",
-            "\u{1f600}",
-            "ü",
-            "\"",
-            "'",
-        ];
-        let mut text = String::new();
-        for _ in 0..random.below(5) {
-            let all: &[&str] = if random.one_in(2) { &parts } else { &signs };
-            let at = random.below(all.len() as u64);
-            text += all[usize::try_from(at).expect("small")];
-        }
-        text
-    }
-
-    fn random_value(random: &mut Random, depth: u64) -> Value {
-        let mut several = |of: &mut dyn FnMut(&mut Random)| {
-            for _ in 0..random.below(4) {
-                of(random);
-            }
-        };
-        match depth {
-            0 => {}
-            odd if odd % 2 == 1 => {
-                let mut map = serde_json::Map::new();
-                several(&mut |random| {
-                    let key = random_text(random).repeat(1 + usize::from(random.one_in(9)) * 60);
-                    map.insert(key, random_value(random, odd - 1));
-                });
-                return map.into();
-            }
-            even => {
-                let mut list = Vec::new();
-                several(&mut |random| list.push(random_value(random, even - 1)));
-                return list.into();
-            }
-        }
-        match random.below(8) {
-            0 => random.one_in(2).into(),
-            1 => random.below(u64::MAX).into(),
-            2 => json!(-1.5e300),
-            3 => json!(1e-7),
-            _ => random_text(random).into(),
-        }
-    }
-
-    #[test]
-    fn yaml_is_the_same_object_for_every_reader() {
-        // CLI-01
-        let mut random = Random(1);
-        let mut objects: Vec<Value> = TRICKY
-            .split_whitespace()
-            .map(|text| json!({text: text, "list": [text, [text]], "k": {text: [{text: text}]}}))
-            .collect();
-        objects.extend((0..2000).map(|n| json!({"o": random_value(&mut random, 1 + n % 4)})));
-        for object in &objects {
-            let text = yaml_text(object);
-            if text.contains("\"<<\":") {
-                // Our reader merges a key in quotes, too.
-                continue;
-            }
-            let read = parse_patch(text.as_bytes()).unwrap_or_else(|e| panic!("{e}: {text}"));
-            assert_eq!(read.value, *object, "{text}");
-        }
-        let python = |words: &[&str]| {
-            let mut python = Command::new("python3");
-            python
-                .args(words)
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped());
-            python.stderr(Stdio::null()).spawn()
-        };
-        let has_yaml = python(&["-c", "import yaml"]).and_then(|mut child| child.wait());
-        if !has_yaml.is_ok_and(|status| status.success()) {
-            skipped!("yaml_is_the_same_object_for_every_reader: needs Python with PyYAML");
-            return;
-        }
-        let script = "import json, sys, yaml\n\
-            for text in json.load(sys.stdin): print(json.dumps(yaml.safe_load(text)))";
-        let mut judge = python(&["-c", script]).expect("python3");
-        let texts: Vec<String> = objects.iter().map(yaml_text).collect();
-        let mut to = judge.stdin.take().expect("its input");
-        to.write_all(json!(texts).to_string().as_bytes())
-            .expect("taken");
-        drop(to);
-        let said = judge.wait_with_output().expect("its answer");
-        let said = String::from_utf8(said.stdout).expect("text");
-        assert_eq!(said.lines().count(), objects.len());
-        for ((line, object), text) in said.lines().zip(&objects).zip(&texts) {
-            let read: Value = line.parse().expect("JSON");
-            assert_eq!(read, *object, "{text}");
-        }
-    }
-}
+mod tests;
