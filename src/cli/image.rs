@@ -16,7 +16,7 @@ use super::{
     args::{CliWord, CliWords, unexpected_word},
     client::{AgentAnswer, AgentClient},
     get::{self, OutputFormat},
-    print_text,
+    parse_document_format, print_text,
     progress::{ProgressDisplay, TransferProgress},
     table, verify,
 };
@@ -68,6 +68,9 @@ pub(super) fn run_image_command(verb: &str, mut words: CliWords) -> Result<(), C
             CliWord::Flag("now") => image.now = words.switch_value()?,
             CliWord::Flag("no-headers") => image.no_headers = words.switch_value()?,
             CliWord::Flag("output") if verb == "save" => image.file = words.flag_value()?,
+            CliWord::Flag("output") if verb == "inspect" => {
+                image.output = parse_document_format(&words.flag_value()?)?;
+            }
             CliWord::Flag("output") => {
                 image.output = get::parse_output_format(&words.flag_value()?)?;
             }
@@ -84,9 +87,6 @@ pub(super) fn run_image_command(verb: &str, mut words: CliWords) -> Result<(), C
     };
     if values.len() < least {
         return Err(words.usage_error());
-    }
-    if verb == "inspect" && matches!(image.output, OutputFormat::Wide | OutputFormat::Name) {
-        return Err(CliError::new("--output must be 'yaml' or 'json'"));
     }
     if values.len() > 1 && !image.name.is_empty() {
         return Err(CliError::new(
@@ -109,7 +109,7 @@ pub(super) fn run_image_command(verb: &str, mut words: CliWords) -> Result<(), C
         "ls" => list_images(&client, &image),
         "inspect" => values.iter().try_for_each(|name| {
             let shown = client.request_json("GET", &inspect_target(name))?;
-            print_text(&get::object_text(&shown, &image.output))
+            print_text(&get::object_text(&shown, &image.output)?)
         }),
         "save" => save_images(&client, &image),
         "tag" => values[1..].iter().try_for_each(|name| {
@@ -142,11 +142,17 @@ fn list_images(client: &AgentClient, image: &ImageCommand) -> Result<(), CliErro
     // An image has its place by its first name.
     list.items
         .stable_sort_by(|a, b| a.repo_tags.cmp(&b.repo_tags));
-    if let OutputFormat::Json | OutputFormat::Yaml = image.output {
-        let list = strict::to_value(&list).unwrap_or_default();
-        return print_text(&get::object_text(&list, &image.output));
-    }
-    let wide = image.output == OutputFormat::Wide;
+    let wide = match &image.output {
+        OutputFormat::Table | OutputFormat::Name => false,
+        OutputFormat::Wide => true,
+        OutputFormat::Columns(_) => {
+            return Err(CliError::new("custom-columns: use 'picolet get images'"));
+        }
+        output => {
+            let list = strict::to_value(&list).unwrap_or_default();
+            return print_text(&get::object_text(&list, output)?);
+        }
+    };
     let rows = list.items.iter();
     if image.quiet {
         let ids = rows.map(|i| table::image_rows(i, wide)[0][2].clone() + "\n");
@@ -154,7 +160,7 @@ fn list_images(client: &AgentClient, image: &ImageCommand) -> Result<(), CliErro
     }
     let mut rows: Vec<_> = rows.flat_map(|i| table::image_rows(i, wide)).collect();
     rows.stable_sort();
-    if image.output == OutputFormat::Name {
+    if let OutputFormat::Name = image.output {
         let names = rows.iter().map(|row| match &*row[1] {
             "<none>" => row[2].clone() + "\n",
             tag => [&row[0], ":", tag, "\n"].concat(),

@@ -3,7 +3,7 @@
 //! | route | answer |
 //! |---|---|
 //! | `GET /healthz`, `/version`, `/debug/dump` | text |
-//! | `GET /pods[?namespace=]`, `/configmaps[…]`, `/secrets[…]`, `/events[…][limit=]`, `/node`, `/link`, `/pressure[?order=]`, `/devices`, `/images`, `/health` | JSON |
+//! | `GET /pods[?namespace=]`, `/configmaps[…]`, `/secrets[…]`, `/events[…][limit=]`, `/node`, `/link`, `/pressure[?order=]`, `/devices`, `/images`, `/health`, `/configz` | JSON |
 //! | `GET /containerLogs/{namespace}/{pod}/{container}` | text, streamed; kubelet's parameters |
 //! | `/exec`, `/attach`, `/run`, `/portForward` | see [`super::streaming`] |
 //! | `POST /images/import`, `/images/prune`, `DELETE /images` | text; `import?progress=true`: JSON lines |
@@ -103,6 +103,7 @@ async fn route_request(
             let shown = |health| strict::to_value(&health).unwrap_or_default();
             respond_json(connection, backend.agent_health().await.map(shown)).await
         }
+        ("GET", ["configz"]) => serve_configuration(backend, connection).await,
         ("GET", ["events"]) => {
             let limit = match request.query_number("limit") {
                 Ok(limit) => limit.unwrap_or(usize::MAX),
@@ -232,8 +233,8 @@ async fn route_request(
         (
             _,
             [
-                "healthz" | "health" | "events" | "version" | "pods" | "configmaps" | "secrets"
-                | "node" | "link" | "pressure" | "images" | "stop",
+                "configz" | "healthz" | "health" | "events" | "version" | "pods" | "configmaps"
+                | "secrets" | "node" | "link" | "pressure" | "images" | "stop",
             ],
         )
         | (_, ["containerLogs", _, _, _] | ["pods", _, _, "restart"])
@@ -356,6 +357,20 @@ async fn respond_text(
             .map(Ok),
         Err(refusal) => Ok(Err(refusal)),
     }
+}
+
+/// Answers `/configz`, on the local socket and in the network.
+pub(super) async fn serve_configuration(
+    backend: &dyn ServerBackend,
+    connection: &mut StreamConnection,
+) -> ServeOutcome {
+    let document: serde_json::Value =
+        serde_json::from_str(backend.configuration()).unwrap_or_default();
+    respond_json(
+        connection,
+        Ok(serde_json::json!({ "kubeletconfig": document })),
+    )
+    .await
 }
 
 async fn respond_json(
