@@ -670,6 +670,19 @@ impl ServerBackend for LocalBackend {
         self.images.pull_progress(reference)
     }
 
+    fn inspect_image<'a>(&'a self, reference: &'a str, layers: bool) -> BackendReply<'a, Value> {
+        Box::pin(self.images.inspect_image(reference, layers))
+    }
+
+    fn tag_image<'a>(&'a self, reference: &'a str, name: &'a str) -> BackendReply<'a, String> {
+        Box::pin(async move {
+            let name = self.images.tag_image(reference, name).await?;
+            // The loop's end is no reason to call the image untagged.
+            let _ = self.commands.send(AgentCommand::ImagesArrived).await;
+            Ok(name)
+        })
+    }
+
     fn remove_image<'a>(&'a self, reference: &'a str) -> BackendReply<'a, Vec<String>> {
         Box::pin(self.images.remove_image(reference))
     }

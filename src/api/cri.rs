@@ -669,6 +669,7 @@ impl PodRuntimeStatus {
 
 /// An image in the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct StoredImage {
     /// Id: `sha256:` and the digest of the image configuration.
     pub id: String,

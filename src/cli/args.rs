@@ -101,6 +101,12 @@ impl CliWords {
         self.parser.raw_args()?.map(word_to_text).collect()
     }
 
+    /// Makes the error of a command that has too few arguments.
+    pub(crate) fn usage_error(&self) -> CliError {
+        let CliCommand { name, args, .. } = self.command;
+        CliError::new(["expected 'picolet ", name, " ", args, "'"].concat())
+    }
+
     fn help_as_error(&self) -> CliError {
         CliError {
             message: self.command.help_text().trim_end().to_owned(),

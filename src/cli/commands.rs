@@ -107,7 +107,7 @@ const SELECTOR: CommandFlag = value_flag(
     "selector",
     Some('l'),
     "LABELS",
-    "pods with these labels (app=web,tier!=back)",
+    "only objects with these labels (app=web,tier!=back)",
 );
 const NO_HEADERS: CommandFlag = switch_flag("no-headers", None, "without the header line");
 const WATCH: CommandFlag = switch_flag(
@@ -142,14 +142,21 @@ const COMMANDS: &[CliCommand] = &[
         QUIET,
     ], agent_flags: false, takes: CompletionKind::Nothing },
 
-    CliCommand { name: "get", args: "KIND [NAME...]", group: PODS, help: "Show pods, images, node, devices, events, configmaps or secrets", flags: &[
+    CliCommand { name: "get", args: "KIND[,KIND...] [NAME...] | KIND/NAME...", group: PODS, help: "Show pods, images, node, devices, events, configmaps or secrets", flags: &[
         NAMESPACE,
         ALL_NAMESPACES,
-        value_flag("output", Some('o'), "wide|json|yaml|name", "output format (default: a table)"),
+        value_flag("output", Some('o'), "wide|json|yaml|name|jsonpath=|jsonpath-file=|custom-columns=|custom-columns-file=", "output format (default: a table)"),
+        SELECTOR,
+        value_flag("field-selector", None, "FIELDS", "only objects with these fields (status.phase!=Running)"),
+        value_flag("sort-by", None, "PATH", "order of the objects ({.metadata.creationTimestamp})"),
+        value_flag("label-columns", Some('L'), "LABEL,...", "a column for each of these labels"),
+        switch_flag("show-labels", None, "a column with all labels"),
+        switch_flag("show-kind", None, "put the kind before each name"),
+        switch_flag("ignore-not-found", None, "a name that does not exist is no error"),
         WATCH,
         NO_HEADERS,
     ], agent_flags: false, takes: CompletionKind::Kinds },
-    CliCommand { name: "describe", args: "KIND [NAME]", group: PODS, help: "Show everything about a pod, configmap, secret or the node", flags: &[
+    CliCommand { name: "describe", args: "KIND[,KIND...] [NAME...] | KIND/NAME...", group: PODS, help: "Show everything about a pod, configmap, secret or the node", flags: &[
         NAMESPACE,
         switch_flag("eviction-order", None, "for the node: also show which pods would be evicted first"),
     ], agent_flags: false, takes: CompletionKind::Kinds },
@@ -220,7 +227,7 @@ const COMMANDS: &[CliCommand] = &[
     ], agent_flags: false, takes: CompletionKind::Pods },
     CliCommand { name: "explain", args: "FIELD", group: PODS, help: "List the fields of a manifest (pod.spec.containers)", flags: &[], agent_flags: false, takes: CompletionKind::Nothing },
 
-    CliCommand { name: "image import", args: "FILE...", group: IMAGES, help: "Import docker and OCI archives", flags: &[
+    CliCommand { name: "image import", args: "FILE...", group: IMAGES, help: "Import docker and OCI archives; - is standard input", flags: &[
         value_flag("name", None, "REFERENCE", "name of an image that has none in its archive"),
         QUIET,
     ], agent_flags: false, takes: CompletionKind::Files },
@@ -228,10 +235,19 @@ const COMMANDS: &[CliCommand] = &[
         switch_flag("now", None, "pull even if the daily budget of the link has no bytes left for it"),
         QUIET,
     ], agent_flags: false, takes: CompletionKind::Images },
-    CliCommand { name: "image ls", args: "", group: IMAGES, help: "List images", flags: &[
+    CliCommand { name: "image save", args: "IMAGE...", group: IMAGES, help: "Write images into a docker archive", flags: &[
+        value_flag("output", Some('o'), "FILE", "file to write (default: standard output)"),
+        QUIET,
+    ], agent_flags: false, takes: CompletionKind::Images },
+    CliCommand { name: "image ls", args: "[NAME...]", group: IMAGES, help: "List images (also: picolet images)", flags: &[
         value_flag("output", Some('o'), "wide|json|yaml|name", "output format (default: a table; wide: full identifiers)"),
+        switch_flag("quiet", Some('q'), "only ids"),
         NO_HEADERS,
-    ], agent_flags: false, takes: CompletionKind::Nothing },
+    ], agent_flags: false, takes: CompletionKind::Images },
+    CliCommand { name: "image inspect", args: "IMAGE...", group: IMAGES, help: "Show the configuration, layers, size and digests of images", flags: &[
+        value_flag("output", Some('o'), "json|yaml", "output format (default: json)"),
+    ], agent_flags: false, takes: CompletionKind::Images },
+    CliCommand { name: "image tag", args: "IMAGE NAME...", group: IMAGES, help: "Give an image further names", flags: &[], agent_flags: false, takes: CompletionKind::Images },
     CliCommand { name: "image rm", args: "IMAGE...", group: IMAGES, help: "Remove images", flags: &[], agent_flags: false, takes: CompletionKind::Images },
     CliCommand { name: "image verify", args: "", group: IMAGES, help: "Check that images have not changed since they were unpacked", flags: &[
         switch_flag("repair", None, "remove damaged images that no container uses; they are fetched again"),
@@ -258,11 +274,16 @@ const COMMANDS: &[CliCommand] = &[
     CliCommand { name: "health", args: "", group: MACHINE, help: "Say whether the agent is healthy; exit code 1 if not", flags: &[
         value_flag("wait", None, "SECONDS", "wait up to this time for a healthy agent (default 0, at most 3600)"),
     ], agent_flags: false, takes: CompletionKind::Nothing },
+    CliCommand { name: "config view", args: "", group: MACHINE, help: "Print the configuration that the agent uses, with all defaults", flags: &[
+        value_flag("output", Some('o'), "json|yaml", "output format (default yaml)"),
+    ], agent_flags: false, takes: CompletionKind::Nothing },
     CliCommand { name: "debug dump", args: "", group: MACHINE, help: "Print the latest events and actions of the agent's main loop", flags: &[], agent_flags: false, takes: CompletionKind::Nothing },
 
     CliCommand { name: "completion", args: "bash|zsh|fish", group: OTHER, help: "Print a completion script", flags: &[], agent_flags: false, takes: CompletionKind::Shells },
     CliCommand { name: "man", args: "", group: OTHER, help: "Print the manual page (picolet man | man -l -)", flags: &[], agent_flags: false, takes: CompletionKind::Nothing },
-    CliCommand { name: "version", args: "", group: OTHER, help: "Print the version", flags: &[], agent_flags: false, takes: CompletionKind::Nothing },
+    CliCommand { name: "version", args: "", group: OTHER, help: "Print the version", flags: &[
+        value_flag("output", Some('o'), "json|yaml", "output format, with the version of the agent if it answers (default: a line)"),
+    ], agent_flags: false, takes: CompletionKind::Nothing },
     CliCommand { name: "help", args: "[COMMAND]", group: OTHER, help: "Print help", flags: &[], agent_flags: false, takes: CompletionKind::Commands },
 ];
 
@@ -270,17 +291,15 @@ const COMMANDS: &[CliCommand] = &[
 #[rustfmt::skip]
 pub(crate) const OF_OTHERS: &[(&str, &str)] = &[
     ("apply create replace patch edit scale rollout", "to run or change a pod, write its manifest into the directory of manifests (staticPodPath, by default /etc/picolet/manifests)"),
-    ("delete rm rmp", "to end a pod, remove its manifest from the directory of manifests (staticPodPath, by default /etc/picolet/manifests)"),
-    ("start restart", "the service manager starts the agent: systemctl start picolet"),
+    ("rm rmp", "to end a pod, use 'picolet delete pod NAME', or remove its manifest from the directory of manifests (staticPodPath, by default /etc/picolet/manifests)"),
+    ("start", "the service manager starts the agent: systemctl start picolet"),
     ("ps pods", "use 'picolet get pods'"),
-    ("images rmi pull", "use 'picolet image ls', 'picolet image rm' or 'picolet image pull'"),
+    ("rmi pull", "use 'picolet image rm' or 'picolet image pull'"),
     ("load", "use 'picolet image import'"),
-    ("inspect", "use 'picolet describe', or 'picolet get KIND NAME -o yaml'"),
+    ("inspect", "use 'picolet describe', 'picolet image inspect', or 'picolet get KIND NAME -o yaml'"),
     ("stats", "use 'picolet top pods'"),
     ("status info cluster-info", "use 'picolet health', 'picolet get node' or 'picolet check'"),
-    ("cp", "use 'picolet exec POD -- tar cf - PATH'"),
     ("install", "use 'picolet upgrade FILE' for another release; install.sh of a release installs picolet"),
-    ("config", "the configuration is a file: see 'picolet run --help', and judge it with 'picolet check'"),
 ];
 
 /// Lists all commands, those of parts too, in the order of the help.
@@ -307,6 +326,10 @@ impl CliCommand {
         first: &str,
         second: Option<&str>,
     ) -> Option<(&'static Self, usize)> {
+        // crictl's and podman's word.
+        if first == "images" {
+            return Self::find_command("image", Some("ls")).map(|(c, _)| (c, 1));
+        }
         let named = |name: &str| all_commands().find(|c| c.name == name);
         named(first).map(|c| (c, 1)).or_else(|| {
             let both = format!("{first} {}", second?);
@@ -372,22 +395,38 @@ fn with_leading_space(value: &str) -> String {
     }
 }
 
+/// Makes the help for the commands whose names begin with one word, `image`.
+pub(crate) fn family_text(first: &str) -> String {
+    let of_family = |command: &&CliCommand| {
+        command
+            .name
+            .split_once(' ')
+            .is_some_and(|(f, _)| f == first)
+    };
+    let rows = command_rows(&mut all_commands().filter(of_family));
+    format!("Usage: picolet {first} COMMAND [FLAGS]\n\n{rows}\n{HELP_HINT}")
+}
+
+/// Makes the lines of an overview.
+fn command_rows(commands: &mut dyn Iterator<Item = &'static CliCommand>) -> String {
+    let left = |c: &CliCommand| format!("{}{}", c.name, with_leading_space(c.args));
+    let rows: Vec<_> = commands
+        .map(|command| (left(command), command.help))
+        .collect();
+    two_columns(rows.iter().map(|(left, right)| (&**left, *right)))
+}
+
+const HELP_HINT: &str = "'picolet help COMMAND' lists the flags of a command.\n";
+
 /// Makes the help for all commands.
 pub(crate) fn overview_text() -> String {
     let mut out =
         "picolet: a kubelet for very small machines\n\nUsage: picolet COMMAND [FLAGS]\n".to_owned();
-    let left = |c: &CliCommand| format!("{}{}", c.name, with_leading_space(c.args));
     for group in GROUPS {
         let _ = write!(out, "\n{group}:\n");
-        let of_group = all_commands().filter(|command| command.group == group);
-        let rows: Vec<_> = of_group
-            .map(|command| (left(command), command.help))
-            .collect();
-        out += &two_columns(rows.iter().map(|(left, right)| (&**left, *right)));
+        out += &command_rows(&mut all_commands().filter(|command| command.group == group));
     }
-    out += "\n'picolet help COMMAND' lists the flags of a command.\n\
-            Commands find the agent by --socket or PICOLET_SOCKET.\n";
-    out
+    out + "\n" + HELP_HINT + "Commands find the agent by --socket or PICOLET_SOCKET.\n"
 }
 
 #[cfg(test)]
@@ -428,6 +467,8 @@ mod tests {
         for (first, second, found) in [
             ("get", Some("pods"), Some(("get", 1))),
             ("image", Some("import"), Some(("image import", 2))),
+            ("images", None, Some(("image ls", 1))),
+            ("images", Some("nginx"), Some(("image ls", 1))),
             ("debug", Some("dump"), Some(("debug dump", 2))),
             ("image", Some("fly"), None),
             ("image", None, None),
@@ -437,6 +478,121 @@ mod tests {
             assert_eq!(got, found, "{first} {second:?}");
         }
         assert!(CliCommand::is_command_family("image") && !CliCommand::is_command_family("get"));
+    }
+
+    /// Flags of kubectl 1.36 with their letters, for the commands that are here too.
+    const KUBECTL_FLAGS: [(&str, &str); 16] = [
+        (
+            "get",
+            "all-namespaces:A allow-missing-template-keys chunk-size field-selector filename:f ignore-not-found \
+             kustomize:k label-columns:L namespace:n no-headers output:o output-watch-events raw recursive:R selector:l \
+             server-print show-kind show-labels show-managed-fields sort-by subresource template watch:w watch-only",
+        ),
+        (
+            "describe",
+            "all-namespaces:A chunk-size filename:f kustomize:k namespace:n recursive:R selector:l show-events",
+        ),
+        (
+            "logs",
+            "all-containers all-pods container:c follow:f ignore-errors insecure-skip-tls-verify-backend limit-bytes \
+             max-log-requests namespace:n pod-running-timeout prefix previous:p selector:l since since-time tail timestamps",
+        ),
+        (
+            "events",
+            "all-namespaces:A allow-missing-template-keys chunk-size for namespace:n no-headers output:o show-managed-fields \
+             template types watch:w",
+        ),
+        (
+            "wait",
+            "all all-namespaces:A allow-missing-template-keys field-selector filename:f for local namespace:n output:o \
+             recursive:R selector:l show-managed-fields template timeout",
+        ),
+        ("restart", ""),
+        (
+            "delete",
+            "all all-namespaces:A cascade dry-run field-selector filename:f force grace-period ignore-not-found interactive:i \
+             kustomize:k namespace:n now output:o raw recursive:R selector:l timeout wait",
+        ),
+        (
+            "exec",
+            "container:c filename:f namespace:n pod-running-timeout quiet:q stdin:i tty:t",
+        ),
+        ("cp", "container:c namespace:n no-preserve retries"),
+        (
+            "attach",
+            "container:c namespace:n pod-running-timeout quiet:q stdin:i tty:t",
+        ),
+        ("port-forward", "address namespace:n pod-running-timeout"),
+        ("explain", "api-version output recursive"),
+        (
+            "top",
+            "all-namespaces:A containers field-selector namespace:n no-headers selector:l show-swap sort-by sum \
+             use-protocol-buffers",
+        ),
+        (
+            "config view",
+            "allow-missing-template-keys flatten merge minify output:o raw show-managed-fields template",
+        ),
+        ("version", "client output:o"),
+        ("completion", ""),
+    ];
+
+    /// Compares docs/kubectl.md with the tables of both programs.
+    #[test]
+    fn the_comparison_with_kubectl_is_right() {
+        // GET-06
+        let paper = include_str!("../../docs/kubectl.md");
+        let rows = paper.lines().filter_map(|line| line.strip_prefix("| `"));
+        let rows: Vec<Vec<&str>> = rows
+            .map(|row| row.split('|').map(str::trim).collect())
+            .collect();
+        let names: Vec<&str> = rows.iter().map(|row| row[0].trim_matches('`')).collect();
+        assert_eq!(names, KUBECTL_FLAGS.map(|(name, _)| name));
+        for (row, (name, kubectl)) in rows.iter().zip(KUBECTL_FLAGS) {
+            let (command, _) = name
+                .split_once(' ')
+                .map_or_else(
+                    || CliCommand::find_command(name, None),
+                    |(first, second)| CliCommand::find_command(first, Some(second)),
+                )
+                .expect(name);
+            let named = |cell: &'static str| -> Vec<&str> {
+                cell.split('`')
+                    .filter_map(|word| word.strip_prefix("--"))
+                    .collect()
+            };
+            let sorted = |mut all: Vec<&'static str>| {
+                all.sort_unstable();
+                all
+            };
+            let absent = row[3].split(", ").filter(|word| !word.is_empty());
+            let own = command.flags.iter().map(|flag| flag.name);
+            assert_eq!(
+                sorted(named(row[1]).into_iter().chain(named(row[2])).collect()),
+                sorted(own.collect()),
+                "{name}: the flags of picolet"
+            );
+            let theirs = kubectl
+                .split_whitespace()
+                .map(|flag| flag.split(':').next().unwrap_or(flag));
+            assert_eq!(
+                sorted(named(row[1]).into_iter().chain(absent).collect()),
+                sorted(theirs.collect()),
+                "{name}: the flags of kubectl"
+            );
+            for flag in named(row[1]) {
+                let own = command.flags.iter().find(|own| own.name == flag);
+                let letter = own
+                    .and_then(|own| own.short)
+                    .map_or_else(String::new, |c| format!(":{c}"));
+                assert!(
+                    kubectl
+                        .split_whitespace()
+                        .any(|word| word == format!("{flag}{letter}")),
+                    "{name} --{flag}{letter}"
+                );
+            }
+        }
     }
 
     #[test]

@@ -628,7 +628,7 @@ mod tests {
             TypedLine::parse(words).expect("a command").list_names()
         };
         let kinds = line(&["describe", "--socket", "/no/agent", ""]).expect("kinds");
-        assert_eq!(kinds, ["pods", "node", "configmaps", "secrets"]);
+        assert_eq!(kinds, ["pods", "nodes", "configmaps", "secrets"]);
         assert_eq!(line(&["logs", "--socket", "/no/agent", ""]), None);
         assert_eq!(
             line(&["logs", "--socket", "/no/agent", "web", "-c", ""]),

@@ -28,28 +28,37 @@ pub(super) static KINDS: [&ObjectKind; 4] =
 
 pub(super) fn run_describe(mut words: CliWords) -> Result<(), CliError> {
     let mut namespace = None;
-    let (mut kind, mut names) = (String::new(), Vec::new());
+    let mut values = Vec::new();
     let mut order = false;
     while let Some(word) = words.next_word()? {
         match word {
             CliWord::Flag("namespace") => namespace = Some(words.flag_value()?),
             CliWord::Flag("eviction-order") => order = words.switch_value()?,
-            CliWord::Value(value) => get::add_kind_or_name(&mut kind, &mut names, value),
+            CliWord::Value(value) => values.push(value),
             other @ CliWord::Flag(_) => return Err(unexpected_word(other)),
         }
     }
-    let kind = get::find_kind(&kind, &KINDS)?;
-    get::expect_namespaced(kind, namespace.is_some())?;
-    if order && kind.plural != "nodes" {
+    let requests = get::parse_resources(&values, &KINDS, namespace.is_some())?;
+    if order
+        && requests
+            .iter()
+            .all(|(kind, _)| kind.route != get::NODE.route)
+    {
         return Err(unexpected_word(CliWord::Flag("eviction-order")));
     }
     let namespace = namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
     let client = words.agent_client();
-    match kind.plural {
-        "pods" => describe_pods(&client, namespace, &names),
-        "nodes" => describe_node(&client, &names, order),
-        route => objects::describe_objects(&client, route, namespace, &names),
+    for (n, (kind, names)) in requests.iter().enumerate() {
+        if n > 0 {
+            print_text("\n\n")?;
+        }
+        match kind.route {
+            "pods" => describe_pods(&client, namespace, names),
+            "node" => describe_node(&client, names, order),
+            route => objects::describe_objects(&client, route, namespace, names),
+        }?;
     }
+    Ok(())
 }
 
 fn take_items(mut list: Value) -> Vec<Value> {
@@ -68,10 +77,10 @@ fn describe_pods(client: &AgentClient, namespace: &str, names: &[String]) -> Res
     let name_of = |pod: &Value| text_at(pod, "/metadata/name").to_owned();
     for name in names {
         if !pods.iter().any(|p| name_of(p) == *name) {
-            return Err(CliError {
-                message: format!("Error from server (NotFound): pods \"{name}\" not found"),
-                code: 1,
-            });
+            return Err(CliError::from_server(
+                404,
+                &format!("pods \"{name}\" not found"),
+            ));
         }
     }
     pods.retain(|p| names.is_empty() || names.contains(&name_of(p)));
@@ -89,10 +98,10 @@ fn describe_node(client: &AgentClient, names: &[String], order: bool) -> Result<
         .iter()
         .find(|n| *n != text_at(&node, "/metadata/name"))
     {
-        return Err(CliError {
-            message: format!("Error from server (NotFound): nodes \"{other}\" not found"),
-            code: 1,
-        });
+        return Err(CliError::from_server(
+            404,
+            &format!("nodes \"{other}\" not found"),
+        ));
     }
     let pods = client.request_json("GET", "/pods").map(take_items)?;
     let pressure = client.request_json("GET", &format!("/pressure?order={order}"))?;

@@ -54,12 +54,12 @@ pub(super) fn run_exec(mut words: CliWords) -> Result<ExitCode, CliError> {
     remote::run_remote_streams(&words.agent_client(), &exec.request_target(), exec.streams)
 }
 
-/// Reads the name of a pod: `NAME` or `pod/NAME`.
+/// Reads the name of a pod: `NAME` or `pod/NAME`. A name of another kind stays whole: no pod has it.
 pub(super) fn parse_pod_name(word: String) -> String {
-    let bare = word
-        .strip_prefix("pod/")
-        .or_else(|| word.strip_prefix("pods/"));
-    bare.map(str::to_owned).unwrap_or(word)
+    match word.split_once('/') {
+        Some(("pod" | "pods" | "po", name)) => name.to_owned(),
+        _ => word,
+    }
 }
 
 impl ExecCommand {

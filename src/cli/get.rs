@@ -1,20 +1,30 @@
 //! `picolet get pods|images|node|devices|events|configmaps|secrets`.
 
+mod kinds;
+
 use core::time::Duration;
 use std::io::{IsTerminal as _, Write as _};
+use std::path::Path;
 
-use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
+
+pub(super) use kinds::{CONFIG_MAPS, EVENTS, KINDS, NODE, ObjectKind, PODS, SECRETS};
+use kinds::{IMAGES, find_kind};
 
 use super::{
     AgentClient, CliError,
-    args::{CliWord, CliWords, unexpected_word},
+    args::{CliWord, CliWords},
     live::{self, LiveRow, LiveTable},
-    print_text, table,
+    pods, print_text, table,
 };
 use crate::{
-    api::{Event, Pod, WallTime, order::OrderExt as _, strict, yaml::yaml_text},
-    logic::spelling::suggest_name,
+    api::{WallTime, order::OrderExt as _, yaml::yaml_text},
+    config,
+    logic::{
+        field_selector::FieldSelector,
+        jsonpath::{self, Template},
+        label_selector::LabelSelector,
+    },
     server::http::percent_encode,
     sys::clock,
 };
@@ -25,225 +35,208 @@ const PULLING: &str = "Pulling image ";
 /// Namespace of pods that name none, as kubectl has it.
 pub(crate) const DEFAULT_NAMESPACE: &str = "default";
 
-#[derive(Debug, Default, PartialEq, Eq)]
-enum OutputFormat {
+#[derive(Debug, Default)]
+pub(super) enum OutputFormat {
     #[default]
     Table,
     Wide,
     Json,
     Yaml,
     Name,
+    JsonPath(Template),
+    /// A table of these columns.
+    Columns(Vec<TableColumn<Template>>),
 }
 
+/// Header of a column, which lives as long as the command, and the source of its cells.
+type TableColumn<T> = (&'static str, T);
+
+/// A kind and the names that were given for it.
+pub(super) type ResourceRequest = (&'static ObjectKind, Vec<String>);
+
 #[derive(Default)]
-struct GetCommand {
-    kind: String,
-    names: Vec<String>,
-    namespace: Option<String>,
-    all_namespaces: bool,
+pub(super) struct GetCommand {
+    /// An empty one means all.
+    pub(super) namespace: Option<String>,
+    pub(super) all_namespaces: bool,
     output: OutputFormat,
-    no_headers: bool,
-    watch: bool,
+    pub(super) no_headers: bool,
+    pub(super) watch: bool,
+    /// Output format as it was given.
+    printer: String,
+    selector: String,
+    pub(super) field_selector: String,
+    /// Labels that have a column each.
+    label_columns: Vec<TableColumn<String>>,
+    show_labels: bool,
+    show_kind: bool,
+    ignore_not_found: bool,
+    sort_by: Option<Template>,
 }
+
+/// Flags without a value.
+const SWITCHES: [&str; 6] = [
+    "all-namespaces",
+    "no-headers",
+    "watch",
+    "show-labels",
+    "show-kind",
+    "ignore-not-found",
+];
 
 pub(crate) fn run_get(mut words: CliWords) -> Result<(), CliError> {
     let mut get = GetCommand::default();
+    let mut values = Vec::new();
     while let Some(word) = words.next_word()? {
         match word {
-            CliWord::Flag("namespace") => get.namespace = Some(words.flag_value()?),
-            CliWord::Flag("all-namespaces") => get.all_namespaces = words.switch_value()?,
-            CliWord::Flag("output") => get.output = parse_output_format(&words.flag_value()?)?,
-            CliWord::Flag("no-headers") => get.no_headers = words.switch_value()?,
-            CliWord::Flag("watch") => get.watch = words.switch_value()?,
-            CliWord::Value(value) => add_kind_or_name(&mut get.kind, &mut get.names, value),
-            other @ CliWord::Flag(_) => return Err(unexpected_word(other)),
+            CliWord::Flag(name) => {
+                let value = match SWITCHES.contains(&name) {
+                    true => words.switch_value()?.to_string(),
+                    false => words.flag_value()?,
+                };
+                get.read_flag(name, value)?;
+            }
+            CliWord::Value(value) => values.push(value),
         }
     }
-    let kind = find_kind(&get.kind, &KINDS)?;
+    get.check_flags()?;
+    get.show_kind |= values.first().is_some_and(|first| first == "all");
     let has_namespace = get.namespace.is_some() || get.all_namespaces;
-    expect_namespaced(kind, has_namespace)?;
-    match get.watch {
-        true => watch_objects(
-            words.agent_client().with_patience(live::PATIENCE),
-            get,
-            kind,
-        ),
-        false => run_get_objects(&words.agent_client(), &get, kind),
+    let requests = parse_resources(&values, &KINDS, has_namespace)?;
+    let has_names = requests.iter().any(|(_, names)| !names.is_empty());
+    if has_names && !(get.selector.is_empty() && get.field_selector.is_empty()) {
+        let text = "name cannot be provided when a selector is specified";
+        return Err(CliError::new(text));
     }
+    get.show_kind |= requests.len() > 1;
+    get.show_objects(words.agent_client(), requests, "resources")
 }
 
-/// Runs `image ls`: `get images` without a kind to name.
-pub(super) fn run_image_list(mut words: CliWords) -> Result<(), CliError> {
-    let mut get = GetCommand::default();
-    while let Some(word) = words.next_word()? {
-        match word {
-            CliWord::Flag("output") => get.output = parse_output_format(&words.flag_value()?)?,
-            CliWord::Flag("no-headers") => get.no_headers = words.switch_value()?,
-            other => return Err(unexpected_word(other)),
-        }
-    }
-    run_get_objects(&words.agent_client(), &get, &IMAGES)
-}
-
-/// Takes a word behind `get` or `describe`: `KIND`, `KIND/NAME`, or another name.
-pub(super) fn add_kind_or_name(kind: &mut String, names: &mut Vec<String>, word: String) {
-    match word.split_once('/') {
-        Some((of, name)) if kind.is_empty() || of == kind.as_str() => {
-            *kind = of.to_owned();
-            names.push(name.to_owned());
-        }
-        _ if kind.is_empty() => *kind = word,
-        _ => names.push(word),
-    }
-}
-
-/// Finds a kind by one of its names.
-pub(super) fn find_kind(
-    word: &str,
+/// Reads `TYPE[,TYPE...] [NAME...]` or `TYPE/NAME...` of these kinds. Errors: a namespace is asked for where there is none.
+pub(super) fn parse_resources(
+    words: &[String],
     kinds: &[&'static ObjectKind],
-) -> Result<&'static ObjectKind, CliError> {
-    if let Some(kind) = kinds.iter().find(|kind| kind.names.contains(&word)) {
-        return Ok(kind);
+    has_namespace: bool,
+) -> Result<Vec<ResourceRequest>, CliError> {
+    let mut requests: Vec<ResourceRequest> = Vec::new();
+    let first = words.first().map_or("", String::as_str);
+    if first.contains('/') {
+        for word in words {
+            let parts = word.split_once('/');
+            let parts = parts.filter(|(kind, name)| !kind.is_empty() && !name.is_empty());
+            let Some((kind, name)) = parts else {
+                return Err(CliError::new(format!(
+                    "expected TYPE/NAME like the words before, not {word:?}"
+                )));
+            };
+            let (kind, name) = (find_kind(kind, kinds)?, name.to_owned());
+            match requests
+                .iter_mut()
+                .find(|(known, _)| known.route == kind.route)
+            {
+                Some((_, names)) => names.push(name),
+                None => requests.push((kind, vec![name])),
+            }
+        }
+    } else {
+        for kind in first.split(',') {
+            requests.push((find_kind(kind, kinds)?, words[1..].to_vec()));
+        }
     }
-    let known: Vec<&str> = kinds.iter().map(|kind| kind.names[0]).collect();
-    let known = known.join(", ");
-    if word.is_empty() {
-        return Err(CliError::new(format!("you must say what to show: {known}")));
+    if has_namespace && !requests.iter().any(|(kind, _)| kind.is_namespaced) {
+        return Err(CliError::new(format!(
+            "{first}: not in a namespace; remove --namespace and --all-namespaces"
+        )));
     }
-    let mut names = kinds.iter().flat_map(|kind| kind.names).copied();
-    let meant = suggest_name(word, "", &mut names);
-    Err(CliError::new(format!(
-        "the server doesn't have a resource type \"{word}\"{meant}\nThese can be shown: {known}"
-    )))
+    Ok(requests)
 }
 
-/// Checks that no namespace is asked for where there is none.
-pub(super) fn expect_namespaced(kind: &ObjectKind, has_namespace: bool) -> Result<(), CliError> {
-    if kind.namespaced || !has_namespace {
-        return Ok(());
-    }
-    let name = kind.names[0];
-    Err(CliError::new(format!(
-        "{name}: not in a namespace; remove --namespace and --all-namespaces"
-    )))
-}
-
-fn parse_output_format(text: &str) -> Result<OutputFormat, CliError> {
-    Ok(match text {
+pub(super) fn parse_output_format(text: &str) -> Result<OutputFormat, CliError> {
+    let (name, value) = text.split_once('=').unwrap_or((text, ""));
+    let of_file = || {
+        let text = config::read_bounded(Path::new(value)).map(String::from_utf8);
+        let text = text.map_err(|e| CliError::new(format!("cannot read {value}: {e}")))?;
+        text.map_err(|_| CliError::new(format!("{value} is not UTF-8")))
+    };
+    let wrong = |e: String| CliError::new(format!("error parsing {name} {value}: {e}"));
+    Ok(match name {
         "" => OutputFormat::Table,
         "wide" => OutputFormat::Wide,
         "json" => OutputFormat::Json,
         "yaml" => OutputFormat::Yaml,
         "name" => OutputFormat::Name,
-        other => {
+        "jsonpath" | "jsonpath-file" | "custom-columns" | "custom-columns-file"
+            if value.is_empty() =>
+        {
             return Err(CliError::new(format!(
-                "unable to match a printer suitable for the output format \"{other}\", allowed formats are: json,name,wide,yaml"
+                "{name} format specified but no value given: --output {name}=..."
+            )));
+        }
+        "jsonpath" => OutputFormat::JsonPath(Template::parse(value).map_err(wrong)?),
+        "jsonpath-file" => OutputFormat::JsonPath(Template::parse(&of_file()?).map_err(wrong)?),
+        "custom-columns" => {
+            OutputFormat::Columns(parse_columns(&mut value.split(',')).map_err(wrong)?)
+        }
+        "custom-columns-file" => {
+            let text = of_file()?;
+            let mut lines = text.lines();
+            let mut line = || lines.next().unwrap_or("").split_whitespace();
+            let (headers, paths) = (line(), line());
+            if headers.clone().count() != paths.clone().count() {
+                return Err(wrong(
+                    "the two lines have different numbers of words".into(),
+                ));
+            }
+            let columns: Vec<String> = headers
+                .zip(paths)
+                .map(|(h, p)| format!("{h}:{p}"))
+                .collect();
+            let mut columns = columns.iter().map(String::as_str);
+            OutputFormat::Columns(parse_columns(&mut columns).map_err(wrong)?)
+        }
+        other => {
+            let hint = match other.starts_with("go-template") {
+                true => "; instead of go-template use jsonpath",
+                false => "",
+            };
+            return Err(CliError::new(format!(
+                "unable to match a printer suitable for the output format \"{other}\", allowed formats are: \
+                 custom-columns,custom-columns-file,json,jsonpath,jsonpath-file,name,wide,yaml{hint}"
             )));
         }
     })
 }
 
-/// A kind of objects: its route and its table.
-pub(super) struct ObjectKind {
-    /// Names on the command line: that of completion first, then those that kubectl takes too.
-    pub(super) names: &'static [&'static str],
-    /// Name in the plural, as kubectl's messages have it. The route is the same, but for the only node.
-    pub(super) plural: &'static str,
-    singular: &'static str,
-    namespaced: bool,
-    header: fn(all_namespaces: bool, wide: bool) -> Vec<&'static str>,
-    rows: ObjectRowsFn,
+/// Reads columns of the form `HEADER:PATH`.
+fn parse_columns(
+    columns: &mut dyn Iterator<Item = &str>,
+) -> Result<Vec<TableColumn<Template>>, String> {
+    columns
+        .map(|column| {
+            let parts = column.split_once(':');
+            let (header, path) = parts.ok_or_else(|| {
+                format!("unexpected column {column:?}, expected <header>:<json-path-expr>")
+            })?;
+            Ok((&*header.to_owned().leak(), Template::parse_path(path)?))
+        })
+        .collect()
 }
 
-/// Makes the rows of an object: (object, now, of all namespaces, wide). Errors: the object is malformed.
-type ObjectRowsFn = fn(&Value, WallTime, bool, bool) -> Result<Vec<Vec<String>>, CliError>;
-
-/// Kinds that can be shown, as the help lists them.
-pub(super) static KINDS: [&ObjectKind; 7] = [
-    &PODS,
-    &IMAGES,
-    &NODE,
-    &DEVICES,
-    &EVENTS,
-    &CONFIG_MAPS,
-    &SECRETS,
-];
-pub(super) static PODS: ObjectKind = ObjectKind {
-    names: &["pods", "pod", "po"],
-    plural: "pods",
-    singular: "pod",
-    namespaced: true,
-    header: table::pod_header,
-    rows: |item, now, all_namespaces, wide| {
-        let pod: Pod = read_item(item)?;
-        Ok(vec![table::pod_row(&pod, now, all_namespaces, wide)])
-    },
-};
-static IMAGES: ObjectKind = ObjectKind {
-    names: &["images", "image"],
-    plural: "images",
-    singular: "image",
-    namespaced: false,
-    header: |_, _| table::IMAGE_HEADER.to_vec(),
-    rows: |item, _, _, wide| Ok(table::image_rows(&read_item(item)?, wide)),
-};
-pub(super) static NODE: ObjectKind = ObjectKind {
-    names: &["node", "nodes", "no"],
-    plural: "nodes",
-    singular: "node",
-    namespaced: false,
-    header: |_, wide| node_header(wide),
-    rows: |item, now, _, wide| Ok(vec![node_row(item, now, wide)]),
-};
-static DEVICES: ObjectKind = ObjectKind {
-    names: &["devices", "device"],
-    plural: "devices",
-    singular: "device",
-    namespaced: false,
-    header: |_, _| table::DEVICE_HEADER.to_vec(),
-    rows: |item, _, _, _| Ok(vec![table::device_row(&read_item(item)?)]),
-};
-static EVENTS: ObjectKind = ObjectKind {
-    names: &["events", "event", "ev"],
-    plural: "events",
-    singular: "event",
-    namespaced: true,
-    header: |all_namespaces, _| event_header(all_namespaces),
-    rows: |item, now, all_namespaces, _| {
-        let event: Event = read_item(item)?;
-        Ok(vec![table::event_row(&event, now, all_namespaces)])
-    },
-};
-pub(super) static CONFIG_MAPS: ObjectKind = ObjectKind {
-    names: &["configmaps", "configmap", "cm"],
-    plural: "configmaps",
-    singular: "configmap",
-    namespaced: true,
-    header: |all_namespaces, _| table::object_header(all_namespaces, false),
-    rows: |item, now, all_namespaces, _| {
-        Ok(vec![table::object_row(item, now, all_namespaces, false)])
-    },
-};
-pub(super) static SECRETS: ObjectKind = ObjectKind {
-    names: &["secrets", "secret"],
-    plural: "secrets",
-    singular: "secret",
-    namespaced: true,
-    header: |all_namespaces, _| table::object_header(all_namespaces, true),
-    rows: |item, now, all_namespaces, _| {
-        Ok(vec![table::object_row(item, now, all_namespaces, true)])
-    },
-};
-
-fn read_item<T: DeserializeOwned>(item: &Value) -> Result<T, CliError> {
-    let malformed = |e| CliError::new(format!("the agent's answer is not understood: {e}"));
-    strict::typed_from_value(item).map_err(malformed)
+/// Writes `value` as JSON or YAML, or with a template.
+pub(super) fn object_text(value: &Value, output: &OutputFormat) -> Result<String, CliError> {
+    match output {
+        OutputFormat::Yaml => Ok(yaml_text(value)),
+        OutputFormat::JsonPath(template) => template
+            .render(value)
+            .map_err(|e| CliError::new(format!("error executing jsonpath: {e}"))),
+        _ => Ok(format!("{value:#}\n")),
+    }
 }
 
 /// Lists the names of an object, the one that is shown first: that of its metadata, an image's references and id, a device's
 /// id and resource.
 fn object_names(item: &Value) -> impl Iterator<Item = &str> {
-    let tags = item["repo_tags"].as_array().into_iter().flatten();
+    let tags = item["repoTags"].as_array().into_iter().flatten();
     let before = [&item["metadata"]["name"]].into_iter().chain(tags);
     let all = before.chain([&item["id"], &item["resource"]]);
     all.filter_map(Value::as_str)
@@ -254,63 +247,15 @@ fn object_name(item: &Value) -> &str {
     object_names(item).next().unwrap_or("")
 }
 
-fn run_get_objects(
-    client: &AgentClient,
-    get: &GetCommand,
-    kind: &ObjectKind,
-) -> Result<(), CliError> {
-    let (list, items, missing) = fetch_objects(client, get, kind)?;
-    show_objects(items, list, get, kind, missing.is_some())?;
-    missing.map_or(Ok(()), Err)
-}
-
-/// The list without its items, the items that were asked for, and the error of a name that is missing.
-type FoundObjects = (Value, Vec<Value>, Option<CliError>);
-
-fn fetch_objects(
-    client: &AgentClient,
-    get: &GetCommand,
-    kind: &ObjectKind,
-) -> Result<FoundObjects, CliError> {
-    let namespace = get.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
-    let plural = kind.plural;
-    let target = match kind.namespaced && !get.all_namespaces {
-        true => format!("/{plural}?namespace={}", percent_encode(namespace)),
-        false if is_node(kind) => "/node".into(),
-        false => format!("/{plural}"),
-    };
-    let mut list = client.request_json("GET", &target)?;
-    let mut items = match list.get_mut("items").and_then(Value::as_array_mut) {
-        Some(items) => core::mem::take(items),
-        None => vec![list.take()],
-    };
-    let mut missing = None;
-    if !get.names.is_empty() {
-        let has = |item: &Value, wanted: &str| object_names(item).any(|name| name == wanted);
-        for name in &get.names {
-            if !items.iter().any(|item| has(item, name)) {
-                let text = format!("{plural} \"{name}\" not found");
-                missing.get_or_insert(CliError::from_server(404, &text));
-            }
-        }
-        items.retain(|item| get.names.iter().any(|name| has(item, name)));
-    }
-    Ok((list, items, missing))
-}
-
 /// Lists the names of the objects of a kind, for completion; `None`: no such kind, or no answer.
 pub(super) fn list_names(
     client: &AgentClient,
     kind: &str,
     namespace: Option<&str>,
 ) -> Option<Vec<String>> {
-    let items = list_objects(client, kind, namespace, false)?;
-    Some(
-        items
-            .iter()
-            .map(|item| object_name(item).to_owned())
-            .collect(),
-    )
+    let items = list_objects(client, find_kind(kind, &KINDS).ok()?, namespace)?;
+    let names = items.iter().map(|item| object_name(item).to_owned());
+    Some(names.collect())
 }
 
 /// Lists the containers of a pod, for completion.
@@ -319,7 +264,7 @@ pub(super) fn list_containers(
     pod: &str,
     namespace: Option<&str>,
 ) -> Option<Vec<String>> {
-    let pods = list_objects(client, "pods", namespace, false)?;
+    let pods = list_objects(client, &PODS, namespace)?;
     let pod = pods.iter().find(|item| object_name(item) == pod)?;
     let lists = ["containers", "initContainers", "ephemeralContainers"];
     let all = lists
@@ -331,7 +276,7 @@ pub(super) fn list_containers(
 
 /// Lists the namespaces that have pods, for completion.
 pub(super) fn list_namespaces(client: &AgentClient) -> Option<Vec<String>> {
-    let pods = list_objects(client, "pods", None, true)?;
+    let pods = list_objects(client, &PODS, Some(""))?;
     let namespaces = pods
         .iter()
         .filter_map(|p| p["metadata"]["namespace"].as_str());
@@ -343,74 +288,417 @@ pub(super) fn list_namespaces(client: &AgentClient) -> Option<Vec<String>> {
 
 fn list_objects(
     client: &AgentClient,
-    kind: &str,
+    kind: &ObjectKind,
     namespace: Option<&str>,
-    all_namespaces: bool,
 ) -> Option<Vec<Value>> {
     let get = GetCommand {
         namespace: namespace.map(str::to_owned),
-        all_namespaces,
         ..GetCommand::default()
     };
-    let (_, items, _) = fetch_objects(client, &get, find_kind(kind, &KINDS).ok()?).ok()?;
-    Some(items)
+    let found = get.fetch_objects(client, kind, &[]);
+    found.ok().map(|found| found.items)
 }
 
-/// Returns true for the kind of which there is one object, which the agent sends by itself.
-fn is_node(kind: &ObjectKind) -> bool {
-    kind.singular == NODE.singular
-}
-
-fn show_objects(
+struct FoundObjects {
     items: Vec<Value>,
-    mut list: Value,
-    get: &GetCommand,
-    kind: &ObjectKind,
-    missing: bool,
-) -> Result<(), CliError> {
-    if matches!(get.output, OutputFormat::Json | OutputFormat::Yaml) {
-        // One name, one object; otherwise a list, as kubectl prints it.
-        let value = match <[_; 1]>::try_from(items) {
-            Ok([one]) if get.names.len() == 1 || is_node(kind) => one,
-            Ok(one) => list_with_items(&mut list, one.into()),
-            Err(items) if items.is_empty() && missing && get.names.len() == 1 => return Ok(()),
-            Err(items) => list_with_items(&mut list, items),
-        };
-        return print_text(&match get.output {
-            OutputFormat::Yaml => yaml_text(&value),
-            _ => format!("{value:#}\n"),
-        });
+    /// An error for each name that does not exist.
+    missing: Vec<String>,
+}
+
+impl GetCommand {
+    fn is_table(&self) -> bool {
+        matches!(self.output, OutputFormat::Table | OutputFormat::Wide)
     }
-    if get.output == OutputFormat::Name {
-        let lines = items.iter().map(object_name);
-        return print_text(
-            &lines
-                .map(|name| format!("{}/{name}\n", kind.singular))
-                .collect::<String>(),
-        );
-    }
-    if items.is_empty() {
-        if !missing {
-            // If standard error is closed, nobody can be told.
-            let _ = writeln!(std::io::stderr(), "{}", nothing_found_text(get, kind));
+
+    /// Takes a flag. `value`: of a switch `true` or `false`.
+    fn read_flag(&mut self, name: &str, value: String) -> Result<(), CliError> {
+        let is_on = value == "true";
+        match name {
+            "namespace" => self.namespace = Some(value),
+            "all-namespaces" => self.all_namespaces = is_on,
+            "no-headers" => self.no_headers = is_on,
+            "watch" => self.watch = is_on,
+            "show-labels" => self.show_labels = is_on,
+            "show-kind" => self.show_kind = is_on,
+            "ignore-not-found" => self.ignore_not_found = is_on,
+            "output" => {
+                self.output = parse_output_format(&value)?;
+                self.printer = value;
+            }
+            "selector" => self.selector = value,
+            "field-selector" => self.field_selector = value,
+            "label-columns" => {
+                self.label_columns.extend(value.split(',').map(|label| {
+                    let last = label.rsplit('/').next().unwrap_or(label);
+                    (&*last.to_uppercase().leak(), label.to_owned())
+                }));
+            }
+            _ => self.sort_by = Some(Template::parse_path(&value).map_err(CliError::new)?),
         }
-        return Ok(());
+        Ok(())
     }
-    let (now, wide) = (clock::wall_now(), get.output == OutputFormat::Wide);
-    let mut rows = Vec::new();
-    for item in &items {
-        rows.extend((kind.rows)(item, now, get.all_namespaces, wide)?);
+
+    /// Checks that all flags fit together.
+    fn check_flags(&self) -> Result<(), CliError> {
+        for (flag, is_given) in [
+            ("show-labels", self.show_labels),
+            ("label-columns", !self.label_columns.is_empty()),
+            ("show-kind", self.show_kind),
+        ] {
+            if is_given && !self.is_table() {
+                let printer = self.printer.split('=').next().unwrap_or("");
+                return Err(CliError::new(format!(
+                    "--{flag} option cannot be used with {printer} printer"
+                )));
+            }
+        }
+        Ok(())
     }
-    let text = table::render_table(&(kind.header)(get.all_namespaces, wide), &rows);
-    print_text(match get.no_headers {
-        true => text.split_once('\n').map_or("", |(_, rest)| rest),
-        false => &text,
-    })?;
-    for line in items.iter().flat_map(pull_progress_lines) {
-        // If standard error is closed, nobody can be told.
-        let _ = writeln!(std::io::stderr(), "{line}");
+
+    /// Shows what was asked for. `things`: the word for it, if there is none.
+    pub(super) fn show_objects(
+        self,
+        client: AgentClient,
+        requests: Vec<ResourceRequest>,
+        things: &'static str,
+    ) -> Result<(), CliError> {
+        if self.watch {
+            return self.watch_objects(client.with_patience(live::PATIENCE), requests, things);
+        }
+        let mut found = Vec::new();
+        let mut missing = Vec::new();
+        for (kind, names) in &requests {
+            let objects = self.fetch_objects(&client, kind, names)?;
+            missing.extend(objects.missing);
+            found.push((*kind, objects.items));
+        }
+        let is_one = match requests.as_slice() {
+            [(kind, names)] => names.len() == 1 || names.is_empty() && kind.route == NODE.route,
+            _ => false,
+        };
+        print_text(&self.objects_text(&found, is_one)?)?;
+        let mut notes = Vec::new();
+        if self.is_table() {
+            let items = found.iter().flat_map(|(_, items)| items);
+            notes = items.clone().flat_map(pull_progress_lines).collect();
+            if missing.is_empty() && !self.ignore_not_found && items.count() == 0 {
+                let is_namespaced = found.iter().any(|(kind, _)| kind.is_namespaced);
+                notes.push(self.nothing_found_text(is_namespaced, things));
+            }
+        }
+        for note in notes {
+            // If standard error is closed, nobody can be told.
+            let _ = writeln!(std::io::stderr(), "{note}");
+        }
+        match missing.is_empty() {
+            true => Ok(()),
+            false => Err(CliError {
+                message: missing.join("\n"),
+                code: 1,
+            }),
+        }
     }
-    Ok(())
+
+    fn fetch_objects(
+        &self,
+        client: &AgentClient,
+        kind: &ObjectKind,
+        names: &[String],
+    ) -> Result<FoundObjects, CliError> {
+        let fields = FieldSelector::parse(&self.field_selector, kind.fields)
+            .map_err(|e| CliError::from_server(400, &format!("{}: {e}", kind.names[0])))?;
+        let labels = match self.selector.is_empty() {
+            true => LabelSelector::default(),
+            false => pods::parse_selector(&self.selector)?,
+        };
+        let namespace = self.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
+        let mut target = format!("/{}", kind.route);
+        if kind.is_namespaced && !self.all_namespaces {
+            target += "?namespace=";
+            target += &percent_encode(namespace);
+        }
+        let mut list = client.request_json("GET", &target)?;
+        let items = list.get_mut("items").map(Value::take);
+        let all = match items {
+            Some(Value::Array(items)) => items,
+            Some(_) => Vec::new(),
+            // The node is no list.
+            None => vec![list.take()],
+        };
+        let (items, missing) = choose_objects(all, kind, names);
+        let mut found = FoundObjects { items, missing };
+        if self.ignore_not_found {
+            found.missing.clear();
+        }
+        found
+            .items
+            .retain(|item| labels.matches(item) && fields.matches(item));
+        if let Some(path) = &self.sort_by {
+            found.items = sort_objects(found.items, path)?;
+        }
+        Ok(found)
+    }
+
+    /// Makes the text of what was found. `is_one`: a single object stands for itself, not in a list.
+    fn objects_text(
+        &self,
+        found: &[(&ObjectKind, Vec<Value>)],
+        is_one: bool,
+    ) -> Result<String, CliError> {
+        let mut text = String::new();
+        if matches!(self.output, OutputFormat::Name) {
+            for (kind, items) in found {
+                for item in items {
+                    text += &format!("{}/{}\n", kind.names[1], object_name(item));
+                }
+            }
+            return Ok(text);
+        }
+        let is_columns = matches!(self.output, OutputFormat::Columns(_));
+        if !self.is_table() && !is_columns {
+            let all: Vec<&Value> = found.iter().flat_map(|(_, items)| items).collect();
+            return match all.as_slice() {
+                [] if is_one => Ok(text),
+                [one] if is_one => object_text(one, &self.output),
+                // kubectl's kind of all that it has put together.
+                _ => object_text(
+                    &json!({
+                        "apiVersion": "v1",
+                        "kind": "List",
+                        "metadata": {"resourceVersion": ""},
+                        "items": all,
+                    }),
+                    &self.output,
+                ),
+            };
+        }
+        let now = clock::wall_now();
+        let mut rows = Vec::new();
+        for (n, (kind, items)) in found.iter().enumerate() {
+            for item in items {
+                rows.extend(self.object_rows(kind, item, now)?);
+            }
+            if kind.route == IMAGES.route && self.sort_by.is_none() {
+                rows.stable_sort();
+            }
+            // Columns are those of all kinds: one table has all.
+            let is_table = match is_columns {
+                true => n + 1 == found.len(),
+                false => !rows.is_empty(),
+            };
+            if !is_table {
+                continue;
+            }
+            if !text.is_empty() {
+                text.push('\n');
+            }
+            text += &self.table_text(kind, &rows);
+            rows.clear();
+        }
+        Ok(text)
+    }
+
+    fn table_text(&self, kind: &ObjectKind, rows: &[Vec<String>]) -> String {
+        table::render_table(&self.table_header(kind), rows, self.no_headers)
+    }
+
+    fn table_header(&self, kind: &ObjectKind) -> Vec<&'static str> {
+        if let OutputFormat::Columns(columns) = &self.output {
+            return columns.iter().map(|(header, _)| *header).collect();
+        }
+        let is_wide = matches!(self.output, OutputFormat::Wide);
+        let mut header = (kind.header)(self.all_namespaces, is_wide);
+        header.extend(self.label_columns.iter().map(|(header, _)| *header));
+        if self.show_labels {
+            header.push("LABELS");
+        }
+        header
+    }
+
+    /// Makes the rows of an object, below [`Self::table_header`].
+    fn object_rows(
+        &self,
+        kind: &ObjectKind,
+        item: &Value,
+        now: WallTime,
+    ) -> Result<Vec<Vec<String>>, CliError> {
+        if let OutputFormat::Columns(columns) = &self.output {
+            let cells = columns.iter().map(|(_, path)| column_cell(path, item));
+            return Ok(vec![cells.collect::<Result<_, _>>()?]);
+        }
+        let is_wide = matches!(self.output, OutputFormat::Wide);
+        let mut rows = (kind.rows)(item, now, self.all_namespaces, is_wide)?;
+        let labels = item["metadata"]["labels"].as_object();
+        for row in &mut rows {
+            let header = (kind.header)(self.all_namespaces, is_wide);
+            let name = header.iter().position(|header| *header == "NAME");
+            if let Some(cell) = name
+                .filter(|_| self.show_kind)
+                .and_then(|at| row.get_mut(at))
+            {
+                cell.insert_str(0, &format!("{}/", kind.names[1]));
+            }
+            row.extend(self.label_columns.iter().map(|(_, label)| {
+                let value = labels.and_then(|labels| labels.get(label)?.as_str());
+                value.unwrap_or("").to_owned()
+            }));
+            if self.show_labels {
+                let pairs = labels.into_iter().flatten();
+                let pair = |(name, value): (&String, &Value)| {
+                    format!("{name}={}", value.as_str().unwrap_or(""))
+                };
+                let pairs: Vec<String> = pairs.map(pair).collect();
+                row.push(match pairs.is_empty() {
+                    true => "<none>".to_owned(),
+                    false => pairs.join(","),
+                });
+            }
+        }
+        Ok(rows)
+    }
+
+    fn nothing_found_text(&self, is_namespaced: bool, things: &str) -> String {
+        let namespace = self.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
+        match is_namespaced && !self.all_namespaces && !namespace.is_empty() {
+            true => format!("No {things} found in {namespace} namespace."),
+            false => format!("No {things} found."),
+        }
+    }
+
+    fn watch_objects(
+        self,
+        client: AgentClient,
+        mut requests: Vec<ResourceRequest>,
+        things: &'static str,
+    ) -> Result<(), CliError> {
+        if !self.is_table() && !matches!(self.output, OutputFormat::Columns(_)) {
+            return Err(CliError::new(
+                "--watch shows only a table: remove --output, or use --output wide",
+            ));
+        }
+        let (kind, names) = match (requests.pop(), requests.is_empty()) {
+            (Some(request), true) => request,
+            _ => {
+                return Err(CliError::new(
+                    "you may only specify a single resource type with --watch",
+                ));
+            }
+        };
+        let (since, no_headers) = (clock::wall_now(), self.no_headers);
+        let mut first = true;
+        let look = move || {
+            let seen = self.read_live_table(&client, (kind, &names), since, first, things);
+            first = false;
+            seen
+        };
+        live::watch_table(EVERY, no_headers, Box::new(look))
+    }
+
+    /// Reads the present objects. Ages count from `since` where lines are compared, so that time alone is no change.
+    /// `first`: missing names are an error; later they have ended.
+    fn read_live_table(
+        &self,
+        client: &AgentClient,
+        (kind, names): (&ObjectKind, &[String]),
+        since: WallTime,
+        first: bool,
+        things: &str,
+    ) -> Result<LiveTable, CliError> {
+        let now = clock::wall_now();
+        let found = self.fetch_objects(client, kind, names)?;
+        if let Some(message) = found.missing.into_iter().next().filter(|_| first) {
+            return Err(CliError { message, code: 1 });
+        }
+        let mut seen = LiveTable {
+            header: self.table_header(kind),
+            ..LiveTable::default()
+        };
+        for item in &found.items {
+            let namespace = item["metadata"]["namespace"].as_str().unwrap_or("");
+            let said = self.object_rows(kind, item, since)?;
+            for (cells, mut said) in self.object_rows(kind, item, now)?.into_iter().zip(said) {
+                // An event that happens again may look the same.
+                said.push(item["count"].to_string());
+                let id = match kind.name_cells {
+                    0 => format!("{namespace}/{}", object_name(item)),
+                    count => cells[..count.min(cells.len())].join(" "),
+                };
+                seen.rows.push(LiveRow { id, said, cells });
+            }
+        }
+        if kind.route == EVENTS.route {
+            if std::io::stdout().is_terminal() {
+                // What happened last is at the top, where it is never cut off.
+                seen.rows.reverse();
+            }
+        } else if self.sort_by.is_none() {
+            seen.rows.stable_sort_by(|a, b| a.id.cmp(&b.id));
+        }
+        seen.notes = found.items.iter().flat_map(pull_progress_lines).collect();
+        if seen.rows.is_empty() {
+            seen.notes
+                .push(self.nothing_found_text(kind.is_namespaced, things));
+        }
+        Ok(seen)
+    }
+}
+
+/// Chooses the objects that were named, in the order of the names; without names all. Returns also an error for each
+/// name that does not exist.
+fn choose_objects(
+    all: Vec<Value>,
+    kind: &ObjectKind,
+    names: &[String],
+) -> (Vec<Value>, Vec<String>) {
+    if names.is_empty() {
+        return (all, Vec::new());
+    }
+    let (mut items, mut missing) = (Vec::new(), Vec::new());
+    for name in names {
+        let before = items.len();
+        let is_named = |item: &&Value| object_names(item).any(|known| known == name);
+        items.extend(all.iter().filter(is_named).cloned());
+        if items.len() == before {
+            let text = format!("{} \"{name}\" not found", kind.names[0]);
+            missing.push(CliError::from_server(404, &text).message);
+        }
+    }
+    (items, missing)
+}
+
+/// Sorts objects by the value at a path. Objects without it come first, as with kubectl.
+fn sort_objects(items: Vec<Value>, path: &Template) -> Result<Vec<Value>, CliError> {
+    let mut keyed = Vec::new();
+    for item in items {
+        let key = path.find(&item).map_err(CliError::new)?;
+        let key = key.first().map(|key| (*key).clone());
+        keyed.push((key, item));
+    }
+    if !keyed.is_empty() && keyed.iter().all(|(key, _)| key.is_none()) {
+        return Err(CliError::new(
+            "couldn't find any field with the path of --sort-by in the list of objects",
+        ));
+    }
+    keyed.stable_sort_by(|(a, _), (b, _)| match (a, b) {
+        (Some(a), Some(b)) => jsonpath::compare_sort_keys(a, b),
+        (a, b) => a.is_some().cmp(&b.is_some()),
+    });
+    Ok(keyed.into_iter().map(|(_, item)| item).collect())
+}
+
+fn column_cell(path: &Template, item: &Value) -> Result<String, CliError> {
+    let found = path.find(item).map_err(CliError::new)?;
+    let mut cell = String::new();
+    for (n, value) in found.iter().enumerate() {
+        if n > 0 {
+            cell.push(',');
+        }
+        jsonpath::push_go_text(value, &mut cell);
+    }
+    Ok(match found.is_empty() {
+        true => "<none>".to_owned(),
+        false => cell,
+    })
 }
 
 /// Lines with the progress of the images that a pod waits for. They stand beside the table, which has kubectl's columns
@@ -432,304 +720,8 @@ pub(crate) fn pull_progress_lines(pod: &Value) -> Vec<String> {
     lines
 }
 
-fn nothing_found_text(get: &GetCommand, kind: &ObjectKind) -> String {
-    let place = if get.all_namespaces || !kind.namespaced {
-        String::new()
-    } else {
-        let namespace = get.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
-        format!(" in {namespace} namespace")
-    };
-    format!("No resources found{place}.")
-}
-
-fn list_with_items(list: &mut Value, items: Vec<Value>) -> Value {
-    // kubectl's word for whatever it has put together.
-    list["kind"] = "List".into();
-    list["items"] = items.into();
-    list.take()
-}
-
-fn event_header(all_namespaces: bool) -> Vec<&'static str> {
-    let mut header = vec!["LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE"];
-    if all_namespaces {
-        header.insert(0, "NAMESPACE");
-    }
-    header
-}
-
-fn node_header(wide: bool) -> Vec<&'static str> {
-    let mut header = vec!["NAME", "STATUS", "ROLES", "AGE", "VERSION"];
-    if wide {
-        header.extend([
-            "INTERNAL-IP",
-            "EXTERNAL-IP",
-            "OS-IMAGE",
-            "KERNEL-VERSION",
-            "CONTAINER-RUNTIME",
-        ]);
-    }
-    header
-}
-
-fn node_row(node: &Value, now: WallTime, wide: bool) -> Vec<String> {
-    let text = |path: &str| {
-        node.pointer(path)
-            .and_then(|v| v.as_str())
-            .unwrap_or("<unknown>")
-            .to_owned()
-    };
-    let ready = node["status"]["conditions"].as_array().is_some_and(|all| {
-        all.iter()
-            .any(|c| c["type"] == "Ready" && c["status"] == "True")
-    });
-    let created = WallTime::parse(&text("/metadata/creationTimestamp"));
-    let status = if ready { "Ready" } else { "NotReady" };
-    let mut row = vec![
-        text("/metadata/name"),
-        status.into(),
-        "<none>".into(),
-        table::human_age(created, now),
-        text("/status/nodeInfo/kubeletVersion"),
-    ];
-    if wide {
-        let addresses = node["status"]["addresses"].as_array();
-        let internal = addresses.and_then(|all| all.iter().find(|a| a["type"] == "InternalIP"));
-        let internal = internal
-            .and_then(|a| a["address"].as_str())
-            .unwrap_or("<none>");
-        row.extend([
-            internal.to_owned(),
-            "<none>".into(),
-            text("/status/nodeInfo/osImage"),
-            text("/status/nodeInfo/kernelVersion"),
-            text("/status/nodeInfo/containerRuntimeVersion"),
-        ]);
-    }
-    row
-}
-
 /// Time between two looks of `get -w`.
 const EVERY: Duration = Duration::from_secs(1);
 
-fn watch_objects(
-    client: AgentClient,
-    get: GetCommand,
-    kind: &'static ObjectKind,
-) -> Result<(), CliError> {
-    if !matches!(get.output, OutputFormat::Table | OutputFormat::Wide) {
-        return Err(CliError::new(
-            "--watch shows only a table: remove --output, or use --output wide",
-        ));
-    }
-    let (since, no_headers) = (clock::wall_now(), get.no_headers);
-    let mut first = true;
-    let look = move || {
-        let seen = read_live_table(&client, &get, kind, since, first);
-        first = false;
-        seen
-    };
-    live::watch_table(EVERY, no_headers, Box::new(look))
-}
-
-/// Reads the present objects. Ages count from `since` where lines are compared, so that time alone is no change.
-/// `first`: missing names are an error; later they have ended.
-fn read_live_table(
-    client: &AgentClient,
-    get: &GetCommand,
-    kind: &ObjectKind,
-    since: WallTime,
-    first: bool,
-) -> Result<LiveTable, CliError> {
-    let (now, wide) = (clock::wall_now(), get.output == OutputFormat::Wide);
-    let (_, items, missing) = fetch_objects(client, get, kind)?;
-    if let Some(missing) = missing.filter(|_| first) {
-        return Err(missing);
-    }
-    let mut seen = LiveTable {
-        header: (kind.header)(get.all_namespaces, wide),
-        notes: items.iter().flat_map(pull_progress_lines).collect(),
-        ..LiveTable::default()
-    };
-    let is_event = kind.singular == EVENTS.singular;
-    for item in &items {
-        let namespace = item["metadata"]["namespace"].as_str().unwrap_or("");
-        let rows = |at: WallTime| (kind.rows)(item, at, get.all_namespaces, wide);
-        for (said, cells) in rows(since)?.into_iter().zip(rows(now)?) {
-            seen.rows.push(LiveRow {
-                id: match item.get("metadata") {
-                    Some(_) => format!("{namespace}/{}", object_name(item)),
-                    // The name of an image may move to another one, and an image may have none.
-                    None => cells
-                        .iter()
-                        .take(3)
-                        .map(String::as_str)
-                        .collect::<Vec<_>>()
-                        .join("/"),
-                },
-                said: match is_event {
-                    true => vec![item["count"].to_string(), item["message"].to_string()],
-                    false => said,
-                },
-                cells,
-            });
-        }
-    }
-    if !is_event {
-        seen.rows.stable_sort_by(|a, b| a.id.cmp(&b.id));
-    } else if std::io::stdout().is_terminal() {
-        // What happened last is at the top, where it is never cut off.
-        seen.rows.reverse();
-    }
-    if seen.rows.is_empty() {
-        seen.notes.push(nothing_found_text(get, kind));
-    }
-    Ok(seen)
-}
-
 #[cfg(test)]
-mod tests {
-    use std::process::{Command, Stdio};
-
-    use serde_json::json;
-
-    use super::*;
-    use crate::{config::decode::parse_patch, logic::testing::Random};
-
-    #[test]
-    fn who_waits_for_an_image() {
-        let status = |message: &str| json!({"state": {"waiting": {"message": message}}});
-        let pulling = "Pulling image \"a:1\": fetching 1 of 2 MiB (50%), 0 of 1 layers";
-        let after = format!("cannot reach x; {pulling}");
-        let pod = json!({
-            "metadata": {"name": "p"},
-            "status": {
-                "initContainerStatuses": [status(""), status(pulling)],
-                "containerStatuses": [status(&after), status("no such thing"), {"state": {}}],
-            },
-        });
-        assert_eq!(pull_progress_lines(&pod), [format!("pod/p: {pulling}")]);
-        assert_eq!(
-            pull_progress_lines(&json!({"metadata": {"name": "p"}})),
-            [""; 0]
-        );
-    }
-
-    /// Texts that readers of YAML could take for something else.
-    const TRICKY: &str = "yes No ON off y N true False ~ null = << 0 -1 +7 007 0x1F 0o17 0b11 0b_ 1_000 _1 1. . ._ .5 1e3 \
-        1E-3 .inf -.INF .NaN 12:30 1:2:3 190:20:30.15 8080:80 2001-12-14 2001-1-1 2001-12-14T21:59:43Z - -a --- ... ? ?a \
-        : :a a: a:b # a#b *a &a !a !!int |a >a %a @a `a 'a' \"a\" [a] {a} ,a {} [] \\ \\n";
-
-    /// Makes a text of parts that matter to YAML.
-    fn random_text(random: &mut Random) -> String {
-        let parts: Vec<&str> = TRICKY.split_whitespace().collect();
-        let signs = [
-            " ",
-            "  ",
-            "\n",
-            "\n\n",
-            "\t",
-            "\r",
-            "a",
-            "b c",
-            ": ",
-            " #",
-            "- ",
-            "\u{85}",
-            "\u{a0}",
-            "\u{2028}",
-            "\u{feff}",
-            "\0",
-            "\u{7f}",
-            "\u{1f600}",
-            "ü",
-            "\"",
-            "'",
-        ];
-        let mut text = String::new();
-        for _ in 0..random.below(5) {
-            let all: &[&str] = if random.one_in(2) { &parts } else { &signs };
-            let at = random.below(all.len() as u64);
-            text += all[usize::try_from(at).expect("small")];
-        }
-        text
-    }
-
-    fn random_value(random: &mut Random, depth: u64) -> Value {
-        let mut several = |of: &mut dyn FnMut(&mut Random)| {
-            for _ in 0..random.below(4) {
-                of(random);
-            }
-        };
-        match depth {
-            0 => {}
-            odd if odd % 2 == 1 => {
-                let mut map = serde_json::Map::new();
-                several(&mut |random| {
-                    let key = random_text(random).repeat(1 + usize::from(random.one_in(9)) * 60);
-                    map.insert(key, random_value(random, odd - 1));
-                });
-                return map.into();
-            }
-            even => {
-                let mut list = Vec::new();
-                several(&mut |random| list.push(random_value(random, even - 1)));
-                return list.into();
-            }
-        }
-        match random.below(8) {
-            0 => random.one_in(2).into(),
-            1 => random.below(u64::MAX).into(),
-            2 => json!(-1.5e300),
-            3 => json!(1e-7),
-            _ => random_text(random).into(),
-        }
-    }
-
-    #[test]
-    fn yaml_is_the_same_object_for_every_reader() {
-        // CLI-01
-        let mut random = Random(1);
-        let mut objects: Vec<Value> = TRICKY
-            .split_whitespace()
-            .map(|text| json!({text: text, "list": [text, [text]], "k": {text: [{text: text}]}}))
-            .collect();
-        objects.extend((0..2000).map(|n| json!({"o": random_value(&mut random, 1 + n % 4)})));
-        for object in &objects {
-            let text = yaml_text(object);
-            if text.contains("\"<<\":") {
-                // Our reader merges a key in quotes, too.
-                continue;
-            }
-            let read = parse_patch(text.as_bytes()).unwrap_or_else(|e| panic!("{e}: {text}"));
-            assert_eq!(read.value, *object, "{text}");
-        }
-        let python = |words: &[&str]| {
-            let mut python = Command::new("python3");
-            python
-                .args(words)
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped());
-            python.stderr(Stdio::null()).spawn()
-        };
-        let has_yaml = python(&["-c", "import yaml"]).and_then(|mut child| child.wait());
-        if !has_yaml.is_ok_and(|status| status.success()) {
-            skipped!("yaml_is_the_same_object_for_every_reader: needs Python with PyYAML");
-            return;
-        }
-        let script = "import json, sys, yaml\n\
-            for text in json.load(sys.stdin): print(json.dumps(yaml.safe_load(text)))";
-        let mut judge = python(&["-c", script]).expect("python3");
-        let texts: Vec<String> = objects.iter().map(yaml_text).collect();
-        let mut to = judge.stdin.take().expect("its input");
-        to.write_all(json!(texts).to_string().as_bytes())
-            .expect("taken");
-        drop(to);
-        let said = judge.wait_with_output().expect("its answer");
-        let said = String::from_utf8(said.stdout).expect("text");
-        assert_eq!(said.lines().count(), objects.len());
-        for ((line, object), text) in said.lines().zip(&objects).zip(&texts) {
-            let read: Value = line.parse().expect("JSON");
-            assert_eq!(read, *object, "{text}");
-        }
-    }
-}
+mod tests;

@@ -1,94 +1,306 @@
-//! `picolet image pull|import|rm|verify|prune`.
+//! `picolet image pull|import|save|ls|inspect|tag|rm|verify|prune`.
 
-use std::io::{BufRead as _, Read as _};
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, BufRead as _, IsTerminal as _, Read as _, Write as _},
+    os::{
+        fd::{AsFd as _, AsRawFd as _},
+        unix::fs::OpenOptionsExt as _,
+    },
+};
+
+use serde_json::Value;
 
 use super::{
     CliError,
     args::{CliWord, CliWords, unexpected_word},
-    client::AgentAnswer,
-    print_text,
-    progress::ProgressDisplay,
-    verify,
+    client::{AgentAnswer, AgentClient},
+    get::{self, OutputFormat},
+    parse_document_format, print_text,
+    progress::{ProgressDisplay, TransferProgress},
+    table, verify,
 };
-use crate::api::strict::from_json;
-use crate::server::{backend::ProgressLine, http::percent_encode};
+use crate::{
+    api::{
+        cri::StoredImage,
+        order::OrderExt as _,
+        strict::{self, from_json},
+    },
+    error::error_chain,
+    image::{ImageArchiveWriter, ImageReference},
+    logic::image_names,
+    server::{
+        backend::{ObjectList, ProgressLine},
+        http::percent_encode,
+    },
+};
+
+/// Standard input or output in the place of a file.
+const STANDARD_STREAM: &str = "-";
+/// Directory for an archive that comes through a pipe: on the disk, not in memory as `/tmp` may be.
+const SPOOL_DIR: &str = "/var/tmp";
+
+/// Bytes that are copied from a pipe at a time.
+const PIECE_BYTES: usize = 64 * 1024;
+
+#[derive(Default)]
+struct ImageCommand {
+    /// Arguments.
+    values: Vec<String>,
+    name: String,
+    output: OutputFormat,
+    /// File to write.
+    file: String,
+    no_headers: bool,
+    quiet: bool,
+    now: bool,
+}
 
 pub(super) fn run_image_command(verb: &str, mut words: CliWords) -> Result<(), CliError> {
     if verb == "verify" {
         return verify::run_image_verify(words);
     }
-    let mut values = Vec::new();
-    let mut name = String::new();
-    let (mut quiet, mut now) = (false, false);
+    let mut image = ImageCommand::default();
     while let Some(word) = words.next_word()? {
         match word {
-            CliWord::Flag("name") => name = words.flag_value()?,
-            CliWord::Flag("quiet") => quiet = words.switch_value()?,
-            CliWord::Flag("now") => now = words.switch_value()?,
-            CliWord::Value(value) if verb != "prune" => values.push(value),
+            CliWord::Flag("name") => image.name = words.flag_value()?,
+            CliWord::Flag("quiet") => image.quiet = words.switch_value()?,
+            CliWord::Flag("now") => image.now = words.switch_value()?,
+            CliWord::Flag("no-headers") => image.no_headers = words.switch_value()?,
+            CliWord::Flag("output") if verb == "save" => image.file = words.flag_value()?,
+            CliWord::Flag("output") if verb == "inspect" => {
+                image.output = parse_document_format(&words.flag_value()?)?;
+            }
+            CliWord::Flag("output") => {
+                image.output = get::parse_output_format(&words.flag_value()?)?;
+            }
+            CliWord::Value(value) if verb != "prune" => image.values.push(value),
             other => return Err(unexpected_word(other)),
         }
     }
     let client = words.agent_client();
+    let values = &image.values;
+    let least = match verb {
+        "ls" | "prune" => 0,
+        "tag" => 2,
+        _ => 1,
+    };
+    if values.len() < least {
+        return Err(words.usage_error());
+    }
+    if values.len() > 1 && !image.name.is_empty() {
+        return Err(CliError::new(
+            "--name is for one image: import each FILE by itself",
+        ));
+    }
     match verb {
-        "import" => {
-            if values.is_empty() {
-                return Err(CliError::new("expected 'image import FILE...'"));
-            }
-            if values.len() > 1 && !name.is_empty() {
-                return Err(CliError::new(
-                    "--name is for one image: import each FILE by itself",
-                ));
-            }
-            for file in values {
-                // The agent opens the file: it needs the whole path.
-                let path = std::path::absolute(&file)
-                    .map_err(|e| CliError::new(format!("{file}: {e}")))?;
-                let path = path
-                    .to_str()
-                    .ok_or_else(|| CliError::new(format!("{file}: path is not UTF-8")))?;
-                let target = format!(
-                    "/images/import?progress=true&path={}&name={}",
-                    percent_encode(path),
-                    percent_encode(&name)
-                );
-                let answer = client.send_request("POST", &target, "")?;
-                for name in follow_transfer(answer, &mut ProgressDisplay::new(&file, quiet))? {
-                    print_text(&format!("Imported: {name}\n"))?;
-                }
+        "import" => values
+            .iter()
+            .try_for_each(|file| import_archive(&client, file, &image)),
+        "pull" => values.iter().try_for_each(|name| {
+            let more = if image.now { "&now=true" } else { "" };
+            let target = format!("/images/pull?reference={}{more}", percent_encode(name));
+            let answer = client.send_request("POST", &target, "")?;
+            for id in follow_transfer(answer, &mut ProgressDisplay::new(name, image.quiet))? {
+                print_text(&format!("Pulled: {name} {id}\n"))?;
             }
             Ok(())
-        }
-        "pull" => {
-            if values.is_empty() {
-                return Err(CliError::new("expected 'image pull REFERENCE...'"));
-            }
-            for image in values {
-                let more = if now { "&now=true" } else { "" };
-                let target = format!("/images/pull?reference={}{more}", percent_encode(&image));
-                let answer = client.send_request("POST", &target, "")?;
-                for id in follow_transfer(answer, &mut ProgressDisplay::new(&image, quiet))? {
-                    print_text(&format!("Pulled: {image} {id}\n"))?;
-                }
-            }
-            Ok(())
-        }
-        "rm" => {
-            if values.is_empty() {
-                return Err(CliError::new("expected 'image rm IMAGE...'"));
-            }
-            for image in values {
-                let target = format!("/images?reference={}", percent_encode(&image));
-                client
-                    .send_request("DELETE", &target, "")?
-                    .copy_body_to(&mut std::io::stdout())?;
-            }
-            Ok(())
-        }
-        "prune" => client
-            .send_request("POST", "/images/prune", "")?
-            .copy_body_to(&mut std::io::stdout()),
+        }),
+        "ls" => list_images(&client, &image),
+        "inspect" => values.iter().try_for_each(|name| {
+            let shown = client.request_json("GET", &inspect_target(name))?;
+            print_text(&get::object_text(&shown, &image.output)?)
+        }),
+        "save" => save_images(&client, &image),
+        "tag" => values[1..].iter().try_for_each(|name| {
+            let (source, name) = (percent_encode(&values[0]), percent_encode(name));
+            let target = ["/images/tag?reference=", &source, "&name=", &name].concat();
+            copy_answer(&client, "POST", &target)
+        }),
+        "rm" => values.iter().try_for_each(|name| {
+            let target = format!("/images?reference={}", percent_encode(name));
+            copy_answer(&client, "DELETE", &target)
+        }),
+        "prune" => copy_answer(&client, "POST", "/images/prune"),
         other => Err(CliError::new(format!("unknown command \"image {other}\""))),
+    }
+}
+
+fn inspect_target(name: &str) -> String {
+    format!("/images/inspect?reference={}", percent_encode(name))
+}
+
+fn copy_answer(client: &AgentClient, method: &str, target: &str) -> Result<(), CliError> {
+    client
+        .send_request(method, target, "")?
+        .copy_body_to(&mut io::stdout())
+}
+
+fn list_images(client: &AgentClient, image: &ImageCommand) -> Result<(), CliError> {
+    let mut list: ObjectList<StoredImage> = client.fetch_typed("/images")?;
+    image_names::filter_images(&mut list.items, &image.values);
+    // An image has its place by its first name.
+    list.items
+        .stable_sort_by(|a, b| a.repo_tags.cmp(&b.repo_tags));
+    let wide = match &image.output {
+        OutputFormat::Table | OutputFormat::Name => false,
+        OutputFormat::Wide => true,
+        OutputFormat::Columns(_) => {
+            return Err(CliError::new("custom-columns: use 'picolet get images'"));
+        }
+        output => {
+            let list = strict::to_value(&list).unwrap_or_default();
+            return print_text(&get::object_text(&list, output)?);
+        }
+    };
+    let rows = list.items.iter();
+    if image.quiet {
+        let ids = rows.map(|i| table::image_rows(i, wide)[0][2].clone() + "\n");
+        return print_text(&ids.collect::<String>());
+    }
+    let mut rows: Vec<_> = rows.flat_map(|i| table::image_rows(i, wide)).collect();
+    rows.stable_sort();
+    if let OutputFormat::Name = image.output {
+        let names = rows.iter().map(|row| match &*row[1] {
+            "<none>" => row[2].clone() + "\n",
+            tag => [&row[0], ":", tag, "\n"].concat(),
+        });
+        return print_text(&names.collect::<String>());
+    }
+    print_text(&table::render_table(
+        &table::IMAGE_HEADER,
+        &rows,
+        image.no_headers,
+    ))
+}
+
+fn import_archive(client: &AgentClient, file: &str, image: &ImageCommand) -> Result<(), CliError> {
+    let failed = |e: io::Error| CliError::new(format!("{file}: {e}"));
+    // The agent opens the file: it needs the whole path. An archive is read twice, which a pipe cannot be.
+    let spooled;
+    let path = if file == STANDARD_STREAM {
+        spooled = spool_input().map_err(failed)?;
+        let pid = std::process::id();
+        format!("/proc/{pid}/fd/{}", spooled.as_raw_fd())
+    } else {
+        let path = std::path::absolute(file).map_err(failed)?;
+        let path = path.into_os_string().into_string();
+        path.map_err(|_| CliError::new(format!("{file}: path is not UTF-8")))?
+    };
+    let target = format!(
+        "/images/import?progress=true&path={}&name={}",
+        percent_encode(&path),
+        percent_encode(&image.name)
+    );
+    let answer = client.send_request("POST", &target, "")?;
+    let imported = follow_transfer(answer, &mut ProgressDisplay::new(file, image.quiet));
+    let imported = imported.map_err(|mut e| {
+        if file == STANDARD_STREAM {
+            e.message = e.message.replace(&path, "standard input");
+        }
+        e
+    });
+    for name in imported? {
+        print_text(&format!("Imported: {name}\n"))?;
+    }
+    Ok(())
+}
+
+/// Returns standard input as a file that can be read twice. The file has no name, so it goes with this process.
+fn spool_input() -> io::Result<File> {
+    let mut input = File::from(io::stdin().as_fd().try_clone_to_owned()?);
+    if input.metadata()?.is_file() {
+        return Ok(input);
+    }
+    if input.is_terminal() {
+        return Err(io::Error::other(
+            "it is a terminal: name a file, or use a pipe",
+        ));
+    }
+    spool_pipe(&mut input)
+        .map_err(|e| io::Error::other(format!("cannot be copied to {SPOOL_DIR}: {e}")))
+}
+
+fn spool_pipe(input: &mut File) -> io::Result<File> {
+    let mut spool = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .mode(0o600)
+        .custom_flags(libc::O_TMPFILE)
+        .open(SPOOL_DIR)?;
+    let mut piece = vec![0; PIECE_BYTES];
+    // Bounded: by the disk.
+    loop {
+        match input.read(&mut piece)? {
+            0 => return Ok(spool),
+            n => spool.write_all(&piece[..n])?,
+        }
+    }
+}
+
+fn save_images(client: &AgentClient, image: &ImageCommand) -> Result<(), CliError> {
+    // An image that is not there leaves the file as it was.
+    let found = image.values.iter().map(|name| {
+        let target = inspect_target(name) + "&layers=true";
+        Ok((&**name, client.request_json("GET", &target)?))
+    });
+    let found = found.collect::<Result<Vec<(&str, Value)>, CliError>>()?;
+    let file = Some(&*image.file).filter(|file| !matches!(*file, "" | STANDARD_STREAM));
+    let out = match file {
+        Some(file) => File::create(file),
+        None if io::stdout().is_terminal() => {
+            return Err(CliError::new(
+                "an archive is not for a terminal: use -o FILE, or redirect the output",
+            ));
+        }
+        None => io::stdout().as_fd().try_clone_to_owned().map(File::from),
+    };
+    let out = out.map_err(|e| CliError::new(format!("{}: {e}", image.file)))?;
+    let saved = write_archive(out, &found, image.quiet);
+    if let Some(file) = file.filter(|_| saved.is_err())
+        && fs::symlink_metadata(file).is_ok_and(|meta| meta.is_file())
+    {
+        // Half an archive is of no use.
+        let _ = fs::remove_file(file);
+    }
+    saved
+}
+
+fn write_archive(out: File, found: &[(&str, Value)], quiet: bool) -> Result<(), CliError> {
+    let failed = |e| CliError::new(error_chain(&e));
+    let mut archive = ImageArchiveWriter::new(out);
+    for (typed, image) in found {
+        let mut progress = ProgressDisplay::new(typed, quiet);
+        let all = image["info"]["layers"].as_array().map_or(0, Vec::len);
+        let mut on_layer = |done| {
+            progress.show_step(TransferProgress {
+                stage: "saving".into(),
+                done: u64::try_from(done).unwrap_or(u64::MAX),
+                all: u64::try_from(all).unwrap_or(u64::MAX),
+                parts: "layers",
+                bytes: None,
+            });
+        };
+        let names = saved_names(typed, &image["status"]["repoTags"]);
+        archive
+            .add_image(&image["info"], &names, &mut on_layer)
+            .map_err(failed)?;
+    }
+    archive.finish_archive().map_err(failed)
+}
+
+/// Names of a saved image: the one that was typed, or all if it was named by an id or a digest.
+fn saved_names(typed: &str, tags: &Value) -> Vec<String> {
+    let tags = tags.as_array().into_iter().flatten();
+    let tags: Vec<String> = tags
+        .filter_map(|tag| tag.as_str().map(str::to_owned))
+        .collect();
+    let named = ImageReference::parse(typed)
+        .ok()
+        .and_then(|name| name.tagged_name());
+    match named.filter(|name| tags.contains(name)) {
+        Some(name) => vec![name],
+        None => tags,
     }
 }
 
@@ -131,4 +343,83 @@ pub(super) fn follow_operation(
 /// Makes the error of an answer that does not fit the request.
 pub(super) fn unexpected_answer(line: &ProgressLine) -> CliError {
     CliError::new(format!("the agent's answer is not understood: {line:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{super::commands::CliCommand, *};
+
+    #[test]
+    fn words_that_do_not_fit_are_refused() {
+        // IMG-29 IMG-30
+        let (socket, none) = (crate::testing::unused_path("socket"), "no agent");
+        for (verb, words, says) in [
+            (
+                "tag",
+                &["a"][..],
+                "expected 'picolet image tag IMAGE NAME...'",
+            ),
+            ("save", &[], "expected 'picolet image save IMAGE...'"),
+            ("prune", &["a"], "unexpected argument \"a\""),
+            ("ls", &["-o", "tree"], "allowed formats are"),
+            ("inspect", &["a", "-o", "name"], "must be 'yaml' or 'json'"),
+            (
+                "import",
+                &["a", "b", "--name", "c"],
+                "--name is for one image",
+            ),
+            ("ls", &["a", "-q"], none),
+            ("import", &["/a"], none),
+        ] {
+            let name = ["image ", verb].concat();
+            let (command, _) = CliCommand::find_command(&name, None).expect("a command");
+            let socket = ["--socket", socket.to_str().expect("UTF-8")];
+            let words = socket.iter().chain(words).map(Into::into).collect();
+            let error = run_image_command(verb, CliWords::new(command, words));
+            let error = error.expect_err(verb).message;
+            let says = if says == none {
+                "cannot reach the agent"
+            } else {
+                says
+            };
+            assert!(error.contains(says), "{verb}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_pipe_can_be_read_twice() {
+        // IMG-32
+        let (reader, mut writer) = io::pipe().expect("pipe");
+        let sent = vec![7; 2 * PIECE_BYTES + 1];
+        let copy = sent.clone();
+        let sender = std::thread::spawn(move || writer.write_all(&copy));
+        let spooled = spool_pipe(&mut File::from(std::os::fd::OwnedFd::from(reader)));
+        let spooled = spooled.expect("spooled");
+        sender.join().expect("a thread").expect("sent");
+        let path = format!("/proc/{}/fd/{}", std::process::id(), spooled.as_raw_fd());
+        for _ in 0..2 {
+            assert!(fs::read(&path).expect("read by its path") == sent);
+        }
+        let name = fs::read_link(&path).expect("a link");
+        assert!(!name.exists(), "{}", name.display());
+    }
+
+    #[test]
+    fn names_of_saved_images() {
+        // IMG-31
+        let tags = json!(["docker.io/library/a:1", "docker.io/library/a:latest"]);
+        for (typed, names) in [
+            ("a:1", &["docker.io/library/a:1"][..]),
+            ("a", &["docker.io/library/a:latest"]),
+            (
+                "12ab",
+                &["docker.io/library/a:1", "docker.io/library/a:latest"],
+            ),
+        ] {
+            assert_eq!(saved_names(typed, &tags), names, "{typed}");
+        }
+        assert_eq!(saved_names("12ab", &json!([])), [""; 0]);
+    }
 }

@@ -45,6 +45,8 @@ use std::{
 use args::{CliWord, CliWords};
 pub(crate) use client::AgentClient;
 pub(crate) use commands::CliCommand;
+use get::OutputFormat;
+use serde_json::json;
 
 use crate::agent::{ProgramName, ServiceManagerEnv};
 use crate::logic::spelling::suggest_name;
@@ -226,6 +228,11 @@ fn find_command_of_words(
             }
             is_value = is_flag && !typed.contains('=');
         }
+        let is_help = |word: &OsString| word == "-h" || word == "--help";
+        if words.is_empty() || words.iter().any(is_help) {
+            let message = commands::family_text(first).trim_end().to_owned();
+            return Err(CliError { message, code: 0 });
+        }
         let verbs: Vec<&str> = commands::all_commands()
             .filter_map(|c| c.name.split_once(' '))
             .filter(|(family, _)| *family == first)
@@ -291,11 +298,9 @@ fn execute_command(
         "help" => print_help(words).map(done),
         "health" => health::run_health(words).map(done),
         "debug dump" => print_debug_dump(words).map(done),
-        "version" => expect_no_words(words)
-            .and_then(|()| print_version())
-            .map(done),
+        "config view" => print_configuration(words).map(done),
+        "version" => print_versions(words).map(done),
         other => match other.split_once(' ') {
-            Some(("image", "ls")) => get::run_image_list(words).map(done),
             Some(("image", verb)) => image::run_image_command(verb, words).map(done),
             // Not reached: a test checks that every command of the table is carried out.
             _ => Err(CliError::new(format!(
@@ -307,6 +312,50 @@ fn execute_command(
 
 fn print_version() -> Result<(), CliError> {
     print_text(&format!("picolet {}\n", crate::VERSION))
+}
+
+/// Runs `version`. In JSON and YAML the agent's version stands beside this program's.
+fn print_versions(mut words: CliWords) -> Result<(), CliError> {
+    let Some(output) = read_output_format(&mut words)? else {
+        return print_version();
+    };
+    let mut versions = json!({"clientVersion": {"gitVersion": crate::VERSION}});
+    let client = words.agent_client().with_patience(live::PATIENCE);
+    let answer = client.send_request("GET", "/version", "");
+    if let Ok(text) = answer.and_then(|mut answer| answer.read_text()) {
+        let version = text.trim_end().trim_start_matches("picolet ");
+        versions["serverVersion"] = json!({"gitVersion": version});
+    }
+    print_text(&get::object_text(&versions, &output)?)
+}
+
+/// Runs `config view`.
+fn print_configuration(mut words: CliWords) -> Result<(), CliError> {
+    let output = read_output_format(&mut words)?.unwrap_or(OutputFormat::Yaml);
+    let answer = words.agent_client().request_json("GET", "/configz")?;
+    print_text(&get::object_text(&answer["kubeletconfig"], &output)?)
+}
+
+fn parse_document_format(text: &str) -> Result<OutputFormat, CliError> {
+    match text {
+        "json" => Ok(OutputFormat::Json),
+        "yaml" => Ok(OutputFormat::Yaml),
+        _ => Err(CliError::new("--output must be 'yaml' or 'json'")),
+    }
+}
+
+/// Reads the words of a command that takes only `-o json|yaml`.
+fn read_output_format(words: &mut CliWords) -> Result<Option<OutputFormat>, CliError> {
+    let mut output = None;
+    while let Some(word) = words.next_word()? {
+        match word {
+            CliWord::Flag("output") => {
+                output = Some(parse_document_format(&words.flag_value()?)?);
+            }
+            other => return Err(args::unexpected_word(other)),
+        }
+    }
+    Ok(output)
 }
 
 fn print_debug_dump(mut words: CliWords) -> Result<(), CliError> {
@@ -437,17 +486,14 @@ mod tests {
             Ok(("image rm", 3))
         );
         for (first, rest, says) in [
+            ("image", &[][..], "Usage: picolet image COMMAND"),
+            ("image", &["--help"], "  image ls [NAME...]"),
             (
                 "image",
-                &[][..],
-                "expected 'picolet image import|pull|ls|rm|verify|prune'",
+                &["fly"],
+                "expected 'picolet image import|pull|save|ls|inspect|tag|rm|verify|prune'",
             ),
-            ("image", &["fly"], "expected 'picolet image"),
-            (
-                "image",
-                &["inspect", "rm"],
-                "expected 'picolet image import",
-            ),
+            ("image", &["fly", "rm"], "expected 'picolet image import"),
             ("image", &["pul"], ", did you mean pull?"),
             ("fly", &["image"], "unknown command \"fly\""),
         ] {

@@ -17,10 +17,10 @@ const DEFAULT_COLUMNS: usize = 80;
 const DEFAULT_ROWS: usize = 24;
 
 /// Progress of a transfer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TransferProgress {
-    /// Present activity, in a word or two.
-    pub(crate) stage: &'static str,
+    /// Present activity, in a few words.
+    pub(crate) stage: String,
     /// Parts that are done.
     pub(crate) done: u64,
     /// All parts; 0 while unknown.
@@ -35,7 +35,7 @@ impl From<Step> for TransferProgress {
     fn from(step: Step) -> Self {
         let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
         Self {
-            stage: step.stage.stage_name(),
+            stage: step.stage_text(),
             done: count(step.layers_done),
             all: count(step.layers),
             parts: "layers",
@@ -68,8 +68,8 @@ fn bytes_text(shown: &TransferProgress, gap: &str) -> String {
 fn is_worth_a_line(shown: &TransferProgress, before: &TransferProgress) -> bool {
     // Layers are few, and each is news. Other parts are many.
     let parts = |shown: &TransferProgress| shown.bytes.map(|_| shown.done);
-    let of = |shown: &TransferProgress| (shown.stage, parts(shown), filled_cells(shown, 10));
-    of(shown) != of(before)
+    let counts = |shown: &TransferProgress| (parts(shown), filled_cells(shown, 10));
+    shown.stage != before.stage || counts(shown) != counts(before)
 }
 
 /// Columns and rows of the terminal behind standard output.
@@ -171,12 +171,15 @@ fn progress_bar(label: &str, shown: &TransferProgress, columns: usize) -> String
         parts,
         ..
     } = shown;
-    let tail = format!(
-        " [{}{}] {stage} {done}/{all} {parts}{}",
-        "#".repeat(filled),
-        ".".repeat(BAR_CELLS - filled),
-        bytes_text(shown, " ")
-    );
+    let tail = match all {
+        0 => format!(": {stage}"),
+        _ => format!(
+            " [{}{}] {stage} {done}/{all} {parts}{}",
+            "#".repeat(filled),
+            ".".repeat(BAR_CELLS - filled),
+            bytes_text(shown, " ")
+        ),
+    };
     // The last column stays free: some terminals go on to the next line there.
     let room = columns.saturating_sub(1);
     let label: String = label
@@ -204,6 +207,7 @@ mod tests {
             layers: 4,
             bytes,
             bytes_total,
+            host: String::new(),
         };
         step.into()
     }
@@ -231,16 +235,19 @@ mod tests {
                 assert!(line.chars().count() < columns.max(1), "{columns}: {line}");
             }
         }
-        let none = TransferProgress::from(Step::default());
-        assert!(
-            progress_bar("x", &none, 80).contains(&"#".repeat(BAR_CELLS)),
-            "nothing to do is all done"
-        );
-        let resolving = Step {
+        // IMG-28
+        let resolving = TransferProgress::from(Step {
             stage: ImageStage::Resolving,
+            host: "mirror.example:5000".into(),
             ..Step::default()
-        };
-        assert_eq!(progress_line("a", &resolving.into()), "a: resolving");
+        });
+        for text in [
+            progress_line("a", &resolving),
+            progress_bar("a", &resolving, 80),
+        ] {
+            assert_eq!(text, "a: resolving at mirror.example:5000");
+        }
+        assert_eq!(progress_bar("a", &resolving, 20), ": resolving at mirr");
         let pods = ending(3);
         assert_eq!(progress_line("stop", &pods), "stop: ending, 3 of 40 pods");
         assert_eq!(
@@ -251,7 +258,7 @@ mod tests {
 
     fn ending(done: u64) -> TransferProgress {
         TransferProgress {
-            stage: "ending",
+            stage: "ending".into(),
             done,
             all: 40,
             parts: "pods",
@@ -270,6 +277,15 @@ mod tests {
         ] {
             assert_eq!(is_worth_a_line(&after, &before), news, "{after:?}");
         }
+        let asked = |host: &str| {
+            TransferProgress::from(Step {
+                stage: ImageStage::Resolving,
+                host: host.into(),
+                ..Step::default()
+            })
+        };
+        assert!(is_worth_a_line(&asked("b"), &asked("a")), "another server");
+        assert!(!is_worth_a_line(&asked("b"), &asked("b")));
         assert!(!is_worth_a_line(&ending(1), &ending(3)), "many parts");
         assert!(is_worth_a_line(&ending(4), &ending(3)), "a tenth of them");
     }

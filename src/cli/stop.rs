@@ -127,7 +127,7 @@ fn stop_with_progress(client: &AgentClient, path: &str) -> Result<AgentAnswer, C
             && let Ok(left) = count_running_pods(&look)
         {
             progress.show_step(TransferProgress {
-                stage: "ending",
+                stage: "ending".into(),
                 done: pods.saturating_sub(left),
                 all: pods,
                 parts: "pods",

@@ -12,15 +12,17 @@ use crate::{
     server::backend::DeviceReport,
 };
 
-/// Writes rows as kubectl does: columns padded to the widest cell plus three spaces, no padding at the end.
-pub(crate) fn render_table(header: &[&str], rows: &[Vec<String>]) -> String {
+/// Writes rows as kubectl does: columns padded to the widest cell plus three spaces, no padding at the end. `no_headers`: the
+/// header, which is not written, still makes its columns as wide.
+pub(crate) fn render_table(header: &[&str], rows: &[Vec<String>], no_headers: bool) -> String {
     let header: Vec<String> = header.iter().map(|h| (*h).to_owned()).collect();
     let mut widths = Vec::new();
     for row in core::iter::once(&header).chain(rows) {
         widen_columns(&mut widths, row);
     }
     let mut out = String::new();
-    for row in core::iter::once(&header).chain(rows) {
+    let all = core::iter::once(&header).chain(rows);
+    for row in all.skip(usize::from(no_headers)) {
         write_row(&mut out, &widths, row);
         out.push('\n');
     }
@@ -569,7 +571,7 @@ mod tests {
             vec!["longer-name".to_owned(), "0/1".to_owned()],
         ];
         assert_eq!(
-            render_table(&["NAME", "READY"], &rows),
+            render_table(&["NAME", "READY"], &rows, false),
             "NAME          READY\na             1/1\nlonger-name   0/1\n"
         );
     }

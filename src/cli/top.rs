@@ -139,11 +139,7 @@ pub(super) fn run_top(mut words: CliWords) -> Result<(), CliError> {
         return Err(CliError::new(nothing));
     }
     let rows: Vec<_> = seen.rows.into_iter().map(|row| row.cells).collect();
-    let text = table::render_table(&seen.header, &rows);
-    print_text(match top.no_headers {
-        true => text.split_once('\n').map_or("", |(_, rows)| rows),
-        false => &text,
-    })?;
+    print_text(&table::render_table(&seen.header, &rows, top.no_headers))?;
     notes.try_for_each(|note| print_text(&format!("{note}\n")))
 }
 

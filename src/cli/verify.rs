@@ -80,7 +80,7 @@ fn verify_without_agent(
             layers_done,
             layers,
             bytes,
-            bytes_total: 0,
+            ..Step::default()
         });
     }
     Ok(StoreVerification {

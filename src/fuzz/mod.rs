@@ -13,7 +13,9 @@ use crate::api::{ConfigMap, Quantity, Secret, WallTime, oci, strict};
 use crate::config::{decode, duration};
 #[cfg(feature = "update")]
 use crate::logic::update::{MAX_RELEASE_BYTES, UpdateOffer};
-use crate::logic::{dashboard, devices::cdi, dns, expansion, static_pod, user, validation};
+use crate::logic::{
+    dashboard, devices::cdi, dns, expansion, jsonpath::Template, static_pod, user, validation,
+};
 use crate::{agent, config, image, kube, parts, runtime, server, shim, stream};
 
 mod grpc;
@@ -37,6 +39,7 @@ pub const TARGETS: &[Target] = &[
     target("manifest", manifest),
     target("config", config_document),
     target("quantity", quantity),
+    target("jsonpath", jsonpath_template),
     target("reference", image::fuzz::reference),
     target("image_documents", |data| {
         image::fuzz::documents(data, &scratch())
@@ -177,6 +180,18 @@ fn channel(data: &[u8]) -> String {
             "ok".into()
         }
         Err(e) => e.to_string(),
+    }
+}
+
+fn jsonpath_template(data: &[u8]) -> String {
+    let object = serde_json::json!({
+        "items": [{"name": "a", "list": [1, 2.5, null, true]}, {"name": "b", "list": []}],
+        "map": {"a.b": "c", "d": {"e": "f"}},
+    });
+    let read = Template::parse(&text(data));
+    match read.and_then(|template| template.render(&object)) {
+        Ok(_) => "ok".into(),
+        Err(e) => e,
     }
 }
 

@@ -82,6 +82,11 @@ pub(super) fn of(target: &str) -> Vec<Vec<u8>> {
             "+0.000000001",
             "9223372036854775807",
         ]),
+        "jsonpath" => texts(&[
+            r#"{range .items[*]}{.name}{"\t"}{.list[0:-1]}{"\n"}{end}"#,
+            r#"{.items[?(@.name=="a")].list[-1]} {..name} {.map['a\.b','d.e']}"#,
+            "{.items[::2].list[?(@>1)]}{$.map.*}",
+        ]),
         "reference" => texts(&[
             "busybox",
             "docker.io/library/busybox:1.36",

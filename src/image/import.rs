@@ -514,7 +514,7 @@ impl ImportRun<'_> {
         let root =
             make_root(&dir).map_err(ImageProblem::write_error("make the layer's directory"))?;
         let before = self.budget;
-        let now = self.progress;
+        let now = self.progress.clone();
         let start = now.bytes;
         let mut next_tick = TICK_BYTES;
         let tick = &mut self.tick;
@@ -530,7 +530,7 @@ impl ImportRun<'_> {
             next_tick = bytes + TICK_BYTES;
             let now = ImageProgress {
                 bytes: start + bytes,
-                ..now
+                ..now.clone()
             };
             match tick(now) {
                 ControlFlow::Continue(()) => Ok(()),
@@ -573,7 +573,7 @@ impl ImportRun<'_> {
             None if staged.unpacked.needs_below => self.discard_unpacked_layer(diff_id, &staged)?,
             None => drop(self.unpacked.insert(diff_id, staged)),
         }
-        match (self.tick)(self.progress) {
+        match (self.tick)(self.progress.clone()) {
             ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => Err(ImageProblem::Cancelled.into()),
         }

@@ -43,9 +43,9 @@ pub const MAX_TRAILER_BYTES: u64 = 1024 * 1024;
 /// Buffer for file contents, bytes.
 const COPY_BYTES: usize = PIECE_BYTES;
 /// Marks a removed name.
-const WHITEOUT: &[u8] = b".wh.";
+pub(super) const WHITEOUT: &[u8] = b".wh.";
 /// Marks a directory whose content below is hidden.
-const OPAQUE_MARK: &[u8] = b".wh..wh..opq";
+pub(super) const OPAQUE_MARK: &[u8] = b".wh..wh..opq";
 /// Other names that start like this are aufs's own.
 const AUFS: &[u8] = b".wh..wh.";
 

@@ -10,6 +10,7 @@
 //! | [`below`] | view of the layers below a layer |
 //! | [`registry`] | the client: from a reference to blobs whose digest is right |
 //! | [`mod@pull`] | pulls: queued, joined, resumed, through the client into the store |
+//! | [`save`] | docker archives made from the images of the store |
 //! | [`progress`] | progress of an image on its way |
 //! | [`mod@sum`], [`verify`] | sums of unpacked layers, and the check against them |
 //! | [`dropin`] | the directory whose archives are imported as they change |
@@ -41,6 +42,7 @@ pub mod pull;
 pub mod record;
 pub mod reference;
 pub mod registry;
+pub mod save;
 pub mod store;
 pub mod sum;
 pub mod tarball;
@@ -59,6 +61,7 @@ pub use progress::ImageProgress;
 pub use pull::{PullError, Puller};
 pub use record::{ImageRecord, LayerRecord};
 pub use reference::ImageReference;
+pub use save::ImageArchiveWriter;
 pub use store::{ImageStore, StoredImageHold};
 pub use verify::{DamagedImage, ImageVerifier, RepairResult, StoreVerification, VerifyFindings};
 

@@ -37,7 +37,7 @@ impl ImageStage {
 }
 
 /// Progress of an image on its way into the store, or of a check.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageProgress {
     /// Stage that is under way.
@@ -50,18 +50,30 @@ pub struct ImageProgress {
     pub bytes: u64,
     /// Bytes of the stage at its end; 0 if unknown.
     pub bytes_total: u64,
+    /// Server that is asked while the stage is [`ImageStage::Resolving`]: host and port. Empty if unknown.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub host: String,
+}
+
+impl ImageProgress {
+    /// The stage, and the server that is asked: `resolving at registry.example:5000`.
+    #[must_use]
+    pub fn stage_text(&self) -> String {
+        let gap = if self.host.is_empty() { "" } else { " at " };
+        [self.stage.stage_name(), gap, &self.host].concat()
+    }
 }
 
 /// Progress in the words of events: `fetching 12 of 45 MiB (27%), 1 of 4 layers`.
 impl fmt::Display for ImageProgress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.stage {
-            ImageStage::Waiting => "waiting for other pulls",
-            stage @ (ImageStage::Resolving
+        match self.stage {
+            ImageStage::Waiting => f.write_str("waiting for other pulls")?,
+            ImageStage::Resolving
             | ImageStage::Fetching
             | ImageStage::Unpacking
-            | ImageStage::Verifying) => stage.stage_name(),
-        })?;
+            | ImageStage::Verifying => f.write_str(&self.stage_text())?,
+        }
         if matches!(self.stage, ImageStage::Waiting | ImageStage::Resolving) {
             return Ok(());
         }
@@ -84,7 +96,7 @@ pub(super) struct Tracker(Mutex<ImageProgress>);
 
 impl Tracker {
     pub(super) fn current_progress(&self) -> ImageProgress {
-        *self.lock()
+        self.lock().clone()
     }
 
     pub(super) fn set_progress(&self, now: ImageProgress) {
@@ -96,6 +108,14 @@ impl Tracker {
             stage,
             ..ImageProgress::default()
         });
+    }
+
+    /// Notes the server that is asked, host and port.
+    pub(super) fn note_host(&self, host: &str) {
+        let mut now = self.lock();
+        if now.stage == ImageStage::Resolving {
+            host.clone_into(&mut now.host);
+        }
     }
 
     pub(super) fn begin_fetching(&self, layers: usize, bytes_total: u64) {
@@ -132,17 +152,22 @@ mod tests {
         words("waiting for other pulls");
         tracker.begin_stage(ImageStage::Resolving);
         words("resolving");
+        tracker.note_host("mirror.example:5000");
+        words("resolving at mirror.example:5000");
+        tracker.note_host("docker.io");
+        words("resolving at docker.io");
         tracker.begin_fetching(3, 10 << 20);
         tracker.add_fetched_bytes(5 << 20);
         tracker.add_fetched_bytes(-(1 << 20));
         tracker.count_fetched_layer();
+        tracker.note_host("blobs.example");
         words("fetching 4 of 10 MiB (40%), 1 of 3 layers");
         tracker.set_progress(ImageProgress {
             stage: ImageStage::Unpacking,
             layers_done: 2,
             layers: 3,
             bytes: 7 << 20,
-            bytes_total: 0,
+            ..ImageProgress::default()
         });
         words("unpacking 7 MiB, 2 of 3 layers");
         tracker.begin_stage(ImageStage::Unpacking);

@@ -97,7 +97,7 @@ pub(super) fn compute_layer_sum(
         buffer: vec![0; if content.is_none() { PIECE_BYTES } else { 0 }],
         linked: BTreeSet::new(),
     };
-    walk.sum_tree(root)?;
+    walk_layer(root, &mut |dir, name, path| walk.add_entry(dir, name, path))?;
     Ok(LayerSum {
         entries: walk.entries,
         tree: format!("{:032x}", walk.tree),
@@ -123,40 +123,45 @@ struct WalkLevel {
     path: usize,
 }
 
-impl LayerWalk {
-    /// No recursion: a lane's stack is small. Follows no link.
-    fn sum_tree(&mut self, root: OwnedFd) -> Result<(), LayerError> {
-        let mut path = Vec::new();
-        let at = |path: &[u8], error: io::Error| LayerError {
-            entry: Some(tree::display_path(path)),
-            problem: ImageProblem::Read(error),
-        };
-        let mut levels = vec![open_level(root, 0).map_err(|e| at(b"", e))?];
-        while let Some(top) = levels.last_mut() {
-            path.truncate(top.path);
-            let Some(entry) = top.list.next() else {
-                levels.pop();
-                continue;
-            };
-            let entry = entry.map_err(|e| at(&path, e.into()))?;
-            let name = entry.file_name().to_bytes();
-            if matches!(name, b"." | b"..") {
-                continue;
-            }
-            if !path.is_empty() {
-                path.push(b'/');
-            }
-            path.extend_from_slice(name);
-            let inner = self
-                .add_entry(top.dir.as_fd(), name, &path)
-                .map_err(|e| at(&path, e))?;
-            if let Some(inner) = inner {
-                levels.push(open_level(inner, path.len()).map_err(|e| at(&path, e))?);
-            }
-        }
-        Ok(())
-    }
+/// Visitor of the entries of a layer: its directory, its name and its path. Returns the directory to go into, if the entry
+/// is one.
+type EntryVisitor<'a> =
+    &'a mut dyn FnMut(BorrowedFd<'_>, &[u8], &[u8]) -> io::Result<Option<OwnedFd>>;
 
+/// Visits all entries below `root`, directories before what is in them. Follows no link.
+///
+/// No recursion: a lane's stack is small.
+pub(super) fn walk_layer(root: OwnedFd, visit: EntryVisitor<'_>) -> Result<(), LayerError> {
+    let mut path = Vec::new();
+    let at = |path: &[u8], error: io::Error| LayerError {
+        entry: Some(tree::display_path(path)),
+        problem: ImageProblem::Read(error),
+    };
+    let mut levels = vec![open_level(root, 0).map_err(|e| at(b"", e))?];
+    while let Some(top) = levels.last_mut() {
+        path.truncate(top.path);
+        let Some(entry) = top.list.next() else {
+            levels.pop();
+            continue;
+        };
+        let entry = entry.map_err(|e| at(&path, e.into()))?;
+        let name = entry.file_name().to_bytes();
+        if matches!(name, b"." | b"..") {
+            continue;
+        }
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend_from_slice(name);
+        let inner = visit(top.dir.as_fd(), name, &path).map_err(|e| at(&path, e))?;
+        if let Some(inner) = inner {
+            levels.push(open_level(inner, path.len()).map_err(|e| at(&path, e))?);
+        }
+    }
+    Ok(())
+}
+
+impl LayerWalk {
     /// Adds one entry; a directory is returned.
     fn add_entry(
         &mut self,
@@ -253,7 +258,10 @@ fn next_data(file: &File, at: u64) -> io::Result<Option<u64>> {
 }
 
 /// Attributes of an entry, sorted, without those of the machine.
-fn read_sorted_xattrs(dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+pub(super) fn read_sorted_xattrs(
+    dir: BorrowedFd<'_>,
+    name: &[u8],
+) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
     let path: CString = tree::path_through_fd(dir, name)?;
     let mut found = Vec::new();
     for name in xattr::names_on_link(&path)?.split_inclusive(|&b| b == 0) {

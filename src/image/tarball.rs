@@ -10,7 +10,7 @@ use std::io::{self, Read};
 use super::compress::read_up_to;
 
 /// A tar block, bytes.
-const BLOCK: usize = 512;
+pub(super) const BLOCK: usize = 512;
 /// Largest extended header (PAX records, GNU long name), bytes.
 pub const MAX_EXTENSION_BYTES: u64 = 1024 * 1024;
 /// Longest path or link target, bytes (`PATH_MAX`).

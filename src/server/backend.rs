@@ -438,6 +438,10 @@ pub trait ServerBackend: StreamingBackend {
     fn pull_image<'a>(&'a self, reference: &'a str, now: bool) -> BackendReply<'a, String>;
     /// Returns the progress of an image's pull; `None` if no pull of it is under way.
     fn pull_progress(&self, reference: &str) -> Option<ImageProgress>;
+    /// Describes an image by reference or id; `layers`: refused if its layers are not in a store of this agent.
+    fn inspect_image<'a>(&'a self, reference: &'a str, layers: bool) -> BackendReply<'a, Value>;
+    /// Gives an image a further name; returns it in full.
+    fn tag_image<'a>(&'a self, reference: &'a str, name: &'a str) -> BackendReply<'a, String>;
     /// Removes an image by reference or id, or one of its names. Returns a line for each name that is gone.
     fn remove_image<'a>(&'a self, reference: &'a str) -> BackendReply<'a, Vec<String>>;
     /// Removes the images that no container uses; returns their names and the bytes that they held.

@@ -3,10 +3,12 @@
 //! | route | answer |
 //! |---|---|
 //! | `GET /healthz`, `/version`, `/debug/dump` | text |
-//! | `GET /pods[?namespace=]`, `/configmaps[…]`, `/secrets[…]`, `/events[…][limit=]`, `/node`, `/link`, `/pressure[?order=]`, `/devices`, `/images`, `/health` | JSON |
+//! | `GET /pods[?namespace=]`, `/configmaps[…]`, `/secrets[…]`, `/events[…][limit=]`, `/node`, `/link`, `/pressure[?order=]`, `/devices`, `/images`, `/health`, `/configz` | JSON |
 //! | `GET /containerLogs/{namespace}/{pod}/{container}` | text, streamed; kubelet's parameters |
 //! | `/exec`, `/attach`, `/run`, `/portForward` | see [`super::streaming`] |
 //! | `POST /images/import`, `/images/prune`, `DELETE /images` | text; `import?progress=true`: JSON lines |
+//! | `GET /images/inspect?reference=[&layers=true]` | JSON; `layers`: an error without a store of the agent's own |
+//! | `POST /images/tag?reference=&name=` | text |
 //! | `POST /images/verify[?repair=true]` | JSON lines: [`ProgressLine`]s: `step`, then `verified` or `failed` |
 //! | `POST /images/pull?reference=[&now=true]` | JSON lines, as of an import |
 //! | `POST /link/update?received=&sent=` | text; bytes that another process of picolet spent on a release, at most 1 GiB at a time |
@@ -37,7 +39,7 @@ use crate::{
 };
 
 /// Interval at which a client hears the progress of a pull.
-const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 /// Bytes each way that another process may report at a time.
 const MAX_REPORTED_BYTES: u64 = 1 << 30;
 /// A request's head must arrive within this time.
@@ -101,6 +103,7 @@ async fn route_request(
             let shown = |health| strict::to_value(&health).unwrap_or_default();
             respond_json(connection, backend.agent_health().await.map(shown)).await
         }
+        ("GET", ["configz"]) => serve_configuration(backend, connection).await,
         ("GET", ["events"]) => {
             let limit = match request.query_number("limit") {
                 Ok(limit) => limit.unwrap_or(usize::MAX),
@@ -184,6 +187,16 @@ async fn route_request(
             };
             pull_image(backend, connection, reference, request.query_flag("now")).await
         }
+        ("GET", ["images", "inspect"]) => {
+            let reference = request.query_param("reference").unwrap_or("");
+            let layers = request.query_flag("layers");
+            respond_json(connection, backend.inspect_image(reference, layers).await).await
+        }
+        ("POST", ["images", "tag"]) => {
+            let param = |name| request.query_param(name).unwrap_or("");
+            let tagged = backend.tag_image(param("reference"), param("name")).await;
+            respond_text(connection, tagged.map(|name| format!("Tagged: {name}\n"))).await
+        }
         ("POST", ["images", "verify"]) => {
             let (sender, steps) = smol::channel::bounded(1);
             let verifying = backend.verify_images(request.query_flag("repair"), sender);
@@ -220,18 +233,23 @@ async fn route_request(
         (
             _,
             [
-                "healthz" | "health" | "events" | "version" | "pods" | "configmaps" | "secrets"
-                | "node" | "link" | "pressure" | "images" | "stop",
+                "configz" | "healthz" | "health" | "events" | "version" | "pods" | "configmaps"
+                | "secrets" | "node" | "link" | "pressure" | "images" | "stop",
             ],
         )
         | (_, ["containerLogs", _, _, _] | ["pods", _, _, "restart"])
         | (_, ["link", "update"])
-        | (_, ["images", "import" | "prune" | "pull" | "verify"] | ["debug", "dump"]) => {
-            Ok(Err(Refusal::new(
-                405,
-                format!("method {} is not allowed here", request.method),
-            )))
-        }
+        | (
+            _,
+            [
+                "images",
+                "import" | "inspect" | "prune" | "pull" | "tag" | "verify",
+            ]
+            | ["debug", "dump"],
+        ) => Ok(Err(Refusal::new(
+            405,
+            format!("method {} is not allowed here", request.method),
+        ))),
         _ => Ok(Err(Refusal::not_found("no such page"))),
     }
 }
@@ -275,10 +293,15 @@ async fn pull_image(
     // Bounded: each round waits a while.
     let next = async || loop {
         async_io::Timer::after(PROGRESS_INTERVAL).await;
-        if let Some(step) = backend.pull_progress(reference)
-            && told != Some(step)
+        let step = match backend.pull_progress(reference) {
+            // Its turn or a credential plugin is waited for, or a runtime pulls and tells no progress.
+            None if told.is_none() => Some(ImageProgress::default()),
+            step => step,
+        };
+        if let Some(step) = step
+            && told.as_ref() != Some(&step)
         {
-            told = Some(step);
+            told = Some(step.clone());
             break step;
         }
     };
@@ -334,6 +357,20 @@ async fn respond_text(
             .map(Ok),
         Err(refusal) => Ok(Err(refusal)),
     }
+}
+
+/// Answers `/configz`, on the local socket and in the network.
+pub(super) async fn serve_configuration(
+    backend: &dyn ServerBackend,
+    connection: &mut StreamConnection,
+) -> ServeOutcome {
+    let document: serde_json::Value =
+        serde_json::from_str(backend.configuration()).unwrap_or_default();
+    respond_json(
+        connection,
+        Ok(serde_json::json!({ "kubeletconfig": document })),
+    )
+    .await
 }
 
 async fn respond_json(

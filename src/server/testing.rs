@@ -258,6 +258,14 @@ impl ServerBackend for FakeBackend {
         None
     }
 
+    fn inspect_image<'a>(&'a self, _: &'a str, _: bool) -> BackendReply<'a, Value> {
+        unused()
+    }
+
+    fn tag_image<'a>(&'a self, _: &'a str, _: &'a str) -> BackendReply<'a, String> {
+        unused()
+    }
+
     fn remove_image<'a>(&'a self, _: &'a str) -> BackendReply<'a, Vec<String>> {
         unused()
     }

@@ -24,8 +24,8 @@ pub struct ManifestDoorbell {
 struct ArmedWatch {
     inotify: Async<Inotify>,
     watch: WatchDescriptor,
-    /// Set if the watched directory is the path itself, not its parent.
-    is_path: bool,
+    /// Number of names of the path that are below the watched directory: 0 if this is the path itself.
+    names_below: usize,
 }
 
 impl ManifestDoorbell {
@@ -35,43 +35,42 @@ impl ManifestDoorbell {
         Self { path, armed: None }
     }
 
-    /// Lays the watch unless it is laid: on the directory, or on the parent if the path is a file or missing.
+    /// Lays the watch unless it is laid: on the path if it is a directory, else on the nearest directory above it.
     ///
     /// Call it before every read, so that nothing falls between read and watch. After an error there is no doorbell
-    /// until a later call succeeds; a missing parent is such an error.
+    /// until a later call succeeds.
     pub fn arm(&mut self) -> io::Result<()> {
-        let is_path = self.path.is_dir();
-        if self
-            .armed
-            .as_ref()
-            .is_some_and(|armed| armed.is_path == is_path)
-        {
-            return Ok(());
+        // Bounded: by the directories that come and go meanwhile. One that came before its parent was watched rings never.
+        loop {
+            let mut above = self.path.ancestors().enumerate();
+            let (names_below, dir) = above
+                .find(|(_, dir)| dir.is_dir())
+                .ok_or_else(|| io::Error::other("has no parent directory"))?;
+            if self
+                .armed
+                .as_ref()
+                .is_some_and(|armed| armed.names_below == names_below)
+            {
+                return Ok(());
+            }
+            self.armed = None;
+            let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
+            let events = AddWatchFlags::IN_CLOSE_WRITE
+                | AddWatchFlags::IN_MOVED_TO
+                | AddWatchFlags::IN_MOVED_FROM
+                | AddWatchFlags::IN_CREATE
+                | AddWatchFlags::IN_DELETE
+                | AddWatchFlags::IN_ATTRIB
+                | AddWatchFlags::IN_DELETE_SELF
+                | AddWatchFlags::IN_MOVE_SELF
+                | AddWatchFlags::IN_ONLYDIR;
+            let watch = inotify.add_watch(dir, events)?;
+            self.armed = Some(ArmedWatch {
+                inotify: Async::new(inotify)?,
+                watch,
+                names_below,
+            });
         }
-        self.armed = None;
-        let dir = if is_path {
-            Some(&*self.path)
-        } else {
-            self.path.parent()
-        };
-        let dir = dir.ok_or_else(|| io::Error::other("has no parent directory"))?;
-        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
-        let events = AddWatchFlags::IN_CLOSE_WRITE
-            | AddWatchFlags::IN_MOVED_TO
-            | AddWatchFlags::IN_MOVED_FROM
-            | AddWatchFlags::IN_CREATE
-            | AddWatchFlags::IN_DELETE
-            | AddWatchFlags::IN_ATTRIB
-            | AddWatchFlags::IN_DELETE_SELF
-            | AddWatchFlags::IN_MOVE_SELF
-            | AddWatchFlags::IN_ONLYDIR;
-        let watch = inotify.add_watch(dir, events)?;
-        self.armed = Some(ArmedWatch {
-            inotify: Async::new(inotify)?,
-            watch,
-            is_path,
-        });
-        Ok(())
     }
 
     /// Waits until the path may have changed; for ever if not armed. Dropping the future loses nothing.
@@ -110,8 +109,9 @@ impl ManifestDoorbell {
             // An overflow, or the directory itself.
             return event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) || ends_watch(armed, event);
         };
-        if !armed.is_path {
-            return self.path.file_name() == Some(name);
+        if let Some(below) = armed.names_below.checked_sub(1) {
+            let wanted = self.path.ancestors().nth(below);
+            return wanted.and_then(Path::file_name) == Some(name);
         }
         if name.as_bytes().starts_with(b".") {
             return false;

@@ -669,6 +669,32 @@ fn doorbell_rings_before_the_poll() {
 }
 
 #[test]
+fn directories_that_come_later_ring() {
+    // SRC-15
+    let scratch = Scratch::new("late-bell");
+    let lane = Lane::start("test").expect("lane");
+    let dir = scratch.0.join("etc/manifests");
+    let mut poller = ManifestDirPoller::new(source(dir.clone()), Duration::from_secs(86_400), true);
+    let mut next = || {
+        let late = async {
+            smol::Timer::after(PATIENCE).await;
+            panic!("the doorbell is silent")
+        };
+        say(&smol::block_on(smol::future::or(
+            poller.next_reading(&lane),
+            late,
+        )))
+    };
+    assert_eq!(next(), "");
+    fs::create_dir_all(&dir).expect("mkdir -p");
+    fs::write(dir.join("a.yaml"), pod("a", "1")).expect("written in place");
+    wait_for(|| next().contains("+a.yaml:1"));
+    // The directory itself is watched by now, not only those above it.
+    fs::write(dir.join("b.yaml"), pod("b", "1")).expect("written in place");
+    wait_for(|| next().contains("+b.yaml:1"));
+}
+
+#[test]
 fn without_doorbell_the_poll_finds_it() {
     // SRC-15 SRC-18
     let scratch = Scratch::new("poll");

@@ -557,6 +557,16 @@ impl Fake {
         id
     }
 
+    /// Gives an image of the store another id.
+    pub fn change_image_id(&self, reference: &str, id: &str) {
+        self.change(|state| {
+            let image = state.images.remove(&image_id(reference));
+            let mut image = image.expect("in the store");
+            image.id = id.into();
+            state.images.insert(id.into(), image);
+        });
+    }
+
     /// Gives an image of the store a stop signal.
     pub fn set_stop_signal(&self, reference: &str, signal: &str) {
         self.change(|state| {

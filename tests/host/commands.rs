@@ -196,11 +196,89 @@ fn shows_tables(host: &Host, pod: &Value) {
         text(&absent.stderr),
         "Error from server (NotFound): pods \"nobody\" not found\n"
     );
+    shows_chosen_objects(host);
     let node = host.ok(&["get", "node", "-o", "wide"]);
     assert!(node.contains("Ready") && node.contains("v1.36"), "{node}");
     assert_eq!(
         host.ok(&["version"]),
         format!("picolet {}\n", env!("CARGO_PKG_VERSION"))
+    );
+}
+
+// GET-01 GET-02 GET-03 GET-04 GET-06 GET-07
+fn shows_chosen_objects(host: &Host) {
+    let name = full("web");
+    for (words, expected) in [
+        (
+            &["get", "po", "-l", "app in (web),tier", "-o", "name"][..],
+            format!("pod/{name}\n"),
+        ),
+        (
+            &["get", "pods", "-l", "app!=web", "-o", "name"],
+            String::new(),
+        ),
+        (
+            &[
+                "get",
+                "pods",
+                "--field-selector",
+                "status.phase=Running,spec.nodeName=node",
+                "-o",
+                "name",
+            ],
+            format!("pod/{name}\n"),
+        ),
+        (
+            &[
+                "get",
+                "pods",
+                "-o",
+                "jsonpath={range .items[*]}{.metadata.name}={.status.phase};{end}",
+            ],
+            format!("{name}=Running;"),
+        ),
+        (
+            &[
+                "get",
+                "pods",
+                "-o",
+                "custom-columns=N:.metadata.name,APP:.metadata.labels.app",
+            ],
+            format!("{:w$}   APP\n{name}   web\n", "N", w = name.len()),
+        ),
+        (
+            &["get", "cm/settings", "secret/token", "-o", "name"],
+            "configmap/settings\nsecret/token\n".into(),
+        ),
+        (
+            &["get", "pod", "nobody", "--ignore-not-found"],
+            String::new(),
+        ),
+        (&["config", "view", "-o", "json"], String::new()),
+        (&["version", "-o", "json"], String::new()),
+    ] {
+        let said = host.ok(words);
+        match words[0] {
+            "get" => assert_eq!(said, expected, "{words:?}"),
+            "config" => assert!(
+                said.contains("\"kind\": \"KubeletConfiguration\""),
+                "{said}"
+            ),
+            _ => assert!(said.contains("\"serverVersion\""), "{said}"),
+        }
+    }
+    let two = host.ok(&["get", "pods,cm", "-L", "app", "--show-labels"]);
+    let words: Vec<&str> = two.split_whitespace().collect();
+    for word in ["APP", "LABELS", "app=web,tier=front", "configmap/settings"] {
+        assert!(words.contains(&word), "{word}: {two}");
+    }
+    let refused = host.cli(&["get", "pods", "--field-selector", "spec.image=x"]);
+    let says = text(&refused.stderr);
+    assert!(
+        says.starts_with(
+            "Error from server (BadRequest): pods: field label not supported: spec.image"
+        ),
+        "{says}"
     );
 }
 
@@ -543,7 +621,7 @@ fn waits_restarts_and_deletes(host: &Host) {
         (
             &["events", "--for", pod, "--types=Warning"],
             0,
-            "No events found.",
+            "No events found in default namespace.",
         ),
         (
             &["explain", "pod.spec.imgae"],
@@ -679,6 +757,17 @@ fn manages_images(host: &Host) {
         "{broken:?}"
     );
     assert!(listed(host, "localhost/again").0);
+    // IMG-29 IMG-30 IMG-31
+    let said = host.ok(&["image", "tag", "localhost/again:3", "localhost/saved:1"]);
+    assert_eq!(said, "Tagged: localhost/saved:1\n");
+    let id = host.ok(&["images", "-q", "localhost/saved"]);
+    let shown = host.ok(&["image", "inspect", id.trim()]);
+    let shown: Value = serde_json::from_str(&shown).expect("JSON");
+    assert_eq!(shown["info"]["imageSpec"]["config"]["Env"], json!(["A=c"]));
+    let archive = host.path("saved.tar").display().to_string();
+    host.ok(&["image", "save", "-q", "-o", &archive, "localhost/saved:1"]);
+    let said = host.ok(&["image", "import", "-q", &archive]);
+    assert_eq!(said, "Imported: localhost/saved:1\n");
     host.ok(&["image", "prune"]);
     let (there, table) = listed(host, "localhost/again");
     assert!(!there && table.contains("localhost/busybox"), "{table}");

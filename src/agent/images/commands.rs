@@ -4,6 +4,7 @@ use alloc::rc::Rc;
 use core::ops::ControlFlow;
 use std::path::PathBuf;
 
+use serde_json::{Value, json};
 use smol::channel::Sender;
 
 use super::{
@@ -11,12 +12,13 @@ use super::{
     stock::{ImageStock, shown_names},
 };
 use crate::{
-    api::cri::StoredImage,
+    api::{cri::StoredImage, strict},
     error::error_chain,
     image::{
-        ImageProgress, ImageReference, ImportOptions, RepairResult, StoreVerification,
+        ImageError, ImageProgress, ImageReference, ImportOptions, RepairResult, StoreVerification,
         progress::ImageStage,
     },
+    logic::image_names,
     runtime::{RuntimeError, RuntimeService},
     server::http::Refusal,
     sys::memory,
@@ -33,7 +35,10 @@ pub(in crate::agent) struct ImageCommands {
 }
 
 fn internal_refusal(e: RuntimeError) -> Refusal {
-    Refusal::new(500, e.to_string())
+    match e {
+        RuntimeError::Invalid(text) => Refusal::bad_request(text),
+        other => Refusal::new(500, other.to_string()),
+    }
 }
 
 impl ImageCommands {
@@ -85,7 +90,6 @@ impl ImageCommands {
     ) -> Result<String, Refusal> {
         let pulled = self.images.pull_for_node(reference, now).await;
         pulled.map_err(|e| match e {
-            RuntimeError::Invalid(text) => Refusal::bad_request(text),
             RuntimeError::Deferred(text) => Refusal::new(
                 429,
                 format!("the link's budget for today is too small for it: {text} (--now pulls it anyway)"),
@@ -99,15 +103,65 @@ impl ImageCommands {
         self.runtime.pull_progress(reference)
     }
 
+    /// Finds the image that `reference` names, or whose id begins so. Names come first.
+    async fn find_image(&self, reference: &str) -> Result<StoredImage, Refusal> {
+        let found = self.runtime.image_status(reference).await;
+        if let Ok(Some(image)) = found {
+            return Ok(image);
+        }
+        // Not for pods: the name of an image that is missing could be the beginning of another one's id.
+        let images = self.list_images().await?;
+        let begun = image_names::find_by_short_id(&images, reference);
+        match begun.map_err(|e| Refusal::bad_request(e.0))? {
+            Some(image) => Ok(image.clone()),
+            None => {
+                found.map_err(internal_refusal)?;
+                let text = format!("images \"{reference}\" not found");
+                Err(Refusal::not_found(text))
+            }
+        }
+    }
+
+    /// Describes an image as `crictl inspecti` does: `status`, and `info` with its configuration and layers if they are
+    /// in the store of this agent. `layers`: they have to be there.
+    pub(in crate::agent) async fn inspect_image(
+        &self,
+        reference: &str,
+        layers: bool,
+    ) -> Result<Value, Refusal> {
+        if layers {
+            self.stock.own_store("save")?;
+        }
+        let image = self.find_image(reference).await?;
+        let mut shown = json!({"status": strict::to_value(&image).unwrap_or_default()});
+        if let ImageStock::Own(store) = &self.stock
+            && let Some(info) = store.image_info(&image.id)
+        {
+            shown["info"] = info;
+        }
+        Ok(shown)
+    }
+
+    /// Gives the image that `reference` names a further name. Returns the name in its full form.
+    pub(in crate::agent) async fn tag_image(
+        &self,
+        reference: &str,
+        name: &str,
+    ) -> Result<String, Refusal> {
+        let bad_name = |e: ImageError| Refusal::bad_request(error_chain(&e));
+        let store = self.stock.own_store("tag")?;
+        let image = self.find_image(reference).await?;
+        store.tag_image(&image.id, name).await.map_err(bad_name)?;
+        let name = ImageReference::parse(name).map_err(bad_name)?;
+        Ok(name.to_string())
+    }
+
     /// Removes the image that `reference` names; by one of several names, that name only. Returns a line for each name.
     pub(in crate::agent) async fn remove_image(
         &self,
         reference: &str,
     ) -> Result<Vec<String>, Refusal> {
-        let found = self.runtime.image_status(reference).await;
-        let image = found
-            .map_err(internal_refusal)?
-            .ok_or_else(|| Refusal::not_found(format!("images \"{reference}\" not found")))?;
+        let image = self.find_image(reference).await?;
         if let ImageStock::Own(store) = &self.stock
             && let Ok(parsed) = ImageReference::parse(reference)
             && let Some(name) = parsed.tagged_name().filter(|_| parsed.digest().is_none())
@@ -150,7 +204,7 @@ impl ImageCommands {
                 layers_done: done,
                 layers,
                 bytes,
-                bytes_total: 0,
+                ..ImageProgress::default()
             };
             let _ = steps.try_send(step);
             if steps.is_closed() {

@@ -278,6 +278,75 @@ fn what_the_operator_imports_is_everybodys() {
 }
 
 #[test]
+fn images_are_named_by_the_beginning_of_their_id() {
+    // IMG-29 IMG-30 IMG-31
+    let (scratch, fake) = (TestDir::new("images"), Rc::new(Fake::new()));
+    let commands = |stock| ImageCommands {
+        images: images(&scratch, &fake),
+        stock,
+        runtime: Rc::clone(&fake) as Rc<dyn RuntimeService>,
+    };
+    let of_runtime = commands(ImageStock::Runtime);
+    let names: Vec<String> = (0..17).map(|n| format!("registry.test/app:{n}")).collect();
+    let ids: Vec<String> = names.iter().map(|name| fake.add_image(name)).collect();
+    let inspect = |typed: &str| block_on(of_runtime.inspect_image(typed, false));
+    let short = &ids[3][7..20];
+    for typed in [short, &ids[3][..20], &ids[3], &names[3]] {
+        let shown = inspect(typed).expect(typed);
+        assert_eq!(shown["status"]["id"], *ids[3], "{typed}");
+        assert_eq!(shown["status"]["repoTags"], json!([names[3]]));
+        assert!(shown.get("info").is_none(), "its layers are the runtime's");
+    }
+    // Of 17 ids at least two begin with one digit.
+    let digit = |id: &&String| ids.iter().filter(|other| other[7..8] == id[7..8]).count() > 1;
+    let shared = &ids.iter().find(digit).expect("two")[7..8];
+    let several = inspect(shared).expect_err("ambiguous");
+    assert_eq!(several.status, 400);
+    assert!(several.message.contains("is ambiguous"), "{several:?}");
+    assert_eq!(inspect("0123456789abcdefg").expect_err("none").status, 404);
+    let removed = block_on(of_runtime.remove_image(short));
+    assert_eq!(removed, Ok(vec![format!("Deleted: {}", names[3])]));
+    // What needs a store of its own says so.
+    for (refusal, what) in [
+        (
+            block_on(of_runtime.inspect_image(&names[0], true)).expect_err("no store"),
+            "save them with its own tools",
+        ),
+        (
+            block_on(of_runtime.tag_image(&names[0], "b:1")).expect_err("no store"),
+            "tag them with its own tools",
+        ),
+    ] {
+        assert_eq!(refusal.status, 400);
+        assert!(refusal.message.contains(what), "{refusal:?}");
+    }
+    let store = own_store(&scratch);
+    let of_store = commands(ImageStock::Own(store.clone()));
+    let archive = scratch.join("archive.tar");
+    let layer = Stream::new().file("name", b"x").bytes();
+    fs::write(&archive, docker_archive("app:1", &[&layer])).expect("archive");
+    block_on(of_store.import_archive(archive, String::new(), None)).expect("imported");
+    let id = store.image_records()[0].id.clone();
+    // The runtime of this test has the id too.
+    fake.change_image_id(&names[0], &id);
+    let shown = block_on(of_store.inspect_image(&names[0], true)).expect("shown");
+    assert_eq!(
+        shown["info"]["imageSpec"]["config"]["Cmd"],
+        json!(["/bin/sh"])
+    );
+    assert!(shown["info"]["layers"][0]["path"].as_str().is_some());
+    let tagged = block_on(of_store.tag_image(&names[0], "b"));
+    assert_eq!(tagged.as_deref(), Ok("docker.io/library/b:latest"));
+    let both = ["docker.io/library/app:1", "docker.io/library/b:latest"];
+    assert_eq!(store.image_records()[0].names, both);
+    let by_digest = format!("b@{id}");
+    for name in ["B", &by_digest, ""] {
+        let refusal = block_on(of_store.tag_image(&names[0], name)).expect_err(name);
+        assert_eq!(refusal.status, 400, "{name}");
+    }
+}
+
+#[test]
 fn the_policy_says_for_which_images_a_pod_needs_the_right() {
     // ICV-01 ICV-02
     let listed = || VerificationPolicy::NotAllowed(vec!["registry.test/".into()]);

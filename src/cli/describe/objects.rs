@@ -23,10 +23,10 @@ pub(super) fn describe_objects(
         .iter()
         .find(|n| !all.iter().any(|o| name_of(o) == **n))
     {
-        return Err(CliError {
-            message: format!("Error from server (NotFound): {route} \"{name}\" not found"),
-            code: 1,
-        });
+        return Err(CliError::from_server(
+            404,
+            &format!("{route} \"{name}\" not found"),
+        ));
     }
     all.retain(|object| names.is_empty() || names.contains(&name_of(object)));
     let texts: Vec<String> = all.iter().map(object_description).collect();

@@ -94,12 +94,14 @@ impl PullJob<'_> {
             .policy
             .check_reference(self.reference)
             .map_err(|why| PullError::Failed(why.to_string()))?;
-        let http = RegistryHttp::new(
+        self.tracker.begin_stage(ImageStage::Resolving);
+        let mut http = RegistryHttp::new(
             &settings.registries,
             &settings.proxies,
             settings.limits,
             Arc::clone(self.stop),
         );
+        http.tracker = Some(self.tracker);
         let endpoints = settings.registries.image_endpoints(self.reference);
         let mut outcome = None;
         let errors = ways::try_endpoints(

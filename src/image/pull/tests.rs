@@ -1673,6 +1673,30 @@ fn a_registry_that_is_not_allowed_is_not_asked() {
 }
 
 #[test]
+fn progress_names_the_server_that_is_asked() {
+    // IMG-28
+    let gate = Arc::new(Mutex::new(()));
+    let (offer, served) = (Offer::large(2000), Arc::clone(&gate));
+    let server = Server::start(move |seen| {
+        drop(served.lock());
+        offer.answer(seen)
+    });
+    let bench = Bench::new();
+    let name = image(&server);
+    let silent = gate.lock().expect("gate");
+    let mut pull = Box::pin(bench.puller.pull_image(&name, None));
+    smol::block_on(async {
+        assert_eq!(smol::future::poll_once(&mut pull).await, None);
+    });
+    let says = format!("resolving at {}", server.address);
+    while bench.puller.pull_progress(&name).map(|p| p.to_string()) != Some(says.clone()) {
+        thread::yield_now();
+    }
+    drop(silent);
+    smol::block_on(pull).expect("pulled");
+}
+
+#[test]
 fn a_pull_that_nobody_waits_for_ends_and_is_resumed() {
     let offer = Offer::large(200_000);
     let server = Server::start(move |seen| offer.answer(seen));

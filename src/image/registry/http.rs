@@ -11,6 +11,7 @@ use ureq::{Agent, Body, Proxy};
 use super::error::RegistryError;
 use super::hosts::{RegistriesConfig, RegistryEndpoint};
 use crate::api::link::LinkClass;
+use crate::image::progress::Tracker;
 use crate::net::pace::StopFlag;
 use crate::net::url::split_port;
 use crate::net::{ProxyVariables, Url, client};
@@ -60,6 +61,8 @@ pub(in crate::image) struct RegistryHttp<'a> {
     limits: RegistryTimeLimits,
     /// Ends the exchanges under way.
     stop: Arc<StopFlag>,
+    /// Place that hears which server is asked.
+    pub(in crate::image) tracker: Option<&'a Tracker>,
     /// HTTP clients by scheme and host.
     agents: Mutex<BTreeMap<String, Agent>>,
     /// Servers whose scheme is a guess ([`RegistryEndpoint::guessed`]): any certificate is taken from them.
@@ -95,6 +98,7 @@ impl<'a> RegistryHttp<'a> {
             proxies,
             limits,
             stop,
+            tracker: None,
             agents: Mutex::new(BTreeMap::new()),
             guessed: Mutex::new(BTreeSet::new()),
         }
@@ -197,6 +201,9 @@ impl<'a> RegistryHttp<'a> {
         {
             let why = format!("{port} is not a port (1 to 65535)");
             return Err(RegistryError::unusable_answer(url, why));
+        }
+        if let Some(tracker) = self.tracker {
+            tracker.note_host(&url.authority);
         }
         let agent = self.agent_for_url(url)?;
         let text = url.to_string();

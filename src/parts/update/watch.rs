@@ -74,7 +74,7 @@ pub(super) fn watch_trial(
         let reason = match gate.judge_look(look, clock::mono_now()) {
             TrialVerdict::Wait => {
                 progress.show_step(TransferProgress {
-                    stage: "on trial",
+                    stage: "on trial".into(),
                     done: (clock::mono_now() - begun).as_secs().min(trial.patience_s),
                     all: trial.patience_s,
                     parts: "seconds at most",

@@ -120,6 +120,22 @@ impl StoreImages {
             .await
     }
 
+    /// Gives an image a further name, which moves from the image that had it.
+    ///
+    /// # Errors
+    /// The name is malformed, or the disk cannot be changed.
+    pub async fn tag_image(&self, id: &str, name: &str) -> Result<(), ImageError> {
+        let (store, id, name) = (self.store.clone(), id.to_owned(), name.to_owned());
+        let tag = move || store.tag_image(&id, &name).map(drop);
+        self.unpack.run_job(tag).await
+    }
+
+    /// Configuration and layers of an image. From memory.
+    #[must_use]
+    pub fn image_info(&self, id: &str) -> Option<serde_json::Value> {
+        self.store.image_info(id)
+    }
+
     /// Removes all images that are neither pinned nor in `used`. Returns them and the bytes freed.
     ///
     /// # Errors

@@ -23,7 +23,9 @@ use crate::server::{
     backend::{AgentCheck, RunningPod, ServerBackend, Uptime},
     figures,
     http::{self, HttpRequest, Refusal, StreamConnection},
-    pods, streaming,
+    pods,
+    routes::serve_configuration,
+    streaming,
 };
 
 /// First segments of what `enableDebuggingHandlers` switches off with an answer (SRV-04).
@@ -92,12 +94,7 @@ pub(super) async fn route_admitted_request(
             let pods = backend.running_pods().await;
             respond_json(connection, pods.map(shown)).await
         }
-        ("GET", ["configz"]) => {
-            let document: serde_json::Value =
-                serde_json::from_str(backend.configuration()).unwrap_or_default();
-            let configuration = json!({ "kubeletconfig": document });
-            respond_json(connection, Ok(configuration)).await
-        }
+        ("GET", ["configz"]) => serve_configuration(backend, connection).await,
         ("GET", ["containerLogs", namespace, pod, container]) => {
             logs::serve_container_log(backend, connection, request, (namespace, pod, container))
                 .await
