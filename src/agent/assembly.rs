@@ -4,13 +4,13 @@ use alloc::{rc::Rc, sync::Arc};
 use core::{cell::RefCell, time::Duration};
 use std::sync::Mutex;
 
-use smol::{LocalExecutor, channel::Sender};
+use smol::{LocalExecutor, channel::Sender, lock::Semaphore};
 
 use super::{
     asker::AgentHandle,
     core::{AgentEvent, TELLING},
     driver::{ContainerDriver, PodDriver},
-    event_loop::{EffectRunner, WorkerCallRunner},
+    event_loop::{EffectRunner, STARTS_AT_ONCE, WorkerCallRunner},
     eviction::{self, Evictor, LimitCheckSchedule, PodFileCounter},
     executor::{
         ConfigGenerator, ContainerStarter, HookRunner, PodKiller, PodPreparer, PodSyncer,
@@ -76,6 +76,7 @@ pub(super) fn make_effect_runner(
         }),
         clock: Rc::clone(&tools.clock),
         counters: tools.counters.clone(),
+        starts: Semaphore::new(STARTS_AT_ONCE),
     };
     let records = PodRecordWriter {
         store: machine.store.clone(),

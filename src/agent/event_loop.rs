@@ -1,12 +1,14 @@
 //! The only loop that waits, and the executor of its effects.
 
 use alloc::rc::Rc;
+use core::{future::pending, time::Duration};
 use std::path::PathBuf;
 
 use smol::{
     LocalExecutor,
     channel::{Receiver, Sender},
     future::FutureExt as _,
+    lock::{Semaphore, SemaphoreGuard},
 };
 
 use super::{
@@ -38,6 +40,11 @@ use crate::{
 /// Events that may wait for the loop; a sender that finds it full waits. Every running call ends with one, so this is
 /// at least the pods of a small board; beyond that senders take turns.
 pub(super) const EVENT_QUEUE: usize = 256;
+
+/// Pods that begin at a time. Each takes 25 KiB while it does, and only as many get on as the machine has processors for.
+pub(super) const STARTS_AT_ONCE: usize = 32;
+/// Longest time that a pod which begins keeps others waiting: one that waits for a volume or an image does not.
+const START_TURN: Duration = Duration::from_secs(2);
 
 /// Holder of the agent between turns of the loop.
 pub(super) trait AgentCell {
@@ -217,9 +224,28 @@ pub(super) struct WorkerCallRunner {
     pub(super) tell: StepSender,
     pub(super) clock: Rc<dyn Clock>,
     pub(super) counters: WorkCounters,
+    /// Turns of pods that begin.
+    pub(super) starts: Semaphore,
 }
 
 impl WorkerCallRunner {
+    /// Waits until a pod may begin. `None`: it begins at once, or is to end.
+    async fn wait_for_start(
+        &self,
+        start: CallStart,
+        cancel: &CallCancel,
+    ) -> Option<SemaphoreGuard<'_>> {
+        if !start.first || start.call != WorkerCall::Sync {
+            return None;
+        }
+        let turn = async { Some(self.starts.acquire().await) };
+        let cancelled = async {
+            cancel.wait_for_cancel().await;
+            None
+        };
+        turn.or(cancelled).await
+    }
+
     /// Runs one call to its end.
     async fn run_worker_call(
         &self,
@@ -227,6 +253,7 @@ impl WorkerCallRunner {
         uid: PodUid,
         cancel: Rc<CallCancel>,
     ) -> CallOutcome {
+        let place = self.wait_for_start(start, &cancel).await;
         // Garbage collection may be removing an instance of this pod.
         let turn = self.claims.claim_operation(&uid).await;
         let begun = self.clock.now();
@@ -250,7 +277,15 @@ impl WorkerCallRunner {
             ),
             WorkerCall::Terminated => (driver.clean_up_pod(&plan), WorkerCallKind::Kill),
         };
-        let outcome = done.await;
+        let late = async {
+            let Some(place) = place else {
+                return pending().await;
+            };
+            self.clock.sleep_until(begun + START_TURN).await;
+            drop(place);
+            pending().await
+        };
+        let outcome = done.or(late).await;
         drop(turn);
         let took = self.clock.now() - begun;
         self.counters
