@@ -540,7 +540,6 @@ mod tests {
     /// Compares docs/kubectl.md with the tables of both programs.
     #[test]
     fn the_comparison_with_kubectl_is_right() {
-        // GET-06
         let paper = include_str!("../../docs/kubectl.md");
         let rows = paper.lines().filter_map(|line| line.strip_prefix("| `"));
         let rows: Vec<Vec<&str>> = rows

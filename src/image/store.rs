@@ -270,7 +270,8 @@ impl ImageStore {
     pub fn tag_image(&self, id: &str, name: &str) -> Result<Arc<ImageRecord>, ImageError> {
         let _change = self.lock_changes();
         let reference = ImageReference::parse(name)?;
-        let Some(name) = reference.tagged_name() else {
+        let tagged = reference.tagged_name();
+        let Some(name) = tagged.filter(|_| reference.digest().is_none()) else {
             return Err(ImageError::InvalidReference {
                 reference: name.into(),
                 reason: ReferenceError::ByDigest,

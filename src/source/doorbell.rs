@@ -12,6 +12,9 @@ use std::path::{Path, PathBuf};
 use async_io::Async;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
 
+/// Most rounds in which the watch is laid before a read: directories come and go meanwhile.
+const MAX_ROUNDS: usize = 16;
+
 /// Watches one path, be it a directory, a file, or missing.
 #[derive(Debug)]
 pub struct ManifestDoorbell {
@@ -24,6 +27,8 @@ pub struct ManifestDoorbell {
 struct ArmedWatch {
     inotify: Async<Inotify>,
     watch: WatchDescriptor,
+    /// Device and inode of the watched directory.
+    dir: (u64, u64),
     /// Number of names of the path that are below the watched directory: 0 if this is the path itself.
     names_below: usize,
 }
@@ -40,18 +45,16 @@ impl ManifestDoorbell {
     /// Call it before every read, so that nothing falls between read and watch. After an error there is no doorbell
     /// until a later call succeeds.
     pub fn arm(&mut self) -> io::Result<()> {
-        // Bounded: by the directories that come and go meanwhile. One that came before its parent was watched rings never.
-        loop {
+        // One that came before its parent was watched rings never. Where inodes have no lasting numbers, each round lays it anew.
+        for _ in 0..MAX_ROUNDS {
             let mut above = self.path.ancestors().enumerate();
-            let (names_below, dir) = above
-                .find(|(_, dir)| dir.is_dir())
+            let (names_below, path, dir) = above
+                .find_map(|(at, path)| Some((at, path, directory_id(path)?)))
                 .ok_or_else(|| io::Error::other("has no parent directory"))?;
-            if self
-                .armed
-                .as_ref()
-                .is_some_and(|armed| armed.names_below == names_below)
-            {
-                return Ok(());
+            // Not the same if a directory above it, or a link on the way, was replaced.
+            let is_laid = |armed: &ArmedWatch| (armed.names_below, armed.dir) == (names_below, dir);
+            if self.armed.as_ref().is_some_and(is_laid) {
+                break;
             }
             self.armed = None;
             let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
@@ -64,13 +67,15 @@ impl ManifestDoorbell {
                 | AddWatchFlags::IN_DELETE_SELF
                 | AddWatchFlags::IN_MOVE_SELF
                 | AddWatchFlags::IN_ONLYDIR;
-            let watch = inotify.add_watch(dir, events)?;
+            let watch = inotify.add_watch(path, events)?;
             self.armed = Some(ArmedWatch {
                 inotify: Async::new(inotify)?,
                 watch,
+                dir,
                 names_below,
             });
         }
+        Ok(())
     }
 
     /// Waits until the path may have changed; for ever if not armed. Dropping the future loses nothing.
@@ -119,6 +124,12 @@ impl ManifestDoorbell {
         // A new regular file is still being written and rings when it is closed; links are complete at once.
         !event.mask.contains(AddWatchFlags::IN_CREATE) || is_complete(&self.path.join(name))
     }
+}
+
+/// Device and inode of a directory; `None` if the path is anything else.
+fn directory_id(path: &Path) -> Option<(u64, u64)> {
+    let meta = fs::metadata(path).ok().filter(fs::Metadata::is_dir)?;
+    Some((meta.dev(), meta.ino()))
 }
 
 fn ends_watch(armed: &ArmedWatch, event: &InotifyEvent) -> bool {

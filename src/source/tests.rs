@@ -695,6 +695,36 @@ fn directories_that_come_later_ring() {
 }
 
 #[test]
+fn the_directory_behind_a_link_rings_though_the_link_was_replaced() {
+    // SRC-15
+    let scratch = Scratch::new("link-bell");
+    let lane = Lane::start("test").expect("lane");
+    let (link, next_link) = (scratch.0.join("link"), scratch.0.join("next"));
+    for name in ["one", "two"] {
+        fs::create_dir(scratch.0.join(name)).expect("mkdir");
+    }
+    symlink(scratch.0.join("one"), &link).expect("link");
+    let day = Duration::from_secs(86_400);
+    let mut poller = ManifestDirPoller::new(source(link.clone()), day, true);
+    let next = |poller: &mut ManifestDirPoller| {
+        let late = async {
+            smol::Timer::after(PATIENCE).await;
+            panic!("the doorbell is silent")
+        };
+        let reading = smol::future::or(poller.next_reading(&lane), late);
+        say(&smol::block_on(reading))
+    };
+    assert_eq!(next(&mut poller), "");
+    symlink(scratch.0.join("two"), &next_link).expect("link");
+    fs::rename(&next_link, &link).expect("replaced");
+    // As by the poll.
+    poller.forget_reads();
+    assert_eq!(next(&mut poller), "");
+    fs::write(scratch.0.join("two/a.yaml"), pod("a", "1")).expect("written in place");
+    wait_for(|| next(&mut poller).contains("+a.yaml:1"));
+}
+
+#[test]
 fn without_doorbell_the_poll_finds_it() {
     // SRC-15 SRC-18
     let scratch = Scratch::new("poll");

@@ -180,8 +180,9 @@ fn a_node_seen_in_a_browser() {
     acts(&host, &mut browser);
     drop(dashboard);
     browser.wait(&holds("trouble", "Is picolet dashboard still running?"));
-    // Nobody knows whether the node is still ready.
+    // Nobody knows whether the node and its pods are still ready.
     browser.wait("document.getElementById('conditions').innerText === ''");
+    browser.wait("!document.getElementById('pods').innerText.includes('1/1')");
     drop(browser);
     host.finish();
 }

@@ -198,8 +198,8 @@ impl PodCgroups {
     }
 
     /// Makes the pod's cgroup with its limits, or brings its limits up to date. `given`: digest of the limits that this agent
-    /// has given it; `runs`: the pod has
-    /// containers that run. `asked`: requests of all pods together, if they were added up.
+    /// has given it; `runs`: the pod has containers that run. `asked`: requests of all pods together, if they were added up;
+    /// without them housekeeping gives the tiers what they lack.
     pub(in crate::agent) async fn ensure_pod_cgroup(
         &self,
         pod: &Pod,

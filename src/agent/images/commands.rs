@@ -41,6 +41,10 @@ fn internal_refusal(e: RuntimeError) -> Refusal {
     }
 }
 
+fn image_not_found(reference: &str) -> Refusal {
+    Refusal::not_found(format!("images \"{reference}\" not found"))
+}
+
 impl ImageCommands {
     /// All images, sorted by id.
     pub(in crate::agent) async fn list_images(&self) -> Result<Vec<StoredImage>, Refusal> {
@@ -116,8 +120,7 @@ impl ImageCommands {
             Some(image) => Ok(image.clone()),
             None => {
                 found.map_err(internal_refusal)?;
-                let text = format!("images \"{reference}\" not found");
-                Err(Refusal::not_found(text))
+                Err(image_not_found(reference))
             }
         }
     }
@@ -134,10 +137,13 @@ impl ImageCommands {
         }
         let image = self.find_image(reference).await?;
         let mut shown = json!({"status": strict::to_value(&image).unwrap_or_default()});
-        if let ImageStock::Own(store) = &self.stock
-            && let Some(info) = store.image_info(&image.id)
-        {
-            shown["info"] = info;
+        if let ImageStock::Own(store) = &self.stock {
+            match store.image_info(&image.id) {
+                Some(info) => shown["info"] = info,
+                // It was removed meanwhile. What is saved without layers would look like an image.
+                None if layers => return Err(image_not_found(reference)),
+                None => {}
+            }
         }
         Ok(shown)
     }

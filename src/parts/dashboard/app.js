@@ -191,7 +191,7 @@
       const [cpu, memory] = (!gone && usage[full(p)]) || [];
       set(words[0], full(p));
       set(words[1], gone ? 'Unknown' : p.status, gone ? 'error' : mood(p));
-      set(words[2], p.ready);
+      set(words[2], gone ? '–' : p.ready);
       set(words[3], p.restarts + (p.restarted && p.restarts ? ' (' + age(p.restarted) + ' ago)' : ''), p.restarts ? 'warning' : '');
       set(words[4], cpu == null ? '–' : cores(cpu));
       set(words[5], memory == null ? '–' : bytes(memory));
@@ -403,7 +403,8 @@
     const [stamp] = STAMP.exec(text) || [''];
     made.append(name(stamp));
     text = text.slice(stamp.length);
-    if (text.length > LINE) text = text.slice(0, LINE) + '…';
+    // A colour that ends in what is cut off ends here.
+    if (text.length > LINE) text = text.slice(0, LINE) + '…\x1b[m';
     // What follows a carriage return is written over what was before it.
     const parts = text.replace(/\r+$/, '').replace(/.*\r/s, '').split(ESCAPES);
     for (let n = 0; n < parts.length; n += 3) {
