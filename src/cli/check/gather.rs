@@ -5,15 +5,18 @@ use std::{
     ffi::{OsStr, OsString},
     fs::{self, File},
     io::{self, Read as _},
-    os::unix::{ffi::OsStringExt as _, fs::PermissionsExt as _},
+    os::{
+        fd::AsFd as _,
+        unix::{ffi::OsStringExt as _, fs::PermissionsExt as _},
+    },
     path::{Path, PathBuf},
 };
 
 use nix::sys::statvfs::{FsFlags, statvfs};
 
 use super::super::{
-    AgentClient, CliError, KUBELET, agent_socket, health::agent_facts as facts_of,
-    read_proxies as named_proxies,
+    AgentClient, CliError, KUBELET, agent_socket, command_place, health::agent_facts as facts_of,
+    live, read_proxies as named_proxies,
 };
 use super::{apiserver, kubeadm, runtime};
 use crate::{
@@ -37,7 +40,10 @@ use crate::{
     },
     net::Url,
     runtime::runc::{self, apparmor, cni::NetworkConfig, host},
-    server::backend::{AgentHealth, DeviceReport, ObjectList},
+    server::{
+        backend::{AgentHealth, DeviceReport, ObjectList},
+        is_trusted_peer,
+    },
     shim,
     source::{ManifestDir, Rules, SourceProblem, SourceReading, Trigger},
     sys::{
@@ -116,12 +122,14 @@ fn load_running_configuration(
 }
 
 /// Finds the flags of the agent that is a process, whether it was called as `kubelet`, and the directory that relative paths
-/// in the flags are below. Source: proc_pid_cmdline(5).
+/// in the flags are below. `None`: no agent has this number here, for example if its own numbers are those of a container.
+/// Source: proc_pid_cmdline(5).
 fn running_agent_flags(pid: u32) -> Option<(Vec<OsString>, bool, PathBuf)> {
     let cwd = fs::read_link(format!("/proc/{pid}/cwd")).ok()?;
     let typed = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let (words, is_kubelet) = flags_of_command_line(&typed);
-    Some((words, is_kubelet, cwd))
+    let runs = is_kubelet || typed.split(|b| *b == 0).any(|word| word == b"run");
+    runs.then_some((words, is_kubelet, cwd))
 }
 
 /// Finds the agent's flags in its command line. True: it was called as `kubelet`.
@@ -135,7 +143,11 @@ pub(crate) fn flags_of_command_line(typed: &[u8]) -> (Vec<OsString>, bool) {
     let is_kubelet = words
         .first()
         .is_some_and(|w| Path::new(w).file_name() == Some(OsStr::new(KUBELET)));
-    words.drain(..words.len().min(if is_kubelet { 1 } else { 2 }));
+    words.drain(..words.len().min(1));
+    let command = command_place(&words);
+    if !is_kubelet && command < words.len() {
+        words.remove(command);
+    }
     (words, is_kubelet)
 }
 
@@ -945,23 +957,34 @@ fn find_kubelets() -> Vec<(String, u32)> {
     found
 }
 
-/// Asks the agent for its health and its process id.
+/// Asks the agent for its health and its process id. `None`: a program of another user, which may name any process.
 fn ask_agent_health(socket: &Path) -> (AgentReachability, Option<u32>) {
     if let Err(e) = std::os::unix::net::UnixStream::connect(socket)
         && e.kind() != io::ErrorKind::PermissionDenied
     {
         return (AgentReachability::Absent, None);
     }
-    let health: AgentHealth = match AgentClient::new(socket).fetch_typed("/health") {
-        Ok(health) => health,
-        Err(e) => return (AgentReachability::Mute(e.bare_message().to_owned()), None),
-    };
-    let pid = health.pid;
-    (AgentReachability::Up(facts_of(health)), Some(pid))
+    let client = AgentClient::new(socket).with_patience(live::PATIENCE);
+    let mut is_trusted = false;
+    let answer = client.start_request("GET", "/health", "");
+    let health: Result<AgentHealth, _> = answer.and_then(|stream| {
+        is_trusted = is_trusted_peer(stream.as_fd());
+        AgentClient::read_answer_head(stream)?.parse_json()
+    });
+    match health {
+        Ok(health) => {
+            let pid = health.pid;
+            let facts = AgentReachability::Up(facts_of(health));
+            (facts, is_trusted.then_some(pid))
+        }
+        Err(e) => (AgentReachability::Mute(e.bare_message().to_owned()), None),
+    }
 }
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::os::unix::process::CommandExt as _;
+
     use super::*;
     use crate::testing::TestDir;
 
@@ -981,10 +1004,19 @@ pub(super) mod tests {
     #[test]
     fn flags_of_a_process_are_found() {
         // CLI-04
-        let (_, is_kubelet, cwd) = running_agent_flags(std::process::id()).expect("this one");
-        assert_eq!(Some(cwd), std::env::current_dir().ok());
-        assert!(!is_kubelet);
-        assert!(running_agent_flags(u32::MAX).is_none());
+        let mut agent = std::process::Command::new("sleep")
+            .arg0(KUBELET)
+            .arg("600")
+            .spawn()
+            .expect("started");
+        let found = running_agent_flags(agent.id());
+        agent.kill().expect("ended");
+        agent.wait().expect("ended");
+        let cwd = std::env::current_dir().expect("a directory");
+        assert_eq!(found, Some((vec!["600".into()], true, cwd)));
+        for no_agent in [std::process::id(), u32::MAX] {
+            assert_eq!(running_agent_flags(no_agent), None);
+        }
     }
 
     #[test]
