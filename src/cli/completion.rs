@@ -11,7 +11,7 @@ use super::{
     commands::{self, CliCommand, CommandFlag, CompletionKind, SHELLS},
     default_socket, describe, find_command_of_words, get, print_text,
 };
-use crate::config::flags::flag_descriptions;
+use crate::config::flags::{FlagDescription, flag_descriptions};
 
 /// Command of the scripts: prints the names that may stand in the place of the last word, one a line. The words of the line
 /// follow it.
@@ -91,6 +91,12 @@ impl TypedLine {
                     };
                     let found = command.all_flags().find(is_it);
                     let found = found.filter(|f| !f.value.is_empty()).map(|f| f.name);
+                    let of_agent = |f: &FlagDescription| {
+                        command.agent_flags
+                            && name.strip_prefix('-') == Some(f.name)
+                            && !f.hint.is_empty()
+                    };
+                    let found = found.or_else(|| Some(flag_descriptions().find(of_agent)?.name));
                     match (found, value) {
                         (Some(flag), Some(value)) => line.set_flag(flag, value),
                         (flag, _) => line.flag = flag,
@@ -619,6 +625,21 @@ mod tests {
             ),
             (&["get", "-A", "-o", ""], "get", None, &[], Some("output")),
             (
+                &[
+                    "delete",
+                    "--root-dir",
+                    "/r",
+                    "--socket=/s",
+                    "--fail-swap-on",
+                    "pod",
+                    "",
+                ],
+                "delete",
+                None,
+                &["pod"],
+                None,
+            ),
+            (
                 &["logs", "--namespace", "=", "x", "web", ""],
                 "logs",
                 Some("x"),
@@ -638,7 +659,7 @@ mod tests {
             let got = (line.command.name, line.namespace.as_deref(), line.flag);
             assert_eq!(got, (command, namespace, flag), "{words:?}");
             assert_eq!(line.values, values, "{words:?}");
-            let is_named = words.contains(&"/s");
+            let is_named = words.iter().any(|word| word.ends_with("/s"));
             assert_eq!(line.socket == PathBuf::from("/s"), is_named, "{words:?}");
         }
         for words in [&["fly", ""][..], &["lo"], &[], &["image", "fly", ""]] {

@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 use std::{
-    ffi::{OsStr, OsString},
+    ffi::OsString,
     fs::{self, File},
     io::{self, Read as _},
     os::{
@@ -127,28 +127,34 @@ fn load_running_configuration(
 fn running_agent_flags(pid: u32) -> Option<(Vec<OsString>, bool, PathBuf)> {
     let cwd = fs::read_link(format!("/proc/{pid}/cwd")).ok()?;
     let typed = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-    let (words, is_kubelet) = flags_of_command_line(&typed);
-    let runs = is_kubelet || typed.split(|b| *b == 0).any(|word| word == b"run");
-    runs.then_some((words, is_kubelet, cwd))
+    let (words, command) = split_command_line(&typed);
+    let is_kubelet = command == KUBELET;
+    (is_kubelet || command == "run").then_some((words, is_kubelet, cwd))
 }
 
 /// Finds the agent's flags in its command line. True: it was called as `kubelet`.
 pub(crate) fn flags_of_command_line(typed: &[u8]) -> (Vec<OsString>, bool) {
+    let (words, command) = split_command_line(typed);
+    (words, command == KUBELET)
+}
+
+/// Takes program and command out of a command line. Returns the other words and the command: `kubelet` if that is the
+/// program's name.
+fn split_command_line(typed: &[u8]) -> (Vec<OsString>, OsString) {
     let words = typed
         .split(|b| *b == 0)
         .map(|w| OsString::from_vec(w.to_vec()));
     let mut words: Vec<OsString> = words.collect();
     // The last word ends in a zero, too.
     words.pop();
-    let is_kubelet = words
-        .first()
-        .is_some_and(|w| Path::new(w).file_name() == Some(OsStr::new(KUBELET)));
-    words.drain(..words.len().min(1));
-    let command = command_place(&words);
-    if !is_kubelet && command < words.len() {
-        words.remove(command);
-    }
-    (words, is_kubelet)
+    let program: PathBuf = words.drain(..words.len().min(1)).collect();
+    let at = command_place(&words);
+    let command = match program.file_name() {
+        Some(name) if name == KUBELET => name.to_owned(),
+        _ if at < words.len() => words.remove(at),
+        _ => OsString::new(),
+    };
+    (words, command)
 }
 
 fn load_configuration_at(
@@ -983,8 +989,6 @@ fn ask_agent_health(socket: &Path) -> (AgentReachability, Option<u32>) {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use std::os::unix::process::CommandExt as _;
-
     use super::*;
     use crate::testing::TestDir;
 
@@ -1004,19 +1008,23 @@ pub(super) mod tests {
     #[test]
     fn flags_of_a_process_are_found() {
         // CLI-04
-        let mut agent = std::process::Command::new("sleep")
-            .arg0(KUBELET)
-            .arg("600")
-            .spawn()
-            .expect("started");
-        let found = running_agent_flags(agent.id());
-        agent.kill().expect("ended");
-        agent.wait().expect("ended");
-        let cwd = std::env::current_dir().expect("a directory");
-        assert_eq!(found, Some((vec!["600".into()], true, cwd)));
-        for no_agent in [std::process::id(), u32::MAX] {
-            assert_eq!(running_agent_flags(no_agent), None);
+        let dir = TestDir::new("running");
+        for command in ["run", "fly"] {
+            // In its directory the shell takes the first word for a file.
+            fs::write(dir.join(command), "read line").expect("written");
+            let mut agent = std::process::Command::new("sh")
+                .args([command, "-v4"])
+                .stdin(std::process::Stdio::piped())
+                .current_dir(&dir.0)
+                .spawn()
+                .expect("started");
+            let found = running_agent_flags(agent.id());
+            drop(agent.stdin.take());
+            agent.wait().expect("ended");
+            let flags = (vec!["-v4".into()], false, dir.0.clone());
+            assert_eq!(found, (command == "run").then_some(flags));
         }
+        assert_eq!(running_agent_flags(u32::MAX), None);
     }
 
     #[test]
