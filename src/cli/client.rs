@@ -180,7 +180,8 @@ fn incomplete_answer() -> CliError {
 }
 
 impl AgentAnswer {
-    fn parse_json<T: DeserializeOwned>(&mut self) -> Result<T, CliError> {
+    /// Reads the whole answer as JSON.
+    pub(crate) fn parse_json<T: DeserializeOwned>(&mut self) -> Result<T, CliError> {
         from_json(self.read_text()?.as_bytes())
             .map_err(|e| CliError::new(format!("the agent's answer is not understood: {e}")))
     }

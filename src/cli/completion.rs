@@ -11,7 +11,7 @@ use super::{
     commands::{self, CliCommand, CommandFlag, CompletionKind, SHELLS},
     default_socket, describe, find_command_of_words, get, print_text,
 };
-use crate::config::flags::flag_descriptions;
+use crate::config::flags::{FlagDescription, flag_descriptions};
 
 /// Command of the scripts: prints the names that may stand in the place of the last word, one a line. The words of the line
 /// follow it.
@@ -27,12 +27,15 @@ pub(super) fn print_names(words: Vec<OsString>) -> Result<(), CliError> {
     let words = words.into_iter().map(|w| w.to_string_lossy().into_owned());
     let line = TypedLine::parse(words.collect());
     let names = line.and_then(|line| line.list_names()).unwrap_or_default();
-    print_text(
-        &names
-            .iter()
-            .map(|name| format!("{name}\n"))
-            .collect::<String>(),
-    )
+    let names = names.iter().filter(|name| is_plain_name(name));
+    print_text(&names.map(|name| format!("{name}\n")).collect::<String>())
+}
+
+/// Returns true if no shell finds more than a word in the name: `compgen -W` runs what stands in `$(...)`, and a device
+/// plugin or another program may choose names.
+fn is_plain_name(name: &str) -> bool {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-:/@,+=".contains(c);
+    !name.starts_with('-') && name.chars().all(is_plain)
 }
 
 /// Words of a command line before the one that is completed.
@@ -76,6 +79,8 @@ impl TypedLine {
                 None => (&*word, None),
             };
             match (line.flag.take(), dashed.strip_prefix('-')) {
+                // bash takes `--flag=value` for three words.
+                (Some(flag), _) if word == "=" => line.flag = Some(flag),
                 (Some(flag), _) => line.set_flag(flag, word),
                 (None, None) => line.values.push(word),
                 (None, Some(name)) => {
@@ -86,6 +91,12 @@ impl TypedLine {
                     };
                     let found = command.all_flags().find(is_it);
                     let found = found.filter(|f| !f.value.is_empty()).map(|f| f.name);
+                    let of_agent = |f: &FlagDescription| {
+                        command.agent_flags
+                            && name.strip_prefix('-') == Some(f.name)
+                            && !f.hint.is_empty()
+                    };
+                    let found = found.or_else(|| Some(flag_descriptions().find(of_agent)?.name));
                     match (found, value) {
                         (Some(flag), Some(value)) => line.set_flag(flag, value),
                         (flag, _) => line.flag = flag,
@@ -114,6 +125,10 @@ impl TypedLine {
             (Some("container"), _) => containers(),
             (Some("namespace"), _) => get::list_namespaces(&client),
             (Some(_), _) => None,
+            (None, CompletionKind::Pods) if self.command.args.starts_with("pod ") => match first {
+                Some(_) => list("pods"),
+                None => Some(vec!["pod".into()]),
+            },
             (None, CompletionKind::Pods) if first.is_none() => list("pods"),
             (None, CompletionKind::Pods) if self.command.name == "logs" => containers(),
             (None, CompletionKind::Images) => list("images"),
@@ -609,13 +624,42 @@ mod tests {
                 None,
             ),
             (&["get", "-A", "-o", ""], "get", None, &[], Some("output")),
+            (
+                &[
+                    "delete",
+                    "--root-dir",
+                    "/r",
+                    "--socket=/s",
+                    "--fail-swap-on",
+                    "pod",
+                    "",
+                ],
+                "delete",
+                None,
+                &["pod"],
+                None,
+            ),
+            (
+                &["logs", "--namespace", "=", "x", "web", ""],
+                "logs",
+                Some("x"),
+                &["web"],
+                None,
+            ),
+            (
+                &["logs", "--namespace", "=", "x"],
+                "logs",
+                None,
+                &[],
+                Some("namespace"),
+            ),
         ] {
             let line = TypedLine::parse(words.iter().map(|w| (*w).to_owned()).collect());
             let line = line.expect("a command");
             let got = (line.command.name, line.namespace.as_deref(), line.flag);
             assert_eq!(got, (command, namespace, flag), "{words:?}");
             assert_eq!(line.values, values, "{words:?}");
-            let is_named = words.contains(&"/s");
+            let is_named = words.iter().any(|word| word.ends_with("/s"));
             assert_eq!(line.socket == PathBuf::from("/s"), is_named, "{words:?}");
         }
         for words in [&["fly", ""][..], &["lo"], &[], &["image", "fly", ""]] {
@@ -630,9 +674,33 @@ mod tests {
         let kinds = line(&["describe", "--socket", "/no/agent", ""]).expect("kinds");
         assert_eq!(kinds, ["pods", "nodes", "configmaps", "secrets"]);
         assert_eq!(line(&["logs", "--socket", "/no/agent", ""]), None);
+        for command in ["delete", "wait"] {
+            let pod = line(&[command, "--socket", "/no/agent", ""]);
+            assert_eq!(pod, Some(vec!["pod".to_owned()]), "{command}");
+        }
         assert_eq!(
             line(&["logs", "--socket", "/no/agent", "web", "-c", ""]),
             None
         );
+    }
+
+    #[test]
+    fn names_that_a_shell_would_run() {
+        // CLI-05
+        for (name, is_plain) in [
+            ("registry.example:5000/a/b_c:v1.2", true),
+            ("sha256:12ab", true),
+            ("GPU-0,1", true),
+            ("$(id)", false),
+            ("`id`", false),
+            ("a;id", false),
+            ("a b", false),
+            ("*", false),
+            ("~root", false),
+            ("-x", false),
+            ("a\nb", false),
+        ] {
+            assert_eq!(is_plain_name(name), is_plain, "{name}");
+        }
     }
 }

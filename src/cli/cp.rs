@@ -4,13 +4,22 @@ use std::{
     ffi::OsString,
     fs::{self, File},
     io::{self, Read, Write},
-    os::unix::{
-        ffi::{OsStrExt as _, OsStringExt as _},
-        fs::{MetadataExt as _, OpenOptionsExt as _},
+    os::{
+        fd::OwnedFd,
+        unix::{
+            ffi::{OsStrExt as _, OsStringExt as _},
+            fs::{MetadataExt as _, OpenOptionsExt as _},
+        },
     },
     path::{Path, PathBuf},
     process::ExitCode,
     thread,
+};
+
+use nix::{
+    errno::Errno,
+    fcntl::OFlag,
+    sys::stat::{Mode, mkdirat},
 };
 
 use super::{
@@ -23,6 +32,7 @@ use super::{
 use crate::{
     image::tarball::{TarEntryKind, TarInput, TarReader},
     logic::container_copy::{self, TAR_BLOCK, TarHeader},
+    sys::open::{open_beneath, open_dir},
 };
 
 /// Bytes of a file that are copied at a time.
@@ -194,14 +204,11 @@ fn unpack_tar(input: &mut dyn TarInput, source: &[&str], to: &Path) -> Result<()
                 "tar in the container sent {shown:?}, which is outside of what was asked for: the copy ends here"
             ))
         })?;
-        let path = match place.is_empty() {
-            true => to.to_owned(),
-            false => to.join(OsString::from_vec(place)),
-        };
+        let place = PathBuf::from(OsString::from_vec(place));
         let made = match entry.kind {
-            TarEntryKind::Dir => fs::create_dir_all(&path),
+            TarEntryKind::Dir => make_dirs(to, &place).map(drop),
             TarEntryKind::File if entry.sparse.is_none() => {
-                unpack_file(&mut reader, &path, entry.mode)
+                unpack_file(&mut reader, to, &place, entry.mode)
             }
             _ => {
                 let link = String::from_utf8_lossy(&entry.link);
@@ -211,16 +218,50 @@ fn unpack_tar(input: &mut dyn TarInput, source: &[&str], to: &Path) -> Result<()
                 Ok(())
             }
         };
-        made.map_err(|e| copy_error(&path, &e))?;
+        made.map_err(|e| match e.raw_os_error() {
+            Some(libc::EXDEV) => CliError::new(format!(
+                "cannot copy {shown:?}: a symbolic link on its way leads out of {}",
+                to.display()
+            )),
+            _ => copy_error(&to.join(&place), &e),
+        })?;
     }
     Ok(())
 }
 
-fn unpack_file(reader: &mut TarReader<'_>, path: &Path, mode: u32) -> io::Result<()> {
-    fs::create_dir_all(path.parent().unwrap_or(path))?;
-    let mut options = File::options();
-    options.write(true).create(true).truncate(true);
-    let mut file = options.mode(mode & 0o777).open(path)?;
+/// Makes the target and directories below it. Returns the target.
+fn make_dirs(to: &Path, below: &Path) -> io::Result<OwnedFd> {
+    fs::create_dir_all(to)?;
+    let target = open_dir(to)?;
+    let (mut at, mut made) = (target.try_clone()?, PathBuf::new());
+    for part in below {
+        match mkdirat(&at, part, Mode::from_bits_truncate(0o777)) {
+            Ok(()) | Err(Errno::EEXIST) => {}
+            Err(e) => return Err(e.into()),
+        }
+        made.push(part);
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
+        at = open_beneath(&target, &made, flags, 0)?.into();
+    }
+    Ok(target)
+}
+
+/// Unpacks a file. Links may be in the target already: those that lead out of it are not followed.
+fn unpack_file(reader: &mut TarReader<'_>, to: &Path, below: &Path, mode: u32) -> io::Result<()> {
+    let mode = mode & 0o777;
+    let mut file = match below.parent() {
+        // The target itself is where the user wants it.
+        None => {
+            fs::create_dir_all(to.parent().unwrap_or(to))?;
+            let mut options = File::options();
+            options.write(true).create(true).truncate(true);
+            options.mode(mode).open(to)?
+        }
+        Some(dir) => {
+            let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC;
+            open_beneath(make_dirs(to, dir)?, below, flags, mode)?
+        }
+    };
     copy_bytes(reader, &mut file, u64::MAX).map(drop)
 }
 
@@ -242,7 +283,8 @@ fn copy_to_pod(
     // A relative path stays one: it begins at the working directory of the container.
     let path = path.trim_end_matches('/');
     let (dir, name) = match path.rsplit_once('/') {
-        _ if is_dir => (if path.is_empty() { "/" } else { path }, name.as_bytes()),
+        _ if path.is_empty() => ("/", name.as_bytes()),
+        _ if is_dir => (path, name.as_bytes()),
         Some(("", name)) => ("/", name.as_bytes()),
         Some((dir, name)) => (dir, name.as_bytes()),
         None => (".", path.as_bytes()),
@@ -259,7 +301,7 @@ fn copy_to_pod(
     let pack: Box<dyn FnOnce() + Send> = Box::new(move || {
         match pack_tar(&mut stdin, &name, &whole) {
             // A tar that has ended says why.
-            Err((path, e)) if e.kind() != io::ErrorKind::BrokenPipe => {
+            Err((path, e)) if !is_hung_up(&e) => {
                 // If standard error is closed, nobody can be told.
                 let _ = writeln!(io::stderr(), "{}", copy_error(&path, &e));
                 std::process::exit(1);
@@ -270,6 +312,14 @@ fn copy_to_pod(
     let thread = thread::Builder::new().spawn(pack);
     thread.map_err(|e| CliError::new(format!("cannot start a thread: {e}")))?;
     tar.finish().map_err(tar_error)
+}
+
+/// Returns true if the agent takes no more: a connection is reset if it ends with bytes that were not read.
+fn is_hung_up(e: &io::Error) -> bool {
+    matches!(
+        e.kind(),
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+    )
 }
 
 type PackError = (PathBuf, io::Error);
@@ -300,7 +350,10 @@ fn pack_entry(to: &mut dyn Write, name: &[u8], path: &Path) -> Result<(), PackEr
         ..TarHeader::default()
     };
     if kind.is_file() {
-        let mut file = File::open(path).map_err(failed)?;
+        // Another user may put a link in the place of the file meanwhile.
+        let mut options = File::options();
+        options.read(true).custom_flags(libc::O_NOFOLLOW);
+        let mut file = options.open(path).map_err(failed)?;
         header.kind = b'0';
         header.size = file.metadata().map_err(failed)?.len();
         to.write_all(&header.to_blocks()).map_err(failed)?;
@@ -449,5 +502,47 @@ mod tests {
             assert!(unpack_tar(&mut &tar[..], &["app"], &to).is_err());
             assert!(!dir.join("out").exists() && !to.exists());
         }
+    }
+
+    #[test]
+    fn links_that_are_in_the_target_already() {
+        // CMD-08
+        let dir = crate::testing::TestDir::new("cp-links");
+        let (to, out) = (dir.join("to"), dir.join("out"));
+        fs::create_dir_all(to.join("below")).expect("directory");
+        fs::create_dir(&out).expect("directory");
+        symlink("../out", to.join("leaves")).expect("link");
+        symlink(out.join("a"), to.join("file")).expect("link");
+        symlink("below", to.join("stays")).expect("link");
+        for (name, is_copied) in [
+            (&b"app/leaves/a"[..], false),
+            (b"app/leaves/b/a", false),
+            (b"app/file", false),
+            (b"app/stays/b/a", true),
+        ] {
+            let header = TarHeader {
+                name,
+                kind: b'0',
+                mode: 0o644,
+                ..TarHeader::default()
+            };
+            let tar = header.to_blocks();
+            let unpacked = unpack_tar(&mut &tar[..], &["app"], &to);
+            let message = unpacked.map_err(|e| e.message).err().unwrap_or_default();
+            assert_eq!(message.is_empty(), is_copied, "{message}");
+            assert!(is_copied || message.contains("symbolic link"), "{message}");
+        }
+        assert_eq!(fs::read_dir(&out).expect("directory").count(), 0);
+        assert!(to.join("below/b/a").is_file());
+        // The target itself may be a link.
+        symlink("below", dir.join("to/named")).expect("link");
+        let header = TarHeader {
+            name: b"app/c",
+            kind: b'0',
+            ..TarHeader::default()
+        };
+        let tar = header.to_blocks();
+        unpack_tar(&mut &tar[..], &["app"], &to.join("named")).expect("unpacked");
+        assert!(to.join("below/c").is_file());
     }
 }

@@ -28,7 +28,7 @@ pub(super) fn run_delete(
     for (flag, value) in own {
         match flag {
             "namespace" => namespace = value,
-            _ => waits = value != "false",
+            _ => waits = args::parse_switch(&value)?,
         }
     }
     let (flags, words) = check::split_files(words)?;
@@ -36,10 +36,10 @@ pub(super) fn run_delete(
     for word in words {
         pods::add_pod_word(&mut names, &mut is_kind_known, word)?;
     }
-    let place = AgentPaths::from_flags(flags)?;
     if names.is_empty() {
         return Err(CliError::new("expected 'delete pod NAME...'"));
     }
+    let place = AgentPaths::of_running_agent(flags)?;
     let client = AgentClient::new(&place.socket);
     let found = pods::fetch_pods(&client, &namespace)?;
     let mut ending = Vec::new();

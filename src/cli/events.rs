@@ -9,25 +9,29 @@ use super::{
 /// Runs `events`: `get events` with flags of its own.
 pub(super) fn run_events(mut words: CliWords) -> Result<(), CliError> {
     let mut get = GetCommand::default();
+    let (mut object, mut types) = (String::new(), Vec::new());
     while let Some(word) = words.next_word()? {
         match word {
             CliWord::Flag("namespace") => get.namespace = Some(words.flag_value()?),
             CliWord::Flag("all-namespaces") => get.all_namespaces = words.switch_value()?,
             CliWord::Flag("for") => {
-                let object = words.flag_value()?;
+                object = words.flag_value()?;
                 let (kind, name) = parse_object(&object)?;
-                get.field_selector +=
-                    &format!("involvedObject.kind={kind},involvedObject.name={name},");
-                if kind == "Node" {
-                    // It is in no namespace.
-                    get.namespace = Some(String::new());
-                }
+                get.field_selector =
+                    format!("involvedObject.kind={kind},involvedObject.name={name},");
             }
-            CliWord::Flag("types") => get.field_selector += parse_types(&words.flag_value()?)?,
+            CliWord::Flag("types") => types.push(words.flag_value()?),
             CliWord::Flag("watch") => get.watch = words.switch_value()?,
             CliWord::Flag("no-headers") => get.no_headers = words.switch_value()?,
             other => return Err(unexpected_word(other)),
         }
+    }
+    if object.starts_with("no") && get.namespace.is_none() {
+        // A node is in no namespace.
+        get.namespace = Some(String::new());
+    }
+    if !types.is_empty() {
+        get.field_selector += parse_types(&types.join(","))?;
     }
     let request = (&EVENTS, Vec::new());
     get.show_objects(words.agent_client(), vec![request], "events")
@@ -35,9 +39,10 @@ pub(super) fn run_events(mut words: CliWords) -> Result<(), CliError> {
 
 /// Reads the value of `--for`: `pod/NAME` or `node/NAME`. No name has a sign of a selector.
 fn parse_object(text: &str) -> Result<(&'static str, &str), CliError> {
-    match text.split_once('/') {
-        Some(("pod" | "pods" | "po", name)) if !name.contains([',', '=']) => Ok(("Pod", name)),
-        Some(("node" | "nodes" | "no", name)) if !name.contains([',', '=']) => Ok(("Node", name)),
+    let is_name = |(_, name): &(&str, &str)| !name.is_empty() && !name.contains([',', '=']);
+    match text.split_once('/').filter(is_name) {
+        Some(("pod" | "pods" | "po", name)) => Ok(("Pod", name)),
+        Some(("node" | "nodes" | "no", name)) => Ok(("Node", name)),
         _ => Err(CliError::new(format!(
             "invalid argument {text:?} for \"--for\": expected pod/NAME or node/NAME"
         ))),
@@ -82,7 +87,7 @@ mod tests {
         ] {
             assert_eq!(parse_types(text).ok(), Some(found), "{text}");
         }
-        for bad in ["a", "deployment/a", "pod/a,type=Normal"] {
+        for bad in ["a", "pod/", "deployment/a", "pod/a,type=Normal"] {
             assert!(parse_object(bad).is_err(), "{bad}");
         }
         for bad in ["", "Error", "Normal,"] {

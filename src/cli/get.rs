@@ -152,7 +152,11 @@ pub(super) fn parse_resources(
 }
 
 pub(super) fn parse_output_format(text: &str) -> Result<OutputFormat, CliError> {
-    let (name, value) = text.split_once('=').unwrap_or((text, ""));
+    let is_templated = |(name, _): &(&str, &str)| {
+        name.starts_with("jsonpath") || name.starts_with("custom-columns")
+    };
+    let parts = text.split_once('=').filter(is_templated);
+    let (name, value) = parts.unwrap_or((text, ""));
     let of_file = || {
         let text = config::read_bounded(Path::new(value)).map(String::from_utf8);
         let text = text.map_err(|e| CliError::new(format!("cannot read {value}: {e}")))?;

@@ -6,7 +6,7 @@ use super::{
     CliError,
     args::{CliWord, CliWords, unexpected_word},
     client::AgentClient,
-    print_text,
+    live, print_text,
 };
 use crate::{
     logic::check,
@@ -32,7 +32,7 @@ pub(crate) fn run_health(mut words: CliWords) -> Result<(), CliError> {
             "invalid argument \"{wait_s}\" for \"wait\": must be at most {MAX_WAIT_S} seconds"
         )));
     }
-    let client = words.agent_client();
+    let client = words.agent_client().with_patience(live::PATIENCE);
     let deadline = clock::mono_now() + Duration::from_secs(wait_s);
     // Bounded: by the deadline.
     loop {

@@ -125,12 +125,7 @@ pub fn main() -> ExitCode {
     if called_as(process::PROGRAM) {
         return process::run_process_runtime(&words);
     }
-    // Flags of all commands may stand before the command, as kubectl takes them.
-    let at = match words.first().and_then(|w| w.to_str()) {
-        Some("--socket") => 2,
-        Some(word) if word.starts_with("--socket=") => 1,
-        _ => 0,
-    };
+    let at = command_place(&words);
     let command = if at < words.len() {
         words.remove(at)
     } else {
@@ -147,6 +142,15 @@ pub fn main() -> ExitCode {
             }
             ExitCode::from(e.code)
         }
+    }
+}
+
+/// Finds the place of the command: flags of all commands may stand before it, as kubectl takes them.
+fn command_place(words: &[OsString]) -> usize {
+    match words.first().and_then(|w| w.to_str()) {
+        Some("--socket") => 2,
+        Some(word) if word.starts_with("--socket=") => 1,
+        _ => 0,
     }
 }
 

@@ -66,19 +66,17 @@ pub(super) fn add_pod_word(
     word: String,
 ) -> Result<(), CliError> {
     let (kind, name) = match word.split_once('/') {
-        Some((kind, name)) => (kind, name),
-        None if *is_kind_known => ("pod", &*word),
-        None => (&*word, ""),
+        Some((kind, name)) => (kind, Some(name)),
+        None if *is_kind_known => ("pod", Some(&*word)),
+        None => (&*word, None),
     };
-    if !matches!(kind, "pod" | "pods" | "po") {
+    if !matches!(kind, "pod" | "pods" | "po") || name == Some("") {
         return Err(CliError::new(format!(
             "{word:?} is not understood: expected pod NAME or pod/NAME"
         )));
     }
     *is_kind_known = true;
-    if !name.is_empty() {
-        names.push(name.to_owned());
-    }
+    names.extend(name.map(str::to_owned));
     Ok(())
 }
 
@@ -96,6 +94,8 @@ mod tests {
             (&["po"], Some(&[])),
             (&["web"], None),
             (&["pod", "node/a"], None),
+            (&["pod", "a", ""], None),
+            (&["pod/"], None),
         ] {
             let (mut found, mut is_kind_known) = (Vec::new(), false);
             let read = words

@@ -8,7 +8,7 @@ use super::{
     CliError,
     args::{CliWord, CliWords, parse_duration_ms, unexpected_word},
     get::DEFAULT_NAMESPACE,
-    health, pods, print_text,
+    health, live, pods, print_text,
 };
 use crate::{logic::label_selector::LabelSelector, sys::clock};
 
@@ -29,7 +29,7 @@ enum WaitGoal {
 pub(super) fn run_wait(mut words: CliWords) -> Result<(), CliError> {
     let mut namespace = DEFAULT_NAMESPACE.to_owned();
     let (mut names, mut is_kind_known) = (Vec::new(), false);
-    let (mut selector, mut goal) = (None, None);
+    let (mut selector, mut all, mut goal) = (None, false, None);
     let mut timeout_ms = DEFAULT_TIMEOUT_MS;
     while let Some(word) = words.next_word()? {
         match word {
@@ -37,9 +37,7 @@ pub(super) fn run_wait(mut words: CliWords) -> Result<(), CliError> {
             CliWord::Flag("selector") => {
                 selector = Some(pods::parse_selector(&words.flag_value()?)?);
             }
-            CliWord::Flag("all") => {
-                selector = words.switch_value()?.then(LabelSelector::default);
-            }
+            CliWord::Flag("all") => all = words.switch_value()?,
             CliWord::Flag("for") => goal = Some(parse_goal(&words.flag_value()?)?),
             CliWord::Flag("timeout") => {
                 let text = words.flag_value()?;
@@ -52,12 +50,18 @@ pub(super) fn run_wait(mut words: CliWords) -> Result<(), CliError> {
         }
     }
     let goal = goal.ok_or_else(unknown_goal)?;
+    if all {
+        if selector.is_some() {
+            return Err(CliError::new("use only one of --all and --selector"));
+        }
+        selector = Some(LabelSelector::default());
+    }
     if names.is_empty() == selector.is_none() {
         return Err(CliError::new(
             "expected 'wait pod NAME... --for GOAL', or -l or --all instead of names",
         ));
     }
-    let client = words.agent_client();
+    let client = words.agent_client().with_patience(live::PATIENCE);
     let deadline = clock::mono_now() + Duration::from_millis(timeout_ms);
     let mut found = pods::fetch_pods(&client, &namespace)?;
     if let Some(selector) = selector {

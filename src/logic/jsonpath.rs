@@ -381,6 +381,7 @@ impl Evaluation {
             if let Step::Union(parts) = step {
                 for part in parts {
                     found.extend(self.apply_steps(part, values.clone())?);
+                    check_count(found.len())?;
                 }
             } else if let Step::Literal(value) = step {
                 found.push(value);
@@ -554,7 +555,7 @@ fn compare_numbers(a: &Value, b: &Value) -> Ordering {
 }
 
 /// Compares two sort keys as `kubectl get --sort-by`: numbers and quantities by amount, other texts with their numbers
-/// by amount. Values of different kinds are equal.
+/// by amount. A sort needs one order of all values, so kinds come one after the other, and other texts behind quantities.
 #[must_use]
 pub fn compare_sort_keys(a: &Value, b: &Value) -> Ordering {
     match (a, b) {
@@ -562,9 +563,20 @@ pub fn compare_sort_keys(a: &Value, b: &Value) -> Ordering {
         (Value::Bool(a), Value::Bool(b)) => a.cmp(b),
         (Value::String(a), Value::String(b)) => match (Quantity::parse(a), Quantity::parse(b)) {
             (Ok(a), Ok(b)) => (a.value(), a.milli_value()).cmp(&(b.value(), b.milli_value())),
-            _ => compare_natural(a, b),
+            (Err(_), Err(_)) => compare_natural(a, b),
+            (a, b) => b.is_ok().cmp(&a.is_ok()),
         },
-        _ => Ordering::Equal,
+        _ => kind_rank(a).cmp(&kind_rank(b)),
+    }
+}
+
+fn kind_rank(value: &Value) -> u8 {
+    match value {
+        Value::Null => 0,
+        Value::Bool(_) => 1,
+        Value::Number(_) => 2,
+        Value::String(_) => 3,
+        Value::Array(_) | Value::Object(_) => 4,
     }
 }
 

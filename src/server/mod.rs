@@ -26,11 +26,8 @@ use std::{
     cell::Cell,
     fs, io,
     os::{
-        fd::AsRawFd as _,
-        unix::{
-            fs::PermissionsExt as _,
-            net::{UnixListener, UnixStream},
-        },
+        fd::{AsFd as _, AsRawFd as _, BorrowedFd},
+        unix::{fs::PermissionsExt as _, net::UnixListener},
     },
     path::Path,
     rc::Rc,
@@ -89,7 +86,7 @@ impl LocalListener {
                     continue;
                 }
             };
-            if !is_peer_allowed(&connection) {
+            if !is_trusted_peer(connection.as_fd()) {
                 continue;
             }
             let socket = connection.as_raw_fd();
@@ -133,8 +130,8 @@ impl Drop for ConnectionGuard {
     }
 }
 
-/// Returns true if the peer is root, or the user that the agent runs as.
-fn is_peer_allowed(connection: &Async<UnixStream>) -> bool {
-    getsockopt(connection, PeerCredentials)
+/// Returns true if the peer is root, or the user that this process runs as.
+pub(crate) fn is_trusted_peer(connection: BorrowedFd<'_>) -> bool {
+    getsockopt(&connection, PeerCredentials)
         .is_ok_and(|peer| peer.uid() == 0 || peer.uid() == nix::unistd::geteuid().as_raw())
 }

@@ -2,18 +2,21 @@
 
 use core::time::Duration;
 use std::{
-    ffi::{OsStr, OsString},
+    ffi::OsString,
     fs::{self, File},
     io::{self, Read as _},
-    os::unix::{ffi::OsStringExt as _, fs::PermissionsExt as _},
+    os::{
+        fd::AsFd as _,
+        unix::{ffi::OsStringExt as _, fs::PermissionsExt as _},
+    },
     path::{Path, PathBuf},
 };
 
 use nix::sys::statvfs::{FsFlags, statvfs};
 
 use super::super::{
-    AgentClient, CliError, KUBELET, agent_socket, health::agent_facts as facts_of,
-    read_proxies as named_proxies,
+    AgentClient, CliError, KUBELET, agent_socket, command_place, health::agent_facts as facts_of,
+    live, read_proxies as named_proxies,
 };
 use super::{apiserver, kubeadm, runtime};
 use crate::{
@@ -37,7 +40,10 @@ use crate::{
     },
     net::Url,
     runtime::runc::{self, apparmor, cni::NetworkConfig, host},
-    server::backend::{AgentHealth, DeviceReport, ObjectList},
+    server::{
+        backend::{AgentHealth, DeviceReport, ObjectList},
+        is_trusted_peer,
+    },
     shim,
     source::{ManifestDir, Rules, SourceProblem, SourceReading, Trigger},
     sys::{
@@ -116,27 +122,39 @@ fn load_running_configuration(
 }
 
 /// Finds the flags of the agent that is a process, whether it was called as `kubelet`, and the directory that relative paths
-/// in the flags are below. Source: proc_pid_cmdline(5).
+/// in the flags are below. `None`: no agent has this number here, for example if its own numbers are those of a container.
+/// Source: proc_pid_cmdline(5).
 fn running_agent_flags(pid: u32) -> Option<(Vec<OsString>, bool, PathBuf)> {
     let cwd = fs::read_link(format!("/proc/{pid}/cwd")).ok()?;
     let typed = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-    let (words, is_kubelet) = flags_of_command_line(&typed);
-    Some((words, is_kubelet, cwd))
+    let (words, command) = split_command_line(&typed);
+    let is_kubelet = command == KUBELET;
+    (is_kubelet || command == "run").then_some((words, is_kubelet, cwd))
 }
 
 /// Finds the agent's flags in its command line. True: it was called as `kubelet`.
 pub(crate) fn flags_of_command_line(typed: &[u8]) -> (Vec<OsString>, bool) {
+    let (words, command) = split_command_line(typed);
+    (words, command == KUBELET)
+}
+
+/// Takes program and command out of a command line. Returns the other words and the command: `kubelet` if that is the
+/// program's name.
+fn split_command_line(typed: &[u8]) -> (Vec<OsString>, OsString) {
     let words = typed
         .split(|b| *b == 0)
         .map(|w| OsString::from_vec(w.to_vec()));
     let mut words: Vec<OsString> = words.collect();
     // The last word ends in a zero, too.
     words.pop();
-    let is_kubelet = words
-        .first()
-        .is_some_and(|w| Path::new(w).file_name() == Some(OsStr::new(KUBELET)));
-    words.drain(..words.len().min(if is_kubelet { 1 } else { 2 }));
-    (words, is_kubelet)
+    let program: PathBuf = words.drain(..words.len().min(1)).collect();
+    let at = command_place(&words);
+    let command = match program.file_name() {
+        Some(name) if name == KUBELET => name.to_owned(),
+        _ if at < words.len() => words.remove(at),
+        _ => OsString::new(),
+    };
+    (words, command)
 }
 
 fn load_configuration_at(
@@ -945,19 +963,28 @@ fn find_kubelets() -> Vec<(String, u32)> {
     found
 }
 
-/// Asks the agent for its health and its process id.
+/// Asks the agent for its health and its process id. `None`: a program of another user, which may name any process.
 fn ask_agent_health(socket: &Path) -> (AgentReachability, Option<u32>) {
     if let Err(e) = std::os::unix::net::UnixStream::connect(socket)
         && e.kind() != io::ErrorKind::PermissionDenied
     {
         return (AgentReachability::Absent, None);
     }
-    let health: AgentHealth = match AgentClient::new(socket).fetch_typed("/health") {
-        Ok(health) => health,
-        Err(e) => return (AgentReachability::Mute(e.bare_message().to_owned()), None),
-    };
-    let pid = health.pid;
-    (AgentReachability::Up(facts_of(health)), Some(pid))
+    let client = AgentClient::new(socket).with_patience(live::PATIENCE);
+    let mut is_trusted = false;
+    let answer = client.start_request("GET", "/health", "");
+    let health: Result<AgentHealth, _> = answer.and_then(|stream| {
+        is_trusted = is_trusted_peer(stream.as_fd());
+        AgentClient::read_answer_head(stream)?.parse_json()
+    });
+    match health {
+        Ok(health) => {
+            let pid = health.pid;
+            let facts = AgentReachability::Up(facts_of(health));
+            (facts, is_trusted.then_some(pid))
+        }
+        Err(e) => (AgentReachability::Mute(e.bare_message().to_owned()), None),
+    }
 }
 
 #[cfg(test)]
@@ -981,10 +1008,23 @@ pub(super) mod tests {
     #[test]
     fn flags_of_a_process_are_found() {
         // CLI-04
-        let (_, is_kubelet, cwd) = running_agent_flags(std::process::id()).expect("this one");
-        assert_eq!(Some(cwd), std::env::current_dir().ok());
-        assert!(!is_kubelet);
-        assert!(running_agent_flags(u32::MAX).is_none());
+        let dir = TestDir::new("running");
+        for command in ["run", "fly"] {
+            // In its directory the shell takes the first word for a file.
+            fs::write(dir.join(command), "read line").expect("written");
+            let mut agent = std::process::Command::new("sh")
+                .args([command, "-v4"])
+                .stdin(std::process::Stdio::piped())
+                .current_dir(&dir.0)
+                .spawn()
+                .expect("started");
+            let found = running_agent_flags(agent.id());
+            drop(agent.stdin.take());
+            agent.wait().expect("ended");
+            let flags = (vec!["-v4".into()], false, dir.0.clone());
+            assert_eq!(found, (command == "run").then_some(flags));
+        }
+        assert_eq!(running_agent_flags(u32::MAX), None);
     }
 
     #[test]

@@ -242,6 +242,7 @@ fn flags_that_do_not_fit() {
         .expect("a table");
     for (output, says) in [
         ("fancy", "allowed formats are: custom-columns,"),
+        ("json=x", "\"json=x\", allowed formats are"),
         ("go-template={{.x}}", "instead of go-template use jsonpath"),
         ("jsonpath", "jsonpath format specified but no value given"),
         (

@@ -279,6 +279,10 @@ fn order_of_sort_keys() {
         (json!("900Mi"), json!("1Gi")),
         (json!("2024-01-02T00:00:00Z"), json!("2024-01-10T00:00:00Z")),
         (json!("ä"), json!("ö")),
+        (json!(null), json!(false)),
+        (json!(2), json!("1")),
+        (json!("10"), json!("1x")),
+        (json!("x"), json!([])),
     ] {
         assert_eq!(
             compare_sort_keys(&less, &more),
@@ -291,5 +295,19 @@ fn order_of_sort_keys() {
             "{more} {less}"
         );
     }
-    assert_eq!(compare_sort_keys(&json!("1"), &json!(2)), Ordering::Equal);
+    // A sort may panic if the order of some keys contradicts that of others.
+    let keys = ["1k", "5", "3x", "10", "2b", "v1", "", "1e3", "01", "1.5"].map(Value::from);
+    let keys = keys
+        .into_iter()
+        .chain([json!(1), json!(2), json!(true), json!(null), json!({})]);
+    let keys: Vec<Value> = keys.collect();
+    for (a, b) in keys.iter().flat_map(|a| keys.iter().map(move |b| (a, b))) {
+        let order = compare_sort_keys(a, b);
+        assert_eq!(order, compare_sort_keys(b, a).reverse(), "{a} {b}");
+        for c in &keys {
+            if order.is_le() && compare_sort_keys(b, c).is_le() {
+                assert!(compare_sort_keys(a, c).is_le(), "{a} {b} {c}");
+            }
+        }
+    }
 }

@@ -321,6 +321,12 @@ mod tests {
             ),
             ("/usr/bin/kubelet\0-v\x004\0", &["-v", "4"], true),
             ("picolet\0run\0", &[], false),
+            (
+                "picolet\0--socket\0/s\0run\0-v4\0",
+                &["--socket", "/s", "-v4"],
+                false,
+            ),
+            ("picolet\0--socket=/s\0run\0", &["--socket=/s"], false),
             ("", &[], false),
         ] {
             let wanted = wanted.iter().map(OsString::from).collect();
