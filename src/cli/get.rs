@@ -22,7 +22,7 @@ use crate::{
     config,
     logic::{
         field_selector::FieldSelector,
-        jsonpath::{self, Template},
+        jsonpath::{self, Template, TemplateError},
         label_selector::LabelSelector,
     },
     server::http::percent_encode,
@@ -162,7 +162,7 @@ pub(super) fn parse_output_format(text: &str) -> Result<OutputFormat, CliError> 
         let text = text.map_err(|e| CliError::new(format!("cannot read {value}: {e}")))?;
         text.map_err(|_| CliError::new(format!("{value} is not UTF-8")))
     };
-    let wrong = |e: String| CliError::new(format!("error parsing {name} {value}: {e}"));
+    let wrong = |e: TemplateError| CliError::new(format!("error parsing {name} {value}: {e}"));
     Ok(match name {
         "" => OutputFormat::Table,
         "wide" => OutputFormat::Wide,
@@ -214,7 +214,7 @@ pub(super) fn parse_output_format(text: &str) -> Result<OutputFormat, CliError> 
 /// Reads columns of the form `HEADER:PATH`.
 fn parse_columns(
     columns: &mut dyn Iterator<Item = &str>,
-) -> Result<Vec<TableColumn<Template>>, String> {
+) -> Result<Vec<TableColumn<Template>>, TemplateError> {
     columns
         .map(|column| {
             let parts = column.split_once(':');

@@ -191,7 +191,7 @@ fn jsonpath_template(data: &[u8]) -> String {
     let read = Template::parse(&text(data));
     match read.and_then(|template| template.render(&object)) {
         Ok(_) => "ok".into(),
-        Err(e) => e,
+        Err(e) => e.into(),
     }
 }
 

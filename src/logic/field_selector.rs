@@ -2,9 +2,20 @@
 //!
 //! Source: k8s.io/apimachinery/pkg/fields/selector.go, without escapes.
 
-use alloc::{format, string::String, vec::Vec};
+use alloc::{boxed::Box, format, string::String, vec::Vec};
 
 use serde_json::Value;
+
+/// A text that is no selector, or names a field that the objects have not.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct FieldSelectorError(Box<str>);
+
+impl From<String> for FieldSelectorError {
+    fn from(text: String) -> Self {
+        Self(text.into())
+    }
+}
 
 /// Fields with the values that they must have, or with `true` must not have.
 #[derive(Debug, Default)]
@@ -12,7 +23,7 @@ pub struct FieldSelector(Vec<(String, bool, String)>);
 
 impl FieldSelector {
     /// Parses a selector of these fields, beside name and namespace. Errors: one line about the requirement.
-    pub fn parse(text: &str, fields: &[&str]) -> Result<Self, String> {
+    pub fn parse(text: &str, fields: &[&str]) -> Result<Self, FieldSelectorError> {
         let mut all = Vec::new();
         for part in text.split(',').filter(|part| !part.is_empty()) {
             let (left, value) = part.split_once('=').ok_or_else(|| {
@@ -30,7 +41,7 @@ impl FieldSelector {
                     "field label not supported: {field}; supported are metadata.name, metadata.namespace{}{}",
                     if fields.is_empty() { "" } else { ", " },
                     fields.join(", ")
-                ));
+                ).into());
             }
             all.push((
                 format!("/{}", field.replace('.', "/")),
@@ -98,7 +109,7 @@ mod tests {
             ("a>=1", "field label not supported: a>"),
         ] {
             let error = FieldSelector::parse(bad, &fields).expect_err(bad);
-            assert!(error.starts_with(says), "{error}");
+            assert!(error.0.starts_with(says), "{error}");
         }
     }
 }

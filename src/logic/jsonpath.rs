@@ -5,7 +5,7 @@
 //!
 //! Source: client-go `util/jsonpath`.
 
-use alloc::{borrow::ToOwned, format, string::String, vec, vec::Vec};
+use alloc::{borrow::ToOwned, boxed::Box, format, string::String, vec, vec::Vec};
 use core::{cmp::Ordering, fmt::Write as _, mem};
 
 use serde_json::Value;
@@ -21,6 +21,29 @@ const MAX_VALUES: usize = 1_000_000;
 /// Most ranges within each other.
 const MAX_RANGES: usize = 16;
 
+/// A template that cannot be read, or cannot be applied to an object.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct TemplateError(Box<str>);
+
+impl From<String> for TemplateError {
+    fn from(text: String) -> Self {
+        Self(text.into())
+    }
+}
+
+impl From<TemplateError> for String {
+    fn from(error: TemplateError) -> Self {
+        error.0.into()
+    }
+}
+
+impl From<&str> for TemplateError {
+    fn from(text: &str) -> Self {
+        Self(text.into())
+    }
+}
+
 /// A template that was read.
 #[derive(Debug)]
 pub struct Template(Vec<Piece>);
@@ -30,7 +53,7 @@ pub struct Template(Vec<Piece>);
 struct Piece {
     steps: Vec<Step>,
     /// Pieces for each value that a `range` finds.
-    body: Option<Vec<Piece>>,
+    body: Option<Vec<Self>>,
 }
 
 #[derive(Debug)]
@@ -44,8 +67,8 @@ enum Step {
     /// `[start:end:step]`. `[n]` has no end.
     Slice(Option<i64>, SliceEnd, Option<i64>),
     /// `[?(left operator right)]`. An empty operator tests that `left` finds something.
-    Filter(Vec<Step>, String, Vec<Step>),
-    Union(Vec<Vec<Step>>),
+    Filter(Vec<Self>, String, Vec<Self>),
+    Union(Vec<Vec<Self>>),
     /// A text, number or truth value instead of the values.
     Literal(Value),
 }
@@ -60,9 +83,9 @@ enum SliceEnd {
 
 impl Template {
     /// Reads a template. Errors: one line that says what is wrong.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    pub fn parse(text: &str) -> Result<Self, TemplateError> {
         if text.len() > MAX_TEMPLATE_BYTES {
-            return Err(format!("longer than {MAX_TEMPLATE_BYTES} bytes"));
+            return Err(format!("longer than {MAX_TEMPLATE_BYTES} bytes").into());
         }
         let mut parser = Parser {
             rest: text,
@@ -72,27 +95,28 @@ impl Template {
     }
 
     /// Reads the path of a column or of a sort key: `x.y`, `.x.y`, `{x.y}` or `{.x.y}`.
-    pub fn parse_path(text: &str) -> Result<Self, String> {
+    pub fn parse_path(text: &str) -> Result<Self, TemplateError> {
         let inner = text.strip_prefix('{').and_then(|t| t.strip_suffix('}'));
         let inner = inner.unwrap_or(text);
         let inner = inner.strip_prefix('.').unwrap_or(inner);
         if inner.is_empty() || inner.contains(['{', '}']) {
             return Err(format!(
                 "unexpected path {text:?}, expected 'a.b', '.a.b', '{{a.b}}' or '{{.a.b}}'"
-            ));
+            )
+            .into());
         }
         Self::parse(&format!("{{.{inner}}}"))
     }
 
     /// Prints the template for `data`.
-    pub fn render(&self, data: &Value) -> Result<String, String> {
+    pub fn render(&self, data: &Value) -> Result<String, TemplateError> {
         let mut out = String::new();
         Evaluation::default().print_pieces(&self.0, data, &mut out)?;
         Ok(out)
     }
 
     /// Lists the values that the first action finds.
-    pub fn find<'a>(&'a self, data: &'a Value) -> Result<Vec<&'a Value>, String> {
+    pub fn find<'a>(&'a self, data: &'a Value) -> Result<Vec<&'a Value>, TemplateError> {
         let steps = self.0.first().map_or(&[][..], |piece| &piece.steps);
         Evaluation::default().apply_steps(steps, vec![data])
     }
@@ -120,7 +144,7 @@ impl<'t> Parser<'t> {
     }
 
     /// Reads to the end of the text, or of the range.
-    fn read_pieces(&mut self, ranges: usize) -> Result<Vec<Piece>, String> {
+    fn read_pieces(&mut self, ranges: usize) -> Result<Vec<Piece>, TemplateError> {
         let mut pieces = Vec::new();
         // Bounded: each round takes bytes.
         loop {
@@ -139,7 +163,7 @@ impl<'t> Parser<'t> {
                 "end" if ranges > 0 => return Ok(pieces),
                 "end" => return Err("not in range, nothing to end".into()),
                 _ if ranges == MAX_RANGES => {
-                    return Err(format!("more than {MAX_RANGES} ranges within each other"));
+                    return Err(format!("more than {MAX_RANGES} ranges within each other").into());
                 }
                 _ => Some(self.read_pieces(ranges + 1)?),
             };
@@ -148,7 +172,7 @@ impl<'t> Parser<'t> {
     }
 
     /// Reads the steps to the brace that closes the action. `is_part`: to the end of the text, a part of an action.
-    fn read_steps(&mut self, is_part: bool) -> Result<Vec<Step>, String> {
+    fn read_steps(&mut self, is_part: bool) -> Result<Vec<Step>, TemplateError> {
         let mut steps = Vec::new();
         // Bounded: each round takes bytes.
         while let Some(first) = self.rest.chars().next() {
@@ -196,10 +220,10 @@ impl<'t> Parser<'t> {
                             steps.push(Step::Literal((word == "true").into()))
                         }
                         word @ ("range" | "end") if !is_part => self.keyword = word,
-                        word => return Err(format!("unrecognized identifier {word}")),
+                        word => return Err(format!("unrecognized identifier {word}").into()),
                     }
                 }
-                other => return Err(format!("unrecognized character in action: {other:?}")),
+                other => return Err(format!("unrecognized character in action: {other:?}").into()),
             }
         }
         match is_part && self.rest.is_empty() {
@@ -222,17 +246,17 @@ impl<'t> Parser<'t> {
         }
     }
 
-    fn read_number(&mut self) -> Result<Step, String> {
+    fn read_number(&mut self) -> Result<Step, TemplateError> {
         let digits = self.rest[1..].find(|c: char| c != '.' && !c.is_ascii_digit());
         let text = self.take(digits.map_or(self.rest.len(), |n| n + 1));
         let number = text.parse::<i64>().map(Value::from);
         let number = number.or_else(|_| text.parse::<f64>().map(Value::from));
         number
             .map(Step::Literal)
-            .map_err(|_| format!("cannot parse number {text}"))
+            .map_err(|_| format!("cannot parse number {text}").into())
     }
 
-    fn read_quoted(&mut self, quote: char) -> Result<Step, String> {
+    fn read_quoted(&mut self, quote: char) -> Result<Step, TemplateError> {
         let mut is_escaped = false;
         let end = self.rest[1..].find(|c| {
             let is_end = c == '\n' || c == quote && !is_escaped;
@@ -250,7 +274,7 @@ impl<'t> Parser<'t> {
                     Some('t') => '\t',
                     Some('r') => '\r',
                     Some(c @ ('\\' | '"' | '\'')) => c,
-                    _ => return Err(format!("unquote string {quoted:?}: invalid syntax")),
+                    _ => return Err(format!("unquote string {quoted:?}: invalid syntax").into()),
                 },
                 c => c,
             });
@@ -258,7 +282,7 @@ impl<'t> Parser<'t> {
         Ok(Step::Literal(text.into()))
     }
 
-    fn read_filter(&mut self) -> Result<Step, String> {
+    fn read_filter(&mut self) -> Result<Step, TemplateError> {
         self.take(3);
         // A bracket within the first quoted text does not end the filter.
         let (mut quote, mut is_closed, mut before) = (None, false, ' ');
@@ -282,10 +306,10 @@ impl<'t> Parser<'t> {
         let right = rest.trim_start_matches(|c| is_sign(c) || c == '~');
         let operator = &rest[..rest.len() - right.len()];
         if !["", "==", "!=", "<", "<=", ">", ">="].contains(&operator) {
-            return Err(format!("filter operator {operator} is not supported"));
+            return Err(format!("filter operator {operator} is not supported").into());
         }
         if left.is_empty() || right.is_empty() != operator.is_empty() {
-            return Err(format!("invalid filter {text}"));
+            return Err(format!("invalid filter {text}").into());
         }
         Ok(Step::Filter(
             read_part(left)?,
@@ -296,7 +320,7 @@ impl<'t> Parser<'t> {
 }
 
 /// Reads steps that are a part of an action.
-fn read_part(rest: &str) -> Result<Vec<Step>, String> {
+fn read_part(rest: &str) -> Result<Vec<Step>, TemplateError> {
     let mut parser = Parser {
         rest,
         ..Parser::default()
@@ -305,7 +329,7 @@ fn read_part(rest: &str) -> Result<Vec<Step>, String> {
 }
 
 /// Reads the text between brackets: items, a quoted path, or several of them.
-fn read_array(text: &str) -> Result<Vec<Step>, String> {
+fn read_array(text: &str) -> Result<Vec<Step>, TemplateError> {
     if text.contains(',') {
         let parts = text.split(',').map(|part| read_array(part.trim()));
         return Ok(vec![Step::Union(parts.collect::<Result<_, _>>()?)]);
@@ -314,7 +338,7 @@ fn read_array(text: &str) -> Result<Vec<Step>, String> {
     if let Some(path) = quoted {
         return read_part(&format!(".{path}"));
     }
-    let wrong = || format!("invalid array index {text}");
+    let wrong = || TemplateError::from(format!("invalid array index {text}"));
     let number = |text: &str| match text {
         "" => Ok(None),
         text => text.parse::<i64>().map(Some).map_err(|_| wrong()),
@@ -345,7 +369,7 @@ impl Evaluation {
         pieces: &[Piece],
         data: &Value,
         out: &mut String,
-    ) -> Result<(), String> {
+    ) -> Result<(), TemplateError> {
         for piece in pieces {
             self.count_values(1)?;
             let found = self.apply_steps(&piece.steps, vec![data])?;
@@ -363,7 +387,7 @@ impl Evaluation {
                     push_go_text(value, out);
                 }
                 if out.len() > MAX_OUTPUT_BYTES {
-                    return Err(format!("prints more than {MAX_OUTPUT_BYTES} bytes"));
+                    return Err(format!("prints more than {MAX_OUTPUT_BYTES} bytes").into());
                 }
             }
         }
@@ -374,7 +398,7 @@ impl Evaluation {
         &mut self,
         steps: &'a [Step],
         mut values: Vec<&'a Value>,
-    ) -> Result<Vec<&'a Value>, String> {
+    ) -> Result<Vec<&'a Value>, TemplateError> {
         for step in steps {
             let mut found = Vec::new();
             self.count_values(values.len() + 1)?;
@@ -396,7 +420,7 @@ impl Evaluation {
         Ok(values)
     }
 
-    fn count_values(&mut self, more: usize) -> Result<(), String> {
+    fn count_values(&mut self, more: usize) -> Result<(), TemplateError> {
         self.values += more;
         check_count(self.values)
     }
@@ -406,7 +430,7 @@ impl Evaluation {
         step: &'a Step,
         value: &'a Value,
         found: &mut Vec<&'a Value>,
-    ) -> Result<(), String> {
+    ) -> Result<(), TemplateError> {
         let items = match (step, value) {
             (Step::Field(name), value) if name.is_empty() => {
                 found.push(value);
@@ -435,7 +459,7 @@ impl Evaluation {
             (Step::Slice(..), Value::Null) => return Ok(()),
             (_, other) => {
                 let kind = if other.is_object() { "map" } else { "value" };
-                return Err(format!("a {kind} is not an array: it has no items in []"));
+                return Err(format!("a {kind} is not an array: it has no items in []").into());
             }
         };
         match step {
@@ -466,9 +490,9 @@ impl Evaluation {
     }
 }
 
-fn check_count(values: usize) -> Result<(), String> {
+fn check_count(values: usize) -> Result<(), TemplateError> {
     match values > MAX_VALUES {
-        true => Err(format!("finds more than {MAX_VALUES} values")),
+        true => Err(format!("finds more than {MAX_VALUES} values").into()),
         false => Ok(()),
     }
 }
@@ -487,7 +511,7 @@ fn slice_places(
     start: Option<i64>,
     end: SliceEnd,
     step: Option<i64>,
-) -> Result<impl Iterator<Item = usize>, String> {
+) -> Result<impl Iterator<Item = usize>, TemplateError> {
     let len = i64::try_from(len).unwrap_or(i64::MAX);
     let from_end = |at: i64| if at < 0 { at.saturating_add(len) } else { at };
     let start = from_end(start.unwrap_or(0));
@@ -501,15 +525,11 @@ fn slice_places(
         (end.saturating_sub(1), end < 0 || end > len),
     ] {
         if start != end && is_out {
-            return Err(format!(
-                "array index out of bounds: index {index}, length {len}"
-            ));
+            return Err(format!("array index out of bounds: index {index}, length {len}").into());
         }
     }
     if start > end {
-        return Err(format!(
-            "starting index {start} is greater than ending index {end}"
-        ));
+        return Err(format!("starting index {start} is greater than ending index {end}").into());
     }
     let step = step.unwrap_or(1);
     let step = usize::try_from(step).ok().filter(|step| *step > 0);
@@ -518,7 +538,7 @@ fn slice_places(
     Ok((place(start)..place(end)).step_by(step))
 }
 
-fn compare_sides(left: &[&Value], operator: &str, right: &[&Value]) -> Result<bool, String> {
+fn compare_sides(left: &[&Value], operator: &str, right: &[&Value]) -> Result<bool, TemplateError> {
     let (left, right) = match (left, right) {
         ([], _) | (_, []) => return Ok(false),
         ([left], [right]) => (*left, *right),
@@ -529,9 +549,7 @@ fn compare_sides(left: &[&Value], operator: &str, right: &[&Value]) -> Result<bo
         (Value::String(a), Value::String(b)) => a.cmp(b),
         (Value::Number(_), Value::Number(_)) => compare_numbers(left, right),
         _ => {
-            return Err(format!(
-                "incompatible types for {operator}: {left}, {right}"
-            ));
+            return Err(format!("incompatible types for {operator}: {left}, {right}").into());
         }
     };
     Ok(match operator {

@@ -3,7 +3,7 @@ use serde_json::json;
 use super::*;
 
 fn rendered(template: &str, data: &Value) -> Result<String, String> {
-    Template::parse(template)?.render(data)
+    Ok(Template::parse(template)?.render(data)?)
 }
 
 /// Answers of kubectl.
@@ -261,7 +261,7 @@ fn paths() {
     }
     for path in ["", ".", "{}", "{.a}{.b}", "{.a", "a}"] {
         let error = Template::parse_path(path).expect_err(path);
-        assert!(error.starts_with("unexpected path"), "{error}");
+        assert!(error.0.starts_with("unexpected path"), "{error}");
     }
 }
 
