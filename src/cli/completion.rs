@@ -660,7 +660,7 @@ mod tests {
             assert_eq!(got, (command, namespace, flag), "{words:?}");
             assert_eq!(line.values, values, "{words:?}");
             let is_named = words.iter().any(|word| word.ends_with("/s"));
-            assert_eq!(line.socket == PathBuf::from("/s"), is_named, "{words:?}");
+            assert_eq!(*line.socket == *"/s", is_named, "{words:?}");
         }
         for words in [&["fly", ""][..], &["lo"], &[], &["image", "fly", ""]] {
             let words = words.iter().map(|w| (*w).to_owned());

@@ -6,6 +6,7 @@ use serde_json::json;
 
 use super::world::{IMAGE, World, fails, fault, manifest};
 use crate::{
+    agent::event_loop::STARTS_AT_ONCE,
     api::{PodUid, cri::ContainerState, pod_status::PodPhase},
     runtime::fake::{Op, Trouble},
 };
@@ -23,6 +24,30 @@ fn the_status_stands_before_anything_is_done() {
     assert_eq!(world.waiting("a").as_deref(), Some("ContainerCreating"));
     world.fake.release(Op::RunPodSandbox);
     world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
+}
+
+#[test]
+fn the_pods_of_a_crowd_begin_in_turns() {
+    // PW-40
+    let world = World::new();
+    let count = STARTS_AT_ONCE + 3;
+    let times = u32::try_from(count).expect("a few");
+    let hangs = fault(Op::RunPodSandbox, times, Trouble::Hangs);
+    world.fake.add_fault(hangs);
+    let names: Vec<String> = (0..count).map(|n| format!("p{n}")).collect();
+    let pods: Vec<_> = names.iter().map(|n| manifest(n, json!({}))).collect();
+    world.apply(&pods);
+    world.until("the first begin", |w| {
+        w.fake.hanging(Op::RunPodSandbox) == STARTS_AT_ONCE
+    });
+    world.settle();
+    assert_eq!(world.fake.hanging(Op::RunPodSandbox), STARTS_AT_ONCE);
+    // What waits for long leaves its place.
+    world.until("all begin", |w| w.fake.hanging(Op::RunPodSandbox) == count);
+    world.fake.release(Op::RunPodSandbox);
+    world.until("all run", |w| {
+        names.iter().all(|n| w.phase(n) == Some(PodPhase::Running))
+    });
 }
 
 #[test]
