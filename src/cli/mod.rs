@@ -398,7 +398,9 @@ fn print_help(mut words: CliWords) -> Result<(), CliError> {
 
 /// Writes to standard output; a reader that left is no error.
 pub(crate) fn print_text(text: &str) -> Result<(), CliError> {
-    match std::io::stdout().write_all(text.as_bytes()) {
+    let mut out = std::io::stdout();
+    // Nobody else flushes: the program of glibc has an entry of its own.
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
             Err(CliError::new(format!("cannot write: {e}")))
         }

@@ -34,10 +34,11 @@ fn join(host: &Host, words: &[&str]) -> (Option<i32>, String) {
     let password = host.path("etc/password").display().to_string();
     let bootstrap = host.path("etc/bootstrap.conf").display().to_string();
     let mut all = words.to_vec();
-    all.extend(["--no-start", "--node-password-file", &password]);
-    if !words.contains(&"--k3s") {
-        all.extend(["--bootstrap-kubeconfig", &bootstrap]);
-    }
+    all.push("--no-start");
+    all.extend(match words.contains(&"--k3s") {
+        true => ["--node-password-file", &*password],
+        false => ["--bootstrap-kubeconfig", &*bootstrap],
+    });
     let output = host.command_with_flags("join", &all);
     (
         output.status.code(),
