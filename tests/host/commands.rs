@@ -564,7 +564,9 @@ fn waits_restarts_and_deletes(host: &Host) {
     let brief = full("brief");
     let met = format!("pod/{brief} condition met\n");
     assert_eq!(host.ok(&["wait", "pod", &brief, "--for=delete"]), "");
-    host.pod("brief", json!({"containers": [sh("main", IDLE)]}));
+    // With the usual policy it would have a warning about its DNS.
+    let spec = json!({"containers": [sh("main", IDLE)], "dnsPolicy": "Default"});
+    host.pod("brief", spec);
     for goal in ["create", "condition=Ready"] {
         let words = ["wait", "pod", &brief, "--for", goal, "--timeout=3m"];
         assert_eq!(host.ok(&words), met, "{goal}");
