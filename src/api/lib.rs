@@ -44,6 +44,7 @@ pub mod service;
 pub mod stats;
 pub mod storage;
 pub mod strict;
+pub mod tar_header;
 pub mod time;
 pub mod yaml;
 

@@ -30,8 +30,9 @@ use super::{
     remote::RemoteCommand,
 };
 use crate::{
+    api::tar_header::{TAR_BLOCK, TAR_END, TarHeader},
     image::tarball::{TarEntryKind, TarInput, TarReader},
-    logic::container_copy::{self, TAR_BLOCK, TarHeader},
+    logic::container_copy,
     sys::open::{open_beneath, open_dir},
 };
 
@@ -327,8 +328,7 @@ type PackError = (PathBuf, io::Error);
 /// Writes the tar stream of a file or directory, which is called `name` there.
 fn pack_tar(to: &mut dyn Write, name: &[u8], path: &Path) -> Result<(), PackError> {
     pack_entry(to, name, path)?;
-    let end = [0; 2 * TAR_BLOCK];
-    to.write_all(&end).map_err(|e| (path.to_owned(), e))
+    to.write_all(&TAR_END).map_err(|e| (path.to_owned(), e))
 }
 
 /// Writes an entry and those below it. Links are not followed.
@@ -356,23 +356,22 @@ fn pack_entry(to: &mut dyn Write, name: &[u8], path: &Path) -> Result<(), PackEr
         let mut file = options.open(path).map_err(failed)?;
         header.kind = b'0';
         header.size = file.metadata().map_err(failed)?.len();
-        to.write_all(&header.to_blocks()).map_err(failed)?;
+        to.write_all(&header.to_blocks(&[])).map_err(failed)?;
         let copied = copy_bytes(&mut file, to, header.size).map_err(failed)?;
         if copied < header.size {
             return Err(failed(io::Error::other("it became shorter meanwhile")));
         }
         let over = usize::try_from(copied % TAR_BLOCK as u64).unwrap_or(0);
-        let padding = [0; TAR_BLOCK];
-        let padding = &padding[..(TAR_BLOCK - over) % TAR_BLOCK];
+        let padding = &TAR_END[..(TAR_BLOCK - over) % TAR_BLOCK];
         return to.write_all(padding).map_err(failed);
     }
     if kind.is_symlink() {
         let link = fs::read_link(path).map_err(failed)?;
         header.kind = b'2';
         header.link = link.as_os_str().as_bytes();
-        return to.write_all(&header.to_blocks()).map_err(failed);
+        return to.write_all(&header.to_blocks(&[])).map_err(failed);
     }
-    to.write_all(&header.to_blocks()).map_err(failed)?;
+    to.write_all(&header.to_blocks(&[])).map_err(failed)?;
     for entry in fs::read_dir(path).map_err(failed)? {
         let below = entry.map_err(failed)?.file_name();
         let name = [name, b"/", below.as_bytes()].concat();
@@ -498,7 +497,7 @@ mod tests {
                 mode: 0o644,
                 ..TarHeader::default()
             };
-            let tar = header.to_blocks();
+            let tar = header.to_blocks(&[]);
             assert!(unpack_tar(&mut &tar[..], &["app"], &to).is_err());
             assert!(!dir.join("out").exists() && !to.exists());
         }
@@ -526,7 +525,7 @@ mod tests {
                 mode: 0o644,
                 ..TarHeader::default()
             };
-            let tar = header.to_blocks();
+            let tar = header.to_blocks(&[]);
             let unpacked = unpack_tar(&mut &tar[..], &["app"], &to);
             let message = unpacked.map_err(|e| e.message).err().unwrap_or_default();
             assert_eq!(message.is_empty(), is_copied, "{message}");
@@ -541,7 +540,7 @@ mod tests {
             kind: b'0',
             ..TarHeader::default()
         };
-        let tar = header.to_blocks();
+        let tar = header.to_blocks(&[]);
         unpack_tar(&mut &tar[..], &["app"], &to.join("named")).expect("unpacked");
         assert!(to.join("below/c").is_file());
     }

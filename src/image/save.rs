@@ -29,12 +29,10 @@ use super::sum::{PIECE_BYTES, read_sorted_xattrs, walk_layer};
 use super::tarball::BLOCK;
 use super::tree;
 use crate::api::strict::to_value;
+use crate::api::tar_header::{TAR_END, TarHeader};
 
-/// Longest path or link target that fits into a header, bytes.
-const MAX_HEADER_PATH: usize = 100;
 /// Permission bits with set-id and sticky.
 const MODE_BITS: u32 = 0o7777;
-const END_MARK: [u8; 2 * BLOCK] = [0; 2 * BLOCK];
 
 impl ImageStore {
     /// Configuration of the image with this id, and its layers, lowest first, with the directories that hold them.
@@ -121,12 +119,12 @@ impl ImageArchiveWriter {
     pub fn finish_archive(mut self) -> Result<(), ImageError> {
         let manifest = Value::from(core::mem::take(&mut self.manifest)).to_string();
         self.write_member("manifest.json", manifest.as_bytes())?;
-        let ended = self.out.write_all(&END_MARK);
+        let ended = self.out.write_all(&TAR_END);
         ended.map_err(archive_error)
     }
 
     fn write_member(&mut self, name: &str, data: &[u8]) -> Result<(), ImageError> {
-        let mut bytes = file_header(name.as_bytes(), data.len() as u64);
+        let mut bytes = TarHeader::of_file(name.as_bytes(), data.len() as u64);
         bytes.extend_from_slice(data);
         pad_to_block(&mut bytes);
         self.out.write_all(&bytes).map_err(archive_error)
@@ -142,7 +140,7 @@ impl ImageArchiveWriter {
         let mut stream = LayerStream::new(None);
         stream.put_layer(dir, is_opaque)?;
         let size = stream.bytes;
-        let header = file_header(name.as_bytes(), size);
+        let header = TarHeader::of_file(name.as_bytes(), size);
         self.out.write_all(&header).map_err(archive_error)?;
         let mut stream = LayerStream::new(Some(&mut self.out));
         stream.put_layer(dir, is_opaque)?;
@@ -187,14 +185,14 @@ impl<'a> LayerStream<'a> {
         let root = File::open(dir).map_err(ImageError::store_error("save", dir))?;
         let failed = |entry: &str, e| ImageError::store_error("save", dir.join(entry))(e);
         if is_opaque {
-            self.put_bytes(&file_header(OPAQUE_MARK, 0))
+            self.put_bytes(&TarHeader::of_file(OPAQUE_MARK, 0))
                 .map_err(|e| failed("", e))?;
         }
         let walked = walk_layer(root.into(), &mut |dir, name, path| {
             self.put_entry(dir, name, path)
         });
         walked.map_err(|e| failed(&e.entry.unwrap_or_default(), io::Error::other(e.problem)))?;
-        self.put_bytes(&END_MARK).map_err(|e| failed("", e))
+        self.put_bytes(&TAR_END).map_err(|e| failed("", e))
     }
 
     /// Writes one entry; a directory is returned.
@@ -207,39 +205,47 @@ impl<'a> LayerStream<'a> {
         let stat = tree::stat_entry(dir, name)?;
         if tree::is_whiteout(&stat) {
             let (above, _) = path.split_at(path.len() - name.len());
-            self.put_bytes(&file_header(&[above, WHITEOUT, name].concat(), 0))?;
+            self.put_bytes(&TarHeader::of_file(&[above, WHITEOUT, name].concat(), 0))?;
             return Ok(None);
         }
-        let mut head = TarHead {
-            path: path.to_vec(),
+        let (mut path, mut link) = (path.to_vec(), Vec::new());
+        let mut head = TarHeader {
+            kind: b'0',
             mode: stat.st_mode & MODE_BITS,
-            owner: (stat.st_uid, stat.st_gid),
+            uid: stat.st_uid,
+            gid: stat.st_gid,
             mtime: u64::try_from(stat.st_mtime).unwrap_or(0),
-            ..TarHead::default()
+            ..TarHeader::default()
         };
         let mut inner = None;
         match tree::file_type(&stat) {
             SFlag::S_IFREG => {
                 if stat.st_nlink > 1 {
                     if let Some(first) = self.linked.get(&stat.st_ino) {
-                        (head.kind, head.link) = (b'1', first.clone());
-                        self.put_bytes(&head.to_bytes(&[]))?;
+                        let further = TarHeader {
+                            kind: b'1',
+                            name: &path,
+                            link: first,
+                            ..head
+                        };
+                        let further = further.to_blocks(&[]);
+                        self.put_bytes(&further)?;
                         return Ok(None);
                     }
                     if self.linked.len() < MAX_LINKED {
-                        self.linked.insert(stat.st_ino, path.to_vec());
+                        self.linked.insert(stat.st_ino, path.clone());
                     }
                 }
                 head.size = u64::try_from(stat.st_size).unwrap_or(0);
             }
             SFlag::S_IFDIR => {
                 head.kind = b'5';
-                head.path.push(b'/');
+                path.push(b'/');
                 inner = Some(tree::open_beneath(dir, &[name.into()])?);
             }
             SFlag::S_IFLNK => {
                 head.kind = b'2';
-                head.link = readlinkat(dir, name)?.as_bytes().to_vec();
+                link = readlinkat(dir, name)?.as_bytes().to_vec();
             }
             kind @ (SFlag::S_IFCHR | SFlag::S_IFBLK) => {
                 head.kind = if kind == SFlag::S_IFCHR { b'3' } else { b'4' };
@@ -251,13 +257,18 @@ impl<'a> LayerStream<'a> {
         }
         let mut xattrs = read_sorted_xattrs(dir, name)?;
         xattrs.retain(|(name, _)| name != tree::OPAQUE.to_bytes());
-        self.put_bytes(&head.to_bytes(&xattrs))?;
+        let head = TarHeader {
+            name: &path,
+            link: &link,
+            ..head
+        };
+        self.put_bytes(&head.to_blocks(&xattrs))?;
         match &inner {
             None => self.put_content(dir, name, head.size)?,
             Some(inner) => {
                 let is_opaque = below::is_opaque(inner.as_fd());
                 if is_opaque.map_err(|_| io::Error::other("its attributes cannot be read"))? {
-                    self.put_bytes(&file_header(&[&head.path, OPAQUE_MARK].concat(), 0))?;
+                    self.put_bytes(&TarHeader::of_file(&[&path, OPAQUE_MARK].concat(), 0))?;
                 }
             }
         }
@@ -281,7 +292,7 @@ impl<'a> LayerStream<'a> {
                 n => self.put_bytes(&piece[..n])?,
             }
         }
-        self.put_bytes(&END_MARK[..usize::try_from(padding).unwrap_or(0)])
+        self.put_bytes(&TAR_END[..usize::try_from(padding).unwrap_or(0)])
     }
 
     fn put_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -303,132 +314,6 @@ impl<'a> LayerStream<'a> {
         self.buffer.clear();
         Ok(())
     }
-}
-
-/// Head of a tar entry.
-struct TarHead {
-    path: Vec<u8>,
-    link: Vec<u8>,
-    /// Type flag.
-    kind: u8,
-    mode: u32,
-    owner: (u32, u32),
-    mtime: u64,
-    size: u64,
-    device: (u64, u64),
-}
-
-impl Default for TarHead {
-    fn default() -> Self {
-        Self {
-            path: Vec::new(),
-            link: Vec::new(),
-            kind: b'0',
-            mode: 0o644,
-            owner: (0, 0),
-            mtime: 0,
-            size: 0,
-            device: (0, 0),
-        }
-    }
-}
-
-impl TarHead {
-    /// The header, behind an extended one for what does not fit into it.
-    fn to_bytes(&self, xattrs: &[(Vec<u8>, Vec<u8>)]) -> Vec<u8> {
-        let mut records = Vec::new();
-        for (key, value) in [("path", &self.path), ("linkpath", &self.link)] {
-            if value.len() > MAX_HEADER_PATH {
-                push_pax_record(&mut records, key.as_bytes(), value);
-            }
-        }
-        for (name, value) in xattrs {
-            push_pax_record(&mut records, &[b"SCHILY.xattr.", &**name].concat(), value);
-        }
-        let mut bytes = Vec::new();
-        if !records.is_empty() {
-            let extended = Self {
-                path: b"pax".to_vec(),
-                kind: b'x',
-                size: records.len() as u64,
-                ..Self::default()
-            };
-            extended.push_header(&mut bytes);
-            bytes.append(&mut records);
-            pad_to_block(&mut bytes);
-        }
-        self.push_header(&mut bytes);
-        bytes
-    }
-
-    fn push_header(&self, out: &mut Vec<u8>) {
-        let mut block = [0; BLOCK];
-        for (at, text) in [
-            (0, &*self.path),
-            (157, &*self.link),
-            (257, &b"ustar\x0000"[..]),
-            // Spaces stand for the checksum while it is computed.
-            (148, &b"        "[..]),
-        ] {
-            let text = &text[..text.len().min(MAX_HEADER_PATH)];
-            block[at..at + text.len()].copy_from_slice(text);
-        }
-        block[156] = self.kind;
-        for (at, len, number) in [
-            (100, 8, self.mode.into()),
-            (108, 8, self.owner.0.into()),
-            (116, 8, self.owner.1.into()),
-            (124, 12, self.size),
-            (136, 12, self.mtime),
-            (329, 8, self.device.0),
-            (337, 8, self.device.1),
-        ] {
-            put_number(&mut block[at..at + len], number);
-        }
-        let sum = block.iter().map(|&byte| u64::from(byte)).sum();
-        put_number(&mut block[148..155], sum);
-        out.extend_from_slice(&block);
-    }
-}
-
-/// Writes octal digits and a NUL, or, if they do not suffice, big-endian bytes with the high bit set.
-fn put_number(field: &mut [u8], mut number: u64) {
-    let digits = field.len() - 1;
-    let is_octal = number >> (3 * digits) == 0;
-    let (bits, mask, base, end) = match is_octal {
-        true => (3, 0o7, b'0', digits),
-        false => (8, 0xff, 0, field.len()),
-    };
-    for byte in field[..end].iter_mut().rev() {
-        *byte = base | u8::try_from(number & mask).unwrap_or(0);
-        number >>= bits;
-    }
-    if !is_octal {
-        field[0] |= 0x80;
-    }
-}
-
-/// A record `LENGTH KEY=VALUE\n`, whose length counts its own digits.
-fn push_pax_record(out: &mut Vec<u8>, key: &[u8], value: &[u8]) {
-    let rest = key.len() + value.len() + 3;
-    let mut digits = String::new();
-    // Bounded: the length settles in two or three rounds.
-    while digits.parse() != Ok(rest + digits.len()) {
-        digits = (rest + digits.len()).to_string();
-    }
-    for part in [digits.as_bytes(), b" ", key, b"=", value, b"\n"] {
-        out.extend_from_slice(part);
-    }
-}
-
-/// Header of a file of root.
-fn file_header(path: &[u8], size: u64) -> Vec<u8> {
-    let head = TarHead {
-        path: path.to_vec(),
-        size,
-        ..TarHead::default()
-    };
-    head.to_bytes(&[])
 }
 
 fn pad_to_block(bytes: &mut Vec<u8>) {

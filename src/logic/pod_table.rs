@@ -579,7 +579,7 @@ impl PodTable {
     /// which forgets such a pod once it is finished.
     #[must_use]
     pub fn is_restart_requested(&self, uid: &PodUid) -> bool {
-        self.ask_worker(uid, false, |worker| worker.restart_requested)
+        self.pod_ending(uid).restart_requested
     }
 
     /// Sets or clears the instant at which the pod's active deadline passes.
@@ -659,7 +659,7 @@ impl PodTable {
     /// Returns true if the pod is known and none of its containers runs any more.
     #[must_use]
     pub fn is_pod_known_terminated(&self, uid: &PodUid) -> bool {
-        self.ask_worker(uid, false, |worker| worker.stage.is_terminated())
+        self.pod_ending(uid).terminated
     }
 
     /// Returns true if a container of the pod may run.
@@ -671,13 +671,13 @@ impl PodTable {
     /// Returns true if all of the pod is cleaned up.
     #[must_use]
     pub fn should_pod_be_finished(&self, uid: &PodUid) -> bool {
-        self.ask_worker(uid, self.synced, |worker| worker.stage.is_finished())
+        self.pod_ending(uid).finished
     }
 
     /// Returns true if the pod was told to end.
     #[must_use]
     pub fn is_pod_termination_requested(&self, uid: &PodUid) -> bool {
-        self.ask_worker(uid, false, |worker| worker.stage.is_termination_requested())
+        self.pod_ending(uid).requested
     }
 
     /// Returns all steps towards its end that the pod has taken, by one search.
