@@ -18,15 +18,17 @@ use std::{
 
 use nix::{
     errno::Errno,
-    fcntl::OFlag,
+    fcntl::{FcntlArg, OFlag, fcntl},
     sys::stat::{Mode, mkdirat},
 };
 
 use super::{
     AgentClient, CliError,
     args::{CliWord, CliWords, unexpected_word},
+    escape_controls,
     exec::ExecCommand,
     get::DEFAULT_NAMESPACE,
+    print_error,
     remote::RemoteCommand,
 };
 use crate::{
@@ -137,7 +139,9 @@ fn parse_place(word: &str) -> Result<CopyPlace, CliError> {
 impl ExecCommand {
     fn start(&mut self, client: &AgentClient, command: &[&str]) -> Result<RemoteCommand, CliError> {
         self.command = command.iter().map(|&word| word.to_owned()).collect();
-        RemoteCommand::start(client, &self.request_target())
+        let started = RemoteCommand::start(client, &self.request_target())?;
+        // A tar names files of the container there.
+        Ok(started.with_escaped_stderr())
     }
 }
 
@@ -256,14 +260,30 @@ fn unpack_file(reader: &mut TarReader<'_>, to: &Path, below: &Path, mode: u32) -
             fs::create_dir_all(to.parent().unwrap_or(to))?;
             let mut options = File::options();
             options.write(true).create(true).truncate(true);
-            options.mode(mode).open(to)?
+            options.custom_flags(libc::O_NONBLOCK);
+            options.mode(mode).open(to).map_err(explain_no_reader)?
         }
         Some(dir) => {
-            let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC;
-            open_beneath(make_dirs(to, dir)?, below, flags, mode)?
+            let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC | OFlag::O_NONBLOCK;
+            let file = open_beneath(make_dirs(to, dir)?, below, flags, mode);
+            let file = file.map_err(explain_no_reader)?;
+            if !file.metadata()?.is_file() {
+                return Err(io::Error::other("it is there, and no file"));
+            }
+            file
         }
     };
+    // Who reads a FIFO may be slow.
+    fcntl(&file, FcntlArg::F_SETFL(OFlag::empty()))?;
     copy_bytes(reader, &mut file, u64::MAX).map(drop)
+}
+
+/// Explains the error of a FIFO that was opened without waiting. Source: fifo(7).
+fn explain_no_reader(e: io::Error) -> io::Error {
+    match e.raw_os_error() {
+        Some(libc::ENXIO) => io::Error::other("it is a FIFO or socket, and nobody reads it"),
+        _ => e,
+    }
 }
 
 fn copy_to_pod(
@@ -303,8 +323,7 @@ fn copy_to_pod(
         match pack_tar(&mut stdin, &name, &whole) {
             // A tar that has ended says why.
             Err((path, e)) if !is_hung_up(&e) => {
-                // If standard error is closed, nobody can be told.
-                let _ = writeln!(io::stderr(), "{}", copy_error(&path, &e));
+                print_error(&copy_error(&path, &e));
                 std::process::exit(1);
             }
             _ => {}
@@ -350,12 +369,17 @@ fn pack_entry(to: &mut dyn Write, name: &[u8], path: &Path) -> Result<(), PackEr
         ..TarHeader::default()
     };
     if kind.is_file() {
-        // Another user may put a link in the place of the file meanwhile.
+        // Another user may put a link or a FIFO in the place of the file meanwhile.
         let mut options = File::options();
-        options.read(true).custom_flags(libc::O_NOFOLLOW);
+        options.read(true);
+        options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
         let mut file = options.open(path).map_err(failed)?;
+        let metadata = file.metadata().map_err(failed)?;
+        if !metadata.is_file() {
+            return Err(failed(io::Error::other("it is no file any more")));
+        }
         header.kind = b'0';
-        header.size = file.metadata().map_err(failed)?.len();
+        header.size = metadata.len();
         to.write_all(&header.to_blocks(&[])).map_err(failed)?;
         let copied = copy_bytes(&mut file, to, header.size).map_err(failed)?;
         if copied < header.size {
@@ -382,7 +406,7 @@ fn pack_entry(to: &mut dyn Write, name: &[u8], path: &Path) -> Result<(), PackEr
 
 fn warn(text: &str) {
     // If standard error is closed, nobody can be told.
-    let _ = writeln!(io::stderr(), "warning: {text}");
+    let _ = writeln!(io::stderr(), "warning: {}", escape_controls(text));
 }
 
 #[cfg(test)]
@@ -483,6 +507,42 @@ mod tests {
             unpack_tar(&mut &*cut, &["app"], &to).is_err(),
             "a cut stream"
         );
+    }
+
+    #[test]
+    fn a_fifo_that_is_in_the_target_already() {
+        // CMD-10
+        let dir = crate::testing::TestDir::new("cp-fifo");
+        let (to, mode) = (dir.join("to"), Mode::from_bits_truncate(0o600));
+        fs::create_dir(&to).expect("directory");
+        nix::unistd::mkfifo(&to.join("a"), mode).expect("fifo");
+        let unpack = |name: &[u8], to: &Path| {
+            let header = TarHeader {
+                name,
+                kind: b'0',
+                size: 2,
+                ..TarHeader::default()
+            };
+            let mut tar = header.to_blocks(&[]);
+            tar.extend_from_slice(b"hi");
+            tar.resize(2 * TAR_BLOCK, 0);
+            unpack_tar(&mut &tar[..], &["app"], to).map_err(|e| e.message)
+        };
+        let nobody = "it is a FIFO or socket, and nobody reads it";
+        let unread = unpack(b"app/a", &to).expect_err("nobody reads");
+        assert!(unread.contains(nobody), "{unread}");
+        let unread = unpack(b"app", &to.join("a")).expect_err("nobody reads");
+        assert!(unread.contains(nobody), "{unread}");
+        let mut options = File::options();
+        options.read(true).custom_flags(libc::O_NONBLOCK);
+        let mut reader = options.open(to.join("a")).expect("reader");
+        let other = unpack(b"app/a", &to).expect_err("no file");
+        assert!(other.contains("it is there, and no file"), "{other}");
+        // Where the user has named it, somebody waits for the bytes.
+        unpack(b"app", &to.join("a")).expect("copied");
+        let mut got = String::new();
+        reader.read_to_string(&mut got).expect("bytes");
+        assert_eq!(got, "hi");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::{
     AgentClient, CliError,
     args::{CliWord, CliWords, unexpected_word},
-    elastic,
+    elastic, escape_controls,
     get::{self, DEFAULT_NAMESPACE, ObjectKind},
     print_text, table,
 };
@@ -89,7 +89,7 @@ fn describe_pods(client: &AgentClient, namespace: &str, names: &[String]) -> Res
         .iter()
         .map(|pod| elastic::align_columns(&pod_text(pod, &events.items, now)))
         .collect();
-    print_text(&texts.join("\n\n"))
+    print_text(&escape_controls(&texts.join("\n\n")))
 }
 
 fn describe_node(client: &AgentClient, names: &[String], order: bool) -> Result<(), CliError> {
@@ -106,7 +106,7 @@ fn describe_node(client: &AgentClient, names: &[String], order: bool) -> Result<
     let pods = client.request_json("GET", "/pods").map(take_items)?;
     let pressure = client.request_json("GET", &format!("/pressure?order={order}"))?;
     let text = node_text(&node, &pods, &pressure, clock::wall_now());
-    print_text(&elastic::align_columns(&text))
+    print_text(&escape_controls(&elastic::align_columns(&text)))
 }
 
 /// Returns a text of the object; empty if there is none.

@@ -1,10 +1,7 @@
 //! `picolet logs POD`, and the logs of several containers, one after the other or followed at once.
 
 use core::fmt::Write as _;
-use std::{
-    io::{self, Write as _},
-    thread,
-};
+use std::{io, thread};
 
 use serde_json::Value;
 
@@ -13,7 +10,7 @@ use super::{
     args::{CliWord, CliWords, parse_duration_ms, unexpected_word},
     exec::parse_pod_name,
     get::DEFAULT_NAMESPACE,
-    pods,
+    pods, print_error,
 };
 use crate::server::http::percent_encode;
 
@@ -152,7 +149,7 @@ pub(crate) fn run_logs(mut words: CliWords) -> Result<(), CliError> {
     }
     for request in &requests {
         match request.print_log(&client, prefix) {
-            Err(e) if ignore_errors => report_error(&e),
+            Err(e) if ignore_errors => print_error(&e),
             printed => printed?,
         }
     }
@@ -256,7 +253,7 @@ fn follow_logs(
         let client = client.clone();
         let follow: Box<dyn FnOnce() + Send> = Box::new(move || {
             if let Err(e) = request.print_log(&client, true) {
-                report_error(&e);
+                print_error(&e);
                 if !ignore_errors {
                     std::process::exit(1);
                 }
@@ -271,13 +268,10 @@ fn follow_logs(
     Ok(())
 }
 
-fn report_error(e: &CliError) {
-    // If standard error is closed, nobody can be told.
-    let _ = writeln!(io::stderr(), "{e}");
-}
-
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
     use serde_json::json;
 
     use super::*;

@@ -137,8 +137,7 @@ pub fn main() -> ExitCode {
             if e.code == 0 {
                 let _ = print_text(&format!("{e}\n"));
             } else if !e.message.is_empty() {
-                // If standard error is closed, nobody can be told.
-                let _ = writeln!(std::io::stderr(), "{e}");
+                print_error(&e);
             }
             ExitCode::from(e.code)
         }
@@ -408,6 +407,25 @@ pub(crate) fn print_text(text: &str) -> Result<(), CliError> {
     }
 }
 
+/// Writes an error to standard error.
+fn print_error(e: &CliError) {
+    // If standard error is closed, nobody can be told.
+    let _ = writeln!(std::io::stderr(), "{}", escape_controls(&e.message));
+}
+
+/// Escapes control characters, but for line breaks and tabs: a text from a container must not move the cursor or change
+/// the terminal.
+pub(crate) fn escape_controls(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c.is_control() && !matches!(c, '\n' | '\t') {
+            true => out.extend(c.escape_default()),
+            false => out.push(c),
+        }
+    }
+    out
+}
+
 /// Finds the socket's path: environment, else the default.
 fn default_socket() -> PathBuf {
     socket_from_environment().unwrap_or_else(|| DEFAULT_SOCKET.into())
@@ -460,6 +478,19 @@ mod tests {
             let said = execute_command(command, vec!["--help".into()]).expect_err(command.name);
             assert_eq!(said.code, 0, "{}: {said}", command.name);
             assert!(said.message.starts_with(command.help), "{said}");
+        }
+    }
+
+    #[test]
+    fn controls_do_not_reach_the_terminal() {
+        // CMD-10
+        for (text, shown) in [
+            ("tar: a: No such file\n", "tar: a: No such file\n"),
+            ("a\tb\u{e9}", "a\tb\u{e9}"),
+            ("\u{1b}]0;x\u{7}", "\\u{1b}]0;x\\u{7}"),
+            ("a\rb\u{9b}2J\u{7f}", "a\\rb\\u{9b}2J\\u{7f}"),
+        ] {
+            assert_eq!(escape_controls(text), shown, "{text:?}");
         }
     }
 

@@ -17,7 +17,7 @@ use nix::sys::{
     termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr},
 };
 
-use super::{CliError, client::AgentClient};
+use super::{CliError, client::AgentClient, escape_controls};
 use crate::{stream::websocket::ChannelProtocol, sys::tty};
 
 /// Bytes of standard input read at a time. A frame's length is two bytes.
@@ -102,6 +102,8 @@ pub(super) struct RemoteCommand {
     at: usize,
     /// Status object of the agent, once the command has ended.
     status: Option<serde_json::Value>,
+    /// Set if control characters of its standard error do not reach the terminal.
+    escapes_stderr: bool,
 }
 
 impl RemoteCommand {
@@ -118,7 +120,15 @@ impl RemoteCommand {
             message: Vec::new(),
             at: 0,
             status: None,
+            escapes_stderr: false,
         })
+    }
+
+    /// Escapes the control characters of its standard error: a command that the user did not type says nothing to the
+    /// terminal.
+    pub(super) fn with_escaped_stderr(mut self) -> Self {
+        self.escapes_stderr = true;
+        self
     }
 
     fn sender(&self) -> Result<UnixStream, CliError> {
@@ -145,6 +155,10 @@ impl RemoteCommand {
             self.at = 1;
             match self.message.split_first() {
                 Some((&STDOUT, _)) => return Ok(true),
+                Some((&STDERR, bytes)) if self.escapes_stderr => {
+                    let text = escape_controls(&String::from_utf8_lossy(bytes));
+                    written(io::stderr().write_all(text.as_bytes()))?;
+                }
                 Some((&STDERR, bytes)) => written(io::stderr().write_all(bytes))?,
                 Some((&ERROR, bytes)) if !bytes.is_empty() => {
                     let status = serde_json::from_slice(bytes);
@@ -412,6 +426,7 @@ mod tests {
                 message: Vec::new(),
                 at: 0,
                 status: None,
+                escapes_stderr: false,
             };
             let mut output = String::new();
             let read = command.read_to_string(&mut output).is_ok();

@@ -5,6 +5,7 @@ use std::path::Path;
 use super::{
     CliError,
     args::{CliWord, CliWords, unexpected_word},
+    escape_controls,
     image::{follow_operation, unexpected_answer},
     print_text,
     progress::ProgressDisplay,
@@ -46,7 +47,7 @@ pub(super) fn run_image_verify(mut words: CliWords) -> Result<(), CliError> {
         verify_without_agent(&Path::new(&dir).join(IMAGES), &mut progress)?
     };
     drop(progress);
-    print_text(&verification_text(&found))?;
+    print_text(&escape_controls(&verification_text(&found)))?;
     if found.found.damaged.is_empty() {
         return Ok(());
     }

@@ -5,7 +5,7 @@ use core::fmt::Write as _;
 use serde_json::{Map, Value};
 
 use super::{
-    super::{AgentClient, CliError, elastic, print_text},
+    super::{AgentClient, CliError, elastic, escape_controls, print_text},
     take_items, text_at, write_pairs,
 };
 use crate::server::http::percent_encode;
@@ -30,7 +30,7 @@ pub(super) fn describe_objects(
     }
     all.retain(|object| names.is_empty() || names.contains(&name_of(object)));
     let texts: Vec<String> = all.iter().map(object_description).collect();
-    print_text(&texts.join("\n\n"))
+    print_text(&escape_controls(&texts.join("\n\n")))
 }
 
 fn object_description(object: &Value) -> String {
