@@ -47,7 +47,7 @@ pub(crate) fn run_logs(mut words: CliWords) -> Result<(), CliError> {
                 "follow" => follow = words.switch_value()?,
                 "previous" => ask("previous", &words.switch_value()?.to_string()),
                 "timestamps" => ask("timestamps", &words.switch_value()?.to_string()),
-                "tail" => tail = Some(words.number_value("--tail")?),
+                "tail" => tail = Some(words.number_value::<i64>("--tail")?),
                 "limit-bytes" => ask(
                     "limitBytes",
                     &words.number_value::<u64>("--limit-bytes")?.to_string(),
@@ -73,6 +73,9 @@ pub(crate) fn run_logs(mut words: CliWords) -> Result<(), CliError> {
         return Err(CliError::new(
             "only one of --since-time / --since may be used",
         ));
+    }
+    if tail.is_some_and(|lines| lines < -1) {
+        return Err(CliError::new("--tail must be greater than or equal to -1"));
     }
     let lines = tail.unwrap_or(match selector {
         Some(_) => SELECTOR_TAIL_LINES,
