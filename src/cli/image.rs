@@ -5,8 +5,9 @@ use std::{
     io::{self, BufRead as _, IsTerminal as _, Read as _, Write as _},
     os::{
         fd::{AsFd as _, AsRawFd as _},
-        unix::fs::OpenOptionsExt as _,
+        unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     },
+    path::{Path, PathBuf},
 };
 
 use serde_json::Value;
@@ -179,7 +180,10 @@ fn import_archive(client: &AgentClient, file: &str, image: &ImageCommand) -> Res
     // The agent opens the file: it needs the whole path. An archive is read twice, which a pipe cannot be.
     let spooled;
     let path = if file == STANDARD_STREAM {
-        spooled = spool_input().map_err(failed)?;
+        let input = io::stdin().as_fd().try_clone_to_owned();
+        spooled = input
+            .and_then(|fd| spool_input(fd.into()))
+            .map_err(failed)?;
         let pid = std::process::id();
         format!("/proc/{pid}/fd/{}", spooled.as_raw_fd())
     } else {
@@ -206,9 +210,8 @@ fn import_archive(client: &AgentClient, file: &str, image: &ImageCommand) -> Res
     Ok(())
 }
 
-/// Returns standard input as a file that can be read twice. The file has no name, so it goes with this process.
-fn spool_input() -> io::Result<File> {
-    let mut input = File::from(io::stdin().as_fd().try_clone_to_owned()?);
+/// Returns `input` as a file that can be read twice. The file has no name, so it goes with this process.
+fn spool_input(mut input: File) -> io::Result<File> {
     if input.metadata()?.is_file() {
         return Ok(input);
     }
@@ -246,24 +249,85 @@ fn save_images(client: &AgentClient, image: &ImageCommand) -> Result<(), CliErro
     });
     let found = found.collect::<Result<Vec<(&str, Value)>, CliError>>()?;
     let file = Some(&*image.file).filter(|file| !matches!(*file, "" | STANDARD_STREAM));
-    let out = match file {
-        Some(file) => File::create(file),
-        None if io::stdout().is_terminal() => {
-            return Err(CliError::new(
-                "an archive is not for a terminal: use -o FILE, or redirect the output",
-            ));
+    let failed = |e| CliError::new(format!("{}: {e}", image.file));
+    let stdout = || io::stdout().as_fd().try_clone_to_owned().map(File::from);
+    match file.map(Path::new) {
+        // A device or a pipe has no other name.
+        Some(file) if fs::metadata(file).is_ok_and(|meta| !meta.is_file()) => {
+            let out = OpenOptions::new().write(true).open(file);
+            write_archive(out.map_err(failed)?, &found, image.quiet)
         }
-        None => io::stdout().as_fd().try_clone_to_owned().map(File::from),
-    };
-    let out = out.map_err(|e| CliError::new(format!("{}: {e}", image.file)))?;
-    let saved = write_archive(out, &found, image.quiet);
-    if let Some(file) = file.filter(|_| saved.is_err())
-        && fs::symlink_metadata(file).is_ok_and(|meta| meta.is_file())
-    {
-        // Half an archive is of no use.
-        let _ = fs::remove_file(file);
+        Some(file) => {
+            let part = PartFile::create(file).map_err(failed)?;
+            let out = part.file.try_clone().map_err(failed)?;
+            write_archive(out, &found, image.quiet)?;
+            part.publish().map_err(failed)
+        }
+        None if io::stdout().is_terminal() => Err(CliError::new(
+            "an archive is not for a terminal: use -o FILE, or redirect the output",
+        )),
+        None => write_archive(stdout().map_err(failed)?, &found, image.quiet),
     }
-    saved
+}
+
+/// A file in the making: it stands beside its place until it is whole. Dropped before, it is removed.
+struct PartFile {
+    file: File,
+    path: PathBuf,
+    /// Place of the whole file.
+    target: PathBuf,
+}
+
+impl PartFile {
+    /// Begins a file. What a command that was killed has left is replaced.
+    fn create(target: &Path) -> io::Result<Self> {
+        let before = fs::metadata(target).ok();
+        // A link stays, and the file that it leads to is replaced.
+        let target = match before {
+            Some(_) => fs::canonicalize(target)?,
+            None => target.to_owned(),
+        };
+        let name = target.file_name().unwrap_or_default().to_string_lossy();
+        let path = target.with_file_name([".", &name, ".part"].concat());
+        match fs::remove_file(&path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(&path)?;
+        let part = Self { file, path, target };
+        if let Some(before) = before {
+            part.file.set_permissions(before.permissions())?;
+        }
+        Ok(part)
+    }
+
+    /// Returns true unless another command has begun the same file meanwhile.
+    fn is_in_place(&self) -> bool {
+        let id = |meta: fs::Metadata| (meta.dev(), meta.ino());
+        let found = fs::symlink_metadata(&self.path).map(id);
+        found.is_ok_and(|found| self.file.metadata().is_ok_and(|own| id(own) == found))
+    }
+
+    /// Puts the whole file into its place. After a power cut there is it or the one before.
+    fn publish(self) -> io::Result<()> {
+        self.file.sync_all()?;
+        if !self.is_in_place() {
+            return Err(io::Error::other("another command writes this file"));
+        }
+        fs::rename(&self.path, &self.target)
+    }
+}
+
+impl Drop for PartFile {
+    fn drop(&mut self) {
+        if self.is_in_place() {
+            // The next command removes it.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
 }
 
 fn write_archive(out: File, found: &[(&str, Value)], quiet: bool) -> Result<(), CliError> {
@@ -389,13 +453,13 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_can_be_read_twice() {
+    fn standard_input_can_be_read_twice() {
         // IMG-32
         let (reader, mut writer) = io::pipe().expect("pipe");
         let sent = vec![7; 2 * PIECE_BYTES + 1];
         let copy = sent.clone();
         let sender = std::thread::spawn(move || writer.write_all(&copy));
-        let spooled = spool_pipe(&mut File::from(std::os::fd::OwnedFd::from(reader)));
+        let spooled = spool_input(File::from(std::os::fd::OwnedFd::from(reader)));
         let spooled = spooled.expect("spooled");
         sender.join().expect("a thread").expect("sent");
         let path = format!("/proc/{}/fd/{}", std::process::id(), spooled.as_raw_fd());
@@ -403,7 +467,60 @@ mod tests {
             assert!(fs::read(&path).expect("read by its path") == sent);
         }
         let name = fs::read_link(&path).expect("a link");
+        assert!(name.starts_with(SPOOL_DIR), "{}", name.display());
         assert!(!name.exists(), "{}", name.display());
+        // A file is read where it is.
+        let dir = crate::testing::TestDir::new("spool");
+        fs::write(dir.join("a.tar"), "a").expect("file");
+        let own = File::open(dir.join("a.tar")).expect("file");
+        let id = own.metadata().expect("file").ino();
+        let taken = spool_input(own).expect("a file");
+        assert_eq!(taken.metadata().expect("file").ino(), id);
+        // The far end of a new terminal is one, too.
+        let terminal = File::open("/dev/ptmx").expect("terminal");
+        let refused = spool_input(terminal).expect_err("refused").to_string();
+        assert!(refused.contains("it is a terminal"), "{refused}");
+    }
+
+    #[test]
+    fn a_saved_file_is_whole_or_not_there() {
+        // IMG-31
+        use std::os::unix::fs::PermissionsExt as _;
+        let dir = crate::testing::TestDir::new("save-part");
+        let (target, part) = (dir.join("a.tar"), dir.join(".a.tar.part"));
+        let begin = |text: &[u8]| {
+            let mut begun = PartFile::create(&target).expect("begun");
+            begun.file.write_all(text).expect("written");
+            begun
+        };
+        let read = || fs::read_to_string(&target).ok();
+        let leave_half = || core::mem::forget(begin(b"half of a long one"));
+        leave_half();
+        assert!(!target.exists() && part.exists(), "as after a kill");
+        begin(b"first").publish().expect("published");
+        assert_eq!(read().as_deref(), Some("first"));
+        assert!(!part.exists());
+        // An error leaves the file as it was, and nothing else.
+        drop(begin(b"other"));
+        assert_eq!(read().as_deref(), Some("first"));
+        // The file that is replaced may be private, and behind a link. A leftover may be a link, too.
+        fs::set_permissions(&target, fs::Permissions::from_mode(0o600)).expect("private");
+        std::os::unix::fs::symlink("a.tar", dir.join("link")).expect("link");
+        std::os::unix::fs::symlink("a.tar", &part).expect("link");
+        let mut linked = PartFile::create(&dir.join("link")).expect("begun");
+        linked.file.write_all(b"second").expect("written");
+        assert_eq!(read().as_deref(), Some("first"));
+        linked.publish().expect("published");
+        assert_eq!(read().as_deref(), Some("second"));
+        let mode = fs::metadata(&target).expect("file").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert_eq!(fs::read_dir(&*dir.join(".")).expect("directory").count(), 2);
+        // Of two at once one ends with an error, and the other's file is whole.
+        let (one, other) = (begin(b"one"), begin(b"other"));
+        let refused = one.publish().expect_err("it has lost its name");
+        assert!(refused.to_string().contains("another command"), "{refused}");
+        other.publish().expect("published");
+        assert_eq!(read().as_deref(), Some("other"));
     }
 
     #[test]

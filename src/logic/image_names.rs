@@ -4,11 +4,14 @@ use alloc::{string::String, vec::Vec};
 
 use crate::api::cri::StoredImage;
 
+/// Fewest digits of an id that name an image, as podman and CRI-O have it: a slip of the finger is no name.
+const MIN_ID_DIGITS: usize = 3;
+
 /// Returns true if `typed` is the beginning of this id, with or without `sha256:`.
 fn begins_id(image: &StoredImage, typed: &str) -> bool {
     let digits = typed.strip_prefix("sha256:").unwrap_or(typed);
     let id = image.id.strip_prefix("sha256:").unwrap_or(&image.id);
-    !digits.is_empty() && id.starts_with(digits)
+    digits.len() >= MIN_ID_DIGITS && id.starts_with(digits)
 }
 
 /// Beginning of several ids. The text names their images.
@@ -90,7 +93,7 @@ mod tests {
                 &["docker.io/library/a:1", "localhost:5000/a:2"],
                 &[],
             ),
-            image("sha256:12cd", &[], &["docker.io/library/b@sha256:00"]),
+            image("sha256:12ac", &[], &["docker.io/library/b@sha256:00"]),
             image("sha256:ef00", &["docker.io/library/ef:1"], &[]),
         ]
     }
@@ -101,19 +104,23 @@ mod tests {
         let images = some();
         let found = |typed| find_by_short_id(&images, typed).map(|i| i.map(|i| &*i.id));
         for (typed, id) in [
-            ("12a", Some("sha256:12ab")),
-            ("sha256:12cd", Some("sha256:12cd")),
-            ("e", Some("sha256:ef00")),
-            ("2", None),
+            ("12ab", Some("sha256:12ab")),
+            ("sha256:12ac", Some("sha256:12ac")),
+            ("ef0", Some("sha256:ef00")),
+            ("sha256:ef0", Some("sha256:ef00")),
+            ("ef", None),
+            ("sha256:ef", None),
+            ("e", None),
+            ("2ab", None),
             ("", None),
             ("sha256:", None),
             ("a", None),
         ] {
             assert_eq!(found(typed), Ok(id), "{typed:?}");
         }
-        let AmbiguousImageId(several) = found("12").expect_err("two");
+        let AmbiguousImageId(several) = found("12a").expect_err("two");
         assert!(
-            several.contains("\"12\" is ambiguous (docker.io/library/a:1, sha256:12cd)"),
+            several.contains("\"12a\" is ambiguous (docker.io/library/a:1, sha256:12ac)"),
             "{several}"
         );
     }
@@ -129,15 +136,17 @@ mod tests {
             (&["library/a"], &[("12ab", &["docker.io/library/a:1"])]),
             (&["a:2"], &[("12ab", &["localhost:5000/a:2"])]),
             (&["localhost:5000/a"], &[("12ab", &["localhost:5000/a:2"])]),
-            (&["b"], &[("12cd", &[])]),
+            (&["b"], &[("12ac", &[])]),
             (
                 &["12ab"],
                 &[("12ab", &["docker.io/library/a:1", "localhost:5000/a:2"])],
             ),
             (
                 &["ef", "b"],
-                &[("12cd", &[]), ("ef00", &["docker.io/library/ef:1"])],
+                &[("12ac", &[]), ("ef00", &["docker.io/library/ef:1"])],
             ),
+            (&["ef0"], &[("ef00", &["docker.io/library/ef:1"])]),
+            (&["12"], &[]),
             (&["x"], &[]),
             (&["rary/a"], &[]),
         ] {
