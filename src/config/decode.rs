@@ -111,7 +111,7 @@ pub fn deserialize_value<T: DeserializeOwned>(value: &Value) -> Result<T, Decode
 }
 
 fn parse_json(text: &str, nulls: NullTreatment) -> Result<DecodedDocument, serde_json::Error> {
-    let mut budget = DecodeBudget::new(nulls);
+    let mut budget = DecodeBudget::new(text, nulls);
     let mut reader = serde_json::Deserializer::from_str(text);
     let value = ValueSeed {
         budget: &mut budget,
@@ -125,7 +125,7 @@ fn parse_yaml(text: &str, nulls: NullTreatment) -> Result<DecodedDocument, Decod
     check_shape(text)?;
     let mut found = None;
     for reader in serde_yaml_ng::Deserializer::from_str(text) {
-        let mut budget = DecodeBudget::new(nulls);
+        let mut budget = DecodeBudget::new(text, nulls);
         let value = ValueSeed {
             budget: &mut budget,
         }
@@ -183,7 +183,9 @@ fn check_shape(text: &str) -> Result<(), DecodeError> {
 
 /// Amounts read of one document so far, and the path at which the reader stands.
 #[derive(Default)]
-struct DecodeBudget {
+struct DecodeBudget<'t> {
+    /// Text of the document.
+    source: &'t str,
     values: usize,
     text: usize,
     path: Vec<String>,
@@ -191,9 +193,10 @@ struct DecodeBudget {
     nulls: NullTreatment,
 }
 
-impl DecodeBudget {
-    fn new(nulls: NullTreatment) -> Self {
+impl<'t> DecodeBudget<'t> {
+    fn new(source: &'t str, nulls: NullTreatment) -> Self {
         Self {
+            source,
             nulls,
             ..Self::default()
         }
@@ -261,11 +264,11 @@ fn join_path(path: &[String], last: &str) -> String {
     text
 }
 
-struct ValueSeed<'a> {
-    budget: &'a mut DecodeBudget,
+struct ValueSeed<'a, 't> {
+    budget: &'a mut DecodeBudget<'t>,
 }
 
-impl<'de> DeserializeSeed<'de> for ValueSeed<'_> {
+impl<'de> DeserializeSeed<'de> for ValueSeed<'_, '_> {
     type Value = Value;
     fn deserialize<D: de::Deserializer<'de>>(self, reader: D) -> Result<Value, D::Error> {
         self.budget.count_value()?;
@@ -273,7 +276,7 @@ impl<'de> DeserializeSeed<'de> for ValueSeed<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for ValueSeed<'_> {
+impl<'de> Visitor<'de> for ValueSeed<'_, '_> {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -330,14 +333,16 @@ impl<'de> Visitor<'de> for ValueSeed<'_> {
         let mut map = Map::new();
         let mut seen_null = BTreeSet::new();
         let mut merged = Vec::new();
-        while let Some(FieldKey(name)) = fields.next_key()? {
+        while let Some(FieldKey { name, is_merge }) = fields.next_key_seed(FieldKeySeed {
+            source: self.budget.source,
+        })? {
             self.budget.count_text(name.len())?;
             self.budget.enter(name.clone())?;
             let value = fields.next_value_seed(ValueSeed {
                 budget: self.budget,
             })?;
             self.budget.path.pop();
-            if name == "<<" {
+            if is_merge {
                 merged.push(value);
                 continue;
             }
@@ -382,33 +387,64 @@ fn apply_merge_key(
 }
 
 /// A field name. YAML allows numbers and booleans there; they become text as in upstream's reader.
-struct FieldKey(String);
+struct FieldKey {
+    name: String,
+    /// Set for a plain `<<`, whose value is merged. With quotes it is a name as any other.
+    is_merge: bool,
+}
 
-impl<'de> de::Deserialize<'de> for FieldKey {
-    fn deserialize<D: de::Deserializer<'de>>(reader: D) -> Result<Self, D::Error> {
-        struct FieldKeyVisitor;
-        impl Visitor<'_> for FieldKeyVisitor {
-            type Value = FieldKey;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a field name")
-            }
-            fn visit_str<E>(self, name: &str) -> Result<FieldKey, E> {
-                Ok(FieldKey(name.into()))
-            }
-            fn visit_bool<E>(self, name: bool) -> Result<FieldKey, E> {
-                Ok(FieldKey(name.to_string()))
-            }
-            fn visit_i64<E>(self, name: i64) -> Result<FieldKey, E> {
-                Ok(FieldKey(name.to_string()))
-            }
-            fn visit_u64<E>(self, name: u64) -> Result<FieldKey, E> {
-                Ok(FieldKey(name.to_string()))
-            }
-            fn visit_f64<E>(self, name: f64) -> Result<FieldKey, E> {
-                Ok(FieldKey(name.to_string()))
-            }
-        }
-        reader.deserialize_any(FieldKeyVisitor)
+/// Reads a field name of the document `source`.
+struct FieldKeySeed<'t> {
+    source: &'t str,
+}
+
+impl<'de> DeserializeSeed<'de> for FieldKeySeed<'_> {
+    type Value = FieldKey;
+    fn deserialize<D: de::Deserializer<'de>>(self, reader: D) -> Result<FieldKey, D::Error> {
+        reader.deserialize_any(self)
+    }
+}
+
+fn field_key<E>(name: impl ToString) -> Result<FieldKey, E> {
+    Ok(FieldKey {
+        name: name.to_string(),
+        is_merge: false,
+    })
+}
+
+impl<'de> Visitor<'de> for FieldKeySeed<'_> {
+    type Value = FieldKey;
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a field name")
+    }
+    /// Reads a name that stands in the document as it is. The readers tell nothing of quotes, but a name between quotes
+    /// has one before it.
+    fn visit_borrowed_str<E>(self, name: &'de str) -> Result<FieldKey, E> {
+        let at = name
+            .as_ptr()
+            .addr()
+            .wrapping_sub(self.source.as_ptr().addr());
+        let before = self.source.as_bytes().get(at.wrapping_sub(1));
+        Ok(FieldKey {
+            name: name.into(),
+            is_merge: name == "<<" && !matches!(before, Some(b'"' | b'\'')),
+        })
+    }
+    /// Reads a name that stands in the document in another form, with quotes.
+    fn visit_str<E>(self, name: &str) -> Result<FieldKey, E> {
+        field_key(name)
+    }
+    fn visit_bool<E>(self, name: bool) -> Result<FieldKey, E> {
+        field_key(name)
+    }
+    fn visit_i64<E>(self, name: i64) -> Result<FieldKey, E> {
+        field_key(name)
+    }
+    fn visit_u64<E>(self, name: u64) -> Result<FieldKey, E> {
+        field_key(name)
+    }
+    fn visit_f64<E>(self, name: f64) -> Result<FieldKey, E> {
+        field_key(name)
     }
 }
 
@@ -424,6 +460,7 @@ mod tests {
 
     #[test]
     fn documents() {
+        // SRC-35
         for (name, text, value) in [
             (
                 "yaml",
@@ -457,6 +494,21 @@ mod tests {
                 "merge key takes a list, first wins",
                 "y:\n  <<: [{a: 1}, {a: 2, b: 2}]",
                 json!({"y": {"a": 1, "b": 2}}),
+            ),
+            (
+                "merge key behind letters of several bytes, with an anchor and at the beginning",
+                "<<: {a: é}\n\"ä\": {<<: {b: 1}}\nc:\n  &k <<: {b: 2}\n",
+                json!({"a": "é", "ä": {"b": 1}, "c": {"b": 2}}),
+            ),
+            (
+                "a name with quotes is no merge key",
+                "é: {\"<<\": {a: 1}}\nb:\n  '<<': 1\nc:\n  \"\\x3c<\": 2\nd:\n  ? |-\n    <<\n  : 3\n",
+                json!({"é": {"<<": {"a": 1}}, "b": {"<<": 1}, "c": {"<<": 2}, "d": {"<<": 3}}),
+            ),
+            (
+                "nor is it in JSON",
+                "{\"a\": {\"<<\": {\"b\": 1}}}",
+                json!({"a": {"<<": {"b": 1}}}),
             ),
         ] {
             let document = read(text).expect(name);
