@@ -19,7 +19,7 @@ pub(super) const NAMES_COMMAND: &str = "__complete";
 /// Longest silence of the agent while a user waits for names.
 const PATIENCE: Duration = Duration::from_millis(700);
 /// [`NAMES_COMMAND`] as bash and fish call it.
-const BASH_NAMES: &str = "picolet __complete \"${COMP_WORDS[@]:1:COMP_CWORD}\" 2>/dev/null";
+const BASH_NAMES: &str = "picolet __complete \"${words[@]:1}\" 2>/dev/null";
 const FISH_NAMES: &str = "picolet __complete (commandline -opc)[2..] (commandline -ct) 2>/dev/null";
 
 /// Prints names; none if the agent does not answer at once.
@@ -253,13 +253,42 @@ fn argument_words_command(command: &CliCommand, names: &str) -> (String, bool) {
     }
 }
 
+/// Function of bash that completes. bash takes `name:tag` for three words, and replaces only what stands behind the colon.
+/// It does the same at `@`, but replaces the sign, too. So the words are put together again, and the replies lose what stays
+/// in the line.
+///
+/// Source: bash(1), `COMP_WORDBREAKS`.
+const BASH_WORDS: &str = r#"_picolet() {
+    local words=() rest=$COMP_LINE before part i sign lead=
+    for ((i = 0; i <= COMP_CWORD; i++)); do
+        part=${COMP_WORDS[i]} before=$rest
+        rest=${rest#"${rest%%[![:blank:]]*}"}
+        if [[ $i -gt 0 && $before == "$rest" && ($part == [:@]* || ${COMP_WORDS[i-1]} == *[:@]) ]]; then
+            words[${#words[@]}-1]+=$part
+        else
+            words+=("$part")
+        fi
+        rest=${rest#"$part"}
+    done
+    local typed=${words[${#words[@]}-1]}
+    _picolet_reply
+    for sign in : @; do
+        part=${typed%"${typed##*"$sign"}"} part=${part%@}
+        [[ $COMP_WORDBREAKS == *"$sign"* && ${#part} -gt ${#lead} ]] && lead=$part
+    done
+    COMPREPLY=("${COMPREPLY[@]#"$lead"}")
+}
+complete -F _picolet picolet
+"#;
+
 fn bash_script() -> String {
     let mut out = String::from(
         "# bash completion of picolet: put it into /etc/bash_completion.d/ or source it.\n\
-         _picolet() {\n\
-         \x20   local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} command= word i\n\
-         \x20   for ((i = 1; i < COMP_CWORD; i++)); do\n\
-         \x20       word=${COMP_WORDS[i]}\n\
+         _picolet_reply() {\n\
+         \x20   local cword=$((${#words[@]} - 1)) command= word i\n\
+         \x20   local cur=${words[cword]} prev=${words[cword-1]}\n\
+         \x20   for ((i = 1; i < cword; i++)); do\n\
+         \x20       word=${words[i]}\n\
          \x20       case $word in\n\
          \x20       --socket) ((i++)) ;;\n\
          \x20       -*) ;;\n",
@@ -268,7 +297,7 @@ fn bash_script() -> String {
     for (family, _) in &families {
         let _ = writeln!(
             out,
-            "        {family}) command=$word; [[ $((i + 1)) -lt $COMP_CWORD ]] && command=\"$word ${{COMP_WORDS[i+1]}}\"; break ;;"
+            "        {family}) command=$word; [[ $((i + 1)) -lt $cword ]] && command=\"$word ${{words[i+1]}}\"; break ;;"
         );
     }
     out.push_str(
@@ -335,7 +364,8 @@ fn bash_script() -> String {
             flags.join(" "),
         );
     }
-    out.push_str("    esac\n}\ncomplete -F _picolet picolet\n");
+    out.push_str("    esac\n}\n");
+    out.push_str(BASH_WORDS);
     out
 }
 
@@ -570,7 +600,7 @@ mod tests {
             ("picolet completion ''", "bash zsh fish", "sh"),
         ] {
             let ask = format!(
-                "{}\npicolet() {{ case \"$*\" in '__complete logs web -c ') echo side ;; '__complete get pods w') echo web side ;; esac }}\nCOMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _picolet; echo \"${{COMPREPLY[@]}}\"\n",
+                "{}\npicolet() {{ case \"$*\" in '__complete logs web -c ') echo side ;; '__complete get pods w') echo web side ;; esac }}\nCOMP_WORDS=({line}); COMP_LINE=\"${{COMP_WORDS[*]}}\" COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _picolet; echo \"${{COMPREPLY[@]}}\"\n",
                 bash_script()
             );
             let (ok, said) = fed("bash", &[], &ask).expect("bash");
@@ -580,6 +610,52 @@ mod tests {
                 assert!(words.contains(&word), "{line}: {said}");
             }
             assert!(!words.contains(&has_not), "{line}: {said}");
+        }
+    }
+
+    #[test]
+    fn bash_completes_names_with_colons() {
+        // CLI-05
+        // Signs that break words: those of bash, and of a user who has removed some.
+        for (typed, breaks, line) in [
+            ("image rm reg:5000/a:l", true, "image rm reg:5000/a:latest"),
+            ("image rm reg:", true, "image rm reg:5000/a:latest"),
+            ("image rm r", true, "image rm reg:5000/a:latest"),
+            ("image rm x:1 b@", true, "image rm x:1 b@sha256:12"),
+            ("image rm x:1 b@sha256:", true, "image rm x:1 b@sha256:12"),
+            ("image rm reg:5000/a:l", false, "image rm reg:5000/a:latest"),
+            ("image rm b@sh", true, "image rm b@sha256:12"),
+            ("image rm b@sha", false, "image rm b@sha256:12"),
+            ("get pods -n x w", true, "get pods -n x web"),
+        ] {
+            // readline of an interactive bash reads the line with its tab.
+            let breaks = if breaks {
+                ""
+            } else {
+                "COMP_WORDBREAKS=${COMP_WORDBREAKS//[:@]}"
+            };
+            let ask = format!(
+                "{}\npicolet() {{ case \"$1 $#\" in __complete*) printf '%s\\n' reg:5000/a:latest b@sha256:12 web ;; *) echo \"ran $*\" ;; esac }}\n{breaks}\n",
+                bash_script()
+            );
+            let (dir, input) = (
+                crate::testing::TestDir::new("bash"),
+                format!("picolet {typed}\t\n"),
+            );
+            std::fs::write(dir.join("rc"), ask).expect("script");
+            std::fs::write(dir.join("input"), input).expect("input");
+            let said = Process::new("bash")
+                .args(["--noprofile", "--rcfile"])
+                .arg(dir.join("rc"))
+                .arg("-i")
+                .env("TERM", "dumb")
+                .env("INPUTRC", "/dev/null")
+                .stdin(std::fs::File::open(dir.join("input")).expect("input"))
+                .output()
+                .expect("bash");
+            let said = String::from_utf8_lossy(&said.stdout).into_owned();
+            let ran = said.lines().find_map(|line| line.strip_prefix("ran "));
+            assert_eq!(ran.map(str::trim_end), Some(line), "{typed}: {said}");
         }
     }
 
