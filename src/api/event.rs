@@ -16,7 +16,7 @@ pub struct Event {
     pub kind: String,
     pub metadata: ObjectMeta,
     pub involved_object: ObjectReference,
-    /// `Normal` or `VolumeWarning`.
+    /// `Normal` or `Warning`.
     #[serde(rename = "type")]
     pub severity: String,
     pub reason: String,

@@ -64,7 +64,7 @@ impl InvolvedObject {
 pub struct EventOccurrence {
     /// Object that the event is about.
     pub subject: InvolvedObject,
-    /// Set for type `VolumeWarning`; else `Normal`.
+    /// Set for type `Warning`; else `Normal`.
     pub warning: bool,
     /// Reason.
     pub reason: Box<str>,

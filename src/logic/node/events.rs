@@ -51,7 +51,7 @@ impl NodeEvent {
         }
     }
 
-    /// Returns true if the event's type is `VolumeWarning`.
+    /// Returns true if the event's type is `Warning`.
     #[must_use]
     pub const fn is_warning(self) -> bool {
         matches!(self, Self::Rebooted)
