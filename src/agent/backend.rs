@@ -215,15 +215,7 @@ impl LocalBackend {
                 let Some((image, progress)) = under_way else {
                     continue;
                 };
-                let Some(waiting) = container.pointer_mut("/state/waiting") else {
-                    continue;
-                };
-                if waiting.is_object() {
-                    let before = waiting["message"].as_str().unwrap_or("");
-                    let gap = if before.is_empty() { "" } else { "; " };
-                    let message = format!("{before}{gap}Pulling image \"{image}\": {progress}");
-                    waiting["message"] = message.into();
-                }
+                append_progress(container, image, &progress);
             }
         }
     }
@@ -739,11 +731,49 @@ impl LocalBackend {
     }
 }
 
+/// Adds the progress of a pull to the message of a container, if it waits.
+fn append_progress(container: &mut Value, image: &str, progress: &ImageProgress) {
+    let waiting = container.pointer_mut("/state/waiting");
+    if let Some(waiting) = waiting.filter(|waiting| waiting.is_object()) {
+        let before = waiting["message"].as_str().unwrap_or("");
+        let gap = if before.is_empty() { "" } else { "; " };
+        let message = format!("{before}{gap}Pulling image \"{image}\": {progress}");
+        waiting["message"] = message.into();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::image::progress::ImageStage;
+
+    #[test]
+    fn a_container_that_waits_names_the_server_that_is_asked() {
+        // IMG-28
+        let progress = ImageProgress {
+            stage: ImageStage::Resolving,
+            host: "mirror.example:5000".into(),
+            ..ImageProgress::default()
+        };
+        let says = "Pulling image \"a:1\": resolving at mirror.example:5000";
+        for (state, then) in [
+            (
+                json!({"waiting": {"reason": "ContainerCreating"}}),
+                json!({"waiting": {"reason": "ContainerCreating", "message": says}}),
+            ),
+            (
+                json!({"waiting": {"message": "back-off"}}),
+                json!({"waiting": {"message": format!("back-off; {says}")}}),
+            ),
+            (json!({"running": {}}), json!({"running": {}})),
+        ] {
+            let mut container = json!({ "state": state });
+            append_progress(&mut container, "a:1", &progress);
+            assert_eq!(container["state"], then);
+        }
+    }
 
     #[test]
     fn a_node_of_no_cluster_is_as_old_as_its_root_directory() {

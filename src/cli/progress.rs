@@ -236,6 +236,8 @@ mod tests {
             }
         }
         // IMG-28
+        let waiting = TransferProgress::from(Step::default());
+        assert_eq!(progress_line("a", &waiting), "a: waiting");
         let resolving = TransferProgress::from(Step {
             stage: ImageStage::Resolving,
             host: "mirror.example:5000".into(),

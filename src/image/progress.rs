@@ -147,6 +147,7 @@ mod tests {
 
     #[test]
     fn said_in_words() {
+        // IMG-28
         let tracker = Tracker::default();
         let words = |want: &str| assert_eq!(tracker.current_progress().to_string(), want);
         words("waiting for other pulls");

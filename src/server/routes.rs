@@ -467,4 +467,37 @@ mod tests {
             assert!(answer.ends_with(end), "{answer}");
         }
     }
+
+    #[test]
+    fn a_pull_of_which_nothing_is_known_waits() {
+        // IMG-28
+        let (arrives, pulled) = smol::channel::bounded(1);
+        let backend = FakeBackend {
+            pulled: Some(pulled),
+            ..FakeBackend::default()
+        };
+        let begun = clock::mono_now();
+        let answer = smol::block_on(async {
+            let (connection, mut client) = pair();
+            let ask = "POST /images/pull?reference=a HTTP/1.1\r\n\r\n";
+            client.write_all(ask.as_bytes()).await.expect("sent");
+            let mut answer = String::new();
+            let reads = async {
+                let mut piece = [0; 1024];
+                while !answer.contains("\"stage\":\"waiting\"") {
+                    let n = client.read(&mut piece).await.expect("read");
+                    assert!(n > 0, "{answer}");
+                    answer.push_str(&String::from_utf8_lossy(&piece[..n]));
+                }
+                assert!(clock::mono_now() - begun >= PROGRESS_INTERVAL);
+                arrives.send("sha256:12".into()).await.expect("arrives");
+                client.read_to_string(&mut answer).await.expect("read");
+            };
+            let served = serve_connection(&backend, connection);
+            let (served, ()) = smol::future::zip(served, reads).await;
+            served.expect("served");
+            answer
+        });
+        assert!(answer.contains("sha256:12"), "{answer}");
+    }
 }

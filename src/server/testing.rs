@@ -35,6 +35,8 @@ pub(super) struct FakeBackend {
     pub(super) trouble: Option<String>,
     /// Bytes after which a session of another machine ends.
     pub(super) limit: Option<u64>,
+    /// Way of the id of the image that is pulled.
+    pub(super) pulled: Option<smol::channel::Receiver<String>>,
 }
 
 impl Default for FakeBackend {
@@ -44,6 +46,7 @@ impl Default for FakeBackend {
             log: PathBuf::new(),
             trouble: None,
             limit: None,
+            pulled: None,
         }
     }
 }
@@ -251,7 +254,10 @@ impl ServerBackend for FakeBackend {
     }
 
     fn pull_image<'a>(&'a self, _: &'a str, _: bool) -> BackendReply<'a, String> {
-        unused()
+        let Some(pulled) = &self.pulled else {
+            return unused();
+        };
+        Box::pin(async { Ok(pulled.recv().await.expect("an image")) })
     }
 
     fn pull_progress(&self, _: &str) -> Option<ImageProgress> {

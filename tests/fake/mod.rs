@@ -191,6 +191,8 @@ struct State {
     private: BTreeMap<String, String>,
     /// See [`Fake::set_still_pulling`].
     still_pulling: Option<bool>,
+    /// See [`Fake::set_pull_progress`].
+    progress: Option<ImageProgress>,
     on_stop: BTreeMap<String, OnStop>,
     faults: Vec<Fault>,
     /// Calls that hang, by number, until released.
@@ -578,6 +580,11 @@ impl Fake {
     /// What it says of pulls that were dropped: whether they may still bring their image, if it tells.
     pub fn set_still_pulling(&self, still: Option<bool>) {
         self.change(|state| state.still_pulling = still);
+    }
+
+    /// What it says of a pull that is under way.
+    pub fn set_pull_progress(&self, progress: ImageProgress) {
+        self.change(|state| state.progress = Some(progress));
     }
 
     /// Lets a pull of `reference` succeed.
@@ -1012,7 +1019,7 @@ impl ImageService for Fake {
     }
 
     fn pull_progress(&self, _: &str) -> Option<ImageProgress> {
-        None
+        self.state.borrow().progress.clone()
     }
 
     fn is_pulling(&self, _: &str) -> Option<bool> {

@@ -254,19 +254,29 @@ fn shows_chosen_objects(host: &Host) {
             &["get", "pod", "nobody", "--ignore-not-found"],
             String::new(),
         ),
-        (&["config", "view", "-o", "json"], String::new()),
-        (&["version", "-o", "json"], String::new()),
     ] {
-        let said = host.ok(words);
-        match words[0] {
-            "get" => assert_eq!(said, expected, "{words:?}"),
-            "config" => assert!(
-                said.contains("\"kind\": \"KubeletConfiguration\""),
-                "{said}"
-            ),
-            _ => assert!(said.contains("\"serverVersion\""), "{said}"),
-        }
+        assert_eq!(host.ok(words), expected, "{words:?}");
     }
+    let json = |words: &[&str]| -> Value {
+        serde_json::from_str(&host.ok(&[words, &["-o", "json"]].concat())).expect("JSON")
+    };
+    let view = json(&["config", "view"]);
+    assert_eq!(view["kind"], "KubeletConfiguration");
+    assert_eq!(view["maxPods"], 110, "a default");
+    let yaml = host.ok(&["config", "view"]);
+    assert_eq!(yaml, host.ok(&["config", "view", "-o", "yaml"]));
+    assert!(
+        yaml.lines().any(|l| l == "kind: KubeletConfiguration"),
+        "{yaml}"
+    );
+    let version = json!({"gitVersion": env!("CARGO_PKG_VERSION")});
+    let both = json!({"clientVersion": version, "serverVersion": version});
+    assert_eq!(json(&["version"]), both);
+    let alone = json(&["version", "--socket", "/no/agent"]);
+    assert_eq!(alone, json!({"clientVersion": version}));
+    let yaml = host.ok(&["version", "-o", "yaml"]);
+    assert!(yaml.starts_with("clientVersion:\n"), "{yaml}");
+    assert!(yaml.contains("\nserverVersion:\n"), "{yaml}");
     let two = host.ok(&["get", "pods,cm", "-L", "app", "--show-labels"]);
     let words: Vec<&str> = two.split_whitespace().collect();
     for word in ["APP", "LABELS", "app=web,tier=front", "configmap/settings"] {

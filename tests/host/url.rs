@@ -132,6 +132,20 @@ impl Drop for Site {
 }
 
 // SRC-01 SRC-09 SRC-22 SRC-23 SRC-24 SRC-25 SRC-27
+// GET-07
+fn shows_no_secret(host: &Host) {
+    for words in [
+        &["config", "view"][..],
+        &["config", "view", "-o", "yaml"],
+        &["config", "view", "-o", "json"],
+    ] {
+        let said = host.ok(words);
+        assert!(said.contains("staticPodURLHeader"), "{said}");
+        assert!(said.contains("<masked>"), "{said}");
+        assert!(!said.contains("s3cret"), "{said}");
+    }
+}
+
 #[test]
 fn pods_at_a_url_and_a_start_without_link() {
     if !host::able() {
@@ -148,7 +162,15 @@ fn pods_at_a_url_and_a_start_without_link() {
     let site = Site::at(0, &first);
     let port = site.address.port();
     let url = format!("http://127.0.0.1:{port}/pods");
-    let mut host = Host::start(&["--manifest-url", &url, "--http-check-frequency", "1s"]);
+    let mut host = Host::start(&[
+        "--manifest-url",
+        &url,
+        "--manifest-url-header",
+        "Authorization:Bearer-s3cret",
+        "--http-check-frequency",
+        "1s",
+    ]);
+    shows_no_secret(&host);
     host.pod("file", json!({"containers": [sh("main", IDLE)]}));
     let a = host.wait_ready("a");
     let b = host.wait_ready("b");

@@ -8,6 +8,7 @@ use super::super::{core::AgentEvent, recorder::EventSeverity};
 use super::world::{IMAGE, World, manifest};
 use crate::{
     api::{PodUid, cri::ContainerState, pod_status::PodPhase},
+    image::{ImageProgress, progress::ImageStage},
     runtime::{
         RuntimeError,
         fake::{Fake, Fault, Op, Trouble},
@@ -287,6 +288,30 @@ fn a_pod_that_is_to_end_waits_for_no_image_of_a_volume() {
     world.apply(&[]);
     world.until("is gone", |w| w.is_gone("a"));
     assert!(world.now() - before < s(30));
+}
+
+#[test]
+fn events_of_a_long_pull_name_the_server_that_is_asked() {
+    // IMG-28
+    let world = World::new();
+    world.fake.add_fault(Fault {
+        op: Op::PullImage,
+        target: Some("a:1".into()),
+        times: 1,
+        trouble: Trouble::Hangs,
+    });
+    world.fake.set_pull_progress(ImageProgress {
+        stage: ImageStage::Resolving,
+        host: "mirror.example:5000".into(),
+        ..ImageProgress::default()
+    });
+    let container = json!({"name": "c", "image": "a:1", "command": ["sleep"]});
+    world.apply(&[manifest("a", json!({"containers": [container]}))]);
+    let wanted = "Pulling image \"a:1\": resolving at mirror.example:5000";
+    world.until("tells", |w| {
+        let told = events(w, "Pulling");
+        told.iter().any(|(_, message)| message == wanted)
+    });
 }
 
 #[test]

@@ -1697,6 +1697,61 @@ fn progress_names_the_server_that_is_asked() {
 }
 
 #[test]
+fn progress_names_each_server_on_the_way() {
+    // IMG-28
+    /// A server that waits for its gate before it answers.
+    fn gated(answer: impl Fn(&Seen) -> Reply + Send + Sync + 'static) -> (Server, Arc<Mutex<()>>) {
+        let gate = Arc::new(Mutex::new(()));
+        let held = Arc::clone(&gate);
+        let server = Server::start(move |seen| {
+            drop(held.lock());
+            answer(seen)
+        });
+        (server, gate)
+    }
+    let offer = Offer::large(2000);
+    let (target, target_gate) = gated(move |seen| offer.answer(seen));
+    let (tokens, tokens_gate) = gated(|_| reply(200, json!({"token": "good"}).to_string()));
+    let realm = format!("Bearer realm=\"http://{}/token\"", tokens.address);
+    let elsewhere = target.address;
+    let (registry, registry_gate) = gated(move |seen| match &*seen.authorization {
+        "Bearer good" => {
+            let place = format!("http://{elsewhere}{}", seen.path);
+            reply(307, "").with("Location", place)
+        }
+        _ => reply(401, "").with("WWW-Authenticate", &*realm),
+    });
+    let (mirror, mirror_gate) = gated(|_| reply(404, "{}"));
+    let registries = json!({"mirrors": {registry.address.to_string(): {
+        "endpoint": [format!("http://{}", mirror.address), format!("http://{}", registry.address)],
+    }}});
+    let bench = Bench::with(PullSettings {
+        registries: RegistriesConfig::parse(&registries).expect("registries"),
+        ..PullSettings::default()
+    });
+    let servers = [
+        (&mirror, &mirror_gate),
+        (&registry, &registry_gate),
+        (&tokens, &tokens_gate),
+        (&target, &target_gate),
+    ];
+    let silent = servers.map(|(server, gate)| (server, gate.lock().expect("gate")));
+    let name = image(&registry);
+    let mut pull = Box::pin(bench.puller.pull_image(&name, None));
+    smol::block_on(async {
+        assert_eq!(smol::future::poll_once(&mut pull).await, None);
+    });
+    for (server, gate) in silent {
+        let says = format!("resolving at {}", server.address);
+        while bench.puller.pull_progress(&name).map(|p| p.to_string()) != Some(says.clone()) {
+            thread::yield_now();
+        }
+        drop(gate);
+    }
+    smol::block_on(pull).expect("pulled");
+}
+
+#[test]
 fn a_pull_that_nobody_waits_for_ends_and_is_resumed() {
     let offer = Offer::large(200_000);
     let server = Server::start(move |seen| offer.answer(seen));
