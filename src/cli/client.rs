@@ -32,6 +32,8 @@ pub(crate) struct AgentAnswer {
     pub(crate) status: u16,
     /// Set if the body comes in chunks; only [`AgentAnswer::copy_body_to`] reads these.
     is_chunked: bool,
+    /// Bytes of the body, if the agent has told.
+    length: Option<u64>,
     pub(crate) body: BufReader<UnixStream>,
 }
 
@@ -116,6 +118,7 @@ impl AgentClient {
         let mut answer = AgentAnswer {
             status: 0,
             is_chunked: false,
+            length: None,
             body: BufReader::new(stream),
         };
         let mut left = MAX_HEAD_BYTES;
@@ -143,6 +146,10 @@ impl AgentClient {
                 break;
             } else if text.eq_ignore_ascii_case("transfer-encoding: chunked") {
                 answer.is_chunked = true;
+            } else if let Some((name, value)) = text.split_once(": ")
+                && name.eq_ignore_ascii_case("content-length")
+            {
+                answer.length = value.parse().ok();
             }
         }
         if answer.status >= 400 {
@@ -153,11 +160,7 @@ impl AgentClient {
     }
 
     /// Sends a request and reads the whole answer as JSON.
-    pub(crate) fn request_json(
-        &self,
-        method: &str,
-        target: &str,
-    ) -> Result<serde_json::Value, CliError> {
+    pub(crate) fn request_json(&self, method: &str, target: &str) -> Result<serde_json::Value, CliError> {
         self.send_request(method, target, "")?.parse_json()
     }
 
@@ -189,19 +192,28 @@ impl AgentAnswer {
     /// Reads the whole body as text, at most [`MAX_BODY_BYTES`].
     pub(crate) fn read_text(&mut self) -> Result<String, CliError> {
         let mut text = String::new();
-        (&mut self.body)
-            .take(MAX_BODY_BYTES)
-            .read_to_string(&mut text)
-            .map_err(|e| connection_error(&e))?;
-        Ok(text)
+        let limit = self.length.unwrap_or(u64::MAX).min(MAX_BODY_BYTES);
+        let read = (&mut self.body).take(limit).read_to_string(&mut text);
+        let n = read.map_err(|e| connection_error(&e))?;
+        match self.length {
+            Some(length) if n as u64 != length => Err(incomplete_answer()),
+            _ => Ok(text),
+        }
     }
 
-    /// Copies the body to `out` as it comes. In chunks ([`AgentClient::request_stream`]) it has an end of its own:
-    /// without that the agent has ended, which is an error.
+    /// Copies the body to `out` as it comes. In chunks ([`AgentClient::request_stream`]) or with a length it has an end of
+    /// its own: without that the agent has ended, which is an error.
     pub(crate) fn copy_body_to(&mut self, out: &mut dyn io::Write) -> Result<(), CliError> {
-        // Bytes until the end of the chunk.
-        let mut left = if self.is_chunked { 0 } else { usize::MAX };
+        // Bytes until the end of the chunk, or of the body.
+        let mut left = match self.length {
+            _ if self.is_chunked => 0,
+            Some(length) => usize::try_from(length).unwrap_or(usize::MAX),
+            None => usize::MAX,
+        };
         loop {
+            if left == 0 && !self.is_chunked {
+                return Ok(());
+            }
             if left == 0 {
                 left = self.read_chunk_size()?;
                 if left == 0 {
@@ -210,10 +222,9 @@ impl AgentAnswer {
             }
             let piece = self.body.fill_buf().map_err(|e| connection_error(&e))?;
             if piece.is_empty() {
-                return if self.is_chunked {
-                    Err(incomplete_answer())
-                } else {
-                    Ok(())
+                return match self.is_chunked || self.length.is_some() {
+                    true => Err(incomplete_answer()),
+                    false => Ok(()),
                 };
             }
             let n = piece.len().min(left);
@@ -223,7 +234,7 @@ impl AgentAnswer {
                 Err(e) if e.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
                 Err(e) => return Err(CliError::new(format!("cannot write: {e}"))),
             }
-            if self.is_chunked {
+            if self.is_chunked || self.length.is_some() {
                 left -= n;
             }
         }
@@ -261,6 +272,14 @@ mod tests {
         let chunked = "Transfer-Encoding: chunked\r\n\r\n";
         for (name, rest, copied, says) in [
             ("an older agent", "\r\n3\r\nabc", "3\r\nabc", None),
+            ("with a length", "Content-Length: 3\r\n\r\nabc", "abc", None),
+            ("with nothing", "Content-Length: 0\r\n\r\n", "", None),
+            (
+                "killed before its length",
+                "Content-Length: 9\r\n\r\nabc",
+                "abc",
+                Some("has ended"),
+            ),
             (
                 "whole",
                 &format!("{chunked}3\r\nabc\r\nb\r\nd\r\nefghijkl\r\n0\r\n\r\n"),
@@ -308,5 +327,21 @@ mod tests {
                 Some(says) => assert!(end.expect_err(name).contains(says), "{name}"),
             }
         }
+    }
+
+    #[test]
+    fn an_answer_that_is_read_whole_has_its_length() {
+        let read = |rest: &str| {
+            let (mut agent, client) = UnixStream::pair().expect("pair");
+            let text = format!("HTTP/1.1 200 OK\r\n{rest}");
+            agent.write_all(text.as_bytes()).expect("write");
+            drop(agent);
+            let mut answer = AgentClient::read_answer_head(client).expect(rest);
+            answer.read_text().map_err(|e| e.message)
+        };
+        assert_eq!(read("\r\nabc"), Ok("abc".into()));
+        assert_eq!(read("Content-Length: 3\r\n\r\nabc"), Ok("abc".into()));
+        let cut = read("Content-Length: 4\r\n\r\nabc").expect_err("cut");
+        assert!(cut.contains("has ended"), "{cut}");
     }
 }
