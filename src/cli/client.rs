@@ -8,6 +8,7 @@ use std::{
 };
 
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use super::CliError;
 use crate::api::strict::from_json;
@@ -160,8 +161,18 @@ impl AgentClient {
     }
 
     /// Sends a request and reads the whole answer as JSON.
-    pub(crate) fn request_json(&self, method: &str, target: &str) -> Result<serde_json::Value, CliError> {
+    pub(crate) fn request_json(&self, method: &str, target: &str) -> Result<Value, CliError> {
         self.send_request(method, target, "")?.parse_json()
+    }
+
+    /// Lists the objects at `target`. An object that is no list comes alone.
+    pub(crate) fn fetch_items(&self, target: &str) -> Result<Vec<Value>, CliError> {
+        let mut list = self.request_json("GET", target)?;
+        Ok(match list.get_mut("items").map(Value::take) {
+            Some(Value::Array(items)) => items,
+            Some(_) => Vec::new(),
+            None => vec![list],
+        })
     }
 
     /// Reads the agent's answer to a `GET` of `target`.

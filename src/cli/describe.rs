@@ -14,7 +14,7 @@ use super::{
     args::{CliWord, CliWords, unexpected_word},
     elastic, escape_controls,
     get::{self, DEFAULT_NAMESPACE, ObjectKind},
-    print_text, table,
+    pods, print_text, table,
 };
 use crate::{
     api::{Event, Quantity, WallTime},
@@ -61,19 +61,10 @@ pub(super) fn run_describe(mut words: CliWords) -> Result<(), CliError> {
     Ok(())
 }
 
-fn take_items(mut list: Value) -> Vec<Value> {
-    list["items"]
-        .as_array_mut()
-        .map(core::mem::take)
-        .unwrap_or_default()
-}
-
 fn describe_pods(client: &AgentClient, namespace: &str, names: &[String]) -> Result<(), CliError> {
-    let of_namespace = |what: &str| format!("/{what}?namespace={}", percent_encode(namespace));
-    let mut pods = client
-        .request_json("GET", &of_namespace("pods"))
-        .map(take_items)?;
-    let events: ObjectList<Event> = client.fetch_typed(&of_namespace("events"))?;
+    let events = format!("/events?namespace={}", percent_encode(namespace));
+    let mut pods = pods::fetch_pods(client, namespace)?;
+    let events: ObjectList<Event> = client.fetch_typed(&events)?;
     let name_of = |pod: &Value| text_at(pod, "/metadata/name").to_owned();
     for name in names {
         if !pods.iter().any(|p| name_of(p) == *name) {
@@ -103,7 +94,7 @@ fn describe_node(client: &AgentClient, names: &[String], order: bool) -> Result<
             &format!("nodes \"{other}\" not found"),
         ));
     }
-    let pods = client.request_json("GET", "/pods").map(take_items)?;
+    let pods = client.fetch_items("/pods")?;
     let pressure = client.request_json("GET", &format!("/pressure?order={order}"))?;
     let text = node_text(&node, &pods, &pressure, clock::wall_now());
     print_text(&escape_controls(&elastic::align_columns(&text)))

@@ -421,14 +421,8 @@ impl GetCommand {
             target += "?namespace=";
             target += &percent_encode(namespace);
         }
-        let mut list = client.request_json("GET", &target)?;
-        let items = list.get_mut("items").map(Value::take);
-        let all = match items {
-            Some(Value::Array(items)) => items,
-            Some(_) => Vec::new(),
-            // The node is no list.
-            None => vec![list.take()],
-        };
+        // The node is no list.
+        let all = client.fetch_items(&target)?;
         let (items, missing) = choose_objects(all, kind, names);
         let mut found = FoundObjects { items, missing };
         if self.ignore_not_found {

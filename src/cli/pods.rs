@@ -9,12 +9,7 @@ use crate::{logic::label_selector::LabelSelector, server::http::percent_encode};
 
 /// Lists the pods of a namespace, as JSON.
 pub(super) fn fetch_pods(client: &AgentClient, namespace: &str) -> Result<Vec<Value>, CliError> {
-    let target = format!("/pods?namespace={}", percent_encode(namespace));
-    let mut list = client.request_json("GET", &target)?;
-    Ok(match list["items"].take() {
-        Value::Array(pods) => pods,
-        _ => Vec::new(),
-    })
+    client.fetch_items(&format!("/pods?namespace={}", percent_encode(namespace)))
 }
 
 /// Lists the pods of a namespace that a selector chooses. If there is none, it says so on standard error.

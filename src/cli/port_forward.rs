@@ -13,6 +13,7 @@ use super::{
     client::AgentClient,
     exec::parse_pod_name,
     get::DEFAULT_NAMESPACE,
+    pods,
 };
 use crate::server::{http::percent_encode, streaming::PROTOCOL};
 
@@ -91,16 +92,8 @@ fn parse_forwarded_port(text: &str) -> Result<ForwardedPort, CliError> {
 }
 
 fn check_pod_runs(client: &AgentClient, namespace: &str, pod: &str) -> Result<(), CliError> {
-    let pods = client.request_json(
-        "GET",
-        &format!("/pods?namespace={}", percent_encode(namespace)),
-    )?;
-    let items = pods["items"].as_array();
-    let found = items.and_then(|all| all.iter().find(|p| p["metadata"]["name"] == *pod));
-    let Some(found) = found else {
-        let text = format!("pods \"{pod}\" not found");
-        return Err(CliError::from_server(404, &text));
-    };
+    let pods = pods::fetch_pods(client, namespace)?;
+    let found = pods::find_pod(&pods, pod).ok_or_else(|| pods::pod_not_found(pod))?;
     let phase = found["status"]["phase"].as_str().unwrap_or("Unknown");
     if phase != "Running" {
         return Err(CliError::new(format!(

@@ -139,7 +139,7 @@ fn stop_with_progress(client: &AgentClient, path: &str) -> Result<AgentAnswer, C
 
 /// Counts the pods with a container that runs.
 fn count_running_pods(client: &AgentClient) -> Result<u64, CliError> {
-    let pods = client.request_json("GET", "/pods")?;
+    let pods = client.fetch_items("/pods")?;
     let runs = |pod: &&Value| {
         ["initContainerStatuses", "containerStatuses"]
             .iter()
@@ -147,8 +147,7 @@ fn count_running_pods(client: &AgentClient) -> Result<u64, CliError> {
             .flatten()
             .any(|container| container["state"]["running"].is_object())
     };
-    let items = pods["items"].as_array();
-    let count = items.map_or(0, |items| items.iter().filter(runs).count());
+    let count = pods.iter().filter(runs).count();
     Ok(u64::try_from(count).unwrap_or(u64::MAX))
 }
 

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::{
     super::{AgentClient, CliError, elastic, escape_controls, print_text},
-    take_items, text_at, write_pairs,
+    text_at, write_pairs,
 };
 use crate::server::http::percent_encode;
 
@@ -17,7 +17,7 @@ pub(super) fn describe_objects(
     names: &[String],
 ) -> Result<(), CliError> {
     let target = format!("/{route}?namespace={}", percent_encode(namespace));
-    let mut all = client.request_json("GET", &target).map(take_items)?;
+    let mut all = client.fetch_items(&target)?;
     let name_of = |object: &Value| text_at(object, "/metadata/name").to_owned();
     if let Some(name) = names
         .iter()
