@@ -4,11 +4,12 @@
 //! A reader of values passes over what its types do not have. So this looks at the raw object, by a table of its own.
 //! `tests/golden/fields/kubernetes-1.37.txt` has each field, what becomes of it here, and the reason if it has no effect.
 
-use alloc::{string::String, vec::Vec};
+use alloc::{format, string::String, vec::Vec};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::spelling::{MAX_NAME_BYTES, describe_unknown_field, nearest_name};
+use crate::api::pod_status::ContainerStatus;
 
 /// Most findings of one object: the rest says nothing new.
 pub const MAX_FINDINGS: usize = 20;
@@ -201,6 +202,40 @@ pub fn unsupported_fields(pod: &Value) -> Vec<String> {
         }
     });
     found
+}
+
+/// Describes for an event which fields of a pod this node leaves out; `None`: there are none.
+///
+/// `raw` is the pod as it was received. Of a pod that is known already (`is_new` is not set) only ephemeral containers count
+/// that have no status yet: the others were told of.
+#[must_use]
+pub fn describe_unsupported_fields(
+    raw: &Value,
+    ephemeral: &[ContainerStatus],
+    is_new: bool,
+) -> Option<String> {
+    let fields = if is_new {
+        unsupported_fields(raw)
+    } else {
+        let mut added = raw["spec"]["ephemeralContainers"].clone();
+        for container in added.as_array_mut().into_iter().flatten() {
+            if ephemeral
+                .iter()
+                .any(|status| container["name"] == *status.name)
+            {
+                *container = Value::Null;
+            }
+        }
+        unsupported_fields(&json!({"spec": {"ephemeralContainers": added}}))
+    };
+    match &*fields {
+        [] => None,
+        [field] => Some(format!("field {field} is not supported by this node")),
+        fields => Some(format!(
+            "fields {} are not supported by this node",
+            fields.join(", ")
+        )),
+    }
 }
 
 /// Names the keys of a Pod, ConfigMap or Secret that no Kubernetes has, one sentence each with the nearest known key.

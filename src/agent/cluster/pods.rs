@@ -12,7 +12,6 @@
 use alloc::{collections::BTreeMap, rc::Rc};
 use core::time::Duration;
 
-use serde_json::{Value, json};
 use smol::{
     channel::{Receiver, Sender},
     future::FutureExt as _,
@@ -425,35 +424,15 @@ impl PodPoller {
         self.hand_to_loop(ApiPodChange::Read(received)).await
     }
 
-    /// Tells the author of a new pod which of its fields this node leaves out; of a pod that is known, those of ephemeral
-    /// containers that have no status yet.
+    /// Tells the author of a pod which of its fields this node leaves out.
     fn report_unsupported_fields(&self, received: &ReceivedPod, is_new: bool) {
-        let fields = if is_new {
-            object_fields::unsupported_fields(&received.raw)
-        } else {
-            let mut added = received.raw["spec"]["ephemeralContainers"].clone();
-            let shown = &received.pod.status.ephemeral_container_statuses;
-            for container in added.as_array_mut().into_iter().flatten() {
-                if shown.iter().any(|status| container["name"] == *status.name) {
-                    *container = Value::Null;
-                }
-            }
-            object_fields::unsupported_fields(&json!({"spec": {"ephemeralContainers": added}}))
-        };
-        let message = match &*fields {
-            [] => return,
-            [field] => format!("field {field} is not supported by this node"),
-            fields => format!(
-                "fields {} are not supported by this node",
-                fields.join(", ")
-            ),
-        };
-        self.recorder.record_pod_event(
-            &received.pod,
-            EventSeverity::Warning,
-            UNSUPPORTED,
-            &message,
-        );
+        let shown = &received.pod.status.ephemeral_container_statuses;
+        let message = object_fields::describe_unsupported_fields(&received.raw, shown, is_new);
+        if let Some(message) = message {
+            let (pod, severity) = (&received.pod, EventSeverity::Warning);
+            self.recorder
+                .record_pod_event(pod, severity, UNSUPPORTED, &message);
+        }
     }
 
     async fn note_pod_gone(&mut self, uid: PodUid) -> Result<(), LoopEnded> {

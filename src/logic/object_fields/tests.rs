@@ -1,4 +1,4 @@
-use alloc::{collections::BTreeMap, string::String, vec::Vec};
+use alloc::{collections::BTreeMap, format, string::String, vec::Vec};
 
 use serde_json::json;
 
@@ -185,6 +185,60 @@ fn fields_that_change_what_runs() {
     let volumes: Vec<Value> = (0..100).map(|_| json!({"emptyDir": {"mode": 1}})).collect();
     let many = json!({"spec": {"volumes": volumes}});
     assert_eq!(unsupported_fields(&many).len(), MAX_FINDINGS);
+}
+
+#[test]
+fn fields_that_the_author_of_a_pod_is_told_of() {
+    // SRC-33
+    let mounts = json!([{"bindMountOptions": ["noexec"]}]);
+    let debugs = ["a", "b"].map(|name| json!({"name": name, "volumeMounts": mounts}));
+    let volumes = json!([{"emptyDir": {"mode": 1}}]);
+    let both = json!({"spec": {"volumes": volumes, "ephemeralContainers": debugs}});
+    let one = json!({"spec": {"volumes": volumes}});
+    let known: Vec<ContainerStatus> = ["a", "b"]
+        .map(|name| ContainerStatus {
+            name: name.into(),
+            ..ContainerStatus::default()
+        })
+        .into();
+    let place =
+        |n: usize| format!("spec.ephemeralContainers[{n}].volumeMounts[0].bindMountOptions");
+    let [first, second] = [0, 1].map(place);
+    for (pod, is_new, known, told) in [
+        (
+            &both,
+            true,
+            &known[..0],
+            Some(format!(
+                "fields spec.volumes[0].emptyDir.mode, {first}, {second} are not supported by this node"
+            )),
+        ),
+        (
+            &one,
+            true,
+            &known[..0],
+            Some("field spec.volumes[0].emptyDir.mode is not supported by this node".into()),
+        ),
+        (&one, false, &known[..0], None),
+        (
+            &both,
+            false,
+            &known[..0],
+            Some(format!(
+                "fields {first}, {second} are not supported by this node"
+            )),
+        ),
+        (
+            &both,
+            false,
+            &known[..1],
+            Some(format!("field {second} is not supported by this node")),
+        ),
+        (&both, false, &known[..], None),
+        (&json!({"spec": {}}), true, &known[..0], None),
+    ] {
+        assert_eq!(describe_unsupported_fields(pod, known, is_new), told);
+    }
 }
 
 #[test]
