@@ -3,6 +3,8 @@
 
 use serde_json::{Map, Value, json};
 
+use super::FieldWarning;
+
 /// Directory in which `kubeadm reset` looks for the identity of the node, wherever the root directory is (KADM-24).
 const KUBELET_CERT_DIR: &str = "/var/lib/kubelet/pki";
 
@@ -10,7 +12,11 @@ const KUBELET_CERT_DIR: &str = "/var/lib/kubelet/pki";
 ///
 /// `as_kubelet`: the program was called as `kubelet`. Then other defaults hold than for `picolet run`, unless the
 /// document has values: certificates are kept where a kubelet keeps them, and the agent runs containers itself.
-pub(super) fn adapt_document(document: &mut Value, as_kubelet: bool, warnings: &mut Vec<String>) {
+pub(super) fn adapt_document(
+    document: &mut Value,
+    as_kubelet: bool,
+    warnings: &mut Vec<FieldWarning>,
+) {
     if document.is_null() {
         *document = json!({});
     }
@@ -40,25 +46,27 @@ pub(super) fn adapt_document(document: &mut Value, as_kubelet: bool, warnings: &
     if document["cgroupDriver"] == "systemd" && endpoint.is_none_or(str::is_empty) {
         document["cgroupDriver"] = "cgroupfs".into();
         // SVC-30: kubeadm writes it for all nodes of a cluster.
-        warnings.push(
-            "cgroupDriver: systemd is not used: pods have a cgroup tree of their own, as with cgroupfs"
+        warnings.push(FieldWarning {
+            field: "cgroupDriver".into(),
+            message: "cgroupDriver: systemd is not used: pods have a cgroup tree of their own, as with cgroupfs"
                 .into(),
-        );
+        });
     }
 }
 
 /// Removes the runtime's endpoints. kubeadm writes one for every node, that of containerd where it finds none (KADM-04,
 /// KADM-15). A runtime may be there at one boot and not at the next, but the pods' runtime must not change.
-fn drop_endpoints(fields: &mut Map<String, Value>, warnings: &mut Vec<String>) {
+fn drop_endpoints(fields: &mut Map<String, Value>, warnings: &mut Vec<FieldWarning>) {
     let field = "containerRuntimeEndpoint";
     let named = ["imageServiceEndpoint", field].map(|field| fields.remove(field));
     if let [_, Some(Value::String(endpoint))] = &named
         && !endpoint.is_empty()
     {
-        warnings.push(format!(
-            "{field} {endpoint} is not used: picolet runs the containers itself. If that runtime is to run them, set \
+        let text = format!(
+            "{endpoint} is not used: picolet runs the containers itself. If that runtime is to run them, set \
              picolet.useRuntimeEndpoint: true, or --use-runtime-endpoint"
-        ));
+        );
+        warnings.push(FieldWarning::new(field, &text));
     }
 }
 
@@ -69,7 +77,8 @@ mod tests {
     fn adapted(mut document: Value, as_kubelet: bool) -> (Value, Vec<String>) {
         let mut warnings = Vec::new();
         adapt_document(&mut document, as_kubelet, &mut warnings);
-        (document, warnings)
+        let said = warnings.into_iter().map(|warning| warning.message);
+        (document, said.collect::<Vec<_>>())
     }
 
     #[test]

@@ -104,6 +104,24 @@ pub struct ConfigWarning {
     pub message: String,
 }
 
+/// A warning about a field or a flag, whatever file it stands in.
+struct FieldWarning {
+    /// Path of the field, or the flag with its dashes.
+    field: String,
+    /// The field, and what becomes of it.
+    message: String,
+}
+
+impl FieldWarning {
+    /// Makes the warning "`field` `text`".
+    fn new(field: &str, text: &str) -> Self {
+        Self {
+            field: field.into(),
+            message: [field, " ", text].concat(),
+        }
+    }
+}
+
 impl fmt::Display for ConfigWarning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.place, self.message)
@@ -248,8 +266,8 @@ fn load_with(
     layers.push_flags(&flags.overlay);
     flags::overlay_flags(&mut value, flags.overlay);
     let ignored = flags.without_effect.into_iter();
-    let mut said: Vec<String> = ignored
-        .map(|name| format!("--{name} is without effect here"))
+    let mut said: Vec<FieldWarning> = ignored
+        .map(|name| FieldWarning::new(&format!("--{name}"), "is without effect here"))
         .collect();
     adapt::adapt_document(&mut value, flags.as_kubelet, &mut said);
     // Bounded: each turn but the last removes a field.
@@ -279,12 +297,9 @@ fn load_with(
         }
         tell(error)?;
     };
-    warnings.extend(said.into_iter().map(|message| {
-        let field = message.split([':', ' ']).next().unwrap_or("");
-        ConfigWarning {
-            place: layers.name_source(field),
-            message,
-        }
+    warnings.extend(said.into_iter().map(|warning| ConfigWarning {
+        place: layers.name_source(&warning.field),
+        message: warning.message,
     }));
     Ok(LoadedConfig {
         config,

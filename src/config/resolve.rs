@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::HostIdentity;
 use super::checks::{
     InvalidField, count_or_default, duration_or_default, invalid_field,
     nonzero_duration_or_default, read_absolute_path,
@@ -18,6 +17,7 @@ use super::values::{
     ImageConfig, Ipv4Subnet, LogConfig, MemoryQosConfig, PodNetworkConfig, ReservedGroup,
     ReservedResources, RuntimeConfig, SwapBehavior, TimeConfig,
 };
+use super::{FieldWarning, HostIdentity};
 use super::{
     cluster, configz, endpoints, eviction, gates, keys, link, manifest_url, node, server,
     without_effect,
@@ -42,7 +42,7 @@ pub(super) fn resolve_config(
     mut document: Value,
     from_file: bool,
     host: &HostIdentity,
-    warnings: &mut Vec<String>,
+    warnings: &mut Vec<FieldWarning>,
 ) -> Result<AgentConfig, InvalidField> {
     keys::check_ranges(&document)?;
     check_ids_per_pod(&document)?;

@@ -6,6 +6,7 @@
 
 use serde_json::Value;
 
+use super::FieldWarning;
 use super::flags::FlagValueKind::{self, List, Map, Number, Size, Switch, Text, Time};
 use super::gates::MEMORY_QOS;
 
@@ -122,10 +123,10 @@ const KEYS_OF_OWN_RUNTIME: &[&str] = &[
     "ociRuntimeRoot",
 ];
 
-/// Removes what is without effect from a document, and returns one sentence for each.
+/// Removes what is without effect from a document, and returns one warning for each.
 ///
 /// A key stays if its value asks for nothing: kubeadm writes many of those.
-pub(super) fn remove_ignored_keys(document: &mut Value) -> Vec<String> {
+pub(super) fn remove_ignored_keys(document: &mut Value) -> Vec<FieldWarning> {
     let mut said = Vec::new();
     for (key, so) in KEYS {
         let (parent, name) = match key.split_once('.') {
@@ -139,7 +140,7 @@ pub(super) fn remove_ignored_keys(document: &mut Value) -> Vec<String> {
             && fields.get(name).is_some_and(is_ignored)
         {
             fields.remove(name);
-            said.push(format!("{key} is without effect here"));
+            said.push(FieldWarning::new(key, "is without effect here"));
         }
     }
     let gates = document.get_mut("featureGates");
@@ -147,7 +148,8 @@ pub(super) fn remove_ignored_keys(document: &mut Value) -> Vec<String> {
         gates.retain(|name, _| {
             let counts = name == MEMORY_QOS;
             if !counts {
-                said.push(format!("featureGates.{name} is without effect here"));
+                let field = format!("featureGates.{name}");
+                said.push(FieldWarning::new(&field, "is without effect here"));
             }
             counts
         });
@@ -157,7 +159,9 @@ pub(super) fn remove_ignored_keys(document: &mut Value) -> Vec<String> {
         let own = &document["picolet"];
         let value = key.split('.').fold(own, |value, name| &value[name]);
         if !asks_nothing(value) && !asks_nothing(&document[runtime]) {
-            said.push(format!("picolet.{key} is without effect with {runtime}"));
+            let field = format!("picolet.{key}");
+            let text = format!("is without effect with {runtime}");
+            said.push(FieldWarning::new(&field, &text));
         }
     }
     said
@@ -222,10 +226,11 @@ mod tests {
             "featureGates": {"MemoryQoS": true, "NodeSwap": false},
         });
         let said = remove_ignored_keys(&mut document);
-        let named: Vec<&str> = said
-            .iter()
-            .filter_map(|one| one.strip_suffix(" is without effect here"))
-            .collect();
+        let named: Vec<&str> = said.iter().map(|one| &*one.field).collect();
+        for one in &said {
+            let message = format!("{} is without effect here", one.field);
+            assert_eq!(one.message, message);
+        }
         assert_eq!(
             named,
             [
@@ -254,14 +259,14 @@ mod tests {
         // CONF-22
         let own = json!({"imageDir": "/i", "cniBinDir": "", "builtinNetwork": {"bridge": "b", "subnet": "s"}});
         let mut document = json!({"picolet": own});
-        assert_eq!(remove_ignored_keys(&mut document), [""; 0]);
+        assert!(remove_ignored_keys(&mut document).is_empty());
         document["containerRuntimeEndpoint"] = "unix:///r".into();
-        assert_eq!(
-            remove_ignored_keys(&mut document),
+        let said = remove_ignored_keys(&mut document);
+        assert!(said.iter().map(|one| &*one.message).eq(
             ["builtinNetwork.bridge", "imageDir"].map(|key| format!(
                 "picolet.{key} is without effect with containerRuntimeEndpoint"
             ))
-        );
+        ));
     }
 
     #[test]
@@ -277,7 +282,7 @@ mod tests {
             "rotateCertificates": true, "staticPodPath": "/etc/kubernetes/manifests", "volumeStatsAggPeriod": "0s",
         });
         let before = document.clone();
-        assert_eq!(remove_ignored_keys(&mut document), [""; 0]);
+        assert!(remove_ignored_keys(&mut document).is_empty());
         assert_eq!(document, before);
     }
 }
