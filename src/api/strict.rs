@@ -233,12 +233,25 @@ impl de::Error for Located {
         } else {
             found
         };
-        Self::new(format!("invalid type: {found}, expected {expected}"))
+        let expected = plain_words(expected);
+        let hint = match found {
+            Unexpected::Bool(_)
+            | Unexpected::Unsigned(_)
+            | Unexpected::Signed(_)
+            | Unexpected::Float(_)
+                if expected == "a string" =>
+            {
+                " in quotes"
+            }
+            _ => "",
+        };
+        Self::new(format!("invalid type: {found}, expected {expected}{hint}"))
     }
 
     #[cold]
     #[inline(never)]
     fn invalid_value(found: Unexpected<'_>, expected: &dyn de::Expected) -> Self {
+        let expected = plain_words(expected);
         Self::new(format!("invalid value: {found}, expected {expected}"))
     }
 
@@ -247,6 +260,23 @@ impl de::Error for Located {
     fn invalid_length(length: usize, expected: &dyn de::Expected) -> Self {
         Self::new(format!("invalid length {length}, expected {expected}"))
     }
+}
+
+/// Says what is expected to a reader who does not know the types of this language.
+fn plain_words(expected: &dyn de::Expected) -> String {
+    let text = expected.to_string();
+    let words = match text.as_str() {
+        "u8" => "a whole number from 0 to 255",
+        "u16" => "a whole number from 0 to 65535",
+        "u32" => "a whole number from 0 to 4294967295",
+        "u64" | "usize" => "a whole number from 0",
+        "i32" => "a whole number up to 2147483647",
+        "i64" => "a whole number",
+        "f64" => "a number",
+        name if name.starts_with("struct ") => "a map",
+        _ => return text,
+    };
+    words.into()
 }
 
 #[derive(Clone, Copy)]
@@ -634,7 +664,7 @@ mod tests {
             ),
             (
                 json!({"securityContext": "x"}),
-                "spec.securityContext: invalid type: string \"x\", expected struct PodSecurityContext",
+                "spec.securityContext: invalid type: string \"x\", expected a map",
             ),
             (
                 json!({"containers": {}}),
@@ -646,7 +676,7 @@ mod tests {
             ),
             (
                 json!({"containers": [{"command": ["a", 1]}]}),
-                "spec.containers[0].command[1]: invalid type: integer `1`, expected a string",
+                "spec.containers[0].command[1]: invalid type: integer `1`, expected a string in quotes",
             ),
             (
                 json!({"restartPolicy": "Maybe"}),
@@ -658,7 +688,7 @@ mod tests {
             ),
             (
                 json!({"terminationGracePeriodSeconds": 1.5}),
-                "spec.terminationGracePeriodSeconds: invalid type: floating point `1.5`, expected i64",
+                "spec.terminationGracePeriodSeconds: invalid type: floating point `1.5`, expected a whole number",
             ),
         ] {
             let raw = json!({"metadata": {"name": "a"}, "spec": spec});

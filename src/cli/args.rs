@@ -130,7 +130,9 @@ pub(crate) fn parse_switch(text: &str) -> Result<bool, CliError> {
     match text {
         "true" | "1" => Ok(true),
         "false" | "0" => Ok(false),
-        other => Err(CliError::new(format!("invalid boolean value {other:?}"))),
+        other => Err(CliError::new(format!(
+            "invalid boolean value {other:?}: expected true or false"
+        ))),
     }
 }
 
@@ -206,8 +208,8 @@ pub(crate) fn split_flags(
 /// Makes the error of a word that the command does not take at this place.
 pub(crate) fn unexpected_word(word: CliWord) -> CliError {
     CliError::new(match word {
-        CliWord::Flag(name) => format!("flag --{name} cannot be used here"),
-        CliWord::Value(value) => format!("unexpected argument {value:?}"),
+        CliWord::Flag(name) => format!("flag --{name} cannot be used here: remove it"),
+        CliWord::Value(value) => format!("unexpected argument {value:?}: remove it"),
     })
 }
 

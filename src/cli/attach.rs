@@ -28,7 +28,12 @@ pub(super) fn run_attach(mut words: CliWords) -> Result<ExitCode, CliError> {
             CliWord::Flag("stdin") => streams.stdin = words.switch_value()?,
             CliWord::Flag("tty") => streams.tty = words.switch_value()?,
             CliWord::Value(value) if pod.is_empty() => pod = parse_pod_name(value),
-            other => return Err(unexpected_word(other)),
+            CliWord::Value(name) => {
+                return Err(CliError::new(format!(
+                    "unexpected argument {name:?}: name a container with -c"
+                )));
+            }
+            other @ CliWord::Flag(_) => return Err(unexpected_word(other)),
         }
     }
     if pod.is_empty() {

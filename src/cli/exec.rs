@@ -47,7 +47,7 @@ pub(super) fn run_exec(mut words: CliWords) -> Result<ExitCode, CliError> {
     }
     if exec.command.is_empty() {
         return Err(CliError::new(
-            "you must specify at least one command for the container",
+            "you must specify at least one command for the container, as in 'picolet exec POD -- COMMAND'",
         ));
     }
     exec.streams.drop_absent_terminal();

@@ -105,7 +105,7 @@ pub(crate) fn run_get(mut words: CliWords) -> Result<(), CliError> {
     let requests = parse_resources(&values, &KINDS, has_namespace)?;
     let has_names = requests.iter().any(|(_, names)| !names.is_empty());
     if has_names && !(get.selector.is_empty() && get.field_selector.is_empty()) {
-        let text = "name cannot be provided when a selector is specified";
+        let text = "name cannot be provided when a selector is specified: use only one of them";
         return Err(CliError::new(text));
     }
     get.show_kind |= requests.len() > 1;

@@ -23,13 +23,13 @@ pub(crate) fn run_health(mut words: CliWords) -> Result<(), CliError> {
     let mut wait_s: u64 = 0;
     while let Some(word) = words.next_word()? {
         match word {
-            CliWord::Flag("wait") => wait_s = words.number_value("wait")?,
+            CliWord::Flag("wait") => wait_s = words.number_value("--wait")?,
             other => return Err(unexpected_word(other)),
         }
     }
     if wait_s > MAX_WAIT_S {
         return Err(CliError::new(format!(
-            "invalid argument \"{wait_s}\" for \"wait\": must be at most {MAX_WAIT_S} seconds"
+            "invalid argument \"{wait_s}\" for \"--wait\": must be at most {MAX_WAIT_S} seconds"
         )));
     }
     let client = words.agent_client().with_patience(live::PATIENCE);

@@ -218,6 +218,7 @@ fn find_command_of_words(
     if CliCommand::is_command_family(first) {
         // Flags may stand before the second word, each with its value.
         let mut typed = "";
+        let mut unknown = String::new();
         let mut is_value = false;
         for (at, word) in words.iter().enumerate() {
             if let Some((command, _)) = second(word) {
@@ -227,6 +228,7 @@ fn find_command_of_words(
             typed = word.to_str().unwrap_or("");
             let is_flag = typed.starts_with('-');
             if !is_flag && !is_value {
+                unknown = format!("unknown command \"{first} {typed}\": ");
                 break;
             }
             is_value = is_flag && !typed.contains('=');
@@ -243,7 +245,7 @@ fn find_command_of_words(
             .collect();
         let meant = suggest_name(typed, "", &mut verbs.iter().copied());
         return Err(CliError::new(format!(
-            "expected 'picolet {first} {}'{meant}",
+            "{unknown}expected 'picolet {first} {}'{meant}",
             verbs.join("|")
         )));
     }
@@ -391,7 +393,10 @@ fn print_help(mut words: CliWords) -> Result<(), CliError> {
     let (command, rest) = find_command_of_words(first, rest.iter().map(OsString::from).collect())?;
     match rest.first() {
         None => print_text(&command.help_text()),
-        Some(word) => Err(CliError::new(format!("unexpected argument {word:?}"))),
+        Some(word) => {
+            let word = word.to_string_lossy().into_owned();
+            Err(args::unexpected_word(CliWord::Value(word)))
+        }
     }
 }
 

@@ -87,7 +87,9 @@ fn parse_forwarded_port(text: &str) -> Result<ForwardedPort, CliError> {
     };
     match (local, number(remote)) {
         (Some(local), Some(remote)) => Ok(ForwardedPort { local, remote }),
-        _ => Err(CliError::new(format!("invalid port {text:?}"))),
+        _ => Err(CliError::new(format!(
+            "invalid port {text:?}: expected PORT or LOCAL:REMOTE, numbers from 1 to 65535"
+        ))),
     }
 }
 

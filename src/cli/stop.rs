@@ -35,7 +35,12 @@ pub(super) fn run_stop(mut words: CliWords) -> Result<(), CliError> {
             CliWord::Flag("all") => all = words.switch_value()?,
             CliWord::Flag("shutdown") => shutdown = words.switch_value()?,
             CliWord::Flag("quiet") => quiet = words.switch_value()?,
-            other => return Err(unexpected_word(other)),
+            CliWord::Value(name) => {
+                return Err(CliError::new(format!(
+                    "unexpected argument {name:?}: stop ends the agent; to end a pod, use 'picolet delete pod NAME'"
+                )));
+            }
+            other @ CliWord::Flag(_) => return Err(unexpected_word(other)),
         }
     }
     if all && shutdown {

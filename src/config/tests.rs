@@ -887,12 +887,12 @@ fn refused() {
         ),
         (
             "maxPods: many",
-            "FILE: maxPods: invalid type: string \"many\", expected i64",
+            "FILE: maxPods: invalid type: string \"many\", expected a whole number",
         ),
         ("podsPerCore: -1", "podsPerCore: is -1"),
         (
             "syncFrequency: 5",
-            "FILE: syncFrequency: invalid type: integer `5`, expected a string",
+            "FILE: syncFrequency: invalid type: integer `5`, expected a string in quotes",
         ),
         (
             "syncFrequency: soon",

@@ -329,12 +329,12 @@ mod tests {
             (
                 "/metadata/name",
                 json!(5),
-                "metadata.name: invalid type: integer `5`, expected a string",
+                "metadata.name: invalid type: integer `5`, expected a string in quotes",
             ),
             (
                 "/metadata/labels/a",
                 json!(true),
-                "metadata.labels.a: invalid type: boolean `true`, expected a string",
+                "metadata.labels.a: invalid type: boolean `true`, expected a string in quotes",
             ),
             (
                 "/spec/containers/0/image",
@@ -344,7 +344,7 @@ mod tests {
             (
                 "/spec/containers/0/ports",
                 json!([{"containerPort": 70000}]),
-                "spec.containers[0].ports[0].containerPort: invalid value: integer `70000`, expected u16",
+                "spec.containers[0].ports[0].containerPort: invalid value: integer `70000`, expected a whole number from 0 to 65535",
             ),
             (
                 "/spec/containers/0/resources",

@@ -376,7 +376,7 @@ fn what_a_file_may_hold() {
         ),
         (
             "apiVersion: v1\nkind: ConfigMap\ndata: {a: 1}\n",
-            "data.a: invalid type: integer `1`, expected a string",
+            "data.a: invalid type: integer `1`, expected a string in quotes",
         ),
         (
             "apiVersion: v1\nkind: Secret\ndata: {a: '*'}\n",

@@ -52,7 +52,7 @@ pub(super) fn run_upgrade(mut words: CliWords) -> Result<(), CliError> {
                 asked.proof = ReleaseProof::Listed(Some(words.flag_value()?.into()))
             }
             CliWord::Flag("restart") => asked.restart = Some(words.flag_value()?),
-            CliWord::Flag("wait") => asked.wait_s = check_patience(words.number_value("wait")?)?,
+            CliWord::Flag("wait") => asked.wait_s = check_patience(words.number_value("--wait")?)?,
             CliWord::Flag("dry-run") => dry_run = words.switch_value()?,
             CliWord::Flag("force") => asked.force = words.switch_value()?,
             CliWord::Flag("watch") => watch = words.switch_value()?,
@@ -77,7 +77,7 @@ fn check_patience(seconds: u64) -> Result<u64, CliError> {
         return Ok(seconds);
     }
     Err(CliError::new(format!(
-        "invalid argument \"{seconds}\" for \"wait\": must be between {MIN_PATIENCE_S} and {MAX_PATIENCE_S} seconds"
+        "invalid argument \"{seconds}\" for \"--wait\": must be between {MIN_PATIENCE_S} and {MAX_PATIENCE_S} seconds"
     )))
 }
 
