@@ -171,6 +171,11 @@ fn a_node_seen_in_a_browser() {
     browser.wait(&holds("conditions", "Ready: True"));
     // What it measures, it measures again and again.
     browser.wait("document.querySelectorAll('#plots path[d*=L]').length >= 3");
+    // The plot of the disk ends at its size, not at what is used of it.
+    let disk = "document.querySelectorAll('#plots figure')[2]";
+    browser.wait(&format!(
+        "{disk}.children[2].innerText !== {disk}.children[0].innerText.split(': ')[1]"
+    ));
     browser.wait(&holds("plots", "s ago"));
     browser.wait(&holds("check", "ok · "));
 
@@ -199,6 +204,8 @@ fn crash_loops(host: &Host, browser: &mut Browser) {
     browser.wait(&holds("events", "BackOff"));
     // Above all else.
     browser.wait("document.querySelector('#unready li').innerText.includes('default/fails-node CrashLoopBackOff')");
+    // With the reason, and without words that say again which pod it is.
+    browser.wait("/Error \\(exit code 7\\) · back-off [0-9ms]+$/.test(document.querySelector('#unready li').innerText.trim())");
     browser.eval(OPEN_ALL);
     browser.wait(&holds("pods", "before: Error (exit code 7)"));
     browser.wait(&holds("pods", IMAGE));
@@ -395,7 +402,7 @@ fn hostile_names_and_a_full_disk() {
     shows(
         &mut browser,
         "pressure",
-        &holds("conditions", "DiskPressure: True for "),
+        &holds("bad", "DiskPressure: True for "),
     );
     browser.wait(&holds("short", "short of nodefs.available: "));
     fs::remove_file(filler).expect("filler");

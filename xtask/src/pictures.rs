@@ -21,22 +21,17 @@ use crate::{
 };
 
 const DIR: &str = "docs/pictures";
-/// Width and height of a picture in pixels, light or dark.
-const PICTURES: [(u32, u32, &str); 4] = [
-    (400, 1500, "light"),
-    (400, 1500, "dark"),
-    (1400, 1000, "light"),
-    (1400, 1000, "dark"),
-];
-/// Pictures that are only looked at: of the same pods, and of a crowd.
-const LOOKS_DIR: &str = "target/pictures";
-const LOOKS: [(u32, u32); 3] = [(360, 1500), (1024, 1000), (1400, 1000)];
-/// Has the page hear of 100 pods and 100 images, each like one that is there.
+/// Width and height of a picture, pixels; each is taken light and dark, of a few pods and of a crowd.
+const SIZES: [(u32, u32); 3] = [(360, 1500), (1024, 1000), (1400, 1000)];
+/// Has the page hear of 100 pods and 100 images, each like one that is there: a third like any of them, the others like the
+/// pods that are well.
 const CROWD: &str = "const ask = fetch; window.fetch = async (path, more) => { const answer = await ask(path, more); \
      if (!answer.ok || !path.startsWith('state')) return answer; const news = await answer.json(); \
      for (const list of news.state?.pods ? ['pods', 'images'] : []) { const some = news.state[list]; \
-     news.state[list] = some.length && Array.from({ length: 100 }, (_, n) => ({ ...some[n % some.length], uid: 'u' + n, \
-     name: some[n % some.length].name + '-' + n })); } return new Response(JSON.stringify(news)); };";
+     const well = some.filter((o) => !o.ready || o.ready === '1/1'); const like = (n) => n % 3 && well.length ? well[n % well.length] : some[n / 3 % some.length | 0]; \
+     news.state[list] = some.length && Array.from({ length: 100 }, (_, n) => ({ ...like(n), uid: 'u' + n, name: like(n).name + '-' + n })); } \
+     for (const name in news.usage) for (let n = 0; n < 100; n++) news.usage[name + '-' + n] = news.usage[name]; \
+     return new Response(JSON.stringify(news)); };";
 /// Bytes that a picture has at most: who clones the project gets all of them.
 const MAX_BYTES: usize = 150_000;
 /// Pods are there by then.
@@ -49,7 +44,7 @@ const HEAD: &str = "# The demo\n\n`cargo xtask demo` starts an agent on director
      has recorded this.\n\n```text\n";
 
 /// Manifests: what is shown has something of everything.
-const PODS: [(&str, &str); 4] = [
+const PODS: [(&str, &str); 5] = [
     (
         "web",
         "containers: [{name: server, image: IMAGE, command: [sh, -c, 'httpd -p 8080; n=0; while sleep 1; do n=$((n+1)); echo request $n; done'], \
@@ -63,6 +58,10 @@ const PODS: [(&str, &str); 4] = [
     (
         "broken",
         "containers: [{name: main, image: IMAGE, command: [sh, -c, 'echo no configuration >/dev/termination-log; exit 7']}]",
+    ),
+    (
+        "late",
+        "containers: [{name: main, image: IMAGE, command: [sleep, '3600'], readinessProbe: {exec: {command: [test, -e, /ready]}, periodSeconds: 1}}]",
     ),
     (
         "once",
@@ -107,17 +106,8 @@ pub(crate) fn run() -> Result<(), Failure> {
 
 fn pictures(url: &str) -> Result<(), Failure> {
     fs::create_dir_all(DIR)?;
-    fs::create_dir_all(LOOKS_DIR)?;
     let mut browser = Browser::start();
     browser.size(1400, 1000, "light");
-    open(&mut browser, url);
-    for (width, height, scheme) in PICTURES {
-        let path = format!("{DIR}/dashboard-{width}-{scheme}.png");
-        let bytes = take(&mut browser, &path, (width, height), scheme)?;
-        if bytes > MAX_BYTES {
-            return Err(format!("{path} has {bytes} bytes").into());
-        }
-    }
     for pods in ["few", "crowd"] {
         if pods == "crowd" {
             browser.call(
@@ -125,14 +115,16 @@ fn pictures(url: &str) -> Result<(), Failure> {
                 json!({"source": CROWD}),
             );
             browser.open("about:blank");
-            open(&mut browser, url);
         }
-        for (size, scheme) in LOOKS
-            .into_iter()
-            .flat_map(|size| [(size, "light"), (size, "dark")])
-        {
-            let path = format!("{LOOKS_DIR}/{pods}-{}-{scheme}.png", size.0);
-            take(&mut browser, &path, size, scheme)?;
+        open(&mut browser, url);
+        for (width, height) in SIZES {
+            for scheme in ["light", "dark"] {
+                let path = format!("{DIR}/{pods}-{width}-{scheme}.png");
+                let bytes = take(&mut browser, &path, (width, height), scheme)?;
+                if bytes > MAX_BYTES {
+                    return Err(format!("{path} has {bytes} bytes").into());
+                }
+            }
         }
     }
     Ok(())

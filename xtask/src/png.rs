@@ -1,4 +1,4 @@
-//! Packs a picture: the 256 commonest colours, and for any other the one that looks most like it. Of a page that is a quarter of
+//! Packs a picture: the 64 commonest colours, and for any other the one that looks most like it. Of a page that is a quarter of
 //! the bytes.
 //!
 //! Source: PNG specification, third edition, sections 5, 7, 9 and 11.
@@ -14,7 +14,7 @@ use crate::Failure;
 
 const SIGNATURE: &[u8] = b"\x89PNG\r\n\x1a\n";
 /// Colours of a palette.
-const MAX_COLORS: usize = 256;
+const MAX_COLORS: usize = 64;
 
 type Color = [u8; 3];
 

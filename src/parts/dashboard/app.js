@@ -9,6 +9,8 @@
   const LINE = 4096;
   // Pods that are listed as not ready.
   const MOST = 10;
+  // Characters of the reason beside each of them.
+  const REASON = 240;
   // Ms between two questions, at least.
   const PAUSE = 1000;
   const HOUR = 3600;
@@ -144,6 +146,10 @@
   };
   const full = (o) => (o.namespace ? o.namespace + '/' : '') + o.name;
 
+  const PROBES = { startupProbe: ['started', 'passed', 'not yet'], readinessProbe: ['ready', 'passes', 'fails'], livenessProbe: ['started', 'watched', 'not yet'] };
+  const probe = (c, p) => p.replace('Probe', ' probe ') + PROBES[p][c[PROBES[p][0]] ? 1 : 2];
+  // Which container and pod it is, a reader sees.
+  const brief = (waiting) => waiting?.message?.replace(/ restarting failed container=.*/, '');
   const end = (t) => t.reason + ' (exit code ' + t.exitCode + ')';
   // A list item of some lines of text, each with its class.
   const lines = (kind, of) => (item) => {
@@ -154,17 +160,12 @@
   const container = lines('c', (c) => {
     const { running, terminated, waiting } = (!gone && c.state) || {};
     const word = running ? 'Running' : terminated ? 'Terminated: ' + end(terminated) : waiting ? join('Waiting', waiting.reason) : 'Unknown';
-    const words = {
-      startupProbe: c.started ? 'passed' : 'not yet',
-      readinessProbe: c.ready ? 'passes' : 'fails',
-      livenessProbe: c.started ? 'watched' : 'not yet',
-    };
     return [
       [c.name],
       [c.image, 'dim'],
       [join(word, age(running?.startedAt || terminated?.finishedAt), c.restarts && c.restarts + ' restarts', c.last && 'before: ' + end(c.last))],
-      [c.probes.map((p) => p.replace('Probe', ' probe') + (running ? ' ' + words[p] : '')).join(', ')],
-      [waiting?.message || terminated?.message || c.last?.message || '', 'warning'],
+      [c.probes.map((p) => (running ? probe(c, p) : p.replace('Probe', ' probe'))).join(', ')],
+      [join((terminated || c.last)?.message, brief(waiting)), 'warning'],
     ];
   });
   const HEADS = ['Pod', 'Status', 'Ready', 'Restarts', 'Cores', 'Memory', 'Age'];
@@ -196,7 +197,7 @@
       set(words[4], cpu == null ? '–' : cores(cpu));
       set(words[5], memory == null ? '–' : bytes(memory));
       set(words[6], age(p.created));
-      set(about.firstChild, join(p.ip, p.message));
+      set(about.firstChild, join(p.ip && 'IP ' + p.ip, p.message));
       keep(list, p.containers, (c) => c.name, (c) => {
         const made = container(c);
         const of = { ...id, container: c.name };
@@ -206,24 +207,29 @@
     };
     return made;
   };
+  // Why a container is not ready.
+  const why = (c) => {
+    const { running, terminated, waiting } = c.state || {};
+    const t = waiting ? c.last : terminated?.exitCode && terminated;
+    const missed = running && c.probes.find((p) => !c[PROBES[p][0]]);
+    return join(t && end(t), t?.message, brief(waiting), missed && probe(c, missed));
+  };
   const unready = (p) => {
     const link = el('a', '', full(p));
     link.href = '#pod-' + p.uid;
     const made = el('li', '', link, ' ', '');
     made.show = (p) => {
-      const why = p.containers.map((c) => c.state?.waiting?.message || c.last?.message).find(Boolean);
-      set(made.lastChild, join(p.status, p.ready + ' ready', p.message || why), mood(p));
+      const first = p.containers.find(why);
+      const reason = p.message || (first && (p.containers[1] ? first.name + ': ' : '') + why(first)) || '';
+      set(made.lastChild, join(p.status, p.ready + ' ready', reason.slice(0, REASON) + (reason[REASON] ? '…' : '')), mood(p));
     };
     return made;
   };
-  const condition = lines('', (c) => {
-    const good = c.status === (/Pressure$|Unavailable$/.test(c.type) ? 'False' : 'True');
-    const since = c.since ? ' for ' + age(c.since) : '';
-    return [
-      [c.type + ': ' + c.status + since, good ? 'ok' : 'error'],
-      [good ? '' : c.message || '', 'dim'],
-    ];
-  });
+  const good = (c) => c.status === (/Pressure$|Unavailable$/.test(c.type) ? 'False' : 'True');
+  const condition = lines('', (c) => [
+    [c.type + ': ' + c.status + (c.since ? ' for ' + age(c.since) : ''), good(c) ? 'ok' : 'error'],
+    [good(c) ? '' : c.message || '', 'dim'],
+  ]);
   const event = lines('', (e) => [
     [join(age(e.at) + ' ago', e.reason, full(e), e.count > 1 && e.count + ' times'), e.type === 'Normal' ? 'dim' : 'warning'],
     [e.message],
@@ -239,7 +245,7 @@
   const PLOTS = [
     ['Processor (cores)', cores, [1], () => state.node.cpu * 1000],
     ['Memory', bytes, [2], capacity],
-    ['Disk, used', bytes, [3]],
+    ['Disk, used', bytes, [3], () => state.disk],
     ['Network in, out (dashed)', (n) => bytes(n) + '/s', [4, 5]],
   ];
   const plot = ([title, unit, of, most], n) => {
@@ -283,7 +289,9 @@
     const bad = LEVELS.flatMap((level) => pods.filter((p) => !gone && level !== 'ok' && mood(p) === level));
     fill('unready', bad.slice(0, MOST), (p) => p.uid, unready);
     set($('more'), bad.length > MOST ? 'and ' + (bad.length - MOST) + ' more pods that are not ready' : '');
-    fill('conditions', (!gone && node.conditions) || [], (c) => c.type, condition);
+    const conditions = (!gone && node.conditions) || [];
+    fill('bad', conditions.filter((c) => !good(c)), (c) => c.type, condition);
+    fill('conditions', conditions.filter(good), (c) => c.type, condition);
     set($('h-pods'), 'Pods (' + pods.length + ')');
     fill('pods', pods, (p) => p.uid + (state.actions ? '!' : ''), pod, gone ? 'Not known.' : 'No pods.');
     fill('check', sorted, (f) => f.name, finding);

@@ -127,6 +127,7 @@ impl NodeStateCache {
         let pods = ask("/pods")?;
         let events = ask(&format!("/events?limit={MAX_EVENTS}"))?;
         let images: ObjectList<StoredImage> = self.client.fetch_typed("/images")?;
+        let fs = disk_usage::read_file_system(&self.root).ok();
         Ok(view::json_object(&mut [
             ("actions", allow_actions.into()),
             ("node", view::node_view(&ask("/node")?)),
@@ -135,6 +136,7 @@ impl NodeStateCache {
             ("pulls", view::pull_lines(&pods)),
             ("events", view::events_view(&events)),
             ("images", view::image_rows(&images.items)),
+            ("disk", fs.map(|fs| fs.capacity_bytes).into()),
         ]))
     }
 
