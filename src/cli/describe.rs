@@ -2,8 +2,11 @@
 //!
 //! Source: kubernetes `kubectl/pkg/describe/describe.go`.
 
+mod container;
+mod node;
 mod objects;
 mod pressure;
+mod volumes;
 
 use core::fmt::Write as _;
 
@@ -17,10 +20,15 @@ use super::{
     pods, print_text, table,
 };
 use crate::{
-    api::{Event, Quantity, WallTime},
+    api::{Event, Pod, Quantity, WallTime, order::OrderExt as _},
     server::{backend::ObjectList, http::percent_encode},
     sys::clock,
 };
+
+/// Most bytes of an annotation that stands in one line, and of each of its lines.
+const MAX_ANNOTATION_BYTES: usize = 140;
+/// Annotation with the whole object as somebody applied it, which is not shown.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Kinds that can be described.
 pub(super) static KINDS: [&ObjectKind; 4] =
@@ -94,9 +102,16 @@ fn describe_node(client: &AgentClient, names: &[String], order: bool) -> Result<
             &format!("nodes \"{other}\" not found"),
         ));
     }
-    let pods = client.fetch_items("/pods")?;
+    let pods: ObjectList<Pod> = client.fetch_typed("/pods")?;
+    let events: ObjectList<Event> = client.fetch_typed("/events")?;
     let pressure = client.request_json("GET", &format!("/pressure?order={order}"))?;
-    let text = node_text(&node, &pods, &pressure, clock::wall_now());
+    let text = node::node_text(
+        &node,
+        &pods.items,
+        &events.items,
+        &pressure,
+        clock::wall_now(),
+    );
     print_text(&escape_controls(&elastic::align_columns(&text)))
 }
 
@@ -144,25 +159,77 @@ fn format_time(rfc3339: &str) -> String {
     )
 }
 
-/// Writes `MetricLabels:` and the like: the first pair beside the title, the others below it.
-fn write_pairs(out: &mut String, title: &str, object: Option<&Value>, between: &str) {
-    let pairs: Vec<String> = object
-        .and_then(Value::as_object)
-        .into_iter()
-        .flatten()
-        .map(|(k, v)| format!("{k}{between}{}", plain_text(v)))
-        .collect();
-    if pairs.is_empty() {
-        let _ = writeln!(out, "{title}:\t<none>");
+/// Writes `Labels:` and the like: the first pair beside the title, the others below it.
+fn write_labels(out: &mut String, title: &str, labels: Option<&Value>) {
+    let labels = labels.and_then(Value::as_object).into_iter().flatten();
+    let pairs = labels.map(|(name, value)| format!("{name}={}", one_line(&plain_text(value))));
+    write_below(out, title, pairs);
+}
+
+/// Writes entries, each in a line: the first one beside the title, the others below it.
+fn write_below(out: &mut String, title: &str, entries: impl Iterator<Item = String>) {
+    let _ = write!(out, "{title}:");
+    let mut entries = entries.peekable();
+    if entries.peek().is_none() {
+        out.push_str("\t<none>\n");
     }
-    for (n, pair) in pairs.iter().enumerate() {
-        let title = if n == 0 {
-            format!("{title}:")
-        } else {
-            String::new()
-        };
-        let _ = writeln!(out, "{title}\t{}", pair.replace('\n', " "));
+    for entry in entries {
+        let _ = writeln!(out, "\t{entry}");
     }
+}
+
+/// Writes annotations. The lines of a value that has several, or is long, stand below its name.
+fn write_annotations(out: &mut String, annotations: Option<&Value>) {
+    let annotations = annotations.and_then(Value::as_object).into_iter().flatten();
+    let shown = annotations.filter(|(name, _)| *name != LAST_APPLIED);
+    let entries = shown.map(|(name, value)| {
+        let value = plain_text(value);
+        let value = value.strip_suffix('\n').unwrap_or(&value);
+        if name.len() + value.len() + 2 <= MAX_ANNOTATION_BYTES && !value.contains('\n') {
+            return format!("{name}: {value}");
+        }
+        let mut entry = format!("{name}:");
+        for line in value.split('\n') {
+            let cut = line.floor_char_boundary(MAX_ANNOTATION_BYTES - 2);
+            let more = if cut < line.len() { "..." } else { "" };
+            let _ = write!(entry, "\n\t  {}{more}", &line[..cut]);
+        }
+        entry
+    });
+    write_below(out, "Annotations", entries);
+}
+
+/// Writes a line for each of these texts that the object has.
+fn write_known(out: &mut String, indent: &str, object: &Value, lines: &[(&str, &str)]) {
+    for (title, path) in lines {
+        let text = text_at(object, path);
+        if !text.is_empty() {
+            let _ = writeln!(out, "{indent}{title}:\t{}", one_line(text));
+        }
+    }
+}
+
+/// Puts a text into one line, so that it stays in its cell.
+fn one_line(text: &str) -> String {
+    text.replace('\n', " ")
+}
+
+/// Formats a quantity as the apiserver's library writes it: `1Gi` for `1024Mi`, `500m` for `0.5`.
+fn quantity_text(amount: &Value) -> String {
+    let text = plain_text(amount);
+    let Ok(parsed) = Quantity::parse(&text) else {
+        return text;
+    };
+    let (units, milli) = (parsed.value(), parsed.milli_value());
+    let is_whole = units.checked_mul(1000) == Some(milli);
+    let shown = match text.chars().last() {
+        Some('i') if is_whole => Quantity::from_binary_units(units),
+        Some('i') => return text,
+        _ if is_whole && !text.contains(['e', 'E']) => Quantity::from_decimal_units(units),
+        _ if text.ends_with(['n', 'u']) || text.contains(['e', 'E']) => return text,
+        _ => Quantity::from_decimal_milli(milli),
+    };
+    shown.to_string()
 }
 
 fn pod_text(pod: &Value, events: &[Event], now: WallTime) -> String {
@@ -170,41 +237,33 @@ fn pod_text(pod: &Value, events: &[Event], now: WallTime) -> String {
     let t = |path: &str| text_at(pod, path);
     let _ = writeln!(out, "Name:\t{}", t("/metadata/name"));
     let _ = writeln!(out, "Namespace:\t{}", t("/metadata/namespace"));
-    let priority = pod.pointer("/spec/priority").and_then(Value::as_i64);
-    let _ = writeln!(out, "Priority:\t{}", priority.unwrap_or(0));
-    for (title, path) in [
-        ("Priority Class Name", "/spec/priorityClassName"),
-        ("Runtime Class Name", "/spec/runtimeClassName"),
-    ] {
-        if !t(path).is_empty() {
-            let _ = writeln!(out, "{title}:\t{}", t(path));
-        }
+    if let Some(priority) = pod.pointer("/spec/priority").and_then(Value::as_i64) {
+        let _ = writeln!(out, "Priority:\t{priority}");
     }
-    let _ = writeln!(
-        out,
-        "Service Account:\t{}",
-        text_or(t("/spec/serviceAccountName"), "default")
+    write_known(
+        &mut out,
+        "",
+        pod,
+        &[
+            ("Priority Class Name", "/spec/priorityClassName"),
+            ("Runtime Class Name", "/spec/runtimeClassName"),
+            ("Service Account", "/spec/serviceAccountName"),
+        ],
     );
-    let node = text_or(t("/spec/nodeName"), "<none>");
-    let _ = match t("/status/hostIP") {
-        "" => writeln!(out, "Node:\t{node}"),
-        ip => writeln!(out, "Node:\t{node}/{ip}"),
+    let _ = match t("/spec/nodeName") {
+        "" => writeln!(out, "Node:\t<none>"),
+        node => writeln!(out, "Node:\t{node}/{}", t("/status/hostIP")),
     };
     if !t("/status/startTime").is_empty() {
         let _ = writeln!(out, "Start Time:\t{}", format_time(t("/status/startTime")));
     }
-    write_pairs(&mut out, "Labels", pod.pointer("/metadata/labels"), "=");
-    write_pairs(
-        &mut out,
-        "Annotations",
-        pod.pointer("/metadata/annotations"),
-        ": ",
-    );
-    match t("/metadata/deletionTimestamp") {
-        "" => {
-            let _ = writeln!(out, "Status:\t{}", t("/status/phase"));
+    write_labels(&mut out, "Labels", pod.pointer("/metadata/labels"));
+    write_annotations(&mut out, pod.pointer("/metadata/annotations"));
+    match (t("/metadata/deletionTimestamp"), t("/status/phase")) {
+        ("", phase) | (_, phase @ ("Failed" | "Succeeded")) => {
+            let _ = writeln!(out, "Status:\t{phase}");
         }
-        at => {
+        (at, _) => {
             let since = table::human_age(WallTime::parse(at), now);
             let _ = writeln!(out, "Status:\tTerminating (lasts {since})");
             if let Some(grace) = pod.pointer("/metadata/deletionGracePeriodSeconds") {
@@ -212,15 +271,23 @@ fn pod_text(pod: &Value, events: &[Event], now: WallTime) -> String {
             }
         }
     }
-    for (title, path) in [("Reason", "/status/reason"), ("Message", "/status/message")] {
-        if !t(path).is_empty() {
-            let _ = writeln!(out, "{title}:\t{}", t(path).replace('\n', " "));
-        }
-    }
-    let seccomp = t("/spec/securityContext/seccompProfile/type");
-    if !seccomp.is_empty() {
-        let _ = writeln!(out, "SeccompProfile:\t{seccomp}");
-    }
+    write_known(
+        &mut out,
+        "",
+        pod,
+        &[
+            ("Reason", "/status/reason"),
+            ("Message", "/status/message"),
+            (
+                "SeccompProfile",
+                "/spec/securityContext/seccompProfile/type",
+            ),
+            (
+                "LocalhostProfile",
+                "/spec/securityContext/seccompProfile/localhostProfile",
+            ),
+        ],
+    );
     let _ = writeln!(out, "IP:\t{}", t("/status/podIP"));
     let ips = list_at(pod, "/status/podIPs");
     if ips.is_empty() {
@@ -231,13 +298,24 @@ fn pod_text(pod: &Value, events: &[Event], now: WallTime) -> String {
             let _ = writeln!(out, "  IP:\t{}", text_at(ip, "/ip"));
         }
     }
-    if let Some(owner) = list_at(pod, "/metadata/ownerReferences").first() {
+    let owners = list_at(pod, "/metadata/ownerReferences");
+    if let Some(owner) = owners.iter().find(|owner| owner["controller"] == true) {
         let _ = writeln!(
             out,
             "Controlled By:\t{}/{}",
             text_at(owner, "/kind"),
             text_at(owner, "/name")
         );
+    }
+    write_known(
+        &mut out,
+        "",
+        pod,
+        &[("NominatedNodeName", "/status/nominatedNodeName")],
+    );
+    if pod["spec"]["resources"].is_object() {
+        out.push_str("Resources:\n");
+        container::write_resources(&mut out, "  ", &pod["spec"]["resources"]);
     }
     for (title, spec, status) in [
         (
@@ -265,28 +343,36 @@ fn pod_text(pod: &Value, events: &[Event], now: WallTime) -> String {
             let status = list_at(pod, status)
                 .iter()
                 .find(|s| text_at(s, "/name") == name);
-            write_container(&mut out, container, status.unwrap_or(&Value::Null));
+            container::write_container(&mut out, pod, container, status);
         }
     }
     let conditions = list_at(pod, "/status/conditions");
+    let write_condition = |out: &mut String, kind: &str, status: &str| {
+        let _ = writeln!(out, "  {kind} \t{status} ");
+    };
+    let gates = list_at(pod, "/spec/readinessGates");
+    if !gates.is_empty() {
+        out.push_str("Readiness Gates:\n  Type\tStatus\n");
+    }
+    for gate in gates {
+        let kind = text_at(gate, "/conditionType");
+        let found = conditions.iter().find(|c| c["type"] == kind);
+        let status = found.map_or("<none>", |c| text_at(c, "/status"));
+        write_condition(&mut out, kind, status);
+    }
     if !conditions.is_empty() {
         out.push_str("Conditions:\n  Type\tStatus\n");
-        for condition in conditions {
-            let _ = writeln!(
-                out,
-                "  {}\t{} ",
-                text_at(condition, "/type"),
-                text_at(condition, "/status")
-            );
-        }
     }
-    write_volumes(&mut out, list_at(pod, "/spec/volumes"));
+    for condition in conditions {
+        let (kind, status) = (text_at(condition, "/type"), text_at(condition, "/status"));
+        write_condition(&mut out, kind, status);
+    }
+    volumes::write_volumes(&mut out, list_at(pod, "/spec/volumes"));
     let _ = writeln!(out, "QoS Class:\t{}", t("/status/qosClass"));
-    write_pairs(
+    write_labels(
         &mut out,
         "Node-Selectors",
         pod.pointer("/spec/nodeSelector"),
-        "=",
     );
     write_tolerations(&mut out, list_at(pod, "/spec/tolerations"));
     let uid = t("/metadata/uid");
@@ -298,291 +384,28 @@ fn pod_text(pod: &Value, events: &[Event], now: WallTime) -> String {
     out
 }
 
-fn write_container(out: &mut String, container: &Value, status: &Value) {
-    let t = |path: &str| text_at(container, path);
-    let s = |path: &str| text_at(status, path);
-    let _ = writeln!(out, "  {}:", t("/name"));
-    let _ = writeln!(out, "    Container ID:\t{}", s("/containerID"));
-    let _ = writeln!(out, "    Image:\t{}", t("/image"));
-    let _ = writeln!(out, "    Image ID:\t{}", s("/imageID"));
-    let ports = list_at(container, "/ports");
-    let all = |key: &str| -> String {
-        let shown: Vec<String> = ports
-            .iter()
-            .map(|p| {
-                let number = p[key].as_u64().unwrap_or(0);
-                let protocol = text_or(text_at(p, "/protocol"), "TCP");
-                match text_at(p, "/name") {
-                    "" => format!("{number}/{protocol}"),
-                    name => format!("{number}/{protocol} ({name})"),
-                }
-            })
-            .collect();
-        text_or(&shown.join(", "), "<none>").to_owned()
-    };
-    let plural = if ports.len() > 1 { "s" } else { "" };
-    let _ = writeln!(out, "    Port{plural}:\t{}", all("containerPort"));
-    let _ = writeln!(out, "    Host Port{plural}:\t{}", all("hostPort"));
-    for (title, path) in [("Command", "/command"), ("Args", "/args")] {
-        let words = list_at(container, path);
-        if !words.is_empty() {
-            let _ = writeln!(out, "    {title}:");
-        }
-        for word in words {
-            for line in plain_text(word).lines() {
-                let _ = writeln!(out, "      {}", line.replace('\t', "    "));
-            }
-        }
-    }
-    if status.is_null() {
-        out.push_str("    State:\tWaiting\n");
-    } else {
-        write_container_state(out, "State", &status["state"]);
-        let last = &status["lastState"];
-        if last["terminated"].is_object() {
-            write_container_state(out, "Last State", last);
-        }
-        let ready = status["ready"].as_bool() == Some(true);
-        let _ = writeln!(out, "    Ready:\t{}", if ready { "True" } else { "False" });
-        let restarts = status["restartCount"].as_u64().unwrap_or(0);
-        let _ = writeln!(out, "    Restart Count:\t{restarts}");
-    }
-    for (title, path) in [
-        ("Limits", "/resources/limits"),
-        ("Requests", "/resources/requests"),
-    ] {
-        let amounts = container.pointer(path).and_then(Value::as_object);
-        if amounts.is_some_and(|a| !a.is_empty()) {
-            let _ = writeln!(out, "    {title}:");
-        }
-        for (name, amount) in amounts.into_iter().flatten() {
-            let _ = writeln!(out, "      {name}:\t{}", plain_text(amount));
-        }
-    }
-    for (title, key) in [
-        ("Liveness", "livenessProbe"),
-        ("Readiness", "readinessProbe"),
-        ("Startup", "startupProbe"),
-    ] {
-        if container[key].is_object() {
-            let _ = writeln!(out, "    {title}:\tnot run by this version");
-        }
-    }
-    write_environment(out, container);
-    let mounts = list_at(container, "/volumeMounts");
-    if mounts.is_empty() {
-        out.push_str("    Mounts:\t<none>\n");
-    } else {
-        out.push_str("    Mounts:\n");
-    }
-    for mount in mounts {
-        let read_only = mount["readOnly"].as_bool() == Some(true);
-        let mut flags = vec![if read_only { "ro" } else { "rw" }.to_owned()];
-        let path = text_or(text_at(mount, "/subPath"), text_at(mount, "/subPathExpr"));
-        if !path.is_empty() {
-            flags.push(format!("path=\"{path}\""));
-        }
-        let (at, from) = (text_at(mount, "/mountPath"), text_at(mount, "/name"));
-        let _ = writeln!(out, "      {at} from {from} ({})", flags.join(","));
-    }
-}
-
-fn write_container_state(out: &mut String, title: &str, state: &Value) {
-    let (kind, word) = [
-        ("running", "Running"),
-        ("waiting", "Waiting"),
-        ("terminated", "Terminated"),
-    ]
-    .into_iter()
-    .find(|(kind, _)| state[*kind].is_object())
-    .unwrap_or(("waiting", "Waiting"));
-    let details = &state[kind];
-    let _ = writeln!(out, "    {title}:\t{word}");
-    let mut line = |title: &str, value: &str| {
-        if !value.is_empty() {
-            let _ = writeln!(out, "      {title}:\t{}", value.replace('\n', " "));
-        }
-    };
-    match kind {
-        "running" => line("Started", &format_time(text_at(details, "/startedAt"))),
-        "waiting" => {
-            line("Reason", text_at(details, "/reason"));
-            line("Message", text_at(details, "/message"));
-        }
-        _ => {
-            line("Reason", text_at(details, "/reason"));
-            line("Message", text_at(details, "/message"));
-            line(
-                "Exit Code",
-                &details["exitCode"].as_i64().unwrap_or(0).to_string(),
-            );
-            let signal = details["signal"].as_i64().unwrap_or(0);
-            if signal > 0 {
-                line("Signal", &signal.to_string());
-            }
-            line("Started", &format_time(text_at(details, "/startedAt")));
-            line("Finished", &format_time(text_at(details, "/finishedAt")));
-        }
-    }
-}
-
-fn write_environment(out: &mut String, container: &Value) {
-    let optional = |of: &Value| of["optional"].as_bool() == Some(true);
-    let sources = list_at(container, "/envFrom");
-    if !sources.is_empty() {
-        out.push_str("    Environment Variables from:\n");
-    }
-    for source in sources {
-        let (kind, of) = if source["secretRef"].is_object() {
-            ("Secret", &source["secretRef"])
-        } else {
-            ("ConfigMap", &source["configMapRef"])
-        };
-        let prefix = match text_at(source, "/prefix") {
-            "" => String::new(),
-            prefix => format!(" with prefix '{prefix}'"),
-        };
-        let _ = writeln!(
-            out,
-            "      {}\t{kind}{prefix}\tOptional: {}",
-            text_at(of, "/name"),
-            optional(of)
-        );
-    }
-    let variables = list_at(container, "/env");
-    if variables.is_empty() {
-        out.push_str("    Environment:\t<none>\n");
-    } else {
-        out.push_str("    Environment:\n");
-    }
-    for variable in variables {
-        let name = text_at(variable, "/name");
-        let from = &variable["valueFrom"];
-        let value = if from["fieldRef"].is_object() {
-            let version = text_or(text_at(from, "/fieldRef/apiVersion"), "v1");
-            format!(" ({version}:{})", text_at(from, "/fieldRef/fieldPath"))
-        } else if from["resourceFieldRef"].is_object() {
-            format!(" ({})", text_at(from, "/resourceFieldRef/resource"))
-        } else if let (of @ Value::Object(_), what) = (&from["secretKeyRef"], "secret") {
-            key_reference_text(of, what, optional(of))
-        } else if let (of @ Value::Object(_), what) = (&from["configMapKeyRef"], "config map") {
-            key_reference_text(of, what, optional(of))
-        } else {
-            // Further lines of a value stand below the first one.
-            text_at(variable, "/value").replace('\n', "\n      \t")
-        };
-        let _ = writeln!(out, "      {name}:\t{value}");
-    }
-}
-
-fn key_reference_text(of: &Value, what: &str, optional: bool) -> String {
-    format!(
-        "<set to the key '{}' {} {what} '{}'>\tOptional: {optional}",
-        text_at(of, "/key"),
-        if what == "secret" { "in" } else { "of" },
-        text_at(of, "/name")
-    )
-}
-
-fn write_volumes(out: &mut String, volumes: &[Value]) {
-    if volumes.is_empty() {
-        out.push_str("Volumes:\t<none>\n");
-        return;
-    }
-    out.push_str("Volumes:\n");
-    for volume in volumes {
-        let _ = writeln!(out, "  {}:", text_at(volume, "/name"));
-        let mut line = |title: &str, value: &str| {
-            let _ = writeln!(out, "    {title}:\t{value}");
-        };
-        let optional = |of: &Value| (of["optional"].as_bool() == Some(true)).to_string();
-        if let of @ Value::Object(_) = &volume["emptyDir"] {
-            line(
-                "Type",
-                "EmptyDir (a temporary directory that shares a pod's lifetime)",
-            );
-            line("Medium", text_at(of, "/medium"));
-            line(
-                "SizeLimit",
-                text_or(&plain_text(&of["sizeLimit"]), "<unset>"),
-            );
-        } else if let of @ Value::Object(_) = &volume["hostPath"] {
-            line("Type", "HostPath (bare host directory volume)");
-            line("Path", text_at(of, "/path"));
-            line("HostPathType", text_at(of, "/type"));
-        } else if let of @ Value::Object(_) = &volume["configMap"] {
-            line("Type", "ConfigMap (a volume populated by a ConfigMap)");
-            line("Name", text_at(of, "/name"));
-            line("Optional", &optional(of));
-        } else if let of @ Value::Object(_) = &volume["secret"] {
-            line("Type", "Secret (a volume populated by a Secret)");
-            line("SecretName", text_at(of, "/secretName"));
-            line("Optional", &optional(of));
-        } else if let of @ Value::Object(_) = &volume["image"] {
-            line("Type", "Image (a container image or OCI artifact)");
-            line("Reference", text_at(of, "/reference"));
-            line("PullPolicy", text_at(of, "/pullPolicy"));
-        } else if volume["downwardAPI"].is_object() {
-            line(
-                "Type",
-                "DownwardAPI (a volume populated by information about the pod)",
-            );
-            out.push_str("    Items:\n");
-            write_downward_items(out, list_at(volume, "/downwardAPI/items"));
-        } else if volume["projected"].is_object() {
-            line(
-                "Type",
-                "Projected (a volume that contains injected data from multiple sources)",
-            );
-            for source in list_at(volume, "/projected/sources") {
-                if let of @ Value::Object(_) = &source["secret"] {
-                    let _ = writeln!(out, "    SecretName:\t{}", text_at(of, "/name"));
-                    let _ = writeln!(out, "    Optional:\t{}", optional(of));
-                } else if let of @ Value::Object(_) = &source["configMap"] {
-                    let _ = writeln!(out, "    ConfigMapName:\t{}", text_at(of, "/name"));
-                    let _ = writeln!(out, "    Optional:\t{}", optional(of));
-                } else if source["downwardAPI"].is_object() {
-                    out.push_str("    DownwardAPI:\ttrue\n");
-                } else if source["serviceAccountToken"].is_object() {
-                    let seconds = &source["serviceAccountToken"]["expirationSeconds"];
-                    let _ = writeln!(out, "    TokenExpirationSeconds:\t{seconds}");
-                }
-            }
-        } else {
-            line("Type", "<unknown>");
-        }
-    }
-}
-
-fn write_downward_items(out: &mut String, items: &[Value]) {
-    for item in items {
-        let field = text_at(item, "/fieldRef/fieldPath");
-        let of = text_or(field, text_at(item, "/resourceFieldRef/resource"));
-        let _ = writeln!(out, "      {of} -> {}", text_at(item, "/path"));
-    }
-}
-
 fn write_tolerations(out: &mut String, all: &[Value]) {
-    if all.is_empty() {
-        out.push_str("Tolerations:\t<none>\n");
-    }
-    for (n, one) in all.iter().enumerate() {
+    let mut all: Vec<&Value> = all.iter().collect();
+    all.stable_sort_by(|a, b| text_at(a, "/key").cmp(text_at(b, "/key")));
+    let entries = all.into_iter().map(|one| {
         let mut word = text_at(one, "/key").to_owned();
-        if !text_at(one, "/value").is_empty() {
-            let _ = write!(word, "={}", text_at(one, "/value"));
+        let value = text_at(one, "/value");
+        for (sign, part) in [("=", value), (":", text_at(one, "/effect"))] {
+            if !part.is_empty() {
+                word += sign;
+                word += part;
+            }
         }
-        if !text_at(one, "/effect").is_empty() {
-            let _ = write!(word, ":{}", text_at(one, "/effect"));
-        }
-        if text_at(one, "/operator") == "Exists" {
-            word.push_str(" op=Exists");
+        if text_at(one, "/operator") == "Exists" && value.is_empty() {
+            word += if word.is_empty() { "" } else { " " };
+            word += "op=Exists";
         }
         if let Some(seconds) = one["tolerationSeconds"].as_i64() {
             let _ = write!(word, " for {seconds}s");
         }
-        let title = if n == 0 { "Tolerations:" } else { "" };
-        let _ = writeln!(out, "{title}\t{}", word.trim_start());
-    }
+        word
+    });
+    write_below(out, "Tolerations", entries);
 }
 
 fn write_events(out: &mut String, events: &[&Event], now: WallTime) {
@@ -594,159 +417,20 @@ fn write_events(out: &mut String, events: &[&Event], now: WallTime) {
         "Events:\n  Type\tReason\tAge\tFrom\tMessage\n  ----\t------\t----\t----\t-------\n",
     );
     for event in events {
-        let last = table::human_age(event.last_timestamp, now);
-        let count = event.count;
-        let age = if count > 1 {
-            let first = table::human_age(event.first_timestamp, now);
-            format!("{last} (x{count} over {first})")
-        } else {
-            last
+        let place = match &*event.involved_object.field_path {
+            "" => String::new(),
+            path => format!("{path}: "),
         };
         let _ = writeln!(
             out,
-            "  {}\t{}\t{age}\t{}\t{}",
+            "  {}\t{}\t{}\t{}\t{place}{}",
             event.severity,
             event.reason,
+            table::event_age(event, now),
             event.source.component,
-            event.message.trim().replace('\n', " ")
+            one_line(event.message.trim())
         );
     }
-}
-
-fn node_text(node: &Value, pods: &[Value], pressure: &Value, now: WallTime) -> String {
-    let mut out = String::new();
-    let t = |path: &str| text_at(node, path);
-    let _ = writeln!(out, "Name:\t{}", t("/metadata/name"));
-    out.push_str("Roles:\t<none>\n");
-    write_pairs(&mut out, "Labels", node.pointer("/metadata/labels"), "=");
-    write_pairs(
-        &mut out,
-        "Annotations",
-        node.pointer("/metadata/annotations"),
-        ": ",
-    );
-    let _ = writeln!(
-        out,
-        "CreationTimestamp:\t{}",
-        format_time(t("/metadata/creationTimestamp"))
-    );
-    out.push_str("Taints:\t<none>\nUnschedulable:\tfalse\n");
-    out.push_str("Conditions:\n  Type\tStatus\tLastHeartbeatTime\tReason\tMessage\n  ----\t------\t-----------------\t------\t-------\n");
-    for condition in list_at(node, "/status/conditions") {
-        let c = |path: &str| text_at(condition, path);
-        let _ = writeln!(
-            out,
-            "  {}\t{}\t{}\t{}\t{}",
-            c("/type"),
-            c("/status"),
-            format_time(c("/lastHeartbeatTime")),
-            c("/reason"),
-            c("/message")
-        );
-    }
-    pressure::write_pressure(&mut out, pressure, now);
-    out.push_str("Addresses:\n");
-    for address in list_at(node, "/status/addresses") {
-        let _ = writeln!(
-            out,
-            "  {}:\t{}",
-            text_at(address, "/type"),
-            text_at(address, "/address")
-        );
-    }
-    for (title, path) in [
-        ("Capacity", "/status/capacity"),
-        ("Allocatable", "/status/allocatable"),
-    ] {
-        let _ = writeln!(out, "{title}:");
-        for (name, amount) in node
-            .pointer(path)
-            .and_then(Value::as_object)
-            .into_iter()
-            .flatten()
-        {
-            let _ = writeln!(out, "  {name}:\t{}", plain_text(amount));
-        }
-    }
-    out.push_str("System Info:\n");
-    for (title, key) in [
-        ("Machine ID", "machineID"),
-        ("System UUID", "systemUUID"),
-        ("Boot ID", "bootID"),
-        ("Kernel Version", "kernelVersion"),
-        ("OS Image", "osImage"),
-        ("Operating System", "operatingSystem"),
-        ("Architecture", "architecture"),
-        ("Container Runtime Version", "containerRuntimeVersion"),
-        ("Kubelet Version", "kubeletVersion"),
-    ] {
-        let _ = writeln!(
-            out,
-            "  {title}:\t{}",
-            text_at(&node["status"]["nodeInfo"], &format!("/{key}"))
-        );
-    }
-    let running: Vec<&Value> = pods
-        .iter()
-        .filter(|p| !matches!(text_at(p, "/status/phase"), "Succeeded" | "Failed"))
-        .collect();
-    let _ = writeln!(out, "Non-terminated Pods:\t({} in total)", running.len());
-    out.push_str("  Namespace\tName\tCPU Requests\tCPU Limits\tMemory Requests\tMemory Limits\tAge\n  ---------\t----\t------------\t----------\t---------------\t-------------\t---\n");
-    let mut sums = [0i64; 4];
-    let columns = [
-        ("requests", "cpu"),
-        ("limits", "cpu"),
-        ("requests", "memory"),
-        ("limits", "memory"),
-    ];
-    let part = |(_, resource): (&str, &str), amount: i64| {
-        let whole = parse_amount(
-            node.pointer(&format!("/status/allocatable/{resource}")),
-            resource,
-        );
-        let percent = i128::from(amount) * 100 / i128::from(whole.max(1));
-        format!("{} ({percent}%)", format_amount(amount, resource))
-    };
-    for pod in &running {
-        let amounts = columns.map(|(kind, resource)| {
-            list_at(pod, "/spec/containers")
-                .iter()
-                .map(|c| {
-                    parse_amount(
-                        c.pointer(&format!("/resources/{kind}/{resource}")),
-                        resource,
-                    )
-                })
-                .sum::<i64>()
-        });
-        let _ = write!(
-            out,
-            "  {}\t{}",
-            text_at(pod, "/metadata/namespace"),
-            text_at(pod, "/metadata/name")
-        );
-        for ((sum, amount), column) in sums.iter_mut().zip(amounts).zip(columns) {
-            *sum += amount;
-            let _ = write!(out, "\t{}", part(column, amount));
-        }
-        let age = table::human_age(
-            WallTime::parse(text_at(pod, "/metadata/creationTimestamp")),
-            now,
-        );
-        let _ = writeln!(out, "\t{age}");
-    }
-    out.push_str(
-        "Allocated resources:\n  Resource\tRequests\tLimits\n  --------\t--------\t------\n",
-    );
-    for (resource, at) in [("cpu", 0), ("memory", 2)] {
-        let _ = writeln!(
-            out,
-            "  {resource}\t{}\t{}",
-            part(columns[at], sums[at]),
-            part(columns[at + 1], sums[at + 1])
-        );
-    }
-    out
 }
 
 /// Reads an amount: thousandths of processors, or bytes.
@@ -759,17 +443,6 @@ fn parse_amount(amount: Option<&Value>, resource: &str) -> i64 {
             q.value()
         }
     })
-}
-
-fn format_amount(amount: i64, resource: &str) -> String {
-    match (resource, amount) {
-        (_, 0) => "0".into(),
-        ("cpu", milli) if milli % 1000 == 0 => (milli / 1000).to_string(),
-        ("cpu", milli) => format!("{milli}m"),
-        (_, bytes) if bytes % (1 << 20) == 0 => format!("{}Mi", bytes >> 20),
-        (_, bytes) if bytes % (1 << 10) == 0 => format!("{}Ki", bytes >> 10),
-        (_, bytes) => bytes.to_string(),
-    }
 }
 
 #[cfg(test)]
@@ -973,19 +646,21 @@ Events:
                 "capacity": {"cpu": "4", "memory": "1048576Ki"},
                 "allocatable": {"cpu": "4", "memory": "1048576Ki"},
                 "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "fine",
-                    "lastHeartbeatTime": "2024-01-01T00:00:00Z"}],
+                    "lastHeartbeatTime": "2024-01-01T00:00:00Z", "lastTransitionTime": "2024-01-01T00:00:00Z"}],
                 "addresses": [{"type": "Hostname", "address": "node"}],
                 "nodeInfo": {"architecture": "arm64"},
             },
         });
+        let typed = |pod: Value| serde_json::from_value::<Pod>(pod).expect("pod");
         let mut done = pod();
         done["status"]["phase"] = "Succeeded".into();
+        let pods = [typed(pod()), typed(done)];
         let now = WallTime::parse("2024-01-01T00:01:00Z").expect("time");
         let none = json!({"short": [], "by": "", "order": []});
-        let shown = elastic::align_columns(&node_text(&node, &[pod(), done], &none, now));
+        let shown = elastic::align_columns(&node::node_text(&node, &pods, &[], &none, now));
         for line in [
             "Name:               node",
-            "  Ready  True    Mon, 01 Jan 2024 00:00:00 +0000  KubeletReady  fine",
+            "  Ready  True    Mon, 01 Jan 2024 00:00:00 +0000   Mon, 01 Jan 2024 00:00:00 +0000   KubeletReady   fine",
             "Non-terminated Pods:          (1 in total)",
             "  default                     web-node  100m (2%)     0 (0%)      16Mi (1%)        32Mi (3%)      <unknown>",
             "  memory    16Mi (1%)  32Mi (3%)",

@@ -31,8 +31,7 @@ pub(super) fn align_columns(text: &str) -> String {
                 .max()
                 .unwrap_or(0);
             for line in &mut widths[from..end] {
-                // An empty column takes no room.
-                line[column] = if widest == 0 { 0 } else { widest + PADDING };
+                line[column] = widest + PADDING;
             }
             from = end;
         }
@@ -69,6 +68,7 @@ mod tests {
             ),
             ("a\tb\tc\naaa\tb\tc\n", "a    b  c\naaa  b  c\n"),
             ("ä\tb\naa\tb\n", "ä   b\naa  b\n"),
+            ("a\t\tb\naa\t\tb\n", "a     b\naa    b\n"),
             ("no tabs\n", "no tabs\n"),
             ("", ""),
         ] {

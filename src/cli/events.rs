@@ -3,7 +3,7 @@
 use super::{
     CliError,
     args::{CliWord, CliWords, unexpected_word},
-    get::{EVENTS, GetCommand},
+    get::{EVENT_HISTORY, GetCommand},
 };
 
 /// Runs `events`: `get events` with flags of its own.
@@ -33,7 +33,7 @@ pub(super) fn run_events(mut words: CliWords) -> Result<(), CliError> {
     if !types.is_empty() {
         get.field_selector += parse_types(&types.join(","))?;
     }
-    let request = (&EVENTS, Vec::new());
+    let request = (&EVENT_HISTORY, Vec::new());
     get.show_objects(words.agent_client(), vec![request], "events")
 }
 

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-pub(super) use kinds::{CONFIG_MAPS, EVENTS, KINDS, NODE, ObjectKind, PODS, SECRETS};
+pub(super) use kinds::{CONFIG_MAPS, EVENT_HISTORY, EVENTS, KINDS, NODE, ObjectKind, PODS, SECRETS};
 use kinds::{IMAGES, find_kind};
 
 use super::{

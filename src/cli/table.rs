@@ -6,6 +6,8 @@ use crate::{
     api::{
         Event, Pod, WallTime,
         cri::{OOM_KILLED, StoredImage},
+        order::OrderExt as _,
+        pod::ReadinessGate,
         pod_status::{ContainerState, ContainerStatus, PodPhase},
         quantity::human_bytes,
     },
@@ -123,11 +125,20 @@ pub(crate) fn pod_row(pod: &Pod, now: WallTime, all_namespaces: bool, wide: bool
                 text.to_owned()
             }
         };
+        let gates = &pod.spec.readiness_gates;
+        let is_true = |gate: &&ReadinessGate| {
+            let conditions = &pod.status.conditions;
+            let found = conditions.iter().find(|c| c.kind == gate.condition_type);
+            found.is_some_and(|c| c.status == "True")
+        };
         row.extend([
             or_none(&pod.status.pod_ip),
             or_none(&pod.spec.node_name),
             or_none(""),
-            or_none(""),
+            match gates.len() {
+                0 => or_none(""),
+                all => format!("{}/{all}", gates.iter().filter(is_true).count()),
+            },
         ]);
     }
     row
@@ -173,6 +184,46 @@ pub(crate) fn object_row(
         row.insert(0, text("/metadata/namespace"));
     }
     row
+}
+
+/// Formats when an event happened, and how often, as `kubectl events` does.
+pub(crate) fn event_age(event: &Event, now: WallTime) -> String {
+    let first = human_age(event.first_timestamp, now);
+    match event.count {
+        0 | 1 => first,
+        count => {
+            let last = human_age(event.last_timestamp, now);
+            format!("{last} (x{count} over {first})")
+        }
+    }
+}
+
+/// Makes a row of `events`, with the columns of `get events`.
+pub(crate) fn event_history_row(event: &Event, now: WallTime, all_namespaces: bool) -> Vec<String> {
+    let mut row = event_row(event, now, all_namespaces);
+    let at = usize::from(all_namespaces);
+    let about = &event.involved_object;
+    if let (true, "") = (all_namespaces, &*about.namespace) {
+        row[0].clone_from(&event.metadata.namespace);
+    }
+    row[at] = event_age(event, now);
+    row[at + 3] = format!("{}/{}", about.kind, about.name);
+    row[at + 4] = event.message.trim().replace('\n', " ");
+    row
+}
+
+/// Lists the roles that the labels of a node give it, joined by commas.
+pub(crate) fn node_roles(node: &serde_json::Value) -> String {
+    let labels = node["metadata"]["labels"].as_object();
+    let roles = labels.into_iter().flatten().filter_map(|(label, value)| {
+        let role = label.strip_prefix("node-role.kubernetes.io/");
+        let named = value.as_str().filter(|_| label == "kubernetes.io/role");
+        role.or(named).filter(|role| !role.is_empty())
+    });
+    let mut roles: Vec<&str> = roles.collect();
+    roles.stable_sort();
+    roles.dedup();
+    roles.join(",")
 }
 
 /// Makes a row of `get events`.

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::{
     super::{AgentClient, CliError, elastic, escape_controls, print_text},
-    text_at, write_pairs,
+    text_at, write_annotations, write_labels,
 };
 use crate::server::http::percent_encode;
 
@@ -42,8 +42,8 @@ fn object_description(object: &Value) -> String {
         let _ = writeln!(head, "{title}:\t{}", text_at(object, path));
     }
     let metadata = |field: &str| object["metadata"].get(field);
-    write_pairs(&mut head, "Labels", metadata("labels"), "=");
-    write_pairs(&mut head, "Annotations", metadata("annotations"), ": ");
+    write_labels(&mut head, "Labels", metadata("labels"));
+    write_annotations(&mut head, metadata("annotations"));
     // The rest is the owner's text, whose columns are left alone.
     let mut out = elastic::align_columns(&head);
     if object["immutable"] == true {
@@ -59,7 +59,10 @@ fn object_description(object: &Value) -> String {
     }
     out.push_str("\nData\n====\n");
     for (key, value) in object_fields(object, "data") {
-        let _ = write!(out, "{key}:\n----\n{}\n\n", value.as_str().unwrap_or(""));
+        // What would move the cursor of a terminal is shown, as kubectl does.
+        let text = value.as_str().unwrap_or("");
+        let text = text.replace('\u{1b}', "^[").replace('\r', "\\r");
+        let _ = write!(out, "{key}:\n----\n{text}\n\n");
     }
     out.push_str("\nBinaryData\n====\n");
     for (key, value) in object_fields(object, "binaryData") {
@@ -69,6 +72,7 @@ fn object_description(object: &Value) -> String {
             decoded_len(value.as_str().unwrap_or(""))
         );
     }
+    out.push_str("\nEvents:  <none>\n");
     out
 }
 
@@ -104,7 +108,7 @@ mod tests {
             object_description(&map),
             "Name:         settings\nNamespace:    default\nLabels:       a=b\n              c=d\nAnnotations:  <none>\n\n\
              Immutable:  true\n\nData\n====\ngreeting:\n----\nhello\n\nmotd:\n----\nof\tthe\nday\n\n\n\n\
-             BinaryData\n====\nblob: 3 bytes\nnone: 0 bytes\none: 1 bytes\n"
+             BinaryData\n====\nblob: 3 bytes\nnone: 0 bytes\none: 1 bytes\n\nEvents:  <none>\n"
         );
         let secret = json!({
             "kind": "Secret",

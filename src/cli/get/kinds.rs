@@ -79,7 +79,8 @@ pub(in crate::cli) static SECRETS: ObjectKind = ObjectKind {
         Ok(vec![table::object_row(item, now, all_namespaces, true)])
     },
 };
-pub(in crate::cli) static EVENTS: ObjectKind = ObjectKind {
+pub(in crate::cli) static EVENTS: ObjectKind = EVENT_KIND;
+const EVENT_KIND: ObjectKind = ObjectKind {
     names: &["events", "event", "ev"],
     route: "events",
     is_namespaced: true,
@@ -106,6 +107,14 @@ pub(in crate::cli) static EVENTS: ObjectKind = ObjectKind {
         let event: Event = read_item(item)?;
         Ok(vec![table::event_row(&event, now, all_namespaces)])
     },
+};
+/// Events as the command `events` shows them: all times of each, and its object by the name of the kind.
+pub(in crate::cli) static EVENT_HISTORY: ObjectKind = ObjectKind {
+    rows: |item, now, all_namespaces, _| {
+        let event: Event = read_item(item)?;
+        Ok(vec![table::event_history_row(&event, now, all_namespaces)])
+    },
+    ..EVENT_KIND
 };
 pub(in crate::cli) static NODE: ObjectKind = ObjectKind {
     names: &["nodes", "node", "no"],
@@ -183,28 +192,42 @@ fn node_row(node: &Value, now: WallTime, wide: bool) -> Vec<String> {
             .unwrap_or("<unknown>")
             .to_owned()
     };
-    let ready = node["status"]["conditions"].as_array().is_some_and(|all| {
-        all.iter()
-            .any(|c| c["type"] == "Ready" && c["status"] == "True")
-    });
+    let conditions = node["status"]["conditions"].as_array();
+    let ready = conditions.and_then(|all| all.iter().find(|c| c["type"] == "Ready"));
+    let mut status = match ready {
+        Some(ready) if ready["status"] == "True" => "Ready".to_owned(),
+        Some(_) => "NotReady".to_owned(),
+        None => "Unknown".to_owned(),
+    };
+    if node["spec"]["unschedulable"] == true {
+        status += ",SchedulingDisabled";
+    }
+    let or_none = |text: String| match text.is_empty() {
+        true => "<none>".to_owned(),
+        false => text,
+    };
     let created = WallTime::parse(&text("/metadata/creationTimestamp"));
-    let status = if ready { "Ready" } else { "NotReady" };
     let mut row = vec![
         text("/metadata/name"),
-        status.into(),
-        "<none>".into(),
+        status,
+        or_none(table::node_roles(node)),
         table::human_age(created, now),
         text("/status/nodeInfo/kubeletVersion"),
     ];
     if wide {
-        let addresses = node["status"]["addresses"].as_array();
-        let internal = addresses.and_then(|all| all.iter().find(|a| a["type"] == "InternalIP"));
-        let internal = internal
-            .and_then(|a| a["address"].as_str())
-            .unwrap_or("<none>");
+        let address = |kind: &str| {
+            let all = node["status"]["addresses"].as_array();
+            let found = all.and_then(|all| all.iter().find(|a| a["type"] == kind));
+            or_none(
+                found
+                    .and_then(|a| a["address"].as_str())
+                    .unwrap_or("")
+                    .to_owned(),
+            )
+        };
         row.extend([
-            internal.to_owned(),
-            "<none>".into(),
+            address("InternalIP"),
+            address("ExternalIP"),
             text("/status/nodeInfo/osImage"),
             text("/status/nodeInfo/kernelVersion"),
             text("/status/nodeInfo/containerRuntimeVersion"),
