@@ -142,13 +142,8 @@ fn write_line_text(out: &mut String, text: &str) {
         for c in text.chars() {
             match c {
                 '"' | '\\' => out.extend(['\\', c]),
-                '\n' => out.push_str("\\n"),
-                '\t' => out.push_str("\\t"),
                 c if is_printable(c) => out.push(c),
-                // All of these have four digits or fewer.
-                c => {
-                    let _ = write!(out, "\\u{:04x}", u32::from(c));
-                }
+                c => push_escape(out, c),
             }
         }
         out.push('"');
@@ -159,6 +154,28 @@ fn write_line_text(out: &mut String, text: &str) {
     } else {
         out.push_str(text);
     }
+}
+
+/// Writes the escape of a character, the shortest that there is. None of them needs more than four digits.
+fn push_escape(out: &mut String, c: char) {
+    const SHORT: [(char, char); 9] = [
+        ('\0', '0'),
+        ('\u{7}', 'a'),
+        ('\u{8}', 'b'),
+        ('\t', 't'),
+        ('\n', 'n'),
+        ('\u{b}', 'v'),
+        ('\u{c}', 'f'),
+        ('\r', 'r'),
+        ('\u{1b}', 'e'),
+    ];
+    let code = u32::from(c);
+    let short = SHORT.iter().find(|(known, _)| *known == c);
+    let _ = match (short, code) {
+        (Some((_, letter)), _) => write!(out, "\\{letter}"),
+        (None, 0..0x100) => write!(out, "\\x{code:02X}"),
+        (None, _) => write!(out, "\\u{code:04X}"),
+    };
 }
 
 /// Returns true if readers of any version take the character as it is, and not as the end of a line.

@@ -8,7 +8,9 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-pub(super) use kinds::{CONFIG_MAPS, EVENT_HISTORY, EVENTS, KINDS, NODE, ObjectKind, PODS, SECRETS};
+pub(super) use kinds::{
+    CONFIG_MAPS, EVENT_HISTORY, EVENTS, KINDS, NODE, ObjectKind, PODS, SECRETS,
+};
 use kinds::{IMAGES, find_kind};
 
 use super::{
@@ -22,7 +24,7 @@ use crate::{
     config,
     logic::{
         field_selector::FieldSelector,
-        jsonpath::{self, Template, TemplateError},
+        jsonpath::{self, Template, TemplateError, escape_like_go},
         label_selector::LabelSelector,
     },
     server::http::percent_encode,
@@ -162,7 +164,7 @@ pub(super) fn parse_output_format(text: &str) -> Result<OutputFormat, CliError> 
         let text = text.map_err(|e| CliError::new(format!("cannot read {value}: {e}")))?;
         text.map_err(|_| CliError::new(format!("{value} is not UTF-8")))
     };
-    let wrong = |e: TemplateError| CliError::new(format!("error parsing {name} {value}: {e}"));
+    let wrong = |e: TemplateError| CliError::new(format!("error parsing {name} {value}, {e}"));
     Ok(match name {
         "" => OutputFormat::Table,
         "wide" => OutputFormat::Wide,
@@ -172,9 +174,10 @@ pub(super) fn parse_output_format(text: &str) -> Result<OutputFormat, CliError> 
         "jsonpath" | "jsonpath-file" | "custom-columns" | "custom-columns-file"
             if value.is_empty() =>
         {
-            return Err(CliError::new(format!(
-                "{name} format specified but no value given: --output {name}=..."
-            )));
+            return Err(CliError::new(match name.starts_with("jsonpath") {
+                true => "template format specified but no template given",
+                false => "custom-columns format specified but no custom columns given",
+            }));
         }
         "jsonpath" => OutputFormat::JsonPath(Template::parse(value).map_err(wrong)?),
         "jsonpath-file" => OutputFormat::JsonPath(Template::parse(&of_file()?).map_err(wrong)?),
@@ -233,7 +236,16 @@ pub(super) fn object_text(value: &Value, output: &OutputFormat) -> Result<String
         OutputFormat::JsonPath(template) => template
             .render(value)
             .map_err(|e| CliError::new(format!("error executing jsonpath: {e}"))),
-        _ => Ok(format!("{value:#}\n")),
+        // Each step is of four blanks. Strings have no line breaks in JSON, so a line begins with nothing but steps.
+        _ => Ok(escape_like_go(&format!("{value:#}\n"))
+            .split_inclusive('\n')
+            .flat_map(|line| {
+                [
+                    &line[..line.len() - line.trim_start_matches(' ').len()],
+                    line,
+                ]
+            })
+            .collect()),
     }
 }
 

@@ -331,7 +331,11 @@ fn print_versions(mut words: CliWords) -> Result<(), CliError> {
         let version = text.trim_end().trim_start_matches("picolet ");
         versions["serverVersion"] = json!({"gitVersion": version});
     }
-    print_text(&get::object_text(&versions, &output)?)
+    print_text(&match output {
+        // kubectl has steps of two blanks here, and of four elsewhere.
+        OutputFormat::Json => format!("{versions:#}\n"),
+        output => get::object_text(&versions, &output)?,
+    })
 }
 
 /// Runs `config view`.

@@ -223,7 +223,13 @@ impl<'t> Parser<'t> {
                         word => return Err(format!("unrecognized identifier {word}").into()),
                     }
                 }
-                other => return Err(format!("unrecognized character in action: {other:?}").into()),
+                other => {
+                    return Err(format!(
+                        "unrecognized character in action: U+{:04X} '{other}'",
+                        u32::from(other)
+                    )
+                    .into());
+                }
             }
         }
         match is_part && self.rest.is_empty() {
@@ -274,7 +280,8 @@ impl<'t> Parser<'t> {
                     Some('t') => '\t',
                     Some('r') => '\r',
                     Some(c @ ('\\' | '"' | '\'')) => c,
-                    _ => return Err(format!("unquote string {quoted:?}: invalid syntax").into()),
+                    Some('u') => read_code(&mut chars).ok_or_else(|| wrong_text(quote, quoted))?,
+                    _ => return Err(wrong_text(quote, quoted)),
                 },
                 c => c,
             });
@@ -317,6 +324,17 @@ impl<'t> Parser<'t> {
             read_part(right)?,
         ))
     }
+}
+
+/// Reads the four digits of `\u`.
+fn read_code(chars: &mut core::str::Chars<'_>) -> Option<char> {
+    let digits: String = chars.by_ref().take(4).collect();
+    let code = u32::from_str_radix(&digits, 16).ok()?;
+    char::from_u32(code).filter(|_| digits.len() == 4)
+}
+
+fn wrong_text(quote: char, quoted: &str) -> TemplateError {
+    format!("unquote string {quote}{quoted}{quote} error invalid syntax").into()
 }
 
 /// Reads steps that are a part of an action.
@@ -381,8 +399,8 @@ impl Evaluation {
                 if n > 0 {
                     out.push(' ');
                 }
-                if value.is_object() || value.is_array() {
-                    let _ = write!(out, "{value}");
+                if value.is_object() || value.is_array() || value.is_null() {
+                    out.push_str(&escape_like_go(&format!("{value}")));
                 } else {
                     push_go_text(value, out);
                 }
@@ -572,8 +590,8 @@ fn compare_numbers(a: &Value, b: &Value) -> Ordering {
     }
 }
 
-/// Compares two sort keys as `kubectl get --sort-by`: numbers and quantities by amount, other texts with their numbers
-/// by amount. A sort needs one order of all values, so kinds come one after the other, and other texts behind quantities.
+/// Compares two sort keys as `kubectl get --sort-by`: numbers and quantities by amount, other texts by their bytes. A sort
+/// needs one order of all values, so kinds come one after the other, and other texts behind quantities.
 #[must_use]
 pub fn compare_sort_keys(a: &Value, b: &Value) -> Ordering {
     match (a, b) {
@@ -581,7 +599,7 @@ pub fn compare_sort_keys(a: &Value, b: &Value) -> Ordering {
         (Value::Bool(a), Value::Bool(b)) => a.cmp(b),
         (Value::String(a), Value::String(b)) => match (Quantity::parse(a), Quantity::parse(b)) {
             (Ok(a), Ok(b)) => (a.value(), a.milli_value()).cmp(&(b.value(), b.milli_value())),
-            (Err(_), Err(_)) => compare_natural(a, b),
+            (Err(_), Err(_)) => a.cmp(b),
             (a, b) => b.is_ok().cmp(&a.is_ok()),
         },
         _ => kind_rank(a).cmp(&kind_rank(b)),
@@ -598,34 +616,20 @@ fn kind_rank(value: &Value) -> u8 {
     }
 }
 
-/// Compares texts whose numbers count as numbers: `a2` before `a10`.
-fn compare_natural(mut a: &str, mut b: &str) -> Ordering {
-    // Bounded: each round takes bytes of both.
-    while !a.is_empty() && !b.is_empty() {
-        let number =
-            |text: &str| text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-        let digits = (number(a), number(b));
-        let order = match digits {
-            (0, _) | (_, 0) => a.chars().next().cmp(&b.chars().next()),
-            (x, y) => {
-                let (x, y) = (
-                    a[..x].trim_start_matches('0'),
-                    b[..y].trim_start_matches('0'),
-                );
-                (x.len(), x).cmp(&(y.len(), y))
+/// Escapes what Go's JSON has as escapes, so that it can stand in HTML. `json`: a text of JSON, where these stand in strings
+/// only.
+#[must_use]
+pub fn escape_like_go(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    for c in json.chars() {
+        match c {
+            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => {
+                let _ = write!(out, "\\u{:04x}", u32::from(c));
             }
-        };
-        if order.is_ne() {
-            return order;
+            c => out.push(c),
         }
-        let rest = |text: &mut &str, digits: usize| {
-            let first = text.chars().next().map_or(0, char::len_utf8);
-            *text = &text[digits.max(first)..];
-        };
-        rest(&mut a, digits.0);
-        rest(&mut b, digits.1);
     }
-    a.len().cmp(&b.len())
+    out
 }
 
 /// Writes a value as Go prints it: `map[a:1 b:[x y]]`. Cells of custom columns have this form.
@@ -652,10 +656,23 @@ pub fn push_go_text(value: &Value, out: &mut String) {
             }
             out.push(']');
         }
+        Value::Number(number) if number.is_f64() => {
+            push_go_float(number.as_f64().unwrap_or(0.0), out);
+        }
         Value::Bool(_) | Value::Number(_) => {
             let _ = write!(out, "{value}");
         }
     }
+}
+
+/// Writes a number with a fraction as Go's `%v`: very small and very large ones have a power of two digits or more.
+fn push_go_float(number: f64, out: &mut String) {
+    let text = format!("{number:e}");
+    let (digits, power) = text.split_once('e').unwrap_or((&text, "0"));
+    let _ = match power.parse::<i32>().unwrap_or(0) {
+        -4..21 => write!(out, "{number}"),
+        power => write!(out, "{digits}e{power:+03}"),
+    };
 }
 
 #[cfg(test)]

@@ -244,10 +244,13 @@ fn flags_that_do_not_fit() {
         ("fancy", "allowed formats are: custom-columns,"),
         ("json=x", "\"json=x\", allowed formats are"),
         ("go-template={{.x}}", "instead of go-template use jsonpath"),
-        ("jsonpath", "jsonpath format specified but no value given"),
+        (
+            "jsonpath",
+            "template format specified but no template given",
+        ),
         (
             "jsonpath={.x",
-            "error parsing jsonpath {.x: unclosed action",
+            "error parsing jsonpath {.x, unclosed action",
         ),
         ("custom-columns=NAME", "unexpected column \"NAME\""),
         ("custom-columns=NAME:{.a}{.b}", "unexpected path"),
