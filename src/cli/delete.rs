@@ -12,9 +12,12 @@ use super::{
     AgentClient, CliCommand, CliError, args,
     check::{self, AgentPaths},
     get::DEFAULT_NAMESPACE,
-    health, pods, print_text,
+    health, pods, print_text, wait,
 };
-use crate::sys::file;
+use crate::{
+    logic::label_selector::LabelSelector,
+    sys::{clock, file},
+};
 
 /// Most manifests of one name that are set aside.
 const MAX_SET_ASIDE: u32 = 1000;
@@ -25,9 +28,15 @@ pub(super) fn run_delete(
 ) -> Result<(), CliError> {
     let (own, words) = args::split_flags(command, words)?;
     let (mut namespace, mut waits) = (DEFAULT_NAMESPACE.to_owned(), true);
+    let (mut selector, mut all, mut ignores_missing) = (None, false, false);
+    let mut timeout = None;
     for (flag, value) in own {
         match flag {
             "namespace" => namespace = value,
+            "selector" => selector = Some(pods::parse_selector(&value)?),
+            "all" => all = args::parse_switch(&value)?,
+            "ignore-not-found" => ignores_missing = args::parse_switch(&value)?,
+            "timeout" => timeout = wait::parse_timeout(&value)?,
             _ => waits = args::parse_switch(&value)?,
         }
     }
@@ -36,12 +45,35 @@ pub(super) fn run_delete(
     for word in words {
         pods::add_pod_word(&mut names, &mut is_kind_known, word)?;
     }
-    if names.is_empty() {
-        return Err(CliError::new("expected 'delete pod NAME...'"));
+    if all {
+        if selector.is_some() {
+            return Err(CliError::new("use only one of --all and --selector"));
+        }
+        selector = Some(LabelSelector::default());
+    }
+    if selector.is_some() && !names.is_empty() {
+        return Err(CliError::new(
+            "name cannot be provided when a selector is specified",
+        ));
+    }
+    if names.is_empty() && (selector.is_none() || !is_kind_known) {
+        return Err(CliError::new(
+            "expected 'delete pod NAME...', or 'delete pod' with -l or --all",
+        ));
     }
     let place = AgentPaths::of_running_agent(flags)?;
     let client = AgentClient::new(&place.socket);
     let found = pods::fetch_pods(&client, &namespace)?;
+    if let Some(selector) = selector {
+        let chosen = found.iter().filter(|pod| selector.matches(pod));
+        names = chosen.map(|pod| pods::name_of(pod).to_owned()).collect();
+        if names.is_empty() {
+            return print_text("No resources found\n");
+        }
+    }
+    if ignores_missing {
+        names.retain(|name| pods::find_pod(&found, name).is_some());
+    }
     let mut ending = Vec::new();
     let mut failed = None;
     for name in &names {
@@ -58,8 +90,12 @@ pub(super) fn run_delete(
             Err(e) => _ = failed.get_or_insert(e),
         }
     }
+    let deadline = timeout.map(|timeout| clock::mono_now() + timeout);
     // Bounded: by the grace periods of the pods.
     while waits && !ending.is_empty() {
+        if deadline.is_some_and(|deadline| clock::mono_now() >= deadline) {
+            return Err(CliError::new("timed out waiting for the condition"));
+        }
         health::wait_for_next_look();
         let left = pods::fetch_pods(&client, &namespace)?;
         ending.retain(|uid| left.iter().any(|pod| pod["metadata"]["uid"] == **uid));

@@ -10,7 +10,13 @@ use super::{
     get::DEFAULT_NAMESPACE,
     health, live, pods, print_text,
 };
-use crate::{logic::label_selector::LabelSelector, sys::clock};
+use crate::{
+    logic::{
+        jsonpath::{self, Template},
+        label_selector::LabelSelector,
+    },
+    sys::clock,
+};
 
 /// Time to wait for all pods together, unless told otherwise.
 const DEFAULT_TIMEOUT_MS: u64 = 30_000;
@@ -18,12 +24,14 @@ const DEFAULT_TIMEOUT_MS: u64 = 30_000;
 const MAX_TIMEOUT_MS: u64 = 7 * 24 * 3600 * 1000;
 
 /// Goal of `--for`.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 enum WaitGoal {
     Create,
     Delete,
     /// A condition has this status; case does not count.
     Condition(String, String),
+    /// The one value at a path is this one, or any if none is given.
+    Path(Template, Option<String>),
 }
 
 pub(super) fn run_wait(mut words: CliWords) -> Result<(), CliError> {
@@ -49,7 +57,7 @@ pub(super) fn run_wait(mut words: CliWords) -> Result<(), CliError> {
             other @ CliWord::Flag(_) => return Err(unexpected_word(other)),
         }
     }
-    let goal = goal.ok_or_else(unknown_goal)?;
+    let goal = goal.ok_or_else(|| CliError::new(GOALS))?;
     if all {
         if selector.is_some() {
             return Err(CliError::new("use only one of --all and --selector"));
@@ -67,7 +75,7 @@ pub(super) fn run_wait(mut words: CliWords) -> Result<(), CliError> {
     if let Some(selector) = selector {
         let chosen = found.iter().filter(|pod| selector.matches(pod));
         names = chosen.map(|pod| pods::name_of(pod).to_owned()).collect();
-        if names.is_empty() && goal != WaitGoal::Delete {
+        if names.is_empty() && !matches!(goal, WaitGoal::Delete) {
             return Err(CliError::new("no matching resources found"));
         }
     }
@@ -75,15 +83,16 @@ pub(super) fn run_wait(mut words: CliWords) -> Result<(), CliError> {
     let uids = names.iter().map(|name| pods::find_pod(&found, name));
     let uids: Vec<Value> = uids.map(|pod| uid_of(pod).clone()).collect();
     for (name, uid) in names.iter().zip(&uids) {
-        if goal == WaitGoal::Delete && uid.is_null() {
+        if matches!(goal, WaitGoal::Delete) && uid.is_null() {
             continue;
         }
         // Bounded: by the deadline.
         while !goal.is_reached(&found, name, uid)? {
             if clock::mono_now() >= deadline {
-                return Err(CliError::new(format!(
-                    "timed out waiting for the condition on pods/{name}"
-                )));
+                return Err(CliError::new(match timeout_ms {
+                    0 => format!("condition not met for pods/{name}"),
+                    _ => format!("timed out waiting for the condition on pods/{name}"),
+                }));
             }
             health::wait_for_next_look();
             found = pods::fetch_pods(&client, &namespace)?;
@@ -105,12 +114,50 @@ fn parse_goal(text: &str) -> Result<WaitGoal, CliError> {
             let (name, status) = wanted.split_once('=').unwrap_or((wanted, "true"));
             Ok(WaitGoal::Condition(name.to_owned(), status.to_owned()))
         }
-        _ => Err(unknown_goal()),
+        Some(("jsonpath", wanted)) => parse_path_goal(wanted),
+        _ => Err(CliError::new(format!(
+            "unrecognized condition: {text:?}; {GOALS}"
+        ))),
     }
 }
 
-fn unknown_goal() -> CliError {
-    CliError::new("--for must be create, delete, condition=NAME or condition=NAME=STATUS")
+/// Goals of `--for`, for the messages.
+const GOALS: &str = "--for must be create, delete, condition=NAME, condition=NAME=STATUS, jsonpath=PATH or jsonpath=PATH=VALUE";
+
+/// Reads `PATH` or `PATH=VALUE`. A `=` within brackets or braces belongs to the path.
+fn parse_path_goal(text: &str) -> Result<WaitGoal, CliError> {
+    if text.is_empty() {
+        return Err(CliError::new("jsonpath expression cannot be empty"));
+    }
+    let mut depth = 0usize;
+    let equals = text.find(|c| {
+        match c {
+            '{' | '[' => depth += 1,
+            '}' | ']' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        c == '=' && depth == 0
+    });
+    let (path, value) = equals.map_or((text, None), |at| (&text[..at], Some(&text[at + 1..])));
+    let value = value.map(|value| value.trim_matches(['\'', '"']));
+    if value == Some("") {
+        return Err(CliError::new(
+            "jsonpath wait has to have a value after equal sign, like --for=jsonpath='{.status.readyReplicas}'=3",
+        ));
+    }
+    if value.is_some_and(|value| value.starts_with('=')) {
+        return Err(CliError::new("use a single equal sign behind the path"));
+    }
+    let path = Template::parse_path(path).map_err(CliError::new)?;
+    Ok(WaitGoal::Path(path, value.map(str::to_owned)))
+}
+
+/// Reads the value of `--timeout` of a command that waits as long as it takes if the value is 0.
+pub(super) fn parse_timeout(text: &str) -> Result<Option<Duration>, CliError> {
+    let ms = parse_timeout_ms(text);
+    let ms =
+        ms.ok_or_else(|| CliError::new(format!("invalid argument {text:?} for \"--timeout\"")))?;
+    Ok((ms > 0).then(|| Duration::from_millis(ms)))
 }
 
 /// Parses a time to wait, in milliseconds; `None` if it is malformed.
@@ -131,6 +178,28 @@ impl WaitGoal {
         Ok(match self {
             Self::Create => pod.is_some(),
             Self::Delete => !found.iter().any(|pod| uid_of(Some(pod)) == uid),
+            Self::Path(path, wanted) => {
+                let pod = pod.ok_or_else(|| pods::pod_not_found(name))?;
+                let found = path.find(pod).map_err(CliError::new)?;
+                match (found.as_slice(), wanted) {
+                    ([], _) => false,
+                    ([_], None) => true,
+                    ([Value::Array(_) | Value::Object(_)], Some(_)) => {
+                        let text =
+                            "jsonpath leads to a nested object or list which is not supported";
+                        return Err(CliError::new(text));
+                    }
+                    ([value], Some(wanted)) => {
+                        let mut text = String::new();
+                        jsonpath::push_go_text(value, &mut text);
+                        text.trim() == wanted.trim()
+                    }
+                    _ => {
+                        let text = "given jsonpath expression matches more than one value";
+                        return Err(CliError::new(text));
+                    }
+                }
+            }
             Self::Condition(wanted, status) => {
                 let pod = pod.ok_or_else(|| pods::pod_not_found(name))?;
                 let is = |value: &Value, text: &str| {
@@ -172,6 +241,20 @@ mod tests {
             ("delete", "a", "1", Some(false)),
             ("Delete", "a", "of another before it", Some(true)),
             ("delete", "gone", "3", Some(true)),
+            ("jsonpath={.metadata.name}=a", "a", "1", Some(true)),
+            ("jsonpath=.metadata.name='a'", "a", "1", Some(true)),
+            ("jsonpath={.metadata.uid}=2", "a", "1", Some(false)),
+            ("jsonpath={.nope}", "a", "1", Some(false)),
+            ("jsonpath={.metadata.uid}", "a", "1", Some(true)),
+            ("jsonpath={.metadata}=a", "a", "1", None),
+            ("jsonpath={.metadata.*}=a", "a", "1", None),
+            (
+                "jsonpath={.status.conditions[?(@.type==\"Ready\")].status}=True",
+                "a",
+                "1",
+                Some(true),
+            ),
+            ("jsonpath={.x}", "gone", "3", None),
             ("create", "a", "1", Some(true)),
             ("create", "gone", "3", Some(false)),
         ] {
@@ -184,7 +267,11 @@ mod tests {
             "condition",
             "condition=",
             "ready",
-            "jsonpath={.status.phase}=Running",
+            "jsonpath",
+            "jsonpath=",
+            "jsonpath={.status.phase}=",
+            "jsonpath={.status.phase}{.x}=Running",
+            "jsonpath={.status.phase}==Running",
         ] {
             assert!(parse_goal(bad).is_err(), "{bad}");
         }

@@ -591,7 +591,7 @@ fn waits_restarts_and_deletes(host: &Host) {
     assert!(events.lines().all(|line| line.contains(&brief)), "{events}");
     let node = host.ok(&["events", "--for", &format!("node/{NODE}")]);
     assert!(
-        node.starts_with("LAST SEEN") && node.contains("node/"),
+        node.starts_with("LAST SEEN") && node.contains("Node/"),
         "{node}"
     );
     let fields = host.ok(&["explain", "pod.spec.containers"]);
@@ -602,7 +602,7 @@ fn waits_restarts_and_deletes(host: &Host) {
         (
             &["wait", pod, "--for=condition=Ready=False", "--timeout=0"][..],
             1,
-            "timed out waiting for the condition on pods/",
+            "condition not met for pods/",
         ),
         (
             &["wait", "pod", "nobody", "--for=condition=Ready"],
@@ -615,9 +615,9 @@ fn waits_restarts_and_deletes(host: &Host) {
             "no matching resources found",
         ),
         (
-            &["wait", pod, "--for=jsonpath={.status.phase}=Running"],
+            &["wait", pod, "--for=jsonpath={.spec}=x"],
             1,
-            "--for must be",
+            "jsonpath leads to a nested object",
         ),
         (&["wait", pod], 1, "--for must be"),
         (
@@ -667,9 +667,24 @@ fn waits_restarts_and_deletes(host: &Host) {
         text(&absent.stderr),
         "Error from server (NotFound): pods \"nobody\" not found\n"
     );
+    let absent = ["pod", "nobody", "--ignore-not-found"];
+    let ignored = host.command_with_flags("delete", &absent);
+    assert!(
+        ignored.status.success() && ignored.stdout.is_empty(),
+        "{ignored:?}"
+    );
+    let none = host.command_with_flags("delete", &["pod", "-l", "app=none"]);
+    assert_eq!(text(&none.stdout), "No resources found\n");
+    let both = host.command_with_flags("delete", &["pod", &brief, "--all"]);
+    assert!(
+        text(&both.stderr).contains("name cannot be provided"),
+        "{both:?}"
+    );
     let forced = host.command_with_flags("delete", &["--force", pod]);
     assert!(text(&forced.stderr).contains("--force") && !forced.status.success());
-    let deleted = host.command_with_flags("delete", &[pod]);
+    let running = ["wait", pod, "--for=jsonpath={.status.phase}=Running"];
+    assert_eq!(host.ok(&running), met);
+    let deleted = host.command_with_flags("delete", &[pod, "--timeout=10m"]);
     let kept = host.path("manifests/.brief.yaml.deleted");
     assert_eq!(
         text(&deleted.stdout),

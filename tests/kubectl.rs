@@ -1,0 +1,369 @@
+//! The commands that kubectl has too, judged by a real kubectl: the same objects, the same words, the same bytes.
+//!
+//! `tests/golden/kubectl` has what kubectl printed. Where a kubectl of that version is found, it is asked again.
+
+#[macro_use]
+#[path = "common/skipped.rs"]
+mod skipped;
+
+use std::{
+    collections::BTreeSet,
+    env, fs,
+    io::{BufRead as _, BufReader, Write},
+    net::TcpListener,
+    os::unix::net::UnixListener,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+};
+
+use serde_json::{Value, json};
+
+const OBJECTS: &str = include_str!("golden/kubectl/objects.json");
+const CASES: &str = include_str!("golden/kubectl/cases.txt");
+const FLAGS: &str = include_str!("golden/kubectl/flags.txt");
+/// Version that printed the golden texts.
+const MINOR: &str = "36";
+/// Flag that every command of kubectl takes without naming it in its own help.
+const NAMESPACE: &str = "namespace:n";
+
+/// A command line and what it prints.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Case {
+    words: String,
+    code: i32,
+    stdout: String,
+    stderr: String,
+    /// picolet has words of its own for this mistake.
+    has_other_words: bool,
+}
+
+/// Reads lines: `$ words`, `= code`, `> line of output`, `! line of errors`, `%` for words of picolet's own, and `\` where the
+/// output ends without a line break.
+fn cases() -> Vec<Case> {
+    let mut all: Vec<Case> = Vec::new();
+    for line in CASES.lines().filter(|line| !line.is_empty()) {
+        let (sign, rest) = line.split_at(1);
+        let rest = rest.strip_prefix(' ').unwrap_or(rest);
+        if sign == "$" {
+            all.push(Case {
+                words: rest.to_owned(),
+                ..Case::default()
+            });
+        }
+        let Some(case) = all.last_mut() else {
+            continue;
+        };
+        match sign {
+            "=" => case.code = rest.parse().expect("exit code"),
+            ">" => case.stdout += &format!("{rest}\n"),
+            "!" => case.stderr += &format!("{rest}\n"),
+            "%" => case.has_other_words = true,
+            "\\" => _ = case.stdout.pop(),
+            _ => {}
+        }
+    }
+    all
+}
+
+/// Divides a command line as a shell does that knows single quotes only.
+fn words(line: &str) -> Vec<String> {
+    let (mut all, mut word, mut quoted) = (Vec::new(), None, false);
+    for c in line.chars() {
+        match c {
+            '\'' => {
+                quoted = !quoted;
+                word.get_or_insert_with(String::new);
+            }
+            ' ' if !quoted => all.extend(word.take()),
+            c => word.get_or_insert_with(String::new).push(c),
+        }
+    }
+    all.extend(word);
+    all
+}
+
+fn objects(kind: &str) -> Vec<Value> {
+    let all: Value = serde_json::from_str(OBJECTS).expect("objects.json");
+    all[kind].as_array().cloned().unwrap_or_default()
+}
+
+/// Answers as the agent does at its socket.
+fn agent_answer(path: &str, query: &[(String, String)]) -> Option<Value> {
+    let kind = path.trim_matches('/');
+    match kind {
+        "node" => return objects("nodes").pop(),
+        "pressure" => return Some(json!({"short": [], "by": "", "order": []})),
+        "pods" | "events" | "configmaps" | "secrets" => {}
+        _ => return None,
+    }
+    let namespace = query.iter().find(|(name, _)| name == "namespace");
+    let mut items = objects(kind);
+    items.retain(|item| {
+        namespace.is_none_or(|(_, name)| name.is_empty() || item["metadata"]["namespace"] == **name)
+    });
+    Some(
+        json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": ""}, "items": items}),
+    )
+}
+
+/// Answers as an apiserver does, that has one version and no tables.
+fn apiserver_answer(path: &str, query: &[(String, String)]) -> Option<Value> {
+    let kinds = [
+        ("pods", "pod", "Pod", true, "po"),
+        ("nodes", "node", "Node", false, "no"),
+        ("events", "event", "Event", true, "ev"),
+        ("configmaps", "configmap", "ConfigMap", true, "cm"),
+        ("secrets", "secret", "Secret", true, "secret"),
+    ];
+    let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
+    let (namespace, parts) = match parts.as_slice() {
+        ["api"] => return Some(json!({"kind": "APIVersions", "versions": ["v1"]})),
+        ["apis"] => {
+            return Some(json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": []}));
+        }
+        ["api", "v1"] => {
+            let all = kinds.map(|(plural, singular, kind, namespaced, short)| {
+                let categories = if plural == "pods" { &["all"][..] } else { &[] };
+                json!({"name": plural, "singularName": singular, "kind": kind, "namespaced": namespaced,
+                    "verbs": ["get", "list", "watch"], "shortNames": [short], "categories": categories})
+            });
+            return Some(
+                json!({"kind": "APIResourceList", "groupVersion": "v1", "resources": all}),
+            );
+        }
+        ["api", "v1", "namespaces", namespace, rest @ ..] => (Some(*namespace), rest),
+        ["api", "v1", rest @ ..] => (None, rest),
+        _ => return None,
+    };
+    let (plural, name) = match parts {
+        [plural] => (*plural, None),
+        [plural, name] => (*plural, Some(*name)),
+        _ => return None,
+    };
+    let (_, _, kind, _, _) = kinds.into_iter().find(|kind| kind.0 == plural)?;
+    let mut items = objects(plural);
+    items.retain(|item| namespace.is_none_or(|n| item["metadata"]["namespace"] == n));
+    if let Some(name) = name {
+        return items.into_iter().find(|o| o["metadata"]["name"] == name);
+    }
+    let selector = query.iter().find(|(name, _)| name == "fieldSelector");
+    let selector = selector.map_or("", |(_, value)| value);
+    items.retain(|item| {
+        selector
+            .split(',')
+            .filter(|part| !part.is_empty())
+            .all(|part| {
+                let (path, value) = part.split_once('=').expect("a field and its value");
+                let (path, is_negated) =
+                    path.strip_suffix('!').map_or((path, false), |p| (p, true));
+                let found = item.pointer(&format!("/{}", path.replace('.', "/")));
+                let found = found.and_then(Value::as_str).unwrap_or("");
+                (found == value) != is_negated
+            })
+    });
+    // A list says once what its items are.
+    for item in &mut items {
+        let item = item.as_object_mut().expect("an object");
+        item.remove("kind");
+        item.remove("apiVersion");
+    }
+    Some(json!({"kind": format!("{kind}List"), "apiVersion": "v1", "metadata": {}, "items": items}))
+}
+
+fn decoded(text: &str) -> String {
+    let mut bytes = text.bytes();
+    let mut out = Vec::new();
+    while let Some(byte) = bytes.next() {
+        out.push(match byte {
+            b'%' => {
+                let code: String = bytes.by_ref().take(2).map(char::from).collect();
+                u8::from_str_radix(&code, 16).expect("an encoded byte")
+            }
+            b'+' => b' ',
+            other => other,
+        });
+    }
+    String::from_utf8(out).expect("UTF-8")
+}
+
+type Answer = fn(&str, &[(String, String)]) -> Option<Value>;
+
+/// Answers one request and closes the connection.
+fn serve(mut stream: impl std::io::Read + Write, answer: Answer) {
+    let mut reader = BufReader::new(&mut stream);
+    let mut line = String::new();
+    let _ = reader.read_line(&mut line);
+    let target = line.split(' ').nth(1).unwrap_or("/").to_owned();
+    while reader.read_line(&mut line).is_ok_and(|n| n > 2) {}
+    let (path, query) = target.split_once('?').unwrap_or((&target, ""));
+    let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+    let pairs: Vec<_> = pairs.map(|(k, v)| (decoded(k), decoded(v))).collect();
+    let (status, body) = match answer(path, &pairs) {
+        // kubectl then lists, and looks whether that is enough.
+        _ if query.contains("watch=") => {
+            let body = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Invalid", "code": 422});
+            ("422 Unprocessable Entity", body)
+        }
+        Some(body) => ("200 OK", body),
+        None => {
+            let name = path.rsplit('/').next().unwrap_or("");
+            let text = match path.starts_with("/api/v1/") {
+                true => format!("pods \"{name}\" not found"),
+                false => "the server could not find the requested resource".to_owned(),
+            };
+            let body = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound",
+                "message": text, "code": 404});
+            ("404 Not Found", body)
+        }
+    };
+    let body = body.to_string();
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
+    let _ = stream.write_all((head + &body).as_bytes());
+}
+
+/// Starts an agent that has the objects. Returns its socket, which lasts as long as this process.
+fn start_agent(name: &str) -> PathBuf {
+    let dir = env::temp_dir().join(format!("picolet-kubectl-{}-{name}", std::process::id()));
+    fs::create_dir_all(&dir).expect("directory");
+    let socket = dir.join("agent.sock");
+    let listener = UnixListener::bind(&socket).expect("socket");
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            thread::spawn(move || serve(stream, agent_answer));
+        }
+    });
+    socket
+}
+
+/// Starts an apiserver that has the objects. Returns its address.
+fn start_apiserver() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("socket");
+    let address = listener.local_addr().expect("address");
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            thread::spawn(move || serve(stream, apiserver_answer));
+        }
+    });
+    format!("http://{address}")
+}
+
+/// Runs a case with a program; `first` stands before its words.
+fn run(program: &Path, first: &[&str], line: &str) -> Case {
+    let output = Command::new(program)
+        .args(first)
+        .args(words(line))
+        .env("TZ", "UTC")
+        .env("KUBECONFIG", "/dev/null")
+        .env("HOME", "/nonexistent")
+        .stdin(Stdio::null())
+        .output()
+        .expect("the program");
+    Case {
+        words: line.to_owned(),
+        code: output.status.code().unwrap_or(-1),
+        stdout: String::from_utf8(output.stdout).expect("UTF-8"),
+        stderr: String::from_utf8(output.stderr).expect("UTF-8"),
+        has_other_words: false,
+    }
+}
+
+/// The directory of the shell's programs that has a kubectl of the version of the golden texts.
+fn kubectl() -> Option<PathBuf> {
+    let lists = [env::var_os("K8S_BIN"), env::var_os("PATH")];
+    let dirs = lists.iter().flatten().flat_map(env::split_paths);
+    dirs.map(|dir| dir.join("kubectl")).find(|program| {
+        let words = ["version", "--client", "--output=json"];
+        let output = Command::new(program).args(words).output();
+        let version = output.map(|output| serde_json::from_slice::<Value>(&output.stdout));
+        version.is_ok_and(|v| v.is_ok_and(|v| v["clientVersion"]["minor"] == MINOR))
+    })
+}
+
+/// Lines of `describe node`: a node alone has no lease, and kubectl does not know what a node is short of.
+fn is_of_one_program(line: &str) -> bool {
+    ["Lease:", "Short of:"]
+        .iter()
+        .any(|title| line.starts_with(title))
+}
+
+#[test]
+fn picolet_prints_what_kubectl_prints() {
+    // CLI-06
+    let socket = start_agent("prints");
+    let socket = socket.to_str().expect("UTF-8");
+    let program = Path::new(env!("CARGO_BIN_EXE_picolet"));
+    let mut different = Vec::new();
+    for mut expected in cases() {
+        let mut got = run(program, &["--socket", socket], &expected.words);
+        got.has_other_words = expected.has_other_words;
+        if expected.has_other_words {
+            assert!(!got.stderr.is_empty(), "{}: it says nothing", got.words);
+            got.stderr.clear();
+        }
+        for case in [&mut got, &mut expected] {
+            let lines = case.stdout.split_inclusive('\n');
+            case.stdout = lines.filter(|line| !is_of_one_program(line)).collect();
+        }
+        if got != expected {
+            different.push(format!("{got:#?}\nkubectl: {expected:#?}"));
+        }
+    }
+    assert!(different.is_empty(), "{}", different.join("\n"));
+}
+
+#[test]
+fn kubectl_prints_the_golden_texts() {
+    let Some(program) = kubectl() else {
+        skipped!("kubectl_prints_the_golden_texts: no kubectl 1.{MINOR} in K8S_BIN or on PATH");
+        return;
+    };
+    let server = start_apiserver();
+    // It learns what the server has only once.
+    let cache = env::temp_dir().join(format!("picolet-kubectl-{}-cache", std::process::id()));
+    let cache = format!("--cache-dir={}", cache.display());
+    for expected in cases() {
+        let mut got = run(&program, &["-s", &server, &cache], &expected.words);
+        got.has_other_words = expected.has_other_words;
+        if expected.has_other_words {
+            got.stderr.clear();
+        }
+        assert_eq!(got, expected);
+    }
+    for line in FLAGS.lines().filter(|line| !line.starts_with('#')) {
+        let (name, flags) = line.split_once(':').expect("a command and its flags");
+        if flags.is_empty() {
+            continue;
+        }
+        let mut found: BTreeSet<String> = BTreeSet::new();
+        // `top` has the flags of both of its kinds.
+        let kinds = if name == "top" {
+            &["pod", "node"][..]
+        } else {
+            &[""]
+        };
+        for kind in kinds {
+            let help = run(&program, &[], &format!("{name} {kind} --help")).stdout;
+            let options = help.split("\nOptions:\n").nth(1).unwrap_or("");
+            let options = options.split("\nUsage:").next().unwrap_or("");
+            found.extend(options.lines().filter_map(flag_of_help));
+        }
+        let mut known: BTreeSet<String> = flags.split_whitespace().map(str::to_owned).collect();
+        known.remove(NAMESPACE);
+        assert_eq!(found, known, "{name}");
+    }
+}
+
+/// Reads a line of help that begins with a flag: `    -n, --name='': text` as `name:n`.
+fn flag_of_help(line: &str) -> Option<String> {
+    let line = line.trim_start();
+    let (letter, long) = match line.split_once(", --") {
+        Some((letter, long)) if letter.len() == 2 => (letter.strip_prefix('-'), long),
+        _ => (None, line.strip_prefix("--")?),
+    };
+    let name = long.split('=').next().unwrap_or(long);
+    Some(letter.map_or_else(|| name.to_owned(), |letter| format!("{name}:{letter}")))
+}
