@@ -9,7 +9,7 @@ mod skipped;
 use std::{
     collections::BTreeSet,
     env, fs,
-    io::{BufRead as _, BufReader, Write},
+    io::{self, BufRead as _, BufReader, Write},
     net::TcpListener,
     os::unix::net::UnixListener,
     path::{Path, PathBuf},
@@ -162,6 +162,10 @@ fn apiserver_answer(path: &str, query: &[(String, String)]) -> Option<Value> {
                 (found == value) != is_negated
             })
     });
+    let labels = query.iter().find(|(name, _)| name == "labelSelector");
+    if let Some((label, value)) = labels.and_then(|(_, text)| text.split_once('=')) {
+        items.retain(|item| item["metadata"]["labels"][label] == value);
+    }
     // A list says once what its items are.
     for item in &mut items {
         let item = item.as_object_mut().expect("an object");
@@ -199,8 +203,15 @@ fn serve(mut stream: impl std::io::Read + Write, answer: Answer) {
     let (path, query) = target.split_once('?').unwrap_or((&target, ""));
     let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
     let pairs: Vec<_> = pairs.map(|(k, v)| (decoded(k), decoded(v))).collect();
+    if query.contains("watch=") && !query.contains("sendInitialEvents") {
+        // Nothing ever happens.
+        let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n";
+        let _ = stream.write_all(head.as_bytes());
+        let _ = io::copy(&mut stream, &mut io::sink());
+        return;
+    }
     let (status, body) = match answer(path, &pairs) {
-        // kubectl then lists, and looks whether that is enough.
+        // Refuses the newer way to watch. kubectl then lists first.
         _ if query.contains("watch=") => {
             let body = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Invalid", "code": 422});
             ("422 Unprocessable Entity", body)
@@ -226,10 +237,12 @@ fn serve(mut stream: impl std::io::Read + Write, answer: Answer) {
 }
 
 /// Starts an agent that has the objects. Returns its socket, which lasts as long as this process.
-fn start_agent(name: &str) -> PathBuf {
-    let dir = env::temp_dir().join(format!("picolet-kubectl-{}-{name}", std::process::id()));
+fn start_agent() -> PathBuf {
+    let dir = env::temp_dir().join(format!("picolet-kubectl-{}", std::process::id()));
     fs::create_dir_all(&dir).expect("directory");
     let socket = dir.join("agent.sock");
+    // One of a process that had this number before.
+    let _ = fs::remove_file(&socket);
     let listener = UnixListener::bind(&socket).expect("socket");
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
@@ -271,7 +284,7 @@ fn run(program: &Path, first: &[&str], line: &str) -> Case {
     }
 }
 
-/// The directory of the shell's programs that has a kubectl of the version of the golden texts.
+/// Finds a kubectl of the version that printed the golden texts.
 fn kubectl() -> Option<PathBuf> {
     let lists = [env::var_os("K8S_BIN"), env::var_os("PATH")];
     let dirs = lists.iter().flatten().flat_map(env::split_paths);
@@ -293,8 +306,8 @@ fn is_of_one_program(line: &str) -> bool {
 #[test]
 fn picolet_prints_what_kubectl_prints() {
     // CLI-06
-    let socket = start_agent("prints");
-    let socket = socket.to_str().expect("UTF-8");
+    let path = start_agent();
+    let socket = path.to_str().expect("UTF-8");
     let program = Path::new(env!("CARGO_BIN_EXE_picolet"));
     let mut different = Vec::new();
     for mut expected in cases() {
@@ -312,6 +325,7 @@ fn picolet_prints_what_kubectl_prints() {
             different.push(format!("{got:#?}\nkubectl: {expected:#?}"));
         }
     }
+    let _ = fs::remove_dir_all(path.parent().expect("its directory"));
     assert!(different.is_empty(), "{}", different.join("\n"));
 }
 
@@ -323,8 +337,8 @@ fn kubectl_prints_the_golden_texts() {
     };
     let server = start_apiserver();
     // It learns what the server has only once.
-    let cache = env::temp_dir().join(format!("picolet-kubectl-{}-cache", std::process::id()));
-    let cache = format!("--cache-dir={}", cache.display());
+    let dir = env::temp_dir().join(format!("picolet-kubectl-{}-cache", std::process::id()));
+    let cache = format!("--cache-dir={}", dir.display());
     for expected in cases() {
         let mut got = run(&program, &["-s", &server, &cache], &expected.words);
         got.has_other_words = expected.has_other_words;
@@ -333,6 +347,7 @@ fn kubectl_prints_the_golden_texts() {
         }
         assert_eq!(got, expected);
     }
+    let _ = fs::remove_dir_all(dir);
     for line in FLAGS.lines().filter(|line| !line.starts_with('#')) {
         let (name, flags) = line.split_once(':').expect("a command and its flags");
         if flags.is_empty() {

@@ -9,6 +9,7 @@ mod pressure;
 mod volumes;
 
 use core::fmt::Write as _;
+use std::io::Write as _;
 
 use serde_json::Value;
 
@@ -81,6 +82,13 @@ fn describe_pods(client: &AgentClient, namespace: &str, names: &[String]) -> Res
                 &format!("pods \"{name}\" not found"),
             ));
         }
+    }
+    if names.is_empty() && pods.is_empty() {
+        // If standard error is closed, nobody can be told.
+        let _ = writeln!(
+            std::io::stderr(),
+            "No resources found in {namespace} namespace."
+        );
     }
     pods.retain(|p| names.is_empty() || names.contains(&name_of(p)));
     let now = clock::wall_now();
