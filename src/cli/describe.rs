@@ -466,7 +466,7 @@ mod tests {
                 "labels": {"app": "web", "tier": "front"},
             },
             "spec": {
-                "nodeName": "node",
+                "nodeName": "node", "priority": 0, "serviceAccountName": "default",
                 "containers": [{
                     "name": "server", "image": "web:1",
                     "command": ["sh", "-c", "a\nb"],
@@ -543,14 +543,14 @@ Containers:
       m  ConfigMap with prefix 'C_'  Optional: false
     Environment:
       A:    x
-      ME:    (v1:metadata.name)
+      ME:   web-node (v1:metadata.name)
       KEY:  <set to the key 'k' in secret 's'>      Optional: false
       CFG:  <set to the key 'k' of config map 'm'>  Optional: true
     Mounts:
       /www from www (ro,path=\"a\")
 Conditions:
-  Type   Status
-  Ready  True 
+  Type    Status
+  Ready   True 
 Volumes:
   www:
     Type:       EmptyDir (a temporary directory that shares a pod's lifetime)
@@ -632,10 +632,10 @@ Events:
         let new = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c"}]}});
         let shown = elastic::align_columns(&pod_text(&new, &[], now));
         assert!(
-            shown.contains("    State:         Waiting\n    Environment:   <none>\n"),
+            shown.contains("    Host Port:    <none>\n    Environment:  <none>\n"),
             "{shown}"
         );
-        assert!(shown.ends_with("Events:            <none>\n"), "{shown}");
+        assert!(shown.ends_with("Events:           <none>\n"), "{shown}");
         let mut ending = pod();
         ending["metadata"]["deletionTimestamp"] = "1970-01-01T00:00:00Z".into();
         ending["metadata"]["deletionGracePeriodSeconds"] = 30.into();
@@ -668,10 +668,10 @@ Events:
         let shown = elastic::align_columns(&node::node_text(&node, &pods, &[], &none, now));
         for line in [
             "Name:               node",
-            "  Ready  True    Mon, 01 Jan 2024 00:00:00 +0000   Mon, 01 Jan 2024 00:00:00 +0000   KubeletReady   fine",
+            "  Ready   True    Mon, 01 Jan 2024 00:00:00 +0000   Mon, 01 Jan 2024 00:00:00 +0000   KubeletReady   fine",
             "Non-terminated Pods:          (1 in total)",
-            "  default                     web-node  100m (2%)     0 (0%)      16Mi (1%)        32Mi (3%)      <unknown>",
-            "  memory    16Mi (1%)  32Mi (3%)",
+            "  default                     web-node    100m (2%)     0 (0%)      16Mi (1%)        32Mi (3%)      <unknown>",
+            "  memory             16Mi (1%)  32Mi (3%)",
         ] {
             assert!(shown.lines().any(|l| l == line), "{line}\n{shown}");
         }

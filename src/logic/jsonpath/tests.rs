@@ -150,7 +150,7 @@ fn wrong_templates() {
         ("{.x", "unclosed action"),
         ("{.x\n}", "unclosed action"),
         ("{hello}", "unrecognized identifier hello"),
-        ("{.x|y}{|}", "unrecognized character in action: '|'"),
+        ("{.x|y}{|}", "unrecognized character in action: U+007C '|'"),
         ("{end}", "not in range, nothing to end"),
         (
             "{range .five[*]}{@}{end}{end}",
