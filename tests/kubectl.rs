@@ -194,7 +194,7 @@ fn decoded(text: &str) -> String {
 type Answer = fn(&str, &[(String, String)]) -> Option<Value>;
 
 /// Answers one request and closes the connection.
-fn serve(mut stream: impl std::io::Read + Write, answer: Answer) {
+fn serve(mut stream: impl io::Read + Write, answer: Answer) {
     let mut reader = BufReader::new(&mut stream);
     let mut line = String::new();
     let _ = reader.read_line(&mut line);
