@@ -42,7 +42,7 @@ fn templates() {
         ("{.missing}", ""),
         ("before-{.missing}after", "before-after"),
         ("{.kind.deeper.still}", ""),
-        ("{.half} {.null}", "1.5 <nil>"),
+        ("{.half} {.null}", "1.5 null"),
         ("{.items[*].metadata.name}", "a b"),
         (
             "{.items[*].metadata.labels}",
@@ -136,6 +136,10 @@ fn templates() {
     assert_eq!(
         rendered("{[?(@<5)]}", &json!([2, 6, 3])).as_deref(),
         Ok("2 3")
+    );
+    assert_eq!(
+        rendered("{.}{\"\\u00e9\"}", &json!(["<&>\u{2028}"])).as_deref(),
+        Ok("[\"\\u003c\\u0026\\u003e\\u2028\"]é")
     );
     let empty_beside = json!({"x": [{"y": []}, {"y": [1]}]});
     assert_eq!(rendered("{.x[*].y[*]}", &empty_beside).as_deref(), Ok("1"));
