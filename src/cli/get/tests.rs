@@ -1,7 +1,9 @@
 use std::process::{Command, Stdio};
 
+use serde_json::json;
+
 use super::*;
-use crate::{config::decode::parse_patch, logic::testing::Random};
+use crate::{api::yaml::yaml_text, config::decode::parse_patch, logic::testing::Random};
 
 #[test]
 fn who_waits_for_an_image() {
