@@ -36,6 +36,7 @@ pub(super) fn gather_admission_facts(
             .map_err(|e| WrongValue::new("allowedUnsafeSysctls", e.to_string()))?,
         apparmor,
         strict_supplemental_groups: runtime.supplemental_groups_policy,
+        declared_features: node.settings.declared_features.clone(),
         // The loop tells them before it begins.
         devices: Vec::new(),
     })

@@ -13,6 +13,7 @@ use crate::api::{
 };
 
 use super::{
+    declared_features::missing_features,
     node::renew_labels,
     node_resources::is_extended_resource,
     node_selector::{fits_node, tolerates},
@@ -77,6 +78,7 @@ impl Rejection {
             "OutOfephemeral-storage",
             "OutOfmemory",
             "OutOfpods",
+            "PodFeatureUnsupported",
             "PodOSNotSupported",
             "PodOSSelectorNodeLabelDoesNotMatch",
             "SupplementalGroupsPolicyNotSupported",
@@ -115,6 +117,8 @@ pub struct AdmissionNodeFacts {
     pub apparmor: bool,
     /// Set if the runtime knows `supplementalGroupsPolicy: StrictDeserializer`.
     pub strict_supplemental_groups: bool,
+    /// Features that the node declares, sorted (NDF-01).
+    pub declared_features: Vec<String>,
     /// Resources whose units this agent gives out itself (DEV-05): their number in the Node's status does not count.
     pub devices: Vec<Box<str>>,
 }
@@ -275,7 +279,7 @@ pub enum AdmissionVerdict {
     },
 }
 
-/// Decides about `pod` (ADM-02: eviction, sysctls, predicates, AppArmor).
+/// Decides about `pod` (ADM-02: eviction, sysctls, predicates, AppArmor, declared features).
 ///
 /// `active`: the other active pods, as ADM-07 words it; a terminating pod keeps its share until its containers are gone.
 /// A pod that is judged a second time after its victims are gone can be refused by [`admit_pod`].
@@ -289,7 +293,7 @@ pub fn judge_admission(
         Ok(()) => failed_predicates(pod, node, active),
         Err(rejection) => return AdmissionVerdict::Refuse(rejection),
     };
-    let apparmor = check_apparmor(pod, node);
+    let after = after_predicates(pod, node);
     let lacking: Vec<Shortfall> = failures
         .iter()
         .filter_map(PredicateFailure::shortfall)
@@ -297,7 +301,7 @@ pub fn judge_admission(
     if !lacking.is_empty() && is_critical(pod) {
         // No pod is killed for one that would not be admitted even then.
         let other = failures.into_iter().find(|f| f.shortfall().is_none());
-        return match (other.map(PredicateFailure::rejection), apparmor) {
+        return match (other.map(PredicateFailure::rejection), after) {
             (Some(rejection), _) | (None, Err(rejection)) => AdmissionVerdict::Refuse(rejection),
             (None, Ok(())) => match choose_victims(&PodRank::from_pod(pod), &lacking, active) {
                 Ok(victims) => AdmissionVerdict::Preempt {
@@ -316,7 +320,7 @@ pub fn judge_admission(
     let may_be_old = failures
         .iter()
         .all(|f| matches!(f, PredicateFailure::OfNode(_)));
-    match (failures.into_iter().next(), apparmor) {
+    match (failures.into_iter().next(), after) {
         (Some(failure), _) if may_be_old => AdmissionVerdict::ReadNodeAgain(failure.rejection()),
         (Some(failure), _) => AdmissionVerdict::Refuse(failure.rejection()),
         (None, Err(rejection)) => AdmissionVerdict::Refuse(rejection),
@@ -336,7 +340,7 @@ pub fn admit_pod(
     before_predicates(pod, node)?;
     match failed_predicates(pod, node, active).into_iter().next() {
         Some(failure) => Err(failure.rejection()),
-        None => check_apparmor(pod, node),
+        None => after_predicates(pod, node),
     }
 }
 
@@ -346,6 +350,11 @@ fn before_predicates(pod: &Pod, node: &AdmissionNodeFacts) -> Result<(), Rejecti
     check_claims(pod)?;
     check_os(pod)?;
     check_groups_policy(pod, node)
+}
+
+fn after_predicates(pod: &Pod, node: &AdmissionNodeFacts) -> Result<(), Rejection> {
+    check_apparmor(pod, node)?;
+    check_declared_features(pod, node)
 }
 
 /// A predicate that failed.
@@ -597,6 +606,20 @@ fn check_apparmor(pod: &Pod, node: &AdmissionNodeFacts) -> Result<(), Rejection>
         "AppArmor",
         "Cannot enforce AppArmor: AppArmor is not enabled on the host",
     ))
+}
+
+/// Refuses a pod that needs a feature which the node does not declare (NDF-02).
+fn check_declared_features(pod: &Pod, node: &AdmissionNodeFacts) -> Result<(), Rejection> {
+    match &*missing_features(pod, &node.declared_features) {
+        [] => Ok(()),
+        missing => Err(Rejection::new(
+            "PodFeatureUnsupported",
+            format!(
+                "Pod requires node features that are not available: {}",
+                missing.join(", ")
+            ),
+        )),
+    }
 }
 
 fn asks_apparmor(pod: &Pod) -> bool {

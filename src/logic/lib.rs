@@ -20,6 +20,7 @@ pub mod api_pod;
 pub mod api_poll;
 #[cfg(test)]
 mod api_sim;
+pub mod declared_features;
 pub mod defaults;
 pub mod digest;
 pub mod mux;

@@ -7,6 +7,7 @@ use crate::{
     api::{Quantity, cri::RuntimeCondition},
     config::{AgentConfig, ReservedResources},
     logic::{
+        declared_features::declared_features,
         downward::Allocatable,
         eviction::{EvictionSignal, EvictionThreshold},
         flash,
@@ -15,12 +16,6 @@ use crate::{
     },
     sys::pages,
 };
-
-/// Feature that the node declares: exec, attach and port forwarding may come as WebSocket in their newest forms
-/// (STREAM-11).
-const WEB_SOCKETS: &str = "ExtendWebSocketsToKubelet";
-/// Feature that the node declares: an exit code may restart all containers of the pod (ACT-72).
-const RESTART_ALL: &str = "RestartAllContainersOnContainerExits";
 
 /// Facts of the machine, read once at start.
 #[derive(Clone, Debug)]
@@ -152,12 +147,7 @@ pub(in crate::agent) fn node_settings(cfg: &AgentConfig, facts: &MachineFacts) -
         local_storage: cfg.reserved.local_storage,
         // Without a listener there is no port: the apiserver would call it in vain.
         port: cfg.server.listen.map(|listen| listen.port()),
-        // Sorted.
-        declared_features: [cfg.server.listen.map(|_| WEB_SOCKETS), Some(RESTART_ALL)]
-            .into_iter()
-            .flatten()
-            .map(Into::into)
-            .collect(),
+        declared_features: declared_features(cfg.server.listen.is_some()),
         kubelet_version: cfg.node.kubelet_version.clone(),
     }
 }

@@ -281,6 +281,15 @@ fn fit_to_the_node() {
             "SupplementalGroupsPolicyNotSupported",
             "SupplementalGroupsPolicy=Strict is not supported in this node",
         ),
+        (
+            "a feature that is not declared",
+            with(|pod| {
+                pod.spec.host_network = true;
+                pod.spec.host_users = Some(false);
+            }),
+            "PodFeatureUnsupported",
+            "Pod requires node features that are not available: UserNamespacesHostNetworkSupport",
+        ),
     ] {
         let got = admit_pod(&pod, &node(), &[]).err();
         let verdict = judge_admission(&pod, &node(), &[]);
