@@ -3,7 +3,7 @@
 use alloc::{string::String, vec::Vec};
 
 use crate::api::{
-    Pod, WallTime,
+    Container, Pod, WallTime,
     cri::PodRuntimeStatus,
     pod::PodSpec,
     pod_status::{ContainerStatus, PodCondition, PodPhase, PodStatus},
@@ -11,7 +11,7 @@ use crate::api::{
 
 use super::{
     actions::sandbox_changed,
-    restart::{has_restart_all_rule, restart_all_pending},
+    restart::{has_restart_all_rule, restart_all_pending, restart_all_sources},
 };
 
 /// Condition type: always true on a node.
@@ -217,16 +217,32 @@ pub fn gates_changed(pod: &Pod, cached: &PodStatus) -> bool {
     shown.status != now.status || shown.message != now.message
 }
 
-/// `AllContainersRestarting`, only for pods that have such a rule (ACT-72).
+/// `AllContainersRestarting`, only for pods that have such a rule (ACT-72). Its message names the containers that ended
+/// so, and their exit codes (RAC-01).
 #[must_use]
-pub fn compute_all_restarting(pod: &Pod, status: &PodRuntimeStatus) -> Option<PodCondition> {
-    has_restart_all_rule(pod).then(|| {
-        make_condition(
-            ALL_RESTARTING,
-            restart_all_pending(pod, status),
-            "",
-            String::new(),
-        )
+pub fn compute_all_restarting(
+    pod: &Pod,
+    status: &PodRuntimeStatus,
+    phase: PodPhase,
+) -> Option<PodCondition> {
+    if !has_restart_all_rule(pod) {
+        return None;
+    }
+    let no = |reason| make_condition(ALL_RESTARTING, false, reason, String::new());
+    Some(match phase {
+        PodPhase::Succeeded => no("PodCompleted"),
+        PodPhase::Failed => no("PodFailed"),
+        _ if !restart_all_pending(pod, status) => no(""),
+        PodPhase::Pending | PodPhase::Running | PodPhase::Unknown => {
+            let ended = |source: &Container| {
+                let newest = status.newest_instance(&source.name);
+                let code = newest.map_or(0, |c| c.exit_code);
+                format!("container {} exited with {code}", source.name)
+            };
+            let ended: Vec<String> = restart_all_sources(pod, status).map(ended).collect();
+            let message = ended.join("; ");
+            make_condition(ALL_RESTARTING, true, "RestartAllContainersStarted", message)
+        }
     })
 }
 

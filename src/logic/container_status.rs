@@ -36,6 +36,9 @@ pub const CONTAINER_CREATING: &str = "ContainerCreating";
 pub const POD_INITIALIZING: &str = "PodInitializing";
 /// Waiting reason, and terminated reason, while all containers start over.
 pub const RESTARTING_ALL: &str = "RestartingAllContainers";
+/// Message of both.
+const RESTARTING_ALL_MESSAGE: &str =
+    "The container is removed because RestartAllContainers in place";
 
 /// List of the spec that a container is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,10 +201,11 @@ fn status_without_instance(
             .and_then(|s| s.waiting.as_ref())
             .is_some_and(|w| w.reason == RESTARTING_ALL);
         if ran || removed {
-            status.state = waiting_state(RESTARTING_ALL, String::new());
+            status.state = waiting_state(RESTARTING_ALL, RESTARTING_ALL_MESSAGE.into());
         }
         if ran {
-            status.last_state = unobserved_terminated_state(LOST_EXIT_CODE, RESTARTING_ALL, "");
+            status.last_state =
+                unobserved_terminated_state(LOST_EXIT_CODE, RESTARTING_ALL, RESTARTING_ALL_MESSAGE);
             status.restart_count = status.restart_count.saturating_add(1);
         }
         return status;

@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn after_exit() {
-        // ACT-40
+        // ACT-40 CRR-01
         for (name, pod_policy, own, rules, code, expected) in [
             ("always, ok", Always, None, vec![], 0, true),
             ("on failure, ok", OnFailure, None, vec![], 0, false),

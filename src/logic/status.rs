@@ -375,7 +375,11 @@ fn set_conditions(input: &StatusInput<'_>, status: &mut PodStatus) {
     list.push(conditions::compute_ready(&pod.spec, &containers_ready, api));
     list.push(containers_ready);
     list.push(conditions::scheduled_condition());
-    list.extend(conditions::compute_all_restarting(pod, input.runtime));
+    list.extend(conditions::compute_all_restarting(
+        pod,
+        input.runtime,
+        status.phase,
+    ));
     status.conditions = list;
 }
 

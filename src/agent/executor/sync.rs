@@ -223,6 +223,11 @@ impl PodSyncer {
         };
         for id in &actions.to_remove {
             if let Err(e) = self.runtime.remove_container(id, logs).await {
+                if actions.restart_all {
+                    // Those that asked for the restart come last: as long as they are there, it is tried again.
+                    let message = format!("error removing container: {e}");
+                    return Err(SyncError::new(message));
+                }
                 log::warn!(
                     "pod={}/{} cannot remove instance {id}: {e}",
                     pod.metadata.namespace,

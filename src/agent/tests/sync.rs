@@ -2,13 +2,19 @@
 
 use core::time::Duration;
 
-use serde_json::json;
+use std::fs;
+
+use serde_json::{Value, json};
 
 use super::world::{IMAGE, World, fails, fault, manifest};
 use crate::{
     agent::event_loop::STARTS_AT_ONCE,
-    api::{PodUid, cri::ContainerState, pod_status::PodPhase},
-    runtime::fake::{Op, Trouble},
+    api::{
+        PodUid,
+        cri::ContainerState,
+        pod_status::{ContainerStatus, PodPhase},
+    },
+    runtime::fake::{Fake, Fault, Op, Trouble},
 };
 
 #[test]
@@ -132,7 +138,7 @@ fn what_only_the_runtime_knows_ends_without_its_hook() {
 
 #[test]
 fn a_pod_whose_container_wants_it_starts_over_at_once() {
-    // SYNC-17 ACT-72
+    // SYNC-17 ACT-72 RAC-05
     let world = World::new();
     let init = json!({"name": "i", "image": IMAGE, "command": ["sh", "-c", "exit 0"]});
     let rule =
@@ -170,7 +176,7 @@ fn a_pod_whose_container_wants_it_starts_over_at_once() {
 
 #[test]
 fn a_pod_that_starts_over_again_and_again_waits_longer_each_time() {
-    // ACT-72 BACK-02 BACK-06
+    // ACT-72 BACK-02 BACK-06 RAC-04
     for (policy, kind) in [
         ("Never", "containers"),
         ("Always", "initContainers"),
@@ -239,4 +245,119 @@ fn starts_over_with_back_off(policy: &str, kind: &str) {
             "{policy} {kind}: {waited} s for {wait} s"
         );
     }
+}
+
+/// A pod of eleven containers, of which `source` asks for the restart of all.
+fn pod_of_eleven() -> Value {
+    let rule =
+        json!({"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}});
+    let container = |name: &str| json!({"name": name, "image": IMAGE, "command": ["sleep"]});
+    let init = json!({"name": "init", "image": IMAGE, "command": ["sh", "-c", "exit 0"]});
+    let mut sidecar = container("sidecar");
+    sidecar["restartPolicy"] = "Always".into();
+    let mut source = container("source");
+    source["restartPolicy"] = "Never".into();
+    source["restartPolicyRules"] = json!([rule]);
+    let mut regular = vec![source];
+    regular.extend(["a", "b", "c", "d", "e", "f", "g", "h"].map(container));
+    manifest(
+        "p",
+        json!({"restartPolicy": "Never", "initContainers": [init, sidecar], "containers": regular}),
+    )
+}
+
+#[test]
+fn an_agent_that_is_killed_while_all_containers_start_over_goes_on() {
+    // RAC-02 RAC-03
+    let uid = PodUid::from("p");
+    let all_run = |w: &World| {
+        let names = ["sidecar", "source", "a", "b", "c", "d", "e", "f", "g", "h"];
+        let runs = |name| {
+            w.fake
+                .container(&uid, name)
+                .is_some_and(|c| c.state == ContainerState::Running)
+        };
+        names.into_iter().all(runs)
+    };
+    for (op, container) in [
+        (Op::StopContainer, "e"),
+        (Op::RemoveContainer, "a"),
+        (Op::RemoveContainer, "init"),
+        (Op::RemoveContainer, "source"),
+        (Op::CreateContainer, "init"),
+        (Op::CreateContainer, "sidecar"),
+        (Op::StartContainer, "d"),
+    ] {
+        let world = World::new();
+        let pods = [pod_of_eleven()];
+        world.apply(&pods);
+        world.until("all run", all_run);
+        // The logs that the containers of a real runtime write.
+        let logs = &world.parts.cfg.dirs.pod_logs;
+        for pod in fs::read_dir(logs).expect("logs").flatten() {
+            for container in fs::read_dir(pod.path()).expect("logs").flatten() {
+                fs::write(container.path().join("0.log"), "").expect("log");
+            }
+        }
+        let sandbox = world
+            .fake
+            .container(&uid, "source")
+            .expect("it runs")
+            .sandbox;
+        world.advance(Duration::from_secs(1));
+        let target = Some(container.to_owned());
+        world.fake.add_fault(Fault {
+            target,
+            ..fails(op, u32::MAX)
+        });
+        let source = world.fake.container(&uid, "source").expect("it runs").id;
+        world.fake.exit(&source, 42);
+        world.until("it goes no further", |w| {
+            w.fake.hits().contains_key(&(op, "fails"))
+        });
+        let world = world.restart_agent_with(Fake::heal);
+        world.apply(&pods);
+        world.until("all run again", |w| {
+            let began_again = |c: &ContainerStatus| c.restart_count > 0;
+            let status = w.status("p").unwrap_or_default();
+            let inits = status.init_container_statuses.iter();
+            let all: Vec<_> = inits.chain(&status.container_statuses).collect();
+            all_run(w) && all.len() == 11 && all.into_iter().all(began_again)
+        });
+        let now = world.fake.container(&uid, "source").expect("it runs");
+        assert_eq!(now.sandbox, sandbox, "{op:?} {container}: the same sandbox");
+    }
+}
+
+#[test]
+fn an_init_container_that_its_rule_brings_back_is_tried_until_it_succeeds() {
+    // CRR-02
+    let rule = json!({"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}});
+    let init = json!({"name": "i", "image": IMAGE, "command": ["sleep"], "restartPolicy": "Never",
+        "restartPolicyRules": [rule]});
+    let world = World::new();
+    world.apply(&[manifest(
+        "a",
+        json!({"restartPolicy": "Never", "initContainers": [init]}),
+    )]);
+    let uid = PodUid::from("a");
+    for wait in [0, 10, 20] {
+        world.until("it runs", |w| {
+            let init = w.fake.container(&uid, "i");
+            init.is_some_and(|c| c.state == ContainerState::Running)
+        });
+        let id = world.fake.container(&uid, "i").expect("it runs").id;
+        world.advance(Duration::from_secs(1));
+        let before = world.now();
+        world.fake.exit(&id, 42);
+        world.until("it runs again", |w| {
+            assert_eq!(w.phase("a"), Some(PodPhase::Pending));
+            let init = w.fake.container(&uid, "i");
+            init.is_some_and(|c| c.id != id && c.state == ContainerState::Running)
+        });
+        assert!((world.now() - before).as_secs() >= wait, "{wait} s");
+    }
+    let id = world.fake.container(&uid, "i").expect("it runs").id;
+    world.fake.exit(&id, 0);
+    world.until("the pod runs", |w| w.phase("a") == Some(PodPhase::Running));
 }

@@ -893,7 +893,7 @@ fn an_ephemeral_container_that_the_runtime_has_forgotten() {
 
 #[test]
 fn restart_of_all_containers() {
-    // ACT-72
+    // ACT-72 RAC-01 RAC-05
     let case = Case::new(
         &["a", "b"],
         vec![
@@ -921,6 +921,35 @@ fn restart_of_all_containers() {
     }
     let fresh = compute_pod_actions(&case.pod, &status, &case.probes);
     assert_eq!(line(&fresh), "init 0", "same sandbox, from the first init");
+    // A probe that fails meanwhile starts nothing.
+    let probed = case.probe("l s-0", ProbeResult::Failure);
+    assert_eq!(line(&probed.actions()), line(&actions));
+    // A container that has succeeded and one that never restarts start over too; an ephemeral one stays.
+    let ended = Case::new(
+        &["a", "b", "c"],
+        vec![
+            exited("a", 7),
+            exited("b", 0),
+            exited("c", 1),
+            instance("e", Running),
+        ],
+    )
+    .policy(Never)
+    .edit(|pod| {
+        pod.spec.containers[0] = with_rule(container("a"), 7, "RestartAllContainers");
+        pod.spec.ephemeral_containers = vec![container("e")];
+    });
+    assert_eq!(line(&ended.actions()), "remove b-0, remove c-0, remove a-0");
+    let mut status = ended.status.clone();
+    status.containers.retain(|c| c.name == "e");
+    let fresh = compute_pod_actions(&ended.pod, &status, &ended.probes);
+    assert_eq!(line(&fresh), "start 0, start 1, start 2");
+    // An init container that fails in the second run, and never restarts, ends the pod.
+    let again = Case::new(&["a"], vec![nth(1, exited("i", 1))])
+        .inits(vec![container("i")])
+        .policy(Never)
+        .edit(|pod| pod.spec.containers[0] = with_rule(container("a"), 7, "RestartAllContainers"));
+    assert_eq!(line(&again.actions()), "kill-pod");
 }
 
 #[test]

@@ -558,7 +558,7 @@ fn agent_restart_does_not_flip() {
 
 #[test]
 fn restart_of_all_containers() {
-    // ACT-72
+    // ACT-72 RAC-02
     let mut pod = pod_with(&["a", "b"]);
     pod.spec.containers[0] = {
         use crate::api::pod::{RestartRule, RestartRuleExitCodes};
@@ -591,6 +591,15 @@ fn restart_of_all_containers() {
     let world = world.then(vec![]);
     let gone = "waiting RestartingAllContainers, last exit 137 RestartingAllContainers, x1";
     assert_eq!(line(&world), format!("{gone}; {gone}"));
+    let says = "The container is removed because RestartAllContainers in place";
+    for status in world.of(ContainerListKind::Regular) {
+        let waits = status.state.waiting.map(|w| w.message);
+        let ended = status.last_state.terminated.map(|t| t.message);
+        assert_eq!(
+            (waits.as_deref(), ended.as_deref()),
+            (Some(says), Some(says))
+        );
+    }
     let world = world.then(vec![nth(1, instance("a", Runs))]);
     assert_eq!(
         line(&world),

@@ -3,6 +3,7 @@ use alloc::vec::Vec;
 use serde_json::json;
 
 use super::*;
+use crate::api::Container;
 use crate::api::cri::{ContainerState as State, ContainerStatus as Instance, NamespaceMode};
 use crate::api::pod::{CONFIG_SOURCE, Probe, RestartPolicy};
 use crate::api::pod_status::{PodCondition, QosClass};
@@ -72,6 +73,13 @@ impl World {
     }
 }
 
+/// A container that never restarts, unless it ends with 42.
+fn with_restart_rule(name: &str) -> Container {
+    let spec = json!({"name": name, "restartPolicy": "Never", "restartPolicyRules": [
+        {"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}]});
+    serde_json::from_value(spec).expect("container")
+}
+
 fn run(name: &str) -> Instance {
     instance(name, Running)
 }
@@ -84,7 +92,7 @@ fn phases_of_regular_containers() {
     };
     let ab = |policy, containers| World::new(policy, &["a", "b"], containers);
     use PodPhase::{Failed, Pending, Running, Succeeded};
-    // STAT-04 STAT-05 STAT-06 STAT-08 STAT-09 STAT-10 SYNC-27
+    // STAT-04 STAT-05 STAT-06 STAT-08 STAT-09 STAT-10 SYNC-27 CRR-02 RAC-02
     for (name, world, expected) in [
         ("nothing yet", ab(Always, vec![]), Pending),
         (
@@ -138,6 +146,33 @@ fn phases_of_regular_containers() {
             ab(Never, vec![exited("a", 0), exited("b", 1)])
                 .with(|w| w.pod.spec.containers[1].restart_policy = Some(Always)),
             Running,
+        ),
+        (
+            "own rule restarts one",
+            ab(Never, vec![exited("a", 0), exited("b", 42)])
+                .with(|w| w.pod.spec.containers[1] = with_restart_rule("b")),
+            Running,
+        ),
+        (
+            "own rule restarts one of a static pod",
+            ab(Never, vec![exited("a", 0), exited("b", 42)])
+                .with(|w| w.pod.spec.containers[1] = with_restart_rule("b"))
+                .with(is_static),
+            Running,
+        ),
+        (
+            "own rule does not match: none restarts",
+            ab(Always, vec![exited("a", 0), exited("b", 41)])
+                .with(|w| w.pod.spec.containers[0].restart_policy = Some(Never))
+                .with(|w| w.pod.spec.containers[1] = with_restart_rule("b")),
+            Failed,
+        ),
+        (
+            "own policies: none restarts, all succeeded",
+            ab(Always, vec![exited("a", 0), exited("b", 0)])
+                .with(|w| w.pod.spec.containers[0].restart_policy = Some(Never))
+                .with(|w| w.pod.spec.containers[1].restart_policy = Some(OnFailure)),
+            Succeeded,
         ),
         (
             "for good: all succeeded, whatever the policy",
@@ -210,7 +245,7 @@ fn phases_with_init_containers() {
         oom
     };
     use PodPhase::{Failed, Pending, Running, Succeeded};
-    // STAT-01 STAT-02 STAT-03 STAT-04
+    // STAT-01 STAT-02 STAT-03 STAT-04 CRR-02
     for (name, world, expected) in [
         ("init waits", with(Never, i(), vec![]), Pending),
         ("init runs", with(Never, i(), vec![run("i")]), Pending),
@@ -225,10 +260,20 @@ fn phases_with_init_containers() {
             Pending,
         ),
         (
-            "init failed, own rule brings it back",
+            "init failed, own policy brings it back",
             with(Never, i(), vec![exited("i", 1)])
                 .with(|w| w.pod.spec.init_containers[0].restart_policy = Some(OnFailure)),
             Pending,
+        ),
+        (
+            "init failed, own rule brings it back",
+            with(Never, with_restart_rule("i"), vec![exited("i", 42)]),
+            Pending,
+        ),
+        (
+            "init failed, own rule does not match",
+            with(Always, with_restart_rule("i"), vec![exited("i", 41)]),
+            Failed,
         ),
         (
             "init in a crash loop",
@@ -653,6 +698,42 @@ fn conditions_of_a_pod() {
         foreign("x/gate"),
         "passed through untouched"
     );
+}
+
+#[test]
+fn condition_of_a_restart_of_all_containers() {
+    // RAC-01
+    let rules = |w: &mut World| {
+        let own = json!({"restartPolicy": "Never", "restartPolicyRules": [{"action": "RestartAllContainers",
+            "exitCodes": {"operator": "In", "values": [42]}}]});
+        for container in &mut w.pod.spec.containers {
+            let mut spec = own.clone();
+            spec["name"] = container.name.clone().into();
+            *container = serde_json::from_value(spec).expect("container");
+        }
+    };
+    let shown = |policy, containers| {
+        let world = World::new(policy, &["a", "b"], containers).with(rules);
+        let status = world.status();
+        let found = conditions::find_condition(&status.conditions, conditions::ALL_RESTARTING);
+        let found = found.expect("the pod has such a rule");
+        format!("{} {} {}", found.status, found.reason, found.message)
+    };
+    assert_eq!(shown(Always, vec![run("a"), run("b")]), "False  ");
+    assert_eq!(
+        shown(Always, vec![exited("a", 42), run("b")]),
+        "True RestartAllContainersStarted container a exited with 42"
+    );
+    assert_eq!(
+        shown(Always, vec![exited("a", 42), exited("b", 42)]),
+        "True RestartAllContainersStarted container a exited with 42; container b exited with 42"
+    );
+    assert_eq!(shown(Always, vec![]), "False  ", "removed");
+    let ended = |code| vec![exited("a", 0), exited("b", code)];
+    assert_eq!(shown(Never, ended(0)), "False PodCompleted ");
+    assert_eq!(shown(Never, ended(1)), "False PodFailed ");
+    let without = World::new(Always, &["a"], vec![run("a")]).status();
+    assert!(conditions::find_condition(&without.conditions, conditions::ALL_RESTARTING).is_none());
 }
 
 #[test]

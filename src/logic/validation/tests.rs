@@ -634,6 +634,22 @@ fn wrong_containers() {
             json!({"restartPolicy": "Never", "restartPolicyRules": [{"action": "Restart", "exitCodes": {"operator": "In", "values": vec![3; 256]}}]}),
             ".restartPolicyRules[0].exitCodes.values: Invalid value: 256: must not have more than 255 values",
         ),
+        (
+            json!({"restartPolicyRules": [{"action": "Restart", "exitCodes": {"operator": "In", "values": [3]}}]}),
+            ".restartPolicy: Required value: must specify restartPolicy when restart rules are used",
+        ),
+        (
+            json!({"restartPolicy": "Never", "restartPolicyRules": [{"action": "Stop", "exitCodes": {"operator": "In", "values": [3]}}]}),
+            ".restartPolicyRules[0].action: Unsupported value: \"Stop\": supported values: \"Restart\", \"RestartAllContainers\"",
+        ),
+        (
+            json!({"restartPolicy": "Never", "restartPolicyRules": [{"action": "Restart", "exitCodes": {"operator": "Out", "values": [3]}}]}),
+            ".restartPolicyRules[0].exitCodes.operator: Unsupported value: \"Out\": supported values: \"In\", \"NotIn\"",
+        ),
+        (
+            json!({"restartPolicy": "Never", "restartPolicyRules": [{"action": "Restart"}]}),
+            ".restartPolicyRules[0].exitCodes: Required value: must be specified",
+        ),
     ] {
         let shown = container.to_string();
         let all = errors(json!({}), container);
