@@ -896,7 +896,7 @@ mod tests {
 
     #[test]
     fn numbers_and_names_of_stop_signals() {
-        // STS-02
+        // STS-01 STS-02
         for number in 1..=65 {
             let name = stop_signal_of_number(number).expect("a signal");
             assert_eq!(stop_signal_number(&name), number, "{name}");

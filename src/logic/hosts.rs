@@ -186,8 +186,9 @@ mod tests {
 
     #[test]
     fn names() {
-        // CFG-20 CFG-21
+        // CFG-20 CFG-21 HNO-01
         let label = "a".repeat(63);
+        let longest = &*format!("{}.{}", "a".repeat(31), "b".repeat(32));
         for (name, spec, want) in [
             ("pod name", "{}".to_owned(), Some(("web", "", "web"))),
             (
@@ -229,6 +230,21 @@ mod tests {
                 r#"{"hostnameOverride":"a.b.c","hostname":"db","subdomain":"s"}"#.into(),
                 Some(("a.b.c", "", "a.b.c")),
             ),
+            (
+                "override of 64 bytes is not cut",
+                format!(r#"{{"hostnameOverride":"{longest}"}}"#),
+                Some((longest, "", longest)),
+            ),
+            (
+                "override of 65 bytes",
+                format!(r#"{{"hostnameOverride":"{longest}x"}}"#),
+                None,
+            ),
+            (
+                "override, and the domain that the name would have",
+                r#"{"hostnameOverride":"a.b","subdomain":"s","setHostnameAsFQDN":true}"#.into(),
+                Some(("a.b", "", "a.b")),
+            ),
             ("bad override", r#"{"hostnameOverride":"A_b"}"#.into(), None),
             ("bad hostname", r#"{"hostname":"a.b"}"#.into(), None),
             ("bad subdomain", r#"{"subdomain":"-"}"#.into(), None),
@@ -254,7 +270,7 @@ mod tests {
 
     #[test]
     fn file() {
-        // CFG-51
+        // CFG-51 HNO-01
         let ips: [IpAddr; 2] = [
             "10.1.0.5".parse().expect("ip"),
             "fd00::5".parse().expect("ip"),
@@ -273,6 +289,12 @@ mod tests {
         assert_eq!(
             hosts_file(None, &ips, &names, &[]),
             format!("{head}10.1.0.5\tweb\nfd00::5\tweb\n")
+        );
+        let own = pod(r#"{"hostnameOverride":"a.b.c","subdomain":"s"}"#);
+        let overridden = pod_names(&own, "cluster.local").expect("names");
+        assert_eq!(
+            hosts_file(None, &ips[..1], &overridden, &[]),
+            format!("{head}10.1.0.5\ta.b.c\n")
         );
         names.domain = "s.prod.svc".into();
         let tail = "\n# Entries added by HostAliases.\n192.0.2.7\tx\ty.z\n";

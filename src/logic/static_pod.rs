@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::digest::FnvHasher;
 use super::mux::set_annotation;
 use super::{defaults, validation};
-use crate::api::pod::{CONFIG_HASH, Toleration};
+use crate::api::pod::{CONFIG_HASH, PodOs, Toleration};
 use crate::api::pod_status::PodPhase;
 use crate::api::received::{InvalidObject, ReceivedPod};
 use crate::api::strict::WrongValue;
@@ -16,6 +16,8 @@ use crate::api::{Pod, PodUid, strict};
 
 /// Longest uid a manifest may bring: it becomes part of file names.
 pub const MAX_UID_BYTES: usize = 128;
+/// Operating system of this node, as `spec.os` names it.
+const OS: &str = "linux";
 /// Bytes of a pod's name: those of a DNS subdomain.
 const MAX_NAME_BYTES: usize = 253;
 
@@ -163,6 +165,11 @@ fn set_pod_identity(
         }
     }
     raw["spec"]["nodeName"] = json!(node);
+    if pod.spec.os.is_none() && has_stop_signal(pod) {
+        // A stop signal needs an operating system in the API (STS-01). All static pods run on this one.
+        raw["spec"]["os"] = json!({"name": OS});
+        pod.spec.os = Some(PodOs { name: OS.into() });
+    }
     pod.status.phase = PodPhase::Pending;
     raw["status"]["phase"] = json!("Pending");
     if matches!(place, ManifestOrigin::File(_)) {
@@ -175,6 +182,14 @@ fn set_pod_identity(
         pod.spec.tolerations.push(tolerate_all);
     }
     set_annotation(received, CONFIG_HASH, &uid);
+}
+
+fn has_stop_signal(pod: &Pod) -> bool {
+    let mut lifecycles = pod
+        .spec
+        .all_containers()
+        .filter_map(|c| c.lifecycle.as_ref());
+    lifecycles.any(|lifecycle| lifecycle.stop_signal.is_some())
 }
 
 #[cfg(test)]
@@ -248,6 +263,38 @@ mod tests {
                 .metadata
                 .uid,
             metadata.uid
+        );
+    }
+
+    #[test]
+    fn a_stop_signal_without_an_operating_system() {
+        // STS-01
+        let with = |signal: &str, os: &Value| {
+            let mut raw = manifest();
+            raw["spec"]["containers"][0]["lifecycle"] = json!({"stopSignal": signal});
+            if !os.is_null() {
+                raw["spec"]["os"] = os.clone();
+            }
+            raw
+        };
+        let linux = json!({"name": "linux"});
+        for os in [&Value::Null, &linux] {
+            let ReceivedPod { pod, raw, .. } = prepared(with("SIGQUIT", os), "n", "f");
+            // The mirror pod is made of the raw form: the apiserver asks for it too.
+            assert_eq!(raw["spec"]["os"], linux);
+            assert_eq!(decode_recorded_pod(&raw).expect("pod"), pod);
+        }
+        let uid = |raw| prepared(raw, "n", "f").pod.metadata.uid;
+        assert_ne!(
+            uid(with("SIGQUIT", &Value::Null)),
+            uid(with("SIGQUIT", &linux))
+        );
+        assert!(prepared(manifest(), "n", "f").pod.spec.os.is_none());
+        let wrong = prepare_static_pod(with("QUIT", &Value::Null), "n", "f").expect_err("wrong");
+        assert!(
+            format!("{wrong}")
+                .contains("spec.containers[0].lifecycle.stopSignal: Unsupported value"),
+            "{wrong}"
         );
     }
 

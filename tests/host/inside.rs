@@ -539,7 +539,41 @@ fn read_only_with_all_that_is_mounted_below() {
             );
         }
     }
-    drop(below);
+    // What the host mounts now does not appear in containers that run.
+    let late = Below::new(host.path("shared/late"));
+    fs::write(host.path("shared/late/file"), "").expect("file");
+    for mode in modes {
+        let seen = host.exec("below", &mode.to_lowercase(), "ls /v/late");
+        assert_eq!(seen, "", "{mode}");
+    }
+    drop((below, late));
+    host.finish();
+}
+
+#[test]
+fn a_host_name_in_place_of_all_others() {
+    // HNO-01 CFG-20
+    if !host::able() {
+        return;
+    }
+    let host = Host::start(&[]);
+    let name = format!("licence.{}.example", "x".repeat(48));
+    assert_eq!(name.len(), 64);
+    host.pod(
+        "licensed",
+        json!({
+            "hostnameOverride": name, "hostname": "other", "subdomain": "sub",
+            "containers": [sh("main", IDLE)],
+        }),
+    );
+    host.wait_ready("licensed");
+    for command in ["hostname", "hostname -f", "cat /proc/sys/kernel/hostname"] {
+        let said = host.exec("licensed", "main", command);
+        assert_eq!(said.trim(), name, "{command}");
+    }
+    let hosts = host.exec("licensed", "main", "tail -n 1 /etc/hosts");
+    let words: Vec<&str> = hosts.split_whitespace().skip(1).collect();
+    assert_eq!(words, [name.as_str()], "{hosts}");
     host.finish();
 }
 

@@ -303,12 +303,6 @@ impl ContainerContext<'_> {
             let known: Vec<&str> = STOP_SIGNALS.into_iter().chain(real_time).collect();
             errors.require_one_of(&format!("{path}.stopSignal"), signal, &known);
         }
-        if lifecycle.stop_signal.is_some() && self.spec.os.is_none() {
-            errors.forbidden(
-                &format!("{path}.stopSignal"),
-                "may not be set for containers with empty `spec.os.name`",
-            );
-        }
     }
 
     fn validate_restart_policy(&self, container: &Container, path: &str, errors: &mut FieldErrors) {

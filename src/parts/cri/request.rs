@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn signals() {
-        // CRI-35
+        // CRI-35 STS-02
         for (name, number) in [
             ("", 0),
             ("SIGNONE", 0),

@@ -1197,6 +1197,7 @@ mod tests {
 
     #[test]
     fn stop_signals() {
+        // STS-02
         for (given, want) in [
             ("SIGTERM", "SIGTERM"),
             ("TERM", "SIGTERM"),
