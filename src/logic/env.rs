@@ -8,6 +8,9 @@ use crate::downward::{Allocatable, PodPlacement, UnsetLimit, env_field, resource
 use crate::expansion::{MAX_WORDS_BYTES, expand_references};
 use crate::service_env::{EnvService, service_variables};
 
+/// Longest value that a file gives to a variable, bytes. Source: KEP-3721.
+const MAX_FILE_VALUE_BYTES: usize = 32 << 10;
+
 /// Objects a pod may refer to. `Ok(None)` is "not found", the only failure that `optional` forgives.
 pub trait ReferencedObjects {
     /// ConfigMap of the pod's namespace.
@@ -252,6 +255,9 @@ fn resolve_file_key(
         PodError::Object(format!("file {path:?} in volume {volume_name:?}: {error}"))
     })?;
     match value {
+        Some(value) if value.len() > MAX_FILE_VALUE_BYTES => Err(PodError::Object(format!(
+            "the value of key {key:?} in file {path:?} of volume {volume_name:?} has more than {MAX_FILE_VALUE_BYTES} bytes"
+        ))),
         Some(value) if !value.is_empty() => Ok(Some(value)),
         Some(_) | None if *optional == Some(true) => Ok(None),
         Some(_) | None => Err(PodError::Object(format!(
@@ -321,6 +327,9 @@ mod tests {
                 ("v", "env") => {
                     Ok("# c\nA='1'\n\nB='two\nlines' # note\nA='3'\nE=''\nbad\nC='x'\n".into())
                 }
+                ("v", "literal") => Ok("A='$(HOME)'\n".into()),
+                ("v", "longest") => Ok(format!("A='{}'", "x".repeat(32 << 10))),
+                ("v", "longer") => Ok(format!("A='{}'", "x".repeat((32 << 10) + 1))),
                 _ => Err(PodError::Object("no such volume".into())),
             }
         }
@@ -501,7 +510,7 @@ mod tests {
 
     #[test]
     fn file_keys() {
-        // ENV-16
+        // ENV-16 ENVF-01 ENVF-02
         for (key, volume, optional, want) in [
             ("A", "v", false, "X=1"),
             ("B", "v", false, "X=two\nlines"),
@@ -529,6 +538,21 @@ mod tests {
                 want,
                 "{key} in {volume}"
             );
+        }
+        // What a file says is not expanded, and others see it.
+        let literal = r#"{"env":[{"name":"X","valueFrom":{"fileKeyRef":{"volumeName":"v","path":"literal","key":"A"}}},
+            {"name":"Y","value":"$(X)"}]}"#;
+        assert_eq!(joined(build(literal, Some(&[]))), "X=$(HOME) Y=$(HOME)");
+        for (path, fits) in [("longest", true), ("longer", false)] {
+            let container = format!(
+                r#"{{"env":[{{"name":"X","valueFrom":{{"fileKeyRef":{{"volumeName":"v","path":"{path}","key":"A"}}}}}}]}}"#
+            );
+            let built = build(&container, Some(&[]));
+            assert_eq!(built.is_ok(), fits, "{path}");
+            if let Err(e) = built {
+                let says = "the value of key \"A\" in file \"longer\" of volume \"v\" has more than 32768 bytes";
+                assert_eq!(e.to_string(), says, "and nothing of the file");
+            }
         }
         for bad in ["A=1", "A='1", "A='1' x", "='1'", "A B='1'", "A=\"1\""] {
             assert!(env_file_value(bad, "Z").is_err(), "{bad}");

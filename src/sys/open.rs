@@ -2,7 +2,7 @@
 
 use std::fs::{File, Metadata};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 
@@ -44,6 +44,17 @@ pub fn read_device_metadata(wanted: &cri::ContainerDeviceNode) -> io::Result<Met
 /// it fail with `EXDEV`. `flags` get `O_CLOEXEC`; `mode` counts only with `O_CREAT`.
 pub fn open_beneath(dir: impl AsFd, path: &Path, flags: OFlag, mode: u32) -> io::Result<File> {
     open_resolved(dir, path, flags, mode, ResolveFlag::RESOLVE_BENEATH)
+}
+
+/// Opens the regular file `path` below `dir` for reading, as [`open_beneath`]. Anything else is not opened: to open a
+/// device may be enough to change its state, and a FIFO waits for a writer.
+pub fn open_file_beneath(dir: impl AsFd, path: &Path) -> io::Result<File> {
+    let found = open_beneath(dir, path, OFlag::O_PATH, 0)?;
+    if !found.metadata()?.is_file() {
+        let why = "not a regular file";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    }
+    File::open(format!("/proc/self/fd/{}", found.as_raw_fd()))
 }
 
 /// As [`open_beneath`], but any symbolic link on the way, the last component included, fails with `ELOOP`.

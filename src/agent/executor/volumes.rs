@@ -1,9 +1,10 @@
 //! Volumes of a pod, on the way to the disk lane: contents from `logic::projection`, effects in `volume`.
 
 use alloc::{collections::BTreeMap, rc::Rc};
-use std::{io::Read as _, os::fd::OwnedFd, path::Path};
-
-use nix::fcntl::OFlag;
+use std::{
+    io::{ErrorKind, Read as _},
+    path::Path,
+};
 
 use super::{cancel::CallCancel, errors::SyncError, steps::CallPlan};
 use crate::{
@@ -19,8 +20,8 @@ use crate::{
     volume::{EmptyDirMedium, MountedVolume, PodVolumes, VolumeSetUp, VolumeSource, Volumes},
 };
 
-/// Bytes read of a file for a `fileKeyRef`.
-const MAX_ENV_FILE_BYTES: u64 = 1 << 20;
+/// Most bytes of a file for a `fileKeyRef`. Source: KEP-3721.
+const MAX_ENV_FILE_BYTES: u64 = 64 << 10;
 
 /// Volumes of a pod that can be mounted now, by name.
 pub(crate) type MountedVolumes = BTreeMap<String, MountedVolume>;
@@ -230,7 +231,15 @@ pub(in crate::agent) async fn read_volume_files<'a>(
                     .await;
                 // The kind of the error only: the owner of the pod need not know the host's paths.
                 read.map_err(|e| {
-                    PodError::Object(format!("file {path:?} in volume {volume:?}: {}", e.kind()))
+                    let why = match e.kind() {
+                        ErrorKind::FileTooLarge => {
+                            format!("has more than {MAX_ENV_FILE_BYTES} bytes")
+                        }
+                        ErrorKind::InvalidData => "is not a text in UTF-8".into(),
+                        ErrorKind::InvalidInput => "is not a regular file".into(),
+                        kind => kind.to_string(),
+                    };
+                    PodError::Object(format!("file {path:?} in volume {volume:?}: {why}"))
                 })
             }
             None => Err(not_mounted(volume)),
@@ -245,11 +254,13 @@ fn not_mounted(volume: &str) -> PodError {
 }
 
 fn read_beneath(dir: &Path, path: &Path) -> std::io::Result<String> {
-    let root: OwnedFd = open::open_dir(dir)?;
-    let file = open::open_beneath(&root, path, OFlag::O_RDONLY | OFlag::O_NONBLOCK, 0)?;
-    let mut text = String::new();
-    file.take(MAX_ENV_FILE_BYTES).read_to_string(&mut text)?;
-    Ok(text)
+    let file = open::open_file_beneath(open::open_dir(dir)?, path)?;
+    let mut bytes = Vec::new();
+    file.take(MAX_ENV_FILE_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_ENV_FILE_BYTES {
+        return Err(ErrorKind::FileTooLarge.into());
+    }
+    String::from_utf8(bytes).map_err(|_| ErrorKind::InvalidData.into())
 }
 
 /// Objects a pod may refer to: those of the manifest directory or, for a pod of the apiserver, those that were loaded for
@@ -385,5 +396,76 @@ mod tests {
                 empty("b", refused)
             ]
         );
+    }
+
+    #[test]
+    fn files_of_variables_stay_in_their_volume() {
+        // ENVF-01
+        use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+        let top = crate::testing::unused_path("variables");
+        let dir = top.join("volume");
+        let limit = usize::try_from(MAX_ENV_FILE_BYTES).expect("small");
+        std::fs::create_dir_all(dir.join("dir")).expect("directory");
+        for (path, content) in [
+            ("../outside", b"A='secret'".to_vec()),
+            ("dir/file", b"A='1'".to_vec()),
+            ("longest", vec![b'#'; limit]),
+            ("longer", vec![b'#'; limit + 1]),
+            ("bytes", vec![0xff, b'\n']),
+        ] {
+            std::fs::write(dir.join(path), content).expect("file");
+        }
+        for (link, target) in [
+            ("inside", "dir/file"),
+            ("out", "../outside"),
+            ("absolute", "/etc/passwd"),
+        ] {
+            std::os::unix::fs::symlink(target, dir.join(link)).expect("link");
+        }
+        let rw = Mode::S_IRUSR;
+        mknod(&dir.join("fifo"), SFlag::S_IFIFO, rw, 0).expect("FIFO");
+        // Without the right to make one the path is missing.
+        let device = mknod(&dir.join("device"), SFlag::S_IFCHR, rw, makedev(1, 3));
+        let of_device = match device {
+            Ok(()) => "is not a regular file",
+            Err(_) => "entity not found",
+        };
+        let disk = Lane::start("disk").expect("a thread");
+        let volume = MountedVolume {
+            host_path: dir.clone(),
+            read_only: false,
+            size_limit: None,
+        };
+        let mounted = [("v".to_owned(), volume)].into();
+        for (path, want) in [
+            ("dir/file", Ok("A='1'")),
+            ("inside", Ok("A='1'")),
+            ("longest", Ok("#")),
+            ("longer", Err("has more than 65536 bytes")),
+            ("bytes", Err("is not a text in UTF-8")),
+            ("out", Err("")),
+            ("absolute", Err("")),
+            ("../outside", Err("")),
+            ("dir", Err("is not a regular file")),
+            ("fifo", Err("is not a regular file")),
+            ("device", Err(of_device)),
+            ("missing", Err("entity not found")),
+        ] {
+            let reference = serde_json::json!({"volumeName": "v", "path": path, "key": "A"});
+            let container: Container = serde_json::from_value(serde_json::json!({"env": [
+                {"name": "X", "valueFrom": {"fileKeyRef": reference}}]}))
+            .expect("container");
+            let files = smol::block_on(read_volume_files(&disk, &container, &mounted));
+            match (&files[&("v", path)], want) {
+                (Ok(text), Ok(start)) => assert!(text.starts_with(start), "{path}: {text}"),
+                (Err(e), Err(why)) => {
+                    let says = format!("file {path:?} in volume \"v\": {why}");
+                    assert!(e.to_string().starts_with(&says), "{e}");
+                    assert!(!e.to_string().contains(&*top.display().to_string()), "{e}");
+                }
+                (found, want) => panic!("{path}: {found:?} for {want:?}"),
+            }
+        }
+        std::fs::remove_dir_all(top).expect("clean");
     }
 }

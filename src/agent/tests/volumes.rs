@@ -197,3 +197,76 @@ fn where_things_of_a_pod_lie() {
         dir.join("volume-subpaths/e/main/5").display().to_string()
     );
 }
+
+#[test]
+fn files_that_a_container_wrote_are_variables_of_the_next() {
+    // ENVF-02
+    let world = World::new();
+    let from = |key: &str| json!({"name": key, "valueFrom": {"fileKeyRef": {"volumeName": "e", "path": "env", "key": key}}});
+    let container = |name: &str, env: Value| json!({"name": name, "image": IMAGE, "command": ["sleep"], "env": env});
+    let mut writes = container("writes", json!([]));
+    writes["volumeMounts"] = json!([{"name": "e", "mountPath": "/e"}]);
+    let mut side = container("side", json!([from("A")]));
+    side["restartPolicy"] = "Always".into();
+    let spec = json!({
+        "volumes": [{"name": "e", "emptyDir": {}}],
+        "initContainers": [writes, container("init", json!([from("A")])), side],
+        "containers": [container("main", json!([from("A"), {"name": "B", "value": "<$(A)>"}]))],
+    });
+    world.apply(&[manifest("a", spec)]);
+    let uid = PodUid::from("a");
+    let runs_in = |name: &str| {
+        world.until(name, |w| {
+            let found = w.fake.container(&uid, name);
+            found.is_some_and(|c| c.state == ContainerState::Running)
+        });
+        world.fake.container(&uid, name).expect("it runs").id
+    };
+    let env = |name: &str| world.fake.config(&uid, name).expect("created").env;
+    let given = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    let file = pod_dir(&world, "a").join("volumes/kubernetes.io~empty-dir/e/env");
+    let id = runs_in("writes");
+    fs::write(&file, "A='$(HOME)'\n").expect("file");
+    world.fake.exit(&id, 0);
+    let id = runs_in("init");
+    world.fake.exit(&id, 0);
+    runs_in("side");
+    let id = runs_in("main");
+    for name in ["init", "side", "main"] {
+        assert!(env(name).contains(&given("A", "$(HOME)")), "{name}");
+    }
+    assert!(env("main").contains(&given("B", "<$(HOME)>")));
+    // A later change of the file restarts nothing; the next instance sees it.
+    fs::write(&file, "A='new'\n").expect("file");
+    world.advance(s(120));
+    let newest = world.fake.container(&uid, "main").expect("it runs");
+    assert_eq!(
+        (newest.id == id, newest.state),
+        (true, ContainerState::Running)
+    );
+    world.fake.exit(&id, 1);
+    world.until("main runs again", |w| {
+        let newest = w.fake.container(&uid, "main");
+        newest.is_some_and(|c| c.id != id && c.state == ContainerState::Running)
+    });
+    assert!(env("main").contains(&given("A", "new")));
+    assert!(env("side").contains(&given("A", "$(HOME)")));
+    // An error names the file, and nothing of what is in it.
+    fs::write(&file, "a secret line\n").expect("file");
+    let id = world.fake.container(&uid, "main").expect("it runs").id;
+    world.fake.exit(&id, 1);
+    let waits = |w: &World| {
+        let status = w.status("a").unwrap_or_default();
+        let main = status.container_statuses.into_iter().next()?;
+        main.state
+            .waiting
+            .filter(|w| w.reason == "CreateContainerConfigError")
+    };
+    world.until("main waits", |w| waits(w).is_some());
+    let message = waits(&world).map(|w| w.message).unwrap_or_default();
+    assert!(
+        message.contains("\"env\"") && message.contains("line 1"),
+        "{message}"
+    );
+    assert!(!message.contains("secret"), "{message}");
+}

@@ -21,6 +21,8 @@ const MAX_IMAGE_BYTES: usize = 4096;
 const MAX_RESTART_RULES: usize = 20;
 /// Exit codes of a rule; there may be none, and every exit is `NotIn` them.
 const MAX_EXIT_CODES: usize = 255;
+/// Longest key in a file for a `fileKeyRef`, bytes. Source: KEP-3721.
+const MAX_FILE_KEY_BYTES: usize = 128;
 /// Values of `imagePullPolicy`.
 pub(super) const PULL_POLICIES: [&str; 3] = ["Always", "IfNotPresent", "Never"];
 /// `fieldPath` of an environment variable.
@@ -477,7 +479,12 @@ fn validate_env_var(env: &EnvVar, spec: &PodSpec, path: &str, errors: &mut Field
     }
     if let Some(file) = file_key_ref {
         let path = format!("{path}.fileKeyRef");
-        errors.check_name(&format!("{path}.key"), &file.key, env_name);
+        let key = format!("{path}.key");
+        errors.check_name(&key, &file.key, env_name);
+        if file.key.len() > MAX_FILE_KEY_BYTES {
+            let detail = format!("may not be more than {MAX_FILE_KEY_BYTES} bytes");
+            errors.invalid(&key, &file.key, &detail);
+        }
         super::validate_payload_path(&format!("{path}.path"), &file.path, errors);
         let mut volumes = spec.volumes.iter();
         let path = format!("{path}.volumeName");

@@ -603,6 +603,30 @@ fn wrong_containers() {
             ".env[0].valueFrom.fileKeyRef.volumeName: Not found: \"h\"",
         ),
         (
+            json!({"env": [{"name": "A", "valueFrom": {"fileKeyRef": {"volumeName": "h", "path": "/p", "key": "K"}}}]}),
+            ".env[0].valueFrom.fileKeyRef.path: Invalid value: \"/p\": must be a relative path",
+        ),
+        (
+            json!({"env": [{"name": "A", "valueFrom": {"fileKeyRef": {"volumeName": "h", "path": "a/../p", "key": "K"}}}]}),
+            ".env[0].valueFrom.fileKeyRef.path: Invalid value: \"a/../p\": must not contain '..'",
+        ),
+        (
+            json!({"env": [{"name": "A", "valueFrom": {"fileKeyRef": {"volumeName": "h", "path": "p", "key": "K=1"}}}]}),
+            ".env[0].valueFrom.fileKeyRef.key: Invalid value: \"K=1\"",
+        ),
+        (
+            json!({"env": [{"name": "A", "valueFrom": {"fileKeyRef": {"volumeName": "h", "path": "p", "key": "K".repeat(129)}}}]}),
+            "may not be more than 128 bytes",
+        ),
+        (
+            json!({"volumeMounts": [{"name": "v", "mountPath": "/a", "readOnly": true, "mountPropagation": "HostToContainer", "recursiveReadOnly": "IfPossible"}]}),
+            ".volumeMounts[0].recursiveReadOnly: Forbidden: may only be specified when mountPropagation is None or not specified",
+        ),
+        (
+            json!({"volumeMounts": [{"name": "v", "mountPath": "/a", "readOnly": true, "recursiveReadOnly": "Odd"}]}),
+            ".volumeMounts[0].recursiveReadOnly: Unsupported value: \"Odd\"",
+        ),
+        (
             json!({"resources": {"limits": {"hugepages-2Mi": "4Mi"}}}),
             ".resources: Forbidden: huge pages need a request or a limit of cpu or memory too",
         ),
