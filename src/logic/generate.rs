@@ -505,32 +505,33 @@ pub fn container_path(mount: &VolumeMount) -> String {
     }
 }
 
-/// Decides whether a mount is read-only with all below it (CFG-34).
+/// Decides if a mount is read-only with all below it (CFG-34).
 fn recursive_read_only(
     input: &ContainerInput<'_>,
     mount: &VolumeMount,
     propagation: MountPropagation,
 ) -> Result<bool, PodError> {
-    let name = &mount.name;
+    let wrong = |why: &str| {
+        Err(PodError::Spec(format!(
+            "failed to resolve recursive read-only mode: volume {:?} {why}",
+            mount.name
+        )))
+    };
     let wanted = match mount.recursive_read_only.as_deref() {
         None | Some("" | "Disabled") => return Ok(false),
         Some("IfPossible") => input.recursive_read_only,
         Some("Enabled") if input.recursive_read_only => true,
         Some("Enabled") => {
-            return Err(PodError::Spec(format!(
-                "volume {name:?} requested recursive read-only mode, but it is not supported by the runtime"
-            )));
+            return wrong(
+                "requested recursive read-only mode, but it is not supported by the runtime",
+            );
         }
-        Some(other) => {
-            return Err(PodError::Spec(format!(
-                "volume {name:?}: unknown recursive read-only mode {other:?}"
-            )));
-        }
+        Some(other) => return wrong(&format!("has unknown recursive read-only mode {other:?}")),
     };
     if !mount.read_only || propagation != MountPropagation::Private {
-        return Err(PodError::Spec(format!(
-            "volume {name:?} requested recursive read-only mode, which needs readOnly and no mount propagation"
-        )));
+        return wrong(
+            "requested recursive read-only mode, which needs readOnly and no mount propagation",
+        );
     }
     Ok(wanted)
 }
@@ -981,7 +982,7 @@ mod tests {
 
     #[test]
     fn recursive_read_only_mounts() {
-        // CFG-34
+        // CFG-34 RRO-03 RRO-04
         let (with, without) = (true, false);
         for (name, mount, recursive_read_only, want) in [
             ("unset", r#""readOnly":true"#, with, Some("ro")),
@@ -1010,9 +1011,22 @@ mod tests {
                 Some("rro"),
             ),
             (
+                "possible, below a subPath",
+                r#""readOnly":true,"subPath":"s","recursiveReadOnly":"IfPossible""#,
+                with,
+                Some("rro"),
+            ),
+            (
                 "enabled, no support",
                 r#""readOnly":true,"recursiveReadOnly":"Enabled""#,
                 without,
+                None,
+            ),
+            ("a volume that is read-only itself", "", with, Some("ro")),
+            (
+                "a volume that is read-only itself, and a mount that is not",
+                r#""recursiveReadOnly":"IfPossible""#,
+                with,
                 None,
             ),
             (
@@ -1034,12 +1048,21 @@ mod tests {
                 None,
             ),
         ] {
+            let mount = if mount.is_empty() {
+                String::new()
+            } else {
+                format!(",{mount}")
+            };
             let spec = format!(
-                r#"{{"containers":[{{"name":"app","volumeMounts":[{{"name":"data","mountPath":"/m",{mount}}}]}}]}}"#
+                r#"{{"containers":[{{"name":"app","volumeMounts":[{{"name":"data","mountPath":"/m"{mount}}}]}}]}}"#
             );
             let pod = pod(&spec);
             let (env, image) = (env_of(&pod), StoredImage::default());
-            let volumes = [("data".to_owned(), MountableVolume::default())].into();
+            let volume = MountableVolume {
+                read_only: name.contains("read-only itself"),
+                ..MountableVolume::default()
+            };
+            let volumes = [("data".to_owned(), volume)].into();
             let got = container_config(&ContainerInput {
                 pod: &pod,
                 container: &pod.spec.containers[0],
@@ -1048,16 +1071,29 @@ mod tests {
                 image: &image,
                 env: &env,
                 volumes: &volumes,
-                sub_paths: &[],
+                sub_paths: &[(0, "/pinned".into())],
                 hosts_file: None,
                 termination_log: None,
                 target: None,
                 node: &node(),
                 recursive_read_only,
             });
-            let got = got.ok().map(|config| show(&config.mounts)[0].clone());
-            let want = want.map(|mode| format!(" /m {mode} Private"));
-            assert_eq!(got, want, "{name}");
+            let shown = match (got, want) {
+                (Ok(config), _) => show(&config.mounts)[0].clone(),
+                (Err(e), _) => e.to_string(),
+            };
+            match want {
+                Some(mode) => assert!(
+                    shown.ends_with(&format!(" /m {mode} Private")),
+                    "{name}: {shown}"
+                ),
+                None => assert!(
+                    shown.starts_with(
+                        "failed to resolve recursive read-only mode: volume \"data\" "
+                    ),
+                    "{name}: {shown}"
+                ),
+            }
         }
     }
 

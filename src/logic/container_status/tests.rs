@@ -385,7 +385,7 @@ fn identity_and_order() {
 
 #[test]
 fn described_by_spec_and_runtime() {
-    // STAT-28
+    // STAT-28 RRO-03 STS-02 OAV-03
     let mut pod = pod_with(&["a"]);
     let mount = |name: &str, read_only, mode: Option<&str>| VolumeMount {
         name: name.into(),

@@ -393,7 +393,7 @@ fn wrong_pods() {
 
 #[test]
 fn wrong_containers() {
-    // SRC-20
+    // SRC-20 CRR-01 ENVF-01 RRO-04 STS-01
     for (container, says) in [
         (json!({"name": ""}), ".name: Required value"),
         (json!({"name": "A"}), ".name: Invalid value: \"A\""),
