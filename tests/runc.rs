@@ -1860,7 +1860,7 @@ fn unpack_volume_images(lab: &Lab) {
 
 #[test]
 fn images_as_volumes() {
-    // IMG-21 VOL-18 VOL-26 GC-11
+    // IMG-21 VOL-18 VOL-26 GC-11 OAV-01 OAV-02
     lab("volumes", async |lab| {
         unpack_volume_images(lab);
         let config = lab.sandbox("volumes");

@@ -689,6 +689,9 @@ pub struct StoredImage {
     pub stop_signal: String,
 }
 
+/// Word in the error of a container whose image volume cannot be mounted. Source: cri-api `pkg/errors`.
+pub const IMAGE_VOLUME_FAILED: &str = "ImageVolumeMountFailed";
+
 /// Signals that stop a container, CRI's `EvictionSignal` by place, which begins with 1; behind them come real-time signals.
 pub const STOP_SIGNALS: [&str; 34] = [
     "SIGABRT",

@@ -904,6 +904,24 @@ mod tests {
     use crate::testing::TestDir;
 
     #[test]
+    fn layers_are_tar_streams() {
+        // OAV-02
+        for (media_type, is_layer) in [
+            ("", true),
+            ("application/vnd.oci.image.layer.v1.tar", true),
+            ("application/vnd.oci.image.layer.v1.tar+gzip", true),
+            ("application/vnd.oci.image.layer.v1.tar+zstd", true),
+            ("application/vnd.docker.image.rootfs.diff.tar.gzip", true),
+            ("application/vnd.oci.image.layer.v1.tar+encrypted", false),
+            ("application/vnd.oci.empty.v1+json", false),
+            ("application/octet-stream", false),
+            ("text/plain", false),
+        ] {
+            assert_eq!(is_layer_type(media_type), is_layer, "{media_type}");
+        }
+    }
+
+    #[test]
     fn of_platforms_without_end_few_are_kept_and_told() {
         let platform = |n: usize, architecture: String| {
             serde_json::json!({

@@ -13,7 +13,7 @@ fn mounts(host: &Host) -> Vec<String> {
     all.filter(|m| m.contains("/volumes/")).collect()
 }
 
-// IMG-21 VOL-18 VOL-26 GC-11 WAIT-13
+// IMG-21 VOL-18 VOL-26 GC-11 WAIT-13 OAV-01 OAV-03
 #[test]
 fn an_image_is_mounted_read_only_and_kept() {
     if !host::able() {

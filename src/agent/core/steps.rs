@@ -16,7 +16,7 @@ use crate::{
     },
     api::{
         Container, MonoTime, Pod, PodSpec, PodStatus, PodUid,
-        cri::{ContainerStatus, PodRuntimeStatus},
+        cri::{ContainerStatus, IMAGE_VOLUME_FAILED, PodRuntimeStatus},
         pod::RestartPolicy,
     },
     logic::{
@@ -288,7 +288,18 @@ impl Agent {
         if reason != Err("CrashLoopBackOff") {
             let kind = container_type(&pod.spec, name);
             let counters = &self.tools.counters;
-            counters.count_work(|c| c.count_container_start(kind, reason));
+            let volumes = count_image_volumes(&pod.spec, name);
+            let mounted = match &start.result {
+                Ok(()) => Some(true),
+                Err(e) if e.message.contains(IMAGE_VOLUME_FAILED) => Some(false),
+                Err(_) => None,
+            };
+            counters.count_work(|c| {
+                c.count_container_start(kind, reason);
+                if volumes > 0 {
+                    c.count_image_volumes(volumes, mounted);
+                }
+            });
         }
         match &start.result {
             Ok(()) => self.pods.clear_start_failure(uid, name),
@@ -325,6 +336,17 @@ fn pod_ips(pod: &Pod, status: &PodStatus, of_node: Vec<IpAddr>) -> Vec<IpAddr> {
     }
     let shown = status.pod_ips.iter();
     shown.filter_map(|entry| entry.ip.parse().ok()).collect()
+}
+
+/// Images that the container mounts as volumes, each once.
+fn count_image_volumes(spec: &PodSpec, container: &str) -> u64 {
+    let mut all = spec.all_containers();
+    let Some(container) = all.find(|c| c.name == container) else {
+        return 0;
+    };
+    let images = spec.volumes.iter().filter(|v| v.image.is_some());
+    let mounted = images.filter(|v| container.mounts_volume(&v.name));
+    u64::try_from(mounted.count()).unwrap_or(u64::MAX)
 }
 
 fn container_type(spec: &PodSpec, name: &str) -> ContainerType {

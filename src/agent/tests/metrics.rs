@@ -4,10 +4,13 @@ use core::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::world::{World, fails, manifest};
+use super::world::{IMAGE, World, fails, manifest};
 use crate::{
     api::stats::StatsDetail,
-    runtime::fake::Op,
+    runtime::{
+        RuntimeError,
+        fake::{Fault, Op, Trouble},
+    },
     server::backend::{MetricsEndpoint, TextPieces},
 };
 
@@ -22,6 +25,44 @@ fn text(world: &World, figures: MetricsEndpoint) -> String {
 
 fn line(text: &str, line: &str) {
     assert!(text.lines().any(|l| l == line), "{line} in {text}");
+}
+
+#[test]
+fn images_of_volumes_are_counted() {
+    // OAV-03
+    let world = World::new();
+    world.fake.offer_image("model:1");
+    let failed = RuntimeError::Failed("ImageVolumeMountFailed: no such directory".into());
+    world.fake.add_fault(Fault {
+        op: Op::CreateContainer,
+        target: Some("reads".into()),
+        times: 1,
+        trouble: Trouble::Fails(failed),
+    });
+    let volume = |name: &str| json!({"name": name, "image": {"reference": "model:1"}});
+    let mount = |name: &str, at: &str| json!({"name": name, "mountPath": at});
+    let container = |name: &str, mounts: Value| json!({"name": name, "image": IMAGE, "command": ["sleep"], "volumeMounts": mounts});
+    let spec = json!({
+        "volumes": [volume("v"), volume("w"), volume("unused")],
+        "containers": [
+            container("none", json!([])),
+            container("reads", json!([mount("v", "/a"), mount("v", "/b"), mount("w", "/c")])),
+        ],
+    });
+    world.apply(&[manifest("a", spec)]);
+    world.until("all run", |w| {
+        let status = w.status("a").unwrap_or_default();
+        let mut all = status.container_statuses.iter();
+        all.len() == 2 && all.all(|c| c.state.running.is_some())
+    });
+    let text = text(&world, MetricsEndpoint::Own);
+    for wanted in [
+        "kubelet_image_volume_requested_total 4",
+        "kubelet_image_volume_mounted_succeed_total 2",
+        "kubelet_image_volume_mounted_errors_total 1",
+    ] {
+        line(&text, wanted);
+    }
 }
 
 #[test]

@@ -131,6 +131,7 @@ pub struct AgentCounters {
     started: [u64; ContainerType::LABELS.len()],
     /// Failed starts by kind and reason. The reasons are names in this program: there are few.
     start_errors: BTreeMap<(ContainerType, &'static str), u64>,
+    image_volumes: ImageVolumeCounts,
     /// Rejected pods by reason; there are few reasons.
     rejections: BTreeMap<&'static str, u64>,
     /// Pods that the node itself ended.
@@ -201,6 +202,27 @@ impl AgentCounters {
             *self.start_errors.entry((kind, reason)).or_default() += 1;
         }
     }
+
+    /// Counts the images that a container which was to start mounts as volumes; `mounted`: `None` if it did not come to
+    /// that.
+    pub const fn count_image_volumes(&mut self, volumes: u64, mounted: Option<bool>) {
+        let counts = &mut self.image_volumes;
+        counts.requested += volumes;
+        match mounted {
+            Some(true) => counts.mounted += volumes,
+            // The runtime stops at the first that it cannot mount.
+            Some(false) => counts.failed += 1,
+            None => {}
+        }
+    }
+}
+
+/// Images as volumes: how often containers were to start with one, and how the mounts ended (OAV-03).
+#[derive(Clone, Copy, Debug, Default)]
+struct ImageVolumeCounts {
+    requested: u64,
+    mounted: u64,
+    failed: u64,
 }
 
 /// Figures from which the page is made.
@@ -320,6 +342,12 @@ const FAMILIES: &[AgentFamily] = families![AgentFamily:
             let kind = ContainerType::LABELS[*kind as usize];
             s.write_sample(&[("code", *code), ("container_type", kind)], SampleValue::Count(*n), None);
         };
+    "kubelet_image_volume_requested_total" Counter "Images that containers were to mount as volumes."
+        |f, s| write_value(s, f.counters.image_volumes.requested);
+    "kubelet_image_volume_mounted_succeed_total" Counter "Images that containers mounted as volumes."
+        |f, s| write_value(s, f.counters.image_volumes.mounted);
+    "kubelet_image_volume_mounted_errors_total" Counter "Images that could not be mounted as volumes."
+        |f, s| write_value(s, f.counters.image_volumes.failed);
     "kubelet_admission_rejections_total" Counter "Pods that admission refused."
         |f, s| write_counts_by_name(s, "reason", &f.counters.rejections);
     "kubelet_evictions" Counter "Pods that were evicted, by what was short."
@@ -598,6 +626,9 @@ pub(super) mod tests {
         counters.count_worker_call(WorkerCallKind::Sync, ms(300));
         counters.count_container_start(ContainerType::Regular, Ok(()));
         counters.count_container_start(ContainerType::Init, Err("ErrImagePull"));
+        counters.count_image_volumes(3, Some(true));
+        counters.count_image_volumes(2, Some(false));
+        counters.count_image_volumes(4, None);
         super::super::sample::testing::golden("own.txt", &agent_page(&facts(&counters)));
     }
 
