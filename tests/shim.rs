@@ -201,7 +201,7 @@ fn exit_codes_and_signals() {
             (code, signal, true, true),
             "{script}"
         );
-        assert!(!exit.was_oom_killed() && exit.log_lost == 0, "{script}");
+        assert!(!exit.was_oom_killed(0) && exit.log_lost == 0, "{script}");
         let state = shim::read_state(&bundle.dir)
             .expect("readable")
             .expect("state");
@@ -229,7 +229,7 @@ fn exit_codes_and_signals() {
 #[test]
 fn out_of_memory() {
     real!();
-    // RTM-05
+    // RTM-05 OOMW-01 OOMW-02
     let limit = |c: &mut serde_json::Value| {
         c["linux"]["resources"] = serde_json::json!({"memory": {"limit": 16 * 1024 * 1024}});
     };
@@ -239,7 +239,7 @@ fn out_of_memory() {
     bundle.start();
     let exit = ended(&shim, &bundle);
     assert_eq!((exit.code, exit.signal), (137, 9));
-    assert!(exit.was_oom_killed(), "{exit:?}");
+    assert!(exit.was_oom_killed(0), "{exit:?}");
     // A child of init, which goes on without it.
     let bundle = Bundle::new(
         "(x=0123456789abcdef; while :; do x=$x$x; done); exit 0",
@@ -248,14 +248,18 @@ fn out_of_memory() {
     let shim = create(&launch_of(&bundle));
     bundle.start();
     let exit = ended(&shim, &bundle);
-    assert_eq!((exit.code, exit.was_oom_killed()), (0, true), "{exit:?}");
+    assert_eq!((exit.code, exit.was_oom_killed(0)), (0, true), "{exit:?}");
     // Killed for another reason, with the same limit.
     let bundle = Bundle::new("sleep 1000", limit);
     let shim = create(&launch_of(&bundle));
     bundle.start();
     bundle.kill("KILL");
     let exit = ended(&shim, &bundle);
-    assert_eq!((exit.code, exit.was_oom_killed()), (137, false), "{exit:?}");
+    assert_eq!(
+        (exit.code, exit.was_oom_killed(0)),
+        (137, false),
+        "{exit:?}"
+    );
 }
 
 #[test]

@@ -21,7 +21,7 @@ const RECORD_BYTES: usize = 8192;
 
 /// Tells until the log cannot be read any more.
 pub(super) async fn watch_kernel_log(recorder: Rc<EventRecorder>) {
-    let followed = match open_kernel_log(Path::new(KERNEL_LOG)) {
+    let followed = match open_kernel_log(Path::new(KERNEL_LOG)).and_then(Async::new_nonblocking) {
         Ok(log) => follow_kernel_log(&log, &recorder).await,
         Err(e) => Err(e),
     };
@@ -31,14 +31,14 @@ pub(super) async fn watch_kernel_log(recorder: Rc<EventRecorder>) {
 }
 
 /// Opens the log behind its last record: what was before an agent was told by the one before.
-fn open_kernel_log(path: &Path) -> io::Result<Async<OwnedFd>> {
+fn open_kernel_log(path: &Path) -> io::Result<OwnedFd> {
     let mut options = OpenOptions::new();
     let mut log = options
         .read(true)
         .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
         .open(path)?;
     log.seek(SeekFrom::End(0))?;
-    Async::new_nonblocking(log.into())
+    Ok(log.into())
 }
 
 async fn follow_kernel_log(log: &Async<OwnedFd>, recorder: &EventRecorder) -> io::Result<()> {
@@ -54,24 +54,28 @@ async fn follow_kernel_log(log: &Async<OwnedFd>, recorder: &EventRecorder) -> io
                     recorder.record_node_event(EventSeverity::Warning, "SystemOOM", &message);
                 }
             }
-            // Records were overwritten before they were read.
-            Err(Errno::EPIPE | Errno::EAGAIN | Errno::EINTR) => {}
+            Err(e) if passes(e) => {}
             Err(e) => return Err(e.into()),
         }
         turn::yield_to_others().await;
     }
 }
 
+/// Returns true if the next record may be read all the same. EPIPE: records were overwritten before they were read.
+const fn passes(error: Errno) -> bool {
+    matches!(error, Errno::EPIPE | Errno::EAGAIN | Errno::EINTR)
+}
+
 #[cfg(test)]
 mod tests {
-    use std::io::Write as _;
+    use std::io::{Read as _, Write as _};
 
     use super::*;
     use crate::agent::tests::world::{Hands, TestClock};
 
     #[test]
     fn kills_are_told() {
-        // CG-20
+        // CG-20 OOMW-05
         let (read, write) = io::pipe().expect("a pipe");
         let mut write = std::fs::File::from(OwnedFd::from(write));
         let kill =
@@ -96,5 +100,25 @@ mod tests {
                 "System OOM encountered, victim process: tail, pid: 77"
             )]
         );
+    }
+
+    #[test]
+    fn old_records_are_not_told_again() {
+        // OOMW-06
+        let dir = crate::testing::unused_path("kmsg");
+        std::fs::create_dir_all(&dir).expect("directory");
+        let path = dir.join("kmsg");
+        std::fs::write(&path, "6,1,2,-;old\n").expect("write");
+        let mut log = std::fs::File::from(open_kernel_log(&path).expect("opened"));
+        let mut options = OpenOptions::new();
+        let mut writer = options.append(true).open(&path).expect("opened");
+        writeln!(writer, "6,2,3,-;new").expect("write");
+        let mut text = String::new();
+        log.read_to_string(&mut text).expect("text");
+        assert_eq!(text, "6,2,3,-;new\n");
+        std::fs::remove_dir_all(&dir).expect("remove");
+        let none = open_kernel_log(&path).expect_err("no log");
+        assert_eq!(none.kind(), io::ErrorKind::NotFound);
+        assert!(passes(Errno::EPIPE) && passes(Errno::EINTR) && !passes(Errno::EIO));
     }
 }

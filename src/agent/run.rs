@@ -307,6 +307,18 @@ fn find_absent_group(cfg: &AgentConfig, cgroups: &Cgroups) -> Option<(&'static s
     Some((field, format!("{field}: there is no control group {path}")))
 }
 
+/// Finds a setting that version 1 of control groups cannot fulfil: to end a container as a whole when the kernel kills a
+/// process of it for want of memory (OOMW-04).
+fn find_impossible_group_kill(
+    cfg: &AgentConfig,
+    version: CgroupVersion,
+) -> Option<(&'static str, String)> {
+    let field = "singleProcessOOMKill";
+    let wanted = cfg.cgroup.single_process_oom_kill == Some(false);
+    (wanted && version == CgroupVersion::V1)
+        .then(|| (field, format!("{field}: is false, which needs cgroup v2")))
+}
+
 /// Limits groups of the operator's to what is reserved for them (CG-13): they have to be there.
 fn limit_reserved(cfg: &AgentConfig, cgroups: &Cgroups) -> Result<(), AgentStartError> {
     if let Some((_, why)) = find_absent_group(cfg, cgroups) {
@@ -338,7 +350,8 @@ pub(crate) fn find_start_faults(
     let kept = node::read_machine_facts(cfg).err();
     let kept = kept.map(|e| ("systemReserved or kubeReserved", error_chain(&e)));
     let group = cgroups.and_then(|cgroups| find_absent_group(cfg, cgroups));
-    let all = files.chain(providers).chain(kept).chain(group);
+    let kill = cgroups.and_then(|c| find_impossible_group_kill(cfg, c.cgroup_version()));
+    let all = files.chain(providers).chain(kept).chain(group).chain(kill);
     all.map(|(place, why)| (place.to_owned(), why)).collect()
 }
 
@@ -660,6 +673,9 @@ async fn assemble_agent(
             "this machine uses cgroup v1 and failCgroupV1 is true: boot with cgroup v2, or set failCgroupV1 to false",
         ));
     }
+    if let Some((_, why)) = find_impossible_group_kill(&cfg, cgroups.cgroup_version()) {
+        return Err(fatal_error(why));
+    }
     kernel_settings::apply_kernel_settings(
         Path::new(kernel_settings::DIR),
         cfg.cgroup.protect_kernel_defaults,
@@ -882,9 +898,10 @@ mod tests {
 
     #[test]
     fn reasons_not_to_start_are_found_beforehand() {
+        // OOMW-04
         let dir = TestDir::new("start-faults");
         let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
-        let faults = |text: &str| {
+        let loaded = |text: &str| {
             let file = dir.join("c.yaml");
             fs::write(&file, format!("{head}{text}")).expect("written");
             let flags = config::flags::CommandLineFlags {
@@ -894,9 +911,18 @@ mod tests {
             let host = config::HostIdentity {
                 hostname: "board".into(),
             };
-            let loaded = config::load_config(flags, &host).expect("valid");
-            find_start_faults(&loaded.config, None)
+            config::load_config(flags, &host).expect("valid").config
         };
+        let faults = |text: &str| find_start_faults(&loaded(text), None);
+        for (text, version, is_fault) in [
+            ("", CgroupVersion::V1, false),
+            ("singleProcessOOMKill: true\n", CgroupVersion::V1, false),
+            ("singleProcessOOMKill: false\n", CgroupVersion::V1, true),
+            ("singleProcessOOMKill: false\n", CgroupVersion::V2, false),
+        ] {
+            let found = find_impossible_group_kill(&loaded(text), version);
+            assert_eq!(found.is_some(), is_fault, "{text:?} {version:?}");
+        }
         assert_eq!(faults(""), []);
         let found = faults(
             "systemReserved: {memory: 999Ti}\ntlsCertFile: no.crt\ntlsPrivateKeyFile: no.key\n\

@@ -237,6 +237,15 @@ impl Cgroups {
         self.hierarchy.controller_dir("memory", path)
     }
 
+    /// Returns how often the kernel has killed in the group for want of memory, and the rest of it lives on.
+    #[must_use]
+    pub fn read_outlived_oom_kills(&self, path: &str) -> u64 {
+        let dir = check_plain_path(path)
+            .ok()
+            .and_then(|()| self.memory_dir(path));
+        dir.map_or(0, |dir| usage::read_outlived_oom_kills(&dir))
+    }
+
     /// Reads the usage of the group and all groups below it; `None` if it is gone. A few small files are read.
     #[must_use]
     pub fn read_usage(&self, path: &str, detail: StatsDetail) -> Option<CgroupUsage> {

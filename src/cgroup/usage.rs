@@ -56,6 +56,20 @@ pub(super) fn read_written_bytes(root: &Path, path: &str, disk: &str) -> Option<
     line.map_or(Some(0), bytes)
 }
 
+/// Reads how often the kernel has killed in the group of `dir` for want of memory, and the rest of it lives on. None of
+/// a group that ends as a whole (`memory.oom.group`) has outlived a kill: it is ending. Sources: cgroup-v2
+/// `memory.events`, cgroup-v1 `memory.oom_control`.
+pub(super) fn read_outlived_oom_kills(dir: &Path) -> u64 {
+    let mut files = UsageFileReader::new();
+    if files.read_number(dir, "memory.oom.group") == Some(1) {
+        return 0;
+    }
+    let mut count = |name| parse_keyed_number(files.read_text(dir, name)?, "oom_kill");
+    count("memory.events")
+        .or_else(|| count("memory.oom_control"))
+        .unwrap_or(0)
+}
+
 /// Reads the figures of the whole machine.
 pub(super) fn read_machine(hierarchy: &Hierarchy, proc: &Path, detail: StatsDetail) -> CgroupUsage {
     let mut files = UsageFileReader::new();
@@ -541,6 +555,26 @@ mod tests {
         let bare = read_group_usage(&tree.v1(), "/b", StatsDetail::Full).expect("there");
         assert_eq!((bare.cpu, bare.swap), (None, None));
         assert_eq!(bare.memory.expect("memory").limit_bytes, None);
+    }
+
+    #[test]
+    fn kills_that_a_group_has_outlived() {
+        // OOMW-03
+        let tree = Tree::new(
+            "outlived",
+            &[
+                ("v2/memory.events", "oom 5\noom_kill 2\n"),
+                ("v2/memory.oom.group", "0\n"),
+                ("whole/memory.events", "oom 5\noom_kill 2\n"),
+                ("whole/memory.oom.group", "1\n"),
+                ("v1/memory.oom_control", "under_oom 0\noom_kill 3\n"),
+                ("none/memory.events", "oom 5\n"),
+            ],
+        );
+        for (dir, kills) in [("v2", 2), ("whole", 0), ("v1", 3), ("none", 0), ("gone", 0)] {
+            let found = read_outlived_oom_kills(&tree.0.join(dir));
+            assert_eq!(found, kills, "{dir}");
+        }
     }
 
     #[test]

@@ -317,7 +317,7 @@ fn resolve_cgroups(fields: &KubeletConfiguration) -> Result<CgroupConfig, Invali
             }
         },
         memory_qos: memory_qos(fields, permille(factor))?,
-        single_process_oom_kill: fields.single_process_oom_kill.unwrap_or(false),
+        single_process_oom_kill: fields.single_process_oom_kill,
     })
 }
 

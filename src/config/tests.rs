@@ -280,7 +280,7 @@ fn defaults() {
             protect_kernel_defaults: false,
             swap: SwapBehavior::NoSwap,
             memory_qos: None,
-            single_process_oom_kill: false,
+            single_process_oom_kill: None,
         }
     );
     assert_eq!(

@@ -336,8 +336,9 @@ pub struct CgroupConfig {
     pub swap: SwapBehavior,
     /// `featureGates.MemoryQoS`; `None`: off, which is the default.
     pub memory_qos: Option<MemoryQosConfig>,
-    /// Set if an out-of-memory kill ends one process instead of the whole container (v2).
-    pub single_process_oom_kill: bool,
+    /// Set if an out-of-memory kill ends one process instead of the whole container. `None` is false with v2; v1 cannot do
+    /// false.
+    pub single_process_oom_kill: Option<bool>,
 }
 
 /// A cgroup of the operator's that is limited to the resources reserved for it (CG-13).

@@ -878,7 +878,7 @@ mod tests {
 
     #[test]
     fn container_values() {
-        // RES-01 RES-02 RES-03 RES-06 CG-14
+        // RES-01 RES-02 RES-03 RES-06 CG-14 OOMW-04
         let pod_limits =
             r#""resources":{"limits":{"cpu":"1","memory":"1Gi","hugepages-2Mi":"8Mi"}},"#;
         for (name, whole, resources, want) in [

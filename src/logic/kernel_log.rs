@@ -33,7 +33,7 @@ mod tests {
 
     #[test]
     fn kills_for_want_of_memory() {
-        // CG-20
+        // CG-20 OOMW-05
         let of_machine = "CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,task_memcg=/a,task=tail,pid=77,uid=0";
         let of_group = "CONSTRAINT_MEMCG,nodemask=(null),cpuset=x,mems_allowed=0,oom_memcg=/kubepods/x,task_memcg=/kubepods/x,task=tail,pid=77,uid=0";
         let told = Some("System OOM encountered, victim process: tail, pid: 77");

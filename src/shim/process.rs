@@ -323,8 +323,8 @@ fn build_exit_record(args: &ShimArgs, end: Option<InitExit>, created: bool) -> C
     }
 }
 
-/// Reads how often the kernel killed in this cgroup for want of memory. Sources: cgroup-v2 `memory.events`, cgroup-v1
-/// `memory.oom_control` (Linux 4.13).
+/// Reads how often the kernel killed in this cgroup and below it for want of memory; 0 if it is gone. Sources: cgroup-v2
+/// `memory.events`, cgroup-v1 `memory.oom_control` (Linux 4.13).
 fn read_oom_kills(dir: &Path) -> u64 {
     let mut buffer = [0; 512];
     for name in ["memory.events", "memory.oom_control"] {

@@ -101,12 +101,14 @@ pub struct ContainerExitRecord {
 
 impl ContainerExitRecord {
     /// Returns true if want of memory ended the container: its cgroup counted a kill, of init or of a child, and init was
-    /// not ended by a signal to stop.
+    /// not ended by a signal to stop. Of a container that the agent stopped, the `kills_before_stop` do not count
+    /// (OOMW-03): it had outlived them. Zero for one that ended by itself.
     ///
     /// Source: containerd `internal/cri/server/events.go`, `TaskOOM`.
     #[must_use]
-    pub const fn was_oom_killed(&self) -> bool {
-        self.oom_kills > 0 && !matches!(self.code.saturating_sub(128), 1 | 2 | 3 | 15)
+    pub const fn was_oom_killed(&self, kills_before_stop: u64) -> bool {
+        self.oom_kills > kills_before_stop
+            && !matches!(self.code.saturating_sub(128), 1 | 2 | 3 | 15)
     }
 
     /// Returns the time of the end, by the wall clock of that time.
@@ -257,26 +259,33 @@ mod tests {
 
     #[test]
     fn oom() {
-        // RTM-05
-        for (code, kills, oom) in [
-            (137, 1, true),
-            (137, 0, false),
-            (0, 3, true),
-            (1, 1, true),
-            (139, 1, true),
-            (255, 1, true),
-            (0, 0, false),
-            (1, 0, false),
+        // RTM-05 OOMW-01 OOMW-03
+        for (code, kills, before, oom) in [
+            (137, 1, 0, true),
+            (137, 0, 0, false),
+            (0, 3, 0, true),
+            (1, 1, 0, true),
+            (139, 1, 0, true),
+            (255, 1, 0, true),
+            (0, 0, 0, false),
+            (1, 0, 0, false),
             // Told to end, after a child was killed.
-            (143, 1, false),
-            (130, 1, false),
+            (143, 1, 0, false),
+            (130, 1, 0, false),
+            // Stopped by the agent long after that, and while it was stopped.
+            (0, 1, 1, false),
+            (137, 2, 2, false),
+            (137, 3, 2, true),
+            (143, 3, 2, false),
+            // The count of another group: it was made anew.
+            (137, 1, 2, false),
         ] {
             let exit = ContainerExitRecord {
                 code,
                 oom_kills: kills,
                 ..exit()
             };
-            assert_eq!(exit.was_oom_killed(), oom, "{code} {kills}");
+            assert_eq!(exit.was_oom_killed(before), oom, "{code} {kills} {before}");
         }
     }
 }

@@ -410,7 +410,7 @@ fn directories() {
     host.finish();
 }
 
-// RES-01 RES-02 RES-03 RES-04 RES-09 RES-10 RES-11 CG-02 CG-07 RTM-05 RTM-17 WAIT-20 TMSG-01
+// RES-01 RES-02 RES-03 RES-04 RES-09 RES-10 RES-11 CG-02 CG-07 RTM-05 RTM-17 WAIT-20 TMSG-01 OOMW-04
 #[test]
 fn resources() {
     if !host::able() {
@@ -432,6 +432,15 @@ fn resources() {
         json!({
             "restartPolicy": "Never",
             "containers": [with(sh("main", "echo last words > /dev/termination-log; exec tail /dev/zero"), json!({"resources": {"limits": {"memory": "16Mi"}}}))]
+        }),
+    );
+    // Processes beside the one that takes the memory.
+    let crowd = "sleep 1000 & sh -c 'tail /dev/zero'; kill $!; exit 9";
+    host.pod(
+        "crowd",
+        json!({
+            "restartPolicy": "Never",
+            "containers": [with(sh("main", crowd), json!({"resources": {"limits": {"memory": "24Mi"}}}))]
         }),
     );
     for (name, class, tier, shares, adj) in [
@@ -474,6 +483,13 @@ fn resources() {
     assert_eq!(end["exitCode"], 137, "{end}");
     assert_eq!(end["reason"], "OOMKilled", "{end}");
     assert_eq!(end["message"], "last words\n", "{end}");
+    // With cgroup v2 all of them are killed together.
+    let own = fs::read_to_string("/proc/self/cgroup").expect("cgroups");
+    let is_v1 = own.lines().any(|line| line.contains(":memory:"));
+    let pod = host.wait_phase("crowd", "Failed");
+    let end = &status_of(&pod, "main")["state"]["terminated"];
+    assert_eq!(end["exitCode"], if is_v1 { 9 } else { 137 }, "{end}");
+    assert_eq!(end["reason"], "OOMKilled", "{end}");
     host.finish();
 }
 

@@ -49,7 +49,7 @@ pub(in crate::agent) fn read_cgroup_settings(
             bytes_per_second: cgroup.pod_write_limit,
             disk: find_limitable_disk(cgroups, &cfg.dirs.root),
         },
-        single_process_oom_kill: cgroup.single_process_oom_kill,
+        single_process_oom_kill: cgroup.single_process_oom_kill.unwrap_or(false),
         memory_qos: cgroup.memory_qos.map(|memory| values::MemoryQos {
             throttling_permille: i64::from(memory.throttling_permille),
             reserves: memory.reserves,

@@ -165,7 +165,7 @@ fn list_gone_containers(trial: &UpgradeTrial, client: &AgentClient) -> Vec<Ended
         .map(|kept| {
             let exit = shim::read_exit(&dir.join(&kept.id)).ok().flatten();
             let by_itself = exit.is_some_and(|exit| {
-                exit.known && upgrade::ends_by_itself(exit.code, exit.was_oom_killed())
+                exit.known && upgrade::ends_by_itself(exit.code, exit.was_oom_killed(0))
             });
             EndedContainer {
                 id: kept.id.clone(),

@@ -590,7 +590,12 @@ impl Runc {
             };
             (c.cgroup.clone(), c.stop_signal.clone(), c.shim.is_some())
         };
-        if !lives {
+        if lives {
+            let kills = self.cgroups.read_outlived_oom_kills(&cgroup);
+            if let Some(c) = self.table.borrow_mut().containers.get_mut(id) {
+                c.kills_before_stop.get_or_insert(kills);
+            }
+        } else {
             // Processes that outlived their init in a shared PID namespace.
             self.cgroups
                 .drain_group(&cgroup)
@@ -1023,9 +1028,10 @@ pub(super) fn record_exit(container: &mut ContainerEntry, exit: &shim::Container
     status.state = ContainerState::Exited;
     status.exit_code = exit.code;
     status.finished_at = Some(exit.ended_at());
+    let before_stop = container.kills_before_stop.unwrap_or(0);
     status.reason = match exit {
         exit if !exit.known => LOST,
-        exit if exit.was_oom_killed() => OOM_KILLED,
+        exit if exit.was_oom_killed(before_stop) => OOM_KILLED,
         exit if exit.code == 0 => "Completed",
         _ => "Error",
     }
@@ -1164,20 +1170,27 @@ mod tests {
 
     #[test]
     fn the_reason_of_an_end() {
-        // RTM-05 WAIT-20
-        for (code, oom_kills, known, reason) in [
-            (0, 0, true, "Completed"),
-            (1, 0, true, "Error"),
-            (137, 0, true, "Error"),
+        // RTM-05 WAIT-20 OOMW-01 OOMW-02 OOMW-03
+        for (code, oom_kills, before_stop, known, reason) in [
+            (0, 0, None, true, "Completed"),
+            (1, 0, None, true, "Error"),
+            // Its group is gone, and with it the count.
+            (137, 0, None, true, "Error"),
             // A child, which init outlived.
-            (0, 1, true, OOM_KILLED),
-            (1, 1, true, OOM_KILLED),
-            (137, 1, true, OOM_KILLED),
-            (143, 1, true, "Error"),
-            (137, 0, false, LOST),
-            (137, 1, false, LOST),
+            (0, 1, None, true, OOM_KILLED),
+            (1, 1, None, true, OOM_KILLED),
+            (137, 1, None, true, OOM_KILLED),
+            (143, 1, None, true, "Error"),
+            (137, 0, None, false, LOST),
+            (137, 1, None, false, LOST),
+            // Stopped by the agent: only what was killed since then counts.
+            (0, 1, Some(1), true, "Completed"),
+            (137, 1, Some(1), true, "Error"),
+            (137, 2, Some(1), true, OOM_KILLED),
+            (137, 1, Some(0), true, OOM_KILLED),
         ] {
             let mut entry = entry_with_signal("");
+            entry.kills_before_stop = before_stop;
             let exit = shim::ContainerExitRecord {
                 created: true,
                 code,
@@ -1190,7 +1203,7 @@ mod tests {
             assert_eq!(
                 (status.exit_code, status.reason.as_str()),
                 (code, reason),
-                "{code} {oom_kills} {known}"
+                "{code} {oom_kills} {before_stop:?} {known}"
             );
         }
     }

@@ -54,6 +54,8 @@ pub(super) struct ContainerEntry {
     /// Holds on this image, and on those of its volumes, for as long as the instance is listed.
     pub(super) holds: Vec<BackendImageHold>,
     pub(super) stop_signal: String,
+    /// Kills for want of memory that it had outlived when it was first told to stop.
+    pub(super) kills_before_stop: Option<u64>,
     pub(super) cgroup: String,
     /// Set if the container may trace processes of its PID namespace.
     pub(super) traces: bool,
@@ -299,6 +301,7 @@ pub(super) fn container_entry(record: &ContainerRecord) -> ContainerEntry {
         image: record.image.clone(),
         holds: Vec::new(),
         stop_signal,
+        kills_before_stop: None,
         cgroup: record.cgroup.clone(),
         traces: tracers::may_trace(&config.security),
         termination_file: record.termination_file.clone(),
