@@ -493,6 +493,15 @@ mod tests {
 
         let basic = read_group_usage(&tree.v2(), "/pods/a", StatsDetail::Basic).expect("there");
         assert_eq!((basic.pids, basic.pressure), (None, None));
+
+        // PSI-02: files that are there and cannot be read, as with `psi=0`; a directory is one.
+        fs::create_dir_all(tree.0.join("pods/off/cpu.pressure")).expect("directory");
+        fs::write(tree.0.join("pods/off/cpu.stat"), "usage_usec 1\n").expect("file");
+        let off = read_group_usage(&tree.v2(), "/pods/off", StatsDetail::Full).expect("there");
+        assert_eq!(
+            (off.cpu.map(|cpu| cpu.total_ns), off.pressure),
+            (Some(1000), None)
+        );
         assert_eq!(basic.memory, full.memory);
         assert_eq!(
             read_group_usage(&tree.v2(), "/pods/gone", StatsDetail::Full),
@@ -660,5 +669,13 @@ mod tests {
             (2, 262_144)
         );
         assert_eq!(parse_machine_cpu("intr 1"), None);
+        // PSI-02: a root without a line for the processor.
+        let tree = Tree::new("some", &[("cpu", PSI.lines().next().expect("a line"))]);
+        let read = read_pressures(&mut UsageFileReader::new(), &tree.0, "").expect("PSI");
+        let cpu = read[0].expect("of the processor");
+        assert_eq!(
+            (cpu.some.total_us, cpu.full),
+            (4711, PressureStall::default())
+        );
     }
 }

@@ -133,6 +133,14 @@ fn figures_tell_a_burning_pod_from_a_sleeping_one() {
     );
     assert!(text.contains("container_fs_usage_bytes{container=\"main\""));
     assert!(text.contains("\nmachine_memory_bytes "));
+    // PSI-01
+    let pressed = samples(&text, "container_pressure_cpu_waiting_seconds_total");
+    let counted = std::fs::read_to_string("/proc/pressure/cpu").is_ok();
+    assert_eq!(
+        pressed.keys().any(|k| k.contains("id=\"/\"")),
+        counted,
+        "{pressed:?}"
+    );
 
     never_read(&host);
     host.finish();

@@ -322,4 +322,36 @@ mod tests {
         testing::golden("cadvisor.txt", &text);
         assert!(FAMILIES.is_sorted_by_key(|f| f.name));
     }
+
+    #[test]
+    fn pressure_is_shown_in_seconds() {
+        // PSI-01
+        let text: String = cadvisor_page(Rc::new(testing::pressed_sample())).collect();
+        let found = |kind: &str, word: &str| -> Vec<&str> {
+            let name = alloc::format!("container_pressure_{kind}_{word}_seconds_total");
+            let counter = alloc::format!("# TYPE {name} counter\n");
+            assert!(text.contains(&counter), "{name}");
+            let lines = text.lines().filter_map(|line| line.strip_prefix(&*name));
+            lines.filter_map(|line| line.split(' ').nth(1)).collect()
+        };
+        // The machine, the pod and its container. A group without figures has no sample.
+        for (kind, waiting, stalled) in [
+            ("cpu", ["1", "2", "3"], ["1.000001", "2.000001", "3.000001"]),
+            (
+                "memory",
+                ["1.00001", "2.00001", "3.00001"],
+                ["1.000011", "2.000011", "3.000011"],
+            ),
+            (
+                "io",
+                ["1.00002", "2.00002", "3.00002"],
+                ["1.000021", "2.000021", "3.000021"],
+            ),
+        ] {
+            assert_eq!(found(kind, "waiting"), waiting, "{kind}");
+            assert_eq!(found(kind, "stalled"), stalled, "{kind}");
+        }
+        let machine = "container_pressure_io_waiting_seconds_total{container=\"\",id=\"/\",image=\"\",name=\"\",namespace=\"\",pod=\"\"} ";
+        assert!(text.contains(machine), "{text}");
+    }
 }

@@ -277,6 +277,27 @@ pub(super) mod testing {
 
     /// Two pods: one with a limited container and one that has all the kernel can count, one on the host's network of which
     /// nothing is known but its processor time.
+    /// A sample with pressure on all three resources: of the machine, a pod and a container.
+    pub(in crate::metrics) fn pressed_sample() -> UsageSample {
+        let stall = |total_us| PressureStall {
+            averages: [150, 25, 9999],
+            total_us,
+        };
+        let pressure = |n| {
+            Some(ResourcePressure {
+                some: stall(n),
+                full: stall(n + 1),
+            })
+        };
+        let all = |n| Some(Box::new([pressure(n), pressure(n + 10), pressure(n + 20)]));
+        let mut sample = sample();
+        sample.machine.pressure = all(1_000_000);
+        let pod = &mut sample.pods[0].pod;
+        pod.usage.pressure = all(2_000_000);
+        pod.containers[0].usage.pressure = all(3_000_000);
+        sample
+    }
+
     pub(in crate::metrics) fn sample() -> UsageSample {
         let mut limited = container("app", 1);
         limited.usage.swap = Some(SwapUsage {

@@ -330,6 +330,34 @@ mod tests {
     }
 
     #[test]
+    fn pressure_has_averages_and_a_sum() {
+        // PSI-02
+        let text: String =
+            summary_pieces(Rc::new(testing::pressed_sample()), StatsDetail::Full).collect();
+        let all: Value = serde_json::from_str(&text).expect("JSON");
+        let (node, pod) = (&all["node"], &all["pods"][0]);
+        for (place, n) in [
+            (node, 1_000_000),
+            (pod, 2_000_000),
+            (&pod["containers"][0], 3_000_000),
+        ] {
+            for (kind, more) in [("cpu", 0), ("memory", 10), ("io", 20)] {
+                let stall = |total: u64| json!({ "total": total, "avg10": 1.5, "avg60": 0.25, "avg300": 99.99 });
+                let wanted = json!({ "full": stall(n + more + 1), "some": stall(n + more) });
+                assert_eq!(place[kind]["psi"], wanted, "{kind}");
+            }
+        }
+        assert!(
+            all["pods"][1]["containers"][0]["cpu"].get("psi").is_none(),
+            "absent"
+        );
+        assert!(
+            all["pods"][1]["containers"][0].get("io").is_none(),
+            "absent"
+        );
+    }
+
+    #[test]
     fn only_processor_and_memory() {
         // MET-14 SRV-16
         let all = summary(StatsDetail::Basic);
