@@ -155,6 +155,8 @@ pub(super) struct KubeletConfiguration {
     pub(super) enable_controller_attach_detach: Option<bool>,
     pub(super) enable_debugging_handlers: Option<bool>,
     pub(super) enable_server: Option<bool>,
+    pub(super) enable_system_log_handler: Option<bool>,
+    pub(super) enable_system_log_query: Option<bool>,
     pub(super) enforce_node_allocatable: Option<Vec<String>>,
     pub(super) event_burst: Option<i64>,
     #[serde(rename = "eventRecordQPS")]

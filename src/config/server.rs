@@ -91,7 +91,18 @@ pub(super) fn resolve_server(
         curves: fields.tls_curve_preferences.clone(),
         only_1_3: is_tls_1_3_only(fields.tls_min_version.as_deref())?,
         debugging: fields.enable_debugging_handlers.unwrap_or(true),
+        node_logs: resolve_node_logs(fields)?,
     })
+}
+
+/// Returns true if logs of the machine can be queried (NLQ-01).
+fn resolve_node_logs(fields: &KubeletConfiguration) -> Result<bool, InvalidField> {
+    let wanted = fields.enable_system_log_query.unwrap_or(false);
+    if wanted && fields.enable_system_log_handler == Some(false) {
+        let why = "is true, which needs enableSystemLogHandler: true";
+        return invalid_field("enableSystemLogQuery", why);
+    }
+    Ok(wanted)
 }
 
 fn resolve_serving_certificate(

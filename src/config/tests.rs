@@ -1356,6 +1356,21 @@ fn who_is_served() {
         load("kubeadm", kubeadm, "").expect("file").server.listen,
         None
     );
+    // NLQ-01
+    let logs = |text: &str| load("node logs", text, "").map(|config| config.server.node_logs);
+    for (text, is_on) in [
+        ("", false),
+        ("enableSystemLogHandler: true\n", false),
+        ("enableSystemLogQuery: true\n", true),
+        (
+            "enableSystemLogHandler: true\nenableSystemLogQuery: true\n",
+            true,
+        ),
+    ] {
+        assert_eq!(logs(text).expect(text), is_on, "{text}");
+    }
+    let text = "enableSystemLogHandler: false\nenableSystemLogQuery: true\n";
+    assert!(logs(text).is_err(), "as with a kubelet");
     let text = "enableDebuggingHandlers: false\nhealthzPort: 0\naddress: 127.0.0.1\nport: 99\ntlsMinVersion: VersionTLS13\n\
                 tlsCertFile: /c\ntlsPrivateKeyFile: /k\ntlsCipherSuites: [TLS_RSA_WITH_AES_128_CBC_SHA]\n\
                 authentication: {x509: {clientCAFile: ca}, webhook: {cacheTTL: 1m}}";

@@ -139,6 +139,8 @@ pub struct ServerConfig {
     pub only_1_3: bool,
     /// Logs and the commands of exec, attach and port forwarding are served too. Default true.
     pub debugging: bool,
+    /// The journal and log files of the machine can be queried. Default false.
+    pub node_logs: bool,
 }
 
 /// Source of the server's certificate.

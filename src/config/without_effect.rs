@@ -87,8 +87,6 @@ const KEYS: &[(&str, &str)] = &[
     ("enableContentionProfiling", ""),
     ("enableDebugFlagsHandler", ""),
     ("enableProfilingHandler", ""),
-    ("enableSystemLogHandler", ""),
-    ("enableSystemLogQuery", ""),
     ("hairpinMode", "none"),
     ("iptablesDropBit", ""),
     ("iptablesMasqueradeBit", ""),
@@ -142,6 +140,14 @@ pub(super) fn remove_ignored_keys(document: &mut Value) -> Vec<FieldWarning> {
             fields.remove(name);
             said.push(FieldWarning::new(key, "is without effect here"));
         }
+    }
+    // The pages of a kubelet that show files are absent: only queries are answered.
+    let handler = "enableSystemLogHandler";
+    if document[handler] == true && document["enableSystemLogQuery"] != true {
+        if let Some(fields) = document.as_object_mut() {
+            fields.remove(handler);
+        }
+        said.push(format!("{handler} is without effect here"));
     }
     let gates = document.get_mut("featureGates");
     if let Some(gates) = gates.and_then(Value::as_object_mut) {
@@ -236,12 +242,12 @@ mod tests {
             [
                 "configMapAndSecretChangeDetectionStrategy",
                 "cpuManagerPolicy",
-                "enableSystemLogHandler",
                 "hairpinMode",
                 "logging.format",
                 "maxOpenFiles",
                 "tracing",
                 "userNamespaces",
+                "enableSystemLogHandler",
                 "featureGates.NodeSwap",
             ]
         );

@@ -95,6 +95,7 @@ pub mod loop_health;
 pub mod metrics;
 pub mod mirror;
 pub mod node;
+pub mod node_logs;
 pub mod node_resources;
 pub mod node_selector;
 pub mod pleg;

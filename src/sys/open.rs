@@ -3,7 +3,7 @@
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2};
@@ -49,12 +49,7 @@ pub fn open_beneath(dir: impl AsFd, path: &Path, flags: OFlag, mode: u32) -> io:
 /// Opens the regular file `path` below `dir` for reading, as [`open_beneath`]. Anything else is not opened: to open a
 /// device may be enough to change its state, and a FIFO waits for a writer.
 pub fn open_file_beneath(dir: impl AsFd, path: &Path) -> io::Result<File> {
-    let found = open_beneath(dir, path, OFlag::O_PATH, 0)?;
-    if !found.metadata()?.is_file() {
-        let why = "not a regular file";
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
-    }
-    File::open(format!("/proc/self/fd/{}", found.as_raw_fd()))
+    reopen_regular(&open_beneath(dir, path, OFlag::O_PATH, 0)?)
 }
 
 /// As [`open_beneath`], but any symbolic link on the way, the last component included, fails with `ELOOP`.
@@ -71,6 +66,25 @@ pub fn open_without_symlinks(
 /// Opens `path` as a process with the root directory `root` would: absolute links and `..` stay inside.
 pub fn open_in_root(root: impl AsFd, path: &Path, flags: OFlag, mode: u32) -> io::Result<File> {
     open_resolved(root, path, flags, mode, ResolveFlag::RESOLVE_IN_ROOT)
+}
+
+/// Opens the regular file `path` for reading, as a process with the root directory `root` would. What is opened first
+/// cannot do anything: opening a device, or a FIFO without a writer, may have an effect or wait.
+pub fn open_file_in_root(root: &Path, path: &Path) -> io::Result<File> {
+    reopen_regular(&open_in_root(open_dir(root)?, path, OFlag::O_PATH, 0)?)
+}
+
+/// Opens a file for reading that was only found so far, if it is a regular one.
+fn reopen_regular(found: &File) -> io::Result<File> {
+    if !found.metadata()?.is_file() {
+        let why = "not a regular file";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    }
+    let mut options = File::options();
+    options
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
+    options.open(format!("/proc/self/fd/{}", found.as_raw_fd()))
 }
 
 /// Opens entry `name` of `dir` itself: a symbolic link fails with `ELOOP` (with `O_PATH` the link is opened), a mount
@@ -165,6 +179,53 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+
+    #[test]
+    fn only_regular_files_are_opened_in_a_root() {
+        // NLQ-05
+        let top = crate::testing::unused_path("in-root");
+        let root = top.join("log");
+        std::fs::create_dir_all(root.join("sub")).expect("dir");
+        std::fs::write(top.join("secret"), "secret").expect("file");
+        std::fs::write(root.join("sub/a.log"), "text").expect("file");
+        let fifo = Mode::from_bits_truncate(0o600);
+        nix::unistd::mkfifo(&root.join("fifo"), fifo).expect("fifo");
+        for (target, link) in [
+            ("../secret", "out"),
+            ("/secret", "absolute"),
+            ("sub/a.log", "in"),
+            ("/sub/a.log", "as-in-root"),
+            ("/proc/self/fd/0", "magic"),
+            ("loop", "loop"),
+        ] {
+            symlink(target, root.join(link)).expect("link");
+        }
+        symlink("/proc/self/root", root.join("proc")).expect("link");
+        for (path, is_there) in [
+            ("sub/a.log", true),
+            ("/sub/a.log", true),
+            ("in", true),
+            ("as-in-root", true),
+            ("../log/sub/a.log", false),
+            ("../secret", false),
+            ("../../../sub/a.log", true),
+            ("out", false),
+            ("absolute", false),
+            ("magic", false),
+            ("proc/etc/passwd", false),
+            ("loop", false),
+            ("sub", false),
+            ("fifo", false),
+            ("none", false),
+            ("", false),
+        ] {
+            let opened = open_file_in_root(&root, Path::new(path));
+            assert_eq!(opened.is_ok(), is_there, "{path}: {opened:?}");
+            let text = opened.map(|file| io::read_to_string(file).expect("text"));
+            assert_eq!(text.unwrap_or("text".into()), "text", "{path}");
+        }
+        std::fs::remove_dir_all(&top).expect("remove");
+    }
 
     #[test]
     fn log_paths_are_walked_without_links() {

@@ -32,7 +32,7 @@ use crate::{
         healthz,
         network::{
             AccessControl, AccessSettings, AuthorizationMode, NetworkServer, NetworkServerSettings,
-            Reviewer,
+            NodeLogSettings, Reviewer,
         },
     },
     sys::lane::Lane,
@@ -155,6 +155,7 @@ pub(super) fn prepare_serving(
     let settings = NetworkServerSettings {
         listen,
         debugging: cfg.debugging,
+        node_logs: cfg.node_logs.then(NodeLogSettings::of_this_machine),
     };
     let network = Rc::new(NetworkServer::new(settings, tls, access, parts.backend));
     let serve = Rc::clone(&network).serve_network(Rc::clone(executor));

@@ -6,6 +6,7 @@
 //! | `connections` | places for connections, and the one that makes room |
 //! | `routes` | paths of a kubelet |
 //! | `logs` | `containerLogs`, with a kubelet's parameters and texts |
+//! | `node_logs` | queries for the journal of the machine and files below `/var/log` |
 //!
 //! ```text
 //! accept ─▶ handshake ─▶ idle ─▶ head ─▶ who? ─▶ may he? ─▶ handler ─▶ answer ─┐
@@ -25,6 +26,7 @@
 mod access;
 mod connections;
 mod logs;
+mod node_logs;
 mod routes;
 
 use alloc::{rc::Rc, sync::Arc};
@@ -50,6 +52,8 @@ pub use access::{
     Reviewer,
 };
 use connections::{ConnectionPlace, ConnectionPlaces};
+use node_logs::NodeLogServer;
+pub use node_logs::NodeLogSettings;
 
 use super::{
     backend::ServerBackend,
@@ -109,6 +113,8 @@ pub struct NetworkServerSettings {
     pub listen: SocketAddr,
     /// `enableDebuggingHandlers`
     pub debugging: bool,
+    /// Places of the logs of the machine; `None`: they cannot be queried.
+    pub node_logs: Option<NodeLogSettings>,
 }
 
 /// The server. See the module.
@@ -118,6 +124,7 @@ pub struct NetworkServer {
     access: Rc<AccessControl>,
     backend: Rc<dyn ServerBackend>,
     places: Rc<ConnectionPlaces>,
+    node_logs: Option<NodeLogServer>,
 }
 
 impl NetworkServer {
@@ -129,6 +136,7 @@ impl NetworkServer {
         backend: Rc<dyn ServerBackend>,
     ) -> Self {
         Self {
+            node_logs: settings.node_logs.clone().map(NodeLogServer::new),
             settings,
             tls,
             access,
@@ -340,7 +348,11 @@ impl NetworkServer {
     ) -> super::ServeOutcome {
         let backend = self.backend.as_ref();
         connection.set_link_class(routes::request_link_class(request));
-        routes::route_admitted_request(backend, connection, request, self.settings.debugging).await
+        let pages = routes::OptionalPages {
+            debugging: self.settings.debugging,
+            node_logs: self.node_logs.as_ref(),
+        };
+        routes::route_admitted_request(backend, connection, request, pages).await
     }
 }
 

@@ -10,13 +10,14 @@
 //! | `GET /stats/disk` | JSON |
 //! | `GET /containerLogs/{namespace}/{pod}/{container}` | text, streamed |
 //! | `GET /statusz` | text |
-//! | `GET /logs/…`, `/debug/pprof/…`, `PUT /debug/flags/v` | 405, as of a kubelet that has them switched off |
+//! | `GET /logs/?query=`, or `POST` | text, streamed; see [`node_logs`](super::node_logs) |
+//! | `GET /logs/…` without it, `/debug/pprof/…`, `PUT /debug/flags/v` | 405, as of a kubelet that has them switched off |
 //! | `POST /checkpoint/{namespace}/{pod}/{container}` | 500, as of a runtime that cannot |
 //! | `/exec`, `/attach`, `/run`, `/portForward` | see [`streaming`] |
 
 use serde_json::json;
 
-use super::logs;
+use super::{logs, node_logs::NodeLogServer};
 use crate::api::link::LinkClass;
 use crate::server::{
     ServeOutcome,
@@ -40,12 +41,21 @@ const DEBUG_PATHS: [&str; 8] = [
     "logs",
 ];
 
+/// Pages that the configuration switches on or off.
+#[derive(Clone, Copy)]
+pub(super) struct OptionalPages<'a> {
+    /// `enableDebuggingHandlers`
+    pub(super) debugging: bool,
+    /// `enableSystemLogQuery`
+    pub(super) node_logs: Option<&'a NodeLogServer>,
+}
+
 /// Class that the bytes of a request's answer are counted as.
 pub(super) fn request_link_class(request: &HttpRequest) -> LinkClass {
     let path = request.path.first().map_or("", |first| &**first);
     match path {
         "metrics" | "stats" => LinkClass::Figures,
-        "run" | "exec" | "attach" | "portForward" | "containerLogs" => LinkClass::Stream,
+        "run" | "exec" | "attach" | "portForward" | "containerLogs" | "logs" => LinkClass::Stream,
         _ => LinkClass::Api,
     }
 }
@@ -55,14 +65,14 @@ pub(super) async fn route_admitted_request(
     backend: &dyn ServerBackend,
     connection: &mut StreamConnection,
     request: &HttpRequest,
-    debugging: bool,
+    pages: OptionalPages<'_>,
 ) -> ServeOutcome {
     if !request.is_plain {
         return Ok(Err(page_not_found()));
     }
     let path: Vec<&str> = request.path.iter().map(String::as_str).collect();
     let first = path.first().copied().unwrap_or("");
-    if !debugging {
+    if !pages.debugging {
         if DEBUG_PATHS.contains(&first) {
             return Ok(Err(Refusal::new(405, "Debug endpoints are disabled.\n")));
         }
@@ -77,6 +87,12 @@ pub(super) async fn route_admitted_request(
         };
     }
     if let Some(outcome) = streaming::serve_streaming_request(backend, connection, request).await {
+        return outcome;
+    }
+    if first == "logs"
+        && let Some(node_logs) = pages.node_logs
+        && let Some(outcome) = node_logs.serve_query(backend, connection, request).await
+    {
         return outcome;
     }
     match (request.method.as_str(), path.as_slice()) {

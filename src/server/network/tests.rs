@@ -97,6 +97,7 @@ struct World {
 struct Plan {
     access: AccessSettings,
     debugging: bool,
+    node_logs: Option<NodeLogSettings>,
     backend: FakeBackend,
 }
 
@@ -110,6 +111,7 @@ impl Default for Plan {
                 authorization: AuthorizationMode::Webhook(time, time),
             },
             debugging: true,
+            node_logs: None,
             backend: FakeBackend::default(),
         }
     }
@@ -151,6 +153,7 @@ impl World {
         let settings = NetworkServerSettings {
             listen: address,
             debugging: plan.debugging,
+            node_logs: plan.node_logs,
         };
         let network = NetworkServer::new(settings, tls, Rc::new(access), Rc::new(plan.backend));
         let network = Rc::new(network);
@@ -389,6 +392,221 @@ fn what_a_kubelet_has_for_people() {
             assert!(answer.contains(says), "{answer}");
         }
     });
+}
+
+/// A machine whose `journalctl` is a script: it prints its arguments, and behaves by the service that is asked for.
+fn machine_with_logs(dir: &TestDir, answer_time: Duration) -> NodeLogSettings {
+    let script = dir.join("journalctl");
+    let text = format!(
+        "#!/bin/sh\necho started >>{0}/started\ncase \"$*\" in\n\
+         --field*) printf 'ssh.service\\nslow.service\\nflood.service\\nmute.service\\n' ;;\n\
+         *--unit=slow*) echo $$ >{0}/pid; echo begun; exec sleep 1000 ;;\n\
+         *--unit=mute*) echo $$ >{0}/pid; exec sleep 1000 ;;\n\
+         *--unit=flood*) exec cat /dev/zero ;;\n\
+         *) echo \"TZ=$TZ\" \"$@\"; echo error >&2; exit 1 ;;\nesac\n",
+        dir.display()
+    );
+    fs::write(&script, text).expect("script");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(&script, mode).expect("mode");
+    let logs = dir.join("log");
+    fs::create_dir_all(logs.join("web")).expect("directory");
+    for (file, text) in [
+        ("syslog", "of the system\n"),
+        ("web/web.log", "of the web\n"),
+    ] {
+        fs::write(logs.join(file), text).expect("file");
+    }
+    NodeLogSettings {
+        journalctl: script,
+        dir: logs,
+        answer_time,
+    }
+}
+
+/// A time that no answer takes.
+const LONG: Duration = Duration::from_secs(600);
+
+fn world_with_logs(settings: NodeLogSettings) -> World {
+    World::new(Plan {
+        node_logs: Some(settings),
+        ..Plan::default()
+    })
+}
+
+#[test]
+fn logs_of_the_node() {
+    // NLQ-01 NLQ-02 NLQ-03 NLQ-04 NLQ-05 NLQ-06
+    let dir = TestDir::new("node-logs");
+    let world = world_with_logs(machine_with_logs(&dir, LONG));
+    let (admin, reader) = (world.user("admin"), world.user("reader"));
+    let started = dir.join("started");
+    world.run(async {
+        for (page, code, says) in [
+            ("GET /logs/", 405, "logs endpoint is disabled."),
+            ("GET /logs/?other=x", 405, "logs endpoint is disabled."),
+            ("GET /logs/?tailLines=3", 400, "cannot be empty with options"),
+            ("GET /logs/?query=%20", 400, "query cannot be empty"),
+            ("GET /logs/?query=a%20b", 400, "input contains unsupported characters"),
+            ("GET /logs/?query=ssh&pattern=(", 400, "pattern: Invalid value"),
+            ("GET /logs/?query=ssh&boot=1", 400, "must be less than 1"),
+            ("GET /logs/?query=/none", 400, "query: Invalid value"),
+            ("GET /logs/?query=/web", 400, "query: Invalid value"),
+            ("GET /logs/?query=/../journalctl", 400, "query: Invalid value"),
+            ("GET /logs/syslog?query=ssh", 406, "path not allowed in query mode"),
+            ("PUT /logs/?query=ssh", 405, "\r\nAllow: GET, POST\r\n"),
+        ] {
+            let answer = world.ask(Some(&admin), page, "").await;
+            assert_eq!(status(&answer), code, "{page}: {answer}");
+            assert!(answer.contains(says), "{page}: {answer}");
+        }
+        let answer = world.ask(Some(&reader), "GET /logs/?query=ssh", "").await;
+        assert_eq!(status(&answer), 403, "{answer}");
+        assert!(!started.exists(), "nothing was started");
+        let ssh = "TZ=UTC --utc --no-pager --output=short-precise --unit=ssh\n";
+        for (page, says) in [
+            ("GET /logs/?query=ssh", &[ssh, "error\n"][..]),
+            ("POST /logs/?query=ssh", &[ssh, "error\n"]),
+            (
+                "GET /logs/?query=ssh&untilTime=2026-09-04T01:02:03Z&tailLines=5&pattern=a%20b&boot=-1",
+                &["--until=2026-09-04 01:02:03 --pager-end --lines=5 --unit=ssh --grep=a b --boot=-1\n"],
+            ),
+            ("GET /logs/?query=ssh&query=web&query=none", &[ssh, "of the web\n", "\nlog not found for none\n"]),
+            (
+                "GET /logs/?query=web&query=ssh&query=x&boot=0",
+                &[
+                    "--unit=ssh --boot=0\n",
+                    "\noptions present and query resolved to log files for [web x]\ntry without specifying options\n",
+                ],
+            ),
+            ("GET /logs/?query=syslog", &["of the system\n"]),
+            ("GET /logs/?query=/syslog", &["of the system\n"]),
+            ("GET /logs?query=web%5Cweb.log", &["of the web\n"]),
+        ] {
+            let answer = world.ask(Some(&admin), page, "").await;
+            assert_eq!(status(&answer), 200, "{page}: {answer}");
+            let kind = "\r\nContent-Type: text/plain;charset=UTF-8\r\n";
+            assert!(answer.contains(kind), "{page}: {answer}");
+            assert!(answer.ends_with("\r\n0\r\n\r\n"), "{page}: {answer}");
+            for part in says {
+                assert!(answer.contains(part), "{page}: {answer}");
+            }
+        }
+    });
+}
+
+#[test]
+fn logs_of_a_node_without_systemd() {
+    // NLQ-03 NLQ-04
+    let dir = TestDir::new("no-journal");
+    let mut settings = machine_with_logs(&dir, LONG);
+    settings.journalctl = dir.join("none");
+    let world = world_with_logs(settings);
+    let admin = world.user("admin");
+    world.run(async {
+        let page = "GET /logs/?query=ssh&query=web";
+        let answer = world.ask(Some(&admin), page, "").await;
+        assert_eq!(status(&answer), 200, "{answer}");
+        assert!(answer.contains("\nlog not found for ssh\n"), "{answer}");
+        assert!(answer.contains("of the web\n"), "{answer}");
+    });
+}
+
+#[test]
+fn logs_are_packed_if_that_is_asked_for() {
+    // NLQ-06
+    let dir = TestDir::new("packed-logs");
+    let world = world_with_logs(machine_with_logs(&dir, LONG));
+    let admin = world.user("admin");
+    world.run(async {
+        let mut client = world.client(Some(&admin)).await;
+        // Without chunks the answer is all that follows the head.
+        let head = "GET /logs/?query=ssh HTTP/1.0\r\nAccept-Encoding: gzip\r\n\r\n";
+        client.write_all(head.as_bytes()).await.expect("ask");
+        let mut answer = Vec::new();
+        let _ = client.read_to_end(&mut answer).await;
+        let end = answer.windows(4).position(|four| four == b"\r\n\r\n");
+        let (head, body) = answer.split_at(end.expect("a head") + 4);
+        let head = String::from_utf8_lossy(head);
+        assert!(head.contains("\r\nContent-Encoding: gzip\r\n"), "{head}");
+        let text = io::read_to_string(flate2::read::GzDecoder::new(body)).expect("packed");
+        assert!(text.ends_with("--unit=ssh\nerror\n"), "{text}");
+        let other = "Accept-Encoding: gzip, br\r\n";
+        let answer = world.ask(Some(&admin), "GET /logs/?query=ssh", other).await;
+        assert!(answer.contains("--unit=ssh\nerror\n"), "{answer}");
+    });
+}
+
+#[test]
+fn logs_of_the_node_end() {
+    // NLQ-06
+    let dir = TestDir::new("slow-logs");
+    let world = world_with_logs(machine_with_logs(&dir, LONG));
+    let admin = world.user("admin");
+    let has_ended = async || {
+        let pid = fs::read_to_string(dir.join("pid")).expect("pid");
+        let pid: i32 = pid.trim().parse().expect("a number");
+        // Reaped at the next start of a child, so its state is asked for.
+        let is_over = || {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
+            stat.map_or(true, |stat| stat.contains(") Z "))
+        };
+        while !is_over() {
+            yield_now().await;
+        }
+    };
+    let begun = async || {
+        while !fs::read_to_string(dir.join("pid")).is_ok_and(|pid| pid.ends_with('\n')) {
+            yield_now().await;
+        }
+    };
+    world.run(async {
+        for service in ["slow", "mute"] {
+            let mut client = world.client(Some(&admin)).await;
+            let head = format!("GET /logs/?query={service} HTTP/1.1\r\n\r\n");
+            client.write_all(head.as_bytes()).await.expect("ask");
+            begun().await;
+            // One at a time.
+            let other = world.ask(Some(&admin), "GET /logs/?query=ssh", "").await;
+            assert_eq!(status(&other), 429, "{other}");
+            assert!(other.contains("\r\nRetry-After: "), "{other}");
+            drop(client);
+            has_ended().await;
+            fs::remove_file(dir.join("pid")).expect("remove");
+            // The turn is free again.
+            let other = loop {
+                let other = world.ask(Some(&admin), "GET /logs/?query=ssh", "").await;
+                if status(&other) != 429 {
+                    break other;
+                }
+            };
+            assert_eq!(status(&other), 200, "{other}");
+        }
+    });
+    // Its time is over: what there is, is the answer.
+    let dir = TestDir::new("late-logs");
+    let world = world_with_logs(machine_with_logs(&dir, Duration::from_secs(2)));
+    let admin = world.user("admin");
+    world.run(async {
+        let answer = world.ask(Some(&admin), "GET /logs/?query=mute", "").await;
+        assert_eq!(status(&answer), 200, "{answer}");
+        assert!(answer.ends_with("0\r\n\r\n"), "{answer}");
+    });
+    // Output without end is held back by a client that does not read, and ends with its bytes.
+    let limit = 100_000;
+    let world = World::new(Plan {
+        node_logs: Some(machine_with_logs(&dir, LONG)),
+        backend: FakeBackend {
+            limit: Some(limit),
+            ..FakeBackend::default()
+        },
+        ..Plan::default()
+    });
+    let admin = world.user("admin");
+    let answer = world.run(world.ask_from_afar(&admin, "GET /logs/?query=flood"));
+    assert!(answer.contains("picolet.link.streamBytes"), "its end");
+    let most = usize::try_from(limit).expect("small") * 2;
+    assert!(answer.len() < most, "{}", answer.len());
 }
 
 #[test]
