@@ -240,7 +240,7 @@ pub(super) const KEYS: &[TableKey] = &[
     key("imageMaximumGCAge").default("0s"),
     key("imagePullCredentialsVerificationPolicy").default("NeverVerifyPreloadedImages"),
     key("maxOpenFiles").range(&Number(0, i64::MAX)),
-    key("memoryThrottlingFactor").default("0.9"),
+    key("memoryThrottlingFactor"),
     key("nodeLeaseDurationSeconds").range(&Number(1, I32)).default("40"),
     key("nodeStatusReportFrequency").default("5m0s"), key("picolet.k3sPasswordFile").path(),
     key("shutdownGracePeriod").default("0s"),

@@ -281,8 +281,10 @@ fn resolve_cgroups(fields: &KubeletConfiguration) -> Result<CgroupConfig, Invali
         return invalid_field("cgroupRoot", format!("is {root:?}, {CLEAN}"));
     }
     let period = duration_or_default(fields.cpu_cfs_quota_period, Duration::from_millis(100));
-    let factor = fields.memory_throttling_factor.unwrap_or(0.9);
-    if !(factor > 0.0 && factor <= 1.0) {
+    let factor = fields.memory_throttling_factor;
+    if let Some(factor) = factor
+        && !(factor > 0.0 && factor <= 1.0)
+    {
         return invalid_field(
             "memoryThrottlingFactor",
             format!("is {factor}, must be greater than 0 and at most 1"),
@@ -316,7 +318,7 @@ fn resolve_cgroups(fields: &KubeletConfiguration) -> Result<CgroupConfig, Invali
                 );
             }
         },
-        memory_qos: memory_qos(fields, permille(factor))?,
+        memory_qos: memory_qos(fields, factor.map(permille))?,
         single_process_oom_kill: fields.single_process_oom_kill,
     })
 }
@@ -342,7 +344,7 @@ fn pod_write_limit(
 /// Reads the settings of `MemoryQoS`, which is off unless its gate is named (CG-16).
 fn memory_qos(
     fields: &KubeletConfiguration,
-    throttling_permille: u32,
+    throttling_permille: Option<u32>,
 ) -> Result<Option<MemoryQosConfig>, InvalidField> {
     let is_on = fields.feature_gates.get(gates::MEMORY_QOS) == Some(&true);
     let field = "memoryReservationPolicy";

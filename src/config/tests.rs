@@ -401,7 +401,16 @@ fn precedence() {
         (config.max_pods, config.times.sync),
         (6, Duration::from_secs(10))
     );
-    assert!(config.cgroup.memory_qos.is_some(), "the file's gate counts");
+    // MQOS-01
+    let qos = config.cgroup.memory_qos.expect("the file's gate counts");
+    assert_eq!(
+        qos.throttling_permille, None,
+        "not slowed down unless asked"
+    );
+    let file = format!("{file}\nmemoryThrottlingFactor: 0.5");
+    let config = load("factor", &file, "").expect("config");
+    let qos = config.cgroup.memory_qos.expect("on");
+    assert_eq!((qos.throttling_permille, qos.reserves), (Some(500), false));
 }
 
 #[test]

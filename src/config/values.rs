@@ -359,8 +359,8 @@ pub struct ReservedGroup {
 /// Throttling and protection of containers' memory (v2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryQosConfig {
-    /// `memoryThrottlingFactor`, thousandths, 1 to 1000.
-    pub throttling_permille: u32,
+    /// `memoryThrottlingFactor`, thousandths, 1 to 1000; `None`: no container is slowed down.
+    pub throttling_permille: Option<u32>,
     /// `memoryReservationPolicy` is `TieredReservation`.
     pub reserves: bool,
 }

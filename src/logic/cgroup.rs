@@ -89,8 +89,8 @@ impl Default for CgroupSettings {
 /// Throttling and protection of memory (CG-16): only cgroup version 2 can do it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryQos {
-    /// `memoryThrottlingFactor`, thousandths.
-    pub throttling_permille: i64,
+    /// `memoryThrottlingFactor`, thousandths; `None`: no container is slowed down.
+    pub throttling_permille: Option<i64>,
     /// `memoryReservationPolicy` is `TieredReservation`.
     pub reserves: bool,
     /// Allocatable memory of the pods together, bytes.
@@ -316,6 +316,20 @@ pub fn clear_memory_protection(
     }
 }
 
+/// Cuts the memory that the groups above the pods protect to what all pods may have (MQOS-04): if they protected more, the
+/// kernel would have to kill programs of the machine.
+fn cut_to_allocatable(asked: PodRequestTotals, settings: &CgroupSettings) -> PodRequestTotals {
+    let most = settings
+        .memory_qos
+        .map_or(i64::MAX, |memory| memory.allocatable_bytes);
+    let guaranteed_bytes = asked.guaranteed_bytes.min(most);
+    PodRequestTotals {
+        guaranteed_bytes,
+        burstable_bytes: asked.burstable_bytes.min(most - guaranteed_bytes),
+        ..asked
+    }
+}
+
 /// Memory that `kubepods` protects for the pods below it: no group protects more than those above it. `None`: no memory
 /// is protected.
 #[must_use]
@@ -323,6 +337,7 @@ pub fn kubepods_protection(
     asked: PodRequestTotals,
     settings: &CgroupSettings,
 ) -> Option<LinuxResources> {
+    let asked = cut_to_allocatable(asked, settings);
     let mut values = LinuxResources::default();
     set_memory_protection(
         &mut values,
@@ -359,7 +374,8 @@ pub fn tier_values(
         ..LinuxResources::default()
     };
     if qos == QosClass::Burstable {
-        set_memory_protection(&mut values, qos, asked.burstable_bytes, settings);
+        let kept = cut_to_allocatable(asked, settings).burstable_bytes;
+        set_memory_protection(&mut values, qos, kept, settings);
     }
     values
 }
@@ -417,7 +433,9 @@ pub fn container_resources(
         && let Some(qos_memory) = settings.memory_qos
     {
         let request = container_amount(container, AmountKind::Requests, "memory").unwrap_or(0);
-        if let Some(high) = memory_high_bytes(request, memory_limit, qos_memory) {
+        if qos != QosClass::Guaranteed
+            && let Some(high) = memory_high_bytes(request, memory_limit, qos_memory)
+        {
             values
                 .unified
                 .insert("memory.high".into(), high.to_string());
@@ -441,7 +459,8 @@ pub fn container_resources(
 /// The container's limit is a hard end.
 fn memory_high_bytes(request: i64, limit: Option<i64>, memory: MemoryQos) -> Option<i64> {
     let most = limit.unwrap_or(memory.allocatable_bytes);
-    let spare = i128::from(most.saturating_sub(request)) * i128::from(memory.throttling_permille);
+    let factor = i128::from(memory.throttling_permille?);
+    let spare = i128::from(most.saturating_sub(request)) * factor;
     let bytes = request.saturating_add(i64::try_from(spare / 1000).ok()?);
     let high = bytes - bytes.checked_rem(memory.page_bytes)?;
     (limit != Some(request) && high > request).then_some(high)
@@ -940,7 +959,7 @@ mod tests {
 
     #[test]
     fn memory_that_is_throttled_and_kept() {
-        // CG-16
+        // CG-16 MQOS-01 MQOS-02 MQOS-03 MQOS-04
         let pod = pod(r#"{"containers":[
             {"resources":{"requests":{"memory":"100Mi"},"limits":{"memory":"200Mi"}}},
             {"resources":{"requests":{"memory":"100Mi"}}},
@@ -948,7 +967,7 @@ mod tests {
             {}]}"#);
         let mut settings = CgroupSettings {
             memory_qos: Some(MemoryQos {
-                throttling_permille: 900,
+                throttling_permille: Some(900),
                 reserves: false,
                 allocatable_bytes: 1000 << 20,
                 page_bytes: 4096,
@@ -971,8 +990,14 @@ mod tests {
         ] {
             assert_eq!(got(n, Burstable, &settings), [high, None, None], "{n}");
         }
+        for n in 0..4 {
+            assert_eq!(got(n, Guaranteed, &settings), [None; 3], "{n}");
+        }
+        let mut unset = settings.clone();
+        unset.memory_qos.as_mut().expect("on").throttling_permille = None;
+        assert_eq!(got(0, Burstable, &unset), [None; 3], "no factor");
         let odd = MemoryQos {
-            throttling_permille: 333,
+            throttling_permille: Some(333),
             ..settings.memory_qos.expect("on")
         };
         assert_eq!(memory_high_bytes(1, Some(10_000), odd), None, "no page");
@@ -1000,6 +1025,23 @@ mod tests {
         );
         let above = kubepods_protection(asked, &settings).expect("kept").unified;
         assert_eq!((&*above["memory.min"], &*above["memory.low"]), ("9", "7"));
+        // More than all pods may have is not protected.
+        for (burstable, guaranteed, kept) in [
+            (600, 300, [600, 300]),
+            (600, 500, [500, 500]),
+            (600, 1200, [0, 1000]),
+        ] {
+            let asked = PodRequestTotals {
+                burstable_milli: 0,
+                burstable_bytes: burstable << 20,
+                guaranteed_bytes: guaranteed << 20,
+            };
+            let [low, min] = kept.map(|mib: i64| (mib << 20).to_string());
+            let above = kubepods_protection(asked, &settings).expect("kept").unified;
+            assert_eq!((&above["memory.low"], &above["memory.min"]), (&low, &min));
+            let tier = tier_values(Burstable, asked, &settings).unified;
+            assert_eq!(tier["memory.low"], low);
+        }
         settings.v2 = false;
         assert_eq!(got(0, Burstable, &settings), [None, None, None], "v1");
         assert!(

@@ -51,7 +51,7 @@ pub(in crate::agent) fn read_cgroup_settings(
         },
         single_process_oom_kill: cgroup.single_process_oom_kill.unwrap_or(false),
         memory_qos: cgroup.memory_qos.map(|memory| values::MemoryQos {
-            throttling_permille: i64::from(memory.throttling_permille),
+            throttling_permille: memory.throttling_permille.map(i64::from),
             reserves: memory.reserves,
             allocatable_bytes: node.allocatable().memory_bytes,
             page_bytes: signed(node.page_bytes),
@@ -442,7 +442,7 @@ mod tests {
 
     #[test]
     fn what_a_policy_reserved_goes_with_it() {
-        // CG-16
+        // CG-16 MQOS-02 MQOS-03
         let root = crate::testing::unused_path("tiers");
         let names = values::CgroupTree {
             root: String::new(),
@@ -480,9 +480,9 @@ mod tests {
                 tree: names.clone(),
                 v2: true,
                 memory_qos: Some(values::MemoryQos {
-                    throttling_permille: 900,
+                    throttling_permille: Some(900),
                     reserves,
-                    allocatable_bytes: 0,
+                    allocatable_bytes: 1 << 30,
                     page_bytes: 4096,
                 }),
                 ..values::CgroupSettings::default()
