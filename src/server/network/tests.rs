@@ -373,7 +373,7 @@ fn a_path_is_what_was_asked_about() {
 
 #[test]
 fn what_a_kubelet_has_for_people() {
-    // SRV-13 SRV-15
+    // SRV-13 SRV-15 CKPT-01
     let world = World::new(Plan::default());
     let admin = world.user("admin");
     world.run(async {
@@ -387,6 +387,10 @@ fn what_a_kubelet_has_for_people() {
             ("GET /logs/", "logs endpoint is disabled."),
             ("GET /debug/pprof/", "profiling endpoint is disabled."),
             ("PUT /debug/flags/v", "flags endpoint is disabled."),
+            (
+                "POST /checkpoint/ns/p/c?timeout=x",
+                "checkpointing of containers is not supported",
+            ),
         ] {
             let answer = world.ask(Some(&admin), page, "").await;
             assert!(answer.contains(says), "{answer}");
