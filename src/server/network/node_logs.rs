@@ -259,7 +259,12 @@ impl NodeLogServer {
         for path in service_log_files(service) {
             match self.open_file(backend, &path).await {
                 Ok(file) => return answer.send_file(backend, file).await,
-                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                // A directory is no log.
+                Err(e)
+                    if matches!(
+                        e.kind(),
+                        io::ErrorKind::NotFound | io::ErrorKind::InvalidInput
+                    ) => {}
                 Err(e) => {
                     let text = format!("\nerror getting log for {service}: {e}\n");
                     return answer.send_bytes(text.as_bytes()).await;
