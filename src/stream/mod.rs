@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`upgrade`] | the protocol that a request asks for, and the head that answers it |
 //! | [`spdy`] | SPDY/3.1, server side; client side towards a runtime |
-//! | [`websocket`] | RFC 6455, server side; the Kubernetes channels in its messages; SPDY tunnelled through it |
+//! | [`websocket`] | RFC 6455, server side and client side; the Kubernetes channels in its messages; SPDY tunnelled through it |
 //! | [`remote_command`] | exec and attach over either: stdin, sizes, output, status |
 //! | [`port_forward`] | port forwarding over either: pairs of streams, pairs of channels |
 //!

@@ -27,7 +27,7 @@ const WEBSOCKET_GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 /// The only version there is.
 const WEBSOCKET_VERSION: &str = "13";
 /// Bytes of a decoded `Sec-WebSocket-Key`.
-const KEY_BYTES: usize = 16;
+pub const KEY_BYTES: usize = 16;
 /// Protocol names of one request; further ones are not looked at.
 const MAX_PROTOCOLS: usize = 16;
 
@@ -196,6 +196,58 @@ impl<'a> UpgradeRequest<'a> {
     }
 }
 
+/// Head of a client's request for a WebSocket without sub-protocol. `host`: host and port. `key`: random bytes.
+#[must_use]
+pub fn client_request_head(host: &str, path: &str, key: &str) -> String {
+    format!(
+        "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: Upgrade\r\nUpgrade: {WEBSOCKET}\r\n\
+         Sec-WebSocket-Version: {WEBSOCKET_VERSION}\r\nSec-WebSocket-Key: {key}\r\n\r\n"
+    )
+}
+
+/// Text of a client's key.
+#[must_use]
+pub fn encode_client_key(random: [u8; KEY_BYTES]) -> String {
+    STANDARD.encode(random)
+}
+
+/// Checks the headers of the answer 101 to [`client_request_head`].
+///
+/// - Errors: the header that is wrong.
+pub fn check_client_answer<'a>(
+    key: &str,
+    headers: impl Iterator<Item = (&'a str, &'a [u8])>,
+) -> Result<(), &'static str> {
+    const UPGRADE: &str = "Upgrade";
+    const CONNECTION: &str = "Connection";
+    const ACCEPT: &str = "Sec-WebSocket-Accept";
+    let (mut upgrades, mut connects, mut accepts) = (false, false, false);
+    for (name, value) in headers {
+        let value = value.trim_ascii();
+        let is = |known: &str| name.eq_ignore_ascii_case(known);
+        if is(UPGRADE) {
+            upgrades = value.eq_ignore_ascii_case(WEBSOCKET.as_bytes());
+        } else if is(CONNECTION) {
+            let mut words = value.split(|byte| *byte == b',');
+            connects |= words.any(|word| word.trim_ascii().eq_ignore_ascii_case(b"upgrade"));
+        } else if is(ACCEPT) {
+            accepts = value == accept_key(key).as_bytes();
+        } else if is("Sec-WebSocket-Extensions") || is("Sec-WebSocket-Protocol") {
+            // Nothing was offered.
+            return Err("Sec-WebSocket-Extensions or Sec-WebSocket-Protocol");
+        }
+    }
+    let all = [
+        (upgrades, UPGRADE),
+        (connects, CONNECTION),
+        (accepts, ACCEPT),
+    ];
+    match all.iter().find(|(is_right, _)| !is_right) {
+        None => Ok(()),
+        Some((_, name)) => Err(name),
+    }
+}
+
 /// Shows that the server has read the key.
 fn accept_key(key: &str) -> String {
     let mut digest = Context::new(&SHA1_FOR_LEGACY_USE_ONLY);
@@ -358,5 +410,51 @@ mod tests {
             "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\
              X-Stream-Protocol-Version: portforward.k8s.io\r\n\r\n"
         );
+    }
+
+    #[test]
+    fn a_client_asks_and_checks_the_answer() {
+        // K3ST-01
+        let head = client_request_head("a:6443", "/x", KEY);
+        let fields = |head: &str| {
+            let lines = head.trim_end().lines().skip(1);
+            let fields = lines.filter_map(|line| line.split_once(": "));
+            fields
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .collect::<Vec<_>>()
+        };
+        assert!(head.starts_with("GET /x HTTP/1.1\r\nHost: a:6443\r\n"));
+        let asked = fields(&head);
+        assert_eq!(asked.len(), 5, "no further headers: {asked:?}");
+        let asked = asked.iter().map(|(name, value)| (&**name, &**value));
+        let asked = UpgradeRequest::parse("GET", asked).expect("a server reads it");
+        assert_eq!(asked, web_socket(&[]));
+        let check = |answer: &str| {
+            let fields = fields(answer);
+            let all = fields
+                .iter()
+                .map(|(name, value)| (&**name, value.as_bytes()));
+            check_client_answer(KEY, all)
+        };
+        let answer = asked.answer_head("");
+        assert_eq!(check(&answer), Ok(()));
+        assert_eq!(
+            check(&answer.replace("Upgrade: websocket", "upgrade: WebSocket")),
+            Ok(())
+        );
+        for (from, to, wrong) in [
+            ("s3pPL", "s3pPM", "Sec-WebSocket-Accept"),
+            ("Sec-WebSocket-Accept", "X", "Sec-WebSocket-Accept"),
+            ("Upgrade: websocket", "Upgrade: h2c", "Upgrade"),
+            ("Connection: Upgrade", "Connection: close", "Connection"),
+            (
+                "\r\n\r\n",
+                "\r\nSec-WebSocket-Extensions: permessage-deflate\r\n\r\n",
+                "Sec-WebSocket-Extensions or Sec-WebSocket-Protocol",
+            ),
+        ] {
+            assert_eq!(check(&answer.replace(from, to)), Err(wrong), "{from}");
+        }
+        assert_eq!(encode_client_key(*b"the sample nonce"), KEY);
     }
 }

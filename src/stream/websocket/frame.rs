@@ -3,6 +3,8 @@
 //! ```text
 //! fin:1 rsv:3 opcode:4 | mask:1 length:7 | length:16 or 64, if 126 or 127 | key:32 | payload, masked
 //! ```
+//!
+//! The frames of a client are masked, those of a server are not: they have no key.
 
 use alloc::vec::Vec;
 
@@ -12,8 +14,13 @@ use crate::stream::{MachineStep, OUT_BYTES, Span};
 const MAX_FRAME_BYTES: u64 = 32 << 20;
 /// Longest payload of ping, pong and close.
 const MAX_CONTROL_BYTES: usize = 125;
-/// Longest head that a client sends.
+/// Longest head of a frame.
 const MAX_HEAD_BYTES: usize = 14;
+
+/// Bytes of a masking key.
+const KEY_BYTES: usize = 4;
+/// Bit of a head that says that a key follows.
+const MASKED: u8 = 0x80;
 
 const CONTINUATION: u8 = 0;
 const TEXT: u8 = 1;
@@ -84,8 +91,8 @@ impl WebSocketError {
 struct MaskingKey([u8; 4]);
 
 impl MaskingKey {
-    /// Unmasks `bytes`, and is turned to go on behind them.
-    fn unmask_bytes(&mut self, bytes: &mut [u8]) {
+    /// Masks or unmasks `bytes`, and is turned to go on behind them.
+    fn mask_bytes(&mut self, bytes: &mut [u8]) {
         let mut words = bytes.chunks_exact_mut(8);
         let [a, b, c, d] = self.0;
         let wide = u64::from_ne_bytes([a, b, c, d, a, b, c, d]);
@@ -129,6 +136,10 @@ pub struct WebSocket {
     /// The message that frames continue, and whether nothing of it was handed out.
     message: Option<(MessageKind, bool)>,
     closed: bool,
+    /// Source of masking keys of a client; `None`: this is the server's side.
+    keys: Option<fn() -> [u8; 4]>,
+    /// Set once a pong has come.
+    has_pong: bool,
 }
 
 impl Default for WebSocket {
@@ -138,7 +149,17 @@ impl Default for WebSocket {
 }
 
 impl WebSocket {
-    /// A connection behind its handshake.
+    /// The client's side of a connection behind its handshake. `keys`: a source of random masking keys, one for each
+    /// frame.
+    #[must_use]
+    pub const fn new_client(keys: fn() -> [u8; 4]) -> Self {
+        Self {
+            keys: Some(keys),
+            ..Self::new()
+        }
+    }
+
+    /// The server's side of a connection behind its handshake.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -147,6 +168,8 @@ impl WebSocket {
             small_len: 0,
             message: None,
             closed: false,
+            keys: None,
+            has_pong: false,
         }
     }
 
@@ -179,7 +202,7 @@ impl WebSocket {
                     if len == 0 && left > 0 {
                         break;
                     }
-                    key.unmask_bytes(rest.get_mut(..len).unwrap_or_default());
+                    key.mask_bytes(rest.get_mut(..len).unwrap_or_default());
                     let (frame_ends, last) = (left == 0, left == 0 && fin);
                     self.message = (!last).then_some((kind, false));
                     self.reading = if frame_ends {
@@ -206,7 +229,7 @@ impl WebSocket {
                     }
                     let mut payload = self.small;
                     let payload = payload.get_mut(..length).unwrap_or_default();
-                    key.unmask_bytes(payload);
+                    key.mask_bytes(payload);
                     self.small_len = 0;
                     self.reading = WebSocketReadState::Head;
                     if let Some(event) = self.handle_control_frame(opcode, payload, out)? {
@@ -223,18 +246,57 @@ impl WebSocket {
     pub fn send_message(&mut self, kind: MessageKind, parts: &[&[u8]], out: &mut Vec<u8>) {
         if !self.closed {
             let length = parts.iter().map(|p| p.len()).sum();
+            let start = out.len();
             write_message_head(kind, length, out);
+            let key = self.write_key(start, out);
+            let payload = out.len();
             for part in parts {
                 out.extend_from_slice(part);
             }
+            if let Some(mut key) = key {
+                key.mask_bytes(out.get_mut(payload..).unwrap_or_default());
+            }
+        }
+    }
+
+    /// Pings the peer. Dropped if the connection is closed.
+    pub fn send_ping(&mut self, out: &mut Vec<u8>) {
+        if !self.closed {
+            self.send_control(PING, &[], out);
+        }
+    }
+
+    /// Returns true if a pong has come since the last call.
+    pub const fn take_pong(&mut self) -> bool {
+        core::mem::replace(&mut self.has_pong, false)
+    }
+
+    /// Writes the key behind the frame's head at `start`, if this is a client.
+    fn write_key(&self, start: usize, out: &mut Vec<u8>) -> Option<MaskingKey> {
+        let key = self.keys?();
+        if let Some(length) = out.get_mut(start + 1) {
+            *length |= MASKED;
+        }
+        out.extend_from_slice(&key);
+        Some(MaskingKey(key))
+    }
+
+    fn send_control(&self, opcode: u8, payload: &[u8], out: &mut Vec<u8>) {
+        let start = out.len();
+        let length = u8::try_from(payload.len()).unwrap_or_default();
+        out.extend_from_slice(&[0x80 | opcode, length]);
+        let key = self.write_key(start, out);
+        let behind = out.len();
+        out.extend_from_slice(payload);
+        if let Some(mut key) = key {
+            key.mask_bytes(out.get_mut(behind..).unwrap_or_default());
         }
     }
 
     /// Says goodbye, once.
     pub fn send_close(&mut self, code: u16, out: &mut Vec<u8>) {
         if !core::mem::replace(&mut self.closed, true) {
-            out.extend_from_slice(&[0x80 | CLOSE, 2]);
-            out.extend_from_slice(&code.to_be_bytes());
+            self.send_control(CLOSE, &code.to_be_bytes(), out);
         }
     }
 
@@ -272,15 +334,22 @@ impl WebSocket {
                 "an extension that was not agreed on",
             ));
         }
-        if second & 0x80 == 0 {
-            return Err(WebSocketError::Protocol("a client's frame without mask"));
-        }
+        let key_bytes = match (second & MASKED, self.keys) {
+            (0, None) => {
+                return Err(WebSocketError::Protocol("a client's frame without mask"));
+            }
+            (0, Some(_)) => 0,
+            (_, None) => KEY_BYTES,
+            (_, Some(_)) => {
+                return Err(WebSocketError::Protocol("a server's frame with a mask"));
+            }
+        };
         let longer = match second & 0x7f {
             126 => 2,
             127 => 8,
             _ => 0,
         };
-        let bytes = 2 + longer + 4;
+        let bytes = 2 + longer + key_bytes;
         debug_assert!(bytes <= MAX_HEAD_BYTES);
         if !self.collect_bytes(bytes, input, at) {
             return Ok(false);
@@ -354,9 +423,11 @@ impl WebSocket {
     ) -> Result<Option<WebSocketEvent>, WebSocketError> {
         match opcode {
             PING if !self.closed => {
-                let length = u8::try_from(payload.len()).unwrap_or_default();
-                out.extend_from_slice(&[0x80 | PONG, length]);
-                out.extend_from_slice(payload);
+                self.send_control(PONG, payload, out);
+                Ok(None)
+            }
+            PONG => {
+                self.has_pong = true;
                 Ok(None)
             }
             CLOSE => {

@@ -1,4 +1,4 @@
-//! RFC 6455, server side, and what Kubernetes puts into its messages.
+//! RFC 6455, both sides, and what Kubernetes puts into its messages.
 //!
 //! [`WebSocket`] reads frames and unmasks their payload where it lies; [`Channels`] are the `channel.k8s.io` protocols,
 //! [`SpdyTunnel`] carries a SPDY connection. No extensions; text is not checked for UTF-8, as no reader here cares (upstream's

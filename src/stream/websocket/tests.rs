@@ -328,3 +328,80 @@ fn channels_of_what_is_sent() {
         assert!(out.is_empty(), "closed");
     }
 }
+
+/// A client's side whose masking key is always this one.
+fn client() -> WebSocket {
+    WebSocket::new_client(|| [0x37, 0xfa, 0x21, 0x3d])
+}
+
+#[test]
+fn a_client_masks_and_a_server_reads_it() {
+    // K3ST-01 K3ST-08
+    let (mut socket, mut sent) = (client(), Vec::new());
+    let long = [vec![b'x'; 300], vec![b'y'; 70_000]];
+    for payload in [&b"Hello"[..], b"", &long[0], &long[1]] {
+        let (a, b) = payload.split_at(payload.len() / 2);
+        socket.send_message(MessageKind::Binary, &[a, b], &mut sent);
+    }
+    socket.send_ping(&mut sent);
+    // The example of RFC 6455 section 5.7, as a binary message.
+    let example = [
+        0x82, 0x85, 0x37, 0xfa, 0x21, 0x3d, 0x7f, 0x9f, 0x4d, 0x51, 0x58,
+    ];
+    assert_eq!(sent[..example.len()], example);
+    for size in SIZES {
+        let (seen, answer, error) = frames(&sent, size);
+        let whole = long
+            .each_ref()
+            .map(|long| format!("Binary {}.", String::from_utf8_lossy(long)));
+        assert_eq!(seen, ["Binary Hello.", "Binary .", &whole[0], &whole[1]]);
+        assert_eq!(
+            (ws_frames(&answer), error),
+            (vec![(0x8a, Vec::new())], None)
+        );
+    }
+    // What the server answers, and its own frames, have no mask.
+    let (mut out, mut came) = (
+        Vec::new(),
+        vec![0x8a, 0, 0x89, 2, b'h', b'i', 0x02, 1, b'a', 0x80, 1, b'b'],
+    );
+    assert!(!socket.take_pong());
+    let mut at = 0;
+    let mut got = Vec::new();
+    while at < came.len() {
+        let step = socket
+            .receive_input(&mut came[at..], &mut out)
+            .expect("frames");
+        if let Some(WebSocketEvent::Data { span, last, .. }) = step.event {
+            got.push((span.slice_of(&came[at..]).to_vec(), last));
+        }
+        at += step.taken;
+    }
+    assert_eq!(got, [(b"a".to_vec(), false), (b"b".to_vec(), true)]);
+    assert!(socket.take_pong() && !socket.take_pong());
+    assert_eq!(out, masked_by(0x8a, b"hi"));
+    // A server that masks is none.
+    let wrong = socket.receive_input(&mut masked(0x82, b"x"), &mut out);
+    assert_eq!(
+        wrong,
+        Err(WebSocketError::Protocol("a server's frame with a mask"))
+    );
+    out.clear();
+    socket.send_close(1002, &mut out);
+    socket.send_ping(&mut out);
+    assert_eq!(out, masked_by(0x88, &[3, 0xea]));
+}
+
+/// A frame of the client of these tests.
+fn masked_by(head: u8, payload: &[u8]) -> Vec<u8> {
+    let mut out = vec![head, 0x80 | u8::try_from(payload.len()).expect("short")];
+    let key = [0x37, 0xfa, 0x21, 0x3d];
+    out.extend(key);
+    out.extend(
+        payload
+            .iter()
+            .zip(key.iter().cycle())
+            .map(|(byte, key)| byte ^ key),
+    );
+    out
+}
