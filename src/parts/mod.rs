@@ -66,6 +66,8 @@ static PARTS: &[&dyn Part] = &[
     &join::JoinPart,
     #[cfg(feature = "tunnel")]
     &tunnel::part::TunnelPart,
+    #[cfg(feature = "k3s")]
+    &tunnel::remotedialer::part::K3sPart,
     #[cfg(feature = "provider")]
     &provider::ProviderPart,
     #[cfg(feature = "update")]

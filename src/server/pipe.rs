@@ -197,6 +197,17 @@ impl PipeSourceEnd {
         given
     }
 
+    /// Number of bytes that the server has not taken yet. If they are more than `calm`, `cx` is woken when it takes some.
+    #[must_use]
+    pub fn waiting_bytes(&self, calm: usize, cx: &Context<'_>) -> usize {
+        let way = &mut self.0.borrow_mut().inward;
+        let waiting = way.bytes.len();
+        if waiting > calm {
+            way.writer = Some(cx.waker().clone());
+        }
+        waiting
+    }
+
     /// Takes the server's bytes into `into`; returns their number, 0 at the end. `None`: no bytes yet; `cx` is woken
     /// then.
     pub fn take_bytes(&self, into: &mut [u8], cx: &Context<'_>) -> Option<usize> {
@@ -249,6 +260,7 @@ mod tests {
         let cx = Context::from_waker(Waker::noop());
         assert_eq!(far.give_bytes(b"abcdef", &cx), 4);
         assert_eq!(far.give_bytes(b"ef", &cx), 0);
+        assert_eq!(far.waiting_bytes(0, &cx), 4);
         block_on(async {
             let mut got = [0; 3];
             near.read_exact(&mut got).await.expect("read");

@@ -52,6 +52,16 @@ pub fn drop_unsent_on_close(socket: RawFd) -> io::Result<()> {
     Ok(())
 }
 
+/// Limits what the kernel holds of a connection in each direction, bytes (`SO_RCVBUF`, `SO_SNDBUF`). The peer cannot send
+/// more than that ahead. Source: socket(7).
+pub fn limit_buffers(socket: impl AsFd, bytes: usize) -> io::Result<()> {
+    use nix::sys::socket::{setsockopt, sockopt};
+
+    setsockopt(&socket.as_fd(), sockopt::RcvBuf, &bytes)?;
+    setsockopt(&socket.as_fd(), sockopt::SndBuf, &bytes)?;
+    Ok(())
+}
+
 /// Traffic of a TCP connection so far, as the kernel counts it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpCounts {

@@ -15,7 +15,7 @@ use std::path::Path;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use ring::rand::{SecureRandom as _, SystemRandom};
 use rustls::pki_types::{CertificateSigningRequestDer, pem::PemObject as _};
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use sha2::{Digest as _, Sha256};
 use ureq::http::Method;
 
@@ -23,10 +23,7 @@ use super::{
     ApiRequest, JoinError, JoinServer, KubeError, Kubeconfig, KubeconfigMaterial, ProxyVariables,
     ServerTrust, Url, anonymous_kubeconfig, is_digest, split_bootstrap_token, wrong_answer,
 };
-use crate::api::{
-    encode_hex,
-    strict::{from_json, typed_from_value},
-};
+use crate::api::{encode_hex, strict::from_json};
 use crate::kube::bootstrap::{check_pair, node_subject};
 use crate::kube::client::ApiResponse;
 use crate::kube::{csr, x509};
@@ -117,6 +114,8 @@ pub struct K3sCluster {
     /// Port of the apiserver.
     #[serde(rename = "HTTPSPort")]
     pub port: u16,
+    /// Port of the supervisor beside each apiserver; 0: the one that was joined.
+    pub supervisor_port: u16,
 }
 
 impl K3sCluster {
@@ -138,7 +137,7 @@ impl K3sCluster {
         other.flatten().unwrap_or_else(|| url.clone())
     }
 
-    /// Returns true if the apiserver reaches nodes only through a tunnel that each of them keeps open (K3SJ-09).
+    /// Returns true if the apiserver reaches nodes only through a tunnel that each of them keeps open (K3ST-06).
     #[must_use]
     pub fn wants_tunnel(&self) -> bool {
         !matches!(&*self.egress_selector_mode, "" | "disabled")
@@ -274,23 +273,31 @@ impl K3sSupervisor {
 
     /// Asks for the configuration of the cluster (K3SJ-07).
     pub fn read_cluster(&self) -> Result<K3sCluster, JoinError> {
-        let path = format!("{V1}/config");
-        let answer = self.send_request(ApiRequest::get(&path), &[], ApiResponse::read_document);
-        let document = answer.map_err(|e| self.translate_refusal(e))?;
-        typed_from_value(&document).map_err(|e| wrong_answer("config", &self.asked.url, e))
+        // It has secrets, too: fields without a name here are dropped with the text.
+        self.read_answer("config")
+    }
+
+    /// Addresses of the apiservers, `host:port`, in the server's order.
+    pub fn read_apiservers(&self) -> Result<Vec<String>, JoinError> {
+        let all: Option<Vec<String>> = self.read_answer("apiservers")?;
+        let mut all = all.unwrap_or_default();
+        all.truncate(MAX_SERVERS);
+        Ok(all)
+    }
+
+    fn read_answer<T: DeserializeOwned>(&self, name: &'static str) -> Result<T, JoinError> {
+        let path = format!("{V1}/{name}");
+        let answer = self.send_request(ApiRequest::get(&path), &[], |answer| {
+            answer.read_bytes(MAX_PEM_BYTES)
+        });
+        let text = answer.map_err(|e| self.translate_refusal(e))?;
+        from_json(&text).map_err(|e| wrong_answer(name, &self.asked.url, e))
     }
 
     /// URLs of the apiservers other than `first`, sorted.
     pub fn read_apiserver_urls(&self, first: &Url) -> Result<Vec<String>, JoinError> {
-        let path = format!("{V1}/apiservers");
-        let answer = self.send_request(ApiRequest::get(&path), &[], |answer| {
-            answer.read_bytes(MAX_PEM_BYTES)
-        });
-        let list = answer.map_err(|e| self.translate_refusal(e))?;
-        let all: Option<Vec<String>> =
-            from_json(&list).map_err(|e| wrong_answer("apiservers", &self.asked.url, e))?;
         let mut urls = Vec::new();
-        for address in all.unwrap_or_default().iter().take(MAX_SERVERS) {
+        for address in self.read_apiservers()? {
             let text = format!("https://{address}");
             let url =
                 Url::parse(&text).map_err(|e| wrong_answer("apiservers", &self.asked.url, e))?;
@@ -393,6 +400,28 @@ pub fn renew_certificate(
     for url in servers {
         result =
             K3sSupervisor::for_member(config.clone(), url, proxies).certify_new_key(node, purpose);
+        if !matches!(&result, Err(JoinError::Kube(e)) if !e.is_answer()) {
+            break;
+        }
+    }
+    result
+}
+
+/// Asks for the addresses of the apiservers, and for the configuration of the cluster if `with_cluster`. The first of
+/// `servers` that answers decides, whatever it says. Returns also its place in `servers`.
+///
+/// - Errors: the error of the last server that was asked.
+pub fn read_servers(
+    config: &Kubeconfig,
+    servers: &[Url],
+    proxies: &ProxyVariables,
+    with_cluster: bool,
+) -> Result<(usize, Option<K3sCluster>, Vec<String>), JoinError> {
+    let mut result = Err(KubeError::Local("no server of k3s is known".into()).into());
+    for (place, url) in servers.iter().enumerate() {
+        let supervisor = K3sSupervisor::for_member(config.clone(), url, proxies);
+        let cluster = with_cluster.then(|| supervisor.read_cluster()).transpose();
+        result = cluster.and_then(|cluster| Ok((place, cluster, supervisor.read_apiservers()?)));
         if !matches!(&result, Err(JoinError::Kube(e)) if !e.is_answer()) {
             break;
         }

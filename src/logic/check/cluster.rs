@@ -141,7 +141,7 @@ pub(super) fn check_services(facts: &CheckFacts) -> CheckFinding {
 }
 
 /// Checks that the control plane can reach this node for logs and exec. Servers of k3s that want nodes to open tunnels
-/// to them do not reach it (K3SJ-09).
+/// to them do not reach it, unless a part keeps one (K3ST-06).
 pub(super) fn check_control_plane_tunnel(facts: &CheckFacts) -> CheckFinding {
     match apiserver_facts(facts) {
         Err(alone) => alone,

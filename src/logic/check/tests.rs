@@ -399,7 +399,7 @@ const BAD: &[(&str, Change, FindingLevel, &str, &str)] = &[
         "curl -kv https://a:6443/healthz"),
     ("apiserver", |f| f.apiserver = member(|a| a.clock = Some("the clock is 99 s ahead".into())), FindingLevel::Warning, "99 s ahead",
         "apt-get install systemd-timesyncd && timedatectl set-ntp true; without a network: date -s '2026-01-31 12:00'"),
-    // K3SJ-09 K3SJ-11
+    // K3SJ-11
     ("pod-routes", |f| f.apiserver = member(|_| ()), FindingLevel::Warning, "do not reach pods of other nodes",
         "ip route add POD-CIDR via NODE-IP, for each other node; or put a network configuration into /etc/cni/net.d"),
     ("services", |f| f.apiserver = member(|_| ()), FindingLevel::Warning, "do not reach Services: no kube-proxy",

@@ -74,17 +74,23 @@ pub fn check_tunnel(servers: &[(String, u16)], health: Option<&TunnelHealth>) ->
     }
 }
 
-/// Writes the metrics of a tunnel.
-pub fn write_tunnel_metrics(figures: &TunnelFigures, page: &mut MetricsText) {
-    let mut family = |name: &str, kind, help: &str, label: &str, values: &[(&str, u64)]| {
-        page.write_family(name, kind, help, |samples| {
-            for (text, value) in values {
-                let labels = [(label, *text)];
-                let labels = if label.is_empty() { &[][..] } else { &labels };
-                samples.write_sample(labels, (*value).into(), None);
-            }
-        });
-    };
+/// Writes the metrics of a tunnel. `kind`: the kind of its servers, if it is not that of konnectivity.
+pub fn write_tunnel_metrics(
+    figures: &TunnelFigures,
+    kind: Option<&'static str>,
+    page: &mut MetricsText,
+) {
+    let mut family =
+        |name: &str, of: MetricType, help: &str, label: &str, values: &[(&str, u64)]| {
+            page.write_family(name, of, help, |samples| {
+                for (text, value) in values {
+                    let labels = [("kind", kind.unwrap_or_default()), (label, *text)];
+                    let first = usize::from(kind.is_none());
+                    let end = 1 + usize::from(!label.is_empty());
+                    samples.write_sample(&labels[first..end], (*value).into(), None);
+                }
+            });
+        };
     family(
         "picolet_tunnel_streams",
         MetricType::Gauge,
@@ -186,7 +192,7 @@ mod tests {
             bytes_out: 6,
         };
         let mut page = MetricsText::default();
-        write_tunnel_metrics(&figures, &mut page);
+        write_tunnel_metrics(&figures, None, &mut page);
         assert_eq!(
             page.0,
             "# HELP picolet_tunnel_streams Streams to servers of the tunnel that are open.

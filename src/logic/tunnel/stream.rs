@@ -153,7 +153,7 @@ struct CarriedConnection {
 /// full, and bytes that it takes, pay the debt off. So a connection that takes a few bytes now and then cannot hold up
 /// the others without end.
 #[derive(Debug, Default)]
-struct WaitDebt {
+pub(super) struct WaitDebt {
     /// Debt at the time `noted`.
     owed: Duration,
     noted: MonoTime,
@@ -170,7 +170,7 @@ impl WaitDebt {
         }
     }
 
-    fn record_given_bytes(&mut self, given: usize, is_full: bool, now: MonoTime) {
+    pub(super) fn record_given_bytes(&mut self, given: usize, is_full: bool, now: MonoTime) {
         let given = u64::try_from(given).unwrap_or(u64::MAX);
         let good = Duration::from_micros(given.saturating_mul(1_000_000) / FAIR_BYTES_S);
         *self = Self {
@@ -181,7 +181,7 @@ impl WaitDebt {
     }
 
     /// Time at which the debt is too large, if no byte is taken until then.
-    fn overdue_at(&self) -> Option<MonoTime> {
+    pub(super) fn overdue_at(&self) -> Option<MonoTime> {
         let left = MAX_FULL.saturating_sub(self.owed);
         self.is_full.then(|| self.noted + left)
     }

@@ -731,7 +731,7 @@ fn join_k3s_cluster(
     if !others.is_empty() {
         own.insert("apiServers".into(), json!(others));
     }
-    if cluster.wants_tunnel() {
+    if cluster.wants_tunnel() && !cfg!(feature = "k3s") {
         notes.push(format!(
             "kubectl logs and exec will not reach this node: the servers reach nodes through tunnels (egress-selector-mode: {}). \
              Run all servers with --egress-selector-mode=disabled",

@@ -1,6 +1,6 @@
 //! Opening a stream to an address: names, TCP, TLS, HTTP/2, the call, and the server's answer to it (TUN-01).
 
-use alloc::rc::Rc;
+use alloc::{rc::Rc, sync::Arc};
 use core::{
     cell::Cell,
     net::{IpAddr, SocketAddr},
@@ -9,13 +9,13 @@ use core::{
 use std::{io, net::TcpStream};
 
 use async_io::Async;
-use futures_rustls::TlsConnector;
-use rustls::pki_types::ServerName;
+use futures_rustls::{TlsConnector, client::TlsStream};
+use rustls::{ClientConfig, pki_types::ServerName};
 use smol::future::FutureExt as _;
 
 use super::{TunnelShared, packet::MAX_MESSAGE_BYTES};
 use crate::{
-    agent::clock::{GrpcClock, TimerFuture},
+    agent::clock::{Clock, GrpcClock, TimerFuture},
     api::link::LinkClass,
     error::error_chain,
     grpc::{
@@ -26,7 +26,7 @@ use crate::{
     },
     logic::tunnel::line::{StreamLossReason, is_node_refusal},
     net::{NameResolver, meter::CountedConnection},
-    sys::lane::Lane,
+    sys::{lane::Lane, socket},
 };
 
 /// The call. The service has no package.
@@ -94,42 +94,11 @@ pub(super) async fn open_stream(
     let cfg = settings.cfg.clone();
     let read = move || {
         let (ca, token_file) = (cfg.ca.as_deref(), cfg.token_file.as_deref());
-        super::credentials::read_credentials(&kubeconfig, kept.as_ref(), ca, token_file)
+        super::credentials::read_credentials(&kubeconfig, kept.as_ref(), ca, token_file, b"h2")
     };
     let read = shared.disk.run_job(read).await;
     let (tls, token) = read.map_err(|e| StreamFailure::broken(error_chain(&e)))?;
-    let name = ServerName::try_from(host.clone());
-    let name = name.map_err(|e| StreamFailure::broken(e.to_string()))?;
-    let mut last = String::new();
-    let mut stream = None;
-    for ip in resolve_addresses(host).await? {
-        let address = SocketAddr::new(ip, *port);
-        let dial = async {
-            let tcp = Async::<TcpStream>::connect(address).await?;
-            let _ = tcp.get_ref().set_nodelay(true);
-            let tcp = CountedConnection::new(tcp, Rc::new(Cell::new(LinkClass::Tunnel)));
-            let connector = TlsConnector::from(tls.clone());
-            let handshake = connector.connect_with(name.clone(), tcp, |session| {
-                session.set_buffer_limit(Some(SESSION_BUFFER_BYTES));
-            });
-            Box::pin(handshake).await
-        };
-        match Box::pin(dial.or(time_out_at(shared.alarm_after(CONNECT_TIME)))).await {
-            Ok(opened) => {
-                stream = Some(opened);
-                break;
-            }
-            Err(e) => {
-                last = format!("{address}: {}", io_error_text(&e));
-                if e.kind() == io::ErrorKind::InvalidData {
-                    // TLS: a server is there, and one side does not accept the other.
-                    let ending = StreamLossReason::Refused;
-                    return Err(StreamFailure { ending, why: last });
-                }
-            }
-        }
-    }
-    let stream = stream.ok_or_else(|| StreamFailure::broken(last))?;
+    let stream = dial_tls(host, *port, &tls, &*shared.clock, None).await?;
     let is_h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
     if !is_h2 {
         return Err(StreamFailure::broken("the server does not offer HTTP/2"));
@@ -177,6 +146,53 @@ pub(super) async fn open_stream(
     })
 }
 
+/// Stream to a server.
+pub(super) type TlsConnection = TlsStream<CountedConnection>;
+
+/// Connects to a server, at the first of its addresses that answers.
+///
+/// - `buffers`: bytes of the socket's buffers; `None`: the kernel chooses.
+pub(super) async fn dial_tls(
+    host: &str,
+    port: u16,
+    tls: &Arc<ClientConfig>,
+    clock: &dyn Clock,
+    buffers: Option<usize>,
+) -> Result<TlsConnection, StreamFailure> {
+    let name = ServerName::try_from(host.to_owned());
+    let name = name.map_err(|e| StreamFailure::broken(e.to_string()))?;
+    let mut last = String::new();
+    for ip in resolve_addresses(host).await? {
+        let address = SocketAddr::new(ip, port);
+        let dial = async {
+            let tcp = Async::<TcpStream>::connect(address).await?;
+            let _ = tcp.get_ref().set_nodelay(true);
+            if let Some(bytes) = buffers {
+                socket::limit_buffers(&tcp, bytes)?;
+            }
+            let tcp = CountedConnection::new(tcp, Rc::new(Cell::new(LinkClass::Tunnel)));
+            let connector = TlsConnector::from(Arc::clone(tls));
+            let handshake = connector.connect_with(name.clone(), tcp, |session| {
+                session.set_buffer_limit(Some(SESSION_BUFFER_BYTES));
+            });
+            Box::pin(handshake).await
+        };
+        let late = time_out_at(clock.sleep_until(clock.now() + CONNECT_TIME));
+        match Box::pin(dial.or(late)).await {
+            Ok(opened) => return Ok(opened),
+            Err(e) => {
+                last = format!("{address}: {}", io_error_text(&e));
+                if e.kind() == io::ErrorKind::InvalidData {
+                    // TLS: a server is there, and one side does not accept the other.
+                    let ending = StreamLossReason::Refused;
+                    return Err(StreamFailure { ending, why: last });
+                }
+            }
+        }
+    }
+    Err(StreamFailure::broken(last))
+}
+
 /// A header that is there exactly once.
 fn header<'a>(fields: &'a [HeaderField], name: &[u8]) -> Option<&'a [u8]> {
     let mut found = fields.iter().filter(|(of, _)| of == name);
@@ -194,12 +210,12 @@ fn metadata(agent_id: &str, identifiers: &str, token: Option<String>) -> Vec<Hea
     fields
 }
 
-async fn time_out_at<T>(alarm: TimerFuture) -> io::Result<T> {
+pub(super) async fn time_out_at<T>(alarm: TimerFuture) -> io::Result<T> {
     alarm.await;
     Err(io::ErrorKind::TimedOut.into())
 }
 
-fn io_error_text(e: &io::Error) -> String {
+pub(super) fn io_error_text(e: &io::Error) -> String {
     match e.raw_os_error() {
         Some(number) => nix::errno::Errno::from_raw(number).desc().to_owned(),
         None => e.to_string(),

@@ -22,11 +22,13 @@ use crate::{
 /// - `kept`: directory in which this node keeps the certificate that it renews, if it does.
 /// - `ca`: CAs of the servers, if they are not the apiserver's.
 /// - `token_file`: a token is shown instead of the certificate. It is returned.
+/// - `protocol`: what is spoken within TLS.
 pub(super) fn read_credentials(
     kubeconfig: &Path,
     kept: Option<&CertificateStore>,
     ca: Option<&Path>,
     token_file: Option<&Path>,
+    protocol: &[u8],
 ) -> Result<(Arc<ClientConfig>, Option<String>), KubeError> {
     let local = KubeError::Local;
     let config = kubeconfig_in_use(kubeconfig, &[], kept).map_err(|e| local(e.to_string()))?;
@@ -60,7 +62,7 @@ pub(super) fn read_credentials(
     };
     let config = tls::client_config(roots, identity).map_err(|e| local(error_chain(&e)))?;
     let mut config = Arc::unwrap_or_clone(config);
-    config.alpn_protocols = vec![b"h2".to_vec()];
+    config.alpn_protocols = vec![protocol.to_vec()];
     // A connection lasts for days.
     config.resumption = Resumption::disabled();
     Ok((Arc::new(config), token))
@@ -103,7 +105,8 @@ mod tests {
         store.recover().expect("directory");
         // As each dial reads it.
         let shown = |kept: Option<&CertificateStore>| {
-            let (config, token) = read_credentials(&path, kept, None, None).expect("credentials");
+            let (config, token) =
+                read_credentials(&path, kept, None, None, b"h2").expect("credentials");
             assert_eq!(token, None);
             let schemes = [rustls::SignatureScheme::ECDSA_NISTP256_SHA256];
             let pair = config.client_auth_cert_resolver.resolve(&[], &schemes);
@@ -124,6 +127,6 @@ mod tests {
         assert_eq!(shown(None), der(&brought), "this node renews none");
         // Who shows a token to the apiserver has no certificate to show.
         fs::write(&path, text("token: t")).expect("kubeconfig");
-        assert!(read_credentials(&path, Some(&store), None, None).is_err());
+        assert!(read_credentials(&path, Some(&store), None, None, b"h2").is_err());
     }
 }

@@ -8,6 +8,7 @@
 //! | `stream` | a stream, and the connections that it carries to the server of this node, in this process |
 //! | `packet` | the packets on it |
 //! | `part`, `settings` | the part of a node, and its keys |
+//! | `remotedialer` | the tunnel of k3s, which has another protocol: a part of its own in the same room |
 //! | here | the lines, and how many streams there are to be |
 //!
 //! ```text
@@ -22,6 +23,8 @@ mod connect;
 mod credentials;
 mod packet;
 pub(crate) mod part;
+#[cfg(feature = "k3s")]
+pub(crate) mod remotedialer;
 mod settings;
 mod stream;
 
@@ -173,9 +176,18 @@ impl NodeTunnel {
 
 fn random() -> u64 {
     let mut bytes = [0; 8];
-    // The kernel's source does not fail. If it does, numbers begin where others may have begun.
-    let _ = SystemRandom::new().fill(&mut bytes);
+    fill_random(&mut bytes);
     u64::from_ne_bytes(bytes)
+}
+
+fn fill_random(bytes: &mut [u8]) {
+    // The kernel's source does not fail. If it does, numbers begin where others may have begun.
+    let _ = SystemRandom::new().fill(bytes);
+}
+
+/// The target of a dial, as far as it is shown.
+fn cut_target(target: &str) -> String {
+    target.chars().take(MAX_SHOWN_TARGET).collect()
 }
 
 impl TunnelShared {
@@ -202,7 +214,7 @@ impl TunnelShared {
     /// Reports a dial that was meant for another target (TUN-06, TUN-07).
     fn report_misrouted(&self, target: &str) {
         if self.board.count_misrouted(self.clock.now()) {
-            let target: String = target.chars().take(MAX_SHOWN_TARGET).collect();
+            let target = cut_target(target);
             let message = format!(
                 "a dial for {target:?} came through the tunnel: start proxy-server with --proxy-strategies=destHost,defaultRoute"
             );

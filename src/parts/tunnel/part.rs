@@ -123,6 +123,6 @@ impl ConfiguredPart for ConfiguredTunnel {
     }
 
     fn write_metrics(&self, page: &mut MetricsText) {
-        health::write_tunnel_metrics(&self.board.tunnel_figures(), page);
+        health::write_tunnel_metrics(&self.board.tunnel_figures(), None, page);
     }
 }

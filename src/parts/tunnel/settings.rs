@@ -48,6 +48,13 @@ pub(super) struct TunnelConfig {
     pub(super) token_file: Option<PathBuf>,
 }
 
+/// Returns true if `own`, the value of `picolet`, names servers of a tunnel.
+#[cfg(feature = "k3s")]
+pub(super) fn names_servers(own: &Value) -> bool {
+    let servers = own.pointer("/tunnel/servers").and_then(Value::as_array);
+    servers.is_some_and(|servers| !servers.is_empty())
+}
+
 /// Resolves the tunnel below `own`, the value of `picolet`; `None`: there is none. `is_member`: there is an apiserver.
 pub(super) fn resolve_tunnel(
     own: &Value,

@@ -39,27 +39,33 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 /// A direction of a connection within the test.
 #[derive(Default)]
-struct Way {
-    bytes: VecDeque<u8>,
-    is_ended: bool,
+pub(super) struct Way {
+    pub(super) bytes: VecDeque<u8>,
+    pub(super) is_ended: bool,
+    /// Most bytes that it holds; `None`: no limit.
+    pub(super) room: Option<usize>,
     reader: Option<Waker>,
+    writer: Option<Waker>,
 }
 
 impl Way {
-    fn wake(&mut self) {
-        if let Some(reader) = self.reader.take() {
-            reader.wake();
+    pub(super) fn wake(&mut self) {
+        for waker in [self.reader.take(), self.writer.take()]
+            .into_iter()
+            .flatten()
+        {
+            waker.wake();
         }
     }
 }
 
 /// An end of a connection within the test.
-struct End {
-    from: Rc<RefCell<Way>>,
-    to: Rc<RefCell<Way>>,
+pub(super) struct End {
+    pub(super) from: Rc<RefCell<Way>>,
+    pub(super) to: Rc<RefCell<Way>>,
 }
 
-fn ends() -> (End, End) {
+pub(super) fn ends() -> (End, End) {
     let (there, back) = (Rc::<RefCell<Way>>::default(), Rc::<RefCell<Way>>::default());
     let ours = End {
         from: Rc::clone(&back),
@@ -83,20 +89,30 @@ impl AsyncRead for End {
             way.reader = Some(cx.waker().clone());
             return Poll::Pending;
         }
-        Poll::Ready(way.bytes.read(buf))
+        let read = way.bytes.read(buf);
+        way.wake();
+        Poll::Ready(read)
     }
 }
 
 impl AsyncWrite for End {
     fn poll_write(
         self: Pin<&mut Self>,
-        _: &mut Context<'_>,
+        cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
         let mut way = self.to.borrow_mut();
-        way.bytes.extend(buf);
+        let room = way
+            .room
+            .map_or(buf.len(), |room| room.saturating_sub(way.bytes.len()));
+        let count = buf.len().min(room);
+        if count == 0 {
+            way.writer = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        way.bytes.extend(&buf[..count]);
         way.wake();
-        Poll::Ready(Ok(buf.len()))
+        Poll::Ready(Ok(count))
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -1,0 +1,139 @@
+//! The tunnel of k3s as a part of a node, and what a running agent shows of it.
+
+use alloc::{collections::BTreeMap, rc::Rc};
+use core::{cell::RefCell, fmt};
+
+use serde_json::Value;
+
+use super::{DialerSettings, K3sTunnel, K3sTunnelStatus};
+use crate::{
+    agent::tasks::{AgentTask, box_task},
+    api::{WallTime, node::NodeCondition},
+    config::{AgentConfig, InvalidField},
+    kube::store::CertificateStore,
+    logic::{
+        check::CheckFinding,
+        metrics::exposition::MetricsText,
+        tunnel::{health::write_tunnel_metrics, remotedialer::health::check_k3s_tunnel},
+    },
+    net::Url,
+    parts::{ConfiguredPart, Part, PartTools, tunnel},
+};
+
+/// Name of the part.
+pub(super) const NAME: &str = "k3s";
+
+/// The tunnel of a node of k3s.
+pub(crate) struct K3sPart;
+
+impl Part for K3sPart {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn configure(
+        &self,
+        own: &Value,
+        config: &AgentConfig,
+    ) -> Result<Option<Rc<dyn ConfiguredPart>>, InvalidField> {
+        let Some((joined, _)) = &config.cluster.k3s else {
+            return Ok(None);
+        };
+        // Whoever names other servers for a tunnel has set up another way to this node.
+        let has_other = tunnel::settings::names_servers(own);
+        if has_other || config.server.listen.is_none() {
+            return Ok(None);
+        }
+        Ok(Some(Rc::new(ConfiguredK3sTunnel {
+            joined: joined.clone(),
+            status: Rc::default(),
+            running: RefCell::default(),
+        })))
+    }
+}
+
+/// A tunnel that is configured, and runs in an agent.
+struct ConfiguredK3sTunnel {
+    joined: Url,
+    status: Rc<K3sTunnelStatus>,
+    running: RefCell<Option<K3sTunnel>>,
+}
+
+impl fmt::Debug for ConfiguredK3sTunnel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.joined.fmt(f)
+    }
+}
+
+impl ConfiguredPart for ConfiguredK3sTunnel {
+    fn start(&self, tools: &PartTools<'_>) -> Vec<AgentTask> {
+        let (cluster, listen) = (&tools.config.cluster, tools.config.server.listen);
+        // Without these there is no configuration of a tunnel.
+        let (Some(kubeconfig), Some(listen), Some(serve)) =
+            (&cluster.kubeconfig, listen, &tools.serve)
+        else {
+            return Vec::new();
+        };
+        // Each server of k3s has a supervisor beside its apiserver.
+        let others = cluster
+            .servers
+            .iter()
+            .filter_map(|url| Url::parse(url).ok());
+        let others = others.filter(|url| url.https && !url.same_origin(&self.joined));
+        let settings = DialerSettings {
+            kubeconfig: kubeconfig.clone(),
+            kept: cluster
+                .renewed_certificate_dir()
+                .map(CertificateStore::client),
+            supervisors: core::iter::once(self.joined.clone())
+                .chain(others)
+                .collect(),
+            proxies: tools.proxies.clone(),
+            port: listen.port(),
+        };
+        let (serve, status) = (Rc::clone(serve), Rc::clone(&self.status));
+        *self.running.borrow_mut() = K3sTunnel::start(settings, tools, serve, status);
+        // Its lines are tasks of their own, which come and go.
+        Vec::new()
+    }
+
+    fn stop(&self) -> AgentTask {
+        let tunnel = self.running.take();
+        box_task(async move {
+            if let Some(tunnel) = tunnel {
+                tunnel.stop().await;
+            }
+        })
+    }
+
+    fn conditions(&self, now: WallTime) -> Vec<NodeCondition> {
+        match self.status.is_needless() {
+            true => Vec::new(),
+            false => vec![self.status.board.node_condition(now)],
+        }
+    }
+
+    fn state(&self) -> Option<(String, Value)> {
+        let state = serde_json::to_value(self.status.tunnel_health()).ok()?;
+        Some((NAME.into(), state))
+    }
+
+    fn check(
+        &self,
+        states: Option<&BTreeMap<String, Value>>,
+    ) -> Option<(&'static str, CheckFinding)> {
+        let state = states.and_then(|states| states.get(NAME));
+        let health = state.and_then(|state| serde_json::from_value(state.clone()).ok());
+        let joined = self.joined.without_query();
+        let joined = joined.trim_end_matches('/');
+        Some((
+            tunnel::part::NAME,
+            check_k3s_tunnel(joined, health.as_ref()),
+        ))
+    }
+
+    fn write_metrics(&self, page: &mut MetricsText) {
+        let figures = self.status.board.tunnel_figures();
+        write_tunnel_metrics(&figures, Some(NAME), page);
+    }
+}
