@@ -10,8 +10,10 @@ use nix::sys::signal::Signal;
 use picolet_test_apiserver::{BOOTSTRAP_TOKEN, Entry, Fault, Rule, TestServer};
 use serde_json::json;
 
-use crate::host::{Host, NODE, PATIENCE, free_port, text};
+use crate::host::{Host, NODE, PATIENCE, able as able_with_pods, free_port, text};
+use crate::kubectl::kubectls;
 use crate::member::{able, wait_ready, wrong};
+use crate::server::logs_by;
 
 const SOON: Duration = Duration::from_secs(180);
 /// What k3s keeps in `node-token`, without the digest.
@@ -455,7 +457,7 @@ fn a_copy_of_a_join_that_was_cut_off_goes_with_the_next_start() {
 
 #[test]
 fn a_server_of_k3s_is_joined() {
-    // K3SJ-01 K3SJ-02 K3SJ-03 K3SJ-04 K3SJ-05 K3SJ-06 K3SJ-07 K3SJ-09 K3SJ-13
+    // K3SJ-01 K3SJ-02 K3SJ-03 K3SJ-04 K3SJ-05 K3SJ-06 K3SJ-07 K3SJ-13 K3SN-01 K3ST-19
     if !able() {
         return;
     }
@@ -493,7 +495,8 @@ fn a_server_of_k3s_is_joined() {
         names.into_iter().any(|name| name.ends_with(".joining"))
     };
     assert!(!left(&host));
-    assert!(said.contains("egress-selector-mode=disabled"), "{said}");
+    // The servers want a tunnel: the agent opens it, and nobody has to do anything.
+    assert!(!said.contains("egress-selector-mode"), "{said}");
     let password = fs::read_to_string(host.path("etc/password")).expect("password");
     assert_eq!(
         (password.trim().len(), mode(&host.path("etc/password"))),
@@ -513,11 +516,20 @@ fn a_server_of_k3s_is_joined() {
     let said = refuses(&host, &["--k3s", &url, "--token", &token]);
     assert!(said.contains("is a node already"), "{said}");
 
-    // What the cluster does not bring: nobody made rules or routes for this network, and no tunnel is kept.
-    let check = host.command_with_flags("check", &["--quiet"]);
-    let said_by_check = text(&check.stdout);
-    for lack in ["do not reach Services", "want a tunnel (agent)"] {
-        assert!(said_by_check.contains(lack), "{said_by_check}");
+    // What the cluster does not bring: nobody made rules or routes for this network. One of the two servers is there.
+    host.until("a tunnel", |host| {
+        let check = text(&host.command_with_flags("check", &["--quiet"]).stdout);
+        let has_both =
+            check.contains("do not reach Services") && check.contains("streams to 1 of 2 servers");
+        (has_both, check)
+    });
+    assert_eq!(server.tunnel_sessions("node"), 1);
+    let secret = "secret-of-the-cluster";
+    assert!(!said.contains(secret) && !host.agent_log().contains(secret));
+    for dir in ["etc", "root"] {
+        let kept = tree(&host.path(dir));
+        let has_secret = |content: &Vec<u8>| text(content).contains(secret);
+        assert!(!kept.values().any(has_secret), "{dir}");
     }
 
     // The same board once more, with the other kinds of tokens: its password is known.
@@ -557,6 +569,43 @@ fn a_server_of_k3s_is_joined() {
     });
     assert!(kubeconfig.exists() && link.exists() && !left(&host));
     host.end_agent(Signal::SIGTERM);
+    host.clear();
+}
+
+#[test]
+fn kubectl_reaches_a_node_of_k3s() {
+    // K3ST-01 K3ST-03 K3ST-04 K3ST-06 K3ST-07 K3ST-10
+    if !able_with_pods() {
+        return;
+    }
+    let server = TestServer::builder()
+        .k3s(NODE_SECRET, "agent")
+        .start()
+        .expect("server");
+    let mut host = machine();
+    let drop_in = host.path("etc/config.d/10-test.conf");
+    fs::write(drop_in, document("evictionHard: {memory.available: 1Mi}")).expect("written");
+    let token = server.k3s_token(NODE_SECRET);
+    let (code, said) = join(&host, &["--k3s", &server.url(), "--token", &token]);
+    assert_eq!(code, Some(0), "{said}");
+    by_the_file_alone(&mut host);
+    host.start_agent();
+    wait_ready(&server, SOON);
+    host.until("a session", |host| {
+        (server.tunnel_sessions(NODE) == 1, host.agent_log())
+    });
+    // The server has no other way to the node.
+    let config = host.path("admin.kubeconfig");
+    fs::write(&config, server.admin_kubeconfig().expect("kubeconfig")).expect("write");
+    for kubectl in kubectls(&config, "logs") {
+        logs_by(&kubectl, &host, &server);
+    }
+    let refused = [""; 0];
+    assert_eq!(server.wrong_in_tunnels(), refused);
+    host.end_agent(Signal::SIGTERM);
+    host.until("no session", |host| {
+        (server.tunnel_sessions(NODE) == 0, host.agent_log())
+    });
     host.clear();
 }
 

@@ -343,7 +343,7 @@ fn logs_by_kubectl() {
     ended(host, &server);
 }
 
-fn logs_by(kubectl: &Kubectl, host: &Host, server: &TestServer) {
+pub(crate) fn logs_by(kubectl: &Kubectl, host: &Host, server: &TestServer) {
     let ask = |words: &[&str]| {
         let output = kubectl.run(words);
         (

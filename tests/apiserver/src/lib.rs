@@ -45,6 +45,7 @@ mod patch;
 mod path;
 mod pki;
 mod proxy;
+mod remotedialer;
 mod rules;
 mod schema;
 mod select;
@@ -206,6 +207,20 @@ impl TestServer {
         if let Some(supervisor) = &self.core.supervisor {
             supervisor.forget(node);
         }
+    }
+
+    /// How many sessions of the tunnel of k3s a node has open.
+    #[must_use]
+    pub fn tunnel_sessions(&self, node: &str) -> usize {
+        let supervisor = self.core.supervisor.as_ref();
+        supervisor.map_or(0, |supervisor| supervisor.sessions.count(node))
+    }
+
+    /// What nodes have done in sessions that they must not.
+    #[must_use]
+    pub fn wrong_in_tunnels(&self) -> Vec<String> {
+        let supervisor = self.core.supervisor.as_ref();
+        supervisor.map_or_else(Vec::new, |supervisor| supervisor.sessions.wrong())
     }
 
     /// A client certificate for a user and groups, valid for `life` from now; zero gives one that has expired.

@@ -24,6 +24,7 @@ use crate::json::{list, text};
 use crate::kinds::Kind;
 use crate::path::Query;
 use crate::server::Wire;
+use crate::supervisor::Supervisor;
 
 /// Who the server is, for nodes; upstream's name, in the group that upstream's setup puts it into.
 const USER: &str = "kube-apiserver-kubelet-client";
@@ -43,6 +44,8 @@ const STATUS_LINE: &[u8] = b"HTTP/1.1 200";
 /// Something to ask of a node.
 pub(crate) struct Call {
     address: (String, u16),
+    /// Node that is reached by its session with this server.
+    by_session: Option<String>,
     /// Path and query.
     target: String,
     /// It becomes a connection of the client's own.
@@ -73,9 +76,10 @@ pub(crate) fn log(
     // Colons and a plus of a time mean nothing else in a query, but for the plus.
     .map(|option| format!("{option}={}", query.get(option).replace('+', "%2B")))
     .collect();
-    let (address, container) = find(core, kind, ns, name, query, true)?;
+    let (address, by_session, container) = find(core, kind, ns, name, query, true)?;
     Ok(Call {
         address,
+        by_session,
         target: format!(
             "/containerLogs/{ns}/{name}/{container}?{}",
             options.join("&")
@@ -96,7 +100,7 @@ pub(crate) fn streams(
     query: &Query,
 ) -> Result<Call, ApiError> {
     let ports = sub == "portforward";
-    let (address, container) = find(core, kind, ns, name, query, !ports)?;
+    let (address, by_session, container) = find(core, kind, ns, name, query, !ports)?;
     let bits = [
         ("stdin", "input"),
         ("stdout", "output"),
@@ -116,6 +120,7 @@ pub(crate) fn streams(
     };
     Ok(Call {
         address,
+        by_session,
         target: format!("{path}?{}", options.join("&")),
         upgrade: true,
     })
@@ -139,7 +144,7 @@ fn find(
     name: &str,
     query: &Query,
     of_container: bool,
-) -> Result<((String, u16), String), ApiError> {
+) -> Result<((String, u16), Option<String>, String), ApiError> {
     let store = core.store();
     let pod = store
         .find(kind.storage(), ns, name)
@@ -180,7 +185,11 @@ fn find(
             node["status"]["addresses"]
         ))
     })?;
-    Ok((address, container.to_owned()))
+    // A k3s server learns from the Node which port leads through the tunnel: without it, it dials the address itself.
+    let has_port = node["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"].is_u64();
+    let has_tunnel = core.supervisor.as_ref().is_some_and(Supervisor::has_tunnel);
+    let by_session = (has_port && has_tunnel).then(|| text(node, "/metadata/name").to_owned());
+    Ok((address, by_session, container.to_owned()))
 }
 
 fn address(node: &Value, by_name: bool) -> Option<(String, u16)> {
@@ -295,7 +304,10 @@ fn connect(
         .with_client_auth_cert(chain, key)
         .map_err(io::Error::other)?;
     let (host, port) = &call.address;
-    let tcp = dial(core, host, *port)?;
+    let tcp = match (&call.by_session, &core.supervisor) {
+        (Some(node), Some(supervisor)) => supervisor.sessions.dial(node, *port)?,
+        _ => dial(core, host, *port)?,
+    };
     tcp.set_read_timeout(Some(CONNECT))?;
     let name = ServerName::try_from(host.clone()).map_err(io::Error::other)?;
     let session = ClientConnection::new(Arc::new(config), name);

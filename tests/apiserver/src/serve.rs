@@ -20,7 +20,7 @@ use crate::proxy;
 use crate::server::{Shared, Wire};
 use crate::supervisor::{Call, Supervisor};
 use crate::token::ISSUER;
-use crate::{control, lock};
+use crate::{control, lock, remotedialer};
 
 /// How often a quiet watch looks whether its client is still there.
 const WATCH_POLL: Duration = Duration::from_millis(500);
@@ -282,6 +282,12 @@ pub(crate) fn request(
     match outcome {
         Ok(Reply::Watch(watch)) => stream(core, wire, *watch, &plan).map(|clean| clean && keep),
         Ok(Reply::Node(call)) => proxy::relay(core, wire, &call, head),
+        Ok(Reply::Session(node)) => {
+            if let Some(supervisor) = &core.supervisor {
+                remotedialer::serve(core, &supervisor.sessions, wire, node, head)?;
+            }
+            Ok(false)
+        }
         other => {
             let bytes = encode(core, head, other, &plan, &notes);
             wire.send(&bytes)?;
@@ -371,7 +377,9 @@ fn encode(
     let (code, body, text, retry) = match &outcome {
         Ok(Reply::Text(text)) => (200, text.clone(), true, None),
         Ok(Reply::Object(code, value)) => (*code, json(value), false, None),
-        Ok(Reply::Watch(_) | Reply::Node(_)) => (500, String::new(), true, None),
+        Ok(Reply::Watch(_) | Reply::Node(_) | Reply::Session(_)) => {
+            (500, String::new(), true, None)
+        }
         Err(error) => (
             error.code,
             json(&error.status()),

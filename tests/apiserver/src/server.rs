@@ -257,6 +257,15 @@ impl Wire {
         self.stream.flush()
     }
 
+    pub(crate) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.stream.read(into)
+    }
+
+    /// A read that waits longer gives `WouldBlock`.
+    pub(crate) fn set_read_timeout(&self, time: Duration) -> io::Result<()> {
+        self.stream.sock.tcp.set_read_timeout(Some(time))
+    }
+
     /// The connection ends with a reset instead of an orderly close.
     pub(crate) fn reset(&mut self) {
         let linger = nix::libc::linger {

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
+use std::sync::atomic::Ordering;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -17,6 +18,7 @@ use crate::error::ApiError;
 use crate::http::Head;
 use crate::lock;
 use crate::pki::{Authority, Signed};
+use crate::remotedialer::Sessions;
 
 const V1: &str = "/v1-k3s/";
 /// Groups that may ask at all.
@@ -32,6 +34,8 @@ pub(crate) struct Supervisor {
     pub(crate) secret: String,
     /// How the apiserver reaches nodes.
     pub(crate) egress: String,
+    /// Ways to nodes that they have opened.
+    pub(crate) sessions: Sessions,
     /// What each node is known by. The real one keeps hashes.
     passwords: Mutex<BTreeMap<String, String>>,
 }
@@ -50,6 +54,7 @@ impl Supervisor {
             authority: Authority::new(now_s).map_err(ApiError::internal)?,
             secret,
             egress,
+            sessions: Sessions::default(),
             passwords: Mutex::default(),
         })
     }
@@ -57,6 +62,11 @@ impl Supervisor {
     /// Whether the path is one of its own.
     pub(crate) fn owns(path: &str) -> bool {
         path == "/cacerts" || path.starts_with(V1)
+    }
+
+    /// Whether nodes are reached by sessions alone.
+    pub(crate) fn has_tunnel(&self) -> bool {
+        self.egress != "disabled"
     }
 
     /// Forgets a node, as whoever deletes its Secret has it do.
@@ -78,11 +88,15 @@ impl Supervisor {
         let text = match call.path.strip_prefix(V1).unwrap_or_default() {
             "config" => json!({
                 "ClusterDNS": "10.43.0.10", "ClusterDNSs": ["10.43.0.10"], "ClusterDomain": "k3s.local",
-                "ClusterIPRange": {"IP": "10.42.0.0", "Mask": "//8AAA=="}, "HTTPSPort": 0,
+                "IPSECPSK": "secret-of-the-cluster", "ClusterIPRange": {"IP": "10.42.0.0", "Mask": "//8AAA=="}, "HTTPSPort": 0,
                 "EgressSelectorMode": self.egress, "FlannelBackend": "vxlan",
             })
             .to_string(),
-            "apiservers" => json!(["192.0.2.1:6443"]).to_string(),
+            "apiservers" => {
+                let own = format!("127.0.0.1:{}", core.port.load(Ordering::Relaxed));
+                json!([own, "192.0.2.1:6443"]).to_string()
+            }
+            "connect" => return session(&call, &user),
             "client-ca.crt" => core.authority.pem.clone(),
             "client-kubelet.crt" => {
                 let node = self.node(core, &call, &user)?;
@@ -164,6 +178,25 @@ impl Supervisor {
         }
         Ok(name)
     }
+}
+
+/// Who opens a session: a node, by its certificate alone.
+fn session(call: &Call<'_>, user: &User) -> Result<Reply, ApiError> {
+    let head = call.head;
+    let node = user.node().filter(|_| user.in_group("system:nodes"));
+    let Some(node) = node.filter(|_| head.header("authorization").is_empty()) else {
+        return Err(ApiError::unauthorized());
+    };
+    let is_upgrade = head.header("upgrade").eq_ignore_ascii_case("websocket")
+        && head.header("connection").eq_ignore_ascii_case("upgrade")
+        && head.header("sec-websocket-version") == "13"
+        && head.header("sec-websocket-key").len() == 24
+        && head.header("sec-websocket-protocol").is_empty()
+        && head.header("sec-websocket-extensions").is_empty();
+    if head.method != "GET" || !is_upgrade {
+        return Err(ApiError::bad_request("not a websocket handshake"));
+    }
+    Ok(Reply::Session(node.to_owned()))
 }
 
 /// The certificate and its CA; only the key of the request counts.

@@ -44,6 +44,8 @@ pub(crate) enum Reply {
     Watch(Box<Watch>),
     /// The answer is a node's.
     Node(Box<Call>),
+    /// A session of the node of that name begins.
+    Session(String),
 }
 
 /// In which form objects are sent.
