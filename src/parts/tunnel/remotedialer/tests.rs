@@ -512,7 +512,7 @@ fn a_forbidden_dial_ends_only_itself() {
 
 #[test]
 fn what_servers_may_do() {
-    // K3ST-02 K3ST-04 K3ST-14 K3ST-20
+    // K3ST-02 K3ST-04 K3ST-14 K3ST-15 K3ST-20
     let world = World::new();
     let (server, why) = world.session();
     // Unknown connections: only bytes are answered.
