@@ -147,7 +147,7 @@ pub(super) fn remove_ignored_keys(document: &mut Value) -> Vec<FieldWarning> {
         if let Some(fields) = document.as_object_mut() {
             fields.remove(handler);
         }
-        said.push(format!("{handler} is without effect here"));
+        said.push(FieldWarning::new(handler, "is without effect here"));
     }
     let gates = document.get_mut("featureGates");
     if let Some(gates) = gates.and_then(Value::as_object_mut) {

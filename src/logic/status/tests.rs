@@ -38,7 +38,7 @@ impl World {
             host_ips: vec!["192.168.0.9".parse().expect("address")],
         }
     }
-    fn inits(mut self, inits: Vec<crate::api::Container>) -> Self {
+    fn inits(mut self, inits: Vec<Container>) -> Self {
         self.pod.spec.init_containers = inits;
         self
     }
