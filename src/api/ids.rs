@@ -1,20 +1,22 @@
 //! Newtypes for identities, so that a pod's UID is never taken for a container's id.
 
+use alloc::sync::Arc;
 use core::{borrow::Borrow, fmt, ops::Deref};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
-        #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        #[serde(transparent)]
-        pub struct $name(Box<str>);
+        ///
+        /// Copies share one text: it stands in many lists at once.
+        #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(Arc<str>);
 
         impl $name {
             /// Wraps `id` as it is.
             #[must_use]
-            pub fn new(id: impl Into<Box<str>>) -> Self {
+            pub fn new(id: impl Into<Arc<str>>) -> Self {
                 Self(id.into())
             }
 
@@ -22,6 +24,18 @@ macro_rules! id {
             #[must_use]
             pub fn as_str(&self) -> &str {
                 &self.0
+            }
+        }
+
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(&self.0)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                Box::<str>::deserialize(deserializer).map(Self::new)
             }
         }
 
