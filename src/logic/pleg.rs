@@ -16,7 +16,7 @@ use alloc::{
 };
 use core::{cmp::Ordering, time::Duration};
 
-use crate::api::order::{GatherExt, OrderExt};
+use crate::api::order::OrderExt;
 use crate::api::{
     MonoTime, PodUid,
     cri::{ContainerState, PodItem, PodRuntimeStatus, SandboxState},
@@ -129,25 +129,23 @@ impl Pleg {
         stamp: MonoTime,
     ) -> Vec<PodUid> {
         self.relist_began = Some(stamp);
-        let listed: BTreeMap<&PodUid, &PodItem> =
-            pods.iter().map(|pod| (&pod.uid, pod)).gather_items();
-        let gone: Vec<PodUid> = self
-            .records
-            .keys()
-            .filter(|uid| !listed.contains_key(uid))
-            .cloned()
-            .collect();
+        let mut listed: Vec<&PodItem> = pods.iter().collect();
+        listed.stable_sort_by(|a, b| a.uid.cmp(&b.uid));
+        let is_listed = |uid: &PodUid| listed.binary_search_by(|pod| pod.uid.cmp(uid)).is_ok();
+        let known = self.records.keys();
+        let gone: Vec<PodUid> = known.filter(|uid| !is_listed(uid)).cloned().collect();
         for uid in gone {
             let record = self.records.remove(&uid).unwrap_or_default();
             cache.forget_pod(&uid);
             self.push_changes(&uid, &record.old, &[]);
         }
         let mut inspect = Vec::new();
-        for (uid, pod) in listed {
-            if self.note_listed_state(uid, pod) {
-                inspect.push(uid.clone());
+        for pod in listed {
+            if self.note_listed_state(pod) {
+                inspect.push(pod.uid.clone());
             }
         }
+        inspect.dedup();
         inspect
     }
 
@@ -233,15 +231,13 @@ impl Pleg {
     }
 
     /// Notes the listed state of a pod. Returns whether the pod must be read.
-    fn note_listed_state(&mut self, uid: &PodUid, pod: &PodItem) -> bool {
-        if !self.records.contains_key(uid) {
-            self.records.insert(uid.clone(), PlegRecord::default());
-        }
-        let Some(record) = self.records.get_mut(uid) else {
-            return false;
+    fn note_listed_state(&mut self, pod: &PodItem) -> bool {
+        let record = match self.records.get_mut(&pod.uid) {
+            Some(record) => record,
+            None => self.records.entry(pod.uid.clone()).or_default(),
         };
-        let items = pleg_items(pod);
-        record.current = (items != record.old).then_some(items);
+        // At rest all pods are as they were, at each look: nothing is built for them.
+        record.current = (!is_as_before(&record.old, pod)).then(|| pleg_items(pod));
         record.reinspect || record.current.is_some()
     }
 
@@ -271,27 +267,44 @@ impl Pleg {
     }
 }
 
-fn pleg_items(pod: &PodItem) -> Vec<PlegItem> {
-    let containers = pod.containers.iter().map(|container| PlegItem {
-        id: container.id.as_str().into(),
-        is_sandbox: false,
-        state: match container.state {
+/// Containers and sandboxes of a listed pod: id, whether it is a sandbox, state.
+fn listed_items(pod: &PodItem) -> impl Iterator<Item = (&str, bool, PlegState)> {
+    let containers = pod.containers.iter().map(|container| {
+        let state = match container.state {
             ContainerState::Running => PlegState::Running,
             ContainerState::Exited => PlegState::Exited,
             ContainerState::Created | ContainerState::Unknown => PlegState::Unknown,
-        },
+        };
+        (container.id.as_str(), false, state)
     });
-    let sandboxes = pod.sandboxes.iter().map(|sandbox| PlegItem {
-        id: sandbox.id.as_str().into(),
-        is_sandbox: true,
-        state: match sandbox.state {
+    let sandboxes = pod.sandboxes.iter().map(|sandbox| {
+        let state = match sandbox.state {
             SandboxState::Ready => PlegState::Running,
             SandboxState::NotReady => PlegState::Exited,
-        },
+        };
+        (sandbox.id.as_str(), true, state)
     });
-    let mut items: Vec<PlegItem> = containers.chain(sandboxes).collect();
+    containers.chain(sandboxes)
+}
+
+fn pleg_items(pod: &PodItem) -> Vec<PlegItem> {
+    let items = listed_items(pod).map(|(id, is_sandbox, state)| PlegItem {
+        id: id.into(),
+        is_sandbox,
+        state,
+    });
+    let mut items: Vec<PlegItem> = items.collect();
     items.stable_sort();
     items
+}
+
+/// Returns true if [`pleg_items`] would be `old`: no id is listed twice.
+fn is_as_before(old: &[PlegItem], pod: &PodItem) -> bool {
+    let is_old = |(id, is_sandbox, state): (&str, bool, PlegState)| {
+        let found = old.binary_search_by(|item| item.id.as_ref().cmp(id));
+        found.is_ok_and(|at| old[at].is_sandbox == is_sandbox && old[at].state == state)
+    };
+    old.len() == pod.containers.len() + pod.sandboxes.len() && listed_items(pod).all(is_old)
 }
 
 /// Walks two sorted lists of items and says what happened to each.

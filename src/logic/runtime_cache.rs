@@ -96,6 +96,8 @@ impl RuntimeCache {
             Ok(mut status) => {
                 correct_status_times(&mut status, seen.clock);
                 self.keep_ips(uid, &mut status);
+                status.sandboxes.shrink_to_fit();
+                status.containers.shrink_to_fit();
                 let ends = self.ends_of_instances(uid, &status, seen);
                 (Ok(Rc::new(status)), ends)
             }
@@ -251,7 +253,7 @@ pub struct RunningPod {
 /// The pods with a READY sandbox or a running container, as one listing found them. Sorted by UID.
 #[derive(Clone, Debug, Default)]
 pub struct RunningPods {
-    pods: Vec<RunningPod>,
+    pods: Rc<[RunningPod]>,
     /// Start of the listing.
     at: Option<MonoTime>,
 }
@@ -259,16 +261,26 @@ pub struct RunningPods {
 impl RunningPods {
     /// Takes the listing of all pods that began at `at`.
     pub fn set_listing(&mut self, listed: &[PodItem], at: MonoTime) {
+        self.at = Some(at);
         let running = listed.iter().filter(|pod| pod.is_running());
-        self.pods = running
+        let is_same = |(known, pod): (&RunningPod, &PodItem)| {
+            known.uid == pod.uid && *known.name == *pod.name && *known.namespace == *pod.namespace
+        };
+        // As a rule the same pods run as a second ago, and the runtime lists them in the same order.
+        if running.clone().count() == self.pods.len()
+            && self.pods.iter().zip(running.clone()).all(is_same)
+        {
+            return;
+        }
+        let mut pods: Vec<RunningPod> = running
             .map(|pod| RunningPod {
                 uid: pod.uid.clone(),
                 name: pod.name.as_str().into(),
                 namespace: pod.namespace.as_str().into(),
             })
             .collect();
-        self.pods.stable_sort_by(|a, b| a.uid.cmp(&b.uid));
-        self.at = Some(at);
+        pods.stable_sort_by(|a, b| a.uid.cmp(&b.uid));
+        self.pods = pods.into();
     }
 
     /// The list, of any age.
@@ -279,9 +291,9 @@ impl RunningPods {
 
     /// The list, unless it is too old at `now`.
     #[must_use]
-    pub fn fresh_listing(&self, now: MonoTime) -> Option<&[RunningPod]> {
+    pub fn fresh_listing(&self, now: MonoTime) -> Option<Rc<[RunningPod]>> {
         let young = |at| now - at <= RUNNING_PODS_TTL;
-        self.at.is_some_and(young).then_some(&self.pods[..])
+        self.at.is_some_and(young).then(|| Rc::clone(&self.pods))
     }
 }
 
@@ -531,7 +543,9 @@ mod tests {
         running.set_listing(&[&other, &ready].map(PodItem::from), MonoTime(10_000));
         let uids = |pods: &[RunningPod]| pods.iter().map(|p| p.uid.clone()).collect::<Vec<_>>();
         assert_eq!(
-            running.fresh_listing(MonoTime(13_000)).map(uids),
+            running
+                .fresh_listing(MonoTime(13_000))
+                .map(|pods| uids(&pods)),
             Some(vec![uid("a")])
         );
         assert_eq!(running.fresh_listing(MonoTime(13_001)), None, "expired");

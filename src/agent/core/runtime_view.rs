@@ -142,13 +142,15 @@ impl RuntimeView {
     }
 
     /// Pods that ran at the last relist; `None` if that is too long ago.
-    pub(super) fn running_pods(&self, now: MonoTime) -> Option<Vec<RunningPod>> {
-        self.running.fresh_listing(now).map(<[_]>::to_vec)
+    pub(super) fn running_pods(&self, now: MonoTime) -> Option<Rc<[RunningPod]>> {
+        self.running.fresh_listing(now)
     }
 
     /// Returns true if the last relist is young and showed no running container.
     pub(super) fn nothing_runs(&self, now: MonoTime) -> bool {
-        self.running.fresh_listing(now).is_some_and(<[_]>::is_empty)
+        self.running
+            .fresh_listing(now)
+            .is_some_and(|all| all.is_empty())
     }
 
     /// Counts of the last relist.

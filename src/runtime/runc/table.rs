@@ -203,24 +203,36 @@ impl InstanceTable {
 
     /// Every pod, sorted by UID.
     pub(super) fn list_pods(&self) -> Vec<PodItem> {
-        let mut pods: BTreeMap<&PodUid, PodItem> = BTreeMap::new();
-        for SandboxEntry { status, .. } in self.sandboxes.values() {
-            let pod = pods.entry(&status.uid).or_default();
-            if pod.sandboxes.is_empty() {
-                pod.name.clone_from(&status.name);
-                pod.namespace.clone_from(&status.namespace);
+        let mut sandboxes: Vec<&SandboxStatus> =
+            self.sandboxes.values().map(|s| &s.status).collect();
+        sandboxes.stable_sort_by(|a, b| a.uid.cmp(&b.uid));
+        let mut pods: Vec<PodItem> = Vec::with_capacity(sandboxes.len());
+        for status in sandboxes {
+            match pods.last_mut().filter(|pod| pod.uid == status.uid) {
+                Some(pod) => pod.sandboxes.push(status.into()),
+                None => pods.push(PodItem {
+                    uid: status.uid.clone(),
+                    name: status.name.clone(),
+                    namespace: status.namespace.clone(),
+                    sandboxes: vec![status.into()],
+                    containers: Vec::new(),
+                }),
             }
-            pod.sandboxes.push(SandboxItem::from(status));
         }
-        for container in self.containers.values() {
-            let pod = pods.entry(&container.uid).or_default();
-            pod.containers.push(ContainerItem::from(&container.status));
+        for ContainerEntry { uid, status, .. } in self.containers.values() {
+            let at = pods.binary_search_by(|pod| pod.uid.cmp(uid));
+            let at = at.unwrap_or_else(|at| {
+                let uid = uid.clone();
+                let pod = PodItem {
+                    uid,
+                    ..PodItem::default()
+                };
+                pods.insert(at, pod);
+                at
+            });
+            pods[at].containers.push(status.into());
         }
-        let named = pods.into_iter().map(|(uid, pod)| PodItem {
-            uid: uid.clone(),
-            ..pod
-        });
-        named.collect()
+        pods
     }
 
     /// Status of a pod; empty if no sandbox or container of it is known.
