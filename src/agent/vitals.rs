@@ -58,23 +58,70 @@ impl LoopWatch {
     }
 }
 
-/// Flag: much of the heap and of the code was used since both were last given back.
+/// Use of the heap and of the code since both were last given back. What is given back has to be fetched again: with hundreds of
+/// pods one of them is synced all the time.
 #[derive(Clone)]
-pub(super) struct HeapUse(Rc<Cell<bool>>);
+pub(super) struct HeapUse(Rc<Cell<HeapUseAmount>>);
+
+#[derive(Clone, Copy, Default)]
+enum HeapUseAmount {
+    #[default]
+    None,
+    /// As one pod needs that is synced and left as it is. Rounds in which that stays.
+    Small(u8),
+    Much,
+}
+
+/// Rounds of housekeeping, of two seconds each, after which a small use is given back too.
+const SMALL_USE_ROUNDS: u8 = 15;
 
 impl HeapUse {
     /// The start used it.
     pub(super) fn new() -> Self {
-        Self(Rc::new(Cell::new(true)))
+        Self(Rc::new(Cell::new(HeapUseAmount::Much)))
     }
 
-    /// Notes such use.
+    /// Notes that much was used.
     pub(super) fn note_heap_use(&self) {
-        self.0.set(true);
+        self.0.set(HeapUseAmount::Much);
     }
 
-    /// Returns true if there was such use, and begins anew.
+    /// Notes that a little was used, which is used again soon.
+    pub(super) fn note_small_use(&self) {
+        if matches!(self.0.get(), HeapUseAmount::None) {
+            self.0.set(HeapUseAmount::Small(SMALL_USE_ROUNDS));
+        }
+    }
+
+    /// Returns true if what was used is to be given back in this round, and begins anew.
     pub(super) fn take_heap_use(&self) -> bool {
-        self.0.take()
+        let (left, is_due) = match self.0.get() {
+            HeapUseAmount::None => (HeapUseAmount::None, false),
+            HeapUseAmount::Small(rounds @ 1..) => (HeapUseAmount::Small(rounds - 1), false),
+            HeapUseAmount::Small(0) | HeapUseAmount::Much => (HeapUseAmount::None, true),
+        };
+        self.0.set(left);
+        is_due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_little_is_given_back_later() {
+        let heap = HeapUse::new();
+        assert!(heap.take_heap_use() && !heap.take_heap_use());
+        heap.note_small_use();
+        for _ in 0..SMALL_USE_ROUNDS {
+            assert!(!heap.take_heap_use());
+            heap.note_small_use();
+        }
+        assert!(heap.take_heap_use() && !heap.take_heap_use());
+        heap.note_small_use();
+        heap.note_heap_use();
+        heap.note_small_use();
+        assert!(heap.take_heap_use() && !heap.take_heap_use());
     }
 }

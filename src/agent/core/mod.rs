@@ -208,12 +208,17 @@ impl Agent {
             AgentEvent::NodeRead(came) => self.sources.rereads.record_node_read(came, now),
             AgentEvent::Step(call, step) => self.on_step(call, step, now),
             AgentEvent::Done(handle, outcome) => {
-                self.calls.end_call(handle);
+                let was_idle = self.calls.end_call(handle, outcome);
                 self.pods.on_done(handle, outcome, now);
-                self.tools.heap.note_heap_use();
-                self.rounds.search_due = MonoTime(0);
                 self.announce_pod_change();
-                self.tell_static_pods();
+                if was_idle {
+                    // Each pod is synced every minute: nothing of it is left, and static pods are as before.
+                    self.tools.heap.note_small_use();
+                } else {
+                    self.tools.heap.note_heap_use();
+                    self.rounds.search_due = MonoTime(0);
+                    self.tell_static_pods();
+                }
             }
             AgentEvent::Housekeeping => {
                 self.on_housekeeping(now);
@@ -298,7 +303,7 @@ impl Agent {
                 Some(TableEffect::Start(start)) => {
                     if let Some(uid) = self.pods.uid_of_handle(start.handle) {
                         self.record_effect(now, RecordedEffect::call_start(uid.as_str(), &start));
-                        let cancel = self.calls.begin_call(start.handle);
+                        let cancel = self.calls.begin_call(&start);
                         return Some(AgentEffect::Start(start, uid, cancel));
                     }
                 }

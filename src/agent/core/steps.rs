@@ -61,6 +61,7 @@ impl Agent {
     /// Takes in a step of a call.
     pub(super) fn on_step(&mut self, call: PodHandle, step: CallStep, now: MonoTime) {
         self.note_step(call, &step, now);
+        self.calls.note_step(call, &step);
         match step {
             CallStep::Begun {
                 pod,
