@@ -150,11 +150,14 @@ impl PodStore {
         let dir = self.pod_dir(uid);
         ["volumes", "plugins", "containers"]
             .iter()
-            .try_for_each(|name| {
+            .map(|name| dir.join(name))
+            // They are there at each sync but the first.
+            .filter(|path| !path.is_dir())
+            .try_for_each(|path| {
                 fs::DirBuilder::new()
                     .recursive(true)
                     .mode(POD_DIR_MODE)
-                    .create(dir.join(name))
+                    .create(path)
             })
     }
 
@@ -550,6 +553,9 @@ impl PodStore {
         }
         match rename_record(&dir.join(NEXT), &dir.join(RECORD)) {
             Ok(()) => self.remove_waiting_file(RECORD, uid),
+            Err(PodStoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                Ok(())
+            }
             Err(_) if !dir.join(NEXT).exists() => Ok(()),
             Err(PodStoreError::Io { path, source }) if is_unwritable(&source) => {
                 let (header, object) = self.read_record_at::<serde_json::Value>(&dir.join(NEXT))?;

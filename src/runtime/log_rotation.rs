@@ -65,14 +65,15 @@ pub fn compress_rotated(
     let mut looked = LogDirectoryStates::new();
     for live in lives {
         let before = looked_before.remove(&live);
+        let is_done = left == 0 || before.is_some() && before == directory_state(&live);
+        if is_done {
+            looked.extend(before.map(|before| (live, before)));
+            continue;
+        }
         let result = open::open_log_dir(&live).and_then(|dir| {
             let pinned = path_in_dir(&dir, &live);
             let metadata = fs::metadata(pinned.parent().unwrap_or(&pinned))?;
             let state = (metadata.mtime(), metadata.mtime_nsec());
-            if left == 0 || before == Some(state) {
-                looked.extend(before.map(|before| (live.clone(), before)));
-                return Ok(());
-            }
             let room = max_bytes.saturating_mul(u64::try_from(max_files).unwrap_or(u64::MAX));
             let (done, is_tidy) = compress_some(&pinned, room.saturating_sub(max_bytes), left)?;
             left = left.saturating_sub(done);
@@ -88,6 +89,12 @@ pub fn compress_rotated(
         }
     }
     (looked, failed)
+}
+
+/// State of the directory of a log, as far as a single look tells: a link in its place has another state.
+fn directory_state(live: &Path) -> Option<(i64, i64)> {
+    let metadata = fs::symlink_metadata(live.parent()?).ok()?;
+    Some((metadata.mtime(), metadata.mtime_nsec()))
 }
 
 /// Compresses rotated files of one log until `most` bytes are done; `room` for all rotated files. Returns the bytes

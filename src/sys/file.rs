@@ -38,10 +38,16 @@ pub fn write_atomic(path: &Path, bytes: &[u8], mode: u32, durable: bool) -> io::
     Ok(())
 }
 
+/// Bytes for which room is made at once when a file is read, at most: a size is only what a file says of itself.
+const LARGEST_GUESS_BYTES: u64 = 1 << 20;
+
 /// Reads at most `limit` bytes from the start of a file.
 pub fn read_start(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(limit).read_to_end(&mut bytes)?;
+    let file = File::open(path)?;
+    // Behind its last byte the file is read once more.
+    let expected = file.metadata()?.len().min(limit).min(LARGEST_GUESS_BYTES);
+    let mut bytes = Vec::with_capacity(usize::try_from(expected).unwrap_or(0) + 1);
+    file.take(limit).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
