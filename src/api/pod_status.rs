@@ -85,6 +85,18 @@ object!(PodStatus {
     observed_generation: Option<i64>,
 });
 
+impl PodStatus {
+    /// Gives back the room that lists have for more: a list of one container has grown with room for four.
+    pub fn shrink_lists(&mut self) {
+        self.conditions.shrink_to_fit();
+        self.host_ips.shrink_to_fit();
+        self.pod_ips.shrink_to_fit();
+        self.init_container_statuses.shrink_to_fit();
+        self.container_statuses.shrink_to_fit();
+        self.ephemeral_container_statuses.shrink_to_fit();
+    }
+}
+
 object!(IpEntry { ip: String });
 
 object!(PodCondition {

@@ -87,6 +87,7 @@ impl StatusCache {
         normalise_status(pod, &mut new, cached.unwrap_or(&pod.status), now);
         let update = judge_status(pod, cached, &new, force);
         if update == StatusVerdict::Changed {
+            new.shrink_lists();
             match &mut self.0 {
                 Some(stored) => {
                     stored.status = new;
