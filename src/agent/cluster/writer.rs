@@ -4,7 +4,7 @@ use core::cell::{Cell, RefCell};
 
 use crate::{
     agent::{core::Agent, wake::WakeFlag},
-    api::{MonoTime, ObjectMeta, PodUid, WallTime, pod::CONFIG_HASH},
+    api::{MonoTime, ObjectMeta, PodUid, WallTime, order::OrderExt as _, pod::CONFIG_HASH},
     logic::{
         mirror::{self, MirrorAction, MirrorPod, MirrorPods, PodFullName},
         status_writer::{
@@ -256,7 +256,9 @@ impl ApiWriter {
             }
         }
         if agent.sources_ready() {
-            let is_static = |name: &PodFullName| agent.static_pods().any(|pod| pod.name == name);
+            let mut names: Vec<&PodFullName> = agent.static_pods().map(|pod| pod.name).collect();
+            names.stable_sort();
+            let is_static = |name: &PodFullName| names.binary_search(&name).is_ok();
             let orphans = mirrors.orphaned_mirrors(is_static, |name| agent.is_static_ending(name));
             let mut orphans = orphans.into_iter();
             if let Some((name, uid)) = orphans.find(|(name, _)| may_try(name)) {
