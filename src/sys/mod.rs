@@ -4,6 +4,8 @@ pub mod bpf;
 pub mod child;
 pub mod clock;
 pub mod confine;
+#[cfg(test)]
+pub(crate) mod counted_heap;
 pub mod crash;
 pub mod dirents;
 pub mod disk_usage;

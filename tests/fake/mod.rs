@@ -46,6 +46,7 @@ use crate::api::stats::{
 };
 use crate::api::{ContainerId, MonoTime, PodUid, SandboxId, WallTime};
 use crate::image::ImageProgress;
+use crate::sys::counted_heap::take_uncounted;
 
 /// Calls that are remembered for [`Fake::take_calls`]; older ones are forgotten.
 const MAX_CALLS: usize = 10_000;
@@ -711,7 +712,7 @@ impl Fake {
     /// The calls made since the last time: method and pod UID, container name or image.
     pub fn take_calls(&self) -> Vec<(Op, String)> {
         // Nothing changes by it: whoever waits is not woken, lest a run that is looked at takes another course.
-        self.state.borrow_mut().calls.drain(..).collect()
+        core::mem::take(&mut self.state.borrow_mut().calls).into()
     }
 
     /// What the caller did against the contract.
@@ -739,7 +740,7 @@ impl Fake {
         let (result, wakers) = {
             let mut state = self.state.borrow_mut();
             state.changes += 1;
-            let result = with(&mut state);
+            let result = take_uncounted(|| with(&mut state));
             (result, core::mem::take(&mut state.wakers))
         };
         for waker in wakers {
@@ -755,7 +756,7 @@ impl Fake {
             match ready(&mut state) {
                 Some(answer) => Poll::Ready(answer),
                 None => {
-                    state.wakers.push(cx.waker().clone());
+                    take_uncounted(|| state.wakers.push(cx.waker().clone()));
                     Poll::Pending
                 }
             }

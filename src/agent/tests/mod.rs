@@ -25,6 +25,7 @@ mod probe_load;
 pub(crate) mod probes;
 mod replay;
 mod runtime_class;
+mod scaling;
 mod shutdown;
 mod suite;
 mod sync;

@@ -571,10 +571,16 @@ impl World {
     pub(crate) fn advance(&self, by: Duration) {
         let end = self.now() + by;
         self.settle();
-        while let Some(at) = self.hands.next_alarm().filter(|at| *at <= end) {
+        while let Some(at) = self.next_alarm().filter(|at| *at <= end) {
             self.set(at.max(self.now()));
         }
         self.set(end);
+    }
+
+    /// The next instant at which somebody is due: a timer of the agent, or a call of a runtime that takes its time.
+    fn next_alarm(&self) -> Option<MonoTime> {
+        let all = [self.hands.next_alarm(), self.fake.next_deadline()];
+        all.into_iter().flatten().min()
     }
 
     /// Sets the wall clock alone.
