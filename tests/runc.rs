@@ -1448,7 +1448,7 @@ fn limits_of_a_running_container_change_wholly_or_not() {
         assert_eq!(limit().await, Some(64 << 20));
         let more = LinuxResources {
             memory_limit_bytes: Some(128 << 20),
-            unified: [("memory.high".into(), "1".into())].into(),
+            hugepage_limits: [("2MB".into(), 1)].into(),
             ..LinuxResources::default()
         };
         let refused = runtime.update_container_resources(&id, &more).await;

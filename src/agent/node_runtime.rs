@@ -136,8 +136,16 @@ impl RuntimeService for NodeRuntime {
         // Its driver tells of the pod as it is now.
         fn update_container_resources<'a>(id: &'a ContainerId, resources: &'a LinuxResources) -> () as UpdateContainer
             or |external| external.has_container(id).then(|| answered_call(()));
+        fn update_pod_sandbox_resources<'a>(id: &'a SandboxId, resources: &'a LinuxResources, overhead: &'a LinuxResources) -> ()
+            as UpdatePodSandbox;
         fn writable_layer_usage<'a>(id: &'a ContainerId) -> Option<DiskUsage> as WritableLayer
             or |external| external.has_container(id).then(|| answered_call(None));
+    }
+
+    fn can_resize(&self, uid: &PodUid) -> bool {
+        let external = self.external.as_ref();
+        self.inner.can_resize(uid)
+            && external.is_none_or(|external| external.external_pod_status(uid).is_none())
     }
 
     fn list_pods(&self) -> RuntimeCall<'_, Vec<PodItem>> {

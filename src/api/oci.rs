@@ -291,6 +291,9 @@ written!(
         /// Memory plus swap.
         #[serde(skip_serializing_if = "Option::is_none")]
         swap: Option<i64>,
+        /// Of an update: refuse a limit that is not above the use.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        check_before_update: Option<bool>,
     }
 );
 

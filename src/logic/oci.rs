@@ -492,6 +492,7 @@ fn oci_resources(input: &SpecInput<'_>) -> Result<Resources, PodError> {
     let memory = Memory {
         limit: limits.memory_limit_bytes,
         swap: limits.memory_swap_bytes.filter(|_| has("memory")),
+        ..Memory::default()
     };
     let hugepages = limits.hugepage_limits.iter().filter(|_| has("hugetlb"));
     let unified = limits.unified.iter().filter(|(file, _)| {

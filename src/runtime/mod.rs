@@ -178,6 +178,22 @@ pub trait RuntimeService: ImageService {
         limit: usize,
     ) -> RuntimeCall<'a, ExecOutput>;
 
+    /// Returns true if the limits of the pod's running containers can be changed. From memory.
+    fn can_resize(&self, uid: &PodUid) -> bool {
+        let _ = uid;
+        self.capabilities().live_resource_updates
+    }
+    /// Tells a runtime whose sandboxes have limits of their own what the pod has now: its containers together, and its
+    /// overhead. The limits of the pod's cgroup are the agent's.
+    fn update_pod_sandbox_resources<'a>(
+        &'a self,
+        id: &'a SandboxId,
+        resources: &'a LinuxResources,
+        overhead: &'a LinuxResources,
+    ) -> RuntimeCall<'a, ()> {
+        let _ = (id, resources, overhead);
+        Box::pin(async { Ok(()) })
+    }
     /// Changes the limits of a running container to these, wholly or not at all; `None` stays as it is. Refused unless
     /// [`RuntimeCapabilities::live_resource_updates`] says otherwise.
     fn update_container_resources<'a>(

@@ -50,11 +50,12 @@ pub enum RuntimeOperation {
     ListPodUsage,
     WritableLayer,
     UpdatePodCidrs,
+    UpdatePodSandbox,
 }
 
 impl RuntimeOperation {
     /// The label `operation_type` of each, in order: a kubelet's words.
-    const LABELS: [&'static str; 24] = [
+    const LABELS: [&'static str; 25] = [
         "status",
         "list_podsandbox",
         "podsandbox_status",
@@ -79,6 +80,7 @@ impl RuntimeOperation {
         "list_podsandbox_stats",
         "container_stats",
         "update_runtime_config",
+        "update_podsandbox_resources",
     ];
 }
 

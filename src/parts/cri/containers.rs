@@ -199,6 +199,22 @@ impl CriClient {
             .await
     }
 
+    pub(super) async fn call_update_sandbox(
+        &self,
+        id: &SandboxId,
+        resources: &LinuxResources,
+        overhead: &LinuxResources,
+    ) -> Result<(), RuntimeError> {
+        let mut request = wire::UpdatePodSandboxResourcesRequest {
+            id: id.to_string(),
+            overhead: Some(request::linux_resources(overhead)),
+            resources: Some(request::linux_resources(resources)),
+        };
+        let answer = &mut wire::CriEmpty::default();
+        self.ask_runtime("UpdatePodSandboxResources", &mut request, answer)
+            .await
+    }
+
     pub(super) async fn run_command(
         &self,
         id: &ContainerId,

@@ -441,6 +441,15 @@ impl RuntimeService for CriClient {
         Box::pin(self.call_update_resources(id, resources))
     }
 
+    fn update_pod_sandbox_resources<'a>(
+        &'a self,
+        id: &'a SandboxId,
+        resources: &'a LinuxResources,
+        overhead: &'a LinuxResources,
+    ) -> RuntimeCall<'a, ()> {
+        Box::pin(self.call_update_sandbox(id, resources, overhead))
+    }
+
     fn exec<'a>(
         &'a self,
         id: &'a ContainerId,

@@ -472,6 +472,13 @@ message! {
     }
 }
 message! {
+    pub(super) struct UpdatePodSandboxResourcesRequest {
+        1 id: String,
+        2 overhead: Option<LinuxContainerResources>,
+        3 resources: Option<LinuxContainerResources>,
+    }
+}
+message! {
     pub(super) struct ExecSyncRequest {
         1 id: String,
         2 command: Vec<String>,

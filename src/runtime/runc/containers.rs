@@ -35,8 +35,8 @@ use crate::{
         ContainerId, PodUid, SandboxId, WallTime,
         cri::{
             ANNOTATION_TERMINATION_PATH, ContainerConfig, ContainerMount, ContainerState,
-            DEFAULT_HANDLER, LinuxResources, MountStatus, MountedImage, NamespaceMode, OOM_KILLED,
-            SandboxState, SecurityProfile,
+            DEFAULT_HANDLER, MountStatus, MountedImage, NamespaceMode, OOM_KILLED, SandboxState,
+            SecurityProfile,
         },
         oci::SpecInput,
     },
@@ -723,30 +723,6 @@ impl Runc {
         }
     }
 
-    /// Lets the OCI runtime write other limits. Limits that it cannot change in a running container are refused.
-    pub(super) async fn update_instance(
-        &self,
-        id: &ContainerId,
-        resources: &LinuxResources,
-    ) -> Result<(), RuntimeError> {
-        self.demand_running(id)?;
-        let args = update_arguments(resources).ok_or_else(|| {
-            let text = "only processor, memory and number of processes can be changed";
-            RuntimeError::Invalid(text.into())
-        })?;
-        if args.is_empty() {
-            return Ok(());
-        }
-        let mut words: Vec<&str> = args.iter().map(String::as_str).collect();
-        words.push(id);
-        let program = self.oci_runtime_of(id).map_err(failed_error)?;
-        let root = self.runtime_root();
-        let updated = program
-            .call_runtime(&root, "update", &words, &self.gate)
-            .await;
-        updated.map(drop).map_err(failed_error)
-    }
-
     pub(super) async fn remove_instance(
         &self,
         id: &ContainerId,
@@ -1063,34 +1039,6 @@ pub(super) fn record_start_failure(container: &mut ContainerEntry, message: &str
     status.finished_at = Some(wall);
     // The message is the runtime's: the container never wrote one.
     container.message_read = true;
-}
-
-/// Arguments of `update`, the same for runc and crun. `None`: it does not take one of the limits.
-fn update_arguments(resources: &LinuxResources) -> Option<Vec<String>> {
-    let LinuxResources {
-        cpu_shares,
-        cpu_quota_us,
-        cpu_period_us,
-        memory_limit_bytes,
-        memory_swap_bytes,
-        oom_score_adj: _, // of the process: it never changes
-        pids_limit,
-        hugepage_limits,
-        unified,
-    } = resources;
-    if !hugepage_limits.is_empty() || !unified.is_empty() {
-        return None;
-    }
-    let unsigned = [("--cpu-share", cpu_shares), ("--cpu-period", cpu_period_us)];
-    let signed = [
-        ("--cpu-quota", cpu_quota_us),
-        ("--memory", memory_limit_bytes),
-        ("--memory-swap", memory_swap_bytes),
-        ("--pids-limit", pids_limit),
-    ];
-    let unsigned = unsigned.map(|(name, value)| value.map(|n| format!("{name}={n}")));
-    let signed = signed.map(|(name, value)| value.map(|n| format!("{name}={n}")));
-    Some(unsigned.into_iter().chain(signed).flatten().collect())
 }
 
 /// A stop signal as OCI runtimes take it: real-time ones by number, for not every runtime knows their names.

@@ -43,6 +43,7 @@ mod stats;
 pub mod store_images;
 mod table;
 mod tracers;
+mod update;
 
 use alloc::rc::Rc;
 use core::{cell::RefCell, future::ready, pin::Pin, time::Duration};

@@ -61,6 +61,8 @@ const BUNDLE: &str = "bundle";
 const BECOME: &str = "become";
 /// Bytes of either file that are read.
 const MAX_FILE_BYTES: u64 = 2 << 20;
+/// Bytes of the resources of an update.
+const MAX_UPDATE_BYTES: u64 = 1 << 16;
 
 /// Permissions that the operator gives to processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -295,7 +297,13 @@ fn run_runtime_call(root: &Path, call: &str, words: &[&str]) -> Result<(), Proce
         "update" => {
             let state = ProcessState::read_recorded(root, last()?)?;
             let spec = ProcessSpec::read(&state.bundle)?;
-            let resources = apply_update_flags(spec.record.config.resources, words);
+            let mut text = Vec::new();
+            let mut input = io::Read::take(io::stdin(), MAX_UPDATE_BYTES);
+            io::Read::read_to_end(&mut input, &mut text)
+                .map_err(at_system_step("read the resources"))?;
+            let told: serde_json::Value = serde_json::from_slice(&text)
+                .map_err(|e| ProcessError::Refused(format!("resources: {e}")))?;
+            let resources = apply_update(spec.record.config.resources, &told);
             let cgroups = Cgroups::detect().map_err(refused_error)?;
             let updated = cgroups.update_limits(&spec.record.cgroup, &resources);
             updated.map_err(refused_error)
@@ -559,18 +567,25 @@ fn stop_then_exec(bundle: &Path, command: &[&str]) -> ProcessError {
 }
 
 /// Returns the limits with the changes of an `update`.
-fn apply_update_flags(mut limits: LinuxResources, words: &[&str]) -> LinuxResources {
-    for (name, text) in words.iter().filter_map(|word| word.split_once('=')) {
-        let signed = || text.parse::<i64>().ok();
-        let unsigned = || text.parse::<u64>().ok();
-        match name {
-            "--cpu-share" => limits.cpu_shares = unsigned(),
-            "--cpu-period" => limits.cpu_period_us = unsigned(),
-            "--cpu-quota" => limits.cpu_quota_us = signed(),
-            "--memory" => limits.memory_limit_bytes = signed(),
-            "--memory-swap" => limits.memory_swap_bytes = signed(),
-            "--pids-limit" => limits.pids_limit = signed(),
-            _ => {}
+fn apply_update(mut limits: LinuxResources, told: &serde_json::Value) -> LinuxResources {
+    let (cpu, memory) = (&told["cpu"], &told["memory"]);
+    for (limit, value) in [
+        (&mut limits.cpu_quota_us, &cpu["quota"]),
+        (&mut limits.memory_limit_bytes, &memory["limit"]),
+        (&mut limits.memory_swap_bytes, &memory["swap"]),
+        (&mut limits.pids_limit, &told["pids"]["limit"]),
+    ] {
+        *limit = value.as_i64().or(*limit);
+    }
+    for (limit, value) in [
+        (&mut limits.cpu_shares, &cpu["shares"]),
+        (&mut limits.cpu_period_us, &cpu["period"]),
+    ] {
+        *limit = value.as_u64().or(*limit);
+    }
+    for (file, value) in told["unified"].as_object().into_iter().flatten() {
+        if let Some(value) = value.as_str() {
+            limits.unified.insert(file.clone(), value.into());
         }
     }
     limits
@@ -661,8 +676,10 @@ mod tests {
 
     #[test]
     fn limits_that_change() {
-        let words = ["--memory=4096", "--cpu-share=2", "--cpu-quota=-1", "id"];
-        let limits = apply_update_flags(LinuxResources::default(), &words);
+        let told = serde_json::json!({"memory": {"limit": 4096}, "cpu": {"shares": 2, "quota": -1},
+            "unified": {"memory.high": "max"}});
+        let limits = apply_update(LinuxResources::default(), &told);
+        assert_eq!(limits.unified["memory.high"], "max");
         let all = (
             limits.memory_limit_bytes,
             limits.cpu_shares,

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     api::cri::{DEFAULT_HANDLER, HandlerCapabilities},
     shim,
-    sys::child::{self, Command},
+    sys::child::{self, ChildInput, Command},
 };
 
 /// Directories in which a runtime given by name is looked for.
@@ -153,11 +153,25 @@ impl OciRuntime {
         args: &[&str],
         gate: &ChildLimiter,
     ) -> Result<Vec<u8>, OciRuntimeError> {
+        let input = ChildInput::Null;
+        self.call_with_input(root, call, args, input, gate).await
+    }
+
+    /// Calls the runtime as [`Self::call_runtime`] does, with something to read.
+    pub(super) async fn call_with_input(
+        &self,
+        root: &Path,
+        call: &'static str,
+        args: &[&str],
+        input: ChildInput,
+        gate: &ChildLimiter,
+    ) -> Result<Vec<u8>, OciRuntimeError> {
         let failed = |message: String| OciRuntimeError::Call { call, message };
         let command = self
             .runtime_command(root)
             .arg(call)
             .args(args)
+            .stdin(input)
             .capture_output(OUTPUT_LIMIT);
         // A container is created by its shim: these calls start, end or ask.
         let _pass = gate.acquire_permit(ChildPriority::Last).await;
