@@ -13,8 +13,8 @@ use super::{
     event_loop::{EffectRunner, STARTS_AT_ONCE, WorkerCallRunner},
     eviction::{self, Evictor, LimitCheckSchedule, PodFileCounter},
     executor::{
-        ConfigGenerator, ContainerStarter, HookRunner, PodKiller, PodPreparer, PodSyncer,
-        PodTerminator, VolumeMounter,
+        ConfigGenerator, ContainerStarter, HookRunner, PodKiller, PodPreparer, PodResizer,
+        PodSyncer, PodTerminator, VolumeMounter,
     },
     external_pods::PodResync,
     gc::{self, GarbageCollector},
@@ -288,6 +288,13 @@ pub(super) fn make_pod_driver(parts: &AgentParts) -> Rc<dyn PodDriver> {
         cgroups: machine.pod_cgroups.clone(),
         killer: killer.clone(),
         starter,
+        resizer: PodResizer {
+            store: machine.store.clone(),
+            disk: machine.disk.clone(),
+            runtime: runtime(),
+            cgroups: machine.pod_cgroups.clone(),
+            complaints: Rc::clone(&tools.complaints),
+        },
         page_bytes: owners.node.facts().page_bytes,
     };
     let terminator = PodTerminator {

@@ -36,6 +36,7 @@
 //! One thread decides. A call of a worker is never dropped while its pod exists; it looks at its flag between steps.
 
 mod admission;
+mod allocation;
 pub(crate) mod asker;
 mod assembly;
 mod backend;

@@ -21,6 +21,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use super::allocation;
 use crate::{
     api::{
         Pod, PodUid,
@@ -50,6 +51,8 @@ const NEXT: &str = "next.json";
 const OUTCOME: &str = "outcome.json";
 /// File with the devices that the pod holds.
 const DEVICES: &str = "devices.json";
+/// File with the resources that the pod was allocated; only while they, or those in force, are not those of the record.
+const RESOURCES: &str = "resources.json";
 /// Mode of a pod's directory (SYNC-08).
 const POD_DIR_MODE: u32 = 0o750;
 
@@ -281,7 +284,7 @@ impl PodStore {
         let mut any = false;
         for uid in self.recorded_pods() {
             let dir = self.pod_dir(&uid);
-            if [OUTCOME, DEVICES]
+            if [OUTCOME, DEVICES, RESOURCES]
                 .iter()
                 .any(|name| dir.join(name).exists())
             {
@@ -311,17 +314,37 @@ impl PodStore {
     /// Keeps what a pod holds of the machine beside its record, durable, or in the run directory while the disk cannot be
     /// written: until the next boot nobody else gets it.
     pub(crate) fn keep_devices(&self, uid: &PodUid, text: &[u8]) -> io::Result<()> {
-        let kept = file::write_atomic(&self.pod_dir(uid).join(DEVICES), text, 0o600, true)
+        self.keep_side_file(DEVICES, uid, text)
+    }
+
+    /// Keeps what a pod was allocated beside its record, as [`Self::keep_devices`] does.
+    pub(super) fn keep_resources(&self, uid: &PodUid, text: &[u8]) -> io::Result<()> {
+        self.keep_side_file(RESOURCES, uid, text)
+    }
+
+    /// Reads what a pod was allocated: a file of at most `limit` bytes, or the begin of a longer one.
+    pub(super) fn read_resources(&self, uid: &PodUid, limit: u64) -> Option<Vec<u8>> {
+        self.read_side_file(RESOURCES, uid, limit)
+    }
+
+    /// Forgets what a pod was allocated: its record says the same. Should a power cut bring the file back, that is still so.
+    pub(super) fn forget_resources(&self, uid: &PodUid) -> Result<(), PodStoreError> {
+        self.remove_waiting_file(RESOURCES, uid)?;
+        remove_record(&self.pod_dir(uid).join(RESOURCES))
+    }
+
+    fn keep_side_file(&self, name: &str, uid: &PodUid, text: &[u8]) -> io::Result<()> {
+        let kept = file::write_atomic(&self.pod_dir(uid).join(name), text, 0o600, true)
             .and_then(|()| file::sync_dir(&self.pods));
         match kept {
             Ok(()) => self
-                .remove_waiting_file(DEVICES, uid)
+                .remove_waiting_file(name, uid)
                 .map_err(io::Error::other),
             Err(e) if is_unwritable(&e) => {
                 let dir = self.waiting.join(uid.as_str());
                 make_dir(&dir)?;
-                file::write_atomic(&dir.join(DEVICES), text, 0o600, false)?;
-                self.enforce_waiting_limit(DEVICES, uid)
+                file::write_atomic(&dir.join(name), text, 0o600, false)?;
+                self.enforce_waiting_limit(name, uid)
             }
             Err(e) => Err(e),
         }
@@ -350,7 +373,7 @@ impl PodStore {
 
     fn waiting_bytes(&self) -> u64 {
         let sizes = self.waiting_pods().into_iter().flat_map(|uid| {
-            [RECORD, NEXT, OUTCOME, DEVICES].map(|name| {
+            [RECORD, NEXT, OUTCOME, DEVICES, RESOURCES].map(|name| {
                 let path = self.waiting.join(uid.as_str()).join(name);
                 path.metadata().map_or(0, |m| m.len())
             })
@@ -404,6 +427,13 @@ impl PodStore {
             self.keep_devices(uid, &text)
                 .map_err(|source| PodStoreError::Io { path, source })?;
         }
+        let path = self.waiting.join(uid.as_str()).join(RESOURCES);
+        if path.exists()
+            && let Some(text) = self.read_resources(uid, MAX_WAITING_BYTES)
+        {
+            self.keep_resources(uid, &text)
+                .map_err(|source| PodStoreError::Io { path, source })?;
+        }
         let path = self.waiting.join(uid.as_str()).join(OUTCOME);
         if !path.exists() {
             return Ok(());
@@ -422,6 +452,7 @@ impl PodStore {
         self.remove_waiting_file(RECORD, uid)?;
         self.remove_waiting_file(NEXT, uid)?;
         self.remove_waiting_file(DEVICES, uid)?;
+        self.remove_waiting_file(RESOURCES, uid)?;
         self.remove_waiting_file(OUTCOME, uid)
     }
 
@@ -454,8 +485,18 @@ impl PodStore {
         }
     }
 
-    /// The pod as recorded, with defaults applied. Blocking; read anew each time: specs do not live in memory.
+    /// The pod as recorded, with defaults applied and with the resources that it was allocated. Blocking; read anew each
+    /// time: specs do not live in memory.
     pub(super) fn read_pod(&self, uid: &PodUid) -> Result<Pod, PodStoreError> {
+        let mut pod = self.read_recorded_pod(uid)?;
+        if let Some(kept) = allocation::read_allocation(self, uid) {
+            kept.allocated.apply_to(&mut pod);
+        }
+        Ok(pod)
+    }
+
+    /// The pod as recorded, with the resources that its newest spec asks for. Blocking.
+    pub(super) fn read_recorded_pod(&self, uid: &PodUid) -> Result<Pod, PodStoreError> {
         let (_, raw) = self.read_record(uid)?;
         self.check_decoded(uid, static_pod::decode_recorded_pod(&raw))
     }

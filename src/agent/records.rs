@@ -5,6 +5,7 @@ use alloc::{collections::BTreeMap, rc::Rc};
 use serde_json::Value;
 
 use super::{
+    allocation,
     asker::AgentHandle,
     claims::PodWorkClaims,
     complaints::Complaints,
@@ -18,6 +19,7 @@ use crate::{
     logic::{
         digest,
         mux::{PodSource, SourceOperation},
+        resize::{PodAllocation, PodResources},
     },
     sys::lane::Lane,
 };
@@ -39,11 +41,18 @@ impl PodRecordWriter {
             source,
             told: Vec::with_capacity(ops.len()),
             outcomes: BTreeMap::new(),
+            allocations: BTreeMap::new(),
             failed: Vec::new(),
             waiting: false,
             rest,
         };
         for op in ops {
+            let sight = match &op {
+                SourceOperation::Add(_) => Some(ResourcesSight::New),
+                SourceOperation::Update(_) => Some(ResourcesSight::Edited),
+                // The loop knows more of them by now than the disk.
+                _ => None,
+            };
             let (pods, into): (_, fn(Vec<Pod>) -> ConfigOp) = match op {
                 SourceOperation::Remove(uids) => {
                     let (store, removed) = (self.store.clone(), uids.clone());
@@ -62,7 +71,7 @@ impl PodRecordWriter {
                 }
                 SourceOperation::Reconcile(pods) => (pods, ConfigOp::Reconcile),
             };
-            let pods = self.write_records(pods, &mut recorded).await;
+            let pods = self.write_records(pods, sight, &mut recorded).await;
             recorded.told.push(into(pods));
         }
         let store = self.store.clone();
@@ -79,6 +88,7 @@ impl PodRecordWriter {
     async fn write_records(
         &self,
         pods: Vec<Box<ReceivedPod>>,
+        sight: Option<ResourcesSight>,
         recorded: &mut RecordingResult,
     ) -> Vec<Pod> {
         let source = recorded.source;
@@ -102,6 +112,9 @@ impl PodRecordWriter {
                 header,
                 raw,
                 returns: false,
+                resources: sight
+                    .filter(|_| source == PodSource::Api)
+                    .map(|sight| (sight, PodResources::of_pod(&pod))),
             });
             kept.push(pod);
         }
@@ -134,9 +147,16 @@ impl PodRecordWriter {
         let mut written = Vec::with_capacity(kept.len());
         for (mut pod, result) in kept.into_iter().zip(results) {
             match result {
-                Ok((outcome, start)) => {
+                Ok(WrittenRecord {
+                    outcome,
+                    start,
+                    allocation,
+                }) => {
                     pod.status.start_time = pod.status.start_time.or(start);
                     let uid = || pod.metadata.uid.clone();
+                    recorded
+                        .allocations
+                        .extend(allocation.map(|had| (uid(), had)));
                     recorded.outcomes.extend(outcome.map(|o| (uid(), o)));
                     written.push(pod);
                 }
@@ -203,17 +223,44 @@ struct PodRecordJob {
     raw: Value,
     /// Set if the pod is on its way out and comes back under its own UID: the stop still needs the old object.
     returns: bool,
+    /// Resources of the spec of a pod of the apiserver.
+    resources: Option<(ResourcesSight, PodResources)>,
 }
 
-/// Writes a record. Returns the pod's outcome if it has one: if it has ended, that is the status it has from now on. Beside
-/// it, the start of a static pod.
+/// Occasion at which the resources of a pod are compared with what it was allocated.
+#[derive(Clone, Copy)]
+enum ResourcesSight {
+    /// This agent has not seen the pod before.
+    New,
+    /// The spec was edited.
+    Edited,
+}
+
+/// Facts about a pod whose record was written.
+struct WrittenRecord {
+    /// Outcome of the pod: if it has ended, that is the status it has from now on.
+    outcome: Option<EarlierOutcome>,
+    /// Start of a static pod.
+    start: Option<WallTime>,
+    /// Resources that the pod was allocated, if its spec says others.
+    allocation: Option<PodAllocation>,
+}
+
+/// Writes a record.
 fn write_pod_record(
     store: &PodStore,
     job: &mut PodRecordJob,
-) -> Result<(Option<EarlierOutcome>, Option<WallTime>), PodStoreError> {
+) -> Result<WrittenRecord, PodStoreError> {
     let PodRecordJob {
         uid, header, raw, ..
     } = job;
+    let allocation = match &job.resources {
+        Some((ResourcesSight::Edited, wanted)) => {
+            allocation::keep_former_resources(store, uid, wanted)?
+        }
+        Some((ResourcesSight::New, _)) => allocation::read_allocation(store, uid),
+        None => None,
+    };
     let outcome = outcome::recall_outcome(store, uid, header);
     let start = match header.source == PodSource::Api.as_str() {
         true => None,
@@ -233,7 +280,18 @@ fn write_pod_record(
     } else {
         store.write_record(uid, header, raw)?;
     }
-    Ok((outcome, start))
+    let settled = allocation.as_ref().zip(job.resources.as_ref());
+    if settled.is_some_and(|(had, (_, wanted))| had.is_settled_at(wanted))
+        && let Err(e) = store.forget_resources(uid)
+    {
+        // It says the same as the record.
+        log::debug!("uid={uid} {}", error_chain(&e));
+    }
+    Ok(WrittenRecord {
+        outcome,
+        start,
+        allocation,
+    })
 }
 
 /// Time at which an agent before this one first saw the static pod, by its record.

@@ -10,7 +10,7 @@ use crate::{
         PodUid,
         received::{ReceivedPod, SnapshotEntry},
     },
-    logic::{mirror::PodFullName, status_writer::WriteAnswer},
+    logic::{mirror::PodFullName, resize::PodAllocation, status_writer::WriteAnswer},
 };
 
 /// A boxed future of the loop's thread.
@@ -59,7 +59,11 @@ pub(super) enum ApiPodChange {
     All(Vec<SnapshotEntry>),
     /// A pod is on disk, with its outcome of a boot ago. If another pod still has its name, it is left out and counts
     /// as unrecorded.
-    OnDisk(Box<ReceivedPod>, Option<Box<EarlierOutcome>>),
+    OnDisk(
+        Box<ReceivedPod>,
+        Option<Box<EarlierOutcome>>,
+        Option<Box<PodAllocation>>,
+    ),
     /// All pods on disk were told.
     AllOnDisk,
 }

@@ -226,6 +226,21 @@ pub fn restart_device_holders(
     status: &PodRuntimeStatus,
     holders: &[ContainerId],
 ) {
+    restart_running(actions, pod, status, &|container, instance| {
+        holders.contains(&instance.id).then(|| {
+            let name = &container.name;
+            format!("Container {name} has a device that came back, will be restarted")
+        })
+    });
+}
+
+/// Restarts running sidecars and regular containers that `message` has a text for.
+fn restart_running(
+    actions: &mut PodActions,
+    pod: &Pod,
+    status: &PodRuntimeStatus,
+    message: &dyn Fn(&Container, &ContainerStatus) -> Option<String>,
+) {
     if actions.kill_pod || pod.metadata.deletion_timestamp.is_some() {
         return;
     }
@@ -240,17 +255,29 @@ pub fn restart_device_holders(
         let ends = actions.to_kill.iter().any(|kill| kill.id == instance.id);
         let once =
             place.is_some() && effective_restart_policy(pod, container) == RestartPolicy::Never;
-        if ends || once || !holders.contains(&instance.id) {
+        let Some(message) = message(container, instance).filter(|_| !ends && !once) else {
             continue;
-        }
-        let name = &container.name;
-        let message = format!("Container {name} has a device that came back, will be restarted");
+        };
         let cause = KillCause::Changed;
         add_container_kill(actions, pod, container, instance, cause, message);
         // The next sync starts a sidecar that ended.
         actions.to_start.extend(place);
     }
     actions.to_start.stable_sort();
+}
+
+/// Restarts containers whose policy wants that for their new resources (ACT-37, RSZ-29), unless the pod or the instance
+/// ends anyway.
+pub fn restart_resized(
+    actions: &mut PodActions,
+    pod: &Pod,
+    status: &PodRuntimeStatus,
+    due: &[String],
+) {
+    restart_running(actions, pod, status, &|container, _| {
+        let is_due = due.contains(&container.name);
+        is_due.then(|| format!("Container {} resize requires restart", container.name))
+    });
 }
 
 /// Kills containers that an edit took out of the pod: only a manifest with a uid of its own can be edited so.

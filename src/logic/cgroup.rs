@@ -506,7 +506,12 @@ pub fn sandbox_resources(pod: &Pod, settings: &CgroupSettings) -> (LinuxResource
 }
 
 /// Swap of a container, bytes (RES-08). Only cgroup v2 can share swap out.
-fn swap_bytes(pod: &Pod, container: &Container, qos: QosClass, settings: &CgroupSettings) -> i64 {
+pub(super) fn swap_bytes(
+    pod: &Pod,
+    container: &Container,
+    qos: QosClass,
+    settings: &CgroupSettings,
+) -> i64 {
     let request = container_amount(container, AmountKind::Requests, "memory").unwrap_or(0);
     let limit = container_amount(container, AmountKind::Limits, "memory");
     let gets_some = settings.limited_swap

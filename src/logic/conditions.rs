@@ -290,7 +290,14 @@ pub fn stamp_conditions(
         new.last_transition_time = Some(kept.unwrap_or(now).truncated_to_second());
         if is_owned_by_agent(&new.kind) {
             let seen = before.and_then(|o| o.observed_generation);
-            new.observed_generation = newest_generation(seen, generation);
+            new.observed_generation = match new.kind.as_str() {
+                // That of the spec that asked for it, also under the next agent.
+                RESIZE_PENDING | RESIZE_IN_PROGRESS => new
+                    .observed_generation
+                    .or(seen)
+                    .or(newest_generation(None, generation)),
+                _ => newest_generation(seen, generation),
+            };
         }
     }
 }

@@ -18,6 +18,7 @@ use super::{
     conditions::{self, ALL_RESTARTING, READY},
     generate::container_path,
     probe::ProbeResult,
+    resize::set_resources_status,
     restart::{failed_init_restarts, init_lacked_memory, restart_all_pending, should_restart},
     status::{StatusInput, regular_in_ready_sandbox},
 };
@@ -364,9 +365,13 @@ fn describe_container(
     newest: Option<&cri::ContainerStatus>,
     status: &mut ContainerStatus,
 ) {
-    // What an older agent showed of resources is not taken over (RSZ-04).
+    // What another agent showed of resources is not taken over (RSZ-04).
     status.allocated_resources.clear();
     status.resources = None;
+    if input.resizable {
+        let allocation = input.resize.map(|resize| &resize.allocation);
+        set_resources_status(container, allocation, status);
+    }
     // The runtime has forgotten the instance: what was told of its mounts and its signal stays.
     if newest.is_none() && !status.container_id.is_empty() {
         status.user = None;

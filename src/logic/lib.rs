@@ -110,6 +110,7 @@ pub mod provider;
 pub mod pull_rate;
 pub mod qos;
 pub mod reason_cache;
+pub mod resize;
 pub mod restart;
 pub mod runtime_cache;
 pub mod server_clock;

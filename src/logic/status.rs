@@ -23,6 +23,7 @@ use super::{
     probe::ProbeResults,
     qos::qos_class,
     reason_cache::ReasonCache,
+    resize::PodResize,
     restart::{failed_init_restarts, init_lacked_memory, restarts_after_exit},
     status_update::normalise_status,
 };
@@ -56,6 +57,10 @@ pub struct StatusInput<'a> {
     pub runtime_name: &'a str,
     /// Set if the runtime can mount read-only recursively.
     pub recursive_read_only: bool,
+    /// Set if the pod can be resized: only then its status tells of resources.
+    pub resizable: bool,
+    /// Resize of the pod, if its resources were edited.
+    pub resize: Option<&'a PodResize>,
     /// Wall-clock time.
     pub now: WallTime,
     /// Converts a wall-clock time into the time since boot.
@@ -380,6 +385,8 @@ fn set_conditions(input: &StatusInput<'_>, status: &mut PodStatus) {
         input.runtime,
         status.phase,
     ));
+    let resize = input.resize.filter(|_| !status.phase.is_terminal());
+    list.extend(resize.into_iter().flat_map(PodResize::conditions));
     status.conditions = list;
 }
 

@@ -458,6 +458,21 @@ impl Control {
                 put(object);
                 what = Some("image");
             }
+            (Deed::Resize { mib, milli }, Some(mut object))
+                if !is_terminal(&object) && !is_mirror(&object) =>
+            {
+                let amounts = json!({"cpu": format!("{milli}m"), "memory": format!("{mib}Mi")});
+                let container = &mut object["spec"]["containers"][0];
+                // A class of service never changes: the pod has requests from its first day, or never.
+                if !container["resources"].is_null() {
+                    let limits = json!({"memory": amounts["memory"]});
+                    container["resources"] = json!({"requests": amounts, "limits": limits});
+                    let generation = object["metadata"]["generation"].as_i64().unwrap_or(0);
+                    object["metadata"]["generation"] = (generation + 1).into();
+                    put(object);
+                    what = Some("resized");
+                }
+            }
             (Deed::Delete { .. }, Some(object)) => {
                 what = Some(match (is_terminal(&object), is_deleting(&object)) {
                     (true, _) => "ended pod deleted",
@@ -515,8 +530,11 @@ impl Control {
                 let _ = self.api.with(|s| s.usurped.insert(uid));
                 what = Some("failed by others");
             }
-            (Deed::Create { .. } | Deed::Image | Deed::Evict | Deed::Fail, Some(_)) | (_, None) => {
-            }
+            (
+                Deed::Create { .. } | Deed::Image | Deed::Resize { .. } | Deed::Evict | Deed::Fail,
+                Some(_),
+            )
+            | (_, None) => {}
         }
         if let Some(what) = what {
             self.saw(what);

@@ -150,7 +150,7 @@ const KILLED_IN: [Op; 13] = [
 ];
 
 /// What has to happen to a node of a cluster.
-const CLUSTER: [&str; 33] = [
+const CLUSTER: [&str; 34] = [
     "object doubled",
     "foreign object",
     "token refused",
@@ -172,6 +172,7 @@ const CLUSTER: [&str; 33] = [
     "name used again",
     "labels",
     "image",
+    "resized",
     "deleted",
     "grace shortened",
     "ended pod deleted",

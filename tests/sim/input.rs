@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     super::tests::api,
-    pods::{Kind, Manifest, PORT_NAMES},
+    pods::{Kind, Manifest, PORT_NAMES, TOO_LITTLE_MIB},
 };
 
 /// Something that happens.
@@ -113,6 +113,8 @@ pub(super) enum Deed {
     Label { version: u32 },
     /// Its first container gets another image.
     Image,
+    /// Its first container gets this much of memory and of the processor, in MiB and thousandths.
+    Resize { mib: u16, milli: u16 },
     /// It is deleted with that grace; a second time it can only shrink.
     Delete { grace_s: i64 },
     /// It is evicted.
@@ -642,7 +644,7 @@ fn bell(random: &mut Random) -> Apiserver {
 }
 
 fn deed(random: &mut Random, version: u32) -> Deed {
-    match random.below(28) {
+    match random.below(32) {
         0..4 => Deed::Label { version },
         4..8 => Deed::Image,
         8..15 => Deed::Delete {
@@ -652,6 +654,11 @@ fn deed(random: &mut Random, version: u32) -> Deed {
         17..20 => Deed::Force,
         20..23 => Deed::NotReady,
         23..26 => Deed::Gate { version },
+        26..30 => Deed::Resize {
+            // Also less than a container of the fake uses, and more than the node has.
+            mib: random.pick(&[TOO_LITTLE_MIB, 8, 16, 64, 2000]),
+            milli: random.pick(&[50, 100, 200, 5000]),
+        },
         _ => Deed::Fail,
     }
 }

@@ -67,7 +67,18 @@ struct Past {
 impl Past {
     /// Whether it was told to be anything else lately.
     fn is_edited_since(&self, since: MonoTime) -> bool {
-        self.told.iter().skip(1).any(|(at, ..)| *at >= since)
+        let plain = |pod: &Pod| {
+            let mut spec = pod.spec.clone();
+            for container in &mut spec.containers {
+                container.resources = Default::default();
+            }
+            spec
+        };
+        let edits = self.told.iter().zip(self.told.iter().skip(1));
+        // New resources end nothing: no pod here wants to be restarted for them.
+        edits
+            .into_iter()
+            .any(|((.., old), (at, _, new))| *at >= since && plain(old) != plain(new))
     }
 
     fn newest(&self) -> Option<&Rc<Pod>> {

@@ -46,6 +46,9 @@ pub(super) fn settings(namespace: &str) -> Value {
     })
 }
 
+/// Less memory than a container of the fake uses.
+pub(super) const TOO_LITTLE_MIB: u16 = 2;
+
 /// What a pod does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -289,6 +292,14 @@ impl Manifest {
         let mut spec = self.kind.spec();
         spec["terminationGracePeriodSeconds"] = json!(self.grace_s);
         spec["nodeName"] = json!(node);
+        if matches!(
+            self.kind,
+            Kind::Sleeps | Kind::Pair | Kind::Sidecar | Kind::Live
+        ) {
+            let limits = json!({"memory": "16Mi"});
+            let requests = json!({"memory": "16Mi", "cpu": "50m"});
+            spec["containers"][0]["resources"] = json!({"limits": limits, "requests": requests});
+        }
         json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": format!("p{}", self.name), "generation": 1,

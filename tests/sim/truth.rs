@@ -2,22 +2,22 @@
 
 use alloc::collections::BTreeSet;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{
     super::core::Agent,
     control::{Control, is_deleting, is_mirror},
-    pods::Manifest,
+    pods::{Manifest, TOO_LITTLE_MIB},
 };
 use crate::{
     api::{
-        Pod, PodUid,
+        Pod, PodUid, Quantity,
         cri::{ContainerState, PodRuntimeStatus, SandboxState},
         pod::{CONFIG_HASH, CONFIG_MIRROR},
         pod_status::PodStatus,
         strict,
     },
-    logic::{api_pod, conditions, testing::server::uid_of},
+    logic::{api_pod, cgroup::cpu_shares, conditions, testing::server::uid_of},
     runtime::fake::Fake,
 };
 
@@ -107,6 +107,10 @@ impl Control {
             let listed = runtime.iter().find(|p| p.uid == uid);
             as_at_the_runtime(&object["status"], listed)
                 .map_err(|e| format!("pod {uid}: {e}: {}", object["status"]))?;
+            if !ended && !is_deleting(object) {
+                has_its_resources(object, &uid, fake)
+                    .map_err(|e| format!("pod {uid}: {e}: {object}"))?;
+            }
         }
         let table = agent.pods().worker_table();
         for pod in statics {
@@ -189,6 +193,53 @@ fn same(shown: &Value, own: &PodStatus) -> Result<(), String> {
     let of_own = |c: &Value| own.iter().any(|o| o["type"] == c["type"]);
     match shown.iter().filter(ours).find(|c| !of_own(c)) {
         Some(stray) if !terminal => Err(format!("condition {stray} does not hold")),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a container that runs has the resources that the status shows, and those that it was asked to have, unless the
+/// status says why not.
+fn has_its_resources(object: &Value, uid: &PodUid, fake: &Fake) -> Result<(), String> {
+    let condition = |kind: &str| {
+        let all = object["status"]["conditions"].as_array();
+        let found = all.into_iter().flatten().find(|c| c["type"] == kind);
+        found.map(|c| c["reason"].as_str().unwrap_or_default().to_owned())
+    };
+    let (pending, in_progress) = (
+        condition("PodResizePending"),
+        condition("PodResizeInProgress"),
+    );
+    if !matches!(pending.as_deref(), None | Some("Infeasible")) {
+        return Err(format!("its resize is {pending:?}"));
+    }
+    if !matches!(in_progress.as_deref(), None | Some("Error")) {
+        return Err("its resize does not end".into());
+    }
+    let spec = &object["spec"]["containers"][0];
+    let name = spec["name"].as_str().unwrap_or_default();
+    let statuses = object["status"]["containerStatuses"].as_array();
+    let mut statuses = statuses.into_iter().flatten();
+    let told = statuses.find(|c| c["name"] == name && !c["state"]["running"].is_null());
+    let (Some(told), Some(config)) = (told, fake.config(uid, name)) else {
+        return Ok(());
+    };
+    let wants = &spec["resources"];
+    if wants.is_null() {
+        return Ok(());
+    }
+    let shown = &told["resources"];
+    let amount = |value: &Value| Quantity::parse(value.as_str().unwrap_or("0")).ok();
+    let memory = amount(&shown["limits"]["memory"]).map(|q| q.value());
+    let cpu = amount(&shown["requests"]["cpu"]).map(|q| cpu_shares(q.milli_value()));
+    let has = &config.resources;
+    if memory != has.memory_limit_bytes || cpu != has.cpu_shares {
+        return Err(format!("it has {has:?}"));
+    }
+    let too_little = json!(format!("{TOO_LITTLE_MIB}Mi"));
+    let refused = told["allocatedResources"]["memory"] == too_little;
+    match (pending, in_progress) {
+        (None, None) if shown != wants => Err("its resize was forgotten".into()),
+        (_, Some(_)) if !refused => Err("its resize failed for no reason".into()),
         _ => Ok(()),
     }
 }

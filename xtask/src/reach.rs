@@ -43,10 +43,7 @@ const KEPT: &[Kept] = &[
         "where the simulation stops the disk, in the code that ships",
     ),
 ];
-/// Kept too. One implementation of it calls another, so that the compiler cannot tell when it is reached.
-const KEPT_IN_A_CIRCLE: Kept = ("src/runtime/mod.rs", "fn update_container_resources<", SEAM);
 const GRPC: &str = "what plugins will be answered with";
-const SEAM: &str = "what the runtime seam offers to work that follows: resizing in place, and backends that stream by URL";
 const SHIM: &str = "the shim's protocol as a test speaks it to a real shim";
 /// What tests of any runtime run, beside the seam that it describes.
 const CONTRACT: &str = "src/runtime/contract.rs";
@@ -61,15 +58,8 @@ const CRATES: [&str; 3] = ["api", "grpc", "logic"];
 
 /// Lists what is dead; an error if anything is.
 pub(crate) fn run() -> Result<(), Failure> {
-    let circle = Some(&KEPT_IN_A_CIRCLE);
     // What is not the project's is checked as lints and documentation check it, in the same place: once.
-    let mut dead = dead_code(
-        Path::new("."),
-        Path::new(DIR),
-        Path::new("target"),
-        KEPT,
-        circle,
-    )?;
+    let mut dead = dead_code(Path::new("."), Path::new(DIR), Path::new("target"), KEPT)?;
     dead.retain(|line| ![CONTRACT, HEAP].iter().any(|file| line.starts_with(file)));
     if dead.is_empty() {
         println!("The program reaches all of its code, but for what is kept with a reason.");
@@ -87,7 +77,6 @@ fn dead_code(
     dir: &Path,
     target: &Path,
     kept: &[Kept],
-    circle: Option<&Kept>,
 ) -> Result<Vec<String>, Failure> {
     let src = dir.join("src");
     if src.exists() {
@@ -102,10 +91,7 @@ fn dead_code(
         copy(&root.join("cross"), &dir.join("cross"))?;
     }
     for (path, words, _) in kept {
-        keep(&dir.join(path), words, KEPT_MARK)?;
-    }
-    if let Some((path, words, _)) = circle {
-        keep(&dir.join(path), words, "#[allow(dead_code)]")?;
+        keep(&dir.join(path), words)?;
     }
     for name in CRATES {
         become_module(&src.join(name), name)?;
@@ -122,7 +108,7 @@ fn dead_code(
 
 /// Tells the compiler that one item is expected to be dead: it then takes what that needs for needed, and complains once
 /// it is not dead any more.
-fn keep(file: &Path, words: &str, mark: &str) -> Result<(), Failure> {
+fn keep(file: &Path, words: &str) -> Result<(), Failure> {
     let text = fs::read_to_string(file)?;
     let is_it = |line: &&str| line.trim_start().starts_with(words);
     if text.lines().filter(is_it).count() != 1 {
@@ -135,7 +121,7 @@ fn keep(file: &Path, words: &str, mark: &str) -> Result<(), Failure> {
     let before = text.split_inclusive('\n').take_while(|line| !is_it(line));
     let before: usize = before.map(str::len).sum();
     let at = before + text[before..].find(words).unwrap_or_default();
-    let kept = format!("{}{mark} {}", &text[..at], &text[at..]);
+    let kept = format!("{}{KEPT_MARK} {}", &text[..at], &text[at..]);
     Ok(fs::write(file, kept)?)
 }
 
@@ -324,7 +310,7 @@ mod tests {
         }
         let dead = |kept: &[Kept]| {
             let one = root.join("one");
-            dead_code(&root, &one, &one.join("target"), kept, None).map_err(|e| e.to_string())
+            dead_code(&root, &one, &one.join("target"), kept).map_err(|e| e.to_string())
         };
         let file = "src/logic/lib.rs";
         let lines = dead(&[]).expect("compiles");

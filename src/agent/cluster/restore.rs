@@ -9,6 +9,7 @@ use super::{
 };
 use crate::{
     agent::{
+        allocation::read_allocation,
         asker::AgentHandle,
         clock::Clock,
         complaints::Complaints,
@@ -19,7 +20,7 @@ use crate::{
     },
     api::{PodUid, order::OrderExt as _},
     error::error_chain,
-    logic::{authority, mux::PodSource},
+    logic::{authority, mux::PodSource, resize::PodAllocation},
     sys::lane::Lane,
     volume::Volumes,
 };
@@ -37,6 +38,13 @@ pub(super) struct PodRecordRestorer {
     pub(super) writer: Rc<ApiWriter>,
     pub(super) api_pods: Rc<ApiPods>,
     pub(super) asker: AgentHandle,
+}
+
+/// A pod as its record has it.
+struct RestoredPod {
+    seen: ApiPodSnapshot,
+    outcome: Option<EarlierOutcome>,
+    allocation: Option<Box<PodAllocation>>,
 }
 
 impl PodRecordRestorer {
@@ -58,9 +66,7 @@ impl PodRecordRestorer {
         let mut known = 0;
         for uid in uids {
             match self.read_record(uid.clone()).await {
-                Ok(Some((seen, outcome))) => {
-                    known += u32::from(self.restore_pod(seen, outcome).await?)
-                }
+                Ok(Some(restored)) => known += u32::from(self.restore_pod(restored).await?),
                 Ok(None) => {}
                 Err(e) => self
                     .complaints
@@ -79,10 +85,7 @@ impl PodRecordRestorer {
     }
 
     /// Reads one record; `None`: it is of another source, or there is none.
-    async fn read_record(
-        &self,
-        uid: PodUid,
-    ) -> Result<Option<(ApiPodSnapshot, Option<EarlierOutcome>)>, PodStoreError> {
+    async fn read_record(&self, uid: PodUid) -> Result<Option<RestoredPod>, PodStoreError> {
         let (store, node, outcome) = (self.store.clone(), self.node.clone(), self.outcome);
         let read = move || {
             let (header, raw) = match store.read_record::<serde_json::Value>(&uid) {
@@ -110,17 +113,22 @@ impl PodRecordRestorer {
                 return store.check_decoded(&uid, Err(why));
             }
             renew_authority(&store, &uid, &header);
-            Ok(Some((seen, outcome(&store, &uid, &header))))
+            Ok(Some(RestoredPod {
+                seen,
+                outcome: outcome(&store, &uid, &header),
+                allocation: read_allocation(&store, &uid).map(Box::new),
+            }))
         };
         self.disk.run_job(read).await
     }
 
     /// Hands a pod to the loop. Returns whether that took it.
-    async fn restore_pod(
-        &self,
-        seen: ApiPodSnapshot,
-        outcome: Option<EarlierOutcome>,
-    ) -> Result<bool, LoopEnded> {
+    async fn restore_pod(&self, restored: RestoredPod) -> Result<bool, LoopEnded> {
+        let RestoredPod {
+            seen,
+            outcome,
+            allocation,
+        } = restored;
         let ApiPodSnapshot { item, sight, pod } = seen;
         let uid = &item.uid;
         let received = match pod {
@@ -140,7 +148,7 @@ impl PodRecordRestorer {
             return Ok(false);
         }
         let copy = api_copy_of(&received);
-        let change = ApiPodChange::OnDisk(received, outcome.map(Box::new));
+        let change = ApiPodChange::OnDisk(received, outcome.map(Box::new), allocation);
         if !self
             .asker
             .deliver_source_news(SourceNews::Api(change))

@@ -20,6 +20,7 @@ use crate::{
     api::{MonoTime, Pod, PodUid, received::ReceivedPod},
     logic::{
         mux::{MergeResult, PodSource, SourceOperation},
+        resize::PodAllocation,
         status_update::finished_status,
     },
 };
@@ -53,8 +54,9 @@ impl Agent {
                     ApiPodChange::Read(pod) => mux.merge_partial(source, vec![pod], &[], wall),
                     ApiPodChange::Gone(uid) => mux.merge_partial(source, vec![], &[uid], wall),
                     ApiPodChange::All(pods) => mux.merge_snapshot(source, pods, wall),
-                    ApiPodChange::OnDisk(pod, outcome) => {
-                        let taken = self.on_pod_on_disk(pod, outcome.map(|o| *o));
+                    ApiPodChange::OnDisk(pod, outcome, had) => {
+                        let (outcome, had) = (outcome.map(|o| *o), had.map(|had| *had));
+                        let taken = self.on_pod_on_disk(pod, outcome, had);
                         return drop(answer.try_send(taken));
                     }
                     ApiPodChange::AllOnDisk => {
@@ -94,6 +96,7 @@ impl Agent {
         &mut self,
         received: Box<ReceivedPod>,
         outcome: Option<EarlierOutcome>,
+        allocation: Option<PodAllocation>,
     ) -> DeliveryResult {
         let uid = received.pod.metadata.uid.clone();
         let wall = self.tools.clock.wall_time();
@@ -113,10 +116,11 @@ impl Agent {
             };
         };
         let mut pod = received.pod;
+        self.pods.note_arrival_start(&uid);
+        self.take_resources(PodSource::Api, &mut pod, allocation);
         if let Some(outcome) = outcome {
             self.apply_earlier_outcome(PodSource::Api, &mut pod, outcome);
         }
-        self.pods.note_arrival_start(&uid);
         self.sources.on_disk.push(pod);
         DeliveryResult::default()
     }
@@ -171,6 +175,7 @@ impl Agent {
             source,
             mut told,
             mut outcomes,
+            mut allocations,
             failed,
             waiting,
             rest,
@@ -191,6 +196,8 @@ impl Agent {
             unrecorded.push(pod.metadata.uid);
         }
         for pod in told.iter_mut().flat_map(ConfigOp::recorded_mut) {
+            let allocation = allocations.remove(&pod.metadata.uid);
+            self.take_resources(source, pod, allocation);
             if let Some(outcome) = outcomes.remove(&pod.metadata.uid) {
                 self.apply_earlier_outcome(source, pod, outcome);
             }

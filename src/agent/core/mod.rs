@@ -9,6 +9,7 @@
 //! | `rereads` | pods that the Node may fit by now: held back until it was read once more |
 //! | `runtime_view`, `relisted` | what is known of the runtime; what a listing leads to |
 //! | `calls`, `steps` | the calls of workers that run; what is made of their steps |
+//! | `resizes` | edited resources: taken in, decided, told |
 //! | `statuses` | statuses: made, judged, stored |
 //! | `eviction` | which pod goes when the node is short |
 //! | `resources` | extended resources: what the loop does for whoever offers them |
@@ -31,6 +32,7 @@ mod noted;
 mod questions;
 mod relisted;
 mod rereads;
+mod resizes;
 mod resources;
 mod runtime_view;
 mod sources;

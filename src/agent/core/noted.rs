@@ -76,6 +76,7 @@ impl Agent {
             CallStep::Limited(None) => "unlimited",
             CallStep::SandboxUp(_) => "sandboxUp",
             CallStep::Killed => "killed",
+            CallStep::Resized(_) => "resized",
             CallStep::CleanedUp(_) => "cleanedUp",
             CallStep::Acted { pod, starts, .. } => {
                 for start in starts {

@@ -22,6 +22,7 @@ use crate::{
     logic::{
         admission::NodeRereads,
         mux::{PodSource, SourceMux, SourceOperation},
+        resize::PodAllocation,
     },
     source::SourceSnapshot,
 };
@@ -165,6 +166,8 @@ pub(in crate::agent) struct RecordingResult {
     pub(in crate::agent) told: Vec<ConfigOp>,
     /// Outcomes of an earlier boot for some of these pods.
     pub(in crate::agent) outcomes: BTreeMap<PodUid, EarlierOutcome>,
+    /// Resources that some of these pods were allocated, where the spec says others.
+    pub(in crate::agent) allocations: BTreeMap<PodUid, PodAllocation>,
     /// Pods that could not be recorded, and why.
     pub(in crate::agent) failed: Vec<(Pod, String)>,
     /// Set if records wait for the disk.

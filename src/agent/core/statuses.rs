@@ -142,6 +142,17 @@ impl StatusGenerator<'_> {
     ) -> PodStatus {
         let pod = &*self.with_corrected_dates(pod);
         let uid = &pod.metadata.uid;
+        let resize = self.pods.resize(uid);
+        let allocated = resize.map(|resize| {
+            let mut pod = pod.clone();
+            resize.allocation.allocated.apply_to(&mut pod);
+            pod
+        });
+        let pod = allocated.as_ref().unwrap_or(pod);
+        let is_of_api = self
+            .pods
+            .config(uid)
+            .is_some_and(|config| !config.is_static);
         let newest = runtime.sandboxes.first();
         let handler = newest.map_or(DEFAULT_HANDLER, |sandbox| &sandbox.runtime_handler);
         let mut status = self.probes.with_pod_results(uid, |probes| {
@@ -159,6 +170,8 @@ impl StatusGenerator<'_> {
                     .runtime
                     .capabilities()
                     .supports_recursive_read_only(handler),
+                resizable: is_of_api && self.runtime.can_resize(uid),
+                resize,
                 now: self.clock.wall_time(),
                 moment: &|at| self.times.time_since_boot(at),
             })

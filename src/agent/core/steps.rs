@@ -151,6 +151,7 @@ impl Agent {
                 statuses.store_status(&pod, status);
                 self.record_step_result(now, RecordedStep::with_phase(&pod, "stopped", phase));
             }
+            CallStep::Resized(report) => self.note_resized(*report, now),
             CallStep::Changed => self.view.request_relist(),
             CallStep::CleanedUp(pod) => {
                 self.set_limits(call, None);
@@ -193,6 +194,7 @@ impl Agent {
             statuses.watch_deadline(call, pod);
         }
         let holders = self.instances_to_restart(uid);
+        let resize = self.order_resize(pod, now);
         let network = || {
             let problem = self.view.network_problem();
             problem.filter(|_| !pod.spec.host_network)
@@ -205,6 +207,9 @@ impl Agent {
             actions::drop_begun_ephemeral(&mut actions, pod, shown);
         }
         actions::restart_device_holders(&mut actions, pod, runtime, &holders);
+        if let Some(resize) = &resize {
+            actions::restart_resized(&mut actions, pod, runtime, &resize.restart);
+        }
         if actions.restart_all {
             // What has succeeded starts over as well.
             self.pods.set_succeeded_containers(uid, Vec::new());
@@ -246,6 +251,7 @@ impl Agent {
             ips,
             problem,
             actions,
+            resize,
         }
     }
 

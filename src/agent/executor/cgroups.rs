@@ -255,6 +255,34 @@ impl PodCgroups {
         .await
     }
 
+    /// Settings of the machine and the configuration.
+    pub(in crate::agent) fn settings(&self) -> &values::CgroupSettings {
+        &self.tree.settings
+    }
+
+    /// Returns true if pods have cgroups.
+    pub(in crate::agent) fn has_pod_cgroups(&self) -> bool {
+        self.tree.per_qos
+    }
+
+    /// Writes some limits of the pod's cgroup. None there has no limits to change.
+    pub(in crate::agent) async fn update_pod_limits(
+        &self,
+        pod: &Pod,
+        values: LinuxResources,
+    ) -> Result<(), CgroupError> {
+        if !self.tree.per_qos {
+            return Ok(());
+        }
+        let settings = &self.tree.settings;
+        let path = settings.tree.pod_path(qos_class(pod), &pod.metadata.uid);
+        self.run_on_lane(move |tree| match tree.cgroups.has_group(&path) {
+            true => tree.cgroups.create_group(&path, &values),
+            false => Ok(()),
+        })
+        .await
+    }
+
     /// Kills what is left in the pod's cgroup, whatever its tier, and removes it. None there is success (SYNC-32).
     pub(in crate::agent) async fn remove_pod_cgroup(
         &self,

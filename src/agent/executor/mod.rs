@@ -6,6 +6,7 @@
 //! | `errors` | why a call did not do all of its work |
 //! | `prepare` | what every pod needs before it starts, wherever it runs |
 //! | `sync`, `start` | brings a pod closer to its spec; starts its containers |
+//! | `resize` | gives what runs other resources |
 //! | `terminate`, `kill`, `hooks` | ends a pod; kills containers; runs their hooks |
 //! | `generation`, `volumes`, `cgroups` | from a spec to what the runtime is told, with what that needs on disk |
 //!
@@ -20,6 +21,7 @@ mod generation;
 mod hooks;
 mod kill;
 mod prepare;
+mod resize;
 mod start;
 mod steps;
 mod sync;
@@ -37,10 +39,11 @@ pub(super) use hooks::HookRunner;
 pub(super) use kill::PodKiller;
 pub(crate) use kill::join_all;
 pub(crate) use prepare::PodPreparer;
+pub(super) use resize::PodResizer;
 pub(super) use start::ContainerStarter;
 pub(crate) use steps::{
     CallChannel, CallPlan, CallStep, ContainerStartResult, ContainerWaitReason, CrashLoopGrant,
-    StartProblem, StepSender, SyncOrders,
+    ResizeOrder, ResizeReport, StartProblem, StepSender, SyncOrders,
 };
 pub(super) use sync::PodSyncer;
 pub(super) use terminate::PodTerminator;

@@ -16,6 +16,7 @@ use crate::{
         cgroup::PodRequestTotals,
         extended_resources::PodDevices,
         pod_table::PodHandle,
+        resize::{PodAllocation, PodResources},
         status::PodFailure,
     },
 };
@@ -100,6 +101,8 @@ pub(crate) enum CallStep {
         pod: Rc<Pod>,
         runtime: Rc<PodRuntimeStatus>,
     },
+    /// Resources of the pod reached its containers, or failed to.
+    Resized(Box<ResizeReport>),
     /// The call has changed something at the runtime.
     Changed,
     /// Volumes and cgroup are gone (DEL-03). The pod, if it could be read.
@@ -118,6 +121,28 @@ pub(crate) struct SyncOrders {
     pub(crate) problem: Option<StartProblem>,
     /// Changes to make at the runtime.
     pub(crate) actions: PodActions,
+    /// Resources to give, of a pod whose resources were edited.
+    pub(crate) resize: Option<ResizeOrder>,
+}
+
+/// Resources that a pod is to have.
+pub(crate) struct ResizeOrder {
+    pub(crate) allocation: PodAllocation,
+    /// Names of containers that are restarted for it.
+    pub(crate) restart: Vec<String>,
+    /// False: what runs has its resources, or the last step failed and is not tried again yet.
+    pub(crate) may_step: bool,
+}
+
+/// Result of giving a pod its resources.
+pub(crate) struct ResizeReport {
+    pub(crate) pod: Rc<Pod>,
+    /// Status of the pod at the runtime before.
+    pub(crate) runtime: Rc<PodRuntimeStatus>,
+    /// Resources in force now.
+    pub(crate) actuated: PodResources,
+    /// Failure of a step.
+    pub(crate) failure: Option<String>,
 }
 
 /// Reason why no container of a pod may start.

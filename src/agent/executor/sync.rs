@@ -10,8 +10,9 @@ use super::{
     errors::SyncError,
     kill::PodKiller,
     prepare::PodPreparer,
+    resize::PodResizer,
     start::{self, ContainerStarter, StartPass},
-    steps::{CallPlan, CallStep, ContainerStartResult, StartProblem},
+    steps::{CallPlan, CallStep, ContainerStartResult, StartProblem, SyncOrders},
     volumes::MountedVolumes,
 };
 use crate::{
@@ -22,10 +23,7 @@ use crate::{
         pod::RestartPolicy,
     },
     error::error_chain,
-    logic::{
-        actions::PodActions, page_size::page_size_misfit, pod_worker::CallOutcome,
-        work_queue::RetryCause,
-    },
+    logic::{page_size::page_size_misfit, pod_worker::CallOutcome, work_queue::RetryCause},
     runtime::{LogRetention, RuntimeError, RuntimeService},
     sys::crash,
 };
@@ -38,6 +36,7 @@ pub(in crate::agent) struct PodSyncer {
     pub(in crate::agent) cgroups: PodCgroups,
     pub(in crate::agent) killer: PodKiller,
     pub(in crate::agent) starter: ContainerStarter,
+    pub(in crate::agent) resizer: PodResizer,
     /// Bytes of a page of memory.
     pub(in crate::agent) page_bytes: u64,
 }
@@ -75,7 +74,7 @@ impl PodSyncer {
 
     async fn sync_pod(&self, plan: &CallPlan, pod: &Rc<Pod>) -> Result<CallOutcome, SyncError> {
         let known = Rc::clone(&plan.runtime);
-        let begun = self.preparer.begin_sync(plan, pod, known, None).await;
+        let mut begun = self.preparer.begin_sync(plan, pod, known, None).await;
         for container in &plan.runtime.containers {
             if let Some(why) = page_size_misfit(self.page_bytes, container) {
                 let recorder = &self.recorder;
@@ -109,19 +108,36 @@ impl PodSyncer {
         self.preparer.check_start(pod, begun.problem.as_ref())?;
         let mut runtime = PodRuntimeStatus::clone(&plan.runtime);
         // Host-network pods have no IPs at the runtime; what runs later needs them.
-        runtime.ips = begun.ips;
-        self.ensure_cgroup(plan, pod, &runtime).await?;
+        runtime.ips = core::mem::take(&mut begun.ips);
+        let resize = begun.resize.as_ref();
+        let allocated = match resize {
+            Some(order) => self.resizer.keep_allocated(pod, order).await?,
+            None => Rc::clone(pod),
+        };
+        let pod = &allocated;
+        match resize.filter(|_| runtime.has_running_container()) {
+            Some(order) => {
+                let pod = PodResizer::with_actuated(pod, order);
+                self.ensure_cgroup(plan, &pod, &runtime).await?;
+            }
+            None => self.ensure_cgroup(plan, pod, &runtime).await?,
+        }
         crash::point("pod.cgroup");
         let is_start = begun.actions.starts_anything();
         let Some(mounted) = self.preparer.set_up_pod(plan, pod, is_start).await? else {
             return Ok(CallOutcome::Canceled);
         };
         if begun.actions.is_empty() {
+            if let Some(order) = resize {
+                let resizer = &self.resizer;
+                resizer
+                    .resize_pod(plan, pod, &runtime, &begun.actions, order)
+                    .await;
+            }
             return Ok(CallOutcome::Done);
         }
         let mut starts = Vec::new();
-        let acted =
-            self.carry_out_actions(plan, pod, runtime, &mounted, &begun.actions, &mut starts);
+        let acted = self.carry_out_actions(plan, pod, runtime, &mounted, &begun, &mut starts);
         let result = acted.await;
         let acted = CallStep::Acted {
             pod: Rc::clone(pod),
@@ -185,9 +201,10 @@ impl PodSyncer {
         pod: &Rc<Pod>,
         mut runtime: PodRuntimeStatus,
         mounted: &MountedVolumes,
-        actions: &PodActions,
+        orders: &SyncOrders,
         starts: &mut Vec<ContainerStartResult>,
     ) -> Result<(), SyncError> {
+        let actions = &orders.actions;
         if actions.restart_all {
             let (waiting, granted) = start::check_pod_restart(&self.starter, plan, pod).await;
             *starts = waiting;
@@ -234,6 +251,12 @@ impl PodSyncer {
                     pod.metadata.name
                 );
             }
+        }
+        if let Some(order) = &orders.resize {
+            let resizer = &self.resizer;
+            resizer
+                .resize_pod(plan, pod, &runtime, actions, order)
+                .await;
         }
         let sandbox = if actions.create_sandbox {
             match self.create_sandbox(plan, pod, actions.attempt).await {

@@ -6,6 +6,7 @@ use crate::{
     logic::{
         dispatch::{self, PodActivity},
         pod_table::PodTable,
+        resize::PodResize,
         status_cache::StatusCache,
     },
 };
@@ -29,6 +30,8 @@ pub(super) struct PodEntry {
     pub(super) succeeded: Option<Box<Vec<ContainerStatus>>>,
     /// Digest of the limits that this agent has given the pod's cgroup.
     pub(super) limits: Option<u32>,
+    /// Resize of the pod, if its resources were edited. None as a rule.
+    pub(super) resize: Option<Box<PodResize>>,
 }
 
 const _: () = assert!(
@@ -47,6 +50,7 @@ impl PodEntry {
             arriving,
             succeeded,
             limits,
+            resize,
         } = self;
         config.is_none()
             && status.stored_status().is_none()
@@ -54,6 +58,7 @@ impl PodEntry {
             && *arriving == 0
             && succeeded.is_none()
             && limits.is_none()
+            && resize.is_none()
     }
 
     /// Returns true if the pod counts for admission and shares.

@@ -23,7 +23,7 @@ use entry::PodEntry;
 use crate::{
     api::{
         Container, MonoTime, Pod, PodStatus, PodUid, WallTime, cri::ContainerStatus,
-        pod_status::QosClass,
+        order::OrderExt as _, pod_status::QosClass,
     },
     config::AgentConfig,
     logic::{
@@ -36,8 +36,9 @@ use crate::{
             PodHandle, PodTable, PodTableCapacity, PodTableEffect, PodTableFull, StatusAge,
         },
         pod_worker::{CallOutcome, PodUpdate as WorkerUpdate},
-        qos::{CPU, MEMORY},
+        qos::{CPU, MEMORY, ResourceAmounts},
         reason_cache::ReasonCache,
+        resize::PodResize,
         status_cache::StatusCache,
         status_update::StatusVerdict,
         status_writer::LocalPodState,
@@ -113,7 +114,10 @@ impl PodRegistry {
 
     /// Drops the facts of a pod that no source has any more, and returns them.
     pub(super) fn remove_config(&mut self, uid: &PodUid) -> Option<PodConfigFacts> {
-        self.change_entry(uid, |entry| entry.config.take())
+        self.change_entry(uid, |entry| {
+            entry.resize = None;
+            entry.config.take()
+        })
     }
 
     /// Returns true if a source has the pod.
@@ -320,6 +324,49 @@ impl PodRegistry {
     /// Has the pod woken at `at`, when its active deadline passes.
     pub(super) fn set_active_deadline(&mut self, handle: PodHandle, at: MonoTime) {
         self.table.set_active_deadline(handle, Some(at));
+    }
+
+    // Resizes.
+
+    /// Resize of the pod; `None`: it has what its spec says.
+    pub(super) fn resize(&self, uid: &PodUid) -> Option<&PodResize> {
+        self.entries.get(uid)?.resize.as_deref()
+    }
+
+    /// Takes a resize in, or drops it once nothing is left to be done. The pod must have an entry by then.
+    pub(super) fn set_resize(&mut self, uid: &PodUid, resize: Option<PodResize>) {
+        self.change_entry(uid, |entry| entry.resize = resize.map(Box::new));
+    }
+
+    /// Changes the resize of the pod, if it has one.
+    pub(super) fn change_resize<T>(
+        &mut self,
+        uid: &PodUid,
+        change: impl FnOnce(&mut PodResize) -> T,
+    ) -> Option<T> {
+        let entry = self.entries.get_mut(uid)?;
+        entry.resize.as_deref_mut().map(change)
+    }
+
+    /// Active pods whose resize is not decided, in the order in which that is to be done.
+    pub(super) fn open_resizes(&self) -> Vec<PodUid> {
+        let mut open: Vec<_> = Vec::new();
+        for (uid, pod) in self.active_pods() {
+            if let Some(resize) = self.resize(uid).filter(|resize| resize.awaits_verdict()) {
+                let key = resize.order_key(&pod.takes.requests, &pod.takes.rank);
+                open.push((key, uid.clone()));
+            }
+        }
+        open.stable_sort_by(|a, b| a.0.cmp(&b.0));
+        open.into_iter().map(|(_, uid)| uid).collect()
+    }
+
+    /// Sets the requests that the pod takes of the node: those of an accepted resize.
+    pub(super) fn set_requests(&mut self, uid: &PodUid, requests: ResourceAmounts) {
+        let config = self.entries.get_mut(uid).and_then(|e| e.config.as_mut());
+        if let Some(config) = config {
+            config.takes.requests = requests;
+        }
     }
 
     // Statuses.

@@ -24,6 +24,7 @@ mod order;
 mod probe_load;
 pub(crate) mod probes;
 mod replay;
+mod resize;
 mod runtime_class;
 mod scaling;
 mod shutdown;

@@ -52,6 +52,8 @@ impl World {
             host_ips: &[],
             runtime_name: "picolet",
             recursive_read_only: true,
+            resizable: false,
+            resize: None,
             now: WallTime::from_unix_seconds(1000),
             moment: &|_| MonoTime(0),
         };

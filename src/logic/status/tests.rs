@@ -67,6 +67,8 @@ impl World {
             host_ips: &self.host_ips,
             runtime_name: "picolet",
             recursive_read_only: false,
+            resizable: false,
+            resize: None,
             now: WallTime(1_000_900_000_000),
             moment: &|_| MonoTime(0),
         })

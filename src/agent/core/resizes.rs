@@ -1,0 +1,151 @@
+//! Resizes of pods: what an edit asks for is taken in, decided, and told. Carrying them out is the work of syncs.
+
+use alloc::rc::Rc;
+
+use super::Agent;
+use crate::{
+    agent::{
+        executor::{ResizeOrder, ResizeReport},
+        recorder::{EventSeverity, EventSubject},
+    },
+    api::{MonoTime, Pod, PodUid},
+    logic::{
+        mux::PodSource,
+        resize::{self, PodAllocation, PodResize, ResizeEvent},
+    },
+};
+
+impl Agent {
+    /// Takes in what the newest spec of a pod asks for; from here on the pod has what it was allocated. `kept`: its
+    /// allocation, if that is not what its record says.
+    pub(super) fn take_resources(
+        &mut self,
+        source: PodSource,
+        pod: &mut Pod,
+        kept: Option<PodAllocation>,
+    ) {
+        let uid = pod.metadata.uid.clone();
+        if source != PodSource::Api {
+            return;
+        }
+        if self.pods.resize(&uid).is_none() {
+            let Some(kept) = kept else {
+                return;
+            };
+            self.pods.set_resize(&uid, Some(PodResize::new(kept)));
+        }
+        let settings = self.asked.pod_cgroups.settings();
+        let settled = self.pods.change_resize(&uid, |resize| {
+            resize.take_spec(pod, settings);
+            resize.allocation.allocated.apply_to(pod);
+            resize.is_settled()
+        });
+        if settled == Some(true) {
+            self.pods.set_resize(&uid, None);
+        }
+    }
+
+    /// Decides about all resizes that wait for it. One that cannot be served never holds back the next (RSZ-20).
+    pub(super) fn decide_resizes(&mut self, now: MonoTime) {
+        // Pods of before this agent take their share first (RSZ-27).
+        let is_complete = self.sources.are_ready() && self.sources.early.is_empty();
+        if !is_complete || !self.view.was_listed() || self.stop.when_idle {
+            return;
+        }
+        for uid in self.pods.open_resizes() {
+            let (_, others) = self.pods.active_pods_except(&uid, &[]);
+            let (Some(resize), Some(config)) = (self.pods.resize(&uid), self.pods.config(&uid))
+            else {
+                continue;
+            };
+            let verdict = self.owners.node.with_admission(|node| {
+                resize.judge(&config.takes.requests, &node.allocatable, &others)
+            });
+            let wall = self.tools.clock.wall_time();
+            let decided = self.pods.change_resize(&uid, |resize| {
+                let event = resize.apply_verdict(verdict, wall);
+                let is_accepted = resize.desired == resize.allocation.allocated;
+                (event, is_accepted.then(|| resize.requests().clone()))
+            });
+            let Some((event, accepted)) = decided else {
+                continue;
+            };
+            if let Some(requests) = accepted {
+                self.pods.set_requests(&uid, requests);
+            }
+            if let Some(event) = event {
+                self.record_resize_event(&uid, &event);
+                self.pods.resync_worker(&uid, now);
+            }
+        }
+    }
+
+    /// What a sync has to do about the resources of its pod.
+    pub(super) fn order_resize(&mut self, pod: &Pod, now: MonoTime) -> Option<ResizeOrder> {
+        let uid = &pod.metadata.uid;
+        let can = self.asked.runtime.can_resize(uid);
+        self.pods.change_resize(uid, |resize| {
+            if !can {
+                // Whoever runs it makes of its spec what it can.
+                let allocated = resize.allocation.allocated.clone();
+                resize.allocation.actuated = allocated;
+            }
+            let may_step = resize.may_step(now);
+            ResizeOrder {
+                restart: match may_step {
+                    true => resize::containers_to_restart(pod, &resize.allocation),
+                    false => Vec::new(),
+                },
+                may_step,
+                allocation: resize.allocation.clone(),
+            }
+        })
+    }
+
+    /// Takes in what a sync has brought about.
+    pub(super) fn note_resized(&mut self, report: ResizeReport, now: MonoTime) {
+        let ResizeReport {
+            pod,
+            runtime,
+            actuated,
+            failure,
+        } = report;
+        let uid = &pod.metadata.uid;
+        let has_failed = failure.is_some();
+        let event = self.pods.change_resize(uid, |resize| {
+            let event = resize.note_actuated(actuated, failure, now);
+            (event, resize.is_settled())
+        });
+        let Some((event, is_settled)) = event else {
+            return;
+        };
+        if let Some(event) = &event {
+            self.record_resize_event(uid, event);
+        }
+        if is_settled {
+            self.pods.set_resize(uid, None);
+        }
+        let runtime = Rc::clone(&runtime);
+        let mut statuses = self.status_generator();
+        let status = statuses.generate_status(&pod, &runtime);
+        statuses.store_status(&pod, status);
+        if event.is_some() && !has_failed {
+            // Nothing else may show that the pod has changed (RSZ-30).
+            self.pods.resync_worker(uid, now);
+        }
+    }
+
+    fn record_resize_event(&self, uid: &PodUid, event: &ResizeEvent) {
+        let Some(config) = self.pods.config(uid) else {
+            return;
+        };
+        let severity = match event.is_warning() {
+            true => EventSeverity::Warning,
+            false => EventSeverity::Normal,
+        };
+        let name = &config.id.name;
+        let about = EventSubject::whole_object(uid, &name.namespace, &name.name);
+        let recorder = &self.tools.recorder;
+        recorder.record_event(about, severity, event.reason, &event.message);
+    }
+}

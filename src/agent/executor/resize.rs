@@ -1,0 +1,250 @@
+//! Gives what runs of a pod the resources that it was allocated (RSZ-03, RSZ-22 to RSZ-24). The order is
+//! `logic::resize`'s. The first error ends the pass; the next sync begins again, for each write may be repeated.
+
+use alloc::rc::Rc;
+
+use super::{
+    cgroups::PodCgroups,
+    errors::SyncError,
+    steps::{CallPlan, CallStep, ResizeOrder, ResizeReport},
+};
+use crate::{
+    agent::{allocation, complaints::Complaints, pod_store::PodStore},
+    api::{
+        ContainerId, Pod,
+        cri::{ContainerState, PodRuntimeStatus, SandboxState, SandboxStatus},
+        stats::StatsDetail,
+    },
+    cgroup::CgroupError,
+    error::error_chain,
+    logic::{
+        actions::PodActions,
+        cgroup::sandbox_resources,
+        resize::{LoweredLimit, PodAllocation, PodResources, ResizeStep, plan_resize},
+    },
+    runtime::{RuntimeError, RuntimeService},
+    sys::{crash, lane::Lane},
+};
+
+/// Resizes pods. Nothing is kept between two syncs.
+pub(in crate::agent) struct PodResizer {
+    pub(in crate::agent) store: PodStore,
+    pub(in crate::agent) disk: Lane,
+    pub(in crate::agent) runtime: Rc<dyn RuntimeService>,
+    pub(in crate::agent) cgroups: PodCgroups,
+    pub(in crate::agent) complaints: Rc<Complaints>,
+}
+
+impl PodResizer {
+    /// Keeps what the pod was allocated, durable, before anything is made of it. Returns the pod with these resources.
+    pub(super) async fn keep_allocated(
+        &self,
+        pod: &Rc<Pod>,
+        order: &ResizeOrder,
+    ) -> Result<Rc<Pod>, SyncError> {
+        let kept = self.keep(pod, &order.allocation).await;
+        kept.map_err(|e| SyncError::new(format!("cannot record its resources: {e}")))?;
+        Ok(Rc::new(with_resources(pod, &order.allocation.allocated)))
+    }
+
+    /// The pod with the resources in force, by which the cgroup of one that runs is made again.
+    pub(super) fn with_actuated(pod: &Pod, order: &ResizeOrder) -> Pod {
+        with_resources(pod, &order.allocation.actuated)
+    }
+
+    /// Gives what runs and goes on its resources. Containers that `actions` start will have theirs from the start.
+    pub(super) async fn resize_pod(
+        &self,
+        plan: &CallPlan,
+        pod: &Rc<Pod>,
+        runtime: &PodRuntimeStatus,
+        actions: &PodActions,
+        order: &ResizeOrder,
+    ) {
+        let mut allocation = order.allocation.clone();
+        if allocation.is_actuated() || plan.cancel.is_to_end() {
+            return;
+        }
+        let ends = |id: &ContainerId| {
+            actions.kill_pod || actions.to_kill.iter().any(|kill| kill.id == *id)
+        };
+        let running: Vec<(String, ContainerId)> = runtime
+            .containers
+            .iter()
+            .filter(|c| c.state == ContainerState::Running && !ends(&c.id))
+            .map(|c| (c.name.clone(), c.id.clone()))
+            .collect();
+        let result = match order.may_step {
+            true => Some(self.carry_out(pod, runtime, &running, &allocation).await),
+            false => None,
+        };
+        if matches!(result, Some(Ok(()))) {
+            allocation.actuated = allocation.allocated.clone();
+        } else {
+            // Whatever starts next starts with what it was allocated. That is kept first: the next agent would restart it
+            // for its new resources.
+            for name in allocation.container_names() {
+                if !running.iter().any(|(runs, _)| *runs == name) {
+                    allocation.note_start(&name);
+                }
+            }
+        }
+        let failure = result.and_then(Result::err).map(|e| e.to_string());
+        if allocation == order.allocation && failure.is_none() {
+            return;
+        }
+        if !allocation.is_actuated() && allocation != order.allocation {
+            // The pod's cgroup may lack what starts now: the next sync writes it again.
+            plan.line.tell_loop(CallStep::Limited(None)).await;
+        }
+        crash::point("pod.resized");
+        if let Err(e) = self.keep(pod, &allocation).await {
+            // The next agent does the same once more.
+            let uid = &pod.metadata.uid;
+            self.complaints
+                .complain(&format!("uid={uid} cannot record its resources: {e}"));
+        }
+        let report = ResizeReport {
+            pod: Rc::clone(pod),
+            runtime: Rc::clone(&plan.runtime),
+            actuated: allocation.actuated,
+            failure,
+        };
+        plan.line
+            .tell_loop(CallStep::Resized(Box::new(report)))
+            .await;
+    }
+
+    async fn keep(&self, pod: &Pod, allocation: &PodAllocation) -> std::io::Result<()> {
+        let (store, uid) = (self.store.clone(), pod.metadata.uid.clone());
+        let allocation = allocation.clone();
+        let keep = move || allocation::keep_allocation(&store, &uid, &allocation);
+        self.disk.run_job(keep).await
+    }
+
+    /// Takes the steps.
+    async fn carry_out(
+        &self,
+        pod: &Pod,
+        runtime: &PodRuntimeStatus,
+        running: &[(String, ContainerId)],
+        allocation: &PodAllocation,
+    ) -> Result<(), ResizeError> {
+        let old = with_resources(pod, &allocation.actuated);
+        let names: Vec<String> = running.iter().map(|(name, _)| name.clone()).collect();
+        let settings = self.cgroups.settings();
+        let mut resize = plan_resize(&old, pod, &names, settings);
+        if !self.cgroups.has_pod_cgroups() {
+            resize.lowered.retain(|limit| limit.container.is_some());
+        }
+        if running.is_empty() {
+            resize.lowered.clear();
+        }
+        self.check_usage(pod, running, &resize.lowered).await?;
+        let (resources, overhead) = sandbox_resources(pod, settings);
+        for step in resize.steps {
+            match step {
+                ResizeStep::PodCgroup(values) => {
+                    let written = self.cgroups.update_pod_limits(pod, values).await;
+                    written.map_err(ResizeError::PodCgroup)?;
+                    crash::point("pod.limited");
+                    let ready = |s: &&SandboxStatus| s.state == SandboxState::Ready;
+                    let Some(sandbox) = runtime.sandboxes.iter().find(ready) else {
+                        continue;
+                    };
+                    let told = self.runtime.update_pod_sandbox_resources(
+                        &sandbox.id,
+                        &resources,
+                        &overhead,
+                    );
+                    if let Err(e) = told.await {
+                        let uid = &pod.metadata.uid;
+                        log::debug!("uid={uid} the sandbox is not told of its resources: {e}");
+                    }
+                }
+                ResizeStep::Container { name, resources } => {
+                    let Some((_, id)) = running.iter().find(|(runs, _)| *runs == name) else {
+                        continue;
+                    };
+                    let updated = self
+                        .runtime
+                        .update_container_resources(id, &resources)
+                        .await;
+                    updated.map_err(|source| ResizeError::Container { name, source })?;
+                    crash::point("container.resized");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that no memory limit falls to what is in use, or below: the kernel would kill (RSZ-23, RSZ-24).
+    async fn check_usage(
+        &self,
+        pod: &Pod,
+        running: &[(String, ContainerId)],
+        lowered: &[LoweredLimit],
+    ) -> Result<(), ResizeError> {
+        if lowered.is_empty() {
+            return Ok(());
+        }
+        let all = self.runtime.list_pod_usage(StatsDetail::Basic).await;
+        let all = all.map_err(ResizeError::NoUsage)?;
+        let usage = all.into_iter().find(|usage| usage.uid == pod.metadata.uid);
+        let mut refused = Vec::new();
+        for limit in lowered {
+            let memory = usage.as_ref().and_then(|usage| match &limit.container {
+                None => usage.usage.memory,
+                Some(name) => {
+                    let (_, id) = running.iter().find(|(runs, _)| runs == name)?;
+                    usage.containers.iter().find(|c| c.id == *id)?.usage.memory
+                }
+            });
+            let what = match &limit.container {
+                None => "pod".to_owned(),
+                Some(name) => format!("container {name:?}"),
+            };
+            let bytes = limit.bytes;
+            match memory.map(|memory| memory.usage_bytes) {
+                Some(used) if i64::try_from(used).is_ok_and(|used| used < bytes) => {}
+                Some(used) => refused.push(format!(
+                    "attempting to set {what} memory limit ({bytes}) below current usage ({used})"
+                )),
+                None => refused.push(format!("the memory usage of the {what} is not known")),
+            }
+        }
+        match refused.as_slice() {
+            [] => Ok(()),
+            [one] => Err(ResizeError::InUse(one.clone())),
+            some => Err(ResizeError::InUse(format!("[{}]", some.join(", ")))),
+        }
+    }
+}
+
+/// Failure of a step; its text is that of the condition.
+#[derive(Debug, thiserror::Error)]
+enum ResizeError {
+    /// The pod's cgroup.
+    #[error("pod cgroup: {}", error_chain(.0))]
+    PodCgroup(CgroupError),
+    /// The runtime refuses.
+    #[error("container {name:?}: {source}")]
+    Container {
+        /// Container name.
+        name: String,
+        /// The runtime's answer.
+        source: RuntimeError,
+    },
+    /// The use of memory cannot be read.
+    #[error("cannot decrease memory limits: {0}")]
+    NoUsage(RuntimeError),
+    /// So much memory is in use.
+    #[error("cannot decrease memory limits: {0}")]
+    InUse(String),
+}
+
+fn with_resources(pod: &Pod, resources: &PodResources) -> Pod {
+    let mut pod = pod.clone();
+    resources.apply_to(&mut pod);
+    pod
+}

@@ -1,0 +1,413 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::api::{cri::LinuxResources, pod_status::ContainerStatus as ContainerStatusApi};
+
+const MIB: i64 = 1 << 20;
+
+/// A pod with one container `c` of these requests and limits: `cpu=1 memory=1Mi`.
+fn pod(requests: &str, limits: &str) -> Pod {
+    pod_of(json!([container("c", requests, limits)]))
+}
+
+fn pod_of(containers: Value) -> Pod {
+    let pod = json!({
+        "metadata": {"uid": "u", "name": "p", "namespace": "ns", "generation": 2},
+        "spec": {"containers": containers},
+    });
+    serde_json::from_value(pod).expect("pod")
+}
+
+fn list(text: &str) -> Value {
+    let pairs = text.split_whitespace().map(|pair| {
+        let (name, amount) = pair.split_once('=').expect("name=amount");
+        (String::from(name), Value::from(amount))
+    });
+    Value::Object(pairs.collect())
+}
+
+fn container(name: &str, requests: &str, limits: &str) -> Value {
+    json!({"name": name, "resources": {"requests": list(requests), "limits": list(limits)}})
+}
+
+fn resized(old: &Pod, new: &Pod) -> PodResize {
+    resized_by(old, new, &CgroupSettings::default())
+}
+
+fn resized_by(old: &Pod, new: &Pod, settings: &CgroupSettings) -> PodResize {
+    let mut resize = PodResize::new(PodAllocation::settled(PodResources::of_pod(old)));
+    resize.take_spec(new, settings);
+    resize
+}
+
+fn amounts(cpu: i64, memory: i64) -> ResourceAmounts {
+    [(CPU.into(), cpu), (MEMORY.into(), memory)].into()
+}
+
+#[test]
+fn verdicts() {
+    // RSZ-02 RSZ-20 RSZ-25
+    let old = pod("cpu=100m memory=10Mi", "");
+    let other = ActivePod {
+        requests: amounts(800, 50 * MIB),
+        ..ActivePod::default()
+    };
+    let free = amounts(1000, 100 * MIB);
+    let defer =
+        |text: &str| ResizeVerdict::Defer(format!("Node didn't have enough resource: {text}"));
+    let refuse =
+        |text: &str| ResizeVerdict::Refuse(format!("Node didn't have enough capacity: {text}"));
+    for (name, wants, verdict) in [
+        (
+            "room for both",
+            "cpu=200m memory=50Mi",
+            ResizeVerdict::Accept,
+        ),
+        (
+            "the processor is taken",
+            "cpu=201m memory=20Mi",
+            defer("cpu, requested: 201, used: 800, capacity: 1000"),
+        ),
+        (
+            "memory is taken: all or nothing",
+            "cpu=50m memory=51Mi",
+            defer("memory, requested: 53477376, used: 52428800, capacity: 104857600"),
+        ),
+        (
+            "the node is too small",
+            "cpu=1001m memory=10Mi",
+            refuse("cpu, requested: 1001, capacity: 1000"),
+        ),
+        (
+            "memory is named first",
+            "cpu=1001m memory=101Mi",
+            refuse("memory, requested: 105906176, capacity: 104857600"),
+        ),
+    ] {
+        let resize = resized(&old, &pod(wants, ""));
+        let had = pod_request_amounts(&old);
+        assert_eq!(
+            resize.judge(&had, &free, core::slice::from_ref(&other)),
+            verdict,
+            "{name}"
+        );
+    }
+    // What does not grow needs no room, on a node that has none.
+    let resize = resized(&old, &pod("cpu=90m memory=10Mi", ""));
+    let none = amounts(0, 0);
+    let verdict = resize.judge(&pod_request_amounts(&old), &none, &[]);
+    assert_eq!(verdict, ResizeVerdict::Accept);
+}
+
+#[test]
+fn a_container_that_may_swap_is_not_resized_in_place() {
+    // RSZ-25
+    let settings = CgroupSettings {
+        swap_controller: true,
+        limited_swap: true,
+        node_memory_bytes: 1 << 30,
+        node_swap_bytes: 1 << 30,
+        ..CgroupSettings::default()
+    };
+    let old = pod("memory=10Mi", "");
+    for (name, wants, policy, refused) in [
+        ("memory changes", "memory=20Mi", json!([]), true),
+        (
+            "the processor alone",
+            "memory=10Mi cpu=5m",
+            json!([]),
+            false,
+        ),
+        (
+            "it restarts for it",
+            "memory=20Mi",
+            json!([{"resourceName": "memory", "restartPolicy": "RestartContainer"}]),
+            false,
+        ),
+    ] {
+        let mut new = container("c", wants, "");
+        new["resizePolicy"] = policy;
+        let resize = resized_by(&old, &pod_of(json!([new])), &settings);
+        let verdict = resize.judge(&amounts(0, 0), &amounts(1000, 1 << 30), &[]);
+        let text = "In-place resize of containers with swap is not supported.";
+        assert_eq!(
+            verdict == ResizeVerdict::Refuse(text.into()),
+            refused,
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn a_resize_from_the_edit_to_its_end() {
+    // RSZ-02 RSZ-20 RSZ-28 RSZ-32
+    let (old, mut new) = (pod("cpu=100m", ""), pod("cpu=2", ""));
+    let mut resize = resized(&old, &new);
+    let wall = WallTime::from_unix_seconds(1);
+    let shown = |resize: &PodResize| -> Vec<(String, String, Option<i64>)> {
+        let all = resize.conditions().into_iter();
+        all.map(|c| (c.kind, c.reason, c.observed_generation))
+            .collect()
+    };
+    let row = |kind: &str, reason: &str, generation| (kind.into(), reason.into(), Some(generation));
+    let deferred = ResizeVerdict::Defer("later".into());
+    let event = resize
+        .apply_verdict(deferred.clone(), wall)
+        .expect("an event");
+    assert_eq!(event.reason, "ResizeDeferred");
+    assert_eq!(
+        event.message,
+        r#"Pod resize Deferred: {"containers":[{"name":"c","resources":{"requests":{"cpu":"2"}}}],"generation":2,"error":"later"}"#
+    );
+    assert!(event.is_warning());
+    assert_eq!(shown(&resize), [row(RESIZE_PENDING, "Deferred", 2)]);
+    // It is judged again, and told only if something changed.
+    assert!(resize.awaits_verdict());
+    assert_eq!(resize.apply_verdict(deferred, wall), None);
+
+    // Another edit before the decision merges into it.
+    new = pod("cpu=1", "");
+    new.metadata.generation = 3;
+    resize.take_spec(&new, &CgroupSettings::default());
+    let event = resize
+        .apply_verdict(ResizeVerdict::Accept, wall)
+        .expect("an event");
+    assert_eq!(
+        event.message,
+        r#"Pod resize started: {"containers":[{"name":"c","resources":{"requests":{"cpu":"1"}}}],"generation":3}"#
+    );
+    assert!(!event.is_warning() && !resize.awaits_verdict() && !resize.is_settled());
+    assert_eq!(shown(&resize), [row(RESIZE_IN_PROGRESS, "", 3)]);
+
+    let now = MonoTime(1000);
+    let had = resize.allocation.actuated.clone();
+    let fail = |resize: &mut PodResize, why: &str| {
+        let failed = resize.note_actuated(had.clone(), Some(why.into()), now);
+        let failed = failed.expect("an event");
+        assert_eq!(failed.reason, "ResizeError");
+        assert!(
+            failed.message.ends_with(&format!(r#""error":"{why}"}}"#)),
+            "{failed:?}"
+        );
+        resize.may_step(now)
+    };
+    assert!(fail(&mut resize, "no"));
+    assert_eq!(shown(&resize), [row(RESIZE_IN_PROGRESS, "Error", 3)]);
+    assert!(!fail(&mut resize, "no"), "twice the same");
+    assert!(resize.may_step(now + FAILURE_PAUSE));
+    assert!(fail(&mut resize, "other"));
+    let wants = resize.desired.clone();
+    let event = resize.note_actuated(wants, None, now).expect("an event");
+    assert_eq!(event.reason, "ResizeCompleted");
+    assert!(resize.is_settled() && shown(&resize).is_empty());
+
+    // What is infeasible is not judged again; taking it back ends it.
+    let mut resize = resized(&old, &new);
+    resize.apply_verdict(ResizeVerdict::Refuse("never".into()), wall);
+    assert_eq!(shown(&resize), [row(RESIZE_PENDING, "Infeasible", 3)]);
+    assert!(!resize.awaits_verdict());
+    resize.take_spec(&old, &CgroupSettings::default());
+    assert!(resize.is_settled() && shown(&resize).is_empty());
+}
+
+#[test]
+fn the_order_of_decisions() {
+    // RSZ-20
+    let rank = |priority, class| PodRank {
+        class,
+        critical: false,
+        priority: Some(priority),
+    };
+    let had = amounts(100, 0);
+    let grows = resized(&pod("cpu=100m", ""), &pod("cpu=200m", ""));
+    let shrinks = resized(&pod("cpu=100m", ""), &pod("cpu=50m", ""));
+    let mut waited = grows.clone();
+    waited.waits_since = Some(WallTime::from_unix_seconds(1));
+    let order = [
+        shrinks.order_key(&had, &rank(0, QosClass::Burstable)),
+        grows.order_key(&had, &rank(9, QosClass::Burstable)),
+        grows.order_key(&had, &rank(0, QosClass::Guaranteed)),
+        waited.order_key(&had, &rank(0, QosClass::Burstable)),
+        grows.order_key(&had, &rank(0, QosClass::Burstable)),
+    ];
+    assert!(order.is_sorted_by(|a, b| a < b), "{order:?}");
+}
+
+/// Steps in short words.
+fn steps(plan: &ResizePlan) -> Vec<String> {
+    let words = |r: &LinuxResources| {
+        let mut all = Vec::new();
+        all.extend(r.memory_limit_bytes.map(|n| format!("memory {}", n / MIB)));
+        all.extend(r.cpu_quota_us.map(|n| format!("quota {n}")));
+        all.extend(r.cpu_shares.map(|n| format!("shares {n}")));
+        all.join(" ")
+    };
+    let step = |step: &ResizeStep| match step {
+        ResizeStep::PodCgroup(values) => format!("pod: {}", words(values)),
+        ResizeStep::Container { name, resources } => format!("{name}: {}", words(resources)),
+    };
+    plan.steps.iter().map(step).collect()
+}
+
+#[test]
+fn the_order_of_writes() {
+    // RSZ-03 RSZ-21 RSZ-22 RSZ-31
+    let pair = |a: [&str; 2], b: [&str; 2]| {
+        pod_of(json!([
+            container("a", a[0], a[1]),
+            container("b", b[0], b[1])
+        ]))
+    };
+    let small = ["cpu=100m memory=8Mi", "cpu=100m memory=8Mi"];
+    let large = ["cpu=200m memory=16Mi", "cpu=200m memory=16Mi"];
+    let all = [String::from("a"), String::from("b")];
+    let settings = CgroupSettings::default();
+    let grown = plan_resize(&pair(small, small), &pair(large, small), &all, &settings);
+    assert_eq!(
+        steps(&grown),
+        [
+            "pod: memory 24",
+            "a: memory 16 quota 10000 shares 102",
+            "pod: quota 30000",
+            "pod: shares 307",
+            "a: memory 16 quota 20000 shares 204",
+        ]
+    );
+    assert_eq!(grown.lowered, []);
+    let shrunk = plan_resize(&pair(large, small), &pair(small, small), &all, &settings);
+    assert_eq!(
+        steps(&shrunk),
+        [
+            "a: memory 8 quota 20000 shares 204",
+            "pod: memory 16",
+            "a: memory 8 quota 10000 shares 102",
+            "pod: shares 204",
+            "pod: quota 20000",
+        ]
+    );
+    let lowered = |container: Option<&str>, mib: i64| LoweredLimit {
+        container: container.map(Into::into),
+        bytes: mib * MIB,
+    };
+    assert_eq!(shrunk.lowered, [lowered(None, 16), lowered(Some("a"), 8)]);
+    // One falls and one grows: the falling one goes first, whatever its place.
+    let moved = plan_resize(&pair(small, large), &pair(large, small), &all, &settings);
+    assert_eq!(
+        steps(&moved),
+        [
+            "b: memory 8 quota 20000 shares 204",
+            "a: memory 16 quota 10000 shares 102",
+            "b: memory 8 quota 10000 shares 102",
+            "a: memory 16 quota 20000 shares 204",
+        ]
+    );
+    // What does not run is not written, and its limit not checked.
+    let idle = plan_resize(
+        &pair(large, small),
+        &pair(small, small),
+        &all[1..],
+        &settings,
+    );
+    assert_eq!(
+        steps(&idle),
+        ["pod: memory 16", "pod: shares 204", "pod: quota 20000"]
+    );
+    assert_eq!(idle.lowered, [lowered(None, 16)]);
+    // A limit that is taken away is named.
+    let without = pair([small[0], ""], small);
+    let taken = plan_resize(&pair(small, small), &without, &all, &settings);
+    assert_eq!(
+        steps(&taken),
+        [
+            "pod: memory 0",
+            "a: memory 0 quota 10000 shares 102",
+            "pod: quota -1",
+            "a: quota -1 shares 102",
+        ]
+    );
+    let same = plan_resize(&pair(small, small), &pair(small, small), &all, &settings);
+    assert!(same.is_empty() && same.lowered.is_empty());
+}
+
+#[test]
+fn containers_that_restart() {
+    // ACT-37 RSZ-03 RSZ-29
+    let policy = |name: &str| json!([{"resourceName": name, "restartPolicy": "RestartContainer"}]);
+    let with = |policy: &Value, requests: &str, limits: &str| {
+        let mut own = container("c", requests, limits);
+        own["resizePolicy"] = policy.clone();
+        pod_of(json!([own]))
+    };
+    for (name, of, had, wants, restarts) in [
+        (
+            "cpu, by the policy of memory",
+            "memory",
+            "cpu=1",
+            "cpu=2",
+            false,
+        ),
+        ("memory", "memory", "memory=1Mi", "memory=2Mi", true),
+        ("cpu", "cpu", "cpu=1", "cpu=2", true),
+        ("nothing", "cpu", "cpu=1", "cpu=1", false),
+    ] {
+        let policy = policy(of);
+        // The request alone changes.
+        let (old, new) = (with(&policy, had, ""), with(&policy, wants, ""));
+        let mut allocation = PodAllocation::settled(PodResources::of_pod(&old));
+        allocation.allocated = PodResources::of_pod(&new);
+        let due = containers_to_restart(&new, &allocation);
+        assert_eq!(due == ["c"], restarts, "{name}");
+        // It starts with what it was allocated.
+        assert_eq!(allocation.note_start("c"), had != wants);
+        assert!(allocation.is_actuated() && containers_to_restart(&new, &allocation).is_empty());
+    }
+    // The pod's limit is that of a container without one.
+    let memory = policy(MEMORY);
+    let [mut old, mut new] = [
+        with(&memory, "memory=1Mi", ""),
+        with(&memory, "memory=1Mi", ""),
+    ];
+    for (pod, limit) in [(&mut old, "memory=4Mi"), (&mut new, "memory=8Mi")] {
+        let own = json!({"limits": list(limit)});
+        pod.spec.resources = Some(serde_json::from_value(own).expect("resources"));
+    }
+    let mut allocation = PodAllocation::settled(PodResources::of_pod(&old));
+    allocation.allocated = PodResources::of_pod(&new);
+    assert_eq!(containers_to_restart(&new, &allocation), ["c"]);
+}
+
+#[test]
+fn what_the_status_shows() {
+    // RSZ-01
+    let (old, new) = (
+        pod("cpu=100m memory=8Mi", "memory=8Mi"),
+        pod("cpu=200m memory=16Mi", "memory=16Mi cpu=1"),
+    );
+    let mut allocation = PodAllocation::settled(PodResources::of_pod(&old));
+    allocation.allocated = PodResources::of_pod(&new);
+    let shown = |runs: bool, allocation: Option<&PodAllocation>| {
+        let mut status = ContainerStatusApi {
+            name: "c".into(),
+            ..ContainerStatusApi::default()
+        };
+        status.state.running = runs.then(Default::default);
+        set_resources_status(&new.spec.containers[0], allocation, &mut status);
+        (status.allocated_resources, status.resources.expect("shown"))
+    };
+    let wanted = &new.spec.containers[0].resources;
+    for (runs, allocation) in [(true, None), (false, None), (false, Some(&allocation))] {
+        assert_eq!(
+            shown(runs, allocation),
+            (wanted.requests.clone(), wanted.clone())
+        );
+    }
+    let (allocated, has) = shown(true, Some(&allocation));
+    assert_eq!(allocated, wanted.requests);
+    let expected =
+        json!({"requests": list("cpu=100m memory=8Mi"), "limits": list("memory=8Mi cpu=1")});
+    let expected: Resources = serde_json::from_value(expected).expect("resources");
+    assert_eq!(
+        has, expected,
+        "what it was not given yet is shown as it was allocated"
+    );
+}
