@@ -24,8 +24,8 @@ use crate::api::order::{GatherExt as _, OrderExt as _};
 use crate::api::{
     ContainerId, PodUid, SandboxId,
     cri::{
-        ANNOTATION_HASH, ContainerItem, ContainerState, ContainerStatus, PodItem, PodRuntimeStatus,
-        SandboxItem, SandboxState, SandboxStatus, is_stop_signal, stop_signal_name,
+        ANNOTATION_HASH, ContainerState, ContainerStatus, PodItem, PodRuntimeStatus, SandboxState,
+        SandboxStatus, is_stop_signal, stop_signal_name,
     },
 };
 
