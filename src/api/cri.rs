@@ -372,7 +372,7 @@ pub struct LinuxSecurity {
     pub username: String,
     /// Supplementary groups.
     pub supplemental_groups: Vec<i64>,
-    /// Policy `StrictDeserializer`: groups of the image's group file are not added.
+    /// Policy `Strict`: groups of the image's group file are not added.
     pub strict_supplemental_groups: bool,
     /// Read-only root file system.
     pub readonly_rootfs: bool,
@@ -865,7 +865,7 @@ pub struct HandlerCapabilities {
 pub struct RuntimeCapabilities {
     /// Handlers, sorted by name. What is not listed can do nothing of it.
     pub handlers: Vec<HandlerCapabilities>,
-    /// `supplementalGroupsPolicy: StrictDeserializer` is kept.
+    /// `supplementalGroupsPolicy: Strict` is kept.
     pub supplemental_groups_policy: bool,
     /// Resources of a running container can be changed.
     pub live_resource_updates: bool,

@@ -115,7 +115,7 @@ pub struct AdmissionNodeFacts {
     pub sysctls: SysctlAllowlist,
     /// Set if AppArmor works on this node.
     pub apparmor: bool,
-    /// Set if the runtime knows `supplementalGroupsPolicy: StrictDeserializer`.
+    /// Set if the runtime knows `supplementalGroupsPolicy: Strict`.
     pub strict_supplemental_groups: bool,
     /// Features that the node declares, sorted (NDF-01).
     pub declared_features: Vec<String>,
