@@ -295,7 +295,7 @@ pub fn stamp_conditions(
                 RESIZE_PENDING | RESIZE_IN_PROGRESS => new
                     .observed_generation
                     .or(seen)
-                    .or(newest_generation(None, generation)),
+                    .or_else(|| newest_generation(None, generation)),
                 _ => newest_generation(seen, generation),
             };
         }
