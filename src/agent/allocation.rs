@@ -76,9 +76,9 @@ fn write_allocation(store: &PodStore, uid: &PodUid, allocation: &PodAllocation) 
         allocated: allocation.allocated.clone(),
         actuated: allocation.actuated.clone(),
     };
-    crash::point("resources.due");
+    crash::point("resize.due");
     store.keep_resources(uid, &serde_json::to_vec(&file)?)?;
-    crash::point("resources.kept");
+    crash::point("resize.kept");
     Ok(())
 }
 

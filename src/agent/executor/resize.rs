@@ -97,7 +97,7 @@ impl PodResizer {
             // The pod's cgroup may lack what starts now: the next sync writes it again.
             plan.line.tell_loop(CallStep::Limited(None)).await;
         }
-        crash::point("pod.resized");
+        crash::point("resize.done");
         if let Err(e) = self.keep(pod, &allocation).await {
             // The next agent does the same once more.
             let uid = &pod.metadata.uid;
@@ -147,7 +147,7 @@ impl PodResizer {
                 ResizeStep::PodCgroup(values) => {
                     let written = self.cgroups.update_pod_limits(pod, values).await;
                     written.map_err(ResizeError::PodCgroup)?;
-                    crash::point("pod.limited");
+                    crash::point("resize.limited");
                     let ready = |s: &&SandboxStatus| s.state == SandboxState::Ready;
                     let Some(sandbox) = runtime.sandboxes.iter().find(ready) else {
                         continue;

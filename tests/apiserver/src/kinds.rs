@@ -132,6 +132,7 @@ pub(crate) static KINDS: &[Kind] = &[
             "binding",
             "eviction",
             "ephemeralcontainers",
+            "resize",
             "log",
             "exec",
             "attach",

@@ -149,6 +149,15 @@ impl Cluster {
             .map(drop)
     }
 
+    /// Asks for other resources of a container: so many thousandths of a processor.
+    pub(super) fn resize(&self, name: &str, container: &str, cpu: u32) -> Result<(), Failure> {
+        let resources = json!({"requests": {"cpu": format!("{cpu}m")}});
+        let more = json!({"spec": {"containers": [{"name": container, "resources": resources}]}});
+        self.client
+            .patch_items(&format!("{PODS}/{name}/resize"), &more)
+            .map(drop)
+    }
+
     /// Asks for a pod's end. One that never began is gone at once.
     pub(super) fn delete(&self, name: &str) -> Result<(), Failure> {
         self.client

@@ -20,7 +20,14 @@ const QUICK_STEP: Duration = Duration::from_millis(120);
 const UNDOING: [&str; 2] = ["recover.abandoned", "recover.cleared"];
 const LAUNCHED: &str = "container.launched";
 /// Those that only an agent with an apiserver comes to, by the beginnings of their names.
-const IN_CLUSTER: [&str; 5] = ["certificate.", "deletion.", "mirror.", "object.", "status."];
+const IN_CLUSTER: [&str; 6] = [
+    "certificate.",
+    "deletion.",
+    "mirror.",
+    "object.",
+    "resize.",
+    "status.",
+];
 /// The variable and the file of `sys::crash`.
 const VARIABLE: &str = "PICOLET_CRASH_AT";
 pub(super) const SHIM_MARK: &str = "crashed-";
@@ -163,6 +170,7 @@ fn lead_member(world: &mut World, step: usize) -> Result<(), Failure> {
         5 => world.remove_oldest(Kind::Plain).map(drop),
         6 => world.hold_session(),
         7 => world.kill_shim().map(drop),
+        8 => world.resize_any(),
         _ => Ok(()),
     }
 }

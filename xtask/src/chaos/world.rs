@@ -308,9 +308,22 @@ impl World {
         self.tell(format!("edit {name}"));
         if kind.is_of_api() {
             self.next += 1;
-            return self.cluster()?.edit(&name, self.next);
+            self.cluster()?.edit(&name, self.next)?;
+            return self.resize_any();
         }
         self.write(&name, kind)
+    }
+
+    /// Gives a pod of the API other resources, if there is one that has any.
+    pub(super) fn resize_any(&mut self) -> Result<(), Failure> {
+        let members = self.pods.iter().filter(|(_, k)| **k == Kind::Member);
+        let names: Vec<_> = members.map(|(name, _)| name.clone()).collect();
+        let Some(name) = self.rng.pick(&names).cloned() else {
+            return Ok(());
+        };
+        self.next += 1;
+        self.tell(format!("resize {name}"));
+        self.cluster()?.resize(&name, HOOKED, 10 + self.next % 90)
     }
 
     /// Drops an archive with a layer of its own.
@@ -678,6 +691,7 @@ fn manifest(name: &str, kind: Kind, generation: u32, ledger: &Path) -> Value {
                     {"name": "token", "mountPath": "/token"},
                     {"name": "claim", "mountPath": "/claim"},
                 ],
+                "resources": {"requests": {"cpu": "10m"}},
                 "startupProbe": probe, "livenessProbe": probe, "readinessProbe": probe,
                 "lifecycle": {"postStart": hook("H"), "preStop": hook("B")},
             }))]})

@@ -101,6 +101,13 @@ pub(crate) fn prepare_update(
             new["spec"]["ephemeralContainers"] = containers;
             pod::follow_generation(context.config, new, old);
         }
+        "resize" => {
+            let wanted = new["spec"].take();
+            carry(old, new, "spec");
+            carry(old, new, "status");
+            pod::take_resources(new, &wanted);
+            pod::follow_generation(context.config, new, old);
+        }
         "finalize" => {
             carry(old, new, "status");
         }

@@ -460,6 +460,18 @@ fn container(
     }
 }
 
+/// Gives the containers of a pod the resources that `spec` has for those of the same names.
+pub(super) fn take_resources(pod: &mut Value, spec: &Value) {
+    for key in ["containers", "initContainers"] {
+        let wanted = list(spec, &format!("/{key}"));
+        for container in array_mut(pod, &format!("/spec/{key}")) {
+            if let Some(like) = wanted.iter().find(|c| c["name"] == container["name"]) {
+                container["resources"] = like["resources"].clone();
+            }
+        }
+    }
+}
+
 /// Says what an update of a pod may not change.
 pub(super) fn validate_update(sub: &str, new: &Value, old: &Value, errors: &mut Fields) {
     if new["metadata"]["annotations"].get(MIRROR) != old["metadata"]["annotations"].get(MIRROR) {
@@ -480,6 +492,18 @@ pub(super) fn validate_update(sub: &str, new: &Value, old: &Value, errors: &mut 
                     ),
                 );
             }
+        }
+        return;
+    }
+    if sub == "resize" {
+        // An agent that shows no resources does not resize (kubernetes 1.33, `validatePodResize`).
+        let statuses = list(old, "/status/containerStatuses");
+        if statuses
+            .iter()
+            .any(|c| !c["state"]["running"].is_null() && c["resources"].is_null())
+        {
+            let why = "Pod running on node without support for resize";
+            errors.forbidden("spec", why);
         }
         return;
     }

@@ -143,7 +143,16 @@ impl Client {
     }
 
     pub(crate) fn patch(&self, path: &str, body: &Value) -> Result<Value, Failure> {
-        self.ask("PATCH", path, "application/merge-patch+json", body)?
+        self.patch_as("application/merge-patch+json", path, body)
+    }
+
+    /// Patches items of lists, which are found by their names.
+    pub(crate) fn patch_items(&self, path: &str, body: &Value) -> Result<Value, Failure> {
+        self.patch_as("application/strategic-merge-patch+json", path, body)
+    }
+
+    fn patch_as(&self, form: &str, path: &str, body: &Value) -> Result<Value, Failure> {
+        self.ask("PATCH", path, form, body)?
             .ok()
             .map_err(|e| format!("PATCH {path}: {e}").into())
     }
