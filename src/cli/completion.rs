@@ -644,8 +644,9 @@ mod tests {
             );
             std::fs::write(dir.join("rc"), ask).expect("script");
             std::fs::write(dir.join("input"), input).expect("input");
-            let said = Process::new("bash")
-                .args(["--noprofile", "--rcfile"])
+            // Without a terminal: an interactive bash takes it, and stops if it may not.
+            let said = Process::new("setsid")
+                .args(["--wait", "bash", "--noprofile", "--rcfile"])
                 .arg(dir.join("rc"))
                 .arg("-i")
                 .env("TERM", "dumb")

@@ -7,6 +7,7 @@ use std::{
 };
 
 use nix::errno::Errno;
+use serde_json::Value;
 
 use super::{
     AgentClient, CliCommand, CliError, args,
@@ -61,20 +62,27 @@ pub(super) fn run_delete(
             "expected 'delete pod NAME...', or 'delete pod' with -l or --all",
         ));
     }
+    if namespace.is_empty() {
+        return Err(CliError::new("--namespace: expected a name"));
+    }
     let place = AgentPaths::of_running_agent(flags)?;
     let client = AgentClient::new(&place.socket);
     let found = pods::fetch_pods(&client, &namespace)?;
+    let mut ending = Vec::new();
     if let Some(selector) = selector {
-        let chosen = found.iter().filter(|pod| selector.matches(pod));
-        names = chosen.map(|pod| pods::name_of(pod).to_owned()).collect();
-        if names.is_empty() {
+        let (gone, live) = choose_pods(&found, &selector);
+        if gone.is_empty() && live.is_empty() {
             return print_text("No resources found\n");
         }
+        ending.extend(gone.iter().map(|pod| &pod["metadata"]["uid"]));
+        names = live
+            .iter()
+            .map(|pod| pods::name_of(pod).to_owned())
+            .collect();
     }
     if ignores_missing {
         names.retain(|name| pods::find_pod(&found, name).is_some());
     }
-    let mut ending = Vec::new();
     let mut failed = None;
     for name in &names {
         let kept = match pods::find_pod(&found, name) {
@@ -101,6 +109,15 @@ pub(super) fn run_delete(
         ending.retain(|uid| left.iter().any(|pod| pod["metadata"]["uid"] == **uid));
     }
     failed.map_or(Ok(()), Err)
+}
+
+/// Chooses pods: those that end already, which are only waited for, as their names may belong to successors, and all others.
+fn choose_pods<'a>(
+    pods: &'a [Value],
+    selector: &LabelSelector,
+) -> (Vec<&'a Value>, Vec<&'a Value>) {
+    let chosen = pods.iter().filter(|pod| selector.matches(pod));
+    chosen.partition(|pod| pod["metadata"]["deletionTimestamp"].is_string())
 }
 
 /// Sets the manifest of a static pod aside, which ends the pod. Returns its new path.
@@ -138,6 +155,40 @@ fn set_aside(file: &Path) -> io::Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pods_that_end_are_not_deleted_again() {
+        // CMD-06
+        let pod = |uid: &str, app: &str, end: Option<&str>| {
+            serde_json::json!({"metadata": {
+                "name": "web", "uid": uid, "labels": {"app": app}, "deletionTimestamp": end,
+            }})
+        };
+        let old = pod("1", "old", Some("2026-01-01T00:00:00Z"));
+        let pods = [old, pod("2", "new", None)];
+        for (selector, gone, live) in [
+            ("app=old", &["1"][..], &[][..]),
+            ("app=new", &[], &["2"]),
+            ("app", &["1"], &["2"]),
+            ("app=none", &[], &[]),
+        ] {
+            let selector = pods::parse_selector(selector).expect("valid");
+            let (is_gone, is_live) = choose_pods(&pods, &selector);
+            let uids = |pods: &[&Value]| -> Vec<String> {
+                let uids = pods
+                    .iter()
+                    .filter_map(|pod| pod["metadata"]["uid"].as_str());
+                uids.map(str::to_owned).collect()
+            };
+            assert_eq!(
+                (uids(&is_gone), uids(&is_live)),
+                (
+                    gone.iter().map(|uid| (*uid).to_owned()).collect(),
+                    live.iter().map(|uid| (*uid).to_owned()).collect(),
+                )
+            );
+        }
+    }
 
     #[test]
     fn manifests_set_aside_are_all_kept() {

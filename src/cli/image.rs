@@ -285,6 +285,10 @@ impl PartFile {
         // A link stays, and the file that it leads to is replaced.
         let target = match before {
             Some(_) => fs::canonicalize(target)?,
+            None if fs::symlink_metadata(target).is_ok() => {
+                let why = "it is a link to a file that does not exist";
+                return Err(io::Error::other(why));
+            }
             None => target.to_owned(),
         };
         let name = target.file_name().unwrap_or_default().to_string_lossy();

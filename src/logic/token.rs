@@ -271,7 +271,7 @@ mod tests {
             (
                 "wrong, and not told",
                 json!({"status": {"token": 3}}),
-                Err("status.token: is of the wrong type, expected a string"),
+                Err("status.token: is of the wrong type, expected a string in quotes"),
             ),
         ] {
             let found = parse_issued_token(&answer)

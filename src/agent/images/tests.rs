@@ -287,7 +287,7 @@ fn images_are_named_by_the_beginning_of_their_id() {
         runtime: Rc::clone(&fake) as Rc<dyn RuntimeService>,
     };
     let of_runtime = commands(ImageStock::Runtime);
-    let names: Vec<String> = (0..17).map(|n| format!("registry.test/app:{n}")).collect();
+    let names: Vec<String> = (0..300).map(|n| format!("registry.test/app:{n}")).collect();
     let ids: Vec<String> = names.iter().map(|name| fake.add_image(name)).collect();
     let inspect = |typed: &str| block_on(of_runtime.inspect_image(typed, false));
     let short = &ids[3][7..20];
@@ -297,13 +297,14 @@ fn images_are_named_by_the_beginning_of_their_id() {
         assert_eq!(shown["status"]["repoTags"], json!([names[3]]));
         assert!(shown.get("info").is_none(), "its layers are the runtime's");
     }
-    // Of 17 ids at least two begin with one digit.
-    let digit = |id: &&String| ids.iter().filter(|other| other[7..8] == id[7..8]).count() > 1;
-    let shared = &ids.iter().find(digit).expect("two")[7..8];
+    // Of 300 ids two begin with the same three digits.
+    let start = |id: &&String| ids.iter().filter(|other| other[7..10] == id[7..10]).count() > 1;
+    let shared = &ids.iter().find(start).expect("two")[7..10];
     let several = inspect(shared).expect_err("ambiguous");
     assert_eq!(several.status, 400);
     assert!(several.message.contains("is ambiguous"), "{several:?}");
     assert_eq!(inspect("0123456789abcdefg").expect_err("none").status, 404);
+    assert_eq!(inspect(&shared[..2]).expect_err("short").status, 404);
     let removed = block_on(of_runtime.remove_image(short));
     assert_eq!(removed, Ok(vec![format!("Deleted: {}", names[3])]));
     // What needs a store of its own says so.

@@ -122,7 +122,8 @@ fn a_running_container_gets_more_and_less_without_a_restart() {
     let (_, message) = in_progress(&api, "a").expect("shown");
     assert_eq!(
         message,
-        "cannot decrease memory limits: attempting to set container \"c\" memory limit (2097152) below current usage (3145728)"
+        "cannot decrease memory limits: [attempting to set pod memory limit (2097152) below current usage (3145728), \
+         attempting to set container \"c\" memory limit (2097152) below current usage (3145728)]"
     );
     assert_eq!(limit(&world, &uid), Some(8));
     let now = shown(&api, "a");

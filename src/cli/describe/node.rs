@@ -128,9 +128,11 @@ fn write_amounts(out: &mut String, allocatable: &Value, running: &[&Pod], now: W
             .as_str()
             .and_then(|text| Quantity::parse(text).ok());
         let whole = whole.map_or(0, |whole| amount_in_base_unit(name, &whole));
-        let percent = i128::from(amount) * 100 / i128::from(whole.max(1));
-        let percent = if whole == 0 { 0 } else { percent };
-        format!("{} ({percent}%)", amount_text(name, amount))
+        format!(
+            "{} ({}%)",
+            amount_text(name, amount),
+            percent(amount, whole)
+        )
     };
     let _ = writeln!(out, "Non-terminated Pods:\t({} in total)", running.len());
     out.push_str("  Namespace\tName\t\tCPU Requests\tCPU Limits\tMemory Requests\tMemory Limits\tAge\n  ---------\t----\t\t------------\t----------\t---------------\t-------------\t---\n");
@@ -169,6 +171,18 @@ fn write_amounts(out: &mut String, allocatable: &Value, running: &[&Pod], now: W
     }
 }
 
+/// Returns a share of `whole` in percent, rounded as kubectl rounds it: toward zero, of a number that has binary digits.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "as in kubectl: rounded toward zero"
+)]
+fn percent(amount: i64, whole: i64) -> i64 {
+    match whole {
+        0 => 0,
+        whole => (amount as f64 / whole as f64 * 100.0) as i64,
+    }
+}
+
 /// Formats an amount: thousandths of processors, bytes, or a number.
 fn amount_text(name: &str, amount: i64) -> String {
     let shown = match name {
@@ -177,7 +191,16 @@ fn amount_text(name: &str, amount: i64) -> String {
         name if is_extended_resource(name) || amount % 1024 != 0 => {
             Quantity::from_decimal_units(amount)
         }
-        _ => Quantity::from_binary_units(amount),
+        _ => {
+            let decimal = Quantity::from_decimal_units(amount);
+            let binary = Quantity::from_binary_units(amount);
+            // 128M is a multiple of 1024 too: the shorter text is the one that was written.
+            if decimal.as_str().len() < binary.as_str().len() {
+                decimal
+            } else {
+                binary
+            }
+        }
     };
     shown.to_string()
 }

@@ -225,7 +225,7 @@ fn fields_that_the_author_of_a_pod_is_told_of() {
             false,
             &known[..0],
             Some(format!(
-                "fields {first}, {second} are not supported by this node"
+                "fields {second}, {first} are not supported by this node"
             )),
         ),
         (

@@ -225,7 +225,7 @@
     };
     return made;
   };
-  const good = (c) => c.status === (/Pressure$|Unavailable$/.test(c.type) ? 'False' : 'True');
+  const good = (c) => c.status === (/Pressure$|Unavailable$|Worn$/.test(c.type) ? 'False' : 'True');
   const condition = lines('', (c) => [
     [c.type + ': ' + c.status + (c.since ? ' for ' + age(c.since) : ''), good(c) ? 'ok' : 'error'],
     [good(c) ? '' : c.message || '', 'dim'],
