@@ -210,7 +210,7 @@ fn fields_that_the_author_of_a_pod_is_told_of() {
             true,
             &known[..0],
             Some(format!(
-                "fields spec.volumes[0].emptyDir.mode, {first}, {second} are not supported by this node"
+                "fields {first}, {second}, spec.volumes[0].emptyDir.mode are not supported by this node"
             )),
         ),
         (
@@ -225,7 +225,7 @@ fn fields_that_the_author_of_a_pod_is_told_of() {
             false,
             &known[..0],
             Some(format!(
-                "fields {second}, {first} are not supported by this node"
+                "fields {first}, {second} are not supported by this node"
             )),
         ),
         (
