@@ -62,7 +62,9 @@ pub(super) fn keep_allocation(
     let recorded = store.read_recorded_pod(uid);
     let recorded = recorded.map(|pod| PodResources::of_pod(&pod));
     if recorded.is_ok_and(|recorded| allocation.is_settled_at(&recorded)) {
-        return store.forget_resources(uid).map_err(io::Error::other);
+        // A file that says the same does no harm where it cannot go.
+        let gone = store.forget_resources(uid);
+        return gone.or_else(|_| write_allocation(store, uid, allocation));
     }
     if read_allocation(store, uid).as_ref() == Some(allocation) {
         return Ok(());

@@ -412,6 +412,14 @@ impl PodStore {
 
     /// Moves the waiting records of a pod to the disk, if it can be written again.
     pub(super) fn settle_waiting_records(&self, uid: &PodUid) -> Result<(), PodStoreError> {
+        // Before the record with the spec that asks for others.
+        let path = self.waiting.join(uid.as_str()).join(RESOURCES);
+        if path.exists()
+            && let Some(text) = self.read_resources(uid, MAX_WAITING_BYTES)
+        {
+            self.keep_resources(uid, &text)
+                .map_err(|source| PodStoreError::Io { path, source })?;
+        }
         for name in [RECORD, NEXT] {
             let path = self.waiting.join(uid.as_str()).join(name);
             if path.exists() {
@@ -425,13 +433,6 @@ impl PodStore {
             && let Some(text) = self.read_devices(uid, MAX_WAITING_BYTES)
         {
             self.keep_devices(uid, &text)
-                .map_err(|source| PodStoreError::Io { path, source })?;
-        }
-        let path = self.waiting.join(uid.as_str()).join(RESOURCES);
-        if path.exists()
-            && let Some(text) = self.read_resources(uid, MAX_WAITING_BYTES)
-        {
-            self.keep_resources(uid, &text)
                 .map_err(|source| PodStoreError::Io { path, source })?;
         }
         let path = self.waiting.join(uid.as_str()).join(OUTCOME);

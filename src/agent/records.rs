@@ -47,12 +47,8 @@ impl PodRecordWriter {
             rest,
         };
         for op in ops {
-            let sight = match &op {
-                SourceOperation::Add(_) => Some(ResourcesSight::New),
-                SourceOperation::Update(_) => Some(ResourcesSight::Edited),
-                // The loop knows more of them by now than the disk.
-                _ => None,
-            };
+            // The loop knows more of others by now than the disk.
+            let has_new_spec = matches!(op, SourceOperation::Add(_) | SourceOperation::Update(_));
             let (pods, into): (_, fn(Vec<Pod>) -> ConfigOp) = match op {
                 SourceOperation::Remove(uids) => {
                     let (store, removed) = (self.store.clone(), uids.clone());
@@ -71,7 +67,7 @@ impl PodRecordWriter {
                 }
                 SourceOperation::Reconcile(pods) => (pods, ConfigOp::Reconcile),
             };
-            let pods = self.write_records(pods, sight, &mut recorded).await;
+            let pods = self.write_records(pods, has_new_spec, &mut recorded).await;
             recorded.told.push(into(pods));
         }
         let store = self.store.clone();
@@ -88,7 +84,7 @@ impl PodRecordWriter {
     async fn write_records(
         &self,
         pods: Vec<Box<ReceivedPod>>,
-        sight: Option<ResourcesSight>,
+        has_new_spec: bool,
         recorded: &mut RecordingResult,
     ) -> Vec<Pod> {
         let source = recorded.source;
@@ -112,9 +108,8 @@ impl PodRecordWriter {
                 header,
                 raw,
                 returns: false,
-                resources: sight
-                    .filter(|_| source == PodSource::Api)
-                    .map(|sight| (sight, PodResources::of_pod(&pod))),
+                resources: (has_new_spec && source == PodSource::Api)
+                    .then(|| PodResources::of_pod(&pod)),
             });
             kept.push(pod);
         }
@@ -224,16 +219,7 @@ struct PodRecordJob {
     /// Set if the pod is on its way out and comes back under its own UID: the stop still needs the old object.
     returns: bool,
     /// Resources of the spec of a pod of the apiserver.
-    resources: Option<(ResourcesSight, PodResources)>,
-}
-
-/// Occasion at which the resources of a pod are compared with what it was allocated.
-#[derive(Clone, Copy)]
-enum ResourcesSight {
-    /// This agent has not seen the pod before.
-    New,
-    /// The spec was edited.
-    Edited,
+    resources: Option<PodResources>,
 }
 
 /// Facts about a pod whose record was written.
@@ -254,11 +240,9 @@ fn write_pod_record(
     let PodRecordJob {
         uid, header, raw, ..
     } = job;
+    // A pod that this agent has not seen may have a record: one that could not be written anew, or not be restored.
     let allocation = match &job.resources {
-        Some((ResourcesSight::Edited, wanted)) => {
-            allocation::keep_former_resources(store, uid, wanted)?
-        }
-        Some((ResourcesSight::New, _)) => allocation::read_allocation(store, uid),
+        Some(wanted) => allocation::keep_former_resources(store, uid, wanted)?,
         None => None,
     };
     let outcome = outcome::recall_outcome(store, uid, header);
@@ -281,7 +265,7 @@ fn write_pod_record(
         store.write_record(uid, header, raw)?;
     }
     let settled = allocation.as_ref().zip(job.resources.as_ref());
-    if settled.is_some_and(|(had, (_, wanted))| had.is_settled_at(wanted))
+    if settled.is_some_and(|(had, wanted)| had.is_settled_at(wanted))
         && let Err(e) = store.forget_resources(uid)
     {
         // It says the same as the record.

@@ -56,18 +56,22 @@ pub(super) fn read_written_bytes(root: &Path, path: &str, disk: &str) -> Option<
     line.map_or(Some(0), bytes)
 }
 
-/// Reads how often the kernel has killed in the group of `dir` for want of memory, and the rest of it lives on. None of
-/// a group that ends as a whole (`memory.oom.group`) has outlived a kill: it is ending. Sources: cgroup-v2
-/// `memory.events`, cgroup-v1 `memory.oom_control`.
+/// Reads how often the kernel has killed in the group of `dir` for want of memory, and the rest of it lives on. A group
+/// that ends as a whole (`memory.oom.group`) outlives only kills for the limit of a group within it: once it was killed
+/// itself, it is ending. Before Linux 5.17 that is not told, and such a group has outlived none. Sources: cgroup-v2
+/// `memory.events`, `memory.events.local`, cgroup-v1 `memory.oom_control`.
 pub(super) fn read_outlived_oom_kills(dir: &Path) -> u64 {
     let mut files = UsageFileReader::new();
-    if files.read_number(dir, "memory.oom.group") == Some(1) {
+    let mut count = |name: &str, key: &str| parse_keyed_number(files.read_text(dir, name)?, key);
+    let kills = count("memory.events", "oom_kill")
+        .or_else(|| count("memory.oom_control", "oom_kill"))
+        .unwrap_or(0);
+    // Read behind the kills, as it is counted behind the first of them.
+    let whole = count("memory.events.local", "oom_group_kill");
+    if files.read_number(dir, "memory.oom.group") == Some(1) && whole != Some(0) {
         return 0;
     }
-    let mut count = |name| parse_keyed_number(files.read_text(dir, name)?, "oom_kill");
-    count("memory.events")
-        .or_else(|| count("memory.oom_control"))
-        .unwrap_or(0)
+    kills
 }
 
 /// Reads the figures of the whole machine.
@@ -576,11 +580,33 @@ mod tests {
                 ("v2/memory.oom.group", "0\n"),
                 ("whole/memory.events", "oom 5\noom_kill 2\n"),
                 ("whole/memory.oom.group", "1\n"),
+                // Its own limit; that of a group within it; a kernel that does not tell.
+                ("own/memory.events", "oom_kill 2\noom_group_kill 1\n"),
+                ("own/memory.events.local", "oom_kill 2\noom_group_kill 1\n"),
+                ("own/memory.oom.group", "1\n"),
+                ("nested/memory.events", "oom_kill 2\noom_group_kill 1\n"),
+                (
+                    "nested/memory.events.local",
+                    "oom_kill 0\noom_group_kill 0\n",
+                ),
+                ("nested/memory.oom.group", "1\n"),
+                ("old/memory.events", "oom_kill 2\n"),
+                ("old/memory.events.local", "oom_kill 0\n"),
+                ("old/memory.oom.group", "1\n"),
                 ("v1/memory.oom_control", "under_oom 0\noom_kill 3\n"),
                 ("none/memory.events", "oom 5\n"),
             ],
         );
-        for (dir, kills) in [("v2", 2), ("whole", 0), ("v1", 3), ("none", 0), ("gone", 0)] {
+        for (dir, kills) in [
+            ("v2", 2),
+            ("whole", 0),
+            ("own", 0),
+            ("nested", 2),
+            ("old", 0),
+            ("v1", 3),
+            ("none", 0),
+            ("gone", 0),
+        ] {
             let found = read_outlived_oom_kills(&tree.0.join(dir));
             assert_eq!(found, kills, "{dir}");
         }

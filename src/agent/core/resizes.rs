@@ -35,14 +35,10 @@ impl Agent {
             self.pods.set_resize(&uid, Some(PodResize::new(kept)));
         }
         let settings = self.asked.pod_cgroups.settings();
-        let settled = self.pods.change_resize(&uid, |resize| {
+        self.pods.change_resize(&uid, |resize| {
             resize.take_spec(pod, settings);
             resize.allocation.allocated.apply_to(pod);
-            resize.is_settled()
         });
-        if settled == Some(true) {
-            self.pods.set_resize(&uid, None);
-        }
     }
 
     /// Decides about all resizes that wait for it. One that cannot be served never holds back the next (RSZ-20).
@@ -80,26 +76,35 @@ impl Agent {
         }
     }
 
-    /// What a sync has to do about the resources of its pod.
+    /// What a sync has to do about the resources of its pod. Only here, where no other sync of the pod runs and no record
+    /// of it is being written, a resize is forgotten that is over.
     pub(super) fn order_resize(&mut self, pod: &Pod, now: MonoTime) -> Option<ResizeOrder> {
         let uid = &pod.metadata.uid;
         let can = self.asked.runtime.can_resize(uid);
-        self.pods.change_resize(uid, |resize| {
+        let is_arriving = self.pods.is_arriving(uid);
+        let ordered = self.pods.change_resize(uid, |resize| {
             if !can {
                 // Whoever runs it makes of its spec what it can.
                 let allocated = resize.allocation.allocated.clone();
                 resize.allocation.actuated = allocated;
             }
             let may_step = resize.may_step(now);
-            ResizeOrder {
-                restart: match may_step {
+            let order = ResizeOrder {
+                // After a failure what was to restart has restarted, or is given its resources as it runs.
+                restart: match may_step && !resize.has_failed() {
                     true => resize::containers_to_restart(pod, &resize.allocation),
                     false => Vec::new(),
                 },
                 may_step,
                 allocation: resize.allocation.clone(),
-            }
-        })
+            };
+            (order, resize.is_settled() && !is_arriving)
+        });
+        let (order, is_over) = ordered?;
+        if is_over {
+            self.pods.set_resize(uid, None);
+        }
+        Some(order)
     }
 
     /// Takes in what a sync has brought about.
@@ -112,18 +117,14 @@ impl Agent {
         } = report;
         let uid = &pod.metadata.uid;
         let has_failed = failure.is_some();
-        let event = self.pods.change_resize(uid, |resize| {
-            let event = resize.note_actuated(actuated, failure, now);
-            (event, resize.is_settled())
-        });
-        let Some((event, is_settled)) = event else {
+        let event = self
+            .pods
+            .change_resize(uid, |resize| resize.note_actuated(actuated, failure, now));
+        let Some(event) = event else {
             return;
         };
         if let Some(event) = &event {
             self.record_resize_event(uid, event);
-        }
-        if is_settled {
-            self.pods.set_resize(uid, None);
         }
         let runtime = Rc::clone(&runtime);
         let mut statuses = self.status_generator();

@@ -8,7 +8,8 @@ use smol::future::FutureExt as _;
 use super::{
     errors::SyncError,
     generation::ConfigGenerator,
-    steps::{CallPlan, CallStep, StartProblem, SyncOrders},
+    resize::keep_allocated,
+    steps::{CallPlan, CallStep, ResizeOrder, StartProblem, SyncOrders},
     volumes::{MountedVolumes, VolumeMounter},
 };
 use crate::{
@@ -40,6 +41,18 @@ pub(crate) struct PodPreparer {
 }
 
 impl PodPreparer {
+    /// Keeps what the pod was allocated if its resources were edited, and returns the pod with these; else the pod itself.
+    pub(crate) async fn take_allocated(
+        &self,
+        pod: &Rc<Pod>,
+        order: Option<&ResizeOrder>,
+    ) -> Result<Rc<Pod>, SyncError> {
+        match order {
+            Some(order) => keep_allocated(&self.store, &self.disk, pod, order).await,
+            None => Ok(Rc::clone(pod)),
+        }
+    }
+
     /// Reads the incarnation of the pod that is wanted now. `None`: its record cannot be read, and people are told.
     pub(crate) async fn load_pod(&self, uid: &PodUid) -> Option<Rc<Pod>> {
         match self.store.load_next(&self.disk, uid).await {

@@ -19,7 +19,7 @@ use crate::{
     error::error_chain,
     logic::{
         actions::PodActions,
-        cgroup::sandbox_resources,
+        cgroup::{memory_limit_bytes, sandbox_resources},
         resize::{LoweredLimit, PodAllocation, PodResources, ResizeStep, plan_resize},
     },
     runtime::{RuntimeError, RuntimeService},
@@ -36,20 +36,15 @@ pub(in crate::agent) struct PodResizer {
 }
 
 impl PodResizer {
-    /// Keeps what the pod was allocated, durable, before anything is made of it. Returns the pod with these resources.
-    pub(super) async fn keep_allocated(
-        &self,
-        pod: &Rc<Pod>,
-        order: &ResizeOrder,
-    ) -> Result<Rc<Pod>, SyncError> {
-        let kept = self.keep(pod, &order.allocation).await;
-        kept.map_err(|e| SyncError::new(format!("cannot record its resources: {e}")))?;
-        Ok(Rc::new(with_resources(pod, &order.allocation.allocated)))
-    }
-
-    /// The pod with the resources in force, by which the cgroup of one that runs is made again.
-    pub(super) fn with_actuated(pod: &Pod, order: &ResizeOrder) -> Pod {
-        with_resources(pod, &order.allocation.actuated)
+    /// The pod by whose resources the cgroup of one that runs is made again: those in force, or those that it was allocated
+    /// if they are more memory, for an agent that was killed may have given them.
+    pub(super) fn with_actuated(pod: &Rc<Pod>, order: &ResizeOrder) -> Rc<Pod> {
+        let had = Rc::new(with_resources(pod, &order.allocation.actuated));
+        let size = |pod: &Pod| memory_limit_bytes(pod).unwrap_or(i64::MAX);
+        if size(pod) > size(&had) {
+            return Rc::clone(pod);
+        }
+        had
     }
 
     /// Gives what runs and goes on its resources. Containers that `actions` start will have theirs from the start.
@@ -74,13 +69,21 @@ impl PodResizer {
             .filter(|c| c.state == ContainerState::Running && !ends(&c.id))
             .map(|c| (c.name.clone(), c.id.clone()))
             .collect();
+        let mut done = StepsDone {
+            actuated: allocation.actuated.clone(),
+            pod_cgroup: false,
+        };
         let result = match order.may_step {
-            true => Some(self.carry_out(pod, runtime, &running, &allocation).await),
+            true => Some(
+                self.carry_out(pod, runtime, &running, &allocation, &mut done)
+                    .await,
+            ),
             false => None,
         };
         if matches!(result, Some(Ok(()))) {
             allocation.actuated = allocation.allocated.clone();
         } else {
+            allocation.actuated = done.actuated;
             // Whatever starts next starts with what it was allocated. That is kept first: the next agent would restart it
             // for its new resources.
             for name in allocation.container_names() {
@@ -93,12 +96,12 @@ impl PodResizer {
         if allocation == order.allocation && failure.is_none() {
             return;
         }
-        if !allocation.is_actuated() && allocation != order.allocation {
-            // The pod's cgroup may lack what starts now: the next sync writes it again.
+        if !allocation.is_actuated() && (done.pod_cgroup || allocation != order.allocation) {
+            // The pod's cgroup may lack what starts now, or have what is taken back: the next sync writes it again.
             plan.line.tell_loop(CallStep::Limited(None)).await;
         }
         crash::point("resize.done");
-        if let Err(e) = self.keep(pod, &allocation).await {
+        if let Err(e) = keep(&self.store, &self.disk, pod, &allocation).await {
             // The next agent does the same once more.
             let uid = &pod.metadata.uid;
             self.complaints
@@ -115,13 +118,6 @@ impl PodResizer {
             .await;
     }
 
-    async fn keep(&self, pod: &Pod, allocation: &PodAllocation) -> std::io::Result<()> {
-        let (store, uid) = (self.store.clone(), pod.metadata.uid.clone());
-        let allocation = allocation.clone();
-        let keep = move || allocation::keep_allocation(&store, &uid, &allocation);
-        self.disk.run_job(keep).await
-    }
-
     /// Takes the steps.
     async fn carry_out(
         &self,
@@ -129,6 +125,7 @@ impl PodResizer {
         runtime: &PodRuntimeStatus,
         running: &[(String, ContainerId)],
         allocation: &PodAllocation,
+        done: &mut StepsDone,
     ) -> Result<(), ResizeError> {
         let old = with_resources(pod, &allocation.actuated);
         let names: Vec<String> = running.iter().map(|(name, _)| name.clone()).collect();
@@ -145,6 +142,7 @@ impl PodResizer {
         for step in resize.steps {
             match step {
                 ResizeStep::PodCgroup(values) => {
+                    done.pod_cgroup = true;
                     let written = self.cgroups.update_pod_limits(pod, values).await;
                     written.map_err(ResizeError::PodCgroup)?;
                     crash::point("resize.limited");
@@ -162,7 +160,11 @@ impl PodResizer {
                         log::debug!("uid={uid} the sandbox is not told of its resources: {e}");
                     }
                 }
-                ResizeStep::Container { name, resources } => {
+                ResizeStep::Container {
+                    name,
+                    resources,
+                    in_force,
+                } => {
                     let Some((_, id)) = running.iter().find(|(runs, _)| *runs == name) else {
                         continue;
                     };
@@ -170,7 +172,12 @@ impl PodResizer {
                         .runtime
                         .update_container_resources(id, &resources)
                         .await;
-                    updated.map_err(|source| ResizeError::Container { name, source })?;
+                    if let Err(source) = updated {
+                        return Err(ResizeError::Container { name, source });
+                    }
+                    if let Some(had) = done.actuated.of_container_mut(&name) {
+                        *had = in_force;
+                    }
                     crash::point("container.resized");
                 }
             }
@@ -221,6 +228,14 @@ impl PodResizer {
     }
 }
 
+/// What the steps of a pass have brought about so far.
+struct StepsDone {
+    /// Resources in force.
+    actuated: PodResources,
+    /// Set once the pod's cgroup may have been written.
+    pod_cgroup: bool,
+}
+
 /// Failure of a step; its text is that of the condition.
 #[derive(Debug, thiserror::Error)]
 enum ResizeError {
@@ -241,6 +256,30 @@ enum ResizeError {
     /// So much memory is in use.
     #[error("cannot decrease memory limits: {0}")]
     InUse(String),
+}
+
+/// Keeps what the pod was allocated, durable, before anything is made of it. Returns the pod with these resources.
+pub(super) async fn keep_allocated(
+    store: &PodStore,
+    disk: &Lane,
+    pod: &Rc<Pod>,
+    order: &ResizeOrder,
+) -> Result<Rc<Pod>, SyncError> {
+    let kept = keep(store, disk, pod, &order.allocation).await;
+    kept.map_err(|e| SyncError::new(format!("cannot record its resources: {e}")))?;
+    Ok(Rc::new(with_resources(pod, &order.allocation.allocated)))
+}
+
+async fn keep(
+    store: &PodStore,
+    disk: &Lane,
+    pod: &Pod,
+    allocation: &PodAllocation,
+) -> std::io::Result<()> {
+    let (store, uid) = (store.clone(), pod.metadata.uid.clone());
+    let allocation = allocation.clone();
+    let keep = move || allocation::keep_allocation(&store, &uid, &allocation);
+    disk.run_job(keep).await
 }
 
 fn with_resources(pod: &Pod, resources: &PodResources) -> Pod {

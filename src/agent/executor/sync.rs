@@ -110,11 +110,7 @@ impl PodSyncer {
         // Host-network pods have no IPs at the runtime; what runs later needs them.
         runtime.ips = core::mem::take(&mut begun.ips);
         let resize = begun.resize.as_ref();
-        let allocated = match resize {
-            Some(order) => self.resizer.keep_allocated(pod, order).await?,
-            None => Rc::clone(pod),
-        };
-        let pod = &allocated;
+        let pod = &self.preparer.take_allocated(pod, resize).await?;
         match resize.filter(|_| runtime.has_running_container()) {
             Some(order) => {
                 let pod = PodResizer::with_actuated(pod, order);

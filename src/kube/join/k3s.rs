@@ -408,7 +408,7 @@ pub fn renew_certificate(
 }
 
 /// Asks for the addresses of the apiservers, and for the configuration of the cluster if `with_cluster`. The first of
-/// `servers` that answers decides, whatever it says. Returns also its place in `servers`.
+/// `servers` that answers decides, unless its answer is an error that may pass. Returns also its place in `servers`.
 ///
 /// - Errors: the error of the last server that was asked.
 pub fn read_servers(
@@ -422,7 +422,12 @@ pub fn read_servers(
         let supervisor = K3sSupervisor::for_member(config.clone(), url, proxies);
         let cluster = with_cluster.then(|| supervisor.read_cluster()).transpose();
         result = cluster.and_then(|cluster| Ok((place, cluster, supervisor.read_apiservers()?)));
-        if !matches!(&result, Err(JoinError::Kube(e)) if !e.is_answer()) {
+        // One that is not ready does not speak for the others.
+        let is_final = match &result {
+            Err(JoinError::Kube(e)) => e.is_answer() && !e.may_pass(),
+            _ => true,
+        };
+        if is_final {
             break;
         }
     }
@@ -478,4 +483,41 @@ pub fn make_node_password() -> Result<String, JoinError> {
     let filled = SystemRandom::new().fill(&mut bytes);
     filled.map_err(|_| KubeError::Local("the system gives no random numbers".into()))?;
     Ok(encode_hex(&bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kube::testing::{Authority, NOW, Server, ok, say};
+
+    #[test]
+    fn a_server_that_is_not_ready_does_not_speak_for_the_others() {
+        // K3ST-10
+        let ca = Authority::new();
+        let pair = ca.server(&["127.0.0.1"], NOW);
+        let url = |server: &Server| Url::parse(&server.url()).expect("a URL");
+        let good = Server::tls(&pair, None, |seen| match &*seen.path {
+            "/v1-k3s/config" => ok("{}"),
+            _ => ok(r#"["10.0.0.1:6443"]"#),
+        });
+        let trust = ServerTrust::Ca(KubeconfigMaterial::Inline(ca.pem.clone().into()));
+        let config = apiserver_kubeconfig(&url(&good), trust);
+        let read = |first: &Server, with_cluster| {
+            let servers = [url(first), url(&good)];
+            read_servers(&config, &servers, &ProxyVariables::default(), with_cluster)
+        };
+        for status in [429, 500, 503] {
+            let sick = Server::tls(&pair, None, move |_| say(status, "", b"not ready"));
+            for with_cluster in [false, true] {
+                let (place, cluster, apiservers) =
+                    read(&sick, with_cluster).expect("the second one");
+                assert_eq!((place, cluster.is_some()), (1, with_cluster), "{status}");
+                assert_eq!(apiservers, ["10.0.0.1:6443"], "{status}");
+            }
+        }
+        // One that refuses has decided.
+        let refuses = Server::tls(&pair, None, |_| say(403, "", b"forbidden"));
+        let refused = read(&refuses, false);
+        assert!(matches!(&refused, Err(JoinError::Kube(e)) if e.http_status() == Some(403)));
+    }
 }

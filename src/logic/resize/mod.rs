@@ -108,7 +108,8 @@ impl PodResources {
         all.find(|c| c.name == name).map(|c| &c.resources)
     }
 
-    fn of_container_mut(&mut self, name: &str) -> Option<&mut Resources> {
+    /// Resources of a container, to be changed.
+    pub fn of_container_mut(&mut self, name: &str) -> Option<&mut Resources> {
         let mut all = self.init_containers.iter_mut().chain(&mut self.containers);
         all.find(|c| c.name == name).map(|c| &mut c.resources)
     }
@@ -380,6 +381,12 @@ impl PodResize {
     pub fn may_step(&self, now: MonoTime) -> bool {
         let retry = self.failure.as_ref().and_then(|failure| failure.retry_at);
         !self.allocation.is_actuated() && retry.is_none_or(|at| at <= now)
+    }
+
+    /// Returns true if the last step failed.
+    #[must_use]
+    pub const fn has_failed(&self) -> bool {
+        self.failure.is_some()
     }
 
     /// Takes in what a sync has brought about. Returns the event to record.

@@ -40,6 +40,8 @@ pub enum ResizeStep {
         name: String,
         /// Its resources; a limit that it no longer has is -1.
         resources: LinuxResources,
+        /// What the container has once this is done.
+        in_force: Resources,
     },
 }
 
@@ -169,7 +171,7 @@ fn add_pass(
         pod_cgroup(old, qos, settings).values,
         pod_cgroup(new, qos, settings).values,
     );
-    let mut containers: Vec<(bool, &str, LinuxResources)> = Vec::new();
+    let mut containers: Vec<(bool, &Container, LinuxResources)> = Vec::new();
     for (before, after) in resizable(old).zip(resizable(new)) {
         let had = container_resources(old, before, qos, settings);
         let wants = container_resources(new, after, qos, settings);
@@ -187,11 +189,7 @@ fn add_pass(
                     || (had.cpu_quota_us == wants.cpu_quota_us && had.cpu_shares < wants.cpu_shares)
             }
         };
-        containers.push((
-            grows,
-            &after.name,
-            with_explicit_ends(&had, wants, settings),
-        ));
+        containers.push((grows, after, with_explicit_ends(&had, wants, settings)));
     }
     containers.stable_sort_by(|a, b| a.0.cmp(&b.0));
     let [limit, request] = match pass {
@@ -204,9 +202,10 @@ fn add_pass(
     steps.extend(
         containers
             .into_iter()
-            .map(|(_, name, resources)| ResizeStep::Container {
-                name: name.into(),
+            .map(|(_, after, resources)| ResizeStep::Container {
+                name: after.name.clone(),
                 resources,
+                in_force: after.resources.clone(),
             }),
     );
     let both = [&request, &limit];
@@ -279,7 +278,8 @@ fn with_explicit_ends(
 ) -> LinuxResources {
     let mut values = wants;
     values.hugepage_limits.clear();
-    if values.cpu_quota_us.is_none() {
+    // A kernel without quotas has no file for one that never was.
+    if values.cpu_quota_us.is_none() && had.cpu_quota_us.is_some() {
         values.cpu_quota_us = Some(-1);
         values.cpu_period_us = Some(settings.cfs_period_us);
     }

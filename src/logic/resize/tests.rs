@@ -244,7 +244,9 @@ fn steps(plan: &ResizePlan) -> Vec<String> {
     };
     let step = |step: &ResizeStep| match step {
         ResizeStep::PodCgroup(values) => format!("pod: {}", words(values)),
-        ResizeStep::Container { name, resources } => format!("{name}: {}", words(resources)),
+        ResizeStep::Container {
+            name, resources, ..
+        } => format!("{name}: {}", words(resources)),
     };
     plan.steps.iter().map(step).collect()
 }

@@ -237,6 +237,10 @@ impl PodDriverRouter {
         if begun.terminal {
             return Ok(CallOutcome::Terminal);
         }
+        let pod = &self
+            .preparer
+            .take_allocated(pod, begun.resize.as_ref())
+            .await?;
         self.preparer.check_start(pod, begun.problem.as_ref())?;
         let is_start = begun.actions.starts_anything();
         let Some(mounted) = self.preparer.set_up_pod(plan, pod, is_start).await? else {

@@ -28,7 +28,9 @@ impl Runc {
             let text = "limits of huge pages cannot be changed while a container runs";
             RuntimeError::Invalid(text.into())
         })?;
-        let input = serde_json::to_vec(&self.update_object(&merged)).unwrap_or_default();
+        let had = record.config.resources.memory_limit_bytes;
+        let object = self.update_object(&merged, limit_falls(had, merged.memory_limit_bytes));
+        let input = serde_json::to_vec(&object).unwrap_or_default();
         let program = self.oci_runtime_of(id).map_err(failed_error)?;
         let root = self.runtime_root();
         let updated = program
@@ -51,7 +53,8 @@ impl Runc {
     }
 
     /// Limits as `update` takes them. Controllers that this machine lacks are left out, as when the container was made.
-    fn update_object(&self, limits: &LinuxResources) -> oci::Resources {
+    /// `falls`: the memory limit is lower than before, and the use is to be below it.
+    fn update_object(&self, limits: &LinuxResources, falls: bool) -> oci::Resources {
         let is_v2 = self.cgroups.cgroup_version() == CgroupVersion::V2;
         let has = |controller: &str| self.cgroups.has_controller(controller);
         let limit = limits.memory_limit_bytes.filter(|_| has("memory"));
@@ -64,7 +67,7 @@ impl Runc {
             memory: limit.map(|limit| oci::Memory {
                 limit: Some(limit),
                 swap: limits.memory_swap_bytes,
-                check_before_update: (is_v2 && limit > 0).then_some(true),
+                check_before_update: (is_v2 && falls).then_some(true),
             }),
             cpu: has("cpu").then(|| oci::Cpu {
                 shares: limits.cpu_shares,
@@ -78,6 +81,12 @@ impl Runc {
             ..oci::Resources::default()
         }
     }
+}
+
+/// Returns true if a limit is lower than before. One that is absent, or not above zero, is none.
+fn limit_falls(had: Option<i64>, wants: Option<i64>) -> bool {
+    let amount = |limit: Option<i64>| limit.filter(|&limit| limit > 0).unwrap_or(i64::MAX);
+    amount(wants) < amount(had)
 }
 
 /// Lays new limits over those of a container; `None` stays as it is. Returns `None` if huge pages are to change.
@@ -114,6 +123,23 @@ fn merge_limits(old: &LinuxResources, new: &LinuxResources) -> Option<LinuxResou
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_limit_that_falls_is_checked() {
+        // RSZ-24
+        for (had, wants, falls) in [
+            (Some(2), Some(1), true),
+            (None, Some(1), true),
+            (Some(-1), Some(1), true),
+            (Some(1), Some(1), false),
+            (Some(1), Some(2), false),
+            (Some(1), Some(-1), false),
+            (Some(1), None, false),
+            (None, None, false),
+        ] {
+            assert_eq!(limit_falls(had, wants), falls, "{had:?} {wants:?}");
+        }
+    }
 
     #[test]
     fn limits_that_are_not_named_stay() {

@@ -18,6 +18,7 @@ use regex_lite::RegexBuilder;
 
 use crate::{
     api::MonoTime,
+    error::error_chain,
     logic::node_logs::{
         JournalUnitSearch, NodeLogQuery, NodeLogSource, UNIT_LIST_ARGUMENTS, parse_node_log_query,
         service_log_files,
@@ -30,7 +31,9 @@ use crate::{
     },
     sys::{
         child::{Child, Command, OutputSink},
-        clock, open, turn,
+        clock,
+        lane::HostFileJobError,
+        open, turn,
     },
 };
 
@@ -40,6 +43,8 @@ const ANSWER_TIME: Duration = Duration::from_secs(30);
 const PIECE_BYTES: usize = 16 * 1024;
 /// Memory for a pattern that is only tried, bytes.
 const PATTERN_MEMORY_BYTES: usize = 256 * 1024;
+/// Owner of jobs that touch files of the host, which may lie on a network file system. One query is answered at a time.
+const JOB_OWNER: &str = "node-logs";
 const PROGRAM_DIRS: [&str; 2] = ["/usr/bin", "/bin"];
 const TEXT: &str = "text/plain;charset=UTF-8";
 
@@ -84,6 +89,13 @@ impl Drop for QueryTurn<'_> {
     fn drop(&mut self) {
         self.0.set(false);
     }
+}
+
+/// File of the host, opened.
+struct OpenedLog {
+    file: File,
+    /// Its length when it was opened.
+    length: u64,
 }
 
 /// Reason why an answer goes on, or not.
@@ -136,7 +148,7 @@ impl NodeLogServer {
         backend: &dyn ServerBackend,
         query: &NodeLogQuery,
         is_bare: bool,
-    ) -> Result<(QueryTurn<'_>, Option<File>), Refusal> {
+    ) -> Result<(QueryTurn<'_>, Option<OpenedLog>), Refusal> {
         if !is_bare {
             return Err(Refusal::new(406, "path not allowed in query mode"));
         }
@@ -164,10 +176,15 @@ impl NodeLogServer {
         }
     }
 
-    async fn open_file(&self, backend: &dyn ServerBackend, path: &str) -> io::Result<File> {
+    async fn open_file(&self, backend: &dyn ServerBackend, path: &str) -> io::Result<OpenedLog> {
         let (dir, path) = (self.settings.dir.clone(), PathBuf::from(path));
-        let job = move || open::open_file_in_root(&dir, &path);
-        backend.disk_lane().run_job(job).await
+        let job = move || -> io::Result<OpenedLog> {
+            let file = open::open_file_in_root(&dir, &path)?;
+            let length = file.metadata()?.len();
+            Ok(OpenedLog { file, length })
+        };
+        let opened = backend.disk_lane().run_host_file_job(JOB_OWNER, job).await;
+        opened.unwrap_or_else(|e| Err(to_io_error(&e)))
     }
 
     async fn answer_query(
@@ -175,7 +192,7 @@ impl NodeLogServer {
         backend: &dyn ServerBackend,
         connection: &mut StreamConnection,
         query: &NodeLogQuery,
-        file: Option<File>,
+        file: Option<OpenedLog>,
         is_gzip: bool,
     ) -> io::Result<()> {
         let allowance = Allowance::new(backend, connection);
@@ -210,7 +227,9 @@ impl NodeLogServer {
         query: &NodeLogQuery,
         services: &[String],
     ) -> io::Result<()> {
-        let (of_journal, of_files) = self.find_services(answer, services).await?;
+        let Some((of_journal, of_files)) = self.find_services(answer, services).await? else {
+            return Ok(());
+        };
         if !of_journal.is_empty() {
             let arguments = query.journal_arguments(&of_journal);
             match self.start_journalctl(&arguments, true) {
@@ -257,7 +276,11 @@ impl NodeLogServer {
         service: &str,
     ) -> io::Result<AnswerRoom> {
         for path in service_log_files(service) {
-            match self.open_file(backend, &path).await {
+            let opened = self.open_file(backend, &path);
+            let Some(opened) = answer.wait_within(opened).await? else {
+                return Ok(AnswerRoom::Spent);
+            };
+            match opened {
                 Ok(file) => return answer.send_file(backend, file).await,
                 // A directory is no log.
                 Err(e)
@@ -275,15 +298,16 @@ impl NodeLogServer {
         answer.send_bytes(text.as_bytes()).await
     }
 
-    /// Divides the services into those of the journal, and the others. Without a journal all are others.
+    /// Divides the services into those of the journal, and the others. Without a journal all are others. `None`: the
+    /// time of the answer is over.
     async fn find_services(
         &self,
         answer: &mut LogAnswer<'_>,
         services: &[String],
-    ) -> io::Result<(Vec<String>, Vec<String>)> {
+    ) -> io::Result<Option<(Vec<String>, Vec<String>)>> {
         let arguments = UNIT_LIST_ARGUMENTS.map(String::from);
         let Ok((mut child, mut pipe)) = self.start_journalctl(&arguments, false) else {
-            return Ok((Vec::new(), services.to_vec()));
+            return Ok(Some((Vec::new(), services.to_vec())));
         };
         let mut search = JournalUnitSearch::new(services);
         let mut piece = vec![0; PIECE_BYTES];
@@ -291,10 +315,11 @@ impl NodeLogServer {
         while let Some(length) = answer.read_output(&mut pipe, &mut piece).await? {
             search.feed_bytes(&piece[..length]);
         }
-        match answer.wait_within(child.wait()).await? {
-            Some(Ok(status)) if status.success() => Ok(search.split_services()),
-            _ => Ok((Vec::new(), services.to_vec())),
-        }
+        Ok(match answer.wait_within(child.wait()).await? {
+            None => None,
+            Some(Ok(status)) if status.success() => Some(search.split_services()),
+            Some(_) => Some((Vec::new(), services.to_vec())),
+        })
     }
 
     /// Starts `journalctl`; its errors come in the same pipe if they are wanted. Dropping the child kills it.
@@ -319,6 +344,11 @@ impl NodeLogServer {
             .spawn()?;
         Ok((child, Async::new(reader)?))
     }
+}
+
+/// Makes an error of the thread that was to look at a file into one of the file.
+fn to_io_error(error: &HostFileJobError) -> io::Error {
+    io::Error::other(error_chain(error))
 }
 
 /// Answer that is under way.
@@ -360,24 +390,25 @@ impl LogAnswer<'_> {
         Ok(read.filter(|length| *length > 0))
     }
 
-    /// Sends a file as long as it is now: one that grows would have no end.
+    /// Sends a file as long as it was when it was opened: one that grows would have no end.
     async fn send_file(
         &mut self,
         backend: &dyn ServerBackend,
-        mut file: File,
+        log: OpenedLog,
     ) -> io::Result<AnswerRoom> {
-        let mut left = file.metadata()?.len();
-        // Bounded: by the length of the file and the time of the answer; each round waits for the disk's lane.
+        let (mut file, mut left) = (log.file, log.length);
+        // Bounded: by the length of the file and the time of the answer; each round waits for a thread.
         while left > 0 {
             let job = move || {
                 let mut piece = vec![0; PIECE_BYTES];
                 let read = file.read(&mut piece);
                 (file, piece, read)
             };
-            let job = backend.disk_lane().run_job(job);
-            let Some((back, piece, read)) = self.wait_within(job).await? else {
+            let job = backend.disk_lane().run_host_file_job(JOB_OWNER, job);
+            let Some(done) = self.wait_within(job).await? else {
                 return Ok(AnswerRoom::Spent);
             };
+            let (back, piece, read) = done.map_err(|e| to_io_error(&e))?;
             file = back;
             let most = usize::try_from(left).unwrap_or(usize::MAX);
             let length = read?.min(most);
