@@ -10,7 +10,10 @@ use super::{
     probes::s,
     world::{IMAGE, World, fails},
 };
-use crate::{api::cri::ContainerState, runtime::fake::Op};
+use crate::{
+    api::cri::ContainerState,
+    runtime::fake::{Fault, Op},
+};
 
 const MIB: i64 = 1 << 20;
 
@@ -304,6 +307,50 @@ fn a_resize_survives_the_agent_and_the_machine() {
     world.until("nothing is open", |w| {
         pending(&api, "a").is_none() && !resources_file(w, &uid)
     });
+}
+
+#[test]
+fn steps_before_one_that_failed_are_taken_back() {
+    // RSZ-27 RSZ-28
+    let api = Arc::new(FakeApi::default());
+    let world = World::with_api(&api);
+    world.apply(&[]);
+    let containers = |mib: i64| {
+        let mut other = container(&memory(mib));
+        other["name"] = "d".into();
+        json!([container(&memory(mib)), other])
+    };
+    let spec = json!({"enableServiceLinks": false, "containers": containers(16)});
+    let uid = api.create("a", spec);
+    world.until("runs in the API", |_| api.phase("a") == "Running");
+    let limits = |w: &World| {
+        ["c", "d"].map(|name| {
+            let config = w.fake.config(&uid.as_str().into(), name).expect(name);
+            config.resources.memory_limit_bytes.map(|bytes| bytes / MIB)
+        })
+    };
+    let ask = |mib: i64| {
+        api.edit("a", |pod| {
+            pod["spec"]["containers"] = containers(mib);
+            let generation = pod["metadata"]["generation"].as_i64().unwrap_or(1);
+            pod["metadata"]["generation"] = (generation + 1).into();
+        });
+    };
+    world.fake.add_fault(Fault {
+        target: Some("d".into()),
+        ..fails(Op::UpdateContainer, 9)
+    });
+    ask(32);
+    world.until("fails", |_| {
+        in_progress(&api, "a").is_some_and(|(reason, _)| reason == "Error")
+    });
+    assert_eq!(limits(&world), [Some(32), Some(16)]);
+    ask(16);
+    world.until("has what it had", |w| limits(w) == [Some(16), Some(16)]);
+    world.until("nothing is open", |w| {
+        in_progress(&api, "a").is_none() && !resources_file(w, &uid)
+    });
+    assert_eq!(shown(&api, "a")["resources"], memory(16));
 }
 
 #[test]
