@@ -76,7 +76,11 @@ pub(crate) fn log(
     // Colons and a plus of a time mean nothing else in a query, but for the plus.
     .map(|option| format!("{option}={}", query.get(option).replace('+', "%2B")))
     .collect();
-    let (address, by_session, container) = find(core, kind, ns, name, query, true)?;
+    let PodPlace {
+        address,
+        by_session,
+        container,
+    } = find(core, kind, ns, name, query, true)?;
     Ok(Call {
         address,
         by_session,
@@ -100,7 +104,11 @@ pub(crate) fn streams(
     query: &Query,
 ) -> Result<Call, ApiError> {
     let ports = sub == "portforward";
-    let (address, by_session, container) = find(core, kind, ns, name, query, !ports)?;
+    let PodPlace {
+        address,
+        by_session,
+        container,
+    } = find(core, kind, ns, name, query, !ports)?;
     let bits = [
         ("stdin", "input"),
         ("stdout", "output"),
@@ -136,7 +144,17 @@ fn escaped(text: &str) -> String {
         .collect()
 }
 
-/// The address of a pod's node, and the container that is meant.
+/// Place of a pod.
+struct PodPlace {
+    /// Of its node: host and port.
+    address: (String, u16),
+    /// Node whose session leads there.
+    by_session: Option<String>,
+    /// The container that is meant.
+    container: String,
+}
+
+/// Finds the place of a pod.
 fn find(
     core: &Core,
     kind: &Kind,
@@ -144,7 +162,7 @@ fn find(
     name: &str,
     query: &Query,
     of_container: bool,
-) -> Result<((String, u16), Option<String>, String), ApiError> {
+) -> Result<PodPlace, ApiError> {
     let store = core.store();
     let pod = store
         .find(kind.storage(), ns, name)
@@ -189,7 +207,11 @@ fn find(
     let has_port = node["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"].is_u64();
     let has_tunnel = core.supervisor.as_ref().is_some_and(Supervisor::has_tunnel);
     let by_session = (has_port && has_tunnel).then(|| text(node, "/metadata/name").to_owned());
-    Ok((address, by_session, container.to_owned()))
+    Ok(PodPlace {
+        address,
+        by_session,
+        container: container.to_owned(),
+    })
 }
 
 fn address(node: &Value, by_name: bool) -> Option<(String, u16)> {

@@ -8,14 +8,15 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY};
 
+use crate::clock;
 use crate::core::Core;
 use crate::http::Head;
 use crate::lock;
@@ -42,6 +43,8 @@ struct Session {
     out: Mutex<VecDeque<Vec<u8>>>,
     connections: Mutex<BTreeMap<i64, TcpStream>>,
     paused: Mutex<BTreeSet<i64>>,
+    /// Told when `paused` has fewer, and at the end.
+    resumed: Condvar,
     next: AtomicI64,
     is_over: AtomicBool,
 }
@@ -101,9 +104,11 @@ impl Session {
     fn send_all(&self, id: i64, mut from: TcpStream) {
         let mut part = vec![0; PIECE];
         while let Ok(count) = from.read(&mut part) {
-            while lock(&self.paused).contains(&id) && !self.is_over.load(Ordering::Relaxed) {
-                thread::sleep(TICK);
-            }
+            let is_held = |paused: &mut BTreeSet<i64>| {
+                paused.contains(&id) && !self.is_over.load(Ordering::Relaxed)
+            };
+            let waited = self.resumed.wait_while(lock(&self.paused), is_held);
+            drop(waited.unwrap_or_else(PoisonError::into_inner));
             if count == 0 || self.is_over.load(Ordering::Relaxed) {
                 break;
             }
@@ -114,8 +119,14 @@ impl Session {
         }
     }
 
-    fn close(&self, id: i64) {
+    /// Lets a connection send again.
+    fn resume(&self, id: i64) {
         lock(&self.paused).remove(&id);
+        self.resumed.notify_all();
+    }
+
+    fn close(&self, id: i64) {
+        self.resume(id);
         if let Some(tcp) = lock(&self.connections).remove(&id) {
             let _ = tcp.shutdown(Shutdown::Both);
             // Upstream answers an end by another one.
@@ -143,7 +154,7 @@ impl Session {
                 self.close(id);
             }
             PAUSE => _ = lock(&self.paused).insert(id),
-            RESUME => _ = lock(&self.paused).remove(&id),
+            RESUME => self.resume(id),
             SYNC => {}
             CONNECT => return Err("a node dials".into()),
             other => return Err(format!("a message of type {other}")),
@@ -175,12 +186,17 @@ pub(crate) fn serve(
         out: Mutex::default(),
         connections: Mutex::default(),
         paused: Mutex::default(),
+        resumed: Condvar::new(),
         next: AtomicI64::new(2),
         is_over: AtomicBool::new(false),
     });
     lock(&sessions.open).push(Arc::clone(&session));
     let ended = carry(core, &session, wire);
-    session.is_over.store(true, Ordering::Relaxed);
+    {
+        let _paused = lock(&session.paused);
+        session.is_over.store(true, Ordering::Relaxed);
+    }
+    session.resumed.notify_all();
     lock(&sessions.open).retain(|open| !Arc::ptr_eq(open, &session));
     for tcp in lock(&session.connections).values() {
         let _ = tcp.shutdown(Shutdown::Both);
@@ -194,7 +210,7 @@ pub(crate) fn serve(
 /// Carries until the session ends; an error is the node's.
 fn carry(core: &Core, session: &Session, wire: &mut Wire) -> Result<(), String> {
     let (mut came, mut message): (Vec<u8>, Option<Vec<u8>>) = (Vec::new(), None);
-    let mut heard = Instant::now();
+    let mut heard = clock::instant();
     let mut part = vec![0; PIECE];
     while !core.stopped() {
         while let Some(next) = { lock(&session.out).pop_front() } {
@@ -216,10 +232,10 @@ fn carry(core: &Core, session: &Session, wire: &mut Wire) -> Result<(), String> 
             match head {
                 0x88 => return Ok(()),
                 0x89 => {
-                    heard = Instant::now();
+                    heard = clock::instant();
                     lock(&session.out).push_back(frame(0x8a, &payload));
                 }
-                0x8a => heard = Instant::now(),
+                0x8a => heard = clock::instant(),
                 0x02 | 0x82 if message.is_none() => message = Some(payload),
                 0x00 | 0x80 if message.is_some() => {
                     message.get_or_insert_default().extend(payload);

@@ -1207,7 +1207,7 @@ fn answers_to_the_upgrade() {
         (&many, broken, "it speaks no HTTP"),
         ("", broken, "without an answer"),
     ] {
-        let failed = upgrade(answer, usize::MAX).err().expect(answer);
+        let failed = upgrade(answer, usize::MAX).map(drop).expect_err(answer);
         assert_eq!(failed.ending, ending, "{answer}");
         assert!(failed.why.contains(why), "{answer}: {}", failed.why);
     }
