@@ -36,10 +36,6 @@ mod dead_share;
 #[cfg(any(test, fuzzing))]
 mod testing;
 
-#[cfg(test)]
-#[global_allocator]
-static HEAP: sys::counted_heap::CountedHeap = sys::counted_heap::CountedHeap;
-
 pub mod agent;
 pub mod bus;
 pub mod cgroup;

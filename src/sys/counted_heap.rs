@@ -22,6 +22,9 @@ pub(crate) struct HeapCount {
     pub(crate) held_bytes: i64,
 }
 
+#[global_allocator]
+static HEAP: CountedHeap = CountedHeap;
+
 thread_local! {
     static COUNT: Cell<HeapCount> = const { Cell::new(HeapCount { taken: 0, held_bytes: 0 }) };
     /// Set while what is taken is work of a test's own.

@@ -54,14 +54,6 @@ pub struct ResizePlan {
     pub steps: Vec<ResizeStep>,
 }
 
-impl ResizePlan {
-    /// Returns true if the kernel has everything.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.steps.is_empty()
-    }
-}
-
 /// Sidecars and regular containers.
 fn resizable(pod: &Pod) -> impl Iterator<Item = &Container> {
     let sidecars = pod.spec.init_containers.iter().filter(|c| c.is_sidecar());

@@ -328,7 +328,7 @@ fn the_order_of_writes() {
         ]
     );
     let same = plan_resize(&pair(small, small), &pair(small, small), &all, &settings);
-    assert!(same.is_empty() && same.lowered.is_empty());
+    assert!(same.steps.is_empty() && same.lowered.is_empty());
 }
 
 #[test]

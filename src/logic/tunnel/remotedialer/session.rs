@@ -220,12 +220,6 @@ impl DialerSession {
     pub const fn refuse_dials(&mut self) {
         self.is_leaving = true;
     }
-
-    /// Number of connections.
-    #[must_use]
-    pub fn connection_count(&self) -> usize {
-        self.carried.len()
-    }
 }
 
 /// Pings of a session: the node pings, whatever else is sent (K3ST-08).
@@ -330,7 +324,7 @@ mod tests {
             session.take_dial(35, false, false),
             Err(SessionDialRefusal::Foreign)
         );
-        assert_eq!(session.connection_count(), MAX_CONNECTIONS);
+        assert_eq!(session.carried.len(), MAX_CONNECTIONS);
         session.forget_connection(5);
         assert_eq!(
             session.take_dial(35, true, true),
