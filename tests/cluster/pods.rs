@@ -164,6 +164,78 @@ fn pods_come_change_and_go() {
 }
 
 #[test]
+fn a_pod_is_resized_while_it_runs() {
+    // RSZ-02 RSZ-03 RSZ-21 RSZ-23
+    if !able() {
+        return;
+    }
+    let (host, server) = cluster(&[]);
+    let sized = |memory: &str| {
+        let mut container = sh("c", IDLE);
+        let requests = json!({"cpu": "100m", "memory": memory});
+        container["resources"] = json!({"requests": requests, "limits": {"memory": memory}});
+        json!({"containers": [container]})
+    };
+    server.create(&pod("web", sized("48Mi"))).expect("create");
+    let first = wait_ready(&server, "web");
+    let uid = first["metadata"]["uid"].as_str().expect("a uid").to_owned();
+    // Of the pod's control group, and of the container's below it.
+    let limits = || -> Vec<String> {
+        let group = format!("pod{uid}");
+        let is_of_pod = |dir: &std::path::PathBuf| dir.iter().any(|name| *name == *group);
+        let of_pod = host.cgroups().into_iter().filter(is_of_pod);
+        of_pod
+            .flat_map(|dir| ["memory.limit_in_bytes", "memory.max"].map(|file| dir.join(file)))
+            .filter_map(|file| fs::read_to_string(file).ok())
+            .map(|text| text.trim().to_owned())
+            .collect()
+    };
+    let has = |mib: u32| vec![(mib << 20).to_string(); 2];
+    assert_eq!(limits(), has(48));
+    let in_progress = |pod: &Value| {
+        let all = pod["status"]["conditions"].as_array().cloned();
+        let mut all = all.into_iter().flatten();
+        all.find(|c| c["type"] == "PodResizeInProgress")
+    };
+    let resize = |memory: &str| {
+        let spec = json!({"spec": sized(memory)});
+        server
+            .patch("pods", "default", "web", "resize", &spec)
+            .expect("patch")
+    };
+    for mib in [64, 32] {
+        let memory = format!("{mib}Mi");
+        resize(&memory);
+        let shown = server.wait_for(&memory, PATIENCE, |view| {
+            let pod = view.get("pods", "default", "web")?;
+            let now = &pod["status"]["containerStatuses"][0]["resources"]["limits"]["memory"];
+            (*now == *memory && in_progress(pod).is_none()).then(|| pod.clone())
+        });
+        assert_eq!(limits(), has(mib));
+        assert_eq!(container_id(&shown), container_id(&first), "it runs on");
+    }
+    // Less than what is in use.
+    resize("4Ki");
+    let refused = server.wait_for("the limit stays", PATIENCE, |view| {
+        let condition = in_progress(view.get("pods", "default", "web")?)?;
+        (condition["reason"] == "Error").then(|| condition["message"].to_string())
+    });
+    assert!(
+        refused.contains("cannot decrease memory limits: "),
+        "{refused}"
+    );
+    assert_eq!(limits(), has(32));
+    resize("32Mi");
+    let shown = server.wait_for("taken back", PATIENCE, |view| {
+        let pod = view.get("pods", "default", "web")?;
+        in_progress(pod).is_none().then(|| pod.clone())
+    });
+    assert_eq!(limits(), has(32));
+    assert_eq!(container_id(&shown), container_id(&first), "it runs on");
+    finish(host, &server);
+}
+
+#[test]
 fn a_static_pod_has_a_mirror() {
     // MIR-03 MIR-05 MIR-06 MIR-09 MIR-10 SM-14
     if !able() {

@@ -65,6 +65,16 @@ impl fmt::Debug for ConfiguredK3sTunnel {
     }
 }
 
+/// The supervisor of a server of k3s: beside its apiserver, at the port of all supervisors.
+fn supervisor_beside(apiserver: &Url, port: u16) -> Option<Url> {
+    let host = match apiserver.host() {
+        host if host.contains(':') => format!("[{host}]"),
+        host => host.to_owned(),
+    };
+    let url = Url::parse(&format!("https://{host}:{port}")).ok();
+    url.filter(|_| apiserver.https)
+}
+
 impl ConfiguredPart for ConfiguredK3sTunnel {
     fn start(&self, tools: &PartTools<'_>) -> Vec<AgentTask> {
         let (cluster, listen) = (&tools.config.cluster, tools.config.server.listen);
@@ -74,12 +84,12 @@ impl ConfiguredPart for ConfiguredK3sTunnel {
         else {
             return Vec::new();
         };
-        // Each server of k3s has a supervisor beside its apiserver.
-        let others = cluster
+        let servers = cluster
             .servers
             .iter()
             .filter_map(|url| Url::parse(url).ok());
-        let others = others.filter(|url| url.https && !url.same_origin(&self.joined));
+        let others = servers.filter_map(|url| supervisor_beside(&url, self.joined.port()));
+        let others = others.filter(|url| !url.same_origin(&self.joined));
         let settings = DialerSettings {
             kubeconfig: kubeconfig.clone(),
             kept: cluster
@@ -135,5 +145,24 @@ impl ConfiguredPart for ConfiguredK3sTunnel {
     fn write_metrics(&self, page: &mut MetricsText) {
         let figures = self.status.board.tunnel_figures();
         write_tunnel_metrics(&figures, Some(NAME), page);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn supervisors_have_one_port() {
+        // K3ST-10
+        for (apiserver, supervisor) in [
+            ("https://a.test:6443", Some("a.test 9345")),
+            ("https://[fd00::1]:6443", Some("fd00::1 9345")),
+            ("http://a.test", None),
+        ] {
+            let found = supervisor_beside(&Url::parse(apiserver).expect("valid"), 9345);
+            let found = found.map(|url| format!("{} {}", url.host(), url.port()));
+            assert_eq!(found.as_deref(), supervisor, "{apiserver}");
+        }
     }
 }
