@@ -590,6 +590,7 @@ fn kubectl_reaches_a_node_of_k3s() {
     assert_eq!(code, Some(0), "{said}");
     by_the_file_alone(&mut host);
     host.start_agent();
+    host.import();
     wait_ready(&server, SOON);
     host.until("a session", |host| {
         (server.tunnel_sessions(NODE) == 1, host.agent_log())
