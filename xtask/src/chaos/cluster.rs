@@ -149,7 +149,7 @@ impl Cluster {
             .map(drop)
     }
 
-    /// Asks for other resources of a container: so many thousandths of a processor.
+    /// Asks for more or less of the processors for a container, in thousandths of one.
     pub(super) fn resize(&self, name: &str, container: &str, cpu: u32) -> Result<(), Failure> {
         let resources = json!({"requests": {"cpu": format!("{cpu}m")}});
         let more = json!({"spec": {"containers": [{"name": container, "resources": resources}]}});

@@ -691,7 +691,7 @@ fn manifest(name: &str, kind: Kind, generation: u32, ledger: &Path) -> Value {
                     {"name": "token", "mountPath": "/token"},
                     {"name": "claim", "mountPath": "/claim"},
                 ],
-                "resources": {"requests": {"cpu": "10m"}},
+                "resources": {"requests": {"cpu": "10m"}, "limits": {"memory": POD_MEMORY.to_string()}},
                 "startupProbe": probe, "livenessProbe": probe, "readinessProbe": probe,
                 "lifecycle": {"postStart": hook("H"), "preStop": hook("B")},
             }))]})
