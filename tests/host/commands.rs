@@ -851,8 +851,8 @@ fn check_knows_the_machine_and_the_agent() {
     });
     let described = host.ok(&["describe", "pod", &full("web")]);
     for line in [
-        "Name:             web-node",
-        "Status:           Running",
+        "Name:         web-node",
+        "Status:       Running",
         "    State:          Running",
     ] {
         assert!(described.lines().any(|l| l == line), "{line}\n{described}");
