@@ -76,7 +76,7 @@ impl Agent {
         }
     }
 
-    /// What a sync has to do about the resources of its pod. Only here, where no other sync of the pod runs and no record
+    /// Returns the order to a sync about the resources of its pod. Only here, where no other sync of the pod runs and no record
     /// of it is being written, a resize is forgotten that is over.
     pub(super) fn order_resize(&mut self, pod: &Pod, now: MonoTime) -> Option<ResizeOrder> {
         let uid = &pod.metadata.uid;

@@ -228,7 +228,7 @@ impl PodResizer {
     }
 }
 
-/// What the steps of a pass have brought about so far.
+/// Results of the steps of a pass so far.
 struct StepsDone {
     /// Resources in force.
     actuated: PodResources,
