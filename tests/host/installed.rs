@@ -34,8 +34,6 @@ wait_for() {
 # Everything that an installation, an agent and its pods may leave.
 state() {
     find /run /var/lib /var/log /usr/local /etc -path /run/double -prune -o ! -path /run/xtables.lock -print | sort
-    # Those of other tests go when these end.
-    cut -d' ' -f5 /proc/self/mountinfo | grep -v '^/var/tmp/' | sort
     ip -o link | grep -o "$mark[^:@ ]*" || true
     iptables-save | grep "$mark" || true
     find /sys/fs/cgroup -path "*$mark*" || true
@@ -44,12 +42,15 @@ state() {
         case $words in *picolet*) [ ${dir#/proc/} = 1 ] || echo "runs: $words" ;; esac
     done
 }
+# Mounts of others, copied into this namespace, go when their directories are removed: only new ones count.
+mounts() { cut -d' ' -f5 /proc/self/mountinfo | sort; }
 running() { picolet get pods -A -o json | tr -d ' \n' | grep -q '"phase":"Running"'; }
 configure() {
     mkdir -p /etc/picolet/manifests
     cp $base/config.yaml /etc/picolet/config.yaml
 }
 state >$base/before
+mounts >$base/mounts.before
 configure
 sh $base/tarball/install.sh
 PATH=$PATH:/usr/local/bin
@@ -69,8 +70,11 @@ sh $base/tarball/install.sh
 wait_for running
 sh $base/tarball/install.sh --uninstall --purge
 state >$base/after
+mounts >$base/mounts.after
 echo "compared"
 diff $base/before $base/after
+comm -13 $base/mounts.before $base/mounts.after >$base/mounts.left
+diff /dev/null $base/mounts.left
 "#;
 
 #[test]
