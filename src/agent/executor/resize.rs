@@ -178,7 +178,7 @@ impl PodResizer {
                     if let Some(had) = done.actuated.of_container_mut(&name) {
                         *had = in_force;
                     }
-                    crash::point("container.resized");
+                    crash::point("resize.updated");
                 }
             }
         }
