@@ -43,7 +43,7 @@ impl Runc {
             )
             .await;
         updated.map_err(failed_error)?;
-        crash::point("container.updated");
+        crash::point("resize.told");
         record.config.resources = merged;
         // Without it the next update says what was before, where it says nothing.
         if let Err(e) = record::save_record(&dir, &record) {
