@@ -1,6 +1,5 @@
 //! Pods of a cluster, from their creation to their end, through what happens to links and agents on the way.
 
-use core::time::Duration;
 use std::fs;
 
 use nix::sys::signal::Signal;
@@ -386,7 +385,7 @@ fn without_a_doorbell() {
     server
         .delete("pods", "default", "web", None)
         .expect("delete");
-    server.wait_until_gone("pods", "default", "web", Duration::from_secs(30));
+    server.wait_until_gone("pods", "default", "web", PATIENCE);
     finish(host, &server);
 }
 

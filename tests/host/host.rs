@@ -666,9 +666,9 @@ pub(crate) fn status_of<'a>(pod: &'a Value, container: &str) -> &'a Value {
         .unwrap_or(&Value::Null)
 }
 
-/// Asks over HTTP/1.0; the body.
+/// Asks over HTTP/1.0; the body. Who is there answers in time on a busy machine too.
 pub(crate) fn http(address: SocketAddr) -> std::io::Result<String> {
-    let limit = Duration::from_secs(2);
+    let limit = Duration::from_secs(20);
     let mut stream = TcpStream::connect_timeout(&address, limit)?;
     stream.set_read_timeout(Some(limit))?;
     stream.write_all(b"GET /index.html HTTP/1.0\r\n\r\n")?;

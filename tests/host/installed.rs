@@ -27,7 +27,7 @@ wait_for() {
     n=0
     until "$@" >$base/last 2>&1; do
         n=$((n + 1))
-        [ $n -lt 600 ] || { cat $base/last /run/double/log >&2; echo "waited for: $*" >&2; exit 1; }
+        [ $n -lt 1800 ] || { cat $base/last /run/double/log >&2; echo "waited for: $*" >&2; exit 1; }
         sleep 0.1
     done
 }
