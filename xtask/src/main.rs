@@ -69,7 +69,7 @@ Tasks of picolet. Usage: cargo xtask TASK
            those of logic, api and grpc as built for a PC of 32 bits, by this machine itself
   vm       Show the pod host on cgroup v2 under systemd, in virtual machines of 512 and 256 MiB, through a power cut (root)
            [--uml|--qemu]: by User Mode Linux, or by qemu, which is taken where there is KVM; `--program FILE` shows that file;
-           `--first`: without what the first boots of `board` show too; `--clock`: only the machine that boots in 1970;
+           `--clock`: only the machine that boots in 1970;
            `--pressure`: instead a machine that runs short of memory, disk, inodes and process numbers
   board    Show a release on whole emulated boards: aarch64, armv7 or both. install.sh, pods, power cuts, cable, clock, upgrades (root);
            `--first`: only the boots that wait for nothing: not those with the cable out and those of upgrades

@@ -367,7 +367,7 @@ fn machine(run: &mut Run) -> Result<(), Failure> {
     }
     let shipped = run.shipped()?;
     let mut command = task("vm")?;
-    command.arg("--first").envs(double(run));
+    command.arg("--clock").envs(double(run));
     run.step(command.env(SHIPPED, shipped));
     Ok(())
 }

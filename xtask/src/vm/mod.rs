@@ -67,11 +67,10 @@ pub(crate) fn is_possible() -> bool {
 }
 
 /// `--qemu` or `--uml`: what the machine is, else what is quick here. `--program FILE`: what is shown, else the release
-/// program. `--first`: without what boards show in every run too. `--pressure`: only the machine that runs short. `--clock`:
-/// only the one that boots in 1970. `--chaos`: only the one where agents are killed; then FILE is the program with crash points.
+/// program. `--pressure`: only the machine that runs short. `--clock`: only the one that boots in 1970, which no board does.
+/// `--chaos`: only the one where agents are killed; then FILE is the program with crash points.
 pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
-    const KNOWN: &str =
-        "known: --qemu, --uml, --first, --clock, --pressure, --chaos, --program FILE";
+    const KNOWN: &str = "known: --qemu, --uml, --clock, --pressure, --chaos, --program FILE";
     let mut backend = Backend::quick();
     let mut program = None;
     let mut boots = Boot::MACHINE.to_vec();
@@ -80,7 +79,6 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         match word.as_str() {
             "--qemu" => backend = Backend::Qemu,
             "--uml" => backend = Backend::Uml,
-            "--first" => boots = Boot::MACHINE_FIRST.to_vec(),
             "--clock" => boots = vec![Boot::Clock],
             "--pressure" => boots = vec![Boot::Pressure],
             "--chaos" => boots = vec![Boot::Chaos],

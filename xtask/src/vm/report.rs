@@ -47,8 +47,6 @@ impl Boot {
     /// Those of a virtual machine.
     pub(super) const MACHINE: [Self; 4] =
         [Self::Fresh, Self::AfterPowerCut, Self::Small, Self::Clock];
-    /// Those of a virtual machine that no board has among its first ones.
-    pub(super) const MACHINE_FIRST: [Self; 2] = [Self::Fresh, Self::Clock];
     /// Those of an emulated board that wait for nothing.
     pub(super) const FIRST: [Self; 3] = [Self::Fresh, Self::AfterPowerCut, Self::Small];
     /// Those of an emulated board.
