@@ -688,14 +688,63 @@ struct Tests {
     crashing: PathBuf,
 }
 
-struct TestProgram {
+/// A program of tests that cargo has built.
+pub(crate) struct TestProgram {
     name: String,
     /// The package, and what of it this is a test of.
-    package: String,
+    pub(crate) package: String,
     kind: String,
     /// Where cargo would start it.
     dir: PathBuf,
     file: PathBuf,
+}
+
+impl TestProgram {
+    /// Those that cargo's messages name.
+    pub(crate) fn list(messages: &str) -> Result<Vec<Self>, Failure> {
+        let mut programs = Vec::new();
+        for (file, message) in executables(messages) {
+            if message["profile"]["test"] != true {
+                continue;
+            }
+            let name = message["target"]["name"].as_str().ok_or("no name")?;
+            let manifest = message["manifest_path"].as_str().ok_or("no manifest")?;
+            let dir = Path::new(manifest).parent().ok_or("no directory")?;
+            let kind = message["target"]["kind"][0].as_str().unwrap_or_default();
+            programs.push(Self {
+                name: name.to_owned(),
+                package: package(message["package_id"].as_str().unwrap_or_default()),
+                kind: kind.to_owned(),
+                dir: dir.to_owned(),
+                file,
+            });
+        }
+        programs.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(programs)
+    }
+
+    /// Starts it where cargo would, by the words of `runner` if there are any.
+    pub(crate) fn run_by(&self, runner: &[&str]) -> Command {
+        let mut command = match runner {
+            [] => Command::new(&self.file),
+            [program, words @ ..] => {
+                let mut command = Command::new(program);
+                command.args(words).arg(&self.file);
+                command
+            }
+        };
+        command.current_dir(&self.dir);
+        command
+    }
+}
+
+/// Programs that cargo's messages name, each with its message.
+fn executables(messages: &str) -> impl Iterator<Item = (PathBuf, serde_json::Value)> {
+    messages.lines().filter_map(|message| {
+        let message: serde_json::Value = serde_json::from_str(message).ok()?;
+        let file = message["executable"].as_str().map(PathBuf::from)?;
+        Some((file, message))
+    })
 }
 
 impl Tests {
@@ -710,39 +759,13 @@ impl Tests {
     /// Asks cargo for what [`Tests::command`] has built.
     fn find() -> Result<Self, Failure> {
         let messages = output(Self::command().args(["--message-format", "json"]))?;
-        let mut programs = Vec::new();
-        let mut crashing = None;
-        for message in messages.lines() {
-            let Ok(message) = serde_json::from_str::<serde_json::Value>(message) else {
-                continue;
-            };
-            let Some(file) = message["executable"].as_str().map(PathBuf::from) else {
-                continue;
-            };
-            let name = message["target"]["name"].as_str().ok_or("no name")?;
-            if message["profile"]["test"] == true {
-                // The program and its library have one name; all that is tested is in the library.
-                if name == LIBRARY && message["target"]["kind"][0] != "lib" {
-                    continue;
-                }
-                let manifest = message["manifest_path"].as_str().ok_or("no manifest")?;
-                let dir = Path::new(manifest).parent().ok_or("no directory")?;
-                let kind = message["target"]["kind"][0].as_str().unwrap_or_default();
-                programs.push(TestProgram {
-                    name: name.to_owned(),
-                    package: package(message["package_id"].as_str().unwrap_or_default()),
-                    kind: kind.to_owned(),
-                    dir: dir.to_owned(),
-                    file,
-                });
-            } else if name == stage::PROGRAM {
-                crashing = Some(file);
-            }
-        }
-        programs.sort_by(|a, b| a.name.cmp(&b.name));
+        let crashing = executables(&messages).find(|(_, message)| {
+            message["profile"]["test"] != true && message["target"]["name"] == stage::PROGRAM
+        });
+        let (crashing, _) = crashing.ok_or("cargo named no program")?;
         Ok(Self {
-            programs,
-            crashing: crashing.ok_or("cargo named no program")?,
+            programs: TestProgram::list(&messages)?,
+            crashing,
         })
     }
 
@@ -753,8 +776,7 @@ impl Tests {
     fn program(&self, name: &str) -> Result<Command, Failure> {
         let found = self.programs.iter().find(|p| p.name == name);
         let found = found.ok_or_else(|| format!("there are no tests called {name}"))?;
-        let mut command = Command::new(&found.file);
-        command.current_dir(&found.dir);
+        let mut command = found.run_by(&[]);
         // Each test's time: an option that this asks for is not settled yet.
         command.args(["-Zunstable-options", "--report-time"]);
         command.env("RUSTC_BOOTSTRAP", "1");
