@@ -13,6 +13,7 @@ mod run;
 use std::{
     env,
     ffi::{OsStr, OsString},
+    fs,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -60,8 +61,12 @@ pub(crate) const AT_ONCE: &str = "4";
 const RULES: [&str; 3] = ["picolet_api", "picolet_grpc", "picolet_logic"];
 /// Test programs of which another lane runs a part, or all.
 const BUDGETS: [&str; 3] = ["budget", "pull_memory", "shim_memory"];
+/// The test of the first of them that measures memory only.
+const CROWDS: &str = "crowds_that_come_and_go";
 /// What the options for the edge cost, among the tests of a cluster.
 const EDGE_AT_REST: &str = "rest_memory::everything_configured_costs_little_at_rest";
+/// Where the program is copied to that this is shown of.
+const AT_REST_PROGRAM: &str = "target/task/picolet";
 /// Tests of the library that are lanes of their own.
 const LANES_OF_THEIR_OWN: [&str; 2] = ["agent::sim::schedules", "agent::sim::cluster_schedules"];
 
@@ -238,12 +243,8 @@ fn repeat(run: &mut Run, times: u32, name: &str) -> Result<(), Failure> {
         let done = match lane {
             Some((_, _, work)) => work(run),
             None => {
-                let Step {
-                    name,
-                    alone,
-                    mut command,
-                } = test_step(run, name, &kubectls)?;
-                run.step_called(&name, &alone, &mut command);
+                let step = test_step(run, name, &kubectls)?;
+                run.steps_in_turn(vec![step]);
                 Ok(())
             }
         };
@@ -343,21 +344,47 @@ fn budgets(run: &mut Run) -> Result<(), Failure> {
     // Both builds at once, and nothing beside what is measured.
     run.tests()?;
     let shipped = run.shipped()?;
-    each_budget(run, &shipped)?;
-    let mut command = run.tests()?.program("cluster")?;
+    let mut alone = budget_steps(run, &shipped)?;
+    // What measures nothing but memory may run beside each other: processors are for what measures them.
+    let of_memory = alone.split_off(1);
+    run.steps_in_turn(alone);
+    // What agents share of their program's file counts for each in part: those of this test have a file of their own.
+    let copy = std::path::absolute(AT_REST_PROGRAM)?;
+    fs::create_dir_all(copy.parent().ok_or("no directory")?)?;
+    fs::copy(&shipped, &copy).map_err(|e| format!("{}: {e}", copy.display()))?;
+    let tests = run.tests()?;
+    let mut command = tests.program("cluster")?;
     command.args(["--ignored", "--exact", EDGE_AT_REST]);
-    let alone = run.tests()?.alone("cluster")?.with_shipped(&shipped);
-    run.step_called(run.lane, &alone, command.env(SHIPPED, shipped));
+    command.env(SHIPPED, copy);
+    let at_rest = Step {
+        name: format!("{}: at rest", run.lane),
+        alone: run.tests()?.alone("cluster")?.with_shipped(&shipped),
+        command,
+    };
+    run.steps_at_once(vec![at_rest], of_memory);
     Ok(())
 }
 
-fn each_budget(run: &mut Run, shipped: &Path) -> Result<(), Failure> {
-    for name in BUDGETS {
-        let mut command = run.tests()?.program(name)?;
-        let alone = run.tests()?.alone(name)?.with_shipped(shipped);
-        run.step_called(run.lane, &alone, command.env(SHIPPED, shipped));
-    }
-    Ok(())
+/// The programs that measure one after the other: first what measures more than memory.
+fn budget_steps(run: &mut Run, shipped: &Path) -> Result<Vec<Step>, Failure> {
+    let name = run.lane.to_owned();
+    let tests = run.tests()?;
+    let parts: [(_, &[&str]); 4] = [
+        (BUDGETS[0], &["--skip", CROWDS]),
+        (BUDGETS[0], &["--exact", CROWDS]),
+        (BUDGETS[1], &[]),
+        (BUDGETS[2], &[]),
+    ];
+    let steps = parts.into_iter().map(|(program, words)| {
+        let mut command = tests.program(program)?;
+        command.args(words).env(SHIPPED, shipped);
+        Ok(Step {
+            name: name.clone(),
+            alone: tests.alone(program)?.with_shipped(shipped),
+            command,
+        })
+    });
+    steps.collect()
 }
 
 fn machine(run: &mut Run) -> Result<(), Failure> {
@@ -426,10 +453,9 @@ fn all_boards(run: &mut Run) -> Result<(), Failure> {
     run.step(task("emulate")?.arg("--all").args(EMULATED_IN_LONG));
     // What the program costs with the C library of boards; this machine is of one of their names.
     for board in dist::boards(&[env::consts::ARCH])? {
-        each_budget(
-            run,
-            &std::path::absolute(dist::program(&board, dist::Edition::Full))?,
-        )?;
+        let program = std::path::absolute(dist::program(&board, dist::Edition::Full))?;
+        let steps = budget_steps(run, &program)?;
+        run.steps_in_turn(steps);
     }
     Ok(())
 }
@@ -558,14 +584,7 @@ fn tests(run: &mut Run) -> Result<(), Failure> {
     let (nodes, rules, others) = (steps(&nodes)?, steps(&rules)?, steps(&others)?);
     run.end_lanes()?;
     run.steps_at_once(nodes, rules);
-    for Step {
-        name,
-        alone,
-        mut command,
-    } in others
-    {
-        run.step_called(&name, &alone, &mut command);
-    }
+    run.steps_in_turn(others);
     Ok(())
 }
 

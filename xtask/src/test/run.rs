@@ -171,6 +171,13 @@ impl Run {
         self.account(name, alone, heard, status, watch.elapsed(), Some(processor));
     }
 
+    /// Runs steps one after the other.
+    pub(super) fn steps_in_turn(&mut self, steps: Vec<Step>) {
+        for mut step in steps {
+            self.step_called(&step.name, &step.alone, &mut step.command);
+        }
+    }
+
     /// Runs steps at once, `last` one after the other beside them; what one says is printed when it has ended.
     pub(super) fn steps_at_once(&mut self, steps: Vec<Step>, last: Vec<Step>) {
         let (sender, ended) = std::sync::mpsc::channel();
