@@ -12,8 +12,10 @@ use crate::{
     wait::Watch,
 };
 
-/// Schedules that every change has to pass.
-pub(crate) const CI_SCHEDULES: u64 = 10_000;
+/// Schedules of each kind, unless it is said.
+const SCHEDULES: u64 = 10_000;
+/// Those that every change has to pass: one of a cluster takes three times as long as one without.
+pub(crate) const IN_EACH_RUN: [(&str, u64); 2] = [(CLUSTER, 5000), (ALONE, 10_000)];
 
 /// Seeds that no run can get through in a second.
 const SEEDS_PER_SECOND: u64 = 1000;
@@ -22,6 +24,8 @@ const SEEDS_PER_SECOND: u64 = 1000;
 const ALONE: &str = "schedules";
 /// See [`ALONE`].
 const CLUSTER: &str = "cluster_schedules";
+/// Both.
+pub(crate) const KINDS: [&str; 2] = [ALONE, CLUSTER];
 
 const HELP: &str = "\
 Usage: cargo xtask sim [--alone | --cluster] [--schedules N] [--seed SEED] [--jobs J]
@@ -69,7 +73,7 @@ pub(crate) fn run(args: &[String]) -> Result<(), Failure> {
         }
     }
     if !replay {
-        let schedules = schedules.unwrap_or_else(|| seed.map_or(CI_SCHEDULES, |_| 1));
+        let schedules = schedules.unwrap_or_else(|| seed.map_or(SCHEDULES, |_| 1));
         command.env("PICOLET_SIM_SCHEDULES", schedules.to_string());
         let seed = seed.unwrap_or_else(new_seed);
         println!("seeds from {seed} on");
@@ -88,9 +92,9 @@ pub(crate) fn run(args: &[String]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Has the library's tests run both simulations.
-pub(crate) fn set(tests: &mut Command, schedules: u64) {
-    add_tests(tests, &[ALONE, CLUSTER]);
+/// Has the library's tests run simulations of these kinds.
+pub(crate) fn set(tests: &mut Command, kinds: &[&str], schedules: u64) {
+    add_tests(tests, kinds);
     let seed = new_seed();
     println!("seeds of the simulation from {seed} on");
     tests.env("PICOLET_SIM_SEED", seed.to_string());

@@ -49,8 +49,16 @@ const LONG_FUZZ_S: u32 = 600;
 /// Names directories in which tests look for a kubectl.
 const KUBECTLS: &str = "K8S_BIN";
 
-/// Lanes that want processors. In a whole run that is not long, they run beside those that mostly wait.
-const BESIDE: [&str; 5] = ["boards", "lints", "documentation", "rules", "emulation"];
+/// Lanes that want processors. In a whole run that is not long, they run beside those that mostly wait. None of them builds
+/// where another lane builds meanwhile: that one would wait for the lock.
+const BESIDE: [&str; 6] = [
+    "boards",
+    "lints",
+    "documentation",
+    "rules",
+    "simulation",
+    "emulation",
+];
 /// Test programs that run nodes.
 const NODES: [&str; 2] = ["cluster", "host"];
 /// Test programs that mostly wait, for containers and for times.
@@ -306,15 +314,17 @@ fn rules(run: &mut Run) -> Result<(), Failure> {
 }
 
 fn simulation(run: &mut Run) -> Result<(), Failure> {
-    let mut command = run.tests()?.library();
-    sim::set(&mut command, sim::CI_SCHEDULES);
-    run.step(&mut command);
+    for (kind, schedules) in sim::IN_EACH_RUN {
+        let mut command = run.tests()?.library();
+        sim::set(&mut command, &[kind], schedules);
+        run.step(&mut command);
+    }
     Ok(())
 }
 
 fn long_simulation(run: &mut Run) -> Result<(), Failure> {
     let mut command = run.tests()?.library();
-    sim::set(&mut command, LONG_SCHEDULES);
+    sim::set(&mut command, &sim::KINDS, LONG_SCHEDULES);
     run.step(&mut command);
     Ok(())
 }
