@@ -61,7 +61,7 @@ Tasks of picolet. Usage: cargo xtask TASK
   sim      Simulate the agent: 10,000 schedules of everything going wrong, or as many as asked for
   mutants  Plant the bugs of tests/mutants, one after the other, and name the tests that notice: mutants [--all] [NAME…]
   dist     Build the program for boards: aarch64, armv7, armv6, x86_64 or all of them, each one static file in target/dist;
-           `--start`: and have qemu start each; `--check`: only compile them
+           `--start`: and have qemu start each; `--check`: only compile them; `--guest`: also what `board` starts inside
   release  Pack what `dist` has built, for the boards named or all of them, into target/release-files: tarballs, Debian packages,
            SHA256SUMS, and a signature: `--key FILE` or PICOLET_RELEASE_KEY name a private key for Ed25519 in PEM. Before that
            cargo-deny holds Cargo.lock against known advisories; without it: `--skip-advisories REASON`

@@ -439,10 +439,15 @@ fn whole_chaos(run: &mut Run) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The program of one board as it is given away. Those of the others are compiled, and linked in a long run.
+/// The program of one board as it is given away, and what the lane `board` starts beside it. Those of the others are
+/// compiled, and linked in a long run.
 fn boards(run: &mut Run) -> Result<(), Failure> {
     if can_build(run, &[FIRST_BOARD]) {
-        run.step(task("dist")?.arg(FIRST_BOARD));
+        let mut program = task("dist")?;
+        if is_root() {
+            program.arg("--guest");
+        }
+        run.step(program.arg(FIRST_BOARD));
     }
     Ok(())
 }
