@@ -20,7 +20,7 @@ use crate::{
     logic::{
         actions::PodActions,
         cgroup::{memory_limit_bytes, sandbox_resources},
-        resize::{LoweredLimit, PodAllocation, PodResources, ResizeStep, plan_resize},
+        resize::{LoweredLimit, PodAllocation, PodResources, ResizeStep, StepFailure, plan_resize},
     },
     runtime::{RuntimeError, RuntimeService},
     sys::{crash, lane::Lane},
@@ -92,7 +92,7 @@ impl PodResizer {
                 }
             }
         }
-        let failure = result.and_then(Result::err).map(|e| e.to_string());
+        let failure = result.and_then(Result::err).map(ResizeError::into_failure);
         if allocation == order.allocation && failure.is_none() {
             return;
         }
@@ -198,7 +198,7 @@ impl PodResizer {
         let all = self.runtime.list_pod_usage(StatsDetail::Basic).await;
         let all = all.map_err(ResizeError::NoUsage)?;
         let usage = all.into_iter().find(|usage| usage.uid == pod.metadata.uid);
-        let mut refused = Vec::new();
+        let (mut refused, mut cause) = (Vec::new(), String::new());
         for limit in lowered {
             let memory = usage.as_ref().and_then(|usage| match &limit.container {
                 None => usage.usage.memory,
@@ -212,19 +212,21 @@ impl PodResizer {
                 Some(name) => format!("container {name:?}"),
             };
             let bytes = limit.bytes;
-            match memory.map(|memory| memory.usage_bytes) {
-                Some(used) if i64::try_from(used).is_ok_and(|used| used < bytes) => {}
-                Some(used) => refused.push(format!(
+            refused.push(match memory.map(|memory| memory.usage_bytes) {
+                Some(used) if i64::try_from(used).is_ok_and(|used| used < bytes) => continue,
+                Some(used) => format!(
                     "attempting to set {what} memory limit ({bytes}) below current usage ({used})"
-                )),
-                None => refused.push(format!("the memory usage of the {what} is not known")),
-            }
+                ),
+                None => format!("the memory usage of the {what} is not known"),
+            });
+            cause.push_str(&what);
         }
-        match refused.as_slice() {
-            [] => Ok(()),
-            [one] => Err(ResizeError::InUse(one.clone())),
-            some => Err(ResizeError::InUse(format!("[{}]", some.join(", ")))),
-        }
+        let text = match refused.as_slice() {
+            [] => return Ok(()),
+            [one] => one.clone(),
+            some => format!("[{}]", some.join(", ")),
+        };
+        Err(ResizeError::InUse { text, cause })
     }
 }
 
@@ -254,8 +256,24 @@ enum ResizeError {
     #[error("cannot decrease memory limits: {0}")]
     NoUsage(RuntimeError),
     /// So much memory is in use.
-    #[error("cannot decrease memory limits: {0}")]
-    InUse(String),
+    #[error("cannot decrease memory limits: {text}")]
+    InUse {
+        /// Limits and what is in use.
+        text: String,
+        /// Names of the limits alone: what is in use is another figure with each try.
+        cause: String,
+    },
+}
+
+impl ResizeError {
+    fn into_failure(self) -> StepFailure {
+        let message = self.to_string();
+        let cause = match self {
+            Self::InUse { cause, .. } => cause,
+            _ => message.clone(),
+        };
+        StepFailure { message, cause }
+    }
 }
 
 /// Keeps what the pod was allocated, durable, before anything is made of it. Returns the pod with these resources.

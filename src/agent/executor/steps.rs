@@ -16,7 +16,7 @@ use crate::{
         cgroup::PodRequestTotals,
         extended_resources::PodDevices,
         pod_table::PodHandle,
-        resize::{PodAllocation, PodResources},
+        resize::{PodAllocation, PodResources, StepFailure},
         status::PodFailure,
     },
 };
@@ -142,7 +142,7 @@ pub(crate) struct ResizeReport {
     /// Resources in force now.
     pub(crate) actuated: PodResources,
     /// Failure of a step.
-    pub(crate) failure: Option<String>,
+    pub(crate) failure: Option<StepFailure>,
 }
 
 /// Reason why no container of a pod may start.

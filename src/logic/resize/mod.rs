@@ -183,11 +183,19 @@ pub struct PendingResize {
     pub generation: i64,
 }
 
+/// Failure of a step of a resize.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StepFailure {
+    pub message: String,
+    /// Text for people.
+    /// Text without figures that are others with each try.
+    pub cause: String,
+}
+
 /// The failure of the last step of a resize.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ResizeFailure {
-    /// Text for people.
-    pub message: String,
+struct ResizeFailure {
+    last: StepFailure,
     /// Time before which no step is tried; `None`: the next sync tries.
     retry_at: Option<MonoTime>,
 }
@@ -389,23 +397,25 @@ impl PodResize {
         self.failure.is_some()
     }
 
-    /// Takes in what a sync has brought about. Returns the event to record.
+    /// Takes in what a sync has brought about. Returns the event to record: of failures one for each cause (RSZ-28).
     pub fn note_actuated(
         &mut self,
         actuated: PodResources,
-        failure: Option<String>,
+        failure: Option<StepFailure>,
         now: MonoTime,
     ) -> Option<ResizeEvent> {
         let was_open = !self.allocation.is_actuated();
         self.allocation.actuated = actuated;
-        if let Some(message) = failure {
-            let is_same = self.failure.as_ref().is_some_and(|f| f.message == message);
-            let event = self.event("ResizeError", "error", &message);
+        if let Some(failed) = failure {
+            let last = self.failure.as_ref().map(|f| &f.last);
+            let is_same = last.is_some_and(|last| last.message == failed.message);
+            let is_told = last.is_some_and(|last| last.cause == failed.cause);
+            let event = (!is_told).then(|| self.event("ResizeError", "error", &failed.message));
             self.failure = Some(ResizeFailure {
-                message,
+                last: failed,
                 retry_at: is_same.then(|| now + FAILURE_PAUSE),
             });
-            return Some(event);
+            return event;
         }
         if !self.allocation.is_actuated() {
             return None;
@@ -437,7 +447,7 @@ impl PodResize {
         }
         if !self.allocation.is_actuated() {
             let (reason, message) = match &self.failure {
-                Some(failure) => (ERROR, failure.message.as_str()),
+                Some(failure) => (ERROR, failure.last.message.as_str()),
                 None => ("", ""),
             };
             let generation = self.started.filter(|&n| n > 0);

@@ -181,21 +181,30 @@ fn a_resize_from_the_edit_to_its_end() {
 
     let now = MonoTime(1000);
     let had = resize.allocation.actuated.clone();
-    let fail = |resize: &mut PodResize, why: &str| {
-        let failed = resize.note_actuated(had.clone(), Some(why.into()), now);
-        let failed = failed.expect("an event");
-        assert_eq!(failed.reason, "ResizeError");
-        assert!(
-            failed.message.ends_with(&format!(r#""error":"{why}"}}"#)),
-            "{failed:?}"
-        );
-        resize.may_step(now)
+    // Returns whether it is tried again with the next sync, and whether an event tells of it.
+    let fail = |resize: &mut PodResize, cause: &str, figure: &str| {
+        let message = format!("{cause}{figure}");
+        let failure = StepFailure {
+            message: message.clone(),
+            cause: cause.into(),
+        };
+        let event = resize.note_actuated(had.clone(), Some(failure), now);
+        if let Some(event) = &event {
+            assert_eq!(event.reason, "ResizeError");
+            let end = format!(r#""error":"{message}"}}"#);
+            assert!(event.message.ends_with(&end), "{event:?}");
+        }
+        assert_eq!(resize.conditions()[0].message, message);
+        (resize.may_step(now), event.is_some())
     };
-    assert!(fail(&mut resize, "no"));
+    assert_eq!(fail(&mut resize, "no", ""), (true, true));
     assert_eq!(shown(&resize), [row(RESIZE_IN_PROGRESS, "Error", 3)]);
-    assert!(!fail(&mut resize, "no"), "twice the same");
+    assert_eq!(fail(&mut resize, "no", ""), (false, false), "the same");
     assert!(resize.may_step(now + FAILURE_PAUSE));
-    assert!(fail(&mut resize, "other"));
+    assert_eq!(fail(&mut resize, "used: ", "1"), (true, true));
+    assert_eq!(fail(&mut resize, "used: ", "2"), (true, false));
+    assert_eq!(fail(&mut resize, "used: ", "2"), (false, false));
+    assert_eq!(fail(&mut resize, "no", ""), (true, true));
     let wants = resize.desired.clone();
     let event = resize.note_actuated(wants, None, now).expect("an event");
     assert_eq!(event.reason, "ResizeCompleted");
