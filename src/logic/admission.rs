@@ -20,8 +20,8 @@ use super::{
     pod_kind::{is_critical, is_static},
     preemption::{PodRank, Shortfall, choose_victims},
     qos::{
-        CPU, EPHEMERAL_STORAGE, MEMORY, ResourceAmounts, add_amounts, parse_amounts,
-        pod_request_amounts, qos_class,
+        CPU, EPHEMERAL_STORAGE, MEMORY, ResourceAmounts, parse_amounts, pod_request_amounts,
+        qos_class,
     },
     sysctl::SysctlAllowlist,
 };
@@ -287,7 +287,7 @@ pub enum AdmissionVerdict {
 pub fn judge_admission(
     pod: &Pod,
     node: &AdmissionNodeFacts,
-    active: &[ActivePod],
+    active: &[&ActivePod],
 ) -> AdmissionVerdict {
     let failures = match before_predicates(pod, node) {
         Ok(()) => failed_predicates(pod, node, active),
@@ -335,7 +335,7 @@ pub fn judge_admission(
 pub fn admit_pod(
     pod: &Pod,
     node: &AdmissionNodeFacts,
-    active: &[ActivePod],
+    active: &[&ActivePod],
 ) -> Result<(), Rejection> {
     before_predicates(pod, node)?;
     match failed_predicates(pod, node, active).into_iter().next() {
@@ -409,7 +409,7 @@ impl PredicateFailure {
 fn failed_predicates(
     pod: &Pod,
     node: &AdmissionNodeFacts,
-    active: &[ActivePod],
+    active: &[&ActivePod],
 ) -> Vec<PredicateFailure> {
     let mut failures = lacking_resources(pod, node, active);
     let others = [
@@ -517,7 +517,7 @@ fn check_groups_policy(pod: &Pod, node: &AdmissionNodeFacts) -> Result<(), Rejec
 fn lacking_resources(
     pod: &Pod,
     node: &AdmissionNodeFacts,
-    active: &[ActivePod],
+    active: &[&ActivePod],
 ) -> Vec<PredicateFailure> {
     let mut failures = Vec::new();
     let mut refuse = |resource: &str, requested: i64, used: i64, capacity: i64| {
@@ -534,10 +534,6 @@ fn lacking_resources(
         refuse(PODS, 1, pods, capacity(PODS));
     }
     let requests = pod_request_amounts(pod);
-    let mut used = ResourceAmounts::new();
-    for other in active {
-        add_amounts(&mut used, &other.requests);
-    }
     let first = [CPU, MEMORY, EPHEMERAL_STORAGE];
     let others = requests
         .keys()
@@ -550,7 +546,8 @@ fn lacking_resources(
         {
             continue;
         }
-        let used = used.get(resource).copied().unwrap_or(0);
+        let amounts = active.iter().filter_map(|pod| pod.requests.get(resource));
+        let used = amounts.fold(0, |sum: i64, n| sum.saturating_add(*n));
         if requested > capacity(resource).saturating_sub(used) {
             refuse(resource, requested, used, capacity(resource));
         }
@@ -568,7 +565,7 @@ fn check_node_name(pod: &Pod, node: &AdmissionNodeFacts) -> Result<(), Rejection
     Ok(())
 }
 
-fn check_ports(pod: &Pod, active: &[ActivePod]) -> Result<(), Rejection> {
+fn check_ports(pod: &Pod, active: &[&ActivePod]) -> Result<(), Rejection> {
     let taken = host_ports(pod).iter().any(|port| {
         active
             .iter()

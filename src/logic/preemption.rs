@@ -144,7 +144,7 @@ pub struct Shortfall {
 pub fn choose_victims(
     preemptor: &PodRank,
     lacking: &[Shortfall],
-    active: &[ActivePod],
+    active: &[&ActivePod],
 ) -> Result<Vec<usize>, PreemptionError> {
     let of = |class: QosClass| -> Vec<usize> {
         (0..active.len())
@@ -159,7 +159,7 @@ pub fn choose_victims(
     let [best_effort, burstable, guaranteed] = &lists;
     let without = |gone: &[&[usize]]| {
         let gone = gone.iter().flat_map(|list| list.iter());
-        remaining_shortfalls(lacking, gone.map(|n| &active[*n]))
+        remaining_shortfalls(lacking, gone.map(|n| active[*n]))
     };
     let never = without(&[best_effort, burstable, guaranteed]);
     if !never.is_empty() {
@@ -213,13 +213,13 @@ fn remaining_shortfalls<'a>(
 fn choose_nearest_pods(
     pods: &[usize],
     mut lacking: Vec<Shortfall>,
-    active: &[ActivePod],
+    active: &[&ActivePod],
 ) -> Result<Vec<usize>, PreemptionError> {
     let mut left = pods.to_vec();
     let mut taken = Vec::new();
     while !lacking.is_empty() {
         let key = |n: &usize| {
-            let pod = &active[*n];
+            let pod = active[*n];
             (
                 squared_distance(pod, &lacking),
                 pod_request(pod, MEMORY),
@@ -231,7 +231,7 @@ fn choose_nearest_pods(
             return Err(PreemptionError(lacking));
         };
         let pod = left.swap_remove(best);
-        lacking = remaining_shortfalls(&lacking, core::iter::once(&active[pod]));
+        lacking = remaining_shortfalls(&lacking, core::iter::once(active[pod]));
         taken.push(pod);
     }
     Ok(taken)
@@ -419,7 +419,7 @@ mod tests {
                 ),
             ),
         ] {
-            let got = choose_victims(&STATIC, &need, &active);
+            let got = choose_victims(&STATIC, &need, &active.iter().collect::<Vec<_>>());
             assert_eq!(
                 got.map_err(|e| format!("{e}")),
                 want.map_err(String::from),
@@ -432,10 +432,10 @@ mod tests {
             pod(Burstable, 9, 8),
         ];
         assert_eq!(
-            choose_victims(&STATIC, &lacking(&[(PODS, 1)]), &equal),
+            choose_victims(&STATIC, &lacking(&[(PODS, 1)]), &equal.each_ref()),
             Ok(vec![2]),
             "the smaller one"
         );
-        assert_eq!(choose_victims(&STATIC, &[], &equal), Ok(vec![]));
+        assert_eq!(choose_victims(&STATIC, &[], &equal.each_ref()), Ok(vec![]));
     }
 }

@@ -79,7 +79,7 @@ pub fn pod_request_amounts(pod: &Pod) -> ResourceAmounts {
 }
 
 /// Adds `other` to `sum`.
-pub fn add_amounts(sum: &mut ResourceAmounts, other: &ResourceAmounts) {
+fn add_amounts(sum: &mut ResourceAmounts, other: &ResourceAmounts) {
     for (name, n) in other {
         match sum.get_mut(name) {
             Some(have) => *have = have.saturating_add(*n),

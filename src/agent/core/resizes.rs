@@ -48,15 +48,23 @@ impl Agent {
         if !is_complete || !self.view.was_listed() || self.stop.when_idle {
             return;
         }
-        for uid in self.pods.open_resizes() {
-            let (_, others) = self.pods.active_pods_except(&uid, &[]);
+        let open = self.pods.open_resizes();
+        if open.is_empty() {
+            return;
+        }
+        // Added up once for all that wait, and again where one has got more.
+        let mut all = self.pods.requested_amounts();
+        for uid in open {
             let (Some(resize), Some(config)) = (self.pods.resize(&uid), self.pods.config(&uid))
             else {
                 continue;
             };
-            let verdict = self.owners.node.with_admission(|node| {
-                resize.judge(&config.takes.requests, &node.allocatable, &others)
-            });
+            let had = &config.takes.requests;
+            let used = |name: &str| all.without(config, name);
+            let verdict = self
+                .owners
+                .node
+                .with_admission(|node| resize.judge(had, &node.allocatable, &used));
             let wall = self.tools.clock.wall_time();
             let decided = self.pods.change_resize(&uid, |resize| {
                 let event = resize.apply_verdict(verdict, wall);
@@ -68,6 +76,7 @@ impl Agent {
             };
             if let Some(requests) = accepted {
                 self.pods.set_requests(&uid, requests);
+                all = self.pods.requested_amounts();
             }
             if let Some(event) = event {
                 self.record_resize_event(&uid, &event);

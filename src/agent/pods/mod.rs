@@ -17,7 +17,7 @@ mod testing;
 
 use alloc::collections::BTreeMap;
 
-pub(super) use config::PodConfigFacts;
+pub(super) use config::{PodConfigFacts, RequestedAmounts};
 use entry::PodEntry;
 
 use crate::{
@@ -232,12 +232,20 @@ impl PodRegistry {
         &self,
         uid: &PodUid,
         gone: &[PodUid],
-    ) -> (Vec<PodUid>, Vec<ActivePod>) {
+    ) -> (Vec<&PodUid>, Vec<&ActivePod>) {
         let others = self.active_pods().filter(|(other, _)| *other != uid);
         let others = others.filter(|(other, pod)| !pod.waits_in_line && !gone.contains(other));
-        others
-            .map(|(uid, pod)| (uid.clone(), pod.takes.clone()))
-            .unzip()
+        others.map(|(uid, pod)| (uid, &pod.takes)).unzip()
+    }
+
+    /// Requests of all active pods but those in line, of what a resize may change.
+    pub(super) fn requested_amounts(&self) -> RequestedAmounts {
+        let mut all = RequestedAmounts::default();
+        for (_, pod) in self.active_pods() {
+            all.cpu += i128::from(pod.counted_request(CPU));
+            all.memory += i128::from(pod.counted_request(MEMORY));
+        }
+        all
     }
 
     /// Requests of all active pods together.

@@ -59,8 +59,12 @@ fn port(host_port: u16, protocol: &str, host_ip: &str) -> ContainerPort {
     }
 }
 
+fn refs(active: &[ActivePod]) -> Vec<&ActivePod> {
+    active.iter().collect()
+}
+
 fn reason(pod: &Pod, node: &AdmissionNodeFacts, active: &[ActivePod]) -> String {
-    admit_pod(pod, node, active)
+    admit_pod(pod, node, &refs(active))
         .err()
         .map_or_else(String::new, |r| r.reason)
 }
@@ -121,7 +125,7 @@ fn resources() {
             "",
         ),
     ] {
-        let got = admit_pod(&pod, &node(), &active).err();
+        let got = admit_pod(&pod, &node(), &refs(&active)).err();
         let (r, m) = got.map_or_else(Default::default, |r| (r.reason, r.message));
         assert_eq!((r.as_str(), m.as_str()), (why, text), "{name}");
     }
@@ -207,7 +211,7 @@ fn host_port_conflicts() {
             false,
         ),
     ] {
-        let got = admit_pod(&mine, &node(), &[ActivePod::from_pod(&other)]);
+        let got = admit_pod(&mine, &node(), &[&ActivePod::from_pod(&other)]);
         assert_eq!(got.is_err(), taken, "{name}");
         if let Err(refused) = got {
             assert_eq!(refused.reason, "NodePorts");
@@ -608,7 +612,11 @@ fn critical_pods_make_room() {
             ),
         ),
     ] {
-        assert_eq!(judge_admission(&pod, &node(), &active), want, "{name}");
+        assert_eq!(
+            judge_admission(&pod, &node(), &refs(&active)),
+            want,
+            "{name}"
+        );
     }
 }
 

@@ -31,7 +31,6 @@ pub use plan::{LoweredLimit, ResizePlan, ResizeStep, containers_to_restart, plan
 pub use show::set_resources_status;
 
 use super::{
-    admission::ActivePod,
     cgroup::{self, CgroupSettings},
     conditions::{RESIZE_IN_PROGRESS, RESIZE_PENDING},
     preemption::PodRank,
@@ -186,8 +185,8 @@ pub struct PendingResize {
 /// Failure of a step of a resize.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepFailure {
-    pub message: String,
     /// Text for people.
+    pub message: String,
     /// Text without figures that are others with each try.
     pub cause: String,
 }
@@ -286,8 +285,8 @@ impl PodResize {
         self.desired != self.allocation.allocated && (!self.judged || is_deferred)
     }
 
-    /// Decides (RSZ-20, RSZ-25). `had`: requests of the pod as it was allocated; `others`: what other active pods were
-    /// allocated. A request that does not grow is not judged: it needs no room.
+    /// Decides (RSZ-20, RSZ-25). `had`: requests of the pod as it was allocated; `used`: how much of a resource other
+    /// active pods were allocated. A request that does not grow is not judged: it needs no room.
     ///
     /// - Source: kubelet `lifecycle/predicate.go`, `allocation/allocation_manager.go`.
     #[must_use]
@@ -295,7 +294,7 @@ impl PodResize {
         &self,
         had: &ResourceAmounts,
         allocatable: &ResourceAmounts,
-        others: &[ActivePod],
+        used: &dyn Fn(&str) -> i64,
     ) -> ResizeVerdict {
         if let Some(refusal) = self.refusal {
             return ResizeVerdict::Refuse(refusal.into());
@@ -312,9 +311,7 @@ impl PodResize {
         }
         for name in [CPU, MEMORY].into_iter().filter(grows) {
             let (requested, capacity) = (amount(&self.requests, name), amount(allocatable, name));
-            let used = others.iter().fold(0_i64, |sum, pod| {
-                sum.saturating_add(amount(&pod.requests, name))
-            });
+            let used = used(name);
             if requested > capacity.saturating_sub(used) {
                 return ResizeVerdict::Defer(format!(
                     "Node didn't have enough resource: {name}, requested: {requested}, used: {used}, capacity: {capacity}"

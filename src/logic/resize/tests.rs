@@ -48,10 +48,8 @@ fn amounts(cpu: i64, memory: i64) -> ResourceAmounts {
 fn verdicts() {
     // RSZ-02 RSZ-20 RSZ-25
     let old = pod("cpu=100m memory=10Mi", "");
-    let other = ActivePod {
-        requests: amounts(800, 50 * MIB),
-        ..ActivePod::default()
-    };
+    let others = amounts(800, 50 * MIB);
+    let used = |name: &str| others[name];
     let free = amounts(1000, 100 * MIB);
     let defer =
         |text: &str| ResizeVerdict::Defer(format!("Node didn't have enough resource: {text}"));
@@ -86,16 +84,12 @@ fn verdicts() {
     ] {
         let resize = resized(&old, &pod(wants, ""));
         let had = pod_request_amounts(&old);
-        assert_eq!(
-            resize.judge(&had, &free, core::slice::from_ref(&other)),
-            verdict,
-            "{name}"
-        );
+        assert_eq!(resize.judge(&had, &free, &used), verdict, "{name}");
     }
     // What does not grow needs no room, on a node that has none.
     let resize = resized(&old, &pod("cpu=90m memory=10Mi", ""));
     let none = amounts(0, 0);
-    let verdict = resize.judge(&pod_request_amounts(&old), &none, &[]);
+    let verdict = resize.judge(&pod_request_amounts(&old), &none, &|_| 0);
     assert_eq!(verdict, ResizeVerdict::Accept);
 }
 
@@ -128,7 +122,7 @@ fn a_container_that_may_swap_is_not_resized_in_place() {
         let mut new = container("c", wants, "");
         new["resizePolicy"] = policy;
         let resize = resized_by(&old, &pod_of(json!([new])), &settings);
-        let verdict = resize.judge(&amounts(0, 0), &amounts(1000, 1 << 30), &[]);
+        let verdict = resize.judge(&amounts(0, 0), &amounts(1000, 1 << 30), &|_| 0);
         let text = "In-place resize of containers with swap is not supported.";
         assert_eq!(
             verdict == ResizeVerdict::Refuse(text.into()),
