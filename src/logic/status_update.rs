@@ -111,6 +111,10 @@ fn normalise_state(state: &mut ContainerState, limit: usize) {
 /// (SM-01).
 #[must_use]
 pub fn same_status(a: &PodStatus, b: &PodStatus) -> bool {
+    if a == b {
+        // So it is with each sync at rest: nothing is copied for it.
+        return true;
+    }
     let ours = |status: &PodStatus| {
         let mut list: Vec<_> = status
             .conditions
