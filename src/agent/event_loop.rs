@@ -41,8 +41,9 @@ use crate::{
 /// at least the pods of a small board; beyond that senders take turns.
 pub(super) const EVENT_QUEUE: usize = 256;
 
-/// Pods that begin at a time. Each takes 25 KiB while it does, and only as many get on as the machine has processors for.
-pub(super) const STARTS_AT_ONCE: usize = 32;
+/// Pods that begin at a time. Each takes 25 KiB while it does, between pieces that stay: of a crowd that begins at once more pages
+/// are kept than it needs. And only as many get on as the machine has processors for.
+pub(super) const STARTS_AT_ONCE: usize = 8;
 /// Longest time that a pod which begins keeps others waiting: one that waits for a volume or an image does not.
 const START_TURN: Duration = Duration::from_secs(2);
 
