@@ -342,6 +342,8 @@ impl GetCommand {
         let namespace = self.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
         match is_namespaced && !self.all_namespaces && !namespace.is_empty() {
             true => format!("No {things} found in {namespace} namespace."),
+            // kubectl ends only one of its two lines with a point.
+            false if things == "resources" => "No resources found".to_owned(),
             false => format!("No {things} found."),
         }
     }

@@ -171,8 +171,6 @@ impl WrittenLines {
         let header: Vec<String> = seen.header.iter().map(|h| (*h).to_owned()).collect();
         if core::mem::take(&mut self.wants_header) {
             told.insert(0, header);
-        } else {
-            table::widen_columns(&mut self.widths, &header);
         }
         for row in &told {
             table::widen_columns(&mut self.widths, row);

@@ -6,25 +6,32 @@ use crate::{
     api::{
         Event, Pod, WallTime,
         cri::{OOM_KILLED, StoredImage},
+        event::EventSource,
         order::OrderExt as _,
         pod::ReadinessGate,
-        pod_status::{ContainerState, ContainerStatus, PodPhase},
+        pod_status::{ContainerState, ContainerStatus},
         quantity::human_bytes,
     },
     server::backend::DeviceReport,
 };
 
-/// Writes rows as kubectl does: columns padded to the widest cell plus three spaces, no padding at the end. `no_headers`: the
-/// header, which is not written, still makes its columns as wide.
+/// Width of a column and its gap at least, as kubectl has it.
+const MIN_WIDTH: usize = 6;
+
+/// Writes rows as kubectl does: columns padded to the widest cell plus three spaces, no padding at the end.
 pub(crate) fn render_table(header: &[&str], rows: &[Vec<String>], no_headers: bool) -> String {
     let header: Vec<String> = header.iter().map(|h| (*h).to_owned()).collect();
+    let all = || {
+        core::iter::once(&header)
+            .chain(rows)
+            .skip(usize::from(no_headers))
+    };
     let mut widths = Vec::new();
-    for row in core::iter::once(&header).chain(rows) {
+    for row in all() {
         widen_columns(&mut widths, row);
     }
     let mut out = String::new();
-    let all = core::iter::once(&header).chain(rows);
-    for row in all.skip(usize::from(no_headers)) {
+    for row in all() {
         write_row(&mut out, &widths, row);
         out.push('\n');
     }
@@ -46,7 +53,7 @@ pub(crate) fn write_row(out: &mut String, widths: &[usize], row: &[String]) {
         let shown = |c: char| if c.is_control() { ' ' } else { c };
         out.extend(cell.chars().map(shown));
         if i + 1 < row.len() {
-            let gap = widths[i] + 3 - cell.chars().count();
+            let gap = MIN_WIDTH.max(widths[i] + 3) - cell.chars().count();
             out.extend(core::iter::repeat_n(' ', gap));
         }
     }
@@ -200,12 +207,9 @@ pub(crate) fn event_age(event: &Event, now: WallTime) -> String {
 
 /// Makes a row of `events`, with the columns of `get events`.
 pub(crate) fn event_history_row(event: &Event, now: WallTime, all_namespaces: bool) -> Vec<String> {
-    let mut row = event_row(event, now, all_namespaces);
+    let mut row = event_row(event, now, all_namespaces, false);
     let at = usize::from(all_namespaces);
     let about = &event.involved_object;
-    if let (true, "") = (all_namespaces, &*about.namespace) {
-        row[0].clone_from(&event.metadata.namespace);
-    }
     row[at] = event_age(event, now);
     row[at + 3] = format!("{}/{}", about.kind, about.name);
     row[at + 4] = event.message.trim().replace('\n', " ");
@@ -226,22 +230,68 @@ pub(crate) fn node_roles(node: &serde_json::Value) -> String {
     roles.join(",")
 }
 
+/// Header of `get events`, and of `events`, which has no wide one.
+pub(crate) fn event_header(all_namespaces: bool, wide: bool) -> Vec<&'static str> {
+    let mut header = vec!["LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE"];
+    if wide {
+        header.splice(4..4, ["SUBOBJECT", "SOURCE"]);
+        header.extend(["FIRST SEEN", "COUNT", "NAME"]);
+    }
+    if all_namespaces {
+        header.insert(0, "NAMESPACE");
+    }
+    header
+}
+
+/// Cuts a text at the end of its first line, and says so.
+fn first_line(text: &str) -> String {
+    match text.split_once(['\n', '\r', '\x0c']) {
+        Some((line, _)) => format!("{line}..."),
+        None => text.to_owned(),
+    }
+}
+
 /// Makes a row of `get events`.
-pub(crate) fn event_row(event: &Event, now: WallTime, all_namespaces: bool) -> Vec<String> {
+pub(crate) fn event_row(
+    event: &Event,
+    now: WallTime,
+    all_namespaces: bool,
+    wide: bool,
+) -> Vec<String> {
     let about = &event.involved_object;
+    let mut object = about.kind.to_ascii_lowercase();
+    if !about.name.is_empty() {
+        object += "/";
+        object += &about.name;
+    }
     let mut row = vec![
-        human_age(event.last_timestamp, now),
+        human_age(event.last_timestamp.or(event.first_timestamp), now),
         event.severity.clone(),
         event.reason.clone(),
-        format!("{}/{}", about.kind.to_ascii_lowercase(), about.name),
-        // An event has a single line in the table.
-        event.message.replace('\n', " "),
+        object,
+        first_line(event.message.trim()),
     ];
+    if wide {
+        let EventSource { component, host } = &event.source;
+        let source = match host.is_empty() {
+            true => component.clone(),
+            false => format!("{component}, {host}"),
+        };
+        row.splice(4..4, [about.field_path.clone(), source]);
+        row.extend([
+            human_age(event.first_timestamp, now),
+            event.count.max(1).to_string(),
+            event.metadata.name.clone(),
+        ]);
+    }
     if all_namespaces {
-        row.insert(0, about.namespace.clone());
+        row.insert(0, event.metadata.namespace.clone());
     }
     row
 }
+
+/// Reason of a pod that no scheduler may place yet.
+const SCHEDULING_GATED: &str = "SchedulingGated";
 
 /// A pod in a few words.
 pub(crate) struct PodSummary {
@@ -279,16 +329,28 @@ pub(crate) fn summarise_pod(pod: &Pod) -> PodSummary {
         .iter()
         .filter(|c| c.is_sidecar())
         .count();
+    let is_gated = status
+        .conditions
+        .iter()
+        .any(|c| c.kind == "PodScheduled" && c.reason == SCHEDULING_GATED);
     let mut s = PodSummary {
         ready: 0,
         total: spec.containers.len() + sidecars,
         restarts: 0,
         last_restart: None,
-        reason: if status.reason.is_empty() {
+        reason: if is_gated {
+            SCHEDULING_GATED.to_owned()
+        } else if status.reason.is_empty() {
             status.phase.as_str().to_owned()
         } else {
             status.reason.clone()
         },
+    };
+    let has_condition = |kind: &str| {
+        let conditions = &status.conditions;
+        conditions
+            .iter()
+            .any(|c| c.kind == kind && c.status == "True")
     };
     let (mut init_restarts, mut init_last) = (0, None);
     let (mut sidecar_restarts, mut sidecar_last) = (0, None);
@@ -302,33 +364,30 @@ pub(crate) fn summarise_pod(pod: &Pod) -> PodSummary {
             sidecar_last = sidecar_last.max(end_time(&c.last_state));
         }
         let end = c.state.terminated.as_ref();
-        let done = end.is_some_and(|t| t.exit_code == 0 && (c.ready || t.reason != OOM_KILLED));
-        let started = sidecar && c.started == Some(true);
-        if started && c.ready {
-            s.ready += 1;
-        }
-        if done || started || initializing {
+        if end.is_some_and(|t| t.exit_code == 0 && (c.ready || t.reason != OOM_KILLED)) {
             continue;
         }
-        initializing = true;
+        if sidecar && c.started == Some(true) {
+            s.ready += usize::from(c.ready);
+            continue;
+        }
         s.reason = exit_word("Init:", &c.state).unwrap_or_else(|| match &c.state.waiting {
             Some(w) if !w.reason.is_empty() && w.reason != "PodInitializing" => {
                 format!("Init:{}", w.reason)
             }
             _ => format!("Init:{i}/{}", spec.init_containers.len()),
         });
+        initializing = true;
+        // Those after it do not count, not even their restarts.
+        break;
     }
-    let initialized = status
-        .conditions
-        .iter()
-        .any(|c| c.kind == "Initialized" && c.status == "True");
-    if initializing && !initialized {
+    if initializing && !has_condition("Initialized") {
         s.restarts = init_restarts;
         s.last_restart = init_last;
     } else {
         s.restarts = sidecar_restarts;
         s.last_restart = sidecar_last;
-        let mut running = false;
+        let (mut running, mut failure) = (false, None);
         for c in status.container_statuses.iter().rev() {
             s.restarts += c.restart_count;
             s.last_restart = s.last_restart.max(end_time(&c.last_state));
@@ -336,33 +395,36 @@ pub(crate) fn summarise_pod(pod: &Pod) -> PodSummary {
             if let Some(w) = waiting {
                 s.reason.clone_from(&w.reason);
             } else if let Some(word) = exit_word("", &c.state) {
+                let has_failed = c
+                    .state
+                    .terminated
+                    .as_ref()
+                    .is_some_and(|t| t.exit_code != 0);
+                if has_failed {
+                    failure = Some(word.clone());
+                }
                 s.reason = word;
             } else if is_ready_and_running(c) {
                 running = true;
                 s.ready += 1;
             }
         }
-        if s.reason == "Completed" && running {
-            let ready = status
-                .conditions
-                .iter()
-                .any(|c| c.kind == "Ready" && c.status == "True");
-            s.reason = if ready {
-                "Running".into()
-            } else {
-                "NotReady".into()
-            };
+        if s.reason == "Completed" {
+            if running && has_condition("Ready") {
+                s.reason = "Running".into();
+            } else if let Some(failure) = failure {
+                s.reason = failure;
+            } else if running {
+                s.reason = "NotReady".into();
+            }
         }
     }
-    if pod.metadata.deletion_timestamp.is_some() && !status.phase.is_terminal() {
-        s.reason = if status.reason == "NodeLost" {
-            "Unknown".into()
-        } else {
-            "Terminating".into()
-        };
-    }
-    if status.phase == PodPhase::Unknown {
-        s.reason = "Unknown".into();
+    if pod.metadata.deletion_timestamp.is_some() {
+        if status.reason == "NodeLost" {
+            s.reason = "Unknown".into();
+        } else if !status.phase.is_terminal() {
+            s.reason = "Terminating".into();
+        }
     }
     s
 }

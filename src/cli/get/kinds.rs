@@ -54,7 +54,13 @@ pub(in crate::cli) static PODS: ObjectKind = ObjectKind {
     header: table::pod_header,
     rows: |item, now, all_namespaces, wide| {
         let pod: Pod = read_item(item)?;
-        Ok(vec![table::pod_row(&pod, now, all_namespaces, wide)])
+        let mut row = table::pod_row(&pod, now, all_namespaces, wide);
+        if let (true, Some(nominated)) = (wide, item["status"]["nominatedNodeName"].as_str()) {
+            // The last cell but one.
+            let at = row.len() - 2;
+            nominated.clone_into(&mut row[at]);
+        }
+        Ok(vec![row])
     },
 };
 pub(in crate::cli) static CONFIG_MAPS: ObjectKind = ObjectKind {
@@ -96,16 +102,10 @@ const EVENT_KIND: ObjectKind = ObjectKind {
         "type",
     ],
     name_cells: 0,
-    header: |all_namespaces, _| {
-        let mut header = vec!["LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE"];
-        if all_namespaces {
-            header.insert(0, "NAMESPACE");
-        }
-        header
-    },
-    rows: |item, now, all_namespaces, _| {
+    header: table::event_header,
+    rows: |item, now, all_namespaces, wide| {
         let event: Event = read_item(item)?;
-        Ok(vec![table::event_row(&event, now, all_namespaces)])
+        Ok(vec![table::event_row(&event, now, all_namespaces, wide)])
     },
 };
 /// Events as the command `events` shows them: all times of each, and its object by the name of the kind.
@@ -186,12 +186,8 @@ fn node_header(wide: bool) -> Vec<&'static str> {
 }
 
 fn node_row(node: &Value, now: WallTime, wide: bool) -> Vec<String> {
-    let text = |path: &str| {
-        node.pointer(path)
-            .and_then(|v| v.as_str())
-            .unwrap_or("<unknown>")
-            .to_owned()
-    };
+    let text = |path: &str| node.pointer(path).and_then(Value::as_str).unwrap_or("");
+    let or = |text: &str, word: &str| if text.is_empty() { word } else { text }.to_owned();
     let conditions = node["status"]["conditions"].as_array();
     let ready = conditions.and_then(|all| all.iter().find(|c| c["type"] == "Ready"));
     let mut status = match ready {
@@ -202,35 +198,35 @@ fn node_row(node: &Value, now: WallTime, wide: bool) -> Vec<String> {
     if node["spec"]["unschedulable"] == true {
         status += ",SchedulingDisabled";
     }
-    let or_none = |text: String| match text.is_empty() {
-        true => "<none>".to_owned(),
-        false => text,
-    };
-    let created = WallTime::parse(&text("/metadata/creationTimestamp"));
+    let created = WallTime::parse(text("/metadata/creationTimestamp"));
     let mut row = vec![
-        text("/metadata/name"),
+        text("/metadata/name").to_owned(),
         status,
-        or_none(table::node_roles(node)),
+        or(&table::node_roles(node), "<none>"),
         table::human_age(created, now),
-        text("/status/nodeInfo/kubeletVersion"),
+        text("/status/nodeInfo/kubeletVersion").to_owned(),
     ];
     if wide {
         let address = |kind: &str| {
             let all = node["status"]["addresses"].as_array();
             let found = all.and_then(|all| all.iter().find(|a| a["type"] == kind));
-            or_none(
-                found
-                    .and_then(|a| a["address"].as_str())
-                    .unwrap_or("")
-                    .to_owned(),
-            )
+            let found = found.and_then(|a| a["address"].as_str());
+            found.unwrap_or("<none>").to_owned()
         };
+        let mut kernel = or(text("/status/nodeInfo/kernelVersion"), "<unknown>");
+        let arch = text("/status/nodeInfo/architecture");
+        if !arch.is_empty() {
+            kernel += &format!(" ({arch})");
+        }
         row.extend([
             address("InternalIP"),
             address("ExternalIP"),
-            text("/status/nodeInfo/osImage"),
-            text("/status/nodeInfo/kernelVersion"),
-            text("/status/nodeInfo/containerRuntimeVersion"),
+            or(text("/status/nodeInfo/osImage"), "<unknown>"),
+            kernel,
+            or(
+                text("/status/nodeInfo/containerRuntimeVersion"),
+                "<unknown>",
+            ),
         ]);
     }
     row

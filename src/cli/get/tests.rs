@@ -128,7 +128,7 @@ fn tables_and_their_columns() {
         ),
         (
             &[("no-headers", "true"), ("show-kind", "true")],
-            "configmap/b   1      <unknown>\nconfigmap/a   1      <unknown>\n",
+            "configmap/b   1     <unknown>\nconfigmap/a   1     <unknown>\n",
         ),
         (
             &[("label-columns", "app,a.io/tier"), ("show-labels", "true")],
