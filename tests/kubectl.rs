@@ -1,6 +1,7 @@
 //! The commands that kubectl has too, judged by a real kubectl: the same objects, the same words, the same bytes.
 //!
-//! `tests/golden/kubectl` has what kubectl printed. Where a kubectl of that version is found, it is asked again.
+//! `tests/golden/kubectl` has what kubectl printed. Where a kubectl of that version is found, it is asked again; but not for the
+//! tables, whose cells a real apiserver has made.
 
 #[macro_use]
 #[path = "common/skipped.rs"]
@@ -14,13 +15,18 @@ use std::{
     os::unix::net::UnixListener,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::LazyLock,
     thread,
+    time::{Duration, SystemTime},
 };
 
+use picolet::api::WallTime;
 use serde_json::{Value, json};
 
 const OBJECTS: &str = include_str!("golden/kubectl/objects.json");
 const CASES: &str = include_str!("golden/kubectl/cases.txt");
+const TABLE_OBJECTS: &str = include_str!("golden/kubectl/tables.json");
+const TABLE_CASES: &str = include_str!("golden/kubectl/tables.txt");
 const FLAGS: &str = include_str!("golden/kubectl/flags.txt");
 /// Version that printed the golden texts.
 const MINOR: &str = "36";
@@ -40,9 +46,9 @@ struct Case {
 
 /// Reads lines: `$ words`, `= code`, `> line of output`, `! line of errors`, `%` for words of picolet's own, and `\` where the
 /// output ends without a line break.
-fn cases() -> Vec<Case> {
+fn cases(text: &str) -> Vec<Case> {
     let mut all: Vec<Case> = Vec::new();
-    for line in CASES.lines().filter(|line| !line.is_empty()) {
+    for line in text.lines().filter(|line| !line.is_empty()) {
         let (sign, rest) = line.split_at(1);
         let rest = rest.strip_prefix(' ').unwrap_or(rest);
         if sign == "$" {
@@ -97,14 +103,48 @@ fn agent_answer(path: &str, query: &[(String, String)]) -> Option<Value> {
         "pods" | "events" | "configmaps" | "secrets" => {}
         _ => return None,
     }
+    Some(agent_list(objects(kind), query))
+}
+
+/// Answers as the agent does that has the objects of the tables. It has all nodes.
+fn agent_answer_for_tables(path: &str, query: &[(String, String)]) -> Option<Value> {
+    static OBJECTS: LazyLock<Value> = LazyLock::new(|| {
+        let mut all = serde_json::from_str(TABLE_OBJECTS).expect("tables.json");
+        set_times(&mut all, SystemTime::now());
+        all
+    });
+    let kind = match path.trim_matches('/') {
+        "node" => "nodes",
+        other => other,
+    };
+    let items = OBJECTS[kind].as_array()?.clone();
+    Some(agent_list(items, query))
+}
+
+/// Replaces each `now-SECONDS` by that time.
+fn set_times(value: &mut Value, now: SystemTime) {
+    match value {
+        Value::Array(all) => all.iter_mut().for_each(|value| set_times(value, now)),
+        Value::Object(all) => all.values_mut().for_each(|value| set_times(value, now)),
+        Value::String(text) => {
+            if let Some(seconds) = text.strip_prefix("now-").and_then(|s| s.parse().ok()) {
+                let at = now - Duration::from_secs(seconds);
+                let at = at.duration_since(SystemTime::UNIX_EPOCH).expect("time");
+                let at = i64::try_from(at.as_secs()).expect("time");
+                *value = json!(WallTime::from_unix_seconds(at));
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Lists the objects of the namespace that is asked for.
+fn agent_list(mut items: Vec<Value>, query: &[(String, String)]) -> Value {
     let namespace = query.iter().find(|(name, _)| name == "namespace");
-    let mut items = objects(kind);
     items.retain(|item| {
         namespace.is_none_or(|(_, name)| name.is_empty() || item["metadata"]["namespace"] == **name)
     });
-    Some(
-        json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": ""}, "items": items}),
-    )
+    json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": ""}, "items": items})
 }
 
 /// Answers as an apiserver does, that has one version and no tables.
@@ -237,8 +277,8 @@ fn serve(mut stream: impl io::Read + Write, answer: Answer) {
 }
 
 /// Starts an agent that has the objects. Returns its socket, which lasts as long as this process.
-fn start_agent() -> PathBuf {
-    let dir = env::temp_dir().join(format!("picolet-kubectl-{}", std::process::id()));
+fn start_agent(name: &str, answer: Answer) -> PathBuf {
+    let dir = env::temp_dir().join(format!("picolet-kubectl-{}-{name}", std::process::id()));
     fs::create_dir_all(&dir).expect("directory");
     let socket = dir.join("agent.sock");
     // One of a process that had this number before.
@@ -246,7 +286,7 @@ fn start_agent() -> PathBuf {
     let listener = UnixListener::bind(&socket).expect("socket");
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            thread::spawn(move || serve(stream, agent_answer));
+            thread::spawn(move || serve(stream, answer));
         }
     });
     socket
@@ -306,11 +346,21 @@ fn is_of_one_program(line: &str) -> bool {
 #[test]
 fn picolet_prints_what_kubectl_prints() {
     // CLI-06
-    let path = start_agent();
+    compare_with(&start_agent("objects", agent_answer), CASES);
+}
+
+#[test]
+fn picolet_prints_the_tables_of_an_apiserver() {
+    // CLI-06
+    compare_with(&start_agent("tables", agent_answer_for_tables), TABLE_CASES);
+}
+
+/// Runs all cases with the agent at this socket.
+fn compare_with(path: &Path, text: &str) {
     let socket = path.to_str().expect("UTF-8");
     let program = Path::new(env!("CARGO_BIN_EXE_picolet"));
     let mut different = Vec::new();
-    for mut expected in cases() {
+    for mut expected in cases(text) {
         let mut got = run(program, &["--socket", socket], &expected.words);
         got.has_other_words = expected.has_other_words;
         if expected.has_other_words {
@@ -339,7 +389,7 @@ fn kubectl_prints_the_golden_texts() {
     // It learns what the server has only once.
     let dir = env::temp_dir().join(format!("picolet-kubectl-{}-cache", std::process::id()));
     let cache = format!("--cache-dir={}", dir.display());
-    for expected in cases() {
+    for expected in cases(CASES) {
         let mut got = run(&program, &["-s", &server, &cache], &expected.words);
         got.has_other_words = expected.has_other_words;
         if expected.has_other_words {
