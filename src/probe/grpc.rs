@@ -31,8 +31,6 @@ message! {
     struct HealthCheckRequest {
         1 service: String,
     }
-}
-message! {
     struct HealthCheckResponse {
         1 status: i32,
     }

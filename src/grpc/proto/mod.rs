@@ -192,7 +192,8 @@ impl<E: Element> Field for Option<E> {
     }
 }
 
-/// Makes a struct with a table, as the module says: `message! { struct Name { 1 field: Type, … } oneof [1 field, …] }`.
+/// Makes structs with a table each, as the module says: `message! { struct Name { 1 field: Type, … } … }`, or one:
+/// `message! { struct Name { 1 field: Type, … } oneof [1 field, …] }`.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! message_table {
@@ -243,6 +244,9 @@ macro_rules! message_table {
                 $crate::proto::Slot::Message(option)
             }
         }
+    };
+    ($($(#[$meta:meta])* $vis:vis struct $name:ident { $($fields:tt)* })*) => {
+        $($crate::message_table! { $(#[$meta])* $vis struct $name { $($fields)* } })*
     };
 }
 pub use message_table as message;

@@ -22,124 +22,84 @@ pub(super) const CONTAINER_EXITED: i32 = 2;
 message! {
     /// A message without fields.
     pub(super) struct CriEmpty {}
-}
-message! {
     /// A message of one text: the id that a call is about, or the id or URL that it answers.
     pub(super) struct TextMessage {
         1 word: String,
     }
-}
-message! {
     pub(super) struct VersionResponse {
         1 version: String,
         2 runtime_name: String,
         3 runtime_version: String,
         4 runtime_api_version: String,
     }
-}
-message! {
     pub(super) struct ConditionMessage {
         1 kind: String,
         2 status: bool,
         3 reason: String,
         4 message: String,
     }
-}
-message! {
     pub(super) struct ConditionsMessage {
         1 conditions: Vec<ConditionMessage>,
     }
-}
-message! {
     pub(super) struct HandlerFeatures {
         1 recursive_read_only_mounts: bool,
         2 user_namespaces: bool,
     }
-}
-message! {
     pub(super) struct HandlerMessage {
         1 name: String,
         2 features: Option<HandlerFeatures>,
     }
-}
-message! {
     pub(super) struct RuntimeFeatures {
         1 supplemental_groups_policy: bool,
     }
-}
-message! {
     pub(super) struct StatusResponse {
         1 status: Option<ConditionsMessage>,
         3 handlers: Vec<HandlerMessage>,
         4 features: Option<RuntimeFeatures>,
     }
-}
-message! {
     pub(super) struct StatusRequest {
         1 verbose: bool,
     }
-}
-message! {
     /// Part of a status that only a verbose request brings.
     pub(super) struct StatusInfo {
         2 info: TextMap,
     }
-}
-message! {
     pub(super) struct LinuxRuntimeConfiguration {
         1 cgroup_driver: i32,
     }
-}
-message! {
     pub(super) struct RuntimeConfigResponse {
         1 linux: Option<LinuxRuntimeConfiguration>,
     }
-}
-message! {
     pub(super) struct RuntimeNetworkConfig {
         1 pod_cidr: String,
     }
-}
-message! {
     pub(super) struct RuntimeConfigMessage {
         1 network: Option<RuntimeNetworkConfig>,
     }
-}
-message! {
     pub(super) struct UpdateRuntimeConfigRequest {
         1 config: Option<RuntimeConfigMessage>,
     }
-}
 
-message! {
     pub(super) struct PodSandboxMetadata {
         1 name: String,
         2 uid: String,
         3 namespace: String,
         4 attempt: u32,
     }
-}
-message! {
     pub(super) struct DnsConfigMessage {
         1 servers: Vec<String>,
         2 searches: Vec<String>,
         3 options: Vec<String>,
     }
-}
-message! {
     pub(super) struct PortMappingMessage {
         1 protocol: i32,
         2 container_port: i32,
         3 host_port: i32,
         4 host_ip: String,
     }
-}
-message! {
     pub(super) struct UserNamespace {
         1 mode: i32,
     }
-}
-message! {
     pub(super) struct NamespaceOption {
         1 network: i32,
         2 pid: i32,
@@ -147,32 +107,22 @@ message! {
         4 target_id: String,
         5 userns: Option<UserNamespace>,
     }
-}
-message! {
     pub(super) struct Int64Value {
         1 value: i64,
     }
-}
-message! {
     pub(super) struct UInt64Value {
         1 value: u64,
     }
-}
-message! {
     pub(super) struct SecurityProfileMessage {
         1 kind: i32,
         2 localhost_ref: String,
     }
-}
-message! {
     pub(super) struct SelinuxOption {
         1 user: String,
         2 role: String,
         3 kind: String,
         4 level: String,
     }
-}
-message! {
     pub(super) struct SandboxSecurity {
         1 namespaces: Option<NamespaceOption>,
         2 selinux: Option<SelinuxOption>,
@@ -183,8 +133,6 @@ message! {
         9 seccomp: Option<SecurityProfileMessage>,
         11 supplemental_groups_policy: i32,
     }
-}
-message! {
     pub(super) struct LinuxSandbox {
         1 cgroup_parent: String,
         2 security: Option<SandboxSecurity>,
@@ -192,8 +140,6 @@ message! {
         4 overhead: Option<LinuxContainerResources>,
         5 resources: Option<LinuxContainerResources>,
     }
-}
-message! {
     pub(super) struct PodSandboxConfig {
         1 metadata: Option<PodSandboxMetadata>,
         2 hostname: String,
@@ -204,54 +150,36 @@ message! {
         7 annotations: TextMap,
         8 linux: Option<LinuxSandbox>,
     }
-}
-message! {
     pub(super) struct RunPodSandboxRequest {
         1 config: Option<PodSandboxConfig>,
         2 runtime_handler: String,
     }
-}
-message! {
     pub(super) struct PodSandboxFilter {
         1 id: String,
         3 labels: TextMap,
     }
-}
-message! {
     pub(super) struct ListPodSandboxRequest {
         1 filter: Option<PodSandboxFilter>,
     }
-}
-message! {
     pub(super) struct PodSandbox {
         1 id: String,
         2 metadata: Option<PodSandboxMetadata>,
         3 state: i32,
         4 created_at: i64,
     }
-}
-message! {
     pub(super) struct ListPodSandboxResponse {
         1 items: Vec<PodSandbox>,
     }
-}
-message! {
     pub(super) struct PodSandboxNetworkStatus {
         1 ip: String,
         2 additional_ips: Vec<TextMessage>,
     }
-}
-message! {
     pub(super) struct NamespacesMessage {
         2 options: Option<NamespaceOption>,
     }
-}
-message! {
     pub(super) struct LinuxSandboxStatus {
         1 namespaces: Option<NamespacesMessage>,
     }
-}
-message! {
     pub(super) struct PodSandboxStatus {
         1 id: String,
         2 metadata: Option<PodSandboxMetadata>,
@@ -261,33 +189,23 @@ message! {
         6 linux: Option<LinuxSandboxStatus>,
         9 runtime_handler: String,
     }
-}
-message! {
     pub(super) struct PodSandboxStatusResponse {
         1 status: Option<PodSandboxStatus>,
     }
-}
 
-message! {
     pub(super) struct ContainerMetadata {
         1 name: String,
         2 attempt: u32,
     }
-}
-message! {
     pub(super) struct ImageSpecMessage {
         1 image: String,
         2 annotations: TextMap,
         18 user_specified_image: String,
     }
-}
-message! {
     pub(super) struct KeyValue {
         1 key: String,
         2 value: Vec<u8>,
     }
-}
-message! {
     pub(super) struct MountMessage {
         1 container_path: String,
         2 host_path: String,
@@ -298,26 +216,18 @@ message! {
         9 image: Option<ImageSpecMessage>,
         10 image_sub_path: String,
     }
-}
-message! {
     pub(super) struct DeviceMessage {
         1 container_path: String,
         2 host_path: String,
         3 permissions: String,
     }
-}
-message! {
     pub(super) struct CdiDevice {
         1 name: String,
     }
-}
-message! {
     pub(super) struct HugepageLimit {
         1 page_size: String,
         2 limit: u64,
     }
-}
-message! {
     pub(super) struct LinuxContainerResources {
         1 cpu_period: i64,
         2 cpu_quota: i64,
@@ -328,14 +238,10 @@ message! {
         9 unified: TextMap,
         10 memory_swap_limit_in_bytes: i64,
     }
-}
-message! {
     pub(super) struct Capability {
         1 add: Vec<String>,
         2 drop: Vec<String>,
     }
-}
-message! {
     pub(super) struct ContainerSecurity {
         1 capabilities: Option<Capability>,
         2 privileged: bool,
@@ -354,14 +260,10 @@ message! {
         16 apparmor: Option<SecurityProfileMessage>,
         17 supplemental_groups_policy: i32,
     }
-}
-message! {
     pub(super) struct LinuxContainer {
         1 resources: Option<LinuxContainerResources>,
         2 security: Option<ContainerSecurity>,
     }
-}
-message! {
     pub(super) struct ContainerConfigMessage {
         1 metadata: Option<ContainerMetadata>,
         2 image: Option<ImageSpecMessage>,
@@ -381,33 +283,23 @@ message! {
         17 cdi_devices: Vec<CdiDevice>,
         18 stop_signal: i32,
     }
-}
-message! {
     pub(super) struct CreateContainerRequest {
         1 sandbox: String,
         2 config: Option<ContainerConfigMessage>,
         3 sandbox_config: Option<PodSandboxConfig>,
     }
-}
-message! {
     pub(super) struct StopContainerRequest {
         1 id: String,
         2 timeout_s: i64,
     }
-}
-message! {
     pub(super) struct ContainerFilter {
         1 id: String,
         3 sandbox: String,
         4 labels: TextMap,
     }
-}
-message! {
     pub(super) struct ListContainersRequest {
         1 filter: Option<ContainerFilter>,
     }
-}
-message! {
     pub(super) struct ContainerMessage {
         1 id: String,
         2 sandbox: String,
@@ -420,25 +312,17 @@ message! {
         9 annotations: TextMap,
         10 image_id: String,
     }
-}
-message! {
     pub(super) struct ListContainersResponse {
         1 containers: Vec<ContainerMessage>,
     }
-}
-message! {
     pub(super) struct LinuxUser {
         1 uid: i64,
         2 gid: i64,
         3 supplemental_groups: Vec<i64>,
     }
-}
-message! {
     pub(super) struct ContainerUserMessage {
         1 linux: Option<LinuxUser>,
     }
-}
-message! {
     pub(super) struct ContainerStatusMessage {
         1 id: String,
         2 metadata: Option<ContainerMetadata>,
@@ -459,40 +343,28 @@ message! {
         18 user: Option<ContainerUserMessage>,
         19 stop_signal: i32,
     }
-}
-message! {
     pub(super) struct ContainerStatusResponse {
         1 status: Option<ContainerStatusMessage>,
     }
-}
-message! {
     pub(super) struct UpdateContainerResourcesRequest {
         1 id: String,
         2 linux: Option<LinuxContainerResources>,
     }
-}
-message! {
     pub(super) struct UpdatePodSandboxResourcesRequest {
         1 id: String,
         2 overhead: Option<LinuxContainerResources>,
         3 resources: Option<LinuxContainerResources>,
     }
-}
-message! {
     pub(super) struct ExecSyncRequest {
         1 id: String,
         2 command: Vec<String>,
         3 timeout_s: i64,
     }
-}
-message! {
     pub(super) struct ExecSyncResponse {
         1 stdout: Vec<u8>,
         2 stderr: Vec<u8>,
         3 exit_code: i32,
     }
-}
-message! {
     pub(super) struct ExecRequest {
         1 id: String,
         2 command: Vec<String>,
@@ -501,8 +373,6 @@ message! {
         5 stdout: bool,
         6 stderr: bool,
     }
-}
-message! {
     pub(super) struct AttachRequest {
         1 id: String,
         2 stdin: bool,
@@ -510,21 +380,15 @@ message! {
         4 stdout: bool,
         5 stderr: bool,
     }
-}
-message! {
     pub(super) struct PortForwardRequest {
         1 sandbox: String,
         2 ports: Vec<i32>,
     }
-}
 
-message! {
     /// Request of ImageStatus and of RemoveImage.
     pub(super) struct ImageRequest {
         1 image: Option<ImageSpecMessage>,
     }
-}
-message! {
     pub(super) struct ImageMessage {
         1 id: String,
         2 repo_tags: Vec<String>,
@@ -534,18 +398,12 @@ message! {
         6 username: String,
         8 pinned: bool,
     }
-}
-message! {
     pub(super) struct ImageStatusResponse {
         1 image: Option<ImageMessage>,
     }
-}
-message! {
     pub(super) struct ListImagesResponse {
         1 images: Vec<ImageMessage>,
     }
-}
-message! {
     pub(super) struct AuthConfigMessage {
         1 username: String,
         2 password: String,
@@ -554,33 +412,23 @@ message! {
         5 identity_token: String,
         6 registry_token: String,
     }
-}
-message! {
     pub(super) struct PullImageRequest {
         1 image: Option<ImageSpecMessage>,
         2 auth: Option<AuthConfigMessage>,
         3 sandbox_config: Option<PodSandboxConfig>,
     }
-}
-message! {
     pub(super) struct FilesystemUsage {
         2 fs_id: Option<TextMessage>,
         3 used_bytes: Option<UInt64Value>,
         4 inodes_used: Option<UInt64Value>,
     }
-}
-message! {
     pub(super) struct ImageFsInfoResponse {
         1 image_filesystems: Vec<FilesystemUsage>,
         2 container_filesystems: Vec<FilesystemUsage>,
     }
-}
-message! {
     pub(super) struct ContainerStats {
         4 writable_layer: Option<FilesystemUsage>,
     }
-}
-message! {
     pub(super) struct ContainerStatsResponse {
         1 stats: Option<ContainerStats>,
     }

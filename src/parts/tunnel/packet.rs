@@ -44,38 +44,26 @@ message! {
         2 address: String,
         3 random: i64,
     }
-}
-message! {
     struct DialResponse {
         1 error: String,
         2 id: i64,
         3 random: i64,
     }
-}
-message! {
     struct PacketData {
         1 id: i64,
         2 error: String,
         3 data: Vec<u8>,
     }
-}
-message! {
     struct CloseRequest {
         1 id: i64,
     }
-}
-message! {
     struct CloseResponse {
         1 error: String,
         2 id: i64,
     }
-}
-message! {
     struct CloseDial {
         1 random: i64,
     }
-}
-message! {
     struct DrainPacket {
     }
 }

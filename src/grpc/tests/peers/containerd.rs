@@ -26,89 +26,59 @@ message! {
     struct VersionRequest {
         1 version: String,
     }
-}
-message! {
     struct VersionResponse {
         1 version: String,
         2 runtime_name: String,
         3 runtime_version: String,
         4 runtime_api_version: String,
     }
-}
-message! {
     struct StatusRequest {
         1 verbose: bool,
     }
-}
-message! {
     struct StatusResponse {
         1 status: Option<RuntimeStatus>,
         2 info: BTreeMap<String, String>,
     }
-}
-message! {
     struct RuntimeStatus {
         1 conditions: Vec<Condition>,
     }
-}
-message! {
     struct Condition {
         1 kind: String,
         2 status: bool,
         3 reason: String,
         4 message: String,
     }
-}
-message! {
     struct ListContainersRequest {
         1 filter: Option<Filter>,
     }
-}
-message! {
     struct Filter {
         1 id: String,
         2 state: Option<StateValue>,
         4 labels: BTreeMap<String, String>,
     }
-}
-message! {
     struct StateValue {
         1 state: i32,
     }
-}
-message! {
     struct ListContainersResponse {
         1 containers: Vec<StatusRequest>,
     }
-}
-message! {
     struct StatusOfContainer {
         1 id: String,
     }
-}
-message! {
     struct Subscribe {
         1 filters: Vec<String>,
     }
-}
-message! {
     struct EventEnvelope {
         2 namespace: String,
         3 topic: String,
     }
-}
-message! {
     struct CreateNamespace {
         1 namespace: Option<Namespace>,
     }
-}
-message! {
     struct Namespace {
         1 name: String,
         2 labels: BTreeMap<String, String>,
     }
-}
-message! {
     struct Write {
         1 action: i32,
         2 reference: String,
@@ -117,20 +87,14 @@ message! {
         6 data: Vec<u8>,
         7 labels: BTreeMap<String, String>,
     }
-}
-message! {
     struct Written {
         1 action: i32,
         4 offset: i64,
         6 digest: String,
     }
-}
-message! {
     struct Read {
         1 digest: String,
     }
-}
-message! {
     struct Piece {
         1 offset: i64,
         2 data: Vec<u8>,

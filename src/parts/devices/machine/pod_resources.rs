@@ -20,43 +20,29 @@ use crate::{
 
 message! {
     struct PodResourcesEmpty {}
-}
-message! {
     struct ContainerDevicesMessage {
         1 resource_name: String,
         2 device_ids: Vec<String>,
     }
-}
-message! {
     struct ContainerResources {
         1 name: String,
         2 devices: Vec<ContainerDevicesMessage>,
     }
-}
-message! {
     struct PodResources {
         1 name: String,
         2 namespace: String,
         3 containers: Vec<ContainerResources>,
     }
-}
-message! {
     struct ListPodResourcesResponse {
         1 pods: Vec<PodResources>,
     }
-}
-message! {
     struct AllocatableResourcesResponse {
         1 devices: Vec<ContainerDevicesMessage>,
     }
-}
-message! {
     struct GetPodResourcesRequest {
         1 name: String,
         2 namespace: String,
     }
-}
-message! {
     struct GetPodResourcesResponse {
         1 pod: Option<PodResources>,
     }

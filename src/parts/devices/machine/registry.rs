@@ -36,8 +36,6 @@ const NOTIFY_TIME: Duration = Duration::from_secs(5);
 
 message! {
     struct RegistrationEmpty {}
-}
-message! {
     /// Name and kind of a plugin, as it tells them.
     pub(crate) struct PluginInfo {
         /// Type of the plugin: tells which part of a kubelet uses it.
@@ -49,8 +47,6 @@ message! {
         /// Versions of its protocol.
         4 versions: Vec<String>,
     }
-}
-message! {
     struct RegistrationStatus {
         1 registered: bool,
         2 error: String,

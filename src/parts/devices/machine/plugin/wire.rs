@@ -8,8 +8,6 @@ use crate::grpc::proto::message;
 
 message! {
     pub(super) struct DevicePluginEmpty {}
-}
-message! {
     /// Offer of a plugin: its resource and its socket.
     pub(crate) struct RegisterRequest {
         /// Version of the protocol.
@@ -19,54 +17,36 @@ message! {
         /// Extended resource.
         3 resource_name: String,
     }
-}
-message! {
     pub(super) struct PluginOptions {
         1 pre_start_required: bool,
         2 preferred_allocation: bool,
     }
-}
-message! {
     pub(super) struct ListAndWatchResponse {
         1 devices: Vec<ListedDevice>,
     }
-}
-message! {
     pub(super) struct ListedDevice {
         1 id: String,
         2 health: String,
     }
-}
-message! {
     /// Units of one container in `Allocate`; also the request of `PreStartContainer`.
     pub(super) struct DeviceIds {
         1 ids: Vec<String>,
     }
-}
-message! {
     /// Request of `Allocate`; also the answer of `GetPreferredAllocation`.
     pub(super) struct ContainersDeviceIds {
         1 containers: Vec<DeviceIds>,
     }
-}
-message! {
     pub(super) struct PreferredAllocationRequest {
         1 containers: Vec<ContainerPreferredRequest>,
     }
-}
-message! {
     pub(super) struct ContainerPreferredRequest {
         1 available: Vec<String>,
         2 must_include: Vec<String>,
         3 size: i32,
     }
-}
-message! {
     pub(super) struct AllocateResponse {
         1 containers: Vec<ContainerAllocateResponse>,
     }
-}
-message! {
     pub(super) struct ContainerAllocateResponse {
         1 envs: BTreeMap<String, String>,
         2 mounts: Vec<PluginMount>,
@@ -74,22 +54,16 @@ message! {
         4 annotations: BTreeMap<String, String>,
         5 cdi_devices: Vec<PluginCdiDevice>,
     }
-}
-message! {
     pub(super) struct PluginMount {
         1 container_path: String,
         2 host_path: String,
         3 read_only: bool,
     }
-}
-message! {
     pub(super) struct DeviceSpec {
         1 container_path: String,
         2 host_path: String,
         3 permissions: String,
     }
-}
-message! {
     pub(super) struct PluginCdiDevice {
         1 name: String,
     }
