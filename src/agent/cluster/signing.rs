@@ -146,7 +146,7 @@ pub(super) struct K3sSigner {
     pub(super) kubeconfig: PathBuf,
     /// Store of the certificate, if this node renews it.
     pub(super) kept: Option<CertificateStore>,
-    /// Servers: first the one that was joined, then those asked if it is silent.
+    /// Servers: first the one that was joined, then those asked if it is silent or not ready.
     pub(super) servers: Vec<Url>,
     pub(super) password_file: PathBuf,
     pub(super) proxies: ProxyVariables,

@@ -385,10 +385,28 @@ impl K3sSupervisor {
     }
 }
 
-/// Has a fresh key certified, under the name of the certificate in `config` (K3SJ-08). The first of `servers` that
-/// answers decides, whatever it says.
+/// Asks `servers` one after the other, as a node of the cluster: the first that answers decides, unless its answer is an
+/// error that may pass. One that is not ready does not speak for the others. Returns also its place in `servers`.
 ///
 /// - Errors: the error of the last server that was asked.
+fn ask_servers<T>(
+    config: &Kubeconfig,
+    servers: &[Url],
+    proxies: &ProxyVariables,
+    ask: impl Fn(&K3sSupervisor) -> Result<T, JoinError>,
+) -> Result<(usize, T), JoinError> {
+    let mut last = KubeError::Local("no server of k3s is known".into()).into();
+    for (place, url) in servers.iter().enumerate() {
+        match ask(&K3sSupervisor::for_member(config.clone(), url, proxies)) {
+            Ok(answer) => return Ok((place, answer)),
+            Err(JoinError::Kube(e)) if !e.is_answer() || e.may_pass() => last = e.into(),
+            Err(e) => return Err(e),
+        }
+    }
+    Err(last)
+}
+
+/// Has a fresh key certified by one of `servers`, under the name of the certificate in `config` (K3SJ-08).
 pub fn renew_certificate(
     config: &Kubeconfig,
     servers: &[Url],
@@ -396,42 +414,25 @@ pub fn renew_certificate(
     node: &K3sNodeIdentity,
     purpose: CertificatePurpose,
 ) -> Result<(String, String), JoinError> {
-    let mut result = Err(KubeError::Local("no server of k3s is known".into()).into());
-    for url in servers {
-        result =
-            K3sSupervisor::for_member(config.clone(), url, proxies).certify_new_key(node, purpose);
-        if !matches!(&result, Err(JoinError::Kube(e)) if !e.is_answer()) {
-            break;
-        }
-    }
-    result
+    let certified = ask_servers(config, servers, proxies, |supervisor| {
+        supervisor.certify_new_key(node, purpose)
+    });
+    certified.map(|(_, pair)| pair)
 }
 
-/// Asks for the addresses of the apiservers, and for the configuration of the cluster if `with_cluster`. The first of
-/// `servers` that answers decides, unless its answer is an error that may pass. Returns also its place in `servers`.
-///
-/// - Errors: the error of the last server that was asked.
+/// Asks one of `servers` for the addresses of the apiservers, and for the configuration of the cluster if
+/// `with_cluster`. Returns also its place in `servers`.
 pub fn read_servers(
     config: &Kubeconfig,
     servers: &[Url],
     proxies: &ProxyVariables,
     with_cluster: bool,
 ) -> Result<(usize, Option<K3sCluster>, Vec<String>), JoinError> {
-    let mut result = Err(KubeError::Local("no server of k3s is known".into()).into());
-    for (place, url) in servers.iter().enumerate() {
-        let supervisor = K3sSupervisor::for_member(config.clone(), url, proxies);
+    let answered = ask_servers(config, servers, proxies, |supervisor| {
         let cluster = with_cluster.then(|| supervisor.read_cluster()).transpose();
-        result = cluster.and_then(|cluster| Ok((place, cluster, supervisor.read_apiservers()?)));
-        // One that is not ready does not speak for the others.
-        let is_final = match &result {
-            Err(JoinError::Kube(e)) => e.is_answer() && !e.may_pass(),
-            _ => true,
-        };
-        if is_final {
-            break;
-        }
-    }
-    result
+        Ok((cluster?, supervisor.read_apiservers()?))
+    });
+    answered.map(|(place, (cluster, apiservers))| (place, cluster, apiservers))
 }
 
 /// Makes a kubeconfig for the apiserver at `url`, without a user yet.

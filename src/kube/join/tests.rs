@@ -101,7 +101,7 @@ fn an_agent_of_k3s_asks_as_the_user_node() {
 }
 
 #[test]
-fn another_server_renews_when_one_is_silent() {
+fn another_server_renews_when_one_is_silent_or_not_ready() {
     // K3SJ-08
     let ca = Arc::new(Authority::new());
     let pair = ca.server(&["127.0.0.1"], NOW);
@@ -143,6 +143,13 @@ fn another_server_renews_when_one_is_silent() {
     };
     let (chain, _) = renew(&[&silent, signs]).expect("the second one");
     assert!(chain.contains("BEGIN CERTIFICATE"), "{chain}");
+    for status in [429, 500, 503] {
+        let sick = Server::tls(&pair, Some(&ca), move |_| say(status, "", b"not ready"));
+        let renewed = renew(&[&url(&sick.url()), signs]);
+        assert!(renewed.is_ok(), "{status}: {:?}", renewed.err());
+        let unready = renew(&[&url(&sick.url())]);
+        assert!(matches!(&unready, Err(JoinError::Kube(e)) if e.http_status() == Some(status)));
+    }
     let refused = renew(&[refuses, signs]);
     assert!(matches!(refused, Err(JoinError::NodePassword { .. })));
     let unreached = renew(&[&silent]);
