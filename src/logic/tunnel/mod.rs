@@ -3,12 +3,14 @@
 //!
 //! | module | decisions |
 //! |---|---|
+//! | [`carried`] | connections of a stream, of either protocol |
 //! | [`stream`] | effect of each packet on the connections that are carried |
 //! | [`mod@line`] | servers to dial, times of the next tries, and pings |
 //! | [`health`] | state of the tunnel for people |
 //! | `remotedialer` | the same for the tunnel of a k3s server, as far as it differs (rows K3ST) |
 //! | here | identity of this node, and the target that may be dialled |
 
+pub mod carried;
 pub mod health;
 pub mod line;
 #[cfg(feature = "k3s")]

@@ -3,26 +3,15 @@
 //! Packets and the time go in, orders come out; bytes stay with the caller. A dial is answered at once: its target
 //! is in this process.
 
-use alloc::vec::Vec;
 use core::time::Duration;
 
+use super::carried::{CarriedConnection, CarriedConnections, ConnectionId, DialRefusal};
 use crate::api::MonoTime;
 
-/// Number of connections of one stream.
-pub const MAX_CONNECTIONS: usize = 32;
 /// Bytes from the server that may wait in one connection.
 pub const MAX_INWARD_BYTES: usize = 64 * 1024;
-/// Longest time that others may wait for a full connection, less the time that it has paid off. While a connection is
-/// full, the stream is not read: all other connections wait, and so do new dials.
-pub const MAX_FULL: Duration = Duration::from_secs(10);
-/// Number of taken bytes that pay off one second. Bytes that a server has sent before it learns of a full connection,
-/// 384 KiB in windows and queues, then stand before the bytes of others for 12 s.
-const FAIR_BYTES_S: u64 = 32 * 1024;
 /// Time for which a replaced stream goes on after the server has dialled on it all the same.
 pub const MAX_REPLACED: Duration = Duration::from_secs(60 * 60);
-
-/// Number of a connection; unique in the life of a process, over all streams (TUN-04).
-pub type ConnectionId = i64;
 
 /// Source of numbers for the connections of all streams.
 #[derive(Debug)]
@@ -108,95 +97,14 @@ pub enum StreamAction {
     },
 }
 
-/// Reason why a dial is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DialRefusal {
-    /// The stream has [`MAX_CONNECTIONS`] already.
-    TooMany,
-    /// The dial is for another node (TUN-06).
-    Misrouted,
-    /// The dial is for an address that this node does not have any more: another node may have it (TUN-06).
-    Moved,
-    /// The agent is ending.
-    Leaving,
-    /// The bytes of the day are used up (METER-02).
-    Spent,
-}
-
-impl DialRefusal {
-    /// Text of the answer to the server.
-    #[must_use]
-    pub const fn answer_text(self) -> &'static str {
-        match self {
-            Self::TooMany => "too many connections",
-            Self::Misrouted => {
-                "this agent serves its own node only: start proxy-server with --proxy-strategies=destHost,defaultRoute"
-            }
-            Self::Moved => "the node does not have that address any more",
-            Self::Leaving => "the agent is leaving",
-            Self::Spent => "the node has used the bytes of this day (picolet.link.dailyBytes)",
-        }
-    }
-}
-
-/// Connection that the stream carries.
-#[derive(Debug)]
-struct CarriedConnection {
-    id: ConnectionId,
-    random: i64,
-    /// Set once the server has used the connection.
-    is_used: bool,
-    debt: WaitDebt,
-}
-
-/// Debt of a connection to the others: the time for which they waited because it was full. Time in which it is not
-/// full, and bytes that it takes, pay the debt off. So a connection that takes a few bytes now and then cannot hold up
-/// the others without end.
-#[derive(Debug, Default)]
-pub(super) struct WaitDebt {
-    /// Debt at the time `noted`.
-    owed: Duration,
-    noted: MonoTime,
-    /// Set while the connection is full: the debt grows. Otherwise it shrinks.
-    is_full: bool,
-}
-
-impl WaitDebt {
-    fn debt_at(&self, now: MonoTime) -> Duration {
-        let passed = now - self.noted;
-        match self.is_full {
-            true => self.owed + passed,
-            false => self.owed.saturating_sub(passed),
-        }
-    }
-
-    pub(super) fn record_given_bytes(&mut self, given: usize, is_full: bool, now: MonoTime) {
-        let given = u64::try_from(given).unwrap_or(u64::MAX);
-        let good = Duration::from_micros(given.saturating_mul(1_000_000) / FAIR_BYTES_S);
-        *self = Self {
-            owed: self.debt_at(now).saturating_sub(good),
-            noted: now,
-            is_full,
-        };
-    }
-
-    /// Time at which the debt is too large, if no byte is taken until then.
-    pub(super) fn overdue_at(&self) -> Option<MonoTime> {
-        let left = MAX_FULL.saturating_sub(self.owed);
-        self.is_full.then(|| self.noted + left)
-    }
-}
-
 /// Connections of one stream. See the docs of the module.
 #[derive(Debug, Default)]
 pub struct TunnelStream {
-    carried: Vec<CarriedConnection>,
-    /// Connection that sent last.
-    turn: ConnectionId,
+    /// Connections of the stream.
+    pub connections: CarriedConnections,
     is_replaced: bool,
     /// Time at which a dial was first taken after the replacement.
     dialled: Option<MonoTime>,
-    is_leaving: bool,
 }
 
 impl TunnelStream {
@@ -219,20 +127,21 @@ impl TunnelStream {
             },
             TunnelPacket::CancelDial { random } => {
                 // The cancellation crossed the answer: the server does not know the number, and never will.
-                let idle = |c: &&CarriedConnection| c.random == random && !c.is_used;
-                match self.carried.iter().find(idle).map(|c| c.id) {
+                let idle = |c: &&mut CarriedConnection| c.random == random && !c.is_used;
+                let idle = self.connections.iter_mut().find(idle).map(|c| c.id);
+                match idle {
                     Some(id) => self.close_connection(id),
                     None => StreamAction::Nothing,
                 }
             }
-            TunnelPacket::Data { id } => match self.find_connection(id) {
+            TunnelPacket::Data { id } => match self.connections.find(id) {
                 Some(carried) => {
                     carried.is_used = true;
                     StreamAction::Deliver
                 }
                 None => StreamAction::Unknown { id },
             },
-            TunnelPacket::Close { id } => match self.find_connection(id) {
+            TunnelPacket::Close { id } => match self.connections.find(id) {
                 Some(_) => self.close_connection(id),
                 None => StreamAction::Unknown { id },
             },
@@ -241,48 +150,32 @@ impl TunnelStream {
 
     /// Reason to refuse a dial, if there is one.
     fn dial_refusal(&self, is_own: bool, was_own: bool, is_spent: bool) -> Option<DialRefusal> {
-        Some(match (is_own, was_own) {
-            (false, false) => DialRefusal::Misrouted,
-            (false, true) => DialRefusal::Moved,
-            (true, _) if self.is_leaving => DialRefusal::Leaving,
-            (true, _) if self.carried.len() >= MAX_CONNECTIONS => DialRefusal::TooMany,
-            (true, _) if is_spent => DialRefusal::Spent,
-            (true, _) => return None,
-        })
+        match (is_own, was_own) {
+            (false, false) => Some(DialRefusal::Misrouted),
+            (false, true) => Some(DialRefusal::Moved),
+            (true, _) => self.connections.refusal(is_spent),
+        }
     }
 
     fn open_connection(&mut self, random: i64, id: ConnectionId, now: MonoTime) -> StreamAction {
         if self.is_replaced {
             self.dialled.get_or_insert(now);
         }
-        self.carried.push(CarriedConnection {
+        self.connections.add(CarriedConnection {
             id,
             random,
-            is_used: false,
-            debt: WaitDebt::default(),
+            ..CarriedConnection::default()
         });
         StreamAction::Open { id, random }
     }
 
-    fn find_connection(&mut self, id: ConnectionId) -> Option<&mut CarriedConnection> {
-        self.carried.iter_mut().find(|c| c.id == id)
-    }
-
     fn close_connection(&mut self, id: ConnectionId) -> StreamAction {
-        self.forget_connection(id);
+        self.connections.forget(id);
         StreamAction::Drop { id }
     }
 
-    /// Removes a connection that has ended here. The server was told after its last bytes.
-    pub fn forget_connection(&mut self, id: ConnectionId) {
-        self.carried.retain(|c| c.id != id);
-        if self.carried.is_empty() {
-            self.carried = Vec::new();
-        }
-    }
-
     /// Takes in that a connection took `given` bytes. `is_full`: it had no room for further ones. Then the stream is
-    /// not read until it has, or until [`Self::take_overdue`] returns the connection.
+    /// not read until it has, or until [`CarriedConnections::take_overdue`] returns the connection.
     pub fn record_given_bytes(
         &mut self,
         id: ConnectionId,
@@ -290,40 +183,16 @@ impl TunnelStream {
         is_full: bool,
         now: MonoTime,
     ) {
-        if let Some(carried) = self.find_connection(id) {
+        if let Some(carried) = self.connections.find(id) {
             carried.debt.record_given_bytes(given, is_full, now);
         }
     }
 
-    /// Takes out a connection that has held up the others for too long: the caller drops it and tells the server.
-    pub fn take_overdue(&mut self, now: MonoTime) -> Option<ConnectionId> {
-        let late = |c: &&CarriedConnection| c.debt.overdue_at().is_some_and(|due| due <= now);
-        let id = self.carried.iter().find(late)?.id;
-        self.forget_connection(id);
-        Some(id)
-    }
-
-    /// Time at which [`Self::take_overdue`] or [`Self::is_outlived`] must be called, if there is no change.
+    /// Time at which [`CarriedConnections::take_overdue`] or [`Self::is_outlived`] must be called, if there is no change.
     #[must_use]
     pub fn next_timeout(&self) -> Option<MonoTime> {
-        let full = self.carried.iter().filter_map(|c| c.debt.overdue_at());
+        let full = self.connections.next_timeout().into_iter();
         full.chain(self.outlived_at()).min()
-    }
-
-    /// The next connection that has bytes to send: each has its turn.
-    pub fn next_to_send(
-        &mut self,
-        has_something: impl Fn(ConnectionId) -> bool,
-    ) -> Option<ConnectionId> {
-        // Numbers only grow, so the list is sorted by them.
-        let turn = self.turn;
-        let (before, after) = {
-            let at = self.carried.partition_point(|c| c.id <= turn);
-            self.carried.split_at(at)
-        };
-        let mut in_turn = after.iter().chain(before).map(|c| c.id);
-        self.turn = in_turn.find(|id| has_something(*id))?;
-        Some(self.turn)
     }
 
     /// Marks the stream as replaced: another stream has its place, or none shall have it. Its connections go on, and
@@ -331,11 +200,6 @@ impl TunnelStream {
     /// told.
     pub const fn mark_replaced(&mut self) {
         self.is_replaced = true;
-    }
-
-    /// Refuses dials from now on. Connections go on.
-    pub const fn refuse_dials(&mut self) {
-        self.is_leaving = true;
     }
 
     fn outlived_at(&self) -> Option<MonoTime> {
@@ -348,16 +212,12 @@ impl TunnelStream {
     pub fn is_outlived(&self, now: MonoTime) -> bool {
         self.outlived_at().is_some_and(|due| due <= now)
     }
-
-    /// Number of connections.
-    #[must_use]
-    pub fn connection_count(&self) -> usize {
-        self.carried.len()
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use alloc::vec::Vec;
+
     use super::*;
 
     const NOW: MonoTime = MonoTime(1000);
@@ -396,7 +256,7 @@ mod tests {
         let (mut first, mut second) = (TunnelStream::default(), TunnelStream::default());
         let a = open(&mut first, &mut ids, 1);
         let b = open(&mut second, &mut ids, 1);
-        first.forget_connection(a);
+        first.connections.forget(a);
         let c = open(&mut first, &mut ids, 1);
         assert!(a > 0 && b > a && c > b, "{a} {b} {c}");
         assert!(ConnectionIds::new(0).next_id() > 0, "0 is no number");
@@ -461,17 +321,17 @@ mod tests {
             stream.take_packet(TunnelPacket::Data { id: all[3] }, &mut ids, NOW),
             unknown
         );
-        assert_eq!(stream.connection_count(), 31);
+        assert_eq!(stream.connections.count(), 31);
         // There is room for a connection again.
         open(&mut stream, &mut ids, 41);
-        stream.refuse_dials();
-        stream.forget_connection(all[0]);
+        stream.connections.refuse_dials();
+        stream.connections.forget(all[0]);
         let leaving = refused(42, DialRefusal::Leaving);
         assert_eq!(stream.take_packet(dial(42), &mut ids, NOW), leaving);
         for id in all {
-            stream.forget_connection(id);
+            stream.connections.forget(id);
         }
-        assert_eq!(stream.connection_count(), 1);
+        assert_eq!(stream.connections.count(), 1);
     }
 
     #[test]
@@ -493,7 +353,7 @@ mod tests {
         assert_eq!(cancel(&mut stream, 2), StreamAction::Nothing);
         assert_eq!(cancel(&mut stream, 1), StreamAction::Drop { id: unused });
         assert_eq!(cancel(&mut stream, 1), StreamAction::Nothing);
-        assert_eq!(stream.connection_count(), 1);
+        assert_eq!(stream.connections.count(), 1);
     }
 
     #[test]
@@ -505,22 +365,25 @@ mod tests {
             open(&mut stream, &mut ids, 2),
         );
         assert_eq!(
-            (stream.next_timeout(), stream.take_overdue(at(100))),
+            (
+                stream.next_timeout(),
+                stream.connections.take_overdue(at(100))
+            ),
             (None, None)
         );
         stream.record_given_bytes(a, 1000, true, at(1));
         stream.record_given_bytes(a, 0, true, at(5));
         assert_eq!(stream.next_timeout(), Some(at(11)));
-        assert_eq!(stream.take_overdue(at(10)), None);
+        assert_eq!(stream.connections.take_overdue(at(10)), None);
         // The connection has taken as many bytes as pay off the time that the others have waited.
         stream.record_given_bytes(a, 9 * 32 * 1024, false, at(10));
         stream.record_given_bytes(a, 0, true, at(10));
         stream.record_given_bytes(b, 0, true, at(12));
-        assert_eq!(stream.take_overdue(at(19)), None);
-        assert_eq!(stream.take_overdue(at(20)), Some(a));
-        assert_eq!(stream.take_overdue(at(20)), None);
+        assert_eq!(stream.connections.take_overdue(at(19)), None);
+        assert_eq!(stream.connections.take_overdue(at(20)), Some(a));
+        assert_eq!(stream.connections.take_overdue(at(20)), None);
         assert_eq!(
-            (stream.next_timeout(), stream.connection_count()),
+            (stream.next_timeout(), stream.connections.count()),
             (Some(at(22)), 1)
         );
     }
@@ -535,7 +398,7 @@ mod tests {
             if now % period_s == 0 {
                 stream.record_given_bytes(id, bytes, true, at(*now));
             }
-            stream.take_overdue(at(*now)).is_some()
+            stream.connections.take_overdue(at(*now)).is_some()
         })
     }
 
@@ -563,7 +426,10 @@ mod tests {
             assert_eq!(stream.next_timeout(), Some(at(begun + 10)));
             stream.record_given_bytes(id, 1, false, at(begun + 9));
             assert_eq!(
-                (stream.next_timeout(), stream.take_overdue(at(begun + 20))),
+                (
+                    stream.next_timeout(),
+                    stream.connections.take_overdue(at(begun + 20))
+                ),
                 (None, None)
             );
         }
@@ -590,8 +456,8 @@ mod tests {
         assert_eq!(stream.next_timeout(), Some(at(5 + hour)));
         assert!(!stream.is_outlived(at(4 + hour)));
         assert!(stream.is_outlived(at(5 + hour)));
-        assert_eq!(stream.connection_count(), 3);
-        stream.refuse_dials();
+        assert_eq!(stream.connections.count(), 3);
+        stream.connections.refuse_dials();
         let leaving = StreamAction::Refuse {
             random: 4,
             why: DialRefusal::Leaving,
@@ -605,15 +471,18 @@ mod tests {
         let (mut stream, mut ids) = (TunnelStream::default(), ConnectionIds::new(0));
         let all: Vec<ConnectionId> = (0..3).map(|n| open(&mut stream, &mut ids, n)).collect();
         let mut turns: Vec<ConnectionId> = (0..4)
-            .filter_map(|_| stream.next_to_send(|_| true))
+            .filter_map(|_| stream.connections.next_to_send(|_| true))
             .collect();
         assert_eq!(turns, [all[0], all[1], all[2], all[0]]);
         turns = (0..2)
-            .filter_map(|_| stream.next_to_send(|id| id != all[1]))
+            .filter_map(|_| stream.connections.next_to_send(|id| id != all[1]))
             .collect();
         assert_eq!(turns, [all[2], all[0]]);
-        assert_eq!(stream.next_to_send(|_| false), None);
-        stream.forget_connection(all[2]);
-        assert_eq!(stream.next_to_send(|id| id == all[0]), Some(all[0]));
+        assert_eq!(stream.connections.next_to_send(|_| false), None);
+        stream.connections.forget(all[2]);
+        assert_eq!(
+            stream.connections.next_to_send(|id| id == all[0]),
+            Some(all[0])
+        );
     }
 }

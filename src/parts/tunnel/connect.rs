@@ -17,7 +17,6 @@ use super::{TunnelShared, packet::MAX_MESSAGE_BYTES};
 use crate::{
     agent::clock::{Clock, GrpcClock, TimerFuture},
     api::link::LinkClass,
-    error::error_chain,
     grpc::{
         ConnectionClock,
         client::{CallOptions, ClientCall, GrpcClient, connect},
@@ -89,23 +88,17 @@ pub(super) async fn open_stream(
     (host, port): &(String, u16),
     identifiers: &str,
 ) -> Result<OpenedStream, StreamFailure> {
-    let settings = &shared.settings;
-    let (kubeconfig, kept) = (settings.kubeconfig.clone(), settings.kept.clone());
-    let cfg = settings.cfg.clone();
-    let read = move || {
-        let (ca, token_file) = (cfg.ca.as_deref(), cfg.token_file.as_deref());
-        super::credentials::read_credentials(&kubeconfig, kept.as_ref(), ca, token_file, b"h2")
-    };
-    let read = shared.disk.run_job(read).await;
-    let (tls, token) = read.map_err(|e| StreamFailure::broken(error_chain(&e)))?;
-    let stream = dial_tls(host, *port, &tls, &*shared.clock, None).await?;
+    let (base, settings) = (&shared.base, &shared.settings);
+    let (ca, token_file) = (settings.cfg.ca.clone(), settings.cfg.token_file.clone());
+    let (tls, token) = base.read_credentials(ca, token_file, b"h2").await?;
+    let stream = dial_tls(host, *port, &tls, &*base.clock, None).await?;
     let is_h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
     if !is_h2 {
         return Err(StreamFailure::broken("the server does not offer HTTP/2"));
     }
-    let time: Rc<dyn ConnectionClock> = Rc::new(GrpcClock(Rc::clone(&shared.clock)));
+    let time: Rc<dyn ConnectionClock> = Rc::new(GrpcClock(Rc::clone(&base.clock)));
     let (client, driver) = connect(stream, &format!("{host}:{port}"), time);
-    let driver = shared.executor.spawn(driver);
+    let driver = base.executor.spawn(driver);
     let options = CallOptions {
         is_encrypted: true,
         metadata: metadata(&settings.agent_id, identifiers, token),
@@ -122,7 +115,7 @@ pub(super) async fn open_stream(
         Ok((call, head))
     };
     let late = async {
-        shared.alarm_after(ANSWER_TIME).await;
+        base.alarm_after(ANSWER_TIME).await;
         Err(StreamFailure::broken("the server does not answer"))
     };
     let answered = async {

@@ -3,6 +3,7 @@
 //!
 //! | file | content |
 //! |---|---|
+//! | `base` | what both protocols share: access to the agent, the connections of a stream, the end |
 //! | `board` | the tunnel's state, as people are told it |
 //! | `connect`, `credentials` | opening a stream to an address, and what is shown there |
 //! | `stream` | a stream, and the connections that it carries to the server of this node, in this process |
@@ -18,6 +19,7 @@
 //! A *line* keeps one stream: one for each address of the configuration, and further ones while a server says that there are
 //! more of its kind. All run on the agent's thread. `logic::tunnel` decides.
 
+mod base;
 mod board;
 mod connect;
 mod credentials;
@@ -37,174 +39,85 @@ use core::{
     pin::Pin,
     time::Duration,
 };
-use std::path::PathBuf;
 
-use ring::rand::{SecureRandom as _, SystemRandom};
 use smol::{LocalExecutor, future::FutureExt as _};
 
 use self::{
-    board::TunnelStatus,
+    base::{TunnelBase, random},
     connect::{OpenedStream, StreamFailure, open_stream},
     settings::TunnelConfig,
     stream::{StreamCarrier, StreamTurn},
 };
 use crate::{
     agent::{
-        clock::{Clock, TimerFuture},
-        complaints::Complaints,
-        link_policy::LinkPolicy,
         node::LocalNode,
         recorder::{EventRecorder, EventSeverity},
         tasks::box_task,
         wake::WakeFlag,
-        waker_set::WakerSet,
     },
-    kube::store::CertificateStore,
     logic::tunnel::{
         self, OwnServer,
         line::{ConnectedServers, MAX_LINES, StreamLossReason, TunnelLine},
         stream::ConnectionIds,
     },
-    parts::{PartTools, ServeConnection},
-    server::pipe::PipeServerEnd,
-    sys::lane::Lane,
+    parts::PartTools,
 };
 
-/// Time that the end of the agent waits for connections in the tunnel.
-const STOP_TIME: Duration = Duration::from_secs(10);
 /// Time between two looks whether the apiserver has the addresses of this node, before there is a first stream.
 const LOOK: Duration = Duration::from_secs(1);
-/// Characters shown of a dial's target.
-const MAX_SHOWN_TARGET: usize = 100;
 
 /// Settings that do not change.
 struct TunnelSettings {
     cfg: TunnelConfig,
-    kubeconfig: PathBuf,
-    /// Store of the certificate that this node renews, if it does.
-    kept: Option<CertificateStore>,
     /// Identity of this agent, for servers.
     agent_id: String,
-    /// Port of the server of this node.
-    port: u16,
 }
 
 /// A stream on its way.
 type StreamOpening = Pin<Box<dyn Future<Output = Result<OpenedStream, StreamFailure>>>>;
 
-/// Both ends of the carried connections.
-struct TunnelEnds {
-    /// Opens a stream to the server at that address of the configuration, as an agent with these identifiers.
-    open: Box<dyn Fn(Rc<TunnelShared>, usize, String) -> StreamOpening>,
-    /// Serves a connection as one from outside.
-    serve: Box<dyn Fn(PipeServerEnd)>,
-}
+/// Opens a stream to the server at that address of the configuration, as an agent with these identifiers.
+type OpenTunnelStream = Box<dyn Fn(Rc<TunnelShared>, usize, String) -> StreamOpening>;
 
 /// State that all lines share.
 struct TunnelShared {
+    base: Rc<TunnelBase>,
     settings: TunnelSettings,
-    ends: TunnelEnds,
-    clock: Rc<dyn Clock>,
+    open: OpenTunnelStream,
     recorder: Rc<EventRecorder>,
-    complaints: Rc<Complaints>,
-    disk: Lane,
     node: Rc<LocalNode>,
-    link_policy: Rc<dyn LinkPolicy>,
-    executor: Rc<LocalExecutor<'static>>,
-    board: Rc<TunnelStatus>,
     ids: RefCell<ConnectionIds>,
     servers: RefCell<ConnectedServers>,
     /// Running lines, one bit for each.
     lines: Cell<u32>,
-    is_stopping: Cell<bool>,
-    /// A stream has ended, other lines are wanted, or all are to end.
-    changed: WakerSet,
 }
 
-/// The tunnel of this node.
-struct NodeTunnel(Rc<TunnelShared>);
-
-impl NodeTunnel {
-    /// Begins to dial, and goes on until [`Self::stop`].
-    fn start(
-        settings: TunnelSettings,
-        tools: &PartTools<'_>,
-        serve: ServeConnection,
-        board: Rc<TunnelStatus>,
-    ) -> Self {
-        let ends = TunnelEnds {
-            open: Box::new(|shared, address, identifiers| {
-                Box::pin(async move {
-                    let server = &shared.settings.cfg.servers[address];
-                    open_stream(&shared, server, &identifiers).await
-                })
-            }),
-            serve: Box::new(move |near| serve(near, part::NAME)),
-        };
-        let shared = Rc::new(TunnelShared {
-            settings,
-            ends,
-            clock: Rc::clone(tools.clock),
-            recorder: Rc::clone(tools.recorder),
-            complaints: Rc::clone(tools.complaints),
-            disk: tools.disk.clone(),
-            node: Rc::clone(tools.node),
-            link_policy: Rc::clone(tools.link_policy),
-            executor: Rc::clone(tools.executor),
-            board,
-            ids: RefCell::new(ConnectionIds::new(random())),
-            servers: RefCell::default(),
-            lines: Cell::new(0),
-            is_stopping: Cell::new(false),
-            changed: WakerSet::default(),
-        });
-        shared.start_lines();
-        Self(shared)
-    }
-
-    /// Tells servers that no dials are taken any more, and gives open connections some seconds to end.
-    async fn stop(&self) {
-        let shared = &self.0;
-        shared.is_stopping.set(true);
-        shared.changed.wake_all();
-        let all = shared
-            .changed
-            .wait_until(|| (shared.board.streams.get() == 0).then_some(()));
-        all.or(shared.alarm_after(STOP_TIME)).await;
-    }
-}
-
-fn random() -> u64 {
-    let mut bytes = [0; 8];
-    fill_random(&mut bytes);
-    u64::from_ne_bytes(bytes)
-}
-
-fn fill_random(bytes: &mut [u8]) {
-    // The kernel's source does not fail. If it does, numbers begin where others may have begun.
-    let _ = SystemRandom::new().fill(bytes);
-}
-
-/// The target of a dial, as far as it is shown.
-fn cut_target(target: &str) -> String {
-    target.chars().take(MAX_SHOWN_TARGET).collect()
+/// Begins to dial, and goes on until [`TunnelBase::stop`].
+fn start_tunnel(base: &Rc<TunnelBase>, settings: TunnelSettings, tools: &PartTools<'_>) {
+    let shared = Rc::new(TunnelShared {
+        base: Rc::clone(base),
+        settings,
+        open: Box::new(|shared, address, identifiers| {
+            Box::pin(async move {
+                let server = &shared.settings.cfg.servers[address];
+                open_stream(&shared, server, &identifiers).await
+            })
+        }),
+        recorder: Rc::clone(tools.recorder),
+        node: Rc::clone(tools.node),
+        ids: RefCell::new(ConnectionIds::new(random())),
+        servers: RefCell::default(),
+        lines: Cell::new(0),
+    });
+    shared.start_lines();
 }
 
 impl TunnelShared {
-    fn alarm_after(&self, time: Duration) -> TimerFuture {
-        self.clock.sleep_until(self.clock.now() + time)
-    }
-
-    async fn wait_until_stopping(&self) {
-        let is_stopping = || self.is_stopping.get().then_some(());
-        self.changed.wait_until(is_stopping).await;
-    }
-
     /// Identifiers of the node for servers, and the addresses that may be dialled here; `None`: the apiserver does not
     /// have its addresses yet.
     fn node_identifiers(&self) -> Option<(String, OwnServer)> {
         let addresses = self.node.published_addresses()?;
-        let (node, port) = (&self.node.name, self.settings.port);
+        let (node, port) = (&self.node.name, self.base.port);
         Some((
             tunnel::agent_identifiers(node, &addresses),
             OwnServer::new(node, &addresses, port),
@@ -213,8 +126,7 @@ impl TunnelShared {
 
     /// Reports a dial that was meant for another target (TUN-06, TUN-07).
     fn report_misrouted(&self, target: &str) {
-        if self.board.count_misrouted(self.clock.now()) {
-            let target = cut_target(target);
+        if let Some(target) = self.base.count_misrouted(target) {
             let message = format!(
                 "a dial for {target:?} came through the tunnel: start proxy-server with --proxy-strategies=destHost,defaultRoute"
             );
@@ -233,11 +145,11 @@ impl TunnelShared {
             if self.lines.get() & bit == 0 {
                 self.lines.set(self.lines.get() | bit);
                 let line = keep_line(Rc::clone(self), number);
-                self.executor.spawn(box_task(line)).detach();
+                self.base.executor.spawn(box_task(line)).detach();
             }
         }
         // A line that was not wanted any more may be wanted again.
-        self.changed.wake_all();
+        self.base.changed.wake_all();
     }
 
     fn is_wanted(&self, number: usize) -> bool {
@@ -246,8 +158,8 @@ impl TunnelShared {
     }
 
     async fn wanted_again(&self, number: usize) {
-        let is_so = || self.is_wanted(number) || self.is_stopping.get();
-        self.changed.wait_until(|| is_so().then_some(())).await;
+        let is_so = || self.is_wanted(number) || self.base.is_stopping.get();
+        self.base.changed.wait_until(|| is_so().then_some(())).await;
     }
 }
 
@@ -283,7 +195,7 @@ async fn keep_line(shared: Rc<TunnelShared>, number: usize) {
     let mut line = TunnelLine::default();
     let mut old: Option<ReplacedStream> = None;
     let mut address = number % addresses.len();
-    while !shared.is_stopping.get() {
+    while !shared.base.is_stopping.get() {
         if !shared.is_wanted(number) {
             let Some(left) = &mut old else { break };
             let ended = async {
@@ -300,10 +212,10 @@ async fn keep_line(shared: Rc<TunnelShared>, number: usize) {
             continue;
         }
         let Some((identifiers, own)) = shared.node_identifiers() else {
-            shared.alarm_after(LOOK).await;
+            shared.base.alarm_after(LOOK).await;
             continue;
         };
-        let opened = (shared.ends.open)(Rc::clone(&shared), address, identifiers.clone()).await;
+        let opened = (shared.open)(Rc::clone(&shared), address, identifiers.clone()).await;
         let opened = opened.and_then(|opened| {
             let mut servers = shared.servers.borrow_mut();
             match servers.record_stream(number, &opened.server, opened.count) {
@@ -324,13 +236,13 @@ async fn keep_line(shared: Rc<TunnelShared>, number: usize) {
                 if let Some(old) = &old {
                     old.replaced.wake_waiters();
                 }
-                let begun = shared.clock.now();
+                let begun = shared.base.clock.now();
                 let carrying = StreamCarrier::new(&shared, opened, own, identifiers);
                 shared.show_status(None);
                 let mut carrying = Box::new(carrying);
                 let turned = carrying.carry_until_turn(&mut line, None).await;
                 shared.servers.borrow_mut().remove_stream(number);
-                let up = Some(shared.clock.now() - begun);
+                let up = Some(shared.base.clock.now() - begun);
                 match turned {
                     StreamTurn::Ended(failed) => (failed, up),
                     StreamTurn::Leaves(why) => {
@@ -338,14 +250,14 @@ async fn keep_line(shared: Rc<TunnelShared>, number: usize) {
                         old = Some(ReplacedStream::spawn(
                             carrying,
                             line.clone(),
-                            &shared.executor,
+                            &shared.base.executor,
                         ));
                         (StreamFailure::broken(why), up)
                     }
                 }
             }
         };
-        if shared.is_stopping.get() {
+        if shared.base.is_stopping.get() {
             break;
         }
         let (host, port) = &addresses[address];
@@ -354,18 +266,15 @@ async fn keep_line(shared: Rc<TunnelShared>, number: usize) {
         if failed.ending == StreamLossReason::Repeated {
             log::debug!("{why}");
         } else {
-            shared.complaints.complain(&why);
+            shared.base.complaints.complain(&why);
             shared.show_status(Some(why));
         }
-        line.set_metered(shared.link_policy.is_metered());
+        line.set_metered(shared.base.link_policy.is_metered());
         let pause = line.next_pause(failed.ending, up, random());
         if number >= addresses.len() {
             address = (address + 1) % addresses.len();
         }
-        shared
-            .alarm_after(pause)
-            .or(shared.wait_until_stopping())
-            .await;
+        shared.base.pause(pause).await;
     }
     if let Some(mut old) = old {
         old.wait_until_ended().await;
@@ -386,8 +295,7 @@ impl TunnelShared {
     /// Shows people the state of the tunnel, with the trouble if there is any.
     fn show_status(&self, trouble: Option<String>) {
         let known = self.servers.borrow().server_counts();
-        self.board
-            .set_connectivity(known, trouble, self.clock.wall_time());
+        self.base.show_status(known, trouble);
     }
 }
 

@@ -4,7 +4,7 @@
 
 use crate::{
     grpc::proto::{Error, Limits, decode, encode, message},
-    logic::tunnel::stream::ConnectionId,
+    logic::tunnel::carried::ConnectionId,
 };
 
 /// Longest message that a server may send (TUN-13).
@@ -183,8 +183,9 @@ pub(crate) mod fuzz {
     use super::*;
     use crate::{
         api::MonoTime,
-        logic::tunnel::stream::{
-            ConnectionIds, MAX_CONNECTIONS, StreamAction, TunnelPacket, TunnelStream,
+        logic::tunnel::{
+            carried::MAX_CONNECTIONS,
+            stream::{ConnectionIds, StreamAction, TunnelPacket, TunnelStream},
         },
     };
 
@@ -247,10 +248,10 @@ pub(crate) mod fuzz {
                 }
                 StreamAction::Nothing => out.push('n'),
             }
-            while let Some(id) = stream.take_overdue(MonoTime(now)) {
+            while let Some(id) = stream.connections.take_overdue(MonoTime(now)) {
                 open.retain(|of| *of != id);
             }
-            assert_eq!(stream.connection_count(), open.len());
+            assert_eq!(stream.connections.count(), open.len());
             assert!(open.len() <= MAX_CONNECTIONS);
         }
         assert_eq!(dials, answers, "each dial has one answer");

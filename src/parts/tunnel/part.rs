@@ -6,15 +6,16 @@ use core::{cell::RefCell, fmt};
 use serde_json::Value;
 
 use super::{
-    NodeTunnel, TunnelSettings,
+    TunnelSettings,
+    base::{self, TunnelBase},
     board::TunnelStatus,
     settings::{self, TunnelConfig},
+    start_tunnel,
 };
 use crate::{
-    agent::tasks::{AgentTask, box_task},
+    agent::tasks::AgentTask,
     api::{WallTime, node::NodeCondition},
     config::{AgentConfig, InvalidField, TableKey},
-    kube::store::CertificateStore,
     logic::{
         check::CheckFinding,
         metrics::exposition::MetricsText,
@@ -59,7 +60,7 @@ impl Part for TunnelPart {
 struct ConfiguredTunnel {
     cfg: TunnelConfig,
     board: Rc<TunnelStatus>,
-    running: RefCell<Option<NodeTunnel>>,
+    running: RefCell<Option<Rc<TunnelBase>>>,
 }
 
 impl fmt::Debug for ConfiguredTunnel {
@@ -70,35 +71,20 @@ impl fmt::Debug for ConfiguredTunnel {
 
 impl ConfiguredPart for ConfiguredTunnel {
     fn start(&self, tools: &PartTools<'_>) -> Vec<AgentTask> {
-        let (cluster, listen) = (&tools.config.cluster, tools.config.server.listen);
-        // Without these there is no configuration of a tunnel.
-        let (Some(kubeconfig), Some(listen), Some(serve)) =
-            (&cluster.kubeconfig, listen, &tools.serve)
-        else {
-            return Vec::new();
-        };
-        let settings = TunnelSettings {
-            cfg: self.cfg.clone(),
-            kubeconfig: kubeconfig.clone(),
-            kept: cluster
-                .renewed_certificate_dir()
-                .map(CertificateStore::client),
-            agent_id: agent_id(&tools.node.name, &tools.node.identity.boot_id),
-            port: listen.port(),
-        };
-        let tunnel = NodeTunnel::start(settings, tools, Rc::clone(serve), Rc::clone(&self.board));
-        *self.running.borrow_mut() = Some(tunnel);
+        if let Some(base) = TunnelBase::new(tools, &self.board, NAME) {
+            let settings = TunnelSettings {
+                cfg: self.cfg.clone(),
+                agent_id: agent_id(&tools.node.name, &tools.node.identity.boot_id),
+            };
+            start_tunnel(&base, settings, tools);
+            *self.running.borrow_mut() = Some(base);
+        }
         // Its lines are tasks of their own, which come and go.
         Vec::new()
     }
 
     fn stop(&self) -> AgentTask {
-        let tunnel = self.running.take();
-        box_task(async move {
-            if let Some(tunnel) = tunnel {
-                tunnel.stop().await;
-            }
-        })
+        base::stop_tunnel(&self.running)
     }
 
     fn conditions(&self, now: WallTime) -> Vec<NodeCondition> {

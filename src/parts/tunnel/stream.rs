@@ -13,29 +13,24 @@ use smol::future::FutureExt as _;
 
 use super::{
     TunnelShared,
+    base::{CarriedEnds, TURNS},
     connect::{OpenedStream, StreamFailure},
     packet::{self, ServerMessage},
 };
 use crate::{
-    agent::{clock::TimerFuture, wake::WakeFlag},
+    agent::wake::WakeFlag,
     api::MonoTime,
     grpc::client::{ClientCall, GrpcClient},
     logic::tunnel::{
         OwnServer,
+        carried::{ConnectionId, DialRefusal},
         line::{SILENCE, SilenceDecision, StreamLossReason, TunnelLine},
-        stream::{
-            ConnectionId, DialRefusal, MAX_INWARD_BYTES, StreamAction, TunnelPacket, TunnelStream,
-        },
+        stream::{MAX_INWARD_BYTES, StreamAction, TunnelPacket, TunnelStream},
     },
-    server::pipe::{PipeSourceEnd, new_pipe},
 };
 
-/// Bytes of a connection in one packet, and those that wait for it.
-const DATA_BYTES: usize = 16 * 1024;
 /// Answers that wait to be sent, above which nothing is read: each packet has one at most.
 const MAX_ANSWERS: usize = 64;
-/// Steps after which others have their turn.
-const TURNS: usize = 16;
 
 /// See the module.
 pub(super) struct StreamCarrier {
@@ -47,7 +42,7 @@ pub(super) struct StreamCarrier {
     own: OwnServer,
     identifiers: String,
     stream: TunnelStream,
-    ends: Vec<(ConnectionId, PipeSourceEnd)>,
+    ends: CarriedEnds,
     answers: VecDeque<Vec<u8>>,
     /// Bytes that have no room yet: the connection, the bytes, and how many of them have been delivered.
     held: Option<(ConnectionId, Vec<u8>, usize)>,
@@ -55,7 +50,6 @@ pub(super) struct StreamCarrier {
     asked: Option<MonoTime>,
     /// Time of the last look at the addresses of the node.
     looked: MonoTime,
-    alarm: Option<(MonoTime, TimerFuture)>,
     /// Set once another stream is to take its place, or none is.
     is_left: bool,
     /// Set once the server was told to dial elsewhere.
@@ -77,8 +71,6 @@ impl StreamCarrier {
         own: OwnServer,
         identifiers: String,
     ) -> Self {
-        let streams = &shared.board.streams;
-        streams.set(streams.get() + 1);
         Self {
             shared: Rc::clone(shared),
             client: opened.client,
@@ -87,12 +79,11 @@ impl StreamCarrier {
             own,
             identifiers,
             stream: TunnelStream::default(),
-            ends: Vec::new(),
+            ends: CarriedEnds::new(&shared.base),
             answers: VecDeque::new(),
             held: None,
             asked: None,
-            looked: shared.clock.now(),
-            alarm: None,
+            looked: shared.base.clock.now(),
             is_left: false,
             is_leaving: false,
         }
@@ -111,18 +102,23 @@ impl StreamCarrier {
         let shared = Rc::clone(&self.shared);
         if let Some(replaced) = replaced {
             self.is_left = true;
-            let until = replaced.wait_for_wake().or(shared.wait_until_stopping());
+            let until = replaced
+                .wait_for_wake()
+                .or(shared.base.wait_until_stopping());
             if let Some(turned) = self.carry_until(line, until).await {
                 return turned;
             }
             self.announce_drain();
             self.stream.mark_replaced();
         }
-        if let Some(turned) = self.carry_until(line, shared.wait_until_stopping()).await {
+        if let Some(turned) = self
+            .carry_until(line, shared.base.wait_until_stopping())
+            .await
+        {
             return turned;
         }
         self.announce_drain();
-        self.stream.refuse_dials();
+        self.stream.connections.refuse_dials();
         poll_fn(|cx| self.poll(line, cx)).await
     }
 
@@ -163,7 +159,7 @@ impl StreamCarrier {
 
     /// Looks at the time, when nothing moves.
     fn check_timers(&mut self, line: &mut TunnelLine, cx: &mut Context<'_>) -> Poll<StreamTurn> {
-        let is_empty = self.stream.connection_count() == 0 && self.answers.is_empty();
+        let is_empty = self.stream.connections.count() == 0 && self.answers.is_empty();
         let is_done = self.is_leaving && is_empty;
         if is_done && self.call.poll_sent(cx).is_ready() {
             let all_said = StreamFailure::broken("it was left");
@@ -174,7 +170,7 @@ impl StreamCarrier {
         }
         // Bounded: goes on only when an alarm has rung, and the next is later.
         loop {
-            let now = self.shared.clock.now();
+            let now = self.shared.base.clock.now();
             if self.has_identity_changed(now) {
                 let why = "the addresses of the node have changed";
                 return Poll::Ready(StreamTurn::Leaves(why));
@@ -189,7 +185,7 @@ impl StreamCarrier {
             if self.asked.is_some_and(has_come) {
                 self.asked = None;
             }
-            line.set_metered(self.shared.link_policy.is_metered());
+            line.set_metered(self.shared.base.link_policy.is_metered());
             let silent = match line.judge_silence(heard, self.asked, now) {
                 SilenceDecision::Until(due) => due,
                 SilenceDecision::Ask => {
@@ -207,17 +203,9 @@ impl StreamCarrier {
                 .stream
                 .next_timeout()
                 .map_or(silent, |due| due.min(silent));
-            // An alarm that rings too early is looked at again, so arriving data need not move it.
-            if self.alarm.as_ref().is_none_or(|(at, _)| *at > due) {
-                self.alarm = Some((due, self.shared.clock.sleep_until(due)));
-            }
-            let Some((_, alarm)) = &mut self.alarm else {
-                return Poll::Pending;
-            };
-            if alarm.as_mut().poll(cx).is_pending() {
+            if self.ends.poll_alarm(due, cx).is_pending() {
                 return Poll::Pending;
             }
-            self.alarm = None;
             if self.end_overdue() {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
@@ -237,11 +225,11 @@ impl StreamCarrier {
 
     /// Ends connections that hold up the others. Returns true if there were any.
     fn end_overdue(&mut self) -> bool {
-        let now = self.shared.clock.now();
+        let now = self.shared.base.clock.now();
         let mut any = false;
-        while let Some(id) = self.stream.take_overdue(now) {
+        while let Some(id) = self.stream.connections.take_overdue(now) {
             any = true;
-            self.drop_end(id);
+            self.ends.remove(id);
             self.answers.push_back(packet::encode_close_response(
                 id,
                 "the node reads too slowly",
@@ -282,21 +270,17 @@ impl StreamCarrier {
         let Some((id, bytes, at)) = &mut self.held else {
             return false;
         };
-        let Some((_, end)) = self.ends.iter().find(|(of, _)| of == id) else {
+        let Some(given) = self.ends.give_bytes(*id, &bytes[*at..], cx) else {
             self.held = None;
             return true;
         };
-        let given = end.give_bytes(&bytes[*at..], cx);
         *at += given;
         let is_all = *at == bytes.len();
         let id = *id;
         if is_all {
             self.held = None;
         }
-        self.shared
-            .board
-            .change_figures(|figures| figures.bytes_in += u64::try_from(given).unwrap_or(0));
-        let now = self.shared.clock.now();
+        let now = self.shared.base.clock.now();
         self.stream.record_given_bytes(id, given, !is_all, now);
         is_all || given > 0
     }
@@ -318,7 +302,7 @@ impl StreamCarrier {
                     random,
                     is_own,
                     was_own,
-                    is_spent: self.shared.link_policy.is_spent(),
+                    is_spent: self.shared.base.link_policy.is_spent(),
                 }
             }
             ServerMessage::CancelDial { random } => TunnelPacket::CancelDial { random },
@@ -329,33 +313,25 @@ impl StreamCarrier {
             ServerMessage::Close { id } => TunnelPacket::Close { id },
             ServerMessage::Else => return,
         };
-        let now = self.shared.clock.now();
+        let now = self.shared.base.clock.now();
         let act = self
             .stream
             .take_packet(heard, &mut self.shared.ids.borrow_mut(), now);
         match (act, heard) {
             (StreamAction::Nothing, _) => {}
             (StreamAction::Open { id, random }, _) => {
-                let (near, far) = new_pipe(MAX_INWARD_BYTES, DATA_BYTES);
-                self.ends.push((id, far));
-                (self.shared.ends.serve)(near);
-                self.shared
-                    .board
-                    .change_figures(|figures| figures.opened += 1);
+                self.ends.open(id, MAX_INWARD_BYTES);
                 self.answers
                     .push_back(packet::encode_dial_response(random, Ok(id)));
             }
             (StreamAction::Refuse { random, why }, _) => {
-                match why {
-                    DialRefusal::Misrouted => self.shared.report_misrouted(&target),
-                    DialRefusal::Moved
-                    | DialRefusal::Leaving
-                    | DialRefusal::TooMany
-                    | DialRefusal::Spent => {
-                        self.shared
-                            .board
-                            .change_figures(|figures| figures.refused += 1);
-                    }
+                if why == DialRefusal::Misrouted {
+                    self.shared.report_misrouted(&target);
+                } else {
+                    self.shared
+                        .base
+                        .board
+                        .change_figures(|figures| figures.refused += 1);
                 }
                 let answer = packet::encode_dial_response(random, Err(why.answer_text()));
                 self.answers.push_back(answer);
@@ -363,7 +339,7 @@ impl StreamCarrier {
             (StreamAction::Deliver, TunnelPacket::Data { id }) => self.held = Some((id, bytes, 0)),
             (StreamAction::Deliver, _) => {}
             (StreamAction::Drop { id }, _) => {
-                self.drop_end(id);
+                self.ends.remove(id);
                 self.answers
                     .push_back(packet::encode_close_response(id, ""));
             }
@@ -373,13 +349,6 @@ impl StreamCarrier {
                     "there is no such connection",
                 ));
             }
-        }
-    }
-
-    fn drop_end(&mut self, id: ConnectionId) {
-        self.ends.retain(|(of, _)| *of != id);
-        if self.ends.is_empty() {
-            self.ends = Vec::new();
         }
     }
 
@@ -395,41 +364,18 @@ impl StreamCarrier {
             }
             return true;
         }
-        let end = |id| {
-            self.ends
-                .iter()
-                .find(|(of, _)| *of == id)
-                .map(|(_, end)| end)
-        };
-        let has_something = |id| end(id).is_some_and(|end| end.has_pending_bytes(cx));
-        let Some(id) = self.stream.next_to_send(has_something) else {
+        let has_something = |id| self.ends.has_pending_bytes(id, cx);
+        let Some(id) = self.stream.connections.next_to_send(has_something) else {
             return false;
         };
-        let mut bytes = vec![0; DATA_BYTES];
-        let len = end(id)
-            .and_then(|end| end.take_bytes(&mut bytes, cx))
-            .unwrap_or(0);
-        bytes.truncate(len);
-        if len == 0 {
-            // Its last bytes have been sent before.
-            self.stream.forget_connection(id);
-            self.drop_end(id);
-            self.answers
-                .push_back(packet::encode_close_response(id, ""));
-        } else {
-            self.shared
-                .board
-                .change_figures(|figures| figures.bytes_out += u64::try_from(len).unwrap_or(0));
-            self.call.push_message(&packet::encode_data(id, bytes));
-        }
+        let message = match self.ends.take_bytes(id, cx) {
+            Some(bytes) => packet::encode_data(id, bytes),
+            None => {
+                self.stream.connections.forget(id);
+                packet::encode_close_response(id, "")
+            }
+        };
+        self.call.push_message(&message);
         true
-    }
-}
-
-impl Drop for StreamCarrier {
-    fn drop(&mut self) {
-        let streams = &self.shared.board.streams;
-        streams.set(streams.get() - 1);
-        self.shared.changed.wake_all();
     }
 }

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     agent::{
-        clock::GrpcClock,
+        clock::{Clock, GrpcClock},
         link_policy::FreeLink,
         tests::world::{Hands, NODE, Template, TestClock},
     },
@@ -29,7 +29,8 @@ use crate::{
         client::{CallOptions, connect},
         server::{CallFuture, CallHandler, ServerCall, serve_calls},
     },
-    logic::tunnel::stream::{DialRefusal, MAX_REPLACED},
+    logic::tunnel::{carried::DialRefusal, stream::MAX_REPLACED},
+    server::pipe::PipeServerEnd,
     testing::TestDir,
 };
 
@@ -171,43 +172,30 @@ impl World {
         let template = Template::new(&scratch.join(""), &[]);
         let clock: Rc<dyn Clock> = Rc::new(TestClock(Rc::clone(&hands)));
         let near = Rc::new(RefCell::new(Vec::new()));
-        let taken = Rc::clone(&near);
         let offers = Rc::new(RefCell::new(VecDeque::new()));
         let found = Rc::clone(&offers);
+        let base = TunnelBase::of_test(PORT, &clock, Rc::new(FreeLink), &Rc::default(), &near);
         let shared = Rc::new(TunnelShared {
+            base,
             settings: TunnelSettings {
                 cfg: TunnelConfig {
                     servers: vec![("server".into(), 8091)],
                     ca: None,
                     token_file: None,
                 },
-                kubeconfig: PathBuf::new(),
-                kept: None,
                 agent_id: "node-boot".into(),
-                port: PORT,
             },
-            ends: TunnelEnds {
-                open: Box::new(move |_, _, _| {
-                    let next = found.borrow_mut().pop_front();
-                    Box::pin(
-                        async move { next.ok_or_else(|| StreamFailure::broken("nobody is there")) },
-                    )
-                }),
-                serve: Box::new(move |near| taken.borrow_mut().push(near)),
-            },
-            recorder: Rc::new(EventRecorder::new(Rc::clone(&clock), NODE.into())),
-            complaints: Rc::new(Complaints::new(Rc::clone(&clock))),
-            clock,
-            disk: Lane::without_thread(),
-            link_policy: Rc::new(FreeLink),
+            open: Box::new(move |_, _, _| {
+                let next = found.borrow_mut().pop_front();
+                Box::pin(
+                    async move { next.ok_or_else(|| StreamFailure::broken("nobody is there")) },
+                )
+            }),
+            recorder: Rc::new(EventRecorder::new(clock, NODE.into())),
             node: template.node(),
-            executor: Rc::new(LocalExecutor::new()),
-            board: Rc::default(),
             ids: RefCell::new(ConnectionIds::new(0)),
             servers: RefCell::default(),
             lines: Cell::new(0),
-            is_stopping: Cell::new(false),
-            changed: WakerSet::default(),
         });
         let world = Self {
             shared,
@@ -232,7 +220,7 @@ impl World {
 
     /// Runs everything that can run at this instant.
     fn settle(&self) {
-        while self.shared.executor.try_tick() {}
+        while self.shared.base.executor.try_tick() {}
     }
 
     /// Lets time pass, stopping at every alarm on the way.
@@ -254,7 +242,7 @@ impl World {
             if let Some(done) = block_on(poll_once(what.as_mut())) {
                 return done;
             }
-            assert!(self.shared.executor.try_tick(), "it waits for nothing");
+            assert!(self.shared.base.executor.try_tick(), "it waits for nothing");
         }
     }
 
@@ -297,9 +285,9 @@ impl World {
             })
         });
         let (ours, theirs) = ends();
-        let time: Rc<dyn ConnectionClock> = Rc::new(GrpcClock(Rc::clone(&self.shared.clock)));
+        let time: Rc<dyn ConnectionClock> = Rc::new(GrpcClock(Rc::clone(&self.shared.base.clock)));
         let (client, driver) = connect(ours, "server", Rc::clone(&time));
-        let executor = &self.shared.executor;
+        let executor = &self.shared.base.executor;
         let driver = executor.spawn(driver);
         executor.spawn(serve_calls(theirs, handler, time)).detach();
         let options = CallOptions::default();
@@ -319,7 +307,10 @@ impl World {
     /// Number of open streams, and the running lines.
     fn up(&self) -> (usize, u32) {
         self.settle();
-        (self.shared.board.streams.get(), self.shared.lines.get())
+        (
+            self.shared.base.board.streams.get(),
+            self.shared.lines.get(),
+        )
     }
 
     /// Carries. The returned cell gets the reason of the end.
@@ -340,7 +331,7 @@ impl World {
                 StreamTurn::Leaves(why) => why.to_owned(),
             });
         };
-        self.shared.executor.spawn(task).detach();
+        self.shared.base.executor.spawn(task).detach();
         why
     }
 
@@ -361,8 +352,8 @@ impl World {
 
     /// The agent ends.
     fn stop(&self) {
-        self.shared.is_stopping.set(true);
-        self.shared.changed.wake_all();
+        self.shared.base.is_stopping.set(true);
+        self.shared.base.changed.wake_all();
     }
 }
 
@@ -397,7 +388,7 @@ fn a_stream_that_is_replaced_takes_dials_until_the_agent_ends() {
     server.say(ServerMessage::Close { id: 2 });
     assert_eq!(world.heard(&server), [packet::encode_close_response(2, "")]);
     assert_eq!(ended.borrow().as_deref(), Some("it was left"));
-    assert_eq!(world.shared.board.streams.get(), 0);
+    assert_eq!(world.shared.base.board.streams.get(), 0);
 }
 
 #[test]
@@ -455,7 +446,7 @@ fn dials_for_an_address_that_the_node_had() {
         let answer = packet::encode_dial_response(random, answer);
         assert_eq!(world.heard(&server), [answer], "{host}");
     }
-    assert_eq!(world.shared.board.tunnel_health().misrouted, 1);
+    assert_eq!(world.shared.base.board.tunnel_health().misrouted, 1);
     world.advance(MINUTE);
     let why = "the addresses of the node have changed";
     assert_eq!(ended.borrow().as_deref(), Some(why));
@@ -503,7 +494,7 @@ fn what_is_carried_is_waited_for() {
     // TUN-14
     let world = World::new();
     let (carrying, server) = world.open();
-    let executor = &world.shared.executor;
+    let executor = &world.shared.base.executor;
     let mut old = ReplacedStream::spawn(Box::new(carrying), TunnelLine::default(), executor);
     server.dial(1, NODE);
     assert_eq!(

@@ -3,15 +3,14 @@
 //! Messages and the time go in, decisions come out; bytes stay with the caller. A dial leads into this process, so its
 //! connection is there at once.
 
-use alloc::vec::Vec;
 use core::{net::SocketAddr, time::Duration};
 
 use super::message::DialId;
 use crate::{
     api::MonoTime,
     tunnel::{
+        carried::{CarriedConnection, CarriedConnections, DialRefusal},
         line::{ANSWER, SilenceDecision},
-        stream::{MAX_CONNECTIONS, WaitDebt},
     },
 };
 
@@ -40,56 +39,11 @@ pub fn is_own_target(target: &str, port: u16) -> bool {
     address.is_some_and(|to| to.ip().is_loopback() && to.port() == port && port != 0)
 }
 
-/// Reason why a dial is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SessionDialRefusal {
-    /// The dial is for something else than this node's server.
-    Foreign,
-    /// The number has a connection already.
-    InUse,
-    /// The session has all the connections that it may have.
-    TooMany,
-    /// The agent is ending.
-    Leaving,
-    /// The bytes of the day are used up (METER-02).
-    Spent,
-}
-
-impl SessionDialRefusal {
-    /// Text of the error for the server.
-    #[must_use]
-    pub const fn error_text(self) -> &'static str {
-        match self {
-            Self::Foreign => {
-                "connect not allowed: this tunnel leads to the kubelet of its node only"
-            }
-            Self::InUse => "the connection exists already",
-            Self::TooMany => "too many connections",
-            Self::Leaving => "the agent is leaving",
-            Self::Spent => "the node has used the bytes of this day (picolet.link.dailyBytes)",
-        }
-    }
-}
-
-/// Connection that the session carries.
-#[derive(Debug)]
-struct SessionConnection {
-    id: DialId,
-    /// Set while the server wants no bytes.
-    is_paused: bool,
-    /// Set while the server is to send none.
-    has_paused: bool,
-    debt: WaitDebt,
-}
-
 /// Connections of one session. See the docs of the module.
 #[derive(Debug, Default)]
 pub struct DialerSession {
-    /// In the order of their beginning.
-    carried: Vec<SessionConnection>,
-    /// Connection that sent last.
-    turn: DialId,
-    is_leaving: bool,
+    /// Connections of the session.
+    pub connections: CarriedConnections,
 }
 
 impl DialerSession {
@@ -100,50 +54,31 @@ impl DialerSession {
         id: DialId,
         is_own: bool,
         is_spent: bool,
-    ) -> Result<(), SessionDialRefusal> {
-        let is_known = self.carried.iter().any(|c| c.id == id);
-        Err(match is_own {
-            _ if is_known => {
-                self.forget_connection(id);
-                SessionDialRefusal::InUse
-            }
-            false => SessionDialRefusal::Foreign,
-            true if self.is_leaving => SessionDialRefusal::Leaving,
-            true if self.carried.len() >= MAX_CONNECTIONS => SessionDialRefusal::TooMany,
-            true if is_spent => SessionDialRefusal::Spent,
-            true => {
-                self.carried.push(SessionConnection {
-                    id,
-                    is_paused: false,
-                    has_paused: false,
-                    debt: WaitDebt::default(),
-                });
-                return Ok(());
-            }
-        })
-    }
-
-    fn find_connection(&mut self, id: DialId) -> Option<&mut SessionConnection> {
-        self.carried.iter_mut().find(|c| c.id == id)
+    ) -> Result<(), DialRefusal> {
+        if self.has_connection(id) {
+            self.connections.forget(id);
+            return Err(DialRefusal::InUse);
+        }
+        let refusal = match is_own {
+            true => self.connections.refusal(is_spent),
+            false => Some(DialRefusal::Foreign),
+        };
+        refusal.map_or(Ok(()), Err)?;
+        self.connections.add(CarriedConnection {
+            id,
+            ..CarriedConnection::default()
+        });
+        Ok(())
     }
 
     /// Returns true if there is such a connection.
-    #[must_use]
-    pub fn has_connection(&self, id: DialId) -> bool {
-        self.carried.iter().any(|c| c.id == id)
-    }
-
-    /// Removes a connection that has ended on either side.
-    pub fn forget_connection(&mut self, id: DialId) {
-        self.carried.retain(|c| c.id != id);
-        if self.carried.is_empty() {
-            self.carried = Vec::new();
-        }
+    pub fn has_connection(&mut self, id: DialId) -> bool {
+        self.connections.find(id).is_some()
     }
 
     /// Takes in that the server wants no bytes of a connection, or wants them again.
     pub fn set_paused(&mut self, id: DialId, is_paused: bool) {
-        if let Some(carried) = self.find_connection(id) {
+        if let Some(carried) = self.connections.find(id) {
             carried.is_paused = is_paused;
         }
     }
@@ -160,7 +95,7 @@ impl DialerSession {
     }
 
     /// Takes in that a connection took `given` bytes, so that `waiting` wait in it. `is_full`: it had no room for further
-    /// ones. Then the session is not read until it has, or until [`Self::take_overdue`] returns the connection.
+    /// ones. Then the session is not read until it has, or until [`CarriedConnections::take_overdue`] returns the connection.
     ///
     /// Returns true if the server is to pause.
     pub fn record_given_bytes(
@@ -171,7 +106,7 @@ impl DialerSession {
         is_full: bool,
         now: MonoTime,
     ) -> bool {
-        let Some(carried) = self.find_connection(id) else {
+        let Some(carried) = self.connections.find(id) else {
             return false;
         };
         carried.debt.record_given_bytes(given, is_full, now);
@@ -183,42 +118,10 @@ impl DialerSession {
     /// The next connection whose server is to go on, now that few bytes wait in it. `waiting`: bytes that wait in a
     /// connection.
     pub fn take_resumed(&mut self, waiting: impl Fn(DialId) -> usize) -> Option<DialId> {
-        let calm = |c: &&mut SessionConnection| c.has_paused && waiting(c.id) <= RESUME_BYTES;
-        let resumed = self.carried.iter_mut().find(calm)?;
+        let calm = |c: &&mut CarriedConnection| c.has_paused && waiting(c.id) <= RESUME_BYTES;
+        let resumed = self.connections.iter_mut().find(calm)?;
         resumed.has_paused = false;
         Some(resumed.id)
-    }
-
-    /// Takes out a connection that has held up the others for too long: its server sent on in spite of the pause. The
-    /// caller drops it and tells the server.
-    pub fn take_overdue(&mut self, now: MonoTime) -> Option<DialId> {
-        let late = |c: &&SessionConnection| c.debt.overdue_at().is_some_and(|due| due <= now);
-        let id = self.carried.iter().find(late)?.id;
-        self.forget_connection(id);
-        Some(id)
-    }
-
-    /// Time at which [`Self::take_overdue`] must be called, if there is no change.
-    #[must_use]
-    pub fn next_timeout(&self) -> Option<MonoTime> {
-        self.carried
-            .iter()
-            .filter_map(|c| c.debt.overdue_at())
-            .min()
-    }
-
-    /// The next connection that has bytes to send: each has its turn, unless the server has paused it.
-    pub fn next_to_send(&mut self, has_something: impl Fn(DialId) -> bool) -> Option<DialId> {
-        let last = self.carried.iter().position(|c| c.id == self.turn);
-        let (before, after) = self.carried.split_at(last.map_or(0, |at| at + 1));
-        let mut in_turn = after.iter().chain(before).filter(|c| !c.is_paused);
-        self.turn = in_turn.find(|c| has_something(c.id))?.id;
-        Some(self.turn)
-    }
-
-    /// Refuses dials from now on. Connections go on.
-    pub const fn refuse_dials(&mut self) {
-        self.is_leaving = true;
     }
 }
 
@@ -277,6 +180,7 @@ impl SessionPings {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tunnel::carried::MAX_CONNECTIONS;
 
     const NOW: MonoTime = MonoTime(1000);
 
@@ -318,29 +222,23 @@ mod tests {
         }
         assert_eq!(
             session.take_dial(34, true, false),
-            Err(SessionDialRefusal::TooMany)
+            Err(DialRefusal::TooMany)
         );
         assert_eq!(
             session.take_dial(35, false, false),
-            Err(SessionDialRefusal::Foreign)
+            Err(DialRefusal::Foreign)
         );
-        assert_eq!(session.carried.len(), MAX_CONNECTIONS);
-        session.forget_connection(5);
-        assert_eq!(
-            session.take_dial(35, true, true),
-            Err(SessionDialRefusal::Spent)
-        );
+        assert_eq!(session.connections.count(), MAX_CONNECTIONS);
+        session.connections.forget(5);
+        assert_eq!(session.take_dial(35, true, true), Err(DialRefusal::Spent));
         // Numbers that are in use, and those below others.
-        assert_eq!(
-            session.take_dial(6, true, false),
-            Err(SessionDialRefusal::InUse)
-        );
+        assert_eq!(session.take_dial(6, true, false), Err(DialRefusal::InUse));
         assert!(!session.has_connection(6) && session.has_connection(7));
         assert_eq!(session.take_dial(-1, true, false), Ok(()));
-        session.refuse_dials();
+        session.connections.refuse_dials();
         assert_eq!(
             session.take_dial(36, true, false),
-            Err(SessionDialRefusal::Leaving)
+            Err(DialRefusal::Leaving)
         );
         assert!(session.has_connection(-1));
     }
@@ -353,14 +251,19 @@ mod tests {
             session.take_dial(id, true, false).expect("taken");
         }
         let turns = |session: &mut DialerSession, ready: &[DialId]| {
-            let turn = |_| session.next_to_send(|id| ready.contains(&id)).unwrap_or(0);
+            let turn = |_| {
+                session
+                    .connections
+                    .next_to_send(|id| ready.contains(&id))
+                    .unwrap_or(0)
+            };
             [(); 4].map(turn)
         };
         assert_eq!(turns(&mut session, &[3, 5, 7]), [7, 3, 5, 7]);
         session.set_paused(3, true);
         session.set_paused(99, true);
         assert_eq!(turns(&mut session, &[3, 5, 7]), [5, 7, 5, 7]);
-        session.forget_connection(7);
+        session.connections.forget(7);
         assert_eq!(turns(&mut session, &[3]), [0; 4], "paused for ever");
         session.set_paused(3, false);
         assert_eq!(turns(&mut session, &[3]), [3; 4]);
@@ -398,15 +301,15 @@ mod tests {
         session.take_dial(2, true, false).expect("taken");
         session.take_dial(3, true, false).expect("taken");
         session.record_given_bytes(2, 0, MAX_WAITING_BYTES, true, at(1));
-        assert_eq!(session.next_timeout(), Some(at(11)));
-        assert_eq!(session.take_overdue(at(10)), None);
+        assert_eq!(session.connections.next_timeout(), Some(at(11)));
+        assert_eq!(session.connections.take_overdue(at(10)), None);
         // What it takes meanwhile counts for it: 32 KiB a second.
         session.record_given_bytes(2, 64 * 1024, MAX_WAITING_BYTES, true, at(10));
-        assert_eq!(session.next_timeout(), Some(at(13)));
-        assert_eq!(session.take_overdue(at(13)), Some(2));
-        assert_eq!(session.take_overdue(at(99)), None);
+        assert_eq!(session.connections.next_timeout(), Some(at(13)));
+        assert_eq!(session.connections.take_overdue(at(13)), Some(2));
+        assert_eq!(session.connections.take_overdue(at(99)), None);
         assert!(session.has_connection(3));
-        assert_eq!(session.next_timeout(), None);
+        assert_eq!(session.connections.next_timeout(), None);
     }
 
     #[test]

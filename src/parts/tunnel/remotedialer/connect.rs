@@ -10,13 +10,11 @@ use smol::{
 
 use super::DialerShared;
 use crate::{
-    error::error_chain,
     logic::tunnel::{line::StreamLossReason, remotedialer::servers::SupervisorAddress},
     net::http_response::ResponseHead,
     parts::tunnel::{
+        base::fill_random,
         connect::{StreamFailure, dial_tls, io_error_text, time_out_at},
-        credentials::read_credentials,
-        fill_random,
     },
     stream::upgrade::{self, KEY_BYTES},
 };
@@ -52,21 +50,16 @@ pub(super) async fn open_session(
     shared: Rc<DialerShared>,
     (host, port): SupervisorAddress,
 ) -> Result<OpenedSession, StreamFailure> {
-    let (kubeconfig, kept) = (
-        shared.settings.kubeconfig.clone(),
-        shared.settings.kept.clone(),
-    );
-    let read = move || read_credentials(&kubeconfig, kept.as_ref(), None, None, PROTOCOL);
-    let read = shared.disk.run_job(read).await;
-    let (tls, _) = read.map_err(|e| StreamFailure::broken(error_chain(&e)))?;
-    let stream = dial_tls(&host, port, &tls, &*shared.clock, Some(SOCKET_BYTES)).await?;
+    let base = &shared.base;
+    let (tls, _) = base.read_credentials(None, None, PROTOCOL).await?;
+    let stream = dial_tls(&host, port, &tls, &*base.clock, Some(SOCKET_BYTES)).await?;
     let mut stream: Box<dyn SessionStream> = Box::new(stream);
     let host = match host.contains(':') {
         true => format!("[{host}]:{port}"),
         false => format!("{host}:{port}"),
     };
     let late = async {
-        let late = time_out_at(shared.alarm_after(UPGRADE_TIME)).await;
+        let late = time_out_at(base.alarm_after(UPGRADE_TIME)).await;
         late.map_err(|e| to_failure(&e))
     };
     let rest = Box::pin(upgrade_stream(&mut *stream, &host).or(late)).await?;

@@ -22,31 +22,22 @@ use alloc::rc::Rc;
 use core::{
     cell::{Cell, RefCell},
     pin::Pin,
-    time::Duration,
 };
-use std::path::PathBuf;
 
-use smol::{LocalExecutor, future::FutureExt as _};
+use smol::future::FutureExt as _;
 
 use self::{
     connect::{OpenedSession, open_session},
     session::SessionCarrier,
 };
 use crate::{
-    agent::{
-        clock::{Clock, TimerFuture},
-        complaints::Complaints,
-        link_policy::LinkPolicy,
-        tasks::box_task,
-        waker_set::WakerSet,
-    },
+    agent::tasks::box_task,
     error::error_chain,
     kube::{
         KubeError,
         bootstrap::kubeconfig_in_use,
         join::{JoinError, k3s},
         lanes::STACK_BYTES,
-        store::CertificateStore,
     },
     logic::tunnel::{
         line::{StreamLossReason, TunnelLine},
@@ -56,42 +47,35 @@ use crate::{
         },
     },
     net::{ProxyVariables, Url},
-    parts::{
-        PartTools, ServeConnection,
-        tunnel::{STOP_TIME, board::TunnelStatus, connect::StreamFailure, cut_target, random},
+    parts::tunnel::{
+        base::{TunnelBase, random},
+        board::TunnelStatus,
+        connect::StreamFailure,
     },
-    server::pipe::PipeServerEnd,
     sys::lane::Lane,
 };
 
 /// Settings that do not change.
 struct DialerSettings {
-    kubeconfig: PathBuf,
-    /// Store of the certificate that this node renews, if it does.
-    kept: Option<CertificateStore>,
     /// Supervisors that are asked for the servers: first the one that was joined.
     supervisors: Vec<Url>,
     proxies: ProxyVariables,
-    /// Port of the server of this node.
-    port: u16,
 }
 
 type DialerFuture<T> = Pin<Box<dyn Future<Output = Result<T, StreamFailure>>>>;
 
-/// Both ends of the carried connections, and the source of the servers.
-struct DialerEnds {
+/// Sources of sessions and of the servers.
+struct DialerSources {
     /// Opens a session with a server.
     open: Box<dyn Fn(Rc<DialerShared>, SupervisorAddress) -> DialerFuture<OpenedSession>>,
     /// Asks for the servers, and for the configuration of the cluster if that is set.
     ask: Box<dyn Fn(Rc<DialerShared>, bool) -> DialerFuture<SupervisorAnswer>>,
-    /// Serves a connection as one from outside.
-    serve: Box<dyn Fn(PipeServerEnd)>,
 }
 
 /// State of the tunnel, for all who show it.
 #[derive(Default)]
 struct K3sTunnelStatus {
-    board: TunnelStatus,
+    board: Rc<TunnelStatus>,
     /// Way of the apiserver to nodes; `None`: no server has told it yet.
     mode: RefCell<Option<String>>,
 }
@@ -120,82 +104,40 @@ struct ServerLine {
 
 /// State that all lines share.
 struct DialerShared {
+    base: Rc<TunnelBase>,
     settings: DialerSettings,
-    ends: DialerEnds,
-    clock: Rc<dyn Clock>,
-    complaints: Rc<Complaints>,
-    disk: Lane,
-    link_policy: Rc<dyn LinkPolicy>,
-    executor: Rc<LocalExecutor<'static>>,
+    sources: DialerSources,
     status: Rc<K3sTunnelStatus>,
     servers: RefCell<K3sServers>,
     lines: RefCell<Vec<Rc<ServerLine>>>,
-    is_stopping: Cell<bool>,
-    /// A session has ended, other servers are known, or all are to end.
-    changed: WakerSet,
     /// Number of the last message.
     message: Cell<i64>,
 }
 
-/// The tunnel of this node.
-struct K3sTunnel(Rc<DialerShared>);
-
-impl K3sTunnel {
-    /// Begins to ask and to dial, and goes on until [`Self::stop`].
-    fn start(
-        settings: DialerSettings,
-        tools: &PartTools<'_>,
-        serve: ServeConnection,
-        status: Rc<K3sTunnelStatus>,
-    ) -> Option<Self> {
-        let joined = settings.supervisors.first()?;
-        let joined = (joined.host().to_owned(), joined.port());
-        let place = Rc::new(Cell::new(0));
-        let ends = DialerEnds {
-            open: Box::new(|shared, server| Box::pin(open_session(shared, server))),
-            ask: Box::new(move |shared, with_cluster| {
-                Box::pin(ask_servers(shared, Rc::clone(&place), with_cluster))
-            }),
-            serve: Box::new(move |near| serve(near, part::NAME)),
-        };
-        let shared = Rc::new(DialerShared {
-            settings,
-            ends,
-            clock: Rc::clone(tools.clock),
-            complaints: Rc::clone(tools.complaints),
-            disk: tools.disk.clone(),
-            link_policy: Rc::clone(tools.link_policy),
-            executor: Rc::clone(tools.executor),
-            status,
-            servers: RefCell::new(K3sServers::new(joined)),
-            lines: RefCell::default(),
-            is_stopping: Cell::new(false),
-            changed: WakerSet::default(),
-            message: Cell::new((random() >> 1).cast_signed()),
-        });
-        let task = box_task(keep_servers(Rc::clone(&shared)));
-        shared.executor.spawn(task).detach();
-        Some(Self(shared))
-    }
-
-    /// Takes no dials any more, and gives open connections some seconds to end.
-    async fn stop(&self) {
-        let shared = &self.0;
-        shared.is_stopping.set(true);
-        shared.changed.wake_all();
-        let streams = &shared.status.board.streams;
-        let all = shared
-            .changed
-            .wait_until(|| (streams.get() == 0).then_some(()));
-        all.or(shared.alarm_after(STOP_TIME)).await;
-    }
+/// Begins to ask and to dial, and goes on until [`TunnelBase::stop`].
+fn start_tunnel(base: &Rc<TunnelBase>, settings: DialerSettings, status: Rc<K3sTunnelStatus>) {
+    let joined = &settings.supervisors[0];
+    let joined = (joined.host().to_owned(), joined.port());
+    let place = Rc::new(Cell::new(0));
+    let sources = DialerSources {
+        open: Box::new(|shared, server| Box::pin(open_session(shared, server))),
+        ask: Box::new(move |shared, with_cluster| {
+            Box::pin(ask_servers(shared, Rc::clone(&place), with_cluster))
+        }),
+    };
+    let shared = Rc::new(DialerShared {
+        base: Rc::clone(base),
+        settings,
+        sources,
+        status,
+        servers: RefCell::new(K3sServers::new(joined)),
+        lines: RefCell::default(),
+        message: Cell::new((random() >> 1).cast_signed()),
+    });
+    base.executor.spawn(box_task(keep_servers(shared))).detach();
 }
 
 impl DialerShared {
-    fn alarm_after(&self, time: Duration) -> TimerFuture {
-        self.clock.sleep_until(self.clock.now() + time)
-    }
-
     /// Number of the next message. Nobody compares them.
     fn next_message_number(&self) -> i64 {
         self.message.set(self.message.get().wrapping_add(1));
@@ -204,8 +146,7 @@ impl DialerShared {
 
     /// Reports a dial for something else than this node's server (K3ST-05).
     fn report_foreign(&self, target: &str) {
-        if self.status.board.count_misrouted(self.clock.now()) {
-            let target = cut_target(target);
+        if let Some(target) = self.base.count_misrouted(target) {
             log::warn!(
                 "a server of k3s dialled {target:?} through the tunnel: refused, for it leads to the kubelet of this node only"
             );
@@ -228,10 +169,10 @@ impl DialerShared {
                 });
                 lines.push(Rc::clone(&line));
                 let task = box_task(keep_line(Rc::clone(self), line));
-                self.executor.spawn(task).detach();
+                self.base.executor.spawn(task).detach();
             }
         }
-        self.changed.wake_all();
+        self.base.changed.wake_all();
     }
 
     /// Shows people the state of the tunnel, with the trouble if there is any.
@@ -239,36 +180,28 @@ impl DialerShared {
         let lines = self.lines.borrow();
         let is_up = |line: &&Rc<ServerLine>| line.is_up.get();
         let counts = (lines.iter().filter(is_up).count(), lines.len());
-        let now = self.clock.wall_time();
-        self.status.board.set_connectivity(counts, trouble, now);
-    }
-
-    /// Waits for `time`, or until the agent ends.
-    async fn pause(&self, time: Duration) {
-        let is_stopping = || self.is_stopping.get().then_some(());
-        let stopping = self.changed.wait_until(is_stopping);
-        self.alarm_after(time).or(stopping).await;
+        self.base.show_status(counts, trouble);
     }
 }
 
 /// Asks for the servers now and then, and has each of them have a line.
 async fn keep_servers(shared: Rc<DialerShared>) {
     let mut line = TunnelLine::default();
-    while !shared.is_stopping.get() {
-        let is_metered = shared.link_policy.is_metered();
-        let now = shared.clock.now();
+    while !shared.base.is_stopping.get() {
+        let is_metered = shared.base.link_policy.is_metered();
+        let now = shared.base.clock.now();
         let next = || shared.servers.borrow().next_question(is_metered);
         if let Some(due) = next().filter(|due| *due > now) {
-            let is_other = || shared.is_stopping.get() || next() != Some(due);
-            let changed = shared.changed.wait_until(|| is_other().then_some(()));
-            shared.clock.sleep_until(due).or(changed).await;
+            let is_other = || shared.base.is_stopping.get() || next() != Some(due);
+            let changed = shared.base.changed.wait_until(|| is_other().then_some(()));
+            shared.base.clock.sleep_until(due).or(changed).await;
             continue;
         }
         let with_cluster = shared.servers.borrow().wants_configuration(now);
-        match (shared.ends.ask)(Rc::clone(&shared), with_cluster).await {
+        match (shared.sources.ask)(Rc::clone(&shared), with_cluster).await {
             Ok(answer) => {
                 line = TunnelLine::default();
-                let now = shared.clock.now();
+                let now = shared.base.clock.now();
                 let mut servers = shared.servers.borrow_mut();
                 servers.take_answer(answer, now);
                 *shared.status.mode.borrow_mut() = servers.mode().map(str::to_owned);
@@ -276,12 +209,11 @@ async fn keep_servers(shared: Rc<DialerShared>) {
                 shared.start_lines();
             }
             Err(failed) => {
-                shared.complaints.complain(&failed.why);
+                shared.base.complaints.complain(&failed.why);
                 shared.show_status(Some(failed.why));
                 line.set_metered(is_metered);
-                shared
-                    .pause(line.next_pause(failed.ending, None, random()))
-                    .await;
+                let pause = line.next_pause(failed.ending, None, random());
+                shared.base.pause(pause).await;
             }
         }
     }
@@ -298,7 +230,7 @@ async fn ask_servers(
     let mut supervisors = settings.supervisors.clone();
     let first = place.get() % supervisors.len();
     supervisors.rotate_left(first);
-    let (kubeconfig, kept) = (settings.kubeconfig.clone(), settings.kept.clone());
+    let (kubeconfig, kept) = (shared.base.kubeconfig.clone(), shared.base.kept.clone());
     let proxies = settings.proxies.clone();
     let ask = move || {
         let config = kubeconfig_in_use(&kubeconfig, &[], kept.as_ref());
@@ -341,9 +273,9 @@ async fn ask_servers(
 async fn keep_line(shared: Rc<DialerShared>, this: Rc<ServerLine>) {
     let (host, port) = &this.server;
     let mut line = TunnelLine::default();
-    let is_over = || shared.is_stopping.get() || !this.is_wanted.get();
+    let is_over = || shared.base.is_stopping.get() || !this.is_wanted.get();
     while !is_over() {
-        let opened = (shared.ends.open)(Rc::clone(&shared), this.server.clone()).await;
+        let opened = (shared.sources.open)(Rc::clone(&shared), this.server.clone()).await;
         let (failed, up) = match opened {
             Err(failed) => (failed, None),
             Ok(_) if is_over() => break,
@@ -351,27 +283,27 @@ async fn keep_line(shared: Rc<DialerShared>, this: Rc<ServerLine>) {
                 log::info!("tunnel to {host}:{port} is up");
                 this.is_up.set(true);
                 shared.show_status(None);
-                let begun = shared.clock.now();
+                let begun = shared.base.clock.now();
                 let mut carrier = Box::new(SessionCarrier::new(&shared, opened));
                 let failed = carrier.carry(|| this.is_wanted.get()).await;
                 // The connection is closed before another is made: servers dial on the oldest.
                 drop(carrier);
                 this.is_up.set(false);
                 shared.servers.borrow_mut().doubt_list();
-                (failed, Some(shared.clock.now() - begun))
+                (failed, Some(shared.base.clock.now() - begun))
             }
         };
         if is_over() {
             break;
         }
         let why = format!("tunnel to {host}:{port}: {}", failed.why);
-        shared.complaints.complain(&why);
+        shared.base.complaints.complain(&why);
         shared.show_status(Some(why));
-        line.set_metered(shared.link_policy.is_metered());
+        line.set_metered(shared.base.link_policy.is_metered());
         let pause = line.next_pause(failed.ending, up, random());
-        shared.changed.wake_all();
-        let unwanted = shared.changed.wait_until(|| is_over().then_some(()));
-        shared.alarm_after(pause).or(unwanted).await;
+        shared.base.changed.wake_all();
+        let unwanted = shared.base.changed.wait_until(|| is_over().then_some(()));
+        shared.base.alarm_after(pause).or(unwanted).await;
     }
     shared
         .lines

@@ -5,19 +5,24 @@ use core::{cell::RefCell, fmt};
 
 use serde_json::Value;
 
-use super::{DialerSettings, K3sTunnel, K3sTunnelStatus};
+use super::{DialerSettings, K3sTunnelStatus, start_tunnel};
 use crate::{
-    agent::tasks::{AgentTask, box_task},
+    agent::tasks::AgentTask,
     api::{WallTime, node::NodeCondition},
     config::{AgentConfig, InvalidField},
-    kube::store::CertificateStore,
     logic::{
         check::CheckFinding,
         metrics::exposition::MetricsText,
         tunnel::{health::write_tunnel_metrics, remotedialer::health::check_k3s_tunnel},
     },
     net::Url,
-    parts::{ConfiguredPart, Part, PartTools, tunnel},
+    parts::{
+        ConfiguredPart, Part, PartTools,
+        tunnel::{
+            self,
+            base::{self, TunnelBase},
+        },
+    },
 };
 
 /// Name of the part.
@@ -56,7 +61,7 @@ impl Part for K3sPart {
 struct ConfiguredK3sTunnel {
     joined: Url,
     status: Rc<K3sTunnelStatus>,
-    running: RefCell<Option<K3sTunnel>>,
+    running: RefCell<Option<Rc<TunnelBase>>>,
 }
 
 impl fmt::Debug for ConfiguredK3sTunnel {
@@ -77,43 +82,27 @@ fn supervisor_beside(apiserver: &Url, port: u16) -> Option<Url> {
 
 impl ConfiguredPart for ConfiguredK3sTunnel {
     fn start(&self, tools: &PartTools<'_>) -> Vec<AgentTask> {
-        let (cluster, listen) = (&tools.config.cluster, tools.config.server.listen);
-        // Without these there is no configuration of a tunnel.
-        let (Some(kubeconfig), Some(listen), Some(serve)) =
-            (&cluster.kubeconfig, listen, &tools.serve)
-        else {
+        let Some(base) = TunnelBase::new(tools, &self.status.board, NAME) else {
             return Vec::new();
         };
-        let servers = cluster
-            .servers
-            .iter()
-            .filter_map(|url| Url::parse(url).ok());
+        let servers = tools.config.cluster.servers.iter();
+        let servers = servers.filter_map(|url| Url::parse(url).ok());
         let others = servers.filter_map(|url| supervisor_beside(&url, self.joined.port()));
         let others = others.filter(|url| !url.same_origin(&self.joined));
         let settings = DialerSettings {
-            kubeconfig: kubeconfig.clone(),
-            kept: cluster
-                .renewed_certificate_dir()
-                .map(CertificateStore::client),
             supervisors: core::iter::once(self.joined.clone())
                 .chain(others)
                 .collect(),
             proxies: tools.proxies.clone(),
-            port: listen.port(),
         };
-        let (serve, status) = (Rc::clone(serve), Rc::clone(&self.status));
-        *self.running.borrow_mut() = K3sTunnel::start(settings, tools, serve, status);
+        start_tunnel(&base, settings, Rc::clone(&self.status));
+        *self.running.borrow_mut() = Some(base);
         // Its lines are tasks of their own, which come and go.
         Vec::new()
     }
 
     fn stop(&self) -> AgentTask {
-        let tunnel = self.running.take();
-        box_task(async move {
-            if let Some(tunnel) = tunnel {
-                tunnel.stop().await;
-            }
-        })
+        base::stop_tunnel(&self.running)
     }
 
     fn conditions(&self, now: WallTime) -> Vec<NodeCondition> {

@@ -21,9 +21,9 @@ use super::{
     connect::{OpenedSession, SessionStream, to_failure},
 };
 use crate::{
-    agent::clock::TimerFuture,
     api::MonoTime,
     logic::tunnel::{
+        carried::DialRefusal,
         line::{SilenceDecision, StreamLossReason},
         remotedialer::{
             message::{
@@ -31,25 +31,22 @@ use crate::{
                 encode_head,
             },
             session::{
-                DialerSession, MAX_WAITING_BYTES, RESUME_BYTES, SessionDialRefusal, SessionPings,
-                is_own_target,
+                DialerSession, MAX_WAITING_BYTES, RESUME_BYTES, SessionPings, is_own_target,
             },
         },
     },
-    parts::tunnel::{connect::StreamFailure, fill_random},
-    server::pipe::{PipeSourceEnd, new_pipe},
+    parts::tunnel::{
+        base::{CarriedEnds, TURNS, fill_random},
+        connect::StreamFailure,
+    },
     stream::{
         OUT_BYTES,
         websocket::{MessageKind, WebSocket, WebSocketEvent},
     },
 };
 
-/// Bytes of a connection in one message, and those that wait for it.
-const DATA_BYTES: usize = 16 * 1024;
 /// Bytes that are read at once.
 const INPUT_BYTES: usize = 8 * 1024;
-/// Steps after which others have their turn.
-const TURNS: usize = 16;
 /// Close code of an agent that ends.
 const GOING_AWAY: u16 = 1001;
 /// Close code for a message of a kind that is not spoken here.
@@ -94,20 +91,17 @@ pub(super) struct SessionCarrier {
     out: Vec<u8>,
     is_flushed: bool,
     session: DialerSession,
-    ends: Vec<(DialId, PipeSourceEnd)>,
+    ends: CarriedEnds,
     pings: SessionPings,
     /// Time of the last bytes from the server.
     heard: MonoTime,
-    alarm: Option<(MonoTime, TimerFuture)>,
     /// Set once the agent ends.
     is_leaving: bool,
 }
 
 impl SessionCarrier {
     pub(super) fn new(shared: &Rc<DialerShared>, opened: OpenedSession) -> Self {
-        let streams = &shared.status.board.streams;
-        streams.set(streams.get() + 1);
-        let now = shared.clock.now();
+        let now = shared.base.clock.now();
         let (mut input, filled) = (opened.rest, 0);
         let filled = filled + input.len();
         input.resize(INPUT_BYTES.max(filled), 0);
@@ -124,10 +118,9 @@ impl SessionCarrier {
             out: Vec::new(),
             is_flushed: true,
             session: DialerSession::default(),
-            ends: Vec::new(),
+            ends: CarriedEnds::new(&shared.base),
             pings: SessionPings::new(now),
             heard: now,
-            alarm: None,
             is_leaving: false,
         }
     }
@@ -137,17 +130,17 @@ impl SessionCarrier {
     pub(super) async fn carry(&mut self, is_wanted: impl Fn() -> bool) -> StreamFailure {
         let shared = Rc::clone(&self.shared);
         let carried = poll_fn(|cx| self.poll(cx).map(Some));
-        let turned = shared.changed.wait_until(|| {
-            let is_over = shared.is_stopping.get() || !is_wanted();
+        let turned = shared.base.changed.wait_until(|| {
+            let is_over = shared.base.is_stopping.get() || !is_wanted();
             is_over.then_some(None)
         });
         if let Some(failed) = carried.or(turned).await {
             return failed;
         }
-        if !shared.is_stopping.get() {
+        if !shared.base.is_stopping.get() {
             return StreamFailure::broken("the server is none of the cluster any more");
         }
-        self.session.refuse_dials();
+        self.session.connections.refuse_dials();
         self.is_leaving = true;
         poll_fn(|cx| self.poll(cx)).await
     }
@@ -181,14 +174,14 @@ impl SessionCarrier {
         }
         // Bounded: goes on only when an alarm has rung, and the next is later.
         loop {
-            let now = self.shared.clock.now();
-            if let Some(id) = self.session.take_overdue(now) {
-                self.drop_end(id);
+            let now = self.shared.base.clock.now();
+            if let Some(id) = self.session.connections.take_overdue(now) {
+                self.ends.remove(id);
                 self.send_message(id, SentMessage::Error, b"the node reads too slowly");
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            let is_metered = self.shared.link_policy.is_metered();
+            let is_metered = self.shared.base.link_policy.is_metered();
             let due = match self.pings.judge_silence(self.heard, is_metered, now) {
                 SilenceDecision::Until(due) => due,
                 SilenceDecision::Ask => {
@@ -204,19 +197,12 @@ impl SessionCarrier {
             };
             let due = self
                 .session
+                .connections
                 .next_timeout()
                 .map_or(due, |full| full.min(due));
-            // An alarm that rings too early is looked at again, so arriving data need not move it.
-            if self.alarm.as_ref().is_none_or(|(at, _)| *at > due) {
-                self.alarm = Some((due, self.shared.clock.sleep_until(due)));
-            }
-            let Some((_, alarm)) = &mut self.alarm else {
-                return Poll::Pending;
-            };
-            if alarm.as_mut().poll(cx).is_pending() {
+            if self.ends.poll_alarm(due, cx).is_pending() {
                 return Poll::Pending;
             }
-            self.alarm = None;
         }
     }
 
@@ -305,7 +291,7 @@ impl SessionCarrier {
             Poll::Ready(Ok(0)) => Err(StreamFailure::broken("the server has ended the session")),
             Poll::Ready(Ok(count)) => {
                 self.filled = count;
-                self.heard = self.shared.clock.now();
+                self.heard = self.shared.base.clock.now();
                 Ok(true)
             }
             Poll::Ready(Err(e)) => Err(to_failure(&e)),
@@ -363,8 +349,8 @@ impl SessionCarrier {
                 self.send_message(id, SentMessage::Error, b"there is no such connection");
             }
             MessageType::Error => {
-                self.session.forget_connection(id);
-                self.drop_end(id);
+                self.session.connections.forget(id);
+                self.ends.remove(id);
             }
             MessageType::Pause => self.session.set_paused(id, true),
             MessageType::Resume => self.session.set_paused(id, false),
@@ -386,56 +372,40 @@ impl SessionCarrier {
 
     fn dial(&mut self, id: DialId, target: &str) {
         let shared = Rc::clone(&self.shared);
-        let is_own = is_own_target(target, shared.settings.port);
-        let is_spent = shared.link_policy.is_spent();
-        let board = &shared.status.board;
-        match self.session.take_dial(id, is_own, is_spent) {
-            Ok(()) => {
-                let (near, far) = new_pipe(MAX_WAITING_BYTES, DATA_BYTES);
-                self.ends.push((id, far));
-                (shared.ends.serve)(near);
-                board.change_figures(|figures| figures.opened += 1);
-            }
-            Err(why) => {
-                match why {
-                    SessionDialRefusal::Foreign => shared.report_foreign(target),
-                    SessionDialRefusal::InUse
-                    | SessionDialRefusal::TooMany
-                    | SessionDialRefusal::Leaving
-                    | SessionDialRefusal::Spent => {
-                        board.change_figures(|figures| figures.refused += 1);
-                    }
-                }
-                if why == SessionDialRefusal::InUse {
-                    self.drop_end(id);
-                }
-                self.send_message(id, SentMessage::Error, why.error_text().as_bytes());
-            }
+        let is_own = is_own_target(target, shared.base.port);
+        let is_spent = shared.base.link_policy.is_spent();
+        let Err(why) = self.session.take_dial(id, is_own, is_spent) else {
+            self.ends.open(id, MAX_WAITING_BYTES);
+            return;
+        };
+        match why {
+            DialRefusal::Foreign => shared.report_foreign(target),
+            _ => shared
+                .base
+                .board
+                .change_figures(|figures| figures.refused += 1),
         }
+        if why == DialRefusal::InUse {
+            self.ends.remove(id);
+        }
+        self.send_message(id, SentMessage::Error, why.answer_text().as_bytes());
     }
 
     /// Gives a connection the bytes that have room there. Returns their number.
     fn deliver(&mut self, id: DialId, bytes: &[u8], cx: &Context<'_>) -> usize {
-        let waiting = |end: &PipeSourceEnd, calm| end.waiting_bytes(calm, cx);
-        let all = self
-            .ends
-            .iter()
-            .map(|(_, end)| waiting(end, usize::MAX))
-            .sum();
-        let Some((_, end)) = self.ends.iter().find(|(of, _)| *of == id) else {
+        let Some(end) = self.ends.find(id) else {
             return bytes.len();
         };
-        let room = DialerSession::room(waiting(end, usize::MAX), all);
-        let given = end.give_bytes(&bytes[..bytes.len().min(room)], cx);
+        let all = self.ends.waiting_bytes(cx);
+        let room = DialerSession::room(end.waiting_bytes(usize::MAX, cx), all);
+        let given = self
+            .ends
+            .give_bytes(id, &bytes[..bytes.len().min(room)], cx);
+        let given = given.unwrap_or(0);
         let is_full = given < bytes.len();
         // If it is full, this wakes once some are taken.
-        let waits = waiting(end, if is_full { 0 } else { RESUME_BYTES });
-        let shared = Rc::clone(&self.shared);
-        shared
-            .status
-            .board
-            .change_figures(|figures| figures.bytes_in += u64::try_from(given).unwrap_or(0));
-        let now = shared.clock.now();
+        let waits = end.waiting_bytes(if is_full { 0 } else { RESUME_BYTES }, cx);
+        let now = self.shared.base.clock.now();
         if self
             .session
             .record_given_bytes(id, given, waits, is_full, now)
@@ -452,19 +422,12 @@ impl SessionCarrier {
         }
         let ends = &self.ends;
         let resumed = self.session.take_resumed(|id| {
-            let end = ends.iter().find(|(of, _)| *of == id);
-            end.map_or(0, |(_, end)| end.waiting_bytes(RESUME_BYTES, cx))
+            ends.find(id)
+                .map_or(0, |end| end.waiting_bytes(RESUME_BYTES, cx))
         });
         resumed
             .map(|id| self.send_message(id, SentMessage::Resume, &[]))
             .is_some()
-    }
-
-    fn drop_end(&mut self, id: DialId) {
-        self.ends.retain(|(of, _)| *of != id);
-        if self.ends.is_empty() {
-            self.ends = Vec::new();
-        }
     }
 
     fn send_message(&mut self, id: DialId, kind: SentMessage, payload: &[u8]) {
@@ -479,26 +442,15 @@ impl SessionCarrier {
         if self.out.len() >= OUT_BYTES {
             return false;
         }
-        let ends = &self.ends;
-        let end = |id| ends.iter().find(|(of, _)| *of == id).map(|(_, end)| end);
-        let has_something = |id| end(id).is_some_and(|end| end.has_pending_bytes(cx));
-        let Some(id) = self.session.next_to_send(has_something) else {
+        let has_something = |id| self.ends.has_pending_bytes(id, cx);
+        let Some(id) = self.session.connections.next_to_send(has_something) else {
             return false;
         };
-        let mut bytes = vec![0; DATA_BYTES];
-        let taken = end(id).and_then(|end| end.take_bytes(&mut bytes, cx));
-        match taken.unwrap_or(0) {
-            0 => {
-                // Its last bytes have been sent before.
-                self.session.forget_connection(id);
-                self.drop_end(id);
+        match self.ends.take_bytes(id, cx) {
+            Some(bytes) => self.send_message(id, SentMessage::Data, &bytes),
+            None => {
+                self.session.connections.forget(id);
                 self.send_message(id, SentMessage::Error, END.as_bytes());
-            }
-            length => {
-                self.shared.status.board.change_figures(|figures| {
-                    figures.bytes_out += u64::try_from(length).unwrap_or(0)
-                });
-                self.send_message(id, SentMessage::Data, &bytes[..length]);
             }
         }
         true
@@ -510,12 +462,4 @@ fn random_key() -> [u8; 4] {
     let mut key = [0; 4];
     fill_random(&mut key);
     key
-}
-
-impl Drop for SessionCarrier {
-    fn drop(&mut self) {
-        let streams = &self.shared.status.board.streams;
-        streams.set(streams.get() - 1);
-        self.shared.changed.wake_all();
-    }
 }

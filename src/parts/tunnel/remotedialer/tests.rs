@@ -2,6 +2,7 @@
 //! remotedialer's, and as bad as none.
 
 use alloc::{collections::VecDeque, vec::Vec};
+use core::time::Duration;
 
 use smol::{
     future::{block_on, poll_once},
@@ -10,12 +11,17 @@ use smol::{
 
 use super::{connect::upgrade_stream, *};
 use crate::{
-    agent::tests::world::{Hands, TestClock},
+    agent::{
+        clock::Clock,
+        link_policy::LinkPolicy,
+        tests::world::{Hands, TestClock},
+    },
     api::{MonoTime, WallTime},
     logic::tunnel::remotedialer::session::{
         MAX_WAITING_BYTES, PAUSE_BYTES, PING, PING_METERED, RESUME_BYTES,
     },
     parts::tunnel::tests::{End, ends},
+    server::pipe::PipeServerEnd,
     stream::upgrade::UpgradeRequest,
 };
 
@@ -232,7 +238,7 @@ impl World {
         let (offers, answers) = (Offers::default(), Answers::default());
         let dialled = Rc::new(RefCell::new(Vec::new()));
         let asked = Rc::new(RefCell::new(Vec::new()));
-        let ends = DialerEnds {
+        let sources = DialerSources {
             open: {
                 let (offers, dialled) = (Rc::clone(&offers), Rc::clone(&dialled));
                 Box::new(move |_, (host, port)| {
@@ -254,30 +260,20 @@ impl World {
                     Box::pin(async move { next.unwrap_or_else(silent) })
                 })
             },
-            serve: {
-                let near = Rc::clone(&near);
-                Box::new(move |end| near.borrow_mut().push(end))
-            },
         };
+        let status = Rc::<K3sTunnelStatus>::default();
+        let link_policy = Rc::clone(&link) as Rc<dyn LinkPolicy>;
+        let base = TunnelBase::of_test(PORT, &clock, link_policy, &status.board, &near);
         let shared = Rc::new(DialerShared {
+            base,
             settings: DialerSettings {
-                kubeconfig: PathBuf::new(),
-                kept: None,
                 supervisors: Vec::new(),
                 proxies: ProxyVariables::default(),
-                port: PORT,
             },
-            ends,
-            complaints: Rc::new(Complaints::new(Rc::clone(&clock))),
-            clock,
-            disk: Lane::without_thread(),
-            link_policy: Rc::clone(&link) as Rc<dyn LinkPolicy>,
-            executor: Rc::new(LocalExecutor::new()),
-            status: Rc::default(),
+            sources,
+            status,
             servers: RefCell::new(K3sServers::new(("joined".into(), 6443))),
             lines: RefCell::default(),
-            is_stopping: Cell::new(false),
-            changed: WakerSet::default(),
             message: Cell::new(i64::MAX - 1),
         });
         Self {
@@ -293,7 +289,7 @@ impl World {
     }
 
     fn settle(&self) {
-        while self.shared.executor.try_tick() {}
+        while self.shared.base.executor.try_tick() {}
     }
 
     /// Lets time pass, stopping at every alarm on the way.
@@ -332,7 +328,7 @@ impl World {
             drop(carrier);
             *told.borrow_mut() = Some(failed.why);
         };
-        self.shared.executor.spawn(task).detach();
+        self.shared.base.executor.spawn(task).detach();
         self.settle();
         (server, why)
     }
@@ -925,14 +921,14 @@ fn the_end_of_the_agent() {
     server.dial(2);
     world.settle();
     let mut near = world.take_near();
-    let tunnel = K3sTunnel(Rc::clone(&world.shared));
+    let tunnel = Rc::clone(&world.shared.base);
     let stopped = Rc::new(Cell::new(false));
     let told = Rc::clone(&stopped);
     let task = async move {
         tunnel.stop().await;
         told.set(true);
     };
-    world.shared.executor.spawn(task).detach();
+    world.shared.base.executor.spawn(task).detach();
     world.settle();
     server.dial(3);
     world.settle();
@@ -954,9 +950,10 @@ fn the_end_of_the_agent() {
     let (server, _) = world.session();
     server.dial(2);
     world.settle();
-    let tunnel = K3sTunnel(Rc::clone(&world.shared));
+    let tunnel = Rc::clone(&world.shared.base);
     let task = world
         .shared
+        .base
         .executor
         .spawn(async move { tunnel.stop().await });
     world.advance(9 * SECOND);
@@ -1006,6 +1003,7 @@ fn each_server_has_one_session() {
         &["10.0.0.1:6443", "10.0.0.2:6443", "10.0.0.3:6443"],
     )));
     shared
+        .base
         .executor
         .spawn(keep_servers(Rc::clone(shared)))
         .detach();
@@ -1097,6 +1095,7 @@ fn supervisors_that_do_not_answer() {
     let world = World::new();
     let shared = &world.shared;
     shared
+        .base
         .executor
         .spawn(keep_servers(Rc::clone(shared)))
         .detach();
@@ -1119,8 +1118,11 @@ fn supervisors_that_do_not_answer() {
     world.advance(12 * SECOND);
     assert_eq!(world.dialled.borrow()[0], "joined:6443");
     // The agent ends while nobody is there.
-    let tunnel = K3sTunnel(Rc::clone(shared));
-    let task = shared.executor.spawn(async move { tunnel.stop().await });
+    let tunnel = Rc::clone(&shared.base);
+    let task = shared
+        .base
+        .executor
+        .spawn(async move { tunnel.stop().await });
     world.settle();
     assert!(task.is_finished());
     assert!(shared.lines.borrow().is_empty());
