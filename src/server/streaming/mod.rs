@@ -265,12 +265,7 @@ async fn serve_exec(
         return Ok(Err(Refusal::bad_request("command: required")));
     }
     let opened = streaming.open_exec(&running.id, &options).await;
-    match or_refuse!(opened.map_err(streams_refusal)) {
-        StreamRoute::Local(start) => {
-            serve_session(streaming, connection, request, wanted, start).await
-        }
-        StreamRoute::Url(url) => serve_from_url(streaming, connection, request, wanted, url).await,
-    }
+    serve_route(streaming, connection, request, wanted, opened).await
 }
 
 async fn serve_attach(
@@ -293,6 +288,16 @@ async fn serve_attach(
         stdin_once: running.stdin_once,
     };
     let opened = streaming.open_attach(&running.id, options).await;
+    serve_route(streaming, connection, request, wanted, opened).await
+}
+
+async fn serve_route(
+    streaming: &dyn StreamingBackend,
+    connection: &mut StreamConnection,
+    request: &HttpRequest,
+    wanted: RequestedStreams,
+    opened: Result<StreamRoute<SessionStart<'_>>, RuntimeError>,
+) -> ServeOutcome {
     match or_refuse!(opened.map_err(streams_refusal)) {
         StreamRoute::Local(start) => {
             serve_session(streaming, connection, request, wanted, start).await
