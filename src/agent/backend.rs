@@ -31,6 +31,7 @@ use crate::{
     api::{
         self, Container, ContainerId, Event, MonoTime, Pod, PodUid, WallTime,
         cri::{ContainerState, PodRuntimeStatus, StoredImage},
+        health::AgentHealth,
         pod::CONFIG_SEEN,
         pod_status::ContainerStatus,
     },
@@ -44,9 +45,9 @@ use crate::{
     runtime::RuntimeService,
     server::{
         backend::{
-            AgentCheck, AgentHealth, BackendReply, DeviceReport, EvictionCandidateReport,
-            IncomingText, LinkReport, LogTarget, MetricsEndpoint, PressureReport,
-            PressureSignalReport, RunningPod, ServerBackend, TextPieces, Uptime,
+            AgentCheck, BackendReply, DeviceReport, EvictionCandidateReport, IncomingText,
+            LinkReport, LogTarget, MetricsEndpoint, PressureReport, PressureSignalReport,
+            RunningPod, ServerBackend, TextPieces, Uptime,
         },
         http::Refusal,
         log_reader::LogOptions,

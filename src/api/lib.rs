@@ -8,6 +8,7 @@
 //! - [`cri`]: what crosses the runtime seam, in the words of CRI v1.
 //! - [`device`]: what a look at the machine's devices shows. [`cdi`]: what files of their vendors say.
 //! - [`oci`]: the OCI runtime configuration (`config.json`) and image configuration.
+//! - [`health`]: what an agent says of itself.
 //! - [`received`]: a pod on its way from a source to the pod table.
 //! - [`strict`]: JSON text or value → typed value, with the path of what is wrong. [`yaml`]: value → YAML text.
 //! - [`time`], [`quantity`], [`ids`], [`names`], [`mod@hex`]: small value types, which texts are names, and bytes as text.
@@ -23,6 +24,7 @@ pub mod config_map;
 pub mod cri;
 pub mod device;
 pub mod event;
+pub mod health;
 pub mod hex;
 pub mod ids;
 pub mod lease;

@@ -9,8 +9,8 @@ use super::{
     live, print_text,
 };
 use crate::{
+    api::health::AgentHealth,
     logic::check,
-    server::backend::AgentHealth,
     sys::{clock, start},
 };
 
@@ -47,24 +47,9 @@ pub(crate) fn run_health(mut words: CliWords) -> Result<(), CliError> {
 /// Reads the agent's health. An agent that is not well is an error; a silent apiserver is not its fault.
 pub(crate) fn check_health(client: &AgentClient) -> Result<AgentHealth, CliError> {
     let health: AgentHealth = client.fetch_typed("/health")?;
-    match check::agent_trouble(&agent_facts(health.clone())) {
+    match check::agent_trouble(&health) {
         None => Ok(health),
         Some(why) => Err(CliError::new(format!("the agent {why}"))),
-    }
-}
-
-/// Translates health into the facts of the checks.
-pub(crate) fn agent_facts(health: AgentHealth) -> check::AgentFacts {
-    check::AgentFacts {
-        version: health.version.into_owned(),
-        relist_age_ms: health.relist_age_ms,
-        manifests_age_ms: health.manifests_age_ms,
-        manifests_interval_ms: health.manifests_interval_ms,
-        down: health.down,
-        network_down: health.network_down,
-        pods: health.pods,
-        parts: health.parts,
-        link: health.link.map(|link| (link.says, link.waits)),
     }
 }
 

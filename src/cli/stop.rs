@@ -18,7 +18,7 @@ use super::{
     health::LOOK_MS,
     progress::{ProgressDisplay, TransferProgress},
 };
-use crate::{server::backend::AgentHealth, sys::start};
+use crate::{api::health::AgentHealth, sys::start};
 
 /// Longest silence of an agent that ends its pods.
 const PATIENCE: Duration = Duration::from_secs(2);

@@ -1,7 +1,7 @@
 //! Interface through which the server's routes use the agent. The agent implements it; the server knows nothing else
 //! of the agent.
 
-use alloc::{borrow::Cow, collections::BTreeMap};
+use alloc::borrow::Cow;
 use core::{future::Future, pin::Pin, time::Duration};
 use std::path::PathBuf;
 
@@ -11,8 +11,8 @@ use serde_json::Value;
 use super::{http::Refusal, log_reader::LogOptions};
 use crate::{
     api::{
-        ContainerId, Event, Node, PodUid, SandboxId, WallTime, cri::ExecOutput, link::LinkBytes,
-        stats::StatsDetail,
+        ContainerId, Event, Node, PodUid, SandboxId, WallTime, cri::ExecOutput,
+        health::AgentHealth, link::LinkBytes, stats::StatsDetail,
     },
     image::{ImageProgress, StoreVerification},
     runtime::{AttachOptions, ExecOptions, PortConnector, RuntimeCall, SessionStart, StreamRoute},
@@ -166,47 +166,6 @@ pub struct RunningPod {
     pub containers: Vec<(String, String)>,
 }
 
-/// Health of the agent, for `picolet check`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct AgentHealth {
-    /// Version of the program.
-    pub version: Cow<'static, str>,
-    /// Process id of the agent.
-    pub pid: u32,
-    /// Time since the last successful relist began.
-    pub relist_age_ms: Option<u64>,
-    /// Time since the manifests were last read.
-    pub manifests_age_ms: Option<u64>,
-    /// Interval at which the manifests are to be read.
-    pub manifests_interval_ms: u64,
-    /// Reason why no pod is handled, if so.
-    pub down: Option<String>,
-    /// Reason why pods get no network, if so.
-    pub network_down: Option<String>,
-    /// Configured pods.
-    pub pods: usize,
-    /// Probes of the pods.
-    pub probes: ProbesHealth,
-    /// The apiserver; `None`: the node stands alone.
-    pub apiserver: Option<ApiserverHealth>,
-    /// States of the parts, by their names.
-    #[serde(default)]
-    pub parts: BTreeMap<String, Value>,
-    /// The budget of the link; `None`: there is none.
-    pub link: Option<LinkHealth>,
-}
-
-/// State of the link's budget.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct LinkHealth {
-    /// State of the budget, for people.
-    pub says: String,
-    /// Set while images wait.
-    pub waits: bool,
-}
-
 /// Traffic over the link, its budget and its cost.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -290,35 +249,6 @@ pub struct EvictionCandidateReport {
     pub used: Option<String>,
     /// Request of the pod.
     pub request: String,
-}
-
-/// Counts of the probes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ProbesHealth {
-    /// Probes there are.
-    pub count: usize,
-    /// Answers there were.
-    pub ended: u64,
-    /// Answers that came later than the period of their probe.
-    pub late: u64,
-    /// Commands that run.
-    pub commands: usize,
-    /// Connections that are open.
-    pub connections: usize,
-}
-
-/// State of the connection to the apiserver.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ApiserverHealth {
-    /// Time since the apiserver last answered.
-    pub answered_age_ms: Option<u64>,
-    /// Reason why the apiserver does not answer, if so.
-    pub trouble: Option<String>,
-    /// Error of the node's clock, for people, if it is wrong.
-    pub clock: Option<String>,
-    /// Fault of the node's certificate, if any.
-    pub certificate: Option<String>,
 }
 
 /// An answer with several objects.

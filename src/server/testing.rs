@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use super::{
     backend::{
-        AgentCheck, AgentHealth, BackendReply, DeviceReport, LinkReport, LogTarget,
-        MetricsEndpoint, PodName, PressureReport, RunningContainer, RunningPod, ServerBackend,
-        StreamingBackend, TextPieces, Uptime,
+        AgentCheck, BackendReply, DeviceReport, LinkReport, LogTarget, MetricsEndpoint, PodName,
+        PressureReport, RunningContainer, RunningPod, ServerBackend, StreamingBackend, TextPieces,
+        Uptime,
     },
     http::Refusal,
 };
@@ -17,6 +17,7 @@ use crate::{
     api::{
         ContainerId, Event, Node, PodUid, SandboxId,
         cri::{ExecOutput, StoredImage},
+        health::AgentHealth,
     },
     image::{ImageProgress, StoreVerification},
     runtime::{

@@ -62,7 +62,7 @@ use super::{
     tasks::{AgentTask, TaskSpawner, box_task},
 };
 use crate::{
-    api::{MonoTime, Pod, PodUid, WallTime, node::NodeCondition},
+    api::{MonoTime, Pod, PodUid, WallTime, health::ApiserverHealth, node::NodeCondition},
     config::AgentConfig,
     kube::{KubeLanes, store::CertificateStore},
     logic::{
@@ -72,7 +72,6 @@ use crate::{
     },
     net::serving::ServingCertificateSlot,
     runtime::RuntimeService,
-    server::backend::ApiserverHealth,
     sys::lane::Lane,
     volume::Volumes,
 };

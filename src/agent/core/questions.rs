@@ -7,14 +7,18 @@ use serde_json::Value;
 use super::Agent;
 use crate::{
     agent::{metrics::PodCounts, node::NodeConditionInputs, probes::ProbedContainerStatus},
-    api::{ContainerId, MonoTime, PodStatus, PodUid, cri::PodRuntimeStatus, order::OrderExt as _},
+    api::{
+        ContainerId, MonoTime, PodStatus, PodUid,
+        cri::PodRuntimeStatus,
+        health::{AgentHealth, LinkHealth, ProbesHealth},
+        order::OrderExt as _,
+    },
     logic::{
         metrics::containers::{self, ContainerStatusFigures},
         probe::NodeProbeFigures,
         runtime_cache::PodStatusResult,
         shutdown,
     },
-    server::backend::{AgentHealth, LinkHealth, ProbesHealth},
 };
 
 /// Pods, for local commands and the node's server.

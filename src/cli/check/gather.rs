@@ -15,13 +15,13 @@ use std::{
 use nix::sys::statvfs::{FsFlags, statvfs};
 
 use super::super::{
-    AgentClient, CliError, KUBELET, agent_socket, command_place, health::agent_facts as facts_of,
-    live, read_proxies as named_proxies,
+    AgentClient, CliError, KUBELET, agent_socket, command_place, live,
+    read_proxies as named_proxies,
 };
 use super::{apiserver, kubeadm, runtime};
 use crate::{
     agent::{POD_RECORD_VERSION, find_start_faults, images, kernel_settings},
-    api::{Quantity, order::OrderExt as _, received::SnapshotEntry},
+    api::{Quantity, health::AgentHealth, order::OrderExt as _, received::SnapshotEntry},
     bus::logind::LogindPaths,
     cgroup::{CgroupVersion, Cgroups, Hierarchy},
     config::{
@@ -41,7 +41,7 @@ use crate::{
     net::Url,
     runtime::runc::{self, apparmor, cni::NetworkConfig, host},
     server::{
-        backend::{AgentHealth, DeviceReport, ObjectList},
+        backend::{DeviceReport, ObjectList},
         is_trusted_peer,
     },
     shim,
@@ -980,7 +980,7 @@ fn ask_agent_health(socket: &Path) -> (AgentReachability, Option<u32>) {
     match health {
         Ok(health) => {
             let pid = health.pid;
-            let facts = AgentReachability::Up(facts_of(health));
+            let facts = AgentReachability::Up(health);
             (facts, is_trusted.then_some(pid))
         }
         Err(e) => (AgentReachability::Mute(e.bare_message().to_owned()), None),

@@ -2,7 +2,8 @@
 
 use alloc::{string::String, vec::Vec};
 
-use super::{AgentFacts, AgentReachability, CheckFacts, CheckFinding, ManifestFacts, join_first};
+use super::{AgentReachability, CheckFacts, CheckFinding, ManifestFacts, join_first};
+use crate::api::health::AgentHealth;
 
 /// A relist is due every second; an agent whose last one is older than this cannot do its work.
 const STALE_RELIST_MS: u64 = 30_000;
@@ -182,18 +183,18 @@ pub(super) fn check_link_budget(facts: &CheckFacts) -> CheckFinding {
     };
     match link {
         None => CheckFinding::ok("none"),
-        Some((says, false)) => CheckFinding::ok(says.clone()),
-        Some((says, true)) => CheckFinding::warning(
-            says.clone(),
+        Some(link) if link.waits => CheckFinding::warning(
+            link.says.clone(),
             "picolet image pull --now IMAGE, or raise picolet.link.dailyBytes",
         ),
+        Some(link) => CheckFinding::ok(link.says.clone()),
     }
 }
 
 /// Returns the reason why an agent does not work, if it does not. An agent that has never read its manifests counts as
 /// sound: it may have none.
 #[must_use]
-pub fn agent_trouble(agent: &AgentFacts) -> Option<String> {
+pub fn agent_trouble(agent: &AgentHealth) -> Option<String> {
     if let Some(why) = &agent.down {
         return Some(format!("handles no pods: {why}"));
     }

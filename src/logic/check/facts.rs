@@ -1,11 +1,9 @@
 //! Facts of a machine for the preflight: plain data, gathered elsewhere.
 
-use alloc::{collections::BTreeMap, string::String, vec::Vec};
-
-use serde_json::Value;
+use alloc::{string::String, vec::Vec};
 
 use super::{CheckFinding, KubeadmFacts};
-use crate::api::{WallTime, cri::CgroupDriver};
+use crate::api::{WallTime, cri::CgroupDriver, health::AgentHealth};
 
 /// A machine, its configuration and its agent, as far as they could be looked at. Absent facts are empty, zero or `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -401,28 +399,5 @@ pub enum AgentReachability {
     /// A socket is there and does not answer as it should.
     Mute(String),
     /// The agent answers.
-    Up(AgentFacts),
-}
-
-/// State that the agent reports of itself. Ages in milliseconds; `None` if it never happened.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct AgentFacts {
-    /// Version of the agent.
-    pub version: String,
-    /// Time since the last complete relist of the runtime began.
-    pub relist_age_ms: Option<u64>,
-    /// Time since the manifests were last read.
-    pub manifests_age_ms: Option<u64>,
-    /// Time between two reads of the manifests.
-    pub manifests_interval_ms: u64,
-    /// Reason why no pod is handled.
-    pub down: Option<String>,
-    /// Reason why pods get no network.
-    pub network_down: Option<String>,
-    /// Pods it holds.
-    pub pods: usize,
-    /// States of the agent's parts, by their names.
-    pub parts: BTreeMap<String, Value>,
-    /// State of the link's budget, and true if images wait for it; `None` without a budget.
-    pub link: Option<(String, bool)>,
+    Up(AgentHealth),
 }

@@ -16,10 +16,10 @@ use alloc::{string::String, vec::Vec};
 
 pub use agent::{agent_trouble, judge_manifests};
 pub use facts::{
-    AgentDirectoryFacts, AgentFacts, AgentReachability, ApiserverAnswer, ApiserverFacts,
-    BootstrapKubeconfig, CgroupDriverFacts, CgroupFacts, CheckFacts, ClockFacts, DirectoryFacts,
-    DiskWearFacts, HandlerRuntimeFacts, KernelFacts, ManifestFacts, NetworkFacts, OfferedDevices,
-    OperatorConfig, ProcessRights, RegistryConfigFacts, RuntimeFacts,
+    AgentDirectoryFacts, AgentReachability, ApiserverAnswer, ApiserverFacts, BootstrapKubeconfig,
+    CgroupDriverFacts, CgroupFacts, CheckFacts, ClockFacts, DirectoryFacts, DiskWearFacts,
+    HandlerRuntimeFacts, KernelFacts, ManifestFacts, NetworkFacts, OfferedDevices, OperatorConfig,
+    ProcessRights, RegistryConfigFacts, RuntimeFacts,
 };
 
 pub use kubeadm::{

@@ -1,7 +1,11 @@
 use alloc::{borrow::ToOwned, vec::Vec};
 
 use super::*;
-use crate::api::{WallTime, cri::CgroupDriver};
+use crate::api::{
+    WallTime,
+    cri::CgroupDriver,
+    health::{AgentHealth, LinkHealth},
+};
 
 fn registries(change: fn(&mut RegistryConfigFacts)) -> RegistryConfigFacts {
     let mut registries = RegistryConfigFacts {
@@ -125,13 +129,13 @@ pub(super) fn sound() -> CheckFacts {
         },
         kubelets: Vec::new(),
         apiserver: None,
-        agent: AgentReachability::Up(AgentFacts {
+        agent: AgentReachability::Up(AgentHealth {
             version: "0.1.0".into(),
             relist_age_ms: Some(800),
             manifests_age_ms: Some(19_000),
             manifests_interval_ms: 20_000,
             pods: 2,
-            ..AgentFacts::default()
+            ..AgentHealth::default()
         }),
         kubeadm: KubeadmFacts::default(),
     }
@@ -145,7 +149,12 @@ fn handler(name: &str, error: &str) -> HandlerRuntimeFacts {
     }
 }
 
-fn up(change: impl FnOnce(&mut AgentFacts)) -> AgentReachability {
+fn link(says: &str, waits: bool) -> Option<LinkHealth> {
+    let says = says.into();
+    Some(LinkHealth { says, waits })
+}
+
+fn up(change: impl FnOnce(&mut AgentHealth)) -> AgentReachability {
     let AgentReachability::Up(mut agent) = sound().agent else {
         unreachable!()
     };
@@ -407,7 +416,7 @@ const BAD: &[(&str, Change, FindingLevel, &str, &str)] = &[
     ("tunnel", |f| f.apiserver = member(|a| a.tunnel = Some("agent".into())), FindingLevel::Warning, "want a tunnel (agent)",
         "run all servers of k3s with --egress-selector-mode=disabled"),
     // METER-02
-    ("link-budget", |f| f.agent = up(|a| a.link = Some(("5MB of 5MB used today; images wait".into(), true))), FindingLevel::Warning, "images wait",
+    ("link-budget", |f| f.agent = up(|a| a.link = link("5MB of 5MB used today; images wait", true)), FindingLevel::Warning, "images wait",
         "picolet image pull --now IMAGE, or raise picolet.link.dailyBytes"),
     ("agent", |f| f.agent = AgentReachability::Mute("timed out".into()), FindingLevel::Error, "does not answer: timed out",
         "systemctl restart picolet; journalctl -u picolet -n 50"),
@@ -551,7 +560,7 @@ const ODD: &[(&str, Change, &str)] = &[
     // TUN-14: the word of a part counts.
     ("tunnel", |f| f.of_parts = vec![("tunnel", CheckFinding::ok("streams to 1"))], "streams to 1"),
     ("link-budget", |_| (), "none"),
-    ("link-budget", |f| f.agent = up(|a| a.link = Some(("1MB of 5MB used today".into(), false))), "1MB of 5MB used today"),
+    ("link-budget", |f| f.agent = up(|a| a.link = link("1MB of 5MB used today", false)), "1MB of 5MB used today"),
     ("agent", |f| f.agent = AgentReachability::Absent, "not running"),
 ];
 

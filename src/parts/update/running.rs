@@ -18,13 +18,12 @@ use super::{
     upgrade::{TakeoverFailure, file_error},
 };
 use crate::{
-    api::strict::from_json,
+    api::{health::AgentHealth, strict::from_json},
     cli::{CliError, KUBELET, check::flags_of_command_line, client::AgentClient},
     config::{self, AgentConfig, HostIdentity, flags},
     error::error_chain,
     logic::update::upgrade::{MAX_KEPT, TRIES, TrialContainer, UpgradeTrial},
     net::ProxyVariables,
-    server::backend::AgentHealth,
     shim,
     sys::{
         child::{self, Command},
@@ -155,7 +154,7 @@ impl RunningAgent {
         places: &ProgramPaths,
     ) -> Result<UpgradeTrial, CliError> {
         let dir = self.containers_dir()?;
-        let answers = |api: &crate::server::backend::ApiserverHealth| api.trouble.is_none();
+        let answers = |api: &crate::api::health::ApiserverHealth| api.trouble.is_none();
         let boot = proc::boot_id().map_err(|e| CliError::new(format!("boot id: {e}")))?;
         let mut trial = UpgradeTrial {
             tries: TRIES,

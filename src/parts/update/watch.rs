@@ -119,7 +119,7 @@ fn look_at_trial(
         look.trouble = Some("another program runs".into());
         return look;
     }
-    let answered = |api: &crate::server::backend::ApiserverHealth| {
+    let answered = |api: &crate::api::health::ApiserverHealth| {
         api.trouble.is_none() && api.answered_age_ms.is_some()
     };
     look.answered = health.apiserver.as_ref().is_some_and(answered);
@@ -215,7 +215,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::{server::backend::AgentHealth, testing::TestDir};
+    use crate::{api::health::AgentHealth, testing::TestDir};
 
     /// Answers the first who asks how the agent is.
     fn tell(listener: &UnixListener, pid: u32) {
