@@ -1,8 +1,7 @@
 //! Names in URLs: what comes from objects may not lead anywhere else.
 
-use core::fmt::Write as _;
-
 use super::error::KubeError;
+use crate::net::url::encode_percent;
 
 /// Longest name of an object.
 const MAX_NAME_BYTES: usize = 253;
@@ -24,15 +23,7 @@ pub(crate) fn encode_segment(name: &str) -> Result<String, KubeError> {
 
 /// Encodes a text as a value of a query.
 pub(super) fn encode_query(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            out.push(char::from(byte));
-        } else {
-            let _ = write!(out, "%{byte:02X}");
-        }
-    }
-    out
+    encode_percent(text, b"-._~")
 }
 
 /// Makes the selector of the pods that this node may list (AUTHZ-03), without those that have run to their end.

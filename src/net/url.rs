@@ -171,12 +171,17 @@ pub(crate) fn is_loopback(host: &str) -> bool {
             .is_ok_and(|ip| ip.is_loopback())
 }
 
-/// Percent-encodes a query's value: `%` and two digits for each byte that may not stand there.
+/// Percent-encodes the value of a query: `%` and two digits for each byte that may not stand there.
 pub(crate) fn encode_query_value(text: &str) -> String {
+    encode_percent(text, b"-._~/:,")
+}
+
+/// Percent-encodes a text: `%` and two digits for each byte but ASCII letters, digits and `kept`.
+pub(crate) fn encode_percent(text: &str, kept: &[u8]) -> String {
     use fmt::Write as _;
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~/:,".contains(&byte) {
+        if byte.is_ascii_alphanumeric() || kept.contains(&byte) {
             out.push(char::from(byte));
         } else {
             let _ = write!(out, "%{byte:02X}");
