@@ -201,7 +201,10 @@ impl<'de> Visitor<'de> for WatchEventDocument<'_> {
                     let text = status.to_string();
                     self.0.error = Some(ApiError::from_body(200, None, text.as_bytes()));
                 }
-                "object" => fields.next_value_seed(WatchedObject(&mut self.0.ring))?,
+                "object" => fields.next_value_seed(WatchedFields {
+                    event: &mut self.0.ring,
+                    is_metadata: false,
+                })?,
                 _ => {
                     fields.next_value::<IgnoredAny>()?;
                 }
@@ -211,16 +214,20 @@ impl<'de> Visitor<'de> for WatchEventDocument<'_> {
     }
 }
 
-struct WatchedObject<'a>(&'a mut WatchEvent);
+/// The object of an event, or its metadata.
+struct WatchedFields<'a> {
+    event: &'a mut WatchEvent,
+    is_metadata: bool,
+}
 
-impl<'de> DeserializeSeed<'de> for WatchedObject<'_> {
+impl<'de> DeserializeSeed<'de> for WatchedFields<'_> {
     type Value = ();
     fn deserialize<D: de::Deserializer<'de>>(self, reader: D) -> Result<(), D::Error> {
         reader.deserialize_map(self)
     }
 }
 
-impl<'de> Visitor<'de> for WatchedObject<'_> {
+impl<'de> Visitor<'de> for WatchedFields<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -229,39 +236,18 @@ impl<'de> Visitor<'de> for WatchedObject<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
         while let Some(name) = fields.next_key_seed(ShortText)? {
-            if name == "metadata" {
-                fields.next_value_seed(WatchedMetadata(self.0))?;
-            } else {
-                fields.next_value::<IgnoredAny>()?;
-            }
-        }
-        Ok(())
-    }
-}
-
-struct WatchedMetadata<'a>(&'a mut WatchEvent);
-
-impl<'de> DeserializeSeed<'de> for WatchedMetadata<'_> {
-    type Value = ();
-    fn deserialize<D: de::Deserializer<'de>>(self, reader: D) -> Result<(), D::Error> {
-        reader.deserialize_map(self)
-    }
-}
-
-impl<'de> Visitor<'de> for WatchedMetadata<'_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("metadata")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
-        while let Some(name) = fields.next_key_seed(ShortText)? {
-            let field = match name.as_str() {
-                "uid" => &mut self.0.uid,
-                "resourceVersion" => &mut self.0.resource_version,
-                "namespace" => &mut self.0.namespace,
-                "name" => &mut self.0.name,
+            let field = match (self.is_metadata, name.as_str()) {
+                (false, "metadata") => {
+                    fields.next_value_seed(WatchedFields {
+                        event: self.event,
+                        is_metadata: true,
+                    })?;
+                    continue;
+                }
+                (true, "uid") => &mut self.event.uid,
+                (true, "resourceVersion") => &mut self.event.resource_version,
+                (true, "namespace") => &mut self.event.namespace,
+                (true, "name") => &mut self.event.name,
                 _ => {
                     fields.next_value::<IgnoredAny>()?;
                     continue;
