@@ -164,6 +164,19 @@ fn collection_path(kind: &str, namespace: &str) -> ApiResult<String> {
     ))
 }
 
+/// Request whose answer is the metadata only.
+fn meta_request<'a>(
+    method: Method,
+    path: &'a str,
+    content_type: &'static str,
+    body: &'a [u8],
+) -> ApiRequest<'a> {
+    ApiRequest {
+        accept: META,
+        ..ApiRequest::with_body(method, path, content_type, body)
+    }
+}
+
 /// Reads the metadata of an item. An item without identity makes the whole list invalid.
 fn parse_item_metadata(item: &Value) -> Result<ObjectMeta, ListItemError> {
     let meta: ObjectMeta = typed_from_value(&item["metadata"])?;
@@ -296,38 +309,29 @@ impl KubeApi for HttpApi {
 
     fn patch_lease(&self, name: &str, body: &[u8]) -> ApiResult<Value> {
         let path = format!("{LEASES}/{}", encode_segment(name)?);
-        let ask = ApiRequest {
-            accept: META,
-            ..ApiRequest::with_body(
-                Method::PATCH,
-                &path,
-                PatchFormat::Merge.content_type(),
-                body,
-            )
-        };
+        let ask = meta_request(
+            Method::PATCH,
+            &path,
+            PatchFormat::Merge.content_type(),
+            body,
+        );
         self.heartbeat.send_request(&ask)?.read_document()
     }
 
     fn create_event(&self, namespace: &str, body: &[u8]) -> ApiResult<Value> {
         let path = collection_path("events", namespace)?;
-        let ask = ApiRequest {
-            accept: META,
-            ..ApiRequest::with_body(Method::POST, &path, JSON, body)
-        };
+        let ask = meta_request(Method::POST, &path, JSON, body);
         self.events.send_request(&ask)?.read_document()
     }
 
     fn patch_event(&self, namespace: &str, name: &str, body: &[u8]) -> ApiResult<Value> {
         let path = object_path("events", namespace, name)?;
-        let ask = ApiRequest {
-            accept: META,
-            ..ApiRequest::with_body(
-                Method::PATCH,
-                &path,
-                PatchFormat::Strategic.content_type(),
-                body,
-            )
-        };
+        let ask = meta_request(
+            Method::PATCH,
+            &path,
+            PatchFormat::Strategic.content_type(),
+            body,
+        );
         self.events.send_request(&ask)?.read_document()
     }
 

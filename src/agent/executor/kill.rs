@@ -106,13 +106,7 @@ impl PodKiller {
         started: MonoTime,
         ended: &[Cell<bool>],
     ) -> Result<(), KillError> {
-        self.recorder.record_container_event(
-            pod,
-            &target.name,
-            EventSeverity::Normal,
-            "Killing",
-            &target.message,
-        );
+        self.record_killing(pod, &target.name, &target.message);
         let deadline = started + grace_duration(target.grace_s);
         if target.pre_stop
             && let Some(container) = find_container_spec(pod, &target.name)
@@ -145,6 +139,12 @@ impl PodKiller {
             .map_err(|e| KillError::Container(target.name.clone(), e))
     }
 
+    fn record_killing(&self, pod: &Pod, container: &str, message: &str) {
+        let normal = EventSeverity::Normal;
+        self.recorder
+            .record_container_event(pod, container, normal, "Killing", message);
+    }
+
     /// Kills one container by itself: its sandbox and the others stay as they are (KILL-18).
     pub(in crate::agent) async fn kill_container(
         &self,
@@ -152,13 +152,7 @@ impl PodKiller {
         status: &PodRuntimeStatus,
         target: &ContainerToKill,
     ) -> Result<(), KillError> {
-        self.recorder.record_container_event(
-            pod,
-            &target.name,
-            EventSeverity::Normal,
-            "Killing",
-            &target.message,
-        );
+        self.record_killing(pod, &target.name, &target.message);
         let started = self.clock.now();
         if let Some(container) = find_container_spec(pod, &target.name)
             && kill::runs_pre_stop(container, target.grace_s)
