@@ -4,7 +4,6 @@
 use std::{
     fs::{self, File},
     io,
-    os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
 };
 
@@ -119,10 +118,7 @@ fn take_file_lock(
     value: &str,
     how: fn(&Path) -> io::Result<Option<File>>,
 ) -> io::Result<Option<File>> {
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(dir)?;
+    file::make_dirs(dir, 0o700)?;
     how(&dir.join(lock_file_name(what, value)))
 }
 

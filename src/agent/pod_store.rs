@@ -15,7 +15,7 @@ use core::{fmt::Display, time::Duration};
 use std::{
     fs,
     io::{self, BufRead as _, Read as _, Write as _},
-    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
 };
 
@@ -156,12 +156,7 @@ impl PodStore {
             .map(|name| dir.join(name))
             // They are there at each sync but the first.
             .filter(|path| !path.is_dir())
-            .try_for_each(|path| {
-                fs::DirBuilder::new()
-                    .recursive(true)
-                    .mode(POD_DIR_MODE)
-                    .create(path)
-            })
+            .try_for_each(|path| file::make_dirs(&path, POD_DIR_MODE))
     }
 
     /// Directory of one pod.
@@ -654,10 +649,7 @@ pub(crate) mod fuzz {
 
 fn make_dir(dir: &Path) -> io::Result<()> {
     file::mark_change(dir)?;
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(POD_DIR_MODE)
-        .create(dir)
+    file::make_dirs(dir, POD_DIR_MODE)
 }
 
 fn write_in(

@@ -6,7 +6,6 @@ use std::{
     ffi::OsString,
     fs,
     io::{self, Write as _},
-    os::unix::fs::DirBuilderExt as _,
     path::Path,
     process::ExitCode,
 };
@@ -61,7 +60,7 @@ use crate::{
     probe::Prober,
     runtime::runc,
     server::{LocalListener, backend::ServerBackend},
-    sys::{self, lock, memory, namespaces, notify::ServiceNotifier, proc},
+    sys::{self, file, lock, memory, namespaces, notify::ServiceNotifier, proc},
     volume::Volumes,
 };
 
@@ -370,10 +369,7 @@ fn check_write_limit(cfg: &AgentConfig, cgroups: &Cgroups) -> Result<(), AgentSt
 fn make_dirs(cfg: &AgentConfig) -> Result<(), AgentStartError> {
     let dirs = &cfg.dirs;
     let make = |path: &Path, mode: u32| {
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(mode)
-            .create(path)
+        file::make_dirs(path, mode)
             .map_err(|e| fatal_error(format!("cannot make {}: {e}", path.display())))
     };
     make(&dirs.root, 0o750)?;

@@ -4,11 +4,7 @@
 
 use core::time::Duration;
 use std::{
-    fs,
-    os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::fs::DirBuilderExt as _,
-    },
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
 };
 
@@ -203,10 +199,7 @@ fn lengthen_inhibit_delay(
         "# Written by picolet, as a kubelet does: pods get this time when the machine goes down.\n\
          [Login]\nInhibitDelayMaxSec={seconds}\n"
     );
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o755)
-        .create(drop_ins)
+    file::make_dirs(drop_ins, 0o755)
         .and_then(|()| file::write_atomic(&path, text.as_bytes(), 0o644, true))
         .map_err(|source| BusError::Io { path, source })?;
     let body = CallArguments::default()

@@ -21,10 +21,10 @@
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -842,7 +842,7 @@ fn first_existing_ancestor(path: &Path) -> &Path {
 }
 
 fn make_dir(path: &Path, mode: u32) -> Result<(), ImageError> {
-    let made = DirBuilder::new().recursive(true).mode(mode).create(path);
+    let made = file::make_dirs(path, mode);
     let settled = || {
         let wanted = fs::Permissions::from_mode(mode);
         // On a disk that has become read-only, a directory with the right mode can stay.

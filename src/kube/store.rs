@@ -12,7 +12,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read as _};
-use std::os::unix::fs::{DirBuilderExt as _, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use nix::sys::stat::fstat;
@@ -98,11 +98,7 @@ impl CertificateStore {
 
     /// Makes the directory, and ends a switch that a crash cut short. Call once at start.
     pub fn recover(&self) -> Result<(), CertificateStoreError> {
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o755)
-            .create(&self.dir)
-            .map_err(file_error("make", &self.dir))?;
+        file::make_dirs(&self.dir, 0o755).map_err(file_error("make", &self.dir))?;
         let (updated, current) = (self.updated_path(), self.current_path());
         if !path_exists(&updated)? {
             return Ok(());

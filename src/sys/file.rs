@@ -8,7 +8,7 @@ use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::{NixPath, errno::Errno};
@@ -36,6 +36,12 @@ pub fn write_atomic(path: &Path, bytes: &[u8], mode: u32, durable: bool) -> io::
         sync_dir(dir.unwrap_or_else(|| Path::new(".")))?;
     }
     Ok(())
+}
+
+/// Makes a directory and those above it that are missing, all with `mode`, less the umask. It may be there already.
+pub fn make_dirs(path: &Path, mode: u32) -> io::Result<()> {
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true).mode(mode).create(path)
 }
 
 /// Bytes for which room is made at once when a file is read, at most: a size is only what a file says of itself.

@@ -2,7 +2,6 @@
 
 use std::{
     fs, io,
-    os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
 };
 
@@ -120,10 +119,7 @@ impl ImageRecordFiles {
         if let Some(dir) = path.parent()
             && !dir.exists()
         {
-            fs::DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(dir)?;
+            file::make_dirs(dir, 0o700)?;
         }
         file::write_atomic(&path, &serde_json::to_vec(content)?, 0o600, true)
     }

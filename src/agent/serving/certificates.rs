@@ -4,7 +4,6 @@
 use core::{net::IpAddr, time::Duration};
 use std::{
     fs, io,
-    os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
 };
 
@@ -257,10 +256,7 @@ fn write_own_pair(
     certificate: &str,
     key: &str,
 ) -> io::Result<()> {
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o755)
-        .create(dir)?;
+    file::make_dirs(dir, 0o755)?;
     // The certificate is written last: if it is there, so is its key.
     file::write_atomic(&files.1, key.as_bytes(), 0o600, true)?;
     let kept = file::write_atomic(&files.0, certificate.as_bytes(), 0o644, true);

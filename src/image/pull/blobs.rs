@@ -15,9 +15,9 @@
 
 use alloc::collections::BTreeMap;
 use core::time::Duration;
-use std::fs::{self, DirBuilder};
+use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -30,7 +30,7 @@ use crate::image::registry::blob;
 use crate::image::whose::RegistryAccess;
 use crate::net::pace::StopFlag;
 use crate::sys::clock;
-use crate::sys::file::sync_dir;
+use crate::sys::file::{self, sync_dir};
 
 /// Age from which a layer is removed at the next start if no pull asked for it.
 pub(super) const MAX_AGE: Duration = Duration::from_secs(14 * 24 * 3600);
@@ -145,10 +145,7 @@ impl BlobDirectory {
     }
 
     fn make_directory(&self) -> io::Result<()> {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&self.dir)
+        file::make_dirs(&self.dir, 0o700)
     }
 
     /// Takes note of a pull's layers, so that they are not removed. If too many files of other pulls are left, the

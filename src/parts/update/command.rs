@@ -5,7 +5,6 @@ use core::fmt;
 use std::{
     fs,
     io::{self, Read as _},
-    os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
 };
 
@@ -394,10 +393,7 @@ impl ChannelVisit {
 
     fn make_dir(&self) -> Result<(), CliError> {
         let dir = self.update_dir();
-        let made = fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&dir);
+        let made = file::make_dirs(&dir, 0o700);
         made.map_err(|e| file_error("make", &dir, &e))
     }
 

@@ -14,10 +14,7 @@
 use std::{
     fs,
     io::{self, Read},
-    os::{
-        fd::AsFd,
-        unix::fs::{DirBuilderExt as _, MetadataExt as _},
-    },
+    os::{fd::AsFd, unix::fs::MetadataExt as _},
     path::{Path, PathBuf},
 };
 
@@ -30,7 +27,7 @@ use crate::{
         cri::{self, ContainerMount, MountPropagation},
         oci::{self, SeccompFilter},
     },
-    sys::{crash, lane::Lane, mount, open, remove},
+    sys::{crash, file, lane::Lane, mount, open, remove},
 };
 
 /// Longest passwd or group file that is read, bytes; the rest of a longer one is not searched.
@@ -290,11 +287,7 @@ fn mount_volumes(wanted: &BundleRequest) -> Result<Vec<(&str, PathBuf)>, BundleE
     for (n, volume) in wanted.volume_images.iter().enumerate() {
         let target = dirs.volumes_dir().join(n.to_string());
         // Only root can reach the image's programs here.
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&target)
-            .map_err(machine_error_at(&target))?;
+        file::make_dirs(&target, 0o700).map_err(machine_error_at(&target))?;
         let mut layers = volume.layers.clone();
         if layers.len() == 1 {
             layers.push(empty.clone());

@@ -1,10 +1,6 @@
 //! Small files of the run directory: bounded reads, atomic writes, removal that does not mind absence.
 
-use std::{
-    fs, io,
-    os::unix::fs::{DirBuilderExt as _, PermissionsExt as _},
-    path::Path,
-};
+use std::{fs, io, os::unix::fs::PermissionsExt as _, path::Path};
 
 use crate::api::order::OrderExt;
 use crate::sys::file;
@@ -30,10 +26,7 @@ pub(super) fn write_public(path: &Path, bytes: &[u8]) -> io::Result<()> {
 ///
 /// Containers need no way through it: the OCI runtime, as root, mounts their files before they have another root.
 pub(super) fn make_private_dir(dir: &Path) -> io::Result<()> {
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(PRIVATE)
-        .create(dir)?;
+    file::make_dirs(dir, PRIVATE)?;
     close_dir(dir)
 }
 

@@ -1,16 +1,14 @@
 //! The tmpfs in which shims hold the ends of logs in memory (WEAR-05). Its size limits all of them together.
 //! Blocking; called when the backend is opened.
 
-use std::{
-    fs::{self, DirBuilder},
-    io,
-    os::unix::fs::DirBuilderExt as _,
-    path::Path,
-};
+use std::{fs, io, path::Path};
 
 use nix::mount::MsFlags;
 
-use crate::{shim, sys::mount};
+use crate::{
+    shim,
+    sys::{file, mount},
+};
 
 const MODE: u32 = 0o700;
 
@@ -23,7 +21,7 @@ pub(super) fn prepare_log_memory(run_dir: &Path, bytes: Option<u64>) -> io::Resu
     if bytes.is_none() && !at.exists() {
         return Ok(());
     }
-    DirBuilder::new().recursive(true).mode(MODE).create(&at)?;
+    file::make_dirs(&at, MODE)?;
     // The mount table knows real paths only.
     let at = fs::canonicalize(at)?;
     match (mount::is_mount_point(&at)?, bytes) {

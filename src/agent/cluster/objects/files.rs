@@ -15,7 +15,7 @@ use std::{
     collections::BTreeSet,
     fs::{self, File},
     io,
-    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
@@ -262,10 +262,7 @@ fn write_if_changed(path: PathBuf, text: &[u8]) -> io::Result<Option<PathBuf>> {
     if let Some(dir) = path.parent()
         && !dir.exists()
     {
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(dir)?;
+        file::make_dirs(dir, 0o700)?;
     }
     crash::point("object.read");
     file::write_atomic(&path, text, 0o600, false)?;

@@ -13,11 +13,9 @@
 
 use alloc::collections::BTreeSet;
 use std::{
-    fs::{self, DirBuilder, FileType, Metadata},
+    fs::{self, FileType, Metadata},
     io,
-    os::unix::fs::{
-        DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _, chown, lchown,
-    },
+    os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _, chown, lchown},
     path::{Component, Path, PathBuf},
 };
 
@@ -99,7 +97,7 @@ impl LiveNodes {
         let dir = self.root.join(pod.as_str()).join(container).join(name);
         let at = dir.join(NODES);
         // Only root and the container can reach it.
-        DirBuilder::new().recursive(true).mode(0o755).create(&at)?;
+        file::make_dirs(&at, 0o755)?;
         // The container's user is not known yet. It may differ from the user of the last instance.
         chown(&at, Some(0), Some(0))?;
         save(&dir.join(RECORD), record)?;
@@ -107,8 +105,7 @@ impl LiveNodes {
     }
 
     fn mount(&self) -> io::Result<()> {
-        let mut private = DirBuilder::new();
-        private.recursive(true).mode(0o700).create(&self.root)?;
+        file::make_dirs(&self.root, 0o700)?;
         // The mount table knows real paths only.
         let at = fs::canonicalize(&self.root)?;
         if mount::is_mount_point(&at)? {
@@ -254,7 +251,7 @@ impl LiveNodes {
             return Ok(());
         }
         if let Some(dir) = target.parent() {
-            DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
+            file::make_dirs(dir, 0o755)?;
         }
         let new = self.root.join(NEW);
         // A killed agent may have left one.

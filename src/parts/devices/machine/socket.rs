@@ -8,7 +8,7 @@ use core::{
 use std::{
     fs, io,
     os::unix::{
-        fs::{DirBuilderExt as _, FileTypeExt as _, PermissionsExt as _},
+        fs::{FileTypeExt as _, PermissionsExt as _},
         net::UnixListener,
     },
     path::Path,
@@ -21,6 +21,7 @@ use crate::grpc::{
     server::{CallHandler, serve_calls},
     status::{GrpcCode, GrpcStatus},
 };
+use crate::sys::file;
 
 /// Name of the socket.
 const SOCKET: &str = "kubelet.sock";
@@ -133,8 +134,7 @@ impl DeviceSocketListener {
 }
 
 fn make_directory(dir: &Path) -> io::Result<()> {
-    let mut builder = fs::DirBuilder::new();
-    let made = builder.recursive(true).mode(0o750).create(dir);
+    let made = file::make_dirs(dir, 0o750);
     made.map_err(|e| socket_error("make the directory", dir, &e))
 }
 
