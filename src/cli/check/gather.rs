@@ -3,52 +3,46 @@
 use core::time::Duration;
 use std::{
     ffi::OsString,
-    fs::{self, File},
-    io::{self, Read as _},
-    os::{
-        fd::AsFd as _,
-        unix::{ffi::OsStringExt as _, fs::PermissionsExt as _},
-    },
+    fs, io,
+    os::{fd::AsFd as _, unix::ffi::OsStringExt as _},
     path::{Path, PathBuf},
 };
-
-use nix::sys::statvfs::{FsFlags, statvfs};
 
 use super::super::{
     AgentClient, CliError, KUBELET, agent_socket, command_place, live,
     read_proxies as named_proxies,
 };
-use super::{apiserver, kubeadm, runtime};
+use super::{
+    apiserver,
+    dirs::gather_dirs,
+    kubeadm,
+    machine::{gather_clock, gather_kernel, gather_network},
+    manifests::{gather_manifests, gather_registries},
+    runtime,
+};
 use crate::{
-    agent::{POD_RECORD_VERSION, find_start_faults, images, kernel_settings},
+    agent::{find_start_faults, kernel_settings},
     api::{Quantity, health::AgentHealth, order::OrderExt as _, received::SnapshotEntry},
-    bus::logind::LogindPaths,
     cgroup::{CgroupVersion, Cgroups, Hierarchy},
     config::{
         self, AgentConfig, HostIdentity, STAND_IN_NAME,
         flags::{self, FlagError},
     },
     error::error_chain,
-    image::record,
     logic::{
-        check::{
-            self, AgentDirectoryFacts, AgentReachability, CheckFacts, CheckFinding, ClockFacts,
-            DirectoryFacts, DiskWearFacts, KernelFacts, ManifestFacts, NetworkFacts,
-        },
+        check::{self, AgentReachability, CheckFacts, CheckFinding},
         eviction::EvictionSignal,
         object_fields, static_pod, validation,
     },
-    net::Url,
-    runtime::runc::{self, apparmor, cni::NetworkConfig, host},
+    runtime::runc::host,
     server::{
         backend::{DeviceReport, ObjectList},
         is_trusted_peer,
     },
-    shim,
-    source::{ManifestDir, Rules, SourceProblem, SourceReading, Trigger},
+    source::{ManifestDir, Rules, SourceReading, Trigger},
     sys::{
         child::{self, Command},
-        clock, disk_wear, file, mount, namespaces, pages,
+        file,
     },
 };
 
@@ -68,7 +62,7 @@ const PROGRAM_DIRS: [&str; 6] = [
     "/bin",
 ];
 /// Rules for manifests.
-const RULES: Rules = Rules {
+pub(super) const RULES: Rules = Rules {
     pod: static_pod::prepare_static_pod,
     config_map: validation::validate_config_map,
     secret: validation::validate_secret,
@@ -83,8 +77,6 @@ const KUBELETS: [&str; 6] = [
     "kubelite",
     "k0s",
 ];
-/// Directories in which firmware of boards keeps its files: newer Raspberry Pi OS first.
-const FIRMWARE_DIRS: [&str; 2] = ["/boot/firmware", "/boot"];
 
 /// Configuration of an agent, the operator's wishes for the checks, and the agent's socket.
 type LoadedFacts = (AgentConfig, check::OperatorConfig, PathBuf);
@@ -394,7 +386,7 @@ pub(super) fn read_text(path: impl AsRef<Path>) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-fn read_number(path: &str) -> u64 {
+pub(super) fn read_number(path: &str) -> u64 {
     read_text(path).trim().parse().unwrap_or(0)
 }
 
@@ -437,514 +429,6 @@ pub(crate) fn run_program(
         Err(ProgramAnswerError::Failed(
             told.lines().next().unwrap_or("").to_owned(),
         ))
-    })
-}
-
-fn gather_kernel(cgroups: &Cgroups) -> KernelFacts {
-    let release = read_text("/proc/sys/kernel/osrelease").trim().to_owned();
-    let facts = host::read_host_facts(cgroups);
-    let firmware = |name: &str| {
-        FIRMWARE_DIRS
-            .iter()
-            .map(|dir| format!("{dir}/{name}"))
-            .find(|path| Path::new(path).is_file())
-    };
-    let overlay = read_text("/proc/filesystems")
-        .lines()
-        .any(|l| l.split_whitespace().next_back() == Some("overlay"));
-    let module = format!("/lib/modules/{release}/kernel/fs/overlayfs");
-    KernelFacts {
-        machine: nix::sys::utsname::uname()
-            .map_or_else(|_| String::new(), |u| u.machine().to_string_lossy().into()),
-        program: program_architecture().into(),
-        userland_bits: File::open("/proc/1/exe").ok().and_then(elf_bits),
-        page_size: pages::page_size_bytes(),
-        cmdline: read_text("/proc/cmdline").trim().to_owned(),
-        cmdline_file: firmware("cmdline.txt"),
-        config_file: firmware("config.txt"),
-        // Mounting loads the module.
-        overlayfs: overlay || Path::new(&module).exists(),
-        seccomp: facts.seccomp,
-        apparmor: facts.apparmor,
-        apparmor_profile: apparmor::obtainable_default().map(str::to_owned),
-        pid_max: read_number("/proc/sys/kernel/pid_max"),
-        threads_max: read_number("/proc/sys/kernel/threads-max"),
-        inotify_instances: read_number("/proc/sys/fs/inotify/max_user_instances"),
-        inotify_watches: read_number("/proc/sys/fs/inotify/max_user_watches"),
-        swaps: read_text("/proc/swaps")
-            .lines()
-            .skip(1)
-            .filter_map(|l| l.split_whitespace().next())
-            .map(str::to_owned)
-            .collect(),
-        zram_bytes: zram_bytes(),
-        release,
-    }
-}
-
-/// Sums up the memory of all zram devices. Source: kernel documentation `admin-guide/blockdev/zram.rst` (`mm_stat`).
-fn zram_bytes() -> u64 {
-    let disks = fs::read_dir("/sys/block").into_iter().flatten().flatten();
-    let taken = disks.filter_map(|disk| {
-        let stat = read_text(disk.path().join("mm_stat").to_str()?);
-        stat.split_whitespace().nth(2)?.parse::<u64>().ok()
-    });
-    taken.sum()
-}
-
-/// Finds the disk that `path` is on.
-fn find_disk(path: &Path) -> Option<DiskWearFacts> {
-    let disk = disk_wear::read_disk_wear(path)?;
-    Some(DiskWearFacts {
-        name: disk.name,
-        written: disk.written,
-        used_life: disk.used_life,
-        at_its_end: disk.at_its_end,
-    })
-}
-
-/// Architecture that this program was built for, the versions of 32-bit ARM apart.
-const fn program_architecture() -> &'static str {
-    if cfg!(all(target_arch = "arm", target_feature = "v7")) {
-        "armv7"
-    } else if cfg!(target_arch = "arm") {
-        "armv6"
-    } else {
-        std::env::consts::ARCH
-    }
-}
-
-/// Reads the width of a program, 32 or 64. Source: elf(5), `EI_CLASS`.
-fn elf_bits(mut program: impl io::Read) -> Option<u8> {
-    let mut head = [0; 5];
-    program.read_exact(&mut head).ok()?;
-    match head {
-        [0x7f, b'E', b'L', b'F', 1] => Some(32),
-        [0x7f, b'E', b'L', b'F', 2] => Some(64),
-        _ => None,
-    }
-}
-
-fn gather_network(cfg: &AgentConfig) -> NetworkFacts {
-    let wanted = &cfg.network;
-    let (conf, conf_error) = match NetworkConfig::read_first_in(&wanted.cni_conf) {
-        Ok(found) => (found, None),
-        Err(e) => (None, Some(error_chain(&e))),
-    };
-    let cni = runc::cni::Cni::new(
-        runc::cni::CniSettings {
-            conf_dir: wanted.cni_conf.clone(),
-            bin_dir: wanted.cni_bin.clone(),
-            run_dir: cfg.dirs.run.join("cni"),
-            root_dir: cfg.dirs.root.join("cni"),
-            built_in: runc::BuiltInNetwork {
-                bridge: wanted.builtin_bridge.clone(),
-                subnets: vec![wanted.builtin_subnet.to_string()],
-                mtu: 0,
-            },
-        },
-        String::new(),
-    );
-    let network = cni.read_network_config().ok();
-    let plugin_error = network.as_ref().and_then(|n| cni.missing_plugin_error(n));
-    let iptables = run_program("iptables", &["--version"]).and_then(Result::ok);
-    let nat = iptables
-        .is_some()
-        .then(|| run_program("iptables", &["-w", "5", "-t", "nat", "-S", "POSTROUTING"]))
-        .flatten();
-    let other = iptables.as_ref().map(|version| {
-        if version.contains("legacy") {
-            "iptables-nft-save"
-        } else {
-            "iptables-legacy-save"
-        }
-    });
-    let other_rules = other
-        .and_then(|save| run_program(save, &[]))
-        .and_then(Result::ok)
-        .map_or(0, |rules| {
-            rules.lines().filter(|l| l.starts_with("-A ")).count()
-        });
-    let forward = run_program("iptables", &["-w", "5", "-S", "FORWARD"])
-        .and_then(Result::ok)
-        .unwrap_or_default();
-    let file = wanted.resolv_conf.as_ref();
-    let bridge_filter = read_text("/proc/sys/net/bridge/bridge-nf-call-iptables");
-    NetworkFacts {
-        conf_dir: wanted.cni_conf.display().to_string(),
-        conf: conf.map(|c| c.file.display().to_string()),
-        conf_error,
-        plugin_error,
-        plugins: network.map_or_else(Vec::new, |n| {
-            n.list_executables().iter().map(|&p| p.to_owned()).collect()
-        }),
-        iptables,
-        nat_error: nat.and_then(Result::err).map(|e| e.to_string()),
-        other_rules,
-        forward: forward.lines().map(str::to_owned).collect(),
-        ip_forward: read_number("/proc/sys/net/ipv4/ip_forward") == 1,
-        bridge_filter: (!bridge_filter.is_empty()).then(|| bridge_filter.trim() == "1"),
-        bridge_exists: Path::new("/sys/class/net")
-            .join(&wanted.builtin_bridge)
-            .exists(),
-        resolv_conf: file.map(|f| f.display().to_string()),
-        name_servers: file.map_or_else(Vec::new, |f| parse_name_servers(&read_text(f))),
-        resolved: Path::new("/run/systemd/resolve/resolv.conf").exists(),
-        services: cfg.cluster.is_member().then(find_service_proxy).flatten(),
-        routes: count_gateway_routes(&read_text("/proc/net/route")),
-        listening: listening_ports(&[read_text("/proc/net/tcp"), read_text("/proc/net/tcp6")]),
-    }
-}
-
-/// Finds the program that routes Services to pods, by its traces in the kernel.
-fn find_service_proxy() -> Option<String> {
-    let answers = |name, words: &[&str]| matches!(run_program(name, words), Some(Ok(_)));
-    let found = if Path::new("/sys/class/net/kube-ipvs0").exists() {
-        "kube-proxy (ipvs)"
-    } else if Path::new("/sys/class/net/cilium_host").exists() {
-        "cilium"
-    } else if answers("iptables", &["-w", "5", "-t", "nat", "-S", "KUBE-SERVICES"]) {
-        "kube-proxy (iptables)"
-    } else if answers("nft", &["list", "chain", "ip", "kube-proxy", "services"]) {
-        "kube-proxy (nftables)"
-    } else {
-        return None;
-    };
-    Some(found.into())
-}
-
-/// Counts the routes by a gateway that are not the default one. Source: proc_pid_net(5).
-fn count_gateway_routes(table: &str) -> usize {
-    let by_gateway = |line: &&str| {
-        let mut fields = line.split_whitespace().skip(1);
-        let [to, by] = [fields.next(), fields.next()];
-        let is_set = |field: Option<&str>| field.is_some_and(|f| f.bytes().any(|b| b != b'0'));
-        is_set(to) && is_set(by)
-    };
-    table.lines().skip(1).filter(by_gateway).count()
-}
-
-/// Reads the addresses behind `nameserver`. Source: resolv.conf(5).
-fn parse_name_servers(resolv_conf: &str) -> Vec<String> {
-    resolv_conf
-        .lines()
-        .filter_map(|line| {
-            let mut words = line.split_whitespace();
-            (words.next() == Some("nameserver")).then(|| words.next())?
-        })
-        .map(str::to_owned)
-        .collect()
-}
-
-/// Lists the local ports of sockets that listen, sorted. Source: proc_pid_net(5), state `0A`.
-fn listening_ports(tables: &[String]) -> Vec<u16> {
-    let mut ports: Vec<u16> = tables
-        .iter()
-        .flat_map(|table| table.lines().skip(1))
-        .filter_map(|line| {
-            let mut fields = line.split_whitespace();
-            let local = fields.nth(1)?;
-            let state = fields.nth(1)?;
-            let port = u16::from_str_radix(local.rsplit(':').next()?, 16).ok()?;
-            (state == "0A").then_some(port)
-        })
-        .collect();
-    ports.stable_sort();
-    ports.dedup();
-    ports
-}
-
-fn gather_clock() -> ClockFacts {
-    let saved = [
-        ("/etc/fake-hwclock.data", "fake-hwclock"),
-        ("/var/lib/systemd/timesync/clock", "systemd-timesyncd"),
-    ];
-    ClockFacts {
-        now: clock::wall_now(),
-        synchronized: clock::is_synchronized(),
-        rtc: Path::new("/sys/class/rtc/rtc0").exists(),
-        saved_time: saved
-            .iter()
-            .find(|(file, _)| Path::new(file).exists())
-            .map(|(_, by)| (*by).to_owned()),
-    }
-}
-
-fn gather_dirs(cfg: &AgentConfig, agent: Option<u32>) -> AgentDirectoryFacts {
-    let mut mounts = Vec::new();
-    let _ = mount::each_mount(|m| mounts.push((m.target, m.kind)));
-    let host_mounts = match agent {
-        Some(pid) => {
-            let of = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
-            of(pid).zip(of(1)).map(|(agent, host)| agent == host)
-        }
-        None => namespaces::in_host_mount_namespace().ok(),
-    };
-    AgentDirectoryFacts {
-        root_disk: find_disk(&cfg.dirs.root),
-        root: gather_dir(&cfg.dirs.root, "--root-dir", &mounts),
-        run: gather_dir(&cfg.dirs.run, "--run-dir", &mounts),
-        logs: gather_dir(&cfg.dirs.pod_logs, "--pod-logs-dir", &mounts),
-        others: other_written_dirs(cfg)
-            .into_iter()
-            .map(|(path, flag)| gather_dir(&path, flag, &mounts))
-            .collect(),
-        host_mounts,
-        foreign_record: find_newer_record(cfg),
-    }
-}
-
-/// Lists the other places that the agent writes to, beside its three directories, with the flag that names another
-/// place, if there is one (SVC-20).
-fn other_written_dirs(cfg: &AgentConfig) -> Vec<(PathBuf, &'static str)> {
-    let cluster = &cfg.cluster;
-    let mut all = vec![
-        (cfg.dirs.container_logs.clone(), "--container-log-dir"),
-        (cfg.dirs.image_drop_in.clone(), "--image-dir"),
-    ];
-    if cluster.is_member() {
-        all.push((cluster.cert_dir.clone(), "--cert-dir"));
-    }
-    // The kubeconfig is written once the bootstrap has led to a certificate.
-    if cluster.bootstrap_kubeconfig.is_some()
-        && let Some(dir) = cluster.kubeconfig.as_deref().and_then(Path::parent)
-    {
-        all.push((dir.to_owned(), "--kubeconfig"));
-    }
-    if !cfg.shutdown.is_empty() {
-        all.push((LogindPaths::default().drop_ins, ""));
-    }
-    all
-}
-
-/// Finds a record of a pod, image, sandbox or container that is too new for this program.
-fn find_newer_record(cfg: &AgentConfig) -> Option<(String, u32)> {
-    let images = cfg.dirs.images_dir();
-    [
-        (cfg.dirs.root.join("pods"), "pod.json", POD_RECORD_VERSION),
-        (images.join("records"), "", record::RECORD_VERSION),
-        (
-            cfg.dirs.run.join("sandboxes"),
-            runc::record::FILE,
-            runc::record::VERSION,
-        ),
-        (
-            cfg.dirs.run.join("containers"),
-            runc::record::FILE,
-            runc::record::VERSION,
-        ),
-        (
-            cfg.dirs.run.join("containers"),
-            shim::file::STATE,
-            shim::record::VERSION,
-        ),
-    ]
-    .into_iter()
-    .find_map(|(dir, file, reads)| {
-        let entries = fs::read_dir(dir).ok()?.flatten();
-        // Joining an empty name would end the path in a slash.
-        let paths = entries.map(|entry| match file {
-            "" => entry.path(),
-            file => entry.path().join(file),
-        });
-        let mut versions = paths.filter_map(|path| Some((read_record_version(&path)?, path)));
-        let (version, path) = versions.find(|(version, _)| *version > reads)?;
-        Some((path.display().to_string(), version))
-    })
-}
-
-/// Reads the version that a record begins with. A damaged record has none: the agent deals with it.
-fn read_record_version(path: &Path) -> Option<u32> {
-    let mut head = [0; 32];
-    let n = File::open(path).ok()?.read(&mut head).ok()?;
-    let rest = core::str::from_utf8(&head[..n])
-        .ok()?
-        .strip_prefix("{\"v\":")?;
-    let end = rest.find(|c: char| !c.is_ascii_digit())?;
-    rest[..end].parse().ok()
-}
-
-/// Finds the file system on which a directory is, or will be once it is made.
-fn gather_dir(path: &Path, moved_by: &str, mounts: &[(PathBuf, String)]) -> DirectoryFacts {
-    let there = path.ancestors().find(|p| p.exists()).unwrap_or(path);
-    let real = fs::canonicalize(there).unwrap_or_else(|_| there.to_owned());
-    // The longest target above it; of two mounts at one place the later hides the earlier.
-    let on = mounts
-        .iter()
-        .filter(|(target, _)| real.starts_with(target))
-        .max_by_key(|(target, _)| target.as_os_str().len());
-    let mut dir = DirectoryFacts {
-        path: path.display().to_string(),
-        kind: on.map_or_else(String::new, |(_, kind)| kind.clone()),
-        moved_by: moved_by.into(),
-        ..DirectoryFacts::default()
-    };
-    if let Ok(fs) = statvfs(&real) {
-        let block = u64::from(fs.fragment_size());
-        let has = |flag| fs.flags().contains(flag);
-        dir.read_only = has(FsFlags::ST_RDONLY);
-        dir.restricted = [
-            ("nosuid", FsFlags::ST_NOSUID),
-            ("nodev", FsFlags::ST_NODEV),
-            ("noexec", FsFlags::ST_NOEXEC),
-        ]
-        .into_iter()
-        .filter(|(_, flag)| has(*flag))
-        .map(|(name, _)| name.to_owned())
-        .collect();
-        dir.size = u64::from(fs.blocks()).saturating_mul(block);
-        dir.free = u64::from(fs.blocks_available()).saturating_mul(block);
-        dir.inodes = u64::from(fs.files());
-        dir.inodes_free = u64::from(fs.files_available());
-    }
-    dir
-}
-
-fn gather_manifests(cfg: &AgentConfig) -> ManifestFacts {
-    let url = cfg.manifest_url.as_ref().map(|at| &at.url);
-    let open = find_readable_credentials(cfg);
-    let at_url = ManifestFacts {
-        url: url.map(Url::without_query),
-        is_url_plain: url.is_some_and(Url::is_plain_over_network),
-        open_secrets: open.iter().cloned().collect(),
-        ..ManifestFacts::default()
-    };
-    let Some(path) = &cfg.dirs.manifests else {
-        return at_url;
-    };
-    let mut out = ManifestFacts {
-        path: Some(path.display().to_string()),
-        open_secrets: find_readable_secrets(path)
-            .into_iter()
-            .chain(open)
-            .collect(),
-        ..at_url
-    };
-    read_manifests(path, &cfg.node_name, &mut out);
-    out
-}
-
-/// Looks at one file, or a directory of them, as the agent of node `node` would.
-pub(super) fn gather_manifest_file(path: &Path, node: &str) -> ManifestFacts {
-    let mut out = ManifestFacts {
-        path: Some(path.display().to_string()),
-        ..ManifestFacts::default()
-    };
-    if path.exists() {
-        read_manifests(path, node, &mut out);
-    } else {
-        let why = "does not exist".to_owned();
-        out.bad.push((path.display().to_string(), why));
-    }
-    out
-}
-
-fn read_manifests(path: &Path, node: &str, out: &mut ManifestFacts) {
-    let told = |problem: &SourceProblem| {
-        let one_line = problem.message.replace('\n', "; ");
-        (problem.path.display().to_string(), one_line)
-    };
-    match ManifestDir::new(path.into(), node.into(), RULES).read_source(Trigger::Poll) {
-        SourceReading::Unchanged => {}
-        SourceReading::Failed(problem) => out.bad.push(told(&problem)),
-        SourceReading::Snapshot(snapshot) => {
-            for problem in &snapshot.problems {
-                let list = match problem.fatal {
-                    true => &mut out.bad,
-                    false => &mut out.odd,
-                };
-                list.push(told(problem));
-            }
-            for delivered in &snapshot.pods {
-                let SnapshotEntry::Read(received) = delivered else {
-                    continue;
-                };
-                out.pods += 1;
-                let pod = &received.pod;
-                let name = format!("{}/{}", pod.metadata.namespace, pod.metadata.name);
-                let ports = pod.spec.all_containers().flat_map(|c| &c.ports);
-                let wanted = ports.filter(|p| p.protocol.is_empty() || p.protocol == "TCP");
-                out.host_ports.extend(
-                    wanted
-                        .map(|p| p.host_port)
-                        .filter(|port| *port != 0)
-                        .map(|port| (port, name.clone())),
-                );
-            }
-        }
-    }
-    out.host_ports.stable_sort();
-}
-
-/// Reads the configuration of registries as the agent does. `socket`: of the agent, if there is one.
-fn gather_registries(cfg: &AgentConfig, socket: Option<&Path>) -> check::RegistryConfigFacts {
-    let path = &cfg.images.registries;
-    if !path.exists() {
-        return check::RegistryConfigFacts::default();
-    }
-    let written = |path: &Path| fs::metadata(path).and_then(|meta| meta.modified()).ok();
-    // The agent makes its socket when it starts.
-    let started = socket.and_then(written);
-    let mut found = check::RegistryConfigFacts {
-        path: Some(path.display().to_string()),
-        is_newer: started.is_some_and(|started| written(path).is_some_and(|at| at > started)),
-        ..check::RegistryConfigFacts::default()
-    };
-    match images::read_registries(path) {
-        Ok((registries, faults)) => {
-            let what = registries.without_effect();
-            let of_runtime = cfg.runtime.endpoints.as_ref().and(what);
-            let of_runtime = of_runtime.map(|what| format!("{}: {what}", path.display()));
-            found.faults = faults.into_iter().chain(of_runtime).collect();
-        }
-        Err(e) => found.unusable = Some(error_chain(&e)),
-    }
-    found
-}
-
-/// Names `registries.yaml` if it holds credentials and users other than root can read it.
-fn find_readable_credentials(cfg: &AgentConfig) -> Option<String> {
-    let path = &cfg.images.registries;
-    let dir = path.parent()?;
-    if !is_open_to_others(dir, 0o011) || !is_open_to_others(path, 0o044) {
-        return None;
-    }
-    let (registries, _) = images::read_registries(path).ok()?;
-    let holds = registries.has_credentials();
-    holds.then(|| path.display().to_string())
-}
-
-/// Returns true if users other than root, the file's group or all, have one of these bits.
-fn is_open_to_others(path: &Path, bits: u32) -> bool {
-    fs::metadata(path).is_ok_and(|m| m.permissions().mode() & bits != 0)
-}
-
-/// Lists the files with a Secret that users other than root can read: the file's group, or all.
-fn find_readable_secrets(path: &Path) -> Vec<String> {
-    let files: Vec<PathBuf> = if path.is_dir() {
-        if !is_open_to_others(path, 0o011) {
-            return Vec::new();
-        }
-        let entries = fs::read_dir(path).into_iter().flatten().flatten();
-        entries.map(|e| e.path()).filter(|p| p.is_file()).collect()
-    } else {
-        vec![path.to_owned()]
-    };
-    let mut open: Vec<String> = files
-        .iter()
-        .filter(|file| is_open_to_others(file, 0o044) && holds_secret(&read_text(file)))
-        .map(|file| file.display().to_string())
-        .collect();
-    open.stable_sort();
-    open
-}
-
-/// Returns true if a manifest is that of a Secret, in YAML or JSON.
-fn holds_secret(manifest: &str) -> bool {
-    manifest.match_indices("kind").any(|(at, word)| {
-        let rest = manifest[at + word.len()..].trim_start_matches(['"', '\'', ' ', '\t', ':']);
-        rest.strip_prefix("Secret")
-            .is_some_and(|end| !end.starts_with(|c: char| c.is_alphanumeric()))
     })
 }
 
@@ -1028,59 +512,6 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn registries_are_read_as_the_agent_reads_them() {
-        // CONF-23
-        let dir = TestDir::new("gather-registries");
-        let path = dir.join("r.yaml");
-        let socket = dir.join("socket");
-        let stand_in = HostIdentity {
-            hostname: "board".into(),
-        };
-        let mut cfg = config::default_config(&stand_in).expect("defaults");
-        cfg.images.registries.clone_from(&path);
-        assert_eq!(gather_registries(&cfg, None).path, None, "no file");
-        fs::write(&path, "mirrors: [").expect("written");
-        let found = gather_registries(&cfg, None);
-        assert_eq!(found.path, Some(path.display().to_string()));
-        assert!(found.unusable.is_some_and(|why| why.contains("r.yaml")));
-        fs::write(&path, "mirrors: {a: {}}\nmirrrors: {}\n").expect("written");
-        assert_eq!(gather_registries(&cfg, None).faults.len(), 1);
-        cfg.runtime.endpoints = Some(config::RuntimeEndpoints {
-            runtime: "/r".into(),
-            images: "/r".into(),
-        });
-        let faults = gather_registries(&cfg, None).faults;
-        assert!(faults[1].ends_with("set them in the container runtime"));
-        let start = |seconds| {
-            fs::write(&socket, "").expect("written");
-            let at = fs::metadata(&path).and_then(|meta| meta.modified());
-            let at = at.expect("a time") + Duration::from_secs(10) - Duration::from_secs(seconds);
-            let file = File::options().write(true).open(&socket).expect("socket");
-            file.set_modified(at).expect("set");
-            gather_registries(&cfg, Some(&socket)).is_newer
-        };
-        assert!(start(20) && !start(0));
-    }
-
-    #[test]
-    fn versions_of_records() {
-        let path = crate::testing::unused_path("record");
-        for (text, version) in [
-            ("{\"v\":1,\"source\":\"file\"}\n{}", Some(1)),
-            ("{\"v\":12}", Some(12)),
-            ("{\"v\":", None),
-            ("{\"v\":99999999999999,", None),
-            ("torn", None),
-            ("", None),
-        ] {
-            fs::write(&path, text).expect("written");
-            assert_eq!(read_record_version(&path), version, "{text:?}");
-        }
-        fs::remove_file(&path).expect("removed");
-        assert_eq!(read_record_version(&path), None);
-    }
-
-    #[test]
     fn units_of_plugins() {
         // DEV-37
         let unit = |resource: &str, id: &str, healthy, plugin| DeviceReport {
@@ -1099,64 +530,5 @@ pub(super) mod tests {
         ];
         let counted = [("a.io/x".to_owned(), 2), ("b.io/none".to_owned(), 0)];
         assert_eq!(count_healthy_units(all), counted);
-    }
-
-    #[test]
-    fn widths_of_programs() {
-        // SVC-18
-        for (head, bits) in [
-            (&b"\x7fELF\x01\x01"[..], Some(32)),
-            (b"\x7fELF\x02\x01", Some(64)),
-            (b"\x7fELF\x03", None),
-            (b"#!/bin/sh", None),
-            (b"\x7fELF", None),
-        ] {
-            assert_eq!(elf_bits(head), bits, "{head:?}");
-        }
-    }
-
-    #[test]
-    fn texts_of_the_machine() {
-        assert_eq!(
-            parse_name_servers(
-                "# x\nnameserver 1.1.1.1\nsearch a\n nameserver\t::1 \nnameservers 2\n"
-            ),
-            ["1.1.1.1", "::1"]
-        );
-        let table = "  sl  local_address rem_address   st\n   0: 0100007F:0016 00000000:0000 0A 0:0\n   \
-            1: 00000000:1F90 00000000:0000 0A 0:0\n   2: 00000000:0050 0100007F:1234 01 0:0\n";
-        assert_eq!(listening_ports(&[table.into(), table.into()]), [22, 8080]);
-        let table = "Iface\tDestination\tGateway \tFlags\neth0\t00000000\t0100000A\t0003\n\
-            eth0\t0000000A\t00000000\t0001\neth0\t0001F40A\t0500000A\t0003\n";
-        assert_eq!(
-            (count_gateway_routes(table), count_gateway_routes("")),
-            (1, 0)
-        );
-        for (text, secret) in [
-            ("apiVersion: v1\nkind: Secret\n", true),
-            ("{\"kind\": \"Secret\"}", true),
-            ("{'kind':'Secret','x':1}", true),
-            ("kind: SecretProviderClass\n", false),
-            ("kind: Pod\nspec: {volumes: [{secret: {}}]}\n", false),
-            ("", false),
-        ] {
-            assert_eq!(holds_secret(text), secret, "{text}");
-        }
-    }
-
-    #[test]
-    fn the_file_system_of_a_directory_to_be() {
-        let mounts = [("/", "ext4"), ("/run", "tmpfs"), ("/run/lock", "ramfs")]
-            .map(|(target, kind)| (target.into(), kind.to_owned()));
-        let absent = gather_dir(Path::new("/run/no-such-dir/x"), "--x", &mounts);
-        assert_eq!(
-            (absent.kind.as_str(), absent.path.as_str()),
-            ("tmpfs", "/run/no-such-dir/x")
-        );
-        assert!(absent.size > 0);
-        assert_eq!(
-            gather_dir(Path::new("/runner"), "--x", &mounts).kind,
-            "ext4"
-        );
     }
 }

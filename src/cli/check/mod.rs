@@ -1,8 +1,11 @@
 //! `picolet check`: gathers facts, lets `logic::check` judge them, prints what it says.
 
 mod apiserver;
+mod dirs;
 mod gather;
 mod kubeadm;
+mod machine;
+mod manifests;
 mod runtime;
 
 pub(crate) use gather::{AgentPaths, flags_of_command_line, run_program, split_files};
@@ -99,7 +102,7 @@ pub(super) fn judge_files(
 ) -> Result<Vec<(&'static str, CheckFinding)>, CliError> {
     let node = AgentPaths::from_flags(flags)?.node_name;
     let judge = |file: &String| {
-        let manifests = gather::gather_manifest_file(Path::new(file), &node);
+        let manifests = manifests::gather_manifest_file(Path::new(file), &node);
         check::judge_manifests(&manifests).list_all("manifest")
     };
     Ok(files.iter().flat_map(judge).collect())
