@@ -388,22 +388,24 @@ impl K3sSupervisor {
 /// Asks `servers` one after the other, as a node of the cluster: the first that answers decides, unless its answer is an
 /// error that may pass. One that is not ready does not speak for the others. Returns also its place in `servers`.
 ///
-/// - Errors: the error of the last server that was asked.
+/// - Errors: the last answer that may pass; if no server answered, the error of the last one that was asked.
 fn ask_servers<T>(
     config: &Kubeconfig,
     servers: &[Url],
     proxies: &ProxyVariables,
     ask: impl Fn(&K3sSupervisor) -> Result<T, JoinError>,
 ) -> Result<(usize, T), JoinError> {
-    let mut last = KubeError::Local("no server of k3s is known".into()).into();
+    let mut last = KubeError::Local("no server of k3s is known".into());
     for (place, url) in servers.iter().enumerate() {
         match ask(&K3sSupervisor::for_member(config.clone(), url, proxies)) {
             Ok(answer) => return Ok((place, answer)),
-            Err(JoinError::Kube(e)) if !e.is_answer() || e.may_pass() => last = e.into(),
+            // What a server asks for, such as a pause, counts more than another one's silence.
+            Err(JoinError::Kube(e)) if !e.is_answer() && last.is_answer() => {}
+            Err(JoinError::Kube(e)) if !e.is_answer() || e.may_pass() => last = e,
             Err(e) => return Err(e),
         }
     }
-    Err(last)
+    Err(last.into())
 }
 
 /// Has a fresh key certified by one of `servers`, under the name of the certificate in `config` (K3SJ-08).
