@@ -478,6 +478,14 @@ mod tests {
             .filter_map(|_| stream.connections.next_to_send(|id| id != all[1]))
             .collect();
         assert_eq!(turns, [all[2], all[0]]);
+        assert_eq!(stream.connections.next_to_send(|_| true), Some(all[1]));
+        stream.connections.forget(all[1]);
+        let behind = stream.connections.next_to_send(|_| true);
+        assert_eq!(
+            behind,
+            Some(all[2]),
+            "the turn goes on behind one that ends"
+        );
         assert_eq!(stream.connections.next_to_send(|_| false), None);
         stream.connections.forget(all[2]);
         assert_eq!(
