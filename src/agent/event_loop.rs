@@ -44,8 +44,9 @@ pub(super) const EVENT_QUEUE: usize = 256;
 /// Pods that begin at a time. Each takes 25 KiB while it does, between pieces that stay: of a crowd that begins at once more pages
 /// are kept than it needs. And only as many get on as the machine has processors for.
 pub(super) const STARTS_AT_ONCE: usize = 8;
-/// Longest time that a pod which begins keeps others waiting: one that waits for a volume or an image does not.
-const START_TURN: Duration = Duration::from_secs(2);
+/// Longest time that a pod which begins keeps others waiting: one that waits for a volume, an image or the end of what was
+/// there before does not keep them longer.
+const START_TURN: Duration = Duration::from_millis(500);
 
 /// Holder of the agent between turns of the loop.
 pub(super) trait AgentCell {
@@ -255,13 +256,35 @@ impl WorkerCallRunner {
         cancel: Rc<CallCancel>,
     ) -> CallOutcome {
         let place = self.wait_for_start(start, &cancel).await;
+        let placed = self.clock.now();
+        let late = async {
+            let Some(place) = place else {
+                return pending().await;
+            };
+            self.clock.sleep_until(placed + START_TURN).await;
+            drop(place);
+            pending().await
+        };
+        let done = self.plan_and_run_call(start, uid.clone(), cancel);
+        let outcome = done.or(late).await;
+        log::debug!("uid={uid} {:?} ended: {outcome:?}", start.call);
+        outcome
+    }
+
+    /// Runs one call as soon as nobody else works on the pod.
+    async fn plan_and_run_call(
+        &self,
+        start: CallStart,
+        uid: PodUid,
+        cancel: Rc<CallCancel>,
+    ) -> CallOutcome {
         // Garbage collection may be removing an instance of this pod.
         let turn = self.claims.claim_operation(&uid).await;
         let begun = self.clock.now();
-        let (of, tell) = (uid.clone(), Rc::clone(&self.tell));
+        let tell = Rc::clone(&self.tell);
         let plan = self
             .asker
-            .ask_agent(move |agent| agent.make_call_plan(start.handle, of, cancel, tell));
+            .ask_agent(move |agent| agent.make_call_plan(start.handle, uid, cancel, tell));
         let Some(plan) = plan.await else {
             return CallOutcome::Failed(RetryCause::Error);
         };
@@ -278,20 +301,11 @@ impl WorkerCallRunner {
             ),
             WorkerCall::Terminated => (driver.clean_up_pod(&plan), WorkerCallKind::Kill),
         };
-        let late = async {
-            let Some(place) = place else {
-                return pending().await;
-            };
-            self.clock.sleep_until(begun + START_TURN).await;
-            drop(place);
-            pending().await
-        };
-        let outcome = done.or(late).await;
+        let outcome = done.await;
         drop(turn);
         let took = self.clock.now() - begun;
         self.counters
             .count_work(|c| c.count_worker_call(work, took));
-        log::debug!("uid={uid} {:?} ended: {outcome:?}", start.call);
         outcome
     }
 }
