@@ -278,6 +278,12 @@ fn renewals(server: &TestServer) -> Vec<i64> {
     renewed.map(|e| e.at_ms).collect()
 }
 
+/// Milliseconds of this machine's clock, which is the apiserver's.
+fn wall_ms() -> i64 {
+    let passed = std::time::UNIX_EPOCH.elapsed().expect("after 1970");
+    i64::try_from(passed.as_millis()).expect("a time")
+}
+
 /// Pages of the node that has hostile clients, and of the one that has none.
 const BESIEGED: &str = "/besieged/";
 const CALM: &str = "/calm/";
@@ -308,14 +314,14 @@ fn two_hundred_hostile_clients() {
     let time = Duration::from_secs(seconds.unwrap_or(SECONDS));
     let (host, server) = started(&[]);
     let probed = Arc::new(Probed::default());
-    let port = probed.serve();
     let (calm, calm_server) = started(&[]);
-    start_pods(&calm_server, port, CALM);
-    start_pods(&server, port, BESIEGED);
+    // One that is slow to ask does not hold up the other.
+    start_pods(&calm_server, probed.serve(), CALM);
+    start_pods(&server, probed.serve(), BESIEGED);
     let admin = server.credentials("admin", &["system:masters"], HOUR);
     let admin = admin.expect("pair");
     assert_eq!(ask(&host, Some(&admin), "GET /healthz", "").0, 200);
-    let begin = clock::mono_now().0;
+    let (begin, begin_wall) = (clock::mono_now().0, wall_ms());
     let (pss, own) = (pss_kib(&host), own_kib(&host));
     server.clear_audit();
 
@@ -366,7 +372,7 @@ fn two_hundred_hostile_clients() {
         }
         drop(over);
     });
-    let stop = clock::mono_now().0;
+    let (stop, stop_wall) = (clock::mono_now().0, wall_ms());
     let [pauses, calm_pauses] = [BESIEGED, CALM].map(|node| probed.pauses(node, begin, stop));
     let renewed = renewals(&server);
     let counts: Vec<_> = ["pipelining", "chains", "one byte", "silence"]
@@ -394,7 +400,8 @@ fn two_hundred_hostile_clients() {
         calm_pauses.last(),
         middle(&calm_pauses),
     );
-    let gaps: Vec<_> = renewed.windows(2).map(|two| two[1] - two[0]).collect();
+    let times = [&[begin_wall], &*renewed, &[stop_wall]].concat();
+    let gaps: Vec<_> = times.windows(2).map(|two| two[1] - two[0]).collect();
     println!(
         "lease renewed {} times, ms between: {gaps:?}",
         renewed.len()
@@ -413,8 +420,9 @@ fn two_hundred_hostile_clients() {
     println!("PSS before {pss}, most {most_pss} KiB; own memory before {own}, most {most_own} KiB");
     assert_eq!([pauses.len(), calm_pauses.len()], [PODS; 2]);
     let late = pauses.last().expect("pods");
-    // They are not blamed for what else makes a node late.
+    // They are not blamed for what else makes a node late; but nothing makes it late without end.
     let most = (PERIOD * 2).max(*calm_pauses.last().expect("pods") * 2);
+    let most = most.min(PERIOD * 10);
     assert!(
         *late <= most,
         "a probe was late: {pauses:?}, at most {most:?}"

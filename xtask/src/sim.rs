@@ -14,7 +14,8 @@ use crate::{
 
 /// Schedules of each kind, unless it is said.
 const SCHEDULES: u64 = 10_000;
-/// Those that every change has to pass: one of a cluster takes three times as long as one without.
+/// Those that every change has to pass: one of a cluster takes three times as long as one without. With fewer than 5000 the
+/// simulation does not ask that everything has come about (`MANY` in `tests/sim`).
 pub(crate) const IN_EACH_RUN: [(&str, u64); 2] = [(CLUSTER, 5000), (ALONE, 10_000)];
 
 /// Seeds that no run can get through in a second.

@@ -361,7 +361,10 @@ fn budgets(run: &mut Run) -> Result<(), Failure> {
     // What agents share of their program's file counts for each in part: those of this test have a file of their own.
     let copy = std::path::absolute(AT_REST_PROGRAM)?;
     fs::create_dir_all(copy.parent().ok_or("no directory")?)?;
-    fs::copy(&shipped, &copy).map_err(|e| format!("{}: {e}", copy.display()))?;
+    // One that an earlier run left running cannot be written to.
+    let new = copy.with_extension(std::process::id().to_string());
+    fs::copy(&shipped, &new).map_err(|e| format!("{}: {e}", new.display()))?;
+    fs::rename(&new, &copy)?;
     let tests = run.tests()?;
     let mut command = tests.program("cluster")?;
     command.args(["--ignored", "--exact", EDGE_AT_REST]);
