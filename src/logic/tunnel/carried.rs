@@ -106,6 +106,7 @@ pub(super) struct CarriedConnection {
     /// Set while the server wants no bytes.
     pub(super) is_paused: bool,
     /// Set while the server is to send none.
+    #[cfg(feature = "k3s")]
     pub(super) has_paused: bool,
     pub(super) debt: WaitDebt,
 }

@@ -207,11 +207,13 @@ impl CarriedEnds {
         }
     }
 
+    #[cfg(feature = "k3s")]
     pub(super) const fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
     /// Bytes from the server that wait in all connections. Their number wakes nobody.
+    #[cfg(feature = "k3s")]
     pub(super) fn waiting_bytes(&self, cx: &Context<'_>) -> usize {
         let waiting = self.ends.iter();
         waiting
@@ -274,33 +276,5 @@ impl Drop for CarriedEnds {
         let streams = &self.base.board.streams;
         streams.set(streams.get() - 1);
         self.base.changed.wake_all();
-    }
-}
-
-#[cfg(test)]
-impl TunnelBase {
-    /// Base of a test. `near`: takes the connections that are served.
-    pub(super) fn of_test(
-        port: u16,
-        clock: &Rc<dyn Clock>,
-        link_policy: Rc<dyn LinkPolicy>,
-        board: &Rc<TunnelStatus>,
-        near: &Rc<RefCell<Vec<PipeServerEnd>>>,
-    ) -> Rc<Self> {
-        let near = Rc::clone(near);
-        Rc::new(Self {
-            kubeconfig: PathBuf::new(),
-            kept: None,
-            port,
-            serve: Box::new(move |end| near.borrow_mut().push(end)),
-            clock: Rc::clone(clock),
-            complaints: Rc::new(Complaints::new(Rc::clone(clock))),
-            disk: Lane::without_thread(),
-            link_policy,
-            executor: Rc::new(LocalExecutor::new()),
-            board: Rc::clone(board),
-            is_stopping: Cell::new(false),
-            changed: WakerSet::default(),
-        })
     }
 }

@@ -5,7 +5,10 @@ use core::{
     pin::pin,
     task::{Context, Poll, Waker},
 };
-use std::io::{self, Read as _};
+use std::{
+    io::{self, Read as _},
+    path::PathBuf,
+};
 
 use smol::{
     channel::{self, Sender},
@@ -20,8 +23,10 @@ use super::{
 use crate::{
     agent::{
         clock::{Clock, GrpcClock},
-        link_policy::FreeLink,
+        complaints::Complaints,
+        link_policy::{FreeLink, LinkPolicy},
         tests::world::{Hands, NODE, Template, TestClock},
+        waker_set::WakerSet,
     },
     api::{self, MonoTime, node::NodeAddress},
     grpc::{
@@ -30,7 +35,9 @@ use crate::{
         server::{CallFuture, CallHandler, ServerCall, serve_calls},
     },
     logic::tunnel::{carried::DialRefusal, stream::MAX_REPLACED},
+    parts::tunnel::board::TunnelStatus,
     server::pipe::PipeServerEnd,
+    sys::lane::Lane,
     testing::TestDir,
 };
 
@@ -153,6 +160,31 @@ impl Server {
     }
 }
 
+/// Base of a tunnel in a test. `near`: takes the connections that are served.
+pub(super) fn new_test_base(
+    port: u16,
+    clock: &Rc<dyn Clock>,
+    link_policy: Rc<dyn LinkPolicy>,
+    board: &Rc<TunnelStatus>,
+    near: &Rc<RefCell<Vec<PipeServerEnd>>>,
+) -> Rc<TunnelBase> {
+    let near = Rc::clone(near);
+    Rc::new(TunnelBase {
+        kubeconfig: PathBuf::new(),
+        kept: None,
+        port,
+        serve: Box::new(move |end| near.borrow_mut().push(end)),
+        clock: Rc::clone(clock),
+        complaints: Rc::new(Complaints::new(Rc::clone(clock))),
+        disk: Lane::without_thread(),
+        link_policy,
+        executor: Rc::new(LocalExecutor::new()),
+        board: Rc::clone(board),
+        is_stopping: Cell::new(false),
+        changed: WakerSet::default(),
+    })
+}
+
 /// State that all streams of a node share.
 struct World {
     shared: Rc<TunnelShared>,
@@ -174,7 +206,7 @@ impl World {
         let near = Rc::new(RefCell::new(Vec::new()));
         let offers = Rc::new(RefCell::new(VecDeque::new()));
         let found = Rc::clone(&offers);
-        let base = TunnelBase::of_test(PORT, &clock, Rc::new(FreeLink), &Rc::default(), &near);
+        let base = new_test_base(PORT, &clock, Rc::new(FreeLink), &Rc::default(), &near);
         let shared = Rc::new(TunnelShared {
             base,
             settings: TunnelSettings {

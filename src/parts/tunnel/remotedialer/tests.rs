@@ -20,7 +20,7 @@ use crate::{
     logic::tunnel::remotedialer::session::{
         MAX_WAITING_BYTES, PAUSE_BYTES, PING, PING_METERED, RESUME_BYTES,
     },
-    parts::tunnel::tests::{End, ends},
+    parts::tunnel::tests::{End, ends, new_test_base},
     server::pipe::PipeServerEnd,
     stream::upgrade::UpgradeRequest,
 };
@@ -263,7 +263,7 @@ impl World {
         };
         let status = Rc::<K3sTunnelStatus>::default();
         let link_policy = Rc::clone(&link) as Rc<dyn LinkPolicy>;
-        let base = TunnelBase::of_test(PORT, &clock, link_policy, &status.board, &near);
+        let base = new_test_base(PORT, &clock, link_policy, &status.board, &near);
         let shared = Rc::new(DialerShared {
             base,
             settings: DialerSettings {
