@@ -66,7 +66,7 @@ Tasks of picolet. Usage: cargo xtask TASK
            SHA256SUMS, and a signature: `--key FILE` or PICOLET_RELEASE_KEY name a private key for Ed25519 in PEM. Before that
            cargo-deny holds Cargo.lock against known advisories; without it: `--skip-advisories REASON`
   emulate  Run the unit tests that call the kernel as built for the boards named, by qemu; `--all`: all unit tests; `i686`:
-           those of logic, api and grpc as built for a PC of 32 bits, by this machine itself
+           those that call the kernel, and those of logic, api and grpc, as built for a PC of 32 bits, by this machine itself
   vm       Show the pod host on cgroup v2 under systemd, in virtual machines of 512 and 256 MiB, through a power cut (root)
            [--uml|--qemu]: by User Mode Linux, or by qemu, which is taken where there is KVM; `--program FILE` shows that file;
            `--clock`: only the machine that boots in 1970;

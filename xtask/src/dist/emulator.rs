@@ -1,6 +1,8 @@
-//! `cargo xtask emulate`: the unit tests as built for a board, run by qemu's user mode. Emulated and not optimized most of them
-//! would take minutes. So only what calls the kernel is emulated in each run; rules, formats and the API, which words of 32 bits
-//! may break, are built for a PC of 32 bits, as which most machines of developers can run programs by themselves.
+//! `cargo xtask emulate`: the unit tests as built for other machines.
+//!
+//! What words of 32 bits may break is built for a PC of 32 bits in each run: rules, formats, the API, and what calls the kernel.
+//! Most machines run such programs by themselves, and their own kernel answers. As built for a board, qemu's user mode runs the
+//! tests, and most of what a test of the kernel then sees is qemu: this takes minutes, and is for long runs.
 //!
 //! Emulators before 9.2 do not know openat2, by which every path that others control is opened. Debian 12 has a newer one
 //! among its backports; it is one static file, taken out of its package and not installed.
@@ -20,29 +22,26 @@ use super::{
 use crate::{
     Failure, install,
     process::{find, is_root, output, run as run_command},
-    test::{AT_ONCE, LIST, List},
+    test::{AT_ONCE, LIST, List, Row, TestProgram},
 };
 
 /// The first emulator with openat2.
 const OLDEST: (u32, u32) = (9, 2);
 /// Source of packages for the current Debian that are newer than it.
 const BACKPORTS: &str = "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm-backports main\n";
-/// Seconds since boot that a clock of 32 bits cannot say.
-const LATE_S: &str = "3000000000";
+/// Starts a program in a time namespace where the machine was started seconds ago that a clock of 32 bits cannot say.
+const LATE: [&str; 4] = ["unshare", "--time", "--boottime", "3000000000"];
 const LATE_TEST: &str = "sys::clock::tests::the_clock_is_read_whole";
 
-/// The lane whose rows of the list of skipped tests are meant.
+/// The lanes whose rows of the list of skipped tests are meant: of the PC of 32 bits, and of boards.
 const LANE: &str = "emulation";
+const EMULATED_LANE: &str = "all boards";
 
 /// Schedules of each simulation while the tests are not optimized: as many as elsewhere would take ten minutes.
 const SCHEDULES: &str = "20";
 
 /// What most of the time of tests is spent in, and is optimized in any case. The C of ring is built like its Rust.
-const OPTIMIZED: [&str; 13] = [
-    "core",
-    "alloc",
-    "std",
-    "compiler_builtins",
+const OPTIMIZED: [&str; 9] = [
     "sha2",
     "miniz_oxide",
     "ruzstd",
@@ -53,6 +52,8 @@ const OPTIMIZED: [&str; 13] = [
     "ring",
     "hashbrown",
 ];
+/// The same of what is emulated: optimizing it takes longer than a machine needs that runs the tests by itself.
+const OPTIMIZED_IF_EMULATED: [&str; 4] = ["core", "alloc", "std", "compiler_builtins"];
 
 /// Crates whose unit tests are run.
 const CRATES: [&str; 4] = ["picolet", "picolet-api", "picolet-grpc", "picolet-logic"];
@@ -87,43 +88,24 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         toolchain: Toolchain::find(&boards)?,
         crates: if all { &CRATES } else { &CRATES[..1] },
         optimized: all,
+        emulated: true,
     };
     println!("Built with {}.", tests.toolchain);
     run_command(tests.cargo(&boards)?.arg("--no-run"))?;
 
-    let list = List::read(Path::new(LIST))?;
-    let mut skipped = Vec::new();
-    // What no lane runs is ignored here too.
-    for row in list.rows.iter().filter(|row| row.lane == LANE) {
-        eprintln!("SKIPPED {}: {}", row.what, row.why);
-        skipped.push(&*row.what);
-    }
-    let skip: Vec<_> = skipped.iter().flat_map(|test| ["--skip", test]).collect();
+    let skipped = skipped_tests(EMULATED_LANE)?;
     for board in &boards {
         let emulator = emulator(board)?;
         println!("{}: run by {}", board.name, emulator.display());
-        let listed = output(tests.emulated(board, &emulator, None)?.arg("--list"))?;
-        let known: Vec<_> = listed
-            .lines()
-            .filter_map(|line| line.strip_suffix(": test"))
-            .collect();
-        for test in &skipped {
-            if !known.contains(test) {
-                return Err(format!("no test has the name {test}, which is to be skipped").into());
-            }
-        }
-        let mut command = tests.emulated(board, &emulator, None)?;
-        command.arg("--exact").args(&skip);
+        let listed = output(tests.emulated(board, &emulator, &[])?.arg("--list"))?;
+        let known = listed_tests(&listed);
+        let mut command = tests.emulated(board, &emulator, &[])?;
+        command.arg("--exact").args(skip(&skipped, &known)?);
         if !all {
             command.args(of_the_kernel(&known)?);
         }
         run_command(&mut command)?;
-        if is_root() {
-            let words = ["--ignored", "--exact", LATE_TEST];
-            run_command(tests.emulated(board, &emulator, Some(LATE_S))?.args(words))?;
-        } else {
-            eprintln!("SKIPPED {LATE_TEST}: a time namespace needs root");
-        }
+        run_late(&mut tests.emulated(board, &emulator, &LATE)?)?;
     }
     Ok(())
 }
@@ -148,9 +130,9 @@ fn of_the_kernel<'a>(known: &[&'a str]) -> Result<Vec<&'a str>, Failure> {
 /// The name of a PC of 32 bits. No program is given away for it.
 const PC: &str = "i686";
 
-/// Runs the tests of all crates but the first as built for a PC of 32 bits, by this machine itself if it can.
-fn run_by_itself() -> Result<(), Failure> {
-    let pc = Board {
+/// That PC.
+pub(super) fn pc() -> Board {
+    Board {
         name: PC.into(),
         triple: "i686-unknown-linux-musl".into(),
         zig: "x86-linux-musl".into(),
@@ -164,20 +146,93 @@ fn run_by_itself() -> Result<(), Failure> {
         debian: None,
         emulator: "qemu-i386".into(),
         emulator_words: String::new(),
-    };
+    }
+}
+
+/// Runs the tests as built for a PC of 32 bits, by this machine itself if it can: of the first crate those that call the kernel,
+/// and only by the machine itself.
+fn run_by_itself() -> Result<(), Failure> {
+    let pc = pc();
     let tests = Tests {
         toolchain: Toolchain::find(slice::from_ref(&pc))?,
-        crates: &CRATES[1..],
+        crates: &CRATES,
         optimized: false,
+        emulated: false,
     };
     println!("Built with {}.", tests.toolchain);
-    run_command(tests.cargo(slice::from_ref(&pc))?.arg("--no-run"))?;
-    let mut command = tests.tests(&pc)?;
-    if output(tests.tests(&pc)?.arg("--list")).is_err() {
-        println!("This machine runs no programs of 32 bits: they are emulated");
-        command = tests.emulated(&pc, &emulator(&pc)?, None)?;
+    let build = || tests.cargo(slice::from_ref(&pc));
+    run_command(build()?.arg("--no-run"))?;
+    let messages = output(build()?.args(["--no-run", "--quiet", "--message-format", "json"]))?;
+    let programs = TestProgram::list(&messages)?;
+    if programs.len() != CRATES.len() {
+        return Err(format!("cargo named {} test programs", programs.len()).into());
     }
-    run_command(&mut command)
+    let skipped = skipped_tests(LANE)?;
+    let is_able = output(programs[0].run_by(&[]).arg("--list")).is_ok();
+    let emulator = match is_able {
+        true => None,
+        false => Some(emulator(&pc)?.display().to_string()),
+    };
+    for program in programs {
+        let tests = |runner: &[&str]| {
+            let mut command = program.run_by(runner);
+            command.args(["--test-threads", AT_ONCE]);
+            command
+        };
+        println!("\n{}", program.package);
+        if program.package != CRATES[0] {
+            run_command(&mut tests(emulator.as_deref().as_slice()))?;
+        } else if is_able {
+            let listed = output(tests(&[]).arg("--list"))?;
+            let known = listed_tests(&listed);
+            let mut command = tests(&[]);
+            command.arg("--exact").args(skip(&skipped, &known)?);
+            run_command(command.args(of_the_kernel(&known)?))?;
+            run_late(&mut tests(&LATE))?;
+        } else {
+            eprintln!(
+                "SKIPPED calls of the kernel by a PC of 32 bits: this machine runs no such programs"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Tests that this lane skips, each told. What no lane runs is ignored by the tests themselves.
+fn skipped_tests(lane: &str) -> Result<Vec<String>, Failure> {
+    let list = List::read(Path::new(LIST))?;
+    let rows = list.rows.into_iter();
+    let tests = rows.filter(|row| row.lane == lane && row.what.contains("::"));
+    let told = |row: Row| {
+        eprintln!("SKIPPED {}: {}", row.what, row.why);
+        row.what
+    };
+    Ok(tests.map(told).collect())
+}
+
+/// Words that have the tests `skipped` skipped, all of which must be `known`.
+fn skip<'a>(skipped: &'a [String], known: &[&str]) -> Result<Vec<&'a str>, Failure> {
+    if let Some(odd) = skipped.iter().find(|test| !known.contains(&&***test)) {
+        return Err(format!("no test has the name {odd}, which is to be skipped").into());
+    }
+    Ok(skipped.iter().flat_map(|test| ["--skip", test]).collect())
+}
+
+/// Names in what a test program lists.
+fn listed_tests(listed: &str) -> Vec<&str> {
+    let lines = listed.lines();
+    lines
+        .filter_map(|line| line.strip_suffix(": test"))
+        .collect()
+}
+
+/// Runs the test of a clock that is far ahead; `tests` is started late.
+fn run_late(tests: &mut Command) -> Result<(), Failure> {
+    if is_root() {
+        return run_command(tests.args(["--ignored", "--exact", LATE_TEST]));
+    }
+    eprintln!("SKIPPED {LATE_TEST}: a time namespace needs root");
+    Ok(())
 }
 
 /// How the tests are built.
@@ -186,13 +241,18 @@ struct Tests {
     /// Whose tests.
     crates: &'static [&'static str],
     optimized: bool,
+    emulated: bool,
 }
 
 impl Tests {
     /// `cargo test` for `boards`.
     fn cargo(&self, boards: &[Board]) -> Result<Command, Failure> {
         let mut command = self.toolchain.cargo("test", boards, Std::Test)?;
-        let optimized = OPTIMIZED.iter();
+        let more: &[&str] = match self.emulated {
+            true => &OPTIMIZED_IF_EMULATED,
+            false => &[],
+        };
+        let optimized = OPTIMIZED.iter().chain(more);
         command.args(optimized.flat_map(|name| {
             let level = format!("profile.dev.package.{name}.opt-level=2");
             ["--config".to_owned(), level]
@@ -216,20 +276,18 @@ impl Tests {
         Ok(command)
     }
 
-    /// [`Tests::tests`] by the emulator, in a time namespace where the machine was started `late_s` ago.
+    /// [`Tests::tests`] by the emulator, which `before` starts.
     fn emulated(
         &self,
         board: &Board,
         emulator: &Path,
-        late_s: Option<&str>,
+        before: &[&str],
     ) -> Result<Command, Failure> {
-        let mut runner =
-            late_s.map_or_else(String::new, |s| format!("unshare --time --boottime {s} "));
-        runner += &emulator.display().to_string();
-        for word in board.emulator_words.split_whitespace() {
-            runner.push(' ');
-            runner += word;
-        }
+        let emulator = emulator.display().to_string();
+        let mut words = before.to_vec();
+        words.push(&emulator);
+        words.extend(board.emulator_words.split_whitespace());
+        let runner = words.join(" ");
         let mut command = self.tests(board)?;
         command.env(board.variable("RUNNER"), runner);
         Ok(command)

@@ -144,13 +144,11 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Makes ready what building and testing for the boards named needs.
+/// Makes ready what building for the boards named, and for a PC of 32 bits, needs.
 pub(crate) fn prepare(names: &[&str]) -> Result<(), Failure> {
-    let boards = boards(names)?;
+    let mut boards = boards(names)?;
+    boards.push(emulator::pc());
     Toolchain::find(&boards)?;
-    for board in &boards {
-        emulator::emulator(board)?;
-    }
     Ok(())
 }
 

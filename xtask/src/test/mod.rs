@@ -32,14 +32,12 @@ use crate::{
     vm,
 };
 
-pub(crate) use self::list::List;
+pub(crate) use self::list::{List, Row};
 
 /// What is skipped, and where it runs.
 pub(crate) const LIST: &str = "tests/skipped.md";
 /// Boards of whose words are different widths.
 const EMULATED_IN_LONG: [&str; 2] = ["aarch64", "armv7"];
-/// The board whose tests of the kernel are emulated in every run: the one whose words are as wide as no developer's.
-const EMULATED_BOARD: &str = "armv7";
 /// The board whose program is linked and measured in every run, and that is started whole.
 const FIRST_BOARD: &str = "aarch64";
 /// Schedules of each simulation of a long run.
@@ -223,7 +221,7 @@ fn beside(run: &mut Run, name: &str) -> Result<(), Failure> {
         return Ok(());
     }
     // What they need is installed by one process at a time, and what others need is built before they build.
-    dist::prepare(&EMULATED_IN_LONG).or_else(|e| match env::var_os("CI") {
+    dist::prepare(&[FIRST_BOARD]).or_else(|e| match env::var_os("CI") {
         Some(_) => Err(e),
         None => Ok(()),
     })?;
@@ -455,10 +453,9 @@ fn boards(run: &mut Run) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Words of 32 bits, and the kernel as such a board sees it.
+/// Words of 32 bits, and the kernel as programs with such words see it.
 fn emulation(run: &mut Run) -> Result<(), Failure> {
-    if can_build(run, &[EMULATED_BOARD]) {
-        run.step(task("emulate")?.arg(EMULATED_BOARD));
+    if can_build(run, &[FIRST_BOARD]) {
         run.step(task("emulate")?.arg("i686"));
     }
     Ok(())
