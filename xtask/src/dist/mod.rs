@@ -103,10 +103,15 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     let boards = boards(&names.collect::<Vec<_>>())?;
     let toolchain = Toolchain::find(&boards)?;
     println!("Built with {toolchain}.");
-    let subcommand = if check_only { "check" } else { "build" };
-    // One call for all: they are linked beside each other.
+    // One call for all: they are linked beside each other. What is only looked at shares its tools with the tests.
+    let (subcommand, profile) = match check_only {
+        true => ("check", "dev"),
+        false => ("build", "release"),
+    };
     let mut command = toolchain.cargo(subcommand, &boards, Std::Program)?;
-    command.args(["--release", "--package", "picolet", "--bin", "picolet"]);
+    command.args(["--profile", profile, "--package", "picolet"]);
+    command.args(["--bin", "picolet"]);
+    command.env("CARGO_PROFILE_DEV_PANIC", "abort");
     command.args(edition.features());
     // Sources without commits and without a date are built too.
     if let Ok(date) = source_date::get() {

@@ -40,6 +40,8 @@ pub(crate) const LIST: &str = "tests/skipped.md";
 const EMULATED_IN_LONG: [&str; 2] = ["aarch64", "armv7"];
 /// The board whose program is linked and measured in every run, and that is started whole.
 const FIRST_BOARD: &str = "aarch64";
+/// The board whose program is only compiled: it has code of its own.
+const COMPILED_BOARD: &str = "armv7";
 /// Schedules of each simulation of a long run.
 const LONG_SCHEDULES: u64 = 100_000;
 /// Seconds of fuzzing of a long run.
@@ -221,7 +223,7 @@ fn beside(run: &mut Run, name: &str) -> Result<(), Failure> {
         return Ok(());
     }
     // What they need is installed by one process at a time, and what others need is built before they build.
-    dist::prepare(&[FIRST_BOARD]).or_else(|e| match env::var_os("CI") {
+    dist::prepare(&[FIRST_BOARD, COMPILED_BOARD]).or_else(|e| match env::var_os("CI") {
         Some(_) => Err(e),
         None => Ok(()),
     })?;
@@ -443,12 +445,13 @@ fn whole_chaos(run: &mut Run) -> Result<(), Failure> {
 /// The program of one board as it is given away, and what the lane `board` starts beside it. Those of the others are
 /// compiled, and linked in a long run.
 fn boards(run: &mut Run) -> Result<(), Failure> {
-    if can_build(run, &[FIRST_BOARD]) {
+    if can_build(run, &[FIRST_BOARD, COMPILED_BOARD]) {
         let mut program = task("dist")?;
         if is_root() {
             program.arg("--guest");
         }
         run.step(program.arg(FIRST_BOARD));
+        run.step(task("dist")?.args(["--check", COMPILED_BOARD]));
     }
     Ok(())
 }
