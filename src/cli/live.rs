@@ -428,7 +428,7 @@ mod tests {
             assert!(found.iter().all(|l| !l.contains('\x1b')), "{found:?}");
         }
         let bare = lines(&draw_frame(&all, true, None, (80, 24)));
-        assert_eq!(bare[0], "p0   Running   1s");
+        assert_eq!(bare[0], "p0    Running   1s");
         let empty = draw_frame(&seen(&[]), false, None, (80, 24));
         assert_eq!(empty, "\x1b[H\x1b[J");
     }
