@@ -464,7 +464,7 @@ fn ask_agent_health(socket: &Path) -> (AgentReachability, Option<u32>) {
     match health {
         Ok(health) => {
             let pid = health.pid;
-            let facts = AgentReachability::Up(health);
+            let facts = AgentReachability::Up(Box::new(health));
             (facts, is_trusted.then_some(pid))
         }
         Err(e) => (AgentReachability::Mute(e.bare_message().to_owned()), None),

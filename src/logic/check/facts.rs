@@ -1,6 +1,6 @@
 //! Facts of a machine for the preflight: plain data, gathered elsewhere.
 
-use alloc::{string::String, vec::Vec};
+use alloc::{boxed::Box, string::String, vec::Vec};
 
 use super::{CheckFinding, KubeadmFacts};
 use crate::api::{WallTime, cri::CgroupDriver, health::AgentHealth};
@@ -399,5 +399,5 @@ pub enum AgentReachability {
     /// A socket is there and does not answer as it should.
     Mute(String),
     /// The agent answers.
-    Up(AgentHealth),
+    Up(Box<AgentHealth>),
 }

@@ -1,4 +1,4 @@
-use alloc::{borrow::ToOwned, vec::Vec};
+use alloc::{borrow::ToOwned, boxed::Box, vec::Vec};
 
 use super::*;
 use crate::api::{
@@ -129,14 +129,14 @@ pub(super) fn sound() -> CheckFacts {
         },
         kubelets: Vec::new(),
         apiserver: None,
-        agent: AgentReachability::Up(AgentHealth {
+        agent: AgentReachability::Up(Box::new(AgentHealth {
             version: "0.1.0".into(),
             relist_age_ms: Some(800),
             manifests_age_ms: Some(19_000),
             manifests_interval_ms: 20_000,
             pods: 2,
             ..AgentHealth::default()
-        }),
+        })),
         kubeadm: KubeadmFacts::default(),
     }
 }
