@@ -17,7 +17,7 @@ use std::{
     process::{Command, Stdio},
     sync::LazyLock,
     thread,
-    time::{Duration, SystemTime},
+    time::{Duration, UNIX_EPOCH},
 };
 
 use picolet::api::WallTime;
@@ -110,7 +110,8 @@ fn agent_answer(path: &str, query: &[(String, String)]) -> Option<Value> {
 fn agent_answer_for_tables(path: &str, query: &[(String, String)]) -> Option<Value> {
     static OBJECTS: LazyLock<Value> = LazyLock::new(|| {
         let mut all = serde_json::from_str(TABLE_OBJECTS).expect("tables.json");
-        set_times(&mut all, SystemTime::now());
+        let now = UNIX_EPOCH.elapsed().expect("after 1970");
+        set_times(&mut all, now);
         all
     });
     let kind = match path.trim_matches('/') {
@@ -121,15 +122,14 @@ fn agent_answer_for_tables(path: &str, query: &[(String, String)]) -> Option<Val
     Some(agent_list(items, query))
 }
 
-/// Replaces each `now-SECONDS` by that time.
-fn set_times(value: &mut Value, now: SystemTime) {
+/// Replaces each `now-SECONDS` by that time. `now`: time since 1970.
+fn set_times(value: &mut Value, now: Duration) {
     match value {
         Value::Array(all) => all.iter_mut().for_each(|value| set_times(value, now)),
         Value::Object(all) => all.values_mut().for_each(|value| set_times(value, now)),
         Value::String(text) => {
             if let Some(seconds) = text.strip_prefix("now-").and_then(|s| s.parse().ok()) {
                 let at = now - Duration::from_secs(seconds);
-                let at = at.duration_since(SystemTime::UNIX_EPOCH).expect("time");
                 let at = i64::try_from(at.as_secs()).expect("time");
                 *value = json!(WallTime::from_unix_seconds(at));
             }
