@@ -246,7 +246,7 @@ macro_rules! message_table {
         }
     };
     ($($(#[$meta:meta])* $vis:vis struct $name:ident { $($fields:tt)* })*) => {
-        $($crate::message_table! { $(#[$meta])* $vis struct $name { $($fields)* } })*
+        $($crate::proto::message! { $(#[$meta])* $vis struct $name { $($fields)* } })*
     };
 }
 pub use message_table as message;
