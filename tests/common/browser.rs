@@ -102,6 +102,11 @@ impl Browser {
             .expect("a session")
             .clone_into(&mut browser.session);
         browser.call("Page.enable", json!({}));
+        // A slow start opens a page of its own above this one, and a page that is hidden asks nothing.
+        browser.call(
+            "Emulation.setFocusEmulationEnabled",
+            json!({"enabled": true}),
+        );
         browser
     }
 
