@@ -563,6 +563,9 @@ impl Host {
     }
 }
 
+/// Words of timeout(1): after that, pods that do not end are killed.
+const STOP_LIMIT: [&str; 2] = ["--kill-after=10", "180"];
+
 impl Drop for Host {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(Path::new("/var/lib").join(format!("picolet-{}", self.mark)));
@@ -579,7 +582,12 @@ impl Drop for Host {
             eprintln!("--- agent log\n{}", tail.join("\n"));
         }
         if self.agent.is_some() {
-            let _ = self.cli(&["stop", "--all"]);
+            // A test that failed may have taken away what pods need to end.
+            let mut stop = Command::new("timeout");
+            stop.args(STOP_LIMIT).arg(&self.program);
+            stop.args(["stop", "--all"]);
+            stop.env("PICOLET_SOCKET", self.base.join("run/picolet.sock"));
+            let _ = stop.stdin(Stdio::null()).output();
         }
         if let Some(mut child) = self.agent.take() {
             let _ = child.kill();
