@@ -17,10 +17,9 @@ use std::{
     process::{Command, Stdio},
     sync::LazyLock,
     thread,
-    time::{Duration, UNIX_EPOCH},
 };
 
-use picolet::api::WallTime;
+use picolet::{api::WallTime, sys::clock};
 use serde_json::{Value, json};
 
 const OBJECTS: &str = include_str!("golden/kubectl/objects.json");
@@ -110,8 +109,7 @@ fn agent_answer(path: &str, query: &[(String, String)]) -> Option<Value> {
 fn agent_answer_for_tables(path: &str, query: &[(String, String)]) -> Option<Value> {
     static OBJECTS: LazyLock<Value> = LazyLock::new(|| {
         let mut all = serde_json::from_str(TABLE_OBJECTS).expect("tables.json");
-        let now = UNIX_EPOCH.elapsed().expect("after 1970");
-        set_times(&mut all, now);
+        set_times(&mut all, clock::wall_now().unix_seconds());
         all
     });
     let kind = match path.trim_matches('/') {
@@ -122,16 +120,17 @@ fn agent_answer_for_tables(path: &str, query: &[(String, String)]) -> Option<Val
     Some(agent_list(items, query))
 }
 
-/// Replaces each `now-SECONDS` by that time. `now`: time since 1970.
-fn set_times(value: &mut Value, now: Duration) {
+/// Replaces each `now-SECONDS` by that time. `now`: seconds since 1970.
+fn set_times(value: &mut Value, now: i64) {
     match value {
         Value::Array(all) => all.iter_mut().for_each(|value| set_times(value, now)),
         Value::Object(all) => all.values_mut().for_each(|value| set_times(value, now)),
         Value::String(text) => {
-            if let Some(seconds) = text.strip_prefix("now-").and_then(|s| s.parse().ok()) {
-                let at = now - Duration::from_secs(seconds);
-                let at = i64::try_from(at.as_secs()).expect("time");
-                *value = json!(WallTime::from_unix_seconds(at));
+            let ago = text
+                .strip_prefix("now-")
+                .and_then(|s| s.parse::<i64>().ok());
+            if let Some(ago) = ago {
+                *value = json!(WallTime::from_unix_seconds(now - ago));
             }
         }
         _ => {}

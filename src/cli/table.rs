@@ -101,8 +101,14 @@ pub(crate) fn pod_header(all_namespaces: bool, wide: bool) -> Vec<&'static str> 
     header
 }
 
-/// Makes a row of `get pods`.
-pub(crate) fn pod_row(pod: &Pod, now: WallTime, all_namespaces: bool, wide: bool) -> Vec<String> {
+/// Makes a row of `get pods`. `nominated`: node that a scheduler has chosen for the pod, if it is not its node yet.
+pub(crate) fn pod_row(
+    pod: &Pod,
+    nominated: Option<&str>,
+    now: WallTime,
+    all_namespaces: bool,
+    wide: bool,
+) -> Vec<String> {
     let summary = summarise_pod(pod);
     let restarts = match summary.last_restart {
         Some(at) if summary.restarts > 0 => {
@@ -141,7 +147,7 @@ pub(crate) fn pod_row(pod: &Pod, now: WallTime, all_namespaces: bool, wide: bool
         row.extend([
             or_none(&pod.status.pod_ip),
             or_none(&pod.spec.node_name),
-            or_none(""),
+            or_none(nominated.unwrap_or("")),
             match gates.len() {
                 0 => or_none(""),
                 all => format!("{}/{all}", gates.iter().filter(is_true).count()),
@@ -649,7 +655,7 @@ mod tests {
                 r#"{{"metadata":{{"name":"p"}},{spec},"status":{{{status}}}}}"#
             ));
             let now = WallTime::parse("2024-01-01T00:01:00Z").expect("time");
-            let row = pod_row(&pod, now, false, false);
+            let row = pod_row(&pod, None, now, false, false);
             assert_eq!(
                 row[1..4],
                 [ready.to_owned(), word.to_owned(), restarts.to_owned()],

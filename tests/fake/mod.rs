@@ -190,6 +190,8 @@ struct State {
     offered: BTreeSet<String>,
     /// Who gets the offered ones that not everybody gets, by reference.
     private: BTreeMap<String, String>,
+    /// See [`Fake::set_more_in_use`].
+    more_in_use: u64,
     /// See [`Fake::set_still_pulling`].
     still_pulling: Option<bool>,
     /// See [`Fake::set_pull_progress`].
@@ -576,6 +578,11 @@ impl Fake {
             let image = state.images.get_mut(&image_id(reference));
             image.expect("in the store").stop_signal = signal.into();
         });
+    }
+
+    /// Has each cgroup use so many bytes more than 3 MiB.
+    pub fn set_more_in_use(&self, bytes: u64) {
+        self.change(|state| state.more_in_use = bytes);
     }
 
     /// What it says of pulls that were dropped: whether they may still bring their image, if it tells.
@@ -1460,7 +1467,7 @@ impl RuntimeService for Fake {
             let pods = state.pods();
             Ok(pods
                 .into_iter()
-                .filter_map(|pod| pod_usage(pod, state.wall, detail))
+                .filter_map(|pod| pod_usage(pod, state.wall, detail, state.more_in_use))
                 .collect())
         })
     }
@@ -1480,7 +1487,12 @@ impl RuntimeService for Fake {
 }
 
 /// Every container uses a hundredth of a processor from its start on, and always the same memory.
-fn pod_usage(pod: PodRuntimeStatus, now: WallTime, detail: StatsDetail) -> Option<PodUsage> {
+fn pod_usage(
+    pod: PodRuntimeStatus,
+    now: WallTime,
+    detail: StatsDetail,
+    more_in_use: u64,
+) -> Option<PodUsage> {
     let sandbox = pod
         .sandboxes
         .first()
@@ -1492,7 +1504,7 @@ fn pod_usage(pod: PodRuntimeStatus, now: WallTime, detail: StatsDetail) -> Optio
             ..CpuUsage::default()
         }),
         memory: Some(MemoryUsage {
-            usage_bytes: 3 << 20,
+            usage_bytes: (3 << 20) + more_in_use,
             working_set_bytes: 2 << 20,
             rss_bytes: Some(1 << 20),
             ..MemoryUsage::default()

@@ -76,6 +76,14 @@ pub(crate) fn cargo_at(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
+/// Copies a program. One that an earlier copy still runs as cannot be written to, so the copy takes its place.
+pub(crate) fn copy_program(from: &Path, to: &Path) -> Result<(), Failure> {
+    fs::create_dir_all(to.parent().ok_or("no directory")?)?;
+    let new = to.with_extension(std::process::id().to_string());
+    fs::copy(from, &new).map_err(|e| format!("{}: {e}", new.display()))?;
+    Ok(fs::rename(&new, to)?)
+}
+
 /// A copy of this task's program, which no build replaces while others are to start it.
 pub(crate) fn itself() -> Result<PathBuf, Failure> {
     const DIR: &str = "target/task";
@@ -83,11 +91,7 @@ pub(crate) fn itself() -> Result<PathBuf, Failure> {
     static COPIED: Mutex<bool> = Mutex::new(false);
     let mut copied = COPIED.lock().map_err(|e| e.to_string())?;
     if !*copied {
-        fs::create_dir_all(DIR)?;
-        // One that runs cannot be written to.
-        let new = file.with_extension(std::process::id().to_string());
-        fs::copy("/proc/self/exe", &new)?;
-        fs::rename(&new, &file)?;
+        copy_program(Path::new("/proc/self/exe"), &file)?;
         *copied = true;
     }
     Ok(file)

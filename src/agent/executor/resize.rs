@@ -217,7 +217,10 @@ impl PodResizer {
                 Some(used) => format!(
                     "attempting to set {what} memory limit ({bytes}) below current usage ({used})"
                 ),
-                None => format!("the memory usage of the {what} is not known"),
+                None => {
+                    cause.push_str("unknown: ");
+                    format!("the memory usage of the {what} is not known")
+                }
             });
             cause.push_str(&what);
         }

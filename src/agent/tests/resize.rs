@@ -134,6 +134,11 @@ fn a_running_container_gets_more_and_less_without_a_restart() {
     assert_eq!(now["resources"]["limits"]["memory"], "8Mi", "what it has");
     assert_eq!(now["allocatedResources"]["memory"], "2Mi");
     assert!(resources_file(&world, &uid));
+    // Other figures of what is in use are shown, and are no other cause.
+    world.fake.set_more_in_use(4096);
+    world.until("shows the other figures", |_| {
+        in_progress(&api, "a").is_some_and(|(_, message)| message.contains("usage (3149824)"))
+    });
     world.advance(s(300));
     assert_eq!(world.events_of("ResizeError"), 1, "one cause");
     resize(&api, "a", &memory(16));

@@ -54,12 +54,8 @@ pub(in crate::cli) static PODS: ObjectKind = ObjectKind {
     header: table::pod_header,
     rows: |item, now, all_namespaces, wide| {
         let pod: Pod = read_item(item)?;
-        let mut row = table::pod_row(&pod, now, all_namespaces, wide);
-        if let (true, Some(nominated)) = (wide, item["status"]["nominatedNodeName"].as_str()) {
-            // The last cell but one.
-            let at = row.len() - 2;
-            nominated.clone_into(&mut row[at]);
-        }
+        let nominated = item["status"]["nominatedNodeName"].as_str();
+        let row = table::pod_row(&pod, nominated, now, all_namespaces, wide);
         Ok(vec![row])
     },
 };

@@ -399,7 +399,7 @@ fn ask_servers<T>(
     for (place, url) in servers.iter().enumerate() {
         match ask(&K3sSupervisor::for_member(config.clone(), url, proxies)) {
             Ok(answer) => return Ok((place, answer)),
-            // What a server asks for, such as a pause, counts more than another one's silence.
+            // The answer of one server, such as the wish for a pause, counts more than the silence of another.
             Err(JoinError::Kube(e)) if !e.is_answer() && last.is_answer() => {}
             Err(JoinError::Kube(e)) if !e.is_answer() || e.may_pass() => last = e,
             Err(e) => return Err(e),

@@ -147,7 +147,7 @@ fn another_server_renews_when_one_is_silent_or_not_ready() {
         let sick = Server::tls(&pair, Some(&ca), move |_| say(status, "", b"not ready"));
         let renewed = renew(&[&url(&sick.url()), signs]);
         assert!(renewed.is_ok(), "{status}: {:?}", renewed.err());
-        // What it answers is told, not that another one is silent.
+        // The error is its answer, not the silence of another one.
         for servers in [&[&url(&sick.url())][..], &[&url(&sick.url()), &silent]] {
             let unready = renew(servers);
             assert!(matches!(&unready, Err(JoinError::Kube(e)) if e.http_status() == Some(status)));

@@ -13,7 +13,6 @@ mod run;
 use std::{
     env,
     ffi::{OsStr, OsString},
-    fs,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -26,7 +25,7 @@ use crate::{
     Failure,
     demo::{DOUBLE, Double},
     dist, fuzz, install,
-    process::{cargo, is_root, itself, output},
+    process::{cargo, copy_program, is_root, itself, output},
     sim,
     stage::{self, SHIPPED},
     vm,
@@ -49,8 +48,8 @@ const LONG_FUZZ_S: u32 = 600;
 /// Names directories in which tests look for a kubectl.
 const KUBECTLS: &str = "K8S_BIN";
 
-/// Lanes that want processors. In a whole run that is not long, they run beside those that mostly wait. None of them builds
-/// where another lane builds meanwhile: that one would wait for the lock.
+/// Lanes that want processors. In a whole run that is not long, they run beside those that mostly wait. Of these only `board`
+/// needs what is built here, and waits for it.
 const BESIDE: [&str; 6] = [
     "boards",
     "lints",
@@ -360,11 +359,7 @@ fn budgets(run: &mut Run) -> Result<(), Failure> {
     run.steps_in_turn(alone);
     // What agents share of their program's file counts for each in part: those of this test have a file of their own.
     let copy = std::path::absolute(AT_REST_PROGRAM)?;
-    fs::create_dir_all(copy.parent().ok_or("no directory")?)?;
-    // One that an earlier run left running cannot be written to.
-    let new = copy.with_extension(std::process::id().to_string());
-    fs::copy(&shipped, &new).map_err(|e| format!("{}: {e}", new.display()))?;
-    fs::rename(&new, &copy)?;
+    copy_program(&shipped, &copy)?;
     let tests = run.tests()?;
     let mut command = tests.program("cluster")?;
     command.args(["--ignored", "--exact", EDGE_AT_REST]);

@@ -1027,7 +1027,7 @@ fn each_server_has_one_session() {
         dialled.len() >= 4 && dialled.iter().all(|to| to == "10.0.0.3:6443"),
         "{dialled:?}"
     );
-    // It is then up for longer than what counts as a success, however the pauses before were spread.
+    // The third session lasts for longer than the pause before its next one, however that is spread.
     let c = offer();
     pass(30 * SECOND, &[&a, &b]);
     assert_eq!(status(&world).1, "streams to 3 of 3 servers");
