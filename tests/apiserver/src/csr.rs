@@ -175,7 +175,7 @@ pub(crate) fn validate(csr: &Value, errors: &mut Fields) {
     }
     let signer = text(csr, "/spec/signerName");
     match signer.split_once('/') {
-        _ if signer.is_empty() => errors.required("spec.signerName", "signerName must be provided"),
+        _ if signer.is_empty() => errors.required("spec.signerName", ""),
         Some(("kubernetes.io", "legacy-unknown")) => errors.invalid(
             "spec.signerName",
             &json!(signer),

@@ -161,7 +161,9 @@ pub(crate) fn create(
 
 /// Has an object say who wrote its fields, if it is to.
 fn note(core: &Core, user: &User, kind: &Kind, sub: &str, new: &mut Value, old: &Value) {
-    if core.config.managed_fields {
+    // The server makes spec and status of a new request itself.
+    let is_reset = kind.plural == "certificatesigningrequests" && sub.is_empty();
+    if core.config.managed_fields && !is_reset {
         let time = clock::rfc3339(core.clock.now_s());
         managed::note(&user.name, sub, &kind.api_version(), &time, new, old);
     }

@@ -8,6 +8,7 @@ pub(crate) use graph::grants;
 
 use std::collections::BTreeMap;
 
+use ring::digest;
 use rustls::pki_types::CertificateDer;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
@@ -61,7 +62,14 @@ impl User {
             .iter_organization()
             .filter_map(|o| o.as_str().ok())
             .collect();
-        Some(Self::known(name, &groups))
+        let digest = digest::digest(&digest::SHA256, certificate);
+        let digest: String = digest.as_ref().iter().map(|b| format!("{b:02x}")).collect();
+        let mut user = Self::known(name, &groups);
+        user.extra.insert(
+            "authentication.kubernetes.io/credential-id".to_owned(),
+            vec![format!("X509SHA256={digest}")],
+        );
+        Some(user)
     }
 
     pub(crate) fn in_group(&self, group: &str) -> bool {

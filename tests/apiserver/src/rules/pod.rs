@@ -447,14 +447,15 @@ fn container(
     }
     for (name, asked) in map(container, "/resources/requests") {
         let value = |quantity: &Value| billionths(quantity.as_str()?);
-        let allowed = value(&container["resources"]["limits"][name]);
-        if let (Some(asked_value), Some(allowed)) = (value(asked), allowed)
+        let limit = &container["resources"]["limits"][name];
+        if let (Some(asked_value), Some(allowed)) = (value(asked), value(limit))
             && asked_value > allowed
         {
+            let limit = limit.as_str().unwrap_or_default();
             errors.invalid(
                 &format!("{path}.resources.requests"),
                 asked,
-                &format!("must be less than or equal to {name} limit"),
+                &format!("must be less than or equal to {name} limit of {limit}"),
             );
         }
     }
