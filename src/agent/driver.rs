@@ -55,6 +55,10 @@ pub(crate) trait PodDriver {
 
     /// All pods with everything that there is of them, sorted by UID.
     fn list_pods(&self) -> RuntimeCall<'_, Vec<PodItem>>;
+    /// Number of changes of that list until now: rather too many than too few. `None`: only the list tells.
+    fn count_pod_changes(&self) -> DriverFuture<'_, Option<u64>> {
+        Box::pin(core::future::ready(None))
+    }
     /// Reads the status of one pod anew. Unknown UID: an empty status carrying it.
     fn read_pod_status<'a>(&'a self, uid: &'a PodUid) -> RuntimeCall<'a, PodRuntimeStatus>;
     /// Resolves when something may have changed. May be late or lost.
@@ -122,6 +126,10 @@ impl PodDriver for ContainerDriver {
 
     fn list_pods(&self) -> RuntimeCall<'_, Vec<PodItem>> {
         self.runtime.list_pods()
+    }
+
+    fn count_pod_changes(&self) -> DriverFuture<'_, Option<u64>> {
+        self.runtime.count_pod_changes()
     }
 
     fn read_pod_status<'a>(&'a self, uid: &'a PodUid) -> RuntimeCall<'a, PodRuntimeStatus> {

@@ -161,6 +161,13 @@ impl RuntimeService for NodeRuntime {
         self.count(RuntimeOperation::ListPods, Box::pin(all))
     }
 
+    fn count_pod_changes(&self) -> Pin<Box<dyn Future<Output = Option<u64>> + '_>> {
+        match &self.external {
+            None => self.inner.count_pod_changes(),
+            Some(_) => Box::pin(ready(None)),
+        }
+    }
+
     fn list_pod_usage(&self, detail: StatsDetail) -> RuntimeCall<'_, Vec<PodUsage>> {
         let all = async move {
             let mut all = self.inner.list_pod_usage(detail).await?;

@@ -24,6 +24,15 @@ const RELIST_MIN_GAP: Duration = Duration::from_millis(3);
 /// Time between reads of the runtime's conditions (LOOP-03).
 const CONDITIONS_INTERVAL: Duration = Duration::from_secs(5);
 
+/// The last relist that succeeded.
+#[derive(Default)]
+struct LastRelist {
+    /// Begin of it.
+    begun: Option<MonoTime>,
+    /// Changes of the list before it, if the loop took the list as it was.
+    changes: Option<u64>,
+}
+
 /// Relists the runtime, as fast as its doorbell rings and at least every second (PLEG-01).
 pub(super) struct Relister {
     pub(super) driver: Rc<dyn PodDriver>,
@@ -40,7 +49,7 @@ pub(super) struct Relister {
 impl Relister {
     /// Until the loop is gone.
     pub(super) async fn run_relists(self) {
-        let mut last = None;
+        let mut last = LastRelist::default();
         while self.relist_once(&mut last).await.is_some() {
             let ended = self.clock.now();
             let tick = async {
@@ -74,18 +83,25 @@ impl Relister {
         }
     }
 
-    /// Runs one relist; `None` if the loop is gone. `last`: begin of the last successful one.
-    async fn relist_once(&self, last: &mut Option<MonoTime>) -> Option<()> {
+    /// Runs one relist; `None` if the loop is gone. At rest no pod is looked at, however many there are.
+    async fn relist_once(&self, last: &mut LastRelist) -> Option<()> {
         // 0 is the time of what was never listed.
         let (begun, wall) = (self.clock.now().max(MonoTime(1)), self.clock.wall_time());
-        let pods = match self.driver.list_pods().await {
-            Ok(pods) => pods,
-            Err(e) => {
-                // No listing is no news: whoever waits goes on waiting.
-                self.complaints.complain(&format!("relist: {e}"));
-                return Some(());
-            }
+        let changes = self.driver.count_pod_changes().await;
+        let is_same = changes.is_some() && changes == last.changes;
+        let pods = match is_same {
+            true => None,
+            false => match self.driver.list_pods().await {
+                Ok(pods) => Some(pods),
+                Err(e) => {
+                    // No listing is no news: whoever waits goes on waiting.
+                    self.complaints.complain(&format!("relist: {e}"));
+                    return Some(());
+                }
+            },
         };
+        // Whatever the loop wants to read is listed once more.
+        last.changes = None;
         let (inspect, differing) = smol::channel::bounded(1);
         let listing = RuntimeListing {
             begun,
@@ -93,7 +109,10 @@ impl Relister {
             inspect,
         };
         self.events.send(AgentEvent::Listed(listing)).await.ok()?;
-        if let Ok(uids) = differing.recv().await {
+        let differing = differing.recv().await;
+        if differing.as_ref().is_ok_and(Vec::is_empty) {
+            last.changes = changes;
+        } else if let Ok(uids) = differing {
             let mut statuses = Vec::with_capacity(uids.len());
             for uid in uids {
                 let status = self.driver.read_pod_status(&uid).await;
@@ -112,10 +131,13 @@ impl Relister {
                 .await
                 .ok()?;
         }
-        let (took, gap) = (self.clock.now() - begun, last.map(|last| begun - last));
+        let (took, gap) = (
+            self.clock.now() - begun,
+            last.begun.map(|last| begun - last),
+        );
         self.counters
             .count_work(|c| c.count_relist(took, gap, wall));
-        *last = Some(begun);
+        last.begun = Some(begun);
         Some(())
     }
 }

@@ -149,6 +149,11 @@ impl Pleg {
         inspect
     }
 
+    /// Notes that a list that began at `stamp` would be the last one, of which nothing had to be read.
+    pub const fn confirm_listing(&mut self, stamp: MonoTime) {
+        self.relist_began = Some(stamp);
+    }
+
     /// Takes the runtime's status of a pod that [`Pleg::record_listing`] named.
     pub fn record_inspection(
         &mut self,

@@ -283,6 +283,11 @@ impl RunningPods {
         self.pods = pods.into();
     }
 
+    /// Notes that a listing that began at `at` would be the last one.
+    pub const fn confirm_listing(&mut self, at: MonoTime) {
+        self.at = Some(at);
+    }
+
     /// The list, of any age.
     #[must_use]
     pub fn last_listing(&self) -> &[RunningPod] {

@@ -136,6 +136,11 @@ pub trait RuntimeService: ImageService {
     /// Lists all pods with every sandbox and instance, exited ones included (the relist). Their statuses are read by
     /// [`Self::pod_status`]. Sorted by UID; at most the pods the table can hold plus orphans.
     fn list_pods(&self) -> RuntimeCall<'_, Vec<PodItem>>;
+    /// Takes in what has ended, and returns how often that list has changed until now: rather too often than too seldom. `None`:
+    /// only the list tells.
+    fn count_pod_changes(&self) -> Pin<Box<dyn Future<Output = Option<u64>> + '_>> {
+        Box::pin(core::future::ready(None))
+    }
     /// Reads one pod anew, termination messages included. Unknown UID: an empty status carrying it.
     fn pod_status(&self, uid: &PodUid) -> RuntimeCall<'_, PodRuntimeStatus>;
     /// Resolves when something at the runtime may have changed (a container ended). May be late or lost.

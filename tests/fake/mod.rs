@@ -192,6 +192,8 @@ struct State {
     private: BTreeMap<String, String>,
     /// See [`Fake::set_more_in_use`].
     more_in_use: u64,
+    /// Number of different lists of pods, and the last one. See [`Fake::count_changes`].
+    listed: Option<(u64, Vec<PodItem>)>,
     /// See [`Fake::set_still_pulling`].
     still_pulling: Option<bool>,
     /// See [`Fake::set_pull_progress`].
@@ -251,6 +253,18 @@ impl Latency {
 }
 
 impl State {
+    /// The list of pods. Counts it if it differs from the last one that anybody saw: what is seen and passes is two changes.
+    fn list_counted(&mut self) -> Vec<PodItem> {
+        let pods: Vec<PodItem> = self.pods().iter().map(PodItem::from).collect();
+        if let Some((count, last)) = &mut self.listed
+            && *last != pods
+        {
+            take_uncounted(|| last.clone_from(&pods));
+            *count += 1;
+        }
+        pods
+    }
+
     fn order(&mut self) -> Order {
         self.sequence += 1;
         (self.boot, self.sequence)
@@ -440,6 +454,11 @@ impl Fake {
         self.change(|state| {
             state.latency = (max_ms > 0).then_some(Latency { random, max_ms });
         });
+    }
+
+    /// Counts changes of the list of pods from now on, as a runtime does that knows all ends.
+    pub fn count_changes(&self) {
+        self.state.borrow_mut().listed = Some((0, Vec::new()));
     }
 
     /// When the first call that waits for a time goes on.
@@ -1097,9 +1116,22 @@ impl RuntimeService for Fake {
         })
     }
 
+    fn count_pod_changes(&self) -> Pin<Box<dyn Future<Output = Option<u64>> + '_>> {
+        let mut state = self.state.borrow_mut();
+        let count = take_uncounted(|| {
+            if state.faults.iter().any(|fault| fault.op == Op::ListPods) {
+                // The list is to be asked for.
+                return None;
+            }
+            state.list_counted();
+            state.listed.as_ref().map(|(count, _)| *count)
+        });
+        Box::pin(ready(count))
+    }
+
     fn list_pods(&self) -> RuntimeCall<'_, Vec<PodItem>> {
         self.at_once(Op::ListPods, "", None, None, |state| {
-            Ok(state.pods().iter().map(PodItem::from).collect())
+            Ok(state.list_counted())
         })
     }
 

@@ -114,7 +114,7 @@ pub(in crate::agent) enum AgentEffect {
     Start(CallStart, PodUid, Rc<CallCancel>),
     /// Relist soon.
     Relist,
-    /// Read these pods, which the listing showed to differ. What was read goes back to whoever listed.
+    /// Read these pods, which the listing showed to differ; none: it was taken as it is. What was read goes back to whoever listed.
     Inspect(Vec<PodUid>, Sender<Vec<PodUid>>),
     /// Remove surplus dead instances of the container that died (CLEAN-14).
     TidyDead(PodUid, ContainerId),

@@ -10,12 +10,14 @@ use crate::{
 impl Agent {
     /// Events of a listing find a status at least as new in the cache: what differs is read before they are made (PLEG-07).
     pub(super) fn on_listed(&mut self, listing: RuntimeListing, now: MonoTime) {
-        match self.view.take_listing(&listing) {
-            ListingResult::Differs(pods) => {
-                let effect = AgentEffect::Inspect(pods, listing.inspect);
-                self.effects.push_back(effect);
-            }
-            ListingResult::Complete(happened) => self.on_pleg_events(happened, now),
+        let (differing, happened) = match self.view.take_listing(&listing) {
+            ListingResult::Differs(pods) => (pods, None),
+            ListingResult::Complete(happened) => (Vec::new(), Some(happened)),
+        };
+        let effect = AgentEffect::Inspect(differing, listing.inspect);
+        self.effects.push_back(effect);
+        if let Some(happened) = happened {
+            self.on_pleg_events(happened, now);
         }
     }
 

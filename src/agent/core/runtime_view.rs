@@ -41,9 +41,9 @@ pub(super) struct RuntimeView {
 pub(in crate::agent) struct RuntimeListing {
     /// Start of the listing: its content is at least that new.
     pub(in crate::agent) begun: MonoTime,
-    /// Pods, in any order.
-    pub(in crate::agent) pods: Vec<PodItem>,
-    /// Channel by which the loop names the pods to inspect, at most once. Dropped: none.
+    /// Pods, in any order. `None`: they are as in the listing before, of which nothing had to be inspected.
+    pub(in crate::agent) pods: Option<Vec<PodItem>>,
+    /// Channel by which the loop names the pods to inspect, once. None: it took the listing as it is. Dropped: it took none.
     pub(in crate::agent) inspect: Sender<Vec<PodUid>>,
 }
 
@@ -218,8 +218,14 @@ impl RuntimeView {
     /// The runtime was listed.
     pub(super) fn take_listing(&mut self, listing: &RuntimeListing) -> ListingResult {
         let (pleg, cache) = (&mut self.pleg, &mut self.cache);
-        self.running.set_listing(&listing.pods, listing.begun);
-        let differs = pleg.record_listing(&listing.pods, cache, listing.begun);
+        let Some(pods) = &listing.pods else {
+            self.running.confirm_listing(listing.begun);
+            pleg.confirm_listing(listing.begun);
+            cache.set_relist_time(listing.begun);
+            return ListingResult::Complete(Vec::new());
+        };
+        self.running.set_listing(pods, listing.begun);
+        let differs = pleg.record_listing(pods, cache, listing.begun);
         if !differs.is_empty() {
             return ListingResult::Differs(differs);
         }

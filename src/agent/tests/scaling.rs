@@ -21,7 +21,7 @@ const MANY: usize = 200;
 const RATIO_PER_CENT: i64 = 110;
 /// Costs of a pod among few, at most: pieces until it runs; pieces in a minute at rest; bytes. See `tests/limits.md`.
 const START_PIECES: i64 = 1310;
-const REST_PIECES: i64 = 406;
+const REST_PIECES: i64 = 350;
 const HELD_BYTES: i64 = 12_500;
 /// Bytes by which an agent may hold more after the time at rest than before it. One byte a pod and round would be more.
 const GROWTH_BYTES: i64 = 65_536;

@@ -403,6 +403,7 @@ impl World {
         let root = crate::testing::unused_path("agent");
         fs::create_dir_all(root.join("cgroup")).expect("directory");
         let fake = Rc::new(Fake::new());
+        fake.count_changes();
         fake.add_image(IMAGE);
         let hands = Rc::new(Hands::default());
         hands.set(MonoTime(1000));

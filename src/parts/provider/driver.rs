@@ -163,6 +163,10 @@ impl PodDriver for PodDriverRouter {
         self.containers.list_pods()
     }
 
+    fn count_pod_changes(&self) -> DriverFuture<'_, Option<u64>> {
+        self.containers.count_pod_changes()
+    }
+
     fn read_pod_status<'a>(&'a self, uid: &'a PodUid) -> RuntimeCall<'a, PodRuntimeStatus> {
         self.containers.read_pod_status(uid)
     }

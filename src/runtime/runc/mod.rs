@@ -440,6 +440,14 @@ impl RuntimeService for Runc {
         })
     }
 
+    fn count_pod_changes(&self) -> Pin<Box<dyn Future<Output = Option<u64>> + '_>> {
+        Box::pin(async {
+            self.handle_process_ends().await;
+            self.left_execs.remove_ended();
+            Some(self.table.borrow().changes())
+        })
+    }
+
     fn pod_status(&self, uid: &PodUid) -> RuntimeCall<'_, PodRuntimeStatus> {
         let uid = uid.clone();
         Box::pin(async move {

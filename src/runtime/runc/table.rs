@@ -3,6 +3,7 @@
 //! Poll and doorbell are one epoll descriptor over the pidfds of all shims: level-triggered, so a missed ring is seen by the
 //! next poll, which costs one system call for any number of containers. At rest no file is read.
 
+use core::ops::{Deref, DerefMut};
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
@@ -96,11 +97,42 @@ impl AsFd for PidfdEpoll {
     }
 }
 
+/// A map that counts how often it was opened for changes.
+#[derive(Debug)]
+pub(super) struct CountedMap<K, V> {
+    map: BTreeMap<K, V>,
+    changes: u64,
+}
+
+impl<K, V> CountedMap<K, V> {
+    const fn new() -> Self {
+        Self {
+            map: BTreeMap::new(),
+            changes: 0,
+        }
+    }
+}
+
+impl<K, V> Deref for CountedMap<K, V> {
+    type Target = BTreeMap<K, V>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.map
+    }
+}
+
+impl<K, V> DerefMut for CountedMap<K, V> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        self.changes += 1;
+        &mut self.map
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct InstanceTable {
-    pub(super) sandboxes: BTreeMap<SandboxId, SandboxEntry>,
-    pub(super) containers: BTreeMap<ContainerId, ContainerEntry>,
+    pub(super) sandboxes: CountedMap<SandboxId, SandboxEntry>,
+    pub(super) containers: CountedMap<ContainerId, ContainerEntry>,
     watched: BTreeMap<u64, ProcessOwner>,
     next_token: u64,
     epoll: Rc<Async<PidfdEpoll>>,
@@ -124,8 +156,8 @@ impl InstanceTable {
     pub(super) fn new() -> io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         Ok(Self {
-            sandboxes: BTreeMap::new(),
-            containers: BTreeMap::new(),
+            sandboxes: CountedMap::new(),
+            containers: CountedMap::new(),
             watched: BTreeMap::new(),
             next_token: 0,
             // The reactor's handle is not read: it only tells when to look.
@@ -199,6 +231,11 @@ impl InstanceTable {
                 return all;
             }
         }
+    }
+
+    /// Number of changes of what [`InstanceTable::list_pods`] returns: at least as many as there were.
+    pub(super) const fn changes(&self) -> u64 {
+        self.sandboxes.changes + self.containers.changes
     }
 
     /// Every pod, sorted by UID.
@@ -369,6 +406,19 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use crate::sys::pidfd;
+
+    #[test]
+    fn changes_are_counted_and_looks_are_not() {
+        let mut table = InstanceTable::new().expect("epoll");
+        let id = SandboxId::new("s");
+        assert_eq!(table.changes(), 0);
+        assert!(table.list_pods().is_empty() && table.take_ended_processes().is_empty());
+        assert!(table.sandboxes.get(&id).is_none() && table.pod_uids().is_empty());
+        assert_eq!(table.changes(), 0, "nothing but looks");
+        assert!(table.sandboxes.get_mut(&id).is_none());
+        assert!(table.containers.remove(&ContainerId::new("c")).is_none());
+        assert_eq!(table.changes(), 2);
+    }
 
     #[test]
     fn an_end_is_seen_once_and_rings() {
