@@ -361,3 +361,26 @@ fn an_init_container_that_its_rule_brings_back_is_tried_until_it_succeeds() {
     world.fake.exit(&id, 0);
     world.until("the pod runs", |w| w.phase("a") == Some(PodPhase::Running));
 }
+
+#[test]
+fn a_runtime_that_counts_its_changes_is_listed_after_one() {
+    // PLEG-01
+    let world = World::new();
+    world.apply(&[manifest("a", json!({}))]);
+    world.until("runs", |w| w.phase("a") == Some(PodPhase::Running));
+    world.advance(Duration::from_secs(10));
+    let lists = |world: &World| {
+        let calls = world.fake.take_calls().into_iter();
+        calls.filter(|(op, _)| *op == Op::ListPods).count()
+    };
+    lists(&world);
+    world.advance(Duration::from_secs(20));
+    assert_eq!(lists(&world), 0, "nothing has changed");
+    let first = world.fake.container(&"a".into(), "c").expect("runs").id;
+    assert!(world.fake.exit(&first, 1));
+    world.until("runs again", |w| {
+        let now = w.fake.container(&"a".into(), "c");
+        now.is_some_and(|now| now.id != first)
+    });
+    assert!(lists(&world) > 0, "it has ended, and another one runs");
+}
