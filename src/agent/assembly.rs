@@ -457,6 +457,7 @@ pub(super) fn start_parts(
     executor: &Rc<LocalExecutor<'static>>,
 ) -> Vec<AgentTask> {
     let on = Rc::clone(executor);
+    let cluster = parts.owners.cluster.as_ref();
     let tools = PartTools {
         config: &parts.cfg,
         proxies,
@@ -466,6 +467,9 @@ pub(super) fn start_parts(
         complaints: &parts.tools.complaints,
         disk: &parts.machine.disk,
         node: &parts.owners.node,
+        own_node: cluster.map(|cluster| Rc::new(cluster.own_node_object(&parts.cfg.node_name))),
+        cluster_network: &parts.owners.cluster_network,
+        cluster_reader: cluster.and_then(|cluster| cluster.reader.clone()),
         serve: network.map(|network| -> ServeConnection {
             Rc::new(move |stream, source| network.accept_pipe(stream, source, &on))
         }),

@@ -3,7 +3,8 @@
 //! - [`meta`], [`pod`], [`pod_status`], [`config_map`]: the core/v1 kinds, limited to the fields the agent reads.
 //!   What is not modelled here is kept in the pod record as received and takes part in the pod's digest.
 //! - [`node`], [`lease`]: what the agent says of this machine.
-//! - [`certificates`]: requests for certificates. [`service`], [`storage`]: what pods refer to.
+//! - [`certificates`]: requests for certificates. [`service`], [`storage`]: what pods refer to. [`cluster_network`]: its
+//!   ranges of addresses.
 //! - [`stats`]: what runs costs. [`event`]: what was told of it. [`link`]: bytes that went over the link.
 //! - [`cri`]: what crosses the runtime seam, in the words of CRI v1.
 //! - [`device`]: what a look at the machine's devices shows. [`cdi`]: what files of their vendors say.
@@ -20,6 +21,7 @@ extern crate alloc;
 
 pub mod cdi;
 pub mod certificates;
+pub mod cluster_network;
 pub mod config_map;
 pub mod cri;
 pub mod device;

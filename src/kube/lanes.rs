@@ -64,10 +64,9 @@ impl KubeTransport for ThreadTransport {
 
     fn start_watch_thread(&self, api: &Arc<dyn KubeApi>, rope: WatchThread) -> io::Result<()> {
         let api = Arc::clone(api);
-        let thread = thread::Builder::new()
-            .name("kube-doorbell".into())
-            .stack_size(STACK_BYTES);
-        thread.spawn(move || rope.run_watches(&*api)).map(drop)
+        rope.start_thread(Box::new(move |options, cancel, each| {
+            api.watch_pods(options, cancel, each)
+        }))
     }
 }
 
@@ -168,11 +167,29 @@ pub struct WatchThread {
     cancel: Arc<WatchCancel>,
 }
 
+/// Makes a watch, and rings with each event, until it ends.
+pub(super) type RunWatch = Box<
+    dyn Fn(
+            &WatchOptions,
+            &Arc<WatchCancel>,
+            &mut dyn FnMut(WatchEvent),
+        ) -> Result<WatchEnd, KubeError>
+        + Send,
+>;
+
 impl WatchThread {
+    /// Starts the thread that makes watches.
+    pub(super) fn start_thread(self, watch: RunWatch) -> io::Result<()> {
+        let thread = thread::Builder::new()
+            .name("kube-doorbell".into())
+            .stack_size(STACK_BYTES);
+        thread.spawn(move || self.run_watches(&watch)).map(drop)
+    }
+
     /// Runs the watches that are asked for, until the bell is gone. Blocks.
-    fn run_watches(&self, api: &dyn KubeApi) {
+    fn run_watches(&self, watch: &RunWatch) {
         while let Ok(options) = self.watches.recv_blocking() {
-            let end = api.watch_pods(&options, &self.cancel, &mut |ring| {
+            let end = watch(&options, &self.cancel, &mut |ring| {
                 if self.rungs.len() >= RING_QUEUE {
                     self.overrun.store(true, Ordering::SeqCst);
                 } else if let Err(TrySendError::Full(_)) =
@@ -190,7 +207,7 @@ impl WatchThread {
 }
 
 impl WatchDoorbell {
-    fn new() -> (Self, WatchThread) {
+    pub(super) fn new() -> (Self, WatchThread) {
         let (watches, wanted) = bounded(1);
         // One place more than rings may take, so that the end is always told.
         let (told, rungs) = bounded(RING_QUEUE + 1);

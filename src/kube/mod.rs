@@ -9,6 +9,7 @@
 //! | [`kubeconfig`], [`credentials`], [`exec`] | address of the apiserver, and our credentials |
 //! | [`stream`], [`body`] | lists of which one item at a time stands in memory |
 //! | [`watch`], [`cancel`] | the doorbell |
+//! | [`cluster_reader`] | lists of objects that no node may read, by an identity of its own |
 //! | [`bootstrap`], [`csr`], [`store`], [`x509`] | certificates: asked for, made, kept, read |
 //! | [`join`] | clusters, before this machine is a node of one |
 //! | [`lanes`] | the threads that all of this runs on |
@@ -25,6 +26,7 @@ mod body;
 pub mod bootstrap;
 pub mod cancel;
 pub mod client;
+pub mod cluster_reader;
 mod connect;
 pub(crate) mod credentials;
 pub mod csr;
@@ -51,6 +53,7 @@ pub mod x509;
 pub use api::{CompleteList, KubeApi, PatchFormat};
 pub use cancel::WatchCancel;
 pub use client::{ClientTimeouts, KubeClient, SharedApiserver};
+pub use cluster_reader::ClusterReader;
 pub use error::{ApiError, KubeError};
 pub use kubeconfig::{Kubeconfig, KubeconfigError};
 #[cfg(test)]

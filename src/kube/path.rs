@@ -21,8 +21,16 @@ pub(crate) fn encode_segment(name: &str) -> Result<String, KubeError> {
     Ok(encode_query(name))
 }
 
+/// Character that stands before a further parameter of a path.
+pub(super) fn query_separator(path: &str) -> char {
+    match path.contains('?') {
+        true => '&',
+        false => '?',
+    }
+}
+
 /// Encodes a text as a value of a query.
-pub(super) fn encode_query(text: &str) -> String {
+pub(crate) fn encode_query(text: &str) -> String {
     encode_percent(text, b"-._~")
 }
 

@@ -13,9 +13,11 @@ use super::client::{
     ApiRequest, ClientTimeouts, HEARTBEAT_TIMEOUT, JSON, KubeClient, SharedApiserver,
 };
 use super::error::KubeError;
-use super::path::{encode_query, encode_segment, node_selector, one_selector, pod_selector};
+use super::path::{
+    encode_query, encode_segment, node_selector, one_selector, pod_selector, query_separator,
+};
 use super::rate::RequestRate;
-use super::stream::ListItemError;
+use super::stream::{ListItemError, ListMeta};
 use super::watch::{self, WatchEnd, WatchEvent, WatchOptions};
 use crate::api::link::LinkClass;
 use crate::api::strict::typed_from_value;
@@ -24,7 +26,8 @@ use crate::api::{ObjectMeta, PodUid};
 /// Media type of the metadata of an object.
 pub(super) const META: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 /// Media type of a list of the metadata of objects.
-const META_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+pub(super) const META_LIST: &str =
+    "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 /// Most pages of one list.
 const MAX_PAGES: usize = 200;
 /// Path of the leases of nodes.
@@ -118,38 +121,59 @@ impl HttpApi {
         most: usize,
         each: &mut dyn FnMut(Value) -> Result<(), ListItemError>,
     ) -> ApiResult<CompleteList> {
-        let mut listed = CompleteList::default();
-        let mut continues = String::new();
-        for _ in 0..MAX_PAGES {
-            let page = if continues.is_empty() {
-                format!("{path}limit={PAGE_ITEMS}")
-            } else {
-                format!(
-                    "{path}limit={PAGE_ITEMS}&continue={}",
-                    encode_query(&continues)
-                )
-            };
-            let ask = ApiRequest {
-                accept,
-                packed: true,
-                paced: false,
-                ..ApiRequest::get(&page)
-            };
-            let answer = self.main.send_request(&ask)?;
-            let (meta, count) = answer.read_list(most - listed.items, each)?;
-            listed.items += count;
-            // All pages are of the version of the first.
-            listed.resource_version = meta.resource_version;
-            if meta.continues.is_empty() {
-                return Ok(listed);
-            }
-            continues = meta.continues;
-        }
-        Err(KubeError::Wrong {
-            url: path.split('?').next().unwrap_or("").into(),
-            why: format!("its list has more than {MAX_PAGES} pages"),
-        })
+        list_pages(&self.main, path, accept, (PAGE_ITEMS, most), each)
     }
+}
+
+/// Lists all pages of `path`. `items`: those of one page, and those of all.
+pub(super) fn list_pages(
+    client: &KubeClient,
+    path: &str,
+    accept: &str,
+    items: (usize, usize),
+    each: &mut dyn FnMut(Value) -> Result<(), ListItemError>,
+) -> ApiResult<CompleteList> {
+    let (page_items, most) = items;
+    let mut listed = CompleteList::default();
+    let mut continues = String::new();
+    for _ in 0..MAX_PAGES {
+        let left = most - listed.items;
+        let (meta, count) = list_page(client, path, accept, (page_items, left), &continues, each)?;
+        listed.items += count;
+        // All pages are of the version of the first.
+        listed.resource_version = meta.resource_version;
+        if meta.continues.is_empty() {
+            return Ok(listed);
+        }
+        continues = meta.continues;
+    }
+    Err(KubeError::Wrong {
+        url: path.split('?').next().unwrap_or("").into(),
+        why: format!("its list has more than {MAX_PAGES} pages"),
+    })
+}
+
+/// Lists one page of `path`, the first or that of `continues`. `items`: those asked for, and those taken at most.
+pub(super) fn list_page(
+    client: &KubeClient,
+    path: &str,
+    accept: &str,
+    (page_items, most): (usize, usize),
+    continues: &str,
+    each: &mut dyn FnMut(Value) -> Result<(), ListItemError>,
+) -> ApiResult<(ListMeta, usize)> {
+    let mut page = format!("{path}{}limit={page_items}", query_separator(path));
+    if !continues.is_empty() {
+        page.push_str("&continue=");
+        page.push_str(&encode_query(continues));
+    }
+    let ask = ApiRequest {
+        accept,
+        packed: true,
+        paced: false,
+        ..ApiRequest::get(&page)
+    };
+    client.send_request(&ask)?.read_list(most, each)
 }
 
 fn object_path(kind: &str, namespace: &str, name: &str) -> ApiResult<String> {
@@ -178,7 +202,7 @@ fn meta_request<'a>(
 }
 
 /// Reads the metadata of an item. An item without identity makes the whole list invalid.
-fn parse_item_metadata(item: &Value) -> Result<ObjectMeta, ListItemError> {
+pub(super) fn parse_item_metadata(item: &Value) -> Result<ObjectMeta, ListItemError> {
     let meta: ObjectMeta = typed_from_value(&item["metadata"])?;
     if meta.uid.is_empty() || meta.name.is_empty() || meta.resource_version.is_empty() {
         return Err(ListItemError::Nameless);
@@ -188,7 +212,7 @@ fn parse_item_metadata(item: &Value) -> Result<ObjectMeta, ListItemError> {
 
 impl KubeApi for HttpApi {
     fn list_pods(&self, node: &str, each: &mut dyn FnMut(ObjectMeta)) -> ApiResult<CompleteList> {
-        let path = format!("/api/v1/pods?{}&", pod_selector(node)?);
+        let path = format!("/api/v1/pods?{}", pod_selector(node)?);
         self.list_pages(&path, META_LIST, MAX_NODE_PODS, &mut |item| {
             each(parse_item_metadata(&item)?);
             Ok(())
@@ -200,7 +224,7 @@ impl KubeApi for HttpApi {
         node: &str,
         each: &mut dyn FnMut(ObjectMeta),
     ) -> ApiResult<CompleteList> {
-        let path = format!("/api/v1/pods?{}&", node_selector(node)?);
+        let path = format!("/api/v1/pods?{}", node_selector(node)?);
         self.list_pages(&path, META_LIST, MAX_NODE_PODS, &mut |item| {
             each(parse_item_metadata(&item)?);
             Ok(())
@@ -208,7 +232,7 @@ impl KubeApi for HttpApi {
     }
 
     fn list_whole_pods(&self, node: &str, each: &mut dyn FnMut(Value)) -> ApiResult<CompleteList> {
-        let path = format!("/api/v1/pods?{}&", pod_selector(node)?);
+        let path = format!("/api/v1/pods?{}", pod_selector(node)?);
         self.list_pages(&path, JSON, MAX_NODE_PODS, &mut |item| {
             parse_item_metadata(&item)?;
             each(item);
@@ -234,7 +258,7 @@ impl KubeApi for HttpApi {
             one_selector(node, name)?,
         );
         let mut found = None;
-        self.list_pages(&format!("{path}?{selector}&"), JSON, 1, &mut |item| {
+        self.list_pages(&format!("{path}?{selector}"), JSON, 1, &mut |item| {
             parse_item_metadata(&item)?;
             found = Some(item);
             Ok(())
@@ -371,7 +395,7 @@ impl KubeApi for HttpApi {
         namespace: &str,
         each: &mut dyn FnMut(Value),
     ) -> ApiResult<CompleteList> {
-        let path = format!("{}?", collection_path("services", namespace)?);
+        let path = collection_path("services", namespace)?;
         self.list_pages(&path, JSON, MAX_SERVICES, &mut |item| {
             each(item);
             Ok(())

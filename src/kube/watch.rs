@@ -15,7 +15,7 @@ use serde_json::Deserializer;
 use super::cancel::WatchCancel;
 use super::client::{ApiRequest, ApiResponse, KubeClient, body_read_error};
 use super::error::{ApiError, KubeError};
-use super::path::{encode_query, node_selector};
+use super::path::{encode_query, node_selector, query_separator};
 use super::requests::META;
 use super::stream::{BudgetReader, DocumentReadError, PrunedValue};
 
@@ -29,7 +29,7 @@ const STALL_SLACK: Duration = Duration::from_secs(30);
 /// Options of a watch.
 #[derive(Clone, Debug)]
 pub struct WatchOptions {
-    /// The node whose pods are watched.
+    /// The node whose pods are watched; empty in a watch of other objects.
     pub node: String,
     /// The version of the last list.
     pub resource_version: String,
@@ -85,9 +85,21 @@ pub(super) fn watch_pods(
     cancel: &Arc<WatchCancel>,
     each: &mut dyn FnMut(WatchEvent),
 ) -> Result<WatchEnd, KubeError> {
+    let path = format!("/api/v1/pods?{}", node_selector(&options.node)?);
+    watch_metadata(client, &path, options, cancel, each)
+}
+
+/// Watches the metadata of the objects of `path`, which may have a query.
+pub(super) fn watch_metadata(
+    client: &KubeClient,
+    path: &str,
+    options: &WatchOptions,
+    cancel: &Arc<WatchCancel>,
+    each: &mut dyn FnMut(WatchEvent),
+) -> Result<WatchEnd, KubeError> {
     let path = format!(
-        "/api/v1/pods?watch=1&{}&resourceVersion={}&timeoutSeconds={}&allowWatchBookmarks={}",
-        node_selector(&options.node)?,
+        "{path}{}watch=1&resourceVersion={}&timeoutSeconds={}&allowWatchBookmarks={}",
+        query_separator(path),
         encode_query(&options.resource_version),
         options.timeout.as_secs(),
         options.bookmarks,

@@ -33,6 +33,8 @@ use smol::LocalExecutor;
 use crate::{
     agent::{
         clock::Clock,
+        cluster::OwnNodeObject,
+        cluster_network::ClusterNetworkBoard,
         complaints::Complaints,
         external_pods::ExternalPods,
         link_policy::LinkPolicy,
@@ -44,6 +46,7 @@ use crate::{
     api::{WallTime, node::NodeCondition, strict},
     cli::{CliCommand, CliError},
     config::{AgentConfig, InvalidField, TableKey},
+    kube::ClusterReader,
     logic::{
         check::{self, CheckFinding},
         metrics::exposition::MetricsText,
@@ -133,6 +136,11 @@ pub(crate) trait Part: Sync {
 /// A part with its checked configuration: gives a running agent what the part can do.
 /// Every method has a default that gives nothing.
 pub(crate) trait ConfiguredPart: Any + fmt::Debug {
+    /// Returns true if the part reads Nodes, Services or EndpointSlices: then a node of k3s gets a certificate for it.
+    fn reads_cluster(&self) -> bool {
+        false
+    }
+
     /// Begins the work of the part in an agent that runs. Returns its tasks, which run as long as the agent.
     fn start(&self, tools: &PartTools<'_>) -> Vec<AgentTask> {
         _ = tools;
@@ -214,6 +222,13 @@ pub(crate) struct PartTools<'a> {
     pub(crate) disk: &'a Lane,
     /// The machine as a node.
     pub(crate) node: &'a Rc<LocalNode>,
+    /// The Node in the API; `None`: the node stands alone.
+    pub(crate) own_node: Option<Rc<OwnNodeObject>>,
+    /// Network of the cluster, if its servers tell it.
+    pub(crate) cluster_network: &'a Rc<ClusterNetworkBoard>,
+    /// Reader of what no node may read; `None`: no part wants it ([`ConfiguredPart::reads_cluster`]), or nobody has
+    /// given this node an identity for it.
+    pub(crate) cluster_reader: Option<Rc<ClusterReader>>,
     /// Takes connections to the server of this node; `None`: there is no server.
     pub(crate) serve: Option<ServeConnection>,
     pub(crate) executor: &'a Rc<LocalExecutor<'static>>,

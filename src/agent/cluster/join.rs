@@ -3,7 +3,7 @@
 //! Nothing is sent here, and nothing waited for: an apiserver that cannot be reached, a certificate that is still to be
 //! issued or a clock that stands in 1970 hold up no start. What the operator got wrong does.
 
-use alloc::sync::Arc;
+use alloc::{rc::Rc, sync::Arc};
 use core::time::Duration;
 use std::{fs, path::Path};
 
@@ -17,8 +17,8 @@ use crate::{
     config::{AgentConfig, ClusterConfig},
     error::error_chain,
     kube::{
-        self, ClientTimeouts, HttpApi, KubeApi, KubeLanes, Kubeconfig, KubeconfigError,
-        RequestRates, authority, bootstrap,
+        self, ClientTimeouts, ClusterReader, HttpApi, KubeApi, KubeLanes, Kubeconfig,
+        KubeconfigError, RequestRates, authority, bootstrap,
         client::HEARTBEAT_TIMEOUT,
         kubeconfig::KubeconfigMaterial,
         store::CertificateStore,
@@ -52,6 +52,8 @@ pub(in crate::agent) struct JoinedCluster {
     pub(super) certificate: Option<RenewedCertificate>,
     /// Supervisor of k3s, which signs certificates in place of the apiserver.
     pub(super) k3s: Option<Arc<K3sSigner>>,
+    /// Reader of what no node may read, if a part wants it.
+    pub(super) reader: Option<Rc<ClusterReader>>,
     /// Identity of the cluster (KADM-32).
     pub(in crate::agent) authority: String,
     /// Set if a watch is used beside polling.
@@ -72,6 +74,7 @@ impl JoinedCluster {
             skew: Arc::default(),
             certificate: None,
             k3s: None,
+            reader: None,
             authority: String::new(),
             doorbells,
             seed,

@@ -33,6 +33,7 @@ mod mirrors;
 mod nfs;
 mod node;
 mod objects;
+mod own_node;
 pub(super) mod pod_cidr;
 mod pods;
 mod restore;
@@ -64,7 +65,7 @@ use super::{
 use crate::{
     api::{MonoTime, Pod, PodUid, WallTime, health::ApiserverHealth, node::NodeCondition},
     config::AgentConfig,
-    kube::{KubeLanes, store::CertificateStore},
+    kube::{ClusterReader, KubeLanes, store::CertificateStore},
     logic::{
         api_poll::{ApiPoll, PollIntervals},
         events::{EventCorrelator, EventPoster},
@@ -78,6 +79,7 @@ use crate::{
 pub(super) use join::{JoinedCluster, NodeJoinError, join_cluster};
 pub(super) use nfs::{NfsShare, mount_share as mount_nfs, unmount_shares as unmount_nfs};
 pub(super) use objects::{LoadedObjects, ObjectStore};
+pub(crate) use own_node::OwnNodeObject;
 pub(super) use writer::{ApiWriter, PodNews};
 
 use api_pods::ApiPods;
@@ -115,6 +117,8 @@ pub(super) struct Cluster {
     certificate: Cell<Option<RenewedCertificate>>,
     /// Supervisor of k3s, which signs certificates in place of the apiserver.
     k3s: Option<Arc<K3sSigner>>,
+    /// Reader of what no node may read, if a part wants it.
+    pub(super) reader: Option<Rc<ClusterReader>>,
     /// Answers about pods that may wait.
     answers: usize,
     /// Identity of the cluster.
@@ -168,6 +172,7 @@ impl Cluster {
             skew,
             certificate,
             k3s,
+            reader,
             authority,
             doorbells,
             seed,
@@ -204,8 +209,18 @@ impl Cluster {
             certificates: certificate.as_ref().map(|_| Rc::default()),
             certificate: Cell::new(certificate),
             k3s,
+            reader,
             answers,
             authority,
+        }
+    }
+
+    /// The Node named `name`, this one, for parts.
+    pub(super) fn own_node_object(&self, name: &str) -> OwnNodeObject {
+        OwnNodeObject {
+            name: name.to_owned(),
+            lanes: self.lanes.clone(),
+            member: Rc::clone(&self.member),
         }
     }
 
