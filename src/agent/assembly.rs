@@ -468,7 +468,7 @@ pub(super) fn start_parts(
         disk: &parts.machine.disk,
         node: &parts.owners.node,
         own_node: cluster.map(|cluster| Rc::new(cluster.own_node_object(&parts.cfg.node_name))),
-        cluster_network: &parts.owners.cluster_network,
+        cluster_network: cluster.map_or_else(Rc::default, |cluster| Rc::clone(&cluster.network)),
         cluster_reader: cluster.and_then(|cluster| cluster.reader.clone()),
         serve: network.map(|network| -> ServeConnection {
             Rc::new(move |stream, source| network.accept_pipe(stream, source, &on))

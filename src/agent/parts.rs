@@ -7,7 +7,6 @@ use super::{
     claims::PodWorkClaims,
     clock::Clock,
     cluster::{self, Cluster, JoinedCluster},
-    cluster_network::ClusterNetworkBoard,
     complaints::Complaints,
     eviction::gauge::EvictionGauge,
     executor::PodCgroups,
@@ -114,8 +113,6 @@ pub(super) struct StateOwners {
     pub(super) probes: Rc<NodeProbes>,
     /// Connection to the apiserver; `None`: the node stands alone.
     pub(super) cluster: Option<Rc<Cluster>>,
-    /// Network of the cluster, if its servers tell it.
-    pub(super) cluster_network: Rc<ClusterNetworkBoard>,
     /// Claims on pods: one operation at a time for each.
     pub(super) claims: Rc<PodWorkClaims>,
     /// Parts of the node that are configured.
@@ -218,7 +215,6 @@ impl AgentParts {
                 images: Rc::new(images),
                 probes: Rc::new(NodeProbes::new(clock.now(), clock.wall_time())),
                 cluster,
-                cluster_network: Rc::default(),
                 claims: Rc::default(),
                 parts: cfg.parts.clone(),
                 link_policy,

@@ -35,6 +35,13 @@ pub(super) fn resolve_cluster(
             "needs picolet.kubeconfig, the path where the agent writes its kubeconfig",
         );
     }
+    let network_kubeconfig = file(
+        "picolet.networkKubeconfig",
+        own.network_kubeconfig.as_deref(),
+    )?;
+    if network_kubeconfig.is_some() && kubeconfig.is_none() {
+        return invalid_field("picolet.networkKubeconfig", "needs picolet.kubeconfig");
+    }
     let k3s = match own.k3s_server.as_deref() {
         None | Some("") => None,
         Some(text) => {
@@ -69,6 +76,7 @@ pub(super) fn resolve_cluster(
         )?,
         servers: own.api_servers.clone(),
         k3s,
+        network_kubeconfig,
         qps: (
             count_or_default(fields.kube_api_qps, 50),
             count_or_default(fields.kube_api_burst, 100),

@@ -367,6 +367,7 @@ pub(super) struct PicoletSection {
     pub(super) metered: Option<bool>,
     #[serde(rename = "minimumContainerTTLDuration")]
     pub(super) minimum_container_ttl_duration: Option<GoDuration>,
+    pub(super) network_kubeconfig: Option<String>,
     #[serde(rename = "nodeIP")]
     pub(super) node_ip: Option<String>,
     pub(super) node_labels: BTreeMap<String, String>,
@@ -488,7 +489,7 @@ pub(super) mod tests {
         let value = load(
             "staticPodPath: manifests\nauthentication: {x509: {clientCAFile: pki/ca.crt}}\ntlsCertFile: /abs\nresolvConf: \"\"\n\
              podLogsDir: logs\npicolet: {rootDir: data, kubeconfig: node.conf, bootstrapKubeconfig: first.conf, certDir: pki, \
-             k3sPasswordFile: password}\n",
+             k3sPasswordFile: password, networkKubeconfig: network.conf}\n",
         )
         .expect("config")
         .value;
@@ -503,6 +504,7 @@ pub(super) mod tests {
             ("/picolet/bootstrapKubeconfig", "/etc/x/first.conf"),
             ("/picolet/certDir", "/etc/x/pki"),
             ("/picolet/k3sPasswordFile", "/etc/x/password"),
+            ("/picolet/networkKubeconfig", "/etc/x/network.conf"),
         ] {
             assert_eq!(
                 value.pointer(pointer).and_then(Value::as_str),

@@ -242,7 +242,7 @@ pub(super) const KEYS: &[TableKey] = &[
     key("maxOpenFiles").range(&Number(0, i64::MAX)),
     key("memoryThrottlingFactor"),
     key("nodeLeaseDurationSeconds").range(&Number(1, I32)).default("40"),
-    key("nodeStatusReportFrequency").default("5m0s"), key("picolet.k3sPasswordFile").path(),
+    key("nodeStatusReportFrequency").default("5m0s"), key("picolet.k3sPasswordFile").path(), key("picolet.networkKubeconfig").path(),
     key("shutdownGracePeriod").default("0s"),
     key("shutdownGracePeriodCriticalPods").default("0s"), key("volumePluginDir").path(),
 ];

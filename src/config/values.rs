@@ -171,6 +171,9 @@ pub struct ClusterConfig {
     /// The supervisor that makes certificates instead of the apiserver's signers: its URL, and the file with the
     /// password by which it knows this node (K3SJ-08).
     pub k3s: Option<(Url, PathBuf)>,
+    /// Kubeconfig by which Nodes, Services and EndpointSlices are read, which no node may read. `None`: on a node of k3s
+    /// the agent gets a certificate for that; elsewhere nobody reads them (K3SN-02).
+    pub network_kubeconfig: Option<PathBuf>,
     /// Requests a second, and their burst. Default 50 and 100 (CONF-07).
     pub qps: (u32, u32),
     /// Events a second, and their burst; 0 a second: no limit.

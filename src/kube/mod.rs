@@ -9,6 +9,7 @@
 //! | [`kubeconfig`], [`credentials`], [`exec`] | address of the apiserver, and our credentials |
 //! | [`stream`], [`body`] | lists of which one item at a time stands in memory |
 //! | [`watch`], [`cancel`] | the doorbell |
+//! | [`cluster_network`] | description of a cluster of k3s |
 //! | [`cluster_reader`] | lists of objects that no node may read, by an identity of its own |
 //! | [`bootstrap`], [`csr`], [`store`], [`x509`] | certificates: asked for, made, kept, read |
 //! | [`join`] | clusters, before this machine is a node of one |
@@ -26,6 +27,7 @@ mod body;
 pub mod bootstrap;
 pub mod cancel;
 pub mod client;
+pub mod cluster_network;
 pub mod cluster_reader;
 mod connect;
 pub(crate) mod credentials;

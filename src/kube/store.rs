@@ -86,6 +86,15 @@ impl CertificateStore {
         }
     }
 
+    /// Store of `kube-proxy-client`: certificates by which this node reads what no node may read (K3SN-02).
+    #[must_use]
+    pub fn kube_proxy(dir: &Path) -> Self {
+        Self {
+            dir: dir.into(),
+            prefix: "kube-proxy-client",
+        }
+    }
+
     /// The link to the pair in use.
     #[must_use]
     pub fn current_path(&self) -> PathBuf {

@@ -225,7 +225,7 @@ pub(crate) struct PartTools<'a> {
     /// The Node in the API; `None`: the node stands alone.
     pub(crate) own_node: Option<Rc<OwnNodeObject>>,
     /// Network of the cluster, if its servers tell it.
-    pub(crate) cluster_network: &'a Rc<ClusterNetworkBoard>,
+    pub(crate) cluster_network: Rc<ClusterNetworkBoard>,
     /// Reader of what no node may read; `None`: no part wants it ([`ConfiguredPart::reads_cluster`]), or nobody has
     /// given this node an identity for it.
     pub(crate) cluster_reader: Option<Rc<ClusterReader>>,

@@ -24,20 +24,16 @@ use smol::future::FutureExt as _;
 use super::{
     link::{ApiserverLink, fleet_spread},
     membership::Membership,
-    signing::{
-        CertificateInUse, CertificateSigner, FIRST_POLL, LOOK, RenewalSpread, SigningFailure,
-        renewal_time,
-    },
+    signing::{CertificateSigner, FIRST_POLL, LOOK, RenewalSpread, SigningFailure, renewal_time},
 };
 use crate::{
     agent::{asker::AgentHandle, core::AgentEvent},
     api::{MonoTime, WallTime},
-    error::error_chain,
     kube::{
         self, KubeApi, Kubeconfig,
         bootstrap::{CLIENT_SIGNER, node_subject},
         store::CertificateStore,
-        x509::{self, Certificate},
+        x509::Certificate,
     },
     logic::certificates::{CertificateRequests, csr_retry_delay, must_restart_agent},
 };
@@ -122,7 +118,7 @@ impl ClientCertificateKeeper {
         let mut requests = CertificateRequests::default();
         let mut without_since: Option<MonoTime> = None;
         loop {
-            let held = self.read_current().await;
+            let held = self.signer.read_current("client", &self.kept.store).await;
             let holds = self.is_valid_now(&held.chain);
             without_since = (!holds).then(|| without_since.unwrap_or_else(|| clock.now()));
             let drawn = draw.number_for(&held, random);
@@ -184,27 +180,6 @@ impl ClientCertificateKeeper {
         let holds = trouble.is_none();
         self.state.set_certificate_state(trouble, end);
         holds
-    }
-
-    /// The certificate in use, if there is one that can be read.
-    async fn read_current(&self) -> CertificateInUse {
-        let store = self.kept.store.clone();
-        let read = self.signer.disk.run_job(move || {
-            let Some(pair) = store.read_current().map_err(|e| error_chain(&e))? else {
-                return Ok(CertificateInUse::default());
-            };
-            let since = Some(pair.since);
-            let read = x509::read_chain(&pair.chain).map_err(|e| error_chain(&e));
-            read.map(|chain| CertificateInUse { chain, since })
-        });
-        match read.await {
-            Ok(found) => found,
-            Err(why) => {
-                let why = format!("the client certificate: {why}");
-                self.signer.complaints.complain(&why);
-                CertificateInUse::default()
-            }
-        }
     }
 
     /// Gets one certificate, from the fresh key to the pair in use.

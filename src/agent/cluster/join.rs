@@ -13,14 +13,15 @@ use super::{
     signing::K3sSigner,
 };
 use crate::{
-    api::WallTime,
+    agent::cluster_network::recall_facts,
+    api::{WallTime, cluster_network::K3sClusterFacts},
     config::{AgentConfig, ClusterConfig},
     error::error_chain,
     kube::{
         self, ClientTimeouts, ClusterReader, HttpApi, KubeApi, KubeLanes, Kubeconfig,
         KubeconfigError, RequestRates, authority, bootstrap,
         client::HEARTBEAT_TIMEOUT,
-        kubeconfig::KubeconfigMaterial,
+        kubeconfig::{KubeconfigMaterial, KubeconfigUser, MAX_SERVERS},
         store::CertificateStore,
         x509::{self, Certificate},
     },
@@ -54,6 +55,8 @@ pub(in crate::agent) struct JoinedCluster {
     pub(super) k3s: Option<Arc<K3sSigner>>,
     /// Reader of what no node may read, if a part wants it.
     pub(super) reader: Option<Rc<ClusterReader>>,
+    /// Facts of a cluster of k3s, as an agent before this one has kept them.
+    pub(super) facts: Option<K3sClusterFacts>,
     /// Identity of the cluster (KADM-32).
     pub(in crate::agent) authority: String,
     /// Set if a watch is used beside polling.
@@ -75,6 +78,7 @@ impl JoinedCluster {
             certificate: None,
             k3s: None,
             reader: None,
+            facts: None,
             authority: String::new(),
             doorbells,
             seed,
@@ -89,10 +93,12 @@ pub(in crate::agent) fn join_cluster(
     cfg: &AgentConfig,
     proxies: ProxyVariables,
 ) -> Result<Option<JoinedCluster>, NodeJoinError> {
-    let wanted = &cfg.cluster;
-    let Some(path) = &wanted.kubeconfig else {
+    let Some(path) = &cfg.cluster.kubeconfig else {
         return Ok(None);
     };
+    let joined = cfg.cluster.k3s.as_ref();
+    let facts = joined.and_then(|(server, _)| recall_facts(&cfg.dirs.root, server));
+    let wanted = &with_known_servers(&cfg.cluster, facts.as_ref());
     let store = CertificateStore::client(&wanted.cert_dir);
     let is_kept = wanted.renewed_certificate_dir().is_some();
     if is_kept && let Err(e) = store.recover() {
@@ -136,6 +142,7 @@ pub(in crate::agent) fn join_cluster(
         skew: Arc::clone(&skew),
     };
     let authority = authority::authority_digests(&config);
+    let reader = make_cluster_reader(cfg, &config, &connect.proxies)?;
     let (cluster, api) = connect.make_api_client(config);
     let peer = cluster.peer();
     let lanes = KubeLanes::start(Arc::new(api))
@@ -160,10 +167,58 @@ pub(in crate::agent) fn join_cluster(
         }),
         skew,
         k3s,
+        reader,
+        facts,
         authority,
         peer,
         ..JoinedCluster::from_lanes(lanes, cfg.doorbells, seed)
     }))
+}
+
+/// Adds the apiservers that a server of k3s has told before: the one that was joined may be gone (K3SN-12).
+fn with_known_servers(wanted: &ClusterConfig, facts: Option<&K3sClusterFacts>) -> ClusterConfig {
+    let mut wanted = wanted.clone();
+    let told = facts.map(|facts| &facts.apiservers[..]).unwrap_or_default();
+    for url in told.iter().map(|address| format!("https://{address}")) {
+        // The kubeconfig has one of its own.
+        let is_room = wanted.servers.len() + 1 < MAX_SERVERS;
+        if is_room && Url::parse(&url).is_ok() && !wanted.servers.contains(&url) {
+            wanted.servers.push(url);
+        }
+    }
+    wanted
+}
+
+/// Makes the reader of what no node may read, if a part wants it and there is an identity for it. `config`: that of the
+/// node.
+fn make_cluster_reader(
+    cfg: &AgentConfig,
+    config: &Kubeconfig,
+    proxies: &ProxyVariables,
+) -> Result<Option<Rc<ClusterReader>>, NodeJoinError> {
+    if !cfg.parts.iter().any(|part| part.reads_cluster()) {
+        return Ok(None);
+    }
+    let given = cfg.cluster.network_kubeconfig.as_deref();
+    let config = match given {
+        Some(path) => {
+            Kubeconfig::load(path, &[]).map_err(|e| NodeJoinError::Usage(e.to_string()))?
+        }
+        None if cfg.cluster.k3s.is_some() => {
+            let store = CertificateStore::kube_proxy(&cfg.cluster.cert_dir);
+            let mut config = config.clone();
+            config.user = KubeconfigUser::default();
+            config.use_pair_file(&store.current_path());
+            config
+        }
+        None => return Ok(None),
+    };
+    let cluster = kube::SharedApiserver::new(config, proxies.clone(), None);
+    let reader = ClusterReader::new(Arc::new(cluster));
+    if given.is_some() {
+        reader.set_ready();
+    }
+    Ok(Some(Rc::new(reader)))
 }
 
 /// Chooses the credentials of this node for the apiserver (BOOT-01). `trusted`: the clock is known to be right.

@@ -26,6 +26,7 @@ mod api_pods;
 mod certificates;
 mod events;
 mod join;
+mod k3s_cluster;
 mod lease;
 mod link;
 mod membership;
@@ -51,6 +52,7 @@ use std::path::Path;
 use super::{
     asker::AgentHandle,
     clock::Clock,
+    cluster_network::ClusterNetworkBoard,
     cluster_views::OwnNode,
     complaints::Complaints,
     kept_node::NodeLabelsStore,
@@ -85,6 +87,7 @@ pub(super) use writer::{ApiWriter, PodNews};
 use api_pods::ApiPods;
 use certificates::{ClientCertificateKeeper, ClientCertificateState, RenewedCertificate};
 use events::EventSender;
+use k3s_cluster::{K3sFactsKeeper, ReaderCertificateKeeper};
 use lease::LeaseTask;
 use link::{ApiserverLink, HeartbeatLane};
 use membership::Membership;
@@ -119,6 +122,8 @@ pub(super) struct Cluster {
     k3s: Option<Arc<K3sSigner>>,
     /// Reader of what no node may read, if a part wants it.
     pub(super) reader: Option<Rc<ClusterReader>>,
+    /// Network of the cluster, if its servers tell it.
+    pub(super) network: Rc<ClusterNetworkBoard>,
     /// Answers about pods that may wait.
     answers: usize,
     /// Identity of the cluster.
@@ -173,12 +178,17 @@ impl Cluster {
             certificate,
             k3s,
             reader,
+            facts,
             authority,
             doorbells,
             seed,
             peer: _,
             answers,
         } = joined;
+        let network = Rc::<ClusterNetworkBoard>::default();
+        if let Some(facts) = facts {
+            network.set_facts(facts);
+        }
         let paces = PollIntervals {
             doorbell: doorbells,
             ..PollIntervals::NORMAL
@@ -210,6 +220,7 @@ impl Cluster {
             certificate: Cell::new(certificate),
             k3s,
             reader,
+            network,
             answers,
             authority,
         }
@@ -272,12 +283,38 @@ impl Cluster {
         self.writer.mirror_uids()
     }
 
-    fn make_signer(&self, tools: ClusterTools) -> CertificateSigner {
+    /// Makes the tasks of a node of k3s that ask its servers.
+    fn k3s_tasks(&self, cfg: &AgentConfig, tools: &ClusterTools) -> Vec<AgentTask> {
+        let Some(k3s) = &self.k3s else {
+            return Vec::new();
+        };
+        let facts = K3sFactsKeeper {
+            k3s: Arc::clone(k3s),
+            signer: self.make_signer(tools),
+            root: cfg.dirs.root.clone(),
+            board: Rc::clone(&self.network),
+        };
+        let mut tasks = vec![box_task(facts.keep_facts())];
+        let reader = self.reader.clone();
+        if let Some(reader) = reader.filter(|_| cfg.cluster.network_kubeconfig.is_none()) {
+            let certificate = ReaderCertificateKeeper {
+                node: cfg.node_name.clone(),
+                k3s: Arc::clone(k3s),
+                store: CertificateStore::kube_proxy(&cfg.cluster.cert_dir),
+                signer: self.make_signer(tools),
+                reader,
+            };
+            tasks.push(box_task(certificate.keep_certificate()));
+        }
+        tasks
+    }
+
+    fn make_signer(&self, tools: &ClusterTools) -> CertificateSigner {
         CertificateSigner {
             lanes: self.lanes.clone(),
-            clock: tools.clock,
-            complaints: tools.complaints,
-            disk: tools.disk,
+            clock: Rc::clone(&tools.clock),
+            complaints: Rc::clone(&tools.complaints),
+            disk: tools.disk.clone(),
             k3s: self.k3s.clone(),
             skew: Arc::clone(&self.link.skew),
         }
@@ -295,7 +332,7 @@ impl Cluster {
         let task = ServingCertificateKeeper {
             node: node_name,
             store: CertificateStore::server(cert_dir),
-            signer: self.make_signer(tools),
+            signer: self.make_signer(&tools),
             own: node,
             shown,
         };
@@ -454,10 +491,11 @@ impl Cluster {
                 link: Rc::clone(&self.link),
                 member: member(),
                 asker: asker(),
-                signer: self.make_signer(tools),
+                signer: self.make_signer(&tools),
             };
             tasks.push(box_task(certificate.keep_certificate()));
         }
+        tasks.extend(self.k3s_tasks(cfg, &tools));
         tasks
     }
 }

@@ -8,16 +8,16 @@ use std::path::PathBuf;
 use super::link::ServerClockSkew;
 use crate::{
     agent::{clock::Clock, complaints::Complaints},
-    api::WallTime,
+    api::{WallTime, cluster_network::K3sClusterFacts},
     error::error_chain,
     kube::{
-        KubeApi, KubeError, KubeLanes,
+        KubeApi, KubeError, KubeLanes, Kubeconfig,
         api::ApiResult,
         bootstrap::{self, CLIENT_SIGNER, PostedCertificateRequest},
         csr::CertificateSubject,
         join::{JoinError, k3s},
         store::CertificateStore,
-        x509::Certificate,
+        x509::{self, Certificate},
     },
     logic::certificates::{
         CSR_WAIT, CsrVerdict, HeldCertificate, WantedCertificate, judge_csr, rotation_time,
@@ -112,6 +112,13 @@ impl SigningFailure {
         }
     }
 
+    fn from_join_error(error: JoinError) -> Self {
+        match error {
+            JoinError::Kube(e) => e.into(),
+            e => Self::answered(error_chain(&e)),
+        }
+    }
+
     /// Refuses to ask: the last certificates were to be renewed at once.
     pub(super) fn renewed_too_soon() -> Self {
         Self::answered("each new certificate would have to be renewed at once")
@@ -162,22 +169,31 @@ impl K3sSigner {
         let password = k3s::read_node_password(&self.password_file);
         let path = self.password_file.display();
         let password = match password {
+            _ if purpose == k3s::CertificatePurpose::KubeProxy => String::new(),
             Ok(Some(password)) => password,
             Ok(None) => return Err(SigningFailure::local(format!("{path} is missing"))),
             Err(e) => return Err(SigningFailure::local(format!("{path}: {e}"))),
         };
-        let config = bootstrap::kubeconfig_in_use(&self.kubeconfig, &[], self.kept.as_ref());
-        let config = config.map_err(|e| SigningFailure::local(e.to_string()))?;
+        let config = self.read_kubeconfig().map_err(SigningFailure::local)?;
         let node = k3s::K3sNodeIdentity {
             name: self.node.clone(),
             password,
             ips,
         };
         let made = k3s::renew_certificate(&config, &self.servers, &self.proxies, &node, purpose);
-        made.map_err(|e| match e {
-            JoinError::Kube(e) => e.into(),
-            e => SigningFailure::answered(error_chain(&e)),
-        })
+        made.map_err(SigningFailure::from_join_error)
+    }
+
+    /// Facts that the servers tell of their cluster now. Blocks.
+    pub(super) fn read_facts(&self) -> Result<K3sClusterFacts, SigningFailure> {
+        let config = self.read_kubeconfig().map_err(SigningFailure::local)?;
+        let read = k3s::read_facts(&config, &self.servers, &self.proxies);
+        read.map_err(SigningFailure::from_join_error)
+    }
+
+    fn read_kubeconfig(&self) -> Result<Kubeconfig, String> {
+        let config = bootstrap::kubeconfig_in_use(&self.kubeconfig, &[], self.kept.as_ref());
+        config.map_err(|e| e.to_string())
     }
 }
 
@@ -202,11 +218,8 @@ impl CertificateSigner {
             } else {
                 k3s::CertificatePurpose::Serving
             };
-            let ask = move |_: &dyn KubeApi| -> ApiResult<_> {
-                Ok(k3s.certify_key(purpose, subject.ips))
-            };
-            let (pem, key) = self.lanes.run_request(ask).await??;
-            return self.store_certificate(what, store, pem, key).await;
+            let obtained = self.obtain_from_supervisor(what, k3s, purpose, subject.ips, store);
+            return obtained.await;
         }
         let request =
             move |api: &dyn KubeApi| bootstrap::post_certificate_request(api, signer, &subject);
@@ -222,6 +235,45 @@ impl CertificateSigner {
         let (chain_pem, key) = pair.map_err(|e| SigningFailure::answered(error_chain(&e)))?;
         self.store_certificate(what, store, chain_pem, key.to_owned())
             .await
+    }
+
+    /// Gets one certificate from the supervisor of k3s, from the fresh key to the pair in the store.
+    pub(super) async fn obtain_from_supervisor(
+        &self,
+        what: &str,
+        k3s: Arc<K3sSigner>,
+        purpose: k3s::CertificatePurpose,
+        ips: Vec<IpAddr>,
+        store: &CertificateStore,
+    ) -> Result<(), SigningFailure> {
+        let ask = move |_: &dyn KubeApi| k3s.certify_key(purpose, ips);
+        let (pem, key) = self.lanes.run_request(ask).await?;
+        self.store_certificate(what, store, pem, key).await
+    }
+
+    /// The certificate of `store` in use, if there is one that can be read. `what`: its name in a complaint.
+    pub(super) async fn read_current(
+        &self,
+        what: &str,
+        store: &CertificateStore,
+    ) -> CertificateInUse {
+        let store = store.clone();
+        let read = self.disk.run_job(move || {
+            let Some(pair) = store.read_current().map_err(|e| error_chain(&e))? else {
+                return Ok(CertificateInUse::default());
+            };
+            let since = Some(pair.since);
+            let read = x509::read_chain(&pair.chain).map_err(|e| error_chain(&e));
+            read.map(|chain| CertificateInUse { chain, since })
+        });
+        match read.await {
+            Ok(found) => found,
+            Err(why) => {
+                self.complaints
+                    .complain(&format!("the {what} certificate: {why}"));
+                CertificateInUse::default()
+            }
+        }
     }
 
     async fn store_certificate(

@@ -15,7 +15,7 @@ use std::path::Path;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use ring::rand::{SecureRandom as _, SystemRandom};
 use rustls::pki_types::{CertificateSigningRequestDer, pem::PemObject as _};
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 use ureq::http::Method;
 
@@ -23,9 +23,11 @@ use super::{
     ApiRequest, JoinError, JoinServer, KubeError, Kubeconfig, KubeconfigMaterial, ProxyVariables,
     ServerTrust, Url, anonymous_kubeconfig, is_digest, split_bootstrap_token, wrong_answer,
 };
-use crate::api::{encode_hex, strict::from_json};
+use crate::api::{cluster_network::K3sClusterFacts, encode_hex, strict::from_json};
 use crate::kube::bootstrap::{check_pair, node_subject};
 use crate::kube::client::ApiResponse;
+pub use crate::kube::cluster_network::K3sCluster;
+use crate::kube::csr::CertificateSubject;
 use crate::kube::{csr, x509};
 use crate::net::tls;
 
@@ -97,53 +99,6 @@ impl K3sToken {
     }
 }
 
-/// A supervisor's description of its cluster.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default, rename_all = "PascalCase")]
-pub struct K3sCluster {
-    /// Name servers of pods.
-    #[serde(rename = "ClusterDNSs")]
-    dns: Option<Vec<String>>,
-    /// Name server of pods, as older servers name it.
-    #[serde(rename = "ClusterDNS")]
-    one_dns: Option<String>,
-    /// Domain of Services.
-    pub cluster_domain: String,
-    /// Way of the apiserver to nodes: `disabled` is directly.
-    pub egress_selector_mode: String,
-    /// Port of the apiserver.
-    #[serde(rename = "HTTPSPort")]
-    pub port: u16,
-    /// Port of the supervisor beside each apiserver; 0: the one that was joined.
-    pub supervisor_port: u16,
-}
-
-impl K3sCluster {
-    /// Name servers of pods.
-    #[must_use]
-    pub fn name_servers(&self) -> Vec<&str> {
-        let many = self.dns.as_deref().filter(|dns| !dns.is_empty());
-        let all = many.unwrap_or(self.one_dns.as_slice()).iter();
-        all.map(String::as_str)
-            .filter(|ip| !ip.is_empty())
-            .collect()
-    }
-
-    /// The URL of the apiserver beside the supervisor at `url`.
-    #[must_use]
-    pub fn apiserver_url(&self, url: &Url) -> Url {
-        let of_port = format!("https://{}:{}", bracketed(url.host()), self.port);
-        let other = (self.port != 0 && self.port != url.port()).then(|| Url::parse(&of_port).ok());
-        other.flatten().unwrap_or_else(|| url.clone())
-    }
-
-    /// Returns true if the apiserver reaches nodes only through a tunnel that each of them keeps open (K3ST-06).
-    #[must_use]
-    pub fn wants_tunnel(&self) -> bool {
-        !matches!(&*self.egress_selector_mode, "" | "disabled")
-    }
-}
-
 /// Identity of a node at the supervisor.
 pub struct K3sNodeIdentity {
     /// Name of the node.
@@ -161,6 +116,28 @@ pub enum CertificatePurpose {
     Client,
     /// Certificate that is shown to callers of the node.
     Serving,
+    /// Certificate of `system:kube-proxy`, which may list Nodes, Services and EndpointSlices (K3SN-02).
+    KubeProxy,
+}
+
+impl CertificatePurpose {
+    /// Name of the certificate at the supervisor.
+    const fn file(self) -> &'static str {
+        match self {
+            Self::Client => "client-kubelet.crt",
+            Self::Serving => "serving-kubelet.crt",
+            Self::KubeProxy => "client-kube-proxy.crt",
+        }
+    }
+}
+
+/// Subject of the certificate of [`CertificatePurpose::KubeProxy`]: it is in no group.
+#[must_use]
+pub fn kube_proxy_subject() -> CertificateSubject {
+    CertificateSubject {
+        common_name: "system:kube-proxy".into(),
+        ..CertificateSubject::default()
+    }
 }
 
 /// A supervisor that has proved who it is.
@@ -273,7 +250,6 @@ impl K3sSupervisor {
 
     /// Asks for the configuration of the cluster (K3SJ-07).
     pub fn read_cluster(&self) -> Result<K3sCluster, JoinError> {
-        // It has secrets, too: fields without a name here are dropped with the text.
         self.read_answer("config")
     }
 
@@ -334,17 +310,19 @@ impl K3sSupervisor {
         node: &K3sNodeIdentity,
         purpose: CertificatePurpose,
     ) -> Result<(String, String), JoinError> {
-        let file = match purpose {
-            CertificatePurpose::Client => "client-kubelet.crt",
-            CertificatePurpose::Serving => "serving-kubelet.crt",
+        let (file, url) = (purpose.file(), &self.asked.url);
+        // Whose certificate it is says the request for the node's own alone.
+        let is_of_node = purpose != CertificatePurpose::KubeProxy;
+        let subject = match is_of_node {
+            true => node_subject(&node.name),
+            false => kube_proxy_subject(),
         };
-        let url = &self.asked.url;
-        let subject = node_subject(&node.name);
         let made =
             csr::make_key_and_request(&subject).map_err(|e| KubeError::Local(e.to_string()))?;
         let request = CertificateSigningRequestDer::from_pem_slice(made.request.as_bytes())
             .map_err(|e| wrong_answer(file, url, e))?;
         let ips = match &node.ips[..] {
+            _ if !is_of_node => Vec::new(),
             [] => own_address(url).into_iter().collect(),
             ips => ips.to_vec(),
         };
@@ -352,16 +330,17 @@ impl K3sSupervisor {
         let ips = ips.join(",");
         let path = format!("{V1}/{file}");
         let ask = ApiRequest::with_body(Method::POST, &path, "application/octet-stream", &request);
-        let mut more = vec![
-            ("k3s-Node-Name", &*node.name),
-            ("k3s-Node-Password", &*node.password),
-        ];
+        let mut more = Vec::new();
+        if is_of_node {
+            more.push(("k3s-Node-Name", &*node.name));
+            more.push(("k3s-Node-Password", &*node.password));
+        }
         if !ips.is_empty() {
             more.push(("k3s-Node-IP", &ips));
         }
         let answer = self.send_request(ask, &more, |answer| answer.read_bytes(MAX_PEM_BYTES));
         let pem = answer.map_err(|e| match e.http_status() {
-            Some(403) => JoinError::NodePassword {
+            Some(403) if is_of_node => JoinError::NodePassword {
                 node: node.name.clone(),
             },
             _ => self.translate_refusal(e),
@@ -378,7 +357,7 @@ impl K3sSupervisor {
             .map_err(|e| wrong_answer(file, url, crate::error::error_chain(&e)))?;
         let name = x509::read_chain(text.as_bytes()).map_err(|e| wrong_answer(file, url, e))?;
         let name = &name[0].common_name;
-        if purpose == CertificatePurpose::Client && *name != subject.common_name {
+        if purpose != CertificatePurpose::Serving && *name != subject.common_name {
             return Err(wrong_answer(file, url, format!("it is for {name:?}")));
         }
         Ok((text, made.key))
@@ -422,33 +401,32 @@ pub fn renew_certificate(
     certified.map(|(_, pair)| pair)
 }
 
-/// Asks one of `servers` for the addresses of the apiservers, and for the configuration of the cluster if
-/// `with_cluster`. Returns also its place in `servers`.
+/// Asks one of `servers` for the addresses of the apiservers. Returns also its place in `servers`.
 pub fn read_servers(
     config: &Kubeconfig,
     servers: &[Url],
     proxies: &ProxyVariables,
-    with_cluster: bool,
-) -> Result<(usize, Option<K3sCluster>, Vec<String>), JoinError> {
+) -> Result<(usize, Vec<String>), JoinError> {
+    ask_servers(config, servers, proxies, K3sSupervisor::read_apiservers)
+}
+
+/// Asks one of `servers` for the facts of the cluster that a node goes by (K3SN-01).
+pub fn read_facts(
+    config: &Kubeconfig,
+    servers: &[Url],
+    proxies: &ProxyVariables,
+) -> Result<K3sClusterFacts, JoinError> {
     let answered = ask_servers(config, servers, proxies, |supervisor| {
-        let cluster = with_cluster.then(|| supervisor.read_cluster()).transpose();
-        Ok((cluster?, supervisor.read_apiservers()?))
+        let cluster = supervisor.read_cluster()?;
+        Ok(cluster.to_facts(supervisor.read_apiservers()?))
     });
-    answered.map(|(place, (cluster, apiservers))| (place, cluster, apiservers))
+    answered.map(|(_, facts)| facts)
 }
 
 /// Makes a kubeconfig for the apiserver at `url`, without a user yet.
 #[must_use]
 pub fn apiserver_kubeconfig(url: &Url, trust: ServerTrust) -> Kubeconfig {
     anonymous_kubeconfig(url, trust)
-}
-
-fn bracketed(host: &str) -> String {
-    if host.contains(':') {
-        format!("[{host}]")
-    } else {
-        host.to_owned()
-    }
 }
 
 /// Finds the address from which the server is reached. Sends no packet.
@@ -505,22 +483,28 @@ mod tests {
         });
         let trust = ServerTrust::Ca(KubeconfigMaterial::Inline(ca.pem.clone().into()));
         let config = apiserver_kubeconfig(&url(&good), trust);
-        let read = |first: &Server, with_cluster| {
+        let read = |first: &Server| {
             let servers = [url(first), url(&good)];
-            read_servers(&config, &servers, &ProxyVariables::default(), with_cluster)
+            let proxies = ProxyVariables::default();
+            (
+                read_servers(&config, &servers, &proxies),
+                read_facts(&config, &servers, &proxies),
+            )
         };
         for status in [429, 500, 503] {
             let sick = Server::tls(&pair, None, move |_| say(status, "", b"not ready"));
-            for with_cluster in [false, true] {
-                let (place, cluster, apiservers) =
-                    read(&sick, with_cluster).expect("the second one");
-                assert_eq!((place, cluster.is_some()), (1, with_cluster), "{status}");
-                assert_eq!(apiservers, ["10.0.0.1:6443"], "{status}");
-            }
+            let (servers, facts) = read(&sick);
+            let (place, apiservers) = servers.expect("the second one");
+            assert_eq!(
+                (place, &apiservers),
+                (1, &vec!["10.0.0.1:6443".to_owned()]),
+                "{status}"
+            );
+            assert_eq!(facts.expect("the second one").apiservers, apiservers);
         }
         // One that refuses has decided.
         let refuses = Server::tls(&pair, None, |_| say(403, "", b"forbidden"));
-        let refused = read(&refuses, false);
+        let (refused, _) = read(&refuses);
         assert!(matches!(&refused, Err(JoinError::Kube(e)) if e.http_status() == Some(403)));
     }
 }

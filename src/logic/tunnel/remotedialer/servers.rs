@@ -17,24 +17,13 @@ pub const MAX_SERVERS: usize = 8;
 /// Time between two questions for the list of servers. A question is a TLS connection of its own: each minute would be
 /// 6 MB a day.
 const LIST: Duration = Duration::from_secs(5 * 60);
-/// Time between two questions while bytes cost money, and for the configuration of the cluster.
+/// Time between two questions while bytes cost money.
 const SELDOM: Duration = Duration::from_secs(60 * 60);
 /// Shortest time between two questions, whatever happens.
 const SOON: Duration = Duration::from_secs(60);
 
 /// Host, without brackets, and port of a supervisor.
 pub type SupervisorAddress = (String, u16);
-
-/// Cluster, as its servers tell it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SupervisorAnswer {
-    /// `EgressSelectorMode`, if the configuration was asked for.
-    pub mode: Option<String>,
-    /// Port of supervisors; 0: it did not say.
-    pub port: u16,
-    /// Addresses of apiservers, `host:port`.
-    pub apiservers: Vec<String>,
-}
 
 /// Servers of the cluster, as far as they are known.
 #[derive(Debug)]
@@ -45,10 +34,10 @@ pub struct K3sServers {
     port: u16,
     /// Way of the apiserver to nodes; `None`: it is not known yet.
     mode: Option<String>,
-    known: Vec<SupervisorAddress>,
-    /// Times of the last answers: the list, and the configuration.
+    /// Hosts of the apiservers, without brackets.
+    known: Vec<String>,
+    /// Time of the last answer.
     listed: Option<MonoTime>,
-    configured: Option<MonoTime>,
     /// Set if a session has ended since the last answer.
     is_doubtful: bool,
 }
@@ -63,28 +52,25 @@ impl K3sServers {
             mode: None,
             known: Vec::new(),
             listed: None,
-            configured: None,
             is_doubtful: false,
         }
     }
 
-    /// Takes in an answer. An empty list changes nothing, and neither do entries that are no addresses.
-    pub fn take_answer(&mut self, answer: SupervisorAnswer, now: MonoTime) {
+    /// Takes in what servers tell of the cluster: the way to nodes, and the port of supervisors; 0: that of the joined one.
+    pub fn take_configuration(&mut self, mode: &str, port: u16) {
+        self.mode = Some(mode.to_owned());
+        self.port = if port > 0 { port } else { self.joined.1 };
+    }
+
+    /// Takes in addresses of apiservers, `host:port`. An empty list changes nothing, and neither do entries that are no
+    /// addresses.
+    pub fn take_list(&mut self, apiservers: &[String], now: MonoTime) {
         self.listed = Some(now);
         self.is_doubtful = false;
-        if let Some(mode) = answer.mode {
-            self.configured = Some(now);
-            self.mode = Some(mode);
-        }
-        let mut found: Vec<SupervisorAddress> = Vec::new();
-        if answer.port > 0 {
-            self.port = answer.port;
-        }
-        for text in &answer.apiservers {
-            // Each apiserver has a supervisor beside it.
-            let address = parse_host(text).map(|host| (host, self.port));
-            if let Some(address) = address.filter(|address| !found.contains(address)) {
-                found.push(address);
+        let mut found: Vec<String> = Vec::new();
+        for host in apiservers.iter().filter_map(|text| parse_host(text)) {
+            if !found.contains(&host) {
+                found.push(host);
             }
         }
         found.truncate(MAX_SERVERS);
@@ -109,12 +95,6 @@ impl K3sServers {
         Some(self.listed? + pause)
     }
 
-    /// Returns true if the configuration of the cluster is to be asked for, too.
-    #[must_use]
-    pub fn wants_configuration(&self, now: MonoTime) -> bool {
-        self.configured.is_none_or(|at| now >= at + SELDOM)
-    }
-
     /// Way of the apiserver to nodes, `disabled` if it is directly. `None`: it is not known yet.
     #[must_use]
     pub fn mode(&self) -> Option<&str> {
@@ -130,7 +110,11 @@ impl K3sServers {
         match self.mode() {
             None | Some("disabled") => Vec::new(),
             Some(_) if self.known.is_empty() => Vec::from([self.joined.clone()]),
-            Some(_) => self.known.clone(),
+            // Each apiserver has a supervisor beside it.
+            Some(_) => {
+                let hosts = self.known.iter().cloned();
+                hosts.map(|host| (host, self.port)).collect()
+            }
         }
     }
 }
@@ -153,12 +137,8 @@ fn parse_host(text: &str) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn answer(mode: Option<&str>, apiservers: &[&str]) -> SupervisorAnswer {
-        SupervisorAnswer {
-            mode: mode.map(String::from),
-            port: 0,
-            apiservers: apiservers.iter().map(|&text| text.to_owned()).collect(),
-        }
+    fn list(apiservers: &[&str]) -> Vec<String> {
+        apiservers.iter().map(|&text| text.to_owned()).collect()
     }
 
     fn servers() -> K3sServers {
@@ -180,38 +160,35 @@ mod tests {
         let mut servers = servers();
         assert_eq!(servers.mode(), None);
         assert_eq!(wanted(&servers), [""; 0]);
-        servers.take_answer(answer(Some("agent"), &[]), now);
+        servers.take_configuration("agent", 0);
+        servers.take_list(&[], now);
         assert_eq!(wanted(&servers), ["k3s.lan 9443"], "there is no other");
-        let list = [
+        let some = [
             "10.0.0.1:6443",
             "[fd00:0::2]:6443",
             "b.lan:6443",
             "10.0.0.1:6443",
         ];
-        servers.take_answer(answer(None, &list), now);
+        servers.take_list(&list(&some), now);
         let all = ["10.0.0.1 9443", "fd00::2 9443", "b.lan 9443"];
         assert_eq!(wanted(&servers), all);
         // An empty list, and one of nonsense, change nothing.
         let nonsense = [
             "", ":1", "a", "a b:1", "a/b:1", "[a]:1", "[::1:1", "::1:x", "a:99999", "a\r\nb:1",
         ];
-        for list in [&[][..], &nonsense] {
-            servers.take_answer(answer(None, list), now);
+        for told in [&[][..], &nonsense] {
+            servers.take_list(&list(told), now);
             assert_eq!(wanted(&servers), all);
         }
-        servers.take_answer(answer(None, &["b.lan:6443", "nonsense"]), now);
+        servers.take_list(&list(&["b.lan:6443", "nonsense"]), now);
         assert_eq!(wanted(&servers), ["b.lan 9443"]);
         let many: Vec<String> = (0..40).map(|n| alloc::format!("10.0.0.{n}:6443")).collect();
-        let many: Vec<&str> = many.iter().map(String::as_str).collect();
-        servers.take_answer(answer(None, &many), now);
+        servers.take_list(&many, now);
         assert_eq!(wanted(&servers).len(), MAX_SERVERS);
-        let moved = SupervisorAnswer {
-            port: 9345,
-            ..answer(None, &["10.0.0.1:6443"])
-        };
-        for moved in [moved, answer(None, &["10.0.0.1:6443"])] {
-            servers.take_answer(moved, now);
-            assert_eq!(wanted(&servers), ["10.0.0.1 9345"]);
+        servers.take_list(&list(&["10.0.0.1:6443"]), now);
+        for (port, all) in [(9345, ["10.0.0.1 9345"]), (0, ["10.0.0.1 9443"])] {
+            servers.take_configuration("agent", port);
+            assert_eq!(wanted(&servers), all);
         }
     }
 
@@ -227,7 +204,8 @@ mod tests {
             ("pod", "pod", true),
             ("disabled", "disabled", false),
         ] {
-            servers.take_answer(answer(Some(said), &["10.0.0.1:6443"]), MonoTime(0));
+            servers.take_configuration(said, 0);
+            servers.take_list(&list(&["10.0.0.1:6443"]), MonoTime(0));
             assert_eq!(servers.mode(), Some(mode));
             assert_eq!(!wanted(&servers).is_empty(), is_wanted, "{said}");
         }
@@ -239,15 +217,12 @@ mod tests {
         let at = |minutes: u64| MonoTime(minutes * 60_000);
         let mut servers = servers();
         assert_eq!(servers.next_question(false), None);
-        assert!(servers.wants_configuration(at(0)));
-        servers.take_answer(answer(Some("agent"), &[]), at(0));
+        servers.take_list(&[], at(0));
         assert_eq!(servers.next_question(false), Some(at(5)));
         assert_eq!(servers.next_question(true), Some(at(60)));
-        assert!(!servers.wants_configuration(at(59)));
         servers.doubt_list();
         assert_eq!(servers.next_question(true), Some(at(1)));
-        servers.take_answer(answer(None, &[]), at(2));
+        servers.take_list(&[], at(2));
         assert_eq!(servers.next_question(false), Some(at(7)));
-        assert!(servers.wants_configuration(at(60)));
     }
 }

@@ -31,7 +31,7 @@ use self::{
     session::SessionCarrier,
 };
 use crate::{
-    agent::tasks::box_task,
+    agent::{cluster_network::ClusterNetworkBoard, tasks::box_task},
     error::error_chain,
     kube::{
         KubeError,
@@ -43,7 +43,7 @@ use crate::{
         line::{StreamLossReason, TunnelLine},
         remotedialer::{
             health::K3sTunnelHealth,
-            servers::{K3sServers, SupervisorAddress, SupervisorAnswer},
+            servers::{K3sServers, SupervisorAddress},
         },
     },
     net::{ProxyVariables, Url},
@@ -68,8 +68,8 @@ type DialerFuture<T> = Pin<Box<dyn Future<Output = Result<T, StreamFailure>>>>;
 struct DialerSources {
     /// Opens a session with a server.
     open: Box<dyn Fn(Rc<DialerShared>, SupervisorAddress) -> DialerFuture<OpenedSession>>,
-    /// Asks for the servers, and for the configuration of the cluster if that is set.
-    ask: Box<dyn Fn(Rc<DialerShared>, bool) -> DialerFuture<SupervisorAnswer>>,
+    /// Asks for the addresses of the apiservers.
+    ask: Box<dyn Fn(Rc<DialerShared>) -> DialerFuture<Vec<String>>>,
 }
 
 /// State of the tunnel, for all who show it.
@@ -107,6 +107,8 @@ struct DialerShared {
     base: Rc<TunnelBase>,
     settings: DialerSettings,
     sources: DialerSources,
+    /// Facts of the cluster.
+    cluster: Rc<ClusterNetworkBoard>,
     status: Rc<K3sTunnelStatus>,
     servers: RefCell<K3sServers>,
     lines: RefCell<Vec<Rc<ServerLine>>>,
@@ -115,20 +117,24 @@ struct DialerShared {
 }
 
 /// Begins to ask and to dial, and goes on until [`TunnelBase::stop`].
-fn start_tunnel(base: &Rc<TunnelBase>, settings: DialerSettings, status: Rc<K3sTunnelStatus>) {
+fn start_tunnel(
+    base: &Rc<TunnelBase>,
+    settings: DialerSettings,
+    cluster: Rc<ClusterNetworkBoard>,
+    status: Rc<K3sTunnelStatus>,
+) {
     let joined = &settings.supervisors[0];
     let joined = (joined.host().to_owned(), joined.port());
     let place = Rc::new(Cell::new(0));
     let sources = DialerSources {
         open: Box::new(|shared, server| Box::pin(open_session(shared, server))),
-        ask: Box::new(move |shared, with_cluster| {
-            Box::pin(ask_servers(shared, Rc::clone(&place), with_cluster))
-        }),
+        ask: Box::new(move |shared| Box::pin(ask_servers(shared, Rc::clone(&place)))),
     };
     let shared = Rc::new(DialerShared {
         base: Rc::clone(base),
         settings,
         sources,
+        cluster,
         status,
         servers: RefCell::new(K3sServers::new(joined)),
         lines: RefCell::default(),
@@ -175,6 +181,18 @@ impl DialerShared {
         self.base.changed.wake_all();
     }
 
+    /// Takes in the newest facts of the cluster.
+    fn take_facts(self: &Rc<Self>) {
+        let Some(facts) = self.cluster.facts() else {
+            return;
+        };
+        let mut servers = self.servers.borrow_mut();
+        servers.take_configuration(&facts.egress_mode, facts.supervisor_port);
+        *self.status.mode.borrow_mut() = servers.mode().map(str::to_owned);
+        drop(servers);
+        self.start_lines();
+    }
+
     /// Shows people the state of the tunnel, with the trouble if there is any.
     fn show_status(&self, trouble: Option<String>) {
         let lines = self.lines.borrow();
@@ -188,24 +206,28 @@ impl DialerShared {
 async fn keep_servers(shared: Rc<DialerShared>) {
     let mut line = TunnelLine::default();
     while !shared.base.is_stopping.get() {
+        let news = shared.cluster.changed();
+        shared.take_facts();
         let is_metered = shared.base.link_policy.is_metered();
         let now = shared.base.clock.now();
         let next = || shared.servers.borrow().next_question(is_metered);
         if let Some(due) = next().filter(|due| *due > now) {
             let is_other = || shared.base.is_stopping.get() || next() != Some(due);
             let changed = shared.base.changed.wait_until(|| is_other().then_some(()));
-            shared.base.clock.sleep_until(due).or(changed).await;
+            shared
+                .base
+                .clock
+                .sleep_until(due)
+                .or(changed)
+                .or(news)
+                .await;
             continue;
         }
-        let with_cluster = shared.servers.borrow().wants_configuration(now);
-        match (shared.sources.ask)(Rc::clone(&shared), with_cluster).await {
-            Ok(answer) => {
+        match (shared.sources.ask)(Rc::clone(&shared)).await {
+            Ok(apiservers) => {
                 line = TunnelLine::default();
                 let now = shared.base.clock.now();
-                let mut servers = shared.servers.borrow_mut();
-                servers.take_answer(answer, now);
-                *shared.status.mode.borrow_mut() = servers.mode().map(str::to_owned);
-                drop(servers);
+                shared.servers.borrow_mut().take_list(&apiservers, now);
                 shared.start_lines();
             }
             Err(failed) => {
@@ -213,7 +235,7 @@ async fn keep_servers(shared: Rc<DialerShared>) {
                 shared.show_status(Some(failed.why));
                 line.set_metered(is_metered);
                 let pause = line.next_pause(failed.ending, None, random());
-                shared.base.pause(pause).await;
+                shared.base.pause(pause).or(news).await;
             }
         }
     }
@@ -224,8 +246,7 @@ async fn keep_servers(shared: Rc<DialerShared>) {
 async fn ask_servers(
     shared: Rc<DialerShared>,
     place: Rc<Cell<usize>>,
-    with_cluster: bool,
-) -> Result<SupervisorAnswer, StreamFailure> {
+) -> Result<Vec<String>, StreamFailure> {
     let settings = &shared.settings;
     let mut supervisors = settings.supervisors.clone();
     let first = place.get() % supervisors.len();
@@ -235,21 +256,14 @@ async fn ask_servers(
     let ask = move || {
         let config = kubeconfig_in_use(&kubeconfig, &[], kept.as_ref());
         let config = config.map_err(|e| KubeError::Local(e.to_string()))?;
-        k3s::read_servers(&config, &supervisors, &proxies, with_cluster)
+        k3s::read_servers(&config, &supervisors, &proxies)
     };
     let lane = Lane::start_threads("k3s-servers", 1, STACK_BYTES);
     let lane = lane.map_err(|e| StreamFailure::broken(format!("cannot start a thread: {e}")))?;
     match lane.run_job(ask).await {
-        Ok((at, cluster, apiservers)) => {
+        Ok((at, apiservers)) => {
             place.set((place.get() + at) % settings.supervisors.len());
-            let port = cluster
-                .as_ref()
-                .map_or(0, |cluster| cluster.supervisor_port);
-            Ok(SupervisorAnswer {
-                mode: cluster.map(|cluster| cluster.egress_selector_mode),
-                port,
-                apiservers,
-            })
+            Ok(apiservers)
         }
         Err(e) => {
             let is_refused = match &e {

@@ -85,8 +85,14 @@ impl ConfiguredPart for ConfiguredK3sTunnel {
         let Some(base) = TunnelBase::new(tools, &self.status.board, NAME) else {
             return Vec::new();
         };
-        let servers = tools.config.cluster.servers.iter();
-        let servers = servers.filter_map(|url| Url::parse(url).ok());
+        let cluster = Rc::clone(&tools.cluster_network);
+        let told = cluster.facts();
+        let told = told.as_ref().map(|facts| &facts.apiservers[..]);
+        let told = told.unwrap_or_default().iter();
+        let told = told.map(|address| format!("https://{address}"));
+        // The one that was joined may be gone (K3SN-12).
+        let servers = tools.config.cluster.servers.iter().cloned().chain(told);
+        let servers = servers.filter_map(|url| Url::parse(&url).ok());
         let others = servers.filter_map(|url| supervisor_beside(&url, self.joined.port()));
         let others = others.filter(|url| !url.same_origin(&self.joined));
         let settings = DialerSettings {
@@ -95,7 +101,7 @@ impl ConfiguredPart for ConfiguredK3sTunnel {
                 .collect(),
             proxies: tools.proxies.clone(),
         };
-        start_tunnel(&base, settings, Rc::clone(&self.status));
+        start_tunnel(&base, settings, cluster, Rc::clone(&self.status));
         *self.running.borrow_mut() = Some(base);
         // Its lines are tasks of their own, which come and go.
         Vec::new()

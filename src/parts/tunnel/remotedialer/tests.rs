@@ -16,7 +16,8 @@ use crate::{
         link_policy::LinkPolicy,
         tests::world::{Hands, TestClock},
     },
-    api::{MonoTime, WallTime},
+    api::{MonoTime, WallTime, strict::from_json},
+    kube::cluster_network::K3sCluster,
     logic::tunnel::remotedialer::session::{
         MAX_WAITING_BYTES, PAUSE_BYTES, PING, PING_METERED, RESUME_BYTES,
     },
@@ -212,7 +213,7 @@ impl LinkPolicy for Link {
     }
 }
 
-type Answers = Rc<RefCell<VecDeque<Result<SupervisorAnswer, StreamFailure>>>>;
+type Answers = Rc<RefCell<VecDeque<Result<Vec<String>, StreamFailure>>>>;
 type Offers = Rc<RefCell<VecDeque<Result<OpenedSession, StreamFailure>>>>;
 
 struct World {
@@ -224,9 +225,9 @@ struct World {
     /// Sessions that lines find when they dial, and whom they dialled.
     offers: Offers,
     dialled: Rc<RefCell<Vec<String>>>,
-    /// Answers of supervisors, and the times of the questions in seconds; true: for the configuration, too.
+    /// Answers of supervisors, and the times of the questions in seconds.
     answers: Answers,
-    asked: Rc<RefCell<Vec<(u64, bool)>>>,
+    asked: Rc<RefCell<Vec<u64>>>,
 }
 
 impl World {
@@ -251,10 +252,8 @@ impl World {
             ask: {
                 let (answers, asked) = (Rc::clone(&answers), Rc::clone(&asked));
                 let hands = Rc::clone(&hands);
-                Box::new(move |_, with_cluster| {
-                    asked
-                        .borrow_mut()
-                        .push((hands.now().0 / 1000, with_cluster));
+                Box::new(move |_| {
+                    asked.borrow_mut().push(hands.now().0 / 1000);
                     let next = answers.borrow_mut().pop_front();
                     let silent = || Err(StreamFailure::broken("no server answers"));
                     Box::pin(async move { next.unwrap_or_else(silent) })
@@ -271,6 +270,7 @@ impl World {
                 proxies: ProxyVariables::default(),
             },
             sources,
+            cluster: Rc::default(),
             status,
             servers: RefCell::new(K3sServers::new(("joined".into(), 6443))),
             lines: RefCell::default(),
@@ -962,12 +962,17 @@ fn the_end_of_the_agent() {
     assert!(task.is_finished());
 }
 
-fn answer(mode: Option<&str>, apiservers: &[&str]) -> SupervisorAnswer {
-    SupervisorAnswer {
-        mode: mode.map(str::to_owned),
-        port: 0,
-        apiservers: apiservers.iter().map(|&text| text.to_owned()).collect(),
-    }
+fn list(apiservers: &[&str]) -> Vec<String> {
+    apiservers.iter().map(|&text| text.to_owned()).collect()
+}
+
+/// A server tells that nodes are reached in that way.
+fn tell_mode(world: &World, mode: &str) {
+    let cluster: K3sCluster = from_json(b"{}").expect("a description");
+    let mut facts = cluster.to_facts(Vec::new());
+    facts.egress_mode = mode.into();
+    assert!(world.shared.cluster.set_facts(facts));
+    world.settle();
 }
 
 #[test]
@@ -998,10 +1003,12 @@ fn each_server_has_one_session() {
         server
     };
     let [a, b] = [offer(), offer()];
-    world.answers.borrow_mut().push_back(Ok(answer(
-        Some("agent"),
-        &["10.0.0.1:6443", "10.0.0.2:6443", "10.0.0.3:6443"],
-    )));
+    world.answers.borrow_mut().push_back(Ok(list(&[
+        "10.0.0.1:6443",
+        "10.0.0.2:6443",
+        "10.0.0.3:6443",
+    ])));
+    tell_mode(&world, "agent");
     shared
         .base
         .executor
@@ -1054,37 +1061,28 @@ fn each_server_has_one_session() {
     world
         .answers
         .borrow_mut()
-        .push_back(Ok(answer(None, &["10.0.0.2:6443", "10.0.0.1:6443"])));
+        .push_back(Ok(list(&["10.0.0.2:6443", "10.0.0.1:6443"])));
     pass(MINUTE, &[&a, &b]);
-    let asked = world.asked.borrow().clone();
-    assert_eq!(
-        asked[..2].iter().map(|(_, with)| *with).collect::<Vec<_>>(),
-        [true, false]
-    );
+    assert_eq!(world.asked.borrow().len(), 2);
     assert_eq!(shared.lines.borrow().len(), 2);
     assert_eq!(status(&world).1, "streams to 2 of 2 servers");
     // One that has left the list is left, the other goes on.
     world
         .answers
         .borrow_mut()
-        .push_back(Ok(answer(None, &["10.0.0.2:6443"])));
+        .push_back(Ok(list(&["10.0.0.2:6443"])));
     pass(6 * MINUTE, &[&a, &b]);
     assert!(a.has_ended() && !b.has_ended());
     assert_eq!(world.streams(), 1);
     // No answer changes nothing; neither does an empty list.
     for _ in 0..3 {
-        world.answers.borrow_mut().push_back(Ok(answer(None, &[])));
+        world.answers.borrow_mut().push_back(Ok(Vec::new()));
     }
     pass(20 * MINUTE, &[&b]);
     assert_eq!(world.streams(), 1);
     assert_eq!(status(&world).0, "True");
-    // The servers reach nodes directly from now on. They are asked for that each hour.
-    let direct = || Ok(answer(Some("disabled"), &["10.0.0.2:6443"]));
-    world
-        .answers
-        .borrow_mut()
-        .extend([(); 60].map(|()| direct()));
-    pass(60 * MINUTE, &[&b]);
+    // The servers reach nodes directly from now on.
+    tell_mode(&world, "disabled");
     assert!(b.has_ended());
     assert!(shared.status.is_needless());
     assert_eq!((world.streams(), shared.lines.borrow().len()), (0, 0));
@@ -1103,7 +1101,6 @@ fn supervisors_that_do_not_answer() {
     world.advance(MINUTE);
     let asked = world.asked.take();
     assert!((8..=14).contains(&asked.len()), "{asked:?}");
-    assert!(asked.iter().all(|(_, with)| *with));
     let health = shared.status.tunnel_health();
     assert_eq!(
         (health.mode, health.tunnel.trouble.as_deref()),
@@ -1112,11 +1109,10 @@ fn supervisors_that_do_not_answer() {
     assert!(!shared.status.is_needless());
     // One does: without a list, it is the server that was joined. Nobody is dialled before.
     assert_eq!(world.dialled.take(), [""; 0]);
-    world
-        .answers
-        .borrow_mut()
-        .push_back(Ok(answer(Some("cluster"), &[])));
+    world.answers.borrow_mut().push_back(Ok(Vec::new()));
     world.advance(12 * SECOND);
+    assert_eq!(world.dialled.take(), [""; 0]);
+    tell_mode(&world, "cluster");
     assert_eq!(world.dialled.borrow()[0], "joined:6443");
     // The agent ends while nobody is there.
     let tunnel = Rc::clone(&shared.base);
