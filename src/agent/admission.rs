@@ -25,6 +25,11 @@ pub(super) fn gather_admission_facts(
         (EPHEMERAL_STORAGE.to_owned(), left.ephemeral_storage_bytes),
         (PODS.to_owned(), super::node::max_pods(cfg, node)),
     ]);
+    let sysctls = SysctlAllowlist::new(kernel, &cfg.allowed_unsafe_sysctls);
+    let mut sysctls =
+        sysctls.map_err(|e| WrongValue::new("allowedUnsafeSysctls", e.to_string()))?;
+    // Until a server says that it has no load balancer (K3SN-07).
+    sysctls.set_service_lb(cfg.cluster.k3s.is_some());
     Ok(AdmissionNodeFacts {
         name: node.name.clone(),
         labels: rules::new_node_labels(&node.settings, &node.identity.architecture),
@@ -32,8 +37,7 @@ pub(super) fn gather_admission_facts(
         unread: false,
         allocatable,
         pressure: Vec::new(),
-        sysctls: SysctlAllowlist::new(kernel, &cfg.allowed_unsafe_sysctls)
-            .map_err(|e| WrongValue::new("allowedUnsafeSysctls", e.to_string()))?,
+        sysctls,
         apparmor,
         strict_supplemental_groups: runtime.supplemental_groups_policy,
         declared_features: node.settings.declared_features.clone(),

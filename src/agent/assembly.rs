@@ -8,7 +8,7 @@ use smol::{LocalExecutor, channel::Sender, lock::Semaphore};
 
 use super::{
     asker::AgentHandle,
-    core::{AgentEvent, TELLING},
+    core::{Agent, AgentEvent, TELLING},
     driver::{ContainerDriver, PodDriver},
     event_loop::{EffectRunner, STARTS_AT_ONCE, WorkerCallRunner},
     eviction::{self, Evictor, LimitCheckSchedule, PodFileCounter},
@@ -455,9 +455,12 @@ pub(super) fn start_parts(
     proxies: &ProxyVariables,
     network: Option<Rc<NetworkServer>>,
     executor: &Rc<LocalExecutor<'static>>,
+    asker: AgentHandle,
 ) -> Vec<AgentTask> {
+    let own = Rc::clone(&parts.owners.node);
     let on = Rc::clone(executor);
     let cluster = parts.owners.cluster.as_ref();
+    let network_board = cluster.map_or_else(Rc::default, |cluster| Rc::clone(&cluster.network));
     let tools = PartTools {
         config: &parts.cfg,
         proxies,
@@ -468,8 +471,13 @@ pub(super) fn start_parts(
         disk: &parts.machine.disk,
         node: &parts.owners.node,
         own_node: cluster.map(|cluster| Rc::new(cluster.own_node_object(&parts.cfg.node_name))),
-        cluster_network: cluster.map_or_else(Rc::default, |cluster| Rc::clone(&cluster.network)),
+        cluster_network: &network_board,
         cluster_reader: cluster.and_then(|cluster| cluster.reader.clone()),
+        is_pod_address: Rc::new(move |to| {
+            let (asker, host_ips) = (asker.clone(), own.host_ips());
+            let look = move |agent: &Agent| agent.has_pod_at(to, &host_ips);
+            Box::pin(async move { asker.ask_agent(look).await })
+        }),
         serve: network.map(|network| -> ServeConnection {
             Rc::new(move |stream, source| network.accept_pipe(stream, source, &on))
         }),

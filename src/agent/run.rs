@@ -504,7 +504,7 @@ async fn run_until_stopped(
     .into_iter()
     .for_each(spawn);
     // Behind all that can refuse the start: the note of an undone upgrade is told once.
-    assembly::start_parts(&parts, &proxies, served.network, &executor)
+    assembly::start_parts(&parts, &proxies, served.network, &executor, asker.clone())
         .into_iter()
         .for_each(spawn);
     if let ImageStock::Own(store) = &stock {

@@ -368,6 +368,8 @@ pub(super) struct PicoletSection {
     #[serde(rename = "minimumContainerTTLDuration")]
     pub(super) minimum_container_ttl_duration: Option<GoDuration>,
     pub(super) network_kubeconfig: Option<String>,
+    #[serde(rename = "nodeExternalIP")]
+    pub(super) node_external_ip: Option<String>,
     #[serde(rename = "nodeIP")]
     pub(super) node_ip: Option<String>,
     pub(super) node_labels: BTreeMap<String, String>,

@@ -135,6 +135,7 @@ pub(super) const KEYS: &[TableKey] = &[
     key("picolet.containerLogDir").flag(&flag("container-log-dir", FlagValueKind::Path, "links to the logs of containers")),
     key("picolet.socket").flag(&flag("socket", FlagValueKind::Path, "socket of the local commands")),
     key("picolet.hostnameOverride").flag(&flag("hostname-override", FlagValueKind::Text, "name of the node instead of the host name")),
+    key("picolet.nodeExternalIP").flag(&flag("node-external-ip", FlagValueKind::Text, "external address of the node, or one of each family, in a cluster of k3s")),
     key("picolet.nodeIP").flag(&flag("node-ip", FlagValueKind::Text, "address of the node, or one of each family")),
     key("picolet.nodeLabels").flag(&flag("node-labels", FlagValueKind::Map("="), "labels of the node beside the usual ones")),
     key("registerNode").default("true").flag(&flag("register-node", FlagValueKind::Switch, "create the Node object")),

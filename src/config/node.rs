@@ -205,7 +205,8 @@ pub(super) fn resolve_node_name(
 }
 
 /// Reads one address, or one of each family (CONF-17). Entries that do not parse are ignored, as a kubelet does.
-pub(super) fn read_node_ips(text: &str) -> Result<Vec<IpAddr>, InvalidField> {
+pub(super) fn read_node_ips(field: &str, text: Option<&str>) -> Result<Vec<IpAddr>, InvalidField> {
+    let text = text.unwrap_or("");
     let ips: Vec<IpAddr> = text
         .split(',')
         .filter_map(|part| part.trim().parse().ok())
@@ -219,7 +220,7 @@ pub(super) fn read_node_ips(text: &str) -> Result<Vec<IpAddr>, InvalidField> {
         return Ok(ips);
     }
     invalid_field(
-        "picolet.nodeIP",
+        field,
         format!("is {text:?}, must be one address, or one of each family that are not all zeros"),
     )
 }

@@ -96,7 +96,11 @@ pub(super) fn resolve_config(
         server,
         document: configz::render_configz(&document, cluster.is_member()),
         node_name: node::resolve_node_name(own.hostname_override.as_deref(), host)?,
-        node_ips: node::read_node_ips(own.node_ip.as_deref().unwrap_or(""))?,
+        node_ips: node::read_node_ips("picolet.nodeIP", own.node_ip.as_deref())?,
+        node_external_ips: node::read_node_ips(
+            "picolet.nodeExternalIP",
+            own.node_external_ip.as_deref(),
+        )?,
         node,
         cluster,
         manifest_url,

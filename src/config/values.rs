@@ -31,6 +31,8 @@ pub struct AgentConfig {
     pub node_name: String,
     /// `--node-ip`: none, one, or one of each family (CONF-17).
     pub node_ips: Vec<IpAddr>,
+    /// `--node-external-ip`: none, one, or one of each family. Only a cluster of k3s is told of them (K3SN-03).
+    pub node_external_ips: Vec<IpAddr>,
     /// Settings of this machine as a node.
     pub node: NodeConfig,
     /// Log level as klog counts: 0 to 1 info, 2 to 4 debug, 5 and more trace.

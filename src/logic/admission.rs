@@ -4,6 +4,7 @@
 //! refused pod ever starts ([`super::status::rejected_status`]).
 
 use alloc::{boxed::Box, collections::BTreeMap, string::String, vec::Vec};
+use core::net::{IpAddr, SocketAddr};
 
 use crate::api::{
     Container, Node, Pod,
@@ -203,6 +204,20 @@ impl HostPort {
             && self.protocol == other.protocol
             && (self.ip.is_empty() || other.ip.is_empty() || self.ip == other.ip)
     }
+}
+
+/// Returns true if a pod answers at `to`: any port of an address of its own, or, with the host's network, a TCP port that
+/// it has declared (K3ST-16). `host_ips`: those of the node.
+#[must_use]
+pub fn is_pod_address(
+    to: SocketAddr,
+    pod_ips: impl Iterator<Item = IpAddr>,
+    host_ports: &[HostPort],
+    host_ips: &[IpAddr],
+) -> bool {
+    let has_address = { pod_ips }.any(|ip| ip == to.ip());
+    let is_declared = |port: &HostPort| port.port == to.port() && port.protocol == "TCP";
+    has_address && (!host_ips.contains(&to.ip()) || host_ports.iter().any(is_declared))
 }
 
 /// Share of the node that an active pod takes. Cheap to keep per pod: a few entries each.

@@ -34,6 +34,9 @@ const SAFE: &[(&str, (u32, u32))] = &[
     ("net.ipv4.tcp_wmem", (4, 15)),
 ];
 
+/// Sysctls that the pods `svclb-*` of k3s set (K3SN-07).
+const SERVICE_LB: [&str; 2] = ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"];
+
 /// Turns a name into its dotted form: `net/ipv4/conf/eth0.1/x` becomes `net.ipv4.conf.eth0/1.x`.
 ///
 /// Dots and slashes are swapped if the first separator is a slash.
@@ -84,6 +87,8 @@ pub struct SysctlAllowlist {
     kernel: (u32, u32),
     /// Dotted names, or prefixes that end in `*`.
     unsafe_patterns: Vec<String>,
+    /// Set if pods of the load balancer of k3s run here.
+    for_service_lb: bool,
 }
 
 impl SysctlAllowlist {
@@ -107,7 +112,13 @@ impl SysctlAllowlist {
         Ok(Self {
             kernel,
             unsafe_patterns: patterns,
+            for_service_lb: false,
         })
+    }
+
+    /// Allows the sysctls of the pods of the load balancer of k3s, or not (K3SN-07).
+    pub const fn set_service_lb(&mut self, is_allowed: bool) {
+        self.for_service_lb = is_allowed;
     }
 
     /// Checks that a pod may set `name`.
@@ -125,6 +136,7 @@ impl SysctlAllowlist {
             .iter()
             .any(|(safe, since)| *safe == name && self.kernel >= *since);
         let allowed = safe
+            || self.for_service_lb && SERVICE_LB.contains(&&*name)
             || self
                 .unsafe_patterns
                 .iter()
@@ -272,6 +284,20 @@ mod tests {
             let got = list(kernel).check_sysctl(sysctl, host_net, host_ipc);
             let got = got.err().map(|e| format!("{e}"));
             assert_eq!(got.unwrap_or_default(), expected, "{name}");
+        }
+        // K3SN-07
+        let mut svclb = list((5, 10));
+        for (is_on, host_net) in [(false, false), (true, false), (true, true), (false, false)] {
+            svclb.set_service_lb(is_on);
+            for name in ["net.ipv4.ip_forward", "net/ipv6/conf/all/forwarding"] {
+                let is_ok = svclb.check_sysctl(name, host_net, false).is_ok();
+                assert_eq!(is_ok, is_on && !host_net, "{name}");
+            }
+            assert!(
+                svclb
+                    .check_sysctl("net.ipv4.conf.all.forwarding", false, false)
+                    .is_err()
+            );
         }
         for bad in ["vm.*", "vm.swappiness", "*", "net.*.x"] {
             assert!(

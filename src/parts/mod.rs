@@ -23,7 +23,7 @@ mod update;
 pub use update::channel;
 
 use alloc::{collections::BTreeMap, rc::Rc, sync::Arc};
-use core::{any::Any, fmt, future::ready};
+use core::{any::Any, fmt, future::ready, net::SocketAddr, pin::Pin};
 use std::{ffi::OsString, process::ExitCode};
 
 use serde::de::DeserializeOwned;
@@ -204,6 +204,9 @@ pub(crate) trait ConfiguredPart: Any + fmt::Debug {
 /// Serves a connection of a source, whose name is the second argument, as one from outside to the server of this node.
 pub(crate) type ServeConnection = Rc<dyn Fn(PipeServerEnd, &'static str)>;
 
+/// Returns true if a pod of this node answers at an address; with the host's network, only at ports that it has declared.
+pub(crate) type IsPodAddress = Rc<dyn Fn(SocketAddr) -> Pin<Box<dyn Future<Output = bool>>>>;
+
 /// Tools of a running agent that its parts work with.
 pub(crate) struct PartTools<'a> {
     /// The whole configuration.
@@ -225,10 +228,12 @@ pub(crate) struct PartTools<'a> {
     /// The Node in the API; `None`: the node stands alone.
     pub(crate) own_node: Option<Rc<OwnNodeObject>>,
     /// Network of the cluster, if its servers tell it.
-    pub(crate) cluster_network: Rc<ClusterNetworkBoard>,
+    pub(crate) cluster_network: &'a Rc<ClusterNetworkBoard>,
     /// Reader of what no node may read; `None`: no part wants it ([`ConfiguredPart::reads_cluster`]), or nobody has
     /// given this node an identity for it.
     pub(crate) cluster_reader: Option<Rc<ClusterReader>>,
+    /// Tells addresses of this node's pods from others.
+    pub(crate) is_pod_address: IsPodAddress,
     /// Takes connections to the server of this node; `None`: there is no server.
     pub(crate) serve: Option<ServeConnection>,
     pub(crate) executor: &'a Rc<LocalExecutor<'static>>,

@@ -8,10 +8,14 @@ use std::path::PathBuf;
 use super::{
     certificates::earliest_chain_end,
     link::fleet_spread,
+    membership::Membership,
     signing::{CertificateSigner, K3sSigner, LOOK, RenewalSpread, SigningFailure, renewal_time},
 };
 use crate::{
-    agent::cluster_network::{self, ClusterNetworkBoard},
+    agent::{
+        cluster_network::{self, ClusterNetworkBoard},
+        node::LocalNode,
+    },
     error::error_chain,
     kube::{
         ClusterReader,
@@ -33,6 +37,9 @@ pub(super) struct K3sFactsKeeper {
     pub(super) signer: CertificateSigner,
     pub(super) root: PathBuf,
     pub(super) board: Rc<ClusterNetworkBoard>,
+    /// This machine as a node.
+    pub(super) node: Rc<LocalNode>,
+    pub(super) member: Rc<Membership>,
 }
 
 impl K3sFactsKeeper {
@@ -51,7 +58,13 @@ impl K3sFactsKeeper {
             {
                 Ok(facts) => {
                     retry = FIRST_RETRY;
-                    if self.board.set_facts(facts) || !is_kept {
+                    let is_news = self.board.set_facts(facts);
+                    if is_news {
+                        self.apply_facts();
+                        // Annotations may have to change.
+                        self.member.request_reread();
+                    }
+                    if is_news || !is_kept {
                         is_kept = self.keep_record().await;
                     }
                     FACTS_PAUSE
@@ -64,6 +77,13 @@ impl K3sFactsKeeper {
                 }
             };
             clock.sleep_until(clock.now() + pause).await;
+        }
+    }
+
+    /// Gives the newest facts to the node.
+    fn apply_facts(&self) {
+        if let Some(facts) = self.board.facts() {
+            self.node.take_k3s_facts(facts);
         }
     }
 

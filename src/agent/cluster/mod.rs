@@ -284,7 +284,12 @@ impl Cluster {
     }
 
     /// Makes the tasks of a node of k3s that ask its servers.
-    fn k3s_tasks(&self, cfg: &AgentConfig, tools: &ClusterTools) -> Vec<AgentTask> {
+    fn k3s_tasks(
+        &self,
+        cfg: &AgentConfig,
+        node: &Rc<LocalNode>,
+        tools: &ClusterTools,
+    ) -> Vec<AgentTask> {
         let Some(k3s) = &self.k3s else {
             return Vec::new();
         };
@@ -293,6 +298,8 @@ impl Cluster {
             signer: self.make_signer(tools),
             root: cfg.dirs.root.clone(),
             board: Rc::clone(&self.network),
+            node: Rc::clone(node),
+            member: Rc::clone(&self.member),
         };
         let mut tasks = vec![box_task(facts.keep_facts())];
         let reader = self.reader.clone();
@@ -352,6 +359,11 @@ impl Cluster {
             node: own,
             asker,
         } = around;
+        // What an agent before this one has heard counts for the registration.
+        if let Some(facts) = self.network.facts() {
+            own.node.take_k3s_facts(facts);
+        }
+        let k3s = self.k3s_tasks(cfg, &own.node, &tools);
         let name = || cfg.node_name.clone();
         let lanes = || self.lanes.clone();
         let clock = || Rc::clone(&tools.clock);
@@ -495,7 +507,7 @@ impl Cluster {
             };
             tasks.push(box_task(certificate.keep_certificate()));
         }
-        tasks.extend(self.k3s_tasks(cfg, &tools));
+        tasks.extend(k3s);
         tasks
     }
 }

@@ -1,6 +1,7 @@
 //! Questions by which others read the agent, through an [`AgentHandle`](crate::agent::asker::AgentHandle). Answers are values.
 
 use alloc::rc::Rc;
+use core::net::{IpAddr, SocketAddr};
 
 use serde_json::Value;
 
@@ -14,6 +15,7 @@ use crate::{
         order::OrderExt as _,
     },
     logic::{
+        admission::is_pod_address,
         metrics::containers::{self, ContainerStatusFigures},
         probe::NodeProbeFigures,
         runtime_cache::PodStatusResult,
@@ -49,6 +51,17 @@ impl Agent {
         let table = self.pods.worker_table();
         let identity = table.pod_identity(table.find_handle(uid)?)?;
         Some(identity.namespace == namespace && identity.name == name)
+    }
+
+    /// Returns true if a pod answers at that address: see [`is_pod_address`]. `host_ips`: addresses of the node.
+    pub(in crate::agent) fn has_pod_at(&self, to: SocketAddr, host_ips: &[IpAddr]) -> bool {
+        self.pods.configs().any(|(uid, pod)| {
+            let status = self.pods.stored_status(uid);
+            let status = status.filter(|status| !status.phase.is_terminal());
+            let ips = status.iter().flat_map(|status| &status.pod_ips);
+            let ips = ips.filter_map(|entry| entry.ip.parse().ok());
+            is_pod_address(to, ips, &pod.takes.host_ports, host_ips)
+        })
     }
 
     /// Namespace and name of a pod with a worker.

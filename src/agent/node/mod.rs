@@ -27,6 +27,7 @@ use super::{clock::Clock, complaints::Complaints, times::DateCorrector};
 use crate::{
     api::{
         MonoTime, Node as Object, WallTime,
+        cluster_network::K3sClusterFacts,
         cri::{FsInfo, HandlerCapabilities, RuntimeCondition, RuntimeVersion, StoredImage},
         node::{NodeAddress, NodeCondition, RuntimeHandler, RuntimeHandlerFeatures},
     },
@@ -37,8 +38,8 @@ use crate::{
         extended_resources::ResourceUnits,
         generate::NodeContext,
         node::{
-            self, AppliedStatus, LocalAddresses, MachineResources, NodeEvent, NodePressures,
-            NodeView, RuntimeAbilities,
+            self, AppliedStatus, K3sNodeRules, LocalAddresses, MachineResources, NodeEvent,
+            NodePressures, NodeView, RuntimeAbilities,
         },
     },
     runtime::RuntimeService,
@@ -81,6 +82,8 @@ pub(crate) struct LocalNode {
     /// The Node object without its images. In a cluster: as the apiserver last had it; `None` until it was read. On a
     /// node that stands alone: as it was last shown, because conditions say since when they hold.
     object: RefCell<Option<Object>>,
+    /// Facts of a cluster of k3s; `None`: it is none, or they are not known yet.
+    k3s: RefCell<Option<Rc<K3sClusterFacts>>>,
 }
 
 impl LocalNode {
@@ -100,7 +103,22 @@ impl LocalNode {
             devices: RefCell::default(),
             disk_trouble: Cell::default(),
             object: RefCell::new(None),
+            k3s: RefCell::default(),
         }
+    }
+
+    /// Takes in the facts of a cluster of k3s (K3SN-03, K3SN-07).
+    pub(super) fn take_k3s_facts(&self, facts: Rc<K3sClusterFacts>) {
+        let mut admission = self.admission.borrow_mut();
+        let has_service_lb = facts.network.has_service_lb;
+        admission.sysctls.set_service_lb(has_service_lb);
+        *self.k3s.borrow_mut() = Some(facts);
+    }
+
+    /// Reason why the network of a cluster of k3s cannot have this node, if there is one (K3SN-16).
+    fn family_fault(&self) -> Option<String> {
+        let k3s = self.k3s.borrow();
+        node::find_family_fault(&k3s.as_ref()?.network, &self.host_ips.borrow())
     }
 
     /// Facts that were read at the start.
@@ -229,7 +247,10 @@ impl LocalNode {
                 disk_detail: trouble.unwrap_or_default(),
                 pid: standing.pressure.pid,
             },
-            not_ready: standing.not_ready.clone(),
+            not_ready: {
+                let all = standing.not_ready.iter().cloned();
+                all.chain(self.family_fault()).collect()
+            },
             external_pods: runtime.external_pods_condition(),
         }
     }
@@ -247,6 +268,10 @@ impl LocalNode {
             external_pods: gathered.external_pods.as_ref(),
             storage: self.facts.storage.as_ref(),
             volumes_in_use: None,
+            k3s: self.k3s.borrow().as_ref().map(|facts| {
+                // The part k3s opens the tunnels.
+                K3sNodeRules::from_facts(facts, cfg!(feature = "k3s"))
+            }),
         }
     }
 

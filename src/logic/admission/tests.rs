@@ -721,3 +721,36 @@ fn by_a_node_that_nobody_knows_no_pod_of_the_api_is_refused() {
     facts.learn_from_node(&seen);
     assert_eq!(reason(&of_api, &facts, &[]), "NodeAffinity");
 }
+
+#[test]
+fn addresses_of_pods() {
+    // K3ST-16
+    let ip = |text: &str| text.parse::<core::net::IpAddr>().expect(text);
+    let port = |protocol: &str, port| HostPort {
+        protocol: protocol.into(),
+        port,
+        ip: String::new(),
+    };
+    let ports = [port("TCP", 9100), port("UDP", 53)];
+    let host_ips = [ip("192.0.2.1"), ip("fd00::1")];
+    for (to, pod, is_its) in [
+        ("10.42.1.5:80", "10.42.1.5", true),
+        ("10.42.1.6:80", "10.42.1.5", false),
+        ("[fd42::5]:80", "fd42::5", true),
+        // With the host's network only what it has declared.
+        ("192.0.2.1:9100", "192.0.2.1", true),
+        ("192.0.2.1:53", "192.0.2.1", false),
+        ("192.0.2.1:22", "192.0.2.1", false),
+        ("[fd00::1]:9100", "fd00::1", true),
+        // Host ports of another pod lead through the node's address, which is not the pod's.
+        ("192.0.2.1:9100", "10.42.1.5", false),
+    ] {
+        let pod_ips = [ip(pod)].into_iter();
+        let to = to.parse().expect("an address");
+        assert_eq!(
+            is_pod_address(to, pod_ips, &ports, &host_ips),
+            is_its,
+            "{to} {pod}"
+        );
+    }
+}

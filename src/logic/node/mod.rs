@@ -11,6 +11,7 @@
 mod addresses;
 mod conditions;
 mod events;
+mod k3s;
 mod pace;
 mod patch;
 mod pod_cidr;
@@ -24,6 +25,7 @@ pub use addresses::{
 };
 pub use conditions::{MAX_MESSAGE_BYTES, NodePressures, aggregate_errors, is_ready};
 pub use events::NodeEvent;
+pub use k3s::{K3sNodeRules, find_family_fault, is_pod_egress};
 pub use pace::{
     FAST_INTERVAL, FAST_LIMIT, MAX_TRIES, StartupRound, StatusPace, decide_startup_round,
 };
@@ -71,6 +73,8 @@ pub struct NodeSettings {
     pub name: String,
     /// `--node-ip`: none, one, or one of each family.
     pub node_ips: Vec<IpAddr>,
+    /// `picolet.nodeExternalIP`: none, one, or one of each family.
+    pub external_ips: Vec<IpAddr>,
     /// `--node-labels`, checked.
     pub labels: BTreeMap<String, String>,
     /// `registerWithTaints`, checked.
@@ -163,6 +167,8 @@ pub struct NodeView<'a> {
     pub storage: Option<&'a RuntimeCondition>,
     /// Sorted unique names of attached volumes in use; `None`: not known yet.
     pub volumes_in_use: Option<&'a [String]>,
+    /// Facts of a cluster of k3s; `None`: it is none, or they are not known yet.
+    pub k3s: Option<K3sNodeRules>,
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use core::time::Duration;
 
 use super::{
     ARCH, CONTROLLER_ATTACHES, HOSTNAME, HUGEPAGES, LINUX, NodeEvent, NodeSettings, NodeView, OS,
-    status::apply_node_status,
+    k3s, status::apply_node_status,
 };
 use crate::api::{
     Node, Quantity, WallTime,
@@ -57,6 +57,11 @@ pub fn initial_node(view: &NodeView<'_>, now: WallTime) -> (Node, Vec<NodeEvent>
         node.metadata.annotations.extend([note]);
     }
     node.spec.provider_id.clone_from(&settings.provider_id);
+    let gives_id = view.k3s.is_some_and(|rules| rules.has_cloud_controller);
+    if gives_id && settings.provider_id.is_empty() && !settings.external_cloud {
+        // Its cloud controller would give the same one later.
+        node.spec.provider_id = k3s::provider_id(&settings.name);
+    }
     node.spec.taints.clone_from(&settings.taints);
     if settings.external_cloud {
         node.spec.taints.push(Taint {

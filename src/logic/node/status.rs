@@ -7,6 +7,7 @@ use super::{
     addresses::{self, AddressError},
     conditions,
     events::NodeEvent,
+    k3s,
 };
 use crate::api::{
     Node, Quantity, WallTime,
@@ -43,6 +44,7 @@ pub fn apply_node_status(node: &mut Node, view: &NodeView<'_>, now: WallTime) ->
         }
     }
     let settings = view.settings;
+    let seen = view.k3s.map(|rules| (rules, node.status.addresses.clone()));
     done.no_address = addresses::set_node_addresses(
         node,
         &settings.node_ips,
@@ -51,6 +53,9 @@ pub fn apply_node_status(node: &mut Node, view: &NodeView<'_>, now: WallTime) ->
         view.local,
     )
     .err();
+    if let Some((rules, seen)) = seen {
+        k3s::mark_node(node, seen, settings, rules);
+    }
     let status = &mut node.status;
     let boot = &mut status.node_info.boot_id;
     if !boot.is_empty() && *boot != view.identity.boot_id {

@@ -3,8 +3,8 @@
 use alloc::{string::String, vec::Vec};
 
 use super::{
-    HostInterface, LocalAddresses, MachineIdentity, MachineResources, NodePressures, NodeSettings,
-    NodeView, RuntimeAbilities,
+    HostInterface, K3sNodeRules, LocalAddresses, MachineIdentity, MachineResources, NodePressures,
+    NodeSettings, NodeView, RuntimeAbilities,
 };
 use crate::{
     api::cri::{RuntimeCondition, StoredImage},
@@ -27,6 +27,7 @@ pub(crate) struct Parts {
     pub(crate) external_pods: Option<RuntimeCondition>,
     pub(crate) storage: Option<RuntimeCondition>,
     pub(crate) volumes: Option<Vec<String>>,
+    pub(crate) k3s: Option<K3sNodeRules>,
 }
 
 impl Parts {
@@ -99,6 +100,7 @@ impl Parts {
             external_pods: self.external_pods.as_ref(),
             storage: self.storage.as_ref(),
             volumes_in_use: self.volumes.as_deref(),
+            k3s: self.k3s,
         }
     }
 }

@@ -185,12 +185,18 @@ impl CarriedEnds {
 
     /// Opens a connection to the server of this node. `inward`: bytes that may wait for that server.
     pub(super) fn open(&mut self, id: ConnectionId, inward: usize) {
+        let near = self.add_pipe(id, inward);
+        (self.base.serve)(near);
+    }
+
+    /// Opens a connection. Returns the end that the caller connects. `inward`: bytes that may wait for it.
+    pub(super) fn add_pipe(&mut self, id: ConnectionId, inward: usize) -> PipeServerEnd {
         let (near, far) = new_pipe(inward, DATA_BYTES);
         self.ends.push((id, far));
-        (self.base.serve)(near);
         self.base
             .board
             .change_figures(|figures| figures.opened += 1);
+        near
     }
 
     pub(super) fn find(&self, id: ConnectionId) -> Option<&PipeSourceEnd> {

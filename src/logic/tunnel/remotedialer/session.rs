@@ -39,6 +39,16 @@ pub fn is_own_target(target: &str, port: u16) -> bool {
     address.is_some_and(|to| to.ip().is_loopback() && to.port() == port && port != 0)
 }
 
+/// Reads the target of a dial that may be for a pod of this node: `tcp/`, an address that is not loopback, a port
+/// (K3ST-16).
+#[must_use]
+pub fn parse_pod_target(target: &str) -> Option<SocketAddr> {
+    let to: SocketAddr = target.strip_prefix("tcp/")?.parse().ok()?;
+    let ip = to.ip().to_canonical();
+    let is_other = ip.is_loopback() || ip.is_unspecified() || ip.is_multicast();
+    (!is_other && to.port() != 0).then(|| SocketAddr::new(ip, to.port()))
+}
+
 /// Connections of one session. See the docs of the module.
 #[derive(Debug, Default)]
 pub struct DialerSession {
@@ -211,6 +221,27 @@ mod tests {
             assert_eq!(is_own_target(target, 10250), want, "{target}");
         }
         assert!(!is_own_target("tcp/127.0.0.1:0", 0));
+    }
+
+    #[test]
+    fn targets_that_may_be_pods() {
+        // K3ST-16
+        for (target, want) in [
+            ("tcp/10.42.1.5:8080", Some("10.42.1.5:8080")),
+            ("tcp/[fd42::5]:80", Some("[fd42::5]:80")),
+            ("tcp/[::ffff:10.42.1.5]:80", Some("10.42.1.5:80")),
+            ("tcp/127.0.0.1:8080", None),
+            ("tcp/[::ffff:127.0.0.1]:8080", None),
+            ("tcp/0.0.0.0:80", None),
+            ("tcp/224.0.0.1:80", None),
+            ("tcp/10.42.1.5:0", None),
+            ("tcp/web.shop:80", None),
+            ("udp/10.42.1.5:53", None),
+            ("unix//run/picolet/picolet.sock", None),
+        ] {
+            let to = parse_pod_target(target).map(|to| format!("{to}"));
+            assert_eq!(to.as_deref(), want, "{target}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `connect` | opening a session with a server |
 //! | `session` | a session, and the connections that it carries to the server of this node, in this process |
+//! | `pods` | a connection to a pod of this node |
 //! | `part` | the part of a node |
 //! | here | the servers, and one line for each |
 //!
@@ -16,6 +17,7 @@
 
 mod connect;
 pub(crate) mod part;
+mod pods;
 mod session;
 
 use alloc::rc::Rc;
@@ -39,18 +41,24 @@ use crate::{
         join::{JoinError, k3s},
         lanes::STACK_BYTES,
     },
-    logic::tunnel::{
-        line::{StreamLossReason, TunnelLine},
-        remotedialer::{
-            health::K3sTunnelHealth,
-            servers::{K3sServers, SupervisorAddress},
+    logic::{
+        node::is_pod_egress,
+        tunnel::{
+            line::{StreamLossReason, TunnelLine},
+            remotedialer::{
+                health::K3sTunnelHealth,
+                servers::{K3sServers, SupervisorAddress},
+            },
         },
     },
     net::{ProxyVariables, Url},
-    parts::tunnel::{
-        base::{TunnelBase, random},
-        board::TunnelStatus,
-        connect::StreamFailure,
+    parts::{
+        IsPodAddress,
+        tunnel::{
+            base::{TunnelBase, random},
+            board::TunnelStatus,
+            connect::StreamFailure,
+        },
     },
     sys::lane::Lane,
 };
@@ -70,6 +78,8 @@ struct DialerSources {
     open: Box<dyn Fn(Rc<DialerShared>, SupervisorAddress) -> DialerFuture<OpenedSession>>,
     /// Asks for the addresses of the apiservers.
     ask: Box<dyn Fn(Rc<DialerShared>) -> DialerFuture<Vec<String>>>,
+    /// Returns true if a pod of this node answers at an address.
+    is_pod_address: IsPodAddress,
 }
 
 /// State of the tunnel, for all who show it.
@@ -122,6 +132,7 @@ fn start_tunnel(
     settings: DialerSettings,
     cluster: Rc<ClusterNetworkBoard>,
     status: Rc<K3sTunnelStatus>,
+    is_pod_address: IsPodAddress,
 ) {
     let joined = &settings.supervisors[0];
     let joined = (joined.host().to_owned(), joined.port());
@@ -129,6 +140,7 @@ fn start_tunnel(
     let sources = DialerSources {
         open: Box::new(|shared, server| Box::pin(open_session(shared, server))),
         ask: Box::new(move |shared| Box::pin(ask_servers(shared, Rc::clone(&place)))),
+        is_pod_address,
     };
     let shared = Rc::new(DialerShared {
         base: Rc::clone(base),
@@ -150,13 +162,19 @@ impl DialerShared {
         self.message.get()
     }
 
-    /// Reports a dial for something else than this node's server (K3ST-05).
+    /// Reports a dial for something else than this node's server and pods (K3ST-05).
     fn report_foreign(&self, target: &str) {
         if let Some(target) = self.base.count_misrouted(target) {
             log::warn!(
-                "a server of k3s dialled {target:?} through the tunnel: refused, for it leads to the kubelet of this node only"
+                "a server of k3s dialled {target:?} through the tunnel: refused, for that is neither the kubelet of this node nor a pod that servers reach through it"
             );
         }
+    }
+
+    /// Returns true if servers may dial pods of this node (K3ST-16).
+    fn serves_pods(&self) -> bool {
+        let servers = self.servers.borrow();
+        servers.mode().is_some_and(is_pod_egress)
     }
 
     /// Starts the lines that are missing, and has those end that are not wanted any more.

@@ -85,7 +85,7 @@ impl ConfiguredPart for ConfiguredK3sTunnel {
         let Some(base) = TunnelBase::new(tools, &self.status.board, NAME) else {
             return Vec::new();
         };
-        let cluster = Rc::clone(&tools.cluster_network);
+        let cluster = Rc::clone(tools.cluster_network);
         let told = cluster.facts();
         let told = told.as_ref().map(|facts| &facts.apiservers[..]);
         let told = told.unwrap_or_default().iter();
@@ -101,7 +101,13 @@ impl ConfiguredPart for ConfiguredK3sTunnel {
                 .collect(),
             proxies: tools.proxies.clone(),
         };
-        start_tunnel(&base, settings, cluster, Rc::clone(&self.status));
+        start_tunnel(
+            &base,
+            settings,
+            cluster,
+            Rc::clone(&self.status),
+            Rc::clone(&tools.is_pod_address),
+        );
         *self.running.borrow_mut() = Some(base);
         // Its lines are tasks of their own, which come and go.
         Vec::new()

@@ -19,6 +19,7 @@ use smol::{
 use super::{
     DialerShared,
     connect::{OpenedSession, SessionStream, to_failure},
+    pods::connect_pod,
 };
 use crate::{
     api::MonoTime,
@@ -32,6 +33,7 @@ use crate::{
             },
             session::{
                 DialerSession, MAX_WAITING_BYTES, RESUME_BYTES, SessionPings, is_own_target,
+                parse_pod_target,
             },
         },
     },
@@ -373,9 +375,16 @@ impl SessionCarrier {
     fn dial(&mut self, id: DialId, target: &str) {
         let shared = Rc::clone(&self.shared);
         let is_own = is_own_target(target, shared.base.port);
+        let pod = parse_pod_target(target).filter(|_| shared.serves_pods());
         let is_spent = shared.base.link_policy.is_spent();
-        let Err(why) = self.session.take_dial(id, is_own, is_spent) else {
-            self.ends.open(id, MAX_WAITING_BYTES);
+        let taken = self
+            .session
+            .take_dial(id, is_own || pod.is_some(), is_spent);
+        let Err(why) = taken else {
+            match pod {
+                Some(to) => connect_pod(&shared, to, self.ends.add_pipe(id, MAX_WAITING_BYTES)),
+                None => self.ends.open(id, MAX_WAITING_BYTES),
+            }
             return;
         };
         match why {

@@ -2,7 +2,7 @@
 //! remotedialer's, and as bad as none.
 
 use alloc::{collections::VecDeque, vec::Vec};
-use core::time::Duration;
+use core::{future::ready, time::Duration};
 
 use smol::{
     future::{block_on, poll_once},
@@ -18,6 +18,7 @@ use crate::{
     },
     api::{MonoTime, WallTime, strict::from_json},
     kube::cluster_network::K3sCluster,
+    logic::tunnel::carried::DialRefusal,
     logic::tunnel::remotedialer::session::{
         MAX_WAITING_BYTES, PAUSE_BYTES, PING, PING_METERED, RESUME_BYTES,
     },
@@ -240,6 +241,7 @@ impl World {
         let dialled = Rc::new(RefCell::new(Vec::new()));
         let asked = Rc::new(RefCell::new(Vec::new()));
         let sources = DialerSources {
+            is_pod_address: Rc::new(|_| Box::pin(ready(false))),
             open: {
                 let (offers, dialled) = (Rc::clone(&offers), Rc::clone(&dialled));
                 Box::new(move |_, (host, port)| {
@@ -1086,6 +1088,34 @@ fn each_server_has_one_session() {
     assert!(b.has_ended());
     assert!(shared.status.is_needless());
     assert_eq!((world.streams(), shared.lines.borrow().len()), (0, 0));
+}
+
+#[test]
+fn dials_for_what_is_no_pod_of_this_node() {
+    // K3ST-05 K3ST-16
+    const POD: &[u8] = b"tcp/10.42.1.5:80";
+    let world = World::new();
+    let (server, why) = world.session();
+    let misrouted = || world.shared.status.tunnel_health().tunnel.misrouted;
+    for (mode, end) in [
+        ("agent", DialRefusal::Foreign.answer_text()),
+        ("pod", "EOF"),
+        ("cluster", "EOF"),
+        ("disabled", DialRefusal::Foreign.answer_text()),
+    ] {
+        tell_mode(&world, mode);
+        world.shared.take_facts();
+        let before = misrouted();
+        server.say(2, 5, POD);
+        server.dial(6);
+        world.settle();
+        assert_eq!(server.heard(), [Said::Error(5, end.into())], "{mode}");
+        assert_eq!(misrouted(), before + 1, "{mode}");
+        assert!(why.borrow().is_none());
+        server.say(3, 6, b"EOF");
+        world.settle();
+        server.heard();
+    }
 }
 
 #[test]
