@@ -33,7 +33,7 @@ pub(super) fn recall_facts(root: &Path, server: &Url) -> Option<K3sClusterFacts>
 }
 
 /// Keeps facts for the next agent. They are written only if they differ from those on disk. Blocking.
-pub(super) fn keep_facts(root: &Path, server: &Url, facts: K3sClusterFacts) -> io::Result<()> {
+pub(crate) fn keep_facts(root: &Path, server: &Url, facts: K3sClusterFacts) -> io::Result<()> {
     let server = server.without_query();
     let record = K3sClusterFile { server, facts };
     record::keep_record(&root.join(FILE), &record, MAX_BYTES)

@@ -160,3 +160,117 @@ impl ClusterReader {
         asked.await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use core::time::Duration;
+
+    use smol::future::{block_on, poll_once};
+
+    use super::super::testing::{Server, chunks, ok, say};
+    use super::super::{DoorbellNews, Kubeconfig, WatchEnd, WatchEventKind, WatchOptions};
+    use super::*;
+    use crate::net::ProxyVariables;
+
+    fn reader(url: &str) -> ClusterReader {
+        let text = format!(
+            "{{current-context: a, clusters: [{{name: c, cluster: {{server: '{url}'}}}}], \
+             users: [{{name: u, user: {{}}}}], contexts: [{{name: a, context: {{cluster: c, user: u}}}}]}}"
+        );
+        let config = Kubeconfig::parse("/k".as_ref(), text.as_bytes(), &[]).expect("kubeconfig");
+        let cluster = SharedApiserver::new(config, ProxyVariables::default(), None);
+        ClusterReader::new(Arc::new(cluster))
+    }
+
+    fn list(names: &[&str], continues: &str) -> String {
+        let item = |name: &&str| {
+            format!(
+                r#"{{"metadata":{{"name":"{name}","uid":"u-{name}","resourceVersion":"1"}},"spec":{{"podCIDR":"10.42.0.0/24"}}}}"#
+            )
+        };
+        let items: Vec<String> = names.iter().map(item).collect();
+        format!(
+            r#"{{"metadata":{{"resourceVersion":"7","continue":"{continues}"}},"items":[{}]}}"#,
+            items.join(",")
+        )
+    }
+
+    #[test]
+    fn lists_pages_objects_and_rings() {
+        // FLAN-02 PROX-02: requests of the reader.
+        const RING: &str = r#"{"type":"MODIFIED","object":{"metadata":{"name":"a","uid":"u-a","resourceVersion":"8"}}}"#;
+        let server = Server::plain(|seen| match &*seen.path {
+            path if path.starts_with("/api/v1/nodes?watch=1&resourceVersion=7&") => {
+                assert!(seen.header("accept").contains("PartialObjectMetadata;"));
+                chunks(&[RING, "\n"], true)
+            }
+            "/api/v1/nodes?limit=100" => ok(&list(&["a", "b"], "c d")),
+            "/api/v1/nodes?limit=100&continue=c%20d" => ok(&list(&["c"], "")),
+            "/api/v1/services?fieldSelector=metadata.name%3Dweb&limit=10" => {
+                assert!(!seen.header("accept").contains("Partial"));
+                ok(&list(&["web"], "more"))
+            }
+            "/api/v1/services?fieldSelector=metadata.name%3Dweb&limit=10&continue=more" => {
+                ok(&list(&["web"; 11], ""))
+            }
+            "/api/v1/nodes/a" => ok(r#"{"spec":{"podCIDR":"10.42.0.0/24"}}"#),
+            "/api/v1/broken?limit=100" => ok(&list(&["a"], "x")),
+            _ => say(403, "", b"{}"),
+        });
+        let reader = reader(&server.url());
+        let names = |all: &mut Vec<String>, meta: ObjectMeta| all.push(meta.name);
+        block_on(async {
+            // Nothing is asked without credentials.
+            let mut early = Box::pin(reader.list_metadata("/api/v1/nodes", Vec::new(), names));
+            assert!(poll_once(&mut early).await.is_none());
+            assert_eq!(server.seen().len(), 0);
+            reader.set_ready();
+            reader.set_ready();
+            let (found, listed) = early.await.expect("a list");
+            assert_eq!(found, ["a", "b", "c"]);
+            assert_eq!((&*listed.resource_version, listed.items), ("7", 3));
+            // Half a list is none.
+            let half = reader.list_metadata("/api/v1/broken", Vec::new(), names);
+            assert_eq!(
+                half.await.expect_err("no second page").http_status(),
+                Some(403)
+            );
+
+            let path = "/api/v1/services?fieldSelector=metadata.name%3Dweb";
+            let count = |count: &mut usize, item: Value| {
+                assert_eq!(item["spec"]["podCIDR"], "10.42.0.0/24");
+                *count += 1;
+            };
+            let (found, meta) = reader
+                .read_page(path, 10, "", 0, count)
+                .await
+                .expect("a page");
+            assert_eq!((found, &*meta.continues), (1, "more"));
+            let more = reader.read_page(path, 10, "more", 0, count).await;
+            assert!(more.is_err(), "more than were asked for");
+            let cidr = |node: Value| node["spec"]["podCIDR"].as_str().map(str::to_owned);
+            let read = reader.read_object("/api/v1/nodes/a", cidr).await;
+            assert_eq!(read.expect("a node").as_deref(), Some("10.42.0.0/24"));
+            let gone = reader.read_object("/api/v1/nodes/b", cidr).await;
+            assert!(gone.is_err());
+
+            let bell = reader.open_doorbell("/api/v1/nodes").expect("a thread");
+            bell.start_watch(WatchOptions {
+                node: String::new(),
+                resource_version: "7".into(),
+                timeout: Duration::from_secs(60),
+                bookmarks: true,
+            })
+            .await;
+            let DoorbellNews::Ring(ring) = bell.next_news().await else {
+                panic!("a ring");
+            };
+            assert_eq!((ring.kind, &*ring.name), (WatchEventKind::Modified, "a"));
+            let end = bell.next_news().await;
+            assert!(
+                matches!(end, DoorbellNews::Ended(Ok(WatchEnd::Clean))),
+                "{end:?}"
+            );
+        });
+    }
+}

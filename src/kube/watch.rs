@@ -15,7 +15,7 @@ use serde_json::Deserializer;
 use super::cancel::WatchCancel;
 use super::client::{ApiRequest, ApiResponse, KubeClient, body_read_error};
 use super::error::{ApiError, KubeError};
-use super::path::{encode_query, node_selector, query_separator};
+use super::path::{encode_query, node_selector};
 use super::requests::META;
 use super::stream::{BudgetReader, DocumentReadError, PrunedValue};
 
@@ -97,9 +97,10 @@ pub(super) fn watch_metadata(
     cancel: &Arc<WatchCancel>,
     each: &mut dyn FnMut(WatchEvent),
 ) -> Result<WatchEnd, KubeError> {
+    let (path, query) = path.split_once('?').unwrap_or((path, ""));
+    let more = if query.is_empty() { "" } else { "&" };
     let path = format!(
-        "{path}{}watch=1&resourceVersion={}&timeoutSeconds={}&allowWatchBookmarks={}",
-        query_separator(path),
+        "{path}?watch=1{more}{query}&resourceVersion={}&timeoutSeconds={}&allowWatchBookmarks={}",
         encode_query(&options.resource_version),
         options.timeout.as_secs(),
         options.bookmarks,

@@ -17,10 +17,10 @@ use crate::server::logs_by;
 
 const SOON: Duration = Duration::from_secs(180);
 /// What k3s keeps in `node-token`, without the digest.
-const NODE_SECRET: &str = "server:0123456789abcdef0123456789abcdef";
+pub(crate) const NODE_SECRET: &str = "server:0123456789abcdef0123456789abcdef";
 
 /// A machine that is to join. Everything that is typed besides is for its tests: places of its own.
-fn machine() -> Host {
+pub(crate) fn machine() -> Host {
     let mut host = Host::new(&[]);
     let path = |name: &str| host.path(name).display().to_string();
     let (config, kubeconfig) = (path("etc/config.yaml"), path("etc/kubelet.conf"));
@@ -32,7 +32,7 @@ fn machine() -> Host {
 }
 
 /// Exit code, and what was said.
-fn join(host: &Host, words: &[&str]) -> (Option<i32>, String) {
+pub(crate) fn join(host: &Host, words: &[&str]) -> (Option<i32>, String) {
     let password = host.path("etc/password").display().to_string();
     let bootstrap = host.path("etc/bootstrap.conf").display().to_string();
     let mut all = words.to_vec();
@@ -75,7 +75,7 @@ fn tree(dir: &Path) -> BTreeMap<String, Vec<u8>> {
 }
 
 /// From now on only the file that was written says what the agent does. Returns what was typed.
-fn by_the_file_alone(host: &mut Host) -> Vec<String> {
+pub(crate) fn by_the_file_alone(host: &mut Host) -> Vec<String> {
     let typed = core::mem::take(&mut host.flags);
     let path = |name: &str| host.path(name).display().to_string();
     let (config, drop_ins) = (path("etc/config.yaml"), path("etc/config.d"));
@@ -83,7 +83,7 @@ fn by_the_file_alone(host: &mut Host) -> Vec<String> {
     typed
 }
 
-fn mode(path: &Path) -> u32 {
+pub(crate) fn mode(path: &Path) -> u32 {
     fs::metadata(path).expect("file").permissions().mode() & 0o777
 }
 

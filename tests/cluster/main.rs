@@ -38,6 +38,7 @@ mod flash;
 mod hostile;
 mod identity;
 mod join;
+mod k3s;
 mod konnectivity;
 mod kubeadm;
 mod kubectl;

@@ -174,7 +174,7 @@ impl K3sSigner {
             Ok(None) => return Err(SigningFailure::local(format!("{path} is missing"))),
             Err(e) => return Err(SigningFailure::local(format!("{path}: {e}"))),
         };
-        let config = self.read_kubeconfig().map_err(SigningFailure::local)?;
+        let config = self.read_kubeconfig()?;
         let node = k3s::K3sNodeIdentity {
             name: self.node.clone(),
             password,
@@ -186,14 +186,14 @@ impl K3sSigner {
 
     /// Facts that the servers tell of their cluster now. Blocks.
     pub(super) fn read_facts(&self) -> Result<K3sClusterFacts, SigningFailure> {
-        let config = self.read_kubeconfig().map_err(SigningFailure::local)?;
+        let config = self.read_kubeconfig()?;
         let read = k3s::read_facts(&config, &self.servers, &self.proxies);
         read.map_err(SigningFailure::from_join_error)
     }
 
-    fn read_kubeconfig(&self) -> Result<Kubeconfig, String> {
+    fn read_kubeconfig(&self) -> Result<Kubeconfig, SigningFailure> {
         let config = bootstrap::kubeconfig_in_use(&self.kubeconfig, &[], self.kept.as_ref());
-        config.map_err(|e| e.to_string())
+        config.map_err(|e| SigningFailure::local(e.to_string()))
     }
 }
 

@@ -103,8 +103,9 @@ pub(super) fn gather_apiserver(
         Err(e) => ApiserverAnswer::Silent(e.to_string()),
     });
     let said = k3s.filter(|_| facts.answer == Some(ApiserverAnswer::Given));
-    facts.tunnel = said
-        .and_then(|supervisor| supervisor.read_cluster().ok())
+    let cluster = said.and_then(|supervisor| supervisor.read_cluster().ok());
+    facts.k3s = cluster.as_ref().map(|cluster| cluster.to_facts(Vec::new()));
+    facts.tunnel = cluster
         .filter(k3s::K3sCluster::wants_tunnel)
         .map(|cluster| cluster.egress_selector_mode);
     let ahead = skew.load(Ordering::Relaxed);

@@ -41,6 +41,8 @@ const MAX_SERVERS: usize = 16;
 const MAX_PASSWORD_BYTES: u64 = 4096;
 /// Random bytes of a password.
 const PASSWORD_BYTES: usize = 16;
+/// Random bytes of an ID of a node.
+const ID_BYTES: usize = 4;
 /// User name of requests with a password.
 const USER: &str = "node";
 /// Prefix of every path.
@@ -270,21 +272,6 @@ impl K3sSupervisor {
         from_json(&text).map_err(|e| wrong_answer(name, &self.asked.url, e))
     }
 
-    /// URLs of the apiservers other than `first`, sorted.
-    pub fn read_apiserver_urls(&self, first: &Url) -> Result<Vec<String>, JoinError> {
-        let mut urls = Vec::new();
-        for address in self.read_apiservers()? {
-            let text = format!("https://{address}");
-            let url =
-                Url::parse(&text).map_err(|e| wrong_answer("apiservers", &self.asked.url, e))?;
-            if !url.same_origin(first) {
-                urls.push(text);
-            }
-        }
-        urls.sort_unstable();
-        Ok(urls)
-    }
-
     /// The CAs of clients, PEM.
     pub fn client_ca(&self) -> Result<Vec<u8>, JoinError> {
         let path = format!("{V1}/client-ca.crt");
@@ -423,6 +410,20 @@ pub fn read_facts(
     answered.map(|(_, facts)| facts)
 }
 
+/// URLs of apiservers other than `first`, sorted. `addresses`: `host:port` each.
+pub fn other_apiserver_urls(addresses: &[String], first: &Url) -> Result<Vec<String>, JoinError> {
+    let mut urls = Vec::new();
+    for address in addresses {
+        let text = format!("https://{address}");
+        let url = Url::parse(&text).map_err(|e| wrong_answer("apiservers", first, e))?;
+        if !url.same_origin(first) {
+            urls.push(text);
+        }
+    }
+    urls.sort_unstable();
+    Ok(urls)
+}
+
 /// Makes a kubeconfig for the apiserver at `url`, without a user yet.
 #[must_use]
 pub fn apiserver_kubeconfig(url: &Url, trust: ServerTrust) -> Kubeconfig {
@@ -460,10 +461,18 @@ pub fn read_node_password(path: &Path) -> io::Result<Option<String>> {
 
 /// Makes a random password for a new node (K3SJ-04).
 pub fn make_node_password() -> Result<String, JoinError> {
-    let mut bytes = [0; PASSWORD_BYTES];
-    let filled = SystemRandom::new().fill(&mut bytes);
+    random_digits(&mut [0; PASSWORD_BYTES])
+}
+
+/// Makes a random ID for the name of a new node (K3SN-14).
+pub fn make_node_id() -> Result<String, JoinError> {
+    random_digits(&mut [0; ID_BYTES])
+}
+
+fn random_digits(bytes: &mut [u8]) -> Result<String, JoinError> {
+    let filled = SystemRandom::new().fill(bytes);
     filled.map_err(|_| KubeError::Local("the system gives no random numbers".into()))?;
-    Ok(encode_hex(&bytes))
+    Ok(encode_hex(bytes))
 }
 
 #[cfg(test)]

@@ -248,3 +248,61 @@ fn a_busy_server_is_asked_again() {
     assert!(find(&url, token(SECRET)).is_err());
     assert_eq!(always.seen().len(), 6, "and no longer");
 }
+
+#[test]
+fn the_certificate_of_kube_proxy_is_asked_for_with_a_key_of_our_own() {
+    // K3SN-02
+    let ca = Arc::new(Authority::new());
+    let pair = ca.server(&["127.0.0.1"], NOW);
+    let own = ca.client("system:nodes", "system:node:a", NOW);
+    let proxies = ProxyVariables::default();
+    let ask = |server: &Server| {
+        let url = Url::parse(&server.url()).expect("a URL");
+        let mut config = k3s::apiserver_kubeconfig(
+            &url,
+            ServerTrust::Ca(KubeconfigMaterial::Inline(ca.pem.clone().into())),
+        );
+        let inline = |text: &str| KubeconfigMaterial::Inline(text.as_bytes().to_vec());
+        config.user.certificate = Some((inline(&own.certificate), inline(&own.key)));
+        let node = k3s::K3sNodeIdentity {
+            name: "a".into(),
+            password: String::new(),
+            ips: Vec::new(),
+        };
+        let purpose = k3s::CertificatePurpose::KubeProxy;
+        k3s::renew_certificate(&config, &[url], &proxies, &node, purpose)
+    };
+    let signer = Arc::clone(&ca);
+    let signs = Server::tls(&pair, Some(&ca), move |seen| {
+        assert_eq!(
+            (&*seen.method, &*seen.path),
+            ("POST", "/v1-k3s/client-kube-proxy.crt")
+        );
+        // Neither name nor password of the node is sent.
+        for header in [
+            "k3s-node-name",
+            "k3s-node-password",
+            "k3s-node-ip",
+            "authorization",
+        ] {
+            assert_eq!(seen.header(header), "", "{header}");
+        }
+        let request = csr::encode_pem("CERTIFICATE REQUEST", &seen.body);
+        say(200, "", signer.sign_request(&request, NOW).as_bytes())
+    });
+    let (chain, key) = ask(&signs).expect("a certificate");
+    assert!(chain.contains("BEGIN CERTIFICATE") && key.contains("PRIVATE KEY"));
+    // A key that others have too, and the certificate of somebody else, are none.
+    let (certificate, shared) = (own.certificate.clone(), own.key.clone());
+    let shares = Server::tls(&pair, Some(&ca), move |_| {
+        say(200, "", format!("{certificate}{shared}").as_bytes())
+    });
+    assert!(matches!(ask(&shares), Err(JoinError::Wrong { .. })));
+    let other = own.certificate.clone();
+    let lies = Server::tls(&pair, Some(&ca), move |_| say(200, "", other.as_bytes()));
+    assert!(matches!(ask(&lies), Err(JoinError::Wrong { .. })));
+    // A refusal is not about the password.
+    let refuses = Server::tls(&pair, Some(&ca), |_| say(403, "", b"forbidden"));
+    let refused = ask(&refuses);
+    assert!(matches!(&refused, Err(JoinError::Kube(e)) if e.http_status() == Some(403)));
+}

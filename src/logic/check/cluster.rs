@@ -1,12 +1,12 @@
 //! The apiserver, if this machine is to be a node of one.
 
-use alloc::format;
+use alloc::{format, vec::Vec};
 
 use super::{
     ApiserverAnswer, ApiserverFacts, BootstrapKubeconfig, CheckFacts, CheckFinding,
     machine::SET_CLOCK,
 };
-use crate::api::WallTime;
+use crate::api::{WallTime, cluster_network::K3sClusterFacts};
 
 /// Time before the end of a certificate from which on a warning is given if nobody renews it, seconds.
 const SHORT_SECS: i64 = 14 * 24 * 3600;
@@ -98,12 +98,35 @@ pub(super) fn check_apiserver(facts: &CheckFacts) -> CheckFinding {
     }
     match &it.answer {
         None => CheckFinding::ok("not asked"),
-        Some(ApiserverAnswer::Given) => CheckFinding::ok(format!("{} answers", it.server)),
+        Some(ApiserverAnswer::Given) => CheckFinding {
+            more: it.k3s.as_ref().map_or_else(Vec::new, find_absent_features),
+            ..CheckFinding::ok(format!("{} answers", it.server))
+        },
         Some(ApiserverAnswer::Silent(why)) => CheckFinding::warning(
             format!("{why}; pods keep running without it"),
             format!("curl -kv {}/healthz", it.server),
         ),
     }
+}
+
+/// Features of an agent of k3s that the servers want and this node does not have (K3SN-15).
+fn find_absent_features(facts: &K3sClusterFacts) -> Vec<CheckFinding> {
+    let features = [
+        (
+            facts.has_embedded_registry,
+            "the servers have an embedded registry mirror: this node pulls from the registries, and gives no other node images",
+        ),
+        (
+            facts.network.has_network_policy,
+            "agents of k3s enforce network policies: nothing enforces them for pods of this node, unless a program of yours does",
+        ),
+        (
+            facts.network.flannel_backend == "tailscale",
+            "the network of the cluster is a VPN (tailscale): this node is not in it",
+        ),
+    ];
+    let absent = features.into_iter().filter(|(is_wanted, _)| *is_wanted);
+    absent.map(|(_, says)| CheckFinding::ok(says)).collect()
 }
 
 /// Checks routes to pods of other nodes: the built-in network is only this machine's, so another program must make them

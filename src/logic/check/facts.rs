@@ -3,7 +3,9 @@
 use alloc::{boxed::Box, string::String, vec::Vec};
 
 use super::{CheckFinding, KubeadmFacts};
-use crate::api::{WallTime, cri::CgroupDriver, health::AgentHealth};
+use crate::api::{
+    WallTime, cluster_network::K3sClusterFacts, cri::CgroupDriver, health::AgentHealth,
+};
 
 /// A machine, its configuration and its agent, as far as they could be looked at. Absent facts are empty, zero or `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -358,6 +360,8 @@ pub struct ApiserverFacts {
     pub answer: Option<ApiserverAnswer>,
     /// Tunnel mode of a k3s server that does not reach nodes directly.
     pub tunnel: Option<String>,
+    /// Facts that a server of k3s has told; `None`: it was not asked, or there is none.
+    pub k3s: Option<K3sClusterFacts>,
     /// Difference between the clocks of this machine and the apiserver, if it is too large.
     pub clock: Option<String>,
 }

@@ -3,6 +3,7 @@ use alloc::{borrow::ToOwned, boxed::Box, vec::Vec};
 use super::*;
 use crate::api::{
     WallTime,
+    cluster_network::{ClusterNetwork, K3sClusterFacts},
     cri::CgroupDriver,
     health::{AgentHealth, LinkHealth},
 };
@@ -591,4 +592,50 @@ fn lists_are_cut() {
         join_first(["a", "b", "c", "d"].into_iter(), 2),
         "a, b and 2 more"
     );
+}
+
+#[test]
+fn features_of_k3s_that_are_not_there() {
+    // K3SN-15
+    let facts = |registry: bool, policy: bool, backend: &str| K3sClusterFacts {
+        network: ClusterNetwork {
+            cluster_ranges: Vec::new(),
+            service_ranges: Vec::new(),
+            node_ports: ClusterNetwork::NODE_PORTS,
+            flannel_backend: backend.into(),
+            flannel_ipv6_masquerade: false,
+            flannel_external_ip: false,
+            has_kube_proxy: true,
+            has_service_lb: true,
+            has_cloud_controller: true,
+            has_network_policy: policy,
+        },
+        egress_mode: "agent".into(),
+        supervisor_port: 0,
+        has_embedded_registry: registry,
+        apiservers: Vec::new(),
+    };
+    for (told, says) in [
+        (None, &[][..]),
+        (Some(facts(false, false, "vxlan")), &[]),
+        (Some(facts(true, false, "none")), &["registry mirror"]),
+        (
+            Some(facts(true, true, "tailscale")),
+            &["registry mirror", "network policies", "tailscale"],
+        ),
+    ] {
+        let mut of = member(|_| ()).expect("a member");
+        of.k3s = told;
+        let facts = CheckFacts {
+            apiserver: Some(of),
+            ..CheckFacts::default()
+        };
+        let found = run_checks(&facts);
+        let of_apiserver = found.iter().filter(|(name, _)| *name == "apiserver");
+        let all: Vec<&CheckFinding> = of_apiserver.map(|(_, finding)| finding).collect();
+        assert_eq!(all.len(), says.len() + 1);
+        for (finding, says) in all[1..].iter().zip(says) {
+            assert!(finding.level == FindingLevel::Ok && finding.says.contains(says));
+        }
+    }
 }

@@ -3,6 +3,7 @@
 
 mod apiserver;
 mod document;
+mod k3s_flags;
 mod kubeadm;
 
 use std::{
@@ -18,6 +19,8 @@ use serde_json::{Map, Value, json};
 
 use super::{Part, PartCommand};
 use crate::{
+    agent::cluster_network,
+    api::cluster_network::K3sClusterFacts,
     cli::{
         CliCommand, CliError, args, check,
         commands::{CompletionKind, MACHINE, switch_flag, value_flag},
@@ -43,6 +46,7 @@ use crate::{
 };
 use apiserver::{is_node_name_taken, read_apiserver_version};
 use document::ClusterFiles;
+use k3s_flags::K3sAgentFlags;
 
 /// Port of an apiserver.
 const API_PORT: &str = ":6443";
@@ -64,6 +68,11 @@ static COMMANDS: [PartCommand; 1] = [
             switch_flag("discovery-token-unsafe-skip-ca-verification", None, "trust any CA that the token has signed; with --k3s: any CA"),
             value_flag("k3s", None, "URL", "server of a k3s cluster, in place of HOST:PORT"),
             value_flag("node-password-file", None, "PATH", "file with the password by which k3s knows this node (default /etc/rancher/node/password)"),
+            value_flag("node-name", None, "NAME", "with --k3s: name of the node, as --hostname-override"),
+            value_flag("node-label", None, "KEY=VALUE", "with --k3s: label of the node, as --node-labels; may be repeated"),
+            value_flag("node-taint", None, "KEY=VALUE:EFFECT", "with --k3s: taint of a new Node, as --register-with-taints; may be repeated"),
+            value_flag("kubelet-arg", None, "KEY=VALUE", "with --k3s: flag of the agent; may be repeated"),
+            switch_flag("with-node-id", None, "with --k3s: add an ID to the name of the node, which is kept in /etc/rancher/node/id"),
             switch_flag("force", Some('f'), "join even if this machine is a node, or a ready node has its name"),
             switch_flag("no-start", None, "do not restart the agent"),
         ], agent_flags: true, takes: CompletionKind::Nothing },
@@ -89,6 +98,8 @@ struct JoinFlags {
     any_ca: bool,
     k3s: Option<String>,
     password_file: PathBuf,
+    /// Flags under the names of `k3s agent`.
+    of_k3s: K3sAgentFlags,
     force: bool,
     no_start: bool,
 }
@@ -115,17 +126,26 @@ struct JoinResult {
     /// Certificates that the cluster has made already: chain and key of the client, then of the server.
     pairs: Vec<(String, String)>,
     server: String,
+    /// Facts of a cluster of k3s, and its server.
+    facts: Option<(Url, K3sClusterFacts)>,
     /// Notes for the operator.
     notes: Vec<String>,
     next: &'static str,
 }
 
 fn run_join(command: &'static CliCommand, words: Vec<OsString>) -> Result<(), CliError> {
-    let (own, words) = args::split_flags(command, words)?;
+    let (own, mut words) = args::split_flags(command, words)?;
     if !nix::unistd::geteuid().is_root() {
         return Err(CliError::new("joining needs root: sudo picolet join …"));
     }
     let asked = read_join_flags(own)?;
+    if asked.k3s.is_none() && !asked.of_k3s.is_empty() {
+        return Err(CliError::new(
+            "--node-name, --node-label, --node-taint, --kubelet-arg and --with-node-id work only with --k3s",
+        ));
+    }
+    let hostname = host_name()?;
+    words.extend(asked.of_k3s.agent_words(&hostname, &asked.password_file)?);
     let (flags, server) = read_agent_flags(words)?;
     let _alone = JoinLock::new(flags.config.as_deref())?;
     let machine = MachineBeforeJoin::inspect(flags)?;
@@ -158,6 +178,7 @@ fn run_join(command: &'static CliCommand, words: Vec<OsString>) -> Result<(), Cl
         let _ = writeln!(io::stderr(), "warning: {note}");
     }
     machine.write_join_files(&joined)?;
+    machine.keep_facts(&joined);
     print_text(&format!(
         "This machine is node {:?} of {}.\n",
         machine.config.node_name, joined.server
@@ -166,6 +187,13 @@ fn run_join(command: &'static CliCommand, words: Vec<OsString>) -> Result<(), Cl
         restart_agent_service();
     }
     print_text(joined.next)
+}
+
+fn host_name() -> Result<String, CliError> {
+    let hostname = nix::unistd::gethostname();
+    let hostname =
+        hostname.map_err(|e| CliError::new(format!("cannot read the host name: {e}")))?;
+    Ok(hostname.to_string_lossy().into_owned())
 }
 
 fn read_join_flags(own: Vec<(&'static str, String)>) -> Result<JoinFlags, CliError> {
@@ -185,7 +213,11 @@ fn read_join_flags(own: Vec<(&'static str, String)>) -> Result<JoinFlags, CliErr
             "node-password-file" => asked.password_file = value.into(),
             "force" => asked.force = on()?,
             "no-start" => asked.no_start = on()?,
-            _ => unreachable!("the table of commands has no such flag"),
+            _ => {
+                let is_on = name == "with-node-id" && on()?;
+                let is_known = asked.of_k3s.take_flag(name, &value, is_on);
+                assert!(is_known, "the table of commands has no such flag");
+            }
         }
     }
     match (asked.token.is_empty(), token_file) {
@@ -299,10 +331,8 @@ impl Drop for JoinLock {
 impl MachineBeforeJoin {
     fn inspect(flags: CommandLineFlags) -> Result<Self, CliError> {
         let wrong = |e: config::ConfigError| CliError::new(error_chain(&e));
-        let hostname = nix::unistd::gethostname()
-            .map_err(|e| CliError::new(format!("cannot read the host name: {e}")))?;
         let host = HostIdentity {
-            hostname: hostname.to_string_lossy().into_owned(),
+            hostname: host_name()?,
         };
         let file = flags.config.clone();
         let file = file.unwrap_or_else(|| DEFAULT_CONFIG_FILE.into());
@@ -357,6 +387,19 @@ impl MachineBeforeJoin {
             }
         }
         Ok(())
+    }
+
+    /// Keeps what a server of k3s has told of its cluster for the first start. Without it the agent asks then.
+    fn keep_facts(&self, joined: &JoinResult) {
+        let Some((server, facts)) = &joined.facts else {
+            return;
+        };
+        let root = &self.config.dirs.root;
+        let kept = file::make_dirs(root, 0o750)
+            .and_then(|()| cluster_network::keep_facts(root, server, facts.clone()));
+        if let Err(e) = kept {
+            let _ = writeln!(io::stderr(), "warning: {}: {e}", root.display());
+        }
     }
 
     /// Finishes a join that was cut off.
@@ -670,6 +713,7 @@ fn join_kubeadm_cluster(
         files,
         pairs: Vec::new(),
         server: first_server_text(&found.config),
+        facts: None,
         notes: Vec::new(),
         next: "The agent asks for its certificate when it starts. Then 'kubectl get nodes' shows the node. If it does not, 'picolet check' says why.\n",
     })
@@ -727,7 +771,8 @@ fn join_k3s_cluster(
     if let Some(version) = machine.version_to_tell(&apiserver) {
         own.insert("kubeletVersion".into(), version.into());
     }
-    let others = supervisor.read_apiserver_urls(&api)?;
+    let facts = cluster.to_facts(supervisor.read_apiservers()?);
+    let others = k3s::other_apiserver_urls(&facts.apiservers, &api)?;
     if !others.is_empty() {
         own.insert("apiServers".into(), json!(others));
     }
@@ -752,6 +797,7 @@ fn join_k3s_cluster(
         files,
         pairs: vec![first, second],
         server: first_server_text(&config),
+        facts: Some((url, facts)),
         notes,
         next: "'kubectl get nodes' shows the node when the agent runs. 'picolet check' says what this node needs and the cluster does not provide.\n",
     })

@@ -74,6 +74,12 @@ impl Builder {
         self
     }
 
+    /// Have these fields in the configuration that a server of k3s gives its nodes.
+    pub fn k3s_config(mut self, fields: serde_json::Value) -> Self {
+        self.0.k3s_config = fields;
+        self
+    }
+
     /// Reach nodes through a proxy that takes `CONNECT` (an egress of the type HTTPConnect), by their host names: what
     /// `EgressSelectorConfiguration` and `--kubelet-preferred-address-types=Hostname` ask for.
     pub fn egress(mut self, proxy: SocketAddr) -> Self {

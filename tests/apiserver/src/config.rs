@@ -37,6 +37,8 @@ pub(crate) struct Config {
     pub(crate) ca_age: Duration,
     /// It is a k3s server: `server:password`, and the mode of its egress selector.
     pub(crate) k3s: Option<(String, String)>,
+    /// Fields of its configuration that a test has set.
+    pub(crate) k3s_config: serde_json::Value,
     /// Nodes are reached through this proxy, under the first of their names.
     pub(crate) egress: Option<SocketAddr>,
 }
@@ -64,6 +66,7 @@ impl Default for Config {
             )]),
             ca_age: Duration::ZERO,
             k3s: None,
+            k3s_config: serde_json::Value::Null,
             egress: None,
         }
     }

@@ -113,8 +113,19 @@ fn nodes(core: &Core, store: &mut Store, signs: &mut Signs) {
             }
         }
         taint(&mut node, now);
+        let supervisor = core.supervisor.as_ref();
+        if supervisor.is_some_and(|it| it.has_cloud_controller(core)) {
+            complete_by_cloud_controller(&mut node);
+        }
         if list(&node, "/spec/podCIDRs").is_empty() {
-            let cidr = free_cidr(store);
+            let cidr = free_cidr(
+                store,
+                if supervisor.is_some() {
+                    "10.42"
+                } else {
+                    "10.85"
+                },
+            );
             node["spec"]["podCIDR"] = json!(cidr);
             node["spec"]["podCIDRs"] = json!([cidr]);
         }
@@ -130,10 +141,64 @@ fn nodes(core: &Core, store: &mut Store, signs: &mut Signs) {
     }
 }
 
-/// The first subnet of 10.85.0.0/16 that no node has.
-fn free_cidr(store: &Store) -> String {
+/// What the cloud controller of k3s does to a node: addresses from its annotations, the provider ID, the instance type;
+/// the taint of new nodes goes.
+///
+/// Source: k3s `pkg/cloudprovider/instances.go`; k8s `cloud-provider/controllers/node`.
+fn complete_by_cloud_controller(node: &mut Value) {
+    let note = |name: &str| {
+        let notes = at(node, "/metadata/annotations");
+        notes[format!("k3s.io/{name}")]
+            .as_str()
+            .unwrap_or("")
+            .to_owned()
+    };
+    let (internal, hostname) = (note("internal-ip"), note("hostname"));
+    // Without them it only logs.
+    if internal.is_empty() || hostname.is_empty() {
+        return;
+    }
+    let mut addresses = Vec::new();
+    for (kind, words) in [
+        ("InternalIP", internal),
+        ("ExternalIP", note("external-ip")),
+        ("Hostname", hostname),
+        ("InternalDNS", note("internal-dns")),
+        ("ExternalDNS", note("external-dns")),
+    ] {
+        for address in words.split(',').filter(|word| !word.is_empty()) {
+            addresses.push(json!({"type": kind, "address": address}));
+        }
+    }
+    let name = text(node, "/metadata/name").to_owned();
+    if list(node, "/status/addresses") != addresses {
+        node["status"]["addresses"] = json!(addresses);
+    }
+    if text(node, "/spec/providerID").is_empty() {
+        node["spec"]["providerID"] = json!(format!("k3s://{name}"));
+    }
+    for label in [
+        "node.kubernetes.io/instance-type",
+        "beta.kubernetes.io/instance-type",
+    ] {
+        if at(node, "/metadata/labels").get(label).is_none() {
+            node["metadata"]["labels"][label] = json!("k3s");
+        }
+    }
+    let left: Vec<Value> = list(node, "/spec/taints")
+        .iter()
+        .filter(|taint| text(taint, "/key") != "node.cloudprovider.kubernetes.io/uninitialized")
+        .cloned()
+        .collect();
+    if left.len() < list(node, "/spec/taints").len() {
+        node["spec"]["taints"] = json!(left);
+    }
+}
+
+/// The first subnet of a range, given by its first two bytes, that no node has.
+fn free_cidr(store: &Store, range: &str) -> String {
     (0..256)
-        .map(|n| format!("10.85.{n}.0/24"))
+        .map(|n| format!("{range}.{n}.0/24"))
         .find(|cidr| {
             store
                 .iter("nodes", "")

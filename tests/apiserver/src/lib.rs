@@ -216,6 +216,17 @@ impl TestServer {
         supervisor.map_or(0, |supervisor| supervisor.sessions.count(node))
     }
 
+    /// Connects to a target of a node (`tcp/HOST:PORT`) through the tunnel of k3s.
+    ///
+    /// # Errors
+    ///
+    /// The node has no session.
+    pub fn dial_in_tunnel(&self, node: &str, target: &str) -> io::Result<std::net::TcpStream> {
+        let supervisor = self.core.supervisor.as_ref();
+        let supervisor = supervisor.ok_or_else(|| io::Error::other("no server of k3s"))?;
+        supervisor.sessions.dial(node, target)
+    }
+
     /// What nodes have done in sessions that they must not.
     #[must_use]
     pub fn wrong_in_tunnels(&self) -> Vec<String> {

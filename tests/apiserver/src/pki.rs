@@ -29,8 +29,9 @@ pub struct Credentials {
 /// Whom a certificate is for.
 pub(crate) struct Signed {
     pub(crate) common_name: String,
-    /// Of a client.
     pub(crate) organisation: Option<&'static str>,
+    /// For a client; otherwise for a server.
+    pub(crate) is_client: bool,
     /// Names and addresses of a server.
     pub(crate) hosts: Vec<String>,
     pub(crate) life_s: i64,
@@ -143,9 +144,9 @@ impl Authority {
         csr.params.subject_alt_names =
             CertificateParams::new(signed.hosts.clone())?.subject_alt_names;
         csr.params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        csr.params.extended_key_usages = vec![match signed.organisation {
-            Some(_) => ExtendedKeyUsagePurpose::ClientAuth,
-            None => ExtendedKeyUsagePurpose::ServerAuth,
+        csr.params.extended_key_usages = vec![match signed.is_client {
+            true => ExtendedKeyUsagePurpose::ClientAuth,
+            false => ExtendedKeyUsagePurpose::ServerAuth,
         }];
         Ok(csr.signed_by(&self.issuer)?.pem())
     }

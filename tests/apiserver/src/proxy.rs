@@ -327,7 +327,10 @@ fn connect(
         .map_err(io::Error::other)?;
     let (host, port) = &call.address;
     let tcp = match (&call.by_session, &core.supervisor) {
-        (Some(node), Some(supervisor)) => supervisor.sessions.dial(node, *port)?,
+        (Some(node), Some(supervisor)) => {
+            let target = format!("tcp/127.0.0.1:{port}");
+            supervisor.sessions.dial(node, &target)?
+        }
         _ => dial(core, host, *port)?,
     };
     tcp.set_read_timeout(Some(CONNECT))?;

@@ -68,8 +68,8 @@ impl Sessions {
         lock(&self.wrong).clone()
     }
 
-    /// Connects to the server of a node. Without a session there is no other way.
-    pub(crate) fn dial(&self, node: &str, port: u16) -> io::Result<TcpStream> {
+    /// Connects to a target of a node, as `tcp/127.0.0.1:10250`. Without a session there is no other way.
+    pub(crate) fn dial(&self, node: &str, target: &str) -> io::Result<TcpStream> {
         let open = lock(&self.open);
         let session = open.iter().find(|session| session.node == node);
         let session = session
@@ -81,7 +81,7 @@ impl Sessions {
         let (theirs, _) = listener.accept()?;
         let id = session.next.fetch_add(1, Ordering::Relaxed);
         lock(&session.connections).insert(id, theirs.try_clone()?);
-        session.say(CONNECT, id, format!("tcp/127.0.0.1:{port}").as_bytes());
+        session.say(CONNECT, id, target.as_bytes());
         thread::spawn(move || session.send_all(id, theirs));
         Ok(ours)
     }

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::api::Reply;
 use crate::auth::User;
@@ -64,6 +64,11 @@ impl Supervisor {
         path == "/cacerts" || path.starts_with(V1)
     }
 
+    /// Whether it gives nodes their addresses and provider IDs.
+    pub(crate) fn has_cloud_controller(&self, core: &Core) -> bool {
+        self.config(core)["DisableCCM"] == false
+    }
+
     /// Whether nodes are reached by sessions alone.
     pub(crate) fn has_tunnel(&self) -> bool {
         self.egress != "disabled"
@@ -86,12 +91,7 @@ impl Supervisor {
             return Err(ApiError::new(403, "Forbidden", "forbidden"));
         }
         let text = match call.path.strip_prefix(V1).unwrap_or_default() {
-            "config" => json!({
-                "ClusterDNS": "10.43.0.10", "ClusterDNSs": ["10.43.0.10"], "ClusterDomain": "k3s.local",
-                "IPSECPSK": "secret-of-the-cluster", "ClusterIPRange": {"IP": "10.42.0.0", "Mask": "//8AAA=="}, "HTTPSPort": 0,
-                "EgressSelectorMode": self.egress, "FlannelBackend": "vxlan",
-            })
-            .to_string(),
+            "config" => self.config(core).to_string(),
             "apiservers" => {
                 let own = format!("127.0.0.1:{}", core.port.load(Ordering::Relaxed));
                 json!([own, "192.0.2.1:6443"]).to_string()
@@ -103,6 +103,18 @@ impl Supervisor {
                 let signed = Signed {
                     common_name: format!("system:node:{node}"),
                     organisation: Some("system:nodes"),
+                    is_client: true,
+                    hosts: Vec::new(),
+                    life_s: i64::try_from(core.config.certificate_life.as_secs()).unwrap_or(1),
+                };
+                certify(&core.authority, core, &call, &signed)?
+            }
+            // Neither name nor password of the node: who may ask at all may have it.
+            "client-kube-proxy.crt" => {
+                let signed = Signed {
+                    common_name: "system:kube-proxy".to_owned(),
+                    organisation: None,
+                    is_client: true,
                     hosts: Vec::new(),
                     life_s: i64::try_from(core.config.certificate_life.as_secs()).unwrap_or(1),
                 };
@@ -120,6 +132,7 @@ impl Supervisor {
                 let signed = Signed {
                     common_name: node,
                     organisation: None,
+                    is_client: false,
                     hosts,
                     life_s: SERVING_LIFE_S,
                 };
@@ -128,6 +141,25 @@ impl Supervisor {
             _ => return Err(ApiError::new(404, "NotFound", "404 page not found")),
         };
         Ok(Reply::Text(text))
+    }
+
+    /// The configuration of the cluster, in Go's words; what a test has set goes before.
+    fn config(&self, core: &Core) -> Value {
+        let pods = json!({"IP": "10.42.0.0", "Mask": "//8AAA=="});
+        let services = json!({"IP": "10.43.0.0", "Mask": "//8AAA=="});
+        let mut config = json!({
+            "ClusterDNS": "10.43.0.10", "ClusterDNSs": ["10.43.0.10"], "ClusterDomain": "k3s.local",
+            "IPSECPSK": "secret-of-the-cluster", "ClusterIPRange": pods, "ClusterIPRanges": [pods],
+            "ServiceIPRange": services, "ServiceIPRanges": [services],
+            "ServiceNodePortRange": {"Base": 30000, "Size": 2768}, "HTTPSPort": 0, "SupervisorPort": 0,
+            "EgressSelectorMode": self.egress, "FlannelBackend": "vxlan", "FlannelIPv6Masq": false,
+            "FlannelExternalIP": false, "DisableKubeProxy": false, "DisableNPC": false, "DisableCCM": false,
+            "DisableServiceLB": false, "EmbeddedRegistry": false, "MinTLSVersion": "", "CipherSuites": null,
+        });
+        for (name, value) in core.config.k3s_config.as_object().into_iter().flatten() {
+            config[name] = value.clone();
+        }
+        config
     }
 
     fn user(&self, call: &Call<'_>) -> Result<User, ApiError> {

@@ -46,7 +46,7 @@ pub(crate) fn authorize(
     if user.in_group("system:masters") || grants.iter().any(|g| g.allows(user, info)) {
         return Ok(());
     }
-    if everyone(user, info) || bootstrapper(user, info) {
+    if everyone(user, info) || bootstrapper(user, info) || kube_proxy(user, info) {
         return Ok(());
     }
     match user.node() {
@@ -79,6 +79,22 @@ fn bootstrapper(user: &User, info: &Info) -> bool {
         && info.plural == "certificatesigningrequests"
         && info.sub.is_empty()
         && ["create", "get", "list", "watch"].contains(&info.verb.as_str())
+}
+
+/// Role `system:node-proxier`, which is bound to `system:kube-proxy`.
+fn kube_proxy(user: &User, info: &Info) -> bool {
+    if user.name != "system:kube-proxy" || !info.sub.is_empty() {
+        return false;
+    }
+    let verb = info.verb.as_str();
+    match (info.group.as_str(), info.plural.as_str()) {
+        ("", "nodes") => ["get", "list", "watch"].contains(&verb),
+        ("", "services") | ("discovery.k8s.io", "endpointslices") => {
+            ["list", "watch"].contains(&verb)
+        }
+        ("" | "events.k8s.io", "events") => ["create", "patch", "update"].contains(&verb),
+        _ => false,
+    }
 }
 
 fn authorize_node(config: &Config, store: &Store, node: &str, info: &Info) -> Result<(), String> {

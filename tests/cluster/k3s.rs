@@ -1,0 +1,275 @@
+//! A node of a k3s cluster, beyond its join: its marks in the Node, the pods of the load balancer, dials for pods.
+
+use core::time::Duration;
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::TcpStream,
+};
+
+use nix::sys::signal::Signal;
+use picolet_test_apiserver::{BOOTSTRAP_TOKEN, Entry, TestServer};
+use serde_json::{Value, json};
+
+use crate::{
+    host::{Host, NODE, able as able_with_pods, sh, with},
+    join::{NODE_SECRET, by_the_file_alone, join, machine, mode},
+    member::{able, wait_ready as wait_node, wrong},
+    pods::{pod, wait_ready},
+};
+
+const SOON: Duration = Duration::from_secs(180);
+
+/// A machine that has joined and runs.
+fn joined(server: &TestServer, flags: &[&str]) -> Host {
+    let mut host = machine();
+    host.add_flags(flags);
+    let drop_in = host.path("etc/config.d/10-test.conf");
+    let text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nevictionHard: {memory.available: 1Mi}\n";
+    fs::write(drop_in, text).expect("written");
+    let token = server.k3s_token(BOOTSTRAP_TOKEN);
+    let (code, said) = join(&host, &["--k3s", &server.url(), "--token", &token]);
+    assert_eq!(code, Some(0), "{said}");
+    by_the_file_alone(&mut host);
+    host.start_agent();
+    host
+}
+
+/// Waits until the Node is as wanted.
+fn wait_for_node(server: &TestServer, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+    server.wait_for(what, SOON, |state| {
+        state
+            .get("nodes", "", NODE)
+            .filter(|node| holds(node))
+            .cloned()
+    })
+}
+
+#[test]
+fn the_node_is_marked_as_its_servers_expect() {
+    // K3SN-01 K3SN-03 K3SN-05 K3ST-16
+    if !able() {
+        return;
+    }
+    for has_cloud_controller in [true, false] {
+        let server = TestServer::builder()
+            .k3s(NODE_SECRET, "pod")
+            .k3s_config(json!({"DisableCCM": !has_cloud_controller}))
+            .controllers(true)
+            .start()
+            .expect("server");
+        let mut host = joined(
+            &server,
+            &[
+                "--node-status-update-frequency=1s",
+                "--node-external-ip=198.51.100.7",
+                "--node-labels=shelf=2",
+            ],
+        );
+        wait_node(&server, SOON);
+        // Servers reach its pods, whoever gives it addresses.
+        let node = wait_for_node(&server, "the label", |node| {
+            node["metadata"]["labels"]["egress.k3s.io/cluster"] == "true"
+        });
+        assert_eq!(node["metadata"]["labels"]["shelf"], "2");
+        let notes = &node["metadata"]["annotations"];
+        let kinds = |node: &Value| -> Vec<String> {
+            let all = node["status"]["addresses"].as_array().cloned();
+            let kind = |a: Value| a["type"].as_str().unwrap_or("").to_owned();
+            all.unwrap_or_default().into_iter().map(kind).collect()
+        };
+        if has_cloud_controller {
+            assert_eq!(notes["k3s.io/hostname"], NODE);
+            assert_eq!(notes["k3s.io/external-ip"], "198.51.100.7");
+            let internal = notes["k3s.io/internal-ip"].as_str().expect("addresses");
+            assert_eq!(node["status"]["addresses"][0]["address"], internal);
+            assert_eq!(node["spec"]["providerID"], format!("k3s://{NODE}"));
+            assert_eq!(kinds(&node), ["InternalIP", "ExternalIP", "Hostname"]);
+        } else {
+            assert!(notes.get("k3s.io/internal-ip").is_none(), "{notes}");
+            assert!(node["spec"].get("providerID").is_none());
+            assert_eq!(kinds(&node), ["InternalIP", "Hostname"]);
+        }
+        let taints = node["spec"]["taints"].to_string();
+        assert!(!taints.contains("cloudprovider"), "{taints}");
+
+        // Neither side changes what the other has written.
+        let heartbeats = |count: usize| {
+            server.clear_audit();
+            server.wait_for("some heartbeats", SOON, |_| {
+                let beats = |e: &&Entry| e.uri.contains("/leases/") && e.code == 200;
+                (server.audit().iter().filter(beats).count() >= count).then_some(())
+            });
+        };
+        heartbeats(1);
+        heartbeats(2);
+        let writes = |e: &&Entry| e.method == "PATCH" && e.uri.ends_with("/nodes/node/status");
+        let written = server.audit().iter().filter(writes).count();
+        assert_eq!(written, 0, "nothing has changed");
+        let now = server.get("nodes", "", NODE).expect("the node");
+        assert_eq!(kinds(&now), kinds(&node));
+
+        // What was told is kept, but for the secret; the shared key was never asked for, nor a certificate that no part needs.
+        let kept = host.path("root/k3s-cluster.json");
+        let text = fs::read_to_string(&kept).expect("facts");
+        assert!(
+            text.contains("10.42.0.0") && text.contains("\"egressMode\":\"pod\""),
+            "{text}"
+        );
+        assert!(!text.contains("secret-of-the-cluster"));
+        assert_eq!(mode(&kept), 0o600);
+        assert!(!host.path("root/pki/kube-proxy-client-current.pem").exists());
+        assert_eq!(wrong(&server), [""; 0]);
+        host.end_agent(Signal::SIGTERM);
+        host.clear();
+    }
+}
+
+#[test]
+fn families_that_do_not_agree_make_the_node_not_ready() {
+    // K3SN-16
+    if !able() {
+        return;
+    }
+    let services = json!([{"IP": "fd43::", "Mask": "////////AAAAAAAAAAAAAA=="}]);
+    let pods = json!([{"IP": "fd42::", "Mask": "////////AAAAAAAAAAAAAA=="}]);
+    let server = TestServer::builder()
+        .k3s(NODE_SECRET, "disabled")
+        .k3s_config(json!({"ClusterIPRanges": pods, "ServiceIPRanges": services}))
+        .start()
+        .expect("server");
+    let mut host = joined(
+        &server,
+        &["--node-status-update-frequency=1s", "--node-ip=0.0.0.0"],
+    );
+    let says = |node: &Value| {
+        let conditions = node["status"]["conditions"].as_array().cloned();
+        let ready = conditions.unwrap_or_default().into_iter();
+        ready
+            .filter(|c| c["type"] == "Ready" && c["status"] == "False")
+            .any(|c| c["message"].to_string().contains("picolet.nodeIP"))
+    };
+    wait_for_node(&server, "the reason", says);
+    host.end_agent(Signal::SIGTERM);
+    host.clear();
+}
+
+/// A pod like those of a DaemonSet `svclb-*`.
+fn svclb(name: &str) -> Value {
+    let script = "echo \"ips $DEST_IPS\"; echo \"forward $(cat /proc/sys/net/ipv4/ip_forward)\"; exec sleep 1000000";
+    let field = json!({"fieldRef": {"fieldPath": "status.hostIPs"}});
+    let container = with(
+        sh("lb-tcp-80", script),
+        json!({
+            "env": [
+                {"name": "SRC_PORT", "value": "80"}, {"name": "DEST_PROTO", "value": "TCP"},
+                {"name": "DEST_PORT", "value": "30080"}, {"name": "DEST_IPS", "valueFrom": field},
+            ],
+            "ports": [{"containerPort": 80, "name": "lb-tcp-80", "protocol": "TCP"}],
+            "securityContext": {"capabilities": {"add": ["NET_ADMIN"]}},
+        }),
+    );
+    pod(
+        name,
+        json!({
+            "containers": [container],
+            "securityContext": {"sysctls": [{"name": "net.ipv4.ip_forward", "value": "1"}]},
+            "tolerations": [{"key": "node-role.kubernetes.io/control-plane", "operator": "Exists", "effect": "NoSchedule"}],
+        }),
+    )
+}
+
+#[test]
+fn pods_of_the_load_balancer_run_unless_there_is_none() {
+    // K3SN-07
+    if !able_with_pods() {
+        return;
+    }
+    for has_service_lb in [true, false] {
+        let server = TestServer::builder()
+            .k3s(NODE_SECRET, "disabled")
+            .k3s_config(json!({"DisableServiceLB": !has_service_lb}))
+            .start()
+            .expect("server");
+        let mut host = joined(&server, &[]);
+        host.import();
+        wait_node(&server, SOON);
+        host.until("the facts", |host| {
+            (
+                host.path("root/k3s-cluster.json").exists(),
+                host.agent_log(),
+            )
+        });
+        server.create(&svclb("svclb-web")).expect("create");
+        if has_service_lb {
+            wait_ready(&server, "svclb-web");
+            let node = server.get("nodes", "", NODE).expect("the node");
+            let ip = node["status"]["addresses"][0]["address"]
+                .as_str()
+                .expect("an address");
+            let env = host.exec(
+                "svclb-web",
+                "lb-tcp-80",
+                "echo $DEST_IPS; cat /proc/sys/net/ipv4/ip_forward",
+            );
+            assert_eq!(env, format!("{ip}\n1\n"));
+        } else {
+            let pod = server.wait_for_phase("default", "svclb-web", "Failed", SOON);
+            assert_eq!(pod["status"]["reason"], "SysctlForbidden");
+        }
+        host.end_agent(Signal::SIGTERM);
+        host.clear();
+    }
+}
+
+#[test]
+fn servers_dial_pods_through_the_tunnel() {
+    // K3ST-16 K3ST-17
+    if !able_with_pods() {
+        return;
+    }
+    for egress in ["pod", "agent"] {
+        let server = TestServer::builder()
+            .k3s(NODE_SECRET, egress)
+            .start()
+            .expect("server");
+        let mut host = joined(&server, &[]);
+        host.import();
+        wait_node(&server, SOON);
+        host.until("a session", |host| {
+            (server.tunnel_sessions(NODE) == 1, host.agent_log())
+        });
+        let serve = "mkdir /w; echo hello >/w/index.html; exec httpd -f -p 8080 -h /w";
+        let spec = json!({"containers": [sh("c", serve)]});
+        server.create(&pod("web", spec)).expect("create");
+        let web = wait_ready(&server, "web");
+        let ip = web["status"]["podIP"]
+            .as_str()
+            .expect("an address")
+            .to_owned();
+        let fetch = |target: &str| -> String {
+            let mut stream: TcpStream = server.dial_in_tunnel(NODE, target).expect("a session");
+            let _ = stream.write_all(b"GET / HTTP/1.0\r\n\r\n");
+            let mut answer = String::new();
+            let _ = stream.read_to_string(&mut answer);
+            answer
+        };
+        let target = format!("tcp/{ip}:8080");
+        host.until("the server of the pod", |host| {
+            let answer = fetch(&target);
+            let is_served = answer.contains("hello");
+            (is_served == (egress == "pod"), host.agent_log() + &answer)
+        });
+        // Nobody else is reached: neither the next address, nor a port of the host that no pod has declared.
+        let node = server.get("nodes", "", NODE).expect("the node");
+        let own = node["status"]["addresses"][0]["address"]
+            .as_str()
+            .expect("an address");
+        for other in ["tcp/192.0.2.77:80", &format!("tcp/{own}:{}", server.port())] {
+            assert_eq!(fetch(other), "", "{other}");
+        }
+        assert_eq!(server.wrong_in_tunnels(), [""; 0]);
+        host.end_agent(Signal::SIGTERM);
+        host.clear();
+    }
+}
