@@ -5,11 +5,15 @@ use alloc::{rc::Rc, sync::Arc};
 use core::time::Duration;
 use std::path::PathBuf;
 
+use smol::future::FutureExt as _;
+
 use super::{
     certificates::earliest_chain_end,
-    link::fleet_spread,
+    link::{ApiserverLink, fleet_spread},
     membership::Membership,
-    signing::{CertificateSigner, K3sSigner, LOOK, RenewalSpread, SigningFailure, renewal_time},
+    signing::{
+        CertificateSigner, FIRST_POLL, K3sSigner, RenewalSpread, SigningFailure, renewal_time,
+    },
 };
 use crate::{
     agent::{
@@ -30,6 +34,8 @@ const FACTS_PAUSE: Duration = Duration::from_secs(60 * 60);
 /// First and longest pause after a question that no server has answered; it doubles.
 const FIRST_RETRY: Duration = Duration::from_secs(5);
 const LAST_RETRY: Duration = Duration::from_secs(5 * 60);
+/// Longest wait for the renewal of a certificate. A clock that turns out to be wrong ends it.
+const LOOK: Duration = Duration::from_secs(60 * 60);
 
 /// Asks for the facts of the cluster.
 pub(super) struct K3sFactsKeeper {
@@ -119,6 +125,7 @@ pub(super) struct ReaderCertificateKeeper {
     pub(super) store: CertificateStore,
     pub(super) signer: CertificateSigner,
     pub(super) reader: Rc<ClusterReader>,
+    pub(super) link: Rc<ApiserverLink>,
 }
 
 impl ReaderCertificateKeeper {
@@ -144,12 +151,13 @@ impl ReaderCertificateKeeper {
             }
             let drawn = draw.number_for(&held, random);
             let due = renewal_time(&held, &subject, drawn, clock.wall_time()).filter(|_| holds);
-            if due.is_some_and(|due| due > now) {
+            if let Some(due) = due.filter(|due| *due > now) {
                 requests = CertificateRequests::default();
-                // Nobody else writes it: the next look is for the clock alone.
-                while self.signer.server_time() < due.unwrap_or_default() {
-                    clock.sleep_until(clock.now() + LOOK).await;
-                }
+                let left = due.0.saturating_sub(now.0) / 1_000_000;
+                let left = Duration::from_millis(u64::try_from(left).unwrap_or(0));
+                let look = clock.now() + left.clamp(FIRST_POLL, LOOK);
+                let changed = self.link.wait_clock_change();
+                clock.sleep_until(look).or(changed).await;
                 continue;
             }
             let asked = match requests.may_request(clock.now()) {

@@ -310,6 +310,7 @@ impl Cluster {
                 store: CertificateStore::kube_proxy(&cfg.cluster.cert_dir),
                 signer: self.make_signer(tools),
                 reader,
+                link: Rc::clone(&self.link),
             };
             tasks.push(box_task(certificate.keep_certificate()));
         }

@@ -1,6 +1,7 @@
 //! The configuration of a node of a cluster, as `picolet join` writes it: the cluster's settings for kubelets, the
 //! paths of the cluster's files, and the typed flags. The operator's earlier file goes on counting as a drop-in.
 
+use core::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
@@ -126,9 +127,32 @@ pub(super) fn read_kubeadm_settings(text: &str) -> Result<Value, DecodeError> {
     Ok(document)
 }
 
+/// Resolver file that programs use, and the one that systemd-resolved keeps of the servers behind it.
+const RESOLVERS: [&str; 2] = ["/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"];
+
+/// Finds the resolver file for pods on a machine whose own one names a server of this machine only, which no pod
+/// reaches (K3SN-13). `None`: the usual one is right, or there is no other.
+fn find_resolver() -> Option<&'static str> {
+    let [usual, behind] = RESOLVERS.map(|path| read_bounded(Path::new(path)).ok());
+    let is_usable = |text: &Option<Vec<u8>>| text.as_deref().is_some_and(|it| !names_loopback(it));
+    (!is_usable(&usual) && is_usable(&behind)).then_some(RESOLVERS[1])
+}
+
+/// Returns true if a resolver file names a server on loopback, or none at all.
+fn names_loopback(text: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(text);
+    let servers = text.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        words.next().filter(|word| *word == "nameserver")?;
+        words.next()?.parse::<IpAddr>().ok()
+    });
+    let mut servers = servers.peekable();
+    servers.peek().is_none() || servers.any(|ip| ip.is_loopback())
+}
+
 /// Makes the settings of a kubelet beside a k3s server.
 pub(super) fn k3s_settings(dns: &[&str], domain: &str) -> Value {
-    json!({
+    let mut settings = json!({
         "apiVersion": file::API_VERSION,
         "kind": file::KIND,
         "clusterDNS": dns,
@@ -137,7 +161,11 @@ pub(super) fn k3s_settings(dns: &[&str], domain: &str) -> Value {
         "authorization": {"mode": "Webhook"},
         "rotateCertificates": true,
         "serverTLSBootstrap": true,
-    })
+    });
+    if let Some(path) = find_resolver() {
+        settings["resolvConf"] = path.into();
+    }
+    settings
 }
 
 /// Makes the text of the file. `document`: settings of the cluster; `own`: keys of picolet; `typed`: flags.
@@ -221,6 +249,21 @@ mod tests {
                 "picolet": {"kubeconfig": "/k", "bootstrapKubeconfig": "/b2", "hostnameOverride": "n"},
             })
         );
+    }
+
+    #[test]
+    fn resolvers_of_this_machine_only() {
+        // K3SN-13
+        for (text, is_own) in [
+            ("nameserver 127.0.0.53\noptions edns0\n", true),
+            ("nameserver 192.0.2.1\nnameserver ::1\n", true),
+            ("search lan\n", true),
+            ("", true),
+            ("# nameserver 127.0.0.1\nnameserver 192.0.2.1\n", false),
+            ("nameserver\t2001:db8::1\n", false),
+        ] {
+            assert_eq!(names_loopback(text.as_bytes()), is_own, "{text}");
+        }
     }
 
     #[test]
