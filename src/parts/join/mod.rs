@@ -395,8 +395,13 @@ impl MachineBeforeJoin {
             return;
         };
         let root = &self.config.dirs.root;
-        let kept = file::make_dirs(root, 0o750)
-            .and_then(|()| cluster_network::keep_facts(root, server, facts.clone()));
+        // A certificate of another cluster is of no use, and would not be renewed while it is valid.
+        let other = CertificateStore::kube_proxy(&self.config.cluster.cert_dir).current_path();
+        let kept = match fs::remove_file(other) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+            _ => file::make_dirs(root, 0o750),
+        };
+        let kept = kept.and_then(|()| cluster_network::keep_facts(root, server, facts.clone()));
         if let Err(e) = kept {
             let _ = writeln!(io::stderr(), "warning: {}: {e}", root.display());
         }
