@@ -141,6 +141,11 @@ pub(crate) trait ConfiguredPart: Any + fmt::Debug {
         false
     }
 
+    /// Returns true if servers reach pods of this node through the part, in clusters that want it (K3ST-16).
+    fn carries_pod_dials(&self) -> bool {
+        false
+    }
+
     /// Begins the work of the part in an agent that runs. Returns its tasks, which run as long as the agent.
     fn start(&self, tools: &PartTools<'_>) -> Vec<AgentTask> {
         _ = tools;

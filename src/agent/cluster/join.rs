@@ -401,7 +401,9 @@ mod tests {
     use base64::{Engine as _, engine::general_purpose::STANDARD};
 
     use super::*;
+    use crate::api::strict::from_json;
     use crate::config::{HostIdentity, default_config};
+    use crate::kube::cluster_network::K3sCluster;
     use crate::kube::testing::{Authority, NOW, Pair, Validity};
     use crate::testing::TestDir;
 
@@ -481,6 +483,32 @@ mod tests {
         .expect("file");
         fs::remove_file(scratch.join("bootstrap")).expect("removed");
         assert!(of().is_err());
+    }
+
+    #[test]
+    fn servers_that_were_told_before_are_tried_too() {
+        // K3SN-12
+        let scratch = TestDir::new("join");
+        let mut wanted = wanted(&scratch);
+        wanted.servers = vec!["https://b.lan:6443".into()];
+        assert_eq!(with_known_servers(&wanted, None), wanted);
+        let cluster: K3sCluster = from_json(b"{}").expect("a description");
+        let told = |all: &[&str]| {
+            let all = all.iter().map(|&address| address.to_owned()).collect();
+            with_known_servers(&wanted, Some(&cluster.to_facts(all))).servers
+        };
+        assert_eq!(
+            told(&["10.0.0.1:6443", "b.lan:6443", "a b", "[fd00::1]:6443"]),
+            [
+                "https://b.lan:6443",
+                "https://10.0.0.1:6443",
+                "https://[fd00::1]:6443"
+            ]
+        );
+        // With that of the kubeconfig they are as many as may be.
+        let many: Vec<String> = (0..40).map(|n| format!("10.0.0.{n}:6443")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        assert_eq!(told(&many).len() + 1, MAX_SERVERS);
     }
 
     #[test]

@@ -138,6 +138,7 @@ pub(in crate::agent) fn node_settings(cfg: &AgentConfig, facts: &MachineFacts) -
         name: cfg.node_name.clone(),
         node_ips: cfg.node_ips.clone(),
         external_ips: cfg.node_external_ips.clone(),
+        carries_pod_dials: cfg.parts.iter().any(|part| part.carries_pod_dials()),
         labels: cfg.node.labels.clone(),
         taints: cfg.node.taints.clone(),
         provider_id: cfg.node.provider_id.clone(),

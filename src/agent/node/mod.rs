@@ -268,10 +268,11 @@ impl LocalNode {
             external_pods: gathered.external_pods.as_ref(),
             storage: self.facts.storage.as_ref(),
             volumes_in_use: None,
-            k3s: self.k3s.borrow().as_ref().map(|facts| {
-                // The part k3s opens the tunnels.
-                K3sNodeRules::from_facts(facts, cfg!(feature = "k3s"))
-            }),
+            k3s: {
+                let facts = self.k3s.borrow();
+                let facts = facts.as_ref();
+                facts.map(|facts| K3sNodeRules::from_facts(facts))
+            },
         }
     }
 

@@ -40,17 +40,17 @@ const PROVIDER: &str = "k3s://";
 pub struct K3sNodeRules {
     /// Set if the servers run the cloud controller of k3s.
     pub has_cloud_controller: bool,
-    /// Set if servers reach pods of this node through its tunnel.
+    /// Set if servers want to reach pods through tunnels.
     pub serves_pods: bool,
 }
 
 impl K3sNodeRules {
-    /// Rules of a cluster. `has_tunnel`: this node has a tunnel to its servers.
+    /// Rules of a cluster.
     #[must_use]
-    pub fn from_facts(facts: &K3sClusterFacts, has_tunnel: bool) -> Self {
+    pub fn from_facts(facts: &K3sClusterFacts) -> Self {
         Self {
             has_cloud_controller: facts.network.has_cloud_controller,
-            serves_pods: has_tunnel && is_pod_egress(&facts.egress_mode),
+            serves_pods: is_pod_egress(&facts.egress_mode),
         }
     }
 }
@@ -79,7 +79,7 @@ pub(super) fn mark_node(
     for (name, value) in &settings.labels {
         labels.insert(name.clone(), value.clone());
     }
-    if rules.serves_pods {
+    if rules.serves_pods && settings.carries_pod_dials {
         labels.insert(EGRESS.into(), "true".into());
     } else {
         labels.remove(EGRESS);
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn marks_of_a_node() {
-        // K3SN-03 K3SN-05
+        // K3SN-03 K3SN-05 K3SN-06
         let mut parts = parts(true, false);
         parts.settings.labels = [("shelf".to_owned(), "2".to_owned())].into();
         let (node, _) = initial_node(&parts.view(), NOW);
@@ -311,14 +311,14 @@ mod tests {
             ("disabled", true, false),
             ("pod", false, false),
         ] {
-            let is_wanted = has_tunnel && is_pod_egress(mode);
-            assert_eq!(is_wanted, wanted, "{mode}");
+            let mut parts = parts(true, is_pod_egress(mode));
+            parts.settings.carries_pod_dials = has_tunnel;
             let mut node = Node::default();
             for before in [false, true] {
                 if before {
                     node.metadata.labels.insert(EGRESS.into(), "true".into());
                 }
-                apply_node_status(&mut node, &parts(true, wanted).view(), NOW);
+                apply_node_status(&mut node, &parts.view(), NOW);
                 assert_eq!(node.metadata.labels.contains_key(EGRESS), wanted, "{mode}");
             }
         }

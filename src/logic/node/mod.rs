@@ -75,6 +75,8 @@ pub struct NodeSettings {
     pub node_ips: Vec<IpAddr>,
     /// `picolet.nodeExternalIP`: none, one, or one of each family.
     pub external_ips: Vec<IpAddr>,
+    /// Set if servers of k3s reach pods through a tunnel of this node, should they want to.
+    pub carries_pod_dials: bool,
     /// `--node-labels`, checked.
     pub labels: BTreeMap<String, String>,
     /// `registerWithTaints`, checked.

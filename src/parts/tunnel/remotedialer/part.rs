@@ -81,6 +81,10 @@ fn supervisor_beside(apiserver: &Url, port: u16) -> Option<Url> {
 }
 
 impl ConfiguredPart for ConfiguredK3sTunnel {
+    fn carries_pod_dials(&self) -> bool {
+        true
+    }
+
     fn start(&self, tools: &PartTools<'_>) -> Vec<AgentTask> {
         let Some(base) = TunnelBase::new(tools, &self.status.board, NAME) else {
             return Vec::new();
