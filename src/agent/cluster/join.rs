@@ -179,7 +179,11 @@ pub(in crate::agent) fn join_cluster(
 fn with_known_servers(wanted: &ClusterConfig, facts: Option<&K3sClusterFacts>) -> ClusterConfig {
     let mut wanted = wanted.clone();
     let told = facts.map(|facts| &facts.apiservers[..]).unwrap_or_default();
-    for url in told.iter().map(|address| format!("https://{address}")) {
+    // A path or a query would make the kubeconfig invalid, and no start may depend on what a server says.
+    let told = told
+        .iter()
+        .filter(|address| !address.contains(['/', '?', '#', '@']));
+    for url in told.map(|address| format!("https://{address}")) {
         // The kubeconfig has one of its own.
         let is_room = wanted.servers.len() + 1 < MAX_SERVERS;
         if is_room && Url::parse(&url).is_ok() && !wanted.servers.contains(&url) {
@@ -498,7 +502,13 @@ mod tests {
             with_known_servers(&wanted, Some(&cluster.to_facts(all))).servers
         };
         assert_eq!(
-            told(&["10.0.0.1:6443", "b.lan:6443", "a b", "[fd00::1]:6443"]),
+            told(&[
+                "10.0.0.1:6443",
+                "b.lan:6443",
+                "a b",
+                "c/?d",
+                "[fd00::1]:6443"
+            ]),
             [
                 "https://b.lan:6443",
                 "https://10.0.0.1:6443",
