@@ -27,6 +27,8 @@ struct PodAllocationFile {
     allocated: PodResources,
     #[serde(default)]
     actuated: PodResources,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    in_doubt: Vec<PodResources>,
 }
 
 /// Reads what a pod was allocated; `None`: what its record says. Blocking.
@@ -47,6 +49,7 @@ pub(super) fn read_allocation(store: &PodStore, uid: &PodUid) -> Option<PodAlloc
     Some(PodAllocation {
         allocated: kept.allocated,
         actuated: kept.actuated,
+        in_doubt: kept.in_doubt,
     })
 }
 
@@ -77,6 +80,7 @@ fn write_allocation(store: &PodStore, uid: &PodUid, allocation: &PodAllocation) 
         v: VERSION,
         allocated: allocation.allocated.clone(),
         actuated: allocation.actuated.clone(),
+        in_doubt: allocation.in_doubt.clone(),
     };
     crash::point("resize.due");
     store.keep_resources(uid, &serde_json::to_vec(&file)?)?;

@@ -83,6 +83,12 @@ object!(PodStatus {
     qos_class: Option<QosClass>,
     #[serde(skip_serializing_if = "Option::is_none")]
     observed_generation: Option<i64>,
+    /// Requests that a pod with resources of its own was allocated (RSZ-30).
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    allocated_resources: BTreeMap<String, Quantity>,
+    /// Resources that the pod's cgroup has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    resources: Option<Box<Resources>>,
 });
 
 impl PodStatus {

@@ -243,6 +243,13 @@ impl ActivePod {
     }
 }
 
+/// Sum of a resource that active pods take.
+#[must_use]
+pub fn used_amount(active: &[&ActivePod], resource: &str) -> i64 {
+    let amounts = active.iter().filter_map(|pod| pod.requests.get(resource));
+    amounts.fold(0, |sum: i64, n| sum.saturating_add(*n))
+}
+
 /// Host ports that a pod binds: those of regular containers and sidecars (ADM-09). With the host's network a declared
 /// port is a host port.
 #[must_use]
@@ -561,8 +568,7 @@ fn lacking_resources(
         {
             continue;
         }
-        let amounts = active.iter().filter_map(|pod| pod.requests.get(resource));
-        let used = amounts.fold(0, |sum: i64, n| sum.saturating_add(*n));
+        let used = used_amount(active, resource);
         if requested > capacity(resource).saturating_sub(used) {
             refuse(resource, requested, used, capacity(resource));
         }

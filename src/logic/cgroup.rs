@@ -273,7 +273,8 @@ pub fn memory_limit_bytes(pod: &Pod) -> Option<i64> {
 
 /// Returns true if every container is limited: by the pod's own limit, or by one of its own. A single container without
 /// a limit makes the pod's sum meaningless.
-fn every_container_is_limited(pod: &Pod, name: &str) -> bool {
+#[must_use]
+pub fn every_container_is_limited(pod: &Pod, name: &str) -> bool {
     let limited = |limit: Option<i64>| limit.is_some_and(|limit| limit > 0);
     let mut containers = pod.spec.init_containers.iter().chain(&pod.spec.containers);
     limited(pod_level_amount(pod, AmountKind::Limits, name))

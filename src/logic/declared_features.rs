@@ -14,10 +14,18 @@ const RESTART_ALL: &str = "RestartAllContainersOnContainerExits";
 /// A pod can have the network of the host and a user namespace.
 const HOST_NETWORK_USERS: &str = "UserNamespacesHostNetworkSupport";
 
-/// Returns the features of this node, sorted, each once. `listens`: the node has a port.
+/// Resources of the pod level may change while the pod runs (RSZ-30).
+const POD_LEVEL_RESIZE: &str = "InPlacePodLevelResourcesVerticalScaling";
+
+/// Returns the features of this node, sorted, each once. `listens`: the node has a port; `unified`: its cgroups are those
+/// of version 2.
 #[must_use]
-pub fn declared_features(listens: bool) -> Vec<String> {
-    let own = [listens.then_some(WEB_SOCKETS), Some(RESTART_ALL)];
+pub fn declared_features(listens: bool, unified: bool) -> Vec<String> {
+    let own = [
+        listens.then_some(WEB_SOCKETS),
+        unified.then_some(POD_LEVEL_RESIZE),
+        Some(RESTART_ALL),
+    ];
     own.into_iter().flatten().map(Into::into).collect()
 }
 
@@ -49,11 +57,11 @@ mod tests {
     #[test]
     fn declared_names() {
         // NDF-01 NDF-04 NODE-15
-        assert_eq!(declared_features(true), [WEB_SOCKETS, RESTART_ALL]);
-        assert_eq!(declared_features(false), [RESTART_ALL]);
-        let all = declared_features(true);
+        // RSZ-30
+        let all = declared_features(true, true);
+        assert_eq!(all, [WEB_SOCKETS, POD_LEVEL_RESIZE, RESTART_ALL]);
+        assert_eq!(declared_features(false, false), [RESTART_ALL]);
         assert!(all.is_sorted_by(|a, b| a < b), "sorted, each once");
-        assert!(!all.iter().any(|name| name.starts_with("InPlacePod")));
     }
 
     #[test]
@@ -106,7 +114,7 @@ mod tests {
             let pod = json!({"spec": spec, "status": {"phase": phase}});
             let pod: Pod = serde_json::from_value(pod).expect("pod");
             let features = if declared {
-                declared_features(true)
+                declared_features(true, true)
             } else {
                 vec![]
             };

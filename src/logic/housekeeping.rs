@@ -235,6 +235,10 @@ pub struct PodGauges {
     pub mirrors: usize,
     /// `kubelet_working_pods`, by [`WorkState`] and [`WorkConfig`]: 15 series, zeros included.
     pub working: [[usize; WorkConfig::LABELS.len()]; 3],
+    /// `kubelet_pod_pending_resizes`: deferred, infeasible.
+    pub pending_resizes: [usize; 2],
+    /// `kubelet_pod_in_progress_resizes`.
+    pub resizes_in_progress: usize,
 }
 
 /// Pod counters that only grow.
@@ -491,6 +495,7 @@ mod tests {
                 active: [0, 1],
                 mirrors: 1,
                 working: [[1, 1, 0, 0, 0], [0, 0, 1, 0, 2], [0, 0, 0, 1, 0]],
+                ..PodGauges::default()
             }
         );
         let mut totals = PodTotals::default();

@@ -27,6 +27,18 @@ impl AmountKind {
             Self::Limits => &resources.limits,
         }
     }
+
+    /// The map of `resources`, to be changed.
+    #[must_use]
+    pub const fn quantities_of_mut(
+        self,
+        resources: &mut Resources,
+    ) -> &mut BTreeMap<String, Quantity> {
+        match self {
+            Self::Requests => &mut resources.requests,
+            Self::Limits => &mut resources.limits,
+        }
+    }
 }
 
 /// A quantity in the unit decisions are made in: thousandths for `cpu`, whole units for the rest.

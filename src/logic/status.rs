@@ -23,7 +23,7 @@ use super::{
     probe::ProbeResults,
     qos::qos_class,
     reason_cache::ReasonCache,
-    resize::PodResize,
+    resize::{PodResize, set_pod_resources_status},
     restart::{failed_init_restarts, init_lacked_memory, restarts_after_exit},
     status_update::normalise_status,
 };
@@ -106,6 +106,10 @@ pub fn generate_pod_status(input: &StatusInput<'_>) -> PodStatus {
     status.phase = compute_phase(input, &status);
     decide_phase(input, &mut status);
     set_ips(input, &mut status);
+    if input.resizable {
+        let allocation = input.resize.map(|resize| &resize.allocation);
+        set_pod_resources_status(pod, allocation, &mut status);
+    }
     set_conditions(input, &mut status);
     normalise_status(pod, &mut status, previous, input.now);
     status

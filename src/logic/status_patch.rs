@@ -9,7 +9,7 @@
 //! | lead | `phase`, `reason`, `message` | by field; absent ones are sent as `null` |
 //! | conditions | the agent's own, and `DisruptionTarget` at the end | by `type`; foreign ones are not named and stay |
 //! | containers | the three lists of statuses | each list is replaced as a whole |
-//! | rest | addresses, `startTime`, `qosClass`, `observedGeneration`; `resources` and `allocatedResources` are removed | by field; `podIPs` and `hostIPs` would merge by `ip`, so they carry `$patch: replace` |
+//! | rest | addresses, `startTime`, `qosClass`, `observedGeneration`, `resources`, `allocatedResources` | by field; `podIPs` and `hostIPs` would merge by `ip`, so they carry `$patch: replace` |
 //!
 //! Such a patch is right whatever the API shows by then. Sent twice, or over a status that another party changed
 //! unseen, it leads to the same status: fields that must not exist are sent as `null`, and conditions of ours that do
@@ -35,7 +35,7 @@ use super::{
     fnv::fnv1a,
 };
 use crate::api::{
-    Pod, PodUid, WallTime,
+    PodUid, WallTime,
     order::OrderExt,
     pod_status::{PodCondition, PodPhase, PodStatus},
     strict,
@@ -65,13 +65,10 @@ const FIELDS: [&[&str]; PARTS] = [
         "startTime",
         "qosClass",
         "observedGeneration",
-        LEFT_BY_OTHERS[0],
-        LEFT_BY_OTHERS[1],
+        "allocatedResources",
+        "resources",
     ],
 ];
-
-/// Fields that only another agent has written (RSZ-04).
-const LEFT_BY_OTHERS: [&str; 2] = ["allocatedResources", "resources"];
 
 /// Fields of a condition that are sent as `null` if the condition does not have them.
 const CONDITION_FIELDS: [&str; 3] = ["reason", "message", "observedGeneration"];
@@ -90,17 +87,6 @@ pub struct ApiStatusDigest {
 }
 
 impl ApiStatusDigest {
-    /// Digests the status of a pod that the API has shown. `raw`: the whole object.
-    #[must_use]
-    pub fn from_pod(pod: &Pod, raw: &Value) -> Self {
-        let mut shown = Self::from_status(&pod.status);
-        let mut foreign = LEFT_BY_OTHERS.iter().map(|name| &raw["status"][name]);
-        if !foreign.all(Value::is_null) {
-            shown.digests[REST] = !shown.digests[REST];
-        }
-        shown
-    }
-
     /// Digests a status.
     #[must_use]
     pub fn from_status(status: &PodStatus) -> Self {
@@ -265,6 +251,8 @@ fn remaining_part(status: &PodStatus) -> PodStatus {
         start_time: status.start_time,
         qos_class: status.qos_class,
         observed_generation: status.observed_generation,
+        allocated_resources: status.allocated_resources.clone(),
+        resources: status.resources.clone(),
         ..PodStatus::default()
     }
 }

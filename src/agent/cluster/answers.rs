@@ -80,7 +80,7 @@ pub(super) fn item_from_metadata(meta: ObjectMeta) -> PodListItem {
 pub(super) fn api_copy_of(received: &ReceivedPod) -> ApiPodCopy {
     let pod = &received.pod;
     ApiPodCopy {
-        status: ApiStatusDigest::from_pod(pod, &received.raw),
+        status: ApiStatusDigest::from_status(&pod.status),
         deleting: pod.metadata.deletion_timestamp.is_some(),
         mirror: is_mirror(pod),
     }

@@ -63,7 +63,7 @@ impl Agent {
             }
         }
         self.sources.mark_handled(source);
-        self.decide_resizes(now);
+        self.decide_resizes("pod_updated", now);
         self.announce_pod_change();
         self.tell_static_pods();
         if self.stop.when_idle {

@@ -39,7 +39,7 @@ struct HousekeepingFindings {
 impl Agent {
     pub(super) fn on_housekeeping(&mut self, now: MonoTime) {
         // Others may have left by now.
-        self.decide_resizes(now);
+        self.decide_resizes("periodic_retry", now);
         let was_known = self.pods.worker_table().is_synced();
         let HousekeepingFindings { chores, create } = self.decide_housekeeping(None, now);
         if !was_known && self.pods.worker_table().is_synced() {

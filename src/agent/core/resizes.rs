@@ -11,7 +11,7 @@ use crate::{
     api::{MonoTime, Pod, PodUid},
     logic::{
         mux::PodSource,
-        resize::{self, PodAllocation, PodResize, ResizeEvent},
+        resize::{self, DEFERRED, INFEASIBLE, PodAllocation, PodResize, PodResources, ResizeEvent},
     },
 };
 
@@ -35,51 +35,63 @@ impl Agent {
             self.pods.set_resize(&uid, Some(PodResize::new(kept)));
         }
         let settings = self.asked.pod_cgroups.settings();
+        let counters = &self.tools.counters;
         self.pods.change_resize(&uid, |resize| {
+            let wants = PodResources::of_pod(pod);
+            counters.count_work(|c| c.resize_counts().count_edit(&resize.desired, &wants));
             resize.take_spec(pod, settings);
             resize.allocation.allocated.apply_to(pod);
         });
     }
 
-    /// Decides about all resizes that wait for it. One that cannot be served never holds back the next (RSZ-20).
-    pub(super) fn decide_resizes(&mut self, now: MonoTime) {
+    /// Decides about all resizes that wait for it. `trigger`: the reason to look, a kubelet's word. One that cannot be served never holds back the next (RSZ-20).
+    pub(super) fn decide_resizes(&mut self, trigger: &'static str, now: MonoTime) {
         // Pods of before this agent take their share first (RSZ-27).
         let is_complete = self.sources.are_ready() && self.sources.early.is_empty();
         if !is_complete || !self.view.was_listed() || self.stop.when_idle {
             return;
         }
-        let open = self.pods.open_resizes();
-        if open.is_empty() {
-            return;
-        }
-        // Added up once for all that wait, and again where one has got more.
-        let mut all = self.pods.requested_amounts();
-        for uid in open {
+        for uid in self.pods.open_resizes() {
             let (Some(resize), Some(config)) = (self.pods.resize(&uid), self.pods.config(&uid))
             else {
                 continue;
             };
             let had = &config.takes.requests;
-            let used = |name: &str| all.without(config, name);
+            let (_, active) = self.pods.active_pods_except(&uid, &[]);
             let verdict = self
                 .owners
                 .node
-                .with_admission(|node| resize.judge(had, &node.allocatable, &used));
+                .with_admission(|node| resize.judge(had, &node.allocatable, &active));
             let wall = self.tools.clock.wall_time();
+            let counters = &self.tools.counters;
             let decided = self.pods.change_resize(&uid, |resize| {
-                let event = resize.apply_verdict(verdict, wall);
+                let was = resize.pending_reason();
+                let (is_change, event) = resize.apply_verdict(verdict, wall, now);
                 let is_accepted = resize.desired == resize.allocation.allocated;
-                (event, is_accepted.then(|| resize.requests().clone()))
+                counters.count_work(|c| {
+                    let counts = c.resize_counts();
+                    match resize.pending_reason() {
+                        None if was == Some(DEFERRED) => counts.count_accepted_late(trigger),
+                        Some(INFEASIBLE) => counts.count_infeasible(resize.is_refused_for_swap()),
+                        _ => {}
+                    }
+                });
+                (
+                    is_change,
+                    event,
+                    is_accepted.then(|| resize.requests().clone()),
+                )
             });
-            let Some((event, accepted)) = decided else {
+            let Some((is_change, event, accepted)) = decided else {
                 continue;
             };
             if let Some(requests) = accepted {
                 self.pods.set_requests(&uid, requests);
-                all = self.pods.requested_amounts();
             }
             if let Some(event) = event {
                 self.record_resize_event(&uid, &event);
+            }
+            if is_change {
                 self.pods.resync_worker(&uid, now);
             }
         }
@@ -94,8 +106,7 @@ impl Agent {
         let ordered = self.pods.change_resize(uid, |resize| {
             if !can {
                 // Whoever runs it makes of its spec what it can.
-                let allocated = resize.allocation.allocated.clone();
-                resize.allocation.actuated = allocated;
+                resize.allocation.note_all_done();
             }
             let may_step = resize.may_step(now);
             let order = ResizeOrder {
@@ -105,6 +116,7 @@ impl Agent {
                     false => Vec::new(),
                 },
                 may_step,
+                ordered_at: now,
                 allocation: resize.allocation.clone(),
             };
             (order, resize.is_settled() && !is_arriving)
@@ -121,14 +133,19 @@ impl Agent {
         let ResizeReport {
             pod,
             runtime,
-            actuated,
+            allocation,
+            begun_at,
             failure,
         } = report;
         let uid = &pod.metadata.uid;
         let has_failed = failure.is_some();
+        if let Some(begun_at) = begun_at {
+            let counters = &self.tools.counters;
+            counters.count_work(|c| c.resize_counts().observe_pass(now - begun_at, !has_failed));
+        }
         let event = self
             .pods
-            .change_resize(uid, |resize| resize.note_actuated(actuated, failure, now));
+            .change_resize(uid, |resize| resize.note_actuated(allocation, failure, now));
         let Some(event) = event else {
             return;
         };

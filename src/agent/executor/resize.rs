@@ -20,7 +20,7 @@ use crate::{
     logic::{
         actions::PodActions,
         cgroup::{memory_limit_bytes, sandbox_resources},
-        resize::{LoweredLimit, PodAllocation, PodResources, ResizeStep, StepFailure, plan_resize},
+        resize::{LoweredLimit, PodAllocation, PodResources, ResizeStep, plan_resize},
     },
     runtime::{RuntimeError, RuntimeService},
     sys::{crash, lane::Lane},
@@ -36,15 +36,19 @@ pub(in crate::agent) struct PodResizer {
 }
 
 impl PodResizer {
-    /// The pod by whose resources the cgroup of one that runs is made again: those in force, or those that it was allocated
-    /// if they are more memory, for an agent that was killed may have given them.
+    /// The pod by whose resources the cgroup of one that runs is made again: those in force, or those that an agent which was
+    /// killed may have given it if they are more memory.
     pub(super) fn with_actuated(pod: &Rc<Pod>, order: &ResizeOrder) -> Rc<Pod> {
-        let had = Rc::new(with_resources(pod, &order.allocation.actuated));
+        let allocation = &order.allocation;
         let size = |pod: &Pod| memory_limit_bytes(pod).unwrap_or(i64::MAX);
-        if size(pod) > size(&had) {
-            return Rc::clone(pod);
+        let mut largest = with_resources(pod, &allocation.actuated);
+        for state in allocation.in_doubt.iter().chain([&allocation.allocated]) {
+            let had = with_resources(pod, state);
+            if size(&had) > size(&largest) {
+                largest = had;
+            }
         }
-        had
+        Rc::new(largest)
     }
 
     /// Gives what runs and goes on its resources. Containers that `actions` start will have theirs from the start.
@@ -69,21 +73,17 @@ impl PodResizer {
             .filter(|c| c.state == ContainerState::Running && !ends(&c.id))
             .map(|c| (c.name.clone(), c.id.clone()))
             .collect();
-        let mut done = StepsDone {
-            actuated: allocation.actuated.clone(),
-            pod_cgroup: false,
-        };
+        let mut wrote_cgroup = false;
         let result = match order.may_step {
             true => Some(
-                self.carry_out(pod, runtime, &running, &allocation, &mut done)
+                self.carry_out(pod, runtime, &running, &mut allocation, &mut wrote_cgroup)
                     .await,
             ),
             false => None,
         };
         if matches!(result, Some(Ok(()))) {
-            allocation.actuated = allocation.allocated.clone();
+            allocation.note_all_done();
         } else {
-            allocation.actuated = done.actuated;
             // Whatever starts next starts with what it was allocated. That is kept first: the next agent would restart it
             // for its new resources.
             for name in allocation.container_names() {
@@ -92,11 +92,11 @@ impl PodResizer {
                 }
             }
         }
-        let failure = result.and_then(Result::err).map(ResizeError::into_failure);
+        let failure = result.and_then(Result::err).map(|e| e.to_string());
         if allocation == order.allocation && failure.is_none() {
             return;
         }
-        if !allocation.is_actuated() && (done.pod_cgroup || allocation != order.allocation) {
+        if !allocation.is_actuated() && (wrote_cgroup || allocation != order.allocation) {
             // The pod's cgroup may lack what starts now, or have what is taken back: the next sync writes it again.
             plan.line.tell_loop(CallStep::Limited(None)).await;
         }
@@ -110,7 +110,8 @@ impl PodResizer {
         let report = ResizeReport {
             pod: Rc::clone(pod),
             runtime: Rc::clone(&plan.runtime),
-            actuated: allocation.actuated,
+            allocation,
+            begun_at: order.may_step.then_some(order.ordered_at),
             failure,
         };
         plan.line
@@ -118,33 +119,47 @@ impl PodResizer {
             .await;
     }
 
-    /// Takes the steps.
+    /// Takes the steps, and notes in `allocation` what each has brought in force. Sets `wrote_cgroup` once the pod's cgroup
+    /// may have been written.
     async fn carry_out(
         &self,
         pod: &Pod,
         runtime: &PodRuntimeStatus,
         running: &[(String, ContainerId)],
-        allocation: &PodAllocation,
-        done: &mut StepsDone,
+        allocation: &mut PodAllocation,
+        wrote_cgroup: &mut bool,
     ) -> Result<(), ResizeError> {
-        let old = with_resources(pod, &allocation.actuated);
         let names: Vec<String> = running.iter().map(|(name, _)| name.clone()).collect();
         let settings = self.cgroups.settings();
-        let mut resize = plan_resize(&old, pod, &names, settings);
-        if !self.cgroups.has_pod_cgroups() {
-            resize.lowered.retain(|limit| limit.container.is_some());
+        let (mut steps, mut lowered) = (Vec::new(), Vec::new());
+        for state in allocation.states_in_force() {
+            let plan = plan_resize(&with_resources(pod, state), pod, &names, settings);
+            steps.extend(plan.steps);
+            for limit in plan.lowered {
+                let counts = match limit.container {
+                    None => self.cgroups.has_pod_cgroups() && !running.is_empty(),
+                    Some(_) => true,
+                };
+                if counts && !lowered.contains(&limit) {
+                    lowered.push(limit);
+                }
+            }
         }
-        if running.is_empty() {
-            resize.lowered.clear();
-        }
-        self.check_usage(pod, running, &resize.lowered).await?;
+        self.check_usage(pod, running, &lowered).await?;
         let (resources, overhead) = sandbox_resources(pod, settings);
-        for step in resize.steps {
+        allocation.actuated.pin_pod_limits();
+        for step in steps {
             match step {
-                ResizeStep::PodCgroup(values) => {
-                    done.pod_cgroup = true;
+                ResizeStep::PodCgroup { values, amount } => {
+                    *wrote_cgroup = true;
                     let written = self.cgroups.update_pod_limits(pod, values).await;
                     written.map_err(ResizeError::PodCgroup)?;
+                    let PodAllocation {
+                        allocated,
+                        actuated,
+                        ..
+                    } = &mut *allocation;
+                    actuated.take_pod_amount(allocated, amount.0, amount.1);
                     crash::point("resize.limited");
                     let ready = |s: &&SandboxStatus| s.state == SandboxState::Ready;
                     let Some(sandbox) = runtime.sandboxes.iter().find(ready) else {
@@ -175,7 +190,7 @@ impl PodResizer {
                     if let Err(source) = updated {
                         return Err(ResizeError::Container { name, source });
                     }
-                    if let Some(had) = done.actuated.of_container_mut(&name) {
+                    if let Some(had) = allocation.actuated.of_container_mut(&name) {
                         *had = in_force;
                     }
                     crash::point("resize.updated");
@@ -198,7 +213,7 @@ impl PodResizer {
         let all = self.runtime.list_pod_usage(StatsDetail::Basic).await;
         let all = all.map_err(ResizeError::NoUsage)?;
         let usage = all.into_iter().find(|usage| usage.uid == pod.metadata.uid);
-        let (mut refused, mut cause) = (Vec::new(), String::new());
+        let mut refused = Vec::new();
         for limit in lowered {
             let memory = usage.as_ref().and_then(|usage| match &limit.container {
                 None => usage.usage.memory,
@@ -217,28 +232,16 @@ impl PodResizer {
                 Some(used) => format!(
                     "attempting to set {what} memory limit ({bytes}) below current usage ({used})"
                 ),
-                None => {
-                    cause.push_str("unknown: ");
-                    format!("the memory usage of the {what} is not known")
-                }
+                None => format!("the memory usage of the {what} is not known"),
             });
-            cause.push_str(&what);
         }
         let text = match refused.as_slice() {
             [] => return Ok(()),
             [one] => one.clone(),
             some => format!("[{}]", some.join(", ")),
         };
-        Err(ResizeError::InUse { text, cause })
+        Err(ResizeError::InUse(text))
     }
-}
-
-/// Results of the steps of a pass so far.
-struct StepsDone {
-    /// Resources in force.
-    actuated: PodResources,
-    /// Set once the pod's cgroup may have been written.
-    pod_cgroup: bool,
 }
 
 /// Failure of a step; its text is that of the condition.
@@ -259,24 +262,8 @@ enum ResizeError {
     #[error("cannot decrease memory limits: {0}")]
     NoUsage(RuntimeError),
     /// So much memory is in use.
-    #[error("cannot decrease memory limits: {text}")]
-    InUse {
-        /// Limits and what is in use.
-        text: String,
-        /// Names of the limits alone: what is in use is another figure with each try.
-        cause: String,
-    },
-}
-
-impl ResizeError {
-    fn into_failure(self) -> StepFailure {
-        let message = self.to_string();
-        let cause = match self {
-            Self::InUse { cause, .. } => cause,
-            _ => message.clone(),
-        };
-        StepFailure { message, cause }
-    }
+    #[error("cannot decrease memory limits: {0}")]
+    InUse(String),
 }
 
 /// Keeps what the pod was allocated, durable, before anything is made of it. Returns the pod with these resources.

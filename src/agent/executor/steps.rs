@@ -9,14 +9,14 @@ use smol::channel::Sender;
 use super::cancel::CallCancel;
 use crate::{
     agent::{node_resources::LateResourceGrant, objects::ManifestObjects, outcome::PodOutcome},
-    api::{Pod, PodUid, cri::PodRuntimeStatus},
+    api::{MonoTime, Pod, PodUid, cri::PodRuntimeStatus},
     logic::{
         actions::PodActions,
         backoff::{BackoffRecord, CrashLoopWait},
         cgroup::PodRequestTotals,
         extended_resources::PodDevices,
         pod_table::PodHandle,
-        resize::{PodAllocation, PodResources, StepFailure},
+        resize::PodAllocation,
         status::PodFailure,
     },
 };
@@ -132,6 +132,7 @@ pub(crate) struct ResizeOrder {
     pub(crate) restart: Vec<String>,
     /// False: what runs has its resources, or the last step failed and is not tried again yet.
     pub(crate) may_step: bool,
+    pub(crate) ordered_at: MonoTime,
 }
 
 /// Result of giving a pod its resources.
@@ -140,9 +141,11 @@ pub(crate) struct ResizeReport {
     /// Status of the pod at the runtime before.
     pub(crate) runtime: Rc<PodRuntimeStatus>,
     /// Resources in force now.
-    pub(crate) actuated: PodResources,
-    /// Failure of a step.
-    pub(crate) failure: Option<StepFailure>,
+    pub(crate) allocation: PodAllocation,
+    /// Time of the order, if steps were tried.
+    pub(crate) begun_at: Option<MonoTime>,
+    /// Text of the step that failed.
+    pub(crate) failure: Option<String>,
 }
 
 /// Reason why no container of a pod may start.

@@ -3,12 +3,8 @@
 use crate::{
     api::{Pod, PodUid, pod::CONFIG_HASH, pod_status::QosClass},
     logic::{
-        admission::ActivePod,
-        eviction::has_storage_limit,
-        mirror::PodFullName,
-        mux::PodSource,
-        pod_worker::PodFacts,
-        qos::{CPU, qos_class},
+        admission::ActivePod, eviction::has_storage_limit, mirror::PodFullName, mux::PodSource,
+        pod_worker::PodFacts, qos::qos_class,
     },
 };
 
@@ -33,26 +29,6 @@ pub(in crate::agent) struct PodConfigFacts {
     pub(in crate::agent) takes: ActivePod,
     /// Name and grace periods of the pod.
     pub(in crate::agent) id: Box<ConfiguredPodIdentity>,
-}
-
-/// Requests of all pods together: cpu in thousandths, memory in bytes.
-#[derive(Default)]
-pub(in crate::agent) struct RequestedAmounts {
-    pub(super) cpu: i128,
-    pub(super) memory: i128,
-}
-
-impl RequestedAmounts {
-    /// Returns what all pods but one of them request of a resource, `cpu` or `memory`.
-    pub(in crate::agent) fn without(&self, pod: &PodConfigFacts, resource: &str) -> i64 {
-        let all = if resource == CPU {
-            self.cpu
-        } else {
-            self.memory
-        };
-        let others = all - i128::from(pod.counted_request(resource));
-        i64::try_from(others).unwrap_or(i64::MAX)
-    }
 }
 
 /// Name of a pod, hash of its mirror, and time that it has to end.
@@ -107,12 +83,6 @@ impl PodConfigFacts {
                 spec_grace_s: pod.spec.termination_grace_period_seconds,
             }),
         }
-    }
-
-    /// Returns what the pod requests of a resource; nothing as long as it waits in line.
-    pub(super) fn counted_request(&self, resource: &str) -> i64 {
-        let amount = self.takes.requests.get(resource).copied();
-        amount.filter(|_| !self.waits_in_line).unwrap_or(0)
     }
 
     /// Facts that the pod's worker needs.

@@ -17,7 +17,7 @@ mod testing;
 
 use alloc::collections::BTreeMap;
 
-pub(super) use config::{PodConfigFacts, RequestedAmounts};
+pub(super) use config::PodConfigFacts;
 use entry::PodEntry;
 
 use crate::{
@@ -38,7 +38,7 @@ use crate::{
         pod_worker::{CallOutcome, PodUpdate as WorkerUpdate},
         qos::{CPU, MEMORY, ResourceAmounts},
         reason_cache::ReasonCache,
-        resize::PodResize,
+        resize::{DEFERRED, PodResize},
         status_cache::StatusCache,
         status_update::StatusVerdict,
         status_writer::LocalPodState,
@@ -236,16 +236,6 @@ impl PodRegistry {
         let others = self.active_pods().filter(|(other, _)| *other != uid);
         let others = others.filter(|(other, pod)| !pod.waits_in_line && !gone.contains(other));
         others.map(|(uid, pod)| (uid, &pod.takes)).unzip()
-    }
-
-    /// Requests of all active pods but those in line, of what a resize may change.
-    pub(super) fn requested_amounts(&self) -> RequestedAmounts {
-        let mut all = RequestedAmounts::default();
-        for (_, pod) in self.active_pods() {
-            all.cpu += i128::from(pod.counted_request(CPU));
-            all.memory += i128::from(pod.counted_request(MEMORY));
-        }
-        all
     }
 
     /// Requests of all active pods together.
@@ -579,9 +569,18 @@ impl PodRegistry {
         count(&mut self.totals);
     }
 
-    /// Counts of pods, as of the last pass of housekeeping.
-    pub(super) const fn gauges(&self) -> PodGauges {
-        self.gauges
+    /// Counts of pods, as of the last pass of housekeeping, and of resizes, as they are.
+    pub(super) fn gauges(&self) -> PodGauges {
+        let mut gauges = self.gauges;
+        for resize in self.entries.values().filter_map(|e| e.resize.as_deref()) {
+            match resize.pending_reason() {
+                None => {}
+                Some(DEFERRED) => gauges.pending_resizes[0] += 1,
+                Some(_) => gauges.pending_resizes[1] += 1,
+            }
+            gauges.resizes_in_progress += usize::from(!resize.allocation.is_actuated());
+        }
+        gauges
     }
 
     /// Takes the counts of housekeeping.

@@ -86,7 +86,7 @@ struct World {
 
 fn copy_of(received: &ReceivedPod) -> ApiPodCopy {
     ApiPodCopy {
-        status: ApiStatusDigest::from_pod(&received.pod, &received.raw),
+        status: ApiStatusDigest::from_status(&received.pod.status),
         deleting: received.pod.metadata.deletion_timestamp.is_some(),
         mirror: is_mirror(&received.pod),
     }

@@ -16,6 +16,7 @@ pub mod own;
 mod plugins;
 pub mod probes;
 pub mod rate;
+pub mod resizes;
 pub mod resource;
 pub mod sample;
 pub mod summary;

@@ -9,6 +9,7 @@ use super::{
     exposition::{MetricType, MetricsText, SampleValue, SampleWriter, families},
     histogram::{CONTAINERS, DEFAULT, Histogram, OPERATION, POD_START},
     plugins::PluginCounts,
+    resizes::ResizeCounts,
 };
 use crate::{
     api::{
@@ -139,6 +140,7 @@ pub struct AgentCounters {
     /// Pods that the node itself ended.
     evictions: EvictionCounts,
     plugins: PluginCounts,
+    resizes: ResizeCounts,
 }
 const _: () = assert!(size_of::<AgentCounters>() <= 4096, "one in an agent");
 
@@ -172,6 +174,11 @@ impl AgentCounters {
     /// Counters of pods that the node itself ends.
     pub const fn eviction_counts(&mut self) -> &mut EvictionCounts {
         &mut self.evictions
+    }
+
+    /// Counters of resizes.
+    pub const fn resize_counts(&mut self) -> &mut ResizeCounts {
+        &mut self.resizes
     }
 
     /// Counters of device plugins.
@@ -360,6 +367,18 @@ const FAMILIES: &[AgentFamily] = families![AgentFamily:
         };
     "kubelet_preemptions" Counter "Pods that made room for critical ones, by what was lacking."
         |f, s| write_counts_by_name(s, "preemption_signal", &f.counters.evictions.preempted);
+    "kubelet_container_requested_resizes_total" Counter "Amounts of containers that edits were to change."
+        |f, s| f.counters.resizes.write_requested(s);
+    "kubelet_pod_pending_resizes" Gauge "Resizes that were not accepted, by the reason."
+        |f, s| write_labelled_values(s, "reason", ["deferred", "infeasible"].into_iter().zip(f.gauges.pending_resizes));
+    "kubelet_pod_in_progress_resizes" Gauge "Resizes that were accepted and are not in force."
+        |f, s| write_value(s, f.gauges.resizes_in_progress);
+    "kubelet_pod_infeasible_resizes_total" Counter "Resizes that this node can never carry out."
+        |f, s| write_counts_by_name(s, "reason_detail", &f.counters.resizes.infeasible);
+    "kubelet_pod_deferred_accepted_resizes_total" Counter "Resizes that waited for room and got it, by what had the node look again."
+        |f, s| write_counts_by_name(s, "retry_trigger", &f.counters.resizes.accepted_late);
+    "kubelet_pod_resize_duration_milliseconds" Histogram "From the order to give a pod its resources to the last step."
+        |f, s| f.counters.resizes.write_took(s);
     "kubelet_device_plugin_registration_total" Counter "Registrations of device plugins."
         |f, s| f.counters.plugins.write_registrations(s);
     "kubelet_device_plugin_alloc_duration_seconds" Histogram "Time of calls that ask a device plugin what a container gets."

@@ -28,17 +28,27 @@ use crate::api::{
 };
 
 pub use plan::{LoweredLimit, ResizePlan, ResizeStep, containers_to_restart, plan_resize};
-pub use show::set_resources_status;
+pub use show::{set_pod_resources_status, set_resources_status};
 
 use super::{
+    admission::{ActivePod, used_amount},
     cgroup::{self, CgroupSettings},
     conditions::{RESIZE_IN_PROGRESS, RESIZE_PENDING},
+    fnv::fnv1a_32,
+    pod_resources::AmountKind,
     preemption::PodRank,
     qos::{self, CPU, MEMORY, ResourceAmounts, pod_request_amounts},
 };
 
 /// Time after which a step is tried again that failed twice with the same text (RSZ-32).
 pub const FAILURE_PAUSE: Duration = Duration::from_secs(180);
+/// Time after which an event is told once more if its cause lasts: the apiserver keeps an event for so long.
+const TOLD_AGAIN: Duration = Duration::from_secs(3600);
+/// Causes of one resize whose last event is remembered. A cause beyond them is told in the condition alone.
+const MAX_TOLD: usize = 8;
+/// States that killed agents may have left in force; more kills in the midst of a resize, each of another one, forget the
+/// oldest.
+const MAX_IN_DOUBT: usize = 4;
 /// Reason of the condition while a resize waits for room.
 pub const DEFERRED: &str = "Deferred";
 /// Reason of the condition of a resize that this node can never carry out.
@@ -112,6 +122,45 @@ impl PodResources {
         let mut all = self.init_containers.iter_mut().chain(&mut self.containers);
         all.find(|c| c.name == name).map(|c| &mut c.resources)
     }
+
+    /// Takes one amount of the pod level from `other`.
+    pub fn take_pod_amount(&mut self, other: &Self, kind: AmountKind, name: &str) {
+        let wanted = other.resources.as_ref();
+        match wanted.and_then(|from| kind.quantities_of(from).get(name)) {
+            Some(amount) => {
+                let own = self.resources.get_or_insert_default();
+                kind.quantities_of_mut(own)
+                    .insert(name.into(), amount.clone());
+            }
+            None => {
+                if let Some(own) = &mut self.resources {
+                    kind.quantities_of_mut(own).remove(name);
+                }
+            }
+        }
+    }
+
+    /// Resources of a container with the pod's limits where it has none: those that its cgroup has.
+    fn with_pod_limits(&self, own: &Resources) -> Resources {
+        let mut own = own.clone();
+        let of_pod = self.resources.as_ref().map(|pod| &pod.limits);
+        for (name, limit) in of_pod.into_iter().flatten() {
+            if [CPU, MEMORY].contains(&name.as_str()) && !own.limits.contains_key(name) {
+                own.limits.insert(name.clone(), limit.clone());
+            }
+        }
+        own
+    }
+
+    /// Gives each container the pod's limits where it has none of its own: it keeps them although the pod's change, until
+    /// it is written itself.
+    pub fn pin_pod_limits(&mut self) {
+        let pinned = self.clone();
+        let all = self.init_containers.iter_mut().chain(&mut self.containers);
+        for container in all {
+            container.resources = pinned.with_pod_limits(&container.resources);
+        }
+    }
 }
 
 /// What a pod was given. Kept on disk beside the pod's record while it differs from the spec.
@@ -122,6 +171,10 @@ pub struct PodAllocation {
     pub allocated: PodResources,
     /// In force: what the containers were started with, or were given after that.
     pub actuated: PodResources,
+    /// States that may be in force instead, in part or as a whole, since an agent was killed in the midst of a resize;
+    /// oldest first, at most [`MAX_IN_DOUBT`].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub in_doubt: Vec<PodResources>,
 }
 
 impl PodAllocation {
@@ -131,13 +184,36 @@ impl PodAllocation {
         Self {
             allocated: resources.clone(),
             actuated: resources,
+            in_doubt: Vec::new(),
         }
+    }
+
+    /// Takes in that the agent which kept this was killed: it may have carried out a part of what it had not done yet.
+    fn doubt_unfinished(&mut self) {
+        if self.allocated == self.actuated || self.in_doubt.contains(&self.allocated) {
+            return;
+        }
+        if self.in_doubt.len() >= MAX_IN_DOUBT {
+            self.in_doubt.remove(0);
+        }
+        self.in_doubt.push(self.allocated.clone());
     }
 
     /// Returns true if what was allocated is in force.
     #[must_use]
     pub fn is_actuated(&self) -> bool {
-        self.allocated == self.actuated
+        self.allocated == self.actuated && self.in_doubt.is_empty()
+    }
+
+    /// All states that may be in force: the doubtful ones first.
+    pub fn states_in_force(&self) -> impl Iterator<Item = &PodResources> {
+        self.in_doubt.iter().chain([&self.actuated])
+    }
+
+    /// Notes that what was allocated is in force, without a doubt.
+    pub fn note_all_done(&mut self) {
+        self.actuated.clone_from(&self.allocated);
+        self.in_doubt.clear();
     }
 
     /// Names of the containers.
@@ -153,14 +229,23 @@ impl PodAllocation {
 
     /// Notes that a container starts with what it was allocated. Returns true if that is news.
     pub fn note_start(&mut self, container: &str) -> bool {
-        let (Some(own), Some(had)) = (
-            self.allocated.of_container(container),
-            self.actuated.of_container_mut(container),
-        ) else {
+        let Some(own) = self.allocated.of_container(container) else {
             return false;
         };
-        let is_news = had != own;
-        had.clone_from(own);
+        let own = match self.allocated.resources == self.actuated.resources {
+            true => own.clone(),
+            false => self.allocated.with_pod_limits(own),
+        };
+        for doubt in &mut self.in_doubt {
+            if let Some(had) = doubt.of_container_mut(container) {
+                had.clone_from(&own);
+            }
+        }
+        let Some(had) = self.actuated.of_container_mut(container) else {
+            return false;
+        };
+        let is_news = *had != own;
+        *had = own;
         is_news
     }
 
@@ -182,19 +267,11 @@ pub struct PendingResize {
     pub generation: i64,
 }
 
-/// Failure of a step of a resize.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StepFailure {
-    /// Text for people.
-    pub message: String,
-    /// Text without figures that are others with each try.
-    pub cause: String,
-}
-
 /// The failure of the last step of a resize.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct ResizeFailure {
-    last: StepFailure,
+    /// Text for people.
+    message: String,
     /// Time before which no step is tried; `None`: the next sync tries.
     retry_at: Option<MonoTime>,
 }
@@ -218,6 +295,8 @@ pub struct PodResize {
     /// Set once the newest spec was judged.
     judged: bool,
     failure: Option<ResizeFailure>,
+    /// Causes that events told of, each by its digest and the time of the last event; at most [`MAX_TOLD`].
+    told: Vec<(u32, MonoTime)>,
     /// Since when it is deferred.
     pub waits_since: Option<WallTime>,
 }
@@ -234,9 +313,10 @@ pub enum ResizeVerdict {
 }
 
 impl PodResize {
-    /// A pod with this allocation that asks for other resources, or will.
+    /// A pod with this allocation, as it was kept, that asks for other resources, or will.
     #[must_use]
-    pub fn new(allocation: PodAllocation) -> Self {
+    pub fn new(mut allocation: PodAllocation) -> Self {
+        allocation.doubt_unfinished();
         Self {
             desired: allocation.allocated.clone(),
             allocation,
@@ -247,6 +327,7 @@ impl PodResize {
             pending: None,
             judged: true,
             failure: None,
+            told: Vec::new(),
             waits_since: None,
         }
     }
@@ -265,6 +346,7 @@ impl PodResize {
         self.allocation.allocated.apply_to(&mut allocated);
         self.refusal = refuse_swap(&allocated, pod, settings).then_some(SWAP);
         self.judged = false;
+        self.told.clear();
         if self.desired == self.allocation.allocated {
             // Taken back before it was accepted.
             self.pending = None;
@@ -281,12 +363,24 @@ impl PodResize {
     /// infeasible stays so until the spec changes.
     #[must_use]
     pub fn awaits_verdict(&self) -> bool {
-        let is_deferred = self.pending.as_ref().is_some_and(|p| p.reason == DEFERRED);
+        let is_deferred = self.pending_reason() == Some(DEFERRED);
         self.desired != self.allocation.allocated && (!self.judged || is_deferred)
     }
 
-    /// Decides (RSZ-20, RSZ-25). `had`: requests of the pod as it was allocated; `used`: how much of a resource other
-    /// active pods were allocated. A request that does not grow is not judged: it needs no room.
+    /// Reason why the newest spec was not accepted: [`DEFERRED`] or [`INFEASIBLE`].
+    #[must_use]
+    pub fn pending_reason(&self) -> Option<&'static str> {
+        self.pending.as_ref().map(|pending| pending.reason)
+    }
+
+    /// Returns true if the swap of a container is why this node never accepts the resize.
+    #[must_use]
+    pub const fn is_refused_for_swap(&self) -> bool {
+        self.refusal.is_some()
+    }
+
+    /// Decides (RSZ-20, RSZ-25). `had`: requests of the pod as it was allocated; `active`: the other active pods. A request
+    /// that does not grow is not judged: it needs no room.
     ///
     /// - Source: kubelet `lifecycle/predicate.go`, `allocation/allocation_manager.go`.
     #[must_use]
@@ -294,7 +388,7 @@ impl PodResize {
         &self,
         had: &ResourceAmounts,
         allocatable: &ResourceAmounts,
-        used: &dyn Fn(&str) -> i64,
+        active: &[&ActivePod],
     ) -> ResizeVerdict {
         if let Some(refusal) = self.refusal {
             return ResizeVerdict::Refuse(refusal.into());
@@ -311,7 +405,7 @@ impl PodResize {
         }
         for name in [CPU, MEMORY].into_iter().filter(grows) {
             let (requested, capacity) = (amount(&self.requests, name), amount(allocatable, name));
-            let used = used(name);
+            let used = used_amount(active, name);
             if requested > capacity.saturating_sub(used) {
                 return ResizeVerdict::Defer(format!(
                     "Node didn't have enough resource: {name}, requested: {requested}, used: {used}, capacity: {capacity}"
@@ -321,8 +415,14 @@ impl PodResize {
         ResizeVerdict::Accept
     }
 
-    /// Takes the decision in. Returns the event to record: its severity is a warning unless the resize was accepted.
-    pub fn apply_verdict(&mut self, verdict: ResizeVerdict, now: WallTime) -> Option<ResizeEvent> {
+    /// Takes the decision in. Returns true if the conditions changed, and the event to record: its severity is a warning
+    /// unless the resize was accepted. Other figures of what is in use are no other cause (RSZ-25).
+    pub fn apply_verdict(
+        &mut self,
+        verdict: ResizeVerdict,
+        wall: WallTime,
+        now: MonoTime,
+    ) -> (bool, Option<ResizeEvent>) {
         self.judged = true;
         let (reason, message) = match verdict {
             ResizeVerdict::Accept => {
@@ -330,28 +430,48 @@ impl PodResize {
                 self.started = Some(self.generation);
                 self.pending = None;
                 self.failure = None;
+                self.told.clear();
                 self.waits_since = None;
-                return Some(self.event("ResizeStarted", "started", ""));
+                return (true, Some(self.event("ResizeStarted", "started", "")));
             }
             ResizeVerdict::Defer(message) => (DEFERRED, message),
             ResizeVerdict::Refuse(message) => (INFEASIBLE, message),
         };
-        let pending = PendingResize {
-            reason,
-            message,
-            generation: self.generation,
-        };
-        self.waits_since.get_or_insert(now);
-        if self.pending.as_ref() == Some(&pending) {
-            return None;
-        }
-        let event = match reason {
+        self.waits_since.get_or_insert(wall);
+        let name = match reason {
             DEFERRED => "ResizeDeferred",
             _ => "ResizeInfeasible",
         };
-        let event = self.event(event, reason, &pending.message);
-        self.pending = Some(pending);
-        Some(event)
+        let event = self.is_news(name, &message, now);
+        let event = event.then(|| self.event(name, reason, &message));
+        let pending = Some(PendingResize {
+            reason,
+            message,
+            generation: self.generation,
+        });
+        let is_change = self.pending != pending;
+        self.pending = pending;
+        (is_change, event)
+    }
+
+    /// Returns true if an event is to tell of this cause: none has, or not for a long time.
+    fn is_news(&mut self, event: &str, message: &str, now: MonoTime) -> bool {
+        let cause = fnv1a_32(event.bytes().chain(words_without_figures(message)));
+        let at = match self.told.iter().position(|(told, _)| *told == cause) {
+            None if self.told.len() < MAX_TOLD => {
+                self.told.push((cause, now));
+                return true;
+            }
+            None => 0,
+            Some(at) => at,
+        };
+        if now < self.told[at].1 + TOLD_AGAIN {
+            return false;
+        }
+        // The oldest stands first.
+        self.told.remove(at);
+        self.told.push((cause, now));
+        true
     }
 
     /// Requests that the pod has once the newest spec is accepted.
@@ -394,22 +514,24 @@ impl PodResize {
         self.failure.is_some()
     }
 
-    /// Takes in what a sync has brought about. Returns the event to record: of failures one for each cause (RSZ-28).
+    /// Takes in what a sync has brought about; `failure`: text of the step that failed. Returns the event to record: of
+    /// failures one for each cause (RSZ-28).
     pub fn note_actuated(
         &mut self,
-        actuated: PodResources,
-        failure: Option<StepFailure>,
+        allocation: PodAllocation,
+        failure: Option<String>,
         now: MonoTime,
     ) -> Option<ResizeEvent> {
         let was_open = !self.allocation.is_actuated();
-        self.allocation.actuated = actuated;
-        if let Some(failed) = failure {
-            let last = self.failure.as_ref().map(|f| &f.last);
-            let is_same = last.is_some_and(|last| last.message == failed.message);
-            let is_told = last.is_some_and(|last| last.cause == failed.cause);
-            let event = (!is_told).then(|| self.event("ResizeError", "error", &failed.message));
+        self.allocation.actuated = allocation.actuated;
+        self.allocation.in_doubt = allocation.in_doubt;
+        if let Some(message) = failure {
+            let event = self.is_news("ResizeError", &message, now);
+            let event = event.then(|| self.event("ResizeError", "error", &message));
+            let last = self.failure.as_ref();
+            let is_same = last.is_some_and(|last| last.message == message);
             self.failure = Some(ResizeFailure {
-                last: failed,
+                message,
                 retry_at: is_same.then(|| now + FAILURE_PAUSE),
             });
             return event;
@@ -444,7 +566,7 @@ impl PodResize {
         }
         if !self.allocation.is_actuated() {
             let (reason, message) = match &self.failure {
-                Some(failure) => (ERROR, failure.last.message.as_str()),
+                Some(failure) => (ERROR, failure.message.as_str()),
                 None => ("", ""),
             };
             let generation = self.started.filter(|&n| n > 0);
@@ -460,6 +582,7 @@ impl PodResize {
             _ => &self.allocation.allocated,
         };
         let summary = ResizeSummary {
+            resources: of.resources.as_ref(),
             init_containers: &of.init_containers,
             containers: &of.containers,
             generation: match reason {
@@ -497,6 +620,8 @@ impl ResizeEvent {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct ResizeSummary<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    resources: Option<&'a Resources>,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     init_containers: &'a [ContainerResources],
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
@@ -504,6 +629,13 @@ struct ResizeSummary<'a> {
     generation: i64,
     #[serde(skip_serializing_if = "str::is_empty")]
     error: &'a str,
+}
+
+/// Bytes of the words of a text that do not begin with a digit: figures may be others with each try.
+fn words_without_figures(text: &str) -> impl Iterator<Item = u8> {
+    let words = text.split(|c: char| !c.is_alphanumeric());
+    let words = words.filter(|word| !word.starts_with(|c: char| c.is_ascii_digit()));
+    words.flat_map(str::bytes)
 }
 
 /// Returns true if a memory request changes of a container that may swap, before or after, and does not restart for it

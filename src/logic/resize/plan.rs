@@ -10,7 +10,7 @@ use alloc::{string::String, vec::Vec};
 
 use crate::api::{Container, Pod, cri::LinuxResources, order::OrderExt, pod::Resources};
 
-use super::PodAllocation;
+use super::{PodAllocation, PodResources};
 use crate::{
     cgroup::{CgroupSettings, container_resources, pod_cgroup},
     pod_resources::{AmountKind, container_amount, pod_level_amount},
@@ -32,15 +32,20 @@ pub struct LoweredLimit {
 /// One write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ResizeStep {
-    /// Changes of the pod's cgroup; what is `None` stays.
-    PodCgroup(LinuxResources),
+    /// Changes of the pod's cgroup.
+    PodCgroup {
+        /// New values; what is `None` stays.
+        values: LinuxResources,
+        /// Amount of the pod level that is in force once this is done.
+        amount: (AmountKind, &'static str),
+    },
     /// All resources of a container that runs.
     Container {
         /// Container name.
         name: String,
         /// Its resources; a limit that it no longer has is -1.
         resources: LinuxResources,
-        /// What the container has once this is done.
+        /// What the container has once this is done, with the pod's limits where it has none of its own.
         in_force: Resources,
     },
 }
@@ -188,20 +193,36 @@ fn add_pass(
         Pass::Memory => pod_memory_steps(&had, &wants),
         Pass::Cpu => pod_cpu_steps(&had, &wants, settings),
     };
-    let cgroup = |step: &PodStep| ResizeStep::PodCgroup(step.values.clone());
-    let both = [&limit, &request];
-    steps.extend(both.into_iter().flatten().filter(|s| s.grows).map(cgroup));
+    let name = match pass {
+        Pass::Memory => MEMORY,
+        Pass::Cpu => CPU,
+    };
+    let add_pod_step = |steps: &mut Vec<ResizeStep>, kind, step: Option<&PodStep>, grows| {
+        steps.extend(
+            step.filter(|step| step.grows == grows)
+                .map(|step| ResizeStep::PodCgroup {
+                    values: step.values.clone(),
+                    amount: (kind, name),
+                }),
+        );
+    };
+    add_pod_step(steps, AmountKind::Limits, limit.as_ref(), true);
+    add_pod_step(steps, AmountKind::Requests, request.as_ref(), true);
+    let pod_level = PodResources {
+        resources: new.spec.resources.clone(),
+        ..PodResources::default()
+    };
     steps.extend(
         containers
             .into_iter()
             .map(|(_, after, resources)| ResizeStep::Container {
                 name: after.name.clone(),
                 resources,
-                in_force: after.resources.clone(),
+                in_force: pod_level.with_pod_limits(&after.resources),
             }),
     );
-    let both = [&request, &limit];
-    steps.extend(both.into_iter().flatten().filter(|s| !s.grows).map(cgroup));
+    add_pod_step(steps, AmountKind::Requests, request.as_ref(), false);
+    add_pod_step(steps, AmountKind::Limits, limit.as_ref(), false);
 }
 
 /// A write to the pod's cgroup.

@@ -1,9 +1,20 @@
 //! Resources in the status of a pod (RSZ-01, RSZ-30).
 
-use crate::api::{Container, pod::Resources, pod_status::ContainerStatus};
+use alloc::{boxed::Box, collections::BTreeMap, string::String};
+
+use crate::api::{
+    Container, Pod, Quantity,
+    order::GatherExt,
+    pod::Resources,
+    pod_status::{ContainerStatus, PodStatus},
+};
 
 use super::PodAllocation;
-use crate::qos::{CPU, MEMORY};
+use crate::{
+    cgroup::every_container_is_limited,
+    pod_resources::{AmountKind, amount_in_base_unit, pod_sum, stated_resource_names},
+    qos::{CPU, MEMORY},
+};
 
 /// Shows in the status of a container what it was allocated and what it has. `container`: as it was allocated. One that
 /// does not run shows what it will start with.
@@ -35,4 +46,65 @@ fn show_actuated(shown: &mut Resources, actuated: &Resources) {
             }
         }
     }
+}
+
+/// Shows in the status of a pod with resources of its own what it was allocated, and what its cgroup has (RSZ-30). `pod`: as
+/// it was allocated. One of which nothing runs shows what it will start with.
+pub fn set_pod_resources_status(
+    pod: &Pod,
+    allocation: Option<&PodAllocation>,
+    status: &mut PodStatus,
+) {
+    if pod.spec.resources.is_none() {
+        return;
+    }
+    let names = stated_resource_names(pod, AmountKind::Requests);
+    status.allocated_resources = sums(pod, AmountKind::Requests, names.into_iter());
+    let mut all = status
+        .init_container_statuses
+        .iter()
+        .chain(&status.container_statuses);
+    let mut in_force = pod.clone();
+    if let Some(allocation) = allocation.filter(|_| all.any(|c| c.state.running.is_some())) {
+        allocation.actuated.apply_to(&mut in_force);
+    }
+    let of = |kind| {
+        let names = stated_resource_names(&in_force, kind).into_iter();
+        let counts = |name: &&str| {
+            kind == AmountKind::Requests || every_container_is_limited(&in_force, name)
+        };
+        let own = |name: &&str| [CPU, MEMORY].contains(name);
+        sums(&in_force, kind, names.filter(own).filter(counts))
+    };
+    let mut shown = in_force.spec.resources.clone().unwrap_or_default();
+    shown.requests.extend(of(AmountKind::Requests));
+    shown.limits.extend(of(AmountKind::Limits));
+    status.resources = Some(Box::new(shown));
+}
+
+/// Sums of these resources of a pod, as it states them itself if it does.
+fn sums<'a>(
+    pod: &Pod,
+    kind: AmountKind,
+    names: impl Iterator<Item = &'a str>,
+) -> BTreeMap<String, Quantity> {
+    let own = pod
+        .spec
+        .resources
+        .as_ref()
+        .map(|own| kind.quantities_of(own));
+    let sum = |name: &str| {
+        let sum = pod_sum(pod, kind, name)?;
+        let stated = own.and_then(|own| own.get(name));
+        if let Some(stated) = stated.filter(|own| amount_in_base_unit(name, own) == sum) {
+            return Some(stated.clone());
+        }
+        Some(match name {
+            CPU => Quantity::from_decimal_milli(sum),
+            _ => Quantity::from_binary_units(sum),
+        })
+    };
+    names
+        .filter_map(|name| Some((name.into(), sum(name)?)))
+        .gather_items()
 }

@@ -1,7 +1,10 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::api::{cri::LinuxResources, pod_status::ContainerStatus as ContainerStatusApi};
+use crate::api::{
+    cri::LinuxResources,
+    pod_status::{ContainerStatus as ContainerStatusApi, PodStatus},
+};
 
 const MIB: i64 = 1 << 20;
 
@@ -48,8 +51,12 @@ fn amounts(cpu: i64, memory: i64) -> ResourceAmounts {
 fn verdicts() {
     // RSZ-02 RSZ-20 RSZ-25
     let old = pod("cpu=100m memory=10Mi", "");
-    let others = amounts(800, 50 * MIB);
-    let used = |name: &str| others[name];
+    let taken = |requests| ActivePod {
+        requests,
+        ..ActivePod::default()
+    };
+    let others = [taken(amounts(500, 20 * MIB)), taken(amounts(300, 30 * MIB))];
+    let active: Vec<&ActivePod> = others.iter().collect();
     let free = amounts(1000, 100 * MIB);
     let defer =
         |text: &str| ResizeVerdict::Defer(format!("Node didn't have enough resource: {text}"));
@@ -84,12 +91,12 @@ fn verdicts() {
     ] {
         let resize = resized(&old, &pod(wants, ""));
         let had = pod_request_amounts(&old);
-        assert_eq!(resize.judge(&had, &free, &used), verdict, "{name}");
+        assert_eq!(resize.judge(&had, &free, &active), verdict, "{name}");
     }
     // What does not grow needs no room, on a node that has none.
     let resize = resized(&old, &pod("cpu=90m memory=10Mi", ""));
     let none = amounts(0, 0);
-    let verdict = resize.judge(&pod_request_amounts(&old), &none, &|_| 0);
+    let verdict = resize.judge(&pod_request_amounts(&old), &none, &[]);
     assert_eq!(verdict, ResizeVerdict::Accept);
 }
 
@@ -122,7 +129,7 @@ fn a_container_that_may_swap_is_not_resized_in_place() {
         let mut new = container("c", wants, "");
         new["resizePolicy"] = policy;
         let resize = resized_by(&old, &pod_of(json!([new])), &settings);
-        let verdict = resize.judge(&amounts(0, 0), &amounts(1000, 1 << 30), &|_| 0);
+        let verdict = resize.judge(&amounts(0, 0), &amounts(1000, 1 << 30), &[]);
         let text = "In-place resize of containers with swap is not supported.";
         assert_eq!(
             verdict == ResizeVerdict::Refuse(text.into()),
@@ -145,9 +152,9 @@ fn a_resize_from_the_edit_to_its_end() {
     };
     let row = |kind: &str, reason: &str, generation| (kind.into(), reason.into(), Some(generation));
     let deferred = ResizeVerdict::Defer("later".into());
-    let event = resize
-        .apply_verdict(deferred.clone(), wall)
-        .expect("an event");
+    let now = MonoTime(1000);
+    let (is_change, event) = resize.apply_verdict(deferred.clone(), wall, now);
+    let event = event.filter(|_| is_change).expect("an event");
     assert_eq!(event.reason, "ResizeDeferred");
     assert_eq!(
         event.message,
@@ -157,15 +164,25 @@ fn a_resize_from_the_edit_to_its_end() {
     assert_eq!(shown(&resize), [row(RESIZE_PENDING, "Deferred", 2)]);
     // It is judged again, and told only if something changed.
     assert!(resize.awaits_verdict());
-    assert_eq!(resize.apply_verdict(deferred, wall), None);
+    assert_eq!(resize.apply_verdict(deferred, wall, now), (false, None));
+    let short = |used: u32| ResizeVerdict::Defer(format!("cpu, used: {used}"));
+    let told = |resize: &mut PodResize, used, now| {
+        let (is_change, event) = resize.apply_verdict(short(used), wall, now);
+        (is_change, event.is_some())
+    };
+    assert_eq!(told(&mut resize, 7, now), (true, true), "another cause");
+    assert_eq!(told(&mut resize, 8, now), (true, false), "other figures");
+    // Events do not last: one that was lost, or has gone, comes again.
+    let later = now + TOLD_AGAIN;
+    assert_eq!(told(&mut resize, 8, later), (false, true));
+    assert_eq!(told(&mut resize, 8, later), (false, false));
 
     // Another edit before the decision merges into it.
     new = pod("cpu=1", "");
     new.metadata.generation = 3;
     resize.take_spec(&new, &CgroupSettings::default());
-    let event = resize
-        .apply_verdict(ResizeVerdict::Accept, wall)
-        .expect("an event");
+    let (_, event) = resize.apply_verdict(ResizeVerdict::Accept, wall, now);
+    let event = event.expect("an event");
     assert_eq!(
         event.message,
         r#"Pod resize started: {"containers":[{"name":"c","resources":{"requests":{"cpu":"1"}}}],"generation":3}"#
@@ -173,16 +190,11 @@ fn a_resize_from_the_edit_to_its_end() {
     assert!(!event.is_warning() && !resize.awaits_verdict() && !resize.is_settled());
     assert_eq!(shown(&resize), [row(RESIZE_IN_PROGRESS, "", 3)]);
 
-    let now = MonoTime(1000);
-    let had = resize.allocation.actuated.clone();
+    let had = resize.allocation.clone();
     // Returns whether it is tried again with the next sync, and whether an event tells of it.
-    let fail = |resize: &mut PodResize, cause: &str, figure: &str| {
+    let fail_at = |resize: &mut PodResize, cause: &str, figure: &str, now| {
         let message = format!("{cause}{figure}");
-        let failure = StepFailure {
-            message: message.clone(),
-            cause: cause.into(),
-        };
-        let event = resize.note_actuated(had.clone(), Some(failure), now);
+        let event = resize.note_actuated(had.clone(), Some(message.clone()), now);
         if let Some(event) = &event {
             assert_eq!(event.reason, "ResizeError");
             let end = format!(r#""error":"{message}"}}"#);
@@ -191,6 +203,8 @@ fn a_resize_from_the_edit_to_its_end() {
         assert_eq!(resize.conditions()[0].message, message);
         (resize.may_step(now), event.is_some())
     };
+    let fail =
+        |resize: &mut PodResize, cause: &str, figure: &str| fail_at(resize, cause, figure, now);
     assert_eq!(fail(&mut resize, "no", ""), (true, true));
     assert_eq!(shown(&resize), [row(RESIZE_IN_PROGRESS, "Error", 3)]);
     assert_eq!(fail(&mut resize, "no", ""), (false, false), "the same");
@@ -198,15 +212,22 @@ fn a_resize_from_the_edit_to_its_end() {
     assert_eq!(fail(&mut resize, "used: ", "1"), (true, true));
     assert_eq!(fail(&mut resize, "used: ", "2"), (true, false));
     assert_eq!(fail(&mut resize, "used: ", "2"), (false, false));
-    assert_eq!(fail(&mut resize, "no", ""), (true, true));
-    let wants = resize.desired.clone();
-    let event = resize.note_actuated(wants, None, now).expect("an event");
+    // Two causes in turns are two, not one anew each time.
+    assert_eq!(fail(&mut resize, "no", ""), (true, false));
+    assert_eq!(fail_at(&mut resize, "no", "", now + TOLD_AGAIN).1, true);
+    for n in 0..2 * MAX_TOLD {
+        let text = format!("x{n}");
+        assert_eq!(fail(&mut resize, &text, "").1, n < MAX_TOLD - 2, "{text}");
+    }
+    let mut done = resize.allocation.clone();
+    done.note_all_done();
+    let event = resize.note_actuated(done, None, now).expect("an event");
     assert_eq!(event.reason, "ResizeCompleted");
     assert!(resize.is_settled() && shown(&resize).is_empty());
 
     // What is infeasible is not judged again; taking it back ends it.
     let mut resize = resized(&old, &new);
-    resize.apply_verdict(ResizeVerdict::Refuse("never".into()), wall);
+    let _ = resize.apply_verdict(ResizeVerdict::Refuse("never".into()), wall, now);
     assert_eq!(shown(&resize), [row(RESIZE_PENDING, "Infeasible", 3)]);
     assert!(!resize.awaits_verdict());
     resize.take_spec(&old, &CgroupSettings::default());
@@ -246,7 +267,7 @@ fn steps(plan: &ResizePlan) -> Vec<String> {
         all.join(" ")
     };
     let step = |step: &ResizeStep| match step {
-        ResizeStep::PodCgroup(values) => format!("pod: {}", words(values)),
+        ResizeStep::PodCgroup { values, .. } => format!("pod: {}", words(values)),
         ResizeStep::Container {
             name, resources, ..
         } => format!("{name}: {}", words(resources)),
@@ -414,5 +435,127 @@ fn what_the_status_shows() {
     assert_eq!(
         has, expected,
         "what it was not given yet is shown as it was allocated"
+    );
+}
+
+/// A pod whose own limit is `pod` MiB, with containers `a`, which follows it, and `b`, which has a limit of its own.
+fn pod_level(pod: i64, own: i64) -> Pod {
+    let mut made = pod_of(json!([
+        container("a", "", ""),
+        container("b", "", &format!("memory={own}Mi")),
+    ]));
+    let level = json!({"requests": list("cpu=100m"), "limits": list(&format!("memory={pod}Mi"))});
+    made.spec.resources = Some(serde_json::from_value(level).expect("resources"));
+    made
+}
+
+#[test]
+fn the_pods_limit_and_its_containers() {
+    // RSZ-03 RSZ-22 RSZ-23 RSZ-30
+    let settings = CgroupSettings::default();
+    let running = [String::from("a"), String::from("b")];
+    let (small, large) = (pod_level(16, 8), pod_level(32, 8));
+    let plan = plan_resize(&small, &large, &running, &settings);
+    assert_eq!(steps(&plan), ["pod: memory 32", "a: memory 32 shares 2"]);
+    let plan = plan_resize(&large, &small, &running, &settings);
+    assert_eq!(steps(&plan), ["a: memory 16 shares 2", "pod: memory 16"]);
+    let limits: Vec<_> = plan
+        .lowered
+        .iter()
+        .map(|l| l.container.as_deref())
+        .collect();
+    assert_eq!(limits, [None, Some("a")]);
+
+    // After the first step alone, what was allocated is taken back, or not.
+    let mut allocation = PodAllocation::settled(PodResources::of_pod(&small));
+    allocation.allocated = PodResources::of_pod(&large);
+    let (allocated, actuated) = (&allocation.allocated, &mut allocation.actuated);
+    actuated.pin_pod_limits();
+    actuated.take_pod_amount(allocated, AmountKind::Limits, MEMORY);
+    let mut reached = small.clone();
+    actuated.apply_to(&mut reached);
+    let plan = plan_resize(&reached, &large, &running, &settings);
+    assert_eq!(steps(&plan), ["a: memory 32 shares 2"]);
+    let plan = plan_resize(&reached, &small, &running, &settings);
+    assert_eq!(steps(&plan), ["pod: memory 16"]);
+    assert_eq!(plan.lowered.len(), 1, "it may be in use by now");
+    // A container that starts has the new limit.
+    assert!(allocation.note_start("a"));
+    let own = allocation.actuated.of_container("a").expect("there");
+    assert!(own.limits.is_empty(), "it follows the pod again");
+}
+
+#[test]
+fn what_a_killed_agent_may_have_done() {
+    // RSZ-27
+    let (small, large) = (
+        pod("memory=8Mi", "memory=8Mi"),
+        pod("memory=16Mi", "memory=16Mi"),
+    );
+    let settings = CgroupSettings::default();
+    let mut kept = PodAllocation::settled(PodResources::of_pod(&small));
+    kept.allocated = PodResources::of_pod(&large);
+    // Taken back: what is in force is one or the other, so all of it is written.
+    let mut resize = PodResize::new(kept.clone());
+    resize.take_spec(&small, &settings);
+    let _ = resize.apply_verdict(
+        ResizeVerdict::Accept,
+        WallTime::from_unix_seconds(1),
+        MonoTime(1),
+    );
+    assert!(!resize.is_settled() && resize.may_step(MonoTime(1)));
+    let states: Vec<_> = resize.allocation.states_in_force().cloned().collect();
+    assert_eq!(states, [kept.allocated.clone(), kept.actuated.clone()]);
+    resize.allocation.note_all_done();
+    assert!(resize.is_settled());
+    // The next agents may be killed as well.
+    for mib in 20..30 {
+        let amount = format!("memory={mib}Mi");
+        kept.allocated = PodResources::of_pod(&pod(&amount, &amount));
+        kept = PodResize::new(kept).allocation;
+        assert!(kept.in_doubt.len() <= MAX_IN_DOUBT);
+        assert_eq!(kept.in_doubt.last(), Some(&kept.allocated));
+    }
+    // Only what was begun is in doubt.
+    let settled = PodAllocation::settled(PodResources::of_pod(&small));
+    assert!(PodResize::new(settled).is_settled());
+}
+
+#[test]
+fn what_the_status_shows_of_the_pod_level() {
+    // RSZ-30
+    let (small, large) = (pod_level(16, 8), pod_level(32, 8));
+    let mut allocation = PodAllocation::settled(PodResources::of_pod(&small));
+    allocation.allocated = PodResources::of_pod(&large);
+    let shown = |pod: &Pod, runs: bool| {
+        let mut own = ContainerStatusApi::default();
+        own.state.running = runs.then(Default::default);
+        let mut status = PodStatus {
+            container_statuses: [own].into(),
+            ..PodStatus::default()
+        };
+        set_pod_resources_status(pod, Some(&allocation), &mut status);
+        serde_json::to_value((&status.allocated_resources, &status.resources)).expect("plain")
+    };
+    let both = |mib: &str| json!([{"cpu": "100m"}, {"requests": {"cpu": "100m"}, "limits": {"memory": mib}}]);
+    assert_eq!(shown(&large, false), both("32Mi"));
+    assert_eq!(shown(&large, true), both("16Mi"));
+    // Sums stand for what the pod does not state, limits only if each container has one.
+    let mut mixed = pod_of(json!([
+        container("a", "memory=8Mi", "cpu=500m"),
+        container("b", "memory=8Mi", "cpu=1 memory=8Mi"),
+    ]));
+    mixed.spec.resources = large.spec.resources.clone().map(|own| Resources {
+        limits: [].into(),
+        ..own
+    });
+    assert_eq!(
+        shown(&mixed, false),
+        json!([{"cpu": "100m", "memory": "16Mi"}, {"requests": {"cpu": "100m", "memory": "16Mi"}, "limits": {"cpu": "1500m"}}])
+    );
+    assert_eq!(
+        shown(&pod("cpu=1", ""), true),
+        json!([{}, null]),
+        "of no other pod"
     );
 }

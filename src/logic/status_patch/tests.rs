@@ -5,6 +5,7 @@ use crate::api::pod_status::{
     ContainerState, ContainerStatus, IpEntry, QosClass, Running, Terminated, Waiting,
 };
 use crate::{
+    api::Pod,
     status_update::same_status,
     testing::merge_for_api,
     testing::{Random, smp},
@@ -60,7 +61,7 @@ fn patched(raw: &Value, stored: &PodStatus, could_run: bool) -> Option<(Value, S
     let uid = PodUid::from("u");
     let patch = compute_status_patch(
         &uid,
-        &ApiStatusDigest::from_pod(&api, raw),
+        &ApiStatusDigest::from_status(&api.status),
         None,
         stored,
         could_run,
@@ -162,9 +163,13 @@ fn what_others_wrote_stays() {
 #[test]
 fn resources_that_a_kubelet_left_are_removed() {
     // RSZ-04
-    for field in LEFT_BY_OTHERS {
+    // RSZ-30
+    for (field, value) in [
+        ("allocatedResources", json!({"cpu": "1"})),
+        ("resources", json!({"limits": {"cpu": "1"}})),
+    ] {
         let mut raw = object(&running());
-        raw["status"][field] = json!({"limits": {"cpu": "1"}});
+        raw["status"][field] = value;
         let (after, _) = patched(&raw, &running(), true).expect("differs");
         assert_eq!(after, object(&running()), "{field}");
         assert!(patched(&after, &running(), true).is_none(), "{field}");
