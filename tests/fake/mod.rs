@@ -200,6 +200,8 @@ struct State {
     progress: Option<ImageProgress>,
     on_stop: BTreeMap<String, OnStop>,
     faults: Vec<Fault>,
+    /// Of so many updates of a container one fails, and updates so far.
+    updates: Option<(u32, u32)>,
     /// Calls that hang, by number, until released.
     hanging: BTreeMap<u64, Op>,
     /// Calls that have begun and not ended, by number.
@@ -488,6 +490,7 @@ impl Fake {
     pub fn heal(&self) {
         self.change(|state| {
             state.faults.clear();
+            state.updates = None;
             state.hanging.clear();
             state.latency = None;
         });
@@ -627,6 +630,11 @@ impl Fake {
         self.change(|state| {
             state.private.insert(reference.into(), user.into());
         });
+    }
+
+    /// Has one of so many updates of a container fail, in turns before and after it has done its work.
+    pub fn fail_updates(&self, every: u32) {
+        self.change(|state| state.updates = Some((every, 0)));
     }
 
     /// Appends to the script of faults.
@@ -850,6 +858,18 @@ impl Fake {
                 fault.trouble.clone()
             });
             state.faults.retain(|fault| fault.times > 0);
+            let trouble = trouble.or_else(|| {
+                let (every, so_far) = state
+                    .updates
+                    .as_mut()
+                    .filter(|_| op == Op::UpdateContainer)?;
+                *so_far += 1;
+                let error = RuntimeError::Failed("one of many".into());
+                (*so_far % *every == 0).then(|| match *so_far / *every % 2 {
+                    0 => Trouble::FailsAfter(error),
+                    _ => Trouble::Fails(error),
+                })
+            });
             if let Some(trouble) = &trouble {
                 let how = match trouble {
                     Trouble::Fails(_) => "fails",

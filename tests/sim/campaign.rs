@@ -19,7 +19,7 @@ use super::{
     dump,
     input::{self, Input, Timed, Trouble},
     machine::Machine,
-    pressure,
+    pressure, resizes,
 };
 use crate::{
     api::{MonoTime, PodUid},
@@ -57,6 +57,8 @@ pub(super) struct Failure {
 
 /// What an agent of the simulation takes: more than a schedule from a seed ever has.
 const MAX_PODS: u32 = 8;
+/// The same for schedules of resizes.
+const MAX_PODS_RESIZED: u32 = 30;
 /// The same for schedules from elsewhere.
 const MAX_PODS_REPLAYED: u32 = 110;
 
@@ -67,18 +69,23 @@ pub(super) struct Site {
 
 impl Site {
     /// For schedules from seeds.
-    fn new(root: &Path) -> Self {
-        Self::with(root, MAX_PODS)
+    fn new(root: &Path, kind: Kind) -> Self {
+        match kind {
+            Kind::Alone | Kind::Cluster => Self::with(root, MAX_PODS, &[]),
+            Kind::Resizes => Self::with(root, MAX_PODS_RESIZED, &["--cgroups-per-qos=true"]),
+        }
     }
 
     /// For schedules from elsewhere.
     pub(super) fn for_replay(root: &Path) -> Self {
-        Self::with(root, MAX_PODS_REPLAYED)
+        Self::with(root, MAX_PODS_REPLAYED, &[])
     }
 
-    fn with(root: &Path, max_pods: u32) -> Self {
+    fn with(root: &Path, max_pods: u32, more: &[&str]) -> Self {
         std::fs::create_dir_all(root.join("cgroup")).expect("directory");
-        let mut template = Template::new(root, &[&format!("--max-pods={max_pods}"), gauge::HARD]);
+        let max_pods = format!("--max-pods={max_pods}");
+        let flags = [&[&*max_pods, gauge::HARD], more].concat();
+        let mut template = Template::new(root, &flags);
         template.volumes = template.volumes.without_mounts();
         Self {
             template: Rc::new(template),
@@ -156,6 +163,9 @@ fn go(machine: &mut Machine, schedule: &[Timed]) -> Result<(), String> {
             machine.advance_to(next)?;
         }
         machine.is_settled()?;
+    }
+    if machine.has_groups() {
+        return Ok(());
     }
     machine.remove_all()?;
     settle(machine, "without manifests")
@@ -266,9 +276,13 @@ pub(super) fn report(site: &Site, failure: Failure) -> String {
     let mut text = format!("{}\n", failure.what);
     if let Some(seed) = failure.seed {
         let joins = |timed: &Timed| matches!(timed.input, Input::Join { .. });
-        let kind = match failure.schedule.iter().any(joins) {
-            true => "cluster",
-            false => "alone",
+        let has = |test: fn(&Input) -> bool| failure.schedule.iter().any(|t| test(&t.input));
+        let kind = if has(|input| matches!(input, Input::UpdatesFail { .. })) {
+            "resizes"
+        } else if failure.schedule.iter().any(joins) {
+            "cluster"
+        } else {
+            "alone"
         };
         let _ = writeln!(text, "again: cargo xtask sim --{kind} --seed {seed}");
     }
@@ -322,7 +336,7 @@ pub(super) fn run_many(
             let (next, failed, total) = (&next, &failed, &total);
             let root = root.join(job.to_string());
             scope.spawn(move || {
-                let site = Site::new(&root);
+                let site = Site::new(&root, kind);
                 while failed.load(Ordering::Relaxed) < failures {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
                     if seed >= first + count {
@@ -331,8 +345,12 @@ pub(super) fn run_many(
                     let schedule = match kind {
                         Kind::Alone => input::draw(seed),
                         Kind::Cluster => input::draw_cluster(seed),
+                        Kind::Resizes => resizes::draw(seed),
                     };
-                    let schedule = pressure::with_pressure(schedule, seed);
+                    let schedule = match kind {
+                        Kind::Alone | Kind::Cluster => pressure::with_pressure(schedule, seed),
+                        Kind::Resizes => schedule,
+                    };
                     match replay(&site, Some(seed), schedule) {
                         Ok(counts) => total.lock().expect("no panic").0.add(&counts),
                         Err(failure) => {

@@ -461,12 +461,7 @@ impl Control {
             (Deed::Resize { mib, milli }, Some(mut object))
                 if !is_terminal(&object) && !is_mirror(&object) =>
             {
-                let amounts = json!({"cpu": format!("{milli}m"), "memory": format!("{mib}Mi")});
-                let container = &mut object["spec"]["containers"][0];
-                // A class of service never changes: the pod has requests from its first day, or never.
-                if !container["resources"].is_null() {
-                    let limits = json!({"memory": amounts["memory"]});
-                    container["resources"] = json!({"requests": amounts, "limits": limits});
+                if super::resizes::resize(&mut object, *mib, *milli) {
                     let generation = object["metadata"]["generation"].as_i64().unwrap_or(0);
                     object["metadata"]["generation"] = (generation + 1).into();
                     put(object);
@@ -541,6 +536,15 @@ impl Control {
         }
         self.note_excuses();
         made
+    }
+
+    /// The pod as the API has it.
+    pub(super) fn object(&self, uid: &PodUid) -> Option<Value> {
+        let found = |server: &mut Server| {
+            let mut all = server.objects.values();
+            all.find(|object| uid_of(object) == &**uid).cloned()
+        };
+        self.api.with(found)
     }
 
     /// The pod that has the name now, and its containers.

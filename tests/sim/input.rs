@@ -31,6 +31,8 @@ pub(super) enum Input {
         times: u32,
         trouble: Trouble,
     },
+    /// One of so many updates of a container fails from now on.
+    UpdatesFail { every: u32 },
     /// Calls that hang go on.
     Release,
     /// Calls take up to so long from now on.
@@ -315,7 +317,7 @@ impl Random {
         from[usize::try_from(index).expect("below a length")]
     }
 
-    fn small(&mut self, end: u8) -> u8 {
+    pub(super) fn small(&mut self, end: u8) -> u8 {
         u8::try_from(self.below(u64::from(end))).expect("below a byte")
     }
 }
@@ -582,7 +584,7 @@ pub(super) fn draw_cluster(seed: u64) -> Vec<Timed> {
     schedule
 }
 
-fn crash(random: &mut Random, steps: u64, down_ms: &[u64]) -> Input {
+pub(super) fn crash(random: &mut Random, steps: u64, down_ms: &[u64]) -> Input {
     let power = random.percent(30);
     Input::Crash {
         after_steps: u32::try_from(random.below(steps)).expect("small"),
@@ -608,7 +610,7 @@ fn volume_trouble(random: &mut Random) -> Input {
     }
 }
 
-fn order(random: &mut Random) -> Input {
+pub(super) fn order(random: &mut Random) -> Input {
     Input::Order {
         often: random.pick(&[2, 16, 32, 48]),
         seed: random.next(),

@@ -39,6 +39,7 @@ use super::{
     ops::Judge,
     pods::{LATER, LIVES, Manifest, READY, SECRET, SETTINGS, secret, settings},
     pressure::{self, Evictions},
+    resizes::{self, Groups},
     rules::{Present, Rules},
     truth::Wanted,
 };
@@ -153,6 +154,8 @@ pub(super) struct Machine {
     counts: Counts,
     /// The control plane, if this is a node of a cluster.
     pub(super) control: Option<Control>,
+    /// Cgroups of pods, if they have any.
+    groups: Option<Groups>,
 }
 
 impl Machine {
@@ -201,8 +204,10 @@ impl Machine {
             }
         };
         let disk = Disk::new(template.root_dir(), template.run_dir(), Box::new(stopped));
+        let groups = template.pod_groups().map(Groups::new);
         let mut machine = Self {
             control,
+            groups,
             template,
             hands,
             fake,
@@ -456,6 +461,9 @@ impl Machine {
                     self.counts.saw(What::EndsRemembered);
                 }
             }
+        }
+        if let Some(groups) = &self.groups {
+            groups.boot(self.uids.iter());
         }
         if let Some(control) = &self.control {
             control.on_reboot();
@@ -844,6 +852,7 @@ impl Machine {
                 times,
                 trouble,
             } => self.fake.add_fault(fault(*call, *times, *trouble)),
+            Input::UpdatesFail { every } => self.fake.fail_updates(*every),
             Input::Release => self.fake.release_all(),
             Input::Latency { max_ms, seed } => self.fake.set_latency(*max_ms, *seed),
             Input::Tamper {
@@ -901,6 +910,9 @@ impl Machine {
                 if let Some(control) = &mut self.control
                     && let Some(uid) = control.act(*name, deed, now)
                 {
+                    if let Some(groups) = &self.groups {
+                        groups.add(&uid);
+                    }
                     self.uids.insert(uid);
                 }
                 if let Some(control) = &self.control {
@@ -1125,7 +1137,22 @@ impl Machine {
             .into_iter()
             .map(|(_, received)| &received.pod)
             .collect();
-        control.shows_the_truth(&agent.core.borrow(), &self.fake, &statics)
+        control.shows_the_truth(&agent.core.borrow(), &self.fake, &statics)?;
+        let Some(groups) = &self.groups else {
+            return Ok(());
+        };
+        for (uid, ..) in &of_api.alive {
+            let object = control.object(uid).ok_or("a pod has gone")?;
+            let store = &agent.parts.machine.store;
+            resizes::agree(&object, uid, &self.fake, groups, store)
+                .map_err(|e| format!("pod {uid}: {e}: {object}"))?;
+        }
+        Ok(())
+    }
+
+    /// Whether pods have cgroups here. What looks like them does not go as they do, so their pods stay.
+    pub(super) const fn has_groups(&self) -> bool {
+        self.groups.is_some()
     }
 
     /// A write to a pod in the API that was made since this was last asked.

@@ -8,6 +8,7 @@
 //! | `machine` | one machine: runtime, manifests, an agent that can be killed at each step of its tasks |
 //! | `control` | the control plane of a node of a cluster: a faulty apiserver, the way there, the doorbell, users |
 //! | `pressure` | what runs short on the node, and what must hold of those that go for it |
+//! | `resizes` | schedules of resizes, and whether all agree about them in the end |
 //! | `disk` | the machine's disk, which fails, stops at an instant, and loses what was not synced |
 //! | `ops` | judges every operation at the runtime as it begins |
 //! | `rules` | what must hold at every instant, and in the end |
@@ -33,6 +34,7 @@ mod machine;
 mod ops;
 mod pods;
 mod pressure;
+mod resizes;
 mod rules;
 mod truth;
 
@@ -44,6 +46,9 @@ const FEW: u64 = 300;
 /// The same of those of a cluster, which take longer.
 const FEW_OF_CLUSTER: u64 = 60;
 
+/// The same of those of resizes, each of which has 200 of 20 pods.
+const FEW_OF_RESIZES: u64 = 3;
+
 /// What a schedule is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -51,6 +56,8 @@ enum Kind {
     Alone,
     /// A node of a cluster.
     Cluster,
+    /// A node of a cluster whose pods are resized.
+    Resizes,
 }
 
 /// So many bring about everything that schedules can.
@@ -80,6 +87,7 @@ impl Settings {
         self.schedules.unwrap_or(match kind {
             Kind::Alone => FEW,
             Kind::Cluster => FEW_OF_CLUSTER,
+            Kind::Resizes => FEW_OF_RESIZES,
         })
     }
 }
@@ -111,11 +119,24 @@ fn cluster_schedules() {
     campaign(Kind::Cluster);
 }
 
+/// A node whose pods are resized, under kills, power cuts and updates that fail.
+#[test]
+fn resize_schedules() {
+    // RSZ-01 RSZ-03 RSZ-20 RSZ-27 RSZ-28 RSZ-29 RSZ-30
+    campaign(Kind::Resizes);
+}
+
 fn campaign(kind: Kind) {
-    let settings = Settings::read();
+    let mut settings = Settings::read();
+    if kind == Kind::Resizes && settings.schedules.is_none() {
+        // Few are tried, and others each time.
+        settings.first = crate::sys::clock::wall_now().unix_seconds().unsigned_abs();
+        println!("seeds from {} on", settings.first);
+    }
     let root = root(match kind {
         Kind::Alone => "schedules",
         Kind::Cluster => "cluster",
+        Kind::Resizes => "resizes",
     });
     let begin = crate::sys::clock::mono_now();
     let result = campaign::run_many(
@@ -134,6 +155,7 @@ fn campaign(kind: Kind) {
                 settings.schedules(kind),
                 (crate::sys::clock::mono_now() - begin).as_secs()
             );
+            println!("seeds {} and on", settings.first);
             let missing = counts.missing(kind, settings.schedules(kind));
             assert!(
                 missing.is_empty() || settings.schedules(kind) < MANY,

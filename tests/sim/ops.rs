@@ -69,13 +69,21 @@ impl Past {
     fn is_edited_since(&self, since: MonoTime) -> bool {
         let plain = |pod: &Pod| {
             let mut spec = pod.spec.clone();
+            spec.resources = None;
             for container in &mut spec.containers {
-                container.resources = Default::default();
+                let restarts = container.resize_policy.iter();
+                let restarts: Vec<_> = restarts
+                    .filter(|policy| policy.restart_policy == "RestartContainer")
+                    .map(|policy| policy.resource_name.clone())
+                    .collect();
+                let own = &mut container.resources;
+                own.requests.retain(|name, _| restarts.contains(name));
+                own.limits.retain(|name, _| restarts.contains(name));
             }
             spec
         };
         let edits = self.told.iter().zip(self.told.iter().skip(1));
-        // New resources end nothing: no pod here wants to be restarted for them.
+        // New resources end nothing but what wants to be restarted for them.
         edits
             .into_iter()
             .any(|((.., old), (at, _, new))| *at >= since && plain(old) != plain(new))

@@ -101,6 +101,10 @@ pub(super) enum Kind {
     WithToken,
     /// Init containers and sidecars in turns.
     Ordered,
+    /// Sleeps, and is restarted where its memory changes. Only pods of the API get other resources.
+    Restarted,
+    /// Two that sleep, in a pod with resources of its own: the first has none itself.
+    Level,
     /// Takes a port of the host. Such pods have names of their own, for it cannot be changed.
     Port,
 }
@@ -175,6 +179,8 @@ impl Kind {
             | Self::WithSecret
             | Self::WithToken
             | Self::Ordered
+            | Self::Restarted
+            | Self::Level
             | Self::Port => "Always",
         }
     }
@@ -187,7 +193,11 @@ impl Kind {
         let mut spec = json!({"containers": [sleeps()], "restartPolicy": self.policy()});
         match self {
             Self::Sleeps | Self::Once | Self::OnFailure => {}
-            Self::Pair | Self::PairOnce | Self::PairOnFailure => {
+            Self::Restarted => {
+                spec["containers"][0]["resizePolicy"] =
+                    json!([{"resourceName": "memory", "restartPolicy": "RestartContainer"}]);
+            }
+            Self::Level | Self::Pair | Self::PairOnce | Self::PairOnFailure => {
                 spec["containers"] = json!([sleeps(), container("d", json!(["sleep"]))])
             }
             Self::Sidecar => {
@@ -294,11 +304,18 @@ impl Manifest {
         spec["nodeName"] = json!(node);
         if matches!(
             self.kind,
-            Kind::Sleeps | Kind::Pair | Kind::Sidecar | Kind::Live
+            Kind::Sleeps | Kind::Pair | Kind::Sidecar | Kind::Live | Kind::Restarted
         ) {
             let limits = json!({"memory": "16Mi"});
             let requests = json!({"memory": "16Mi", "cpu": "50m"});
             spec["containers"][0]["resources"] = json!({"limits": limits, "requests": requests});
+        }
+        if self.kind == Kind::Level {
+            let limits = json!({"memory": "16Mi"});
+            let requests = json!({"memory": "16Mi", "cpu": "50m"});
+            let half = json!({"memory": "8Mi"});
+            spec["resources"] = json!({"limits": limits, "requests": requests});
+            spec["containers"][1]["resources"] = json!({"limits": half, "requests": half});
         }
         json!({
             "apiVersion": "v1", "kind": "Pod",

@@ -107,7 +107,9 @@ impl Control {
             let listed = runtime.iter().find(|p| p.uid == uid);
             as_at_the_runtime(&object["status"], listed)
                 .map_err(|e| format!("pod {uid}: {e}: {}", object["status"]))?;
-            if !ended && !is_deleting(object) {
+            // Those of a pod as a whole are judged elsewhere.
+            let is_level = !object["spec"]["resources"].is_null();
+            if !ended && !is_deleting(object) && !is_level {
                 has_its_resources(object, &uid, fake)
                     .map_err(|e| format!("pod {uid}: {e}: {object}"))?;
             }

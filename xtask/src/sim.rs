@@ -27,13 +27,16 @@ const ALONE: &str = "schedules";
 const CLUSTER: &str = "cluster_schedules";
 /// Both.
 pub(crate) const KINDS: [&str; 2] = [ALONE, CLUSTER];
+/// Schedules of a node whose pods are resized.
+const RESIZES: &str = "resize_schedules";
 
 const HELP: &str = "\
-Usage: cargo xtask sim [--alone | --cluster] [--schedules N] [--seed SEED] [--jobs J]
+Usage: cargo xtask sim [--alone | --cluster | --resizes] [--schedules N] [--seed SEED] [--jobs J]
        cargo xtask sim --replay FILE
 
   --alone        Only schedules of a machine without a cluster
   --cluster      Only schedules of a node of a cluster whose apiserver fails
+  --resizes      Only schedules of a node whose pods are resized; each takes long
   --schedules N  So many seeds of each; 1 if --seed is given, else 10,000. From 5000 on, things that never happened fail
                  too
   --seed SEED    From this one on. Without it, other ones each time
@@ -44,9 +47,10 @@ Usage: cargo xtask sim [--alone | --cluster] [--schedules N] [--seed SEED] [--jo
 pub(crate) fn run(args: &[String]) -> Result<(), Failure> {
     let kinds: Vec<&str> = match args
         .iter()
-        .find(|a| ["--alone", "--cluster"].contains(&&***a))
+        .find(|a| ["--alone", "--cluster", "--resizes"].contains(&&***a))
     {
         Some(flag) if flag == "--alone" => vec![ALONE],
+        Some(flag) if flag == "--resizes" => vec![RESIZES],
         Some(_) => vec![CLUSTER],
         None => vec![ALONE, CLUSTER],
     };
@@ -60,7 +64,7 @@ pub(crate) fn run(args: &[String]) -> Result<(), Failure> {
         };
         let mut number = || -> Result<u64, Failure> { Ok(value()?.replace('_', "").parse()?) };
         match flag.as_str() {
-            "--alone" | "--cluster" => {}
+            "--alone" | "--cluster" | "--resizes" => {}
             "--schedules" => schedules = Some(number()?),
             "--jobs" => _ = command.env("PICOLET_SIM_JOBS", number()?.to_string()),
             "--seed" => seed = Some(number()?),

@@ -147,19 +147,14 @@ impl PodResizer {
         }
         self.check_usage(pod, running, &lowered).await?;
         let (resources, overhead) = sandbox_resources(pod, settings);
-        allocation.actuated.pin_pod_limits();
+        allocation.pin_pod_limits();
         for step in steps {
             match step {
                 ResizeStep::PodCgroup { values, amount } => {
                     *wrote_cgroup = true;
                     let written = self.cgroups.update_pod_limits(pod, values).await;
+                    allocation.note_step(&amount, written.is_ok());
                     written.map_err(ResizeError::PodCgroup)?;
-                    let PodAllocation {
-                        allocated,
-                        actuated,
-                        ..
-                    } = &mut *allocation;
-                    actuated.take_pod_amount(allocated, amount.0, amount.1);
                     crash::point("resize.limited");
                     let ready = |s: &&SandboxStatus| s.state == SandboxState::Ready;
                     let Some(sandbox) = runtime.sandboxes.iter().find(ready) else {
@@ -178,7 +173,7 @@ impl PodResizer {
                 ResizeStep::Container {
                     name,
                     resources,
-                    in_force,
+                    amount,
                 } => {
                     let Some((_, id)) = running.iter().find(|(runs, _)| *runs == name) else {
                         continue;
@@ -187,11 +182,9 @@ impl PodResizer {
                         .runtime
                         .update_container_resources(id, &resources)
                         .await;
+                    allocation.note_step(&amount, updated.is_ok());
                     if let Err(source) = updated {
                         return Err(ResizeError::Container { name, source });
-                    }
-                    if let Some(had) = allocation.actuated.of_container_mut(&name) {
-                        *had = in_force;
                     }
                     crash::point("resize.updated");
                 }

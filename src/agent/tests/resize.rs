@@ -45,7 +45,14 @@ fn start(api: &Arc<FakeApi>, world: &World, name: &str, container: Value) -> Str
 
 /// Memory limit that the runtime has for the container, MiB.
 fn limit(world: &World, uid: &str) -> Option<i64> {
-    let config = world.fake.config(&uid.into(), "c").expect("a container");
+    limit_of(world, uid, "c")
+}
+
+fn limit_of(world: &World, uid: &str, container: &str) -> Option<i64> {
+    let config = world
+        .fake
+        .config(&uid.into(), container)
+        .expect("a container");
     config.resources.memory_limit_bytes.map(|bytes| bytes / MIB)
 }
 
@@ -389,4 +396,92 @@ fn pods_of_manifests_are_not_resized() {
     let first = world.fake.container(&"s".into(), "c").expect("there");
     world.fake.exit(&first.id, 1);
     world.until("starts with it", |w| limit(w, "s") == Some(32));
+}
+
+#[test]
+fn a_pod_with_resources_of_its_own_is_resized() {
+    // RSZ-03 RSZ-22 RSZ-23 RSZ-26 RSZ-27 RSZ-28 RSZ-30
+    let api = Arc::new(FakeApi::default());
+    let mut world = World::with_flags_and_api(&["--cgroups-per-qos=true"], &api);
+    groups_above(&world);
+    world.apply(&[]);
+    let mut other = container(&memory(4));
+    other["name"] = "d".into();
+    let spec = json!({
+        "enableServiceLinks": false, "resources": memory(16),
+        "containers": [container(&json!({})), other],
+    });
+    let uid = api.create("a", spec);
+    let dir = group(&world, &format!("kubepods/burstable/pod{uid}"));
+    let of_pod = || std::fs::read_to_string(dir.join("memory.max")).unwrap_or_default();
+    world.until("runs in the API", |_| api.phase("a") == "Running");
+    let first = world
+        .fake
+        .container(&uid.as_str().into(), "c")
+        .expect("runs");
+    let level = |mib: i64| {
+        api.edit("a", |pod| {
+            pod["spec"]["resources"] = memory(mib);
+            let generation = pod["metadata"]["generation"].as_i64().unwrap_or(1);
+            pod["metadata"]["generation"] = (generation + 1).into();
+        });
+    };
+    let status = || api.get("ns", "a").expect("there")["status"].clone();
+    let has = |world: &World, mib: i64| {
+        let status = status();
+        status["resources"] == memory(mib)
+            && limit(world, &uid) == Some(mib)
+            && of_pod().starts_with(&(mib * MIB).to_string())
+    };
+    assert!(has(&world, 16), "{}", status());
+    assert_eq!(status()["allocatedResources"], memory(16)["requests"]);
+    for mib in [32, 24] {
+        level(mib);
+        world.until("has it", |w| has(w, mib));
+        world.until("is over", |w| {
+            in_progress(&api, "a").is_none() && !resources_file(w, &uid)
+        });
+        assert_eq!(status()["allocatedResources"], memory(mib)["requests"]);
+    }
+    let text = told(&world, "ResizeStarted").remove(0);
+    assert!(text.contains(r#"{"resources":{"#), "{text}");
+    // The pod has more before its container, and both are taken back.
+    world.fake.add_fault(Fault {
+        target: Some("c".into()),
+        ..fails(Op::UpdateContainer, 1)
+    });
+    level(64);
+    world.until("fails", |_| {
+        in_progress(&api, "a").is_some_and(|(reason, _)| reason == "Error")
+    });
+    assert!(of_pod().starts_with(&(64 * MIB).to_string()));
+    world = world.restart_agent();
+    level(24);
+    world.apply(&[]);
+    world.until("has what it had", |w| has(w, 24));
+    world.until("nothing is open", |w| {
+        in_progress(&api, "a").is_none() && !resources_file(w, &uid)
+    });
+    // What is in use is not taken away, neither of the pod nor of the container that follows it.
+    level(2);
+    world.until("is refused", |_| {
+        in_progress(&api, "a").is_some_and(|(reason, _)| reason == "Error")
+    });
+    let (_, message) = in_progress(&api, "a").expect("shown");
+    assert!(
+        message.contains("set pod memory limit (2097152)")
+            && message.contains("container \"c\" memory limit (2097152)"),
+        "{message}"
+    );
+    world.advance(s(10));
+    assert!(has(&world, 24), "{}", status());
+    assert_eq!(status()["allocatedResources"], memory(2)["requests"]);
+    level(16);
+    world.until("gets what fits", |w| has(w, 16));
+    let last = world
+        .fake
+        .container(&uid.as_str().into(), "c")
+        .expect("runs");
+    assert_eq!((last.id, last.restart_count), (first.id, 0));
+    assert_eq!(limit_of(&world, &uid, "d"), Some(4));
 }

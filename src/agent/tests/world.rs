@@ -896,6 +896,11 @@ impl Template {
         &self.cfg.dirs.run
     }
 
+    /// Root of all cgroups, if pods have cgroups.
+    pub(in crate::agent) fn pod_groups(&self) -> Option<PathBuf> {
+        (self.cfg.cgroup.per_qos).then(|| self.root.join("cgroup"))
+    }
+
     /// Removes everything that earlier machines left on disk.
     pub(in crate::agent) fn wipe(&self) {
         fs::remove_dir_all(&self.cfg.dirs.run).expect("removed");

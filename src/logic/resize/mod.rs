@@ -152,15 +152,22 @@ impl PodResources {
         own
     }
 
-    /// Gives each container the pod's limits where it has none of its own: it keeps them although the pod's change, until
-    /// it is written itself.
-    pub fn pin_pod_limits(&mut self) {
+    fn pin_pod_limits(&mut self) {
         let pinned = self.clone();
         let all = self.init_containers.iter_mut().chain(&mut self.containers);
         for container in all {
             container.resources = pinned.with_pod_limits(&container.resources);
         }
     }
+}
+
+/// Amount that a step brings in force.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StepAmount {
+    /// An amount of the pod level, as it was allocated.
+    OfPod(AmountKind, &'static str),
+    /// All resources of the container with this name, with the pod's limits where it has none of its own.
+    OfContainer(String, Resources),
 }
 
 /// What a pod was given. Kept on disk beside the pod's record while it differs from the spec.
@@ -171,8 +178,8 @@ pub struct PodAllocation {
     pub allocated: PodResources,
     /// In force: what the containers were started with, or were given after that.
     pub actuated: PodResources,
-    /// States that may be in force instead, in part or as a whole, since an agent was killed in the midst of a resize;
-    /// oldest first, at most [`MAX_IN_DOUBT`].
+    /// States that may be in force instead, in part or as a whole: an agent was killed in the midst of a resize, or a step
+    /// failed, which may have done its work. Oldest first, at most [`MAX_IN_DOUBT`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub in_doubt: Vec<PodResources>,
 }
@@ -188,15 +195,47 @@ impl PodAllocation {
         }
     }
 
-    /// Takes in that the agent which kept this was killed: it may have carried out a part of what it had not done yet.
-    fn doubt_unfinished(&mut self) {
-        if self.allocated == self.actuated || self.in_doubt.contains(&self.allocated) {
+    fn add_doubt(&mut self, state: PodResources) {
+        if state == self.actuated || self.in_doubt.contains(&state) {
             return;
         }
         if self.in_doubt.len() >= MAX_IN_DOUBT {
             self.in_doubt.remove(0);
         }
-        self.in_doubt.push(self.allocated.clone());
+        self.in_doubt.push(state);
+    }
+
+    fn change_states(&mut self, change: &dyn Fn(&mut PodResources)) {
+        let all = self.in_doubt.iter_mut().chain([&mut self.actuated]);
+        all.for_each(change);
+        let actuated = &self.actuated;
+        self.in_doubt.retain(|state| state != actuated);
+    }
+
+    /// Takes in that a step is done, or failed: then it may have done its work.
+    pub fn note_step(&mut self, amount: &StepAmount, succeeded: bool) {
+        let allocated = self.allocated.clone();
+        let change = |state: &mut PodResources| match amount {
+            StepAmount::OfPod(kind, name) => state.take_pod_amount(&allocated, *kind, name),
+            StepAmount::OfContainer(name, own) => {
+                if let Some(had) = state.of_container_mut(name) {
+                    had.clone_from(own);
+                }
+            }
+        };
+        if succeeded {
+            self.change_states(&change);
+            return;
+        }
+        let mut doubt = self.actuated.clone();
+        change(&mut doubt);
+        self.add_doubt(doubt);
+    }
+
+    /// Gives each container the pod's limits where it has none of its own, in all states in force: it keeps them although
+    /// the pod's change, until it is written itself.
+    pub fn pin_pod_limits(&mut self) {
+        self.change_states(&PodResources::pin_pod_limits);
     }
 
     /// Returns true if what was allocated is in force.
@@ -236,16 +275,8 @@ impl PodAllocation {
             true => own.clone(),
             false => self.allocated.with_pod_limits(own),
         };
-        for doubt in &mut self.in_doubt {
-            if let Some(had) = doubt.of_container_mut(container) {
-                had.clone_from(&own);
-            }
-        }
-        let Some(had) = self.actuated.of_container_mut(container) else {
-            return false;
-        };
-        let is_news = *had != own;
-        *had = own;
+        let is_news = self.actuated.of_container(container) != Some(&own);
+        self.note_step(&StepAmount::OfContainer(container.into(), own), true);
         is_news
     }
 
@@ -316,7 +347,8 @@ impl PodResize {
     /// A pod with this allocation, as it was kept, that asks for other resources, or will.
     #[must_use]
     pub fn new(mut allocation: PodAllocation) -> Self {
-        allocation.doubt_unfinished();
+        // The agent that kept this was killed: it may have carried out a part of what it had not done yet.
+        allocation.add_doubt(allocation.allocated.clone());
         Self {
             desired: allocation.allocated.clone(),
             allocation,
@@ -530,6 +562,12 @@ impl PodResize {
             let event = event.then(|| self.event("ResizeError", "error", &message));
             let last = self.failure.as_ref();
             let is_same = last.is_some_and(|last| last.message == message);
+            if is_same && self.allocation.allocated == self.allocation.actuated {
+                // Nothing was ever done: the runtime cannot even do what would settle the doubt.
+                self.allocation.in_doubt.clear();
+                self.failure = None;
+                return event;
+            }
             self.failure = Some(ResizeFailure {
                 message,
                 retry_at: is_same.then(|| now + FAILURE_PAUSE),

@@ -10,7 +10,7 @@ use alloc::{string::String, vec::Vec};
 
 use crate::api::{Container, Pod, cri::LinuxResources, order::OrderExt, pod::Resources};
 
-use super::{PodAllocation, PodResources};
+use super::{PodAllocation, PodResources, StepAmount};
 use crate::{
     cgroup::{CgroupSettings, container_resources, pod_cgroup},
     pod_resources::{AmountKind, container_amount, pod_level_amount},
@@ -36,8 +36,8 @@ pub enum ResizeStep {
     PodCgroup {
         /// New values; what is `None` stays.
         values: LinuxResources,
-        /// Amount of the pod level that is in force once this is done.
-        amount: (AmountKind, &'static str),
+        /// Amount in force once this is done.
+        amount: StepAmount,
     },
     /// All resources of a container that runs.
     Container {
@@ -45,8 +45,8 @@ pub enum ResizeStep {
         name: String,
         /// Its resources; a limit that it no longer has is -1.
         resources: LinuxResources,
-        /// What the container has once this is done, with the pod's limits where it has none of its own.
-        in_force: Resources,
+        /// Amounts in force once this is done.
+        amount: StepAmount,
     },
 }
 
@@ -202,7 +202,7 @@ fn add_pass(
             step.filter(|step| step.grows == grows)
                 .map(|step| ResizeStep::PodCgroup {
                     values: step.values.clone(),
-                    amount: (kind, name),
+                    amount: StepAmount::OfPod(kind, name),
                 }),
         );
     };
@@ -218,7 +218,10 @@ fn add_pass(
             .map(|(_, after, resources)| ResizeStep::Container {
                 name: after.name.clone(),
                 resources,
-                in_force: pod_level.with_pod_limits(&after.resources),
+                amount: StepAmount::OfContainer(
+                    after.name.clone(),
+                    pod_level.with_pod_limits(&after.resources),
+                ),
             }),
     );
     add_pod_step(steps, AmountKind::Requests, request.as_ref(), false);

@@ -469,11 +469,10 @@ fn the_pods_limit_and_its_containers() {
     // After the first step alone, what was allocated is taken back, or not.
     let mut allocation = PodAllocation::settled(PodResources::of_pod(&small));
     allocation.allocated = PodResources::of_pod(&large);
-    let (allocated, actuated) = (&allocation.allocated, &mut allocation.actuated);
-    actuated.pin_pod_limits();
-    actuated.take_pod_amount(allocated, AmountKind::Limits, MEMORY);
+    allocation.pin_pod_limits();
+    allocation.note_step(&StepAmount::OfPod(AmountKind::Limits, MEMORY), true);
     let mut reached = small.clone();
-    actuated.apply_to(&mut reached);
+    allocation.actuated.apply_to(&mut reached);
     let plan = plan_resize(&reached, &large, &running, &settings);
     assert_eq!(steps(&plan), ["a: memory 32 shares 2"]);
     let plan = plan_resize(&reached, &small, &running, &settings);
@@ -508,6 +507,27 @@ fn what_a_killed_agent_may_have_done() {
     assert_eq!(states, [kept.allocated.clone(), kept.actuated.clone()]);
     resize.allocation.note_all_done();
     assert!(resize.is_settled());
+    // A step that failed may have done its work, until one succeeds.
+    let own = kept.allocated.of_container("c").expect("there").clone();
+    let amount = StepAmount::OfContainer("c".into(), own.clone());
+    let mut failed = PodAllocation::settled(PodResources::of_pod(&small));
+    failed.note_step(&amount, false);
+    assert!(!failed.is_actuated() && failed.allocated == failed.actuated);
+    let mut resize = PodResize::new(failed.clone());
+    resize.take_spec(&small, &settings);
+    let fails = |resize: &mut PodResize| {
+        resize.note_actuated(failed.clone(), Some("no".into()), MonoTime(1))
+    };
+    assert!(fails(&mut resize).is_some() && !resize.is_settled());
+    assert!(
+        fails(&mut resize).is_none() && resize.is_settled(),
+        "it cannot"
+    );
+    failed.note_step(&amount, true);
+    assert_eq!(
+        (failed.in_doubt.len(), failed.actuated.of_container("c")),
+        (0, Some(&own))
+    );
     // The next agents may be killed as well.
     for mib in 20..30 {
         let amount = format!("memory={mib}Mi");
