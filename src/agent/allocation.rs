@@ -17,10 +17,11 @@ use crate::{
 
 /// Version of the file's form.
 const VERSION: u32 = 1;
-/// Bytes of a file: twice the resources of as many containers as a pod can have.
+/// Bytes of a file: some times the resources of as many containers as a pod can have.
 const MAX_BYTES: u64 = 1 << 20;
 
 #[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct PodAllocationFile {
     v: u32,
     #[serde(default)]
