@@ -426,7 +426,10 @@ impl Judge {
         }
         let name = &container.name;
         let born = self.born.get(&container.id).copied().unwrap_or_default();
-        if !self.stops_all && !case.may_stop(container, born, self.jumped) {
+        if !self.stops_all
+            && !case.may_stop(container, born, self.jumped)
+            && !case.may_restart_resized(fake, container, born)
+        {
             if !case.past.kinds().any(|kind| kind == Kind::Live) || !self.is_unwell(fake, case.now)
             {
                 return Some(format!("container {name} runs and is wanted"));
@@ -646,6 +649,26 @@ impl Case<'_> {
             // Whether postStart fails is not known here.
             || kinds.contains(&Kind::Hooks)
             || has_port(self.uid)
+    }
+
+    /// Whether it restarts for other memory, as its policy says: it was asked lately to have other than it has.
+    fn may_restart_resized(
+        &self,
+        fake: &Fake,
+        container: &ContainerStatus,
+        born: MonoTime,
+    ) -> bool {
+        let has = fake.config(self.uid, &container.name);
+        let has = has.and_then(|config| config.resources.memory_limit_bytes);
+        let late = u64::try_from(LATE.as_millis()).unwrap_or(u64::MAX);
+        let mut asked = self.past.specs(MonoTime(born.0.saturating_sub(late)));
+        asked.any(|pod| {
+            let mut all = pod.spec.containers.iter();
+            all.any(|c| {
+                let limit = c.resources.limits.get("memory").map(|limit| limit.value());
+                c.name == container.name && !c.resize_policy.is_empty() && limit != has
+            })
+        })
     }
 
     /// No stop gets more than somebody has asked for, nor less than a process needs to notice.
