@@ -346,7 +346,7 @@ pub(crate) fn find_start_faults(
     let providers = images::read_credential_providers(&cfg.images).err();
     let providers = providers.map(|e| ("picolet.imageCredentialProviderConfig", error_chain(&e)));
     let files = serving::find_unusable_files(&cfg.server).into_iter();
-    let kept = node::read_machine_facts(cfg, false).err();
+    let kept = node::read_machine_facts(cfg).err();
     let kept = kept.map(|e| ("systemReserved or kubeReserved", error_chain(&e)));
     let group = cgroups.and_then(|cgroups| find_absent_group(cfg, cgroups));
     let kill = cgroups.and_then(|c| find_impossible_group_kill(cfg, c.cgroup_version()));
@@ -732,8 +732,7 @@ async fn assemble_agent(
     }
     let mut parts = cfg.parts.iter();
     let external = parts.find_map(|part| part.external_pods(&cfg.node_name, &shared));
-    let unified = cgroups.cgroup_version() == CgroupVersion::V2;
-    let facts = node::read_machine_facts(&cfg, unified).map_err(|e| operator_error(&e))?;
+    let facts = node::read_machine_facts(&cfg).map_err(|e| operator_error(&e))?;
     let volumes =
         Volumes::new(&cfg.dirs.root).map_err(|e| fatal_error(format!("pod directories: {e}")))?;
     let context = executor::gather_node_context(

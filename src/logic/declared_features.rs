@@ -17,13 +17,12 @@ const HOST_NETWORK_USERS: &str = "UserNamespacesHostNetworkSupport";
 /// Resources of the pod level may change while the pod runs (RSZ-30).
 const POD_LEVEL_RESIZE: &str = "InPlacePodLevelResourcesVerticalScaling";
 
-/// Returns the features of this node, sorted, each once. `listens`: the node has a port; `unified`: its cgroups are those
-/// of version 2.
+/// Returns the features of this node, sorted, each once. `listens`: the node has a port.
 #[must_use]
-pub fn declared_features(listens: bool, unified: bool) -> Vec<String> {
+pub fn declared_features(listens: bool) -> Vec<String> {
     let own = [
         listens.then_some(WEB_SOCKETS),
-        unified.then_some(POD_LEVEL_RESIZE),
+        Some(POD_LEVEL_RESIZE),
         Some(RESTART_ALL),
     ];
     own.into_iter().flatten().map(Into::into).collect()
@@ -58,9 +57,9 @@ mod tests {
     fn declared_names() {
         // NDF-01 NDF-04 NODE-15
         // RSZ-30
-        let all = declared_features(true, true);
+        let all = declared_features(true);
         assert_eq!(all, [WEB_SOCKETS, POD_LEVEL_RESIZE, RESTART_ALL]);
-        assert_eq!(declared_features(false, false), [RESTART_ALL]);
+        assert_eq!(declared_features(false), [POD_LEVEL_RESIZE, RESTART_ALL]);
         assert!(all.is_sorted_by(|a, b| a < b), "sorted, each once");
     }
 
@@ -114,7 +113,7 @@ mod tests {
             let pod = json!({"spec": spec, "status": {"phase": phase}});
             let pod: Pod = serde_json::from_value(pod).expect("pod");
             let features = if declared {
-                declared_features(true, true)
+                declared_features(true)
             } else {
                 vec![]
             };

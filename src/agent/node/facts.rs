@@ -87,12 +87,11 @@ impl MachineFacts {
     }
 }
 
-/// Reads the machine's facts. Missing ones are zero or empty. `unified`: its cgroups are those of version 2.
+/// Reads the machine's facts. Missing ones are zero or empty.
 ///
 /// - Errors: more is kept from pods than there is.
 pub(in crate::agent) fn read_machine_facts(
     cfg: &AgentConfig,
-    unified: bool,
 ) -> Result<MachineFacts, OverReserved> {
     let local = network::local_addresses(&cfg.node_name);
     // A later look may find an address.
@@ -122,7 +121,7 @@ pub(in crate::agent) fn read_machine_facts(
         &cfg.eviction.settings.thresholds,
         facts.capacity(),
     );
-    facts.settings = node_settings(cfg, &facts, unified);
+    facts.settings = node_settings(cfg, &facts);
     node_resources::check_reservations(facts.capacity(), facts.kept)?;
     Ok(facts)
 }
@@ -134,11 +133,7 @@ fn configured_addresses(cfg: &AgentConfig) -> Vec<IpAddr> {
 }
 
 /// Settings of the operator for the node.
-pub(in crate::agent) fn node_settings(
-    cfg: &AgentConfig,
-    facts: &MachineFacts,
-    unified: bool,
-) -> NodeSettings {
+pub(in crate::agent) fn node_settings(cfg: &AgentConfig, facts: &MachineFacts) -> NodeSettings {
     NodeSettings {
         name: cfg.node_name.clone(),
         node_ips: cfg.node_ips.clone(),
@@ -154,7 +149,7 @@ pub(in crate::agent) fn node_settings(
         local_storage: cfg.reserved.local_storage,
         // Without a listener there is no port: the apiserver would call it in vain.
         port: cfg.server.listen.map(|listen| listen.port()),
-        declared_features: declared_features(cfg.server.listen.is_some(), unified),
+        declared_features: declared_features(cfg.server.listen.is_some()),
         kubelet_version: cfg.node.kubelet_version.clone(),
     }
 }

@@ -875,7 +875,7 @@ impl Template {
         let cfg = config::load_config(flags, &config::HostIdentity::default())
             .expect("configuration")
             .config;
-        node.settings = node::facts::node_settings(&cfg, &node, true);
+        node.settings = node::facts::node_settings(&cfg, &node);
         Self {
             volumes: Volumes::new(&cfg.dirs.root).expect("volumes"),
             wire: Rc::default(),
