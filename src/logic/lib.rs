@@ -114,6 +114,8 @@ pub mod resize;
 pub mod restart;
 pub mod runtime_cache;
 pub mod server_clock;
+#[cfg(feature = "services")]
+pub mod services;
 pub mod shutdown;
 pub mod status;
 pub mod status_cache;

@@ -1,0 +1,129 @@
+//! State of the part for people and for load balancers: answers of health check ports (PROX-18, PROX-19), the finding of
+//! `picolet check`, figures of `/metrics`.
+
+use alloc::{
+    format,
+    string::{String, ToString as _},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    check::CheckFinding,
+    metrics::exposition::{MetricType, MetricsText},
+};
+
+/// State of the part, as the agent reports it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ServicesHealth {
+    /// Set once every Service was written.
+    pub is_written: bool,
+    /// Number of Services in the table.
+    pub services: usize,
+    /// Reason why the part does nothing, or why its last step failed.
+    pub trouble: Option<String>,
+    /// Line to type against it.
+    pub fix: Option<String>,
+    /// Set if no doorbell rings: changes come by polling.
+    pub is_polling: bool,
+}
+
+/// Figures of the part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServicesFigures {
+    /// Services in the table.
+    pub services: u64,
+    /// Transactions that the kernel took.
+    pub written: u64,
+    /// Transactions that failed.
+    pub failed: u64,
+    /// Repairs of a table that others changed.
+    pub repaired: u64,
+    /// Flows of UDP whose endpoint was gone.
+    pub flows: u64,
+}
+
+/// Checks the part. `health`: the agent's word; `None`: no agent runs.
+#[must_use]
+pub fn check_services(health: Option<&ServicesHealth>) -> CheckFinding {
+    let Some(health) = health else {
+        return CheckFinding::ok("is configured: picolet writes the rules of Services (docs/services.md)");
+    };
+    if let Some(trouble) = &health.trouble {
+        let fix = health.fix.as_deref().unwrap_or("see docs/services.md");
+        return CheckFinding::warning(trouble.clone(), fix);
+    }
+    if !health.is_written {
+        return CheckFinding::warning(
+            "no Service is reachable yet: the lists of Services and EndpointSlices were not read",
+            "see the log of the agent",
+        );
+    }
+    if health.is_polling {
+        return CheckFinding::warning(
+            "changes of Services come by polling: connections to pods that end are lost for up to a minute",
+            "set picolet.services.watch: true",
+        );
+    }
+    CheckFinding::ok(format!("{} Services are reachable", health.services))
+}
+
+/// Writes the metrics of the part.
+pub fn write_services_metrics(figures: &ServicesFigures, page: &mut MetricsText) {
+    for (name, of, help, label, values) in [
+        (
+            "picolet_services",
+            MetricType::Gauge,
+            "Services in the table of nftables.",
+            "",
+            &[("", figures.services)][..],
+        ),
+        (
+            "picolet_services_transactions_total",
+            MetricType::Counter,
+            "Transactions of nftables.",
+            "result",
+            &[("written", figures.written), ("failed", figures.failed)],
+        ),
+        (
+            "picolet_services_repairs_total",
+            MetricType::Counter,
+            "Repairs of a table that another program changed.",
+            "",
+            &[("", figures.repaired)],
+        ),
+        (
+            "picolet_services_udp_flows_removed_total",
+            MetricType::Counter,
+            "Flows of UDP that were removed because their endpoint was gone.",
+            "",
+            &[("", figures.flows)],
+        ),
+    ] {
+        page.write_family(name, of, help, |samples| {
+            for (text, value) in values {
+                let labels = [(label, *text)];
+                let end = usize::from(!label.is_empty());
+                samples.write_sample(&labels[..end], (*value).into(), None);
+            }
+        });
+    }
+}
+
+/// Answer of the health check port of a Service: status and JSON.
+#[must_use]
+pub fn answer_health_port(
+    (namespace, name): (&str, &str),
+    local_endpoints: usize,
+    is_healthy: bool,
+) -> (u16, String) {
+    let text = |text: &str| serde_json::Value::from(text).to_string();
+    let body = format!(
+        "{{\"service\":{{\"namespace\":{},\"name\":{}}},\"localEndpoints\":{local_endpoints},\"serviceProxyHealthy\":{is_healthy}}}",
+        text(namespace),
+        text(name)
+    );
+    let status = if local_endpoints > 0 && is_healthy { 200 } else { 503 };
+    (status, body)
+}

@@ -1,0 +1,353 @@
+//! Record of each Service: its name and digests (PROX-04, PROX-21). Endpoints and elements are only in the kernel.
+//!
+//! A list of the metadata of all Services and slices tells which moved; a doorbell tells of one. Nothing is due before
+//! both lists were read once, and a list that failed changes nothing.
+
+use alloc::{boxed::Box, string::String, vec::Vec};
+
+use super::object::{digest_text, slice_digest};
+
+/// Most Services that are kept.
+pub const MAX_SERVICES: usize = 20_000;
+/// Bytes of a namespace with a name, as the API limits them.
+const MAX_NAME_BYTES: usize = 63 + 1 + 253;
+/// Services that are written before all others: no pod works without them (PROX-27).
+const FIRST: [&str; 2] = ["default/kubernetes", "kube-system/kube-dns"];
+
+/// Record of a Service.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct ServiceRecord {
+    /// `NAMESPACE/NAME`.
+    name: Box<str>,
+    /// Digest of its UID; 0: not read yet.
+    uid: u64,
+    /// Digest of the version that was seen last.
+    version: u64,
+    /// Sum of the digests of its slices.
+    slices: u64,
+    /// Digest of the elements that were written.
+    frontends: u64,
+    /// Digest of all that was written; 0: nothing.
+    written: u64,
+    state: RecordState,
+}
+const _: () = assert!(size_of::<ServiceRecord>() <= 64, "one for each Service");
+
+/// State of a record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct RecordState {
+    /// Has to be read again.
+    is_due: bool,
+    /// Some keys had no endpoint when it was written.
+    was_missing: bool,
+    /// Another Service has one of its addresses.
+    has_conflict: bool,
+}
+
+/// What was written of a Service.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WrittenService {
+    /// Digest of its UID.
+    pub uid: u64,
+    /// Digest of the version that was read.
+    pub version: u64,
+    /// Sum of the digests of the slices that were read.
+    pub slices: u64,
+    /// Digest of the elements.
+    pub frontends: u64,
+    /// Digest of everything.
+    pub written: u64,
+    /// Some keys have no endpoint.
+    pub has_missing: bool,
+    /// Another Service has one of its addresses.
+    pub has_conflict: bool,
+}
+
+/// Knowledge about what was written of a Service before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WrittenBefore {
+    /// Digest of its UID; 0: not known.
+    pub uid: u64,
+    /// Digest of the elements.
+    pub frontends: u64,
+    /// Digest of everything; 0: nothing was written.
+    pub written: u64,
+    /// Some keys had no endpoint.
+    pub was_missing: bool,
+    /// Another Service had one of its addresses.
+    pub had_conflict: bool,
+}
+
+/// Metadata of all Services and slices, while they are listed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServiceListing {
+    /// Name, digests of UID and version, sum of the digests of its slices.
+    rows: Vec<(Box<str>, u64, u64, u64)>,
+    /// Set once all Services are there.
+    is_sorted: bool,
+    is_cut: bool,
+}
+
+impl ServiceListing {
+    /// Adds a Service.
+    pub fn add_service(&mut self, namespace: &str, name: &str, uid: &str, version: &str) {
+        let Some(name) = full_name(namespace, name) else {
+            return;
+        };
+        if self.rows.len() == MAX_SERVICES {
+            self.is_cut = true;
+            return;
+        }
+        self.rows.push((name, digest_text(uid), digest_text(version), 0));
+    }
+
+    /// Adds a slice of a Service. All Services have to be there.
+    pub fn add_slice(&mut self, namespace: &str, service: &str, slice: (&str, &str, &str)) {
+        if !self.is_sorted {
+            self.rows.sort_unstable();
+            self.is_sorted = true;
+        }
+        let Some(owner) = full_name(namespace, service) else {
+            return;
+        };
+        if let Ok(at) = self.rows.binary_search_by(|row| row.0.cmp(&owner)) {
+            let (name, uid, version) = slice;
+            let row = &mut self.rows[at];
+            row.3 = row.3.wrapping_add(slice_digest(name, uid, version));
+        }
+    }
+
+    /// Returns true if there were more Services than are kept.
+    #[must_use]
+    pub const fn is_cut(&self) -> bool {
+        self.is_cut
+    }
+}
+
+/// Records of all Services, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ServiceIndex {
+    records: Vec<ServiceRecord>,
+    /// UIDs of Services that are gone and still in the table.
+    gone: Vec<u64>,
+    is_listed: bool,
+}
+
+impl ServiceIndex {
+    /// Takes a whole list of Services and slices. What moved is due.
+    pub fn take_listing(&mut self, mut listing: ServiceListing) {
+        if !listing.is_sorted {
+            listing.rows.sort_unstable();
+        }
+        listing.rows.dedup_by(|a, b| a.0 == b.0);
+        let mut before = core::mem::take(&mut self.records).into_iter().peekable();
+        let mut now = Vec::with_capacity(listing.rows.len());
+        for (name, uid, version, slices) in listing.rows {
+            while let Some(lost) = before.next_if(|it| it.name < name) {
+                self.gone.extend((lost.uid != 0).then_some(lost.uid));
+            }
+            let mut record = match before.next_if(|it| it.name == name) {
+                Some(record) => record,
+                None => ServiceRecord {
+                    name,
+                    ..ServiceRecord::default()
+                },
+            };
+            if record.uid != uid && record.uid != 0 {
+                self.gone.push(record.uid);
+                record.written = 0;
+                record.frontends = 0;
+            }
+            let is_new = (record.uid, record.version, record.slices) != (uid, version, slices);
+            record.state.is_due |= is_new || record.written == 0 || record.state.has_conflict;
+            (record.uid, record.version, record.slices) = (uid, version, slices);
+            now.push(record);
+        }
+        self.gone.extend(before.map(|lost| lost.uid).filter(|uid| *uid != 0));
+        now.shrink_to_fit();
+        self.records = now;
+        self.is_listed = true;
+    }
+
+    /// Marks a Service that a doorbell named: it, or a slice of it, changed. A new one gets a record.
+    pub fn ring(&mut self, namespace: &str, name: &str) {
+        let Some(name) = full_name(namespace, name) else {
+            return;
+        };
+        match self.find(&name) {
+            Ok(at) => self.records[at].state.is_due = true,
+            Err(at) if self.records.len() < MAX_SERVICES => {
+                let mut record = ServiceRecord {
+                    name,
+                    ..ServiceRecord::default()
+                };
+                record.state.is_due = true;
+                self.records.insert(at, record);
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// Marks all: the table, or a setting that all depend on, has changed.
+    pub fn mark_all(&mut self) {
+        for record in &mut self.records {
+            record.state.is_due = true;
+            record.written = 0;
+        }
+    }
+
+    /// Marks all whose choice of endpoints depends on the node: its zone or its addresses have changed.
+    pub fn mark_all_due(&mut self) {
+        for record in &mut self.records {
+            record.state.is_due = true;
+        }
+    }
+
+    /// Number of Services that are due.
+    #[must_use]
+    pub fn count_due(&self) -> usize {
+        self.records.iter().filter(|it| it.state.is_due).count()
+    }
+
+    /// Returns true once there was a whole list: nothing may be written before.
+    #[must_use]
+    pub const fn is_listed(&self) -> bool {
+        self.is_listed
+    }
+
+    /// Number of Services that are in the table.
+    #[must_use]
+    pub fn count_written(&self) -> usize {
+        self.records.iter().filter(|it| it.written != 0).count()
+    }
+
+    /// Takes the next Services that are due, all of one namespace, at most `most`; the first of them that no pod works
+    /// without. Empty: none is due.
+    pub fn take_due(&mut self, most: usize) -> Vec<(String, String)> {
+        if !self.is_listed {
+            return Vec::new();
+        }
+        let is_due = |it: &ServiceRecord| it.state.is_due;
+        let mut first = FIRST.iter().filter_map(|name| self.find(name).ok());
+        let first = first.find(|at| is_due(&self.records[*at]));
+        let start = first.or_else(|| self.records.iter().position(is_due));
+        let Some(start) = start else {
+            return Vec::new();
+        };
+        let namespace = String::from(split_name(&self.records[start].name).0);
+        let mut taken = Vec::new();
+        // All of one namespace are neighbours.
+        for record in &mut self.records[start..] {
+            if taken.len() == most || split_name(&record.name).0 != namespace {
+                break;
+            }
+            if record.state.is_due {
+                record.state.is_due = false;
+                let (namespace, name) = split_name(&record.name);
+                taken.push((namespace.into(), name.into()));
+            }
+        }
+        taken
+    }
+
+    /// What was written of a Service before.
+    #[must_use]
+    pub fn written_before(&self, namespace: &str, name: &str) -> WrittenBefore {
+        let found = full_name(namespace, name).and_then(|name| self.find(&name).ok());
+        let Some(record) = found.map(|at| &self.records[at]) else {
+            return WrittenBefore::default();
+        };
+        WrittenBefore {
+            uid: record.uid,
+            frontends: record.frontends,
+            written: record.written,
+            was_missing: record.state.was_missing,
+            had_conflict: record.state.has_conflict,
+        }
+    }
+
+    /// Notes what was read and written of a Service. One with another UID than before leaves the old one to be removed.
+    pub fn set_written(&mut self, namespace: &str, name: &str, service: WrittenService) {
+        let found = full_name(namespace, name).and_then(|name| self.find(&name).ok());
+        let Some(record) = found.map(|at| &mut self.records[at]) else {
+            return;
+        };
+        if record.uid != service.uid && record.uid != 0 {
+            self.gone.push(record.uid);
+        }
+        record.uid = service.uid;
+        record.version = service.version;
+        record.slices = service.slices;
+        record.frontends = service.frontends;
+        record.written = service.written;
+        record.state.was_missing = service.has_missing;
+        record.state.has_conflict = service.has_conflict;
+    }
+
+    /// Marks a Service that could not be read or written.
+    pub fn set_failed(&mut self, namespace: &str, name: &str) {
+        let found = full_name(namespace, name).and_then(|name| self.find(&name).ok());
+        if let Some(at) = found {
+            self.records[at].state.is_due = true;
+        }
+    }
+
+    /// Forgets a Service that is gone, or has nothing to serve any more. `keep`: it is still in the API.
+    pub fn remove_service(&mut self, namespace: &str, name: &str, keep: Option<WrittenService>) {
+        let found = full_name(namespace, name).and_then(|name| self.find(&name).ok());
+        let Some(at) = found else {
+            return;
+        };
+        let record = &mut self.records[at];
+        self.gone.extend((record.uid != 0 && record.written != 0).then_some(record.uid));
+        match keep {
+            // It stays known, so that the next list finds it unchanged.
+            Some(seen) => {
+                record.version = seen.version;
+                record.slices = seen.slices;
+                record.uid = seen.uid;
+                (record.frontends, record.written) = (0, 0);
+            }
+            None => drop(self.records.remove(at)),
+        }
+        for record in &mut self.records {
+            record.state.is_due |= record.state.has_conflict;
+        }
+    }
+
+    /// Takes the UIDs of Services that are gone and still in the table.
+    pub fn take_gone(&mut self) -> Vec<u64> {
+        core::mem::take(&mut self.gone)
+    }
+
+    /// Puts UIDs back that could not be removed.
+    pub fn put_back_gone(&mut self, gone: &[u64]) {
+        self.gone.extend(gone);
+    }
+
+    /// Digests of the UIDs of all Services in the table, in order.
+    #[must_use]
+    pub fn living(&self) -> Vec<u64> {
+        let mut living: Vec<u64> = self.records.iter().map(|it| it.uid).filter(|uid| *uid != 0).collect();
+        living.sort_unstable();
+        living
+    }
+
+    fn find(&self, name: &str) -> Result<usize, usize> {
+        self.records.binary_search_by(|it| (*it.name).cmp(name))
+    }
+}
+
+/// `NAMESPACE/NAME`; `None`: it is no name of the API.
+fn full_name(namespace: &str, name: &str) -> Option<Box<str>> {
+    let is_wrong = |text: &str| text.is_empty() || text.contains(['/', ',', '(', ')', '&', '?', ' ']);
+    let is_long = namespace.len() + 1 + name.len() > MAX_NAME_BYTES;
+    if is_wrong(namespace) || is_wrong(name) || is_long {
+        return None;
+    }
+    Some([namespace, "/", name].concat().into_boxed_str())
+}
+
+fn split_name(name: &str) -> (&str, &str) {
+    name.split_once('/').unwrap_or((name, ""))
+}
