@@ -68,6 +68,8 @@ pub struct WatchEvent {
     pub namespace: String,
     /// Name.
     pub name: String,
+    /// Service that an EndpointSlice belongs to, by its label; empty for other objects.
+    pub service: String,
 }
 
 /// End of a watch that did not break.
@@ -216,7 +218,7 @@ impl<'de> Visitor<'de> for WatchEventDocument<'_> {
                 }
                 "object" => fields.next_value_seed(WatchedFields {
                     event: &mut self.0.ring,
-                    is_metadata: false,
+                    level: WatchedLevel::Object,
                 })?,
                 _ => {
                     fields.next_value::<IgnoredAny>()?;
@@ -227,10 +229,21 @@ impl<'de> Visitor<'de> for WatchEventDocument<'_> {
     }
 }
 
-/// The object of an event, or its metadata.
+/// Label of an EndpointSlice that names its Service.
+const SERVICE_LABEL: &str = "kubernetes.io/service-name";
+
+/// Depth of a field of an event.
+#[derive(Clone, Copy)]
+enum WatchedLevel {
+    Object,
+    Metadata,
+    Labels,
+}
+
+/// The object of an event, its metadata, or its labels.
 struct WatchedFields<'a> {
     event: &'a mut WatchEvent,
-    is_metadata: bool,
+    level: WatchedLevel,
 }
 
 impl<'de> DeserializeSeed<'de> for WatchedFields<'_> {
@@ -249,18 +262,22 @@ impl<'de> Visitor<'de> for WatchedFields<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
         while let Some(name) = fields.next_key_seed(ShortText)? {
-            let field = match (self.is_metadata, name.as_str()) {
-                (false, "metadata") => {
-                    fields.next_value_seed(WatchedFields {
-                        event: self.event,
-                        is_metadata: true,
-                    })?;
-                    continue;
-                }
-                (true, "uid") => &mut self.event.uid,
-                (true, "resourceVersion") => &mut self.event.resource_version,
-                (true, "namespace") => &mut self.event.namespace,
-                (true, "name") => &mut self.event.name,
+            let inner = match (self.level, name.as_str()) {
+                (WatchedLevel::Object, "metadata") => Some(WatchedLevel::Metadata),
+                (WatchedLevel::Metadata, "labels") => Some(WatchedLevel::Labels),
+                _ => None,
+            };
+            if let Some(level) = inner {
+                let event = &mut *self.event;
+                fields.next_value_seed(WatchedFields { event, level })?;
+                continue;
+            }
+            let field = match (self.level, name.as_str()) {
+                (WatchedLevel::Metadata, "uid") => &mut self.event.uid,
+                (WatchedLevel::Metadata, "resourceVersion") => &mut self.event.resource_version,
+                (WatchedLevel::Metadata, "namespace") => &mut self.event.namespace,
+                (WatchedLevel::Metadata, "name") => &mut self.event.name,
+                (WatchedLevel::Labels, SERVICE_LABEL) => &mut self.event.service,
                 _ => {
                     fields.next_value::<IgnoredAny>()?;
                     continue;

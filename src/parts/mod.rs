@@ -14,6 +14,8 @@ pub(crate) mod devices;
 mod join;
 #[cfg(feature = "provider")]
 mod provider;
+#[cfg(feature = "services")]
+mod services;
 #[cfg(feature = "tunnel")]
 pub(crate) mod tunnel;
 #[cfg(feature = "update")]
@@ -73,6 +75,8 @@ static PARTS: &[&dyn Part] = &[
     &tunnel::remotedialer::part::K3sPart,
     #[cfg(feature = "provider")]
     &provider::ProviderPart,
+    #[cfg(feature = "services")]
+    &services::ServicesPart,
     #[cfg(feature = "update")]
     &update::UpdatePart,
 ];
@@ -87,6 +91,7 @@ const SECTIONS: &[(&str, &str)] = &[
     ("deviceWait", "devices"),
     ("devices", "devices"),
     ("providers", "provider"),
+    ("services", "services"),
     ("tunnel", "tunnel"),
     ("update", "update"),
 ];
@@ -176,6 +181,11 @@ pub(crate) trait ConfiguredPart: Any + fmt::Debug {
 
     /// Ends the part's work, before the agent ends.
     fn stop(&self) -> AgentTask {
+        box_task(ready(()))
+    }
+
+    /// Removes what the part made outside the directories of the agent, there or not: for `picolet reset`.
+    fn remove_remains(&self) -> AgentTask {
         box_task(ready(()))
     }
 

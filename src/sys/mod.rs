@@ -4,6 +4,8 @@ pub mod bpf;
 pub mod child;
 pub mod clock;
 pub mod confine;
+#[cfg(feature = "services")]
+pub(crate) mod conntrack;
 #[cfg(test)]
 pub(crate) mod counted_heap;
 pub mod crash;

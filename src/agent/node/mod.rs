@@ -132,7 +132,7 @@ impl LocalNode {
     }
 
     /// Host IPs, primary first: one, or one of each family.
-    pub(super) fn host_ips(&self) -> Vec<IpAddr> {
+    pub(crate) fn host_ips(&self) -> Vec<IpAddr> {
         self.host_ips.borrow().clone()
     }
 
@@ -188,6 +188,18 @@ impl LocalNode {
         let object = self.object.borrow();
         let addresses = &object.as_ref()?.status.addresses;
         (!addresses.is_empty()).then(|| addresses.clone())
+    }
+
+    /// Value of a label of the Node as the apiserver has it; `None`: it is not known yet, or has no such label.
+    #[cfg(feature = "services")]
+    pub(crate) fn label(&self, name: &str) -> Option<String> {
+        self.object
+            .borrow()
+            .as_ref()?
+            .metadata
+            .labels
+            .get(name)
+            .cloned()
     }
 
     /// Takes the Node as the apiserver has it now, without its images.

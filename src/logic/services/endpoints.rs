@@ -191,7 +191,10 @@ pub fn choose_endpoints<'a>(
     };
     let first_of = |choices: [u8; 2]| {
         let found = choices.into_iter().map(with);
-        found.into_iter().find(|found| !found.is_empty()).unwrap_or_default()
+        found
+            .into_iter()
+            .find(|found| !found.is_empty())
+            .unwrap_or_default()
     };
     let mut usable = UsableEndpoints::default();
     if needed.cluster {
@@ -209,7 +212,8 @@ pub fn choose_endpoints<'a>(
 /// The flag that an endpoint needs because of hints: each ready endpoint has one, and one of them is for this node.
 fn wanted_hint(endpoints: &[ServiceEndpoint]) -> u8 {
     let ready = || endpoints.iter().filter(|it| it.has(EndpointFlags::READY));
-    let follows = |hint: u8, own: u8| ready().all(|it| it.has(hint)) && ready().any(|it| it.has(own));
+    let follows =
+        |hint: u8, own: u8| ready().all(|it| it.has(hint)) && ready().any(|it| it.has(own));
     if follows(EndpointFlags::NODE_HINT, EndpointFlags::FOR_NODE) {
         return EndpointFlags::FOR_NODE;
     }

@@ -48,7 +48,9 @@ pub struct ServicesFigures {
 #[must_use]
 pub fn check_services(health: Option<&ServicesHealth>) -> CheckFinding {
     let Some(health) = health else {
-        return CheckFinding::ok("is configured: picolet writes the rules of Services (docs/services.md)");
+        return CheckFinding::ok(
+            "is configured: picolet writes the rules of Services (docs/services.md)",
+        );
     };
     if let Some(trouble) = &health.trouble {
         let fix = health.fix.as_deref().unwrap_or("see docs/services.md");
@@ -124,6 +126,10 @@ pub fn answer_health_port(
         text(namespace),
         text(name)
     );
-    let status = if local_endpoints > 0 && is_healthy { 200 } else { 503 };
+    let status = if local_endpoints > 0 && is_healthy {
+        200
+    } else {
+        503
+    };
     (status, body)
 }

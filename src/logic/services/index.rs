@@ -14,6 +14,13 @@ const MAX_NAME_BYTES: usize = 63 + 1 + 253;
 /// Services that are written before all others: no pod works without them (PROX-27).
 const FIRST: [&str; 2] = ["default/kubernetes", "kube-system/kube-dns"];
 
+/// Digest of what was written of a Service that has nothing to serve.
+const IDLE: u64 = 1;
+
+const fn is_in_table(written: u64) -> bool {
+    written > IDLE
+}
+
 /// Record of a Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct ServiceRecord {
@@ -98,7 +105,8 @@ impl ServiceListing {
             self.is_cut = true;
             return;
         }
-        self.rows.push((name, digest_text(uid), digest_text(version), 0));
+        self.rows
+            .push((name, digest_text(uid), digest_text(version), 0));
     }
 
     /// Adds a slice of a Service. All Services have to be there.
@@ -163,7 +171,8 @@ impl ServiceIndex {
             (record.uid, record.version, record.slices) = (uid, version, slices);
             now.push(record);
         }
-        self.gone.extend(before.map(|lost| lost.uid).filter(|uid| *uid != 0));
+        self.gone
+            .extend(before.map(|lost| lost.uid).filter(|uid| *uid != 0));
         now.shrink_to_fit();
         self.records = now;
         self.is_listed = true;
@@ -218,36 +227,47 @@ impl ServiceIndex {
     /// Number of Services that are in the table.
     #[must_use]
     pub fn count_written(&self) -> usize {
-        self.records.iter().filter(|it| it.written != 0).count()
+        self.records
+            .iter()
+            .filter(|it| is_in_table(it.written))
+            .count()
     }
 
-    /// Takes the next Services that are due, all of one namespace, at most `most`; the first of them that no pod works
-    /// without. Empty: none is due.
-    pub fn take_due(&mut self, most: usize) -> Vec<(String, String)> {
-        if !self.is_listed {
-            return Vec::new();
-        }
-        let is_due = |it: &ServiceRecord| it.state.is_due;
+    /// Takes the next Service that is due: namespace and name. Those that no pod works without come first.
+    pub fn take_due(&mut self) -> Option<(String, String)> {
+        self.take_first_due().or_else(|| {
+            let mut records = self.records.iter();
+            let at = records.position(|it| it.state.is_due)?;
+            self.is_listed.then(|| self.take_at(at))
+        })
+    }
+
+    /// Takes the next Service that is due and that no pod works without.
+    pub fn take_first_due(&mut self) -> Option<(String, String)> {
         let mut first = FIRST.iter().filter_map(|name| self.find(name).ok());
-        let first = first.find(|at| is_due(&self.records[*at]));
-        let start = first.or_else(|| self.records.iter().position(is_due));
-        let Some(start) = start else {
-            return Vec::new();
-        };
-        let namespace = String::from(split_name(&self.records[start].name).0);
-        let mut taken = Vec::new();
-        // All of one namespace are neighbours.
-        for record in &mut self.records[start..] {
-            if taken.len() == most || split_name(&record.name).0 != namespace {
-                break;
-            }
-            if record.state.is_due {
-                record.state.is_due = false;
-                let (namespace, name) = split_name(&record.name);
-                taken.push((namespace.into(), name.into()));
-            }
+        let at = first.find(|at| self.records[*at].state.is_due)?;
+        self.is_listed.then(|| self.take_at(at))
+    }
+
+    fn take_at(&mut self, at: usize) -> (String, String) {
+        let record = &mut self.records[at];
+        record.state.is_due = false;
+        let (namespace, name) = record.name.split_once('/').unwrap_or((&record.name, ""));
+        (namespace.into(), name.into())
+    }
+
+    /// Returns true if a Service is due.
+    #[must_use]
+    pub fn is_due(&self, namespace: &str, name: &str) -> bool {
+        let found = full_name(namespace, name).and_then(|name| self.find(&name).ok());
+        found.is_some_and(|at| self.records[at].state.is_due)
+    }
+
+    /// Marks a Service that is being read.
+    pub fn set_taken(&mut self, namespace: &str, name: &str) {
+        if let Some(record) = self.record(namespace, name) {
+            record.state.is_due = false;
         }
-        taken
     }
 
     /// What was written of a Service before.
@@ -268,13 +288,10 @@ impl ServiceIndex {
 
     /// Notes what was read and written of a Service. One with another UID than before leaves the old one to be removed.
     pub fn set_written(&mut self, namespace: &str, name: &str, service: WrittenService) {
-        let found = full_name(namespace, name).and_then(|name| self.find(&name).ok());
-        let Some(record) = found.map(|at| &mut self.records[at]) else {
+        let Some(record) = self.record(namespace, name) else {
             return;
         };
-        if record.uid != service.uid && record.uid != 0 {
-            self.gone.push(record.uid);
-        }
+        let lost = (record.uid != service.uid && record.uid != 0).then_some(record.uid);
         record.uid = service.uid;
         record.version = service.version;
         record.slices = service.slices;
@@ -282,34 +299,53 @@ impl ServiceIndex {
         record.written = service.written;
         record.state.was_missing = service.has_missing;
         record.state.has_conflict = service.has_conflict;
+        self.gone.extend(lost);
     }
 
-    /// Marks a Service that could not be read or written.
-    pub fn set_failed(&mut self, namespace: &str, name: &str) {
-        let found = full_name(namespace, name).and_then(|name| self.find(&name).ok());
-        if let Some(at) = found {
-            self.records[at].state.is_due = true;
+    /// Notes that a Service has nothing to serve: it stays known, so that the next list finds it unchanged.
+    pub fn set_idle(&mut self, namespace: &str, name: &str, seen: WrittenService) {
+        let before = self.written_before(namespace, name);
+        let idle = WrittenService {
+            // The table may have elements of it.
+            uid: if is_in_table(before.written) {
+                before.uid
+            } else {
+                seen.uid
+            },
+            frontends: 0,
+            written: IDLE,
+            ..seen
+        };
+        self.set_written(namespace, name, idle);
+        if is_in_table(before.written) {
+            self.gone.push(before.uid);
+            if let Some(record) = self.record(namespace, name) {
+                record.uid = 0;
+            }
+            self.retry_conflicts();
         }
     }
 
-    /// Forgets a Service that is gone, or has nothing to serve any more. `keep`: it is still in the API.
-    pub fn remove_service(&mut self, namespace: &str, name: &str, keep: Option<WrittenService>) {
+    /// Marks a Service that could not be read or written.
+    pub fn set_due(&mut self, namespace: &str, name: &str) {
+        if let Some(record) = self.record(namespace, name) {
+            record.state.is_due = true;
+        }
+    }
+
+    /// Forgets a Service that is gone.
+    pub fn remove_service(&mut self, namespace: &str, name: &str) {
         let found = full_name(namespace, name).and_then(|name| self.find(&name).ok());
         let Some(at) = found else {
             return;
         };
-        let record = &mut self.records[at];
-        self.gone.extend((record.uid != 0 && record.written != 0).then_some(record.uid));
-        match keep {
-            // It stays known, so that the next list finds it unchanged.
-            Some(seen) => {
-                record.version = seen.version;
-                record.slices = seen.slices;
-                record.uid = seen.uid;
-                (record.frontends, record.written) = (0, 0);
-            }
-            None => drop(self.records.remove(at)),
-        }
+        let record = self.records.remove(at);
+        self.gone.extend((record.uid != 0).then_some(record.uid));
+        self.retry_conflicts();
+    }
+
+    /// Marks Services whose addresses another had, which may be gone.
+    fn retry_conflicts(&mut self) {
         for record in &mut self.records {
             record.state.is_due |= record.state.has_conflict;
         }
@@ -328,9 +364,19 @@ impl ServiceIndex {
     /// Digests of the UIDs of all Services in the table, in order.
     #[must_use]
     pub fn living(&self) -> Vec<u64> {
-        let mut living: Vec<u64> = self.records.iter().map(|it| it.uid).filter(|uid| *uid != 0).collect();
+        let mut living: Vec<u64> = self
+            .records
+            .iter()
+            .map(|it| it.uid)
+            .filter(|uid| *uid != 0)
+            .collect();
         living.sort_unstable();
         living
+    }
+
+    fn record(&mut self, namespace: &str, name: &str) -> Option<&mut ServiceRecord> {
+        let at = self.find(&full_name(namespace, name)?).ok()?;
+        self.records.get_mut(at)
     }
 
     fn find(&self, name: &str) -> Result<usize, usize> {
@@ -340,14 +386,11 @@ impl ServiceIndex {
 
 /// `NAMESPACE/NAME`; `None`: it is no name of the API.
 fn full_name(namespace: &str, name: &str) -> Option<Box<str>> {
-    let is_wrong = |text: &str| text.is_empty() || text.contains(['/', ',', '(', ')', '&', '?', ' ']);
+    let is_wrong =
+        |text: &str| text.is_empty() || text.contains(['/', ',', '(', ')', '&', '?', ' ']);
     let is_long = namespace.len() + 1 + name.len() > MAX_NAME_BYTES;
     if is_wrong(namespace) || is_wrong(name) || is_long {
         return None;
     }
     Some([namespace, "/", name].concat().into_boxed_str())
-}
-
-fn split_name(name: &str) -> (&str, &str) {
-    name.split_once('/').unwrap_or((name, ""))
 }

@@ -35,7 +35,10 @@ impl LiveTable {
             let Some((key, verdict)) = element.split_once(" : ") else {
                 continue;
             };
-            let chain = verdict.trim().strip_prefix("goto ").and_then(ChainName::parse);
+            let chain = verdict
+                .trim()
+                .strip_prefix("goto ")
+                .and_then(ChainName::parse);
             if let (Some(key), Some(chain)) = (parse_key(family, map, key), chain) {
                 self.elements.insert((map, key), chain);
             }
@@ -99,9 +102,13 @@ pub fn has_kube_proxy(printed: &str) -> bool {
 
 /// Elements between the braces behind `elements =`.
 fn elements(printed: &str) -> impl Iterator<Item = &str> {
-    let from = printed.split_once("elements = {").map_or("", |(_, rest)| rest);
+    let from = printed
+        .split_once("elements = {")
+        .map_or("", |(_, rest)| rest);
     let all = from.split_once('}').map_or(from, |(all, _)| all);
-    all.split(',').map(str::trim).filter(|element| !element.is_empty())
+    all.split(',')
+        .map(str::trim)
+        .filter(|element| !element.is_empty())
 }
 
 fn parse_key(family: AddressFamily, map: TableMap, text: &str) -> Option<ElementKey> {

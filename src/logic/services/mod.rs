@@ -164,5 +164,8 @@ pub fn range_contains((network, bits): AddressRange, ip: IpAddr) -> bool {
         (IpAddr::V4(_), IpAddr::V6(_)) | (IpAddr::V6(_), IpAddr::V4(_)) => return false,
     };
     let differs: u128 = a ^ b;
-    differs.checked_shr(width - u32::from(bits).min(width)).unwrap_or(0) == 0
+    differs
+        .checked_shr(width - u32::from(bits).min(width))
+        .unwrap_or(0)
+        == 0
 }

@@ -101,20 +101,27 @@ impl ProxyService {
         }
         let kind = text(&spec["type"]);
         let mut fields = FieldReader { faults };
-        let mut cluster_ips = fields.addresses("spec.clusterIPs", items(&spec["clusterIPs"]).map(text));
+        let mut cluster_ips =
+            fields.addresses("spec.clusterIPs", items(&spec["clusterIPs"]).map(text));
         if cluster_ips.is_empty() {
             cluster_ips = fields.addresses("spec.clusterIP", [cluster_ip].into_iter());
         }
         let mut one_each: Vec<IpAddr> = Vec::new();
         for ip in cluster_ips {
-            if one_each.iter().all(|other| AddressFamily::of(*other) != AddressFamily::of(ip)) {
+            if one_each
+                .iter()
+                .all(|other| AddressFamily::of(*other) != AddressFamily::of(ip))
+            {
                 one_each.push(ip);
             }
         }
-        let external_ips = fields.addresses("spec.externalIPs", items(&spec["externalIPs"]).map(text));
+        let external_ips =
+            fields.addresses("spec.externalIPs", items(&spec["externalIPs"]).map(text));
         let ingress = items(&object["status"]["loadBalancer"]["ingress"]);
         let ingress = ingress.filter(|item| matches!(text(&item["ipMode"]), "" | "VIP"));
-        let ingress = ingress.map(|item| text(&item["ip"])).filter(|ip| !ip.is_empty());
+        let ingress = ingress
+            .map(|item| text(&item["ip"]))
+            .filter(|ip| !ip.is_empty());
         let balancer_ips = fields.addresses("status.loadBalancer.ingress", ingress);
         let is_local = |field: &str| text(&spec[field]) == "Local";
         let is_accessible = matches!(kind, "LoadBalancer" | "NodePort") || !external_ips.is_empty();
@@ -186,7 +193,10 @@ pub fn collect_slice(
             // A port without a name (null) or number stands for none; the empty name is one.
             let name = port["name"].as_str()?;
             let protocol = ProxyProtocol::from_api(text(&port["protocol"]))?;
-            Some((service.find_port(name, protocol)?, port_number(&port["port"])?))
+            Some((
+                service.find_port(name, protocol)?,
+                port_number(&port["port"])?,
+            ))
         })
         .collect();
     for endpoint in items(&slice["endpoints"]).take(MAX_SLICE_ENDPOINTS) {
@@ -240,7 +250,10 @@ fn endpoint_flags(endpoint: &Value, node: &ProxyNode) -> EndpointFlags {
     let node_name = text(&endpoint["nodeName"]);
     let mut flags = EndpointFlags::default();
     for (flag, is_set) in [
-        (EndpointFlags::LOCAL, !node_name.is_empty() && node_name == node.name),
+        (
+            EndpointFlags::LOCAL,
+            !node_name.is_empty() && node_name == node.name,
+        ),
         (EndpointFlags::READY, condition("ready", true)),
         (EndpointFlags::SERVING, condition("serving", true)),
         (EndpointFlags::TERMINATING, condition("terminating", false)),
@@ -256,11 +269,16 @@ fn endpoint_flags(endpoint: &Value, node: &ProxyNode) -> EndpointFlags {
 
 fn is_served_by_others(metadata: &Value) -> bool {
     let labels = &metadata["labels"];
-    [OTHER_PROXY, HEADLESS].iter().any(|label| labels.get(label).is_some())
+    [OTHER_PROXY, HEADLESS]
+        .iter()
+        .any(|label| labels.get(label).is_some())
 }
 
 fn items(list: &Value) -> core::slice::Iter<'_, Value> {
-    list.as_array().map(Vec::as_slice).unwrap_or_default().iter()
+    list.as_array()
+        .map(Vec::as_slice)
+        .unwrap_or_default()
+        .iter()
 }
 
 fn text(value: &Value) -> &str {
@@ -291,15 +309,24 @@ impl FieldReader<'_> {
     fn addresses<'v>(&mut self, field: &str, texts: impl Iterator<Item = &'v str>) -> Vec<IpAddr> {
         let mut found = Vec::new();
         for text in texts {
-            let is_address = |ip: &IpAddr| !ip.is_unspecified() && !ip.is_loopback() && !ip.is_multicast();
-            match text.parse::<IpAddr>().ok().map(|ip| ip.to_canonical()).filter(is_address) {
+            let is_address =
+                |ip: &IpAddr| !ip.is_unspecified() && !ip.is_loopback() && !ip.is_multicast();
+            match text
+                .parse::<IpAddr>()
+                .ok()
+                .map(|ip| ip.to_canonical())
+                .filter(is_address)
+            {
                 Some(_) if found.len() == MAX_ADDRESSES => {
                     self.add_fault(format!("{field}: more than {MAX_ADDRESSES}"));
                     break;
                 }
                 Some(ip) if !found.contains(&ip) => found.push(ip),
                 Some(_) => {}
-                None => self.add_fault(format!("{field}: {:?} is no address that can be served", short(text))),
+                None => self.add_fault(format!(
+                    "{field}: {:?} is no address that can be served",
+                    short(text)
+                )),
             }
         }
         found
@@ -317,7 +344,9 @@ impl FieldReader<'_> {
             }
         }
         if items(list).count() > MAX_ADDRESSES {
-            self.add_fault(format!("spec.loadBalancerSourceRanges: more than {MAX_ADDRESSES}"));
+            self.add_fault(format!(
+                "spec.loadBalancerSourceRanges: more than {MAX_ADDRESSES}"
+            ));
         }
         found
     }
@@ -334,7 +363,10 @@ impl FieldReader<'_> {
                 self.add_fault("spec.ports: a port has no number".into());
                 continue;
             };
-            if found.iter().any(|other| (other.protocol, other.port) == (protocol, number)) {
+            if found
+                .iter()
+                .any(|other| (other.protocol, other.port) == (protocol, number))
+            {
                 self.add_fault(format!("spec.ports: {protocol} {number} is there twice"));
                 continue;
             }

@@ -10,7 +10,9 @@ use core::{fmt, net::IpAddr};
 
 use super::{
     AddressFamily, AddressRange, ProxyNetwork, ProxyNode, ProxyProtocol,
-    endpoints::{EndpointCollector, EndpointFlags, NeededPolicies, ServiceEndpoint, choose_endpoints},
+    endpoints::{
+        EndpointCollector, EndpointFlags, NeededPolicies, ServiceEndpoint, choose_endpoints,
+    },
     object::{ObjectFaults, ProxyPort, ProxyService},
     range_contains, render,
 };
@@ -55,7 +57,12 @@ impl ChainName {
     }
 
     fn suffix(&self) -> String {
-        let Self { uid, protocol, port, kind } = self;
+        let Self {
+            uid,
+            protocol,
+            port,
+            kind,
+        } = self;
         let port_words = format!("{uid:016x}-{protocol}-{port}");
         match kind {
             ChainKind::Endpoint(IpAddr::V4(ip), port) => format!("{port_words}-{ip}-{port}"),
@@ -63,7 +70,9 @@ impl ChainName {
             ChainKind::Endpoint(IpAddr::V6(ip), port) => {
                 format!("{port_words}-{:032x}-{port}", u128::from(*ip))
             }
-            ChainKind::Cluster | ChainKind::Local | ChainKind::External | ChainKind::Firewall => port_words,
+            ChainKind::Cluster | ChainKind::Local | ChainKind::External | ChainKind::Firewall => {
+                port_words
+            }
         }
     }
 
@@ -83,13 +92,22 @@ impl ChainName {
             "firewall" => ChainKind::Firewall,
             "endpoint" => {
                 let ip = word()?;
-                let v6 = || u128::from_str_radix(ip, 16).ok().map(|bits| IpAddr::V6(bits.into()));
+                let v6 = || {
+                    u128::from_str_radix(ip, 16)
+                        .ok()
+                        .map(|bits| IpAddr::V6(bits.into()))
+                };
                 let ip = ip.parse().ok().or_else(v6)?;
                 ChainKind::Endpoint(ip, word()?.parse().ok()?)
             }
             _ => return None,
         };
-        Some(Self { uid, protocol, port, kind })
+        Some(Self {
+            uid,
+            protocol,
+            port,
+            kind,
+        })
     }
 }
 
@@ -342,21 +360,41 @@ impl PortPlanner<'_> {
         };
         let number = self.port.port;
         let inside = verdict(service.is_internal_local);
-        add(TableMap::Services, self.key(Some(cluster_ip), number), internal, inside);
+        add(
+            TableMap::Services,
+            self.key(Some(cluster_ip), number),
+            internal,
+            inside,
+        );
         if !is_external {
             return;
         }
         let outside = verdict(service.is_external_local);
         for ip in external_ips.iter().chain(&balancer_ips) {
-            add(TableMap::Services, self.key(Some(*ip), number), ChainKind::External, outside);
+            add(
+                TableMap::Services,
+                self.key(Some(*ip), number),
+                ChainKind::External,
+                outside,
+            );
         }
         if let Some(port) = self.port.node_port {
-            add(TableMap::NodePorts, self.key(None, port), ChainKind::External, outside);
+            add(
+                TableMap::NodePorts,
+                self.key(None, port),
+                ChainKind::External,
+                outside,
+            );
         }
         let sources = self.allowed_sources(&balancer_ips);
         if !sources.is_empty() {
             for ip in &balancer_ips {
-                add(TableMap::Firewall, self.key(Some(*ip), number), ChainKind::Firewall, None);
+                add(
+                    TableMap::Firewall,
+                    self.key(Some(*ip), number),
+                    ChainKind::Firewall,
+                    None,
+                );
             }
         }
         if !sources.is_empty() {
@@ -380,8 +418,13 @@ impl PortPlanner<'_> {
     /// Sources that may use the load balancer, as texts; empty: all may.
     fn allowed_sources(&self, balancer_ips: &[IpAddr]) -> Vec<String> {
         let mine = |range: &&AddressRange| AddressFamily::of(range.0) == self.family;
-        let ranges: Vec<AddressRange> =
-            self.service.source_ranges.iter().filter(mine).copied().collect();
+        let ranges: Vec<AddressRange> = self
+            .service
+            .source_ranges
+            .iter()
+            .filter(mine)
+            .copied()
+            .collect();
         // A range of all addresses is the same as no range.
         if balancer_ips.is_empty() || ranges.iter().any(|(_, bits)| *bits == 0) {
             return Vec::new();
@@ -431,8 +474,11 @@ impl PortPlanner<'_> {
             }
             return;
         };
-        let mut remembering: Vec<(IpAddr, u16)> =
-            cluster.iter().chain(local).map(|it| (it.ip, it.port)).collect();
+        let mut remembering: Vec<(IpAddr, u16)> = cluster
+            .iter()
+            .chain(local)
+            .map(|it| (it.ip, it.port))
+            .collect();
         remembering.sort_unstable();
         remembering.dedup();
         for (ip, port) in remembering {

@@ -8,9 +8,7 @@ use alloc::{
 use core::net::IpAddr;
 
 use super::{
-    AddressFamily, AddressRange, ProxyProtocol,
-    endpoints::ServiceEndpoint,
-    plan::ChainName,
+    AddressFamily, AddressRange, ProxyProtocol, endpoints::ServiceEndpoint, plan::ChainName,
     table::MASQUERADE,
 };
 
@@ -21,7 +19,9 @@ pub(super) fn range_text((ip, bits): AddressRange) -> String {
 
 /// Texts of the ranges of a family, with commas between.
 pub(super) fn ranges_of(family: AddressFamily, ranges: &[AddressRange]) -> String {
-    let mine = ranges.iter().filter(|range| AddressFamily::of(range.0) == family);
+    let mine = ranges
+        .iter()
+        .filter(|range| AddressFamily::of(range.0) == family);
     let texts: Vec<String> = mine.copied().map(range_text).collect();
     texts.join(", ")
 }
@@ -41,7 +41,10 @@ pub(super) fn dnat_rules(
 ) -> String {
     match endpoints {
         [] => String::new(),
-        [one] => format!("meta l4proto {protocol} dnat to {}\n", socket_text(one.ip, one.port)),
+        [one] => format!(
+            "meta l4proto {protocol} dnat to {}\n",
+            socket_text(one.ip, one.port)
+        ),
         many => {
             let mut rule = format!(
                 "meta l4proto {protocol} dnat {} addr . port to numgen random mod {} map {{ ",
@@ -69,7 +72,10 @@ pub(super) fn affinity_rules(family: AddressFamily, endpoints: &[ChainName]) -> 
         choices.push_str(&format!("{comma}{n} : goto {chain}"));
     }
     if !endpoints.is_empty() {
-        rules.push_str(&format!("numgen random mod {} vmap {{ {choices} }}\n", endpoints.len()));
+        rules.push_str(&format!(
+            "numgen random mod {} vmap {{ {choices} }}\n",
+            endpoints.len()
+        ));
     }
     rules
 }
@@ -83,12 +89,18 @@ pub(super) fn remember_and_dnat(
 ) -> String {
     let (word, set, protocol) = (family.word(), chain.affinity_set(), chain.protocol);
     let to = socket_text(ip, port);
-    format!("update @{set} {{ {word} saddr timeout {timeout_s}s }}\nmeta l4proto {protocol} dnat to {to}\n")
+    format!(
+        "update @{set} {{ {word} saddr timeout {timeout_s}s }}\nmeta l4proto {protocol} dnat to {to}\n"
+    )
 }
 
 /// Drops all sources but these.
 pub(super) fn firewall_rules(family: AddressFamily, sources: &[String]) -> String {
-    format!("{} saddr != {{ {} }} drop\n", family.word(), sources.join(", "))
+    format!(
+        "{} saddr != {{ {} }} drop\n",
+        family.word(),
+        sources.join(", ")
+    )
 }
 
 /// Hides the client behind this node: the endpoint may be elsewhere, and its answer has to come back this way.

@@ -62,7 +62,9 @@ pub fn base_table(family: AddressFamily, network: &ProxyNetwork) -> String {
         ));
     }
     for name in CHAINS {
-        text.push_str(&format!("add chain {of} {TABLE} {name}\nflush chain {of} {TABLE} {name}\n"));
+        text.push_str(&format!(
+            "add chain {of} {TABLE} {name}\nflush chain {of} {TABLE} {name}\n"
+        ));
     }
     let service = format!("{addr} . inet_proto . inet_service");
     let port = "inet_proto . inet_service";
@@ -77,13 +79,17 @@ pub fn base_table(family: AddressFamily, network: &ProxyNetwork) -> String {
         ("set", CLUSTER_IPS, addr, ""),
         ("set", HAIRPINS, &format!("{addr} . {addr}"), ""),
     ] {
-        text.push_str(&format!("add {kind} {of} {TABLE} {name} {{ type {of_type}{verdict} ; }}\n"));
+        text.push_str(&format!(
+            "add {kind} {of} {TABLE} {name} {{ type {of_type}{verdict} ; }}\n"
+        ));
     }
     for line in rules.lines() {
         text.push_str(&format!("add rule {of} {TABLE} {line}\n"));
     }
     let stamp = stamp_of(&rules);
-    text.push_str(&format!("add rule {of} {TABLE} {STAMP} meta mark {stamp}\n"));
+    text.push_str(&format!(
+        "add rule {of} {TABLE} {STAMP} meta mark {stamp}\n"
+    ));
     text
 }
 
@@ -125,7 +131,9 @@ fn base_rules(family: AddressFamily, network: &ProxyNetwork) -> String {
         (true, _) => Some(format!("fib daddr type local {not_loopback}")),
         // All ranges are of the other family.
         (false, "") => None,
-        (false, ranges) => Some(format!("fib daddr type local {not_loopback} {ip} daddr {{ {ranges} }}")),
+        (false, ranges) => Some(format!(
+            "fib daddr type local {not_loopback} {ip} daddr {{ {ranges} }}"
+        )),
     };
     let mut rules = String::new();
     let mut add = |rule: &str| {
@@ -155,20 +163,30 @@ fn base_rules(family: AddressFamily, network: &ProxyNetwork) -> String {
         add(&format!("ports-check {node} {port_key} @{drop} drop"));
         add(&format!("ports-check {node} {port_key} @{reject} reject"));
     }
-    add(&format!("cluster-ips-check {ip} daddr @{CLUSTER_IPS} reject"));
+    add(&format!(
+        "cluster-ips-check {ip} daddr @{CLUSTER_IPS} reject"
+    ));
     let service_ranges = ranges_of(family, &network.service_ranges);
     if !service_ranges.is_empty() {
-        add(&format!("cluster-ips-check {ip} daddr {{ {service_ranges} }} drop"));
+        add(&format!(
+            "cluster-ips-check {ip} daddr {{ {service_ranges} }} drop"
+        ));
     }
     let pods = ranges_of(family, &network.cluster_ranges);
     if !pods.is_empty() {
-        add(&format!("services {ip} daddr @{CLUSTER_IPS} {ip} saddr != {{ {pods} }} {MASQUERADE}"));
+        add(&format!(
+            "services {ip} daddr @{CLUSTER_IPS} {ip} saddr != {{ {pods} }} {MASQUERADE}"
+        ));
     }
     add(&format!("services {key} vmap @service-ips"));
     if let Some(node) = &node_address {
-        add(&format!("services {node} {port_key} vmap @service-nodeports"));
+        add(&format!(
+            "services {node} {port_key} vmap @service-nodeports"
+        ));
     }
-    add("nat-postrouting meta mark and 0x4000 != 0 meta mark set meta mark xor 0x4000 masquerade fully-random");
+    add(
+        "nat-postrouting meta mark and 0x4000 != 0 meta mark set meta mark xor 0x4000 masquerade fully-random",
+    );
     add(&format!(
         "nat-postrouting ct status dnat {ip} saddr . {ip} daddr @{HAIRPINS} masquerade fully-random"
     ));

@@ -28,7 +28,12 @@ use crate::metrics::exposition::MetricsText;
 const CASES: &str = include_str!("../../../tests/golden/services/cases.json");
 
 fn network() -> ProxyNetwork {
-    let ranges = |texts: &[&str]| texts.iter().map(|text| parse_range(text).expect("a range")).collect();
+    let ranges = |texts: &[&str]| {
+        texts
+            .iter()
+            .map(|text| parse_range(text).expect("a range"))
+            .collect()
+    };
     ProxyNetwork {
         families: AddressFamily::ALL.to_vec(),
         cluster_ranges: ranges(&["10.42.0.0/16", "fd42::/56"]),
@@ -55,7 +60,13 @@ fn service_of(object: &Value) -> ProxyService {
 fn gather(service: &ProxyService, slices: &[Value]) -> EndpointCollector {
     let mut collector = EndpointCollector::new(service.ports.len());
     for slice in slices {
-        collect_slice(slice, service, &node(), &mut collector, &mut ObjectFaults::new());
+        collect_slice(
+            slice,
+            service,
+            &node(),
+            &mut collector,
+            &mut ObjectFaults::new(),
+        );
     }
     collector.finish();
     collector
@@ -64,7 +75,13 @@ fn gather(service: &ProxyService, slices: &[Value]) -> EndpointCollector {
 fn plan_of(object: &Value, slices: &[Value]) -> ServicePlan {
     let service = service_of(object);
     let endpoints = gather(&service, slices);
-    plan_service(&service, &endpoints, &network(), &node(), &mut ObjectFaults::new())
+    plan_service(
+        &service,
+        &endpoints,
+        &network(),
+        &node(),
+        &mut ObjectFaults::new(),
+    )
 }
 
 fn written(plan: &ServicePlan) -> String {
@@ -94,7 +111,10 @@ fn golden_cases() {
             lines.collect::<Vec<_>>()
         });
         if golden.as_ref() != Some(&text) {
-            eprintln!("{name}:\n{}", serde_json::to_string_pretty(&text).expect("json"));
+            eprintln!(
+                "{name}:\n{}",
+                serde_json::to_string_pretty(&text).expect("json")
+            );
             wrong.push(name.to_owned());
         }
         // The order of slices, and of the endpoints in them, does not count (PROX-03).
@@ -115,8 +135,14 @@ fn golden_cases() {
 fn golden_table() {
     // PROX-22 PROX-23
     for (family, golden) in [
-        (AddressFamily::V4, include_str!("../../../tests/golden/services/table.ip.nft")),
-        (AddressFamily::V6, include_str!("../../../tests/golden/services/table.ip6.nft")),
+        (
+            AddressFamily::V4,
+            include_str!("../../../tests/golden/services/table.ip.nft"),
+        ),
+        (
+            AddressFamily::V6,
+            include_str!("../../../tests/golden/services/table.ip6.nft"),
+        ),
     ] {
         let table = base_table(family, &network());
         assert_eq!(table, golden, "{}", family.word());
@@ -145,7 +171,10 @@ fn web(uid: &str, ip: &str, external: &[&str]) -> Value {
 }
 
 fn slice(name: &str, ips: &[&str]) -> Value {
-    let endpoints: Vec<Value> = ips.iter().map(|ip| json!({"addresses": [ip], "nodeName": "n1"})).collect();
+    let endpoints: Vec<Value> = ips
+        .iter()
+        .map(|ip| json!({"addresses": [ip], "nodeName": "n1"}))
+        .collect();
     json!({
         "metadata": {"namespace": "shop", "name": name, "labels": {"kubernetes.io/service-name": "web"}},
         "addressType": "IPv4",
@@ -169,7 +198,11 @@ fn change(plan: &ServicePlan, live: &LiveTable, living: &[u64]) -> (String, Vec<
 fn live_of(plans: &[&ServicePlan]) -> LiveTable {
     let mut live = LiveTable::default();
     for plan in plans {
-        update_live(&mut live, plan, &super::transaction::ServiceWrite::default());
+        update_live(
+            &mut live,
+            plan,
+            &super::transaction::ServiceWrite::default(),
+        );
     }
     live
 }
@@ -177,25 +210,48 @@ fn live_of(plans: &[&ServicePlan]) -> LiveTable {
 #[test]
 fn changes_of_elements() {
     // PROX-25
-    let before = plan_of(&web("a", "10.43.0.1", &["203.0.113.1"]), &[slice("s", &["10.42.0.11"])]);
+    let before = plan_of(
+        &web("a", "10.43.0.1", &["203.0.113.1"]),
+        &[slice("s", &["10.42.0.11"])],
+    );
     let live = live_of(&[&before]);
     // Endpoints alone: no element of a map is written.
-    let more = plan_of(&web("a", "10.43.0.1", &["203.0.113.1"]), &[slice("s", &["10.42.0.11", "10.42.0.12"])]);
+    let more = plan_of(
+        &web("a", "10.43.0.1", &["203.0.113.1"]),
+        &[slice("s", &["10.42.0.11", "10.42.0.12"])],
+    );
     assert_eq!(more.frontends_digest(), before.frontends_digest());
     assert_ne!(more.whole_digest(), before.whole_digest());
     let mut text = String::new();
     let same = TableBefore::SameFrontends { was_missing: false };
     let result = write_service(&more, same, &mut text);
     assert_eq!(result, super::transaction::ServiceWrite::default());
-    let elements: Vec<&str> = text.lines().filter(|line| line.contains("element")).collect();
-    assert_eq!(elements, ["add element ip picolet-services hairpins { 10.42.0.11 . 10.42.0.11, 10.42.0.12 . 10.42.0.12 }"]);
+    let elements: Vec<&str> = text
+        .lines()
+        .filter(|line| line.contains("element"))
+        .collect();
+    assert_eq!(
+        elements,
+        [
+            "add element ip picolet-services hairpins { 10.42.0.11 . 10.42.0.11, 10.42.0.12 . 10.42.0.12 }"
+        ]
+    );
     assert!(text.len() < 4096, "{}", text.len());
     // An address goes, and one comes.
-    let moved = plan_of(&web("a", "10.43.0.1", &["203.0.113.2"]), &[slice("s", &["10.42.0.11"])]);
+    let moved = plan_of(
+        &web("a", "10.43.0.1", &["203.0.113.2"]),
+        &[slice("s", &["10.42.0.11"])],
+    );
     let (text, conflicts) = change(&moved, &live, &[]);
     assert_eq!(conflicts, Vec::<String>::new());
-    let maps: Vec<&str> = text.lines().filter(|line| line.contains("service-ips")).collect();
-    let external = |port: &str| ChainName { kind: ChainKind::External, ..chain(&moved, port) };
+    let maps: Vec<&str> = text
+        .lines()
+        .filter(|line| line.contains("service-ips"))
+        .collect();
+    let external = |port: &str| ChainName {
+        kind: ChainKind::External,
+        ..chain(&moved, port)
+    };
     assert_eq!(maps, [
         "delete element ip picolet-services service-ips { 203.0.113.1 . tcp . 80, 203.0.113.1 . udp . 53 }".to_owned(),
         format!(
@@ -205,25 +261,44 @@ fn changes_of_elements() {
     ]);
     assert!(text.contains("delete element ip picolet-services no-endpoints-reject { 10.43.0.1 . tcp . 80, 10.43.0.1 . udp . 53, 203.0.113.1 . tcp . 80"));
     // The Service goes.
-    let gone = ServicePlan { uid: before.uid, ..ServicePlan::default() };
+    let gone = ServicePlan {
+        uid: before.uid,
+        ..ServicePlan::default()
+    };
     let (text, _) = change(&gone, &live, &[]);
-    let mut sets: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("delete element ip picolet-services ")).collect();
+    let mut sets: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("delete element ip picolet-services "))
+        .collect();
     sets.retain(|set| !set.starts_with("no-endpoints"));
-    assert_eq!(sets, [
-        "cluster-ips { 10.43.0.1 }",
-        "service-ips { 10.43.0.1 . tcp . 80, 10.43.0.1 . udp . 53, 203.0.113.1 . tcp . 80, 203.0.113.1 . udp . 53 }",
-        "service-nodeports { tcp . 30080 }",
-    ]);
-    assert_eq!(text.lines().filter(|line| line.starts_with("flush chain")).count(), 4);
+    assert_eq!(
+        sets,
+        [
+            "cluster-ips { 10.43.0.1 }",
+            "service-ips { 10.43.0.1 . tcp . 80, 10.43.0.1 . udp . 53, 203.0.113.1 . tcp . 80, 203.0.113.1 . udp . 53 }",
+            "service-nodeports { tcp . 30080 }",
+        ]
+    );
+    assert_eq!(
+        text.lines()
+            .filter(|line| line.starts_with("flush chain"))
+            .count(),
+        4
+    );
     let stale: Vec<_> = live.chains.iter().copied().collect();
     let (text, rest) = delete_chains(&stale);
     assert_eq!((text.lines().count(), rest.len()), (4, 0));
-    assert!(text.lines().all(|line| line.starts_with("delete chain ip picolet-services ")));
+    assert!(
+        text.lines()
+            .all(|line| line.starts_with("delete chain ip picolet-services "))
+    );
 }
 
 fn chain(plan: &ServicePlan, protocol: &str) -> ChainName {
     let mut chains = plan.chains.iter().map(|chain| chain.name);
-    chains.find(|name| name.protocol.word() == protocol).expect("a chain")
+    chains
+        .find(|name| name.protocol.word() == protocol)
+        .expect("a chain")
 }
 
 #[test]
@@ -237,7 +312,10 @@ fn addresses_of_others() {
     });
     let thief = plan_of(&thief, &[]);
     let (text, conflicts) = change(&thief, &live, &[owner.uid]);
-    assert_eq!(conflicts, ["10.43.0.1 . tcp . 80", "203.0.113.1 . tcp . 80"]);
+    assert_eq!(
+        conflicts,
+        ["10.43.0.1 . tcp . 80", "203.0.113.1 . tcp . 80"]
+    );
     assert!(!text.contains("203.0.113.1"), "{text}");
     // Its owner is gone.
     let (text, conflicts) = change(&thief, &live, &[]);
@@ -247,43 +325,84 @@ fn addresses_of_others() {
     let live = live_of(&[&plan_of(&web("c", "10.43.0.9", &["10.43.0.1"]), &[])]);
     let living: Vec<u64> = live.owners();
     let (text, conflicts) = change(&owner, &live, &living);
-    assert_eq!(conflicts, ["203.0.113.1 . tcp . 80", "203.0.113.1 . udp . 53", "tcp . 30080"][2..].to_vec(), "{text}");
+    assert_eq!(
+        conflicts,
+        [
+            "203.0.113.1 . tcp . 80",
+            "203.0.113.1 . udp . 53",
+            "tcp . 30080"
+        ][2..]
+            .to_vec(),
+        "{text}"
+    );
 }
 
 #[test]
 fn tables_that_nft_prints() {
     // PROX-25
-    let plan = plan_of(&web("a", "10.43.0.1", &["203.0.113.1"]), &[slice("s", &["10.42.0.11"])]);
+    let plan = plan_of(
+        &web("a", "10.43.0.1", &["203.0.113.1"]),
+        &[slice("s", &["10.42.0.11"])],
+    );
     let mut live = LiveTable::default();
     for map in TableMap::ALL {
         let own = plan.elements.iter().filter(|((of, _), _)| *of == map);
         let own: Vec<String> = own
-            .map(|((_, key), chain)| format!("{key} : goto {chain}").replace("tcp . ", "6 . ").replace("udp . ", "17 . "))
+            .map(|((_, key), chain)| {
+                format!("{key} : goto {chain}")
+                    .replace("tcp . ", "6 . ")
+                    .replace("udp . ", "17 . ")
+            })
             .collect();
         let elements = match own.is_empty() {
             true => String::new(),
             false => format!("\t\telements = {{ {} }}\n", own.join(",\n\t\t\t     ")),
         };
-        let printed = format!("table ip picolet-services {{\n\tmap m {{\n\t\ttype t : verdict\n{elements}\t}}\n}}\n");
+        let printed = format!(
+            "table ip picolet-services {{\n\tmap m {{\n\t\ttype t : verdict\n{elements}\t}}\n}}\n"
+        );
         live.read_map(AddressFamily::V4, map, &printed);
     }
-    let chains: Vec<String> = plan.chains.iter().map(|chain| format!("\tchain {} {{\n\t}}\n", chain.name)).collect();
-    let printed = format!("table ip nat {{\n\tchain service-00-tcp-1 {{\n\t}}\n}}\ntable ip picolet-services {{\n{}\tchain services {{\n\t}}\n}}\n", chains.concat());
+    let chains: Vec<String> = plan
+        .chains
+        .iter()
+        .map(|chain| format!("\tchain {} {{\n\t}}\n", chain.name))
+        .collect();
+    let printed = format!(
+        "table ip nat {{\n\tchain service-00-tcp-1 {{\n\t}}\n}}\ntable ip picolet-services {{\n{}\tchain services {{\n\t}}\n}}\n",
+        chains.concat()
+    );
     live.read_chains(AddressFamily::V4, &printed);
     assert_eq!(live, live_of(&[&plan]));
     assert_eq!(live.owners(), [plan.uid]);
     assert!(!has_kube_proxy(&printed));
-    assert!(has_kube_proxy("table ip nat {\n\tchain KUBE-SERVICES {\n\t}\n}\n"));
+    assert!(has_kube_proxy(
+        "table ip nat {\n\tchain KUBE-SERVICES {\n\t}\n}\n"
+    ));
     assert!(has_kube_proxy("table ip kube-proxy {\n}\n"));
     live.read_hairpins("elements = { 10.42.0.11 . 10.42.0.11,\n 10.42.0.12 . 10.42.0.12 }");
     assert_eq!(live.hairpins.len(), 2);
     let gone: Vec<_> = live.hairpins.iter().copied().take(1).collect();
-    assert_eq!(remove_hairpins(&gone), "add element ip picolet-services hairpins { 10.42.0.11 . 10.42.0.11 }\ndelete element ip picolet-services hairpins { 10.42.0.11 . 10.42.0.11 }\n");
+    assert_eq!(
+        remove_hairpins(&gone),
+        "add element ip picolet-services hairpins { 10.42.0.11 . 10.42.0.11 }\ndelete element ip picolet-services hairpins { 10.42.0.11 . 10.42.0.11 }\n"
+    );
     for ip in ["10.42.0.11", "fd42::11"] {
-        let name = ChainName { kind: ChainKind::Endpoint(ip.parse().expect("an address"), 8080), ..chain(&plan, "tcp") };
+        let name = ChainName {
+            kind: ChainKind::Endpoint(ip.parse().expect("an address"), 8080),
+            ..chain(&plan, "tcp")
+        };
         assert_eq!(ChainName::parse(&format!("{name}")), Some(name));
     }
-    for odd in ["", "service", "service-x-tcp-1", "service-1-tcp-99999", "endpoint-1-tcp-1-x-1", "stamp", "nat-output"] {
+    for odd in [
+        "",
+        "service",
+        "service-x-tcp-1",
+        "service-1-tcp-99999",
+        "endpoint-1-tcp-1-x-1",
+        "stamp",
+        "nat-output",
+    ] {
         assert_eq!(ChainName::parse(odd), None, "{odd}");
     }
 }
@@ -293,7 +412,9 @@ fn parts() {
     // PROX-26
     let mut parts = TransactionParts::default();
     let service = "x".repeat(PART_BYTES / 3);
-    let sent: Vec<Option<usize>> = (0..4).map(|_| parts.push(&service).map(|text| text.len())).collect();
+    let sent: Vec<Option<usize>> = (0..4)
+        .map(|_| parts.push(&service).map(|text| text.len()))
+        .collect();
     assert_eq!(sent, [None, None, None, Some(PART_BYTES / 3 * 3)]);
     let large = "y".repeat(3 * PART_BYTES);
     assert_eq!(parts.push(&large), Some(service));
@@ -302,13 +423,19 @@ fn parts() {
     // A Service of 5,000 endpoints.
     let slices: Vec<Value> = (0..50_u32)
         .map(|n| {
-            let ips: Vec<String> = (0..100).map(|m| format!("10.42.{}.{}", n + 1, m + 1)).collect();
+            let ips: Vec<String> = (0..100)
+                .map(|m| format!("10.42.{}.{}", n + 1, m + 1))
+                .collect();
             let ips: Vec<&str> = ips.iter().map(String::as_str).collect();
             slice(&format!("s{n}"), &ips)
         })
         .collect();
     let text = written(&plan_of(&web("a", "10.43.0.1", &[]), &slices));
-    assert!(text.contains("numgen random mod 5000 map { 0 : 10.42.1.1 . 8080, "), "{}", text.len());
+    assert!(
+        text.contains("numgen random mod 5000 map { 0 : 10.42.1.1 . 8080, "),
+        "{}",
+        text.len()
+    );
 }
 
 #[test]
@@ -328,16 +455,23 @@ fn the_index() {
     };
     let mut index = ServiceIndex::default();
     index.ring("shop", "early");
-    assert_eq!(index.take_due(10), [], "nothing before a whole list");
-    let all = [("shop/web", "1"), ("kube-system/kube-dns", "1"), ("shop/api", "1"), ("default/kubernetes", "1")];
+    assert_eq!(index.take_due(), None, "nothing before a whole list");
+    let all = [
+        ("shop/web", "1"),
+        ("kube-system/kube-dns", "1"),
+        ("shop/api", "1"),
+        ("default/kubernetes", "1"),
+    ];
     index.take_listing(listing(&all, &[("shop/web", "1"), ("shop/none", "1")]));
-    let mut order = Vec::new();
-    // Bounded: each take leaves fewer.
-    while index.count_due() > 0 {
-        order.push(index.take_due(10).into_iter().map(|(_, name)| name).collect::<Vec<_>>().join(" "));
-    }
-    assert_eq!(order, ["kubernetes", "kube-dns", "api web"]);
-    let mut write = |index: &mut ServiceIndex, namespace: &str, name: &str, slices| {
+    let taken = |index: &mut ServiceIndex| {
+        let mut names = Vec::new();
+        while let Some((_, name)) = index.take_due() {
+            names.push(name);
+        }
+        names.join(" ")
+    };
+    assert_eq!(taken(&mut index), "kubernetes kube-dns api web");
+    let write = |index: &mut ServiceIndex, namespace: &str, name: &str, slices| {
         let service = WrittenService {
             uid: super::object::digest_text(name),
             version: super::object::digest_text("1"),
@@ -351,19 +485,45 @@ fn the_index() {
     let slices = super::object::slice_digest("slice", "uid", "1");
     for name in all {
         let (namespace, name) = name.0.split_once('/').expect("a name");
-        write(&mut index, namespace, name, if name == "web" { slices } else { 0 });
+        write(
+            &mut index,
+            namespace,
+            name,
+            if name == "web" { slices } else { 0 },
+        );
     }
     index.take_listing(listing(&all, &[("shop/web", "1")]));
-    assert_eq!((index.count_due(), index.count_written()), (0, 4), "no change");
+    assert_eq!(
+        (index.count_due(), index.count_written()),
+        (0, 4),
+        "no change"
+    );
     index.take_listing(listing(&all, &[("shop/web", "2")]));
-    assert_eq!(index.take_due(10), [("shop".into(), "web".into())], "a slice changed");
+    assert!(index.is_due("shop", "web") && !index.is_due("shop", "api"));
+    assert_eq!(taken(&mut index), "web", "a slice changed");
     index.take_listing(listing(&all[..3], &[("shop/web", "2")]));
-    assert_eq!(index.take_gone(), [super::object::digest_text("kubernetes")]);
+    assert_eq!(
+        index.take_gone(),
+        [super::object::digest_text("kubernetes")]
+    );
     index.ring("shop", "api");
     index.ring("shop", "new");
     index.ring("bad/name", "x");
-    assert_eq!(index.take_due(10), [("shop".into(), "api".into()), ("shop".into(), "new".into())]);
-    index.remove_service("shop", "new", None);
+    assert_eq!(taken(&mut index), "api new");
+    index.remove_service("shop", "new");
+    let idle = WrittenService {
+        uid: super::object::digest_text("web"),
+        ..WrittenService::default()
+    };
+    index.set_idle("shop", "web", idle);
+    assert_eq!(index.take_gone(), [super::object::digest_text("web")]);
+    index.ring("shop", "web");
+    assert_eq!(
+        (taken(&mut index).as_str(), index.count_written()),
+        ("web", 2)
+    );
+    index.set_idle("shop", "web", idle);
+    assert_eq!(index.take_gone(), []);
     assert_eq!(index.living().len(), 3);
     index.mark_all();
     assert_eq!(index.count_due(), 3);
@@ -386,15 +546,29 @@ fn flows() {
         ("10.43.0.1:54", "10.42.0.11:8053", false),
         ("192.0.2.1:53", "192.0.2.1:53", false),
     ] {
-        assert_eq!(is_stale_flow(&flow(dialled, answers), &ports), is_stale, "{dialled} {answers}");
+        assert_eq!(
+            is_stale_flow(&flow(dialled, answers), &ports),
+            is_stale,
+            "{dialled} {answers}"
+        );
     }
-    assert_eq!(udp_ports(&service, &gather(&service, &[])), [], "without an endpoint flows stay");
+    assert_eq!(
+        udp_ports(&service, &gather(&service, &[])),
+        [],
+        "without an endpoint flows stay"
+    );
     let mut with_node_port = object;
     with_node_port["spec"]["ports"][1]["nodePort"] = json!(30053);
     let service = service_of(&with_node_port);
     let ports = udp_ports(&service, &gather(&service, &[slice("s", &["10.42.0.12"])]));
-    assert!(is_stale_flow(&flow("192.0.2.1:30053", "10.42.0.11:8053"), &ports));
-    assert!(!is_stale_flow(&flow("[fd00::1]:30053", "[fd00::2]:8053"), &ports));
+    assert!(is_stale_flow(
+        &flow("192.0.2.1:30053", "10.42.0.11:8053"),
+        &ports
+    ));
+    assert!(!is_stale_flow(
+        &flow("[fd00::1]:30053", "[fd00::2]:8053"),
+        &ports
+    ));
 }
 
 #[test]
@@ -405,21 +579,40 @@ fn skipped_and_odd_objects() {
         ("/spec/clusterIP", json!("None")),
         ("/spec/clusterIP", json!("")),
         ("/spec/type", json!("ExternalName")),
-        ("/metadata/labels", json!({"service.kubernetes.io/service-proxy-name": ""})),
-        ("/metadata/labels", json!({"service.kubernetes.io/headless": ""})),
+        (
+            "/metadata/labels",
+            json!({"service.kubernetes.io/service-proxy-name": ""}),
+        ),
+        (
+            "/metadata/labels",
+            json!({"service.kubernetes.io/headless": ""}),
+        ),
     ] {
         let mut object = base.clone();
         let (parent, field) = pointer.rsplit_once('/').expect("a pointer");
         object.pointer_mut(parent).expect("there")[field] = value.clone();
-        assert_eq!(ProxyService::from_json(&object, &mut ObjectFaults::new()), None, "{pointer} {value}");
+        assert_eq!(
+            ProxyService::from_json(&object, &mut ObjectFaults::new()),
+            None,
+            "{pointer} {value}"
+        );
     }
     let mut faults = ObjectFaults::new();
     let mut object = base.clone();
     object["spec"]["externalIPs"] = json!(["127.0.0.1", "x", null, "224.0.0.1", "203.0.113.1"]);
     object["spec"]["loadBalancerSourceRanges"] = json!(["10.0.0.0/33"]);
-    object["spec"]["ports"] = json!([{"port": 0}, {"port": 80, "protocol": "ICMP"}, {"port": 80}, {"port": 80}]);
+    object["spec"]["ports"] =
+        json!([{"port": 0}, {"port": 80, "protocol": "ICMP"}, {"port": 80}, {"port": 80}]);
     let service = ProxyService::from_json(&object, &mut faults).expect("a service");
-    assert_eq!((service.external_ips.len(), service.ports.len(), faults.len()), (1, 1, 8), "{faults:?}");
+    assert_eq!(
+        (
+            service.external_ips.len(),
+            service.ports.len(),
+            faults.len()
+        ),
+        (1, 1, 8),
+        "{faults:?}"
+    );
 }
 
 /// Numbers that look random, from a seed.
@@ -427,14 +620,28 @@ struct Random(u64);
 
 impl Random {
     fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         usize::try_from(self.0 >> 33).expect("31 bits") % end.max(1)
     }
 }
 
 /// Changes a place of a document to something else.
 fn mutate(value: &mut Value, random: &mut Random) {
-    let odd = [json!(null), json!(-1), json!(70000), json!("None"), json!("\u{0}{ } ;\n"), json!([]), json!({}), json!("fd00::1"), json!(true), json!("255.255.255.255/32")];
+    let odd = [
+        json!(null),
+        json!(-1),
+        json!(70000),
+        json!("None"),
+        json!("\u{0}{ } ;\n"),
+        json!([]),
+        json!({}),
+        json!("fd00::1"),
+        json!(true),
+        json!("255.255.255.255/32"),
+    ];
     match value {
         Value::Object(fields) if !fields.is_empty() && random.below(6) > 0 => {
             let at = random.below(fields.len());
@@ -489,7 +696,11 @@ fn ranges() {
         ("::/0", "fd00::1", true),
     ] {
         let range = parse_range(range).expect("a range");
-        assert_eq!(range_contains(range, ip.parse().expect("an address")), is_in, "{range:?} {ip}");
+        assert_eq!(
+            range_contains(range, ip.parse().expect("an address")),
+            is_in,
+            "{range:?} {ip}"
+        );
     }
     for odd in ["", "10.0.0.0", "10.0.0.0/33", "fd00::/129", "x/8"] {
         assert_eq!(parse_range(odd), None, "{odd}");
@@ -499,9 +710,15 @@ fn ranges() {
 #[test]
 fn health() {
     // PROX-18
-    use super::health::{ServicesFigures, ServicesHealth, answer_health_port, check_services, write_services_metrics};
+    use super::health::{
+        ServicesFigures, ServicesHealth, answer_health_port, check_services, write_services_metrics,
+    };
     use crate::check::FindingLevel;
-    let body = |n, healthy| format!("{{\"service\":{{\"namespace\":\"a\",\"name\":\"b\"}},\"localEndpoints\":{n},\"serviceProxyHealthy\":{healthy}}}");
+    let body = |n, healthy| {
+        format!(
+            "{{\"service\":{{\"namespace\":\"a\",\"name\":\"b\"}},\"localEndpoints\":{n},\"serviceProxyHealthy\":{healthy}}}"
+        )
+    };
     for (endpoints, is_healthy, status) in [(1, true, 200), (0, true, 503), (1, false, 503)] {
         let answer = answer_health_port(("a", "b"), endpoints, is_healthy);
         assert_eq!(answer, (status, body(endpoints, is_healthy)));
@@ -523,6 +740,12 @@ fn health() {
         assert_eq!(check_services(state.as_ref()).level, level, "{state:?}");
     }
     let mut page = MetricsText::default();
-    write_services_metrics(&ServicesFigures { services: 3, ..ServicesFigures::default() }, &mut page);
+    write_services_metrics(
+        &ServicesFigures {
+            services: 3,
+            ..ServicesFigures::default()
+        },
+        &mut page,
+    );
     assert!(page.0.contains("\npicolet_services 3\n"), "{}", page.0);
 }

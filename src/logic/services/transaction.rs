@@ -54,7 +54,13 @@ enum ElementVerb {
 }
 
 impl TransactionText {
-    fn add(&mut self, verb: ElementVerb, family: AddressFamily, set: &'static str, element: String) {
+    fn add(
+        &mut self,
+        verb: ElementVerb,
+        family: AddressFamily,
+        set: &'static str,
+        element: String,
+    ) {
         let of_set = self.elements.entry((verb, family, set)).or_default();
         of_set.push(element);
     }
@@ -101,7 +107,11 @@ pub enum TableBefore<'a> {
 }
 
 /// Appends the text that brings the table to `plan`. A plan with a UID and nothing else removes the Service.
-pub fn write_service(plan: &ServicePlan, before: TableBefore<'_>, out: &mut String) -> ServiceWrite {
+pub fn write_service(
+    plan: &ServicePlan,
+    before: TableBefore<'_>,
+    out: &mut String,
+) -> ServiceWrite {
     let mut result = ServiceWrite::default();
     let label = quotable(&plan.label);
     for chain in &plan.chains {
@@ -124,7 +134,12 @@ pub fn write_service(plan: &ServicePlan, before: TableBefore<'_>, out: &mut Stri
     }
     let mut text = TransactionText::default();
     for ip in &plan.hairpins {
-        text.add(ElementVerb::Add, AddressFamily::of(*ip), HAIRPINS, format!("{ip} . {ip}"));
+        text.add(
+            ElementVerb::Add,
+            AddressFamily::of(*ip),
+            HAIRPINS,
+            format!("{ip} . {ip}"),
+        );
     }
     // Keys whose places in the sets of keys without endpoints are written.
     let mut keys: BTreeSet<ElementKey> = BTreeSet::new();
@@ -135,18 +150,29 @@ pub fn write_service(plan: &ServicePlan, before: TableBefore<'_>, out: &mut Stri
                 keys.extend(checked_keys(plan.elements.keys()));
             }
         }
-        TableBefore::Read { live, is_living, is_new } => {
+        TableBefore::Read {
+            live,
+            is_living,
+            is_new,
+        } => {
             only_members = is_new;
             result.conflicts = write_maps(plan, live, is_living, &mut text);
             let lost = &result.conflicts;
             let of_plan = checked_keys(plan.elements.keys());
             keys.extend(of_plan.filter(|key| !lost.contains(key)));
-            let owned = live.elements.iter().filter(|(_, chain)| chain.uid == plan.uid);
+            let owned = live
+                .elements
+                .iter()
+                .filter(|(_, chain)| chain.uid == plan.uid);
             keys.extend(checked_keys(owned.map(|(key, _)| key)));
             write_cluster_ips(plan, live, lost, &mut text);
-            let own = live.chains.iter().filter(|(_, chain)| chain.uid == plan.uid);
+            let own = live
+                .chains
+                .iter()
+                .filter(|(_, chain)| chain.uid == plan.uid);
             for (family, name) in own {
-                let is_planned = |it: &super::plan::PlannedChain| (it.family, it.name) == (*family, *name);
+                let is_planned =
+                    |it: &super::plan::PlannedChain| (it.family, it.name) == (*family, *name);
                 if !plan.chains.iter().any(is_planned) {
                     out.push_str(&format!("flush chain {} {TABLE} {name}\n", family.word()));
                     result.stale.push((*family, *name));
@@ -157,7 +183,11 @@ pub fn write_service(plan: &ServicePlan, before: TableBefore<'_>, out: &mut Stri
     for key in keys {
         let verdict = plan.missing.get(&key);
         for is_drop in [false, true] {
-            let wanted = if is_drop { MissingVerdict::Drop } else { MissingVerdict::Reject };
+            let wanted = if is_drop {
+                MissingVerdict::Drop
+            } else {
+                MissingVerdict::Reject
+            };
             let set = missing_set(key.ip.is_none(), is_drop);
             let is_in = verdict == Some(&wanted);
             if is_in || !only_members {
@@ -191,7 +221,10 @@ fn write_maps(
     }
     for ((map, key), chain) in &plan.elements {
         let add = format!("{key} : goto {chain}");
-        let other = live.elements.get(&(*map, *key)).filter(|other| *other != chain);
+        let other = live
+            .elements
+            .get(&(*map, *key))
+            .filter(|other| *other != chain);
         let has_it = live.elements.get(&(*map, *key)) == Some(chain);
         match other {
             Some(other) if other.uid != plan.uid => {
@@ -222,17 +255,27 @@ fn write_cluster_ips(
 ) {
     let is_lost = |ip: &IpAddr| lost.iter().any(|key| key.ip == Some(*ip));
     for ip in plan.cluster_ips.iter().filter(|ip| !is_lost(ip)) {
-        text.add(ElementVerb::Add, AddressFamily::of(*ip), CLUSTER_IPS, ip.to_string());
+        text.add(
+            ElementVerb::Add,
+            AddressFamily::of(*ip),
+            CLUSTER_IPS,
+            ip.to_string(),
+        );
     }
     let is_inside = |chain: &ChainName| matches!(chain.kind, ChainKind::Cluster | ChainKind::Local);
-    let inside = || live.elements.iter().filter(|((map, _), chain)| *map == TableMap::Services && is_inside(chain));
+    let inside = || {
+        live.elements
+            .iter()
+            .filter(|((map, _), chain)| *map == TableMap::Services && is_inside(chain))
+    };
     let before: BTreeSet<IpAddr> = inside()
         .filter(|(_, chain)| chain.uid == plan.uid)
         .filter_map(|((_, key), _)| key.ip)
         .collect();
     for ip in before {
         // The address may have gone to another Service meanwhile.
-        let is_other = || inside().any(|((_, key), chain)| key.ip == Some(ip) && chain.uid != plan.uid);
+        let is_other =
+            || inside().any(|((_, key), chain)| key.ip == Some(ip) && chain.uid != plan.uid);
         if !plan.cluster_ips.contains(&ip) && !is_other() {
             text.set_member(AddressFamily::of(ip), CLUSTER_IPS, &ip.to_string(), false);
         }
@@ -242,9 +285,14 @@ fn write_cluster_ips(
 /// Brings what is known of the table up to date, once `plan` was written.
 pub fn update_live(live: &mut LiveTable, plan: &ServicePlan, written: &ServiceWrite) {
     live.elements.retain(|_, chain| chain.uid != plan.uid);
-    let mine = plan.elements.iter().filter(|((_, key), _)| !written.conflicts.contains(key));
-    live.elements.extend(mine.map(|(key, chain)| (*key, *chain)));
-    live.chains.extend(plan.chains.iter().map(|chain| (chain.family, chain.name)));
+    let mine = plan
+        .elements
+        .iter()
+        .filter(|((_, key), _)| !written.conflicts.contains(key));
+    live.elements
+        .extend(mine.map(|(key, chain)| (*key, *chain)));
+    live.chains
+        .extend(plan.chains.iter().map(|chain| (chain.family, chain.name)));
 }
 
 /// Returns the text that removes pairs of endpoints that this node has no more.
@@ -252,7 +300,12 @@ pub fn update_live(live: &mut LiveTable, plan: &ServicePlan, written: &ServiceWr
 pub fn remove_hairpins(gone: &[IpAddr]) -> String {
     let mut text = TransactionText::default();
     for ip in gone {
-        text.set_member(AddressFamily::of(*ip), HAIRPINS, &format!("{ip} . {ip}"), false);
+        text.set_member(
+            AddressFamily::of(*ip),
+            HAIRPINS,
+            &format!("{ip} . {ip}"),
+            false,
+        );
     }
     let mut out = String::new();
     text.write_elements(&mut out);
@@ -268,7 +321,10 @@ pub fn delete_chains(stale: &[StaleChain]) -> (String, &[StaleChain]) {
         let of = family.word();
         out.push_str(&format!("delete chain {of} {TABLE} {name}\n"));
         if let ChainKind::Endpoint(..) = name.kind {
-            out.push_str(&format!("delete set {of} {TABLE} {}\n", name.affinity_set()));
+            out.push_str(&format!(
+                "delete set {of} {TABLE} {}\n",
+                name.affinity_set()
+            ));
         }
     }
     (out, later)

@@ -45,7 +45,9 @@ pub fn udp_ports(service: &ProxyService, endpoints: &EndpointCollector) -> Vec<U
             let all = all.filter(|it| it.flags.has(EndpointFlags::SERVING));
             let serving = all.map(|it| SocketAddr::new(it.ip, it.port));
             let ips = service.cluster_ips.iter();
-            let ips = ips.chain(&service.external_ips).chain(&service.balancer_ips);
+            let ips = ips
+                .chain(&service.external_ips)
+                .chain(&service.balancer_ips);
             let mine = |ip: IpAddr| AddressFamily::of(ip) == family;
             UdpPort {
                 addresses: ips
@@ -56,7 +58,9 @@ pub fn udp_ports(service: &ProxyService, endpoints: &EndpointCollector) -> Vec<U
                 serving: serving.filter(|it| mine(it.ip())).collect(),
             }
         });
-        with_endpoints.filter(|port| !port.serving.is_empty()).collect::<Vec<_>>()
+        with_endpoints
+            .filter(|port| !port.serving.is_empty())
+            .collect::<Vec<_>>()
     };
     AddressFamily::ALL.into_iter().flat_map(of_family).collect()
 }

@@ -1,0 +1,177 @@
+//! Services of the cluster, as a part of a node: connections to them reach their endpoints without kube-proxy.
+//!
+//! ```text
+//! apiserver ─reading─▶ Service, slices ─logic::services─▶ text ─writer─▶ nft
+//!     │ doorbells            ▲ due                          │
+//!     └──────▶ keeper: ServiceIndex (names and digests) ◀───┘ what was written; then flows (UDP), health ports
+//! ```
+//!
+//! | file | content |
+//! |---|---|
+//! | `settings` | the keys below `picolet.services` |
+//! | `keeper` | the task that decides when to list, read and write |
+//! | `reading` | requests to the apiserver |
+//! | `round` | writes the Services that are due |
+//! | `writer` | the table: `nft`, behind a trait |
+//! | `health_ports` | answers to load balancers |
+//!
+//! Off unless a server of k3s asks for it, or `picolet.services` names ranges. Beside a kube-proxy it does nothing.
+
+mod health_ports;
+mod keeper;
+mod reading;
+mod round;
+mod settings;
+mod writer;
+
+use alloc::{collections::BTreeMap, rc::Rc};
+use core::cell::{Cell, RefCell};
+
+use serde_json::Value;
+
+use super::{ConfiguredPart, Part, PartTools};
+use crate::{
+    agent::{
+        tasks::{AgentTask, box_task},
+        waker_set::WakerSet,
+    },
+    config::{AgentConfig, InvalidField, TableKey},
+    logic::{
+        check::CheckFinding,
+        metrics::exposition::MetricsText,
+        services::health::{
+            ServicesFigures, ServicesHealth, check_services, write_services_metrics,
+        },
+    },
+};
+use settings::ServicesConfig;
+use writer::NftProgram;
+
+/// Name of the part, of its section of the configuration, and of its check.
+const NAME: &str = "services";
+
+/// The part; see the module.
+pub(super) struct ServicesPart;
+
+impl Part for ServicesPart {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn keys(&self) -> &'static [TableKey] {
+        &settings::KEYS
+    }
+
+    fn configure(
+        &self,
+        own: &Value,
+        config: &AgentConfig,
+    ) -> Result<Option<Rc<dyn ConfiguredPart>>, InvalidField> {
+        let cfg = settings::resolve_services(own, config)?;
+        let with = |cfg| -> Rc<dyn ConfiguredPart> {
+            Rc::new(ConfiguredServices {
+                cfg,
+                board: Rc::default(),
+            })
+        };
+        Ok(cfg.map(with))
+    }
+}
+
+/// State of the part: the keeper writes it, answers and the check read it.
+#[derive(Default)]
+struct ServicesBoard {
+    health: RefCell<ServicesHealth>,
+    figures: Cell<ServicesFigures>,
+    /// Services with a health check port, by port.
+    health_ports: RefCell<BTreeMap<u16, HealthPort>>,
+    /// Number of changes of these ports.
+    port_changes: Cell<u64>,
+    /// Wakes who serves these ports.
+    ports_changed: WakerSet,
+}
+
+/// Service with a health check port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct HealthPort {
+    namespace: String,
+    name: String,
+    /// Endpoints of this node that take connections.
+    endpoints: usize,
+}
+
+impl ServicesBoard {
+    fn count(&self, change: impl FnOnce(&mut ServicesFigures)) {
+        let mut figures = self.figures.get();
+        change(&mut figures);
+        self.figures.set(figures);
+    }
+
+    fn set_trouble(&self, trouble: Option<(String, &str)>) {
+        let mut health = self.health.borrow_mut();
+        health.fix = trouble.as_ref().map(|(_, fix)| (*fix).to_owned());
+        health.trouble = trouble.map(|(trouble, _)| trouble);
+    }
+}
+
+/// The part with its checked configuration.
+struct ConfiguredServices {
+    cfg: ServicesConfig,
+    board: Rc<ServicesBoard>,
+}
+
+impl core::fmt::Debug for ConfiguredServices {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        self.cfg.fmt(f)
+    }
+}
+
+impl ConfiguredPart for ConfiguredServices {
+    fn reads_cluster(&self) -> bool {
+        !self.cfg.is_off
+    }
+
+    fn start(&self, tools: &PartTools<'_>) -> Vec<AgentTask> {
+        let board = Rc::clone(&self.board);
+        let keeper = keeper::ServicesKeeper::new(&self.cfg, tools, board);
+        let ports = health_ports::HealthPortServer::new(tools, &self.board);
+        vec![
+            box_task(keeper.keep_services()),
+            box_task(ports.serve_health_ports()),
+        ]
+    }
+
+    fn remove_remains(&self) -> AgentTask {
+        box_task(async {
+            if let Err(e) = writer::remove_tables(&NftProgram).await {
+                log::warn!(
+                    "cannot remove the rules of Services: {}",
+                    crate::error::error_chain(&e)
+                );
+            }
+        })
+    }
+
+    fn state(&self) -> Option<(String, Value)> {
+        let state = serde_json::to_value(&*self.board.health.borrow()).ok()?;
+        Some((NAME.into(), state))
+    }
+
+    fn check(
+        &self,
+        states: Option<&BTreeMap<String, Value>>,
+    ) -> Option<(&'static str, CheckFinding)> {
+        if self.cfg.is_off {
+            return None;
+        }
+        let state = states.and_then(|states| states.get(NAME));
+        let health = state.and_then(|state| serde_json::from_value(state.clone()).ok());
+        Some((NAME, check_services(health.as_ref())))
+    }
+
+    fn write_metrics(&self, page: &mut MetricsText) {
+        if !self.cfg.is_off {
+            write_services_metrics(&self.board.figures.get(), page);
+        }
+    }
+}

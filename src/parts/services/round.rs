@@ -1,0 +1,552 @@
+//! One round of writing: reads the Services that are due, and brings the table to them in transactions (PROX-25 to
+//! PROX-27).
+
+use alloc::{collections::BTreeSet, rc::Rc};
+use core::net::IpAddr;
+
+use super::{
+    HealthPort,
+    keeper::KeeperTools,
+    reading::{ReadService, ServiceReader, TOGETHER},
+    writer::{NftError, read_live_table},
+};
+use crate::{
+    agent::recorder::EventSeverity,
+    error::error_chain,
+    kube::KubeError,
+    logic::services::{
+        ProxyNetwork, ProxyNode,
+        index::{ServiceIndex, WrittenService},
+        live::LiveTable,
+        plan::{ServicePlan, plan_service},
+        transaction::{
+            ServiceWrite, StaleChain, TableBefore, TransactionParts, remove_hairpins, update_live,
+            write_service,
+        },
+        udp::{UdpFlow, UdpPort, is_stale_flow, udp_ports},
+    },
+    sys::conntrack,
+};
+
+/// Services that are due, above which all are read page by page instead of one by one.
+const ONE_BY_ONE: usize = 50;
+/// Services with a health check port, at most.
+const MAX_HEALTH_PORTS: usize = 64;
+
+/// Reason why a round ended early. What it has written counts.
+pub(super) struct RoundError {
+    /// Text for people.
+    pub(super) text: String,
+    /// Set if the table may not hold what is thought.
+    pub(super) is_of_table: bool,
+}
+
+impl From<KubeError> for RoundError {
+    fn from(error: KubeError) -> Self {
+        Self {
+            text: format!("cannot read Services: {}", error_chain(&error)),
+            is_of_table: false,
+        }
+    }
+}
+
+impl From<NftError> for RoundError {
+    fn from(error: NftError) -> Self {
+        Self {
+            text: format!(
+                "cannot write the rules of Services: {}",
+                error_chain(&error)
+            ),
+            is_of_table: true,
+        }
+    }
+}
+
+/// A Service whose text waits in the transaction.
+struct PendingService {
+    /// Namespace and name; `None`: a Service that is gone.
+    name: Option<(String, String)>,
+    written: WrittenService,
+    /// Its own text, if the transaction has to be divided.
+    text: String,
+    stale: Vec<StaleChain>,
+    udp: Vec<UdpPort>,
+}
+
+/// See the module.
+pub(super) struct WriteRound<'a> {
+    tools: &'a KeeperTools,
+    network: &'a ProxyNetwork,
+    node: &'a ProxyNode,
+    /// Set if all Services are written, and what belongs to none is removed.
+    is_whole: bool,
+    /// The table, once it was needed.
+    live: Option<LiveTable>,
+    /// Digests of the UIDs of all Services.
+    living: Vec<u64>,
+    parts: TransactionParts,
+    pending: Vec<PendingService>,
+    stale: Vec<StaleChain>,
+    hairpins: BTreeSet<IpAddr>,
+    has_written: bool,
+}
+
+impl<'a> WriteRound<'a> {
+    pub(super) fn new(
+        tools: &'a KeeperTools,
+        network: &'a ProxyNetwork,
+        node: &'a ProxyNode,
+        is_whole: bool,
+    ) -> Self {
+        Self {
+            tools,
+            network,
+            node,
+            is_whole,
+            live: None,
+            living: Vec::new(),
+            parts: TransactionParts::default(),
+            pending: Vec::new(),
+            stale: Vec::new(),
+            hairpins: BTreeSet::new(),
+            has_written: false,
+        }
+    }
+
+    /// Returns true if the table was changed.
+    pub(super) const fn has_written(&self) -> bool {
+        self.has_written
+    }
+
+    /// Takes the chains that are free now.
+    pub(super) fn take_stale(&mut self) -> Vec<StaleChain> {
+        core::mem::take(&mut self.stale)
+    }
+
+    /// Reads and writes all that is due.
+    ///
+    /// - Errors: what was not written is due again.
+    pub(super) async fn write_all(
+        &mut self,
+        reader: &ServiceReader,
+        index: &mut ServiceIndex,
+    ) -> Result<(), RoundError> {
+        self.living = index.living();
+        if self.is_whole {
+            self.read_live().await?;
+        }
+        if index.count_due() > ONE_BY_ONE {
+            // Those that no pod works without go first.
+            while let Some((namespace, name)) = index.take_first_due() {
+                self.write_one(reader, index, namespace, name).await?;
+            }
+            self.send(index).await?;
+            self.walk(reader, index).await?;
+        }
+        while let Some((namespace, name)) = index.take_due() {
+            self.write_one(reader, index, namespace, name).await?;
+        }
+        self.send(index).await?;
+        self.remove_gone(index).await
+    }
+
+    async fn write_one(
+        &mut self,
+        reader: &ServiceReader,
+        index: &mut ServiceIndex,
+        namespace: String,
+        name: String,
+    ) -> Result<(), RoundError> {
+        let read = async {
+            match reader.read_service(&namespace, &name).await? {
+                Some(service) => reader.add_endpoints(vec![service], self.node).await,
+                None => Ok(Vec::new()),
+            }
+        };
+        let read = match read.await {
+            Ok(read) => read,
+            Err(e) => {
+                index.set_due(&namespace, &name);
+                return Err(e.into());
+            }
+        };
+        let Some(service) = read.into_iter().next() else {
+            self.forget_health_port(&namespace, &name);
+            index.remove_service(&namespace, &name);
+            return Ok(());
+        };
+        let written = self.add_service(index, service).await;
+        if written.is_err() {
+            index.set_due(&namespace, &name);
+        }
+        written
+    }
+
+    /// Reads all Services page by page, and writes those that are due.
+    async fn walk(
+        &mut self,
+        reader: &ServiceReader,
+        index: &mut ServiceIndex,
+    ) -> Result<(), RoundError> {
+        let mut continues = String::new();
+        // Bounded: the list ends, and one that grows for ever is cut by the apiserver (status 410).
+        loop {
+            let (page, next) = reader.read_service_page(&continues).await?;
+            let mut due: Vec<ReadService> = page
+                .into_iter()
+                .filter(|it| index.is_due(&it.namespace, &it.name))
+                .collect();
+            due.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
+            while let Some(first) = due.first() {
+                let namespace = first.namespace.clone();
+                let same = due
+                    .iter()
+                    .take(TOGETHER)
+                    .take_while(|it| it.namespace == namespace);
+                let count = same.count();
+                let rest = due.split_off(count);
+                for service in reader.add_endpoints(due, self.node).await? {
+                    index.set_taken(&service.namespace, &service.name);
+                    let (namespace, name) = (service.namespace.clone(), service.name.clone());
+                    if let Err(e) = self.add_service(index, service).await {
+                        index.set_due(&namespace, &name);
+                        return Err(e);
+                    }
+                }
+                due = rest;
+            }
+            continues = next;
+            if continues.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn read_live(&mut self) -> Result<(), RoundError> {
+        if self.live.is_none() {
+            let writer = &*self.tools.writer;
+            self.live = Some(read_live_table(writer, &self.network.families).await?);
+        }
+        Ok(())
+    }
+
+    /// Plans a Service, and adds its text to the transaction.
+    async fn add_service(
+        &mut self,
+        index: &mut ServiceIndex,
+        read: ReadService,
+    ) -> Result<(), RoundError> {
+        let (namespace, name) = (read.namespace.clone(), read.name.clone());
+        let seen = WrittenService {
+            uid: read.uid,
+            version: read.version,
+            slices: read.endpoints.slices(),
+            ..WrittenService::default()
+        };
+        let Some(service) = &read.service else {
+            self.tell_faults(&namespace, &name, &read.faults);
+            self.forget_health_port(&namespace, &name);
+            index.set_idle(&namespace, &name, seen);
+            return Ok(());
+        };
+        let mut faults = read.faults.clone();
+        let plan = plan_service(
+            service,
+            &read.endpoints,
+            self.network,
+            self.node,
+            &mut faults,
+        );
+        self.tell_faults(&namespace, &name, &faults);
+        self.set_health_port(service, read.endpoints.count_local_ready());
+        if self.is_whole {
+            self.hairpins.extend(&plan.hairpins);
+        }
+        if let Err(at) = self.living.binary_search(&plan.uid) {
+            self.living.insert(at, plan.uid);
+        }
+        let before = index.written_before(&namespace, &name);
+        let mut written = WrittenService {
+            frontends: plan.frontends_digest(),
+            written: plan.whole_digest(),
+            has_missing: !plan.missing.is_empty(),
+            ..seen
+        };
+        let is_same_service = before.uid == plan.uid && !before.had_conflict;
+        if is_same_service && before.written == written.written {
+            index.set_written(&namespace, &name, written);
+            return Ok(());
+        }
+        let is_chains_only = is_same_service && before.frontends == written.frontends;
+        // Clients may remember an endpoint whose chain has to go.
+        let has_affinity = service.affinity_s.is_some();
+        let mut text = String::new();
+        let result = if is_chains_only && !has_affinity && self.live.is_none() {
+            let was_missing = before.was_missing;
+            write_service(&plan, TableBefore::SameFrontends { was_missing }, &mut text)
+        } else {
+            self.read_live().await?;
+            self.write_with_live(&plan, &mut text)
+        };
+        if let Some(key) = result.conflicts.first() {
+            written.has_conflict = true;
+            let more = result.conflicts.len() - 1;
+            let why = format!(
+                "Service {namespace}/{name}: {key} belongs to another Service already ({more} more)"
+            );
+            self.tools
+                .recorder
+                .record_node_event(EventSeverity::Warning, "ServiceConflict", &why);
+        }
+        let pending = PendingService {
+            name: Some((namespace, name)),
+            written,
+            text,
+            stale: result.stale,
+            udp: udp_ports(service, &read.endpoints),
+        };
+        self.push(index, pending).await
+    }
+
+    fn write_with_live(&mut self, plan: &ServicePlan, text: &mut String) -> ServiceWrite {
+        let Some(live) = &mut self.live else {
+            return ServiceWrite::default();
+        };
+        let living = &self.living;
+        let before = TableBefore::Read {
+            live,
+            is_new: live.elements.is_empty() && live.chains.is_empty(),
+            is_living: &|uid| living.binary_search(&uid).is_ok(),
+        };
+        let result = write_service(plan, before, text);
+        update_live(live, plan, &result);
+        result
+    }
+
+    async fn push(
+        &mut self,
+        index: &mut ServiceIndex,
+        service: PendingService,
+    ) -> Result<(), RoundError> {
+        if let Some(full) = self.parts.push(&service.text) {
+            let rest = core::mem::replace(&mut self.pending, vec![service]);
+            return self.send_part(index, full, rest).await;
+        }
+        self.pending.push(service);
+        Ok(())
+    }
+
+    async fn send(&mut self, index: &mut ServiceIndex) -> Result<(), RoundError> {
+        let pending = core::mem::take(&mut self.pending);
+        match self.parts.finish() {
+            Some(text) => self.send_part(index, text, pending).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Sends a transaction. One that is refused is divided: a Service that the kernel does not take keeps no other
+    /// waiting.
+    async fn send_part(
+        &mut self,
+        index: &mut ServiceIndex,
+        text: String,
+        services: Vec<PendingService>,
+    ) -> Result<(), RoundError> {
+        let sent = self.tools.writer.write_text(text).await;
+        let Err(error) = sent else {
+            self.tools.board.count(|it| it.written += 1);
+            for service in services {
+                self.note_written(index, service).await;
+            }
+            return Ok(());
+        };
+        self.tools.board.count(|it| it.failed += 1);
+        let is_refused = matches!(error, NftError::Refused(_));
+        if !is_refused {
+            for (namespace, name) in services.iter().filter_map(|it| it.name.as_ref()) {
+                index.set_due(namespace, name);
+            }
+            return Err(error.into());
+        }
+        let mut last = None;
+        for service in services {
+            match self.tools.writer.write_text(service.text.clone()).await {
+                Ok(_) => self.note_written(index, service).await,
+                Err(e) => {
+                    let (namespace, name) = service.name.clone().unwrap_or_default();
+                    let why = format!(
+                        "Service {namespace}/{name} cannot be written: {}",
+                        error_chain(&e)
+                    );
+                    self.tools.recorder.record_node_event(
+                        EventSeverity::Warning,
+                        "ServiceNotWritten",
+                        &why,
+                    );
+                    last = Some(RoundError {
+                        text: why,
+                        is_of_table: true,
+                    });
+                    index.set_due(&namespace, &name);
+                }
+            }
+        }
+        last.map_or(Ok(()), Err)
+    }
+
+    async fn note_written(&mut self, index: &mut ServiceIndex, service: PendingService) {
+        self.has_written = true;
+        self.stale.extend(service.stale);
+        if let Some((namespace, name)) = &service.name {
+            index.set_written(namespace, name, service.written);
+        }
+        if !service.udp.is_empty() {
+            self.remove_stale_flows(service.udp).await;
+        }
+    }
+
+    /// Removes flows of UDP that lead to endpoints which are gone.
+    async fn remove_stale_flows(&self, ports: Vec<UdpPort>) {
+        let removed = self.tools.disk.run_job(move || {
+            let mut removed = 0;
+            for is_v6 in [false, true] {
+                let is_mine = |port: &UdpPort| port.serving.iter().any(|it| it.is_ipv6() == is_v6);
+                if !ports.iter().any(is_mine) {
+                    continue;
+                }
+                removed += conntrack::remove_udp_flows(is_v6, &mut |flow| {
+                    let flow = UdpFlow {
+                        dialled: flow.dialled,
+                        answers: flow.answers,
+                    };
+                    is_stale_flow(&flow, &ports)
+                })?;
+            }
+            Ok::<_, std::io::Error>(removed)
+        });
+        match removed.await {
+            Ok(removed) => {
+                let removed = u64::try_from(removed).unwrap_or(0);
+                self.tools.board.count(|it| it.flows += removed);
+            }
+            Err(e) => {
+                let why = format!("flows of UDP may lead to endpoints that are gone: {e}");
+                self.tools.complaints.complain(&why);
+            }
+        }
+    }
+
+    /// Removes Services that are gone; in a whole round all that belongs to none.
+    async fn remove_gone(&mut self, index: &mut ServiceIndex) -> Result<(), RoundError> {
+        let mut gone = index.take_gone();
+        self.living = index.living();
+        if self.is_whole
+            && let Some(live) = &self.live
+        {
+            gone.extend(live.owners());
+        }
+        gone.retain(|uid| self.living.binary_search(uid).is_err());
+        gone.sort_unstable();
+        gone.dedup();
+        if gone.is_empty() && !self.is_whole {
+            return Ok(());
+        }
+        if let Err(e) = self.read_live().await {
+            index.put_back_gone(&gone);
+            return Err(e);
+        }
+        for uid in &gone {
+            let plan = ServicePlan {
+                uid: *uid,
+                ..ServicePlan::default()
+            };
+            let mut text = String::new();
+            let result = self.write_with_live(&plan, &mut text);
+            let pending = PendingService {
+                name: None,
+                written: WrittenService::default(),
+                text,
+                stale: result.stale,
+                udp: Vec::new(),
+            };
+            if let Err(e) = self.push(index, pending).await {
+                index.put_back_gone(&gone);
+                return Err(e);
+            }
+        }
+        if let Err(e) = self.send(index).await {
+            index.put_back_gone(&gone);
+            return Err(e);
+        }
+        if self.is_whole
+            && let Some(live) = &self.live
+        {
+            let left: Vec<IpAddr> = live.hairpins.difference(&self.hairpins).copied().collect();
+            if !left.is_empty() {
+                self.tools.writer.write_text(remove_hairpins(&left)).await?;
+            }
+        }
+        Ok(())
+    }
+
+    fn tell_faults(&self, namespace: &str, name: &str, faults: &[String]) {
+        for fault in faults {
+            let why = format!("Service {namespace}/{name}: {fault}");
+            self.tools
+                .recorder
+                .record_node_event(EventSeverity::Warning, "ServiceFault", &why);
+        }
+    }
+
+    fn set_health_port(
+        &self,
+        service: &crate::logic::services::object::ProxyService,
+        endpoints: usize,
+    ) {
+        let board = Rc::clone(&self.tools.board);
+        let mut ports = board.health_ports.borrow_mut();
+        let count = ports.len();
+        let is_other = |port: u16, it: &HealthPort| {
+            let is_mine = (&it.namespace, &it.name) == (&service.namespace, &service.name);
+            !is_mine || service.health_port == Some(port)
+        };
+        ports.retain(|port, it| is_other(*port, it));
+        let mut has_changed = ports.len() != count;
+        if let Some(port) = service.health_port {
+            let entry = HealthPort {
+                namespace: service.namespace.clone(),
+                name: service.name.clone(),
+                endpoints,
+            };
+            has_changed |= !ports.contains_key(&port);
+            if ports.contains_key(&port) || ports.len() < MAX_HEALTH_PORTS {
+                ports.insert(port, entry);
+            } else {
+                self.tell_faults(
+                    &service.namespace,
+                    &service.name,
+                    &[format!(
+                        "spec.healthCheckNodePort: more than {MAX_HEALTH_PORTS} Services have one"
+                    )],
+                );
+            }
+        }
+        drop(ports);
+        if has_changed {
+            board.port_changes.set(board.port_changes.get() + 1);
+            board.ports_changed.wake_all();
+        }
+    }
+
+    fn forget_health_port(&self, namespace: &str, name: &str) {
+        let board = &self.tools.board;
+        let mut ports = board.health_ports.borrow_mut();
+        let count = ports.len();
+        ports.retain(|_, it| (it.namespace.as_str(), it.name.as_str()) != (namespace, name));
+        if ports.len() != count {
+            drop(ports);
+            board.port_changes.set(board.port_changes.get() + 1);
+            board.ports_changed.wake_all();
+        }
+    }
+}
