@@ -34,7 +34,13 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Namespaces: name, address and IPv6 address, gateways.
 const ENDS: [(&str, &str, &str, &str, &str); 4] = [
-    ("client", "192.0.2.10", "2001:db8::10", "192.0.2.1", "2001:db8::1"),
+    (
+        "client",
+        "192.0.2.10",
+        "2001:db8::10",
+        "192.0.2.1",
+        "2001:db8::1",
+    ),
     ("p1", "10.42.0.11", "fd42::11", "10.42.0.1", "fd42::1"),
     ("p2", "10.42.0.12", "fd42::12", "10.42.0.1", "fd42::1"),
     ("p3", "10.42.1.13", "fd42:0:0:1::13", "10.42.0.1", "fd42::1"),
@@ -79,18 +85,41 @@ impl Lab {
             let namespace = lab.namespace(end);
             must(&format!("ip netns add {namespace}"));
             let on_node = format!("to-{end}");
-            must(&format!("ip -n {node} link add {on_node} type veth peer name eth0 netns {namespace}"));
+            must(&format!(
+                "ip -n {node} link add {on_node} type veth peer name eth0 netns {namespace}"
+            ));
             must(&format!("ip -n {namespace} link set lo up"));
             must(&format!("ip -n {node} link set {on_node} up"));
             must(&format!("ip -n {namespace} link set eth0 up"));
             for (ip, gate, bits) in [(v4, gate4, 32), (v6, gate6, 128)] {
                 let nodad = if bits == 128 { "nodad" } else { "" };
-                must(&format!("ip -n {node} addr add {gate}/{bits} dev {on_node} {nodad}"));
-                must(&format!("ip -n {namespace} addr add {ip}/{bits} dev eth0 {nodad}"));
+                must(&format!(
+                    "ip -n {node} addr add {gate}/{bits} dev {on_node} {nodad}"
+                ));
+                must(&format!(
+                    "ip -n {namespace} addr add {ip}/{bits} dev eth0 {nodad}"
+                ));
                 must(&format!("ip -n {node} route add {ip}/{bits} dev {on_node}"));
-                must(&format!("ip -n {namespace} route add {gate}/{bits} dev eth0"));
-                must(&format!("ip -n {namespace} route add default via {gate} dev eth0"));
+                must(&format!(
+                    "ip -n {namespace} route add {gate}/{bits} dev eth0"
+                ));
+                must(&format!(
+                    "ip -n {namespace} route add default via {gate} dev eth0"
+                ));
             }
+        }
+        // Addresses of Services have a way, as on every node: that to the rest of the world, where nobody answers.
+        let world = lab.namespace("world");
+        must(&format!("ip netns add {world}"));
+        must(&format!(
+            "ip -n {node} link add world type veth peer name eth0 netns {world}"
+        ));
+        must(&format!("ip -n {world} link set eth0 up"));
+        must(&format!("ip -n {node} link set world up arp off"));
+        for family in ["-4", "-6"] {
+            must(&format!(
+                "ip {family} -n {node} route add default dev world"
+            ));
         }
         for key in ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"] {
             must(&format!("ip netns exec {node} sysctl -qw {key}=1"));
@@ -109,7 +138,11 @@ impl Lab {
     }
 
     /// Runs `work` on a thread in a namespace.
-    fn within<T: Send + 'static>(&self, end: &str, work: impl FnOnce() -> T + Send + 'static) -> thread::JoinHandle<T> {
+    fn within<T: Send + 'static>(
+        &self,
+        end: &str,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> thread::JoinHandle<T> {
         let path = Path::new("/run/netns").join(self.namespace(end));
         let namespace = fs::File::open(path).expect("a namespace");
         thread::spawn(move || {
@@ -128,7 +161,9 @@ impl Lab {
             tell.send(()).expect("told");
             for stream in listener.incoming() {
                 let Ok(mut stream) = stream else { continue };
-                let Ok(peer) = stream.peer_addr() else { continue };
+                let Ok(peer) = stream.peer_addr() else {
+                    continue;
+                };
                 // A client that waits keeps no other waiting.
                 thread::spawn(move || {
                     let answer = format!("{end} {}\n", name_of(peer.ip()));
@@ -174,21 +209,39 @@ impl Lab {
         }
         for family in ["ip", "ip6"] {
             let table = fs::read_to_string(format!("{DATA}/table.{family}.nft")).expect("golden");
-            let anew = format!("add table {family} picolet-services\ndelete table {family} picolet-services\n{table}");
+            let anew = format!(
+                "add table {family} picolet-services\ndelete table {family} picolet-services\n{table}"
+            );
             self.nft(&anew);
         }
         self.nft(rules);
     }
 
-    fn dial(&self, from: &str, to: SocketAddr, protocol: &str) -> Answer {
+    /// Dials so many times, and counts the answers.
+    fn dial(
+        &self,
+        from: &str,
+        to: SocketAddr,
+        protocol: &str,
+        times: usize,
+    ) -> BTreeMap<Answer, usize> {
         let is_udp = protocol == "UDP";
-        let dial = move || if is_udp { dial_udp(to, None) } else { dial_tcp(to) };
-        self.within(from, dial).join().expect("dialled")
+        let dials = self.within(from, move || {
+            let mut found: BTreeMap<Answer, usize> = BTreeMap::new();
+            for _ in 0..times {
+                let answer = if is_udp { dial_udp(to) } else { dial_tcp(to) };
+                *found.entry(answer).or_default() += 1;
+            }
+            found
+        });
+        dials.join().expect("dialled")
     }
 }
 
 impl Drop for Lab {
     fn drop(&mut self) {
+        run(&format!("ip -n {} link del world", self.node));
+        run(&format!("ip netns del {}", self.namespace("world")));
         for (end, ..) in ENDS {
             run(&format!("ip -n {} link del to-{end}", self.node));
             run(&format!("ip netns del {}", self.namespace(end)));
@@ -221,7 +274,9 @@ enum Answer {
 impl Answer {
     fn from_error(error: &io::Error) -> Self {
         match error.kind() {
-            io::ErrorKind::ConnectionRefused | io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => Self::Rejected,
+            io::ErrorKind::ConnectionRefused
+            | io::ErrorKind::HostUnreachable
+            | io::ErrorKind::NetworkUnreachable => Self::Rejected,
             io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => Self::Dropped,
             _ => panic!("{error}"),
         }
@@ -244,10 +299,12 @@ fn ask(mut stream: &TcpStream) -> Answer {
     Answer::Of(String::from_utf8_lossy(&answer[..length]).trim().into())
 }
 
-/// Dials by UDP, from a port that may be named.
-fn dial_udp(to: SocketAddr, from: Option<u16>) -> Answer {
-    let any: IpAddr = if to.is_ipv4() { [0, 0, 0, 0].into() } else { [0_u16; 8].into() };
-    let socket = UdpSocket::bind((any, from.unwrap_or(0))).expect("a socket");
+fn dial_udp(to: SocketAddr) -> Answer {
+    let any: IpAddr = match to.is_ipv4() {
+        true => [0, 0, 0, 0].into(),
+        false => [0_u16; 8].into(),
+    };
+    let socket = UdpSocket::bind((any, 0)).expect("a socket");
     socket.set_read_timeout(Some(DROPPED)).expect("a time");
     socket.connect(to).expect("connected");
     let mut answer = [0; 64];
@@ -268,7 +325,9 @@ fn cases() -> Vec<Value> {
 
 fn rules_of(case: &Value) -> String {
     let lines = case["rules"].as_array().expect("rules").iter();
-    lines.map(|line| format!("{}\n", line.as_str().expect("a line"))).collect()
+    lines
+        .map(|line| format!("{}\n", line.as_str().expect("a line")))
+        .collect()
 }
 
 /// Answers that a dial may have, and whether all dials have the same.
@@ -278,7 +337,8 @@ fn expected(dial: &Value) -> (Vec<Answer>, bool) {
         Value::String(_) => vec![Answer::Dropped],
         list => {
             let list = list.as_array().expect("answers").iter();
-            list.map(|answer| Answer::Of(answer.as_str().expect("an answer").into())).collect()
+            list.map(|answer| Answer::Of(answer.as_str().expect("an answer").into()))
+                .collect()
         }
     };
     (answers, dial["same"].as_bool().unwrap_or(false))
@@ -308,15 +368,16 @@ fn cases_with_packets() {
         lab.write_rules(&rules_of(&case));
         for dial in case["dials"].as_array().expect("dials") {
             let from = dial["from"].as_str().expect("from");
-            let to = dial["to"].as_str().expect("to").parse().expect("an address");
+            let to = dial["to"]
+                .as_str()
+                .expect("to")
+                .parse()
+                .expect("an address");
             let protocol = dial["protocol"].as_str().unwrap_or("TCP");
             let (mut allowed, is_same) = expected(dial);
             allowed.sort();
             let times = if allowed.len() > 1 { DIALS } else { 1 };
-            let mut found: BTreeMap<Answer, usize> = BTreeMap::new();
-            for _ in 0..times {
-                *found.entry(lab.dial(from, to, protocol)).or_default() += 1;
-            }
+            let found = lab.dial(from, to, protocol, times);
             let answers: Vec<&Answer> = found.keys().collect();
             // That one of three endpoints is missing by chance in 60 dials has a probability of 1e-10.
             let is_right = match is_same {
@@ -324,7 +385,10 @@ fn cases_with_packets() {
                 false => answers == allowed.iter().collect::<Vec<_>>(),
             };
             if !is_right {
-                wrong.push(format!("{}: {from} to {to} {protocol}: {found:?}, expected {allowed:?}", case["name"]));
+                wrong.push(format!(
+                    "{}: {from} to {to} {protocol}: {found:?}, expected {allowed:?}",
+                    case["name"]
+                ));
             }
         }
     }
@@ -338,22 +402,20 @@ fn connections_are_spread_evenly() {
         return;
     }
     let lab = Lab::new("b");
-    let case = cases().into_iter().find(|case| case["name"] == "cluster IP, three endpoints");
+    let case = cases()
+        .into_iter()
+        .find(|case| case["name"] == "cluster IP, three endpoints");
     let Some(case) = case else { return };
     lab.write_rules(&rules_of(&case));
     const TIMES: usize = 3000;
     let to: SocketAddr = "10.43.0.10:80".parse().expect("an address");
-    let dials = lab.within("client", move || {
-        let mut found: BTreeMap<Answer, usize> = BTreeMap::new();
-        for _ in 0..TIMES {
-            *found.entry(dial_tcp(to)).or_default() += 1;
-        }
-        found
-    });
-    let found = dials.join().expect("dialled");
+    let found = lab.dial("client", to, "TCP", TIMES);
     assert_eq!(found.len(), 3, "{found:?}");
     // 1000 each; the deviation is 25.8, so chance stays within 8 of them.
-    assert!(found.values().all(|n| (793..=1207).contains(n)), "{found:?}");
+    assert!(
+        found.values().all(|n| (793..=1207).contains(n)),
+        "{found:?}"
+    );
 }
 
 #[test]
