@@ -326,7 +326,24 @@ mod tests {
             resource_version: version.into(),
             namespace: if name.is_empty() { "" } else { "shop" }.into(),
             name: name.into(),
+            service: String::new(),
         }
+    }
+
+    #[test]
+    fn slices_name_their_service() {
+        // PROX-21
+        let slice = ONE.replace(
+            r#"{"uid":"x"}"#,
+            r#"{"uid":"x","kubernetes.io/service-name":"api"}"#,
+        );
+        let (end, rings) = read(slice.as_bytes());
+        assert!(end.is_ok());
+        let expected = WatchEvent {
+            service: "api".into(),
+            ..ring(WatchEventKind::Modified, "u1", "7", "web")
+        };
+        assert_eq!(rings, [expected]);
     }
 
     fn read(text: &[u8]) -> (Result<WatchEnd, DocumentReadError>, Vec<WatchEvent>) {

@@ -29,7 +29,7 @@ pub(crate) struct Need {
 }
 
 /// The pod host itself.
-pub(crate) const HOST: [Need; 7] = [
+pub(crate) const HOST: [Need; 8] = [
     Need {
         package: "runc",
         purpose: "runs the containers",
@@ -48,6 +48,11 @@ pub(crate) const HOST: [Need; 7] = [
         package: "iptables",
         purpose: "called by the portmap plugin",
         present: || find("iptables").is_some(),
+    },
+    Need {
+        package: "nftables",
+        purpose: "writes the rules of Services",
+        present: || find("nft").is_some(),
     },
     Need {
         package: "iproute2",

@@ -11,6 +11,8 @@ use super::object::{digest_text, slice_digest};
 pub const MAX_SERVICES: usize = 20_000;
 /// Bytes of a namespace with a name, as the API limits them.
 const MAX_NAME_BYTES: usize = 63 + 1 + 253;
+/// Bytes that are kept of a Service, besides its name.
+const RECORD_BYTES: usize = 64;
 /// Services that are written before all others: no pod works without them (PROX-27).
 const FIRST: [&str; 2] = ["default/kubernetes", "kube-system/kube-dns"];
 
@@ -38,7 +40,10 @@ struct ServiceRecord {
     written: u64,
     state: RecordState,
 }
-const _: () = assert!(size_of::<ServiceRecord>() <= 64, "one for each Service");
+const _: () = assert!(
+    size_of::<ServiceRecord>() <= RECORD_BYTES,
+    "one for each Service"
+);
 
 /// State of a record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use smol::future;
 use super::{
     ServicesBoard,
     reading::{ServiceReader, services_path, slices_path},
-    round::WriteRound,
+    round::{RoundError, WriteRound},
     settings::ServicesConfig,
     writer::{NftError, NftProgram, TableWriter, has_stamp, remove_tables},
 };
@@ -283,8 +283,8 @@ impl ServicesKeeper {
                     pause = FIRST_PAUSE;
                     next = next.min(self.tools.clock.now() + WRITE_PAUSE);
                 }
-                Err(why) => {
-                    self.tools.fail(&why);
+                Err(e) => {
+                    self.tools.fail(&e.text);
                     next = next.min(self.tools.clock.now() + pause);
                     pause = (pause * 2).min(LAST_PAUSE);
                 }
@@ -408,7 +408,7 @@ impl ServicesKeeper {
         reader: &ServiceReader,
         network: &ProxyNetwork,
         node: &ProxyNode,
-    ) -> Result<bool, String> {
+    ) -> Result<bool, RoundError> {
         let ready = core::mem::take(&mut self.stale);
         let mut rest = ready.as_slice();
         while !rest.is_empty() {
@@ -432,7 +432,7 @@ impl ServicesKeeper {
         self.stale.extend(stale.into_iter().take(MAX_STALE));
         if let Err(e) = written {
             self.is_suspect |= e.is_of_table;
-            return Err(e.text);
+            return Err(e);
         }
         self.is_suspect = false;
         let services = self.index.count_written();
@@ -449,7 +449,7 @@ impl ServicesKeeper {
         Ok(has_written || !self.stale.is_empty())
     }
 
-    async fn write_base(&mut self, network: &ProxyNetwork) -> Result<(), String> {
+    async fn write_base(&mut self, network: &ProxyNetwork) -> Result<(), NftError> {
         for family in &network.families {
             let text = base_table(*family, network);
             let Err(e) = self.tools.writer.write_text(text.clone()).await else {
@@ -458,8 +458,7 @@ impl ServicesKeeper {
             // The table of another version has sets of another form: all is made anew in one transaction.
             log::info!("table of Services: {}; it is made anew", error_chain(&e));
             let anew = [remove_table(*family), text].concat();
-            let made = self.tools.writer.write_text(anew).await;
-            made.map_err(|e| format!("cannot write the table of Services: {}", error_chain(&e)))?;
+            self.tools.writer.write_text(anew).await?;
         }
         Ok(())
     }

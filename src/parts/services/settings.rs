@@ -104,3 +104,66 @@ pub(super) fn resolve_services(
     }
     Ok(Some(cfg))
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::config::{self, HostIdentity};
+
+    #[test]
+    fn settings() {
+        // PROX-01 PROX-09
+        let host = HostIdentity {
+            hostname: "node".into(),
+        };
+        let mut alone = config::default_config(&host).expect("a configuration");
+        alone.cluster.k3s = None;
+        let mut reads = alone.clone();
+        reads.cluster.network_kubeconfig = Some("/network.conf".into());
+        let of = |config: &AgentConfig, section: Value| {
+            let found = resolve_services(&json!({ "services": section }), config);
+            found.map_err(|e| format!("{}: {}", e.field, e.message))
+        };
+        assert_eq!(of(&alone, Value::Null), Ok(None));
+        let off = of(&alone, json!({"enabled": false})).expect("right");
+        assert!(off.is_some_and(|cfg| cfg.is_off));
+        let whole = json!({
+            "clusterRanges": ["10.42.0.0/16"], "serviceRanges": ["10.43.0.0/16", "fd43::/112"],
+            "nodePortAddresses": ["192.0.2.0/24"], "watch": false,
+        });
+        let cfg = of(&reads, whole.clone())
+            .expect("right")
+            .expect("configured");
+        assert_eq!(
+            (cfg.service_ranges.len(), cfg.watch, cfg.is_of_k3s),
+            (2, Some(false), false)
+        );
+        for (config, section, says) in [
+            (
+                &reads,
+                json!({}),
+                "picolet.services: needs clusterRanges and serviceRanges",
+            ),
+            (
+                &alone,
+                whole,
+                "picolet.services: needs picolet.networkKubeconfig",
+            ),
+            (
+                &reads,
+                json!({"serviceRanges": ["10.43.0.0"]}),
+                "picolet.services.serviceRanges: has \"10.43.0.0\", must be ADDRESS/BITS",
+            ),
+            (
+                &reads,
+                json!({"clusterRanges": vec!["10.42.0.0/16"; 9]}),
+                "picolet.services.clusterRanges: has 9 items, must have at most 8",
+            ),
+        ] {
+            let error = of(config, section).expect_err(says);
+            assert!(error.starts_with(says), "{error}");
+        }
+    }
+}
