@@ -355,9 +355,12 @@ impl<'a> WriteRound<'a> {
         let sent = self.tools.writer.write_text(text).await;
         let Err(error) = sent else {
             self.tools.board.count(|it| it.written += 1);
+            // One look at all flows for all of them: each takes the kernel milliseconds.
+            let mut udp = Vec::new();
             for service in services {
-                self.note_written(index, service).await;
+                udp.extend(self.note_written(index, service));
             }
+            self.remove_stale_flows(udp).await;
             return Ok(());
         };
         self.tools.board.count(|it| it.failed += 1);
@@ -371,7 +374,10 @@ impl<'a> WriteRound<'a> {
         let mut last = None;
         for service in services {
             match self.tools.writer.write_text(service.text.clone()).await {
-                Ok(_) => self.note_written(index, service).await,
+                Ok(_) => {
+                    let udp = self.note_written(index, service);
+                    self.remove_stale_flows(udp).await;
+                }
                 Err(e) => {
                     let (namespace, name) = service.name.clone().unwrap_or_default();
                     let why = format!(
@@ -394,19 +400,21 @@ impl<'a> WriteRound<'a> {
         last.map_or(Ok(()), Err)
     }
 
-    async fn note_written(&mut self, index: &mut ServiceIndex, service: PendingService) {
+    /// Notes a Service that was written. Returns its ports of UDP.
+    fn note_written(&mut self, index: &mut ServiceIndex, service: PendingService) -> Vec<UdpPort> {
         self.has_written = true;
         self.stale.extend(service.stale);
         if let Some((namespace, name)) = &service.name {
             index.set_written(namespace, name, service.written);
         }
-        if !service.udp.is_empty() {
-            self.remove_stale_flows(service.udp).await;
-        }
+        service.udp
     }
 
     /// Removes flows of UDP that lead to endpoints which are gone.
     async fn remove_stale_flows(&self, ports: Vec<UdpPort>) {
+        if ports.is_empty() {
+            return;
+        }
         let removed = self.tools.disk.run_job(move || {
             let mut removed = 0;
             for is_v6 in [false, true] {
