@@ -13,7 +13,8 @@ pub const MASQUERADE: &str = "meta mark set meta mark or 0x4000";
 pub const CLUSTER_IPS: &str = "cluster-ips";
 /// Set of the pairs of this node's endpoints with themselves.
 pub const HAIRPINS: &str = "hairpins";
-/// Chain without a way to it, whose rule tells what was written.
+/// Set whose element tells what was written. It goes with the table; a flush of chains alone leaves it. To look at a
+/// rule, `nft` would read the rules of all chains.
 pub const STAMP: &str = "stamp";
 
 /// Name of the set of keys that are rejected, or dropped. `is_port`: those of ports of the node.
@@ -41,13 +42,12 @@ const BASE_CHAINS: [(&str, &str, &str, i32); 8] = [
 ];
 
 /// Chains that base chains lead to.
-const CHAINS: [&str; 6] = [
+const CHAINS: [&str; 5] = [
     "services",
     "firewall-check",
     "endpoints-check",
     "ports-check",
     "cluster-ips-check",
-    STAMP,
 ];
 
 /// Returns the text that makes or renews what belongs to no Service. Sets and maps keep their elements.
@@ -78,6 +78,7 @@ pub fn base_table(family: AddressFamily, network: &ProxyNetwork) -> String {
         ("set", missing_set(true, true), port, ""),
         ("set", CLUSTER_IPS, addr, ""),
         ("set", HAIRPINS, &format!("{addr} . {addr}"), ""),
+        ("set", STAMP, "mark", ""),
     ] {
         text.push_str(&format!(
             "add {kind} {of} {TABLE} {name} {{ type {of_type}{verdict} ; }}\n"
@@ -88,12 +89,12 @@ pub fn base_table(family: AddressFamily, network: &ProxyNetwork) -> String {
     }
     let stamp = stamp_of(&rules);
     text.push_str(&format!(
-        "add rule {of} {TABLE} {STAMP} meta mark {stamp}\n"
+        "flush set {of} {TABLE} {STAMP}\nadd element {of} {TABLE} {STAMP} {{ {stamp} }}\n"
     ));
     text
 }
 
-/// Mark in the rule of the chain [`STAMP`], as `nft -n` shows it.
+/// Element of the set [`STAMP`], as `nft -n` shows it.
 #[must_use]
 pub fn table_stamp(family: AddressFamily, network: &ProxyNetwork) -> String {
     stamp_of(&base_rules(family, network))

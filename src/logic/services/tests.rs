@@ -147,7 +147,7 @@ fn golden_table() {
         let table = base_table(family, &network());
         assert_eq!(table, golden, "{}", family.word());
         let stamp = table_stamp(family, &network());
-        assert!(table.ends_with(&format!(" stamp meta mark {stamp}\n")));
+        assert!(table.ends_with(&format!(" stamp {{ {stamp} }}\n")));
         let other = ProxyNetwork::default();
         assert_ne!(table_stamp(family, &other), stamp);
         let (word, own) = (family.word(), "picolet-services");

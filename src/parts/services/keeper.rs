@@ -235,7 +235,9 @@ impl ServicesKeeper {
         let mut bells: Option<[KeptDoorbell; 2]> = None;
         let mut pause = FIRST_PAUSE;
         let mut list_due = self.tools.clock.now();
+        let mut listed = list_due;
         let mut look_due = self.tools.clock.now() + TABLE_LOOK;
+        let mut write_due = self.tools.clock.now();
         let mut node = self.tools.proxy_node();
         // Bounded: each turn waits, below or for an answer.
         loop {
@@ -246,6 +248,7 @@ impl ServicesKeeper {
                 self.index.mark_all_due();
             }
             if now >= list_due {
+                listed = now;
                 match self.list(&reader, &mut bells).await {
                     Ok(next) => {
                         list_due = self.tools.clock.now() + next;
@@ -275,23 +278,32 @@ impl ServicesKeeper {
                     self.index.mark_all();
                 }
             }
-            let has_written = self.write_due(&reader, &network, &node).await;
             let mut next = list_due.min(look_due);
-            match has_written {
-                Ok(false) => {}
-                Ok(true) => {
-                    pause = FIRST_PAUSE;
-                    next = next.min(self.tools.clock.now() + WRITE_PAUSE);
+            if self.tools.clock.now() >= write_due {
+                let written = self.write_due(&reader, &network, &node).await;
+                let now = self.tools.clock.now();
+                match written {
+                    // Rings are answered at once.
+                    Ok(false) => {}
+                    Ok(true) => {
+                        pause = FIRST_PAUSE;
+                        write_due = now + WRITE_PAUSE;
+                        next = next.min(write_due);
+                    }
+                    Err(e) => {
+                        self.tools.fail(&e.text);
+                        write_due = now + pause;
+                        next = next.min(write_due);
+                        pause = (pause * 2).min(LAST_PAUSE);
+                    }
                 }
-                Err(e) => {
-                    self.tools.fail(&e.text);
-                    next = next.min(self.tools.clock.now() + pause);
-                    pause = (pause * 2).min(LAST_PAUSE);
-                }
+            } else {
+                next = next.min(write_due);
             }
-            let has_rung = self.wait_for_change(&mut bells, next, &mut changed).await?;
-            if !has_rung {
-                list_due = list_due.min(self.tools.clock.now());
+            let has_news = self.wait_for_change(&mut bells, next, &mut changed).await?;
+            if !has_news {
+                // A watch that breaks at once must not make a list each time.
+                list_due = list_due.min(listed + POLL).max(self.tools.clock.now());
             }
         }
     }
@@ -391,7 +403,7 @@ impl ServicesKeeper {
         })
     }
 
-    /// Returns true if nobody changed what belongs to no Service. A flush of the table takes the stamp, too.
+    /// Returns true if the tables are there, made by this version with these settings.
     async fn has_table(&self, network: &ProxyNetwork) -> bool {
         for family in &network.families {
             let stamp = table_stamp(*family, network);

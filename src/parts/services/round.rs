@@ -82,6 +82,8 @@ pub(super) struct WriteRound<'a> {
     is_whole: bool,
     /// The table, once it was needed.
     live: Option<LiveTable>,
+    /// Set if the table was empty when it was read.
+    is_new: bool,
     /// Digests of the UIDs of all Services.
     living: Vec<u64>,
     parts: TransactionParts,
@@ -104,6 +106,7 @@ impl<'a> WriteRound<'a> {
             node,
             is_whole,
             live: None,
+            is_new: false,
             living: Vec::new(),
             parts: TransactionParts::default(),
             pending: Vec::new(),
@@ -225,7 +228,9 @@ impl<'a> WriteRound<'a> {
     async fn read_live(&mut self) -> Result<(), RoundError> {
         if self.live.is_none() {
             let writer = &*self.tools.writer;
-            self.live = Some(read_live_table(writer, &self.network.families).await?);
+            let live = read_live_table(writer, &self.network.families).await?;
+            self.is_new = live.elements.is_empty() && live.chains.is_empty();
+            self.live = Some(live);
         }
         Ok(())
     }
@@ -315,7 +320,11 @@ impl<'a> WriteRound<'a> {
         let living = &self.living;
         let before = TableBefore::Read {
             live,
-            is_new: live.elements.is_empty() && live.chains.is_empty(),
+            is_new: self.is_new
+                && !plan
+                    .elements
+                    .keys()
+                    .any(|key| live.elements.contains_key(key)),
             is_living: &|uid| living.binary_search(&uid).is_ok(),
         };
         let result = write_service(plan, before, text);

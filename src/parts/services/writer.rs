@@ -122,7 +122,7 @@ pub(super) async fn has_stamp(
     stamp: &str,
 ) -> bool {
     let listed = writer
-        .list(&["list", "chain", family.word(), TABLE, STAMP])
+        .list(&["list", "set", family.word(), TABLE, STAMP])
         .await;
     listed.is_ok_and(|printed| printed.contains(stamp))
 }
