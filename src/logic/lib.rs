@@ -100,6 +100,8 @@ pub mod node_resources;
 pub mod node_selector;
 pub mod pleg;
 pub mod pod_kind;
+#[cfg(feature = "pod-network")]
+pub mod pod_network;
 pub mod pod_table;
 pub mod pod_worker;
 pub mod pod_writes;

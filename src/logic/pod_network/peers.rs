@@ -1,0 +1,852 @@
+//! The other nodes of the cluster: what is kept of each, and which are believed (FLAN-01, FLAN-09).
+//!
+//! Nodes are the leases of the network: a list of them says where each is, and one look at each says which addresses its
+//! pods have. Any node can write its own annotations, so that none of them may reach beyond the network.
+
+use alloc::{borrow::ToOwned as _, boxed::Box, string::String, vec::Vec};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::{
+    HardwareAddress, PodNetworkBackend,
+    announcement::{AnnouncementFault, NodeAnnouncement, NodePlace},
+    ranges::{contains, covers, is_overlapping},
+};
+use crate::{fnv::fnv1a, node::Cidr};
+
+/// Most nodes that are kept. Each takes at most 96 bytes and its name here, and about a kilobyte in the kernel.
+pub const MAX_PEERS: usize = 1000;
+/// Longest name of a node, bytes. Source: RFC 1123.
+const MAX_NAME_BYTES: usize = 253;
+
+/// A node that pods of this node can reach, in one family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer<'a> {
+    /// Name of the node.
+    pub name: &'a str,
+    /// Addresses of its pods.
+    pub range: Cidr,
+    /// Address to which packets for them are sent.
+    pub public_ip: IpAddr,
+    /// Hardware address of its vxlan device.
+    pub mac: HardwareAddress,
+}
+
+/// Reason why a node is not reached although it takes part.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PeerFault {
+    /// Its annotations cannot be used.
+    #[error(transparent)]
+    Announcement(#[from] AnnouncementFault),
+    /// Its pods have addresses that the network does not have.
+    #[error("its pod CIDR {0} is outside the network of pods")]
+    OutsideNetwork(Cidr),
+    /// Its pods have addresses of this node's pods.
+    #[error("its pod CIDR {0} overlaps that of this node")]
+    OwnRange(Cidr),
+    /// Its pods would have the address of a machine.
+    #[error("its pod CIDR {0} contains {1}, the address of a node")]
+    CoversNode(Cidr, IpAddr),
+    /// It announces an address of this node, or of a pod.
+    #[error("its public IP {0} cannot be that of another node")]
+    PublicIp(IpAddr),
+    /// An older node has the addresses of its pods.
+    #[error("its pod CIDR {0} belongs to the older node {1}")]
+    RangeTaken(Cidr, String),
+    /// An older node, or this one, has the hardware address of its device.
+    #[error("its hardware address {0} belongs to node {1}")]
+    MacTaken(HardwareAddress, String),
+}
+
+/// Place of this node, which its peers must not touch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OwnPlace {
+    /// Ranges of the whole network.
+    pub network: Vec<Cidr>,
+    /// Ranges of this node's pods.
+    pub ranges: Vec<Cidr>,
+    /// Addresses of this machine.
+    pub addresses: Vec<IpAddr>,
+    /// Hardware addresses of its vxlan devices.
+    pub macs: Vec<HardwareAddress>,
+}
+
+/// IPv4 side of a node. Zeros: not known.
+#[derive(Clone, Copy, Debug, Default)]
+struct PeerV4 {
+    range: [u8; 4],
+    prefix: u8,
+    public_ip: [u8; 4],
+    mac: HardwareAddress,
+}
+
+/// IPv6 side of a node. Zeros: not known.
+#[derive(Clone, Copy, Debug, Default)]
+struct PeerV6 {
+    range: [u8; 16],
+    prefix: u8,
+    public_ip: [u8; 16],
+    mac: HardwareAddress,
+}
+
+/// Record of a node.
+#[derive(Clone, Debug)]
+struct PeerRecord {
+    /// Digest of the UID: another one is another node.
+    uid: u64,
+    /// Seconds since 1970 at its creation.
+    created_s: u32,
+    /// Place of the name.
+    name_at: u32,
+    name_bytes: u8,
+    /// Set once the ranges of its pods were read.
+    has_ranges: bool,
+    /// Set if the last whole list did not have it.
+    is_unlisted: bool,
+    v4: PeerV4,
+    v6: Option<Box<PeerV6>>,
+}
+
+/// Node as a list has it.
+#[derive(Clone, Debug)]
+pub struct ListedNode<'a> {
+    /// Name of the node.
+    pub name: &'a str,
+    /// UID of the Node object.
+    pub uid: &'a str,
+    /// Seconds since 1970 at its creation.
+    pub created_s: i64,
+    /// Its announcement: [`super::announcement::read_announcement`].
+    pub announcement: Result<Option<NodeAnnouncement>, AnnouncementFault>,
+}
+
+/// The other nodes, sorted by name. At most [`MAX_PEERS`].
+#[derive(Clone, Debug, Default)]
+pub struct PeerTable {
+    names: String,
+    records: Vec<PeerRecord>,
+}
+
+/// A list of all nodes that is being read. It changes nothing before it is whole.
+#[derive(Clone, Debug, Default)]
+pub struct PeerList {
+    next: PeerTable,
+    faults: Vec<(String, PeerFault)>,
+    /// Nodes that are too many.
+    left_out: usize,
+}
+
+/// Most faults of nodes that are kept for people.
+const MAX_FAULTS: usize = 16;
+
+impl PeerList {
+    /// Takes a node of the list. The own node is not to be given.
+    pub fn note_node(&mut self, node: &ListedNode<'_>) {
+        if node.name.is_empty() || node.name.len() > MAX_NAME_BYTES {
+            return;
+        }
+        let announcement = match &node.announcement {
+            Ok(None) => return,
+            Ok(Some(announcement)) => {
+                if let Some(fault) = &announcement.fault {
+                    self.note_fault(node.name, fault.clone().into());
+                }
+                announcement
+            }
+            Err(fault) => return self.note_fault(node.name, fault.clone().into()),
+        };
+        if self.next.records.len() >= MAX_PEERS {
+            self.left_out += 1;
+            return;
+        }
+        let mut record = PeerRecord {
+            uid: fnv1a(node.uid.bytes()),
+            created_s: u32::try_from(node.created_s.max(0)).unwrap_or(u32::MAX),
+            name_at: 0,
+            name_bytes: 0,
+            has_ranges: false,
+            is_unlisted: false,
+            v4: PeerV4::default(),
+            v6: None,
+        };
+        record.set_places(announcement.v4, announcement.v6);
+        self.next.push(node.name, record);
+    }
+
+    fn note_fault(&mut self, name: &str, fault: PeerFault) {
+        if self.faults.len() < MAX_FAULTS {
+            self.faults.push((name.to_owned(), fault));
+        }
+    }
+}
+
+/// Result of a list that was read to its end.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ListOutcome {
+    /// Set if the nodes, or what they announce, differ from before.
+    pub is_changed: bool,
+    /// Nodes whose annotations cannot be used, at most 16.
+    pub faults: Vec<(String, PeerFault)>,
+    /// Number of nodes beyond [`MAX_PEERS`].
+    pub left_out: usize,
+}
+
+/// Question about one node, which the list left open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerQuestion {
+    /// The ranges of its pods are not known.
+    Ranges,
+    /// The list did not have it.
+    Existence,
+}
+
+impl PeerRecord {
+    fn set_places(&mut self, v4: Option<NodePlace>, v6: Option<NodePlace>) {
+        if let Some((IpAddr::V4(ip), mac)) = v4.map(|place| (place.public_ip, place.mac)) {
+            self.v4.public_ip = ip.octets();
+            self.v4.mac = mac;
+        }
+        if let Some((IpAddr::V6(ip), mac)) = v6.map(|place| (place.public_ip, place.mac)) {
+            let v6 = self.v6.get_or_insert_default();
+            v6.public_ip = ip.octets();
+            v6.mac = mac;
+        }
+    }
+
+    fn set_ranges(&mut self, ranges: &[Cidr]) {
+        self.has_ranges = true;
+        for range in ranges {
+            match range.address {
+                IpAddr::V4(ip) => {
+                    self.v4.range = ip.octets();
+                    self.v4.prefix = range.prefix;
+                }
+                IpAddr::V6(ip) => {
+                    let v6 = self.v6.get_or_insert_default();
+                    v6.range = ip.octets();
+                    v6.prefix = range.prefix;
+                }
+            }
+        }
+    }
+
+    fn take_ranges_of(&mut self, known: &Self) {
+        self.has_ranges = known.has_ranges;
+        (self.v4.range, self.v4.prefix) = (known.v4.range, known.v4.prefix);
+        if let Some(known) = &known.v6
+            && known.prefix > 0
+        {
+            let v6 = self.v6.get_or_insert_default();
+            (v6.range, v6.prefix) = (known.range, known.prefix);
+        }
+    }
+
+    /// Range, public address and hardware address of a family, if it is there.
+    fn side(&self, is_v6: bool) -> Option<(Cidr, IpAddr, HardwareAddress)> {
+        let (address, prefix, public_ip, mac): (IpAddr, _, IpAddr, _) = match is_v6 {
+            false => {
+                let v4 = &self.v4;
+                let (range, ip) = (Ipv4Addr::from(v4.range), Ipv4Addr::from(v4.public_ip));
+                (range.into(), v4.prefix, ip.into(), v4.mac)
+            }
+            true => {
+                let v6 = self.v6.as_deref()?;
+                let (range, ip) = (Ipv6Addr::from(v6.range), Ipv6Addr::from(v6.public_ip));
+                (range.into(), v6.prefix, ip.into(), v6.mac)
+            }
+        };
+        let is_known = prefix > 0 && !public_ip.is_unspecified();
+        is_known.then_some((Cidr { address, prefix }, public_ip, mac))
+    }
+
+    /// Returns true if both announce the same.
+    fn is_same_as(&self, other: &Self) -> bool {
+        let six = |record: &Self| {
+            let v6 = record.v6.as_deref().copied().unwrap_or_default();
+            (v6.public_ip, v6.mac)
+        };
+        self.uid == other.uid
+            && (self.v4.public_ip, self.v4.mac) == (other.v4.public_ip, other.v4.mac)
+            && six(self) == six(other)
+    }
+}
+
+impl PeerTable {
+    fn push(&mut self, name: &str, mut record: PeerRecord) {
+        let (Ok(at), Ok(bytes)) = (u32::try_from(self.names.len()), u8::try_from(name.len()))
+        else {
+            return;
+        };
+        self.names.push_str(name);
+        record.name_at = at;
+        record.name_bytes = bytes;
+        self.records.push(record);
+    }
+
+    fn name_of(&self, record: &PeerRecord) -> &str {
+        let at = usize::try_from(record.name_at).unwrap_or(usize::MAX);
+        let end = at.saturating_add(record.name_bytes.into());
+        self.names.get(at..end).unwrap_or_default()
+    }
+
+    fn find(&self, name: &str) -> Option<usize> {
+        let found = self
+            .records
+            .binary_search_by(|record| self.name_of(record).cmp(name));
+        found.ok()
+    }
+
+    /// Takes a list that was read to its end. Nodes that it does not have stay until [`Self::forget_peer`] is told.
+    pub fn take_list(&mut self, list: PeerList) -> ListOutcome {
+        let PeerList {
+            next: mut listed,
+            faults,
+            left_out,
+        } = list;
+        let refused = |name: &str| faults.iter().any(|(refused, _)| refused == name);
+        let order = {
+            let listed = &listed;
+            let mut order: Vec<_> = listed.records.iter().collect();
+            order.sort_by(|a, b| listed.name_of(a).cmp(listed.name_of(b)));
+            // A list does not name a node twice.
+            order.dedup_by(|a, b| listed.name_of(a) == listed.name_of(b));
+            order.into_iter().cloned().collect::<Vec<_>>()
+        };
+        listed.records = order;
+        let mut next = Self::default();
+        let mut is_changed = false;
+        let (mut old, mut new) = (
+            self.records.iter().peekable(),
+            listed.records.iter().peekable(),
+        );
+        // Bounded: each turn takes a node of one of the two.
+        loop {
+            let turn = match (old.peek(), new.peek()) {
+                (None, None) => break,
+                (Some(_), None) => core::cmp::Ordering::Less,
+                (None, Some(_)) => core::cmp::Ordering::Greater,
+                (Some(a), Some(b)) => self.name_of(a).cmp(listed.name_of(b)),
+            };
+            let known = turn.is_le().then(|| old.next()).flatten();
+            let found = turn.is_ge().then(|| new.next()).flatten();
+            match (known, found) {
+                (Some(known), None) => {
+                    let name = self.name_of(known);
+                    // One that is there with other annotations does not take part any more.
+                    if refused(name) || next.records.len() >= MAX_PEERS {
+                        is_changed = true;
+                        continue;
+                    }
+                    let is_unlisted = true;
+                    next.push(
+                        name,
+                        PeerRecord {
+                            is_unlisted,
+                            ..known.clone()
+                        },
+                    );
+                }
+                (known, Some(found)) => {
+                    let mut record = found.clone();
+                    let known = known.filter(|known| known.uid == record.uid);
+                    is_changed |= known.is_none_or(|known| !known.is_same_as(&record));
+                    if let Some(known) = known {
+                        record.take_ranges_of(known);
+                    }
+                    next.push(listed.name_of(found), record);
+                }
+                (None, None) => {}
+            }
+        }
+        next.records.shrink_to_fit();
+        next.names.shrink_to_fit();
+        *self = next;
+        ListOutcome {
+            is_changed,
+            faults,
+            left_out,
+        }
+    }
+
+    /// Lists the nodes that must be read one by one. A node that the list left out comes first.
+    #[must_use]
+    pub fn open_questions(&self) -> Vec<(String, PeerQuestion)> {
+        let ask = |is_unlisted: bool, question| {
+            let records = self.records.iter();
+            let open = records.filter(move |record| match is_unlisted {
+                true => record.is_unlisted,
+                false => !record.is_unlisted && !record.has_ranges,
+            });
+            open.map(move |record| (self.name_of(record).to_owned(), question))
+        };
+        ask(true, PeerQuestion::Existence)
+            .chain(ask(false, PeerQuestion::Ranges))
+            .collect()
+    }
+
+    /// Takes the ranges of a node's pods: the answer to a question about it. `uid`: that of the answer. Another one is
+    /// another node, about which the next list tells.
+    pub fn learn_ranges(&mut self, name: &str, uid: &str, ranges: &[Cidr]) {
+        if let Some(found) = self.find(name)
+            && let Some(record) = self.records.get_mut(found)
+            && record.uid == fnv1a(uid.bytes())
+        {
+            // The controller gives ranges after a node has come: until then it is asked again.
+            if !ranges.is_empty() {
+                record.set_ranges(ranges);
+            }
+        }
+    }
+
+    /// Removes a node that a whole list did not have and that the apiserver says does not exist.
+    pub fn forget_peer(&mut self, name: &str) {
+        if let Some(found) = self.find(name)
+            && self
+                .records
+                .get(found)
+                .is_some_and(|record| record.is_unlisted)
+        {
+            self.records.remove(found);
+        }
+    }
+
+    /// Number of nodes.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.records.len()
+    }
+
+    /// Returns true if there is no other node.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+
+    /// Chooses the nodes that are reached in one family, oldest first, and says why others are not: at most 16.
+    #[must_use]
+    pub fn choose_peers(
+        &self,
+        backend: PodNetworkBackend,
+        is_v6: bool,
+        own: &OwnPlace,
+    ) -> (Vec<Peer<'_>>, Vec<(String, PeerFault)>) {
+        let mut by_age: Vec<&PeerRecord> = self.records.iter().collect();
+        by_age.sort_by_key(|record| (record.created_s, record.uid));
+        let mut peers: Vec<Peer<'_>> = Vec::new();
+        let mut faults = Vec::new();
+        for record in by_age {
+            let Some((range, public_ip, mac)) = record.side(is_v6) else {
+                continue;
+            };
+            let name = self.name_of(record);
+            let peer = Peer {
+                name,
+                range,
+                public_ip,
+                mac,
+            };
+            match check_peer(&peer, backend, own, &peers) {
+                Ok(()) => peers.push(peer),
+                Err(fault) if faults.len() < MAX_FAULTS => faults.push((name.to_owned(), fault)),
+                Err(_) => {}
+            }
+        }
+        (peers, faults)
+    }
+}
+
+/// Checks that a node takes nothing of this node, nor of `older` ones.
+fn check_peer(
+    peer: &Peer<'_>,
+    backend: PodNetworkBackend,
+    own: &OwnPlace,
+    older: &[Peer<'_>],
+) -> Result<(), PeerFault> {
+    let (range, public_ip) = (peer.range, peer.public_ip);
+    if !own.network.iter().any(|network| covers(*network, range)) {
+        return Err(PeerFault::OutsideNetwork(range));
+    }
+    if own.ranges.iter().any(|own| is_overlapping(*own, range)) {
+        return Err(PeerFault::OwnRange(range));
+    }
+    let in_range = |ip: &&IpAddr| contains(range, **ip);
+    let public = older.iter().map(|older| &older.public_ip);
+    let mut machines = own.addresses.iter().chain(public);
+    if let Some(ip) = machines.find(in_range) {
+        return Err(PeerFault::CoversNode(range, *ip));
+    }
+    let is_pod = own.network.iter().any(|n| contains(*n, public_ip));
+    if is_pod || own.addresses.contains(&public_ip) {
+        return Err(PeerFault::PublicIp(public_ip));
+    }
+    for older in older {
+        if is_overlapping(older.range, range) {
+            return Err(PeerFault::RangeTaken(range, older.name.to_owned()));
+        }
+    }
+    if backend == PodNetworkBackend::Vxlan {
+        if own.macs.contains(&peer.mac) {
+            return Err(PeerFault::MacTaken(peer.mac, "this one".to_owned()));
+        }
+        if let Some(older) = older.iter().find(|older| older.mac == peer.mac) {
+            return Err(PeerFault::MacTaken(peer.mac, older.name.to_owned()));
+        }
+    }
+    Ok(())
+}
+
+/// Reads the ranges of a node's pods: at most one of each family. One that cannot be read is left out.
+#[must_use]
+pub fn node_ranges(pod_cidr: &str, pod_cidrs: &[String]) -> Vec<Cidr> {
+    const FAMILIES: usize = 2;
+    let many = pod_cidrs.iter().map(String::as_str);
+    let mut ranges: Vec<Cidr> = Vec::new();
+    let all = many.chain(pod_cidrs.is_empty().then_some(pod_cidr));
+    for range in all
+        .take(FAMILIES)
+        .filter_map(|text| text.parse::<Cidr>().ok())
+    {
+        let is_new = |known: &Cidr| known.address.is_ipv4() != range.address.is_ipv4();
+        if ranges.iter().all(is_new) {
+            ranges.push(range);
+        }
+    }
+    ranges
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().expect(text)
+    }
+
+    fn range(text: &str) -> Cidr {
+        text.parse().expect(text)
+    }
+
+    fn mac(last: u8) -> HardwareAddress {
+        HardwareAddress([2, 0, 0, 0, 0, last])
+    }
+
+    fn announced(public_ip: &str, last: u8) -> Result<Option<NodeAnnouncement>, AnnouncementFault> {
+        let place = NodePlace {
+            public_ip: ip(public_ip),
+            mac: mac(last),
+        };
+        Ok(Some(match place.public_ip {
+            IpAddr::V4(_) => NodeAnnouncement {
+                v4: Some(place),
+                ..NodeAnnouncement::default()
+            },
+            IpAddr::V6(_) => NodeAnnouncement {
+                v6: Some(place),
+                ..NodeAnnouncement::default()
+            },
+        }))
+    }
+
+    /// Node of the tests: name, creation, range, public address, last byte of the hardware address.
+    type Row<'a> = (&'a str, i64, &'a str, &'a str, u8);
+
+    fn list(rows: &[Row<'_>]) -> PeerList {
+        let mut list = PeerList::default();
+        for (name, created_s, _, public_ip, last) in rows {
+            list.note_node(&ListedNode {
+                name,
+                uid: name,
+                created_s: *created_s,
+                announcement: announced(public_ip, *last),
+            });
+        }
+        list
+    }
+
+    fn table(rows: &[Row<'_>]) -> PeerTable {
+        let mut table = PeerTable::default();
+        table.take_list(list(rows));
+        for (name, _, pods, _, _) in rows {
+            table.learn_ranges(name, name, &[range(pods)]);
+        }
+        table
+    }
+
+    fn own() -> OwnPlace {
+        OwnPlace {
+            network: vec![range("10.42.0.0/16"), range("fd42::/56")],
+            ranges: vec![range("10.42.0.0/24")],
+            addresses: vec![ip("192.0.2.100"), ip("10.42.77.1")],
+            macs: vec![mac(100)],
+        }
+    }
+
+    fn reached(table: &PeerTable) -> Vec<&str> {
+        let (peers, _) = table.choose_peers(PodNetworkBackend::Vxlan, false, &own());
+        peers.iter().map(|peer| peer.name).collect()
+    }
+
+    #[test]
+    fn one_broken_node_hurts_only_itself() {
+        // FLAN-01
+        let mut broken = list(&[
+            ("c", 3, "10.42.3.0/24", "192.0.2.3", 3),
+            ("a", 1, "10.42.1.0/24", "192.0.2.1", 1),
+        ]);
+        let fault = AnnouncementFault::NoPlace;
+        broken.note_node(&ListedNode {
+            name: "b",
+            uid: "b",
+            created_s: 2,
+            announcement: Err(fault.clone()),
+        });
+        broken.note_node(&ListedNode {
+            name: "d",
+            uid: "d",
+            created_s: 2,
+            announcement: Ok(None),
+        });
+        let mut table = PeerTable::default();
+        let outcome = table.take_list(broken);
+        assert!(outcome.is_changed);
+        assert_eq!(outcome.faults, [("b".to_owned(), fault.into())]);
+        let ask = |name: &str| (name.to_owned(), PeerQuestion::Ranges);
+        assert_eq!(table.open_questions(), [ask("a"), ask("c")]);
+        assert_eq!(reached(&table), Vec::<&str>::new(), "ranges are not known");
+        table.learn_ranges("a", "a", &[range("10.42.1.0/24")]);
+        table.learn_ranges("c", "another", &[range("10.42.3.0/24")]);
+        assert_eq!(reached(&table), ["a"]);
+        assert_eq!(table.open_questions(), [ask("c")]);
+        table.learn_ranges("c", "c", &[]);
+        assert_eq!(table.open_questions(), [ask("c")], "none given yet");
+    }
+
+    #[test]
+    fn nodes_go_after_a_whole_list_and_a_look() {
+        // FLAN-09
+        let rows = [
+            ("a", 1, "10.42.1.0/24", "192.0.2.1", 1),
+            ("b", 2, "10.42.2.0/24", "192.0.2.2", 2),
+        ];
+        let mut table = table(&rows);
+        table.forget_peer("a");
+        assert_eq!(reached(&table), ["a", "b"], "it is listed");
+        let outcome = table.take_list(list(&rows));
+        assert!(!outcome.is_changed);
+        assert_eq!(table.open_questions(), [], "ranges are kept");
+        // Unlisted, and it may still be there.
+        table.take_list(list(&rows[1..]));
+        let gone = ("a".to_owned(), PeerQuestion::Existence);
+        assert_eq!(table.open_questions(), [gone]);
+        assert_eq!(reached(&table), ["a", "b"]);
+        // A list that has it again.
+        table.take_list(list(&rows));
+        assert_eq!(table.open_questions(), []);
+        table.take_list(list(&rows[1..]));
+        table.forget_peer("a");
+        assert_eq!(reached(&table), ["b"]);
+        // One that is there and takes no part any more.
+        let mut list = PeerList::default();
+        list.note_node(&ListedNode {
+            name: "b",
+            uid: "b",
+            created_s: 2,
+            announcement: Err(AnnouncementFault::NoPlace),
+        });
+        assert!(table.take_list(list).is_changed);
+        assert!(table.is_empty());
+    }
+
+    #[test]
+    fn another_uid_is_another_node() {
+        // FLAN-05 FLAN-09
+        let mut table = table(&[("a", 1, "10.42.1.0/24", "192.0.2.1", 1)]);
+        let mut list = PeerList::default();
+        list.note_node(&ListedNode {
+            name: "a",
+            uid: "second",
+            created_s: 9,
+            announcement: announced("192.0.2.1", 1),
+        });
+        assert!(table.take_list(list).is_changed);
+        let ask = ("a".to_owned(), PeerQuestion::Ranges);
+        assert_eq!(table.open_questions(), [ask]);
+        assert_eq!(reached(&table), Vec::<&str>::new());
+    }
+
+    #[test]
+    fn changed_places_are_noticed() {
+        // FLAN-09
+        let rows = [("a", 1, "10.42.1.0/24", "192.0.2.1", 1)];
+        let mut table = table(&rows);
+        for moved in [
+            ("a", 1, "10.42.1.0/24", "192.0.2.9", 1),
+            ("a", 1, "10.42.1.0/24", "192.0.2.9", 9),
+        ] {
+            assert!(table.take_list(list(&[moved])).is_changed);
+            assert!(!table.take_list(list(&[moved])).is_changed);
+            let own = own();
+            let (peers, _) = table.choose_peers(PodNetworkBackend::Vxlan, false, &own);
+            let found: Vec<_> = peers.iter().map(|p| (p.public_ip, p.mac)).collect();
+            assert_eq!(found, [(ip(moved.3), mac(moved.4))]);
+        }
+    }
+
+    #[test]
+    fn nobody_takes_what_others_have() {
+        // FLAN-09 FLAN-05
+        for (name, row, says) in [
+            (
+                "outside the network",
+                ("evil", 9, "0.0.0.0/1", "192.0.2.9", 9),
+                "its pod CIDR 0.0.0.0/1 is outside the network of pods",
+            ),
+            (
+                "the whole network",
+                ("evil", 0, "10.42.0.0/16", "192.0.2.9", 9),
+                "its pod CIDR 10.42.0.0/16 overlaps that of this node",
+            ),
+            (
+                "own range",
+                ("evil", 0, "10.42.0.128/25", "192.0.2.9", 9),
+                "its pod CIDR 10.42.0.128/25 overlaps that of this node",
+            ),
+            (
+                "address of this machine",
+                ("evil", 0, "10.42.77.0/24", "192.0.2.9", 9),
+                "its pod CIDR 10.42.77.0/24 contains 10.42.77.1, the address of a node",
+            ),
+            (
+                "public address of this machine",
+                ("evil", 0, "10.42.9.0/24", "192.0.2.100", 9),
+                "its public IP 192.0.2.100 cannot be that of another node",
+            ),
+            (
+                "public address of a pod",
+                ("evil", 0, "10.42.9.0/24", "10.42.1.7", 9),
+                "its public IP 10.42.1.7 cannot be that of another node",
+            ),
+            (
+                "range of an older node",
+                ("evil", 9, "10.42.1.0/25", "192.0.2.9", 9),
+                "its pod CIDR 10.42.1.0/25 belongs to the older node good",
+            ),
+            (
+                "device of an older node",
+                ("evil", 9, "10.42.9.0/24", "192.0.2.9", 1),
+                "its hardware address 02:00:00:00:00:01 belongs to node good",
+            ),
+            (
+                "own device",
+                ("evil", 0, "10.42.9.0/24", "192.0.2.9", 100),
+                "its hardware address 02:00:00:00:00:64 belongs to node this one",
+            ),
+        ] {
+            let good = ("good", 5, "10.42.1.0/24", "192.0.2.1", 1);
+            let table = table(&[row, good]);
+            let own = own();
+            let (peers, faults) = table.choose_peers(PodNetworkBackend::Vxlan, false, &own);
+            let names: Vec<_> = peers.iter().map(|peer| peer.name).collect();
+            assert_eq!(names, ["good"], "{name}");
+            let faults: Vec<_> = faults.iter().map(|(n, f)| format!("{n}: {f}")).collect();
+            assert_eq!(faults, [format!("evil: {says}")], "{name}");
+        }
+    }
+
+    #[test]
+    fn families_are_apart() {
+        // FLAN-18
+        let mut list = PeerList::default();
+        for (name, v4, v6) in [
+            ("both", Some("192.0.2.1"), Some("2001:db8::1")),
+            ("four", Some("192.0.2.2"), None),
+            ("six", None, Some("2001:db8::3")),
+        ] {
+            let place = |text: &str| NodePlace {
+                public_ip: ip(text),
+                mac: mac(name.as_bytes()[0]),
+            };
+            list.note_node(&ListedNode {
+                name,
+                uid: name,
+                created_s: 1,
+                announcement: Ok(Some(NodeAnnouncement {
+                    v4: v4.map(place),
+                    v6: v6.map(place),
+                    fault: None,
+                })),
+            });
+        }
+        let mut table = PeerTable::default();
+        table.take_list(list.clone());
+        for (index, name) in ["both", "four", "six"].into_iter().enumerate() {
+            let pods = [
+                range(&format!("10.42.{}.0/24", index + 1)),
+                range(&format!("fd42:0:0:{}::/64", index + 1)),
+            ];
+            table.learn_ranges(name, name, &pods);
+        }
+        table.take_list(list);
+        let own = own();
+        for (is_v6, expected) in [(false, ["both", "four"]), (true, ["both", "six"])] {
+            let (peers, faults) = table.choose_peers(PodNetworkBackend::Vxlan, is_v6, &own);
+            let mut names: Vec<_> = peers.iter().map(|peer| peer.name).collect();
+            names.sort_unstable();
+            assert_eq!((&*names, faults.len()), (&expected[..], 0));
+            assert!(
+                peers
+                    .iter()
+                    .all(|peer| peer.range.address.is_ipv6() == is_v6)
+            );
+        }
+    }
+
+    #[test]
+    fn ranges_of_nodes() {
+        // FLAN-01
+        let many = |texts: &[&str]| texts.iter().map(|t| (*t).to_owned()).collect::<Vec<_>>();
+        for (one, all, expected) in [
+            ("10.42.1.0/24", &[][..], &["10.42.1.0/24"][..]),
+            ("", &[], &[]),
+            ("x", &[], &[]),
+            ("10.42.1.0/24", &["10.42.2.0/24"], &["10.42.2.0/24"]),
+            (
+                "",
+                &["10.42.2.0/24", "fd42::/64"],
+                &["10.42.2.0/24", "fd42::/64"],
+            ),
+            ("", &["10.42.2.0/24", "10.42.3.0/24"], &["10.42.2.0/24"]),
+            ("", &["x", "fd42::/64", "10.42.2.0/24"], &["fd42::/64"]),
+        ] {
+            let expected: Vec<_> = expected.iter().map(|text| range(text)).collect();
+            assert_eq!(node_ranges(one, &many(all)), expected, "{one} {all:?}");
+        }
+    }
+
+    #[test]
+    fn a_hundred_nodes_are_small() {
+        // FLAN-01
+        assert!(size_of::<PeerRecord>() <= 64);
+        assert!(size_of::<PeerRecord>() + size_of::<PeerV6>() <= 96);
+        let mut list = PeerList::default();
+        for number in 0..=MAX_PEERS {
+            let name = format!("node-{number:04}");
+            list.note_node(&ListedNode {
+                name: &name,
+                uid: &name,
+                created_s: 1,
+                announcement: announced("192.0.2.1", 1),
+            });
+        }
+        list.note_node(&ListedNode {
+            name: &"n".repeat(254),
+            uid: "long",
+            created_s: 1,
+            announcement: announced("192.0.2.1", 1),
+        });
+        let mut table = PeerTable::default();
+        assert_eq!(table.take_list(list).left_out, 1);
+        assert_eq!(table.len(), MAX_PEERS);
+        let bytes = table.names.capacity() + table.records.capacity() * size_of::<PeerRecord>();
+        assert!(bytes / 10 <= 24 * 1024, "{bytes} for {MAX_PEERS}");
+    }
+}
