@@ -275,6 +275,7 @@ impl Lab {
                 )],
                 mtu: 0,
             },
+            spanning_network: None,
             kubepods: self.kubepods(),
             shim_cgroup: format!("{}/shims", self.kubepods()),
             container_log_links: self.dir.join("links"),

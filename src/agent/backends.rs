@@ -175,6 +175,7 @@ pub(super) fn runc_settings(
             subnets: cluster::pod_cidr::network_subnets(cfg),
             mtu: 0,
         },
+        spanning_network: cfg.parts.iter().find_map(|part| part.spanning_network()),
         kubepods: format!("{root}/kubepods"),
         shim_cgroup: format!("{root}/picolet-shims"),
         container_log_links: cfg.dirs.container_logs.clone(),

@@ -12,6 +12,8 @@ mod dashboard;
 pub(crate) mod devices;
 #[cfg(feature = "join")]
 mod join;
+#[cfg(feature = "pod-network")]
+mod pod_network;
 #[cfg(feature = "provider")]
 mod provider;
 #[cfg(feature = "services")]
@@ -54,7 +56,11 @@ use crate::{
         metrics::exposition::MetricsText,
     },
     net::ProxyVariables,
-    runtime::{RuntimeError, endpoint::OpenEndpoint, runc::DeviceInjector},
+    runtime::{
+        RuntimeError,
+        endpoint::OpenEndpoint,
+        runc::{DeviceInjector, cni::SpanningNetwork},
+    },
     server::pipe::PipeServerEnd,
     sys::lane::Lane,
 };
@@ -73,6 +79,8 @@ static PARTS: &[&dyn Part] = &[
     &tunnel::part::TunnelPart,
     #[cfg(feature = "k3s")]
     &tunnel::remotedialer::part::K3sPart,
+    #[cfg(feature = "pod-network")]
+    &pod_network::part::PodNetworkPart,
     #[cfg(feature = "provider")]
     &provider::ProviderPart,
     #[cfg(feature = "services")]
@@ -90,6 +98,7 @@ const SECTIONS: &[(&str, &str)] = &[
     ("deviceRoot", "devices"),
     ("deviceWait", "devices"),
     ("devices", "devices"),
+    ("podNetwork", "pod-network"),
     ("providers", "provider"),
     ("services", "services"),
     ("tunnel", "tunnel"),
@@ -174,6 +183,11 @@ pub(crate) trait ConfiguredPart: Any + fmt::Debug {
         None
     }
 
+    /// The network between nodes that the built-in network of the direct backend is a part of, if the part makes one.
+    fn spanning_network(&self) -> Option<Arc<SpanningNetwork>> {
+        None
+    }
+
     /// Facts about extended resources for `picolet check`.
     fn resource_facts(&self) -> Option<check::OfferedDevices> {
         None
@@ -184,9 +198,15 @@ pub(crate) trait ConfiguredPart: Any + fmt::Debug {
         box_task(ready(()))
     }
 
-    /// Removes what the part made outside the directories of the agent, there or not: for `picolet reset`.
-    fn remove_remains(&self) -> AgentTask {
-        box_task(ready(()))
+    /// Lists what the part has made outside of the agent's directories, one thing a line, for people who reset the node.
+    fn list_remains(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Removes what the part has made outside of the agent's directories: for a reset, when no agent runs. Returns the
+    /// things that could not be removed, one line each.
+    fn remove_remains(&self) -> Pin<Box<dyn Future<Output = Vec<String>>>> {
+        Box::pin(ready(Vec::new()))
     }
 
     /// Conditions that `get node` shows beside those of the Node in the API.

@@ -3,6 +3,9 @@
 //!
 //! Source: rtnetlink(7), netlink(7), veth(4), `linux/if_link.h`, `linux/rtnetlink.h`.
 
+#[cfg(feature = "pod-network")]
+pub(crate) mod pod_network;
+
 use core::net::IpAddr;
 use std::{
     io,
@@ -186,6 +189,13 @@ pub(crate) fn bring_link_up(interface: u32) -> io::Result<()> {
     )
 }
 
+/// Sets the largest packet of an interface, bytes.
+pub(crate) fn set_mtu(interface: u32, mtu: u32) -> io::Result<()> {
+    let mut body = NetlinkBody::link_message(UNSPECIFIED, interface, 0);
+    body.push_mtu(mtu)?;
+    send_request(SETLINK, 0, &body)
+}
+
 /// Gives an interface a hardware address.
 pub(crate) fn set_hardware_address(interface: u32, address: &[u8]) -> io::Result<()> {
     let mut body = NetlinkBody::link_message(UNSPECIFIED, interface, 0);
@@ -342,26 +352,13 @@ fn send_request(request: u16, flags: u16, body: &NetlinkBody) -> io::Result<()> 
 
 /// Sends a request and returns the first message of its answer unchanged, or the error in it.
 fn exchange_message(request: u16, flags: u16, body: &NetlinkBody) -> io::Result<Vec<u8>> {
-    let length = u32::try_from(HEADER + body.0.len()).map_err(io::Error::other)?;
-    let mut message = Vec::with_capacity(HEADER + body.0.len());
-    // struct nlmsghdr: length, type, flags, sequence, port
-    message.extend(length.to_ne_bytes());
-    message.extend(request.to_ne_bytes());
-    message.extend((REQUEST | flags).to_ne_bytes());
-    message.extend([0; 8]);
-    message.extend(&body.0);
     let fd = socket(
         AddressFamily::Netlink,
         SockType::Raw,
         SockFlag::SOCK_CLOEXEC,
         SockProtocol::NetlinkRoute,
     )?;
-    sendto(
-        fd.as_raw_fd(),
-        &message,
-        &NetlinkAddr::new(0, 0),
-        MsgFlags::empty(),
-    )?;
+    send_message(&fd, request, REQUEST | flags, body)?;
     let mut answer = vec![0; ANSWER_LIMIT];
     let got = recv(fd.as_raw_fd(), &mut answer, MsgFlags::empty())?;
     answer.truncate(got);
@@ -375,6 +372,25 @@ fn exchange_message(request: u16, flags: u16, body: &NetlinkBody) -> io::Result<
         0 => Ok(answer),
         code => Err(io::Error::from_raw_os_error(code.saturating_neg())),
     }
+}
+
+/// Sends a request.
+fn send_message(fd: &impl AsRawFd, request: u16, flags: u16, body: &NetlinkBody) -> io::Result<()> {
+    let length = u32::try_from(HEADER + body.0.len()).map_err(io::Error::other)?;
+    let mut message = Vec::with_capacity(HEADER + body.0.len());
+    // struct nlmsghdr: length, type, flags, sequence, port
+    message.extend(length.to_ne_bytes());
+    message.extend(request.to_ne_bytes());
+    message.extend(flags.to_ne_bytes());
+    message.extend([0; 8]);
+    message.extend(&body.0);
+    sendto(
+        fd.as_raw_fd(),
+        &message,
+        &NetlinkAddr::new(0, 0),
+        MsgFlags::empty(),
+    )?;
+    Ok(())
 }
 
 #[cfg(test)]

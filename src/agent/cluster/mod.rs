@@ -35,7 +35,7 @@ mod nfs;
 mod node;
 mod objects;
 mod own_node;
-pub(super) mod pod_cidr;
+pub(crate) mod pod_cidr;
 mod pods;
 mod restore;
 mod serving;

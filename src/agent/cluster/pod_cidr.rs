@@ -28,7 +28,7 @@ const MAX_FILE_BYTES: u64 = 256;
 const FILE_MODE: u32 = 0o644;
 
 /// Pod CIDRs accepted before this start; none on a node that stands alone, or whose operator chose them.
-pub(in crate::agent) fn restore_pod_cidrs(cfg: &AgentConfig) -> PodCidrs {
+pub(crate) fn restore_pod_cidrs(cfg: &AgentConfig) -> PodCidrs {
     if !follows_control_plane(cfg) {
         return PodCidrs::default();
     }

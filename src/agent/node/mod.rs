@@ -179,7 +179,7 @@ impl LocalNode {
     }
 
     /// The Node object, as last known; `None`: it is not known yet. It has no images.
-    pub(super) fn node_object(&self) -> Option<Object> {
+    pub(crate) fn node_object(&self) -> Option<Object> {
         self.object.borrow().clone()
     }
 

@@ -197,10 +197,10 @@ impl ResetPlan {
         let logs = files::remove_logs(&cfg.dirs.pod_logs, &cfg.dirs.container_logs);
         left.note_failure("logs", logs);
         left.note_failure("iptables", cni::forget_port_chains().await);
-        for part in &cfg.parts {
-            part.remove_remains().await;
-        }
         left.note_failure("AppArmor", apparmor::unload_free_profiles());
+        for part in &cfg.parts {
+            left.0.extend(part.remove_remains().await);
+        }
         neighbours::remove_lock_files(cfg);
         if left.0.is_empty() {
             Ok(())

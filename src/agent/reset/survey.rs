@@ -45,6 +45,7 @@ pub(super) fn removal_lines(cfg: &AgentConfig, keep_images: bool) -> Vec<String>
     if Path::new("/sys/class/net").join(bridge).exists() {
         lines.push(format!("bridge {bridge} and its iptables rules"));
     }
+    lines.extend(cfg.parts.iter().flat_map(|part| part.list_remains()));
     if files::dir_entry_names(&dirs.run).next().is_some() {
         lines.push(format!("everything in {}", dirs.run.display()));
     }

@@ -111,6 +111,7 @@ pub(super) fn gather_network(cfg: &AgentConfig) -> NetworkFacts {
                 subnets: vec![wanted.builtin_subnet.to_string()],
                 mtu: 0,
             },
+            spanning: None,
         },
         String::new(),
     );

@@ -61,18 +61,22 @@ pub fn check_pod_network(health: Option<&PodNetworkHealth>) -> CheckFinding {
         return CheckFinding::ok("none: the cluster has another");
     }
     if let Some(module) = &health.missing_module {
-        let package = match &**module {
-            "vxlan" => {
-                "; on Ubuntu for the Raspberry Pi: apt-get install linux-modules-extra-raspi"
-            }
-            _ => "",
-        };
-        return CheckFinding::error(
-            format!("the kernel has no module {module}"),
-            format!(
-                "modprobe {module} && echo {module} > /etc/modules-load.d/{module}.conf{package}"
+        let load =
+            format!("modprobe {module} && echo {module} > /etc/modules-load.d/{module}.conf");
+        return match &**module {
+            "vxlan" => CheckFinding::error(
+                "the kernel has no module vxlan",
+                format!(
+                    "{load}; on Ubuntu for the Raspberry Pi: apt-get install linux-modules-extra-raspi"
+                ),
             ),
-        );
+            _ => CheckFinding::warning(
+                format!(
+                    "the kernel has no module {module}: a pod that reaches another of this node through a Service gets no answer"
+                ),
+                load,
+            ),
+        };
     }
     if let Some(why) = &health.trouble {
         return CheckFinding::warning(why.clone(), SEE);

@@ -3,21 +3,25 @@
 //! | file | content |
 //! |---|---|
 //! | `announcement` | annotations by which nodes tell each other where they are |
+//! | `choice` | settings of the node and of the cluster → the network |
 //! | `device` | the vxlan device: kept, changed or made anew |
 //! | `entries` | changes of the kernel's tables that make them as wanted |
 //! | `health` | texts for people: `check`, the condition, metrics |
 //! | `peers` | the other nodes, and which of them are believed |
 //! | `ranges` | ranges of addresses |
 //! | `rules` | rules of the firewall |
+//! | `schedule` | times at which the nodes are listed |
 //! | `subnet_env` | the file that flannel's CNI plugin reads |
 
 pub mod announcement;
+pub mod choice;
 pub mod device;
 pub mod entries;
 pub mod health;
 pub mod peers;
 pub mod ranges;
 pub mod rules;
+pub mod schedule;
 pub mod subnet_env;
 
 pub use announcement::HardwareAddress;

@@ -100,6 +100,8 @@ struct PeerRecord {
     name_bytes: u8,
     /// Set once the ranges of its pods were read.
     has_ranges: bool,
+    /// Set once the node was read, also if it had no ranges yet.
+    is_read: bool,
     /// Set if the last whole list did not have it.
     is_unlisted: bool,
     v4: PeerV4,
@@ -135,13 +137,22 @@ pub struct PeerList {
     left_out: usize,
 }
 
+/// Returns true if a node may have the name. It becomes a part of paths.
+fn is_node_name(name: &str) -> bool {
+    let is_usual = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'.';
+    !name.is_empty()
+        && name.len() <= MAX_NAME_BYTES
+        && name.bytes().all(is_usual)
+        && !name.starts_with('.')
+}
+
 /// Most faults of nodes that are kept for people.
 const MAX_FAULTS: usize = 16;
 
 impl PeerList {
     /// Takes a node of the list. The own node is not to be given.
     pub fn note_node(&mut self, node: &ListedNode<'_>) {
-        if node.name.is_empty() || node.name.len() > MAX_NAME_BYTES {
+        if !is_node_name(node.name) {
             return;
         }
         let announcement = match &node.announcement {
@@ -164,6 +175,7 @@ impl PeerList {
             name_at: 0,
             name_bytes: 0,
             has_ranges: false,
+            is_read: false,
             is_unlisted: false,
             v4: PeerV4::default(),
             v6: None,
@@ -230,7 +242,7 @@ impl PeerRecord {
     }
 
     fn take_ranges_of(&mut self, known: &Self) {
-        self.has_ranges = known.has_ranges;
+        (self.has_ranges, self.is_read) = (known.has_ranges, known.is_read);
         (self.v4.range, self.v4.prefix) = (known.v4.range, known.v4.prefix);
         if let Some(known) = &known.v6
             && known.prefix > 0
@@ -390,6 +402,7 @@ impl PeerTable {
             && let Some(record) = self.records.get_mut(found)
             && record.uid == fnv1a(uid.bytes())
         {
+            record.is_read = true;
             // The controller gives ranges after a node has come: until then it is asked again.
             if !ranges.is_empty() {
                 record.set_ranges(ranges);
@@ -409,16 +422,10 @@ impl PeerTable {
         }
     }
 
-    /// Number of nodes.
+    /// Returns true if every node was read once. Until then entries of earlier runs may belong to one that was not.
     #[must_use]
-    pub const fn len(&self) -> usize {
-        self.records.len()
-    }
-
-    /// Returns true if there is no other node.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.records.is_empty()
+    pub fn is_settled(&self) -> bool {
+        self.records.iter().all(|record| record.is_read)
     }
 
     /// Chooses the nodes that are reached in one family, oldest first, and says why others are not: at most 16.
@@ -616,8 +623,10 @@ mod tests {
         table.learn_ranges("c", "another", &[range("10.42.3.0/24")]);
         assert_eq!(reached(&table), ["a"]);
         assert_eq!(table.open_questions(), [ask("c")]);
+        assert!(!table.is_settled());
         table.learn_ranges("c", "c", &[]);
         assert_eq!(table.open_questions(), [ask("c")], "none given yet");
+        assert!(table.is_settled());
     }
 
     #[test]
@@ -653,7 +662,7 @@ mod tests {
             announcement: Err(AnnouncementFault::NoPlace),
         });
         assert!(table.take_list(list).is_changed);
-        assert!(table.is_empty());
+        assert_eq!(table.records.len(), 0);
     }
 
     #[test]
@@ -837,15 +846,17 @@ mod tests {
                 announcement: announced("192.0.2.1", 1),
             });
         }
-        list.note_node(&ListedNode {
-            name: &"n".repeat(254),
-            uid: "long",
-            created_s: 1,
-            announcement: announced("192.0.2.1", 1),
-        });
+        for name in [&*"n".repeat(254), "", "a/b", "..", "a?b"] {
+            list.note_node(&ListedNode {
+                name,
+                uid: "wrong",
+                created_s: 1,
+                announcement: announced("192.0.2.1", 1),
+            });
+        }
         let mut table = PeerTable::default();
         assert_eq!(table.take_list(list).left_out, 1);
-        assert_eq!(table.len(), MAX_PEERS);
+        assert_eq!(table.records.len(), MAX_PEERS);
         let bytes = table.names.capacity() + table.records.capacity() * size_of::<PeerRecord>();
         assert!(bytes / 10 <= 24 * 1024, "{bytes} for {MAX_PEERS}");
     }

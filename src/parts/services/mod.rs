@@ -25,7 +25,10 @@ mod settings;
 mod writer;
 
 use alloc::{collections::BTreeMap, rc::Rc};
-use core::cell::{Cell, RefCell};
+use core::{
+    cell::{Cell, RefCell},
+    pin::Pin,
+};
 
 use serde_json::Value;
 
@@ -36,6 +39,7 @@ use crate::{
         waker_set::WakerSet,
     },
     config::{AgentConfig, InvalidField, TableKey},
+    error::error_chain,
     logic::{
         check::CheckFinding,
         metrics::exposition::MetricsText,
@@ -141,14 +145,14 @@ impl ConfiguredPart for ConfiguredServices {
         ]
     }
 
-    fn remove_remains(&self) -> AgentTask {
-        box_task(async {
-            if let Err(e) = writer::remove_tables(&NftProgram).await {
-                log::warn!(
-                    "cannot remove the rules of Services: {}",
-                    crate::error::error_chain(&e)
-                );
-            }
+    fn remove_remains(&self) -> Pin<Box<dyn Future<Output = Vec<String>>>> {
+        Box::pin(async {
+            let removed = writer::remove_tables(&NftProgram).await;
+            let failure = removed.err().map(|e| {
+                let why = error_chain(&e);
+                format!("cannot remove the rules of Services: {why}")
+            });
+            failure.into_iter().collect()
         })
     }
 

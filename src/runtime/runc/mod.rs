@@ -175,6 +175,7 @@ impl Runc {
                     run_dir: settings.run_dir.join("cni"),
                     root_dir: settings.root_dir.join("cni"),
                     built_in: settings.built_in_network.clone(),
+                    spanning: settings.spanning_network.clone(),
                 },
                 boot.id.clone(),
             ),

@@ -26,6 +26,8 @@ pub struct RuncSettings {
     pub cni_bin_dir: PathBuf,
     /// The network of a node without configuration.
     pub built_in_network: BuiltInNetwork,
+    /// Network between nodes that the built-in network is a part of; `None`: there is none.
+    pub spanning_network: Option<Arc<super::cni::SpanningNetwork>>,
     /// Cgroup below which pods live (`/kubepods`, `cgroupRoot` included); tried by the status call.
     pub kubepods: String,
     /// Cgroup of the shims.

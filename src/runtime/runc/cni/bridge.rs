@@ -117,6 +117,11 @@ impl BridgeAttachment {
             // Absent where the kernel has no IPv6.
             let _ = namespaces::set_sysctl(&format!("net/ipv6/conf/{name}/accept_ra"), "0");
         }
+        if !made && self.mtu > 0 {
+            // The way between nodes may carry other packets than before: pods that are there keep what they have.
+            netlink::set_mtu(bridge, self.mtu)
+                .map_err(bridge_error_at(format!("set the MTU of {name}")))?;
+        }
         netlink::bring_link_up(bridge).map_err(bridge_error_at(format!("bring {name} up")))?;
         for lease in &self.leases {
             netlink::add_address(bridge, (lease.gateway, lease.prefix))

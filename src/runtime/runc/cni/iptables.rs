@@ -41,14 +41,17 @@ pub enum IptablesError {
     InUse(String),
 }
 
-pub(super) fn find_iptables_program(program: &str) -> Option<PathBuf> {
+pub(crate) fn find_iptables_program(program: &str) -> Option<PathBuf> {
     PATH.split(':')
         .map(|dir| Path::new(dir).join(program))
         .find(|path| path.is_file())
 }
 
 /// Runs a program of the family; `gate` is for one that others may have to wait for. Returns its answer.
-pub(super) async fn run_iptables(
+///
+/// # Errors
+/// See [`IptablesError`].
+pub(crate) async fn run_iptables(
     program: &'static str,
     args: &[&str],
     input: Option<String>,
@@ -76,6 +79,20 @@ pub(super) async fn run_iptables(
     }
     let words = String::from_utf8_lossy(&output.stderr).trim().to_owned();
     Err(IptablesError::Refused { program, words })
+}
+
+/// Runs a program of the family without a gate. A refusal is an answer too: `None`.
+///
+/// # Errors
+/// See [`IptablesError`].
+pub(crate) async fn ask_iptables(
+    program: &'static str,
+    args: &[&str],
+) -> Result<Option<String>, IptablesError> {
+    match run_iptables(program, args, None, None).await {
+        Err(IptablesError::Refused { .. }) => Ok(None),
+        answer => answer.map(Some),
+    }
 }
 
 /// Runs a program whose refusal is an answer too: `None`.

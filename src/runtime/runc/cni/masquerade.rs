@@ -7,6 +7,7 @@
 //! ```text
 //! POSTROUTING  -s SUBNET -j PICOLET-MASQ-<bridge>
 //! PICOLET-MASQ-<bridge>  -d SUBNET -j RETURN            from pod to pod: as it is
+//!                        -d RANGE -j RETURN             to pods of other nodes, if there is a network to them
 //!                        ! -d 224.0.0.0/4 -j MASQUERADE
 //! ```
 
@@ -39,22 +40,25 @@ const V6: MasqueradeFamily = MasqueradeFamily {
     multicast: "ff00::/8",
 };
 
-/// The chain of one bridge; when it was last seen in place, and for which subnets.
+/// The chain of one bridge; when it was last seen in place, and for which subnets and ranges.
 #[derive(Debug, Default)]
 pub(super) struct Masquerade {
-    seen: Mutex<Option<(MonoTime, Vec<String>)>>,
+    seen: Mutex<Option<(MonoTime, Vec<String>, Vec<String>)>>,
 }
 
 impl Masquerade {
-    /// Makes the rules if they are missing. Pods that start together wait for one look.
+    /// Makes the rules if they are missing. Pods that start together wait for one look. Hosts of the ranges `reachable`
+    /// see the pods' own addresses.
     pub(super) async fn ensure_rules(
         &self,
         built_in: &BuiltInNetwork,
+        reachable: &[String],
         gate: &ChildLimiter,
     ) -> Result<(), IptablesError> {
         let mut seen = self.seen.lock().await;
-        if let Some((at, subnets)) = &*seen
+        if let Some((at, subnets, ranges)) = &*seen
             && *subnets == built_in.subnets
+            && ranges == reachable
             && clock::mono_now().0.saturating_sub(at.0) < LOOK_AGAIN_MS
         {
             return Ok(());
@@ -74,7 +78,14 @@ impl Masquerade {
                     missing.push(subnet);
                 }
             }
-            if !missing.is_empty() {
+            let ranges = ranges_of_family(&family, reachable);
+            let mut lacks_range = false;
+            for range in &ranges {
+                let check = ["-t", "nat", "-C", &chain, "-d", range, "-j", "RETURN"];
+                let found = query_iptables(family.program, &check, gate).await?;
+                lacks_range |= found.is_none();
+            }
+            if !missing.is_empty() || lacks_range {
                 // The jumps of earlier subnets stay: these may still have pods.
                 let list = ["-t", "nat", "-S", "POSTROUTING"];
                 let list = query_iptables(family.program, &list, gate).await?;
@@ -83,11 +94,16 @@ impl Masquerade {
                 let former = jumps.iter().filter_map(|words| rule_source_subnet(words));
                 let mut all = subnets.clone();
                 all.extend(former.filter(|subnet| !subnets.contains(subnet)));
+                all.extend(ranges);
                 let rules = format_restore_input(&family, &chain, &all, &missing);
                 run_iptables(family.restore, &["--noflush"], Some(rules), Some(gate)).await?;
             }
         }
-        *seen = Some((clock::mono_now(), built_in.subnets.clone()));
+        *seen = Some((
+            clock::mono_now(),
+            built_in.subnets.clone(),
+            reachable.to_vec(),
+        ));
         Ok(())
     }
 
@@ -151,12 +167,22 @@ fn families_in_use(
         .filter(|(_, subnets): &(MasqueradeFamily, Vec<&str>)| !subnets.is_empty())
 }
 
+/// The ranges of one family.
+fn ranges_of_family<'a>(family: &MasqueradeFamily, ranges: &'a [String]) -> Vec<&'a str> {
+    let is_v6 = family.program == V6.program;
+    let ranges = ranges.iter().map(String::as_str);
+    ranges
+        .filter(|range| range.contains(':') == is_v6)
+        .collect()
+}
+
 /// The rule that leads into the chain, without its `-A POSTROUTING`.
 fn jump_rule(subnet: &str, chain: &str) -> [String; 4] {
     ["-s", subnet, "-j", chain].map(str::to_owned)
 }
 
-/// Writes the input of iptables-restore: the chain anew, and the jumps that are missing.
+/// Writes the input of iptables-restore: the chain anew, and the jumps that are missing. Packets to `subnets` stay as
+/// they are.
 fn format_restore_input(
     family: &MasqueradeFamily,
     chain: &str,
@@ -236,6 +262,20 @@ mod tests {
             text,
             "*nat\n:C - [0:0]\n-A C -d 10.1.0.0/16 -j RETURN\n-A C ! -d 224.0.0.0/4 -j MASQUERADE\n\
              -A POSTROUTING -s 10.1.0.0/16 -j C\nCOMMIT\n"
+        );
+    }
+
+    #[test]
+    fn pods_of_other_nodes_see_own_addresses() {
+        // FLAN-13
+        let ranges = ["10.42.0.0/16", "fd42::/56"].map(str::to_owned);
+        assert_eq!(ranges_of_family(&V4, &ranges), ["10.42.0.0/16"]);
+        assert_eq!(ranges_of_family(&V6, &ranges), ["fd42::/56"]);
+        let text = format_restore_input(&V4, "C", &["10.42.1.0/24", "10.42.0.0/16"], &[]);
+        assert_eq!(
+            text,
+            "*nat\n:C - [0:0]\n-A C -d 10.42.1.0/24 -j RETURN\n-A C -d 10.42.0.0/16 -j RETURN\n\
+             -A C ! -d 224.0.0.0/4 -j MASQUERADE\nCOMMIT\n"
         );
     }
 

@@ -11,12 +11,14 @@ mod bridge;
 mod builtin;
 mod config;
 mod gateway;
-mod iptables;
+pub(crate) mod iptables;
 mod masquerade;
 mod pool;
 mod port_chains;
 mod result;
+mod spanning;
 
+use alloc::sync::Arc;
 use core::{
     cell::{Cell, RefCell},
     net::IpAddr,
@@ -58,6 +60,7 @@ pub use iptables::IptablesError;
 use masquerade::Masquerade;
 use pool::AddressPool;
 pub use port_chains::forget_port_chains;
+pub use spanning::{SpanningNetwork, SpanningSettings};
 
 /// Interface of the pod.
 const INTERFACE: &str = "eth0";
@@ -152,6 +155,8 @@ pub struct CniSettings {
     pub root_dir: PathBuf,
     /// The built-in network at start.
     pub built_in: BuiltInNetwork,
+    /// Network between nodes that the built-in network is a part of; `None`: there is none.
+    pub spanning: Option<Arc<SpanningNetwork>>,
 }
 
 /// The pod that gets a network.
@@ -222,12 +227,21 @@ impl Cni {
         self.built_in.borrow().clone()
     }
 
+    /// Settings of the network between nodes; those of none have no effect.
+    fn spanning_settings(&self) -> SpanningSettings {
+        let spanning = self.settings.spanning.as_ref();
+        spanning.map_or_else(SpanningSettings::default, |it| it.current_settings())
+    }
+
     /// Makes the rules for the present subnets.
     async fn ensure_masquerade(&self, gate: &ChildLimiter) -> Result<(), CniError> {
         // Bounded: by how often the cluster gives the node others meanwhile.
         loop {
             let built_in = self.built_in_network();
-            self.masquerade.ensure_rules(&built_in, gate).await?;
+            let reachable = self.spanning_settings().reachable;
+            self.masquerade
+                .ensure_rules(&built_in, &reachable, gate)
+                .await?;
             if *self.built_in.borrow() == built_in {
                 return Ok(());
             }
@@ -281,7 +295,10 @@ impl Cni {
             .lend_addresses(&built_in.subnets)?;
         Ok(bridge::BridgeAttachment {
             bridge: built_in.bridge.clone(),
-            mtu: built_in.mtu,
+            mtu: match self.spanning_settings().mtu {
+                0 => built_in.mtu,
+                mtu => mtu,
+            },
             leases,
         })
     }
@@ -349,6 +366,11 @@ impl Cni {
                     "the built-in network needs the program {program}: install the iptables package"
                 ),
             );
+        }
+        if network.built_in
+            && let Some(why) = self.spanning_settings().not_ready
+        {
+            return not("NetworkNotReady", why);
         }
         RuntimeCondition {
             ok: true,
@@ -987,6 +1009,7 @@ mod tests {
                         subnets: vec![],
                         mtu: 0,
                     },
+                    spanning: None,
                 },
                 boot.into(),
             )
