@@ -55,12 +55,14 @@ impl PodNetworkBackend {
         }
     }
 
-    /// Bytes that the backend adds to a packet.
+    /// Bytes that the backend adds to a packet. `is_v6`: other nodes are reached by IPv6, whose head is longer. The kernel
+    /// refuses a device that would not fit.
     #[must_use]
-    pub const fn overhead(self) -> u32 {
-        match self {
-            Self::Vxlan => 50,
-            Self::HostGateway => 0,
+    pub const fn overhead(self, is_v6: bool) -> u32 {
+        match (self, is_v6) {
+            (Self::Vxlan, false) => 50,
+            (Self::Vxlan, true) => 70,
+            (Self::HostGateway, _) => 0,
         }
     }
 }

@@ -183,8 +183,11 @@ impl PodNetworkShared {
             Ok(external) => external,
             Err(e) => return LookEnd::NotReady(error_chain(&e)),
         };
-        let mtu = external.mtu.saturating_sub(network.backend.overhead());
-        self.tell_pods(&families, mtu).await;
+        // Packets of pods fit whatever family they go by.
+        let has_v6 = families.iter().any(|(_, own)| own.address.is_ipv6());
+        let overhead = network.backend.overhead(has_v6);
+        self.tell_pods(&families, external.mtu.saturating_sub(overhead))
+            .await;
         let is_recent = |(of, seen): &(Vec<(Cidr, Cidr)>, MonoTime)| {
             *of == families && self.clock.now() - *seen + SETTLE < LOOK
         };
@@ -200,7 +203,7 @@ impl PodNetworkShared {
             *self.state.rules_seen.borrow_mut() = Some(seen);
         }
         let (families, trouble) = self
-            .make_devices(network, &families, &external, mtu, own.as_ref())
+            .make_devices(network, &families, &external, own.as_ref())
             .await;
         if families.is_empty() {
             let why = trouble.unwrap_or_else(|| "no family has an address".into());
@@ -305,7 +308,6 @@ impl PodNetworkShared {
         network: &ChosenNetwork,
         families: &[(Cidr, Cidr)],
         external: &ExternalInterface,
-        mtu: u32,
         own: Option<&Node>,
     ) -> (Vec<FamilyNetwork>, Option<String>) {
         let (mut made, mut trouble) = (Vec::new(), None);
@@ -339,7 +341,7 @@ impl PodNetworkShared {
                             parent: external.index,
                             local,
                             port: self.settings.port,
-                            mtu,
+                            mtu: external.mtu.saturating_sub(network.backend.overhead(is_v6)),
                         },
                         announced: own
                             .and_then(|node| announced_mac(&node.metadata.annotations, is_v6)),

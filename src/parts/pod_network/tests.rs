@@ -722,6 +722,10 @@ fn both_families() {
         look(&agent);
         assert_eq!(tables(), expected(&[(2, "192.168.77.2")]));
         let device = "dev flannel-v6.1";
+        assert_eq!(agent.status.health().trouble, None);
+        assert!(sh("ip link show flannel.1").contains("mtu 1450"));
+        assert!(sh("ip link show flannel-v6.1").contains("mtu 1430"));
+        assert_eq!(agent.spanning.current_settings().mtu, 1430);
         let routes = sh(&format!("ip -6 route show {device} proto boot"));
         assert!(
             routes.starts_with("fd42:0:0:2::/64 via fd42:0:0:2:: "),
