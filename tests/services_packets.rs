@@ -5,6 +5,8 @@
 //! To compare with another proxy, let it work in the namespace that `PICOLET_SERVICES_NODE` names, as the golden file
 //! says: then nothing is written here, and only the case that `PICOLET_SERVICES_CASE` names is dialled.
 
+#![allow(clippy::disallowed_methods, reason = "a test may read its environment")]
+
 #[macro_use]
 #[path = "common/skipped.rs"]
 mod skipped;

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::membership::Membership;
 use crate::kube::{KubeLanes, PatchFormat, api::ApiResult};
 
-/// Reads and patches the own Node.
+/// Patches the own Node.
 pub(crate) struct OwnNodeObject {
     pub(super) name: String,
     pub(super) lanes: KubeLanes,
@@ -15,19 +15,6 @@ pub(crate) struct OwnNodeObject {
 }
 
 impl OwnNodeObject {
-    /// Waits until the Node is there and was read once.
-    pub(crate) async fn wait_for_registration(&self) {
-        self.member.wait_for_node_read().await;
-    }
-
-    /// Reads the Node anew.
-    pub(crate) async fn read_node(&self) -> ApiResult<Value> {
-        let name = self.name.clone();
-        self.lanes
-            .run_heartbeat(move |api| api.read_node(&name))
-            .await
-    }
-
     /// Patches status and metadata of the Node by a strategic merge patch of `nodes/status`. Returns the Node.
     pub(crate) async fn patch_status(&self, patch: &Value) -> ApiResult<Value> {
         let (name, body) = (self.name.clone(), patch.to_string());

@@ -725,7 +725,7 @@ fn by_a_node_that_nobody_knows_no_pod_of_the_api_is_refused() {
 #[test]
 fn addresses_of_pods() {
     // K3ST-16
-    let ip = |text: &str| text.parse::<core::net::IpAddr>().expect(text);
+    let ip = |text: &str| text.parse::<IpAddr>().expect(text);
     let port = |protocol: &str, port| HostPort {
         protocol: protocol.into(),
         port,

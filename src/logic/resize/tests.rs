@@ -214,7 +214,7 @@ fn a_resize_from_the_edit_to_its_end() {
     assert_eq!(fail(&mut resize, "used: ", "2"), (false, false));
     // Two causes in turns are two, not one anew each time.
     assert_eq!(fail(&mut resize, "no", ""), (true, false));
-    assert_eq!(fail_at(&mut resize, "no", "", now + TOLD_AGAIN).1, true);
+    assert!(fail_at(&mut resize, "no", "", now + TOLD_AGAIN).1);
     for n in 0..2 * MAX_TOLD {
         let text = format!("x{n}");
         assert_eq!(fail(&mut resize, &text, "").1, n < MAX_TOLD - 2, "{text}");

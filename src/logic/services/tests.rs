@@ -642,18 +642,22 @@ fn mutate(value: &mut Value, random: &mut Random) {
         json!(true),
         json!("255.255.255.255/32"),
     ];
-    match value {
-        Value::Object(fields) if !fields.is_empty() && random.below(6) > 0 => {
-            let at = random.below(fields.len());
-            if let Some(field) = fields.values_mut().nth(at) {
-                mutate(field, random);
-            }
+    if let Value::Object(fields) = value
+        && !fields.is_empty()
+        && random.below(6) > 0
+    {
+        let at = random.below(fields.len());
+        if let Some(field) = fields.values_mut().nth(at) {
+            mutate(field, random);
         }
-        Value::Array(items) if !items.is_empty() && random.below(6) > 0 => {
-            let at = random.below(items.len());
-            mutate(&mut items[at], random);
-        }
-        _ => *value = odd[random.below(odd.len())].clone(),
+    } else if let Value::Array(items) = value
+        && !items.is_empty()
+        && random.below(6) > 0
+    {
+        let at = random.below(items.len());
+        mutate(&mut items[at], random);
+    } else {
+        *value = odd[random.below(odd.len())].clone();
     }
 }
 

@@ -132,7 +132,7 @@ impl ConfiguredPart for ConfiguredPodNetwork {
                 object: tools.own_node.clone(),
             }),
             subnet_path: SUBNET_FILE.into(),
-            cluster: Rc::clone(&tools.cluster_network),
+            cluster: Rc::clone(tools.cluster_network),
             clock: Rc::clone(tools.clock),
             complaints: Rc::clone(tools.complaints),
             recorder: Rc::clone(tools.recorder),

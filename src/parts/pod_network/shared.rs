@@ -49,6 +49,9 @@ pub(super) trait AnnouncedNode {
     ) -> Pin<Box<dyn Future<Output = Result<(), KubeError>> + 'a>>;
 }
 
+/// Families, as the range of the cluster and that of this node, and the time of a look at them.
+pub(super) type SeenRules = (Vec<(Cidr, Cidr)>, MonoTime);
+
 /// State and tools of the network, which its two tasks share.
 pub(super) struct PodNetworkShared {
     pub(super) settings: PodNetworkSettings,
@@ -88,7 +91,7 @@ pub(super) struct KeeperState {
     /// Events about nodes that were told.
     pub(super) told: RefCell<BTreeSet<String>>,
     /// Families for which rules, settings and modules were last looked at, and the time.
-    pub(super) rules_seen: RefCell<Option<(Vec<(Cidr, Cidr)>, MonoTime)>>,
+    pub(super) rules_seen: RefCell<Option<SeenRules>>,
     pub(super) subnet_file: RefCell<String>,
 }
 

@@ -140,7 +140,7 @@ impl ServicesKeeper {
                 clock: Rc::clone(tools.clock),
                 node: Rc::clone(tools.node),
                 link_policy: Rc::clone(tools.link_policy),
-                cluster_network: Rc::clone(&tools.cluster_network),
+                cluster_network: Rc::clone(tools.cluster_network),
                 reader: tools.cluster_reader.clone(),
             },
             index: ServiceIndex::default(),

@@ -40,10 +40,13 @@ const V6: MasqueradeFamily = MasqueradeFamily {
     multicast: "ff00::/8",
 };
 
+/// Time of a look at the rules, with the subnets and the ranges that they were for.
+type SeenRules = (MonoTime, Vec<String>, Vec<String>);
+
 /// The chain of one bridge; when it was last seen in place, and for which subnets and ranges.
 #[derive(Debug, Default)]
 pub(super) struct Masquerade {
-    seen: Mutex<Option<(MonoTime, Vec<String>, Vec<String>)>>,
+    seen: Mutex<Option<SeenRules>>,
 }
 
 impl Masquerade {
