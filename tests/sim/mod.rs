@@ -47,7 +47,7 @@ const FEW: u64 = 300;
 const FEW_OF_CLUSTER: u64 = 60;
 
 /// The same of those of resizes, each of which has 200 of 20 pods.
-const FEW_OF_RESIZES: u64 = 3;
+const FEW_OF_RESIZES: u64 = 1;
 
 /// What a schedule is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -434,8 +434,12 @@ impl ServicesKeeper {
         if !self.index.is_listed() {
             return Ok(false);
         }
-        if self.is_suspect && !self.has_table(network).await {
-            self.write_base(network).await?;
+        if self.is_suspect {
+            if !self.has_table(network).await {
+                self.write_base(network).await?;
+            }
+            // What was written may not be there, or not be all: a round that looks at the whole table plans all of it.
+            self.index.mark_all();
         }
         let mut round = WriteRound::new(&self.tools, network, node, self.is_suspect);
         let written = round.write_all(reader, &mut self.index).await;

@@ -134,6 +134,23 @@ impl<'a> WriteRound<'a> {
         reader: &ServiceReader,
         index: &mut ServiceIndex,
     ) -> Result<(), RoundError> {
+        let written = self.write_due(reader, index).await;
+        if written.is_err() {
+            // Planned, and not sent.
+            for pending in self.pending.drain(..) {
+                if let Some((namespace, name)) = pending.name {
+                    index.set_due(&namespace, &name);
+                }
+            }
+        }
+        written
+    }
+
+    async fn write_due(
+        &mut self,
+        reader: &ServiceReader,
+        index: &mut ServiceIndex,
+    ) -> Result<(), RoundError> {
         self.living = index.living();
         if self.is_whole {
             self.read_live().await?;
