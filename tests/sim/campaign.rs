@@ -44,6 +44,8 @@ const CLUSTER_QUIET: Duration = Duration::from_secs(45);
 const IDLE_LIMIT: Duration = Duration::from_secs(30);
 /// By then the runtime has been listed again.
 const RELIST: Duration = Duration::from_secs(2);
+/// Schedules that are tried to find out what a failure needs.
+const MAX_TRIES: u32 = 2000;
 /// Such times until nothing is left to be removed: garbage goes once a minute.
 const MAX_QUIETS: u32 = 8;
 
@@ -255,9 +257,14 @@ fn attempt(site: &Site, schedule: &[Timed]) -> Result<Counts, String> {
 /// Takes away what the failure does not need.
 fn shrink(site: &Site, mut failure: Failure) -> Failure {
     let mut smaller = true;
+    let mut tries = 0;
     while smaller {
         smaller = false;
         for index in (0..failure.schedule.len()).rev() {
+            tries += 1;
+            if tries > MAX_TRIES {
+                return failure;
+            }
             let mut less = failure.schedule.clone();
             less.remove(index);
             if let Err(what) = attempt(site, &less) {
@@ -286,6 +293,8 @@ pub(super) fn report(site: &Site, failure: Failure) -> String {
         };
         let _ = writeln!(text, "again: cargo xtask sim --{kind} --seed {seed}");
     }
+    // What is needed for it may take long to find out.
+    print!("{text}");
     let failure = shrink(site, failure);
     let _ = writeln!(text, "what is needed for it, to be given to --replay:");
     for timed in &failure.schedule {

@@ -462,7 +462,7 @@ impl Machine {
                 }
             }
         }
-        if let Some(groups) = &self.groups {
+        if let Some(groups) = &mut self.groups {
             groups.boot(self.uids.iter());
         }
         if let Some(control) = &self.control {
@@ -606,6 +606,10 @@ impl Machine {
                     break;
                 }
                 steps += 1;
+                if let Some(groups) = &mut self.groups {
+                    let core = agent.core.borrow();
+                    groups.make_due(|uid| core.pods().is_configured(uid));
+                }
                 if let Some(control) = &mut self.control {
                     let is_refused =
                         |uid: &PodUid| super::rules::is_refused(&agent.core.borrow(), uid);
@@ -910,8 +914,8 @@ impl Machine {
                 if let Some(control) = &mut self.control
                     && let Some(uid) = control.act(*name, deed, now)
                 {
-                    if let Some(groups) = &self.groups {
-                        groups.add(&uid);
+                    if let Some(groups) = &mut self.groups {
+                        groups.add(uid.clone());
                     }
                     self.uids.insert(uid);
                 }

@@ -110,36 +110,51 @@ pub(super) fn draw(seed: u64) -> Vec<Timed> {
     schedule
 }
 
-/// Directories that look like the cgroups of pods.
-pub(super) struct Groups(PathBuf);
+/// Directories that look like the cgroups of pods. The kernel makes the files of a group with it: here each group is made once
+/// the agent knows its pod, just before the agent would, for a group of no pod would be removed.
+pub(super) struct Groups {
+    root: PathBuf,
+    /// Pods whose group is to be made.
+    due: Vec<PodUid>,
+}
 
 impl Groups {
     /// Those below `root`, the root of all cgroups, where there is nothing yet.
     pub(super) fn new(root: PathBuf) -> Self {
-        let groups = Self(root);
+        let due = Vec::new();
+        let groups = Self { root, due };
         groups.make_tiers();
         groups
     }
 
     fn make_tiers(&self) {
         for path in ["", "kubepods", "kubepods/burstable", "kubepods/besteffort"] {
-            make_group(&self.0.join(path));
+            make_group(&self.root.join(path));
         }
     }
 
     fn of_pod(&self, uid: &PodUid) -> PathBuf {
-        self.0.join(format!("kubepods/burstable/pod{uid}"))
+        self.root.join(format!("kubepods/burstable/pod{uid}"))
     }
 
-    /// Makes that of a pod.
-    pub(super) fn add(&self, uid: &PodUid) {
-        make_group(&self.of_pod(uid));
+    /// A pod is there.
+    pub(super) fn add(&mut self, uid: PodUid) {
+        self.due.push(uid);
     }
 
-    /// Has all be as new: the machine has booted.
-    pub(super) fn boot<'a>(&self, pods: impl Iterator<Item = &'a PodUid>) {
+    /// Makes the groups of pods that the agent knows by now.
+    pub(super) fn make_due(&mut self, knows: impl Fn(&PodUid) -> bool) {
+        let due = core::mem::take(&mut self.due);
+        let (known, due): (Vec<_>, Vec<_>) = due.into_iter().partition(knows);
+        self.due = due;
+        known.iter().for_each(|uid| make_group(&self.of_pod(uid)));
+    }
+
+    /// Has none be there: the machine has booted.
+    pub(super) fn boot<'a>(&mut self, pods: impl Iterator<Item = &'a PodUid>) {
+        let _ = fs::remove_dir_all(self.root.join("kubepods"));
         self.make_tiers();
-        pods.for_each(|uid| self.add(uid));
+        self.due = pods.cloned().collect();
     }
 }
 
