@@ -8,6 +8,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use crate::api::{
     Container, Node, Pod,
+    cri::{NamespaceMode, SandboxState, SandboxStatus},
     node::Taint,
     pod::{ContainerPort, SeccompProfile},
     pod_status::{PodPhase, QosClass},
@@ -206,18 +207,23 @@ impl HostPort {
     }
 }
 
-/// Returns true if a pod answers at `to`: any port of an address of its own, or, with the host's network, a TCP port that
-/// it has declared (K3ST-16). `host_ips`: those of the node.
+/// Returns true if a sandbox of a pod answers at `to`: any port of an address that the runtime gave it, or, with the host's
+/// network, a TCP port of the node that the pod has declared (K3ST-16). `host_ips`: addresses of the node. The pod's status
+/// has no say: others may write it.
 #[must_use]
 pub fn is_pod_address(
     to: SocketAddr,
-    pod_ips: impl Iterator<Item = IpAddr>,
+    sandbox: &SandboxStatus,
     host_ports: &[HostPort],
     host_ips: &[IpAddr],
 ) -> bool {
-    let has_address = { pod_ips }.any(|ip| ip == to.ip());
+    let is_of_node = host_ips.contains(&to.ip());
     let is_declared = |port: &HostPort| port.port == to.port() && port.protocol == "TCP";
-    has_address && (!host_ips.contains(&to.ip()) || host_ports.iter().any(is_declared))
+    sandbox.state == SandboxState::Ready
+        && match sandbox.namespaces.network {
+            NamespaceMode::Node => is_of_node && host_ports.iter().any(is_declared),
+            _ => !is_of_node && sandbox.ips.contains(&to.ip()),
+        }
 }
 
 /// Share of the node that an active pod takes. Cheap to keep per pod: a few entries each.

@@ -56,11 +56,9 @@ impl Agent {
     /// Returns true if a pod answers at that address: see [`is_pod_address`]. `host_ips`: addresses of the node.
     pub(in crate::agent) fn has_pod_at(&self, to: SocketAddr, host_ips: &[IpAddr]) -> bool {
         self.pods.configs().any(|(uid, pod)| {
-            let status = self.pods.stored_status(uid);
-            let status = status.filter(|status| !status.phase.is_terminal());
-            let ips = status.iter().flat_map(|status| &status.pod_ips);
-            let ips = ips.filter_map(|entry| entry.ip.parse().ok());
-            is_pod_address(to, ips, &pod.takes.host_ports, host_ips)
+            let status = self.view.pod_status(uid);
+            let sandboxes = status.iter().flat_map(|status| &status.sandboxes);
+            { sandboxes }.any(|one| is_pod_address(to, one, &pod.takes.host_ports, host_ips))
         })
     }
 

@@ -3,10 +3,10 @@ use alloc::{string::String, vec::Vec};
 use serde_json::json;
 
 use super::*;
-use crate::api::Quantity;
 use crate::api::pod::{
     CONFIG_SOURCE, PodOs, PodSecurityContext, SecurityContext, Sysctl, Toleration,
 };
+use crate::api::{Quantity, WallTime, cri::NamespaceOptions};
 use crate::testing::{container, pod_with, sidecar};
 
 fn node() -> AdmissionNodeFacts {
@@ -672,7 +672,7 @@ fn what_an_agent_before_this_one_has_learnt() {
     let taint = |key: &str, effect: &str| Taint {
         key: key.into(),
         effect: effect.into(),
-        time_added: Some(crate::api::WallTime::from_unix_seconds(1)),
+        time_added: Some(WallTime::from_unix_seconds(1)),
         ..Taint::default()
     };
     let mut seen = Node::default();
@@ -733,24 +733,45 @@ fn addresses_of_pods() {
     };
     let ports = [port("TCP", 9100), port("UDP", 53)];
     let host_ips = [ip("192.0.2.1"), ip("fd00::1")];
-    for (to, pod, is_its) in [
-        ("10.42.1.5:80", "10.42.1.5", true),
-        ("10.42.1.6:80", "10.42.1.5", false),
-        ("[fd42::5]:80", "fd42::5", true),
+    let (own, host) = (NamespaceMode::Pod, NamespaceMode::Node);
+    let (ready, ended) = (SandboxState::Ready, SandboxState::NotReady);
+    for (to, ips, network, state, is_its) in [
+        ("10.42.1.5:80", "10.42.1.5", own, ready, true),
+        ("10.42.1.6:80", "10.42.1.5", own, ready, false),
+        ("[fd42::5]:80", "fd42::5", own, ready, true),
+        // The address may be another pod's by now.
+        ("10.42.1.5:80", "10.42.1.5", own, ended, false),
         // With the host's network only what it has declared.
-        ("192.0.2.1:9100", "192.0.2.1", true),
-        ("192.0.2.1:53", "192.0.2.1", false),
-        ("192.0.2.1:22", "192.0.2.1", false),
-        ("[fd00::1]:9100", "fd00::1", true),
+        ("192.0.2.1:9100", "", host, ready, true),
+        ("192.0.2.1:53", "", host, ready, false),
+        ("192.0.2.1:22", "", host, ready, false),
+        ("[fd00::1]:9100", "", host, ready, true),
+        ("192.0.2.9:9100", "", host, ready, false),
+        ("192.0.2.1:9100", "", host, ended, false),
         // Host ports of another pod lead through the node's address, which is not the pod's.
-        ("192.0.2.1:9100", "10.42.1.5", false),
+        ("192.0.2.1:9100", "10.42.1.5", own, ready, false),
+        ("192.0.2.1:9100", "192.0.2.1", own, ready, false),
     ] {
-        let pod_ips = [ip(pod)].into_iter();
+        let sandbox = SandboxStatus {
+            id: "s".into(),
+            uid: "u".into(),
+            name: "p".into(),
+            namespace: "ns".into(),
+            attempt: 0,
+            state,
+            created_at: WallTime::from_unix_seconds(1),
+            ips: ips.parse().into_iter().collect(),
+            namespaces: NamespaceOptions {
+                network,
+                ..NamespaceOptions::default()
+            },
+            runtime_handler: String::new(),
+        };
         let to = to.parse().expect("an address");
         assert_eq!(
-            is_pod_address(to, pod_ips, &ports, &host_ips),
+            is_pod_address(to, &sandbox, &ports, &host_ips),
             is_its,
-            "{to} {pod}"
+            "{to} {ips} {network:?} {state:?}"
         );
     }
 }
