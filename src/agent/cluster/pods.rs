@@ -414,6 +414,11 @@ impl PodPoller {
             self.complain(&format!("uid={uid} {message}"));
             return Ok(());
         }
+        let api_pods = &self.api_pods;
+        if api_pods.with_poll(|poll| poll.reread_if_overtaken(&uid, seen.sight)) {
+            // A status was written and answered while the loop was asked: this copy would hide that.
+            return Ok(());
+        }
         let copy = answers::api_copy_of(&received);
         let mirror = answers::parse_mirror(&received.pod);
         if self.writer.take_shown_pod(&uid, copy, mirror) {

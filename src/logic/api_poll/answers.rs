@@ -225,6 +225,20 @@ impl ApiPoll {
         }
     }
 
+    /// Has a pod read again if an answer to a write of ours came after it was seen as in `sight`. Returns true then: what was
+    /// seen is old.
+    pub fn reread_if_overtaken(&mut self, uid: &PodUid, sight: PodObjectSummary) -> bool {
+        let Some(index) = self.find_slot(uid) else {
+            return false;
+        };
+        let slot = &mut self.slots[index];
+        let is_overtaken = slot.was_read_after(sight);
+        if is_overtaken {
+            slot.request_read();
+        }
+        is_overtaken
+    }
+
     /// Takes back the delivery of a pod that the mux did not take: it is read again ([`ApiPoll::unread_pods`]).
     pub fn undeliver(&mut self, uid: &PodUid) {
         if let Some(index) = self.find_slot(uid) {

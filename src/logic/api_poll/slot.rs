@@ -254,6 +254,11 @@ impl PodPollSlot {
         self.set_flag(DELETING, sight.deleting);
     }
 
+    /// Returns true if another version than that of `sight` was read, or written, last.
+    pub(super) const fn was_read_after(&self, sight: PodObjectSummary) -> bool {
+        self.read != sight.version
+    }
+
     /// Ends a `GET`. Returns true if a write of ours overtook it.
     pub(super) fn end_get(&mut self) -> bool {
         self.set_flag(READING, false);
