@@ -24,7 +24,10 @@ use crate::{
         cri::{ContainerState, ContainerStatus, PodRuntimeStatus, SandboxState},
         pod::RestartPolicy,
     },
-    logic::spec_hash::spec_hash,
+    logic::{
+        backoff::{BackoffKey, crash_loop_key},
+        spec_hash::spec_hash,
+    },
     runtime::fake::{Fake, Op, Operation},
 };
 
@@ -124,8 +127,8 @@ pub(super) struct Judge {
     born: BTreeMap<ContainerId, MonoTime>,
     /// Those that were stopped, and when first.
     stopped: BTreeMap<ContainerId, (MonoTime, Duration)>,
-    /// Delays by pod, container and hash.
-    loops: BTreeMap<(PodUid, String, u64), Loop>,
+    /// Delays by pod, and by what a container's delay belongs to (BACK-05).
+    loops: BTreeMap<(PodUid, BackoffKey), Loop>,
     shown: Shown,
     /// Operations on pods since the last time.
     acts: Vec<(Op, PodUid)>,
@@ -572,8 +575,17 @@ impl Judge {
         if unknown || !own || !same_sandbox || case.past.ended_by.is_some_and(|at| at >= ended) {
             return None;
         }
-        let key = (case.uid.clone(), container.name.clone(), container.hash);
-        let known = self.loops.entry(key).or_default();
+        // Other resources begin afresh; which it has is not certain while they change.
+        let born = self.born.get(&last.id).copied().unwrap_or_default();
+        let late = u64::try_from(LATE.as_millis()).unwrap_or(u64::MAX);
+        let specs = case.past.specs(MonoTime(born.0.saturating_sub(late)));
+        let keys = specs.filter_map(|pod| {
+            let of = { pod.spec.all_containers() }.find(|c| c.name == container.name)?;
+            Some(crash_loop_key(pod, of))
+        });
+        let keys: BTreeSet<_> = keys.collect();
+        let key = keys.first().filter(|_| keys.len() == 1)?;
+        let known = self.loops.entry((case.uid.clone(), *key)).or_default();
         if case.now >= known.last + RESET {
             known.delay = Duration::ZERO;
         }
