@@ -487,28 +487,43 @@ fn dump_once(
     while total < MAX_DUMP_BYTES {
         let got = recv(fd.as_raw_fd(), &mut piece, MsgFlags::empty())?;
         total += got.max(1);
-        let mut rest = piece.get(..got).unwrap_or_default();
-        while !rest.is_empty() {
-            let head = rest.first_chunk::<HEADER>().ok_or_else(half_answer_error)?;
-            let length = u32::from_ne_bytes([head[0], head[1], head[2], head[3]]);
-            let length = usize::try_from(length).map_err(io::Error::other)?;
-            let message = rest.get(HEADER..length).ok_or_else(half_answer_error)?;
-            is_whole &= u16::from_ne_bytes([head[6], head[7]]) & INTERRUPTED == 0;
-            match u16::from_ne_bytes([head[4], head[5]]) {
-                DONE => return Ok(is_whole),
-                ERROR => {
-                    let code = message.first_chunk().map_or(0, |b| i32::from_ne_bytes(*b));
-                    return Err(io::Error::from_raw_os_error(code.saturating_neg()));
-                }
-                _ => each(Some(message)).ok_or_else(half_answer_error)?,
-            }
-            let next = length.next_multiple_of(4).min(rest.len());
-            rest = rest.get(next..).unwrap_or_default();
+        let rest = piece.get(..got).unwrap_or_default();
+        if read_dump_piece(rest, &mut is_whole, each)? {
+            return Ok(is_whole);
         }
     }
     Err(io::Error::other(
         "a table of the kernel has too many entries",
     ))
+}
+
+/// Reads the messages of one piece of a table; true: it was the last. `is_whole` becomes false if the table changed.
+///
+/// - Errors: the kernel's, which also the last message may have.
+fn read_dump_piece(
+    mut rest: &[u8],
+    is_whole: &mut bool,
+    each: &mut dyn FnMut(Option<&[u8]>) -> Option<()>,
+) -> io::Result<bool> {
+    while !rest.is_empty() {
+        let head = rest.first_chunk::<HEADER>().ok_or_else(half_answer_error)?;
+        let length = u32::from_ne_bytes([head[0], head[1], head[2], head[3]]);
+        let length = usize::try_from(length).map_err(io::Error::other)?;
+        let message = rest.get(HEADER..length).ok_or_else(half_answer_error)?;
+        *is_whole &= u16::from_ne_bytes([head[6], head[7]]) & INTERRUPTED == 0;
+        let kind = u16::from_ne_bytes([head[4], head[5]]);
+        if matches!(kind, DONE | ERROR) {
+            let code = message.first_chunk().map_or(0, |b| i32::from_ne_bytes(*b));
+            return match kind == DONE && code >= 0 {
+                true => Ok(true),
+                false => Err(io::Error::from_raw_os_error(code.saturating_neg())),
+            };
+        }
+        each(Some(message)).ok_or_else(half_answer_error)?;
+        let next = length.next_multiple_of(4).min(rest.len());
+        rest = rest.get(next..).unwrap_or_default();
+    }
+    Ok(false)
 }
 
 fn open_socket(flags: SockFlag) -> io::Result<OwnedFd> {
@@ -710,6 +725,43 @@ mod tests {
             return;
         }
         thread::spawn(make_and_read).join().expect("thread");
+    }
+
+    #[test]
+    fn a_table_that_ends_with_an_error_is_not_whole() {
+        // FLAN-08
+        let message = |kind: u16, flags: u16, body: &[u8]| {
+            let length = u32::try_from(HEADER + body.len()).expect("short");
+            let mut bytes = length.to_ne_bytes().to_vec();
+            bytes.extend(kind.to_ne_bytes());
+            bytes.extend(flags.to_ne_bytes());
+            bytes.resize(HEADER, 0);
+            bytes.extend(body);
+            bytes
+        };
+        let read = |pieces: &[Vec<u8>]| {
+            let (mut is_whole, mut entries) = (true, 0);
+            let end = read_dump_piece(&pieces.concat(), &mut is_whole, &mut |_| {
+                entries += 1;
+                Some(())
+            });
+            (end.map_err(|e| e.raw_os_error()), is_whole, entries)
+        };
+        let entry = message(NEWNEIGH, 0, &[7; 8]);
+        let end = |code: i32| message(DONE, 0, &code.to_ne_bytes());
+        assert_eq!(read(std::slice::from_ref(&entry)), (Ok(false), true, 1));
+        assert_eq!(read(&[entry.clone(), end(0)]), (Ok(true), true, 1));
+        let failed = Err(Some(libc::ENOMEM));
+        assert_eq!(
+            read(&[entry.clone(), end(-libc::ENOMEM)]),
+            (failed, true, 1)
+        );
+        let error = message(ERROR, 0, &(-libc::ENOMEM).to_ne_bytes());
+        assert_eq!(read(&[error]), (failed, true, 0));
+        let changed = message(NEWNEIGH, INTERRUPTED, &[7; 8]);
+        assert_eq!(read(&[changed, end(0)]), (Ok(true), false, 1));
+        let half = read(&[entry[..HEADER + 4].to_vec()]);
+        assert_eq!(half, (Err(None), true, 0));
     }
 
     #[test]
