@@ -37,39 +37,46 @@ pub(super) async fn ensure_rules(
     let mut is_changed = false;
     for rules in tables {
         let listed = ask_iptables(program, &["-t", rules.table, "-S", CHAIN]).await?;
-        let has_rules = listed.is_some_and(|listing| rules.is_listed(&listing));
         let [verb, target] = JUMP;
         let check = ["-t", rules.table, "-C", rules.from, verb, target];
-        let has_jump = has_rules && ask_iptables(program, &check).await?.is_some();
-        if has_jump {
+        // No jump leads to a chain that is absent, and iptables refuses the question.
+        let has_jump = listed.is_some() && ask_iptables(program, &check).await?.is_some();
+        if has_jump && listed.is_some_and(|listing| rules.is_listed(&listing)) {
             continue;
         }
         is_changed = true;
-        // A chain that is new has no jump.
-        let lacks_jump = ask_iptables(program, &check).await?.is_none();
-        let input = rules.restore_input(lacks_jump);
+        let input = rules.restore_input(!has_jump);
         run_iptables(restore, &["--noflush"], Some(input), None).await?;
     }
     Ok(is_changed)
 }
 
-/// Removes the chains of a family, and the jumps to them. Absent ones count as removed. Returns true if there were such.
-pub(super) async fn remove_rules(is_v6: bool) -> Result<bool, IptablesError> {
+/// Returns true if a table of a family has our chain.
+async fn has_chain(program: &'static str, table: &str) -> Result<bool, IptablesError> {
+    match ask_iptables(program, &["-t", table, "-S", CHAIN]).await {
+        Err(e) if e.is_of_no_table() => Ok(false),
+        listed => Ok(listed?.is_some()),
+    }
+}
+
+/// Returns true if there are rules of ours in a family.
+pub(super) async fn has_rules(is_v6: bool) -> Result<bool, IptablesError> {
+    let (program, _) = programs(is_v6);
+    Ok(find_iptables_program(program).is_some() && has_chain(program, "nat").await?)
+}
+
+/// Removes the chains of a family, and the jumps to them. Absent ones count as removed.
+pub(super) async fn remove_rules(is_v6: bool) -> Result<(), IptablesError> {
     /// Jumps that are removed: each run of the agent makes one at most.
     const MOST: usize = 8;
     let (program, _) = programs(is_v6);
     if find_iptables_program(program).is_none() {
-        return Ok(false);
+        return Ok(());
     }
-    let mut had = false;
     for (table, from) in [("nat", "POSTROUTING"), ("filter", "FORWARD")] {
-        if ask_iptables(program, &["-t", table, "-S", CHAIN])
-            .await?
-            .is_none()
-        {
+        if !has_chain(program, table).await? {
             continue;
         }
-        had = true;
         for _ in 0..MOST {
             let [verb, target] = JUMP;
             let undo = ["-t", table, "-D", from, verb, target];
@@ -77,17 +84,16 @@ pub(super) async fn remove_rules(is_v6: bool) -> Result<bool, IptablesError> {
                 break;
             }
         }
-        for verb in ["-F", "-X"] {
-            ask_iptables(program, &["-t", table, verb, CHAIN]).await?;
-        }
-        if ask_iptables(program, &["-t", table, "-S", CHAIN])
-            .await?
-            .is_some()
-        {
-            return Err(IptablesError::InUse(CHAIN.into()));
+        ask_iptables(program, &["-t", table, "-F", CHAIN]).await?;
+        let removed = ask_iptables(program, &["-t", table, "-X", CHAIN]).await;
+        if has_chain(program, table).await? {
+            // Old programs say of a chain in use that something is absent.
+            return Err(removed
+                .err()
+                .unwrap_or_else(|| IptablesError::InUse(CHAIN.into())));
         }
     }
-    Ok(had)
+    Ok(())
 }
 
 /// Lists the rules for packets to this node; `None`: they are not known.

@@ -33,6 +33,8 @@ pub enum IptablesError {
     Refused {
         /// Name of the program.
         program: &'static str,
+        /// Its exit code, if no signal ended it.
+        code: Option<i32>,
         /// Error text of the program.
         words: String,
     },
@@ -78,10 +80,41 @@ pub(crate) async fn run_iptables(
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     let words = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    Err(IptablesError::Refused { program, words })
+    let code = output.status.code();
+    Err(IptablesError::Refused {
+        program,
+        code,
+        words,
+    })
 }
 
-/// Runs a program of the family without a gate. A refusal is an answer too: `None`.
+/// Takes the refusal of a rule or chain that is absent as an answer: `None`. Others (2: wrong words, also a jump to a
+/// chain that is absent; 3: no such table; 4: the kernel or the lock) say nothing of it.
+///
+/// Source: iptables(8), "DIAGNOSTICS"; `include/xtables.h`.
+fn accept_absence(answer: Result<String, IptablesError>) -> Result<Option<String>, IptablesError> {
+    const ABSENT: i32 = 1;
+    match answer {
+        Err(IptablesError::Refused { code, .. }) if code == Some(ABSENT) => Ok(None),
+        answer => answer.map(Some),
+    }
+}
+
+impl IptablesError {
+    /// Returns true if the kernel has no such table: then no rule of it is left.
+    pub(crate) const fn is_of_no_table(&self) -> bool {
+        const NO_TABLE: i32 = 3;
+        matches!(
+            self,
+            Self::Refused {
+                code: Some(NO_TABLE),
+                ..
+            }
+        )
+    }
+}
+
+/// Runs a program of the family without a gate. That something is absent is an answer too: `None`.
 ///
 /// # Errors
 /// See [`IptablesError`].
@@ -89,20 +122,37 @@ pub(crate) async fn ask_iptables(
     program: &'static str,
     args: &[&str],
 ) -> Result<Option<String>, IptablesError> {
-    match run_iptables(program, args, None, None).await {
-        Err(IptablesError::Refused { .. }) => Ok(None),
-        answer => answer.map(Some),
-    }
+    accept_absence(run_iptables(program, args, None, None).await)
 }
 
-/// Runs a program whose refusal is an answer too: `None`.
+/// Runs a program of the family. That something is absent is an answer too: `None`.
 pub(super) async fn query_iptables(
     program: &'static str,
     args: &[&str],
     gate: &ChildLimiter,
 ) -> Result<Option<String>, IptablesError> {
-    match run_iptables(program, args, None, Some(gate)).await {
-        Err(IptablesError::Refused { .. }) => Ok(None),
-        answer => answer.map(Some),
+    accept_absence(run_iptables(program, args, None, Some(gate)).await)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_one_refusal_says_that_a_rule_is_absent() {
+        // FLAN-14
+        let refused = |code| IptablesError::Refused {
+            program: "iptables",
+            code,
+            words: String::new(),
+        };
+        assert!(matches!(accept_absence(Err(refused(Some(1)))), Ok(None)));
+        for code in [Some(2), Some(3), Some(4), None] {
+            let answer = accept_absence(Err(refused(code)));
+            assert!(answer.is_err(), "{code:?}");
+            assert_eq!(refused(code).is_of_no_table(), code == Some(3));
+        }
+        let listed = accept_absence(Ok("-N C".into())).expect("an answer");
+        assert_eq!(listed.as_deref(), Some("-N C"));
     }
 }

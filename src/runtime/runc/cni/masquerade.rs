@@ -15,9 +15,9 @@ use smol::lock::Mutex;
 
 use super::{
     BuiltInNetwork,
-    iptables::{IptablesError, find_iptables_program, query_iptables, run_iptables},
+    iptables::{IptablesError, ask_iptables, find_iptables_program, query_iptables, run_iptables},
 };
-use crate::{api::MonoTime, runtime::runc::gate::ChildLimiter, sys::clock};
+use crate::{api::MonoTime, logic::node::Cidr, runtime::runc::gate::ChildLimiter, sys::clock};
 
 /// The rules are looked at again before an ADD that comes so much later, milliseconds: a firewall may have been reloaded.
 const LOOK_AGAIN_MS: u64 = 10_000;
@@ -67,20 +67,13 @@ impl Masquerade {
             return Ok(());
         }
         *seen = None;
-        let chain = chain_name(built_in);
+        let chain = chain_name(&built_in.bridge);
         for (family, subnets) in families_in_use(built_in) {
-            let mut missing = Vec::new();
-            for subnet in subnets.iter().copied() {
-                let mut check = vec!["-t", "nat", "-C", "POSTROUTING"];
-                let jump = jump_rule(subnet, &chain);
-                check.extend(jump.iter().map(String::as_str));
-                if query_iptables(family.program, &check, gate)
-                    .await?
-                    .is_none()
-                {
-                    missing.push(subnet);
-                }
-            }
+            let list = ["-t", "nat", "-S", "POSTROUTING"];
+            let list = query_iptables(family.program, &list, gate).await?;
+            let list = list.unwrap_or_default();
+            let jumps = jumps_to(&list, &chain);
+            let missing = missing_jumps(&jumps, &subnets);
             let ranges = ranges_of_family(&family, reachable);
             let mut lacks_range = false;
             for range in &ranges {
@@ -90,10 +83,6 @@ impl Masquerade {
             }
             if !missing.is_empty() || lacks_range {
                 // The jumps of earlier subnets stay: these may still have pods.
-                let list = ["-t", "nat", "-S", "POSTROUTING"];
-                let list = query_iptables(family.program, &list, gate).await?;
-                let list = list.unwrap_or_default();
-                let jumps = jumps_to(&list, &chain);
                 let former = jumps.iter().filter_map(|words| rule_source_subnet(words));
                 let mut all = subnets.clone();
                 all.extend(former.filter(|subnet| !subnets.contains(subnet)));
@@ -119,22 +108,26 @@ impl Masquerade {
     ) -> Result<(), IptablesError> {
         let mut seen = self.seen.lock().await;
         *seen = None;
-        let chain = chain_name(built_in);
+        let chain = chain_name(&built_in.bridge);
         for family in [V4, V6] {
             if find_iptables_program(family.program).is_none() {
                 continue;
             }
             let list = ["-t", "nat", "-S", "POSTROUTING"];
-            let list = query_iptables(family.program, &list, gate)
-                .await?
-                .unwrap_or_default();
+            let list = match query_iptables(family.program, &list, gate).await {
+                Err(e) if e.is_of_no_table() => continue,
+                list => list?.unwrap_or_default(),
+            };
             let mut undo = jumps_to(&list, &chain);
             undo.push(vec!["-F", &chain]);
             undo.push(vec!["-X", &chain]);
             for rule in undo {
                 let args: Vec<&str> = ["-t", "nat"].into_iter().chain(rule).collect();
-                // A rule may be gone already; the result is checked below.
-                query_iptables(family.program, &args, gate).await?;
+                // A rule may be gone already; the result is checked below. A chain in use is refused with other codes.
+                match query_iptables(family.program, &args, gate).await {
+                    Err(IptablesError::Refused { words, .. }) => log::debug!("{args:?}: {words}"),
+                    done => drop(done?),
+                }
             }
             let left = ["-t", "nat", "-S", &chain];
             if query_iptables(family.program, &left, gate).await?.is_some() {
@@ -152,9 +145,32 @@ impl Masquerade {
     }
 }
 
+/// Exempts the ranges in the chain of a bridge that has pods: hosts of these see the pods' own addresses. For a network
+/// between nodes that becomes known while no pod starts. Returns true if rules were missing.
+pub(crate) async fn exempt_ranges(bridge: &str, ranges: &[String]) -> Result<bool, IptablesError> {
+    let chain = chain_name(bridge);
+    let mut is_changed = false;
+    for family in [V4, V6] {
+        let ranges = ranges_of_family(&family, ranges);
+        let list = ["-t", "nat", "-S", &chain];
+        if ranges.is_empty() || ask_iptables(family.program, &list).await?.is_none() {
+            continue;
+        }
+        for range in ranges {
+            let of = |verb| ["-t", "nat", verb, &chain, "-d", range, "-j", "RETURN"];
+            if ask_iptables(family.program, &of("-C")).await?.is_none() {
+                // Before the rule that hides addresses.
+                run_iptables(family.program, &of("-I"), None, None).await?;
+                is_changed = true;
+            }
+        }
+    }
+    Ok(is_changed)
+}
+
 /// Name of the chain: at most 28 bytes, the limit of iptables, as a bridge's name has 15 at most.
-fn chain_name(built_in: &BuiltInNetwork) -> String {
-    format!("PICOLET-MASQ-{}", built_in.bridge)
+fn chain_name(bridge: &str) -> String {
+    format!("PICOLET-MASQ-{bridge}")
 }
 
 /// The families in use, each with its subnets.
@@ -218,6 +234,21 @@ fn jumps_to<'a>(list: &'a str, chain: &str) -> Vec<Vec<&'a str>> {
         .collect()
 }
 
+/// The subnets of which no jump leads into the chain.
+fn missing_jumps<'a>(jumps: &[Vec<&str>], subnets: &[&'a str]) -> Vec<&'a str> {
+    let leads = |words: &[&str], subnet: &str| match words {
+        ["-D", "POSTROUTING", "-s", source, "-j", _] => {
+            let (a, b) = (source.parse::<Cidr>(), subnet.parse::<Cidr>());
+            *source == subnet || a.is_ok_and(|a| b.is_ok_and(|b| a == b))
+        }
+        _ => false,
+    };
+    let subnets = subnets.iter().copied();
+    subnets
+        .filter(|subnet| !jumps.iter().any(|words| leads(words, subnet)))
+        .collect()
+}
+
 /// The subnet of a rule, as the words that delete it.
 fn rule_source_subnet<'a>(words: &[&'a str]) -> Option<&'a str> {
     let at = words.iter().position(|word| *word == "-s")?;
@@ -238,7 +269,7 @@ mod tests {
 
     #[test]
     fn chain_name_fits() {
-        assert!(chain_name(&built_in(&[])).len() <= 28);
+        assert!(chain_name("fifteen-letters").len() <= 28);
     }
 
     #[test]
@@ -280,6 +311,22 @@ mod tests {
             "*nat\n:C - [0:0]\n-A C -d 10.42.1.0/24 -j RETURN\n-A C -d 10.42.0.0/16 -j RETURN\n\
              -A C ! -d 224.0.0.0/4 -j MASQUERADE\nCOMMIT\n"
         );
+    }
+
+    #[test]
+    fn missing_jumps_are_found() {
+        let list = "-A POSTROUTING -s 10.1.0.0/16 -j C\n-A POSTROUTING -s fd00:0:0:1::/64 -j C\n\
+                    -A POSTROUTING -s 10.2.0.0/16 -o eth0 -j C\n-A POSTROUTING -s 10.3.0.0/16 -j C2\n";
+        let jumps = jumps_to(list, "C");
+        assert_eq!(missing_jumps(&jumps, &["10.1.0.0/16"]), Vec::<&str>::new());
+        // As another writes the same range.
+        assert_eq!(
+            missing_jumps(&jumps, &["10.1.0.1/16", "fd00:0:0:1:0:0:0:0/64"]),
+            Vec::<&str>::new()
+        );
+        let others = ["10.2.0.0/16", "10.3.0.0/16", "10.1.0.0/17"];
+        assert_eq!(missing_jumps(&jumps, &others), others);
+        assert_eq!(missing_jumps(&[], &others[..1]), others[..1]);
     }
 
     #[test]
