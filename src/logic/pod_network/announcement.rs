@@ -143,6 +143,12 @@ fn parse_public_ip(text: &str, is_v6: bool) -> Option<IpAddr> {
     ip.filter(|ip| is_host_address(*ip))
 }
 
+/// Reads the address to which other nodes of that family send.
+#[must_use]
+pub fn announced_ip(annotations: &Annotations, is_v6: bool) -> Option<IpAddr> {
+    parse_public_ip(find(annotations, keys(is_v6).public_ip)?, is_v6)
+}
+
 /// Reads the hardware address of the vxlan device of a node of that family.
 #[must_use]
 pub fn announced_mac(annotations: &Annotations, is_v6: bool) -> Option<HardwareAddress> {

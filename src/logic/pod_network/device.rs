@@ -97,6 +97,15 @@ pub fn choose_mac(
         .unwrap_or_else(|| HardwareAddress::from_random(random))
 }
 
+/// Chooses the address from which this node sends to others: the one in use (`used`), as long as the interface has it,
+/// else the first. The kernel lists IPv6 addresses in another order whenever one was renewed.
+#[must_use]
+pub fn choose_local(addresses: &[IpAddr], is_v6: bool, used: Option<IpAddr>) -> Option<IpAddr> {
+    let mut usable = addresses.iter().filter(|ip| ip.is_ipv6() == is_v6);
+    let used = usable.clone().find(|ip| Some(**ip) == used);
+    used.or_else(|| usable.next()).copied()
+}
+
 /// Lists the addresses of the device that are to be removed: those of the network other than its own (FLAN-06).
 #[must_use]
 pub fn foreign_addresses(
@@ -217,6 +226,24 @@ mod tests {
         assert_eq!(choose_mac(Some(&found(Some(1))), None, [0; 6]), mac(1));
         assert_eq!(choose_mac(Some(&found(None)), None, [0; 6]), mac(0));
         assert_eq!(choose_mac(None, None, [1; 6]).0, [2, 1, 1, 1, 1, 1]);
+    }
+
+    #[test]
+    fn the_address_in_use_stays() {
+        // FLAN-06 FLAN-10
+        let ip = |text: &str| text.parse::<IpAddr>().expect(text);
+        let both = [ip("192.0.2.7"), ip("2001:db8::2"), ip("2001:db8::1")];
+        for (is_v6, used, chosen) in [
+            (true, None, Some("2001:db8::2")),
+            (true, Some("2001:db8::1"), Some("2001:db8::1")),
+            (true, Some("2001:db8::9"), Some("2001:db8::2")),
+            (true, Some("192.0.2.7"), Some("2001:db8::2")),
+            (false, Some("2001:db8::1"), Some("192.0.2.7")),
+        ] {
+            let found = choose_local(&both, is_v6, used.map(ip));
+            assert_eq!(found, chosen.map(ip), "{used:?}");
+        }
+        assert_eq!(choose_local(&both[1..], false, None), None);
     }
 
     #[test]

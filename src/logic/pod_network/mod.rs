@@ -7,6 +7,7 @@
 //! | `device` | the vxlan device: kept, changed or made anew |
 //! | `entries` | changes of the kernel's tables that make them as wanted |
 //! | `health` | texts for people: `check`, the condition, metrics |
+//! | `look` | the fields of a Node that count |
 //! | `peers` | the other nodes, and which of them are believed |
 //! | `ranges` | ranges of addresses |
 //! | `rules` | rules of the firewall |
@@ -18,6 +19,7 @@ pub mod choice;
 pub mod device;
 pub mod entries;
 pub mod health;
+pub mod look;
 pub mod peers;
 pub mod ranges;
 pub mod rules;
@@ -64,5 +66,44 @@ impl PodNetworkBackend {
             (Self::Vxlan, true) => 70,
             (Self::HostGateway, _) => 0,
         }
+    }
+
+    /// Largest packet of a pod, bytes. `external`: that of the interface to other nodes, if there is one. Without it, pods
+    /// keep what they were `told` (0: nothing yet), else they get what nearly every interface allows: they start, and only
+    /// the way to other nodes is missing.
+    #[must_use]
+    pub const fn pod_mtu(self, external: Option<u32>, told: u32, has_v6: bool) -> u32 {
+        let external = match external {
+            None if told > 0 => return told,
+            None => USUAL_MTU,
+            Some(mtu) => mtu,
+        };
+        external.saturating_sub(self.overhead(has_v6))
+    }
+}
+
+/// Largest packet of an interface of Ethernet, bytes.
+const USUAL_MTU: u32 = 1500;
+
+#[cfg(test)]
+mod tests {
+    use super::PodNetworkBackend;
+
+    #[test]
+    fn pods_have_an_mtu_without_a_way_out() {
+        // FLAN-10 FLAN-12
+        let vxlan = PodNetworkBackend::Vxlan;
+        for (external, told, has_v6, mtu) in [
+            (Some(1500), 0, false, 1450),
+            (Some(1500), 0, true, 1430),
+            (Some(1400), 1450, false, 1350),
+            (None, 0, false, 1450),
+            (None, 0, true, 1430),
+            (None, 1350, false, 1350),
+        ] {
+            assert_eq!(vxlan.pod_mtu(external, told, has_v6), mtu, "{external:?}");
+        }
+        let gateway = PodNetworkBackend::HostGateway;
+        assert_eq!(gateway.pod_mtu(None, 0, true), 1500);
     }
 }

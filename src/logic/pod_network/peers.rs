@@ -396,30 +396,42 @@ impl PeerTable {
     }
 
     /// Takes the ranges of a node's pods: the answer to a question about it. `uid`: that of the answer. Another one is
-    /// another node, about which the next list tells.
-    pub fn learn_ranges(&mut self, name: &str, uid: &str, ranges: &[Cidr]) {
-        if let Some(found) = self.find(name)
-            && let Some(record) = self.records.get_mut(found)
-            && record.uid == fnv1a(uid.bytes())
-        {
-            record.is_read = true;
-            // The controller gives ranges after a node has come: until then it is asked again.
-            if !ranges.is_empty() {
-                record.set_ranges(ranges);
-            }
+    /// another node, about which the next list tells. Returns true if that is news: only then the next list is soon.
+    pub fn learn_ranges(&mut self, name: &str, uid: &str, ranges: &[Cidr]) -> bool {
+        let Some(record) = self.find(name).and_then(|at| self.records.get_mut(at)) else {
+            return false;
+        };
+        if record.uid != fnv1a(uid.bytes()) {
+            return false;
         }
+        // The controller gives ranges after a node has come: until then it is asked again.
+        let is_given = !ranges.is_empty();
+        let is_news = !record.is_read || (is_given && !record.has_ranges);
+        record.is_read = true;
+        if is_given {
+            record.set_ranges(ranges);
+        }
+        is_news
     }
 
-    /// Removes a node that a whole list did not have and that the apiserver says does not exist.
-    pub fn forget_peer(&mut self, name: &str) {
-        if let Some(found) = self.find(name)
-            && self
-                .records
-                .get(found)
-                .is_some_and(|record| record.is_unlisted)
-        {
+    /// Takes the answer that a node exists and cannot be read. It is asked about again, and hinders nobody: what others
+    /// left in the kernel is removed as if it had been read. Returns true if that is news.
+    pub fn note_unreadable(&mut self, name: &str) -> bool {
+        let record = self.find(name).and_then(|at| self.records.get_mut(at));
+        record.is_some_and(|record| !core::mem::replace(&mut record.is_read, true))
+    }
+
+    /// Removes a node that a whole list did not have and that the apiserver says does not exist. Returns true if it was
+    /// there.
+    pub fn forget_peer(&mut self, name: &str) -> bool {
+        let found = self.find(name).filter(|at| {
+            let record = self.records.get(*at);
+            record.is_some_and(|record| record.is_unlisted)
+        });
+        if let Some(found) = found {
             self.records.remove(found);
         }
+        found.is_some()
     }
 
     /// Returns true if every node was read once. Until then entries of earlier runs may belong to one that was not.
@@ -499,25 +511,6 @@ fn check_peer(
         }
     }
     Ok(())
-}
-
-/// Reads the ranges of a node's pods: at most one of each family. One that cannot be read is left out.
-#[must_use]
-pub fn node_ranges(pod_cidr: &str, pod_cidrs: &[String]) -> Vec<Cidr> {
-    const FAMILIES: usize = 2;
-    let many = pod_cidrs.iter().map(String::as_str);
-    let mut ranges: Vec<Cidr> = Vec::new();
-    let all = many.chain(pod_cidrs.is_empty().then_some(pod_cidr));
-    for range in all
-        .take(FAMILIES)
-        .filter_map(|text| text.parse::<Cidr>().ok())
-    {
-        let is_new = |known: &Cidr| known.address.is_ipv4() != range.address.is_ipv4();
-        if ranges.iter().all(is_new) {
-            ranges.push(range);
-        }
-    }
-    ranges
 }
 
 #[cfg(test)]
@@ -619,14 +612,34 @@ mod tests {
         let ask = |name: &str| (name.to_owned(), PeerQuestion::Ranges);
         assert_eq!(table.open_questions(), [ask("a"), ask("c")]);
         assert_eq!(reached(&table), Vec::<&str>::new(), "ranges are not known");
-        table.learn_ranges("a", "a", &[range("10.42.1.0/24")]);
-        table.learn_ranges("c", "another", &[range("10.42.3.0/24")]);
+        assert!(table.learn_ranges("a", "a", &[range("10.42.1.0/24")]));
+        assert!(!table.learn_ranges("c", "another", &[range("10.42.3.0/24")]));
         assert_eq!(reached(&table), ["a"]);
         assert_eq!(table.open_questions(), [ask("c")]);
         assert!(!table.is_settled());
-        table.learn_ranges("c", "c", &[]);
+        assert!(table.learn_ranges("c", "c", &[]));
         assert_eq!(table.open_questions(), [ask("c")], "none given yet");
         assert!(table.is_settled());
+        // The same answer again is no reason to list soon.
+        assert!(!table.learn_ranges("c", "c", &[]));
+        assert!(!table.learn_ranges("a", "a", &[range("10.42.1.0/24")]));
+        assert!(table.learn_ranges("c", "c", &[range("10.42.3.0/24")]));
+        assert!(!table.learn_ranges("nobody", "nobody", &[]));
+    }
+
+    #[test]
+    fn an_unreadable_node_hinders_nobody() {
+        // FLAN-01 FLAN-09
+        let mut table = PeerTable::default();
+        table.take_list(list(&[("a", 1, "10.42.1.0/24", "192.0.2.1", 1)]));
+        assert!(!table.is_settled());
+        assert!(table.note_unreadable("a"));
+        assert!(table.is_settled());
+        assert_eq!(reached(&table), Vec::<&str>::new());
+        let ask = ("a".to_owned(), PeerQuestion::Ranges);
+        assert_eq!(table.open_questions(), [ask], "it is read again");
+        assert!(!table.note_unreadable("a"));
+        assert!(!table.note_unreadable("nobody"));
     }
 
     #[test]
@@ -637,7 +650,7 @@ mod tests {
             ("b", 2, "10.42.2.0/24", "192.0.2.2", 2),
         ];
         let mut table = table(&rows);
-        table.forget_peer("a");
+        assert!(!table.forget_peer("a"));
         assert_eq!(reached(&table), ["a", "b"], "it is listed");
         let outcome = table.take_list(list(&rows));
         assert!(!outcome.is_changed);
@@ -651,7 +664,7 @@ mod tests {
         table.take_list(list(&rows));
         assert_eq!(table.open_questions(), []);
         table.take_list(list(&rows[1..]));
-        table.forget_peer("a");
+        assert!(table.forget_peer("a"));
         assert_eq!(reached(&table), ["b"]);
         // One that is there and takes no part any more.
         let mut list = PeerList::default();
@@ -806,28 +819,6 @@ mod tests {
                     .iter()
                     .all(|peer| peer.range.address.is_ipv6() == is_v6)
             );
-        }
-    }
-
-    #[test]
-    fn ranges_of_nodes() {
-        // FLAN-01
-        let many = |texts: &[&str]| texts.iter().map(|t| (*t).to_owned()).collect::<Vec<_>>();
-        for (one, all, expected) in [
-            ("10.42.1.0/24", &[][..], &["10.42.1.0/24"][..]),
-            ("", &[], &[]),
-            ("x", &[], &[]),
-            ("10.42.1.0/24", &["10.42.2.0/24"], &["10.42.2.0/24"]),
-            (
-                "",
-                &["10.42.2.0/24", "fd42::/64"],
-                &["10.42.2.0/24", "fd42::/64"],
-            ),
-            ("", &["10.42.2.0/24", "10.42.3.0/24"], &["10.42.2.0/24"]),
-            ("", &["x", "fd42::/64", "10.42.2.0/24"], &["fd42::/64"]),
-        ] {
-            let expected: Vec<_> = expected.iter().map(|text| range(text)).collect();
-            assert_eq!(node_ranges(one, &many(all)), expected, "{one} {all:?}");
         }
     }
 

@@ -28,6 +28,8 @@ pub struct ListSchedule {
 pub enum ListEnd {
     /// It failed.
     Failed,
+    /// It is of no use: meanwhile the cluster has another backend, of which no list came yet.
+    Outdated,
     /// It came whole.
     Whole {
         /// Set if it brought news.
@@ -68,6 +70,7 @@ impl ListSchedule {
         self.last = now;
         let double = |pause: Duration| (pause * 2).min(POLL);
         match end {
+            ListEnd::Outdated => *self = Self::new(now),
             ListEnd::Failed => {
                 self.due = now + self.retry;
                 self.retry = double(self.retry);
@@ -153,5 +156,23 @@ mod tests {
         assert_eq!(schedule.due(), now + FIRST_RETRY);
         schedule.take_list_end(open(false), now);
         assert_eq!(schedule.due(), now + FIRST_RETRY * 2);
+    }
+
+    #[test]
+    fn another_backend_needs_a_list_at_once() {
+        // FLAN-04
+        let now = MonoTime(7);
+        let whole = ListEnd::Whole {
+            is_changed: false,
+            has_questions: false,
+        };
+        for before in [whole, ListEnd::Failed] {
+            let mut schedule = ListSchedule::new(now);
+            schedule.take_list_end(before, now);
+            assert!(schedule.due() > now);
+            schedule.take_list_end(ListEnd::Outdated, now);
+            assert_eq!(schedule, ListSchedule::new(now));
+            assert_eq!(schedule.due(), now);
+        }
     }
 }

@@ -27,7 +27,8 @@ use crate::{
             device::WantedDevice,
             entries::EntryPlan,
             health::PodNetworkHealth,
-            peers::{OwnPlace, PeerTable, node_ranges},
+            look::node_ranges,
+            peers::{OwnPlace, PeerTable},
             rules::{is_port_open, table_rules},
             subnet_env::format_subnet_file,
         },
@@ -128,6 +129,7 @@ impl PodNetworkShared {
         };
         if self.state.backend.replace(backend) != backend {
             self.state.has_list.set(false);
+            self.state.choices.set(self.state.choices.get() + 1);
             *self.peers.borrow_mut() = PeerTable::default();
             self.state.backend_chosen.wake_waiters();
         }

@@ -4,25 +4,22 @@
 use alloc::rc::Rc;
 use core::{future::pending, time::Duration};
 
-use serde_json::Value;
 use smol::future::FutureExt as _;
 
 use super::shared::PodNetworkShared;
 use crate::{
-    api::{Node, ObjectMeta, strict::typed_from_value},
+    api::ObjectMeta,
     error::error_chain,
     kube::{
         ClusterReader, DoorbellNews, KubeError, WatchDoorbell, WatchEnd, WatchEventKind,
         WatchOptions, path::encode_segment,
     },
-    logic::{
-        node::Cidr,
-        pod_network::{
-            PodNetworkBackend,
-            announcement::read_announcement,
-            peers::{ListedNode, PeerList, PeerQuestion, node_ranges},
-            schedule::{ListEnd, ListSchedule},
-        },
+    logic::pod_network::{
+        PodNetworkBackend,
+        announcement::read_announcement,
+        look::look_at_node,
+        peers::{ListedNode, PeerList, PeerQuestion},
+        schedule::{ListEnd, ListSchedule},
     },
 };
 
@@ -33,26 +30,28 @@ const WATCH_TIME: Duration = Duration::from_secs(10 * 60);
 /// A watch that ends earlier by so much was cut.
 const WATCH_SLACK: Duration = Duration::from_secs(30);
 
-/// Node as one look at it says.
-struct NodeLook {
-    uid: String,
-    ranges: Vec<Cidr>,
-    takes_part: bool,
-}
-
 /// Reads the other nodes, as long as the agent runs.
 pub(super) async fn list_nodes(shared: Rc<PodNetworkShared>, reader: Rc<ClusterReader>) {
     let mut schedule = ListSchedule::new(shared.clock.now());
     let mut bell = NodeBell::default();
+    let mut choice = shared.state.choices.get();
     loop {
         let backend = shared.wait_for_backend().await;
+        let now = shared.state.choices.get();
+        if core::mem::replace(&mut choice, now) != now {
+            schedule.take_list_end(ListEnd::Outdated, shared.clock.now());
+        }
         let due = schedule.due();
         if shared.clock.now() < due {
             let alarm = async {
                 shared.clock.sleep_until(due).await;
                 None
             };
-            if let Some(news) = alarm.or(bell.next_news()).await {
+            let chosen = async {
+                shared.state.backend_chosen.wait_for_wake().await;
+                None
+            };
+            if let Some(news) = alarm.or(chosen).or(bell.next_news()).await {
                 bell.take_news(news, &shared, &mut schedule).await;
             }
             continue;
@@ -166,6 +165,7 @@ async fn list_once(
     reader: &ClusterReader,
     backend: PodNetworkBackend,
 ) -> (ListEnd, Option<String>) {
+    let choice = shared.state.choices.get();
     let own = shared.name.clone();
     let note = move |list: &mut PeerList, meta: ObjectMeta| {
         if meta.name == own || encode_segment(&meta.name).is_err() {
@@ -185,6 +185,9 @@ async fn list_once(
             return (ListEnd::Failed, None);
         }
     };
+    if shared.state.choices.get() != choice {
+        return (ListEnd::Outdated, None);
+    }
     let outcome = shared.peers.borrow_mut().take_list(list);
     if outcome.left_out > 0 {
         let text = format!("pod network: {} nodes are too many", outcome.left_out);
@@ -194,6 +197,9 @@ async fn list_once(
     let questions = shared.peers.borrow().open_questions();
     for (name, question) in questions {
         is_changed |= ask_about(shared, reader, backend, &name, question).await;
+        if shared.state.choices.get() != choice {
+            return (ListEnd::Outdated, None);
+        }
     }
     let has_questions = !shared.peers.borrow().open_questions().is_empty();
     shared.set_list_trouble(None);
@@ -215,7 +221,7 @@ fn list_error_text(error: &KubeError) -> String {
     }
 }
 
-/// Looks at one node. Returns true if that changed something.
+/// Looks at one node. Returns true if that brought news.
 async fn ask_about(
     shared: &PodNetworkShared,
     reader: &ClusterReader,
@@ -228,37 +234,27 @@ async fn ask_about(
     };
     let path = format!("{NODES}/{segment}");
     let looked = reader
-        .read_object(&path, move |object| look_at(object, backend))
+        .read_object(&path, move |object| look_at_node(object, backend))
         .await;
     let mut peers = shared.peers.borrow_mut();
     match (looked, question) {
         (Ok(Some(look)), _) => {
-            peers.learn_ranges(name, &look.uid, &look.ranges);
-            if question == PeerQuestion::Existence && !look.takes_part {
-                peers.forget_peer(name);
-            }
-            true
+            let is_gone =
+                question == PeerQuestion::Existence && !look.takes_part && peers.forget_peer(name);
+            peers.learn_ranges(name, &look.uid, &look.ranges) || is_gone
         }
-        (Ok(None), _) => false,
+        (Ok(None), _) => {
+            let text = format!("pod network: the object of node {name} cannot be read");
+            shared.complaints.complain(&text);
+            peers.note_unreadable(name)
+        }
         (Err(e), PeerQuestion::Existence) if e.is_not_found() => {
             log::info!("node {name} is gone: its routes are removed");
-            peers.forget_peer(name);
-            true
+            peers.forget_peer(name)
         }
         (Err(e), _) => {
             log::debug!("look at node {name}: {}", error_chain(&e));
             false
         }
     }
-}
-
-/// Takes what counts from a Node.
-fn look_at(object: Value, backend: PodNetworkBackend) -> Option<NodeLook> {
-    let node: Node = typed_from_value(&object).ok()?;
-    let announcement = read_announcement(&node.metadata.annotations, backend);
-    Some(NodeLook {
-        uid: node.metadata.uid.as_str().to_owned(),
-        ranges: node_ranges(&node.spec.pod_cidr, &node.spec.pod_cidrs),
-        takes_part: matches!(announcement, Ok(Some(_))),
-    })
 }

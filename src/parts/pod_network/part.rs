@@ -25,7 +25,8 @@ use crate::{
         metrics::exposition::MetricsText,
         pod_network::{
             health::{check_pod_network, write_pod_network_metrics},
-            peers::{PeerTable, node_ranges},
+            look::node_ranges,
+            peers::PeerTable,
         },
     },
     parts::{ConfiguredPart, Part, PartTools},

@@ -80,6 +80,8 @@ pub(super) struct PodNetworkShared {
 pub(super) struct KeeperState {
     pub(super) backend: Cell<Option<PodNetworkBackend>>,
     pub(super) backend_chosen: WakeFlag,
+    /// Number of changes of the backend: a list from before the last one is of no use.
+    pub(super) choices: Cell<u64>,
     /// Wakes the keeper: the nodes changed.
     pub(super) peers_changed: WakeFlag,
     /// Set once a whole list of nodes came.
