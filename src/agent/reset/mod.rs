@@ -190,6 +190,10 @@ impl ResetPlan {
             Err(e) => left.note_failure("cgroups", Err(e)),
         }
         left.note_failure("volumes", remove_volumes(cfg));
+        // The root directory says what parts have made.
+        for part in &cfg.parts {
+            left.0.extend(part.remove_remains().await);
+        }
         left.note_failure("the run directory", files::remove_run(&cfg.dirs.run));
         let images = !self.choice.keep_images;
         let root = files::remove_root(&cfg.dirs.root, images);
@@ -198,9 +202,6 @@ impl ResetPlan {
         left.note_failure("logs", logs);
         left.note_failure("iptables", cni::forget_port_chains().await);
         left.note_failure("AppArmor", apparmor::unload_free_profiles());
-        for part in &cfg.parts {
-            left.0.extend(part.remove_remains().await);
-        }
         neighbours::remove_lock_files(cfg);
         if left.0.is_empty() {
             Ok(())

@@ -22,7 +22,9 @@ use crate::{
         node::Cidr,
         pod_network::{
             HardwareAddress, PodNetworkBackend,
-            announcement::{NodePlace, OwnAnnouncement, announced_address, announced_mac},
+            announcement::{
+                NodePlace, OwnAnnouncement, announced_address, announced_ip, announced_mac,
+            },
             choice::{ChosenNetwork, NetworkChoice, choose_network, own_families},
             device::WantedDevice,
             entries::EntryPlan,
@@ -33,7 +35,7 @@ use crate::{
             subnet_env::format_subnet_file,
         },
     },
-    runtime::runc::cni::SpanningSettings,
+    runtime::runc::cni::{SpanningSettings, exempt_ranges},
     sys::{
         file,
         netlink::pod_network::{drain_change_monitor, open_change_monitor},
@@ -139,6 +141,7 @@ impl PodNetworkShared {
                 LookEnd::NotReady("waiting for a server to tell the network of the cluster".into())
             }
             NetworkChoice::Off => {
+                self.remove_remains().await;
                 self.spanning.set_settings(SpanningSettings::default());
                 let now = self.clock.wall_time();
                 self.status.change_health(now, |health| {
@@ -150,6 +153,7 @@ impl PodNetworkShared {
                 LookEnd::Done
             }
             NetworkChoice::Foreign(name) => {
+                self.remove_remains().await;
                 let why = format!(
                     "the cluster has backend {name:?}, which picolet does not make: pods here do not reach those of other nodes"
                 );
@@ -168,6 +172,19 @@ impl PodNetworkShared {
         }
     }
 
+    /// Removes what was made for another choice. What is left is tried again at the next look.
+    async fn remove_remains(&self) {
+        if !self.remains.has_mark() {
+            return;
+        }
+        *self.state.rules_seen.borrow_mut() = None;
+        self.state.subnet_file.borrow_mut().clear();
+        for what in self.remains.remove(true, Some(&self.disk)).await {
+            let text = format!("pod network: cannot remove what is left of it: {what}");
+            self.complaints.complain(&text);
+        }
+    }
+
     async fn look_at_network(&self, network: &ChosenNetwork) -> LookEnd {
         let own = self.own_node.node_object();
         let ranges = own
@@ -181,15 +198,25 @@ impl PodNetworkShared {
         };
         let named = self.settings.interface.clone();
         let find = move || kernel::find_external_interface(named.as_deref());
-        let external = match self.disk.run_job(find).await {
+        let external = self.disk.run_job(find).await;
+        let remains = self.remains.clone();
+        if let Err(e) = self.disk.run_job(move || remains.write_mark()).await {
+            // Pods need the network more than a later removal needs the note.
+            let text = format!("pod network: cannot note that it is made: {e}");
+            self.complaints.complain(&text);
+        }
+        // Packets of pods fit whatever family they go by.
+        let has_v6 = families.iter().any(|(_, own)| own.address.is_ipv6());
+        let mtu = network.backend.pod_mtu(
+            external.as_ref().ok().map(|external| external.mtu),
+            self.spanning.current_settings().mtu,
+            has_v6,
+        );
+        self.tell_pods(&families, mtu).await;
+        let external = match external {
             Ok(external) => external,
             Err(e) => return LookEnd::NotReady(error_chain(&e)),
         };
-        // Packets of pods fit whatever family they go by.
-        let has_v6 = families.iter().any(|(_, own)| own.address.is_ipv6());
-        let overhead = network.backend.overhead(has_v6);
-        self.tell_pods(&families, external.mtu.saturating_sub(overhead))
-            .await;
         let is_recent = |(of, seen): &(Vec<(Cidr, Cidr)>, MonoTime)| {
             *of == families && self.clock.now() - *seen + SETTLE < LOOK
         };
@@ -211,8 +238,9 @@ impl PodNetworkShared {
             let why = trouble.unwrap_or_else(|| "no family has an address".into());
             return LookEnd::NotReady(why);
         }
-        let announced = self.announce(network, &families, own.as_ref()).await;
+        // Answers find their way before others send here.
         let entries = self.look_at_entries(network, &families, &external).await;
+        let announced = self.announce(network, &families, own.as_ref()).await;
         let list = self.state.list_trouble.borrow().clone();
         let trouble = trouble.or(announced).or(entries).or(list);
         let has_list = self.state.has_list.get();
@@ -249,13 +277,13 @@ impl PodNetworkShared {
         if *self.state.subnet_file.borrow() == text {
             return;
         }
-        let (path, written) = (self.subnet_path.clone(), text.clone());
+        let (path, written) = (self.remains.subnet_file.clone(), text.clone());
         let write = move || write_subnet_file(&path, &written);
         match self.disk.run_job(write).await {
             Ok(()) => *self.state.subnet_file.borrow_mut() = text,
             Err(e) => self.complaints.complain(&format!(
                 "pod network: cannot write {}: {e}",
-                self.subnet_path.display()
+                self.remains.subnet_file.display()
             )),
         }
     }
@@ -297,6 +325,16 @@ impl PodNetworkShared {
                 }
             }
         }
+        // Pods that run since before the network was known.
+        let ranges: Vec<_> = families.iter().map(|(all, _)| all.to_string()).collect();
+        match exempt_ranges(&self.bridge, &ranges).await {
+            Ok(true) => log::info!("pod network: pods that run keep their addresses, too"),
+            Ok(false) => {}
+            Err(e) => {
+                let text = format!("pod network: iptables: {}", error_chain(&e));
+                self.complaints.complain(&text);
+            }
+        }
         let now = self.clock.wall_time();
         self.status.change_health(now, |health| {
             health.closed_port = closed;
@@ -315,7 +353,12 @@ impl PodNetworkShared {
         let (mut made, mut trouble) = (Vec::new(), None);
         for &(all, range) in families {
             let is_v6 = range.address.is_ipv6();
-            let local = match external.first_address(is_v6) {
+            let name = device_name(is_v6);
+            let used = self.disk.run_job(move || kernel::read_device(name)).await;
+            let used = used.ok().flatten().and_then(|device| device.local);
+            let announced = |node: &Node| announced_ip(&node.metadata.annotations, is_v6);
+            let used = used.or_else(|| own.and_then(announced));
+            let local = match external.choose_local(is_v6, used) {
                 Ok(local) => local,
                 Err(e) => {
                     trouble = Some(error_chain(&e));
@@ -328,7 +371,6 @@ impl PodNetworkShared {
                 device: 0,
                 mac: HardwareAddress::default(),
             };
-            let name = device_name(is_v6);
             let result = match network.backend {
                 PodNetworkBackend::HostGateway => {
                     // That of the backend before.
@@ -353,7 +395,7 @@ impl PodNetworkShared {
                     // Other nodes know its hardware address: without the own Node, which has it, none is invented.
                     let may_create = own.is_some();
                     let keep = move || kernel::keep_device(&request, may_create);
-                    self.disk.run_job(keep).await
+                    self.disk.run_job(keep).await.map(Some)
                 }
             };
             match result {

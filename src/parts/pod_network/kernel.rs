@@ -12,7 +12,9 @@ use crate::{
         node::Cidr,
         pod_network::{
             HardwareAddress, PodNetworkBackend,
-            device::{DeviceStep, FoundDevice, WantedDevice, choose_mac, foreign_addresses},
+            device::{
+                DeviceStep, FoundDevice, WantedDevice, choose_local, choose_mac, foreign_addresses,
+            },
             entries::{EntryChange, EntryPlan, KernelEntries, RouteEntry, is_own_route},
             ranges::is_host_address,
         },
@@ -51,6 +53,9 @@ pub(super) enum PodNetworkError {
     /// The interface has no address of a family.
     #[error("interface {0} has no {1} address that other nodes can reach: waiting for one")]
     NoAddress(String, &'static str),
+    /// The own Node, which may have the device's hardware address, is not known.
+    #[error("waiting for the Node object of this node: without it {0} is not made")]
+    NoOwnNode(&'static str),
     /// An interface of the device's name belongs to another program.
     #[error("interface {0} exists and is no vxlan device")]
     ForeignDevice(&'static str),
@@ -80,13 +85,14 @@ pub(super) struct ExternalInterface {
 }
 
 impl ExternalInterface {
-    /// First address of a family.
-    pub(super) fn first_address(&self, is_v6: bool) -> Result<IpAddr, PodNetworkError> {
-        let mut addresses = self.addresses.iter();
-        let found = addresses.find(|ip| ip.is_ipv6() == is_v6);
+    /// Address of a family from which this node sends: `used`, if the interface has it, else the first.
+    pub(super) fn choose_local(
+        &self,
+        is_v6: bool,
+        used: Option<IpAddr>,
+    ) -> Result<IpAddr, PodNetworkError> {
         let family = if is_v6 { "IPv6" } else { "IPv4" };
-        found
-            .copied()
+        choose_local(&self.addresses, is_v6, used)
             .ok_or_else(|| PodNetworkError::NoAddress(self.name.clone(), family))
     }
 }
@@ -146,34 +152,33 @@ fn found_device(link: &LinkProperties) -> FoundDevice {
     }
 }
 
-/// Makes the device as it is to be. One that fits is kept, with its entries and hardware address (FLAN-06). `None`:
-/// there is none, and with `may_create` false none is made.
+/// Looks at the device of that name.
+pub(super) fn read_device(name: &str) -> Result<Option<FoundDevice>, PodNetworkError> {
+    let link = read_link_properties(name).map_err(error_at(format!("look at {name}")))?;
+    Ok(link.as_ref().map(found_device))
+}
+
+/// Makes the device as it is to be. One that fits is kept, with its entries and hardware address (FLAN-06). With
+/// `may_create` false none is made if there is none.
 pub(super) fn keep_device(
     request: &DeviceRequest,
     may_create: bool,
-) -> Result<Option<FoundDevice>, PodNetworkError> {
+) -> Result<FoundDevice, PodNetworkError> {
     let (name, wanted) = (request.name, &request.wanted);
-    let look = || {
-        let link = read_link_properties(name).map_err(error_at(format!("look at {name}")))?;
-        Ok(link.as_ref().map(found_device))
-    };
-    let found: Option<FoundDevice> = look()?;
+    let gone = || error_at(format!("look at {name}"))(io::ErrorKind::NotFound.into());
+    let found = read_device(name)?;
     if found.is_some_and(|found| found.vni.is_none()) {
         return Err(PodNetworkError::ForeignDevice(name));
     }
     if found.is_none() && !may_create {
-        return Ok(None);
+        return Err(PodNetworkError::NoOwnNode(name));
     }
     match DeviceStep::choose(wanted, found.as_ref()) {
         DeviceStep::Keep {
             sets_mtu,
             brings_up,
         } => {
-            let Some(found) = found else {
-                return Err(error_at(format!("look at {name}"))(
-                    io::ErrorKind::NotFound.into(),
-                ));
-            };
+            let found = found.ok_or_else(gone)?;
             if sets_mtu {
                 netlink::set_mtu(found.index, wanted.mtu)
                     .map_err(error_at(format!("set the MTU of {name}")))?;
@@ -207,14 +212,13 @@ pub(super) fn keep_device(
             })?;
             // Absent where the kernel has no IPv6.
             let _ = namespaces::set_sysctl(&format!("net/ipv6/conf/{name}/accept_ra"), "0");
-            let made = look()?;
-            let index = made.map_or(0, |found| found.index);
+            let index = read_device(name)?.ok_or_else(gone)?.index;
             set_addresses(request, index)?;
             bring_up(name, index)?;
             log::info!("made {name} at {} with {mac}", wanted.local);
         }
     }
-    look()
+    read_device(name)?.ok_or_else(gone)
 }
 
 fn bring_up(name: &str, index: u32) -> Result<(), PodNetworkError> {

@@ -8,7 +8,7 @@
 //! | `keeper` | keeps them as they are to be, and tells the cluster where this node is |
 //! | `lister` | reads the other nodes |
 //! | `part`, `settings` | the part of a node, and its keys |
-//! | `remains` | removes all of it, for a reset |
+//! | `remains` | removes all of it, for a reset and once there is to be none |
 //! | `shared` | state and tools of the tasks |
 //! | `status` | the state for people |
 //!

@@ -6,7 +6,8 @@ use core::{cell::RefCell, fmt, net::IpAddr, pin::Pin};
 use serde_json::Value;
 
 use super::{
-    SUBNET_FILE, lister, remains,
+    lister,
+    remains::NetworkRemains,
     settings::{self, PodNetworkSettings},
     shared::{AnnouncedNode, KeeperState, PodNetworkShared},
     status::PodNetworkStatus,
@@ -55,19 +56,21 @@ impl Part for PodNetworkPart {
         own: &Value,
         config: &AgentConfig,
     ) -> Result<Option<Rc<dyn ConfiguredPart>>, InvalidField> {
-        let settings = settings::resolve_pod_network(own, config)?;
-        Ok(settings.map(|settings| -> Rc<dyn ConfiguredPart> {
-            let spanning = SpanningNetwork::default();
-            spanning.set_settings(SpanningSettings {
-                not_ready: Some("the network between nodes is being made".into()),
-                ..SpanningSettings::default()
-            });
-            Rc::new(ConfiguredPodNetwork {
-                settings,
-                spanning: Arc::new(spanning),
-                status: Rc::default(),
-            })
-        }))
+        let remains = NetworkRemains::of_agent(&config.dirs.root);
+        let Some(settings) = settings::resolve_pod_network(own, config)? else {
+            return Ok(Some(Rc::new(AbsentPodNetwork { remains })));
+        };
+        let spanning = SpanningNetwork::default();
+        spanning.set_settings(SpanningSettings {
+            not_ready: Some("the network between nodes is being made".into()),
+            ..SpanningSettings::default()
+        });
+        Ok(Some(Rc::new(ConfiguredPodNetwork {
+            settings,
+            remains,
+            spanning: Arc::new(spanning),
+            status: Rc::default(),
+        })))
     }
 }
 
@@ -99,9 +102,39 @@ impl AnnouncedNode for ClusterNode {
     }
 }
 
+/// No network: what an agent before this one has made is removed.
+#[derive(Debug)]
+struct AbsentPodNetwork {
+    remains: NetworkRemains,
+}
+
+impl ConfiguredPart for AbsentPodNetwork {
+    fn start(&self, tools: &PartTools<'_>) -> Vec<AgentTask> {
+        if !self.remains.has_mark() {
+            return Vec::new();
+        }
+        let (remains, lane) = (self.remains.clone(), tools.disk.clone());
+        vec![box_task(async move {
+            for what in remains.remove(false, Some(&lane)).await {
+                log::warn!("pod network: cannot remove what is left of it: {what}");
+            }
+        })]
+    }
+
+    fn list_remains(&self) -> Vec<String> {
+        self.remains.list(false)
+    }
+
+    fn remove_remains(&self) -> Pin<Box<dyn Future<Output = Vec<String>>>> {
+        let remains = self.remains.clone();
+        Box::pin(async move { remains.remove(false, None).await })
+    }
+}
+
 /// A network that is configured, and runs in an agent.
 struct ConfiguredPodNetwork {
     settings: PodNetworkSettings,
+    remains: NetworkRemains,
     spanning: Arc<SpanningNetwork>,
     status: Rc<PodNetworkStatus>,
 }
@@ -132,7 +165,8 @@ impl ConfiguredPart for ConfiguredPodNetwork {
                 node: Rc::clone(tools.node),
                 object: tools.own_node.clone(),
             }),
-            subnet_path: SUBNET_FILE.into(),
+            remains: self.remains.clone(),
+            bridge: tools.config.network.builtin_bridge.clone(),
             cluster: Rc::clone(tools.cluster_network),
             clock: Rc::clone(tools.clock),
             complaints: Rc::clone(tools.complaints),
@@ -157,11 +191,12 @@ impl ConfiguredPart for ConfiguredPodNetwork {
     }
 
     fn list_remains(&self) -> Vec<String> {
-        remains::list_remains()
+        self.remains.list(true)
     }
 
     fn remove_remains(&self) -> Pin<Box<dyn Future<Output = Vec<String>>>> {
-        Box::pin(remains::remove_remains(SUBNET_FILE.as_ref()))
+        let remains = self.remains.clone();
+        Box::pin(async move { remains.remove(true, None).await })
     }
 
     fn conditions(&self, now: WallTime) -> Vec<NodeCondition> {

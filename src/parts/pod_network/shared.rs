@@ -6,11 +6,14 @@ use core::{
     net::IpAddr,
     pin::Pin,
 };
-use std::{collections::BTreeSet, path::PathBuf};
+use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::{kernel::AppliedPlan, settings::PodNetworkSettings, status::PodNetworkStatus};
+use super::{
+    kernel::AppliedPlan, remains::NetworkRemains, settings::PodNetworkSettings,
+    status::PodNetworkStatus,
+};
 use crate::{
     agent::{
         clock::Clock,
@@ -60,8 +63,10 @@ pub(super) struct PodNetworkShared {
     /// Name of this node.
     pub(super) name: String,
     pub(super) own_node: Rc<dyn AnnouncedNode>,
-    /// File that flannel's CNI plugin reads.
-    pub(super) subnet_path: PathBuf,
+    /// What is left once there is to be no network.
+    pub(super) remains: NetworkRemains,
+    /// Bridge of the built-in network.
+    pub(super) bridge: String,
     pub(super) cluster: Rc<ClusterNetworkBoard>,
     pub(super) clock: Rc<dyn Clock>,
     pub(super) complaints: Rc<Complaints>,

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::{
     keeper::LookEnd,
-    remains,
+    remains::NetworkRemains,
     settings::PodNetworkSettings,
     shared::{AnnouncedNode, KeeperState, PodNetworkShared},
 };
@@ -303,7 +303,11 @@ fn agent(node: &Rc<FakeNode>, backend: &str, dir: &Path) -> PodNetworkShared {
         kept_ranges: Vec::new(),
         name: "a".into(),
         own_node: Rc::<FakeNode>::clone(node),
-        subnet_path: dir.join("flannel/subnet.env"),
+        remains: NetworkRemains {
+            subnet_file: dir.join("flannel/subnet.env"),
+            ..NetworkRemains::of_agent(dir)
+        },
+        bridge: "cni0".into(),
         cluster: Rc::default(),
         complaints: Rc::new(Complaints::new(Rc::clone(&clock))),
         recorder: Rc::new(EventRecorder::new(Rc::clone(&clock), "a".into())),
@@ -426,7 +430,17 @@ fn packets_between_nodes() {
         let dir = TestDir::new("pod-network");
         let node = own_node();
         let first = agent(&node, "vxlan", &dir.0);
+        // The bridge has pods of an agent that knew no other nodes.
+        sh("iptables -t nat -N PICOLET-MASQ-cni0
+            iptables -t nat -A PICOLET-MASQ-cni0 -j MASQUERADE
+            iptables -t nat -A POSTROUTING -s 10.42.1.0/24 -j PICOLET-MASQ-cni0");
         look(&first);
+        assert_eq!(
+            sh("iptables -t nat -S PICOLET-MASQ-cni0"),
+            "-N PICOLET-MASQ-cni0\n\
+             -A PICOLET-MASQ-cni0 -d 10.42.0.0/16 -j RETURN\n\
+             -A PICOLET-MASQ-cni0 -j MASQUERADE\n"
+        );
         // The Node says where the others find this one.
         let object = node.0.borrow().clone();
         let text = |key: &str| {
@@ -459,7 +473,7 @@ fn packets_between_nodes() {
         let settings = first.spanning.current_settings();
         assert_eq!((settings.not_ready, settings.mtu), (None, 1450));
         assert_eq!(settings.reachable, ["10.42.0.0/16"]);
-        let env = std::fs::read_to_string(&first.subnet_path).expect("the file");
+        let env = std::fs::read_to_string(&first.remains.subnet_file).expect("the file");
         assert!(
             env.contains("FLANNEL_SUBNET=10.42.1.1/24\nFLANNEL_MTU=1450\n"),
             "{env}"
@@ -570,16 +584,40 @@ fn packets_between_nodes() {
 
         // A reset removes what is ours alone.
         sh("iptables -N FOREIGN; iptables -A FORWARD -j FOREIGN");
-        let left = smol::block_on(remains::remove_remains(&second.subnet_path));
+        let left = smol::block_on(second.remains.remove(true, None));
         assert_eq!(left, Vec::<String>::new());
         assert!(!sh("ip link").contains("flannel.1"));
         assert!(sh("ip route").contains("10.99.0.0/24"));
         let rules = sh("iptables -S; iptables -t nat -S");
         assert!(
-            !rules.contains("PICOLET") && rules.contains("FOREIGN"),
+            !rules.contains("PICOLET-POD") && rules.contains("FOREIGN"),
             "{rules}"
         );
-        assert!(!second.subnet_path.exists());
+        // A device that a real flannel makes afterwards is not ours, and neither is that of another agent.
+        sh("ip link add name flannel.1 type vxlan id 1 dev eth0 local 192.168.77.1 dstport 8472");
+        assert_eq!(second.remains.list(true), Vec::<String>::new());
+        assert_eq!(
+            smol::block_on(second.remains.remove(true, None)),
+            Vec::<String>::new()
+        );
+        look(&second);
+        let other = NetworkRemains::of_agent(&dir.0.join("other"));
+        assert_eq!(
+            smol::block_on(other.remove(false, None)),
+            Vec::<String>::new()
+        );
+        assert!(sh("ip link").contains("flannel.1"));
+        // An agent that is to make none removes what it made.
+        let lines = second.remains.list(false);
+        assert_eq!(lines[0], "device flannel.1", "{lines:?}");
+        let mut third = agent(&node, "vxlan", &dir.0);
+        third.settings.choice.backend = Some("none".into());
+        look(&third);
+        assert!(!sh("ip link").contains("flannel.1"));
+        assert!(!sh("iptables -S; iptables -t nat -S").contains("PICOLET-POD"));
+        assert_eq!(third.remains.list(true), Vec::<String>::new());
+        let second = third;
+        assert!(!second.remains.subnet_file.exists());
     });
     ran.join().expect("node a");
 }
@@ -619,7 +657,7 @@ fn routes_by_gateways() {
         sh("ip route replace 10.42.2.0/24 via 192.168.77.9 proto 112");
         look(&agent);
         assert_eq!(routes(), ["10.42.2.0/24 via 192.168.77.2 dev eth0"]);
-        let left = smol::block_on(remains::remove_remains(&agent.subnet_path));
+        let left = smol::block_on(agent.remains.remove(true, None));
         assert_eq!(left, Vec::<String>::new());
         assert_eq!(routes(), Vec::<String>::new());
         assert!(sh("ip route").contains("10.42.9.0/24"), "another's");
@@ -644,8 +682,22 @@ fn a_node_waits_for_its_range_and_its_way() {
         };
         sh("ip route del default");
         assert!(why(&agent).starts_with("there is no default route"));
+        // Pods start, and the way to other nodes alone is missing.
+        let settings = agent.spanning.current_settings();
+        assert_eq!((settings.not_ready, settings.mtu), (None, 1450));
+        assert_eq!(settings.reachable, ["10.42.0.0/16"]);
         agent.settings.interface = Some("eth9".into());
         assert_eq!(why(&agent), "there is no interface eth9: waiting for it");
+        agent.settings.interface = None;
+        // The own Node is not known: a new device would have another hardware address.
+        sh("ip route add default via 192.168.77.254");
+        agent.kept_ranges = vec!["10.42.1.0/24".parse().expect("a range")];
+        let object = node.0.replace(Value::Null);
+        let waits = "waiting for the Node object of this node: without it flannel.1 is not made";
+        assert_eq!(why(&agent), waits);
+        assert!(!agent.status.health().is_ready);
+        node.0.replace(object);
+        agent.kept_ranges.clear();
         agent.settings.interface = Some("lo".into());
         assert!(why(&agent).starts_with("interface lo has no IPv4 address"));
         agent.settings.interface = None;
@@ -697,6 +749,11 @@ fn both_families() {
         assert!(sh("ip link").contains("flannel.1"));
         sh("ip addr add 2001:db8::1/64 dev eth0 nodad");
         look(&agent);
+        // Another address comes first now: the device stays.
+        let index = sh("cat /sys/class/net/flannel-v6.1/ifindex");
+        sh("ip addr add 2001:db8::99/64 dev eth0 nodad");
+        look(&agent);
+        assert_eq!(sh("cat /sys/class/net/flannel-v6.1/ifindex"), index);
         let object = node.0.borrow().clone();
         let public = &object["metadata"]["annotations"]["flannel.alpha.coreos.com/public-ipv6"];
         assert_eq!(public, "2001:db8::1");
