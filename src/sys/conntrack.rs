@@ -76,22 +76,48 @@ pub(crate) fn remove_udp_flows(
     is_unwanted: &mut dyn FnMut(&TrackedFlow) -> bool,
 ) -> io::Result<usize> {
     let mut removed = 0;
+    let mut with_filter = true;
+    let mut last = None;
     for _ in 0..LISTS {
-        let (found, is_cut) = match list_unwanted(is_v6, true, is_unwanted) {
-            // A kernel before 5.8 has no filter; one that does not take ours lists all.
-            Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => {
-                list_unwanted(is_v6, false, is_unwanted)?
-            }
-            listed => listed?,
+        let (found, is_cut) = match list_unwanted(is_v6, with_filter, is_unwanted) {
+            Ok(listed) => listed,
+            Err(e) => match e.raw_os_error() {
+                // A kernel before 5.8 has no filter; one that does not take ours lists all.
+                Some(libc::EINVAL | libc::EOPNOTSUPP) if with_filter => {
+                    with_filter = false;
+                    continue;
+                }
+                // The list changed too fast, or the kernel was short of memory.
+                Some(libc::EINTR | libc::EAGAIN | libc::EBUSY | libc::ENOBUFS) => {
+                    last = Some(e);
+                    continue;
+                }
+                _ => return Err(e),
+            },
         };
+        last = None;
         for tuple in &found {
-            removed += usize::from(delete_flow(is_v6, tuple)?);
+            match delete_flow(is_v6, tuple) {
+                Ok(was_there) => removed += usize::from(was_there),
+                // The others need not wait for it.
+                Err(e) => last = Some(e),
+            }
         }
         if !is_cut {
             break;
         }
     }
-    Ok(removed)
+    last.map_or(Ok(removed), Err)
+}
+
+/// Receives one message; a signal in between does not count.
+fn receive(fd: &OwnedFd, piece: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match recv(fd.as_raw_fd(), piece, MsgFlags::empty()) {
+            Err(nix::Error::EINTR) => {}
+            got => return Ok(got?),
+        }
+    }
 }
 
 const fn family_number(is_v6: bool) -> u8 {
@@ -124,7 +150,7 @@ fn list_unwanted(
     let mut is_cut = false;
     // Bounded: the kernel ends the list.
     loop {
-        let got = recv(fd.as_raw_fd(), &mut piece, MsgFlags::empty())?;
+        let got = receive(&fd, &mut piece)?;
         let mut rest = piece.get(..got).unwrap_or_default();
         if rest.is_empty() {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -132,7 +158,7 @@ fn list_unwanted(
         while let Some((kind, payload, next)) = split_message(rest) {
             rest = next;
             match kind {
-                DONE => return Ok((found, is_cut)),
+                DONE => return check_done(payload).map(|()| (found, is_cut)),
                 ERROR => check_error(payload)?,
                 NEW => {
                     let attributes = payload.get(GENERIC..).unwrap_or_default();
@@ -156,7 +182,7 @@ fn delete_flow(is_v6: bool, named: &[u8]) -> io::Result<bool> {
     let fd = open_socket()?;
     send_message(&fd, DELETE, ACK, family_number(is_v6), named)?;
     let mut answer = [0; 256];
-    let got = recv(fd.as_raw_fd(), &mut answer, MsgFlags::empty())?;
+    let got = receive(&fd, &mut answer)?;
     let Some((ERROR, payload, _)) = split_message(answer.get(..got).unwrap_or_default()) else {
         return Err(io::ErrorKind::InvalidData.into());
     };
@@ -206,6 +232,14 @@ fn check_error(payload: &[u8]) -> io::Result<()> {
         Some(0) => Ok(()),
         Some(code) => Err(io::Error::from_raw_os_error(code.saturating_neg())),
         None => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+/// Error with which a list ended; kernels may leave the code out.
+fn check_done(payload: &[u8]) -> io::Result<()> {
+    match payload {
+        [] => Ok(()),
+        _ => check_error(payload),
     }
 }
 
@@ -331,6 +365,10 @@ mod tests {
         for end in 0..nested(TUPLE_ORIG, &original).len() + nested(TUPLE_REPLY, &reply).len() {
             assert_eq!(parse_flow(&whole[..end]), None, "{end} bytes");
         }
+        let ended = |code: i32| check_done(&code.to_ne_bytes()).map_err(|e| e.raw_os_error());
+        assert_eq!(ended(0), Ok(()));
+        assert_eq!(ended(-libc::ENOMEM), Err(Some(libc::ENOMEM)));
+        assert!(check_done(&[]).is_ok() && check_done(&[0]).is_err());
         for end in 0..HEADER {
             assert_eq!(split_message(&[0xff; HEADER][..end]), None);
         }
