@@ -145,6 +145,21 @@ pub(crate) trait Part: Sync {
         _ = (own, config);
         Ok(None)
     }
+
+    /// Removes what the part may have left on the machine although it is not configured any more: for a reset, when no
+    /// agent runs. Returns the things that could not be removed, one line each.
+    fn remove_remains(&self) -> Pin<Box<dyn Future<Output = Vec<String>>>> {
+        Box::pin(ready(Vec::new()))
+    }
+}
+
+/// Removes what parts have left, configured or not. Returns the things that could not be removed, one line each.
+pub(crate) async fn remove_remains() -> Vec<String> {
+    let mut left = Vec::new();
+    for part in PARTS {
+        left.extend(part.remove_remains().await);
+    }
+    left
 }
 
 /// A part with its checked configuration: gives a running agent what the part can do.

@@ -194,6 +194,7 @@ impl ResetPlan {
         for part in &cfg.parts {
             left.0.extend(part.remove_remains().await);
         }
+        left.0.extend(crate::parts::remove_remains().await);
         left.note_failure("the run directory", files::remove_run(&cfg.dirs.run));
         let images = !self.choice.keep_images;
         let root = files::remove_root(&cfg.dirs.root, images);

@@ -27,6 +27,9 @@ pub struct ServicesHealth {
     pub fix: Option<String>,
     /// Set if no doorbell rings: changes come by polling.
     pub is_polling: bool,
+    /// Number of Services whose rules the kernel does not take.
+    #[serde(default)]
+    pub refused: usize,
 }
 
 /// Figures of the part.
@@ -60,6 +63,15 @@ pub fn check_services(health: Option<&ServicesHealth>) -> CheckFinding {
         return CheckFinding::warning(
             "no Service is reachable yet: the lists of Services and EndpointSlices were not read",
             "see the log of the agent",
+        );
+    }
+    if health.refused > 0 {
+        return CheckFinding::warning(
+            format!(
+                "{} of the Services could not be written: the others work",
+                health.refused
+            ),
+            "see the events ServiceNotWritten of the Node",
         );
     }
     if health.is_polling {

@@ -54,6 +54,8 @@ struct RecordState {
     was_missing: bool,
     /// Another Service has one of its addresses.
     has_conflict: bool,
+    /// The kernel did not take its rules; those of before are still there.
+    was_refused: bool,
 }
 
 /// What was written of a Service.
@@ -88,6 +90,32 @@ pub struct WrittenBefore {
     pub was_missing: bool,
     /// Another Service had one of its addresses.
     pub had_conflict: bool,
+    /// The kernel did not take its rules.
+    pub was_refused: bool,
+}
+
+/// Digests of the UIDs of the Services that exist, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LivingServices(Vec<u64>);
+
+impl LivingServices {
+    /// Returns true if the Service exists.
+    #[must_use]
+    pub fn contains(&self, uid: u64) -> bool {
+        self.0.binary_search(&uid).is_ok()
+    }
+
+    /// Takes the Service that has a name now, in the place of the one that had it. 0 stands for none.
+    pub fn replace(&mut self, before: u64, now: u64) {
+        if let Ok(at) = self.0.binary_search(&before) {
+            self.0.remove(at);
+        }
+        if now != 0
+            && let Err(at) = self.0.binary_search(&now)
+        {
+            self.0.insert(at, now);
+        }
+    }
 }
 
 /// Metadata of all Services and slices, while they are listed.
@@ -172,7 +200,9 @@ impl ServiceIndex {
                 record.frontends = 0;
             }
             let is_new = (record.uid, record.version, record.slices) != (uid, version, slices);
-            record.state.is_due |= is_new || record.written == 0 || record.state.has_conflict;
+            // One that was refused has its own time.
+            let is_unwritten = record.written == 0 && !record.state.was_refused;
+            record.state.is_due |= is_new || is_unwritten || record.state.has_conflict;
             (record.uid, record.version, record.slices) = (uid, version, slices);
             now.push(record);
         }
@@ -288,6 +318,7 @@ impl ServiceIndex {
             written: record.written,
             was_missing: record.state.was_missing,
             had_conflict: record.state.has_conflict,
+            was_refused: record.state.was_refused,
         }
     }
 
@@ -304,6 +335,7 @@ impl ServiceIndex {
         record.written = service.written;
         record.state.was_missing = service.has_missing;
         record.state.has_conflict = service.has_conflict;
+        record.state.was_refused = false;
         self.gone.extend(lost);
     }
 
@@ -311,23 +343,36 @@ impl ServiceIndex {
     pub fn set_idle(&mut self, namespace: &str, name: &str, seen: WrittenService) {
         let before = self.written_before(namespace, name);
         let idle = WrittenService {
-            // The table may have elements of it.
-            uid: if is_in_table(before.written) {
-                before.uid
-            } else {
-                seen.uid
-            },
             frontends: 0,
             written: IDLE,
             ..seen
         };
         self.set_written(namespace, name, idle);
-        if is_in_table(before.written) {
+        // The table may have elements of it. Those of another UID go as for every Service that was made anew.
+        if before.written != IDLE && before.uid == seen.uid && before.uid != 0 {
             self.gone.push(before.uid);
-            if let Some(record) = self.record(namespace, name) {
-                record.uid = 0;
-            }
-            self.retry_conflicts();
+        }
+    }
+
+    /// Marks a Service whose rules the kernel does not take: the table has those of before, if any.
+    pub fn set_refused(&mut self, namespace: &str, name: &str) {
+        if let Some(record) = self.record(namespace, name) {
+            record.state.was_refused = true;
+        }
+    }
+
+    /// Number of Services whose rules the kernel did not take.
+    #[must_use]
+    pub fn count_refused(&self) -> usize {
+        let refused = self.records.iter().filter(|it| it.state.was_refused);
+        refused.count()
+    }
+
+    /// Marks a Service that has lost an address to another.
+    pub fn set_robbed(&mut self, uid: u64) {
+        for record in self.records.iter_mut().filter(|it| it.uid == uid) {
+            record.state.has_conflict = true;
+            record.state.is_due = true;
         }
     }
 
@@ -346,11 +391,10 @@ impl ServiceIndex {
         };
         let record = self.records.remove(at);
         self.gone.extend((record.uid != 0).then_some(record.uid));
-        self.retry_conflicts();
     }
 
-    /// Marks Services whose addresses another had, which may be gone.
-    fn retry_conflicts(&mut self) {
+    /// Marks Services whose addresses another had, and may have given up.
+    pub fn retry_conflicts(&mut self) {
         for record in &mut self.records {
             record.state.is_due |= record.state.has_conflict;
         }
@@ -366,17 +410,20 @@ impl ServiceIndex {
         self.gone.extend(gone);
     }
 
-    /// Digests of the UIDs of all Services in the table, in order.
+    /// Services that the table may have rules of: all but those that have nothing to serve.
     #[must_use]
-    pub fn living(&self) -> Vec<u64> {
-        let mut living: Vec<u64> = self
-            .records
-            .iter()
-            .map(|it| it.uid)
-            .filter(|uid| *uid != 0)
-            .collect();
+    pub fn living(&self) -> LivingServices {
+        let served = self.records.iter().filter(|it| it.written != IDLE);
+        let uids = served.map(|it| it.uid).filter(|uid| *uid != 0);
+        let mut living: Vec<u64> = uids.collect();
         living.sort_unstable();
-        living
+        LivingServices(living)
+    }
+
+    /// Returns true if there is a Service of that name.
+    #[must_use]
+    pub fn has_service(&self, namespace: &str, name: &str) -> bool {
+        full_name(namespace, name).is_some_and(|name| self.find(&name).is_ok())
     }
 
     fn record(&mut self, namespace: &str, name: &str) -> Option<&mut ServiceRecord> {

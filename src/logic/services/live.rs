@@ -86,6 +86,16 @@ pub fn chains_of_table<'a>(printed: &'a str, table: &'a str) -> impl Iterator<It
     })
 }
 
+/// Returns true if `nft list tables` printed the table of this program, of any family.
+#[must_use]
+pub fn has_own_table(printed: &str) -> bool {
+    let mut lines = printed.lines();
+    lines.any(|line| {
+        let mut words = line.split_whitespace();
+        (words.next(), words.nth(1)) == (Some("table"), Some(TABLE))
+    })
+}
+
 /// Returns true if the machine has rules of a kube-proxy: its own table, or its chain of iptables (PROX-01).
 #[must_use]
 pub fn has_kube_proxy(printed: &str) -> bool {

@@ -15,6 +15,7 @@
 //! | `transaction` | the text that brings the table from what it holds to a plan |
 //! | `index` | what is kept of each Service, and which Services have to be read again |
 //! | `udp` | which flows of UDP lead to an endpoint that is gone |
+//! | `pause` | pauses that grow |
 //! | `health` | answers of health check ports, the finding of `picolet check`, figures of `/metrics` |
 //!
 //! The maps lead from an address to a chain whose name depends only on the Service's UID and port. So a change of
@@ -27,12 +28,15 @@ pub mod health;
 pub mod index;
 pub mod live;
 pub mod object;
+pub mod pause;
 pub mod plan;
 mod render;
 pub mod table;
 pub mod transaction;
 pub mod udp;
 
+#[cfg(test)]
+mod change_tests;
 #[cfg(test)]
 mod tests;
 

@@ -15,11 +15,16 @@ use super::{
     },
     object::{ObjectFaults, ProxyPort, ProxyService},
     range_contains, render,
+    transaction::MAX_SERVICE_BYTES,
 };
 use crate::digest::FnvHasher;
 
 /// Most endpoints of a port whose clients keep theirs: each has a chain and a set. A port with more has no affinity.
 pub const MAX_AFFINITY_ENDPOINTS: usize = 1000;
+
+/// Bytes of text that a chain takes besides its rules, and an element, about.
+const CHAIN_BYTES: usize = 256;
+const ELEMENT_BYTES: usize = 128;
 
 /// Purpose of a chain of a Service's port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -213,6 +218,15 @@ pub struct ServicePlan {
 }
 
 impl ServicePlan {
+    /// Returns true if the text of the Service would be longer than about [`MAX_SERVICE_BYTES`]. Then the plan may not be
+    /// whole, and must not be written.
+    #[must_use]
+    pub fn is_too_long(&self) -> bool {
+        let of_chain = |it: &PlannedChain| CHAIN_BYTES + it.rules.len();
+        let chains: usize = self.chains.iter().map(of_chain).sum();
+        chains + self.elements.len() * ELEMENT_BYTES > MAX_SERVICE_BYTES
+    }
+
     /// Digest of the elements of maps: while it stays, only chains have to be written.
     #[must_use]
     pub fn frontends_digest(&self) -> u64 {
@@ -272,6 +286,9 @@ pub fn plan_service(
         }
         plan.cluster_ips.push(*cluster_ip);
         for (index, port) in service.ports.iter().enumerate() {
+            if plan.is_too_long() {
+                return plan;
+            }
             let of_port = PortPlanner {
                 service,
                 port,

@@ -27,7 +27,7 @@ use crate::metrics::exposition::MetricsText;
 /// The cases: see the comment at their head.
 const CASES: &str = include_str!("../../../tests/golden/services/cases.json");
 
-fn network() -> ProxyNetwork {
+pub(super) fn network() -> ProxyNetwork {
     let ranges = |texts: &[&str]| {
         texts
             .iter()
@@ -42,7 +42,7 @@ fn network() -> ProxyNetwork {
     }
 }
 
-fn node() -> ProxyNode {
+pub(super) fn node() -> ProxyNode {
     ProxyNode {
         name: "n1".into(),
         zone: "z1".into(),
@@ -50,14 +50,14 @@ fn node() -> ProxyNode {
     }
 }
 
-fn service_of(object: &Value) -> ProxyService {
+pub(super) fn service_of(object: &Value) -> ProxyService {
     let mut faults = ObjectFaults::new();
     let service = ProxyService::from_json(object, &mut faults).expect("a service");
     assert_eq!(faults, ObjectFaults::new());
     service
 }
 
-fn gather(service: &ProxyService, slices: &[Value]) -> EndpointCollector {
+pub(super) fn gather(service: &ProxyService, slices: &[Value]) -> EndpointCollector {
     let mut collector = EndpointCollector::new(service.ports.len());
     for slice in slices {
         collect_slice(
@@ -72,7 +72,7 @@ fn gather(service: &ProxyService, slices: &[Value]) -> EndpointCollector {
     collector
 }
 
-fn plan_of(object: &Value, slices: &[Value]) -> ServicePlan {
+pub(super) fn plan_of(object: &Value, slices: &[Value]) -> ServicePlan {
     let service = service_of(object);
     let endpoints = gather(&service, slices);
     plan_service(
@@ -157,7 +157,7 @@ fn golden_table() {
 }
 
 /// A Service with ports 80 (node port 30080) and 53 (UDP), and an external address.
-fn web(uid: &str, ip: &str, external: &[&str]) -> Value {
+pub(super) fn web(uid: &str, ip: &str, external: &[&str]) -> Value {
     json!({
         "metadata": {"namespace": "shop", "name": "web", "uid": uid, "resourceVersion": "1"},
         "spec": {
@@ -170,7 +170,7 @@ fn web(uid: &str, ip: &str, external: &[&str]) -> Value {
     })
 }
 
-fn slice(name: &str, ips: &[&str]) -> Value {
+pub(super) fn slice(name: &str, ips: &[&str]) -> Value {
     let endpoints: Vec<Value> = ips
         .iter()
         .map(|ip| json!({"addresses": [ip], "nodeName": "n1"}))
@@ -195,7 +195,7 @@ fn change(plan: &ServicePlan, live: &LiveTable, living: &[u64]) -> (String, Vec<
     (out, conflicts.collect())
 }
 
-fn live_of(plans: &[&ServicePlan]) -> LiveTable {
+pub(super) fn live_of(plans: &[&ServicePlan]) -> LiveTable {
     let mut live = LiveTable::default();
     for plan in plans {
         update_live(
@@ -524,7 +524,12 @@ fn the_index() {
     );
     index.set_idle("shop", "web", idle);
     assert_eq!(index.take_gone().len(), 0);
-    assert_eq!(index.living().len(), 3);
+    let living =
+        |index: &ServiceIndex, name| index.living().contains(super::object::digest_text(name));
+    assert!(
+        living(&index, "api") && !living(&index, "web"),
+        "nothing to serve"
+    );
     index.mark_all();
     assert_eq!(index.count_due(), 3);
 }
@@ -539,6 +544,7 @@ fn flows() {
         dialled: dialled.parse().expect("an address"),
         answers: answers.parse().expect("an address"),
     };
+    let own = node().addresses;
     for (dialled, answers, is_stale) in [
         ("10.43.0.1:53", "10.42.0.11:8053", true),
         ("203.0.113.1:53", "10.42.0.11:8053", true),
@@ -547,7 +553,7 @@ fn flows() {
         ("192.0.2.1:53", "192.0.2.1:53", false),
     ] {
         assert_eq!(
-            is_stale_flow(&flow(dialled, answers), &ports),
+            is_stale_flow(&flow(dialled, answers), &ports, &own),
             is_stale,
             "{dialled} {answers}"
         );
@@ -563,11 +569,18 @@ fn flows() {
     let ports = udp_ports(&service, &gather(&service, &[slice("s", &["10.42.0.12"])]));
     assert!(is_stale_flow(
         &flow("192.0.2.1:30053", "10.42.0.11:8053"),
-        &ports
+        &ports,
+        &own
     ));
+    // Another machine has that port, too.
+    for dialled in ["198.51.100.1:30053", "10.43.0.7:30053"] {
+        let flow = flow(dialled, "10.42.0.11:8053");
+        assert!(!is_stale_flow(&flow, &ports, &own), "{dialled}");
+    }
     assert!(!is_stale_flow(
         &flow("[fd00::1]:30053", "[fd00::2]:8053"),
-        &ports
+        &ports,
+        &["fd00::1".parse().expect("an address")]
     ));
 }
 
@@ -733,6 +746,7 @@ fn health() {
         trouble: trouble.map(str::to_owned),
         fix: None,
         is_polling,
+        refused: 0,
     };
     for (state, level) in [
         (None, FindingLevel::Ok),
@@ -743,6 +757,12 @@ fn health() {
     ] {
         assert_eq!(check_services(state.as_ref()).level, level, "{state:?}");
     }
+    let one_refused = ServicesHealth {
+        refused: 1,
+        ..state(None, true, false)
+    };
+    let level = check_services(Some(&one_refused)).level;
+    assert_eq!(level, FindingLevel::Warning);
     let mut page = MetricsText::default();
     write_services_metrics(
         &ServicesFigures {

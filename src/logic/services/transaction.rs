@@ -21,6 +21,8 @@ use super::{
 
 /// Bytes of text of one transaction: the memory of `nft` follows them. A larger Service is one of its own.
 pub const PART_BYTES: usize = 48 * 1024;
+/// Most bytes of text of one Service, about. One with more is not written.
+pub const MAX_SERVICE_BYTES: usize = 512 * 1024;
 /// Chains that one transaction deletes.
 const DELETED_CHAINS: usize = 500;
 
@@ -35,6 +37,10 @@ pub struct ServiceWrite {
     pub stale: Vec<StaleChain>,
     /// Addresses that another Service has already.
     pub conflicts: BTreeSet<ElementKey>,
+    /// Set if the Service has given up an address, for which another may wait.
+    pub gave_up: bool,
+    /// Digests of the UIDs of Services that exist and have lost an address to this one.
+    pub robbed: BTreeSet<u64>,
 }
 
 /// Text of a transaction, command by command.
@@ -156,7 +162,7 @@ pub fn write_service(
             is_new,
         } => {
             only_members = is_new;
-            result.conflicts = write_maps(plan, live, is_living, &mut text);
+            write_maps(plan, live, is_living, &mut text, &mut result);
             let lost = &result.conflicts;
             let of_plan = checked_keys(plan.elements.keys());
             keys.extend(of_plan.filter(|key| !lost.contains(key)));
@@ -212,10 +218,11 @@ fn write_maps(
     live: &LiveTable,
     is_living: &dyn Fn(u64) -> bool,
     text: &mut TransactionText,
-) -> BTreeSet<ElementKey> {
-    let mut lost = BTreeSet::new();
+    result: &mut ServiceWrite,
+) {
     for ((map, key), chain) in &live.elements {
         if chain.uid == plan.uid && plan.elements.get(&(*map, *key)) != Some(chain) {
+            result.gave_up |= !plan.elements.contains_key(&(*map, *key));
             text.add(ElementVerb::Delete, key.family, map.name(), key.to_string());
         }
     }
@@ -231,9 +238,12 @@ fn write_maps(
                 // The address in the cluster is one that the apiserver gave; an external one is what a user wrote.
                 let is_stronger =
                     chain.kind != ChainKind::External && other.kind == ChainKind::External;
-                if is_living(other.uid) && !is_stronger {
-                    lost.insert(*key);
-                    continue;
+                if is_living(other.uid) {
+                    if !is_stronger {
+                        result.conflicts.insert(*key);
+                        continue;
+                    }
+                    result.robbed.insert(other.uid);
                 }
                 text.add(ElementVerb::Delete, key.family, map.name(), key.to_string());
                 text.add(ElementVerb::Add, key.family, map.name(), add);
@@ -244,7 +254,6 @@ fn write_maps(
             None => text.add(ElementVerb::Add, key.family, map.name(), add),
         }
     }
-    lost
 }
 
 fn write_cluster_ips(

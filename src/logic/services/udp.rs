@@ -34,9 +34,13 @@ pub struct UdpFlow {
     pub answers: SocketAddr,
 }
 
-/// Lists the ports of UDP of a Service. One without an endpoint that serves is left out: its flows may stay.
+/// Lists the ports of UDP of a Service. One without an endpoint that serves is left out: its flows may stay. So may
+/// those of a Service with endpoints that were left out.
 #[must_use]
 pub fn udp_ports(service: &ProxyService, endpoints: &EndpointCollector) -> Vec<UdpPort> {
+    if endpoints.is_cut() {
+        return Vec::new();
+    }
     let of_family = |family: AddressFamily| {
         let ports = service.ports.iter().enumerate();
         let ports = ports.filter(|(_, port)| port.protocol == ProxyProtocol::Udp);
@@ -65,13 +69,15 @@ pub fn udp_ports(service: &ProxyService, endpoints: &EndpointCollector) -> Vec<U
     AddressFamily::ALL.into_iter().flat_map(of_family).collect()
 }
 
-/// Returns true if a flow goes to one of these ports, and no endpoint of it answers.
+/// Returns true if a flow goes to one of these ports, and no endpoint of it answers. `own`: addresses of this node.
 #[must_use]
-pub fn is_stale_flow(flow: &UdpFlow, ports: &[UdpPort]) -> bool {
+pub fn is_stale_flow(flow: &UdpFlow, ports: &[UdpPort], own: &[IpAddr]) -> bool {
     let is_to = |port: &&UdpPort| {
         let of_node = || {
             let family = port.serving.first().map(SocketAddr::is_ipv4);
-            port.node_port == Some(flow.dialled.port()) && family == Some(flow.dialled.is_ipv4())
+            port.node_port == Some(flow.dialled.port())
+                && family == Some(flow.dialled.is_ipv4())
+                && own.contains(&flow.dialled.ip())
         };
         port.addresses.contains(&flow.dialled) || of_node()
     };

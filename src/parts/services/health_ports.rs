@@ -32,6 +32,8 @@ const MAX_CONNECTIONS: usize = 8;
 const REQUEST_BYTES: usize = 1024;
 /// Time for a request and its answer.
 const ANSWER_TIME: Duration = Duration::from_secs(5);
+/// Pause after the kernel gave no connection, for example because the process has too many files open.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// Pause before a port that was taken is tried again.
 const RETRY: Duration = Duration::from_secs(30);
 
@@ -77,7 +79,7 @@ impl HealthPortServer {
             let is_missing = self.renew_listeners(&mut listeners);
             let change = self.board.ports_changed.wait_until(|| {
                 let has_room = self.open.get() < MAX_CONNECTIONS;
-                (self.board.port_changes.get() != changes && has_room).then_some(None)
+                (self.board.port_changes.get() != changes && has_room).then_some(Ok(None))
             });
             let accepted = poll_fn(|cx| {
                 if self.open.get() >= MAX_CONNECTIONS {
@@ -85,10 +87,13 @@ impl HealthPortServer {
                     return Poll::Pending;
                 }
                 for (port, listener) in &listeners {
-                    if listener.poll_readable(cx).is_ready()
-                        && let Ok((stream, _)) = listener.get_ref().accept()
-                    {
-                        return Poll::Ready(Some((*port, stream)));
+                    // Only a listener that says it is not ready wakes this task.
+                    while listener.poll_readable(cx).is_ready() {
+                        match listener.get_ref().accept() {
+                            Ok((stream, _)) => return Poll::Ready(Ok(Some((*port, stream)))),
+                            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                            Err(e) => return Poll::Ready(Err((*port, e))),
+                        }
                     }
                 }
                 Poll::Pending
@@ -98,12 +103,18 @@ impl HealthPortServer {
                     future::pending::<()>().await;
                 }
                 self.clock.sleep_until(self.clock.now() + RETRY).await;
-                None
+                Ok(None)
             };
-            let found: Option<(u16, TcpStream)> =
+            let found: Result<Option<(u16, TcpStream)>, (u16, io::Error)> =
                 future::or(future::or(change, accepted), retry).await;
-            if let Some((port, stream)) = found {
-                self.start_connection(port, stream);
+            match found {
+                Ok(Some((port, stream))) => self.start_connection(port, stream),
+                Ok(None) => {}
+                Err((port, e)) => {
+                    log::debug!("health check port {port}: {e}");
+                    let later = self.clock.now() + ACCEPT_PAUSE;
+                    self.clock.sleep_until(later).await;
+                }
             }
         }
     }
@@ -178,7 +189,7 @@ async fn answer_connection(board: &ServicesBoard, port: u16, stream: TcpStream) 
     };
     let is_healthy = {
         let health = board.health.borrow();
-        health.is_written && health.trouble.is_none()
+        health.is_written && !board.is_failing.get()
     };
     let name = (service.namespace.as_str(), service.name.as_str());
     let (status, body) = answer_health_port(name, service.endpoints, is_healthy);

@@ -9,32 +9,26 @@ use smol::future;
 
 use super::{
     ServicesBoard,
-    reading::{ServiceReader, services_path, slices_path},
+    doorbells::ServiceDoorbells,
+    reading::ServiceReader,
     round::{RoundError, WriteRound},
     settings::ServicesConfig,
-    writer::{NftError, NftProgram, TableWriter, has_stamp, remove_tables},
+    tools::KeeperTools,
+    writer::{NftError, NftProgram, has_tables, remove_tables, write_base_tables},
 };
 use crate::{
-    agent::{
-        clock::Clock,
-        cluster_network::ClusterNetworkBoard,
-        complaints::Complaints,
-        link_policy::LinkPolicy,
-        node::LocalNode,
-        recorder::{EventRecorder, EventSeverity},
-    },
+    agent::recorder::EventSeverity,
     api::MonoTime,
     error::error_chain,
-    kube::{ClusterReader, DoorbellNews, KubeError, WatchDoorbell, WatchEnd, WatchOptions},
+    kube::{DoorbellNews, KubeError, WatchEnd},
     logic::services::{
         AddressFamily, ProxyNetwork, ProxyNode,
         index::ServiceIndex,
-        live::has_kube_proxy,
-        table::{base_table, remove_table, table_stamp},
+        pause::GrowingPause,
+        table::{base_table, remove_table},
         transaction::{StaleChain, delete_chains},
     },
     parts::PartTools,
-    sys::lane::Lane,
 };
 
 /// Time between two lists while doorbells ring.
@@ -42,34 +36,20 @@ const WATCHED_LIST: Duration = Duration::from_secs(3600);
 /// Time between two lists without doorbells; on a link whose bytes cost money.
 const POLL: Duration = Duration::from_secs(10);
 const METERED_POLL: Duration = Duration::from_secs(60);
-/// Time that a watch lasts.
-const WATCH_TIME: Duration = Duration::from_secs(8 * 60);
-/// Time between two looks at the table, which others may have changed.
+/// Time between two looks at the table, which others may have changed, and for a kube-proxy.
 const TABLE_LOOK: Duration = Duration::from_secs(600);
 /// Pause after something was written: changes that come meanwhile are written together, and chains that became free can
 /// be deleted.
 const WRITE_PAUSE: Duration = Duration::from_secs(1);
 /// Pauses after a failure.
-const FIRST_PAUSE: Duration = Duration::from_secs(2);
-const LAST_PAUSE: Duration = Duration::from_secs(60);
+pub(super) const FIRST_PAUSE: Duration = Duration::from_secs(2);
+pub(super) const LAST_PAUSE: Duration = Duration::from_secs(60);
+/// Longest pause before Services that the kernel refused are tried again, with all others.
+const LAST_REFUSED: Duration = Duration::from_secs(1800);
 /// Time between two looks for a kube-proxy that was in the way, or a program that was missing.
 const REFUSED_PAUSE: Duration = Duration::from_secs(60);
 /// Chains that wait to be deleted; more are found by a later look at the table.
 const MAX_STALE: usize = 1000;
-
-/// Tools of the keeper and of its rounds.
-pub(super) struct KeeperTools {
-    pub(super) board: Rc<ServicesBoard>,
-    pub(super) writer: Rc<dyn TableWriter>,
-    pub(super) recorder: Rc<EventRecorder>,
-    pub(super) complaints: Rc<Complaints>,
-    pub(super) disk: Lane,
-    clock: Rc<dyn Clock>,
-    node: Rc<LocalNode>,
-    link_policy: Rc<dyn LinkPolicy>,
-    cluster_network: Rc<ClusterNetworkBoard>,
-    reader: Option<Rc<ClusterReader>>,
-}
 
 /// See the module.
 pub(super) struct ServicesKeeper {
@@ -80,6 +60,13 @@ pub(super) struct ServicesKeeper {
     stale: Vec<StaleChain>,
     /// Set if the table is to be compared with everything: after a start, and after a transaction failed.
     is_suspect: bool,
+    /// Set if there is no table.
+    is_removed: bool,
+    /// Set if the last list failed.
+    is_list_failing: bool,
+    /// Time of the next try with Services that the kernel refused.
+    retry_due: Option<MonoTime>,
+    retry_pause: GrowingPause,
 }
 
 /// Reason why Services are not kept for now.
@@ -88,39 +75,15 @@ enum KeeperPause {
     Changed,
     /// A fault of the machine: text, and the line to type against it.
     Refused(String, &'static str),
+    /// Another proxy, or nobody, is to do this: rules that are there go. The rest is the same.
+    Removed(String, &'static str),
 }
 
 /// Events that the keeper waits for.
 enum KeeperEvent {
-    Services(DoorbellNews),
-    Slices(DoorbellNews),
+    News(usize, DoorbellNews),
     Changed,
     Time,
-}
-
-/// A doorbell and the version that its next watch begins with.
-struct KeptDoorbell {
-    bell: WatchDoorbell,
-    version: String,
-}
-
-impl KeptDoorbell {
-    fn open(reader: &ClusterReader, path: &str, version: &str) -> std::io::Result<Self> {
-        Ok(Self {
-            bell: reader.open_doorbell(path)?,
-            version: version.to_owned(),
-        })
-    }
-
-    async fn start_watch(&self) {
-        let options = WatchOptions {
-            node: String::new(),
-            resource_version: self.version.clone(),
-            timeout: WATCH_TIME,
-            bookmarks: true,
-        };
-        self.bell.start_watch(options).await;
-    }
 }
 
 impl ServicesKeeper {
@@ -146,20 +109,26 @@ impl ServicesKeeper {
             index: ServiceIndex::default(),
             stale: Vec::new(),
             is_suspect: true,
+            is_removed: false,
+            is_list_failing: false,
+            retry_due: None,
+            retry_pause: GrowingPause::new(FIRST_PAUSE, LAST_REFUSED),
         }
     }
 
     /// Keeps Services as long as the agent runs.
     pub(super) async fn keep_services(mut self) {
-        if self.cfg.is_off {
-            if let Err(e) = remove_tables(&*self.tools.writer).await {
-                log::warn!("cannot remove the rules of Services: {}", error_chain(&e));
-            }
-            return;
-        }
         let told = Rc::clone(&self.tools.cluster_network);
+        // Bounded: each turn waits, below or while Services are kept.
         loop {
             let changed = told.changed();
+            if self.cfg.is_off {
+                if self.remove_rules().await {
+                    return;
+                }
+                self.tools.sleep(REFUSED_PAUSE).await;
+                continue;
+            }
             let pause = match self.network() {
                 Ok(network) => {
                     let Err(pause) = self.keep_with(&network).await;
@@ -167,15 +136,35 @@ impl ServicesKeeper {
                 }
                 Err(pause) => pause,
             };
-            match pause {
-                KeeperPause::Changed => {}
-                KeeperPause::Refused(why, fix) => {
-                    self.tools.refuse(&why, fix);
-                    let later = self.tools.clock.now() + REFUSED_PAUSE;
-                    future::or(changed, self.tools.clock.sleep_until(later)).await;
+            let (why, fix) = match pause {
+                KeeperPause::Changed => continue,
+                KeeperPause::Refused(why, fix) => (why, fix),
+                KeeperPause::Removed(why, fix) => {
+                    self.remove_rules().await;
+                    (why, fix)
                 }
-            }
+            };
+            self.tools.refuse(&why, fix);
+            future::or(changed, self.tools.sleep(REFUSED_PAUSE)).await;
         }
+    }
+
+    /// Removes all rules, and closes health check ports. Returns false if it has to be tried again.
+    async fn remove_rules(&mut self) -> bool {
+        if self.is_removed {
+            return true;
+        }
+        let board = &self.tools.board;
+        board.retain_health_ports(|_, _| false);
+        board.health.borrow_mut().is_written = false;
+        let removed = remove_tables(&*self.tools.writer, &AddressFamily::ALL).await;
+        let Err(e) = removed else {
+            self.is_removed = true;
+            return true;
+        };
+        let why = format!("cannot remove the rules of Services: {}", error_chain(&e));
+        self.tools.complaints.complain(&why);
+        false
     }
 
     /// Settings of the network, from the configuration or from servers of k3s.
@@ -189,7 +178,7 @@ impl ServicesKeeper {
             if !told.has_kube_proxy {
                 let why = "the servers of k3s have turned kube-proxy off (--disable-kube-proxy)";
                 let fix = "set picolet.services.enabled: false, or run another proxy";
-                return Err(KeeperPause::Refused(why.into(), fix));
+                return Err(KeeperPause::Removed(why.into(), fix));
             }
         }
         let or_told = |own: &[_], told: Option<&Vec<_>>| match own.is_empty() {
@@ -222,18 +211,22 @@ impl ServicesKeeper {
         let mut changed = core::pin::pin!(changed);
         let Some(reader) = self.tools.reader.clone() else {
             let fix = "set picolet.networkKubeconfig";
-            return Err(KeeperPause::Refused(
+            return Err(KeeperPause::Removed(
                 "nobody may list Services for this node".into(),
                 fix,
             ));
         };
         let mut network = network.clone();
         self.refuse_beside_others(&mut network).await?;
+        self.is_removed = false;
+        self.remove_families(&network).await;
         let reader = ServiceReader { reader };
         self.index.mark_all();
         self.is_suspect = true;
-        let mut bells: Option<[KeptDoorbell; 2]> = None;
-        let mut pause = FIRST_PAUSE;
+        let mut bells: Option<ServiceDoorbells> = None;
+        let growing = |first| GrowingPause::new(first, LAST_PAUSE);
+        let (mut list_pause, mut write_pause) = (growing(FIRST_PAUSE), growing(FIRST_PAUSE));
+        let mut watch_pause = growing(POLL);
         let mut list_due = self.tools.clock.now();
         let mut listed = list_due;
         let mut look_due = self.tools.clock.now() + TABLE_LOOK;
@@ -252,20 +245,26 @@ impl ServicesKeeper {
                 match self.list(&reader, &mut bells).await {
                     Ok(next) => {
                         list_due = self.tools.clock.now() + next;
-                        pause = FIRST_PAUSE;
+                        list_pause.reset();
+                        self.is_list_failing = false;
                     }
                     Err(e) => {
                         self.tools
                             .fail(&format!("cannot list Services: {}", error_chain(&e)));
-                        list_due = self.tools.clock.now() + pause;
-                        pause = (pause * 2).min(LAST_PAUSE);
+                        list_due = self.tools.clock.now() + list_pause.take();
+                        self.is_list_failing = true;
                     }
                 }
             }
             let now = self.tools.clock.now();
             if now >= look_due {
                 look_due = now + TABLE_LOOK;
-                if !self.is_suspect && !self.has_table(&network).await {
+                match self.tools.finds_kube_proxy().await {
+                    Ok(true) => return Err(beside_kube_proxy()),
+                    Ok(false) => {}
+                    Err(e) => self.tools.complaints.complain(&error_chain(&e)),
+                }
+                if !self.is_suspect && !has_tables(&*self.tools.writer, &network).await {
                     let why =
                         "another program has changed the rules of Services; they are written again";
                     self.tools.recorder.record_node_event(
@@ -278,6 +277,10 @@ impl ServicesKeeper {
                     self.index.mark_all();
                 }
             }
+            if self.retry_due.is_some_and(|due| now >= due) {
+                self.retry_due = None;
+                self.is_suspect = true;
+            }
             let mut next = list_due.min(look_due);
             if self.tools.clock.now() >= write_due {
                 let written = self.write_due(&reader, &network, &node).await;
@@ -286,24 +289,35 @@ impl ServicesKeeper {
                     // Rings are answered at once.
                     Ok(false) => {}
                     Ok(true) => {
-                        pause = FIRST_PAUSE;
+                        write_pause.reset();
                         write_due = now + WRITE_PAUSE;
                         next = next.min(write_due);
                     }
                     Err(e) => {
                         self.tools.fail(&e.text);
-                        write_due = now + pause;
+                        if e.is_of_table {
+                            self.tools.board.is_failing.set(true);
+                        }
+                        write_due = now + write_pause.take();
                         next = next.min(write_due);
-                        pause = (pause * 2).min(LAST_PAUSE);
                     }
                 }
             } else {
                 next = next.min(write_due);
             }
+            if let Some(bells) = &mut bells {
+                bells.start_due(self.tools.clock.now()).await;
+            }
+            let watch_due = bells.as_ref().and_then(ServiceDoorbells::next_due);
+            for due in [self.retry_due, watch_due].into_iter().flatten() {
+                next = next.min(due);
+            }
             let has_news = self.wait_for_change(&mut bells, next, &mut changed).await?;
             if !has_news {
                 // A watch that breaks at once must not make a list each time.
-                list_due = list_due.min(listed + POLL).max(self.tools.clock.now());
+                let now = self.tools.clock.now();
+                let after_watch = now + watch_pause.take_after_watch(now - listed);
+                list_due = list_due.min(after_watch);
             }
         }
     }
@@ -322,19 +336,16 @@ impl ServicesKeeper {
                 fix,
             )
         };
-        let mut printed = writer.list(&["list", "chains"]).await.map_err(refused)?;
-        printed.push_str(&writer.list(&["list", "tables"]).await.map_err(refused)?);
-        if has_kube_proxy(&printed) {
-            return Err(KeeperPause::Refused(
-                "rules of a kube-proxy are on this machine: picolet writes none beside them".into(),
-                "end the kube-proxy and restart the machine, or set picolet.services.enabled: false",
-            ));
+        if self.tools.finds_kube_proxy().await.map_err(refused)? {
+            return Err(beside_kube_proxy());
         }
         let mut missing = Vec::new();
         for family in network.families.clone() {
             let trial = [remove_table(family), base_table(family, network)].concat();
             match writer.check_text(trial).await {
                 Ok(_) => {}
+                // It tells nothing about the kernel.
+                Err(e) if !matches!(e, NftError::Refused(_)) => return Err(refused(e)),
                 Err(e) if network.families.len() == 1 => {
                     return Err(KeeperPause::Refused(
                         format!(
@@ -364,11 +375,21 @@ impl ServicesKeeper {
         Ok(())
     }
 
+    /// Removes the tables of families that no Service is of any more.
+    async fn remove_families(&self, network: &ProxyNetwork) {
+        let is_gone = |family: &AddressFamily| !network.families.contains(family);
+        let gone: Vec<AddressFamily> = AddressFamily::ALL.into_iter().filter(is_gone).collect();
+        if let Err(e) = remove_tables(&*self.tools.writer, &gone).await {
+            let why = format!("cannot remove the rules of a family: {}", error_chain(&e));
+            self.tools.complaints.complain(&why);
+        }
+    }
+
     /// Lists everything, and hangs or renews the doorbells. Returns the time until the next list.
     async fn list(
         &mut self,
         reader: &ServiceReader,
-        bells: &mut Option<[KeptDoorbell; 2]>,
+        bells: &mut Option<ServiceDoorbells>,
     ) -> Result<Duration, KubeError> {
         let listed = reader.list_all().await?;
         if listed.listing.is_cut() {
@@ -376,42 +397,29 @@ impl ServicesKeeper {
                 .complaints
                 .complain("the cluster has more Services than picolet keeps; see SPECIFICATION.md");
         }
-        self.index.take_listing(listed.listing);
         let is_metered = self.tools.link_policy.is_metered();
         let is_watched = self.cfg.watch.unwrap_or(!is_metered);
         // A watch that runs is cut: its successor begins with the list.
         *bells = None;
         if is_watched {
-            let open =
-                |path: &str, version: &str| KeptDoorbell::open(&reader.reader, path, version);
-            let services = open(&services_path(), &listed.services_version);
-            let slices = open(&slices_path(), &listed.slices_version);
-            match (services, slices) {
-                (Ok(services), Ok(slices)) => {
-                    services.start_watch().await;
-                    slices.start_watch().await;
-                    *bells = Some([services, slices]);
+            let now = self.tools.clock.now();
+            match ServiceDoorbells::open(reader, &listed, now) {
+                Ok(mut opened) => {
+                    opened.start_due(now).await;
+                    *bells = Some(opened);
                 }
-                (Err(e), _) | (_, Err(e)) => log::warn!("doorbell of Services: {e}"),
+                Err(e) => log::warn!("doorbell of Services: {e}"),
             }
         }
+        self.index.take_listing(listed.listing);
+        let is_there = |namespace: &str, name: &str| self.index.has_service(namespace, name);
+        self.tools.board.retain_health_ports(is_there);
         self.tools.board.health.borrow_mut().is_polling = is_metered && bells.is_none();
         Ok(match (bells.is_some(), is_metered) {
             (true, _) => WATCHED_LIST,
             (false, false) => POLL,
             (false, true) => METERED_POLL,
         })
-    }
-
-    /// Returns true if the tables are there, made by this version with these settings.
-    async fn has_table(&self, network: &ProxyNetwork) -> bool {
-        for family in &network.families {
-            let stamp = table_stamp(*family, network);
-            if !has_stamp(&*self.tools.writer, *family, &stamp).await {
-                return false;
-            }
-        }
-        true
     }
 
     /// Writes what is due. Returns true if something was written; chains that are free by now are deleted.
@@ -435,8 +443,8 @@ impl ServicesKeeper {
             return Ok(false);
         }
         if self.is_suspect {
-            if !self.has_table(network).await {
-                self.write_base(network).await?;
+            if !has_tables(&*self.tools.writer, network).await {
+                write_base_tables(&*self.tools.writer, network).await?;
             }
             // What was written may not be there, or not be all: a round that looks at the whole table plans all of it.
             self.index.mark_all();
@@ -444,6 +452,10 @@ impl ServicesKeeper {
         let mut round = WriteRound::new(&self.tools, network, node, self.is_suspect);
         let written = round.write_all(reader, &mut self.index).await;
         let has_written = round.has_written();
+        if round.has_refused() {
+            let pause = self.retry_pause.take();
+            self.retry_due = Some(self.tools.clock.now() + pause);
+        }
         let stale = round.take_stale();
         self.stale.extend(stale.into_iter().take(MAX_STALE));
         if let Err(e) = written {
@@ -452,37 +464,32 @@ impl ServicesKeeper {
         }
         self.is_suspect = false;
         let services = self.index.count_written();
+        let refused = self.index.count_refused();
+        if refused == 0 && self.retry_due.is_none() {
+            self.retry_pause.reset();
+        }
+        self.tools.board.is_failing.set(false);
+        if !self.is_list_failing {
+            self.tools.board.set_trouble(None);
+        }
         let mut health = self.tools.board.health.borrow_mut();
         if !health.is_written {
             log::info!("{services} Services are reachable");
         }
         health.is_written = true;
         health.services = services;
-        health.trouble = None;
+        health.refused = refused;
+        drop(health);
         self.tools
             .board
             .count(|it| it.services = u64::try_from(services).unwrap_or(0));
         Ok(has_written || !self.stale.is_empty())
     }
 
-    async fn write_base(&mut self, network: &ProxyNetwork) -> Result<(), NftError> {
-        for family in &network.families {
-            let text = base_table(*family, network);
-            let Err(e) = self.tools.writer.write_text(text.clone()).await else {
-                continue;
-            };
-            // The table of another version has sets of another form: all is made anew in one transaction.
-            log::info!("table of Services: {}; it is made anew", error_chain(&e));
-            let anew = [remove_table(*family), text].concat();
-            self.tools.writer.write_text(anew).await?;
-        }
-        Ok(())
-    }
-
     /// Waits until a doorbell rings or it is `until`. Returns false if a list is due.
     async fn wait_for_change(
         &mut self,
-        bells: &mut Option<[KeptDoorbell; 2]>,
+        bells: &mut Option<ServiceDoorbells>,
         until: MonoTime,
         changed: &mut (impl Future<Output = ()> + Unpin),
     ) -> Result<bool, KeeperPause> {
@@ -496,25 +503,24 @@ impl ServicesKeeper {
         };
         let waits = future::or(changed, time);
         let event = match bells {
-            Some([services, slices]) => {
-                let services = async { KeeperEvent::Services(services.bell.next_news().await) };
-                let slices = async { KeeperEvent::Slices(slices.bell.next_news().await) };
-                future::or(future::or(services, slices), waits).await
+            Some(bells) => {
+                let news = async {
+                    let (number, news) = bells.next_news().await;
+                    KeeperEvent::News(number, news)
+                };
+                future::or(news, waits).await
             }
             None => waits.await,
         };
         let (index, news) = match event {
             KeeperEvent::Changed => return Err(KeeperPause::Changed),
             KeeperEvent::Time => return Ok(true),
-            KeeperEvent::Services(news) => (0, news),
-            KeeperEvent::Slices(news) => (1, news),
+            KeeperEvent::News(number, news) => (number, news),
         };
         match news {
             DoorbellNews::Ring(ring) => {
-                if !ring.resource_version.is_empty()
-                    && let Some(bells) = bells
-                {
-                    bells[index].version.clone_from(&ring.resource_version);
+                if let Some(bells) = bells {
+                    bells.note_version(index, &ring.resource_version);
                 }
                 if ring.kind == crate::kube::WatchEventKind::Bookmark {
                     return Ok(true);
@@ -533,7 +539,7 @@ impl ServicesKeeper {
             }
             DoorbellNews::Ended(Ok(WatchEnd::Clean)) => {
                 if let Some(bells) = bells {
-                    bells[index].start_watch().await;
+                    bells.note_end(index, self.tools.clock.now());
                 }
                 Ok(true)
             }
@@ -542,33 +548,9 @@ impl ServicesKeeper {
     }
 }
 
-impl KeeperTools {
-    /// The node as the choice of endpoints sees it.
-    fn proxy_node(&self) -> ProxyNode {
-        ProxyNode {
-            name: self.node.name.clone(),
-            zone: self
-                .node
-                .label("topology.kubernetes.io/zone")
-                .unwrap_or_default(),
-            addresses: self.node.host_ips(),
-        }
-    }
-
-    /// Tells once why nothing is written.
-    fn refuse(&self, why: &str, fix: &str) {
-        let is_new = self.board.health.borrow().trouble.as_deref() != Some(why);
-        if is_new {
-            self.recorder
-                .record_node_event(EventSeverity::Warning, "ServicesRefused", why);
-        }
-        self.board.set_trouble(Some((why.to_owned(), fix)));
-    }
-
-    /// Tells of a step that failed and is tried again.
-    fn fail(&self, why: &str) {
-        self.complaints.complain(why);
-        self.board
-            .set_trouble(Some((why.to_owned(), "see docs/services.md")));
-    }
+fn beside_kube_proxy() -> KeeperPause {
+    KeeperPause::Removed(
+        "rules of a kube-proxy are on this machine: picolet writes none beside them".into(),
+        "end the kube-proxy and restart the machine, or set picolet.services.enabled: false",
+    )
 }

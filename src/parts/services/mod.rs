@@ -10,18 +10,24 @@
 //! |---|---|
 //! | `settings` | the keys below `picolet.services` |
 //! | `keeper` | the task that decides when to list, read and write |
+//! | `doorbells` | watches of Services and slices |
 //! | `reading` | requests to the apiserver |
 //! | `round` | writes the Services that are due |
+//! | `sending` | transactions of a round, and flows (UDP) |
+//! | `tools` | what the keeper and its rounds share |
 //! | `writer` | the table: `nft`, behind a trait |
 //! | `health_ports` | answers to load balancers |
 //!
 //! Off unless a server of k3s asks for it, or `picolet.services` names ranges. Beside a kube-proxy it does nothing.
 
+mod doorbells;
 mod health_ports;
 mod keeper;
 mod reading;
 mod round;
+mod sending;
 mod settings;
+mod tools;
 mod writer;
 
 use alloc::{collections::BTreeMap, rc::Rc};
@@ -80,6 +86,17 @@ impl Part for ServicesPart {
         };
         Ok(cfg.map(with))
     }
+
+    fn remove_remains(&self) -> Pin<Box<dyn Future<Output = Vec<String>>>> {
+        Box::pin(async {
+            let removed = writer::remove_found_tables(&NftProgram).await;
+            let failure = removed.err().map(|e| {
+                let why = error_chain(&e);
+                format!("cannot remove the rules of Services: {why}")
+            });
+            failure.into_iter().collect()
+        })
+    }
 }
 
 /// State of the part: the keeper writes it, answers and the check read it.
@@ -93,6 +110,8 @@ struct ServicesBoard {
     port_changes: Cell<u64>,
     /// Wakes who serves these ports.
     ports_changed: WakerSet,
+    /// Set while the table cannot be written: load balancers go elsewhere. An apiserver that is away changes nothing.
+    is_failing: Cell<bool>,
 }
 
 /// Service with a health check port.
@@ -109,6 +128,23 @@ impl ServicesBoard {
         let mut figures = self.figures.get();
         change(&mut figures);
         self.figures.set(figures);
+    }
+
+    fn tell_ports_changed(&self) {
+        self.port_changes.set(self.port_changes.get() + 1);
+        self.ports_changed.wake_all();
+    }
+
+    /// Closes the health check ports of Services that are not wanted, by namespace and name.
+    fn retain_health_ports(&self, is_wanted: impl Fn(&str, &str) -> bool) {
+        let mut ports = self.health_ports.borrow_mut();
+        let count = ports.len();
+        ports.retain(|_, it| is_wanted(&it.namespace, &it.name));
+        let has_changed = ports.len() != count;
+        drop(ports);
+        if has_changed {
+            self.tell_ports_changed();
+        }
     }
 
     fn set_trouble(&self, trouble: Option<(String, &str)>) {
@@ -143,17 +179,6 @@ impl ConfiguredPart for ConfiguredServices {
             box_task(keeper.keep_services()),
             box_task(ports.serve_health_ports()),
         ]
-    }
-
-    fn remove_remains(&self) -> Pin<Box<dyn Future<Output = Vec<String>>>> {
-        Box::pin(async {
-            let removed = writer::remove_tables(&NftProgram).await;
-            let failure = removed.err().map(|e| {
-                let why = error_chain(&e);
-                format!("cannot remove the rules of Services: {why}")
-            });
-            failure.into_iter().collect()
-        })
     }
 
     fn state(&self) -> Option<(String, Value)> {

@@ -27,6 +27,8 @@ const SERVICE_PAGE: usize = 50;
 const SLICE_PAGE: usize = 10;
 /// Most pages of slices of some Services: 20 Services of 5,000 endpoints.
 const MAX_PAGES: usize = 100;
+/// Most slices of a Service that is read alone.
+pub(super) const MAX_SLICES: usize = MAX_PAGES * SLICE_PAGE;
 /// Services whose slices are in memory at a time.
 pub(super) const TOGETHER: usize = 10;
 
@@ -52,6 +54,8 @@ pub(super) struct ReadService {
     pub(super) version: u64,
     pub(super) endpoints: EndpointCollector,
     pub(super) faults: ObjectFaults,
+    /// Set if slices were left out because there are too many: it must not be written.
+    pub(super) is_cut: bool,
 }
 
 impl ReadService {
@@ -69,6 +73,7 @@ impl ReadService {
             version: digest_text(text("resourceVersion")),
             endpoints: EndpointCollector::new(ports),
             faults,
+            is_cut: false,
         }
     }
 }
@@ -202,6 +207,7 @@ impl ServiceReader {
         }
         for service in &mut gathered {
             service.endpoints.finish();
+            service.is_cut = !continues.is_empty();
         }
         Ok(gathered)
     }

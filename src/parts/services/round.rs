@@ -6,8 +6,9 @@ use core::net::IpAddr;
 
 use super::{
     HealthPort,
-    keeper::KeeperTools,
-    reading::{ReadService, ServiceReader, TOGETHER},
+    reading::{MAX_SLICES, ReadService, ServiceReader, TOGETHER},
+    sending::PendingService,
+    tools::KeeperTools,
     writer::{NftError, read_live_table},
 };
 use crate::{
@@ -16,16 +17,15 @@ use crate::{
     kube::KubeError,
     logic::services::{
         ProxyNetwork, ProxyNode,
-        index::{ServiceIndex, WrittenService},
+        index::{LivingServices, ServiceIndex, WrittenService},
         live::LiveTable,
         plan::{ServicePlan, plan_service},
         transaction::{
-            ServiceWrite, StaleChain, TableBefore, TransactionParts, remove_hairpins, update_live,
-            write_service,
+            MAX_SERVICE_BYTES, ServiceWrite, StaleChain, TableBefore, TransactionParts,
+            remove_hairpins, update_live, write_service,
         },
-        udp::{UdpFlow, UdpPort, is_stale_flow, udp_ports},
+        udp::udp_ports,
     },
-    sys::conntrack,
 };
 
 /// Services that are due, above which all are read page by page instead of one by one.
@@ -62,35 +62,29 @@ impl From<NftError> for RoundError {
     }
 }
 
-/// A Service whose text waits in the transaction.
-struct PendingService {
-    /// Namespace and name; `None`: a Service that is gone.
-    name: Option<(String, String)>,
-    written: WrittenService,
-    /// Its own text, if the transaction has to be divided.
-    text: String,
-    stale: Vec<StaleChain>,
-    udp: Vec<UdpPort>,
-}
-
 /// See the module.
 pub(super) struct WriteRound<'a> {
-    tools: &'a KeeperTools,
-    network: &'a ProxyNetwork,
+    pub(super) tools: &'a KeeperTools,
+    pub(super) network: &'a ProxyNetwork,
     node: &'a ProxyNode,
     /// Set if all Services are written, and what belongs to none is removed.
     is_whole: bool,
     /// The table, once it was needed.
-    live: Option<LiveTable>,
+    pub(super) live: Option<LiveTable>,
     /// Set if the table was empty when it was read.
     is_new: bool,
-    /// Digests of the UIDs of all Services.
-    living: Vec<u64>,
-    parts: TransactionParts,
-    pending: Vec<PendingService>,
-    stale: Vec<StaleChain>,
+    living: LivingServices,
+    pub(super) parts: TransactionParts,
+    pub(super) pending: Vec<PendingService>,
+    pub(super) stale: Vec<StaleChain>,
     hairpins: BTreeSet<IpAddr>,
-    has_written: bool,
+    /// Set if not all endpoints of this node are in these: a Service is too large.
+    has_unplanned: bool,
+    pub(super) has_written: bool,
+    /// Set if a Service gave up an address, for which another may wait.
+    pub(super) gave_up: bool,
+    /// Set if the kernel did not take the rules of a Service.
+    pub(super) has_refused: bool,
 }
 
 impl<'a> WriteRound<'a> {
@@ -107,18 +101,26 @@ impl<'a> WriteRound<'a> {
             is_whole,
             live: None,
             is_new: false,
-            living: Vec::new(),
+            living: LivingServices::default(),
             parts: TransactionParts::default(),
             pending: Vec::new(),
             stale: Vec::new(),
             hairpins: BTreeSet::new(),
+            has_unplanned: false,
             has_written: false,
+            gave_up: false,
+            has_refused: false,
         }
     }
 
     /// Returns true if the table was changed.
     pub(super) const fn has_written(&self) -> bool {
         self.has_written
+    }
+
+    /// Returns true if the kernel did not take the rules of a Service, which is not due.
+    pub(super) const fn has_refused(&self) -> bool {
+        self.has_refused
     }
 
     /// Takes the chains that are free now.
@@ -142,6 +144,9 @@ impl<'a> WriteRound<'a> {
                     index.set_due(&namespace, &name);
                 }
             }
+        }
+        if self.gave_up {
+            index.retry_conflicts();
         }
         written
     }
@@ -192,6 +197,8 @@ impl<'a> WriteRound<'a> {
         };
         let Some(service) = read.into_iter().next() else {
             self.forget_health_port(&namespace, &name);
+            let before = index.written_before(&namespace, &name);
+            self.living.replace(before.uid, 0);
             index.remove_service(&namespace, &name);
             return Ok(());
         };
@@ -226,6 +233,10 @@ impl<'a> WriteRound<'a> {
                 let count = same.count();
                 let rest = due.split_off(count);
                 for service in reader.add_endpoints(due, self.node).await? {
+                    if service.is_cut && count > 1 {
+                        // It may be whole if it is read alone, which is next.
+                        continue;
+                    }
                     index.set_taken(&service.namespace, &service.name);
                     let (namespace, name) = (service.namespace.clone(), service.name.clone());
                     if let Err(e) = self.add_service(index, service).await {
@@ -259,6 +270,13 @@ impl<'a> WriteRound<'a> {
         read: ReadService,
     ) -> Result<(), RoundError> {
         let (namespace, name) = (read.namespace.clone(), read.name.clone());
+        if read.is_cut {
+            let why = format!("has more than {MAX_SLICES} slices");
+            self.has_unplanned = true;
+            self.refuse_service(index, &namespace, &name, &why);
+            return Ok(());
+        }
+        let before = index.written_before(&namespace, &name);
         let seen = WrittenService {
             uid: read.uid,
             version: read.version,
@@ -268,6 +286,7 @@ impl<'a> WriteRound<'a> {
         let Some(service) = &read.service else {
             self.tell_faults(&namespace, &name, &read.faults);
             self.forget_health_port(&namespace, &name);
+            self.living.replace(before.uid, 0);
             index.set_idle(&namespace, &name, seen);
             return Ok(());
         };
@@ -284,10 +303,18 @@ impl<'a> WriteRound<'a> {
         if self.is_whole {
             self.hairpins.extend(&plan.hairpins);
         }
-        if let Err(at) = self.living.binary_search(&plan.uid) {
-            self.living.insert(at, plan.uid);
+        if plan.is_too_long() {
+            let why = format!("needs more than {} KiB of rules", MAX_SERVICE_BYTES >> 10);
+            self.has_unplanned = true;
+            self.refuse_service(index, &namespace, &name, &why);
+            return Ok(());
         }
-        let before = index.written_before(&namespace, &name);
+        // One that was made anew has the addresses of the old one.
+        self.living.replace(before.uid, plan.uid);
+        if before.was_refused {
+            // It is alone in its transaction.
+            self.send(index).await?;
+        }
         let mut written = WrittenService {
             frontends: plan.frontends_digest(),
             written: plan.whole_digest(),
@@ -326,8 +353,14 @@ impl<'a> WriteRound<'a> {
             text,
             stale: result.stale,
             udp: udp_ports(service, &read.endpoints),
+            gave_up: result.gave_up,
+            robbed: result.robbed,
         };
-        self.push(index, pending).await
+        self.push(index, pending).await?;
+        match before.was_refused {
+            true => self.send(index).await,
+            false => Ok(()),
+        }
     }
 
     fn write_with_live(&mut self, plan: &ServicePlan, text: &mut String) -> ServiceWrite {
@@ -342,159 +375,38 @@ impl<'a> WriteRound<'a> {
                     .elements
                     .keys()
                     .any(|key| live.elements.contains_key(key)),
-            is_living: &|uid| living.binary_search(&uid).is_ok(),
+            is_living: &|uid| living.contains(uid),
         };
         let result = write_service(plan, before, text);
         update_live(live, plan, &result);
         result
     }
 
-    async fn push(
-        &mut self,
-        index: &mut ServiceIndex,
-        service: PendingService,
-    ) -> Result<(), RoundError> {
-        if let Some(full) = self.parts.push(&service.text) {
-            let rest = core::mem::replace(&mut self.pending, vec![service]);
-            return self.send_part(index, full, rest).await;
-        }
-        self.pending.push(service);
-        Ok(())
-    }
-
-    async fn send(&mut self, index: &mut ServiceIndex) -> Result<(), RoundError> {
-        let pending = core::mem::take(&mut self.pending);
-        match self.parts.finish() {
-            Some(text) => self.send_part(index, text, pending).await,
-            None => Ok(()),
-        }
-    }
-
-    /// Sends a transaction. One that is refused is divided: a Service that the kernel does not take keeps no other
-    /// waiting.
-    async fn send_part(
-        &mut self,
-        index: &mut ServiceIndex,
-        text: String,
-        services: Vec<PendingService>,
-    ) -> Result<(), RoundError> {
-        let sent = self.tools.writer.write_text(text).await;
-        let Err(error) = sent else {
-            self.tools.board.count(|it| it.written += 1);
-            // One look at all flows for all of them: each takes the kernel milliseconds.
-            let mut udp = Vec::new();
-            for service in services {
-                udp.extend(self.note_written(index, service));
-            }
-            self.remove_stale_flows(udp).await;
-            return Ok(());
-        };
-        self.tools.board.count(|it| it.failed += 1);
-        let is_refused = matches!(error, NftError::Refused(_));
-        if !is_refused {
-            for (namespace, name) in services.iter().filter_map(|it| it.name.as_ref()) {
-                index.set_due(namespace, name);
-            }
-            return Err(error.into());
-        }
-        let mut last = None;
-        for service in services {
-            match self.tools.writer.write_text(service.text.clone()).await {
-                Ok(_) => {
-                    let udp = self.note_written(index, service);
-                    self.remove_stale_flows(udp).await;
-                }
-                Err(e) => {
-                    let (namespace, name) = service.name.clone().unwrap_or_default();
-                    let why = format!(
-                        "Service {namespace}/{name} cannot be written: {}",
-                        error_chain(&e)
-                    );
-                    self.tools.recorder.record_node_event(
-                        EventSeverity::Warning,
-                        "ServiceNotWritten",
-                        &why,
-                    );
-                    last = Some(RoundError {
-                        text: why,
-                        is_of_table: true,
-                    });
-                    index.set_due(&namespace, &name);
-                }
-            }
-        }
-        last.map_or(Ok(()), Err)
-    }
-
-    /// Notes a Service that was written. Returns its ports of UDP.
-    fn note_written(&mut self, index: &mut ServiceIndex, service: PendingService) -> Vec<UdpPort> {
-        self.has_written = true;
-        self.stale.extend(service.stale);
-        if let Some((namespace, name)) = &service.name {
-            index.set_written(namespace, name, service.written);
-        }
-        service.udp
-    }
-
-    /// Removes flows of UDP that lead to endpoints which are gone.
-    async fn remove_stale_flows(&self, ports: Vec<UdpPort>) {
-        if ports.is_empty() {
-            return;
-        }
-        let removed = self.tools.disk.run_job(move || {
-            let mut removed = 0;
-            for is_v6 in [false, true] {
-                let is_mine = |port: &UdpPort| port.serving.iter().any(|it| it.is_ipv6() == is_v6);
-                if !ports.iter().any(is_mine) {
-                    continue;
-                }
-                removed += conntrack::remove_udp_flows(is_v6, &mut |flow| {
-                    let flow = UdpFlow {
-                        dialled: flow.dialled,
-                        answers: flow.answers,
-                    };
-                    is_stale_flow(&flow, &ports)
-                })?;
-            }
-            Ok::<_, std::io::Error>(removed)
-        });
-        match removed.await {
-            Ok(removed) => {
-                let removed = u64::try_from(removed).unwrap_or(0);
-                self.tools.board.count(|it| it.flows += removed);
-            }
-            Err(e) => {
-                let why = format!("flows of UDP may lead to endpoints that are gone: {e}");
-                self.tools.complaints.complain(&why);
-            }
-        }
-    }
-
     /// Removes Services that are gone; in a whole round all that belongs to none.
     async fn remove_gone(&mut self, index: &mut ServiceIndex) -> Result<(), RoundError> {
         let mut gone = index.take_gone();
         self.living = index.living();
-        if self.is_whole
-            && let Some(live) = &self.live
-        {
-            gone.extend(live.owners());
+        if self.is_whole || !gone.is_empty() {
+            if let Err(e) = self.read_live().await {
+                index.put_back_gone(&gone);
+                return Err(e);
+            }
+            let of_table = self.live.iter().filter(|_| self.is_whole);
+            gone.extend(of_table.flat_map(LiveTable::owners));
         }
-        gone.retain(|uid| self.living.binary_search(uid).is_err());
+        gone.retain(|uid| !self.living.contains(*uid));
         gone.sort_unstable();
         gone.dedup();
-        if gone.is_empty() && !self.is_whole {
-            return Ok(());
-        }
-        if let Err(e) = self.read_live().await {
-            index.put_back_gone(&gone);
-            return Err(e);
-        }
         for uid in &gone {
             let plan = ServicePlan {
                 uid: *uid,
                 ..ServicePlan::default()
             };
             let mut text = String::new();
+            if let Err(e) = self.read_live().await {
+                index.put_back_gone(&gone);
+                return Err(e);
+            }
             let result = self.write_with_live(&plan, &mut text);
             let pending = PendingService {
                 name: None,
@@ -502,6 +414,8 @@ impl<'a> WriteRound<'a> {
                 text,
                 stale: result.stale,
                 udp: Vec::new(),
+                gave_up: result.gave_up,
+                robbed: BTreeSet::new(),
             };
             if let Err(e) = self.push(index, pending).await {
                 index.put_back_gone(&gone);
@@ -513,6 +427,7 @@ impl<'a> WriteRound<'a> {
             return Err(e);
         }
         if self.is_whole
+            && !self.has_unplanned
             && let Some(live) = &self.live
         {
             let left: Vec<IpAddr> = live.hairpins.difference(&self.hairpins).copied().collect();
@@ -567,20 +482,12 @@ impl<'a> WriteRound<'a> {
         }
         drop(ports);
         if has_changed {
-            board.port_changes.set(board.port_changes.get() + 1);
-            board.ports_changed.wake_all();
+            board.tell_ports_changed();
         }
     }
 
     fn forget_health_port(&self, namespace: &str, name: &str) {
-        let board = &self.tools.board;
-        let mut ports = board.health_ports.borrow_mut();
-        let count = ports.len();
-        ports.retain(|_, it| (it.namespace.as_str(), it.name.as_str()) != (namespace, name));
-        if ports.len() != count {
-            drop(ports);
-            board.port_changes.set(board.port_changes.get() + 1);
-            board.ports_changed.wake_all();
-        }
+        let is_other = |a: &str, b: &str| (a, b) != (namespace, name);
+        self.tools.board.retain_health_ports(is_other);
     }
 }

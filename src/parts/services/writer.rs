@@ -7,11 +7,12 @@ use core::{pin::Pin, time::Duration};
 use std::{io, path::Path};
 
 use crate::{
+    error::error_chain,
     logic::services::{
-        AddressFamily,
-        live::LiveTable,
+        AddressFamily, ProxyNetwork,
+        live::{LiveTable, has_own_table},
         plan::TableMap,
-        table::{HAIRPINS, STAMP, TABLE, remove_table},
+        table::{HAIRPINS, STAMP, TABLE, base_table, remove_table, table_stamp},
     },
     sys::child::{self, ChildInput, Command},
 };
@@ -101,26 +102,71 @@ async fn run_nft(words: Vec<&str>, input: Option<String>) -> Result<String, NftE
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Removes the tables of all families, there or not. A machine without the program has none.
-pub(super) async fn remove_tables(writer: &dyn TableWriter) -> Result<(), NftError> {
-    for family in AddressFamily::ALL {
-        match writer.write_text(remove_table(family)).await {
+/// Removes the tables of these families, there or not. A machine without the program has none.
+pub(super) async fn remove_tables(
+    writer: &dyn TableWriter,
+    families: &[AddressFamily],
+) -> Result<(), NftError> {
+    for family in families {
+        match writer.write_text(remove_table(*family)).await {
             Ok(_) => {}
             Err(NftError::Missing) => return Ok(()),
             // The kernel may have no IPv6.
-            Err(e) if family == AddressFamily::V4 => return Err(e),
-            Err(e) => log::debug!("{e}"),
+            Err(NftError::Refused(e)) if *family == AddressFamily::V6 => log::debug!("nft: {e}"),
+            Err(e) => return Err(e),
         }
     }
     Ok(())
 }
 
-/// Returns true if the table has the stamp: all that belongs to no Service is as it was written.
-pub(super) async fn has_stamp(
+/// Removes the tables if the machine shows one, whatever is configured. Where `nft` cannot look, there is none.
+pub(super) async fn remove_found_tables(writer: &dyn TableWriter) -> Result<(), NftError> {
+    match writer.list(&["list", "tables"]).await {
+        Ok(printed) if has_own_table(&printed) => remove_tables(writer, &AddressFamily::ALL).await,
+        Ok(_) => Ok(()),
+        Err(e) => {
+            log::debug!("tables of Services: {}", error_chain(&e));
+            Ok(())
+        }
+    }
+}
+
+/// Makes or renews the tables of all families. A table whose form `nft` refuses twice is made anew, without a Service.
+pub(super) async fn write_base_tables(
     writer: &dyn TableWriter,
-    family: AddressFamily,
-    stamp: &str,
-) -> bool {
+    network: &ProxyNetwork,
+) -> Result<(), NftError> {
+    for family in &network.families {
+        let text = base_table(*family, network);
+        let mut sent = writer.write_text(text.clone()).await;
+        if matches!(sent, Err(NftError::Refused(_))) {
+            sent = writer.write_text(text.clone()).await;
+        }
+        if let Err(NftError::Refused(e)) = &sent {
+            // The table of another version has sets of another form: all is made anew in one transaction.
+            log::info!("table of Services: nft: {e}; it is made anew");
+            sent = writer
+                .write_text([remove_table(*family), text].concat())
+                .await;
+        }
+        sent?;
+    }
+    Ok(())
+}
+
+/// Returns true if the tables are there, made by this version with these settings.
+pub(super) async fn has_tables(writer: &dyn TableWriter, network: &ProxyNetwork) -> bool {
+    for family in &network.families {
+        let stamp = table_stamp(*family, network);
+        if !has_stamp(writer, *family, &stamp).await {
+            return false;
+        }
+    }
+    true
+}
+
+/// Returns true if the table has the stamp: all that belongs to no Service is as it was written.
+async fn has_stamp(writer: &dyn TableWriter, family: AddressFamily, stamp: &str) -> bool {
     let listed = writer
         .list(&["list", "set", family.word(), TABLE, STAMP])
         .await;
@@ -147,4 +193,100 @@ pub(super) async fn read_live_table(
         live.read_chains(*family, &printed);
     }
     Ok(live)
+}
+
+#[cfg(test)]
+mod tests {
+    use core::cell::RefCell;
+
+    use super::*;
+
+    /// Writer that answers as it is told, and remembers the texts.
+    #[derive(Default)]
+    struct ToldWriter {
+        answers: RefCell<Vec<Result<String, NftError>>>,
+        texts: RefCell<Vec<String>>,
+    }
+
+    impl ToldWriter {
+        fn new(answers: Vec<Result<String, NftError>>) -> Self {
+            Self {
+                answers: answers.into(),
+                texts: RefCell::default(),
+            }
+        }
+
+        fn answer(&self, text: String) -> WriterFuture<'_> {
+            self.texts.borrow_mut().push(text);
+            let answer = self.answers.borrow_mut().remove(0);
+            Box::pin(core::future::ready(answer))
+        }
+    }
+
+    impl TableWriter for ToldWriter {
+        fn write_text(&self, text: String) -> WriterFuture<'_> {
+            self.answer(text)
+        }
+
+        fn list<'a>(&'a self, words: &'a [&'a str]) -> WriterFuture<'a> {
+            self.answer(words.join(" "))
+        }
+
+        fn check_text(&self, text: String) -> WriterFuture<'_> {
+            self.answer(text)
+        }
+    }
+
+    fn refused<T>() -> Result<T, NftError> {
+        Err(NftError::Refused("no".into()))
+    }
+
+    fn broken<T>() -> Result<T, NftError> {
+        Err(NftError::Run(io::ErrorKind::TimedOut.into()))
+    }
+
+    #[test]
+    fn only_a_table_that_is_refused_twice_is_made_anew() {
+        // PROX-25
+        let network = ProxyNetwork {
+            families: vec![AddressFamily::V4],
+            ..ProxyNetwork::default()
+        };
+        let anew = |text: &String| text.contains("delete table");
+        for (answers, is_written, texts) in [
+            (vec![Ok(String::new())], true, 1),
+            (vec![broken()], false, 1),
+            (vec![Err(NftError::Missing)], false, 1),
+            (vec![refused(), Ok(String::new())], true, 2),
+            (vec![refused(), broken()], false, 2),
+            (vec![refused(), refused(), Ok(String::new())], true, 3),
+        ] {
+            let writer = ToldWriter::new(answers);
+            let written = smol::block_on(write_base_tables(&writer, &network));
+            let told = writer.texts.borrow();
+            assert_eq!((written.is_ok(), told.len()), (is_written, texts));
+            assert_eq!(told.iter().any(anew), texts == 3, "{told:?}");
+        }
+    }
+
+    #[test]
+    fn a_reset_removes_tables_that_it_finds() {
+        // PROX-28
+        let mine = || Ok(format!("table ip other\ntable ip {TABLE}\n"));
+        for (answers, is_done, texts) in [
+            (vec![mine(), Ok(String::new()), refused()], true, 3),
+            (vec![mine(), refused()], false, 2),
+            (vec![mine(), Ok(String::new()), broken()], false, 3),
+            (vec![Ok("table ip other\n".into())], true, 1),
+            (vec![Err(NftError::Missing)], true, 1),
+            (vec![refused()], true, 1),
+        ] {
+            let writer = ToldWriter::new(answers);
+            let removed = smol::block_on(remove_found_tables(&writer));
+            assert_eq!(
+                (removed.is_ok(), writer.texts.borrow().len()),
+                (is_done, texts)
+            );
+        }
+    }
 }
