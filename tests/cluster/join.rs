@@ -13,6 +13,7 @@ use serde_json::json;
 use crate::host::{Host, NODE, PATIENCE, able as able_with_pods, free_port, text};
 use crate::kubectl::kubectls;
 use crate::member::{able, wait_ready, wrong};
+use crate::own_network::OwnNetwork;
 use crate::server::logs_by;
 
 const SOON: Duration = Duration::from_secs(180);
@@ -461,6 +462,7 @@ fn a_server_of_k3s_is_joined() {
     if !able() {
         return;
     }
+    let _network = OwnNetwork::enter();
     let server = TestServer::builder()
         .k3s(NODE_SECRET, "agent")
         .start()
@@ -516,11 +518,11 @@ fn a_server_of_k3s_is_joined() {
     let said = refuses(&host, &["--k3s", &url, "--token", &token]);
     assert!(said.contains("is a node already"), "{said}");
 
-    // What the cluster does not bring: nobody made rules or routes for this network. One of the two servers is there.
-    host.until("a tunnel", |host| {
-        let check = text(&host.command_with_flags("check", &["--quiet"]).stdout);
+    // One of the two servers is there. Nobody has to bring a proxy for Services.
+    host.until("a tunnel, and Services", |host| {
+        let check = text(&host.command_with_flags("check", &[]).stdout);
         let has_both =
-            check.contains("do not reach Services") && check.contains("streams to 1 of 2 servers");
+            check.contains("Services are reachable") && check.contains("streams to 1 of 2 servers");
         (has_both, check)
     });
     assert_eq!(server.tunnel_sessions("node"), 1);
@@ -578,6 +580,7 @@ fn kubectl_reaches_a_node_of_k3s() {
     if !able_with_pods() {
         return;
     }
+    let _network = OwnNetwork::enter();
     let server = TestServer::builder()
         .k3s(NODE_SECRET, "agent")
         .start()
@@ -616,6 +619,7 @@ fn a_server_of_k3s_renews_the_certificate() {
     if !able() {
         return;
     }
+    let _network = OwnNetwork::enter();
     let days = |days: u64| Duration::from_secs(days * 24 * 3600);
     // With a CA that is much older than a certificate gets: each is dated back to its beginning.
     let life = days(100);

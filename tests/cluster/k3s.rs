@@ -15,7 +15,8 @@ use crate::{
     host::{Host, NODE, able as able_with_pods, sh, with},
     join::{NODE_SECRET, by_the_file_alone, join, machine, mode},
     member::{able, wait_ready as wait_node, wrong},
-    pods::{pod, wait_ready},
+    own_network::OwnNetwork,
+    pods::{finish, pod, wait_ready},
 };
 
 const SOON: Duration = Duration::from_secs(180);
@@ -25,7 +26,8 @@ fn joined(server: &TestServer, flags: &[&str]) -> Host {
     let mut host = machine();
     host.add_flags(flags);
     let drop_in = host.path("etc/config.d/10-test.conf");
-    let text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nevictionHard: {memory.available: 1Mi}\n";
+    let text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
+        evictionHard: {memory.available: 1Mi}\nnodeStatusReportFrequency: 5m\n";
     fs::write(drop_in, text).expect("written");
     let token = server.k3s_token(BOOTSTRAP_TOKEN);
     let (code, said) = join(&host, &["--k3s", &server.url(), "--token", &token]);
@@ -51,6 +53,7 @@ fn the_node_is_marked_as_its_servers_expect() {
     if !able() {
         return;
     }
+    let _network = OwnNetwork::enter();
     for has_cloud_controller in [true, false] {
         let server = TestServer::builder()
             .k3s(NODE_SECRET, "pod")
@@ -109,7 +112,7 @@ fn the_node_is_marked_as_its_servers_expect() {
         let now = server.get("nodes", "", NODE).expect("the node");
         assert_eq!(kinds(&now), kinds(&node));
 
-        // What was told is kept, but for the secret; the shared key was never asked for, nor a certificate that no part needs.
+        // What was told is kept, but for the secret; the shared key was never asked for: the reader of Services has its own.
         let kept = host.path("root/k3s-cluster.json");
         let text = fs::read_to_string(&kept).expect("facts");
         assert!(
@@ -118,7 +121,10 @@ fn the_node_is_marked_as_its_servers_expect() {
         );
         assert!(!text.contains("secret-of-the-cluster"));
         assert_eq!(mode(&kept), 0o600);
-        assert!(!host.path("root/pki/kube-proxy-client-current.pem").exists());
+        assert_eq!(
+            mode(&host.path("root/pki/kube-proxy-client-current.pem")),
+            0o600
+        );
         assert_eq!(wrong(&server), [""; 0]);
         host.end_agent(Signal::SIGTERM);
         host.clear();
@@ -131,6 +137,7 @@ fn families_that_do_not_agree_make_the_node_not_ready() {
     if !able() {
         return;
     }
+    let _network = OwnNetwork::enter();
     let services = json!([{"IP": "fd43::", "Mask": "////////AAAAAAAAAAAAAA=="}]);
     let pods = json!([{"IP": "fd42::", "Mask": "////////AAAAAAAAAAAAAA=="}]);
     let server = TestServer::builder()
@@ -185,13 +192,14 @@ fn pods_of_the_load_balancer_run_unless_there_is_none() {
     if !able_with_pods() {
         return;
     }
+    let _network = OwnNetwork::enter();
     for has_service_lb in [true, false] {
         let server = TestServer::builder()
             .k3s(NODE_SECRET, "disabled")
             .k3s_config(json!({"DisableServiceLB": !has_service_lb}))
             .start()
             .expect("server");
-        let mut host = joined(&server, &[]);
+        let host = joined(&server, &[]);
         host.import();
         wait_node(&server, SOON);
         host.until("the facts", |host| {
@@ -207,18 +215,24 @@ fn pods_of_the_load_balancer_run_unless_there_is_none() {
             let ip = node["status"]["addresses"][0]["address"]
                 .as_str()
                 .expect("an address");
-            let env = host.exec(
+            let script = "echo $DEST_IPS; cat /proc/sys/net/ipv4/ip_forward";
+            let words = [
+                "exec",
                 "svclb-web",
+                "-c",
                 "lb-tcp-80",
-                "echo $DEST_IPS; cat /proc/sys/net/ipv4/ip_forward",
-            );
+                "--",
+                "sh",
+                "-c",
+                script,
+            ];
+            let env = host.ok(&words);
             assert_eq!(env, format!("{ip}\n1\n"));
         } else {
             let pod = server.wait_for_phase("default", "svclb-web", "Failed", SOON);
             assert_eq!(pod["status"]["reason"], "SysctlForbidden");
         }
-        host.end_agent(Signal::SIGTERM);
-        host.clear();
+        finish(host, &server);
     }
 }
 
@@ -228,12 +242,13 @@ fn servers_dial_pods_through_the_tunnel() {
     if !able_with_pods() {
         return;
     }
+    let _network = OwnNetwork::enter();
     for egress in ["pod", "agent"] {
         let server = TestServer::builder()
             .k3s(NODE_SECRET, egress)
             .start()
             .expect("server");
-        let mut host = joined(&server, &[]);
+        let host = joined(&server, &[]);
         host.import();
         wait_node(&server, SOON);
         host.until("a session", |host| {
@@ -269,7 +284,6 @@ fn servers_dial_pods_through_the_tunnel() {
             assert_eq!(fetch(other), "", "{other}");
         }
         assert_eq!(server.wrong_in_tunnels(), [""; 0]);
-        host.end_agent(Signal::SIGTERM);
-        host.clear();
+        finish(host, &server);
     }
 }

@@ -47,6 +47,7 @@ mod link;
 mod member;
 mod node;
 mod objects;
+mod own_network;
 mod pods;
 mod provider;
 mod rest_memory;

@@ -236,6 +236,12 @@ pub(crate) static KINDS: &[Kind] = &[
         ..BASE
     },
     Kind {
+        group: "discovery.k8s.io",
+        plural: "endpointslices",
+        kind: "EndpointSlice",
+        ..BASE
+    },
+    Kind {
         group: "certificates.k8s.io",
         plural: "certificatesigningrequests",
         kind: "CertificateSigningRequest",

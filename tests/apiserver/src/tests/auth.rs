@@ -30,6 +30,33 @@ fn who_may_ask_what() {
 }
 
 #[test]
+fn a_proxy_lists_and_gets_nothing() {
+    // PROX-02: all that it may have are lists and watches.
+    let server = TestServer::builder().start().expect("server");
+    let proxy = server.credentials("system:kube-proxy", &[], Duration::from_secs(60));
+    let mut proxy = Client::certificate(&server, &proxy.expect("credentials"));
+    for (name, own) in [("web-1", "web"), ("other-1", "other")] {
+        let labels = json!({"kubernetes.io/service-name": own});
+        server
+            .create(&json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+                "metadata": {"name": name, "labels": labels}, "endpoints": [], "ports": []}))
+            .expect("created");
+    }
+    let path = "/apis/discovery.k8s.io/v1/endpointslices";
+    let of_one = "?labelSelector=kubernetes.io%2Fservice-name%20in%20(web)";
+    let found = proxy.get(&format!("{path}{of_one}")).expect(200);
+    assert_eq!(found["items"].as_array().map(Vec::len), Some(1));
+    assert_eq!(found["items"][0]["metadata"]["name"], "web-1");
+    proxy.get("/api/v1/services").expect(200);
+    for refused in [
+        "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/web-1",
+        "/api/v1/namespaces/default/services/kubernetes",
+    ] {
+        proxy.get(refused).refusal(403);
+    }
+}
+
+#[test]
 fn certificates_that_do_not_count() {
     let server = TestServer::builder().start().expect("server");
     let other = TestServer::builder().start().expect("server");
