@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Time that a watch lasts.
-const WATCH_TIME: Duration = Duration::from_secs(8 * 60);
+pub(super) const WATCH_TIME: Duration = Duration::from_secs(8 * 60);
 
 /// Doorbells of Services and of slices.
 pub(super) struct ServiceDoorbells([KeptDoorbell; 2]);

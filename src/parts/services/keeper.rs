@@ -13,7 +13,7 @@ use super::{
     reading::ServiceReader,
     round::{RoundError, WriteRound},
     settings::ServicesConfig,
-    tools::KeeperTools,
+    tools::{KeeperTools, proxy_node},
     writer::{NftError, NftProgram, has_tables, remove_tables, write_base_tables},
 };
 use crate::{
@@ -92,6 +92,7 @@ impl ServicesKeeper {
         tools: &PartTools<'_>,
         board: Rc<ServicesBoard>,
     ) -> Self {
+        let node = Rc::clone(tools.node);
         Self {
             cfg: cfg.clone(),
             tools: KeeperTools {
@@ -101,7 +102,7 @@ impl ServicesKeeper {
                 complaints: Rc::clone(tools.complaints),
                 disk: tools.disk.clone(),
                 clock: Rc::clone(tools.clock),
-                node: Rc::clone(tools.node),
+                read_node: Box::new(move || proxy_node(&node)),
                 link_policy: Rc::clone(tools.link_policy),
                 cluster_network: Rc::clone(tools.cluster_network),
                 reader: tools.cluster_reader.clone(),
@@ -231,11 +232,11 @@ impl ServicesKeeper {
         let mut listed = list_due;
         let mut look_due = self.tools.clock.now() + TABLE_LOOK;
         let mut write_due = self.tools.clock.now();
-        let mut node = self.tools.proxy_node();
+        let mut node = (self.tools.read_node)();
         // Bounded: each turn waits, below or for an answer.
         loop {
             let now = self.tools.clock.now();
-            let seen = self.tools.proxy_node();
+            let seen = (self.tools.read_node)();
             if seen != node {
                 node = seen;
                 self.index.mark_all_due();
@@ -554,3 +555,6 @@ fn beside_kube_proxy() -> KeeperPause {
         "end the kube-proxy and restart the machine, or set picolet.services.enabled: false",
     )
 }
+
+#[cfg(test)]
+mod tests;

@@ -29,25 +29,25 @@ pub(super) struct KeeperTools {
     pub(super) complaints: Rc<Complaints>,
     pub(super) disk: Lane,
     pub(super) clock: Rc<dyn Clock>,
-    pub(super) node: Rc<LocalNode>,
+    /// Reads the node as the choice of endpoints sees it.
+    pub(super) read_node: Box<dyn Fn() -> ProxyNode>,
     pub(super) link_policy: Rc<dyn LinkPolicy>,
     pub(super) cluster_network: Rc<ClusterNetworkBoard>,
     pub(super) reader: Option<Rc<ClusterReader>>,
 }
 
-impl KeeperTools {
-    /// The node as the choice of endpoints sees it.
-    pub(super) fn proxy_node(&self) -> ProxyNode {
-        ProxyNode {
-            name: self.node.name.clone(),
-            zone: self
-                .node
-                .label("topology.kubernetes.io/zone")
-                .unwrap_or_default(),
-            addresses: self.node.host_ips(),
-        }
+/// Describes the node as the choice of endpoints sees it.
+pub(super) fn proxy_node(node: &LocalNode) -> ProxyNode {
+    ProxyNode {
+        name: node.name.clone(),
+        zone: node
+            .label("topology.kubernetes.io/zone")
+            .unwrap_or_default(),
+        addresses: node.host_ips(),
     }
+}
 
+impl KeeperTools {
     pub(super) async fn sleep(&self, time: Duration) {
         self.clock.sleep_until(self.clock.now() + time).await;
     }
