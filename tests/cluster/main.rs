@@ -52,6 +52,7 @@ mod pods;
 mod provider;
 mod rest_memory;
 mod server;
+mod services;
 mod stream_memory;
 mod streams;
 mod tunnel;
