@@ -20,7 +20,7 @@ use crate::{
     logic::{
         actions::PodActions,
         cgroup::{memory_limit_bytes, sandbox_resources},
-        resize::{LoweredLimit, PodAllocation, PodResources, ResizeStep, plan_resize},
+        resize::{LoweredLimit, PodAllocation, PodResources, ResizeStep, StepFailure, plan_resize},
     },
     runtime::{RuntimeError, RuntimeService},
     sys::{crash, lane::Lane},
@@ -92,7 +92,10 @@ impl PodResizer {
                 }
             }
         }
-        let failure = result.and_then(Result::err).map(|e| e.to_string());
+        let failure = result.and_then(Result::err).map(|e| StepFailure {
+            message: e.to_string(),
+            is_refusal: matches!(e, ResizeError::Container { .. }),
+        });
         if allocation == order.allocation && failure.is_none() {
             return;
         }
@@ -131,30 +134,32 @@ impl PodResizer {
     ) -> Result<(), ResizeError> {
         let names: Vec<String> = running.iter().map(|(name, _)| name.clone()).collect();
         let settings = self.cgroups.settings();
-        let (mut steps, mut lowered) = (Vec::new(), Vec::new());
-        for state in allocation.states_in_force() {
-            let plan = plan_resize(&with_resources(pod, state), pod, &names, settings);
-            steps.extend(plan.steps);
-            for limit in plan.lowered {
-                let counts = match limit.container {
-                    None => self.cgroups.has_pod_cgroups() && !running.is_empty(),
-                    Some(_) => true,
-                };
-                if counts && !lowered.contains(&limit) {
-                    lowered.push(limit);
-                }
-            }
-        }
-        self.check_usage(pod, running, &lowered).await?;
+        let in_force: Vec<Pod> = allocation
+            .states_in_force()
+            .map(|state| with_resources(pod, state))
+            .collect();
+        let mut plan = plan_resize(&in_force, pod, &names, settings);
+        plan.lowered.retain(|limit| match limit.container {
+            None => self.cgroups.has_pod_cgroups() && !running.is_empty(),
+            Some(_) => true,
+        });
+        self.check_usage(pod, running, &plan.lowered).await?;
         let (resources, overhead) = sandbox_resources(pod, settings);
         allocation.pin_pod_limits();
-        for step in steps {
+        let before = allocation.actuated.clone();
+        for step in plan.steps {
             match step {
                 ResizeStep::PodCgroup { values, amount } => {
                     *wrote_cgroup = true;
                     let written = self.cgroups.update_pod_limits(pod, values).await;
-                    allocation.note_step(&amount, written.is_ok());
-                    written.map_err(ResizeError::PodCgroup)?;
+                    if let Some(amount) = &amount {
+                        allocation.note_step(amount, written.is_ok());
+                    }
+                    if let Err(e) = written {
+                        // A pod's limit that is the sum of its containers' is in no amount of its own.
+                        allocation.add_doubt(before);
+                        return Err(ResizeError::PodCgroup(e));
+                    }
                     crash::point("resize.limited");
                     let ready = |s: &&SandboxStatus| s.state == SandboxState::Ready;
                     let Some(sandbox) = runtime.sandboxes.iter().find(ready) else {

@@ -16,7 +16,7 @@ use crate::{
         cgroup::PodRequestTotals,
         extended_resources::PodDevices,
         pod_table::PodHandle,
-        resize::PodAllocation,
+        resize::{PodAllocation, StepFailure},
         status::PodFailure,
     },
 };
@@ -144,8 +144,8 @@ pub(crate) struct ResizeReport {
     pub(crate) allocation: PodAllocation,
     /// Time of the order, if steps were tried.
     pub(crate) begun_at: Option<MonoTime>,
-    /// Text of the step that failed.
-    pub(crate) failure: Option<String>,
+    /// The step that failed.
+    pub(crate) failure: Option<StepFailure>,
 }
 
 /// Reason why no container of a pod may start.

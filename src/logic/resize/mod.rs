@@ -195,7 +195,8 @@ impl PodAllocation {
         }
     }
 
-    fn add_doubt(&mut self, state: PodResources) {
+    /// Notes a state that may be in force as well.
+    pub fn add_doubt(&mut self, state: PodResources) {
         if state == self.actuated || self.in_doubt.contains(&state) {
             return;
         }
@@ -296,6 +297,15 @@ pub struct PendingResize {
     pub message: String,
     /// Generation of the pod that asked for it.
     pub generation: i64,
+}
+
+/// Reason why a sync did not carry a resize out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StepFailure {
+    /// Text for people.
+    pub message: String,
+    /// The runtime was asked and refused. Otherwise it was not even asked, or the pod's own cgroup could not be written.
+    pub is_refusal: bool,
 }
 
 /// The failure of the last step of a resize.
@@ -546,23 +556,29 @@ impl PodResize {
         self.failure.is_some()
     }
 
-    /// Takes in what a sync has brought about; `failure`: text of the step that failed. Returns the event to record: of
-    /// failures one for each cause (RSZ-28).
+    /// Takes in what a sync has brought about; `failure`: the step that failed. Returns the event to record: of failures one
+    /// for each cause (RSZ-28). A doubt ends if the runtime refuses twice, with the same words, what was in force before.
     pub fn note_actuated(
         &mut self,
         allocation: PodAllocation,
-        failure: Option<String>,
+        failure: Option<StepFailure>,
         now: MonoTime,
     ) -> Option<ResizeEvent> {
         let was_open = !self.allocation.is_actuated();
         self.allocation.actuated = allocation.actuated;
         self.allocation.in_doubt = allocation.in_doubt;
-        if let Some(message) = failure {
+        if let Some(failure) = failure {
+            let StepFailure {
+                message,
+                is_refusal,
+            } = failure;
             let event = self.is_news("ResizeError", &message, now);
             let event = event.then(|| self.event("ResizeError", "error", &message));
             let last = self.failure.as_ref();
             let is_same = last.is_some_and(|last| last.message == message);
-            if is_same && self.allocation.allocated == self.allocation.actuated {
+            // A check that fails says nothing of what an agent that was killed has done.
+            let ends_doubt = is_same && is_refusal;
+            if ends_doubt && self.allocation.allocated == self.allocation.actuated {
                 // Nothing was ever done: the runtime cannot even do what would settle the doubt.
                 self.allocation.in_doubt.clear();
                 self.failure = None;

@@ -4,6 +4,10 @@
 //! change, those that shrink first, and last the pod's request and limit shrink: so a container never has more than
 //! its pod, and the pod never less than its containers.
 //!
+//! If it is not known which of some states is in force, the kernel has to take each write in all of them: version 1 refuses
+//! a quota above that of the group above, and one below that of a group below. So the pod first gets the most of all
+//! states, then each container all that it was allocated, and last the pod what it was allocated.
+//!
 //! Source: kubelet `kuberuntime/kuberuntime_manager.go`, `doPodResizeAction`.
 
 use alloc::{string::String, vec::Vec};
@@ -36,8 +40,8 @@ pub enum ResizeStep {
     PodCgroup {
         /// New values; what is `None` stays.
         values: LinuxResources,
-        /// Amount in force once this is done.
-        amount: StepAmount,
+        /// Amount in force once this is done. `None`: that of a state which may be in force already.
+        amount: Option<StepAmount>,
     },
     /// All resources of a container that runs.
     Container {
@@ -65,27 +69,31 @@ fn resizable(pod: &Pod) -> impl Iterator<Item = &Container> {
     sidecars.chain(&pod.spec.containers)
 }
 
-/// Makes the plan. `old`: the pod with the resources in force; `new`: with those allocated. `running`: names of the
-/// containers that run and go on.
+/// Makes the plan. `in_force`: the pod with the resources of each state that may be in force; `new`: with those allocated.
+/// `running`: names of the containers that run and go on.
 #[must_use]
 pub fn plan_resize(
-    old: &Pod,
+    in_force: &[Pod],
     new: &Pod,
     running: &[String],
     settings: &CgroupSettings,
 ) -> ResizePlan {
-    let middle = with_memory_of(old, new);
     let mut plan = ResizePlan::default();
-    note_lowered(old, new, running, settings, &mut plan.lowered);
-    add_pass(
-        Pass::Memory,
-        old,
-        &middle,
-        running,
-        settings,
-        &mut plan.steps,
-    );
-    add_pass(Pass::Cpu, &middle, new, running, settings, &mut plan.steps);
+    for old in in_force {
+        note_lowered(old, new, running, settings, &mut plan.lowered);
+    }
+    let both = [Pass::Memory, Pass::Cpu];
+    let mut add = |passes: &[Pass], in_force: &[Pod], new: &Pod| {
+        add_passes(passes, in_force, new, running, settings, &mut plan.steps);
+    };
+    if let [old] = in_force {
+        let middle = [with_memory_of(old, new)];
+        add(&both[..1], in_force, &middle[0]);
+        add(&both[1..], &middle, new);
+    } else {
+        // What a container has of the processor is not known, so its memory cannot be written without that.
+        add(&both, in_force, new);
+    }
     plan
 }
 
@@ -134,9 +142,14 @@ fn note_lowered(
         wants.filter(|&wants| wants > 0 && had.is_none_or(|had| had > wants))
     };
     let qos = qos_class(new);
+    let mut note = |limit: LoweredLimit| {
+        if !lowered.contains(&limit) {
+            lowered.push(limit);
+        }
+    };
     let of_pod = |pod: &Pod| pod_cgroup(pod, qos, settings).values.memory_limit_bytes;
     if let Some(bytes) = falls(of_pod(old), of_pod(new)) {
-        lowered.push(LoweredLimit {
+        note(LoweredLimit {
             container: None,
             bytes,
         });
@@ -147,7 +160,7 @@ fn note_lowered(
         if let Some(bytes) = falls(limit(old, had), limit(new, wants))
             && running.contains(&wants.name)
         {
-            lowered.push(LoweredLimit {
+            note(LoweredLimit {
                 container: Some(wants.name.clone()),
                 bytes,
             });
@@ -155,59 +168,76 @@ fn note_lowered(
     }
 }
 
-fn add_pass(
-    pass: Pass,
-    old: &Pod,
+fn add_passes(
+    passes: &[Pass],
+    in_force: &[Pod],
     new: &Pod,
     running: &[String],
     settings: &CgroupSettings,
     steps: &mut Vec<ResizeStep>,
 ) {
     let qos = qos_class(new);
-    let (had, wants) = (
-        pod_cgroup(old, qos, settings).values,
-        pod_cgroup(new, qos, settings).values,
-    );
     let mut containers: Vec<(bool, &Container, LinuxResources)> = Vec::new();
-    for (before, after) in resizable(old).zip(resizable(new)) {
-        let had = container_resources(old, before, qos, settings);
+    for (place, after) in resizable(new).enumerate() {
         let wants = container_resources(new, after, qos, settings);
-        let is_same = LinuxResources {
-            oom_score_adj: had.oom_score_adj,
-            ..wants.clone()
-        } == had;
-        if is_same || !running.contains(&after.name) {
+        let before = in_force
+            .iter()
+            .filter_map(|old| Some((old, resizable(old).nth(place)?)));
+        let had: Vec<_> = before
+            .map(|(old, before)| container_resources(old, before, qos, settings))
+            .collect();
+        let is_same = |had: &&LinuxResources| {
+            let wants = LinuxResources {
+                oom_score_adj: had.oom_score_adj,
+                ..wants.clone()
+            };
+            wants == **had
+        };
+        if had.iter().all(|had| is_same(&had)) || !running.contains(&after.name) {
             continue;
         }
-        let grows = match pass {
-            Pass::Memory => limit_grows(had.memory_limit_bytes, wants.memory_limit_bytes),
-            Pass::Cpu => {
-                limit_grows(had.cpu_quota_us, wants.cpu_quota_us)
-                    || (had.cpu_quota_us == wants.cpu_quota_us && had.cpu_shares < wants.cpu_shares)
-            }
+        let grows = |had: &LinuxResources| {
+            passes.iter().any(|pass| match pass {
+                Pass::Memory => limit_grows(had.memory_limit_bytes, wants.memory_limit_bytes),
+                Pass::Cpu => {
+                    limit_grows(had.cpu_quota_us, wants.cpu_quota_us)
+                        || (had.cpu_quota_us == wants.cpu_quota_us
+                            && had.cpu_shares < wants.cpu_shares)
+                }
+            })
         };
-        containers.push((grows, after, with_explicit_ends(&had, wants, settings)));
+        let grows = had.iter().filter(|had| !is_same(had)).all(grows);
+        let mut values = wants.clone();
+        for had in &had {
+            values = with_explicit_ends(had, values, settings);
+        }
+        containers.push((grows, after, values));
     }
     containers.stable_sort_by(|a, b| a.0.cmp(&b.0));
-    let [limit, request] = match pass {
-        Pass::Memory => pod_memory_steps(&had, &wants),
-        Pass::Cpu => pod_cpu_steps(&had, &wants, settings),
-    };
-    let name = match pass {
-        Pass::Memory => MEMORY,
-        Pass::Cpu => CPU,
-    };
-    let add_pod_step = |steps: &mut Vec<ResizeStep>, kind, step: Option<&PodStep>, grows| {
-        steps.extend(
-            step.filter(|step| step.grows == grows)
-                .map(|step| ResizeStep::PodCgroup {
-                    values: step.values.clone(),
-                    amount: StepAmount::OfPod(kind, name),
-                }),
-        );
-    };
-    add_pod_step(steps, AmountKind::Limits, limit.as_ref(), true);
-    add_pod_step(steps, AmountKind::Requests, request.as_ref(), true);
+    let had: Vec<_> = in_force
+        .iter()
+        .map(|old| pod_cgroup(old, qos, settings).values)
+        .collect();
+    let wants = pod_cgroup(new, qos, settings).values;
+    let (mut first, mut last) = (Vec::new(), Vec::new());
+    for pass in passes {
+        let (name, writes) = match pass {
+            Pass::Memory => (MEMORY, pod_memory_writes(&had, &wants)),
+            Pass::Cpu => (CPU, pod_cpu_writes(&had, &wants, settings)),
+        };
+        let step = |kind, write: PodWrite| ResizeStep::PodCgroup {
+            values: write.values,
+            amount: write.is_wanted.then_some(StepAmount::OfPod(kind, name)),
+        };
+        let PodWrites { limit, request } = writes;
+        let limits = |write| step(AmountKind::Limits, write);
+        let requests = |write| step(AmountKind::Requests, write);
+        first.extend(limit.first.map(limits));
+        first.extend(request.first.map(requests));
+        last.extend(request.last.map(requests));
+        last.extend(limit.last.map(limits));
+    }
+    steps.append(&mut first);
     let pod_level = PodResources {
         resources: new.spec.resources.clone(),
         ..PodResources::default()
@@ -224,65 +254,118 @@ fn add_pass(
                 ),
             }),
     );
-    add_pod_step(steps, AmountKind::Requests, request.as_ref(), false);
-    add_pod_step(steps, AmountKind::Limits, limit.as_ref(), false);
+    steps.append(&mut last);
 }
 
 /// A write to the pod's cgroup.
-struct PodStep {
-    grows: bool,
+struct PodWrite {
+    /// What was allocated is written, not the most of the states that may be in force.
+    is_wanted: bool,
     values: LinuxResources,
+}
+
+/// Writes of one amount, before and after those of the containers.
+#[derive(Default)]
+struct AroundContainers {
+    first: Option<PodWrite>,
+    last: Option<PodWrite>,
+}
+
+/// Writes of one resource.
+struct PodWrites {
+    limit: AroundContainers,
+    request: AroundContainers,
+}
+
+/// Amount of a limit, to be compared.
+fn limit_amount(limit: Option<i64>) -> i64 {
+    limit.filter(|&limit| limit > 0).unwrap_or(i64::MAX)
 }
 
 /// Returns true if a limit rises, or goes away.
 fn limit_grows(had: Option<i64>, wants: Option<i64>) -> bool {
-    let amount = |limit: Option<i64>| limit.filter(|&limit| limit > 0).unwrap_or(i64::MAX);
-    amount(wants) > amount(had)
+    limit_amount(wants) > limit_amount(had)
 }
 
-fn pod_memory_steps(had: &LinuxResources, wants: &LinuxResources) -> [Option<PodStep>; 2] {
-    let limit = (had.memory_limit_bytes != wants.memory_limit_bytes).then(|| PodStep {
-        grows: limit_grows(had.memory_limit_bytes, wants.memory_limit_bytes),
-        values: LinuxResources {
-            memory_limit_bytes: Some(wants.memory_limit_bytes.unwrap_or(-1)),
-            ..LinuxResources::default()
-        },
+/// Orders the writes of a limit. `had`: those that may be in force; `write`: makes the values of a write.
+fn around_for_limit(
+    had: impl Iterator<Item = Option<i64>> + Clone,
+    wants: Option<i64>,
+    write: impl Fn(i64) -> LinuxResources,
+) -> AroundContainers {
+    let mut most = wants;
+    for had in had.clone() {
+        if limit_grows(most, had) {
+            most = had;
+        }
+    }
+    let step = |limit: Option<i64>, is_wanted| PodWrite {
+        is_wanted,
+        values: write(limit.unwrap_or(-1)),
+    };
+    let is_most = !limit_grows(wants, most);
+    let is_same = had.clone().all(|had| had == wants);
+    let raises = had.clone().any(|had| limit_grows(had, most));
+    AroundContainers {
+        first: raises.then(|| step(most, is_most)),
+        last: (!is_same && !(raises && is_most)).then(|| step(wants, true)),
+    }
+}
+
+/// Orders the write of a request: one is enough, for the kernel takes it in any state.
+fn around_for_request(is_same: bool, grows: bool, values: LinuxResources) -> AroundContainers {
+    let write = (!is_same).then_some(PodWrite {
+        is_wanted: true,
+        values,
+    });
+    let (first, last) = match grows {
+        true => (write, None),
+        false => (None, write),
+    };
+    AroundContainers { first, last }
+}
+
+fn pod_memory_writes(had: &[LinuxResources], wants: &LinuxResources) -> PodWrites {
+    let limits = had.iter().map(|had| had.memory_limit_bytes);
+    let limit = around_for_limit(limits, wants.memory_limit_bytes, |limit| LinuxResources {
+        memory_limit_bytes: Some(limit),
+        ..LinuxResources::default()
     });
     let protected = |values: &LinuxResources| {
         let mut all = values.unified.values();
         all.find_map(|text| text.parse::<i64>().ok()).unwrap_or(0)
     };
-    let request = (had.unified != wants.unified).then(|| PodStep {
-        grows: protected(wants) > protected(had),
-        values: LinuxResources {
+    let request = around_for_request(
+        had.iter().all(|had| had.unified == wants.unified),
+        had.iter().any(|had| protected(wants) > protected(had)),
+        LinuxResources {
             unified: wants.unified.clone(),
             ..LinuxResources::default()
         },
-    });
-    [limit, request]
+    );
+    PodWrites { limit, request }
 }
 
-fn pod_cpu_steps(
-    had: &LinuxResources,
+fn pod_cpu_writes(
+    had: &[LinuxResources],
     wants: &LinuxResources,
     settings: &CgroupSettings,
-) -> [Option<PodStep>; 2] {
-    let limit = (had.cpu_quota_us != wants.cpu_quota_us).then(|| PodStep {
-        grows: limit_grows(had.cpu_quota_us, wants.cpu_quota_us),
-        values: LinuxResources {
-            cpu_quota_us: Some(wants.cpu_quota_us.unwrap_or(-1)),
-            cpu_period_us: Some(settings.cfs_period_us),
-            ..LinuxResources::default()
-        },
+) -> PodWrites {
+    let limits = had.iter().map(|had| had.cpu_quota_us);
+    let limit = around_for_limit(limits, wants.cpu_quota_us, |limit| LinuxResources {
+        cpu_quota_us: Some(limit),
+        cpu_period_us: Some(settings.cfs_period_us),
+        ..LinuxResources::default()
     });
-    let request = (had.cpu_shares != wants.cpu_shares).then(|| PodStep {
-        grows: wants.cpu_shares > had.cpu_shares,
-        values: LinuxResources {
+    let request = around_for_request(
+        had.iter().all(|had| had.cpu_shares == wants.cpu_shares),
+        had.iter().any(|had| wants.cpu_shares > had.cpu_shares),
+        LinuxResources {
             cpu_shares: wants.cpu_shares,
             ..LinuxResources::default()
         },
-    });
-    [limit, request]
+    );
+    PodWrites { limit, request }
 }
 
 /// Says of each limit that a container no longer has that it is gone: runtimes forget what is not named, and the kernel

@@ -194,7 +194,11 @@ fn a_resize_from_the_edit_to_its_end() {
     // Returns whether it is tried again with the next sync, and whether an event tells of it.
     let fail_at = |resize: &mut PodResize, cause: &str, figure: &str, now| {
         let message = format!("{cause}{figure}");
-        let event = resize.note_actuated(had.clone(), Some(message.clone()), now);
+        let failure = StepFailure {
+            message: message.clone(),
+            is_refusal: true,
+        };
+        let event = resize.note_actuated(had.clone(), Some(failure), now);
         if let Some(event) = &event {
             assert_eq!(event.reason, "ResizeError");
             let end = format!(r#""error":"{message}"}}"#);
@@ -288,7 +292,7 @@ fn the_order_of_writes() {
     let large = ["cpu=200m memory=16Mi", "cpu=200m memory=16Mi"];
     let all = [String::from("a"), String::from("b")];
     let settings = CgroupSettings::default();
-    let grown = plan_resize(&pair(small, small), &pair(large, small), &all, &settings);
+    let grown = plan_resize(&[pair(small, small)], &pair(large, small), &all, &settings);
     assert_eq!(
         steps(&grown),
         [
@@ -300,7 +304,7 @@ fn the_order_of_writes() {
         ]
     );
     assert_eq!(grown.lowered, []);
-    let shrunk = plan_resize(&pair(large, small), &pair(small, small), &all, &settings);
+    let shrunk = plan_resize(&[pair(large, small)], &pair(small, small), &all, &settings);
     assert_eq!(
         steps(&shrunk),
         [
@@ -317,7 +321,7 @@ fn the_order_of_writes() {
     };
     assert_eq!(shrunk.lowered, [lowered(None, 16), lowered(Some("a"), 8)]);
     // One falls and one grows: the falling one goes first, whatever its place.
-    let moved = plan_resize(&pair(small, large), &pair(large, small), &all, &settings);
+    let moved = plan_resize(&[pair(small, large)], &pair(large, small), &all, &settings);
     assert_eq!(
         steps(&moved),
         [
@@ -329,7 +333,7 @@ fn the_order_of_writes() {
     );
     // What does not run is not written, and its limit not checked.
     let idle = plan_resize(
-        &pair(large, small),
+        &[pair(large, small)],
         &pair(small, small),
         &all[1..],
         &settings,
@@ -341,7 +345,7 @@ fn the_order_of_writes() {
     assert_eq!(idle.lowered, [lowered(None, 16)]);
     // A limit that is taken away is named.
     let without = pair([small[0], ""], small);
-    let taken = plan_resize(&pair(small, small), &without, &all, &settings);
+    let taken = plan_resize(&[pair(small, small)], &without, &all, &settings);
     assert_eq!(
         steps(&taken),
         [
@@ -351,8 +355,75 @@ fn the_order_of_writes() {
             "a: quota -1 shares 102",
         ]
     );
-    let same = plan_resize(&pair(small, small), &pair(small, small), &all, &settings);
+    let same = plan_resize(&[pair(small, small)], &pair(small, small), &all, &settings);
     assert!(same.steps.is_empty() && same.lowered.is_empty());
+}
+
+#[test]
+fn writes_that_the_kernel_takes_whatever_is_in_force() {
+    // RSZ-22 RSZ-26
+    let of = |cpu: u32| {
+        let amounts = format!("cpu={cpu}m memory={cpu}Mi");
+        let half = format!("cpu={0}m memory={0}Mi", cpu / 2);
+        pod_of(json!([
+            container("a", &amounts, &amounts),
+            container("b", &half, &half)
+        ]))
+    };
+    let settings = CgroupSettings::default();
+    let all = [String::from("a"), String::from("b")];
+    let quota = |milli: u32| i64::from(milli) * 100;
+    let plan = plan_resize(&[of(400), of(100)], &of(200), &all, &settings);
+    assert_eq!(
+        steps(&plan),
+        [
+            "pod: memory 600",
+            "pod: quota 60000",
+            "pod: shares 307",
+            "a: memory 200 quota 20000 shares 204",
+            "b: memory 100 quota 10000 shares 102",
+            "pod: memory 300",
+            "pod: quota 30000",
+        ]
+    );
+    // Version 1 of control groups: a quota is at most that of the group above.
+    for first in [100, 200, 400] {
+        for second in [100, 200, 400] {
+            for wants in [100, 200, 400] {
+                for actual in [first, second] {
+                    let plan = plan_resize(&[of(first), of(second)], &of(wants), &all, &settings);
+                    let mut of_pod = quota(actual + actual / 2);
+                    let mut own = [quota(actual), quota(actual / 2)];
+                    for step in &plan.steps {
+                        match step {
+                            ResizeStep::PodCgroup { values, amount } => {
+                                of_pod = values.cpu_quota_us.unwrap_or(of_pod);
+                                let last = quota(wants + wants / 2);
+                                assert!(amount.is_some() || values.cpu_shares.is_none());
+                                assert!(
+                                    values.cpu_quota_us.is_none()
+                                        || amount.is_some() == (of_pod == last)
+                                );
+                            }
+                            ResizeStep::Container {
+                                name, resources, ..
+                            } => {
+                                let place = usize::from(name == "b");
+                                own[place] = resources.cpu_quota_us.expect("a quota");
+                            }
+                        }
+                        assert!(
+                            own.iter().all(|&own| own <= of_pod),
+                            "{first} {second} {actual} {wants}: {:?}",
+                            steps(&plan)
+                        );
+                    }
+                    let done = [quota(wants), quota(wants / 2), quota(wants + wants / 2)];
+                    assert_eq!([own[0], own[1], of_pod], done);
+                }
+            }
+        }
+    }
 }
 
 #[test]
@@ -455,9 +526,9 @@ fn the_pods_limit_and_its_containers() {
     let settings = CgroupSettings::default();
     let running = [String::from("a"), String::from("b")];
     let (small, large) = (pod_level(16, 8), pod_level(32, 8));
-    let plan = plan_resize(&small, &large, &running, &settings);
+    let plan = plan_resize(core::slice::from_ref(&small), &large, &running, &settings);
     assert_eq!(steps(&plan), ["pod: memory 32", "a: memory 32 shares 2"]);
-    let plan = plan_resize(&large, &small, &running, &settings);
+    let plan = plan_resize(core::slice::from_ref(&large), &small, &running, &settings);
     assert_eq!(steps(&plan), ["a: memory 16 shares 2", "pod: memory 16"]);
     let limits: Vec<_> = plan
         .lowered
@@ -473,9 +544,9 @@ fn the_pods_limit_and_its_containers() {
     allocation.note_step(&StepAmount::OfPod(AmountKind::Limits, MEMORY), true);
     let mut reached = small.clone();
     allocation.actuated.apply_to(&mut reached);
-    let plan = plan_resize(&reached, &large, &running, &settings);
+    let plan = plan_resize(core::slice::from_ref(&reached), &large, &running, &settings);
     assert_eq!(steps(&plan), ["a: memory 32 shares 2"]);
-    let plan = plan_resize(&reached, &small, &running, &settings);
+    let plan = plan_resize(core::slice::from_ref(&reached), &small, &running, &settings);
     assert_eq!(steps(&plan), ["pod: memory 16"]);
     assert_eq!(plan.lowered.len(), 1, "it may be in use by now");
     // A container that starts has the new limit.
@@ -515,9 +586,22 @@ fn what_a_killed_agent_may_have_done() {
     assert!(!failed.is_actuated() && failed.allocated == failed.actuated);
     let mut resize = PodResize::new(failed.clone());
     resize.take_spec(&small, &settings);
-    let fails = |resize: &mut PodResize| {
-        resize.note_actuated(failed.clone(), Some("no".into()), MonoTime(1))
+    let fails_by = |resize: &mut PodResize, is_refusal| {
+        let failure = StepFailure {
+            message: "no".into(),
+            is_refusal,
+        };
+        resize.note_actuated(failed.clone(), Some(failure), MonoTime(1))
     };
+    // Nobody knows the use of memory, so nothing was tried.
+    let mut unchecked = resize.clone();
+    for _ in 0..3 {
+        let _ = fails_by(&mut unchecked, false);
+        assert!(!unchecked.is_settled() && unchecked.has_failed(), "kept");
+    }
+    assert_eq!(unchecked.allocation.in_doubt, failed.in_doubt);
+    assert!(!unchecked.may_step(MonoTime(1)) && unchecked.may_step(MonoTime(1) + FAILURE_PAUSE));
+    let fails = |resize: &mut PodResize| fails_by(resize, true);
     assert!(fails(&mut resize).is_some() && !resize.is_settled());
     assert!(
         fails(&mut resize).is_none() && resize.is_settled(),
