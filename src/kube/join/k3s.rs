@@ -352,26 +352,46 @@ impl K3sSupervisor {
 }
 
 /// Asks `servers` one after the other, as a node of the cluster: the first that answers decides, unless its answer is an
-/// error that may pass. One that is not ready does not speak for the others. Returns also its place in `servers`.
+/// error that may pass, or cannot be used. One that is not ready, or broken, does not speak for the others. Returns also its
+/// place in `servers`.
 ///
-/// - Errors: the last answer that may pass; if no server answered, the error of the last one that was asked.
+/// - Errors: the last answer that may pass, else the last that cannot be used; if no server answered, the error of the last
+///   one that was asked.
 fn ask_servers<T>(
     config: &Kubeconfig,
     servers: &[Url],
     proxies: &ProxyVariables,
     ask: impl Fn(&K3sSupervisor) -> Result<T, JoinError>,
 ) -> Result<(usize, T), JoinError> {
-    let mut last = KubeError::Local("no server of k3s is known".into());
+    let mut last = KubeError::Local("no server of k3s is known".into()).into();
+    let mut weight = 0;
     for (place, url) in servers.iter().enumerate() {
-        match ask(&K3sSupervisor::for_member(config.clone(), url, proxies)) {
+        let failed = match ask(&K3sSupervisor::for_member(config.clone(), url, proxies)) {
             Ok(answer) => return Ok((place, answer)),
-            // The answer of one server, such as the wish for a pause, counts more than the silence of another.
-            Err(JoinError::Kube(e)) if !e.is_answer() && last.is_answer() => {}
-            Err(JoinError::Kube(e)) if !e.is_answer() || e.may_pass() => last = e,
-            Err(e) => return Err(e),
+            Err(e) => e,
+        };
+        let Some(own) = weigh_failure(&failed) else {
+            return Err(failed);
+        };
+        if matches!(failed, JoinError::Wrong { .. }) && place + 1 < servers.len() {
+            log::warn!("{failed}. The next server of k3s is asked");
+        }
+        if own >= weight {
+            (last, weight) = (failed, own);
         }
     }
-    Err(last.into())
+    Err(last)
+}
+
+/// Weighs the failure of one of several servers; `None`: it decides for all of them. The answer of one, such as the wish for
+/// a pause, counts more than the nonsense of another, and that more than silence.
+const fn weigh_failure(error: &JoinError) -> Option<u8> {
+    match error {
+        JoinError::Kube(e) if !e.is_answer() => Some(0),
+        JoinError::Wrong { .. } => Some(1),
+        JoinError::Kube(e) if e.may_pass() => Some(2),
+        _ => None,
+    }
 }
 
 /// Has a fresh key certified by one of `servers`, under the name of the certificate in `config` (K3SJ-08).
@@ -510,6 +530,30 @@ mod tests {
                 "{status}"
             );
             assert_eq!(facts.expect("the second one").apiservers, apiservers);
+        }
+        // What the first says is no configuration; its certificate is good.
+        for nonsense in ["", "<html>", r#"{"a":1}"#] {
+            let broken = Server::tls(&pair, None, move |_| ok(nonsense));
+            let (servers, facts) = read(&broken);
+            assert_eq!(servers.expect("the second one").0, 1, "{nonsense}");
+            let facts = facts.expect("the second one");
+            assert_eq!(facts.apiservers, ["10.0.0.1:6443"], "{nonsense}");
+            // A wish for a pause counts more, and silence less.
+            let sick = Server::tls(&pair, None, |_| say(503, "", b"not ready"));
+            let proxies = ProxyVariables::default();
+            let ask = |all: &[Url]| read_servers(&config, all, &proxies).expect_err("none is well");
+            let silent = Url::parse("https://127.0.0.1:1").expect("a URL");
+            for all in [[url(&broken), silent.clone()], [silent, url(&broken)]] {
+                let why = ask(&all).to_string();
+                assert!(why.contains(&broken.url()), "{why}");
+            }
+            for all in [[url(&broken), url(&sick)], [url(&sick), url(&broken)]] {
+                let why = ask(&all);
+                assert!(
+                    matches!(&why, JoinError::Kube(e) if e.http_status() == Some(503)),
+                    "{why}"
+                );
+            }
         }
         // One that refuses has decided.
         let refuses = Server::tls(&pair, None, |_| say(403, "", b"forbidden"));
