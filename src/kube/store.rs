@@ -145,6 +145,20 @@ impl CertificateStore {
         }
     }
 
+    /// Forgets which pair is in use, and which one was to be: both are of another cluster. The pairs themselves stay until
+    /// the next one is stored.
+    pub fn forget_current(&self) -> Result<(), CertificateStoreError> {
+        // The other way round the next start could take what was to be for what is.
+        for path in [self.updated_path(), self.current_path()] {
+            match fs::remove_file(&path) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                removed => removed.map_err(file_error("remove", &path))?,
+            }
+            file::sync_dir(&self.dir).map_err(file_error("sync", &self.dir))?;
+        }
+        Ok(())
+    }
+
     /// Keeps a pair and makes it the current one. Both are on disk when this returns.
     ///
     /// - Errors: the old one is still the current one.
@@ -407,6 +421,23 @@ mod tests {
         let found = store.read_current().expect("current").expect("pair");
         let age = clock::wall_now().unix_seconds() - found.since.unix_seconds();
         assert!((0..600).contains(&age), "since when it is here: {age} s");
+    }
+
+    #[test]
+    fn what_is_of_another_cluster_is_forgotten() {
+        // BOOT-06 K3SN-02
+        let scratch = TestDir::new("store");
+        let store = CertificateStore::kube_proxy(&scratch.join("none"));
+        store.forget_current().expect("there is none");
+        let store = CertificateStore::kube_proxy(&scratch.0);
+        let path = store
+            .store_pair("chain", "key", WallTime::from_unix_seconds(0))
+            .expect("store");
+        // An agent was killed in the midst of a switch.
+        symlink(&path, store.updated_path()).expect("link");
+        store.forget_current().expect("forgotten");
+        store.recover().expect("nothing to recover");
+        assert_eq!(chain(&store), None);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use core::time::Duration;
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
 
 use nix::sys::signal::Signal;
@@ -161,6 +161,10 @@ fn a_cluster_of_kubeadm_is_joined() {
         "{said}"
     );
     host.end_agent(Signal::SIGTERM);
+    // As after a kill in the midst of a renewal.
+    let updated = host.path("root/pki/kubelet-client-updated.pem");
+    let current = fs::read_link(host.path("root/pki/kubelet-client-current.pem")).expect("link");
+    symlink(current, &updated).expect("link");
     host.flags = typed;
     let other = TestServer::builder().start().expect("server");
     let pin = other
@@ -177,6 +181,7 @@ fn a_cluster_of_kubeadm_is_joined() {
     ];
     let (code, said) = join(&host, &words);
     assert_eq!(code, Some(0), "{said}");
+    assert!(fs::symlink_metadata(&updated).is_err(), "it would count");
     host.start_agent();
     // The certificate of the first cluster is of no use here, and nobody shows it.
     wait_ready(&other, SOON);

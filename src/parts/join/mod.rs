@@ -396,11 +396,11 @@ impl MachineBeforeJoin {
         };
         let root = &self.config.dirs.root;
         // A certificate of another cluster is of no use, and would not be renewed while it is valid.
-        let other = CertificateStore::kube_proxy(&self.config.cluster.cert_dir).current_path();
-        let kept = match fs::remove_file(other) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
-            _ => file::make_dirs(root, 0o750),
-        };
+        let other = CertificateStore::kube_proxy(&self.config.cluster.cert_dir);
+        if let Err(e) = other.forget_current() {
+            let _ = writeln!(io::stderr(), "warning: {}", error_chain(&e));
+        }
+        let kept = file::make_dirs(root, 0o750);
         let kept = kept.and_then(|()| cluster_network::keep_facts(root, server, facts.clone()));
         if let Err(e) = kept {
             let _ = writeln!(io::stderr(), "warning: {}: {e}", root.display());
@@ -604,8 +604,11 @@ impl MachineBeforeJoin {
         // An identity of another cluster must not go into this one (KADM-24).
         let stores = [CertificateStore::client, CertificateStore::server]
             .map(|of| of(&self.config.cluster.cert_dir));
-        for (store, pair) in stores.iter().zip(&joined.pairs) {
+        for store in &stores {
+            // The link of a switch that was cut short would become the current one at the next start.
             store.recover().map_err(|e| failed(&e))?;
+        }
+        for (store, pair) in stores.iter().zip(&joined.pairs) {
             let kept = store.keep_pair(&pair.0, &pair.1, clock::wall_now());
             let kept = kept.map_err(|e| failed(&e))?;
             let link = store.current_path();
