@@ -27,6 +27,7 @@ fn it_registers_and_stays() {
         node["status"]["declaredFeatures"],
         serde_json::json!([
             "ExtendWebSocketsToKubelet",
+            "InPlacePodLevelResourcesVerticalScaling",
             "RestartAllContainersOnContainerExits"
         ])
     );

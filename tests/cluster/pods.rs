@@ -264,6 +264,20 @@ fn resizes_under_kills_end_as_asked() {
     };
     server.create(&pod("web", spec(64, 100))).expect("create");
     let first = wait_ready(&server, "web");
+    // A server refuses such a resize on a node that does not say that it can.
+    server.wait_for("the node's features", PATIENCE, |view| {
+        let node = view.get("nodes", "", NODE)?;
+        let all = node["status"]["declaredFeatures"].as_array()?;
+        let feature = "InPlacePodLevelResourcesVerticalScaling";
+        all.iter().any(|name| name == feature).then_some(())
+    });
+    // Nor before the status of each container shows what it has.
+    server.wait_for("what they have", PATIENCE, |view| {
+        let pod = view.get("pods", "default", "web")?;
+        let all = pod["status"]["containerStatuses"].as_array()?;
+        let shows = |c: &Value| !c["resources"].is_null();
+        (all.len() == 2 && all.iter().all(shows)).then_some(())
+    });
     let uid = first["metadata"]["uid"].as_str().expect("a uid").to_owned();
     let ids = |pod: &Value| -> Vec<Value> {
         let all = pod["status"]["containerStatuses"].as_array();
