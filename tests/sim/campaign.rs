@@ -24,6 +24,7 @@ use super::{
 use crate::{
     api::{MonoTime, PodUid},
     runtime::fake::Op,
+    sys::clock,
 };
 
 /// Time after the end of all trouble within which everything is as wanted: two of the longest back-offs, the time
@@ -44,8 +45,8 @@ const CLUSTER_QUIET: Duration = Duration::from_secs(45);
 const IDLE_LIMIT: Duration = Duration::from_secs(30);
 /// By then the runtime has been listed again.
 const RELIST: Duration = Duration::from_secs(2);
-/// Schedules that are tried to find out what a failure needs.
-const MAX_TRIES: u32 = 2000;
+/// Time for finding out what a failure needs.
+const SHRINK_TIME: Duration = Duration::from_secs(180);
 /// Such times until nothing is left to be removed: garbage goes once a minute.
 const MAX_QUIETS: u32 = 8;
 
@@ -153,9 +154,12 @@ fn go(machine: &mut Machine, schedule: &[Timed]) -> Result<(), String> {
     }
     rests(machine, quiet)?;
     if !machine.is_restless() {
-        // A sync that is due anyway may be under way.
+        // A sync that is due anyway may be under way: of so many pods as are resized, nearly always one.
         let end = machine.now() + IDLE_LIMIT;
-        while !machine.is_idle() && machine.now() < end {
+        let rests = |machine: &Machine| {
+            machine.is_idle() && !(machine.has_groups() && machine.is_settled().is_err())
+        };
+        while !rests(machine) && machine.now() < end {
             let next = machine.now() + Duration::from_millis(500);
             machine.advance_to(next)?;
         }
@@ -256,25 +260,29 @@ fn attempt(site: &Site, schedule: &[Timed]) -> Result<Counts, String> {
 
 /// Takes away what the failure does not need.
 fn shrink(site: &Site, mut failure: Failure) -> Failure {
-    let mut smaller = true;
-    let mut tries = 0;
-    while smaller {
-        smaller = false;
-        for index in (0..failure.schedule.len()).rev() {
-            tries += 1;
-            if tries > MAX_TRIES {
+    let end = clock::mono_now() + SHRINK_TIME;
+    // Long schedules take seconds each: many things at once first.
+    let mut size = failure.schedule.len().div_ceil(2).max(1);
+    loop {
+        let mut smaller = false;
+        for from in (0..failure.schedule.len()).step_by(size).rev() {
+            if clock::mono_now() > end {
                 return failure;
             }
             let mut less = failure.schedule.clone();
-            less.remove(index);
+            less.drain(from..(from + size).min(less.len()));
             if let Err(what) = attempt(site, &less) {
                 failure.schedule = less;
                 failure.what = what;
                 smaller = true;
             }
         }
+        match size {
+            1 if !smaller => return failure,
+            1 => {}
+            _ => size /= 2,
+        }
     }
-    failure
 }
 
 /// All there is to know about a failure.

@@ -608,7 +608,11 @@ impl Machine {
                 steps += 1;
                 if let Some(groups) = &mut self.groups {
                     let core = agent.core.borrow();
-                    groups.make_due(|uid| core.pods().is_configured(uid));
+                    let store = &agent.parts.machine.store;
+                    // The next agent would take the group of a pod without a record for that of no pod.
+                    groups.make_due(|uid| {
+                        core.pods().is_configured(uid) && store.read_recorded_pod(uid).is_ok()
+                    });
                 }
                 if let Some(control) = &mut self.control {
                     let is_refused =
