@@ -70,7 +70,7 @@ impl NetworkRemains {
             return Vec::new();
         }
         let devices = [false, true].map(device_name);
-        let has_device = |name: &&str| Path::new("/sys/class/net").join(name).exists();
+        let has_device = |name: &&str| kernel::read_device(name).is_ok_and(|it| it.is_some());
         let devices = devices.into_iter().filter(has_device);
         let mut lines: Vec<String> = devices.map(|name| format!("device {name}")).collect();
         lines.push("routes to pods of other nodes, and iptables rules for them".into());

@@ -750,10 +750,14 @@ fn both_families() {
         sh("ip addr add 2001:db8::1/64 dev eth0 nodad");
         look(&agent);
         // Another address comes first now: the device stays.
-        let index = sh("cat /sys/class/net/flannel-v6.1/ifindex");
+        let index = || {
+            let link = sh("ip -o link show flannel-v6.1");
+            link.split(':').next().map(str::to_owned)
+        };
+        let before = index();
         sh("ip addr add 2001:db8::99/64 dev eth0 nodad");
         look(&agent);
-        assert_eq!(sh("cat /sys/class/net/flannel-v6.1/ifindex"), index);
+        assert_eq!(index(), before);
         let object = node.0.borrow().clone();
         let public = &object["metadata"]["annotations"]["flannel.alpha.coreos.com/public-ipv6"];
         assert_eq!(public, "2001:db8::1");
