@@ -190,7 +190,6 @@ fn reader(url: &str) -> ClusterReader {
 fn watches_that_end_go_on_and_those_that_end_soon_wait() {
     // PROX-02 PROX-04 PROX-21
     let (bench, keeper) = Bench::new();
-    let seconds = Duration::from_secs;
     let test = async {
         // Two endpoints are listed, planned and written.
         bench.until_asked(1, 2, None).await;
