@@ -222,7 +222,9 @@ pub fn is_pod_address(
     sandbox.state == SandboxState::Ready
         && match sandbox.namespaces.network {
             NamespaceMode::Node => is_of_node && host_ports.iter().any(is_declared),
-            _ => !is_of_node && sandbox.ips.contains(&to.ip()),
+            NamespaceMode::Pod | NamespaceMode::Container | NamespaceMode::Target => {
+                !is_of_node && sandbox.ips.contains(&to.ip())
+            }
         }
 }
 

@@ -308,7 +308,7 @@ fn around_for_limit(
     let raises = had.clone().any(|had| limit_grows(had, most));
     AroundContainers {
         first: raises.then(|| step(most, is_most)),
-        last: (!is_same && !(raises && is_most)).then(|| step(wants, true)),
+        last: (!(is_same || raises && is_most)).then(|| step(wants, true)),
     }
 }
 
