@@ -232,10 +232,11 @@ impl ServiceIndex {
         }
     }
 
-    /// Marks all: the table, or a setting that all depend on, has changed.
+    /// Marks all: the table, or a setting that all depend on, has changed. Their elements may be gone, too.
     pub fn mark_all(&mut self) {
         for record in &mut self.records {
             record.state.is_due = true;
+            record.frontends = 0;
             record.written = 0;
         }
     }

@@ -532,6 +532,12 @@ fn the_index() {
     );
     index.mark_all();
     assert_eq!(index.count_due(), 3);
+    let api = index.written_before("shop", "api");
+    assert_eq!(
+        (api.frontends, api.written),
+        (0, 0),
+        "elements are written again, too"
+    );
 }
 
 #[test]
