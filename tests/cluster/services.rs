@@ -166,7 +166,7 @@ fn services_are_written_followed_and_removed() {
 
     // A watch that ends before its time goes on after a pause. One that breaks may have lost something: all is listed, and
     // watched from there.
-    let broken = Rule::new(Fault::WatchBreak(0)).on("GET", "service-proxy-name&watch=1");
+    let broken = Rule::new(Fault::WatchBreak(0)).on("GET", "watch=1&labelSelector");
     for (number, fault) in [None, Some(broken.times(1))].into_iter().enumerate() {
         fault.map(|rule| server.faults().add(rule));
         let before = asked(&server);
