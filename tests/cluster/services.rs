@@ -131,7 +131,7 @@ fn able_with_rules() -> bool {
 
 #[test]
 fn services_are_written_followed_and_removed() {
-    // PROX-01 PROX-02 PROX-04 PROX-21 PROX-28
+    // PROX-02 PROX-04 PROX-21 PROX-28
     if !able_with_rules() {
         return;
     }
@@ -223,7 +223,7 @@ fn services_are_written_followed_and_removed() {
 
 #[test]
 fn a_crowd_of_services_is_read_page_by_page() {
-    // PROX-02 PROX-26
+    // PROX-02
     if !able_with_rules() {
         return;
     }
@@ -269,7 +269,7 @@ fn a_crowd_of_services_is_read_page_by_page() {
 
 #[test]
 fn rules_stay_while_nobody_answers() {
-    // PROX-04 PROX-25
+    // PROX-04
     if !able_with_rules() {
         return;
     }

@@ -43,7 +43,7 @@ pub(super) struct K3sFactsKeeper {
     pub(super) signer: CertificateSigner,
     pub(super) root: PathBuf,
     pub(super) board: Rc<ClusterNetworkBoard>,
-    /// This machine as a node.
+    /// The machine as a node.
     pub(super) node: Rc<LocalNode>,
     pub(super) member: Rc<Membership>,
 }

@@ -68,7 +68,7 @@ pub(super) fn provider_id(name: &str) -> String {
 }
 
 /// Puts into a Node what servers of k3s go by. `node`: with the addresses of this machine; `seen`: the addresses before.
-/// What is there and not ours stays.
+/// Leaves what others set as it is.
 pub(super) fn mark_node(
     node: &mut Node,
     seen: Vec<NodeAddress>,

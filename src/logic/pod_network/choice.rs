@@ -41,7 +41,7 @@ pub enum NetworkChoice {
     Off,
     /// The backend is none of ours: the node stays without routes.
     Foreign(String),
-    /// This network.
+    /// A network with these properties.
     Use(ChosenNetwork),
 }
 

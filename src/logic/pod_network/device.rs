@@ -40,7 +40,7 @@ pub struct FoundDevice {
     pub mtu: u32,
     /// Set if it is up.
     pub is_up: bool,
-    /// Its hardware address.
+    /// Hardware address of the device.
     pub mac: HardwareAddress,
 }
 
@@ -49,7 +49,7 @@ pub struct FoundDevice {
 pub enum DeviceStep {
     /// There is none: it is made.
     Create,
-    /// It has other properties, which only a new one can have: it is deleted and made.
+    /// Deleted and made: properties differ that only a new device can have.
     Replace,
     /// It is kept. The MTU is set if it differs, and it is brought up if it is down.
     Keep {

@@ -188,7 +188,7 @@ fn reader(url: &str) -> ClusterReader {
 
 #[test]
 fn watches_that_end_go_on_and_those_that_end_soon_wait() {
-    // PROX-02 PROX-04 PROX-21
+    // PROX-21
     let (bench, keeper) = Bench::new();
     let test = async {
         // Two endpoints are listed, planned and written.
