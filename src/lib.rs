@@ -33,6 +33,9 @@ mod skipped;
 #[cfg(test)]
 #[path = "../tests/common/dead_share.rs"]
 mod dead_share;
+#[cfg(test)]
+#[path = "../tests/common/held_port.rs"]
+mod held_port;
 #[cfg(any(test, fuzzing))]
 mod testing;
 

@@ -14,6 +14,7 @@ use super::{
     HttpGet, ProbeAction, ProbeAnswer, Prober, TimeLimit,
     http::{self, HookOutcome, MAX_BODY_BYTES, MAX_HEAD_BYTES, MAX_PIECES},
 };
+use crate::held_port::held_port;
 
 const LOCAL: IpAddr = IpAddr::V4(core::net::Ipv4Addr::LOCALHOST);
 /// Time for peers that are silent.
@@ -422,9 +423,9 @@ fn connections() {
         ProbeAnswer::Success,
         "a name"
     );
-    drop(listener);
-    let text = format!("dial tcp 127.0.0.1:{port}: connect: connection refused");
-    assert_eq!(ask(&tcp("", port), LONG), ProbeAnswer::Failure(text));
+    let silent = held_port();
+    let text = format!("dial tcp 127.0.0.1:{silent}: connect: connection refused");
+    assert_eq!(ask(&tcp("", silent), LONG), ProbeAnswer::Failure(text));
     // Full: nobody answers.
     let listener = TcpListener::bind((LOCAL, 0)).expect("listener");
     nix::sys::socket::listen(

@@ -6,6 +6,7 @@ use nix::sys::signal::Signal;
 use picolet_test_apiserver::TestServer;
 use serde_json::{Value, json};
 
+use crate::held_port::held_port;
 use crate::host::{self, IDLE, NODE, sh};
 use crate::member::{able, member, output_of, wait_ready, wrong};
 
@@ -131,7 +132,7 @@ fn pods_of_both_families() {
     host.start_agent();
     host.import();
     wait_ready(&server, host::PATIENCE);
-    let port = host::free_port();
+    let port = held_port();
     let mut main = sh(
         "c",
         "mkdir /w; echo both >/w/index.html; echo own >/w/own; httpd -p '[::1]:81' -h /w; exec httpd -f -p '[::]:80' -h /w",
@@ -197,7 +198,7 @@ fn pods_of_both_families() {
         assert_eq!(said.expect("answer").trim(), "both", "{address}");
     }
     // Forwarded to what listens on `::1` alone.
-    let local = host::free_port();
+    let local = held_port();
     let mut forward = host
         .command(&[
             "port-forward",

@@ -10,7 +10,8 @@ use nix::sys::signal::Signal;
 use picolet_test_apiserver::{BOOTSTRAP_TOKEN, Entry, Fault, Rule, TestServer};
 use serde_json::json;
 
-use crate::host::{Host, NODE, PATIENCE, able as able_with_pods, free_port, text};
+use crate::held_port::held_port;
+use crate::host::{Host, NODE, PATIENCE, able as able_with_pods, text};
 use crate::kubectl::kubectls;
 use crate::member::{able, wait_ready, wrong};
 use crate::own_network::OwnNetwork;
@@ -200,7 +201,7 @@ fn what_kubeadm_would_refuse_changes_nothing() {
     let server = TestServer::builder().start().expect("server");
     let host = machine();
     let at = address(&server);
-    let nowhere = format!("127.0.0.1:{}", free_port());
+    let nowhere = format!("127.0.0.1:{}", held_port());
     let unsigned = "aaaaaa.0123456789abcdef";
     let secret = "abcdef.fedcba9876543210";
     let shut_out = "bbbbbb.0123456789abcdef";
@@ -395,7 +396,7 @@ fn a_node_comes_up_as_what_it_joined_as() {
     let text = fs::read(&file).expect("file");
     fs::write(&own, &text).expect("file");
     fs::write(host.path("etc/config.yaml.joining"), "").expect("file");
-    let nowhere = format!("127.0.0.1:{}", free_port());
+    let nowhere = format!("127.0.0.1:{}", held_port());
     let (code, said) = join(&host, &["--token", BOOTSTRAP_TOKEN, hash, &pin, &nowhere]);
     assert_eq!(code, Some(1), "{said}");
     assert!(!own.exists());
@@ -696,7 +697,7 @@ fn what_k3s_would_refuse_changes_nothing() {
     let url = server.url();
     let plain = url.replace("https:", "http:");
     let good = server.k3s_token(BOOTSTRAP_TOKEN);
-    let nowhere = format!("https://127.0.0.1:{}", free_port());
+    let nowhere = format!("https://127.0.0.1:{}", held_port());
     for (url, token, says) in [
         (&url, "K1012::node:x", "has not 64 hexadecimal digits"),
         (

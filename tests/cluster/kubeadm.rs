@@ -28,7 +28,8 @@ use serde_json::{Value, json};
 use smol::{Async, Timer};
 
 use crate::{
-    host::{Host, IMAGE, PATIENCE, PICOLET, free_port, text},
+    held_port::held_port,
+    host::{Host, IMAGE, PATIENCE, PICOLET, text},
     member::{able, wait_ready, wrong},
     pods,
 };
@@ -107,7 +108,7 @@ impl Machine {
             host,
             first,
             init: String::new(),
-            health: free_port(),
+            health: held_port(),
         };
         let first = &mut machine.first;
         machine.host.until("the machine is up", |host| {

@@ -9,7 +9,8 @@ use std::{
 
 use nix::sys::signal::Signal;
 
-use crate::host::{NODE, free_port};
+use crate::held_port::held_port;
+use crate::host::NODE;
 use crate::member::{able, manual_server, newcomer, wait_ready, wrong};
 
 const SOON: Duration = Duration::from_secs(180);
@@ -35,7 +36,7 @@ fn kubeadm_joins_it() {
     host.is_kubelet = true;
     let path = |name: &str| host.path(name).display().to_string();
     let (config, pki, absent) = (path("config.yaml"), path("pki"), path("no-manifests"));
-    let port = free_port();
+    let port = held_port();
     let ca = path("ca.crt");
     fs::write(&ca, server.ca_pem()).expect("CA");
     let text = format!(

@@ -15,7 +15,8 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::containerd::daemon;
-use crate::host::{Host, able, free_port, sh, text, with};
+use crate::held_port::held_port;
+use crate::host::{Host, able, sh, text, with};
 use crate::kubectl::{Kubectl, kubectls};
 use crate::pods::{cluster_with, finish, pod, wait_ready};
 
@@ -166,7 +167,7 @@ fn copied(kubectl: &Kubectl, dir: &std::path::Path) {
 }
 
 fn ports(kubectl: &Kubectl) {
-    let (local, closed) = (free_port(), free_port());
+    let (local, closed) = (held_port(), held_port());
     let mut command = kubectl.command(&[
         "port-forward",
         "pod/p",

@@ -18,6 +18,7 @@ use nix::unistd::Pid;
 use picolet::sys::clock;
 use serde_json::{Value, json};
 
+use crate::held_port::held_port;
 use crate::image;
 
 /// The program under test.
@@ -59,12 +60,6 @@ pub(crate) fn able() -> bool {
         skipped!("host needs {}", missing.join(", "));
     }
     missing.is_empty()
-}
-
-/// A port that nobody uses at the moment.
-pub(crate) fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("port");
-    listener.local_addr().expect("address").port()
 }
 
 /// An agent and everything around it; removed, by force if need be, when dropped.
@@ -142,7 +137,7 @@ impl Host {
             ["--cgroup-root", &format!("/picolet-{mark}")],
             ["--bridge", &mark],
             ["--pod-cidr", &subnet],
-            ["--port", &free_port().to_string()],
+            ["--port", &held_port().to_string()],
             ["--healthz-port", "0"],
         ]
         .concat()

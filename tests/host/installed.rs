@@ -108,7 +108,7 @@ fn a_purge_leaves_nothing() {
         json!({"containers": [sh("main", &format!(": sleep-of-the-pod; {IDLE}"))]}),
     );
     web["spec"]["containers"][0]["ports"] =
-        json!([{"containerPort": 80, "hostPort": crate::host::free_port()}]);
+        json!([{"containerPort": 80, "hostPort": crate::held_port::held_port()}]);
     fs::write(host.path("web.yaml"), web.to_string()).expect("written");
     let output = Command::new("unshare")
         .args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"])

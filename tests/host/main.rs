@@ -10,6 +10,8 @@ mod skipped;
 mod dead_share;
 #[path = "../common/evicted.rs"]
 mod evicted;
+#[path = "../common/held_port.rs"]
+mod held_port;
 #[path = "../common/lamps.rs"]
 mod lamps;
 #[path = "../common/loop_disk.rs"]

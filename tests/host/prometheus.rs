@@ -9,7 +9,8 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::host::{self, Host, IDLE, free_port, sh, text, with};
+use crate::held_port::held_port;
+use crate::host::{self, Host, IDLE, sh, text, with};
 
 const CONTRIB: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/contrib");
 /// Debian's package, taken out and not installed (`cargo xtask test` does it), or what the machine has.
@@ -117,7 +118,7 @@ impl Prometheus {
         ] {
             fs::write(dir.join(name), text).expect("file");
         }
-        let port = free_port();
+        let port = held_port();
         let log = File::create(dir.join("log")).expect("log");
         let child = Command::new(program)
             .arg("--config.file=prometheus.yml")

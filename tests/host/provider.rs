@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 
 use crate::{
     containerd::{self, daemon},
+    held_port::held_port,
     host::{self, Host, IDLE, IMAGE, full, sh, text},
     lamps::{self, Lamps, lamp},
     live::Terminal,
@@ -219,7 +220,7 @@ fn a_lamp_is_reached_like_a_container() {
     says(&terminal, "{\"columns\": 100, \"rows\": 30}");
     drop(terminal);
 
-    let port = host::free_port();
+    let port = held_port();
     let mut forward = host
         .command(&["port-forward", &name, &format!("{port}:80")])
         .stdout(Stdio::null())

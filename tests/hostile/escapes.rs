@@ -11,6 +11,7 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::bystander::Bystander;
+use crate::held_port::held_port;
 use crate::host::{self, Host, full, sh, status_of, with};
 
 /// Most memory that the agent may have used beside such containers, KiB.
@@ -410,7 +411,7 @@ fn what_enters_a_pod_leads_nowhere() {
         let status = status_of(&pod, "again");
         (status["restartCount"] != 0, status.to_string())
     });
-    let port = host::free_port();
+    let port = held_port();
     let mut forward = host
         .command(&["port-forward", &full("watched"), &format!("{port}:8080")])
         .stdout(Stdio::null())

@@ -5,6 +5,8 @@
 #[path = "../common/skipped.rs"]
 mod skipped;
 
+#[path = "../common/held_port.rs"]
+mod held_port;
 #[path = "../host/host.rs"]
 #[expect(dead_code, reason = "the tests of the host use the rest")]
 mod host;

@@ -14,6 +14,8 @@
 #[macro_use]
 #[path = "../common/skipped.rs"]
 mod skipped;
+#[path = "../common/held_port.rs"]
+mod held_port;
 #[path = "../common/program.rs"]
 #[expect(dead_code, reason = "shared with tests of what the program costs")]
 mod program;

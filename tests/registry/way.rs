@@ -5,6 +5,7 @@ use picolet::image::registry::RegistriesConfig;
 use picolet::net::ProxyVariables;
 use serde_json::json;
 
+use crate::held_port::held_port;
 use crate::proxy::{Fault, Proxy, Tunnel};
 use crate::registry::{Registry, able};
 use crate::{Bench, NAME, layers};
@@ -109,12 +110,10 @@ fn through_a_proxy_that_knows_the_name() {
 #[test]
 fn a_proxy_that_refuses_or_is_away_is_named_without_its_password() {
     // Not a proxy at all: it answers in a way of its own, or not.
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback");
-    let address = listener.local_addr().expect("address");
-    drop(listener);
+    let port = held_port();
     let bench = Bench::new(PullSettings {
         proxies: ProxyVariables {
-            https: format!("http://user:secret@{address}"),
+            https: format!("http://user:secret@127.0.0.1:{port}"),
             ..ProxyVariables::default()
         },
         ..PullSettings::default()

@@ -14,6 +14,8 @@ mod elf;
 #[path = "../../tests/common/evicted.rs"]
 mod evicted;
 mod fuzz;
+#[path = "../../tests/common/held_port.rs"]
+mod held_port;
 mod image;
 mod install;
 #[path = "../../tests/common/lamps.rs"]

@@ -1,13 +1,13 @@
 //! Tokens, digests and clocks. Whole exchanges are in `tests/cluster/join.rs`.
 
 use alloc::sync::Arc;
-use std::net::TcpListener;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use sha2::{Digest as _, Sha256};
 
 use super::{JoinError, k3s};
 use crate::api::encode_hex;
+use crate::held_port::held_port;
 use crate::kube::csr;
 use crate::kube::kubeconfig::{KubeconfigMaterial, ServerTrust};
 use crate::kube::testing::{Authority, NOW, Server, Validity, ok, say};
@@ -114,9 +114,7 @@ fn another_server_renews_when_one_is_silent_or_not_ready() {
     });
     let refuses = Server::tls(&pair, Some(&ca), |_| say(403, "", b"another password"));
     let url = |text: &str| Url::parse(text).expect("a URL");
-    let nobody = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
-    let silent = url(&format!("https://{}", nobody.local_addr().expect("port")));
-    drop(nobody);
+    let silent = url(&format!("https://127.0.0.1:{}", held_port()));
     let (signs, refuses) = (&url(&signs.url()), &url(&refuses.url()));
     let own = ca.client("system:nodes", "system:node:a", NOW);
     let mut config = k3s::apiserver_kubeconfig(

@@ -23,6 +23,9 @@
 #[macro_use]
 #[path = "../../common/skipped.rs"]
 mod skipped;
+#[cfg(test)]
+#[path = "../../common/held_port.rs"]
+mod held_port;
 
 mod api;
 mod audit;

@@ -2,17 +2,11 @@
 
 use std::{
     fs,
-    net::{Ipv4Addr, SocketAddrV4},
-    os::fd::{AsRawFd, OwnedFd},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
 };
 
-use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrIn, bind, getsockname, setsockopt, socket,
-    sockopt::ReuseAddr,
-};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
@@ -20,6 +14,7 @@ use super::world::hex;
 use crate::{
     Failure,
     demo::{Client, Double},
+    held_port::held_port,
     process::with_word,
     stage::{NODE, Stage},
     wait::until,
@@ -46,7 +41,6 @@ pub(super) struct Cluster {
     pub(super) client: Client,
     _plane: Double,
     /// Of the agent's server.
-    _port: HeldPort,
     dir: PathBuf,
     session: Option<Session>,
     /// Commands of sessions that began.
@@ -87,8 +81,7 @@ impl Cluster {
         })?;
         stage.subnet = "";
         // A kubelet of this machine has the usual one.
-        let port = HeldPort::take()?;
-        stage.flags.push(format!("--port={}", port.number));
+        stage.flags.push(format!("--port={}", held_port()));
         for (flag, file) in [
             ("--kubeconfig", kubeconfig(stage)),
             ("--bootstrap-kubeconfig", dir.join("bootstrap.kubeconfig")),
@@ -98,7 +91,6 @@ impl Cluster {
         Ok(Self {
             client,
             _plane: plane,
-            _port: port,
             dir,
             session: None,
             told: ledger.join(".sessions"),
@@ -251,34 +243,6 @@ impl Drop for Cluster {
     }
 }
 
-/// A port of all addresses that the kernel gives to nobody else, while whoever knows it can listen there again and again.
-struct HeldPort {
-    number: u16,
-    /// Bound, and listens never.
-    _socket: OwnedFd,
-}
-
-impl HeldPort {
-    fn take() -> Result<Self, Failure> {
-        let socket = socket(
-            AddressFamily::Inet,
-            SockType::Stream,
-            SockFlag::SOCK_CLOEXEC,
-            None,
-        )?;
-        setsockopt(&socket, ReuseAddr, &true)?;
-        bind(
-            socket.as_raw_fd(),
-            &SockaddrIn::from(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0)),
-        )?;
-        let bound: SockaddrIn = getsockname(socket.as_raw_fd())?;
-        Ok(Self {
-            number: bound.port(),
-            _socket: socket,
-        })
-    }
-}
-
 /// What the commands of sessions have among their words.
 pub(super) fn session_word() -> String {
     format!("session-of-{}", std::process::id())
@@ -315,24 +279,4 @@ fn claim() -> Value {
             "volumeName": "volume",
         },
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use std::net::{TcpListener, TcpStream};
-
-    use super::*;
-
-    #[test]
-    fn a_port_is_held_for_one_listener_after_the_other() {
-        let held = HeldPort::take().unwrap();
-        let address = (Ipv4Addr::UNSPECIFIED, held.number);
-        for _ in 0..2 {
-            TcpStream::connect(address).expect_err("nobody listens");
-            let listener = TcpListener::bind(address).unwrap();
-            TcpStream::connect(address).unwrap();
-            TcpListener::bind(address).expect_err("somebody listens");
-            drop(listener);
-        }
-    }
 }

@@ -12,6 +12,7 @@ use rustls::crypto::ring;
 use rustls::pki_types::PrivatePkcs8KeyDer;
 
 use super::*;
+use crate::held_port::held_port;
 
 const V4: &str = "v4.channel.k8s.io";
 const V5: &str = "v5.channel.k8s.io";
@@ -638,9 +639,7 @@ fn servers_that_do_not_do_as_they_should() {
 // CRI-79 CRI-80
 #[test]
 fn nobody_listens_there() {
-    let free = TcpListener::bind(("127.0.0.1", 0)).expect("listener");
-    let closed = format!("http://{}/exec/t", free.local_addr().expect("address"));
-    drop(free);
+    let closed = format!("http://127.0.0.1:{}/exec/t", held_port());
     let port = format!("Connection: Upgrade\r\nUpgrade: {PROTOCOL}");
     for (url, status, text) in [
         (&*closed, 502, "Connection refused"),

@@ -2,7 +2,6 @@
 
 use std::{
     fs::{self, File},
-    net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
@@ -16,6 +15,7 @@ use super::{
 };
 use crate::{
     Failure,
+    held_port::held_port,
     process::{find, output},
     wait::until,
 };
@@ -96,22 +96,10 @@ pub(super) struct Real {
     apiserver: usize,
 }
 
-/// Ports that nobody listens on; taken a moment later.
-fn free_ports<const N: usize>() -> Result<[u16; N], Failure> {
-    let mut held = Vec::new();
-    let mut ports = [0; N];
-    for port in &mut ports {
-        let listener = TcpListener::bind(("127.0.0.1", 0))?;
-        *port = listener.local_addr()?.port();
-        held.push(listener);
-    }
-    Ok(ports)
-}
-
 impl Real {
     /// Starts everything. `dir` is an empty directory.
     pub(super) fn start(dir: &Path) -> Result<(Self, Client), Failure> {
-        let [api, etcd, peer] = free_ports()?;
+        let [api, etcd, peer] = [(); 3].map(|()| held_port());
         let server = format!("https://127.0.0.1:{api}");
         let file = |name: &str| dir.join(name).display().to_string();
         prepare(dir, &server)?;

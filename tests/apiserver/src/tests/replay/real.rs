@@ -1,6 +1,5 @@
 //! A real etcd and kube-apiserver, on loopback and ports of their own.
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -12,6 +11,7 @@ use base64::engine::general_purpose::STANDARD;
 use super::{Peer, client};
 use crate::Credentials;
 use crate::clock::{Clock, instant};
+use crate::held_port::held_port;
 use crate::pki::Authority;
 
 /// One that is not ready by then does not become so.
@@ -34,11 +34,6 @@ fn find(name: &str) -> Option<PathBuf> {
     dirs.map(|dir| dir.join(name)).find(|file| file.exists())
 }
 
-fn free_ports() -> [u16; 3] {
-    let listeners = [0; 3].map(|_| TcpListener::bind(("127.0.0.1", 0)).expect("port"));
-    listeners.map(|listener| listener.local_addr().expect("address").port())
-}
-
 fn pem(label: &str, der: &[u8]) -> String {
     format!(
         "-----BEGIN {label}-----\n{}\n-----END {label}-----\n",
@@ -52,7 +47,7 @@ impl Real {
         let program =
             |name: &str| find(name).ok_or_else(|| format!("no {name} in K8S_BIN or on PATH"));
         let (etcd, apiserver) = (program("etcd")?, program("kube-apiserver")?);
-        let [port, of_etcd, of_peers] = free_ports();
+        let [port, of_etcd, of_peers] = [(); 3].map(|()| held_port());
         let dir = env::temp_dir().join(format!("picolet-apiserver-{port}"));
         fs::create_dir_all(&dir).expect("directory");
         let now_s = Clock::default().now_s();
