@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::{
     fs,
     io::{Read as _, Write as _},
-    net::TcpStream,
+    net::{SocketAddr, TcpStream},
 };
 
 use nix::sys::signal::Signal;
@@ -15,8 +15,9 @@ use crate::{
     host::{Host, NODE, able as able_with_pods, sh, with},
     join::{NODE_SECRET, by_the_file_alone, join, machine, mode},
     member::{able, wait_ready as wait_node, wrong},
-    own_network::OwnNetwork,
+    own_network::{MACHINE, OwnNetwork, sh as shell},
     pods::{finish, pod, wait_ready},
+    services::{has_nft, serve, service, slice, until_rules},
 };
 
 const SOON: Duration = Duration::from_secs(180);
@@ -161,18 +162,17 @@ fn families_that_do_not_agree_make_the_node_not_ready() {
     host.clear();
 }
 
-/// A pod like those of a DaemonSet `svclb-*`.
-fn svclb(name: &str) -> Value {
-    let script = "echo \"ips $DEST_IPS\"; echo \"forward $(cat /proc/sys/net/ipv4/ip_forward)\"; exec sleep 1000000";
-    let field = json!({"fieldRef": {"fieldPath": "status.hostIPs"}});
+/// A pod like those of a DaemonSet `svclb-*`, which runs this script. `destinations` is the source of its variable `DEST_IPS`.
+fn svclb(name: &str, script: &str, destinations: Value) -> Value {
+    let destinations = with(json!({"name": "DEST_IPS"}), destinations);
     let container = with(
         sh("lb-tcp-80", script),
         json!({
             "env": [
                 {"name": "SRC_PORT", "value": "80"}, {"name": "DEST_PROTO", "value": "TCP"},
-                {"name": "DEST_PORT", "value": "30080"}, {"name": "DEST_IPS", "valueFrom": field},
+                {"name": "DEST_PORT", "value": "80"}, destinations,
             ],
-            "ports": [{"containerPort": 80, "name": "lb-tcp-80", "protocol": "TCP"}],
+            "ports": [{"containerPort": 80, "hostPort": 80, "name": "lb-tcp-80", "protocol": "TCP"}],
             "securityContext": {"capabilities": {"add": ["NET_ADMIN"]}},
         }),
     );
@@ -208,7 +208,11 @@ fn pods_of_the_load_balancer_run_unless_there_is_none() {
                 host.agent_log(),
             )
         });
-        server.create(&svclb("svclb-web")).expect("create");
+        let script = "echo \"ips $DEST_IPS\"; echo \"forward $(cat /proc/sys/net/ipv4/ip_forward)\"; exec sleep 1000000";
+        let own = json!({"valueFrom": {"fieldRef": {"fieldPath": "status.hostIPs"}}});
+        server
+            .create(&svclb("svclb-web", script, own))
+            .expect("create");
         if has_service_lb {
             wait_ready(&server, "svclb-web");
             let node = server.get("nodes", "", NODE).expect("the node");
@@ -234,6 +238,135 @@ fn pods_of_the_load_balancer_run_unless_there_is_none() {
         }
         finish(host, &server);
     }
+}
+
+/// Carries connections on as the pods of the load balancer do.
+const FORWARD: &str = "test $(cat /proc/sys/net/ipv4/ip_forward) = 1 || exit 1
+    tables=/usr/sbin/iptables-nft
+    $tables -t nat -A PREROUTING -p tcp --dport $SRC_PORT -j DNAT --to $DEST_IPS:$DEST_PORT || exit 2
+    $tables -t nat -A POSTROUTING -d $DEST_IPS/32 -p tcp -j MASQUERADE || exit 3
+    exec sleep 1000000";
+/// Address of the Service that they carry them to, and of its endpoint.
+const BALANCED: &str = "10.43.7.7";
+const ENDPOINT: &str = "10.42.9.1";
+
+/// A network namespace at the other end of the network of the test.
+struct Outside(String);
+
+impl Outside {
+    fn reach() -> Self {
+        let name = format!("out{}", std::process::id());
+        shell(&format!(
+            "ip netns add {name}
+             ip link set world netns {name}
+             ip -n {name} addr add 192.0.2.1/24 dev world
+             ip -n {name} link set world up"
+        ));
+        Self(name)
+    }
+
+    /// What a server says at that port of the machine.
+    fn hear(&self, port: u16) -> String {
+        let words = format!(
+            "ip netns exec {} busybox nc -w 5 {MACHINE} {port} </dev/null",
+            self.0
+        );
+        shell(&format!("{words} || true"))
+    }
+}
+
+impl Drop for Outside {
+    fn drop(&mut self) {
+        shell(&format!("ip netns del {}", self.0));
+    }
+}
+
+/// What a server says there, if there is one.
+fn hear(ip: &str, port: u16) -> String {
+    let to = SocketAddr::new(ip.parse().expect("an address"), port);
+    let mut said = String::new();
+    if let Ok(mut stream) = TcpStream::connect_timeout(&to, Duration::from_secs(5)) {
+        let _ = stream.set_read_timeout(Some(Duration::from_secs(5)));
+        let _ = stream.read_to_string(&mut said);
+    }
+    said
+}
+
+#[test]
+fn ports_of_pods_lead_to_a_service_beside_its_own_address() {
+    // K3SN-08 K3SN-10
+    if !able_with_pods() || !has_nft() {
+        return;
+    }
+    let _network = OwnNetwork::enter();
+    let server = TestServer::builder()
+        .k3s(NODE_SECRET, "disabled")
+        .start()
+        .expect("server");
+    let host = joined(&server, &[]);
+    host.import();
+    wait_node(&server, SOON);
+    serve(ENDPOINT);
+    server.create(&service("web", BALANCED)).expect("create");
+    server.create(&slice("web", &[ENDPOINT])).expect("create");
+    let mut balancer = svclb("svclb-web", FORWARD, json!({"value": BALANCED}));
+    // Its image has iptables; this one has that of the machine.
+    let (mut volumes, mut mounts) = (Vec::new(), Vec::new());
+    for (number, path) in ["/usr", "/lib", "/lib64"].iter().enumerate() {
+        let Ok(source) = fs::canonicalize(path) else {
+            continue;
+        };
+        let name = format!("v{number}");
+        volumes.push(json!({"name": name, "hostPath": {"path": source}}));
+        mounts.push(json!({"name": name, "mountPath": path, "readOnly": true}));
+    }
+    balancer["spec"]["volumes"] = json!(volumes);
+    balancer["spec"]["containers"][0]["volumeMounts"] = json!(mounts);
+    server.create(&balancer).expect("create");
+    let mut plain = pod(
+        "plain",
+        json!({"containers": [sh("c", "exec nc -ll -p 8080 -e echo plain")]}),
+    );
+    plain["spec"]["containers"][0]["ports"] = json!([{"containerPort": 8080, "hostPort": 8081}]);
+    server.create(&plain).expect("create");
+    wait_ready(&server, "svclb-web");
+    wait_ready(&server, "plain");
+
+    let outside = Outside::reach();
+    let from_pod = |ip: &str, port: u16| {
+        let words = format!("nc -w 5 {ip} {port} </dev/null || true");
+        host.ok(&["exec", "plain", "-c", "c", "--", "sh", "-c", &words])
+    };
+    let until = |what: &str, hear: &dyn Fn() -> String, wanted: &str| {
+        host.until(what, |host| {
+            let said = hear();
+            let rules = shell("nft list ruleset");
+            (said.trim() == wanted, said + &rules + &host.agent_log())
+        });
+    };
+    let all = |round: &str| {
+        for (port, wanted) in [(80, ENDPOINT), (8081, "plain")] {
+            let what = |from: &str| format!("{round}: port {port} from {from}");
+            until(&what("outside"), &|| outside.hear(port), wanted);
+            until(&what("the machine"), &|| hear(MACHINE, port), wanted);
+            until(&what("a pod"), &|| from_pod(MACHINE, port), wanted);
+        }
+        let own = format!("{round}: the Service's own address");
+        until(&own, &|| hear(BALANCED, 80), ENDPOINT);
+        until(&own, &|| from_pod(BALANCED, 80), ENDPOINT);
+    };
+    all("through the pod of the load balancer");
+    // Then the controller writes the addresses of its nodes into the Service, and connections pass the pod by.
+    let status =
+        json!({"status": {"loadBalancer": {"ingress": [{"ip": MACHINE, "ipMode": "VIP"}]}}});
+    let written = server.patch("services", "default", "web", "status", &status);
+    written.expect("patch");
+    until_rules(&host, "the address of the machine", |rules| {
+        rules.contains(&format!("{MACHINE} . 6 . 80 : goto"))
+    });
+    all("at the address of the machine");
+    assert_eq!(wrong(&server), [""; 0]);
+    finish(host, &server);
 }
 
 #[test]

@@ -23,7 +23,7 @@ const PROXY: &str = "system:kube-proxy";
 const CROWD: usize = 120;
 
 /// Serves at an endpoint: whoever connects is told its address. Ends with the test's process.
-fn serve(endpoint: &'static str) {
+pub(crate) fn serve(endpoint: &'static str) {
     sh(&format!("ip addr add {endpoint}/32 dev lo"));
     let listener = TcpListener::bind((endpoint, 8080)).expect("a port");
     thread::spawn(move || {
@@ -44,7 +44,7 @@ fn dial() -> Option<String> {
     Some(answer)
 }
 
-fn service(name: &str, ip: &str) -> Value {
+pub(crate) fn service(name: &str, ip: &str) -> Value {
     let ports = json!([{"name": "http", "port": 80, "targetPort": 8080}]);
     json!({
         "apiVersion": "v1", "kind": "Service", "metadata": {"name": name},
@@ -57,7 +57,7 @@ fn endpoints(all: &[&str]) -> Value {
     all.iter().map(ready).collect()
 }
 
-fn slice(service: &str, all: &[&str]) -> Value {
+pub(crate) fn slice(service: &str, all: &[&str]) -> Value {
     json!({
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
         "metadata": {"name": format!("{service}-1"), "labels": {"kubernetes.io/service-name": service}},
@@ -71,7 +71,7 @@ fn rules() -> String {
 }
 
 /// Waits until the rules are as wanted.
-fn until_rules(host: &Host, what: &str, holds: impl Fn(&str) -> bool) {
+pub(crate) fn until_rules(host: &Host, what: &str, holds: impl Fn(&str) -> bool) {
     host.until(what, |host| {
         let rules = rules();
         (holds(&rules), rules + &host.agent_log())
@@ -119,14 +119,18 @@ fn configure(host: &Host, is_enabled: bool) {
     fs::write(host.path("config.yaml"), text).expect("written");
 }
 
-fn able_with_rules() -> bool {
+pub(crate) fn has_nft() -> bool {
     let has_nft = ["/usr/sbin/nft", "/sbin/nft"]
         .iter()
         .any(|path| fs::exists(path).unwrap_or(false));
     if !has_nft {
         skipped!("services need nft");
     }
-    has_nft && able()
+    has_nft
+}
+
+fn able_with_rules() -> bool {
+    has_nft() && able()
 }
 
 #[test]
