@@ -364,6 +364,9 @@ fn ports_of_pods_lead_to_a_service_beside_its_own_address() {
     until_rules(&host, "the address of the machine", |rules| {
         rules.contains(&format!("{MACHINE} . 6 . 80 : goto"))
     });
+    // The pod leads nowhere any more: it is the Service that answers.
+    let flush = ["/usr/sbin/iptables-nft", "-t", "nat", "-F"];
+    host.ok(&[&["exec", "svclb-web", "-c", "lb-tcp-80", "--"], &flush[..]].concat());
     all("at the address of the machine");
     assert_eq!(wrong(&server), [""; 0]);
     finish(host, &server);
