@@ -40,7 +40,6 @@ const CLAIMS: &str = "/api/v1/namespaces/default/persistentvolumeclaims";
 pub(super) struct Cluster {
     pub(super) client: Client,
     _plane: Double,
-    /// Of the agent's server.
     dir: PathBuf,
     session: Option<Session>,
     /// Commands of sessions that began.
@@ -279,4 +278,23 @@ fn claim() -> Value {
             "volumeName": "volume",
         },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn a_port_is_held_for_one_listener_after_the_other() {
+        let address = (Ipv4Addr::UNSPECIFIED, held_port());
+        for _ in 0..2 {
+            TcpStream::connect(address).expect_err("nobody listens");
+            let listener = TcpListener::bind(address).unwrap();
+            TcpStream::connect(address).unwrap();
+            TcpListener::bind(address).expect_err("somebody listens");
+            drop(listener);
+        }
+    }
 }
