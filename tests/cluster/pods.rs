@@ -234,6 +234,100 @@ fn a_pod_is_resized_while_it_runs() {
     finish(host, &server);
 }
 
+/// Numbers that look random (an xorshift).
+fn next_random(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+#[test]
+fn resizes_under_kills_end_as_asked() {
+    // RSZ-03 RSZ-22 RSZ-27 RSZ-30
+    if !able() {
+        return;
+    }
+    let (mut host, server) = cluster(&[]);
+    let seed = std::process::id();
+    println!("seed {seed}");
+    let mut random = u64::from(seed) | 1 << 40;
+    // The pod has resources of its own: its first container follows them, its second has a half.
+    let of = |mib: u64, milli: u64| {
+        let memory = format!("{mib}Mi");
+        json!({"requests": {"cpu": format!("{milli}m"), "memory": memory}, "limits": {"memory": memory}})
+    };
+    let spec = |mib: u64, milli: u64| {
+        let mut second = sh("d", IDLE);
+        second["resources"] = of(mib / 2, 50);
+        json!({"resources": of(mib, milli), "containers": [sh("c", IDLE), second]})
+    };
+    server.create(&pod("web", spec(64, 100))).expect("create");
+    let first = wait_ready(&server, "web");
+    // A server refuses such a resize on a node that does not say that it can.
+    server.wait_for("the node's features", PATIENCE, |view| {
+        let node = view.get("nodes", "", NODE)?;
+        let all = node["status"]["declaredFeatures"].as_array()?;
+        let feature = "InPlacePodLevelResourcesVerticalScaling";
+        all.iter().any(|name| name == feature).then_some(())
+    });
+    // Nor before the status of each container shows what it has.
+    server.wait_for("what they have", PATIENCE, |view| {
+        let pod = view.get("pods", "default", "web")?;
+        let all = pod["status"]["containerStatuses"].as_array()?;
+        let shows = |c: &Value| !c["resources"].is_null();
+        (all.len() == 2 && all.iter().all(shows)).then_some(())
+    });
+    let uid = first["metadata"]["uid"].as_str().expect("a uid").to_owned();
+    let ids = |pod: &Value| -> Vec<Value> {
+        let all = pod["status"]["containerStatuses"].as_array();
+        let all = all.into_iter().flatten();
+        all.map(|c| json!([c["name"], c["containerID"]])).collect()
+    };
+    let (mut mib, mut milli) = (64, 100);
+    for n in 0..12 {
+        let pick = |from: [u64; 4], random: &mut u64| {
+            let at = next_random(random) % 4;
+            from[usize::try_from(at).expect("small")]
+        };
+        mib = pick([32, 48, 64, 96], &mut random);
+        milli = pick([100, 150, 200, 300], &mut random);
+        let patch = json!({"spec": spec(mib, milli)});
+        server
+            .patch("pods", "default", "web", "resize", &patch)
+            .expect("patch");
+        if n % 3 == 1 {
+            host.end_agent(Signal::SIGKILL);
+            host.start_agent();
+        }
+    }
+    let shown = server.wait_for("the last resize", PATIENCE, |view| {
+        let pod = view.get("pods", "default", "web")?;
+        let conditions = pod["status"]["conditions"].as_array()?;
+        let is_open = conditions.iter().any(|c| {
+            let kind = c["type"].as_str().unwrap_or_default();
+            kind.starts_with("PodResize")
+        });
+        (pod["status"]["resources"] == of(mib, milli) && !is_open).then(|| pod.clone())
+    });
+    assert_eq!(ids(&shown), ids(&first), "they run on");
+    let requests = &of(mib, milli)["requests"];
+    assert_eq!(shown["status"]["allocatedResources"], *requests);
+    // Of the pod's control group, and of those of the containers below it.
+    let group = format!("pod{uid}");
+    let mut limits: Vec<u64> = host
+        .cgroups()
+        .into_iter()
+        .filter(|dir| dir.iter().any(|name| *name == *group))
+        .flat_map(|dir| ["memory.limit_in_bytes", "memory.max"].map(|file| dir.join(file)))
+        .filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok())
+        .map(|bytes: u64| bytes >> 20)
+        .collect();
+    limits.sort_unstable();
+    assert_eq!(limits, [mib / 2, mib, mib]);
+    finish(host, &server);
+}
+
 #[test]
 fn a_static_pod_has_a_mirror() {
     // MIR-03 MIR-05 MIR-06 MIR-09 MIR-10 SM-14

@@ -11,7 +11,7 @@ const STATE: &str = "waiting{reason message} running{startedAt:t} \
     terminated{exitCode:i! signal:i reason message startedAt:t finishedAt:t containerID}";
 
 const CONTAINER: &str = "name! state{STATE}! lastState{STATE}! ready:b! restartCount:i! image! imageID! containerID \
-    started:B allocatedResources:q resources:* \
+    started:B allocatedResources:q resources{limits:q requests:q claims[name! request]} \
     volumeMounts[name! mountPath! readOnly:b recursiveReadOnly:S volumeStatus:*] \
     user{linux{uid:i! gid:i! supplementalGroups:*}} allocatedResourcesStatus:* stopSignal:S";
 
@@ -26,7 +26,8 @@ pub(super) const SCHEMAS: &[(&str, &str, &str)] = &[
          message reason nominatedNodeName hostIP hostIPs[ip!] podIP podIPs[ip!] startTime:T \
          initContainerStatuses[CONTAINER] containerStatuses[CONTAINER] qosClass \
          ephemeralContainerStatuses[CONTAINER] resize resourceClaimStatuses[name! resourceClaimName:S] \
-         extendedResourceClaimStatus:* allocatedResources:q resources:* nodeAllocatableResourceClaimStatuses:*}!",
+         extendedResourceClaimStatus:* allocatedResources:q resources{limits:q requests:q claims[name! request]} \
+         nodeAllocatableResourceClaimStatuses:*}!",
     ),
     (
         "",
