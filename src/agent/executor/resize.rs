@@ -94,7 +94,7 @@ impl PodResizer {
         }
         let failure = result.and_then(Result::err).map(|e| StepFailure {
             message: e.to_string(),
-            is_refusal: matches!(e, ResizeError::Container { .. }),
+            is_refusal: e.is_refusal(),
         });
         if allocation == order.allocation && failure.is_none() {
             return;
@@ -146,7 +146,7 @@ impl PodResizer {
         self.check_usage(pod, running, &plan.lowered).await?;
         let (resources, overhead) = sandbox_resources(pod, settings);
         allocation.pin_pod_limits();
-        let before = allocation.actuated.clone();
+        let before: Vec<_> = allocation.states_in_force().cloned().collect();
         for step in plan.steps {
             match step {
                 ResizeStep::PodCgroup { values, amount } => {
@@ -157,7 +157,9 @@ impl PodResizer {
                     }
                     if let Err(e) = written {
                         // A pod's limit that is the sum of its containers' is in no amount of its own.
-                        allocation.add_doubt(before);
+                        before
+                            .into_iter()
+                            .for_each(|state| allocation.add_doubt(state));
                         return Err(ResizeError::PodCgroup(e));
                     }
                     crash::point("resize.limited");
@@ -262,6 +264,21 @@ enum ResizeError {
     /// So much memory is in use.
     #[error("cannot decrease memory limits: {0}")]
     InUse(String),
+}
+
+impl ResizeError {
+    /// Returns true if the runtime has answered that it does not do this. Without an answer it may have done it.
+    const fn is_refusal(&self) -> bool {
+        matches!(
+            self,
+            Self::Container {
+                source: RuntimeError::Invalid(_)
+                    | RuntimeError::NotFound(_)
+                    | RuntimeError::Failed(_),
+                ..
+            }
+        )
+    }
 }
 
 /// Keeps what the pod was allocated, durable, before anything is made of it. Returns the pod with these resources.

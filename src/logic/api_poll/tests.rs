@@ -833,3 +833,20 @@ fn late_answers_find_nobody() {
     assert_eq!(desk.poll.delivered_pods().count(), 0);
     assert_eq!(desk.poll.namespace_and_name(&"a".into()), None);
 }
+
+#[test]
+fn a_copy_that_a_write_has_overtaken_is_read_again() {
+    let mut desk = Desk::started();
+    let uid = "a".into();
+    desk.ring(PodWatchEventKind::Changed, "a", "6");
+    assert_eq!(desk.asks(), ["get pod-a"]);
+    assert_eq!(desk.read("a", running("6")), DeliveryVerdict::Deliver);
+    assert!(!desk.poll.reread_if_overtaken(&uid, running("6")));
+    // The loop has the copy still when a status is written and answered.
+    desk.poll.on_write_started(&uid);
+    let _ = desk.poll.on_write_ended(&uid, Some(running("7")), desk.now);
+    assert!(desk.poll.reread_if_overtaken(&uid, running("6")));
+    assert_eq!(desk.asks(), ["get pod-a"]);
+    assert_eq!(desk.read("a", running("7")), DeliveryVerdict::Deliver);
+    assert!(!desk.poll.reread_if_overtaken(&uid, running("7")));
+}

@@ -7,13 +7,13 @@ use std::eprintln;
 use serde_json::{Value, json};
 
 use super::{
-    AddressFamily, ProxyNetwork, ProxyNode,
+    AddressFamily, ProxyNetwork, ProxyNode, ProxyProtocol,
     endpoints::EndpointCollector,
     index::{ServiceIndex, ServiceListing, WrittenService},
     live::{LiveTable, has_kube_proxy},
     object::{ObjectFaults, ProxyService, collect_slice},
     parse_range,
-    plan::{ChainKind, ChainName, ServicePlan, TableMap, plan_service},
+    plan::{ChainKind, ChainName, ElementKey, ServicePlan, TableMap, plan_service},
     range_contains,
     table::{base_table, remove_table, table_stamp},
     transaction::{
@@ -546,6 +546,14 @@ fn flows() {
     let object = web("a", "10.43.0.1", &["203.0.113.1"]);
     let service = service_of(&object);
     let ports = udp_ports(&service, &gather(&service, &[slice("s", &["10.42.0.12"])]));
+    let lost = ElementKey {
+        family: AddressFamily::V4,
+        ip: "203.0.113.1".parse().ok(),
+        protocol: ProxyProtocol::Udp,
+        port: 53,
+    };
+    let mut rest = ports.clone();
+    rest.iter_mut().for_each(|port| port.leave_out(&lost));
     let flow = |dialled: &str, answers: &str| UdpFlow {
         dialled: dialled.parse().expect("an address"),
         answers: answers.parse().expect("an address"),
@@ -562,6 +570,12 @@ fn flows() {
             is_stale_flow(&flow(dialled, answers), &ports, &own),
             is_stale,
             "{dialled} {answers}"
+        );
+        let is_lost = dialled.starts_with("203");
+        assert_eq!(
+            is_stale_flow(&flow(dialled, answers), &rest, &own),
+            is_stale && !is_lost,
+            "of another Service: {dialled}"
         );
     }
     assert_eq!(

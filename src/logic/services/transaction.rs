@@ -227,6 +227,10 @@ fn write_maps(
         }
     }
     for ((map, key), chain) in &plan.elements {
+        // Nor in the maps that follow: they would judge the packets of the one that has the address.
+        if result.conflicts.contains(key) {
+            continue;
+        }
         let add = format!("{key} : goto {chain}");
         let other = live
             .elements

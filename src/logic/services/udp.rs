@@ -12,6 +12,7 @@ use super::{
     AddressFamily, ProxyProtocol,
     endpoints::{EndpointCollector, EndpointFlags},
     object::ProxyService,
+    plan::ElementKey,
 };
 
 /// A port of UDP, and the endpoints that may answer on it.
@@ -23,6 +24,22 @@ pub struct UdpPort {
     pub node_port: Option<u16>,
     /// Endpoints that serve, in order; never empty.
     pub serving: Vec<SocketAddr>,
+}
+
+impl UdpPort {
+    /// Leaves out an address or port that another Service has: its flows are its own.
+    pub fn leave_out(&mut self, lost: &ElementKey) {
+        if lost.protocol != ProxyProtocol::Udp {
+            return;
+        }
+        match lost.ip {
+            Some(ip) => {
+                let lost = SocketAddr::new(ip, lost.port);
+                self.addresses.retain(|address| *address != lost);
+            }
+            None => self.node_port = self.node_port.filter(|port| *port != lost.port),
+        }
+    }
 }
 
 /// A flow that the kernel remembers.

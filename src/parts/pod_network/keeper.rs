@@ -163,6 +163,7 @@ impl PodNetworkShared {
                 *self.state.told.borrow_mut() = present;
                 let now = self.clock.wall_time();
                 self.status.change_health(now, |health| {
+                    health.is_off = false;
                     health.is_ready = false;
                     health.backend = name;
                     health.trouble = Some(why);

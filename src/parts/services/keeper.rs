@@ -14,7 +14,9 @@ use super::{
     round::{RoundError, WriteRound},
     settings::ServicesConfig,
     tools::{KeeperTools, proxy_node},
-    writer::{NftError, NftProgram, has_tables, remove_tables, write_base_tables},
+    writer::{
+        NftError, NftProgram, has_tables, remove_found_tables, remove_tables, write_base_tables,
+    },
 };
 use crate::{
     agent::recorder::EventSeverity,
@@ -158,8 +160,7 @@ impl ServicesKeeper {
         let board = &self.tools.board;
         board.retain_health_ports(|_, _| false);
         board.health.borrow_mut().is_written = false;
-        let removed = remove_tables(&*self.tools.writer, &AddressFamily::ALL).await;
-        let Err(e) = removed else {
+        let Err(e) = remove_found_tables(&*self.tools.writer).await else {
             self.is_removed = true;
             return true;
         };
@@ -227,7 +228,6 @@ impl ServicesKeeper {
         let mut bells: Option<ServiceDoorbells> = None;
         let growing = |first| GrowingPause::new(first, LAST_PAUSE);
         let (mut list_pause, mut write_pause) = (growing(FIRST_PAUSE), growing(FIRST_PAUSE));
-        let mut watch_pause = growing(POLL);
         let mut list_due = self.tools.clock.now();
         let mut listed = list_due;
         let mut look_due = self.tools.clock.now() + TABLE_LOOK;
@@ -316,9 +316,7 @@ impl ServicesKeeper {
             let has_news = self.wait_for_change(&mut bells, next, &mut changed).await?;
             if !has_news {
                 // A watch that breaks at once must not make a list each time.
-                let now = self.tools.clock.now();
-                let after_watch = now + watch_pause.take_after_watch(now - listed);
-                list_due = list_due.min(after_watch);
+                list_due = list_due.min(listed + POLL);
             }
         }
     }

@@ -347,12 +347,16 @@ impl<'a> WriteRound<'a> {
                 .recorder
                 .record_node_event(EventSeverity::Warning, "ServiceConflict", &why);
         }
+        let mut udp = udp_ports(service, &read.endpoints);
+        for key in &result.conflicts {
+            { udp.iter_mut() }.for_each(|port| port.leave_out(key));
+        }
         let pending = PendingService {
             name: Some((namespace, name)),
             written,
             text,
             stale: result.stale,
-            udp: udp_ports(service, &read.endpoints),
+            udp,
             gave_up: result.gave_up,
             robbed: result.robbed,
         };

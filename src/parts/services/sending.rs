@@ -53,7 +53,13 @@ impl WriteRound<'_> {
         let pending = core::mem::take(&mut self.pending);
         match self.parts.finish() {
             Some(text) => self.send_part(index, text, pending).await,
-            None => Ok(()),
+            None => {
+                // What has no text is as it should be.
+                for service in pending {
+                    let _ = self.note_written(index, service);
+                }
+                Ok(())
+            }
         }
     }
 

@@ -7,7 +7,6 @@ use core::{pin::Pin, time::Duration};
 use std::{io, path::Path};
 
 use crate::{
-    error::error_chain,
     logic::services::{
         AddressFamily, ProxyNetwork,
         live::{LiveTable, has_own_table},
@@ -124,10 +123,9 @@ pub(super) async fn remove_found_tables(writer: &dyn TableWriter) -> Result<(), 
     match writer.list(&["list", "tables"]).await {
         Ok(printed) if has_own_table(&printed) => remove_tables(writer, &AddressFamily::ALL).await,
         Ok(_) => Ok(()),
-        Err(e) => {
-            log::debug!("tables of Services: {}", error_chain(&e));
-            Ok(())
-        }
+        // Where there is no program, or a kernel without tables, nothing was made.
+        Err(NftError::Missing | NftError::Refused(_)) => Ok(()),
+        Err(e) => Err(e),
     }
 }
 

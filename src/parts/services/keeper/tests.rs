@@ -59,18 +59,20 @@ impl TableWriter for NotedTexts {
 /// A keeper, and all that it sees.
 struct Bench {
     server: Server,
-    /// Each word ends one watch.
-    end_watch: mpsc::Sender<()>,
+    /// Each word ends one watch: of Services, of slices.
+    end_watch: [mpsc::Sender<()>; 2],
     hands: Rc<Hands>,
     writer: Rc<NotedTexts>,
 }
 
 impl Bench {
     fn new() -> (Self, ServicesKeeper) {
-        let (end_watch, ends) = mpsc::channel();
-        let ends = Mutex::new(ends);
+        let channels = [mpsc::channel(), mpsc::channel()];
+        let [(of_services, services), (of_slices, slices)] = channels;
+        let (end_watch, ends) = ([of_services, of_slices], [services, slices].map(Mutex::new));
         let server = Server::plain(move |seen| {
             if seen.path.contains("watch=1") {
+                let ends = &ends[usize::from(seen.path.contains("endpointslices"))];
                 let _ = ends.lock().expect("a word").recv();
                 return chunks(&[], true);
             }
@@ -208,8 +210,8 @@ fn watches_that_end_go_on_and_those_that_end_soon_wait() {
 
         // Both watches have lived their time: they go on, from the version of the list.
         bench.hands.set(MonoTime::default() + WATCH_TIME);
-        for _ in 0..2 {
-            bench.end_watch.send(()).expect("told");
+        for watch in &bench.end_watch {
+            watch.send(()).expect("told");
         }
         bench.until_asked(1, 4, None).await;
         let (_, watches) = bench.asked();
@@ -220,16 +222,15 @@ fn watches_that_end_go_on_and_those_that_end_soon_wait() {
             "{watches:?}"
         );
 
-        // One ends too soon: the next one waits.
-        bench.end_watch.send(()).expect("told");
-        let due = bench.hands.now() + FIRST_PAUSE;
-        bench
-            .until_asked(1, 4, Some(due - MonoTime::default()))
-            .await;
-        bench.hands.set(due);
-        bench
-            .until("the next watch", |bench| bench.asked().1.len() > 4)
-            .await;
+        // One ends too soon, again and again: the next one waits, longer each time.
+        for (watches, pause) in [(5, FIRST_PAUSE), (6, FIRST_PAUSE * 2)] {
+            bench.end_watch[0].send(()).expect("told");
+            let due = bench.hands.now() + pause;
+            let alarm = Some(due - MonoTime::default());
+            bench.until_asked(1, watches - 1, alarm).await;
+            bench.hands.set(due);
+            bench.until_asked(1, watches, None).await;
+        }
     };
     block_on(or(keeper.keep_services(), test));
 }

@@ -101,15 +101,16 @@ fn accept_absence(answer: Result<String, IptablesError>) -> Result<Option<String
 }
 
 impl IptablesError {
-    /// Returns true if the kernel has no such table: then no rule of it is left.
-    pub(crate) const fn is_of_no_table(&self) -> bool {
+    /// Returns true if the kernel has no such table: then no rule of it is left. The program ends so for other causes, too.
+    pub(crate) fn is_of_no_table(&self) -> bool {
         const NO_TABLE: i32 = 3;
         matches!(
             self,
             Self::Refused {
                 code: Some(NO_TABLE),
+                words,
                 ..
-            }
+            } if words.contains("does not exist")
         )
     }
 }
@@ -150,7 +151,12 @@ mod tests {
         for code in [Some(2), Some(3), Some(4), None] {
             let answer = accept_absence(Err(refused(code)));
             assert!(answer.is_err(), "{code:?}");
-            assert_eq!(refused(code).is_of_no_table(), code == Some(3));
+            assert!(!refused(code).is_of_no_table(), "{code:?}");
+            let mut answer = refused(code);
+            if let IptablesError::Refused { words, .. } = &mut answer {
+                *words = "can't initialize iptables table `nat': Table does not exist".into();
+            }
+            assert_eq!(answer.is_of_no_table(), code == Some(3));
         }
         let listed = accept_absence(Ok("-N C".into())).expect("an answer");
         assert_eq!(listed.as_deref(), Some("-N C"));
