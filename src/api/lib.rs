@@ -26,6 +26,7 @@ pub mod config_map;
 pub mod cri;
 pub mod device;
 pub mod event;
+pub mod fnv;
 pub mod health;
 pub mod hex;
 pub mod ids;

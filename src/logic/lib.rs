@@ -14,6 +14,7 @@ extern crate alloc;
 extern crate std;
 
 use picolet_api as api;
+pub use picolet_api::fnv;
 
 // Sources.
 pub mod api_pod;
@@ -77,7 +78,6 @@ pub mod events;
 pub mod eviction;
 pub mod field_selector;
 pub mod flash;
-pub mod fnv;
 pub mod gc;
 pub mod housekeeping;
 pub mod image_access;
