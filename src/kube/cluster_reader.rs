@@ -25,8 +25,9 @@ use super::watch::watch_metadata;
 use crate::api::{ObjectMeta, link::LinkClass};
 use crate::sys::lane::Lane;
 
-/// Items of metadata that are asked for in one page: about 3 KiB each, mostly `managedFields`.
-pub const METADATA_PAGE_ITEMS: usize = 100;
+/// Items of metadata that are asked for in one page: 1 to 6 KiB each, mostly `managedFields`. One item is in memory at a time.
+/// The apiserver packs only answers of 128 KiB or more, to a twentieth: smaller pages would be sent as they are.
+pub const METADATA_PAGE_ITEMS: usize = 500;
 /// Most objects in one list of metadata.
 pub const MAX_LISTED: usize = 20_000;
 
@@ -204,8 +205,8 @@ mod tests {
                 assert!(seen.header("accept").contains("PartialObjectMetadata;"));
                 chunks(&[RING, "\n"], true)
             }
-            "/api/v1/nodes?limit=100" => ok(&list(&["a", "b"], "c d")),
-            "/api/v1/nodes?limit=100&continue=c%20d" => ok(&list(&["c"], "")),
+            "/api/v1/nodes?limit=500" => ok(&list(&["a", "b"], "c d")),
+            "/api/v1/nodes?limit=500&continue=c%20d" => ok(&list(&["c"], "")),
             "/api/v1/services?fieldSelector=metadata.name%3Dweb&limit=10" => {
                 assert!(!seen.header("accept").contains("Partial"));
                 ok(&list(&["web"], "more"))
@@ -214,7 +215,7 @@ mod tests {
                 ok(&list(&["web"; 11], ""))
             }
             "/api/v1/nodes/a" => ok(r#"{"spec":{"podCIDR":"10.42.0.0/24"}}"#),
-            "/api/v1/broken?limit=100" => ok(&list(&["a"], "x")),
+            "/api/v1/broken?limit=500" => ok(&list(&["a"], "x")),
             _ => say(403, "", b"{}"),
         });
         let reader = reader(&server.url());

@@ -18,6 +18,7 @@ use super::error::{ApiError, KubeError};
 use super::path::{encode_query, node_selector};
 use super::requests::META;
 use super::stream::{BudgetReader, DocumentReadError, PrunedValue};
+use crate::api::fnv::fnv1a;
 
 /// Longest event that is read to its end, bytes; the rest of a longer one is unknown.
 pub const MAX_EVENT_BYTES: u64 = 256 * 1024;
@@ -70,6 +71,8 @@ pub struct WatchEvent {
     pub name: String,
     /// Service that an EndpointSlice belongs to, by its label; empty for other objects.
     pub service: String,
+    /// Digest of the annotations: other ones have another digest. 0: there are none.
+    pub annotations: u64,
 }
 
 /// End of a watch that did not break.
@@ -238,9 +241,10 @@ enum WatchedLevel {
     Object,
     Metadata,
     Labels,
+    Annotations,
 }
 
-/// The object of an event, its metadata, or its labels.
+/// The object of an event, its metadata, its labels or its annotations.
 struct WatchedFields<'a> {
     event: &'a mut WatchEvent,
     level: WatchedLevel,
@@ -265,6 +269,7 @@ impl<'de> Visitor<'de> for WatchedFields<'_> {
             let inner = match (self.level, name.as_str()) {
                 (WatchedLevel::Object, "metadata") => Some(WatchedLevel::Metadata),
                 (WatchedLevel::Metadata, "labels") => Some(WatchedLevel::Labels),
+                (WatchedLevel::Metadata, "annotations") => Some(WatchedLevel::Annotations),
                 _ => None,
             };
             if let Some(level) = inner {
@@ -278,6 +283,13 @@ impl<'de> Visitor<'de> for WatchedFields<'_> {
                 (WatchedLevel::Metadata, "namespace") => &mut self.event.namespace,
                 (WatchedLevel::Metadata, "name") => &mut self.event.name,
                 (WatchedLevel::Labels, SERVICE_LABEL) => &mut self.event.service,
+                (WatchedLevel::Annotations, _) => {
+                    // The sum does not depend on their order.
+                    let value = fields.next_value_seed(TextDigest)?;
+                    let one = value ^ fnv1a(name.bytes()).rotate_left(1);
+                    self.event.annotations = self.event.annotations.wrapping_add(one);
+                    continue;
+                }
                 _ => {
                     fields.next_value::<IgnoredAny>()?;
                     continue;
@@ -286,6 +298,28 @@ impl<'de> Visitor<'de> for WatchedFields<'_> {
             *field = fields.next_value_seed(ShortText)?;
         }
         Ok(())
+    }
+}
+
+/// A text of any length, of which only the digest is kept.
+struct TextDigest;
+
+impl<'de> DeserializeSeed<'de> for TextDigest {
+    type Value = u64;
+    fn deserialize<D: de::Deserializer<'de>>(self, reader: D) -> Result<u64, D::Error> {
+        reader.deserialize_str(self)
+    }
+}
+
+impl Visitor<'_> for TextDigest {
+    type Value = u64;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a text")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<u64, E> {
+        Ok(fnv1a(text.bytes()))
     }
 }
 
@@ -327,7 +361,34 @@ mod tests {
             namespace: if name.is_empty() { "" } else { "shop" }.into(),
             name: name.into(),
             service: String::new(),
+            annotations: 0,
         }
+    }
+
+    #[test]
+    fn other_annotations_have_another_digest() {
+        // FLAN-02
+        let digest = |annotations: &str| {
+            let text = format!("\"annotations\":{annotations},\"labels\":{{");
+            let (end, rings) = read(ONE.replace("\"labels\":{", &text).as_bytes());
+            assert_eq!(end.expect("end"), WatchEnd::Clean);
+            rings[0].annotations
+        };
+        let one = digest(r#"{"a":"1","b":"2"}"#);
+        assert_eq!(one, digest(r#"{"b":"2","a":"1"}"#));
+        assert_eq!(digest("{}"), 0);
+        let long = format!(r#"{{"a":"{}","b":"2"}}"#, "x".repeat(5000));
+        let longer = long.replace("x\"", "xy\"");
+        for other in [
+            r#"{"a":"2","b":"1"}"#,
+            r#"{"a":"1"}"#,
+            r#"{"a":"1","b":"3"}"#,
+            r#"{"a":"1","c":"2"}"#,
+            &long,
+        ] {
+            assert_ne!(digest(other), one, "{other}");
+        }
+        assert_ne!(digest(&long), digest(&longer));
     }
 
     #[test]

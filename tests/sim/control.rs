@@ -742,6 +742,6 @@ fn told(ring: &api_poll::PodWatchEvent) -> WatchEvent {
         resource_version: ring.item.version.to_string(),
         namespace: ring.item.namespace.to_string(),
         name: ring.item.name.to_string(),
-        service: String::new(),
+        ..WatchEvent::default()
     }
 }

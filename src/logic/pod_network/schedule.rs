@@ -1,14 +1,16 @@
-//! Times at which the nodes are listed: at a ring of the doorbell, and every five minutes without one.
+//! Times at which the nodes are listed: at a ring of the doorbell, and every half an hour without one.
 //!
-//! Any status of any node rings. A ring that brought nothing new makes the next one wait longer, so that many nodes at
-//! rest cost one list in a while, and a node that comes or goes is seen within seconds.
+//! A node that comes or goes rings, and one whose annotations change. A ring that brought nothing new makes the next one wait
+//! longer: other annotations of many nodes cost one list in a while.
 
 use core::time::Duration;
 
 use crate::api::MonoTime;
 
-/// Longest time between two lists.
-pub const POLL: Duration = Duration::from_secs(5 * 60);
+/// Longest time between two lists. On a link that costs money there is no doorbell: it is all that is asked.
+pub const POLL: Duration = Duration::from_secs(30 * 60);
+/// Longest pause after a list that brought nothing new, or failed.
+const LAST_GAP: Duration = Duration::from_secs(5 * 60);
 /// Pause after a list before a ring has another one made; it doubles with each list that brought nothing new.
 const FIRST_GAP: Duration = Duration::from_secs(2);
 /// Pause after a list that failed, or left a question open; it doubles as well.
@@ -68,7 +70,7 @@ impl ListSchedule {
     /// Takes the end of a list.
     pub fn take_list_end(&mut self, end: ListEnd, now: MonoTime) {
         self.last = now;
-        let double = |pause: Duration| (pause * 2).min(POLL);
+        let double = |pause: Duration| (pause * 2).min(LAST_GAP);
         match end {
             ListEnd::Outdated => *self = Self::new(now),
             ListEnd::Failed => {
@@ -124,7 +126,7 @@ mod tests {
         // A node that comes is seen at once.
         schedule.take_list_end(quiet, now);
         schedule.take_ring(false);
-        assert_eq!(schedule.due(), now + POLL);
+        assert_eq!(schedule.due(), now + LAST_GAP);
         schedule.take_ring(true);
         assert_eq!(schedule.due(), now + FIRST_GAP);
         let news = ListEnd::Whole {

@@ -1,7 +1,7 @@
-//! Reader of the other nodes: a list of their metadata at a ring of the doorbell and every five minutes, and one look at
+//! Reader of the other nodes: a list of their metadata at a ring of the doorbell and every half an hour, and one look at
 //! each node for the addresses of its pods (FLAN-01, FLAN-02, FLAN-09).
 
-use alloc::rc::Rc;
+use alloc::{collections::BTreeMap, rc::Rc};
 use core::{future::pending, time::Duration};
 
 use smol::future::FutureExt as _;
@@ -18,7 +18,7 @@ use crate::{
         PodNetworkBackend,
         announcement::read_announcement,
         look::look_at_node,
-        peers::{ListedNode, PeerList, PeerQuestion},
+        peers::{ListedNode, MAX_PEERS, PeerList, PeerQuestion},
         schedule::{ListEnd, ListSchedule},
     },
 };
@@ -71,6 +71,8 @@ struct NodeBell {
     is_watching: bool,
     /// Version from which the next watch begins.
     version: String,
+    /// Digests of the annotations of nodes, as the doorbell told them last. At most [`MAX_PEERS`].
+    annotations: BTreeMap<String, u64>,
     since: crate::api::MonoTime,
 }
 
@@ -97,7 +99,13 @@ impl NodeBell {
                     WatchEventKind::Bookmark => {}
                     // Its own node tells a node nothing.
                     _ if event.name == shared.name => {}
-                    WatchEventKind::Modified => schedule.take_ring(false),
+                    WatchEventKind::Modified => {
+                        // An event that was too long may lack some.
+                        let is_whole = !event.uid.is_empty();
+                        if self.notes_change(event.name, event.annotations) || !is_whole {
+                            schedule.take_ring(false);
+                        }
+                    }
                     WatchEventKind::Added | WatchEventKind::Deleted | WatchEventKind::Unknown => {
                         schedule.take_ring(true);
                     }
@@ -116,6 +124,15 @@ impl NodeBell {
                 schedule.take_ring(false);
             }
         }
+    }
+
+    /// Notes the digest of a node's annotations. Returns false if it is the same as before: a node at rest reports every few
+    /// minutes, and no list could bring news.
+    fn notes_change(&mut self, name: String, annotations: u64) -> bool {
+        if self.annotations.len() >= MAX_PEERS {
+            self.annotations.clear();
+        }
+        self.annotations.insert(name, annotations) != Some(annotations)
     }
 
     async fn watch_from(
