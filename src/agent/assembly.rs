@@ -268,6 +268,7 @@ pub(super) fn make_pod_driver(parts: &AgentParts) -> Rc<dyn PodDriver> {
         killer: killer.clone(),
         recorder: recorder(),
         disk: machine.disk.clone(),
+        cpus: owners.cpus.clone(),
         of_api: of_api(),
         process_variables: cfg.runtime.process.as_ref().map(|p| p.variables.clone()),
         run_dir: cfg.dirs.run.clone(),
@@ -295,6 +296,7 @@ pub(super) fn make_pod_driver(parts: &AgentParts) -> Rc<dyn PodDriver> {
             cgroups: machine.pod_cgroups.clone(),
             complaints: Rc::clone(&tools.complaints),
         },
+        cpus: owners.cpus.clone(),
         page_bytes: owners.node.facts().page_bytes,
     };
     let terminator = PodTerminator {

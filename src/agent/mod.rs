@@ -49,6 +49,7 @@ pub(crate) mod cluster_network;
 mod cluster_views;
 pub(crate) mod complaints;
 mod core;
+mod cpu_manager;
 pub(crate) mod driver;
 mod event_loop;
 mod eviction;

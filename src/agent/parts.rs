@@ -8,6 +8,7 @@ use super::{
     clock::Clock,
     cluster::{self, Cluster, JoinedCluster},
     complaints::Complaints,
+    cpu_manager::NodeCpus,
     eviction::gauge::EvictionGauge,
     executor::PodCgroups,
     external_pods::ExternalPods,
@@ -119,6 +120,8 @@ pub(super) struct StateOwners {
     pub(super) parts: Vec<Rc<dyn ConfiguredPart>>,
     /// Policy of the link.
     pub(super) link_policy: Rc<dyn LinkPolicy>,
+    /// Processors of containers, with the policy `static`.
+    pub(super) cpus: Option<Rc<NodeCpus>>,
     /// Limits of the link, if there are any.
     pub(super) link_limits: Option<Rc<LinkLimits>>,
 }
@@ -207,6 +210,9 @@ impl AgentParts {
             .parts
             .iter()
             .find_map(|part| part.resource_giver(&tools));
+        let policy = cfg.cgroup.cpu_policy.as_ref();
+        let cpus =
+            policy.map(|policy| NodeCpus::recall(policy, &cfg.dirs.root, Rc::clone(&complaints)));
         Self {
             started_at: clock.wall_time(),
             started: clock.now(),
@@ -218,6 +224,7 @@ impl AgentParts {
                 claims: Rc::default(),
                 parts: cfg.parts.clone(),
                 link_policy,
+                cpus: cpus.map(Rc::new),
                 link_limits: given.link,
             },
             machine: MachineTools {

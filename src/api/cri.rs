@@ -336,6 +336,8 @@ pub struct LinuxResources {
     pub cpu_quota_us: Option<i64>,
     /// CFS period, microseconds.
     pub cpu_period_us: Option<u64>,
+    /// Processors that it may use, such as `0-1,3`.
+    pub cpuset_cpus: Option<String>,
     /// Memory limit, bytes.
     pub memory_limit_bytes: Option<i64>,
     /// Memory plus swap limit (v1) or their sum as OCI words it, bytes.

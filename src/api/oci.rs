@@ -309,6 +309,9 @@ written!(
         /// Microseconds.
         #[serde(skip_serializing_if = "Option::is_none")]
         period: Option<u64>,
+        /// Processors, such as `0-1,3`.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        cpus: Option<String>,
     }
 );
 

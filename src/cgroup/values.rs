@@ -17,6 +17,8 @@ pub(super) fn write_limits(
     }
 }
 
+/// Processors are not chosen here: only an OCI runtime does that on version 1, where every group above needs some too.
+///
 /// Source: kernel documentation `admin-guide/cgroup-v1`.
 fn write_v1(hierarchy: &Hierarchy, path: &str, values: &LinuxResources) -> Result<(), CgroupError> {
     let put = |controller: &'static str, file: &str, value: String| {
@@ -94,6 +96,9 @@ fn write_v2(hierarchy: &Hierarchy, path: &str, values: &LinuxResources) -> Resul
         let quota = format_limit(values.cpu_quota_us.unwrap_or(-1), "max");
         let period = values.cpu_period_us.unwrap_or(DEFAULT_PERIOD_US);
         put("cpu", "cpu.max", format!("{quota} {period}"))?;
+    }
+    if let Some(cpus) = &values.cpuset_cpus {
+        put("cpuset", "cpuset.cpus", cpus.clone())?;
     }
     if let Some(limit) = values.pids_limit {
         put("pids", "pids.max", format_limit(limit, "max"))?;

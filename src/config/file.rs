@@ -151,6 +151,8 @@ pub(super) struct KubeletConfiguration {
     pub(super) cpu_cfs_quota: Option<bool>,
     #[serde(rename = "cpuCFSQuotaPeriod")]
     pub(super) cpu_cfs_quota_period: Option<GoDuration>,
+    pub(super) cpu_manager_policy: Option<String>,
+    pub(super) cpu_manager_policy_options: BTreeMap<String, String>,
     pub(super) crash_loop_back_off: CrashLoopBackOff,
     pub(super) enable_controller_attach_detach: Option<bool>,
     pub(super) enable_debugging_handlers: Option<bool>,

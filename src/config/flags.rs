@@ -518,7 +518,7 @@ mod tests {
         // KADM-03 KADM-13
         let flags = read(
             "--pod-infra-container-image=x --container-hints y --vmodule=a=1 --lock-file= --keep_terminated_pod_volumes \
-             --keep-terminated-pod-volumes=false --cpu-manager-policy-options a=b --version=v1.33.2 --max-pods 7",
+             --keep-terminated-pod-volumes=false --topology-manager-policy-options a=b --version=v1.33.2 --max-pods 7",
         );
         let flags = flags.expect("flags");
         assert_eq!(
@@ -529,7 +529,7 @@ mod tests {
                 "vmodule",
                 "lock-file",
                 "keep-terminated-pod-volumes",
-                "cpu-manager-policy-options"
+                "topology-manager-policy-options"
             ]
         );
         let overlay = json!({"maxPods": 7, "picolet": {"kubeletVersion": "v1.33.2"}});

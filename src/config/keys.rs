@@ -185,6 +185,8 @@ pub(super) const KEYS: &[TableKey] = &[
     key("cgroupsPerQOS").default("true").flag(&flag("cgroups-per-qos", FlagValueKind::Switch, "one cgroup per pod and quality of service")),
     key("cpuCFSQuota").default("true").flag(&flag("cpu-cfs-quota", FlagValueKind::Switch, "enforce cpu limits")),
     key("cpuCFSQuotaPeriod").range(&Time(Duration::from_millis(1), Duration::from_secs(1))).default("100ms").flag(&flag("cpu-cfs-quota-period", FlagValueKind::Time, "period of cpu limits")),
+    key("cpuManagerPolicy").default("none").flag(&flag("cpu-manager-policy", FlagValueKind::Text, "none; or static: containers of Guaranteed pods that ask for whole processors get them for themselves")),
+    key("cpuManagerPolicyOptions").flag(&flag("cpu-manager-policy-options", FlagValueKind::Map("="), "options of the static policy: full-pcpus-only, strict-cpu-reservation")),
     key("podPidsLimit").range(&Number(-1, i64::MAX)).default("-1").flag(&flag("pod-max-pids", FlagValueKind::Number, "maximum number of processes per pod; -1: the host's limit")),
     key("picolet.podWriteLimit").flag(&flag("pod-write-limit", FlagValueKind::Size, "bytes per second that a pod may write to the disk of the root directory (cgroup v2)")),
     key("oomScoreAdj").range(&Number(-1000, 1000)).default("-999").flag(&flag("oom-score-adj", FlagValueKind::Number, "OOM score adjustment of the agent itself")),
@@ -252,7 +254,7 @@ pub(super) const KEYS: &[TableKey] = &[
 /// [`KEYS`] these are all fields of KubeletConfiguration v1beta1 in 1.36 and of `picolet`. Maps with free keys are one entry.
 #[rustfmt::skip]
 const PLAIN: &[&str] = &[
-    "apiVersion", "contentType", "cpuManagerPolicy", "cpuManagerPolicyOptions", "cpuManagerReconcilePeriod",
+    "apiVersion", "contentType", "cpuManagerReconcilePeriod",
     "enableContentionProfiling", "enableDebugFlagsHandler", "enableProfilingHandler", "enableSystemLogHandler",
     "enableSystemLogQuery", "hairpinMode", "iptablesDropBit",
     "iptablesMasqueradeBit", "kernelMemcgNotification", "kind", "kubeletCgroups", "logging", "makeIPTablesUtilChains",

@@ -56,10 +56,11 @@ pub(crate) use checks::InvalidField;
 pub use cluster::K3S_PASSWORD_FILE;
 pub(crate) use keys::{TableKey, key};
 pub use values::{
-    AgentConfig, AgentDirs, CgroupConfig, ClusterConfig, DEFAULT_BRIDGE, DEFAULT_SUBNET,
-    EvictionConfig, GarbageConfig, ImageConfig, Ipv4Subnet, LinkConfig, LogConfig, MemoryQosConfig,
-    NodeConfig, OfflineSecrets, PodNetworkConfig, ReservedGroup, ReservedResources, RuntimeConfig,
-    RuntimeEndpoints, ServerConfig, ServingCertificateSource, SwapBehavior, TimeConfig,
+    AgentConfig, AgentDirs, CgroupConfig, ClusterConfig, CpuPolicyConfig, DEFAULT_BRIDGE,
+    DEFAULT_SUBNET, EvictionConfig, GarbageConfig, ImageConfig, Ipv4Subnet, LinkConfig, LogConfig,
+    MemoryQosConfig, NodeConfig, OfflineSecrets, PodNetworkConfig, ReservedGroup,
+    ReservedResources, RuntimeConfig, RuntimeEndpoints, ServerConfig, ServingCertificateSource,
+    SwapBehavior, TimeConfig,
 };
 
 /// Version that is reported as the kubelet's: it must parse as a Kubernetes version. The part behind the plus is ours.

@@ -13,9 +13,9 @@ use super::checks::{
 };
 use super::file::{KubeletConfiguration, PicoletSection};
 use super::values::{
-    AgentConfig, AgentDirs, CgroupConfig, DEFAULT_BRIDGE, DEFAULT_SUBNET, GarbageConfig,
-    ImageConfig, Ipv4Subnet, LogConfig, MemoryQosConfig, PodNetworkConfig, ReservedGroup,
-    ReservedResources, RuntimeConfig, SwapBehavior, TimeConfig,
+    AgentConfig, AgentDirs, CgroupConfig, CpuPolicyConfig, DEFAULT_BRIDGE, DEFAULT_SUBNET,
+    GarbageConfig, ImageConfig, Ipv4Subnet, LogConfig, MemoryQosConfig, PodNetworkConfig,
+    ReservedGroup, ReservedResources, RuntimeConfig, SwapBehavior, TimeConfig,
 };
 use super::{FieldWarning, HostIdentity};
 use super::{
@@ -25,7 +25,13 @@ use super::{
 use crate::api::cri::CgroupDriver;
 use crate::api::{Quantity, names};
 use crate::image::ImageReference;
-use crate::logic::{cgroup::CgroupTree, image_access::VerificationPolicy, pod_writes, shutdown};
+use crate::logic::{
+    cgroup::CgroupTree,
+    cpu_manager::{CpuPolicyOptions, STATIC_POLICY},
+    cpu_set::CpuSet,
+    image_access::VerificationPolicy,
+    pod_writes, shutdown,
+};
 use crate::parts;
 
 /// Most OCI runtimes beside the default one.
@@ -276,6 +282,59 @@ fn read_cgroup_driver(fields: &KubeletConfiguration) -> Result<CgroupDriver, Inv
     }
 }
 
+/// Reads the policy of the CPU manager (CPUM-20).
+fn read_cpu_policy(fields: &KubeletConfiguration) -> Result<Option<CpuPolicyConfig>, InvalidField> {
+    let field = "cpuManagerPolicy";
+    let has_options = !fields.cpu_manager_policy_options.is_empty();
+    match fields.cpu_manager_policy.as_deref().unwrap_or_default() {
+        "" | "none" if has_options => {
+            return invalid_field("cpuManagerPolicyOptions", "needs cpuManagerPolicy: static");
+        }
+        "" | "none" => return Ok(None),
+        STATIC_POLICY => {}
+        other => {
+            return invalid_field(
+                field,
+                format!("is {other:?}, must be \"none\" or \"static\""),
+            );
+        }
+    }
+    let mut options = CpuPolicyOptions::default();
+    for (name, value) in &fields.cpu_manager_policy_options {
+        let option = match name.as_str() {
+            "full-pcpus-only" => &mut options.full_cores,
+            "strict-cpu-reservation" => &mut options.strict_reservation,
+            _ => {
+                let known = "is not an option here; known: full-pcpus-only, strict-cpu-reservation";
+                return invalid_field(&format!("cpuManagerPolicyOptions[{name}]"), known);
+            }
+        };
+        let Ok(is_on) = value.parse() else {
+            let place = format!("cpuManagerPolicyOptions[{name}]");
+            return invalid_field(&place, format!("is {value:?}, must be true or false"));
+        };
+        *option = is_on;
+    }
+    let reserved = read_reserved_resources(fields)?;
+    let milli =
+        |list: &BTreeMap<String, Quantity>| list.get("cpu").map_or(0, Quantity::milli_value);
+    let milli = milli(&reserved.system).saturating_add(milli(&reserved.kube));
+    let reserved_count = usize::try_from(milli).unwrap_or(0).div_ceil(1000);
+    if reserved_count == 0 {
+        return invalid_field(
+            field,
+            "is \"static\": [cpumanager] the static policy requires systemreserved.cpu + kubereserved.cpu to be greater than zero; \
+             set systemReserved.cpu or reservedSystemCPUs",
+        );
+    }
+    let list = fields.reserved_system_cpus.as_deref().unwrap_or_default();
+    Ok(Some(CpuPolicyConfig {
+        options,
+        reserved: CpuSet::parse(list).unwrap_or_default(),
+        reserved_count,
+    }))
+}
+
 fn resolve_cgroups(fields: &KubeletConfiguration) -> Result<CgroupConfig, InvalidField> {
     let root = match fields.cgroup_root.as_deref() {
         None | Some("") => "/",
@@ -306,6 +365,7 @@ fn resolve_cgroups(fields: &KubeletConfiguration) -> Result<CgroupConfig, Invali
         reserved_groups,
         cpu_cfs_quota: fields.cpu_cfs_quota.unwrap_or(true),
         cpu_cfs_quota_period: period,
+        cpu_policy: read_cpu_policy(fields)?,
         pod_pids_limit: fields.pod_pids_limit.filter(|n| *n > 0),
         pod_write_limit: pod_write_limit(fields, per_qos)?,
         oom_score_adj: i32::try_from(fields.oom_score_adj.unwrap_or(-999)).unwrap_or(-999),
@@ -458,14 +518,14 @@ fn read_reserved_resources(
         .as_deref()
         .filter(|l| !l.is_empty())
     {
-        let Some(cpus) = count_listed_cpus(list) else {
+        let Some(cpus) = CpuSet::parse(list) else {
             return invalid_field(
                 "reservedSystemCPUs",
                 format!("is {list:?}, must be a list of processors such as 0-1,3"),
             );
         };
         kube.remove("cpu");
-        let cpus = Quantity::parse(&cpus.to_string()).expect("a number is a quantity");
+        let cpus = Quantity::parse(&cpus.len().to_string()).expect("a number is a quantity");
         system.insert("cpu".into(), cpus);
     }
     Ok(ReservedResources {
@@ -484,22 +544,6 @@ fn read_reserved_resources(
 fn permille(part: f64) -> u32 {
     let rounded = (part * 1000.0).round().clamp(0.0, 1000.0) as u32;
     if part > 0.0 { rounded.max(1) } else { rounded }
-}
-
-/// Counts the processors in a list such as `0-1,3`.
-fn count_listed_cpus(text: &str) -> Option<usize> {
-    /// Highest processor number a list may name: the kernel's own build-time limit.
-    const MAX_CPU: u32 = 8191;
-    let mut cpus = alloc::collections::BTreeSet::new();
-    for part in text.split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last): (u32, u32) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
-        if first > last || last > MAX_CPU {
-            return None;
-        }
-        cpus.extend(first..=last);
-    }
-    Some(cpus.len())
 }
 
 fn resolve_logs(fields: &KubeletConfiguration) -> Result<LogConfig, InvalidField> {

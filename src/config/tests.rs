@@ -4,6 +4,7 @@ use std::fs;
 
 use super::*;
 use crate::api::cri::CgroupDriver;
+use crate::logic::cpu_manager::CpuPolicyOptions;
 use crate::logic::eviction::{EvictionSignal, EvictionThreshold};
 use crate::logic::image_access::VerificationPolicy;
 use crate::testing::TestDir;
@@ -272,6 +273,7 @@ fn defaults() {
             reserved_groups: Vec::new(),
             cpu_cfs_quota: true,
             cpu_cfs_quota_period: Duration::from_millis(100),
+            cpu_policy: None,
             pod_pids_limit: None,
             pod_write_limit: None,
             oom_score_adj: -999,
@@ -493,6 +495,25 @@ fn reserved_resources() {
     let reserved = load("reserved", text, "").expect(text).reserved;
     assert_eq!(reserved.system["cpu"].value(), 3);
     assert_eq!(reserved.kube.keys().collect::<Vec<_>>(), ["pid"]);
+}
+
+#[test]
+fn the_policy_of_the_cpu_manager() {
+    // CPUM-20
+    let policy = |text: &str, line: &str| load("cpus", text, line).expect(text).cgroup.cpu_policy;
+    assert_eq!(policy("cpuManagerPolicy: none", ""), None);
+    let reserved = "cpuManagerPolicy: static\nsystemReserved: {cpu: 100m}\nkubeReserved: {cpu: 1}";
+    let read = policy(reserved, "").expect("static");
+    assert_eq!((read.reserved_count, read.reserved.is_empty()), (2, true));
+    assert_eq!(read.options, CpuPolicyOptions::default());
+    let line = "--cpu-manager-policy=static --reserved-cpus=0,2 \
+        --cpu-manager-policy-options=full-pcpus-only=true,strict-cpu-reservation=false";
+    let read = policy("", line).expect("static");
+    assert_eq!(
+        (read.reserved_count, &*read.reserved.to_string()),
+        (2, "0,2")
+    );
+    assert!(read.options.full_cores && !read.options.strict_reservation);
 }
 
 #[test]
@@ -1199,6 +1220,27 @@ fn refused() {
         ),
         ("reservedSystemCPUs: 3-1", "reservedSystemCPUs: is \"3-1\""),
         (
+            "cpuManagerPolicy: dynamic",
+            "cpuManagerPolicy: is \"dynamic\", must be \"none\" or \"static\"",
+        ),
+        (
+            "cpuManagerPolicy: static",
+            "cpuManagerPolicy: is \"static\": [cpumanager] the static policy requires systemreserved.cpu + \
+             kubereserved.cpu to be greater than zero",
+        ),
+        (
+            "cpuManagerPolicyOptions: {full-pcpus-only: 'true'}",
+            "cpuManagerPolicyOptions: needs cpuManagerPolicy: static",
+        ),
+        (
+            "{cpuManagerPolicy: static, cpuManagerPolicyOptions: {align-by-socket: 'true'}}",
+            "cpuManagerPolicyOptions[align-by-socket]: is not an option here",
+        ),
+        (
+            "{cpuManagerPolicy: static, cpuManagerPolicyOptions: {full-pcpus-only: 'maybe'}}",
+            "cpuManagerPolicyOptions[full-pcpus-only]: is \"maybe\", must be true or false",
+        ),
+        (
             "evictionHard: {memory.available: 101%}",
             "evictionHard[memory.available]: is \"101%\"",
         ),
@@ -1265,7 +1307,7 @@ fn the_rest_of_a_faulty_configuration_is_usable() {
     };
     write(
         "own.yaml",
-        "staticPodPath: m\nmaxPods: many\nfeatureGates: {Nope: true}\ncpuManagerPolicy: static\n",
+        "staticPodPath: m\nmaxPods: many\nfeatureGates: {Nope: true}\nmemoryManagerPolicy: Static\n",
     );
     write(
         "config.d/a.conf",
@@ -1299,7 +1341,7 @@ fn the_rest_of_a_faulty_configuration_is_usable() {
         warnings,
         [
             "the command line: --vmodule is without effect here",
-            "DIR/own.yaml: cpuManagerPolicy is without effect here",
+            "DIR/own.yaml: memoryManagerPolicy is without effect here",
             "DIR/config.d/a.conf: reservedMemory is without effect here",
         ]
     );

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use crate::{
     api::{Quantity, node::Taint},
     logic::{
-        cgroup::CgroupTree, eviction, image_access::VerificationPolicy, link_budget, link_cost,
-        shutdown,
+        cgroup::CgroupTree, cpu_manager::CpuPolicyOptions, cpu_set::CpuSet, eviction,
+        image_access::VerificationPolicy, link_budget, link_cost, shutdown,
     },
     net::Url,
     parts::ConfiguredPart,
@@ -326,6 +326,8 @@ pub struct CgroupConfig {
     pub cpu_cfs_quota: bool,
     /// Period of cpu limits, 1 ms to 1 s.
     pub cpu_cfs_quota_period: Duration,
+    /// `cpuManagerPolicy: static`; `None`: all containers share all processors.
+    pub cpu_policy: Option<CpuPolicyConfig>,
     /// Most processes of a pod; `None`: pods have no limit of their own.
     pub pod_pids_limit: Option<i64>,
     /// Limit of a pod's writes to the disk of the root directory, bytes a second; `None`: no limit. Only with cgroup
@@ -346,6 +348,17 @@ pub struct CgroupConfig {
     /// Set if an out-of-memory kill ends one process instead of the whole container. `None` is false with v2; v1 cannot do
     /// false.
     pub single_process_oom_kill: Option<bool>,
+}
+
+/// Containers may have processors of their own (CPUM-20).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CpuPolicyConfig {
+    /// `cpuManagerPolicyOptions`.
+    pub options: CpuPolicyOptions,
+    /// `reservedSystemCPUs`: processors that no container has for itself; empty: as many as are reserved.
+    pub reserved: CpuSet,
+    /// Number of processors that are reserved for system and agent, above 0.
+    pub reserved_count: usize,
 }
 
 /// A cgroup of the operator's that is limited to the resources reserved for it (CG-13).

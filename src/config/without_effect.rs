@@ -20,8 +20,6 @@ pub(super) const FLAGS: &[(&str, FlagValueKind)] = &[
     ("containerd", Text),
     ("containerd-namespace", Text),
     ("contention-profiling", Switch),
-    ("cpu-manager-policy", Text),
-    ("cpu-manager-policy-options", Map("=")),
     ("cpu-manager-reconcile-period", Time),
     ("enable-load-reader", Switch),
     ("event-storage-age-limit", Text),
@@ -81,8 +79,6 @@ pub(super) fn find_ignored_flag(name: &str) -> Option<&'static (&'static str, Fl
 const KEYS: &[(&str, &str)] = &[
     ("configMapAndSecretChangeDetectionStrategy", "Cache"),
     ("contentType", "application/json"),
-    ("cpuManagerPolicy", "none"),
-    ("cpuManagerPolicyOptions", ""),
     ("cpuManagerReconcilePeriod", ""),
     ("enableContentionProfiling", ""),
     ("enableDebugFlagsHandler", ""),
@@ -224,7 +220,7 @@ mod tests {
     fn each_key_that_asks_for_something_is_said_once() {
         // CONF-22
         let mut document = json!({
-            "cpuManagerPolicy": "static", "topologyManagerPolicy": "none", "enableSystemLogHandler": true,
+            "memoryManagerPolicy": "Static", "topologyManagerPolicy": "none", "enableSystemLogHandler": true,
             "hairpinMode": "veth", "kernelMemcgNotification": false, "maxPods": 7,
             "configMapAndSecretChangeDetectionStrategy": "Watch", "reservedMemory": [],
             "maxOpenFiles": 4096, "tracing": {"endpoint": "a:1"}, "userNamespaces": {"idsPerPod": 65536},
@@ -241,10 +237,10 @@ mod tests {
             named,
             [
                 "configMapAndSecretChangeDetectionStrategy",
-                "cpuManagerPolicy",
                 "hairpinMode",
                 "logging.format",
                 "maxOpenFiles",
+                "memoryManagerPolicy",
                 "tracing",
                 "userNamespaces",
                 "enableSystemLogHandler",

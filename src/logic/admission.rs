@@ -3,7 +3,13 @@
 //! Decided once per pod and process life, against the other active pods. The first refusal counts; no container of a
 //! refused pod ever starts ([`super::status::rejected_status`]).
 
-use alloc::{boxed::Box, collections::BTreeMap, string::String, vec::Vec};
+use alloc::{
+    boxed::Box,
+    collections::BTreeMap,
+    format,
+    string::{String, ToString},
+    vec::Vec,
+};
 use core::net::{IpAddr, SocketAddr};
 
 use crate::api::{
@@ -15,6 +21,7 @@ use crate::api::{
 };
 
 use super::{
+    cpu_manager::CpuRefusal,
     declared_features::missing_features,
     node::renew_labels,
     node_resources::is_extended_resource,
@@ -56,6 +63,18 @@ pub struct Rejection {
     pub reason: String,
     /// Text for people.
     pub message: String,
+}
+
+impl From<CpuRefusal> for Rejection {
+    fn from(refusal: CpuRefusal) -> Self {
+        match refusal {
+            CpuRefusal::TooFew { .. } => Self::new(
+                "UnexpectedAdmissionError",
+                format!("Allocate failed due to {refusal}, which is unexpected"),
+            ),
+            CpuRefusal::HalfCore { .. } => Self::new("SMTAlignmentError", refusal.to_string()),
+        }
+    }
 }
 
 impl Rejection {

@@ -13,6 +13,7 @@ use crate::api::oci::PodCgroup;
 use crate::api::order::GatherExt;
 use crate::api::pod_status::QosClass;
 use crate::api::{Container, Pod, PodError, Quantity};
+use crate::cpu_manager::{count_exclusive_containers, exclusive_cpus};
 use crate::pod_kind;
 use crate::pod_resources::{
     AmountKind, amount_in_base_unit, container_amount, containers_sum, pod_level_amount, pod_sum,
@@ -44,6 +45,8 @@ pub struct CgroupSettings {
     pub cfs_quota: bool,
     /// `cpuCFSQuotaPeriod`, microseconds.
     pub cfs_period_us: u64,
+    /// `cpuManagerPolicy` is `static`: containers may have processors of their own.
+    pub static_cpus: bool,
     /// `podPidsLimit`; not positive means none.
     pub pod_pids_limit: i64,
     /// Limits on the rate at which a pod may write to the disk of the root directory.
@@ -72,6 +75,7 @@ impl Default for CgroupSettings {
             tree: CgroupTree::default(),
             cfs_quota: true,
             cfs_period_us: DEFAULT_PERIOD_US,
+            static_cpus: false,
             pod_pids_limit: -1,
             writes: WriteLimits::default(),
             single_process_oom_kill: false,
@@ -248,7 +252,9 @@ pub fn pod_cgroup(pod: &Pod, qos: QosClass, settings: &CgroupSettings) -> PodCgr
         ));
         if every_container_is_limited(pod, "cpu") {
             let limit = pod_sum(pod, AmountKind::Limits, "cpu").unwrap_or(0);
-            values.cpu_quota_us = Some(match (settings.cfs_quota, limit) {
+            // A quota would slow down who has processors of its own (CPUM-23).
+            let is_free = settings.static_cpus && count_exclusive_containers(pod) > 0;
+            values.cpu_quota_us = Some(match (settings.cfs_quota && !is_free, limit) {
                 (true, 1..) => cfs_quota_us(limit, settings.cfs_period_us),
                 (_, _) => -1,
             });
@@ -408,8 +414,9 @@ pub fn container_resources(
     let cpu_limit = limit("cpu");
     let cpu_request = container_amount(container, AmountKind::Requests, "cpu").or(cpu_limit);
     let memory_limit = limit("memory");
+    let is_free = settings.static_cpus && exclusive_cpus(pod, container).is_some();
     let quota = cpu_limit
-        .filter(|_| settings.cfs_quota)
+        .filter(|_| settings.cfs_quota && !is_free)
         .map(|limit| cfs_quota_us(limit, settings.cfs_period_us));
     let mut values = LinuxResources {
         cpu_shares: Some(cpu_shares(cpu_request.unwrap_or(0))),
@@ -961,6 +968,33 @@ mod tests {
         let got = container_resources(&pod, &pod.spec.containers[0], Burstable, &settings);
         assert_eq!((got.cpu_quota_us, got.cpu_period_us), (None, None));
         assert!(got.unified.is_empty());
+    }
+
+    #[test]
+    fn who_has_processors_of_its_own_has_no_quota() {
+        // CPUM-23
+        let amounts = |cpu: &str| format!(r#"{{"cpu":"{cpu}","memory":"1Mi"}}"#);
+        let container = |cpu: &str| {
+            let amounts = amounts(cpu);
+            format!(r#"{{"resources":{{"requests":{amounts},"limits":{amounts}}}}}"#)
+        };
+        let (whole, part) = (container("1"), container("500m"));
+        let pod = pod(&format!(r#"{{"containers":[{whole},{part}]}}"#));
+        for (static_cpus, want) in [(false, [100_000, 50_000, 150_000]), (true, [0, 50_000, -1])] {
+            let settings = CgroupSettings {
+                static_cpus,
+                ..facts()
+            };
+            let quota = |n: usize| {
+                let container = &pod.spec.containers[n];
+                let values = container_resources(&pod, container, Guaranteed, &settings);
+                assert!(values.cpu_shares > Some(MIN_SHARES));
+                values.cpu_quota_us.unwrap_or(0)
+            };
+            let of_pod = pod_cgroup(&pod, Guaranteed, &settings).values;
+            let of_pod = of_pod.cpu_quota_us.expect("every container is limited");
+            assert_eq!([quota(0), quota(1), of_pod], want, "{static_cpus}");
+        }
     }
 
     #[test]

@@ -488,6 +488,7 @@ fn oci_resources(input: &SpecInput<'_>) -> Result<Resources, PodError> {
         shares: limits.cpu_shares.filter(|_| has("cpu")),
         quota,
         period: limits.cpu_period_us.filter(|_| quota.is_some()),
+        cpus: limits.cpuset_cpus.clone(),
     };
     let memory = Memory {
         limit: limits.memory_limit_bytes,
@@ -532,6 +533,12 @@ fn check_controllers(limits: &LinuxResources, host: &HostFacts) -> Result<(), Po
             "; many boards need \"cgroup_enable=memory\" on the kernel command line",
         ),
         (limits.pids_limit.is_some(), "pids", "limit of tasks", ""),
+        (
+            limits.cpuset_cpus.is_some(),
+            "cpuset",
+            "choice of processors",
+            "",
+        ),
         (
             limits.hugepage_limits.values().any(|&limit| limit > 0),
             "hugetlb",

@@ -25,6 +25,7 @@ mod image;
 mod cdi;
 mod commands;
 mod containerd;
+mod cpus;
 mod crash;
 mod dashboard;
 mod device_plugins;

@@ -126,7 +126,7 @@ impl Agent {
             ..HousekeepingChores::default()
         };
         let mut create = Vec::new();
-        self.release_resources();
+        self.release_resources(now);
         let restarts = found.is_none().then(|| pass.pods_to_restart());
         for restart in restarts.into_iter().flatten() {
             if self.waits_for_resource(restart.uid, now) || self.waits_for_verdict(restart.uid) {

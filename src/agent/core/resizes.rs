@@ -72,7 +72,7 @@ impl Agent {
                     let counts = c.resize_counts();
                     match resize.pending_reason() {
                         None if was == Some(DEFERRED) => counts.count_accepted_late(trigger),
-                        Some(INFEASIBLE) => counts.count_infeasible(resize.is_refused_for_swap()),
+                        Some(INFEASIBLE) => counts.count_infeasible(resize.infeasible_detail()),
                         _ => {}
                     }
                 });

@@ -16,8 +16,8 @@ use crate::{
     },
     api::{ContainerId, MonoTime, Pod, PodStatus, PodUid},
     logic::{
-        extended_resources::ResourceUnits, mirror::PodFullName, runtime_cache::PodStatusResult,
-        status::DEVICE_NOT_READY,
+        cpu_manager::count_exclusive_containers, extended_resources::ResourceUnits,
+        mirror::PodFullName, runtime_cache::PodStatusResult, status::DEVICE_NOT_READY,
     },
     server::backend::DeviceReport,
 };
@@ -186,6 +186,9 @@ impl Agent {
     /// Gives an admitted pod the resources that it asks for. Returns whether it may run now; otherwise it waits, or is
     /// refused.
     pub(super) fn give_resources(&mut self, pod: &Pod, now: MonoTime) -> bool {
+        if !self.give_cpus(pod, now) {
+            return false;
+        }
         let uid = &pod.metadata.uid;
         let was_told = self.pods_view().is_told_to_wait(uid);
         match self.with_resources(|own, pods| own.admit_pod(pod, pods, now)) {
@@ -233,9 +236,46 @@ impl Agent {
         self.resources.may_wait(uid, &self.pods_view(), now)
     }
 
-    /// Takes back what pods had that are no longer active (DEV-14).
-    pub(super) fn release_resources(&mut self) {
+    /// Gives the containers of an admitted pod the processors that they ask for (CPUM-20). Returns false if it is refused.
+    fn give_cpus(&mut self, pod: &Pod, now: MonoTime) -> bool {
+        let Some(cpus) = self.owners.cpus.clone() else {
+            return true;
+        };
+        let given = cpus.give(pod);
+        let counters = &self.tools.counters;
+        let asked = count_exclusive_containers(pod);
+        counters.count_work(|c| c.count_pinning(asked, given.is_err()));
+        match given {
+            Ok(is_change) => self.resync_sharing(is_change, now),
+            Err(refusal) => {
+                self.refuse_pod(pod, &refusal.into());
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Syncs all pods if the processors that they share have changed.
+    fn resync_sharing(&mut self, is_change: bool, now: MonoTime) {
+        if is_change {
+            let active = self.pods.active_pods();
+            let uids: Vec<PodUid> = active.map(|(uid, _)| uid.clone()).collect();
+            for uid in uids {
+                self.pods.resync_worker(&uid, now);
+            }
+        }
+    }
+
+    /// Takes back what pods had that are no longer active (DEV-14, CPUM-22).
+    pub(super) fn release_resources(&mut self, now: MonoTime) {
         self.with_resources(|own, pods| own.release_inactive(pods));
+        if let Some(cpus) = self.owners.cpus.clone()
+            && self.sources.are_ready()
+        {
+            let pods = self.pods_view();
+            let is_change = cpus.release(|uid| pods.may_use_held(uid));
+            self.resync_sharing(is_change, now);
+        }
     }
 
     /// Takes in news of resources.

@@ -44,6 +44,7 @@ pub(in crate::agent) fn read_cgroup_settings(
         cfs_quota: cgroup.cpu_cfs_quota,
         cfs_period_us: u64::try_from(cgroup.cpu_cfs_quota_period.as_micros())
             .unwrap_or(values::DEFAULT_PERIOD_US),
+        static_cpus: cgroup.cpu_policy.is_some(),
         pod_pids_limit: cgroup.pod_pids_limit.unwrap_or(-1),
         writes: WriteLimits {
             bytes_per_second: cgroup.pod_write_limit,

@@ -15,6 +15,7 @@ use super::{
 use crate::{
     agent::{
         backoff_store, cluster,
+        cpu_manager::NodeCpus,
         images::{AgentImages, ImageFuture, PodPullSecrets, PodVolumeImages, StartingPod},
         recorder::{EventRecorder, EventSeverity},
     },
@@ -28,6 +29,7 @@ use crate::{
     error::error_chain,
     logic::{
         actions::{ContainerToKill, PodActions},
+        cpu_set::CpuSet,
         generate,
         kill::{KillCause, single_kill_grace_s},
         process::{judge_variable, refused_by_process},
@@ -47,6 +49,8 @@ pub(in crate::agent) struct ContainerStarter {
     pub(in crate::agent) killer: PodKiller,
     pub(in crate::agent) recorder: Rc<EventRecorder>,
     pub(in crate::agent) disk: Lane,
+    /// Processors of containers, with the policy `static`.
+    pub(in crate::agent) cpus: Option<Rc<NodeCpus>>,
     pub(in crate::agent) of_api: Option<Rc<cluster::ObjectStore>>,
     /// Variables that programs of the machine may get; `None`: none of them run as containers of their handler.
     pub(in crate::agent) process_variables: Option<Vec<String>>,
@@ -296,7 +300,7 @@ async fn start_container(
             None => return Ok(()),
         }
     };
-    let config = starter
+    let mut config = starter
         .generator
         .generate_container_config(pass, container, &image, volume_images)
         .await
@@ -315,6 +319,10 @@ async fn start_container(
     if pass.is_to_end() {
         return Ok(());
     }
+    let uid = &pass.pod.metadata.uid;
+    let own = starter.cpus.as_ref();
+    let cpus = own.map(|cpus| cpus.cpus_of(uid, &container.name));
+    config.resources.cpuset_cpus = cpus.as_ref().map(CpuSet::to_string);
     let id = runtime
         .create_container(&pass.sandbox.id, &config, pass.made.as_ref())
         .await
@@ -324,6 +332,9 @@ async fn start_container(
                 e.to_string(),
             ))
         })?;
+    if let Some((own, cpus)) = own.zip(cpus) {
+        own.note_told(uid, &id, cpus);
+    }
     pass.record_container_event(
         container,
         EventSeverity::Normal,

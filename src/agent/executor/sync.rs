@@ -16,9 +16,12 @@ use super::{
     volumes::MountedVolumes,
 };
 use crate::{
-    agent::recorder::{EventRecorder, EventSeverity},
+    agent::{
+        cpu_manager::NodeCpus,
+        recorder::{EventRecorder, EventSeverity},
+    },
     api::{
-        Pod,
+        ContainerId, Pod,
         cri::{PodRuntimeStatus, SandboxStatus},
         pod::RestartPolicy,
     },
@@ -37,6 +40,8 @@ pub(in crate::agent) struct PodSyncer {
     pub(in crate::agent) killer: PodKiller,
     pub(in crate::agent) starter: ContainerStarter,
     pub(in crate::agent) resizer: PodResizer,
+    /// Processors of containers, with the policy `static`.
+    pub(in crate::agent) cpus: Option<Rc<NodeCpus>>,
     /// Bytes of a page of memory.
     pub(in crate::agent) page_bytes: u64,
 }
@@ -119,6 +124,15 @@ impl PodSyncer {
             None => self.ensure_cgroup(plan, pod, &runtime).await?,
         }
         crash::point("pod.cgroup");
+        if let Some(cpus) = &self.cpus {
+            let kept = cpus.keep_record(&self.resizer.disk).await;
+            kept.map_err(|e| SyncError::new(format!("cannot record its processors: {e}")))?;
+            let goes_on = |id: &ContainerId| {
+                !begun.actions.kill_pod && !begun.actions.to_kill.iter().any(|kill| kill.id == *id)
+            };
+            let updated = cpus.update_running(pod, &*self.runtime, &runtime, goes_on);
+            updated.await;
+        }
         let is_start = begun.actions.starts_anything();
         let Some(mounted) = self.preparer.set_up_pod(plan, pod, is_start).await? else {
             return Ok(CallOutcome::Canceled);

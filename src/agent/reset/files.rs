@@ -14,7 +14,7 @@ use crate::{
 
 /// Entries of the root directory beside images: all of it is the agent's own. Secrets are among `objects`, and in the
 /// manifests that a URL gave. The node's certificates stay: a kubeconfig names them.
-const ROOT_ENTRIES: [&str; 13] = [
+const ROOT_ENTRIES: [&str; 14] = [
     "pods",
     "objects",
     "manifest-url",
@@ -22,6 +22,7 @@ const ROOT_ENTRIES: [&str; 13] = [
     "device-plugins.json",
     "node-resources.json",
     "node-labels.json",
+    "cpu_manager_state",
     "containers",
     "sandboxes",
     "cni",
@@ -216,6 +217,7 @@ mod tests {
             "device-plugins.json",
             "node-resources.json",
             "node-labels.json",
+            "cpu_manager_state",
         ] {
             fs::write(root.join(file), "{}").expect("file");
         }
@@ -240,6 +242,7 @@ mod tests {
                 "device-plugins.json",
                 "node-resources.json",
                 "node-labels.json",
+                "cpu_manager_state",
                 "update",
             ] {
                 assert!(!root.join(gone).exists(), "{gone}");

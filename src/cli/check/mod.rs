@@ -280,7 +280,7 @@ mod tests {
         );
         write("r.yaml", "configs: {}\nmirrrors: {}\n");
         let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
-            cpuManagerPolicy: static\nstaticPodPath: m\npicolet: {registriesFile: r.yaml, nodeip: x, hostnameOverride: board}\n";
+            memoryManagerPolicy: Static\nstaticPodPath: m\npicolet: {registriesFile: r.yaml, nodeip: x, hostnameOverride: board}\n";
         let shown = |more: &str| -> Vec<String> {
             write("c.yaml", &format!("{head}{more}"));
             let words = ["--config".into(), dir.join("c.yaml").into()];
@@ -296,7 +296,7 @@ mod tests {
         };
         let config = [
             "warning config c.yaml: unknown field picolet.nodeip is ignored, did you mean nodeIP? | correct c.yaml",
-            "warning config c.yaml: cpuManagerPolicy is without effect here | correct c.yaml",
+            "warning config c.yaml: memoryManagerPolicy is without effect here | correct c.yaml",
         ];
         let others = [
             "error manifests m/bad.yaml: ",

@@ -141,6 +141,8 @@ pub struct AgentCounters {
     evictions: EvictionCounts,
     plugins: PluginCounts,
     resizes: ResizeCounts,
+    /// Containers that asked for processors of their own, and those that did not get them.
+    pinning: [u64; 2],
 }
 const _: () = assert!(size_of::<AgentCounters>() <= 4096, "one in an agent");
 
@@ -179,6 +181,12 @@ impl AgentCounters {
     /// Counters of resizes.
     pub const fn resize_counts(&mut self) -> &mut ResizeCounts {
         &mut self.resizes
+    }
+
+    /// Counts containers of an admitted pod that ask for processors of their own (CPUM-23).
+    pub fn count_pinning(&mut self, containers: usize, failed: bool) {
+        self.pinning[0] += u64::try_from(containers).unwrap_or(0);
+        self.pinning[1] += u64::from(failed);
     }
 
     /// Counters of device plugins.
@@ -373,6 +381,10 @@ const FAMILIES: &[AgentFamily] = families![AgentFamily:
         |f, s| write_labelled_values(s, "reason", ["deferred", "infeasible"].into_iter().zip(f.gauges.pending_resizes));
     "kubelet_pod_in_progress_resizes" Gauge "Resizes that were accepted and are not in force."
         |f, s| write_value(s, f.gauges.resizes_in_progress);
+    "kubelet_cpu_manager_pinning_requests_total" Counter "Containers that asked for processors of their own."
+        |f, s| write_value(s, f.counters.pinning[0]);
+    "kubelet_cpu_manager_pinning_errors_total" Counter "Containers that did not get processors of their own."
+        |f, s| write_value(s, f.counters.pinning[1]);
     "kubelet_pod_infeasible_resizes_total" Counter "Resizes that this node can never carry out."
         |f, s| write_counts_by_name(s, "reason_detail", &f.counters.resizes.infeasible);
     "kubelet_pod_deferred_accepted_resizes_total" Counter "Resizes that waited for room and got it, by what had the node look again."

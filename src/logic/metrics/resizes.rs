@@ -73,12 +73,8 @@ impl ResizeCounts {
         }
     }
 
-    /// Counts a resize that this node can never carry out; `swap`: because of swap, else because it is too small.
-    pub fn count_infeasible(&mut self, swap: bool) {
-        let detail = match swap {
-            true => "swap_limitation",
-            false => "insufficient_node_allocatable",
-        };
+    /// Counts a resize that this node can never carry out, by the reason.
+    pub fn count_infeasible(&mut self, detail: &'static str) {
         *self.infeasible.entry(detail).or_default() += 1;
     }
 
@@ -157,8 +153,8 @@ mod tests {
         );
         resizes.count_edit(&had, &wants);
         resizes.count_edit(&wants, &had);
-        resizes.count_infeasible(true);
-        resizes.count_infeasible(false);
+        resizes.count_infeasible("swap_limitation");
+        resizes.count_infeasible("insufficient_node_allocatable");
         resizes.count_accepted_late("periodic_retry");
         resizes.observe_pass(Duration::from_millis(40), true);
         let text = page_of(&counters);

@@ -55,7 +55,16 @@ pub const DEFERRED: &str = "Deferred";
 pub const INFEASIBLE: &str = "Infeasible";
 /// Reason of the condition of a resize whose last step failed.
 pub const ERROR: &str = "Error";
-const SWAP: &str = "In-place resize of containers with swap is not supported.";
+/// Reason why this node never carries out a resize: its message, and its name in metrics.
+type Infeasibility = (&'static str, &'static str);
+const SWAP: Infeasibility = (
+    "In-place resize of containers with swap is not supported.",
+    "swap_limitation",
+);
+const STATIC_CPUS: Infeasibility = (
+    "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\"",
+    "guaranteed_pod_cpu_manager_static_policy",
+);
 
 /// Resources of one container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -327,7 +336,7 @@ pub struct PodResize {
     /// Requests of the newest spec, summed up.
     requests: ResourceAmounts,
     /// Reason why this node never accepts it, other pods or not.
-    refusal: Option<&'static str>,
+    refusal: Option<Infeasibility>,
     /// Generation of the newest spec.
     pub generation: i64,
     /// Generation of the spec that was accepted last; `None`: by an agent before this one.
@@ -386,7 +395,10 @@ impl PodResize {
         self.requests = pod_request_amounts(pod);
         let mut allocated = pod.clone();
         self.allocation.allocated.apply_to(&mut allocated);
-        self.refusal = refuse_swap(&allocated, pod, settings).then_some(SWAP);
+        self.refusal = match refuse_static_cpus(&allocated, pod, settings) {
+            true => Some(STATIC_CPUS),
+            false => refuse_swap(&allocated, pod, settings).then_some(SWAP),
+        };
         self.judged = false;
         self.told.clear();
         if self.desired == self.allocation.allocated {
@@ -415,10 +427,13 @@ impl PodResize {
         self.pending.as_ref().map(|pending| pending.reason)
     }
 
-    /// Returns true if the swap of a container is why this node never accepts the resize.
+    /// Name in metrics of the reason why this node never accepts the resize; one that is too large has no other reason.
     #[must_use]
-    pub const fn is_refused_for_swap(&self) -> bool {
-        self.refusal.is_some()
+    pub const fn infeasible_detail(&self) -> &'static str {
+        match self.refusal {
+            Some((_, detail)) => detail,
+            None => "insufficient_node_allocatable",
+        }
     }
 
     /// Decides (RSZ-20, RSZ-25). `had`: requests of the pod as it was allocated; `active`: the other active pods. A request
@@ -432,8 +447,8 @@ impl PodResize {
         allocatable: &ResourceAmounts,
         active: &[&ActivePod],
     ) -> ResizeVerdict {
-        if let Some(refusal) = self.refusal {
-            return ResizeVerdict::Refuse(refusal.into());
+        if let Some((message, _)) = self.refusal {
+            return ResizeVerdict::Refuse(message.into());
         }
         let amount = |list: &ResourceAmounts, name: &str| list.get(name).copied().unwrap_or(0);
         let grows = |name: &&str| amount(&self.requests, name) > amount(had, name);
@@ -692,6 +707,28 @@ fn words_without_figures(text: &str) -> impl Iterator<Item = u8> {
     words.flat_map(str::bytes)
 }
 
+/// Pairs the containers of a pod before an edit of its resources with those after it.
+fn paired_containers<'a>(
+    old: &'a Pod,
+    new: &'a Pod,
+) -> impl Iterator<Item = (&'a Container, &'a Container)> {
+    let [before, after] =
+        [old, new].map(|pod| pod.spec.init_containers.iter().chain(&pod.spec.containers));
+    before.zip(after)
+}
+
+fn request_changes(name: &str, had: &Container, wants: &Container) -> bool {
+    let request = |c: &Container| c.resources.requests.get(name).map(ToString::to_string);
+    request(had) != request(wants)
+}
+
+/// Returns true if a CPU request changes of a Guaranteed pod, whose containers may have processors of their own (RSZ-25).
+fn refuse_static_cpus(old: &Pod, new: &Pod, settings: &CgroupSettings) -> bool {
+    settings.static_cpus
+        && qos::qos_class(new) == QosClass::Guaranteed
+        && paired_containers(old, new).any(|(had, wants)| request_changes(CPU, had, wants))
+}
+
 /// Returns true if a memory request changes of a container that may swap, before or after, and does not restart for it
 /// (RSZ-25).
 fn refuse_swap(old: &Pod, new: &Pod, settings: &CgroupSettings) -> bool {
@@ -702,12 +739,9 @@ fn refuse_swap(old: &Pod, new: &Pod, settings: &CgroupSettings) -> bool {
         let mut policies = container.resize_policy.iter();
         policies.any(|p| p.resource_name == MEMORY && p.restart_policy == "RestartContainer")
     };
-    let [before, after] =
-        [old, new].map(|pod| pod.spec.init_containers.iter().chain(&pod.spec.containers));
     settings.swap_controller
-        && before.zip(after).any(|(had, wants)| {
-            let request = |c: &Container| c.resources.requests.get(MEMORY).map(ToString::to_string);
-            request(had) != request(wants)
+        && paired_containers(old, new).any(|(had, wants)| {
+            request_changes(MEMORY, had, wants)
                 && !restarts(wants)
                 && (swap(old, had) || swap(new, wants))
         })

@@ -140,6 +140,45 @@ fn a_container_that_may_swap_is_not_resized_in_place() {
 }
 
 #[test]
+fn a_pod_that_may_have_processors_of_its_own_is_not_resized_in_place() {
+    // RSZ-25 CPUM-23
+    let settings = CgroupSettings {
+        static_cpus: true,
+        ..CgroupSettings::default()
+    };
+    for (name, old, new, refused) in [
+        (
+            "of its processors",
+            "cpu=1 memory=1Mi",
+            "cpu=2 memory=1Mi",
+            true,
+        ),
+        (
+            "memory alone",
+            "cpu=1 memory=1Mi",
+            "cpu=1 memory=2Mi",
+            false,
+        ),
+    ] {
+        let resize = resized_by(&pod(old, old), &pod(new, new), &settings);
+        let verdict = resize.judge(&amounts(0, 0), &amounts(9000, 1 << 30), &[]);
+        let text =
+            "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\"";
+        let is_refused = verdict == ResizeVerdict::Refuse(text.into());
+        assert_eq!(is_refused, refused, "{name}");
+        let detail = match refused {
+            true => "guaranteed_pod_cpu_manager_static_policy",
+            false => "insufficient_node_allocatable",
+        };
+        assert_eq!(resize.infeasible_detail(), detail);
+    }
+    let (old, new) = (pod("cpu=1", ""), pod("cpu=2", ""));
+    let burstable = resized_by(&old, &new, &settings);
+    let verdict = burstable.judge(&amounts(0, 0), &amounts(9000, 1 << 30), &[]);
+    assert_eq!(verdict, ResizeVerdict::Accept);
+}
+
+#[test]
 fn a_resize_from_the_edit_to_its_end() {
     // RSZ-02 RSZ-20 RSZ-28 RSZ-32
     let (old, mut new) = (pod("cpu=100m", ""), pod("cpu=2", ""));

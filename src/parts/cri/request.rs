@@ -177,6 +177,7 @@ pub(super) fn linux_resources(limits: &LinuxResources) -> wire::LinuxContainerRe
         cpu_shares: number(limits.cpu_shares),
         memory_limit_in_bytes: limits.memory_limit_bytes.unwrap_or(0),
         oom_score_adj: limits.oom_score_adj.into(),
+        cpuset_cpus: limits.cpuset_cpus.clone().unwrap_or_default(),
         hugepage_limits: pages
             .map(|(page_size, limit)| wire::HugepageLimit {
                 page_size: page_size.clone(),

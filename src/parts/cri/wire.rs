@@ -234,6 +234,7 @@ message! {
         3 cpu_shares: i64,
         4 memory_limit_in_bytes: i64,
         5 oom_score_adj: i64,
+        6 cpuset_cpus: String,
         8 hugepage_limits: Vec<HugepageLimit>,
         9 unified: TextMap,
         10 memory_swap_limit_in_bytes: i64,

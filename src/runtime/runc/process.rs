@@ -583,6 +583,9 @@ fn apply_update(mut limits: LinuxResources, told: &serde_json::Value) -> LinuxRe
     ] {
         *limit = value.as_u64().or(*limit);
     }
+    if let Some(cpus) = cpu["cpus"].as_str() {
+        limits.cpuset_cpus = Some(cpus.into());
+    }
     for (file, value) in told["unified"].as_object().into_iter().flatten() {
         if let Some(value) = value.as_str() {
             limits.unified.insert(file.clone(), value.into());

@@ -73,6 +73,7 @@ impl Runc {
                 shares: limits.cpu_shares,
                 quota,
                 period: limits.cpu_period_us.filter(|_| quota.is_some()),
+                cpus: limits.cpuset_cpus.clone(),
             }),
             pids: limits.pids_limit.map(|limit| oci::Pids { limit }),
             unified: unified
@@ -95,6 +96,7 @@ fn merge_limits(old: &LinuxResources, new: &LinuxResources) -> Option<LinuxResou
         cpu_shares,
         cpu_quota_us,
         cpu_period_us,
+        cpuset_cpus,
         memory_limit_bytes,
         memory_swap_bytes,
         oom_score_adj: _, // of the process: it never changes
@@ -109,6 +111,7 @@ fn merge_limits(old: &LinuxResources, new: &LinuxResources) -> Option<LinuxResou
         cpu_shares: cpu_shares.or(old.cpu_shares),
         cpu_quota_us: cpu_quota_us.or(old.cpu_quota_us),
         cpu_period_us: cpu_period_us.or(old.cpu_period_us),
+        cpuset_cpus: cpuset_cpus.as_ref().or(old.cpuset_cpus.as_ref()).cloned(),
         memory_limit_bytes: memory_limit_bytes.or(old.memory_limit_bytes),
         memory_swap_bytes: memory_swap_bytes.or(old.memory_swap_bytes),
         pids_limit: pids_limit.or(old.pids_limit),

@@ -308,6 +308,7 @@ fn new_limits_are_the_whole_message() {
                 cpu_shares: 512,
                 memory_limit_in_bytes: 64 << 20,
                 oom_score_adj: 993,
+                cpuset_cpus: String::new(),
                 hugepage_limits: vec![wire::HugepageLimit {
                     page_size: "2MB".into(),
                     limit: 0,

@@ -1,0 +1,215 @@
+//! Processors of single containers (CPUM-20 to CPUM-24): the record of who has which, and what the runtime was told.
+//!
+//! The loop gives and releases; a sync keeps the record before it starts anything, and tells the runtime what has changed.
+
+use alloc::{collections::BTreeMap, rc::Rc};
+use core::cell::{Cell, RefCell};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use super::{complaints::Complaints, record};
+use crate::{
+    api::{
+        ContainerId, Pod, PodUid,
+        cri::{ContainerState, LinuxResources, PodRuntimeStatus},
+    },
+    config::CpuPolicyConfig,
+    logic::{
+        cpu_manager::{CpuManager, CpuManagerState, CpuRefusal, MachineCpus},
+        cpu_set::CpuSet,
+    },
+    runtime::RuntimeService,
+    sys::{file, lane::Lane},
+};
+
+/// Name of the record in the root directory, as a kubelet has it.
+const RECORD: &str = "cpu_manager_state";
+/// Most bytes of the record that are read: some hundred pods with many containers.
+const MAX_RECORD_BYTES: u64 = 1 << 20;
+/// Most bytes of a file about processors.
+const MAX_LIST_BYTES: u64 = 64 << 10;
+/// Directory of the machine's processors.
+const PROCESSORS: &str = "/sys/devices/system/cpu";
+
+/// Processors of the node and who has which.
+pub(super) struct NodeCpus {
+    manager: RefCell<CpuManager>,
+    path: PathBuf,
+    /// Set if the record says what the manager says.
+    is_kept: Cell<bool>,
+    /// Processors that the runtime was told last, of running containers.
+    told: RefCell<BTreeMap<PodUid, BTreeMap<ContainerId, CpuSet>>>,
+    complaints: Rc<Complaints>,
+}
+
+impl NodeCpus {
+    /// Takes over what the agent before has given. Blocking.
+    pub(super) fn recall(
+        policy: &CpuPolicyConfig,
+        root: &Path,
+        complaints: Rc<Complaints>,
+    ) -> Self {
+        let cpus = read_machine_cpus(Path::new(PROCESSORS));
+        let reserved = match policy.reserved.is_empty() {
+            true => cpus.choose_reserved(policy.reserved_count),
+            false => policy.reserved.clone(),
+        };
+        let mut manager = CpuManager::new(cpus, reserved, policy.options);
+        let path = root.join(RECORD);
+        let known = record::recall_record::<CpuManagerState>(&path, MAX_RECORD_BYTES);
+        for uid in known.iter().flat_map(|known| manager.restore(known)) {
+            log::warn!("uid={uid} its processors cannot be its own any more: it gets others");
+        }
+        Self {
+            is_kept: Cell::new(known.as_ref() == Some(&manager.state())),
+            manager: RefCell::new(manager),
+            path,
+            told: RefCell::default(),
+            complaints,
+        }
+    }
+
+    /// Gives the containers of an admitted pod what they ask for. Returns true if the shared processors have changed.
+    ///
+    /// - Errors: the pod never runs.
+    pub(super) fn give(&self, pod: &Pod) -> Result<bool, CpuRefusal> {
+        let given = self.manager.borrow_mut().give(pod);
+        self.note_change(given.is_err() || matches!(given, Ok(true)));
+        given
+    }
+
+    /// Takes back what pods have that `keeps` does not name. Returns true if the shared processors have changed.
+    pub(super) fn release(&self, keeps: impl Fn(&PodUid) -> bool) -> bool {
+        self.told.borrow_mut().retain(|uid, _| keeps(uid));
+        let released = self.manager.borrow_mut().release(keeps);
+        self.note_change(released);
+        released
+    }
+
+    fn note_change(&self, is_change: bool) {
+        self.is_kept.set(self.is_kept.get() && !is_change);
+    }
+
+    /// Processors of a container.
+    pub(super) fn cpus_of(&self, pod: &PodUid, container: &str) -> CpuSet {
+        self.manager.borrow().cpus_of(pod, container)
+    }
+
+    /// Notes which processors a container was made with.
+    pub(super) fn note_told(&self, pod: &PodUid, container: &ContainerId, cpus: CpuSet) {
+        let mut told = self.told.borrow_mut();
+        let pod = told.entry(pod.clone()).or_default();
+        pod.insert(container.clone(), cpus);
+    }
+
+    /// Keeps the record durably, if it has changed.
+    ///
+    /// - Errors: it cannot be kept; nothing may start.
+    pub(super) async fn keep_record(&self, disk: &Lane) -> io::Result<()> {
+        if self.is_kept.replace(true) {
+            return Ok(());
+        }
+        let (path, state) = (self.path.clone(), self.manager.borrow().state());
+        let kept = disk
+            .run_job(move || record::write_record(&path, &state))
+            .await;
+        self.note_change(kept.is_err());
+        kept
+    }
+
+    /// Tells the runtime the processors of the pod's running containers, where they are others than before. `keeps`: containers
+    /// that this sync does not end. What the runtime refuses is tried again at the next sync.
+    pub(super) async fn update_running(
+        &self,
+        pod: &Pod,
+        runtime: &dyn RuntimeService,
+        status: &PodRuntimeStatus,
+        keeps: impl Fn(&ContainerId) -> bool,
+    ) {
+        let uid = &pod.metadata.uid;
+        if let Some(told) = self.told.borrow_mut().get_mut(uid) {
+            told.retain(|id, _| status.containers.iter().any(|c| c.id == *id));
+        }
+        for container in &status.containers {
+            if container.state != ContainerState::Running || !keeps(&container.id) {
+                continue;
+            }
+            let cpus = self.cpus_of(uid, &container.name);
+            let is_told = {
+                let told = self.told.borrow();
+                told.get(uid).and_then(|pod| pod.get(&container.id)) == Some(&cpus)
+            };
+            if is_told {
+                continue;
+            }
+            let resources = LinuxResources {
+                cpuset_cpus: Some(cpus.to_string()),
+                ..LinuxResources::default()
+            };
+            let id = &container.id;
+            match runtime.update_container_resources(id, &resources).await {
+                Ok(()) => self.note_told(uid, id, cpus),
+                Err(e) => self.complaints.complain(&format!(
+                    "uid={uid} container={} cannot have the processors {cpus}: {e}",
+                    container.name
+                )),
+            }
+        }
+    }
+}
+
+/// Reads the processors that are on-line, and the threads of each core. Without a list there is one processor. Blocking.
+fn read_machine_cpus(dir: &Path) -> MachineCpus {
+    let read = |path: &str| {
+        let text = file::read_start(&dir.join(path), MAX_LIST_BYTES).ok()?;
+        CpuSet::parse(str::from_utf8(&text).ok()?)
+    };
+    let all = read("online").unwrap_or_else(|| {
+        let mut first = CpuSet::default();
+        first.insert(0);
+        first
+    });
+    let mut cores = Vec::new();
+    for cpu in all.iter() {
+        let siblings = read(&format!("cpu{cpu}/topology/thread_siblings_list"));
+        let core = siblings.unwrap_or_default().common(&all);
+        // A core is named by each of its threads.
+        if core.iter().next() == Some(cpu) {
+            cores.push(core);
+        }
+    }
+    MachineCpus { all, cores }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn the_machine_tells_its_cores() {
+        // CPUM-20
+        let dir = crate::testing::unused_path("cpus");
+        let put = |name: &str, text: &str| {
+            let path = dir.join(name);
+            fs::create_dir_all(path.parent().expect("a parent")).expect("directory");
+            fs::write(path, text).expect("file");
+        };
+        put("online", "0-1,4-5\n");
+        // Of the second core one thread is off-line; the last one tells nothing.
+        for (cpu, siblings) in [(0, "0,4"), (4, "0,4"), (1, "1-3")] {
+            put(&format!("cpu{cpu}/topology/thread_siblings_list"), siblings);
+        }
+        let cpus = read_machine_cpus(&dir);
+        let shown = |set: &CpuSet| set.to_string();
+        assert_eq!(shown(&cpus.all), "0-1,4-5");
+        let cores: Vec<String> = cpus.cores.iter().map(shown).collect();
+        assert_eq!(cores, ["0,4", "1"]);
+        assert_eq!(shown(&cpus.choose_reserved(3)), "0-1,4");
+        fs::remove_dir_all(&dir).expect("clean");
+        assert_eq!(shown(&read_machine_cpus(&dir).all), "0");
+    }
+}
