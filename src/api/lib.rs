@@ -5,7 +5,8 @@
 //! - [`node`], [`lease`]: what the agent says of this machine.
 //! - [`certificates`]: requests for certificates. [`service`], [`storage`]: what pods refer to. [`cluster_network`]: its
 //!   ranges of addresses.
-//! - [`stats`]: what runs costs. [`event`]: what was told of it. [`link`]: bytes that went over the link.
+//! - [`stats`]: what runs costs. [`event`]: what was told of it. [`link`]: bytes that went over the link. [`route`]: a
+//!   route of the kernel.
 //! - [`cri`]: what crosses the runtime seam, in the words of CRI v1.
 //! - [`device`]: what a look at the machine's devices shows. [`cdi`]: what files of their vendors say.
 //! - [`oci`]: the OCI runtime configuration (`config.json`) and image configuration.
@@ -44,6 +45,7 @@ pub mod pod_status;
 pub mod projected;
 pub mod quantity;
 pub mod received;
+pub mod route;
 pub mod runtime_class;
 pub mod service;
 pub mod stats;

@@ -30,7 +30,7 @@ use alloc::{collections::BTreeMap, rc::Rc, sync::Arc};
 use core::{any::Any, fmt, future::ready, net::SocketAddr, pin::Pin};
 use std::{ffi::OsString, process::ExitCode};
 
-use serde::de::DeserializeOwned;
+use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 use smol::LocalExecutor;
 
@@ -249,6 +249,19 @@ pub(crate) trait ConfiguredPart: Any + fmt::Debug {
     fn write_metrics(&self, page: &mut MetricsText) {
         _ = page;
     }
+}
+
+/// Makes the state of a part for its check from its health.
+pub(crate) fn part_state(name: &str, health: &impl Serialize) -> Option<(String, Value)> {
+    Some((name.into(), serde_json::to_value(health).ok()?))
+}
+
+/// Reads the health of a part from the states of the agent's parts; `None`: no agent answers, or it has no such part.
+pub(crate) fn read_health<T: DeserializeOwned>(
+    states: Option<&BTreeMap<String, Value>>,
+    name: &str,
+) -> Option<T> {
+    serde_json::from_value(states?.get(name)?.clone()).ok()
 }
 
 /// Serves a connection of a source, whose name is the second argument, as one from outside to the server of this node.

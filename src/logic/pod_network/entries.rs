@@ -10,26 +10,7 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 
 use super::{HardwareAddress, PodNetworkBackend, peers::Peer};
-use crate::node::Cidr;
-
-/// Route of the main table that is this network's own: by its device, or by the mark of who made it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct RouteEntry {
-    /// First address of the destinations.
-    pub address: IpAddr,
-    /// Length of the prefix of the destinations.
-    pub prefix: u8,
-    /// Next hop; `None`: the destinations are on the link.
-    pub via: Option<IpAddr>,
-    /// Index of the interface.
-    pub interface: u32,
-    /// Set if the next hop is on the link although no other route says so.
-    pub is_on_link: bool,
-    /// Preference; the kernel's default has [`default_metric`].
-    pub metric: u32,
-    /// Who made it: [`RouteOrigin`].
-    pub origin: u8,
-}
+use crate::{api::route::RouteEntry, node::Cidr};
 
 /// Numbers by which the kernel knows who made a route. Source: `linux/rtnetlink.h`.
 #[derive(Debug)]

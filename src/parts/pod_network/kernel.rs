@@ -8,6 +8,7 @@ use nix::net::if_::if_indextoname;
 use ring::rand::{SecureRandom as _, SystemRandom};
 
 use crate::{
+    api::route::RouteEntry,
     logic::{
         node::Cidr,
         pod_network::{
@@ -15,7 +16,7 @@ use crate::{
             device::{
                 DeviceStep, FoundDevice, WantedDevice, choose_local, choose_mac, foreign_addresses,
             },
-            entries::{EntryChange, EntryPlan, KernelEntries, RouteEntry, is_own_route},
+            entries::{EntryChange, EntryPlan, KernelEntries, is_own_route},
             ranges::is_host_address,
         },
     },
@@ -24,7 +25,7 @@ use crate::{
         netlink::{
             self,
             pod_network::{
-                EntryTable, LinkProperties, MainRoute, PermanentEntry, VxlanRequest, create_vxlan,
+                EntryTable, LinkProperties, PermanentEntry, VxlanRequest, create_vxlan,
                 delete_entry, delete_route, list_addresses, list_entries, list_routes,
                 read_link_properties, set_entry, set_route,
             },
@@ -252,48 +253,6 @@ pub(super) fn delete_device(name: &'static str) -> Result<bool, PodNetworkError>
     }
 }
 
-fn route_entry(route: &MainRoute) -> RouteEntry {
-    let &MainRoute {
-        address,
-        prefix,
-        via,
-        interface,
-        is_on_link,
-        metric,
-        origin,
-    } = route;
-    RouteEntry {
-        address,
-        prefix,
-        via,
-        interface,
-        is_on_link,
-        metric,
-        origin,
-    }
-}
-
-fn main_route(route: &RouteEntry) -> MainRoute {
-    let &RouteEntry {
-        address,
-        prefix,
-        via,
-        interface,
-        is_on_link,
-        metric,
-        origin,
-    } = route;
-    MainRoute {
-        address,
-        prefix,
-        via,
-        interface,
-        is_on_link,
-        metric,
-        origin,
-    }
-}
-
 /// Reads the entries of one family. `device`: index of the vxlan device, 0 if the backend has none.
 pub(super) fn read_entries(device: u32, is_v6: bool) -> Result<KernelEntries, PodNetworkError> {
     let list = |table| match device {
@@ -302,14 +261,13 @@ pub(super) fn read_entries(device: u32, is_v6: bool) -> Result<KernelEntries, Po
     };
     let neighbours = list(EntryTable::Neighbours).map_err(error_at("list neighbours"))?;
     let forwarding = list(EntryTable::Forwarding).map_err(error_at("list forwarding entries"))?;
-    let is_own = |route: &MainRoute| is_own_route(&route_entry(route), device);
-    let routes = list_routes(is_v6, &is_own).map_err(error_at("list routes"))?;
+    let is_own = |route: &RouteEntry| is_own_route(route, device);
     let neighbours = neighbours.iter();
     let forwarding = forwarding.iter();
     Ok(KernelEntries {
         neighbours: neighbours.map(|e| (e.ip, HardwareAddress(e.mac))).collect(),
         forwarding: forwarding.map(|e| (HardwareAddress(e.mac), e.ip)).collect(),
-        routes: routes.iter().map(route_entry).collect(),
+        routes: list_routes(is_v6, &is_own).map_err(error_at("list routes"))?,
     })
 }
 
@@ -380,8 +338,8 @@ fn apply_change(change: &EntryChange, device: u32) -> io::Result<()> {
         EntryChange::SetForwarding(mac, ip) => {
             set_entry(EntryTable::Forwarding, device, entry(ip, mac))
         }
-        EntryChange::SetRoute(route) => set_route(&main_route(&route)),
-        EntryChange::DeleteRoute(route) => delete_route(&main_route(&route)),
+        EntryChange::SetRoute(route) => set_route(&route),
+        EntryChange::DeleteRoute(route) => delete_route(&route),
         EntryChange::DeleteForwarding(mac, ip) => {
             delete_entry(EntryTable::Forwarding, device, entry(ip, mac))
         }

@@ -30,7 +30,7 @@ use crate::{
             peers::PeerTable,
         },
     },
-    parts::{ConfiguredPart, Part, PartTools},
+    parts::{ConfiguredPart, Part, PartTools, part_state, read_health},
     runtime::runc::cni::{SpanningNetwork, SpanningSettings},
 };
 
@@ -204,16 +204,14 @@ impl ConfiguredPart for ConfiguredPodNetwork {
     }
 
     fn state(&self) -> Option<(String, Value)> {
-        let state = serde_json::to_value(self.status.health()).ok()?;
-        Some((NAME.into(), state))
+        part_state(NAME, &self.status.health())
     }
 
     fn check(
         &self,
         states: Option<&BTreeMap<String, Value>>,
     ) -> Option<(&'static str, CheckFinding)> {
-        let state = states.and_then(|states| states.get(NAME));
-        let health = state.and_then(|state| serde_json::from_value(state.clone()).ok());
+        let health = read_health(states, NAME);
         Some((CHECK, check_pod_network(health.as_ref())))
     }
 

@@ -21,7 +21,7 @@ use crate::{
         metrics::exposition::MetricsText,
         tunnel::{agent_id, health},
     },
-    parts::{ConfiguredPart, Part, PartTools},
+    parts::{ConfiguredPart, Part, PartTools, part_state, read_health},
 };
 
 /// Name of the part, of its section of the configuration, and of its check.
@@ -92,16 +92,14 @@ impl ConfiguredPart for ConfiguredTunnel {
     }
 
     fn state(&self) -> Option<(String, Value)> {
-        let state = serde_json::to_value(self.board.tunnel_health()).ok()?;
-        Some((NAME.into(), state))
+        part_state(NAME, &self.board.tunnel_health())
     }
 
     fn check(
         &self,
         states: Option<&BTreeMap<String, Value>>,
     ) -> Option<(&'static str, CheckFinding)> {
-        let state = states.and_then(|states| states.get(NAME));
-        let health = state.and_then(|state| serde_json::from_value(state.clone()).ok());
+        let health = read_health(states, NAME);
         Some((
             NAME,
             health::check_tunnel(&self.cfg.servers, health.as_ref()),

@@ -18,6 +18,7 @@ use super::{
     LINK, NEWLINK, NEWROUTE, NetlinkBody, REQUEST, ROUTE, UNSPECIFIED, UP, exchange_message,
     half_answer_error, link, parse_attributes, route, send_request,
 };
+use crate::api::route::RouteEntry;
 
 const DELROUTE: u16 = 25;
 const GETADDR: u16 = 22;
@@ -119,18 +120,6 @@ pub(crate) enum EntryTable {
     Neighbours,
     /// Forwarding entries of a vxlan device: hardware address → address of a host.
     Forwarding,
-}
-
-/// Unicast route of the main table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct MainRoute {
-    pub(crate) address: IpAddr,
-    pub(crate) prefix: u8,
-    pub(crate) via: Option<IpAddr>,
-    pub(crate) interface: u32,
-    pub(crate) is_on_link: bool,
-    pub(crate) metric: u32,
-    pub(crate) origin: u8,
 }
 
 /// Looks at an interface. `None`: there is none of that name.
@@ -316,8 +305,8 @@ pub(crate) fn list_entries(
 /// Lists the unicast routes of the main table in one family that `is_wanted` takes.
 pub(crate) fn list_routes(
     is_v6: bool,
-    is_wanted: &dyn Fn(&MainRoute) -> bool,
-) -> io::Result<Vec<MainRoute>> {
+    is_wanted: &dyn Fn(&RouteEntry) -> bool,
+) -> io::Result<Vec<RouteEntry>> {
     let mut body = NetlinkBody(vec![if is_v6 { INET6 } else { INET }]);
     body.0.resize(ROUTE, 0);
     let mut found = Vec::new();
@@ -337,7 +326,7 @@ pub(crate) fn list_routes(
 }
 
 /// The route of a message; `Some(None)`: it is of another kind.
-fn parse_main_route(message: &[u8], is_v6: bool) -> Option<Option<MainRoute>> {
+fn parse_main_route(message: &[u8], is_v6: bool) -> Option<Option<RouteEntry>> {
     // struct rtmsg: family, lengths of destination and source, type of service, table, protocol, scope, type, flags
     let head = message.first_chunk::<ROUTE>()?;
     let [_, prefix, _, _, table, origin, _, kind, ..] = *head;
@@ -349,7 +338,7 @@ fn parse_main_route(message: &[u8], is_v6: bool) -> Option<Option<MainRoute>> {
         false => Ipv4Addr::UNSPECIFIED.into(),
         true => Ipv6Addr::UNSPECIFIED.into(),
     };
-    let mut found = MainRoute {
+    let mut found = RouteEntry {
         address: any,
         prefix,
         via: None,
@@ -405,16 +394,16 @@ fn entry_body(table: EntryTable, interface: u32, entry: PermanentEntry) -> io::R
 }
 
 /// Makes a route, or changes the one with its destinations and metric.
-pub(crate) fn set_route(route: &MainRoute) -> io::Result<()> {
+pub(crate) fn set_route(route: &RouteEntry) -> io::Result<()> {
     send_request(NEWROUTE, CREATE_OR_REPLACE, &route_body(route)?)
 }
 
 /// Deletes a route. Absent counts as deleted.
-pub(crate) fn delete_route(route: &MainRoute) -> io::Result<()> {
+pub(crate) fn delete_route(route: &RouteEntry) -> io::Result<()> {
     accept_absence(send_request(DELROUTE, 0, &route_body(route)?))
 }
 
-fn route_body(route: &MainRoute) -> io::Result<NetlinkBody> {
+fn route_body(route: &RouteEntry) -> io::Result<NetlinkBody> {
     let mut body = NetlinkBody(vec![
         family_of(route.address),
         route.prefix,
@@ -658,7 +647,7 @@ mod tests {
             assert_eq!(list(), [changed], "{table:?}");
         }
         add_address(on, (ip("10.42.3.0"), 32)).expect("an address");
-        let route = MainRoute {
+        let route = RouteEntry {
             address: ip("10.42.1.0"),
             prefix: 24,
             via: Some(ip("10.42.1.0")),
@@ -667,7 +656,7 @@ mod tests {
             metric: 0,
             origin: 3,
         };
-        let marked = MainRoute {
+        let marked = RouteEntry {
             address: ip("10.42.2.0"),
             via: Some(ip("192.0.2.9")),
             interface: parent,
@@ -680,7 +669,7 @@ mod tests {
         set_route(&marked).expect("made");
         set_route(&route).expect("made again");
         assert_eq!(list(), [route, marked]);
-        let moved = MainRoute {
+        let moved = RouteEntry {
             via: Some(ip("192.0.2.10")),
             ..marked
         };
@@ -689,7 +678,7 @@ mod tests {
         delete_route(&route).expect("absent");
         assert_eq!(list(), [moved]);
         // A next hop that is not on the link.
-        let far = MainRoute {
+        let far = RouteEntry {
             address: ip("10.42.9.0"),
             via: Some(ip("198.51.100.1")),
             ..marked
@@ -697,7 +686,7 @@ mod tests {
         let refused = set_route(&far).expect_err("no way to it");
         assert_eq!(refused.raw_os_error(), Some(libc::ENETUNREACH));
         if std::path::Path::new("/proc/sys/net/ipv6").exists() {
-            let six = MainRoute {
+            let six = RouteEntry {
                 address: ip("fd42:0:0:1::"),
                 prefix: 64,
                 via: Some(ip("fd42:0:0:1::")),

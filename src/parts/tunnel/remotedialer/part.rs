@@ -17,7 +17,7 @@ use crate::{
     },
     net::Url,
     parts::{
-        ConfiguredPart, Part, PartTools,
+        ConfiguredPart, Part, PartTools, part_state, read_health,
         tunnel::{
             self,
             base::{self, TunnelBase},
@@ -129,16 +129,14 @@ impl ConfiguredPart for ConfiguredK3sTunnel {
     }
 
     fn state(&self) -> Option<(String, Value)> {
-        let state = serde_json::to_value(self.status.tunnel_health()).ok()?;
-        Some((NAME.into(), state))
+        part_state(NAME, &self.status.tunnel_health())
     }
 
     fn check(
         &self,
         states: Option<&BTreeMap<String, Value>>,
     ) -> Option<(&'static str, CheckFinding)> {
-        let state = states.and_then(|states| states.get(NAME));
-        let health = state.and_then(|state| serde_json::from_value(state.clone()).ok());
+        let health = read_health(states, NAME);
         let joined = self.joined.without_query();
         let joined = joined.trim_end_matches('/');
         Some((
