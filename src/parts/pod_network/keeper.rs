@@ -142,7 +142,6 @@ impl PodNetworkShared {
             }
             NetworkChoice::Off => {
                 self.remove_remains().await;
-                self.spanning.set_settings(SpanningSettings::default());
                 let now = self.clock.wall_time();
                 self.status.change_health(now, |health| {
                     *health = PodNetworkHealth {
@@ -157,7 +156,6 @@ impl PodNetworkShared {
                 let why = format!(
                     "the cluster has backend {name:?}, which picolet does not make: pods here do not reach those of other nodes"
                 );
-                self.spanning.set_settings(SpanningSettings::default());
                 let mut present = BTreeSet::new();
                 self.tell_once(&mut present, "PodNetworkBackendUnknown", why.clone());
                 *self.state.told.borrow_mut() = present;
@@ -175,6 +173,8 @@ impl PodNetworkShared {
 
     /// Removes what was made for another choice. What is left is tried again at the next look.
     async fn remove_remains(&self) {
+        // From now on no pod that starts exempts the ranges again.
+        self.spanning.set_settings(SpanningSettings::default());
         if !self.remains.has_mark() {
             return;
         }
@@ -200,12 +200,6 @@ impl PodNetworkShared {
         let named = self.settings.interface.clone();
         let find = move || kernel::find_external_interface(named.as_deref());
         let external = self.disk.run_job(find).await;
-        let remains = self.remains.clone();
-        if let Err(e) = self.disk.run_job(move || remains.write_mark()).await {
-            // Pods need the network more than a later removal needs the note.
-            let text = format!("pod network: cannot note that it is made: {e}");
-            self.complaints.complain(&text);
-        }
         // Packets of pods fit whatever family they go by.
         let has_v6 = families.iter().any(|(_, own)| own.address.is_ipv6());
         let mtu = network.backend.pod_mtu(
@@ -214,6 +208,7 @@ impl PodNetworkShared {
             has_v6,
         );
         self.tell_pods(&families, mtu).await;
+        self.note_things(network.backend).await;
         let external = match external {
             Ok(external) => external,
             Err(e) => return LookEnd::NotReady(error_chain(&e)),
@@ -235,11 +230,12 @@ impl PodNetworkShared {
         let (families, trouble) = self
             .make_devices(network, &families, &external, own.as_ref())
             .await;
+        self.note_things(network.backend).await;
         if families.is_empty() {
             let why = trouble.unwrap_or_else(|| "no family has an address".into());
             return LookEnd::NotReady(why);
         }
-        // Answers find their way before others send here.
+        // As soon as there is a list, answers find their way before others send here.
         let entries = self.look_at_entries(network, &families, &external).await;
         let announced = self.announce(network, &families, own.as_ref()).await;
         let list = self.state.list_trouble.borrow().clone();
@@ -256,6 +252,17 @@ impl PodNetworkShared {
             };
         });
         LookEnd::Done
+    }
+
+    /// Notes the things of the network that are there, for a later removal.
+    async fn note_things(&self, backend: PodNetworkBackend) {
+        let remains = self.remains.clone();
+        let write = move || remains.write_mark(backend == PodNetworkBackend::Vxlan);
+        if let Err(e) = self.disk.run_job(write).await {
+            // Pods need the network more than a later removal needs the note.
+            let text = format!("pod network: cannot note that it is made: {e}");
+            self.complaints.complain(&text);
+        }
     }
 
     /// Tells the built-in network, and plugins of others, what pods are to know.
@@ -328,7 +335,7 @@ impl PodNetworkShared {
         }
         // Pods that run since before the network was known.
         let ranges: Vec<_> = families.iter().map(|(all, _)| all.to_string()).collect();
-        match exempt_ranges(&self.bridge, &ranges).await {
+        match exempt_ranges(&self.remains.bridge, &ranges).await {
             Ok(true) => log::info!("pod network: pods that run keep their addresses, too"),
             Ok(false) => {}
             Err(e) => {
@@ -375,8 +382,9 @@ impl PodNetworkShared {
             let result = match network.backend {
                 PodNetworkBackend::HostGateway => {
                     // That of the backend before.
-                    let delete = move || kernel::delete_device(name);
-                    self.disk.run_job(delete).await.map(|_| None)
+                    let remains = self.remains.clone();
+                    let delete = move || remains.delete_device(is_v6);
+                    self.disk.run_job(delete).await.map(|()| None)
                 }
                 PodNetworkBackend::Vxlan => {
                     let request = DeviceRequest {

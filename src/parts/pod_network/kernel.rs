@@ -192,7 +192,7 @@ pub(super) fn keep_device(
         step => {
             if step == DeviceStep::Replace {
                 log::info!("{name} does not fit: it is made anew");
-                netlink::delete_link(name).map_err(error_at(format!("delete {name}")))?;
+                delete_device(name)?;
             }
             let mut random = [0; 6];
             // The kernel's source does not fail.
@@ -241,16 +241,16 @@ fn set_addresses(request: &DeviceRequest, index: u32) -> Result<(), PodNetworkEr
     netlink::add_address(index, (own, full)).map_err(error_at(format!("add {own} to {name}")))
 }
 
-/// Deletes a vxlan device of ours. Absent counts as deleted, and one that is no vxlan device is another's.
-pub(super) fn delete_device(name: &'static str) -> Result<bool, PodNetworkError> {
-    let link = read_link_properties(name).map_err(error_at(format!("look at {name}")))?;
-    match link.and_then(|link| link.vxlan) {
-        Some(vxlan) if vxlan.vni == super::VNI => {
-            netlink::delete_link(name).map_err(error_at(format!("delete {name}")))?;
-            Ok(true)
-        }
-        _ => Ok(false),
-    }
+/// Index of the vxlan device of that name in flannel's network; 0: there is none.
+pub(super) fn find_vxlan_index(name: &str) -> u32 {
+    let found = read_device(name).ok().flatten();
+    let found = found.filter(|device| device.vni == Some(super::VNI));
+    found.map_or(0, |device| device.index)
+}
+
+/// Deletes a device. Absent counts as deleted.
+pub(super) fn delete_device(name: &str) -> Result<(), PodNetworkError> {
+    netlink::delete_link(name).map_err(error_at(format!("delete {name}")))
 }
 
 /// Reads the entries of one family. `device`: index of the vxlan device, 0 if the backend has none.

@@ -56,7 +56,7 @@ impl Part for PodNetworkPart {
         own: &Value,
         config: &AgentConfig,
     ) -> Result<Option<Rc<dyn ConfiguredPart>>, InvalidField> {
-        let remains = NetworkRemains::of_agent(&config.dirs.root);
+        let remains = NetworkRemains::of_agent(&config.dirs.root, &config.network.builtin_bridge);
         let Some(settings) = settings::resolve_pod_network(own, config)? else {
             return Ok(Some(Rc::new(AbsentPodNetwork { remains })));
         };
@@ -113,12 +113,9 @@ impl ConfiguredPart for AbsentPodNetwork {
         if !self.remains.has_mark() {
             return Vec::new();
         }
-        let (remains, lane) = (self.remains.clone(), tools.disk.clone());
-        vec![box_task(async move {
-            for what in remains.remove(false, Some(&lane)).await {
-                log::warn!("pod network: cannot remove what is left of it: {what}");
-            }
-        })]
+        let remains = self.remains.clone();
+        let (lane, clock) = (tools.disk.clone(), Rc::clone(tools.clock));
+        vec![box_task(remains.remove_with_tries(lane, clock))]
     }
 
     fn list_remains(&self) -> Vec<String> {
@@ -166,7 +163,6 @@ impl ConfiguredPart for ConfiguredPodNetwork {
                 object: tools.own_node.clone(),
             }),
             remains: self.remains.clone(),
-            bridge: tools.config.network.builtin_bridge.clone(),
             cluster: Rc::clone(tools.cluster_network),
             clock: Rc::clone(tools.clock),
             complaints: Rc::clone(tools.complaints),

@@ -65,8 +65,6 @@ pub(super) struct PodNetworkShared {
     pub(super) own_node: Rc<dyn AnnouncedNode>,
     /// What is left once there is to be no network.
     pub(super) remains: NetworkRemains,
-    /// Bridge of the built-in network.
-    pub(super) bridge: String,
     pub(super) cluster: Rc<ClusterNetworkBoard>,
     pub(super) clock: Rc<dyn Clock>,
     pub(super) complaints: Rc<Complaints>,

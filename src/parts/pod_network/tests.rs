@@ -2,7 +2,7 @@
 //! node. One node is this code, the others are made as flanneld makes them.
 
 use alloc::{rc::Rc, sync::Arc};
-use core::{cell::RefCell, net::IpAddr, pin::Pin, time::Duration};
+use core::{cell::RefCell, future::ready, net::IpAddr, pin::Pin, time::Duration};
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{TcpListener, TcpStream, UdpSocket},
@@ -22,12 +22,12 @@ use super::{
 };
 use crate::{
     agent::{
-        clock::{Clock, SystemClock},
+        clock::{Clock, SystemClock, TimerFuture},
         complaints::Complaints,
         link_policy::FreeLink,
         recorder::EventRecorder,
     },
-    api::{Node, strict::typed_from_value},
+    api::{MonoTime, Node, WallTime, strict::typed_from_value},
     kube::KubeError,
     logic::pod_network::{
         HardwareAddress, PodNetworkBackend,
@@ -305,9 +305,8 @@ fn agent(node: &Rc<FakeNode>, backend: &str, dir: &Path) -> PodNetworkShared {
         own_node: Rc::<FakeNode>::clone(node),
         remains: NetworkRemains {
             subnet_file: dir.join("flannel/subnet.env"),
-            ..NetworkRemains::of_agent(dir)
+            ..NetworkRemains::of_agent(dir, "cni0")
         },
-        bridge: "cni0".into(),
         cluster: Rc::default(),
         complaints: Rc::new(Complaints::new(Rc::clone(&clock))),
         recorder: Rc::new(EventRecorder::new(Rc::clone(&clock), "a".into())),
@@ -432,6 +431,7 @@ fn packets_between_nodes() {
         let first = agent(&node, "vxlan", &dir.0);
         // The bridge has pods of an agent that knew no other nodes.
         sh("iptables -t nat -N PICOLET-MASQ-cni0
+            iptables -t nat -A PICOLET-MASQ-cni0 -d 10.42.1.0/24 -j RETURN
             iptables -t nat -A PICOLET-MASQ-cni0 -j MASQUERADE
             iptables -t nat -A POSTROUTING -s 10.42.1.0/24 -j PICOLET-MASQ-cni0");
         look(&first);
@@ -439,6 +439,7 @@ fn packets_between_nodes() {
             sh("iptables -t nat -S PICOLET-MASQ-cni0"),
             "-N PICOLET-MASQ-cni0\n\
              -A PICOLET-MASQ-cni0 -d 10.42.0.0/16 -j RETURN\n\
+             -A PICOLET-MASQ-cni0 -d 10.42.1.0/24 -j RETURN\n\
              -A PICOLET-MASQ-cni0 -j MASQUERADE\n"
         );
         // The Node says where the others find this one.
@@ -600,24 +601,56 @@ fn packets_between_nodes() {
             smol::block_on(second.remains.remove(true, None)),
             Vec::<String>::new()
         );
+        second.state.subnet_file.borrow_mut().clear();
+        *second.state.rules_seen.borrow_mut() = None;
         look(&second);
-        let other = NetworkRemains::of_agent(&dir.0.join("other"));
+        let other = NetworkRemains::of_agent(&dir.0.join("other"), "cni0");
         assert_eq!(
             smol::block_on(other.remove(false, None)),
             Vec::<String>::new()
         );
+        let file = second.remains.subnet_file.display().to_string();
+        let rules = "routes to pods of other nodes, and iptables rules for them";
+        let own = ["device flannel.1", &file, rules];
+        assert_eq!(second.remains.list(false), own);
+        // One that another has made meanwhile is not ours, and neither is one of another boot.
+        let mark = std::fs::read_to_string(&second.remains.mark).expect("a mark");
+        sh("ip link del flannel.1
+            ip link add name flannel.1 type vxlan id 1 dev eth0 local 192.168.77.1 dstport 8472");
+        assert_eq!(second.remains.list(false), [&*file, rules]);
+        look(&second);
+        assert_eq!(second.remains.list(false), own);
+        std::fs::write(&second.remains.mark, format!("x{mark}")).expect("written");
+        assert_eq!(second.remains.list(false), Vec::<String>::new());
+        assert_eq!(second.remains.list(true), [rules]);
+        look(&second);
+        // A real flannel starts: it keeps the device, and writes its file.
+        sh(&format!("cp {file} {file}.new; mv {file}.new {file}"));
+        assert_eq!(second.remains.list(true), [rules]);
+        assert_eq!(
+            smol::block_on(second.remains.remove(true, None)),
+            Vec::<String>::new()
+        );
         assert!(sh("ip link").contains("flannel.1"));
-        // An agent that is to make none removes what it made.
-        let lines = second.remains.list(false);
-        assert_eq!(lines[0], "device flannel.1", "{lines:?}");
+        assert!(second.remains.subnet_file.exists() && !second.remains.has_mark());
+        assert!(!sh("iptables -S").contains("PICOLET-POD"));
+        // An agent whose cluster wants none removes what it made.
+        *second.state.rules_seen.borrow_mut() = None;
+        look(&second);
+        sh(
+            "iptables -t nat -A PICOLET-MASQ-cni0 -d 10.42.1.0/24 -j RETURN
+            iptables -t nat -A POSTROUTING -s 10.42.1.0/24 -j PICOLET-MASQ-cni0",
+        );
         let mut third = agent(&node, "vxlan", &dir.0);
         third.settings.choice.backend = Some("none".into());
         look(&third);
         assert!(!sh("ip link").contains("flannel.1"));
-        assert!(!sh("iptables -S; iptables -t nat -S").contains("PICOLET-POD"));
+        let rules = sh("iptables -S; iptables -t nat -S");
+        assert!(!rules.contains("PICOLET-POD"), "{rules}");
+        assert!(!rules.contains("-d 10.42.0.0/16"), "{rules}");
+        assert!(rules.contains("-d 10.42.1.0/24 -j RETURN"), "{rules}");
         assert_eq!(third.remains.list(true), Vec::<String>::new());
-        let second = third;
-        assert!(!second.remains.subnet_file.exists());
+        assert!(!third.remains.subnet_file.exists() && !third.remains.has_mark());
     });
     ran.join().expect("node a");
 }
@@ -716,6 +749,69 @@ fn a_node_waits_for_its_range_and_its_way() {
         let events = agent.recorder.newest_events(None, 9);
         let reasons: Vec<_> = events.iter().map(|event| &*event.reason).collect();
         assert_eq!(reasons, ["PodNetworkBackendUnknown"]);
+    });
+    ran.join().expect("node a");
+}
+
+/// Clock of a machine on which another program gives up its rule after some pauses.
+struct RepairClock {
+    /// Seconds of each pause.
+    pauses: RefCell<Vec<u64>>,
+    repair_after: usize,
+}
+
+impl Clock for RepairClock {
+    fn now(&self) -> MonoTime {
+        MonoTime(0)
+    }
+
+    fn wall_time(&self) -> WallTime {
+        WallTime(0)
+    }
+
+    fn is_synchronized(&self) -> bool {
+        true
+    }
+
+    fn sleep_until(&self, deadline: MonoTime) -> TimerFuture {
+        let mut pauses = self.pauses.borrow_mut();
+        pauses.push((deadline - MonoTime(0)).as_secs());
+        if pauses.len() == self.repair_after {
+            sh("iptables -F OTHER; iptables -X OTHER");
+        }
+        Box::pin(ready(()))
+    }
+}
+
+#[test]
+fn a_removal_is_tried_again() {
+    // PROX-28
+    if !can_run() {
+        return;
+    }
+    let wire = Arc::new(Wire::lay("r"));
+    let ran = wire.within("a", || {
+        let dir = TestDir::new("pod-network-again");
+        let node = own_node();
+        let agent = agent(&node, "host-gw", &dir.0);
+        look(&agent);
+        // Another program's rule leads into the chain.
+        sh("iptables -N OTHER; iptables -A OTHER -j PICOLET-POD-NETWORK");
+        let remove = |repair_after| {
+            let clock = Rc::new(RepairClock {
+                pauses: RefCell::default(),
+                repair_after,
+            });
+            let (remains, lane) = (agent.remains.clone(), agent.disk.clone());
+            let of_removal = Rc::<RepairClock>::clone(&clock);
+            smol::block_on(remains.remove_with_tries(lane, of_removal));
+            clock.pauses.take()
+        };
+        assert_eq!(remove(usize::MAX), [10, 20, 40, 80, 160]);
+        assert!(agent.remains.has_mark(), "the next start tries again");
+        assert_eq!(remove(2), [10, 20]);
+        assert!(!agent.remains.has_mark());
+        assert!(!sh("iptables -S; iptables -t nat -S").contains("PICOLET-POD"));
     });
     ran.join().expect("node a");
 }

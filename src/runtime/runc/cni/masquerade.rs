@@ -168,6 +168,44 @@ pub(crate) async fn exempt_ranges(bridge: &str, ranges: &[String]) -> Result<boo
     Ok(is_changed)
 }
 
+/// Ends the exemptions in the chain of a bridge for all ranges but the bridge's own subnets: the network between nodes is no
+/// more.
+pub(crate) async fn end_exemptions(bridge: &str) -> Result<(), IptablesError> {
+    let chain = chain_name(bridge);
+    for family in [V4, V6] {
+        if find_iptables_program(family.program).is_none() {
+            continue;
+        }
+        let list = |chain| ["-t", "nat", "-S", chain];
+        let rules = match ask_iptables(family.program, &list(&chain)).await {
+            Err(e) if e.is_of_no_table() => continue,
+            rules => rules?.unwrap_or_default(),
+        };
+        let from = ask_iptables(family.program, &list("POSTROUTING")).await?;
+        let from = from.unwrap_or_default();
+        for range in exempted_ranges(&rules, &jumps_to(&from, &chain)) {
+            let undo = ["-t", "nat", "-D", &chain, "-d", range, "-j", "RETURN"];
+            ask_iptables(family.program, &undo).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Ranges of a listing of the chain that are exempted and have no jump of their own.
+fn exempted_ranges<'a>(rules: &'a str, jumps: &[Vec<&str>]) -> Vec<&'a str> {
+    let range = |line: &'a str| match *line.split_whitespace().collect::<Vec<_>>() {
+        ["-A", _, "-d", range, "-j", "RETURN"] => Some(range),
+        _ => None,
+    };
+    let ranges = rules.lines().filter_map(range);
+    let is_subnet = |range: &&str| {
+        jumps
+            .iter()
+            .any(|words| rule_source_subnet(words) == Some(range))
+    };
+    ranges.filter(|range| !is_subnet(range)).collect()
+}
+
 /// Name of the chain: at most 28 bytes, the limit of iptables, as a bridge's name has 15 at most.
 fn chain_name(bridge: &str) -> String {
     format!("PICOLET-MASQ-{bridge}")
@@ -311,6 +349,19 @@ mod tests {
             "*nat\n:C - [0:0]\n-A C -d 10.42.1.0/24 -j RETURN\n-A C -d 10.42.0.0/16 -j RETURN\n\
              -A C ! -d 224.0.0.0/4 -j MASQUERADE\nCOMMIT\n"
         );
+    }
+
+    #[test]
+    fn exemptions_end_but_for_own_subnets() {
+        // FLAN-13
+        let rules = "-N C\n-A C -d 10.42.1.0/24 -j RETURN\n-A C -d 10.42.0.0/16 -j RETURN\n\
+                     -A C -d 10.9.0.0/16 -j ACCEPT\n-A C ! -d 224.0.0.0/4 -j MASQUERADE\n";
+        let from = "-A POSTROUTING -s 10.42.1.0/24 -j C\n-A POSTROUTING -s 10.42.0.0/16 -j D\n";
+        assert_eq!(
+            exempted_ranges(rules, &jumps_to(from, "C")),
+            ["10.42.0.0/16"]
+        );
+        assert_eq!(exempted_ranges("", &[]), Vec::<&str>::new());
     }
 
     #[test]

@@ -58,7 +58,7 @@ pub use builtin::BuiltInNetwork;
 pub use config::{NetworkConfig, NetworkConfigError};
 pub use iptables::IptablesError;
 use masquerade::Masquerade;
-pub(crate) use masquerade::exempt_ranges;
+pub(crate) use masquerade::{end_exemptions, exempt_ranges};
 use pool::AddressPool;
 pub use port_chains::forget_port_chains;
 pub use spanning::{SpanningNetwork, SpanningSettings};
