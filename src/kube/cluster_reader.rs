@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn lists_pages_objects_and_rings() {
-        // FLAN-02 PROX-02: requests of the reader.
+        // PROX-02: requests of the reader.
         const RING: &str = r#"{"type":"MODIFIED","object":{"metadata":{"name":"a","uid":"u-a","resourceVersion":"8"}}}"#;
         let server = Server::plain(|seen| match &*seen.path {
             path if path.starts_with("/api/v1/nodes?watch=1&resourceVersion=7&") => {

@@ -319,7 +319,7 @@ pub(super) mod tests {
 
     #[test]
     fn wrong_announcements_are_refused() {
-        // FLAN-01 FLAN-04
+        // FLAN-01
         let long = format!(
             "{{\"VtepMAC\":\"02:00:00:00:00:0a\",\"x\":\"{}\"}}",
             "x".repeat(MAX_DATA_BYTES)

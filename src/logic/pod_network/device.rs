@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn hardware_addresses_stay() {
-        // FLAN-06 FLAN-09
+        // FLAN-06
         let mac = |last| HardwareAddress([2, 0, 0, 0, 0, last]);
         let found = |vni| FoundDevice {
             index: 9,
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn the_address_in_use_stays() {
-        // FLAN-06 FLAN-10
+        // FLAN-10
         let ip = |text: &str| text.parse::<IpAddr>().expect(text);
         let both = [ip("192.0.2.7"), ip("2001:db8::2"), ip("2001:db8::1")];
         for (is_v6, used, chosen) in [

@@ -715,7 +715,7 @@ mod tests {
 
     #[test]
     fn nobody_takes_what_others_have() {
-        // FLAN-09 FLAN-05
+        // FLAN-09
         for (name, row, says) in [
             (
                 "outside the network",
@@ -824,7 +824,6 @@ mod tests {
 
     #[test]
     fn a_hundred_nodes_are_small() {
-        // FLAN-01
         assert!(size_of::<PeerRecord>() <= 64);
         assert!(size_of::<PeerRecord>() + size_of::<PeerV6>() <= 96);
         let mut list = PeerList::default();

@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn rings_at_rest_become_rare() {
-        // FLAN-08
+        // FLAN-02
         let mut now = MonoTime(0);
         let mut schedule = ListSchedule::new(now);
         let quiet = ListEnd::Whole {
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn failures_and_questions_come_again() {
-        // FLAN-09
+        // FLAN-02
         let now = MonoTime(0);
         let mut schedule = ListSchedule::new(now);
         let mut pauses = Vec::new();

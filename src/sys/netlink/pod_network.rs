@@ -718,7 +718,6 @@ mod tests {
 
     #[test]
     fn a_table_that_ends_with_an_error_is_not_whole() {
-        // FLAN-08
         let message = |kind: u16, flags: u16, body: &[u8]| {
             let length = u32::try_from(HEADER + body.len()).expect("short");
             let mut bytes = length.to_ne_bytes().to_vec();

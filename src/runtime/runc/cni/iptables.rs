@@ -141,7 +141,6 @@ mod tests {
 
     #[test]
     fn only_one_refusal_says_that_a_rule_is_absent() {
-        // FLAN-14
         let refused = |code| IptablesError::Refused {
             program: "iptables",
             code,
