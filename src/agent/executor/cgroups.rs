@@ -27,6 +27,7 @@ use crate::{
         node_resources,
         pod_writes::{self, WriteLimits},
         qos::qos_class,
+        resize::raise_pod_values,
     },
     sys::lane::Lane,
 };
@@ -198,12 +199,14 @@ impl PodCgroups {
             .await
     }
 
-    /// Makes the pod's cgroup with its limits, or brings its limits up to date. `given`: digest of the limits that this agent
+    /// Makes the pod's cgroup with its limits, or brings its limits up to date; each is at least that of the pod in any of the
+    /// states `in_force`. `given`: digest of the limits that this agent
     /// has given it; `runs`: the pod has containers that run. `asked`: requests of all pods together, if they were added up;
     /// without them housekeeping gives the tiers what they lack.
     pub(in crate::agent) async fn ensure_pod_cgroup(
         &self,
         pod: &Pod,
+        in_force: &[Pod],
         given: Option<u32>,
         runs: bool,
         asked: Option<PodRequestTotals>,
@@ -220,7 +223,11 @@ impl PodCgroups {
         {
             return Err(CgroupError::BadPath(pod.metadata.uid.to_string()));
         }
-        let mut wanted = pod_cgroup(pod, qos, &self.tree.settings);
+        let settings = &self.tree.settings;
+        let mut wanted = pod_cgroup(pod, qos, settings);
+        for had in in_force {
+            raise_pod_values(&mut wanted.values, &pod_cgroup(had, qos, settings).values);
+        }
         let writes = pod_writes::effective_write_limit(pod, &self.tree.settings.writes)?;
         if let Some(writes) = writes {
             wanted
@@ -446,8 +453,13 @@ mod tests {
             pod.metadata.uid = PodUid::new("u-1");
             let annotation = annotation.map(|text| ("picolet/write-limit".into(), text.into()));
             pod.metadata.annotations.extend(annotation);
-            let ensured =
-                cgroups.ensure_pod_cgroup(&pod, None, false, Some(PodRequestTotals::default()));
+            let ensured = cgroups.ensure_pod_cgroup(
+                &pod,
+                &[],
+                None,
+                false,
+                Some(PodRequestTotals::default()),
+            );
             let ensured = smol::block_on(ensured);
             let text = fs::read_to_string(dir.join("io.max")).expect("file");
             let is_made = ensured.map(|state| matches!(state, PodCgroupState::Made(_)));

@@ -19,7 +19,7 @@ use crate::{
     error::error_chain,
     logic::{
         actions::PodActions,
-        cgroup::{memory_limit_bytes, sandbox_resources},
+        cgroup::sandbox_resources,
         resize::{LoweredLimit, PodAllocation, PodResources, ResizeStep, StepFailure, plan_resize},
     },
     runtime::{RuntimeError, RuntimeService},
@@ -36,21 +36,6 @@ pub(in crate::agent) struct PodResizer {
 }
 
 impl PodResizer {
-    /// The pod by whose resources the cgroup of one that runs is made again: those in force, or those that an agent which was
-    /// killed may have given it if they are more memory.
-    pub(super) fn with_actuated(pod: &Rc<Pod>, order: &ResizeOrder) -> Rc<Pod> {
-        let allocation = &order.allocation;
-        let size = |pod: &Pod| memory_limit_bytes(pod).unwrap_or(i64::MAX);
-        let mut largest = with_resources(pod, &allocation.actuated);
-        for state in allocation.in_doubt.iter().chain([&allocation.allocated]) {
-            let had = with_resources(pod, state);
-            if size(&had) > size(&largest) {
-                largest = had;
-            }
-        }
-        Rc::new(largest)
-    }
-
     /// Gives what runs and goes on its resources. Containers that `actions` start will have theirs from the start.
     pub(super) async fn resize_pod(
         &self,
@@ -86,11 +71,9 @@ impl PodResizer {
         } else {
             // Whatever starts next starts with what it was allocated. That is kept first: the next agent would restart it
             // for its new resources.
-            for name in allocation.container_names() {
-                if !running.iter().any(|(runs, _)| *runs == name) {
-                    allocation.note_start(&name);
-                }
-            }
+            let mut starting = allocation.container_names();
+            starting.retain(|name| !running.iter().any(|(runs, _)| runs == name));
+            allocation.note_starts(&starting);
         }
         let failure = result.and_then(Result::err).map(|e| StepFailure {
             message: e.to_string(),
@@ -134,10 +117,7 @@ impl PodResizer {
     ) -> Result<(), ResizeError> {
         let names: Vec<String> = running.iter().map(|(name, _)| name.clone()).collect();
         let settings = self.cgroups.settings();
-        let in_force: Vec<Pod> = allocation
-            .states_in_force()
-            .map(|state| with_resources(pod, state))
-            .collect();
+        let in_force = pods_in_force(pod, allocation);
         let mut plan = plan_resize(&in_force, pod, &names, settings);
         plan.lowered.retain(|limit| match limit.container {
             None => self.cgroups.has_pod_cgroups() && !running.is_empty(),
@@ -157,9 +137,7 @@ impl PodResizer {
                     }
                     if let Err(e) = written {
                         // A pod's limit that is the sum of its containers' is in no amount of its own.
-                        before
-                            .into_iter()
-                            .for_each(|state| allocation.add_doubt(state));
+                        allocation.add_doubts(before);
                         return Err(ResizeError::PodCgroup(e));
                     }
                     crash::point("resize.limited");
@@ -303,6 +281,12 @@ async fn keep(
     let allocation = allocation.clone();
     let keep = move || allocation::keep_allocation(&store, &uid, &allocation);
     disk.run_job(keep).await
+}
+
+/// The pod with the resources of each state that may be in force.
+pub(super) fn pods_in_force(pod: &Pod, allocation: &PodAllocation) -> Vec<Pod> {
+    let states = allocation.states_in_force();
+    states.map(|state| with_resources(pod, state)).collect()
 }
 
 fn with_resources(pod: &Pod, resources: &PodResources) -> Pod {

@@ -10,7 +10,7 @@ use super::{
     errors::SyncError,
     kill::PodKiller,
     prepare::PodPreparer,
-    resize::PodResizer,
+    resize::{PodResizer, pods_in_force},
     start::{self, ContainerStarter, StartPass},
     steps::{CallPlan, CallStep, ContainerStartResult, StartProblem, SyncOrders},
     volumes::MountedVolumes,
@@ -116,13 +116,11 @@ impl PodSyncer {
         runtime.ips = core::mem::take(&mut begun.ips);
         let resize = begun.resize.as_ref();
         let pod = &self.preparer.take_allocated(pod, resize).await?;
-        match resize.filter(|_| runtime.has_running_container()) {
-            Some(order) => {
-                let pod = PodResizer::with_actuated(pod, order);
-                self.ensure_cgroup(plan, &pod, &runtime).await?;
-            }
-            None => self.ensure_cgroup(plan, pod, &runtime).await?,
-        }
+        let in_force = match resize.filter(|_| runtime.has_running_container()) {
+            Some(order) => pods_in_force(pod, &order.allocation),
+            None => Vec::new(),
+        };
+        self.ensure_cgroup(plan, pod, &in_force, &runtime).await?;
         crash::point("pod.cgroup");
         if let Some(cpus) = &self.cpus {
             let kept = cpus.keep_record(&self.resizer.disk).await;
@@ -164,20 +162,22 @@ impl PodSyncer {
             .record_pod_event(pod, EventSeverity::Warning, reason, message);
     }
 
-    /// Ensures the pod's cgroup (SYNC-06, ACT-06).
+    /// Ensures the pod's cgroup (SYNC-06, ACT-06). `in_force`: the pod with resources that its containers may have.
     async fn ensure_cgroup(
         &self,
         plan: &CallPlan,
         pod: &Pod,
+        in_force: &[Pod],
         runtime: &PodRuntimeStatus,
     ) -> Result<(), SyncError> {
         if plan.cancel.is_to_end() {
             return Ok(());
         }
         let ensure = async |runs| {
+            let limits = plan.limits;
             let made = self
                 .cgroups
-                .ensure_pod_cgroup(pod, plan.limits, runs, plan.asked);
+                .ensure_pod_cgroup(pod, in_force, limits, runs, plan.asked);
             let made = made.await.map_err(|e| {
                 let message = format!("unable to ensure pod container exists: {}", error_chain(&e));
                 self.record_warning(pod, "FailedCreatePodContainer", &message);

@@ -27,7 +27,9 @@ use crate::api::{
     pod_status::{PodCondition, QosClass},
 };
 
-pub use plan::{LoweredLimit, ResizePlan, ResizeStep, containers_to_restart, plan_resize};
+pub use plan::{
+    LoweredLimit, ResizePlan, ResizeStep, containers_to_restart, plan_resize, raise_pod_values,
+};
 pub use show::{set_pod_resources_status, set_resources_status};
 
 use super::{
@@ -205,7 +207,7 @@ impl PodAllocation {
     }
 
     /// Notes a state that may be in force as well.
-    pub fn add_doubt(&mut self, state: PodResources) {
+    fn add_doubt(&mut self, state: PodResources) {
         if state == self.actuated || self.in_doubt.contains(&state) {
             return;
         }
@@ -213,6 +215,11 @@ impl PodAllocation {
             self.in_doubt.remove(0);
         }
         self.in_doubt.push(state);
+    }
+
+    /// Notes states that may be in force as well, the newest last.
+    pub fn add_doubts(&mut self, states: Vec<PodResources>) {
+        states.into_iter().for_each(|state| self.add_doubt(state));
     }
 
     fn change_states(&mut self, change: &dyn Fn(&mut PodResources)) {
@@ -276,18 +283,21 @@ impl PodAllocation {
         all.map(|c| c.name.clone()).collect()
     }
 
-    /// Notes that a container starts with what it was allocated. Returns true if that is news.
-    pub fn note_start(&mut self, container: &str) -> bool {
-        let Some(own) = self.allocated.of_container(container) else {
-            return false;
-        };
-        let own = match self.allocated.resources == self.actuated.resources {
-            true => own.clone(),
-            false => self.allocated.with_pod_limits(own),
-        };
-        let is_news = self.actuated.of_container(container) != Some(&own);
-        self.note_step(&StepAmount::OfContainer(container.into(), own), true);
-        is_news
+    /// Notes that containers start with what they were allocated. The pod's cgroup may still have the sum of before, which is in
+    /// no amount of its own.
+    pub fn note_starts(&mut self, containers: &[String]) {
+        let before: Vec<_> = self.states_in_force().cloned().collect();
+        for container in containers {
+            let Some(own) = self.allocated.of_container(container) else {
+                continue;
+            };
+            let own = match self.allocated.resources == self.actuated.resources {
+                true => own.clone(),
+                false => self.allocated.with_pod_limits(own),
+            };
+            self.note_step(&StepAmount::OfContainer(container.clone(), own), true);
+        }
+        self.add_doubts(before);
     }
 
     /// Returns true if `desired` was allocated, and is in force.

@@ -287,6 +287,18 @@ fn limit_grows(had: Option<i64>, wants: Option<i64>) -> bool {
     limit_amount(wants) > limit_amount(had)
 }
 
+/// Raises each amount of a pod's cgroup to that of another state which may be in force: a container may have it.
+pub fn raise_pod_values(values: &mut LinuxResources, other: &LinuxResources) {
+    if limit_grows(values.memory_limit_bytes, other.memory_limit_bytes) {
+        values.memory_limit_bytes = other.memory_limit_bytes;
+    }
+    if limit_grows(values.cpu_quota_us, other.cpu_quota_us) {
+        values.cpu_quota_us = other.cpu_quota_us;
+        values.cpu_period_us = other.cpu_period_us;
+    }
+    values.cpu_shares = values.cpu_shares.max(other.cpu_shares);
+}
+
 /// Orders the writes of a limit. `had`: those that may be in force; `write`: makes the values of a write.
 fn around_for_limit(
     had: impl Iterator<Item = Option<i64>> + Clone,

@@ -9,12 +9,38 @@ use crate::api::{
     pod_status::{ContainerStatus, PodStatus},
 };
 
-use super::PodAllocation;
+use super::{PodAllocation, PodResources};
 use crate::{
     cgroup::every_container_is_limited,
     pod_resources::{AmountKind, amount_in_base_unit, pod_sum, stated_resource_names},
     qos::{CPU, MEMORY},
 };
+
+impl PodResources {
+    /// Takes the resources of a pod that its status shows: those that it has had. What the status does not show is as the spec
+    /// says.
+    #[must_use]
+    pub fn of_status(pod: &Pod) -> Self {
+        let mut all = Self::of_pod(pod);
+        let PodStatus {
+            resources,
+            init_container_statuses: init,
+            container_statuses: regular,
+            ..
+        } = &pod.status;
+        if let (Some(own), Some(shown)) = (&mut all.resources, resources) {
+            lay_over(own, shown);
+        }
+        for status in init.iter().chain(regular) {
+            if let (Some(own), Some(shown)) =
+                (all.of_container_mut(&status.name), &status.resources)
+            {
+                lay_over(own, shown);
+            }
+        }
+        all
+    }
+}
 
 /// Shows in the status of a container what it was allocated and what it has. `container`: as it was allocated. One that
 /// does not run shows what it will start with.
@@ -29,13 +55,13 @@ pub fn set_resources_status(
     let mut shown = container.resources.clone();
     let actuated = allocation.and_then(|a| a.actuated.of_container(&container.name));
     if let Some(actuated) = actuated.filter(|_| status.state.running.is_some()) {
-        show_actuated(&mut shown, actuated);
+        lay_over(&mut shown, actuated);
     }
     status.resources = Some(shown);
 }
 
 /// Lays what is in force over what was allocated: only resources that were allocated appear.
-fn show_actuated(shown: &mut Resources, actuated: &Resources) {
+fn lay_over(shown: &mut Resources, actuated: &Resources) {
     for (shown, actuated) in [
         (&mut shown.requests, &actuated.requests),
         (&mut shown.limits, &actuated.limits),

@@ -466,6 +466,73 @@ fn writes_that_the_kernel_takes_whatever_is_in_force() {
 }
 
 #[test]
+fn a_pods_cgroup_has_room_for_each_state() {
+    // RSZ-27
+    let settings = CgroupSettings::default();
+    let of = |amounts: &str| {
+        let pod = pod(amounts, amounts);
+        cgroup::pod_cgroup(&pod, QosClass::Burstable, &settings).values
+    };
+    let amounts = |values: &LinuxResources| {
+        let memory = values.memory_limit_bytes.map(|bytes| bytes >> 20);
+        (memory, values.cpu_quota_us, values.cpu_shares)
+    };
+    let most = (Some(20), Some(40_000), Some(409));
+    for [first, second] in [
+        ["cpu=400m memory=10Mi", "cpu=200m memory=20Mi"],
+        ["cpu=200m memory=20Mi", "cpu=400m memory=10Mi"],
+        ["cpu=200m memory=10Mi", "cpu=400m memory=20Mi"],
+    ] {
+        let mut values = of(first);
+        raise_pod_values(&mut values, &of(second));
+        assert_eq!(amounts(&values), most, "{first} {second}");
+        // One without limits has room for all.
+        raise_pod_values(&mut values, &of(""));
+        assert_eq!(amounts(&values), (None, None, Some(409)));
+    }
+}
+
+#[test]
+fn a_container_that_starts_leaves_the_pods_sum_in_doubt() {
+    // RSZ-26
+    let of = |mib: i64| {
+        let amount = format!("memory={mib}Mi");
+        pod_of(json!([
+            container("a", &amount, &amount),
+            container("b", "memory=8Mi", "memory=8Mi"),
+        ]))
+    };
+    let settings = CgroupSettings::default();
+    for (had, wants) in [(8, 16), (16, 8)] {
+        let new = of(wants);
+        let mut allocation = PodAllocation::settled(PodResources::of_pod(&of(had)));
+        allocation.allocated = PodResources::of_pod(&new);
+        allocation.note_starts(&["a".into()]);
+        assert!(
+            !allocation.is_actuated(),
+            "the pod's cgroup was not written"
+        );
+        let in_force: Vec<_> = allocation
+            .states_in_force()
+            .map(|state| {
+                let mut pod = new.clone();
+                state.apply_to(&mut pod);
+                pod
+            })
+            .collect();
+        // It does not run yet.
+        let plan = plan_resize(&in_force, &new, &["b".into()], &settings);
+        let memory = format!("pod: memory {}", wants + 8);
+        assert_eq!(steps(&plan).last(), Some(&memory), "{had} {wants}");
+        // Its next start is no news.
+        let before = allocation.clone();
+        allocation.note_starts(&["a".into()]);
+        assert_eq!(allocation.actuated, before.actuated);
+        assert!(allocation.in_doubt.len() <= 1);
+    }
+}
+
+#[test]
 fn containers_that_restart() {
     // ACT-37 RSZ-03 RSZ-29
     let policy = |name: &str| json!([{"resourceName": name, "restartPolicy": "RestartContainer"}]);
@@ -494,8 +561,9 @@ fn containers_that_restart() {
         let due = containers_to_restart(&new, &allocation);
         assert_eq!(due == ["c"], restarts, "{name}");
         // It starts with what it was allocated.
-        assert_eq!(allocation.note_start("c"), had != wants);
-        assert!(allocation.is_actuated() && containers_to_restart(&new, &allocation).is_empty());
+        allocation.note_starts(&["c".into()]);
+        assert_eq!(allocation.actuated, allocation.allocated);
+        assert!(containers_to_restart(&new, &allocation).is_empty());
     }
     // The pod's limit is that of a container without one.
     let memory = policy(MEMORY);
@@ -589,7 +657,7 @@ fn the_pods_limit_and_its_containers() {
     assert_eq!(steps(&plan), ["pod: memory 16"]);
     assert_eq!(plan.lowered.len(), 1, "it may be in use by now");
     // A container that starts has the new limit.
-    assert!(allocation.note_start("a"));
+    allocation.note_starts(&["a".into()]);
     let own = allocation.actuated.of_container("a").expect("there");
     assert!(own.limits.is_empty(), "it follows the pod again");
 }
@@ -662,6 +730,31 @@ fn what_a_killed_agent_may_have_done() {
     // Only what was begun is in doubt.
     let settled = PodAllocation::settled(PodResources::of_pod(&small));
     assert!(PodResize::new(settled).is_settled());
+}
+
+#[test]
+fn what_a_pod_had_by_its_status() {
+    // RSZ-26
+    let mut wants = pod_level(32, 16);
+    assert_eq!(
+        PodResources::of_status(&wants),
+        PodResources::of_pod(&wants),
+        "not started"
+    );
+    let had = pod_level(16, 8);
+    let allocation = PodAllocation::settled(PodResources::of_pod(&had));
+    for container in &had.spec.containers {
+        let mut own = ContainerStatusApi {
+            name: container.name.clone(),
+            ..ContainerStatusApi::default()
+        };
+        set_resources_status(container, Some(&allocation), &mut own);
+        wants.status.container_statuses.push(own);
+    }
+    let mut status = core::mem::take(&mut wants.status);
+    set_pod_resources_status(&had, Some(&allocation), &mut status);
+    wants.status = status;
+    assert_eq!(PodResources::of_status(&wants), PodResources::of_pod(&had));
 }
 
 #[test]
