@@ -89,23 +89,22 @@ fn write_allocation(store: &PodStore, uid: &PodUid, allocation: &PodAllocation) 
     Ok(())
 }
 
-/// Keeps what a pod of the apiserver has, before a spec with these resources is recorded. Returns what it was allocated,
-/// if that is not what the new spec says. Blocking.
+/// Keeps what a pod of the apiserver has, before a spec with the resources `wanted` is recorded. Without a record, as after
+/// a power cut or a move from another agent, it has those that its status has `shown`. Returns what it was allocated, if
+/// that is not what the new spec says. Blocking.
 ///
 /// - Errors: the record must not be written.
 pub(super) fn keep_former_resources(
     store: &PodStore,
     uid: &PodUid,
     wanted: &PodResources,
+    shown: &PodResources,
 ) -> Result<Option<PodAllocation>, PodStoreError> {
     if let Some(kept) = read_allocation(store, uid) {
         return Ok(Some(kept));
     }
-    // A damaged record says nothing that could be kept.
-    let Ok(old) = store.read_recorded_pod(uid) else {
-        return Ok(None);
-    };
-    let had = PodResources::of_pod(&old);
+    let recorded = store.read_recorded_pod(uid);
+    let had = recorded.map_or_else(|_| shown.clone(), |old| PodResources::of_pod(&old));
     if had == *wanted {
         return Ok(None);
     }

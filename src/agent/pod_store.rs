@@ -322,10 +322,25 @@ impl PodStore {
         self.read_side_file(RESOURCES, uid, limit)
     }
 
-    /// Forgets what a pod was allocated: its record says the same. Should a power cut bring the file back, that is still so.
+    /// Forgets what a pod was allocated: its record says the same, and is made durable first. Should a power cut bring the file
+    /// back, that is still so.
     pub(super) fn forget_resources(&self, uid: &PodUid) -> Result<(), PodStoreError> {
+        let dir = self.pod_dir(uid);
+        let path = dir.join(RESOURCES);
+        if path.exists() {
+            // A record that waits for the disk is no durable one: then there is none here, or an older one.
+            let record = self.record_path(uid);
+            let synced = match record.starts_with(&dir) {
+                true => file::sync_path(&record).and_then(|()| file::sync_path(&dir)),
+                false => Err(io::ErrorKind::StorageFull.into()),
+            };
+            synced.map_err(|source| PodStoreError::Io {
+                path: record,
+                source,
+            })?;
+        }
         self.remove_waiting_file(RESOURCES, uid)?;
-        remove_record(&self.pod_dir(uid).join(RESOURCES))
+        remove_record(&path)
     }
 
     fn keep_side_file(&self, name: &str, uid: &PodUid, text: &[u8]) -> io::Result<()> {

@@ -109,7 +109,7 @@ impl PodRecordWriter {
                 raw,
                 returns: false,
                 resources: (has_new_spec && source == PodSource::Api)
-                    .then(|| PodResources::of_pod(&pod)),
+                    .then(|| [PodResources::of_pod(&pod), PodResources::of_status(&pod)]),
             });
             kept.push(pod);
         }
@@ -218,8 +218,8 @@ struct PodRecordJob {
     raw: Value,
     /// Set if the pod is on its way out and comes back under its own UID: the stop still needs the old object.
     returns: bool,
-    /// Resources of the spec of a pod of the apiserver.
-    resources: Option<PodResources>,
+    /// Resources of the spec of a pod of the apiserver, and those that its status shows.
+    resources: Option<[PodResources; 2]>,
 }
 
 /// Facts about a pod whose record was written.
@@ -242,7 +242,7 @@ fn write_pod_record(
     } = job;
     // A pod that this agent has not seen may have a record: one that could not be written anew, or not be restored.
     let allocation = match &job.resources {
-        Some(wanted) => allocation::keep_former_resources(store, uid, wanted)?,
+        Some([wanted, shown]) => allocation::keep_former_resources(store, uid, wanted, shown)?,
         None => None,
     };
     let outcome = outcome::recall_outcome(store, uid, header);
@@ -265,7 +265,7 @@ fn write_pod_record(
         store.write_record(uid, header, raw)?;
     }
     let settled = allocation.as_ref().zip(job.resources.as_ref());
-    if settled.is_some_and(|(had, wanted)| had.is_settled_at(wanted))
+    if settled.is_some_and(|(had, [wanted, _])| had.is_settled_at(wanted))
         && let Err(e) = store.forget_resources(uid)
     {
         // It says the same as the record.

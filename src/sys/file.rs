@@ -67,9 +67,14 @@ pub fn birth_time_ns(path: &Path) -> Option<i64> {
 
 /// Makes names that were created, renamed or removed in `dir` survive a power cut.
 pub fn sync_dir(dir: &Path) -> io::Result<()> {
-    mark_change(dir)?;
-    File::open(dir)?.sync_all()?;
-    mark_synced(dir);
+    sync_path(dir)
+}
+
+/// Makes the content of a file, or the names in a directory, survive a power cut.
+pub fn sync_path(path: &Path) -> io::Result<()> {
+    mark_change(path)?;
+    File::open(path)?.sync_all()?;
+    mark_synced(path);
     Ok(())
 }
 

@@ -79,9 +79,12 @@ impl Site {
         }
     }
 
-    /// For schedules from elsewhere.
-    pub(super) fn for_replay(root: &Path) -> Self {
-        Self::with(root, MAX_PODS_REPLAYED, &[])
+    /// For schedules from elsewhere: those of resizes, or all others.
+    pub(super) fn for_replay(root: &Path, resizes: bool) -> Self {
+        match resizes {
+            true => Self::new(root, Kind::Resizes),
+            false => Self::with(root, MAX_PODS_REPLAYED, &[]),
+        }
     }
 
     fn with(root: &Path, max_pods: u32, more: &[&str]) -> Self {
@@ -258,6 +261,12 @@ fn attempt(site: &Site, schedule: &[Timed]) -> Result<Counts, String> {
     }
 }
 
+/// Whether a schedule is one of a node whose pods are resized: in no other do updates fail.
+pub(super) fn is_of_resizes(schedule: &[Timed]) -> bool {
+    let fail = |timed: &Timed| matches!(timed.input, Input::UpdatesFail { .. });
+    schedule.iter().any(fail)
+}
+
 /// Takes away what the failure does not need.
 fn shrink(site: &Site, mut failure: Failure) -> Failure {
     let end = clock::mono_now() + SHRINK_TIME;
@@ -271,6 +280,9 @@ fn shrink(site: &Site, mut failure: Failure) -> Failure {
             }
             let mut less = failure.schedule.clone();
             less.drain(from..(from + size).min(less.len()));
+            if is_of_resizes(&less) != is_of_resizes(&failure.schedule) {
+                continue;
+            }
             if let Err(what) = attempt(site, &less) {
                 failure.schedule = less;
                 failure.what = what;
@@ -291,8 +303,7 @@ pub(super) fn report(site: &Site, failure: Failure) -> String {
     let mut text = format!("{}\n", failure.what);
     if let Some(seed) = failure.seed {
         let joins = |timed: &Timed| matches!(timed.input, Input::Join { .. });
-        let has = |test: fn(&Input) -> bool| failure.schedule.iter().any(|t| test(&t.input));
-        let kind = if has(|input| matches!(input, Input::UpdatesFail { .. })) {
+        let kind = if is_of_resizes(&failure.schedule) {
             "resizes"
         } else if failure.schedule.iter().any(joins) {
             "cluster"

@@ -399,6 +399,32 @@ fn pods_of_manifests_are_not_resized() {
 }
 
 #[test]
+fn a_pod_whose_record_is_lost_has_what_its_status_shows() {
+    // RSZ-26 RSZ-27
+    let api = Arc::new(FakeApi::default());
+    let world = World::with_api(&api);
+    world.apply(&[]);
+    let uid = start(&api, &world, "a", container(&memory(16)));
+    world.until("shows it", |_| shown(&api, "a")["resources"] == memory(16));
+    let dir = world.parts.machine.store.pod_dir(&uid.as_str().into());
+    std::fs::write(dir.join("pod.json"), "").expect("torn");
+    // More than the node has: a new pod with this would be refused.
+    resize(&api, "a", &memory(1 << 20));
+    let world = world.reboot();
+    world.apply(&[]);
+    world.until("is judged", |w| {
+        w.fake.container(&uid.as_str().into(), "c").is_some()
+            && pending(&api, "a").is_some_and(|(reason, _)| reason == "Infeasible")
+    });
+    assert_eq!(limit(&world, &uid), Some(16));
+    world.until("shows what it has", |_| {
+        shown(&api, "a")["resources"] == memory(16)
+    });
+    assert_eq!(api.phase("a"), "Running");
+    assert!(resources_file(&world, &uid));
+}
+
+#[test]
 fn a_pod_with_resources_of_its_own_is_resized() {
     // RSZ-03 RSZ-22 RSZ-23 RSZ-26 RSZ-27 RSZ-28 RSZ-30
     let api = Arc::new(FakeApi::default());
