@@ -194,6 +194,13 @@ fn services_are_written_followed_and_removed() {
         .expect("create");
     server.create(&slice("next", &ENDPOINTS)).expect("create");
     until_rules(&host, "a Service comes", |rules| has(rules, "10.96.7.8 "));
+    // Its slice leaves it: the address is in the set of those without an endpoint, too.
+    let label = json!({"metadata": {"labels": {"kubernetes.io/service-name": null}}});
+    let patched = server.patch("endpointslices", "default", "next-1", "", &label);
+    patched.expect("patch");
+    until_rules(&host, "a slice leaves", |rules| {
+        rules.matches("10.96.7.8 . 6 . 80").count() == 2
+    });
 
     let check = host.command_with_flags("check", &[]);
     let said = text(&check.stdout);

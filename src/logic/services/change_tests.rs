@@ -1,20 +1,30 @@
 //! Changes that concern several Services: addresses that pass from one to another, Services that are made anew, refused,
 //! or have nothing to serve any more.
 
-use alloc::{format, string::String, vec::Vec};
+use alloc::{
+    collections::BTreeSet,
+    format,
+    string::{String, ToString as _},
+    vec,
+    vec::Vec,
+};
 use core::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::{
+    AddressFamily,
     index::{ServiceIndex, ServiceListing, WrittenService},
     live::{LiveTable, has_own_table},
     object::digest_text,
     pause::GrowingPause,
-    plan::ServicePlan,
+    plan::{ChainName, ServicePlan},
     table::{TABLE, base_table},
     tests::{gather, live_of, network, plan_of, service_of, slice, web},
-    transaction::{MAX_SERVICE_BYTES, ServiceWrite, TableBefore, write_service},
+    transaction::{
+        MAX_SERVICE_BYTES, ServiceWrite, StaleChain, TableBefore, delete_chains, update_live,
+        write_service,
+    },
     udp::udp_ports,
 };
 
@@ -186,6 +196,83 @@ fn a_refused_service_waits_for_its_time() {
     set_written(&mut index, "web", "w", false);
     assert_eq!((index.count_refused(), index.count_written()), (0, 2));
     assert!(index.has_service("shop", "web") && !index.has_service("shop", "we"));
+
+    // Its time comes, and that of others whose flows could not be removed, or that are gone.
+    list(&mut index, &[("web", "w"), ("db", "d"), ("dns", "n")]);
+    due(&mut index);
+    set_written(&mut index, "dns", "n", false);
+    index.set_refused("shop", "web");
+    index.set_stale_flows("shop", "dns");
+    index.set_gone_refused(7);
+    assert_eq!((index.count_due(), index.take_gone()), (0, Vec::new()));
+    index.retry_refused();
+    assert_eq!(
+        (due(&mut index).join(" "), index.take_gone()),
+        ("dns web".into(), vec![7])
+    );
+    assert!(index.written_before("shop", "dns").has_stale_flows);
+    set_written(&mut index, "web", "w", false);
+    set_written(&mut index, "dns", "n", false);
+    index.retry_refused();
+    assert_eq!((index.count_due(), index.take_gone()), (0, Vec::new()));
+}
+
+#[test]
+fn chains_of_a_policy_or_of_affinity_that_ends_go() {
+    // PROX-25
+    let with = |fields: &[(&str, Value)]| {
+        let mut object = web("a", "10.43.0.1", &["203.0.113.1"]);
+        for (field, value) in fields {
+            object["spec"][*field] = value.clone();
+        }
+        plan_of(&object, &[slice("s", &["10.42.0.11"])])
+    };
+    let plain = with(&[]);
+    for (field, value, chains) in [
+        ("externalTrafficPolicy", json!("Local"), &["local-"][..]),
+        ("internalTrafficPolicy", json!("Local"), &["local-"]),
+        ("sessionAffinity", json!("ClientIP"), &["endpoint-"]),
+    ] {
+        let before = with(&[(field, value)]);
+        assert_ne!(
+            before.frontends_digest(),
+            plain.frontends_digest(),
+            "{field}"
+        );
+        let mut live = live_of(&[&before]);
+        let written = write(&plain, &live, &|_| true);
+        assert!(!written.stale.is_empty(), "{field}");
+        for (_, name) in &written.stale {
+            let name = name.to_string();
+            assert!(chains.iter().any(|kind| name.starts_with(kind)), "{name}");
+        }
+        // They are free once, not each time that the Service is written.
+        update_live(&mut live, &plain, &written);
+        assert_eq!(write(&plain, &live, &|_| true).stale, []);
+    }
+}
+
+#[test]
+fn no_free_chain_is_forgotten() {
+    // PROX-25
+    let plan = plan_of(&web("a", "10.43.0.1", &[]), &[]);
+    let name = plan.chains.first().expect("a chain").name;
+    let all: BTreeSet<StaleChain> = (1..=1200)
+        .map(|port| (AddressFamily::V4, ChainName { port, ..name }))
+        .collect();
+    let mut rest = all.clone();
+    let mut text = String::new();
+    let mut count = 0;
+    while !rest.is_empty() {
+        let part = delete_chains(&mut rest);
+        assert!(part.lines().count() <= 500);
+        text.push_str(&part);
+        count += 1;
+    }
+    assert_eq!((count, text.lines().count()), (3, all.len()));
+    for (_, name) in all {
+        assert!(text.contains(&format!(" {name}\n")), "{name}");
+    }
 }
 
 #[test]
@@ -258,8 +345,5 @@ fn own_tables() {
         "table ip kube-proxy\ntable inet picolet-services-of-mine\n"
     ));
     assert!(!has_own_table(""));
-    assert!(!has_own_table(&base_table(
-        super::AddressFamily::V4,
-        &network()
-    )));
+    assert!(!has_own_table(&base_table(AddressFamily::V4, &network())));
 }

@@ -56,6 +56,8 @@ struct RecordState {
     has_conflict: bool,
     /// The kernel did not take its rules; those of before are still there.
     was_refused: bool,
+    /// Flows of UDP may lead to endpoints that are gone: they could not be removed.
+    has_stale_flows: bool,
 }
 
 /// What was written of a Service.
@@ -92,6 +94,8 @@ pub struct WrittenBefore {
     pub had_conflict: bool,
     /// The kernel did not take its rules.
     pub was_refused: bool,
+    /// Its flows of UDP were not looked through.
+    pub has_stale_flows: bool,
 }
 
 /// Digests of the UIDs of the Services that exist, in order.
@@ -171,6 +175,8 @@ pub struct ServiceIndex {
     records: Vec<ServiceRecord>,
     /// UIDs of Services that are gone and still in the table.
     gone: Vec<u64>,
+    /// UIDs of such Services whose rules the kernel does not let go.
+    refused_gone: Vec<u64>,
     is_listed: bool,
 }
 
@@ -320,6 +326,7 @@ impl ServiceIndex {
             was_missing: record.state.was_missing,
             had_conflict: record.state.has_conflict,
             was_refused: record.state.was_refused,
+            has_stale_flows: record.state.has_stale_flows,
         }
     }
 
@@ -337,6 +344,7 @@ impl ServiceIndex {
         record.state.was_missing = service.has_missing;
         record.state.has_conflict = service.has_conflict;
         record.state.was_refused = false;
+        record.state.has_stale_flows = false;
         self.gone.extend(lost);
     }
 
@@ -359,6 +367,27 @@ impl ServiceIndex {
     pub fn set_refused(&mut self, namespace: &str, name: &str) {
         if let Some(record) = self.record(namespace, name) {
             record.state.was_refused = true;
+        }
+    }
+
+    /// Notes a Service that is gone, and whose rules the kernel does not let go.
+    pub fn set_gone_refused(&mut self, uid: u64) {
+        self.refused_gone.push(uid);
+    }
+
+    /// Notes a Service that was written, and whose flows of UDP could not be removed.
+    pub fn set_stale_flows(&mut self, namespace: &str, name: &str) {
+        if let Some(record) = self.record(namespace, name) {
+            record.state.has_stale_flows = true;
+        }
+    }
+
+    /// Marks all that the kernel did not take, and no other.
+    pub fn retry_refused(&mut self) {
+        self.gone.append(&mut self.refused_gone);
+        for record in &mut self.records {
+            let state = &mut record.state;
+            state.is_due |= state.was_refused || state.has_stale_flows;
         }
     }
 

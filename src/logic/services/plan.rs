@@ -227,7 +227,8 @@ impl ServicePlan {
         chains + self.elements.len() * ELEMENT_BYTES > MAX_SERVICE_BYTES
     }
 
-    /// Digest of the elements of maps: while it stays, only chains have to be written.
+    /// Digest of the elements of maps, and of the chains that depend on policies: while it stays, only the rules of chains
+    /// have to be written.
     #[must_use]
     pub fn frontends_digest(&self) -> u64 {
         let mut fnv = FnvHasher::default();
@@ -236,6 +237,16 @@ impl ServicePlan {
                 fnv.write_text(text);
             }
         }
+        let mut has_affinity = false;
+        for chain in &self.chains {
+            // Chains of endpoints are written by who reads the table.
+            if let ChainKind::Endpoint(..) = chain.name.kind {
+                has_affinity = true;
+            } else {
+                fnv.write_text(&chain.name.to_string());
+            }
+        }
+        fnv.write(&[has_affinity.into()]);
         fnv.finish64()
     }
 

@@ -304,6 +304,9 @@ pub fn update_live(live: &mut LiveTable, plan: &ServicePlan, written: &ServiceWr
         .filter(|((_, key), _)| !written.conflicts.contains(key));
     live.elements
         .extend(mine.map(|(key, chain)| (*key, *chain)));
+    for stale in &written.stale {
+        live.chains.remove(stale);
+    }
     live.chains
         .extend(plan.chains.iter().map(|chain| (chain.family, chain.name)));
 }
@@ -325,12 +328,14 @@ pub fn remove_hairpins(gone: &[IpAddr]) -> String {
     out
 }
 
-/// Returns the text that deletes chains which are free for a second, and those that are left for the next transaction.
+/// Takes as many chains out of `stale` as one transaction deletes, and returns its text. All are free for a second.
 #[must_use]
-pub fn delete_chains(stale: &[StaleChain]) -> (String, &[StaleChain]) {
-    let (now, later) = stale.split_at(stale.len().min(DELETED_CHAINS));
+pub fn delete_chains(stale: &mut BTreeSet<StaleChain>) -> String {
     let mut out = String::new();
-    for (family, name) in now {
+    for _ in 0..DELETED_CHAINS {
+        let Some((family, name)) = stale.pop_first() else {
+            break;
+        };
         let of = family.word();
         out.push_str(&format!("delete chain {of} {TABLE} {name}\n"));
         if let ChainKind::Endpoint(..) = name.kind {
@@ -340,7 +345,7 @@ pub fn delete_chains(stale: &[StaleChain]) -> (String, &[StaleChain]) {
             ));
         }
     }
-    (out, later)
+    out
 }
 
 /// Texts of Services, gathered into transactions of at most [`PART_BYTES`].

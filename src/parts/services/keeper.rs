@@ -2,7 +2,7 @@
 //!
 //! Whatever fails, the table stays as it is, and is brought up to date later.
 
-use alloc::rc::Rc;
+use alloc::{collections::BTreeSet, rc::Rc};
 use core::time::Duration;
 
 use smol::future;
@@ -12,6 +12,7 @@ use super::{
     doorbells::ServiceDoorbells,
     reading::ServiceReader,
     round::{RoundError, WriteRound},
+    sending::remove_flows,
     settings::ServicesConfig,
     tools::{KeeperTools, proxy_node},
     writer::{
@@ -46,12 +47,10 @@ const WRITE_PAUSE: Duration = Duration::from_secs(1);
 /// Pauses after a failure.
 pub(super) const FIRST_PAUSE: Duration = Duration::from_secs(2);
 pub(super) const LAST_PAUSE: Duration = Duration::from_secs(60);
-/// Longest pause before Services that the kernel refused are tried again, with all others.
+/// Longest pause before Services that the kernel refused are tried again.
 const LAST_REFUSED: Duration = Duration::from_secs(1800);
 /// Time between two looks for a kube-proxy that was in the way, or a program that was missing.
 const REFUSED_PAUSE: Duration = Duration::from_secs(60);
-/// Chains that wait to be deleted; more are found by a later look at the table.
-const MAX_STALE: usize = 1000;
 
 /// See the module.
 pub(super) struct ServicesKeeper {
@@ -59,7 +58,7 @@ pub(super) struct ServicesKeeper {
     tools: KeeperTools,
     index: ServiceIndex,
     /// Chains that wait to be deleted.
-    stale: Vec<StaleChain>,
+    stale: BTreeSet<StaleChain>,
     /// Set if the table is to be compared with everything: after a start, and after a transaction failed.
     is_suspect: bool,
     /// Set if there is no table.
@@ -104,13 +103,14 @@ impl ServicesKeeper {
                 complaints: Rc::clone(tools.complaints),
                 disk: tools.disk.clone(),
                 clock: Rc::clone(tools.clock),
+                remove_flows,
                 read_node: Box::new(move || proxy_node(&node)),
                 link_policy: Rc::clone(tools.link_policy),
                 cluster_network: Rc::clone(tools.cluster_network),
                 reader: tools.cluster_reader.clone(),
             },
             index: ServiceIndex::default(),
-            stale: Vec::new(),
+            stale: BTreeSet::new(),
             is_suspect: true,
             is_removed: false,
             is_list_failing: false,
@@ -280,7 +280,7 @@ impl ServicesKeeper {
             }
             if self.retry_due.is_some_and(|due| now >= due) {
                 self.retry_due = None;
-                self.is_suspect = true;
+                self.index.retry_refused();
             }
             let mut next = list_due.min(look_due);
             if self.tools.clock.now() >= write_due {
@@ -428,14 +428,12 @@ impl ServicesKeeper {
         network: &ProxyNetwork,
         node: &ProxyNode,
     ) -> Result<bool, RoundError> {
-        let ready = core::mem::take(&mut self.stale);
-        let mut rest = ready.as_slice();
-        while !rest.is_empty() {
-            let (text, later) = delete_chains(rest);
-            rest = later;
+        while !self.stale.is_empty() {
+            let text = delete_chains(&mut self.stale);
             if let Err(e) = self.tools.writer.write_text(text).await {
-                // They are empty, and nothing leads to them; the next whole look finds them.
+                // They are empty, and nothing leads to them; a whole look finds them.
                 log::debug!("chains of Services: {}", error_chain(&e));
+                self.is_suspect |= !matches!(e, NftError::Refused(_));
             }
         }
         if !self.index.is_listed() {
@@ -455,13 +453,14 @@ impl ServicesKeeper {
             let pause = self.retry_pause.take();
             self.retry_due = Some(self.tools.clock.now() + pause);
         }
-        let stale = round.take_stale();
-        self.stale.extend(stale.into_iter().take(MAX_STALE));
+        self.stale = round.take_stale();
+        let is_cut = round.is_cut && self.is_suspect;
         if let Err(e) = written {
             self.is_suspect |= e.is_of_table;
             return Err(e);
         }
-        self.is_suspect = false;
+        // Once these chains are deleted, others are read.
+        self.is_suspect = is_cut && !self.stale.is_empty();
         let services = self.index.count_written();
         let refused = self.index.count_refused();
         if refused == 0 && self.retry_due.is_none() {

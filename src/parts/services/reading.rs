@@ -37,9 +37,10 @@ pub(super) fn services_path() -> String {
     format!("/api/v1/services?{SELECTOR}")
 }
 
-/// Path of all slices.
+/// Path of all slices of Services. A watch of them tells of one that loses its Service as of one that is deleted: with
+/// the labels that it had.
 pub(super) fn slices_path() -> String {
-    format!("/apis/discovery.k8s.io/v1/endpointslices?{SELECTOR}")
+    format!("/apis/discovery.k8s.io/v1/endpointslices?{SELECTOR}%2Ckubernetes.io%2Fservice-name")
 }
 
 /// A Service, its endpoints, and what is wrong with its Objects.
@@ -180,19 +181,20 @@ impl ServiceReader {
             let node = node.clone();
             let each = move |services: &mut Vec<ReadService>, slice: Value| {
                 let owner = slice["metadata"]["labels"][SERVICE_NAME].as_str();
-                let found = services
-                    .iter_mut()
-                    .find(|it| Some(it.name.as_str()) == owner);
-                if let Some(ReadService {
-                    service: Some(service),
+                let mut all = services.iter_mut();
+                let Some(ReadService {
+                    service,
                     endpoints,
                     faults,
                     ..
-                }) = found
-                {
-                    collect_slice(&slice, service, &node, endpoints, faults);
-                } else if let Some(idle) = found_idle(services, owner) {
-                    idle.endpoints.count_slice(slice_number(&slice));
+                }) = all.find(|it| Some(it.name.as_str()) == owner)
+                else {
+                    return;
+                };
+                match service {
+                    Some(service) => collect_slice(&slice, service, &node, endpoints, faults),
+                    // It has nothing to serve: its slices only count as read.
+                    None => endpoints.count_slice(slice_number(&slice)),
                 }
             };
             let read = self
@@ -211,16 +213,6 @@ impl ServiceReader {
         }
         Ok(gathered)
     }
-}
-
-/// The Service of a slice, which has nothing to serve: its slices only count as read.
-fn found_idle<'a>(
-    services: &'a mut [ReadService],
-    owner: Option<&str>,
-) -> Option<&'a mut ReadService> {
-    services
-        .iter_mut()
-        .find(|it| Some(it.name.as_str()) == owner)
 }
 
 fn slice_number(slice: &Value) -> u64 {

@@ -18,13 +18,13 @@ use crate::{
     logic::services::{
         ProxyNetwork, ProxyNode,
         index::{LivingServices, ServiceIndex, WrittenService},
-        live::LiveTable,
+        live::{LiveTable, MAX_READ},
         plan::{ServicePlan, plan_service},
         transaction::{
             MAX_SERVICE_BYTES, ServiceWrite, StaleChain, TableBefore, TransactionParts,
             remove_hairpins, update_live, write_service,
         },
-        udp::udp_ports,
+        udp::{UdpPort, udp_ports},
     },
 };
 
@@ -76,14 +76,20 @@ pub(super) struct WriteRound<'a> {
     living: LivingServices,
     pub(super) parts: TransactionParts,
     pub(super) pending: Vec<PendingService>,
-    pub(super) stale: Vec<StaleChain>,
+    /// Chains that are free now. All are of the table as it was read, or of a plan.
+    pub(super) stale: BTreeSet<StaleChain>,
+    /// Set if the table has more chains than are read: another round has to look for the rest.
+    pub(super) is_cut: bool,
+    /// Ports of UDP whose flows have to be looked through, and their Services.
+    pub(super) udp: Vec<UdpPort>,
+    pub(super) udp_services: Vec<(String, String)>,
     hairpins: BTreeSet<IpAddr>,
     /// Set if not all endpoints of this node are in these: a Service is too large.
     has_unplanned: bool,
     pub(super) has_written: bool,
     /// Set if a Service gave up an address, for which another may wait.
     pub(super) gave_up: bool,
-    /// Set if the kernel did not take the rules of a Service.
+    /// Set if the kernel did not take the rules of a Service, or did not remove its flows.
     pub(super) has_refused: bool,
 }
 
@@ -104,7 +110,10 @@ impl<'a> WriteRound<'a> {
             living: LivingServices::default(),
             parts: TransactionParts::default(),
             pending: Vec::new(),
-            stale: Vec::new(),
+            stale: BTreeSet::new(),
+            is_cut: false,
+            udp: Vec::new(),
+            udp_services: Vec::new(),
             hairpins: BTreeSet::new(),
             has_unplanned: false,
             has_written: false,
@@ -118,13 +127,13 @@ impl<'a> WriteRound<'a> {
         self.has_written
     }
 
-    /// Returns true if the kernel did not take the rules of a Service, which is not due.
+    /// Returns true if the kernel refused something of a Service, which is not due.
     pub(super) const fn has_refused(&self) -> bool {
         self.has_refused
     }
 
     /// Takes the chains that are free now.
-    pub(super) fn take_stale(&mut self) -> Vec<StaleChain> {
+    pub(super) fn take_stale(&mut self) -> BTreeSet<StaleChain> {
         core::mem::take(&mut self.stale)
     }
 
@@ -258,6 +267,7 @@ impl<'a> WriteRound<'a> {
             let writer = &*self.tools.writer;
             let live = read_live_table(writer, &self.network.families).await?;
             self.is_new = live.elements.is_empty() && live.chains.is_empty();
+            self.is_cut = live.chains.len() >= MAX_READ;
             self.live = Some(live);
         }
         Ok(())
@@ -321,8 +331,8 @@ impl<'a> WriteRound<'a> {
             has_missing: !plan.missing.is_empty(),
             ..seen
         };
-        let is_same_service = before.uid == plan.uid && !before.had_conflict;
-        if is_same_service && before.written == written.written {
+        let is_same_service = before.uid == plan.uid && !before.had_conflict && !before.was_refused;
+        if is_same_service && !before.has_stale_flows && before.written == written.written {
             index.set_written(&namespace, &name, written);
             return Ok(());
         }
@@ -414,7 +424,10 @@ impl<'a> WriteRound<'a> {
             let result = self.write_with_live(&plan, &mut text);
             let pending = PendingService {
                 name: None,
-                written: WrittenService::default(),
+                written: WrittenService {
+                    uid: *uid,
+                    ..WrittenService::default()
+                },
                 text,
                 stale: result.stale,
                 udp: Vec::new(),

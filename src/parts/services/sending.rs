@@ -56,8 +56,9 @@ impl WriteRound<'_> {
             None => {
                 // What has no text is as it should be.
                 for service in pending {
-                    let _ = self.note_written(index, service);
+                    self.note_written(index, service);
                 }
+                self.remove_stale_flows(index).await;
                 Ok(())
             }
         }
@@ -74,12 +75,10 @@ impl WriteRound<'_> {
         let sent = self.tools.writer.write_text(text).await;
         let Err(error) = sent else {
             self.tools.board.count(|it| it.written += 1);
-            // One look at all flows for all of them: each takes the kernel milliseconds.
-            let mut udp = Vec::new();
             for service in services {
-                udp.extend(self.note_written(index, service));
+                self.note_written(index, service);
             }
-            self.remove_stale_flows(udp).await;
+            self.remove_stale_flows(index).await;
             return Ok(());
         };
         self.tools.board.count(|it| it.failed += 1);
@@ -93,29 +92,32 @@ impl WriteRound<'_> {
         self.live = None;
         let mut one = (services.len() == 1).then_some(error);
         let mut rest = services.into_iter();
+        let mut result = Ok(());
         while let Some(service) = rest.next() {
             let sent = match one.take() {
                 Some(error) => Err(error),
                 None => self.tools.writer.write_text(service.text.clone()).await,
             };
             match sent {
-                Ok(_) => {
-                    let udp = self.note_written(index, service);
-                    self.remove_stale_flows(udp).await;
-                }
+                Ok(_) => self.note_written(index, service),
                 Err(e @ NftError::Refused(_)) => {
                     self.has_refused = true;
+                    if service.name.is_none() {
+                        index.set_gone_refused(service.written.uid);
+                    }
                     let (namespace, name) = service.name.unwrap_or_default();
                     self.refuse_service(index, &namespace, &name, &error_chain(&e));
                 }
                 Err(e) => {
                     set_all_due(index, &[service]);
                     set_all_due(index, rest.as_slice());
-                    return Err(e.into());
+                    result = Err(e.into());
+                    break;
                 }
             }
         }
-        Ok(())
+        self.remove_stale_flows(index).await;
+        result
     }
 
     /// Notes and tells that a Service cannot be written; one without a name is gone. Its rules stay as they are.
@@ -137,44 +139,33 @@ impl WriteRound<'_> {
         index.set_refused(namespace, name);
     }
 
-    /// Notes a Service that was written. Returns its ports of UDP.
-    fn note_written(&mut self, index: &mut ServiceIndex, service: PendingService) -> Vec<UdpPort> {
+    /// Notes a Service that was written.
+    fn note_written(&mut self, index: &mut ServiceIndex, service: PendingService) {
         self.has_written = true;
         self.stale.extend(service.stale);
-        if let Some((namespace, name)) = &service.name {
-            index.set_written(namespace, name, service.written);
+        if let Some((namespace, name)) = service.name {
+            index.set_written(&namespace, &name, service.written);
+            if !service.udp.is_empty() {
+                self.udp.extend(service.udp);
+                self.udp_services.push((namespace, name));
+            }
         }
         for uid in service.robbed {
             index.set_robbed(uid);
         }
         self.gave_up |= service.gave_up;
-        service.udp
     }
 
-    /// Removes flows of UDP that lead to endpoints which are gone.
-    async fn remove_stale_flows(&self, ports: Vec<UdpPort>) {
+    /// Removes flows of UDP that lead to endpoints which are gone: of all Services with one look at all flows, which takes
+    /// the kernel milliseconds. If it fails, the Services are written and looked through again later.
+    async fn remove_stale_flows(&mut self, index: &mut ServiceIndex) {
+        let ports = core::mem::take(&mut self.udp);
+        let services = core::mem::take(&mut self.udp_services);
         if ports.is_empty() {
             return;
         }
-        let removed = self.tools.disk.run_job(move || {
-            let mut removed = 0;
-            let own = own_addresses()?;
-            for is_v6 in [false, true] {
-                let is_mine = |port: &UdpPort| port.serving.iter().any(|it| it.is_ipv6() == is_v6);
-                if !ports.iter().any(is_mine) {
-                    continue;
-                }
-                removed += conntrack::remove_udp_flows(is_v6, &mut |flow| {
-                    let flow = UdpFlow {
-                        dialled: flow.dialled,
-                        answers: flow.answers,
-                    };
-                    is_stale_flow(&flow, &ports, &own)
-                })?;
-            }
-            Ok::<_, io::Error>(removed)
-        });
-        match removed.await {
+        let remove = self.tools.remove_flows;
+        match self.tools.disk.run_job(move || remove(&ports)).await {
             Ok(removed) => {
                 let removed = u64::try_from(removed).unwrap_or(0);
                 self.tools.board.count(|it| it.flows += removed);
@@ -182,9 +173,33 @@ impl WriteRound<'_> {
             Err(e) => {
                 let why = format!("flows of UDP may lead to endpoints that are gone: {e}");
                 self.tools.complaints.complain(&why);
+                self.has_refused = true;
+                for (namespace, name) in services {
+                    index.set_stale_flows(&namespace, &name);
+                }
             }
         }
     }
+}
+
+/// Removes the flows of UDP that lead to none of the endpoints of these ports. Returns their number.
+pub(super) fn remove_flows(ports: &[UdpPort]) -> io::Result<usize> {
+    let mut removed = 0;
+    let own = own_addresses()?;
+    for is_v6 in [false, true] {
+        let is_mine = |port: &UdpPort| port.serving.iter().any(|it| it.is_ipv6() == is_v6);
+        if !ports.iter().any(is_mine) {
+            continue;
+        }
+        removed += conntrack::remove_udp_flows(is_v6, &mut |flow| {
+            let flow = UdpFlow {
+                dialled: flow.dialled,
+                answers: flow.answers,
+            };
+            is_stale_flow(&flow, ports, &own)
+        })?;
+    }
+    Ok(removed)
 }
 
 fn set_all_due(index: &mut ServiceIndex, services: &[PendingService]) {

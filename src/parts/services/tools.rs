@@ -2,6 +2,7 @@
 
 use alloc::rc::Rc;
 use core::time::Duration;
+use std::io;
 
 use super::{
     ServicesBoard,
@@ -17,7 +18,7 @@ use crate::{
         recorder::{EventRecorder, EventSeverity},
     },
     kube::ClusterReader,
-    logic::services::{ProxyNode, live::has_kube_proxy},
+    logic::services::{ProxyNode, live::has_kube_proxy, udp::UdpPort},
     sys::lane::Lane,
 };
 
@@ -29,6 +30,8 @@ pub(super) struct KeeperTools {
     pub(super) complaints: Rc<Complaints>,
     pub(super) disk: Lane,
     pub(super) clock: Rc<dyn Clock>,
+    /// Removes flows of UDP; blocks.
+    pub(super) remove_flows: fn(&[UdpPort]) -> io::Result<usize>,
     /// Reads the node as the choice of endpoints sees it.
     pub(super) read_node: Box<dyn Fn() -> ProxyNode>,
     pub(super) link_policy: Rc<dyn LinkPolicy>,
