@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use picolet_test_apiserver::{Entry, Fault, Identity, Rule, TestServer};
 use serde_json::{Value, json};
 
-use crate::host::{Host, PATIENCE, text};
+use crate::host::{Host, NODE, PATIENCE, text};
 use crate::member::{able, member, wait_ready, wrong};
 use crate::own_network::{OwnNetwork, sh};
 
@@ -42,6 +42,24 @@ fn dial() -> Option<String> {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).ok()?;
     Some(answer)
+}
+
+/// Asks for the health of the node: status, and if load balancers may use it.
+fn healthz() -> String {
+    use std::io::Write as _;
+    let Ok(mut stream) = TcpStream::connect("127.0.0.1:10256") else {
+        return String::new();
+    };
+    let mut answer = String::new();
+    let sent = stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: n1\r\n\r\n");
+    let read = sent.and_then(|()| stream.read_to_string(&mut answer));
+    let Some((head, body)) = answer.split_once("\r\n\r\n").filter(|_| read.is_ok()) else {
+        return answer;
+    };
+    let status = head.lines().next().unwrap_or_default();
+    let body: Value = serde_json::from_str(body).unwrap_or_default();
+    let status = status.trim_start_matches("HTTP/1.1 ");
+    format!("{status} {{nodeEligible: {}}}", body["nodeEligible"])
 }
 
 pub(crate) fn service(name: &str, ip: &str) -> Value {
@@ -135,7 +153,7 @@ fn able_with_rules() -> bool {
 
 #[test]
 fn services_are_written_followed_and_removed() {
-    // PROX-02 PROX-04 PROX-21 PROX-28
+    // PROX-02 PROX-04 PROX-19 PROX-21 PROX-28
     if !able_with_rules() {
         return;
     }
@@ -200,6 +218,20 @@ fn services_are_written_followed_and_removed() {
     patched.expect("patch");
     until_rules(&host, "a slice leaves", |rules| {
         rules.matches("10.96.7.8 . 6 . 80").count() == 2
+    });
+
+    // The health of the node.
+    let healthy = "200 OK {nodeEligible: true}";
+    host.until("a healthy node", |_| (healthz() == healthy, healthz()));
+    let taint = json!({"key": "ToBeDeletedByClusterAutoscaler", "effect": "PreferNoSchedule"});
+    let taint = json!({"spec": {"taints": [taint]}});
+    server.patch("nodes", "", NODE, "", &taint).expect("patch");
+    host.until("a node that is about to go", |_| {
+        let told = healthz();
+        (
+            told == "503 Service Unavailable {nodeEligible: false}",
+            told,
+        )
     });
 
     let check = host.command_with_flags("check", &[]);

@@ -9,9 +9,13 @@ use alloc::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    api::{Node, WallTime},
     check::CheckFinding,
     metrics::exposition::{MetricType, MetricsText},
 };
+
+/// Taint of a node that the cluster autoscaler is about to delete.
+const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
 /// State of the part, as the agent reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -125,6 +129,43 @@ pub fn write_services_metrics(figures: &ServicesFigures, page: &mut MetricsText)
     }
 }
 
+/// Returns true if load balancers may use a Node: it stays. One that is not known yet does.
+#[must_use]
+pub fn is_node_eligible(node: Option<&Node>) -> bool {
+    node.is_none_or(|node| {
+        let mut taints = node.spec.taints.iter();
+        node.metadata.deletion_timestamp.is_none() && taints.all(|taint| taint.key != TO_BE_DELETED)
+    })
+}
+
+/// Answer about this node as a whole: status and JSON. `updated`: time of the last write.
+///
+/// - Source: kubernetes `pkg/proxy/healthcheck/proxy_health.go`.
+#[must_use]
+pub fn answer_healthz(
+    path: &[u8],
+    is_healthy: bool,
+    is_eligible: bool,
+    (updated, now): (WallTime, WallTime),
+) -> (u16, String) {
+    let (status, more) = match path {
+        b"/livez" => (status_of(is_healthy), String::new()),
+        b"/healthz" => (
+            status_of(is_healthy && is_eligible),
+            format!(",\"nodeEligible\":{is_eligible}"),
+        ),
+        _ => return (404, String::new()),
+    };
+    // Who is healthy has nothing to write.
+    let updated = if status == 200 { now } else { updated };
+    let body = format!("{{\"lastUpdated\":\"{updated}\",\"currentTime\":\"{now}\"{more}}}");
+    (status, body)
+}
+
+const fn status_of(is_healthy: bool) -> u16 {
+    if is_healthy { 200 } else { 503 }
+}
+
 /// Answer of the health check port of a Service: status and JSON.
 #[must_use]
 pub fn answer_health_port(
@@ -138,10 +179,5 @@ pub fn answer_health_port(
         text(namespace),
         text(name)
     );
-    let status = if local_endpoints > 0 && is_healthy {
-        200
-    } else {
-        503
-    };
-    (status, body)
+    (status_of(local_endpoints > 0 && is_healthy), body)
 }

@@ -748,9 +748,13 @@ fn ranges() {
 fn health() {
     // PROX-18
     use super::health::{
-        ServicesFigures, ServicesHealth, answer_health_port, check_services, write_services_metrics,
+        ServicesFigures, ServicesHealth, answer_health_port, answer_healthz, check_services,
+        is_node_eligible, write_services_metrics,
     };
-    use crate::check::FindingLevel;
+    use crate::{
+        api::{Node, WallTime},
+        check::FindingLevel,
+    };
     let body = |n, healthy| {
         format!(
             "{{\"service\":{{\"namespace\":\"a\",\"name\":\"b\"}},\"localEndpoints\":{n},\"serviceProxyHealthy\":{healthy}}}"
@@ -759,6 +763,49 @@ fn health() {
     for (endpoints, is_healthy, status) in [(1, true, 200), (0, true, 503), (1, false, 503)] {
         let answer = answer_health_port(("a", "b"), endpoints, is_healthy);
         assert_eq!(answer, (status, body(endpoints, is_healthy)));
+    }
+    // PROX-19
+    let (updated, now) = (WallTime(0), WallTime(60_000_000_000));
+    let time = |text: &str| format!("\"1970-01-01T00:{text}:00Z\"");
+    for (path, is_healthy, is_eligible, status, updated_at, more) in [
+        ("/healthz", true, true, 200, "01", ",\"nodeEligible\":true"),
+        (
+            "/healthz",
+            true,
+            false,
+            503,
+            "00",
+            ",\"nodeEligible\":false",
+        ),
+        ("/healthz", false, true, 503, "00", ",\"nodeEligible\":true"),
+        ("/livez", true, false, 200, "01", ""),
+        ("/livez", false, true, 503, "00", ""),
+    ] {
+        let times = (updated, now);
+        let (updated_at, now_at) = (time(updated_at), time("01"));
+        let body = format!("{{\"lastUpdated\":{updated_at},\"currentTime\":{now_at}{more}}}");
+        let answer = answer_healthz(path.as_bytes(), is_healthy, is_eligible, times);
+        assert_eq!(answer, (status, body), "{path}");
+    }
+    assert_eq!(answer_healthz(b"/", true, true, (updated, now)).0, 404);
+    assert!(is_node_eligible(None));
+    for (more, is_eligible) in [
+        (json!({}), true),
+        (
+            json!({"spec": {"taints": [{"key": "other", "effect": "NoSchedule"}]}}),
+            true,
+        ),
+        (
+            json!({"spec": {"taints": [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]}}),
+            false,
+        ),
+        (
+            json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}),
+            false,
+        ),
+    ] {
+        let node: Node = serde_json::from_value(more).expect("a Node");
+        assert_eq!(is_node_eligible(Some(&node)), is_eligible, "{node:?}");
     }
     let state = |trouble: Option<&str>, is_written, is_polling| ServicesHealth {
         is_written,

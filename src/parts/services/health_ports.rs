@@ -1,9 +1,16 @@
-//! Health check ports of Services: load balancers ask there whether this node has an endpoint (PROX-18).
+//! Health check ports of Services: load balancers ask there whether this node has an endpoint (PROX-18). One more tells
+//! of the node as a whole (PROX-19).
 //!
-//! One task waits for all ports. A request is not understood, only read to its end: every path has the same answer.
+//! One task waits for all ports. Of a request only the path counts, and only about the node.
 
-use alloc::{collections::BTreeMap, rc::Rc};
-use core::{cell::Cell, future::poll_fn, net::Ipv6Addr, task::Poll, time::Duration};
+use alloc::rc::Rc;
+use core::{
+    cell::Cell,
+    future::poll_fn,
+    net::{Ipv6Addr, SocketAddr},
+    task::Poll,
+    time::Duration,
+};
 use std::{
     io,
     net::{TcpListener, TcpStream},
@@ -15,14 +22,15 @@ use smol::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
 };
 
-use super::ServicesBoard;
+use super::{HealthPort, ServicesBoard};
 use crate::{
     agent::{
         clock::Clock,
+        complaints::Complaints,
         recorder::{EventRecorder, EventSeverity},
         tasks::{TaskSpawner, box_task},
     },
-    logic::services::health::answer_health_port,
+    logic::services::health::{answer_health_port, answer_healthz, is_node_eligible},
     parts::PartTools,
 };
 
@@ -36,44 +44,49 @@ const ANSWER_TIME: Duration = Duration::from_secs(5);
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// Pause before a port that was taken is tried again.
 const RETRY: Duration = Duration::from_secs(30);
+/// Time for which the table may fail before the node counts as unhealthy: that of a kube-proxy.
+const LATE: Duration = Duration::from_secs(60);
 
 /// See the module.
 pub(super) struct HealthPortServer {
     board: Rc<ServicesBoard>,
     clock: Rc<dyn Clock>,
     recorder: Rc<EventRecorder>,
+    complaints: Rc<Complaints>,
     spawner: TaskSpawner,
-    open: Rc<Cell<usize>>,
+    /// Tells if load balancers may use the Node.
+    is_eligible: Box<dyn Fn() -> bool>,
+    open: Cell<usize>,
 }
 
 /// A place among the connections.
-struct OpenConnection {
-    open: Rc<Cell<usize>>,
-    board: Rc<ServicesBoard>,
-}
+struct OpenConnection(Rc<HealthPortServer>);
 
 impl Drop for OpenConnection {
     fn drop(&mut self) {
-        self.open.set(self.open.get() - 1);
+        self.0.open.set(self.0.open.get() - 1);
         // The server may wait for a place.
-        self.board.ports_changed.wake_all();
+        self.0.board.ports_changed.wake_all();
     }
 }
 
 impl HealthPortServer {
     pub(super) fn new(tools: &PartTools<'_>, board: &Rc<ServicesBoard>) -> Self {
+        let node = Rc::clone(tools.node);
         Self {
             board: Rc::clone(board),
             clock: Rc::clone(tools.clock),
             recorder: Rc::clone(tools.recorder),
+            complaints: Rc::clone(tools.complaints),
             spawner: TaskSpawner::new(tools.executor),
-            open: Rc::default(),
+            is_eligible: Box::new(move || is_node_eligible(node.node_object().as_ref())),
+            open: Cell::default(),
         }
     }
 
     /// Answers as long as the agent runs.
-    pub(super) async fn serve_health_ports(self) {
-        let mut listeners: BTreeMap<u16, Async<TcpListener>> = BTreeMap::new();
+    pub(super) async fn serve_health_ports(self: Rc<Self>) {
+        let mut listeners = Vec::new();
         loop {
             let changes = self.board.port_changes.get();
             let is_missing = self.renew_listeners(&mut listeners);
@@ -86,13 +99,13 @@ impl HealthPortServer {
                     // Woken by the end of a connection.
                     return Poll::Pending;
                 }
-                for (port, listener) in &listeners {
+                for (address, listener) in &listeners {
                     // Only a listener that says it is not ready wakes this task.
                     while listener.poll_readable(cx).is_ready() {
                         match listener.get_ref().accept() {
-                            Ok((stream, _)) => return Poll::Ready(Ok(Some((*port, stream)))),
+                            Ok((stream, _)) => return Poll::Ready(Ok(Some((*address, stream)))),
                             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                            Err(e) => return Poll::Ready(Err((*port, e))),
+                            Err(e) => return Poll::Ready(Err((*address, e))),
                         }
                     }
                 }
@@ -105,13 +118,13 @@ impl HealthPortServer {
                 self.clock.sleep_until(self.clock.now() + RETRY).await;
                 Ok(None)
             };
-            let found: Result<Option<(u16, TcpStream)>, (u16, io::Error)> =
+            let found: Result<Option<(SocketAddr, TcpStream)>, (SocketAddr, io::Error)> =
                 future::or(future::or(change, accepted), retry).await;
             match found {
-                Ok(Some((port, stream))) => self.start_connection(port, stream),
+                Ok(Some((address, stream))) => self.start_connection(address, stream),
                 Ok(None) => {}
-                Err((port, e)) => {
-                    log::debug!("health check port {port}: {e}");
+                Err((address, e)) => {
+                    log::debug!("health check port {address}: {e}");
                     let later = self.clock.now() + ACCEPT_PAUSE;
                     self.clock.sleep_until(later).await;
                 }
@@ -119,91 +132,119 @@ impl HealthPortServer {
         }
     }
 
-    /// Listens on the ports that Services have now. Returns true if one is taken.
-    fn renew_listeners(&self, listeners: &mut BTreeMap<u16, Async<TcpListener>>) -> bool {
+    /// Listens on the ports that Services have now, and on that of the node. Returns true if one is taken.
+    fn renew_listeners(&self, listeners: &mut Vec<(SocketAddr, Async<TcpListener>)>) -> bool {
         let ports = self.board.health_ports.borrow();
-        listeners.retain(|port, _| ports.contains_key(port));
+        let healthz = self.board.healthz.get();
+        let wanted = ports
+            .keys()
+            .map(|port| (Ipv6Addr::UNSPECIFIED, *port).into());
+        let wanted: Vec<SocketAddr> = wanted.chain(healthz).collect();
+        listeners.retain(|(address, _)| wanted.contains(address));
         let mut is_missing = false;
-        for (port, service) in ports.iter() {
-            if listeners.contains_key(port) {
+        for address in wanted {
+            if listeners.iter().any(|it| it.0 == address) {
                 continue;
             }
-            match listen(*port) {
-                Ok(listener) => drop(listeners.insert(*port, listener)),
+            match listen(address) {
+                Ok(listener) => listeners.push((address, listener)),
                 Err(e) => {
                     is_missing = true;
-                    let why = format!(
-                        "Service {}/{}: cannot listen on port {port}: {e}",
-                        service.namespace, service.name
-                    );
-                    let reason = "FailedToStartServiceHealthcheck";
-                    self.recorder
-                        .record_node_event(EventSeverity::Warning, reason, &why);
+                    let port = address.port();
+                    match ports.get(&port).filter(|_| healthz != Some(address)) {
+                        Some(HealthPort {
+                            namespace, name, ..
+                        }) => {
+                            let why = format!(
+                                "Service {namespace}/{name}: cannot listen on port {port}: {e}"
+                            );
+                            let reason = "FailedToStartServiceHealthcheck";
+                            self.recorder
+                                .record_node_event(EventSeverity::Warning, reason, &why);
+                        }
+                        None => self.complaints.complain(&format!(
+                            "picolet.services.healthzBindAddress: cannot listen on port {port}: {e}"
+                        )),
+                    }
                 }
             }
         }
         is_missing
     }
 
-    fn start_connection(&self, port: u16, stream: TcpStream) {
+    fn start_connection(self: &Rc<Self>, address: SocketAddr, stream: TcpStream) {
         self.open.set(self.open.get() + 1);
-        let place = OpenConnection {
-            open: Rc::clone(&self.open),
-            board: Rc::clone(&self.board),
-        };
+        let place = OpenConnection(Rc::clone(self));
         let deadline = self.clock.sleep_until(self.clock.now() + ANSWER_TIME);
         self.spawner.spawn(box_task(async move {
             let answer = async {
-                if let Err(e) = answer_connection(&place.board, port, stream).await {
-                    log::debug!("health check port {port}: {e}");
+                if let Err(e) = place.0.answer_connection(address, stream).await {
+                    log::debug!("health check port {address}: {e}");
                 }
             };
             future::or(answer, deadline).await;
         }));
     }
-}
 
-fn listen(port: u16) -> io::Result<Async<TcpListener>> {
-    // A socket of IPv6 serves both families, if the kernel has IPv6.
-    let both = Async::<TcpListener>::bind((Ipv6Addr::UNSPECIFIED, port));
-    match both {
-        Err(e) if e.raw_os_error() == Some(libc::EAFNOSUPPORT) => {
-            Async::<TcpListener>::bind(([0, 0, 0, 0], port))
+    async fn answer_connection(&self, address: SocketAddr, stream: TcpStream) -> io::Result<()> {
+        let mut stream = Async::new(stream)?;
+        let mut request = [0; REQUEST_BYTES];
+        let mut length = 0;
+        while length < request.len() && !request[..length].windows(4).any(|end| end == b"\r\n\r\n")
+        {
+            match stream.read(&mut request[length..]).await? {
+                0 => return Ok(()),
+                more => length += more,
+            }
         }
-        bound => bound,
+        let board = &self.board;
+        let is_written = board.health.borrow().is_written;
+        let failing_since = board.failing_since.get();
+        let (status, body, more) = if board.healthz.get() == Some(address) {
+            let mut words = request[..length].split(|byte| matches!(byte, b' ' | b'?'));
+            let path = words.nth(1).unwrap_or_default();
+            let is_late = failing_since.is_some_and(|since| self.clock.now() - since > LATE);
+            let times = (board.updated.get(), self.clock.wall_time());
+            let is_healthy = is_written && !is_late;
+            let (status, body) = answer_healthz(path, is_healthy, (self.is_eligible)(), times);
+            (status, body, String::new())
+        } else {
+            let Some(service) = board.health_ports.borrow().get(&address.port()).cloned() else {
+                return Ok(());
+            };
+            let is_healthy = is_written && failing_since.is_none();
+            let name = (service.namespace.as_str(), service.name.as_str());
+            let (status, body) = answer_health_port(name, service.endpoints, is_healthy);
+            let weight = service.endpoints;
+            let more = format!("X-Load-Balancing-Endpoint-Weight: {weight}\r\n");
+            (status, body, more)
+        };
+        let reason = match status {
+            200 => "OK",
+            404 => "Not Found",
+            _ => "Service Unavailable",
+        };
+        let answer = format!(
+            "HTTP/1.1 {status} {reason}\r\nContent-Type: application/json\r\nX-Content-Type-Options: nosniff\r\n\
+             {more}Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
+        );
+        stream.write_all(answer.as_bytes()).await?;
+        stream.close().await
     }
 }
 
-async fn answer_connection(board: &ServicesBoard, port: u16, stream: TcpStream) -> io::Result<()> {
-    let mut stream = Async::new(stream)?;
-    let mut request = [0; REQUEST_BYTES];
-    let mut length = 0;
-    while length < request.len() && !request[..length].windows(4).any(|end| end == b"\r\n\r\n") {
-        match stream.read(&mut request[length..]).await? {
-            0 => return Ok(()),
-            more => length += more,
+fn listen(address: SocketAddr) -> io::Result<Async<TcpListener>> {
+    if address.ip().is_unspecified() {
+        // A socket of IPv6 serves both families, if the kernel has IPv6.
+        match Async::<TcpListener>::bind((Ipv6Addr::UNSPECIFIED, address.port())) {
+            Err(e) if e.raw_os_error() == Some(libc::EAFNOSUPPORT) => {}
+            bound => return bound,
         }
+        return Async::<TcpListener>::bind(([0, 0, 0, 0], address.port()));
     }
-    let Some(service) = board.health_ports.borrow().get(&port).cloned() else {
-        return Ok(());
-    };
-    let is_healthy = {
-        let health = board.health.borrow();
-        health.is_written && !board.is_failing.get()
-    };
-    let name = (service.namespace.as_str(), service.name.as_str());
-    let (status, body) = answer_health_port(name, service.endpoints, is_healthy);
-    let reason = if status == 200 {
-        "OK"
-    } else {
-        "Service Unavailable"
-    };
-    let answer = format!(
-        "HTTP/1.1 {status} {reason}\r\nContent-Type: application/json\r\nX-Content-Type-Options: nosniff\r\n\
-         X-Load-Balancing-Endpoint-Weight: {}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
-        service.endpoints,
-        body.len()
-    );
-    stream.write_all(answer.as_bytes()).await?;
-    stream.close().await
+    Async::<TcpListener>::bind(address)
 }
+
+#[cfg(test)]
+mod tests;

@@ -159,6 +159,7 @@ impl ServicesKeeper {
         }
         let board = &self.tools.board;
         board.retain_health_ports(|_, _| false);
+        board.set_healthz(None);
         board.health.borrow_mut().is_written = false;
         let Err(e) = remove_found_tables(&*self.tools.writer).await else {
             self.is_removed = true;
@@ -221,6 +222,7 @@ impl ServicesKeeper {
         let mut network = network.clone();
         self.refuse_beside_others(&mut network).await?;
         self.is_removed = false;
+        self.tools.board.set_healthz(self.cfg.healthz);
         self.remove_families(&network).await;
         let reader = ServiceReader { reader };
         self.index.mark_all();
@@ -297,7 +299,8 @@ impl ServicesKeeper {
                     Err(e) => {
                         self.tools.fail(&e.text);
                         if e.is_of_table {
-                            self.tools.board.is_failing.set(true);
+                            let since = &self.tools.board.failing_since;
+                            since.set(since.get().or(Some(now)));
                         }
                         write_due = now + write_pause.take();
                         next = next.min(write_due);
@@ -466,7 +469,9 @@ impl ServicesKeeper {
         if refused == 0 && self.retry_due.is_none() {
             self.retry_pause.reset();
         }
-        self.tools.board.is_failing.set(false);
+        self.tools.board.failing_since.set(None);
+        let updated = self.tools.clock.wall_time();
+        self.tools.board.updated.set(updated);
         if !self.is_list_failing {
             self.tools.board.set_trouble(None);
         }

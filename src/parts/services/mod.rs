@@ -33,6 +33,7 @@ mod writer;
 use alloc::{collections::BTreeMap, rc::Rc};
 use core::{
     cell::{Cell, RefCell},
+    net::SocketAddr,
     pin::Pin,
 };
 
@@ -44,6 +45,7 @@ use crate::{
         tasks::{AgentTask, box_task},
         waker_set::WakerSet,
     },
+    api::{MonoTime, WallTime},
     config::{AgentConfig, InvalidField, TableKey},
     error::error_chain,
     logic::{
@@ -110,8 +112,13 @@ struct ServicesBoard {
     port_changes: Cell<u64>,
     /// Wakes who serves these ports.
     ports_changed: WakerSet,
-    /// Set while the table cannot be written: load balancers go elsewhere. An apiserver that is away changes nothing.
-    is_failing: Cell<bool>,
+    /// Address at which the health of this node is told; `None`: nothing is kept.
+    healthz: Cell<Option<SocketAddr>>,
+    /// Time since which the table cannot be written: load balancers go elsewhere. An apiserver that is away changes
+    /// nothing.
+    failing_since: Cell<Option<MonoTime>>,
+    /// Time of the last write.
+    updated: Cell<WallTime>,
 }
 
 /// Service with a health check port.
@@ -133,6 +140,13 @@ impl ServicesBoard {
     fn tell_ports_changed(&self) {
         self.port_changes.set(self.port_changes.get() + 1);
         self.ports_changed.wake_all();
+    }
+
+    /// Sets where the health of this node is told.
+    fn set_healthz(&self, address: Option<SocketAddr>) {
+        if self.healthz.replace(address) != address {
+            self.tell_ports_changed();
+        }
     }
 
     /// Closes the health check ports of Services that are not wanted, by namespace and name.
@@ -177,7 +191,7 @@ impl ConfiguredPart for ConfiguredServices {
         let ports = health_ports::HealthPortServer::new(tools, &self.board);
         vec![
             box_task(keeper.keep_services()),
-            box_task(ports.serve_health_ports()),
+            box_task(Rc::new(ports).serve_health_ports()),
         ]
     }
 

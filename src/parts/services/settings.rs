@@ -1,4 +1,6 @@
-//! Settings of Services on this node (PROX-01, PROX-09, PROX-21).
+//! Settings of Services on this node (PROX-01, PROX-09, PROX-19, PROX-21).
+
+use core::net::{Ipv4Addr, SocketAddr};
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -15,14 +17,17 @@ use crate::{
 };
 
 /// Keys of the part.
-pub(super) static KEYS: [TableKey; 5] = [
+pub(super) static KEYS: [TableKey; 6] = [
     key("picolet.services.clusterRanges"),
     key("picolet.services.enabled"),
+    key("picolet.services.healthzBindAddress"),
     key("picolet.services.nodePortAddresses"),
     key("picolet.services.serviceRanges"),
     key("picolet.services.watch"),
 ];
 
+/// Port at which a kube-proxy tells its health.
+const HEALTHZ_PORT: u16 = 10256;
 /// Most ranges of a key.
 const MAX_RANGES: usize = 8;
 
@@ -32,6 +37,7 @@ const MAX_RANGES: usize = 8;
 struct ServicesSection {
     cluster_ranges: Vec<String>,
     enabled: Option<bool>,
+    healthz_bind_address: Option<String>,
     node_port_addresses: Vec<String>,
     service_ranges: Vec<String>,
     watch: Option<bool>,
@@ -44,6 +50,8 @@ pub(super) struct ServicesConfig {
     pub(super) is_off: bool,
     /// Set if servers of k3s tell what is not set here, and if the part is wanted at all.
     pub(super) is_of_k3s: bool,
+    /// Address at which the health of this node is told; `None`: nowhere.
+    pub(super) healthz: Option<SocketAddr>,
     /// Ranges of pods; empty: those that servers tell.
     pub(super) cluster_ranges: Vec<AddressRange>,
     /// Ranges of Services; empty: those that servers tell.
@@ -80,9 +88,25 @@ pub(super) fn resolve_services(
         });
         ranges.collect::<Result<Vec<_>, _>>()
     };
+    // A server of k3s starts its kube-proxy on loopback.
+    let healthz = match section.healthz_bind_address.as_deref() {
+        Some("") => None,
+        Some(text) => match text.parse() {
+            Ok(address) => Some(address),
+            Err(_) => {
+                return invalid_field(
+                    "picolet.services.healthzBindAddress",
+                    format!("has {text:?}, must be ADDRESS:PORT"),
+                );
+            }
+        },
+        None if is_of_k3s => Some((Ipv4Addr::LOCALHOST, HEALTHZ_PORT).into()),
+        None => Some((Ipv4Addr::UNSPECIFIED, HEALTHZ_PORT).into()),
+    };
     let cfg = ServicesConfig {
         is_off: section.enabled == Some(false),
         is_of_k3s,
+        healthz,
         cluster_ranges: ranges("clusterRanges", &section.cluster_ranges)?,
         service_ranges: ranges("serviceRanges", &section.service_ranges)?,
         node_port_ranges: ranges("nodePortAddresses", &section.node_port_addresses)?,
@@ -140,7 +164,29 @@ mod tests {
             (cfg.service_ranges.len(), cfg.watch, cfg.is_of_k3s),
             (2, Some(false), false)
         );
+        for (config, address, expected) in [
+            (&alone, Value::Null, "127.0.0.1:10256"),
+            (&reads, Value::Null, "0.0.0.0:10256"),
+            (&reads, json!("192.0.2.1:80"), "192.0.2.1:80"),
+            (&reads, json!(""), ""),
+        ] {
+            let mut section = whole.clone();
+            section["healthzBindAddress"] = address;
+            let mut config = config.clone();
+            if expected.starts_with("127") {
+                let url = crate::net::Url::parse("https://a.test:6443").expect("a URL");
+                config.cluster.k3s = Some((url, "/password".into()));
+            }
+            let cfg = of(&config, section).expect("right").expect("configured");
+            let found = cfg.healthz.map(|it| it.to_string()).unwrap_or_default();
+            assert_eq!(found, expected);
+        }
         for (config, section, says) in [
+            (
+                &reads,
+                json!({"healthzBindAddress": "192.0.2.1"}),
+                "picolet.services.healthzBindAddress: has \"192.0.2.1\", must be ADDRESS:PORT",
+            ),
             (
                 &reads,
                 json!({}),

@@ -3,6 +3,7 @@
 use alloc::{collections::BTreeSet, rc::Rc, sync::Arc};
 use core::{
     cell::{Cell, RefCell},
+    net::{Ipv4Addr, SocketAddr},
     sync::atomic::{AtomicUsize, Ordering},
     time::Duration,
 };
@@ -51,6 +52,7 @@ const WEB: &str = "10.43.0.7 . tcp . 80 : goto ";
 const PATIENCE: Duration = Duration::from_secs(120);
 
 const TABLES: &str = "table ip other\ntable ip picolet-services\n";
+const HEALTHZ: SocketAddr = SocketAddr::new(core::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10256);
 
 /// Writer of a table that is empty whenever somebody looks, but for its stamp.
 #[derive(Default)]
@@ -188,6 +190,7 @@ impl Bench {
             cfg: ServicesConfig {
                 cluster_ranges: vec![range("10.42.0.0/16")],
                 service_ranges: vec![range("10.43.0.0/16")],
+                healthz: Some(HEALTHZ),
                 ..ServicesConfig::default()
             },
             tools: KeeperTools {
@@ -481,13 +484,14 @@ fn nothing_is_written_beside_a_kube_proxy() {
         // One is there, and a table of our own.
         bench.until_alarm(REFUSED_PAUSE).await;
         assert!(bench.writer.has_only_removed(0) && bench.writer.count() > 0);
-        assert!(has_refused(&bench));
+        assert!(has_refused(&bench) && bench.board.healthz.get().is_none());
         assert_eq!(bench.asked().0, 0, "nothing is listed");
         // A look later it is gone.
         bench.writer.listed.set(TABLES);
         bench.pass(REFUSED_PAUSE).await;
         bench.pass(REFUSED_PAUSE + WRITE_PAUSE).await;
         assert!(bench.writer.has_written(0, &[WEB]) && !has_refused(&bench));
+        assert_eq!(bench.board.healthz.get(), Some(HEALTHZ));
         // One comes: its chain in a table of iptables.
         let count = bench.writer.count();
         let chain = "table ip nat {\n\tchain KUBE-SERVICES {\n\t}\n}\ntable ip picolet-services\n";
@@ -496,7 +500,7 @@ fn nothing_is_written_beside_a_kube_proxy() {
         bench.pass(look).await;
         bench.until_alarm(look + REFUSED_PAUSE).await;
         assert!(bench.writer.has_only_removed(count) && bench.writer.count() > count);
-        assert!(has_refused(&bench));
+        assert!(has_refused(&bench) && bench.board.healthz.get().is_none());
     };
     block_on(or(keeper.keep_services(), test));
 }
