@@ -80,7 +80,7 @@ pub fn check_services(health: Option<&ServicesHealth>) -> CheckFinding {
     }
     if health.is_polling {
         return CheckFinding::warning(
-            "changes of Services come by polling: connections to pods that end are lost for up to a minute",
+            "changes of Services come by polling: connections to pods that end are lost until the next poll",
             "set picolet.services.watch: true",
         );
     }

@@ -36,9 +36,11 @@ use crate::{
 
 /// Time between two lists while doorbells ring.
 const WATCHED_LIST: Duration = Duration::from_secs(3600);
-/// Time between two lists without doorbells; on a link whose bytes cost money.
+/// Shortest time from a list to one that makes up for lost rings.
 const POLL: Duration = Duration::from_secs(10);
-const METERED_POLL: Duration = Duration::from_secs(60);
+/// Time between two lists without doorbells; on a link whose bytes cost money. A list takes more bytes than a day of doorbells.
+const UNWATCHED_LIST: Duration = Duration::from_secs(60);
+const METERED_LIST: Duration = Duration::from_secs(30 * 60);
 /// Time between two looks at the table, which others may have changed, and for a kube-proxy.
 const TABLE_LOOK: Duration = Duration::from_secs(600);
 /// Pause after something was written: changes that come meanwhile are written together, and chains that became free can
@@ -267,7 +269,12 @@ impl ServicesKeeper {
                     Ok(false) => {}
                     Err(e) => self.tools.complaints.complain(&error_chain(&e)),
                 }
-                if !self.is_suspect && !has_tables(&*self.tools.writer, &network).await {
+                if self.is_suspect {
+                    // All of it is written anyhow.
+                } else if has_tables(&*self.tools.writer, &network).await {
+                    let renewed = write_base_tables(&*self.tools.writer, &network).await;
+                    self.is_suspect = renewed.is_err();
+                } else {
                     let why =
                         "another program has changed the rules of Services; they are written again";
                     self.tools.recorder.record_node_event(
@@ -399,11 +406,9 @@ impl ServicesKeeper {
                 .complaints
                 .complain("the cluster has more Services than picolet keeps; see SPECIFICATION.md");
         }
-        let is_metered = self.tools.link_policy.is_metered();
-        let is_watched = self.cfg.watch.unwrap_or(!is_metered);
         // A watch that runs is cut: its successor begins with the list.
         *bells = None;
-        if is_watched {
+        if self.cfg.watch {
             let now = self.tools.clock.now();
             match ServiceDoorbells::open(reader, &listed, now) {
                 Ok(mut opened) => {
@@ -416,12 +421,14 @@ impl ServicesKeeper {
         self.index.take_listing(listed.listing);
         let is_there = |namespace: &str, name: &str| self.index.has_service(namespace, name);
         self.tools.board.retain_health_ports(is_there);
-        self.tools.board.health.borrow_mut().is_polling = is_metered && bells.is_none();
-        Ok(match (bells.is_some(), is_metered) {
-            (true, _) => WATCHED_LIST,
-            (false, false) => POLL,
-            (false, true) => METERED_POLL,
-        })
+        self.tools.board.health.borrow_mut().is_polling = bells.is_none();
+        Ok(
+            match (bells.is_some(), self.tools.link_policy.is_metered()) {
+                (true, _) => WATCHED_LIST,
+                (false, false) => UNWATCHED_LIST,
+                (false, true) => METERED_LIST,
+            },
+        )
     }
 
     /// Writes what is due. Returns true if something was written; chains that are free by now are deleted.
@@ -443,9 +450,8 @@ impl ServicesKeeper {
             return Ok(false);
         }
         if self.is_suspect {
-            if !has_tables(&*self.tools.writer, network).await {
-                write_base_tables(&*self.tools.writer, network).await?;
-            }
+            // Nobody sees if another program has emptied one of its chains.
+            write_base_tables(&*self.tools.writer, network).await?;
             // What was written may not be there, or not be all: a round that looks at the whole table plans all of it.
             self.index.mark_all();
         }

@@ -58,8 +58,8 @@ pub(super) struct ServicesConfig {
     pub(super) service_ranges: Vec<AddressRange>,
     /// Addresses of the node that serve ports of nodes; empty: all.
     pub(super) node_port_ranges: Vec<AddressRange>,
-    /// Set if changes are watched; `None`: unless the bytes of the link cost money.
-    pub(super) watch: Option<bool>,
+    /// Set if changes are watched.
+    pub(super) watch: bool,
 }
 
 /// Resolves the part below `own`, the value of `picolet`; `None`: it is not configured.
@@ -110,7 +110,7 @@ pub(super) fn resolve_services(
         cluster_ranges: ranges("clusterRanges", &section.cluster_ranges)?,
         service_ranges: ranges("serviceRanges", &section.service_ranges)?,
         node_port_ranges: ranges("nodePortAddresses", &section.node_port_addresses)?,
-        watch: section.watch,
+        watch: section.watch.unwrap_or(true),
     };
     if !cfg.is_off && !is_of_k3s {
         if cfg.cluster_ranges.is_empty() || cfg.service_ranges.is_empty() {
@@ -162,7 +162,7 @@ mod tests {
             .expect("configured");
         assert_eq!(
             (cfg.service_ranges.len(), cfg.watch, cfg.is_of_k3s),
-            (2, Some(false), false)
+            (2, false, false)
         );
         for (config, address, expected) in [
             (&alone, Value::Null, "127.0.0.1:10256"),
