@@ -30,7 +30,7 @@ use crate::{
             entries::EntryPlan,
             health::PodNetworkHealth,
             look::node_ranges,
-            peers::{OwnPlace, PeerTable},
+            peers::OwnPlace,
             rules::{is_port_open, table_rules},
             subnet_env::format_subnet_file,
         },
@@ -129,12 +129,7 @@ impl PodNetworkShared {
             NetworkChoice::Use(network) => Some(network.backend),
             _ => None,
         };
-        if self.state.backend.replace(backend) != backend {
-            self.state.has_list.set(false);
-            self.state.choices.set(self.state.choices.get() + 1);
-            *self.peers.borrow_mut() = PeerTable::default();
-            self.state.backend_chosen.wake_waiters();
-        }
+        self.set_backend(backend);
         match choice {
             NetworkChoice::Use(network) => self.look_at_network(&network).await,
             NetworkChoice::Unknown => {

@@ -101,6 +101,16 @@ pub(super) struct KeeperState {
 }
 
 impl PodNetworkShared {
+    /// Sets the backend. With another one than before, all that is known of other nodes is of no use.
+    pub(super) fn set_backend(&self, backend: Option<PodNetworkBackend>) {
+        if self.state.backend.replace(backend) != backend {
+            self.state.has_list.set(false);
+            self.state.choices.set(self.state.choices.get() + 1);
+            *self.peers.borrow_mut() = PeerTable::default();
+            self.state.backend_chosen.wake_waiters();
+        }
+    }
+
     /// Waits until it is known which backend there is to be.
     pub(super) async fn wait_for_backend(&self) -> PodNetworkBackend {
         // Bounded: by how often the choice changes.

@@ -8,14 +8,19 @@ use std::{
     net::{TcpListener, TcpStream, UdpSocket},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::mpsc::{self, Receiver},
+    sync::{
+        Mutex,
+        mpsc::{self, Receiver},
+    },
     thread,
 };
 
 use serde_json::{Value, json};
+use smol::future::{FutureExt as _, yield_now};
 
 use super::{
     keeper::LookEnd,
+    lister::list_nodes,
     remains::NetworkRemains,
     settings::PodNetworkSettings,
     shared::{AnnouncedNode, KeeperState, PodNetworkShared},
@@ -26,19 +31,26 @@ use crate::{
         complaints::Complaints,
         link_policy::FreeLink,
         recorder::EventRecorder,
+        tests::world::TestClock,
     },
     api::{MonoTime, Node, WallTime, strict::typed_from_value},
-    kube::KubeError,
+    kube::{
+        ClusterReader, KubeError, Kubeconfig, SharedApiserver,
+        testing::{Server, chunks, ok},
+    },
     logic::pod_network::{
         HardwareAddress, PodNetworkBackend,
         announcement::{NodeAnnouncement, NodePlace, read_announcement},
         choice::OwnChoice,
         peers::{ListedNode, PeerList},
     },
-    sys::{lane::Lane, namespaces},
+    net::ProxyVariables,
+    sys::{clock::mono_now, lane::Lane, namespaces},
     testing::TestDir,
 };
 
+/// Request for the first page of all nodes.
+const LIST: &str = "/api/v1/nodes?limit=500";
 /// Time after which a packet counts as lost.
 const LOST: Duration = Duration::from_secs(2);
 /// Time for a packet that must come: a busy machine may be slow.
@@ -414,7 +426,7 @@ fn has_vxlan(wire: &Wire) -> bool {
 
 #[test]
 fn packets_between_nodes() {
-    // FLAN-03 FLAN-06 FLAN-07 FLAN-08 FLAN-09 FLAN-12 FLAN-13 FLAN-14 FLAN-15
+    // FLAN-03 FLAN-04 FLAN-06 FLAN-07 FLAN-08 FLAN-09 FLAN-12 FLAN-13 FLAN-14 FLAN-15 FLAN-19 PROX-28
     if !can_run() {
         return;
     }
@@ -484,6 +496,11 @@ fn packets_between_nodes() {
         look(&first);
         let both = expected(&[(2, "192.168.77.2"), (3, "192.168.77.3")]);
         assert_eq!(tables(), both, "as flanneld's");
+        let condition = first.status.node_condition(WallTime(0)).expect("a network");
+        assert_eq!(
+            (&*condition.kind, &*condition.status, &*condition.message),
+            ("PodNetworkReady", "True", "vxlan, 2 other nodes")
+        );
         wire.tell("b", 1, &mac);
         wire.tell("c", 1, &mac);
         let pod = IpAddr::from([10, 42, 1, 2]);
@@ -583,6 +600,15 @@ fn packets_between_nodes() {
         assert!(sh("ip link show flannel.1").contains(&mac));
         assert_eq!(wire.connect("pb", "a", 1), IpAddr::from([10, 42, 2, 2]));
 
+        // The way between nodes has smaller packets now.
+        sh("ip link set eth0 mtu 1400");
+        look(&second);
+        assert_eq!(second.spanning.current_settings().mtu, 1350);
+        assert!(sh("ip link show flannel.1").contains("mtu 1350"));
+        let events = second.recorder.newest_events(None, 9);
+        let reasons: Vec<_> = events.iter().map(|event| &*event.reason).collect();
+        assert_eq!(reasons, ["PodNetworkMTUShrank"]);
+
         // A reset removes what is ours alone.
         sh("iptables -N FOREIGN; iptables -A FORWARD -j FOREIGN");
         let left = smol::block_on(second.remains.remove(true, None));
@@ -656,8 +682,71 @@ fn packets_between_nodes() {
 }
 
 #[test]
+fn a_list_for_another_backend_is_dropped() {
+    // FLAN-04
+    let (release, released) = mpsc::channel();
+    let released = Mutex::new(released);
+    let server = Server::plain(move |seen| {
+        if seen.path != LIST {
+            return chunks(&[], true);
+        }
+        let _ = released.lock().expect("a word").recv();
+        let annotations = json!({
+            "flannel.alpha.coreos.com/kube-subnet-manager": "true",
+            "flannel.alpha.coreos.com/backend-type": "wireguard",
+        });
+        let node = json!({"metadata": {
+            "name": "b", "uid": "b", "resourceVersion": "3", "annotations": annotations,
+        }});
+        ok(&json!({"metadata": {"resourceVersion": "7"}, "items": [node]}).to_string())
+    });
+    let text = format!(
+        "{{current-context: a, clusters: [{{name: c, cluster: {{server: '{}'}}}}], \
+         users: [{{name: u, user: {{}}}}], contexts: [{{name: a, context: {{cluster: c, user: u}}}}]}}",
+        server.url()
+    );
+    let config = Kubeconfig::parse("/k".as_ref(), text.as_bytes(), &[]).expect("kubeconfig");
+    let cluster = SharedApiserver::new(config, ProxyVariables::default(), None);
+    let reader = Rc::new(ClusterReader::new(Arc::new(cluster)));
+    reader.set_ready();
+    let dir = TestDir::new("pod-network-list");
+    let mut agent = agent(&own_node(), "vxlan", &dir.0);
+    // A clock that stands: what is done is done at once.
+    agent.clock = Rc::new(TestClock(Rc::default()));
+    let agent = Rc::new(agent);
+    let until = async |lists: usize, whole: u64| {
+        let end = mono_now() + ARRIVES;
+        loop {
+            let asked = server.seen();
+            let asked = asked.iter().filter(|seen| seen.path == LIST).count();
+            let read = agent.status.figures().lists;
+            if (asked, read) == (lists, whole) {
+                break;
+            }
+            assert!(mono_now() < end, "{asked} lists, {read} whole");
+            yield_now().await;
+        }
+    };
+    let test = async {
+        agent.set_backend(Some(PodNetworkBackend::Vxlan));
+        until(1, 0).await;
+        agent.set_backend(Some(PodNetworkBackend::HostGateway));
+        release.send(()).expect("told");
+        until(2, 0).await;
+        assert!(!agent.state.has_list.get());
+        assert_eq!(*agent.state.list_trouble.borrow(), None, "it came whole");
+        release.send(()).expect("told");
+        until(2, 1).await;
+        assert!(agent.state.has_list.get());
+        let faults = agent.state.list_faults.borrow();
+        assert_eq!(faults[0].0, "b");
+    };
+    smol::block_on(test.or(list_nodes(Rc::clone(&agent), reader)));
+}
+
+#[test]
 fn routes_by_gateways() {
-    // FLAN-16 FLAN-04
+    // FLAN-16
     if !can_run() {
         return;
     }
@@ -700,7 +789,7 @@ fn routes_by_gateways() {
 
 #[test]
 fn a_node_waits_for_its_range_and_its_way() {
-    // FLAN-04 FLAN-05 FLAN-10
+    // FLAN-04 FLAN-05 FLAN-06 FLAN-10
     if !can_run() {
         return;
     }
@@ -731,6 +820,13 @@ fn a_node_waits_for_its_range_and_its_way() {
         assert!(!agent.status.health().is_ready);
         node.0.replace(object);
         agent.kept_ranges.clear();
+        // A device of that name that another program uses for something else.
+        sh("ip link add name flannel.1 type bridge");
+        assert_eq!(
+            why(&agent),
+            "interface flannel.1 exists and is no vxlan device"
+        );
+        sh("ip link del flannel.1");
         agent.settings.interface = Some("lo".into());
         assert!(why(&agent).starts_with("interface lo has no IPv4 address"));
         agent.settings.interface = None;
