@@ -29,7 +29,7 @@ fn attributes<'a>(source: &'a str, name: &str) -> Option<Vec<&'a str>> {
 /// Lanes of `cargo xtask test`: name, and when it runs: `Always`, `Root` or `Long`.
 fn lanes() -> Vec<(String, String)> {
     let source = read("xtask/src/test/mod.rs");
-    let (_, table) = source.split_once("const LANES").expect("lanes");
+    let (_, table) = source.split_once("const LANES:").expect("lanes");
     let (table, _) = table.split_once("\n];").expect("their end");
     let lanes: Vec<(String, String)> = table
         .lines()
