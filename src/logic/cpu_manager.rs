@@ -270,7 +270,7 @@ impl CpuManager {
         want: usize,
     ) -> Result<CpuSet, CpuRefusal> {
         let threads = self.cpus.cores.iter().map(CpuSet::len).max().unwrap_or(1);
-        if self.options.full_cores && want % threads.max(1) != 0 {
+        if self.options.full_cores && !want.is_multiple_of(threads.max(1)) {
             return Err(CpuRefusal::HalfCore { want, threads });
         }
         let available = free.union(reusable);
