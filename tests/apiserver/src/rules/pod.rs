@@ -461,8 +461,9 @@ fn container(
     }
 }
 
-/// Gives the containers of a pod the resources that `spec` has for those of the same names.
+/// Gives a pod the resources of its own that `spec` has, and its containers those of the same names.
 pub(super) fn take_resources(pod: &mut Value, spec: &Value) {
+    super::carry(spec, &mut pod["spec"], "resources");
     for key in ["containers", "initContainers"] {
         let wanted = list(spec, &format!("/{key}"));
         for container in array_mut(pod, &format!("/spec/{key}")) {
