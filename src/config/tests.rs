@@ -1233,11 +1233,11 @@ fn refused() {
             "cpuManagerPolicyOptions: needs cpuManagerPolicy: static",
         ),
         (
-            "{cpuManagerPolicy: static, cpuManagerPolicyOptions: {align-by-socket: 'true'}}",
+            "cpuManagerPolicy: static\ncpuManagerPolicyOptions: {align-by-socket: 'true'}",
             "cpuManagerPolicyOptions[align-by-socket]: is not an option here",
         ),
         (
-            "{cpuManagerPolicy: static, cpuManagerPolicyOptions: {full-pcpus-only: 'maybe'}}",
+            "cpuManagerPolicy: static\ncpuManagerPolicyOptions: {full-pcpus-only: 'maybe'}",
             "cpuManagerPolicyOptions[full-pcpus-only]: is \"maybe\", must be true or false",
         ),
         (

@@ -191,6 +191,7 @@ impl Bench {
                 cluster_ranges: vec![range("10.42.0.0/16")],
                 service_ranges: vec![range("10.43.0.0/16")],
                 healthz: Some(HEALTHZ),
+                watch: true,
                 ..ServicesConfig::default()
             },
             tools: KeeperTools {
