@@ -52,9 +52,16 @@ impl NodeCpus {
         complaints: Rc<Complaints>,
     ) -> Self {
         let cpus = read_machine_cpus(Path::new(PROCESSORS));
-        let reserved = match policy.reserved.is_empty() {
+        let listed = policy.reserved.common(&cpus.all);
+        if listed != policy.reserved {
+            let all = &cpus.all;
+            log::error!(
+                "reservedSystemCPUs names processors that are not among those of the machine: {all}"
+            );
+        }
+        let reserved = match listed.is_empty() {
             true => cpus.choose_reserved(policy.reserved_count),
-            false => policy.reserved.clone(),
+            false => listed,
         };
         let mut manager = CpuManager::new(cpus, reserved, policy.options);
         let path = root.join(RECORD);
@@ -108,14 +115,17 @@ impl NodeCpus {
     ///
     /// - Errors: it cannot be kept; nothing may start.
     pub(super) async fn keep_record(&self, disk: &Lane) -> io::Result<()> {
-        if self.is_kept.replace(true) {
+        if self.is_kept.get() {
             return Ok(());
         }
         let (path, state) = (self.path.clone(), self.manager.borrow().state());
+        let written = state.clone();
         let kept = disk
             .run_job(move || record::write_record(&path, &state))
             .await;
-        self.note_change(kept.is_err());
+        // Others may have got processors meanwhile.
+        self.is_kept
+            .set(kept.is_ok() && self.manager.borrow().state() == written);
         kept
     }
 
@@ -141,7 +151,8 @@ impl NodeCpus {
                 let told = self.told.borrow();
                 told.get(uid).and_then(|pod| pod.get(&container.id)) == Some(&cpus)
             };
-            if is_told {
+            // Without a processor for all there is nothing that could be told.
+            if is_told || cpus.is_empty() {
                 continue;
             }
             let resources = LinuxResources {

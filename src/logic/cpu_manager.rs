@@ -230,7 +230,8 @@ impl CpuManager {
             return Ok(false);
         }
         let had = self.given.get(uid).cloned().unwrap_or_default();
-        let mut own = had.clone();
+        // A container that is gone, or asks for another number by now, keeps none.
+        let mut own = BTreeMap::new();
         let mut free = self.cpus.all.without(&self.reserved);
         free = free.without(&self.given_cpus());
         let mut reusable = CpuSet::default();
@@ -238,7 +239,8 @@ impl CpuManager {
             let Some(want) = exclusive_cpus(pod, container) else {
                 continue;
             };
-            let set = match own.get(&container.name) {
+            let kept = had.get(&container.name).filter(|set| set.len() == want);
+            let set = match kept {
                 Some(set) => set.clone(),
                 None => match self.choose_own(&free, &reusable, want) {
                     Ok(set) => set,
@@ -273,9 +275,20 @@ impl CpuManager {
         if self.options.full_cores && !want.is_multiple_of(threads.max(1)) {
             return Err(CpuRefusal::HalfCore { want, threads });
         }
-        let available = free.union(reusable);
+        let mut available = free.union(reusable);
+        if self.options.full_cores {
+            // A core of which a thread is somebody else's is nobody's whole core.
+            let broken = self
+                .cpus
+                .cores
+                .iter()
+                .filter(|core| !core.without(&available).is_empty());
+            let broken = broken.fold(CpuSet::default(), |all, core| all.union(core));
+            available = available.without(&broken);
+        }
+        let reusable = &reusable.common(&available);
         let mut set = self.cpus.choose(reusable, want.min(reusable.len()));
-        let more = self.cpus.choose(&free.without(&set), want - set.len());
+        let more = self.cpus.choose(&available.without(&set), want - set.len());
         set = set.union(&more);
         if set.len() < want {
             let available = available.len();

@@ -20,7 +20,11 @@ impl CpuSet {
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let mut set = Self::default();
-        for part in text.trim().split(',').filter(|part| !part.is_empty()) {
+        let text = text.trim();
+        if text.is_empty() {
+            return Some(set);
+        }
+        for part in text.split(',') {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
             let (first, last): (u32, u32) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
             if first > last || last > MAX_CPU {
@@ -147,7 +151,7 @@ mod tests {
             assert_eq!((set.len(), set.to_string()), (count, shown.into()));
             assert_eq!(set.is_empty(), count == 0);
         }
-        for bad in ["x", "1-", "3-1", "-1", "8192", "1;2"] {
+        for bad in ["x", "1-", "3-1", "-1", "8192", "1;2", ",", "1,"] {
             assert_eq!(CpuSet::parse(bad), None, "{bad}");
         }
     }

@@ -9,6 +9,7 @@ use super::{
 };
 use crate::{
     agent::{
+        cpu_manager::NodeCpus,
         node_resources::{
             LateResourceGrant, NodeResources, ResourceAdmission, ResourceNews, ResourceQuestion,
         },
@@ -74,15 +75,20 @@ impl<'a> PodsView<'a> {
         self.sources.are_ready()
     }
 
-    /// Returns true if the pod may use what it holds: it is wanted, or it may run.
-    pub(crate) fn may_use_held(&self, pod: &PodUid) -> bool {
+    /// Returns true if a source wants the pod, or may want it.
+    fn is_wanted(&self, pod: &PodUid) -> bool {
         let cluster = self.owners.cluster.as_ref();
         self.pods.active_config(pod).is_some()
             || self.pods.is_arriving(pod)
+            || cluster.is_some_and(|cluster| cluster.is_unread(pod))
+    }
+
+    /// Returns true if the pod may use what it holds: it is wanted, or it may run.
+    pub(crate) fn may_use_held(&self, pod: &PodUid) -> bool {
+        self.is_wanted(pod)
             || self.pods.worker_table().could_have_running_containers(pod)
             // It may run without a worker, or before it has one: deliberately, if it could not be read.
             || !self.view.is_pod_idle(pod)
-            || cluster.is_some_and(|cluster| cluster.is_unread(pod))
     }
 
     /// Returns true if the Node has an amount of the resource that is not offered here.
@@ -241,13 +247,16 @@ impl Agent {
         let Some(cpus) = self.owners.cpus.clone() else {
             return true;
         };
+        // One that took the place of another, by an edit of its manifest for example, gets what that one had.
+        let released = self.release_cpus(&cpus);
         let given = cpus.give(pod);
         let counters = &self.tools.counters;
         let asked = count_exclusive_containers(pod);
         counters.count_work(|c| c.count_pinning(asked, given.is_err()));
         match given {
-            Ok(is_change) => self.resync_sharing(is_change, now),
+            Ok(is_change) => self.resync_sharing(is_change || released, now),
             Err(refusal) => {
+                self.resync_sharing(released, now);
                 self.refuse_pod(pod, &refusal.into());
                 return false;
             }
@@ -269,13 +278,17 @@ impl Agent {
     /// Takes back what pods had that are no longer active (DEV-14, CPUM-22).
     pub(super) fn release_resources(&mut self, now: MonoTime) {
         self.with_resources(|own, pods| own.release_inactive(pods));
-        if let Some(cpus) = self.owners.cpus.clone()
-            && self.sources.are_ready()
-        {
-            let pods = self.pods_view();
-            let is_change = cpus.release(|uid| pods.may_use_held(uid));
+        if let Some(cpus) = self.owners.cpus.clone() {
+            let is_change = self.release_cpus(&cpus);
             self.resync_sharing(is_change, now);
         }
+    }
+
+    /// Takes back the processors of pods that no source wants any more, also while they still end, as a kubelet does. Returns
+    /// true if there were some.
+    fn release_cpus(&self, cpus: &NodeCpus) -> bool {
+        let pods = self.pods_view();
+        pods.has_all_sources() && cpus.release(|uid| pods.is_wanted(uid))
     }
 
     /// Takes in news of resources.

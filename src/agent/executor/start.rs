@@ -322,6 +322,7 @@ async fn start_container(
     let uid = &pass.pod.metadata.uid;
     let own = starter.cpus.as_ref();
     let cpus = own.map(|cpus| cpus.cpus_of(uid, &container.name));
+    let cpus = cpus.filter(|cpus| !cpus.is_empty());
     config.resources.cpuset_cpus = cpus.as_ref().map(CpuSet::to_string);
     let id = runtime
         .create_container(&pass.sandbox.id, &config, pass.made.as_ref())

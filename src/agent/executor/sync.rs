@@ -95,6 +95,15 @@ impl PodSyncer {
         if begun.terminal {
             return Ok(CallOutcome::Terminal);
         }
+        if let Some(cpus) = &self.cpus {
+            let kept = cpus.keep_record(&self.resizer.disk).await;
+            kept.map_err(|e| SyncError::new(format!("cannot record its processors: {e}")))?;
+            let goes_on = |id: &ContainerId| {
+                !begun.actions.kill_pod && !begun.actions.to_kill.iter().any(|kill| kill.id == *id)
+            };
+            let updated = cpus.update_running(pod, &*self.runtime, &plan.runtime, goes_on);
+            updated.await;
+        }
         match &begun.problem {
             None | Some(StartProblem::Name(_) | StartProblem::Clock) => {}
             Some(StartProblem::Runtime(problem)) => {
@@ -122,15 +131,6 @@ impl PodSyncer {
         };
         self.ensure_cgroup(plan, pod, &in_force, &runtime).await?;
         crash::point("pod.cgroup");
-        if let Some(cpus) = &self.cpus {
-            let kept = cpus.keep_record(&self.resizer.disk).await;
-            kept.map_err(|e| SyncError::new(format!("cannot record its processors: {e}")))?;
-            let goes_on = |id: &ContainerId| {
-                !begun.actions.kill_pod && !begun.actions.to_kill.iter().any(|kill| kill.id == *id)
-            };
-            let updated = cpus.update_running(pod, &*self.runtime, &runtime, goes_on);
-            updated.await;
-        }
         let is_start = begun.actions.starts_anything();
         let Some(mounted) = self.preparer.set_up_pod(plan, pod, is_start).await? else {
             return Ok(CallOutcome::Canceled);

@@ -107,11 +107,15 @@ impl NodeBell {
                         }
                     }
                     WatchEventKind::Added | WatchEventKind::Deleted | WatchEventKind::Unknown => {
+                        self.annotations.remove(&event.name);
                         schedule.take_ring(true);
                     }
                 }
             }
-            DoorbellNews::Overrun => schedule.take_ring(true),
+            DoorbellNews::Overrun => {
+                self.annotations.clear();
+                schedule.take_ring(true);
+            }
             DoorbellNews::Ended(end) => {
                 self.is_watching = false;
                 let lived = shared.clock.now() - self.since;
@@ -121,6 +125,8 @@ impl NodeBell {
                     return self.start_watch(shared).await;
                 }
                 log::debug!("watch of nodes: {end:?}");
+                // What is lost is not known.
+                self.annotations.clear();
                 schedule.take_ring(false);
             }
         }

@@ -232,6 +232,7 @@ impl ServicesKeeper {
         let mut bells: Option<ServiceDoorbells> = None;
         let growing = |first| GrowingPause::new(first, LAST_PAUSE);
         let (mut list_pause, mut write_pause) = (growing(FIRST_PAUSE), growing(FIRST_PAUSE));
+        let mut watch_pause = growing(POLL);
         let mut list_due = self.tools.clock.now();
         let mut listed = list_due;
         let mut look_due = self.tools.clock.now() + TABLE_LOOK;
@@ -273,7 +274,11 @@ impl ServicesKeeper {
                     // All of it is written anyhow.
                 } else if has_tables(&*self.tools.writer, &network).await {
                     let renewed = write_base_tables(&*self.tools.writer, &network).await;
-                    self.is_suspect = renewed.is_err();
+                    if !matches!(renewed, Ok(false)) {
+                        // It may have no Service now.
+                        self.is_suspect = true;
+                        self.index.mark_all();
+                    }
                 } else {
                     let why =
                         "another program has changed the rules of Services; they are written again";
@@ -326,7 +331,8 @@ impl ServicesKeeper {
             let has_news = self.wait_for_change(&mut bells, next, &mut changed).await?;
             if !has_news {
                 // A watch that breaks at once must not make a list each time.
-                list_due = list_due.min(listed + POLL);
+                let lasted = self.tools.clock.now() - listed;
+                list_due = list_due.min(listed + watch_pause.take_after_watch(lasted));
             }
         }
     }

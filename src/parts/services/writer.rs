@@ -122,18 +122,20 @@ pub(super) async fn remove_tables(
 pub(super) async fn remove_found_tables(writer: &dyn TableWriter) -> Result<(), NftError> {
     match writer.list(&["list", "tables"]).await {
         Ok(printed) if has_own_table(&printed) => remove_tables(writer, &AddressFamily::ALL).await,
-        Ok(_) => Ok(()),
-        // Where there is no program, or a kernel without tables, nothing was made.
-        Err(NftError::Missing | NftError::Refused(_)) => Ok(()),
+        Ok(_) | Err(NftError::Missing) => Ok(()),
+        // A program that was killed has said nothing: they are removed, there or not.
+        Err(NftError::Refused(_)) => remove_tables(writer, &AddressFamily::ALL).await,
         Err(e) => Err(e),
     }
 }
 
-/// Makes or renews the tables of all families. A table whose form `nft` refuses twice is made anew, without a Service.
+/// Makes or renews the tables of all families. A table whose form `nft` refuses twice is made anew, without a Service: then
+/// returns true.
 pub(super) async fn write_base_tables(
     writer: &dyn TableWriter,
     network: &ProxyNetwork,
-) -> Result<(), NftError> {
+) -> Result<bool, NftError> {
+    let mut is_anew = false;
     for family in &network.families {
         let text = base_table(*family, network);
         let mut sent = writer.write_text(text.clone()).await;
@@ -146,10 +148,11 @@ pub(super) async fn write_base_tables(
             sent = writer
                 .write_text([remove_table(*family), text].concat())
                 .await;
+            is_anew = true;
         }
         sent?;
     }
-    Ok(())
+    Ok(is_anew)
 }
 
 /// Returns true if the tables are there, made by this version with these settings.

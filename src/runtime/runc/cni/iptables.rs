@@ -104,14 +104,21 @@ impl IptablesError {
     /// Returns true if the kernel has no such table: then no rule of it is left. The program ends so for other causes, too.
     pub(crate) fn is_of_no_table(&self) -> bool {
         const NO_TABLE: i32 = 3;
-        matches!(
-            self,
-            Self::Refused {
-                code: Some(NO_TABLE),
-                words,
-                ..
-            } if words.contains("does not exist")
-        )
+        let Self::Refused {
+            code: Some(NO_TABLE),
+            words,
+            ..
+        } = self
+        else {
+            return false;
+        };
+        // The table, the family of addresses, or the module is not there.
+        let absent = [
+            "does not exist",
+            "not supported by protocol",
+            "do you need to insmod?",
+        ];
+        absent.iter().any(|text| words.contains(text))
     }
 }
 
