@@ -280,7 +280,8 @@ mod tests {
             (vec![mine(), Ok(String::new()), broken()], false, 3),
             (vec![Ok("table ip other\n".into())], true, 1),
             (vec![Err(NftError::Missing)], true, 1),
-            (vec![refused()], true, 1),
+            (vec![refused(), Ok(String::new()), refused()], true, 3),
+            (vec![refused(), broken()], false, 2),
         ] {
             let writer = ToldWriter::new(answers);
             let removed = smol::block_on(remove_found_tables(&writer));

@@ -361,8 +361,8 @@ fn a_watch_whose_version_has_expired_is_followed_by_a_list() {
             let lists = usize::try_from(number).expect("small");
             bench.until_asked(lists, 2 * lists, None).await;
             bench.answer_watch[0].send(answer).expect("told");
-            // Not before the time in which a node without watches lists.
-            bench.pass(POLL * number).await;
+            // Not before the time in which a node without watches lists, and twice that the next time.
+            bench.pass(POLL * ((1 << number) - 1)).await;
             bench.until_asked(lists + 1, 2 * (lists + 1), None).await;
         }
     };
