@@ -51,9 +51,9 @@ pub struct ServicesFigures {
     pub flows: u64,
 }
 
-/// Checks the part. `health`: the agent's word; `None`: no agent runs.
+/// Checks the part. `health`: the agent's word; `None`: no agent runs. `watch`: changes are to be watched.
 #[must_use]
-pub fn check_services(health: Option<&ServicesHealth>) -> CheckFinding {
+pub fn check_services(health: Option<&ServicesHealth>, watch: bool) -> CheckFinding {
     let Some(health) = health else {
         return CheckFinding::ok(
             "is configured: picolet writes the rules of Services (docs/services.md)",
@@ -81,7 +81,11 @@ pub fn check_services(health: Option<&ServicesHealth>) -> CheckFinding {
     if health.is_polling {
         return CheckFinding::warning(
             "changes of Services come by polling: connections to pods that end are lost until the next poll",
-            "set picolet.services.watch: true",
+            match watch {
+                // A thread could not be started; each poll tries it again.
+                true => "see the log of the agent",
+                false => "set picolet.services.watch: true",
+            },
         );
     }
     CheckFinding::ok(format!("{} Services are reachable", health.services))

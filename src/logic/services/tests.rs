@@ -822,13 +822,25 @@ fn health() {
         (Some(state(None, true, true)), FindingLevel::Warning),
         (Some(state(Some("x"), true, false)), FindingLevel::Warning),
     ] {
-        assert_eq!(check_services(state.as_ref()).level, level, "{state:?}");
+        assert_eq!(
+            check_services(state.as_ref(), true).level,
+            level,
+            "{state:?}"
+        );
+    }
+    // Advice that was followed is none.
+    for (watch, fix) in [
+        (true, "see the log of the agent"),
+        (false, "set picolet.services.watch: true"),
+    ] {
+        let polling = state(None, true, true);
+        assert_eq!(check_services(Some(&polling), watch).fix, fix);
     }
     let one_refused = ServicesHealth {
         refused: 1,
         ..state(None, true, false)
     };
-    let level = check_services(Some(&one_refused)).level;
+    let level = check_services(Some(&one_refused), true).level;
     assert_eq!(level, FindingLevel::Warning);
     let mut page = MetricsText::default();
     write_services_metrics(

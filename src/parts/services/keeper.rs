@@ -38,7 +38,7 @@ use crate::{
 const WATCHED_LIST: Duration = Duration::from_secs(3600);
 /// Shortest time from a list to one that makes up for lost rings.
 const POLL: Duration = Duration::from_secs(10);
-/// Time between two lists without doorbells; on a link whose bytes cost money. A list takes more bytes than a day of doorbells.
+/// Time between two lists without doorbells; on a link whose bytes cost money.
 const UNWATCHED_LIST: Duration = Duration::from_secs(60);
 const METERED_LIST: Duration = Duration::from_secs(30 * 60);
 /// Time between two looks at the table, which others may have changed, and for a kube-proxy.
@@ -67,7 +67,9 @@ pub(super) struct ServicesKeeper {
     is_removed: bool,
     /// Set if the last list failed.
     is_list_failing: bool,
-    /// Time of the next try with Services that the kernel refused.
+    /// Set if the kernel did not delete chains that are free: they are looked for at the next try.
+    has_busy: bool,
+    /// Time of the next try with what the kernel refused.
     retry_due: Option<MonoTime>,
     retry_pause: GrowingPause,
 }
@@ -116,6 +118,7 @@ impl ServicesKeeper {
             is_suspect: true,
             is_removed: false,
             is_list_failing: false,
+            has_busy: false,
             retry_due: None,
             retry_pause: GrowingPause::new(FIRST_PAUSE, LAST_REFUSED),
         }
@@ -294,6 +297,7 @@ impl ServicesKeeper {
             }
             if self.retry_due.is_some_and(|due| now >= due) {
                 self.retry_due = None;
+                self.is_suspect |= core::mem::take(&mut self.has_busy);
                 self.index.retry_refused();
             }
             let mut next = list_due.min(look_due);
@@ -449,7 +453,12 @@ impl ServicesKeeper {
             if let Err(e) = self.tools.writer.write_text(text).await {
                 // They are empty, and nothing leads to them; a whole look finds them.
                 log::debug!("chains of Services: {}", error_chain(&e));
-                self.is_suspect |= !matches!(e, NftError::Refused(_));
+                if matches!(e, NftError::Refused(_)) {
+                    self.has_busy = true;
+                    self.plan_retry();
+                } else {
+                    self.is_suspect = true;
+                }
             }
         }
         if !self.index.is_listed() {
@@ -464,21 +473,25 @@ impl ServicesKeeper {
         let mut round = WriteRound::new(&self.tools, network, node, self.is_suspect);
         let written = round.write_all(reader, &mut self.index).await;
         let has_written = round.has_written();
-        if round.has_refused() {
-            let pause = self.retry_pause.take();
-            self.retry_due = Some(self.tools.clock.now() + pause);
-        }
+        let has_refused = round.has_refused();
         self.stale = round.take_stale();
         let is_cut = round.is_cut && self.is_suspect;
+        if has_refused {
+            self.plan_retry();
+        }
         if let Err(e) = written {
-            self.is_suspect |= e.is_of_table;
+            match e.is_of_table {
+                true => self.is_suspect = true,
+                // After a failure each round begins with a write of the table: this one went well.
+                false => self.tools.board.failing_since.set(None),
+            }
             return Err(e);
         }
         // Once these chains are deleted, others are read.
         self.is_suspect = is_cut && !self.stale.is_empty();
         let services = self.index.count_written();
         let refused = self.index.count_refused();
-        if refused == 0 && self.retry_due.is_none() {
+        if refused == 0 && self.retry_due.is_none() && self.stale.is_empty() {
             self.retry_pause.reset();
         }
         self.tools.board.failing_since.set(None);
@@ -499,6 +512,13 @@ impl ServicesKeeper {
             .board
             .count(|it| it.services = u64::try_from(services).unwrap_or(0));
         Ok(has_written || !self.stale.is_empty())
+    }
+
+    /// Sets the time of the next try with what was refused. One that is set stays: failures in between must not put it off.
+    fn plan_retry(&mut self) {
+        if self.retry_due.is_none() {
+            self.retry_due = Some(self.tools.clock.now() + self.retry_pause.take());
+        }
     }
 
     /// Waits until a doorbell rings or it is `until`. Returns false if a list is due.

@@ -114,8 +114,8 @@ struct ServicesBoard {
     ports_changed: WakerSet,
     /// Address at which the health of this node is told; `None`: nothing is kept.
     healthz: Cell<Option<SocketAddr>>,
-    /// Time since which the table cannot be written: load balancers go elsewhere. An apiserver that is away changes
-    /// nothing.
+    /// Time since which the table cannot be written: load balancers go elsewhere. An apiserver that is away, or a single
+    /// Service that the kernel refuses, changes nothing.
     failing_since: Cell<Option<MonoTime>>,
     /// Time of the last write.
     updated: Cell<WallTime>,
@@ -209,7 +209,7 @@ impl ConfiguredPart for ConfiguredServices {
         }
         let state = states.and_then(|states| states.get(NAME));
         let health = state.and_then(|state| serde_json::from_value(state.clone()).ok());
-        Some((NAME, check_services(health.as_ref())))
+        Some((NAME, check_services(health.as_ref(), self.cfg.watch)))
     }
 
     fn write_metrics(&self, page: &mut MetricsText) {

@@ -74,6 +74,8 @@ pub(super) struct WriteRound<'a> {
     /// Set if the table was empty when it was read.
     is_new: bool,
     living: LivingServices,
+    /// Set once the tables were seen in this round.
+    pub(super) has_tables: bool,
     pub(super) parts: TransactionParts,
     pub(super) pending: Vec<PendingService>,
     /// Chains that are free now. All are of the table as it was read, or of a plan.
@@ -108,6 +110,7 @@ impl<'a> WriteRound<'a> {
             live: None,
             is_new: false,
             living: LivingServices::default(),
+            has_tables: false,
             parts: TransactionParts::default(),
             pending: Vec::new(),
             stale: BTreeSet::new(),
@@ -345,8 +348,11 @@ impl<'a> WriteRound<'a> {
             write_service(&plan, TableBefore::SameFrontends { was_missing }, &mut text)
         } else {
             self.read_live().await?;
-            self.write_with_live(&plan, &mut text)
+            self.plan_with_live(&plan, &mut text)
         };
+        if !before.was_refused {
+            self.note_live(&plan, &result);
+        }
         if let Some(key) = result.conflicts.first() {
             written.has_conflict = true;
             let more = result.conflicts.len() - 1;
@@ -362,23 +368,33 @@ impl<'a> WriteRound<'a> {
             { udp.iter_mut() }.for_each(|port| port.leave_out(key));
         }
         let pending = PendingService {
-            name: Some((namespace, name)),
+            name: Some((namespace.clone(), name.clone())),
             written,
             text,
-            stale: result.stale,
+            stale: result.stale.clone(),
             udp,
             gave_up: result.gave_up,
-            robbed: result.robbed,
+            robbed: result.robbed.clone(),
         };
         self.push(index, pending).await?;
-        match before.was_refused {
-            true => self.send(index).await,
-            false => Ok(()),
+        if before.was_refused {
+            self.send(index).await?;
+            // If it was refused again, the table is as it was read.
+            if !index.written_before(&namespace, &name).was_refused {
+                self.note_live(&plan, &result);
+            }
+        }
+        Ok(())
+    }
+
+    fn note_live(&mut self, plan: &ServicePlan, written: &ServiceWrite) {
+        if let Some(live) = &mut self.live {
+            update_live(live, plan, written);
         }
     }
 
-    fn write_with_live(&mut self, plan: &ServicePlan, text: &mut String) -> ServiceWrite {
-        let Some(live) = &mut self.live else {
+    fn plan_with_live(&self, plan: &ServicePlan, text: &mut String) -> ServiceWrite {
+        let Some(live) = &self.live else {
             return ServiceWrite::default();
         };
         let living = &self.living;
@@ -391,9 +407,7 @@ impl<'a> WriteRound<'a> {
                     .any(|key| live.elements.contains_key(key)),
             is_living: &|uid| living.contains(uid),
         };
-        let result = write_service(plan, before, text);
-        update_live(live, plan, &result);
-        result
+        write_service(plan, before, text)
     }
 
     /// Removes Services that are gone; in a whole round all that belongs to none.
@@ -421,7 +435,8 @@ impl<'a> WriteRound<'a> {
                 index.put_back_gone(&gone);
                 return Err(e);
             }
-            let result = self.write_with_live(&plan, &mut text);
+            let result = self.plan_with_live(&plan, &mut text);
+            self.note_live(&plan, &result);
             let pending = PendingService {
                 name: None,
                 written: WrittenService {

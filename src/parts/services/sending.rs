@@ -83,13 +83,22 @@ impl WriteRound<'_> {
         };
         self.tools.board.count(|it| it.failed += 1);
         let is_refused = matches!(error, NftError::Refused(_));
+        if is_refused && !self.has_tables {
+            self.has_tables = has_tables(&*self.tools.writer, self.network).await;
+        }
         // Without the table none is to blame.
-        if !is_refused || !has_tables(&*self.tools.writer, self.network).await {
+        if !is_refused || !self.has_tables {
             set_all_due(index, &services);
             return Err(error.into());
         }
-        // What is known of the table counts on all of them.
-        self.live = None;
+        // What is known of the table counts on all of them, but for one that is tried again.
+        let was_refused = |(namespace, name): &(String, String)| {
+            index.written_before(namespace, name).was_refused
+        };
+        let mut names = services.iter().map(|it| it.name.as_ref());
+        if !names.all(|name| name.is_some_and(was_refused)) {
+            self.live = None;
+        }
         let mut one = (services.len() == 1).then_some(error);
         let mut rest = services.into_iter();
         let mut result = Ok(());

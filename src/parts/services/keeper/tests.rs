@@ -4,7 +4,7 @@ use alloc::{collections::BTreeSet, rc::Rc, sync::Arc};
 use core::{
     cell::{Cell, RefCell},
     net::{Ipv4Addr, SocketAddr},
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     time::Duration,
 };
 use std::{
@@ -63,8 +63,14 @@ struct NotedTexts {
     stamp: RefCell<String>,
     /// Texts that have this are refused, if it is not empty.
     refused: Cell<&'static str>,
+    /// The program breaks at texts that have this, if it is not empty.
+    broken: Cell<&'static str>,
     /// Tables and chains of the machine.
     listed: Cell<&'static str>,
+    /// Chains of IPv4.
+    chains: Cell<&'static str>,
+    /// Lists that were asked for.
+    looks: RefCell<Vec<String>>,
 }
 
 impl NotedTexts {
@@ -98,6 +104,10 @@ impl TableWriter for NotedTexts {
         if !refused.is_empty() && text.contains(refused) {
             return Box::pin(async { Err(NftError::Refused("no".into())) });
         }
+        let broken = self.broken.get();
+        if !broken.is_empty() && text.contains(broken) {
+            return Box::pin(async { Err(NftError::Run(io::ErrorKind::TimedOut.into())) });
+        }
         if text.contains("delete table ip ") {
             self.stamp.take();
         }
@@ -109,7 +119,9 @@ impl TableWriter for NotedTexts {
     }
 
     fn list<'a>(&'a self, words: &'a [&'a str]) -> WriterFuture<'a> {
+        self.looks.borrow_mut().push(words.join(" "));
         let printed = match words {
+            ["list", "chains", "ip"] => self.chains.get().to_owned(),
             [.., "ip", _, STAMP] => self.stamp.borrow().clone(),
             ["list", "chains" | "tables"] => self.listed.get().to_owned(),
             _ => String::new(),
@@ -127,6 +139,8 @@ struct Bench {
     server: Server,
     /// Each answers one watch: of Services, of slices.
     answer_watch: [mpsc::Sender<Say>; 2],
+    /// Set while single Services may not be read.
+    is_away: Arc<AtomicBool>,
     hands: Rc<Hands>,
     writer: Rc<NotedTexts>,
     board: Rc<ServicesBoard>,
@@ -164,6 +178,8 @@ impl Bench {
             [of_services, of_slices],
             [to_services, to_slices].map(Mutex::new),
         );
+        let is_away = Arc::<AtomicBool>::default();
+        let seen_away = Arc::clone(&is_away);
         let server = Server::plain(move |seen| {
             let is_of_slices = seen.path.contains("endpointslices");
             if seen.path.contains("watch=1") {
@@ -175,6 +191,9 @@ impl Bench {
             if is_of_slices {
                 items = vec![slice.clone()];
             } else if let Some((_, name)) = seen.path.split_once("metadata.name%3D") {
+                if seen_away.load(Ordering::SeqCst) {
+                    return say(403, "", b"{}");
+                }
                 let is_it =
                     |item: &Value| item["metadata"]["name"].as_str() == name.split('&').next();
                 items.retain(is_it);
@@ -216,12 +235,14 @@ impl Bench {
             is_suspect: true,
             is_removed: false,
             is_list_failing: false,
+            has_busy: false,
             retry_due: None,
             retry_pause: GrowingPause::new(FIRST_PAUSE, LAST_REFUSED),
         };
         let bench = Self {
             server,
             answer_watch,
+            is_away,
             hands,
             writer,
             board,
@@ -433,6 +454,125 @@ fn only_a_service_that_was_refused_is_tried_again() {
         assert_eq!((bench.count_reads("web"), bench.count_reads("db")), (1, 3));
         assert!(!bench.writer.has_written(count, &["10.43.0.7"]));
         assert_eq!(bench.board.health.borrow().refused, 0);
+    };
+    block_on(or(keeper.keep_services(), test));
+}
+
+#[test]
+fn failures_do_not_put_off_the_next_try() {
+    // PROX-25
+    let other = service("db", "10.43.0.8", "TCP");
+    let (bench, keeper) = Bench::of(vec![service("web", "10.43.0.7", "TCP"), other]);
+    bench.writer.refused.set("10.43.0.8 ");
+    let event = json!({"type": "MODIFIED", "object": {"metadata": {
+        "name": "db", "namespace": "shop", "uid": "db", "resourceVersion": "8",
+    }}});
+    let event = event.to_string() + "\n";
+    let test = async {
+        bench.pass(WRITE_PAUSE).await;
+        bench.until_alarm(FIRST_PAUSE).await;
+        let answer = Say {
+            then: Then::Hang,
+            ..chunks(&[&event], false)
+        };
+        bench.answer_watch[0].send(answer).expect("told");
+        bench
+            .until("it is refused again", |bench| {
+                bench.board.figures.get().failed == 2
+            })
+            .await;
+        bench.until_alarm(FIRST_PAUSE).await;
+        // A Service that the kernel does not take makes not all look unhealthy.
+        assert_eq!(bench.board.failing_since.get(), None);
+    };
+    block_on(or(keeper.keep_services(), test));
+}
+
+#[test]
+fn services_that_were_refused_cost_one_look_at_the_table() {
+    // PROX-25
+    let mut services = vec![service("web", "10.43.0.7", "TCP")];
+    let refused = ["91", "92", "93"];
+    services.extend(refused.map(|end| service(end, &format!("10.43.0.{end}"), "TCP")));
+    let (bench, keeper) = Bench::of(services);
+    bench.writer.refused.set("10.43.0.9");
+    let test = async {
+        bench.pass(WRITE_PAUSE).await;
+        bench.until_alarm(FIRST_PAUSE).await;
+        assert_eq!(bench.board.health.borrow().refused, 3);
+        bench.writer.looks.take();
+        bench.pass(FIRST_PAUSE).await;
+        bench.until_alarm(FIRST_PAUSE * 3).await;
+        assert!(refused.iter().all(|name| bench.count_reads(name) == 2));
+        let looks = bench.writer.looks.take();
+        let count = |end: &str| looks.iter().filter(|look| look.ends_with(end)).count();
+        assert_eq!((count(STAMP), count("list chains ip")), (1, 1), "{looks:?}");
+        // What they would have is free for them.
+        bench.writer.refused.set("");
+        let count = bench.writer.count();
+        bench.pass(FIRST_PAUSE * 3).await;
+        bench.pass(FIRST_PAUSE * 3 + WRITE_PAUSE).await;
+        let elements = refused.map(|end| format!("10.43.0.{end} . tcp . 80 : goto "));
+        let elements = elements.each_ref().map(String::as_str);
+        assert!(bench.writer.has_written(count, &elements));
+        assert_eq!(bench.board.health.borrow().refused, 0);
+    };
+    block_on(or(keeper.keep_services(), test));
+}
+
+#[test]
+fn chains_that_are_busy_are_deleted_later() {
+    // PROX-25
+    let (bench, keeper) = Bench::new();
+    let chain = "table ip picolet-services {\n\tchain service-aa-tcp-80 {\n\t}\n}\n";
+    bench.writer.chains.set(chain);
+    bench.writer.refused.set("delete chain ");
+    let is_deleted = |bench: &Bench| bench.writer.has_written(0, &["delete chain "]);
+    let test = async {
+        bench.pass(WRITE_PAUSE).await;
+        // The whole table is looked at, after pauses that grow.
+        for (pause, number) in [(FIRST_PAUSE, 1), (FIRST_PAUSE * 2, 2)] {
+            let next = bench.hands.now() + pause - MonoTime::default();
+            assert_eq!(bench.count_reads("web"), number);
+            bench.pass(next).await;
+            bench.until_alarm(next + WRITE_PAUSE).await;
+            assert!(!is_deleted(&bench));
+            if number == 2 {
+                bench.writer.refused.set("");
+            }
+            bench.pass(next + WRITE_PAUSE).await;
+        }
+        bench.until_alarm(TABLE_LOOK).await;
+        assert!(is_deleted(&bench));
+    };
+    block_on(or(keeper.keep_services(), test));
+}
+
+#[test]
+fn an_apiserver_that_is_away_does_not_prolong_a_failure_of_the_table() {
+    // PROX-18 PROX-19
+    let (bench, keeper) = Bench::new();
+    bench.writer.broken.set(WEB);
+    let test = async {
+        bench.until_alarm(FIRST_PAUSE).await;
+        assert_eq!(
+            bench.board.failing_since.get(),
+            Some(MonoTime::default()),
+            "the table cannot be written"
+        );
+        // It can be written again, but nobody tells what.
+        bench.writer.broken.set("");
+        bench.is_away.store(true, Ordering::SeqCst);
+        bench.pass(FIRST_PAUSE).await;
+        bench.until_alarm(FIRST_PAUSE * 3).await;
+        assert_eq!(bench.board.failing_since.get(), None);
+        let trouble = bench.board.health.borrow().trouble.clone();
+        assert!(trouble.is_some_and(|why| why.contains("cannot read Services")));
+        bench.is_away.store(false, Ordering::SeqCst);
+        bench.pass(FIRST_PAUSE * 3).await;
+        bench.pass(FIRST_PAUSE * 3 + WRITE_PAUSE).await;
+        assert!(bench.writer.has_written(0, &[WEB]));
+        assert_eq!(bench.board.health.borrow().trouble, None);
     };
     block_on(or(keeper.keep_services(), test));
 }
