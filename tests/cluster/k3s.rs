@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::{
     fs,
     io::{Read as _, Write as _},
-    net::{SocketAddr, TcpStream},
+    net::TcpStream,
 };
 
 use nix::sys::signal::Signal;
@@ -17,7 +17,7 @@ use crate::{
     member::{able, wait_ready as wait_node, wrong},
     own_network::{MACHINE, OwnNetwork, sh as shell},
     pods::{finish, pod, wait_ready},
-    services::{has_nft, serve, service, slice, until_rules},
+    services::{has_nft, hear, serve, service, slice, until_rules},
 };
 
 const SOON: Duration = Duration::from_secs(180);
@@ -279,17 +279,6 @@ impl Drop for Outside {
     fn drop(&mut self) {
         shell(&format!("ip netns del {}", self.0));
     }
-}
-
-/// What a server says there, if there is one.
-fn hear(ip: &str, port: u16) -> String {
-    let to = SocketAddr::new(ip.parse().expect("an address"), port);
-    let mut said = String::new();
-    if let Ok(mut stream) = TcpStream::connect_timeout(&to, Duration::from_secs(5)) {
-        let _ = stream.set_read_timeout(Some(Duration::from_secs(5)));
-        let _ = stream.read_to_string(&mut said);
-    }
-    said
 }
 
 #[test]
