@@ -16,8 +16,11 @@ use crate::{
     sys::{file, lock},
 };
 
-/// Locks of what is one per machine, whatever directories an agent has: a file each, held for the agent's life.
+/// Locks of what is one per machine or network, whatever directories an agent has: a file each, held for the agent's life.
 const LOCKS_DIR: &str = "/run/picolet.locks";
+/// Names of what is one per network namespace.
+const BRIDGE: &str = "bridge";
+const ADDRESS: &str = "address";
 /// Bytes read of a process's name or command line.
 const MAX_PROC_BYTES: u64 = 64 * 1024;
 /// Directory where every kubelet keeps the logs of its pods.
@@ -103,10 +106,10 @@ fn exclusive_resources(cfg: &AgentConfig) -> Vec<(&'static str, &'static str, St
         wanted.push(("container runtime", flag, socket.display().to_string()));
     } else if uses_builtin_bridge(&cfg.network.cni_conf) {
         let bridge = cfg.network.builtin_bridge.clone();
-        wanted.push(("bridge", "--bridge", bridge));
+        wanted.push((BRIDGE, "--bridge", bridge));
     }
     if let Some(listen) = cfg.server.listen {
-        wanted.push(("address", "--port", listen.to_string()));
+        wanted.push((ADDRESS, "--port", listen.to_string()));
     }
     wanted
 }
@@ -123,8 +126,17 @@ fn take_file_lock(
 }
 
 fn lock_file_name(what: &str, value: &str) -> String {
+    let network = fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    name_lock_file(what, value, &network.to_string_lossy())
+}
+
+/// Names the file of a lock. Bridges and addresses are one per `network` namespace, the rest one per machine.
+fn name_lock_file(what: &str, value: &str, network: &str) -> String {
     let mut fnv = FnvHasher::default();
     fnv.write_text(value);
+    if matches!(what, BRIDGE | ADDRESS) {
+        fnv.write_text(network);
+    }
     format!("{}-{:032x}", what.replace(' ', "-"), fnv.finish())
 }
 
@@ -308,6 +320,15 @@ mod tests {
                 .is_some()
         );
         fs::remove_dir_all(&dir).expect("clean up");
+    }
+
+    #[test]
+    fn each_network_has_its_own_addresses() {
+        for (what, is_same) in [(ADDRESS, false), (BRIDGE, false), ("cgroup root", true)] {
+            let names = ["net:[1]", "net:[2]"].map(|network| name_lock_file(what, "/a", network));
+            assert_eq!(names[0] == names[1], is_same, "{what}");
+            assert_eq!(names[0], name_lock_file(what, "/a", "net:[1]"));
+        }
     }
 
     #[test]
