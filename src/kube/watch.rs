@@ -73,6 +73,8 @@ pub struct WatchEvent {
     pub service: String,
     /// Digest of the annotations: other ones have another digest. 0: there are none.
     pub annotations: u64,
+    /// Set if the event was too long: fields, labels or annotations may be missing.
+    pub is_cut: bool,
 }
 
 /// End of a watch that did not break.
@@ -158,6 +160,7 @@ pub(super) fn read_events(
                 if event.error.is_some() {
                     return Err(DocumentReadError::Wrong("its error is too long".into()));
                 }
+                event.ring.is_cut = true;
             }
             Err(e) => return Err(DocumentReadError::from_json(e)),
         }
@@ -362,6 +365,7 @@ mod tests {
             name: name.into(),
             service: String::new(),
             annotations: 0,
+            is_cut: false,
         }
     }
 
@@ -457,11 +461,15 @@ mod tests {
         let early = ONE.replace("\"name\":\"web\"", &format!("\"name\":\"{long}\""));
         let (end, rings) = read(format!("{late}\n{early}\n{ONE}\n").as_bytes());
         assert_eq!(end.expect("end"), WatchEnd::Clean);
+        let cut = |ring| WatchEvent {
+            is_cut: true,
+            ..ring
+        };
         assert_eq!(
             rings,
             [
-                ring(WatchEventKind::Modified, "u1", "7", "web"),
-                ring(WatchEventKind::Modified, "", "", ""),
+                cut(ring(WatchEventKind::Modified, "u1", "7", "web")),
+                cut(ring(WatchEventKind::Modified, "", "", "")),
                 ring(WatchEventKind::Modified, "u1", "7", "web"),
             ]
         );

@@ -66,7 +66,7 @@ pub(super) async fn list_nodes(shared: Rc<PodNetworkShared>, reader: Rc<ClusterR
 
 /// Doorbell for nodes: none while the link costs money.
 #[derive(Default)]
-struct NodeBell {
+pub(super) struct NodeBell {
     bell: Option<WatchDoorbell>,
     is_watching: bool,
     /// Version from which the next watch begins.
@@ -84,7 +84,7 @@ impl NodeBell {
         }
     }
 
-    async fn take_news(
+    pub(super) async fn take_news(
         &mut self,
         news: DoorbellNews,
         shared: &PodNetworkShared,
@@ -100,9 +100,8 @@ impl NodeBell {
                     // Its own node tells a node nothing.
                     _ if event.name == shared.name => {}
                     WatchEventKind::Modified => {
-                        // An event that was too long may lack some.
-                        let is_whole = !event.uid.is_empty();
-                        if self.notes_change(event.name, event.annotations) || !is_whole {
+                        // An event that was too long may lack some annotations.
+                        if self.notes_change(event.name, event.annotations) || event.is_cut {
                             schedule.take_ring(false);
                         }
                     }

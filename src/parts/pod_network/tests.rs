@@ -20,7 +20,7 @@ use smol::future::{FutureExt as _, yield_now};
 
 use super::{
     keeper::LookEnd,
-    lister::list_nodes,
+    lister::{NodeBell, list_nodes},
     remains::NetworkRemains,
     settings::PodNetworkSettings,
     shared::{AnnouncedNode, KeeperState, PodNetworkShared},
@@ -35,7 +35,8 @@ use crate::{
     },
     api::{MonoTime, Node, WallTime, strict::typed_from_value},
     kube::{
-        ClusterReader, KubeError, Kubeconfig, SharedApiserver,
+        ClusterReader, DoorbellNews, KubeError, Kubeconfig, SharedApiserver, WatchEvent,
+        WatchEventKind,
         testing::{Server, chunks, ok},
     },
     logic::pod_network::{
@@ -43,6 +44,7 @@ use crate::{
         announcement::{NodeAnnouncement, NodePlace, read_announcement},
         choice::OwnChoice,
         peers::{ListedNode, PeerList},
+        schedule::{ListEnd, ListSchedule},
     },
     net::ProxyVariables,
     sys::{clock::mono_now, lane::Lane, namespaces},
@@ -742,6 +744,56 @@ fn a_list_for_another_backend_is_dropped() {
         assert_eq!(faults[0].0, "b");
     };
     smol::block_on(test.or(list_nodes(Rc::clone(&agent), reader)));
+}
+
+#[test]
+fn only_news_of_other_nodes_ring() {
+    // FLAN-02
+    let dir = TestDir::new("pod-network-bell");
+    let mut agent = agent(&own_node(), "vxlan", &dir.0);
+    agent.clock = Rc::new(TestClock(Rc::default()));
+    let mut bell = NodeBell::default();
+    let event = |kind, name: &str, annotations, is_cut| WatchEvent {
+        kind,
+        uid: name.into(),
+        name: name.into(),
+        annotations,
+        is_cut,
+        ..WatchEvent::default()
+    };
+    use WatchEventKind::{Added, Bookmark, Deleted, Modified};
+    for (what, event, rings) in [
+        ("the first of a node", event(Modified, "b", 7, false), true),
+        ("a node at rest", event(Modified, "b", 7, false), false),
+        ("other annotations", event(Modified, "b", 8, false), true),
+        (
+            "a node at rest again",
+            event(Modified, "b", 8, false),
+            false,
+        ),
+        (
+            "maybe not all annotations",
+            event(Modified, "b", 8, true),
+            true,
+        ),
+        ("this node", event(Modified, "a", 9, false), false),
+        ("a bookmark", event(Bookmark, "", 0, false), false),
+        ("a node that comes", event(Added, "c", 7, false), true),
+        ("a node that goes", event(Deleted, "b", 8, false), true),
+        ("one of its name", event(Modified, "b", 8, false), true),
+    ] {
+        let now = agent.clock.now();
+        let mut schedule = ListSchedule::new(now);
+        let quiet = ListEnd::Whole {
+            is_changed: false,
+            has_questions: false,
+        };
+        schedule.take_list_end(quiet, now);
+        let before = schedule.due();
+        let news = DoorbellNews::Ring(event);
+        smol::block_on(bell.take_news(news, &agent, &mut schedule));
+        assert_eq!(schedule.due() < before, rings, "{what}");
+    }
 }
 
 #[test]
