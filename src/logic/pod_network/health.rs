@@ -49,7 +49,8 @@ pub struct PodNetworkFigures {
     pub lists: u64,
 }
 
-const SEE: &str = "see docs/pod-network.md; until then pods do not reach those of other nodes";
+/// Advice while the network is not as it is to be. Routes that are there stay, whatever fails.
+const SEE: &str = "see docs/pod-network.md; until then pods reach those of other nodes only by routes that are there already";
 
 /// Checks the network. `health`: the agent's word; `None`: no agent runs.
 #[must_use]
