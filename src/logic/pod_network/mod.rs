@@ -8,6 +8,7 @@
 //! | `entries` | changes of the kernel's tables that make them as wanted |
 //! | `health` | texts for people: `check`, the condition, metrics |
 //! | `look` | the fields of a Node that count |
+//! | `mark` | note of what this agent has made |
 //! | `peers` | the other nodes, and which of them are believed |
 //! | `ranges` | ranges of addresses |
 //! | `rules` | rules of the firewall |
@@ -20,6 +21,7 @@ pub mod device;
 pub mod entries;
 pub mod health;
 pub mod look;
+pub mod mark;
 pub mod peers;
 pub mod ranges;
 pub mod rules;

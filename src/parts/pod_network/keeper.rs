@@ -30,6 +30,7 @@ use crate::{
             entries::EntryPlan,
             health::PodNetworkHealth,
             look::node_ranges,
+            mark::FILE,
             peers::OwnPlace,
             rules::{is_port_open, table_rules},
             subnet_env::format_subnet_file,
@@ -203,7 +204,7 @@ impl PodNetworkShared {
             has_v6,
         );
         self.tell_pods(&families, mtu).await;
-        self.note_things(network.backend).await;
+        self.note_things().await;
         let external = match external {
             Ok(external) => external,
             Err(e) => return LookEnd::NotReady(error_chain(&e)),
@@ -225,7 +226,7 @@ impl PodNetworkShared {
         let (families, trouble) = self
             .make_devices(network, &families, &external, own.as_ref())
             .await;
-        self.note_things(network.backend).await;
+        self.note_things().await;
         if families.is_empty() {
             let why = trouble.unwrap_or_else(|| "no family has an address".into());
             return LookEnd::NotReady(why);
@@ -249,14 +250,17 @@ impl PodNetworkShared {
         LookEnd::Done
     }
 
-    /// Notes the things of the network that are there, for a later removal.
-    async fn note_things(&self, backend: PodNetworkBackend) {
-        let remains = self.remains.clone();
-        let write = move || remains.write_mark(backend == PodNetworkBackend::Vxlan);
-        if let Err(e) = self.disk.run_job(write).await {
+    /// Notes the things of the network that were made, for a later removal.
+    async fn note_things(&self) {
+        let (remains, made) = (self.remains.clone(), self.state.made.get());
+        let write = move || remains.write_mark(made);
+        match self.disk.run_job(write).await {
+            Ok(()) => self.state.made.set([false; 3]),
             // Pods need the network more than a later removal needs the note.
-            let text = format!("pod network: cannot note that it is made: {e}");
-            self.complaints.complain(&text);
+            Err(e) => {
+                let text = format!("pod network: cannot note that it is made: {e}");
+                self.complaints.complain(&text);
+            }
         }
     }
 
@@ -283,7 +287,12 @@ impl PodNetworkShared {
         let (path, written) = (self.remains.subnet_file.clone(), text.clone());
         let write = move || write_subnet_file(&path, &written);
         match self.disk.run_job(write).await {
-            Ok(()) => *self.state.subnet_file.borrow_mut() = text,
+            Ok(is_made) => {
+                *self.state.subnet_file.borrow_mut() = text;
+                if is_made {
+                    self.set_made(FILE);
+                }
+            }
             Err(e) => self.complaints.complain(&format!(
                 "pod network: cannot write {}: {e}",
                 self.remains.subnet_file.display()
@@ -398,8 +407,16 @@ impl PodNetworkShared {
                     };
                     // Other nodes know its hardware address: without the own Node, which has it, none is invented.
                     let may_create = own.is_some();
-                    let keep = move || kernel::keep_device(&request, may_create);
-                    self.disk.run_job(keep).await.map(Some)
+                    let keep = move || {
+                        let mut is_made = false;
+                        let kept = kernel::keep_device(&request, may_create, &mut is_made);
+                        (kept, is_made)
+                    };
+                    let (kept, is_made) = self.disk.run_job(keep).await;
+                    if is_made {
+                        self.set_made(usize::from(is_v6));
+                    }
+                    kept.map(Some)
                 }
             };
             match result {
@@ -567,12 +584,14 @@ impl PodNetworkShared {
     }
 }
 
-fn write_subnet_file(path: &Path, text: &str) -> io::Result<()> {
+/// Writes the file for plugins. Returns false if it is there as it is to be.
+fn write_subnet_file(path: &Path, text: &str) -> io::Result<bool> {
     if fs::read_to_string(path).is_ok_and(|found| found == text) {
-        return Ok(());
+        return Ok(false);
     }
     if let Some(dir) = path.parent() {
         fs::create_dir_all(dir)?;
     }
-    file::write_atomic(path, text.as_bytes(), FILE_MODE, false)
+    file::write_atomic(path, text.as_bytes(), FILE_MODE, false)?;
+    Ok(true)
 }

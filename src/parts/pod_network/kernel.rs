@@ -160,10 +160,11 @@ pub(super) fn read_device(name: &str) -> Result<Option<FoundDevice>, PodNetworkE
 }
 
 /// Makes the device as it is to be. One that fits is kept, with its entries and hardware address (FLAN-06). With
-/// `may_create` false none is made if there is none.
+/// `may_create` false none is made if there is none. Sets `is_made` once one is made, whatever fails then.
 pub(super) fn keep_device(
     request: &DeviceRequest,
     may_create: bool,
+    is_made: &mut bool,
 ) -> Result<FoundDevice, PodNetworkError> {
     let (name, wanted) = (request.name, &request.wanted);
     let gone = || error_at(format!("look at {name}"))(io::ErrorKind::NotFound.into());
@@ -211,6 +212,7 @@ pub(super) fn keep_device(
                 Some(libc::EOPNOTSUPP) => PodNetworkError::NoVxlan,
                 _ => error_at(format!("create {name}"))(e),
             })?;
+            *is_made = true;
             // Absent where the kernel has no IPv6.
             let _ = namespaces::set_sysctl(&format!("net/ipv6/conf/{name}/accept_ra"), "0");
             let index = read_device(name)?.ok_or_else(gone)?.index;

@@ -13,8 +13,11 @@ use super::{SUBNET_FILE, device_name, firewall, kernel};
 use crate::{
     agent::{clock::Clock, record::read_boot_id},
     error::error_chain,
-    logic::pod_network::PodNetworkBackend,
-    logic::pod_network::entries::{EntryChange, EntryPlan},
+    logic::pod_network::{
+        PodNetworkBackend,
+        entries::{EntryChange, EntryPlan},
+        mark::{FILE, ThingNumbers, format_mark, own_numbers, parse_mark, removable_numbers},
+    },
     runtime::runc::cni::end_exemptions,
     sys::{file, lane::Lane},
 };
@@ -28,10 +31,6 @@ const MAX_MARK_BYTES: u64 = 256;
 const TRIES: u32 = 6;
 /// Pause after the first try; it doubles. Another program may hold the lock of iptables.
 const FIRST_PAUSE: Duration = Duration::from_secs(10);
-
-/// Numbers by which the kernel knows the devices of both families, and the file, in this boot; 0: it is not there.
-type ThingNumbers = [u64; 3];
-const FILE: usize = 2;
 
 /// Places of what the network leaves.
 #[derive(Clone, Debug)]
@@ -54,39 +53,38 @@ impl NetworkRemains {
         }
     }
 
-    /// Notes the things of the network that are there now as this agent's. `uses_devices`: the backend has devices;
-    /// without, those of the backend before stay noted. The file is written only if it changes. Blocking.
-    pub(super) fn write_mark(&self, uses_devices: bool) -> io::Result<()> {
+    /// Notes the things of the network that this agent has `made`, beside those that are noted. The file is written only
+    /// if it changes. Blocking.
+    pub(super) fn write_mark(&self, made: [bool; 3]) -> io::Result<()> {
         let noted = self.read_mark();
-        let mut numbers = self.find_numbers();
-        if !uses_devices {
-            let before = noted.unwrap_or_default();
-            for family in [0, 1] {
-                if numbers[family] != before[family] {
-                    numbers[family] = 0;
-                }
-            }
-        }
+        let numbers = own_numbers(self.find_numbers(), noted.unwrap_or_default(), made);
         if noted == Some(numbers) {
             return Ok(());
         }
-        let [v4, v6, file] = numbers;
-        let text = format!("{} {v4} {v6} {file}", read_boot_id());
+        self.tell_unclear_devices();
+        let text = format_mark(&read_boot_id(), numbers);
         file::write_atomic(&self.mark, text.as_bytes(), MARK_MODE, true)
     }
 
-    /// Reads the mark; `None`: no agent with this root directory made a network in this boot.
+    /// Reads the mark; `None`: no agent with this root directory made a network in this boot, or an older version noted
+    /// none of its things.
     fn read_mark(&self) -> Option<ThingNumbers> {
         let text = String::from_utf8(file::read_start(&self.mark, MAX_MARK_BYTES).ok()?).ok()?;
-        let mut words = text.split(' ');
-        if words.next()? != read_boot_id() {
-            return None;
+        parse_mark(&text, &read_boot_id())
+    }
+
+    /// Tells of devices that an older version may have made: its mark is empty, and does not tell them from those of
+    /// flannel. They are nobody's for good.
+    fn tell_unclear_devices(&self) {
+        if !fs::metadata(&self.mark).is_ok_and(|mark| mark.len() == 0) {
+            return;
         }
-        let mut numbers = ThingNumbers::default();
-        for number in &mut numbers {
-            *number = words.next()?.parse().ok()?;
+        let names = [false, true].map(device_name).into_iter();
+        for name in names.filter(|name| kernel::find_vxlan_index(name) != 0) {
+            log::warn!(
+                "pod network: flannel or an older picolet made {name}: picolet will not remove it; to do so, ip link delete {name}"
+            );
         }
-        Some(numbers)
     }
 
     fn find_numbers(&self) -> ThingNumbers {
@@ -101,16 +99,7 @@ impl NetworkRemains {
 
     /// Finds the things that are there and that this agent has noted.
     fn find_own_numbers(&self) -> ThingNumbers {
-        let noted = self.read_mark().unwrap_or_default();
-        let mut numbers = self.find_numbers();
-        // A real flannel that starts keeps a device that fits, but writes the file anew: then all is its own.
-        let is_taken_over = numbers[FILE] != 0 && numbers[FILE] != noted[FILE];
-        for (number, noted) in numbers.iter_mut().zip(noted) {
-            if is_taken_over || *number != noted {
-                *number = 0;
-            }
-        }
-        numbers
+        removable_numbers(self.find_numbers(), self.read_mark().unwrap_or_default())
     }
 
     /// Returns true if there is a mark, of whatever boot.
@@ -151,6 +140,7 @@ impl NetworkRemains {
     /// Removes it, as far as it is ours; the kernel's part on a lane if one is given. Returns what could not be removed.
     pub(super) async fn remove(&self, is_wanted: bool, lane: Option<&Lane>) -> Vec<String> {
         let mut left = Vec::new();
+        self.tell_unclear_devices();
         if self.read_mark().is_some() || self.has_rules(is_wanted).await {
             let this = self.clone();
             left = match lane {

@@ -98,9 +98,18 @@ pub(super) struct KeeperState {
     /// Families for which rules, settings and modules were last looked at, and the time.
     pub(super) rules_seen: RefCell<Option<SeenRules>>,
     pub(super) subnet_file: RefCell<String>,
+    /// Things that this agent has made and not noted yet: devices of both families, the file.
+    pub(super) made: Cell<[bool; 3]>,
 }
 
 impl PodNetworkShared {
+    /// Remembers that a thing was made, by its place in the mark.
+    pub(super) fn set_made(&self, thing: usize) {
+        let mut made = self.state.made.get();
+        made[thing] = true;
+        self.state.made.set(made);
+    }
+
     /// Sets the backend. With another one than before, all that is known of other nodes is of no use.
     pub(super) fn set_backend(&self, backend: Option<PodNetworkBackend>) {
         if self.state.backend.replace(backend) != backend {

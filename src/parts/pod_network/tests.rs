@@ -640,18 +640,28 @@ fn packets_between_nodes() {
         let file = second.remains.subnet_file.display().to_string();
         let rules = "routes to pods of other nodes, and iptables rules for them";
         let own = ["device flannel.1", &file, rules];
+        assert_eq!(second.remains.list(false), own[1..], "it is used");
+        // One that is made anew is ours. One that another has made meanwhile is not, and neither is one of another boot.
+        sh("ip link del flannel.1");
+        look(&second);
         assert_eq!(second.remains.list(false), own);
-        // One that another has made meanwhile is not ours, and neither is one of another boot.
-        let mark = std::fs::read_to_string(&second.remains.mark).expect("a mark");
         sh("ip link del flannel.1
             ip link add name flannel.1 type vxlan id 1 dev eth0 local 192.168.77.1 dstport 8472");
-        assert_eq!(second.remains.list(false), [&*file, rules]);
+        assert_eq!(second.remains.list(false), own[1..]);
+        look(&second);
+        assert_eq!(second.remains.list(false), own[1..]);
+        sh("ip link del flannel.1");
         look(&second);
         assert_eq!(second.remains.list(false), own);
-        std::fs::write(&second.remains.mark, format!("x{mark}")).expect("written");
-        assert_eq!(second.remains.list(false), Vec::<String>::new());
-        assert_eq!(second.remains.list(true), [rules]);
-        look(&second);
+        let mark = std::fs::read_to_string(&second.remains.mark).expect("a mark");
+        // An older version wrote an empty one.
+        for other in [format!("x{mark}"), String::new()] {
+            std::fs::write(&second.remains.mark, other).expect("written");
+            assert_eq!(second.remains.list(false), Vec::<String>::new());
+            assert_eq!(second.remains.list(true), [rules]);
+        }
+        std::fs::write(&second.remains.mark, mark).expect("written");
+        assert_eq!(second.remains.list(false), own);
         // A real flannel starts: it keeps the device, and writes its file.
         sh(&format!("cp {file} {file}.new; mv {file}.new {file}"));
         assert_eq!(second.remains.list(true), [rules]);
@@ -663,6 +673,8 @@ fn packets_between_nodes() {
         assert!(second.remains.subnet_file.exists() && !second.remains.has_mark());
         assert!(!sh("iptables -S").contains("PICOLET-POD"));
         // An agent whose cluster wants none removes what it made.
+        sh(&format!("ip link del flannel.1; rm {file}"));
+        second.state.subnet_file.borrow_mut().clear();
         *second.state.rules_seen.borrow_mut() = None;
         look(&second);
         sh(
