@@ -18,6 +18,8 @@ pub struct NodeLook {
     pub uid: String,
     /// Ranges of its pods.
     pub ranges: Vec<Cidr>,
+    /// Set for IPv4, and for IPv6, if the node has a range that is no network with room for pods.
+    pub has_wrong: [bool; 2],
     /// Set if it takes part in the network.
     pub takes_part: bool,
 }
@@ -51,27 +53,36 @@ struct LookedSpec {
 pub fn look_at_node(object: Value, backend: PodNetworkBackend) -> Option<NodeLook> {
     let LookedNode { metadata, spec } = serde_json::from_value(object).ok()?;
     let annotations = metadata.annotations.unwrap_or_default();
+    let one = spec.pod_cidr.unwrap_or_default();
+    let many = spec.pod_cidrs.unwrap_or_default();
+    let wrong: Vec<&str> = node_range_texts(&one, &many)
+        .filter(|text| !text.is_empty() && text.parse::<Cidr>().is_err())
+        .collect();
     Some(NodeLook {
         uid: metadata.uid,
-        ranges: node_ranges(
-            &spec.pod_cidr.unwrap_or_default(),
-            &spec.pod_cidrs.unwrap_or_default(),
-        ),
+        ranges: node_ranges(&one, &many),
+        has_wrong: [false, true].map(|is_v6| wrong.iter().any(|it| it.contains(':') == is_v6)),
         takes_part: matches!(read_announcement(&annotations, backend), Ok(Some(_))),
     })
+}
+
+/// Texts of the ranges that count: at most one a family.
+fn node_range_texts<'a>(
+    pod_cidr: &'a str,
+    pod_cidrs: &'a [String],
+) -> impl Iterator<Item = &'a str> {
+    const FAMILIES: usize = 2;
+    let many = pod_cidrs.iter().map(String::as_str);
+    let all = many.chain(pod_cidrs.is_empty().then_some(pod_cidr));
+    all.take(FAMILIES)
 }
 
 /// Reads the ranges of a node's pods: at most one of each family. One that cannot be read is left out.
 #[must_use]
 pub fn node_ranges(pod_cidr: &str, pod_cidrs: &[String]) -> Vec<Cidr> {
-    const FAMILIES: usize = 2;
-    let many = pod_cidrs.iter().map(String::as_str);
     let mut ranges: Vec<Cidr> = Vec::new();
-    let all = many.chain(pod_cidrs.is_empty().then_some(pod_cidr));
-    for range in all
-        .take(FAMILIES)
-        .filter_map(|text| text.parse::<Cidr>().ok())
-    {
+    let texts = node_range_texts(pod_cidr, pod_cidrs);
+    for range in texts.filter_map(|text| text.parse::<Cidr>().ok()) {
         let is_new = |known: &Cidr| known.address.is_ipv4() != range.address.is_ipv4();
         if ranges.iter().all(is_new) {
             ranges.push(range);
@@ -109,12 +120,14 @@ mod tests {
         let whole = NodeLook {
             uid: "u".into(),
             ranges: vec![range("10.42.1.0/24")],
+            has_wrong: [false; 2],
             takes_part: true,
         };
         assert_eq!(look(node), Some(whole));
         let bare = NodeLook {
             uid: "u".into(),
             ranges: Vec::new(),
+            has_wrong: [false; 2],
             takes_part: false,
         };
         let node =
@@ -122,6 +135,19 @@ mod tests {
         assert_eq!(look(node), Some(bare));
         let wrong = json!({"metadata": {"uid": "u"}, "spec": {"podCIDR": 7}});
         assert_eq!(look(wrong), None);
+        for (spec, has_wrong) in [
+            (json!({"podCIDR": "0.0.0.0/0"}), [true, false]),
+            (json!({"podCIDR": "10.42.1.0/31"}), [true, false]),
+            (json!({"podCIDR": ""}), [false, false]),
+            (
+                json!({"podCIDRs": ["10.42.1.0/24", "fd42::/127"]}),
+                [false, true],
+            ),
+        ] {
+            let node = json!({"metadata": {"uid": "u"}, "spec": spec});
+            let looked = look(node).expect("a Node");
+            assert_eq!(looked.has_wrong, has_wrong, "{spec}");
+        }
     }
 
     #[test]

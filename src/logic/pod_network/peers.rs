@@ -37,6 +37,9 @@ pub enum PeerFault {
     /// Its annotations cannot be used.
     #[error(transparent)]
     Announcement(#[from] AnnouncementFault),
+    /// Its range is none.
+    #[error("its pod CIDR is not a network with room for pods")]
+    NoNetwork,
     /// Its pods have addresses that the network does not have.
     #[error("its pod CIDR {0} is outside the network of pods")]
     OutsideNetwork(Cidr),
@@ -75,6 +78,7 @@ pub struct OwnPlace {
 struct PeerV4 {
     range: [u8; 4],
     prefix: u8,
+    has_wrong_range: bool,
     public_ip: [u8; 4],
     mac: HardwareAddress,
 }
@@ -84,6 +88,7 @@ struct PeerV4 {
 struct PeerV6 {
     range: [u8; 16],
     prefix: u8,
+    has_wrong_range: bool,
     public_ip: [u8; 16],
     mac: HardwareAddress,
 }
@@ -98,7 +103,7 @@ struct PeerRecord {
     /// Place of the name.
     name_at: u32,
     name_bytes: u8,
-    /// Set once the ranges of its pods were read.
+    /// Set once the ranges of its pods were read, right or wrong.
     has_ranges: bool,
     /// Set once the node was read, also if it had no ranges yet.
     is_read: bool,
@@ -155,15 +160,19 @@ impl PeerList {
         if !is_node_name(node.name) {
             return;
         }
-        let announcement = match &node.announcement {
+        let (v4, v6) = match &node.announcement {
             Ok(None) => return,
             Ok(Some(announcement)) => {
                 if let Some(fault) = &announcement.fault {
                     self.note_fault(node.name, fault.clone().into());
                 }
-                announcement
+                (announcement.v4, announcement.v6)
             }
-            Err(fault) => return self.note_fault(node.name, fault.clone().into()),
+            // It is not reached, and its addresses stay its own.
+            Err(fault) => {
+                self.note_fault(node.name, fault.clone().into());
+                (None, None)
+            }
         };
         if self.next.records.len() >= MAX_PEERS {
             self.left_out += 1;
@@ -180,7 +189,7 @@ impl PeerList {
             v4: PeerV4::default(),
             v6: None,
         };
-        record.set_places(announcement.v4, announcement.v6);
+        record.set_places(v4, v6);
         self.next.push(node.name, record);
     }
 
@@ -241,33 +250,69 @@ impl PeerRecord {
         }
     }
 
-    fn take_ranges_of(&mut self, known: &Self) {
-        (self.has_ranges, self.is_read) = (known.has_ranges, known.is_read);
-        (self.v4.range, self.v4.prefix) = (known.v4.range, known.v4.prefix);
-        if let Some(known) = &known.v6
-            && known.prefix > 0
-        {
-            let v6 = self.v6.get_or_insert_default();
-            (v6.range, v6.prefix) = (known.range, known.prefix);
+    fn set_wrong_ranges(&mut self, [v4, v6]: [bool; 2]) {
+        self.has_ranges |= v4 || v6;
+        self.v4.has_wrong_range |= v4;
+        if v6 {
+            self.v6.get_or_insert_default().has_wrong_range = true;
         }
     }
 
-    /// Range, public address and hardware address of a family, if it is there.
-    fn side(&self, is_v6: bool) -> Option<(Cidr, IpAddr, HardwareAddress)> {
-        let (address, prefix, public_ip, mac): (IpAddr, _, IpAddr, _) = match is_v6 {
-            false => {
+    fn take_ranges_of(&mut self, known: &Self) {
+        (self.has_ranges, self.is_read) = (known.has_ranges, known.is_read);
+        self.v4 = PeerV4 {
+            public_ip: self.v4.public_ip,
+            mac: self.v4.mac,
+            ..known.v4
+        };
+        if let Some(known) = &known.v6
+            && (known.prefix > 0 || known.has_wrong_range)
+        {
+            let v6 = self.v6.get_or_insert_default();
+            **v6 = PeerV6 {
+                public_ip: v6.public_ip,
+                mac: v6.mac,
+                ..**known
+            };
+        }
+    }
+
+    /// Range of a family, if it is known. `Err`: it is none.
+    fn range(&self, is_v6: bool) -> Option<Result<Cidr, PeerFault>> {
+        let (address, prefix, is_wrong): (IpAddr, _, _) = match (is_v6, self.v6.as_deref()) {
+            (false, _) => {
                 let v4 = &self.v4;
-                let (range, ip) = (Ipv4Addr::from(v4.range), Ipv4Addr::from(v4.public_ip));
-                (range.into(), v4.prefix, ip.into(), v4.mac)
+                (
+                    Ipv4Addr::from(v4.range).into(),
+                    v4.prefix,
+                    v4.has_wrong_range,
+                )
             }
-            true => {
-                let v6 = self.v6.as_deref()?;
-                let (range, ip) = (Ipv6Addr::from(v6.range), Ipv6Addr::from(v6.public_ip));
-                (range.into(), v6.prefix, ip.into(), v6.mac)
+            (true, v6) => {
+                let v6 = v6?;
+                (
+                    Ipv6Addr::from(v6.range).into(),
+                    v6.prefix,
+                    v6.has_wrong_range,
+                )
             }
         };
-        let is_known = prefix > 0 && !public_ip.is_unspecified();
-        is_known.then_some((Cidr { address, prefix }, public_ip, mac))
+        match prefix {
+            0 => is_wrong.then_some(Err(PeerFault::NoNetwork)),
+            _ => Some(Ok(Cidr { address, prefix })),
+        }
+    }
+
+    /// Public address and hardware address of a family, if it is announced.
+    fn place(&self, is_v6: bool) -> Option<NodePlace> {
+        let (public_ip, mac): (IpAddr, _) = match (is_v6, self.v6.as_deref()) {
+            (false, _) => (Ipv4Addr::from(self.v4.public_ip).into(), self.v4.mac),
+            (true, v6) => {
+                let v6 = v6?;
+                (Ipv6Addr::from(v6.public_ip).into(), v6.mac)
+            }
+        };
+        (!public_ip.is_unspecified()).then_some(NodePlace { public_ip, mac })
     }
 
     /// Returns true if both announce the same.
@@ -314,7 +359,6 @@ impl PeerTable {
             faults,
             left_out,
         } = list;
-        let refused = |name: &str| faults.iter().any(|(refused, _)| refused == name);
         let order = {
             let listed = &listed;
             let mut order: Vec<_> = listed.records.iter().collect();
@@ -343,8 +387,7 @@ impl PeerTable {
             match (known, found) {
                 (Some(known), None) => {
                     let name = self.name_of(known);
-                    // One that is there with other annotations does not take part any more.
-                    if refused(name) || next.records.len() >= MAX_PEERS {
+                    if next.records.len() >= MAX_PEERS {
                         is_changed = true;
                         continue;
                     }
@@ -396,8 +439,15 @@ impl PeerTable {
     }
 
     /// Takes the ranges of a node's pods: the answer to a question about it. `uid`: that of the answer. Another one is
-    /// another node, about which the next list tells. Returns true if that is news: only then the next list is soon.
-    pub fn learn_ranges(&mut self, name: &str, uid: &str, ranges: &[Cidr]) -> bool {
+    /// another node, about which the next list tells. `has_wrong`: it has one that is none, by family. Returns true if that
+    /// is news: only then the next list is soon.
+    pub fn learn_ranges(
+        &mut self,
+        name: &str,
+        uid: &str,
+        ranges: &[Cidr],
+        has_wrong: [bool; 2],
+    ) -> bool {
         let Some(record) = self.find(name).and_then(|at| self.records.get_mut(at)) else {
             return false;
         };
@@ -405,11 +455,12 @@ impl PeerTable {
             return false;
         }
         // The controller gives ranges after a node has come: until then it is asked again.
-        let is_given = !ranges.is_empty();
+        let is_given = !ranges.is_empty() || has_wrong.contains(&true);
         let is_news = !record.is_read || (is_given && !record.has_ranges);
         record.is_read = true;
         if is_given {
             record.set_ranges(ranges);
+            record.set_wrong_ranges(has_wrong);
         }
         is_news
     }
@@ -440,7 +491,8 @@ impl PeerTable {
         self.records.iter().all(|record| record.is_read)
     }
 
-    /// Chooses the nodes that are reached in one family, oldest first, and says why others are not: at most 16.
+    /// Chooses the nodes that are reached in one family, oldest first, and says why others are not: at most 16. A node that
+    /// is not reached keeps its addresses as well.
     #[must_use]
     pub fn choose_peers(
         &self,
@@ -451,20 +503,34 @@ impl PeerTable {
         let mut by_age: Vec<&PeerRecord> = self.records.iter().collect();
         by_age.sort_by_key(|record| (record.created_s, record.uid));
         let mut peers: Vec<Peer<'_>> = Vec::new();
+        let mut ranges: Vec<(Cidr, &str)> = Vec::new();
         let mut faults = Vec::new();
         for record in by_age {
-            let Some((range, public_ip, mac)) = record.side(is_v6) else {
+            let (name, place) = (self.name_of(record), record.place(is_v6));
+            let Some(range) = record.range(is_v6) else {
                 continue;
             };
-            let name = self.name_of(record);
-            let peer = Peer {
-                name,
-                range,
-                public_ip,
-                mac,
+            let range = range.and_then(|range| {
+                check_range(range, own, &peers, &ranges)?;
+                ranges.push((range, name));
+                Ok(range)
+            });
+            // Why it has no place is told elsewhere.
+            let Some(NodePlace { public_ip, mac }) = place else {
+                continue;
             };
-            match check_peer(&peer, backend, own, &peers) {
-                Ok(()) => peers.push(peer),
+            let peer = range.and_then(|range| {
+                let peer = Peer {
+                    name,
+                    range,
+                    public_ip,
+                    mac,
+                };
+                check_place(&peer, backend, own, &peers)?;
+                Ok(peer)
+            });
+            match peer {
+                Ok(peer) => peers.push(peer),
                 Err(fault) if faults.len() < MAX_FAULTS => faults.push((name.to_owned(), fault)),
                 Err(_) => {}
             }
@@ -473,14 +539,13 @@ impl PeerTable {
     }
 }
 
-/// Checks that a node takes nothing of this node, nor of `older` ones.
-fn check_peer(
-    peer: &Peer<'_>,
-    backend: PodNetworkBackend,
+/// Checks that the pods of a node take no address of this node, of `older` ones, or of their pods (`ranges`).
+fn check_range(
+    range: Cidr,
     own: &OwnPlace,
     older: &[Peer<'_>],
+    ranges: &[(Cidr, &str)],
 ) -> Result<(), PeerFault> {
-    let (range, public_ip) = (peer.range, peer.public_ip);
     if !own.network.iter().any(|network| covers(*network, range)) {
         return Err(PeerFault::OutsideNetwork(range));
     }
@@ -493,14 +558,26 @@ fn check_peer(
     if let Some(ip) = machines.find(in_range) {
         return Err(PeerFault::CoversNode(range, *ip));
     }
+    match ranges
+        .iter()
+        .find(|(older, _)| is_overlapping(*older, range))
+    {
+        Some((_, name)) => Err(PeerFault::RangeTaken(range, (*name).to_owned())),
+        None => Ok(()),
+    }
+}
+
+/// Checks that a node takes no address of this node, of a pod, or of an `older` node.
+fn check_place(
+    peer: &Peer<'_>,
+    backend: PodNetworkBackend,
+    own: &OwnPlace,
+    older: &[Peer<'_>],
+) -> Result<(), PeerFault> {
+    let public_ip = peer.public_ip;
     let is_pod = own.network.iter().any(|n| contains(*n, public_ip));
     if is_pod || own.addresses.contains(&public_ip) {
         return Err(PeerFault::PublicIp(public_ip));
-    }
-    for older in older {
-        if is_overlapping(older.range, range) {
-            return Err(PeerFault::RangeTaken(range, older.name.to_owned()));
-        }
     }
     if backend == PodNetworkBackend::Vxlan {
         if own.macs.contains(&peer.mac) {
@@ -566,9 +643,22 @@ mod tests {
         let mut table = PeerTable::default();
         table.take_list(list(rows));
         for (name, _, pods, _, _) in rows {
-            table.learn_ranges(name, name, &[range(pods)]);
+            learn(&mut table, name, &[range(pods)]);
         }
         table
+    }
+
+    fn learn(table: &mut PeerTable, name: &str, ranges: &[Cidr]) -> bool {
+        table.learn_ranges(name, name, ranges, [false; 2])
+    }
+
+    fn broken<'a>(name: &'a str, created_s: i64) -> ListedNode<'a> {
+        ListedNode {
+            name,
+            uid: name,
+            created_s,
+            announcement: Err(AnnouncementFault::NoPlace),
+        }
     }
 
     fn own() -> OwnPlace {
@@ -593,12 +683,7 @@ mod tests {
             ("a", 1, "10.42.1.0/24", "192.0.2.1", 1),
         ]);
         let fault = AnnouncementFault::NoPlace;
-        broken.note_node(&ListedNode {
-            name: "b",
-            uid: "b",
-            created_s: 2,
-            announcement: Err(fault.clone()),
-        });
+        broken.note_node(&self::broken("b", 2));
         broken.note_node(&ListedNode {
             name: "d",
             uid: "d",
@@ -610,21 +695,74 @@ mod tests {
         assert!(outcome.is_changed);
         assert_eq!(outcome.faults, [("b".to_owned(), fault.into())]);
         let ask = |name: &str| (name.to_owned(), PeerQuestion::Ranges);
-        assert_eq!(table.open_questions(), [ask("a"), ask("c")]);
+        assert_eq!(table.open_questions(), [ask("a"), ask("b"), ask("c")]);
+        assert!(learn(&mut table, "b", &[range("10.42.2.0/24")]));
         assert_eq!(reached(&table), Vec::<&str>::new(), "ranges are not known");
-        assert!(table.learn_ranges("a", "a", &[range("10.42.1.0/24")]));
-        assert!(!table.learn_ranges("c", "another", &[range("10.42.3.0/24")]));
+        assert!(learn(&mut table, "a", &[range("10.42.1.0/24")]));
+        let pods = [range("10.42.3.0/24")];
+        assert!(!table.learn_ranges("c", "another", &pods, [false; 2]));
         assert_eq!(reached(&table), ["a"]);
         assert_eq!(table.open_questions(), [ask("c")]);
         assert!(!table.is_settled());
-        assert!(table.learn_ranges("c", "c", &[]));
+        assert!(learn(&mut table, "c", &[]));
         assert_eq!(table.open_questions(), [ask("c")], "none given yet");
         assert!(table.is_settled());
         // The same answer again is no reason to list soon.
-        assert!(!table.learn_ranges("c", "c", &[]));
-        assert!(!table.learn_ranges("a", "a", &[range("10.42.1.0/24")]));
-        assert!(table.learn_ranges("c", "c", &[range("10.42.3.0/24")]));
-        assert!(!table.learn_ranges("nobody", "nobody", &[]));
+        assert!(!learn(&mut table, "c", &[]));
+        assert!(!learn(&mut table, "a", &[range("10.42.1.0/24")]));
+        assert!(learn(&mut table, "c", &pods));
+        assert!(!learn(&mut table, "nobody", &[]));
+    }
+
+    #[test]
+    fn a_range_that_is_none_is_named() {
+        // FLAN-01
+        let rows = [("a", 1, "10.42.1.0/24", "192.0.2.1", 1)];
+        let mut table = PeerTable::default();
+        table.take_list(list(&rows));
+        assert!(table.learn_ranges("a", "a", &[], [true, false]));
+        assert_eq!(table.open_questions(), [], "it stays so");
+        // Also after the next list.
+        table.take_list(list(&rows));
+        let own = own();
+        for (is_v6, expected) in [
+            (false, &[("a".to_owned(), PeerFault::NoNetwork)][..]),
+            (true, &[]),
+        ] {
+            let (peers, faults) = table.choose_peers(PodNetworkBackend::Vxlan, is_v6, &own);
+            assert_eq!((peers.len(), &*faults), (0, expected));
+        }
+    }
+
+    #[test]
+    fn a_broken_node_keeps_its_range() {
+        // FLAN-09
+        let thief = ("thief", 9, "10.42.1.0/24", "192.0.2.9", 9);
+        // Neither place can be that of another node.
+        let with_place = ("old", 1, "10.42.1.0/24", "192.0.2.100", 1);
+        for is_broken in [true, false] {
+            let mut table = table(&[thief, with_place]);
+            let rows = [thief, with_place];
+            let mut rows = list(&rows[..2 - usize::from(is_broken)]);
+            if is_broken {
+                rows.note_node(&broken("old", 1));
+            }
+            table.take_list(rows);
+            let own = own();
+            let (peers, faults) = table.choose_peers(PodNetworkBackend::Vxlan, false, &own);
+            assert_eq!(peers, []);
+            let taken = PeerFault::RangeTaken(range("10.42.1.0/24"), "old".into());
+            assert!(faults.contains(&("thief".into(), taken)), "{faults:?}");
+            assert_eq!(faults.len(), 2 - usize::from(is_broken), "{faults:?}");
+        }
+        // One that claims more than a node may have defends nothing.
+        let mut rows = list(&[thief]);
+        rows.note_node(&broken("old", 1));
+        let mut table = PeerTable::default();
+        table.take_list(rows);
+        learn(&mut table, "old", &[range("10.42.0.0/16")]);
+        learn(&mut table, "thief", &[range(thief.2)]);
+        assert_eq!(reached(&table), ["thief"]);
     }
 
     #[test]
@@ -668,14 +806,9 @@ mod tests {
         assert_eq!(reached(&table), ["b"]);
         // One that is there and takes no part any more.
         let mut list = PeerList::default();
-        list.note_node(&ListedNode {
-            name: "b",
-            uid: "b",
-            created_s: 2,
-            announcement: Err(AnnouncementFault::NoPlace),
-        });
+        list.note_node(&broken("b", 2));
         assert!(table.take_list(list).is_changed);
-        assert_eq!(table.records.len(), 0);
+        assert_eq!(reached(&table), Vec::<&str>::new());
     }
 
     #[test]
@@ -805,7 +938,7 @@ mod tests {
                 range(&format!("10.42.{}.0/24", index + 1)),
                 range(&format!("fd42:0:0:{}::/64", index + 1)),
             ];
-            table.learn_ranges(name, name, &pods);
+            learn(&mut table, name, &pods);
         }
         table.take_list(list);
         let own = own();

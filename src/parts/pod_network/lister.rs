@@ -263,7 +263,7 @@ async fn ask_about(
         (Ok(Some(look)), _) => {
             let is_gone =
                 question == PeerQuestion::Existence && !look.takes_part && peers.forget_peer(name);
-            peers.learn_ranges(name, &look.uid, &look.ranges) || is_gone
+            peers.learn_ranges(name, &look.uid, &look.ranges, look.has_wrong) || is_gone
         }
         (Ok(None), _) => {
             let text = format!("pod network: the object of node {name} cannot be read");

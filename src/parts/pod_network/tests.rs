@@ -365,7 +365,8 @@ fn list(agent: &PodNetworkShared, backend: PodNetworkBackend, rows: &[Row<'_>]) 
     let outcome = peers.take_list(list);
     for (name, _, _, range) in rows {
         if let Some(range) = range {
-            peers.learn_ranges(name, name, &[range.parse().expect("a range")]);
+            let ranges = [range.parse().expect("a range")];
+            peers.learn_ranges(name, name, &ranges, [false; 2]);
         }
     }
     drop(peers);
@@ -1034,7 +1035,9 @@ fn both_families() {
         });
         let ranges = ["10.42.2.0/24", "fd42:0:0:2::/64"].map(|r| r.parse().expect("a range"));
         agent.peers.borrow_mut().take_list(list);
-        agent.peers.borrow_mut().learn_ranges("b", "b", &ranges);
+        let mut peers = agent.peers.borrow_mut();
+        peers.learn_ranges("b", "b", &ranges, [false; 2]);
+        drop(peers);
         agent.note_list(Vec::new());
         look(&agent);
         assert_eq!(tables(), expected(&[(2, "192.168.77.2")]));
