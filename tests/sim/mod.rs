@@ -121,7 +121,6 @@ fn cluster_schedules() {
 
 /// A node whose pods are resized, under kills, power cuts and updates that fail.
 #[test]
-#[ignore = "its judge does not know every state that a failed step may leave: cargo xtask sim --resizes"]
 fn resize_schedules() {
     // RSZ-01 RSZ-03 RSZ-20 RSZ-27 RSZ-28 RSZ-29 RSZ-30
     campaign(Kind::Resizes);

@@ -14,9 +14,9 @@ use crate::{
 
 /// Schedules of each kind, unless it is said.
 const SCHEDULES: u64 = 10_000;
-/// Those that every change has to pass: one of a cluster takes three times as long as one without. With fewer than 5000 the
-/// simulation does not ask that everything has come about (`MANY` in `tests/sim`).
-pub(crate) const IN_EACH_RUN: [(&str, u64); 2] = [(CLUSTER, 5000), (ALONE, 10_000)];
+/// Those that every change has to pass: one of a cluster takes three times as long as one without, one of resizes some seconds.
+/// With fewer than 5000 the simulation does not ask that everything has come about (`MANY` in `tests/sim`).
+pub(crate) const IN_EACH_RUN: [(&str, u64); 3] = [(CLUSTER, 5000), (ALONE, 10_000), (RESIZES, 8)];
 
 /// Seeds that no run can get through in a second.
 const SEEDS_PER_SECOND: u64 = 1000;

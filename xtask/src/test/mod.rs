@@ -75,7 +75,11 @@ const EDGE_AT_REST: &str = "rest_memory::everything_configured_costs_little_at_r
 /// Where the program is copied to that this is shown of.
 const AT_REST_PROGRAM: &str = "target/task/picolet";
 /// Tests of the library that are lanes of their own.
-const LANES_OF_THEIR_OWN: [&str; 2] = ["agent::sim::schedules", "agent::sim::cluster_schedules"];
+const LANES_OF_THEIR_OWN: [&str; 3] = [
+    "agent::sim::schedules",
+    "agent::sim::cluster_schedules",
+    "agent::sim::resize_schedules",
+];
 
 /// When a lane runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
