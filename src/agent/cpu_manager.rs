@@ -15,7 +15,7 @@ use crate::{
         ContainerId, Pod, PodUid,
         cri::{ContainerState, LinuxResources, PodRuntimeStatus},
     },
-    config::CpuPolicyConfig,
+    config::{AgentConfig, CpuPolicyConfig},
     logic::{
         cpu_manager::{CpuManager, CpuManagerState, CpuRefusal, MachineCpus},
         cpu_set::CpuSet,
@@ -48,23 +48,17 @@ impl NodeCpus {
     /// Takes over what the agent before has given. Blocking.
     pub(super) fn recall(
         policy: &CpuPolicyConfig,
-        root: &Path,
+        cpus: MachineCpus,
+        cfg: &AgentConfig,
         complaints: Rc<Complaints>,
     ) -> Self {
-        let cpus = read_machine_cpus(Path::new(PROCESSORS));
-        let listed = policy.reserved.common(&cpus.all);
-        if listed != policy.reserved {
-            let all = &cpus.all;
-            log::error!(
-                "reservedSystemCPUs names processors that are not among those of the machine: {all}"
-            );
-        }
+        let listed = &cfg.reserved.cpus;
         let reserved = match listed.is_empty() {
             true => cpus.choose_reserved(policy.reserved_count),
-            false => listed,
+            false => listed.clone(),
         };
         let mut manager = CpuManager::new(cpus, reserved, policy.options);
-        let path = root.join(RECORD);
+        let path = cfg.dirs.root.join(RECORD);
         let known = record::recall_record::<CpuManagerState>(&path, MAX_RECORD_BYTES);
         for uid in known.iter().flat_map(|known| manager.restore(known)) {
             log::warn!("uid={uid} its processors cannot be its own any more: it gets others");
@@ -171,17 +165,49 @@ impl NodeCpus {
     }
 }
 
-/// Reads the processors that are on-line, and the threads of each core. Without a list there is one processor. Blocking.
-fn read_machine_cpus(dir: &Path) -> MachineCpus {
-    let read = |path: &str| {
-        let text = file::read_start(&dir.join(path), MAX_LIST_BYTES).ok()?;
-        CpuSet::parse(str::from_utf8(&text).ok()?)
+/// Finds the processors of this machine, if the configuration is about single ones (CPUM-20, CONF-13). Blocking.
+///
+/// - Errors: the key that this machine cannot fulfil, and why.
+pub(super) fn find_machine_cpus(
+    cfg: &AgentConfig,
+) -> Result<Option<MachineCpus>, (&'static str, String)> {
+    let is_static = cfg.cgroup.cpu_policy.is_some();
+    find_machine_cpus_in(Path::new(PROCESSORS), is_static, &cfg.reserved.cpus)
+}
+
+fn find_machine_cpus_in(
+    dir: &Path,
+    is_static: bool,
+    listed: &CpuSet,
+) -> Result<Option<MachineCpus>, (&'static str, String)> {
+    if !is_static && listed.is_empty() {
+        return Ok(None);
+    }
+    let (field, why) = match read_machine_cpus(dir) {
+        Ok(cpus) => match cpus.check_reserved(listed) {
+            Ok(()) => return Ok(Some(cpus)),
+            Err(absent) => ("reservedSystemCPUs", format!("is \"{listed}\", {absent}")),
+        },
+        // Only their number counts.
+        Err(_) if !is_static => return Ok(None),
+        Err(e) => {
+            let file = dir.join("online");
+            let why = format!("is \"static\": cannot read {}: {e}", file.display());
+            ("cpuManagerPolicy", why)
+        }
     };
-    let all = read("online").unwrap_or_else(|| {
-        let mut first = CpuSet::default();
-        first.insert(0);
-        first
-    });
+    Err((field, format!("{field}: {why}")))
+}
+
+/// Reads the processors that are on-line, and the threads of each core. Blocking.
+fn read_machine_cpus(dir: &Path) -> io::Result<MachineCpus> {
+    let read = |path: &str| {
+        let text = file::read_start(&dir.join(path), MAX_LIST_BYTES)?;
+        let set = str::from_utf8(&text).ok().and_then(CpuSet::parse);
+        set.filter(|set| !set.is_empty())
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no list of processors"))
+    };
+    let all = read("online")?;
     let mut cores = Vec::new();
     for cpu in all.iter() {
         let siblings = read(&format!("cpu{cpu}/topology/thread_siblings_list"));
@@ -191,7 +217,7 @@ fn read_machine_cpus(dir: &Path) -> MachineCpus {
             cores.push(core);
         }
     }
-    MachineCpus { all, cores }
+    Ok(MachineCpus { all, cores })
 }
 
 #[cfg(test)]
@@ -199,6 +225,7 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::testing::TestDir;
 
     #[test]
     fn the_machine_tells_its_cores() {
@@ -214,13 +241,42 @@ mod tests {
         for (cpu, siblings) in [(0, "0,4"), (4, "0,4"), (1, "1-3")] {
             put(&format!("cpu{cpu}/topology/thread_siblings_list"), siblings);
         }
-        let cpus = read_machine_cpus(&dir);
+        let cpus = read_machine_cpus(&dir).expect("a list");
         let shown = |set: &CpuSet| set.to_string();
         assert_eq!(shown(&cpus.all), "0-1,4-5");
         let cores: Vec<String> = cpus.cores.iter().map(shown).collect();
         assert_eq!(cores, ["0,4", "1"]);
         assert_eq!(shown(&cpus.choose_reserved(3)), "0-1,4");
         fs::remove_dir_all(&dir).expect("clean");
-        assert_eq!(shown(&read_machine_cpus(&dir).all), "0");
+    }
+
+    #[test]
+    fn a_machine_that_cannot_do_what_is_configured() {
+        // CPUM-20 CONF-13
+        let dir = TestDir::new("cpus");
+        let found = |is_static, listed: &str| {
+            let listed = CpuSet::parse(listed).expect("a list");
+            let found = find_machine_cpus_in(&dir.0, is_static, &listed);
+            found.map(|cpus| cpus.map(|cpus| cpus.all.to_string()))
+        };
+        assert_eq!(found(false, ""), Ok(None));
+        assert_eq!(found(false, "1,4"), Ok(None), "only their number counts");
+        for text in [None, Some(""), Some("\n"), Some("all")] {
+            if let Some(text) = text {
+                fs::write(dir.join("online"), text).expect("file");
+            }
+            let (field, why) = found(true, "").expect_err("no list");
+            assert_eq!(field, "cpuManagerPolicy");
+            assert!(why.starts_with("cpuManagerPolicy: is \"static\": cannot read"));
+        }
+        fs::write(dir.join("online"), "0-3\n").expect("file");
+        let why = "reservedSystemCPUs: is \"1,4\", names processors that are not on-line: 4; on-line are 0-3";
+        let refused = Err(("reservedSystemCPUs", why.to_owned()));
+        assert_eq!(
+            [true, false].map(|is_static| found(is_static, "1,4")),
+            [refused.clone(), refused]
+        );
+        assert_eq!(found(true, "1,3"), Ok(Some("0-3".into())));
+        assert_eq!(found(false, ""), Ok(None));
     }
 }

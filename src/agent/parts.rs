@@ -30,6 +30,7 @@ use crate::{
     api::{MonoTime, WallTime},
     cgroup::Cgroups,
     config::AgentConfig,
+    logic::cpu_manager::MachineCpus,
     parts::ConfiguredPart,
     runtime::{ImageService, RuntimeService},
     sys::lane::Lane,
@@ -53,6 +54,8 @@ pub(super) struct AssemblyInputs {
     pub(super) gauge: Rc<dyn EvictionGauge>,
     /// Id of this boot.
     pub(super) boot_id: String,
+    /// Processors of the machine; with the policy `static` always there.
+    pub(super) cpus: Option<MachineCpus>,
     /// Limits of the link, if there are any.
     pub(super) link: Option<Rc<LinkLimits>>,
 }
@@ -210,9 +213,9 @@ impl AgentParts {
             .parts
             .iter()
             .find_map(|part| part.resource_giver(&tools));
-        let policy = cfg.cgroup.cpu_policy.as_ref();
-        let cpus =
-            policy.map(|policy| NodeCpus::recall(policy, &cfg.dirs.root, Rc::clone(&complaints)));
+        let policy = cfg.cgroup.cpu_policy.as_ref().zip(given.cpus);
+        let cpus = policy
+            .map(|(policy, cpus)| NodeCpus::recall(policy, cpus, &cfg, Rc::clone(&complaints)));
         Self {
             started_at: clock.wall_time(),
             started: clock.now(),

@@ -27,7 +27,7 @@ use super::{
     cluster::{self, NodeJoinError},
     cluster_views,
     core::{Agent, AgentCommand, AgentEvent},
-    event_loop,
+    cpu_manager, event_loop,
     eviction::gauge::{GaugePaths, MachineGauge},
     executor,
     images::{
@@ -338,7 +338,7 @@ fn limit_reserved(cfg: &AgentConfig, cgroups: &Cgroups) -> Result<(), AgentStart
 }
 
 /// Finds the reasons for which an agent would not start although each value of its configuration is valid: files that
-/// cannot be used, an absent control group, reservations that are too large. Each with the place to be corrected.
+/// cannot be used, an absent control group or processor, reservations that are too large. Each with the place to be corrected.
 pub(crate) fn find_start_faults(
     cfg: &AgentConfig,
     cgroups: Option<&Cgroups>,
@@ -350,7 +350,9 @@ pub(crate) fn find_start_faults(
     let kept = kept.map(|e| ("systemReserved or kubeReserved", error_chain(&e)));
     let group = cgroups.and_then(|cgroups| find_absent_group(cfg, cgroups));
     let kill = cgroups.and_then(|c| find_impossible_group_kill(cfg, c.cgroup_version()));
+    let cpus = cpu_manager::find_machine_cpus(cfg).err();
     let all = files.chain(providers).chain(kept).chain(group).chain(kill);
+    let all = all.chain(cpus);
     all.map(|(place, why)| (place.to_owned(), why)).collect()
 }
 
@@ -672,6 +674,7 @@ async fn assemble_agent(
     if let Some((_, why)) = find_impossible_group_kill(&cfg, cgroups.cgroup_version()) {
         return Err(fatal_error(why));
     }
+    let cpus = cpu_manager::find_machine_cpus(&cfg).map_err(|(_, why)| fatal_error(why))?;
     kernel_settings::apply_kernel_settings(
         Path::new(kernel_settings::DIR),
         cfg.cgroup.protect_kernel_defaults,
@@ -772,6 +775,7 @@ async fn assemble_agent(
             unused: Some(unused_images),
         },
         boot_id: proc::boot_id().map_err(|e| fatal_error(format!("boot id: {e}")))?,
+        cpus,
         volumes,
         cgroups,
         disk,
@@ -894,7 +898,7 @@ mod tests {
 
     #[test]
     fn reasons_not_to_start_are_found_beforehand() {
-        // OOMW-04
+        // OOMW-04 CONF-13
         let dir = TestDir::new("start-faults");
         let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
         let loaded = |text: &str| {
@@ -920,6 +924,12 @@ mod tests {
             assert_eq!(found.is_some(), is_fault, "{text:?} {version:?}");
         }
         assert_eq!(faults(""), []);
+        // The kernel's highest number.
+        let found = faults("reservedSystemCPUs: '8191'\n");
+        let absent = |(place, why): &(String, String)| {
+            place == "reservedSystemCPUs" && why.contains("not on-line: 8191; on-line are 0")
+        };
+        assert!(found.iter().any(absent), "{found:?}");
         let found = faults(
             "systemReserved: {memory: 999Ti}\ntlsCertFile: no.crt\ntlsPrivateKeyFile: no.key\n\
              authentication: {x509: {clientCAFile: no.ca}}\nauthorization: {mode: AlwaysAllow}\n\

@@ -327,10 +327,8 @@ fn read_cpu_policy(fields: &KubeletConfiguration) -> Result<Option<CpuPolicyConf
              set systemReserved.cpu or reservedSystemCPUs",
         );
     }
-    let list = fields.reserved_system_cpus.as_deref().unwrap_or_default();
     Ok(Some(CpuPolicyConfig {
         options,
-        reserved: CpuSet::parse(list).unwrap_or_default(),
         reserved_count,
     }))
 }
@@ -513,24 +511,22 @@ fn read_reserved_resources(
     }
     let mut system = fields.system_reserved.clone();
     let mut kube = fields.kube_reserved.clone();
-    if let Some(list) = fields
-        .reserved_system_cpus
-        .as_deref()
-        .filter(|l| !l.is_empty())
-    {
-        let Some(cpus) = CpuSet::parse(list) else {
-            return invalid_field(
-                "reservedSystemCPUs",
-                format!("is {list:?}, must be a list of processors such as 0-1,3"),
-            );
-        };
+    let list = fields.reserved_system_cpus.as_deref().unwrap_or_default();
+    let Some(cpus) = CpuSet::parse(list) else {
+        return invalid_field(
+            "reservedSystemCPUs",
+            format!("is {list:?}, must be a list of processors such as 0-1,3"),
+        );
+    };
+    if !cpus.is_empty() {
         kube.remove("cpu");
-        let cpus = Quantity::parse(&cpus.len().to_string()).expect("a number is a quantity");
-        system.insert("cpu".into(), cpus);
+        let count = Quantity::parse(&cpus.len().to_string()).expect("a number is a quantity");
+        system.insert("cpu".into(), count);
     }
     Ok(ReservedResources {
         system,
         kube,
+        cpus,
         local_storage: fields.local_storage_capacity_isolation.unwrap_or(true),
     })
 }

@@ -355,8 +355,6 @@ pub struct CgroupConfig {
 pub struct CpuPolicyConfig {
     /// `cpuManagerPolicyOptions`.
     pub options: CpuPolicyOptions,
-    /// `reservedSystemCPUs`: processors that no container has for itself; empty: as many as are reserved.
-    pub reserved: CpuSet,
     /// Number of processors that are reserved for system and agent, above 0.
     pub reserved_count: usize,
 }
@@ -399,6 +397,8 @@ pub struct ReservedResources {
     pub system: BTreeMap<String, Quantity>,
     /// `kubeReserved`; the same keys.
     pub kube: BTreeMap<String, Quantity>,
+    /// `reservedSystemCPUs`: processors that no container has for itself; empty: as many as are reserved.
+    pub cpus: CpuSet,
     /// Set if ephemeral storage is counted.
     pub local_storage: bool,
 }

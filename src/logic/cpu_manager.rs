@@ -66,7 +66,29 @@ pub struct MachineCpus {
     pub cores: Vec<CpuSet>,
 }
 
+/// Processors that are to be reserved, and that the machine does not have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("names processors that are not on-line: {absent}; on-line are {online}")]
+pub struct AbsentCpus {
+    absent: CpuSet,
+    online: CpuSet,
+}
+
 impl MachineCpus {
+    /// Checks that the machine has the processors that are to be reserved (CONF-13).
+    ///
+    /// # Errors
+    ///
+    /// Some of them are not on-line.
+    pub fn check_reserved(&self, listed: &CpuSet) -> Result<(), AbsentCpus> {
+        let absent = listed.without(&self.all);
+        let online = self.all.clone();
+        match absent.is_empty() {
+            true => Ok(()),
+            false => Err(AbsentCpus { absent, online }),
+        }
+    }
+
     /// Chooses the processors that are reserved (CPUM-20): so many, the lowest cores first.
     #[must_use]
     pub fn choose_reserved(&self, count: usize) -> CpuSet {
@@ -399,6 +421,16 @@ mod tests {
         };
         assert_eq!(refused, expected);
         assert_eq!(cpus.shared_cpus(), set("1-3,5-7"), "without reserved ones");
+    }
+
+    #[test]
+    fn reserved_processors_are_those_of_the_machine() {
+        // CONF-13
+        let cpus = manager(1, "0", CpuPolicyOptions::default()).cpus;
+        assert_eq!(cpus.check_reserved(&set("0,3")), Ok(()));
+        let refused = cpus.check_reserved(&set("3-5")).expect_err("absent");
+        let text = "names processors that are not on-line: 4-5; on-line are 0-3";
+        assert_eq!(refused.to_string(), text);
     }
 
     #[test]

@@ -196,7 +196,7 @@ mod tests {
 
     use super::*;
     use crate::config::KUBELET_VERSION;
-    use crate::logic::eviction::ThresholdLimit;
+    use crate::logic::{cpu_set::CpuSet, eviction::ThresholdLimit};
 
     #[test]
     fn what_is_kept_from_pods() {
@@ -209,6 +209,7 @@ mod tests {
             kube: [("memory", "8Mi"), ("ephemeral-storage", "1Gi")]
                 .map(|(name, text)| (name.to_owned(), quantity(text)))
                 .into(),
+            cpus: CpuSet::default(),
             local_storage: true,
         };
         let threshold = |signal, limit| EvictionThreshold {

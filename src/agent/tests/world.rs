@@ -56,6 +56,8 @@ use crate::{
     config::{self, AgentConfig},
     kube::{KubeApi, KubeLanes, ThreadTransport},
     logic::{
+        cpu_manager::MachineCpus,
+        cpu_set::CpuSet,
         node::{HostInterface, LocalAddresses},
         static_pod,
     },
@@ -958,6 +960,10 @@ impl Template {
                 hands: Rc::clone(&hands),
             }),
             boot_id: format!("boot {}", hands.boots.get()),
+            cpus: Some(MachineCpus {
+                all: CpuSet::parse("0-3").expect("a list"),
+                cores: Vec::new(),
+            }),
             link: {
                 let clock = Rc::new(TestClock(Rc::clone(&hands)));
                 let hands = Rc::clone(&hands);
