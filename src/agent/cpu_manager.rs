@@ -72,9 +72,9 @@ impl NodeCpus {
         }
     }
 
-    /// Gives the containers of an admitted pod what they ask for. Returns true if the shared processors have changed.
+    /// Gives the containers of an admitted or edited pod what they ask for. Returns true if something has changed.
     ///
-    /// - Errors: the pod never runs.
+    /// - Errors: the pod has no processors of its own, and must not run.
     pub(super) fn give(&self, pod: &Pod) -> Result<bool, CpuRefusal> {
         let given = self.manager.borrow_mut().give(pod);
         self.note_change(given.is_err() || matches!(given, Ok(true)));

@@ -240,37 +240,38 @@ impl CpuManager {
         own.cloned().unwrap_or_else(|| self.shared_cpus())
     }
 
-    /// Gives the containers of an admitted pod the processors that they ask for. What it has stays. Returns true if the
-    /// shared processors have changed. The processors of an init container go to later containers of the pod too (CPUM-22).
+    /// Gives the containers of an admitted or edited pod the processors that they ask for. What a container has stays, if it
+    /// asks for as many. Returns true if something has changed. The processors of an init container go to later containers of
+    /// the pod too (CPUM-22).
     ///
     /// # Errors
     ///
     /// Too few are left, or whole cores are asked for and the number does not fit: the pod has none then.
     pub fn give(&mut self, pod: &Pod) -> Result<bool, CpuRefusal> {
         let uid = &pod.metadata.uid;
-        if count_exclusive_containers(pod) == 0 {
-            return Ok(false);
-        }
-        let had = self.given.get(uid).cloned().unwrap_or_default();
+        let had = self.given.remove(uid).unwrap_or_default();
         // A container that is gone, or asks for another number by now, keeps none.
-        let mut own = BTreeMap::new();
+        let kept = |container: &Container, want: usize| {
+            let set = had.get(&container.name);
+            set.filter(|set| set.len() == want)
+        };
         let mut free = self.cpus.all.without(&self.reserved);
         free = free.without(&self.given_cpus());
+        for container in all_containers(pod) {
+            let want = exclusive_cpus(pod, container);
+            if let Some(set) = want.and_then(|want| kept(container, want)) {
+                free = free.without(set);
+            }
+        }
+        let mut own = BTreeMap::new();
         let mut reusable = CpuSet::default();
         for (place, container) in all_containers(pod).enumerate() {
             let Some(want) = exclusive_cpus(pod, container) else {
                 continue;
             };
-            let kept = had.get(&container.name).filter(|set| set.len() == want);
-            let set = match kept {
+            let set = match kept(container, want) {
                 Some(set) => set.clone(),
-                None => match self.choose_own(&free, &reusable, want) {
-                    Ok(set) => set,
-                    Err(refusal) => {
-                        self.given.remove(uid);
-                        return Err(refusal);
-                    }
-                },
+                None => self.choose_own(&free, &reusable, want)?,
             };
             free = free.without(&set);
             let is_init = place < pod.spec.init_containers.len() && !container.is_sidecar();
@@ -280,11 +281,11 @@ impl CpuManager {
             };
             own.insert(container.name.clone(), set);
         }
-        if own == had {
-            return Ok(false);
+        let is_change = own != had;
+        if !own.is_empty() {
+            self.given.insert(uid.clone(), own);
         }
-        self.given.insert(uid.clone(), own);
-        Ok(true)
+        Ok(is_change)
     }
 
     fn choose_own(
@@ -421,6 +422,35 @@ mod tests {
         };
         assert_eq!(refused, expected);
         assert_eq!(cpus.shared_cpus(), set("1-3,5-7"), "without reserved ones");
+    }
+
+    #[test]
+    fn an_edited_pod_gets_what_it_asks_for_now() {
+        // CPUM-22
+        let mut cpus = manager(1, "0", CpuPolicyOptions::default());
+        let edited = |cpus: &mut CpuManager, amounts: [&str; 2]| {
+            let [a, b] = amounts;
+            let pod = pod("p", vec![], vec![container("a", a), container("b", b)]);
+            let is_change = cpus.give(&pod)?;
+            let of = |name: &str| cpus.cpus_of(&"p".into(), name).to_string();
+            Ok((is_change, [of("a"), of("b")]))
+        };
+        let has = |a: &str, b: &str| [a, b].map(String::from);
+        let first = edited(&mut cpus, ["1", "1"]);
+        assert_eq!(first, Ok((true, has("1", "2"))));
+        // Who asks for as many keeps them, whoever comes before; what was the pod's own can be given again.
+        let more = edited(&mut cpus, ["2", "1"]);
+        assert_eq!(more, Ok((true, has("1,3", "2"))));
+        assert_eq!(edited(&mut cpus, ["2", "1"]), Ok((false, has("1,3", "2"))));
+        let none = edited(&mut cpus, ["500m", "1500m"]);
+        assert_eq!(none, Ok((true, has("0-3", "0-3"))));
+        assert_eq!(cpus.state().entries.len(), 0);
+        // A pod that asks for more than there is has nothing.
+        edited(&mut cpus, ["1", "1"]).expect("enough");
+        let (want, available) = (3, 2);
+        let few = CpuRefusal::TooFew { want, available };
+        assert_eq!(edited(&mut cpus, ["3", "1"]), Err(few));
+        assert_eq!(cpus.shared_cpus(), set("0-3"));
     }
 
     #[test]

@@ -17,8 +17,13 @@ use crate::{
     },
     api::{ContainerId, MonoTime, Pod, PodStatus, PodUid},
     logic::{
-        cpu_manager::count_exclusive_containers, extended_resources::ResourceUnits,
-        mirror::PodFullName, runtime_cache::PodStatusResult, status::DEVICE_NOT_READY,
+        admission::Rejection,
+        cpu_manager::{CpuRefusal, count_exclusive_containers},
+        extended_resources::ResourceUnits,
+        mirror::PodFullName,
+        pod_worker::{KillOptions, StopStatus},
+        runtime_cache::PodStatusResult,
+        status::DEVICE_NOT_READY,
     },
     server::backend::DeviceReport,
 };
@@ -192,7 +197,8 @@ impl Agent {
     /// Gives an admitted pod the resources that it asks for. Returns whether it may run now; otherwise it waits, or is
     /// refused.
     pub(super) fn give_resources(&mut self, pod: &Pod, now: MonoTime) -> bool {
-        if !self.give_cpus(pod, now) {
+        if let Err(refusal) = self.give_cpus(pod, now) {
+            self.refuse_pod(pod, &refusal.into());
             return false;
         }
         let uid = &pod.metadata.uid;
@@ -242,10 +248,12 @@ impl Agent {
         self.resources.may_wait(uid, &self.pods_view(), now)
     }
 
-    /// Gives the containers of an admitted pod the processors that they ask for (CPUM-20). Returns false if it is refused.
-    fn give_cpus(&mut self, pod: &Pod, now: MonoTime) -> bool {
+    /// Gives the containers of an admitted pod the processors that they ask for (CPUM-20).
+    ///
+    /// - Errors: the pod must not run.
+    fn give_cpus(&mut self, pod: &Pod, now: MonoTime) -> Result<(), CpuRefusal> {
         let Some(cpus) = self.owners.cpus.clone() else {
-            return true;
+            return Ok(());
         };
         // One that took the place of another, by an edit of its manifest for example, gets what that one had.
         let released = self.release_cpus(&cpus);
@@ -253,15 +261,35 @@ impl Agent {
         let counters = &self.tools.counters;
         let asked = count_exclusive_containers(pod);
         counters.count_work(|c| c.count_pinning(asked, given.is_err()));
-        match given {
-            Ok(is_change) => self.resync_sharing(is_change || released, now),
-            Err(refusal) => {
-                self.resync_sharing(released, now);
-                self.refuse_pod(pod, &refusal.into());
-                return false;
-            }
-        }
-        true
+        // Who is refused may have had some, before an edit.
+        self.resync_sharing(released || given != Ok(false), now);
+        given.map(drop)
+    }
+
+    /// Gives a pod whose manifest was edited, and has a uid of its own, the processors that it asks for by now. If there are too
+    /// few, the pod ends, as one without a uid would (CPUM-22). Returns whether it goes on.
+    pub(super) fn give_edited_cpus(&mut self, pod: &Pod, now: MonoTime) -> bool {
+        let uid = &pod.metadata.uid;
+        let config = self.pods.active_config(uid);
+        let Some(config) = config.filter(|config| config.is_static).cloned() else {
+            return true;
+        };
+        let Err(refusal) = self.give_cpus(pod, now) else {
+            return true;
+        };
+        let Rejection { reason, message } = refusal.into();
+        let recorder = &self.tools.recorder;
+        recorder.record_pod_event(pod, EventSeverity::Warning, &reason, &message);
+        let options = KillOptions {
+            status: Some(Box::new(StopStatus {
+                reason: reason.into(),
+                message: message.into(),
+                disruption: None,
+            })),
+            ..KillOptions::default()
+        };
+        self.kill_pod(uid, Some(config), Some(options), now);
+        false
     }
 
     /// Syncs all pods if the processors that they share have changed.

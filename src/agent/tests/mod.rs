@@ -4,6 +4,7 @@ mod admission;
 pub(crate) mod api;
 pub(in crate::agent) mod api_objects;
 mod cluster;
+mod cpus;
 mod dates;
 #[cfg(feature = "devices")]
 mod devices;
