@@ -1190,7 +1190,7 @@ mod tests {
 
     #[test]
     fn limits() {
-        // RES-01 RES-02 RES-03 RES-06 RES-08
+        // RES-01 RES-02 RES-03 RES-06 RES-08 CPUM-24
         let mut case = Case::new();
         case.container.resources = LinuxResources {
             cpu_shares: Some(102),
@@ -1231,6 +1231,16 @@ mod tests {
             .hugepage_limits
             .insert("2MB".into(), 1);
         assert!(case.spec().is_err(), "huge pages were asked for");
+
+        let mut case = Case::new();
+        case.container.resources.cpuset_cpus = Some("0,2".into());
+        let got = case.spec().expect("all").linux.resources;
+        assert_eq!(got.cpu.expect("cpu").cpus.as_deref(), Some("0,2"));
+        case.host.controllers = words("cpu memory pids");
+        let error = case.spec().expect_err("processors without controller");
+        assert!(
+            matches!(error, PodError::Node(why) if why.contains("no cgroup controller \"cpuset\""))
+        );
 
         let empty = Case::new().spec().expect("none").linux.resources;
         assert_eq!((empty.cpu, empty.memory, empty.pids), (None, None, None));

@@ -775,3 +775,23 @@ fn addresses_of_pods() {
         );
     }
 }
+
+#[test]
+fn pods_without_processors_of_their_own() {
+    // CPUM-23
+    let (want, available, threads) = (3, 1, 2);
+    for (refusal, reason, message) in [
+        (
+            CpuRefusal::TooFew { want, available },
+            "UnexpectedAdmissionError",
+            "Allocate failed due to not enough cpus available to satisfy request: requested=3, available=1, which is unexpected",
+        ),
+        (
+            CpuRefusal::HalfCore { want, threads },
+            "SMTAlignmentError",
+            "SMT Alignment Error: requested 3 cpus not multiple cpus per core = 2",
+        ),
+    ] {
+        assert_eq!(Rejection::from(refusal), Rejection::new(reason, message));
+    }
+}

@@ -679,9 +679,18 @@ mod tests {
 
     #[test]
     fn limits_that_change() {
+        // CPUM-24
         let told = serde_json::json!({"memory": {"limit": 4096}, "cpu": {"shares": 2, "quota": -1},
             "unified": {"memory.high": "max"}});
-        let limits = apply_update(LinuxResources::default(), &told);
+        let had = LinuxResources {
+            cpuset_cpus: Some("0-1".into()),
+            ..LinuxResources::default()
+        };
+        let limits = apply_update(had, &told);
+        assert_eq!(limits.cpuset_cpus.as_deref(), Some("0-1"), "it stays");
+        let others = serde_json::json!({"cpu": {"cpus": "0,3"}});
+        let moved = apply_update(limits.clone(), &others);
+        assert_eq!(moved.cpuset_cpus.as_deref(), Some("0,3"));
         assert_eq!(limits.unified["memory.high"], "max");
         let all = (
             limits.memory_limit_bytes,

@@ -146,9 +146,10 @@ mod tests {
 
     #[test]
     fn limits_that_are_not_named_stay() {
-        // RSZ-21
+        // RSZ-21 CPUM-24
         let old = LinuxResources {
             cpu_shares: Some(2),
+            cpuset_cpus: Some("0-1".into()),
             memory_limit_bytes: Some(1 << 20),
             oom_score_adj: 5,
             hugepage_limits: [("2MB".into(), 0)].into(),
@@ -167,6 +168,13 @@ mod tests {
         expected.memory_limit_bytes = Some(2 << 20);
         expected.unified.insert("memory.high".into(), "max".into());
         assert_eq!(merged, expected);
+        let moved = LinuxResources {
+            cpuset_cpus: Some("0,3".into()),
+            ..LinuxResources::default()
+        };
+        expected = old.clone();
+        expected.cpuset_cpus = Some("0,3".into());
+        assert_eq!(merge_limits(&old, &moved), Some(expected));
         let pages = LinuxResources {
             hugepage_limits: [("2MB".into(), 1)].into(),
             ..LinuxResources::default()
