@@ -1,17 +1,22 @@
 //! `cargo xtask layout`: names the functions that agents at rest run, for `cross/rest.txt`.
 //!
-//! Agents are stepped instruction by instruction for a while. A function is named by its path, without the types that it is
-//! made for: such names stay when the compiler, a dependency or the board is another. What has no such name is told beside
-//! that, with its address and its bytes: a pattern for it goes into `cross/layout.txt`, if it lies far from the rest.
+//! An agent is stepped instruction by instruction for some seconds: that names what waits in the middle of a function. Then each
+//! function has a breakpoint at its begin, which goes when it is reached: the agent is nearly as fast as ever. A function is
+//! named by its path, without the types that it is made for: such names stay when the compiler, a dependency or the board is
+//! another. What has no such name is told beside that, with its address and its bytes: a pattern for it goes into
+//! `cross/layout.txt`, if it lies far from the rest.
 
 use core::time::Duration;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    os::unix::fs::FileExt as _,
     process::{Command, Stdio},
+    thread::sleep,
 };
 
 use nix::{
+    libc::PTRACE_EVENT_EXEC,
     sys::{
         ptrace::{self, Options},
         signal::Signal,
@@ -22,8 +27,14 @@ use nix::{
 
 use crate::{Failure, wait::Watch};
 
-/// How long each agent is stepped. What runs every minute is seen.
-const STEPS: Duration = Duration::from_secs(130);
+/// Time in which each agent is stepped: what runs every second is seen.
+const STEPS: Duration = Duration::from_secs(5);
+/// Time in which each agent is watched: what runs every minute is seen.
+const WATCHED: Duration = Duration::from_secs(130);
+/// Time until a process is looked at again that does not stop.
+const PAUSE: Duration = Duration::from_millis(1);
+/// Breakpoint of x86-64: one byte, `int3`.
+const BREAKPOINT: u8 = 0xcc;
 /// A path that would bring more than that of other code along is left out, in bytes.
 const MAX_IDLE: u64 = 16 * 1024;
 /// Types that belong to no crate. What is theirs is small, and named after what it is made for.
@@ -44,7 +55,7 @@ pub(crate) fn run(agents: &[String]) -> Result<(), Failure> {
             .map_err(|_| format!("no process id: {agent}"))?;
         let program = fs::canonicalize(format!("/proc/{pid}/exe"))?;
         let functions = functions(&program.display().to_string())?;
-        let run = stepped(Pid::from_raw(pid))?;
+        let run = run_addresses(Pid::from_raw(pid), &functions)?;
         println!("[rest{n}]");
         let found = paths(&functions, &run);
         for (at, len, name) in &functions {
@@ -94,39 +105,63 @@ fn functions(program: &str) -> Result<Vec<Function>, Failure> {
     Ok(all)
 }
 
-/// The instructions that the process ran.
-fn stepped(pid: Pid) -> Result<BTreeSet<u64>, Failure> {
-    let mut threads = BTreeSet::new();
+/// Process under observation.
+struct Observed {
+    threads: BTreeSet<Pid>,
+    /// Addresses that were run.
+    run: BTreeSet<u64>,
+    /// First byte of each function that has had a breakpoint.
+    begins: BTreeMap<u64, u8>,
+    is_stepped: bool,
+}
+
+/// Addresses that the process ran: all of the first seconds, begins of functions later.
+fn run_addresses(pid: Pid, functions: &[Function]) -> Result<BTreeSet<u64>, Failure> {
+    let mut observed = Observed {
+        threads: BTreeSet::new(),
+        run: BTreeSet::new(),
+        begins: BTreeMap::new(),
+        is_stepped: true,
+    };
     for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
         let name = thread?.file_name().into_string().unwrap_or_default();
         let thread = Pid::from_raw(name.parse()?);
-        ptrace::seize(thread, Options::PTRACE_O_TRACECLONE)?;
+        let options = [
+            Options::PTRACE_O_TRACECLONE,
+            Options::PTRACE_O_TRACEFORK,
+            Options::PTRACE_O_TRACEVFORK,
+            Options::PTRACE_O_TRACEEXEC,
+        ];
+        ptrace::seize(thread, options.into_iter().collect())?;
         ptrace::interrupt(thread)?;
-        threads.insert(thread);
+        observed.threads.insert(thread);
     }
-    let mut run = BTreeSet::new();
     let started = Watch::start();
     // An agent at rest still does something every second.
     while started.elapsed() < STEPS {
-        let status = waitpid(None, Some(WaitPidFlag::__WALL))?;
-        let (thread, signal) = match status {
-            WaitStatus::Stopped(thread, Signal::SIGTRAP | Signal::SIGSTOP)
-            | WaitStatus::PtraceEvent(thread, ..) => (thread, None),
-            WaitStatus::Stopped(thread, signal) => (thread, Some(signal)),
-            WaitStatus::Exited(thread, _) | WaitStatus::Signaled(thread, ..) => {
-                threads.remove(&thread);
-                continue;
-            }
-            _ => continue,
-        };
-        threads.insert(thread);
-        // A thread may be killed at any time.
-        if let Ok(registers) = ptrace::getregs(thread) {
-            run.insert(registers.rip);
-            let _ = ptrace::step(thread, signal);
+        observed.wait()?;
+    }
+    observed.is_stepped = false;
+    let memory = fs::File::options()
+        .read(true)
+        .write(true)
+        .open(format!("/proc/{pid}/mem"))?;
+    for (begin, ..) in functions {
+        let mut byte = [0];
+        memory.read_exact_at(&mut byte, *begin)?;
+        // Two functions may be one.
+        if byte != [BREAKPOINT] {
+            observed.begins.insert(*begin, byte[0]);
+            memory.write_all_at(&[BREAKPOINT], *begin)?;
         }
     }
-    for thread in threads {
+    while started.elapsed() < WATCHED {
+        observed.wait()?;
+    }
+    for (begin, byte) in &observed.begins {
+        memory.write_all_at(&[*byte], *begin)?;
+    }
+    for thread in observed.threads {
         let stopped = ptrace::interrupt(thread)
             .and_then(|()| waitpid(thread, Some(WaitPidFlag::__WALL)))
             .and_then(|_| ptrace::detach(thread, None));
@@ -134,7 +169,56 @@ fn stepped(pid: Pid) -> Result<BTreeSet<u64>, Failure> {
             eprintln!("thread {thread}: {e}");
         }
     }
-    Ok(run)
+    Ok(observed.run)
+}
+
+impl Observed {
+    /// Waits until a thread stops, and lets it go on.
+    fn wait(&mut self) -> Result<(), Failure> {
+        let (thread, signal) = match waitpid(None, Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG))? {
+            WaitStatus::StillAlive => {
+                sleep(PAUSE);
+                return Ok(());
+            }
+            // Another program has no breakpoints.
+            WaitStatus::PtraceEvent(thread, _, PTRACE_EVENT_EXEC) => {
+                self.threads.remove(&thread);
+                let _ = ptrace::detach(thread, None);
+                return Ok(());
+            }
+            WaitStatus::Stopped(thread, Signal::SIGTRAP | Signal::SIGSTOP)
+            | WaitStatus::PtraceEvent(thread, ..) => (thread, None),
+            WaitStatus::Stopped(thread, signal) => (thread, Some(signal)),
+            WaitStatus::Exited(thread, _) | WaitStatus::Signaled(thread, ..) => {
+                self.threads.remove(&thread);
+                return Ok(());
+            }
+            _ => return Ok(()),
+        };
+        self.threads.insert(thread);
+        // A thread may be killed at any time.
+        if let Ok(mut registers) = ptrace::getregs(thread) {
+            let begin = registers.rip.wrapping_sub(1);
+            if self.is_stepped {
+                self.run.insert(registers.rip);
+            } else if let Some(byte) = self.begins.get(&begin) {
+                self.run.insert(begin);
+                // Through this thread: a child that has just been forked has a memory of its own.
+                let memory = fs::File::options()
+                    .write(true)
+                    .open(format!("/proc/{thread}/mem"))?;
+                memory.write_all_at(&[*byte], begin)?;
+                registers.rip = begin;
+                ptrace::setregs(thread, registers)?;
+            }
+            let _ = if self.is_stepped {
+                ptrace::step(thread, signal)
+            } else {
+                ptrace::cont(thread, signal)
+            };
+        }
+        Ok(())
+    }
 }
 
 /// The paths of what was run.
