@@ -12,7 +12,6 @@ use std::{
     fs,
     os::unix::fs::FileExt as _,
     process::{Command, Stdio},
-    thread::sleep,
 };
 
 use nix::{
@@ -25,7 +24,10 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::{Failure, wait::Watch};
+use crate::{
+    Failure,
+    wait::{Watch, pass},
+};
 
 /// Time in which each agent is stepped: what runs every second is seen.
 const STEPS: Duration = Duration::from_secs(5);
@@ -175,26 +177,27 @@ fn run_addresses(pid: Pid, functions: &[Function]) -> Result<BTreeSet<u64>, Fail
 impl Observed {
     /// Waits until a thread stops, and lets it go on.
     fn wait(&mut self) -> Result<(), Failure> {
-        let (thread, signal) = match waitpid(None, Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG))? {
-            WaitStatus::StillAlive => {
-                sleep(PAUSE);
-                return Ok(());
-            }
-            // Another program has no breakpoints.
-            WaitStatus::PtraceEvent(thread, _, PTRACE_EVENT_EXEC) => {
-                self.threads.remove(&thread);
-                let _ = ptrace::detach(thread, None);
-                return Ok(());
-            }
-            WaitStatus::Stopped(thread, Signal::SIGTRAP | Signal::SIGSTOP)
-            | WaitStatus::PtraceEvent(thread, ..) => (thread, None),
-            WaitStatus::Stopped(thread, signal) => (thread, Some(signal)),
-            WaitStatus::Exited(thread, _) | WaitStatus::Signaled(thread, ..) => {
-                self.threads.remove(&thread);
-                return Ok(());
-            }
-            _ => return Ok(()),
-        };
+        let (thread, signal) =
+            match waitpid(None, Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG))? {
+                WaitStatus::StillAlive => {
+                    pass(PAUSE);
+                    return Ok(());
+                }
+                // Another program has no breakpoints.
+                WaitStatus::PtraceEvent(thread, _, PTRACE_EVENT_EXEC) => {
+                    self.threads.remove(&thread);
+                    let _ = ptrace::detach(thread, None);
+                    return Ok(());
+                }
+                WaitStatus::Stopped(thread, Signal::SIGTRAP | Signal::SIGSTOP)
+                | WaitStatus::PtraceEvent(thread, ..) => (thread, None),
+                WaitStatus::Stopped(thread, signal) => (thread, Some(signal)),
+                WaitStatus::Exited(thread, _) | WaitStatus::Signaled(thread, ..) => {
+                    self.threads.remove(&thread);
+                    return Ok(());
+                }
+                _ => return Ok(()),
+            };
         self.threads.insert(thread);
         // A thread may be killed at any time.
         if let Ok(mut registers) = ptrace::getregs(thread) {
