@@ -25,7 +25,7 @@ use crate::{
     Failure,
     demo::{DOUBLE, Double},
     dist, fuzz, install,
-    process::{cargo, copy_program, is_root, itself, output},
+    process::{cargo, is_root, itself, output},
     sim,
     stage::{self, SHIPPED},
     vm,
@@ -72,8 +72,6 @@ const BUDGETS: [&str; 3] = ["budget", "pull_memory", "shim_memory"];
 const CROWDS: &str = "crowds_that_come_and_go";
 /// What the options for the edge cost, among the tests of a cluster.
 const EDGE_AT_REST: &str = "rest_memory::everything_configured_costs_little_at_rest";
-/// Where the program is copied to that this is shown of.
-const AT_REST_PROGRAM: &str = "target/task/picolet";
 /// Tests of the library that are lanes of their own.
 const LANES_OF_THEIR_OWN: [&str; 3] = [
     "agent::sim::schedules",
@@ -361,13 +359,10 @@ fn budgets(run: &mut Run) -> Result<(), Failure> {
     // What measures nothing but memory may run beside each other: processors are for what measures them.
     let of_memory = alone.split_off(1);
     run.steps_in_turn(alone);
-    // What agents share of their program's file counts for each in part: those of this test have a file of their own.
-    let copy = std::path::absolute(AT_REST_PROGRAM)?;
-    copy_program(&shipped, &copy)?;
     let tests = run.tests()?;
     let mut command = tests.program("cluster")?;
     command.args(["--ignored", "--exact", EDGE_AT_REST]);
-    command.env(SHIPPED, copy);
+    command.env(SHIPPED, &shipped);
     let at_rest = Step {
         name: format!("{}: at rest", run.lane),
         alone: run.tests()?.alone("cluster")?.with_shipped(&shipped),
