@@ -271,9 +271,22 @@ pub(super) fn agree(
         false => limits.filter(|_| is_sidecar_limited),
     };
     let group = fs::read_to_string(groups.of_pod(uid).join("memory.max")).unwrap_or_default();
+    // After a failure its cgroup may have what is in doubt.
+    let doubtful = states.iter().filter(|_| in_progress == Some("Error"));
+    let doubtful = doubtful.filter_map(|state| match is_level {
+        true => bytes(&state["resources"]["limits"]["memory"]),
+        false => {
+            let all = state["containers"].as_array()?.iter();
+            all.map(|c| bytes(&c["resources"]["limits"]["memory"]))
+                .sum()
+        }
+    });
     // In these plain files a write goes over the last one from the beginning.
-    if limits.is_some_and(|bytes| !group.starts_with(&bytes.to_string())) {
-        return Err(format!("its cgroup has {group:?}, not {limits:?}"));
+    let has_group = |bytes: i64| group.starts_with(&bytes.to_string());
+    if limits.is_some_and(|limits| !doubtful.chain([limits]).any(has_group)) {
+        return Err(format!(
+            "its cgroup has {group:?}, not {limits:?}, {kept_states} is kept"
+        ));
     }
     let kept = file.exists();
     match (pending, in_progress) {
