@@ -72,13 +72,19 @@ impl NodeCpus {
         }
     }
 
-    /// Gives the containers of an admitted or edited pod what they ask for. Returns true if something has changed.
+    /// Gives the containers of an admitted pod what they ask for.
     ///
     /// - Errors: the pod has no processors of its own, and must not run.
-    pub(super) fn give(&self, pod: &Pod) -> Result<bool, CpuRefusal> {
+    pub(super) fn give(&self, pod: &Pod) -> Result<(), CpuRefusal> {
+        let had = self.shared_cpus();
         let given = self.manager.borrow_mut().give(pod);
-        self.note_change(given.is_err() || matches!(given, Ok(true)));
-        given
+        self.note_change(matches!(given, Ok(true)) || had != self.shared_cpus());
+        given.map(drop)
+    }
+
+    /// Processors that containers share.
+    pub(super) fn shared_cpus(&self) -> CpuSet {
+        self.manager.borrow().shared_cpus()
     }
 
     /// Takes back what pods have that `keeps` does not name. Returns true if the shared processors have changed.

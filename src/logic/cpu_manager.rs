@@ -240,9 +240,9 @@ impl CpuManager {
         own.cloned().unwrap_or_else(|| self.shared_cpus())
     }
 
-    /// Gives the containers of an admitted or edited pod the processors that they ask for. What a container has stays, if it
-    /// asks for as many. Returns true if something has changed. The processors of an init container go to later containers of
-    /// the pod too (CPUM-22).
+    /// Gives the containers of an admitted pod the processors that they ask for. What a container has stays, whatever it asks
+    /// for by now: it may run. Returns true if something has changed. The processors of an init container go to later
+    /// containers of the pod too (CPUM-22).
     ///
     /// # Errors
     ///
@@ -250,31 +250,30 @@ impl CpuManager {
     pub fn give(&mut self, pod: &Pod) -> Result<bool, CpuRefusal> {
         let uid = &pod.metadata.uid;
         let had = self.given.remove(uid).unwrap_or_default();
-        // A container that is gone, or asks for another number by now, keeps none.
-        let kept = |container: &Container, want: usize| {
-            let set = had.get(&container.name);
-            set.filter(|set| set.len() == want)
+        let inits = pod.spec.init_containers.len();
+        let containers = || {
+            let all = all_containers(pod).enumerate();
+            all.map(|(place, container)| (container, place < inits && !container.is_sidecar()))
         };
         let mut free = self.cpus.all.without(&self.reserved);
         free = free.without(&self.given_cpus());
-        for container in all_containers(pod) {
-            let want = exclusive_cpus(pod, container);
-            if let Some(set) = want.and_then(|want| kept(container, want)) {
+        // What is kept is nobody else's, also where an init container had it before.
+        let mut kept = CpuSet::default();
+        for (container, is_init) in containers() {
+            if let Some(set) = had.get(&container.name) {
                 free = free.without(set);
+                kept = if is_init { kept } else { kept.union(set) };
             }
         }
         let mut own = BTreeMap::new();
         let mut reusable = CpuSet::default();
-        for (place, container) in all_containers(pod).enumerate() {
-            let Some(want) = exclusive_cpus(pod, container) else {
-                continue;
-            };
-            let set = match kept(container, want) {
-                Some(set) => set.clone(),
-                None => self.choose_own(&free, &reusable, want)?,
+        for (container, is_init) in containers() {
+            let set = match (had.get(&container.name), exclusive_cpus(pod, container)) {
+                (Some(set), _) => set.clone(),
+                (None, Some(want)) => self.choose_own(&free, &reusable.without(&kept), want)?,
+                (None, None) => continue,
             };
             free = free.without(&set);
-            let is_init = place < pod.spec.init_containers.len() && !container.is_sidecar();
             reusable = match is_init {
                 true => reusable.union(&set),
                 false => reusable.without(&set),
@@ -425,32 +424,29 @@ mod tests {
     }
 
     #[test]
-    fn an_edited_pod_gets_what_it_asks_for_now() {
+    fn an_edited_pod_keeps_what_it_was_given_first() {
         // CPUM-22
         let mut cpus = manager(1, "0", CpuPolicyOptions::default());
-        let edited = |cpus: &mut CpuManager, amounts: [&str; 2]| {
-            let [a, b] = amounts;
-            let pod = pod("p", vec![], vec![container("a", a), container("b", b)]);
-            let is_change = cpus.give(&pod)?;
-            let of = |name: &str| cpus.cpus_of(&"p".into(), name).to_string();
-            Ok((is_change, [of("a"), of("b")]))
+        let edited = |cpus: &mut CpuManager, names: &[&'static str], amount: &'static str| {
+            let containers = names.iter().map(|name| container(name, amount)).collect();
+            let given = cpus.give(&pod("p", vec![container("i", "2")], containers))?;
+            let of = |name: &&str| cpus.cpus_of(&"p".into(), name).to_string();
+            Ok((given, names.iter().map(of).collect::<Vec<_>>()))
         };
-        let has = |a: &str, b: &str| [a, b].map(String::from);
-        let first = edited(&mut cpus, ["1", "1"]);
-        assert_eq!(first, Ok((true, has("1", "2"))));
-        // Who asks for as many keeps them, whoever comes before; what was the pod's own can be given again.
-        let more = edited(&mut cpus, ["2", "1"]);
-        assert_eq!(more, Ok((true, has("1,3", "2"))));
-        assert_eq!(edited(&mut cpus, ["2", "1"]), Ok((false, has("1,3", "2"))));
-        let none = edited(&mut cpus, ["500m", "1500m"]);
-        assert_eq!(none, Ok((true, has("0-3", "0-3"))));
-        assert_eq!(cpus.state().entries.len(), 0);
-        // A pod that asks for more than there is has nothing.
-        edited(&mut cpus, ["1", "1"]).expect("enough");
+        let has = |all: &[&str]| all.iter().copied().map(String::from).collect::<Vec<_>>();
+        let first = edited(&mut cpus, &["a"], "1");
+        assert_eq!(first, Ok((true, has(&["1"]))));
+        for amount in ["1", "500m", "3"] {
+            let again = edited(&mut cpus, &["a"], amount);
+            assert_eq!(again, Ok((false, has(&["1"]))), "{amount}");
+        }
+        // A container that is new has none of another's, also not by way of the init container.
+        let more = edited(&mut cpus, &["b", "a"], "1");
+        assert_eq!(more, Ok((true, has(&["2", "1"]))));
         let (want, available) = (3, 2);
         let few = CpuRefusal::TooFew { want, available };
-        assert_eq!(edited(&mut cpus, ["3", "1"]), Err(few));
-        assert_eq!(cpus.shared_cpus(), set("0-3"));
+        assert_eq!(edited(&mut cpus, &["a", "c"], "3"), Err(few));
+        assert_eq!(cpus.shared_cpus(), set("0-3"), "a refused pod has none");
     }
 
     #[test]

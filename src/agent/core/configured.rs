@@ -159,8 +159,6 @@ impl Agent {
                 return;
             }
             self.resources.forget_waiting(&pod.metadata.uid);
-        } else if !ends && !self.give_edited_cpus(pod, now) {
-            return;
         }
         let idle = self.view.is_pod_idle(&pod.metadata.uid);
         let update =

@@ -17,11 +17,9 @@ use crate::{
     },
     api::{ContainerId, MonoTime, Pod, PodStatus, PodUid},
     logic::{
-        admission::Rejection,
         cpu_manager::{CpuRefusal, count_exclusive_containers},
         extended_resources::ResourceUnits,
         mirror::PodFullName,
-        pod_worker::{KillOptions, StopStatus},
         runtime_cache::PodStatusResult,
         status::DEVICE_NOT_READY,
     },
@@ -257,39 +255,13 @@ impl Agent {
         };
         // One that took the place of another, by an edit of its manifest for example, gets what that one had.
         let released = self.release_cpus(&cpus);
+        let shared = cpus.shared_cpus();
         let given = cpus.give(pod);
         let counters = &self.tools.counters;
         let asked = count_exclusive_containers(pod);
         counters.count_work(|c| c.count_pinning(asked, given.is_err()));
-        // Who is refused may have had some, before an edit.
-        self.resync_sharing(released || given != Ok(false), now);
-        given.map(drop)
-    }
-
-    /// Gives a pod whose manifest was edited, and has a uid of its own, the processors that it asks for by now. If there are too
-    /// few, the pod ends, as one without a uid would (CPUM-22). Returns whether it goes on.
-    pub(super) fn give_edited_cpus(&mut self, pod: &Pod, now: MonoTime) -> bool {
-        let uid = &pod.metadata.uid;
-        let config = self.pods.active_config(uid);
-        let Some(config) = config.filter(|config| config.is_static).cloned() else {
-            return true;
-        };
-        let Err(refusal) = self.give_cpus(pod, now) else {
-            return true;
-        };
-        let Rejection { reason, message } = refusal.into();
-        let recorder = &self.tools.recorder;
-        recorder.record_pod_event(pod, EventSeverity::Warning, &reason, &message);
-        let options = KillOptions {
-            status: Some(Box::new(StopStatus {
-                reason: reason.into(),
-                message: message.into(),
-                disruption: None,
-            })),
-            ..KillOptions::default()
-        };
-        self.kill_pod(uid, Some(config), Some(options), now);
-        false
+        self.resync_sharing(released || shared != cpus.shared_cpus(), now);
+        given
     }
 
     /// Syncs all pods if the processors that they share have changed.
