@@ -171,6 +171,7 @@ impl PodNetworkShared {
     async fn remove_remains(&self) {
         // From now on no pod that starts exempts the ranges again.
         self.spanning.set_settings(SpanningSettings::default());
+        self.state.made.set([false; 3]);
         if !self.remains.has_mark() {
             return;
         }
@@ -284,8 +285,12 @@ impl PodNetworkShared {
         if *self.state.subnet_file.borrow() == text {
             return;
         }
-        let (path, written) = (self.remains.subnet_file.clone(), text.clone());
-        let write = move || write_subnet_file(&path, &written);
+        let (remains, made) = (self.remains.clone(), self.state.made.get());
+        let written = text.clone();
+        let write = move || {
+            let announce = || remains.announce_thing(FILE, made);
+            write_subnet_file(&remains.subnet_file, &written, announce)
+        };
         match self.disk.run_job(write).await {
             Ok(is_made) => {
                 *self.state.subnet_file.borrow_mut() = text;
@@ -407,9 +412,12 @@ impl PodNetworkShared {
                     };
                     // Other nodes know its hardware address: without the own Node, which has it, none is invented.
                     let may_create = own.is_some();
+                    let (remains, made) = (self.remains.clone(), self.state.made.get());
                     let keep = move || {
                         let mut is_made = false;
-                        let kept = kernel::keep_device(&request, may_create, &mut is_made);
+                        let announce = || remains.announce_thing(usize::from(is_v6), made);
+                        let kept =
+                            kernel::keep_device(&request, may_create, &announce, &mut is_made);
                         (kept, is_made)
                     };
                     let (kept, is_made) = self.disk.run_job(keep).await;
@@ -584,11 +592,12 @@ impl PodNetworkShared {
     }
 }
 
-/// Writes the file for plugins. Returns false if it is there as it is to be.
-fn write_subnet_file(path: &Path, text: &str) -> io::Result<bool> {
+/// Writes the file for plugins, and calls `announce` before. Returns false if it is there as it is to be.
+fn write_subnet_file(path: &Path, text: &str, announce: impl FnOnce()) -> io::Result<bool> {
     if fs::read_to_string(path).is_ok_and(|found| found == text) {
         return Ok(false);
     }
+    announce();
     if let Some(dir) = path.parent() {
         fs::create_dir_all(dir)?;
     }

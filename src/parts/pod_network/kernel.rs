@@ -160,10 +160,12 @@ pub(super) fn read_device(name: &str) -> Result<Option<FoundDevice>, PodNetworkE
 }
 
 /// Makes the device as it is to be. One that fits is kept, with its entries and hardware address (FLAN-06). With
-/// `may_create` false none is made if there is none. Sets `is_made` once one is made, whatever fails then.
+/// `may_create` false none is made if there is none. Calls `announce` before one is made, and sets `is_made` once it is,
+/// whatever fails then.
 pub(super) fn keep_device(
     request: &DeviceRequest,
     may_create: bool,
+    announce: &dyn Fn(),
     is_made: &mut bool,
 ) -> Result<FoundDevice, PodNetworkError> {
     let (name, wanted) = (request.name, &request.wanted);
@@ -191,6 +193,7 @@ pub(super) fn keep_device(
             }
         }
         step => {
+            announce();
             if step == DeviceStep::Replace {
                 log::info!("{name} does not fit: it is made anew");
                 delete_device(name)?;

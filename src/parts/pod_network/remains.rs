@@ -16,7 +16,7 @@ use crate::{
     logic::pod_network::{
         PodNetworkBackend,
         entries::{EntryChange, EntryPlan},
-        mark::{FILE, ThingNumbers, format_mark, own_numbers, parse_mark, removable_numbers},
+        mark::{FILE, NetworkMark, ThingNumbers},
     },
     runtime::runc::cni::end_exemptions,
     sys::{file, lane::Lane},
@@ -57,20 +57,34 @@ impl NetworkRemains {
     /// if it changes. Blocking.
     pub(super) fn write_mark(&self, made: [bool; 3]) -> io::Result<()> {
         let noted = self.read_mark();
-        let numbers = own_numbers(self.find_numbers(), noted.unwrap_or_default(), made);
-        if noted == Some(numbers) {
+        let mark = noted.unwrap_or_default().settle(self.find_numbers(), made);
+        if noted == Some(mark) {
             return Ok(());
         }
+        self.store_mark(&mark)
+    }
+
+    /// Notes that this agent is about to make a thing, beside what it has `made`. Blocking.
+    pub(super) fn announce_thing(&self, thing: usize, made: [bool; 3]) {
+        let found = self.find_numbers();
+        let noted = self.read_mark().unwrap_or_default().settle(found, made);
+        // Pods need the network more than a later removal needs the note.
+        if let Err(e) = self.store_mark(&noted.announce(thing, found)) {
+            log::warn!("pod network: cannot note what is about to be made: {e}");
+        }
+    }
+
+    fn store_mark(&self, mark: &NetworkMark) -> io::Result<()> {
         self.tell_unclear_devices();
-        let text = format_mark(&read_boot_id(), numbers);
+        let text = mark.format(&read_boot_id());
         file::write_atomic(&self.mark, text.as_bytes(), MARK_MODE, true)
     }
 
     /// Reads the mark; `None`: no agent with this root directory made a network in this boot, or an older version noted
     /// none of its things.
-    fn read_mark(&self) -> Option<ThingNumbers> {
+    fn read_mark(&self) -> Option<NetworkMark> {
         let text = String::from_utf8(file::read_start(&self.mark, MAX_MARK_BYTES).ok()?).ok()?;
-        parse_mark(&text, &read_boot_id())
+        NetworkMark::parse(&text, &read_boot_id())
     }
 
     /// Tells of devices that an older version may have made: its mark is empty, and does not tell them from those of
@@ -99,7 +113,8 @@ impl NetworkRemains {
 
     /// Finds the things that are there and that this agent has noted.
     fn find_own_numbers(&self) -> ThingNumbers {
-        removable_numbers(self.find_numbers(), self.read_mark().unwrap_or_default())
+        let mark = self.read_mark().unwrap_or_default();
+        mark.removable_numbers(self.find_numbers())
     }
 
     /// Returns true if there is a mark, of whatever boot.
