@@ -67,6 +67,8 @@ pub(super) struct ServicesKeeper {
     is_removed: bool,
     /// Set if the last list failed.
     is_list_failing: bool,
+    /// Set once a transaction of Services failed, until one goes well or none is left to write.
+    has_failed: bool,
     /// Set if the kernel did not delete chains that are free: they are looked for at the next try.
     has_busy: bool,
     /// Time of the next try with what the kernel refused.
@@ -118,6 +120,7 @@ impl ServicesKeeper {
             is_suspect: true,
             is_removed: false,
             is_list_failing: false,
+            has_failed: false,
             has_busy: false,
             retry_due: None,
             retry_pause: GrowingPause::new(FIRST_PAUSE, LAST_REFUSED),
@@ -479,11 +482,14 @@ impl ServicesKeeper {
         if has_refused {
             self.plan_retry();
         }
+        self.has_failed &= written.is_err() && !has_written;
         if let Err(e) = written {
-            match e.is_of_table {
-                true => self.is_suspect = true,
-                // After a failure each round begins with a write of the table: this one went well.
-                false => self.tools.board.failing_since.set(None),
+            if e.is_of_table {
+                self.is_suspect = true;
+                self.has_failed = true;
+            } else if !self.has_failed {
+                // After a failure each round begins with a write of the base: this one went well.
+                self.tools.board.failing_since.set(None);
             }
             return Err(e);
         }

@@ -235,6 +235,7 @@ impl Bench {
             is_suspect: true,
             is_removed: false,
             is_list_failing: false,
+            has_failed: false,
             has_busy: false,
             retry_due: None,
             retry_pause: GrowingPause::new(FIRST_PAUSE, LAST_REFUSED),
@@ -549,32 +550,33 @@ fn chains_that_are_busy_are_deleted_later() {
 }
 
 #[test]
-fn an_apiserver_that_is_away_does_not_prolong_a_failure_of_the_table() {
+fn a_failure_of_the_table_lasts_until_what_failed_is_written() {
     // PROX-18 PROX-19
-    let (bench, keeper) = Bench::new();
-    bench.writer.broken.set(WEB);
-    let test = async {
-        bench.until_alarm(FIRST_PAUSE).await;
-        assert_eq!(
-            bench.board.failing_since.get(),
-            Some(MonoTime::default()),
-            "the table cannot be written"
-        );
-        // It can be written again, but nobody tells what.
-        bench.writer.broken.set("");
-        bench.is_away.store(true, Ordering::SeqCst);
-        bench.pass(FIRST_PAUSE).await;
-        bench.until_alarm(FIRST_PAUSE * 3).await;
-        assert_eq!(bench.board.failing_since.get(), None);
-        let trouble = bench.board.health.borrow().trouble.clone();
-        assert!(trouble.is_some_and(|why| why.contains("cannot read Services")));
-        bench.is_away.store(false, Ordering::SeqCst);
-        bench.pass(FIRST_PAUSE * 3).await;
-        bench.pass(FIRST_PAUSE * 3 + WRITE_PAUSE).await;
-        assert!(bench.writer.has_written(0, &[WEB]));
-        assert_eq!(bench.board.health.borrow().trouble, None);
-    };
-    block_on(or(keeper.keep_services(), test));
+    let start = Some(MonoTime::default());
+    // Rules of a Service, and the base.
+    for (broken, since) in [(WEB, start), (STAMP, None)] {
+        let (bench, keeper) = Bench::new();
+        bench.writer.broken.set(broken);
+        let test = async {
+            bench.until_alarm(FIRST_PAUSE).await;
+            assert_eq!(bench.board.failing_since.get(), start, "{broken}");
+            // It can be written again, but nobody tells what.
+            bench.writer.broken.set("");
+            bench.is_away.store(true, Ordering::SeqCst);
+            bench.pass(FIRST_PAUSE).await;
+            bench.until_alarm(FIRST_PAUSE * 3).await;
+            assert_eq!(bench.board.failing_since.get(), since, "{broken}");
+            let trouble = bench.board.health.borrow().trouble.clone();
+            assert!(trouble.is_some_and(|why| why.contains("cannot read Services")));
+            bench.is_away.store(false, Ordering::SeqCst);
+            bench.pass(FIRST_PAUSE * 3).await;
+            bench.pass(FIRST_PAUSE * 3 + WRITE_PAUSE).await;
+            assert!(bench.writer.has_written(0, &[WEB]));
+            assert_eq!(bench.board.failing_since.get(), None, "{broken}");
+            assert_eq!(bench.board.health.borrow().trouble, None);
+        };
+        block_on(or(keeper.keep_services(), test));
+    }
 }
 
 /// Number of times that flows were looked through.
