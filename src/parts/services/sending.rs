@@ -83,7 +83,13 @@ impl WriteRound<'_> {
         };
         self.tools.board.count(|it| it.failed += 1);
         let is_refused = matches!(error, NftError::Refused(_));
-        if is_refused && !self.has_tables {
+        let was_refused = |(namespace, name): &(String, String)| {
+            index.written_before(namespace, name).was_refused
+        };
+        let mut names = services.iter().map(|it| it.name.as_ref());
+        let is_again = names.all(|name| name.is_some_and(was_refused));
+        // One look is enough for all that are tried again. For others the table may have gone meanwhile.
+        if is_refused && !(is_again && self.has_tables) {
             self.has_tables = has_tables(&*self.tools.writer, self.network).await;
         }
         // Without the table none is to blame.
@@ -92,11 +98,7 @@ impl WriteRound<'_> {
             return Err(error.into());
         }
         // What is known of the table counts on all of them, but for one that is tried again.
-        let was_refused = |(namespace, name): &(String, String)| {
-            index.written_before(namespace, name).was_refused
-        };
-        let mut names = services.iter().map(|it| it.name.as_ref());
-        if !names.all(|name| name.is_some_and(was_refused)) {
+        if !is_again {
             self.live = None;
         }
         let mut one = (services.len() == 1).then_some(error);
