@@ -21,10 +21,7 @@ use super::{
     plan::{ChainName, ServicePlan},
     table::{TABLE, base_table},
     tests::{gather, live_of, network, plan_of, service_of, slice, web},
-    transaction::{
-        MAX_SERVICE_BYTES, ServiceWrite, StaleChain, TableBefore, delete_chains, update_live,
-        write_service,
-    },
+    transaction::{MAX_SERVICE_BYTES, ServiceWrite, TableBefore, update_live, write_service},
     udp::udp_ports,
 };
 
@@ -249,29 +246,6 @@ fn chains_of_a_policy_or_of_affinity_that_ends_go() {
         // They are free once, not each time that the Service is written.
         update_live(&mut live, &plain, &written);
         assert_eq!(write(&plain, &live, &|_| true).stale, []);
-    }
-}
-
-#[test]
-fn no_free_chain_is_forgotten() {
-    // PROX-25
-    let plan = plan_of(&web("a", "10.43.0.1", &[]), &[]);
-    let name = plan.chains.first().expect("a chain").name;
-    let all: BTreeSet<StaleChain> = (1..=1200)
-        .map(|port| (AddressFamily::V4, ChainName { port, ..name }))
-        .collect();
-    let mut rest = all.clone();
-    let mut text = String::new();
-    let mut count = 0;
-    while !rest.is_empty() {
-        let part = delete_chains(&mut rest);
-        assert!(part.lines().count() <= 500);
-        text.push_str(&part);
-        count += 1;
-    }
-    assert_eq!((count, text.lines().count()), (3, all.len()));
-    for (_, name) in all {
-        assert!(text.contains(&format!(" {name}\n")), "{name}");
     }
 }
 

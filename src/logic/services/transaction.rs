@@ -24,7 +24,7 @@ pub const PART_BYTES: usize = 48 * 1024;
 /// Most bytes of text of one Service, about. One with more is not written.
 pub const MAX_SERVICE_BYTES: usize = 512 * 1024;
 /// Chains that one transaction deletes.
-const DELETED_CHAINS: usize = 500;
+pub const DELETED_CHAINS: usize = 500;
 
 /// A chain of a family that no rule and no element leads to. It can be deleted a second later: kernels before 6.2 know
 /// only then that it is free.
@@ -328,14 +328,11 @@ pub fn remove_hairpins(gone: &[IpAddr]) -> String {
     out
 }
 
-/// Takes as many chains out of `stale` as one transaction deletes, and returns its text. All are free for a second.
+/// Returns the text that deletes these chains, at most [`DELETED_CHAINS`]. All are free for a second.
 #[must_use]
-pub fn delete_chains(stale: &mut BTreeSet<StaleChain>) -> String {
+pub fn delete_chains(chains: &[StaleChain]) -> String {
     let mut out = String::new();
-    for _ in 0..DELETED_CHAINS {
-        let Some((family, name)) = stale.pop_first() else {
-            break;
-        };
+    for (family, name) in chains {
         let of = family.word();
         out.push_str(&format!("delete chain {of} {TABLE} {name}\n"));
         if let ChainKind::Endpoint(..) = name.kind {

@@ -29,7 +29,7 @@ use crate::{
         index::ServiceIndex,
         pause::GrowingPause,
         table::{base_table, remove_table},
-        transaction::{StaleChain, delete_chains},
+        transaction::{DELETED_CHAINS, StaleChain, delete_chains},
     },
     parts::PartTools,
 };
@@ -69,8 +69,8 @@ pub(super) struct ServicesKeeper {
     is_list_failing: bool,
     /// Set once a transaction of Services failed, until one goes well or none is left to write.
     has_failed: bool,
-    /// Set if the kernel did not delete chains that are free: they are looked for at the next try.
-    has_busy: bool,
+    /// Chains that the kernel did not delete, though they are free. They are tried again alone.
+    busy: BTreeSet<StaleChain>,
     /// Time of the next try with what the kernel refused.
     retry_due: Option<MonoTime>,
     retry_pause: GrowingPause,
@@ -121,7 +121,7 @@ impl ServicesKeeper {
             is_removed: false,
             is_list_failing: false,
             has_failed: false,
-            has_busy: false,
+            busy: BTreeSet::new(),
             retry_due: None,
             retry_pause: GrowingPause::new(FIRST_PAUSE, LAST_REFUSED),
         }
@@ -300,7 +300,7 @@ impl ServicesKeeper {
             }
             if self.retry_due.is_some_and(|due| now >= due) {
                 self.retry_due = None;
-                self.is_suspect |= core::mem::take(&mut self.has_busy);
+                self.stale.append(&mut self.busy);
                 self.index.retry_refused();
             }
             let mut next = list_due.min(look_due);
@@ -451,19 +451,7 @@ impl ServicesKeeper {
         network: &ProxyNetwork,
         node: &ProxyNode,
     ) -> Result<bool, RoundError> {
-        while !self.stale.is_empty() {
-            let text = delete_chains(&mut self.stale);
-            if let Err(e) = self.tools.writer.write_text(text).await {
-                // They are empty, and nothing leads to them; a whole look finds them.
-                log::debug!("chains of Services: {}", error_chain(&e));
-                if matches!(e, NftError::Refused(_)) {
-                    self.has_busy = true;
-                    self.plan_retry();
-                } else {
-                    self.is_suspect = true;
-                }
-            }
-        }
+        self.delete_stale(network).await;
         if !self.index.is_listed() {
             return Ok(false);
         }
@@ -477,8 +465,13 @@ impl ServicesKeeper {
         let written = round.write_all(reader, &mut self.index).await;
         let has_written = round.has_written();
         let has_refused = round.has_refused();
-        self.stale = round.take_stale();
+        let found = round.take_stale();
         let is_cut = round.is_cut && self.is_suspect;
+        if self.is_suspect && !is_cut && written.is_ok() {
+            // Others are used again, or gone.
+            self.busy.retain(|chain| found.contains(chain));
+        }
+        self.stale = found.difference(&self.busy).copied().collect();
         if has_refused {
             self.plan_retry();
         }
@@ -518,6 +511,33 @@ impl ServicesKeeper {
             .board
             .count(|it| it.services = u64::try_from(services).unwrap_or(0));
         Ok(has_written || !self.stale.is_empty())
+    }
+
+    /// Deletes chains that are free. A transaction that is refused is halved: one chain keeps no other.
+    async fn delete_stale(&mut self, network: &ProxyNetwork) {
+        let stale: Vec<StaleChain> = core::mem::take(&mut self.stale).into_iter().collect();
+        let mut groups: Vec<_> = stale.chunks(DELETED_CHAINS).collect();
+        let mut has_seen = false;
+        // Bounded: down to one chain.
+        while let Some(group) = groups.pop() {
+            let Err(e) = self.tools.writer.write_text(delete_chains(group)).await else {
+                continue;
+            };
+            log::debug!("chains of Services: {}", error_chain(&e));
+            let is_refused = matches!(e, NftError::Refused(_));
+            has_seen = has_seen || is_refused && has_tables(&*self.tools.writer, network).await;
+            if !is_refused || !has_seen {
+                // They are empty, and nothing leads to them; a whole look finds them.
+                self.is_suspect = true;
+                return;
+            }
+            if let [chain] = group {
+                self.busy.insert(*chain);
+                self.plan_retry();
+            } else {
+                groups.extend(<[_; 2]>::from(group.split_at(group.len() / 2)));
+            }
+        }
     }
 
     /// Sets the time of the next try with what was refused. One that is set stays: failures in between must not put it off.

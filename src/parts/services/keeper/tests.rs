@@ -40,7 +40,7 @@ use crate::{
     },
     logic::services::{
         ProxyNode, index::ServiceIndex, parse_range, pause::GrowingPause, table::STAMP,
-        udp::UdpPort,
+        transaction::DELETED_CHAINS, udp::UdpPort,
     },
     net::ProxyVariables,
     sys::{clock::mono_now, lane::Lane},
@@ -236,7 +236,7 @@ impl Bench {
             is_removed: false,
             is_list_failing: false,
             has_failed: false,
-            has_busy: false,
+            busy: BTreeSet::new(),
             retry_due: None,
             retry_pause: GrowingPause::new(FIRST_PAUSE, LAST_REFUSED),
         };
@@ -522,29 +522,41 @@ fn services_that_were_refused_cost_one_look_at_the_table() {
 }
 
 #[test]
-fn chains_that_are_busy_are_deleted_later() {
+fn a_chain_that_is_busy_is_deleted_later_and_keeps_no_other() {
     // PROX-25
     let (bench, keeper) = Bench::new();
-    let chain = "table ip picolet-services {\n\tchain service-aa-tcp-80 {\n\t}\n}\n";
-    bench.writer.chains.set(chain);
-    bench.writer.refused.set("delete chain ");
-    let is_deleted = |bench: &Bench| bench.writer.has_written(0, &["delete chain "]);
+    let chain = |port: usize| format!("\tchain service-aa-tcp-{port} {{\n\t}}\n");
+    let chains: String = (1..=DELETED_CHAINS + 100).map(chain).collect();
+    let chains = format!("table ip picolet-services {{\n{chains}}}\n");
+    bench.writer.chains.set(chains.leak());
+    let bad = "delete chain ip picolet-services service-00000000000000aa-tcp-81\n";
+    bench.writer.refused.set(bad);
+    let count_deleted = |bench: &Bench| {
+        let texts = bench.writer.texts.borrow().concat();
+        texts.matches("delete chain ").count()
+    };
     let test = async {
         bench.pass(WRITE_PAUSE).await;
-        // The whole table is looked at, after pauses that grow.
-        for (pause, number) in [(FIRST_PAUSE, 1), (FIRST_PAUSE * 2, 2)] {
-            let next = bench.hands.now() + pause - MonoTime::default();
-            assert_eq!(bench.count_reads("web"), number);
+        // It alone is tried again, after pauses that grow. Nothing is read for it.
+        let mut next = WRITE_PAUSE;
+        for pause in [FIRST_PAUSE, FIRST_PAUSE * 2] {
+            next += pause;
+            bench.until_alarm(next).await;
+            assert_eq!(count_deleted(&bench), DELETED_CHAINS + 100 - 1);
+            assert!(!bench.writer.has_written(0, &[bad]));
+            bench.writer.looks.take();
             bench.pass(next).await;
-            bench.until_alarm(next + WRITE_PAUSE).await;
-            assert!(!is_deleted(&bench));
-            if number == 2 {
-                bench.writer.refused.set("");
-            }
-            bench.pass(next + WRITE_PAUSE).await;
         }
+        next += FIRST_PAUSE * 4;
+        bench.until_alarm(next).await;
+        let looks = bench.writer.looks.take();
+        assert!(looks.iter().all(|look| look.ends_with(STAMP)), "{looks:?}");
+        bench.writer.refused.set("");
+        bench.pass(next).await;
         bench.until_alarm(TABLE_LOOK).await;
-        assert!(is_deleted(&bench));
+        assert!(bench.writer.has_written(0, &[bad]));
+        assert_eq!(count_deleted(&bench), DELETED_CHAINS + 100);
+        assert_eq!(bench.count_reads("web"), 1);
     };
     block_on(or(keeper.keep_services(), test));
 }
