@@ -492,7 +492,7 @@ impl PeerTable {
     }
 
     /// Chooses the nodes that are reached in one family, oldest first, and says why others are not: at most 16. A node that
-    /// is not reached keeps its addresses as well.
+    /// is not reached keeps the addresses of its pods as well.
     #[must_use]
     pub fn choose_peers(
         &self,

@@ -7,16 +7,21 @@ use alloc::rc::Rc;
 use core::{
     cell::Cell,
     future::poll_fn,
-    net::{Ipv6Addr, SocketAddr},
+    net::{Ipv6Addr, SocketAddr, SocketAddrV6},
     task::Poll,
     time::Duration,
 };
 use std::{
     io,
     net::{TcpListener, TcpStream},
+    os::fd::AsRawFd as _,
 };
 
 use async_io::Async;
+use nix::{
+    errno::Errno,
+    sys::socket::{self, AddressFamily, Backlog, SockFlag, SockType, SockaddrIn6, sockopt},
+};
 use smol::{
     future,
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -36,6 +41,8 @@ use crate::{
 
 /// Connections at a time; more wait in the kernel.
 const MAX_CONNECTIONS: usize = 8;
+/// Connections that wait in the kernel, at most.
+const WAITING: i32 = 128;
 /// Bytes of a request; a longer one gets the answer, too.
 const REQUEST_BYTES: usize = 1024;
 /// Time for a request and its answer.
@@ -237,13 +244,25 @@ impl HealthPortServer {
 fn listen(address: SocketAddr) -> io::Result<Async<TcpListener>> {
     if address.ip().is_unspecified() {
         // A socket of IPv6 serves both families, if the kernel has IPv6.
-        match Async::<TcpListener>::bind((Ipv6Addr::UNSPECIFIED, address.port())) {
-            Err(e) if e.raw_os_error() == Some(libc::EAFNOSUPPORT) => {}
-            bound => return bound,
+        match listen_on_all(address.port()) {
+            Err(Errno::EAFNOSUPPORT) => {}
+            bound => return Async::new(bound?),
         }
         return Async::<TcpListener>::bind(([0, 0, 0, 0], address.port()));
     }
     Async::<TcpListener>::bind(address)
+}
+
+/// Listens at all addresses of both families, also where net.ipv6.bindv6only is set, as programs in Go do.
+fn listen_on_all(port: u16) -> nix::Result<TcpListener> {
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let made = socket::socket(AddressFamily::Inet6, SockType::Stream, flags, None)?;
+    socket::setsockopt(&made, sockopt::Ipv6V6Only, &false)?;
+    socket::setsockopt(&made, sockopt::ReuseAddr, &true)?;
+    let all = SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, port, 0, 0);
+    socket::bind(made.as_raw_fd(), &SockaddrIn6::from(all))?;
+    socket::listen(&made, Backlog::new(WAITING)?)?;
+    Ok(made.into())
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::{
     net::{Shutdown, TcpListener, TcpStream},
 };
 
+use nix::sched::{CloneFlags, unshare};
 use smol::{
     LocalExecutor,
     future::{block_on, or, yield_now},
@@ -15,7 +16,7 @@ use super::*;
 use crate::{
     agent::tests::world::{Hands, TestClock},
     api::MonoTime,
-    sys::clock::mono_now,
+    sys::{clock::mono_now, namespaces::set_sysctl},
 };
 
 /// Time for what the kernel does, on a busy machine.
@@ -159,4 +160,22 @@ fn a_port_that_is_taken_is_told_of_and_tried_again() {
     };
     let serve = Rc::clone(&bench.server).serve_health_ports();
     block_on(bench.executor.run(or(serve, test)));
+}
+
+#[test]
+fn all_addresses_are_those_of_both_families() {
+    // PROX-19
+    if !nix::unistd::geteuid().is_root() {
+        skipped!("health check ports of both families: namespaces need root");
+        return;
+    }
+    let ran = std::thread::spawn(|| {
+        unshare(CloneFlags::CLONE_NEWNET).expect("a network of its own");
+        // Without IPv6 there is nothing to tell apart.
+        let _ = set_sysctl("net/ipv6/bindv6only", "1");
+        let listener = listen("0.0.0.0:0".parse().expect("an address")).expect("a port");
+        let is_of_one = socket::getsockopt(&listener, sockopt::Ipv6V6Only);
+        assert!(!is_of_one.unwrap_or_default());
+    });
+    ran.join().expect("answered");
 }
