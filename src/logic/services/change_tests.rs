@@ -2,7 +2,6 @@
 //! or have nothing to serve any more.
 
 use alloc::{
-    collections::BTreeSet,
     format,
     string::{String, ToString as _},
     vec,
@@ -18,7 +17,7 @@ use super::{
     live::{LiveTable, has_own_table},
     object::digest_text,
     pause::GrowingPause,
-    plan::{ChainName, ServicePlan},
+    plan::ServicePlan,
     table::{TABLE, base_table},
     tests::{gather, live_of, network, plan_of, service_of, slice, web},
     transaction::{MAX_SERVICE_BYTES, ServiceWrite, TableBefore, update_live, write_service},
