@@ -28,7 +28,7 @@ impl NetworkMark {
         let [v4, v6, file] = self.own;
         let [v4_before, v6_before, file_before] = self
             .before
-            .map(|number| number.map_or(NOT_BEFORE.into(), |number| format!("{number}")));
+            .map(|number| number.map_or_else(|| NOT_BEFORE.into(), |number| format!("{number}")));
         let seen = self.seen_file;
         format!("{boot} {v4} {v6} {file} {seen} {v4_before} {v6_before} {file_before}")
     }
