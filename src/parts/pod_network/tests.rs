@@ -166,8 +166,10 @@ impl Wire {
     fn connect(&self, from: &str, node: &str, number: u8) -> IpAddr {
         let (ready, is_ready) = mpsc::channel();
         let server = self.within(&format!("p{node}"), move || {
-            let listener = TcpListener::bind(("0.0.0.0", 7777)).expect("a port");
-            ready.send(()).expect("told");
+            // Not one of before: a program that another test just starts may still have it.
+            let listener = TcpListener::bind(("0.0.0.0", 0)).expect("a port");
+            let own = listener.local_addr().expect("its address");
+            ready.send(own.port()).expect("told");
             let (mut stream, peer) = listener.accept().expect("a connection");
             stream.set_read_timeout(Some(ARRIVES)).expect("set");
             let mut text = [0; 4];
@@ -175,9 +177,9 @@ impl Wire {
             stream.write_all(&text).expect("written");
             peer.ip()
         });
-        is_ready.recv().expect("a server");
+        let port = is_ready.recv().expect("a server");
         let client = self.within(from, move || {
-            let to = (IpAddr::from([10, 42, number, 2]), 7777).into();
+            let to = (IpAddr::from([10, 42, number, 2]), port).into();
             let mut stream = TcpStream::connect_timeout(&to, ARRIVES).expect("connected");
             stream.set_read_timeout(Some(ARRIVES)).expect("set");
             stream.write_all(b"ping").expect("written");
@@ -194,17 +196,18 @@ impl Wire {
     fn sends(&self, from: &str, node: &str, number: u8, bytes: usize, wait: Duration) -> bool {
         let (ready, is_ready) = mpsc::channel();
         let server = self.within(&format!("p{node}"), move || {
-            let socket = UdpSocket::bind(("0.0.0.0", 7778)).expect("a port");
+            let socket = UdpSocket::bind(("0.0.0.0", 0)).expect("a port");
             socket.set_read_timeout(Some(wait)).expect("set");
-            ready.send(()).expect("told");
+            let own = socket.local_addr().expect("its address");
+            ready.send(own.port()).expect("told");
             let mut piece = vec![0; 2000];
             socket.recv(&mut piece).is_ok_and(|got| got == bytes)
         });
-        is_ready.recv().expect("a server");
+        let port = is_ready.recv().expect("a server");
         let client = self.within(&format!("p{from}"), move || {
             let socket = UdpSocket::bind(("0.0.0.0", 0)).expect("a port");
             // A packet is as long as the MTU at most: the kernel sends it whole, and says that it must stay so.
-            let _ = socket.send_to(&vec![7; bytes], (IpAddr::from([10, 42, number, 2]), 7778));
+            let _ = socket.send_to(&vec![7; bytes], (IpAddr::from([10, 42, number, 2]), port));
         });
         client.join().expect("the client");
         server.join().expect("the server")
