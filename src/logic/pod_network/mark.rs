@@ -17,8 +17,8 @@ pub struct NetworkMark {
     own: ThingNumbers,
     /// Number of the file when the last of them was made, whoever wrote it.
     seen_file: u64,
-    /// Numbers that things had when they were about to be made: one that has another number now was made.
-    before: [Option<u64>; 3],
+    /// Numbers that devices had when they were about to be made: one that has another number now was made.
+    before: [Option<u64>; FILE],
 }
 
 impl NetworkMark {
@@ -26,11 +26,11 @@ impl NetworkMark {
     #[must_use]
     pub fn format(&self, boot: &str) -> String {
         let [v4, v6, file] = self.own;
-        let [v4_before, v6_before, file_before] = self
+        let [v4_before, v6_before] = self
             .before
             .map(|number| number.map_or_else(|| NOT_BEFORE.into(), |number| format!("{number}")));
         let seen = self.seen_file;
-        format!("{boot} {v4} {v6} {file} {seen} {v4_before} {v6_before} {file_before}")
+        format!("{boot} {v4} {v6} {file} {seen} {v4_before} {v6_before}")
     }
 
     /// Reads a mark; `None`: it is of another boot, or names nothing.
@@ -59,32 +59,37 @@ impl NetworkMark {
     #[must_use]
     pub fn settle(&self, found: ThingNumbers, made: [bool; 3]) -> Self {
         let was_made = |thing: usize| {
-            self.before[thing].is_some_and(|before| ![0, before].contains(&found[thing]))
+            let before = self.before.get(thing).copied().flatten();
+            before.is_some_and(|before| ![0, before].contains(&found[thing]))
         };
-        let is_file_own = made[FILE] || was_made(FILE);
-        let is_taken_over = !is_file_own && ![0, self.seen_file].contains(&found[FILE]);
+        let is_taken_over = !made[FILE] && ![0, self.seen_file].contains(&found[FILE]);
         let own = core::array::from_fn(|thing| match made[thing] {
             true => found[thing],
             false if is_taken_over => 0,
             false if was_made(thing) => found[thing],
             false => self.own[thing],
         });
-        let seen_file = match is_file_own || made.contains(&true) {
+        let seen_file = match made.contains(&true) {
             true => found[FILE],
             false => self.seen_file,
         };
+        // What could not be made is tried again, and was said already.
+        let before = core::array::from_fn(|thing| {
+            let is_made = made[thing] || was_made(thing);
+            self.before[thing].filter(|_| !is_made)
+        });
         Self {
             own,
             seen_file,
-            before: [None; 3],
+            before,
         }
     }
 
-    /// Returns the mark from before `thing` is made. If the agent dies before it notes that, the next one knows.
+    /// Returns the mark from before a `device` is made. If the agent dies before it notes that, the next one knows.
     #[must_use]
-    pub fn announce(&self, thing: usize, found: ThingNumbers) -> Self {
+    pub fn announce(&self, device: usize, found: ThingNumbers) -> Self {
         let mut mark = *self;
-        mark.before[thing] = Some(found[thing]);
+        mark.before[device] = Some(found[device]);
         mark.seen_file = found[FILE];
         mark
     }
@@ -172,21 +177,24 @@ mod tests {
     fn what_an_agent_made_before_it_died_is_its_own() {
         // PROX-28
         let (new, all) = (NetworkMark::default(), mark([7, 0, 9], 9));
-        for (what, noted, thing, before, found, removable) in [
+        for (what, noted, device, before, found, removable) in [
             ("a device", new, 0, [0, 0, 9], [7, 0, 9], [7, 0, 0]),
             ("no device", new, 0, [0, 0, 9], [0, 0, 9], [0; 3]),
             ("one that fits not", new, 0, [6, 0, 9], [6, 0, 9], [0; 3]),
             ("its successor", new, 0, [6, 0, 9], [7, 0, 9], [7, 0, 0]),
             ("still the own", all, 0, [7, 0, 9], [7, 0, 9], [7, 0, 9]),
             ("one of flannel", new, 0, [0, 0, 9], [7, 0, 10], [0; 3]),
-            ("a file", new, FILE, [0; 3], [0, 0, 9], [0, 0, 9]),
-            ("flannel's file", new, FILE, [0, 0, 9], [0, 0, 9], [0; 3]),
-            ("a new file", all, FILE, [7, 0, 9], [7, 0, 10], [7, 0, 10]),
         ] {
-            let noted = noted.announce(thing, before);
+            let noted = noted.announce(device, before);
             assert_eq!(noted.removable_numbers(found), removable, "{what}");
             let settled = noted.settle(found, NONE);
-            assert_eq!(settled.before, [None; 3], "{what}");
+            let is_made = found[device] != before[device];
+            assert_eq!(settled.before[device].is_none(), is_made, "{what}");
+            // A look that finds the same writes nothing.
+            assert_eq!(settled.settle(found, NONE), settled, "{what}");
+            if !is_made {
+                assert_eq!(settled.announce(device, found), settled, "{what}");
+            }
             assert_eq!(settled.removable_numbers(found), removable, "{what}");
         }
     }
@@ -200,7 +208,7 @@ mod tests {
             assert_eq!(NetworkMark::parse(&text, "c"), None);
         }
         // An older version wrote an empty one, which names nothing: nothing is removed.
-        for text in ["", "b 7", "b 7 0 9", "b x 0 9 9 - - -", "b 7 0 9 9 - x -"] {
+        for text in ["", "b 7", "b 7 0 9", "b x 0 9 9 - -", "b 7 0 9 9 - x"] {
             assert_eq!(NetworkMark::parse(text, "b"), None, "{text:?}");
         }
     }

@@ -251,18 +251,23 @@ impl PodNetworkShared {
         LookEnd::Done
     }
 
+    /// Tells that the mark cannot be written. Pods need the network more than a later removal needs the note.
+    fn complain_of_mark(&self, written: io::Result<()>) {
+        if let Err(e) = written {
+            let text = format!("pod network: cannot note what is made: {e}");
+            self.complaints.complain(&text);
+        }
+    }
+
     /// Notes the things of the network that were made, for a later removal.
     async fn note_things(&self) {
         let (remains, made) = (self.remains.clone(), self.state.made.get());
         let write = move || remains.write_mark(made);
-        match self.disk.run_job(write).await {
-            Ok(()) => self.state.made.set([false; 3]),
-            // Pods need the network more than a later removal needs the note.
-            Err(e) => {
-                let text = format!("pod network: cannot note that it is made: {e}");
-                self.complaints.complain(&text);
-            }
+        let written = self.disk.run_job(write).await;
+        if written.is_ok() {
+            self.state.made.set([false; 3]);
         }
+        self.complain_of_mark(written);
     }
 
     /// Tells the built-in network, and plugins of others, what pods are to know.
@@ -285,12 +290,8 @@ impl PodNetworkShared {
         if *self.state.subnet_file.borrow() == text {
             return;
         }
-        let (remains, made) = (self.remains.clone(), self.state.made.get());
-        let written = text.clone();
-        let write = move || {
-            let announce = || remains.announce_thing(FILE, made);
-            write_subnet_file(&remains.subnet_file, &written, announce)
-        };
+        let (path, written) = (self.remains.subnet_file.clone(), text.clone());
+        let write = move || write_subnet_file(&path, &written);
         match self.disk.run_job(write).await {
             Ok(is_made) => {
                 *self.state.subnet_file.borrow_mut() = text;
@@ -414,13 +415,16 @@ impl PodNetworkShared {
                     let may_create = own.is_some();
                     let (remains, made) = (self.remains.clone(), self.state.made.get());
                     let keep = move || {
-                        let mut is_made = false;
-                        let announce = || remains.announce_thing(usize::from(is_v6), made);
+                        let (mut is_made, mut announced) = (false, Ok(()));
+                        let mut announce = || {
+                            announced = remains.announce_device(usize::from(is_v6), made);
+                        };
                         let kept =
-                            kernel::keep_device(&request, may_create, &announce, &mut is_made);
-                        (kept, is_made)
+                            kernel::keep_device(&request, may_create, &mut announce, &mut is_made);
+                        (kept, is_made, announced)
                     };
-                    let (kept, is_made) = self.disk.run_job(keep).await;
+                    let (kept, is_made, announced) = self.disk.run_job(keep).await;
+                    self.complain_of_mark(announced);
                     if is_made {
                         self.set_made(usize::from(is_v6));
                     }
@@ -592,12 +596,11 @@ impl PodNetworkShared {
     }
 }
 
-/// Writes the file for plugins, and calls `announce` before. Returns false if it is there as it is to be.
-fn write_subnet_file(path: &Path, text: &str, announce: impl FnOnce()) -> io::Result<bool> {
+/// Writes the file for plugins. Returns false if it is there as it is to be.
+fn write_subnet_file(path: &Path, text: &str) -> io::Result<bool> {
     if fs::read_to_string(path).is_ok_and(|found| found == text) {
         return Ok(false);
     }
-    announce();
     if let Some(dir) = path.parent() {
         fs::create_dir_all(dir)?;
     }

@@ -165,7 +165,7 @@ pub(super) fn read_device(name: &str) -> Result<Option<FoundDevice>, PodNetworkE
 pub(super) fn keep_device(
     request: &DeviceRequest,
     may_create: bool,
-    announce: &dyn Fn(),
+    announce: &mut dyn FnMut(),
     is_made: &mut bool,
 ) -> Result<FoundDevice, PodNetworkError> {
     let (name, wanted) = (request.name, &request.wanted);

@@ -64,14 +64,17 @@ impl NetworkRemains {
         self.store_mark(&mark)
     }
 
-    /// Notes that this agent is about to make a thing, beside what it has `made`. Blocking.
-    pub(super) fn announce_thing(&self, thing: usize, made: [bool; 3]) {
+    /// Notes that this agent is about to make a `device`, beside what it has `made`. The file is written only if it changes.
+    /// Blocking.
+    pub(super) fn announce_device(&self, device: usize, made: [bool; 3]) -> io::Result<()> {
         let found = self.find_numbers();
-        let noted = self.read_mark().unwrap_or_default().settle(found, made);
-        // Pods need the network more than a later removal needs the note.
-        if let Err(e) = self.store_mark(&noted.announce(thing, found)) {
-            log::warn!("pod network: cannot note what is about to be made: {e}");
+        let noted = self.read_mark();
+        let settled = noted.unwrap_or_default().settle(found, made);
+        let mark = settled.announce(device, found);
+        if noted == Some(mark) {
+            return Ok(());
         }
+        self.store_mark(&mark)
     }
 
     fn store_mark(&self, mark: &NetworkMark) -> io::Result<()> {
