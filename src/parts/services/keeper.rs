@@ -51,6 +51,8 @@ pub(super) const FIRST_PAUSE: Duration = Duration::from_secs(2);
 pub(super) const LAST_PAUSE: Duration = Duration::from_secs(60);
 /// Longest pause before Services that the kernel refused are tried again.
 const LAST_REFUSED: Duration = Duration::from_secs(1800);
+/// Transactions of deletions that may be refused in a row: endpoints that change wait for them.
+const REFUSED_DELETIONS: u32 = 32;
 /// Time between two looks for a kube-proxy that was in the way, or a program that was missing.
 const REFUSED_PAUSE: Duration = Duration::from_secs(60);
 
@@ -71,7 +73,10 @@ pub(super) struct ServicesKeeper {
     has_failed: bool,
     /// Chains that the kernel did not delete, though they are free. They are tried again alone.
     busy: BTreeSet<StaleChain>,
-    /// Time of the next try with what the kernel refused.
+    /// Time of the next try with those.
+    busy_due: Option<MonoTime>,
+    busy_pause: GrowingPause,
+    /// Time of the next try with Services that the kernel refused.
     retry_due: Option<MonoTime>,
     retry_pause: GrowingPause,
 }
@@ -122,6 +127,8 @@ impl ServicesKeeper {
             is_list_failing: false,
             has_failed: false,
             busy: BTreeSet::new(),
+            busy_due: None,
+            busy_pause: GrowingPause::new(FIRST_PAUSE, LAST_REFUSED),
             retry_due: None,
             retry_pause: GrowingPause::new(FIRST_PAUSE, LAST_REFUSED),
         }
@@ -300,8 +307,11 @@ impl ServicesKeeper {
             }
             if self.retry_due.is_some_and(|due| now >= due) {
                 self.retry_due = None;
-                self.stale.append(&mut self.busy);
                 self.index.retry_refused();
+            }
+            if self.busy_due.is_some_and(|due| now >= due) {
+                self.busy_due = None;
+                self.stale.append(&mut self.busy);
             }
             let mut next = list_due.min(look_due);
             if self.tools.clock.now() >= write_due {
@@ -332,7 +342,10 @@ impl ServicesKeeper {
                 bells.start_due(self.tools.clock.now()).await;
             }
             let watch_due = bells.as_ref().and_then(ServiceDoorbells::next_due);
-            for due in [self.retry_due, watch_due].into_iter().flatten() {
+            for due in [self.retry_due, self.busy_due, watch_due]
+                .into_iter()
+                .flatten()
+            {
                 next = next.min(due);
             }
             let has_news = self.wait_for_change(&mut bells, next, &mut changed).await?;
@@ -517,7 +530,7 @@ impl ServicesKeeper {
     async fn delete_stale(&mut self, network: &ProxyNetwork) {
         let stale: Vec<StaleChain> = core::mem::take(&mut self.stale).into_iter().collect();
         let mut groups: Vec<_> = stale.chunks(DELETED_CHAINS).collect();
-        let mut has_seen = false;
+        let (mut has_seen, mut refusals) = (false, 0);
         // Bounded: down to one chain.
         while let Some(group) = groups.pop() {
             let Err(e) = self.tools.writer.write_text(delete_chains(group)).await else {
@@ -531,16 +544,21 @@ impl ServicesKeeper {
                 self.is_suspect = true;
                 return;
             }
-            if let [chain] = group {
-                self.busy.insert(*chain);
-                self.plan_retry();
+            refusals += 1;
+            if group.len() == 1 || refusals >= REFUSED_DELETIONS {
+                self.busy.extend(group);
             } else {
                 groups.extend(<[_; 2]>::from(group.split_at(group.len() / 2)));
             }
         }
+        if self.busy.is_empty() {
+            self.busy_pause.reset();
+        } else if self.busy_due.is_none() {
+            self.busy_due = Some(self.tools.clock.now() + self.busy_pause.take());
+        }
     }
 
-    /// Sets the time of the next try with what was refused. One that is set stays: failures in between must not put it off.
+    /// Sets the time of the next try with Services that were refused. One that is set stays: failures in between must not put it off.
     fn plan_retry(&mut self) {
         if self.retry_due.is_none() {
             self.retry_due = Some(self.tools.clock.now() + self.retry_pause.take());

@@ -237,6 +237,8 @@ impl Bench {
             is_list_failing: false,
             has_failed: false,
             busy: BTreeSet::new(),
+            busy_due: None,
+            busy_pause: GrowingPause::new(FIRST_PAUSE, LAST_REFUSED),
             retry_due: None,
             retry_pause: GrowingPause::new(FIRST_PAUSE, LAST_REFUSED),
         };
