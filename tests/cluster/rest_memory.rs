@@ -62,7 +62,7 @@ fn at_rest(host: &Host, server: &TestServer) -> [u64; 2] {
             let line = text.lines().find_map(|line| line.strip_prefix(name));
             let line = line.expect("a line").trim();
             let kib = line.strip_suffix(" kB").expect("a unit");
-            *most = kib.parse().map_or(*most, |kib: u64| kib.max(*most));
+            *most = kib.parse::<u64>().expect("a number").max(*most);
         }
     }
     most

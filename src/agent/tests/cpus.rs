@@ -103,3 +103,26 @@ fn a_pod_has_processors_of_its_own_until_it_is_gone() {
     world.apply(&[shares, pod("next", "3")]);
     until_all_have(&world, &[("shares", "0"), ("next", "1-3")]);
 }
+
+#[test]
+fn an_edited_pod_keeps_what_it_was_given_first() {
+    // CPUM-22
+    let world = World::with(STATIC, None);
+    let with = |cpu: &str| [manifest("shares", json!({})), pod("edited", cpu)];
+    world.apply(&with("1"));
+    let all = [("edited", "1"), ("shares", "0,2-3")];
+    until_all_have(&world, &all);
+    let (before, recorded) = (instance(&world, "edited"), record(&world));
+    let mut world = world;
+    for cpu in ["3", "500m"] {
+        world.apply(&with(cpu));
+        world.advance(core::time::Duration::from_secs(120));
+        until_all_have(&world, &all);
+        world = world.restart_agent();
+        world.apply(&with(cpu));
+        world.advance(core::time::Duration::from_secs(120));
+        until_all_have(&world, &all);
+        assert_eq!(instance(&world, "edited"), before, "it goes on");
+        assert_eq!(record(&world), recorded);
+    }
+}
