@@ -43,7 +43,6 @@ use crate::{
         HardwareAddress, PodNetworkBackend,
         announcement::{NodeAnnouncement, NodePlace, read_announcement},
         choice::OwnChoice,
-        mark::FILE,
         peers::{ListedNode, PeerList},
         schedule::{ListEnd, ListSchedule},
     },
