@@ -208,16 +208,25 @@ fn a_clock_that_is_set_back_does_not_cost_the_node_its_ready() {
     // Another node of the same age, which never reports again: the controller looks at both in one round.
     let silent = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "silent"}});
     server.create(&silent).expect("created");
-    let ready = json!({"status": {"conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-01T00:00:00Z"}]}});
-    server
-        .patch("nodes", "", "silent", "status", &ready)
-        .expect("status");
+    // Its silence counts from when the controller has seen that it is ready.
+    for (status, is_tainted) in [("False", true), ("True", false)] {
+        let ready =
+            json!({"type": "Ready", "status": status, "lastHeartbeatTime": "2026-01-01T00:00:00Z"});
+        let change = json!({"status": {"conditions": [ready]}});
+        let patched = server.patch("nodes", "", "silent", "status", &change);
+        patched.expect("status");
+        server.wait_for("the silent one is known", s(120), |view| {
+            let taints = &view.get("nodes", "", "silent")?["spec"]["taints"];
+            let has_some = taints.as_array().is_some_and(|all| !all.is_empty());
+            (has_some == is_tainted).then_some(())
+        });
+    }
     world.jump(-50 * 365 * 86_400);
     for _ in 0..6 {
         server.advance(s(10));
         world.advance(s(10));
     }
-    server.wait_for("the silent one is lost", s(20), |view| {
+    server.wait_for("the silent one is lost", s(120), |view| {
         let node = view.get("nodes", "", "silent")?;
         (condition(node, "Ready")["status"] == "Unknown").then_some(())
     });

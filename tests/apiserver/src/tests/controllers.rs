@@ -8,7 +8,7 @@ use super::reads::pod;
 use crate::TestServer;
 use crate::json::{list, text};
 
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_mins(2);
 
 fn start() -> TestServer {
     TestServer::builder()
