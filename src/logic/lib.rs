@@ -14,7 +14,7 @@ extern crate alloc;
 extern crate std;
 
 use picolet_api as api;
-pub use picolet_api::fnv;
+pub use api::fnv;
 
 // Sources.
 pub mod api_pod;
