@@ -13,8 +13,8 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
-use picolet_api as api;
 pub use api::fnv;
+use picolet_api as api;
 
 // Sources.
 pub mod api_pod;

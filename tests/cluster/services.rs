@@ -20,7 +20,7 @@ const SERVICE: &str = "10.96.7.7";
 const ENDPOINTS: [&str; 2] = ["10.244.7.1", "10.244.7.2"];
 const PROXY: &str = "system:kube-proxy";
 /// More than a page has, whole or of metadata.
-const CROWD: usize = 120;
+const CROWD: usize = 510;
 
 /// Serves at an endpoint: whoever connects is told its address. Ends with the test's process.
 pub(crate) fn serve(endpoint: &'static str) {
@@ -137,6 +137,7 @@ fn configure(host: &Host, is_enabled: bool) {
     let reader = host.path("network.conf");
     let text = format!(
         "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
+         nodeStatusUpdateFrequency: 1s\nnodeStatusReportFrequency: 1s\n\
          picolet: {{networkKubeconfig: {}, services: {{enabled: {is_enabled}, \
          clusterRanges: [10.244.0.0/16], serviceRanges: [10.96.0.0/12]}}}}\n",
         reader.display()
@@ -279,14 +280,14 @@ fn a_crowd_of_services_is_read_page_by_page() {
     }
     let _network = OwnNetwork::enter();
     let (server, mut host) = cluster();
-    let ip = |number: usize| format!("10.96.8.{number}");
+    let ip = |number: usize| format!("10.96.{}.{}", 8 + number / 200, number % 200 + 1);
     for number in 1..=CROWD {
         let name = format!("s{number}");
         server.create(&service(&name, &ip(number))).expect("create");
         server.create(&slice(&name, &ENDPOINTS)).expect("create");
     }
     // Others serve these.
-    for (number, label) in [(201, "service-proxy-name"), (202, "headless")] {
+    for (number, label) in [(1001, "service-proxy-name"), (1002, "headless")] {
         let mut other = service(label, &ip(number));
         other["metadata"]["labels"] = json!({format!("service.kubernetes.io/{label}"): "other"});
         server.create(&other).expect("create");
@@ -297,7 +298,7 @@ fn a_crowd_of_services_is_read_page_by_page() {
         (1..=CROWD).all(is_there)
     });
     let rules = rules();
-    for number in [201, 202] {
+    for number in [1001, 1002] {
         assert!(!rules.contains(&ip(number)), "{rules}");
     }
     let pages = |path: &str| {
