@@ -1,6 +1,6 @@
 //! Set of processors, and its text as the kernel and a kubelet write it: `0-1,3`.
 
-use alloc::{string::String, vec::Vec};
+use alloc::vec::Vec;
 use core::fmt;
 
 /// Highest number of a processor in a set: the kernel's own build-time limit.
@@ -108,18 +108,18 @@ impl CpuSet {
 
 impl fmt::Display for CpuSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = String::new();
         let mut range: Option<(u32, u32)> = None;
+        let mut comma = "";
         let mut end = |range: Option<(u32, u32)>| -> fmt::Result {
-            use fmt::Write as _;
             let Some((first, last)) = range else {
                 return Ok(());
             };
-            let comma = if text.is_empty() { "" } else { "," };
             match first == last {
-                true => write!(text, "{comma}{first}"),
-                false => write!(text, "{comma}{first}-{last}"),
+                true => write!(f, "{comma}{first}")?,
+                false => write!(f, "{comma}{first}-{last}")?,
             }
+            comma = ",";
+            Ok(())
         };
         for cpu in self.iter() {
             match &mut range {
@@ -127,8 +127,7 @@ impl fmt::Display for CpuSet {
                 _ => end(range.replace((cpu, cpu)))?,
             }
         }
-        end(range)?;
-        f.write_str(&text)
+        end(range)
     }
 }
 

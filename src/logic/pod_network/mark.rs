@@ -7,7 +7,7 @@ use alloc::{format, string::String};
 pub type ThingNumbers = [u64; 3];
 /// Place of the file among them.
 pub const FILE: usize = 2;
-/// Word for a thing that is not about to be made.
+/// Word for a device that is not about to be made.
 const NOT_BEFORE: &str = "-";
 
 /// See the module.

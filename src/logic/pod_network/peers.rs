@@ -37,7 +37,7 @@ pub enum PeerFault {
     /// Its annotations cannot be used.
     #[error(transparent)]
     Announcement(#[from] AnnouncementFault),
-    /// Its range is none.
+    /// The pod CIDR is no range of a node's pods, such as `0.0.0.0/0`.
     #[error("its pod CIDR is not a network with room for pods")]
     NoNetwork,
     /// Its pods have addresses that the network does not have.

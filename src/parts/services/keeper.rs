@@ -531,7 +531,7 @@ impl ServicesKeeper {
         let stale: Vec<StaleChain> = core::mem::take(&mut self.stale).into_iter().collect();
         let mut groups: Vec<_> = stale.chunks(DELETED_CHAINS).collect();
         let (mut has_seen, mut refusals) = (false, 0);
-        // Bounded: down to one chain.
+        // Bounded: down to one chain, or to REFUSED_DELETIONS.
         while let Some(group) = groups.pop() {
             let Err(e) = self.tools.writer.write_text(delete_chains(group)).await else {
                 continue;
