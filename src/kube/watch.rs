@@ -201,10 +201,10 @@ impl<'de> Visitor<'de> for WatchEventDocument<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
-        while let Some(name) = fields.next_key_seed(ShortText)? {
+        while let Some(name) = fields.next_key_seed(SHORT_TEXT)? {
             match name.as_str() {
                 "type" => {
-                    let kind = fields.next_value_seed(ShortText)?;
+                    let kind = fields.next_value_seed(SHORT_TEXT)?;
                     self.0.ring.kind = match kind.as_str() {
                         "ADDED" => WatchEventKind::Added,
                         "MODIFIED" => WatchEventKind::Modified,
@@ -268,7 +268,7 @@ impl<'de> Visitor<'de> for WatchedFields<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
-        while let Some(name) = fields.next_key_seed(ShortText)? {
+        while let Some(name) = fields.next_key_seed(SHORT_TEXT)? {
             let inner = match (self.level, name.as_str()) {
                 (WatchedLevel::Object, "metadata") => Some(WatchedLevel::Metadata),
                 (WatchedLevel::Metadata, "labels") => Some(WatchedLevel::Labels),
@@ -288,7 +288,7 @@ impl<'de> Visitor<'de> for WatchedFields<'_> {
                 (WatchedLevel::Labels, SERVICE_LABEL) => &mut self.event.service,
                 (WatchedLevel::Annotations, _) => {
                     // The sum does not depend on their order.
-                    let value = fields.next_value_seed(TextDigest)?;
+                    let value = fields.next_value_seed(TEXT_DIGEST)?;
                     let one = value ^ fnv1a(name.bytes()).rotate_left(1);
                     self.event.annotations = self.event.annotations.wrapping_add(one);
                     continue;
@@ -298,59 +298,45 @@ impl<'de> Visitor<'de> for WatchedFields<'_> {
                     continue;
                 }
             };
-            *field = fields.next_value_seed(ShortText)?;
+            *field = fields.next_value_seed(SHORT_TEXT)?;
         }
         Ok(())
     }
 }
 
-/// A text of any length, of which only the digest is kept.
-struct TextDigest;
+/// Reader of a text: what the function makes of it.
+struct TextAs<T>(fn(&str) -> T);
 
-impl<'de> DeserializeSeed<'de> for TextDigest {
-    type Value = u64;
-    fn deserialize<D: de::Deserializer<'de>>(self, reader: D) -> Result<u64, D::Error> {
+impl<'de, T> DeserializeSeed<'de> for TextAs<T> {
+    type Value = T;
+    fn deserialize<D: de::Deserializer<'de>>(self, reader: D) -> Result<T, D::Error> {
         reader.deserialize_str(self)
     }
 }
 
-impl Visitor<'_> for TextDigest {
-    type Value = u64;
+impl<T> Visitor<'_> for TextAs<T> {
+    type Value = T;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a text")
     }
 
-    fn visit_str<E>(self, text: &str) -> Result<u64, E> {
-        Ok(fnv1a(text.bytes()))
+    fn visit_str<E>(self, text: &str) -> Result<T, E> {
+        Ok((self.0)(text))
     }
 }
+
+/// Digest of a text of any length.
+const TEXT_DIGEST: TextAs<u64> = TextAs(|text| fnv1a(text.bytes()));
 
 /// A text; empty if it is longer than [`MAX_FIELD_BYTES`].
-struct ShortText;
-
-impl<'de> DeserializeSeed<'de> for ShortText {
-    type Value = String;
-    fn deserialize<D: de::Deserializer<'de>>(self, reader: D) -> Result<String, D::Error> {
-        reader.deserialize_str(self)
+const SHORT_TEXT: TextAs<String> = TextAs(|text| {
+    if text.len() <= MAX_FIELD_BYTES {
+        text.into()
+    } else {
+        String::new()
     }
-}
-
-impl Visitor<'_> for ShortText {
-    type Value = String;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a text")
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<String, E> {
-        Ok(if text.len() <= MAX_FIELD_BYTES {
-            text.into()
-        } else {
-            String::new()
-        })
-    }
-}
+});
 
 #[cfg(test)]
 mod tests {

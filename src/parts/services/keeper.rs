@@ -503,7 +503,7 @@ impl ServicesKeeper {
         self.is_suspect = is_cut && !self.stale.is_empty();
         let services = self.index.count_written();
         let refused = self.index.count_refused();
-        if refused == 0 && self.retry_due.is_none() && self.stale.is_empty() {
+        if refused == 0 && self.retry_due.is_none() {
             self.retry_pause.reset();
         }
         self.tools.board.failing_since.set(None);
