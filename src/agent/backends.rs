@@ -7,7 +7,7 @@ use smol::LocalExecutor;
 
 use super::{
     cluster,
-    images::{ImageStock, NodeKeyring, RuntimeKeyring},
+    images::{ImageStock, NodeKeyring, PullKeyring},
     start_error::{AgentStartError, fatal_error, start_lane},
 };
 use crate::{
@@ -77,7 +77,7 @@ pub(super) async fn open_backend(
             images: runtime.runtime_directories().images.clone(),
             layers: runtime.runtime_directories().layers.clone(),
             runtime,
-            keyring: Rc::new(RuntimeKeyring(Arc::new(NodeCredentialLookup::new(pulls)))),
+            keyring: Rc::new(PullKeyring(NodeCredentialLookup::new(pulls))),
             stock: ImageStock::Runtime,
         });
     }
@@ -103,7 +103,7 @@ pub(super) async fn open_backend(
         .map_err(|e| fatal_error(e.to_string()))?;
     Ok(RuntimeBackend {
         runtime: Rc::new(runtime),
-        keyring: Rc::new(store.clone()),
+        keyring: Rc::new(PullKeyring(store.credential_lookup())),
         stock: ImageStock::Own(store),
         images: cfg.dirs.images_dir(),
         layers: cfg.dirs.root.join("containers"),

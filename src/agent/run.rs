@@ -343,7 +343,8 @@ pub(crate) fn find_start_faults(
     cfg: &AgentConfig,
     cgroups: Option<&Cgroups>,
 ) -> Vec<(String, String)> {
-    let providers = images::read_credential_providers(&cfg.images).err();
+    let providers =
+        images::read_credential_providers(cfg.images.credential_providers.as_ref()).err();
     let providers = providers.map(|e| ("picolet.imageCredentialProviderConfig", error_chain(&e)));
     let files = serving::find_unusable_files(&cfg.server).into_iter();
     let kept = node::read_machine_facts(cfg).err();

@@ -119,6 +119,8 @@ pub trait KubeApi: Send + Sync {
     fn read_persistent_volume_claim(&self, namespace: &str, name: &str) -> ApiResult<Value>;
     /// Reads a volume. A 403 may pass, as with [`KubeApi::read_config_map`].
     fn read_persistent_volume(&self, name: &str) -> ApiResult<Value>;
+    /// Reads a service account. A 403 may pass, as with [`KubeApi::read_config_map`].
+    fn read_service_account(&self, namespace: &str, name: &str) -> ApiResult<Value>;
     /// Reads a RuntimeClass.
     fn read_runtime_class(&self, name: &str) -> ApiResult<Value>;
     /// Lists all Services of a namespace, for environment variables.

@@ -372,6 +372,10 @@ impl KubeApi for HttpApi {
         self.get_compressed(&object_path("secrets", namespace, name)?)
     }
 
+    fn read_service_account(&self, namespace: &str, name: &str) -> ApiResult<Value> {
+        self.get_compressed(&object_path("serviceaccounts", namespace, name)?)
+    }
+
     fn read_persistent_volume_claim(&self, namespace: &str, name: &str) -> ApiResult<Value> {
         self.get_object(&object_path("persistentvolumeclaims", namespace, name)?)
     }

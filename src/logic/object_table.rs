@@ -211,7 +211,9 @@ impl ObjectTable {
                     // A claim stays bound to its volume for as long as the pod that uses it.
                     PodObjectKind::Claim => entry.held,
                     // A missing one is read again at each try: its pod waits for it.
-                    PodObjectKind::RuntimeClass => entry.held && now - read < ttl,
+                    PodObjectKind::RuntimeClass | PodObjectKind::ServiceAccount => {
+                        entry.held && now - read < ttl
+                    }
                     // The apiserver's own address, which all pods are told of.
                     PodObjectKind::Services if !key.name.is_empty() => now - read < ttl,
                     PodObjectKind::ConfigMap | PodObjectKind::Secret | PodObjectKind::Services => {

@@ -29,6 +29,8 @@ pub enum PodObjectKind {
     Claim,
     /// The handler of a RuntimeClass. It is in no namespace.
     RuntimeClass,
+    /// UID and annotations of a service account, for credential plugins.
+    ServiceAccount,
 }
 
 impl PodObjectKind {
@@ -41,6 +43,7 @@ impl PodObjectKind {
             Self::Services => "services",
             Self::Claim => "persistentvolumeclaim",
             Self::RuntimeClass => "runtimeclass",
+            Self::ServiceAccount => "serviceaccount",
         }
     }
 }

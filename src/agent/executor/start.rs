@@ -20,13 +20,14 @@ use crate::{
         recorder::{EventRecorder, EventSeverity},
     },
     api::{
-        Container, ContainerId, Pod,
+        Container, ContainerId, Pod, PodError,
         cri::{
             ContainerState, ContainerStatus, PodRuntimeStatus, SandboxConfig, SandboxStatus,
             StoredImage, is_stop_signal,
         },
     },
     error::error_chain,
+    image::pull::{PluginAccount, TokenAttributes},
     logic::{
         actions::{ContainerToKill, PodActions},
         cpu_set::CpuSet,
@@ -34,6 +35,7 @@ use crate::{
         kill::{KillCause, single_kill_grace_s},
         process::{judge_variable, refused_by_process},
         restart::restart_all_sources,
+        token::service_account_of,
         work_queue::RetryCause,
     },
     runtime::{RuntimeService, log_links::LogLinks, runc::process},
@@ -81,6 +83,11 @@ impl StartPass<'_> {
         self.plan.cancel.is_to_end()
     }
 
+    /// Objects of the apiserver for the pod; `None` for one of the node's own sources.
+    fn objects_of_api(&self) -> Option<&cluster::ObjectStore> {
+        cluster::objects_for_pod(self.starter.of_api.as_ref(), self.pod)
+    }
+
     fn record_container_event(
         &self,
         container: &Container,
@@ -119,8 +126,7 @@ impl StartingPod for StartPass<'_> {
     fn pull_secrets(&self) -> ImageFuture<'_, PodPullSecrets> {
         let Self { plan, pod, .. } = *self;
         Box::pin(async move {
-            let of_api = cluster::objects_for_pod(self.starter.of_api.as_ref(), pod);
-            let loaded = match of_api {
+            let loaded = match self.objects_of_api() {
                 Some(objects) => Some(objects.load_for_pulls(pod, &plan.cancel).await),
                 None => None,
             };
@@ -128,6 +134,39 @@ impl StartingPod for StartPass<'_> {
                 Some(loaded) => loaded.secret(name).ok().flatten(),
                 None => plan.objects.secret(&pod.metadata.namespace, name),
             })
+        })
+    }
+
+    fn has_account(&self) -> bool {
+        self.objects_of_api().is_some()
+    }
+
+    fn plugin_account<'a>(
+        &'a self,
+        wanted: &'a TokenAttributes,
+    ) -> ImageFuture<'a, Result<Option<PluginAccount>, PodError>> {
+        Box::pin(async move {
+            let Some(objects) = self.objects_of_api() else {
+                return Ok(None);
+            };
+            let found = objects.service_account(self.pod, &self.plan.cancel).await?;
+            let annotations = wanted.pick_annotations(&found.annotations);
+            Ok(annotations.map(|annotations| PluginAccount {
+                namespace: self.pod.metadata.namespace.clone(),
+                name: service_account_of(self.pod).to_owned(),
+                uid: found.uid,
+                annotations,
+            }))
+        })
+    }
+
+    fn account_token<'a>(&'a self, audience: &'a str) -> ImageFuture<'a, Result<String, PodError>> {
+        Box::pin(async move {
+            let Some(objects) = self.objects_of_api() else {
+                return Err(PodError::Object("the pod has no service account".into()));
+            };
+            let cancel = &self.plan.cancel;
+            objects.token_for_plugin(self.pod, cancel, audience).await
         })
     }
 

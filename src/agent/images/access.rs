@@ -17,7 +17,7 @@ use core::cell::RefCell;
 use std::{io, path::Path};
 
 use super::{
-    credentials::PullCredentials,
+    credentials::{NodeKeyring, PullCredentials, find_pod_credentials},
     for_pod::StartingPod,
     records::{ImageRecordFiles, record_file_name},
 };
@@ -81,7 +81,13 @@ impl ImageAccess {
     }
 
     /// Returns true if the pod may use the image that `reference` names without asking the registry.
-    pub(super) async fn may_use(&self, pod: &dyn StartingPod, reference: &str, id: &str) -> bool {
+    pub(super) async fn may_use(
+        &self,
+        keyring: &dyn NodeKeyring,
+        pod: &dyn StartingPod,
+        reference: &str,
+        id: &str,
+    ) -> bool {
         let Ok(parsed) = ImageReference::parse(reference) else {
             return false;
         };
@@ -105,7 +111,8 @@ impl ImageAccess {
         if record.is_open_to_all(repository) {
             return true;
         }
-        let brought = pod.pull_secrets().await.credentials_brought(repository);
+        let brought = find_pod_credentials(keyring, pod, repository).await;
+        let brought = brought.credentials_brought(repository);
         match record.right_of_pod(repository, &brought) {
             ImageRight::Known => true,
             ImageRight::New => {

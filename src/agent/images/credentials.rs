@@ -1,45 +1,78 @@
 //! Credentials of a pull: those of the pod's pull secrets, then those of the node itself (IMG-13).
 
-use alloc::{collections::BTreeMap, sync::Arc};
-
-use super::for_pod::ImageFuture;
+use super::for_pod::{ImageFuture, StartingPod};
 use crate::{
+    agent::recorder::EventSeverity,
     api::{Pod, Secret, cri::AuthConfig},
     image::{
-        pull::NodeCredentialLookup,
-        registry::{DockerConfig, Keyring, RegistryCredential},
+        pull::{AccountPlugin, NodeCredentialLookup, PluginAccount, RegistryAuths},
+        registry::{DockerConfig, Keyring},
     },
     logic::image_access::PullSecret,
-    runtime::runc::store_images::StoreImages,
     sys::lane::run_on_fresh_thread,
 };
 
-/// Credentials by registry.
-type RegistryAuths = BTreeMap<String, RegistryCredential>;
-
-/// Content of a pod's pull secrets.
+/// Credentials that a pod brings: of its pull secrets, and of plugins that were asked with its service account.
 #[derive(Default)]
 pub(in crate::agent) struct PodPullSecrets {
     found: Vec<(PullSecret, RegistryAuths)>,
     missing: Vec<String>,
+    /// The service account instead of a Secret. It has no digest: whatever its credentials are by now, they are its own.
+    accounts: Vec<(PullSecret, RegistryAuths)>,
 }
 
-/// Keyring of the node: its own credentials for images.
+/// Keyring of the node: its own credentials for images, and plugins that have some for service accounts.
 pub(in crate::agent) trait NodeKeyring {
     /// All credentials for `reference`, in the order in which they are tried. Programs may have to be asked.
-    fn lookup_credentials<'a>(&'a self, reference: &'a str) -> ImageFuture<'a, Vec<AuthConfig>>;
+    /// `has_account`: the image is for a pod with a service account.
+    fn lookup_credentials<'a>(
+        &'a self,
+        reference: &'a str,
+        has_account: bool,
+    ) -> ImageFuture<'a, Vec<AuthConfig>>;
+    /// Plugins that want to know the service account of a pod with an image of `repository`.
+    fn account_plugins(&self, _repository: &str) -> Vec<AccountPlugin> {
+        Vec::new()
+    }
+    /// The answer of `plugin` that is kept for pods of `account`, if there is one.
+    fn kept_answer(
+        &self,
+        _plugin: &AccountPlugin,
+        _repository: &str,
+        _account: &PluginAccount,
+    ) -> Option<RegistryAuths> {
+        None
+    }
+    /// Asks `plugin` for credentials for a token of `account`.
+    ///
+    /// - Errors: a text for people, without anything that the plugin said.
+    fn ask_account_plugin<'a>(
+        &'a self,
+        plugin: &AccountPlugin,
+        _repository: &str,
+        _account: &PluginAccount,
+        _token: String,
+    ) -> ImageFuture<'a, Result<RegistryAuths, String>> {
+        let why = format!("{} cannot be asked", plugin.name);
+        Box::pin(core::future::ready(Err(why)))
+    }
 }
 
-/// Keyring for images that a runtime pulls.
-pub(in crate::agent) struct RuntimeKeyring(pub(in crate::agent) Arc<NodeCredentialLookup>);
+/// Keyring for pulls by this agent or by a runtime.
+pub(in crate::agent) struct PullKeyring(pub(in crate::agent) NodeCredentialLookup);
 
-impl NodeKeyring for RuntimeKeyring {
-    fn lookup_credentials<'a>(&'a self, reference: &'a str) -> ImageFuture<'a, Vec<AuthConfig>> {
-        let (keys, reference) = (Arc::clone(&self.0), reference.to_owned());
+impl NodeKeyring for PullKeyring {
+    fn lookup_credentials<'a>(
+        &'a self,
+        reference: &'a str,
+        has_account: bool,
+    ) -> ImageFuture<'a, Vec<AuthConfig>> {
+        let (keys, reference) = (self.0.clone(), reference.to_owned());
         Box::pin(async move {
             // Plugins may take their time.
-            let asked =
-                run_on_fresh_thread("credentials", move || keys.lookup_credentials(&reference));
+            let asked = run_on_fresh_thread("credentials", move || {
+                keys.lookup_credentials(&reference, has_account)
+            });
             let found = asked.await.unwrap_or_else(|e| {
                 log::warn!("credentials of the node: {e}");
                 Vec::new()
@@ -47,12 +80,91 @@ impl NodeKeyring for RuntimeKeyring {
             found.into_iter().map(Into::into).collect()
         })
     }
+
+    fn account_plugins(&self, repository: &str) -> Vec<AccountPlugin> {
+        self.0.account_plugins(repository)
+    }
+
+    fn kept_answer(
+        &self,
+        plugin: &AccountPlugin,
+        repository: &str,
+        account: &PluginAccount,
+    ) -> Option<RegistryAuths> {
+        self.0.kept_answer(plugin, repository, account)
+    }
+
+    fn ask_account_plugin<'a>(
+        &'a self,
+        plugin: &AccountPlugin,
+        repository: &str,
+        account: &PluginAccount,
+        token: String,
+    ) -> ImageFuture<'a, Result<RegistryAuths, String>> {
+        let (keys, plugin) = (self.0.clone(), plugin.clone());
+        let (repository, account) = (repository.to_owned(), account.clone());
+        Box::pin(async move {
+            let asked = run_on_fresh_thread("credentials", move || {
+                keys.ask_account_plugin(&plugin, &repository, &account, &token)
+            });
+            let answer = asked.await.map_err(|e| e.to_string())?;
+            answer.map_err(|e| e.to_string())
+        })
+    }
 }
 
-impl NodeKeyring for StoreImages {
-    fn lookup_credentials<'a>(&'a self, reference: &'a str) -> ImageFuture<'a, Vec<AuthConfig>> {
-        Box::pin(self.node_credentials(reference))
+/// Finds the credentials that `pod` brings for `repository`. A plugin that has none for it is told by an event and left out
+/// (ICV-08).
+pub(super) async fn find_pod_credentials(
+    keyring: &dyn NodeKeyring,
+    pod: &dyn StartingPod,
+    repository: &str,
+) -> PodPullSecrets {
+    let mut secrets = pod.pull_secrets().await;
+    for plugin in keyring.account_plugins(repository) {
+        match ask_for_account(keyring, pod, &plugin, repository).await {
+            Ok(Some((account, auths))) => {
+                let account = PullSecret {
+                    uid: account.uid,
+                    namespace: account.namespace,
+                    name: account.name,
+                    digest: String::new(),
+                };
+                secrets.accounts.push((account, auths));
+            }
+            Ok(None) => {}
+            Err(why) => {
+                let message = format!(
+                    "Credential plugin {} gave no credentials for the service account: {why}",
+                    plugin.name
+                );
+                let reason = "FailedToRetrieveImagePullCredentials";
+                pod.record_event(None, EventSeverity::Warning, reason, &message);
+            }
+        }
     }
+    secrets
+}
+
+/// Asks a plugin with the pod's service account. `None`: the pod has none, or one that the plugin does not serve.
+async fn ask_for_account(
+    keyring: &dyn NodeKeyring,
+    pod: &dyn StartingPod,
+    plugin: &AccountPlugin,
+    repository: &str,
+) -> Result<Option<(PluginAccount, RegistryAuths)>, String> {
+    let found = pod.plugin_account(&plugin.attributes).await;
+    let Some(account) = found.map_err(|e| e.to_string())? else {
+        return Ok(None);
+    };
+    if let Some(kept) = keyring.kept_answer(plugin, repository, &account) {
+        return Ok(Some((account, kept)));
+    }
+    let audience = &plugin.attributes.service_account_token_audience;
+    let token = pod.account_token(audience).await;
+    let token = token.map_err(|e| e.to_string())?;
+    let asked = keyring.ask_account_plugin(plugin, repository, &account, token);
+    Ok(Some((account.clone(), asked.await?)))
 }
 
 /// A try of a pull.
@@ -68,7 +180,7 @@ pub(super) struct PullAttempt {
 pub(super) struct PullCredentials {
     /// Tries, in their order.
     pub(super) own: Vec<PullAttempt>,
-    /// The credentials by the Secrets that they are in, a digest each.
+    /// The credentials by the Secrets that they are in, a digest each, and service accounts, without.
     pub(super) brought: Vec<PullSecret>,
 }
 
@@ -122,9 +234,16 @@ impl PodPullSecrets {
         &self.missing
     }
 
-    /// The credentials for `repository`, by the Secret that each is in.
+    /// The credentials for `repository`, by the Secret that each is in or by the service account that each is for.
     pub(super) fn credentials_brought(&self, repository: &str) -> Vec<PullSecret> {
         let mut brought = Vec::new();
+        for (account, auths) in &self.accounts {
+            let mut own = Keyring::default();
+            own.add_place(auths.clone());
+            if !own.lookup_credentials(repository).is_empty() {
+                brought.push(account.clone());
+            }
+        }
         for (origin, auths) in &self.found {
             let mut own = Keyring::default();
             own.add_place(auths.clone());
@@ -145,17 +264,23 @@ impl PodPullSecrets {
         for (_, auths) in self.found {
             ring.add_place(auths);
         }
-        let own = ring
-            .lookup_credentials(repository)
-            .into_iter()
+        let of_secrets = ring.lookup_credentials(repository).into_iter();
+        let mut own: Vec<_> = of_secrets
             .map(|credential| PullAttempt {
                 digest: Some(credential.credential_digest()),
                 auth: Some(credential.into()),
-            });
-        PullCredentials {
-            own: own.collect(),
-            brought,
+            })
+            .collect();
+        for (account, auths) in self.accounts {
+            let mut ring = Keyring::default();
+            ring.add_place(auths);
+            let of_account = ring.lookup_credentials(repository).into_iter();
+            own.extend(of_account.map(|credential| PullAttempt {
+                digest: Some(account.digest.clone()),
+                auth: Some(credential.into()),
+            }));
         }
+        PullCredentials { own, brought }
     }
 }
 

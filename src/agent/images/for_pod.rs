@@ -5,7 +5,8 @@ use core::pin::Pin;
 use super::credentials::PodPullSecrets;
 use crate::{
     agent::recorder::EventSeverity,
-    api::{Pod, cri::SandboxConfig},
+    api::{Pod, PodError, cri::SandboxConfig},
+    image::pull::{PluginAccount, TokenAttributes},
 };
 
 /// Future of an answer that takes its time.
@@ -27,6 +28,26 @@ pub(in crate::agent) trait StartingPod {
     fn sandbox_config(&self) -> Option<SandboxConfig>;
     /// Present content of the pod's pull secrets.
     fn pull_secrets(&self) -> ImageFuture<'_, PodPullSecrets>;
+    /// Returns true if the pod has a service account that plugins can be asked with. A static pod has none.
+    fn has_account(&self) -> bool {
+        false
+    }
+    /// The pod's service account as a plugin is told of it. `None`: the pod has none, or it lacks an annotation that the
+    /// plugin requires.
+    fn plugin_account<'a>(
+        &'a self,
+        _wanted: &'a TokenAttributes,
+    ) -> ImageFuture<'a, Result<Option<PluginAccount>, PodError>> {
+        Box::pin(core::future::ready(Ok(None)))
+    }
+    /// A new token of the pod's service account, bound to the pod.
+    fn account_token<'a>(
+        &'a self,
+        _audience: &'a str,
+    ) -> ImageFuture<'a, Result<String, PodError>> {
+        let why = PodError::Object("the pod has no service account".into());
+        Box::pin(core::future::ready(Err(why)))
+    }
     /// Resolves when the pod is to end, and waits for nothing any more (PW-14).
     fn wait_cancelled(&self) -> ImageFuture<'_, ()>;
 }

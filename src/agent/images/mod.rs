@@ -32,7 +32,7 @@ mod stock;
 mod tests;
 
 pub(super) use commands::ImageCommands;
-pub(super) use credentials::{NodeKeyring, PodPullSecrets, RuntimeKeyring};
+pub(super) use credentials::{NodeKeyring, PodPullSecrets, PullKeyring};
 pub(super) use drop_in::ImageDropInWatcher;
 pub(super) use ensure::PodVolumeImages;
 pub(super) use for_pod::{ImageFuture, ImageWaitReason, StartingPod};

@@ -72,7 +72,7 @@ pub(super) struct PulledImage {
 ///   ([`AgentImages::take_heap_used`]), the garbage collection ([`AgentImages::sweep_pull_delays`]), and the local commands.
 pub(in crate::agent) struct AgentImages {
     pub(super) service: Rc<dyn ImageService>,
-    keyring: Rc<dyn NodeKeyring>,
+    pub(super) keyring: Rc<dyn NodeKeyring>,
     /// Turns of pulls: as many as may run at once.
     turns: Semaphore,
     pub(super) clock: Rc<dyn Clock>,
@@ -158,7 +158,9 @@ impl AgentImages {
     ) -> Result<String, RuntimeError> {
         let budget = self.budget.as_deref().filter(|_| now);
         let _urgent = budget.map(|it| UrgentPull::begin(it, reference, PullUrgency::Now));
-        let pulled = self.pull_with_credentials(reference, &[], None).await?;
+        let pulled = self
+            .pull_with_credentials(reference, &[], None, false)
+            .await?;
         // The node's own credentials are good for every pod.
         let of_node = PullCredentials {
             own: Vec::new(),
@@ -180,7 +182,7 @@ impl AgentImages {
     }
 
     /// Pulls with the credentials of a pod before those of the node, one after the other, when its turn has come (IMG-13,
-    /// IMG-16).
+    /// IMG-16). `has_account`: the pod has a service account, with which plugins were asked for its own credentials.
     ///
     /// # Errors
     /// The runtime's errors for the credentials, each text once.
@@ -189,14 +191,15 @@ impl AgentImages {
         reference: &str,
         own: &[PullAttempt],
         sandbox: Option<&SandboxConfig>,
+        has_account: bool,
     ) -> Result<PulledImage, RuntimeError> {
         let _turn = self.turns.acquire().await;
         let begun = self.clock.now();
         let mut denied: Vec<String> = Vec::new();
         let mut room_made = false;
-        for PullAttempt { auth, digest } in
-            pull_attempts(own, self.keyring.lookup_credentials(reference).await)
-        {
+        let of_node = self.keyring.lookup_credentials(reference, has_account);
+        let of_node = of_node.await;
+        for PullAttempt { auth, digest } in pull_attempts(own, of_node) {
             let pulled = self.service.pull_image(reference, auth.as_ref(), sandbox);
             let pulled = match pulled.await {
                 // Unused images make room, once.
@@ -258,7 +261,8 @@ impl AgentImages {
     /// Returns true if the pod may use the image that `reference` names without asking the registry (IMG-20).
     pub(super) async fn may_use(&self, pod: &dyn StartingPod, reference: &str, id: &str) -> bool {
         self.access.settle_abandoned_pulls(&*self.service).await;
-        self.access.may_use(pod, reference, id).await
+        let keyring = &*self.keyring;
+        self.access.may_use(keyring, pod, reference, id).await
     }
 
     /// Notes that the operator brought these images: every pod may use them.

@@ -5,7 +5,7 @@ use core::time::Duration;
 use smol::future::FutureExt as _;
 
 use super::{
-    credentials::PullCredentials,
+    credentials::{NodeKeyring, PullCredentials, find_pod_credentials},
     for_pod::{ImageWaitReason, StartingPod},
     owner::{AgentImages, PulledImage},
 };
@@ -170,7 +170,7 @@ impl AgentImages {
         reference: &str,
     ) -> Option<Result<(StoredImage, Duration), RuntimeError>> {
         let started = self.clock.now();
-        let credentials = pod_credentials(pod, reference).await;
+        let credentials = pod_credentials(&*self.keyring, pod, reference).await;
         let begun = self
             .access
             .begin_pull(&*self.service, reference, &credentials)
@@ -230,7 +230,12 @@ impl AgentImages {
             }
         };
         let sandbox = pod.sandbox_config();
-        let pulled = self.pull_with_credentials(reference, &credentials.own, sandbox.as_ref());
+        let pulled = self.pull_with_credentials(
+            reference,
+            &credentials.own,
+            sandbox.as_ref(),
+            pod.has_account(),
+        );
         pulled.or(told).await
     }
 
@@ -269,11 +274,15 @@ fn link_wait_reason(
 
 /// The credentials that a pod brings for `reference`. A Secret that is missing or has no credential is told and left
 /// out (IMG-13).
-async fn pod_credentials(pod: &dyn StartingPod, reference: &str) -> PullCredentials {
+async fn pod_credentials(
+    keyring: &dyn NodeKeyring,
+    pod: &dyn StartingPod,
+    reference: &str,
+) -> PullCredentials {
     let repository = ImageReference::parse(reference)
         .map(|parsed| parsed.repository().to_owned())
         .unwrap_or_default();
-    let secrets = pod.pull_secrets().await;
+    let secrets = find_pod_credentials(keyring, pod, &repository).await;
     if !secrets.missing_secrets().is_empty() {
         let message = format!(
             "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",

@@ -2,7 +2,7 @@
 
 use core::fmt;
 use std::{
-    io,
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -22,6 +22,8 @@ use crate::{
     sys::file,
 };
 
+/// Most files in a directory of plugins' configurations: each names one plugin at least.
+const MAX_PROVIDER_FILES: usize = 32;
 /// Bytes read of a file of settings.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Docker's configuration of the node's root user, behind the one in the root directory.
@@ -76,7 +78,7 @@ pub(crate) fn read_pull_settings(
     for fault in faults {
         log::warn!("{fault}");
     }
-    let providers = read_credential_providers(images)?;
+    let providers = read_credential_providers(images.credential_providers.as_ref())?;
     let mut docker_configs: Vec<PathBuf> = vec![dirs.root.join("config.json")];
     docker_configs.extend(DOCKER_CONFIGS.iter().map(PathBuf::from));
     Ok(PullSettings {
@@ -94,18 +96,52 @@ pub(crate) fn read_pull_settings(
     })
 }
 
-/// Reads the configuration of credential plugins, if one is named.
+/// Reads the configuration of credential plugins, if one is named: a file or a directory, beside the directory of the plugins.
 pub(crate) fn read_credential_providers(
-    images: &ImageConfig,
+    configured: Option<&(PathBuf, PathBuf)>,
 ) -> Result<CredentialProviders, PullSettingsError> {
-    let Some((file, dir)) = &images.credential_providers else {
+    let Some((file, dir)) = configured else {
         return Ok(CredentialProviders::default());
     };
-    let read = read_settings_file(file)?.ok_or_else(|| {
-        let absent = io::Error::new(io::ErrorKind::NotFound, "not found");
-        PullSettingsError::Unread(file.clone(), absent)
-    })?;
-    CredentialProviders::parse(&read.value, dir.clone()).map_err(read.wrong_value_error())
+    let files = match file.is_dir() {
+        true => list_provider_files(file)?,
+        false => vec![file.clone()],
+    };
+    let mut providers = CredentialProviders::default();
+    for file in files {
+        let read = read_settings_file(&file)?.ok_or_else(|| unread_as(&file, "not found"))?;
+        CredentialProviders::parse(&read.value, dir.clone())
+            .and_then(|more| providers.add(more))
+            .map_err(read.wrong_value_error())?;
+    }
+    Ok(providers)
+}
+
+/// Files of a directory of plugins' configurations, sorted by name.
+fn list_provider_files(dir: &Path) -> Result<Vec<PathBuf>, PullSettingsError> {
+    let unread = |e| PullSettingsError::Unread(dir.to_owned(), e);
+    let mut files = Vec::new();
+    for entry in fs::read_dir(dir).map_err(unread)? {
+        let path = entry.map_err(unread)?.path();
+        let kind = path.extension().and_then(|kind| kind.to_str());
+        if matches!(kind, Some("json" | "yaml" | "yml")) && path.is_file() {
+            files.push(path);
+        }
+        if files.len() > MAX_PROVIDER_FILES {
+            let why = format!("has more than {MAX_PROVIDER_FILES} files");
+            return Err(unread_as(dir, &why));
+        }
+    }
+    if files.is_empty() {
+        return Err(unread_as(dir, "has no .json, .yaml or .yml file"));
+    }
+    files.sort_unstable();
+    Ok(files)
+}
+
+fn unread_as(path: &Path, why: &str) -> PullSettingsError {
+    let error = io::Error::new(io::ErrorKind::NotFound, why.to_owned());
+    PullSettingsError::Unread(path.to_owned(), error)
 }
 
 /// Reads `registries.yaml`, if it is there. Returns it, and what is wrong in it and keeps no agent from its start: a line
@@ -187,12 +223,50 @@ mod tests {
     use crate::{error::error_chain, testing::TestDir};
 
     #[test]
+    fn plugins_may_be_configured_by_a_directory() {
+        // ICV-05
+        let scratch = TestDir::new("settings");
+        let configured = (scratch.0.clone(), "/plugins".into());
+        let told = || match read_credential_providers(Some(&configured)) {
+            Ok(found) => format!("{found:?}"),
+            Err(e) => {
+                let dir = scratch.0.display().to_string();
+                format!("error: {}", error_chain(&e).replace(&dir, "DIR"))
+            }
+        };
+        let file = |name: &str, plugin: &str| {
+            let text = format!(
+                "apiVersion: kubelet.config.k8s.io/v1\nkind: CredentialProviderConfig\nproviders:\n\
+                 - name: {plugin}\n  matchImages: [a.example]\n  defaultCacheDuration: 1h\n  \
+                 apiVersion: credentialprovider.kubelet.k8s.io/v1\n"
+            );
+            fs::write(scratch.join(name), text).expect("scratch");
+        };
+        assert_eq!(told(), "error: DIR: has no .json, .yaml or .yml file");
+        file("b.yaml", "second");
+        file("a.yml", "first");
+        file("c.txt", "none");
+        let found = told();
+        let place = |name: &str| found.find(name);
+        assert!(
+            place("first") < place("second") && place("none").is_none(),
+            "{found}"
+        );
+        assert!(place("first").is_some());
+        file("c.json", "second");
+        assert_eq!(
+            told(),
+            "error: DIR/c.json:3: providers[0].name: \"second\" is in another file too"
+        );
+    }
+
+    #[test]
     fn what_is_wrong_in_registries_yaml_is_told_with_its_line() {
         // CONF-23
         let scratch = TestDir::new("settings");
         let path = scratch.join("registries.yaml");
         let told = |text: &str| {
-            std::fs::write(&path, text).expect("scratch");
+            fs::write(&path, text).expect("scratch");
             let told = match read_registries(&path) {
                 Ok((_, faults)) => faults.join("\n"),
                 Err(e) => format!("error: {}", error_chain(&e)),

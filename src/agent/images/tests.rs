@@ -12,7 +12,7 @@ use smol::future::{block_on, poll_once};
 
 use super::{
     AgentImages, ImageCommands, ImageDropInWatcher, ImageFuture, ImageGarbageCollector, ImageStock,
-    ImageTools, NodeKeyring, PodPullSecrets, PodVolumeImages, StartingPod,
+    ImageTools, NodeKeyring, PodPullSecrets, PodVolumeImages, PullKeyring, StartingPod,
     access::ImageAccess,
     credentials::{PullAttempt, PullCredentials},
 };
@@ -26,13 +26,16 @@ use crate::{
         tests::world::{Hands, TestClock},
     },
     api::{
-        MonoTime, Pod, Secret,
+        Container, MonoTime, Pod, PodError, Secret,
         cri::{AuthConfig, SandboxConfig},
     },
     config,
     image::{
         ImageReference,
-        pull::{FetchGate as _, PullSettings},
+        pull::{
+            CredentialProviders, FetchGate as _, NodeCredentialLookup, PluginAccount, PullSettings,
+            TokenAttributes,
+        },
         testing::{Stream, docker_archive},
     },
     logic::{
@@ -53,14 +56,14 @@ const PRIVATE: &str = "registry.test/app:1";
 
 /// A node that has nothing.
 impl NodeKeyring for () {
-    fn lookup_credentials<'a>(&'a self, _: &'a str) -> ImageFuture<'a, Vec<AuthConfig>> {
+    fn lookup_credentials<'a>(&'a self, _: &'a str, _: bool) -> ImageFuture<'a, Vec<AuthConfig>> {
         Box::pin(async { Vec::new() })
     }
 }
 
 /// A node with these.
 impl NodeKeyring for Vec<AuthConfig> {
-    fn lookup_credentials<'a>(&'a self, _: &'a str) -> ImageFuture<'a, Vec<AuthConfig>> {
+    fn lookup_credentials<'a>(&'a self, _: &'a str, _: bool) -> ImageFuture<'a, Vec<AuthConfig>> {
         Box::pin(async { self.clone() })
     }
 }
@@ -98,6 +101,144 @@ impl StartingPod for Plain {
     fn wait_cancelled(&self) -> ImageFuture<'_, ()> {
         Box::pin(core::future::pending())
     }
+}
+
+/// A pod with the service account of this UID, or without one.
+struct WithAccount(Plain, Option<&'static str>);
+
+impl StartingPod for WithAccount {
+    fn pod(&self) -> &Pod {
+        self.0.pod()
+    }
+
+    fn record_event(
+        &self,
+        container: Option<&str>,
+        severity: EventSeverity,
+        reason: &str,
+        message: &str,
+    ) {
+        self.0.record_event(container, severity, reason, message);
+    }
+
+    fn sandbox_config(&self) -> Option<SandboxConfig> {
+        None
+    }
+
+    fn pull_secrets(&self) -> ImageFuture<'_, PodPullSecrets> {
+        self.0.pull_secrets()
+    }
+
+    fn has_account(&self) -> bool {
+        self.1.is_some()
+    }
+
+    fn plugin_account<'a>(
+        &'a self,
+        _: &'a TokenAttributes,
+    ) -> ImageFuture<'a, Result<Option<PluginAccount>, PodError>> {
+        let account = self.1.map(|uid| PluginAccount {
+            namespace: "ns".into(),
+            name: "robot".into(),
+            uid: uid.into(),
+            ..PluginAccount::default()
+        });
+        Box::pin(core::future::ready(Ok(account)))
+    }
+
+    fn account_token<'a>(&'a self, audience: &'a str) -> ImageFuture<'a, Result<String, PodError>> {
+        Box::pin(core::future::ready(match self.1 {
+            Some("refused") => Err(PodError::Object(format!("no token for {audience}"))),
+            uid => Ok(uid.unwrap_or_default().into()),
+        }))
+    }
+
+    fn wait_cancelled(&self) -> ImageFuture<'_, ()> {
+        self.0.wait_cancelled()
+    }
+}
+
+#[test]
+fn a_service_account_opens_an_image_to_its_pods_alone() {
+    // ICV-07 ICV-08
+    let scratch = TestDir::new("images");
+    let plugin = scratch.join("plugin");
+    // The password is another one at each call, as that of a token is.
+    let answer = r#"{"apiVersion": "credentialprovider.kubelet.k8s.io/v1", "kind": "CredentialProviderResponse",
+        "cacheKeyType": "Image", "cacheDuration": "0", "auth": {"registry.test": {"username": "u", "password": "'$$'"}}}"#;
+    let text = format!("#!/bin/sh\necho '{}'\n", answer.replace('\n', ""));
+    let from = scratch.join("text");
+    fs::write(&from, text).expect("scratch");
+    let made = std::process::Command::new("install")
+        .arg("-m755")
+        .args([&from, &plugin])
+        .status();
+    assert!(made.expect("install").success());
+    let config = json!({
+        "apiVersion": "kubelet.config.k8s.io/v1",
+        "kind": "CredentialProviderConfig",
+        "providers": [{
+            "name": "plugin",
+            "matchImages": ["registry.test"],
+            "defaultCacheDuration": "1h",
+            "apiVersion": "credentialprovider.kubelet.k8s.io/v1",
+            "tokenAttributes": {
+                "serviceAccountTokenAudience": "registry.test",
+                "cacheType": "ServiceAccount",
+                "requireServiceAccount": true,
+            },
+        }],
+    });
+    let providers = CredentialProviders::parse(&config, scratch.0.clone()).expect("valid");
+    let keyring = PullKeyring(NodeCredentialLookup::new(PullSettings {
+        providers,
+        ..PullSettings::default()
+    }));
+    let fake = Rc::new(Fake::new());
+    fake.offer_private_image(PRIVATE, "u");
+    let images = images_of(&scratch, &fake, Rc::new(keyring), None);
+    let ensure = |account, policy: &str| {
+        // Each is a pod of its own: none waits because of another one's failed pull.
+        let mut own = plain();
+        own.0.metadata.uid = format!("{account:?} {policy}").as_str().into();
+        let pod = WithAccount(own, account);
+        let container = Container {
+            image: PRIVATE.into(),
+            image_pull_policy: policy.into(),
+            ..Container::default()
+        };
+        fake.take_calls();
+        let is_there = matches!(block_on(images.ensure_image(&pod, &container)), Ok(Some(_)));
+        let calls = fake.take_calls();
+        let pulls = calls.iter().filter(|(op, _)| *op == Op::PullImage).count();
+        let events = pod.0.1.borrow();
+        let told = events
+            .iter()
+            .find(|told| told.2 == "FailedToRetrieveImagePullCredentials");
+        (is_there, pulls, told.map(|told| told.3.clone()))
+    };
+    assert_eq!(ensure(None, "IfNotPresent"), (false, 1, None));
+    assert_eq!(ensure(Some("1"), "IfNotPresent"), (true, 1, None));
+    let record = || {
+        let files = fs::read_dir(scratch.join("image_manager/pulled")).expect("records");
+        let paths: Vec<_> = files.map(|file| file.expect("a file").path()).collect();
+        assert_eq!(paths.len(), 1);
+        fs::read_to_string(&paths[0]).expect("record")
+    };
+    let noted = record();
+    assert!(noted.contains("robot"), "{noted}");
+    // Whatever its credential is by now; the record stays as it is.
+    assert_eq!(ensure(Some("1"), "Never"), (true, 0, None));
+    assert_eq!(record(), noted);
+    // Another account asks the registry, and a pod without one is refused.
+    assert_eq!(ensure(Some("2"), "Never"), (false, 0, None));
+    assert_eq!(ensure(Some("2"), "IfNotPresent"), (true, 1, None));
+    assert_eq!(ensure(None, "Never"), (false, 0, None));
+    let told = "Credential plugin plugin gave no credentials for the service account: no token for registry.test";
+    assert_eq!(
+        ensure(Some("refused"), "Never"),
+        (false, 0, Some(told.into()))
+    );
 }
 
 /// A pod with a Secret for [`PRIVATE`] that is deleted as soon as anything takes its time.
@@ -249,7 +390,7 @@ fn what_the_operator_imports_is_everybodys() {
     };
     let id = import();
     let pod = plain();
-    let may_use = |reference: &str| block_on(images.access.may_use(&pod, reference, &id));
+    let may_use = |reference: &str| block_on(images.access.may_use(&(), &pod, reference, &id));
     // A pod with a Secret has the same bytes from a registry.
     let credentials = PullCredentials {
         own: Vec::new(),
@@ -389,20 +530,20 @@ fn the_policy_says_for_which_images_a_pod_needs_the_right() {
         block_on(access.note_pulled_image(PRIVATE, "open", &nobodys, None));
         let pod = plain();
         for (id, may) in ["there", "imported", "bound", "open"].into_iter().zip(may) {
-            let told = block_on(access.may_use(&pod, PRIVATE, id));
+            let told = block_on(access.may_use(&(), &pod, PRIVATE, id));
             assert_eq!(told, may, "{policy:?} {id}");
         }
         // The registry gave the imported one to everybody: it need not be asked again.
         block_on(access.note_pulled_image(PRIVATE, "imported", &nobodys, None));
         assert!(
-            block_on(access.may_use(&pod, PRIVATE, "imported")),
+            block_on(access.may_use(&(), &pod, PRIVATE, "imported")),
             "{policy:?}"
         );
         let broken = scratch.join("root/image_manager/pulled");
         for file in fs::read_dir(broken).expect("records").flatten() {
             fs::write(file.path(), b"{").expect("record");
         }
-        let told = block_on(access.may_use(&pod, PRIVATE, "open"));
+        let told = block_on(access.may_use(&(), &pod, PRIVATE, "open"));
         assert!(!told, "{policy:?}: a record that cannot be read");
     }
 }
@@ -745,7 +886,7 @@ fn credentials_are_tried_one_after_the_other() {
     ] {
         let images = images_of(&scratch, &fake, Rc::new(node), None);
         fake.take_calls();
-        let pulled = block_on(images.pull_with_credentials(PRIVATE, &own, None));
+        let pulled = block_on(images.pull_with_credentials(PRIVATE, &own, None, false));
         let pulled = pulled.map(|pulled| pulled.with);
         let with = with.map(|digest: Option<&str>| digest.map(str::to_owned));
         let with = with.map_err(|e: &str| RuntimeError::Denied(e.into()));
@@ -756,8 +897,12 @@ fn credentials_are_tried_one_after_the_other() {
     }
     // What no credential mends is not tried again.
     let absent = images(&scratch, &fake);
-    let absent =
-        block_on(absent.pull_with_credentials("registry.test/absent:1", &own(&["a", "b"]), None));
+    let absent = block_on(absent.pull_with_credentials(
+        "registry.test/absent:1",
+        &own(&["a", "b"]),
+        None,
+        false,
+    ));
     assert!(
         matches!(absent, Err(RuntimeError::NotFound(_))),
         "{absent:?}"
@@ -777,7 +922,7 @@ fn pulls_wait_for_their_turn() {
         trouble: Trouble::Hangs,
     });
     fake.offer_image(PRIVATE);
-    let pull = || Box::pin(images.pull_with_credentials(PRIVATE, &[], None));
+    let pull = || Box::pin(images.pull_with_credentials(PRIVATE, &[], None, false));
     let (mut first, mut second) = (pull(), pull());
     block_on(async {
         assert!(poll_once(&mut first).await.is_none());

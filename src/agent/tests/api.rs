@@ -706,6 +706,10 @@ impl KubeApi for FakeApi {
         self.about_objects(|stored| stored.read("secrets", namespace, name))
     }
 
+    fn read_service_account(&self, namespace: &str, name: &str) -> ApiResult<Value> {
+        self.about_objects(|stored| stored.read("serviceaccounts", namespace, name))
+    }
+
     fn read_persistent_volume_claim(&self, namespace: &str, name: &str) -> ApiResult<Value> {
         self.about_objects(|stored| stored.read("claims", namespace, name))
     }

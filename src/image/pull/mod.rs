@@ -51,7 +51,10 @@ pub use self::blobs::RESUME_TIME;
 pub use self::job::MAX_LAYERS_AT_ONCE;
 #[cfg(any(test, fuzzing))]
 pub(in crate::image) use self::node::fuzz;
-pub use self::node::{CredentialProvider, CredentialProviders};
+pub use self::node::{
+    AccountPlugin, CredentialProgramError, CredentialProvider, CredentialProviders, PluginAccount,
+    RegistryAuths, TokenAttributes,
+};
 pub use self::policy::{ImagePolicyError, NodeImagePolicy};
 
 /// Pulls that run at once if the configuration names no limit. Each pull has threads of its own.
@@ -147,11 +150,11 @@ pub struct Puller {
 
 struct PullerShared {
     store: ImageStore,
-    settings: PullSettings,
+    settings: Arc<PullSettings>,
     /// Directory whose `blobs/sha256` holds the arrived layers.
     layout: PathBuf,
     blobs: BlobDirectory,
-    node: NodeCredentials,
+    node: Arc<NodeCredentials>,
     throttle: Throttle,
     absent: AbsentServers,
     slots: FetchSlots,
@@ -190,7 +193,7 @@ impl Puller {
     pub fn new(store: ImageStore, settings: PullSettings) -> Self {
         let layout = store.root().join("pulls");
         let blobs = BlobDirectory::open(&layout, clock::wall_now());
-        let node = NodeCredentials::new(&settings);
+        let node = Arc::new(NodeCredentials::new(&settings));
         Self {
             inner: Arc::new(PullerShared {
                 throttle: Throttle::new(settings.bytes_per_second),
@@ -198,7 +201,7 @@ impl Puller {
                 queue: Mutex::new(PullQueue::default()),
                 absent: AbsentServers::default(),
                 store,
-                settings,
+                settings: Arc::new(settings),
                 layout,
                 blobs,
                 node,
@@ -206,13 +209,13 @@ impl Puller {
         }
     }
 
-    /// The node's own credentials for an image, in the order in which they are tried: docker's configuration, plugins,
-    /// the configuration of the registry. Blocks on programs.
+    /// The lookup of the node's own credentials, which pulls share.
     #[must_use]
-    pub fn node_credentials(&self, reference: &str) -> Vec<RegistryCredential> {
-        let found = node_credentials_for(&self.inner.settings, &self.inner.node, reference);
-        self.inner.node.hand_out(&found);
-        found
+    pub fn credential_lookup(&self) -> NodeCredentialLookup {
+        NodeCredentialLookup {
+            settings: Arc::clone(&self.inner.settings),
+            node: Arc::clone(&self.inner.node),
+        }
     }
 
     /// Pulls an image, or waits for a pull of it with the same credential. Without a credential it is pulled
@@ -331,24 +334,66 @@ impl Puller {
     }
 }
 
-/// The node's own credentials, for images that another program pulls.
+/// Credentials for pulls that the node itself has or can ask for.
+#[derive(Clone)]
 pub struct NodeCredentialLookup {
-    settings: PullSettings,
-    node: NodeCredentials,
+    settings: Arc<PullSettings>,
+    node: Arc<NodeCredentials>,
 }
 
 impl NodeCredentialLookup {
-    /// Makes a lookup with these settings.
+    /// Makes a lookup with these settings, for images that another program pulls.
     #[must_use]
     pub fn new(settings: PullSettings) -> Self {
-        let node = NodeCredentials::new(&settings);
+        let node = Arc::new(NodeCredentials::new(&settings));
+        let settings = Arc::new(settings);
         Self { settings, node }
     }
 
-    /// All credentials for an image, in the order in which they are tried. Blocks on programs.
+    /// The node's own credentials for an image, in the order in which they are tried: docker's configuration, plugins,
+    /// the configuration of the registry. `has_account`: the image is for a pod with a service account, for which
+    /// [`NodeCredentialLookup::account_plugins`] are asked. Blocks on programs.
     #[must_use]
-    pub fn lookup_credentials(&self, reference: &str) -> Vec<RegistryCredential> {
-        node_credentials_for(&self.settings, &self.node, reference)
+    pub fn lookup_credentials(
+        &self,
+        reference: &str,
+        has_account: bool,
+    ) -> Vec<RegistryCredential> {
+        let found = node_credentials_for(&self.settings, &self.node, reference, has_account);
+        self.node.hand_out(&found);
+        found
+    }
+
+    /// Plugins that want to know the service account of a pod with an image of `repository`.
+    #[must_use]
+    pub fn account_plugins(&self, repository: &str) -> Vec<AccountPlugin> {
+        self.node.account_plugins(repository)
+    }
+
+    /// The plugin's answer that is kept for pods of `account`, if there is one.
+    #[must_use]
+    pub fn kept_answer(
+        &self,
+        plugin: &AccountPlugin,
+        repository: &str,
+        account: &PluginAccount,
+    ) -> Option<RegistryAuths> {
+        self.node.kept_answer(plugin, repository, account)
+    }
+
+    /// Asks a plugin for credentials for a token of `account`. Blocks on the program.
+    ///
+    /// # Errors
+    /// The plugin did not run, or its answer is not valid.
+    pub fn ask_account_plugin(
+        &self,
+        plugin: &AccountPlugin,
+        repository: &str,
+        account: &PluginAccount,
+        token: &str,
+    ) -> Result<RegistryAuths, CredentialProgramError> {
+        self.node
+            .ask_account_plugin(plugin, repository, account, token)
     }
 }
 
@@ -356,6 +401,7 @@ fn node_credentials_for(
     settings: &PullSettings,
     node: &NodeCredentials,
     reference: &str,
+    has_account: bool,
 ) -> Vec<RegistryCredential> {
     let Ok(reference) = ImageReference::parse(reference) else {
         return Vec::new();
@@ -363,7 +409,13 @@ fn node_credentials_for(
     let endpoints = settings.registries.image_endpoints(&reference);
     let registry = endpoints.iter().find(|e| e.mirrored.is_none());
     let authority = registry.map_or("", |e| e.base.authority.as_str());
-    collect_credentials_at(settings, node, reference.repository(), authority)
+    collect_credentials_at(
+        settings,
+        node,
+        reference.repository(),
+        authority,
+        has_account,
+    )
 }
 
 fn collect_credentials_at(
@@ -371,8 +423,9 @@ fn collect_credentials_at(
     node: &NodeCredentials,
     image: &str,
     authority: &str,
+    has_account: bool,
 ) -> Vec<RegistryCredential> {
-    let mut all = node.find_credentials(image);
+    let mut all = node.find_credentials(image, has_account);
     let host = settings.registries.host_config(authority);
     let configured = host.and_then(|host| host.auth.clone());
     all.extend(configured.filter(|c| !c.is_empty() && !all.contains(c)));
@@ -380,9 +433,9 @@ fn collect_credentials_at(
 }
 
 impl PullerShared {
-    /// The node's own credentials for `image` (domain and path) at `authority`.
+    /// The node's own credentials for `image` (domain and path) at `authority`, for whatever pod.
     fn node_credentials_at(&self, image: &str, authority: &str) -> Vec<RegistryCredential> {
-        collect_credentials_at(&self.settings, &self.node, image, authority)
+        collect_credentials_at(&self.settings, &self.node, image, authority, true)
     }
 
     fn parallel_pulls(&self) -> usize {

@@ -10,14 +10,15 @@ use core::time::Duration;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use serde::Deserialize;
 use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
 
 use super::PullSettings;
-use crate::api::MonoTime;
 use crate::api::strict::{JsonTextError, WrongValue, from_json, typed_from_value};
+use crate::api::{MonoTime, encode_hex, names::is_qualified_name};
 use crate::image::registry::hosts::aliases;
 use crate::image::registry::keyring::{
     self, DockerConfig, Keyring, MAX_CONFIG_BYTES, RegistryCredential,
@@ -65,8 +66,117 @@ pub struct CredentialProvider {
     pub args: Vec<String>,
     /// Environment.
     pub env: Vec<ProviderVariable>,
-    /// Request for tokens of service accounts. Not supported.
-    pub token_attributes: Option<Value>,
+    /// Set if the plugin gives credentials for a token of the pod's service account (ICV-06).
+    pub token_attributes: Option<TokenAttributes>,
+}
+
+/// Token and annotations of a pod's service account that a plugin wants.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct TokenAttributes {
+    /// Audience of the token.
+    pub service_account_token_audience: String,
+    /// `ServiceAccount`: an answer is kept for other pods of the account. `Token`: it is for that token only.
+    pub cache_type: String,
+    /// Set if the plugin is not asked for pods without a service account.
+    pub require_service_account: Option<bool>,
+    /// Annotations that the account must have.
+    pub required_service_account_annotation_keys: Vec<String>,
+    /// Annotations that the plugin is told if the account has them.
+    pub optional_service_account_annotation_keys: Vec<String>,
+}
+
+impl TokenAttributes {
+    /// Finds the first field that is wrong, and why.
+    fn find_wrong_field(&self) -> Option<(&'static str, &'static str)> {
+        let required = &self.required_service_account_annotation_keys;
+        let optional = &self.optional_service_account_annotation_keys;
+        let lists = [
+            ("requiredServiceAccountAnnotationKeys", required),
+            ("optionalServiceAccountAnnotationKeys", optional),
+        ];
+        if self.service_account_token_audience.is_empty() {
+            return Some(("serviceAccountTokenAudience", "is required"));
+        }
+        if !matches!(&*self.cache_type, "ServiceAccount" | "Token") {
+            return Some(("cacheType", "must be \"ServiceAccount\" or \"Token\""));
+        }
+        match self.require_service_account {
+            None => return Some(("requireServiceAccount", "is required")),
+            Some(false) if !required.is_empty() => {
+                return Some((lists[0].0, "needs requireServiceAccount: true"));
+            }
+            Some(_) => {}
+        }
+        let mut known = BTreeSet::new();
+        for (field, keys) in lists {
+            for key in keys {
+                if !is_qualified_name(&key.to_ascii_lowercase()) {
+                    return Some((field, "has a key that is not a name of an annotation"));
+                }
+                if !known.insert(key) {
+                    return Some((field, "has a key that is there twice"));
+                }
+            }
+        }
+        None
+    }
+
+    /// Picks the annotations that the plugin is told. `None`: a required one is missing.
+    #[must_use]
+    pub fn pick_annotations(
+        &self,
+        annotations: &BTreeMap<String, String>,
+    ) -> Option<BTreeMap<String, String>> {
+        let value = |key: &String| Some((key.clone(), annotations.get(key)?.clone()));
+        let required = self.required_service_account_annotation_keys.iter();
+        let optional = self.optional_service_account_annotation_keys.iter();
+        let mut picked: BTreeMap<_, _> = required.map(value).collect::<Option<_>>()?;
+        picked.extend(optional.filter_map(value));
+        Some(picked)
+    }
+}
+
+/// A plugin that is asked for pods with a service account.
+#[derive(Clone, Debug)]
+pub struct AccountPlugin {
+    /// Name of the plugin, for messages.
+    pub name: String,
+    /// Wishes of the plugin.
+    pub attributes: TokenAttributes,
+    /// Place among all plugins.
+    place: usize,
+}
+
+/// Service account of a pod, as a plugin is told of it.
+#[derive(Clone, Debug, Default)]
+pub struct PluginAccount {
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// UID.
+    pub uid: String,
+    /// Annotations that the plugin wants.
+    pub annotations: BTreeMap<String, String>,
+}
+
+impl PluginAccount {
+    /// Digest by which answers are kept for the account: a SHA-256 of all fields, hex.
+    fn account_digest(&self) -> String {
+        let mut sum = Sha256::new();
+        let own = [&self.namespace, &self.name, &self.uid];
+        let annotations = self
+            .annotations
+            .iter()
+            .flat_map(|(key, value)| [key, value]);
+        for field in own.into_iter().chain(annotations) {
+            // Lengths keep one field from running into the next.
+            sum.update(field.len().to_le_bytes().as_slice());
+            sum.update(field.as_bytes());
+        }
+        encode_hex(&sum.finalize())
+    }
 }
 
 /// An environment variable.
@@ -80,6 +190,26 @@ pub struct ProviderVariable {
 }
 
 impl CredentialProviders {
+    /// Adds the plugins of another configuration for the same directory.
+    ///
+    /// # Errors
+    /// A plugin that is known already, or one too many, with its path.
+    pub fn add(&mut self, other: Self) -> Result<(), WrongValue> {
+        for (n, provider) in other.list.iter().enumerate() {
+            if self.list.iter().any(|known| known.name == provider.name) {
+                let why = format!("{:?} is in another file too", provider.name);
+                return Err(WrongValue::new(format!("providers[{n}].name"), why));
+            }
+        }
+        if self.list.len() + other.list.len() > MAX_PROVIDERS {
+            let why = format!("must be at most {MAX_PROVIDERS} in all files");
+            return Err(WrongValue::new("providers", why));
+        }
+        self.list.extend(other.list);
+        self.dir = other.dir;
+        Ok(())
+    }
+
     /// Reads a `CredentialProviderConfig`; `dir` holds the programs.
     ///
     /// # Errors
@@ -125,8 +255,15 @@ impl CredentialProviders {
             if parse_go_duration(&provider.default_cache_duration).is_none() {
                 return at("defaultCacheDuration", "must be a duration such as \"12h\"");
             }
-            if provider.token_attributes.is_some() {
-                return at("tokenAttributes", "is not supported by this agent");
+            let wrong = provider.token_attributes.as_ref();
+            if let Some((field, why)) = wrong.and_then(TokenAttributes::find_wrong_field) {
+                return at(&format!("tokenAttributes.{field}"), why);
+            }
+            if document.providers[..n]
+                .iter()
+                .any(|other| other.name == *name)
+            {
+                return at("name", "is there twice");
             }
         }
         Ok(Self {
@@ -138,7 +275,7 @@ impl CredentialProviders {
 
 /// Reason why a helper or plugin gave no credential. It never contains the program's output.
 #[derive(Debug, thiserror::Error)]
-enum CredentialProgramError {
+pub enum CredentialProgramError {
     /// Fault of the docker configuration: the name of the helper is no name of a file.
     #[error("its name is not valid")]
     Name,
@@ -162,8 +299,50 @@ enum CredentialProgramError {
     Field(&'static str, String),
 }
 
-/// Answers by plugin and cache key, each with the time until which it holds.
-type ProviderCache = BTreeMap<(String, String), (MonoTime, Vec<(String, RegistryCredential)>)>;
+/// Credentials of an answer, by registry.
+pub type RegistryAuths = BTreeMap<String, RegistryCredential>;
+
+/// Plugin, image or part of it, and the digest of the service account; empty where the answer is for every pod.
+type ProviderCacheKey = (String, String, String);
+
+/// Answers by what they are kept for, each with the time until which it holds.
+type ProviderCache = BTreeMap<ProviderCacheKey, (MonoTime, RegistryAuths)>;
+
+/// Calls of plugins that run: a second call with the same key waits for the answer of the first.
+#[derive(Default)]
+struct ProviderCalls {
+    running: Mutex<BTreeSet<ProviderCacheKey>>,
+    ended: Condvar,
+}
+
+/// A running call, until it is dropped.
+struct ProviderCall<'a> {
+    calls: &'a ProviderCalls,
+    key: ProviderCacheKey,
+}
+
+impl ProviderCalls {
+    /// Begins a call, once no other one with this key runs.
+    fn begin_call(&self, key: ProviderCacheKey) -> ProviderCall<'_> {
+        let mut running = lock(&self.running);
+        while !running.insert(key.clone()) {
+            let waited = self.ended.wait(running);
+            running = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+        ProviderCall { calls: self, key }
+    }
+}
+
+impl Drop for ProviderCall<'_> {
+    fn drop(&mut self) {
+        lock(&self.calls.running).remove(&self.key);
+        self.calls.ended.notify_all();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Credentials that the node itself has.
 pub(super) struct NodeCredentials {
@@ -172,6 +351,7 @@ pub(super) struct NodeCredentials {
     /// Environment of all programs. A program may get further variables from its configuration.
     environment: Vec<(&'static str, String)>,
     cache: Mutex<ProviderCache>,
+    calls: ProviderCalls,
     /// Digests of credentials that were handed out: the node's own, not a pod's.
     handed_out: Mutex<BTreeSet<String>>,
 }
@@ -182,7 +362,8 @@ impl NodeCredentials {
             docker_configs: settings.docker_configs.clone(),
             providers: settings.providers.clone(),
             environment: settings.proxies.to_environment(),
-            cache: Mutex::new(BTreeMap::new()),
+            cache: Mutex::default(),
+            calls: ProviderCalls::default(),
             handed_out: Mutex::default(),
         }
     }
@@ -190,10 +371,7 @@ impl NodeCredentials {
     /// Remembers that these credentials are the node's own, for a caller that uses them among others. If too many are
     /// remembered, all are forgotten, and then count as a pod's.
     pub(super) fn hand_out(&self, credentials: &[RegistryCredential]) {
-        let mut handed_out = self
-            .handed_out
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut handed_out = lock(&self.handed_out);
         if handed_out.len() + credentials.len() > MAX_HANDED_OUT {
             handed_out.clear();
         }
@@ -206,16 +384,18 @@ impl NodeCredentials {
 
     /// Returns true if the credential was handed out as the node's own.
     pub(super) fn is_node_credential(&self, credential: &RegistryCredential) -> bool {
-        let handed_out = self
-            .handed_out
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let handed_out = lock(&self.handed_out);
         handed_out.contains(&credential.credential_digest())
     }
 
     /// All credentials for `image` (domain and path), in the order in which they are tried. Blocks on programs.
-    /// A program that fails is logged and left out: a pull without credentials may work.
-    pub(super) fn find_credentials(&self, image: &str) -> Vec<RegistryCredential> {
+    /// A program that fails is logged and left out: a pull without credentials may work. With `has_account` the image
+    /// is for a pod with a service account: plugins that want one are asked for the pod, and not here.
+    pub(super) fn find_credentials(
+        &self,
+        image: &str,
+        has_account: bool,
+    ) -> Vec<RegistryCredential> {
         let mut ring = Keyring::default();
         if let Some(config) = self.read_docker_config() {
             let helpers = helpers_for_image(&config, image);
@@ -227,16 +407,15 @@ impl NodeCredentials {
                 }
             }
         }
-        for provider in &self.providers.list {
-            if provider
-                .match_images
-                .iter()
-                .any(|p| keyring::key_matches_image(p, image))
+        for provider in self.providers.list.iter().filter(|it| it.matches(image)) {
+            let attributes = provider.token_attributes.as_ref();
+            if attributes.is_some_and(|it| has_account || it.require_service_account == Some(true))
             {
-                match self.ask_provider(provider, image) {
-                    Ok(auths) => ring.add_place(auths),
-                    Err(why) => log::warn!("credential plugin {}: {why}", provider.name),
-                }
+                continue;
+            }
+            match self.ask_provider(provider, image, None) {
+                Ok(auths) => ring.add_place(auths),
+                Err(why) => log::warn!("credential plugin {}: {why}", provider.name),
             }
         }
         ring.lookup_credentials(image)
@@ -260,29 +439,78 @@ impl NodeCredentials {
         None
     }
 
+    /// Plugins that want to know the pod's service account for `image`.
+    pub(super) fn account_plugins(&self, image: &str) -> Vec<AccountPlugin> {
+        let all = self.providers.list.iter().enumerate();
+        let wanting = all.filter_map(|(place, provider)| {
+            let attributes = provider.token_attributes.clone()?;
+            provider.matches(image).then(|| AccountPlugin {
+                name: provider.name.clone(),
+                attributes,
+                place,
+            })
+        });
+        wanting.collect()
+    }
+
+    /// The answer that is kept for pods of `account`, if there is one.
+    pub(super) fn kept_answer(
+        &self,
+        plugin: &AccountPlugin,
+        image: &str,
+        account: &PluginAccount,
+    ) -> Option<RegistryAuths> {
+        self.cached_answer(&plugin.name, image, &account.account_digest())
+    }
+
+    /// Asks a plugin for credentials for a token of `account`. Blocks on the program.
+    pub(super) fn ask_account_plugin(
+        &self,
+        plugin: &AccountPlugin,
+        image: &str,
+        account: &PluginAccount,
+        token: &str,
+    ) -> Result<RegistryAuths, CredentialProgramError> {
+        let provider = &self.providers.list[plugin.place];
+        self.ask_provider(provider, image, Some((account, token)))
+    }
+
+    fn cached_answer(&self, plugin: &str, image: &str, account: &str) -> Option<RegistryAuths> {
+        let now = clock::mono_now();
+        let mut cache = lock(&self.cache);
+        cache.retain(|_, (until, _)| *until > now);
+        // The plugin may have chosen any of the three kinds of key.
+        let known = [image, registry_of(image), ""]
+            .into_iter()
+            .find_map(|key| cache.get(&(plugin.to_owned(), key.to_owned(), account.to_owned())));
+        known.map(|(_, auths)| auths.clone())
+    }
+
     fn ask_provider(
         &self,
         provider: &CredentialProvider,
         image: &str,
-    ) -> Result<Vec<(String, RegistryCredential)>, CredentialProgramError> {
-        let now = clock::mono_now();
-        let registry = image.split('/').next().unwrap_or(image);
-        {
-            let mut cache = self.lock();
-            cache.retain(|_, (until, _)| *until > now);
-            // The plugin may have chosen any of the three kinds of key.
-            for key in [image, registry, ""] {
-                if let Some((_, auths)) = cache.get(&(provider.name.clone(), key.to_owned())) {
-                    return Ok(auths.clone());
-                }
-            }
+        account: Option<(&PluginAccount, &str)>,
+    ) -> Result<RegistryAuths, CredentialProgramError> {
+        let attributes = provider.token_attributes.as_ref();
+        let is_for_token = attributes.is_some_and(|it| it.cache_type == "Token");
+        let digest = match account {
+            None => String::new(),
+            Some((_, token)) if is_for_token => encode_hex(&Sha256::digest(token)),
+            Some((account, _)) => account.account_digest(),
+        };
+        let call = (provider.name.clone(), image.to_owned(), digest.clone());
+        let _call = self.calls.begin_call(call);
+        if let Some(known) = self.cached_answer(&provider.name, image, &digest) {
+            return Ok(known);
         }
+        let now = clock::mono_now();
         let command = provider_command(provider, &self.providers.dir, &self.environment);
-        let answer =
-            parse_provider_answer(&run_credential_program(command, provider_request(image))?)?;
+        let request = provider_request(image, account);
+        let answer = parse_provider_answer(&run_credential_program(command, request)?)?;
         let key = match answer.cache_key_type.as_str() {
             "Image" => image,
-            "Registry" => registry,
+            "Registry" => registry_of(image),
             "Global" => "",
             other => return Err(CredentialProgramError::Field("cacheKeyType", other.into())),
         };
@@ -291,20 +519,29 @@ impl NodeCredentials {
                 .ok_or_else(|| CredentialProgramError::Field("cacheDuration", text.clone()))?,
             None => parse_go_duration(&provider.default_cache_duration).unwrap_or_default(),
         };
-        let auths: Vec<(String, RegistryCredential)> = answer.auth.into_iter().collect();
-        let mut cache = self.lock();
-        if !hold_time.is_zero() && cache.len() < MAX_CACHED {
+        let mut cache = lock(&self.cache);
+        // Each pull of a pod has a token of its own, so an answer for one token would never be found.
+        let is_kept = !hold_time.is_zero() && !(is_for_token && account.is_some());
+        if is_kept && cache.len() < MAX_CACHED {
             cache.insert(
-                (provider.name.clone(), key.to_owned()),
-                (now + hold_time, auths.clone()),
+                (provider.name.clone(), key.to_owned(), digest),
+                (now + hold_time, answer.auth.clone()),
             );
         }
-        Ok(auths)
+        Ok(answer.auth)
     }
+}
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, ProviderCache> {
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+impl CredentialProvider {
+    fn matches(&self, image: &str) -> bool {
+        let mut patterns = self.match_images.iter();
+        patterns.any(|pattern| keyring::key_matches_image(pattern, image))
     }
+}
+
+/// Registry of an image (domain and path).
+fn registry_of(image: &str) -> &str {
+    image.split('/').next().unwrap_or(image)
 }
 
 #[derive(Default, Deserialize)]
@@ -314,16 +551,20 @@ struct ProviderAnswer {
     api_version: String,
     cache_key_type: String,
     cache_duration: Option<String>,
-    auth: BTreeMap<String, RegistryCredential>,
+    auth: RegistryAuths,
 }
 
-fn provider_request(image: &str) -> String {
-    json!({
+fn provider_request(image: &str, account: Option<(&PluginAccount, &str)>) -> String {
+    let mut request = json!({
         "apiVersion": PROVIDER_API,
         "kind": "CredentialProviderRequest",
         "image": image,
-    })
-    .to_string()
+    });
+    if let Some((account, token)) = account {
+        request["serviceAccountToken"] = token.into();
+        request["serviceAccountAnnotations"] = json!(account.annotations);
+    }
+    request.to_string()
 }
 
 fn provider_command(
@@ -371,7 +612,7 @@ fn helpers_for_image(config: &DockerConfig, image: &str) -> Vec<(String, String)
         }
     }
     if found.is_empty() && !config.creds_store.is_empty() {
-        let registry = image.split('/').next().unwrap_or(image);
+        let registry = registry_of(image);
         let server = if aliases("index.docker.io").any(|name| name == registry) {
             "https://index.docker.io/v1/"
         } else {
@@ -519,7 +760,7 @@ mod tests {
     }
 
     fn users(node: &NodeCredentials, image: &str) -> Vec<String> {
-        node.find_credentials(image)
+        node.find_credentials(image, false)
             .iter()
             .map(|c| c.basic_auth().map_or_else(|| "?".into(), |(u, _)| u))
             .collect()
@@ -701,7 +942,7 @@ echo '{{"apiVersion": "{PROVIDER_API}", "kind": "CredentialProviderResponse", "c
             (
                 "tokenAttributes",
                 json!({}),
-                "providers[0].tokenAttributes: is not supported",
+                "providers[0].tokenAttributes.serviceAccountTokenAudience: is required",
             ),
             ("env", json!("x"), "providers[0].env"),
         ] {
@@ -710,6 +951,153 @@ echo '{{"apiVersion": "{PROVIDER_API}", "kind": "CredentialProviderResponse", "c
             assert!(error.contains(says), "{error}");
         }
         assert!(parse(&|d| d["kind"] = json!("x")).is_err());
+        // ICV-05
+        let error = parse(&|d| {
+            let again = d["providers"][0].clone();
+            d["providers"].as_array_mut().expect("a list").push(again);
+        });
+        let error = error.expect_err("twice").to_string();
+        assert!(error.contains("providers[1].name"), "{error}");
+    }
+
+    /// Attributes of a plugin that wants `keys` of the accounts that it requires.
+    fn attributes(cache: &str, required: &[&str], optional: &[&str]) -> Value {
+        json!({
+            "serviceAccountTokenAudience": "registry.example",
+            "cacheType": cache,
+            "requireServiceAccount": true,
+            "requiredServiceAccountAnnotationKeys": required,
+            "optionalServiceAccountAnnotationKeys": optional,
+        })
+    }
+
+    #[test]
+    fn what_is_wrong_in_token_attributes_is_named() {
+        // ICV-06
+        let parse = |change: &dyn Fn(&mut Value)| {
+            let mut document = document("p");
+            let mut own = attributes("Token", &["a.example/x"], &["y"]);
+            change(&mut own);
+            document["providers"][0]["tokenAttributes"] = own;
+            CredentialProviders::parse(&document, "/x".into()).map(drop)
+        };
+        assert_eq!(parse(&|_| {}), Ok(()));
+        for (field, value, says) in [
+            ("serviceAccountTokenAudience", json!(""), "is required"),
+            (
+                "cacheType",
+                json!("Pod"),
+                "must be \"ServiceAccount\" or \"Token\"",
+            ),
+            ("cacheType", json!(""), "must be"),
+            ("requireServiceAccount", Value::Null, "is required"),
+            (
+                "requiredServiceAccountAnnotationKeys",
+                json!(["a b"]),
+                "not a name of an annotation",
+            ),
+            (
+                "optionalServiceAccountAnnotationKeys",
+                json!(["y", "y"]),
+                "twice",
+            ),
+            (
+                "optionalServiceAccountAnnotationKeys",
+                json!(["a.example/x"]),
+                "twice",
+            ),
+        ] {
+            let error = parse(&|own| own[field] = value.clone());
+            let error = error.expect_err(field).to_string();
+            let place = format!("providers[0].tokenAttributes.{field}: ");
+            assert!(error.contains(&place) && error.contains(says), "{error}");
+        }
+        let error = parse(&|own| own["requireServiceAccount"] = json!(false));
+        let error = error.expect_err("keys").to_string();
+        assert!(
+            error.contains("needs requireServiceAccount: true"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn plugins_are_asked_with_the_service_account_that_they_want() {
+        // ICV-07 ICV-08
+        let scratch = TestDir::new("node");
+        let asked = scratch.join("asked");
+        script(
+            &scratch.join("plugin"),
+            &format!(
+                r#"read -r request; echo "$request" >> {}
+echo '{{"apiVersion": "{PROVIDER_API}", "kind": "CredentialProviderResponse", "cacheKeyType": "Registry",
+  "auth": {{"*.example": {{"username": "robot", "password": "p"}}}}}}'"#,
+                asked.display()
+            ),
+        );
+        let account = |uid: &str, team: &str| PluginAccount {
+            namespace: "ns".into(),
+            name: "robot".into(),
+            uid: uid.into(),
+            annotations: BTreeMap::from([("team".into(), team.into())]),
+        };
+        for (cache, is_kept) in [("ServiceAccount", true), ("Token", false)] {
+            let mut document = document("plugin");
+            document["providers"][0]["tokenAttributes"] = attributes(cache, &["team"], &[]);
+            let providers = CredentialProviders::parse(&document, scratch.0.clone());
+            let node = NodeCredentials::new(&PullSettings {
+                providers: providers.expect("config"),
+                ..PullSettings::default()
+            });
+            // Nobody asks it for a pod without an account.
+            assert_eq!(users(&node, "a.example/x"), Vec::<String>::new());
+            assert!(!asked.exists());
+            assert!(node.account_plugins("a.elsewhere/x").is_empty());
+            let [plugin] = &node.account_plugins("a.example/x")[..] else {
+                panic!("one plugin");
+            };
+            let ask = |image: &str, account: &PluginAccount, token: &str| {
+                let answer = node.ask_account_plugin(plugin, image, account, token);
+                assert_eq!(answer.expect("answer").len(), 1);
+            };
+            let (one, other) = (account("1", "red"), account("2", "red"));
+            ask("a.example/x", &one, "t1");
+            let request = fs::read_to_string(&asked).expect("request");
+            let request: Value = serde_json::from_str(&request).expect("json");
+            assert_eq!(request["serviceAccountToken"], "t1");
+            assert_eq!(request["serviceAccountAnnotations"], json!({"team": "red"}));
+            assert_eq!(request["image"], "a.example/x");
+            // An answer is for this account, as long as it is the same.
+            let kept = |image: &str, account| node.kept_answer(plugin, image, account).is_some();
+            assert_eq!(kept("a.example/y", &one), is_kept);
+            assert!(!kept("a.example/x", &other) && !kept("b.example/x", &one));
+            assert!(!kept("a.example/x", &account("1", "blue")));
+            ask("a.example/y", &one, "t2");
+            ask("a.example/y", &other, "t3");
+            let requests = fs::read_to_string(&asked).expect("requests");
+            let again = if is_kept { 2 } else { 3 };
+            assert_eq!(requests.lines().count(), again, "{cache}: {requests}");
+            fs::remove_file(&asked).expect("scratch");
+        }
+    }
+
+    #[test]
+    fn annotations_for_a_plugin() {
+        // ICV-06 ICV-07
+        let has = ["a", "b", "c"].map(|key| (key.to_owned(), format!("{key}!")));
+        let has = BTreeMap::from(has);
+        let picks = |required: &[&str], optional: &[&str]| {
+            let own: TokenAttributes =
+                serde_json::from_value(attributes("Token", required, optional)).expect("valid");
+            let picked = own.pick_annotations(&has)?;
+            Some(picked.into_keys().collect::<Vec<_>>().join(" "))
+        };
+        for (required, optional, want) in [
+            (&[][..], &[][..], Some("")),
+            (&["a"], &["c", "d"], Some("a c")),
+            (&["a", "d"], &["b"], None),
+        ] {
+            assert_eq!(picks(required, optional).as_deref(), want, "{required:?}");
+        }
     }
 
     #[test]

@@ -1122,7 +1122,8 @@ fn kinds_of_credentials() {
     let auths = json!({"auths": { &host: {"username": "user", "password": "secret"} }});
     fs::create_dir_all(path.parent().expect("parent")).expect("scratch");
     fs::write(&path, auths.to_string()).expect("config");
-    let [own] = &bench.puller.node_credentials(&image(&server))[..] else {
+    let lookup = bench.puller.credential_lookup();
+    let [own] = &lookup.lookup_credentials(&image(&server), false)[..] else {
         panic!("there is one");
     };
     let pulled = smol::block_on(bench.puller.pull_image(&image(&server), Some(own.clone())));

@@ -15,10 +15,11 @@ use crate::{
     api::cri::{AuthConfig, FsInfo, PodRuntimeStatus, StoredImage},
     image::{
         DropInPoller, ImageError, ImageProgress, ImageRecord, ImageStore, ImageVerifier,
-        ImportOptions, PullError, Puller, pull::PullSettings,
+        ImportOptions, PullError, Puller,
+        pull::{NodeCredentialLookup, PullSettings},
     },
     runtime::{RuntimeCall, RuntimeError},
-    sys::lane::{Lane, OnLane, run_on_fresh_thread},
+    sys::lane::{Lane, OnLane},
 };
 
 /// Time limit for the disk to tell how full it is: the Node object shows that, and must not wait for a disk that hangs.
@@ -159,17 +160,10 @@ impl StoreImages {
             .await
     }
 
-    /// Asks for the node's own credentials for an image, in the order in which they are tried; none if that cannot be
-    /// asked.
-    pub async fn node_credentials(&self, reference: &str) -> Vec<AuthConfig> {
-        let (puller, reference) = (self.puller.clone(), reference.to_owned());
-        // Plugins may take their time.
-        let asked = run_on_fresh_thread("credentials", move || puller.node_credentials(&reference));
-        let found = asked.await.unwrap_or_else(|e| {
-            log::warn!("credentials of the node: {e}");
-            Vec::new()
-        });
-        found.into_iter().map(Into::into).collect()
+    /// The lookup of the node's own credentials.
+    #[must_use]
+    pub fn credential_lookup(&self) -> NodeCredentialLookup {
+        self.puller.credential_lookup()
     }
 
     /// Begins to check all images: one layer a step.

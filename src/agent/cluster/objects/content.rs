@@ -1,8 +1,8 @@
 //! Content that a read of the apiserver gives, or the reason why it gives none.
 
-use alloc::sync::Arc;
+use alloc::{collections::BTreeMap, sync::Arc};
 
-use serde::{Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::super::answers;
@@ -66,6 +66,19 @@ impl From<ObjectReadError> for PodError {
     }
 }
 
+/// Facts of a service account that credential plugins are told.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(in crate::agent) struct ServiceAccountFacts {
+    /// UID.
+    pub(in crate::agent) uid: String,
+    /// Annotations, without the copy of the object that kubectl writes.
+    pub(in crate::agent) annotations: BTreeMap<String, String>,
+}
+
+/// Annotation in which kubectl keeps a copy of the object.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+
 /// Content of an object that was read.
 #[derive(Debug)]
 pub(super) enum ObjectContent {
@@ -75,6 +88,7 @@ pub(super) enum ObjectContent {
     Claim(Box<BoundVolume>),
     /// Handler of a RuntimeClass.
     RuntimeClass(String),
+    ServiceAccount(ServiceAccountFacts),
 }
 
 impl ObjectContent {
@@ -83,7 +97,10 @@ impl ObjectContent {
             Self::ConfigMap(map) => matches!(map.immutable, Some(true)),
             Self::Secret(secret) => matches!(secret.immutable, Some(true)),
             // A class of that name may be made anew with another handler.
-            Self::Services(_) | Self::Claim(_) | Self::RuntimeClass(_) => false,
+            Self::Services(_)
+            | Self::Claim(_)
+            | Self::RuntimeClass(_)
+            | Self::ServiceAccount(_) => false,
         }
     }
 
@@ -97,6 +114,7 @@ impl ObjectContent {
             Self::Services(services) => encode_json(services),
             Self::Claim(bound) => encode_json(bound),
             Self::RuntimeClass(handler) => encode_json(handler),
+            Self::ServiceAccount(facts) => encode_json(facts),
         }
     }
 
@@ -107,6 +125,7 @@ impl ObjectContent {
             PodObjectKind::Services => Self::Services(strict::from_json(bytes)?),
             PodObjectKind::Claim => Self::Claim(Box::new(strict::from_json(bytes)?)),
             PodObjectKind::RuntimeClass => Self::RuntimeClass(strict::from_json(bytes)?),
+            PodObjectKind::ServiceAccount => Self::ServiceAccount(strict::from_json(bytes)?),
         })
     }
 }
@@ -154,11 +173,25 @@ pub(super) fn named_object_request(key: &PodObjectKey) -> ObjectRequest {
             let class: RuntimeClass = decode_object(&api.read_runtime_class(&name)?)?;
             Ok(ObjectContent::RuntimeClass(class.handler))
         }
+        PodObjectKind::ServiceAccount => {
+            let account: NamedObject =
+                decode_object(&api.read_service_account(&namespace, &name)?)?;
+            let mut facts = account.metadata;
+            facts.annotations.remove(LAST_APPLIED);
+            Ok(ObjectContent::ServiceAccount(facts))
+        }
         PodObjectKind::Claim => {
             let why = "a claim is asked for by its pod";
             Err(ObjectReadError::Other(PodError::Node(why.into())))
         }
     })
+}
+
+/// An object of which only identity and annotations are read.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct NamedObject {
+    metadata: ServiceAccountFacts,
 }
 
 /// Reads an object of the apiserver, without telling what is in it.

@@ -85,7 +85,10 @@ impl LoadedObjects {
             }
             (PodObjectKind::Services, Err(why)) => self.services_error = Some(why),
             (PodObjectKind::Services, Ok(_))
-            | (PodObjectKind::Claim | PodObjectKind::RuntimeClass, _) => {}
+            | (
+                PodObjectKind::Claim | PodObjectKind::RuntimeClass | PodObjectKind::ServiceAccount,
+                _,
+            ) => {}
         }
     }
 }

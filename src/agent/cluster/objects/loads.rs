@@ -3,14 +3,17 @@
 use alloc::collections::BTreeSet;
 
 use super::{
-    content::{ObjectContent, named_object_request},
+    content::{ObjectContent, ServiceAccountFacts, named_object_request},
     loaded::LoadedObjects,
     store::{ObjectStore, RequestingPod},
 };
 use crate::{
     agent::executor::CallCancel,
     api::{Container, Pod, PodError},
-    logic::pod_refs::{self, PodObjectKey, PodObjectKind},
+    logic::{
+        pod_refs::{self, PodObjectKey, PodObjectKind},
+        token::service_account_of,
+    },
 };
 
 impl ObjectStore {
@@ -79,6 +82,28 @@ impl ObjectStore {
             _ => Err(PodError::Object(format!(
                 "RuntimeClass {class:?} not found"
             ))),
+        }
+    }
+
+    /// The pod's service account, for credential plugins (ICV-07).
+    ///
+    /// - Errors: it cannot be read, or there is none.
+    pub(in crate::agent) async fn service_account(
+        &self,
+        pod: &Pod,
+        cancel: &CallCancel,
+    ) -> Result<ServiceAccountFacts, PodError> {
+        let (namespace, name) = (&pod.metadata.namespace, service_account_of(pod));
+        let key = PodObjectKey::new(PodObjectKind::ServiceAccount, namespace, name);
+        self.register_references(pod, BTreeSet::from([key.clone()]))?;
+        let user = RequestingPod {
+            uid: &pod.metadata.uid,
+            cancel,
+        };
+        let found = self.obtain_object(user, &key, named_object_request(&key));
+        match found.await? {
+            Some(ObjectContent::ServiceAccount(facts)) => Ok(facts),
+            _ => Err(PodError::Object(format!("{key} not found"))),
         }
     }
 

@@ -147,6 +147,23 @@ impl ObjectStore {
         }
     }
 
+    /// A new token for a credential plugin (ICV-07). The agent keeps none: it is asked for at each pull.
+    ///
+    /// - Errors: the apiserver gives none, for this audience for example.
+    pub(in crate::agent) async fn token_for_plugin(
+        &self,
+        pod: &Pod,
+        cancel: &CallCancel,
+        audience: &str,
+    ) -> Result<String, PodError> {
+        let token = TokenRef {
+            audience: audience.to_owned(),
+            expiration_s: None,
+        };
+        let issued = self.request_token(pod, cancel, &token).await?;
+        Ok(issued.token)
+    }
+
     async fn keep_first_token(&self, uid: &PodUid, token: &TokenRef, issued: &IssuedToken) {
         let (files, text) = (self.files.clone(), issued.token.clone());
         let (uid, token) = (uid.clone(), token.clone());
