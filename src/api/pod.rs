@@ -390,12 +390,25 @@ object!(ProjectedSource {
     #[serde(rename = "downwardAPI")]
     downward_api: Option<DownwardApiVolume>,
     service_account_token: Option<ServiceAccountTokenProjection>,
+    cluster_trust_bundle: Option<ClusterTrustBundleProjection>,
     /// Field of the source, if it is not modelled. From the raw object.
     #[serde(skip)]
     unmodelled: String,
 });
 object!(ProjectedObject { name: String, items: Vec<KeyToPath>, optional: Option<bool> });
 object!(ServiceAccountTokenProjection { audience: String, expiration_seconds: Option<i64>, path: String });
+object!(ClusterTrustBundleProjection {
+    name: String,
+    signer_name: String,
+    label_selector: Option<LabelSelector>,
+    optional: Option<bool>,
+    path: String,
+});
+object!(LabelSelector {
+    match_labels: BTreeMap<String, String>,
+    match_expressions: Vec<LabelSelectorRequirement>,
+});
+object!(LabelSelectorRequirement { key: String, operator: String, values: Vec<String> });
 
 /// A port number or a port name.
 #[derive(Clone, Debug, PartialEq, Eq)]

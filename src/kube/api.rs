@@ -17,6 +17,8 @@ use crate::api::{ObjectMeta, PodUid};
 pub const MAX_NODE_PODS: usize = 5000;
 /// Most Services in one list.
 pub const MAX_SERVICES: usize = 20_000;
+/// Most ClusterTrustBundles in one list.
+pub const MAX_BUNDLES: usize = 500;
 /// Items asked for in one page.
 pub const PAGE_ITEMS: usize = 500;
 
@@ -123,6 +125,18 @@ pub trait KubeApi: Send + Sync {
     fn read_service_account(&self, namespace: &str, name: &str) -> ApiResult<Value>;
     /// Reads a RuntimeClass.
     fn read_runtime_class(&self, name: &str) -> ApiResult<Value>;
+    /// Lists the resources of a version of an API group (`APIResourceList`). Status 404: there is no such version.
+    fn list_api_resources(&self, group: &str, version: &str) -> ApiResult<Value>;
+    /// Reads a ClusterTrustBundle of a version of its API.
+    fn read_trust_bundle(&self, version: &str, name: &str) -> ApiResult<Value>;
+    /// Lists the ClusterTrustBundles of a signer that labels choose.
+    fn list_trust_bundles(
+        &self,
+        version: &str,
+        signer: &str,
+        labels: &str,
+        each: &mut dyn FnMut(Value),
+    ) -> ApiResult<CompleteList>;
     /// Lists all Services of a namespace, for environment variables.
     fn list_services(
         &self,

@@ -263,7 +263,7 @@ fn write_bits(writer: DERWriter<'_>, bytes: &[u8]) {
     writer.write_bitvec_bytes(bytes, bytes.len() * 8);
 }
 
-pub(super) fn encode_pem(kind: &str, der: &[u8]) -> String {
+pub(crate) fn encode_pem(kind: &str, der: &[u8]) -> String {
     let text = STANDARD.encode(der);
     let mut out = format!("-----BEGIN {kind}-----\n");
     let mut rest = text.as_str();

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use ureq::http::Method;
 
 use super::api::{
-    ApiResult, CompleteList, KubeApi, MAX_NODE_PODS, MAX_SERVICES, PAGE_ITEMS, PatchFormat,
+    ApiResult, CompleteList, KubeApi, MAX_BUNDLES, MAX_NODE_PODS, MAX_SERVICES, PAGE_ITEMS,
+    PatchFormat,
 };
 use super::cancel::WatchCancel;
 use super::client::{
@@ -185,6 +186,13 @@ fn collection_path(kind: &str, namespace: &str) -> ApiResult<String> {
     Ok(format!(
         "/api/v1/namespaces/{}/{kind}",
         encode_segment(namespace)?
+    ))
+}
+
+fn trust_bundles_path(version: &str) -> ApiResult<String> {
+    let version = encode_segment(version)?;
+    Ok(format!(
+        "/apis/certificates.k8s.io/{version}/clustertrustbundles"
     ))
 }
 
@@ -392,6 +400,44 @@ impl KubeApi for HttpApi {
             "/apis/node.k8s.io/v1/runtimeclasses/{}",
             encode_segment(name)?
         ))
+    }
+
+    fn list_api_resources(&self, group: &str, version: &str) -> ApiResult<Value> {
+        self.get_object(&format!(
+            "/apis/{}/{}",
+            encode_segment(group)?,
+            encode_segment(version)?
+        ))
+    }
+
+    fn read_trust_bundle(&self, version: &str, name: &str) -> ApiResult<Value> {
+        self.get_compressed(&format!(
+            "{}/{}",
+            trust_bundles_path(version)?,
+            encode_segment(name)?
+        ))
+    }
+
+    fn list_trust_bundles(
+        &self,
+        version: &str,
+        signer: &str,
+        labels: &str,
+        each: &mut dyn FnMut(Value),
+    ) -> ApiResult<CompleteList> {
+        let mut path = format!(
+            "{}?fieldSelector={}",
+            trust_bundles_path(version)?,
+            encode_query(&format!("spec.signerName={signer}"))
+        );
+        if !labels.is_empty() {
+            path.push_str("&labelSelector=");
+            path.push_str(&encode_query(labels));
+        }
+        self.list_pages(&path, JSON, MAX_BUNDLES, &mut |item| {
+            each(item);
+            Ok(())
+        })
     }
 
     fn list_services(

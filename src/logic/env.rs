@@ -6,6 +6,7 @@ use crate::api::pod::{CONFIG_SOURCE, Container, EnvVarSource, FileKeyRef, KeyRef
 use crate::api::{ConfigMap, Pod, PodError, Secret};
 use crate::downward::{Allocatable, PodPlacement, UnsetLimit, env_field, resource_field};
 use crate::expansion::{MAX_WORDS_BYTES, expand_references};
+use crate::pod_refs::PodObjectKey;
 use crate::service_env::{EnvService, service_variables};
 
 /// Longest value that a file gives to a variable, bytes. Source: KEP-3721.
@@ -25,6 +26,16 @@ pub trait ReferencedObjects {
         audience: &str,
         expiration: Option<i64>,
     ) -> Result<Vec<u8>, PodError>;
+    /// Certificates to trust, PEM, for `clusterTrustBundle` in a projected volume.
+    fn trust_bundle(&self, _: &PodObjectKey) -> Result<Option<&str>, PodError> {
+        Err(static_mode_error())
+    }
+}
+
+/// The error of a trust bundle on a node that has no apiserver (CTB-03).
+#[must_use]
+pub fn static_mode_error() -> PodError {
+    PodError::Node("ClusterTrustBundle projection is not supported in static kubelet mode".into())
 }
 
 /// Input for the environment of one container.

@@ -57,6 +57,7 @@ pub mod security;
 pub mod service_env;
 pub mod spec_hash;
 pub mod token;
+pub mod trust_bundle;
 pub mod user;
 
 // Pods, containers, statuses and the node.
@@ -65,6 +66,7 @@ pub mod actions;
 pub mod admission;
 pub mod authority;
 pub mod backoff;
+pub mod certificate_versions;
 pub mod certificates;
 pub mod check;
 pub mod clock_history;

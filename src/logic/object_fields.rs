@@ -46,11 +46,14 @@ DownwardAPIVolumeFile path fieldRef:ObjectFieldSelector resourceFieldRef:Resourc
 ConfigMapVolumeSource name items:KeyToPath defaultMode optional defaultUser!
 ProjectedVolumeSource sources:VolumeProjection defaultMode defaultUser!
 VolumeProjection secret:SecretProjection downwardAPI:DownwardAPIProjection configMap:ConfigMapProjection \
-serviceAccountToken:ServiceAccountTokenProjection clusterTrustBundle= podCertificate=
+serviceAccountToken:ServiceAccountTokenProjection clusterTrustBundle:ClusterTrustBundleProjection podCertificate=
 SecretProjection name items:KeyToPath optional
 DownwardAPIProjection items:DownwardAPIVolumeFile
 ConfigMapProjection name items:KeyToPath optional
 ServiceAccountTokenProjection audience expirationSeconds path user!
+ClusterTrustBundleProjection name signerName labelSelector:LabelSelector optional path user!
+LabelSelector matchLabels matchExpressions:LabelSelectorRequirement
+LabelSelectorRequirement key operator values
 EphemeralVolumeSource volumeClaimTemplate~
 ImageVolumeSource reference pullPolicy
 Container name image command args workingDir ports:ContainerPort envFrom:EnvFromSource env:EnvVar \

@@ -216,9 +216,10 @@ impl ObjectTable {
                     }
                     // The apiserver's own address, which all pods are told of.
                     PodObjectKind::Services if !key.name.is_empty() => now - read < ttl,
-                    PodObjectKind::ConfigMap | PodObjectKind::Secret | PodObjectKind::Services => {
-                        read >= since && now - read < ttl
-                    }
+                    PodObjectKind::ConfigMap
+                    | PodObjectKind::Secret
+                    | PodObjectKind::Services
+                    | PodObjectKind::TrustBundle => read >= since && now - read < ttl,
                 }
         });
         if known {

@@ -1,11 +1,12 @@
-//! References of a pod to objects of the apiserver: ConfigMaps, Secrets, services, tokens, claims. A node may read
-//! exactly these (AUTHZ-04 to AUTHZ-06), object by object.
+//! References of a pod to objects of the apiserver: ConfigMaps, Secrets, services, tokens, claims, trust bundles. A node
+//! may read exactly these (AUTHZ-04 to AUTHZ-06), object by object.
 //!
 //! References are told apart by the time when they are needed: volumes at each sync, environments when a container
 //! starts, credentials when an image is pulled. A volume that no container mounts is not read.
 
 use alloc::{boxed::Box, collections::BTreeSet, string::String};
 
+use super::trust_bundle::bundle_key;
 use crate::api::pod::{Container, Volume};
 use crate::api::{Pod, PodError, PodUid};
 
@@ -31,6 +32,9 @@ pub enum PodObjectKind {
     RuntimeClass,
     /// UID and annotations of a service account, for credential plugins.
     ServiceAccount,
+    /// Certificates to trust, of one ClusterTrustBundle or of a selection of them. In no namespace. The name is that of a
+    /// [`bundle_key`].
+    TrustBundle,
 }
 
 impl PodObjectKind {
@@ -44,6 +48,7 @@ impl PodObjectKind {
             Self::Claim => "persistentvolumeclaim",
             Self::RuntimeClass => "runtimeclass",
             Self::ServiceAccount => "serviceaccount",
+            Self::TrustBundle => "clustertrustbundle",
         }
     }
 }
@@ -53,7 +58,7 @@ impl PodObjectKind {
 pub struct PodObjectKey {
     /// Kind.
     pub kind: PodObjectKind,
-    /// Namespace; empty for a [`PodObjectKind::RuntimeClass`].
+    /// Namespace; empty for a [`PodObjectKind::RuntimeClass`] and a [`PodObjectKind::TrustBundle`].
     pub namespace: Box<str>,
     /// Name.
     pub name: Box<str>,
@@ -139,6 +144,11 @@ pub fn refs_of_volumes(pod: &Pod) -> Result<BTreeSet<PodObjectKey>, PodError> {
             }
             if let Some(source) = &source.secret {
                 refs.add_reference(PodObjectKind::Secret, &source.name)?;
+            }
+            if let Some(source) = &source.cluster_trust_bundle
+                && let Some(key) = bundle_key(source)?
+            {
+                refs.add_key(key)?;
             }
         }
     }
@@ -241,8 +251,11 @@ impl<'a> ReferenceCollector<'a> {
                 kind.as_str()
             )));
         }
-        self.found
-            .insert(PodObjectKey::new(kind, self.namespace, name));
+        self.add_key(PodObjectKey::new(kind, self.namespace, name))
+    }
+
+    fn add_key(&mut self, key: PodObjectKey) -> Result<(), PodError> {
+        self.found.insert(key);
         if self.found.len() > MAX_POD_OBJECTS {
             return Err(PodError::Spec(format!(
                 "the pod refers to more than {MAX_POD_OBJECTS} objects"

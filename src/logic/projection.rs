@@ -3,10 +3,13 @@
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
 
 use crate::api::order::{GatherExt, OrderExt};
-use crate::api::pod::{DownwardApiVolume, KeyToPath, ProjectedSource, Volume};
+use crate::api::pod::{
+    ClusterTrustBundleProjection, DownwardApiVolume, KeyToPath, ProjectedSource, Volume,
+};
 use crate::api::{Pod, PodError, ProjectedFile};
 use crate::downward::{Allocatable, UnsetLimit, metadata_field, resource_field};
 use crate::env::{ReferencedObjects, object_not_found};
+use crate::trust_bundle::bundle_key;
 
 /// Longest path component, bytes.
 const MAX_COMPONENT: usize = 255;
@@ -19,6 +22,9 @@ pub const MAX_POD_BYTES: usize = 32 * 1024 * 1024;
 const FILE_BYTES: usize = 1024;
 /// Mode of a token file that a user or group of the pod is to read.
 const TOKEN_MODE: u32 = 0o600;
+/// Error of a selection without result.
+const NO_BUNDLE: &str =
+    "combination of signerName and labelSelector matched zero ClusterTrustBundles";
 
 /// Files of a volume sorted by path, or all reasons why they are not known.
 pub type ProjectionResult = Result<Vec<ProjectedFile>, PodError>;
@@ -119,15 +125,9 @@ impl ProjectionBuilder<'_> {
             let token = self
                 .objects
                 .service_account_token(&v.audience, v.expiration_seconds)?;
-            let security = self.pod.spec.security_context.as_ref();
-            let fs_group = security.and_then(|security| security.fs_group);
-            let owner = common_user(self.pod);
-            let mode = if owner.is_some() || fs_group.is_some() {
-                TOKEN_MODE
-            } else {
-                self.default_mode
-            };
-            self.add_file(&v.path, &token, mode, owner)
+            self.add_file_of_user(&v.path, &token)
+        } else if let Some(v) = &source.cluster_trust_bundle {
+            self.add_trust_bundle(v)
         } else {
             let kind = match source.unmodelled.as_str() {
                 "" => "unknown",
@@ -220,6 +220,35 @@ impl ProjectionBuilder<'_> {
         Ok(())
     }
 
+    fn add_trust_bundle(&mut self, source: &ClusterTrustBundleProjection) -> Result<(), PodError> {
+        let found = match bundle_key(source)? {
+            Some(key) => self.objects.trust_bundle(&key)?,
+            None => None,
+        };
+        let text = match found {
+            Some(text) => text,
+            None if source.optional == Some(true) => "",
+            None if source.name.is_empty() => {
+                return Err(PodError::Object(NO_BUNDLE.into()));
+            }
+            None => return Err(object_not_found("clustertrustbundle", &source.name)),
+        };
+        self.add_file_of_user(&source.path, text.as_bytes())
+    }
+
+    /// Adds a file that only the user and the group of the pod may read, if it names one (TOK-06).
+    fn add_file_of_user(&mut self, path: &str, data: &[u8]) -> Result<(), PodError> {
+        let security = self.pod.spec.security_context.as_ref();
+        let fs_group = security.and_then(|security| security.fs_group);
+        let owner = common_user(self.pod);
+        let mode = if owner.is_some() || fs_group.is_some() {
+            TOKEN_MODE
+        } else {
+            self.default_mode
+        };
+        self.add_file(path, data, mode, owner)
+    }
+
     fn effective_mode(&self, item: Option<i32>) -> Result<u32, PodError> {
         item.map_or(Ok(self.default_mode), check_file_mode)
     }
@@ -310,6 +339,8 @@ fn common_user(pod: &Pod) -> Option<u32> {
 mod tests {
     use super::*;
     use crate::api::{ConfigMap, Secret};
+    use crate::pod_refs::PodObjectKey;
+    use crate::testing::NoObjects;
 
     struct Fixed(ConfigMap, Secret);
     impl ReferencedObjects for Fixed {
@@ -332,6 +363,9 @@ mod tests {
             _: Option<i64>,
         ) -> Result<Vec<u8>, PodError> {
             Ok(audience.as_bytes().to_vec())
+        }
+        fn trust_bundle(&self, key: &PodObjectKey) -> Result<Option<&str>, PodError> {
+            Ok(matches!(&*key.name, "ca" | "e.com/s?").then_some("anchors"))
         }
     }
 
@@ -515,6 +549,53 @@ mod tests {
         ] {
             assert_eq!(show_pod(volume, spec), want, "{name}");
         }
+    }
+
+    #[test]
+    fn trust_bundles() {
+        // CTB-01
+        let none =
+            "error: combination of signerName and labelSelector matched zero ClusterTrustBundles";
+        for (source, want) in [
+            (
+                r#""name":"ca","path":"p/ca.crt""#,
+                "p/ca.crt=\"anchors\":644",
+            ),
+            (
+                r#""signerName":"e.com/s","labelSelector":{},"path":"p""#,
+                "p=\"anchors\":644",
+            ),
+            (r#""signerName":"e.com/s","path":"p""#, none),
+            (
+                r#""signerName":"e.com/s","path":"p","optional":true"#,
+                "p=\"\":644",
+            ),
+            (
+                r#""signerName":"e.com/s","labelSelector":{"matchLabels":{"a":"b"}},"path":"p""#,
+                none,
+            ),
+            (
+                r#""name":"no","path":"p""#,
+                "error: clustertrustbundle \"no\" not found",
+            ),
+            (r#""name":"no","path":"p","optional":true"#, "p=\"\":644"),
+        ] {
+            let volume = format!(
+                r#""projected":{{"defaultMode":420,"sources":[{{"clusterTrustBundle":{{{source}}}}}]}}"#
+            );
+            assert_eq!(show_pod(&volume, ""), want, "{source}");
+        }
+        let volume = r#""projected":{"defaultMode":420,"sources":[{"clusterTrustBundle":{"name":"ca","path":"p"}}]}"#;
+        let user = r#","securityContext":{"runAsUser":7}"#;
+        assert_eq!(show_pod(volume, user), "p=\"anchors\":600@7");
+        // CTB-03
+        let pod = format!(r#"{{"spec":{{"volumes":[{{"name":"v",{volume}}}]}}}}"#);
+        let pod: Pod = serde_json::from_str(&pod).expect("pod");
+        let files = project_pod_files(&pod, &NoObjects, Allocatable::default());
+        assert_eq!(
+            format!("{}", files["v"].as_ref().expect_err("no apiserver")),
+            "ClusterTrustBundle projection is not supported in static kubelet mode"
+        );
     }
 
     #[test]

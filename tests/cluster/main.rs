@@ -57,5 +57,6 @@ mod server;
 mod services;
 mod stream_memory;
 mod streams;
+mod trust;
 mod tunnel;
 mod wire;

@@ -15,7 +15,13 @@ use crate::{
     },
     api::{ConfigMap, Container, Pod, PodError, Secret},
     error::error_chain,
-    logic::{bound_volume::BoundVolume, cgroup, env, generate::NodeContext, pod_refs, projection},
+    logic::{
+        bound_volume::BoundVolume,
+        cgroup, env,
+        generate::NodeContext,
+        pod_refs::{self, PodObjectKey},
+        projection,
+    },
     sys::{lane::Lane, open},
     volume::{EmptyDirMedium, MountedVolume, PodVolumes, VolumeSetUp, VolumeSource, Volumes},
 };
@@ -289,6 +295,13 @@ impl env::ReferencedObjects for PodObjects<'_> {
     fn volume_file(&self, volume: &str, path: &str) -> Result<String, PodError> {
         let known = self.files.get(&(volume, path));
         known.cloned().unwrap_or_else(|| Err(not_mounted(volume)))
+    }
+
+    fn trust_bundle(&self, key: &PodObjectKey) -> Result<Option<&str>, PodError> {
+        match self.loaded {
+            Some(loaded) => loaded.trust_bundle(key),
+            None => Err(env::static_mode_error()),
+        }
     }
 
     fn service_account_token(

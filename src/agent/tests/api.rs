@@ -22,6 +22,7 @@ use crate::{
     },
     logic::{
         api_poll::PodListKind,
+        label_selector::LabelSelector,
         testing::Random,
         testing::server::{Key, Refusal, Server, uid_of},
     },
@@ -720,6 +721,31 @@ impl KubeApi for FakeApi {
 
     fn read_runtime_class(&self, name: &str) -> ApiResult<Value> {
         self.about_objects(|stored| stored.read("runtimeclasses", "", name))
+    }
+
+    fn list_api_resources(&self, group: &str, version: &str) -> ApiResult<Value> {
+        self.about_objects(|stored| stored.read("apis", group, version))
+    }
+
+    fn read_trust_bundle(&self, version: &str, name: &str) -> ApiResult<Value> {
+        self.about_objects(|stored| stored.read("bundles", version, name))
+    }
+
+    fn list_trust_bundles(
+        &self,
+        version: &str,
+        _: &str,
+        labels: &str,
+        each: &mut dyn FnMut(Value),
+    ) -> ApiResult<CompleteList> {
+        let all = self.about_objects(|stored| stored.list("bundles", version))?;
+        let selector = LabelSelector::parse(labels);
+        let chosen = |bundle: &Value| match &selector {
+            Some(selector) => selector.matches(bundle),
+            None => labels.is_empty(),
+        };
+        all.into_iter().filter(chosen).for_each(each);
+        Ok(CompleteList::default())
     }
 
     fn list_services(

@@ -32,6 +32,7 @@ mod shutdown;
 mod suite;
 mod sync;
 mod trouble;
+mod trust;
 mod volumes;
 pub(super) mod wire;
 pub(crate) mod world;

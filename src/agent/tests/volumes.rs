@@ -40,10 +40,6 @@ fn volumes_that_this_node_does_not_have_are_named() {
         ("csi", json!({"csi": {"driver": "d"}})),
         ("iscsi", json!({"iscsi": {}})),
         (
-            "clusterTrustBundle",
-            projected(json!({"clusterTrustBundle": {"path": "p"}})),
-        ),
-        (
             "podCertificate",
             projected(json!({"podCertificate": {"keyType": "k"}})),
         ),

@@ -50,8 +50,13 @@ pub(crate) const VOLUME_SOURCES: [&str; 9] = [
     "secret",
 ];
 /// Sources a projected volume may have in this version.
-pub(crate) const PROJECTED_SOURCES: [&str; 4] =
-    ["configMap", "downwardAPI", "secret", "serviceAccountToken"];
+pub(crate) const PROJECTED_SOURCES: [&str; 5] = [
+    "clusterTrustBundle",
+    "configMap",
+    "downwardAPI",
+    "secret",
+    "serviceAccountToken",
+];
 
 /// Checks a defaulted pod. Returns all errors, at most [`MAX_ERRORS`]; empty if the pod may run.
 #[must_use]
@@ -143,11 +148,24 @@ pub fn find_static_references(pod: &Pod) -> Vec<WrongValue> {
             );
         }
         for (m, source) in volume.projected.iter().flat_map(|p| &p.sources).enumerate() {
-            if source.service_account_token.is_some() {
-                errors.forbidden(
-                    &format!("spec.volumes[{n}].projected.sources[{m}].serviceAccountToken"),
-                    "static pods may not reference serviceaccounts",
-                );
+            for (name, is_set, kind) in [
+                (
+                    "serviceAccountToken",
+                    source.service_account_token.is_some(),
+                    "serviceaccounts",
+                ),
+                (
+                    "clusterTrustBundle",
+                    source.cluster_trust_bundle.is_some(),
+                    "clustertrustbundles",
+                ),
+            ] {
+                if is_set {
+                    errors.forbidden(
+                        &format!("spec.volumes[{n}].projected.sources[{m}].{name}"),
+                        &format!("static pods may not reference {kind}"),
+                    );
+                }
             }
         }
     }

@@ -153,8 +153,8 @@ fn wrong_pods() {
             "spec.volumes[0].iscsi: Forbidden: unknown or unsupported volume source",
         ),
         (
-            json!({"volumes": [{"name": "v", "projected": {"sources": [{"clusterTrustBundle": {}}]}}]}),
-            "spec.volumes[0].projected.sources[0].clusterTrustBundle: Forbidden: unknown or unsupported",
+            json!({"volumes": [{"name": "v", "projected": {"sources": [{"someday": {}}]}}]}),
+            "spec.volumes[0].projected.sources[0].someday: Forbidden: unknown or unsupported",
         ),
         (
             json!({"volumes": [{"name": "v", "hostPath": {}}]}),
@@ -757,6 +757,10 @@ fn static_pods_refer_to_no_api_objects() {
         (
             json!({"volumes": [{"name": "v", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}]}),
             "spec.volumes[0].projected.sources[0].serviceAccountToken: Forbidden: static pods may not reference serviceaccounts",
+        ),
+        (
+            json!({"volumes": [{"name": "v", "projected": {"sources": [{"clusterTrustBundle": {"name": "t"}}]}}]}),
+            "spec.volumes[0].projected.sources[0].clusterTrustBundle: Forbidden: static pods may not reference clustertrustbundles",
         ),
     ] {
         let shown = spec.to_string();

@@ -146,7 +146,8 @@ fn validate_projected_volume(source: &ProjectedVolume, path: &str, errors: &mut 
         let set = usize::from(source.secret.is_some())
             + usize::from(source.config_map.is_some())
             + usize::from(source.downward_api.is_some())
-            + usize::from(source.service_account_token.is_some());
+            + usize::from(source.service_account_token.is_some())
+            + usize::from(source.cluster_trust_bundle.is_some());
         if set > 1 {
             errors.forbidden(&path, "may not specify more than 1 volume type");
         }

@@ -252,6 +252,14 @@ pub(crate) static KINDS: &[Kind] = &[
         ..BASE
     },
     Kind {
+        group: "certificates.k8s.io",
+        plural: "clustertrustbundles",
+        kind: "ClusterTrustBundle",
+        namespaced: false,
+        fields: &["spec.signerName"],
+        ..BASE
+    },
+    Kind {
         group: "authentication.k8s.io",
         plural: "tokenreviews",
         kind: "TokenReview",

@@ -89,6 +89,8 @@ pub(super) enum ObjectContent {
     /// Handler of a RuntimeClass.
     RuntimeClass(String),
     ServiceAccount(ServiceAccountFacts),
+    /// Certificates to trust, PEM.
+    TrustBundle(String),
 }
 
 impl ObjectContent {
@@ -100,7 +102,8 @@ impl ObjectContent {
             Self::Services(_)
             | Self::Claim(_)
             | Self::RuntimeClass(_)
-            | Self::ServiceAccount(_) => false,
+            | Self::ServiceAccount(_)
+            | Self::TrustBundle(_) => false,
         }
     }
 
@@ -113,7 +116,7 @@ impl ObjectContent {
             Self::Secret(secret) => encode_json(secret),
             Self::Services(services) => encode_json(services),
             Self::Claim(bound) => encode_json(bound),
-            Self::RuntimeClass(handler) => encode_json(handler),
+            Self::RuntimeClass(text) | Self::TrustBundle(text) => encode_json(text),
             Self::ServiceAccount(facts) => encode_json(facts),
         }
     }
@@ -126,6 +129,7 @@ impl ObjectContent {
             PodObjectKind::Claim => Self::Claim(Box::new(strict::from_json(bytes)?)),
             PodObjectKind::RuntimeClass => Self::RuntimeClass(strict::from_json(bytes)?),
             PodObjectKind::ServiceAccount => Self::ServiceAccount(strict::from_json(bytes)?),
+            PodObjectKind::TrustBundle => Self::TrustBundle(strict::from_json(bytes)?),
         })
     }
 }
@@ -180,8 +184,8 @@ pub(super) fn named_object_request(key: &PodObjectKey) -> ObjectRequest {
             facts.annotations.remove(LAST_APPLIED);
             Ok(ObjectContent::ServiceAccount(facts))
         }
-        PodObjectKind::Claim => {
-            let why = "a claim is asked for by its pod";
+        PodObjectKind::Claim | PodObjectKind::TrustBundle => {
+            let why = "the request for it needs more than its name";
             Err(ObjectReadError::Other(PodError::Node(why.into())))
         }
     })

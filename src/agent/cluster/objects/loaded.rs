@@ -16,6 +16,7 @@ use crate::{
 pub(in crate::agent) struct LoadedObjects {
     config_maps: BTreeMap<Box<str>, Result<Option<ConfigMap>, PodError>>,
     secrets: BTreeMap<Box<str>, Result<Option<Secret>, PodError>>,
+    trust_bundles: BTreeMap<Box<str>, Result<Option<String>, PodError>>,
     pub(super) tokens: BTreeMap<TokenRef, Result<Vec<u8>, PodError>>,
     services: Vec<EnvService>,
     services_error: Option<PodError>,
@@ -28,6 +29,14 @@ impl LoadedObjects {
 
     pub(in crate::agent) fn secret(&self, name: &str) -> Result<Option<&Secret>, PodError> {
         find_object(&self.secrets, "secret", name)
+    }
+
+    pub(in crate::agent) fn trust_bundle(
+        &self,
+        key: &PodObjectKey,
+    ) -> Result<Option<&str>, PodError> {
+        let text = find_object(&self.trust_bundles, key.kind.as_str(), &key.name)?;
+        Ok(text.map(String::as_str))
     }
 
     pub(in crate::agent) fn service_account_token(
@@ -78,6 +87,13 @@ impl LoadedObjects {
                     _ => None,
                 });
                 self.secrets.insert(name, secret);
+            }
+            (PodObjectKind::TrustBundle, content) => {
+                let text = content.map(|c| match c {
+                    Some(ObjectContent::TrustBundle(text)) => Some(text),
+                    _ => None,
+                });
+                self.trust_bundles.insert(name, text);
             }
             (PodObjectKind::Services, Ok(Some(ObjectContent::Services(services)))) => {
                 self.services

@@ -129,9 +129,13 @@ impl ObjectStore {
             cancel,
         };
         for key in keys {
-            let content = self
-                .obtain_object(user, &key, named_object_request(&key))
-                .await;
+            let ask = match key.kind {
+                PodObjectKind::TrustBundle => {
+                    self.certificates.bundle_request(&key.name, self.now())
+                }
+                _ => named_object_request(&key),
+            };
+            let content = self.obtain_object(user, &key, ask).await;
             loaded.put_object(&key, content);
         }
         loaded

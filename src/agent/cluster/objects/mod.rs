@@ -1,4 +1,4 @@
-//! ConfigMaps, Secrets, services, claims and tokens that pods refer to: read when they are needed and old, kept on disk, in
+//! ConfigMaps, Secrets, services, claims, tokens and trust bundles that pods refer to: read when they are needed and old, kept on disk, in
 //! memory only while somebody uses them.
 //!
 //! | file | what it is |
@@ -6,12 +6,14 @@
 //! | `store` | [`ObjectStore`], who owns what is known of them |
 //! | `content`, `files`, `loaded` | what a read gives; its copy on disk; what one step uses |
 //! | `loads`, `claims`, `tokens`, `token_times` | what steps of a pod ask for |
+//! | `certificate_api` | versions of the API of certificates, and trust bundles |
 //! | `upkeep` | what is done beside the pods |
 //!
 //! What is due is decided by [`ObjectTable`](crate::logic::object_table::ObjectTable). A read that fails leaves what was
 //! there: only "not found" is an answer (OBJ-04). While the apiserver is silent, what is on disk is used, also by an agent
 //! that has started without it (OFF-02).
 
+mod certificate_api;
 mod claims;
 mod content;
 mod files;

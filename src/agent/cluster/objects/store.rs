@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use smol::future::FutureExt as _;
 
 use super::{
+    certificate_api::CertificateApi,
     content::{ObjectContent, ObjectReadError, ObjectRequest},
     files::{ObjectCopy, ObjectFiles},
     token_times::TokenTimes,
@@ -69,7 +70,7 @@ pub(super) struct RequestingPod<'a> {
 }
 
 /// Objects that this agent's pods of the API refer to: ConfigMaps, Secrets, services, claims with their volumes,
-/// tokens. Steps of a pod's sync ask for them, the end of a pod forgets them, the Node tells how long they count.
+/// tokens, trust bundles. Steps of a pod's sync ask for them, the end of a pod forgets them, the Node tells how long they count.
 /// Bounded by [`ObjectTable`]; their content is on disk.
 pub(in crate::agent) struct ObjectStore {
     pub(super) tools: ObjectTools,
@@ -82,6 +83,8 @@ pub(in crate::agent) struct ObjectStore {
     silences: Arc<AtomicU32>,
     pub(super) files: ObjectFiles,
     pub(super) tokens: TokenTimes,
+    /// Versions of the API of certificates.
+    pub(super) certificates: CertificateApi,
     /// Rings when a read has ended.
     ended: WakerSet,
     /// Written, and not yet on disk for good.
@@ -111,6 +114,7 @@ impl ObjectStore {
             silences: Arc::default(),
             files: ObjectFiles::new(&dirs.root, secrets),
             tokens: TokenTimes::default(),
+            certificates: CertificateApi::default(),
             ended: WakerSet::default(),
             unsynced: RefCell::default(),
             written: WakerSet::default(),

@@ -201,7 +201,9 @@ fn node_rules(group: &str, plural: &str, sub: &str, verb: &str) -> bool {
         ("authentication.k8s.io", "tokenreviews", "")
         | ("authorization.k8s.io", "subjectaccessreviews", "")
         | ("", "pods", "eviction") => verb == "create",
-        ("", "services", "") | ("node.k8s.io", "runtimeclasses", "") => read,
+        ("", "services", "")
+        | ("node.k8s.io", "runtimeclasses", "")
+        | ("certificates.k8s.io", "clustertrustbundles", "") => read,
         // Before 1.32 reads of these two were not narrowed.
         ("", "nodes", "") => read || ["create", "update", "patch"].contains(&verb),
         ("", "pods", "") => read || ["create", "delete"].contains(&verb),

@@ -62,6 +62,11 @@ pub(super) const SCHEMAS: &[(&str, &str, &str)] = &[
         "spec{request:y! signerName! expirationSeconds:I usages[] username uid groups[] extra:*}! \
          status{conditions[type! status! reason message lastUpdateTime:t lastTransitionTime:t] certificate:y}!",
     ),
+    (
+        "certificates.k8s.io",
+        "clustertrustbundles",
+        "spec{signerName trustBundle!}!",
+    ),
     ("", "configmaps", "data:m binaryData:z immutable:B"),
     ("", "secrets", "data:z stringData:m type immutable:B"),
     (
