@@ -4,6 +4,17 @@ use serde::Deserialize;
 
 use super::ObjectMeta;
 
+/// Types of keys that this node makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyType {
+    /// ECDSA with curve P-256.
+    EcdsaP256,
+    /// ECDSA with curve P-384.
+    EcdsaP384,
+    /// Ed25519
+    Ed25519,
+}
+
 /// A request and what became of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]

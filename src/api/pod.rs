@@ -391,6 +391,7 @@ object!(ProjectedSource {
     downward_api: Option<DownwardApiVolume>,
     service_account_token: Option<ServiceAccountTokenProjection>,
     cluster_trust_bundle: Option<ClusterTrustBundleProjection>,
+    pod_certificate: Option<PodCertificateProjection>,
     /// Field of the source, if it is not modelled. From the raw object.
     #[serde(skip)]
     unmodelled: String,
@@ -403,6 +404,15 @@ object!(ClusterTrustBundleProjection {
     label_selector: Option<LabelSelector>,
     optional: Option<bool>,
     path: String,
+});
+object!(PodCertificateProjection {
+    signer_name: String,
+    key_type: String,
+    max_expiration_seconds: Option<i64>,
+    credential_bundle_path: String,
+    key_path: String,
+    certificate_chain_path: String,
+    user_annotations: BTreeMap<String, String>,
 });
 object!(LabelSelector {
     match_labels: BTreeMap<String, String>,

@@ -151,6 +151,21 @@ pub trait KubeApi: Send + Sync {
     /// Reads a request for a certificate.
     fn read_csr(&self, name: &str) -> ApiResult<Value>;
 
+    /// Creates a request for a certificate of a pod, in a version of its API. Returns it.
+    fn create_pod_certificate_request(
+        &self,
+        version: &str,
+        namespace: &str,
+        body: &[u8],
+    ) -> ApiResult<Value>;
+    /// Reads a request for a certificate of a pod. A 403 may pass, as with [`KubeApi::read_config_map`].
+    fn read_pod_certificate_request(
+        &self,
+        version: &str,
+        namespace: &str,
+        name: &str,
+    ) -> ApiResult<Value>;
+
     /// Asks whose a token is (`TokenReview`). Returns the review.
     fn review_token(&self, body: &[u8]) -> ApiResult<Value>;
     /// Asks whether somebody may do something (`SubjectAccessReview`). Returns the review.

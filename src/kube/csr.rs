@@ -1,21 +1,35 @@
 //! A key of our own, and the request to certify it.
 //!
-//! Source: RFC 2986 (PKCS#10), RFC 5480, RFC 5958.
+//! Source: RFC 2986 (PKCS#10), RFC 5480, RFC 5958, RFC 8410 (Ed25519).
 
 use core::net::IpAddr;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use ring::rand::{SecureRandom as _, SystemRandom};
-use ring::signature::{ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, KeyPair as _};
+use ring::signature::{
+    ECDSA_P256_SHA256_ASN1_SIGNING, ECDSA_P384_SHA384_ASN1_SIGNING, EcdsaKeyPair, Ed25519KeyPair,
+    KeyPair as _,
+};
 use yasna::models::ObjectIdentifier;
 use yasna::tags::{TAG_GENERALIZEDTIME, TAG_INTEGER, TAG_UTCTIME};
 use yasna::{DERWriter, Tag};
+
+use crate::api::certificates::KeyType;
 
 const COMMON_NAME: &[u64] = &[2, 5, 4, 3];
 const ORGANIZATION: &[u64] = &[2, 5, 4, 10];
 const EC_PUBLIC_KEY: &[u64] = &[1, 2, 840, 10045, 2, 1];
 const P256: &[u64] = &[1, 2, 840, 10045, 3, 1, 7];
+const P384: &[u64] = &[1, 3, 132, 0, 34];
 const ECDSA_WITH_SHA256: &[u64] = &[1, 2, 840, 10045, 4, 3, 2];
+const ECDSA_WITH_SHA384: &[u64] = &[1, 2, 840, 10045, 4, 3, 3];
+const ED25519: &[u64] = &[1, 3, 101, 112];
+/// PKCS#8 of an Ed25519 key, before its seed. Without the public key, which version 2 adds and many readers refuse.
+const ED25519_KEY: [u8; 16] = [
+    0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20,
+];
+/// Bytes of the seed of an Ed25519 key.
+const SEED_BYTES: usize = 32;
 const EXTENSION_REQUEST: &[u64] = &[1, 2, 840, 113_549, 1, 9, 14];
 const ALTERNATIVE_NAMES: &[u64] = &[2, 5, 29, 17];
 const KEY_USAGE: &[u64] = &[2, 5, 29, 15];
@@ -68,11 +82,37 @@ pub struct NewCertificateRequest {
 pub fn make_key_and_request(
     subject: &CertificateSubject,
 ) -> Result<NewCertificateRequest, KeyError> {
-    let (key, request) =
-        sign_with_new_key(|key| yasna::construct_der(|w| write_request_info(w, subject, key)))?;
+    let key = NewKey::generate(KeyType::EcdsaP256)?;
     Ok(NewCertificateRequest {
-        key: encode_pem("PRIVATE KEY", &key),
-        request: encode_pem("CERTIFICATE REQUEST", &request),
+        key: encode_pem("PRIVATE KEY", &key.document),
+        request: encode_pem("CERTIFICATE REQUEST", &sign_request(&key, subject)?),
+    })
+}
+
+/// A fresh key of a pod, and what proves that the asker has it.
+pub struct PodKey {
+    /// PKCS#8, PEM.
+    pub key: String,
+    /// PKCS#10 without any name, DER.
+    pub request: Vec<u8>,
+    /// `SubjectPublicKeyInfo`, DER.
+    pub public_key: Vec<u8>,
+    /// Signature of the text; `None`: a key of this type cannot sign as servers before 1.36 check it, with SHA-256.
+    pub signature: Option<Vec<u8>>,
+}
+
+/// Makes a key, a request without names, and a signature of `text`. Errors: the system gives no random numbers.
+pub fn make_pod_key(kind: KeyType, text: &[u8]) -> Result<PodKey, KeyError> {
+    let key = NewKey::generate(kind)?;
+    let signature = match kind {
+        KeyType::EcdsaP384 => None,
+        KeyType::EcdsaP256 | KeyType::Ed25519 => Some(key.sign(text)?),
+    };
+    Ok(PodKey {
+        key: encode_pem("PRIVATE KEY", &key.document),
+        request: sign_request(&key, &CertificateSubject::default())?,
+        public_key: yasna::construct_der(|writer| write_key_info(writer, &key)),
+        signature,
     })
 }
 
@@ -87,12 +127,12 @@ pub fn make_self_signed(subject: &CertificateSubject) -> Result<(String, String)
     random.fill(&mut serial).map_err(no_random)?;
     // A number that is not negative and not zero.
     serial[0] = serial[0] & 0x7f | 0x40;
-    let (key, certificate) = sign_with_new_key(|key| {
-        yasna::construct_der(|writer| write_certificate_body(writer, subject, key, &serial))
-    })?;
+    let key = NewKey::generate(KeyType::EcdsaP256)?;
+    let body =
+        yasna::construct_der(|writer| write_certificate_body(writer, subject, &key, &serial));
     Ok((
-        encode_pem("CERTIFICATE", &certificate),
-        encode_pem("PRIVATE KEY", &key),
+        encode_pem("CERTIFICATE", &sign_body(&key, &body)?),
+        encode_pem("PRIVATE KEY", &key.document),
     ))
 }
 
@@ -100,33 +140,92 @@ fn no_random(_: ring::error::Unspecified) -> KeyError {
     KeyError::NoRandom
 }
 
-/// Makes a fresh key, PKCS#8, and has it sign the text that `body` makes of its public half.
-fn sign_with_new_key(body: impl FnOnce(&[u8]) -> Vec<u8>) -> Result<(Vec<u8>, Vec<u8>), KeyError> {
-    let random = SystemRandom::new();
-    let algorithm = &ECDSA_P256_SHA256_ASN1_SIGNING;
-    let key = EcdsaKeyPair::generate_pkcs8(algorithm, &random).map_err(no_random)?;
-    let pair =
-        EcdsaKeyPair::from_pkcs8(algorithm, key.as_ref(), &random).map_err(KeyError::Unusable)?;
-    let body = body(pair.public_key().as_ref());
-    let signature = pair.sign(&random, &body).map_err(no_random)?;
-    let signed = yasna::construct_der(|writer| {
-        writer.write_sequence(|writer| {
-            writer.next().write_der(&body);
-            write_signature_algorithm(writer.next());
-            write_bits(writer.next(), signature.as_ref());
-        });
-    });
-    Ok((key.as_ref().to_vec(), signed))
+/// A key that was just made.
+struct NewKey {
+    kind: KeyType,
+    pair: KeyPair,
+    /// PKCS#8
+    document: Vec<u8>,
 }
 
-fn write_signature_algorithm(writer: DERWriter<'_>) {
-    writer.write_sequence(|writer| write_oid(writer.next(), ECDSA_WITH_SHA256));
+enum KeyPair {
+    Ecdsa(EcdsaKeyPair),
+    Ed25519(Ed25519KeyPair),
+}
+
+impl NewKey {
+    fn generate(kind: KeyType) -> Result<Self, KeyError> {
+        let random = SystemRandom::new();
+        let algorithm = match kind {
+            KeyType::EcdsaP256 => &ECDSA_P256_SHA256_ASN1_SIGNING,
+            KeyType::EcdsaP384 => &ECDSA_P384_SHA384_ASN1_SIGNING,
+            KeyType::Ed25519 => {
+                let mut seed = [0; SEED_BYTES];
+                random.fill(&mut seed).map_err(no_random)?;
+                let pair =
+                    Ed25519KeyPair::from_seed_unchecked(&seed).map_err(KeyError::Unusable)?;
+                return Ok(Self {
+                    kind,
+                    pair: KeyPair::Ed25519(pair),
+                    document: [&ED25519_KEY[..], &seed].concat(),
+                });
+            }
+        };
+        let document = EcdsaKeyPair::generate_pkcs8(algorithm, &random).map_err(no_random)?;
+        let pair = EcdsaKeyPair::from_pkcs8(algorithm, document.as_ref(), &random);
+        Ok(Self {
+            kind,
+            pair: KeyPair::Ecdsa(pair.map_err(KeyError::Unusable)?),
+            document: document.as_ref().to_vec(),
+        })
+    }
+
+    fn sign(&self, text: &[u8]) -> Result<Vec<u8>, KeyError> {
+        let signature = match &self.pair {
+            KeyPair::Ecdsa(pair) => pair.sign(&SystemRandom::new(), text).map_err(no_random)?,
+            KeyPair::Ed25519(pair) => pair.sign(text),
+        };
+        Ok(signature.as_ref().to_vec())
+    }
+
+    fn public(&self) -> &[u8] {
+        match &self.pair {
+            KeyPair::Ecdsa(pair) => pair.public_key().as_ref(),
+            KeyPair::Ed25519(pair) => pair.public_key().as_ref(),
+        }
+    }
+}
+
+fn sign_request(key: &NewKey, subject: &CertificateSubject) -> Result<Vec<u8>, KeyError> {
+    let body = yasna::construct_der(|writer| write_request_info(writer, subject, key));
+    sign_body(key, &body)
+}
+
+/// Puts a text, the algorithm and the signature of the text together.
+fn sign_body(key: &NewKey, body: &[u8]) -> Result<Vec<u8>, KeyError> {
+    let signature = key.sign(body)?;
+    Ok(yasna::construct_der(|writer| {
+        writer.write_sequence(|writer| {
+            writer.next().write_der(body);
+            write_signature_algorithm(writer.next(), key.kind);
+            write_bits(writer.next(), &signature);
+        });
+    }))
+}
+
+fn write_signature_algorithm(writer: DERWriter<'_>, kind: KeyType) {
+    let algorithm = match kind {
+        KeyType::EcdsaP256 => ECDSA_WITH_SHA256,
+        KeyType::EcdsaP384 => ECDSA_WITH_SHA384,
+        KeyType::Ed25519 => ED25519,
+    };
+    writer.write_sequence(|writer| write_oid(writer.next(), algorithm));
 }
 
 fn write_certificate_body(
     writer: DERWriter<'_>,
     subject: &CertificateSubject,
-    public_key: &[u8],
+    key: &NewKey,
     serial: &[u8],
 ) {
     writer.write_sequence(|writer| {
@@ -136,7 +235,7 @@ fn write_certificate_body(
         writer
             .next()
             .write_tagged_implicit(TAG_INTEGER, |writer| writer.write_bytes(serial));
-        write_signature_algorithm(writer.next());
+        write_signature_algorithm(writer.next(), key.kind);
         write_subject_name(writer.next(), subject);
         writer.next().write_sequence(|writer| {
             let mut time = |tag, text: &str| {
@@ -148,7 +247,7 @@ fn write_certificate_body(
             time(TAG_GENERALIZEDTIME, FOR_EVER);
         });
         write_subject_name(writer.next(), subject);
-        write_key_info(writer.next(), public_key);
+        write_key_info(writer.next(), key);
         writer.next().write_tagged(Tag::context(3), |writer| {
             writer.write_sequence(|writer| {
                 write_extension(writer.next(), KEY_USAGE, &DIGITAL_SIGNATURE);
@@ -192,21 +291,28 @@ fn write_subject_name(writer: DERWriter<'_>, subject: &CertificateSubject) {
     });
 }
 
-fn write_key_info(writer: DERWriter<'_>, public_key: &[u8]) {
+fn write_key_info(writer: DERWriter<'_>, key: &NewKey) {
+    let (algorithm, curve) = match key.kind {
+        KeyType::EcdsaP256 => (EC_PUBLIC_KEY, Some(P256)),
+        KeyType::EcdsaP384 => (EC_PUBLIC_KEY, Some(P384)),
+        KeyType::Ed25519 => (ED25519, None),
+    };
     writer.write_sequence(|writer| {
         writer.next().write_sequence(|writer| {
-            write_oid(writer.next(), EC_PUBLIC_KEY);
-            write_oid(writer.next(), P256);
+            write_oid(writer.next(), algorithm);
+            if let Some(curve) = curve {
+                write_oid(writer.next(), curve);
+            }
         });
-        write_bits(writer.next(), public_key);
+        write_bits(writer.next(), key.public());
     });
 }
 
-fn write_request_info(writer: DERWriter<'_>, subject: &CertificateSubject, public_key: &[u8]) {
+fn write_request_info(writer: DERWriter<'_>, subject: &CertificateSubject, key: &NewKey) {
     writer.write_sequence(|writer| {
         writer.next().write_u8(0);
         write_subject_name(writer.next(), subject);
-        write_key_info(writer.next(), public_key);
+        write_key_info(writer.next(), key);
         writer
             .next()
             .write_tagged_implicit(Tag::context(0), |writer| {
@@ -310,6 +416,40 @@ mod tests {
         let public = rcgen::PublicKeyData::der_bytes(&read.public_key);
         assert_eq!(rcgen::PublicKeyData::der_bytes(&key), public);
         assert!(one.request.lines().all(|line| line.len() <= 64));
+    }
+
+    #[test]
+    fn keys_of_pods() {
+        // PCT-01 PCT-02
+        for kind in [KeyType::EcdsaP256, KeyType::EcdsaP384, KeyType::Ed25519] {
+            let made = make_pod_key(kind, b"uid").expect("key");
+            // Reading it checks the signature.
+            let request =
+                rcgen::CertificateSigningRequestParams::from_der(&made.request[..].into());
+            let request = request.expect("CSR");
+            assert!(request.params.distinguished_name.iter().next().is_none());
+            // The key is its key.
+            let key = rcgen::KeyPair::from_pem(&made.key).expect("key");
+            let public = rcgen::PublicKeyData::der_bytes(&request.public_key);
+            assert_eq!(rcgen::PublicKeyData::der_bytes(&key), public);
+            assert_eq!(
+                rcgen::PublicKeyData::subject_public_key_info(&key),
+                made.public_key
+            );
+            let algorithm: &dyn ring::signature::VerificationAlgorithm = match kind {
+                KeyType::EcdsaP256 => &ring::signature::ECDSA_P256_SHA256_ASN1,
+                KeyType::EcdsaP384 => {
+                    assert!(made.signature.is_none());
+                    continue;
+                }
+                KeyType::Ed25519 => &ring::signature::ED25519,
+            };
+            let of_key = ring::signature::UnparsedPublicKey::new(algorithm, public);
+            let signature = made.signature.expect("proof");
+            of_key
+                .verify(b"uid", &signature)
+                .expect("the UID is signed");
+        }
     }
 
     #[test]

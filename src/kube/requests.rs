@@ -196,6 +196,13 @@ fn trust_bundles_path(version: &str) -> ApiResult<String> {
     ))
 }
 
+fn pod_requests_path(version: &str, namespace: &str) -> ApiResult<String> {
+    let (version, namespace) = (encode_segment(version)?, encode_segment(namespace)?);
+    Ok(format!(
+        "/apis/certificates.k8s.io/{version}/namespaces/{namespace}/podcertificaterequests"
+    ))
+}
+
 /// Request whose answer is the metadata only.
 fn meta_request<'a>(
     method: Method,
@@ -462,6 +469,28 @@ impl KubeApi for HttpApi {
 
     fn read_csr(&self, name: &str) -> ApiResult<Value> {
         self.get_object(&format!("{CSRS}/{}", encode_segment(name)?))
+    }
+
+    fn create_pod_certificate_request(
+        &self,
+        version: &str,
+        namespace: &str,
+        body: &[u8],
+    ) -> ApiResult<Value> {
+        self.post_object(&pod_requests_path(version, namespace)?, body)
+    }
+
+    fn read_pod_certificate_request(
+        &self,
+        version: &str,
+        namespace: &str,
+        name: &str,
+    ) -> ApiResult<Value> {
+        self.get_object(&format!(
+            "{}/{}",
+            pod_requests_path(version, namespace)?,
+            encode_segment(name)?
+        ))
     }
 
     fn review_token(&self, body: &[u8]) -> ApiResult<Value> {

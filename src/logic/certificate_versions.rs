@@ -17,6 +17,8 @@ const ASK_AGAIN: Duration = Duration::from_secs(600);
 pub enum CertificateResource {
     /// Certificates to trust.
     TrustBundles,
+    /// Requests for certificates of pods.
+    PodRequests,
 }
 
 impl CertificateResource {
@@ -25,6 +27,7 @@ impl CertificateResource {
     pub const fn plural(self) -> &'static str {
         match self {
             Self::TrustBundles => "clustertrustbundles",
+            Self::PodRequests => "podcertificaterequests",
         }
     }
 
@@ -33,12 +36,14 @@ impl CertificateResource {
     pub const fn versions(self) -> &'static [&'static str] {
         match self {
             Self::TrustBundles => &["v1", "v1beta1", "v1alpha1"],
+            Self::PodRequests => &["v1", "v1beta1"],
         }
     }
 
     const fn gate(self) -> &'static str {
         match self {
             Self::TrustBundles => "ClusterTrustBundle",
+            Self::PodRequests => "PodCertificateRequest",
         }
     }
 
@@ -63,7 +68,7 @@ pub fn is_listed(resource: CertificateResource, list: &Value) -> bool {
 /// Result of the last look for each resource.
 #[derive(Debug, Default)]
 pub struct CertificateVersions {
-    found: [Option<LastLook>; 1],
+    found: [Option<LastLook>; 2],
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -6,6 +6,7 @@ use crate::api::pod::{CONFIG_SOURCE, Container, EnvVarSource, FileKeyRef, KeyRef
 use crate::api::{ConfigMap, Pod, PodError, Secret};
 use crate::downward::{Allocatable, PodPlacement, UnsetLimit, env_field, resource_field};
 use crate::expansion::{MAX_WORDS_BYTES, expand_references};
+use crate::pod_certificate::CertificatePair;
 use crate::pod_refs::PodObjectKey;
 use crate::service_env::{EnvService, service_variables};
 
@@ -28,14 +29,20 @@ pub trait ReferencedObjects {
     ) -> Result<Vec<u8>, PodError>;
     /// Certificates to trust, PEM, for `clusterTrustBundle` in a projected volume.
     fn trust_bundle(&self, _: &PodObjectKey) -> Result<Option<&str>, PodError> {
-        Err(static_mode_error())
+        Err(static_mode_error("ClusterTrustBundle"))
+    }
+    /// Key and certificate of the pod, for a source of that number in a projected volume.
+    fn pod_certificate(&self, _volume: &str, _source: usize) -> Result<&CertificatePair, PodError> {
+        Err(static_mode_error("PodCertificate"))
     }
 }
 
-/// The error of a trust bundle on a node that has no apiserver (CTB-03).
+/// The error of a source of a projected volume that needs an apiserver, on a node that has none (CTB-03).
 #[must_use]
-pub fn static_mode_error() -> PodError {
-    PodError::Node("ClusterTrustBundle projection is not supported in static kubelet mode".into())
+pub fn static_mode_error(kind: &str) -> PodError {
+    PodError::Node(format!(
+        "{kind} projection is not supported in static kubelet mode"
+    ))
 }
 
 /// Input for the environment of one container.

@@ -103,6 +103,7 @@ pub mod node_logs;
 pub mod node_resources;
 pub mod node_selector;
 pub mod pleg;
+pub mod pod_certificate;
 pub mod pod_kind;
 #[cfg(feature = "pod-network")]
 pub mod pod_network;

@@ -7,7 +7,7 @@
 use alloc::{boxed::Box, collections::BTreeSet, string::String};
 
 use super::trust_bundle::bundle_key;
-use crate::api::pod::{Container, Volume};
+use crate::api::pod::{Container, PodCertificateProjection, Volume};
 use crate::api::{Pod, PodError, PodUid};
 
 /// Objects that one pod may refer to, of all kinds: a pod with more has an error that says so.
@@ -226,6 +226,31 @@ pub fn token_locations(pod: &Pod) -> impl Iterator<Item = TokenLocation<'_>> {
                 },
                 volume: &volume.name,
                 path: &token.path,
+            })
+        })
+    })
+}
+
+/// Place of a certificate in the pod's volumes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CertificateLocation<'a> {
+    /// Name of the volume.
+    pub volume: &'a str,
+    /// Number of the source in it.
+    pub source: usize,
+    /// Certificate that is wanted, and its files.
+    pub projection: &'a PodCertificateProjection,
+}
+
+/// Certificates of the pod's volumes, in the order of the volumes.
+pub fn certificate_locations(pod: &Pod) -> impl Iterator<Item = CertificateLocation<'_>> {
+    used_volumes(pod).flat_map(|volume| {
+        let sources = volume.projected.iter().flat_map(|p| &p.sources);
+        sources.enumerate().filter_map(|(n, source)| {
+            Some(CertificateLocation {
+                volume: &volume.name,
+                source: n,
+                projection: source.pod_certificate.as_ref()?,
             })
         })
     })

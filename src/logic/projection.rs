@@ -106,15 +106,22 @@ impl ProjectionBuilder<'_> {
         } else if let Some(v) = &volume.downward_api {
             self.add_downward_api(v)
         } else if let Some(v) = &volume.projected {
-            let sources = v.sources.iter();
-            return sources.filter_map(|s| self.add_source(s).err()).collect();
+            let sources = v.sources.iter().enumerate();
+            return sources
+                .filter_map(|(n, source)| self.add_source(&volume.name, n, source).err())
+                .collect();
         } else {
             Ok(())
         };
         made.err().into_iter().collect()
     }
 
-    fn add_source(&mut self, source: &ProjectedSource) -> Result<(), PodError> {
+    fn add_source(
+        &mut self,
+        volume: &str,
+        n: usize,
+        source: &ProjectedSource,
+    ) -> Result<(), PodError> {
         if let Some(v) = &source.config_map {
             self.add_config_map(&v.name, &v.items, v.optional)
         } else if let Some(v) = &source.secret {
@@ -128,6 +135,18 @@ impl ProjectionBuilder<'_> {
             self.add_file_of_user(&v.path, &token)
         } else if let Some(v) = &source.cluster_trust_bundle {
             self.add_trust_bundle(v)
+        } else if let Some(v) = &source.pod_certificate {
+            let pair = self.objects.pod_certificate(volume, n)?;
+            for (path, text) in [
+                (&v.credential_bundle_path, &pair.bundle()),
+                (&v.key_path, &pair.key),
+                (&v.certificate_chain_path, &pair.chain),
+            ] {
+                if !path.is_empty() {
+                    self.add_file_of_user(path, text.as_bytes())?;
+                }
+            }
+            Ok(())
         } else {
             let kind = match source.unmodelled.as_str() {
                 "" => "unknown",

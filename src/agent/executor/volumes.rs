@@ -19,6 +19,7 @@ use crate::{
         bound_volume::BoundVolume,
         cgroup, env,
         generate::NodeContext,
+        pod_certificate::CertificatePair,
         pod_refs::{self, PodObjectKey},
         projection,
     },
@@ -71,6 +72,10 @@ impl VolumeMounter {
             loaded: loaded.as_ref(),
         };
         let files = projection::project_pod_files(pod, &objects, self.context.allocatable);
+        for (reason, message) in loaded.iter().flat_map(LoadedObjects::certificate_warnings) {
+            self.recorder
+                .record_pod_event(pod, EventSeverity::Warning, reason, message);
+        }
         drop(loaded);
         let failed = |message: &str| {
             let reason = "FailedMount";
@@ -300,7 +305,14 @@ impl env::ReferencedObjects for PodObjects<'_> {
     fn trust_bundle(&self, key: &PodObjectKey) -> Result<Option<&str>, PodError> {
         match self.loaded {
             Some(loaded) => loaded.trust_bundle(key),
-            None => Err(env::static_mode_error()),
+            None => Err(env::static_mode_error("ClusterTrustBundle")),
+        }
+    }
+
+    fn pod_certificate(&self, volume: &str, source: usize) -> Result<&CertificatePair, PodError> {
+        match self.loaded {
+            Some(loaded) => loaded.pod_certificate(volume, source),
+            None => Err(env::static_mode_error("PodCertificate")),
         }
     }
 

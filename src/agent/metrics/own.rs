@@ -71,6 +71,9 @@ pub(super) async fn write_agent_page(metrics: &Metrics) -> String {
         })
     };
     let mut text = MetricsText(tools.counters.with_counters(page));
+    if let Some(objects) = &tools.objects {
+        objects.write_certificate_states(&mut text);
+    }
     for part in &tools.peers.parts {
         part.write_metrics(&mut text);
     }

@@ -368,6 +368,10 @@ impl FakeApi {
         self.state().stored.put(path, object);
     }
 
+    pub(super) fn object(&self, path: &str) -> Option<Value> {
+        self.state().stored.object(path)
+    }
+
     pub(in crate::agent) fn remove_object(&self, path: &str) {
         self.state().stored.remove(path);
     }
@@ -707,10 +711,6 @@ impl KubeApi for FakeApi {
         self.about_objects(|stored| stored.read("secrets", namespace, name))
     }
 
-    fn read_service_account(&self, namespace: &str, name: &str) -> ApiResult<Value> {
-        self.about_objects(|stored| stored.read("serviceaccounts", namespace, name))
-    }
-
     fn read_persistent_volume_claim(&self, namespace: &str, name: &str) -> ApiResult<Value> {
         self.about_objects(|stored| stored.read("claims", namespace, name))
     }
@@ -768,6 +768,29 @@ impl KubeApi for FakeApi {
 
     fn read_csr(&self, _: &str) -> ApiResult<Value> {
         unused()
+    }
+
+    fn read_service_account(&self, namespace: &str, name: &str) -> ApiResult<Value> {
+        self.about_objects(|stored| stored.read("accounts", namespace, name))
+    }
+
+    fn create_pod_certificate_request(
+        &self,
+        version: &str,
+        namespace: &str,
+        body: &[u8],
+    ) -> ApiResult<Value> {
+        let body = serde_json::from_slice(body).expect("json");
+        self.about_objects(|stored| stored.create_request(version, namespace, body))
+    }
+
+    fn read_pod_certificate_request(
+        &self,
+        _: &str,
+        namespace: &str,
+        name: &str,
+    ) -> ApiResult<Value> {
+        self.about_objects(|stored| stored.read("requests", namespace, name))
     }
 
     fn review_token(&self, _: &[u8]) -> ApiResult<Value> {

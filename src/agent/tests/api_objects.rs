@@ -29,6 +29,7 @@ pub(super) struct Stored {
     /// Clock of the apiserver, seconds since 1970.
     pub(super) now_s: i64,
     tokens: u32,
+    requests: u32,
 }
 
 impl Stored {
@@ -37,6 +38,10 @@ impl Stored {
         object["metadata"]["namespace"] = names.next().unwrap_or_default().into();
         object["metadata"]["name"] = names.next().unwrap_or_default().into();
         self.objects.insert(path.into(), object);
+    }
+
+    pub(super) fn object(&self, path: &str) -> Option<Value> {
+        self.objects.get(path).cloned()
     }
 
     pub(super) fn remove(&mut self, path: &str) {
@@ -70,6 +75,20 @@ impl Stored {
         let all = self.objects.iter();
         let found = all.filter(|(own, _)| own.starts_with(&path));
         Ok(found.map(|(_, object)| object.clone()).collect())
+    }
+
+    /// Takes a request for a certificate of a pod.
+    pub(super) fn create_request(
+        &mut self,
+        version: &str,
+        namespace: &str,
+        body: Value,
+    ) -> ApiResult<Value> {
+        self.arrive(&format!("create/{version}/{namespace}"))?;
+        self.requests += 1;
+        let path = format!("requests/{namespace}/req-{}", self.requests);
+        self.put(&path, body);
+        Ok(self.objects[&path].clone())
     }
 
     /// Makes a token that says its times and its number.

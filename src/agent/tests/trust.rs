@@ -1,18 +1,24 @@
-//! Certificates of pods of an apiserver: those that they trust.
+//! Certificates of pods of an apiserver: those that they trust, and their own.
 
 use alloc::sync::Arc;
 use core::time::Duration;
 use std::fs;
 
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use rcgen::{CertificateParams, CertificateSigningRequestParams, Issuer, KeyPair};
 use serde_json::{Value, json};
 
 use super::{
-    api::{FakeApi, Link},
-    world::{IMAGE, World},
+    api::{FakeApi, Link, NODE_UID},
+    api_objects::Trouble,
+    world::{IMAGE, NODE, World},
 };
 use crate::{
-    api::{PodUid, pod_status::PodPhase},
+    api::{PodUid, WallTime, pod_status::PodPhase},
     kube::csr::{CertificateSubject, make_self_signed},
+    logic::pod_certificate::CertificatePair,
+    net::serving::ServingCertificateSlot,
+    server::backend::MetricsEndpoint,
 };
 
 /// Seconds in which each running pod is synced at least once.
@@ -175,4 +181,281 @@ fn an_apiserver_without_trust_bundles_is_asked_again() {
     offer(&api, "v1alpha1", "clustertrustbundles");
     world.until("runs", |w| w.phase(&uid) == Some(PodPhase::Running));
     assert_eq!(file(&world, &uid, "ca").as_deref(), Some(""));
+}
+
+/// Number of certificates in a state, as metrics tell it.
+fn state_is(world: &World, state: &str, count: u32) {
+    let page = world.wait(world.metrics.metrics_page(MetricsEndpoint::Own));
+    let page: String = page.expect("served").collect();
+    let line = format!(
+        "kubelet_podcertificate_states{{signer_name=\"e.com/s\",state=\"{state}\"}} {count}\n"
+    );
+    assert!(page.contains(&line), "{line}");
+}
+
+/// A signer of the cluster.
+struct Signer(Issuer<'static, KeyPair>);
+
+impl Signer {
+    fn new() -> Self {
+        let params = CertificateParams::new(Vec::new()).expect("parameters");
+        Self(Issuer::new(params, KeyPair::generate().expect("key")))
+    }
+
+    /// Answers the request of that number: seconds from now to the refresh and to the end.
+    fn issue(&self, world: &World, api: &FakeApi, n: u32, refresh_s: i64, end_s: i64) {
+        let path = format!("requests/ns/req-{n}");
+        let mut request = api.object(&path).expect("request");
+        let stub = request["spec"]["stubPKCS10Request"]
+            .as_str()
+            .expect("PKCS#10");
+        let der = STANDARD.decode(stub).expect("base64");
+        let mut csr = CertificateSigningRequestParams::from_der(&der.into()).expect("CSR");
+        let now_s = world.true_wall().unix_seconds();
+        let at = |s: i64| time::OffsetDateTime::from_unix_timestamp(now_s + s).expect("time");
+        (csr.params.not_before, csr.params.not_after) = (at(0), at(end_s));
+        let chain = csr.signed_by(&self.0).expect("signed").pem();
+        let text = |s: i64| WallTime::from_unix_seconds(now_s + s).to_string();
+        request["status"] = json!({
+            "conditions": [{"type": "Issued", "status": "True"}],
+            "certificateChain": format!("of nobody\n{chain}"),
+            "beginRefreshAt": text(refresh_s), "notBefore": text(0), "notAfter": text(end_s),
+        });
+        api.put_object(&path, request);
+    }
+}
+
+fn refuse(api: &FakeApi, n: u32, kind: &str) {
+    let path = format!("requests/ns/req-{n}");
+    let mut request = api.object(&path).expect("request");
+    request["status"] =
+        json!({"conditions": [{"type": kind, "reason": "Policy", "message": "no"}]});
+    api.put_object(&path, request);
+}
+
+/// A cluster with the API of certificates of pods.
+fn cluster_with_requests(version: &str) -> (World, Arc<FakeApi>) {
+    let (world, api) = cluster();
+    offer(&api, version, "podcertificaterequests");
+    api.put_object(
+        "accounts/ns/default",
+        json!({"metadata": {"uid": "account-uid"}}),
+    );
+    (world, api)
+}
+
+fn certificate_source(key_type: &str) -> Value {
+    json!({"podCertificate": {"signerName": "e.com/s", "keyType": key_type, "credentialBundlePath": "bundle",
+        "keyPath": "key", "certificateChainPath": "deep/chain", "maxExpirationSeconds": 3600,
+        "userAnnotations": {"e.com/a": "b"}}})
+}
+
+fn requested(api: &FakeApi, n: u32) -> bool {
+    api.object(&format!("requests/ns/req-{n}")).is_some()
+}
+
+/// Creates a pod whose first certificate is issued: seconds to its refresh and to its end.
+fn run_with_certificate(
+    world: &World,
+    api: &FakeApi,
+    signer: &Signer,
+    times: (i64, i64),
+) -> String {
+    let uid = api.create("a", projecting(certificate_source("ECDSAP256")));
+    world.until("asks", |_| requested(api, 1));
+    signer.issue(world, api, 1, times.0, times.1);
+    world.until("runs", |w| w.phase(&uid) == Some(PodPhase::Running));
+    uid
+}
+
+#[test]
+fn a_pod_waits_for_its_certificate() {
+    // PCT-01 PCT-02 PCT-03 PCT-06
+    let (world, api) = cluster_with_requests("v1");
+    let uid = api.create("a", projecting(certificate_source("ED25519")));
+    world.until("asks", |_| requested(&api, 1));
+    world.until("is told", |w| {
+        let told = messages(w, "FailedMount");
+        told.iter()
+            .any(|t| t.ends_with("signer \"e.com/s\" has not issued the certificate yet"))
+    });
+    assert_eq!(world.waiting(&uid).as_deref(), Some("ContainerCreating"));
+    assert!(!requested(&api, 2), "one request");
+    let request = api.object("requests/ns/req-1").expect("request");
+    let spec = &request["spec"];
+    for (field, want) in [
+        ("signerName", json!("e.com/s")),
+        ("podName", json!("a")),
+        ("podUID", json!(uid)),
+        ("serviceAccountName", json!("default")),
+        ("serviceAccountUID", json!("account-uid")),
+        ("nodeName", json!(NODE)),
+        ("nodeUID", json!(NODE_UID)),
+        ("maxExpirationSeconds", json!(3600)),
+        ("unverifiedUserAnnotations", json!({"e.com/a": "b"})),
+        ("pkixPublicKey", Value::Null),
+    ] {
+        assert_eq!(spec[field], want, "{field}");
+    }
+    assert_eq!(request["metadata"]["ownerReferences"][0]["uid"], json!(uid));
+    state_is(&world, "not_yet_issued", 1);
+    Signer::new().issue(&world, &api, 1, 1800, 3600);
+    world.until("runs", |w| w.phase(&uid) == Some(PodPhase::Running));
+    state_is(&world, "fresh", 1);
+    let [key, chain] = ["key", "deep/chain"].map(|name| file(&world, &uid, name).expect("file"));
+    assert!(key.starts_with("-----BEGIN PRIVATE KEY-----"));
+    assert!(
+        chain.starts_with("-----BEGIN CERTIFICATE-----"),
+        "no text beside the blocks"
+    );
+    assert_eq!(file(&world, &uid, "bundle"), Some(format!("{key}{chain}")));
+    let slot = ServingCertificateSlot::default();
+    slot.set_certificate(chain.as_bytes(), key.as_bytes())
+        .expect("a pair");
+}
+
+#[test]
+fn a_certificate_outlives_the_agent() {
+    // PCT-05
+    let (world, api) = cluster_with_requests("v1");
+    let uid = run_with_certificate(&world, &api, &Signer::new(), (1800, 3600));
+    let bundle = file(&world, &uid, "bundle").expect("bundle");
+    api.set_link(Link::Down);
+    let world = world.restart_agent();
+    world.apply(&[]);
+    world.advance(SYNC + SYNC);
+    assert_eq!(file(&world, &uid, "bundle").as_ref(), Some(&bundle));
+    assert_eq!(messages(&world, "FailedMount"), Vec::<String>::new());
+    api.set_link(Link::Up);
+    world.advance(SYNC + SYNC);
+    assert!(!requested(&api, 2), "it is valid");
+    // Two thirds of its life are over.
+    world.advance(Duration::from_secs(2400));
+    assert!(requested(&api, 2));
+    // A reboot takes the key.
+    let world = world.reboot();
+    world.apply(&[]);
+    world.until("asks", |_| requested(&api, 3));
+    assert_eq!(file(&world, &uid, "bundle"), None);
+}
+
+#[test]
+fn a_certificate_is_refreshed_in_time() {
+    // PCT-04
+    let (world, api) = cluster_with_requests("v1");
+    let signer = Signer::new();
+    let uid = run_with_certificate(&world, &api, &signer, (1200, 3600));
+    let first = file(&world, &uid, "bundle").expect("bundle");
+    world.advance(Duration::from_secs(1100));
+    assert!(!requested(&api, 2));
+    // Beside the time of the refresh, up to five minutes of spread.
+    world.advance(Duration::from_secs(500));
+    assert!(requested(&api, 2));
+    world.advance(Duration::from_secs(120));
+    assert_eq!(file(&world, &uid, "bundle").as_ref(), Some(&first));
+    signer.issue(&world, &api, 2, 1200, 3600);
+    world.until("is refreshed", |w| {
+        file(w, &uid, "bundle").as_ref() != Some(&first)
+    });
+    let second = file(&world, &uid, "bundle").expect("bundle");
+    let pair = CertificatePair::from_bundle(&second).expect("a pair");
+    let slot = ServingCertificateSlot::default();
+    slot.set_certificate(pair.chain.as_bytes(), pair.key.as_bytes())
+        .expect("a pair");
+    // Nobody answers from now on: the request is given up, and made anew.
+    world.advance(Duration::from_secs(1700));
+    assert!(requested(&api, 3));
+    world.advance(Duration::from_secs(1000));
+    assert!(requested(&api, 4));
+    assert_eq!(messages(&world, "CertificateOverdueForRefresh").len(), 1);
+    assert_eq!(messages(&world, "CertificateExpired").len(), 0);
+    world.advance(Duration::from_secs(1200));
+    assert_eq!(messages(&world, "CertificateExpired").len(), 1);
+    assert_eq!(file(&world, &uid, "bundle"), Some(second));
+    assert_eq!(world.phase(&uid), Some(PodPhase::Running));
+}
+
+#[test]
+fn a_refusal_is_for_good() {
+    // PCT-03 PCT-04
+    for kind in ["Denied", "Failed"] {
+        let (world, api) = cluster_with_requests("v1");
+        let uid = api.create("a", projecting(certificate_source("ECDSAP384")));
+        world.until("asks", |_| requested(&api, 1));
+        refuse(&api, 1, kind);
+        world.until("is told", |w| !messages(w, kind).is_empty());
+        let told = messages(&world, kind);
+        assert!(
+            told[0].contains("reason=\"Policy\" message=\"no\""),
+            "{told:?}"
+        );
+        world.advance(Duration::from_secs(3600));
+        assert_eq!(messages(&world, kind).len(), 1);
+        assert!(!requested(&api, 2));
+        assert_eq!(world.phase(&uid), Some(PodPhase::Pending));
+    }
+    // A refusal of a refresh does not take the valid pair.
+    let (world, api) = cluster_with_requests("v1");
+    let uid = run_with_certificate(&world, &api, &Signer::new(), (1200, 3600));
+    let bundle = file(&world, &uid, "bundle").expect("bundle");
+    world.until("asks again", |_| requested(&api, 2));
+    refuse(&api, 2, "Denied");
+    world.until("is told", |w| !messages(w, "Denied").is_empty());
+    world.advance(Duration::from_secs(300));
+    assert_eq!(messages(&world, "FailedMount"), Vec::<String>::new());
+    world.advance(Duration::from_secs(2400));
+    assert!(
+        !messages(&world, "FailedMount").is_empty(),
+        "its end is here"
+    );
+    assert_eq!(file(&world, &uid, "bundle"), Some(bundle));
+    assert!(!requested(&api, 3));
+}
+
+#[test]
+fn requests_for_older_apiservers() {
+    // PCT-02
+    let (world, api) = cluster_with_requests("v1beta1");
+    api.trouble("create/v1beta1/", 1, Trouble::Refuses(422));
+    api.create("a", projecting(certificate_source("ECDSAP256")));
+    world.until("asks", |_| requested(&api, 1));
+    let request = api.object("requests/ns/req-1").expect("request");
+    let spec = &request["spec"];
+    assert!(spec["stubPKCS10Request"].is_null());
+    assert!(spec["pkixPublicKey"].is_string() && spec["proofOfPossession"].is_string());
+    // There is no such API.
+    let (world, api) = cluster();
+    api.put_object("accounts/ns/default", json!({"metadata": {"uid": "u"}}));
+    let uid = api.create("a", projecting(certificate_source("ECDSAP256")));
+    let says = |w: &World, text: &str| {
+        let told = messages(w, "FailedMount");
+        told.iter().any(|t| t.contains(text))
+    };
+    world.until("is told", |w| says(w, "feature gate PodCertificateRequest"));
+    offer(&api, "v1beta1", "podcertificaterequests");
+    world.until("asks", |_| requested(&api, 1));
+    assert_eq!(world.phase(&uid), Some(PodPhase::Pending));
+    // A type of key that this node cannot make.
+    api.create("b", projecting(certificate_source("RSA3072")));
+    world.until("is told", |w| {
+        says(w, "cannot make keys of type \"RSA3072\", only ECDSAP256")
+    });
+}
+
+#[test]
+fn certificates_of_one_pod_are_bounded() {
+    // PCT-01
+    let (world, api) = cluster_with_requests("v1");
+    let source = |n: u32| {
+        let path = format!("bundle-{n}");
+        json!({"podCertificate": {"signerName": "e.com/s", "keyType": "ED25519", "credentialBundlePath": path}})
+    };
+    let mut spec = projecting(source(0));
+    spec["volumes"][0]["projected"]["sources"] = (0..17).map(source).collect();
+    api.create("a", spec);
+    world.until("is told", |w| {
+        let told = messages(w, "FailedMount");
+        told.iter().any(|t| t.contains("more than 16 certificates"))
+    });
+    assert!(requested(&api, 16) && !requested(&api, 17));
 }

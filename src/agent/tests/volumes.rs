@@ -39,10 +39,7 @@ fn volumes_that_this_node_does_not_have_are_named() {
     let rows = [
         ("csi", json!({"csi": {"driver": "d"}})),
         ("iscsi", json!({"iscsi": {}})),
-        (
-            "podCertificate",
-            projected(json!({"podCertificate": {"keyType": "k"}})),
-        ),
+        ("someday", projected(json!({"someday": {"keyType": "k"}}))),
     ];
     for (kind, mut volume) in rows {
         volume["name"] = "v".into();

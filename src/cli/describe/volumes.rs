@@ -85,6 +85,8 @@ pub(super) fn write_volumes(out: &mut String, volumes: &[Value]) {
                 } else if source["serviceAccountToken"].is_object() {
                     let seconds = &source["serviceAccountToken"]["expirationSeconds"];
                     let _ = writeln!(out, "    TokenExpirationSeconds:\t{seconds}");
+                } else if let of @ Value::Object(_) = &source["podCertificate"] {
+                    let _ = writeln!(out, "    PodCertificate:\t{}", text_at(of, "/signerName"));
                 } else if let of @ Value::Object(_) = &source["clusterTrustBundle"] {
                     let name = text_or(text_at(of, "/name"), text_at(of, "/signerName"));
                     let _ = writeln!(out, "    ClusterTrustBundle:\t{name}");

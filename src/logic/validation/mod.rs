@@ -50,10 +50,11 @@ pub(crate) const VOLUME_SOURCES: [&str; 9] = [
     "secret",
 ];
 /// Sources a projected volume may have in this version.
-pub(crate) const PROJECTED_SOURCES: [&str; 5] = [
+pub(crate) const PROJECTED_SOURCES: [&str; 6] = [
     "clusterTrustBundle",
     "configMap",
     "downwardAPI",
+    "podCertificate",
     "secret",
     "serviceAccountToken",
 ];
@@ -158,6 +159,11 @@ pub fn find_static_references(pod: &Pod) -> Vec<WrongValue> {
                     "clusterTrustBundle",
                     source.cluster_trust_bundle.is_some(),
                     "clustertrustbundles",
+                ),
+                (
+                    "podCertificate",
+                    source.pod_certificate.is_some(),
+                    "podcertificates",
                 ),
             ] {
                 if is_set {

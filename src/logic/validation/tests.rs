@@ -724,7 +724,7 @@ fn wrong_containers() {
 
 #[test]
 fn static_pods_refer_to_no_api_objects() {
-    // SRC-21, with the extension that ConfigMaps and Secrets of the manifest directory may be named
+    // SRC-21 PCT-06, with the extension that ConfigMaps and Secrets of the manifest directory may be named
     for (spec, says) in [
         (
             json!({"serviceAccountName": "a"}),
@@ -761,6 +761,10 @@ fn static_pods_refer_to_no_api_objects() {
         (
             json!({"volumes": [{"name": "v", "projected": {"sources": [{"clusterTrustBundle": {"name": "t"}}]}}]}),
             "spec.volumes[0].projected.sources[0].clusterTrustBundle: Forbidden: static pods may not reference clustertrustbundles",
+        ),
+        (
+            json!({"volumes": [{"name": "v", "projected": {"sources": [{"podCertificate": {"signerName": "t"}}]}}]}),
+            "spec.volumes[0].projected.sources[0].podCertificate: Forbidden: static pods may not reference podcertificates",
         ),
     ] {
         let shown = spec.to_string();

@@ -147,7 +147,8 @@ fn validate_projected_volume(source: &ProjectedVolume, path: &str, errors: &mut 
             + usize::from(source.config_map.is_some())
             + usize::from(source.downward_api.is_some())
             + usize::from(source.service_account_token.is_some())
-            + usize::from(source.cluster_trust_bundle.is_some());
+            + usize::from(source.cluster_trust_bundle.is_some())
+            + usize::from(source.pod_certificate.is_some());
         if set > 1 {
             errors.forbidden(&path, "may not specify more than 1 volume type");
         }

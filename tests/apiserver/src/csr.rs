@@ -156,6 +156,47 @@ pub(crate) fn has_condition(csr: &Value, ty: &str) -> bool {
         .any(|c| text(c, "/type") == ty)
 }
 
+/// Checks a `PodCertificateRequest`.
+pub(crate) fn validate_of_pod(new: &Value, errors: &mut Fields) {
+    for name in [
+        "signerName",
+        "podName",
+        "podUID",
+        "serviceAccountName",
+        "serviceAccountUID",
+        "nodeName",
+        "nodeUID",
+    ] {
+        if text(new, &format!("/spec/{name}")).is_empty() {
+            errors.required(&format!("spec.{name}"), "");
+        }
+    }
+    let seconds = at(new, "/spec/maxExpirationSeconds");
+    if seconds
+        .as_i64()
+        .is_none_or(|s| !(3600..=7_862_400).contains(&s))
+    {
+        errors.invalid(
+            "spec.maxExpirationSeconds",
+            seconds,
+            "must be in the range [3600, 7862400]",
+        );
+    }
+    let stub = at(new, "/spec/stubPKCS10Request");
+    let der = STANDARD
+        .decode(stub.as_str().unwrap_or(""))
+        .unwrap_or_default();
+    let is_signed = X509CertificationRequest::from_der(&der)
+        .is_ok_and(|(rest, request)| rest.is_empty() && request.verify_signature().is_ok());
+    if !is_signed {
+        errors.invalid(
+            "spec.stubPKCS10Request",
+            stub,
+            "is not a signed PKCS#10 request",
+        );
+    }
+}
+
 pub(crate) fn validate(csr: &Value, errors: &mut Fields) {
     if let Err(why) = parse(csr) {
         errors.invalid("spec.request", at(csr, "/spec/request"), &why);

@@ -260,6 +260,14 @@ pub(crate) static KINDS: &[Kind] = &[
         ..BASE
     },
     Kind {
+        group: "certificates.k8s.io",
+        plural: "podcertificaterequests",
+        kind: "PodCertificateRequest",
+        subresources: &["status"],
+        fields: &["spec.nodeName", "spec.signerName"],
+        ..BASE
+    },
+    Kind {
         group: "authentication.k8s.io",
         plural: "tokenreviews",
         kind: "TokenReview",

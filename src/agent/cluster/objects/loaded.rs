@@ -2,10 +2,11 @@
 
 use alloc::{boxed::Box, collections::BTreeMap};
 
-use super::content::ObjectContent;
+use super::{content::ObjectContent, pod_certificates::LoadedCertificates};
 use crate::{
     api::{ConfigMap, PodError, Secret},
     logic::{
+        pod_certificate::CertificatePair,
         pod_refs::{PodObjectKey, PodObjectKind, TokenRef},
         service_env::EnvService,
     },
@@ -18,6 +19,7 @@ pub(in crate::agent) struct LoadedObjects {
     secrets: BTreeMap<Box<str>, Result<Option<Secret>, PodError>>,
     trust_bundles: BTreeMap<Box<str>, Result<Option<String>, PodError>>,
     pub(super) tokens: BTreeMap<TokenRef, Result<Vec<u8>, PodError>>,
+    pub(super) certificates: LoadedCertificates,
     services: Vec<EnvService>,
     services_error: Option<PodError>,
 }
@@ -37,6 +39,21 @@ impl LoadedObjects {
     ) -> Result<Option<&str>, PodError> {
         let text = find_object(&self.trust_bundles, key.kind.as_str(), &key.name)?;
         Ok(text.map(String::as_str))
+    }
+
+    pub(in crate::agent) fn pod_certificate(
+        &self,
+        volume: &str,
+        source: usize,
+    ) -> Result<&CertificatePair, PodError> {
+        let pair = self.certificates.pairs.get(&(volume.to_owned(), source));
+        let unknown = || PodError::Node("the certificate has not been asked for".into());
+        pair.ok_or_else(unknown)?.as_ref().map_err(Clone::clone)
+    }
+
+    /// Events that the pod is to have about its certificates: reason and message of each.
+    pub(in crate::agent) fn certificate_warnings(&self) -> &[(&'static str, String)] {
+        &self.certificates.warnings
     }
 
     pub(in crate::agent) fn service_account_token(

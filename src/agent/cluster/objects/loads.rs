@@ -27,6 +27,7 @@ impl ObjectStore {
             .load_objects(pod, cancel, pod_refs::refs_of_volumes(pod))
             .await;
         loaded.tokens = self.pod_tokens(pod, cancel).await;
+        loaded.certificates = self.load_pod_certificates(pod, cancel).await;
         loaded
     }
 

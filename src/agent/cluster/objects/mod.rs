@@ -6,6 +6,7 @@
 //! | `store` | [`ObjectStore`], who owns what is known of them |
 //! | `content`, `files`, `loaded` | what a read gives; its copy on disk; what one step uses |
 //! | `loads`, `claims`, `tokens`, `token_times` | what steps of a pod ask for |
+//! | `pod_certificates` | certificates that the agent gets for pods |
 //! | `certificate_api` | versions of the API of certificates, and trust bundles |
 //! | `upkeep` | what is done beside the pods |
 //!
@@ -19,6 +20,7 @@ mod content;
 mod files;
 mod loaded;
 mod loads;
+mod pod_certificates;
 mod store;
 mod token_times;
 mod tokens;

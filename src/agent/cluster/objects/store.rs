@@ -14,6 +14,7 @@ use super::{
     certificate_api::CertificateApi,
     content::{ObjectContent, ObjectReadError, ObjectRequest},
     files::{ObjectCopy, ObjectFiles},
+    pod_certificates::PodCertificates,
     token_times::TokenTimes,
 };
 use crate::{
@@ -83,6 +84,9 @@ pub(in crate::agent) struct ObjectStore {
     silences: Arc<AtomicU32>,
     pub(super) files: ObjectFiles,
     pub(super) tokens: TokenTimes,
+    pub(super) pod_certificates: PodCertificates,
+    /// UID of the Node; empty until it is read.
+    pub(super) node_uid: RefCell<String>,
     /// Versions of the API of certificates.
     pub(super) certificates: CertificateApi,
     /// Rings when a read has ended.
@@ -114,6 +118,8 @@ impl ObjectStore {
             silences: Arc::default(),
             files: ObjectFiles::new(&dirs.root, secrets),
             tokens: TokenTimes::default(),
+            pod_certificates: PodCertificates::default(),
+            node_uid: RefCell::default(),
             certificates: CertificateApi::default(),
             ended: WakerSet::default(),
             unsynced: RefCell::default(),
@@ -125,6 +131,9 @@ impl ObjectStore {
     pub(in crate::agent::cluster) fn learn_from_node(&self, node: &Node) {
         let ttl = node.metadata.annotations.get(TTL_ANNOTATION);
         self.table.borrow_mut().set_ttl(ttl.map(String::as_str));
+        if *self.node_uid.borrow() != *node.metadata.uid {
+            self.node_uid.replace(node.metadata.uid.to_string());
+        }
         let labels = &node.metadata.labels;
         if **self.labels.borrow() != *labels {
             self.labels.replace(Arc::new(labels.clone()));
@@ -134,6 +143,7 @@ impl ObjectStore {
     /// A pod is gone, or its volumes are: so is the interest in what it referred to (OBJ-02, TOK-02).
     pub(in crate::agent) async fn forget_pod(&self, uid: &PodUid) {
         self.tokens.forget_pod(uid);
+        self.pod_certificates.forget_pod(uid);
         let gone = self.table.borrow_mut().forget_pod(uid);
         let (files, uid) = (self.files.clone(), uid.clone());
         self.tools

@@ -100,7 +100,7 @@ impl ObjectStore {
     }
 
     /// The time of day by the clock that tokens are issued by.
-    fn server_time(&self) -> WallTime {
+    pub(super) fn server_time(&self) -> WallTime {
         self.tools.skew.server_time(&*self.tools.clock)
     }
 

@@ -1,4 +1,5 @@
-//! Upkeep of objects and tokens beside the pods that use them: they are synced to disk, replaced in time, removed.
+//! Upkeep of objects, tokens and certificates beside the pods that use them: they are synced to disk, replaced in time,
+//! removed.
 
 use alloc::{collections::BTreeSet, rc::Rc};
 use core::time::Duration;
@@ -13,7 +14,8 @@ use crate::{
 
 /// Time for writes to gather before they are brought to disk for good: a rollout is one such group.
 const GROUP: Duration = Duration::from_secs(5);
-/// Pause between looks for tokens that are to be replaced. Syncs replace them too, as long as they are more frequent.
+/// Pause between looks for tokens and certificates that are to be replaced. Syncs replace them too, as long as they are
+/// more frequent.
 const TOKEN_INTERVAL: Duration = Duration::from_secs(60);
 /// Pause between looks for files that no pod needs: what a crash has left.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
@@ -45,7 +47,9 @@ impl ObjectKeeper {
                 mine.sync_written_files().await;
             }
             let now = clock.now();
-            let due = mine.tokens.pods_due(now);
+            let mut due = mine.tokens.pods_due(now);
+            let now_s = mine.server_time().unix_seconds();
+            due.extend(mine.pod_certificates.pods_due(now_s, now));
             if !due.is_empty() {
                 self.asker.send_event(AgentEvent::Resync(due)).await;
             }

@@ -126,6 +126,11 @@ fn authorize_node(config: &Config, store: &Store, node: &str, info: &Info) -> Re
             }
             is_related()
         }
+        ("certificates.k8s.io", "podcertificaterequests", "") => match verb {
+            "create" => Ok(()),
+            "get" => is_related(),
+            _ => no("can only create and get individual resources of this type"),
+        },
         ("", "persistentvolumeclaims", "status") => match verb {
             "update" | "patch" => is_related(),
             _ => no("can only get/update/patch this type"),

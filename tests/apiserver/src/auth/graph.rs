@@ -66,6 +66,9 @@ pub(super) fn related(store: &Store, node: &str, plural: &str, ns: &str, name: &
     };
     match plural {
         "secrets" => by_pod() || by_volume(store, node, ns, name),
+        "podcertificaterequests" => store
+            .find("podcertificaterequests", ns, name)
+            .is_some_and(|request| text(request, "/spec/nodeName") == node),
         "persistentvolumes" => volumes(store, node).any(|v| text(v, "/metadata/name") == name),
         _ => by_pod(),
     }

@@ -109,6 +109,7 @@ pub(crate) fn admit(store: &Store, user: &User, a: &Attributes<'_>) -> Result<()
             }
             Ok(())
         }
+        ("certificates.k8s.io", "podcertificaterequests", _) => certificate_of_pod(store, node, a),
         ("certificates.k8s.io", "certificatesigningrequests", "")
             if a.operation == Operation::Create && a.minor >= 31 =>
         {
@@ -134,6 +135,36 @@ fn refused_name<'a>(a: &'a Attributes<'_>) -> &'a str {
     } else {
         a.name
     }
+}
+
+/// A node asks only for pods of its own, and as they are.
+fn certificate_of_pod(store: &Store, node: &str, a: &Attributes<'_>) -> Result<(), ApiError> {
+    let refuse = |why: &str| {
+        let why = format!("node {node:?}: {why}");
+        Err(ApiError::forbidden(a.kind, refused_name(a), why))
+    };
+    if a.operation != Operation::Create {
+        return refuse("may only create PodCertificateRequests");
+    }
+    let spec = |name: &str| text(a.new, &format!("/spec/{name}"));
+    let Some(pod) = store.find("pods", a.ns, spec("podName")) else {
+        return refuse("the pod is not known");
+    };
+    let uid_of = |kind: &'static str, ns: &str, name: &str| {
+        let found = store.find(kind, ns, name);
+        found.map(|object| text(object, "/metadata/uid").to_owned())
+    };
+    let account_uid = uid_of("serviceaccounts", a.ns, spec("serviceAccountName"));
+    let is_right = spec("nodeName") == node
+        && text(pod, "/spec/nodeName") == node
+        && text(pod, "/metadata/uid") == spec("podUID")
+        && text(pod, "/spec/serviceAccountName") == spec("serviceAccountName")
+        && account_uid.as_deref() == Some(spec("serviceAccountUID"))
+        && uid_of("nodes", "", node).as_deref() == Some(spec("nodeUID"));
+    if rules::is_mirror(pod) || !is_right {
+        return refuse("the request is not that of a pod of the node");
+    }
+    Ok(())
 }
 
 fn create_pod(store: &Store, node: &str, a: &Attributes<'_>) -> Result<(), ApiError> {

@@ -39,6 +39,7 @@ pub(crate) fn prepare_create(kind: &Kind, context: &Context<'_>, new: &mut Value
     match kind.plural {
         "pods" => pod::prepare_create(context.config, new),
         "certificatesigningrequests" => other::prepare_csr(context.user, new),
+        "podcertificaterequests" => new["status"] = json!({}),
         "persistentvolumes" | "persistentvolumeclaims" => {
             new["status"] = json!({"phase": "Pending"});
             other::protect(kind, new);

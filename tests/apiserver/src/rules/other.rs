@@ -63,6 +63,7 @@ pub(super) fn default(kind: &Kind, new: &mut Value) {
             }
         }
         "persistentvolumeclaims" => fill(new, &["spec"], "volumeMode", json!("Filesystem")),
+        "podcertificaterequests" => fill(new, &["spec"], "maxExpirationSeconds", json!(86400)),
         "priorityclasses" => fill(new, &[], "preemptionPolicy", json!("PreemptLowerPriority")),
         _ => {}
     }
@@ -150,6 +151,7 @@ pub(super) fn validate(kind: &Kind, new: &Value, errors: &mut Fields) {
         "leases" => lease(new, errors),
         "events" => event(new, errors),
         "certificatesigningrequests" => csr::validate(new, errors),
+        "podcertificaterequests" => csr::validate_of_pod(new, errors),
         "configmaps" => data(new, &["data", "binaryData"], errors),
         "secrets" => {
             for (key, value) in map(new, "/data") {

@@ -67,6 +67,14 @@ pub(super) const SCHEMAS: &[(&str, &str, &str)] = &[
         "clustertrustbundles",
         "spec{signerName trustBundle!}!",
     ),
+    (
+        "certificates.k8s.io",
+        "podcertificaterequests",
+        "spec{signerName! podName! podUID! serviceAccountName! serviceAccountUID! nodeName! nodeUID! \
+         maxExpirationSeconds:I stubPKCS10Request:y! unverifiedUserAnnotations:m}! \
+         status{conditions[type! status! observedGeneration:i lastTransitionTime:t reason message] certificateChain \
+         notBefore:T beginRefreshAt:T notAfter:T}!",
+    ),
     ("", "configmaps", "data:m binaryData:z immutable:B"),
     ("", "secrets", "data:z stringData:m type immutable:B"),
     (
