@@ -5,7 +5,10 @@ use alloc::{rc::Rc, sync::Arc};
 use core::time::Duration;
 use std::{fs, path::PathBuf};
 
-use base64::{Engine as _, engine::general_purpose::STANDARD};
+use base64::{
+    Engine as _,
+    engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD},
+};
 use picolet_test_apiserver::TestServer;
 use serde_json::{Value, json};
 
@@ -16,9 +19,12 @@ use super::{
     world::{IMAGE, NODE, World, fault, manifest},
 };
 use crate::{
-    agent::images::{ImageCommands, ImageStock},
-    api::{PodUid, WallTime, pod_status::PodPhase, stats::StatsDetail},
-    image::pull::PullSettings,
+    agent::images::{ImageCommands, ImageFuture, ImageStock, NodeKeyring},
+    api::{PodUid, WallTime, cri::AuthConfig, pod_status::PodPhase, stats::StatsDetail},
+    image::{
+        pull::{AccountPlugin, PluginAccount, PullSettings, RegistryAuths, TokenAttributes},
+        registry::RegistryCredential,
+    },
     logic::object_table::TTL_ANNOTATION,
     runtime::{
         ImageService as _, RuntimeError,
@@ -629,6 +635,92 @@ fn pull_secrets_come_from_the_apiserver() {
 }
 
 const PRIVATE: &str = "registry.test/app:1";
+
+/// A keyring with a plugin that has a credential for one service account.
+struct AccountKeyring;
+
+impl NodeKeyring for AccountKeyring {
+    fn lookup_credentials<'a>(&'a self, _: &'a str, _: bool) -> ImageFuture<'a, Vec<AuthConfig>> {
+        Box::pin(core::future::ready(Vec::new()))
+    }
+
+    fn account_plugins(&self, repository: &str) -> Vec<AccountPlugin> {
+        assert_eq!(repository, "registry.test/app");
+        let attributes = TokenAttributes {
+            service_account_token_audience: "registry.test".into(),
+            cache_type: "Token".into(),
+            require_service_account: Some(true),
+            required_service_account_annotation_keys: vec!["team".into()],
+            optional_service_account_annotation_keys: Vec::new(),
+        };
+        vec![AccountPlugin::for_test(attributes)]
+    }
+
+    fn ask_account_plugin<'a>(
+        &'a self,
+        _: &AccountPlugin,
+        _: &str,
+        account: &PluginAccount,
+        token: String,
+    ) -> ImageFuture<'a, Result<RegistryAuths, String>> {
+        assert_eq!((&*account.namespace, &*account.name), ("ns", "robot"));
+        let team = ("team".to_owned(), "red".to_owned());
+        assert_eq!(account.annotations, [team].into());
+        let claims = token.split('.').nth(1).expect("a payload");
+        let claims = URL_SAFE_NO_PAD.decode(claims).expect("base64");
+        let claims: Value = serde_json::from_slice(&claims).expect("json");
+        assert_eq!(claims["aud"], json!(["registry.test"]));
+        assert!(claims["uid"].is_string(), "bound to the pod: {claims}");
+        let credential = RegistryCredential {
+            username: account.uid.clone(),
+            password: token,
+            ..RegistryCredential::default()
+        };
+        let auths = [("registry.test".to_owned(), credential)].into();
+        Box::pin(core::future::ready(Ok(auths)))
+    }
+}
+
+#[test]
+fn plugins_are_asked_with_the_service_account_of_the_pod() {
+    // ICV-07
+    let (world, api) = cluster();
+    let world = world.restart_agent_with_keyring(Rc::new(AccountKeyring));
+    world.apply(&[]);
+    world.fake.offer_private_image(PRIVATE, "uid of robot");
+    let account = |annotations: Value| json!({"metadata": {"uid": "uid of robot", "annotations": annotations}});
+    api.put_object(
+        "accounts/ns/robot",
+        account(json!({"team": "red", "other": "x"})),
+    );
+    let spec = || {
+        let mut spec = pulling(&[], "Always");
+        spec["serviceAccountName"] = "robot".into();
+        spec["containers"][0]["image"] = PRIVATE.into();
+        spec
+    };
+    run(&world, &api, "a", spec());
+    assert_eq!(world.events_of("FailedToRetrieveImagePullCredentials"), 0);
+    // An account without the annotation is not served, which is no fault.
+    world.advance(s(61));
+    api.put_object("accounts/ns/robot", account(json!({"other": "x"})));
+    let other = api.create("b", spec());
+    world.until("is refused", |w| {
+        w.waiting(&other).is_some_and(|r| r == "ErrImagePull")
+    });
+    assert_eq!(world.events_of("FailedToRetrieveImagePullCredentials"), 0);
+    // Neither is one that cannot be read.
+    world.advance(s(61));
+    api.trouble("accounts/", 1000, Trouble::Silent);
+    api.create("c", {
+        let mut spec = spec();
+        spec["serviceAccountName"] = "absent".into();
+        spec
+    });
+    world.until("is told", |w| {
+        w.events_of("FailedToRetrieveImagePullCredentials") > 0
+    });
+}
 
 #[test]
 fn an_image_that_a_secret_brought_is_not_everybodys() {

@@ -35,7 +35,7 @@ use super::{
         event_loop::{self, AgentCell},
         executor,
         external_pods::ExternalPods,
-        images::{NodeImageHelpers, UnusedImageRequests},
+        images::{NodeImageHelpers, NodeKeyring, UnusedImageRequests},
         link_limits::LinkLimits,
         link_policy::LinkTools,
         manifests,
@@ -220,6 +220,8 @@ struct Way {
     off_s: Option<i64>,
     /// To the remover of unused images.
     unused_images: Option<UnusedImageRequests>,
+    /// Credentials of the node, if it has some.
+    keyring: Option<Rc<dyn NodeKeyring>>,
 }
 
 impl Way {
@@ -235,6 +237,7 @@ impl Way {
             declared: String::new(),
             off_s: None,
             unused_images: None,
+            keyring: None,
         }
     }
 }
@@ -446,6 +449,9 @@ impl World {
         let mut given = template.given(Rc::clone(&fake), Rc::clone(&hands), joined);
         let clock: Rc<dyn Clock> = Rc::new(TestClock(Rc::clone(&hands)));
         given.images.unused.clone_from(&way.unused_images);
+        if let Some(keyring) = &way.keyring {
+            given.images.keyring = Rc::clone(keyring);
+        }
         given.external = way.external.as_ref().map(|make| make(&clock));
         let running = Running::start(given, way.driver, &executor, &events, queue);
         let parts = running.parts;
@@ -496,6 +502,12 @@ impl World {
     /// Starts another agent with this line of `picolet` in its configuration, as [`World::restart_agent`].
     pub(super) fn restart_agent_configured(mut self, declared: String) -> Self {
         self.way.declared = declared;
+        self.restart_agent()
+    }
+
+    /// Starts another agent with these credentials of the node, as [`World::restart_agent`].
+    pub(super) fn restart_agent_with_keyring(mut self, keyring: Rc<dyn NodeKeyring>) -> Self {
+        self.way.keyring = Some(keyring);
         self.restart_agent()
     }
 

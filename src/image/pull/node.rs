@@ -148,6 +148,18 @@ pub struct AccountPlugin {
     place: usize,
 }
 
+#[cfg(test)]
+impl AccountPlugin {
+    /// Makes a plugin that no configuration has.
+    pub(crate) fn for_test(attributes: TokenAttributes) -> Self {
+        Self {
+            name: "plugin".into(),
+            attributes,
+            place: usize::MAX,
+        }
+    }
+}
+
 /// Service account of a pod, as a plugin is told of it.
 #[derive(Clone, Debug, Default)]
 pub struct PluginAccount {
