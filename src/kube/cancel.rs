@@ -2,9 +2,10 @@
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use ureq::Agent;
+use super::client::ServerConnections;
 
-/// Cuts the connection of a watch. One for each thread that watches; usable for one watch after the other.
+/// Cuts the connection of a watch, and keeps it for the next one. One for each thread that watches; usable for one watch
+/// after the other.
 ///
 /// The search for an address and the connecting of a socket are not cut; both have a time limit.
 #[derive(Default)]
@@ -16,7 +17,7 @@ pub struct WatchCancel {
 #[derive(Default)]
 struct WatchCancelState {
     cancelled: bool,
-    agent: Option<Agent>,
+    connections: Option<ServerConnections>,
 }
 
 impl core::fmt::Debug for WatchCancel {
@@ -36,9 +37,8 @@ impl WatchCancel {
     /// Ends the watch there is, as if its link had broken.
     pub fn interrupt(&self) {
         // Not under the lock: the watching thread takes it on its way out.
-        let agent = self.lock().agent.take();
-        if let Some(agent) = agent {
-            agent.shutdown();
+        if let Some(connections) = self.take_connections() {
+            connections.agent.shutdown();
         }
     }
 
@@ -49,17 +49,17 @@ impl WatchCancel {
     }
 
     /// Sets the connections to cut. False if it is too late to begin.
-    pub(super) fn set_connections(&self, agent: Agent) -> bool {
+    pub(super) fn set_connections(&self, connections: ServerConnections) -> bool {
         let mut state = self.lock();
         if !state.cancelled {
-            state.agent = Some(agent);
+            state.connections = Some(connections);
         }
         !state.cancelled
     }
 
-    /// Forgets the connections: none is open any more.
-    pub(super) fn clear_connections(&self) {
-        self.lock().agent = None;
+    /// Takes the connections: those of the watch before, if it ended well.
+    pub(super) fn take_connections(&self) -> Option<ServerConnections> {
+        self.lock().connections.take()
     }
 
     fn lock(&self) -> MutexGuard<'_, WatchCancelState> {

@@ -252,10 +252,12 @@ pub struct KubeClient {
 
 /// Connections to one server, opened with the credentials of one moment.
 #[derive(Clone)]
-struct ServerConnections {
-    agent: Agent,
+pub(super) struct ServerConnections {
+    pub(super) agent: Agent,
     server: usize,
     generation: u64,
+    /// Silence that a watch allows; `None`: they are for requests that end.
+    stall: Option<Duration>,
 }
 
 impl KubeClient {
@@ -298,8 +300,9 @@ impl KubeClient {
         loop {
             let (at, server) = self.cluster.current_server();
             let url = format!("{server}{}", ask.path);
+            let kept = self.lock().clone();
             let result = self
-                .current_connections(None)
+                .current_connections(None, kept)
                 .and_then(|connections| self.send_once(&connections.agent, &url, ask));
             match result {
                 Ok(answer) if answer.status() == 401 && renew => {
@@ -335,7 +338,8 @@ impl KubeClient {
         }
     }
 
-    /// Sends a request whose answer may never end to the present server, over a connection that `cancel` can cut.
+    /// Sends a request whose answer may never end to the present server, over a connection that `cancel` can cut: that of
+    /// the watch before, if it ended well.
     pub(super) fn open_stream(
         &self,
         ask: &ApiRequest<'_>,
@@ -344,12 +348,27 @@ impl KubeClient {
     ) -> Result<ApiResponse, KubeError> {
         let (at, server) = self.cluster.current_server();
         let url = format!("{server}{}", ask.path);
-        let connections = self.current_connections(Some(stall))?;
-        if !cancel.set_connections(connections.agent.clone()) {
-            return Err(KubeError::Cancelled);
-        }
+        let kept = cancel.take_connections();
+        let mut is_kept = kept.is_some();
+        let mut connections = self.current_connections(Some(stall), kept)?;
         self.cluster.register_watch(cancel);
-        match self.send_once(&connections.agent, &url, ask) {
+        let begun = clock::mono_now();
+        let sent = loop {
+            if !cancel.set_connections(connections.clone()) {
+                return Err(KubeError::Cancelled);
+            }
+            match self.send_once(&connections.agent, &url, ask) {
+                // The server may have closed the kept connection at this very moment.
+                Err(KubeError::Unreachable { sent: true, .. })
+                    if is_kept && clock::mono_now() - begun < STALE_WITHIN =>
+                {
+                    is_kept = false;
+                    connections = self.current_connections(Some(stall), None)?;
+                }
+                sent => break sent,
+            }
+        };
+        match sent {
             Ok(answer) if answer.response.status().is_success() => Ok(answer),
             Ok(answer) => {
                 if answer.status() == 401 {
@@ -416,8 +435,12 @@ impl KubeClient {
         })
     }
 
-    /// Returns the connections to use now. With `stall`: fresh ones, for a watch.
-    fn current_connections(&self, stall: Option<Duration>) -> Result<ServerConnections, KubeError> {
+    /// Returns the connections to use now: `kept`, or fresh ones. With `stall`: for a watch.
+    fn current_connections(
+        &self,
+        stall: Option<Duration>,
+        kept: Option<ServerConnections>,
+    ) -> Result<ServerConnections, KubeError> {
         let cluster = &self.cluster;
         let (server, url) = cluster.current_server();
         let (tls, generation) = if url.https {
@@ -429,13 +452,12 @@ impl KubeClient {
             (None, 0)
         };
         cluster.note_generation(generation);
-        let kept = self.lock().clone();
-        if let Some(kept) = &kept
+        if let Some(kept) = kept
             && kept.server == server
             && kept.generation == generation
-            && stall.is_none()
+            && kept.stall == stall
         {
-            return Ok(kept.clone());
+            return Ok(kept);
         }
         let limits = self.timeouts;
         let is_watch = stall.is_some();
@@ -476,6 +498,7 @@ impl KubeClient {
             ),
             server,
             generation,
+            stall,
         };
         if !is_watch {
             *self.lock() = Some(fresh.clone());

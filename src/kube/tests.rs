@@ -841,6 +841,43 @@ fn the_doorbell_rings() {
 }
 
 #[test]
+fn a_watch_goes_on_over_the_connection_of_the_one_before() {
+    // METER-05
+    let ca = Authority::new();
+    let server = Server::tls(&ca.server(&["127.0.0.1"], NOW), None, |seen| {
+        match seen.number {
+            // The body of the third is cut, and its connection with it.
+            2 => chunks(&[&event("one")], false),
+            // The server closes this one after the answer.
+            4 => Say {
+                then: Then::Close,
+                ..chunks(&[&event("one")], true)
+            },
+            _ => chunks(&[&event("one")], true),
+        }
+    });
+    let config = kubeconfig(&server.url(), "insecure-skip-tls-verify: true", "", &[]);
+    let api = api_of(config, quick());
+    let cancel = Arc::new(WatchCancel::default());
+    let watch = |options| api.watch_pods(&options, &cancel, &mut |_| {});
+    for is_clean in [true, true, false, true, true, true] {
+        assert_eq!(watch(options()).is_ok(), is_clean);
+    }
+    // One that may be silent for longer has another limit of its reads.
+    let longer = WatchOptions {
+        timeout: Duration::from_secs(600),
+        ..options()
+    };
+    assert_eq!(watch(longer).expect("clean"), WatchEnd::Clean);
+    // Others share nothing with it, and an interruption ends it.
+    api.read_config_map("a", "b").expect("an object");
+    cancel.interrupt();
+    assert_eq!(watch(options()).expect("clean"), WatchEnd::Clean);
+    let connections: Vec<usize> = server.seen().iter().map(|it| it.connection).collect();
+    assert_eq!(connections, [0, 0, 0, 1, 1, 2, 3, 4, 5]);
+}
+
+#[test]
 fn the_doorbell_can_be_cut_off() {
     let ca = Authority::new();
     for with_tls in [false, true] {

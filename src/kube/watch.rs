@@ -119,7 +119,9 @@ pub(super) fn watch_metadata(
     let ended = client
         .open_stream(&ask, options.timeout + STALL_SLACK, cancel)
         .and_then(|answer| read_watch_answer(answer, each));
-    cancel.clear_connections();
+    if !matches!(ended, Ok(WatchEnd::Clean)) {
+        drop(cancel.take_connections());
+    }
     match ended {
         // A cancelled watch may end with any error.
         _ if cancel.is_cancelled() => Err(KubeError::Cancelled),
