@@ -35,7 +35,7 @@ use crate::{
 };
 
 /// Time between two lists while doorbells ring.
-const WATCHED_LIST: Duration = Duration::from_secs(3600);
+const WATCHED_LIST: Duration = Duration::from_secs(6 * 3600);
 /// Shortest time from a list to one that makes up for lost rings.
 const POLL: Duration = Duration::from_secs(10);
 /// Time between two lists without doorbells; on a link whose bytes cost money.
@@ -436,7 +436,7 @@ impl ServicesKeeper {
         *bells = None;
         if self.cfg.watch {
             let now = self.tools.clock.now();
-            match ServiceDoorbells::open(reader, &listed, now) {
+            match ServiceDoorbells::open(reader, &listed, &self.tools.link_policy, now) {
                 Ok(mut opened) => {
                     opened.start_due(now).await;
                     *bells = Some(opened);

@@ -23,13 +23,14 @@ use super::{
         tools::KeeperTools,
         writer::{NftError, TableWriter, WriterFuture},
     },
-    FIRST_PAUSE, LAST_REFUSED, POLL, REFUSED_PAUSE, ServicesKeeper, TABLE_LOOK, WRITE_PAUSE,
+    FIRST_PAUSE, LAST_REFUSED, POLL, REFUSED_PAUSE, ServicesKeeper, TABLE_LOOK, WATCHED_LIST,
+    WRITE_PAUSE,
 };
 use crate::{
     agent::{
         clock::Clock,
         complaints::Complaints,
-        link_policy::FreeLink,
+        link_policy::{FreeLink, LinkPolicy},
         recorder::EventRecorder,
         tests::world::{Hands, TestClock},
     },
@@ -363,6 +364,44 @@ fn watches_that_end_go_on_and_those_that_end_soon_wait() {
         }
     };
     block_on(or(keeper.keep_services(), test));
+}
+
+/// A link whose bytes cost money.
+struct CostlyLink;
+
+impl LinkPolicy for CostlyLink {
+    fn is_metered(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn where_bytes_cost_money_watches_are_silent() {
+    // PROX-21
+    for (is_metered, bookmarks) in [
+        (false, "allowWatchBookmarks=true"),
+        (true, "allowWatchBookmarks=false"),
+    ] {
+        let (bench, mut keeper) = Bench::new();
+        if is_metered {
+            keeper.tools.link_policy = Rc::new(CostlyLink);
+        }
+        let test = async {
+            bench.pass(WRITE_PAUSE).await;
+            bench.until_asked(1, 2, None).await;
+            let (_, watches) = bench.asked();
+            assert!(
+                watches.iter().all(|path| path.contains(bookmarks)),
+                "{watches:?}"
+            );
+            let before = WATCHED_LIST - Duration::from_secs(1);
+            bench.hands.set(MonoTime::default() + before);
+            bench.until_asked(1, 2, Some(WATCHED_LIST)).await;
+            bench.hands.set(MonoTime::default() + WATCHED_LIST);
+            bench.until_asked(2, 4, None).await;
+        };
+        block_on(or(keeper.keep_services(), test));
+    }
 }
 
 #[test]
