@@ -50,8 +50,10 @@ fn main() {
     let board = target.split('-').next().unwrap_or_default();
     let board = if board == "arm" { "armv6" } else { board };
     println!("cargo::rustc-env=PICOLET_BOARD={board}");
-    let script = script();
     let is = |name: &str, value: &str| env::var(name).is_ok_and(|v| v == value);
+    // Half a minute of a linker's time, for a program whose memory nobody measures.
+    let layouts: &[&str] = if is("OPT_LEVEL", "z") { &LAYOUTS } else { &[] };
+    let script = script(layouts);
     // `release`, and every profile that inherits from it. What the profile does on a panic is not told to a build script.
     if is("PROFILE", "release") && is("CARGO_CFG_TARGET_OS", "linux") {
         let file = out.join("sections.ld");
@@ -76,13 +78,14 @@ fn packed(text: &str) -> Vec<u8> {
     packed.finish().expect("memory")
 }
 
-/// The script that is added to the linker's own. One file: of several some linkers take the last.
-fn script() -> String {
+/// The script that is added to the linker's own, with these layouts. One file: of several some linkers take the last.
+fn script(layouts: &[&str]) -> String {
     let crates = fs::read_to_string("Cargo.lock").expect("it is beside Cargo.toml");
     let mut script = format!("SECTIONS\n{{\n{TABLES}\n");
     let mut is_open = false;
-    let read = |file| fs::read_to_string(file).unwrap_or_else(|e| panic!("{file}: {e}"));
-    for line in LAYOUTS.map(read).join("\n").lines() {
+    let read = |file: &&str| fs::read_to_string(file).unwrap_or_else(|e| panic!("{file}: {e}"));
+    let layouts: Vec<_> = layouts.iter().map(read).collect();
+    for line in layouts.join("\n").lines() {
         if let Some(name) = line.strip_prefix('[').and_then(|l| l.strip_suffix(']')) {
             script += if is_open { "}\n" } else { "" };
             script += &format!(".text.{name} :\n{{\n");
@@ -95,7 +98,7 @@ fn script() -> String {
             script += &format!("*(.text._R*_{name}* .text.unlikely._R*_{name}*)\n");
         }
     }
-    script + "}\n}\nINSERT AFTER .text;\n"
+    script + if is_open { "}\n" } else { "" } + "}\nINSERT AFTER .text;\n"
 }
 
 /// The part of a name that a crate, a module, or a function in one has in the compiler's v0 mangling, which is set in
