@@ -84,12 +84,12 @@ pub(super) fn validate(kind: &Kind, object: &Value, errors: &mut Fields) {
             }
             "namespaces" | "services" => {}
             // What it is called is nobody's business, but it has to fit into a path.
-            "certificatesigningrequests"
+            "certificatesigningrequests" | "clustertrustbundles"
                 if name.contains(['/', '%']) || name == "." || name == ".." =>
             {
                 errors.invalid("metadata.name", &value, "may not contain '/' or '%'");
             }
-            "certificatesigningrequests" => {}
+            "certificatesigningrequests" | "clustertrustbundles" => {}
             _ if !is_subdomain(name) => errors.invalid("metadata.name", &value, SUBDOMAIN),
             _ => {}
         }
