@@ -13,7 +13,10 @@ use std::{
     fs,
     io::{Read, Write},
     net::{SocketAddr, TcpStream},
-    os::{fd::OwnedFd, unix::fs::PermissionsExt as _},
+    os::{
+        fd::OwnedFd,
+        unix::fs::{MetadataExt as _, PermissionsExt as _},
+    },
     path::{Path, PathBuf},
     pin::Pin,
     process::Command,
@@ -25,15 +28,17 @@ use std::{
     time::Duration,
 };
 
+use nix::mount::MsFlags;
 use picolet::image::{ImageError, ImageProgress};
 use picolet::{
     api::{
         ContainerId, PodUid, SandboxId,
         cri::{
             ANNOTATION_TERMINATION_PATH, ANNOTATION_TERMINATION_POLICY, AuthConfig,
-            ContainerConfig, ContainerMount, ContainerState, ContainerStatus, FsInfo,
+            ContainerConfig, ContainerMount, ContainerState, ContainerStatus, FsInfo, IdMap,
             LinuxResources, MountedImage, NamespaceMode, NamespaceOptions, PodRuntimeStatus,
             PortMapping, SandboxConfig, SandboxState, SandboxStatus, StoredImage,
+            UserNamespaceSupport,
         },
         oci::ImageProcess,
         stats::StatsDetail,
@@ -2008,6 +2013,275 @@ fn images_as_volumes() {
     });
 }
 
+/// A runc on `PATH` that joins user namespaces and maps the owners of mounts, as its own `features` say.
+fn find_capable_runc() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    let mut all = std::env::split_paths(&path).map(|dir| dir.join("runc"));
+    all.find(|program| {
+        let Ok(told) = Command::new(program).arg("features").output() else {
+            return false;
+        };
+        let told: serde_json::Value = serde_json::from_slice(&told.stdout).unwrap_or_default();
+        told["linux"]["mountExtensions"]["idmap"]["enabled"] == true
+    })
+}
+
+fn use_oci_runtime(lab: &Lab, script: &str) {
+    let path = lab.dir.join("oci");
+    fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("script");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("mode");
+}
+
+/// Lines that a container has written.
+fn said(lab: &Lab, config: &SandboxConfig, name: &str) -> Vec<String> {
+    let log = lab.log(config, name);
+    let lines = log.lines().filter_map(|l| l.split_once(" stdout F "));
+    lines.map(|(_, text)| text.to_owned()).collect()
+}
+
+#[test]
+fn users_of_their_own_need_a_runtime_that_can() {
+    // UNS-20
+    lab("no-users", async |lab| {
+        for (features, missing) in [
+            ("exit 1", true),
+            (r#"echo '{"linux": {"namespaces": ["user"]}}'"#, true),
+            (
+                r#"echo '{"linux": {"mountExtensions": {"idmap": {"enabled": true}}}}'"#,
+                true,
+            ),
+            (
+                r#"echo '{"linux": {"namespaces": ["user"], "mountExtensions": {"idmap": {"enabled": true}}}}'"#,
+                false,
+            ),
+        ] {
+            let script = format!("case $1 in features) {features}; exit;; esac; exec runc \"$@\"");
+            use_oci_runtime(lab, &script);
+            lab.boot().await;
+            let told = lab.runtime().capabilities().judge_user_namespaces("");
+            assert_eq!(told != UserNamespaceSupport::Works, missing, "{told:?}");
+            if !missing {
+                continue;
+            }
+            let mut config = lab.sandbox("users");
+            config.namespaces.users = Some(IdMap {
+                host_id: 10 << 16,
+                length: 1 << 16,
+            });
+            let refused = lab.runtime().run_pod_sandbox(&config).await;
+            let refused = refused.expect_err(features).to_string();
+            assert!(
+                refused.contains("lacks linux.mountExtensions.idmap")
+                    && refused.contains("install runc 1.2.1"),
+                "{refused}"
+            );
+            assert!(lab.pod(&config).await.sandboxes.is_empty());
+        }
+        fs::remove_file(lab.dir.join("oci")).expect("script");
+        lab.boot().await;
+    });
+}
+
+#[test]
+fn pods_with_users_of_their_own() {
+    // UNS-20 UNS-22 UNS-23 UNS-24 UNS-25 UNS-26 UNS-27 UNS-28 UNS-31
+    let Some(runc) = find_capable_runc() else {
+        skipped!("pods_with_users_of_their_own: no runc with mountExtensions.idmap is on PATH");
+        return;
+    };
+    lab("users", async |lab| {
+        use_oci_runtime(lab, &format!("exec {} \"$@\"", runc.display()));
+        lab.boot().await;
+        let told = lab.runtime().capabilities().judge_user_namespaces("");
+        assert_eq!(told, UserNamespaceSupport::Works);
+        unpack_volume_images(lab);
+        let volume = lab.dir.join("shared");
+        fs::create_dir_all(&volume).expect("volume");
+        // As for an fsGroup: group and set-group-ID bit are plain ids on the disk.
+        std::os::unix::fs::chown(&volume, None, Some(7)).expect("group");
+        fs::set_permissions(&volume, fs::Permissions::from_mode(0o2775)).expect("mode");
+        // As the volumes of Secrets are: these flags cannot be taken away from another user namespace.
+        let memory = lab.dir.join("memory");
+        fs::create_dir_all(&memory).expect("dir");
+        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+        mount::mount_tmpfs(&memory, Some(1 << 20), 0o755, flags).expect("tmpfs");
+        fs::write(memory.join("secret"), "hush\n").expect("secret");
+        let script = "cat /proc/self/uid_map /proc/self/gid_map; id -u; hostname; \
+                      ls -ldn / /bin/busybox /etc/passwd /data /deep/low /etc/hostname; \
+                      echo x > /new && echo x > /data/$(hostname) && echo x > /dev/shm/x && echo x > /memory/x \
+                      && echo written; cat /secret/secret; echo x > /secret/x || echo read-only; ls -n /data; cat /proc/sys/net/ipv4/ip_unprivileged_port_start \
+                      /proc/sys/kernel/msgmax; echo x > /sys/fs/cgroup/x || echo closed; ip addr show dev eth0 | cat; \
+                      dd if=/dev/zero of=/dev/null bs=1 count=1 2>/dev/null && echo done; exec sleep 1000";
+        let mut made = Vec::new();
+        for (name, host_id) in [("one", 200 << 16), ("two", 201 << 16)] {
+            let mut config = lab.sandbox(name);
+            config.namespaces.users = Some(IdMap {
+                host_id,
+                length: 1 << 16,
+            });
+            config.sysctls = [
+                ("net.ipv4.ip_unprivileged_port_start", "77"),
+                ("kernel.msgmax", "4242"),
+            ]
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .into();
+            let runtime = lab.runtime();
+            let sandbox = runtime.run_pod_sandbox(&config).await.expect("sandbox");
+            let mut main = lab.container(&config, "main", script);
+            main.mounts = vec![
+                ContainerMount {
+                    host_path: volume.display().to_string(),
+                    container_path: "/data".into(),
+                    ..ContainerMount::default()
+                },
+                image_mount(DEEP, "/deep", ""),
+                ContainerMount {
+                    host_path: memory.display().to_string(),
+                    container_path: "/secret".into(),
+                    read_only: true,
+                    ..ContainerMount::default()
+                },
+                ContainerMount {
+                    host_path: memory.display().to_string(),
+                    container_path: "/memory".into(),
+                    ..ContainerMount::default()
+                },
+                ContainerMount {
+                    host_path: lab.dir.join("logs").display().to_string(),
+                    container_path: "/logs".into(),
+                    read_only: true,
+                    recursive_read_only: true,
+                    ..ContainerMount::default()
+                },
+            ];
+            let id = lab.start(&sandbox, &main).await;
+            until("it has looked around", || {
+                said(lab, &config, "main").iter().any(|l| l == "done")
+            })
+            .await;
+            let lines = said(lab, &config, "main");
+            let says = |text: &str| lines.iter().any(|line| line == text);
+            for map in &lines[..2] {
+                let words: Vec<_> = map.split_whitespace().collect();
+                assert_eq!(words, ["0", &*host_id.to_string(), "65536"], "{lines:#?}");
+            }
+            assert_eq!(lines[2..4], ["0", name], "{lines:#?}");
+            let owner = |path: &str| {
+                let line = lines
+                    .iter()
+                    .find(|line| line.ends_with(&format!(" {path}")));
+                let words = line.map(|line| line.split_whitespace().skip(2).take(2));
+                words.map(|words| words.collect::<Vec<_>>().join(":"))
+            };
+            for path in [
+                "/",
+                "/bin/busybox",
+                "/etc/passwd",
+                "/deep/low",
+                "/etc/hostname",
+            ] {
+                assert_eq!(owner(path).as_deref(), Some("0:0"), "{path}: {lines:#?}");
+            }
+            // Those of the other pod look the same.
+            for path in ["/data", "one", name] {
+                assert_eq!(owner(path).as_deref(), Some("0:7"), "{path}: {lines:#?}");
+            }
+            for text in ["written", "hush", "read-only", "77", "4242", "closed"] {
+                assert!(says(text), "{text}: {lines:#?}");
+            }
+            assert!(
+                lines.iter().any(|line| line.contains("inet 10.")),
+                "{lines:#?}"
+            );
+            // On the machine.
+            let owner = |path: PathBuf| {
+                let metadata = fs::metadata(&path).expect("file");
+                (metadata.uid(), metadata.gid(), metadata.mode() & 0o777)
+            };
+            let (run, upper) = (
+                lab.dir.join("run/containers"),
+                lab.dir.join("root/containers").join(&*id).join("upper"),
+            );
+            assert_eq!(owner(upper.join("new")), (host_id, host_id, 0o644));
+            assert_eq!(owner(volume.join(name)).0, 0);
+            assert_eq!(owner(lab.dir.join("layer/etc/passwd")).0, 0);
+            assert_eq!(owner(run.clone()), (0, 0, 0o711));
+            assert_eq!(owner(run.join(&*id)), (0, host_id, 0o710));
+            let lower = mount::mounts_below(&run.join(&*id).join("lower"));
+            assert_eq!(lower.expect("mounts"), Vec::<PathBuf>::new());
+            let record = lab.dir.join("run/sandboxes").join(&*sandbox.id);
+            let record = fs::read_to_string(record.join("record.json")).expect("record");
+            assert!(
+                record.contains("\"v\":2"),
+                "older agents leave it alone: {record}"
+            );
+            made.push((config, sandbox, main, id));
+        }
+        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let (config, sandbox, main, id) = made.remove(0);
+        let bare = |name: &str| {
+            let mut bare = lab.container(&config, name, "exit 0");
+            bare.security.namespaces.users = None;
+            bare
+        };
+        let create = async |container: ContainerConfig| {
+            let runtime = lab.runtime();
+            let made = runtime
+                .create_container(&sandbox.id, &container, None)
+                .await;
+            made.map_err(|e| e.to_string())
+        };
+        let refused = create(bare("bare")).await.expect_err("never without a map");
+        assert!(refused.contains("made with other user ids"), "{refused}");
+
+        // The next agent goes on with it.
+        lab.boot().await;
+        let pod = lab.pod(&config).await;
+        assert_eq!(pod.sandboxes[0].state, SandboxState::Ready);
+        assert_eq!(pod.sandboxes[0].namespaces, config.namespaces);
+        let told = lab
+            .runtime()
+            .exec_sync(&id, &words("/bin/id -u"), None, 64)
+            .await;
+        assert_eq!(told.expect("exec").stdout, b"0\n");
+        let mut later = lab.container(&config, "later", "cat /proc/self/uid_map");
+        later.mounts.clone_from(&main.mounts);
+        let later = lab.start(&sandbox, &later).await;
+        assert_eq!(lab.ended(&config, &later).await.exit_code, 0);
+        assert!(said(lab, &config, "later")[0].contains("13107200"));
+
+        // One whose containers share their processes.
+        let mut shared = lab.sandbox("shared");
+        shared.namespaces.users = Some(IdMap {
+            host_id: 202 << 16,
+            length: 1 << 16,
+        });
+        shared.namespaces.pid = NamespaceMode::Pod;
+        let runtime = lab.runtime();
+        let made_shared = runtime.run_pod_sandbox(&shared).await.expect("sandbox");
+        let script = "cat /proc/self/uid_map; test $$ -gt 1 && ls -d /proc/1 && echo done";
+        let c = lab.container(&shared, "c", script);
+        let c = lab.start(&made_shared, &c).await;
+        assert_eq!(lab.ended(&shared, &c).await.exit_code, 0);
+        let lines = said(lab, &shared, "c");
+        assert!(lines[0].contains("13238272"), "{lines:?}");
+        assert_eq!(lines[1..], ["/proc/1", "done"]);
+
+        // A runtime that cannot do it comes in its place.
+        use_oci_runtime(lab, "case $1 in features) exit 1;; esac; exec runc \"$@\"");
+        lab.boot().await;
+        let next = lab.container(&config, "next", "exit 0");
+        let refused = create(next).await.expect_err("it would drop the maps");
+        assert!(
+            refused.contains("lacks linux.mountExtensions.idmap"),
+            "{refused}"
+        );
+        use_oci_runtime(lab, &format!("exec {} \"$@\"", runc.display()));
+        lab.boot().await;
+        mount::unmount(&memory).expect("unmount");
+    });
+}
+
 #[test]
 fn another_boot_is_noticed() {
     // RTM-18
@@ -2060,6 +2334,7 @@ fn host_network_needs_no_plugin() {
             network: NamespaceMode::Node,
             ipc: NamespaceMode::Node,
             pid: NamespaceMode::Node,
+            users: None,
         };
         config.hostname = String::new();
         let sandbox = lab

@@ -252,6 +252,8 @@ pub(super) fn make_pod_driver(parts: &AgentParts) -> Rc<dyn PodDriver> {
         resources: machine.resources.clone(),
         resolv_conf: cfg.network.resolv_conf.clone(),
         pod_logs: cfg.dirs.pod_logs.clone(),
+        ids_per_pod: cfg.ids_per_pod,
+        max_pods: cfg.max_pods,
     });
     let mounter = VolumeMounter {
         volumes: machine.volumes.clone(),

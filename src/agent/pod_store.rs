@@ -53,6 +53,8 @@ const OUTCOME: &str = "outcome.json";
 const DEVICES: &str = "devices.json";
 /// File with the resources that the pod was allocated; only while they, or those in force, are not those of the record.
 const RESOURCES: &str = "resources.json";
+/// File with the host ids of the pod's user namespace, named as a kubelet names it.
+const USER_IDS: &str = "userns";
 /// Mode of a pod's directory (SYNC-08).
 const POD_DIR_MODE: u32 = 0o750;
 
@@ -279,7 +281,7 @@ impl PodStore {
         let mut any = false;
         for uid in self.recorded_pods() {
             let dir = self.pod_dir(&uid);
-            if [OUTCOME, DEVICES, RESOURCES]
+            if [OUTCOME, DEVICES, RESOURCES, USER_IDS]
                 .iter()
                 .any(|name| dir.join(name).exists())
             {
@@ -343,6 +345,23 @@ impl PodStore {
         remove_record(&path)
     }
 
+    /// Keeps the ids of a pod's user namespace, as [`Self::keep_devices`] does.
+    pub(super) fn keep_user_ids(&self, uid: &PodUid, text: &[u8]) -> io::Result<()> {
+        self.keep_side_file(USER_IDS, uid, text)
+    }
+
+    /// Reads the ids of a pod's user namespace: a file of at most `limit` bytes, or the begin of a longer one. `None`: there
+    /// is none.
+    pub(super) fn read_user_ids(&self, uid: &PodUid, limit: u64) -> io::Result<Option<Vec<u8>>> {
+        for dir in [&self.waiting, &self.pods] {
+            match file::read_start(&dir.join(uid.as_str()).join(USER_IDS), limit) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                other => return other.map(Some),
+            }
+        }
+        Ok(None)
+    }
+
     fn keep_side_file(&self, name: &str, uid: &PodUid, text: &[u8]) -> io::Result<()> {
         let kept = file::write_atomic(&self.pod_dir(uid).join(name), text, 0o600, true)
             .and_then(|()| file::sync_dir(&self.pods));
@@ -383,7 +402,7 @@ impl PodStore {
 
     fn waiting_bytes(&self) -> u64 {
         let sizes = self.waiting_pods().into_iter().flat_map(|uid| {
-            [RECORD, NEXT, OUTCOME, DEVICES, RESOURCES].map(|name| {
+            [RECORD, NEXT, OUTCOME, DEVICES, RESOURCES, USER_IDS].map(|name| {
                 let path = self.waiting.join(uid.as_str()).join(name);
                 path.metadata().map_or(0, |m| m.len())
             })
@@ -445,6 +464,13 @@ impl PodStore {
             self.keep_devices(uid, &text)
                 .map_err(|source| PodStoreError::Io { path, source })?;
         }
+        let path = self.waiting.join(uid.as_str()).join(USER_IDS);
+        if path.exists()
+            && let Some(text) = self.read_side_file(USER_IDS, uid, MAX_WAITING_BYTES)
+        {
+            self.keep_user_ids(uid, &text)
+                .map_err(|source| PodStoreError::Io { path, source })?;
+        }
         let path = self.waiting.join(uid.as_str()).join(OUTCOME);
         if !path.exists() {
             return Ok(());
@@ -464,6 +490,7 @@ impl PodStore {
         self.remove_waiting_file(NEXT, uid)?;
         self.remove_waiting_file(DEVICES, uid)?;
         self.remove_waiting_file(RESOURCES, uid)?;
+        self.remove_waiting_file(USER_IDS, uid)?;
         self.remove_waiting_file(OUTCOME, uid)
     }
 

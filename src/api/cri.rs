@@ -51,6 +51,15 @@ pub enum NamespaceMode {
     Target,
 }
 
+/// Ids of a pod's user namespace, users and groups alike: its ids from 0 on are so many ids of the host in a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IdMap {
+    /// Id of the host that is 0 in the namespace.
+    pub host_id: u32,
+    /// Number of ids.
+    pub length: u32,
+}
+
 /// Namespace modes of a sandbox or container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -61,6 +70,9 @@ pub struct NamespaceOptions {
     pub ipc: NamespaceMode,
     /// `Pod`, `Container`, `HostDeviceNode` or `Target`.
     pub pid: NamespaceMode,
+    /// Ids of the pod's own user namespace; `None`: it has the machine's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub users: Option<IdMap>,
 }
 
 /// Contents of a resolver file.
@@ -860,6 +872,23 @@ pub struct HandlerCapabilities {
     pub name: String,
     /// Read-only mounts can be read-only with all that is mounted below them.
     pub recursive_read_only_mounts: bool,
+    /// Pods can have user namespaces.
+    pub user_namespaces: UserNamespaceSupport,
+}
+
+/// Answer to the question whether pods can have user namespaces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UserNamespaceSupport {
+    /// They can.
+    Works,
+    /// They cannot: the text says what is missing.
+    Lacks(String),
+}
+
+impl Default for UserNamespaceSupport {
+    fn default() -> Self {
+        Self::Lacks("the runtime does not support user namespaces".into())
+    }
 }
 
 /// Features of a backend. They may change when a backend is replaced: ask anew each time.
@@ -881,6 +910,14 @@ impl RuntimeCapabilities {
     pub fn supports_recursive_read_only(&self, handler: &str) -> bool {
         let mut all = self.handlers.iter();
         all.any(|h| h.name == handler && h.recursive_read_only_mounts)
+    }
+
+    /// Judges whether pods of the handler of this name can have user namespaces.
+    #[must_use]
+    pub fn judge_user_namespaces(&self, handler: &str) -> UserNamespaceSupport {
+        let mut all = self.handlers.iter();
+        let found = all.find(|h| h.name == handler);
+        found.map(|h| h.user_namespaces.clone()).unwrap_or_default()
     }
 }
 

@@ -152,6 +152,26 @@ written!(
         /// Options, as mount(8) words them.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         options: Vec<String>,
+        /// Users that own what is mounted: ids on the disk, and the ids of the host that they are shown as.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        uid_mappings: Vec<IdMapping>,
+        /// Groups, likewise.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        gid_mappings: Vec<IdMapping>,
+    }
+);
+
+written!(
+    /// Ids in a row, in a user namespace or on a disk, and the ids of the host that they are.
+    IdMapping {
+        /// First id in the namespace or on the disk.
+        #[serde(rename = "containerID")]
+        container_id: u32,
+        /// First id of the host.
+        #[serde(rename = "hostID")]
+        host_id: u32,
+        /// Number of ids.
+        size: u32,
     }
 );
 
@@ -177,6 +197,12 @@ written!(
     Linux {
         /// Namespaces to make or join; those not listed are the runtime's own.
         namespaces: Vec<Namespace>,
+        /// Users of the user namespace, if one is joined.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        uid_mappings: Vec<IdMapping>,
+        /// Groups of the user namespace.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        gid_mappings: Vec<IdMapping>,
         /// Device nodes beside the default ones.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         devices: Vec<OciDevice>,
@@ -206,7 +232,7 @@ written!(
 written!(
     /// A namespace.
     Namespace {
-        /// `pid`, `network`, `ipc`, `uts`, `mount`, `cgroup`.
+        /// `pid`, `network`, `ipc`, `uts`, `user`, `mount`, `cgroup`.
         #[serde(rename = "type")]
         kind: String,
         /// File of a namespace to join; empty makes a new one.
@@ -500,6 +526,8 @@ pub struct SandboxPaths {
     pub ipc_namespace: String,
     /// Pinned UTS namespace; not looked at when the sandbox has the machine's network.
     pub uts_namespace: String,
+    /// Pinned user namespace; not looked at when the sandbox has the machine's.
+    pub user_namespace: String,
     /// PID namespace to join for `NamespaceMode::Pod` and `Target`: that of the sandbox's init or of the target.
     pub pid_namespace: String,
     /// Directory bound at `/dev/shm`: the sandbox's tmpfs, or the machine's with hostIPC.

@@ -25,6 +25,7 @@ use super::{
 use crate::api::cri::CgroupDriver;
 use crate::api::{Quantity, names};
 use crate::image::ImageReference;
+use crate::logic::user_namespaces::DEFAULT_IDS_PER_POD;
 use crate::logic::{
     cgroup::CgroupTree,
     cpu_manager::{CpuPolicyOptions, STATIC_POLICY},
@@ -51,7 +52,7 @@ pub(super) fn resolve_config(
     warnings: &mut Vec<FieldWarning>,
 ) -> Result<AgentConfig, InvalidField> {
     keys::check_ranges(&document)?;
-    check_ids_per_pod(&document)?;
+    let ids_per_pod = read_ids_per_pod(&document)?;
     refuse_unsupported(&fields)?;
     warnings.extend(without_effect::remove_ignored_keys(&mut document));
     let own = &fields.picolet;
@@ -114,6 +115,7 @@ pub(super) fn resolve_config(
         doorbells: own.doorbells.unwrap_or(true),
         times: resolve_times(&fields),
         max_pods: count_or_default(fields.max_pods, 110),
+        ids_per_pod,
         pods_per_core: count_or_default(fields.pods_per_core, 0),
         runtime: RuntimeConfig {
             endpoints,
@@ -176,16 +178,20 @@ fn read_handlers(all: &BTreeMap<String, String>) -> Result<BTreeMap<String, Stri
     Ok(all.clone())
 }
 
-/// Checks the number of ids of a user namespace, which is no range.
-fn check_ids_per_pod(document: &Value) -> Result<(), InvalidField> {
+/// Reads the number of ids of a user namespace, which is no range.
+fn read_ids_per_pod(document: &Value) -> Result<u32, InvalidField> {
     let ids = &document["userNamespaces"]["idsPerPod"];
-    if !ids.is_null() && !ids.as_i64().is_some_and(|n| n >= 65536 && n % 65536 == 0) {
-        return invalid_field(
-            "userNamespaces.idsPerPod",
-            format!("is {ids}, must be a multiple of 65536"),
-        );
+    if ids.is_null() {
+        return Ok(DEFAULT_IDS_PER_POD);
     }
-    Ok(())
+    let read = ids.as_u64().and_then(|n| u32::try_from(n).ok());
+    match read.filter(|n| *n > 0 && n % DEFAULT_IDS_PER_POD == 0) {
+        Some(ids) => Ok(ids),
+        None => invalid_field(
+            "userNamespaces.idsPerPod",
+            format!("is {ids}, must be a multiple of {DEFAULT_IDS_PER_POD} below 2^32"),
+        ),
+    }
 }
 
 /// Refuses settings that a kubelet has and this version has not: to do something else in silence would be worse.

@@ -256,6 +256,7 @@ fn defaults() {
     let config = load("defaults", "", "").expect("defaults");
     assert_eq!(config.node_name, "board");
     assert_eq!((config.max_pods, config.pods_per_core), (110, 0));
+    assert_eq!(config.ids_per_pod, 65_536);
     assert_eq!(config.times.sync, Duration::from_secs(60));
     assert_eq!(config.times.file_check, Duration::from_secs(20));
     assert_eq!(config.times.runtime_request, Duration::from_secs(120));
@@ -1112,6 +1113,10 @@ fn refused() {
         (
             "memorySwap: {swapBehavior: Some}",
             "memorySwap.swapBehavior: is \"Some\"",
+        ),
+        (
+            "userNamespaces: {idsPerPod: 4294967296}",
+            "userNamespaces.idsPerPod: is 4294967296, must be a multiple of 65536",
         ),
         (
             "userNamespaces: {idsPerPod: 65537}",

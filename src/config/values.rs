@@ -59,6 +59,8 @@ pub struct AgentConfig {
     pub max_pods: u32,
     /// Most pods per processor; 0: no such limit. The smaller of both counts.
     pub pods_per_core: u32,
+    /// Ids of the host for the user namespace of a pod (`userNamespaces.idsPerPod`).
+    pub ids_per_pod: u32,
     /// The OCI runtime.
     pub runtime: RuntimeConfig,
     /// Cgroups, limits, swap.

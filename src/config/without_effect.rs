@@ -103,7 +103,6 @@ const KEYS: &[(&str, &str)] = &[
     ("topologyManagerPolicyOptions", ""),
     ("topologyManagerScope", "container"),
     ("tracing", ""),
-    ("userNamespaces", ""),
     ("volumePluginDir", ""),
 ];
 
@@ -223,7 +222,7 @@ mod tests {
             "memoryManagerPolicy": "Static", "topologyManagerPolicy": "none", "enableSystemLogHandler": true,
             "hairpinMode": "veth", "kernelMemcgNotification": false, "maxPods": 7,
             "configMapAndSecretChangeDetectionStrategy": "Watch", "reservedMemory": [],
-            "maxOpenFiles": 4096, "tracing": {"endpoint": "a:1"}, "userNamespaces": {"idsPerPod": 65536},
+            "maxOpenFiles": 4096, "tracing": {"endpoint": "a:1"},
             "logging": {"format": "json", "verbosity": 2},
             "featureGates": {"MemoryQoS": true, "NodeSwap": false},
         });
@@ -242,7 +241,6 @@ mod tests {
                 "maxOpenFiles",
                 "memoryManagerPolicy",
                 "tracing",
-                "userNamespaces",
                 "enableSystemLogHandler",
                 "featureGates.NodeSwap",
             ]

@@ -14,9 +14,9 @@ use core::net::IpAddr;
 use crate::api::cri::{
     ANNOTATION_HASH, ANNOTATION_POD_DELETION_GRACE, ANNOTATION_POD_GRACE, ANNOTATION_PORTS,
     ANNOTATION_PRE_STOP, ANNOTATION_RESTART_COUNT, ANNOTATION_TERMINATION_PATH,
-    ANNOTATION_TERMINATION_POLICY, ContainerConfig, ContainerMount, LABEL_CONTAINER_NAME,
+    ANNOTATION_TERMINATION_POLICY, ContainerConfig, ContainerMount, IdMap, LABEL_CONTAINER_NAME,
     LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID, MountPropagation, MountedImage,
-    NamespaceMode, PortMapping, SandboxConfig, StoredImage,
+    NamespaceMode, NamespaceOptions, PortMapping, SandboxConfig, StoredImage,
 };
 use crate::api::order::GatherExt;
 use crate::api::pod::VolumeMount;
@@ -101,21 +101,17 @@ pub struct SandboxPlan {
 
 /// Configuration of a pod's sandbox.
 ///
-/// `runtime_handler`: that of the pod's RuntimeClass. `volume_groups`: see [`sandbox_user`]. Errors: impossible names,
-/// user namespaces. The pod waits and is tried again.
+/// `runtime_handler`: that of the pod's RuntimeClass. `users`: ids of its user namespace. `volume_groups`: see
+/// [`sandbox_user`]. Errors: impossible names. The pod waits and is tried again.
 pub fn sandbox_config(
     pod: &Pod,
     attempt: u32,
     qos: QosClass,
     runtime_handler: String,
+    users: Option<IdMap>,
     volume_groups: &[i64],
     node: &NodeContext,
 ) -> Result<SandboxPlan, PodError> {
-    if pod.spec.host_users == Some(false) {
-        return Err(PodError::Node(
-            "hostUsers: false: user namespaces are not supported by this node".into(),
-        ));
-    }
     let names = pod_names(pod, &node.dns.cluster_domain)?;
     let dns = pod_dns(pod, &node.dns);
     let (resources, overhead) = sandbox_resources(pod, &node.cgroups);
@@ -145,7 +141,10 @@ pub fn sandbox_config(
                 )
             })
             .gather_items(),
-        namespaces: namespace_options(pod),
+        namespaces: NamespaceOptions {
+            users,
+            ..namespace_options(pod)
+        },
         privileged: is_privileged(pod),
         runtime_handler,
         user: sandbox_user(pod, volume_groups),
@@ -288,6 +287,8 @@ pub struct ContainerInput<'a> {
     pub hosts_file: Option<&'a str>,
     /// Termination log of the instance on the host; `None` if [`termination_path`] is `None`.
     pub termination_log: Option<&'a str>,
+    /// Ids of the pod's user namespace; `None`: it has the machine's.
+    pub users: Option<IdMap>,
     /// Newest instance of `targetContainerName`.
     pub target: Option<&'a ContainerId>,
     /// The machine.
@@ -334,6 +335,7 @@ pub fn container_config(input: &ContainerInput<'_>) -> Result<ContainerConfig, P
         Ok::<_, PodError>(all)
     };
     let mut security = linux_security(pod, container, image, &node.security)?;
+    security.namespaces.users = input.users;
     if !container.target_container_name.is_empty()
         && security.namespaces.pid == NamespaceMode::Container
     {
@@ -575,8 +577,16 @@ mod tests {
             r#"{"dnsPolicy":"Default","securityContext":{"sysctls":[{"name":"net/ipv4/tcp_syncookies","value":"1"}]},
                 "containers":[{"name":"a"}],"initContainers":[{"name":"i","securityContext":{"privileged":true}}]}"#,
         );
-        let plan = sandbox_config(&pod, 3, QosClass::Burstable, String::new(), &[], &node())
-            .expect("plan");
+        let plan = sandbox_config(
+            &pod,
+            3,
+            QosClass::Burstable,
+            String::new(),
+            None,
+            &[],
+            &node(),
+        )
+        .expect("plan");
         let config = plan.config;
         assert_eq!(plan.warnings, []);
         assert_eq!(
@@ -618,7 +628,6 @@ mod tests {
         let node = node();
         for (name, spec, ok) in [
             ("plain", "{}", true),
-            ("user namespace", r#"{"hostUsers":false}"#, false),
             ("bad hostname", r#"{"hostname":"a_b"}"#, false),
         ] {
             let got = sandbox_config(
@@ -626,17 +635,26 @@ mod tests {
                 0,
                 QosClass::BestEffort,
                 String::new(),
+                None,
                 &[],
                 &node,
             );
             assert_eq!(got.is_ok(), ok, "{name}");
         }
+        let users = Some(IdMap {
+            host_id: 131_072,
+            length: 65_536,
+        });
+        let own = pod(r#"{"hostUsers":false}"#);
+        let own = sandbox_config(&own, 0, QosClass::BestEffort, "".into(), users, &[], &node);
+        assert_eq!(own.expect("users").config.namespaces.users, users);
         let kata = pod(r#"{"runtimeClassName":"kata","hostNetwork":true}"#);
         let config = sandbox_config(
             &kata,
             0,
             QosClass::BestEffort,
             "kata-qemu".into(),
+            None,
             &[],
             &node,
         )
@@ -651,7 +669,7 @@ mod tests {
         // CFG-15 CRI-23 RC-02
         let mut node = node();
         let config = |pod: &Pod, node: &NodeContext| {
-            sandbox_config(pod, 0, QosClass::Burstable, String::new(), &[], node)
+            sandbox_config(pod, 0, QosClass::Burstable, String::new(), None, &[], node)
                 .expect("config")
                 .config
         };
@@ -692,6 +710,7 @@ mod tests {
                 0,
                 QosClass::BestEffort,
                 String::new(),
+                None,
                 groups,
                 &node,
             );
@@ -796,6 +815,7 @@ mod tests {
             sub_paths: &pinned,
             hosts_file,
             termination_log: Some("/pods/u-1/containers/app/0badcafe"),
+            users: None,
             target,
             node: &node,
             recursive_read_only: false,
@@ -1074,6 +1094,7 @@ mod tests {
                 sub_paths: &[(0, "/pinned".into())],
                 hosts_file: None,
                 termination_log: None,
+                users: None,
                 target: None,
                 node: &node(),
                 recursive_read_only,

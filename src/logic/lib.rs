@@ -59,6 +59,7 @@ pub mod spec_hash;
 pub mod token;
 pub mod trust_bundle;
 pub mod user;
+pub mod user_namespaces;
 
 // Pods, containers, statuses and the node.
 pub mod access;

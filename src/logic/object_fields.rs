@@ -28,7 +28,7 @@ terminationGracePeriodSeconds activeDeadlineSeconds dnsPolicy nodeSelector servi
 automountServiceAccountToken~ nodeName hostNetwork hostPID hostIPC shareProcessNamespace securityContext:PodSecurityContext \
 imagePullSecrets:LocalObjectReference hostname subdomain affinity:Affinity schedulerName~ tolerations:Toleration \
 hostAliases:HostAlias priorityClassName~ priority dnsConfig:PodDNSConfig readinessGates:PodReadinessGate runtimeClassName \
-enableServiceLinks preemptionPolicy~ overhead topologySpreadConstraints~ setHostnameAsFQDN os:PodOS hostUsers= schedulingGates= \
+enableServiceLinks preemptionPolicy~ overhead topologySpreadConstraints~ setHostnameAsFQDN os:PodOS hostUsers schedulingGates= \
 resourceClaims:PodResourceClaim= resources:ResourceRequirements hostnameOverride schedulingGroup~ evictionResponders~
 Volume name hostPath:HostPathVolumeSource emptyDir:EmptyDirVolumeSource secret:SecretVolumeSource nfs:NFSVolumeSource \
 persistentVolumeClaim:PersistentVolumeClaimVolumeSource downwardAPI:DownwardAPIVolumeSource configMap:ConfigMapVolumeSource \

@@ -18,9 +18,9 @@ use crate::api::cri::{
     device_node_owner,
 };
 use crate::api::oci::{
-    Capabilities, Cpu, DeviceRule, HostFacts, HugepageLimit, ImageProcess, Linux, Memory, Mount,
-    Namespace, OciDevice, Pids, Process, Resources, Root, SPEC_VERSION, SeccompFilter, Spec,
-    SpecInput, User, may_mount_at,
+    Capabilities, Cpu, DeviceRule, HostFacts, HugepageLimit, IdMapping, ImageProcess, Linux,
+    Memory, Mount, Namespace, OciDevice, Pids, Process, Resources, Root, SPEC_VERSION,
+    SeccompFilter, Spec, SpecInput, User, may_mount_at,
 };
 use crate::api::order::{GatherExt, OrderExt};
 use crate::{capabilities, seccomp};
@@ -84,6 +84,7 @@ pub fn container_spec(input: &SpecInput<'_>) -> Result<Spec, PodError> {
     let seccomp = seccomp_filter(input, &capabilities)?;
     let unmasked = security.privileged || security.unmasked_proc;
     let mounts = oci_mounts(input)?;
+    let users = id_mappings(input);
     Ok(Spec {
         oci_version: SPEC_VERSION.into(),
         process: oci_process(input, capabilities)?,
@@ -96,6 +97,8 @@ pub fn container_spec(input: &SpecInput<'_>) -> Result<Spec, PodError> {
         hooks: BTreeMap::new(),
         linux: Linux {
             namespaces: oci_namespaces(input)?,
+            uid_mappings: users.clone(),
+            gid_mappings: users,
             devices: device_nodes(input),
             cgroups_path: input.cgroups_path.into(),
             resources: oci_resources(input)?,
@@ -302,6 +305,10 @@ fn oci_namespaces(input: &SpecInput<'_>) -> Result<Vec<Namespace>, PodError> {
         })
     };
     let mut all = Vec::new();
+    // The namespaces below belong to it.
+    if modes.users.is_some() {
+        all.push(join("user", &input.paths.user_namespace)?);
+    }
     match modes.pid {
         NamespaceMode::Container => all.push(new("pid")),
         NamespaceMode::Pod | NamespaceMode::Target => {
@@ -321,6 +328,24 @@ fn oci_namespaces(input: &SpecInput<'_>) -> Result<Vec<Namespace>, PodError> {
         all.push(new("cgroup"));
     }
     Ok(all)
+}
+
+/// Ids of the container's user namespace; none if it has the machine's.
+fn id_mappings(input: &SpecInput<'_>) -> Vec<IdMapping> {
+    let users = input.container.security.namespaces.users;
+    let mapping = users.map(|map| IdMapping {
+        container_id: 0,
+        host_id: map.host_id,
+        size: map.length,
+    });
+    mapping.into_iter().collect()
+}
+
+/// Shows the owners of `mount`, which are plain ids on the disk, as the ids of the container's user namespace.
+fn map_owners(mut mount: Mount, users: &[IdMapping]) -> Mount {
+    mount.uid_mappings = users.into();
+    mount.gid_mappings = users.into();
+    mount
 }
 
 fn default_mounts(privileged: bool) -> Vec<Mount> {
@@ -359,6 +384,7 @@ fn default_mounts(privileged: bool) -> Vec<Mount> {
             kind: kind.into(),
             source: source.into(),
             options: options.split(',').map(Into::into).collect(),
+            ..Mount::default()
         }
     })
     .collect()
@@ -396,6 +422,7 @@ fn oci_mounts(input: &SpecInput<'_>) -> Result<Vec<Mount>, PodError> {
         !own.contains(mount.destination.as_str()) && !below_dev
     });
     let mut binds = Vec::new();
+    let users = id_mappings(input);
     let read_only = container.security.readonly_rootfs;
     for (path, source, read_only) in [
         ("/etc/hostname", &input.paths.hostname, read_only),
@@ -403,22 +430,33 @@ fn oci_mounts(input: &SpecInput<'_>) -> Result<Vec<Mount>, PodError> {
         ("/etc/resolv.conf", &input.paths.resolv_conf, read_only),
         ("/dev/shm", &input.paths.shm, false),
     ] {
-        if !source.is_empty() && !own.contains(path) {
-            binds.push(bind_to_mount(&BindMount {
-                host_path: source.clone(),
-                container_path: path.into(),
-                read_only,
-                ..BindMount::default()
-            }));
+        if source.is_empty() || own.contains(path) {
+            continue;
         }
+        let mut mount = bind_to_mount(&BindMount {
+            host_path: source.clone(),
+            container_path: path.into(),
+            read_only,
+            ..BindMount::default()
+        });
+        if path != "/dev/shm" {
+            mount = map_owners(mount, &users);
+        } else if !users.is_empty() {
+            // It is empty and open to all. From another user namespace these flags cannot be taken away.
+            let locked = ["nosuid", "nodev", "noexec"].map(Into::into);
+            mount.options.extend(locked);
+        }
+        binds.push(mount);
     }
+    // Files of images have their owners mapped below the mount already (UNS-31).
     let volumes = input.image_volumes.iter();
-    binds.extend(
-        volumes
-            .filter(|mount| !own.contains(trim_trailing_slashes(&mount.container_path)))
-            .chain(&container.mounts)
-            .map(bind_to_mount),
-    );
+    let volumes =
+        volumes.filter(|mount| !own.contains(trim_trailing_slashes(&mount.container_path)));
+    binds.extend(volumes.map(bind_to_mount));
+    binds.extend(container.mounts.iter().map(|mount| match mount.image {
+        Some(_) => bind_to_mount(mount),
+        None => map_owners(bind_to_mount(mount), &users),
+    }));
     sort_by_depth(&mut binds);
     all.extend(binds);
     Ok(all)
@@ -456,6 +494,7 @@ fn bind_to_mount(mount: &BindMount) -> Mount {
         kind: "bind".into(),
         source: mount.host_path.clone(),
         options: options.into_iter().map(Into::into).collect(),
+        ..Mount::default()
     }
 }
 
@@ -639,7 +678,7 @@ mod tests {
 
     use super::*;
     use crate::api::cri::{
-        self, ContainerConfig, LinuxSecurity, MountedImage, NamespaceOptions, SandboxConfig,
+        self, ContainerConfig, IdMap, LinuxSecurity, MountedImage, NamespaceOptions, SandboxConfig,
     };
     use crate::api::oci::{OciCommand, ResolvedUser, Rlimit, SandboxPaths};
 
@@ -988,7 +1027,12 @@ mod tests {
             ),
         ] {
             let mut case = Case::new();
-            case.container.security.namespaces = NamespaceOptions { network, ipc, pid };
+            case.container.security.namespaces = NamespaceOptions {
+                network,
+                ipc,
+                pid,
+                users: None,
+            };
             case.container.security.privileged = privileged;
             case.sandbox.privileged = privileged;
             case.host.cgroup_v2 = v2;
@@ -1001,6 +1045,57 @@ mod tests {
         let mut case = Case::new();
         case.paths.network_namespace.clear();
         assert!(case.spec().is_err(), "never a new one by accident");
+    }
+
+    #[test]
+    fn users_of_their_own() {
+        // UNS-23 UNS-25 UNS-26 UNS-31 CFG-14
+        let mut case = Case::new();
+        case.paths.user_namespace = "/run/s/user".into();
+        case.paths.hosts = "/run/s/hosts".into();
+        case.volumes = vec![bind_mount("/rootfs/cache", "/cache")];
+        let image = BindMount {
+            image: Some(MountedImage::default()),
+            ..bind_mount("/run/c/volumes/0", "/model")
+        };
+        case.container.mounts = vec![bind_mount("/data", "/data"), image];
+        let plain = case.spec().expect("plain");
+        assert!(plain.linux.uid_mappings.is_empty());
+        assert!(plain.mounts.iter().all(|m| m.uid_mappings.is_empty()));
+        assert!(plain.linux.namespaces.iter().all(|n| n.kind != "user"));
+
+        case.container.security.namespaces.users = Some(IdMap {
+            host_id: 131_072,
+            length: 65_536,
+        });
+        let spec = case.spec().expect("with users");
+        let first = &spec.linux.namespaces[0];
+        assert_eq!((&*first.kind, &*first.path), ("user", "/run/s/user"));
+        let text = serde_json::to_value(&spec.linux).expect("JSON");
+        let mapping = serde_json::json!([{"containerID": 0, "hostID": 131_072, "size": 65_536}]);
+        assert_eq!(text["uidMappings"], mapping);
+        assert_eq!(text["gidMappings"], mapping);
+        let mut mapped = Vec::new();
+        for mount in &spec.mounts {
+            let maps = (&mount.uid_mappings, &mount.gid_mappings);
+            let wanted = &spec.linux.uid_mappings;
+            match mount.uid_mappings.is_empty() {
+                true => assert!(mount.gid_mappings.is_empty(), "{mount:?}"),
+                false => {
+                    assert_eq!(maps, (wanted, wanted));
+                    assert_eq!(mount.kind, "bind");
+                    mapped.push(&*mount.destination);
+                }
+            }
+        }
+        let files = ["/data", "/etc/hostname", "/etc/hosts", "/etc/resolv.conf"];
+        assert_eq!(mapped, files, "neither /dev/shm nor what an image has");
+        let shm = spec.mounts.iter().find(|m| m.destination == "/dev/shm");
+        let shm = shm.expect("shm").options.join(",");
+        assert_eq!(shm, "rbind,rprivate,rw,nosuid,nodev,noexec");
+
+        case.paths.user_namespace.clear();
+        assert!(case.spec().is_err(), "never the machine's by accident");
     }
 
     #[test]

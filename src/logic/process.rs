@@ -109,6 +109,7 @@ pub fn refused_by_process(pod: &Pod, container: &Container) -> Option<&'static s
         (of_pod.is_some_and(|p| !p.sysctls.is_empty()), "sysctls"),
         (spec.dns_config.is_some(), "dnsConfig"),
         (!spec.host_aliases.is_empty(), "hostAliases"),
+        (spec.host_users == Some(false), "hostUsers: false"),
         (
             spec.share_process_namespace == Some(true),
             "shareProcessNamespace",

@@ -41,6 +41,8 @@ pub fn namespace_options(pod: &Pod) -> NamespaceOptions {
             (false, Some(true)) => NamespaceMode::Pod,
             (false, Some(false) | None) => NamespaceMode::Container,
         },
+        // Only the agent knows which ids the pod has.
+        users: None,
     }
 }
 
@@ -599,7 +601,12 @@ mod tests {
                 Node,
             ),
         ] {
-            let want = NamespaceOptions { network, ipc, pid };
+            let want = NamespaceOptions {
+                network,
+                ipc,
+                pid,
+                users: None,
+            };
             assert_eq!(namespace_options(&pod(spec)), want, "{spec}");
         }
     }

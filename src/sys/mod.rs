@@ -38,4 +38,5 @@ pub mod timer;
 pub(crate) mod trace;
 pub mod tty;
 pub mod turn;
+pub mod user_namespace;
 pub mod xattr;

@@ -11,7 +11,11 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
-use super::mount as mounts;
+use super::{
+    mount as mounts,
+    user_namespace::{ChildProgram, NamespaceChild, run_as_user},
+};
+use crate::api::cri::IdMap;
 
 /// The namespaces of one sandbox. A kind without a path stays the host's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,6 +26,8 @@ pub struct SandboxNamespaces {
     pub ipc: Option<PathBuf>,
     /// File to pin the UTS namespace at.
     pub uts: Option<PathBuf>,
+    /// File to pin a user namespace at, and its ids. It owns the other namespaces then.
+    pub user: Option<(PathBuf, IdMap)>,
     /// Host name, set only with a UTS namespace of its own.
     pub hostname: String,
     /// Directory to mount the IPC namespace's message queues at; only with an IPC namespace of its own.
@@ -60,14 +66,20 @@ fn namespace_error_at(step: impl Into<String>) -> impl FnOnce(io::Error) -> Name
 
 /// Makes and pins the namespaces. **The calling thread stays in them**: call it on one that ends afterwards
 /// ([`super::lane::run_on_fresh_thread`]).
-pub fn create_namespaces(sandbox: &SandboxNamespaces) -> Result<(), NamespaceError> {
+///
+/// `init`: program for a new PID namespace, only with a user namespace, which is to own it. Returns its process, which
+/// does not run the program yet.
+pub fn create_namespaces(
+    sandbox: &SandboxNamespaces,
+    init: Option<&ChildProgram>,
+) -> Result<Option<NamespaceChild>, NamespaceError> {
     let flags = sandbox
         .namespace_pins()
         .fold(CloneFlags::empty(), |all, (_, _, flag)| all | flag);
     if flags.is_empty() {
-        return Ok(());
+        return Ok(None);
     }
-    let result = make_and_pin(sandbox, flags);
+    let result = make_and_pin(sandbox, flags, init);
     if result.is_err() {
         // The first error counts.
         let _ = unpin_namespaces(sandbox);
@@ -75,8 +87,39 @@ pub fn create_namespaces(sandbox: &SandboxNamespaces) -> Result<(), NamespaceErr
     result
 }
 
-fn make_and_pin(sandbox: &SandboxNamespaces, flags: CloneFlags) -> Result<(), NamespaceError> {
-    unshare(flags).map_err(|e| namespace_error_at("make namespaces")(e.into()))?;
+/// Makes namespaces that belong to a new user namespace, pins that one, and enters the others as root of the host.
+fn enter_owned(
+    flags: CloneFlags,
+    pin: &Path,
+    ids: IdMap,
+    init: Option<&ChildProgram>,
+) -> io::Result<NamespaceChild> {
+    let mut all = flags;
+    all.set(CloneFlags::CLONE_NEWPID, init.is_some());
+    let child = NamespaceChild::start(all, ids, init)?;
+    pin_file(&child.namespace_path("user"), pin)?;
+    for (name, flag) in [
+        ("net", CloneFlags::CLONE_NEWNET),
+        ("ipc", CloneFlags::CLONE_NEWIPC),
+        ("uts", CloneFlags::CLONE_NEWUTS),
+    ] {
+        if flags.contains(flag) {
+            join_namespace(Path::new(&child.namespace_path(name)))?;
+        }
+    }
+    Ok(child)
+}
+
+fn make_and_pin(
+    sandbox: &SandboxNamespaces,
+    flags: CloneFlags,
+    init: Option<&ChildProgram>,
+) -> Result<Option<NamespaceChild>, NamespaceError> {
+    let made = match &sandbox.user {
+        Some((pin, ids)) => enter_owned(flags, pin, *ids, init).map(Some),
+        None => unshare(flags).map(|()| None).map_err(Into::into),
+    };
+    let child = made.map_err(namespace_error_at("make namespaces"))?;
     if sandbox.uts.is_some() && !sandbox.hostname.is_empty() {
         nix::unistd::sethostname(&sandbox.hostname).map_err(|e| {
             namespace_error_at(format!("set host name {:?}", sandbox.hostname))(e.into())
@@ -86,8 +129,15 @@ fn make_and_pin(sandbox: &SandboxNamespaces, flags: CloneFlags) -> Result<(), Na
         loopback_up().map_err(namespace_error_at("bring lo up"))?;
     }
     for (name, value) in &sandbox.sysctls {
-        set_sysctl(name, value)
-            .map_err(namespace_error_at(format!("set sysctl {name}={value}")))?;
+        let set = || set_sysctl(name, value);
+        // Parameters of the network need a capability in its namespace; those of the IPC namespace its root.
+        let done = match (set(), &sandbox.user) {
+            (Err(e), Some((_, ids))) if e.kind() == io::ErrorKind::PermissionDenied => {
+                run_as_user(ids.host_id, set)
+            }
+            (done, _) => done,
+        };
+        done.map_err(namespace_error_at(format!("set sysctl {name}={value}")))?;
     }
     if let (Some(dir), true) = (&sandbox.mqueue, sandbox.ipc.is_some()) {
         let safe = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
@@ -101,14 +151,15 @@ fn make_and_pin(sandbox: &SandboxNamespaces, flags: CloneFlags) -> Result<(), Na
             path.display()
         )))?;
     }
-    Ok(())
+    Ok(child.filter(|_| init.is_some()))
 }
 
 /// Unpins the namespaces; the kernel ends them with their last process. Idempotent; goes on after an error and returns
 /// the first.
 pub fn unpin_namespaces(sandbox: &SandboxNamespaces) -> io::Result<()> {
     let mut result = Ok(());
-    for (path, _, _) in sandbox.namespace_pins() {
+    let user = sandbox.user.iter().map(|(path, _)| path.as_path());
+    for path in sandbox.namespace_pins().map(|(path, ..)| path).chain(user) {
         // More than one mount can lie here if a crash came between pin and record.
         let gone = mounts::unmount_below(path).and_then(|_| match fs::remove_file(path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
@@ -144,12 +195,12 @@ pub fn in_host_mount_namespace() -> io::Result<bool> {
 }
 
 fn pin_namespace(path: &Path, name: &str) -> io::Result<()> {
+    pin_file(&format!("/proc/thread-self/ns/{name}"), path)
+}
+
+fn pin_file(namespace: &str, path: &Path) -> io::Result<()> {
     File::create(path)?;
-    mounts::bind_mount(
-        Path::new(&format!("/proc/thread-self/ns/{name}")),
-        path,
-        false,
-    )
+    mounts::bind_mount(Path::new(namespace), path, false)
 }
 
 /// Writes one kernel parameter of the calling thread's namespaces.
@@ -228,69 +279,96 @@ mod tests {
         }
     }
 
+    /// Inode of the user namespace that owns the namespace at `path`: NS_GET_USERNS of ioctl_ns(2).
+    fn owner_inode(path: &Path) -> u64 {
+        use std::os::{fd::FromRawFd as _, unix::fs::MetadataExt as _};
+        let file = File::open(path).expect("open");
+        // SAFETY: takes no argument.
+        let fd = unsafe { libc::ioctl(file.as_raw_fd(), 0xb701) };
+        assert!(fd >= 0, "{}", io::Error::last_os_error());
+        // SAFETY: a new descriptor that nobody else owns.
+        let owner = unsafe { File::from_raw_fd(fd) };
+        owner.metadata().expect("metadata").ino()
+    }
+
     #[test]
     fn made_joined_and_removed() {
+        // UNS-22 UNS-27
+        use std::os::unix::fs::MetadataExt as _;
         if !nix::unistd::geteuid().is_root() {
             skipped!("namespaces: it needs root");
             return;
         }
-        let dir = crate::testing::unused_path("ns");
-        fs::create_dir_all(dir.join("mqueue")).expect("dir");
-        let sandbox = SandboxNamespaces {
-            net: Some(dir.join("net")),
-            ipc: Some(dir.join("ipc")),
-            uts: Some(dir.join("uts")),
-            hostname: "pod-7".into(),
-            mqueue: Some(dir.join("mqueue")),
-            sysctls: vec![
-                ("net.ipv4.ip_unprivileged_port_start".into(), "77".into()),
-                ("kernel.msgmax".into(), "4242".into()),
-            ],
+        let ids = IdMap {
+            host_id: 300 << 16,
+            length: 1 << 16,
         };
-        let wanted = sandbox.clone();
-        let made = std::thread::spawn(move || create_namespaces(&wanted))
-            .join()
-            .expect("thread");
-        made.expect("create");
-        assert!(
-            is_pinned(&dir.join("net"))
-                && mounts::is_mount_point(&dir.join("mqueue")).expect("mounts")
-        );
-        let (net, uts, ipc) = (dir.join("net"), dir.join("uts"), dir.join("ipc"));
-        let facts = std::thread::spawn(move || {
-            for path in [net, uts, ipc] {
-                join_namespace(&path).expect("join");
+        for ids in [None, Some(ids)] {
+            let dir = crate::testing::unused_path("ns");
+            fs::create_dir_all(dir.join("mqueue")).expect("dir");
+            let sandbox = SandboxNamespaces {
+                net: Some(dir.join("net")),
+                ipc: Some(dir.join("ipc")),
+                uts: Some(dir.join("uts")),
+                user: ids.map(|ids| (dir.join("user"), ids)),
+                hostname: "pod-7".into(),
+                mqueue: ids.is_none().then(|| dir.join("mqueue")),
+                sysctls: vec![
+                    ("net.ipv4.ip_unprivileged_port_start".into(), "77".into()),
+                    ("kernel.msgmax".into(), "4242".into()),
+                ],
+            };
+            let wanted = sandbox.clone();
+            let made = std::thread::spawn(move || create_namespaces(&wanted, None))
+                .join()
+                .expect("thread");
+            made.expect("create");
+            assert!(is_pinned(&dir.join("net")));
+            match ids {
+                None => assert!(mounts::is_mount_point(&dir.join("mqueue")).expect("mounts")),
+                Some(_) => {
+                    let user = fs::metadata(dir.join("user")).expect("pinned").ino();
+                    for name in ["net", "ipc", "uts"] {
+                        assert_eq!(owner_inode(&dir.join(name)), user, "{name}");
+                    }
+                }
             }
-            let read = |path| fs::read_to_string(path).expect("read").trim().to_string();
-            // Only a loopback that is up can be bound and reached.
-            let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("bind");
-            let address = socket.local_addr().expect("address");
-            socket.send_to(b"x", address).expect("send");
-            (
-                nix::unistd::gethostname().expect("name"),
-                read("/proc/sys/net/ipv4/ip_unprivileged_port_start"),
-                read("/proc/sys/kernel/msgmax"),
-            )
-        });
-        let facts = facts.join().expect("thread");
-        assert_eq!(facts, ("pod-7".into(), "77".into(), "4242".into()));
-        unpin_namespaces(&sandbox).expect("remove");
-        unpin_namespaces(&sandbox).expect("idempotent");
-        assert!(!dir.join("net").exists());
-        let bad = SandboxNamespaces {
-            sysctls: vec![("net.no.such".into(), "1".into())],
-            ..sandbox
-        };
-        let error = std::thread::spawn(move || create_namespaces(&bad))
-            .join()
-            .expect("thread");
-        assert_eq!(
-            error.expect_err("no such parameter").step,
-            "set sysctl net.no.such=1"
-        );
-        assert!(
-            !dir.join("net").exists() && mounts::mounts_below(&dir).expect("mounts").is_empty()
-        );
-        fs::remove_dir_all(&dir).expect("remove");
+            let (net, uts, ipc) = (dir.join("net"), dir.join("uts"), dir.join("ipc"));
+            let facts = std::thread::spawn(move || {
+                for path in [net, uts, ipc] {
+                    join_namespace(&path).expect("join");
+                }
+                let read = |path| fs::read_to_string(path).expect("read").trim().to_string();
+                // Only a loopback that is up can be bound and reached.
+                let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("bind");
+                let address = socket.local_addr().expect("address");
+                socket.send_to(b"x", address).expect("send");
+                (
+                    nix::unistd::gethostname().expect("name"),
+                    read("/proc/sys/net/ipv4/ip_unprivileged_port_start"),
+                    read("/proc/sys/kernel/msgmax"),
+                )
+            });
+            let facts = facts.join().expect("thread");
+            assert_eq!(facts, ("pod-7".into(), "77".into(), "4242".into()));
+            unpin_namespaces(&sandbox).expect("remove");
+            unpin_namespaces(&sandbox).expect("idempotent");
+            assert!(!dir.join("net").exists());
+            let bad = SandboxNamespaces {
+                sysctls: vec![("net.no.such".into(), "1".into())],
+                ..sandbox
+            };
+            let error = std::thread::spawn(move || create_namespaces(&bad, None))
+                .join()
+                .expect("thread");
+            assert_eq!(
+                error.expect_err("no such parameter").step,
+                "set sysctl net.no.such=1"
+            );
+            assert!(
+                !dir.join("net").exists() && mounts::mounts_below(&dir).expect("mounts").is_empty()
+            );
+            fs::remove_dir_all(&dir).expect("remove");
+        }
     }
 }

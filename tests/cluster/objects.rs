@@ -311,12 +311,9 @@ fn a_class_names_the_oci_runtime_of_a_pod() {
             .iter()
             .map(|h| h["name"].as_str().unwrap_or_default())
             .collect();
-        // Whatever the runtime says: pods with a user namespace are refused.
-        let features = handlers.iter().map(|h| &h["features"]["userNamespaces"]);
-        assert!(
-            features.into_iter().all(|has| *has == false),
-            "{handlers:?}"
-        );
+        // What it is depends on the machine's runtime; it is told.
+        let mut features = handlers.iter().map(|h| &h["features"]["userNamespaces"]);
+        assert!(features.all(Value::is_boolean), "{handlers:?}");
         (names == ["", "other"]).then_some(())
     });
     finish(host, &server);

@@ -38,7 +38,7 @@ use crate::api::cri::{
     ANNOTATION_HASH, AuthConfig, ContainerConfig, ContainerState, ContainerStatus, ExecOutput,
     FsInfo, HandlerCapabilities, LinuxResources, NamespaceMode, PodItem, PodRuntimeStatus,
     RuntimeCapabilities, RuntimeCondition, RuntimeStatus, RuntimeVersion, SandboxConfig,
-    SandboxState, SandboxStatus, StoredImage,
+    SandboxState, SandboxStatus, StoredImage, UserNamespaceSupport,
 };
 use crate::api::stats::{
     CgroupUsage, ContainerUsage, CpuUsage, DiskUsage, InterfaceCounts, MemoryUsage, PodUsage,
@@ -1117,6 +1117,7 @@ impl RuntimeService for Fake {
                 HandlerCapabilities::default(),
                 HandlerCapabilities {
                     name: HANDLER.into(),
+                    user_namespaces: UserNamespaceSupport::Works,
                     ..HandlerCapabilities::default()
                 },
             ],

@@ -66,7 +66,8 @@ impl NfsShare {
     }
 }
 
-fn find_program(name: &str) -> Option<PathBuf> {
+/// Finds a program of the system.
+pub(in crate::agent) fn find_program(name: &str) -> Option<PathBuf> {
     let mut paths = PROGRAM_DIRS.iter().map(|dir| Path::new(dir).join(name));
     paths.find(|path| path.exists())
 }

@@ -123,6 +123,10 @@ pub(crate) struct ConfigGenerator {
     pub(in crate::agent) resources: Option<Rc<dyn ResourceGiver>>,
     pub(in crate::agent) resolv_conf: Option<PathBuf>,
     pub(in crate::agent) pod_logs: PathBuf,
+    /// Ids of a pod's user namespace (`userNamespaces.idsPerPod`).
+    pub(in crate::agent) ids_per_pod: u32,
+    /// Most pods on this node.
+    pub(in crate::agent) max_pods: u32,
 }
 
 impl ConfigGenerator {
@@ -184,12 +188,14 @@ impl ConfigGenerator {
         if let Some(path) = self.resolv_conf.clone() {
             node.dns.node = self.disk.run_job(move || read_resolver(&path)).await?;
         }
+        let users = self.find_user_ids(pod, &runtime_handler).await?;
         let volume_groups = self.volume_groups(pod, plan).await;
         generate::sandbox_config(
             pod,
             attempt,
             qos_class(pod),
             runtime_handler,
+            users,
             &volume_groups,
             &node,
         )
@@ -271,6 +277,8 @@ impl ConfigGenerator {
             };
             volumes.insert(name, volume);
         }
+        let users = self.find_user_ids(pod, &pass.sandbox.runtime_handler);
+        let users = users.await.map_err(refused)?;
         let target = runtime
             .newest_instance(&container.target_container_name)
             .map(|c| &c.id);
@@ -286,6 +294,7 @@ impl ConfigGenerator {
             sub_paths: &sub_paths,
             hosts_file: files.hosts.as_deref(),
             termination_log: files.termination_log.as_deref(),
+            users,
             target,
             node: &self.context,
             recursive_read_only: self

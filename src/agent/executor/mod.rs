@@ -8,7 +8,7 @@
 //! | `sync`, `start` | brings a pod closer to its spec; starts its containers |
 //! | `resize` | gives what runs other resources |
 //! | `terminate`, `kill`, `hooks` | ends a pod; kills containers; runs their hooks |
-//! | `generation`, `volumes`, `cgroups` | from a spec to what the runtime is told, with what that needs on disk |
+//! | `generation`, `volumes`, `cgroups`, `user_ids` | from a spec to what the runtime is told, with what that needs on disk |
 //!
 //! None of it sees the state of the agent (`tests/layers.rs` holds that): what it must know comes with its
 //! [`CallPlan`], what it did the loop hears as a [`CallStep`]. Nothing is kept between two calls. Files are read and
@@ -26,6 +26,7 @@ mod start;
 mod steps;
 mod sync;
 mod terminate;
+mod user_ids;
 mod volumes;
 
 pub(crate) use cancel::CallCancel;

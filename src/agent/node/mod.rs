@@ -28,7 +28,10 @@ use crate::{
     api::{
         MonoTime, Node as Object, WallTime,
         cluster_network::K3sClusterFacts,
-        cri::{FsInfo, HandlerCapabilities, RuntimeCondition, RuntimeVersion, StoredImage},
+        cri::{
+            FsInfo, HandlerCapabilities, RuntimeCondition, RuntimeVersion, StoredImage,
+            UserNamespaceSupport,
+        },
         node::{NodeAddress, NodeCondition, RuntimeHandler, RuntimeHandlerFeatures},
     },
     image::import::{RESERVE_BYTES, RESERVE_INODES},
@@ -393,8 +396,7 @@ fn runtime_handler(handler: HandlerCapabilities) -> RuntimeHandler {
         name: handler.name,
         features: Some(RuntimeHandlerFeatures {
             recursive_read_only_mounts: Some(handler.recursive_read_only_mounts),
-            // The runtime may be able to: pods with one are refused all the same (CFG-14).
-            user_namespaces: Some(false),
+            user_namespaces: Some(handler.user_namespaces == UserNamespaceSupport::Works),
         }),
     }
 }

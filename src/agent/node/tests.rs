@@ -3,16 +3,20 @@ use serde_json::json;
 use super::*;
 
 #[test]
-fn no_handler_has_user_namespaces() {
-    // NODE-14
-    for rro in [true, false] {
+fn features_of_handlers() {
+    // NODE-14 UNS-20
+    for able in [true, false] {
         let told = runtime_handler(HandlerCapabilities {
             name: "runc".into(),
-            recursive_read_only_mounts: rro,
+            recursive_read_only_mounts: !able,
+            user_namespaces: match able {
+                true => UserNamespaceSupport::Works,
+                false => UserNamespaceSupport::Lacks("a kernel".into()),
+            },
         });
         assert_eq!(
             serde_json::to_value(told).expect("json"),
-            json!({"name": "runc", "features": {"recursiveReadOnlyMounts": rro, "userNamespaces": false}})
+            json!({"name": "runc", "features": {"recursiveReadOnlyMounts": !able, "userNamespaces": able}})
         );
     }
 }

@@ -33,6 +33,7 @@ mod suite;
 mod sync;
 mod trouble;
 mod trust;
+mod user_ids;
 mod volumes;
 pub(super) mod wire;
 pub(crate) mod world;

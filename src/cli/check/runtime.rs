@@ -7,12 +7,18 @@ use smol::LocalExecutor;
 
 use super::gather::{ASK_TIMEOUT, stand_in_cgroups};
 use crate::{
-    api::cri::{CgroupDriver, DEFAULT_HANDLER, HandlerCapabilities, RuntimeCondition},
+    api::cri::{
+        CgroupDriver, DEFAULT_HANDLER, HandlerCapabilities, RuntimeCondition, UserNamespaceSupport,
+    },
     cgroup::{Cgroups, SYSTEMD_SOCKET},
     config::{AgentConfig, RuntimeEndpoints},
     logic::{cgroup::CgroupTree, check},
     parts,
-    runtime::{RuntimeError, endpoint::EndpointSettings, runc::program::OciRuntime},
+    runtime::{
+        RuntimeError,
+        endpoint::EndpointSettings,
+        runc::program::{OciRuntime, judge_mapped_owners},
+    },
     sys::lane::Lane,
 };
 
@@ -38,6 +44,10 @@ fn find_runtime(cfg: &AgentConfig) -> check::RuntimeFacts {
     match smol::block_on(OciRuntime::probe(&name)) {
         Ok(program) => {
             found.program = program_text(&program);
+            found.user_namespaces = match program.missing_for_users() {
+                Some(why) => UserNamespaceSupport::Lacks(why),
+                None => judge_mapped_owners(&cfg.dirs.root),
+            };
             found.holes = program.warnings;
         }
         Err(e) => found.error = Some(e.to_string()),
@@ -105,6 +115,10 @@ fn ask_endpoint(cfg: &AgentConfig, endpoints: &RuntimeEndpoints) -> check::Runti
     match asked {
         Ok((version, handlers, status, drivers)) => {
             found.drivers = drivers;
+            let default = handlers.iter().find(|h| h.name == DEFAULT_HANDLER);
+            found.user_namespaces = default
+                .map(|h| h.user_namespaces.clone())
+                .unwrap_or_default();
             let named = handlers
                 .into_iter()
                 .filter(|handler| handler.name != DEFAULT_HANDLER);

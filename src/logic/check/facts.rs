@@ -4,7 +4,10 @@ use alloc::{boxed::Box, string::String, vec::Vec};
 
 use super::{CheckFinding, KubeadmFacts};
 use crate::api::{
-    WallTime, cluster_network::K3sClusterFacts, cri::CgroupDriver, health::AgentHealth,
+    WallTime,
+    cluster_network::K3sClusterFacts,
+    cri::{CgroupDriver, UserNamespaceSupport},
+    health::AgentHealth,
 };
 
 /// A machine, its configuration and its agent, as far as they could be looked at. Absent facts are empty, zero or `None`.
@@ -160,6 +163,8 @@ pub struct RuntimeFacts {
     pub holes: Vec<String>,
     /// Handlers for pods with a RuntimeClass.
     pub handlers: Vec<HandlerRuntimeFacts>,
+    /// Support of the default runtime for user namespaces.
+    pub user_namespaces: UserNamespaceSupport,
 }
 
 /// Drivers that make cgroups: the configured one, the runtime's, and systemd's state.

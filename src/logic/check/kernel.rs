@@ -3,7 +3,10 @@
 use alloc::{borrow::ToOwned, string::String, vec::Vec};
 
 use super::{CheckFacts, CheckFinding, join_first};
-use crate::{api::cri::CgroupDriver, page_size::COMMON_PAGE_BYTES};
+use crate::{
+    api::cri::{CgroupDriver, UserNamespaceSupport},
+    page_size::COMMON_PAGE_BYTES,
+};
 
 /// Oldest kernel with everything that is used (`openat2`, `pidfd`), major and minor.
 const OLDEST_KERNEL: (u32, u32) = (5, 6);
@@ -324,6 +327,18 @@ pub(super) fn check_runtime_handlers(facts: &CheckFacts) -> CheckFinding {
     match all.is_empty() {
         true => CheckFinding::ok("only the default one"),
         false => CheckFinding::ok(shown.collect::<Vec<_>>().join("; ")),
+    }
+}
+
+/// No pod has to have one: without them nothing is wrong (UNS-25).
+pub(super) fn check_user_namespaces(facts: &CheckFacts) -> CheckFinding {
+    match &facts.runtime.user_namespaces {
+        UserNamespaceSupport::Works => {
+            CheckFinding::ok("pods can have their own (hostUsers: false)")
+        }
+        UserNamespaceSupport::Lacks(why) => {
+            CheckFinding::ok(format!("pods with hostUsers: false do not start: {why}"))
+        }
     }
 }
 

@@ -107,7 +107,7 @@ impl CheckFinding {
 pub type NodeCheck = (&'static str, fn(&CheckFacts) -> CheckFinding);
 
 /// All checks, in the order in which they are shown.
-pub const CHECKS: [NodeCheck; 53] = [
+pub const CHECKS: [NodeCheck; 54] = [
     ("config", agent::check_config),
     ("root", machine::check_root),
     ("capabilities", machine::check_capabilities),
@@ -142,6 +142,7 @@ pub const CHECKS: [NodeCheck; 53] = [
     ("cgroup-driver", kernel::check_cgroup_driver),
     ("runtime-version", kernel::check_runtime_version),
     ("runtime-handlers", kernel::check_runtime_handlers),
+    ("user-namespaces", kernel::check_user_namespaces),
     ("cni-config", network::check_network_config),
     ("cni-plugins", network::check_cni_plugins),
     ("iptables", network::check_iptables),

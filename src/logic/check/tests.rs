@@ -4,7 +4,7 @@ use super::*;
 use crate::api::{
     WallTime,
     cluster_network::{ClusterNetwork, K3sClusterFacts},
-    cri::CgroupDriver,
+    cri::{CgroupDriver, UserNamespaceSupport},
     health::{AgentHealth, LinkHealth},
 };
 
@@ -343,6 +343,9 @@ const BAD: &[(&str, Change, FindingLevel, &str, &str)] = &[
         "apt-get update && apt-get install --only-upgrade runc; if there is no newer package, install a release of github.com/opencontainers/runc, and picolet run --oci-runtime /usr/local/sbin/runc"),
     ("runtime-handlers", |f| f.runtime.handlers = vec![handler("gvisor", ""), handler("kata", "OCI runtime \"/opt/kata\" not found")], FindingLevel::Error,
         "kata: OCI runtime \"/opt/kata\" not found", "install that OCI runtime, or correct picolet.handlers"),
+    // UNS-25
+    ("user-namespaces", |f| f.runtime.user_namespaces = UserNamespaceSupport::Lacks("/usr/sbin/runc lacks x".into()), FindingLevel::Ok,
+        "pods with hostUsers: false do not start: /usr/sbin/runc lacks x", ""),
     ("cni-config", |f| f.network.conf_error = Some("network configuration /etc/cni/net.d/a.conf: not valid JSON".into()), FindingLevel::Error, "a.conf",
         "correct that file, or move it out of /etc/cni/net.d to use the built-in network"),
     ("cni-config", |f| { f.network.conf = Some("/etc/cni/net.d/10-flannel.conflist".into()); f.network.plugins = vec!["flannel".into()]; }, FindingLevel::Warning, "left by another cluster",

@@ -160,6 +160,8 @@ pub(super) fn read_sandbox_status(
             network: namespace_mode(options.network),
             ipc: namespace_mode(options.ipc),
             pid: namespace_mode(options.pid),
+            // The agent does not ask for it: it keeps the map itself.
+            users: None,
         },
         runtime_handler: status.runtime_handler,
     })

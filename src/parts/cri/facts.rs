@@ -73,6 +73,7 @@ impl CriRuntimeFacts {
                 HandlerCapabilities {
                     name: handler.name,
                     recursive_read_only_mounts: features.recursive_read_only_mounts,
+                    user_namespaces: Default::default(),
                 }
             })
             .collect();

@@ -357,6 +357,7 @@ mod tests {
                 network: NamespaceMode::Node,
                 ipc: NamespaceMode::Pod,
                 pid: NamespaceMode::Container,
+                users: None,
             },
             ..SandboxConfig::default()
         };

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! <run>/containers/<id>/    record.json  config.json  rootfs/ (overlay)  volumes/<n>/ (overlay)  and the shim's files
+//!                           lower/ (the layers with mapped owners, only while overlays of a user namespace are mounted)
 //! <root>/containers/<id>/   upper/  work/  empty/
 //! ```
 //!
@@ -14,7 +15,10 @@
 use std::{
     fs,
     io::{self, Read},
-    os::{fd::AsFd, unix::fs::MetadataExt as _},
+    os::{
+        fd::AsFd,
+        unix::fs::{MetadataExt as _, chown},
+    },
     path::{Path, PathBuf},
 };
 
@@ -27,7 +31,7 @@ use crate::{
         cri::{self, ContainerMount, MountPropagation},
         oci::{self, SeccompFilter},
     },
-    sys::{crash, file, lane::Lane, mount, open, remove},
+    sys::{crash, file, lane::Lane, mount, open, remove, user_namespace},
 };
 
 /// Longest passwd or group file that is read, bytes; the rest of a longer one is not searched.
@@ -51,6 +55,10 @@ impl ContainerDirs {
 
     fn volumes_dir(&self) -> PathBuf {
         self.run.join("volumes")
+    }
+
+    fn lower_dir(&self) -> PathBuf {
+        self.run.join("lower")
     }
 }
 
@@ -91,6 +99,8 @@ pub(super) struct VolumeImage {
 #[derive(Clone, Debug)]
 pub(super) struct BundleRequest {
     pub(super) dirs: ContainerDirs,
+    /// User namespace of the pod, if it has its own: its pin, and the id of the host that is root in it.
+    pub(super) users: Option<(PathBuf, u32)>,
     pub(super) layers: Vec<PathBuf>,
     /// Mounts as [`resolve_mounts`] returned them.
     pub(super) mounts: Vec<ContainerMount>,
@@ -183,6 +193,7 @@ pub(super) fn resolve_mounts(
 /// - Errors: what was made is left for [`remove_bundle`].
 pub(super) fn prepare_bundle(wanted: &BundleRequest) -> Result<PreparedBundle, BundleError> {
     let BundleRequest { dirs, layers, .. } = wanted;
+    let root_owner = wanted.users.as_ref().map(|(_, root)| *root);
     let rootfs = dirs.rootfs_dir();
     let (upper, work) = (dirs.root.join("upper"), dirs.root.join("work"));
     super::files::make_private_dir(&dirs.root).map_err(machine_error_at(&dirs.root))?;
@@ -191,7 +202,15 @@ pub(super) fn prepare_bundle(wanted: &BundleRequest) -> Result<PreparedBundle, B
         fs::create_dir_all(dir).map_err(machine_error_at(dir))?;
     }
     crash::point("container.layer-made");
-    mount_rootfs(layers, &upper, &work, &rootfs).map_err(|e| {
+    let mapped = match &wanted.users {
+        Some((namespace, root)) => {
+            open_to_users(dirs, &upper, *root)?;
+            Some(MappedLayers::attach(wanted, namespace)?)
+        }
+        None => None,
+    };
+    let mapped = mapped.as_ref();
+    mount_rootfs(&show_layers(mapped, layers), &upper, &work, &rootfs).map_err(|e| {
         let step = format!("mount the root file system at {}", rootfs.display());
         BundleError::Machine(step, e)
     })?;
@@ -206,14 +225,19 @@ pub(super) fn prepare_bundle(wanted: &BundleRequest) -> Result<PreparedBundle, B
     };
     for path in &wanted.writable {
         prepared.image_volumes.push(ContainerMount {
-            host_path: make_dir_in_root(&rootfs, &root, path)
+            host_path: make_dir_in_root(&rootfs, &root, path, root_owner)
                 .map_err(|e| BundleError::Image(format!("volume {path:?}"), e))?,
             container_path: path.clone(),
             propagation: MountPropagation::Private,
             ..ContainerMount::default()
         });
     }
-    let volumes = mount_volumes(wanted)?;
+    let volumes = mount_volumes(wanted, mapped)?;
+    if mapped.is_some() {
+        // The overlays have their own copies of it.
+        let lower = dirs.lower_dir();
+        mount::unmount(&lower).map_err(machine_error_at(&lower))?;
+    }
     for mount in &wanted.mounts {
         if let Some(spec) = &mount.image {
             prepared.mounts.push(ContainerMount {
@@ -274,8 +298,77 @@ fn mount_rootfs(layers: &[PathBuf], upper: &Path, work: &Path, rootfs: &Path) ->
     }
 }
 
+/// Lets the OCI runtime go to the root file system as root of the pod's user namespace, who is nobody to the host: only
+/// that group may pass through the container's directory. The container's `/` belongs to it.
+fn open_to_users(dirs: &ContainerDirs, upper: &Path, root: u32) -> Result<(), BundleError> {
+    let all = dirs.run.parent().unwrap_or(&dirs.run);
+    super::files::open_dir_to(all, None)
+        .and_then(|()| super::files::open_dir_to(&dirs.run, Some(root)))
+        .map_err(machine_error_at(&dirs.run))?;
+    chown(upper, Some(root), Some(root)).map_err(machine_error_at(upper))
+}
+
+/// Layers of images as the pod's user namespace is to see them (UNS-24): the directory that all of them share is shown
+/// once more, with mapped owners.
+struct MappedLayers {
+    /// Directory that all layers share.
+    top: PathBuf,
+    /// Place at which it is shown.
+    at: PathBuf,
+}
+
+impl MappedLayers {
+    fn attach(wanted: &BundleRequest, namespace: &Path) -> Result<Self, BundleError> {
+        let of_volumes = wanted.volume_images.iter().flat_map(|v| &v.layers);
+        let mut top: Option<&Path> = None;
+        // A layer is a directory in the shared one.
+        let parents = wanted.layers.iter().chain(of_volumes);
+        for parent in parents.filter_map(|layer| layer.parent()) {
+            top = match top {
+                Some(top) => top.ancestors().find(|dir| parent.starts_with(dir)),
+                None => Some(parent),
+            };
+        }
+        let top = top.filter(|top| top.parent().is_some());
+        let top = top.map(Path::to_owned).ok_or_else(|| {
+            let step = "map the owners of the image's layers".to_owned();
+            BundleError::Machine(step, io::Error::other("they share no directory but /"))
+        })?;
+        let at = wanted.dirs.lower_dir();
+        let attach = || {
+            fs::create_dir_all(&at)?;
+            mount::unmount(&at)?;
+            let namespace = fs::File::open(namespace)?;
+            let tree = user_namespace::clone_with_owners(&top, namespace.as_fd())?;
+            user_namespace::attach_mount(tree.as_fd(), &at)
+        };
+        attach().map_err(|e| {
+            let on = mount::mount_holding(&top).ok().flatten();
+            let kind = on.map(|on| on.kind).unwrap_or_default();
+            let step = format!("map the owners of {} (file system {kind:?})", top.display());
+            BundleError::Machine(step, e)
+        })?;
+        Ok(Self { top, at })
+    }
+}
+
+/// Returns the paths at which the layers are shown with the right owners.
+fn show_layers(mapped: Option<&MappedLayers>, layers: &[PathBuf]) -> Vec<PathBuf> {
+    let Some(MappedLayers { top, at }) = mapped else {
+        return layers.to_vec();
+    };
+    let shown = |layer: &PathBuf| match layer.strip_prefix(top) {
+        Ok(rest) => at.join(rest),
+        Err(_) => layer.clone(),
+    };
+    layers.iter().map(shown).collect()
+}
+
 /// Mounts the images of volumes. Returns each image with its mount point.
-fn mount_volumes(wanted: &BundleRequest) -> Result<Vec<(&str, PathBuf)>, BundleError> {
+fn mount_volumes<'a>(
+    wanted: &'a BundleRequest,
+    mapped: Option<&MappedLayers>,
+) -> Result<Vec<(&'a str, PathBuf)>, BundleError> {
     let BundleRequest { dirs, .. } = wanted;
     let mut mounted = Vec::new();
     if wanted.volume_images.is_empty() {
@@ -288,7 +381,7 @@ fn mount_volumes(wanted: &BundleRequest) -> Result<Vec<(&str, PathBuf)>, BundleE
         let target = dirs.volumes_dir().join(n.to_string());
         // Only root can reach the image's programs here.
         file::make_dirs(&target, 0o700).map_err(machine_error_at(&target))?;
-        let mut layers = volume.layers.clone();
+        let mut layers = show_layers(mapped, &volume.layers);
         if layers.len() == 1 {
             layers.push(empty.clone());
         }
@@ -339,6 +432,7 @@ fn image_volume_path(
 /// Unmounts the root file system and the images of volumes. Their contents stay. Idempotent.
 pub(super) fn unmount_bundle(dirs: &ContainerDirs) -> io::Result<()> {
     mount::unmount(&dirs.rootfs_dir())?;
+    mount::unmount(&dirs.lower_dir())?;
     let volumes = dirs.volumes_dir();
     for name in super::files::sorted_names(&volumes)? {
         mount::unmount(&volumes.join(name))?;
@@ -382,7 +476,13 @@ fn read_in_root(root: impl AsFd, path: &str) -> io::Result<String> {
 }
 
 /// The host's path of a directory of the container, made if absent. Links of the image are followed inside of it only.
-fn make_dir_in_root(rootfs: &Path, root: impl AsFd, path: &str) -> io::Result<String> {
+/// `owner`: user and group of a new one, instead of the host's root.
+fn make_dir_in_root(
+    rootfs: &Path,
+    root: impl AsFd,
+    path: &str,
+    owner: Option<u32>,
+) -> io::Result<String> {
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
     let mut walked = PathBuf::new();
     let mut dir = open::open_in_root(&root, Path::new("."), flags, 0)?;
@@ -396,7 +496,11 @@ fn make_dir_in_root(rootfs: &Path, root: impl AsFd, path: &str) -> io::Result<St
                 // Below the directory just opened: nothing is looked up anew.
                 let mode = Mode::from_bits_truncate(0o755);
                 nix::sys::stat::mkdirat(&dir, name, mode)?;
-                open::open_in_root(&root, &walked, flags, 0)?
+                let made = open::open_in_root(&root, &walked, flags, 0)?;
+                if owner.is_some() {
+                    chown(super::fd_path(&made), owner, owner)?;
+                }
+                made
             }
             other => other?,
         };

@@ -104,6 +104,12 @@ impl Runc {
         let parent = record::load_record::<SandboxRecord>(&self.sandbox_dir(sandbox))
             .map_err(failed_at_step("read the sandbox record"))?
             .ok_or_else(|| not_found("sandbox", sandbox))?;
+        self.demand_user_namespaces(&parent.config)?;
+        if config.security.namespaces.users != parent.config.namespaces.users {
+            return Err(RuntimeError::Invalid(format!(
+                "hostUsers: sandbox {sandbox} was made with other user ids"
+            )));
+        }
         let id = record::container_id(&parent.config.uid, &config.name, config.attempt);
         let running = self
             .table
@@ -288,8 +294,11 @@ impl Runc {
                 sources: Vec::new(),
             },
         };
+        let mut paths = sandbox::sandbox_paths(&self.sandbox_dirs(&parent.id), parent);
+        let users = parent.config.namespaces.users;
         let wanted = bundle::BundleRequest {
             dirs: dirs.clone(),
+            users: users.map(|ids| (PathBuf::from(&paths.user_namespace), ids.host_id)),
             layers: image.layers.clone(),
             mounts: resolved.mounts,
             volume_images,
@@ -320,7 +329,6 @@ impl Runc {
             &prepared.group,
         )
         .map_err(|e| RuntimeError::Invalid(e.to_string()))?;
-        let mut paths = sandbox::sandbox_paths(&self.sandbox_dirs(&parent.id), parent);
         if config.security.namespaces.pid == NamespaceMode::Target {
             paths.pid_namespace = self.target_pid_namespace(config)?;
         }

@@ -1,6 +1,10 @@
 //! Small files of the run directory: bounded reads, atomic writes, removal that does not mind absence.
 
-use std::{fs, io, os::unix::fs::PermissionsExt as _, path::Path};
+use std::{
+    fs, io,
+    os::unix::fs::{PermissionsExt as _, chown},
+    path::Path,
+};
 
 use crate::api::order::OrderExt;
 use crate::sys::file;
@@ -24,10 +28,22 @@ pub(super) fn write_public(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// Makes a directory that only root enters, whatever the umask. An existing one is closed, because an earlier version
 /// left it open. Entries below may have any mode then: only root can reach them.
 ///
-/// Containers need no way through it: the OCI runtime, as root, mounts their files before they have another root.
+/// Containers need no way through it: the OCI runtime, as root, mounts their files before they have another root. With a
+/// user namespace its root is nobody here: see [`open_dir_to`].
 pub(super) fn make_private_dir(dir: &Path) -> io::Result<()> {
     file::make_dirs(dir, PRIVATE)?;
     close_dir(dir)
+}
+
+/// Lets one group, or everybody, go through a private directory to what they know the name of. All that is in it must be
+/// closed, or meant for them: `containers` has only directories that are closed, or open to the group of one pod.
+pub(super) fn open_dir_to(dir: &Path, group: Option<u32>) -> io::Result<()> {
+    let mode = match group {
+        Some(_) => 0o710,
+        None => 0o711,
+    };
+    chown(dir, None, group)?;
+    fs::set_permissions(dir, fs::Permissions::from_mode(mode))
 }
 
 /// Closes every directory in `dir`, and `dir` first.

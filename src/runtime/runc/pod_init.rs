@@ -30,6 +30,9 @@ use crate::sys::{confine, pod_init_program, start};
 /// First argument that makes the program one.
 pub const COMMAND: &str = "pod-init";
 
+/// A directory that each machine has, and that root of a user namespace can reach, too.
+const EVERYWHERE: &str = "/proc";
+
 /// Byte that the agent writes once the process is recorded and in its control group.
 pub const RECORDED: u8 = b'.';
 
@@ -55,7 +58,6 @@ pub fn run_pod_init(words: Vec<OsString>) -> ExitCode {
 /// Returns only if it fails: with what could not be done.
 fn confine_and_run(words: Vec<OsString>) -> Result<Infallible, (&'static str, io::Error)> {
     let at = |step| move |e: io::Error| (step, e);
-    let dir = words.first().cloned().unwrap_or_default();
     let mut args = vec![c"picolet".to_owned()];
     let named = [COMMAND.into()].into_iter().chain(words);
     let named = named.map(|word| CString::new(word.into_vec()));
@@ -66,7 +68,7 @@ fn confine_and_run(words: Vec<OsString>) -> Result<Infallible, (&'static str, io
     setsid().map_err(|e| ("begin a session", e.into()))?;
     confine::ignore_children().map_err(at("ignore its children"))?;
     let program = pod_init_program::open_program().map_err(at("keep its program in memory"))?;
-    confine::leave_host(Path::new(&dir)).map_err(at("leave the host's mounts"))?;
+    confine::leave_host(Path::new(EVERYWHERE)).map_err(at("leave the host's mounts"))?;
     confine::drop_all_capabilities().map_err(at("drop its capabilities"))?;
     Err((
         "run its program",

@@ -15,7 +15,7 @@ use crate::{
         ContainerId, SandboxId,
         cri::{
             DEFAULT_HANDLER, LinuxResources, NamespaceMode, SandboxConfig, SandboxState,
-            SandboxStatus,
+            SandboxStatus, UserNamespaceSupport,
         },
     },
     runtime::{LogRetention, RuntimeError},
@@ -38,6 +38,7 @@ impl Runc {
             let program = self.programs.for_handler(handler);
             program.map_err(|e| RuntimeError::Invalid(e.to_string()))?;
         }
+        self.demand_user_namespaces(config)?;
         let id = record::sandbox_id(&config.uid, config.attempt);
         let known = self
             .table
@@ -52,7 +53,10 @@ impl Runc {
             None => {}
         }
         let mut record = SandboxRecord {
-            v: record::VERSION,
+            v: match config.namespaces.users {
+                Some(_) => record::VERSION_WITH_USERS,
+                None => record::VERSION,
+            },
             id: id.clone(),
             boot_id: self.boot.id.clone(),
             created: self.next_creation_order(),
@@ -89,6 +93,22 @@ impl Runc {
                     );
                 }
                 Err(error)
+            }
+        }
+    }
+
+    /// Refuses a sandbox with a user namespace, and containers in it, if the OCI runtime or this machine cannot map ids.
+    pub(super) fn demand_user_namespaces(
+        &self,
+        config: &SandboxConfig,
+    ) -> Result<(), RuntimeError> {
+        if config.namespaces.users.is_none() {
+            return Ok(());
+        }
+        match self.programs.judge_user_namespaces(&config.runtime_handler) {
+            UserNamespaceSupport::Works => Ok(()),
+            UserNamespaceSupport::Lacks(why) => {
+                Err(RuntimeError::Invalid(format!("hostUsers: false: {why}")))
             }
         }
     }

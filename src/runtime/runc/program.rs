@@ -1,7 +1,10 @@
 //! The OCI runtime program: found, asked for its version, judged, called.
 
 use alloc::collections::BTreeMap;
-use core::{cell::RefCell, time::Duration};
+use core::{
+    cell::{OnceCell, RefCell},
+    time::Duration,
+};
 use std::{
     fs,
     os::unix::fs::{MetadataExt, PermissionsExt},
@@ -15,9 +18,12 @@ use super::{
     settings::RuncSettings,
 };
 use crate::{
-    api::cri::{DEFAULT_HANDLER, HandlerCapabilities},
+    api::cri::{DEFAULT_HANDLER, HandlerCapabilities, UserNamespaceSupport},
     shim,
-    sys::child::{self, ChildInput, Command},
+    sys::{
+        child::{self, ChildInput, Command},
+        user_namespace,
+    },
 };
 
 /// Directories in which a runtime given by name is looked for.
@@ -83,6 +89,8 @@ pub struct OciRuntime {
     pub warnings: Vec<String>,
     /// Read-only mounts can be read-only with all that is mounted below them (RRO-01).
     pub recursive_read_only: bool,
+    /// Set if it joins user namespaces and maps the owners of mounts (UNS-20).
+    pub user_namespaces: bool,
     /// File that was asked.
     file: Option<FileId>,
 }
@@ -130,15 +138,30 @@ impl OciRuntime {
             .arg("features")
             .capture_output(OUTPUT_LIMIT);
         let features = child::run_command(command, Some(PROBE_TIMEOUT)).await;
+        let features = features.map(|output| output.stdout).unwrap_or_default();
+        let features: Value = serde_json::from_slice(&features).unwrap_or_default();
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         Ok(Self {
-            recursive_read_only: features.is_ok_and(|output| offers_rro(&output.stdout))
-                && has_rro(&kernel),
+            recursive_read_only: offers_rro(&features) && has_rro(&kernel),
+            user_namespaces: offers_user_namespaces(&features),
             path,
             name,
             version,
             warnings,
             file,
+        })
+    }
+
+    /// Names what the program lacks for pods with user namespaces.
+    #[must_use]
+    pub fn missing_for_users(&self) -> Option<String> {
+        let Self { path, version, .. } = self;
+        (!self.user_namespaces).then(|| {
+            format!(
+                "{} {version} lacks linux.mountExtensions.idmap or the namespace \"user\" in its features: install runc \
+                 1.2.1 or crun 1.9, or later ones",
+                path.display()
+            )
         })
     }
 
@@ -207,6 +230,10 @@ impl OciRuntime {
 pub(super) struct OciRuntimes {
     /// Runtimes by handler: the configured name, and the program that was found.
     all: BTreeMap<String, (String, RefCell<Result<OciRuntime, OciRuntimeError>>)>,
+    /// Directory of the images: on its file system owners have to be mapped.
+    root_dir: PathBuf,
+    /// Answer of [`judge_mapped_owners`]. Asked once, and only if an OCI runtime could do its part.
+    mapped_owners: OnceCell<UserNamespaceSupport>,
 }
 
 impl OciRuntimes {
@@ -229,7 +256,11 @@ impl OciRuntimes {
             }
             all.insert(handler, (name, RefCell::new(found)));
         }
-        Self { all }
+        Self {
+            all,
+            root_dir: settings.root_dir.clone(),
+            mapped_owners: OnceCell::new(),
+        }
     }
 
     /// Looks again for those that are missing or were replaced: they may have been installed or upgraded since.
@@ -255,6 +286,22 @@ impl OciRuntimes {
         }
     }
 
+    /// Judges whether pods of a handler can have user namespaces.
+    pub(super) fn judge_user_namespaces(&self, handler: &str) -> UserNamespaceSupport {
+        match self.for_handler(handler) {
+            Ok(program) => self.judge_program(&program),
+            Err(e) => UserNamespaceSupport::Lacks(e.to_string()),
+        }
+    }
+
+    fn judge_program(&self, program: &OciRuntime) -> UserNamespaceSupport {
+        if let Some(why) = program.missing_for_users() {
+            return UserNamespaceSupport::Lacks(why);
+        }
+        let kernel = || judge_mapped_owners(&self.root_dir);
+        self.mapped_owners.get_or_init(kernel).clone()
+    }
+
     /// Configured runtime of a handler, installed or not; empty for a handler that is not configured.
     pub(super) fn configured_name(&self, handler: &str) -> &str {
         self.all.get(handler).map_or("", |(name, _)| name)
@@ -264,16 +311,30 @@ impl OciRuntimes {
     pub(super) fn list_handlers(&self) -> Vec<HandlerCapabilities> {
         let found = self.all.iter();
         let found = found.filter(|(name, (_, found))| name.is_empty() || found.borrow().is_ok());
-        let handler = |(name, (_, found)): (&String, &(_, RefCell<Result<OciRuntime, _>>))| {
-            HandlerCapabilities {
-                name: name.clone(),
-                recursive_read_only_mounts: found
-                    .borrow()
-                    .as_ref()
-                    .is_ok_and(|p| p.recursive_read_only),
-            }
-        };
+        let handler =
+            |(name, (_, found)): (&String, &(_, RefCell<Result<OciRuntime, OciRuntimeError>>))| {
+                let found = found.borrow();
+                HandlerCapabilities {
+                    name: name.clone(),
+                    recursive_read_only_mounts: found.as_ref().is_ok_and(|p| p.recursive_read_only),
+                    user_namespaces: match &*found {
+                        Ok(program) => self.judge_program(program),
+                        Err(e) => UserNamespaceSupport::Lacks(e.to_string()),
+                    },
+                }
+            };
         found.map(handler).collect()
+    }
+}
+
+/// Tries whether owners can be mapped on the file system of `root_dir` (UNS-25).
+#[must_use]
+pub fn judge_mapped_owners(root_dir: &Path) -> UserNamespaceSupport {
+    match user_namespace::try_mapped_owners(root_dir) {
+        Ok(()) => UserNamespaceSupport::Works,
+        Err((path, e)) => UserNamespaceSupport::Lacks(format!(
+            "owners cannot be mapped at {path}: {e}; it needs Linux 6.3 and a file system that can do it, such as ext4"
+        )),
     }
 }
 
@@ -330,10 +391,20 @@ fn has_rro(release: &str) -> bool {
 }
 
 /// Returns true if the answer to `features` lists the mount option `rro`.
-fn offers_rro(features: &[u8]) -> bool {
-    let features: Value = serde_json::from_slice(features).unwrap_or_default();
-    let options = features["mountOptions"].as_array();
-    options.is_some_and(|all| all.iter().any(|option| option == "rro"))
+fn offers_rro(features: &Value) -> bool {
+    has_item(&features["mountOptions"], "rro")
+}
+
+/// Returns true if the answer to `features` has user namespaces and mounts with mapped owners. A runtime that does not
+/// know the latter starts the container, and leaves the owners as they are.
+fn offers_user_namespaces(features: &Value) -> bool {
+    let linux = &features["linux"];
+    has_item(&linux["namespaces"], "user") && linux["mountExtensions"]["idmap"]["enabled"] == true
+}
+
+fn has_item(list: &Value, wanted: &str) -> bool {
+    let items = list.as_array();
+    items.is_some_and(|all| all.iter().any(|item| item == wanted))
 }
 
 /// `runc version 1.1.5+ds1` and `crun version 1.8.1`; youki writes `youki version: 0.3`.
@@ -437,7 +508,11 @@ mod tests {
         let name = path.display().to_string();
         let probe = |name: &str| smol::block_on(OciRuntime::probe(name));
         let all = BTreeMap::from([(String::new(), (name.clone(), RefCell::new(probe(&name))))]);
-        let programs = OciRuntimes { all };
+        let programs = OciRuntimes {
+            all,
+            root_dir: dir.clone(),
+            mapped_owners: OnceCell::new(),
+        };
         for (release, able) in [
             ("4.19.0", false),
             ("5.11.99", false),

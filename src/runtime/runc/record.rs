@@ -20,6 +20,9 @@ use crate::api::{
 
 /// Version of both records. Fields may be added without a new one.
 pub const VERSION: u32 = 1;
+/// Version of the record of a sandbox with a user namespace. Agents that do not know it leave such a sandbox alone:
+/// they would run its containers as root of the host.
+pub const VERSION_WITH_USERS: u32 = 2;
 /// File name of a record in its directory.
 pub const FILE: &str = "record.json";
 /// Largest record, bytes: a pod's annotations may have 256 KiB, and JSON may need six bytes for one of them.
@@ -53,7 +56,7 @@ pub struct PidNamespaceHolder {
 /// A sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxRecord {
-    /// [`VERSION`].
+    /// [`VERSION`] or [`VERSION_WITH_USERS`].
     pub v: u32,
     /// Id.
     pub id: SandboxId,
@@ -160,9 +163,9 @@ pub fn load_record<T: DeserializeOwned>(dir: &Path) -> io::Result<Option<T>> {
         other => other?,
     };
     let RecordVersion { v } = from_json(&bytes)?;
-    if !(1..=VERSION).contains(&v) {
+    if !(1..=VERSION_WITH_USERS).contains(&v) {
         return Err(io::Error::other(format!(
-            "version {v} is not known to this build (knows 1 to {VERSION})"
+            "version {v} is not known to this build (knows 1 to {VERSION_WITH_USERS})"
         )));
     }
     Ok(Some(from_json(&bytes)?))
@@ -235,9 +238,9 @@ mod tests {
         std::fs::write(dir.join(FILE), text).expect("write");
         let container: ContainerRecord = load_record(&dir).expect("read").expect("there");
         assert_eq!((container.made, container.config.attempt), (true, 2));
-        std::fs::write(dir.join(FILE), text.replace("\"v\":1", "\"v\":2")).expect("write");
+        std::fs::write(dir.join(FILE), text.replace("\"v\":1", "\"v\":3")).expect("write");
         let error = load_record::<ContainerRecord>(&dir).expect_err("later version");
-        assert!(error.to_string().contains("version 2"), "{error}");
+        assert!(error.to_string().contains("version 3"), "{error}");
         std::fs::remove_dir_all(dir).expect("clean");
     }
 }

@@ -2,7 +2,7 @@
 //! PID namespace where the pod's containers share one.
 //!
 //! ```text
-//! <run>/sandboxes/<id>/    record.json   shm/ (tmpfs of its own)   ns/{net,ipc,uts,pid} (nsfs)
+//! <run>/sandboxes/<id>/    record.json   shm/ (tmpfs of its own)   ns/{net,ipc,uts,pid,user} (nsfs)
 //! <root>/sandboxes/<id>/   hostname   resolv.conf   hosts
 //! ```
 //!
@@ -11,11 +11,12 @@
 
 use core::time::Duration;
 use std::{
+    ffi::CString,
     fs,
     io::{self, Read as _, Write as _},
     os::{
         fd::{AsRawFd, OwnedFd},
-        unix::process::CommandExt,
+        unix::{ffi::OsStrExt as _, process::CommandExt},
     },
     path::{Path, PathBuf},
     process::Stdio,
@@ -36,7 +37,7 @@ use crate::{
         cri::{DnsConfig, NamespaceMode, SandboxConfig},
         oci::SandboxPaths,
     },
-    sys::{crash, lane::run_on_fresh_thread, mount, namespaces},
+    sys::{crash, lane::run_on_fresh_thread, mount, namespaces, user_namespace::ChildProgram},
 };
 
 /// Size of a pod's /dev/shm (RTM-12).
@@ -180,12 +181,25 @@ pub(super) async fn make_namespaces(
     let (exe, owner) = (Arc::clone(exe), dir.to_owned());
     fs::create_dir_all(dir.join("ns"))?;
     run_on_fresh_thread("sandbox", move || {
-        namespaces::create_namespaces(&wanted)
-            .map_err(|e| add_error_context(&e.source, &e.step))?;
+        let made = |init: Option<&ChildProgram>| {
+            namespaces::create_namespaces(&wanted, init)
+                .map_err(|e| add_error_context(&e.source, &e.step))
+        };
         if !shared_pid {
-            return Ok(None);
+            return made(None).map(|_| None);
         }
-        let begun = start_init(&exe, &owner)?;
+        let (told, tell) = io::pipe()?;
+        let (said, say) = io::pipe()?;
+        let pid = if wanted.user.is_some() {
+            let program = init_program(&exe, &owner, told, say)?;
+            let child = made(Some(&program))?;
+            let child = child.ok_or_else(|| io::Error::other("no namespace is the pod's"))?;
+            child.run_program()?
+        } else {
+            made(None)?;
+            start_init(&exe, &owner, told, say)?
+        };
+        let begun = UnrecordedPodInit { pid, tell, said };
         crash::point("sandbox.init");
         fs::File::create(&pid_pin)?;
         let namespace = format!("/proc/{}/ns/pid", begun.pid);
@@ -204,6 +218,9 @@ fn wanted_namespaces(dir: &Path, config: &SandboxConfig) -> namespaces::SandboxN
         // Follows the network: with the machine's network the machine's name (RTM-12).
         uts: network.then(|| namespace_pin_path(dir, "uts")),
         ipc: ipc.then(|| namespace_pin_path(dir, "ipc")),
+        user: modes
+            .users
+            .map(|ids| (namespace_pin_path(dir, "user"), ids)),
         hostname: config.hostname.clone(),
         // Containers mount the queues of their IPC namespace themselves.
         mqueue: None,
@@ -215,11 +232,36 @@ fn wanted_namespaces(dir: &Path, config: &SandboxConfig) -> namespaces::SandboxN
     }
 }
 
-/// Starts the init of a new PID namespace. It is no `sys::child`: it must outlive the agent.
-fn start_init(exe: &Arc<OwnedFd>, owner: &Path) -> io::Result<UnrecordedPodInit> {
+/// Describes the init of a PID namespace that belongs to the pod's user namespace.
+fn init_program(
+    exe: &Arc<OwnedFd>,
+    owner: &Path,
+    told: io::PipeReader,
+    say: io::PipeWriter,
+) -> io::Result<ChildProgram> {
+    let words = [
+        &b"picolet"[..],
+        super::pod_init::COMMAND.as_bytes(),
+        owner.as_os_str().as_bytes(),
+    ];
+    let args = words.into_iter().map(CString::new);
+    Ok(ChildProgram {
+        path: CString::new(format!("/proc/self/fd/{}", exe.as_raw_fd()))?,
+        args: args.collect::<Result<_, _>>()?,
+        stdin: told.into(),
+        stdout: say.into(),
+        stderr: fs::File::options().write(true).open("/dev/null")?.into(),
+    })
+}
+
+/// Starts the init of a new PID namespace. It is no `sys::child`: it must outlive the agent. Returns its pid.
+fn start_init(
+    exe: &Arc<OwnedFd>,
+    owner: &Path,
+    told: io::PipeReader,
+    say: io::PipeWriter,
+) -> io::Result<i32> {
     unshare(CloneFlags::CLONE_NEWPID)?;
-    let (told, tell) = io::pipe()?;
-    let (said, say) = io::pipe()?;
     let child = std::process::Command::new(format!("/proc/self/fd/{}", exe.as_raw_fd()))
         .arg0("picolet")
         .arg(super::pod_init::COMMAND)
@@ -230,15 +272,15 @@ fn start_init(exe: &Arc<OwnedFd>, owner: &Path) -> io::Result<UnrecordedPodInit>
         .stdout(say)
         .stderr(Stdio::null())
         .spawn()?;
-    let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
-    Ok(UnrecordedPodInit { pid, tell, said })
+    i32::try_from(child.id()).map_err(io::Error::other)
 }
 
 /// Returns true if every namespace that the sandbox should have is pinned.
 pub(super) fn has_namespaces(dir: &Path, config: &SandboxConfig) -> bool {
     let wanted = wanted_namespaces(dir, config);
     let pid = (config.namespaces.pid == NamespaceMode::Pod).then(|| namespace_pin_path(dir, "pid"));
-    [wanted.net, wanted.ipc, wanted.uts, pid]
+    let user = wanted.user.map(|(pin, _)| pin);
+    [wanted.net, wanted.ipc, wanted.uts, user, pid]
         .into_iter()
         .flatten()
         .all(|pin| namespaces::is_pinned(&pin))
@@ -248,7 +290,7 @@ pub(super) fn has_namespaces(dir: &Path, config: &SandboxConfig) -> bool {
 pub(super) fn release_namespaces(dir: &Path) -> io::Result<()> {
     /// Each crash between pin and record may leave one more mount.
     const STACKED: usize = 8;
-    for kind in ["net", "ipc", "uts", "pid"] {
+    for kind in ["net", "ipc", "uts", "pid", "user"] {
         let pin = namespace_pin_path(dir, kind);
         for _ in 0..STACKED {
             if !namespaces::is_pinned(&pin) {
@@ -270,6 +312,7 @@ pub(super) fn sandbox_paths(dirs: &SandboxDirs, record: &SandboxRecord) -> Sandb
         network_namespace: text(namespace_pin_path(dir, "net")),
         ipc_namespace: text(namespace_pin_path(dir, "ipc")),
         uts_namespace: text(namespace_pin_path(dir, "uts")),
+        user_namespace: text(namespace_pin_path(dir, "user")),
         pid_namespace: if modes.pid == NamespaceMode::Pod {
             text(namespace_pin_path(dir, "pid"))
         } else {
@@ -334,6 +377,7 @@ mod tests {
             network: NamespaceMode::Node,
             ipc: NamespaceMode::Node,
             pid: NamespaceMode::Container,
+            users: None,
         };
         for (name, modes, ok) in [
             ("net.ipv4.ip_unprivileged_port_start", pod, true),

@@ -290,6 +290,7 @@ impl CdiFileReader {
             kind,
             source,
             options: fields.take_texts("options")?,
+            ..Mount::default()
         };
         fields.expect_empty()?;
         Ok(mount)

@@ -270,7 +270,7 @@ mod tests {
             net: Some(net.clone()),
             ..namespaces::SandboxNamespaces::default()
         };
-        on_thread(move || namespaces::create_namespaces(&sandbox)).expect("pod");
+        on_thread(move || namespaces::create_namespaces(&sandbox, None)).expect("pod");
         net
     }
 

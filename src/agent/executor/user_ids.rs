@@ -1,0 +1,123 @@
+//! Host ids of pods with a user namespace: chosen once, and kept beside the pod's record before anything uses them. The
+//! files are all that is known of taken ids; they go with the directories of their pods, when nothing of them runs.
+
+use core::time::Duration;
+use std::path::Path;
+
+use super::generation::ConfigGenerator;
+use crate::{
+    agent::{cluster::nfs::find_program, pod_store::PodStore},
+    api::{
+        Pod, PodError, PodUid,
+        cri::{IdMap, UserNamespaceSupport},
+    },
+    logic::user_namespaces::{PodIds, list_legible_ranges, read_map_file, write_map_file},
+    sys::{
+        child::{self, Command},
+        file,
+    },
+};
+
+/// Bytes read of a pod's file.
+const MAX_FILE_BYTES: u64 = 4096;
+/// Bytes read of the list of users.
+const MAX_PASSWD_BYTES: u64 = 1 << 20;
+/// Bytes kept of what `getsubids` says.
+const MAX_OUTPUT_BYTES: usize = 4096;
+/// Time for `getsubids`: it may ask a server.
+const SUB_IDS_TIMEOUT: Duration = Duration::from_secs(30);
+
+impl ConfigGenerator {
+    /// Finds or chooses the ids of the pod's user namespace; `None`: it has the machine's.
+    ///
+    /// # Errors
+    /// The runtime or the machine cannot do it, all ids are taken, or the pod's file is damaged.
+    pub(super) async fn find_user_ids(
+        &self,
+        pod: &Pod,
+        handler: &str,
+    ) -> Result<Option<IdMap>, PodError> {
+        if pod.spec.host_users != Some(false) {
+            return Ok(None);
+        }
+        let found = self.find_or_choose_ids(&pod.metadata.uid, handler).await;
+        let told = |e: PodError| PodError::Node(format!("hostUsers: false: {e}"));
+        found.map(Some).map_err(told)
+    }
+
+    async fn find_or_choose_ids(&self, uid: &PodUid, handler: &str) -> Result<IdMap, PodError> {
+        let support = self.runtime.capabilities().judge_user_namespaces(handler);
+        if let UserNamespaceSupport::Lacks(why) = support {
+            return Err(PodError::Node(why));
+        }
+        let (store, of) = (self.store.clone(), uid.clone());
+        if let Some(known) = self.disk.run_job(move || read_ids(&store, &of)).await? {
+            return Ok(known);
+        }
+        let all = self.read_pod_ids().await?;
+        let (store, of) = (self.store.clone(), uid.clone());
+        // In one go on the lane: no other pod chooses meanwhile.
+        self.disk
+            .run_job(move || choose_ids(&store, &of, all))
+            .await
+    }
+
+    /// The ids that pods may get: those of the user `kubelet` if the machine has one, else all (UNS-30).
+    async fn read_pod_ids(&self) -> Result<PodIds, PodError> {
+        let read = || file::read_start(Path::new("/etc/passwd"), MAX_PASSWD_BYTES);
+        let passwd = self.disk.run_job(read).await.unwrap_or_default();
+        let mut users = passwd.split(|byte| *byte == b'\n');
+        let program = match users.any(|line| line.starts_with(b"kubelet:")) {
+            true => find_program("getsubids"),
+            false => None,
+        };
+        let Some(program) = program else {
+            return Ok(PodIds::of_whole_host(self.ids_per_pod));
+        };
+        let mut told = [String::new(), String::new()];
+        for (told, kind) in told.iter_mut().zip([None, Some("-g")]) {
+            let command = Command::new(&program).args(kind).arg("kubelet");
+            let command = command.capture_output(MAX_OUTPUT_BYTES);
+            let failed =
+                |why: String| PodError::Node(format!("getsubids for user \"kubelet\": {why}"));
+            let output = child::run_command(command, Some(SUB_IDS_TIMEOUT)).await;
+            let output = output.map_err(|e| failed(e.to_string()))?;
+            if !output.status.success() {
+                let text = String::from_utf8_lossy(&output.stderr);
+                return Err(failed(text.trim().to_owned()));
+            }
+            *told = String::from_utf8_lossy(&output.stdout).into_owned();
+        }
+        let [users, groups] = told;
+        PodIds::from_sub_ids(&users, &groups, self.ids_per_pod, self.max_pods)
+    }
+}
+
+fn read_ids(store: &PodStore, uid: &PodUid) -> Result<Option<IdMap>, PodError> {
+    match store.read_user_ids(uid, MAX_FILE_BYTES) {
+        Ok(Some(text)) => read_map_file(&text).map(Some),
+        Ok(None) => Ok(None),
+        Err(e) => Err(PodError::Node(format!("user namespace mappings file: {e}"))),
+    }
+}
+
+fn choose_ids(store: &PodStore, uid: &PodUid, all: PodIds) -> Result<IdMap, PodError> {
+    if let Some(known) = read_ids(store, uid)? {
+        return Ok(known);
+    }
+    let pods = store.all_recorded_pods();
+    let pods = pods.map_err(|e| PodError::Node(format!("read the pods on the disk: {e}")))?;
+    let mut taken = Vec::new();
+    for pod in &pods {
+        // Of a file that cannot be read nobody knows the ids.
+        if let Ok(Some(text)) = store.read_user_ids(pod, MAX_FILE_BYTES) {
+            taken.extend(list_legible_ranges(&text));
+        }
+    }
+    let chosen = all.choose_range(&taken);
+    let none = || PodError::Node("all ids for user namespaces are taken".into());
+    let chosen = chosen.ok_or_else(none)?;
+    let kept = store.keep_user_ids(uid, write_map_file(chosen).as_bytes());
+    kept.map_err(|e| PodError::Node(format!("keep its ids: {e}")))?;
+    Ok(chosen)
+}
