@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::{
     api::cri::{
         CgroupDriver, HandlerCapabilities, RuntimeCapabilities, RuntimeCondition, RuntimeStatus,
-        RuntimeVersion,
+        RuntimeVersion, UserNamespaceSupport,
     },
     api::order::OrderExt as _,
     grpc::{
@@ -73,7 +73,10 @@ impl CriRuntimeFacts {
                 HandlerCapabilities {
                     name: handler.name,
                     recursive_read_only_mounts: features.recursive_read_only_mounts,
-                    user_namespaces: Default::default(),
+                    user_namespaces: match features.user_namespaces {
+                        true => UserNamespaceSupport::Works,
+                        false => UserNamespaceSupport::default(),
+                    },
                 }
             })
             .collect();

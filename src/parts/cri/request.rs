@@ -2,7 +2,7 @@
 
 use super::{EndpointSettings, wire};
 use crate::api::cri::{
-    ContainerConfig, ContainerDeviceNode, ContainerMount, LinuxResources, LinuxSecurity,
+    ContainerConfig, ContainerDeviceNode, ContainerMount, IdMap, LinuxResources, LinuxSecurity,
     MountPropagation, NamespaceMode, NamespaceOptions, PortMapping, SandboxConfig, SecurityProfile,
     stop_signal_number,
 };
@@ -82,11 +82,24 @@ fn namespace_options(options: NamespaceOptions, target: &str) -> wire::Namespace
         pid: namespace_mode_number(options.pid),
         ipc: namespace_mode_number(options.ipc),
         target_id: target.into(),
-        // The machine's own users: pods with users of their own are refused before.
         userns: Some(wire::UserNamespace {
-            mode: namespace_mode_number(NamespaceMode::Node),
+            mode: namespace_mode_number(match options.users {
+                Some(_) => NamespaceMode::Pod,
+                None => NamespaceMode::Node,
+            }),
+            uids: id_mappings(options.users),
+            gids: id_mappings(options.users),
         }),
     }
+}
+
+fn id_mappings(users: Option<IdMap>) -> Vec<wire::IdMappingMessage> {
+    let mapping = users.map(|ids| wire::IdMappingMessage {
+        host_id: ids.host_id,
+        container_id: 0,
+        length: ids.length,
+    });
+    mapping.into_iter().collect()
 }
 
 /// A container.
@@ -98,6 +111,7 @@ pub(super) fn container_config(
         key: key.clone(),
         value: value.clone().into_bytes(),
     };
+    let users = config.security.namespaces.users;
     wire::ContainerConfigMessage {
         metadata: Some(wire::ContainerMetadata {
             name: config.name.clone(),
@@ -108,7 +122,7 @@ pub(super) fn container_config(
         args: config.args.clone(),
         working_dir: config.working_dir.clone(),
         envs: config.env.iter().map(value).collect(),
-        mounts: config.mounts.iter().map(mount).collect(),
+        mounts: config.mounts.iter().map(|m| mount(m, users)).collect(),
         devices: config.devices.iter().map(device).collect(),
         labels: config.labels.clone(),
         annotations: config.annotations.clone(),
@@ -138,7 +152,7 @@ pub(super) fn image_spec(image: &str, user_image: &str) -> wire::ImageSpecMessag
     }
 }
 
-fn mount(mount: &ContainerMount) -> wire::MountMessage {
+fn mount(mount: &ContainerMount, users: Option<IdMap>) -> wire::MountMessage {
     wire::MountMessage {
         container_path: mount.container_path.clone(),
         host_path: mount.host_path.clone(),
@@ -154,6 +168,8 @@ fn mount(mount: &ContainerMount) -> wire::MountMessage {
             .as_ref()
             .map(|i| image_spec(&i.image, &i.user_image)),
         image_sub_path: mount.image_sub_path.clone(),
+        uid_mappings: id_mappings(users),
+        gid_mappings: id_mappings(users),
         ..wire::MountMessage::default()
     }
 }
@@ -377,6 +393,51 @@ mod tests {
             security.seccomp,
             Some(wire::SecurityProfileMessage::default())
         );
+    }
+
+    #[test]
+    fn users_of_their_own() {
+        // CRI-22 CRI-28
+        let users = Some(IdMap {
+            host_id: 131_072,
+            length: 65_536,
+        });
+        let mut config = ContainerConfig {
+            mounts: vec![ContainerMount::default(); 2],
+            ..ContainerConfig::default()
+        };
+        config.security.namespaces.users = users;
+        let sandbox = SandboxConfig {
+            namespaces: config.security.namespaces,
+            ..SandboxConfig::default()
+        };
+        let wanted = vec![wire::IdMappingMessage {
+            host_id: 131_072,
+            container_id: 0,
+            length: 65_536,
+        }];
+        let sent = container_config(&config, &settings());
+        for mount in &sent.mounts {
+            let maps = (&mount.uid_mappings, &mount.gid_mappings);
+            assert_eq!(maps, (&wanted, &wanted));
+        }
+        let of_container = sent.linux.and_then(|linux| linux.security);
+        let of_sandbox = sandbox_config(&sandbox).linux;
+        let of_sandbox = of_sandbox.and_then(|linux| linux.security);
+        let modes = [
+            of_container.and_then(|security| security.namespaces),
+            of_sandbox.and_then(|security| security.namespaces),
+        ];
+        for modes in modes {
+            let sent = modes.and_then(|modes| modes.userns).expect("userns");
+            assert_eq!(
+                (sent.mode, sent.uids, sent.gids),
+                (0, wanted.clone(), wanted.clone())
+            );
+        }
+        config.security.namespaces.users = None;
+        let sent = container_config(&config, &settings());
+        assert!(sent.mounts.iter().all(|m| m.uid_mappings.is_empty()));
     }
 
     #[test]

@@ -18,7 +18,7 @@ use super::*;
 use crate::{
     api::cri::{
         ANNOTATION_HASH, ANNOTATION_RESTART_COUNT, ContainerMount, ContainerState,
-        LABEL_CONTAINER_NAME, LABEL_POD_UID, SandboxState,
+        LABEL_CONTAINER_NAME, LABEL_POD_UID, SandboxState, UserNamespaceSupport,
     },
     grpc::{
         ConnectionClock, SleepFuture,
@@ -507,6 +507,8 @@ fn conditions_and_abilities() {
         assert!(read.runtime_ready.ok && read.network_ready.ok);
         let can = cri.capabilities();
         assert!(can.supports_recursive_read_only("kata") && !can.supports_recursive_read_only(""));
+        let users = |handler| can.judge_user_namespaces(handler) == UserNamespaceSupport::Works;
+        assert!(users("kata") && !users(""));
         double.on("Status", status(false));
         let read = cri.runtime_status().await.expect("a status");
         assert!(!read.runtime_ready.ok);

@@ -97,8 +97,15 @@ message! {
         3 host_port: i32,
         4 host_ip: String,
     }
+    pub(super) struct IdMappingMessage {
+        1 host_id: u32,
+        2 container_id: u32,
+        3 length: u32,
+    }
     pub(super) struct UserNamespace {
         1 mode: i32,
+        2 uids: Vec<IdMappingMessage>,
+        3 gids: Vec<IdMappingMessage>,
     }
     pub(super) struct NamespaceOption {
         1 network: i32,
@@ -212,6 +219,8 @@ message! {
         3 readonly: bool,
         4 selinux_relabel: bool,
         5 propagation: i32,
+        6 uid_mappings: Vec<IdMappingMessage>,
+        7 gid_mappings: Vec<IdMappingMessage>,
         8 recursive_read_only: bool,
         9 image: Option<ImageSpecMessage>,
         10 image_sub_path: String,
