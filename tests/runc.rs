@@ -2110,7 +2110,7 @@ fn pods_with_users_of_their_own() {
                       ls -ldn / /bin/busybox /etc/passwd /data /deep/low /etc/hostname; \
                       echo x > /new && echo x > /data/$(hostname) && echo x > /dev/shm/x && echo x > /memory/x \
                       && echo written; cat /secret/secret; echo x > /secret/x || echo read-only; ls -n /data; cat /proc/sys/net/ipv4/ip_unprivileged_port_start \
-                      /proc/sys/kernel/msgmax; echo x > /sys/fs/cgroup/x || echo closed; ip addr show dev eth0 | cat; \
+                      /proc/sys/kernel/msgmax; f=/sys/fs/cgroup/cgroup.procs; test -e $f || f=/sys/fs/cgroup/memory/cgroup.procs; echo 0 > $f || echo closed; ip addr show dev eth0 | cat; \
                       dd if=/dev/zero of=/dev/null bs=1 count=1 2>/dev/null && echo done; exec sleep 1000";
         let mut made = Vec::new();
         for (name, host_id) in [("one", 200 << 16), ("two", 201 << 16)] {

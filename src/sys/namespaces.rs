@@ -49,6 +49,9 @@ impl SandboxNamespaces {
     }
 }
 
+/// Parameter of the network that names groups.
+const PING_GROUPS: &str = "net.ipv4.ping_group_range";
+
 /// Error in making a sandbox. No part of the sandbox is left.
 #[derive(Debug, thiserror::Error)]
 #[error("{step}")]
@@ -129,7 +132,14 @@ fn make_and_pin(
         loopback_up().map_err(namespace_error_at("bring lo up"))?;
     }
     for (name, value) in &sandbox.sysctls {
-        let set = || set_sysctl(name, value);
+        let set = || match &sandbox.user {
+            // The kernel reads the numbers as those of whoever writes them.
+            Some((_, ids)) if name == PING_GROUPS => {
+                let value = shift_groups(value, *ids).ok_or(io::ErrorKind::InvalidInput)?;
+                set_sysctl(name, &value)
+            }
+            _ => set_sysctl(name, value),
+        };
         // Parameters of the network need a capability in its namespace; those of the IPC namespace its root.
         let done = match (set(), &sandbox.user) {
             (Err(e), Some((_, ids))) if e.kind() == io::ErrorKind::PermissionDenied => {
@@ -201,6 +211,17 @@ fn pin_namespace(path: &Path, name: &str) -> io::Result<()> {
 fn pin_file(namespace: &str, path: &Path) -> io::Result<()> {
     File::create(path)?;
     mounts::bind_mount(Path::new(namespace), path, false)
+}
+
+/// Groups of the host that are these groups of a user namespace; `None`: it does not have them all.
+fn shift_groups(value: &str, ids: IdMap) -> Option<String> {
+    let group = |word: &str| {
+        let group = word.parse::<u32>().ok().filter(|group| *group < ids.length);
+        group.and_then(|group| ids.host_id.checked_add(group))
+    };
+    let (first, last) = value.trim().split_once(char::is_whitespace)?;
+    let (first, last) = (group(first)?, group(last.trim())?);
+    Some(format!("{first} {last}"))
 }
 
 /// Writes one kernel parameter of the calling thread's namespaces.
@@ -289,6 +310,25 @@ mod tests {
         // SAFETY: a new descriptor that nobody else owns.
         let owner = unsafe { File::from_raw_fd(fd) };
         owner.metadata().expect("metadata").ino()
+    }
+
+    #[test]
+    fn groups_of_a_user_namespace() {
+        // UNS-27
+        let ids = IdMap {
+            host_id: 131_072,
+            length: 65_536,
+        };
+        for (value, shifted) in [
+            ("0 0", Some("131072 131072")),
+            ("1\t65535", Some("131073 196607")),
+            ("0 65536", None),
+            ("0 2147483647", None),
+            ("0", None),
+            ("", None),
+        ] {
+            assert_eq!(shift_groups(value, ids).as_deref(), shifted, "{value}");
+        }
     }
 
     #[test]
