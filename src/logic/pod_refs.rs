@@ -4,9 +4,9 @@
 //! References are told apart by the time when they are needed: volumes at each sync, environments when a container
 //! starts, credentials when an image is pulled. A volume that no container mounts is not read.
 
-use alloc::{boxed::Box, collections::BTreeSet, string::String};
+use alloc::{boxed::Box, collections::BTreeSet, string::String, vec::Vec};
 
-use super::trust_bundle::bundle_key;
+use super::trust_bundle::{MAX_POD_BUNDLES, bundle_key};
 use crate::api::pod::{Container, PodCertificateProjection, Volume};
 use crate::api::{Pod, PodError, PodUid};
 
@@ -145,14 +145,32 @@ pub fn refs_of_volumes(pod: &Pod) -> Result<BTreeSet<PodObjectKey>, PodError> {
             if let Some(source) = &source.secret {
                 refs.add_reference(PodObjectKind::Secret, &source.name)?;
             }
-            if let Some(source) = &source.cluster_trust_bundle
-                && let Some(key) = bundle_key(source)?
-            {
-                refs.add_key(key)?;
-            }
         }
     }
+    for key in chosen_bundles(pod).into_iter().take(MAX_POD_BUNDLES) {
+        refs.add_key(key)?;
+    }
     Ok(refs.found)
+}
+
+/// Bundles that the pod's volumes choose beyond [`MAX_POD_BUNDLES`].
+#[must_use]
+pub fn refused_bundles(pod: &Pod) -> Vec<PodObjectKey> {
+    let mut chosen = chosen_bundles(pod);
+    chosen.drain(..chosen.len().min(MAX_POD_BUNDLES));
+    chosen
+}
+
+/// Bundles and selections of bundles that the pod's volumes choose, each once, in the order of the volumes. A wrong source
+/// chooses none: its volume tells why.
+fn chosen_bundles(pod: &Pod) -> Vec<PodObjectKey> {
+    let mut seen = BTreeSet::new();
+    let projected = used_volumes(pod).filter_map(|volume| volume.projected.as_ref());
+    let sources = projected.flat_map(|p| &p.sources);
+    sources
+        .filter_map(|source| bundle_key(source.cluster_trust_bundle.as_ref()?).ok()?)
+        .filter(|key| seen.insert(key.clone()))
+        .collect()
 }
 
 /// Objects that the environment of `container` is made of, services among them (ENV-07).
@@ -292,7 +310,7 @@ impl<'a> ReferenceCollector<'a> {
 
 #[cfg(test)]
 mod tests {
-    use alloc::{string::ToString, vec::Vec};
+    use alloc::string::ToString;
 
     use serde_json::json;
 
@@ -381,6 +399,33 @@ mod tests {
             let found = refs_of_environment(&pod, &pod.spec.containers[0]);
             assert_eq!(found.is_ok(), fits, "{count}");
         }
+    }
+
+    #[test]
+    fn bundles_of_one_pod_are_bounded() {
+        // CTB-01
+        let mounts = json!([{"name": "v", "mountPath": "/v"}]);
+        let pod_of = |sources: Vec<serde_json::Value>| {
+            pod(
+                json!({"volumes": [{"name": "v", "projected": {"sources": sources}}],
+                "containers": [{"name": "c", "volumeMounts": mounts}]}),
+            )
+        };
+        let named = |n: usize| json!({"clusterTrustBundle": {"name": format!("b{n:02}"), "path": format!("{n}")}});
+        let mut sources: Vec<_> = (0..MAX_POD_BUNDLES).map(named).collect();
+        sources.push(named(0));
+        // A wrong source is no reason to read nothing else.
+        sources.push(json!({"clusterTrustBundle": {"name": "x".repeat(5000), "path": "long"}}));
+        sources.push(json!({"configMap": {"name": "a"}}));
+        let fits = pod_of(sources.clone());
+        let found = refs_of_volumes(&fits).expect("references");
+        assert_eq!(found.len(), MAX_POD_BUNDLES + 1);
+        assert_eq!(refused_bundles(&fits), []);
+        sources.push(named(MAX_POD_BUNDLES));
+        let many = pod_of(sources);
+        assert_eq!(refs_of_volumes(&many).expect("references"), found);
+        let refused = PodObjectKey::new(PodObjectKind::TrustBundle, "", "b16");
+        assert_eq!(refused_bundles(&many), [refused]);
     }
 
     #[test]

@@ -11,6 +11,8 @@ use crate::api::pod::{ClusterTrustBundleProjection, LabelSelector};
 const MAX_SELECTION_BYTES: usize = 4096;
 /// Most bytes of all certificates that one source may choose: as many as one object of the API may have.
 const MAX_ANCHOR_BYTES: usize = 1 << 20;
+/// Most bundles and selections of bundles of one pod: all of them are in memory while its volumes are made.
+pub const MAX_POD_BUNDLES: usize = 16;
 /// Separates signer and labels in the name of a selection. No name of a bundle has it, and no name of a signer.
 const SEPARATOR: char = '?';
 
@@ -34,6 +36,14 @@ pub fn bundle_key(source: &ClusterTrustBundleProjection) -> Result<Option<PodObj
     }
     let kind = PodObjectKind::TrustBundle;
     Ok(Some(PodObjectKey::new(kind, "", &name)))
+}
+
+/// The error of each further bundle of a pod.
+#[must_use]
+pub fn many_error() -> PodError {
+    wrong_source(&format!(
+        "the pod chooses more than {MAX_POD_BUNDLES} ClusterTrustBundles or selections of them"
+    ))
 }
 
 fn wrong_source(why: &str) -> PodError {

@@ -183,6 +183,43 @@ fn an_apiserver_without_trust_bundles_is_asked_again() {
     assert_eq!(file(&world, &uid, "ca").as_deref(), Some(""));
 }
 
+#[test]
+fn a_wrong_trust_bundle_fails_its_volume_alone() {
+    // CTB-01
+    let (world, api) = cluster();
+    offer(&api, "v1", "clustertrustbundles");
+    let a = authority("a");
+    let named = |n: u32| {
+        api.put_object(&format!("bundles/v1/b{n}"), bundle(&a));
+        json!({"clusterTrustBundle": {"name": format!("b{n}"), "path": format!("{n}")}})
+    };
+    let mut spec = projecting(named(0));
+    let long = json!({"clusterTrustBundle": {"name": "x".repeat(5000), "path": "long"}});
+    let many: Vec<Value> = (1..17).map(named).collect();
+    for (name, sources) in [("long", json!([long])), ("many", json!(many))] {
+        let volumes = spec["volumes"].as_array_mut().expect("volumes");
+        volumes.push(json!({"name": name, "projected": {"defaultMode": 420, "sources": sources}}));
+        let mounts = spec["containers"][0]["volumeMounts"].as_array_mut();
+        let mount = json!({"name": name, "mountPath": format!("/{name}")});
+        mounts.expect("mounts").push(mount);
+    }
+    let uid = api.create("a", spec);
+    for text in [
+        "more than 4096 bytes",
+        "more than 16 ClusterTrustBundles or selections",
+    ] {
+        world.until("is told", |w| {
+            messages(w, "FailedMount").iter().any(|t| t.contains(text))
+        });
+    }
+    assert_eq!(file(&world, &uid, "0"), Some(a));
+    let asked = api.take_asked();
+    assert!(
+        asked.iter().all(|path| !path.ends_with("/b16")),
+        "{asked:?}"
+    );
+}
+
 /// Number of certificates in a state, as metrics tell it.
 fn state_is(world: &World, state: &str, count: u32) {
     let page = world.wait(world.metrics.metrics_page(MetricsEndpoint::Own));

@@ -13,6 +13,7 @@ use crate::{
     logic::{
         pod_refs::{self, PodObjectKey, PodObjectKind},
         token::service_account_of,
+        trust_bundle,
     },
 };
 
@@ -26,6 +27,9 @@ impl ObjectStore {
         let mut loaded = self
             .load_objects(pod, cancel, pod_refs::refs_of_volumes(pod))
             .await;
+        for key in pod_refs::refused_bundles(pod) {
+            loaded.put_object(&key, Err(trust_bundle::many_error()));
+        }
         loaded.tokens = self.pod_tokens(pod, cancel).await;
         loaded.certificates = self.load_pod_certificates(pod, cancel).await;
         loaded
