@@ -103,6 +103,12 @@ pub fn read_certificate(der: &[u8]) -> CertificateResult<Certificate> {
     read_with_names(der, true)
 }
 
+/// Reads when a certificate in DER begins and ends to be valid, whatever its names and extensions are.
+pub fn read_validity(der: &[u8]) -> CertificateResult<(WallTime, WallTime)> {
+    let read = read_with_names(der, false)?;
+    Ok((read.not_before, read.not_after))
+}
+
 /// Returns the public key of a certificate in DER with its type (`SubjectPublicKeyInfo`), which digests are made of.
 pub fn public_key(der: &[u8]) -> CertificateResult<&[u8]> {
     if der.len() > MAX_CERTIFICATE_BYTES {

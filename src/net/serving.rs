@@ -194,6 +194,18 @@ impl fmt::Debug for ServingCertificateSlot {
     }
 }
 
+/// Public key of a private key in PEM, DER (`SubjectPublicKeyInfo`).
+///
+/// - Errors: it is no key that this agent knows.
+pub(crate) fn public_key_of(key_pem: &[u8]) -> Result<Vec<u8>, TlsError> {
+    let unusable = |e: &dyn fmt::Display| TlsError::Unusable(format!("its key: {e}"));
+    let key = PrivateKeyDer::from_pem_slice(key_pem).map_err(|e| unusable(&e))?;
+    let key = ring::sign::any_supported_type(&key).map_err(|e| unusable(&e))?;
+    let public = key.public_key();
+    let public = public.ok_or_else(|| unusable(&"it does not tell its public half"))?;
+    Ok(public.as_ref().to_vec())
+}
+
 /// Authorities that may sign certificates of clients.
 pub struct ClientAuthorities(Arc<dyn ClientCertVerifier>);
 

@@ -377,6 +377,66 @@ fn a_certificate_outlives_the_agent() {
 }
 
 #[test]
+fn a_pair_in_two_files_outlives_the_agent_if_it_fits() {
+    // PCT-05
+    let (world, api) = cluster_with_requests("v1");
+    let source = json!({"podCertificate": {"signerName": "e.com/s", "keyType": "ECDSAP256", "keyPath": "key",
+        "certificateChainPath": "deep/chain"}});
+    let uid = api.create("a", projecting(source));
+    let signer = Signer::new();
+    world.until("asks", |_| requested(&api, 1));
+    signer.issue(&world, &api, 1, 1800, 3600);
+    world.until("runs", |w| w.phase(&uid) == Some(PodPhase::Running));
+    let pair_of = |w: &World| ["key", "deep/chain"].map(|name| file(w, &uid, name).expect("file"));
+    let pair = pair_of(&world);
+    let world = world.restart_agent();
+    world.apply(&[]);
+    world.advance(SYNC + SYNC);
+    assert!(!requested(&api, 2), "it is valid");
+    assert_eq!(pair_of(&world), pair);
+    assert_eq!(messages(&world, "FailedMount"), Vec::<String>::new());
+    // The key of another pair.
+    let base = world.parts.machine.volumes.pod_dir(&PodUid::from(&*uid));
+    let path = base.join("volumes/kubernetes.io~projected/v/key");
+    let other = KeyPair::generate().expect("key").serialize_pem();
+    fs::write(path, &other).expect("written");
+    let world = world.restart_agent();
+    world.apply(&[]);
+    world.until("asks", |_| requested(&api, 2));
+    signer.issue(&world, &api, 2, 1800, 3600);
+    world.until("has a pair that fits", |w| {
+        let [key, chain] = pair_of(w);
+        let slot = ServingCertificateSlot::default();
+        slot.set_certificate(chain.as_bytes(), key.as_bytes())
+            .is_ok()
+    });
+    assert_ne!(pair_of(&world)[0], other);
+    assert_eq!(world.phase(&uid), Some(PodPhase::Running));
+}
+
+#[test]
+fn a_certificate_for_another_key_is_not_used() {
+    // PCT-05
+    let (world, api) = cluster_with_requests("v1");
+    let uid = api.create("a", projecting(certificate_source("ECDSAP256")));
+    world.until("asks", |_| requested(&api, 1));
+    let signer = Signer::new();
+    signer.issue(&world, &api, 1, 1800, 3600);
+    let path = "requests/ns/req-1";
+    let mut request = api.object(path).expect("request");
+    let good = request.clone();
+    request["status"]["certificateChain"] = authority("other").into();
+    api.put_object(path, request);
+    world.until("is told", |w| {
+        let told = messages(w, "FailedMount");
+        told.iter().any(|t| t.ends_with("it is for another key"))
+    });
+    assert_eq!(file(&world, &uid, "bundle"), None);
+    api.put_object(path, good);
+    world.until("runs", |w| w.phase(&uid) == Some(PodPhase::Running));
+}
+
+#[test]
 fn a_certificate_is_refreshed_in_time() {
     // PCT-04
     let (world, api) = cluster_with_requests("v1");

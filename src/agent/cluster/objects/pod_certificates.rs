@@ -5,7 +5,7 @@
 //! pair is in the volume.
 
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
-use core::{cell::RefCell, time::Duration};
+use core::{cell::RefCell, fmt::Display, time::Duration};
 
 use smol::future::FutureExt as _;
 
@@ -31,7 +31,7 @@ use crate::{
         pod_refs::{self, CertificateLocation},
         token,
     },
-    net::{serving::ServingCertificateSlot, tls},
+    net::{serving, tls},
 };
 
 /// Longest wait of one sync for first certificates of its pod; the next sync waits again.
@@ -388,12 +388,9 @@ impl ObjectStore {
                         .map(|der| csr::encode_pem("CERTIFICATE", der))
                         .collect(),
                 };
-                if pair.chain.is_empty() {
-                    return Err(PodError::Object(format!(
-                        "the chain of PodCertificateRequest {} has no certificate",
-                        pending.name
-                    )));
-                }
+                read_pair(&pair).map_err(|why| {
+                    why.with_subject(format_args!("PodCertificateRequest {}", pending.name))
+                })?;
                 self.pod_certificates.with_entry(key, |entry| {
                     let times = PairTimes::issued(begin_refresh_s, not_after_s, spread);
                     entry.record.record_pair(times);
@@ -451,16 +448,22 @@ fn post_request(
     }
 }
 
-/// Checks that the key of a pair is that of its certificate.
-fn check_pair(pair: &CertificatePair) -> Result<(), tls::TlsError> {
-    let slot = ServingCertificateSlot::default();
-    slot.set_certificate(pair.chain.as_bytes(), pair.key.as_bytes())
+/// Reads the validity of a pair, seconds since 1970, if its key is that of its certificate. Who else can use it, and for
+/// what, is not asked: a pair that is given to a pod is also found again.
+fn read_pair(pair: &CertificatePair) -> Result<(i64, i64), PodError> {
+    let blocks = tls::parse_certificates(pair.chain.as_bytes());
+    let unusable = |why: &dyn Display| PodError::Object(format!("the certificate: {why}"));
+    let own = blocks.first().ok_or_else(|| unusable(&"there is none"))?;
+    let (begin, end) = x509::read_validity(own).map_err(|e| unusable(&e))?;
+    let certified = x509::public_key(own).map_err(|e| unusable(&e))?;
+    let key = serving::public_key_of(pair.key.as_bytes()).map_err(|e| unusable(&e))?;
+    if *key != *certified {
+        return Err(unusable(&"it is for another key"));
+    }
+    Ok((begin.unix_seconds(), end.unix_seconds()))
 }
 
 fn found_times(pair: &CertificatePair, spread: u64, now_s: i64) -> Option<PairTimes> {
-    check_pair(pair).ok()?;
-    let chain = x509::read_chain(pair.chain.as_bytes()).ok()?;
-    let own = chain.first()?;
-    let (begin, end) = (own.not_before.unix_seconds(), own.not_after.unix_seconds());
-    PairTimes::found(begin, end, spread, now_s)
+    let (begin_s, end_s) = read_pair(pair).ok()?;
+    PairTimes::found(begin_s, end_s, spread, now_s)
 }
