@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! no pair ──request──▶ wait ──issued──▶ fresh ──time to refresh──▶ wait, the old pair stays
-//!                       │ denied, failed: for good
+//!    ▲                  │ denied, failed: for good
+//!    └─────the apiserver does not have the request any more
 //! ```
 
 use alloc::{string::String, vec::Vec};
@@ -24,8 +25,19 @@ pub const MAX_CHAIN_BYTES: usize = 100 << 10;
 pub const MAX_BUNDLE_BYTES: u64 = (MAX_CHAIN_BYTES + (8 << 10)) as u64;
 /// Most certificates of one pod: the agent holds those that are not in their volume yet.
 pub const MAX_POD_CERTIFICATES: usize = 16;
-/// Time after which a request that nobody has answered is given up.
+/// Age from which a request that the apiserver does not have counts as removed: one that was just made may not be seen yet.
 const GIVE_UP: Duration = Duration::from_secs(600);
+/// Shortest and longest pause between two looks at a request; between them, half of its age.
+const FIRST_LOOK: Duration = Duration::from_secs(1);
+const LAST_LOOK: Duration = Duration::from_secs(60);
+/// The same while bytes cost money.
+const METERED_FIRST_LOOK: Duration = Duration::from_secs(5);
+const METERED_LAST_LOOK: Duration = Duration::from_secs(600);
+/// Pause after the first request that failed; each further one in a row doubles it, up to the longest.
+const FIRST_RETRY: Duration = Duration::from_secs(10);
+const LAST_RETRY: Duration = Duration::from_secs(600);
+/// Longest such pause if the apiserver did not answer: it may be back soon.
+const LAST_SILENT_RETRY: Duration = Duration::from_secs(60);
 /// Most by which a refresh is late, seconds: not all certificates of a cluster are refreshed in the same second.
 const MAX_JITTER_S: u64 = 300;
 /// Time after that of the refresh at which it is overdue, seconds.
@@ -220,6 +232,8 @@ fn read_issued(status: &Value) -> Result<RequestVerdict, PodError> {
 pub struct PairTimes {
     /// Time to ask for the next pair.
     refresh_s: i64,
+    /// Time after which the refresh is overdue.
+    overdue_s: i64,
     /// End of its validity.
     not_after_s: i64,
 }
@@ -228,19 +242,26 @@ impl PairTimes {
     /// Times of a pair that was issued; `spread`: a number of the pair's own.
     #[must_use]
     pub const fn issued(begin_refresh_s: i64, not_after_s: i64, spread: u64) -> Self {
+        let refresh_s = begin_refresh_s.saturating_add((spread % MAX_JITTER_S).cast_signed());
         Self {
-            refresh_s: begin_refresh_s.saturating_add((spread % MAX_JITTER_S).cast_signed()),
+            refresh_s,
+            overdue_s: refresh_s.saturating_add(OVERDUE_S),
             not_after_s,
         }
     }
 
     /// Times of a pair that an agent before this one has left (PCT-05). The signer's advice is not known any more: two
-    /// thirds of the life are the advice of most. `None`: it is not valid now.
+    /// thirds of the life are the advice of most. It is not overdue before this agent has had its time to try. `None`: it
+    /// is not valid now.
     #[must_use]
     pub fn found(not_before_s: i64, not_after_s: i64, spread: u64, now_s: i64) -> Option<Self> {
         let life_s = not_after_s.saturating_sub(not_before_s);
         let begin_s = not_before_s.saturating_add(life_s / 3 * 2);
-        (now_s < not_after_s).then(|| Self::issued(begin_s, not_after_s, spread))
+        let times = Self::issued(begin_s, not_after_s, spread);
+        (now_s < not_after_s).then(|| Self {
+            overdue_s: times.overdue_s.max(now_s.saturating_add(OVERDUE_S)),
+            ..times
+        })
     }
 }
 
@@ -260,6 +281,34 @@ pub enum CertificateStep {
     Request,
     /// Look what became of the request.
     Look,
+    /// Nothing before then: it is too early for another look, or for another request after one that failed.
+    Wait(MonoTime),
+}
+
+/// A request that was made.
+#[derive(Clone, Copy, Debug)]
+struct OpenRequest {
+    since: MonoTime,
+    next_look: MonoTime,
+}
+
+/// Pause after a look at a request of that age.
+fn look_pause(age: Duration, is_metered: bool) -> Duration {
+    let (first, last) = match is_metered {
+        true => (METERED_FIRST_LOOK, METERED_LAST_LOOK),
+        false => (FIRST_LOOK, LAST_LOOK),
+    };
+    (age / 2).clamp(first, last)
+}
+
+/// Pause after requests that failed, `failures` in a row.
+fn retry_pause(failures: u32, is_silent: bool) -> Duration {
+    let longest = match is_silent {
+        true => LAST_SILENT_RETRY,
+        false => LAST_RETRY,
+    };
+    let doubled = FIRST_RETRY.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1)));
+    doubled.min(longest)
 }
 
 /// State of one certificate of a pod.
@@ -267,8 +316,14 @@ pub enum CertificateStep {
 pub struct CertificateRecord {
     /// Times of the pair in use.
     pub pair: Option<PairTimes>,
-    /// Time to give up the request under way.
-    give_up: Option<MonoTime>,
+    /// Request under way.
+    request: Option<OpenRequest>,
+    /// Requests that failed in a row.
+    failures: u32,
+    /// No request before then.
+    not_before: MonoTime,
+    /// Why the last request or look failed; `None` if it did not.
+    failure: Option<PodError>,
     refusal: Option<SignerRefusal>,
     is_overdue_told: bool,
     is_end_told: bool,
@@ -279,17 +334,50 @@ impl CertificateRecord {
     #[must_use]
     pub fn next_step(&self, now_s: i64, now: MonoTime) -> CertificateStep {
         let is_fresh = self.pair.is_some_and(|pair| now_s < pair.refresh_s);
-        match self.give_up {
+        match self.request {
             _ if self.refusal.is_some() => CertificateStep::Keep,
-            Some(end) if now < end => CertificateStep::Look,
-            _ if is_fresh => CertificateStep::Keep,
-            _ => CertificateStep::Request,
+            Some(request) if now < request.next_look => CertificateStep::Wait(request.next_look),
+            Some(_) => CertificateStep::Look,
+            None if is_fresh => CertificateStep::Keep,
+            None if now < self.not_before => CertificateStep::Wait(self.not_before),
+            None => CertificateStep::Request,
         }
     }
 
     /// Notes a request that was made.
-    pub fn record_request(&mut self, spread: u64, now: MonoTime) {
-        self.give_up = Some(now + GIVE_UP + Duration::from_secs(spread % MAX_JITTER_S));
+    pub fn record_request(&mut self, is_metered: bool, now: MonoTime) {
+        (self.failures, self.failure) = (0, None);
+        self.request = Some(OpenRequest {
+            since: now,
+            next_look: now + look_pause(Duration::ZERO, is_metered),
+        });
+    }
+
+    /// Notes that a request could not be made. `is_silent`: the apiserver did not answer.
+    pub fn record_failure(&mut self, why: PodError, is_silent: bool, now: MonoTime) {
+        self.failures = self.failures.saturating_add(1);
+        self.not_before = now + retry_pause(self.failures, is_silent);
+        self.failure = Some(why);
+    }
+
+    /// Notes a look that found no answer, or that failed.
+    pub fn record_look(&mut self, failure: Option<PodError>, is_metered: bool, now: MonoTime) {
+        self.failure = failure;
+        if let Some(request) = &mut self.request {
+            request.next_look = now + look_pause(now - request.since, is_metered);
+        }
+    }
+
+    /// Notes that the apiserver does not have the request. Only this ends one: a slow signer may answer late.
+    pub fn record_absence(&mut self, is_metered: bool, now: MonoTime) {
+        self.record_look(None, is_metered, now);
+        self.request = self.request.filter(|request| now - request.since < GIVE_UP);
+    }
+
+    /// Why the last request or look failed.
+    #[must_use]
+    pub const fn failure(&self) -> Option<&PodError> {
+        self.failure.as_ref()
     }
 
     /// Notes a pair that was issued.
@@ -302,7 +390,7 @@ impl CertificateRecord {
 
     /// Notes that the signer gives none.
     pub fn record_refusal(&mut self, refusal: SignerRefusal) {
-        self.give_up = None;
+        (self.request, self.failure) = (None, None);
         self.refusal = Some(refusal);
     }
 
@@ -338,8 +426,7 @@ impl CertificateRecord {
     }
 
     fn is_overdue(&self, now_s: i64) -> bool {
-        self.pair
-            .is_some_and(|pair| now_s > pair.refresh_s.saturating_add(OVERDUE_S))
+        self.pair.is_some_and(|pair| now_s > pair.overdue_s)
     }
 
     fn is_expired(&self, now_s: i64) -> bool {
@@ -349,7 +436,8 @@ impl CertificateRecord {
     /// Returns true if a sync of the pod would do something for the certificate.
     #[must_use]
     pub fn is_due(&self, now_s: i64, now: MonoTime) -> bool {
-        self.next_step(now_s, now) != CertificateStep::Keep
+        let step = self.next_step(now_s, now);
+        matches!(step, CertificateStep::Request | CertificateStep::Look)
             || self.is_expired(now_s) && !self.is_end_told
     }
 
@@ -484,13 +572,9 @@ mod tests {
         let mut record = CertificateRecord::default();
         assert_eq!(record.next_step(0, at(0)), CertificateStep::Request);
         assert_eq!(record.state_name(0), "not_yet_issued");
-        record.record_request(299, at(0));
-        assert_eq!(record.next_step(0, at(898)), CertificateStep::Look);
-        assert_eq!(
-            record.next_step(0, at(899)),
-            CertificateStep::Request,
-            "given up"
-        );
+        record.record_request(false, at(0));
+        assert_eq!(record.next_step(0, at(0)), CertificateStep::Wait(at(1)));
+        assert_eq!(record.next_step(0, at(1)), CertificateStep::Look);
         record.record_pair(PairTimes::issued(1000, 4000, 300 + 7));
         assert_eq!(record.next_step(1006, at(899)), CertificateStep::Keep);
         assert!(!record.is_due(1006, at(899)));
@@ -515,6 +599,73 @@ mod tests {
     }
 
     #[test]
+    fn a_request_is_looked_at_until_it_is_gone() {
+        // PCT-04
+        let day_s = 24 * 3600;
+        for (is_metered, first_s, last_s, most) in [(false, 1, 60, 1500), (true, 5, 600, 160)] {
+            let mut record = CertificateRecord::default();
+            record.record_request(is_metered, at(0));
+            let (mut now_s, mut looks, mut pause_s) = (0, 0, 0);
+            while now_s < day_s {
+                let CertificateStep::Wait(until) = record.next_step(0, at(now_s)) else {
+                    panic!("{now_s}: a pause after each look");
+                };
+                assert!(!record.is_due(0, at(now_s)));
+                let next_s = until.0.div_ceil(1000);
+                assert!(next_s - now_s + 1 >= pause_s, "pauses grow");
+                pause_s = next_s - now_s;
+                assert!((first_s..=last_s).contains(&pause_s), "{pause_s}");
+                now_s = next_s;
+                assert_eq!(record.next_step(0, at(now_s)), CertificateStep::Look);
+                record.record_look(None, is_metered, at(now_s));
+                looks += 1;
+            }
+            assert_eq!(pause_s, last_s);
+            assert!(looks <= most, "{looks} looks");
+            // Only one that is gone is made anew.
+            record.record_absence(is_metered, at(now_s));
+            assert_eq!(record.next_step(0, at(now_s)), CertificateStep::Request);
+            record.record_request(is_metered, at(0));
+            record.record_absence(is_metered, at(599));
+            assert_ne!(record.next_step(0, at(5000)), CertificateStep::Request);
+            record.record_absence(is_metered, at(600));
+            assert_eq!(record.next_step(0, at(600)), CertificateStep::Request);
+        }
+    }
+
+    #[test]
+    fn failed_requests_are_tried_again_more_and_more_slowly() {
+        // PCT-04
+        let why = || PodError::Object("no".into());
+        let mut record = CertificateRecord::default();
+        let pause = |record: &CertificateRecord| match record.next_step(0, at(0)) {
+            CertificateStep::Wait(until) => until.0 / 1000,
+            other => panic!("{other:?}"),
+        };
+        for want_s in [10, 20, 40, 80, 160, 320, 600, 600] {
+            record.record_failure(why(), false, at(0));
+            assert_eq!(pause(&record), want_s);
+            assert_eq!(record.next_step(0, at(want_s)), CertificateStep::Request);
+            assert_eq!(record.failure(), Some(&why()));
+        }
+        record.record_failure(why(), true, at(0));
+        assert_eq!(pause(&record), 60, "silence");
+        for _ in 0..100 {
+            record.record_failure(why(), false, at(0));
+        }
+        assert_eq!(pause(&record), 600);
+        record.record_request(false, at(600));
+        assert_eq!(record.failure(), None);
+        record.record_absence(false, at(1200));
+        record.record_failure(why(), false, at(1200));
+        assert_eq!(
+            record.next_step(0, at(1200)),
+            CertificateStep::Wait(at(1210)),
+            "a new row of failures"
+        );
+    }
+
+    #[test]
     fn a_refusal_is_for_good_and_takes_no_valid_pair() {
         // PCT-03 PCT-04
         for (kind, state) in [("Denied", "denied"), ("Failed", "failed")] {
@@ -524,7 +675,7 @@ mod tests {
                 why: why.clone(),
             };
             let mut record = CertificateRecord::default();
-            record.record_request(0, at(0));
+            record.record_request(false, at(0));
             record.record_refusal(refusal());
             assert_eq!(record.next_step(0, at(100_000)), CertificateStep::Keep);
             let error = record.refusal_error(0).expect("no pair").to_string();
@@ -549,6 +700,15 @@ mod tests {
         let found = PairTimes::found(1000, 4000, 0, 2000).expect("valid");
         assert_eq!(found, PairTimes::issued(3000, 4000, 0));
         assert_eq!(PairTimes::found(1000, 4000, 0, 4000), None);
+        // The time to refresh is over: it is tried at once, and is not overdue yet.
+        let mut record = CertificateRecord {
+            pair: PairTimes::found(1000, 9000, 0, 8000),
+            ..CertificateRecord::default()
+        };
+        assert_eq!(record.next_step(8000, at(0)), CertificateStep::Request);
+        assert_eq!(record.take_warnings(8600), []);
+        assert_eq!(record.state_name(8600), "fresh");
+        assert_eq!(record.take_warnings(8601).len(), 1);
         let pair = CertificatePair {
             key: "-----BEGIN PRIVATE KEY-----\nk\n-----END PRIVATE KEY-----\n".into(),
             chain: "-----BEGIN CERTIFICATE-----\na\n-----END CERTIFICATE-----\n-----BEGIN CERTIFICATE-----\nb\n-----END CERTIFICATE-----\n".into(),

@@ -35,6 +35,11 @@ const DEPTH_LIMIT: usize = PATH_LIMIT_BYTES / 2;
 const DATA: &str = "..data";
 const DATA_TMP: &str = "..data_tmp";
 
+/// Returns true if files were published in `volume`.
+pub(super) fn has_files(volume: &Path) -> bool {
+    fs::symlink_metadata(volume.join(DATA)).is_ok()
+}
+
 /// Publishes `files` in `volume`; returns whether a new generation was written. `own` sets the owners of the whole volume
 /// before it becomes visible.
 ///

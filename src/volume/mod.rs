@@ -199,6 +199,14 @@ impl Volumes {
         Ok(content)
     }
 
+    /// Returns true if a projected volume was set up since the boot, and not taken down.
+    #[must_use]
+    pub fn has_projected_files(&self, uid: &PodUid, volume: &str) -> bool {
+        is_component(uid)
+            && is_component(volume)
+            && atomic::has_files(&self.volume_dir(uid, plugin::PROJECTED, volume))
+    }
+
     fn volume_dir(&self, uid: &PodUid, plugin: &str, volume: &str) -> PathBuf {
         self.pod_dir(uid).join(VOLUMES).join(plugin).join(volume)
     }

@@ -459,17 +459,95 @@ fn a_certificate_is_refreshed_in_time() {
     let slot = ServingCertificateSlot::default();
     slot.set_certificate(pair.chain.as_bytes(), pair.key.as_bytes())
         .expect("a pair");
-    // Nobody answers from now on: the request is given up, and made anew.
+    // Nobody answers from now on. Only a request that is gone is made anew.
     world.advance(Duration::from_secs(1700));
     assert!(requested(&api, 3));
     world.advance(Duration::from_secs(1000));
-    assert!(requested(&api, 4));
+    assert!(!requested(&api, 4));
+    api.remove_object("requests/ns/req-3");
+    world.until("asks again", |_| requested(&api, 4));
     assert_eq!(messages(&world, "CertificateOverdueForRefresh").len(), 1);
     assert_eq!(messages(&world, "CertificateExpired").len(), 0);
     world.advance(Duration::from_secs(1200));
     assert_eq!(messages(&world, "CertificateExpired").len(), 1);
     assert_eq!(file(&world, &uid, "bundle"), Some(second));
     assert_eq!(world.phase(&uid), Some(PodPhase::Running));
+}
+
+#[test]
+fn a_slow_signer_is_waited_for() {
+    // PCT-04
+    let (world, api) = cluster_with_requests("v1");
+    let uid = api.create("a", projecting(certificate_source("ECDSAP256")));
+    world.until("asks", |_| requested(&api, 1));
+    world.advance(Duration::from_secs(1500));
+    api.take_asked();
+    world.advance(Duration::from_secs(1200));
+    let asked = api.take_asked();
+    let looks = asked.iter().filter(|path| path.starts_with("requests/"));
+    let looks = looks.count();
+    assert!((8..=21).contains(&looks), "{looks} looks in 20 minutes");
+    assert!(!requested(&api, 2), "the first may still be answered");
+    Signer::new().issue(&world, &api, 1, 1800, 3600);
+    world.until("runs", |w| w.phase(&uid) == Some(PodPhase::Running));
+    assert!(!requested(&api, 2));
+}
+
+#[test]
+fn a_request_that_fails_is_tried_again_slowly() {
+    // PCT-04
+    let (world, api) = cluster_with_requests("v1");
+    api.trouble("create/v1/", 1000, Trouble::Refuses(500));
+    api.create("a", projecting(certificate_source("ECDSAP256")));
+    let told = |w: &World| {
+        let told = messages(w, "FailedMount");
+        told.iter()
+            .any(|t| t.contains("failed to get a certificate of signer \"e.com/s\""))
+    };
+    world.until("is told", told);
+    api.take_asked();
+    world.advance(Duration::from_secs(3600));
+    let asked = api.take_asked();
+    for prefix in ["create/", "accounts/"] {
+        let count = asked.iter().filter(|path| path.starts_with(prefix)).count();
+        assert!((5..=12).contains(&count), "{prefix}: {count} in an hour");
+    }
+    api.heal();
+    world.until("asks", |_| requested(&api, 1));
+}
+
+#[test]
+fn a_pod_that_runs_is_not_held_up() {
+    // PCT-03
+    let (world, api) = cluster_with_requests("v1");
+    let uid = run_with_certificate(&world, &api, &Signer::new(), (1800, 3600));
+    api.set_link(Link::Down);
+    world.advance(Duration::from_secs(3700));
+    let world = world.restart_agent();
+    world.apply(&[]);
+    api.set_link(Link::Up);
+    world.until("asks", |_| requested(&api, 2));
+    world.advance(Duration::from_secs(2));
+    let told = messages(&world, "FailedMount");
+    assert!(
+        told.iter().any(|t| t.contains("has not issued")),
+        "the sync is over: {told:?}"
+    );
+    assert_eq!(world.phase(&uid), Some(PodPhase::Running));
+}
+
+#[test]
+fn a_pod_that_ends_asks_for_nothing_more() {
+    // PCT-03
+    let (world, api) = cluster_with_requests("v1");
+    let source = |path: &str| json!({"podCertificate": {"signerName": "e.com/s", "keyType": "ED25519", "credentialBundlePath": path}});
+    let mut spec = projecting(source("one"));
+    spec["volumes"][0]["projected"]["sources"] = json!([source("one"), source("two")]);
+    api.create("a", spec);
+    world.until("asks", |_| requested(&api, 1));
+    api.delete("a");
+    world.advance(SYNC);
+    assert!(!requested(&api, 2));
 }
 
 #[test]
@@ -524,11 +602,17 @@ fn requests_for_older_apiservers() {
     let (world, api) = cluster();
     api.put_object("accounts/ns/default", json!({"metadata": {"uid": "u"}}));
     let uid = api.create("a", projecting(certificate_source("ECDSAP256")));
+    api.take_asked();
     let says = |w: &World, text: &str| {
         let told = messages(w, "FailedMount");
         told.iter().any(|t| t.contains(text))
     };
     world.until("is told", |w| says(w, "feature gate PodCertificateRequest"));
+    let asked = api.take_asked();
+    assert!(
+        asked.iter().all(|path| !path.starts_with("accounts/")),
+        "{asked:?}"
+    );
     offer(&api, "v1beta1", "podcertificaterequests");
     world.until("asks", |_| requested(&api, 1));
     assert_eq!(world.phase(&uid), Some(PodPhase::Pending));

@@ -27,6 +27,30 @@ impl CertificateApi {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns true if the apiserver was found to have no version of the resource, lately. Asks nobody.
+    pub(super) fn is_missing(&self, resource: CertificateResource, now: MonoTime) -> bool {
+        self.versions().known_version(resource, now) == Some(None)
+    }
+
+    /// Version that the apiserver has; looks for it if it is not known.
+    pub(super) fn version_in_use(
+        &self,
+        api: &dyn KubeApi,
+        resource: CertificateResource,
+        now: MonoTime,
+    ) -> Result<&'static str, ObjectReadError> {
+        let last = self.versions().known_version(resource, now);
+        let found = match last {
+            Some(found) => found,
+            None => {
+                let found = find_version(api, resource)?;
+                self.versions().record_look(resource, found, now);
+                found
+            }
+        };
+        Ok(found.ok_or_else(|| resource.missing_error())?)
+    }
+
     /// Sends a request in the version that the apiserver has, and looks for that first if it is not known.
     pub(super) fn ask_in_version<T>(
         &self,
@@ -35,16 +59,7 @@ impl CertificateApi {
         now: MonoTime,
         ask: impl FnOnce(&'static str) -> ApiResult<T>,
     ) -> Result<T, ObjectReadError> {
-        let known = self.versions().known_version(resource, now);
-        let version = match known {
-            Some(version) => version,
-            None => {
-                let found = find_version(api, resource)?;
-                self.versions().record_look(resource, found, now);
-                found
-            }
-        };
-        let version = version.ok_or_else(|| resource.missing_error())?;
+        let version = self.version_in_use(api, resource, now)?;
         ask(version).map_err(|e| {
             // The path is unknown, and not only the object.
             if e.is_not_found() && !answers::is_api_refusal(&e, 404, "NotFound") {

@@ -7,6 +7,7 @@
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
 use core::{cell::RefCell, fmt::Display, time::Duration};
 
+use serde_json::Value;
 use smol::future::FutureExt as _;
 
 use super::{
@@ -34,11 +35,8 @@ use crate::{
     net::{serving, tls},
 };
 
-/// Longest wait of one sync for first certificates of its pod; the next sync waits again.
+/// Longest wait of one sync for the certificates of a volume that was never set up; the next sync waits again.
 const ISSUE_WAIT: Duration = Duration::from_secs(20);
-/// First and longest pause between two looks at a request.
-const FIRST_POLL: Duration = Duration::from_millis(200);
-const LAST_POLL: Duration = Duration::from_secs(5);
 
 /// Names a certificate: pod, volume, number of the source.
 type CertificateKey = (PodUid, String, usize);
@@ -117,6 +115,9 @@ impl ObjectStore {
         let mut loaded = LoadedCertificates::default();
         let end = self.now() + ISSUE_WAIT;
         for (n, place) in pod_refs::certificate_locations(pod).enumerate() {
+            if cancel.is_cancelled() {
+                break;
+            }
             let pair = match n < pod_certificate::MAX_POD_CERTIFICATES {
                 true => {
                     self.current_pair(pod, cancel, &place, end, &mut loaded.warnings)
@@ -142,16 +143,30 @@ impl ObjectStore {
         let key = (uid.clone(), place.volume.to_owned(), place.source);
         let spread = pod_certificate::spread_number(uid, place.volume, place.source);
         let mut pair = self.find_pair(&key, place.projection, spread).await;
-        let mut pause = FIRST_POLL;
+        // A sync of a pod that runs is not held up: each of its volumes was set up before.
+        let may_wait = pair.is_none() && !self.is_set_up(uid, place.volume).await;
         let failed = loop {
+            if cancel.is_cancelled() {
+                break None;
+            }
             let (now_s, now) = (self.server_time().unix_seconds(), self.now());
-            let step = self
-                .pod_certificates
-                .with_entry(&key, |entry| entry.record.next_step(now_s, now));
+            let (step, failure) = self.pod_certificates.with_entry(&key, |entry| {
+                let record = &entry.record;
+                (record.next_step(now_s, now), record.failure().cloned())
+            });
             let done = match step {
                 CertificateStep::Keep => break None,
+                CertificateStep::Wait(_) if pair.is_some() => break None,
+                // The error is that of the pod until something is tried again.
+                CertificateStep::Wait(_) if failure.is_some() => break failure,
+                CertificateStep::Wait(until) if !may_wait || until > end => break None,
+                CertificateStep::Wait(until) => {
+                    let over = self.tools.clock.sleep_until(until);
+                    over.or(cancel.wait_for_cancel()).await;
+                    continue;
+                }
                 CertificateStep::Request => {
-                    self.request_certificate(pod, cancel, &key, place.projection, spread)
+                    self.request_certificate(pod, cancel, &key, place.projection)
                         .await
                 }
                 CertificateStep::Look => {
@@ -165,15 +180,9 @@ impl ObjectStore {
             };
             match done {
                 Err(why) => break Some(why),
-                Ok(()) if pair.is_some() || self.now() >= end || cancel.is_cancelled() => {
-                    break None;
-                }
+                Ok(()) if pair.is_some() => break None,
                 Ok(()) => {}
             }
-            let pause_end = self.now() + pause;
-            let over = self.tools.clock.sleep_until(pause_end);
-            over.or(cancel.wait_for_cancel()).await;
-            pause = (pause * 2).min(LAST_POLL);
         };
         let now_s = self.server_time().unix_seconds();
         let refused = self.pod_certificates.with_entry(&key, |entry| {
@@ -253,6 +262,13 @@ impl ObjectStore {
         })
     }
 
+    /// Returns true if the volume has files.
+    async fn is_set_up(&self, uid: &PodUid, volume: &str) -> bool {
+        let (volumes, uid, volume) = (self.tools.volumes.clone(), uid.clone(), volume.to_owned());
+        let look = move || volumes.has_projected_files(&uid, &volume);
+        self.tools.disk.run_job(look).await
+    }
+
     async fn mounted_pair(
         &self,
         (uid, volume, _): &CertificateKey,
@@ -285,9 +301,12 @@ impl ObjectStore {
         cancel: &CallCancel,
         key: &CertificateKey,
         source: &PodCertificateProjection,
-        spread: u64,
     ) -> Result<(), PodError> {
         let kind = pod_certificate::key_type(source)?;
+        let resource = CertificateResource::PodRequests;
+        if self.certificates.is_missing(resource, self.now()) {
+            return Err(resource.missing_error());
+        }
         if !self.reach.borrow_mut().may_ask_now(self.now()) {
             return Err(PodError::Object(SILENT.into()));
         }
@@ -300,11 +319,16 @@ impl ObjectStore {
             cancel,
         };
         let mut pauses = FORBIDDEN_PAUSES.iter();
-        let pending = loop {
+        let answer = loop {
+            if cancel.is_cancelled() {
+                break Err(ObjectReadError::Ended);
+            }
             let (pod, source) = (pod.clone(), source.clone());
             let (node, node_uid) = (self.node.clone(), node_uid.clone());
             let (versions, now) = (self.certificates.clone(), self.now());
             let asked = self.ask_apiserver(user, None, move |api| {
+                // Before anything is read or made for a request that cannot be sent.
+                versions.version_in_use(api, resource, now)?;
                 let made = csr::make_pod_key(kind, pod.metadata.uid.as_bytes())
                     .map_err(|e| ObjectReadError::Other(PodError::Node(e.to_string())))?;
                 let account = token::service_account_of(&pod);
@@ -314,7 +338,6 @@ impl ObjectStore {
                     node: &node,
                     node_uid: &node_uid,
                 };
-                let resource = CertificateResource::PodRequests;
                 let answer = versions.ask_in_version(api, resource, now, |version| {
                     post_request(api, &pod, &source, version, parties, &made)
                 })?;
@@ -325,15 +348,28 @@ impl ObjectStore {
             });
             let answer = asked.await;
             if !self.pause_before_retry(user, &answer, &mut pauses).await {
-                break answer?;
+                break answer;
             }
         };
-        let now = self.now();
-        self.pod_certificates.with_entry(key, |entry| {
-            entry.record.record_request(spread, now);
-            entry.pending = Some(pending);
-        });
-        Ok(())
+        let (now, is_metered) = (self.now(), self.tools.link_policy.is_metered());
+        // That the resource is missing is remembered for all pods, and asked again in its own time.
+        let is_counted = !self.certificates.is_missing(resource, now);
+        self.pod_certificates.with_entry(key, |entry| match answer {
+            Ok(pending) => {
+                entry.record.record_request(is_metered, now);
+                entry.pending = Some(pending);
+                Ok(())
+            }
+            Err(why) => {
+                let is_silent = matches!(why, ObjectReadError::Silent(_));
+                let has_ended = matches!(why, ObjectReadError::Ended);
+                let why = PodError::from(why);
+                if is_counted && !has_ended {
+                    entry.record.record_failure(why.clone(), is_silent, now);
+                }
+                Err(why)
+            }
+        })
     }
 
     /// Looks what became of the request under way; returns the pair if it was issued.
@@ -354,14 +390,46 @@ impl ObjectStore {
         if !self.reach.borrow_mut().may_ask_now(self.now()) {
             return Err(PodError::Object(SILENT.into()));
         }
+        let (namespace, name) = (&pod.metadata.namespace, &pending.name);
+        let answer = self.read_request(pod, cancel, namespace, name).await;
+        let (now, is_metered) = (self.now(), self.tools.link_policy.is_metered());
+        let read = match answer {
+            Err(ObjectReadError::NotFound(_)) => {
+                self.pod_certificates.with_entry(key, |entry| {
+                    entry.record.record_absence(is_metered, now);
+                });
+                return Ok(None);
+            }
+            Err(ObjectReadError::Ended) => return Ok(None),
+            answer => answer.map_err(PodError::from),
+        };
+        let taken = read
+            .and_then(|request| self.take_answer(pod, key, pending, &request, spread, warnings));
+        self.pod_certificates.with_entry(key, |entry| {
+            let failure = taken.as_ref().err().cloned();
+            entry.record.record_look(failure, is_metered, now);
+        });
+        taken
+    }
+
+    async fn read_request(
+        &self,
+        pod: &Pod,
+        cancel: &CallCancel,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Value, ObjectReadError> {
         let user = RequestingPod {
             uid: &pod.metadata.uid,
             cancel,
         };
         let mut pauses = FORBIDDEN_PAUSES.iter();
-        let request = loop {
+        loop {
+            if cancel.is_cancelled() {
+                return Err(ObjectReadError::Ended);
+            }
             let (versions, now) = (self.certificates.clone(), self.now());
-            let (namespace, name) = (pod.metadata.namespace.clone(), pending.name.clone());
+            let (namespace, name) = (namespace.to_owned(), name.to_owned());
             let asked = self.ask_apiserver(user, None, move |api| {
                 let resource = CertificateResource::PodRequests;
                 versions.ask_in_version(api, resource, now, |version| {
@@ -370,10 +438,22 @@ impl ObjectStore {
             });
             let answer = asked.await;
             if !self.pause_before_retry(user, &answer, &mut pauses).await {
-                break answer?;
+                return answer;
             }
-        };
-        match pod_certificate::judge_request(&request)? {
+        }
+    }
+
+    /// Takes the answer of a signer, if there is one; returns the pair if it was issued.
+    fn take_answer(
+        &self,
+        pod: &Pod,
+        key: &CertificateKey,
+        pending: PendingRequest,
+        request: &Value,
+        spread: u64,
+        warnings: &mut Vec<(&'static str, String)>,
+    ) -> Result<Option<CertificatePair>, PodError> {
+        match pod_certificate::judge_request(request)? {
             RequestVerdict::Wait => Ok(None),
             RequestVerdict::Issued {
                 chain,
@@ -430,7 +510,7 @@ fn post_request(
     version: &str,
     parties: RequestParties<'_>,
     made: &PodKey,
-) -> crate::kube::api::ApiResult<serde_json::Value> {
+) -> crate::kube::api::ApiResult<Value> {
     let post = |proof| {
         let body = pod_certificate::certificate_request(pod, source, version, parties, proof);
         let namespace = &pod.metadata.namespace;
