@@ -533,8 +533,8 @@ impl NodeCredentials {
         };
         let mut cache = lock(&self.cache);
         // Each pull of a pod has a token of its own, so an answer for one token would never be found.
-        let is_kept = !hold_time.is_zero() && !(is_for_token && account.is_some());
-        if is_kept && cache.len() < MAX_CACHED {
+        let is_never_found = is_for_token && account.is_some();
+        if !hold_time.is_zero() && !is_never_found && cache.len() < MAX_CACHED {
             cache.insert(
                 (provider.name.clone(), key.to_owned(), digest),
                 (now + hold_time, answer.auth.clone()),
