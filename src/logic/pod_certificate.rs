@@ -638,22 +638,19 @@ mod tests {
         // PCT-04
         let why = || PodError::Object("no".into());
         let mut record = CertificateRecord::default();
-        let pause = |record: &CertificateRecord| match record.next_step(0, at(0)) {
-            CertificateStep::Wait(until) => until.0 / 1000,
-            other => panic!("{other:?}"),
-        };
+        let pause = |record: &CertificateRecord| record.next_step(0, at(0));
         for want_s in [10, 20, 40, 80, 160, 320, 600, 600] {
             record.record_failure(why(), false, at(0));
-            assert_eq!(pause(&record), want_s);
+            assert_eq!(pause(&record), CertificateStep::Wait(at(want_s)));
             assert_eq!(record.next_step(0, at(want_s)), CertificateStep::Request);
             assert_eq!(record.failure(), Some(&why()));
         }
         record.record_failure(why(), true, at(0));
-        assert_eq!(pause(&record), 60, "silence");
+        assert_eq!(pause(&record), CertificateStep::Wait(at(60)), "silence");
         for _ in 0..100 {
             record.record_failure(why(), false, at(0));
         }
-        assert_eq!(pause(&record), 600);
+        assert_eq!(pause(&record), CertificateStep::Wait(at(600)));
         record.record_request(false, at(600));
         assert_eq!(record.failure(), None);
         record.record_absence(false, at(1200));
