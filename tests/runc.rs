@@ -2111,6 +2111,7 @@ fn pods_with_users_of_their_own() {
                       echo x > /new && echo x > /data/$(hostname) && echo x > /dev/shm/x && echo x > /memory/x \
                       && echo written; cat /secret/secret; echo x > /secret/x || echo read-only; ls -n /data; cat /proc/sys/net/ipv4/ip_unprivileged_port_start \
                       /proc/sys/kernel/msgmax; f=/sys/fs/cgroup/cgroup.procs; test -e $f || f=/sys/fs/cgroup/memory/cgroup.procs; echo 0 > $f || echo closed; ip addr show dev eth0 | cat; \
+                      echo opened > /dev/stdout; echo opened > /dev/stderr; \
                       dd if=/dev/zero of=/dev/null bs=1 count=1 2>/dev/null && echo done; exec sleep 1000";
         let mut made = Vec::new();
         for (name, host_id) in [("one", 200 << 16), ("two", 201 << 16)] {
@@ -2186,13 +2187,23 @@ fn pods_with_users_of_their_own() {
             for path in ["/data", "one", name] {
                 assert_eq!(owner(path).as_deref(), Some("0:7"), "{path}: {lines:#?}");
             }
-            for text in ["written", "hush", "read-only", "77", "4242", "closed"] {
+            for text in [
+                "written",
+                "hush",
+                "read-only",
+                "77",
+                "4242",
+                "closed",
+                "opened",
+            ] {
                 assert!(says(text), "{text}: {lines:#?}");
             }
             assert!(
                 lines.iter().any(|line| line.contains("inet 10.")),
                 "{lines:#?}"
             );
+            let log = lab.log(&config, "main");
+            assert!(log.contains(" stderr F opened\n"), "{log}");
             // On the machine.
             let owner = |path: PathBuf| {
                 let metadata = fs::metadata(&path).expect("file");
@@ -2244,6 +2255,21 @@ fn pods_with_users_of_their_own() {
             .exec_sync(&id, &words("/bin/id -u"), None, 64)
             .await;
         assert_eq!(told.expect("exec").stdout, b"0\n");
+        // Also as another user than root.
+        let mut other = lab.container(&config, "other", "echo opened > /dev/stdout; sleep 1000");
+        other.security.run_as_user = Some(7);
+        let other = lab.start(&sandbox, &other).await;
+        until("it has opened its output", || {
+            said(lab, &config, "other") == ["opened"]
+        })
+        .await;
+        let script = "echo out > /dev/stdout; echo err > /dev/stderr".to_owned();
+        let command = ["/bin/sh".to_owned(), "-c".to_owned(), script];
+        for id in [&id, &other] {
+            let told = lab.runtime().exec_sync(id, &command, None, 64).await;
+            let told = told.expect("exec");
+            assert_eq!((&*told.stdout, &*told.stderr), (&b"out\n"[..], &b"err\n"[..]));
+        }
         let mut later = lab.container(&config, "later", "cat /proc/self/uid_map");
         later.mounts.clone_from(&main.mounts);
         let later = lab.start(&sandbox, &later).await;

@@ -52,6 +52,7 @@ fn a_hundred_idle_shims() {
             tty: false,
             stdin: false,
             stdin_once: false,
+            stream_owner: None,
             memory_cgroup: Some(bundle.memory_cgroup.clone()),
             shim_cgroups: Vec::new(),
             oom_score_adj: Some(-999),

@@ -60,6 +60,18 @@ pub struct IdMap {
     pub length: u32,
 }
 
+impl IdMap {
+    /// Ids on the host of a user and a group of the namespace; `None` if the namespace has not both.
+    #[must_use]
+    pub fn owner_on_host(self, uid: u32, gid: u32) -> Option<(u32, u32)> {
+        let on_host = |id: u32| {
+            let inside = (id < self.length).then_some(id)?;
+            self.host_id.checked_add(inside)
+        };
+        on_host(uid).zip(on_host(gid))
+    }
+}
+
 /// Namespace modes of a sandbox or container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

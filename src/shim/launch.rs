@@ -3,6 +3,7 @@
 use core::time::Duration;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::lchown;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -48,6 +49,9 @@ pub struct ShimLaunch {
     pub stdin: bool,
     /// Standard input ends with the first attached client that had it.
     pub stdin_once: bool,
+    /// User and group of the host that the container's process is, if it has a user namespace: they get its streams, so
+    /// that it can open `/dev/stdout`. `None`: its streams belong to the agent's user.
+    pub stream_owner: Option<(u32, u32)>,
     /// Directory of the container's memory cgroup (v1: in the memory hierarchy), whose OOM counter is read at its end.
     pub memory_cgroup: Option<PathBuf>,
     /// cgroup directories that the shim moves into before it does anything; one per hierarchy on v1.
@@ -128,7 +132,7 @@ pub async fn launch_shim(launch: &ShimLaunch) -> Result<LiveShim, ShimLaunchErro
     for dir in &launch.shim_cgroups {
         command = command.join_cgroup(dir);
     }
-    start_shim(&launch.dir, command)
+    start_shim(&launch.dir, command, launch.stream_owner)
         .await?
         .ok_or(ShimLaunchError::Ended)
 }
@@ -178,7 +182,7 @@ pub async fn launch_log_only(launch: &LogShimLaunch) -> Result<Option<LiveShim>,
     for dir in &launch.shim_cgroups {
         command = command.join_cgroup(dir);
     }
-    start_shim(&launch.dir, command).await
+    start_shim(&launch.dir, command, None).await
 }
 
 fn add_log_limits(mut command: Command, limit: Option<LogLimit>, memory: Option<&Path>) -> Command {
@@ -267,13 +271,17 @@ fn open_shim(state: &ContainerStateRecord) -> io::Result<Option<LiveShim>> {
     }))
 }
 
-async fn start_shim(dir: &Path, command: Command) -> Result<Option<LiveShim>, ShimLaunchError> {
+async fn start_shim(
+    dir: &Path,
+    command: Command,
+    stream_owner: Option<(u32, u32)>,
+) -> Result<Option<LiveShim>, ShimLaunchError> {
     // Locked from before the shim exists until it ends: a process that finds the directory meanwhile leaves it alone.
     let lock = lock::try_lock(&dir.join(file::LOCK))
         .map_err(ShimLaunchError::Shim)?
         .ok_or_else(|| ShimLaunchError::Busy(dir.into()))?;
     crash::point("launch.locked");
-    make_fifos(dir).map_err(ShimLaunchError::Shim)?;
+    make_fifos(dir, stream_owner).map_err(ShimLaunchError::Shim)?;
     #[cfg(feature = "crash-points")]
     let command = match crash::shim_argument() {
         Some(name) => command.args(["--crash-at", name]),
@@ -367,11 +375,16 @@ pub fn runtime_message(log: &str) -> String {
         .unwrap_or_else(|| "the runtime failed without a message".into())
 }
 
-fn make_fifos(dir: &Path) -> io::Result<()> {
+fn make_fifos(dir: &Path, owner: Option<(u32, u32)>) -> io::Result<()> {
     for name in [file::STDIN, file::STDOUT, file::STDERR] {
-        match nix::unistd::mkfifo(&dir.join(name), Mode::from_bits_truncate(0o600)) {
+        let path = dir.join(name);
+        match nix::unistd::mkfifo(&path, Mode::from_bits_truncate(0o600)) {
             Ok(()) | Err(nix::Error::EEXIST) => {}
             Err(e) => return Err(e.into()),
+        }
+        // The OCI runtime cannot do it: in the container's user namespace it is not root over them.
+        if let Some((uid, gid)) = owner {
+            lchown(&path, Some(uid), Some(gid))?;
         }
     }
     Ok(())

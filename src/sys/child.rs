@@ -12,7 +12,7 @@ use std::ffi::{CString, OsStr, OsString};
 use std::fs::OpenOptions;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::os::unix::{ffi::OsStrExt, process::ExitStatusExt};
+use std::os::unix::{ffi::OsStrExt, fs::fchown, process::ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -74,6 +74,7 @@ pub struct Command {
     stdin: ChildInput,
     stdout: OutputSink,
     stderr: OutputSink,
+    capture_owner: Option<(u32, u32)>,
     keep: Vec<OwnedFd>,
     exe: Option<Arc<OwnedFd>>,
     cgroups: Vec<PathBuf>,
@@ -93,6 +94,7 @@ impl Command {
             stdin: ChildInput::Null,
             stdout: OutputSink::Null,
             stderr: OutputSink::Null,
+            capture_owner: None,
             keep: Vec::new(),
             exe: None,
             cgroups: Vec::new(),
@@ -159,6 +161,13 @@ impl Command {
             .stderr(OutputSink::Capture(limit))
     }
 
+    /// Gives the pipes of captured outputs to a user and a group: only who owns a pipe can open it by its path in
+    /// `/proc`, as a program does that opens `/dev/stdout`.
+    pub fn capture_owner(mut self, owner: Option<(u32, u32)>) -> Self {
+        self.capture_owner = owner;
+        self
+    }
+
     /// Lets the child inherit `fd` under the number it has here.
     pub fn inherit_fd(mut self, fd: OwnedFd) -> Self {
         self.keep.push(fd);
@@ -194,8 +203,8 @@ impl Command {
                 (reader.into(), Some((writer, bytes)))
             }
         };
-        let (out, stdout) = open_sink(self.stdout)?;
-        let (err, stderr) = open_sink(self.stderr)?;
+        let (out, stdout) = open_sink(self.stdout, self.capture_owner)?;
+        let (err, stderr) = open_sink(self.stderr, self.capture_owner)?;
         let stdio = [above_stdio(stdin)?, above_stdio(out)?, above_stdio(err)?];
         let keep: Vec<RawFd> = self.keep.iter().map(AsRawFd::as_raw_fd).collect();
         let mut args = vec![to_c_string(self.name.as_bytes())?];
@@ -506,12 +515,18 @@ async fn feed_input(input: Option<(Async<PipeWriter>, Vec<u8>)>) {
     }
 }
 
-fn open_sink(sink: OutputSink) -> io::Result<(OwnedFd, Option<OutputCapture>)> {
+fn open_sink(
+    sink: OutputSink,
+    owner: Option<(u32, u32)>,
+) -> io::Result<(OwnedFd, Option<OutputCapture>)> {
     Ok(match sink {
         OutputSink::Null => (open_null()?, None),
         OutputSink::Fd(fd) => (fd, None),
         OutputSink::Capture(limit) => {
             let (reader, writer) = io::pipe()?;
+            if let Some((uid, gid)) = owner {
+                fchown(&writer, Some(uid), Some(gid))?;
+            }
             let capture = OutputCapture {
                 pipe: Async::new(reader)?,
                 bytes: Vec::new(),

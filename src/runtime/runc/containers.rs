@@ -486,7 +486,8 @@ impl Runc {
         };
         let sources = sources.unwrap_or_default();
         let program = self.oci_runtime_of(id).map_err(failed_error)?;
-        let config = &record.config;
+        let (config, user) = (&record.config, &record.user);
+        let users = config.security.namespaces.users;
         let launch = ShimLaunch {
             exe: self.settings.exe.clone(),
             dir: self.container_dirs(id).run,
@@ -499,6 +500,7 @@ impl Runc {
             tty: config.tty,
             stdin: config.stdin,
             stdin_once: config.stdin_once,
+            stream_owner: users.and_then(|ids| ids.owner_on_host(user.uid, user.gid)),
             memory_cgroup: self.cgroups.memory_dir(&record.cgroup),
             shim_cgroups: self.cgroups.process_dirs(&self.settings.shim_cgroup),
             oom_score_adj: Some(SHIM_OOM_SCORE_ADJ),

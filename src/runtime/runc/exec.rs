@@ -8,7 +8,10 @@ use alloc::rc::Rc;
 use core::{cell::RefCell, time::Duration};
 use std::{
     fs, io,
-    os::{fd::OwnedFd, unix::net::UnixListener},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::{fs::fchown, net::UnixListener},
+    },
     path::{Path, PathBuf},
     process::ExitStatus,
 };
@@ -170,12 +173,16 @@ impl Runc {
         }
         let (stdout, to_stdout) = io::pipe().map_err(failed_at_step(step))?;
         let (stderr, to_stderr) = io::pipe().map_err(failed_at_step(step))?;
+        let owner = self.find_stream_owner(id);
+        give_pipe(&to_stdout, owner).map_err(failed_at_step(step))?;
+        give_pipe(&to_stderr, owner).map_err(failed_at_step(step))?;
         let mut command = command
             .stdout(OutputSink::Fd(to_stdout.into()))
             .stderr(OutputSink::Fd(to_stderr.into()));
         let mut stdin = None;
         if options.stdin {
             let (from_stdin, to_stdin) = io::pipe().map_err(failed_at_step(step))?;
+            give_pipe(&from_stdin, owner).map_err(failed_at_step(step))?;
             stdin = Some(to_stdin.into());
             command = command.stdin(ChildInput::Fd(from_stdin.into()));
         }
@@ -200,7 +207,10 @@ impl Runc {
         let (command, files) = self.exec_command(id, command, false)?;
         // Dropped early, or out of time: the helper gets SIGTERM and ends the command.
         let guard = AbandonOnDrop(Some(files));
-        let result = child::run_command(command.capture_output(limit), timeout).await;
+        let command = command
+            .capture_output(limit)
+            .capture_owner(self.find_stream_owner(id));
+        let result = child::run_command(command, timeout).await;
         let output = match result {
             Ok(output) => output,
             Err(e) if e.kind() == io::ErrorKind::TimedOut => {
@@ -221,6 +231,17 @@ impl Runc {
             stdout: output.stdout,
             stderr: output.stderr,
         })
+    }
+
+    /// User and group of the host that a command in the container is, if its pod has a user namespace. They must own its
+    /// pipes, else it cannot open `/dev/stdout`, and the OCI runtime cannot give them to it from inside the namespace.
+    fn find_stream_owner(&self, id: &ContainerId) -> Option<(u32, u32)> {
+        let table = self.table.borrow();
+        let status = &table.containers.get(id)?.status;
+        let sandbox = table.sandboxes.get(&status.sandbox)?;
+        let (uid, gid, _) = status.user.as_ref()?;
+        let (uid, gid) = (u32::try_from(*uid).ok()?, u32::try_from(*gid).ok()?);
+        sandbox.status.namespaces.users?.owner_on_host(uid, gid)
     }
 
     fn exec_command(
@@ -274,6 +295,14 @@ impl Runc {
         };
         let command = command.arg(id.as_str()).args(words);
         Ok((command, files))
+    }
+}
+
+/// Gives a pipe to a user and a group of the host, if they are named.
+fn give_pipe(end: impl AsFd, owner: Option<(u32, u32)>) -> io::Result<()> {
+    match owner {
+        Some((uid, gid)) => fchown(end, Some(uid), Some(gid)),
+        None => Ok(()),
     }
 }
 
