@@ -350,12 +350,21 @@ impl PodStore {
         self.keep_side_file(USER_IDS, uid, text)
     }
 
+    /// File with the ids of a pod's user namespace: the one that waits for the disk, if there is one.
+    pub(super) fn user_ids_path(&self, uid: &PodUid) -> PathBuf {
+        let waiting = self.waiting.join(uid.as_str()).join(USER_IDS);
+        match waiting.exists() {
+            true => waiting,
+            false => self.pod_dir(uid).join(USER_IDS),
+        }
+    }
+
     /// Reads the ids of a pod's user namespace: a file of at most `limit` bytes, or the begin of a longer one. `None`: there
     /// is none.
     pub(super) fn read_user_ids(&self, uid: &PodUid, limit: u64) -> io::Result<Option<Vec<u8>>> {
         for dir in [&self.waiting, &self.pods] {
             match file::read_start(&dir.join(uid.as_str()).join(USER_IDS), limit) {
-                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(e) if is_absent(&e) => {}
                 other => return other.map(Some),
             }
         }
@@ -732,6 +741,12 @@ fn write_in(
             source,
         }
     })
+}
+
+/// Returns true if there is no such file: its directory may be no directory either.
+fn is_absent(e: &io::Error) -> bool {
+    use io::ErrorKind::{NotADirectory, NotFound};
+    matches!(e.kind(), NotFound | NotADirectory)
 }
 
 /// Returns true if the disk cannot be written, which is no fault of the record.

@@ -150,13 +150,36 @@ pub fn read_map_file(text: &[u8]) -> Result<IdMap, PodError> {
     Ok(*map)
 }
 
-/// Lists the ranges that a file names, as far as they can be read: they stay taken even if the file is of no use.
-#[must_use]
-pub fn list_legible_ranges(text: &[u8]) -> Vec<IdMap> {
-    let value: Value = serde_json::from_slice(text).unwrap_or_default();
-    let all = [USERS, GROUPS].map(|key| list_entries(&value, key));
-    let legible = all.into_iter().flatten().flatten();
-    legible.map(|(_, map)| map).collect()
+/// Ids of a pod whose sandbox lives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IdsInUse {
+    /// The ids.
+    pub ids: IdMap,
+    /// Reason why the pod's file has to be written again, with these.
+    pub lost: Option<String>,
+}
+
+/// Finds the ids of a pod whose sandbox lives: those that it was `made_with`, whatever the pod's file says (`kept`). A
+/// runtime that does not tell them leaves the file.
+///
+/// # Errors
+/// Neither says them. Others must not be chosen then: they would not be those of the sandbox.
+pub fn find_ids_in_use(
+    kept: Result<Option<IdMap>, PodError>,
+    made_with: Option<IdMap>,
+) -> Result<IdsInUse, PodError> {
+    let Some(ids) = made_with else {
+        let lost = || PodError::Node("user namespace mappings file is lost".into());
+        let ids = kept?.ok_or_else(lost)?;
+        return Ok(IdsInUse { ids, lost: None });
+    };
+    let lost = match kept {
+        Ok(Some(kept)) if kept == ids => None,
+        Ok(Some(_)) => Some("user namespace mappings file has other ids".into()),
+        Ok(None) => Some("user namespace mappings file is lost".into()),
+        Err(e) => Some(e.to_string()),
+    };
+    Ok(IdsInUse { ids, lost })
 }
 
 const USERS: &str = "uidMappings";
@@ -303,9 +326,27 @@ mod tests {
         }
         let other = text.replacen("131072", "262144", 1);
         assert!(read_map_file(other.as_bytes()).is_err(), "{other}");
-        let legible = list_legible_ranges(other.as_bytes());
-        assert_eq!(legible, [map(262_144, 65_536), map(131_072, 65_536)]);
-        assert_eq!(list_legible_ranges(b"{"), []);
-        assert_eq!(list_legible_ranges(br#"{"uidMappings": 1}"#), []);
+    }
+
+    #[test]
+    fn a_sandbox_keeps_its_ids() {
+        // UNS-31
+        let [own, other] = [map(131_072, 65_536), map(262_144, 65_536)];
+        let damaged = || Err(PodError::Node("damaged".into()));
+        for (kept, lost) in [
+            (Ok(Some(own)), false),
+            (Ok(Some(other)), true),
+            (Ok(None), true),
+            (damaged(), true),
+        ] {
+            let found = find_ids_in_use(kept.clone(), Some(own)).expect("ids");
+            assert_eq!((found.ids, found.lost.is_some()), (own, lost), "{kept:?}");
+        }
+        // A runtime that does not tell them.
+        let found = find_ids_in_use(Ok(Some(other)), None).expect("ids");
+        assert_eq!((found.ids, found.lost), (other, None));
+        for kept in [Ok(None), damaged()] {
+            assert!(find_ids_in_use(kept.clone(), None).is_err(), "{kept:?}");
+        }
     }
 }

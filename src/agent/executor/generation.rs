@@ -27,7 +27,7 @@ use crate::{
         Container, Pod, PodError, PodUid,
         cri::{
             ContainerConfig, ContainerMount, DEFAULT_HANDLER, DnsConfig, MountedImage,
-            SandboxConfig, StoredImage,
+            SandboxConfig, SandboxStatus, StoredImage,
         },
         order::GatherExt,
         pod::HostAlias,
@@ -143,7 +143,8 @@ impl ConfigGenerator {
         attempt: u32,
     ) -> Result<SandboxConfig, PodError> {
         let handler = self.find_runtime_handler(pod, plan).await?;
-        let made = self.plan_sandbox(plan, pod, attempt, handler).await?;
+        let made = self.plan_sandbox(plan, pod, attempt, handler, None);
+        let made = made.await?;
         for (reason, message) in &made.warnings {
             self.recorder
                 .record_pod_event(pod, EventSeverity::Warning, reason, message);
@@ -174,13 +175,14 @@ impl ConfigGenerator {
         )))
     }
 
-    /// Plans a sandbox for a known handler, without the warnings.
+    /// Plans a sandbox for a known handler, without the warnings. `living`: the one that was made of this plan.
     pub(in crate::agent) async fn plan_sandbox(
         &self,
         plan: &CallPlan,
         pod: &Pod,
         attempt: u32,
         runtime_handler: String,
+        living: Option<&SandboxStatus>,
     ) -> Result<SandboxPlan, PodError> {
         let mut node = NodeContext::clone(&self.context);
         node.ips.clone_from(&plan.host_ips);
@@ -188,7 +190,7 @@ impl ConfigGenerator {
         if let Some(path) = self.resolv_conf.clone() {
             node.dns.node = self.disk.run_job(move || read_resolver(&path)).await?;
         }
-        let users = self.find_user_ids(pod, &runtime_handler).await?;
+        let users = self.find_user_ids(pod, &runtime_handler, living).await?;
         let volume_groups = self.volume_groups(pod, plan).await;
         generate::sandbox_config(
             pod,
@@ -277,7 +279,8 @@ impl ConfigGenerator {
             };
             volumes.insert(name, volume);
         }
-        let users = self.find_user_ids(pod, &pass.sandbox.runtime_handler);
+        let sandbox = pass.sandbox;
+        let users = self.find_user_ids(pod, &sandbox.runtime_handler, Some(sandbox));
         let users = users.await.map_err(refused)?;
         let target = runtime
             .newest_instance(&container.target_container_name)

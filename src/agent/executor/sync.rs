@@ -299,7 +299,7 @@ impl PodSyncer {
         }
         let generator = &self.starter.generator;
         let handler = sandbox.runtime_handler.clone();
-        let made = generator.plan_sandbox(plan, pod, sandbox.attempt, handler);
+        let made = generator.plan_sandbox(plan, pod, sandbox.attempt, handler, Some(&sandbox));
         let made = made.await.ok().map(|plan| plan.config);
         let pass = StartPass {
             made,

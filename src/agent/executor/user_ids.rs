@@ -1,5 +1,8 @@
 //! Host ids of pods with a user namespace: chosen once, and kept beside the pod's record before anything uses them. The
-//! files are all that is known of taken ids; they go with the directories of their pods, when nothing of them runs.
+//! files are all that is known of taken ids; they go with the directories of their pods, when nothing of them runs. What
+//! another agent on this machine gave its pods is not known.
+//!
+//! While a pod's sandbox lives its ids are those of the sandbox: a file that was lost is written again.
 
 use core::time::Duration;
 use std::path::Path;
@@ -9,9 +12,9 @@ use crate::{
     agent::{cluster::nfs::find_program, pod_store::PodStore},
     api::{
         Pod, PodError, PodUid,
-        cri::{IdMap, UserNamespaceSupport},
+        cri::{IdMap, SandboxStatus, UserNamespaceSupport},
     },
-    logic::user_namespaces::{PodIds, list_legible_ranges, read_map_file, write_map_file},
+    logic::user_namespaces::{PodIds, find_ids_in_use, read_map_file, write_map_file},
     sys::{
         child::{self, Command},
         file,
@@ -28,29 +31,42 @@ const MAX_OUTPUT_BYTES: usize = 4096;
 const SUB_IDS_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl ConfigGenerator {
-    /// Finds or chooses the ids of the pod's user namespace; `None`: it has the machine's.
+    /// Finds the ids of the pod's user namespace; `None`: it has the machine's. They are chosen only if it has no `sandbox`
+    /// that lives.
     ///
     /// # Errors
-    /// The runtime or the machine cannot do it, all ids are taken, or the pod's file is damaged.
+    /// The runtime or the machine cannot do it, all ids are taken, or the file of the pod, or of another one, cannot be read.
     pub(super) async fn find_user_ids(
         &self,
         pod: &Pod,
         handler: &str,
+        sandbox: Option<&SandboxStatus>,
     ) -> Result<Option<IdMap>, PodError> {
         if pod.spec.host_users != Some(false) {
             return Ok(None);
         }
-        let found = self.find_or_choose_ids(&pod.metadata.uid, handler).await;
+        let uid = &pod.metadata.uid;
+        let found = self.find_or_choose_ids(uid, handler, sandbox).await;
         let told = |e: PodError| PodError::Node(format!("hostUsers: false: {e}"));
         found.map(Some).map_err(told)
     }
 
-    async fn find_or_choose_ids(&self, uid: &PodUid, handler: &str) -> Result<IdMap, PodError> {
+    async fn find_or_choose_ids(
+        &self,
+        uid: &PodUid,
+        handler: &str,
+        sandbox: Option<&SandboxStatus>,
+    ) -> Result<IdMap, PodError> {
         let support = self.runtime.capabilities().judge_user_namespaces(handler);
         if let UserNamespaceSupport::Lacks(why) = support {
             return Err(PodError::Node(why));
         }
         let (store, of) = (self.store.clone(), uid.clone());
+        if let Some(sandbox) = sandbox {
+            let made_with = sandbox.namespaces.users;
+            let find = move || keep_ids_in_use(&store, &of, made_with);
+            return self.disk.run_job(find).await;
+        }
         if let Some(known) = self.disk.run_job(move || read_ids(&store, &of)).await? {
             return Ok(known);
         }
@@ -94,11 +110,32 @@ impl ConfigGenerator {
 }
 
 fn read_ids(store: &PodStore, uid: &PodUid) -> Result<Option<IdMap>, PodError> {
-    match store.read_user_ids(uid, MAX_FILE_BYTES) {
-        Ok(Some(text)) => read_map_file(&text).map(Some),
-        Ok(None) => Ok(None),
-        Err(e) => Err(PodError::Node(format!("user namespace mappings file: {e}"))),
+    let read = store
+        .read_user_ids(uid, MAX_FILE_BYTES)
+        .map_err(|e| PodError::Node(format!("user namespace mappings file: {e}")));
+    let text = read?;
+    text.map(|text| read_map_file(&text)).transpose()
+}
+
+fn keep_ids(store: &PodStore, uid: &PodUid, ids: IdMap) -> Result<(), PodError> {
+    let kept = store.keep_user_ids(uid, write_map_file(ids).as_bytes());
+    kept.map_err(|e| PodError::Node(format!("keep its ids: {e}")))
+}
+
+/// The ids of a pod whose sandbox lives; its file has them afterwards.
+fn keep_ids_in_use(
+    store: &PodStore,
+    uid: &PodUid,
+    made_with: Option<IdMap>,
+) -> Result<IdMap, PodError> {
+    let found = find_ids_in_use(read_ids(store, uid), made_with)?;
+    if let Some(why) = found.lost {
+        log::warn!(
+            "uid={uid} hostUsers: false: {why}; it is written again, with the ids of the sandbox"
+        );
+        keep_ids(store, uid, found.ids)?;
     }
+    Ok(found.ids)
 }
 
 fn choose_ids(store: &PodStore, uid: &PodUid, all: PodIds) -> Result<IdMap, PodError> {
@@ -109,15 +146,16 @@ fn choose_ids(store: &PodStore, uid: &PodUid, all: PodIds) -> Result<IdMap, PodE
     let pods = pods.map_err(|e| PodError::Node(format!("read the pods on the disk: {e}")))?;
     let mut taken = Vec::new();
     for pod in &pods {
-        // Of a file that cannot be read nobody knows the ids.
-        if let Ok(Some(text)) = store.read_user_ids(pod, MAX_FILE_BYTES) {
-            taken.extend(list_legible_ranges(&text));
-        }
+        // Whose ids are not known may run with any: a second pod must not get them.
+        let known = read_ids(store, pod).map_err(|e| {
+            let file = store.user_ids_path(pod);
+            PodError::Node(format!("{}: {e}; no ids are chosen", file.display()))
+        })?;
+        taken.extend(known);
     }
     let chosen = all.choose_range(&taken);
     let none = || PodError::Node("all ids for user namespaces are taken".into());
     let chosen = chosen.ok_or_else(none)?;
-    let kept = store.keep_user_ids(uid, write_map_file(chosen).as_bytes());
-    kept.map_err(|e| PodError::Node(format!("keep its ids: {e}")))?;
+    keep_ids(store, uid, chosen)?;
     Ok(chosen)
 }

@@ -6,7 +6,10 @@ use serde_json::{Value, json};
 
 use super::world::{World, manifest};
 use crate::{
-    api::{cri::IdMap, pod_status::PodPhase},
+    api::{
+        cri::{ContainerState, ContainerStatus, IdMap},
+        pod_status::PodPhase,
+    },
     logic::user_namespaces::read_map_file,
     runtime::fake::HANDLER,
 };
@@ -48,13 +51,7 @@ fn ids(world: &World, uid: &str) -> IdMap {
 fn each_pod_has_ids_of_its_own() {
     // UNS-21 UNS-31 CFG-14
     let world = World::new();
-    // As a pod leaves it whose disk was damaged; its ids are legible.
-    let bad = file(&world, "bad");
-    fs::create_dir_all(bad.parent().expect("directory")).expect("directory");
-    let legible = r#"{"uidMappings":[{"hostId":131072,"containerId":0,"length":65536}]}"#;
-    fs::write(&bad, legible).expect("file");
     world.apply(&[
-        with_users("bad"),
         with_users("a"),
         with_users("b"),
         manifest("plain", json!({})),
@@ -67,12 +64,6 @@ fn each_pod_has_ids_of_its_own() {
     assert!(!file(&world, "plain").exists());
     let (a, b) = (ids(&world, "a"), ids(&world, "b"));
     assert!(a != b && a.host_id > 0 && a.length == 65_536, "{a:?} {b:?}");
-    assert!(
-        [a, b].iter().all(|map| map.host_id != 131_072),
-        "those are taken"
-    );
-    assert_eq!(world.phase("bad"), Some(PodPhase::Pending));
-    assert!(world.events_of("FailedCreatePodSandBox") > 0);
 
     // Another agent, another sandbox, another boot: the ids stay.
     let world = world.restart_agent();
@@ -106,6 +97,57 @@ fn each_pod_has_ids_of_its_own() {
     world.apply(&[with_users("b"), with_users("c")]);
     runs(&world, "c");
     assert_eq!(ids(&world, "c"), a);
+}
+
+#[test]
+fn with_a_bad_file_nothing_is_chosen() {
+    // UNS-21
+    let world = World::new();
+    // As a pod leaves it whose disk was damaged.
+    let bad = file(&world, "bad");
+    fs::create_dir_all(bad.parent().expect("directory")).expect("directory");
+    fs::write(&bad, "{").expect("file");
+    let plain = manifest("plain", json!({}));
+    world.apply(&[with_users("bad"), with_users("b"), plain.clone()]);
+    runs(&world, "plain");
+    world.until("both are refused", |w| {
+        w.events_of("FailedCreatePodSandBox") > 3
+    });
+    assert_eq!(world.phase("b"), Some(PodPhase::Pending));
+    assert!(!file(&world, "b").exists());
+    assert_eq!(fs::read(&bad).expect("file"), b"{");
+
+    // With the directory the reason goes.
+    world.apply(&[with_users("b"), plain]);
+    world.until("the directory is gone", |w| !file(w, "bad").exists());
+    runs(&world, "b");
+    assert!(ids(&world, "b").host_id > 0);
+}
+
+#[test]
+fn a_lost_file_comes_back() {
+    // UNS-21 UNS-31
+    let world = World::new();
+    world.apply(&[with_users("a")]);
+    runs(&world, "a");
+    let a = ids(&world, "a");
+    for text in [None, Some("{")] {
+        match text {
+            None => fs::remove_file(file(&world, "a")).expect("file"),
+            Some(text) => fs::write(file(&world, "a"), text).expect("file"),
+        }
+        let pods = world.fake.pods();
+        let pod = pods.iter().find(|pod| &*pod.uid == "a").expect("pod");
+        let running = |c: &&ContainerStatus| c.state == ContainerState::Running;
+        let container = pod.containers.iter().find(running).expect("container");
+        assert!(world.fake.exit(&container.id, 1));
+        world.until("its file is written again", |w| {
+            let text = fs::read(file(w, "a")).unwrap_or_default();
+            read_map_file(&text).is_ok_and(|ids| ids == a)
+        });
+        world.until("it runs again", |w| w.fake.runs(&"a".into()));
+        assert_eq!(ids(&world, "a"), a);
+    }
 }
 
 #[test]

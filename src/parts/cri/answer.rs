@@ -12,7 +12,7 @@ use crate::{
         ContainerId, PodUid, SandboxId, WallTime,
         cri::{
             ANNOTATION_HASH, ANNOTATION_RESTART_COUNT, ContainerItem, ContainerState,
-            ContainerStatus, LABEL_CONTAINER_NAME, LABEL_POD_NAME, LABEL_POD_NAMESPACE,
+            ContainerStatus, IdMap, LABEL_CONTAINER_NAME, LABEL_POD_NAME, LABEL_POD_NAMESPACE,
             LABEL_POD_UID, MountStatus, NamespaceMode, NamespaceOptions, PodItem, SandboxItem,
             SandboxState, SandboxStatus, StoredImage, stop_signal_of_number,
         },
@@ -160,11 +160,22 @@ pub(super) fn read_sandbox_status(
             network: namespace_mode(options.network),
             ipc: namespace_mode(options.ipc),
             pid: namespace_mode(options.pid),
-            // The agent does not ask for it: it keeps the map itself.
-            users: None,
+            users: options.userns.and_then(|users| read_user_ids(&users)),
         },
         runtime_handler: status.runtime_handler,
     })
+}
+
+/// Ids of the sandbox's user namespace. `None`: it has the machine's, or others than an agent asks for.
+fn read_user_ids(users: &wire::UserNamespace) -> Option<IdMap> {
+    let ids = |list: &[wire::IdMappingMessage]| match list {
+        [one] if one.container_id == 0 => Some(IdMap {
+            host_id: one.host_id,
+            length: one.length,
+        }),
+        _ => None,
+    };
+    ids(&users.uids).filter(|found| ids(&users.gids) == Some(*found))
 }
 
 const fn namespace_mode(mode: i32) -> NamespaceMode {
