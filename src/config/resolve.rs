@@ -25,7 +25,7 @@ use super::{
 use crate::api::cri::CgroupDriver;
 use crate::api::{Quantity, names};
 use crate::image::ImageReference;
-use crate::logic::user_namespaces::DEFAULT_IDS_PER_POD;
+use crate::logic::user_namespaces::{DEFAULT_IDS_PER_POD, PodIds};
 use crate::logic::{
     cgroup::CgroupTree,
     cpu_manager::{CpuPolicyOptions, STATIC_POLICY},
@@ -52,7 +52,8 @@ pub(super) fn resolve_config(
     warnings: &mut Vec<FieldWarning>,
 ) -> Result<AgentConfig, InvalidField> {
     keys::check_ranges(&document)?;
-    let ids_per_pod = read_ids_per_pod(&document)?;
+    let max_pods = count_or_default(fields.max_pods, 110);
+    let ids_per_pod = read_ids_per_pod(&document, max_pods)?;
     refuse_unsupported(&fields)?;
     warnings.extend(without_effect::remove_ignored_keys(&mut document));
     let own = &fields.picolet;
@@ -114,7 +115,7 @@ pub(super) fn resolve_config(
         verbosity: u8::try_from(fields.logging.verbosity.unwrap_or(0)).unwrap_or(u8::MAX),
         doorbells: own.doorbells.unwrap_or(true),
         times: resolve_times(&fields),
-        max_pods: count_or_default(fields.max_pods, 110),
+        max_pods,
         ids_per_pod,
         pods_per_core: count_or_default(fields.pods_per_core, 0),
         runtime: RuntimeConfig {
@@ -178,20 +179,23 @@ fn read_handlers(all: &BTreeMap<String, String>) -> Result<BTreeMap<String, Stri
     Ok(all.clone())
 }
 
-/// Reads the number of ids of a user namespace, which is no range.
-fn read_ids_per_pod(document: &Value) -> Result<u32, InvalidField> {
+/// Reads the number of ids of a user namespace, which is no range. The machine must have so many for each pod.
+fn read_ids_per_pod(document: &Value, max_pods: u32) -> Result<u32, InvalidField> {
+    const FIELD: &str = "userNamespaces.idsPerPod";
     let ids = &document["userNamespaces"]["idsPerPod"];
-    if ids.is_null() {
-        return Ok(DEFAULT_IDS_PER_POD);
+    let read = match ids.is_null() {
+        true => Some(DEFAULT_IDS_PER_POD),
+        false => ids.as_u64().and_then(|n| u32::try_from(n).ok()),
+    };
+    let Some(read) = read.filter(|n| *n > 0 && n % DEFAULT_IDS_PER_POD == 0) else {
+        let why = format!("is {ids}, must be a multiple of {DEFAULT_IDS_PER_POD} below 2^32");
+        return invalid_field(FIELD, why);
+    };
+    if PodIds::of_whole_host(read).count_ranges() < u64::from(max_pods) {
+        let why = format!("is {read}: IDs are not enough to support {max_pods} pods");
+        return invalid_field(FIELD, why);
     }
-    let read = ids.as_u64().and_then(|n| u32::try_from(n).ok());
-    match read.filter(|n| *n > 0 && n % DEFAULT_IDS_PER_POD == 0) {
-        Some(ids) => Ok(ids),
-        None => invalid_field(
-            "userNamespaces.idsPerPod",
-            format!("is {ids}, must be a multiple of {DEFAULT_IDS_PER_POD} below 2^32"),
-        ),
-    }
+    Ok(read)
 }
 
 /// Refuses settings that a kubelet has and this version has not: to do something else in silence would be worse.

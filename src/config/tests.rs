@@ -1119,6 +1119,10 @@ fn refused() {
             "userNamespaces.idsPerPod: is 4294967296, must be a multiple of 65536",
         ),
         (
+            "maxPods: 2\nuserNamespaces: {idsPerPod: 2147483648}",
+            "userNamespaces.idsPerPod: is 2147483648: IDs are not enough to support 2 pods",
+        ),
+        (
             "userNamespaces: {idsPerPod: 65537}",
             "userNamespaces.idsPerPod: is 65537",
         ),

@@ -1,7 +1,8 @@
 //! Host ids of pods with a user namespace (`hostUsers: false`): which range a pod gets, and the file that keeps it.
 //!
-//! Every range begins at a multiple of its length and above the ids of the machine itself. No two pods share an id, so
-//! what breaks out of one pod owns nothing of another one.
+//! Every range begins at a multiple of its length and above the ids of the machine itself. No two pods of one agent share
+//! an id, so what breaks out of one pod owns nothing of another one. Two agents on one machine know nothing of each other,
+//! and give the same ids.
 
 use alloc::{
     string::{String, ToString as _},
@@ -14,8 +15,8 @@ use crate::api::{PodError, cri::IdMap};
 
 /// Ids that a pod gets if `userNamespaces.idsPerPod` does not say otherwise, and the unit of that setting.
 pub const DEFAULT_IDS_PER_POD: u32 = 65_536;
-/// Number of ids that a host has.
-const ALL_IDS: u64 = 1 << 32;
+/// Number of ids that a host has: 2^32 - 1 is none, the kernel refuses a map that has it. Source: user_namespaces(7).
+const ALL_IDS: u64 = (1 << 32) - 1;
 /// Entries of a damaged file that are looked at.
 const MAX_ENTRIES: usize = 64;
 
@@ -74,19 +75,26 @@ impl PodIds {
         if first % unit != 0 || first < unit {
             return wrong(format!("ID {first} is not a multiple of {per_pod} above 0"));
         }
-        if length % unit != 0 || first + length > ALL_IDS {
+        if length % unit != 0 || first + length > ALL_IDS + 1 {
             return wrong(format!(
                 "IDs length {length} is not a multiple of {per_pod}"
             ));
         }
-        if length / unit < u64::from(max_pods) {
-            return wrong(format!("IDs are not enough to support {max_pods} pods"));
-        }
-        Ok(Self {
+        let ids = Self {
             first,
-            length,
+            length: length.min(ALL_IDS - first),
             per_pod,
-        })
+        };
+        match ids.count_ranges() < u64::from(max_pods) {
+            true => wrong(format!("IDs are not enough to support {max_pods} pods")),
+            false => Ok(ids),
+        }
+    }
+
+    /// Number of pods that can have a range each.
+    #[must_use]
+    pub fn count_ranges(&self) -> u64 {
+        self.length / u64::from(self.per_pod)
     }
 
     /// Chooses the lowest range that overlaps none of `taken`; `None`: all are taken.
@@ -243,10 +251,18 @@ mod tests {
         assert_eq!(few.choose_range(&taken[..1]), Some(taken[1]));
         assert_eq!(few.choose_range(&taken), None);
         let all = PodIds::of_whole_host(DEFAULT_IDS_PER_POD);
-        let top = map(u32::MAX - 65_535, 65_536);
-        let rest = map(65_536, u32::MAX - 2 * 65_536 + 1);
+        // The last whole block has 2^32 - 1, which is no id.
+        let top = map(u32::MAX - 131_071, 65_536);
+        let rest = map(65_536, u32::MAX - 3 * 65_536 + 1);
         assert_eq!(all.choose_range(&[rest]), Some(top));
         assert_eq!(all.choose_range(&[rest, top]), None);
+        assert_eq!(all.count_ranges(), 65_534);
+        assert_eq!(PodIds::of_whole_host(1 << 31).count_ranges(), 0);
+        let line = "0: kubelet 4294836224 131072";
+        let of_user = PodIds::from_sub_ids(line, line, 65_536, 1).expect("one pod");
+        assert_eq!(of_user.choose_range(&[]), Some(top));
+        assert_eq!(of_user.choose_range(&[top]), None);
+        assert!(PodIds::from_sub_ids(line, line, 65_536, 2).is_err());
     }
 
     #[test]
@@ -315,6 +331,7 @@ mod tests {
             ("131072", "0"),
             ("131072", "131072.5"),
             ("131072", "4294967295"),
+            ("131072", "4294901760"),
             ("65536", "1"),
             ("\"containerId\":0", "\"containerId\":1"),
             ("gidMappings", "gids"),
