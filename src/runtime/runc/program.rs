@@ -1,12 +1,9 @@
 //! The OCI runtime program: found, asked for its version, judged, called.
 
 use alloc::collections::BTreeMap;
-use core::{
-    cell::{OnceCell, RefCell},
-    time::Duration,
-};
+use core::{cell::RefCell, time::Duration};
 use std::{
-    fs,
+    fs, io,
     os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
 };
@@ -41,6 +38,8 @@ const OUTPUT_LIMIT: usize = 64 * 1024;
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 /// First kernel that can make a mount read-only with all mounts below it: mount_setattr(2).
 const RECURSIVE_READ_ONLY_KERNEL: (u32, u32, u32) = (5, 12, 0);
+/// Errors by which a kernel, or its administrator, says that it never maps owners. Others may pass, as want of memory does.
+const LASTING_ERRORS: [i32; 4] = [libc::EINVAL, libc::ENOSYS, libc::EPERM, libc::EOPNOTSUPP];
 /// `start`, `kill`, `delete`, `state`: tens of milliseconds; a board that swaps needs longer.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -232,8 +231,8 @@ pub(super) struct OciRuntimes {
     all: BTreeMap<String, (String, RefCell<Result<OciRuntime, OciRuntimeError>>)>,
     /// Directory of the images: on its file system owners have to be mapped.
     root_dir: PathBuf,
-    /// Answer of [`judge_mapped_owners`]. Asked once, and only if an OCI runtime could do its part.
-    mapped_owners: OnceCell<UserNamespaceSupport>,
+    /// Answer of [`judge_mapped_owners`], once there is one that lasts. Asked only if an OCI runtime could do its part.
+    mapped_owners: RefCell<Option<UserNamespaceSupport>>,
 }
 
 impl OciRuntimes {
@@ -259,7 +258,7 @@ impl OciRuntimes {
         Self {
             all,
             root_dir: settings.root_dir.clone(),
-            mapped_owners: OnceCell::new(),
+            mapped_owners: RefCell::default(),
         }
     }
 
@@ -298,8 +297,16 @@ impl OciRuntimes {
         if let Some(why) = program.missing_for_users() {
             return UserNamespaceSupport::Lacks(why);
         }
-        let kernel = || judge_mapped_owners(&self.root_dir);
-        self.mapped_owners.get_or_init(kernel).clone()
+        let mut known = self.mapped_owners.borrow_mut();
+        if let Some(known) = &*known {
+            return known.clone();
+        }
+        let tried = user_namespace::try_mapped_owners(&self.root_dir);
+        let (support, lasts) = judge_trial(tried);
+        if lasts {
+            *known = Some(support.clone());
+        }
+        support
     }
 
     /// Configured runtime of a handler, installed or not; empty for a handler that is not configured.
@@ -330,12 +337,23 @@ impl OciRuntimes {
 /// Tries whether owners can be mapped on the file system of `root_dir` (UNS-25).
 #[must_use]
 pub fn judge_mapped_owners(root_dir: &Path) -> UserNamespaceSupport {
-    match user_namespace::try_mapped_owners(root_dir) {
-        Ok(()) => UserNamespaceSupport::Works,
-        Err((path, e)) => UserNamespaceSupport::Lacks(format!(
-            "owners cannot be mapped at {path}: {e}; it needs Linux 6.3 and a file system that can do it, such as ext4"
-        )),
-    }
+    judge_trial(user_namespace::try_mapped_owners(root_dir)).0
+}
+
+/// Judges a trial. Also returns true if another trial would say the same.
+fn judge_trial(tried: Result<(), (String, io::Error)>) -> (UserNamespaceSupport, bool) {
+    let Err((path, e)) = tried else {
+        return (UserNamespaceSupport::Works, true);
+    };
+    let lasts = e
+        .raw_os_error()
+        .is_some_and(|number| LASTING_ERRORS.contains(&number));
+    let next = match lasts {
+        true => "it needs Linux 6.3 and a file system that can do it, such as ext4",
+        false => "it is tried again",
+    };
+    let why = format!("owners cannot be mapped at {path}: {e}; {next}");
+    (UserNamespaceSupport::Lacks(why), lasts)
 }
 
 /// Returns true if an error text says that the runtime does not know the container, or that no process of it runs.
@@ -511,7 +529,7 @@ mod tests {
         let programs = OciRuntimes {
             all,
             root_dir: dir.clone(),
-            mapped_owners: OnceCell::new(),
+            mapped_owners: RefCell::default(),
         };
         for (release, able) in [
             ("4.19.0", false),
@@ -542,6 +560,30 @@ mod tests {
             );
         }
         fs::remove_dir_all(&dir).expect("remove");
+    }
+
+    #[test]
+    fn trials_that_are_made_again() {
+        assert_eq!(judge_trial(Ok(())), (UserNamespaceSupport::Works, true));
+        for (number, lasts) in [
+            (libc::EINVAL, true),
+            (libc::ENOSYS, true),
+            (libc::EPERM, true),
+            (libc::EOPNOTSUPP, true),
+            (libc::ENOMEM, false),
+            (libc::EAGAIN, false),
+            (libc::EMFILE, false),
+            (libc::ENOSPC, false),
+            (libc::ENOENT, false),
+        ] {
+            let error = io::Error::from_raw_os_error(number);
+            let (support, found) = judge_trial(Err(("/x".into(), error)));
+            let UserNamespaceSupport::Lacks(why) = support else {
+                panic!("{number}");
+            };
+            assert_eq!(found, lasts, "{why}");
+            assert_eq!(why.ends_with("it is tried again"), !lasts, "{why}");
+        }
     }
 
     #[test]
