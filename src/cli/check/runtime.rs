@@ -46,7 +46,7 @@ fn find_runtime(cfg: &AgentConfig) -> check::RuntimeFacts {
             found.program = program_text(&program);
             found.user_namespaces = match program.missing_for_users() {
                 Some(why) => UserNamespaceSupport::Lacks(why),
-                None => judge_mapped_owners(&cfg.dirs.root),
+                None => judge_mapped_owners(find_existing(&cfg.dirs.root)),
             };
             found.holes = program.warnings;
         }
@@ -70,6 +70,11 @@ fn find_runtime(cfg: &AgentConfig) -> check::RuntimeFacts {
         found.handlers.push(handler);
     }
     found
+}
+
+/// The directory, or the nearest one above it that is there: before the first run the agent has made none.
+fn find_existing(dir: &Path) -> &Path {
+    dir.ancestors().find(|p| p.exists()).unwrap_or(dir)
 }
 
 fn program_text(program: &OciRuntime) -> String {
