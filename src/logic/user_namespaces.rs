@@ -240,6 +240,7 @@ mod tests {
 
     #[test]
     fn ids_end() {
+        // UNS-30
         let few = PodIds::from_sub_ids(
             "0: kubelet 65536 131072",
             "0: kubelet 65536 131072",

@@ -333,7 +333,7 @@ mod tests {
 
     #[test]
     fn made_joined_and_removed() {
-        // UNS-22 UNS-27
+        // UNS-22
         use std::os::unix::fs::MetadataExt as _;
         if !nix::unistd::geteuid().is_root() {
             skipped!("namespaces: it needs root");

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn features_of_handlers() {
-    // NODE-14 UNS-20
+    // NODE-14
     for able in [true, false] {
         let told = runtime_handler(HandlerCapabilities {
             name: "runc".into(),

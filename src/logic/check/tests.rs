@@ -343,7 +343,6 @@ const BAD: &[(&str, Change, FindingLevel, &str, &str)] = &[
         "apt-get update && apt-get install --only-upgrade runc; if there is no newer package, install a release of github.com/opencontainers/runc, and picolet run --oci-runtime /usr/local/sbin/runc"),
     ("runtime-handlers", |f| f.runtime.handlers = vec![handler("gvisor", ""), handler("kata", "OCI runtime \"/opt/kata\" not found")], FindingLevel::Error,
         "kata: OCI runtime \"/opt/kata\" not found", "install that OCI runtime, or correct picolet.handlers"),
-    // UNS-25
     ("user-namespaces", |f| f.runtime.user_namespaces = UserNamespaceSupport::Lacks("/usr/sbin/runc lacks x".into()), FindingLevel::Ok,
         "pods with hostUsers: false do not start: /usr/sbin/runc lacks x", ""),
     ("cni-config", |f| f.network.conf_error = Some("network configuration /etc/cni/net.d/a.conf: not valid JSON".into()), FindingLevel::Error, "a.conf",
