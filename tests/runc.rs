@@ -2290,6 +2290,18 @@ fn pods_with_users_of_their_own() {
                 (&*told.stdout, &*told.stderr),
                 (&b"out\n"[..], &b"err\n"[..])
             );
+            let script = "cat /dev/stdin > /dev/stdout".to_owned();
+            let options = ExecOptions {
+                command: vec!["/bin/sh".into(), "-c".into(), script],
+                stdin: true,
+                ..ExecOptions::default()
+            };
+            let runtime = lab.runtime();
+            let mut session = local(runtime.exec(id, &options)).await.expect("session");
+            say(&mut session, b"through").await;
+            session.streams.end_input();
+            let (text, end) = finish(session).await;
+            assert_eq!((&*text, end), ("through", Ok(0)));
         }
         let mut later = lab.container(&config, "later", "cat /proc/self/uid_map");
         later.mounts.clone_from(&main.mounts);
