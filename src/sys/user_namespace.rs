@@ -38,7 +38,7 @@ const MOUNT_ATTR_RDONLY: u64 = 1;
 const MOUNT_ATTR_IDMAP: u64 = 0x0010_0000;
 const PRIVATE: u64 = 1 << 18;
 /// Exit code of a child that was not to become a program, or could not.
-const FAILED: libc::c_int = 127;
+const FAILED: usize = 127;
 const NO_PATH: *const libc::c_char = c"".as_ptr();
 
 /// Namespaces of a child that waits until this value is dropped. It ends with this process, too.
@@ -92,16 +92,14 @@ impl NamespaceChild {
         let pid = unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) };
         if pid == 0 {
             let mut byte = 0_u8;
-            // SAFETY: descriptors of its own, a byte of its own, and strings and a list that end with a null; the last call
-            // ends this process alone. Its copy of `hold` would keep the pipe open.
-            unsafe {
-                libc::syscall(libc::SYS_close, hold.as_raw_fd());
-                let read = libc::syscall(libc::SYS_read, wait.as_raw_fd(), &raw mut byte, 1);
-                if let (1, Some(program)) = (read, program) {
-                    become_program(program, args.as_ptr());
-                }
-                libc::syscall(libc::SYS_exit_group, FAILED);
+            // Its copy of `hold` would keep the pipe open.
+            call_kernel(libc::SYS_close, [fd_word(&hold), 0, 0]);
+            let place = (&raw mut byte).expose_provenance();
+            let read = call_kernel(libc::SYS_read, [fd_word(&wait), place, 1]);
+            if let (1, Some(program)) = (read, program) {
+                become_program(program, &args);
             }
+            call_kernel(libc::SYS_exit_group, [FAILED, 0, 0]);
         }
         let started = Errno::result(pid);
         let restored = pthread_sigmask(SigmaskHow::SIG_SETMASK, Some(&before), None);
@@ -144,34 +142,39 @@ impl Drop for NamespaceChild {
     }
 }
 
-/// Runs in the child. Returns only if it fails.
-///
-/// # Safety
-/// `args` ends with a null. No other thread of this process runs.
-unsafe fn become_program(program: &ChildProgram, args: *const *const libc::c_char) {
-    let none = core::ptr::null::<libc::c_char>();
-    let stdio = [&program.stdin, &program.stdout, &program.stderr];
-    // SAFETY: numbers, open descriptors, and strings and lists that end with a null.
-    unsafe {
-        // In the host's eyes it was root until now, which has no id here. Its groups are the host's, too.
-        let is_root = libc::syscall(SETGROUPS, 0, none) == 0
-            && libc::syscall(SETRESGID, 0, 0, 0) == 0
-            && libc::syscall(SETRESUID, 0, 0, 0) == 0;
-        if !is_root {
-            return;
-        }
-        for (number, fd) in (0..).zip(stdio) {
-            let number: libc::c_long = number;
-            libc::syscall(libc::SYS_dup3, fd.as_raw_fd(), number, 0);
-        }
-        libc::syscall(libc::SYS_chdir, c"/".as_ptr());
-        libc::syscall(
-            libc::SYS_execve,
-            program.path.as_ptr(),
-            args,
-            &raw const none,
-        );
+/// Makes a system call in the child, which must not ask for memory.
+fn call_kernel(number: libc::c_long, words: [usize; 3]) -> libc::c_long {
+    let [first, second, third] = words;
+    // SAFETY: the callers pass numbers, descriptors of the child, and addresses of what lives until the call returns:
+    // strings and lists that end with a null, and one byte to write.
+    unsafe { libc::syscall(number, first, second, third) }
+}
+
+fn fd_word(fd: &impl AsRawFd) -> usize {
+    usize::try_from(fd.as_raw_fd()).unwrap_or(usize::MAX)
+}
+
+/// Runs in the child. `args` ends with a null. Returns only if it fails.
+fn become_program(program: &ChildProgram, args: &[*const libc::c_char]) {
+    // In the host's eyes it was root until now, which has no id here. Its groups are the host's, too.
+    let is_root = [SETGROUPS, SETRESGID, SETRESUID]
+        .into_iter()
+        .all(|call| call_kernel(call, [0; 3]) == 0);
+    if !is_root {
+        return;
     }
+    let stdio = [&program.stdin, &program.stdout, &program.stderr];
+    for (number, fd) in (0..).zip(stdio) {
+        call_kernel(libc::SYS_dup3, [fd_word(fd), number, 0]);
+    }
+    call_kernel(libc::SYS_chdir, [c"/".as_ptr().expose_provenance(), 0, 0]);
+    let none = core::ptr::null::<libc::c_char>();
+    let words = [
+        program.path.as_ptr().expose_provenance(),
+        args.as_ptr().expose_provenance(),
+        (&raw const none).expose_provenance(),
+    ];
+    call_kernel(libc::SYS_execve, words);
 }
 
 #[cfg(any(target_arch = "x86", target_arch = "arm"))]

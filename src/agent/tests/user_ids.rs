@@ -42,8 +42,8 @@ fn ids(world: &World, uid: &str) -> IdMap {
     assert_eq!(config.security.namespaces.users, Some(kept), "{uid}");
     let pods = world.fake.pods();
     let pod = pods.iter().find(|pod| *pod.uid == *uid).expect("pod");
-    let sandboxes = pod.sandboxes.iter().map(|s| s.namespaces.users);
-    assert_eq!(sandboxes.last(), Some(Some(kept)), "{uid}");
+    let sandbox = pod.sandboxes.last().expect("sandbox");
+    assert_eq!(sandbox.namespaces.users, Some(kept), "{uid}");
     kept
 }
 
