@@ -3,7 +3,7 @@
 use super::for_pod::{ImageFuture, StartingPod};
 use crate::{
     agent::recorder::EventSeverity,
-    api::{Pod, Secret, cri::AuthConfig},
+    api::{Pod, PodError, Secret, cri::AuthConfig},
     image::{
         pull::{AccountPlugin, NodeCredentialLookup, PluginAccount, RegistryAuths},
         registry::{DockerConfig, Keyring},
@@ -45,15 +45,15 @@ pub(in crate::agent) trait NodeKeyring {
     }
     /// Asks `plugin` for credentials for a token of `account`.
     ///
-    /// - Errors: a text for people, without anything that the plugin said.
+    /// - Errors: without anything that the plugin said.
     fn ask_account_plugin<'a>(
         &'a self,
         plugin: &AccountPlugin,
         _repository: &str,
         _account: &PluginAccount,
         _token: String,
-    ) -> ImageFuture<'a, Result<RegistryAuths, String>> {
-        let why = format!("{} cannot be asked", plugin.name);
+    ) -> ImageFuture<'a, Result<RegistryAuths, PodError>> {
+        let why = PodError::Node(format!("{} cannot be asked", plugin.name));
         Box::pin(core::future::ready(Err(why)))
     }
 }
@@ -100,15 +100,15 @@ impl NodeKeyring for PullKeyring {
         repository: &str,
         account: &PluginAccount,
         token: String,
-    ) -> ImageFuture<'a, Result<RegistryAuths, String>> {
+    ) -> ImageFuture<'a, Result<RegistryAuths, PodError>> {
         let (keys, plugin) = (self.0.clone(), plugin.clone());
         let (repository, account) = (repository.to_owned(), account.clone());
         Box::pin(async move {
             let asked = run_on_fresh_thread("credentials", move || {
                 keys.ask_account_plugin(&plugin, &repository, &account, &token)
             });
-            let answer = asked.await.map_err(|e| e.to_string())?;
-            answer.map_err(|e| e.to_string())
+            let answer = asked.await.map_err(|e| PodError::Node(e.to_string()))?;
+            answer.map_err(|e| PodError::Node(e.to_string()))
         })
     }
 }
@@ -152,17 +152,15 @@ async fn ask_for_account(
     pod: &dyn StartingPod,
     plugin: &AccountPlugin,
     repository: &str,
-) -> Result<Option<(PluginAccount, RegistryAuths)>, String> {
-    let found = pod.plugin_account(&plugin.attributes).await;
-    let Some(account) = found.map_err(|e| e.to_string())? else {
+) -> Result<Option<(PluginAccount, RegistryAuths)>, PodError> {
+    let Some(account) = pod.plugin_account(&plugin.attributes).await? else {
         return Ok(None);
     };
     if let Some(kept) = keyring.kept_answer(plugin, repository, &account) {
         return Ok(Some((account, kept)));
     }
     let audience = &plugin.attributes.service_account_token_audience;
-    let token = pod.account_token(audience).await;
-    let token = token.map_err(|e| e.to_string())?;
+    let token = pod.account_token(audience).await?;
     let asked = keyring.ask_account_plugin(plugin, repository, &account, token);
     Ok(Some((account.clone(), asked.await?)))
 }

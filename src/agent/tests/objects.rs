@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     agent::images::{ImageCommands, ImageFuture, ImageStock, NodeKeyring},
-    api::{PodUid, WallTime, cri::AuthConfig, pod_status::PodPhase, stats::StatsDetail},
+    api::{PodError, PodUid, WallTime, cri::AuthConfig, pod_status::PodPhase, stats::StatsDetail},
     image::{
         pull::{AccountPlugin, PluginAccount, PullSettings, RegistryAuths, TokenAttributes},
         registry::RegistryCredential,
@@ -653,7 +653,11 @@ impl NodeKeyring for AccountKeyring {
             required_service_account_annotation_keys: vec!["team".into()],
             optional_service_account_annotation_keys: Vec::new(),
         };
-        vec![AccountPlugin::for_test(attributes)]
+        vec![AccountPlugin {
+            name: "plugin".into(),
+            attributes,
+            place: 0,
+        }]
     }
 
     fn ask_account_plugin<'a>(
@@ -662,7 +666,7 @@ impl NodeKeyring for AccountKeyring {
         _: &str,
         account: &PluginAccount,
         token: String,
-    ) -> ImageFuture<'a, Result<RegistryAuths, String>> {
+    ) -> ImageFuture<'a, Result<RegistryAuths, PodError>> {
         assert_eq!((&*account.namespace, &*account.name), ("ns", "robot"));
         let team = ("team".to_owned(), "red".to_owned());
         assert_eq!(account.annotations, [team].into());

@@ -145,19 +145,7 @@ pub struct AccountPlugin {
     /// Wishes of the plugin.
     pub attributes: TokenAttributes,
     /// Place among all plugins.
-    place: usize,
-}
-
-#[cfg(test)]
-impl AccountPlugin {
-    /// Makes a plugin that no configuration has.
-    pub(crate) fn for_test(attributes: TokenAttributes) -> Self {
-        Self {
-            name: "plugin".into(),
-            attributes,
-            place: usize::MAX,
-        }
-    }
+    pub place: usize,
 }
 
 /// Service account of a pod, as a plugin is told of it.
@@ -483,7 +471,8 @@ impl NodeCredentials {
         account: &PluginAccount,
         token: &str,
     ) -> Result<RegistryAuths, CredentialProgramError> {
-        let provider = &self.providers.list[plugin.place];
+        let provider = self.providers.list.get(plugin.place);
+        let provider = provider.ok_or(CredentialProgramError::Name)?;
         self.ask_provider(provider, image, Some((account, token)))
     }
 
