@@ -31,7 +31,7 @@ use super::error::{ApiError, KubeError, MAX_STATUS_BYTES};
 use super::kubeconfig::{Kubeconfig, ServerTrust};
 use super::rate::RequestRate;
 use super::stream::{self, BUFFER_BYTES, DocumentReadError, ListItemError, ListMeta};
-use crate::api::{WallTime, link::LinkClass};
+use crate::api::{MonoTime, WallTime, link::LinkClass};
 use crate::net::known_time::{KNOWN, SharedKnownTime};
 use crate::net::tcp::LongTcpConnector;
 use crate::net::tls::TlsConnector;
@@ -52,6 +52,8 @@ pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(10);
 pub const MAX_IDLE: Duration = Duration::from_secs(80);
 /// Time in which a kept connection turns out to be closed. A later error has another cause.
 const STALE_WITHIN: Duration = Duration::from_secs(1);
+/// Time for which watches use one connection: then they follow names, load balancers and the way out anew.
+const MAX_WATCH_AGE: Duration = Duration::from_secs(3600);
 /// Unused connections kept by one client.
 const MAX_IDLE_CONNECTIONS: usize = 2;
 /// Largest head of an answer, bytes.
@@ -258,6 +260,7 @@ pub(super) struct ServerConnections {
     generation: u64,
     /// Silence that a watch allows; `None`: they are for requests that end.
     stall: Option<Duration>,
+    opened: MonoTime,
 }
 
 impl KubeClient {
@@ -456,6 +459,7 @@ impl KubeClient {
             && kept.server == server
             && kept.generation == generation
             && kept.stall == stall
+            && (stall.is_none() || clock::mono_now() - kept.opened < MAX_WATCH_AGE)
         {
             return Ok(kept);
         }
@@ -499,6 +503,7 @@ impl KubeClient {
             server,
             generation,
             stall,
+            opened: clock::mono_now(),
         };
         if !is_watch {
             *self.lock() = Some(fresh.clone());

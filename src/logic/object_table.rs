@@ -211,8 +211,10 @@ impl ObjectTable {
                     // A claim stays bound to its volume for as long as the pod that uses it.
                     PodObjectKind::Claim => entry.held,
                     // A missing one is read again at each try: its pod waits for it.
-                    PodObjectKind::RuntimeClass | PodObjectKind::ServiceAccount => {
-                        entry.held && now - read < ttl
+                    PodObjectKind::RuntimeClass => entry.held && now - read < ttl,
+                    // It may have been made anew under its name, with other rights.
+                    PodObjectKind::ServiceAccount => {
+                        entry.held && read >= since && now - read < ttl
                     }
                     // The apiserver's own address, which all pods are told of.
                     PodObjectKind::Services if !key.name.is_empty() => now - read < ttl,

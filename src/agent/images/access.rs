@@ -17,7 +17,7 @@ use core::cell::RefCell;
 use std::{io, path::Path};
 
 use super::{
-    credentials::{NodeKeyring, PullCredentials, find_pod_credentials},
+    credentials::{NodeKeyring, PullCredentials, find_brought},
     for_pod::StartingPod,
     records::{ImageRecordFiles, record_file_name},
 };
@@ -111,8 +111,7 @@ impl ImageAccess {
         if record.is_open_to_all(repository) {
             return true;
         }
-        let brought = find_pod_credentials(keyring, pod, repository).await;
-        let brought = brought.credentials_brought(repository);
+        let brought = find_brought(keyring, pod, repository).await;
         match record.right_of_pod(repository, &brought) {
             ImageRight::Known => true,
             ImageRight::New => {

@@ -124,12 +124,7 @@ pub(super) async fn find_pod_credentials(
     for plugin in keyring.account_plugins(repository) {
         match ask_for_account(keyring, pod, &plugin, repository).await {
             Ok(Some((account, auths))) => {
-                let account = PullSecret {
-                    uid: account.uid,
-                    namespace: account.namespace,
-                    name: account.name,
-                    digest: String::new(),
-                };
+                let account = account_origin(&account);
                 secrets.accounts.push((account, auths));
             }
             Ok(None) => {}
@@ -144,6 +139,33 @@ pub(super) async fn find_pod_credentials(
         }
     }
     secrets
+}
+
+/// Finds what `pod` brings for an image of `repository` that is here: its Secrets, and its service account if a plugin serves
+/// it. No plugin is asked, so that a container also starts while the apiserver or the registry is away.
+pub(super) async fn find_brought(
+    keyring: &dyn NodeKeyring,
+    pod: &dyn StartingPod,
+    repository: &str,
+) -> Vec<PullSecret> {
+    let mut brought = pod.pull_secrets().await.credentials_brought(repository);
+    for plugin in keyring.account_plugins(repository) {
+        // One that cannot be read is told when the image is pulled.
+        if let Ok(Some(account)) = pod.plugin_account(&plugin.attributes).await {
+            brought.push(account_origin(&account));
+        }
+    }
+    brought
+}
+
+/// The service account instead of a Secret.
+fn account_origin(account: &PluginAccount) -> PullSecret {
+    PullSecret {
+        uid: account.uid.clone(),
+        namespace: account.namespace.clone(),
+        name: account.name.clone(),
+        digest: String::new(),
+    }
 }
 
 /// Asks a plugin with the pod's service account. `None`: the pod has none, or one that the plugin does not serve.

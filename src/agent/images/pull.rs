@@ -170,7 +170,13 @@ impl AgentImages {
         reference: &str,
     ) -> Option<Result<(StoredImage, Duration), RuntimeError>> {
         let started = self.clock.now();
-        let credentials = pod_credentials(&*self.keyring, pod, reference).await;
+        // A plugin may take a minute, and a pod that is to end waits for nothing of that (PW-14).
+        let cancelled = async {
+            pod.wait_cancelled().await;
+            None
+        };
+        let credentials = pod_credentials(&*self.keyring, pod, reference);
+        let credentials = async { Some(credentials.await) }.or(cancelled).await?;
         let begun = self
             .access
             .begin_pull(&*self.service, reference, &credentials)

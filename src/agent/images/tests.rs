@@ -234,10 +234,12 @@ fn a_service_account_opens_an_image_to_its_pods_alone() {
     assert_eq!(ensure(Some("2"), "Never"), (false, 0, None));
     assert_eq!(ensure(Some("2"), "IfNotPresent"), (true, 1, None));
     assert_eq!(ensure(None, "Never"), (false, 0, None));
+    // The plugin is asked for a pull alone.
+    assert_eq!(ensure(Some("refused"), "Never"), (false, 0, None));
     let told = "Credential plugin plugin gave no credentials for the service account: no token for registry.test";
     assert_eq!(
-        ensure(Some("refused"), "Never"),
-        (false, 0, Some(told.into()))
+        ensure(Some("refused"), "IfNotPresent"),
+        (false, 1, Some(told.into()))
     );
 }
 

@@ -202,7 +202,7 @@ impl ArtifactReader {
                     None => self.reference.repository().to_owned(),
                     Some(_) => format!("{authority}/{}", endpoint.repository),
                 };
-                collect_credentials_at(settings, &self.node, &image, authority, true)
+                collect_credentials_at(settings, &self.node, &image, authority, false)
             },
             &mut |session, endpoint, _| match ask(session) {
                 Err(error) if !error.is_local_fault() => {

@@ -10,7 +10,7 @@ use core::time::Duration;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -294,6 +294,9 @@ pub enum CredentialProgramError {
     /// Fault of the program: its answer is of another kind or version.
     #[error("it answers with {0:?} {1:?}")]
     Kind(String, String),
+    /// Fault of the program or of its configuration: it answers with the pod's token, which is no other pod's.
+    #[error("it answers with the token of the pod, which needs cacheType \"Token\"")]
+    Token,
     /// Fault of the program: a field of its answer is wrong. Has the field and its text.
     #[error("{0} is {1:?}")]
     Field(&'static str, String),
@@ -308,38 +311,6 @@ type ProviderCacheKey = (String, String, String);
 /// Answers by what they are kept for, each with the time until which it holds.
 type ProviderCache = BTreeMap<ProviderCacheKey, (MonoTime, RegistryAuths)>;
 
-/// Calls of plugins that run: a second call with the same key waits for the answer of the first.
-#[derive(Default)]
-struct ProviderCalls {
-    running: Mutex<BTreeSet<ProviderCacheKey>>,
-    ended: Condvar,
-}
-
-/// A running call, until it is dropped.
-struct ProviderCall<'a> {
-    calls: &'a ProviderCalls,
-    key: ProviderCacheKey,
-}
-
-impl ProviderCalls {
-    /// Begins a call, once no other one with this key runs.
-    fn begin_call(&self, key: ProviderCacheKey) -> ProviderCall<'_> {
-        let mut running = lock(&self.running);
-        while !running.insert(key.clone()) {
-            let waited = self.ended.wait(running);
-            running = waited.unwrap_or_else(PoisonError::into_inner);
-        }
-        ProviderCall { calls: self, key }
-    }
-}
-
-impl Drop for ProviderCall<'_> {
-    fn drop(&mut self) {
-        lock(&self.calls.running).remove(&self.key);
-        self.calls.ended.notify_all();
-    }
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -351,7 +322,6 @@ pub(super) struct NodeCredentials {
     /// Environment of all programs. A program may get further variables from its configuration.
     environment: Vec<(&'static str, String)>,
     cache: Mutex<ProviderCache>,
-    calls: ProviderCalls,
     /// Digests of credentials that were handed out: the node's own, not a pod's.
     handed_out: Mutex<BTreeSet<String>>,
 }
@@ -363,7 +333,6 @@ impl NodeCredentials {
             providers: settings.providers.clone(),
             environment: settings.proxies.to_environment(),
             cache: Mutex::default(),
-            calls: ProviderCalls::default(),
             handed_out: Mutex::default(),
         }
     }
@@ -500,8 +469,6 @@ impl NodeCredentials {
             Some((_, token)) if is_for_token => encode_hex(&Sha256::digest(token)),
             Some((account, _)) => account.account_digest(),
         };
-        let call = (provider.name.clone(), image.to_owned(), digest.clone());
-        let _call = self.calls.begin_call(call);
         if let Some(known) = self.cached_answer(&provider.name, image, &digest) {
             return Ok(known);
         }
@@ -520,6 +487,12 @@ impl NodeCredentials {
                 .ok_or_else(|| CredentialProgramError::Field("cacheDuration", text.clone()))?,
             None => parse_go_duration(&provider.default_cache_duration).unwrap_or_default(),
         };
+        if let Some((_, token)) = account
+            && !is_for_token
+            && answer.auth.values().any(|auth| auth.has_text(token))
+        {
+            return Err(CredentialProgramError::Token);
+        }
         let mut cache = lock(&self.cache);
         // Each pull of a pod has a token of its own, so an answer for one token would never be found.
         let is_never_found = is_for_token && account.is_some();
@@ -1072,10 +1045,13 @@ echo '{{"apiVersion": "{PROVIDER_API}", "kind": "CredentialProviderResponse", "c
             assert_eq!(kept("a.example/y", &one), is_kept);
             assert!(!kept("a.example/x", &other) && !kept("b.example/x", &one));
             assert!(!kept("a.example/x", &account("1", "blue")));
+            // The pod's token is no credential for the account's other pods.
+            let echoed = node.ask_account_plugin(plugin, "c.example/x", &one, "p");
+            assert_eq!(echoed.is_err(), is_kept, "{echoed:?}");
             ask("a.example/y", &one, "t2");
             ask("a.example/y", &other, "t3");
             let requests = fs::read_to_string(&asked).expect("requests");
-            let again = if is_kept { 2 } else { 3 };
+            let again = if is_kept { 3 } else { 4 };
             assert_eq!(requests.lines().count(), again, "{cache}: {requests}");
             fs::remove_file(&asked).expect("scratch");
         }

@@ -62,6 +62,16 @@ impl RegistryCredential {
         encode_hex(&sum.finalize())
     }
 
+    /// Returns true if `text` is one of the secrets.
+    #[must_use]
+    pub fn has_text(&self, text: &str) -> bool {
+        let password = self.basic_auth().map(|(_, password)| password);
+        password.as_deref() == Some(text)
+            || [&self.identity_token, &self.registry_token]
+                .iter()
+                .any(|secret| *secret == text)
+    }
+
     /// Returns true if no field of use is set.
     #[must_use]
     pub fn is_empty(&self) -> bool {
