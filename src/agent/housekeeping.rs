@@ -108,32 +108,11 @@ impl Housekeeper {
         }
     }
 
-    /// Returns true if a sandbox of the pod may still use the ids of its user namespace: with its directory they would be free
-    /// for another pod. The next pass removes both.
-    async fn needs_user_ids(&self, uid: &PodUid) -> bool {
-        let (store, of) = (self.store.clone(), uid.clone());
-        let has_ids = move || store.user_ids_path(&of).exists();
-        if !self.disk.run_job(has_ids).await {
-            return false;
-        }
-        match self.driver.read_pod_status(uid).await {
-            Ok(status) => !status.sandboxes.is_empty(),
-            Err(e) => {
-                self.complaints
-                    .complain(&format!("uid={uid} {}", error_chain(&e)));
-                true
-            }
-        }
-    }
-
     async fn remove_pod_remains(&self, uid: &PodUid) {
         self.driver.remove_pod_remains(uid).await;
         // What is known of the runtime is not to show it any longer.
         self.asker.ask_agent(|agent| agent.request_relist()).await;
         crash::point("pod.content-removed");
-        if self.needs_user_ids(uid).await {
-            return;
-        }
         if !cluster::unmount_nfs(&self.volumes, &self.disk, &self.complaints, uid).await {
             return;
         }
