@@ -191,7 +191,7 @@ fn read_ids_per_pod(document: &Value, max_pods: u32) -> Result<u32, InvalidField
         let why = format!("is {ids}, must be a multiple of {DEFAULT_IDS_PER_POD} below 2^32");
         return invalid_field(FIELD, why);
     };
-    if PodIds::of_whole_host(read).count_ranges() < u64::from(max_pods) {
+    if !ids.is_null() && PodIds::of_whole_host(read).count_ranges() < u64::from(max_pods) {
         let why = format!("is {read}: IDs are not enough to support {max_pods} pods");
         return invalid_field(FIELD, why);
     }

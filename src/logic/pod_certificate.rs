@@ -38,6 +38,8 @@ const FIRST_RETRY: Duration = Duration::from_secs(10);
 const LAST_RETRY: Duration = Duration::from_secs(600);
 /// Longest such pause if the apiserver did not answer: it may be back soon.
 const LAST_SILENT_RETRY: Duration = Duration::from_secs(60);
+/// Failures that a silence counts for at most: it says nothing of what the apiserver will answer.
+const MAX_SILENT_FAILURES: u32 = 3;
 /// Most by which a refresh is late, seconds: not all certificates of a cluster are refreshed in the same second.
 const MAX_JITTER_S: u64 = 300;
 /// Time after that of the refresh at which it is overdue, seconds.
@@ -357,15 +359,21 @@ impl CertificateRecord {
     pub fn record_failure(&mut self, why: PodError, is_silent: bool, now: MonoTime) {
         self.failures = self.failures.saturating_add(1);
         self.not_before = now + retry_pause(self.failures, is_silent);
+        if is_silent {
+            self.failures = self.failures.min(MAX_SILENT_FAILURES);
+        }
         self.failure = Some(why);
     }
 
     /// Notes a look that found no answer, or that failed.
     pub fn record_look(&mut self, failure: Option<PodError>, is_metered: bool, now: MonoTime) {
-        self.failure = failure;
         if let Some(request) = &mut self.request {
-            request.next_look = now + look_pause(now - request.since, is_metered);
+            let pause = look_pause(now - request.since, is_metered);
+            // One that failed may have missed the answer, which a cluster does not keep for long.
+            let longest = failure.as_ref().map_or(pause, |_| LAST_SILENT_RETRY);
+            request.next_look = now + pause.min(longest);
         }
+        self.failure = failure;
     }
 
     /// Notes that the apiserver does not have the request. Only this ends one: a slow signer may answer late.

@@ -1,5 +1,5 @@
-//! Host ids of pods with a user namespace: chosen once, and kept beside the pod's record before anything uses them. The
-//! files are all that is known of taken ids; they go with the directories of their pods, when nothing of them runs. What
+//! Host ids of pods with a user namespace: chosen once, and kept beside the pod's record before anything uses them. Taken
+//! are the ids of these files, which go with the directories of their pods, and of all sandboxes that the runtime has. What
 //! another agent on this machine gave its pods is not known.
 //!
 //! While a pod's sandbox lives its ids are those of the sandbox: a file that was lost is written again.
@@ -15,6 +15,7 @@ use crate::{
         cri::{IdMap, SandboxStatus, UserNamespaceSupport},
     },
     logic::user_namespaces::{PodIds, find_ids_in_use, read_map_file, write_map_file},
+    runtime::RuntimeError,
     sys::{
         child::{self, Command},
         file,
@@ -35,7 +36,7 @@ impl ConfigGenerator {
     /// that lives.
     ///
     /// # Errors
-    /// The runtime or the machine cannot do it, all ids are taken, or the file of the pod, or of another one, cannot be read.
+    /// The runtime or the machine cannot do it, all ids are taken, or the pod's file cannot be read.
     pub(super) async fn find_user_ids(
         &self,
         pod: &Pod,
@@ -71,11 +72,24 @@ impl ConfigGenerator {
             return Ok(known);
         }
         let all = self.read_pod_ids().await?;
+        let living = self.read_living_ids().await?;
         let (store, of) = (self.store.clone(), uid.clone());
         // In one go on the lane: no other pod chooses meanwhile.
         self.disk
-            .run_job(move || choose_ids(&store, &of, all))
+            .run_job(move || choose_ids(&store, &of, all, living))
             .await
+    }
+
+    /// Ids of all sandboxes that the runtime has, whatever the files say.
+    async fn read_living_ids(&self) -> Result<Vec<IdMap>, PodError> {
+        let failed = |e: RuntimeError| PodError::Node(format!("list the sandboxes: {e}"));
+        let mut living = Vec::new();
+        for pod in self.runtime.list_pods().await.map_err(failed)? {
+            let status = self.runtime.pod_status(&pod.uid).await.map_err(failed)?;
+            let sandboxes = status.sandboxes.iter();
+            living.extend(sandboxes.filter_map(|sandbox| sandbox.namespaces.users));
+        }
+        Ok(living)
     }
 
     /// The ids that pods may get: those of the user `kubelet` if the machine has one, else all (UNS-30).
@@ -138,21 +152,22 @@ fn keep_ids_in_use(
     Ok(found.ids)
 }
 
-fn choose_ids(store: &PodStore, uid: &PodUid, all: PodIds) -> Result<IdMap, PodError> {
+/// Chooses ids that neither a file nor one of the `living` sandboxes has.
+fn choose_ids(
+    store: &PodStore,
+    uid: &PodUid,
+    all: PodIds,
+    living: Vec<IdMap>,
+) -> Result<IdMap, PodError> {
     if let Some(known) = read_ids(store, uid)? {
         return Ok(known);
     }
     let pods = store.all_recorded_pods();
     let pods = pods.map_err(|e| PodError::Node(format!("read the pods on the disk: {e}")))?;
-    let mut taken = Vec::new();
-    for pod in &pods {
-        // Whose ids are not known may run with any: a second pod must not get them.
-        let known = read_ids(store, pod).map_err(|e| {
-            let file = store.user_ids_path(pod);
-            PodError::Node(format!("{}: {e}; no ids are chosen", file.display()))
-        })?;
-        taken.extend(known);
-    }
+    let mut taken = living;
+    // A pod with a bad file waits, and what of it still runs is among the living.
+    let known = pods.iter().map(|pod| read_ids(store, pod));
+    taken.extend(known.filter_map(|ids| ids.ok().flatten()));
     let chosen = all.choose_range(&taken);
     let none = || PodError::Node("all ids for user namespaces are taken".into());
     let chosen = chosen.ok_or_else(none)?;

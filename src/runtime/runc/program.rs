@@ -15,11 +15,14 @@ use super::{
     settings::RuncSettings,
 };
 use crate::{
-    api::cri::{DEFAULT_HANDLER, HandlerCapabilities, UserNamespaceSupport},
+    api::{
+        MonoTime,
+        cri::{DEFAULT_HANDLER, HandlerCapabilities, UserNamespaceSupport},
+    },
     shim,
     sys::{
         child::{self, ChildInput, Command},
-        user_namespace,
+        clock, user_namespace,
     },
 };
 
@@ -40,6 +43,8 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 const RECURSIVE_READ_ONLY_KERNEL: (u32, u32, u32) = (5, 12, 0);
 /// Errors by which a kernel, or its administrator, says that it never maps owners. Others may pass, as want of memory does.
 const LASTING_ERRORS: [i32; 4] = [libc::EINVAL, libc::ENOSYS, libc::EPERM, libc::EOPNOTSUPP];
+/// Time after which owners are tried again after an error that may pass: it is asked for each status of each pod.
+const TRIAL_PAUSE: Duration = Duration::from_secs(600);
 /// `start`, `kill`, `delete`, `state`: tens of milliseconds; a board that swaps needs longer.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -231,8 +236,9 @@ pub(super) struct OciRuntimes {
     all: BTreeMap<String, (String, RefCell<Result<OciRuntime, OciRuntimeError>>)>,
     /// Directory of the images: on its file system owners have to be mapped.
     root_dir: PathBuf,
-    /// Answer of [`judge_mapped_owners`], once there is one that lasts. Asked only if an OCI runtime could do its part.
-    mapped_owners: RefCell<Option<UserNamespaceSupport>>,
+    /// Answer of [`judge_mapped_owners`], and until when it holds; `None`: for good. Asked only if an OCI runtime could do its
+    /// part.
+    mapped_owners: RefCell<Option<(UserNamespaceSupport, Option<MonoTime>)>>,
 }
 
 impl OciRuntimes {
@@ -298,14 +304,16 @@ impl OciRuntimes {
             return UserNamespaceSupport::Lacks(why);
         }
         let mut known = self.mapped_owners.borrow_mut();
-        if let Some(known) = &*known {
+        let now = clock::mono_now();
+        if let Some((known, until)) = &*known
+            && until.is_none_or(|until| now < until)
+        {
             return known.clone();
         }
         let tried = user_namespace::try_mapped_owners(&self.root_dir);
         let (support, lasts) = judge_trial(tried);
-        if lasts {
-            *known = Some(support.clone());
-        }
+        let until = (!lasts).then(|| now + TRIAL_PAUSE);
+        *known = Some((support.clone(), until));
         support
     }
 

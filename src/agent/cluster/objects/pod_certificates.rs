@@ -307,12 +307,12 @@ impl ObjectStore {
         if self.certificates.is_missing(resource, self.now()) {
             return Err(resource.missing_error());
         }
-        if !self.reach.borrow_mut().may_ask_now(self.now()) {
-            return Err(PodError::Object(SILENT.into()));
-        }
         let node_uid = self.node_uid.borrow().clone();
         if node_uid.is_empty() {
             return Err(PodError::Node("the Node has not been read yet".into()));
+        }
+        if !self.reach.borrow_mut().may_ask_now(self.now()) {
+            return Err(PodError::Object(SILENT.into()));
         }
         let user = RequestingPod {
             uid: &pod.metadata.uid,
