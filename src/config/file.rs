@@ -251,6 +251,7 @@ pub(super) struct KubeletConfiguration {
     pub(super) tls_curve_preferences: Vec<String>,
     pub(super) tls_min_version: Option<String>,
     pub(super) tls_private_key_file: Option<String>,
+    pub(super) user_namespaces: UserNamespaces,
     pub(super) volume_stats_agg_period: Option<GoDuration>,
 }
 
@@ -332,6 +333,13 @@ pub(super) struct ShutdownGrace {
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct MemorySwap {
     pub(super) swap_behavior: String,
+}
+
+/// `userNamespaces`
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct UserNamespaces {
+    pub(super) ids_per_pod: Option<i64>,
 }
 
 /// `picolet`: settings for which a kubelet has no field.

@@ -53,7 +53,7 @@ pub(super) fn resolve_config(
 ) -> Result<AgentConfig, InvalidField> {
     keys::check_ranges(&document)?;
     let max_pods = count_or_default(fields.max_pods, 110);
-    let ids_per_pod = read_ids_per_pod(&document, max_pods)?;
+    let ids_per_pod = read_ids_per_pod(&fields, max_pods)?;
     refuse_unsupported(&fields)?;
     warnings.extend(without_effect::remove_ignored_keys(&mut document));
     let own = &fields.picolet;
@@ -180,18 +180,17 @@ fn read_handlers(all: &BTreeMap<String, String>) -> Result<BTreeMap<String, Stri
 }
 
 /// Reads the number of ids of a user namespace, which is no range. The machine must have so many for each pod.
-fn read_ids_per_pod(document: &Value, max_pods: u32) -> Result<u32, InvalidField> {
+fn read_ids_per_pod(fields: &KubeletConfiguration, max_pods: u32) -> Result<u32, InvalidField> {
     const FIELD: &str = "userNamespaces.idsPerPod";
-    let ids = &document["userNamespaces"]["idsPerPod"];
-    let read = match ids.is_null() {
-        true => Some(DEFAULT_IDS_PER_POD),
-        false => ids.as_u64().and_then(|n| u32::try_from(n).ok()),
+    let Some(ids) = fields.user_namespaces.ids_per_pod else {
+        return Ok(DEFAULT_IDS_PER_POD);
     };
+    let read = u32::try_from(ids).ok();
     let Some(read) = read.filter(|n| *n > 0 && n % DEFAULT_IDS_PER_POD == 0) else {
         let why = format!("is {ids}, must be a multiple of {DEFAULT_IDS_PER_POD} below 2^32");
         return invalid_field(FIELD, why);
     };
-    if !ids.is_null() && PodIds::of_whole_host(read).count_ranges() < u64::from(max_pods) {
+    if PodIds::of_whole_host(read).count_ranges() < u64::from(max_pods) {
         let why = format!("is {read}: IDs are not enough to support {max_pods} pods");
         return invalid_field(FIELD, why);
     }
