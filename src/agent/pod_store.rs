@@ -350,15 +350,6 @@ impl PodStore {
         self.keep_side_file(USER_IDS, uid, text)
     }
 
-    /// File with the ids of a pod's user namespace: the one that waits for the disk, if there is one.
-    pub(super) fn user_ids_path(&self, uid: &PodUid) -> PathBuf {
-        let waiting = self.waiting.join(uid.as_str()).join(USER_IDS);
-        match waiting.exists() {
-            true => waiting,
-            false => self.pod_dir(uid).join(USER_IDS),
-        }
-    }
-
     /// Reads the ids of a pod's user namespace: a file of at most `limit` bytes, or the begin of a longer one. `None`: there
     /// is none.
     pub(super) fn read_user_ids(&self, uid: &PodUid, limit: u64) -> io::Result<Option<Vec<u8>>> {
