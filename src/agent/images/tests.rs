@@ -220,7 +220,7 @@ fn a_service_account_opens_an_image_to_its_pods_alone() {
     assert_eq!(ensure(None, "IfNotPresent"), (false, 1, None));
     assert_eq!(ensure(Some("1"), "IfNotPresent"), (true, 1, None));
     let record = || {
-        let files = fs::read_dir(scratch.join("image_manager/pulled")).expect("records");
+        let files = fs::read_dir(scratch.join("root/image_manager/pulled")).expect("records");
         let paths: Vec<_> = files.map(|file| file.expect("a file").path()).collect();
         assert_eq!(paths.len(), 1);
         fs::read_to_string(&paths[0]).expect("record")
