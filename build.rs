@@ -51,7 +51,7 @@ fn main() {
     let board = if board == "arm" { "armv6" } else { board };
     println!("cargo::rustc-env=PICOLET_BOARD={board}");
     let is = |name: &str, value: &str| env::var(name).is_ok_and(|v| v == value);
-    // Half a minute of a linker's time, for a program whose memory nobody measures.
+    // Two minutes of a linker's time, for a program whose memory nobody measures.
     let layouts: &[&str] = if is("OPT_LEVEL", "z") { &LAYOUTS } else { &[] };
     let script = script(layouts);
     // `release`, and every profile that inherits from it. What the profile does on a panic is not told to a build script.

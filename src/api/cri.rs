@@ -891,9 +891,9 @@ pub struct HandlerCapabilities {
 /// Answer to the question whether pods can have user namespaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UserNamespaceSupport {
-    /// They can.
+    /// Pods of the handler can have user namespaces.
     Works,
-    /// They cannot: the text says what is missing.
+    /// Pods of the handler cannot have them: the text says what is missing.
     Lacks(String),
 }
 

@@ -30,7 +30,7 @@ const GIVE_UP: Duration = Duration::from_secs(600);
 /// Shortest and longest pause between two looks at a request; between them, half of its age.
 const FIRST_LOOK: Duration = Duration::from_secs(1);
 const LAST_LOOK: Duration = Duration::from_secs(60);
-/// The same while bytes cost money.
+/// First pause between looks while bytes cost money.
 const METERED_FIRST_LOOK: Duration = Duration::from_secs(5);
 const METERED_LAST_LOOK: Duration = Duration::from_secs(600);
 /// Pause after the first request that failed; each further one in a row doubles it, up to the longest.
@@ -168,7 +168,7 @@ pub fn certificate_request(
 /// Result of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RequestVerdict {
-    /// Nobody has answered yet.
+    /// No answer yet.
     Wait,
     /// A certificate.
     Issued {
@@ -283,7 +283,7 @@ pub enum CertificateStep {
     Request,
     /// Look what became of the request.
     Look,
-    /// Nothing before then: it is too early for another look, or for another request after one that failed.
+    /// Time of the next step: until then it is too early for another look, or for another request after one that failed.
     Wait(MonoTime),
 }
 
@@ -324,7 +324,7 @@ pub struct CertificateRecord {
     failures: u32,
     /// No request before then.
     not_before: MonoTime,
-    /// Why the last request or look failed; `None` if it did not.
+    /// Error of the last request or look; `None` if it went well.
     failure: Option<PodError>,
     refusal: Option<SignerRefusal>,
     is_overdue_told: bool,
@@ -382,7 +382,7 @@ impl CertificateRecord {
         self.request = self.request.filter(|request| now - request.since < GIVE_UP);
     }
 
-    /// Why the last request or look failed.
+    /// Error of the last request or look, if it failed.
     #[must_use]
     pub const fn failure(&self) -> Option<&PodError> {
         self.failure.as_ref()
@@ -630,6 +630,11 @@ mod tests {
             }
             assert_eq!(pause_s, last_s);
             assert!(looks <= most, "{looks} looks");
+            // A look without an answer is repeated soon.
+            let why = Some(PodError::Object("no".into()));
+            record.record_look(why, is_metered, at(now_s));
+            let soon = CertificateStep::Wait(at(now_s + 60));
+            assert_eq!(record.next_step(0, at(now_s)), soon);
             // Only one that is gone is made anew.
             record.record_absence(is_metered, at(now_s));
             assert_eq!(record.next_step(0, at(now_s)), CertificateStep::Request);
@@ -655,6 +660,13 @@ mod tests {
         }
         record.record_failure(why(), true, at(0));
         assert_eq!(pause(&record), CertificateStep::Wait(at(60)), "silence");
+        let mut after_silence = CertificateRecord::default();
+        for _ in 0..100 {
+            after_silence.record_failure(why(), true, at(0));
+        }
+        after_silence.record_failure(why(), false, at(0));
+        let wait = pause(&after_silence);
+        assert_eq!(wait, CertificateStep::Wait(at(80)), "silence counts little");
         for _ in 0..100 {
             record.record_failure(why(), false, at(0));
         }

@@ -312,6 +312,16 @@ pub async fn run_command(command: Command, timeout: Option<Duration>) -> io::Res
     })
 }
 
+/// Directories of the system's programs.
+pub const SYSTEM_DIRS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
+
+/// Finds a program of the system by its name.
+#[must_use]
+pub fn find_system_program(name: &str) -> Option<PathBuf> {
+    let mut paths = SYSTEM_DIRS.iter().map(|dir| Path::new(dir).join(name));
+    paths.find(|path| path.exists())
+}
+
 /// Exit status and output of a child.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChildOutput {

@@ -31,7 +31,7 @@ mod lease;
 mod link;
 mod membership;
 mod mirrors;
-pub(in crate::agent) mod nfs;
+mod nfs;
 mod node;
 mod objects;
 mod own_node;

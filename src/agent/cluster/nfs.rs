@@ -2,15 +2,16 @@
 //! gone blocks whoever touches its share: nothing here is done on a lane but reading the mount table.
 
 use core::time::Duration;
-use std::{
-    ffi::OsString,
-    path::{Path, PathBuf},
-};
+use std::{ffi::OsString, path::Path};
 
 use crate::{
     agent::complaints::Complaints,
     api::{PodError, PodUid},
-    sys::{child, lane::Lane, mount},
+    sys::{
+        child::{self, SYSTEM_DIRS, find_system_program},
+        lane::Lane,
+        mount,
+    },
     volume::Volumes,
 };
 
@@ -20,8 +21,6 @@ const MOUNT_TIMEOUT: Duration = Duration::from_secs(120);
 const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes of a program's complaint that are told.
 const TEXT_BYTES: usize = 1024;
-/// Directories of the system's programs.
-const PROGRAM_DIRS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 
 /// A share.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,12 +65,6 @@ impl NfsShare {
     }
 }
 
-/// Finds a program of the system.
-pub(in crate::agent) fn find_program(name: &str) -> Option<PathBuf> {
-    let mut paths = PROGRAM_DIRS.iter().map(|dir| Path::new(dir).join(name));
-    paths.find(|path| path.exists())
-}
-
 /// Mounts a share where the volume of a pod is, unless that is done. Returns why it cannot be.
 pub(in crate::agent) async fn mount_share(
     volumes: &Volumes,
@@ -91,7 +84,7 @@ pub(in crate::agent) async fn mount_share(
             return Ok(None);
         }
         let words = words?;
-        let helper = find_program("mount.nfs").and_then(|_| find_program("mount"));
+        let helper = find_system_program("mount.nfs").and_then(|_| find_system_program("mount"));
         let helper = helper.ok_or_else(|| {
             let why =
                 "mount.nfs is not installed on this node: install nfs-common (Debian) or nfs-utils";
@@ -108,7 +101,7 @@ pub(in crate::agent) async fn mount_share(
     let command = child::Command::new(helper)
         .args(words)
         .arg(&target)
-        .env("PATH", PROGRAM_DIRS.join(":"))
+        .env("PATH", SYSTEM_DIRS.join(":"))
         .capture_output(TEXT_BYTES);
     run_mount_command(command, MOUNT_TIMEOUT).await
 }
@@ -134,7 +127,7 @@ pub(in crate::agent) async fn unmount_shares(
     uid: &PodUid,
 ) -> bool {
     let (known, of) = (volumes.clone(), uid.clone());
-    let find = move || (known.nfs_dirs(&of), find_program("umount"));
+    let find = move || (known.nfs_dirs(&of), find_system_program("umount"));
     let (dirs, Some(helper)) = disk.run_job(find).await else {
         return true;
     };

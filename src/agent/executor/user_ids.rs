@@ -9,7 +9,7 @@ use std::path::Path;
 
 use super::generation::ConfigGenerator;
 use crate::{
-    agent::{cluster::nfs::find_program, pod_store::PodStore},
+    agent::pod_store::PodStore,
     api::{
         Pod, PodError, PodUid,
         cri::{IdMap, SandboxStatus, UserNamespaceSupport},
@@ -17,7 +17,7 @@ use crate::{
     logic::user_namespaces::{PodIds, find_ids_in_use, read_map_file, write_map_file},
     runtime::RuntimeError,
     sys::{
-        child::{self, Command},
+        child::{self, Command, find_system_program},
         file,
     },
 };
@@ -98,7 +98,7 @@ impl ConfigGenerator {
         let passwd = self.disk.run_job(read).await.unwrap_or_default();
         let mut users = passwd.split(|byte| *byte == b'\n');
         let program = match users.any(|line| line.starts_with(b"kubelet:")) {
-            true => find_program("getsubids"),
+            true => find_system_program("getsubids"),
             false => None,
         };
         let Some(program) = program else {
