@@ -363,7 +363,14 @@ impl PodStore {
     }
 
     fn keep_side_file(&self, name: &str, uid: &PodUid, text: &[u8]) -> io::Result<()> {
-        let kept = file::write_atomic(&self.pod_dir(uid).join(name), text, 0o600, true)
+        let pod_dir = self.pod_dir(uid);
+        // A pod whose record is not written yet, as after a power cut, has no directory.
+        let made = match pod_dir.is_dir() {
+            true => Ok(()),
+            false => make_dir(&pod_dir),
+        };
+        let kept = made
+            .and_then(|()| file::write_atomic(&pod_dir.join(name), text, 0o600, true))
             .and_then(|()| file::sync_dir(&self.pods));
         match kept {
             Ok(()) => self

@@ -2,6 +2,7 @@
 
 use alloc::sync::Arc;
 use core::cell::Cell;
+use std::path::Path;
 
 use serde_json::{Value, json};
 
@@ -401,13 +402,18 @@ fn pods_of_manifests_are_not_resized() {
 #[test]
 fn a_pod_whose_record_is_lost_has_what_its_status_shows() {
     // RSZ-26 RSZ-27
+    has_what_its_status_shows(|dir| std::fs::write(dir.join("pod.json"), "").expect("torn"));
+    has_what_its_status_shows(|dir| std::fs::remove_dir_all(dir).expect("lost"));
+}
+
+/// `lose` takes the record, given the directory of the pod.
+fn has_what_its_status_shows(lose: fn(&Path)) {
     let api = Arc::new(FakeApi::default());
     let world = World::with_api(&api);
     world.apply(&[]);
     let uid = start(&api, &world, "a", container(&memory(16)));
     world.until("shows it", |_| shown(&api, "a")["resources"] == memory(16));
-    let dir = world.parts.machine.store.pod_dir(&uid.as_str().into());
-    std::fs::write(dir.join("pod.json"), "").expect("torn");
+    lose(&world.parts.machine.store.pod_dir(&uid.as_str().into()));
     // More than the node has: a new pod with this would be refused.
     resize(&api, "a", &memory(1 << 20));
     let world = world.reboot();
