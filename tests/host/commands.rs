@@ -3,11 +3,12 @@
 use core::time::Duration;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::Stdio;
 
 use serde_json::{Value, json};
 
+use crate::held_port::held_port;
 use crate::host::{self, Host, IDLE, NODE, full, http, sh, status_of, text, with};
 
 /// Two objects beside the pods that use them, in YAML as people write it.
@@ -35,7 +36,7 @@ stringData: {password: s3cret}
 ];
 
 /// Everything a pod can have beside it.
-fn web() -> Value {
+fn web(host_port: u16) -> Value {
     let mut pod = host::manifest(
         "web",
         json!({
@@ -53,7 +54,7 @@ fn web() -> Value {
                 with(
                     sh("server", "exec httpd -f -p 8080 -h /www"),
                     json!({
-                        "ports": [{"containerPort": 8080, "hostPort": 28971}],
+                        "ports": [{"containerPort": 8080, "hostPort": host_port}],
                         "volumeMounts": [{"name": "www", "mountPath": "/www", "readOnly": true}]
                     }),
                 ),
@@ -104,7 +105,8 @@ fn pod_and_commands() {
     for (file, text) in OBJECTS {
         host.write(file, text);
     }
-    host.write("web.yaml", &web().to_string());
+    let host_port = held_port();
+    host.write("web.yaml", &web(host_port).to_string());
     let pod = host.wait_ready("web");
     shows_status(&pod);
     shows_tables(&host, &pod);
@@ -114,7 +116,7 @@ fn pod_and_commands() {
     follows_logs(&host);
     runs_commands(&host);
     copies_files(&host);
-    serves(&host, &pod);
+    serves(&host, &pod, host_port);
     waits_restarts_and_deletes(&host);
     manages_images(&host);
     host.finish();
@@ -699,7 +701,7 @@ fn waits_restarts_and_deletes(host: &Host) {
 }
 
 // STAT-30 RTM-12 CFG-12
-fn serves(host: &Host, pod: &Value) {
+fn serves(host: &Host, pod: &Value, host_port: u16) {
     let address = |field: &str, port: u16| {
         let ip: IpAddr = pod["status"][field]
             .as_str()
@@ -710,8 +712,8 @@ fn serves(host: &Host, pod: &Value) {
     let inside = address("podIP", 8080);
     for at in [
         inside,
-        address("hostIP", 28971),
-        "127.0.0.1:28971".parse().expect("address"),
+        address("hostIP", host_port),
+        SocketAddr::from((Ipv4Addr::LOCALHOST, host_port)),
     ] {
         host.until("the page comes", |_| match http(at) {
             Ok(page) => (page == "prepared by web-node\n", page),
@@ -897,7 +899,7 @@ fn two_pods(host: &Host) {
             "containers": [with(
                 sh("c", "trap 'sleep 1; echo done > /shared/ended; exit 0' TERM; echo hello; while :; do sleep 0.1; done"),
                 json!({
-                    "ports": [{"containerPort": 80, "hostPort": 28972}],
+                    "ports": [{"containerPort": 80, "hostPort": held_port()}],
                     "volumeMounts": [
                         {"name": "token", "mountPath": "/token"},
                         {"name": "ram", "mountPath": "/ram"},

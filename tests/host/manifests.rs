@@ -1,10 +1,12 @@
 //! Manifests that change: edited, broken, removed, renamed, refused.
 
 use core::time::Duration;
+use std::net::{Ipv4Addr, SocketAddr};
 
 use picolet::sys::clock;
 use serde_json::{Value, json};
 
+use crate::held_port::held_port;
 use crate::host::{self, Host, IDLE, full, http, manifest, sh, status_of, text, with};
 
 /// Says on the host when it is told to end, and takes a second for it.
@@ -138,10 +140,12 @@ fn admission() {
         return;
     }
     let host = Host::start(&["--max-pods", "3", "--file-check-frequency", "2s"]);
+    let host_port = held_port();
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, host_port));
     let port = |page: &str| {
         json!({"containers": [with(
             sh("main", &format!("mkdir /w; echo {page} > /w/index.html; exec httpd -f -p 80 -h /w")),
-            json!({"ports": [{"containerPort": 80, "hostPort": 28972}]}),
+            json!({"ports": [{"containerPort": 80, "hostPort": host_port}]}),
         )]})
     };
     host.pod("port-1", port("first"));
@@ -166,7 +170,7 @@ fn admission() {
     let table = host.ok(&["get", "pods", "--no-headers", &full("port-2")]);
     assert!(table.contains("NodePorts"), "{table}");
     host.until("the first still answers", |_| {
-        let page = http("127.0.0.1:28972".parse().expect("address"));
+        let page = http(address);
         (
             page.as_ref().is_ok_and(|p| p == "first\n"),
             format!("{page:?}"),
@@ -217,7 +221,7 @@ fn admission() {
     host.pod("port-2", port("third"));
     host.wait_ready("port-2");
     host.until("the new pod answers", |_| {
-        let page = http("127.0.0.1:28972".parse().expect("address"));
+        let page = http(address);
         (
             page.as_ref().is_ok_and(|p| p == "third\n"),
             format!("{page:?}"),
