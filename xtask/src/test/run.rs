@@ -2,7 +2,7 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     env,
     fs::{self, File},
     io::{BufRead, BufReader, Write, pipe},
@@ -36,7 +36,16 @@ const MAX_REPEATED: usize = 30;
 /// What a line has before the one that says why a test failed.
 const PANICKED: &str = "panicked at";
 /// What a line has that says so.
-const TELLING: [&str; 5] = ["FAILED", PANICKED, "error: ", "error[", "timeout: sending"];
+const TELLING: [&str; 6] = [
+    "FAILED",
+    PANICKED,
+    AGAIN,
+    "error: ",
+    "error[",
+    "timeout: sending",
+];
+/// Begin of a line in which a failed test says what shows its failure again.
+const AGAIN: &str = "again: ";
 
 /// What the build beside other steps said, and the lanes beside others.
 const BUILD_LOG: &str = "target/program.log";
@@ -232,7 +241,12 @@ impl Run {
             let end = status.map_or_else(|e| e.to_string(), |s| format!("It ended with {s}."));
             heard.telling.note(&end);
             self.failed.push((name.to_owned(), heard.telling));
-            self.failed_alone(alone, heard.failed);
+            if heard.again.is_empty() {
+                self.failed_alone(alone, heard.failed);
+            }
+            for command in heard.again {
+                *self.failed_tests.entry(command).or_default() += 1;
+            }
         }
         let verdict = if failed { "FAILED" } else { "passed" };
         println!("== {name}: {verdict} in {} s", wall.as_secs());
@@ -433,9 +447,13 @@ impl Run {
             return Ok(());
         }
         // After the tables: where a log is kept in part, it is the end that is kept.
-        for (name, lines) in &self.failed {
-            println!("\n== what {name} said:");
-            lines.lines().for_each(|line| println!("{line}"));
+        for (name, telling) in &self.failed {
+            println!("\n== what {name} said last:");
+            telling.last.iter().for_each(|line| println!("{line}"));
+        }
+        for (name, telling) in &self.failed {
+            println!("\n== why {name} failed:");
+            telling.telling.iter().for_each(|line| println!("{line}"));
         }
         println!("\nWhat failed, and what runs it alone:");
         for command in self.failed_tests.keys() {
@@ -498,6 +516,8 @@ struct Heard {
     telling: Telling,
     skipped: Vec<String>,
     failed: Vec<String>,
+    /// Commands that a failed test says to show its failure again.
+    again: BTreeSet<String>,
     /// Seconds of tests that say it.
     times: Vec<(f64, String)>,
 }
@@ -505,6 +525,8 @@ struct Heard {
 impl Heard {
     fn note(&mut self, line: &str) {
         self.skipped.extend(skipped(line).map(str::to_owned));
+        self.again
+            .extend(line.strip_prefix(AGAIN).map(str::to_owned));
         if let Some((name, passed, seconds)) = test_result(line) {
             self.times
                 .extend(seconds.map(|seconds| (seconds, name.to_owned())));
@@ -678,6 +700,19 @@ mod tests {
             second,
             None,
         );
+        let said = [
+            "again: cargo xtask sim --seed 7",
+            "test sim ... FAILED <3.000s>",
+        ];
+        let simulation = Alone::lane("simulation");
+        run.account(
+            "simulation",
+            &simulation,
+            heard(&said),
+            status(101),
+            second,
+            None,
+        );
         run.account(
             "crates",
             &Alone::lane("crates"),
@@ -694,12 +729,16 @@ mod tests {
             format!("{alone} -- --exact --include-ignored b::c"),
         ];
         let lints = "cargo xtask test --only lints".to_owned();
-        assert_eq!(failed, [(&whole, &1), (&one, &1), (&lints, &1)]);
+        let again = "cargo xtask sim --seed 7".to_owned();
+        assert_eq!(
+            failed,
+            [(&whole, &1), (&one, &1), (&again, &1), (&lints, &1)]
+        );
         assert_eq!(run.outcome("lints"), Some((1.0 / 60.0, true)));
         assert_eq!(run.outcome("crates").map(|(_, failed)| failed), Some(false));
         assert_eq!(run.outcome("machine"), None);
         assert_eq!(run.times[0], (2.0, "tests: host: a".to_owned()));
-        run.end_repeated(2).expect_err("three things fail");
+        run.end_repeated(2).expect_err("four things fail");
     }
 
     #[test]
