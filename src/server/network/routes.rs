@@ -135,7 +135,7 @@ fn page_disabled_refusal(page: &str) -> Refusal {
     Refusal::new(405, format!("{page} endpoint is disabled.\n"))
 }
 
-/// Refuses a checkpoint: no runtime here can freeze a container (SRV-14).
+/// Refuses a checkpoint in the words of a kubelet whose runtime has none, which clients know (SRV-14, CKPT-01).
 async fn refuse_checkpoint(
     backend: &dyn ServerBackend,
     namespace: &str,
@@ -147,7 +147,10 @@ async fn refuse_checkpoint(
         .await
         .is_ok_and(|names| names.iter().any(|name| name == container));
     if is_there {
-        Refusal::new(500, "checkpointing of containers is not supported")
+        let why =
+            "rpc error: code = Unimplemented desc = method CheckpointContainer not implemented";
+        let message = format!("checkpointing of {namespace}/{pod}/{container} failed ({why})");
+        Refusal::new(500, message)
     } else {
         Refusal::not_found("pod or container does not exist")
     }

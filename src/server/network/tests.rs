@@ -389,7 +389,8 @@ fn what_a_kubelet_has_for_people() {
             ("PUT /debug/flags/v", "flags endpoint is disabled."),
             (
                 "POST /checkpoint/ns/p/c?timeout=x",
-                "checkpointing of containers is not supported",
+                "checkpointing of ns/p/c failed (rpc error: code = Unimplemented desc = method CheckpointContainer not \
+                 implemented)",
             ),
         ] {
             let answer = world.ask(Some(&admin), page, "").await;
