@@ -2013,10 +2013,12 @@ fn images_as_volumes() {
     });
 }
 
-/// A runc on `PATH` that joins user namespaces and maps the owners of mounts, as its own `features` say.
+/// A runc that joins user namespaces and maps the owners of mounts, as its own `features` say.
 fn find_capable_runc() -> Option<PathBuf> {
+    let newer = std::env::var_os("PICOLET_NEWER_PROGRAMS").map(PathBuf::from);
     let path = std::env::var_os("PATH")?;
-    let mut all = std::env::split_paths(&path).map(|dir| dir.join("runc"));
+    let dirs = newer.into_iter().chain(std::env::split_paths(&path));
+    let mut all = dirs.map(|dir| dir.join("runc"));
     all.find(|program| {
         let Ok(told) = Command::new(program).arg("features").output() else {
             return false;
@@ -2100,7 +2102,7 @@ fn users_of_their_own_need_a_runtime_that_can() {
 fn pods_with_users_of_their_own() {
     // UNS-20 UNS-22 UNS-23 UNS-24 UNS-26 UNS-27 UNS-28 UNS-31
     let Some(runc) = find_capable_runc() else {
-        skipped!("pods_with_users_of_their_own: no runc with mountExtensions.idmap is on PATH");
+        skipped!("pods_with_users_of_their_own: no runc has mountExtensions.idmap");
         return;
     };
     lab("users", async |lab| {
@@ -2130,9 +2132,12 @@ fn pods_with_users_of_their_own() {
                       && echo written; cat /secret/secret; echo x > /secret/x || echo read-only; ls -n /data; cat /proc/sys/net/ipv4/ip_unprivileged_port_start \
                       /proc/sys/kernel/msgmax; f=/sys/fs/cgroup/cgroup.procs; test -e $f || f=/sys/fs/cgroup/memory/cgroup.procs; echo 0 > $f || echo closed; ip addr show dev eth0 | cat; \
                       echo opened > /dev/stdout; echo opened > /dev/stderr; \
+                      umask 077; echo mine > /private; set -- /others/*/upper/private; echo found $#; \
+                      cat \"$@\" 2>/dev/null || echo denied; \
                       dd if=/dev/zero of=/dev/null bs=1 count=1 2>/dev/null && echo done; exec sleep 1000";
         let mut made = Vec::new();
-        for (name, host_id) in [("one", 200 << 16), ("two", 201 << 16)] {
+        for (name, host_id, found) in [("one", 200 << 16, "found 1"), ("two", 201 << 16, "found 2")]
+        {
             let mut config = lab.sandbox(name);
             config.namespaces.users = Some(IdMap {
                 host_id,
@@ -2170,6 +2175,12 @@ fn pods_with_users_of_their_own() {
                     container_path: "/logs".into(),
                     read_only: true,
                     recursive_read_only: true,
+                    ..ContainerMount::default()
+                },
+                ContainerMount {
+                    host_path: lab.dir.join("root/containers").display().to_string(),
+                    container_path: "/others".into(),
+                    read_only: true,
                     ..ContainerMount::default()
                 },
             ];
@@ -2213,9 +2224,13 @@ fn pods_with_users_of_their_own() {
                 "4242",
                 "closed",
                 "opened",
+                found,
+                "denied",
             ] {
                 assert!(says(text), "{text}: {lines:#?}");
             }
+            // What root of a pod keeps for itself nobody reads by a path of the machine.
+            assert!(!says("mine"), "{lines:#?}");
             assert!(
                 lines.iter().any(|line| line.contains("inet 10.")),
                 "{lines:#?}"

@@ -112,7 +112,7 @@ pub(crate) const BUILD: [Need; 2] = [
 ];
 
 /// Only tests: other tools' images, made and compared, and where they are pulled from.
-pub(crate) const TEST: [Need; 5] = [
+pub(crate) const TEST: [Need; 6] = [
     Need {
         package: "docker-registry",
         purpose: "what images are pulled from",
@@ -122,6 +122,11 @@ pub(crate) const TEST: [Need; 5] = [
         package: "openssl",
         purpose: "makes the registry's certificate",
         present: || find("openssl").is_some(),
+    },
+    Need {
+        package: "patchelf",
+        purpose: "shows programs of a newer Debian where their libraries are",
+        present: || find("patchelf").is_some(),
     },
     Need {
         package: "skopeo",

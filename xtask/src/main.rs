@@ -33,6 +33,7 @@ mod sim;
 mod source_date;
 mod spec;
 mod stage;
+mod suite;
 mod test;
 mod vm;
 mod wait;

@@ -8,7 +8,7 @@
 //! among its backports; it is one static file, taken out of its package and not installed.
 
 use std::{
-    env, fs, io,
+    env,
     path::{Path, PathBuf},
     process::Command,
     slice,
@@ -20,15 +20,16 @@ use super::{
     toolchain::TARGET_DIR,
 };
 use crate::{
-    Failure, install,
+    Failure,
     process::{find, is_root, output, run as run_command},
+    suite,
     test::{AT_ONCE, LIST, List, Row, TestProgram},
 };
 
 /// The first emulator with openat2.
 const OLDEST: (u32, u32) = (9, 2);
-/// Source of packages for the current Debian that are newer than it.
-const BACKPORTS: &str = "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm-backports main\n";
+/// Packages for the current Debian that are newer than it.
+const BACKPORTS: &str = "bookworm-backports";
 /// Starts a program in a time namespace where the machine was started seconds ago that a clock of 32 bits cannot say.
 const LATE: [&str; 4] = ["unshare", "--time", "--boottime", "3000000000"];
 const LATE_TEST: &str = "sys::clock::tests::the_clock_is_read_whole";
@@ -311,53 +312,12 @@ pub(crate) fn emulator(board: &Board) -> Result<PathBuf, Failure> {
         return Err(format!("no {name} of version {}.{} or newer", OLDEST.0, OLDEST.1).into());
     }
     println!("Fetching {name} below {}", dir.display());
-    fetch(&dir)?;
+    suite::unpack(BACKPORTS, &["download", "qemu-user"], &dir)?;
     if is_new_enough(&fetched) {
         Ok(fetched)
     } else {
         Err(format!("{} cannot be used", fetched.display()).into())
     }
-}
-
-/// Takes Debian's package apart in `dir`, with package lists of its own: the machine's stay as they are.
-fn fetch(dir: &Path) -> Result<(), Failure> {
-    match fs::remove_dir_all(dir) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e.into()),
-        _ => {}
-    }
-    for below in ["lists/partial", "cache/archives/partial"] {
-        fs::create_dir_all(dir.join(below))?;
-    }
-    fs::write(dir.join("sources.list"), BACKPORTS)?;
-    let apt_get = || {
-        let mut command = Command::new("apt-get");
-        command.current_dir(dir).arg("--quiet=2");
-        for (option, below) in [
-            ("Dir::Etc::SourceList", "sources.list"),
-            ("Dir::State::Lists", "lists"),
-            ("Dir::Cache", "cache"),
-        ] {
-            let value = dir.join(below);
-            command.arg(format!("--option={option}={}", value.display()));
-        }
-        command.args([
-            "--option=Dir::Etc::SourceParts=/dev/null",
-            "--option=APT::Sandbox::User=root",
-        ]);
-        command
-    };
-    install::persist(|| {
-        run_command(apt_get().arg("update"))?;
-        run_command(apt_get().args(["download", "qemu-user/bookworm-backports"]))
-    })?;
-    let package = fs::read_dir(dir)?
-        .flatten()
-        .map(|e| e.path())
-        .find(|p| p.extension().is_some_and(|e| e == "deb"))
-        .ok_or("apt-get downloaded nothing")?;
-    run_command(Command::new("dpkg").arg("--extract").arg(&package).arg(dir))?;
-    fs::remove_file(package)?;
-    Ok(())
 }
 
 fn is_new_enough(emulator: &Path) -> bool {

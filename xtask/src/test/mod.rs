@@ -12,7 +12,7 @@ mod run;
 
 use std::{
     env,
-    ffi::{OsStr, OsString},
+    ffi::OsString,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -28,7 +28,7 @@ use crate::{
     process::{cargo, is_root, itself, output},
     sim,
     stage::{self, SHIPPED},
-    vm,
+    suite, vm,
 };
 
 pub(crate) use self::list::{List, Row};
@@ -47,6 +47,8 @@ const LONG_SCHEDULES: u64 = 100_000;
 const LONG_FUZZ_S: u32 = 600;
 /// Names directories in which tests look for a kubectl.
 const KUBECTLS: &str = "K8S_BIN";
+/// Names a directory in which tests find a runc and a CRIU that are newer than those of the current Debian.
+const NEWER_PROGRAMS: &str = "PICOLET_NEWER_PROGRAMS";
 
 /// Lanes that want processors. In a whole run that is not long, they run beside those that mostly wait. Of these only `board`
 /// needs what is built here, and waits for it.
@@ -242,8 +244,8 @@ fn repeat(run: &mut Run, times: u32, name: &str) -> Result<(), Failure> {
         return Err(format!("{}; test programs are {programs}", unknown(name)).into());
     }
     run.begin(lane.map_or("tests", |lane| lane.0));
-    let kubectls = match lane {
-        Some(_) => OsString::new(),
+    let peers = match lane {
+        Some(_) => Peers::default(),
         None => peers(run)?,
     };
     let _load = Load::start();
@@ -252,7 +254,7 @@ fn repeat(run: &mut Run, times: u32, name: &str) -> Result<(), Failure> {
         let done = match lane {
             Some((_, _, work)) => work(run),
             None => {
-                let step = test_step(run, name, &kubectls)?;
+                let step = test_step(run, name, &peers)?;
                 run.steps_in_turn(vec![step]);
                 Ok(())
             }
@@ -581,7 +583,7 @@ fn older_build(run: &mut Run) -> Result<(), Failure> {
 /// The rest of all test programs. Those that run nodes wait for each other's turn of the processors, and rules take what
 /// they leave; whatever may measure has the machine for itself.
 fn tests(run: &mut Run) -> Result<(), Failure> {
-    let kubectls = peers(run)?;
+    let peers = peers(run)?;
     let mut names = run.tests()?.names();
     names.retain(|name| !BUDGETS.contains(&&**name));
     let (nodes, others): (Vec<_>, Vec<_>) =
@@ -590,7 +592,7 @@ fn tests(run: &mut Run) -> Result<(), Failure> {
         .into_iter()
         .partition(|name| RULES.contains(&&***name));
     let mut steps = |names: &[&String]| -> Result<Vec<Step>, Failure> {
-        let steps = names.iter().map(|name| test_step(run, name, &kubectls));
+        let steps = names.iter().map(|name| test_step(run, name, &peers));
         steps.collect()
     };
     let (nodes, rules, others) = (steps(&nodes)?, steps(&rules)?, steps(&others)?);
@@ -601,10 +603,11 @@ fn tests(run: &mut Run) -> Result<(), Failure> {
 }
 
 /// One test program, as the lane `tests` runs it.
-fn test_step(run: &mut Run, name: &str, kubectls: &OsStr) -> Result<Step, Failure> {
+fn test_step(run: &mut Run, name: &str, peers: &Peers) -> Result<Step, Failure> {
     let tests = run.tests()?;
     let mut command = tests.program(name)?;
-    command.env(KUBECTLS, kubectls);
+    command.env(KUBECTLS, &peers.kubectls);
+    command.envs(peers.newer.iter().map(|dir| (NEWER_PROGRAMS, dir)));
     if WAITING.contains(&name) {
         command.args(["--test-threads", AT_ONCE]);
     }
@@ -618,8 +621,17 @@ fn test_step(run: &mut Run, name: &str, kubectls: &OsStr) -> Result<Step, Failur
     })
 }
 
-/// Peers for tests, where they can be had. Returns directories with a kubectl: tests take every one that they find.
-fn peers(run: &mut Run) -> Result<OsString, Failure> {
+/// Programs that tests try picolet with.
+#[derive(Default)]
+struct Peers {
+    /// Directories with a kubectl: tests take every one that they find.
+    kubectls: OsString,
+    /// The directory with a newer runc and CRIU.
+    newer: Option<PathBuf>,
+}
+
+/// Peers for tests, where they can be had.
+fn peers(run: &mut Run) -> Result<Peers, Failure> {
     let mut kubectls: Vec<PathBuf> = env::var_os(KUBECTLS)
         .iter()
         .flat_map(env::split_paths)
@@ -642,7 +654,14 @@ fn peers(run: &mut Run) -> Result<OsString, Failure> {
             run.skip(&format!("{name}: {e}"));
         }
     }
-    Ok(env::join_paths(kubectls)?)
+    let newer = suite::newer_programs();
+    if let Err(e) = &newer {
+        run.skip(&format!("runc and CRIU of a newer Debian: {e}"));
+    }
+    Ok(Peers {
+        kubectls: env::join_paths(kubectls)?,
+        newer: newer.ok(),
+    })
 }
 
 /// A task of this project. Cargo would wait for whoever builds at the time.
