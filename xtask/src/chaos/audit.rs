@@ -84,6 +84,8 @@ struct Audit<'a> {
     pods: BTreeMap<String, bool>,
     /// Those of them that are no containers.
     lamps: BTreeSet<String>,
+    /// By UID, what the one container of a pod of the API asks for.
+    asked: BTreeMap<String, Asked>,
     /// Ids of running containers.
     running: BTreeSet<String>,
     /// Sandboxes that are ready: id, and whether they have a network of their own.
@@ -98,11 +100,13 @@ impl<'a> Audit<'a> {
             world,
             pods: BTreeMap::new(),
             lamps: BTreeSet::new(),
+            asked: BTreeMap::new(),
             running: BTreeSet::new(),
             ready: BTreeMap::new(),
             cgroups: world.stage.cgroups(),
             problems: Vec::new(),
         };
+        let kinds = world.shown();
         for pod in pods {
             let phase = pod["status"]["phase"].as_str().unwrap_or_default();
             let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
@@ -111,6 +115,11 @@ impl<'a> Audit<'a> {
             if pod["spec"]["runtimeClassName"].is_string() {
                 audit.lamps.insert(uid.to_owned());
                 continue;
+            }
+            let name = pod["metadata"]["name"].as_str().unwrap_or_default();
+            if kinds.get(name) == Some(&Kind::Member) {
+                let asked = Asked::of(&pod["spec"]["containers"][0]["resources"]);
+                audit.asked.insert(uid.to_owned(), asked);
             }
             for list in ["initContainerStatuses", "containerStatuses"] {
                 for status in pod["status"][list].as_array().into_iter().flatten() {
@@ -448,15 +457,15 @@ impl<'a> Audit<'a> {
                 Some(id) if !self.running.contains(id) && !self.ready.contains_key(id) => {
                     self.say(format!("cgroup {path} of a container that does not run"));
                 }
-                Some(_) => {}
-                None => {
-                    let limit = fs::read_to_string(dir.join("memory.limit_in_bytes"))
-                        .or_else(|_| fs::read_to_string(dir.join("memory.max")));
-                    if path.contains("/burstable/")
-                        && let Ok(limit) = limit
-                        && limit.trim() != POD_MEMORY.to_string()
-                    {
-                        self.say(format!("cgroup {path} has memory limit {}", limit.trim()));
+                within => {
+                    let asked = self.asked.get(uid);
+                    // Of another pod's container only the pod's group is looked at.
+                    if path.contains("/burstable/") && (asked.is_some() || within.is_none()) {
+                        let limit = asked.map_or(POD_MEMORY, |asked| asked.memory);
+                        let files = ["memory.limit_in_bytes", "memory.max"];
+                        let shares = asked.map(|asked| ("cpu.shares", asked.cpu * 1024 / 1000));
+                        let all = files.map(|file| (file, limit)).into_iter().chain(shares);
+                        self.amounts(&dir, all);
                     }
                 }
             }
@@ -469,6 +478,19 @@ impl<'a> Audit<'a> {
             .collect();
         for id in missing {
             self.say(format!("container {id} runs outside of its cgroup"));
+        }
+    }
+
+    /// Files of a control group that are there have these amounts.
+    fn amounts(&mut self, dir: &Path, all: impl Iterator<Item = (&'static str, u64)>) {
+        for (file, want) in all {
+            let path = dir.join(file);
+            if let Ok(found) = fs::read_to_string(&path)
+                && found.trim() != want.to_string()
+            {
+                let (path, found) = (path.display(), found.trim());
+                self.say(format!("{path} is {found}, not {want}"));
+            }
         }
     }
 
@@ -631,6 +653,9 @@ impl<'a> Audit<'a> {
             if !seen["metadata"]["deletionTimestamp"].is_null() {
                 self.say(format!("pod {name} is still to be deleted in the API"));
             }
+            if self.world.shown().get(&name) == Some(&Kind::Member) {
+                self.resized(&name, &seen);
+            }
         }
         for name in api.keys() {
             self.say(format!("pod {name} in the API, which is gone"));
@@ -639,6 +664,25 @@ impl<'a> Audit<'a> {
             self.say(problem);
         }
         Ok(())
+    }
+
+    /// A pod of the API was given what it asks for, and nothing is left to do.
+    fn resized(&mut self, name: &str, pod: &Value) {
+        let asked = &pod["spec"]["containers"][0]["resources"];
+        let has = &pod["status"]["containerStatuses"][0];
+        if has["resources"] != *asked || has["allocatedResources"] != asked["requests"] {
+            let (has, allocated) = (&has["resources"], &has["allocatedResources"]);
+            self.say(format!(
+                "pod {name} asks for {asked}, was allocated {allocated} and has {has}"
+            ));
+        }
+        let conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
+        for condition in conditions {
+            let kind = condition["type"].as_str().unwrap_or_default();
+            if kind.starts_with("PodResize") {
+                self.say(format!("pod {name} has {condition}"));
+            }
+        }
     }
 
     /// Copies of what pods of the API refer to.
@@ -699,6 +743,26 @@ fn staged(name: &str) -> Option<&str> {
     let name = name.strip_prefix('.')?;
     name.strip_suffix(".new")
         .or_else(|| name.strip_suffix(".tmp"))
+}
+
+/// What a container asks for.
+struct Asked {
+    /// Request of processors, in thousandths of one.
+    cpu: u64,
+    /// Limit of memory, bytes.
+    memory: u64,
+}
+
+impl Asked {
+    fn of(resources: &Value) -> Self {
+        let text = |kind: &str, name: &str| resources[kind][name].as_str().unwrap_or_default();
+        let (cpu, memory) = (text("requests", "cpu"), text("limits", "memory"));
+        let mib = memory.strip_suffix("Mi").and_then(|n| n.parse().ok());
+        Self {
+            cpu: cpu.trim_end_matches('m').parse().unwrap_or(0),
+            memory: mib.map_or_else(|| memory.parse().unwrap_or(0), |n: u64| n << 20),
+        }
+    }
 }
 
 /// What is to be the same wherever a pod is shown.

@@ -140,9 +140,15 @@ impl Cluster {
             .map(drop)
     }
 
-    /// Asks for more or less of the processors for a container, in thousandths of one.
-    pub(super) fn resize(&self, name: &str, container: &str, cpu: u32) -> Result<(), Failure> {
-        let resources = json!({"requests": {"cpu": format!("{cpu}m")}});
+    /// Asks for more or less for a container: of the processors, in thousandths of one, and of memory, in MiB.
+    pub(super) fn resize(
+        &self,
+        name: &str,
+        container: &str,
+        (cpu, memory): (u32, u32),
+    ) -> Result<(), Failure> {
+        let memory = format!("{memory}Mi");
+        let resources = json!({"requests": {"cpu": format!("{cpu}m"), "memory": memory}, "limits": {"memory": memory}});
         let more = json!({"spec": {"containers": [{"name": container, "resources": resources}]}});
         self.client
             .patch_items(&format!("{PODS}/{name}/resize"), &more)

@@ -116,10 +116,11 @@ type Phase = (
 );
 
 /// Those of a node of a cluster. It is audited in the end, when time has passed that others needed.
-const OF_MEMBER: [Phase; 3] = [
+const OF_MEMBER: [Phase; 4] = [
     ("cluster-audit", true, planted::planted),
     ("cluster-points", true, every_point),
     ("cluster-kills", true, random_kills),
+    ("resizes", true, trouble::resizes),
 ];
 const OF_HOST: [Phase; 10] = [
     ("audit", true, planted::planted),

@@ -103,7 +103,7 @@ const PLANTS: [(&str, Plant); 22] = [
 ];
 
 /// What only a node of a cluster can leave.
-const IN_CLUSTER: [(&str, Plant); 4] = [
+const IN_CLUSTER: [(&str, Plant); 5] = [
     ("a copy of a token", |world, _| {
         let dir = world.stage.base.join("root/objects/token-left-left");
         directory(dir, "copy token-left-left of an object")
@@ -119,6 +119,7 @@ const IN_CLUSTER: [(&str, Plant); 4] = [
         Ok((planted, "pod left in the API, which is gone".into()))
     }),
     ("another phase in the API", phase),
+    ("another memory limit", limit),
     ("the command of a session", |_, _| {
         let child = reader(&mut command("sh", &["-c", "read x", &session_word()])?)?;
         let words = format!("commands [{}] of sessions", child.id());
@@ -282,6 +283,24 @@ fn phase(world: &World, _: &str) -> Result<(Planted, String), Failure> {
     let client = cluster.client.clone();
     let planted = undo(move || drop(client.patch(&path, &told("Succeeded"))));
     Ok((planted, format!("pod {name} is Succeeded")))
+}
+
+/// The control group of a pod of the API has more memory than it asks for.
+fn limit(world: &World, _: &str) -> Result<(Planted, String), Failure> {
+    let groups = world.stage.cgroups().into_iter();
+    let files =
+        groups.flat_map(|dir| ["memory.limit_in_bytes", "memory.max"].map(|file| dir.join(file)));
+    let is_of_pod = |path: &PathBuf| {
+        let group = path.parent().and_then(Path::file_name);
+        group.is_some_and(|name| name.to_string_lossy().starts_with("pod"))
+            && path.iter().any(|part| part == "burstable")
+    };
+    let mut files = files.filter(|path| is_of_pod(path) && path.exists());
+    let file = files.next().ok_or("no pod with a memory limit")?;
+    let before = fs::read_to_string(&file)?;
+    fs::write(&file, "268435456")?;
+    let words = format!("{} is 268435456, not ", file.display());
+    Ok((undo(move || drop(fs::write(&file, before.trim()))), words))
 }
 
 /// The file that says how a sandbox is attached to its network.

@@ -17,6 +17,14 @@ use crate::{
 const TROUBLE: Duration = Duration::from_secs(4);
 /// Between two things done meanwhile.
 const STEP: Duration = Duration::from_millis(400);
+/// Pods that are resized beside those that are there, and times that one of all is.
+const RESIZES: (u32, u32) = (18, 200);
+const QUICK_RESIZES: (u32, u32) = (2, 30);
+/// Between two of them.
+const RESIZE_STEP: Duration = Duration::from_millis(150);
+const RESIZES_PER_KILL: u32 = 10;
+/// What a runtime does that refuses a call.
+const NO: &str = "{ echo '{\"level\":\"error\",\"msg\":\"chaos says no\"}' >&2; exit 1; }";
 /// Calls of the OCI runtime that can go wrong.
 const VERBS: [&str; 5] = ["create", "start", "kill", "delete", "state"];
 
@@ -82,13 +90,50 @@ fn give_runc_back(world: &mut World) -> Result<(), Failure> {
     world.stage.start_agent()
 }
 
+/// Pods are resized again and again. Each tenth update fails, and the agent dies often.
+pub(super) fn resizes(world: &mut World, options: &Options) -> Result<String, Failure> {
+    let (pods, resizes) = if options.quick {
+        QUICK_RESIZES
+    } else {
+        RESIZES
+    };
+    for _ in 0..pods {
+        world.add(Kind::Member)?;
+    }
+    world.settle()?;
+    let count = world.stage.base.join("updates");
+    fs::write(control(world), "update")?;
+    let refuse = format!(
+        "echo >> {count}; [ $(($(wc -l < {count}) % 10)) = 0 ] && {NO}",
+        count = count.display()
+    );
+    take_over_runc(world, &refuse)?;
+    for n in 1..=resizes {
+        world.hold_session()?;
+        world.resize_any()?;
+        pass(RESIZE_STEP);
+        if n % RESIZES_PER_KILL == 0 {
+            world.stage.kill_agent()?;
+            world.stage.start_agent()?;
+        }
+    }
+    audit_briefly(world)?;
+    give_runc_back(world)?;
+    let updates = fs::read(&count)?.len();
+    for _ in 0..pods {
+        world.remove_oldest(Kind::Member)?;
+    }
+    let kills = resizes / RESIZES_PER_KILL;
+    Ok(format!(
+        "{resizes} of {pods} pods and more, {kills} kills, {updates} updates, of which {} failed",
+        updates / 10
+    ))
+}
+
 /// Each call of runc fails for a while, then all of them.
 pub(super) fn runc_fails(world: &mut World, _: &Options) -> Result<String, Failure> {
     world.frugal = true;
-    take_over_runc(
-        world,
-        "echo '{\"level\":\"error\",\"msg\":\"chaos says no\"}' >&2; exit 1",
-    )?;
+    take_over_runc(world, NO)?;
     for verbs in VERBS
         .into_iter()
         .map(str::to_owned)

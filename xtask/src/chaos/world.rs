@@ -32,6 +32,8 @@ const FIRST_PORT: u32 = 31_200;
 /// Memory limit of each container of a full pod, and of the pod, bytes.
 const CONTAINER_MEMORY: u64 = 64 << 20;
 pub(super) const POD_MEMORY: u64 = 2 * CONTAINER_MEMORY;
+/// Memory limits that a pod of the API is given in turn.
+const MEMBER_MEMORY_MIB: [u32; 5] = [96, 192, 64, 128, 80];
 /// Handler of the pods at the provider.
 const PROVIDER: &str = "lamps";
 /// Every container's name, and how often one may have been tried.
@@ -323,7 +325,9 @@ impl World {
         };
         self.next += 1;
         self.tell(format!("resize {name}"));
-        self.cluster()?.resize(&name, HOOKED, 10 + self.next % 90)
+        let memory = MEMBER_MEMORY_MIB[self.next as usize % MEMBER_MEMORY_MIB.len()];
+        let amounts = (10 + self.next % 90, memory);
+        self.cluster()?.resize(&name, HOOKED, amounts)
     }
 
     /// Drops an archive with a layer of its own.

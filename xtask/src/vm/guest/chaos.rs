@@ -17,7 +17,7 @@ pub(crate) const TASK: &str = "vm-guest-chaos";
 /// Times that the agent alone is killed; the one in a cluster has its share of them.
 const KILLS: &str = "24";
 /// Phases, those of a cluster first.
-const PHASES: [&str; 2] = ["cluster-kills", "kills,shims"];
+const PHASES: [&str; 2] = ["cluster-kills,resizes", "kills,shims"];
 
 pub(super) fn run(guest: &mut Guest) {
     for phases in PHASES {
