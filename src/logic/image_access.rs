@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn who_may_use_an_image() {
-        // IMG-20
+        // IMG-20 ICV-04
         let (a, b) = (secret("a", "1"), secret("b", "2"));
         let with_a = [a.clone()];
         for (name, noted, repository, brought, want) in [
@@ -265,6 +265,7 @@ mod tests {
 
     #[test]
     fn what_is_noted() {
+        // ICV-04
         let mut record = PulledRecord::new("i");
         assert!(record.record_pull_secrets("r", &[secret("a", "1")]));
         assert!(!record.record_pull_secrets("r", &[secret("a", "1")]));

@@ -1100,7 +1100,7 @@ mod tests {
 
     #[test]
     fn plain_and_privileged() {
-        // RTM-10 RTM-11 SEC-08
+        // RTM-10 RTM-11 SEC-08 UNS-29
         let mut case = Case::new();
         case.host.thermal_throttle = words("/sys/devices/system/cpu/cpu0/thermal_throttle");
         case.host_devices = vec![OciDevice {

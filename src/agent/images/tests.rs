@@ -5,7 +5,7 @@ use core::{
     cell::RefCell,
     sync::atomic::{AtomicU64, Ordering},
 };
-use std::fs;
+use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 
 use serde_json::json;
 use smol::future::{block_on, poll_once};
@@ -15,6 +15,7 @@ use super::{
     ImageTools, NodeKeyring, PodPullSecrets, PodVolumeImages, PullKeyring, StartingPod,
     access::ImageAccess,
     credentials::{PullAttempt, PullCredentials},
+    records::record_file_name,
 };
 use crate::{
     agent::{
@@ -418,6 +419,61 @@ fn what_the_operator_imports_is_everybodys() {
     for reference in [PRIVATE, "docker.io/library/app:1"] {
         assert!(may_use(reference), "{reference}");
     }
+}
+
+#[test]
+fn records_of_pulls_are_private_and_hold_no_credential() {
+    // ICV-03 ICV-04
+    let (scratch, fake) = (TestDir::new("images"), Rc::new(Fake::new()));
+    let images = images(&scratch, &fake);
+    let id = fake.add_image(PRIVATE);
+    let credentials = PullCredentials {
+        own: Vec::new(),
+        brought: vec![PullSecret {
+            uid: "u".into(),
+            namespace: "ns".into(),
+            name: "pull".into(),
+            digest: "1".into(),
+        }],
+    };
+    let begin = images.access.begin_pull(&*fake, PRIVATE, &credentials);
+    block_on(begin).expect("noted").expect("a pull");
+    let noted = images
+        .access
+        .note_pulled_image(PRIVATE, &id, &credentials, Some("1"));
+    block_on(noted);
+    let dir = scratch.join("root/image_manager");
+    let mode = |path: &Path| fs::metadata(path).expect("there").permissions().mode() & 0o777;
+    let mut texts = Vec::new();
+    for (kind, of) in [("pulling", PRIVATE), ("pulled", &*id)] {
+        let path = dir.join(kind).join(record_file_name(of));
+        assert_eq!((mode(&dir.join(kind)), mode(&path)), (0o700, 0o600));
+        texts.push((path.clone(), fs::read_to_string(path).expect("record")));
+    }
+    let [(_, pulling), (pulled_path, pulled)] = &texts[..] else {
+        panic!("{texts:?}");
+    };
+    assert_eq!(*pulling, json!({"v": 1, "image": PRIVATE}).to_string());
+    let secret = json!({"uid": "u", "namespace": "ns", "name": "pull", "digest": "1"});
+    let access = json!({"everybody": false, "secrets": [secret]});
+    let whole = json!({"v": 1, "image": id, "imported": false, "repositories": {"registry.test/app": access}});
+    assert_eq!(
+        serde_json::from_str::<serde_json::Value>(pulled).expect("JSON"),
+        whole
+    );
+    // A record that says nothing, or that a later agent made, gives nobody a right.
+    let mut later = whole;
+    later["v"] = json!(2);
+    later["repositories"]["registry.test/app"]["everybody"] = json!(true);
+    for text in ["{", &later.to_string()] {
+        fs::write(pulled_path, text).expect("write");
+        assert!(!block_on(images.may_use(&plain(), PRIVATE, &id)), "{text}");
+    }
+    let noted = images
+        .access
+        .note_pulled_image(PRIVATE, &id, &credentials, Some("1"));
+    block_on(noted);
+    assert_eq!(fs::read_to_string(pulled_path).expect("record"), *pulled);
 }
 
 #[test]

@@ -723,6 +723,22 @@ fn wrong_containers() {
 }
 
 #[test]
+fn pods_with_users_of_their_own_share_no_namespace_of_the_host() {
+    // UNS-29
+    for name in ["hostNetwork", "hostPID", "hostIPC"] {
+        let told = errors(json!({"hostUsers": false, name: true}), json!({}));
+        let want = format!("spec.{name}: Forbidden: when `hostUsers` is false");
+        assert_eq!(told, [want]);
+        let told = errors(json!({"hostUsers": true, name: true}), json!({}));
+        assert_eq!(told, [""; 0]);
+    }
+    let unmasked = json!({"securityContext": {"procMount": "Unmasked"}});
+    let told = errors(json!({"hostUsers": false}), unmasked.clone());
+    assert_eq!(told, [""; 0]);
+    assert_eq!(errors(json!({}), unmasked).len(), 1);
+}
+
+#[test]
 fn static_pods_refer_to_no_api_objects() {
     // SRC-21 PCT-06, with the extension that ConfigMaps and Secrets of the manifest directory may be named
     for (spec, says) in [
