@@ -6,6 +6,7 @@ use nix::sys::signal::Signal;
 use picolet_test_apiserver::{Fault, Rule, TestServer, View};
 use serde_json::{Value, json};
 
+use crate::containerd::daemon;
 use crate::host::{Host, IDLE, IMAGE, NODE, PATIENCE, able, manifest, sh};
 
 /// The newest minor version that the server behaves as.
@@ -242,17 +243,41 @@ fn next_random(state: &mut u64) -> u64 {
     *state
 }
 
+/// Pods that are resized beside each other; `PICOLET_RESIZED_PODS` says how many else.
+const RESIZED_PODS: usize = 2;
+const RESIZES_PER_POD: usize = 10;
+
 #[test]
 fn resizes_under_kills_end_as_asked() {
     // RSZ-03 RSZ-22 RSZ-27 RSZ-30
-    if !able() {
+    if able() {
+        resizes_end_as_asked(&[], &json!({}));
+    }
+}
+
+#[test]
+fn resizes_at_containerd_under_kills_end_as_asked() {
+    // RSZ-03 RSZ-22 RSZ-27
+    if let Some(why) = daemon::missing() {
+        skipped!("resizes at containerd: {why}");
         return;
     }
-    let (mut host, server) = cluster(&[]);
+    let containerd = daemon::Containerd::start();
+    let endpoint = format!("unix://{}", containerd.socket().display());
+    let image = json!({"image": daemon::IMAGE, "imagePullPolicy": "Never"});
+    resizes_end_as_asked(&["--container-runtime-endpoint", &endpoint], &image);
+}
+
+/// With an agent that has these flags, and containers that have these fields.
+fn resizes_end_as_asked(flags: &[&str], fields: &Value) {
+    let (mut host, server) = cluster(flags);
+    let asked = std::env::var_os("PICOLET_RESIZED_PODS");
+    let asked = asked.and_then(|count| count.to_str()?.parse().ok());
+    let count = asked.unwrap_or(RESIZED_PODS);
     let seed = std::process::id();
     println!("seed {seed}");
     let mut random = u64::from(seed) | 1 << 40;
-    // The pod has resources of its own: its first container follows them, its second has a half.
+    // A pod has resources of its own: its first container follows them, its second has a half.
     let of = |mib: u64, milli: u64| {
         let memory = format!("{mib}Mi");
         json!({"requests": {"cpu": format!("{milli}m"), "memory": memory}, "limits": {"memory": memory}})
@@ -260,10 +285,20 @@ fn resizes_under_kills_end_as_asked() {
     let spec = |mib: u64, milli: u64| {
         let mut second = sh("d", IDLE);
         second["resources"] = of(mib / 2, 50);
-        json!({"resources": of(mib, milli), "containers": [sh("c", IDLE), second]})
+        let mut all = [sh("c", IDLE), second];
+        for container in &mut all {
+            for (key, value) in fields.as_object().expect("an object") {
+                container[key] = value.clone();
+            }
+        }
+        json!({"resources": of(mib, milli), "containers": all})
     };
-    server.create(&pod("web", spec(64, 100))).expect("create");
-    let first = wait_ready(&server, "web");
+    let name = |n: usize| format!("web-{n}");
+    for n in 0..count {
+        let made = pod(&name(n), spec(64, 100));
+        server.create(&made).expect("create");
+    }
+    let first: Vec<_> = (0..count).map(|n| wait_ready(&server, &name(n))).collect();
     // A server refuses such a resize on a node that does not say that it can.
     server.wait_for("the node's features", PATIENCE, |view| {
         let node = view.get("nodes", "", NODE)?;
@@ -272,59 +307,67 @@ fn resizes_under_kills_end_as_asked() {
         all.iter().any(|name| name == feature).then_some(())
     });
     // Nor before the status of each container shows what it has.
-    server.wait_for("what they have", PATIENCE, |view| {
-        let pod = view.get("pods", "default", "web")?;
-        let all = pod["status"]["containerStatuses"].as_array()?;
-        let shows = |c: &Value| !c["resources"].is_null();
-        (all.len() == 2 && all.iter().all(shows)).then_some(())
-    });
-    let uid = first["metadata"]["uid"].as_str().expect("a uid").to_owned();
+    for n in 0..count {
+        server.wait_for("what they have", PATIENCE, |view| {
+            let pod = view.get("pods", "default", &name(n))?;
+            let all = pod["status"]["containerStatuses"].as_array()?;
+            let shows = |c: &Value| !c["resources"].is_null();
+            (all.len() == 2 && all.iter().all(shows)).then_some(())
+        });
+    }
     let ids = |pod: &Value| -> Vec<Value> {
         let all = pod["status"]["containerStatuses"].as_array();
         let all = all.into_iter().flatten();
         all.map(|c| json!([c["name"], c["containerID"]])).collect()
     };
-    let (mut mib, mut milli) = (64, 100);
-    for n in 0..12 {
-        let pick = |from: [u64; 4], random: &mut u64| {
-            let at = next_random(random) % 4;
-            from[usize::try_from(at).expect("small")]
-        };
-        mib = pick([32, 48, 64, 96], &mut random);
-        milli = pick([100, 150, 200, 300], &mut random);
+    let mut pick = |from: &[u64]| {
+        let below = u64::try_from(from.len()).expect("small");
+        from[usize::try_from(next_random(&mut random) % below).expect("small")]
+    };
+    let all: Vec<u64> = (0..).take(count).collect();
+    let mut wanted = vec![(64, 100); count];
+    for n in 0..RESIZES_PER_POD * count {
+        let at = usize::try_from(pick(&all)).expect("small");
+        let (mib, milli) = (pick(&[32, 48, 64, 96]), pick(&[100, 150, 200, 300]));
+        wanted[at] = (mib, milli);
         let patch = json!({"spec": spec(mib, milli)});
         server
-            .patch("pods", "default", "web", "resize", &patch)
+            .patch("pods", "default", &name(at), "resize", &patch)
             .expect("patch");
-        if n % 3 == 1 {
+        if n % 5 == 1 {
             host.end_agent(Signal::SIGKILL);
             host.start_agent();
         }
     }
-    let shown = server.wait_for("the last resize", PATIENCE, |view| {
-        let pod = view.get("pods", "default", "web")?;
-        let conditions = pod["status"]["conditions"].as_array()?;
-        let is_open = conditions.iter().any(|c| {
-            let kind = c["type"].as_str().unwrap_or_default();
-            kind.starts_with("PodResize")
+    for (n, (mib, milli)) in wanted.into_iter().enumerate() {
+        let shown = server.wait_for("the last resize", PATIENCE, |view| {
+            let pod = view.get("pods", "default", &name(n))?;
+            let conditions = pod["status"]["conditions"].as_array()?;
+            let is_open = conditions.iter().any(|c| {
+                let kind = c["type"].as_str().unwrap_or_default();
+                kind.starts_with("PodResize")
+            });
+            (pod["status"]["resources"] == of(mib, milli) && !is_open).then(|| pod.clone())
         });
-        (pod["status"]["resources"] == of(mib, milli) && !is_open).then(|| pod.clone())
-    });
-    assert_eq!(ids(&shown), ids(&first), "they run on");
-    let requests = &of(mib, milli)["requests"];
-    assert_eq!(shown["status"]["allocatedResources"], *requests);
-    // Of the pod's control group, and of those of the containers below it.
-    let group = format!("pod{uid}");
-    let mut limits: Vec<u64> = host
-        .cgroups()
-        .into_iter()
-        .filter(|dir| dir.iter().any(|name| *name == *group))
-        .flat_map(|dir| ["memory.limit_in_bytes", "memory.max"].map(|file| dir.join(file)))
-        .filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok())
-        .map(|bytes: u64| bytes >> 20)
-        .collect();
-    limits.sort_unstable();
-    assert_eq!(limits, [mib / 2, mib, mib]);
+        assert_eq!(ids(&shown), ids(&first[n]), "they run on");
+        let requests = &of(mib, milli)["requests"];
+        assert_eq!(shown["status"]["allocatedResources"], *requests);
+        // Of the pod's control group, and of those of the containers below it.
+        let uid = first[n]["metadata"]["uid"].as_str().expect("a uid");
+        let group = format!("pod{uid}");
+        let mut limits: Vec<u64> = host
+            .cgroups()
+            .into_iter()
+            .filter(|dir| dir.iter().any(|name| *name == *group))
+            .flat_map(|dir| ["memory.limit_in_bytes", "memory.max"].map(|file| dir.join(file)))
+            .filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok())
+            .map(|bytes: u64| bytes >> 20)
+            // A sandbox of another runtime has a container of its own.
+            .filter(|mib| *mib <= 96)
+            .collect();
+        limits.sort_unstable();
+        assert_eq!(limits, [mib / 2, mib, mib], "{}", name(n));
+    }
     finish(host, &server);
 }
 
