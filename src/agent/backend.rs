@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::{
     asker::AgentHandle,
+    checkpoints::CheckpointArchives,
     clock::Clock,
     complaints::Complaints,
     core::{Agent, AgentCommand},
@@ -42,11 +43,11 @@ use crate::{
     },
     net::meter,
     parts::ConfiguredPart,
-    runtime::RuntimeService,
+    runtime::{RuntimeCall, RuntimeService},
     server::{
         backend::{
             AgentCheck, BackendReply, DeviceReport, EvictionCandidateReport, IncomingText,
-            LinkReport, LogTarget, MetricsEndpoint, PressureReport, PressureSignalReport,
+            LinkReport, LogTarget, MetricsEndpoint, PodName, PressureReport, PressureSignalReport,
             RunningPod, ServerBackend, TextPieces, Uptime,
         },
         http::Refusal,
@@ -132,6 +133,8 @@ pub(super) struct LocalBackend {
     pub(super) complaints: Rc<Complaints>,
     /// To the loop, for requests that only the loop can fulfil.
     pub(super) commands: smol::channel::Sender<AgentCommand>,
+    /// Archives of checkpoints.
+    pub(super) checkpoints: CheckpointArchives,
     /// Settings and handles that do not change.
     pub(super) settings: LocalBackendSettings,
 }
@@ -436,6 +439,15 @@ impl ServerBackend for LocalBackend {
             let pod = self.find_pod(namespace, pod).await?;
             Ok(pod.spec.all_containers().map(|c| c.name.clone()).collect())
         })
+    }
+
+    fn checkpoint_container<'a>(
+        &'a self,
+        pod: PodName<'a>,
+        container: &'a str,
+        timeout: Duration,
+    ) -> RuntimeCall<'a, String> {
+        Box::pin(self.make_checkpoint(pod, container, timeout, self.clock.wall_time()))
     }
 
     fn configuration(&self) -> &str {

@@ -167,6 +167,7 @@ pub(super) fn runc_settings(
         run_dir: cfg.dirs.run.clone(),
         runtime: cfg.runtime.program.display().to_string(),
         handlers: oci_runtime_handlers(cfg),
+        search_path: std::env::var_os("PATH").unwrap_or_default(),
         process: cfg.runtime.process.clone(),
         cni_conf_dir: cfg.network.cni_conf.clone(),
         cni_bin_dir: cfg.network.cni_bin.clone(),

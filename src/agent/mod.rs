@@ -42,6 +42,7 @@ mod assembly;
 mod backend;
 mod backends;
 mod backoff_store;
+mod checkpoints;
 mod claims;
 pub(crate) mod clock;
 pub(crate) mod cluster;

@@ -3,6 +3,7 @@
 
 use alloc::rc::Rc;
 use core::{future::ready, pin::Pin, time::Duration};
+use std::path::Path;
 
 use smol::future::FutureExt as _;
 
@@ -22,7 +23,7 @@ use crate::{
     logic::metrics::own::RuntimeOperation,
     runtime::{
         AttachOptions, ExecOptions, ImageService, LogRetention, PortConnector, RuntimeCall,
-        RuntimeService, SessionStart, StreamRoute,
+        RuntimeService, SessionStart, StreamRoute, refuse_checkpoint,
     },
 };
 
@@ -133,6 +134,8 @@ impl RuntimeService for NodeRuntime {
         fn reopen_container_log<'a>(id: &'a ContainerId) -> () as ReopenLog;
         fn exec_sync<'a>(id: &'a ContainerId, command: &'a [String], timeout: Option<Duration>, limit: usize) -> ExecOutput
             as ExecSync or |external| external.exec_sync(id, command, timeout, limit);
+        fn checkpoint_container<'a>(id: &'a ContainerId, location: &'a Path, timeout: Duration) -> () as CheckpointContainer
+            or |external| external.has_container(id).then(refuse_checkpoint);
         // Its driver tells of the pod as it is now.
         fn update_container_resources<'a>(id: &'a ContainerId, resources: &'a LinuxResources) -> () as UpdateContainer
             or |external| external.has_container(id).then(|| answered_call(()));

@@ -23,6 +23,7 @@ use super::{
     backend::{self, LocalBackend},
     backends::{self, RuntimeBackend},
     backoff_store,
+    checkpoints::{CHECKPOINT_DIR, CheckpointArchives},
     clock::{Clock, SystemClock},
     cluster::{self, NodeJoinError},
     cluster_views,
@@ -466,6 +467,7 @@ async fn run_until_stopped(
         removed: RemovedPods::default(),
         complaints: Rc::clone(&parts.tools.complaints),
         commands,
+        checkpoints: CheckpointArchives::new(parts.cfg.dirs.root.join(CHECKPOINT_DIR)),
         settings: backend::LocalBackendSettings {
             document: parts.cfg.document.clone(),
             run_dir: parts.cfg.dirs.run.clone(),

@@ -49,6 +49,7 @@ pub mod tarball;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod tree;
+pub mod tree_archive;
 pub mod verify;
 pub mod whose;
 
@@ -63,6 +64,7 @@ pub use record::{ImageRecord, LayerRecord};
 pub use reference::ImageReference;
 pub use save::ImageArchiveWriter;
 pub use store::{ImageStore, StoredImageHold};
+pub use tree_archive::TreeArchiveWriter;
 pub use verify::{DamagedImage, ImageVerifier, RepairResult, StoreVerification, VerifyFindings};
 
 /// Counted by whatever thread writes.

@@ -53,6 +53,9 @@ impl ImageStore {
     }
 }
 
+/// Attributes by which overlayfs remembers things of its own; an archive has other words for them.
+const OVERLAY_XATTRS: &[u8] = b"trusted.overlay.";
+
 /// A docker archive in the making.
 pub struct ImageArchiveWriter {
     out: File,
@@ -159,15 +162,19 @@ fn archive_error(error: io::Error) -> ImageError {
 }
 
 /// The tar stream of a layer. All of its length is a multiple of a block.
-struct LayerStream<'a> {
+pub(super) struct LayerStream<'a> {
     /// `None`: bytes are only counted.
     out: Option<&'a mut File>,
     hash: Sha256,
-    bytes: u64,
+    pub(super) bytes: u64,
     /// Bytes that are not in `out` yet.
     buffer: Vec<u8>,
     /// Paths of files that have several names, by inode.
     linked: BTreeMap<u64, Vec<u8>>,
+    /// Bytes that there is room for in `linked`; later files are written once for each name.
+    linked_room: usize,
+    /// Files may change meanwhile: those that go are left out, and those that shrink end with zeros.
+    is_live: bool,
 }
 
 impl<'a> LayerStream<'a> {
@@ -178,21 +185,43 @@ impl<'a> LayerStream<'a> {
             bytes: 0,
             buffer: Vec::new(),
             linked: BTreeMap::new(),
+            linked_room: usize::MAX,
+            is_live: false,
+        }
+    }
+
+    /// The stream of a directory that a container may change meanwhile, and fill with what it likes.
+    pub(super) fn of_live_tree(out: &'a mut File) -> Self {
+        Self {
+            linked_room: PIECE_BYTES,
+            is_live: true,
+            ..Self::new(Some(out))
         }
     }
 
     fn put_layer(&mut self, dir: &Path, is_opaque: bool) -> Result<(), ImageError> {
-        let root = File::open(dir).map_err(ImageError::store_error("save", dir))?;
-        let failed = |entry: &str, e| ImageError::store_error("save", dir.join(entry))(e);
+        let failed = |e| ImageError::store_error("save", dir)(e);
         if is_opaque {
             self.put_bytes(&TarHeader::of_file(OPAQUE_MARK, 0))
-                .map_err(|e| failed("", e))?;
+                .map_err(failed)?;
         }
-        let walked = walk_layer(root.into(), &mut |dir, name, path| {
-            self.put_entry(dir, name, path)
+        self.put_tree(dir)?;
+        self.put_bytes(&TAR_END).map_err(failed)
+    }
+
+    /// Writes everything below a directory.
+    pub(super) fn put_tree(&mut self, dir: &Path) -> Result<(), ImageError> {
+        let root = File::open(dir).map_err(ImageError::store_error("save", dir))?;
+        let walked = walk_layer(root.into(), &mut |dir, name, path| match self
+            .put_entry(dir, name, path)
+        {
+            Err(e) if self.is_live && e.kind() == io::ErrorKind::NotFound => Ok(None),
+            put => put,
         });
-        walked.map_err(|e| failed(&e.entry.unwrap_or_default(), io::Error::other(e.problem)))?;
-        self.put_bytes(&TAR_END).map_err(|e| failed("", e))
+        walked.map_err(|e| {
+            let entry = dir.join(e.entry.unwrap_or_default());
+            ImageError::store_error("save", entry)(io::Error::other(e.problem))
+        })
     }
 
     /// Writes one entry; a directory is returned.
@@ -208,6 +237,9 @@ impl<'a> LayerStream<'a> {
             self.put_bytes(&TarHeader::of_file(&[above, WHITEOUT, name].concat(), 0))?;
             return Ok(None);
         }
+        if self.is_live && path.iter().filter(|&&b| b == b'/').count() > tree::MAX_DEPTH {
+            return Err(io::Error::other("too many directories in each other"));
+        }
         let (mut path, mut link) = (path.to_vec(), Vec::new());
         let mut head = TarHeader {
             kind: b'0',
@@ -217,7 +249,7 @@ impl<'a> LayerStream<'a> {
             mtime: u64::try_from(stat.st_mtime).unwrap_or(0),
             ..TarHeader::default()
         };
-        let mut inner = None;
+        let (mut inner, mut file) = (None, None);
         match tree::file_type(&stat) {
             SFlag::S_IFREG => {
                 if stat.st_nlink > 1 {
@@ -232,11 +264,9 @@ impl<'a> LayerStream<'a> {
                         self.put_bytes(&further)?;
                         return Ok(None);
                     }
-                    if self.linked.len() < MAX_LINKED {
-                        self.linked.insert(stat.st_ino, path.clone());
-                    }
                 }
                 head.size = u64::try_from(stat.st_size).unwrap_or(0);
+                file = self.open_content(dir, name, head.size)?;
             }
             SFlag::S_IFDIR => {
                 head.kind = b'5';
@@ -256,15 +286,21 @@ impl<'a> LayerStream<'a> {
             _ => return Ok(None),
         }
         let mut xattrs = read_sorted_xattrs(dir, name)?;
-        xattrs.retain(|(name, _)| name != tree::OPAQUE.to_bytes());
+        xattrs.retain(|(name, _)| !name.starts_with(OVERLAY_XATTRS));
         let head = TarHeader {
             name: &path,
             link: &link,
             ..head
         };
         self.put_bytes(&head.to_blocks(&xattrs))?;
+        if head.kind == b'0' && stat.st_nlink > 1 && self.linked.len() < MAX_LINKED {
+            if let Some(room) = self.linked_room.checked_sub(path.len()) {
+                self.linked_room = room;
+                self.linked.insert(stat.st_ino, path.clone());
+            }
+        }
         match &inner {
-            None => self.put_content(dir, name, head.size)?,
+            None => self.put_content(file, head.size)?,
             Some(inner) => {
                 let is_opaque = below::is_opaque(inner.as_fd());
                 if is_opaque.map_err(|_| io::Error::other("its attributes cannot be read"))? {
@@ -275,27 +311,57 @@ impl<'a> LayerStream<'a> {
         Ok(inner)
     }
 
-    fn put_content(&mut self, dir: BorrowedFd<'_>, name: &[u8], size: u64) -> io::Result<()> {
-        let padding = size.next_multiple_of(BLOCK as u64) - size;
+    /// Opens a file whose content is wanted, before its header is written: one that went meanwhile has none.
+    fn open_content(
+        &self,
+        dir: BorrowedFd<'_>,
+        name: &[u8],
+        size: u64,
+    ) -> io::Result<Option<File>> {
         if size == 0 || self.out.is_none() {
-            self.bytes += size + padding;
-            return Ok(());
+            return Ok(None);
         }
         let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-        let mut file = File::from(openat(dir, name, flags, Mode::empty())?).take(size);
+        let file = File::from(openat(dir, name, flags, Mode::empty())?);
+        // Another one has its name by now.
+        let is_file = file.metadata()?.is_file();
+        is_file
+            .then_some(Some(file))
+            .ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// Writes `size` bytes of a file, and zeros up to the end of the block. `None`: the bytes are only counted.
+    pub(super) fn put_content(&mut self, file: Option<File>, size: u64) -> io::Result<()> {
+        let mut padding = size.next_multiple_of(BLOCK as u64) - size;
+        let Some(file) = file else {
+            self.bytes += size + padding;
+            return Ok(());
+        };
+        let mut file = file.take(size);
         let mut piece = vec![0; PIECE_BYTES];
         // Bounded: by the size.
         loop {
             match file.read(&mut piece)? {
-                0 if file.limit() > 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                0 => break,
+                0 if file.limit() == 0 => break,
+                0 if self.is_live => {
+                    padding += file.limit();
+                    break;
+                }
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                 n => self.put_bytes(&piece[..n])?,
             }
         }
-        self.put_bytes(&TAR_END[..usize::try_from(padding).unwrap_or(0)])
+        piece.fill(0);
+        // Bounded: by the size.
+        while padding > 0 {
+            let n = padding.min(PIECE_BYTES as u64);
+            self.put_bytes(&piece[..usize::try_from(n).unwrap_or(PIECE_BYTES)])?;
+            padding -= n;
+        }
+        Ok(())
     }
 
-    fn put_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
+    pub(super) fn put_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.bytes += bytes.len() as u64;
         if self.out.is_some() {
             self.hash.update(bytes);
@@ -307,7 +373,7 @@ impl<'a> LayerStream<'a> {
         Ok(())
     }
 
-    fn flush_buffer(&mut self) -> io::Result<()> {
+    pub(super) fn flush_buffer(&mut self) -> io::Result<()> {
         if let Some(out) = &mut self.out {
             out.write_all(&self.buffer)?;
         }

@@ -34,6 +34,7 @@ pub mod validation;
 pub mod bound_volume;
 pub mod capabilities;
 pub mod cgroup;
+pub mod checkpoint;
 pub mod cpu_manager;
 pub mod cpu_set;
 pub mod dns;

@@ -26,6 +26,7 @@ pub use streams::{
 };
 
 use core::{future::Future, pin::Pin, time::Duration};
+use std::path::Path;
 
 use crate::api::cri::{
     AuthConfig, ContainerConfig, ExecOutput, FsInfo, LinuxResources, PodItem, PodRuntimeStatus,
@@ -71,6 +72,12 @@ pub enum RuntimeError {
     /// Anything else: the step that failed and the whole chain of causes.
     #[error("{0}")]
     Failed(String),
+}
+
+/// Refuses a checkpoint in the words of a kubelet whose runtime has none, which clients know (CKPT-01).
+pub(crate) fn refuse_checkpoint<'a>() -> RuntimeCall<'a, ()> {
+    let text = "rpc error: code = Unimplemented desc = method CheckpointContainer not implemented";
+    Box::pin(core::future::ready(Err(RuntimeError::Failed(text.into()))))
 }
 
 /// Fate of the logs of an instance that is removed.
@@ -206,6 +213,18 @@ pub trait RuntimeService: ImageService {
         id: &'a ContainerId,
         resources: &'a LinuxResources,
     ) -> RuntimeCall<'a, ()>;
+
+    /// Writes a checkpoint of a running container to the archive `location`, mode 0600. The container runs on, also if the
+    /// checkpoint fails or takes longer than `timeout`.
+    fn checkpoint_container<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        location: &'a Path,
+        timeout: Duration,
+    ) -> RuntimeCall<'a, ()> {
+        let _ = (id, location, timeout);
+        refuse_checkpoint()
+    }
 
     /// Runs a command with streams, for `exec -it`; a local one begins when its [`SessionStart`] is awaited. "Not found", from
     /// this call or at the start, if the container does not run.

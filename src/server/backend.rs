@@ -308,6 +308,13 @@ pub trait ServerBackend: StreamingBackend {
         namespace: &'a str,
         pod: &'a str,
     ) -> BackendReply<'a, Vec<String>>;
+    /// Makes a checkpoint of a container that runs; returns the path of the archive.
+    fn checkpoint_container<'a>(
+        &'a self,
+        pod: PodName<'a>,
+        container: &'a str,
+        timeout: Duration,
+    ) -> RuntimeCall<'a, String>;
     /// The configuration in force, as the JSON of a `KubeletConfiguration`.
     fn configuration(&self) -> &str;
     /// Runs the checks of `/healthz`.

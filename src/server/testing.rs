@@ -155,6 +155,19 @@ impl ServerBackend for FakeBackend {
         Box::pin(async { found.ok_or_else(|| Refusal::not_found("pods not found")) })
     }
 
+    fn checkpoint_container<'a>(
+        &'a self,
+        _: PodName<'a>,
+        container: &'a str,
+        timeout: Duration,
+    ) -> RuntimeCall<'a, String> {
+        let answer = match timeout.as_secs() {
+            13 => Err(RuntimeError::Failed("no CRIU".into())),
+            seconds => Ok(format!("/checkpoints/{container}-{seconds}.tar")),
+        };
+        Box::pin(async { answer })
+    }
+
     fn configuration(&self) -> &str {
         r#"{"maxPods":7}"#
     }

@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use super::super::checkpoints::CHECKPOINT_DIR;
 use crate::{
     api::PodUid,
     logic::gc,
@@ -14,7 +15,7 @@ use crate::{
 
 /// Entries of the root directory beside images: all of it is the agent's own. Secrets are among `objects`, and in the
 /// manifests that a URL gave. The node's certificates stay: a kubeconfig names them.
-const ROOT_ENTRIES: [&str; 14] = [
+const ROOT_ENTRIES: [&str; 15] = [
     "pods",
     "objects",
     "manifest-url",
@@ -29,6 +30,7 @@ const ROOT_ENTRIES: [&str; 14] = [
     "boot.json",
     "pod-cidrs",
     "update",
+    CHECKPOINT_DIR,
 ];
 /// Entries for images, and for the pods that may use them.
 const IMAGE_ENTRIES: [&str; 2] = ["images", "image_manager"];
@@ -204,6 +206,7 @@ mod tests {
             "objects/secrets-1",
             "containers/c",
             "update",
+            "checkpoints",
             "images",
             "import",
             "seccomp",
@@ -244,6 +247,7 @@ mod tests {
                 "node-labels.json",
                 "cpu_manager_state",
                 "update",
+                "checkpoints",
             ] {
                 assert!(!root.join(gone).exists(), "{gone}");
             }

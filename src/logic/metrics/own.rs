@@ -52,11 +52,12 @@ pub enum RuntimeOperation {
     WritableLayer,
     UpdatePodCidrs,
     UpdatePodSandbox,
+    CheckpointContainer,
 }
 
 impl RuntimeOperation {
     /// The label `operation_type` of each, in order: a kubelet's words.
-    const LABELS: [&'static str; 25] = [
+    const LABELS: [&'static str; 26] = [
         "status",
         "list_podsandbox",
         "podsandbox_status",
@@ -82,6 +83,7 @@ impl RuntimeOperation {
         "container_stats",
         "update_runtime_config",
         "update_podsandbox_resources",
+        "checkpoint_container",
     ];
 }
 

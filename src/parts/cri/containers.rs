@@ -16,10 +16,13 @@ use crate::{
         AttachOptions, ExecOptions, LogRetention, PortConnector, RuntimeError, SessionStart,
         StreamRoute, log_removal,
     },
+    sys::file,
 };
 
 /// Extra time for a command's answer: a child that holds its output open delays it (CRI-77).
 const EXEC_SLACK: Duration = Duration::from_secs(2);
+/// Extra time for the answer to a checkpoint: the runtime writes its archive after it.
+const CHECKPOINT_SLACK: Duration = Duration::from_mins(2);
 
 fn runtime_failure(text: impl Into<String>) -> RuntimeError {
     RuntimeError::Failed(text.into())
@@ -245,6 +248,34 @@ impl CriClient {
             stdout: answer.stdout,
             stderr: answer.stderr,
         })
+    }
+
+    /// Asks for a checkpoint. The whole status is told: clients know its words (CKPT-01).
+    pub(super) async fn call_checkpoint(
+        &self,
+        id: &ContainerId,
+        location: &Path,
+        timeout: Duration,
+    ) -> Result<(), RuntimeError> {
+        if let Some(dir) = location.parent() {
+            file::make_dirs(dir, 0o700).map_err(|e| runtime_failure(e.to_string()))?;
+        }
+        let mut request = wire::CheckpointContainerRequest {
+            container_id: id.to_string(),
+            location: location.display().to_string(),
+            timeout_s: seconds(timeout),
+        };
+        let answer = &mut wire::CriEmpty::default();
+        let asked = self.runtime.ask_once(
+            CallKind::Call,
+            "CheckpointContainer",
+            &mut request,
+            answer,
+            Some(timeout + CHECKPOINT_SLACK),
+        );
+        asked
+            .await
+            .map_err(|status| runtime_failure(status.to_string()))
     }
 
     pub(super) async fn exec_url<'a>(

@@ -30,7 +30,7 @@ mod wire;
 
 use alloc::{collections::BTreeSet, rc::Rc};
 use core::{cell::RefCell, future::Future, pin::Pin, time::Duration};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use smol::{LocalExecutor, Timer};
 
@@ -448,6 +448,15 @@ impl RuntimeService for CriClient {
         overhead: &'a LinuxResources,
     ) -> RuntimeCall<'a, ()> {
         Box::pin(self.call_update_sandbox(id, resources, overhead))
+    }
+
+    fn checkpoint_container<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        location: &'a Path,
+        timeout: Duration,
+    ) -> RuntimeCall<'a, ()> {
+        Box::pin(self.call_checkpoint(id, location, timeout))
     }
 
     fn exec<'a>(

@@ -365,6 +365,11 @@ message! {
         2 overhead: Option<LinuxContainerResources>,
         3 resources: Option<LinuxContainerResources>,
     }
+    pub(super) struct CheckpointContainerRequest {
+        1 container_id: String,
+        2 location: String,
+        3 timeout_s: i64,
+    }
     pub(super) struct ExecSyncRequest {
         1 id: String,
         2 command: Vec<String>,

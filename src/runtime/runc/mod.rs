@@ -4,6 +4,7 @@
 //! - [`record`]: the records in the run directory; every record is an intent before it is a fact.
 //! - `table`: all sandboxes and instances in memory, kept true by pidfds; the relist reads no file.
 //! - `pods`, `containers`, [`exec`], `attach`, `port_forward`: the operations. `recover`: finding everything again after a restart or a reboot.
+//! - `checkpoint`: archives of running containers.
 //! - [`cni`], `sandbox`, `bundle`, [`program`], [`host`], [`apparmor`]: one outside world each.
 //! - [`images`]: the image store that it needs. [`store_images`]: the store of this machine, and calls that only it
 //!   has.
@@ -17,6 +18,7 @@
 pub mod apparmor;
 mod attach;
 mod bundle;
+mod checkpoint;
 pub mod cni;
 mod container_devices;
 mod containers;
@@ -194,6 +196,9 @@ impl Runc {
             cgroups,
         };
         runc.gate.wait_for_orphans().await;
+        if let Err(e) = checkpoint::remove_unfinished(&runc.settings.root_dir.join("checkpoints")) {
+            log::warn!("unfinished checkpoints: {e}");
+        }
         runc.recover_all().await?;
         Ok(runc)
     }
@@ -534,6 +539,15 @@ impl RuntimeService for Runc {
         resources: &'a LinuxResources,
     ) -> RuntimeCall<'a, ()> {
         Box::pin(self.update_instance(id, resources))
+    }
+
+    fn checkpoint_container<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        location: &'a Path,
+        timeout: Duration,
+    ) -> RuntimeCall<'a, ()> {
+        Box::pin(self.checkpoint_instance(id, location, timeout))
     }
 
     fn exec<'a>(

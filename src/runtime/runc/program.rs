@@ -406,7 +406,7 @@ pub(super) fn search_usual_dirs(name: &str) -> Option<PathBuf> {
         .find(|path| is_executable(path))
 }
 
-fn is_executable(path: &Path) -> bool {
+pub(super) fn is_executable(path: &Path) -> bool {
     path.metadata()
         .is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
 }

@@ -1,7 +1,7 @@
 //! Settings of the direct backend.
 
 use alloc::collections::BTreeMap;
-use std::{os::fd::OwnedFd, path::PathBuf, sync::Arc};
+use std::{ffi::OsString, os::fd::OwnedFd, path::PathBuf, sync::Arc};
 
 use super::cni::BuiltInNetwork;
 use crate::api::oci::{HostFacts, ResolveUserFn, SameLabelFn, SpecFn};
@@ -18,6 +18,8 @@ pub struct RuncSettings {
     pub runtime: String,
     /// Other OCI runtimes, absolute paths, by the handler that pods name in their RuntimeClass.
     pub handlers: BTreeMap<String, String>,
+    /// Directories in which CRIU is looked for, as `PATH` names them. Other programs are looked for in the usual ones.
+    pub search_path: OsString,
     /// Programs of the machine that may run as containers of the handler [`super::process::HANDLER`]; `None`: none may.
     pub process: Option<super::process::ProcessPermissions>,
     /// Network configurations.

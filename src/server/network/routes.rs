@@ -12,8 +12,10 @@
 //! | `GET /statusz` | text |
 //! | `GET /logs/?query=`, or `POST` | text, streamed; see [`node_logs`](super::node_logs) |
 //! | `GET /logs/…` without it, `/debug/pprof/…`, `PUT /debug/flags/v` | 405, as of a kubelet that has them switched off |
-//! | `POST /checkpoint/{namespace}/{pod}/{container}` | 500, as of a runtime that cannot |
+//! | `POST /checkpoint/{namespace}/{pod}/{container}` | JSON with the path of the archive |
 //! | `/exec`, `/attach`, `/run`, `/portForward` | see [`streaming`] |
+
+use core::time::Duration;
 
 use serde_json::json;
 
@@ -21,7 +23,7 @@ use super::{logs, node_logs::NodeLogServer};
 use crate::api::link::LinkClass;
 use crate::server::{
     ServeOutcome,
-    backend::{AgentCheck, RunningPod, ServerBackend, Uptime},
+    backend::{AgentCheck, PodName, RunningPod, ServerBackend, Uptime},
     figures,
     http::{self, HttpRequest, Refusal, StreamConnection},
     pods,
@@ -119,10 +121,16 @@ pub(super) async fn route_admitted_request(
         (_, ["logs", ..]) => Ok(Err(page_disabled_refusal("logs"))),
         (_, ["debug", "pprof", ..]) => Ok(Err(page_disabled_refusal("profiling"))),
         (_, ["debug", "flags", "v"]) => Ok(Err(page_disabled_refusal("flags"))),
-        ("POST", ["checkpoint", namespace, pod, container]) => Ok(Err(refuse_checkpoint(
-            backend, namespace, pod, container,
-        )
-        .await)),
+        ("POST", ["checkpoint", namespace, pod, container]) => {
+            let pod = PodName {
+                namespace,
+                name: pod,
+                uid: None,
+            };
+            let made = make_checkpoint(backend, request, pod, container).await;
+            let body = made.map(|path| json!({ "items": [path] }));
+            respond_json(connection, body).await
+        }
         (_, ["healthz"] | ["healthz", _] | ["pods" | "runningpods" | "configz" | "statusz"])
         | (_, ["checkpoint", _, _, _])
         | (_, ["containerLogs", _, _, _]) => Ok(Err(method_not_allowed())),
@@ -135,25 +143,35 @@ fn page_disabled_refusal(page: &str) -> Refusal {
     Refusal::new(405, format!("{page} endpoint is disabled.\n"))
 }
 
-/// Refuses a checkpoint in the words of a kubelet whose runtime has none, which clients know (SRV-14, CKPT-01).
-async fn refuse_checkpoint(
+/// Time for a checkpoint whose client sets none, as for other calls of a kubelet's runtime.
+const CHECKPOINT_TIMEOUT: Duration = Duration::from_mins(2);
+
+/// Makes a checkpoint; returns the path of its archive (SRV-14).
+async fn make_checkpoint(
     backend: &dyn ServerBackend,
-    namespace: &str,
-    pod: &str,
+    request: &HttpRequest,
+    pod: PodName<'_>,
     container: &str,
-) -> Refusal {
+) -> Result<String, Refusal> {
     let is_there = backend
-        .container_names(namespace, pod)
+        .container_names(pod.namespace, pod.name)
         .await
         .is_ok_and(|names| names.iter().any(|name| name == container));
-    if is_there {
-        let why =
-            "rpc error: code = Unimplemented desc = method CheckpointContainer not implemented";
-        let message = format!("checkpointing of {namespace}/{pod}/{container} failed ({why})");
-        Refusal::new(500, message)
-    } else {
-        Refusal::not_found("pod or container does not exist")
+    if !is_there {
+        return Err(Refusal::not_found("pod or container does not exist"));
     }
+    let timeout = match request.query_number::<u32>("timeout")? {
+        None | Some(0) => CHECKPOINT_TIMEOUT,
+        Some(seconds) => Duration::from_secs(seconds.into()),
+    };
+    let made = backend.checkpoint_container(pod, container, timeout).await;
+    made.map_err(|why| {
+        let PodName {
+            namespace, name, ..
+        } = pod;
+        let text = format!("checkpointing of {namespace}/{name}/{container} failed ({why})");
+        Refusal::new(500, text)
+    })
 }
 
 fn page_not_found() -> Refusal {

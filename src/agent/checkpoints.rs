@@ -1,0 +1,86 @@
+//! Archives of checkpoints: one is made at a time, and the newest of each container is kept.
+
+use core::{cell::Cell, time::Duration};
+use std::{fs, io, path::PathBuf};
+
+use super::backend::LocalBackend;
+use crate::{
+    api::{WallTime, cri::ContainerState},
+    logic::checkpoint,
+    runtime::RuntimeError,
+    server::{backend::PodName, http::Refusal},
+};
+
+/// Directory of archives in the root directory.
+pub(super) const CHECKPOINT_DIR: &str = "checkpoints";
+
+/// Archives of checkpoints. Tells if one is being made.
+pub(super) struct CheckpointArchives {
+    dir: PathBuf,
+    is_busy: Cell<bool>,
+}
+
+impl CheckpointArchives {
+    /// Archives in the directory `dir`, which need not exist.
+    pub(super) const fn new(dir: PathBuf) -> Self {
+        Self {
+            dir,
+            is_busy: Cell::new(false),
+        }
+    }
+}
+
+/// Ends the time in which no other checkpoint is made.
+struct BusyGuard<'a>(&'a Cell<bool>);
+
+impl Drop for BusyGuard<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
+}
+
+impl LocalBackend {
+    /// Makes a checkpoint, and removes older ones of the same container. Returns the path of the archive.
+    pub(super) async fn make_checkpoint(
+        &self,
+        pod: PodName<'_>,
+        container: &str,
+        timeout: Duration,
+        now: WallTime,
+    ) -> Result<String, RuntimeError> {
+        let archives = &self.checkpoints;
+        if archives.is_busy.replace(true) {
+            let text = "another checkpoint is being made";
+            return Err(RuntimeError::Exhausted(text.into()));
+        }
+        let _busy = BusyGuard(&archives.is_busy);
+        let refused = |refusal: Refusal| RuntimeError::Failed(refusal.message);
+        let found = self.find_pod(pod.namespace, pod.name).await;
+        let status = self.runtime_status(&found.map_err(refused)?).await;
+        let status = status.map_err(refused)?;
+        let running = status
+            .container_instances(container)
+            .find(|c| c.state == ContainerState::Running)
+            .ok_or_else(|| RuntimeError::Failed(format!("container {container} is not running")))?;
+        let newest = checkpoint::archive_name(pod.name, pod.namespace, container, now);
+        let location = archives.dir.join(&newest);
+        self.runtime
+            .checkpoint_container(&running.id, &location, timeout)
+            .await?;
+        let dir = archives.dir.clone();
+        let removed = self.disk.run_job(move || {
+            for entry in fs::read_dir(&dir)? {
+                let name = entry?.file_name();
+                let is_old = name.to_str();
+                if is_old.is_some_and(|name| checkpoint::is_superseded(name, &newest)) {
+                    fs::remove_file(dir.join(name))?;
+                }
+            }
+            Ok::<_, io::Error>(())
+        });
+        if let Err(e) = removed.await {
+            log::warn!("older checkpoints in {}: {e}", archives.dir.display());
+        }
+        Ok(location.display().to_string())
+    }
+}

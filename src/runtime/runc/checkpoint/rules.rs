@@ -1,0 +1,180 @@
+//! Needs of a checkpoint, and the files of its archive that describe the container. No effects.
+//!
+//! Source: containerd `container_checkpoint_linux.go`; checkpointctl `lib/metadata.go`.
+
+use serde_json::{Value, json};
+
+use crate::api::WallTime;
+
+/// Oldest CRIU that can make a checkpoint of a container in a pod: major and minor version.
+const MIN_CRIU: (u32, u32) = (3, 16);
+/// Reason of a machine that cannot make checkpoints, in the words that clients know.
+pub(super) const NO_CRIU: &str = "CRIU binary not found or too old (<31600)";
+/// Part of the free space that the memory and the files of a container may need, as a divisor: 25 %.
+const SPACE_DIVISOR: u64 = 4;
+/// Most bytes of CRIU's log in the text of an error.
+const MAX_REASON_BYTES: usize = 300;
+/// Annotation in the features of runc that says if it was built with checkpoints.
+const CHECKPOINT_ANNOTATION: &str = "org.opencontainers.runc.checkpoint.enabled";
+/// Time of a restore that has not happened, as Go writes it.
+const NEVER: &str = "0001-01-01T00:00:00Z";
+
+/// A container that a checkpoint was made of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CheckpointSubject<'a> {
+    /// Id of the container.
+    pub(super) id: &'a str,
+    /// Name in its pod.
+    pub(super) name: &'a str,
+    /// Image in the words of the pod.
+    pub(super) image: &'a str,
+    /// Image as the API shows it in `imageID`.
+    pub(super) image_ref: &'a str,
+    /// Name of the OCI runtime.
+    pub(super) runtime: &'a str,
+    /// Pid of its init process.
+    pub(super) pid: i32,
+    /// Time of its creation.
+    pub(super) created_at: WallTime,
+    /// Time of its start.
+    pub(super) started_at: WallTime,
+    /// Time of the checkpoint.
+    pub(super) checkpointed_at: WallTime,
+}
+
+impl CheckpointSubject<'_> {
+    /// Makes `config.dump`.
+    pub(super) fn config_dump(&self) -> Value {
+        json!({
+            "id": self.id,
+            "name": self.name,
+            "rootfsImage": self.image,
+            "rootfsImageRef": self.image_ref,
+            "rootfsImageName": self.image,
+            "runtime": self.runtime,
+            "createdTime": self.created_at,
+            "checkpointedTime": self.checkpointed_at,
+            "restoredTime": NEVER,
+            "restored": false,
+        })
+    }
+
+    /// Makes `status.dump` in the form of containerd: times in nanoseconds since 1970.
+    pub(super) fn status_dump(&self) -> Value {
+        json!({
+            "CreatedAt": self.created_at.0,
+            "StartedAt": self.started_at.0,
+            "FinishedAt": 0,
+            "ExitCode": 0,
+            "Pid": self.pid,
+            "Reason": "",
+            "Message": "",
+        })
+    }
+}
+
+/// Judges the output of `criu --version`.
+pub(super) fn is_criu_new_enough(text: &str) -> bool {
+    let version = text.lines().find_map(|line| line.strip_prefix("Version:"));
+    let mut numbers = version.unwrap_or("").trim().split('.').map(str::parse);
+    let major = numbers.next().and_then(Result::ok).unwrap_or(0);
+    (major, numbers.next().and_then(Result::ok).unwrap_or(0)) >= MIN_CRIU
+}
+
+/// Returns true if the features of an OCI runtime say that it makes no checkpoints. Only runc says so.
+pub(super) fn lacks_checkpoints(features: &Value) -> bool {
+    features["annotations"][CHECKPOINT_ANNOTATION] == "false"
+}
+
+/// Returns true if a checkpoint of so many bytes leaves the machine enough room.
+pub(super) const fn has_checkpoint_room(needed_bytes: u64, free_bytes: u64) -> bool {
+    needed_bytes <= free_bytes / SPACE_DIVISOR
+}
+
+/// Finds the last error in the end of CRIU's log. Bounded, and without control characters.
+pub(super) fn find_last_error(log: &str) -> Option<String> {
+    let line = log.lines().rev().find(|line| line.contains("Error"))?;
+    let plain = line
+        .chars()
+        .map(|c| if matches!(c, ' '..='~') { c } else { '?' });
+    Some(plain.take(MAX_REASON_BYTES).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AT: WallTime = WallTime::from_unix_seconds(1_767_323_045);
+
+    #[test]
+    fn versions_of_criu() {
+        // CKPT-01
+        for (text, able) in [
+            ("Version: 4.2.1\nGitID: v4.2.1\n", true),
+            ("Version: 3.16\n", true),
+            ("Version: 3.17.1\n", true),
+            ("Version: 3.15\n", false),
+            ("Version: 3\n", false),
+            ("Version: 2.99\n", false),
+            ("criu 4.2\n", false),
+            ("", false),
+        ] {
+            assert_eq!(is_criu_new_enough(text), able, "{text}");
+        }
+        let features = |told: &str| json!({"annotations": {CHECKPOINT_ANNOTATION: told}});
+        assert!(lacks_checkpoints(&features("false")));
+        assert!(!lacks_checkpoints(&features("true")));
+        assert!(!lacks_checkpoints(&Value::Null));
+    }
+
+    #[test]
+    fn a_quarter_of_the_free_space() {
+        // CKPT-04
+        for (needed, free, fits) in [(25, 100, true), (26, 100, false), (0, 0, true)] {
+            assert_eq!(
+                has_checkpoint_room(needed, free),
+                fits,
+                "{needed} of {free}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_last_error_of_a_log() {
+        // CKPT-02
+        let log = "(00.01) Error (a.c:1): first\n(00.02) Error (b.c:2): \u{1b}last\n(00.03) done\n";
+        let line = find_last_error(log);
+        assert_eq!(line.as_deref(), Some("(00.02) Error (b.c:2): ?last"));
+        assert_eq!(find_last_error("all is well\n"), None);
+        let long = format!("Error {}", "ä".repeat(1000));
+        let line = find_last_error(&long).expect("an error");
+        assert_eq!(line.len(), MAX_REASON_BYTES);
+    }
+
+    #[test]
+    fn files_that_describe_the_container() {
+        // CKPT-03
+        let subject = CheckpointSubject {
+            id: "1a",
+            name: "app",
+            image: "busybox:1",
+            image_ref: "busybox@sha256:2b",
+            runtime: "runc",
+            pid: 7,
+            created_at: WallTime(1),
+            started_at: WallTime(2),
+            checkpointed_at: AT,
+        };
+        let expected = json!({
+            "id": "1a", "name": "app", "rootfsImage": "busybox:1", "rootfsImageRef": "busybox@sha256:2b",
+            "rootfsImageName": "busybox:1", "runtime": "runc", "createdTime": "1970-01-01T00:00:00Z",
+            "checkpointedTime": "2026-01-02T03:04:05Z", "restoredTime": "0001-01-01T00:00:00Z", "restored": false,
+        });
+        assert_eq!(subject.config_dump(), expected);
+        let status = subject.status_dump();
+        assert_eq!(
+            (&status["StartedAt"], &status["Pid"]),
+            (&json!(2), &json!(7))
+        );
+    }
+}
