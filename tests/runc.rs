@@ -269,6 +269,9 @@ impl Lab {
                 true => [("other".to_owned(), self.handler().display().to_string())].into(),
                 false => BTreeMap::new(),
             },
+            search_path: fs::read_to_string(self.dir.join("path"))
+                .unwrap_or_default()
+                .into(),
             cni_conf_dir: self.dir.join("conf"),
             cni_bin_dir: PathBuf::new(),
             built_in_network: BuiltInNetwork {
@@ -2034,6 +2037,164 @@ fn use_oci_runtime(lab: &Lab, script: &str) {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("mode");
 }
 
+/// A directory with a runc and a CRIU that can make checkpoints on this machine.
+fn find_newer_programs() -> Option<PathBuf> {
+    let dir = PathBuf::from(std::env::var_os("PICOLET_NEWER_PROGRAMS")?);
+    let has = |name: &str| dir.join(name).is_file();
+    (has("runc") && has("criu")).then_some(dir)
+}
+
+/// Writes a script that stands in for CRIU: it tells a version, and hangs.
+fn install_hanging_criu(dir: &Path) {
+    fs::create_dir_all(dir).expect("dir");
+    let text =
+        "#!/bin/sh\ncase $1 in --version) echo Version: 4.2.1; exit ;; esac\nsleep 1000\nexit 0\n";
+    fs::write(dir.join("criu"), text).expect("script");
+    fs::set_permissions(dir.join("criu"), fs::Permissions::from_mode(0o755)).expect("mode");
+}
+
+/// Names in an archive, and the content of each.
+fn read_archive(archive: impl Read) -> BTreeMap<String, Vec<u8>> {
+    let mut archive = tar::Archive::new(archive);
+    let entries = archive.entries().expect("archive").map(|entry| {
+        let mut entry = entry.expect("entry");
+        let mut content = Vec::new();
+        entry.read_to_end(&mut content).expect("content");
+        let name = entry.path().expect("name").display().to_string();
+        (name, content)
+    });
+    entries.collect()
+}
+
+#[test]
+fn a_running_container_is_checkpointed() {
+    // CKPT-01 CKPT-02 CKPT-03 CKPT-04
+    let Some(newer) = find_newer_programs() else {
+        skipped!("a_running_container_is_checkpointed: no criu and runc in PICOLET_NEWER_PROGRAMS");
+        return;
+    };
+    lab("checkpoint", async |lab| {
+        let minutes = Duration::from_mins(2);
+        let usual = "/usr/sbin:/usr/bin:/sbin:/bin";
+        use_oci_runtime(lab, &format!("exec {}/runc \"$@\"", newer.display()));
+        let config = lab.sandbox("checkpoint");
+        let dir = lab.dir.join("checkpoints");
+        let location = dir.join("checkpoint.tar");
+        let refused = async |id: &ContainerId, timeout: Duration, words: &str| {
+            let runtime = lab.runtime();
+            let made = runtime.checkpoint_container(id, &location, timeout).await;
+            let error = made.expect_err(words).to_string();
+            assert!(error.contains(words), "{words}: {error}");
+        };
+        lab.boot().await;
+        let sandbox = lab.runtime().run_pod_sandbox(&config).await;
+        let sandbox = sandbox.expect("sandbox");
+        let script = "echo written > /written; rm /etc/group; echo ready; exec sleep 1000";
+        let id = lab
+            .start(&sandbox, &lab.container(&config, "main", script))
+            .await;
+        until("it has written", || {
+            said(lab, &config, "main").contains(&"ready".to_owned())
+        })
+        .await;
+        let words = "CRIU binary not found or too old (<31600)";
+        refused(&id, minutes, words).await;
+
+        // As an agent leaves it that was killed.
+        let unfinished = lab.dir.join("root/checkpoints/.unfinished-1");
+        fs::create_dir_all(unfinished.join("files")).expect("dir");
+        let path = format!("{}:{usual}", newer.display());
+        fs::write(lab.dir.join("path"), &path).expect("path");
+        lab.boot().await;
+        assert!(!unfinished.exists());
+        fs::remove_dir(lab.dir.join("root/checkpoints")).expect("empty");
+        let runtime = lab.runtime();
+        let idle = lab.container(&config, "idle", script);
+        let created = runtime.create_container(&sandbox.id, &idle, None).await;
+        refused(&created.expect("create"), minutes, "is not running").await;
+        let group = format!("{}/{id}", config.cgroup_parent);
+        let cgroups = Lab::cgroups();
+        cgroups.freeze_group(&group).await.expect("freeze");
+        refused(&id, minutes, "is not running").await;
+        cgroups.thaw_group(&group).expect("thaw");
+
+        let pid = lab.instance(&config, &id).await.pid;
+        let made = runtime.checkpoint_container(&id, &location, minutes).await;
+        made.expect("checkpoint");
+        let meta = fs::metadata(&location).expect("archive");
+        assert_eq!(meta.mode() & 0o7777, 0o600);
+        assert_eq!(fs::metadata(&dir).expect("dir").mode() & 0o7777, 0o700);
+        let archive = fs::File::open(&location).expect("archive");
+        let entries = read_archive(archive);
+        for name in [
+            "checkpoint/inventory.img",
+            "spec.dump",
+            "config.dump",
+            "status.dump",
+            "stats-dump",
+            "dump.log",
+            "container.log",
+            "rootfs-diff.tar",
+        ] {
+            assert!(entries.contains_key(name), "{name}: {:?}", entries.keys());
+        }
+        let spec = lab
+            .dir
+            .join("run/containers")
+            .join(&*id)
+            .join("config.json");
+        assert_eq!(entries["spec.dump"], fs::read(spec).expect("spec"));
+        let told: serde_json::Value =
+            serde_json::from_slice(&entries["config.dump"]).expect("JSON");
+        assert_eq!(told["id"], &*id);
+        assert_eq!(told["name"], "main");
+        let log = String::from_utf8_lossy(&entries["container.log"]);
+        assert!(log.contains("stdout F ready"), "{log}");
+        let files = read_archive(&*entries["rootfs-diff.tar"]);
+        assert_eq!(files["written"], b"written\n");
+        assert!(files.contains_key("etc/.wh.group"), "{:?}", files.keys());
+
+        let runs_on = async || {
+            let now = lab.instance(&config, &id).await;
+            assert_eq!((now.state, now.pid), (ContainerState::Running, pid));
+            let command = ["echo", "alive"].map(str::to_owned);
+            let answer = runtime.exec_sync(&id, &command, None, 64).await;
+            assert_eq!(answer.expect("exec").stdout, b"alive\n");
+            let names = fs::read_dir(&dir).expect("dir").flatten();
+            let names: Vec<_> = names.map(|entry| entry.file_name()).collect();
+            assert_eq!(names, ["checkpoint.tar"]);
+        };
+        runs_on().await;
+        let made = runtime.checkpoint_container(&id, &location, minutes).await;
+        made.expect("second checkpoint");
+        let second = fs::metadata(&location).expect("archive");
+        assert_ne!(second.ino(), meta.ino());
+        runs_on().await;
+
+        let slow = lab.dir.join("slow");
+        install_hanging_criu(&slow);
+        let path = format!("{}:{usual}", slow.display());
+        fs::write(lab.dir.join("path"), path).expect("path");
+        drop(runtime);
+        lab.boot().await;
+        let runtime = lab.runtime();
+        refused(&id, Duration::from_secs(1), "timed out after 1s").await;
+        let runs_criu = || {
+            let all = fs::read_dir("/proc").expect("proc").flatten();
+            let mut lines = all.map(|entry| fs::read_to_string(entry.path().join("cmdline")));
+            lines.any(|line| line.is_ok_and(|line| line.contains(&*slow.to_string_lossy())))
+        };
+        until("CRIU is killed", || !runs_criu()).await;
+        let grace = Duration::ZERO;
+        runtime.stop_container(&id, grace).await.expect("stop");
+        refused(&id, minutes, "is not running").await;
+        runtime
+            .remove_pod_sandbox(&sandbox.id)
+            .await
+            .expect("remove");
+    });
+}
+
 /// Lines that a container has written.
 fn said(lab: &Lab, config: &SandboxConfig, name: &str) -> Vec<String> {
     let log = lab.log(config, name);
@@ -2100,7 +2261,7 @@ fn users_of_their_own_need_a_runtime_that_can() {
 
 #[test]
 fn pods_with_users_of_their_own() {
-    // UNS-20 UNS-22 UNS-23 UNS-24 UNS-26 UNS-27 UNS-28 UNS-31
+    // UNS-20 UNS-22 UNS-23 UNS-24 UNS-26 UNS-27 UNS-28 UNS-31 CKPT-04
     let Some(runc) = find_capable_runc() else {
         skipped!("pods_with_users_of_their_own: no runc has mountExtensions.idmap");
         return;
@@ -2259,6 +2420,10 @@ fn pods_with_users_of_their_own() {
                 record.contains("\"v\":2"),
                 "older agents leave it alone: {record}"
             );
+            let location = lab.dir.join("checkpoint.tar");
+            let refused = runtime.checkpoint_container(&id, &location, PATIENCE).await;
+            let refused = refused.expect_err("a user namespace").to_string();
+            assert!(refused.contains("user namespace"), "{refused}");
             made.push((config, sandbox, main, id));
         }
         let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();

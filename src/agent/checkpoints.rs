@@ -1,7 +1,10 @@
 //! Archives of checkpoints: one is made at a time, and the newest of each container is kept.
 
 use core::{cell::Cell, time::Duration};
-use std::{fs, io, path::PathBuf};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 use super::backend::LocalBackend;
 use crate::{
@@ -68,19 +71,53 @@ impl LocalBackend {
             .checkpoint_container(&running.id, &location, timeout)
             .await?;
         let dir = archives.dir.clone();
-        let removed = self.disk.run_job(move || {
-            for entry in fs::read_dir(&dir)? {
-                let name = entry?.file_name();
-                let is_old = name.to_str();
-                if is_old.is_some_and(|name| checkpoint::is_superseded(name, &newest)) {
-                    fs::remove_file(dir.join(name))?;
-                }
-            }
-            Ok::<_, io::Error>(())
-        });
-        if let Err(e) = removed.await {
+        let remove = move || remove_superseded(&dir, &newest);
+        if let Err(e) = self.disk.run_job(remove).await {
             log::warn!("older checkpoints in {}: {e}", archives.dir.display());
         }
         Ok(location.display().to_string())
+    }
+}
+
+/// Removes the archives that `newest` replaces.
+fn remove_superseded(dir: &Path, newest: &str) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let name = entry?.file_name();
+        let text = name.to_str().unwrap_or_default();
+        if checkpoint::is_superseded(text, newest) {
+            fs::remove_file(dir.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::TestDir;
+
+    #[test]
+    fn the_newest_archive_of_a_container_stays() {
+        // CKPT-04
+        let scratch = TestDir::new("checkpoints");
+        let at = |seconds| WallTime::from_unix_seconds(seconds);
+        let name = |container: &str, seconds| {
+            checkpoint::archive_name("web", "shop", container, at(seconds))
+        };
+        let newest = name("app", 9);
+        for name in [
+            &*newest,
+            &name("app", 1),
+            &name("app", 2),
+            &name("log", 1),
+            "else",
+        ] {
+            fs::write(scratch.join(name), "").expect("file");
+        }
+        remove_superseded(&scratch, &newest).expect("removed");
+        let left = fs::read_dir(&*scratch).expect("dir").flatten();
+        let mut left: Vec<_> = left.map(|entry| entry.file_name()).collect();
+        left.sort();
+        assert_eq!(left, [&*newest, &name("log", 1), "else"]);
     }
 }

@@ -88,3 +88,106 @@ impl TreeArchiveWriter {
         self.out.sync_all()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::fs;
+    use std::io::Read as _;
+    use std::os::fd::AsFd as _;
+
+    use tar::{Archive, EntryType};
+
+    use super::super::tree;
+    use super::*;
+    use crate::sys::xattr;
+    use crate::testing::TestDir;
+
+    /// Entries of an archive by name: type and content.
+    fn read_archive(bytes: &[u8]) -> BTreeMap<String, (EntryType, Vec<u8>)> {
+        let mut archive = Archive::new(bytes);
+        let entries = archive.entries().expect("archive").map(|entry| {
+            let mut entry = entry.expect("entry");
+            let mut content = Vec::new();
+            entry.read_to_end(&mut content).expect("content");
+            let name = entry.path().expect("name").display().to_string();
+            (name, (entry.header().entry_type(), content))
+        });
+        entries.collect()
+    }
+
+    #[test]
+    fn an_overlay_becomes_an_archive_in_an_archive() {
+        // CKPT-03
+        if !nix::unistd::geteuid().is_root() {
+            skipped!("whiteouts need root");
+            return;
+        }
+        let scratch = TestDir::new("overlay");
+        let upper = scratch.join("upper");
+        fs::create_dir_all(upper.join("etc")).expect("dir");
+        fs::create_dir_all(upper.join("opaque")).expect("dir");
+        fs::write(upper.join("etc/conf"), vec![7; 100_000]).expect("file");
+        fs::hard_link(upper.join("etc/conf"), upper.join("same")).expect("link");
+        let open = |name: &str| File::open(upper.join(name)).expect("dir");
+        tree::make_whiteout(open("etc").as_fd(), b"gone").expect("whiteout");
+        let opaque = open("opaque");
+        for name in [tree::OPAQUE, c"trusted.overlay.impure"] {
+            xattr::set_attribute(opaque.as_fd(), name, b"y").expect("attribute");
+        }
+        fs::write(scratch.join("log"), "a line\n").expect("log");
+
+        let path = scratch.join("archive");
+        let mut writer = TreeArchiveWriter::new(File::create(&path).expect("archive"));
+        writer.add_overlay_diff("diff.tar", &upper).expect("diff");
+        writer
+            .add_file("container.log", &scratch.join("log"))
+            .expect("log");
+        writer.add_tree(&upper.join("etc")).expect("tree");
+        writer.finish_archive().expect("whole");
+        let all = read_archive(&fs::read(&path).expect("archive"));
+        assert_eq!(all["container.log"].1, b"a line\n");
+        assert_eq!(all["conf"].1, [7; 100_000]);
+        let diff = read_archive(&all["diff.tar"].1);
+        let names: Vec<_> = diff.keys().map(String::as_str).collect();
+        assert_eq!(
+            names,
+            [
+                "etc/",
+                "etc/.wh.gone",
+                "etc/conf",
+                "opaque/",
+                "opaque/.wh..wh..opq",
+                "same"
+            ]
+        );
+        let kinds = ["etc/conf", "same"].map(|name| diff[name].0);
+        assert!(kinds.contains(&EntryType::Regular) && kinds.contains(&EntryType::Link));
+        assert!(
+            !fs::read(&path)
+                .expect("archive")
+                .windows(16)
+                .any(|w| w == b"trusted.overlay.")
+        );
+    }
+
+    #[test]
+    fn a_file_that_shrinks_ends_with_zeros() {
+        // CKPT-03
+        let scratch = TestDir::new("shrinks");
+        let path = scratch.join("archive");
+        fs::write(scratch.join("log"), "abc").expect("file");
+        let mut out = File::create(&path).expect("archive");
+        let mut stream = LayerStream::of_live_tree(&mut out);
+        let header = TarHeader::of_file(b"log", 200_000);
+        stream.put_bytes(&header).expect("header");
+        let log = File::open(scratch.join("log")).expect("file");
+        stream.put_content(Some(log), 200_000).expect("content");
+        stream.flush_buffer().expect("written");
+        TreeArchiveWriter::new(out).finish_archive().expect("whole");
+        let all = read_archive(&fs::read(&path).expect("archive"));
+        let content = &all["log"].1;
+        assert_eq!((&content[..3], content.len()), (&b"abc"[..], 200_000));
+        assert!(content[3..].iter().all(|&byte| byte == 0));
+    }
+}

@@ -361,8 +361,12 @@ fn a_path_is_what_was_asked_about() {
             ("GET /debug/pprof/heap", 405),
             ("PUT /debug/flags/v", 405),
             ("GET /debug/flags", 404),
-            ("POST /checkpoint/ns/p/c", 500),
+            ("POST /checkpoint/ns/p/c", 200),
+            ("POST /checkpoint/ns/p/c?timeout=x", 400),
+            ("POST /checkpoint/ns/p/c?timeout=-1", 400),
+            ("POST /checkpoint/ns/p/c?timeout=13", 500),
             ("POST /checkpoint/ns/p/d", 404),
+            ("POST /checkpoint/ns/p/d?timeout=x", 404),
             ("GET /checkpoint/ns/p/c", 405),
         ] {
             let answer = world.ask(Some(&admin), page, "").await;
@@ -373,7 +377,7 @@ fn a_path_is_what_was_asked_about() {
 
 #[test]
 fn what_a_kubelet_has_for_people() {
-    // SRV-13 SRV-15 CKPT-01
+    // SRV-13 SRV-14 SRV-15 CKPT-01
     let world = World::new(Plan::default());
     let admin = world.user("admin");
     world.run(async {
@@ -387,11 +391,17 @@ fn what_a_kubelet_has_for_people() {
             ("GET /logs/", "logs endpoint is disabled."),
             ("GET /debug/pprof/", "profiling endpoint is disabled."),
             ("PUT /debug/flags/v", "flags endpoint is disabled."),
+            ("POST /checkpoint/ns/p/c?timeout=x", "timeout: \"x\""),
             (
-                "POST /checkpoint/ns/p/c?timeout=x",
-                "checkpointing of ns/p/c failed (rpc error: code = Unimplemented desc = method CheckpointContainer not \
-                 implemented)",
+                "POST /checkpoint/ns/p/c?timeout=13",
+                "checkpointing of ns/p/c failed (no CRIU)",
             ),
+            (
+                "POST /checkpoint/ns/p/c?timeout=7",
+                r#"{"items":["/checkpoints/c-7.tar"]}"#,
+            ),
+            ("POST /checkpoint/ns/p/c", "c-120.tar"),
+            ("POST /checkpoint/ns/p/c?timeout=0", "c-120.tar"),
         ] {
             let answer = world.ask(Some(&admin), page, "").await;
             assert!(answer.contains(says), "{answer}");

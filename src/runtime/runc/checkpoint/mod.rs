@@ -14,8 +14,8 @@ use std::{
     env,
     fs::{self, OpenOptions},
     io::{self, Read as _, Seek as _, SeekFrom},
-    os::unix::fs::OpenOptionsExt as _,
-    path::Path,
+    os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
 };
 
 use serde_json::Value;
@@ -45,9 +45,11 @@ use crate::{
 
 /// Beginning of the names of directories in which archives are made.
 const UNFINISHED: &str = ".unfinished-";
+/// Name of CRIU's configuration beside the files of an archive.
+const CONFIGURATION: &str = "criu.conf";
 /// Most bytes of output of a program that are kept.
 const OUTPUT_BYTES: usize = 64 * 1024;
-/// Bytes at the end of CRIU's log in which its last error is looked for.
+/// Bytes at the end of CRIU's log in which its last errors are looked for.
 const LOG_END_BYTES: u64 = 64 * 1024;
 /// Longest answer of `criu --version` and of the OCI runtime's `features`.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -112,12 +114,12 @@ impl Runc {
         let work = parent.join(name);
         let images = work.join("files/checkpoint");
         let prepare = {
-            let images = images.clone();
-            let parent = parent.clone();
+            let (parent, configuration) = (parent.clone(), work.join(CONFIGURATION));
             move || {
                 files::make_private_dir(&parent)?;
                 remove_unfinished(&parent)?;
-                file::make_dirs(&images, 0o700)
+                file::make_dirs(&images, 0o700)?;
+                fs::write(configuration, describe_shim_files(&run_dir)?)
             }
         };
         let prepared = self.disk.run_job(prepare).await;
@@ -220,6 +222,7 @@ impl Runc {
         let command = program
             .add_global_options(Command::new(&program.path), &self.runtime_root())
             .env("PATH", &self.settings.search_path)
+            .env("CRIU_CONFIG_FILE", work.join(CONFIGURATION))
             .args(["checkpoint", "--image-path"])
             .arg(logs.join("checkpoint"))
             .arg("--work-path")
@@ -302,7 +305,31 @@ impl Runc {
     }
 }
 
-/// Makes the error of a failed dump: the words of the OCI runtime, and the last error of CRIU.
+/// Makes CRIU's configuration from the FIFOs that the shim in `run_dir` reads: its container writes to the same ones.
+fn describe_shim_files(run_dir: &Path) -> io::Result<String> {
+    let fifos = [shim::file::STDIN, shim::file::STDOUT, shim::file::STDERR];
+    let inode = |name| fs::metadata(run_dir.join(name)).map(|meta| meta.ino());
+    let inodes: Vec<u64> = fifos
+        .into_iter()
+        .filter_map(|name| inode(name).ok())
+        .collect();
+    let state = shim::read_state(run_dir).map_err(io::Error::other)?;
+    let shim = PathBuf::from(format!("/proc/{}", state.map_or(0, |state| state.shim_pid)));
+    // Bounded: by the files that a shim has open.
+    for name in files::sorted_names(&shim.join("fd"))? {
+        let meta = fs::metadata(shim.join("fd").join(&name));
+        if !meta.is_ok_and(|meta| meta.file_type().is_fifo() && inodes.contains(&meta.ino())) {
+            continue;
+        }
+        let fdinfo = fs::read_to_string(shim.join("fdinfo").join(&name))?;
+        if let Some(mount_id) = rules::parse_mount_id(&fdinfo) {
+            return Ok(rules::criu_configuration(mount_id, &inodes));
+        }
+    }
+    Ok(String::new())
+}
+
+/// Makes the error of a failed dump: the words of the OCI runtime, and the last errors of CRIU.
 fn dump_error(output: &ChildOutput, log: &Path) -> RuntimeError {
     let mut text = shim::runtime_message(&String::from_utf8_lossy(&output.stderr));
     let read_end = || {
@@ -314,8 +341,9 @@ fn dump_error(output: &ChildOutput, log: &Path) -> RuntimeError {
         Ok::<_, io::Error>(end)
     };
     let end = read_end().unwrap_or_default();
-    if let Some(line) = rules::find_last_error(&String::from_utf8_lossy(&end)) {
-        text = format!("{text}: {line}");
+    let errors = rules::find_last_errors(&String::from_utf8_lossy(&end));
+    if !errors.is_empty() {
+        text = format!("{text}: {errors}");
     }
     RuntimeError::Failed(text)
 }

@@ -10,10 +10,12 @@ use crate::api::WallTime;
 const MIN_CRIU: (u32, u32) = (3, 16);
 /// Reason of a machine that cannot make checkpoints, in the words that clients know.
 pub(super) const NO_CRIU: &str = "CRIU binary not found or too old (<31600)";
-/// Part of the free space that the memory and the files of a container may need, as a divisor: 25 %.
-const SPACE_DIVISOR: u64 = 4;
+/// Part of the free space that the memory and the files of a container may need, per cent.
+const SPACE_PER_CENT: u64 = 25;
 /// Most bytes of CRIU's log in the text of an error.
 const MAX_REASON_BYTES: usize = 300;
+/// Most errors of CRIU's log in that text.
+const MAX_REASON_LINES: usize = 3;
 /// Annotation in the features of runc that says if it was built with checkpoints.
 const CHECKPOINT_ANNOTATION: &str = "org.opencontainers.runc.checkpoint.enabled";
 /// Time of a restore that has not happened, as Go writes it.
@@ -88,16 +90,30 @@ pub(super) fn lacks_checkpoints(features: &Value) -> bool {
 
 /// Returns true if a checkpoint of so many bytes leaves the machine enough room.
 pub(super) const fn has_checkpoint_room(needed_bytes: u64, free_bytes: u64) -> bool {
-    needed_bytes <= free_bytes / SPACE_DIVISOR
+    needed_bytes <= free_bytes / 100 * SPACE_PER_CENT
 }
 
-/// Finds the last error in the end of CRIU's log. Bounded, and without control characters.
-pub(super) fn find_last_error(log: &str) -> Option<String> {
-    let line = log.lines().rev().find(|line| line.contains("Error"))?;
-    let plain = line
-        .chars()
-        .map(|c| if matches!(c, ' '..='~') { c } else { '?' });
-    Some(plain.take(MAX_REASON_BYTES).collect())
+/// Finds the last errors in the end of CRIU's log: the very last one only says that it failed. Bounded, and without control
+/// characters.
+pub(super) fn find_last_errors(log: &str) -> String {
+    let lines = log.lines().rev().filter(|line| line.contains("Error"));
+    let mut lines: Vec<&str> = lines.take(MAX_REASON_LINES).collect();
+    lines.reverse();
+    let plain = |c: char| if matches!(c, ' '..='~') { c } else { '?' };
+    let text = lines.join("; ");
+    text.chars().map(plain).take(MAX_REASON_BYTES).collect()
+}
+
+/// Makes CRIU's configuration: FIFOs of a shim are not the container's, so CRIU does not look for them in its mounts.
+pub(super) fn criu_configuration(mount_id: u32, inodes: &[u64]) -> String {
+    let line = |inode| format!("external file[{mount_id:x}:{inode:x}]\n");
+    inodes.iter().map(line).collect()
+}
+
+/// Finds the mount of an open file in `/proc/PID/fdinfo/FD`.
+pub(super) fn parse_mount_id(fdinfo: &str) -> Option<u32> {
+    let told = fdinfo.lines().find_map(|line| line.strip_prefix("mnt_id:"));
+    told?.trim().parse().ok()
 }
 
 #[cfg(test)]
@@ -130,7 +146,7 @@ mod tests {
     #[test]
     fn a_quarter_of_the_free_space() {
         // CKPT-04
-        for (needed, free, fits) in [(25, 100, true), (26, 100, false), (0, 0, true)] {
+        for (needed, free, fits) in [(250, 1000, true), (251, 1000, false), (0, 0, true)] {
             assert_eq!(
                 has_checkpoint_room(needed, free),
                 fits,
@@ -140,15 +156,24 @@ mod tests {
     }
 
     #[test]
-    fn the_last_error_of_a_log() {
+    fn the_last_errors_of_a_log() {
         // CKPT-02
-        let log = "(00.01) Error (a.c:1): first\n(00.02) Error (b.c:2): \u{1b}last\n(00.03) done\n";
-        let line = find_last_error(log);
-        assert_eq!(line.as_deref(), Some("(00.02) Error (b.c:2): ?last"));
-        assert_eq!(find_last_error("all is well\n"), None);
+        let log = "(0.1) Error (a.c:1): 1\n(0.2) Error (a.c:2): 2\n(0.3) well\n(0.4) Error (b.c:3): \u{1b}3\n(0.5) Error 4\n(0.6) done\n";
+        let errors = "(0.2) Error (a.c:2): 2; (0.4) Error (b.c:3): ?3; (0.5) Error 4";
+        assert_eq!(find_last_errors(log), errors);
+        assert_eq!(find_last_errors("all is well\n"), "");
         let long = format!("Error {}", "ä".repeat(1000));
-        let line = find_last_error(&long).expect("an error");
-        assert_eq!(line.len(), MAX_REASON_BYTES);
+        assert_eq!(find_last_errors(&long).len(), MAX_REASON_BYTES);
+    }
+
+    #[test]
+    fn files_outside_of_the_container() {
+        // CKPT-02
+        let fdinfo = "pos:\t0\nflags:\t0500002\nmnt_id:\t55\nino:\t7\n";
+        assert_eq!(parse_mount_id(fdinfo), Some(55));
+        assert_eq!(parse_mount_id("pos:\t0\n"), None);
+        let text = criu_configuration(55, &[10, 255]);
+        assert_eq!(text, "external file[37:a]\nexternal file[37:ff]\n");
     }
 
     #[test]
