@@ -206,7 +206,7 @@ fn lab(name: &str, test: impl AsyncFnOnce(&Lab)) {
     fs::copy("/usr/bin/busybox", bin.join("busybox")).expect("busybox");
     for tool in [
         "sh", "cat", "sleep", "echo", "httpd", "wget", "id", "ls", "ps", "hostname", "stty", "dd",
-        "tail", "ip", "df", "kill",
+        "tail", "ip", "df", "kill", "date",
     ] {
         std::os::unix::fs::symlink("busybox", bin.join(tool)).expect("link");
     }
@@ -2170,6 +2170,42 @@ fn a_running_container_is_checkpointed() {
         let second = fs::metadata(&location).expect("archive");
         assert_ne!(second.ino(), meta.ino());
         runs_on().await;
+
+        // CRIU is killed at any moment of its work.
+        let script = "while :; do date +%s%N > /tick; done";
+        let busy = lab
+            .start(&sandbox, &lab.container(&config, "busy", script))
+            .await;
+        let pid_of_busy = lab.instance(&config, &busy).await.pid;
+        let tick = lab
+            .dir
+            .join("root/containers")
+            .join(&*busy)
+            .join("upper/tick");
+        let mut killed = 0;
+        for step in 1..=20 {
+            let timeout = Duration::from_millis(step * 20);
+            let made = runtime
+                .checkpoint_container(&busy, &location, timeout)
+                .await;
+            if let Err(e) = made {
+                assert!(matches!(e, RuntimeError::Timeout { .. }), "{e}");
+                killed += 1;
+            }
+            let before = fs::read(&tick).expect("tick");
+            until("it runs on", || {
+                fs::read(&tick).is_ok_and(|now| now != before)
+            })
+            .await;
+            let now = lab.instance(&config, &busy).await;
+            let expected = (ContainerState::Running, pid_of_busy);
+            assert_eq!((now.state, now.pid), expected, "{timeout:?}");
+        }
+        assert!(killed > 0);
+        runtime
+            .stop_container(&busy, Duration::ZERO)
+            .await
+            .expect("stop");
 
         let slow = lab.dir.join("slow");
         install_hanging_criu(&slow);

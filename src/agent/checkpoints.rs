@@ -14,9 +14,6 @@ use crate::{
     server::{backend::PodName, http::Refusal},
 };
 
-/// Directory of archives in the root directory.
-pub(super) const CHECKPOINT_DIR: &str = "checkpoints";
-
 /// Archives of checkpoints. Tells if one is being made.
 pub(super) struct CheckpointArchives {
     dir: PathBuf,
@@ -30,6 +27,15 @@ impl CheckpointArchives {
             dir,
             is_busy: Cell::new(false),
         }
+    }
+
+    /// Keeps others from making a checkpoint until the guard is dropped.
+    fn begin_checkpoint(&self) -> Result<BusyGuard<'_>, RuntimeError> {
+        if self.is_busy.replace(true) {
+            let text = "another checkpoint is being made";
+            return Err(RuntimeError::Exhausted(text.into()));
+        }
+        Ok(BusyGuard(&self.is_busy))
     }
 }
 
@@ -52,11 +58,7 @@ impl LocalBackend {
         now: WallTime,
     ) -> Result<String, RuntimeError> {
         let archives = &self.checkpoints;
-        if archives.is_busy.replace(true) {
-            let text = "another checkpoint is being made";
-            return Err(RuntimeError::Exhausted(text.into()));
-        }
-        let _busy = BusyGuard(&archives.is_busy);
+        let _busy = archives.begin_checkpoint()?;
         let refused = |refusal: Refusal| RuntimeError::Failed(refusal.message);
         let found = self.find_pod(pod.namespace, pod.name).await;
         let status = self.runtime_status(&found.map_err(refused)?).await;
@@ -95,6 +97,19 @@ fn remove_superseded(dir: &Path, newest: &str) -> io::Result<()> {
 mod tests {
     use super::*;
     use crate::testing::TestDir;
+
+    #[test]
+    fn one_is_made_at_a_time() {
+        // CKPT-04
+        let archives = CheckpointArchives::new(PathBuf::new());
+        let first = archives.begin_checkpoint();
+        assert!(first.is_ok());
+        let second = archives.begin_checkpoint().map(drop);
+        let second = second.expect_err("the first one is not done");
+        assert_eq!(second.to_string(), "another checkpoint is being made");
+        drop(first);
+        assert!(archives.begin_checkpoint().is_ok());
+    }
 
     #[test]
     fn the_newest_archive_of_a_container_stays() {

@@ -252,18 +252,18 @@ impl<'a> LayerStream<'a> {
         let (mut inner, mut file) = (None, None);
         match tree::file_type(&stat) {
             SFlag::S_IFREG => {
-                if stat.st_nlink > 1 {
-                    if let Some(first) = self.linked.get(&stat.st_ino) {
-                        let further = TarHeader {
-                            kind: b'1',
-                            name: &path,
-                            link: first,
-                            ..head
-                        };
-                        let further = further.to_blocks(&[]);
-                        self.put_bytes(&further)?;
-                        return Ok(None);
-                    }
+                if stat.st_nlink > 1
+                    && let Some(first) = self.linked.get(&stat.st_ino)
+                {
+                    let further = TarHeader {
+                        kind: b'1',
+                        name: &path,
+                        link: first,
+                        ..head
+                    };
+                    let further = further.to_blocks(&[]);
+                    self.put_bytes(&further)?;
+                    return Ok(None);
                 }
                 head.size = u64::try_from(stat.st_size).unwrap_or(0);
                 file = self.open_content(dir, name, head.size)?;
@@ -293,11 +293,13 @@ impl<'a> LayerStream<'a> {
             ..head
         };
         self.put_bytes(&head.to_blocks(&xattrs))?;
-        if head.kind == b'0' && stat.st_nlink > 1 && self.linked.len() < MAX_LINKED {
-            if let Some(room) = self.linked_room.checked_sub(path.len()) {
-                self.linked_room = room;
-                self.linked.insert(stat.st_ino, path.clone());
-            }
+        if head.kind == b'0'
+            && stat.st_nlink > 1
+            && self.linked.len() < MAX_LINKED
+            && let Some(room) = self.linked_room.checked_sub(path.len())
+        {
+            self.linked_room = room;
+            self.linked.insert(stat.st_ino, path.clone());
         }
         match &inner {
             None => self.put_content(file, head.size)?,

@@ -74,6 +74,9 @@ pub enum RuntimeError {
     Failed(String),
 }
 
+/// Directory of checkpoints in the agent's root directory.
+pub(crate) const CHECKPOINT_DIR: &str = "checkpoints";
+
 /// Refuses a checkpoint in the words of a kubelet whose runtime has none, which clients know (CKPT-01).
 pub(crate) fn refuse_checkpoint<'a>() -> RuntimeCall<'a, ()> {
     let text = "rpc error: code = Unimplemented desc = method CheckpointContainer not implemented";

@@ -5,11 +5,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::super::checkpoints::CHECKPOINT_DIR;
 use crate::{
     api::PodUid,
     logic::gc,
-    runtime::log_links::LogLinks,
+    runtime::{CHECKPOINT_DIR, log_links::LogLinks},
     sys::{lock, mount, remove},
 };
 

@@ -68,8 +68,8 @@ use self::{
     table::{InstanceTable, ProcessDoorbell},
 };
 use super::{
-    ImageService, LogRetention, PortConnector, RuntimeCall, RuntimeError, RuntimeService,
-    SessionStart, StreamRoute,
+    CHECKPOINT_DIR, ImageService, LogRetention, PortConnector, RuntimeCall, RuntimeError,
+    RuntimeService, SessionStart, StreamRoute,
 };
 use crate::error::error_chain;
 use crate::image::ImageProgress;
@@ -196,7 +196,8 @@ impl Runc {
             cgroups,
         };
         runc.gate.wait_for_orphans().await;
-        if let Err(e) = checkpoint::remove_unfinished(&runc.settings.root_dir.join("checkpoints")) {
+        if let Err(e) = checkpoint::remove_unfinished(&runc.settings.root_dir.join(CHECKPOINT_DIR))
+        {
             log::warn!("unfinished checkpoints: {e}");
         }
         runc.recover_all().await?;

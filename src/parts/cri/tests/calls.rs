@@ -1,6 +1,9 @@
 //! Calls to a runtime: their form, their content, and their order.
 
+use std::path::Path;
+
 use super::*;
+use crate::testing::TestDir;
 
 /// Calls that the double received, from the first call of this name on.
 fn since(double: &Double, first: &str) -> Vec<String> {
@@ -324,5 +327,31 @@ fn new_limits_are_the_whole_message() {
         );
         let refused = cri.update_container_resources(&"a".into(), &limits).await;
         assert!(refused.expect_err("refused").to_string().contains("below"));
+    });
+}
+
+#[test]
+fn a_checkpoint_is_made_by_the_runtime() {
+    // SRV-14 CKPT-01
+    let scratch = TestDir::new("cri-checkpoint");
+    test(async |double| {
+        let cri = double.client().await;
+        let done = say(&mut wire::CriEmpty::default());
+        let asked: Rc<RefCell<Vec<wire::CheckpointContainerRequest>>> =
+            heard(double, "CheckpointContainer", done);
+        let id = "a".into();
+        let location = scratch.join("checkpoints/a.tar");
+        let timeout = Duration::from_secs(7);
+        let made = cri.checkpoint_container(&id, &location, timeout);
+        assert_eq!(made.await, Ok(()));
+        let sent = asked.borrow_mut().pop().expect("asked");
+        assert_eq!((&*sent.container_id, sent.timeout_s), ("a", 7));
+        assert_eq!(Path::new(&sent.location), location);
+        assert!(scratch.join("checkpoints").is_dir());
+        let text = "method CheckpointContainer not implemented";
+        double.on("CheckpointContainer", Reply::Fail(12, text));
+        let refused = cri.checkpoint_container(&id, &location, timeout);
+        let text = format!("rpc error: code = Unimplemented desc = {text}");
+        assert_eq!(refused.await, Err(failed(&text)));
     });
 }

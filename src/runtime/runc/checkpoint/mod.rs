@@ -109,7 +109,7 @@ impl Runc {
         if !self.is_running(&program, id).await? {
             return refused(format!("container {} is not running", record.config.name));
         }
-        let parent = location.parent().unwrap_or(Path::new("/")).to_owned();
+        let parent = location.parent().unwrap_or(location).to_owned();
         let name = format!("{UNFINISHED}{id}-{}", clock::mono_now().0);
         let work = parent.join(name);
         let images = work.join("files/checkpoint");
@@ -297,7 +297,7 @@ impl Runc {
             added.map_err(io::Error::other)?;
             writer.finish_archive()?;
             fs::rename(&archive, &location)?;
-            file::sync_dir(location.parent().unwrap_or(Path::new("/")))
+            file::sync_dir(location.parent().unwrap_or(&location))
         };
         let packed = run_on_fresh_thread("checkpoint", pack).await;
         let packed = packed.and_then(|packed| packed);
