@@ -78,6 +78,8 @@ pub(super) struct LocalBackendSettings {
     pub(super) kubelet_version: String,
     /// Pods whose logs are not here.
     pub(super) external: Option<Rc<dyn ExternalPods>>,
+    /// Archives of checkpoints.
+    pub(super) checkpoints: CheckpointArchives,
     /// Policy of the link.
     pub(super) link_policy: Rc<dyn LinkPolicy>,
     /// Limits of the link, if there are any.
@@ -133,8 +135,6 @@ pub(super) struct LocalBackend {
     pub(super) complaints: Rc<Complaints>,
     /// To the loop, for requests that only the loop can fulfil.
     pub(super) commands: smol::channel::Sender<AgentCommand>,
-    /// Archives of checkpoints.
-    pub(super) checkpoints: CheckpointArchives,
     /// Settings and handles that do not change.
     pub(super) settings: LocalBackendSettings,
 }

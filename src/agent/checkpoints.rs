@@ -57,7 +57,7 @@ impl LocalBackend {
         timeout: Duration,
         now: WallTime,
     ) -> Result<String, RuntimeError> {
-        let archives = &self.checkpoints;
+        let archives = &self.settings.checkpoints;
         let _busy = archives.begin_checkpoint()?;
         let refused = |refusal: Refusal| RuntimeError::Failed(refusal.message);
         let found = self.find_pod(pod.namespace, pod.name).await;

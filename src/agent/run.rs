@@ -467,7 +467,6 @@ async fn run_until_stopped(
         removed: RemovedPods::default(),
         complaints: Rc::clone(&parts.tools.complaints),
         commands,
-        checkpoints: CheckpointArchives::new(parts.cfg.dirs.root.join(CHECKPOINT_DIR)),
         settings: backend::LocalBackendSettings {
             document: parts.cfg.document.clone(),
             run_dir: parts.cfg.dirs.run.clone(),
@@ -477,6 +476,7 @@ async fn run_until_stopped(
             started: parts.started,
             kubelet_version: parts.cfg.node.kubelet_version.clone(),
             external: parts.machine.external.clone(),
+            checkpoints: CheckpointArchives::new(parts.cfg.dirs.root.join(CHECKPOINT_DIR)),
             link_policy: Rc::clone(&parts.owners.link_policy),
             link_limits: parts.owners.link_limits.clone(),
             parts: parts.cfg.parts.clone(),

@@ -22,7 +22,7 @@ use crate::{
 /// Extra time for a command's answer: a child that holds its output open delays it (CRI-77).
 const EXEC_SLACK: Duration = Duration::from_secs(2);
 /// Extra time for the answer to a checkpoint: the runtime writes its archive after it.
-const CHECKPOINT_SLACK: Duration = Duration::from_mins(2);
+const CHECKPOINT_SLACK: Duration = Duration::from_secs(120);
 
 fn runtime_failure(text: impl Into<String>) -> RuntimeError {
     RuntimeError::Failed(text.into())

@@ -144,7 +144,7 @@ fn page_disabled_refusal(page: &str) -> Refusal {
 }
 
 /// Time for a checkpoint whose client sets none, as for other calls of a kubelet's runtime.
-const CHECKPOINT_TIMEOUT: Duration = Duration::from_mins(2);
+const CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Makes a checkpoint; returns the path of its archive (SRV-14).
 async fn make_checkpoint(
