@@ -92,11 +92,9 @@ fn give_runc_back(world: &mut World) -> Result<(), Failure> {
 
 /// Pods are resized again and again. Each tenth update fails, and the agent dies often.
 pub(super) fn resizes(world: &mut World, options: &Options) -> Result<String, Failure> {
-    let (pods, resizes) = if options.quick {
-        QUICK_RESIZES
-    } else {
-        RESIZES
-    };
+    // An emulated processor has an image of what it needs.
+    let few = options.quick || options.from.is_some();
+    let (pods, resizes) = if few { QUICK_RESIZES } else { RESIZES };
     for _ in 0..pods {
         world.add(Kind::Member)?;
     }
