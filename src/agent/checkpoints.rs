@@ -1,8 +1,10 @@
 //! Archives of checkpoints: one is made at a time, and the newest of each container is kept.
 
-use core::{cell::Cell, time::Duration};
+use core::{cell::Cell, ffi::CStr, time::Duration};
 use std::{
-    fs, io,
+    fs::{self, File},
+    io,
+    os::fd::AsFd as _,
     path::{Path, PathBuf},
 };
 
@@ -12,7 +14,11 @@ use crate::{
     logic::checkpoint,
     runtime::RuntimeError,
     server::{backend::PodName, http::Refusal},
+    sys::{open, xattr},
 };
+
+/// Attribute of an archive that says whose it is: namespace, pod and container.
+const OWNER_XATTR: &CStr = c"trusted.picolet.container";
 
 /// Archives of checkpoints. Tells if one is being made.
 pub(super) struct CheckpointArchives {
@@ -68,12 +74,19 @@ impl LocalBackend {
             .find(|c| c.state == ContainerState::Running)
             .ok_or_else(|| RuntimeError::Failed(format!("container {container} is not running")))?;
         let newest = checkpoint::archive_name(pod.name, pod.namespace, container, now);
+        let newest = newest.ok_or_else(|| {
+            RuntimeError::Failed("the name of its archive would be longer than a file's".into())
+        })?;
         let location = archives.dir.join(&newest);
+        if location.exists() {
+            return Err(RuntimeError::Failed(format!("{newest} is there already")));
+        }
         self.runtime
             .checkpoint_container(&running.id, &location, timeout)
             .await?;
         let dir = archives.dir.clone();
-        let remove = move || remove_superseded(&dir, &newest);
+        let owner = format!("{}/{}/{container}", pod.namespace, pod.name);
+        let remove = move || remove_superseded(&dir, &newest, owner.as_bytes());
         if let Err(e) = self.disk.run_job(remove).await {
             log::warn!("older checkpoints in {}: {e}", archives.dir.display());
         }
@@ -81,16 +94,27 @@ impl LocalBackend {
     }
 }
 
-/// Removes the archives that `newest` replaces.
-fn remove_superseded(dir: &Path, newest: &str) -> io::Result<()> {
+/// Marks the archive `newest` as that of `owner`, and removes the owner's others.
+fn remove_superseded(dir: &Path, newest: &str, owner: &[u8]) -> io::Result<()> {
+    xattr::set_attribute(open_archive(dir, newest)?.as_fd(), OWNER_XATTR, owner)?;
     for entry in fs::read_dir(dir)? {
         let name = entry?.file_name();
-        let text = name.to_str().unwrap_or_default();
-        if checkpoint::is_superseded(text, newest) {
+        let Some(name) = name
+            .to_str()
+            .filter(|n| checkpoint::is_superseded(n, newest))
+        else {
+            continue;
+        };
+        let archive = open_archive(dir, name)?;
+        if xattr::read_attribute(archive.as_fd(), OWNER_XATTR)?.as_deref() == Some(owner) {
             fs::remove_file(dir.join(name))?;
         }
     }
     Ok(())
+}
+
+fn open_archive(dir: &Path, name: &str) -> io::Result<File> {
+    open::open_file_beneath(File::open(dir)?, Path::new(name))
 }
 
 #[cfg(test)]
@@ -114,25 +138,29 @@ mod tests {
     #[test]
     fn the_newest_archive_of_a_container_stays() {
         // CKPT-04
+        if !nix::unistd::geteuid().is_root() {
+            skipped!("the attribute of an archive needs root");
+            return;
+        }
         let scratch = TestDir::new("checkpoints");
         let at = |seconds| WallTime::from_unix_seconds(seconds);
-        let name = |container: &str, seconds| {
-            checkpoint::archive_name("web", "shop", container, at(seconds))
+        // The same names for the containers `app` of `shop-x` and `x-app` of `shop`.
+        let make = |namespace: &str, container: &str, seconds| {
+            let name = checkpoint::archive_name("web", namespace, container, at(seconds));
+            let name = name.expect("short");
+            fs::write(scratch.join(&name), "").expect("file");
+            let owner = format!("{namespace}/web/{container}");
+            remove_superseded(&scratch, &name, owner.as_bytes()).expect("removed");
+            name
         };
-        let newest = name("app", 9);
-        for name in [
-            &*newest,
-            &name("app", 1),
-            &name("app", 2),
-            &name("log", 1),
-            "else",
-        ] {
-            fs::write(scratch.join(name), "").expect("file");
-        }
-        remove_superseded(&scratch, &newest).expect("removed");
+        let other = make("shop", "x-app", 1);
+        let (log, own) = (make("shop-x", "log", 1), make("shop-x", "app", 2));
+        assert!(scratch.join(&own).exists());
+        fs::write(scratch.join("else"), "").expect("file");
+        let newest = make("shop-x", "app", 9);
         let left = fs::read_dir(&*scratch).expect("dir").flatten();
         let mut left: Vec<_> = left.map(|entry| entry.file_name()).collect();
         left.sort();
-        assert_eq!(left, [&*newest, &name("log", 1), "else"]);
+        assert_eq!(left, [&*other, &newest, &log, "else"]);
     }
 }

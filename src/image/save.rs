@@ -9,14 +9,16 @@
 //! Source: POSIX `pax(1)`; docker `image/spec/v1.2.md`; OCI image-spec `layer.md` (whiteouts).
 
 use alloc::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
-use nix::fcntl::{OFlag, openat, readlinkat};
-use nix::sys::stat::{Mode, SFlag, major, minor};
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, readlinkat};
+use nix::sys::stat::{SFlag, major, minor};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
@@ -30,6 +32,7 @@ use super::tarball::BLOCK;
 use super::tree;
 use crate::api::strict::to_value;
 use crate::api::tar_header::{TAR_END, TarHeader};
+use crate::sys::open;
 
 /// Permission bits with set-id and sticky.
 const MODE_BITS: u32 = 0o7777;
@@ -55,6 +58,8 @@ impl ImageStore {
 
 /// Attributes by which overlayfs remembers things of its own; an archive has other words for them.
 const OVERLAY_XATTRS: &[u8] = b"trusted.overlay.";
+/// Those of entries whose content is not beside them.
+const ELSEWHERE: [&[u8]; 2] = [b"trusted.overlay.redirect", b"trusted.overlay.metacopy"];
 
 /// A docker archive in the making.
 pub struct ImageArchiveWriter {
@@ -169,12 +174,14 @@ pub(super) struct LayerStream<'a> {
     pub(super) bytes: u64,
     /// Bytes that are not in `out` yet.
     buffer: Vec<u8>,
-    /// Paths of files that have several names, by inode.
-    linked: BTreeMap<u64, Vec<u8>>,
+    /// Paths of files that have several names, by inode and the time of its last change: inodes are used again.
+    linked: BTreeMap<(u64, u64, u64), Vec<u8>>,
     /// Bytes that there is room for in `linked`; later files are written once for each name.
     linked_room: usize,
     /// Files may change meanwhile: those that go are left out, and those that shrink end with zeros.
     is_live: bool,
+    /// Most bytes with which the content of a file may end.
+    room: u64,
 }
 
 impl<'a> LayerStream<'a> {
@@ -187,14 +194,16 @@ impl<'a> LayerStream<'a> {
             linked: BTreeMap::new(),
             linked_room: usize::MAX,
             is_live: false,
+            room: u64::MAX,
         }
     }
 
-    /// The stream of a directory that a container may change meanwhile, and fill with what it likes.
-    pub(super) fn of_live_tree(out: &'a mut File) -> Self {
+    /// The stream of a directory that a container may change meanwhile, and fill with what it likes. `room`: most bytes.
+    pub(super) fn of_live_tree(out: &'a mut File, room: u64) -> Self {
         Self {
             linked_room: PIECE_BYTES,
             is_live: true,
+            room,
             ..Self::new(Some(out))
         }
     }
@@ -215,7 +224,7 @@ impl<'a> LayerStream<'a> {
         let walked = walk_layer(root.into(), &mut |dir, name, path| match self
             .put_entry(dir, name, path)
         {
-            Err(e) if self.is_live && e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) if self.is_live && is_gone(&e) => Ok(None),
             put => put,
         });
         walked.map_err(|e| {
@@ -249,11 +258,17 @@ impl<'a> LayerStream<'a> {
             mtime: u64::try_from(stat.st_mtime).unwrap_or(0),
             ..TarHeader::default()
         };
+        let whole = |n: i64| u64::try_from(n).unwrap_or(0);
+        let link_key = (
+            stat.st_ino,
+            whole(stat.st_ctime.into()),
+            whole(stat.st_ctime_nsec.into()),
+        );
         let (mut inner, mut file) = (None, None);
         match tree::file_type(&stat) {
             SFlag::S_IFREG => {
                 if stat.st_nlink > 1
-                    && let Some(first) = self.linked.get(&stat.st_ino)
+                    && let Some(first) = self.linked.get(&link_key)
                 {
                     let further = TarHeader {
                         kind: b'1',
@@ -286,6 +301,11 @@ impl<'a> LayerStream<'a> {
             _ => return Ok(None),
         }
         let mut xattrs = read_sorted_xattrs(dir, name)?;
+        if self.is_live && xattrs.iter().any(|(name, _)| ELSEWHERE.contains(&&**name)) {
+            return Err(io::Error::other(
+                "overlayfs keeps its content under another name (redirect_dir, metacopy)",
+            ));
+        }
         xattrs.retain(|(name, _)| !name.starts_with(OVERLAY_XATTRS));
         let head = TarHeader {
             name: &path,
@@ -299,7 +319,7 @@ impl<'a> LayerStream<'a> {
             && let Some(room) = self.linked_room.checked_sub(path.len())
         {
             self.linked_room = room;
-            self.linked.insert(stat.st_ino, path.clone());
+            self.linked.insert(link_key, path.clone());
         }
         match &inner {
             None => self.put_content(file, head.size)?,
@@ -323,13 +343,12 @@ impl<'a> LayerStream<'a> {
         if size == 0 || self.out.is_none() {
             return Ok(None);
         }
-        let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-        let file = File::from(openat(dir, name, flags, Mode::empty())?);
-        // Another one has its name by now.
-        let is_file = file.metadata()?.is_file();
-        is_file
-            .then_some(Some(file))
-            .ok_or_else(|| io::ErrorKind::NotFound.into())
+        // Another one may have its name by now, and to open a device may change its state.
+        let found = open::open_entry(dir, Path::new(OsStr::from_bytes(name)), OFlag::O_PATH)?;
+        if !found.metadata()?.is_file() {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        open::reopen_regular(&found).map(Some)
     }
 
     /// Writes `size` bytes of a file, and zeros up to the end of the block. `None`: the bytes are only counted.
@@ -339,6 +358,13 @@ impl<'a> LayerStream<'a> {
             self.bytes += size + padding;
             return Ok(());
         };
+        if self
+            .room
+            .checked_sub(self.bytes)
+            .is_none_or(|room| room < size)
+        {
+            return Err(io::Error::other("no space for checkpoint"));
+        }
         let mut file = file.take(size);
         let mut piece = vec![0; PIECE_BYTES];
         // Bounded: by the size.
@@ -382,6 +408,21 @@ impl<'a> LayerStream<'a> {
         self.buffer.clear();
         Ok(())
     }
+}
+
+/// Returns true if an entry went, or another kind of entry has its name by now.
+fn is_gone(error: &io::Error) -> bool {
+    let gone = [
+        Errno::ENOENT,
+        Errno::ENOTDIR,
+        Errno::ELOOP,
+        Errno::ENXIO,
+        Errno::EINVAL,
+    ];
+    error.kind() == io::ErrorKind::NotFound
+        || gone
+            .iter()
+            .any(|&errno| error.raw_os_error() == Some(errno as i32))
 }
 
 fn pad_to_block(bytes: &mut Vec<u8>) {

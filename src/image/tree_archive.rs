@@ -17,13 +17,21 @@ use crate::api::tar_header::{TAR_END, TarHeader};
 /// A tar archive in the making. Its file can be read at any place.
 pub struct TreeArchiveWriter {
     out: File,
+    /// Most bytes of the whole archive.
+    room: u64,
 }
 
 impl TreeArchiveWriter {
-    /// Begins an archive.
+    /// Begins an archive of at most `room` bytes: a container may show more than it takes on the disk.
     #[must_use]
-    pub const fn new(out: File) -> Self {
-        Self { out }
+    pub const fn new(out: File, room: u64) -> Self {
+        Self { out, room }
+    }
+
+    /// The stream of what comes next.
+    fn stream(&mut self) -> io::Result<LayerStream<'_>> {
+        let room = self.room.saturating_sub(self.out.stream_position()?);
+        Ok(LayerStream::of_live_tree(&mut self.out, room))
     }
 
     /// Adds everything below a directory.
@@ -31,27 +39,27 @@ impl TreeArchiveWriter {
     /// # Errors
     /// An entry cannot be read, or the archive cannot be written.
     pub fn add_tree(&mut self, dir: &Path) -> Result<(), ImageError> {
-        let mut stream = LayerStream::of_live_tree(&mut self.out);
+        let stream = self.stream();
+        let mut stream = stream.map_err(ImageError::store_error("save", dir))?;
         stream.put_tree(dir)?;
         stream
             .flush_buffer()
             .map_err(ImageError::store_error("save", dir))
     }
 
-    /// Adds a file under another name.
+    /// Adds an open file.
     ///
     /// # Errors
     /// The file cannot be read, or the archive cannot be written.
-    pub fn add_file(&mut self, name: &str, path: &Path) -> Result<(), ImageError> {
-        let mut add = || {
-            let file = File::open(path)?;
+    pub fn add_file(&mut self, name: &str, file: File) -> Result<(), ImageError> {
+        let add = || {
             let size = file.metadata()?.len();
-            let mut stream = LayerStream::of_live_tree(&mut self.out);
+            let mut stream = self.stream()?;
             stream.put_bytes(&TarHeader::of_file(name.as_bytes(), size))?;
             stream.put_content(Some(file), size)?;
             stream.flush_buffer()
         };
-        add().map_err(ImageError::store_error("save", path))
+        add().map_err(ImageError::store_error("save", Path::new(name)))
     }
 
     /// Adds an archive of everything below the upper directory of an overlay. Whiteouts are in the form of image layers.
@@ -62,7 +70,7 @@ impl TreeArchiveWriter {
         let failed = |e| ImageError::store_error("save", dir)(e);
         // The size is known only behind the last entry: then the header is written once more.
         let begin = self.put_header(name).map_err(failed)?;
-        let mut stream = LayerStream::of_live_tree(&mut self.out);
+        let mut stream = self.stream().map_err(failed)?;
         stream.put_tree(dir)?;
         let ended = stream
             .put_bytes(&TAR_END)
@@ -138,10 +146,13 @@ mod tests {
         fs::write(scratch.join("log"), "a line\n").expect("log");
 
         let path = scratch.join("archive");
-        let mut writer = TreeArchiveWriter::new(File::create(&path).expect("archive"));
+        let mut writer = TreeArchiveWriter::new(File::create(&path).expect("archive"), 1 << 20);
         writer.add_overlay_diff("diff.tar", &upper).expect("diff");
         writer
-            .add_file("container.log", &scratch.join("log"))
+            .add_file(
+                "container.log",
+                File::open(scratch.join("log")).expect("log"),
+            )
             .expect("log");
         writer.add_tree(&upper.join("etc")).expect("tree");
         writer.finish_archive().expect("whole");
@@ -178,16 +189,37 @@ mod tests {
         let path = scratch.join("archive");
         fs::write(scratch.join("log"), "abc").expect("file");
         let mut out = File::create(&path).expect("archive");
-        let mut stream = LayerStream::of_live_tree(&mut out);
+        let mut stream = LayerStream::of_live_tree(&mut out, 1 << 20);
         let header = TarHeader::of_file(b"log", 200_000);
         stream.put_bytes(&header).expect("header");
         let log = File::open(scratch.join("log")).expect("file");
         stream.put_content(Some(log), 200_000).expect("content");
         stream.flush_buffer().expect("written");
-        TreeArchiveWriter::new(out).finish_archive().expect("whole");
+        TreeArchiveWriter::new(out, 0)
+            .finish_archive()
+            .expect("whole");
         let all = read_archive(&fs::read(&path).expect("archive"));
         let content = &all["log"].1;
         assert_eq!((&content[..3], content.len()), (&b"abc"[..], 200_000));
         assert!(content[3..].iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn what_takes_no_place_on_the_disk_does_not_fill_it() {
+        // CKPT-04
+        let scratch = TestDir::new("sparse");
+        let (tree, path) = (scratch.join("tree"), scratch.join("archive"));
+        fs::create_dir(&tree).expect("dir");
+        let file = File::create(tree.join("file")).expect("file");
+        for (size, fits) in [(4096, true), (1 << 40, false)] {
+            file.set_len(size).expect("holes");
+            let mut writer = TreeArchiveWriter::new(File::create(&path).expect("archive"), 65_536);
+            let added = writer.add_tree(&tree).map_err(|e| e.to_string());
+            match fits {
+                true => assert_eq!(added, Ok(())),
+                false => assert!(added.expect_err("too large").contains("no space")),
+            }
+            assert!(fs::metadata(&path).expect("archive").len() < 65_536);
+        }
     }
 }

@@ -145,6 +145,8 @@ fn page_disabled_refusal(page: &str) -> Refusal {
 
 /// Time for a checkpoint whose client sets none, as for other calls of a kubelet's runtime.
 const CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(120);
+/// Longest time for a checkpoint: meanwhile its container stands still, and others wait for their turn.
+const MAX_CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Makes a checkpoint; returns the path of its archive (SRV-14).
 async fn make_checkpoint(
@@ -162,7 +164,7 @@ async fn make_checkpoint(
     }
     let timeout = match request.query_number::<u32>("timeout")? {
         None | Some(0) => CHECKPOINT_TIMEOUT,
-        Some(seconds) => Duration::from_secs(seconds.into()),
+        Some(seconds) => Duration::from_secs(seconds.into()).min(MAX_CHECKPOINT_TIMEOUT),
     };
     let made = backend.checkpoint_container(pod, container, timeout).await;
     made.map_err(|why| {

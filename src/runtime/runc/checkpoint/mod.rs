@@ -29,7 +29,7 @@ use super::{
     record::{self, ContainerRecord},
 };
 use crate::{
-    api::{ContainerId, stats::StatsDetail},
+    api::{ContainerId, cri::NamespaceMode, stats::StatsDetail},
     cgroup::Cgroups,
     error::error_chain,
     image::TreeArchiveWriter,
@@ -39,7 +39,7 @@ use crate::{
         child::{self, ChildOutput, Command},
         clock, disk_usage, file,
         lane::run_on_fresh_thread,
-        remove,
+        open, remove,
     },
 };
 
@@ -96,6 +96,11 @@ impl Runc {
         if record.config.security.namespaces.users.is_some() {
             return refused("pods with a user namespace have no checkpoints".into());
         }
+        let shares = [NamespaceMode::Pod, NamespaceMode::Target];
+        if shares.contains(&record.config.security.namespaces.pid) {
+            // Meanwhile the group of a tracer would go on that is stopped while others are made beside it.
+            return refused("containers that share their processes have no checkpoints".into());
+        }
         if self.container_handler(id) == process::HANDLER {
             return refused("programs of the machine have no checkpoints".into());
         }
@@ -125,10 +130,11 @@ impl Runc {
         let prepared = self.disk.run_job(prepare).await;
         prepared.map_err(failed_at_step("make the directory of checkpoints"))?;
         let made = async {
-            self.demand_room(&record, &parent).await?;
+            let room = self.demand_room(&record, &parent).await?;
             self.dump_processes(&program, &record, &work, timeout)
                 .await?;
-            self.write_archive(&program, record, &work, location).await
+            self.write_archive(&program, record, &work, (location, room))
+                .await
         };
         let made = made.await;
         let removed = self.disk.run_job(move || remove::remove_path(&work)).await;
@@ -186,8 +192,8 @@ impl Runc {
     }
 
     /// Refuses a checkpoint that could fill the disk. Without a memory controller the container may have all memory that
-    /// is in use.
-    async fn demand_room(&self, record: &ContainerRecord, dir: &Path) -> Result<(), RuntimeError> {
+    /// is in use. Returns the bytes that it may take.
+    async fn demand_room(&self, record: &ContainerRecord, dir: &Path) -> Result<u64, RuntimeError> {
         let upper = self.container_dirs(&record.id).root.join("upper");
         let layer = disk_usage::measure_disk_usage(&self.disk, upper).await;
         let layer = layer.map_err(failed_at_step("count the container's files"))?;
@@ -201,8 +207,9 @@ impl Runc {
         ];
         let needed = needed.into_iter().fold(0, u64::saturating_add);
         let free = disk_usage::read_file_system(dir).map_err(failed_at_step("read free space"))?;
-        if rules::has_checkpoint_room(needed, free.available_bytes) {
-            return Ok(());
+        let room = rules::checkpoint_room(free.available_bytes);
+        if needed <= room {
+            return Ok(room);
         }
         Err(RuntimeError::Full(format!(
             "no space for checkpoint: it needs {needed} bytes, and may have a quarter of {} free bytes",
@@ -257,7 +264,7 @@ impl Runc {
         program: &OciRuntime,
         record: ContainerRecord,
         work: &Path,
-        location: &Path,
+        (location, room): (&Path, u64),
     ) -> Result<(), RuntimeError> {
         let dirs = self.container_dirs(&record.id);
         let state = shim::read_state(&dirs.run).ok().flatten();
@@ -286,12 +293,14 @@ impl Runc {
             let archive = work.join("archive");
             let mut options = OpenOptions::new();
             let out = options.write(true).create_new(true).mode(0o600);
-            let mut writer = TreeArchiveWriter::new(out.open(&archive)?);
+            let mut writer = TreeArchiveWriter::new(out.open(&archive)?, room);
             writer.add_tree(&all).map_err(io::Error::other)?;
-            let log = Path::new(&record.log);
-            if log.exists() {
-                let added = writer.add_file("container.log", log);
-                added.map_err(io::Error::other)?;
+            match open::open_log(Path::new(&record.log)) {
+                Ok(log) => {
+                    let added = writer.add_file("container.log", log);
+                    added.map_err(io::Error::other)?;
+                }
+                Err(e) => log::warn!("a checkpoint is without the log of its container: {e}"),
             }
             let added = writer.add_overlay_diff("rootfs-diff.tar", &dirs.root.join("upper"));
             added.map_err(io::Error::other)?;
@@ -323,10 +332,10 @@ fn describe_shim_files(run_dir: &Path) -> io::Result<String> {
         }
         let fdinfo = fs::read_to_string(shim.join("fdinfo").join(&name))?;
         if let Some(mount_id) = rules::parse_mount_id(&fdinfo) {
-            return Ok(rules::criu_configuration(mount_id, &inodes));
+            return Ok(rules::criu_configuration(Some((mount_id, &inodes))));
         }
     }
-    Ok(String::new())
+    Ok(rules::criu_configuration(None))
 }
 
 /// Makes the error of a failed dump: the words of the OCI runtime, and the last errors of CRIU.

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use crate::api::WallTime;
 
-/// Oldest CRIU that can make a checkpoint of a container in a pod: major and minor version.
-const MIN_CRIU: (u32, u32) = (3, 16);
+/// Oldest CRIU that need not lock the network, major and minor version: if an older one is killed, the pod has none any more.
+const MIN_CRIU: (u32, u32) = (3, 19);
 /// Reason of a machine that cannot make checkpoints, in the words that clients know.
 pub(super) const NO_CRIU: &str = "CRIU binary not found or too old (<31600)";
 /// Part of the free space that the memory and the files of a container may need, per cent.
@@ -88,9 +88,9 @@ pub(super) fn lacks_checkpoints(features: &Value) -> bool {
     features["annotations"][CHECKPOINT_ANNOTATION] == "false"
 }
 
-/// Returns true if a checkpoint of so many bytes leaves the machine enough room.
-pub(super) const fn has_checkpoint_room(needed_bytes: u64, free_bytes: u64) -> bool {
-    needed_bytes <= free_bytes / 100 * SPACE_PER_CENT
+/// Bytes that a checkpoint may take of the free ones.
+pub(super) const fn checkpoint_room(free_bytes: u64) -> u64 {
+    free_bytes / 100 * SPACE_PER_CENT
 }
 
 /// Finds the last errors in the end of CRIU's log: the very last one only says that it failed. Bounded, and without control
@@ -104,10 +104,15 @@ pub(super) fn find_last_errors(log: &str) -> String {
     text.chars().map(plain).take(MAX_REASON_BYTES).collect()
 }
 
-/// Makes CRIU's configuration: FIFOs of a shim are not the container's, so CRIU does not look for them in its mounts.
-pub(super) fn criu_configuration(mount_id: u32, inodes: &[u64]) -> String {
-    let line = |inode| format!("external file[{mount_id:x}:{inode:x}]\n");
-    inodes.iter().map(line).collect()
+/// Makes CRIU's configuration: FIFOs of a shim are not the container's, so CRIU does not look for them in its mounts. Rules
+/// that CRIU makes in the network of the pod would stay if it is killed.
+pub(super) fn criu_configuration(fifos: Option<(u32, &[u64])>) -> String {
+    let mut text = String::from("network-lock skip\n");
+    if let Some((mount_id, inodes)) = fifos {
+        let line = |inode| format!("external file[{mount_id:x}:{inode:x}]\n");
+        text.extend(inodes.iter().map(line));
+    }
+    text
 }
 
 /// Finds the mount of an open file in `/proc/PID/fdinfo/FD`.
@@ -127,9 +132,8 @@ mod tests {
         // CKPT-01
         for (text, able) in [
             ("Version: 4.2.1\nGitID: v4.2.1\n", true),
-            ("Version: 3.16\n", true),
-            ("Version: 3.17.1\n", true),
-            ("Version: 3.15\n", false),
+            ("Version: 3.19\n", true),
+            ("Version: 3.17.1\n", false),
             ("Version: 3\n", false),
             ("Version: 2.99\n", false),
             ("criu 4.2\n", false),
@@ -146,12 +150,13 @@ mod tests {
     #[test]
     fn a_quarter_of_the_free_space() {
         // CKPT-04
-        for (needed, free, fits) in [(250, 1000, true), (251, 1000, false), (0, 0, true)] {
-            assert_eq!(
-                has_checkpoint_room(needed, free),
-                fits,
-                "{needed} of {free}"
-            );
+        for (free, room) in [
+            (1000, 250),
+            (99, 0),
+            (0, 0),
+            (u64::MAX, u64::MAX / 100 * 25),
+        ] {
+            assert_eq!(checkpoint_room(free), room, "{free}");
         }
     }
 
@@ -172,8 +177,12 @@ mod tests {
         let fdinfo = "pos:\t0\nflags:\t0500002\nmnt_id:\t55\nino:\t7\n";
         assert_eq!(parse_mount_id(fdinfo), Some(55));
         assert_eq!(parse_mount_id("pos:\t0\n"), None);
-        let text = criu_configuration(55, &[10, 255]);
-        assert_eq!(text, "external file[37:a]\nexternal file[37:ff]\n");
+        let text = criu_configuration(Some((55, &[10, 255])));
+        assert_eq!(
+            text,
+            "network-lock skip\nexternal file[37:a]\nexternal file[37:ff]\n"
+        );
+        assert_eq!(criu_configuration(None), "network-lock skip\n");
     }
 
     #[test]
