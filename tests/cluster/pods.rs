@@ -295,7 +295,7 @@ fn resizes_end_as_asked(flags: &[&str], fields: &Value) {
     };
     let name = |n: usize| format!("web-{n}");
     for n in 0..count {
-        let made = pod(&name(n), spec(64, 100));
+        let made = pod(&name(n), spec(64, 60));
         server.create(&made).expect("create");
     }
     let first: Vec<_> = (0..count).map(|n| wait_ready(&server, &name(n))).collect();
@@ -325,10 +325,10 @@ fn resizes_end_as_asked(flags: &[&str], fields: &Value) {
         from[usize::try_from(next_random(&mut random) % below).expect("small")]
     };
     let all: Vec<u64> = (0..).take(count).collect();
-    let mut wanted = vec![(64, 100); count];
+    let mut wanted = vec![(64, 60); count];
     for n in 0..RESIZES_PER_POD * count {
         let at = usize::try_from(pick(&all)).expect("small");
-        let (mib, milli) = (pick(&[32, 48, 64, 96]), pick(&[100, 150, 200, 300]));
+        let (mib, milli) = (pick(&[32, 48, 64, 96]), pick(&[60, 70, 80, 90]));
         wanted[at] = (mib, milli);
         let patch = json!({"spec": spec(mib, milli)});
         server
