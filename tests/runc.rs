@@ -2202,6 +2202,16 @@ fn a_running_container_is_checkpointed() {
             assert_eq!((now.state, now.pid), expected, "{timeout:?}");
         }
         assert!(killed > 0);
+        // It would have shut the pod off from its network, and not let it in again.
+        let net = lab.dir.join("run/sandboxes").join(&*sandbox.id);
+        let net = format!("--net={}", net.join("ns/net").display());
+        let script = "iptables-save; ip6tables-save; nft list ruleset";
+        let rules = Command::new("nsenter")
+            .args([&*net, "sh", "-c", script])
+            .output();
+        let rules = rules.expect("nsenter").stdout;
+        let rules = String::from_utf8_lossy(&rules);
+        assert!(!rules.contains("CRIU"), "{rules}");
         runtime
             .stop_container(&busy, Duration::ZERO)
             .await
