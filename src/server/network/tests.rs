@@ -402,6 +402,7 @@ fn what_a_kubelet_has_for_people() {
             ),
             ("POST /checkpoint/ns/p/c", "c-120.tar"),
             ("POST /checkpoint/ns/p/c?timeout=0", "c-120.tar"),
+            ("POST /checkpoint/ns/p/c?timeout=4294967295", "c-3600.tar"),
         ] {
             let answer = world.ask(Some(&admin), page, "").await;
             assert!(answer.contains(says), "{answer}");
