@@ -108,6 +108,7 @@ mod tests {
 
     use super::super::tree;
     use super::*;
+    use crate::error::error_chain;
     use crate::sys::xattr;
     use crate::testing::TestDir;
 
@@ -214,7 +215,7 @@ mod tests {
         for (size, fits) in [(4096, true), (1 << 40, false)] {
             file.set_len(size).expect("holes");
             let mut writer = TreeArchiveWriter::new(File::create(&path).expect("archive"), 65_536);
-            let added = writer.add_tree(&tree).map_err(|e| e.to_string());
+            let added = writer.add_tree(&tree).map_err(|e| error_chain(&e));
             match fits {
                 true => assert_eq!(added, Ok(())),
                 false => assert!(added.expect_err("too large").contains("no space")),

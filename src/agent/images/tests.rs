@@ -453,14 +453,12 @@ fn records_of_pulls_are_private_and_hold_no_credential() {
     let [(_, pulling), (pulled_path, pulled)] = &texts[..] else {
         panic!("{texts:?}");
     };
-    assert_eq!(*pulling, json!({"v": 1, "image": PRIVATE}).to_string());
+    let value = |text: &str| serde_json::from_str::<serde_json::Value>(text).expect("JSON");
+    assert_eq!(value(pulling), json!({"v": 1, "image": PRIVATE}));
     let secret = json!({"uid": "u", "namespace": "ns", "name": "pull", "digest": "1"});
     let access = json!({"everybody": false, "secrets": [secret]});
     let whole = json!({"v": 1, "image": id, "imported": false, "repositories": {"registry.test/app": access}});
-    assert_eq!(
-        serde_json::from_str::<serde_json::Value>(pulled).expect("JSON"),
-        whole
-    );
+    assert_eq!(value(pulled), whole);
     // A record that says nothing, or that a later agent made, gives nobody a right.
     let mut later = whole;
     later["v"] = json!(2);
