@@ -258,7 +258,8 @@ impl<'a> LayerStream<'a> {
             mtime: u64::try_from(stat.st_mtime).unwrap_or(0),
             ..TarHeader::default()
         };
-        let whole = |n: i64| u64::try_from(n).unwrap_or(0);
+        // A tree that nobody changes has no file in the place of another.
+        let whole = |n: i64| u64::try_from(n).unwrap_or(0) * u64::from(self.is_live);
         let link_key = (
             stat.st_ino,
             whole(stat.st_ctime.into()),
@@ -363,7 +364,7 @@ impl<'a> LayerStream<'a> {
             .checked_sub(self.bytes)
             .is_none_or(|room| room < size)
         {
-            return Err(io::Error::other("no space for checkpoint"));
+            return Err(no_room());
         }
         let mut file = file.take(size);
         let mut piece = vec![0; PIECE_BYTES];
@@ -391,6 +392,9 @@ impl<'a> LayerStream<'a> {
 
     pub(super) fn put_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.bytes += bytes.len() as u64;
+        if self.bytes > self.room {
+            return Err(no_room());
+        }
         if self.out.is_some() {
             self.hash.update(bytes);
             self.buffer.extend_from_slice(bytes);
@@ -408,6 +412,10 @@ impl<'a> LayerStream<'a> {
         self.buffer.clear();
         Ok(())
     }
+}
+
+fn no_room() -> io::Error {
+    io::Error::other("no space for checkpoint")
 }
 
 /// Returns true if an entry went, or another kind of entry has its name by now.

@@ -27,6 +27,7 @@ use super::{
     not_found, process,
     program::{self, OciRuntime},
     record::{self, ContainerRecord},
+    tracers::may_trace,
 };
 use crate::{
     api::{ContainerId, cri::NamespaceMode, stats::StatsDetail},
@@ -97,9 +98,12 @@ impl Runc {
             return refused("pods with a user namespace have no checkpoints".into());
         }
         let shares = [NamespaceMode::Pod, NamespaceMode::Target];
-        if shares.contains(&record.config.security.namespaces.pid) {
+        let security = &record.config.security;
+        if shares.contains(&security.namespaces.pid) || may_trace(security) {
             // Meanwhile the group of a tracer would go on that is stopped while others are made beside it.
-            return refused("containers that share their processes have no checkpoints".into());
+            return refused(
+                "containers that share or may trace processes have no checkpoints".into(),
+            );
         }
         if self.container_handler(id) == process::HANDLER {
             return refused("programs of the machine have no checkpoints".into());
