@@ -8,6 +8,7 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::process::{Child, Stdio};
+use std::sync::mpsc;
 use std::thread;
 
 use picolet_test_apiserver::TestServer;
@@ -16,7 +17,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::containerd::daemon;
 use crate::held_port::held_port;
-use crate::host::{Host, able, sh, text, with};
+use crate::host::{Host, PATIENCE, able, sh, text, with};
 use crate::kubectl::{Kubectl, kubectls};
 use crate::pods::{cluster_with, finish, pod, wait_ready};
 
@@ -83,7 +84,7 @@ fn talks(flags: &[&str], fields: &Value) {
         piped(&kubectl, &host);
         copied(&kubectl, &dir);
         ports(&kubectl);
-        attached(&kubectl);
+        attached(&kubectl, if flags.is_empty() { 1 } else { 10 });
         assert_eq!(
             kubectl.ok(&["logs", "p", "-c", "talk", "--tail=1"]),
             "heard something\n"
@@ -217,14 +218,27 @@ fn ports(kubectl: &Kubectl) {
     assert!(nothing.is_empty(), "{}", text(&nothing));
 }
 
-fn attached(kubectl: &Kubectl) {
+/// Attaches to a container that answers each line. containerd may pass the first one on before it listens to the
+/// container: then only the log has the answer, and another line is needed.
+fn attached(kubectl: &Kubectl, lines: u32) {
     let mut command = kubectl.command(&["attach", "-i", "p", "-c", "talk"]);
     let mut child = Ended(command.stdin(Stdio::piped()).spawn().expect("kubectl"));
     let mut stdin = child.0.stdin.take().expect("stdin");
     let mut stdout = child.0.stdout.take().expect("stdout");
-    stdin.write_all(b"something\n").expect("write");
     let expected = b"heard something\n";
-    let mut got = vec![0; expected.len()];
-    stdout.read_exact(&mut got).expect("answer");
-    assert_eq!(got, expected);
+    let (told, heard) = mpsc::channel();
+    let reader = thread::spawn(move || {
+        let mut got = vec![0; expected.len()];
+        let read = stdout.read_exact(&mut got);
+        // Nobody listens any more if the test has failed.
+        let _ = told.send(read.map(|()| got));
+    });
+    let answer = (0..lines).find_map(|_| {
+        stdin.write_all(b"something\n").expect("write");
+        heard.recv_timeout(PATIENCE / lines).ok()
+    });
+    let answer = answer.expect("an answer in time").expect("an answer");
+    assert_eq!(answer, expected);
+    drop(child);
+    reader.join().expect("reader");
 }
