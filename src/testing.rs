@@ -48,3 +48,16 @@ impl Drop for TestDir {
         let _ = fs::remove_dir_all(&self.0);
     }
 }
+
+/// Writes a program that can be executed at once. Another process copies it: if this one wrote it, a child that another test
+/// forks meanwhile would hold the file open, and the kernel would execute it no more ("Text file busy").
+pub(crate) fn write_script(path: &Path, text: &str) {
+    let from = path.with_extension("text");
+    fs::write(&from, text).expect("script");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(&from, mode).expect("mode");
+    let mut copy = std::process::Command::new("cp");
+    let copied = copy.arg(&from).arg(path).status();
+    assert!(copied.expect("cp").success());
+    fs::remove_file(from).expect("script");
+}

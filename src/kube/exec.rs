@@ -314,8 +314,7 @@ mod tests {
             ("echo secret", Some("its answer is not valid")),
             ("head -c 400000 /dev/zero", Some("its answer is not valid")),
         ] {
-            fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("script");
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("script");
+            crate::testing::write_script(&path, &format!("#!/bin/sh\n{script}\n"));
             match (run_plugin(&plugin, &config), want) {
                 (Ok(answer), None) => assert_eq!(answer.token.as_deref(), Some("t")),
                 (Err(why), Some(want)) => {

@@ -767,9 +767,7 @@ fn a_plugin_knows_a_certificate() {
     fs::write(scratch.join("answer"), answer.to_string()).expect("answer");
     let plugin = scratch.join("plugin");
     let text = format!("#!/bin/sh\ncat {}\n", scratch.join("answer").display());
-    fs::write(&plugin, text).expect("plugin");
-    fs::set_permissions(&plugin, std::os::unix::fs::PermissionsExt::from_mode(0o755))
-        .expect("mode");
+    crate::testing::write_script(&plugin, &text);
     let user = format!(
         "exec: {{apiVersion: client.authentication.k8s.io/v1beta1, command: '{}'}}",
         plugin.display()

@@ -721,16 +721,7 @@ mod tests {
     use crate::testing::TestDir;
 
     fn script(path: &Path, text: &str) {
-        let from = path.with_extension("text");
-        fs::write(&from, format!("#!/bin/sh\n{text}\n")).expect("script");
-        fs::set_permissions(&from, fs::Permissions::from_mode(0o755)).expect("script");
-        // Another process copies the script. If this process wrote it, a child that another test forks meanwhile would
-        // hold the file open, and the script could not be executed.
-        let copied = std::process::Command::new("cp")
-            .arg(&from)
-            .arg(path)
-            .status();
-        assert!(copied.expect("cp").success());
+        crate::testing::write_script(path, &format!("#!/bin/sh\n{text}\n"));
     }
 
     fn users(node: &NodeCredentials, image: &str) -> Vec<String> {

@@ -422,9 +422,7 @@ fn machine_with_logs(dir: &TestDir, answer_time: Duration) -> NodeLogSettings {
          *) echo \"TZ=$TZ\" \"$@\"; echo error >&2; exit 1 ;;\nesac\n",
         dir.display()
     );
-    fs::write(&script, text).expect("script");
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    fs::set_permissions(&script, mode).expect("mode");
+    crate::testing::write_script(&script, &text);
     let logs = dir.join("log");
     fs::create_dir_all(logs.join("web")).expect("directory");
     for (file, text) in [

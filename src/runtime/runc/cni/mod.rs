@@ -1031,8 +1031,7 @@ mod tests {
                  [ $CNI_COMMAND = ADD ] && echo '{answer}'\nexit 0\n"
             );
             let path = self.dir.join("bin").join(name);
-            fs::write(&path, script).expect("plugin");
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("mode");
+            crate::testing::write_script(&path, &script);
         }
 
         fn log(&self) -> Vec<String> {
