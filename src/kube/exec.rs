@@ -224,8 +224,6 @@ pub(super) fn parse_plugin_output(
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-    use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
     use crate::testing::TestDir;

@@ -714,7 +714,6 @@ pub(in crate::image) mod fuzz {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
     use crate::net::proxies::ProxyVariables;

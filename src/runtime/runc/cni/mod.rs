@@ -965,7 +965,6 @@ pub(crate) mod fuzz {
 mod tests {
     use super::*;
     use crate::api::{PodUid, cri::PortMapping};
-    use std::os::unix::fs::PermissionsExt;
 
     /// A directory with plugins that are shell scripts and log their calls.
     struct Bench {
