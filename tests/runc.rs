@@ -2069,7 +2069,7 @@ fn read_archive(archive: impl Read) -> BTreeMap<String, Vec<u8>> {
 
 #[test]
 fn a_running_container_is_checkpointed() {
-    // CKPT-01 CKPT-02 CKPT-03 CKPT-04
+    // CKPT-01 CKPT-02 CKPT-03
     let Some(newer) = find_newer_programs() else {
         skipped!("a_running_container_is_checkpointed: no criu and runc in PICOLET_NEWER_PROGRAMS");
         return;

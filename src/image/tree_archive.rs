@@ -90,7 +90,7 @@ impl TreeArchiveWriter {
     /// Ends the archive, and waits until the disk has it.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The archive cannot be written.
     pub fn finish_archive(mut self) -> io::Result<()> {
         self.out.write_all(&TAR_END)?;
         self.out.sync_all()

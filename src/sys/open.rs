@@ -77,7 +77,7 @@ pub fn open_file_in_root(root: &Path, path: &Path) -> io::Result<File> {
 /// Opens a file for reading that was only found so far, if it is a regular one.
 ///
 /// # Errors
-/// It is not a regular one, or cannot be opened.
+/// The file is not regular, or cannot be opened.
 pub fn reopen_regular(found: &File) -> io::Result<File> {
     if !found.metadata()?.is_file() {
         let why = "not a regular file";
